@@ -1,0 +1,86 @@
+# make            the library and the command, in build/
+# make demo       shows the main job
+# make test       every test that needs no PyTorch
+# make lint       format, static analysis, house rules
+# make bench      ours beside the limits of this machine
+# make fuzz       fuzzes every parser for FUZZ_SECONDS each
+# make install    to PREFIX (/usr/local), with DESTDIR
+
+VERSION := 0.1.0
+SOVERSION := 0
+PREFIX ?= /usr/local
+CC ?= gcc
+BUILD := build
+
+ROOMS := base layout plan move
+LIB_SRC := $(foreach room,$(ROOMS),$(sort $(wildcard src/$(room)/*.c)))
+CLI_SRC := $(sort $(wildcard src/cli/*.c))
+
+CPPFLAGS += -Iinclude $(addprefix -Isrc/,$(ROOMS)) -D_GNU_SOURCE -DRSD_VERSION='"$(VERSION)"'
+WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wpedantic -Wstrict-prototypes -Wmissing-prototypes \
+            -Wvla -Wpointer-arith -Wcast-qual -Wformat=2
+CFLAGS ?= -O2 -g
+ALL_CFLAGS := -std=c11 -ffp-contract=off $(WARNINGS)
+LDLIBS += -lpthread
+
+.PHONY: all demo test lint bench fuzz install clean
+all: $(BUILD)/libreshard.a $(BUILD)/libreshard.so $(BUILD)/reshard.pc $(BUILD)/reshard
+
+include tools/variants.mk
+
+# ---- the library ----
+
+$(BUILD)/symbols: include/reshard.h tools/symbols.sh
+	@mkdir -p $(@D)
+	tools/symbols.sh $< > $@
+
+$(BUILD)/reshard.map: $(BUILD)/symbols
+	(echo "RESHARD_$(SOVERSION) {"; echo "global:"; sed 's/.*/    &;/' $<; echo "local:"; echo "    *;"; echo "};") > $@
+
+# One object in which only the header's symbols are visible: the rooms' own names stay inside.
+$(BUILD)/libreshard.a: $(LIB_OBJ) $(BUILD)/symbols
+	$(LD) -r -o $(BUILD)/reshard.o $(LIB_OBJ)
+	objcopy --keep-global-symbols=$(BUILD)/symbols $(BUILD)/reshard.o
+	rm -f $@
+	$(AR) rcs $@ $(BUILD)/reshard.o
+
+$(BUILD)/libreshard.so.$(VERSION): $(LIB_OBJ) $(BUILD)/reshard.map
+	$(CC) -shared -Wl,-soname,libreshard.so.$(SOVERSION) -Wl,--version-script=$(BUILD)/reshard.map \
+	    $(LDFLAGS) -o $@ $(LIB_OBJ) $(LDLIBS)
+
+$(BUILD)/libreshard.so: $(BUILD)/libreshard.so.$(VERSION)
+	ln -sf libreshard.so.$(VERSION) $(BUILD)/libreshard.so.$(SOVERSION)
+	ln -sf libreshard.so.$(SOVERSION) $@
+
+$(BUILD)/reshard.pc: tools/reshard.pc.in
+	@mkdir -p $(@D)
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' $< > $@
+
+$(BUILD)/reshard: $(CLI_OBJ) $(BUILD)/libreshard.a
+	$(CC) $(LDFLAGS) -o $@ $(CLI_OBJ) $(BUILD)/libreshard.a $(LDLIBS)
+
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	install -m 755 $(BUILD)/reshard $(DESTDIR)$(PREFIX)/bin/
+	install -m 644 include/reshard.h $(DESTDIR)$(PREFIX)/include/
+	install -m 644 $(BUILD)/libreshard.a $(DESTDIR)$(PREFIX)/lib/
+	install -m 755 $(BUILD)/libreshard.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/
+	ln -sf libreshard.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libreshard.so.$(SOVERSION)
+	ln -sf libreshard.so.$(SOVERSION) $(DESTDIR)$(PREFIX)/lib/libreshard.so
+	install -m 644 $(BUILD)/reshard.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
+
+# ---- tests ----
+
+include tests/tests.mk
+include fuzz/fuzz.mk
+include bench/bench.mk
+
+demo: all
+	@tools/demo.sh $(BUILD)/reshard
+
+lint:
+	@tools/need.sh clang-format:clang-format clang-tidy:clang-tidy cppcheck:cppcheck
+	@tools/lint.sh
+
+clean:
+	rm -rf $(BUILD)

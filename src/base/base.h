@@ -1,0 +1,161 @@
+/* base.h - the door of base: what every other line relies on.
+ *
+ * Statuses and the last error, checked arithmetic, the only malloc, text that grows, a hash, dtypes
+ * and the thread pool. Base has never heard of tensors.
+ */
+#ifndef BASE_H
+#define BASE_H
+
+#include "reshard.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- status.c ---- */
+
+/* Sets the last error of this thread and returns status: the place where a failure is known says so
+ * once, everyone above returns the code unchanged. */
+rsd_status fail(rsd_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Puts what a caller knows in front of the last error: "w1: " + "shape differs ...". */
+rsd_status fail_in(rsd_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* An options or report struct begins with its size, so that it can grow: checks that the caller's
+ * is one we know. */
+rsd_status check_struct(const char *name, size_t given, size_t known);
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        rsd_status status_ = (call);                                                               \
+        if (status_ != RSD_OK)                                                                     \
+            return status_;                                                                        \
+    } while (0)
+
+/* ---- arithmetic ---- */
+
+static inline bool add_i64(int64_t a, int64_t b, int64_t *sum)
+{
+    return !__builtin_add_overflow(a, b, sum);
+}
+
+static inline bool mul_i64(int64_t a, int64_t b, int64_t *product)
+{
+    return !__builtin_mul_overflow(a, b, product);
+}
+
+static inline int64_t min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t max_i64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t clamp_i64(int64_t value, int64_t lo, int64_t hi)
+{
+    return value < lo ? lo : value > hi ? hi : value;
+}
+
+/* Rounded up; n >= 0, m >= 1. */
+static inline int64_t ceil_div(int64_t n, int64_t m)
+{
+    return n / m + (n % m != 0);
+}
+
+static inline void copy_i64s(int64_t *to, const int64_t *from, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        to[i] = from[i];
+}
+
+/* For what is const to everyone but its owner: reference counts, memory about to be freed. */
+static inline void *without_const(const void *owned)
+{
+    return (void *)(uintptr_t)owned;
+}
+
+/* ---- memory.c: the only malloc ---- */
+
+/* Zeroed memory for count elements; NULL with ENOMEM set. A count of 0 gives a valid pointer. */
+void *mem_new(size_t count, size_t nbytes_each);
+
+/* Makes room for at least `need` elements in *list, doubling *capacity. */
+rsd_status mem_reserve(void **list, size_t *capacity, size_t need, size_t nbytes_each);
+
+/* A copy of count elements. */
+void *mem_copy(const void *from, size_t count, size_t nbytes_each);
+
+void mem_free(void *memory);
+
+/* ---- text.c: text that grows ---- */
+
+/* Starts as {0}. The first failure is kept, so a writer may check once, in text_take. */
+struct text {
+    char *chars;
+    size_t length, capacity;
+    bool failed;
+};
+
+void text_add(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Hands the text to the caller, to be given back by rsd_free. */
+rsd_status text_take(struct text *text, char **chars);
+void text_drop(struct text *text);
+
+/* ---- hash.c: 128 bits for telling things apart, not against malice ---- */
+
+struct hash {
+    uint64_t a, b;
+};
+
+void hash_start(struct hash *hash, const char *what);
+void hash_i64(struct hash *hash, int64_t value);
+void hash_i64s(struct hash *hash, const int64_t *values, size_t count);
+void hash_i32s(struct hash *hash, const int32_t *values, size_t count);
+void hash_text(struct hash hash, char hex[RSD_DIGEST_NCHARS]);
+
+/* ---- dtype.c ---- */
+
+/* Whether values of a dtype can be combined by a reduction. */
+bool dtype_reduces(rsd_dtype dtype, rsd_reduce reduce);
+
+/* ---- half.c ---- */
+
+float f32_from_f16(uint16_t half);
+float f32_from_bf16(uint16_t half);
+uint16_t f16_from_f32(float value);
+uint16_t bf16_from_f32(float value);
+
+/* ---- pool.c ---- */
+
+/* Called once for every index in [0, count), in any order, on several threads at once. */
+typedef void pool_work(void *context, int64_t index);
+
+/* Does all of it on the calling thread and on threads of the pool, and returns when it is done.
+ * A NULL pool is the calling thread alone. */
+void pool_run(rsd_pool *pool, int64_t count, pool_work *work, void *context);
+
+/* The same in two halves: the pool works, the caller goes on. The job belongs to the caller and may
+ * be used again once it has been waited for. */
+struct pool_job {
+    pool_work *work;
+    void *context;
+    int64_t count;
+    _Atomic int64_t next; /* the next index to take */
+    int32_t places;   /* how many more threads may join; this and below: under the pool's lock */
+    int32_t attached; /* threads that are at it */
+    bool queued;
+    struct pool_job *behind;
+};
+void pool_start(rsd_pool *pool, struct pool_job *job, int64_t count, pool_work *work,
+                void *context);
+void pool_wait(rsd_pool *pool, struct pool_job *job);
+
+/* How many threads a job of this pool may use: 1 for NULL. */
+int32_t pool_nthreads(const rsd_pool *pool);
+
+#endif

@@ -1,0 +1,49 @@
+/* hash.c - 128 bits that tell plans apart: two lanes, each word multiplied and folded into both.
+ *
+ * Values are hashed as numbers, so the result does not depend on the byte order of the machine.
+ */
+#include "base.h"
+
+#include <stdio.h>
+
+__extension__ typedef unsigned __int128 u128;
+
+static uint64_t fold(uint64_t x, uint64_t y)
+{
+    u128 product = (u128)x * y;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+void hash_i64(struct hash *hash, int64_t value)
+{
+    uint64_t word = (uint64_t)value;
+    hash->a = fold(hash->a ^ word ^ 0x9e3779b97f4a7c15u, 0xd6e8feb86659fd93u) + hash->b;
+    hash->b = fold(hash->b ^ (word + 0x2545f4914f6cdd1du), 0xa0761d6478bd642fu) ^ (hash->a >> 17);
+}
+
+void hash_i64s(struct hash *hash, const int64_t *values, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        hash_i64(hash, values[i]);
+}
+
+void hash_i32s(struct hash *hash, const int32_t *values, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        hash_i64(hash, values[i]);
+}
+
+void hash_start(struct hash *hash, const char *what)
+{
+    *hash = (struct hash){0x243f6a8885a308d3u, 0x13198a2e03707344u};
+    for (; *what; what++)
+        hash_i64(hash, (unsigned char)*what);
+}
+
+void hash_text(struct hash hash, char hex[RSD_DIGEST_NCHARS])
+{
+    for (int round = 0; round < 4; round++)
+        hash_i64(&hash, round);
+    snprintf(hex, RSD_DIGEST_NCHARS, "%016llx%016llx", (unsigned long long)hash.a,
+             (unsigned long long)hash.b);
+}

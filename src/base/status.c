@@ -1,0 +1,81 @@
+/* status.c - what went wrong: a code to return and one line per thread with the values. */
+#include "base.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { ERROR_NCHARS = 1024 };
+
+static _Thread_local char last_error[ERROR_NCHARS];
+
+const char *rsd_error(void)
+{
+    return last_error;
+}
+
+const char *rsd_version(void)
+{
+    return RSD_VERSION;
+}
+
+const char *rsd_status_name(rsd_status status)
+{
+    switch (status) {
+    case RSD_OK:
+        return "OK";
+    case RSD_EINVAL:
+        return "EINVAL";
+    case RSD_EMISMATCH:
+        return "EMISMATCH";
+    case RSD_ELIMIT:
+        return "ELIMIT";
+    case RSD_EEXIST:
+        return "EEXIST";
+    case RSD_ECANCELLED:
+        return "ECANCELLED";
+    case RSD_ENOMEM:
+        return "ENOMEM";
+    case RSD_EIO:
+        return "EIO";
+    case RSD_EFORMAT:
+        return "EFORMAT";
+    case RSD_EUNSUPPORTED:
+        return "EUNSUPPORTED";
+    case RSD_EPEER:
+        return "EPEER";
+    case RSD_ETIMEOUT:
+        return "ETIMEOUT";
+    }
+    return "unknown status";
+}
+
+rsd_status fail(rsd_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(last_error, sizeof last_error, format, args);
+    va_end(args);
+    return status;
+}
+
+rsd_status fail_in(rsd_status status, const char *format, ...)
+{
+    char before[ERROR_NCHARS];
+    memcpy(before, last_error, sizeof before);
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(last_error, sizeof last_error, format, args);
+    va_end(args);
+    if (length >= 0 && (size_t)length < sizeof last_error)
+        snprintf(last_error + length, sizeof last_error - (size_t)length, "%s", before);
+    return status;
+}
+
+rsd_status check_struct(const char *name, size_t given, size_t known)
+{
+    if (given != known)
+        return fail(RSD_EINVAL, "%s.struct_nbytes is %zu, should be sizeof(%s) = %zu", name, given,
+                    name, known);
+    return RSD_OK;
+}

@@ -1,0 +1,47 @@
+/* text.c - text that grows, for messages and JSON that have no fixed length. */
+#include "base.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+void text_add(struct text *text, const char *format, ...)
+{
+    if (text->failed)
+        return;
+    for (;;) {
+        size_t room = text->capacity - text->length;
+        va_list args;
+        va_start(args, format);
+        int length = vsnprintf(room ? text->chars + text->length : NULL, room, format, args);
+        va_end(args);
+        if (length >= 0 && (size_t)length < room) {
+            text->length += (size_t)length;
+            return;
+        }
+        void *chars = text->chars;
+        if (length < 0 ||
+            mem_reserve(&chars, &text->capacity, text->length + (size_t)length + 1, 1)) {
+            text->failed = true;
+            return;
+        }
+        text->chars = chars;
+    }
+}
+
+rsd_status text_take(struct text *text, char **chars)
+{
+    text_add(text, "%s", "");
+    if (text->failed) {
+        text_drop(text);
+        return fail(RSD_ENOMEM, "no memory for text");
+    }
+    *chars = text->chars;
+    *text = (struct text){0};
+    return RSD_OK;
+}
+
+void text_drop(struct text *text)
+{
+    mem_free(text->chars);
+    *text = (struct text){0};
+}

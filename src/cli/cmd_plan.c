@@ -1,0 +1,186 @@
+/* cmd_plan.c - `reshard plan`: what a move between two layouts would do. */
+#include "cli.h"
+
+#include <getopt.h>
+#include <stdlib.h>
+
+static const char help[] =
+    "usage: reshard plan [options] 'PROBLEM'\n"
+    "\n"
+    "Says what a move between two layouts would do: bytes, messages, who sends to whom, and how\n"
+    "close that is to the least possible. Nothing is moved. A problem is one line:\n"
+    "\n"
+    "  reshard plan 'f32[4096,4096] : 2x4:S0,S1 -> 8:S1'\n"
+    "\n"
+    "  --json                one JSON object\n"
+    "  --pairs, --ranks      with the bytes between every pair, with the totals of every rank\n"
+    "  --pieces              every piece, one JSON object a line, and nothing else\n"
+    "  --rank N              with --pieces: only what rank N gets or gives\n"
+    "  --ranks-per-node N    ranks 0..N-1 share a node, and so on: count what crosses\n"
+    "  --no-picture          text without the picture\n"
+    "  -h, --help\n";
+
+struct request {
+    const char *problem;
+    bool json, pieces, no_picture;
+    int32_t flags;
+    long long rank, ranks_per_node; /* -1, 0: not given */
+};
+
+enum { JSON = 256, PAIRS, RANKS, PIECES, RANK, RANKS_PER_NODE, NO_PICTURE };
+
+static const struct option options[] = {
+    {"json", no_argument, NULL, JSON},
+    {"pairs", no_argument, NULL, PAIRS},
+    {"ranks", no_argument, NULL, RANKS},
+    {"pieces", no_argument, NULL, PIECES},
+    {"rank", required_argument, NULL, RANK},
+    {"ranks-per-node", required_argument, NULL, RANKS_PER_NODE},
+    {"no-picture", no_argument, NULL, NO_PICTURE},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
+/* -1: go on; else the code to exit with. */
+static int read_options(int argc, char **argv, struct request *request)
+{
+    opterr = 0;
+    for (int option; (option = getopt_long(argc, argv, ":h", options, NULL)) != -1;)
+        switch (option) {
+        case 'h':
+            return show_help(help);
+        case JSON:
+            request->json = true;
+            request->flags |= RSD_EXPLAIN_JSON;
+            break;
+        case PAIRS:
+            request->flags |= RSD_EXPLAIN_PAIRS;
+            break;
+        case RANKS:
+            request->flags |= RSD_EXPLAIN_RANKS;
+            break;
+        case PIECES:
+            request->pieces = true;
+            break;
+        case NO_PICTURE:
+            request->no_picture = true;
+            break;
+        case RANK:
+            if (!parse_number(optarg, 0, INT32_MAX, &request->rank))
+                return complain("plan", EXIT_USAGE, "--rank %s: a rank is needed", optarg);
+            break;
+        case RANKS_PER_NODE:
+            if (!parse_number(optarg, 1, INT32_MAX, &request->ranks_per_node))
+                return complain("plan", EXIT_USAGE, "--ranks-per-node %s: at least 1 is needed",
+                                optarg);
+            break;
+        case ':':
+            return complain("plan", EXIT_USAGE, "%s needs a value", argv[optind - 1]);
+        default:
+            return complain("plan", EXIT_USAGE, "unknown option '%s'; see reshard plan --help",
+                            argv[optind - 1]);
+        }
+    if (optind + 1 != argc)
+        return complain("plan", EXIT_USAGE,
+                        "one problem is needed, in quotes; see reshard plan --help");
+    request->problem = argv[optind];
+    return -1;
+}
+
+static void print_list(const char *name, int32_t n, const int64_t *values)
+{
+    printf(", \"%s\": [", name);
+    for (int32_t i = 0; i < n; i++)
+        printf("%s%lld", i ? ", " : "", (long long)values[i]);
+    putchar(']');
+}
+
+static void print_piece(const rsd_piece *piece)
+{
+    printf("{\"from\": %d, \"to\": %d, \"stage\": %d, \"op\": \"%s\"", (int)piece->from,
+           (int)piece->to, (int)piece->stage, piece->reduce ? "reduce" : "copy");
+    print_list("lo", piece->box.ndim, piece->box.lo);
+    print_list("len", piece->box.ndim, piece->box.len);
+    printf(", \"bytes\": %lld}\n", (long long)piece->nbytes);
+}
+
+/* What a rank gets from itself is walked on both sides, and printed once. */
+static rsd_status print_side(const rsd_plan *plan, int32_t rank, rsd_side side)
+{
+    rsd_cursor *cursor;
+    const rsd_piece *piece;
+    rsd_status status = rsd_plan_walk(plan, rank, side, &cursor);
+    if (status)
+        return status;
+    while (!(status = rsd_cursor_next(cursor, &piece)) && piece && !ferror(stdout))
+        if (side == RSD_RECEIVES || piece->from != piece->to)
+            print_piece(piece);
+    rsd_cursor_free(cursor);
+    return status;
+}
+
+static rsd_status print_pieces(const rsd_plan *plan, long long rank)
+{
+    if (rank < 0)
+        return print_side(plan, RSD_EVERY_RANK, RSD_RECEIVES);
+    rsd_status status = print_side(plan, (int32_t)rank, RSD_RECEIVES);
+    return status ? status : print_side(plan, (int32_t)rank, RSD_SENDS);
+}
+
+static rsd_status print_plan(const rsd_plan *plan, const struct request *request)
+{
+    if (request->pieces)
+        return print_pieces(plan, request->rank);
+    char *text;
+    rsd_status status = rsd_plan_explain(plan, request->flags, &text);
+    if (status)
+        return status;
+    fputs(text, stdout);
+    rsd_free(text);
+    if (request->json)
+        putchar('\n');
+    else if (!request->no_picture)
+        status = draw_traffic(stdout, plan);
+    return status;
+}
+
+static rsd_status plan_on_nodes(const rsd_layout *src, const rsd_layout *dst,
+                                long long ranks_per_node, rsd_plan **plan)
+{
+    if (ranks_per_node == 0)
+        return rsd_plan_new(src, dst, NULL, plan);
+    int64_t world = rsd_layout_world(src) > rsd_layout_world(dst) ? rsd_layout_world(src)
+                                                                  : rsd_layout_world(dst);
+    int32_t *node_of = calloc((size_t)world + 1, sizeof *node_of);
+    if (!node_of)
+        return RSD_ENOMEM;
+    for (int64_t rank = 0; rank < world; rank++)
+        node_of[rank] = (int32_t)(rank / ranks_per_node);
+    rsd_plan_options on_nodes = {
+        .struct_nbytes = sizeof on_nodes, .nranks = world, .node_of = node_of};
+    rsd_status status = rsd_plan_new(src, dst, &on_nodes, plan);
+    free(node_of);
+    return status;
+}
+
+int command_plan(int argc, char **argv)
+{
+    struct request request = {.rank = -1};
+    int code = read_options(argc, argv, &request);
+    if (code >= 0)
+        return code;
+    rsd_layout *src, *dst;
+    rsd_status status = rsd_problem_parse(request.problem, &src, &dst);
+    if (status == RSD_EINVAL)
+        return complain("plan", EXIT_USAGE, "%s", rsd_error());
+    if (status)
+        return complain_status("plan", status);
+    rsd_plan *plan = NULL;
+    status = plan_on_nodes(src, dst, request.ranks_per_node, &plan);
+    if (!status)
+        status = print_plan(plan, &request);
+    rsd_plan_free(plan);
+    rsd_layout_free(src);
+    rsd_layout_free(dst);
+    return status ? complain_status("plan", status) : EXIT_YES;
+}

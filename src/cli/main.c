@@ -1,0 +1,125 @@
+/* main.c - the command: finds the verb, and what all verbs share. */
+#include "cli.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *verb;
+    int (*run)(int argc, char **argv);
+    const char *does;
+} commands[] = {
+    {"plan", command_plan, "say what a move between two layouts would do"},
+};
+
+enum { NCOMMANDS = sizeof commands / sizeof *commands };
+
+int complain(const char *verb, int code, const char *format, ...)
+{
+    fprintf(stderr, "reshard%s%s: ", verb ? " " : "", verb ? verb : "");
+    va_list args;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    return code;
+}
+
+static int code_of(rsd_status status)
+{
+    switch (status) {
+    case RSD_OK:
+        return EXIT_YES;
+    case RSD_EFORMAT:
+        return EXIT_UNREADABLE;
+    case RSD_ENOMEM:
+    case RSD_EIO:
+    case RSD_EPEER:
+    case RSD_ETIMEOUT:
+        return EXIT_IO;
+    case RSD_ECANCELLED:
+        return EXIT_INTERRUPTED;
+    case RSD_EINVAL:
+    case RSD_EMISMATCH:
+    case RSD_ELIMIT:
+    case RSD_EEXIST:
+    case RSD_EUNSUPPORTED:
+        break;
+    }
+    return EXIT_CANNOT;
+}
+
+int complain_status(const char *verb, rsd_status status)
+{
+    return complain(verb, code_of(status), "%s", rsd_error());
+}
+
+int show_help(const char *help)
+{
+    fputs(help, stdout);
+    return EXIT_YES;
+}
+
+bool parse_number(const char *text, long long least, long long most, long long *value)
+{
+    char *end;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (errno || end == text || *end || number < least || number > most)
+        return false;
+    *value = number;
+    return true;
+}
+
+static int help(FILE *out, int code)
+{
+    fputs("usage: reshard VERB ...\n\n"
+          "Moves any sharded tensor from any layout to any other.\n\n",
+          out);
+    for (size_t i = 0; i < NCOMMANDS; i++)
+        fprintf(out, "  %-10s %s\n", commands[i].verb, commands[i].does);
+    fputs("\n`reshard VERB --help` says more; `reshard --version` says which version this is.\n",
+          out);
+    return code;
+}
+
+/* People write long options with underscores too. */
+static void accept_underscores(int argc, char **argv)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strncmp(argv[i], "--", 2) == 0)
+            for (char *c = argv[i]; *c && *c != '='; c++)
+                if (*c == '_')
+                    *c = '-';
+}
+
+static int run(int argc, char **argv)
+{
+    if (argc < 2)
+        return help(stderr, EXIT_USAGE);
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
+        return help(stdout, EXIT_YES);
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("reshard %s\n", rsd_version());
+        return EXIT_YES;
+    }
+    accept_underscores(argc, argv);
+    for (size_t i = 0; i < NCOMMANDS; i++)
+        if (strcmp(argv[1], commands[i].verb) == 0)
+            return commands[i].run(argc - 1, argv + 1);
+    return complain(NULL, EXIT_USAGE, "no verb is called '%s'; `reshard --help` lists them",
+                    argv[1]);
+}
+
+int main(int argc, char **argv)
+{
+    int code = run(argc, argv);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        if (errno != EPIPE)
+            complain(NULL, EXIT_IO, "standard output: %s", strerror(errno));
+        return code == EXIT_YES ? EXIT_IO : code;
+    }
+    return code;
+}

@@ -1,0 +1,356 @@
+/* ask.c - what can be asked of a layout: its places, boxes and arrays. */
+#include "layout.h"
+
+#include <string.h>
+
+rsd_dtype rsd_layout_dtype(const rsd_layout *layout)
+{
+    return layout->dtype;
+}
+
+int32_t rsd_layout_ndim(const rsd_layout *layout)
+{
+    return layout->ndim;
+}
+
+const int64_t *rsd_layout_shape(const rsd_layout *layout)
+{
+    return layout->shape;
+}
+
+const rsd_mesh *rsd_layout_mesh(const rsd_layout *layout)
+{
+    return layout->mesh;
+}
+
+int64_t rsd_layout_world(const rsd_layout *layout)
+{
+    int64_t narrays = rsd_layout_narrays(layout);
+    return narrays ? (int64_t)layout_array_rank(layout, narrays - 1) + 1 : 0;
+}
+
+rsd_status rsd_layout_placement(const rsd_layout *layout, int32_t axis, rsd_placement *placement)
+{
+    if (!layout->mesh)
+        return fail(RSD_EINVAL, "a layout of explicit boxes has no placements");
+    if (axis < 0 || axis >= layout->mesh->naxes)
+        return fail(RSD_EINVAL, "axis %d of a mesh with %d axes", (int)axis,
+                    (int)layout->mesh->naxes);
+    *placement = layout->placements[axis];
+    return RSD_OK;
+}
+
+int32_t rsd_layout_axes(const rsd_layout *layout, int32_t dim, int32_t *axes)
+{
+    if (dim < 0 || dim >= layout->ndim)
+        return 0;
+    for (int32_t k = 0; k < layout->naxes_of[dim]; k++)
+        axes[k] = layout->axes_of[dim][k];
+    return layout->naxes_of[dim];
+}
+
+/* ---- places ---- */
+
+int64_t rsd_layout_nplaces(const rsd_layout *layout)
+{
+    return layout->mesh ? layout->mesh->nranks : layout->nboxes;
+}
+
+rsd_status rsd_layout_rank_at(const rsd_layout *layout, int64_t position, int32_t *rank)
+{
+    int64_t nplaces = rsd_layout_nplaces(layout);
+    if (position < 0 || position >= nplaces)
+        return fail(RSD_EINVAL, "position %lld of a layout with %lld places", (long long)position,
+                    (long long)nplaces);
+    if (layout->mesh)
+        *rank = mesh_rank_at(layout->mesh, position);
+    else
+        *rank = (layout->place_ranks ? layout->place_ranks : layout->box_ranks)[position];
+    return RSD_OK;
+}
+
+rsd_status rsd_layout_position(const rsd_layout *layout, int32_t rank, int64_t *position)
+{
+    int64_t found = -1;
+    if (layout->mesh) {
+        found = mesh_position_of(layout->mesh, rank);
+    } else {
+        const int32_t *ranks = layout->place_ranks ? layout->place_ranks : layout->box_ranks;
+        for (int64_t i = 0; i < layout->nboxes && found < 0; i++)
+            if (ranks[i] == rank)
+                found = i;
+    }
+    if (found < 0)
+        return fail(RSD_EINVAL, "rank %d has no place in the layout", (int)rank);
+    *position = found;
+    return RSD_OK;
+}
+
+/* ---- arrays ---- */
+
+int64_t rsd_layout_narrays(const rsd_layout *layout)
+{
+    return layout->mesh ? layout->mesh->nranks : layout->nboxes;
+}
+
+int32_t layout_array_rank(const rsd_layout *layout, int64_t array)
+{
+    if (layout->mesh)
+        return mesh_rank_at(layout->mesh, mesh_position_of_array(layout->mesh, array));
+    return layout->box_ranks[array];
+}
+
+void layout_array_shape(const rsd_layout *layout, int64_t array, int64_t *shape)
+{
+    if (!layout->mesh) {
+        for (int32_t d = 0; d < layout->ndim; d++)
+            shape[d] = layout_box_len(layout, array)[d];
+        return;
+    }
+    int64_t position = mesh_position_of_array(layout->mesh, array);
+    for (int32_t d = 0; d < layout->ndim; d++)
+        shape[d] = cuts_extent_of(&layout->cuts[d], position);
+}
+
+rsd_status rsd_layout_array(const rsd_layout *layout, int64_t index, rsd_array *array)
+{
+    int64_t narrays = rsd_layout_narrays(layout);
+    if (index < 0 || index >= narrays)
+        return fail(RSD_EINVAL, "array %lld of a layout with %lld arrays", (long long)index,
+                    (long long)narrays);
+    *array = (rsd_array){.rank = layout_array_rank(layout, index), .ndim = layout->ndim};
+    layout_array_shape(layout, index, array->shape);
+    array->nbytes =
+        (size_t)box_volume(layout->ndim, array->shape) * rsd_dtype_nbytes(layout->dtype);
+    return RSD_OK;
+}
+
+static int64_t first_box_at_least(const rsd_layout *layout, int32_t rank)
+{
+    int64_t lo = 0, hi = layout->nboxes;
+    while (lo < hi) {
+        int64_t middle = lo + (hi - lo) / 2;
+        if (layout->box_ranks[middle] < rank)
+            lo = middle + 1;
+        else
+            hi = middle;
+    }
+    return lo;
+}
+
+void rsd_layout_arrays_of(const rsd_layout *layout, int32_t rank, int64_t *first, int64_t *count)
+{
+    *first = *count = 0;
+    if (rank < 0)
+        return;
+    if (layout->mesh) {
+        int64_t position = mesh_position_of(layout->mesh, rank);
+        if (position >= 0) {
+            *first = mesh_array_at(layout->mesh, position);
+            *count = 1;
+        }
+        return;
+    }
+    *first = first_box_at_least(layout, rank);
+    int64_t end = *first;
+    while (end < layout->nboxes && layout->box_ranks[end] == rank)
+        end++;
+    *count = end - *first;
+}
+
+/* ---- boxes ---- */
+
+static rsd_status explicit_boxes(const rsd_layout *layout, int64_t first, int64_t count,
+                                 rsd_box **boxes)
+{
+    rsd_box *list = mem_new((size_t)count, sizeof *list);
+    if (!list)
+        return RSD_ENOMEM;
+    for (int64_t i = 0; i < count; i++)
+        box_set(&list[i], layout->ndim, layout_box_lo(layout, first + i),
+                layout_box_len(layout, first + i));
+    *boxes = list;
+    return RSD_OK;
+}
+
+/* How many spans the holder at a position has along a dim, each as long as it can be. */
+static int64_t count_spans(const struct cuts *cuts, int64_t position, int64_t extent)
+{
+    int64_t count = 0;
+    for (int64_t at = 0, end = -1; at < extent;) {
+        struct span span = cuts_span_of(cuts, position, at);
+        count += span.lo != end;
+        end = span.lo + span.len;
+        at += span.len;
+    }
+    return count;
+}
+
+static rsd_box empty_box(const rsd_layout *layout, int64_t position, const int64_t *shape)
+{
+    rsd_box box = {.ndim = layout->ndim};
+    for (int32_t d = 0; d < layout->ndim; d++) {
+        box.len[d] = shape[d];
+        box.lo[d] = shape[d] ? cuts_span_of(&layout->cuts[d], position, 0).lo : layout->shape[d];
+    }
+    return box;
+}
+
+/* Spreads the spans of dim d over a list of boxes that is the product of all dims' spans: each
+ * repeats for every combination of later dims, the whole for every one of earlier dims. */
+static void spread_spans(const struct cuts *cuts, int64_t position, int64_t extent, int32_t d,
+                         rsd_box *boxes, int64_t nboxes, int64_t nspans, int64_t later)
+{
+    struct span span = {0};
+    int64_t index = -1;
+    for (int64_t at = 0; at < extent; at += span.len) {
+        int64_t end = span.lo + span.len;
+        span = cuts_span_of(cuts, position, at);
+        bool joins = index >= 0 && span.lo == end;
+        index += !joins;
+        for (int64_t before = index * later; before < nboxes; before += nspans * later)
+            for (int64_t i = before; i < before + later; i++) {
+                boxes[i].lo[d] = joins ? boxes[i].lo[d] : span.lo;
+                boxes[i].len[d] += span.len;
+            }
+    }
+}
+
+static rsd_status mesh_boxes(const rsd_layout *layout, int64_t position, rsd_box **boxes,
+                             int64_t *nboxes)
+{
+    int64_t shape[RSD_MAX_DIMS], nspans[RSD_MAX_DIMS], count = 1;
+    bool empty = false;
+    for (int32_t d = 0; d < layout->ndim; d++) {
+        shape[d] = cuts_extent_of(&layout->cuts[d], position);
+        empty = empty || shape[d] == 0;
+    }
+    for (int32_t d = 0; d < layout->ndim && !empty; d++) {
+        nspans[d] = count_spans(&layout->cuts[d], position, shape[d]);
+        if (!mul_i64(count, nspans[d], &count) || count > INT32_MAX)
+            return fail(RSD_ELIMIT, "a rank holds more than 2^31 - 1 boxes");
+    }
+    rsd_box *list = mem_new((size_t)count, sizeof *list);
+    if (!list)
+        return RSD_ENOMEM;
+    if (empty)
+        list[0] = empty_box(layout, position, shape);
+    int64_t later = count;
+    for (int32_t d = 0; d < layout->ndim && !empty; d++) {
+        later /= nspans[d];
+        spread_spans(&layout->cuts[d], position, shape[d], d, list, count, nspans[d], later);
+    }
+    for (int64_t i = 0; i < count; i++)
+        list[i].ndim = layout->ndim;
+    *boxes = list;
+    *nboxes = count;
+    return RSD_OK;
+}
+
+rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_box **boxes,
+                            int64_t *nboxes)
+{
+    int64_t first, count;
+    rsd_layout_arrays_of(layout, rank, &first, &count);
+    if (layout->mesh && count)
+        return mesh_boxes(layout, mesh_position_of_array(layout->mesh, first), boxes, nboxes);
+    TRY(explicit_boxes(layout, first, count, boxes));
+    *nboxes = count;
+    return RSD_OK;
+}
+
+/* ---- sameness ---- */
+
+rsd_status layout_same_tensor(const rsd_layout *src, const rsd_layout *dst)
+{
+    if (src->dtype != dst->dtype)
+        return fail(RSD_EMISMATCH, "dtype differs: source %s, destination %s",
+                    rsd_dtype_name(src->dtype), rsd_dtype_name(dst->dtype));
+    if (src->ndim != dst->ndim)
+        return fail(RSD_EMISMATCH, "number of dims differs: source %d, destination %d",
+                    (int)src->ndim, (int)dst->ndim);
+    for (int32_t d = 0; d < src->ndim; d++)
+        if (src->shape[d] != dst->shape[d])
+            return fail(RSD_EMISMATCH, "shape differs in dim %d: source %lld, destination %lld",
+                        (int)d, (long long)src->shape[d], (long long)dst->shape[d]);
+    return RSD_OK;
+}
+
+static bool same_placement(const rsd_placement *a, const rsd_placement *b)
+{
+    return a->kind == b->kind && a->dim == b->dim && a->reduce == b->reduce &&
+           a->factor == b->factor && a->nsegments == b->nsegments &&
+           (a->nsegments == 0 ||
+            memcmp(a->segments, b->segments, (size_t)a->nsegments * sizeof *a->segments) == 0);
+}
+
+static bool same_mesh(const rsd_mesh *a, const rsd_mesh *b)
+{
+    size_t nranks = (size_t)a->nranks * sizeof *a->ranks;
+    return a == b || (a->naxes == b->naxes && a->base == b->base &&
+                      memcmp(a->counts, b->counts, (size_t)a->naxes * sizeof *a->counts) == 0 &&
+                      (a->ranks && b->ranks ? memcmp(a->ranks, b->ranks, nranks) == 0
+                                            : a->ranks == b->ranks));
+}
+
+static bool same_on_mesh(const rsd_layout *a, const rsd_layout *b)
+{
+    if (!same_mesh(a->mesh, b->mesh))
+        return false;
+    for (int32_t axis = 0; axis < a->mesh->naxes; axis++)
+        if (!same_placement(&a->placements[axis], &b->placements[axis]))
+            return false;
+    for (int32_t d = 0; d < a->ndim; d++)
+        if (memcmp(a->axes_of[d], b->axes_of[d], (size_t)a->naxes_of[d] * sizeof(int32_t)) != 0)
+            return false;
+    return true;
+}
+
+static bool same_boxes(const rsd_layout *a, const rsd_layout *b)
+{
+    size_t coordinates = (size_t)a->nboxes * (size_t)a->ndim * sizeof(int64_t);
+    return a->nboxes == b->nboxes &&
+           memcmp(a->box_ranks, b->box_ranks, (size_t)a->nboxes * sizeof *a->box_ranks) == 0 &&
+           memcmp(a->box_lo, b->box_lo, coordinates) == 0 &&
+           memcmp(a->box_len, b->box_len, coordinates) == 0;
+}
+
+int rsd_layout_equal(const rsd_layout *a, const rsd_layout *b)
+{
+    if (a == b)
+        return 1;
+    if (a->dtype != b->dtype || a->ndim != b->ndim || !a->mesh != !b->mesh ||
+        memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
+        return 0;
+    return a->mesh ? same_on_mesh(a, b) : same_boxes(a, b);
+}
+
+void layout_hash(const rsd_layout *layout, struct hash *hash)
+{
+    hash_i64(hash, layout->dtype);
+    hash_i64(hash, layout->ndim);
+    hash_i64s(hash, layout->shape, (size_t)layout->ndim);
+    hash_i64(hash, layout->mesh ? layout->mesh->naxes : 0);
+    if (!layout->mesh) {
+        size_t coordinates = (size_t)layout->nboxes * (size_t)layout->ndim;
+        hash_i64(hash, layout->nboxes);
+        hash_i32s(hash, layout->box_ranks, (size_t)layout->nboxes);
+        hash_i64s(hash, layout->box_lo, coordinates);
+        hash_i64s(hash, layout->box_len, coordinates);
+        return;
+    }
+    const rsd_mesh *mesh = layout->mesh;
+    hash_i64s(hash, mesh->counts, (size_t)mesh->naxes);
+    hash_i64(hash, mesh->base);
+    hash_i64(hash, mesh->ranks != NULL);
+    if (mesh->ranks)
+        hash_i32s(hash, mesh->ranks, (size_t)mesh->nranks);
+    for (int32_t a = 0; a < mesh->naxes; a++) {
+        const rsd_placement *one = &layout->placements[a];
+        const int64_t fields[] = {one->kind, one->dim, one->reduce, one->factor, one->nsegments};
+        hash_i64s(hash, fields, sizeof fields / sizeof *fields);
+        hash_i64s(hash, one->segments, (size_t)one->nsegments);
+    }
+    for (int32_t d = 0; d < layout->ndim; d++)
+        hash_i32s(hash, layout->axes_of[d], (size_t)layout->naxes_of[d]);
+}

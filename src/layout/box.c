@@ -1,0 +1,110 @@
+/* box.c - arithmetic on boxes, the atoms every other room is built from.
+ *
+ *          lo[1]
+ *            |<- len[1] ->|
+ *   lo[0] -  +------------+
+ *         |  |     a      |          a and b meet in c, and c is a box again:
+ * len[0]  |  |      +-----|---+      so a plan is a list of boxes and nothing more
+ *         |  |      |  c  |   |
+ *         -  +------|-----+   |
+ *                   |    b    |
+ *                   +---------+
+ *
+ * Invariants:
+ *   (1) 0 <= ndim <= RSD_MAX_DIMS; a box without dims is one element.
+ *   (2) lo and len are not negative and at most MAX_EXTENT, so lo + len does not overflow.
+ *   (3) A box with a len of 0 is empty; its lo means nothing.
+ */
+#include "layout.h"
+
+#include <stdio.h>
+
+bool box_meet(int32_t ndim, const int64_t *lo_a, const int64_t *len_a, const int64_t *lo_b,
+              const int64_t *len_b, int64_t *lo, int64_t *len)
+{
+    for (int32_t d = 0; d < ndim; d++) {
+        int64_t begin = max_i64(lo_a[d], lo_b[d]);
+        int64_t end = min_i64(lo_a[d] + len_a[d], lo_b[d] + len_b[d]);
+        if (begin >= end)
+            return false;
+        lo[d] = begin;
+        len[d] = end - begin;
+    }
+    return true;
+}
+
+int64_t box_volume(int32_t ndim, const int64_t *len)
+{
+    int64_t volume = 1;
+    for (int32_t d = 0; d < ndim; d++)
+        if (len[d] == 0)
+            return 0;
+    for (int32_t d = 0; d < ndim; d++)
+        volume *= len[d];
+    return volume;
+}
+
+void box_set(rsd_box *box, int32_t ndim, const int64_t *lo, const int64_t *len)
+{
+    box->ndim = ndim;
+    for (int32_t d = 0; d < ndim; d++) {
+        box->lo[d] = lo[d];
+        box->len[d] = len[d];
+    }
+}
+
+const char *box_text(int32_t ndim, const int64_t *lo, const int64_t *len,
+                     char text[BOX_TEXT_NCHARS])
+{
+    size_t at = (size_t)snprintf(text, BOX_TEXT_NCHARS, "[");
+    for (int32_t d = 0; d < ndim; d++) {
+        int added = snprintf(text + at, BOX_TEXT_NCHARS - at, "%s%lld:%lld", d ? ", " : "",
+                             (long long)lo[d], (long long)(lo[d] + len[d]));
+        if ((size_t)added + 8 > BOX_TEXT_NCHARS - at) {
+            snprintf(text + at, BOX_TEXT_NCHARS - at, "...");
+            at += 3;
+            break;
+        }
+        at += (size_t)added;
+    }
+    snprintf(text + at, BOX_TEXT_NCHARS - at, "]");
+    return text;
+}
+
+static bool is_box(const rsd_box *box)
+{
+    if (box->ndim < 0 || box->ndim > RSD_MAX_DIMS)
+        return false;
+    for (int32_t d = 0; d < box->ndim; d++)
+        if (box->lo[d] < 0 || box->len[d] < 0 || box->lo[d] > MAX_EXTENT ||
+            box->len[d] > MAX_EXTENT)
+            return false;
+    return true;
+}
+
+int rsd_box_overlaps(const rsd_box *a, const rsd_box *b)
+{
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
+    return is_box(a) && is_box(b) && a->ndim == b->ndim &&
+           box_meet(a->ndim, a->lo, a->len, b->lo, b->len, lo, len);
+}
+
+rsd_status rsd_box_overlap(const rsd_box *saved, const rsd_box *wanted, rsd_region *region)
+{
+    if (saved->ndim != wanted->ndim)
+        return fail(RSD_EINVAL, "the saved box has %d dims, the wanted box %d", (int)saved->ndim,
+                    (int)wanted->ndim);
+    if (!is_box(saved) || !is_box(wanted))
+        return fail(RSD_EINVAL, "a box needs 0 to %d dims, and each lo and len from 0 to 2^62",
+                    (int)RSD_MAX_DIMS);
+    rsd_region meet = {.ndim = saved->ndim};
+    for (int32_t d = 0; d < saved->ndim; d++) {
+        int64_t begin = max_i64(saved->lo[d], wanted->lo[d]);
+        int64_t end = min_i64(saved->lo[d] + saved->len[d], wanted->lo[d] + wanted->len[d]);
+        meet.len[d] = max_i64(0, end - begin);
+        meet.in_saved[d] = min_i64(begin - saved->lo[d], saved->len[d]);
+        meet.in_wanted[d] = min_i64(begin - wanted->lo[d], wanted->len[d]);
+    }
+    *region = meet;
+    return RSD_OK;
+}

@@ -1,0 +1,363 @@
+/* cells.c - explicit boxes by what they hold: equal boxes are one cell with several holders, and
+ * boxes that overlap in part are cut until no two cells overlap.
+ *
+ *     +-----+                 +--+--+
+ *     |  a  |                 |a |  |          a cell for what a holds alone,
+ *     |  +--+--+      ->      +--+--+--+       one for what both hold,
+ *     +--+--+  |              +--+ab|  |       one for what b holds alone;
+ *        |  b  |                 +--+--+       what is left of a box falls into slabs
+ *        +-----+                 |  b  |
+ *                                +-----+
+ *
+ * Invariants:
+ *   (1) No cell is empty; cells that were cut do not overlap, and each lies inside or outside of
+ *       every box.
+ *   (2) The order of cells and of their holders depends on the layout alone.
+ */
+#include "layout.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- lists that grow ---- */
+
+struct builder {
+    struct cells *cells;
+    size_t room_lo, room_len, room_first, room_holders;
+};
+
+static int64_t *cell_lo(const struct cells *cells, int64_t cell)
+{
+    return cells->lo + cell * cells->ndim;
+}
+
+static int64_t *cell_len(const struct cells *cells, int64_t cell)
+{
+    return cells->len + cell * cells->ndim;
+}
+
+static rsd_status reserve(int64_t **list, size_t *room, size_t need)
+{
+    void *memory = *list;
+    rsd_status status = mem_reserve(&memory, room, need, sizeof **list);
+    *list = memory;
+    return status;
+}
+
+static rsd_status add_cell(struct builder *builder, const int64_t *lo, const int64_t *len)
+{
+    struct cells *cells = builder->cells;
+    size_t ndim = (size_t)cells->ndim, n = (size_t)cells->ncells;
+    TRY(reserve(&cells->lo, &builder->room_lo, (n + 1) * ndim));
+    TRY(reserve(&cells->len, &builder->room_len, (n + 1) * ndim));
+    TRY(reserve(&cells->first_holder, &builder->room_first, n + 2));
+    if (n == 0)
+        cells->first_holder[0] = 0;
+    copy_i64s(cells->lo + n * ndim, lo, cells->ndim);
+    copy_i64s(cells->len + n * ndim, len, cells->ndim);
+    cells->first_holder[n + 1] = cells->first_holder[n];
+    cells->ncells++;
+    return RSD_OK;
+}
+
+/* Holders go to the last cell added. */
+static rsd_status add_holders(struct builder *builder, const int64_t *arrays, int64_t count)
+{
+    struct cells *cells = builder->cells;
+    int64_t *end = &cells->first_holder[cells->ncells];
+    TRY(reserve(&cells->holders, &builder->room_holders, (size_t)(*end + count)));
+    copy_i64s(cells->holders + *end, arrays, count);
+    *end += count;
+    return RSD_OK;
+}
+
+/* ---- equal boxes ---- */
+
+static uint64_t box_key(int32_t ndim, const int64_t *lo, const int64_t *len)
+{
+    uint64_t key = 0x9e3779b97f4a7c15u;
+    for (int32_t d = 0; d < ndim; d++) {
+        key = (key ^ (uint64_t)lo[d]) * 0xd6e8feb86659fd93u;
+        key = (key ^ key >> 32 ^ (uint64_t)len[d]) * 0xa0761d6478bd642fu;
+        key ^= key >> 29;
+    }
+    return key;
+}
+
+static bool is_cell(const struct cells *cells, int64_t cell, const int64_t *lo, const int64_t *len)
+{
+    for (int32_t d = 0; d < cells->ndim; d++)
+        if (cell_lo(cells, cell)[d] != lo[d] || cell_len(cells, cell)[d] != len[d])
+            return false;
+    return true;
+}
+
+/* The cell of each box, in order of first appearance; -1 for empty boxes. */
+static rsd_status find_equal(const rsd_layout *layout, struct builder *builder, int64_t *cell_of)
+{
+    struct cells *cells = builder->cells;
+    size_t slots = 16;
+    while (slots < (size_t)layout->nboxes * 2)
+        slots *= 2;
+    int64_t *table = mem_new(slots, sizeof *table); /* cell + 1 */
+    if (!table)
+        return RSD_ENOMEM;
+    rsd_status status = RSD_OK;
+    for (int64_t i = 0; i < layout->nboxes && !status; i++) {
+        const int64_t *lo = layout_box_lo(layout, i), *len = layout_box_len(layout, i);
+        cell_of[i] = -1;
+        if (box_volume(layout->ndim, len) == 0)
+            continue;
+        size_t slot = box_key(layout->ndim, lo, len) & (slots - 1);
+        while (table[slot] && !is_cell(cells, table[slot] - 1, lo, len))
+            slot = (slot + 1) & (slots - 1);
+        if (!table[slot]) {
+            status = add_cell(builder, lo, len);
+            table[slot] = cells->ncells;
+        }
+        cell_of[i] = table[slot] - 1;
+    }
+    mem_free(table);
+    return status;
+}
+
+static rsd_status group_equal(const rsd_layout *layout, struct cells *cells)
+{
+    struct builder builder = {.cells = cells};
+    int64_t *cell_of = mem_new((size_t)layout->nboxes, sizeof *cell_of);
+    if (!cell_of)
+        return RSD_ENOMEM;
+    rsd_status status = find_equal(layout, &builder, cell_of);
+    if (!status)
+        status = reserve(&cells->first_holder, &builder.room_first, (size_t)cells->ncells + 2);
+    if (!status)
+        status = reserve(&cells->holders, &builder.room_holders, (size_t)layout->nboxes + 1);
+    if (!status) {
+        /* Counted one place too far, so that filling moves each start to where it belongs. */
+        int64_t *start = cells->first_holder;
+        memset(start, 0, ((size_t)cells->ncells + 2) * sizeof *start);
+        for (int64_t i = 0; i < layout->nboxes; i++)
+            if (cell_of[i] >= 0)
+                start[cell_of[i] + 2]++;
+        for (int64_t c = 0; c < cells->ncells; c++)
+            start[c + 2] += start[c + 1];
+        for (int64_t i = 0; i < layout->nboxes; i++)
+            if (cell_of[i] >= 0)
+                cells->holders[start[cell_of[i] + 1]++] = i;
+    }
+    mem_free(cell_of);
+    return status;
+}
+
+/* ---- boxes that overlap in part ---- */
+
+/* A part of a cell that is being cut: the others it may still meet begin at `next`, and `inside`
+ * leads to those it lies in. */
+struct part {
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
+    int64_t next;
+    int64_t inside; /* into links; -1: none */
+};
+
+struct cutter {
+    const struct cells *whole;
+    int64_t cell;
+    int64_t *others; /* cells that overlap `cell`, ascending */
+    size_t nothers, room_others;
+    struct part *parts;
+    size_t nparts, room_parts;
+    struct {
+        int64_t other, before;
+    } * links;
+    size_t nlinks, room_links;
+    int64_t limit;
+};
+
+static rsd_status push_part(struct cutter *cutter, const struct part *part)
+{
+    void *memory = cutter->parts;
+    rsd_status status =
+        mem_reserve(&memory, &cutter->room_parts, cutter->nparts + 1, sizeof *cutter->parts);
+    cutter->parts = memory;
+    if (!status)
+        cutter->parts[cutter->nparts++] = *part;
+    return status;
+}
+
+/* Pushes the slabs of `part` outside [lo, lo+len), which lies inside it. */
+static rsd_status push_slabs(struct cutter *cutter, const struct part *part, const int64_t *lo,
+                             const int64_t *len)
+{
+    struct part rest = *part;
+    for (int32_t d = 0; d < cutter->whole->ndim; d++) {
+        struct part slab = rest;
+        slab.len[d] = lo[d] - rest.lo[d];
+        if (slab.len[d] > 0)
+            TRY(push_part(cutter, &slab));
+        slab = rest;
+        slab.lo[d] = lo[d] + len[d];
+        slab.len[d] = rest.lo[d] + rest.len[d] - slab.lo[d];
+        if (slab.len[d] > 0)
+            TRY(push_part(cutter, &slab));
+        rest.lo[d] = lo[d];
+        rest.len[d] = len[d];
+    }
+    return RSD_OK;
+}
+
+static rsd_status push_inside(struct cutter *cutter, const struct part *part, int64_t other)
+{
+    void *memory = cutter->links;
+    rsd_status status =
+        mem_reserve(&memory, &cutter->room_links, cutter->nlinks + 1, sizeof *cutter->links);
+    cutter->links = memory;
+    TRY(status);
+    cutter->links[cutter->nlinks].other = other;
+    cutter->links[cutter->nlinks].before = part->inside;
+    struct part inner = *part;
+    inner.inside = (int64_t)cutter->nlinks++;
+    return push_part(cutter, &inner);
+}
+
+static int by_number(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static void sort_ascending(int64_t *numbers, int64_t n)
+{
+    if (n > 1)
+        qsort(numbers, (size_t)n, sizeof *numbers, by_number);
+}
+
+static rsd_status emit_part(struct cutter *cutter, const struct part *part, struct builder *builder)
+{
+    const struct cells *whole = cutter->whole;
+    struct cells *cells = builder->cells;
+    if (cells->ncells >= cutter->limit)
+        return fail(RSD_ELIMIT, "explicit boxes overlap in more than %lld ways",
+                    (long long)cutter->limit);
+    TRY(add_cell(builder, part->lo, part->len));
+    int64_t first = cells->first_holder[cells->ncells - 1];
+    int64_t link = part->inside, holder = cutter->cell;
+    for (;;) {
+        const int64_t *range = &whole->first_holder[holder];
+        TRY(add_holders(builder, whole->holders + range[0], range[1] - range[0]));
+        if (link < 0)
+            break;
+        holder = cutter->links[link].other;
+        link = cutter->links[link].before;
+    }
+    sort_ascending(cells->holders + first, cells->first_holder[cells->ncells] - first);
+    return RSD_OK;
+}
+
+/* Cells before this one have taken what they share with it; what is left is cut at those after. */
+static rsd_status cut_cell(struct cutter *cutter, struct builder *builder)
+{
+    const struct cells *whole = cutter->whole;
+    int32_t ndim = whole->ndim;
+    struct part start = {.inside = -1};
+    copy_i64s(start.lo, cell_lo(whole, cutter->cell), ndim);
+    copy_i64s(start.len, cell_len(whole, cutter->cell), ndim);
+    cutter->nparts = cutter->nlinks = 0;
+    TRY(push_part(cutter, &start));
+    while (cutter->nparts > 0) {
+        struct part part = cutter->parts[--cutter->nparts];
+        int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS], other = -1;
+        while (part.next < (int64_t)cutter->nothers && other < 0) {
+            other = cutter->others[part.next++];
+            if (!box_meet(ndim, part.lo, part.len, cell_lo(whole, other), cell_len(whole, other),
+                          lo, len))
+                other = -1;
+        }
+        if (other < 0) {
+            TRY(emit_part(cutter, &part, builder));
+            continue;
+        }
+        TRY(push_slabs(cutter, &part, lo, len));
+        if (other > cutter->cell) {
+            copy_i64s(part.lo, lo, ndim);
+            copy_i64s(part.len, len, ndim);
+            TRY(push_inside(cutter, &part, other));
+        }
+    }
+    return RSD_OK;
+}
+
+static rsd_status find_others(struct cutter *cutter)
+{
+    const struct cells *whole = cutter->whole;
+    const int64_t *lo = cell_lo(whole, cutter->cell), *len = cell_len(whole, cutter->cell);
+    struct tree_search search = {0};
+    cutter->nothers = 0;
+    for (int64_t other; (other = tree_next(&whole->tree, &search, lo, len)) >= 0;) {
+        if (other == cutter->cell)
+            continue;
+        TRY(reserve(&cutter->others, &cutter->room_others, cutter->nothers + 1));
+        cutter->others[cutter->nothers++] = other;
+    }
+    sort_ascending(cutter->others, (int64_t)cutter->nothers);
+    return RSD_OK;
+}
+
+static bool any_overlap(const struct cells *cells)
+{
+    for (int64_t i = 0; i < cells->ncells; i++) {
+        struct tree_search search = {0};
+        for (int64_t other; (other = tree_next(&cells->tree, &search, cell_lo(cells, i),
+                                               cell_len(cells, i))) >= 0;)
+            if (other != i)
+                return true;
+    }
+    return false;
+}
+
+static rsd_status cut_overlaps(struct cells *cells)
+{
+    struct cells cut = {.ndim = cells->ndim};
+    struct builder builder = {.cells = &cut};
+    struct cutter cutter = {.whole = cells, .limit = 64 * cells->ncells + (1 << 20)};
+    rsd_status status = RSD_OK;
+    for (cutter.cell = 0; cutter.cell < cells->ncells && !status; cutter.cell++) {
+        status = find_others(&cutter);
+        if (!status)
+            status = cut_cell(&cutter, &builder);
+    }
+    mem_free(cutter.others);
+    mem_free(cutter.parts);
+    mem_free(cutter.links);
+    if (!status)
+        status = tree_build(&cut.tree, cut.ndim, cut.ncells, cut.lo, cut.len);
+    if (status) {
+        cells_drop(&cut);
+        return status;
+    }
+    cells_drop(cells);
+    *cells = cut;
+    return RSD_OK;
+}
+
+rsd_status cells_build(struct cells *cells, const rsd_layout *layout, bool disjoint)
+{
+    *cells = (struct cells){.ndim = layout->ndim};
+    rsd_status status = group_equal(layout, cells);
+    if (!status)
+        status = tree_build(&cells->tree, cells->ndim, cells->ncells, cells->lo, cells->len);
+    if (!status && disjoint && any_overlap(cells))
+        status = cut_overlaps(cells);
+    if (status)
+        cells_drop(cells);
+    return status;
+}
+
+void cells_drop(struct cells *cells)
+{
+    tree_drop(&cells->tree);
+    mem_free(cells->lo);
+    mem_free(cells->len);
+    mem_free(cells->first_holder);
+    mem_free(cells->holders);
+    *cells = (struct cells){0};
+}

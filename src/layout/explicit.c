@@ -1,0 +1,209 @@
+/* explicit.c - layouts of explicit boxes: any number per rank, in any order, and specs that become
+ * such boxes.
+ *
+ * Boxes are kept sorted by rank, each rank's in the order given; the order of the ranks as given is
+ * kept beside them, since placement order is something people ask for.
+ */
+#include "layout.h"
+
+#include <stdlib.h>
+
+static rsd_status check_box(const rsd_layout *layout, int64_t i, int32_t rank, const int64_t *lo,
+                            const int64_t *len)
+{
+    char text[BOX_TEXT_NCHARS];
+    bool empty = false, outside = false;
+    if (rank < 0)
+        return fail(RSD_EINVAL, "box %lld belongs to rank %d: ranks count from 0", (long long)i,
+                    (int)rank);
+    for (int32_t d = 0; d < layout->ndim; d++) {
+        if (lo[d] < 0 || len[d] < 0)
+            return fail(RSD_EINVAL,
+                        "box %lld of rank %d starts at %lld and has length %lld in dim %d",
+                        (long long)i, (int)rank, (long long)lo[d], (long long)len[d], (int)d);
+        empty = empty || len[d] == 0;
+        outside = outside || lo[d] > layout->shape[d] || len[d] > layout->shape[d] - lo[d];
+    }
+    if (outside && !empty)
+        return fail(RSD_EINVAL, "box %s of rank %d lies outside the tensor",
+                    box_text(layout->ndim, lo, len, text), (int)rank);
+    return RSD_OK;
+}
+
+/* An empty box may be spelled anywhere; it is kept inside the tensor. */
+static void store_box(rsd_layout *layout, int64_t i, int32_t rank, const int64_t *lo,
+                      const int64_t *len)
+{
+    layout->box_ranks[i] = rank;
+    for (int32_t d = 0; d < layout->ndim; d++) {
+        int64_t begin = min_i64(lo[d], layout->shape[d]);
+        layout->box_lo[i * layout->ndim + d] = begin;
+        layout->box_len[i * layout->ndim + d] = min_i64(len[d], layout->shape[d] - begin);
+    }
+}
+
+struct ranked {
+    int32_t rank;
+    int64_t box;
+};
+
+static int by_rank_then_box(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+    if (x->rank != y->rank)
+        return x->rank < y->rank ? -1 : 1;
+    return (x->box > y->box) - (x->box < y->box);
+}
+
+static bool ranks_ascend(int64_t nboxes, const int32_t *ranks)
+{
+    for (int64_t i = 1; i < nboxes; i++)
+        if (ranks[i] < ranks[i - 1])
+            return false;
+    return true;
+}
+
+static rsd_status fill(rsd_layout *layout, int64_t nboxes, const int32_t *ranks, const int64_t *lo,
+                       const int64_t *len)
+{
+    size_t n = (size_t)nboxes, ndim = (size_t)layout->ndim;
+    layout->nboxes = nboxes;
+    layout->box_ranks = mem_new(n, sizeof *layout->box_ranks);
+    layout->box_lo = mem_new(n * ndim, sizeof *layout->box_lo);
+    layout->box_len = mem_new(n * ndim, sizeof *layout->box_len);
+    if (!layout->box_ranks || !layout->box_lo || !layout->box_len)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < n; i++)
+        TRY(check_box(layout, (int64_t)i, ranks[i], lo + i * ndim, len + i * ndim));
+    if (ranks_ascend(nboxes, ranks)) {
+        for (size_t i = 0; i < n; i++)
+            store_box(layout, (int64_t)i, ranks[i], lo + i * ndim, len + i * ndim);
+        return RSD_OK;
+    }
+    layout->place_ranks = mem_copy(ranks, n, sizeof *ranks);
+    struct ranked *order = mem_new(n, sizeof *order);
+    if (!layout->place_ranks || !order) {
+        mem_free(order);
+        return RSD_ENOMEM;
+    }
+    for (size_t i = 0; i < n; i++)
+        order[i] = (struct ranked){ranks[i], (int64_t)i};
+    qsort(order, n, sizeof *order, by_rank_then_box);
+    for (size_t i = 0; i < n; i++) {
+        size_t from = (size_t)order[i].box * ndim;
+        store_box(layout, (int64_t)i, order[i].rank, lo + from, len + from);
+    }
+    mem_free(order);
+    return RSD_OK;
+}
+
+rsd_status rsd_layout_new_boxes(rsd_dtype dtype, int32_t ndim, const int64_t *shape, int64_t nboxes,
+                                const int32_t *ranks, const int64_t *lo, const int64_t *len,
+                                rsd_layout **out)
+{
+    rsd_layout *layout;
+    TRY(layout_start(dtype, ndim, shape, &layout));
+    int64_t fits;
+    rsd_status status;
+    if (nboxes < 0)
+        status = fail(RSD_EINVAL, "a layout of %lld boxes", (long long)nboxes);
+    else if (!mul_i64(nboxes, (int64_t)sizeof(int64_t) * RSD_MAX_DIMS, &fits))
+        status = fail(RSD_ELIMIT, "a layout of %lld boxes", (long long)nboxes);
+    else
+        status = fill(layout, nboxes, ranks, lo, len);
+    if (status) {
+        rsd_layout_free(layout);
+        return status;
+    }
+    *out = layout;
+    return RSD_OK;
+}
+
+rsd_status rsd_layout_new_enumerable(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                                     int64_t nboxes, const int32_t *ranks, const int64_t *lo,
+                                     const int64_t *len, rsd_layout **out)
+{
+    rsd_layout *layout;
+    TRY(rsd_layout_new_boxes(dtype, ndim, shape, nboxes, ranks, lo, len, &layout));
+    rsd_check check;
+    char text[BOX_TEXT_NCHARS];
+    rsd_status status = rsd_layout_check(layout, &check);
+    if (!status && check.cover == RSD_MISSES)
+        status = fail(RSD_EMISMATCH, "no box holds %s",
+                      box_text(ndim, check.box.lo, check.box.len, text));
+    else if (!status && check.cover == RSD_COVERS_UNEVENLY)
+        status = fail(RSD_EINVAL, "more than one box holds %s",
+                      box_text(ndim, check.box.lo, check.box.len, text));
+    else if (!status && check.cover == RSD_COVERS_EVENLY)
+        status = fail(RSD_EINVAL, "%lld boxes hold each element", (long long)check.copies);
+    if (status) {
+        rsd_layout_free(layout);
+        return status;
+    }
+    *out = layout;
+    return RSD_OK;
+}
+
+static rsd_status chunks_as_boxes(rsd_dtype dtype, int32_t ndim, const int64_t *shape, int32_t dim,
+                                  int64_t nplaces, const int32_t *ranks, rsd_layout **out)
+{
+    size_t n = (size_t)nplaces, dims = (size_t)ndim;
+    int64_t *lo = mem_new(n * dims, sizeof *lo), *len = mem_new(n * dims, sizeof *len);
+    rsd_status status = lo && len ? RSD_OK : RSD_ENOMEM;
+    int64_t chunk = ceil_div(shape[dim], nplaces);
+    for (size_t i = 0; i < n && !status; i++) {
+        copy_i64s(len + i * dims, shape, ndim);
+        int64_t begin = min_i64(shape[dim], chunk * (int64_t)i);
+        lo[i * dims + (size_t)dim] = begin;
+        len[i * dims + (size_t)dim] = min_i64(chunk, shape[dim] - begin);
+    }
+    if (!status)
+        status = rsd_layout_new_boxes(dtype, ndim, shape, nplaces, ranks, lo, len, out);
+    mem_free(lo);
+    mem_free(len);
+    return status;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static rsd_status any_rank_twice(int64_t n, const int32_t *ranks, bool *twice)
+{
+    int32_t *sorted = mem_copy(ranks, (size_t)n, sizeof *ranks);
+    if (!sorted)
+        return RSD_ENOMEM;
+    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
+    *twice = false;
+    for (int64_t i = 1; i < n; i++)
+        *twice = *twice || sorted[i] == sorted[i - 1];
+    mem_free(sorted);
+    return RSD_OK;
+}
+
+/* A chunk spec in which every rank has its own chunk is a mesh of one axis with its ranks listed,
+ * and stays a formula. */
+rsd_status rsd_layout_new_chunks(rsd_dtype dtype, int32_t ndim, const int64_t *shape, int32_t dim,
+                                 int64_t nplaces, const int32_t *ranks, rsd_layout **out)
+{
+    if (nplaces < 1 || nplaces > INT32_MAX)
+        return fail(RSD_EINVAL, "a chunk spec of %lld places", (long long)nplaces);
+    rsd_layout *checked; /* for the shape alone */
+    TRY(layout_start(dtype, ndim, shape, &checked));
+    rsd_layout_free(checked);
+    int32_t from_start = dim < 0 ? dim + ndim : dim;
+    if (from_start < 0 || from_start >= ndim)
+        return fail(RSD_EINVAL, "dim %d of a tensor with %d dims", (int)dim, (int)ndim);
+    bool twice;
+    TRY(any_rank_twice(nplaces, ranks, &twice));
+    if (twice)
+        return chunks_as_boxes(dtype, ndim, shape, from_start, nplaces, ranks, out);
+    rsd_mesh *mesh;
+    TRY(rsd_mesh_new(1, &nplaces, NULL, ranks, &mesh));
+    rsd_placement placement = {.kind = RSD_SHARD, .dim = from_start};
+    rsd_status status = rsd_layout_new(dtype, ndim, shape, mesh, &placement, out);
+    rsd_mesh_free(mesh);
+    return status;
+}

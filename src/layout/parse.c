@@ -1,0 +1,527 @@
+/* parse.c - the notation: one line that names any layout or problem.
+ *
+ *     problem    = tensor ":" side "->" side
+ *     layout     = tensor "@" side
+ *     tensor     = dtype "[" [ extent { "," extent } ] "]"
+ *     side       = mesh ":" placements | "{" group { "|" group } "}"
+ *     mesh       = axis { ("x" | ",") axis } [ "ranks=" item { "," item } ]
+ *     axis       = [ name "=" ] count
+ *     item       = number [ "-" number ]
+ *     placements = placement { "," placement } | "[" cuts { "," cuts } "]"
+ *     cuts       = "-" | axis { "." axis }                    axis names or numbers
+ *     placement  = ( "S" | "B" ) ( dim | "(" dim ")" ) | "S(" dim ";" extent { "," extent } ")"
+ *                | "_S(" dim "," factor ")" | "C(" dim "," block ")" | "R" | "P" [ "(" op ")" ]
+ *     group      = [ box { ";" box } ]
+ *     box        = range { "," range }                        range = lo ":" hi | ":"
+ *
+ * Spaces are free. Every error says the column it was noticed in. Memory is proportional to the
+ * text, but for a mesh with its ranks listed, which is bounded.
+ */
+#include "layout.h"
+
+#include <string.h>
+
+enum { MAX_LISTED_RANKS = 1 << 24 };
+
+/* ---- tensor ---- */
+
+struct tensor {
+    rsd_dtype dtype;
+    int32_t ndim;
+    int64_t shape[RSD_MAX_DIMS];
+};
+
+static rsd_status tensor(struct parser *p, struct tensor *out)
+{
+    char dtype[NAME_NCHARS];
+    skip_spaces(p);
+    const char *begin = p->at;
+    if (!name(p, dtype))
+        return expected(p, "a dtype");
+    TRY(at_column(p, begin, rsd_dtype_parse(dtype, &out->dtype)));
+    TRY(need(p, "[", "'['"));
+    out->ndim = 0;
+    if (take(p, "]"))
+        return RSD_OK;
+    do {
+        if (out->ndim == RSD_MAX_DIMS)
+            return fail(RSD_ELIMIT, "column %d: more than %d dims", column(p, p->at),
+                        (int)RSD_MAX_DIMS);
+        TRY(number(p, "an extent", &out->shape[out->ndim++]));
+    } while (take(p, ","));
+    return need(p, "]", "',' or ']'");
+}
+
+/* ---- mesh ---- */
+
+struct rank_range {
+    int64_t first, last;
+};
+
+static rsd_status rank_ranges(struct parser *p, struct rank_range **ranges, size_t *count)
+{
+    size_t capacity = 0;
+    do {
+        struct rank_range range;
+        TRY(number(p, "a rank", &range.first));
+        range.last = range.first;
+        skip_spaces(p);
+        const char *dash = p->at;
+        if (take(p, "-")) {
+            if (peek(p, ">")) /* the arrow of a problem */
+                return expected(p, "a rank");
+            TRY(number(p, "a rank", &range.last));
+        }
+        if (range.last < range.first || range.last > INT32_MAX)
+            return fail(RSD_EINVAL, "column %d: ranks %lld-%lld", column(p, dash),
+                        (long long)range.first, (long long)range.last);
+        void *list = *ranges;
+        rsd_status status = mem_reserve(&list, &capacity, *count + 1, sizeof range);
+        *ranges = list;
+        TRY(status);
+        (*ranges)[(*count)++] = range;
+    } while (take(p, ","));
+    return RSD_OK;
+}
+
+static rsd_status mesh_from_ranges(int32_t naxes, const int64_t *counts, const char *const *names,
+                                   const struct rank_range *ranges, size_t nranges, rsd_mesh **out)
+{
+    int64_t listed = 0, nranks = 1;
+    for (size_t i = 0; i < nranges; i++)
+        listed += ranges[i].last - ranges[i].first + 1;
+    for (int32_t a = 0; a < naxes; a++)
+        if (!mul_i64(nranks, counts[a], &nranks))
+            return fail(RSD_ELIMIT, "the mesh has more than 2^31 - 1 ranks");
+    if (listed != nranks)
+        return fail(RSD_EINVAL, "the mesh has %lld places, ranks= lists %lld", (long long)nranks,
+                    (long long)listed);
+    if (nranges == 1)
+        return mesh_new_from(naxes, counts, names, (int32_t)ranges[0].first, out);
+    if (listed > MAX_LISTED_RANKS)
+        return fail(RSD_ELIMIT, "%lld ranks are listed, at most %d can be", (long long)listed,
+                    (int)MAX_LISTED_RANKS);
+    int32_t *ranks = mem_new((size_t)listed, sizeof *ranks), *next = ranks;
+    if (!ranks)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < nranges; i++)
+        for (int64_t rank = ranges[i].first; rank <= ranges[i].last; rank++)
+            *next++ = (int32_t)rank;
+    rsd_status status = rsd_mesh_new(naxes, counts, names, ranks, out);
+    mem_free(ranks);
+    return status;
+}
+
+static rsd_status axis(struct parser *p, char label[NAME_NCHARS], int64_t *count)
+{
+    label[0] = '\0';
+    if (!at_digit(p)) {
+        if (!name(p, label))
+            return expected(p, "a mesh axis, such as 4 or tp=4");
+        TRY(need(p, "=", "'=' after the name of a mesh axis"));
+    }
+    return number(p, "the number of ranks along a mesh axis", count);
+}
+
+static rsd_status mesh(struct parser *p, rsd_mesh **out)
+{
+    char labels[RSD_MAX_AXES][NAME_NCHARS];
+    const char *names[RSD_MAX_AXES];
+    int64_t counts[RSD_MAX_AXES];
+    int32_t naxes = 0;
+    skip_spaces(p);
+    const char *begin = p->at;
+    do {
+        skip_spaces(p);
+        if (naxes == RSD_MAX_AXES)
+            return fail(RSD_ELIMIT, "column %d: more than %d mesh axes", column(p, p->at),
+                        (int)RSD_MAX_AXES);
+        TRY(axis(p, labels[naxes], &counts[naxes]));
+        names[naxes] = labels[naxes][0] ? labels[naxes] : NULL;
+        naxes++;
+    } while (take(p, "x") || take(p, ","));
+
+    if (!take(p, "ranks"))
+        return at_column(p, begin, rsd_mesh_new(naxes, counts, names, NULL, out));
+    TRY(need(p, "=", "'=' after ranks"));
+    struct rank_range *ranges = NULL;
+    size_t nranges = 0;
+    rsd_status status = rank_ranges(p, &ranges, &nranges);
+    if (!status)
+        status = at_column(p, begin, mesh_from_ranges(naxes, counts, names, ranges, nranges, out));
+    mem_free(ranges);
+    return status;
+}
+
+/* ---- placements ---- */
+
+static rsd_status dim(struct parser *p, const struct tensor *tensor, int32_t *out)
+{
+    skip_spaces(p);
+    const char *begin = p->at;
+    bool from_end = take(p, "-");
+    int64_t value;
+    TRY(number(p, "a dim", &value));
+    if (from_end ? value < 1 || value > tensor->ndim : value >= tensor->ndim)
+        return fail(RSD_EINVAL, "column %d: dim %s%lld of a tensor with %d dims", column(p, begin),
+                    from_end ? "-" : "", (long long)value, (int)tensor->ndim);
+    *out = (int32_t)(from_end ? tensor->ndim - value : value);
+    return RSD_OK;
+}
+
+/* The segments of S(d;...) grow in *list, owned by the caller even on failure. */
+static rsd_status segments(struct parser *p, rsd_placement *out, int64_t **list)
+{
+    size_t capacity = 0;
+    do {
+        if (out->nsegments == INT32_MAX)
+            return fail(RSD_ELIMIT, "column %d: more than 2^31 - 1 segments", column(p, p->at));
+        void *memory = *list;
+        rsd_status status =
+            mem_reserve(&memory, &capacity, (size_t)out->nsegments + 1, sizeof **list);
+        *list = memory;
+        TRY(status);
+        TRY(number(p, "the length of a segment", &(*list)[out->nsegments++]));
+    } while (take(p, ","));
+    out->segments = *list;
+    return RSD_OK;
+}
+
+static rsd_status shard(struct parser *p, const struct tensor *tensor, rsd_placement *out,
+                        int64_t **list)
+{
+    if (!take(p, "("))
+        return dim(p, tensor, &out->dim);
+    TRY(dim(p, tensor, &out->dim));
+    if (out->kind == RSD_SHARD && take(p, ";")) {
+        out->kind = RSD_SEGMENTED;
+        TRY(segments(p, out, list));
+    }
+    return need(p, ")", "')'");
+}
+
+static rsd_status with_factor(struct parser *p, const struct tensor *tensor, rsd_placement *out)
+{
+    TRY(need(p, "(", "'('"));
+    TRY(dim(p, tensor, &out->dim));
+    TRY(need(p, ",", "','"));
+    skip_spaces(p);
+    const char *begin = p->at;
+    TRY(number(p, out->kind == RSD_CYCLIC ? "a block" : "a split factor", &out->factor));
+    if (out->factor < 1)
+        return fail(RSD_EINVAL, "column %d: at least 1 is needed", column(p, begin));
+    return need(p, ")", "')'");
+}
+
+static rsd_status partial(struct parser *p, rsd_placement *out)
+{
+    if (!take(p, "("))
+        return RSD_OK;
+    char op[NAME_NCHARS];
+    skip_spaces(p);
+    const char *begin = p->at;
+    if (!name(p, op))
+        return expected(p, "a reduction");
+    for (int i = 0; i <= RSD_BXOR; i++)
+        if (strcmp(op, reduction_names[i]) == 0) {
+            out->reduce = (rsd_reduce)i;
+            return need(p, ")", "')'");
+        }
+    return fail(RSD_EINVAL, "column %d: no reduction is called '%s'", column(p, begin), op);
+}
+
+static rsd_status placement(struct parser *p, const struct tensor *tensor, rsd_placement *out,
+                            int64_t **list)
+{
+    *out = (rsd_placement){0};
+    if (take(p, "_S")) {
+        out->kind = RSD_STRIDED;
+        return with_factor(p, tensor, out);
+    }
+    if (take(p, "C")) {
+        out->kind = RSD_CYCLIC;
+        return with_factor(p, tensor, out);
+    }
+    if (take(p, "S")) {
+        out->kind = RSD_SHARD;
+        return shard(p, tensor, out, list);
+    }
+    if (take(p, "B")) {
+        out->kind = RSD_BALANCED;
+        return shard(p, tensor, out, list);
+    }
+    if (take(p, "R"))
+        return RSD_OK;
+    if (take(p, "P")) {
+        out->kind = RSD_PARTIAL;
+        return partial(p, out);
+    }
+    return expected(p, "a placement: S, B, _S, C, R or P");
+}
+
+static rsd_status one_per_axis(struct parser *p, const struct tensor *tensor, const rsd_mesh *mesh,
+                               rsd_layout **out)
+{
+    rsd_placement placements[RSD_MAX_AXES];
+    int64_t *lists[RSD_MAX_AXES] = {NULL};
+    int32_t n = 0;
+    const char *begin = p->at;
+    rsd_status status = RSD_OK;
+    do {
+        skip_spaces(p);
+        if (n == mesh->naxes)
+            status = fail(RSD_EINVAL, "column %d: a placement more than the mesh has axes (%d)",
+                          column(p, p->at), (int)mesh->naxes);
+        else
+            status = placement(p, tensor, &placements[n], &lists[n]);
+        n++;
+    } while (!status && take(p, ","));
+    if (!status && n < mesh->naxes)
+        status = fail(RSD_EINVAL, "column %d: %d placements for a mesh of %d axes",
+                      column(p, p->at), (int)n, (int)mesh->naxes);
+    if (!status)
+        status = at_column(
+            p, begin,
+            rsd_layout_new(tensor->dtype, tensor->ndim, tensor->shape, mesh, placements, out));
+    for (int32_t a = 0; a < RSD_MAX_AXES; a++)
+        mem_free(lists[a]);
+    return status;
+}
+
+static rsd_status axis_by_name(struct parser *p, const rsd_mesh *mesh, int32_t *out)
+{
+    skip_spaces(p);
+    const char *begin = p->at;
+    char label[NAME_NCHARS];
+    if (name(p, label)) {
+        for (int32_t a = 0; a < mesh->naxes; a++)
+            if (mesh->names[a] && strcmp(mesh->names[a], label) == 0) {
+                *out = a;
+                return RSD_OK;
+            }
+        return fail(RSD_EINVAL, "column %d: the mesh has no axis '%s'", column(p, begin), label);
+    }
+    int64_t value;
+    TRY(number(p, "'-' or a mesh axis", &value));
+    if (value >= mesh->naxes)
+        return fail(RSD_EINVAL, "column %d: axis %lld of a mesh with %d axes", column(p, begin),
+                    (long long)value, (int)mesh->naxes);
+    *out = (int32_t)value;
+    return RSD_OK;
+}
+
+static rsd_status axes_per_dim(struct parser *p, const struct tensor *tensor, const rsd_mesh *mesh,
+                               rsd_layout **out)
+{
+    int32_t naxes[RSD_MAX_DIMS] = {0}, axes[RSD_MAX_AXES], total = 0, ndims = 0;
+    const char *begin = p->at;
+    if (tensor->ndim > 0)
+        do {
+            if (ndims == tensor->ndim)
+                return fail(RSD_EINVAL, "column %d: cuts for more than the tensor's %d dims",
+                            column(p, p->at), (int)tensor->ndim);
+            if (!take(p, "-"))
+                do {
+                    if (total == mesh->naxes)
+                        return fail(RSD_EINVAL, "column %d: an axis cuts twice", column(p, p->at));
+                    TRY(axis_by_name(p, mesh, &axes[total++]));
+                    naxes[ndims]++;
+                } while (take(p, "."));
+            ndims++;
+        } while (take(p, ","));
+    TRY(need(p, "]", "',', '.' or ']'"));
+    if (ndims < tensor->ndim)
+        return fail(RSD_EINVAL, "column %d: cuts for %d dims of a tensor with %d", column(p, begin),
+                    (int)ndims, (int)tensor->ndim);
+    return at_column(
+        p, begin,
+        rsd_layout_new_by_dim(tensor->dtype, tensor->ndim, tensor->shape, mesh, naxes, axes, out));
+}
+
+/* ---- explicit boxes ---- */
+
+struct box_list {
+    size_t count, room_ranks, room_lo, room_len;
+    int32_t *ranks;
+    int64_t *lo, *len;
+};
+
+static rsd_status add_box(struct box_list *list, int32_t ndim, int32_t rank, const int64_t *lo,
+                          const int64_t *len)
+{
+    void *ranks = list->ranks, *los = list->lo, *lens = list->len;
+    size_t n = list->count, dims = (size_t)ndim;
+    rsd_status status = mem_reserve(&ranks, &list->room_ranks, n + 1, sizeof *list->ranks);
+    if (!status)
+        status = mem_reserve(&los, &list->room_lo, (n + 1) * dims, sizeof *list->lo);
+    if (!status)
+        status = mem_reserve(&lens, &list->room_len, (n + 1) * dims, sizeof *list->len);
+    list->ranks = ranks;
+    list->lo = los;
+    list->len = lens;
+    TRY(status);
+    list->ranks[n] = rank;
+    copy_i64s(list->lo + n * dims, lo, ndim);
+    copy_i64s(list->len + n * dims, len, ndim);
+    list->count++;
+    return RSD_OK;
+}
+
+static rsd_status range(struct parser *p, int64_t extent, int64_t *lo, int64_t *len)
+{
+    int64_t hi;
+    skip_spaces(p);
+    const char *begin = p->at;
+    *lo = 0;
+    *len = extent;
+    if (take(p, ":"))
+        return RSD_OK;
+    TRY(number(p, "a range, such as 0:4", lo));
+    TRY(need(p, ":", "':'"));
+    TRY(number(p, "the end of a range", &hi));
+    if (hi < *lo)
+        return fail(RSD_EINVAL, "column %d: range %lld:%lld", column(p, begin), (long long)*lo,
+                    (long long)hi);
+    *len = hi - *lo;
+    return RSD_OK;
+}
+
+/* One box; dims that are not given are whole. The one element of a tensor without dims is ":". */
+static rsd_status box(struct parser *p, const struct tensor *tensor, int32_t rank,
+                      struct box_list *list)
+{
+    int64_t lo[RSD_MAX_DIMS] = {0}, len[RSD_MAX_DIMS];
+    int32_t d = 0;
+    skip_spaces(p);
+    const char *begin = p->at;
+    if (tensor->ndim == 0)
+        TRY(need(p, ":", "':', the one element of a tensor without dims"));
+    else
+        do {
+            if (d == tensor->ndim)
+                return fail(RSD_EINVAL, "column %d: a box with more than the tensor's %d dims",
+                            column(p, p->at), (int)tensor->ndim);
+            TRY(range(p, tensor->shape[d], &lo[d], &len[d]));
+            d++;
+        } while (take(p, ","));
+    for (; d < tensor->ndim; d++)
+        len[d] = tensor->shape[d];
+    bool empty = false;
+    int32_t outside = -1;
+    for (d = 0; d < tensor->ndim; d++) {
+        empty = empty || len[d] == 0;
+        if ((lo[d] > tensor->shape[d] || len[d] > tensor->shape[d] - lo[d]) && outside < 0)
+            outside = d;
+    }
+    if (outside >= 0 && !empty)
+        return fail(RSD_EINVAL, "column %d: %lld:%lld goes beyond dim %d, which has extent %lld",
+                    column(p, begin), (long long)lo[outside],
+                    (long long)(lo[outside] + len[outside]), (int)outside,
+                    (long long)tensor->shape[outside]);
+    return add_box(list, tensor->ndim, rank, lo, len);
+}
+
+static rsd_status groups(struct parser *p, const struct tensor *tensor, struct box_list *list)
+{
+    int32_t rank = 0;
+    do {
+        if (rank == INT32_MAX)
+            return fail(RSD_ELIMIT, "column %d: more than 2^31 - 1 ranks", column(p, p->at));
+        if (!peek(p, "|") && !peek(p, "}"))
+            do
+                TRY(box(p, tensor, rank, list));
+            while (take(p, ";"));
+        rank++;
+    } while (take(p, "|"));
+    return need(p, "}", "',', ';', '|' or '}'");
+}
+
+static rsd_status explicit_side(struct parser *p, const struct tensor *tensor, rsd_layout **out)
+{
+    struct box_list list = {0};
+    const char *begin = p->at;
+    rsd_status status = groups(p, tensor, &list);
+    if (!status)
+        status = at_column(p, begin,
+                           rsd_layout_new_boxes(tensor->dtype, tensor->ndim, tensor->shape,
+                                                (int64_t)list.count, list.ranks, list.lo, list.len,
+                                                out));
+    mem_free(list.ranks);
+    mem_free(list.lo);
+    mem_free(list.len);
+    return status;
+}
+
+/* ---- the whole ---- */
+
+static rsd_status side(struct parser *p, const struct tensor *tensor, rsd_layout **out)
+{
+    if (take(p, "{"))
+        return explicit_side(p, tensor, out);
+    rsd_mesh *ranks;
+    TRY(mesh(p, &ranks));
+    rsd_status status = need(p, ":", "':' between the mesh and its placements");
+    if (!status)
+        status = take(p, "[") ? axes_per_dim(p, tensor, ranks, out)
+                              : one_per_axis(p, tensor, ranks, out);
+    rsd_mesh_free(ranks);
+    return status;
+}
+
+static rsd_status the_end(struct parser *p)
+{
+    skip_spaces(p);
+    return *p->at ? expected(p, "the end") : RSD_OK;
+}
+
+rsd_status rsd_mesh_parse(const char *text, rsd_mesh **out)
+{
+    struct parser p = {text, text};
+    rsd_mesh *parsed;
+    TRY(mesh(&p, &parsed));
+    rsd_status status = the_end(&p);
+    if (status)
+        rsd_mesh_free(parsed);
+    else
+        *out = parsed;
+    return status;
+}
+
+rsd_status rsd_layout_parse(const char *text, rsd_layout **out)
+{
+    struct parser p = {text, text};
+    struct tensor whole;
+    rsd_layout *layout;
+    TRY(tensor(&p, &whole));
+    TRY(need(&p, "@", "'@' between the tensor and its layout"));
+    TRY(side(&p, &whole, &layout));
+    rsd_status status = the_end(&p);
+    if (status)
+        rsd_layout_free(layout);
+    else
+        *out = layout;
+    return status;
+}
+
+rsd_status rsd_problem_parse(const char *text, rsd_layout **src, rsd_layout **dst)
+{
+    struct parser p = {text, text};
+    struct tensor whole;
+    rsd_layout *from, *to = NULL;
+    TRY(tensor(&p, &whole));
+    TRY(need(&p, ":", "':' between the tensor and its two layouts"));
+    TRY(side(&p, &whole, &from));
+    rsd_status status = need(&p, "->", "'->' between the two layouts");
+    if (!status)
+        status = side(&p, &whole, &to);
+    if (!status)
+        status = the_end(&p);
+    if (status) {
+        rsd_layout_free(from);
+        rsd_layout_free(to);
+        return status;
+    }
+    *src = from;
+    *dst = to;
+    return RSD_OK;
+}

@@ -1,0 +1,177 @@
+/* print.c - the canonical text of a layout: what parse.c reads back to the same layout. */
+#include "layout.h"
+
+enum { MAX_GROUPS = 1 << 24 };
+
+const char *const reduction_names[] = {"sum",     "avg",  "min", "max",
+                                       "product", "band", "bor", "bxor"};
+
+static void print_tensor(struct text *text, const rsd_layout *layout)
+{
+    text_add(text, "%s[", rsd_dtype_name(layout->dtype));
+    for (int32_t d = 0; d < layout->ndim; d++)
+        text_add(text, "%s%lld", d ? "," : "", (long long)layout->shape[d]);
+    text_add(text, "]");
+}
+
+static void print_ranks(struct text *text, const rsd_mesh *mesh)
+{
+    if (!mesh->ranks && mesh->base == 0)
+        return;
+    text_add(text, " ranks=");
+    for (int64_t first = 0; first < mesh->nranks;) {
+        int64_t last = mesh->ranks ? first : mesh->nranks - 1;
+        while (mesh->ranks && last + 1 < mesh->nranks &&
+               mesh->ranks[last + 1] == mesh->ranks[last] + 1)
+            last++;
+        if (last == first + 1) /* two read better as a list */
+            last = first;
+        text_add(text, "%s%d", first ? "," : "", (int)mesh_rank_at(mesh, first));
+        if (last > first)
+            text_add(text, "-%d", (int)mesh_rank_at(mesh, last));
+        first = last + 1;
+    }
+}
+
+static void print_mesh(struct text *text, const rsd_mesh *mesh)
+{
+    bool named = false;
+    for (int32_t a = 0; a < mesh->naxes; a++)
+        named = named || mesh->names[a];
+    for (int32_t a = 0; a < mesh->naxes; a++) {
+        text_add(text, "%s", !a ? "" : named ? "," : "x");
+        if (mesh->names[a])
+            text_add(text, "%s=", mesh->names[a]);
+        text_add(text, "%lld", (long long)mesh->counts[a]);
+    }
+    print_ranks(text, mesh);
+}
+
+static void print_placement(struct text *text, const rsd_placement *placement)
+{
+    int dim = (int)placement->dim;
+    switch (placement->kind) {
+    case RSD_REPLICATE:
+        text_add(text, "R");
+        return;
+    case RSD_PARTIAL:
+        text_add(text, "P(%s)", reduction_names[placement->reduce]);
+        return;
+    case RSD_SHARD:
+        text_add(text, "S(%d)", dim);
+        return;
+    case RSD_BALANCED:
+        text_add(text, "B(%d)", dim);
+        return;
+    case RSD_STRIDED:
+        text_add(text, "_S(%d,%lld)", dim, (long long)placement->factor);
+        return;
+    case RSD_CYCLIC:
+        text_add(text, "C(%d,%lld)", dim, (long long)placement->factor);
+        return;
+    case RSD_SEGMENTED:
+        text_add(text, "S(%d;", dim);
+        for (int32_t s = 0; s < placement->nsegments; s++)
+            text_add(text, "%s%lld", s ? "," : "", (long long)placement->segments[s]);
+        text_add(text, ")");
+    }
+}
+
+static void print_axes_per_dim(struct text *text, const rsd_layout *layout)
+{
+    for (int32_t d = 0; d < layout->ndim; d++) {
+        text_add(text, "%s", d ? ", " : "[");
+        if (layout->naxes_of[d] == 0)
+            text_add(text, "-");
+        for (int32_t k = 0; k < layout->naxes_of[d]; k++) {
+            int32_t axis = layout->axes_of[d][k];
+            if (layout->mesh->names[axis])
+                text_add(text, "%s%s", k ? "." : "", layout->mesh->names[axis]);
+            else
+                text_add(text, "%s%d", k ? "." : "", (int)axis);
+        }
+    }
+    text_add(text, "]");
+}
+
+/* Whole dims at the end are left out, but for one. */
+static void print_box(struct text *text, const rsd_layout *layout, int64_t box)
+{
+    const int64_t *lo = layout_box_lo(layout, box), *len = layout_box_len(layout, box);
+    int32_t shown = layout->ndim;
+    while (shown > 1 && lo[shown - 1] == 0 && len[shown - 1] == layout->shape[shown - 1])
+        shown--;
+    if (shown == 0)
+        text_add(text, ":");
+    for (int32_t d = 0; d < shown; d++)
+        if (lo[d] == 0 && len[d] == layout->shape[d])
+            text_add(text, "%s:", d ? "," : "");
+        else
+            text_add(text, "%s%lld:%lld", d ? "," : "", (long long)lo[d],
+                     (long long)(lo[d] + len[d]));
+}
+
+static void print_groups(struct text *text, const rsd_layout *layout)
+{
+    int64_t box = 0, world = rsd_layout_world(layout);
+    text_add(text, "{");
+    for (int64_t rank = 0; rank < world; rank++) {
+        text_add(text, "%s", rank ? " |" : "");
+        for (bool first = true; box < layout->nboxes && layout->box_ranks[box] == rank; box++) {
+            text_add(text, "%s", first ? " " : "; ");
+            print_box(text, layout, box);
+            first = false;
+        }
+    }
+    text_add(text, " }");
+}
+
+static rsd_status print_side(struct text *text, const rsd_layout *layout)
+{
+    if (!layout->mesh) {
+        if (rsd_layout_world(layout) > MAX_GROUPS)
+            return fail(RSD_ELIMIT, "explicit boxes of rank %lld have no text: at most %d groups",
+                        (long long)rsd_layout_world(layout) - 1, (int)MAX_GROUPS);
+        print_groups(text, layout);
+        return RSD_OK;
+    }
+    print_mesh(text, layout->mesh);
+    text_add(text, " : ");
+    if (layout->ordered) {
+        print_axes_per_dim(text, layout);
+        return RSD_OK;
+    }
+    for (int32_t a = 0; a < layout->mesh->naxes; a++) {
+        text_add(text, "%s", a ? "," : "");
+        print_placement(text, &layout->placements[a]);
+    }
+    return RSD_OK;
+}
+
+rsd_status rsd_layout_print(const rsd_layout *layout, char **out)
+{
+    struct text text = {0};
+    print_tensor(&text, layout);
+    text_add(&text, " @ ");
+    rsd_status status = print_side(&text, layout);
+    if (!status)
+        return text_take(&text, out);
+    text_drop(&text);
+    return status;
+}
+
+rsd_status rsd_problem_print(const rsd_layout *src, const rsd_layout *dst, char **out)
+{
+    TRY(layout_same_tensor(src, dst));
+    struct text text = {0};
+    print_tensor(&text, src);
+    text_add(&text, " : ");
+    rsd_status status = print_side(&text, src);
+    text_add(&text, " -> ");
+    if (!status)
+        status = print_side(&text, dst);
+    if (!status)
+        return text_take(&text, out);
+    text_drop(&text);
+    return status;
+}

@@ -1,0 +1,226 @@
+/* explain.c - what a plan does, as text for people and as JSON for programs. */
+#include "plan.h"
+
+#include <stdlib.h>
+
+static void add_size(struct text *text, int64_t nbytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double value = (double)nbytes;
+    int unit = 0;
+    while (value >= 1024 && unit < 6) {
+        value /= 1024;
+        unit++;
+    }
+    text_add(text, unit && value < 100 ? "%.1f %s" : "%.0f %s", value, units[unit]);
+}
+
+/* ---- pairs: what each rank gets from whom ---- */
+
+struct pair {
+    int32_t from;
+    int64_t nbytes;
+};
+
+struct pairs {
+    struct pair *list;
+    size_t n, room;
+};
+
+static int by_from(const void *a, const void *b)
+{
+    const struct pair *x = a, *y = b;
+    return (x->from > y->from) - (x->from < y->from);
+}
+
+static rsd_status add_pair(struct pairs *pairs, int32_t from, int64_t nbytes)
+{
+    if (pairs->n && pairs->list[pairs->n - 1].from == from) {
+        pairs->list[pairs->n - 1].nbytes += nbytes;
+        return RSD_OK;
+    }
+    void *memory = pairs->list;
+    rsd_status status = mem_reserve(&memory, &pairs->room, pairs->n + 1, sizeof *pairs->list);
+    pairs->list = memory;
+    TRY(status);
+    pairs->list[pairs->n++] = (struct pair){from, nbytes};
+    return RSD_OK;
+}
+
+/* Writes the pairs of one getter, which came in any order, and starts anew. */
+static void flush_pairs(struct text *text, struct pairs *pairs, int32_t to, bool json, bool *any)
+{
+    if (pairs->n > 1)
+        qsort(pairs->list, pairs->n, sizeof *pairs->list, by_from);
+    for (size_t i = 0; i < pairs->n;) {
+        struct pair sum = pairs->list[i++];
+        while (i < pairs->n && pairs->list[i].from == sum.from)
+            sum.nbytes += pairs->list[i++].nbytes;
+        if (json)
+            text_add(text, "%s{\"from\": %d, \"to\": %d, \"bytes\": %lld}", *any ? ", " : "",
+                     (int)sum.from, (int)to, (long long)sum.nbytes);
+        else
+            text_add(text, "  %6d -> %-6d %lld bytes%s\n", (int)sum.from, (int)to,
+                     (long long)sum.nbytes, sum.from == to ? ", kept" : "");
+        *any = true;
+    }
+    pairs->n = 0;
+}
+
+static rsd_status add_pairs(const rsd_plan *plan, struct text *text, bool json)
+{
+    struct pairs pairs = {0};
+    rsd_cursor *cursor;
+    const rsd_piece *piece;
+    int32_t to = -1;
+    bool any = false;
+    TRY(rsd_plan_walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
+    rsd_status status;
+    while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
+        if (piece->to != to)
+            flush_pairs(text, &pairs, to, json, &any);
+        to = piece->to;
+        status = add_pair(&pairs, piece->from, piece->nbytes);
+        if (status)
+            break;
+    }
+    flush_pairs(text, &pairs, to, json, &any);
+    mem_free(pairs.list);
+    rsd_cursor_free(cursor);
+    return status;
+}
+
+/* ---- ranks ---- */
+
+static void add_rank(struct text *text, int32_t rank, const rsd_rank_totals *t, bool json,
+                     bool first)
+{
+    if (json)
+        text_add(text,
+                 "%s{\"rank\": %d, \"sent\": %lld, \"received\": %lld, \"kept\": %lld, "
+                 "\"messages_sent\": %lld, \"messages_received\": %lld, \"memory\": %lld}",
+                 first ? "" : ", ", (int)rank, (long long)t->bytes_sent,
+                 (long long)t->bytes_received, (long long)t->bytes_kept,
+                 (long long)t->messages_sent, (long long)t->messages_received,
+                 (long long)(t->bytes_src + t->bytes_dst));
+    else
+        text_add(text, "  rank %-6d sends %lld, receives %lld, keeps %lld, holds %lld bytes\n",
+                 (int)rank, (long long)t->bytes_sent, (long long)t->bytes_received,
+                 (long long)t->bytes_kept, (long long)(t->bytes_src + t->bytes_dst));
+}
+
+static bool has_array(const rsd_plan *plan, int32_t rank)
+{
+    int64_t first, in_src, in_dst;
+    rsd_layout_arrays_of(plan->src, rank, &first, &in_src);
+    rsd_layout_arrays_of(plan->dst, rank, &first, &in_dst);
+    return in_src > 0 || in_dst > 0;
+}
+
+static rsd_status add_ranks(const rsd_plan *plan, struct text *text, bool json)
+{
+    int64_t world = max_i64(rsd_layout_world(plan->src), rsd_layout_world(plan->dst));
+    bool first = true;
+    for (int64_t rank = 0; rank < world && !text->failed; rank++) {
+        rsd_rank_totals totals = {.struct_nbytes = sizeof totals};
+        if (!has_array(plan, (int32_t)rank))
+            continue;
+        TRY(rsd_plan_rank_totals(plan, (int32_t)rank, &totals));
+        add_rank(text, (int32_t)rank, &totals, json, first);
+        first = false;
+    }
+    return RSD_OK;
+}
+
+/* ---- the whole ---- */
+
+static rsd_status explain_json(const rsd_plan *plan, int32_t flags, const rsd_totals *t,
+                               const char *problem, struct text *text)
+{
+    char digest[RSD_DIGEST_NCHARS];
+    rsd_plan_digest(plan, digest);
+    text_add(text, "{\"problem\": \"%s\", \"dtype\": \"%s\", \"shape\": [", problem,
+             rsd_dtype_name(plan->src->dtype));
+    for (int32_t d = 0; d < plan->src->ndim; d++)
+        text_add(text, "%s%lld", d ? ", " : "", (long long)plan->src->shape[d]);
+    text_add(text,
+             "], \"pieces\": %lld, \"messages\": %lld, \"stages\": %lld, \"digest\": \"%s\", "
+             "\"bytes\": {\"total\": %lld, \"kept\": %lld, \"moved\": %lld, \"lower_bound\": %lld",
+             (long long)t->pieces, (long long)t->messages, (long long)t->stages, digest,
+             (long long)t->bytes_total, (long long)t->bytes_kept, (long long)t->bytes_moved,
+             (long long)t->lower_bound);
+    if (plan->node_of) {
+        text_add(text, ", \"crossed\": %lld", (long long)t->bytes_crossed);
+        if (t->crossed_bound >= 0)
+            text_add(text, ", \"crossed_bound\": %lld", (long long)t->crossed_bound);
+    }
+    text_add(text, "}");
+    if (flags & RSD_EXPLAIN_RANKS) {
+        text_add(text, ", \"ranks\": [");
+        TRY(add_ranks(plan, text, true));
+        text_add(text, "]");
+    }
+    if (flags & RSD_EXPLAIN_PAIRS) {
+        text_add(text, ", \"pairs\": [");
+        TRY(add_pairs(plan, text, true));
+        text_add(text, "]");
+    }
+    text_add(text, "}");
+    return RSD_OK;
+}
+
+static void add_ratio(struct text *text, const char *what, int64_t done, int64_t least)
+{
+    text_add(text, "%s at least ", what);
+    add_size(text, least);
+    if (least > 0)
+        text_add(text, "; this plan is at %.3f times that\n", (double)done / (double)least);
+    else
+        text_add(text, "; this plan is at %s\n", done ? "more" : "just that");
+}
+
+static rsd_status explain_text(const rsd_plan *plan, int32_t flags, const rsd_totals *t,
+                               const char *problem, struct text *text)
+{
+    char digest[RSD_DIGEST_NCHARS];
+    rsd_plan_digest(plan, digest);
+    text_add(text, "%s\n", problem);
+    text_add(text, "result   ");
+    add_size(text, t->bytes_total);
+    text_add(text, " on all ranks together\nkept     ");
+    add_size(text, t->bytes_kept);
+    text_add(text, " already where it belongs\nmoved    ");
+    add_size(text, t->bytes_moved);
+    text_add(text, " in %lld messages; %lld pieces in all, %lld stage%s\n", (long long)t->messages,
+             (long long)t->pieces, (long long)t->stages, t->stages == 1 ? "" : "s");
+    add_ratio(text, "bound   ", t->bytes_moved, t->lower_bound);
+    if (plan->node_of && t->crossed_bound >= 0) {
+        text_add(text, "crossed  ");
+        add_size(text, t->bytes_crossed);
+        text_add(text, " between nodes\n");
+        add_ratio(text, "bound   ", t->bytes_crossed, t->crossed_bound);
+    }
+    text_add(text, "digest   %s\n", digest);
+    if (flags & RSD_EXPLAIN_RANKS)
+        TRY(add_ranks(plan, text, false));
+    if (flags & RSD_EXPLAIN_PAIRS)
+        TRY(add_pairs(plan, text, false));
+    return RSD_OK;
+}
+
+rsd_status rsd_plan_explain(const rsd_plan *plan, int32_t flags, char **out)
+{
+    rsd_totals totals = {.struct_nbytes = sizeof totals};
+    TRY(rsd_plan_totals(plan, &totals));
+    char *problem;
+    TRY(rsd_problem_print(plan->src, plan->dst, &problem));
+    struct text text = {0};
+    rsd_status status = flags & RSD_EXPLAIN_JSON
+                            ? explain_json(plan, flags, &totals, problem, &text)
+                            : explain_text(plan, flags, &totals, problem, &text);
+    mem_free(problem);
+    if (!status)
+        return text_take(&text, out);
+    text_drop(&text);
+    return status;
+}

@@ -1,0 +1,271 @@
+/* part.c - counting one rank's part of a plan, and what one rank gives another.
+ *
+ * A rank's part of two formulas is a product of short lists, one per dim, and is counted from them:
+ * a rank may have millions of pieces to get that nobody ever lists.
+ */
+#include "plan.h"
+
+#include <stdlib.h>
+
+/* ---- two formulas ---- */
+
+struct tally {
+    int64_t pieces, peers, volume;  /* in all */
+    int64_t own_pieces, own_volume; /* of these, with the rank itself */
+};
+
+/* The mesh position of a holder as far as one dim decides it. */
+static int64_t position_part(const struct cuts *cuts, int64_t position)
+{
+    int64_t part = 0;
+    for (int32_t k = 0; k < cuts->ncuts; k++)
+        part += position / cuts->cut[k].stride % cuts->cut[k].count * cuts->cut[k].stride;
+    return part;
+}
+
+static int by_position(const void *a, const void *b)
+{
+    int64_t x = ((const struct meet *)a)->other_pos, y = ((const struct meet *)b)->other_pos;
+    return (x > y) - (x < y);
+}
+
+/* Sorts the list, so call it last. Spans of one holder that are cut by plain shards meet every
+ * other holder once, and need no look. */
+static int64_t distinct_peers(const struct overlap *overlap, int32_t d)
+{
+    struct meet *list = overlap->dims[d].list;
+    size_t n = overlap->dims[d].n;
+    bool plain = overlap->dims[d].nown == 1;
+    for (int32_t k = 0; k < overlap->other->cuts[d].ncuts; k++) {
+        rsd_kind kind = overlap->other->cuts[d].cut[k].kind;
+        plain = plain && (kind == RSD_SHARD || kind == RSD_BALANCED);
+    }
+    if (plain)
+        return (int64_t)n;
+    qsort(list, n, sizeof *list, by_position);
+    int64_t distinct = 0;
+    for (size_t i = 0; i < n; i++)
+        distinct += i == 0 || list[i].other_pos != list[i - 1].other_pos;
+    return distinct;
+}
+
+/* Counts the meetings of an own array; `self` is the rank's position on the other side, or -1. */
+static struct tally tally_meetings(const struct overlap *overlap, int64_t self)
+{
+    struct tally tally = {1, 1, 1, self >= 0, self >= 0};
+    for (int32_t d = 0; d < overlap->ndim; d++) {
+        int64_t extent = 0, own_pieces = 0, own_extent = 0;
+        int64_t part = self < 0 ? -1 : position_part(&overlap->other->cuts[d], self);
+        for (size_t i = 0; i < overlap->dims[d].n; i++) {
+            const struct meet *meet = &overlap->dims[d].list[i];
+            extent += meet->len;
+            own_pieces += meet->other_pos == part;
+            own_extent += meet->other_pos == part ? meet->len : 0;
+        }
+        tally.pieces *= (int64_t)overlap->dims[d].n;
+        tally.volume *= extent;
+        tally.own_pieces *= own_pieces;
+        tally.own_volume *= own_extent;
+        tally.peers *= distinct_peers(overlap, d);
+    }
+    return tally;
+}
+
+static rsd_status tally_array(const rsd_plan *plan, bool sends, int64_t array, int64_t self,
+                              struct tally *tally)
+{
+    struct overlap overlap = {0};
+    const rsd_layout *own = sends ? plan->src : plan->dst, *other = sends ? plan->dst : plan->src;
+    rsd_status status = overlap_start(&overlap, own, array, NULL, NULL, other, NULL);
+    *tally = (struct tally){0};
+    if (!status && !overlap.exhausted)
+        *tally = tally_meetings(&overlap, self);
+    overlap_drop(&overlap);
+    return status;
+}
+
+/* Whether a source position is the one that a destination array turns to for what it holds. */
+static bool is_giver_of(const rsd_plan *plan, int64_t src_position, int64_t dst_array)
+{
+    const rsd_layout *src = plan->src;
+    return getter_of(plan, dst_array).giver ==
+           digits_part(&src->copies, src_position) + digits_part(&src->terms, src_position);
+}
+
+/* How many indices two holders have in common along a dim. */
+static int64_t common_extent(const struct cuts *a, int64_t position_a, const struct cuts *b,
+                             int64_t position_b)
+{
+    int64_t extent_a = cuts_extent_of(a, position_a), extent_b = cuts_extent_of(b, position_b);
+    int64_t at_a = 0, at_b = 0, common = 0;
+    while (at_a < extent_a && at_b < extent_b) {
+        struct span x = cuts_span_of(a, position_a, at_a), y = cuts_span_of(b, position_b, at_b);
+        int64_t end_x = x.lo + x.len, end_y = y.lo + y.len;
+        common += max_i64(0, min_i64(end_x, end_y) - max_i64(x.lo, y.lo));
+        if (end_x <= end_y)
+            at_a += x.len;
+        else
+            at_b += y.len;
+    }
+    return common;
+}
+
+int64_t pair_volume(const rsd_plan *plan, int64_t src_position, int64_t dst_position)
+{
+    const rsd_layout *src = plan->src, *dst = plan->dst;
+    if (!is_giver_of(plan, src_position, mesh_array_at(dst->mesh, dst_position)))
+        return 0;
+    int64_t volume = 1;
+    for (int32_t d = 0; d < src->ndim && volume > 0; d++)
+        volume *= common_extent(&src->cuts[d], src_position, &dst->cuts[d], dst_position);
+    return volume;
+}
+
+static rsd_status count_formulas(const rsd_plan *plan, int32_t rank, rsd_rank_totals *totals)
+{
+    const rsd_mesh *src = plan->src->mesh, *dst = plan->dst->mesh;
+    int64_t from = mesh_position_of(src, rank), to = mesh_position_of(dst, rank);
+    int64_t each = (int64_t)rsd_dtype_nbytes(plan->src->dtype);
+    bool own = from >= 0 && to >= 0 && is_giver_of(plan, from, mesh_array_at(dst, to));
+    struct tally tally;
+    if (to >= 0) {
+        TRY(tally_array(plan, false, mesh_array_at(dst, to), own ? from : -1, &tally));
+        totals->pieces_received = tally.pieces - tally.own_pieces;
+        totals->messages_received = tally.peers - (tally.own_pieces > 0);
+        totals->bytes_received = (tally.volume - tally.own_volume) * each;
+        totals->pieces_kept = tally.own_pieces;
+        totals->bytes_kept = tally.own_volume * each;
+    }
+    if (from >= 0) {
+        TRY(tally_array(plan, true, mesh_array_at(src, from), own ? to : -1, &tally));
+        int64_t copies = plan->dst->copies.total;
+        totals->pieces_sent = tally.pieces * copies - tally.own_pieces;
+        totals->messages_sent = tally.peers * copies - (tally.own_pieces > 0);
+        if (!mul_i64(tally.volume * each, copies, &totals->bytes_sent))
+            return fail(RSD_ELIMIT, "the bytes that rank %d sends do not fit into 63 bits",
+                        (int)rank);
+        totals->bytes_sent -= tally.own_volume * each;
+    }
+    return RSD_OK;
+}
+
+/* ---- any plan, walked ---- */
+
+static int by_rank_number(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+rsd_status rank_set_add(struct rank_set *set, int32_t rank)
+{
+    if (set->n && set->ranks[set->n - 1] == rank)
+        return RSD_OK;
+    void *memory = set->ranks;
+    rsd_status status = mem_reserve(&memory, &set->room, set->n + 1, sizeof rank);
+    set->ranks = memory;
+    TRY(status);
+    set->ranks[set->n++] = rank;
+    return RSD_OK;
+}
+
+int64_t rank_set_count(struct rank_set *set)
+{
+    int64_t distinct = 0;
+    if (set->n > 1)
+        qsort(set->ranks, set->n, sizeof *set->ranks, by_rank_number);
+    for (size_t i = 0; i < set->n; i++)
+        distinct += i == 0 || set->ranks[i] != set->ranks[i - 1];
+    set->n = 0;
+    return distinct;
+}
+
+static rsd_status walk_side(const rsd_plan *plan, int32_t rank, rsd_side side, int64_t *pieces,
+                            int64_t *messages, int64_t *nbytes, rsd_rank_totals *totals)
+{
+    struct rank_set peers = {0};
+    rsd_cursor *cursor;
+    const rsd_piece *piece;
+    TRY(rsd_plan_walk(plan, rank, side, &cursor));
+    rsd_status status;
+    while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
+        if (piece->from == piece->to) {
+            totals->pieces_kept += side == RSD_RECEIVES;
+            totals->bytes_kept += side == RSD_RECEIVES ? piece->nbytes : 0;
+            continue;
+        }
+        (*pieces)++;
+        if (!add_i64(*nbytes, piece->nbytes, nbytes))
+            status = fail(RSD_ELIMIT, "a total of rank %d does not fit into 63 bits", (int)rank);
+        if (!status)
+            status = rank_set_add(&peers, side == RSD_RECEIVES ? piece->from : piece->to);
+        if (status)
+            break;
+    }
+    *messages = rank_set_count(&peers);
+    mem_free(peers.ranks);
+    rsd_cursor_free(cursor);
+    return status;
+}
+
+static rsd_status count_walked(const rsd_plan *plan, int32_t rank, rsd_rank_totals *totals)
+{
+    TRY(walk_side(plan, rank, RSD_RECEIVES, &totals->pieces_received, &totals->messages_received,
+                  &totals->bytes_received, totals));
+    return walk_side(plan, rank, RSD_SENDS, &totals->pieces_sent, &totals->messages_sent,
+                     &totals->bytes_sent, totals);
+}
+
+/* ---- the windows ---- */
+
+static rsd_status add_arrays(const rsd_layout *layout, int32_t rank, int64_t *nbytes)
+{
+    int64_t first, count;
+    rsd_layout_arrays_of(layout, rank, &first, &count);
+    for (int64_t i = first; i < first + count; i++) {
+        rsd_array array;
+        TRY(rsd_layout_array(layout, i, &array));
+        if (!add_i64(*nbytes, (int64_t)array.nbytes, nbytes))
+            return fail(RSD_ELIMIT, "the arrays of rank %d have 2^63 bytes or more", (int)rank);
+    }
+    return RSD_OK;
+}
+
+rsd_status rsd_plan_rank_totals(const rsd_plan *plan, int32_t rank, rsd_rank_totals *totals)
+{
+    TRY(check_struct("rsd_rank_totals", totals->struct_nbytes, sizeof *totals));
+    if (rank < 0)
+        return fail(RSD_EINVAL, "rank %d of a plan: ranks count from 0", (int)rank);
+    rsd_rank_totals counted = {.struct_nbytes = sizeof counted};
+    bool formula = plan_is_direct(plan) && plan->src->copies.total == 1;
+    TRY(formula ? count_formulas(plan, rank, &counted) : count_walked(plan, rank, &counted));
+    TRY(add_arrays(plan->src, rank, &counted.bytes_src));
+    TRY(add_arrays(plan->dst, rank, &counted.bytes_dst));
+    *totals = counted;
+    return RSD_OK;
+}
+
+rsd_status rsd_plan_nbytes(const rsd_plan *plan, int32_t from, int32_t to, int64_t *nbytes)
+{
+    if (from < 0 || to < 0)
+        return fail(RSD_EINVAL, "rank %d of a plan: ranks count from 0",
+                    (int)(from < 0 ? from : to));
+    if (plan_is_direct(plan)) {
+        int64_t at = mesh_position_of(plan->src->mesh, from),
+                to_at = mesh_position_of(plan->dst->mesh, to);
+        int64_t volume = at < 0 || to_at < 0 ? 0 : pair_volume(plan, at, to_at);
+        *nbytes = volume * (int64_t)rsd_dtype_nbytes(plan->src->dtype);
+        return RSD_OK;
+    }
+    rsd_cursor *cursor;
+    const rsd_piece *piece;
+    int64_t sum = 0;
+    TRY(rsd_plan_walk(plan, to, RSD_RECEIVES, &cursor));
+    rsd_status status;
+    while (!(status = rsd_cursor_next(cursor, &piece)) && piece)
+        sum += piece->from == from ? piece->nbytes : 0;
+    rsd_cursor_free(cursor);
+    if (!status)
+        *nbytes = sum;
+    return status;
+}

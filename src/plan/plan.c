@@ -1,0 +1,266 @@
+/* plan.c - making a plan: what must hold between two layouts before anything may move.
+ *
+ * Invariants of a plan:
+ *   (1) Both layouts describe the same tensor, and the source holds everything the destination
+ *       needs: every meeting has a giver.
+ *   (2) It never changes, and nothing in it depends on who asks: every rank computes the same.
+ */
+#include "plan.h"
+
+#include <string.h>
+
+/* Part of the digest: another number whenever the same layouts would give other pieces. */
+enum { PLANNER_VERSION = 1 };
+
+/* ---- partial axes ---- */
+
+static bool is_partial(const rsd_layout *layout, int32_t axis)
+{
+    return layout->mesh && axis < layout->mesh->naxes && layout->mesh->counts[axis] > 1 &&
+           layout->placements[axis].kind == RSD_PARTIAL;
+}
+
+static bool can_stay(const rsd_layout *src, int32_t axis, const rsd_layout *dst, int32_t dst_axis)
+{
+    return is_partial(src, axis) && src->mesh->counts[axis] == dst->mesh->counts[dst_axis] &&
+           src->placements[axis].reduce == dst->placements[dst_axis].reduce;
+}
+
+/* A destination axis may be partial only if the source is partial in the same way: each term then
+ * goes its own way. The axis of the same number is preferred. */
+static rsd_status keep_terms(rsd_plan *plan, bool taken[RSD_MAX_AXES])
+{
+    const rsd_layout *src = plan->src, *dst = plan->dst;
+    for (int32_t b = 0; dst->mesh && b < dst->mesh->naxes; b++) {
+        if (!is_partial(dst, b))
+            continue;
+        int32_t a = can_stay(src, b, dst, b) && !taken[b] ? b : 0;
+        while (a < RSD_MAX_AXES && (taken[a] || !can_stay(src, a, dst, b)))
+            a++;
+        if (a == RSD_MAX_AXES)
+            return fail(RSD_EINVAL,
+                        "the destination is P(%s) on mesh axis %d, where the source has no such "
+                        "partial values to keep",
+                        reduction_names[dst->placements[b].reduce], (int)b);
+        taken[a] = true;
+        int32_t n = plan->kept.n++;
+        plan->kept.count[n] = src->mesh->counts[a];
+        plan->kept.src_stride[n] = src->mesh->strides[a];
+        plan->kept.dst_stride[n] = dst->mesh->strides[b];
+    }
+    return RSD_OK;
+}
+
+static rsd_status reduce_terms(rsd_plan *plan, const bool kept[RSD_MAX_AXES])
+{
+    const rsd_layout *src = plan->src;
+    plan->reduced.total = plan->divisor = 1;
+    for (int32_t a = 0; a < RSD_MAX_AXES; a++) {
+        if (!is_partial(src, a) || kept[a])
+            continue;
+        rsd_reduce reduce = src->placements[a].reduce;
+        if (!dtype_reduces(src->dtype, reduce))
+            return fail(RSD_EUNSUPPORTED, "%s values have no reduction '%s'",
+                        rsd_dtype_name(src->dtype), reduction_names[reduce]);
+        plan->reduced.count[plan->reduced.ndigits] = src->mesh->counts[a];
+        plan->reduced.stride[plan->reduced.ndigits++] = src->mesh->strides[a];
+        plan->reduced.total *= src->mesh->counts[a];
+        if (reduce == RSD_AVG)
+            plan->divisor *= src->mesh->counts[a];
+        plan->reduce = reduce == RSD_AVG ? RSD_SUM : reduce;
+    }
+    return RSD_OK;
+}
+
+/* ---- explicit sides ---- */
+
+/* The cells of each source array: counted, then filled. */
+static rsd_status index_src_cells(rsd_plan *plan)
+{
+    const struct cells *cells = &plan->src_cells;
+    int64_t narrays = plan->src->nboxes;
+    size_t total = (size_t)(cells->ncells ? cells->first_holder[cells->ncells] : 0);
+    int64_t *first = plan->first_src_cell = mem_new((size_t)narrays + 2, sizeof *first);
+    plan->src_cell_of = mem_new(total, sizeof *plan->src_cell_of);
+    if (!first || !plan->src_cell_of)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < total; i++)
+        first[cells->holders[i] + 2]++;
+    for (int64_t a = 0; a < narrays; a++)
+        first[a + 2] += first[a + 1];
+    for (int64_t c = 0; c < cells->ncells; c++)
+        for (int64_t i = cells->first_holder[c]; i < cells->first_holder[c + 1]; i++)
+            plan->src_cell_of[first[cells->holders[i] + 1]++] = c;
+    return RSD_OK;
+}
+
+static rsd_status index_dst_cells(rsd_plan *plan)
+{
+    const struct cells *cells = &plan->dst_cells;
+    size_t narrays = (size_t)plan->dst->nboxes;
+    plan->dst_cell_of = mem_new(narrays, sizeof *plan->dst_cell_of);
+    if (!plan->dst_cell_of)
+        return RSD_ENOMEM;
+    for (size_t a = 0; a < narrays; a++)
+        plan->dst_cell_of[a] = -1;
+    for (int64_t c = 0; c < cells->ncells; c++)
+        for (int64_t i = cells->first_holder[c]; i < cells->first_holder[c + 1]; i++)
+            plan->dst_cell_of[cells->holders[i]] = c;
+    return RSD_OK;
+}
+
+static rsd_status check_held(const rsd_plan *plan, const int64_t *lo, const int64_t *len)
+{
+    int64_t hole_lo[RSD_MAX_DIMS], hole_len[RSD_MAX_DIMS];
+    char text[BOX_TEXT_NCHARS];
+    if (!cells_miss(&plan->src_cells, lo, len, hole_lo, hole_len))
+        return RSD_OK;
+    return fail(RSD_EMISMATCH, "the source does not hold %s",
+                box_text(plan->src->ndim, hole_lo, hole_len, text));
+}
+
+/* A mesh covers its tensor by construction; explicit boxes have to show it. */
+static rsd_status check_cover(const rsd_plan *plan)
+{
+    static const int64_t origin[RSD_MAX_DIMS];
+    if (plan->src->mesh || plan->src->volume == 0)
+        return RSD_OK;
+    if (plan->dst->mesh)
+        return check_held(plan, origin, plan->dst->shape);
+    const struct cells *cells = &plan->dst_cells;
+    for (int64_t c = 0; c < cells->ncells; c++)
+        TRY(check_held(plan, cells->lo + c * cells->ndim, cells->len + c * cells->ndim));
+    return RSD_OK;
+}
+
+/* ---- options ---- */
+
+static rsd_status take_options(rsd_plan *plan, const rsd_plan_options *options)
+{
+    if (!options)
+        return RSD_OK;
+    TRY(check_struct("rsd_plan_options", options->struct_nbytes, sizeof *options));
+    if (!options->node_of)
+        return RSD_OK;
+    int64_t world = max_i64(rsd_layout_world(plan->src), rsd_layout_world(plan->dst));
+    if (options->nranks < world)
+        return fail(RSD_EINVAL, "the node map lists %lld ranks, the layouts name rank %lld",
+                    (long long)options->nranks, (long long)world - 1);
+    plan->node_of = mem_copy(options->node_of, (size_t)world, sizeof *options->node_of);
+    plan->nranks = world;
+    return plan->node_of ? RSD_OK : RSD_ENOMEM;
+}
+
+/* ---- the whole ---- */
+
+static rsd_status check_runs(const rsd_layout *layout)
+{
+    for (int32_t d = 0; layout->mesh && d < layout->ndim; d++)
+        TRY(check_nspans(&layout->cuts[d], d));
+    return RSD_OK;
+}
+
+static rsd_status build(rsd_plan *plan, const rsd_plan_options *options)
+{
+    bool kept[RSD_MAX_AXES] = {false};
+    TRY(layout_same_tensor(plan->src, plan->dst));
+    TRY(check_runs(plan->src));
+    TRY(check_runs(plan->dst));
+    TRY(take_options(plan, options));
+    TRY(keep_terms(plan, kept));
+    TRY(reduce_terms(plan, kept));
+    if (!plan->src->mesh) {
+        TRY(cells_build(&plan->src_cells, plan->src, true));
+        TRY(index_src_cells(plan));
+    }
+    if (!plan->dst->mesh) {
+        TRY(cells_build(&plan->dst_cells, plan->dst, false));
+        TRY(index_dst_cells(plan));
+    }
+    return check_cover(plan);
+}
+
+rsd_status rsd_plan_new(const rsd_layout *src, const rsd_layout *dst,
+                        const rsd_plan_options *options, rsd_plan **out)
+{
+    rsd_plan *plan = mem_new(1, sizeof *plan);
+    if (!plan)
+        return RSD_ENOMEM;
+    atomic_init(&plan->references, 1);
+    plan->src = layout_share(src);
+    plan->dst = layout_share(dst);
+    rsd_status status = build(plan, options);
+    if (status)
+        rsd_plan_free(plan);
+    else
+        *out = plan;
+    return status;
+}
+
+rsd_plan *plan_share(const rsd_plan *plan)
+{
+    rsd_plan *shared = without_const(plan);
+    atomic_fetch_add(&shared->references, 1);
+    return shared;
+}
+
+void rsd_plan_free(rsd_plan *plan)
+{
+    if (!plan || atomic_fetch_sub(&plan->references, 1) > 1)
+        return;
+    cells_drop(&plan->src_cells);
+    cells_drop(&plan->dst_cells);
+    mem_free(plan->first_src_cell);
+    mem_free(plan->src_cell_of);
+    mem_free(plan->dst_cell_of);
+    mem_free(plan->node_of);
+    rsd_layout_free(plan->src);
+    rsd_layout_free(plan->dst);
+    mem_free(plan);
+}
+
+const rsd_layout *rsd_plan_src(const rsd_plan *plan)
+{
+    return plan->src;
+}
+
+const rsd_layout *rsd_plan_dst(const rsd_plan *plan)
+{
+    return plan->dst;
+}
+
+static rsd_status with_same_options(const rsd_plan *plan, const rsd_layout *src,
+                                    const rsd_layout *dst, rsd_plan **out)
+{
+    rsd_plan_options options = {
+        .struct_nbytes = sizeof options, .nranks = plan->nranks, .node_of = plan->node_of};
+    return rsd_plan_new(src, dst, &options, out);
+}
+
+rsd_status rsd_plan_inverse(const rsd_plan *plan, rsd_plan **inverse)
+{
+    if (plan->reduced.total > 1)
+        return fail(RSD_EINVAL, "the source is partial: what was reduced has no way back");
+    return with_same_options(plan, plan->dst, plan->src, inverse);
+}
+
+rsd_status rsd_plan_backward(const rsd_plan *plan, const rsd_layout *gradient, rsd_plan **backward)
+{
+    rsd_layout *target;
+    TRY(layout_without_partial(plan->src, &target));
+    rsd_status status = with_same_options(plan, gradient, target, backward);
+    rsd_layout_free(target);
+    return status;
+}
+
+void rsd_plan_digest(const rsd_plan *plan, char digest[RSD_DIGEST_NCHARS])
+{
+    struct hash hash;
+    hash_start(&hash, "reshard plan");
+    hash_i64(&hash, PLANNER_VERSION);
+    layout_hash(plan->src, &hash);
+    layout_hash(plan->dst, &hash);
+    hash_i64(&hash, plan->nranks);
+    hash_i32s(&hash, plan->node_of, (size_t)plan->nranks);
+    hash_text(hash, digest);
+}

@@ -1,0 +1,156 @@
+/* totals.c - counting a plan: pieces, messages and bytes, of all ranks or of one.
+ *
+ * When both sides are formulas and each meeting is taken whole, nothing is walked: pieces are the
+ * product over the dims of the meetings along each, and so are messages; only what ranks keep is
+ * asked rank by rank, since rank numbers tie the dims together. Every other plan is walked.
+ */
+#include "plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static rsd_status too_much(void)
+{
+    return fail(RSD_ELIMIT, "a total of this plan does not fit into 63 bits");
+}
+
+static rsd_status multiply(int64_t *product, int64_t factor)
+{
+    return mul_i64(*product, factor, product) ? RSD_OK : too_much();
+}
+
+static rsd_status add(int64_t *sum, int64_t summand)
+{
+    return add_i64(*sum, summand, sum) ? RSD_OK : too_much();
+}
+
+static int64_t element_nbytes(const rsd_plan *plan)
+{
+    return (int64_t)rsd_dtype_nbytes(plan->src->dtype);
+}
+
+/* What all destination arrays hold. */
+static rsd_status total_nbytes(const rsd_plan *plan, int64_t *nbytes)
+{
+    const rsd_layout *dst = plan->dst;
+    *nbytes = 0;
+    if (dst->mesh) {
+        *nbytes = dst->volume * element_nbytes(plan);
+        TRY(multiply(nbytes, dst->copies.total));
+        return multiply(nbytes, dst->terms.total);
+    }
+    for (int64_t i = 0; i < dst->nboxes; i++)
+        TRY(add(nbytes, box_volume(dst->ndim, layout_box_len(dst, i)) * element_nbytes(plan)));
+    return RSD_OK;
+}
+
+/* ---- two formulas ---- */
+
+static int by_both(const void *a, const void *b)
+{
+    const struct sweep *x = a, *y = b;
+    if (x->own_pos != y->own_pos)
+        return x->own_pos < y->own_pos ? -1 : 1;
+    return (x->other_pos > y->other_pos) - (x->other_pos < y->other_pos);
+}
+
+static int64_t distinct_pairs(struct sweep *list, size_t n)
+{
+    qsort(list, n, sizeof *list, by_both);
+    int64_t distinct = n > 0;
+    for (size_t i = 1; i < n; i++)
+        distinct += by_both(&list[i], &list[i - 1]) != 0;
+    return distinct;
+}
+
+/* Ranks that have a source and a destination array keep what both hold. */
+static rsd_status add_kept(const rsd_plan *plan, rsd_totals *totals, int64_t *nkeepers)
+{
+    const rsd_mesh *src = plan->src->mesh, *dst = plan->dst->mesh;
+    const rsd_mesh *fewer = src->nranks < dst->nranks ? src : dst;
+    for (int64_t p = 0; p < fewer->nranks; p++) {
+        int32_t rank = mesh_rank_at(fewer, p);
+        int64_t from = mesh_position_of(src, rank), to = mesh_position_of(dst, rank);
+        int64_t volume = from < 0 || to < 0 ? 0 : pair_volume(plan, from, to);
+        *nkeepers += volume > 0;
+        TRY(add(&totals->bytes_kept, volume * element_nbytes(plan)));
+    }
+    return RSD_OK;
+}
+
+static rsd_status count_formulas(const rsd_plan *plan, rsd_totals *totals)
+{
+    const rsd_layout *src = plan->src, *dst = plan->dst;
+    TRY(total_nbytes(plan, &totals->bytes_total));
+    if (dst->volume == 0)
+        return RSD_OK;
+    int64_t nkeepers = 0;
+    totals->pieces = totals->messages = dst->copies.total * dst->terms.total;
+    for (int32_t d = 0; d < dst->ndim; d++) {
+        struct sweep *list;
+        size_t n;
+        TRY(sweep_dim(&dst->cuts[d], &src->cuts[d], &list, &n));
+        rsd_status status = multiply(&totals->pieces, (int64_t)n);
+        if (!status)
+            status = multiply(&totals->messages, distinct_pairs(list, n));
+        mem_free(list);
+        TRY(status);
+    }
+    TRY(add_kept(plan, totals, &nkeepers));
+    totals->messages -= nkeepers;
+    totals->stages = 1;
+    totals->bytes_moved = totals->lower_bound = totals->bytes_total - totals->bytes_kept;
+    return RSD_OK;
+}
+
+/* ---- any plan, walked ---- */
+
+static rsd_status count_piece(const rsd_plan *plan, const rsd_piece *piece, rsd_totals *totals)
+{
+    totals->pieces++;
+    totals->stages = max_i64(totals->stages, piece->stage + 1);
+    if (plan->node_of && plan->node_of[piece->from] != plan->node_of[piece->to])
+        TRY(add(&totals->bytes_crossed, piece->nbytes));
+    return add(piece->from == piece->to ? &totals->bytes_kept : &totals->bytes_moved,
+               piece->nbytes);
+}
+
+static rsd_status count_walked(const rsd_plan *plan, rsd_totals *totals)
+{
+    struct rank_set givers = {0};
+    rsd_cursor *cursor;
+    const rsd_piece *piece;
+    int32_t getter = -1;
+    TRY(total_nbytes(plan, &totals->bytes_total));
+    TRY(rsd_plan_walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
+    rsd_status status;
+    while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
+        if (piece->to != getter)
+            totals->messages += rank_set_count(&givers);
+        getter = piece->to;
+        status = count_piece(plan, piece, totals);
+        if (!status && piece->from != piece->to)
+            status = rank_set_add(&givers, piece->from);
+        if (status)
+            break;
+    }
+    totals->messages += rank_set_count(&givers);
+    mem_free(givers.ranks);
+    rsd_cursor_free(cursor);
+    return status;
+}
+
+rsd_status rsd_plan_totals(const rsd_plan *plan, rsd_totals *totals)
+{
+    TRY(check_struct("rsd_totals", totals->struct_nbytes, sizeof *totals));
+    rsd_totals counted = {.struct_nbytes = sizeof counted};
+    if (plan_is_direct(plan)) {
+        TRY(count_formulas(plan, &counted));
+    } else {
+        TRY(count_walked(plan, &counted));
+        TRY(bound_moved(plan, &counted.lower_bound));
+        TRY(bound_crossed(plan, &counted.crossed_bound));
+    }
+    *totals = counted;
+    return RSD_OK;
+}

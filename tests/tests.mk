@@ -1,0 +1,27 @@
+# Every test is a program that reports as TAP, run by prove. All run with the address and
+# undefined-behaviour sanitizers; those that use threads run with the thread sanitizer too.
+
+TEST_HELPERS := tests/oracle.c tests/random.c
+TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
+TSAN_NAMES := pool move
+TESTS := $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
+         $(wildcard tests/cli/*.sh)
+
+LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
+
+.PHONY: test
+test: all $(TESTS) $(BUILD)/asan/reshard
+	@tools/need.sh prove:perl
+	TSAN_OPTIONS=halt_on_error=1 RESHARD=$(abspath $(BUILD)/asan/reshard) \
+	    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)
+
+$(BUILD)/asan/test_%: $(BUILD)/asan/tests/test_%.o $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
+	$(CC) $(SAN_asan) $(LINK_$*) -o $@ $^ $(LDLIBS) -lm
+
+$(BUILD)/tsan/test_%: $(BUILD)/tsan/tests/test_%.o $(call objects,tsan,$(TEST_HELPERS) $(LIB_SRC))
+	$(CC) $(SAN_tsan) $(LINK_$*) -o $@ $^ $(LDLIBS) -lm
+
+$(BUILD)/asan/reshard: $(call objects,asan,$(LIB_SRC) $(CLI_SRC))
+	$(CC) $(SAN_asan) -o $@ $^ $(LDLIBS)
+
+.SECONDARY:

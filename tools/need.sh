@@ -1,0 +1,22 @@
+#!/bin/sh
+# need.sh COMMAND:PACKAGE ...   installs the Debian packages of commands that are missing, saying
+# which; without root it says what to run instead. A name with a slash is a file to look for.
+set -eu
+missing=
+for pair in "$@"; do
+    what=${pair%%:*} package=${pair#*:}
+    case $what in
+    */*) [ -e "$what" ] || missing="$missing $package" ;;
+    *) command -v "$what" >/dev/null 2>&1 || missing="$missing $package" ;;
+    esac
+done
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+    echo "missing packages; please run: apt-get install --no-install-recommends$missing" >&2
+    exit 1
+fi
+echo "installing Debian packages:$missing"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+# shellcheck disable=SC2086
+apt-get install -y -qq --no-install-recommends $missing >/dev/null

@@ -1,0 +1,25 @@
+# The same sources, built several ways: plain for use, with sanitizers for tests.
+#   build/obj/...    plain          build/asan/...   address and undefined behaviour
+#   build/tsan/...   threads
+
+SAN_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g
+SAN_tsan := -fsanitize=thread -O1 -g
+
+objects = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
+
+LIB_OBJ := $(call objects,obj,$(LIB_SRC))
+CLI_OBJ := $(call objects,obj,$(CLI_SRC))
+
+$(BUILD)/obj/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(ALL_CFLAGS) $(CFLAGS) -fPIC -MMD -MP -c -o $@ $<
+
+$(BUILD)/asan/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -MMD -MP -c -o $@ $<
+
+$(BUILD)/tsan/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_tsan) -MMD -MP -c -o $@ $<
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
