@@ -6,7 +6,7 @@
 # make fuzz       fuzzes every parser for FUZZ_SECONDS each
 # make install    to PREFIX (/usr/local), with DESTDIR
 
-VERSION := 0.1.0
+VERSION := $(shell sed -n 's/^.define RSD_VERSION "\(.*\)"/\1/p' include/reshard.h)
 SOVERSION := 0
 PREFIX ?= /usr/local
 CC ?= gcc
@@ -16,10 +16,10 @@ ROOMS := base layout plan move
 LIB_SRC := $(foreach room,$(ROOMS),$(sort $(wildcard src/$(room)/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 
-CPPFLAGS += -Iinclude $(addprefix -Isrc/,$(ROOMS)) -D_GNU_SOURCE -DRSD_VERSION='"$(VERSION)"'
+CPPFLAGS += -Iinclude $(addprefix -Isrc/,$(ROOMS)) -D_GNU_SOURCE
 WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wpedantic -Wstrict-prototypes -Wmissing-prototypes \
             -Wvla -Wpointer-arith -Wcast-qual -Wformat=2
-CFLAGS ?= -O2 -g
+CFLAGS ?= -O2 -g -DNDEBUG
 ALL_CFLAGS := -std=c11 -ffp-contract=off $(WARNINGS)
 LDLIBS += -lpthread
 
@@ -69,14 +69,20 @@ install: all
 	ln -sf libreshard.so.$(SOVERSION) $(DESTDIR)$(PREFIX)/lib/libreshard.so
 	install -m 644 $(BUILD)/reshard.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
 
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(sort $(wildcard examples/*.c)))
+
+$(BUILD)/examples/%: $(BUILD)/obj/examples/%.o $(BUILD)/libreshard.a
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 # ---- tests ----
 
-include tests/tests.mk
 include fuzz/fuzz.mk
+include tests/tests.mk
 include bench/bench.mk
 
-demo: all
-	@tools/demo.sh $(BUILD)/reshard
+demo: all $(EXAMPLES)
+	@tools/demo.sh $(BUILD)
 
 lint:
 	@tools/need.sh clang-format:clang-format clang-tidy:clang-tidy cppcheck:cppcheck

@@ -1,0 +1,26 @@
+# A fuzz target is fuzz_NAME.c with its corpus in corpus/NAME. `make fuzz` runs each with libFuzzer;
+# `make test` replays the corpora with gcc's sanitizers.
+
+FUZZ_NAMES := $(patsubst fuzz/fuzz_%.c,%,$(sort $(wildcard fuzz/fuzz_*.c)))
+FUZZ_SECONDS ?= 60
+
+$(BUILD)/asan/replay_%: $(BUILD)/asan/fuzz/fuzz_%.o fuzz/replay.c $(call objects,asan,$(LIB_SRC))
+	$(CC) $(SAN_asan) -std=c11 -D_GNU_SOURCE -o $@ $^ $(LDLIBS)
+
+FUZZ_FLAGS := -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+
+$(BUILD)/fuzz/fuzz_%: fuzz/fuzz_%.c $(LIB_SRC)
+	@mkdir -p $(@D)
+	clang $(CPPFLAGS) $(FUZZ_FLAGS) -o $@ $^ $(LDLIBS)
+
+.PHONY: fuzz
+fuzz:
+	@tools/need.sh clang:clang /usr/lib/llvm-14/lib/clang/14.0.6/lib/linux/libclang_rt.fuzzer-x86_64.a:libclang-rt-14-dev
+	@$(MAKE) $(addprefix $(BUILD)/fuzz/fuzz_,$(FUZZ_NAMES))
+	@for name in $(FUZZ_NAMES); do \
+	    mkdir -p $(BUILD)/fuzz/new/$$name; \
+	    echo "== $$name"; \
+	    $(BUILD)/fuzz/fuzz_$$name -max_total_time=$(FUZZ_SECONDS) -max_len=4000 -timeout=20 -rss_limit_mb=4096 \
+	        -print_final_stats=1 -verbosity=0 -artifact_prefix=$(BUILD)/fuzz/ \
+	        $(BUILD)/fuzz/new/$$name fuzz/corpus/$$name || exit 1; \
+	done

@@ -79,7 +79,8 @@ const char *rsd_status_name(rsd_status status);
  * Empty if nothing failed yet. Valid until the next call into the library by the same thread. */
 const char *rsd_error(void);
 
-/* The version of the library, such as "0.1.0". */
+/* The version of this header, and of the library that runs. */
+#define RSD_VERSION "0.1.0"
 const char *rsd_version(void);
 
 /* Gives back text or a list that a call returned through a pointer. Accepts NULL. */

@@ -53,7 +53,8 @@ static void halves(void)
     for (uint32_t half = 0; half < 0x10000; half++) {
         float wide = f32_from_f16((uint16_t)half);
         double value = value_of_f16((uint16_t)half);
-        CHECK(isnan(value) ? isnan(wide) : (double)wide == value && !signbit(wide) == !signbit(value),
+        CHECK(isnan(value) ? isnan(wide)
+                           : (double)wide == value && !signbit(wide) == !signbit(value),
               "f16 %04x", half);
         CHECK(isnan(wide) || f16_from_f32(wide) == half, "f16 %04x", half);
         CHECK(!isnan(wide) || isnan(f32_from_f16(f16_from_f32(wide))), "f16 NaN %04x", half);

@@ -4,13 +4,13 @@
 TEST_HELPERS := tests/oracle.c tests/random.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move
-TESTS := $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
-         $(wildcard tests/cli/*.sh)
+TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
+         tests/cli.sh $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 
 LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
 
 .PHONY: test
-test: all $(TESTS) $(BUILD)/asan/reshard
+test: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard
 	@tools/need.sh prove:perl
 	TSAN_OPTIONS=halt_on_error=1 RESHARD=$(abspath $(BUILD)/asan/reshard) \
 	    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)

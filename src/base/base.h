@@ -14,13 +14,16 @@
 
 /* ---- status.c ---- */
 
-/* Sets the last error of this thread and returns status: the place where a failure is known says so
- * once, everyone above returns the code unchanged. */
-rsd_status fail(rsd_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-/* Puts what a caller knows in front of the last error: "w1: " + "shape differs ...". */
-rsd_status fail_in(rsd_status status, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+/* fail(status, format, ...) sets the last error of this thread and is the status: the place where a
+ * failure is known says so once, everyone above returns the code unchanged.
+ *
+ * fail_in(status, format, ...) puts what a caller knows in front: "w1: " + "shape differs ...".
+ *
+ * They are macros so that compilers see which status is returned. */
+#define fail(status, ...)    (set_error(__VA_ARGS__), (status))
+#define fail_in(status, ...) (set_error_context(__VA_ARGS__), (status))
+void set_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void set_error_context(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* An options or report struct begins with its size, so that it can grow: checks that the caller's
  * is one we know. */
@@ -83,7 +86,8 @@ static inline void *without_const(const void *owned)
 /* Zeroed memory for count elements; NULL with ENOMEM set. A count of 0 gives a valid pointer. */
 void *mem_new(size_t count, size_t nbytes_each);
 
-/* Makes room for at least `need` elements in *list, doubling *capacity. */
+/* Makes room for at least `need` elements in *list, doubling *capacity; *list is never NULL then.
+ */
 rsd_status mem_reserve(void **list, size_t *capacity, size_t need, size_t nbytes_each);
 
 /* A copy of count elements. */

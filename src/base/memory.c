@@ -20,7 +20,7 @@ void *mem_new(size_t count, size_t nbytes_each)
 
 rsd_status mem_reserve(void **list, size_t *capacity, size_t need, size_t nbytes_each)
 {
-    if (need <= *capacity)
+    if (need <= *capacity && *list)
         return RSD_OK;
     size_t want = *capacity < 8 ? 8 : *capacity;
     while (want < need && want <= SIZE_MAX / 2)

@@ -50,16 +50,15 @@ const char *rsd_status_name(rsd_status status)
     return "unknown status";
 }
 
-rsd_status fail(rsd_status status, const char *format, ...)
+void set_error(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
     vsnprintf(last_error, sizeof last_error, format, args);
     va_end(args);
-    return status;
 }
 
-rsd_status fail_in(rsd_status status, const char *format, ...)
+void set_error_context(const char *format, ...)
 {
     char before[ERROR_NCHARS];
     memcpy(before, last_error, sizeof before);
@@ -69,7 +68,6 @@ rsd_status fail_in(rsd_status status, const char *format, ...)
     va_end(args);
     if (length >= 0 && (size_t)length < sizeof last_error)
         snprintf(last_error + length, sizeof last_error - (size_t)length, "%s", before);
-    return status;
 }
 
 rsd_status check_struct(const char *name, size_t given, size_t known)

@@ -1,6 +1,7 @@
 /* ask.c - what can be asked of a layout: its places, boxes and arrays. */
 #include "layout.h"
 
+#include <assert.h>
 #include <string.h>
 
 rsd_dtype rsd_layout_dtype(const rsd_layout *layout)
@@ -91,13 +92,6 @@ rsd_status rsd_layout_position(const rsd_layout *layout, int32_t rank, int64_t *
 int64_t rsd_layout_narrays(const rsd_layout *layout)
 {
     return layout->mesh ? layout->mesh->nranks : layout->nboxes;
-}
-
-int32_t layout_array_rank(const rsd_layout *layout, int64_t array)
-{
-    if (layout->mesh)
-        return mesh_rank_at(layout->mesh, mesh_position_of_array(layout->mesh, array));
-    return layout->box_ranks[array];
 }
 
 void layout_array_shape(const rsd_layout *layout, int64_t array, int64_t *shape)
@@ -219,7 +213,7 @@ static void spread_spans(const struct cuts *cuts, int64_t position, int64_t exte
 static rsd_status mesh_boxes(const rsd_layout *layout, int64_t position, rsd_box **boxes,
                              int64_t *nboxes)
 {
-    int64_t shape[RSD_MAX_DIMS], nspans[RSD_MAX_DIMS], count = 1;
+    int64_t shape[RSD_MAX_DIMS] = {0}, nspans[RSD_MAX_DIMS] = {0}, count = 1;
     bool empty = false;
     for (int32_t d = 0; d < layout->ndim; d++) {
         shape[d] = cuts_extent_of(&layout->cuts[d], position);
@@ -237,6 +231,7 @@ static rsd_status mesh_boxes(const rsd_layout *layout, int64_t position, rsd_box
         list[0] = empty_box(layout, position, shape);
     int64_t later = count;
     for (int32_t d = 0; d < layout->ndim && !empty; d++) {
+        assert(nspans[d] > 0);
         later /= nspans[d];
         spread_spans(&layout->cuts[d], position, shape[d], d, list, count, nspans[d], later);
     }

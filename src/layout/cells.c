@@ -302,18 +302,6 @@ static rsd_status find_others(struct cutter *cutter)
     return RSD_OK;
 }
 
-static bool any_overlap(const struct cells *cells)
-{
-    for (int64_t i = 0; i < cells->ncells; i++) {
-        struct tree_search search = {0};
-        for (int64_t other; (other = tree_next(&cells->tree, &search, cell_lo(cells, i),
-                                               cell_len(cells, i))) >= 0;)
-            if (other != i)
-                return true;
-    }
-    return false;
-}
-
 static rsd_status cut_overlaps(struct cells *cells)
 {
     struct cells cut = {.ndim = cells->ndim};
@@ -345,7 +333,7 @@ rsd_status cells_build(struct cells *cells, const rsd_layout *layout, bool disjo
     rsd_status status = group_equal(layout, cells);
     if (!status)
         status = tree_build(&cells->tree, cells->ndim, cells->ncells, cells->lo, cells->len);
-    if (!status && disjoint && any_overlap(cells))
+    if (!status && disjoint && tree_any_overlap(&cells->tree))
         status = cut_overlaps(cells);
     if (status)
         cells_drop(cells);

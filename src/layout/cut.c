@@ -20,6 +20,8 @@
  */
 #include "layout.h"
 
+#include <assert.h>
+
 /* A walk down the levels: the coordinate on each axis, and the extent that each level has. */
 struct path {
     const struct cuts *cuts;
@@ -45,6 +47,7 @@ static int64_t shard_below(int64_t n, int64_t m, int64_t c, int64_t p)
 
 static struct run shard_at(int64_t n, int64_t m, int64_t p)
 {
+    assert(n > 0);
     int64_t chunk = ceil_div(n, m), c = p / chunk, lo = c * chunk;
     return (struct run){c, lo, min_i64(lo + chunk, n), 0};
 }
@@ -76,8 +79,10 @@ static struct run balanced_of(int64_t n, int64_t m, int64_t c)
 static struct run balanced_at(int64_t n, int64_t m, int64_t p)
 {
     int64_t shorter = n / m, longer_end = n % m * (shorter + 1);
-    int64_t c = p < longer_end ? p / (shorter + 1) : n % m + (p - longer_end) / shorter;
-    return balanced_of(n, m, c);
+    if (p < longer_end)
+        return balanced_of(n, m, p / (shorter + 1));
+    assert(shorter > 0);
+    return balanced_of(n, m, n % m + (p - longer_end) / shorter);
 }
 
 /* ---- _S: cut into f pieces, and each piece over the axis ----
@@ -112,13 +117,15 @@ static struct run strided_in_piece(int64_t n, int64_t m, int64_t full, int64_t j
 
 static struct run strided_at(int64_t n, int64_t m, int64_t f, int64_t p)
 {
-    int64_t full = ceil_div(n, f), j = p / full;
-    int64_t piece = min_i64(full, n - j * full);
+    assert(n > 0);
+    int64_t full = ceil_div(n, f), j = p / full, piece = min_i64(full, n - j * full);
+    assert(piece > 0);
     return strided_in_piece(n, m, full, j, (p - j * full) / ceil_div(piece, m));
 }
 
 static struct run strided_of(int64_t n, int64_t m, int64_t f, int64_t c, int64_t place)
 {
+    assert(n > 0);
     int64_t full = ceil_div(n, f), part = strided_part(full, m, c), last = n / full;
     return strided_in_piece(n, m, full, part ? min_i64(place / part, last) : last, c);
 }
@@ -147,8 +154,9 @@ static int64_t segment_start(const struct path *path, int32_t level, int32_t seg
 {
     const struct cut *cut = &path->cuts->cut[level];
     int64_t start = segment ? cut->ends[segment - 1] : 0;
-    for (int32_t k = 0; k < level; k++)
-        start = below(path, k, path->coord[k], start);
+    for (int32_t k = 0; k < level; k++) /* whose coordinates are known on level k */
+        start =
+            below(path, k, path->coord[k], start); /* NOLINT(clang-analyzer-core.CallAndMessage) */
     return start;
 }
 
@@ -275,15 +283,18 @@ int64_t cuts_extent_of(const struct cuts *cuts, int64_t position)
 
 struct span cuts_span_at(const struct cuts *cuts, int64_t index)
 {
-    struct path path = {.cuts = cuts, .extent = {cuts->extent}};
+    struct path path;
     struct span span = {.lo = index, .len = cuts->extent - index};
     int64_t p = index;
+    path.cuts = cuts;
+    path.extent[0] = cuts->extent;
     for (int32_t k = 0; k < cuts->ncuts; k++) {
         struct run run = run_at(&path, k, p);
         span.len = min_i64(span.len, run.hi - p);
         span.pos += run.coord * cuts->cut[k].stride;
         path.coord[k] = run.coord;
-        path.extent[k + 1] = below(&path, k, run.coord, path.extent[k]);
+        if (k + 1 < cuts->ncuts)
+            path.extent[k + 1] = below(&path, k, run.coord, path.extent[k]);
         p = run.place + (p - run.lo);
     }
     span.at = p;
@@ -292,7 +303,7 @@ struct span cuts_span_at(const struct cuts *cuts, int64_t index)
 
 struct span cuts_span_of(const struct cuts *cuts, int64_t position, int64_t at)
 {
-    struct path path;
+    struct path path = {0};
     follow(&path, cuts, position);
     struct span span = {.len = path.extent[cuts->ncuts] - at, .at = at};
     int64_t p = at;

@@ -270,7 +270,7 @@ static rsd_status new_on_mesh(rsd_dtype dtype, int32_t ndim, const int64_t *shap
                               const rsd_mesh *mesh, const rsd_placement *placements,
                               const int32_t *naxes, const int32_t *axes, rsd_layout **out)
 {
-    rsd_layout *layout;
+    rsd_layout *layout = NULL;
     TRY(layout_start(dtype, ndim, shape, &layout));
     layout->mesh = mesh_share(mesh);
     rsd_status status = copy_placements(layout, placements);

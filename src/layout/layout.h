@@ -52,10 +52,23 @@ struct rsd_mesh {
 rsd_status mesh_new_from(int32_t naxes, const int64_t *counts, const char *const *names,
                          int32_t base, rsd_mesh **mesh);
 rsd_mesh *mesh_share(const rsd_mesh *mesh);
-int32_t mesh_rank_at(const rsd_mesh *mesh, int64_t position);
 int64_t mesh_position_of(const rsd_mesh *mesh, int32_t rank); /* -1: not in the mesh */
-int64_t mesh_array_at(const rsd_mesh *mesh, int64_t position);
-int64_t mesh_position_of_array(const rsd_mesh *mesh, int64_t array);
+
+static inline int32_t mesh_rank_at(const rsd_mesh *mesh, int64_t position)
+{
+    return mesh->ranks ? mesh->ranks[position] : (int32_t)(mesh->base + position);
+}
+
+static inline int64_t mesh_array_at(const rsd_mesh *mesh, int64_t position)
+{
+    return mesh->array ? mesh->array[position] : position;
+}
+
+static inline int64_t mesh_position_of_array(const rsd_mesh *mesh, int64_t array)
+{
+    return mesh->sorted ? mesh->sorted[array] : array;
+}
+
 static inline int64_t mesh_coord(const rsd_mesh *mesh, int64_t position, int32_t axis)
 {
     return position / mesh->strides[axis] % mesh->counts[axis];
@@ -153,7 +166,12 @@ static inline const int64_t *layout_box_len(const rsd_layout *layout, int64_t bo
 }
 
 /* The rank and local extents of an array. */
-int32_t layout_array_rank(const rsd_layout *layout, int64_t array);
+static inline int32_t layout_array_rank(const rsd_layout *layout, int64_t array)
+{
+    if (layout->mesh)
+        return mesh_rank_at(layout->mesh, mesh_position_of_array(layout->mesh, array));
+    return layout->box_ranks[array];
+}
 void layout_array_shape(const rsd_layout *layout, int64_t array, int64_t *shape);
 
 /* The layout with every Partial turned into Replicate; shares what it can. */
@@ -192,19 +210,21 @@ bool name(struct parser *p, char out[NAME_NCHARS]);
 
 /* ---- tree.c: boxes found by place ---- */
 
-/* A tree over boxes: each node bounds its part of them. Holds no boxes itself. */
+/* A tree over boxes: each node bounds its part of them. */
 struct tree {
     int32_t ndim;
-    int64_t nboxes;
-    const int64_t *lo, *len; /* the boxes, borrowed */
-    int64_t *order;          /* box numbers; a leaf is a run of them */
-    int64_t nnodes;
+    int64_t nboxes, nnodes;
+    int64_t *order;  /* box numbers; a leaf is a run of them */
+    int64_t *boxes;  /* in that order: lo[ndim], hi[ndim] of each */
     int64_t *bounds; /* per node: lo[ndim], hi[ndim] of the boxes below */
 };
 
 rsd_status tree_build(struct tree *tree, int32_t ndim, int64_t nboxes, const int64_t *lo,
                       const int64_t *len);
 void tree_drop(struct tree *tree);
+
+/* Whether any two boxes share an element. */
+bool tree_any_overlap(const struct tree *tree);
 
 /* Finds the boxes that share an element with [lo, lo+len), in an order that depends on the tree
  * alone. Start with {0}; returns -1 after the last. */

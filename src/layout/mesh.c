@@ -154,21 +154,6 @@ void rsd_mesh_free(rsd_mesh *mesh)
     mem_free(mesh);
 }
 
-int32_t mesh_rank_at(const rsd_mesh *mesh, int64_t position)
-{
-    return mesh->ranks ? mesh->ranks[position] : (int32_t)(mesh->base + position);
-}
-
-int64_t mesh_array_at(const rsd_mesh *mesh, int64_t position)
-{
-    return mesh->array ? mesh->array[position] : position;
-}
-
-int64_t mesh_position_of_array(const rsd_mesh *mesh, int64_t array)
-{
-    return mesh->sorted ? mesh->sorted[array] : array;
-}
-
 int64_t mesh_position_of(const rsd_mesh *mesh, int32_t rank)
 {
     if (!mesh->sorted)

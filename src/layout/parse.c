@@ -19,6 +19,7 @@
  */
 #include "layout.h"
 
+#include <assert.h>
 #include <string.h>
 
 enum { MAX_LISTED_RANKS = 1 << 24 };
@@ -126,8 +127,8 @@ static rsd_status axis(struct parser *p, char label[NAME_NCHARS], int64_t *count
 static rsd_status mesh(struct parser *p, rsd_mesh **out)
 {
     char labels[RSD_MAX_AXES][NAME_NCHARS];
-    const char *names[RSD_MAX_AXES];
-    int64_t counts[RSD_MAX_AXES];
+    const char *names[RSD_MAX_AXES] = {NULL};
+    int64_t counts[RSD_MAX_AXES] = {0};
     int32_t naxes = 0;
     skip_spaces(p);
     const char *begin = p->at;
@@ -458,8 +459,9 @@ static rsd_status side(struct parser *p, const struct tensor *tensor, rsd_layout
 {
     if (take(p, "{"))
         return explicit_side(p, tensor, out);
-    rsd_mesh *ranks;
+    rsd_mesh *ranks = NULL;
     TRY(mesh(p, &ranks));
+    assert(ranks);
     rsd_status status = need(p, ":", "':' between the mesh and its placements");
     if (!status)
         status = take(p, "[") ? axes_per_dim(p, tensor, ranks, out)
@@ -477,7 +479,7 @@ static rsd_status the_end(struct parser *p)
 rsd_status rsd_mesh_parse(const char *text, rsd_mesh **out)
 {
     struct parser p = {text, text};
-    rsd_mesh *parsed;
+    rsd_mesh *parsed = NULL;
     TRY(mesh(&p, &parsed));
     rsd_status status = the_end(&p);
     if (status)
@@ -490,8 +492,8 @@ rsd_status rsd_mesh_parse(const char *text, rsd_mesh **out)
 rsd_status rsd_layout_parse(const char *text, rsd_layout **out)
 {
     struct parser p = {text, text};
-    struct tensor whole;
-    rsd_layout *layout;
+    struct tensor whole = {0};
+    rsd_layout *layout = NULL;
     TRY(tensor(&p, &whole));
     TRY(need(&p, "@", "'@' between the tensor and its layout"));
     TRY(side(&p, &whole, &layout));
@@ -506,8 +508,8 @@ rsd_status rsd_layout_parse(const char *text, rsd_layout **out)
 rsd_status rsd_problem_parse(const char *text, rsd_layout **src, rsd_layout **dst)
 {
     struct parser p = {text, text};
-    struct tensor whole;
-    rsd_layout *from, *to = NULL;
+    struct tensor whole = {0};
+    rsd_layout *from = NULL, *to = NULL;
     TRY(tensor(&p, &whole));
     TRY(need(&p, ":", "':' between the tensor and its two layouts"));
     TRY(side(&p, &whole, &from));

@@ -55,19 +55,26 @@ struct curve {
     int64_t origin[RSD_MAX_DIMS];
 };
 
-static int64_t centre(const struct tree *tree, int64_t box, int32_t d)
+/* Boxes as they were given. */
+struct given {
+    int32_t ndim;
+    int64_t n;
+    const int64_t *lo, *len;
+};
+
+static int64_t centre(const struct given *given, int64_t box, int32_t d)
 {
-    return tree->lo[box * tree->ndim + d] + tree->len[box * tree->ndim + d] / 2;
+    return given->lo[box * given->ndim + d] + given->len[box * given->ndim + d] / 2;
 }
 
-static struct curve curve_over(const struct tree *tree)
+static struct curve curve_over(const struct given *given)
 {
     struct curve curve = {0};
-    int32_t width[RSD_MAX_DIMS];
-    for (int32_t d = 0; d < tree->ndim; d++) {
+    int32_t width[RSD_MAX_DIMS] = {0};
+    for (int32_t d = 0; d < given->ndim; d++) {
         int64_t least = INT64_MAX, most = 0;
-        for (int64_t i = 0; i < tree->nboxes; i++) {
-            int64_t c = centre(tree, i, d);
+        for (int64_t i = 0; i < given->n; i++) {
+            int64_t c = centre(given, i, d);
             least = min_i64(least, c);
             most = max_i64(most, c);
         }
@@ -83,14 +90,14 @@ static struct curve curve_over(const struct tree *tree)
     return curve;
 }
 
-static uint64_t curve_key(const struct tree *tree, const struct curve *curve, int64_t box)
+static uint64_t curve_key(const struct given *given, const struct curve *curve, int64_t box)
 {
     if (curve->ndims == 1)
-        return (uint64_t)(centre(tree, box, curve->dim[0]) - curve->origin[0]);
+        return (uint64_t)(centre(given, box, curve->dim[0]) - curve->origin[0]);
     uint64_t key = 0, along[RSD_MAX_DIMS];
     for (int32_t k = 0; k < curve->ndims; k++)
         along[k] =
-            (uint64_t)(centre(tree, box, curve->dim[k]) - curve->origin[k]) >> curve->shift[k];
+            (uint64_t)(centre(given, box, curve->dim[k]) - curve->origin[k]) >> curve->shift[k];
     for (int32_t bit = curve->bits - 1; bit >= 0; bit--)
         for (int32_t k = 0; k < curve->ndims; k++)
             key = key << 1 | (along[k] >> bit & 1);
@@ -100,6 +107,11 @@ static uint64_t curve_key(const struct tree *tree, const struct curve *curve, in
 static int64_t *node_bounds(const struct tree *tree, int64_t node)
 {
     return tree->bounds + node * 2 * tree->ndim;
+}
+
+static int64_t *box_bounds(const struct tree *tree, int64_t place)
+{
+    return tree->boxes + place * 2 * tree->ndim;
 }
 
 static void widen(int32_t ndim, int64_t *bounds, const int64_t *lo, const int64_t *hi)
@@ -128,35 +140,43 @@ static void set_bounds(const struct tree *tree, int64_t node, int64_t first, int
         }
         return;
     }
-    for (int64_t i = first; i < end; i++) {
-        const int64_t *lo = tree->lo + tree->order[i] * ndim,
-                      *len = tree->len + tree->order[i] * ndim;
-        int64_t hi[RSD_MAX_DIMS];
-        for (int32_t d = 0; d < ndim; d++)
-            hi[d] = lo[d] + len[d];
-        widen(ndim, bounds, lo, hi);
+    for (int64_t i = first; i < end; i++)
+        widen(ndim, bounds, box_bounds(tree, i), box_bounds(tree, i) + ndim);
+}
+
+static void fill(struct tree *tree, const struct given *given, struct keyed *keys,
+                 struct keyed *spare)
+{
+    struct curve curve = curve_over(given);
+    for (int64_t i = 0; i < given->n; i++)
+        keys[i] = (struct keyed){curve_key(given, &curve, i), i};
+    sort_keys(keys, spare, given->n);
+    for (int64_t i = 0; i < given->n; i++) {
+        int64_t box = tree->order[i] = keys[i].box, *bounds = box_bounds(tree, i);
+        for (int32_t d = 0; d < given->ndim; d++) {
+            bounds[d] = given->lo[box * given->ndim + d];
+            bounds[given->ndim + d] = bounds[d] + given->len[box * given->ndim + d];
+        }
     }
+    set_bounds(tree, 0, 0, given->n);
 }
 
 rsd_status tree_build(struct tree *tree, int32_t ndim, int64_t nboxes, const int64_t *lo,
                       const int64_t *len)
 {
-    *tree = (struct tree){.ndim = ndim, .nboxes = nboxes, .lo = lo, .len = len, .nnodes = 1};
+    *tree = (struct tree){.ndim = ndim, .nboxes = nboxes, .nnodes = 1};
     for (int64_t n = nboxes; n > LEAF; n = n - n / 2)
         tree->nnodes = 2 * tree->nnodes + 1;
-    struct keyed *keys = mem_new((size_t)nboxes, sizeof *keys);
-    struct keyed *spare = mem_new((size_t)nboxes, sizeof *spare);
-    tree->order = mem_new((size_t)nboxes, sizeof *tree->order);
-    tree->bounds = mem_new((size_t)tree->nnodes * 2 * (size_t)ndim, sizeof *tree->bounds);
-    rsd_status status = keys && spare && tree->order && tree->bounds ? RSD_OK : RSD_ENOMEM;
+    size_t n = (size_t)nboxes, corners = 2 * (size_t)ndim;
+    struct keyed *keys = mem_new(n, sizeof *keys), *spare = mem_new(n, sizeof *spare);
+    tree->order = mem_new(n, sizeof *tree->order);
+    tree->boxes = mem_new(n * corners, sizeof *tree->boxes);
+    tree->bounds = mem_new((size_t)tree->nnodes * corners, sizeof *tree->bounds);
+    rsd_status status =
+        keys && spare && tree->order && tree->boxes && tree->bounds ? RSD_OK : RSD_ENOMEM;
     if (!status && nboxes > 0) {
-        struct curve curve = curve_over(tree);
-        for (int64_t i = 0; i < nboxes; i++)
-            keys[i] = (struct keyed){curve_key(tree, &curve, i), i};
-        sort_keys(keys, spare, nboxes);
-        for (int64_t i = 0; i < nboxes; i++)
-            tree->order[i] = keys[i].box;
-        set_bounds(tree, 0, 0, nboxes);
+        struct given given = {ndim, nboxes, lo, len};
+        fill(tree, &given, keys, spare);
     }
     mem_free(keys);
     mem_free(spare);
@@ -168,23 +188,69 @@ rsd_status tree_build(struct tree *tree, int32_t ndim, int64_t nboxes, const int
 void tree_drop(struct tree *tree)
 {
     mem_free(tree->order);
+    mem_free(tree->boxes);
     mem_free(tree->bounds);
     *tree = (struct tree){0};
 }
+
+/* ---- does any box overlap another? ---- */
+
+struct subtree {
+    int64_t node, first, end;
+};
+
+static struct subtree half_of(struct subtree of, bool right)
+{
+    int64_t middle = of.first + (of.end - of.first) / 2;
+    if (right)
+        return (struct subtree){2 * of.node + 2, middle, of.end};
+    return (struct subtree){2 * of.node + 1, of.first, middle};
+}
+
+static bool corners_meet(int32_t ndim, const int64_t *a, const int64_t *b)
+{
+    for (int32_t d = 0; d < ndim; d++)
+        if (a[d] >= b[ndim + d] || b[d] >= a[ndim + d])
+            return false;
+    return true;
+}
+
+/* Two subtrees that are the same, or have no box in common. */
+static bool any_pair_meets(const struct tree *tree, struct subtree a, struct subtree b)
+{
+    bool same = a.node == b.node;
+    int64_t na = a.end - a.first, nb = b.end - b.first;
+    if (!same && !corners_meet(tree->ndim, node_bounds(tree, a.node), node_bounds(tree, b.node)))
+        return false;
+    if (na > LEAF && same)
+        return any_pair_meets(tree, half_of(a, false), half_of(a, false)) ||
+               any_pair_meets(tree, half_of(a, true), half_of(a, true)) ||
+               any_pair_meets(tree, half_of(a, false), half_of(a, true));
+    if (na > LEAF && na >= nb)
+        return any_pair_meets(tree, half_of(a, false), b) ||
+               any_pair_meets(tree, half_of(a, true), b);
+    if (nb > LEAF)
+        return any_pair_meets(tree, a, half_of(b, false)) ||
+               any_pair_meets(tree, a, half_of(b, true));
+    for (int64_t i = a.first; i < a.end; i++)
+        for (int64_t j = same ? i + 1 : b.first; j < b.end; j++)
+            if (corners_meet(tree->ndim, box_bounds(tree, i), box_bounds(tree, j)))
+                return true;
+    return false;
+}
+
+bool tree_any_overlap(const struct tree *tree)
+{
+    struct subtree all = {0, 0, tree->nboxes};
+    return any_pair_meets(tree, all, all);
+}
+
+/* ---- search ---- */
 
 static bool bounds_meet(int32_t ndim, const int64_t *bounds, const int64_t *lo, const int64_t *len)
 {
     for (int32_t d = 0; d < ndim; d++)
         if (lo[d] >= bounds[ndim + d] || lo[d] + len[d] <= bounds[d])
-            return false;
-    return true;
-}
-
-static bool shares_element(int32_t ndim, const int64_t *lo_a, const int64_t *len_a,
-                           const int64_t *lo_b, const int64_t *len_b)
-{
-    for (int32_t d = 0; d < ndim; d++)
-        if (lo_a[d] >= lo_b[d] + len_b[d] || lo_b[d] >= lo_a[d] + len_a[d])
             return false;
     return true;
 }
@@ -207,9 +273,9 @@ int64_t tree_next(const struct tree *tree, struct tree_search *search, const int
     }
     for (;;) {
         while (search->first < search->end) {
-            int64_t box = tree->order[search->first++];
-            if (shares_element(ndim, tree->lo + box * ndim, tree->len + box * ndim, lo, len))
-                return box;
+            int64_t place = search->first++;
+            if (bounds_meet(ndim, box_bounds(tree, place), lo, len))
+                return tree->order[place];
         }
         if (search->depth == 0)
             return -1;

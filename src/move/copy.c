@@ -19,6 +19,11 @@
 #define HAVE_X86 0
 #endif
 
+static bool whole_lines(const char *dst, int64_t dst_stride, size_t run)
+{
+    return (((uintptr_t)dst | (uintptr_t)dst_stride | run) & 63) == 0;
+}
+
 /* ---- ordinary stores ---- */
 
 #define FIXED_ROWS(nbytes)                                                                         \
@@ -66,16 +71,22 @@ static size_t head_of(const char *dst, size_t n)
     return head < n ? head : n;
 }
 
-#define STREAM_ROWS(name, target_isa, body)                                                        \
+#define STREAM_ROWS(name, target_isa, move64)                                                      \
     __attribute__((target(target_isa))) static void name(char *dst, int64_t dst_stride,            \
                                                          const char *src, int64_t src_stride,      \
                                                          size_t run, int64_t count)                \
     {                                                                                              \
+        if (whole_lines(dst, dst_stride, run)) {                                                   \
+            for (int64_t i = 0; i < count; i++, dst += dst_stride, src += src_stride)              \
+                for (size_t at = 0; at < run; at += 64)                                            \
+                    move64;                                                                        \
+            return;                                                                                \
+        }                                                                                          \
         for (int64_t i = 0; i < count; i++, dst += dst_stride, src += src_stride) {                \
             size_t at = head_of(dst, run);                                                         \
             memcpy(dst, src, at);                                                                  \
             for (; at + 64 <= run; at += 64)                                                       \
-                body;                                                                              \
+                move64;                                                                            \
             memcpy(dst + at, src + at, run - at);                                                  \
         }                                                                                          \
     }
@@ -134,28 +145,20 @@ struct copier copier_best(void)
 
 /* ---- blocks ---- */
 
-int64_t block_nrows(const struct block *block)
-{
-    int64_t nrows = 1;
-    for (int32_t i = 0; i < block->nloops; i++)
-        nrows *= block->loops[i].count;
-    return nrows;
-}
-
 enum { TILE = 32, TILE_MAX_RUN = 16 };
 
-/* The loop along which the source runs, if that is not the innermost and rows are small; else -1.
- */
-static int32_t transposed_loop(const struct block *block)
+struct block block_of(size_t run, int32_t nloops, const struct loop *loops)
 {
-    if (block->nloops < 2 || block->run > TILE_MAX_RUN)
-        return -1;
-    int32_t inner = block->nloops - 1, along = inner;
-    for (int32_t i = 0; i < inner; i++)
-        if (block->loops[i].src_stride < block->loops[along].src_stride &&
-            block->loops[i].src_stride > 0)
+    struct block block = {.run = run, .nrows = 1, .loops = loops, .nloops = nloops, .across = -1};
+    int32_t inner = nloops - 1, along = inner;
+    for (int32_t i = 0; i < nloops; i++) {
+        block.nrows *= loops[i].count;
+        if (loops[i].src_stride < loops[along].src_stride && loops[i].src_stride > 0)
             along = i;
-    return along == inner ? -1 : along;
+    }
+    if (run <= TILE_MAX_RUN && along < inner)
+        block.across = along;
+    return block;
 }
 
 static void copy_tiles(const struct copier *copier, size_t run, const struct loop *outer,
@@ -169,10 +172,11 @@ static void copy_tiles(const struct copier *copier, size_t run, const struct loo
                              run, min_i64(TILE, inner->count - j));
 }
 
-/* All rows of a block whose loops `along` and innermost are walked in tiles. */
-static void copy_transposed(const struct copier *copier, const struct block *block, int32_t along,
-                            const char *src, char *dst)
+/* All rows of a block; its innermost loop and the one that the source runs along go in tiles. */
+static void copy_across(const struct copier *copier, const struct block *block, const char *src,
+                        char *dst)
 {
+    int32_t along = block->across;
     int64_t index[MAX_LOOPS] = {0};
     for (;;) {
         copy_tiles(copier, block->run, &block->loops[along], &block->loops[block->nloops - 1], src,
@@ -225,16 +229,30 @@ static void copy_in_order(copy_rows_fn *rows, const struct block *block, const c
     }
 }
 
+/* Going past the cache pays for rows of whole lines; for others only if most of a row is whole
+ * lines, and later still where rows touch, since both then write to the line between them. */
+static bool worth_streaming(const struct block *block, const char *dst)
+{
+    int64_t stride = block->nloops ? block->loops[block->nloops - 1].dst_stride : 0;
+    size_t least = whole_lines(dst, stride, block->run)             ? 64
+                   : block->nloops && stride == (int64_t)block->run ? 256
+                                                                    : 128;
+    return block->run >= least;
+}
+
 void copy_block(const struct copier *copier, bool stream, const struct block *block,
                 const char *src, char *dst, int64_t first_row, int64_t nrows)
 {
-    stream = stream && block->run >= STREAM_MIN_RUN;
+    stream = stream && worth_streaming(block, dst);
     copy_rows_fn *rows = stream ? copier->stream : copier->rows;
-    int32_t along = nrows == block_nrows(block) ? transposed_loop(block) : -1;
+    const struct loop *loop = block->loops;
     if (block->nloops == 0)
         rows(dst, 0, src, 0, block->run, 1);
-    else if (along >= 0)
-        copy_transposed(copier, block, along, src, dst);
+    else if (block->nloops == 1)
+        rows(dst + first_row * loop->dst_stride, loop->dst_stride,
+             src + first_row * loop->src_stride, loop->src_stride, block->run, nrows);
+    else if (block->across >= 0 && nrows == block->nrows)
+        copy_across(copier, block, src, dst);
     else
         copy_in_order(rows, block, src, dst, first_row, nrows);
     if (stream)

@@ -36,17 +36,18 @@ struct copier copier_level(int level);
  * through all its loops, so that parts of it can be given to different threads. */
 struct block {
     size_t run;
-    int32_t nloops;
+    int64_t nrows;
     const struct loop *loops;
+    int32_t nloops;
+    int32_t across; /* the loop along which the source runs, if rows are best taken across it; -1 */
 };
 
-int64_t block_nrows(const struct block *block);
+struct block block_of(size_t run, int32_t nloops, const struct loop *loops);
 void copy_block(const struct copier *copier, bool stream, const struct block *block,
                 const char *src, char *dst, int64_t first_row, int64_t nrows);
 
-/* Streaming pays from here on: destinations that would not stay in the cache anyway. */
-#define STREAM_MIN_TOTAL ((int64_t)4 << 20)
-#define STREAM_MIN_RUN   ((size_t)64)
+/* Destinations from here on would not stay in the cache anyway. */
+#define STREAM_MIN_TOTAL ((int64_t)8 << 20)
 
 /* ---- reduce.c ---- */
 
@@ -77,9 +78,8 @@ void reduce_store(const struct reduction *reduction, struct accumulators *sums, 
 struct nest {
     int64_t src, dst;               /* arrays; src is a destination array with from_dst */
     int64_t src_offset, dst_offset; /* bytes */
-    size_t run;
-    int64_t first_loop; /* into nests.loops */
-    int32_t nloops;
+    size_t first_loop;              /* into nests.loops, which move while they grow */
+    struct block block;
     int32_t stage;
     bool from_dst;
 };
@@ -115,10 +115,8 @@ rsd_status nests_add(struct nests *nests, const rsd_plan *plan, const rsd_bind_o
                      int64_t first_src, int64_t first_dst);
 void nests_drop(struct nests *nests);
 
-static inline struct block nest_block(const struct nests *nests, const struct nest *nest)
-{
-    return (struct block){nest->run, nest->nloops, nests->loops + nest->first_loop};
-}
+/* Once all plans are added, before anything is run. */
+void nests_finish(struct nests *nests);
 
 /* ---- exec.c: what every carrier's exec begins with ---- */
 

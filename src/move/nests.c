@@ -10,19 +10,28 @@
  */
 #include "move.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- lists ---- */
 
-static rsd_status add_loop(struct nests *nests, struct loop loop)
+static rsd_status reserve_loops(struct nests *nests, size_t more)
 {
     void *memory = nests->loops;
-    rsd_status status = mem_reserve(&memory, &nests->room_loops, nests->nloops + 1, sizeof loop);
+    rsd_status status =
+        mem_reserve(&memory, &nests->room_loops, nests->nloops + more, sizeof *nests->loops);
     nests->loops = memory;
-    TRY(status);
-    nests->loops[nests->nloops++] = loop;
-    return RSD_OK;
+    return status;
+}
+
+static rsd_status reserve_strides(struct nests *nests, size_t more)
+{
+    void *memory = nests->strides;
+    rsd_status status =
+        mem_reserve(&memory, &nests->room_strides, nests->nstrides + more, sizeof *nests->strides);
+    nests->strides = memory;
+    return status;
 }
 
 static rsd_status add_nest(struct nests *nests, struct nest nest, const struct loops *loops)
@@ -31,13 +40,13 @@ static rsd_status add_nest(struct nests *nests, struct nest nest, const struct l
     rsd_status status = mem_reserve(&memory, &nests->room_nests, nests->nnests + 1, sizeof nest);
     nests->nests = memory;
     TRY(status);
-    nest.run = loops->run;
-    nest.nloops = loops->n;
-    nest.first_loop = (int64_t)nests->nloops;
+    nest.first_loop = nests->nloops;
+    nest.block = (struct block){.run = loops->run, .nloops = loops->n};
     int64_t nbytes = (int64_t)loops->run;
+    TRY(reserve_loops(nests, (size_t)loops->n));
     for (int32_t i = 0; i < loops->n; i++) {
-        TRY(add_loop(nests,
-                     (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]}));
+        nests->loops[nests->nloops++] =
+            (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
         nbytes *= loops->count[i];
     }
     nests->nests[nests->nnests++] = nest;
@@ -61,6 +70,14 @@ static rsd_status add_any_nest(struct nests *nests, struct nest nest, struct loo
     nest.dst_offset += (int64_t)nrows * ROW;
     *loops = (struct loops){.run = rest};
     return add_nest(nests, nest, loops);
+}
+
+void nests_finish(struct nests *nests)
+{
+    for (size_t i = 0; i < nests->nnests; i++) {
+        struct block *block = &nests->nests[i].block;
+        *block = block_of(block->run, block->nloops, nests->loops + nests->nests[i].first_loop);
+    }
 }
 
 void nests_drop(struct nests *nests)
@@ -236,8 +253,10 @@ static rsd_status add_combination(const struct compiler *c, const struct getter 
     const rsd_plan *plan = c->plan;
     int32_t ndim = plan->src->ndim;
     int64_t position = getter->giver;
-    for (int32_t d = 0; d < ndim; d++)
+    for (int32_t d = 0; d < ndim; d++) {
+        assert(families[d].list);
         position += families[d].list[at[d]].pos;
+    }
     int64_t src = mesh_array_at(plan->src->mesh, position);
     const int64_t *src_strides = src_strides_of(c, src);
     const int64_t *dst_strides = dst_strides_of(c, getter->array);
@@ -330,9 +349,11 @@ static rsd_status start_sum(const struct compiler *c, const rsd_piece *piece)
         .first_loop = (int64_t)nests->nloops,
         .first_term = (int64_t)nests->nterms,
         .reduction = {plan->src->dtype, plan->reduce, plan->divisor, plan->reduced.total}};
+    TRY(reserve_loops(nests, RSD_MAX_DIMS));
     for (int32_t d = 0; d < plan->dst->ndim; d++)
         if (piece->box.len[d] > 1) {
-            TRY(add_loop(nests, (struct loop){.count = piece->box.len[d], .dst_stride = to[d]}));
+            nests->loops[nests->nloops++] =
+                (struct loop){.count = piece->box.len[d], .dst_stride = to[d]};
             sum.nloops++;
         }
     void *memory = nests->sums;
@@ -356,11 +377,7 @@ static rsd_status add_term(const struct compiler *c, const rsd_piece *piece)
     rsd_status status = mem_reserve(&memory, &nests->room_terms, nests->nterms + 1, sizeof term);
     nests->terms = memory;
     TRY(status);
-    memory = nests->strides;
-    status = mem_reserve(&memory, &nests->room_strides, nests->nstrides + (size_t)ndim,
-                         sizeof *nests->strides);
-    nests->strides = memory;
-    TRY(status);
+    TRY(reserve_strides(nests, (size_t)ndim));
     for (int32_t d = 0; d < ndim; d++)
         if (piece->box.len[d] > 1)
             nests->strides[nests->nstrides++] = from[d];

@@ -73,8 +73,7 @@ static rsd_status unite_nests(struct threads_exec *x, int32_t stage, int64_t uni
     int64_t gathered = 0;
     for (int64_t i = 0; i < (int64_t)x->nests.nnests; i++) {
         const struct nest *nest = &x->nests.nests[i];
-        struct block block = nest_block(&x->nests, nest);
-        int64_t nrows = block_nrows(&block), nbytes = nrows * (int64_t)nest->run;
+        int64_t nrows = nest->block.nrows, nbytes = nrows * (int64_t)nest->block.run;
         bool here = nest->stage == stage, large = nbytes >= unit_nbytes;
         if (gathered > 0 && (!here || large || gathered + nbytes > unit_nbytes)) {
             open.end = i;
@@ -135,11 +134,9 @@ static rsd_status make_units(struct threads_exec *x)
 static void run_nest(struct threads_exec *x, const struct nest *nest, int64_t first_row,
                      int64_t nrows)
 {
-    struct block block = nest_block(&x->nests, nest);
     const char *src = nest->from_dst ? x->dst[nest->src] : x->src[nest->src];
-    copy_block(&x->copier, x->stream, &block, src + nest->src_offset,
-               x->dst[nest->dst] + nest->dst_offset, first_row,
-               nrows ? nrows : block_nrows(&block));
+    copy_block(&x->copier, x->stream, &nest->block, src + nest->src_offset,
+               x->dst[nest->dst] + nest->dst_offset, first_row, nrows ? nrows : nest->block.nrows);
 }
 
 static void run_sum_row(struct threads_exec *x, const struct sum *sum, int64_t row)
@@ -159,7 +156,7 @@ static void run_sum_row(struct threads_exec *x, const struct sum *sum, int64_t r
     if (inner >= 0)
         index[inner] = begin;
 
-    struct accumulators sums;
+    struct accumulators sums = {{0}};
     for (int64_t t = 0; t < sum->reduction.nterms; t++) {
         const int64_t *strides = nests->strides + terms[t].first_stride;
         const char *term = x->src[terms[t].src] + terms[t].offset;
@@ -287,6 +284,7 @@ static rsd_status bind(struct threads_exec *x, int64_t nplans, const rsd_plan *c
     x->dst_used = mem_new((size_t)x->ndst, sizeof *x->dst_used);
     if (!x->src || !x->dst || !x->src_used || !x->dst_used)
         return RSD_ENOMEM;
+    nests_finish(&x->nests);
     mark_used(x);
     x->stream = x->nests.nbytes >= STREAM_MIN_TOTAL;
     return make_units(x);

@@ -219,7 +219,7 @@ static bool part_of(int32_t ndim, const int64_t *lo, const int64_t *len, int64_t
         if (len[d] > len[longest])
             longest = d;
     int64_t chunk = ceil_div(len[longest], n), begin = min_i64(i * chunk, len[longest]);
-    part_lo[longest] += begin;
+    part_lo[longest] = lo[longest] + begin;
     part_len[longest] = min_i64(chunk, len[longest] - begin);
     return part_len[longest] > 0;
 }

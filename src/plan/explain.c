@@ -169,14 +169,19 @@ static rsd_status explain_json(const rsd_plan *plan, int32_t flags, const rsd_to
     return RSD_OK;
 }
 
-static void add_ratio(struct text *text, const char *what, int64_t done, int64_t least)
+static void add_line(struct text *text, const char *word, int64_t nbytes, const char *rest)
 {
-    text_add(text, "%s at least ", what);
-    add_size(text, least);
+    text_add(text, "%-9s", word);
+    add_size(text, nbytes);
+    text_add(text, "%s", rest);
+}
+
+static void add_least(struct text *text, int64_t least, int64_t done)
+{
+    add_line(text, "least", least, " by any plan");
     if (least > 0)
-        text_add(text, "; this plan is at %.3f times that\n", (double)done / (double)least);
-    else
-        text_add(text, "; this plan is at %s\n", done ? "more" : "just that");
+        text_add(text, "; this one is at %.3f times that", (double)done / (double)least);
+    text_add(text, "\n");
 }
 
 static rsd_status explain_text(const rsd_plan *plan, int32_t flags, const rsd_totals *t,
@@ -185,20 +190,16 @@ static rsd_status explain_text(const rsd_plan *plan, int32_t flags, const rsd_to
     char digest[RSD_DIGEST_NCHARS];
     rsd_plan_digest(plan, digest);
     text_add(text, "%s\n", problem);
-    text_add(text, "result   ");
-    add_size(text, t->bytes_total);
-    text_add(text, " on all ranks together\nkept     ");
-    add_size(text, t->bytes_kept);
-    text_add(text, " already where it belongs\nmoved    ");
-    add_size(text, t->bytes_moved);
-    text_add(text, " in %lld messages; %lld pieces in all, %lld stage%s\n", (long long)t->messages,
+    add_line(text, "total", t->bytes_total, " in all destination arrays\n");
+    add_line(text, "kept", t->bytes_kept, " on its rank already\n");
+    add_line(text, "moved", t->bytes_moved, "");
+    text_add(text, " in %lld messages; %lld pieces, %lld stage%s\n", (long long)t->messages,
              (long long)t->pieces, (long long)t->stages, t->stages == 1 ? "" : "s");
-    add_ratio(text, "bound   ", t->bytes_moved, t->lower_bound);
-    if (plan->node_of && t->crossed_bound >= 0) {
-        text_add(text, "crossed  ");
-        add_size(text, t->bytes_crossed);
-        text_add(text, " between nodes\n");
-        add_ratio(text, "bound   ", t->bytes_crossed, t->crossed_bound);
+    add_least(text, t->lower_bound, t->bytes_moved);
+    if (plan->node_of) {
+        add_line(text, "crossed", t->bytes_crossed, " between nodes\n");
+        if (t->crossed_bound >= 0)
+            add_least(text, t->crossed_bound, t->bytes_crossed);
     }
     text_add(text, "digest   %s\n", digest);
     if (flags & RSD_EXPLAIN_RANKS)

@@ -11,6 +11,8 @@
  */
 #include "plan.h"
 
+#include <assert.h>
+
 /* More spans along one dim than this are not planned: a list of them would not fit anywhere. */
 #define MAX_SPANS ((int64_t)1 << 26)
 
@@ -57,6 +59,7 @@ static rsd_status list_own(struct overlap *overlap, int64_t array, const int64_t
                 TRY(add_span(overlap, d, (struct span){lo[d], len[d], at, 0}));
             continue;
         }
+        assert(own->mesh);
         const struct cuts *cuts = &own->cuts[d];
         TRY(check_nspans(cuts, d));
         int64_t position = mesh_position_of_array(own->mesh, array);

@@ -18,6 +18,7 @@ struct rsd_cursor {
     bool from_every_rank;
     int32_t rank;
     bool whole; /* every meeting is taken whole from one giver: no shares */
+    int64_t element_nbytes;
 
     int64_t next_array, end_array; /* own arrays still to come */
     int64_t array;                 /* the own array at hand */
@@ -34,70 +35,48 @@ struct rsd_cursor {
 
 /* ---- pieces ---- */
 
-static void place_in_array(const rsd_layout *layout, int64_t array, const int64_t *lo,
-                           const int64_t *shift, const int64_t *formula, int64_t *at)
+/* The box [lo, lo+len), a part of the meeting at hand, from one array to the getter's. */
+static void set_piece(rsd_cursor *cursor, const int64_t *lo, const int64_t *len, int64_t from_array,
+                      bool from_dst)
 {
-    for (int32_t d = 0; d < layout->ndim; d++)
-        at[d] = layout->mesh ? formula[d] + shift[d] : lo[d] - layout_box_lo(layout, array)[d];
-}
-
-static void set_piece(rsd_cursor *cursor, const struct share *share)
-{
-    const rsd_plan *plan = cursor->plan;
-    const struct overlap *overlap = &cursor->overlap;
-    rsd_piece *piece = &cursor->piece;
-    const int64_t *src_at = overlap->other_at, *dst_at = overlap->own_at;
-    if (cursor->phase == GIVING) {
-        src_at = overlap->own_at;
-        dst_at = overlap->other_at;
-    }
-    int32_t ndim = plan->src->ndim;
-    int64_t shift[RSD_MAX_DIMS] = {0}, volume = 1;
-    for (int32_t d = 0; d < ndim; d++) {
-        piece->box.lo[d] = share->lo[d];
-        piece->box.len[d] = share->len[d];
-        shift[d] = share->lo[d] - overlap->lo[d];
-        volume *= share->len[d];
-    }
-    place_in_array(plan->dst, cursor->getter.array, share->lo, shift, dst_at, piece->to_at);
-    if (share->from_dst) /* members of a group have the same array: the same place */
-        for (int32_t d = 0; d < ndim; d++)
-            piece->from_at[d] = piece->to_at[d];
-    else
-        place_in_array(plan->src, share->array, share->lo, shift, src_at, piece->from_at);
-    piece->from = layout_array_rank(share->from_dst ? plan->dst : plan->src, share->array);
-    piece->from_array = share->array;
-    piece->from_dst = share->from_dst;
-    piece->to = cursor->getter.rank;
-    piece->to_array = cursor->getter.array;
-    piece->stage = share->stage;
-    piece->reduce = share->reduce;
-    piece->nbytes = volume * (int64_t)rsd_dtype_nbytes(plan->src->dtype);
-}
-
-/* A meeting taken whole: set_piece without a share. */
-static void set_whole_piece(rsd_cursor *cursor, int64_t src_array)
-{
-    const rsd_plan *plan = cursor->plan;
+    const rsd_layout *src = cursor->plan->src, *dst = cursor->plan->dst;
     const struct overlap *overlap = &cursor->overlap;
     rsd_piece *piece = &cursor->piece;
     bool giving = cursor->phase == GIVING;
     const int64_t *src_at = giving ? overlap->own_at : overlap->other_at;
     const int64_t *dst_at = giving ? overlap->other_at : overlap->own_at;
-    static const int64_t none[RSD_MAX_DIMS];
-    int64_t volume = 1;
-    for (int32_t d = 0; d < plan->src->ndim; d++) {
-        piece->box.lo[d] = overlap->lo[d];
-        piece->box.len[d] = overlap->len[d];
-        volume *= overlap->len[d];
+    const int64_t *src_lo = src->mesh || from_dst ? NULL : layout_box_lo(src, from_array);
+    const int64_t *dst_lo = dst->mesh ? NULL : layout_box_lo(dst, cursor->getter.array);
+    int64_t nbytes = cursor->element_nbytes;
+    for (int32_t d = 0; d < cursor->piece.box.ndim; d++) {
+        int64_t shift = lo[d] - overlap->lo[d];
+        piece->box.lo[d] = lo[d];
+        piece->box.len[d] = len[d];
+        piece->to_at[d] = dst_lo ? lo[d] - dst_lo[d] : dst_at[d] + shift;
+        if (from_dst) /* members of a group have the same array: the same place */
+            piece->from_at[d] = piece->to_at[d];
+        else
+            piece->from_at[d] = src_lo ? lo[d] - src_lo[d] : src_at[d] + shift;
+        nbytes *= len[d];
     }
-    place_in_array(plan->src, src_array, overlap->lo, none, src_at, piece->from_at);
-    place_in_array(plan->dst, cursor->getter.array, overlap->lo, none, dst_at, piece->to_at);
-    piece->from = layout_array_rank(plan->src, src_array);
-    piece->from_array = src_array;
+    piece->from = layout_array_rank(from_dst ? dst : src, from_array);
+    piece->from_array = from_array;
+    piece->from_dst = from_dst;
     piece->to = cursor->getter.rank;
     piece->to_array = cursor->getter.array;
-    piece->nbytes = volume * (int64_t)rsd_dtype_nbytes(plan->src->dtype);
+    piece->nbytes = nbytes;
+}
+
+static void set_whole_piece(rsd_cursor *cursor, int64_t src_array)
+{
+    set_piece(cursor, cursor->overlap.lo, cursor->overlap.len, src_array, false);
+}
+
+static void set_shared_piece(rsd_cursor *cursor, const struct share *share)
+{
+    set_piece(cursor, share->lo, share->len, share->array, share->from_dst);
+    cursor->piece.stage = share->stage;
+    cursor->piece.reduce = share->reduce;
 }
 
 /* ---- own arrays ---- */
@@ -191,7 +170,7 @@ static rsd_status next_received(rsd_cursor *cursor, const rsd_piece **piece)
         TRY(choose_shares(cursor->plan, &cursor->getter, cursor->overlap.whom, cursor->overlap.lo,
                           cursor->overlap.len, &cursor->shares));
     }
-    set_piece(cursor, &cursor->shares.list[cursor->share++]);
+    set_shared_piece(cursor, &cursor->shares.list[cursor->share++]);
     *piece = &cursor->piece;
     return RSD_OK;
 }
@@ -234,7 +213,7 @@ static rsd_status next_given(rsd_cursor *cursor, const rsd_piece **piece)
         while (cursor->share < cursor->shares.n) {
             const struct share *share = &cursor->shares.list[cursor->share++];
             if (is_mine(cursor, share)) {
-                set_piece(cursor, share);
+                set_shared_piece(cursor, share);
                 *piece = &cursor->piece;
                 return RSD_OK;
             }
@@ -274,6 +253,7 @@ rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_
     cursor->rank = rank;
     cursor->from_every_rank = rank == RSD_EVERY_RANK;
     cursor->whole = !plan->node_of && plan->reduced.total == 1;
+    cursor->element_nbytes = (int64_t)rsd_dtype_nbytes(plan->src->dtype);
     cursor->shares.group = -1;
     cursor->piece.box.ndim = plan->src->ndim;
     enter_phase(cursor, side == RSD_RECEIVES ? RECEIVING : GIVING);

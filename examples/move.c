@@ -1,0 +1,100 @@
+/* move.c - the smallest whole program: a tensor moved between two layouts in one process.
+ *
+ *     build/examples/move 'f32[4096,4096] : 4:S0 -> 2x2:S0,S1'
+ *
+ * Every element is filled with a value made from its own global index, so each rank can check what
+ * it got without asking anyone. Introduces: rsd_problem_parse, rsd_layout_array, rsd_plan_walk,
+ * rsd_reshard.
+ */
+#include "reshard.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void or_die(rsd_status status)
+{
+    if (status != RSD_OK) {
+        fprintf(stderr, "%s: %s\n", rsd_status_name(status), rsd_error());
+        exit(1);
+    }
+}
+
+/* One array for each rank, or for each explicit box. */
+static void **allocate(const rsd_layout *layout)
+{
+    int64_t n = rsd_layout_narrays(layout);
+    void **arrays = calloc((size_t)n + 1, sizeof *arrays);
+    for (int64_t i = 0; arrays && i < n; i++) {
+        rsd_array array;
+        or_die(rsd_layout_array(layout, i, &array));
+        arrays[i] = calloc(array.nbytes + 1, 1);
+    }
+    return arrays;
+}
+
+static uint64_t value_of(uint64_t index)
+{
+    index = (index ^ index >> 31) * 0x9e3779b97f4a7c15u;
+    return (index ^ index >> 29) * 0xbf58476d1ce4e5b9u;
+}
+
+/* Goes through every element of a layout: fills it, or counts those that are not as filled. The
+ * plan of a layout with itself lists all its boxes and where they lie in the arrays. */
+static int64_t for_each_element(const rsd_layout *layout, void **arrays, int fill,
+                                int64_t *nelements)
+{
+    const int64_t *shape = rsd_layout_shape(layout);
+    size_t each = rsd_dtype_nbytes(rsd_layout_dtype(layout));
+    int64_t wrong = 0;
+    rsd_plan *boxes;
+    rsd_cursor *cursor;
+    const rsd_piece *piece;
+    or_die(rsd_plan_new(layout, layout, NULL, &boxes));
+    or_die(rsd_plan_walk(boxes, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
+    for (;;) {
+        or_die(rsd_cursor_next(cursor, &piece));
+        if (!piece)
+            break;
+        rsd_array array;
+        int64_t at[RSD_MAX_DIMS] = {0}, n = piece->nbytes / (int64_t)each;
+        or_die(rsd_layout_array(layout, piece->to_array, &array));
+        for (int64_t i = 0; i < n; i++) {
+            int64_t index = 0, place = 0;
+            for (int32_t d = 0; d < array.ndim; d++) {
+                index = index * shape[d] + piece->box.lo[d] + at[d];
+                place = place * array.shape[d] + piece->to_at[d] + at[d];
+            }
+            uint64_t value[2] = {value_of((uint64_t)index), value_of(~(uint64_t)index)};
+            char *element = (char *)arrays[piece->to_array] + (size_t)place * each;
+            if (fill)
+                memcpy(element, value, each);
+            else
+                wrong += memcmp(element, value, each) != 0;
+            for (int32_t d = array.ndim - 1; d >= 0 && ++at[d] == piece->box.len[d]; d--)
+                at[d] = 0;
+        }
+        *nelements += n;
+    }
+    rsd_cursor_free(cursor);
+    rsd_plan_free(boxes);
+    return wrong;
+}
+
+int main(int argc, char **argv)
+{
+    const char *problem = argc > 1 ? argv[1] : "f32[4096,4096] : 4:S0 -> 2x2:S0,S1";
+    rsd_layout *from, *to;
+    int64_t filled = 0, checked = 0;
+    or_die(rsd_problem_parse(problem, &from, &to));
+    void **src = allocate(from), **dst = allocate(to);
+    if (!src || !dst)
+        return 1;
+    for_each_element(from, src, 1, &filled);
+    or_die(rsd_reshard(from, to, (const void *const *)src, dst));
+    int64_t wrong = for_each_element(to, dst, 0, &checked);
+    printf("%lld elements on %lld ranks -> %lld elements on %lld ranks: %lld are wrong\n",
+           (long long)filled, (long long)rsd_layout_nplaces(from), (long long)checked,
+           (long long)rsd_layout_nplaces(to), (long long)wrong);
+    return wrong != 0;
+}

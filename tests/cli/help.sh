@@ -1,0 +1,3 @@
+reshard --help
+reshard plan --help
+reshard --version

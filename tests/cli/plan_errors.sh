@@ -1,0 +1,19 @@
+try() { reshard "$@"; echo "exit $?"; }
+try
+try frobnicate
+try plan
+try plan a b
+try plan --frobnicate 'f32[8] : 2:S0 -> 4:S0'
+try plan --rank
+try plan --rank x 'f32[8] : 2:S0 -> 4:S0'
+try plan --ranks-per-node 0 'f32[8] : 2:S0 -> 4:S0'
+try plan 'f32[8 : 2:S0 -> 4:S0'
+try plan 'f32[8] : 2:S1 -> 4:S0'
+try plan 'f32[8] : 2:S0 - 4:S0'
+try plan 'f32[8] : { 0:4 | 5:8 } -> 4:S0'
+try plan 'f32[8] : 4:S0 -> 4:P'
+try plan 'f8e4m3[8] : 4:P -> 4:R'
+try plan 'f32[9223372036854775807] : 4:S0 -> 4:R'
+try plan --json 'f32[8] : { 0:4 | 5:8 } -> 4:S0'
+reshard plan 'f32[8] : 4:S0 -> 2:S0' > /dev/full
+echo "exit $?"

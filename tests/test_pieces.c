@@ -1,0 +1,357 @@
+/* test_pieces.c - the pieces of plans: every element written exactly once, nothing moved that need
+ * not be, the same from every side, with and without a node map. */
+#include "oracle.h"
+#include "plans.h"
+#include "random.h"
+
+#include <stdlib.h>
+
+/* ---- what must hold of any plan ---- */
+
+/* What was seen of a plan's pieces. */
+struct seen {
+    int64_t npieces, kept, moved, crossed, stages;
+    uint64_t sum;  /* does not depend on the order */
+    int64_t *pair; /* bytes, world * world */
+    int64_t *pair_pieces;
+    int64_t world;
+};
+
+static uint64_t mix(uint64_t h, uint64_t x)
+{
+    h = (h ^ x) * 0x9fb21c651e98df25u;
+    return h ^ h >> 28;
+}
+
+static uint64_t hash_of(const rsd_piece *p)
+{
+    uint64_t h = mix(mix(mix(1, (uint64_t)p->from), (uint64_t)p->to), (uint64_t)p->stage);
+    h = mix(mix(mix(h, (uint64_t)p->from_dst), (uint64_t)p->reduce), (uint64_t)p->from_array);
+    h = mix(mix(h, (uint64_t)p->to_array), (uint64_t)p->nbytes);
+    for (int32_t d = 0; d < p->box.ndim; d++) {
+        h = mix(mix(h, (uint64_t)p->box.lo[d]), (uint64_t)p->box.len[d]);
+        h = mix(mix(h, (uint64_t)p->from_at[d]), (uint64_t)p->to_at[d]);
+    }
+    return h;
+}
+
+/* Looks up a global index in an oracle list, and says its place; -1: not there. */
+static int64_t place_of(const struct indices *indices, int32_t d, int64_t index)
+{
+    for (int64_t i = 0; i < indices->n[d]; i++)
+        if (indices->list[d][i] == index)
+            return i;
+    return -1;
+}
+
+/* A piece lies in both arrays where it says. */
+static bool piece_is_placed(const rsd_piece *p, const struct indices *from,
+                            const struct indices *to)
+{
+    for (int32_t d = 0; d < p->box.ndim; d++)
+        for (int64_t k = 0; k < p->box.len[d]; k++)
+            if (place_of(from, d, p->box.lo[d] + k) != p->from_at[d] + k ||
+                place_of(to, d, p->box.lo[d] + k) != p->to_at[d] + k)
+                return false;
+    return true;
+}
+
+struct truth {
+    struct indices *src, *dst;
+    int64_t nsrc, ndst;
+    int32_t *written; /* per destination element, all arrays in a row: copies or terms so far */
+    int64_t *first;   /* of each destination array */
+};
+
+static struct truth truth_of(const rsd_plan *plan)
+{
+    const rsd_layout *src = rsd_plan_src(plan), *dst = rsd_plan_dst(plan);
+    struct truth t = {.nsrc = rsd_layout_narrays(src), .ndst = rsd_layout_narrays(dst)};
+    t.src = calloc((size_t)t.nsrc + 1, sizeof *t.src);
+    t.dst = calloc((size_t)t.ndst + 1, sizeof *t.dst);
+    t.first = calloc((size_t)t.ndst + 1, sizeof *t.first);
+    for (int64_t k = 0; k < t.nsrc; k++)
+        oracle_indices(src, k, &t.src[k]);
+    for (int64_t k = 0; k < t.ndst; k++) {
+        oracle_indices(dst, k, &t.dst[k]);
+        int64_t volume = 1;
+        for (int32_t d = 0; d < t.dst[k].ndim; d++)
+            volume *= t.dst[k].n[d];
+        t.first[k + 1] = t.first[k] + volume;
+    }
+    t.written = calloc((size_t)t.first[t.ndst] + 1, sizeof *t.written);
+    return t;
+}
+
+static void truth_free(struct truth *t)
+{
+    for (int64_t k = 0; k < t->nsrc; k++)
+        oracle_indices_free(&t->src[k]);
+    for (int64_t k = 0; k < t->ndst; k++)
+        oracle_indices_free(&t->dst[k]);
+    free(t->src);
+    free(t->dst);
+    free(t->first);
+    free(t->written);
+}
+
+static void mark(struct truth *t, const rsd_piece *p)
+{
+    int64_t volume = 1, at[RSD_MAX_DIMS] = {0};
+    for (int32_t d = 0; d < p->box.ndim; d++)
+        volume *= p->box.len[d];
+    for (int64_t i = 0; i < volume; i++) {
+        int64_t place = 0;
+        for (int32_t d = 0; d < p->box.ndim; d++)
+            place = place * t->dst[p->to_array].n[d] + p->to_at[d] + at[d];
+        t->written[t->first[p->to_array] + place]++;
+        for (int32_t d = p->box.ndim - 1; d >= 0 && ++at[d] == p->box.len[d]; d--)
+            at[d] = 0;
+    }
+}
+
+static void walk(const rsd_plan *plan, int32_t rank, rsd_side side, const int32_t *node_of,
+                 struct truth *truth, struct seen *seen)
+{
+    rsd_cursor *cursor;
+    const rsd_piece *p;
+    if (!OK(rsd_plan_walk(plan, rank, side, &cursor)))
+        return;
+    while (OK(rsd_cursor_next(cursor, &p)) && p) {
+        CHECK(rank < 0 || (side == RSD_SENDS ? p->from : p->to) == rank);
+        seen->npieces++;
+        seen->sum += hash_of(p);
+        seen->pair[p->from * seen->world + p->to] += p->nbytes;
+        seen->pair_pieces[p->from * seen->world + p->to]++;
+        *(p->from == p->to ? &seen->kept : &seen->moved) += p->nbytes;
+        if (node_of && node_of[p->from] != node_of[p->to])
+            seen->crossed += p->nbytes;
+        if (p->stage + 1 > seen->stages)
+            seen->stages = p->stage + 1;
+        CHECK(p->nbytes > 0 && (p->from_dst == 0 || p->stage > 0));
+        if (!truth)
+            continue;
+        const struct indices *from =
+            p->from_dst ? &truth->dst[p->from_array] : &truth->src[p->from_array];
+        CHECK(piece_is_placed(p, from, &truth->dst[p->to_array]),
+              "a piece from %d to %d is not where "
+              "it says",
+              (int)p->from, (int)p->to);
+        mark(truth, p);
+    }
+    rsd_cursor_free(cursor);
+}
+
+static struct seen seen_new(const rsd_plan *plan)
+{
+    int64_t a = rsd_layout_world(rsd_plan_src(plan)), b = rsd_layout_world(rsd_plan_dst(plan));
+    struct seen seen = {.world = a > b ? a : b};
+    seen.pair = calloc((size_t)(seen.world * seen.world) + 1, sizeof *seen.pair);
+    seen.pair_pieces = calloc((size_t)(seen.world * seen.world) + 1, sizeof *seen.pair_pieces);
+    return seen;
+}
+
+static void seen_free(struct seen *seen)
+{
+    free(seen->pair);
+    free(seen->pair_pieces);
+}
+
+static int64_t nterms_reduced(const rsd_plan *plan, const struct truth *truth)
+{
+    (void)plan;
+    int64_t before = truth->nsrc ? truth->src[0].nterms : 1,
+            after = truth->ndst ? truth->dst[0].nterms : 1;
+    return before / after;
+}
+
+/* Elements that are combined count one per term, handed-on parts of them count once: so an element
+ * is either written by nterms reduce pieces, or by one copy. */
+static void check_written(const rsd_plan *plan, const struct truth *truth, const char *problem)
+{
+    int64_t nterms = nterms_reduced(plan, truth);
+    for (int64_t i = 0; i < truth->first[truth->ndst]; i++)
+        if (!CHECK(truth->written[i] == 1 || (nterms > 1 && truth->written[i] == nterms),
+                   "%s: element %lld is written %d times", problem, (long long)i,
+                   truth->written[i]))
+            return;
+}
+
+static void check_totals(const rsd_plan *plan, const struct seen *seen, const int32_t *node_of,
+                         const char *problem)
+{
+    rsd_totals t = totals_of(plan);
+    int64_t messages = 0;
+    for (int64_t from = 0; from < seen->world; from++)
+        for (int64_t to = 0; to < seen->world; to++) {
+            int64_t nbytes;
+            messages += from != to && seen->pair[from * seen->world + to] > 0;
+            OK(rsd_plan_nbytes(plan, (int32_t)from, (int32_t)to, &nbytes));
+            CHECK(nbytes == seen->pair[from * seen->world + to], "%s: %lld -> %lld", problem,
+                  (long long)from, (long long)to);
+        }
+    CHECK(t.pieces == seen->npieces && t.messages == messages && t.bytes_kept == seen->kept &&
+              t.bytes_moved == seen->moved,
+          "%s: pieces %lld, %lld; messages %lld, %lld", problem, (long long)t.pieces,
+          (long long)seen->npieces, (long long)t.messages, (long long)messages);
+    CHECK(t.stages == seen->stages, "%s: %lld stages, not %lld", problem, (long long)t.stages,
+          (long long)seen->stages);
+    /* Explicit destination boxes that overlap on one rank may be filled twice from elsewhere. */
+    bool mesh = rsd_layout_mesh(rsd_plan_dst(plan)) != NULL;
+    CHECK(mesh ? t.lower_bound == t.bytes_moved : t.lower_bound <= t.bytes_moved,
+          "%s: moves %lld, bound %lld", problem, (long long)t.bytes_moved,
+          (long long)t.lower_bound);
+    CHECK(!node_of || t.bytes_crossed == seen->crossed, "%s: crossed", problem);
+    CHECK(t.crossed_bound <= t.bytes_crossed, "%s: crossed %lld, bound %lld", problem,
+          (long long)t.bytes_crossed, (long long)t.crossed_bound);
+    CHECK(!node_of || !mesh || t.crossed_bound < 0 || t.crossed_bound == t.bytes_crossed,
+          "%s: crossed %lld, bound %lld", problem, (long long)t.bytes_crossed,
+          (long long)t.crossed_bound);
+}
+
+static void check_parts(const rsd_plan *plan, const struct seen *seen, const char *problem)
+{
+    for (int64_t rank = 0; rank < seen->world; rank++) {
+        rsd_rank_totals t = part_of(plan, (int32_t)rank), want = {0};
+        for (int64_t peer = 0; peer < seen->world; peer++) {
+            int64_t out = rank * seen->world + peer, in = peer * seen->world + rank;
+            if (peer == rank) {
+                want.bytes_kept = seen->pair[out];
+                want.pieces_kept = seen->pair_pieces[out];
+                continue;
+            }
+            want.bytes_sent += seen->pair[out];
+            want.bytes_received += seen->pair[in];
+            want.pieces_sent += seen->pair_pieces[out];
+            want.pieces_received += seen->pair_pieces[in];
+            want.messages_sent += seen->pair[out] > 0;
+            want.messages_received += seen->pair[in] > 0;
+        }
+        CHECK(t.bytes_sent == want.bytes_sent && t.bytes_received == want.bytes_received &&
+                  t.bytes_kept == want.bytes_kept && t.pieces_sent == want.pieces_sent &&
+                  t.pieces_received == want.pieces_received && t.pieces_kept == want.pieces_kept &&
+                  t.messages_sent == want.messages_sent &&
+                  t.messages_received == want.messages_received,
+              "%s: the part of rank %lld", problem, (long long)rank);
+    }
+}
+
+static bool holds(const char *problem, const int32_t *node_of, int64_t nranks)
+{
+    rsd_plan_options options = {sizeof options, nranks, node_of};
+    rsd_plan *plan;
+    if (!make(problem, node_of ? &options : NULL, &plan))
+        return false;
+    struct truth truth = truth_of(plan);
+    struct seen all = seen_new(plan), by_rank = seen_new(plan), sent = seen_new(plan),
+                sent_by_rank = seen_new(plan);
+    walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, node_of, &truth, &all);
+    check_written(plan, &truth, problem);
+    walk(plan, RSD_EVERY_RANK, RSD_SENDS, node_of, NULL, &sent);
+    for (int64_t rank = 0; rank < all.world; rank++) {
+        walk(plan, (int32_t)rank, RSD_RECEIVES, node_of, NULL, &by_rank);
+        walk(plan, (int32_t)rank, RSD_SENDS, node_of, NULL, &sent_by_rank);
+    }
+    CHECK(all.sum == by_rank.sum && all.npieces == by_rank.npieces, "%s: rank by rank", problem);
+    CHECK(all.sum == sent.sum && all.npieces == sent.npieces,
+          "%s: what is sent (%lld pieces) is not what is received (%lld)", problem,
+          (long long)sent.npieces, (long long)all.npieces);
+    CHECK(all.sum == sent_by_rank.sum, "%s: sent rank by rank", problem);
+    check_totals(plan, &all, node_of, problem);
+    check_parts(plan, &all, problem);
+    truth_free(&truth);
+    seen_free(&all);
+    seen_free(&by_rank);
+    seen_free(&sent);
+    seen_free(&sent_by_rank);
+    rsd_plan_free(plan);
+    return !tap.failed;
+}
+
+static void random_problems(int count)
+{
+    struct random r = {31337};
+    CASE("%d random plans: exactly once, as little as possible, the same from every side", count);
+    for (int i = 0; i < count; i++) {
+        char a[2048], b[2048], problem[4400];
+        int32_t node_of[64];
+        struct random_tensor t = random_tensor(&r, "i32");
+        random_side(&r, &t, i % 4 == 1 ? "sum" : NULL, a, sizeof a);
+        random_side(&r, &t, NULL, b, sizeof b);
+        for (int n = 0; n < 64; n++)
+            node_of[n] = i % 2 ? n / 3 : (int32_t)random_below(&r, 3);
+        snprintf(problem, sizeof problem, "%s : %s -> %s", t.text, a, b);
+        if (!holds(problem, i % 3 == 2 ? node_of : NULL, 64))
+            return;
+    }
+}
+
+/* ---- nodes ---- */
+
+static void nodes(void)
+{
+    CASE("with a node map a replicated destination crosses each host boundary once");
+    static const int32_t four[16] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+    static const char *const problems[] = {
+        "f32[64,8] : 4:S0 -> 16:R",     "f32[64,8] : 16:S0 -> 16:R",
+        "f32[64,8] : 16:P -> 16:R",     "f32[64,8] : 2x8:S0,R -> 4x4:S1,R",
+        "f32[64,8] : 1:R -> 16:R",      "f32[64,8] : 4:S0 -> 4x4:R,S1",
+        "f32[3] : 1 ranks=5:R -> 16:R", "f32[64,8] : 8:S0 -> { : | : | : | : | : | : | : | : | : }",
+        "f32[] : 1:R -> 16:R",          "f32[64,8] : 4x4:P,S0 -> 8 ranks=8-15:R"};
+    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
+        holds(problems[i], four, 16);
+    rsd_plan_options options = {sizeof options, 16, four};
+    rsd_plan *plan;
+    if (make("f32[64,8] : 4:S0 -> 16:R", &options, &plan)) {
+        rsd_totals t = totals_of(plan);
+        CHECK(t.bytes_crossed == 3 * 2048 && t.crossed_bound == 3 * 2048 && t.stages == 2);
+        rsd_plan_free(plan);
+    }
+    options.nranks = 15;
+    rsd_layout *a, *b;
+    OK(rsd_problem_parse("f32[64,8] : 4:S0 -> 16:R", &a, &b));
+    FAILS(RSD_EINVAL, "lists 15 ranks", rsd_plan_new(a, b, &options, &plan));
+    options.struct_nbytes = 1;
+    FAILS(RSD_EINVAL, "struct_nbytes", rsd_plan_new(a, b, &options, &plan));
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+}
+
+/* ---- partial values that stay partial ---- */
+
+static void staying_partial(void)
+{
+    CASE("partial values may stay partial, each term going its own way");
+    holds("i32[12,8] : 2x2:P,S0 -> 2x2:P,S0", NULL, 0);
+    holds("i32[12,8] : 2x2:P,S0 -> 2x2:P,S1", NULL, 0);
+    holds("i32[12,8] : 2x2:S0,P -> 2x2:R,P", NULL, 0);
+    holds("i32[12,8] : 2x2:S0,P(product) -> 2x2:R,P(product)", NULL, 0);
+    holds("i32[12,8] : 2x2:P,P -> 2x2:R,P", NULL, 0);
+    holds("i32[12,8] : 2x3:S0,P -> 3x2 ranks=6-11:P,S1", NULL, 0);
+    holds("i32[12,8] : 2x2x2:P,R,P -> 2x2x2:P,P,S1", NULL, 0);
+    rsd_plan *plan;
+    if (make("i32[12,8] : 2x2:P,P -> 2x2:R,P", NULL, &plan)) {
+        const rsd_layout *a = rsd_plan_src(plan), *b = rsd_plan_dst(plan);
+        int32_t from[4][96], to[4][96];
+        const void *src[4];
+        void *dst[4];
+        for (int r = 0; r < 4; r++) {
+            src[r] = from[r];
+            dst[r] = to[r];
+            for (int i = 0; i < 96; i++)
+                from[r][i] = 1000 * i + (1 << r);
+        }
+        OK(rsd_reshard(a, b, src, dst));
+        for (int r = 0; r < 4; r++) /* axis 0 is reduced, the terms of axis 1 stay apart */
+            CHECK(to[r][5] == 10000 + (r % 2 ? 2 + 8 : 1 + 4), "rank %d: %d", r, (int)to[r][5]);
+        rsd_plan_free(plan);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    random_problems(argc > 1 ? atoi(argv[1]) : 4000);
+    nodes();
+    staying_partial();
+    return tap_end();
+}

@@ -1,0 +1,42 @@
+#!/bin/sh
+# Format, static analysis and house rules; prints what is wrong and exits 1.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+bad=0
+rooms=$(printf -- '-I%s ' src/*/)
+flags="-std=c11 -Iinclude $rooms -Itests -Ibench -D_GNU_SOURCE"
+sources=$(git ls-files -co --exclude-standard 'src/*.c')
+all=$(git ls-files -co --exclude-standard '*.c' '*.h')
+
+echo "== house rules"
+tools/house.sh || bad=1
+echo "== clang-format"
+# shellcheck disable=SC2086
+clang-format --dry-run --Werror $all || bad=1
+echo "== warnings"
+warnings="-Wall -Wextra -Wshadow -Wconversion -Wpedantic -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wcast-qual"
+for compiler in gcc clang; do
+    command -v $compiler >/dev/null || continue
+    # shellcheck disable=SC2086
+    git ls-files -co --exclude-standard '*.c' |
+        xargs -P2 -I{} $compiler $flags -O2 $warnings -Werror -fsyntax-only {} || bad=1
+done
+echo "== the header stands alone, in C and in C++"
+for header in include/*.h; do
+    case $header in *mpi*) continue ;; esac
+    echo "#include \"$header\"" | gcc -std=c99 -Wall -Wextra -Wpedantic -Werror -I. -Iinclude -fsyntax-only -xc - || bad=1
+    ! command -v g++ >/dev/null ||
+        echo "#include \"$header\"" | g++ -Wall -Wextra -Werror -I. -Iinclude -fsyntax-only -xc++ - || bad=1
+done
+echo "== gcc -fanalyzer"
+# shellcheck disable=SC2086
+echo $sources | tr ' ' '\n' | xargs -P2 -I{} gcc $flags -O1 -fanalyzer -Wno-analyzer-too-complex -Werror -c -o /dev/null {} || bad=1
+echo "== cppcheck"
+# shellcheck disable=SC2086
+cppcheck -q -j2 --std=c11 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
+    --suppress=missingIncludeSystem -Iinclude $rooms -D_GNU_SOURCE $sources || bad=1
+echo "== clang-tidy"
+# shellcheck disable=SC2086
+echo $sources | tr ' ' '\n' | xargs -P2 -n1 sh -c 'clang-tidy --quiet "$@" -- '"$flags"' 2>/dev/null' x || bad=1
+[ $bad = 0 ] && echo "lint: all is well"
+exit $bad
