@@ -24,7 +24,7 @@ ALL_CFLAGS := -std=c11 -ffp-contract=off $(WARNINGS)
 LDLIBS += -lpthread
 
 .PHONY: all demo test lint bench fuzz install clean
-all: $(BUILD)/libreshard.a $(BUILD)/libreshard.so $(BUILD)/reshard.pc $(BUILD)/reshard
+all: $(BUILD)/libreshard.a $(BUILD)/libreshard.so $(BUILD)/reshard
 
 include tools/variants.mk
 
@@ -52,10 +52,6 @@ $(BUILD)/libreshard.so: $(BUILD)/libreshard.so.$(VERSION)
 	ln -sf libreshard.so.$(VERSION) $(BUILD)/libreshard.so.$(SOVERSION)
 	ln -sf libreshard.so.$(SOVERSION) $@
 
-$(BUILD)/reshard.pc: tools/reshard.pc.in
-	@mkdir -p $(@D)
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' $< > $@
-
 $(BUILD)/reshard: $(CLI_OBJ) $(BUILD)/libreshard.a
 	$(CC) $(LDFLAGS) -o $@ $(CLI_OBJ) $(BUILD)/libreshard.a $(LDLIBS)
 
@@ -67,7 +63,10 @@ install: all
 	install -m 755 $(BUILD)/libreshard.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/
 	ln -sf libreshard.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libreshard.so.$(SOVERSION)
 	ln -sf libreshard.so.$(SOVERSION) $(DESTDIR)$(PREFIX)/lib/libreshard.so
-	install -m 644 $(BUILD)/reshard.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' tools/reshard.pc.in \
+	    > $(DESTDIR)$(PREFIX)/lib/pkgconfig/reshard.pc
+	install -d $(DESTDIR)$(PREFIX)/share/doc/reshard
+	install -m 644 README.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/reshard/
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(sort $(wildcard examples/*.c)))
 

@@ -57,7 +57,7 @@ static void large_grid(void)
         double middle = now();
         npieces = walk(plan, RSD_EVERY_RANK, RSD_RECEIVES);
         double end = now();
-        if (npieces != totals.pieces)
+        if (npieces != totals.npieces)
             exit(1);
         counted = middle - start < counted ? middle - start : counted;
         walked = end - start < walked ? end - start : walked;
@@ -100,7 +100,7 @@ static void many_chunks(void)
     for (int t = 0; t < TENSORS; t++) {
         rsd_layout *a, *b;
         rsd_plan *plan;
-        rsd_check check;
+        rsd_check check = {.struct_nbytes = sizeof check};
         must(rsd_layout_new_boxes(RSD_F32, 2, shape, RANKS, ranks, lo, len, &a));
         must(rsd_layout_parse("f32[4096,1024] @ 512:S0", &b));
         must(rsd_layout_check(a, &check));
@@ -144,7 +144,7 @@ static void one_part(void)
             must(rsd_problem_parse(problem, &a, &b));
             must(rsd_plan_new(a, b, NULL, &plans[t]));
             must(rsd_plan_rank_totals(plans[t], 4711, &part));
-            pieces += part.pieces_received + part.pieces_kept;
+            pieces += part.npieces_received + part.npieces_kept;
             rsd_layout_free(a);
             rsd_layout_free(b);
         }

@@ -3,7 +3,7 @@
  *     build/examples/move 'f32[4096,4096] : 4:S0 -> 2x2:S0,S1'
  *
  * Every element is filled with a value made from its own global index, so each rank can check what
- * it got without asking anyone. Introduces: rsd_problem_parse, rsd_layout_array, rsd_plan_walk,
+ * it got without asking anyone. Introduces: rsd_problem_parse, rsd_layout_array, rsd_layout_boxes,
  * rsd_reshard.
  */
 #include "reshard.h"
@@ -39,45 +39,42 @@ static uint64_t value_of(uint64_t index)
     return (index ^ index >> 29) * 0xbf58476d1ce4e5b9u;
 }
 
-/* Goes through every element of a layout: fills it, or counts those that are not as filled. The
- * plan of a layout with itself lists all its boxes and where they lie in the arrays. */
+/* Goes through every element of a layout: fills it, or counts those that are not as filled. */
 static int64_t for_each_element(const rsd_layout *layout, void **arrays, int fill,
                                 int64_t *nelements)
 {
     const int64_t *shape = rsd_layout_shape(layout);
     size_t each = rsd_dtype_nbytes(rsd_layout_dtype(layout));
-    int64_t wrong = 0;
-    rsd_plan *boxes;
-    rsd_cursor *cursor;
-    const rsd_piece *piece;
-    or_die(rsd_plan_new(layout, layout, NULL, &boxes));
-    or_die(rsd_plan_walk(boxes, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
-    for (;;) {
-        or_die(rsd_cursor_next(cursor, &piece));
-        if (!piece)
-            break;
-        rsd_array array;
-        int64_t at[RSD_MAX_DIMS] = {0}, n = piece->nbytes / (int64_t)each;
-        or_die(rsd_layout_array(layout, piece->to_array, &array));
-        for (int64_t i = 0; i < n; i++) {
-            int64_t index = 0, place = 0;
-            for (int32_t d = 0; d < array.ndim; d++) {
-                index = index * shape[d] + piece->box.lo[d] + at[d];
-                place = place * array.shape[d] + piece->to_at[d] + at[d];
+    int64_t wrong = 0, nboxes;
+    for (int32_t rank = 0; rank < rsd_layout_world(layout); rank++) {
+        rsd_held *held;
+        or_die(rsd_layout_boxes(layout, rank, &held, &nboxes));
+        for (int64_t k = 0; k < nboxes; k++) {
+            const rsd_box *box = &held[k].box;
+            rsd_array array;
+            int64_t at[RSD_MAX_DIMS] = {0}, n = 1;
+            or_die(rsd_layout_array(layout, held[k].array, &array));
+            for (int32_t d = 0; d < box->ndim; d++)
+                n *= box->len[d];
+            for (int64_t i = 0; i < n; i++) {
+                int64_t index = 0, place = 0;
+                for (int32_t d = 0; d < box->ndim; d++) {
+                    index = index * shape[d] + box->lo[d] + at[d];
+                    place = place * array.shape[d] + held[k].at[d] + at[d];
+                }
+                uint64_t value[2] = {value_of((uint64_t)index), value_of(~(uint64_t)index)};
+                char *element = (char *)arrays[held[k].array] + (size_t)place * each;
+                if (fill)
+                    memcpy(element, value, each);
+                else
+                    wrong += memcmp(element, value, each) != 0;
+                for (int32_t d = box->ndim - 1; d >= 0 && ++at[d] == box->len[d]; d--)
+                    at[d] = 0;
             }
-            uint64_t value[2] = {value_of((uint64_t)index), value_of(~(uint64_t)index)};
-            char *element = (char *)arrays[piece->to_array] + (size_t)place * each;
-            if (fill)
-                memcpy(element, value, each);
-            else
-                wrong += memcmp(element, value, each) != 0;
-            for (int32_t d = array.ndim - 1; d >= 0 && ++at[d] == piece->box.len[d]; d--)
-                at[d] = 0;
+            *nelements += n;
         }
-        *nelements += n;
+        rsd_free(held);
     }
-    rsd_cursor_free(cursor);
-    rsd_plan_free(boxes);
     return wrong;
 }
 
@@ -94,7 +91,7 @@ int main(int argc, char **argv)
     or_die(rsd_reshard(from, to, (const void *const *)src, dst));
     int64_t wrong = for_each_element(to, dst, 0, &checked);
     printf("%lld elements on %lld ranks -> %lld elements on %lld ranks: %lld are wrong\n",
-           (long long)filled, (long long)rsd_layout_nplaces(from), (long long)checked,
-           (long long)rsd_layout_nplaces(to), (long long)wrong);
+           (long long)filled, (long long)rsd_layout_nranks(from), (long long)checked,
+           (long long)rsd_layout_nranks(to), (long long)wrong);
     return wrong != 0;
 }

@@ -84,8 +84,8 @@ static void check_plan(const rsd_plan *plan)
     if (got.hash != given.hash || got.pieces != given.pieces)
         abort();
     if (rsd_plan_totals(plan, &totals) == RSD_OK)
-        if (totals.pieces != got.pieces || totals.bytes_moved != got.moved ||
-            totals.bytes_moved < totals.lower_bound)
+        if (totals.npieces != got.pieces || totals.nbytes_moved != got.moved ||
+            totals.nbytes_moved < totals.nbytes_least)
             abort();
 }
 

@@ -6,9 +6,11 @@
  *
  * In one call, for four ranks whose arrays are all in this process:
  *
+ *     const void *src[4];                      the array of each rank, in the layout before the arrow
+ *     void *dst[4];                            and in the layout after it
  *     rsd_layout *a, *b;
  *     rsd_problem_parse("f32[4096,4096] : 4:S0 -> 2x2:S0,S1", &a, &b);
- *     rsd_reshard(a, b, src, dst);                 src[r], dst[r]: the array of rank r
+ *     rsd_reshard(a, b, src, dst);
  *
  * Planned once and run many times, on two threads:
  *
@@ -30,12 +32,15 @@
  *     written only on success. Functions that cannot fail return their answer.
  *   - Layouts, meshes and plans never change once made, so threads may share them. Nothing passed
  *     to a call has to outlive it, except tensor memory while a run is in flight.
- *   - What is made by ..._new, ..._parse, ..._walk or rsd_bind_... is given back by its own
- *     ..._free, which accepts NULL. Text and lists returned through a pointer are given back by
- *     rsd_free.
+ *   - What a call makes for the caller is given back by its own ..._free, which accepts NULL. Text
+ *     and lists returned through a pointer are given back by rsd_free. Pointers may be NULL only where
+ *     that is said.
+ *   - Structs that begin with struct_nbytes may grow: set it to their sizeof, and the rest to 0. The
+ *     other structs, RSD_MAX_DIMS and the numbers of enums never change.
  *   - The library never prints, exits or aborts, reads no environment variable and has no globals
  *     but the last error of each thread. It starts no thread except in rsd_pool_new.
- *   - The caller owns tensor memory. Coordinates and element counts are int64_t.
+ *   - The caller owns tensor memory; it need not be aligned. Coordinates and element counts are
+ *     int64_t.
  */
 #ifndef RESHARD_H
 #define RESHARD_H
@@ -52,21 +57,26 @@ extern "C" {
 /* The code answers "who can fix it". */
 typedef enum rsd_status {
     RSD_OK = 0,
-    /* the caller */
-    RSD_EINVAL = 1, /* an argument makes no sense by itself: "S(2)" of a tensor with two dims */
-    RSD_EMISMATCH =
-        2,          /* two things do not fit each other: shapes that differ, data that is missing */
-    RSD_ELIMIT = 3, /* more than fits: 2^63 bytes, a budget that is too small */
-    RSD_EEXIST = 4, /* the output is already there */
-    RSD_ECANCELLED = 5, /* the caller asked to stop */
-    /* the machine */
+
+    /* The caller: an argument that makes no sense by itself, such as S(2) of a tensor with two dims;
+     * two things that do not fit each other, such as shapes that differ or data that is missing; more
+     * than fits, such as 2^63 bytes; an output that is already there; a stop that was asked for. */
+    RSD_EINVAL = 1,
+    RSD_EMISMATCH = 2,
+    RSD_ELIMIT = 3,
+    RSD_EEXIST = 4,
+    RSD_ECANCELLED = 5,
+
+    /* The machine. */
     RSD_ENOMEM = 10,
     RSD_EIO = 11,
-    /* the data */
-    RSD_EFORMAT = 20, /* a file that breaks its format */
-    RSD_EUNSUPPORTED =
-        21, /* well formed, but nothing here can do it: the minimum of complex numbers */
-    /* a peer */
+
+    /* The data: a file that breaks its format; well formed, but nothing here can do it, such as the
+     * minimum of complex numbers. */
+    RSD_EFORMAT = 20,
+    RSD_EUNSUPPORTED = 21,
+
+    /* A peer. */
     RSD_EPEER = 30,
     RSD_ETIMEOUT = 31
 } rsd_status;
@@ -79,8 +89,10 @@ const char *rsd_status_name(rsd_status status);
  * Empty if nothing failed yet. Valid until the next call into the library by the same thread. */
 const char *rsd_error(void);
 
-/* The version of this header, and of the library that runs. */
-#define RSD_VERSION "0.1.0"
+/* The version of this header, as text and as 10000 * major + 100 * minor + patch, and that of the
+ * library that runs. */
+#define RSD_VERSION        "0.1.0"
+#define RSD_VERSION_NUMBER 100
 const char *rsd_version(void);
 
 /* Gives back text or a list that a call returned through a pointer. Accepts NULL. */
@@ -88,32 +100,32 @@ void rsd_free(void *returned);
 
 /* ---- 2. Elements: dtypes and boxes ---------------------------------------------------------- */
 
-/* The dtype matters only where values are combined (Partial, casts); a move sees bytes.
- * The last group is carried as opaque bits. RSD_F4X2 is two 4-bit floats in one byte, as torch's
- * float4_e2m1fn_x2: its extents count bytes. */
+/* The dtype matters only where values are combined (Partial); a move sees bytes. The 8-bit floats,
+ * F4X2 and C32 are carried as opaque bits. F4X2 is two 4-bit floats in one byte, as torch's
+ * float4_e2m1fn_x2: its extents count bytes. C64 is two f32, C128 two f64, C32 two f16. */
 typedef enum rsd_dtype {
     RSD_F64 = 1,
-    RSD_F32,
-    RSD_F16,
-    RSD_BF16,
-    RSD_F8E4M3,
-    RSD_F8E5M2,
-    RSD_I64,
-    RSD_I32,
-    RSD_I16,
-    RSD_I8,
-    RSD_U64,
-    RSD_U32,
-    RSD_U16,
-    RSD_U8,
-    RSD_BOOL,
-    RSD_C64,  /* two f32 */
-    RSD_C128, /* two f64 */
-    RSD_F8E4M3FNUZ,
-    RSD_F8E5M2FNUZ,
-    RSD_F8E8M0,
-    RSD_F4X2,
-    RSD_C32 /* two f16 */
+    RSD_F32 = 2,
+    RSD_F16 = 3,
+    RSD_BF16 = 4,
+    RSD_F8E4M3 = 5,
+    RSD_F8E5M2 = 6,
+    RSD_I64 = 7,
+    RSD_I32 = 8,
+    RSD_I16 = 9,
+    RSD_I8 = 10,
+    RSD_U64 = 11,
+    RSD_U32 = 12,
+    RSD_U16 = 13,
+    RSD_U8 = 14,
+    RSD_BOOL = 15,
+    RSD_C64 = 16,
+    RSD_C128 = 17,
+    RSD_F8E4M3FNUZ = 18,
+    RSD_F8E5M2FNUZ = 19,
+    RSD_F8E8M0 = 20,
+    RSD_F4X2 = 21,
+    RSD_C32 = 22
 } rsd_dtype;
 
 /* The name in the notation: "f32". NULL for a number that is no dtype. */
@@ -147,12 +159,12 @@ typedef struct rsd_region {
 } rsd_region;
 
 /* 1 if the two boxes share at least one element, else 0. So an empty box overlaps nothing, two
- * boxes without dims always overlap, and boxes of different ndim never do. */
+ * boxes without dims always overlap, and boxes of different ndim, or that are none, never do. */
 int rsd_box_overlaps(const rsd_box *a, const rsd_box *b);
 
 /* The region that the two boxes share. Boxes that share nothing give a region with a len of 0 in
- * each dim where they do not meet; its offsets lie within the boxes. EINVAL: ndim differs, is out
- * of range, or a len is negative. */
+ * each dim where they do not meet; its offsets lie within the boxes. EINVAL: ndim differs or is out
+ * of range, or a lo or len is negative or beyond 2^62. */
 rsd_status rsd_box_overlap(const rsd_box *saved, const rsd_box *wanted, rsd_region *region);
 
 /* ---- 3. Layouts ------------------------------------------------------------------------------
@@ -169,16 +181,18 @@ rsd_status rsd_box_overlap(const rsd_box *saved, const rsd_box *wanted, rsd_regi
  *
  *     f32[4096,4096] @ dp=2,tp=4 : S(0),S(1)     one placement per mesh axis, as DTensor says it
  *     f32[4096,4096] @ 2x4 : S0,R                the same kind, short
- *     f32[4096,4096] @ dp=2,tp=4 : [tp.dp, -]    per dim the axes that cut it, in order, as JAX
- * says it f32[16,1] @ { 0:4 | 4:7 | 7:11 | 11:16 }   explicit boxes, ranks split by |, boxes of one
- * rank by ; f32[4096,4096] : 2x4:S0,S1 -> 8:S1         a problem
+ *     f32[4096,4096] @ dp=2,tp=4 : [tp.dp, -]    per dim the axes that cut it, in order, as JAX says it
+ *     f32[16,1] @ { 0:4 | 4:7 | 7:11 | 11:16 }   explicit boxes: ranks split by |, boxes of one by ;
+ *     f32[4096,4096] : 2x4:S0,S1 -> 8:S1         a problem
  *
- *     S(d)          shard dim d: ceil(n/m) each, left to right; the last may be short or empty
- * (torch.chunk) B(d)          balanced: lengths differ by at most one S(d;4,2,2)    segmented: dim
- * d is made of segments (fused QKV, gate-up), each sharded by itself _S(d,f)       torch's strided
- * shard with split factor f C(d,b)        block-cyclic with blocks of b, as ScaLAPACK R replicate
- *     P(sum)        partial: the value is the reduction over the axis; sum avg min max product band
- * bor bxor
+ *     S(d)         shard dim d: ceil(n/m) each, the last may be short or empty, as torch.chunk
+ *     B(d)         balanced: lengths differ by at most one
+ *     S(d;4,2,2)   segmented: dim d is made of segments (fused QKV, gate-up), each sharded by itself
+ *     _S(d,f)      torch's strided shard with split factor f
+ *     C(d,b)       block-cyclic with blocks of b, as ScaLAPACK
+ *     R            replicate
+ *     P(sum)       partial: the value is the reduction over the axis; also avg min max product band
+ *                  bor bxor
  *
  * A mesh may name its ranks: `2x2 ranks=4-7`, `4 ranks=3,1,0,2`. The same rank on both sides of a
  * problem is the same process. docs/notation.md has the grammar.
@@ -192,23 +206,32 @@ rsd_status rsd_layout_parse(const char *text, rsd_layout **layout);
 /* "f32[8,8] : 4:S0 -> 2x2:S0,S1": both layouts of a problem. */
 rsd_status rsd_problem_parse(const char *text, rsd_layout **src, rsd_layout **dst);
 
-/* The one canonical text of a layout or problem; it parses to the same layout. Two layouts of a
+/* "S0,R" or "[tp.dp, -]": the part after the mesh, for a tensor and a mesh that are at hand. */
+rsd_status rsd_layout_parse_on(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                               const rsd_mesh *mesh, const char *placements, rsd_layout **layout);
+
+/* The one canonical text of a layout or problem; it parses to an equal layout. Two layouts of a
  * problem must agree in dtype and shape (EMISMATCH). Give the text back with rsd_free. */
 rsd_status rsd_layout_print(const rsd_layout *layout, char **text);
 rsd_status rsd_problem_print(const rsd_layout *src, const rsd_layout *dst, char **text);
 
+/* One more reference to the same layout, to be freed like any other: for bindings that keep what they
+ * borrowed. */
+rsd_layout *rsd_layout_share(const rsd_layout *layout);
 void rsd_layout_free(rsd_layout *layout);
 
 /* -- from C -- */
 
 /* "dp=2,tp=4", "2x2 ranks=4-7". */
 rsd_status rsd_mesh_parse(const char *text, rsd_mesh **mesh);
+rsd_status rsd_mesh_print(const rsd_mesh *mesh, char **text);
 
 /* counts[a] ranks along axis a, row-major: the last axis runs fastest. names may be NULL, and so
  * may any name in it. ranks lists the rank at each position, or is NULL for 0, 1, 2, ...
  * EINVAL: a rank named twice, a count below 1, a name used twice. */
 rsd_status rsd_mesh_new(int32_t naxes, const int64_t *counts, const char *const *names,
                         const int32_t *ranks, rsd_mesh **mesh);
+rsd_mesh *rsd_mesh_share(const rsd_mesh *mesh);
 void rsd_mesh_free(rsd_mesh *mesh);
 
 int32_t rsd_mesh_naxes(const rsd_mesh *mesh);
@@ -222,24 +245,27 @@ rsd_status rsd_mesh_rank(const rsd_mesh *mesh, const int64_t *coords, int32_t *r
 
 typedef enum rsd_kind {
     RSD_REPLICATE = 0,
-    RSD_SHARD,     /* S(dim) */
-    RSD_BALANCED,  /* B(dim) */
-    RSD_STRIDED,   /* _S(dim,factor) */
-    RSD_SEGMENTED, /* S(dim;segments) */
-    RSD_CYCLIC,    /* C(dim,factor), factor being the block */
-    RSD_PARTIAL    /* P(reduce) */
+    RSD_SHARD = 1,     /* S(dim) */
+    RSD_BALANCED = 2,  /* B(dim) */
+    RSD_STRIDED = 3,   /* _S(dim,factor) */
+    RSD_SEGMENTED = 4, /* S(dim;segments) */
+    RSD_CYCLIC = 5,    /* C(dim,factor), factor being the block */
+    RSD_PARTIAL = 6    /* P(reduce) */
 } rsd_kind;
 
 typedef enum rsd_reduce {
-    RSD_SUM = 0,
-    RSD_AVG,
-    RSD_MIN,
-    RSD_MAX,
-    RSD_PRODUCT,
-    RSD_BAND,
-    RSD_BOR,
-    RSD_BXOR
+    RSD_REDUCE_SUM = 0,
+    RSD_REDUCE_AVG = 1,
+    RSD_REDUCE_MIN = 2,
+    RSD_REDUCE_MAX = 3,
+    RSD_REDUCE_PRODUCT = 4,
+    RSD_REDUCE_BAND = 5,
+    RSD_REDUCE_BOR = 6,
+    RSD_REDUCE_BXOR = 7
 } rsd_reduce;
+
+/* "sum", "avg", ...; NULL for a number that is no reduction. */
+const char *rsd_reduce_name(rsd_reduce reduce);
 
 /* What one mesh axis does to the tensor. Fields that a kind does not use are ignored, so
  * {.kind = RSD_SHARD, .dim = 0} is complete. A negative dim counts from the end. */
@@ -270,7 +296,7 @@ rsd_status rsd_layout_new_boxes(rsd_dtype dtype, int32_t ndim, const int64_t *sh
                                 rsd_layout **layout);
 
 /* The same, as torch's EnumerableShardingSpec: boxes that overlap are refused with EINVAL, a hole
- * with EMISMATCH, each with the box. */
+ * with EMISMATCH, with the values. */
 rsd_status rsd_layout_new_enumerable(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
                                      int64_t nboxes, const int32_t *ranks, const int64_t *lo,
                                      const int64_t *len, rsd_layout **layout);
@@ -286,6 +312,7 @@ rsd_dtype rsd_layout_dtype(const rsd_layout *layout);
 int32_t rsd_layout_ndim(const rsd_layout *layout);
 const int64_t *rsd_layout_shape(const rsd_layout *layout); /* valid as long as the layout */
 int64_t rsd_layout_world(const rsd_layout *layout);        /* highest rank named, plus one */
+int64_t rsd_layout_nranks(const rsd_layout *layout);       /* different ranks named */
 
 /* The mesh, valid as long as the layout, or NULL for explicit boxes. */
 const rsd_mesh *rsd_layout_mesh(const rsd_layout *layout);
@@ -294,30 +321,27 @@ const rsd_mesh *rsd_layout_mesh(const rsd_layout *layout);
  * boxes, or no such axis. The order of several axes on one dim is in rsd_layout_axes. */
 rsd_status rsd_layout_placement(const rsd_layout *layout, int32_t axis, rsd_placement *placement);
 
-/* The mesh axes that cut a dim, first to last, into axes[RSD_MAX_AXES]; returns how many. */
+/* The mesh axes that cut a dim, first to last, into axes[RSD_MAX_AXES]; returns how many. A negative
+ * dim counts from the end; a dim that is not there is cut by none. */
 int32_t rsd_layout_axes(const rsd_layout *layout, int32_t dim, int32_t *axes);
 
 /* 1 if both put every element in the same place of the same rank by the same description: axis
- * names do not matter, the spelling of explicit boxes does. */
+ * names and the order of places do not matter, the spelling of explicit boxes does. */
 int rsd_layout_equal(const rsd_layout *a, const rsd_layout *b);
 
-/* Places are the ranks in placement order: mesh order, or the order in which boxes were given.
- * The position of a rank is its first; EINVAL names a rank that has none. */
+/* Places are in placement order: one per rank of a mesh, in mesh order, or one per explicit box, in
+ * the order they were given. The position of a rank is its first; EINVAL names a rank without one. */
 int64_t rsd_layout_nplaces(const rsd_layout *layout);
 rsd_status rsd_layout_rank_at(const rsd_layout *layout, int64_t position, int32_t *rank);
 rsd_status rsd_layout_position(const rsd_layout *layout, int32_t rank, int64_t *position);
 
-/* All boxes of a rank. A rank the layout does not name has none; a rank with an empty shard has one
- * empty box, its lo at the end of the dims that were cut. Give the list back with rsd_free. */
-rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_box **boxes,
-                            int64_t *nboxes);
-
 /* Arrays are the pieces of memory that a layout stands for, numbered by ascending rank: one per
- * rank of a mesh, one per explicit box. rsd_run takes its pointers in this order, so for ranks
- * 0..n-1 with one array each, array r is that of rank r. */
+ * rank of a mesh, one per explicit box (those of one rank in the order they were given). rsd_run takes
+ * its pointers in this order, so for ranks 0..n-1 with one array each, array r is that of rank r. */
 typedef struct rsd_array {
     int32_t rank;
     int32_t ndim;
+    int64_t place;               /* its position in placement order */
     int64_t shape[RSD_MAX_DIMS]; /* local extents */
     size_t nbytes;               /* when dense; 0 when empty */
 } rsd_array;
@@ -328,6 +352,19 @@ rsd_status rsd_layout_array(const rsd_layout *layout, int64_t index, rsd_array *
 /* The arrays of one rank: count of them, from index first. count is 0 for a rank without any. */
 void rsd_layout_arrays_of(const rsd_layout *layout, int32_t rank, int64_t *first, int64_t *count);
 
+/* A box that a rank holds, and where it begins in which array. */
+typedef struct rsd_held {
+    rsd_box box;
+    int64_t array;
+    int64_t at[RSD_MAX_DIMS];
+} rsd_held;
+
+/* All boxes of a rank, array by array. A rank the layout does not name has none; a rank with an empty
+ * shard has one empty box, its lo at the end of the dims that were cut. A strided, segmented or cyclic
+ * shard is several boxes of one array. Give the list back with rsd_free. */
+rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_held **boxes,
+                            int64_t *nboxes);
+
 typedef enum rsd_cover {
     RSD_COVERS_ONCE = 0,   /* every element lives in exactly one place */
     RSD_COVERS_EVENLY = 1, /* every element lives in the same number of places: copies */
@@ -337,12 +374,14 @@ typedef enum rsd_cover {
 } rsd_cover;
 
 typedef struct rsd_check {
+    size_t struct_nbytes; /* sizeof(rsd_check), set by the caller */
     rsd_cover cover;
     int64_t copies; /* RSD_COVERS_ONCE: 1. RSD_COVERS_EVENLY: how many. Else 0 */
     rsd_box box;    /* RSD_COVERS_UNEVENLY, RSD_MISSES */
 } rsd_check;
 
-/* Does the layout cover its tensor? Each term of a partial value counts by itself. */
+/* Does the layout cover its tensor? Each term of a partial value counts by itself: P over four ranks
+ * covers once. A tensor without elements is covered once by anything. */
 rsd_status rsd_layout_check(const rsd_layout *layout, rsd_check *check);
 
 /* ---- 4. Plans --------------------------------------------------------------------------------
@@ -362,21 +401,24 @@ typedef struct rsd_cursor rsd_cursor;
 typedef struct rsd_plan_options {
     size_t struct_nbytes;   /* sizeof(rsd_plan_options) */
     int64_t nranks;         /* how many ranks node_of lists */
-    const int32_t *node_of; /* the host of each rank, by number; NULL: not known */
+    const int32_t *node_of; /* the host of each rank, by any numbers; NULL: not known */
 } rsd_plan_options;
 
-/* EMISMATCH: dtype or shape differ, or the source does not hold a box that the destination needs
- * (the message names it). EINVAL: a Partial destination that is not Partial in the source.
- * EUNSUPPORTED: a reduction that the dtype does not have. */
+/* options may be NULL. EMISMATCH: dtype or shape differ, or the source does not hold a box that the
+ * destination needs (the message names it). EINVAL: a Partial destination that is not Partial in the
+ * source. EUNSUPPORTED: a reduction that the dtype does not have. ELIMIT: a dim cut into more than
+ * 2^26 runs, as small block-cyclic blocks of a long dim are. */
 rsd_status rsd_plan_new(const rsd_layout *src, const rsd_layout *dst,
                         const rsd_plan_options *options, rsd_plan **plan);
+rsd_plan *rsd_plan_share(const rsd_plan *plan);
 void rsd_plan_free(rsd_plan *plan);
 
 /* The layouts of a plan, valid as long as the plan. */
 const rsd_layout *rsd_plan_src(const rsd_plan *plan);
 const rsd_layout *rsd_plan_dst(const rsd_plan *plan);
 
-/* The plan that brings everything back. EINVAL: the source is Partial, which has no way back. */
+/* The plan that brings everything back. EINVAL: something was reduced, which has no way back.
+ * EMISMATCH: the destination does not hold everything. */
 rsd_status rsd_plan_inverse(const rsd_plan *plan, rsd_plan **inverse);
 
 /* The backward of a redistribution: from the gradient's layout to the layout of the plan's source,
@@ -388,20 +430,27 @@ rsd_status rsd_plan_backward(const rsd_plan *plan, const rsd_layout *gradient, r
 enum { RSD_DIGEST_NCHARS = 33 };
 void rsd_plan_digest(const rsd_plan *plan, char digest[RSD_DIGEST_NCHARS]);
 
-/* Bytes that rank `from` gives to rank `to`; from == to: what the rank keeps. */
+/* How partial values become one, for those who carry pieces themselves: nterms of them in ascending
+ * rank, combined by `reduce`, the result divided by `divisor` (averages are sums that are divided).
+ * f16 and bf16 are combined in f32 and rounded once, integers in 64 bits and cut to size once, and
+ * bool by or (sum, max) or and (product, min). nterms is 1 if nothing is reduced. */
+void rsd_plan_reduction(const rsd_plan *plan, rsd_reduce *reduce, int64_t *nterms,
+                        int64_t *divisor);
+
+/* Bytes that rank `from` gives to rank `to` in all stages; from == to: what the rank keeps. */
 rsd_status rsd_plan_nbytes(const rsd_plan *plan, int32_t from, int32_t to, int64_t *nbytes);
 
 typedef struct rsd_totals {
-    size_t struct_nbytes;  /* sizeof(rsd_totals), set by the caller */
-    int64_t pieces;        /* kept ones included */
-    int64_t messages;      /* ordered pairs of different ranks that exchange something */
-    int64_t stages;        /* 0 when nothing has to be done */
-    int64_t bytes_total;   /* what all destination ranks hold in the end */
-    int64_t bytes_kept;    /* given by a rank to itself: what was there already */
-    int64_t bytes_moved;   /* given to another rank */
-    int64_t lower_bound;   /* no plan moves less: docs/planning.md says why */
-    int64_t bytes_crossed; /* given to another node; 0 without a node map */
-    int64_t crossed_bound; /* no plan crosses less; -1 for reductions, where it is not known */
+    size_t struct_nbytes;         /* sizeof(rsd_totals), set by the caller */
+    int64_t npieces;              /* kept ones included */
+    int64_t nmessages;            /* ordered pairs of different ranks that exchange something */
+    int64_t nstages;              /* 0 when nothing has to be done */
+    int64_t nbytes_total;         /* what all destination arrays hold in the end */
+    int64_t nbytes_kept;          /* given by a rank to itself: what was there already */
+    int64_t nbytes_moved;         /* given to another rank */
+    int64_t nbytes_least;         /* no plan moves less: docs/planning.md says why */
+    int64_t nbytes_crossed;       /* given to another node; 0 without a node map */
+    int64_t nbytes_crossed_least; /* no plan crosses less; -1, not known, for reductions */
 } rsd_totals;
 
 /* ELIMIT: a number does not fit into 63 bits. */
@@ -410,22 +459,22 @@ rsd_status rsd_plan_totals(const rsd_plan *plan, rsd_totals *totals);
 /* One rank's part. */
 typedef struct rsd_rank_totals {
     size_t struct_nbytes; /* sizeof(rsd_rank_totals), set by the caller */
-    int64_t pieces_received, messages_received, bytes_received; /* from other ranks */
-    int64_t pieces_sent, messages_sent, bytes_sent;             /* to other ranks */
-    int64_t pieces_kept, bytes_kept;
-    int64_t bytes_src, bytes_dst; /* its arrays; together its peak when all is in memory at once */
+    int64_t npieces_received, nmessages_received, nbytes_received; /* from other ranks */
+    int64_t npieces_sent, nmessages_sent, nbytes_sent;             /* to other ranks */
+    int64_t npieces_kept, nbytes_kept;
+    int64_t nbytes_src, nbytes_dst; /* its arrays; together its peak, if all is in memory at once */
 } rsd_rank_totals;
 
 rsd_status rsd_plan_rank_totals(const rsd_plan *plan, int32_t rank, rsd_rank_totals *totals);
 
-/* One piece of a plan. Arrays below dim ndim only are filled in. */
+/* One piece of a plan. Of the arrays, only the first box.ndim entries mean something. */
 typedef struct rsd_piece {
     int32_t from, to; /* ranks; equal when the piece stays where it is */
-    int32_t stage;    /* a stage begins when the one before is complete */
+    int32_t stage;    /* given when all that the giver gets in earlier stages has arrived */
     int32_t from_dst; /* 1: given from the giver's destination array, filled in an earlier stage */
     int32_t reduce;   /* 1: one of the partial values that are combined into this box */
-    int64_t from_array; /* number of the array in rsd_layout_array of its layout */
-    int64_t to_array;
+    int64_t from_array; /* array of the source layout; with from_dst, of the destination layout */
+    int64_t to_array;   /* array of the destination layout */
     int64_t nbytes;
     rsd_box box;                   /* in the global tensor */
     int64_t from_at[RSD_MAX_DIMS]; /* where the box begins in the giver's array */
@@ -439,12 +488,17 @@ typedef enum rsd_side {
 
 enum { RSD_EVERY_RANK = -1 };
 
-/* Walks the pieces of one rank, or of every rank, in a fixed order:
+/* Walks the pieces of one rank, or of every rank:
  *
- *     rsd_plan_walk(plan, rank, RSD_RECEIVES, &cursor);
- *     while (rsd_cursor_next(cursor, &piece) == RSD_OK && piece) ...
+ *     status = rsd_plan_walk(plan, rank, RSD_RECEIVES, &cursor);
+ *     while (!status && !(status = rsd_cursor_next(cursor, &piece)) && piece)
+ *         ...
  *     rsd_cursor_free(cursor);
- */
+ *
+ * The pieces of one rank come stage by stage, those of one pair of ranks in the same order on both
+ * sides (so a message may be packed and unpacked in the order of the walk), and the partial values of
+ * one box one after the other in ascending rank. Pieces of every rank come in a fixed order without
+ * such promises. */
 rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_cursor **cursor);
 
 /* The next piece, valid until the next call; NULL after the last. */
@@ -458,7 +512,7 @@ enum {
 };
 
 /* What the plan does, how much moves and how close that is to the least possible. Give the text
- * back with rsd_free. The keys of the JSON are in docs/json.md. */
+ * back with rsd_free. The keys of the JSON are those of the structs above; docs/json.md lists them. */
 rsd_status rsd_plan_explain(const rsd_plan *plan, int32_t flags, char **text);
 
 /* ---- 5. Moving in one process ----------------------------------------------------------------
@@ -471,31 +525,32 @@ rsd_status rsd_plan_explain(const rsd_plan *plan, int32_t flags, char **text);
 rsd_status rsd_reshard(const rsd_layout *src_layout, const rsd_layout *dst_layout,
                        const void *const *src, void *const *dst);
 
-/* Threads that wait for work. A pool may serve any number of execs, from any threads. NULL stands
- * for the calling thread alone wherever a pool is taken. After a fork the child has no threads in
- * it, and works alone. */
+/* Threads that wait for work, 1 to 4096 of them. A pool may serve any number of execs, from any
+ * threads; rsd_run works with nthreads - 1 of them and the calling thread, rsd_start with all. NULL
+ * stands for the calling thread alone wherever a pool is taken. Execs share the pool, so it may be
+ * freed before them. After a fork the child has no threads in it, and works alone. */
 typedef struct rsd_pool rsd_pool;
 rsd_status rsd_pool_new(int32_t nthreads, rsd_pool **pool);
-void rsd_pool_free(rsd_pool *pool); /* no exec may be using it */
+void rsd_pool_free(rsd_pool *pool);
 
 /* A plan bound to a carrier. Running it allocates nothing. */
 typedef struct rsd_exec rsd_exec;
 
 rsd_status rsd_bind_threads(const rsd_plan *plan, rsd_pool *pool, rsd_exec **exec);
 
-/* How the arrays of one plan lie in memory. Strides count elements: for each array, in the order
- * of rsd_layout_array, one per dim. They may not be negative. A NULL list means dense arrays. */
+/* How the arrays of one plan lie in memory. Strides count elements: for each array that a run takes,
+ * in the same order, one per dim. They may not be negative; those of a source may be 0. */
 typedef struct rsd_bind_options {
     size_t struct_nbytes;       /* sizeof(rsd_bind_options) */
-    const int64_t *src_strides; /* narrays * ndim of the source layout */
-    const int64_t *dst_strides; /* narrays * ndim of the destination layout */
-    int32_t src_column_major;   /* dense arrays whose first dim runs fastest, as Fortran's */
+    const int64_t *src_strides; /* NULL: dense arrays */
+    const int64_t *dst_strides; /* NULL: dense arrays */
+    int32_t src_column_major;   /* 1: dense arrays whose first dim runs fastest, as Fortran's */
     int32_t dst_column_major;
 } rsd_bind_options;
 
-/* Many tensors in one exec: nplans plans, with nplans options, or NULL for dense row-major arrays.
- * src and dst of a run then list the arrays of the first plan, then those of the second, ...
- * EINVAL: destination strides that let two elements share a place. */
+/* Many tensors in one exec: nplans plans, with nplans options (or NULL: dense row-major arrays). src and
+ * dst of a run then list the arrays of the first plan, then those of the second, and so on.
+ * EINVAL: destination strides that let two elements share a place; strides and column_major. */
 rsd_status rsd_bind_threads_many(int64_t nplans, const rsd_plan *const *plans,
                                  const rsd_bind_options *options, rsd_pool *pool, rsd_exec **exec);
 void rsd_exec_free(rsd_exec *exec); /* waits for a run in flight */

@@ -108,10 +108,10 @@ void oracle_indices(const rsd_layout *layout, int64_t array, struct indices *out
         on_mesh(layout, info.rank, out);
         return;
     }
-    rsd_box *boxes;
+    rsd_held *boxes;
     rsd_layout_arrays_of(layout, info.rank, &first, &count);
     rsd_layout_boxes(layout, info.rank, &boxes, &nboxes);
-    const rsd_box *box = &boxes[array - first];
+    const rsd_box *box = &boxes[array - first].box;
     for (int32_t d = 0; d < out->ndim; d++) {
         out->n[d] = box->len[d];
         out->list[d] = malloc(sizeof(int64_t) * (size_t)(box->len[d] + 1));
@@ -206,9 +206,9 @@ static int number(rsd_dtype dtype, rsd_reduce reduce, int64_t index, int64_t ter
     uint64_t random = mix((uint64_t)index * 64 + (uint64_t)term);
     if (dtype == RSD_BOOL)
         return (int)(random % 2);
-    if (reduce == RSD_PRODUCT)
+    if (reduce == RSD_REDUCE_PRODUCT)
         return 1 + (int)(random % 2);
-    return (1 + (int)(random % 3)) * (reduce == RSD_AVG ? 24 : 1);
+    return (1 + (int)(random % 3)) * (reduce == RSD_REDUCE_AVG ? 24 : 1);
 }
 
 static uint16_t bf16_of(int value)
@@ -270,17 +270,17 @@ static void put_bits(rsd_dtype dtype, int64_t index, void *out)
 static int64_t combine(rsd_reduce reduce, int64_t a, int64_t b)
 {
     switch (reduce) {
-    case RSD_MIN:
+    case RSD_REDUCE_MIN:
         return a < b ? a : b;
-    case RSD_MAX:
+    case RSD_REDUCE_MAX:
         return a > b ? a : b;
-    case RSD_PRODUCT:
+    case RSD_REDUCE_PRODUCT:
         return a * b;
-    case RSD_BAND:
+    case RSD_REDUCE_BAND:
         return a & b;
-    case RSD_BOR:
+    case RSD_REDUCE_BOR:
         return a | b;
-    case RSD_BXOR:
+    case RSD_REDUCE_BXOR:
         return a ^ b;
     default:
         return a + b;
@@ -313,7 +313,7 @@ static void expected(const rsd_layout *src, int64_t nterms, int64_t index, void 
     int64_t value = number(dtype, reduce, index, 0);
     for (int64_t term = 1; term < nterms; term++)
         value = combine(reduce, value, number(dtype, reduce, index, term));
-    put_number(dtype, reduce == RSD_AVG ? value / nterms : value, out);
+    put_number(dtype, reduce == RSD_REDUCE_AVG ? value / nterms : value, out);
 }
 
 /* ---- all elements ---- */

@@ -42,8 +42,8 @@ static rsd_status use_all(const char *problem, const int32_t *node_of)
     rsd_exec *exec = NULL;
     rsd_cursor *cursor = NULL;
     rsd_pool *pool = NULL;
-    rsd_check check;
-    rsd_box *boxes;
+    rsd_check check = {.struct_nbytes = sizeof check};
+    rsd_held *boxes;
     int64_t nboxes;
     char *text;
     static char room[64][8192];

@@ -52,7 +52,7 @@ static void absurd_sizes(void)
             continue;
         if (CHECK(rsd_plan_new(a, b, NULL, &plan) == RSD_OK, "%s: %s", fine[i], rsd_error())) {
             CHECK(rsd_plan_totals(plan, &totals) == RSD_OK, "%s: %s", fine[i], rsd_error());
-            CHECK(totals.bytes_kept + totals.bytes_moved == totals.bytes_total, "%s", fine[i]);
+            CHECK(totals.nbytes_kept + totals.nbytes_moved == totals.nbytes_total, "%s", fine[i]);
             rsd_plan_free(plan);
         }
         rsd_layout_free(a);

@@ -178,7 +178,7 @@ static void boxes_equal_indices(const rsd_layout *layout, int64_t array, const c
 {
     struct indices indices;
     rsd_array info;
-    rsd_box *boxes;
+    rsd_held *boxes;
     int64_t nboxes, volume = 1, held = 0, first, count;
     rsd_layout_array(layout, array, &info);
     rsd_layout_arrays_of(layout, info.rank, &first, &count);
@@ -193,7 +193,7 @@ static void boxes_equal_indices(const rsd_layout *layout, int64_t array, const c
     for (int64_t i = 0; i < nboxes && rsd_layout_mesh(layout); i++) {
         int64_t box_volume = 1;
         for (int32_t d = 0; d < indices.ndim; d++) {
-            const rsd_box *box = &boxes[i];
+            const rsd_box *box = &boxes[i].box;
             box_volume *= box->len[d];
             int64_t at = 0;
             while (at < indices.n[d] && indices.list[d][at] != box->lo[d])
@@ -202,6 +202,9 @@ static void boxes_equal_indices(const rsd_layout *layout, int64_t array, const c
                 CHECK(volume == 0 ||
                           (at + k < indices.n[d] && indices.list[d][at + k] == box->lo[d] + k),
                       "%s: rank %d, box %lld", text, (int)info.rank, (long long)i);
+            CHECK(volume == 0 || boxes[i].at[d] == at, "%s: rank %d, box %lld lies at %lld", text,
+                  (int)info.rank, (long long)i, (long long)boxes[i].at[d]);
+            CHECK(boxes[i].array == array);
             CHECK(indices.n[d] || box->lo[d] == rsd_layout_shape(layout)[d], "%s: empty box", text);
         }
         held += box_volume;
@@ -234,12 +237,13 @@ static void random_boxes(int count)
 static void box_is(const char *text, int32_t rank, int64_t lo, int64_t len)
 {
     rsd_layout *layout = parsed(text);
-    rsd_box *boxes;
+    rsd_held *boxes;
     int64_t nboxes;
     if (!layout || !OK(rsd_layout_boxes(layout, rank, &boxes, &nboxes)))
         return;
-    CHECK(nboxes == 1 && boxes[0].lo[0] == lo && boxes[0].len[0] == len, "%s, rank %d: %lld+%lld",
-          text, (int)rank, (long long)boxes[0].lo[0], (long long)boxes[0].len[0]);
+    CHECK(nboxes == 1 && boxes[0].box.lo[0] == lo && boxes[0].box.len[0] == len,
+          "%s, rank %d: %lld+%lld", text, (int)rank, (long long)boxes[0].box.lo[0],
+          (long long)boxes[0].box.len[0]);
     rsd_free(boxes);
     rsd_layout_free(layout);
 }
@@ -262,11 +266,11 @@ static void cutting_rules(void)
     }
     CASE("a strided shard that is not one box becomes several");
     rsd_layout *layout = parsed("f32[13] @ 3x2:_S(0,2),S0");
-    rsd_box *boxes;
+    rsd_held *boxes;
     int64_t nboxes;
     OK(rsd_layout_boxes(layout, 4, &boxes, &nboxes));
-    CHECK(nboxes == 2 && boxes[0].lo[0] == 6 && boxes[0].len[0] == 1 && boxes[1].lo[0] == 11 &&
-          boxes[1].len[0] == 1);
+    CHECK(nboxes == 2 && boxes[0].box.lo[0] == 6 && boxes[0].box.len[0] == 1 &&
+          boxes[1].box.lo[0] == 11 && boxes[1].box.len[0] == 1);
     rsd_free(boxes);
     OK(rsd_layout_boxes(layout, 77, &boxes, &nboxes));
     CHECK(nboxes == 0);
@@ -327,6 +331,18 @@ static void from_c(void)
     OK(rsd_mesh_parse("2x2 ranks=7,5,3,1", &mesh));
     OK(rsd_mesh_coords(mesh, 3, coords));
     CHECK(coords[0] == 1 && coords[1] == 0);
+    char *text;
+    OK(rsd_mesh_print(mesh, &text));
+    CHECK(strcmp(text, "2x2 ranks=7,5,3,1") == 0, "%s", text);
+    rsd_free(text);
+    OK(rsd_layout_parse_on(RSD_I8, 2, shape, mesh, " S1, R", &layout));
+    same_as(layout, "i8[16,6] @ 2x2 ranks=7,5,3,1 : S(1),R");
+    OK(rsd_layout_parse_on(RSD_I8, 2, shape, mesh, "[1.0, -]", &layout));
+    same_as(layout, "i8[16,6] @ 2x2 ranks=7,5,3,1 : [1.0, -]");
+    FAILS(RSD_EINVAL, "column 5: dim 2 of a tensor with 2 dims",
+          rsd_layout_parse_on(RSD_I8, 2, shape, mesh, "S1,S2", &layout));
+    FAILS(RSD_EINVAL, "column 5: expected the end",
+          rsd_layout_parse_on(RSD_I8, 2, shape, mesh, "R,R x", &layout));
     rsd_mesh_free(mesh);
     FAILS(RSD_EINVAL, "column 4", rsd_mesh_parse("2x2:S0", &mesh));
 
@@ -341,6 +357,10 @@ static void from_c(void)
     CHECK(rank == 1);
     rsd_layout_arrays_of(layout, 3, &first, &count);
     CHECK(first == 2 && count == 2 && rsd_layout_world(layout) == 4);
+    CHECK(rsd_layout_nranks(layout) == 3);
+    rsd_array array;
+    OK(rsd_layout_array(layout, 3, &array)); /* the third box that was given */
+    CHECK(array.rank == 3 && array.place == 2);
     same_as(layout, "i8[16,6] @ { 0:4 | 4:8 | | 8:12; 12:16 }");
     OK(rsd_layout_new_enumerable(RSD_I8, 2, shape, 4, ranks, lo, len, &layout));
     rsd_layout_free(layout);
@@ -368,13 +388,13 @@ static void chunk_specs(void)
     CASE("a chunk spec: ranks in placement order, and the box of every rank");
     OK(rsd_layout_new_chunks(RSD_F32, 2, shape, -2, 4, ranks, &layout));
     for (int32_t i = 0; i < 4; i++) {
-        rsd_box *boxes;
+        rsd_held *boxes;
         int64_t nboxes;
         OK(rsd_layout_rank_at(layout, i, &rank));
         OK(rsd_layout_position(layout, ranks[i], &position));
         CHECK(rank == ranks[i] && position == i);
         OK(rsd_layout_boxes(layout, rank, &boxes, &nboxes));
-        CHECK(nboxes == 1 && boxes[0].lo[0] == 4 * i && boxes[0].len[0] == (i < 3 ? 4 : 1));
+        CHECK(nboxes == 1 && boxes[0].box.lo[0] == 4 * i && boxes[0].box.len[0] == (i < 3 ? 4 : 1));
         rsd_free(boxes);
     }
     FAILS(RSD_EINVAL, "rank 4 has no place", rsd_layout_position(layout, 4, &position));
@@ -398,7 +418,7 @@ static void chunk_specs(void)
 static void covers(const char *text, rsd_cover cover, int64_t copies, const char *box)
 {
     rsd_layout *layout = parsed(text);
-    rsd_check check;
+    rsd_check check = {.struct_nbytes = sizeof check};
     char found[256] = "";
     if (!layout || !OK(rsd_layout_check(layout, &check)))
         return;
@@ -455,7 +475,7 @@ static void random_checks(int count)
             }
         }
         rsd_layout *layout;
-        rsd_check check;
+        rsd_check check = {.struct_nbytes = sizeof check};
         OK(rsd_layout_new_boxes(RSD_U8, t.ndim, t.shape, n, ranks, lo, len, &layout));
         OK(rsd_layout_check(layout, &check));
         for (int64_t e = 0; e < volume; e++) {

@@ -377,6 +377,9 @@ static void wrong_strides(void)
     FAILS(RSD_ELIMIT, "2^63", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
     options = (rsd_bind_options){.struct_nbytes = 3};
     FAILS(RSD_EINVAL, "struct_nbytes", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
+    options = (rsd_bind_options){
+        .struct_nbytes = sizeof options, .src_strides = broadcast, .src_column_major = 1};
+    FAILS(RSD_EINVAL, "column_major", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
     options = (rsd_bind_options){.struct_nbytes = sizeof options, .src_strides = broadcast};
     OK(rsd_bind_threads_many(1, plans, &options, NULL,
                              &exec)); /* reading one place often is fine */
@@ -392,6 +395,31 @@ static void wrong_strides(void)
 }
 
 /* ---- random layouts ---- */
+
+/* A pool may be freed before the execs that use it. */
+static void pool_outlived(void)
+{
+    rsd_layout *a, *b;
+    rsd_plan *plan;
+    rsd_pool *pool;
+    rsd_exec *exec;
+    CASE("an exec keeps its pool");
+    OK(rsd_problem_parse("f32[400,300] : 4:S0 -> 2x2:S0,S1", &a, &b));
+    OK(rsd_plan_new(a, b, NULL, &plan));
+    OK(rsd_pool_new(2, &pool));
+    OK(rsd_bind_threads(plan, pool, &exec));
+    rsd_pool_free(pool);
+    struct memory src = oracle_memory(a, NULL), dst = oracle_memory(b, NULL);
+    oracle_fill(a, NULL, &src);
+    OK(rsd_run(exec, (const void *const *)src.array, dst.array));
+    CHECK(oracle_check(a, b, NULL, &dst));
+    rsd_exec_free(exec);
+    rsd_plan_free(plan);
+    oracle_memory_free(&src);
+    oracle_memory_free(&dst);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+}
 
 static void random_problems(rsd_pool *pool, int count)
 {
@@ -430,6 +458,7 @@ int main(int argc, char **argv)
     many_tensors(NULL);
     one_call();
     wrong_strides();
+    pool_outlived();
     random_problems(pool, count);
     rsd_pool_free(pool);
     return tap_end();

@@ -26,12 +26,12 @@ static void known_problems(void)
         if (!make(known[i].problem, NULL, &plan))
             continue;
         rsd_totals t = totals_of(plan);
-        CHECK(t.pieces == known[i].pieces && t.messages == known[i].messages &&
-                  t.bytes_moved == known[i].moved && t.stages == known[i].stages,
+        CHECK(t.npieces == known[i].pieces && t.nmessages == known[i].messages &&
+                  t.nbytes_moved == known[i].moved && t.nstages == known[i].stages,
               "%s: %lld pieces, %lld messages, %lld bytes, %lld stages", known[i].problem,
-              (long long)t.pieces, (long long)t.messages, (long long)t.bytes_moved,
-              (long long)t.stages);
-        CHECK(t.lower_bound == t.bytes_moved, "%s", known[i].problem);
+              (long long)t.npieces, (long long)t.nmessages, (long long)t.nbytes_moved,
+              (long long)t.nstages);
+        CHECK(t.nbytes_least == t.nbytes_moved, "%s", known[i].problem);
         rsd_plan_free(plan);
     }
 }
@@ -45,8 +45,8 @@ static void spread(const char *problem, int32_t first, int32_t last, int64_t mos
         return;
     for (int32_t rank = first; rank <= last; rank++) {
         rsd_rank_totals t = part_of(plan, rank);
-        CHECK(t.messages_sent <= most_messages && t.messages_sent >= most_messages - 1,
-              "%s: rank %d sends %lld messages", problem, (int)rank, (long long)t.messages_sent);
+        CHECK(t.nmessages_sent <= most_messages && t.nmessages_sent >= most_messages - 1,
+              "%s: rank %d sends %lld messages", problem, (int)rank, (long long)t.nmessages_sent);
     }
     rsd_plan_free(plan);
 }
@@ -167,10 +167,20 @@ static void inverses(void)
         rsd_layout_free(other);
         rsd_plan_free(plan);
     }
-    if (make("f32[8,8] : 4:R -> 4:S0", NULL,
-             &plan)) { /* a replicated gradient is cut where it is */
+    const int32_t eight[8] = {0, 0, 0, 0, 1, 1, 1, 1};
+    rsd_plan_options options = {sizeof options, 8, eight};
+    if (make("f32[8,8] : 4:S0 -> 4:S1", &options, &plan)) {
+        rsd_layout *larger; /* the node map goes on to all the ranks it lists */
+        OK(rsd_layout_parse("f32[8,8] @ 8:S0", &larger));
+        OK(rsd_plan_backward(plan, larger, &backward));
+        rsd_plan_free(backward);
+        rsd_layout_free(larger);
+        rsd_plan_free(plan);
+    }
+    if (make("f32[8,8] : 4:R -> 4:S0", NULL, &plan)) {
+        /* a replicated gradient is cut where it is */
         OK(rsd_plan_backward(plan, rsd_plan_src(plan), &backward));
-        CHECK(totals_of(backward).bytes_moved == 0);
+        CHECK(totals_of(backward).nbytes_moved == 0);
         rsd_plan_free(backward);
         rsd_plan_free(plan);
     }
@@ -243,10 +253,66 @@ static void explanations(void)
         strstr(text, "{\"rank\": 7, \"sent\": 4194304, \"received\": 4194304, \"kept\": 4194304") !=
         NULL);
     rsd_free(text);
+    FAILS(RSD_EINVAL, "flags", rsd_plan_explain(plan, 64, &text));
     OK(rsd_plan_explain(plan, 0, &text));
     CHECK(strstr(text, "moved    56.0 MiB in 14 messages;") != NULL, "%s", text);
     rsd_free(text);
     rsd_plan_free(plan);
+}
+
+/* Callers of other versions have larger or smaller structs. */
+static void structs_that_grow(void)
+{
+    struct {
+        rsd_totals ours;
+        int64_t more[4];
+    } newer = {.ours = {.struct_nbytes = sizeof newer}, .more = {7, 7, 7, 7}};
+    struct {
+        size_t struct_nbytes;
+        int64_t npieces, nmessages, beyond;
+    } older = {.struct_nbytes = 3 * sizeof(int64_t), .beyond = 7};
+    struct {
+        rsd_plan_options ours;
+        int64_t more;
+    } options = {.ours = {.struct_nbytes = sizeof options}};
+    rsd_layout *a, *b;
+    rsd_plan *plan;
+    CASE("structs of other versions of the library");
+    OK(rsd_problem_parse("f32[8,8] : 4:S0 -> 4:S1", &a, &b));
+    OK(rsd_plan_new(a, b, &options.ours, &plan));
+    OK(rsd_plan_totals(plan, &newer.ours));
+    CHECK(newer.ours.npieces == 16 && newer.ours.struct_nbytes == sizeof newer &&
+          newer.more[0] == 7);
+    OK(rsd_plan_totals(plan, (rsd_totals *)(void *)&older));
+    CHECK(older.npieces == 16 && older.nmessages == 12 && older.beyond == 7);
+    rsd_plan_free(plan);
+    options.more = 1;
+    FAILS(RSD_EUNSUPPORTED, "options that this version", rsd_plan_new(a, b, &options.ours, &plan));
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+}
+
+static void reductions(void)
+{
+    rsd_plan *plan;
+    rsd_reduce reduce;
+    int64_t nterms, divisor;
+    CASE("a plan says how its partial values become one");
+    if (make("f32[8] : 2x3:P(sum),P(avg) -> 6:R", NULL, &plan)) {
+        rsd_plan_reduction(plan, &reduce, &nterms, &divisor);
+        CHECK(reduce == RSD_REDUCE_SUM && nterms == 6 && divisor == 3);
+        rsd_plan_free(plan);
+    }
+    if (make("f32[8] : 2x3:P(max),P(max) -> 2x3:P(max),R", NULL, &plan)) {
+        rsd_plan_reduction(plan, &reduce, &nterms, &divisor);
+        CHECK(reduce == RSD_REDUCE_MAX && nterms == 3 && divisor == 1);
+        rsd_plan_free(plan);
+    }
+    if (make("f32[8] : 2:S0 -> 2:R", NULL, &plan)) {
+        rsd_plan_reduction(plan, &reduce, &nterms, &divisor);
+        CHECK(nterms == 1 && divisor == 1);
+        rsd_plan_free(plan);
+    }
 }
 
 static void wrong_walks(void)
@@ -282,6 +348,8 @@ int main(void)
     inverses();
     refusals();
     explanations();
+    structs_that_grow();
+    reductions();
     wrong_walks();
     return tap_end();
 }

@@ -27,8 +27,8 @@ int main(void)
             continue;
         if (CHECK(!rsd_plan_new(a, b, NULL, &plan), "%s: %s", problem, rsd_error())) {
             OK(rsd_plan_totals(plan, &t));
-            const int64_t got[7] = {t.pieces,     t.messages,    t.stages,     t.bytes_total,
-                                    t.bytes_kept, t.bytes_moved, t.lower_bound};
+            const int64_t got[7] = {t.npieces,     t.nmessages,    t.nstages,     t.nbytes_total,
+                                    t.nbytes_kept, t.nbytes_moved, t.nbytes_least};
             for (int i = 0; i < 7; i++)
                 CHECK(got[i] == want[i], "%s: number %d is %lld, was %lld", problem, i + 1,
                       (long long)got[i], want[i]);

@@ -25,9 +25,13 @@
 void set_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void set_error_context(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* An options or report struct begins with its size, so that it can grow: checks that the caller's
- * is one we know. */
-rsd_status check_struct(const char *name, size_t given, size_t known);
+/* Options begin with their size, so that they can grow: copies what the caller's struct has of ours, and
+ * leaves the rest 0. What a newer caller has beyond that must be 0, or EUNSUPPORTED. */
+rsd_status take_options(const char *name, const void *given, void *ours, size_t ours_nbytes);
+
+/* Reports likewise: gives the caller as much as its struct has room for. */
+rsd_status check_report(const char *name, const void *given);
+void give_report(void *given, const void *ours, size_t ours_nbytes);
 
 #define TRY(call)                                                                                  \
     do {                                                                                           \
@@ -158,6 +162,9 @@ struct pool_job {
 void pool_start(rsd_pool *pool, struct pool_job *job, int64_t count, pool_work *work,
                 void *context);
 void pool_wait(rsd_pool *pool, struct pool_job *job);
+
+/* One more reference, to be given back by rsd_pool_free. NULL gives NULL. */
+rsd_pool *pool_share(rsd_pool *pool);
 
 /* How many threads a job of this pool may use: 1 for NULL. */
 int32_t pool_nthreads(const rsd_pool *pool);

@@ -62,18 +62,26 @@ rsd_status rsd_dtype_parse(const char *name, rsd_dtype *dtype)
     return fail(RSD_EINVAL, "no dtype is called '%.40s'", name);
 }
 
+const char *rsd_reduce_name(rsd_reduce reduce)
+{
+    static const char *const names[] = {"sum",     "avg",  "min", "max",
+                                        "product", "band", "bor", "bxor"};
+    return (size_t)reduce < sizeof names / sizeof *names ? names[reduce] : NULL;
+}
+
 bool dtype_reduces(rsd_dtype dtype, rsd_reduce reduce)
 {
-    bool bitwise = reduce == RSD_BAND || reduce == RSD_BOR || reduce == RSD_BXOR;
+    bool bitwise =
+        reduce == RSD_REDUCE_BAND || reduce == RSD_REDUCE_BOR || reduce == RSD_REDUCE_BXOR;
     switch (is_dtype(dtype) ? dtypes[dtype].class : OPAQUE) {
     case FLOATING:
         return !bitwise;
     case INTEGER:
         return true;
     case LOGICAL:
-        return reduce != RSD_AVG;
+        return reduce != RSD_REDUCE_AVG;
     case COMPLEX:
-        return reduce == RSD_SUM || reduce == RSD_AVG || reduce == RSD_PRODUCT;
+        return reduce == RSD_REDUCE_SUM || reduce == RSD_REDUCE_AVG || reduce == RSD_REDUCE_PRODUCT;
     case OPAQUE:
         break;
     }

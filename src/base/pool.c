@@ -23,6 +23,7 @@
 enum { MAX_THREADS = 4096 };
 
 struct rsd_pool {
+    atomic_int references;
     pthread_mutex_t lock;
     pthread_cond_t work_came, job_left;
     struct pool_job *first, **last;
@@ -128,6 +129,7 @@ rsd_status rsd_pool_new(int32_t nthreads, rsd_pool **out)
         mem_free(pool);
         return RSD_ENOMEM;
     }
+    atomic_init(&pool->references, 1);
     pool->owner = getpid();
     pool->last = &pool->first;
     pthread_mutex_init(&pool->lock, NULL);
@@ -148,9 +150,16 @@ rsd_status rsd_pool_new(int32_t nthreads, rsd_pool **out)
     return RSD_OK;
 }
 
+rsd_pool *pool_share(rsd_pool *pool)
+{
+    if (pool)
+        atomic_fetch_add(&pool->references, 1);
+    return pool;
+}
+
 void rsd_pool_free(rsd_pool *pool)
 {
-    if (!pool)
+    if (!pool || atomic_fetch_sub(&pool->references, 1) > 1)
         return;
     if (pool->owner == getpid())
         close_pool(pool);

@@ -70,10 +70,40 @@ void set_error_context(const char *format, ...)
         snprintf(last_error + length, sizeof last_error - (size_t)length, "%s", before);
 }
 
-rsd_status check_struct(const char *name, size_t given, size_t known)
+static size_t struct_nbytes_of(const void *given)
 {
-    if (given != known)
-        return fail(RSD_EINVAL, "%s.struct_nbytes is %zu, should be sizeof(%s) = %zu", name, given,
-                    name, known);
+    size_t nbytes;
+    memcpy(&nbytes, given, sizeof nbytes);
+    return nbytes;
+}
+
+rsd_status check_report(const char *name, const void *given)
+{
+    size_t nbytes = struct_nbytes_of(given);
+    if (nbytes < 2 * sizeof nbytes || nbytes > 1 << 16)
+        return fail(RSD_EINVAL, "%s.struct_nbytes is %zu, should be sizeof(%s)", name, nbytes,
+                    name);
     return RSD_OK;
+}
+
+rsd_status take_options(const char *name, const void *given, void *ours, size_t ours_nbytes)
+{
+    memset(ours, 0, ours_nbytes);
+    if (!given)
+        return RSD_OK;
+    TRY(check_report(name, given));
+    size_t nbytes = struct_nbytes_of(given);
+    for (size_t i = ours_nbytes; i < nbytes; i++)
+        if (((const char *)given)[i])
+            return fail(RSD_EUNSUPPORTED, "%s has options that this version of the library lacks",
+                        name);
+    memcpy(ours, given, nbytes < ours_nbytes ? nbytes : ours_nbytes);
+    return RSD_OK;
+}
+
+void give_report(void *given, const void *ours, size_t ours_nbytes)
+{
+    size_t nbytes = struct_nbytes_of(given), start = sizeof nbytes;
+    size_t end = nbytes < ours_nbytes ? nbytes : ours_nbytes;
+    memcpy((char *)given + start, (const char *)ours + start, end - start);
 }

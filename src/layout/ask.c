@@ -1,7 +1,6 @@
-/* ask.c - what can be asked of a layout: its places, boxes and arrays. */
+/* ask.c - what can be asked of a layout: its places and arrays, and whether it is another. */
 #include "layout.h"
 
-#include <assert.h>
 #include <string.h>
 
 rsd_dtype rsd_layout_dtype(const rsd_layout *layout)
@@ -30,6 +29,16 @@ int64_t rsd_layout_world(const rsd_layout *layout)
     return narrays ? (int64_t)layout_array_rank(layout, narrays - 1) + 1 : 0;
 }
 
+int64_t rsd_layout_nranks(const rsd_layout *layout)
+{
+    if (layout->mesh)
+        return layout->mesh->nranks;
+    int64_t nranks = 0;
+    for (int64_t i = 0; i < layout->nboxes; i++)
+        nranks += i == 0 || layout->box_ranks[i] != layout->box_ranks[i - 1];
+    return nranks;
+}
+
 rsd_status rsd_layout_placement(const rsd_layout *layout, int32_t axis, rsd_placement *placement)
 {
     if (!layout->mesh)
@@ -43,6 +52,7 @@ rsd_status rsd_layout_placement(const rsd_layout *layout, int32_t axis, rsd_plac
 
 int32_t rsd_layout_axes(const rsd_layout *layout, int32_t dim, int32_t *axes)
 {
+    dim += dim < 0 ? layout->ndim : 0;
     if (dim < 0 || dim >= layout->ndim)
         return 0;
     for (int32_t k = 0; k < layout->naxes_of[dim]; k++)
@@ -113,6 +123,9 @@ rsd_status rsd_layout_array(const rsd_layout *layout, int64_t index, rsd_array *
         return fail(RSD_EINVAL, "array %lld of a layout with %lld arrays", (long long)index,
                     (long long)narrays);
     *array = (rsd_array){.rank = layout_array_rank(layout, index), .ndim = layout->ndim};
+    array->place = layout->mesh     ? mesh_position_of_array(layout->mesh, index)
+                   : layout->places ? layout->places[index]
+                                    : index;
     layout_array_shape(layout, index, array->shape);
     array->nbytes =
         (size_t)box_volume(layout->ndim, array->shape) * rsd_dtype_nbytes(layout->dtype);
@@ -150,108 +163,6 @@ void rsd_layout_arrays_of(const rsd_layout *layout, int32_t rank, int64_t *first
     while (end < layout->nboxes && layout->box_ranks[end] == rank)
         end++;
     *count = end - *first;
-}
-
-/* ---- boxes ---- */
-
-static rsd_status explicit_boxes(const rsd_layout *layout, int64_t first, int64_t count,
-                                 rsd_box **boxes)
-{
-    rsd_box *list = mem_new((size_t)count, sizeof *list);
-    if (!list)
-        return RSD_ENOMEM;
-    for (int64_t i = 0; i < count; i++)
-        box_set(&list[i], layout->ndim, layout_box_lo(layout, first + i),
-                layout_box_len(layout, first + i));
-    *boxes = list;
-    return RSD_OK;
-}
-
-/* How many spans the holder at a position has along a dim, each as long as it can be. */
-static int64_t count_spans(const struct cuts *cuts, int64_t position, int64_t extent)
-{
-    int64_t count = 0;
-    for (int64_t at = 0, end = -1; at < extent;) {
-        struct span span = cuts_span_of(cuts, position, at);
-        count += span.lo != end;
-        end = span.lo + span.len;
-        at += span.len;
-    }
-    return count;
-}
-
-static rsd_box empty_box(const rsd_layout *layout, int64_t position, const int64_t *shape)
-{
-    rsd_box box = {.ndim = layout->ndim};
-    for (int32_t d = 0; d < layout->ndim; d++) {
-        box.len[d] = shape[d];
-        box.lo[d] = shape[d] ? cuts_span_of(&layout->cuts[d], position, 0).lo : layout->shape[d];
-    }
-    return box;
-}
-
-/* Spreads the spans of dim d over a list of boxes that is the product of all dims' spans: each
- * repeats for every combination of later dims, the whole for every one of earlier dims. */
-static void spread_spans(const struct cuts *cuts, int64_t position, int64_t extent, int32_t d,
-                         rsd_box *boxes, int64_t nboxes, int64_t nspans, int64_t later)
-{
-    struct span span = {0};
-    int64_t index = -1;
-    for (int64_t at = 0; at < extent; at += span.len) {
-        int64_t end = span.lo + span.len;
-        span = cuts_span_of(cuts, position, at);
-        bool joins = index >= 0 && span.lo == end;
-        index += !joins;
-        for (int64_t before = index * later; before < nboxes; before += nspans * later)
-            for (int64_t i = before; i < before + later; i++) {
-                boxes[i].lo[d] = joins ? boxes[i].lo[d] : span.lo;
-                boxes[i].len[d] += span.len;
-            }
-    }
-}
-
-static rsd_status mesh_boxes(const rsd_layout *layout, int64_t position, rsd_box **boxes,
-                             int64_t *nboxes)
-{
-    int64_t shape[RSD_MAX_DIMS] = {0}, nspans[RSD_MAX_DIMS] = {0}, count = 1;
-    bool empty = false;
-    for (int32_t d = 0; d < layout->ndim; d++) {
-        shape[d] = cuts_extent_of(&layout->cuts[d], position);
-        empty = empty || shape[d] == 0;
-    }
-    for (int32_t d = 0; d < layout->ndim && !empty; d++) {
-        nspans[d] = count_spans(&layout->cuts[d], position, shape[d]);
-        if (!mul_i64(count, nspans[d], &count) || count > INT32_MAX)
-            return fail(RSD_ELIMIT, "a rank holds more than 2^31 - 1 boxes");
-    }
-    rsd_box *list = mem_new((size_t)count, sizeof *list);
-    if (!list)
-        return RSD_ENOMEM;
-    if (empty)
-        list[0] = empty_box(layout, position, shape);
-    int64_t later = count;
-    for (int32_t d = 0; d < layout->ndim && !empty; d++) {
-        assert(nspans[d] > 0);
-        later /= nspans[d];
-        spread_spans(&layout->cuts[d], position, shape[d], d, list, count, nspans[d], later);
-    }
-    for (int64_t i = 0; i < count; i++)
-        list[i].ndim = layout->ndim;
-    *boxes = list;
-    *nboxes = count;
-    return RSD_OK;
-}
-
-rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_box **boxes,
-                            int64_t *nboxes)
-{
-    int64_t first, count;
-    rsd_layout_arrays_of(layout, rank, &first, &count);
-    if (layout->mesh && count)
-        return mesh_boxes(layout, mesh_position_of_array(layout->mesh, first), boxes, nboxes);
-    TRY(explicit_boxes(layout, first, count, boxes));
-    *nboxes = count;
-    return RSD_OK;
 }
 
 /* ---- sameness ---- */

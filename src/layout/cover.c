@@ -94,6 +94,7 @@ static void judge(const rsd_layout *layout, const struct cells *cells, rsd_check
 
 rsd_status rsd_layout_check(const rsd_layout *layout, rsd_check *check)
 {
+    TRY(check_report("rsd_check", check));
     rsd_check result = {.cover = RSD_COVERS_ONCE, .copies = 1};
     if (layout->mesh) {
         result.copies = layout->copies.total;
@@ -106,6 +107,6 @@ rsd_status rsd_layout_check(const rsd_layout *layout, rsd_check *check)
         judge(layout, &cells, &result);
         cells_drop(&cells);
     }
-    *check = result;
+    give_report(check, &result, sizeof result);
     return RSD_OK;
 }

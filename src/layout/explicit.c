@@ -80,9 +80,10 @@ static rsd_status fill(rsd_layout *layout, int64_t nboxes, const int32_t *ranks,
             store_box(layout, (int64_t)i, ranks[i], lo + i * ndim, len + i * ndim);
         return RSD_OK;
     }
+    layout->places = mem_new(n, sizeof *layout->places);
     layout->place_ranks = mem_copy(ranks, n, sizeof *ranks);
     struct ranked *order = mem_new(n, sizeof *order);
-    if (!layout->place_ranks || !order) {
+    if (!layout->places || !layout->place_ranks || !order) {
         mem_free(order);
         return RSD_ENOMEM;
     }
@@ -92,6 +93,7 @@ static rsd_status fill(rsd_layout *layout, int64_t nboxes, const int32_t *ranks,
     for (size_t i = 0; i < n; i++) {
         size_t from = (size_t)order[i].box * ndim;
         store_box(layout, (int64_t)i, order[i].rank, lo + from, len + from);
+        layout->places[i] = order[i].box;
     }
     mem_free(order);
     return RSD_OK;
@@ -125,7 +127,7 @@ rsd_status rsd_layout_new_enumerable(rsd_dtype dtype, int32_t ndim, const int64_
 {
     rsd_layout *layout;
     TRY(rsd_layout_new_boxes(dtype, ndim, shape, nboxes, ranks, lo, len, &layout));
-    rsd_check check;
+    rsd_check check = {.struct_nbytes = sizeof check};
     char text[BOX_TEXT_NCHARS];
     rsd_status status = rsd_layout_check(layout, &check);
     if (!status && check.cover == RSD_MISSES)

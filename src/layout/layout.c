@@ -49,7 +49,7 @@ rsd_status layout_start(rsd_dtype dtype, int32_t ndim, const int64_t *shape, rsd
     return RSD_OK;
 }
 
-rsd_layout *layout_share(const rsd_layout *layout)
+rsd_layout *rsd_layout_share(const rsd_layout *layout)
 {
     rsd_layout *shared = without_const(layout);
     atomic_fetch_add(&shared->references, 1);
@@ -70,6 +70,7 @@ void rsd_layout_free(rsd_layout *layout)
     mem_free(layout->box_ranks);
     mem_free(layout->box_lo);
     mem_free(layout->box_len);
+    mem_free(layout->places);
     mem_free(layout->place_ranks);
     mem_free(layout);
 }
@@ -143,7 +144,7 @@ static rsd_status check_placement(const rsd_layout *layout, rsd_placement *place
     if (placement->kind < RSD_REPLICATE || placement->kind > RSD_PARTIAL)
         return fail(RSD_EINVAL, "%d is no kind of placement", (int)placement->kind);
     if (placement->kind == RSD_PARTIAL &&
-        (placement->reduce < RSD_SUM || placement->reduce > RSD_BXOR))
+        (placement->reduce < RSD_REDUCE_SUM || placement->reduce > RSD_REDUCE_BXOR))
         return fail(RSD_EINVAL, "%d is no reduction", (int)placement->reduce);
     if (!cuts_a_dim(placement->kind))
         return RSD_OK;
@@ -168,7 +169,7 @@ static rsd_status check_reductions(const rsd_placement *placements, int32_t naxe
         if (one->kind != RSD_PARTIAL)
             continue;
         if (first && one->reduce != first->reduce &&
-            (one->reduce > RSD_AVG || first->reduce > RSD_AVG))
+            (one->reduce > RSD_REDUCE_AVG || first->reduce > RSD_REDUCE_AVG))
             return fail(RSD_EINVAL,
                         "axis %d is partial by another reduction than an axis before it", (int)a);
         first = first ? first : one;
@@ -272,7 +273,7 @@ static rsd_status new_on_mesh(rsd_dtype dtype, int32_t ndim, const int64_t *shap
 {
     rsd_layout *layout = NULL;
     TRY(layout_start(dtype, ndim, shape, &layout));
-    layout->mesh = mesh_share(mesh);
+    layout->mesh = rsd_mesh_share(mesh);
     rsd_status status = copy_placements(layout, placements);
     if (!status)
         status = set_order(layout, naxes, axes);
@@ -319,7 +320,7 @@ rsd_status rsd_layout_new_by_dim(rsd_dtype dtype, int32_t ndim, const int64_t *s
 rsd_status layout_without_partial(const rsd_layout *layout, rsd_layout **out)
 {
     if (!layout->mesh || layout->terms.ndigits == 0) {
-        *out = layout_share(layout);
+        *out = rsd_layout_share(layout);
         return RSD_OK;
     }
     rsd_placement placements[RSD_MAX_AXES];

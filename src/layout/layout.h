@@ -51,7 +51,6 @@ struct rsd_mesh {
 /* As rsd_mesh_new, for ranks that count up from base. */
 rsd_status mesh_new_from(int32_t naxes, const int64_t *counts, const char *const *names,
                          int32_t base, rsd_mesh **mesh);
-rsd_mesh *mesh_share(const rsd_mesh *mesh);
 int64_t mesh_position_of(const rsd_mesh *mesh, int32_t rank); /* -1: not in the mesh */
 
 static inline int32_t mesh_rank_at(const rsd_mesh *mesh, int64_t position)
@@ -148,12 +147,12 @@ struct rsd_layout {
     int64_t nboxes;
     int32_t *box_ranks;
     int64_t *box_lo, *box_len; /* nboxes * ndim each */
-    int32_t *place_ranks;      /* ranks in the order given; NULL if sorted already */
+    int64_t *places;           /* of each box, in the order given; NULL if sorted already */
+    int32_t *place_ranks;      /* ranks in the order given; NULL likewise */
 };
 
 /* Checks dtype, shape and their products, and starts a layout with them. */
 rsd_status layout_start(rsd_dtype dtype, int32_t ndim, const int64_t *shape, rsd_layout **layout);
-rsd_layout *layout_share(const rsd_layout *layout);
 
 static inline const int64_t *layout_box_lo(const rsd_layout *layout, int64_t box)
 {
@@ -181,9 +180,6 @@ rsd_status layout_without_partial(const rsd_layout *layout, rsd_layout **out);
 rsd_status layout_same_tensor(const rsd_layout *src, const rsd_layout *dst);
 
 void layout_hash(const rsd_layout *layout, struct hash *hash);
-
-/* "sum", "avg", ..., by rsd_reduce. */
-extern const char *const reduction_names[];
 
 /* ---- scan.c: the characters of the notation, for parse.c ---- */
 

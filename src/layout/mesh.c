@@ -43,7 +43,7 @@ static rsd_status set_names(rsd_mesh *mesh, const char *const *names)
     for (int32_t a = 0; a < mesh->naxes; a++) {
         if (!names[a])
             continue;
-        if (!is_name(names[a]) || strcmp(names[a], "ranks") == 0)
+        if (!is_name(names[a]) || strlen(names[a]) >= NAME_NCHARS || strcmp(names[a], "ranks") == 0)
             return fail(RSD_EINVAL, "'%.40s' cannot name a mesh axis", names[a]);
         for (int32_t b = 0; b < a; b++)
             if (names[b] && strcmp(names[a], names[b]) == 0)
@@ -135,7 +135,7 @@ rsd_status mesh_new_from(int32_t naxes, const int64_t *counts, const char *const
     return RSD_OK;
 }
 
-rsd_mesh *mesh_share(const rsd_mesh *mesh)
+rsd_mesh *rsd_mesh_share(const rsd_mesh *mesh)
 {
     rsd_mesh *shared = without_const(mesh);
     atomic_fetch_add(&shared->references, 1);

@@ -223,8 +223,8 @@ static rsd_status partial(struct parser *p, rsd_placement *out)
     const char *begin = p->at;
     if (!name(p, op))
         return expected(p, "a reduction");
-    for (int i = 0; i <= RSD_BXOR; i++)
-        if (strcmp(op, reduction_names[i]) == 0) {
+    for (int i = 0; i <= RSD_REDUCE_BXOR; i++)
+        if (strcmp(op, rsd_reduce_name((rsd_reduce)i)) == 0) {
             out->reduce = (rsd_reduce)i;
             return need(p, ")", "')'");
         }
@@ -455,6 +455,12 @@ static rsd_status explicit_side(struct parser *p, const struct tensor *tensor, r
 
 /* ---- the whole ---- */
 
+static rsd_status placements(struct parser *p, const struct tensor *tensor, const rsd_mesh *mesh,
+                             rsd_layout **out)
+{
+    return take(p, "[") ? axes_per_dim(p, tensor, mesh, out) : one_per_axis(p, tensor, mesh, out);
+}
+
 static rsd_status side(struct parser *p, const struct tensor *tensor, rsd_layout **out)
 {
     if (take(p, "{"))
@@ -464,8 +470,7 @@ static rsd_status side(struct parser *p, const struct tensor *tensor, rsd_layout
     assert(ranks);
     rsd_status status = need(p, ":", "':' between the mesh and its placements");
     if (!status)
-        status = take(p, "[") ? axes_per_dim(p, tensor, ranks, out)
-                              : one_per_axis(p, tensor, ranks, out);
+        status = placements(p, tensor, ranks, out);
     rsd_mesh_free(ranks);
     return status;
 }
@@ -497,6 +502,25 @@ rsd_status rsd_layout_parse(const char *text, rsd_layout **out)
     TRY(tensor(&p, &whole));
     TRY(need(&p, "@", "'@' between the tensor and its layout"));
     TRY(side(&p, &whole, &layout));
+    rsd_status status = the_end(&p);
+    if (status)
+        rsd_layout_free(layout);
+    else
+        *out = layout;
+    return status;
+}
+
+rsd_status rsd_layout_parse_on(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                               const rsd_mesh *mesh, const char *text, rsd_layout **out)
+{
+    struct parser p = {text, text};
+    struct tensor whole = {.dtype = dtype, .ndim = ndim};
+    rsd_layout *layout = NULL;
+    if (ndim < 0 || ndim > RSD_MAX_DIMS)
+        return fail(RSD_EINVAL, "a tensor of %d dims: 0 to %d are possible", (int)ndim,
+                    (int)RSD_MAX_DIMS);
+    copy_i64s(whole.shape, shape, ndim);
+    TRY(placements(&p, &whole, mesh, &layout));
     rsd_status status = the_end(&p);
     if (status)
         rsd_layout_free(layout);

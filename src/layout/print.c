@@ -3,9 +3,6 @@
 
 enum { MAX_GROUPS = 1 << 24 };
 
-const char *const reduction_names[] = {"sum",     "avg",  "min", "max",
-                                       "product", "band", "bor", "bxor"};
-
 static void print_tensor(struct text *text, const rsd_layout *layout)
 {
     text_add(text, "%s[", rsd_dtype_name(layout->dtype));
@@ -47,6 +44,13 @@ static void print_mesh(struct text *text, const rsd_mesh *mesh)
     print_ranks(text, mesh);
 }
 
+rsd_status rsd_mesh_print(const rsd_mesh *mesh, char **out)
+{
+    struct text text = {0};
+    print_mesh(&text, mesh);
+    return text_take(&text, out);
+}
+
 static void print_placement(struct text *text, const rsd_placement *placement)
 {
     int dim = (int)placement->dim;
@@ -55,7 +59,7 @@ static void print_placement(struct text *text, const rsd_placement *placement)
         text_add(text, "R");
         return;
     case RSD_PARTIAL:
-        text_add(text, "P(%s)", reduction_names[placement->reduce]);
+        text_add(text, "P(%s)", rsd_reduce_name(placement->reduce));
         return;
     case RSD_SHARD:
         text_add(text, "S(%d)", dim);

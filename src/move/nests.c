@@ -439,19 +439,20 @@ static rsd_status add_pieces(const struct compiler *c)
     return status;
 }
 
-rsd_status nests_add(struct nests *nests, const rsd_plan *plan, const rsd_bind_options *options,
+rsd_status nests_add(struct nests *nests, const rsd_plan *plan, const rsd_bind_options *given,
                      int64_t first_src, int64_t first_dst)
 {
-    static const rsd_bind_options dense = {.struct_nbytes = sizeof dense};
     struct compiler c = {
         .nests = nests, .plan = plan, .first_src = first_src, .first_dst = first_dst};
-    if (!options)
-        options = &dense;
-    TRY(check_struct("rsd_bind_options", options->struct_nbytes, sizeof *options));
-    rsd_status status = all_strides(plan->src, options->src_strides, options->src_column_major != 0,
+    rsd_bind_options options;
+    TRY(take_options("rsd_bind_options", given, &options, sizeof options));
+    if ((options.src_strides && options.src_column_major) ||
+        (options.dst_strides && options.dst_column_major))
+        return fail(RSD_EINVAL, "both strides and column_major say how arrays lie");
+    rsd_status status = all_strides(plan->src, options.src_strides, options.src_column_major != 0,
                                     false, &c.src_strides);
     if (!status)
-        status = all_strides(plan->dst, options->dst_strides, options->dst_column_major != 0, true,
+        status = all_strides(plan->dst, options.dst_strides, options.dst_column_major != 0, true,
                              &c.dst_strides);
     if (!status)
         status = plan_is_direct(plan) ? add_families(&c) : add_pieces(&c);

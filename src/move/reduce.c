@@ -98,11 +98,11 @@ COMPLEX_IN_AND_OUT(c128, double)
         held *a = accumulated;                                                                     \
         const held *v = values;                                                                    \
         switch (reduce) {                                                                          \
-        case RSD_PRODUCT:                                                                          \
+        case RSD_REDUCE_PRODUCT:                                                                   \
             EACH(a[i] *= v[i]);                                                                    \
-        case RSD_MIN:                                                                              \
+        case RSD_REDUCE_MIN:                                                                       \
             EACH(a[i] = v[i] < a[i] || v[i] != v[i] ? v[i] : a[i]);                                \
-        case RSD_MAX:                                                                              \
+        case RSD_REDUCE_MAX:                                                                       \
             EACH(a[i] = v[i] > a[i] || v[i] != v[i] ? v[i] : a[i]);                                \
         default:                                                                                   \
             EACH(a[i] += v[i]);                                                                    \
@@ -125,17 +125,17 @@ COMBINE_FLOATS(f64, double)
         held *a = accumulated;                                                                     \
         const held *v = values;                                                                    \
         switch (reduce) {                                                                          \
-        case RSD_PRODUCT:                                                                          \
+        case RSD_REDUCE_PRODUCT:                                                                   \
             EACH(a[i] = (held)((uint64_t)a[i] * (uint64_t)v[i]));                                  \
-        case RSD_MIN:                                                                              \
+        case RSD_REDUCE_MIN:                                                                       \
             EACH(a[i] = v[i] < a[i] ? v[i] : a[i]);                                                \
-        case RSD_MAX:                                                                              \
+        case RSD_REDUCE_MAX:                                                                       \
             EACH(a[i] = v[i] > a[i] ? v[i] : a[i]);                                                \
-        case RSD_BAND:                                                                             \
+        case RSD_REDUCE_BAND:                                                                      \
             EACH(a[i] &= v[i]);                                                                    \
-        case RSD_BOR:                                                                              \
+        case RSD_REDUCE_BOR:                                                                       \
             EACH(a[i] |= v[i]);                                                                    \
-        case RSD_BXOR:                                                                             \
+        case RSD_REDUCE_BXOR:                                                                      \
             EACH(a[i] ^= v[i]);                                                                    \
         default:                                                                                   \
             EACH(a[i] = (held)((uint64_t)a[i] + (uint64_t)v[i]));                                  \
@@ -152,8 +152,8 @@ COMBINE_INTEGERS(u64, uint64_t)
 
 static void combine_truth(rsd_reduce reduce, void *accumulated, const void *values, int64_t n)
 {
-    if (reduce == RSD_SUM)
-        reduce = RSD_BOR;
+    if (reduce == RSD_REDUCE_SUM)
+        reduce = RSD_REDUCE_BOR;
     combine_u64(reduce, accumulated, values, n);
 }
 
@@ -165,7 +165,7 @@ static void combine_truth(rsd_reduce reduce, void *accumulated, const void *valu
         const part *v = values;                                                                    \
         for (int64_t i = 0; i < 2 * n; i += 2) {                                                   \
             part re = a[i] + v[i], im = a[i + 1] + v[i + 1];                                       \
-            if (reduce == RSD_PRODUCT) {                                                           \
+            if (reduce == RSD_REDUCE_PRODUCT) {                                                    \
                 re = a[i] * v[i] - a[i + 1] * v[i + 1];                                            \
                 im = a[i] * v[i + 1] + a[i + 1] * v[i];                                            \
             }                                                                                      \

@@ -247,6 +247,7 @@ static void threads_free(rsd_exec *exec)
     mem_free(x->src_used);
     mem_free(x->dst_used);
     mem_free(x->units);
+    rsd_pool_free(x->pool);
     mem_free(x);
 }
 
@@ -270,9 +271,11 @@ static void mark_used(struct threads_exec *x)
 static rsd_status bind(struct threads_exec *x, int64_t nplans, const rsd_plan *const *plans,
                        const rsd_bind_options *options)
 {
+    /* A caller of another version has structs of another size: they are one size apart. */
+    const char *given = (const char *)options;
     for (int64_t i = 0; i < nplans; i++) {
-        rsd_status status =
-            nests_add(&x->nests, plans[i], options ? &options[i] : NULL, x->nsrc, x->ndst);
+        rsd_status status = nests_add(&x->nests, plans[i], (const void *)given, x->nsrc, x->ndst);
+        given += given ? options->struct_nbytes : 0;
         if (status)
             return nplans > 1 ? fail_in(status, "plan %lld: ", (long long)i) : status;
         x->nsrc += rsd_layout_narrays(plans[i]->src);
@@ -299,7 +302,7 @@ rsd_status rsd_bind_threads_many(int64_t nplans, const rsd_plan *const *plans,
     if (!x)
         return RSD_ENOMEM;
     x->exec.carrier = &threads;
-    x->pool = pool;
+    x->pool = pool_share(pool);
     x->copier = copier_best();
     rsd_status status = bind(x, nplans, plans, options);
     if (status)

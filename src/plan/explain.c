@@ -99,14 +99,14 @@ static void add_rank(struct text *text, int32_t rank, const rsd_rank_totals *t, 
         text_add(text,
                  "%s{\"rank\": %d, \"sent\": %lld, \"received\": %lld, \"kept\": %lld, "
                  "\"messages_sent\": %lld, \"messages_received\": %lld, \"memory\": %lld}",
-                 first ? "" : ", ", (int)rank, (long long)t->bytes_sent,
-                 (long long)t->bytes_received, (long long)t->bytes_kept,
-                 (long long)t->messages_sent, (long long)t->messages_received,
-                 (long long)(t->bytes_src + t->bytes_dst));
+                 first ? "" : ", ", (int)rank, (long long)t->nbytes_sent,
+                 (long long)t->nbytes_received, (long long)t->nbytes_kept,
+                 (long long)t->nmessages_sent, (long long)t->nmessages_received,
+                 (long long)(t->nbytes_src + t->nbytes_dst));
     else
         text_add(text, "  rank %-6d sends %lld, receives %lld, keeps %lld, holds %lld bytes\n",
-                 (int)rank, (long long)t->bytes_sent, (long long)t->bytes_received,
-                 (long long)t->bytes_kept, (long long)(t->bytes_src + t->bytes_dst));
+                 (int)rank, (long long)t->nbytes_sent, (long long)t->nbytes_received,
+                 (long long)t->nbytes_kept, (long long)(t->nbytes_src + t->nbytes_dst));
 }
 
 static bool has_array(const rsd_plan *plan, int32_t rank)
@@ -146,13 +146,13 @@ static rsd_status explain_json(const rsd_plan *plan, int32_t flags, const rsd_to
     text_add(text,
              "], \"pieces\": %lld, \"messages\": %lld, \"stages\": %lld, \"digest\": \"%s\", "
              "\"bytes\": {\"total\": %lld, \"kept\": %lld, \"moved\": %lld, \"lower_bound\": %lld",
-             (long long)t->pieces, (long long)t->messages, (long long)t->stages, digest,
-             (long long)t->bytes_total, (long long)t->bytes_kept, (long long)t->bytes_moved,
-             (long long)t->lower_bound);
+             (long long)t->npieces, (long long)t->nmessages, (long long)t->nstages, digest,
+             (long long)t->nbytes_total, (long long)t->nbytes_kept, (long long)t->nbytes_moved,
+             (long long)t->nbytes_least);
     if (plan->node_of) {
-        text_add(text, ", \"crossed\": %lld", (long long)t->bytes_crossed);
-        if (t->crossed_bound >= 0)
-            text_add(text, ", \"crossed_bound\": %lld", (long long)t->crossed_bound);
+        text_add(text, ", \"crossed\": %lld", (long long)t->nbytes_crossed);
+        if (t->nbytes_crossed_least >= 0)
+            text_add(text, ", \"crossed_bound\": %lld", (long long)t->nbytes_crossed_least);
     }
     text_add(text, "}");
     if (flags & RSD_EXPLAIN_RANKS) {
@@ -190,16 +190,16 @@ static rsd_status explain_text(const rsd_plan *plan, int32_t flags, const rsd_to
     char digest[RSD_DIGEST_NCHARS];
     rsd_plan_digest(plan, digest);
     text_add(text, "%s\n", problem);
-    add_line(text, "total", t->bytes_total, " in all destination arrays\n");
-    add_line(text, "kept", t->bytes_kept, " on its rank already\n");
-    add_line(text, "moved", t->bytes_moved, "");
-    text_add(text, " in %lld messages; %lld pieces, %lld stage%s\n", (long long)t->messages,
-             (long long)t->pieces, (long long)t->stages, t->stages == 1 ? "" : "s");
-    add_least(text, t->lower_bound, t->bytes_moved);
+    add_line(text, "total", t->nbytes_total, " in all destination arrays\n");
+    add_line(text, "kept", t->nbytes_kept, " on its rank already\n");
+    add_line(text, "moved", t->nbytes_moved, "");
+    text_add(text, " in %lld messages; %lld pieces, %lld stage%s\n", (long long)t->nmessages,
+             (long long)t->npieces, (long long)t->nstages, t->nstages == 1 ? "" : "s");
+    add_least(text, t->nbytes_least, t->nbytes_moved);
     if (plan->node_of) {
-        add_line(text, "crossed", t->bytes_crossed, " between nodes\n");
-        if (t->crossed_bound >= 0)
-            add_least(text, t->crossed_bound, t->bytes_crossed);
+        add_line(text, "crossed", t->nbytes_crossed, " between nodes\n");
+        if (t->nbytes_crossed_least >= 0)
+            add_least(text, t->nbytes_crossed_least, t->nbytes_crossed);
     }
     text_add(text, "digest   %s\n", digest);
     if (flags & RSD_EXPLAIN_RANKS)
@@ -211,6 +211,8 @@ static rsd_status explain_text(const rsd_plan *plan, int32_t flags, const rsd_to
 
 rsd_status rsd_plan_explain(const rsd_plan *plan, int32_t flags, char **out)
 {
+    if (flags & ~(RSD_EXPLAIN_JSON | RSD_EXPLAIN_PAIRS | RSD_EXPLAIN_RANKS))
+        return fail(RSD_EINVAL, "flags %d are not all known", (int)flags);
     rsd_totals totals = {.struct_nbytes = sizeof totals};
     TRY(rsd_plan_totals(plan, &totals));
     char *problem;

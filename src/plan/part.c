@@ -130,21 +130,21 @@ static rsd_status count_formulas(const rsd_plan *plan, int32_t rank, rsd_rank_to
     struct tally tally;
     if (to >= 0) {
         TRY(tally_array(plan, false, mesh_array_at(dst, to), own ? from : -1, &tally));
-        totals->pieces_received = tally.pieces - tally.own_pieces;
-        totals->messages_received = tally.peers - (tally.own_pieces > 0);
-        totals->bytes_received = (tally.volume - tally.own_volume) * each;
-        totals->pieces_kept = tally.own_pieces;
-        totals->bytes_kept = tally.own_volume * each;
+        totals->npieces_received = tally.pieces - tally.own_pieces;
+        totals->nmessages_received = tally.peers - (tally.own_pieces > 0);
+        totals->nbytes_received = (tally.volume - tally.own_volume) * each;
+        totals->npieces_kept = tally.own_pieces;
+        totals->nbytes_kept = tally.own_volume * each;
     }
     if (from >= 0) {
         TRY(tally_array(plan, true, mesh_array_at(src, from), own ? to : -1, &tally));
         int64_t copies = plan->dst->copies.total;
-        totals->pieces_sent = tally.pieces * copies - tally.own_pieces;
-        totals->messages_sent = tally.peers * copies - (tally.own_pieces > 0);
-        if (!mul_i64(tally.volume * each, copies, &totals->bytes_sent))
+        totals->npieces_sent = tally.pieces * copies - tally.own_pieces;
+        totals->nmessages_sent = tally.peers * copies - (tally.own_pieces > 0);
+        if (!mul_i64(tally.volume * each, copies, &totals->nbytes_sent))
             return fail(RSD_ELIMIT, "the bytes that rank %d sends do not fit into 63 bits",
                         (int)rank);
-        totals->bytes_sent -= tally.own_volume * each;
+        totals->nbytes_sent -= tally.own_volume * each;
     }
     return RSD_OK;
 }
@@ -190,8 +190,8 @@ static rsd_status walk_side(const rsd_plan *plan, int32_t rank, rsd_side side, i
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
         if (piece->from == piece->to) {
-            totals->pieces_kept += side == RSD_RECEIVES;
-            totals->bytes_kept += side == RSD_RECEIVES ? piece->nbytes : 0;
+            totals->npieces_kept += side == RSD_RECEIVES;
+            totals->nbytes_kept += side == RSD_RECEIVES ? piece->nbytes : 0;
             continue;
         }
         (*pieces)++;
@@ -210,10 +210,10 @@ static rsd_status walk_side(const rsd_plan *plan, int32_t rank, rsd_side side, i
 
 static rsd_status count_walked(const rsd_plan *plan, int32_t rank, rsd_rank_totals *totals)
 {
-    TRY(walk_side(plan, rank, RSD_RECEIVES, &totals->pieces_received, &totals->messages_received,
-                  &totals->bytes_received, totals));
-    return walk_side(plan, rank, RSD_SENDS, &totals->pieces_sent, &totals->messages_sent,
-                     &totals->bytes_sent, totals);
+    TRY(walk_side(plan, rank, RSD_RECEIVES, &totals->npieces_received, &totals->nmessages_received,
+                  &totals->nbytes_received, totals));
+    return walk_side(plan, rank, RSD_SENDS, &totals->npieces_sent, &totals->nmessages_sent,
+                     &totals->nbytes_sent, totals);
 }
 
 /* ---- the windows ---- */
@@ -233,15 +233,15 @@ static rsd_status add_arrays(const rsd_layout *layout, int32_t rank, int64_t *nb
 
 rsd_status rsd_plan_rank_totals(const rsd_plan *plan, int32_t rank, rsd_rank_totals *totals)
 {
-    TRY(check_struct("rsd_rank_totals", totals->struct_nbytes, sizeof *totals));
+    TRY(check_report("rsd_rank_totals", totals));
     if (rank < 0)
         return fail(RSD_EINVAL, "rank %d of a plan: ranks count from 0", (int)rank);
-    rsd_rank_totals counted = {.struct_nbytes = sizeof counted};
+    rsd_rank_totals counted = {0};
     bool formula = plan_is_direct(plan) && plan->src->copies.total == 1;
     TRY(formula ? count_formulas(plan, rank, &counted) : count_walked(plan, rank, &counted));
-    TRY(add_arrays(plan->src, rank, &counted.bytes_src));
-    TRY(add_arrays(plan->dst, rank, &counted.bytes_dst));
-    *totals = counted;
+    TRY(add_arrays(plan->src, rank, &counted.nbytes_src));
+    TRY(add_arrays(plan->dst, rank, &counted.nbytes_dst));
+    give_report(totals, &counted, sizeof counted);
     return RSD_OK;
 }
 

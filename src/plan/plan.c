@@ -41,7 +41,7 @@ static rsd_status keep_terms(rsd_plan *plan, bool taken[RSD_MAX_AXES])
             return fail(RSD_EINVAL,
                         "the destination is P(%s) on mesh axis %d, where the source has no such "
                         "partial values to keep",
-                        reduction_names[dst->placements[b].reduce], (int)b);
+                        rsd_reduce_name(dst->placements[b].reduce), (int)b);
         taken[a] = true;
         int32_t n = plan->kept.n++;
         plan->kept.count[n] = src->mesh->counts[a];
@@ -61,13 +61,13 @@ static rsd_status reduce_terms(rsd_plan *plan, const bool kept[RSD_MAX_AXES])
         rsd_reduce reduce = src->placements[a].reduce;
         if (!dtype_reduces(src->dtype, reduce))
             return fail(RSD_EUNSUPPORTED, "%s values have no reduction '%s'",
-                        rsd_dtype_name(src->dtype), reduction_names[reduce]);
+                        rsd_dtype_name(src->dtype), rsd_reduce_name(reduce));
         plan->reduced.count[plan->reduced.ndigits] = src->mesh->counts[a];
         plan->reduced.stride[plan->reduced.ndigits++] = src->mesh->strides[a];
         plan->reduced.total *= src->mesh->counts[a];
-        if (reduce == RSD_AVG)
+        if (reduce == RSD_REDUCE_AVG)
             plan->divisor *= src->mesh->counts[a];
-        plan->reduce = reduce == RSD_AVG ? RSD_SUM : reduce;
+        plan->reduce = reduce == RSD_REDUCE_AVG ? RSD_REDUCE_SUM : reduce;
     }
     return RSD_OK;
 }
@@ -135,19 +135,22 @@ static rsd_status check_cover(const rsd_plan *plan)
 
 /* ---- options ---- */
 
-static rsd_status take_options(rsd_plan *plan, const rsd_plan_options *options)
+static int64_t world_of(const rsd_plan *plan)
 {
-    if (!options)
+    return max_i64(rsd_layout_world(plan->src), rsd_layout_world(plan->dst));
+}
+
+static rsd_status set_nodes(rsd_plan *plan, const rsd_plan_options *given)
+{
+    rsd_plan_options options;
+    TRY(take_options("rsd_plan_options", given, &options, sizeof options));
+    if (!options.node_of)
         return RSD_OK;
-    TRY(check_struct("rsd_plan_options", options->struct_nbytes, sizeof *options));
-    if (!options->node_of)
-        return RSD_OK;
-    int64_t world = max_i64(rsd_layout_world(plan->src), rsd_layout_world(plan->dst));
-    if (options->nranks < world)
+    if (options.nranks < world_of(plan))
         return fail(RSD_EINVAL, "the node map lists %lld ranks, the layouts name rank %lld",
-                    (long long)options->nranks, (long long)world - 1);
-    plan->node_of = mem_copy(options->node_of, (size_t)world, sizeof *options->node_of);
-    plan->nranks = world;
+                    (long long)options.nranks, (long long)world_of(plan) - 1);
+    plan->node_of = mem_copy(options.node_of, (size_t)options.nranks, sizeof *options.node_of);
+    plan->nranks = options.nranks;
     return plan->node_of ? RSD_OK : RSD_ENOMEM;
 }
 
@@ -166,7 +169,7 @@ static rsd_status build(rsd_plan *plan, const rsd_plan_options *options)
     TRY(layout_same_tensor(plan->src, plan->dst));
     TRY(check_runs(plan->src));
     TRY(check_runs(plan->dst));
-    TRY(take_options(plan, options));
+    TRY(set_nodes(plan, options));
     TRY(keep_terms(plan, kept));
     TRY(reduce_terms(plan, kept));
     if (!plan->src->mesh) {
@@ -187,8 +190,8 @@ rsd_status rsd_plan_new(const rsd_layout *src, const rsd_layout *dst,
     if (!plan)
         return RSD_ENOMEM;
     atomic_init(&plan->references, 1);
-    plan->src = layout_share(src);
-    plan->dst = layout_share(dst);
+    plan->src = rsd_layout_share(src);
+    plan->dst = rsd_layout_share(dst);
     rsd_status status = build(plan, options);
     if (status)
         rsd_plan_free(plan);
@@ -197,7 +200,7 @@ rsd_status rsd_plan_new(const rsd_layout *src, const rsd_layout *dst,
     return status;
 }
 
-rsd_plan *plan_share(const rsd_plan *plan)
+rsd_plan *rsd_plan_share(const rsd_plan *plan)
 {
     rsd_plan *shared = without_const(plan);
     atomic_fetch_add(&shared->references, 1);
@@ -253,6 +256,13 @@ rsd_status rsd_plan_backward(const rsd_plan *plan, const rsd_layout *gradient, r
     return status;
 }
 
+void rsd_plan_reduction(const rsd_plan *plan, rsd_reduce *reduce, int64_t *nterms, int64_t *divisor)
+{
+    *reduce = plan->reduce;
+    *nterms = plan->reduced.total;
+    *divisor = plan->divisor;
+}
+
 void rsd_plan_digest(const rsd_plan *plan, char digest[RSD_DIGEST_NCHARS])
 {
     struct hash hash;
@@ -260,7 +270,7 @@ void rsd_plan_digest(const rsd_plan *plan, char digest[RSD_DIGEST_NCHARS])
     hash_i64(&hash, PLANNER_VERSION);
     layout_hash(plan->src, &hash);
     layout_hash(plan->dst, &hash);
-    hash_i64(&hash, plan->nranks);
-    hash_i32s(&hash, plan->node_of, (size_t)plan->nranks);
+    hash_i64(&hash, plan->node_of != NULL);
+    hash_i32s(&hash, plan->node_of, plan->node_of ? (size_t)world_of(plan) : 0);
     hash_text(hash, digest);
 }

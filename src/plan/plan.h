@@ -31,15 +31,13 @@ struct rsd_plan {
     int64_t *dst_cell_of; /* of each destination array; -1: empty */
 
     int32_t *node_of; /* NULL: no node map */
-    int64_t nranks;
+    int64_t nranks;   /* that it lists */
 
     struct digits reduced; /* partial source axes that are combined; total 1: none, a plain copy */
     struct kept_terms kept;
     rsd_reduce reduce;
     int64_t divisor; /* of averages: the sum is divided by it in the end */
 };
-
-rsd_plan *plan_share(const rsd_plan *plan);
 
 /* Both sides are formulas and every getter takes each meeting whole from one giver: the case that
  * is counted without walking, and carried as families. */
@@ -112,6 +110,8 @@ struct getter getter_of(const rsd_plan *plan, int64_t dst_array);
 /* How many get the same as a group, and the array of the i-th of them. */
 int64_t group_count(const rsd_plan *plan, int64_t group);
 int64_t group_member(const rsd_plan *plan, int64_t group, int64_t i);
+int64_t group_index(const rsd_plan *plan, int64_t group,
+                    int64_t array); /* inverse of group_member */
 
 /* The group that gets a meeting seen from a source array. */
 int64_t group_of_meeting(const rsd_plan *plan, int64_t src_array, int64_t other);
@@ -127,6 +127,8 @@ bool held_on_node(const rsd_plan *plan, const struct getter *getter, int64_t sou
 bool holds_term(const rsd_plan *plan, const struct getter *getter, int64_t source,
                 int64_t dst_array);
 
+/* ---- shares.c: parts of a meeting, where many want the same ---- */
+
 /* A part of a meeting and where a getter takes it from. */
 struct share {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
@@ -135,6 +137,8 @@ struct share {
     bool from_dst, reduce;
 };
 
+/* The shares last chosen, and what was found out about a group on the way. Starts as
+ * {.group = -1}. */
 struct shares {
     struct share *list;
     size_t n, room;
@@ -143,13 +147,31 @@ struct shares {
     size_t nmembers, room_members;
     int64_t *by_node; /* the members, sorted by node */
     size_t room_by_node;
-    int64_t *leaders;
-    size_t nleaders, room_leaders;
+    int64_t led_source; /* the meeting that leaders are about; -1: none yet */
+    int64_t *leaders, *leader_index;
+    size_t nleaders, room_leaders, room_leader_index;
 };
 
-/* Everything that a getter takes of one meeting with `source`. Start shares with {.group = -1}. */
+struct giver {
+    int64_t array;
+    bool from_dst;
+};
+
+/* Everything that a getter takes of one meeting with `source`; with `only`, what that giver gives. */
 rsd_status choose_shares(const rsd_plan *plan, const struct getter *getter, int64_t source,
-                         const int64_t *lo, const int64_t *len, struct shares *shares);
+                         const int64_t *lo, const int64_t *len, const struct giver *only,
+                         struct shares *shares);
+
+/* Finds the members of a group; their arrays are in shares->members then. */
+rsd_status shares_load(const rsd_plan *plan, int64_t group, struct shares *shares);
+
+/* The members on an array's node, itself included; returns how many. There must be a node map. */
+int64_t shares_mates(const rsd_plan *plan, const struct shares *shares, int64_t array,
+                     const int64_t **mates);
+
+/* Whether a member of the group leads the reduction of a meeting. */
+rsd_status shares_lead(const rsd_plan *plan, const struct getter *getter, int64_t source,
+                       struct shares *shares, bool *leads);
 void shares_drop(struct shares *shares);
 
 /* ---- bounds.c: what any plan has to move, and to bring across nodes ---- */

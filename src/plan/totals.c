@@ -73,7 +73,7 @@ static rsd_status add_kept(const rsd_plan *plan, rsd_totals *totals, int64_t *nk
         int64_t from = mesh_position_of(src, rank), to = mesh_position_of(dst, rank);
         int64_t volume = from < 0 || to < 0 ? 0 : pair_volume(plan, from, to);
         *nkeepers += volume > 0;
-        TRY(add(&totals->bytes_kept, volume * element_nbytes(plan)));
+        TRY(add(&totals->nbytes_kept, volume * element_nbytes(plan)));
     }
     return RSD_OK;
 }
@@ -81,25 +81,25 @@ static rsd_status add_kept(const rsd_plan *plan, rsd_totals *totals, int64_t *nk
 static rsd_status count_formulas(const rsd_plan *plan, rsd_totals *totals)
 {
     const rsd_layout *src = plan->src, *dst = plan->dst;
-    TRY(total_nbytes(plan, &totals->bytes_total));
+    TRY(total_nbytes(plan, &totals->nbytes_total));
     if (dst->volume == 0)
         return RSD_OK;
     int64_t nkeepers = 0;
-    totals->pieces = totals->messages = dst->copies.total * dst->terms.total;
+    totals->npieces = totals->nmessages = dst->copies.total * dst->terms.total;
     for (int32_t d = 0; d < dst->ndim; d++) {
         struct sweep *list;
         size_t n;
         TRY(sweep_dim(&dst->cuts[d], &src->cuts[d], &list, &n));
-        rsd_status status = multiply(&totals->pieces, (int64_t)n);
+        rsd_status status = multiply(&totals->npieces, (int64_t)n);
         if (!status)
-            status = multiply(&totals->messages, distinct_pairs(list, n));
+            status = multiply(&totals->nmessages, distinct_pairs(list, n));
         mem_free(list);
         TRY(status);
     }
     TRY(add_kept(plan, totals, &nkeepers));
-    totals->messages -= nkeepers;
-    totals->stages = 1;
-    totals->bytes_moved = totals->lower_bound = totals->bytes_total - totals->bytes_kept;
+    totals->nmessages -= nkeepers;
+    totals->nstages = 1;
+    totals->nbytes_moved = totals->nbytes_least = totals->nbytes_total - totals->nbytes_kept;
     return RSD_OK;
 }
 
@@ -107,11 +107,11 @@ static rsd_status count_formulas(const rsd_plan *plan, rsd_totals *totals)
 
 static rsd_status count_piece(const rsd_plan *plan, const rsd_piece *piece, rsd_totals *totals)
 {
-    totals->pieces++;
-    totals->stages = max_i64(totals->stages, piece->stage + 1);
+    totals->npieces++;
+    totals->nstages = max_i64(totals->nstages, piece->stage + 1);
     if (plan->node_of && plan->node_of[piece->from] != plan->node_of[piece->to])
-        TRY(add(&totals->bytes_crossed, piece->nbytes));
-    return add(piece->from == piece->to ? &totals->bytes_kept : &totals->bytes_moved,
+        TRY(add(&totals->nbytes_crossed, piece->nbytes));
+    return add(piece->from == piece->to ? &totals->nbytes_kept : &totals->nbytes_moved,
                piece->nbytes);
 }
 
@@ -121,12 +121,12 @@ static rsd_status count_walked(const rsd_plan *plan, rsd_totals *totals)
     rsd_cursor *cursor;
     const rsd_piece *piece;
     int32_t getter = -1;
-    TRY(total_nbytes(plan, &totals->bytes_total));
+    TRY(total_nbytes(plan, &totals->nbytes_total));
     TRY(rsd_plan_walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
         if (piece->to != getter)
-            totals->messages += rank_set_count(&givers);
+            totals->nmessages += rank_set_count(&givers);
         getter = piece->to;
         status = count_piece(plan, piece, totals);
         if (!status && piece->from != piece->to)
@@ -134,7 +134,7 @@ static rsd_status count_walked(const rsd_plan *plan, rsd_totals *totals)
         if (status)
             break;
     }
-    totals->messages += rank_set_count(&givers);
+    totals->nmessages += rank_set_count(&givers);
     mem_free(givers.ranks);
     rsd_cursor_free(cursor);
     return status;
@@ -142,15 +142,15 @@ static rsd_status count_walked(const rsd_plan *plan, rsd_totals *totals)
 
 rsd_status rsd_plan_totals(const rsd_plan *plan, rsd_totals *totals)
 {
-    TRY(check_struct("rsd_totals", totals->struct_nbytes, sizeof *totals));
-    rsd_totals counted = {.struct_nbytes = sizeof counted};
+    TRY(check_report("rsd_totals", totals));
+    rsd_totals counted = {0};
     if (plan_is_direct(plan)) {
         TRY(count_formulas(plan, &counted));
     } else {
         TRY(count_walked(plan, &counted));
-        TRY(bound_moved(plan, &counted.lower_bound));
-        TRY(bound_crossed(plan, &counted.crossed_bound));
+        TRY(bound_moved(plan, &counted.nbytes_least));
+        TRY(bound_crossed(plan, &counted.nbytes_crossed_least));
     }
-    *totals = counted;
+    give_report(totals, &counted, sizeof counted);
     return RSD_OK;
 }

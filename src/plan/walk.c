@@ -1,14 +1,19 @@
 /* walk.c - a cursor over the pieces of a plan, which are computed as it goes.
  *
  * What a rank gets is read off its destination arrays: meetings with the source, and for each the
- * shares that choose.c gives it. What a rank gives is found by asking the same on behalf of
- * everyone who may get it, and keeping the answers that name this rank:
+ * shares that are its own. What a rank gives is found by asking the same on behalf of everyone who may
+ * get it, naming this rank as the giver:
  *
  *     receives   own destination array  x  source        -> my shares
- *     sends      own source array       x  destination   -> for each member of the group: its
- * shares own destination array  x  source        -> the same, for what is handed on
+ *     sends      own source array       x  destination   -> for each member of the group: what I give
+ *                own destination array  x  source        -> the same, for what is handed on
+ *
+ * Pieces of two formulas that are taken whole come in the order of their boxes, on both sides. Those of
+ * any other plan are sorted when one rank is walked, so that both sides of a pair agree there too.
  */
 #include "plan.h"
+
+#include <stdlib.h>
 
 enum phase { RECEIVING, GIVING, HANDING_ON };
 
@@ -27,10 +32,24 @@ struct rsd_cursor {
     struct overlap overlap;
     int64_t source; /* of the meeting: mesh position without copies and terms, or cell */
     int64_t group, member, nmembers;
+    const int64_t *members; /* those who may get the meeting; NULL: the whole group */
     struct getter getter;
     struct shares shares;
     size_t share;
     rsd_piece piece;
+
+    bool sorted; /* all pieces were found beforehand, and are read from here */
+    struct record *records;
+    int64_t *coordinates;
+    size_t nrecords, room_records, room_coordinates, next_record;
+};
+
+/* A piece in the list: its coordinates are box.lo, box.len, from_at and to_at. */
+struct record {
+    int32_t from, to, stage;
+    bool from_dst, reduce;
+    int64_t from_array, to_array, nbytes;
+    const int64_t *coordinates;
 };
 
 /* ---- pieces ---- */
@@ -149,93 +168,199 @@ static rsd_status next_meeting(rsd_cursor *cursor, bool *more)
 
 /* ---- receives ---- */
 
-static rsd_status next_received(rsd_cursor *cursor, const rsd_piece **piece)
+static rsd_status next_received(rsd_cursor *cursor, bool *more)
 {
-    bool more;
     if (cursor->whole) {
-        TRY(next_meeting(cursor, &more));
-        if (more)
+        TRY(next_meeting(cursor, more));
+        if (*more)
             set_whole_piece(cursor,
                             choose_giver(cursor->plan, &cursor->getter, cursor->overlap.whom));
-        *piece = more ? &cursor->piece : NULL;
         return RSD_OK;
     }
     while (cursor->share == cursor->shares.n) {
-        TRY(next_meeting(cursor, &more));
-        if (!more) {
-            *piece = NULL;
+        TRY(next_meeting(cursor, more));
+        if (!*more)
             return RSD_OK;
-        }
         cursor->share = 0;
         TRY(choose_shares(cursor->plan, &cursor->getter, cursor->overlap.whom, cursor->overlap.lo,
-                          cursor->overlap.len, &cursor->shares));
+                          cursor->overlap.len, NULL, &cursor->shares));
     }
     set_shared_piece(cursor, &cursor->shares.list[cursor->share++]);
-    *piece = &cursor->piece;
+    *more = true;
     return RSD_OK;
 }
 
 /* ---- sends ---- */
 
-/* The next member of the group that may get the meeting at hand, going to the next meeting when all
- * have been asked. */
-static rsd_status next_member(rsd_cursor *cursor, bool *more)
+/* Who may get the meeting at hand from the own array: the group; but what is handed on goes to the
+ * mates on the own node, unless this is a reduction that the own rank leads. */
+static rsd_status find_members(rsd_cursor *cursor)
 {
     const rsd_plan *plan = cursor->plan;
+    struct shares *shares = &cursor->shares;
+    cursor->member = 0;
+    cursor->members = NULL;
+    if (cursor->phase == GIVING) {
+        cursor->group = group_of_meeting(plan, cursor->array, cursor->overlap.whom);
+        cursor->nmembers = group_count(plan, cursor->group);
+        return RSD_OK;
+    }
+    struct getter own = getter_of(plan, cursor->array);
+    bool leads = false;
+    cursor->source = cursor->overlap.whom;
+    cursor->group = own.group;
+    cursor->nmembers = group_count(plan, cursor->group);
+    TRY(shares_load(plan, cursor->group, shares));
+    if (plan->reduced.total > 1)
+        TRY(shares_lead(plan, &own, cursor->source, shares, &leads));
+    if (!leads)
+        cursor->nmembers =
+            plan->node_of ? shares_mates(plan, shares, cursor->array, &cursor->members) : 0;
+    return RSD_OK;
+}
+
+/* The next one who may get something, going to the next meeting when all have been asked. */
+static rsd_status next_member(rsd_cursor *cursor, bool *more)
+{
     while (cursor->member == cursor->nmembers) {
         TRY(next_meeting(cursor, more));
         if (!*more)
             return RSD_OK;
-        cursor->member = 0;
-        if (cursor->phase == GIVING) {
-            cursor->group = group_of_meeting(plan, cursor->array, cursor->overlap.whom);
-        } else {
-            cursor->group = getter_of(plan, cursor->array).group;
-            cursor->source = cursor->overlap.whom;
-        }
-        cursor->nmembers = group_count(plan, cursor->group);
+        TRY(find_members(cursor));
     }
-    cursor->getter = getter_of(plan, group_member(plan, cursor->group, cursor->member++));
+    int64_t member = cursor->member++;
+    cursor->getter = getter_of(cursor->plan,
+                               cursor->members ? cursor->members[member]
+                                               : group_member(cursor->plan, cursor->group, member));
     *more = true;
     return RSD_OK;
 }
 
-static bool is_mine(const rsd_cursor *cursor, const struct share *share)
+static rsd_status next_whole_given(rsd_cursor *cursor, bool *more)
 {
-    return share->array == cursor->array && share->from_dst == (cursor->phase == HANDING_ON);
+    do {
+        TRY(next_member(cursor, more));
+        if (!*more)
+            return RSD_OK;
+    } while (choose_giver(cursor->plan, &cursor->getter, cursor->source) != cursor->array);
+    set_whole_piece(cursor, cursor->array);
+    return RSD_OK;
 }
 
-static rsd_status next_given(rsd_cursor *cursor, const rsd_piece **piece)
+static rsd_status next_given(rsd_cursor *cursor, bool *more)
 {
-    bool more;
-    *piece = NULL;
-    for (;;) {
-        while (cursor->share < cursor->shares.n) {
-            const struct share *share = &cursor->shares.list[cursor->share++];
-            if (is_mine(cursor, share)) {
-                set_shared_piece(cursor, share);
-                *piece = &cursor->piece;
-                return RSD_OK;
-            }
-        }
-        TRY(next_member(cursor, &more));
-        if (!more && (cursor->phase == HANDING_ON || cursor->whole))
+    if (cursor->whole)
+        return next_whole_given(cursor, more);
+    while (cursor->share == cursor->shares.n) {
+        TRY(next_member(cursor, more));
+        if (!*more && cursor->phase == HANDING_ON)
             return RSD_OK;
-        if (!more) {
+        if (!*more) {
             enter_phase(cursor, HANDING_ON);
             continue;
         }
-        if (cursor->whole) {
-            if (choose_giver(cursor->plan, &cursor->getter, cursor->source) != cursor->array)
-                continue;
-            set_whole_piece(cursor, cursor->array);
-            *piece = &cursor->piece;
-            return RSD_OK;
-        }
+        struct giver own = {cursor->array, cursor->phase == HANDING_ON};
         cursor->share = 0;
         TRY(choose_shares(cursor->plan, &cursor->getter, cursor->source, cursor->overlap.lo,
-                          cursor->overlap.len, &cursor->shares));
+                          cursor->overlap.len, &own, &cursor->shares));
     }
+    set_shared_piece(cursor, &cursor->shares.list[cursor->share++]);
+    *more = true;
+    return RSD_OK;
+}
+
+static rsd_status next_piece(rsd_cursor *cursor, bool *more)
+{
+    return cursor->phase == RECEIVING ? next_received(cursor, more) : next_given(cursor, more);
+}
+
+/* ---- sorted ---- */
+
+static rsd_status add_record(rsd_cursor *cursor)
+{
+    const rsd_piece *piece = &cursor->piece;
+    size_t ndim = (size_t)piece->box.ndim, n = cursor->nrecords;
+    void *memory = cursor->records;
+    rsd_status status = mem_reserve(&memory, &cursor->room_records, n + 1, sizeof *cursor->records);
+    cursor->records = memory;
+    TRY(status);
+    memory = cursor->coordinates;
+    status = mem_reserve(&memory, &cursor->room_coordinates, (n + 1) * 4 * ndim,
+                         sizeof *cursor->coordinates);
+    cursor->coordinates = memory;
+    TRY(status);
+    cursor->records[n] = (struct record){.from = piece->from,
+                                         .to = piece->to,
+                                         .stage = piece->stage,
+                                         .from_dst = piece->from_dst != 0,
+                                         .reduce = piece->reduce != 0,
+                                         .from_array = piece->from_array,
+                                         .to_array = piece->to_array,
+                                         .nbytes = piece->nbytes};
+    int64_t *coordinates = cursor->coordinates + n * 4 * ndim;
+    copy_i64s(coordinates, piece->box.lo, piece->box.ndim);
+    copy_i64s(coordinates + ndim, piece->box.len, piece->box.ndim);
+    copy_i64s(coordinates + 2 * ndim, piece->from_at, piece->box.ndim);
+    copy_i64s(coordinates + 3 * ndim, piece->to_at, piece->box.ndim);
+    cursor->nrecords++;
+    return RSD_OK;
+}
+
+static int compare(int64_t a, int64_t b)
+{
+    return (a > b) - (a < b);
+}
+
+/* By stage, destination and box; the terms of one box by giver. */
+static int by_place(const void *a, const void *b, void *ndim)
+{
+    const struct record *x = a, *y = b;
+    int order = compare(x->stage, y->stage);
+    if (!order)
+        order = compare(x->to_array, y->to_array);
+    for (int32_t d = 0; d < *(const int32_t *)ndim && !order; d++)
+        order = compare(x->coordinates[d], y->coordinates[d]);
+    return order ? order : compare(x->from_array, y->from_array);
+}
+
+static rsd_status sort_pieces(rsd_cursor *cursor)
+{
+    int32_t ndim = cursor->piece.box.ndim;
+    bool more;
+    for (;;) {
+        TRY(next_piece(cursor, &more));
+        if (!more)
+            break;
+        TRY(add_record(cursor));
+    }
+    for (size_t i = 0; i < cursor->nrecords; i++)
+        cursor->records[i].coordinates = cursor->coordinates + i * 4 * (size_t)ndim;
+    if (cursor->nrecords > 1)
+        qsort_r(cursor->records, cursor->nrecords, sizeof *cursor->records, by_place, &ndim);
+    cursor->sorted = true;
+    return RSD_OK;
+}
+
+static bool next_sorted(rsd_cursor *cursor)
+{
+    if (cursor->next_record == cursor->nrecords)
+        return false;
+    const struct record *record = &cursor->records[cursor->next_record++];
+    rsd_piece *piece = &cursor->piece;
+    int32_t ndim = piece->box.ndim;
+    piece->from = record->from;
+    piece->to = record->to;
+    piece->stage = record->stage;
+    piece->from_dst = record->from_dst;
+    piece->reduce = record->reduce;
+    piece->from_array = record->from_array;
+    piece->to_array = record->to_array;
+    piece->nbytes = record->nbytes;
+    copy_i64s(piece->box.lo, record->coordinates, ndim);
+    copy_i64s(piece->box.len, record->coordinates + ndim, ndim);
+    copy_i64s(piece->from_at, record->coordinates + 2 * (int64_t)ndim, ndim);
+    copy_i64s(piece->to_at, record->coordinates + 3 * (int64_t)ndim, ndim);
+    return true;
 }
 
 /* ---- the window ---- */
@@ -249,7 +374,7 @@ rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_
     rsd_cursor *cursor = mem_new(1, sizeof *cursor);
     if (!cursor)
         return RSD_ENOMEM;
-    cursor->plan = plan_share(plan);
+    cursor->plan = rsd_plan_share(plan);
     cursor->rank = rank;
     cursor->from_every_rank = rank == RSD_EVERY_RANK;
     cursor->whole = !plan->node_of && plan->reduced.total == 1;
@@ -257,13 +382,24 @@ rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_
     cursor->shares.group = -1;
     cursor->piece.box.ndim = plan->src->ndim;
     enter_phase(cursor, side == RSD_RECEIVES ? RECEIVING : GIVING);
-    *out = cursor;
-    return RSD_OK;
+    rsd_status status =
+        cursor->from_every_rank || plan_is_direct(plan) ? RSD_OK : sort_pieces(cursor);
+    if (status)
+        rsd_cursor_free(cursor);
+    else
+        *out = cursor;
+    return status;
 }
 
 rsd_status rsd_cursor_next(rsd_cursor *cursor, const rsd_piece **piece)
 {
-    return cursor->phase == RECEIVING ? next_received(cursor, piece) : next_given(cursor, piece);
+    bool more;
+    if (cursor->sorted)
+        more = next_sorted(cursor);
+    else
+        TRY(next_piece(cursor, &more));
+    *piece = more ? &cursor->piece : NULL;
+    return RSD_OK;
 }
 
 void rsd_cursor_free(rsd_cursor *cursor)
@@ -272,6 +408,8 @@ void rsd_cursor_free(rsd_cursor *cursor)
         return;
     overlap_drop(&cursor->overlap);
     shares_drop(&cursor->shares);
+    mem_free(cursor->records);
+    mem_free(cursor->coordinates);
     rsd_plan_free(cursor->plan);
     mem_free(cursor);
 }

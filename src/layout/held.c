@@ -1,0 +1,117 @@
+/* held.c - the boxes that a rank holds, and where they lie in its arrays.
+ *
+ * A rank of a mesh holds the product of its spans along each dim, in one array:
+ *
+ *     dim 0  |a|  |b|      dim 1  |x|  |y|        a.x  a.y  b.x  b.y: four boxes, one array
+ */
+#include "layout.h"
+
+#include <assert.h>
+
+static rsd_status explicit_boxes(const rsd_layout *layout, int64_t first, int64_t count,
+                                 rsd_held **boxes)
+{
+    rsd_held *list = mem_new((size_t)count, sizeof *list);
+    if (!list)
+        return RSD_ENOMEM;
+    for (int64_t i = 0; i < count; i++) {
+        list[i].array = first + i;
+        box_set(&list[i].box, layout->ndim, layout_box_lo(layout, first + i),
+                layout_box_len(layout, first + i));
+    }
+    *boxes = list;
+    return RSD_OK;
+}
+
+/* How many spans the holder at a position has along a dim, each as long as it can be. */
+static int64_t count_spans(const struct cuts *cuts, int64_t position, int64_t extent)
+{
+    int64_t count = 0;
+    for (int64_t at = 0, end = -1; at < extent;) {
+        struct span span = cuts_span_of(cuts, position, at);
+        count += span.lo != end;
+        end = span.lo + span.len;
+        at += span.len;
+    }
+    return count;
+}
+
+static rsd_box empty_box(const rsd_layout *layout, int64_t position, const int64_t *shape)
+{
+    rsd_box box = {.ndim = layout->ndim};
+    for (int32_t d = 0; d < layout->ndim; d++) {
+        box.len[d] = shape[d];
+        box.lo[d] = shape[d] ? cuts_span_of(&layout->cuts[d], position, 0).lo : layout->shape[d];
+    }
+    return box;
+}
+
+/* Spreads the spans of dim d over a list of boxes that is the product of all dims' spans: each
+ * repeats for every combination of later dims, the whole for every one of earlier dims. */
+static void spread_spans(const struct cuts *cuts, int64_t position, int64_t extent, int32_t d,
+                         rsd_held *boxes, int64_t nboxes, int64_t nspans, int64_t later)
+{
+    struct span span = {0};
+    int64_t index = -1;
+    for (int64_t at = 0; at < extent; at += span.len) {
+        int64_t end = span.lo + span.len;
+        span = cuts_span_of(cuts, position, at);
+        bool joins = index >= 0 && span.lo == end;
+        index += !joins;
+        for (int64_t before = index * later; before < nboxes; before += nspans * later)
+            for (int64_t i = before; i < before + later; i++) {
+                boxes[i].box.len[d] += span.len;
+                if (joins)
+                    continue;
+                boxes[i].box.lo[d] = span.lo;
+                boxes[i].at[d] = span.at;
+            }
+    }
+}
+
+static rsd_status mesh_boxes(const rsd_layout *layout, int64_t array, rsd_held **boxes,
+                             int64_t *nboxes)
+{
+    int64_t position = mesh_position_of_array(layout->mesh, array);
+    int64_t shape[RSD_MAX_DIMS] = {0}, nspans[RSD_MAX_DIMS] = {0}, count = 1;
+    bool empty = false;
+    for (int32_t d = 0; d < layout->ndim; d++) {
+        shape[d] = cuts_extent_of(&layout->cuts[d], position);
+        empty = empty || shape[d] == 0;
+    }
+    for (int32_t d = 0; d < layout->ndim && !empty; d++) {
+        nspans[d] = count_spans(&layout->cuts[d], position, shape[d]);
+        if (!mul_i64(count, nspans[d], &count) || count > INT32_MAX)
+            return fail(RSD_ELIMIT, "a rank holds more than 2^31 - 1 boxes");
+    }
+    rsd_held *list = mem_new((size_t)count, sizeof *list);
+    if (!list)
+        return RSD_ENOMEM;
+    if (empty)
+        list[0].box = empty_box(layout, position, shape);
+    int64_t later = count;
+    for (int32_t d = 0; d < layout->ndim && !empty; d++) {
+        assert(nspans[d] > 0);
+        later /= nspans[d];
+        spread_spans(&layout->cuts[d], position, shape[d], d, list, count, nspans[d], later);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        list[i].box.ndim = layout->ndim;
+        list[i].array = array;
+    }
+    *boxes = list;
+    *nboxes = count;
+    return RSD_OK;
+}
+
+rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_held **boxes,
+                            int64_t *nboxes)
+{
+    int64_t first, count;
+    rsd_layout_arrays_of(layout, rank, &first, &count);
+    if (layout->mesh && count)
+        return mesh_boxes(layout, first, boxes, nboxes);
+    TRY(explicit_boxes(layout, first, count, boxes));
+    *nboxes = count;
+    return RSD_OK;
+}

@@ -1,0 +1,308 @@
+/* shares.c - what a getter takes of one meeting when many want the same: parts, from leaders.
+ *
+ * Two things are shared out among leaders, and handed on from there:
+ *
+ *     a reduction            each leader combines its part of the box, the others get it from there
+ *     a crossing of hosts    each getter of the host fetches its part, the others get it from there
+ *
+ *              whole box                 stage 0                     stage 1
+ *        +-------------------+     leader 0 gets part 0        0 -> 1, 0 -> 2
+ *        | part 0 | 1  |  2  |     leader 1 gets part 1        1 -> 0, 1 -> 2
+ *        +-------------------+     leader 2 gets part 2        2 -> 0, 2 -> 1
+ *
+ * Leaders always are getters, so parts are combined and fetched in place: no memory but the
+ * destination's is needed. Those that hold a term themselves lead a reduction if there are any, which
+ * makes it move as little as possible (docs/planning.md).
+ *
+ * A giver asks the same on behalf of every getter, and names itself: then only its own shares are
+ * found, without going through those of everybody else.
+ */
+#include "plan.h"
+
+#include <stdlib.h>
+
+static rsd_status reserve(int64_t **list, size_t *room, size_t need)
+{
+    void *memory = *list;
+    rsd_status status = mem_reserve(&memory, room, need, sizeof **list);
+    *list = memory;
+    return status;
+}
+
+static int32_t node_of_dst(const rsd_plan *plan, int64_t array)
+{
+    return plan->node_of[layout_array_rank(plan->dst, array)];
+}
+
+/* ---- a group ---- */
+
+struct noded {
+    int32_t node;
+    int64_t order, array;
+};
+
+static int by_node_then_order(const void *a, const void *b)
+{
+    const struct noded *x = a, *y = b;
+    if (x->node != y->node)
+        return x->node < y->node ? -1 : 1;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+static rsd_status sort_by_node(const rsd_plan *plan, struct shares *shares)
+{
+    size_t n = shares->nmembers;
+    TRY(reserve(&shares->by_node, &shares->room_by_node, n));
+    struct noded *sorted = mem_new(n, sizeof *sorted);
+    if (!sorted)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < n; i++) {
+        int64_t array = shares->members[i];
+        sorted[i] = (struct noded){node_of_dst(plan, array), (int64_t)i, array};
+    }
+    qsort(sorted, n, sizeof *sorted, by_node_then_order);
+    for (size_t i = 0; i < n; i++)
+        shares->by_node[i] = sorted[i].array;
+    mem_free(sorted);
+    return RSD_OK;
+}
+
+rsd_status shares_load(const rsd_plan *plan, int64_t group, struct shares *shares)
+{
+    if (shares->group == group)
+        return RSD_OK;
+    shares->group = -1;
+    shares->led_source = -1;
+    size_t n = (size_t)group_count(plan, group);
+    TRY(reserve(&shares->members, &shares->room_members, n));
+    shares->nmembers = n;
+    for (size_t i = 0; i < n; i++)
+        shares->members[i] = group_member(plan, group, (int64_t)i);
+    if (plan->node_of)
+        TRY(sort_by_node(plan, shares));
+    shares->group = group;
+    return RSD_OK;
+}
+
+int64_t shares_mates(const rsd_plan *plan, const struct shares *shares, int64_t array,
+                     const int64_t **mates)
+{
+    int32_t node = node_of_dst(plan, array);
+    size_t lo = 0;
+    for (size_t hi = shares->nmembers; lo < hi;) {
+        size_t middle = lo + (hi - lo) / 2;
+        if (node_of_dst(plan, shares->by_node[middle]) < node)
+            lo = middle + 1;
+        else
+            hi = middle;
+    }
+    size_t end = lo;
+    while (end < shares->nmembers && node_of_dst(plan, shares->by_node[end]) == node)
+        end++;
+    *mates = shares->by_node + lo;
+    return (int64_t)(end - lo);
+}
+
+/* ---- leaders ---- */
+
+/* Finds who leads the reduction of a meeting; leader_index is theirs by member, -1 for others. */
+static rsd_status find_leaders(const rsd_plan *plan, const struct getter *getter, int64_t source,
+                               struct shares *shares)
+{
+    if (shares->led_source == source)
+        return RSD_OK;
+    shares->led_source = -1;
+    TRY(reserve(&shares->leaders, &shares->room_leaders, shares->nmembers));
+    TRY(reserve(&shares->leader_index, &shares->room_leader_index, shares->nmembers));
+    bool all = true;
+    for (size_t i = 0; i < shares->nmembers && all; i++)
+        all = !holds_term(plan, getter, source, shares->members[i]);
+    shares->nleaders = 0;
+    for (size_t i = 0; i < shares->nmembers; i++) {
+        bool leads = all || holds_term(plan, getter, source, shares->members[i]);
+        shares->leader_index[i] = leads ? (int64_t)shares->nleaders : -1;
+        if (leads)
+            shares->leaders[shares->nleaders++] = shares->members[i];
+    }
+    shares->led_source = source;
+    return RSD_OK;
+}
+
+static int64_t leader_index(const rsd_plan *plan, const struct shares *shares, int64_t array)
+{
+    return shares->leader_index[group_index(plan, shares->group, array)];
+}
+
+rsd_status shares_lead(const rsd_plan *plan, const struct getter *getter, int64_t source,
+                       struct shares *shares, bool *leads)
+{
+    TRY(find_leaders(plan, getter, source, shares));
+    *leads = leader_index(plan, shares, getter->array) >= 0;
+    return RSD_OK;
+}
+
+/* ---- shares ---- */
+
+/* One question: what does the getter take of a meeting, from anyone or only from one giver? */
+struct question {
+    const rsd_plan *plan;
+    const struct getter *getter;
+    int64_t source;
+    const struct giver *only;
+    struct shares *shares;
+};
+
+static bool wanted(const struct question *q, const struct share *share)
+{
+    return !q->only || (share->array == q->only->array && share->from_dst == q->only->from_dst);
+}
+
+static rsd_status add_share(const struct question *q, const int64_t *lo, const int64_t *len,
+                            struct share share)
+{
+    struct shares *shares = q->shares;
+    if (!wanted(q, &share))
+        return RSD_OK;
+    void *memory = shares->list;
+    rsd_status status = mem_reserve(&memory, &shares->room, shares->n + 1, sizeof share);
+    shares->list = memory;
+    TRY(status);
+    copy_i64s(share.lo, lo, q->plan->src->ndim);
+    copy_i64s(share.len, len, q->plan->src->ndim);
+    shares->list[shares->n++] = share;
+    return RSD_OK;
+}
+
+/* Part i of n of a box, cut along its longest dim; false if it is empty. */
+static bool part_of(int32_t ndim, const int64_t *lo, const int64_t *len, int64_t i, int64_t n,
+                    int64_t *part_lo, int64_t *part_len)
+{
+    copy_i64s(part_lo, lo, ndim);
+    copy_i64s(part_len, len, ndim);
+    if (ndim == 0)
+        return i == 0;
+    int32_t longest = 0;
+    for (int32_t d = 1; d < ndim; d++)
+        if (len[d] > len[longest])
+            longest = d;
+    int64_t chunk = ceil_div(len[longest], n), begin = min_i64(i * chunk, len[longest]);
+    part_lo[longest] = lo[longest] + begin;
+    part_len[longest] = min_i64(chunk, len[longest] - begin);
+    return part_len[longest] > 0;
+}
+
+static rsd_status add_part(const struct question *q, const int64_t *lo, const int64_t *len,
+                           int64_t i, int64_t n, struct share share)
+{
+    int64_t part_lo[RSD_MAX_DIMS], part_len[RSD_MAX_DIMS];
+    if (!part_of(q->plan->src->ndim, lo, len, i, n, part_lo, part_len))
+        return RSD_OK;
+    return add_share(q, part_lo, part_len, share);
+}
+
+/* Hands a box from one array to the getter: straight, or over a host boundary once for all mates. */
+static rsd_status deliver(const struct question *q, struct share from, const int64_t *lo,
+                          const int64_t *len)
+{
+    const rsd_plan *plan = q->plan;
+    int32_t rank = layout_array_rank(from.from_dst ? plan->dst : plan->src, from.array);
+    const int64_t *mates = NULL;
+    int64_t nmates = 1;
+    if (plan->node_of && plan->node_of[rank] != plan->node_of[q->getter->rank])
+        nmates = shares_mates(plan, q->shares, q->getter->array, &mates);
+    if (nmates < 2)
+        return add_share(q, lo, len, from);
+    for (int64_t i = 0; i < nmates; i++) {
+        struct share share = from;
+        if (mates[i] != q->getter->array)
+            share = (struct share){.array = mates[i], .stage = from.stage + 1, .from_dst = true};
+        TRY(add_part(q, lo, len, i, nmates, share));
+    }
+    return RSD_OK;
+}
+
+static int by_giver_rank(const void *a, const void *b)
+{
+    const struct share *x = a, *y = b; /* arrays ascend with ranks */
+    return (x->array > y->array) - (x->array < y->array);
+}
+
+/* All terms of a box, combined at the getter in ascending rank. */
+static rsd_status combine(const struct question *q, const int64_t *lo, const int64_t *len)
+{
+    const rsd_plan *plan = q->plan;
+    const rsd_mesh *mesh = plan->src->mesh;
+    int64_t first_term = q->source + q->getter->giver;
+    if (q->only) {
+        int64_t position = q->only->from_dst ? -1 : mesh_position_of_array(mesh, q->only->array);
+        if (position < 0 || position - digits_part(&plan->reduced, position) != first_term)
+            return RSD_OK;
+        return add_share(q, lo, len, (struct share){.array = q->only->array, .reduce = true});
+    }
+    size_t first = q->shares->n;
+    for (int64_t t = 0; t < plan->reduced.total; t++) {
+        int64_t array = mesh_array_at(mesh, first_term + digits_position(&plan->reduced, t));
+        TRY(add_share(q, lo, len, (struct share){.array = array, .reduce = true}));
+    }
+    qsort(q->shares->list + first, q->shares->n - first, sizeof *q->shares->list, by_giver_rank);
+    return RSD_OK;
+}
+
+/* The part of one leader: combined if that is the getter, else handed on by it. */
+static rsd_status from_leader(const struct question *q, const int64_t *lo, const int64_t *len,
+                              int64_t i)
+{
+    const struct shares *shares = q->shares;
+    int64_t part_lo[RSD_MAX_DIMS], part_len[RSD_MAX_DIMS];
+    if (!part_of(q->plan->src->ndim, lo, len, i, (int64_t)shares->nleaders, part_lo, part_len))
+        return RSD_OK;
+    if (shares->leaders[i] == q->getter->array)
+        return combine(q, part_lo, part_len);
+    struct share from = {.array = shares->leaders[i], .stage = 1, .from_dst = true};
+    return deliver(q, from, part_lo, part_len);
+}
+
+static rsd_status combine_at_leaders(const struct question *q, const int64_t *lo,
+                                     const int64_t *len)
+{
+    const rsd_plan *plan = q->plan;
+    TRY(find_leaders(plan, q->getter, q->source, q->shares));
+    /* One giver: as a holder of a term it serves the getter's own part, as a leader its own part;
+     * only a mate of the getter may have to do with the parts of all leaders. */
+    if (q->only && !q->only->from_dst) {
+        int64_t i = leader_index(plan, q->shares, q->getter->array);
+        return i < 0 ? RSD_OK : from_leader(q, lo, len, i);
+    }
+    if (q->only &&
+        !(plan->node_of && node_of_dst(plan, q->only->array) == plan->node_of[q->getter->rank])) {
+        int64_t i = leader_index(plan, q->shares, q->only->array);
+        return i < 0 ? RSD_OK : from_leader(q, lo, len, i);
+    }
+    for (int64_t i = 0; i < (int64_t)q->shares->nleaders; i++)
+        TRY(from_leader(q, lo, len, i));
+    return RSD_OK;
+}
+
+rsd_status choose_shares(const rsd_plan *plan, const struct getter *getter, int64_t source,
+                         const int64_t *lo, const int64_t *len, const struct giver *only,
+                         struct shares *shares)
+{
+    struct question q = {plan, getter, source, only, shares};
+    shares->n = 0;
+    TRY(shares_load(plan, getter->group, shares));
+    if (plan->reduced.total == 1)
+        return deliver(&q, (struct share){.array = choose_giver(plan, getter, source)}, lo, len);
+    if (shares->nmembers == 1)
+        return combine(&q, lo, len);
+    return combine_at_leaders(&q, lo, len);
+}
+
+void shares_drop(struct shares *shares)
+{
+    mem_free(shares->list);
+    mem_free(shares->members);
+    mem_free(shares->by_node);
+    mem_free(shares->leaders);
+    mem_free(shares->leader_index);
+    *shares = (struct shares){.group = -1};
+}
