@@ -6,24 +6,28 @@
 # make fuzz       fuzzes every parser for FUZZ_SECONDS each
 # make install    to PREFIX (/usr/local), with DESTDIR
 
-VERSION := $(shell sed -n 's/^.define RSD_VERSION "\(.*\)"/\1/p' include/reshard.h)
+VERSION := $(shell sed -n 's/^.define RSD_VERSION  *"\(.*\)"/\1/p' include/reshard.h)
 SOVERSION := 0
 PREFIX ?= /usr/local
-CC ?= gcc
+OBJCOPY ?= objcopy
 BUILD := build
+ifeq ($(origin CC),default)
+CC := gcc
+endif
 
 ROOMS := base layout plan move
 LIB_SRC := $(foreach room,$(ROOMS),$(sort $(wildcard src/$(room)/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 
-CPPFLAGS += -Iinclude $(addprefix -Isrc/,$(ROOMS)) -D_GNU_SOURCE
+ALL_CPPFLAGS := -Iinclude $(addprefix -Isrc/,$(ROOMS)) -D_GNU_SOURCE
 WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wpedantic -Wstrict-prototypes -Wmissing-prototypes \
             -Wvla -Wpointer-arith -Wcast-qual -Wformat=2
 CFLAGS ?= -O2 -g -DNDEBUG
 ALL_CFLAGS := -std=c11 -ffp-contract=off $(WARNINGS)
-LDLIBS += -lpthread
+ALL_LDLIBS := -lpthread
 
 .PHONY: all demo test lint bench fuzz install clean
+.DELETE_ON_ERROR:
 all: $(BUILD)/libreshard.a $(BUILD)/libreshard.so $(BUILD)/reshard
 
 include tools/variants.mk
@@ -40,39 +44,40 @@ $(BUILD)/reshard.map: $(BUILD)/symbols
 # One object in which only the header's symbols are visible: the rooms' own names stay inside.
 $(BUILD)/libreshard.a: $(LIB_OBJ) $(BUILD)/symbols
 	$(LD) -r -o $(BUILD)/reshard.o $(LIB_OBJ)
-	objcopy --keep-global-symbols=$(BUILD)/symbols $(BUILD)/reshard.o
+	$(OBJCOPY) --keep-global-symbols=$(BUILD)/symbols $(BUILD)/reshard.o
 	rm -f $@
 	$(AR) rcs $@ $(BUILD)/reshard.o
 
 $(BUILD)/libreshard.so.$(VERSION): $(LIB_OBJ) $(BUILD)/reshard.map
 	$(CC) -shared -Wl,-soname,libreshard.so.$(SOVERSION) -Wl,--version-script=$(BUILD)/reshard.map \
-	    $(LDFLAGS) -o $@ $(LIB_OBJ) $(LDLIBS)
+	    $(LDFLAGS) -o $@ $(LIB_OBJ) $(ALL_LDLIBS) $(LDLIBS)
 
 $(BUILD)/libreshard.so: $(BUILD)/libreshard.so.$(VERSION)
 	ln -sf libreshard.so.$(VERSION) $(BUILD)/libreshard.so.$(SOVERSION)
 	ln -sf libreshard.so.$(SOVERSION) $@
 
 $(BUILD)/reshard: $(CLI_OBJ) $(BUILD)/libreshard.a
-	$(CC) $(LDFLAGS) -o $@ $(CLI_OBJ) $(BUILD)/libreshard.a $(LDLIBS)
+	$(CC) $(LDFLAGS) -o $@ $(CLI_OBJ) $(BUILD)/libreshard.a $(ALL_LDLIBS) $(LDLIBS)
 
 install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	install -m 755 $(BUILD)/reshard $(DESTDIR)$(PREFIX)/bin/
-	install -m 644 include/reshard.h $(DESTDIR)$(PREFIX)/include/
-	install -m 644 $(BUILD)/libreshard.a $(DESTDIR)$(PREFIX)/lib/
-	install -m 755 $(BUILD)/libreshard.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/
-	ln -sf libreshard.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libreshard.so.$(SOVERSION)
-	ln -sf libreshard.so.$(SOVERSION) $(DESTDIR)$(PREFIX)/lib/libreshard.so
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' tools/reshard.pc.in \
-	    > $(DESTDIR)$(PREFIX)/lib/pkgconfig/reshard.pc
-	install -d $(DESTDIR)$(PREFIX)/share/doc/reshard
-	install -m 644 README.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/reshard/
+	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(PREFIX)/lib/pkgconfig"
+	install -m 755 $(BUILD)/reshard "$(DESTDIR)$(PREFIX)/bin/"
+	install -m 644 include/reshard.h "$(DESTDIR)$(PREFIX)/include/"
+	install -m 644 $(BUILD)/libreshard.a "$(DESTDIR)$(PREFIX)/lib/"
+	install -m 755 $(BUILD)/libreshard.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/"
+	ln -sf libreshard.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard.so.$(SOVERSION)"
+	ln -sf libreshard.so.$(SOVERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard.so"
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' tools/reshard.pc.in > $(BUILD)/reshard.pc
+	install -m 644 $(BUILD)/reshard.pc "$(DESTDIR)$(PREFIX)/lib/pkgconfig/"
+	install -d "$(DESTDIR)$(PREFIX)/share/doc/reshard"
+	install -m 644 README.md LICENSE docs/*.md "$(DESTDIR)$(PREFIX)/share/doc/reshard/"
+	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ] && command -v ldconfig >/dev/null; then ldconfig; fi
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(sort $(wildcard examples/*.c)))
 
 $(BUILD)/examples/%: $(BUILD)/obj/examples/%.o $(BUILD)/libreshard.a
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	$(CC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
 # ---- tests ----
 
@@ -84,7 +89,8 @@ demo: all $(EXAMPLES)
 	@tools/demo.sh $(BUILD)
 
 lint:
-	@tools/need.sh clang-format:clang-format clang-tidy:clang-tidy cppcheck:cppcheck
+	@tools/need.sh git:git g++:g++ clang:clang clang-format:clang-format clang-tidy:clang-tidy \
+	    cppcheck:cppcheck
 	@tools/lint.sh
 
 clean:

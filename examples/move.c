@@ -20,17 +20,46 @@ static void or_die(rsd_status status)
     }
 }
 
+static void *memory(size_t nbytes)
+{
+    void *memory = calloc(nbytes ? nbytes : 1, 1);
+    if (!memory) {
+        fprintf(stderr, "no memory for %zu bytes\n", nbytes);
+        exit(1);
+    }
+    return memory;
+}
+
 /* One array for each rank, or for each explicit box. */
 static void **allocate(const rsd_layout *layout)
 {
     int64_t n = rsd_layout_narrays(layout);
-    void **arrays = calloc((size_t)n + 1, sizeof *arrays);
-    for (int64_t i = 0; arrays && i < n; i++) {
+    void **arrays = memory((size_t)n * sizeof *arrays);
+    for (int64_t i = 0; i < n; i++) {
         rsd_array array;
         or_die(rsd_layout_array(layout, i, &array));
-        arrays[i] = calloc(array.nbytes + 1, 1);
+        arrays[i] = memory(array.nbytes);
     }
     return arrays;
+}
+
+static void give_back(const rsd_layout *layout, void **arrays)
+{
+    for (int64_t i = 0; i < rsd_layout_narrays(layout); i++)
+        free(arrays[i]);
+    free(arrays);
+}
+
+static int sums_up(const rsd_layout *layout)
+{
+    const rsd_mesh *mesh = rsd_layout_mesh(layout);
+    for (int32_t axis = 0; mesh && axis < rsd_mesh_naxes(mesh); axis++) {
+        rsd_placement placement;
+        or_die(rsd_layout_placement(layout, axis, &placement));
+        if (placement.kind == RSD_PARTIAL)
+            return 1;
+    }
+    return 0;
 }
 
 static uint64_t value_of(uint64_t index)
@@ -46,8 +75,14 @@ static int64_t for_each_element(const rsd_layout *layout, void **arrays, int fil
     const int64_t *shape = rsd_layout_shape(layout);
     size_t each = rsd_dtype_nbytes(rsd_layout_dtype(layout));
     int64_t wrong = 0, nboxes;
-    for (int32_t rank = 0; rank < rsd_layout_world(layout); rank++) {
+    for (int64_t place = 0; place < rsd_layout_nplaces(layout); place++) {
         rsd_held *held;
+        int32_t rank;
+        int64_t first;
+        or_die(rsd_layout_rank_at(layout, place, &rank));
+        or_die(rsd_layout_position(layout, rank, &first));
+        if (first != place) /* a rank with several boxes has several places */
+            continue;
         or_die(rsd_layout_boxes(layout, rank, &held, &nboxes));
         for (int64_t k = 0; k < nboxes; k++) {
             const rsd_box *box = &held[k].box;
@@ -57,13 +92,13 @@ static int64_t for_each_element(const rsd_layout *layout, void **arrays, int fil
             for (int32_t d = 0; d < box->ndim; d++)
                 n *= box->len[d];
             for (int64_t i = 0; i < n; i++) {
-                int64_t index = 0, place = 0;
+                int64_t index = 0, offset = 0;
                 for (int32_t d = 0; d < box->ndim; d++) {
                     index = index * shape[d] + box->lo[d] + at[d];
-                    place = place * array.shape[d] + held[k].at[d] + at[d];
+                    offset = offset * array.shape[d] + held[k].at[d] + at[d];
                 }
                 uint64_t value[2] = {value_of((uint64_t)index), value_of(~(uint64_t)index)};
-                char *element = (char *)arrays[held[k].array] + (size_t)place * each;
+                char *element = (char *)arrays[held[k].array] + (size_t)offset * each;
                 if (fill)
                     memcpy(element, value, each);
                 else
@@ -84,14 +119,20 @@ int main(int argc, char **argv)
     rsd_layout *from, *to;
     int64_t filled = 0, checked = 0;
     or_die(rsd_problem_parse(problem, &from, &to));
-    void **src = allocate(from), **dst = allocate(to);
-    if (!src || !dst)
+    if (sums_up(from)) {
+        fprintf(stderr, "this example fills whole values: it has no partial ones to reduce\n");
         return 1;
+    }
+    void **src = allocate(from), **dst = allocate(to);
     for_each_element(from, src, 1, &filled);
     or_die(rsd_reshard(from, to, (const void *const *)src, dst));
     int64_t wrong = for_each_element(to, dst, 0, &checked);
     printf("%lld elements on %lld ranks -> %lld elements on %lld ranks: %lld are wrong\n",
            (long long)filled, (long long)rsd_layout_nranks(from), (long long)checked,
            (long long)rsd_layout_nranks(to), (long long)wrong);
-    return wrong != 0;
+    give_back(from, src);
+    give_back(to, dst);
+    rsd_layout_free(from);
+    rsd_layout_free(to);
+    return wrong != 0 || fflush(stdout) != 0;
 }

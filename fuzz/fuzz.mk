@@ -5,17 +5,18 @@ FUZZ_NAMES := $(patsubst fuzz/fuzz_%.c,%,$(sort $(wildcard fuzz/fuzz_*.c)))
 FUZZ_SECONDS ?= 60
 
 $(BUILD)/asan/replay_%: $(BUILD)/asan/fuzz/fuzz_%.o fuzz/replay.c $(call objects,asan,$(LIB_SRC))
-	$(CC) $(SAN_asan) -std=c11 -D_GNU_SOURCE -o $@ $^ $(LDLIBS)
+	$(CC) $(SAN_asan) -std=c11 -D_GNU_SOURCE -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
 FUZZ_FLAGS := -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 
-$(BUILD)/fuzz/fuzz_%: fuzz/fuzz_%.c $(LIB_SRC)
+$(BUILD)/fuzz/fuzz_%: fuzz/fuzz_%.c $(LIB_SRC) $(wildcard include/*.h src/*/*.h)
 	@mkdir -p $(@D)
-	clang $(CPPFLAGS) $(FUZZ_FLAGS) -o $@ $^ $(LDLIBS)
+	clang $(ALL_CPPFLAGS) $(CPPFLAGS) $(FUZZ_FLAGS) -o $@ $(filter %.c,$^) $(ALL_LDLIBS) $(LDLIBS)
 
 .PHONY: fuzz
 fuzz:
-	@tools/need.sh clang:clang /usr/lib/llvm-14/lib/clang/14.0.6/lib/linux/libclang_rt.fuzzer-x86_64.a:libclang-rt-14-dev
+	@tools/need.sh clang:clang
+	@tools/need.sh "$$(clang -print-runtime-dir)/libclang_rt.fuzzer-$$(uname -m).a:libclang-rt-14-dev"
 	@$(MAKE) $(addprefix $(BUILD)/fuzz/fuzz_,$(FUZZ_NAMES))
 	@for name in $(FUZZ_NAMES); do \
 	    mkdir -p $(BUILD)/fuzz/new/$$name; \

@@ -109,7 +109,7 @@ static void syntax_errors(void)
         {"f32[4] @ 2:S(0;1,2)", "column 12: segments add up to 3, dim 0 has extent 4", RSD_EINVAL},
         {"f32[4] @ 2:S(0;3,2)", "segment 1 of 2 does not fit", RSD_EINVAL},
         {"f32[4] @ 2:B(0;4)", "column 15: expected ')', found ';'", RSD_EINVAL},
-        {"f32[4] @ 2:_S(0,0)", "column 17: at least 1 is needed", RSD_EINVAL},
+        {"f32[4] @ 2:_S(0,0)", "column 17: a split factor of 0: at least 1 is needed", RSD_EINVAL},
         {"f32[4] @ 2:C(0)", "column 15: expected ','", RSD_EINVAL},
         {"f32[4] @ 2:P(mean)", "column 14: no reduction is called 'mean'", RSD_EINVAL},
         {"f32[4] @ 2x2:P(min),P(max)", "column 14: axis 1 is partial by another reduction",

@@ -9,19 +9,21 @@ TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan
 
 LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
 
-.PHONY: test
-test: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard
+.PHONY: test test-ready
+test-ready:
 	@tools/need.sh prove:perl
-	TSAN_OPTIONS=halt_on_error=1 RESHARD=$(abspath $(BUILD)/asan/reshard) \
+
+test: test-ready all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard
+	TSAN_OPTIONS=halt_on_error=1 RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" \
 	    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)
 
 $(BUILD)/asan/test_%: $(BUILD)/asan/tests/test_%.o $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
-	$(CC) $(SAN_asan) $(LINK_$*) -o $@ $^ $(LDLIBS) -lm
+	$(CC) $(SAN_asan) $(LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS) -lm
 
 $(BUILD)/tsan/test_%: $(BUILD)/tsan/tests/test_%.o $(call objects,tsan,$(TEST_HELPERS) $(LIB_SRC))
-	$(CC) $(SAN_tsan) $(LINK_$*) -o $@ $^ $(LDLIBS) -lm
+	$(CC) $(SAN_tsan) $(LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS) -lm
 
 $(BUILD)/asan/reshard: $(call objects,asan,$(LIB_SRC) $(CLI_SRC))
-	$(CC) $(SAN_asan) -o $@ $^ $(LDLIBS)
+	$(CC) $(SAN_asan) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
 .SECONDARY:

@@ -10,16 +10,23 @@ objects = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
 LIB_OBJ := $(call objects,obj,$(LIB_SRC))
 CLI_OBJ := $(call objects,obj,$(CLI_SRC))
 
-$(BUILD)/obj/%.o: %.c
+# Before the first compilation: a compiler that finds its headers.
+$(BUILD)/ready:
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(ALL_CFLAGS) $(CFLAGS) -fPIC -MMD -MP -c -o $@ $<
+	@tools/need.sh "$(CC):gcc" "$(LD):binutils" "$(OBJCOPY):binutils"
+	@echo '#include <stdio.h>' | $(CC) -E - >/dev/null 2>&1 || tools/need.sh /usr/include/stdio.h:libc6-dev
+	@touch $@
 
-$(BUILD)/asan/%.o: %.c
+$(BUILD)/obj/%.o: %.c | $(BUILD)/ready
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -MMD -MP -c -o $@ $<
+	$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(CFLAGS) -fPIC -MMD -MP -c -o $@ $<
 
-$(BUILD)/tsan/%.o: %.c
+$(BUILD)/asan/%.o: %.c | $(BUILD)/ready
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_tsan) -MMD -MP -c -o $@ $<
+	$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -MMD -MP -c -o $@ $<
+
+$(BUILD)/tsan/%.o: %.c | $(BUILD)/ready
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_tsan) -MMD -MP -c -o $@ $<
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -24,8 +24,11 @@ enum exit_code {
 int complain(const char *verb, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Says the library's last error, and returns the code that its status stands for. */
+/* Says the library's last error, and returns the code that its status stands for; 0 for RSD_OK. */
 int complain_status(const char *verb, rsd_status status);
+
+/* Says what getopt_long did not like: its answer '?' or ':', and argv. */
+int complain_option(const char *verb, int answer, char **argv);
 
 /* Prints what `help` says to stdout. */
 int show_help(const char *help);

@@ -71,15 +71,17 @@ static int read_options(int argc, char **argv, struct request *request)
             break;
         case RANKS_PER_NODE:
             if (!parse_number(optarg, 1, INT32_MAX, &request->ranks_per_node))
-                return complain("plan", EXIT_USAGE, "--ranks-per-node %s: at least 1 is needed",
+                return complain("plan", EXIT_USAGE,
+                                "--ranks-per-node %s: a number from 1 to 2147483647 is needed",
                                 optarg);
             break;
-        case ':':
-            return complain("plan", EXIT_USAGE, "%s needs a value", argv[optind - 1]);
         default:
-            return complain("plan", EXIT_USAGE, "unknown option '%s'; see reshard plan --help",
-                            argv[optind - 1]);
+            return complain_option("plan", option, argv);
         }
+    if (request->rank >= 0 && !request->pieces)
+        return complain("plan", EXIT_USAGE, "--rank goes with --pieces");
+    if (request->pieces && (request->flags || request->no_picture))
+        return complain("plan", EXIT_USAGE, "--pieces prints pieces and nothing else");
     if (optind + 1 != argc)
         return complain("plan", EXIT_USAGE,
                         "one problem is needed, in quotes; see reshard plan --help");
@@ -144,23 +146,24 @@ static rsd_status print_plan(const rsd_plan *plan, const struct request *request
     return status;
 }
 
-static rsd_status plan_on_nodes(const rsd_layout *src, const rsd_layout *dst,
-                                long long ranks_per_node, rsd_plan **plan)
+/* 0, or the code to exit with. */
+static int plan_on_nodes(const rsd_layout *src, const rsd_layout *dst, long long ranks_per_node,
+                         rsd_plan **plan)
 {
     if (ranks_per_node == 0)
-        return rsd_plan_new(src, dst, NULL, plan);
+        return complain_status("plan", rsd_plan_new(src, dst, NULL, plan));
     int64_t world = rsd_layout_world(src) > rsd_layout_world(dst) ? rsd_layout_world(src)
                                                                   : rsd_layout_world(dst);
     int32_t *node_of = calloc((size_t)world + 1, sizeof *node_of);
     if (!node_of)
-        return RSD_ENOMEM;
+        return complain("plan", EXIT_IO, "no memory for the nodes of %lld ranks", (long long)world);
     for (int64_t rank = 0; rank < world; rank++)
         node_of[rank] = (int32_t)(rank / ranks_per_node);
     rsd_plan_options on_nodes = {
         .struct_nbytes = sizeof on_nodes, .nranks = world, .node_of = node_of};
     rsd_status status = rsd_plan_new(src, dst, &on_nodes, plan);
     free(node_of);
-    return status;
+    return complain_status("plan", status);
 }
 
 int command_plan(int argc, char **argv)
@@ -176,11 +179,11 @@ int command_plan(int argc, char **argv)
     if (status)
         return complain_status("plan", status);
     rsd_plan *plan = NULL;
-    status = plan_on_nodes(src, dst, request.ranks_per_node, &plan);
-    if (!status)
-        status = print_plan(plan, &request);
+    code = plan_on_nodes(src, dst, request.ranks_per_node, &plan);
+    if (!code)
+        code = complain_status("plan", print_plan(plan, &request));
     rsd_plan_free(plan);
     rsd_layout_free(src);
     rsd_layout_free(dst);
-    return status ? complain_status("plan", status) : EXIT_YES;
+    return code;
 }

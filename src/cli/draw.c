@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_CELLS = 32, NSHADES = 5 };
+enum { MOST_CELLS = 32, NSHADES = 5, MOST_PIECES = 20000000 };
 
 struct picture {
     int64_t world, group; /* ranks in all, and per cell */
@@ -69,12 +69,12 @@ static void print_picture(FILE *out, const struct picture *picture)
     if (picture->group > 1)
         fprintf(out, "one cell stands for %lld x %lld ranks\n", (long long)picture->group,
                 (long long)picture->group);
-    fprintf(out, "%8s", "");
+    fprintf(out, "%11s", "");
     for (int64_t to = 0; to < picture->ncells; to++)
         fprintf(out, "%-2lld", (long long)(to % 10));
     fputc('\n', out);
     for (int64_t from = 0; from < picture->ncells; from++) {
-        fprintf(out, "%7lld ", (long long)(from * picture->group));
+        fprintf(out, "%10lld ", (long long)(from * picture->group));
         for (int64_t to = 0; to < picture->ncells; to++)
             fputs(shade(picture, from, to, most), out);
         fputc('\n', out);
@@ -83,10 +83,17 @@ static void print_picture(FILE *out, const struct picture *picture)
 
 rsd_status draw_traffic(FILE *out, const rsd_plan *plan)
 {
+    rsd_totals totals = {.struct_nbytes = sizeof totals};
+    rsd_status counted = rsd_plan_totals(plan, &totals);
+    if (counted || totals.npieces == 0)
+        return counted;
+    if (totals.npieces > MOST_PIECES) {
+        fprintf(out, "\nno picture: %lld pieces are too many to look at\n",
+                (long long)totals.npieces);
+        return RSD_OK;
+    }
     int64_t src = rsd_layout_world(rsd_plan_src(plan)), dst = rsd_layout_world(rsd_plan_dst(plan));
     struct picture picture = {.world = src > dst ? src : dst};
-    if (picture.world == 0)
-        return RSD_OK;
     picture.group = (picture.world + MOST_CELLS - 1) / MOST_CELLS;
     picture.ncells = (picture.world + picture.group - 1) / picture.group;
     rsd_status status = count_pieces(plan, &picture);

@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <getopt.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +54,22 @@ static int code_of(rsd_status status)
 
 int complain_status(const char *verb, rsd_status status)
 {
+    if (!status)
+        return EXIT_YES;
     return complain(verb, code_of(status), "%s", rsd_error());
+}
+
+int complain_option(const char *verb, int answer, char **argv)
+{
+    if (answer == ':')
+        return complain(verb, EXIT_USAGE, "%s needs a value", argv[optind - 1]);
+    if (optopt > 0 && optopt < 256)
+        return complain(verb, EXIT_USAGE, "unknown option '-%c'; see reshard %s --help", optopt,
+                        verb);
+    if (optopt)
+        return complain(verb, EXIT_USAGE, "%s takes no value", argv[optind - 1]);
+    return complain(verb, EXIT_USAGE, "unknown or unclear option '%s'; see reshard %s --help",
+                    argv[optind - 1], verb);
 }
 
 int show_help(const char *help)
@@ -76,11 +92,13 @@ bool parse_number(const char *text, long long least, long long most, long long *
 static int help(FILE *out, int code)
 {
     fputs("usage: reshard VERB ...\n\n"
-          "Moves any sharded tensor from any layout to any other.\n\n",
+          "For tensors that are cut into shards, and needed in another cut.\n\n",
           out);
     for (size_t i = 0; i < NCOMMANDS; i++)
         fprintf(out, "  %-10s %s\n", commands[i].verb, commands[i].does);
-    fputs("\n`reshard VERB --help` says more; `reshard --version` says which version this is.\n",
+    fputs("\n`reshard VERB --help` says more; `reshard --version` says which version this is.\n\n"
+          "exit code: 0 yes; 1 the answer is no; 2 usage or syntax; 3 cannot be done as asked;\n"
+          "           4 an input that is no checkpoint; 5 I/O, memory or a peer; 130 interrupted\n",
           out);
     return code;
 }

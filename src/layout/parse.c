@@ -74,8 +74,10 @@ static rsd_status rank_ranges(struct parser *p, struct rank_range **ranges, size
             TRY(number(p, "a rank", &range.last));
         }
         if (range.last < range.first || range.last > INT32_MAX)
-            return fail(RSD_EINVAL, "column %d: ranks %lld-%lld", column(p, dash),
-                        (long long)range.first, (long long)range.last);
+            return fail(RSD_EINVAL,
+                        "column %d: ranks %lld-%lld: the last comes before the first, or is beyond "
+                        "2^31 - 1",
+                        column(p, dash), (long long)range.first, (long long)range.last);
         void *list = *ranges;
         rsd_status status = mem_reserve(&list, &capacity, *count + 1, sizeof range);
         *ranges = list;
@@ -210,7 +212,8 @@ static rsd_status with_factor(struct parser *p, const struct tensor *tensor, rsd
     const char *begin = p->at;
     TRY(number(p, out->kind == RSD_CYCLIC ? "a block" : "a split factor", &out->factor));
     if (out->factor < 1)
-        return fail(RSD_EINVAL, "column %d: at least 1 is needed", column(p, begin));
+        return fail(RSD_EINVAL, "column %d: a %s of 0: at least 1 is needed", column(p, begin),
+                    out->kind == RSD_CYCLIC ? "block" : "split factor");
     return need(p, ")", "')'");
 }
 
@@ -381,8 +384,8 @@ static rsd_status range(struct parser *p, int64_t extent, int64_t *lo, int64_t *
     TRY(need(p, ":", "':'"));
     TRY(number(p, "the end of a range", &hi));
     if (hi < *lo)
-        return fail(RSD_EINVAL, "column %d: range %lld:%lld", column(p, begin), (long long)*lo,
-                    (long long)hi);
+        return fail(RSD_EINVAL, "column %d: range %lld:%lld: the end comes before the start",
+                    column(p, begin), (long long)*lo, (long long)hi);
     *len = hi - *lo;
     return RSD_OK;
 }

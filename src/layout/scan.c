@@ -18,9 +18,13 @@ int column(const struct parser *p, const char *at)
 
 rsd_status expected(const struct parser *p, const char *what)
 {
-    if (!*p->at)
+    unsigned char c = (unsigned char)*p->at;
+    if (!c)
         return fail(RSD_EINVAL, "column %d: expected %s, found the end", column(p, p->at), what);
-    return fail(RSD_EINVAL, "column %d: expected %s, found '%c'", column(p, p->at), what, *p->at);
+    if (c < 0x20 || c > 0x7e) /* not for a terminal */
+        return fail(RSD_EINVAL, "column %d: expected %s, found byte %02x", column(p, p->at), what,
+                    c);
+    return fail(RSD_EINVAL, "column %d: expected %s, found '%c'", column(p, p->at), what, c);
 }
 
 /* Puts the column in front of what a constructor said about the part that began there. */

@@ -19,6 +19,7 @@
  */
 #include "plan.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 static rsd_status reserve(int64_t **list, size_t *room, size_t need)
@@ -177,6 +178,7 @@ static rsd_status add_share(const struct question *q, const int64_t *lo, const i
 static bool part_of(int32_t ndim, const int64_t *lo, const int64_t *len, int64_t i, int64_t n,
                     int64_t *part_lo, int64_t *part_len)
 {
+    assert(n > 0);
     copy_i64s(part_lo, lo, ndim);
     copy_i64s(part_len, len, ndim);
     if (ndim == 0)

@@ -17,3 +17,8 @@ try plan 'f32[9223372036854775807] : 4:S0 -> 4:R'
 try plan --json 'f32[8] : { 0:4 | 5:8 } -> 4:S0'
 reshard plan 'f32[8] : 4:S0 -> 2:S0' > /dev/full
 echo "exit $?"
+try plan -x 'f32[8] : 2:S0 -> 4:S0'
+try plan --json=3 'f32[8] : 2:S0 -> 4:S0'
+try plan --rank 3 'f32[8] : 2:S0 -> 4:S0'
+try plan --pieces --json 'f32[8] : 2:S0 -> 4:S0'
+try plan "$(printf 'f32[8] : 2:S0 \033 4:S0')"
