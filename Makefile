@@ -5,12 +5,15 @@
 # make bench      ours beside the limits of this machine
 # make fuzz       fuzzes every parser for FUZZ_SECONDS each
 # make install    to PREFIX (/usr/local), with DESTDIR
+#
+# V=1 shows every command.
 
 VERSION := $(shell sed -n 's/^.define RSD_VERSION  *"\(.*\)"/\1/p' include/reshard.h)
 SOVERSION := 0
 PREFIX ?= /usr/local
 OBJCOPY ?= objcopy
 BUILD := build
+Q := $(if $(V),,@)
 ifeq ($(origin CC),default)
 CC := gcc
 endif
@@ -36,28 +39,30 @@ include tools/variants.mk
 
 $(BUILD)/symbols: include/reshard.h tools/symbols.sh
 	@mkdir -p $(@D)
-	tools/symbols.sh $< > $@
+	$(Q)tools/symbols.sh $< > $@
 
 $(BUILD)/reshard.map: $(BUILD)/symbols
-	(echo "RESHARD_$(SOVERSION) {"; echo "global:"; sed 's/.*/    &;/' $<; echo "local:"; echo "    *;"; echo "};") > $@
+	$(Q)(echo "RESHARD_$(SOVERSION) {"; echo "global:"; sed 's/.*/    &;/' $<; echo "local:"; echo "    *;"; echo "};") > $@
 
 # One object in which only the header's symbols are visible: the rooms' own names stay inside.
 $(BUILD)/libreshard.a: $(LIB_OBJ) $(BUILD)/symbols
-	$(LD) -r -o $(BUILD)/reshard.o $(LIB_OBJ)
-	$(OBJCOPY) --keep-global-symbols=$(BUILD)/symbols $(BUILD)/reshard.o
-	rm -f $@
-	$(AR) rcs $@ $(BUILD)/reshard.o
+	$(Q)$(LD) -r -o $(BUILD)/reshard.o $(LIB_OBJ)
+	$(Q)$(OBJCOPY) --keep-global-symbols=$(BUILD)/symbols $(BUILD)/reshard.o
+	$(Q)rm -f $@
+	$(Q)$(AR) rcs $@ $(BUILD)/reshard.o
 
 $(BUILD)/libreshard.so.$(VERSION): $(LIB_OBJ) $(BUILD)/reshard.map
-	$(CC) -shared -Wl,-soname,libreshard.so.$(SOVERSION) -Wl,--version-script=$(BUILD)/reshard.map \
+	@echo "  link  $@"
+	$(Q)$(CC) -shared -Wl,-soname,libreshard.so.$(SOVERSION) -Wl,--version-script=$(BUILD)/reshard.map \
 	    $(LDFLAGS) -o $@ $(LIB_OBJ) $(ALL_LDLIBS) $(LDLIBS)
 
 $(BUILD)/libreshard.so: $(BUILD)/libreshard.so.$(VERSION)
-	ln -sf libreshard.so.$(VERSION) $(BUILD)/libreshard.so.$(SOVERSION)
-	ln -sf libreshard.so.$(SOVERSION) $@
+	$(Q)ln -sf libreshard.so.$(VERSION) $(BUILD)/libreshard.so.$(SOVERSION)
+	$(Q)ln -sf libreshard.so.$(SOVERSION) $@
 
 $(BUILD)/reshard: $(CLI_OBJ) $(BUILD)/libreshard.a
-	$(CC) $(LDFLAGS) -o $@ $(CLI_OBJ) $(BUILD)/libreshard.a $(ALL_LDLIBS) $(LDLIBS)
+	@echo "  link  $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(CLI_OBJ) $(BUILD)/libreshard.a $(ALL_LDLIBS) $(LDLIBS)
 
 install: all
 	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(PREFIX)/lib/pkgconfig"
@@ -65,8 +70,8 @@ install: all
 	install -m 644 include/reshard.h "$(DESTDIR)$(PREFIX)/include/"
 	install -m 644 $(BUILD)/libreshard.a "$(DESTDIR)$(PREFIX)/lib/"
 	install -m 755 $(BUILD)/libreshard.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/"
-	ln -sf libreshard.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard.so.$(SOVERSION)"
-	ln -sf libreshard.so.$(SOVERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard.so"
+	$(Q)ln -sf libreshard.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard.so.$(SOVERSION)"
+	$(Q)ln -sf libreshard.so.$(SOVERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard.so"
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' tools/reshard.pc.in > $(BUILD)/reshard.pc
 	install -m 644 $(BUILD)/reshard.pc "$(DESTDIR)$(PREFIX)/lib/pkgconfig/"
 	install -d "$(DESTDIR)$(PREFIX)/share/doc/reshard"
@@ -77,7 +82,8 @@ EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(sort $(wildcard exampl
 
 $(BUILD)/examples/%: $(BUILD)/obj/examples/%.o $(BUILD)/libreshard.a
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
+	@echo "  link  $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
 # ---- tests ----
 

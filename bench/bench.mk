@@ -8,4 +8,5 @@ bench: $(addprefix $(BUILD)/bench_,$(BENCH_NAMES)) $(BUILD)/reshard
 	@for name in $(BENCH_NAMES); do $(BUILD)/bench_$$name $(BUILD)/bench.json || exit 1; done
 
 $(BUILD)/bench_%: $(BUILD)/obj/bench/bench_%.o $(BUILD)/libreshard.a
-	$(CC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
+	@echo "  link  $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)

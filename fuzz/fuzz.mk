@@ -5,13 +5,15 @@ FUZZ_NAMES := $(patsubst fuzz/fuzz_%.c,%,$(sort $(wildcard fuzz/fuzz_*.c)))
 FUZZ_SECONDS ?= 60
 
 $(BUILD)/asan/replay_%: $(BUILD)/asan/fuzz/fuzz_%.o fuzz/replay.c $(call objects,asan,$(LIB_SRC))
-	$(CC) $(SAN_asan) -std=c11 -D_GNU_SOURCE -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
+	@echo "  link  $@"
+	$(Q)$(CC) $(SAN_asan) -std=c11 -D_GNU_SOURCE -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
 FUZZ_FLAGS := -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 
 $(BUILD)/fuzz/fuzz_%: fuzz/fuzz_%.c $(LIB_SRC) $(wildcard include/*.h src/*/*.h)
 	@mkdir -p $(@D)
-	clang $(ALL_CPPFLAGS) $(CPPFLAGS) $(FUZZ_FLAGS) -o $@ $(filter %.c,$^) $(ALL_LDLIBS) $(LDLIBS)
+	@echo "  link  $@"
+	$(Q)clang $(ALL_CPPFLAGS) $(CPPFLAGS) $(FUZZ_FLAGS) -o $@ $(filter %.c,$^) $(ALL_LDLIBS) $(LDLIBS)
 
 .PHONY: fuzz
 fuzz:

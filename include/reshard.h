@@ -138,8 +138,9 @@ size_t rsd_dtype_nbytes(rsd_dtype dtype);
 rsd_status rsd_dtype_parse(const char *name, rsd_dtype *dtype);
 
 enum {
-    RSD_MAX_DIMS = 16, /* of a tensor */
-    RSD_MAX_AXES = 16  /* of a mesh */
+    RSD_MAX_DIMS = 16,      /* of a tensor */
+    RSD_MAX_AXES = 16,      /* of a mesh */
+    RSD_MAX_SEGMENTS = 4096 /* of a segmented shard */
 };
 
 /* A block of elements: lo[d] <= index[d] < lo[d] + len[d]. A box with a len of 0 is empty, which
@@ -497,8 +498,9 @@ enum { RSD_EVERY_RANK = -1 };
  *
  * The pieces of one rank come stage by stage, those of one pair of ranks in the same order on both
  * sides (so a message may be packed and unpacked in the order of the walk), and the partial values of
- * one box one after the other in ascending rank. Pieces of every rank come in a fixed order without
- * such promises. */
+ * one box one after the other, in ascending rank (of their first copies, where the source is
+ * replicated too: so every destination has the same bits). Pieces of every rank come in a fixed order
+ * without such promises; those to one rank are together when receives are walked. */
 rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_cursor **cursor);
 
 /* The next piece, valid until the next call; NULL after the last. */

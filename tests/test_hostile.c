@@ -61,10 +61,37 @@ static void absurd_sizes(void)
     CASE("totals that do not fit are an error");
     rsd_layout *a, *b;
     rsd_plan *plan;
+    rsd_rank_totals part = {.struct_nbytes = sizeof part};
+    int64_t nbytes;
     rsd_totals totals = {.struct_nbytes = sizeof totals};
     OK(rsd_problem_parse("u8[4611686018427387904] : 4:S0 -> 4:R", &a, &b));
     OK(rsd_plan_new(a, b, NULL, &plan));
     FAILS(RSD_ELIMIT, "63 bits", rsd_plan_totals(plan, &totals));
+    OK(rsd_plan_rank_totals(plan, 0, &part));
+    CHECK(part.nbytes_sent == 3 * ((int64_t)1 << 60));
+    rsd_plan_free(plan);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+    OK(rsd_problem_parse("u8[4611686018427387904] : 1:R -> 4:R", &a, &b));
+    OK(rsd_plan_new(a, b, NULL, &plan));
+    FAILS(RSD_ELIMIT, "63 bits", rsd_plan_rank_totals(plan, 0, &part));
+    rsd_plan_free(plan);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+    OK(rsd_problem_parse("u8[4611686018427387904] : { : } -> { : ; : }", &a, &b));
+    OK(rsd_plan_new(a, b, NULL, &plan));
+    FAILS(RSD_ELIMIT, "63 bits", rsd_plan_nbytes(plan, 0, 0, &nbytes));
+    FAILS(RSD_ELIMIT, "63 bits", rsd_plan_rank_totals(plan, 0, &part));
+    rsd_plan_free(plan);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+    CASE("an empty tensor of absurd extents has nothing to count");
+    OK(rsd_problem_parse("u8[4611686018427387904,4611686018427387904,0] : 2:R -> 2:R", &a, &b));
+    OK(rsd_plan_new(a, b, NULL, &plan));
+    OK(rsd_plan_nbytes(plan, 0, 0, &nbytes));
+    CHECK(nbytes == 0);
+    OK(rsd_plan_totals(plan, &totals));
+    OK(rsd_plan_rank_totals(plan, 0, &part));
     rsd_plan_free(plan);
     rsd_layout_free(a);
     rsd_layout_free(b);
@@ -111,6 +138,9 @@ static void wrong_arguments(void)
           rsd_layout_new(RSD_F32, 2, shape, mesh, strided, &layout));
     FAILS(RSD_EINVAL, "-5 boxes",
           rsd_layout_new_boxes(RSD_F32, 2, shape, -5, twice, shape, shape, &layout));
+    const int64_t far_lo[2] = {INT64_MAX, 0}, far_len[2] = {INT64_MAX, 1};
+    FAILS(RSD_EINVAL, "lies outside the tensor",
+          rsd_layout_new_boxes(RSD_F32, 2, shape, 1, twice, far_lo, far_len, &layout));
     CHECK(layout == NULL);
     FAILS(RSD_EINVAL, "0 threads", rsd_pool_new(0, &pool));
     FAILS(RSD_EINVAL, "100000 threads", rsd_pool_new(100000, &pool));
@@ -130,6 +160,48 @@ static void wrong_arguments(void)
     rsd_pool_free(NULL);
     rsd_free(NULL);
     CHECK(strcmp(rsd_status_name((rsd_status)77), "unknown status") == 0);
+}
+
+/* Boxes inside each other, which no two cells can share: the holders of all cells are too many. */
+static void nested_boxes(void)
+{
+    CASE("boxes that overlap in too many ways are refused in time");
+    enum { N = 5000 };
+    static int32_t ranks[N];
+    static int64_t lo[N], len[N];
+    const int64_t shape = 2 * N;
+    rsd_layout *layout;
+    rsd_check check = {.struct_nbytes = sizeof check};
+    for (int64_t i = 0; i < N; i++) {
+        ranks[i] = (int32_t)i;
+        lo[i] = i;
+        len[i] = 2 * (N - i);
+    }
+    OK(rsd_layout_new_boxes(RSD_U8, 1, &shape, N, ranks, lo, len, &layout));
+    FAILS(RSD_ELIMIT, "overlap in more ways", rsd_layout_check(layout, &check));
+    rsd_layout_free(layout);
+    FAILS(RSD_EINVAL, "more than one box holds",
+          rsd_layout_new_enumerable(RSD_U8, 1, &shape, N, ranks, lo, len, &layout));
+}
+
+/* Ranks at the far end cost nothing. */
+static void far_ranks(void)
+{
+    CASE("the last rank there can be");
+    rsd_layout *a, *b;
+    rsd_plan *plan;
+    char *text;
+    OK(rsd_problem_parse("u8[4] : 2 ranks=2147483647,0 : S0 -> 2:S0", &a, &b));
+    OK(rsd_problem_print(a, b, &text));
+    CHECK(strstr(text, "ranks=2147483647,0"), "%s", text);
+    rsd_free(text);
+    OK(rsd_plan_new(a, b, NULL, &plan));
+    OK(rsd_plan_explain(plan, RSD_EXPLAIN_RANKS | RSD_EXPLAIN_PAIRS, &text));
+    CHECK(strstr(text, "rank 2147483647"), "%s", text);
+    rsd_free(text);
+    rsd_plan_free(plan);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
 }
 
 /* A valid problem with some bytes changed must parse or fail, and a plan of it likewise. */
@@ -168,6 +240,8 @@ int main(int argc, char **argv)
 {
     absurd_sizes();
     wrong_arguments();
+    nested_boxes();
+    far_ranks();
     mangled_texts(argc > 1 ? atoi(argv[1]) : 20000);
     return tap_end();
 }

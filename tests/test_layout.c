@@ -541,7 +541,9 @@ static void geometry(void)
     CHECK(region.ndim == 0);
     FAILS(RSD_EINVAL, "2 dims", rsd_box_overlap(&a, &none, &region));
     a.len[0] = -1;
-    FAILS(RSD_EINVAL, "lo and len", rsd_box_overlap(&a, &b, &region));
+    FAILS(RSD_EINVAL, "between 0 and 2^62", rsd_box_overlap(&a, &b, &region));
+    a.lo[0] = a.len[0] = (int64_t)1 << 62;
+    FAILS(RSD_EINVAL, "between 0 and 2^62", rsd_box_overlap(&a, &b, &region));
     CHECK(!rsd_box_overlaps(&a, &b));
 
     CASE("the read items of PyTorch's planner tests");

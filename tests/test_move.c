@@ -5,6 +5,8 @@
 #include "tap.h"
 
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* Moves a problem and checks the result; strides as arranged on each side. */
 static bool move(const char *problem, rsd_pool *pool, enum arrangement from, enum arrangement to)
@@ -272,9 +274,13 @@ static void dtypes_and_strides(rsd_pool *pool)
     move("f32[1024,1500] : 4:S0 -> 4:S1", pool, ROWS, ROWS);
     move("u8[3000,2003] : 4:S1 -> 3:S0", pool, ROWS, ROWS);
     move("u8[5000011] : 4:S0 -> 3:S0", pool, ROWS, ROWS);
+    move("u8[3,1000003] : 2:R -> 3:S0", pool, ROWS, ROWS);
+    move("u8[2,1500001] : 2:S0 -> { 0:2,0:1500001 }", pool, ROWS, PADDED);
+    move("u8[2,1500001] : { :,0:1000001 | :,1000001:1500001 } -> 1:R", pool, ROWS, ROWS);
     move("f64[800,900] : 2x2:S0,S1 -> 4:S0", pool, COLUMNS, ROWS);
     move("f32[700,1200] : 4:P -> 4:R", pool, ROWS, ROWS);
     move("f32[1400,1200] : 4:P -> 2x2:S1,R", pool, COLUMNS, ROWS);
+    move("f32[1400,2] : 4:P -> 2:R", pool, ROWS, PADDED);
     move("f64[1024,1024] : 2x2:C(0,1),C(1,1) -> 4:S1", pool, ROWS, ROWS);
     move("f32[512,2048] : 2x2:C(0,64),C(1,64) -> 4x1:C(0,128),C(1,128)", pool, ROWS, ROWS);
 }
@@ -421,6 +427,35 @@ static void pool_outlived(void)
     rsd_layout_free(b);
 }
 
+/* A child after fork has none of the threads: it does what was started by itself. */
+static void forked(rsd_pool *pool)
+{
+    rsd_layout *a, *b;
+    rsd_plan *plan;
+    rsd_exec *exec;
+    CASE("a run started before a fork ends in both processes");
+    OK(rsd_problem_parse("f32[1200,1500] : 4:P -> 2x2:R,S1", &a, &b));
+    OK(rsd_plan_new(a, b, NULL, &plan));
+    OK(rsd_bind_threads(plan, pool, &exec));
+    struct memory src = oracle_memory(a, NULL), dst = oracle_memory(b, NULL);
+    oracle_fill(a, NULL, &src);
+    OK(rsd_start(exec, (const void *const *)src.array, dst.array));
+    pid_t child = fork();
+    rsd_status status = rsd_wait(exec);
+    bool right = status == RSD_OK && oracle_check(a, b, NULL, &dst);
+    if (child == 0)
+        _exit(right ? 0 : 1);
+    int code = -1;
+    waitpid(child, &code, 0);
+    CHECK(right && code == 0, "the child ended with %d", code);
+    rsd_exec_free(exec);
+    rsd_plan_free(plan);
+    oracle_memory_free(&src);
+    oracle_memory_free(&dst);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+}
+
 static void random_problems(rsd_pool *pool, int count)
 {
     static const char *const dtypes[] = {"f32", "u8", "c128", "bf16", "i64", "f8e4m3"};
@@ -459,6 +494,7 @@ int main(int argc, char **argv)
     one_call();
     wrong_strides();
     pool_outlived();
+    forked(pool);
     random_problems(pool, count);
     rsd_pool_free(pool);
     return tap_end();

@@ -257,8 +257,24 @@ static struct listed list_pieces(const rsd_plan *plan, int32_t rank, rsd_side si
     return listed;
 }
 
+/* The rank that holds the first copy of what a rank of a mesh holds. */
+static int32_t first_copy(const rsd_layout *layout, int32_t rank)
+{
+    const rsd_mesh *mesh = rsd_layout_mesh(layout);
+    int64_t coords[RSD_MAX_AXES];
+    OK(rsd_mesh_coords(mesh, rank, coords));
+    for (int32_t a = 0; a < rsd_mesh_naxes(mesh); a++) {
+        rsd_placement placement;
+        OK(rsd_layout_placement(layout, a, &placement));
+        if (placement.kind == RSD_REPLICATE)
+            coords[a] = 0;
+    }
+    OK(rsd_mesh_rank(mesh, coords, &rank));
+    return rank;
+}
+
 /* What the header promises of the order: stage by stage; both sides of a pair alike; the terms of a box
- * one after the other, in ascending rank. */
+ * one after the other, in ascending rank of their first copies. */
 static void check_order(const rsd_plan *plan, int64_t world, const char *problem)
 {
     struct listed *sent = calloc((size_t)world + 1, sizeof *sent);
@@ -283,7 +299,9 @@ static void check_order(const rsd_plan *plan, int64_t world, const char *problem
             ++*next;
             if (!p->reduce)
                 continue;
-            CHECK(term == 0 || (p->from > p[-1].from && p->to_array == p[-1].to_array &&
+            CHECK(term == 0 || (first_copy(rsd_plan_src(plan), p->from) >
+                                    first_copy(rsd_plan_src(plan), p[-1].from) &&
+                                p->to_array == p[-1].to_array &&
                                 memcmp(p->to_at, p[-1].to_at, (size_t)p->box.ndim * 8) == 0),
                   "%s: terms of rank %d", problem, (int)rank);
             term = (term + 1) % (size_t)nterms;

@@ -1,5 +1,6 @@
 /* test_values.c - what reductions give, to the bit: order, rounding, NaN, and the 16-bit floats. */
 #include "base.h"
+#include "half.h"
 #include "tap.h"
 
 #include <math.h>
@@ -31,20 +32,6 @@ static uint16_t nearest_f16(double value)
         }
     }
     return (uint16_t)(best | (signbit(value) ? 0x8000 : 0));
-}
-
-static float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
 }
 
 static void halves(void)
@@ -231,6 +218,24 @@ static void same_bits(void)
     OK(rsd_reshard(a, b, src, dst));
     for (int r = 0; r < RANKS; r++)
         CHECK(memcmp(parts[r], whole, sizeof whole) == 0, "rank %d", r);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+
+    CASE("and whichever copy of the terms a destination takes");
+    /* Two copies of four terms, whose ranks ascend in different orders. */
+    OK(rsd_problem_parse("f32[1000] : 4x2 ranks=0,7,1,6,2,5,3,4 : P,R -> 8:R", &a, &b));
+    for (int r = 0; r < RANKS; r++)
+        src[r] = terms[r < 4 ? r : 7 - r];
+    OK(rsd_reshard(a, b, src, dst));
+    for (int r = 1; r < RANKS; r++)
+        CHECK(memcmp(parts[r], parts[0], sizeof whole) == 0, "rank %d", r);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+    OK(rsd_problem_parse("f32[1000] : 4x2 ranks=0,7,1,6,2,5,3,4 : P,R -> 8:S0", &a, &b));
+    memcpy(whole, parts[0], sizeof whole);
+    OK(rsd_reshard(a, b, src, dst));
+    for (int i = 0; i < N; i++)
+        CHECK(bits_of(parts[i / 125][i % 125]) == bits_of(whole[i]));
     rsd_layout_free(a);
     rsd_layout_free(b);
 }

@@ -18,12 +18,15 @@ test: test-ready all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard
 	    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)
 
 $(BUILD)/asan/test_%: $(BUILD)/asan/tests/test_%.o $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
-	$(CC) $(SAN_asan) $(LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS) -lm
+	@echo "  link  $@"
+	$(Q)$(CC) $(SAN_asan) $(LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS) -lm
 
 $(BUILD)/tsan/test_%: $(BUILD)/tsan/tests/test_%.o $(call objects,tsan,$(TEST_HELPERS) $(LIB_SRC))
-	$(CC) $(SAN_tsan) $(LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS) -lm
+	@echo "  link  $@"
+	$(Q)$(CC) $(SAN_tsan) $(LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS) -lm
 
 $(BUILD)/asan/reshard: $(call objects,asan,$(LIB_SRC) $(CLI_SRC))
-	$(CC) $(SAN_asan) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
+	@echo "  link  $@"
+	$(Q)$(CC) $(SAN_asan) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
 .SECONDARY:

@@ -19,14 +19,17 @@ $(BUILD)/ready:
 
 $(BUILD)/obj/%.o: %.c | $(BUILD)/ready
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(CFLAGS) -fPIC -MMD -MP -c -o $@ $<
+	@echo "  cc    $@"
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(CFLAGS) -fPIC -MMD -MP -c -o $@ $<
 
 $(BUILD)/asan/%.o: %.c | $(BUILD)/ready
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -MMD -MP -c -o $@ $<
+	@echo "  cc    $@"
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -MMD -MP -c -o $@ $<
 
 $(BUILD)/tsan/%.o: %.c | $(BUILD)/ready
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_tsan) -MMD -MP -c -o $@ $<
+	@echo "  cc    $@"
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_tsan) -MMD -MP -c -o $@ $<
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -90,9 +90,9 @@ static inline void *without_const(const void *owned)
 /* Zeroed memory for count elements; NULL with ENOMEM set. A count of 0 gives a valid pointer. */
 void *mem_new(size_t count, size_t nbytes_each);
 
-/* Makes room for at least `need` elements in *list, doubling *capacity; *list is never NULL then.
- */
-rsd_status mem_reserve(void **list, size_t *capacity, size_t need, size_t nbytes_each);
+/* Makes room for at least `need` elements in a list whose room is `room`, by doubling. */
+#define GROW(list, room, need) mem_grow(&(list), &(room), (need), sizeof *(list))
+rsd_status mem_grow(void *list, size_t *room, size_t need, size_t nbytes_each);
 
 /* A copy of count elements. */
 void *mem_copy(const void *from, size_t count, size_t nbytes_each);
@@ -131,13 +131,6 @@ void hash_text(struct hash hash, char hex[RSD_DIGEST_NCHARS]);
 /* Whether values of a dtype can be combined by a reduction. */
 bool dtype_reduces(rsd_dtype dtype, rsd_reduce reduce);
 
-/* ---- half.c ---- */
-
-float f32_from_f16(uint16_t half);
-float f32_from_bf16(uint16_t half);
-uint16_t f16_from_f32(float value);
-uint16_t bf16_from_f32(float value);
-
 /* ---- pool.c ---- */
 
 /* Called once for every index in [0, count), in any order, on several threads at once. */
@@ -157,11 +150,13 @@ struct pool_job {
     int32_t places;   /* how many more threads may join; this and below: under the pool's lock */
     int32_t attached; /* threads that are at it */
     bool queued;
+    bool alone; /* done by the caller */
     struct pool_job *behind;
 };
 void pool_start(rsd_pool *pool, struct pool_job *job, int64_t count, pool_work *work,
                 void *context);
-void pool_wait(rsd_pool *pool, struct pool_job *job);
+/* False if a fork came between: the threads that had the job live in another process. */
+bool pool_wait(rsd_pool *pool, struct pool_job *job);
 
 /* One more reference, to be given back by rsd_pool_free. NULL gives NULL. */
 rsd_pool *pool_share(rsd_pool *pool);

@@ -18,20 +18,23 @@ void *mem_new(size_t count, size_t nbytes_each)
     return memory;
 }
 
-rsd_status mem_reserve(void **list, size_t *capacity, size_t need, size_t nbytes_each)
+/* The list is any kind of pointer, so it is read and written as bytes. */
+rsd_status mem_grow(void *list, size_t *room, size_t need, size_t nbytes_each)
 {
-    if (need <= *capacity && *list)
+    void *memory;
+    memcpy(&memory, list, sizeof memory);
+    if (need <= *room && memory)
         return RSD_OK;
-    size_t want = *capacity < 8 ? 8 : *capacity;
+    size_t want = *room < 8 ? 8 : *room;
     while (want < need && want <= SIZE_MAX / 2)
         want *= 2;
     if (want < need || want > SIZE_MAX / nbytes_each)
         return no_memory(need, nbytes_each);
-    void *memory = realloc(*list, want * nbytes_each);
+    memory = realloc(memory, want * nbytes_each);
     if (!memory)
         return no_memory(want, nbytes_each);
-    *list = memory;
-    *capacity = want;
+    memcpy(list, &memory, sizeof memory);
+    *room = want;
     return RSD_OK;
 }
 

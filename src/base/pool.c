@@ -16,6 +16,7 @@
 #include "base.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -116,6 +117,21 @@ static void release(rsd_pool *pool)
     mem_free(pool);
 }
 
+/* Signals are for the threads of the caller, who may have handlers for them. */
+static int start_threads(rsd_pool *pool, int32_t nthreads)
+{
+    sigset_t all, before;
+    int error = 0;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool->nthreads < nthreads && !error) {
+        error = pthread_create(&pool->threads[pool->nthreads], NULL, thread_main, pool);
+        pool->nthreads += !error;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
 rsd_status rsd_pool_new(int32_t nthreads, rsd_pool **out)
 {
     if (nthreads < 1 || nthreads > MAX_THREADS)
@@ -135,16 +151,13 @@ rsd_status rsd_pool_new(int32_t nthreads, rsd_pool **out)
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work_came, NULL);
     pthread_cond_init(&pool->job_left, NULL);
-    while (pool->nthreads < nthreads) {
-        int error = pthread_create(&pool->threads[pool->nthreads], NULL, thread_main, pool);
-        if (error) {
-            rsd_status status = fail(RSD_ENOMEM, "thread %d of %d could not be started: error %d",
-                                     (int)pool->nthreads + 1, (int)nthreads, error);
-            close_pool(pool);
-            release(pool);
-            return status;
-        }
-        pool->nthreads++;
+    int error = start_threads(pool, nthreads);
+    if (error) {
+        rsd_status status = fail(RSD_ENOMEM, "thread %d of %d could not be started: error %d",
+                                 (int)pool->nthreads + 1, (int)nthreads, error);
+        close_pool(pool);
+        release(pool);
+        return status;
     }
     *out = pool;
     return RSD_OK;
@@ -212,17 +225,19 @@ void pool_run(rsd_pool *pool, int64_t count, pool_work *work, void *context)
 void pool_start(rsd_pool *pool, struct pool_job *job, int64_t count, pool_work *work, void *context)
 {
     *job = (struct pool_job){.work = work, .context = context, .count = count};
-    if (count < 1 || !has_threads(pool))
+    job->alone = count < 1 || !has_threads(pool);
+    if (job->alone)
         take_all(job);
     else
         post(pool, job, pool->nthreads);
 }
 
-void pool_wait(rsd_pool *pool, struct pool_job *job)
+bool pool_wait(rsd_pool *pool, struct pool_job *job)
 {
-    if (!has_threads(pool))
-        return;
+    if (job->alone || !has_threads(pool))
+        return job->alone;
     pthread_mutex_lock(&pool->lock);
     wait_until_done(pool, job);
     pthread_mutex_unlock(&pool->lock);
+    return true;
 }

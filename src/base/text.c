@@ -18,13 +18,10 @@ void text_add(struct text *text, const char *format, ...)
             text->length += (size_t)length;
             return;
         }
-        void *chars = text->chars;
-        if (length < 0 ||
-            mem_reserve(&chars, &text->capacity, text->length + (size_t)length + 1, 1)) {
+        if (length < 0 || GROW(text->chars, text->capacity, text->length + (size_t)length + 1)) {
             text->failed = true;
             return;
         }
-        text->chars = chars;
     }
 }
 

@@ -20,6 +20,8 @@ static const char help[] =
     "  --no-picture          text without the picture\n"
     "  -h, --help\n";
 
+enum { MOST_RANKS_ON_NODES = 1 << 26 };
+
 struct request {
     const char *problem;
     bool json, pieces, no_picture;
@@ -154,6 +156,9 @@ static int plan_on_nodes(const rsd_layout *src, const rsd_layout *dst, long long
         return complain_status("plan", rsd_plan_new(src, dst, NULL, plan));
     int64_t world = rsd_layout_world(src) > rsd_layout_world(dst) ? rsd_layout_world(src)
                                                                   : rsd_layout_world(dst);
+    if (world > MOST_RANKS_ON_NODES)
+        return complain("plan", EXIT_USAGE, "--ranks-per-node: %lld ranks are more than %d",
+                        (long long)world, (int)MOST_RANKS_ON_NODES);
     int32_t *node_of = calloc((size_t)world + 1, sizeof *node_of);
     if (!node_of)
         return complain("plan", EXIT_IO, "no memory for the nodes of %lld ranks", (long long)world);

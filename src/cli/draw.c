@@ -40,7 +40,6 @@ static rsd_status count_pieces(const rsd_plan *plan, struct picture *picture)
 
 static bool speaks_utf8(void)
 {
-    setlocale(LC_CTYPE, "");
     return strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
 }
 
@@ -93,6 +92,7 @@ rsd_status draw_traffic(FILE *out, const rsd_plan *plan)
         return RSD_OK;
     }
     int64_t src = rsd_layout_world(rsd_plan_src(plan)), dst = rsd_layout_world(rsd_plan_dst(plan));
+    setlocale(LC_CTYPE, "");
     struct picture picture = {.world = src > dst ? src : dst};
     picture.group = (picture.world + MOST_CELLS - 1) / MOST_CELLS;
     picture.ncells = (picture.world + picture.group - 1) / picture.group;

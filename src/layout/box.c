@@ -12,7 +12,7 @@
  *
  * Invariants:
  *   (1) 0 <= ndim <= RSD_MAX_DIMS; a box without dims is one element.
- *   (2) lo and len are not negative and at most MAX_EXTENT, so lo + len does not overflow.
+ *   (2) lo and len are not negative and lo + len is at most MAX_EXTENT.
  *   (3) A box with a len of 0 is empty; its lo means nothing.
  */
 #include "layout.h"
@@ -53,13 +53,41 @@ void box_set(rsd_box *box, int32_t ndim, const int64_t *lo, const int64_t *len)
     }
 }
 
+/* Going from the smallest stride up, each must step over all that is below it. */
+bool strides_overlap(int32_t ndim, const int64_t *shape, const int64_t *strides)
+{
+    int32_t order[RSD_MAX_DIMS], n = 0;
+    int64_t reach = 0, step;
+    if (box_volume(ndim, shape) == 0)
+        return false;
+    for (int32_t d = 0; d < ndim; d++) {
+        if (shape[d] < 2)
+            continue;
+        int32_t i = n++;
+        for (; i > 0 && strides[order[i - 1]] > strides[d]; i--)
+            order[i] = order[i - 1];
+        order[i] = d;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (strides[order[i]] <= reach)
+            return true;
+        if (!mul_i64(shape[order[i]] - 1, strides[order[i]], &step) ||
+            !add_i64(reach, step, &reach))
+            return false; /* beyond anything below: nothing can be shared any more */
+    }
+    return false;
+}
+
 const char *box_text(int32_t ndim, const int64_t *lo, const int64_t *len,
                      char text[BOX_TEXT_NCHARS])
 {
     size_t at = (size_t)snprintf(text, BOX_TEXT_NCHARS, "[");
     for (int32_t d = 0; d < ndim; d++) {
+        int64_t end; /* of boxes that are being refused it may not fit */
+        if (!add_i64(lo[d], len[d], &end))
+            end = INT64_MAX;
         int added = snprintf(text + at, BOX_TEXT_NCHARS - at, "%s%lld:%lld", d ? ", " : "",
-                             (long long)lo[d], (long long)(lo[d] + len[d]));
+                             (long long)lo[d], (long long)end);
         if ((size_t)added + 8 > BOX_TEXT_NCHARS - at) {
             snprintf(text + at, BOX_TEXT_NCHARS - at, "...");
             at += 3;
@@ -76,8 +104,7 @@ static bool is_box(const rsd_box *box)
     if (box->ndim < 0 || box->ndim > RSD_MAX_DIMS)
         return false;
     for (int32_t d = 0; d < box->ndim; d++)
-        if (box->lo[d] < 0 || box->len[d] < 0 || box->lo[d] > MAX_EXTENT ||
-            box->len[d] > MAX_EXTENT)
+        if (box->lo[d] < 0 || box->len[d] < 0 || box->lo[d] > MAX_EXTENT - box->len[d])
             return false;
     return true;
 }
@@ -95,7 +122,7 @@ rsd_status rsd_box_overlap(const rsd_box *saved, const rsd_box *wanted, rsd_regi
         return fail(RSD_EINVAL, "the saved box has %d dims, the wanted box %d", (int)saved->ndim,
                     (int)wanted->ndim);
     if (!is_box(saved) || !is_box(wanted))
-        return fail(RSD_EINVAL, "a box needs 0 to %d dims, and each lo and len from 0 to 2^62",
+        return fail(RSD_EINVAL, "a box needs 0 to %d dims, and lies between 0 and 2^62 in each",
                     (int)RSD_MAX_DIMS);
     rsd_region meet = {.ndim = saved->ndim};
     for (int32_t d = 0; d < saved->ndim; d++) {

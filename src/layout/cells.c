@@ -36,21 +36,13 @@ static int64_t *cell_len(const struct cells *cells, int64_t cell)
     return cells->len + cell * cells->ndim;
 }
 
-static rsd_status reserve(int64_t **list, size_t *room, size_t need)
-{
-    void *memory = *list;
-    rsd_status status = mem_reserve(&memory, room, need, sizeof **list);
-    *list = memory;
-    return status;
-}
-
 static rsd_status add_cell(struct builder *builder, const int64_t *lo, const int64_t *len)
 {
     struct cells *cells = builder->cells;
     size_t ndim = (size_t)cells->ndim, n = (size_t)cells->ncells;
-    TRY(reserve(&cells->lo, &builder->room_lo, (n + 1) * ndim));
-    TRY(reserve(&cells->len, &builder->room_len, (n + 1) * ndim));
-    TRY(reserve(&cells->first_holder, &builder->room_first, n + 2));
+    TRY(GROW(cells->lo, builder->room_lo, (n + 1) * ndim));
+    TRY(GROW(cells->len, builder->room_len, (n + 1) * ndim));
+    TRY(GROW(cells->first_holder, builder->room_first, n + 2));
     if (n == 0)
         cells->first_holder[0] = 0;
     copy_i64s(cells->lo + n * ndim, lo, cells->ndim);
@@ -65,7 +57,7 @@ static rsd_status add_holders(struct builder *builder, const int64_t *arrays, in
 {
     struct cells *cells = builder->cells;
     int64_t *end = &cells->first_holder[cells->ncells];
-    TRY(reserve(&cells->holders, &builder->room_holders, (size_t)(*end + count)));
+    TRY(GROW(cells->holders, builder->room_holders, (size_t)(*end + count)));
     copy_i64s(cells->holders + *end, arrays, count);
     *end += count;
     return RSD_OK;
@@ -129,9 +121,9 @@ static rsd_status group_equal(const rsd_layout *layout, struct cells *cells)
         return RSD_ENOMEM;
     rsd_status status = find_equal(layout, &builder, cell_of);
     if (!status)
-        status = reserve(&cells->first_holder, &builder.room_first, (size_t)cells->ncells + 2);
+        status = GROW(cells->first_holder, builder.room_first, (size_t)cells->ncells + 2);
     if (!status)
-        status = reserve(&cells->holders, &builder.room_holders, (size_t)layout->nboxes + 1);
+        status = GROW(cells->holders, builder.room_holders, (size_t)layout->nboxes + 1);
     if (!status) {
         /* Counted one place too far, so that filling moves each start to where it belongs. */
         int64_t *start = cells->first_holder;
@@ -170,18 +162,19 @@ struct cutter {
         int64_t other, before;
     } * links;
     size_t nlinks, room_links;
-    int64_t limit;
+    int64_t limit, left; /* cells and holders at most; comparisons still allowed */
 };
+
+static rsd_status too_many_ways(void)
+{
+    return fail(RSD_ELIMIT, "explicit boxes overlap in more ways than can be told apart");
+}
 
 static rsd_status push_part(struct cutter *cutter, const struct part *part)
 {
-    void *memory = cutter->parts;
-    rsd_status status =
-        mem_reserve(&memory, &cutter->room_parts, cutter->nparts + 1, sizeof *cutter->parts);
-    cutter->parts = memory;
-    if (!status)
-        cutter->parts[cutter->nparts++] = *part;
-    return status;
+    TRY(GROW(cutter->parts, cutter->room_parts, cutter->nparts + 1));
+    cutter->parts[cutter->nparts++] = *part;
+    return RSD_OK;
 }
 
 /* Pushes the slabs of `part` outside [lo, lo+len), which lies inside it. */
@@ -207,11 +200,7 @@ static rsd_status push_slabs(struct cutter *cutter, const struct part *part, con
 
 static rsd_status push_inside(struct cutter *cutter, const struct part *part, int64_t other)
 {
-    void *memory = cutter->links;
-    rsd_status status =
-        mem_reserve(&memory, &cutter->room_links, cutter->nlinks + 1, sizeof *cutter->links);
-    cutter->links = memory;
-    TRY(status);
+    TRY(GROW(cutter->links, cutter->room_links, cutter->nlinks + 1));
     cutter->links[cutter->nlinks].other = other;
     cutter->links[cutter->nlinks].before = part->inside;
     struct part inner = *part;
@@ -235,9 +224,9 @@ static rsd_status emit_part(struct cutter *cutter, const struct part *part, stru
 {
     const struct cells *whole = cutter->whole;
     struct cells *cells = builder->cells;
-    if (cells->ncells >= cutter->limit)
-        return fail(RSD_ELIMIT, "explicit boxes overlap in more than %lld ways",
-                    (long long)cutter->limit);
+    if (cells->ncells >= cutter->limit ||
+        (cells->ncells && cells->first_holder[cells->ncells] >= cutter->limit))
+        return too_many_ways();
     TRY(add_cell(builder, part->lo, part->len));
     int64_t first = cells->first_holder[cells->ncells - 1];
     int64_t link = part->inside, holder = cutter->cell;
@@ -268,10 +257,13 @@ static rsd_status cut_cell(struct cutter *cutter, struct builder *builder)
         int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS], other = -1;
         while (part.next < (int64_t)cutter->nothers && other < 0) {
             other = cutter->others[part.next++];
+            cutter->left--;
             if (!box_meet(ndim, part.lo, part.len, cell_lo(whole, other), cell_len(whole, other),
                           lo, len))
                 other = -1;
         }
+        if (cutter->left < 0)
+            return too_many_ways();
         if (other < 0) {
             TRY(emit_part(cutter, &part, builder));
             continue;
@@ -295,7 +287,9 @@ static rsd_status find_others(struct cutter *cutter)
     for (int64_t other; (other = tree_next(&whole->tree, &search, lo, len)) >= 0;) {
         if (other == cutter->cell)
             continue;
-        TRY(reserve(&cutter->others, &cutter->room_others, cutter->nothers + 1));
+        if (--cutter->left < 0)
+            return too_many_ways();
+        TRY(GROW(cutter->others, cutter->room_others, cutter->nothers + 1));
         cutter->others[cutter->nothers++] = other;
     }
     sort_ascending(cutter->others, (int64_t)cutter->nothers);
@@ -306,7 +300,9 @@ static rsd_status cut_overlaps(struct cells *cells)
 {
     struct cells cut = {.ndim = cells->ndim};
     struct builder builder = {.cells = &cut};
-    struct cutter cutter = {.whole = cells, .limit = 64 * cells->ncells + (1 << 20)};
+    struct cutter cutter = {.whole = cells,
+                            .limit = 64 * cells->first_holder[cells->ncells] + (1 << 22),
+                            .left = (int64_t)1 << 31};
     rsd_status status = RSD_OK;
     for (cutter.cell = 0; cutter.cell < cells->ncells && !status; cutter.cell++) {
         status = find_others(&cutter);
@@ -333,7 +329,8 @@ rsd_status cells_build(struct cells *cells, const rsd_layout *layout, bool disjo
     rsd_status status = group_equal(layout, cells);
     if (!status)
         status = tree_build(&cells->tree, cells->ndim, cells->ncells, cells->lo, cells->len);
-    if (!status && disjoint && tree_any_overlap(&cells->tree))
+    int64_t a, b;
+    if (!status && disjoint && tree_any_overlap(&cells->tree, &a, &b))
         status = cut_overlaps(cells);
     if (status)
         cells_drop(cells);

@@ -39,7 +39,6 @@ static void grow(const struct cells *cells, const int64_t *lo, const int64_t *le
     hole_len[d] = end - begin;
 }
 
-/* A box that no cell covers; *found is false if there is none. */
 bool cells_miss(const struct cells *cells, const int64_t *lo, const int64_t *len, int64_t *hole_lo,
                 int64_t *hole_len)
 {

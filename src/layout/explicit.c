@@ -121,23 +121,39 @@ rsd_status rsd_layout_new_boxes(rsd_dtype dtype, int32_t ndim, const int64_t *sh
     return RSD_OK;
 }
 
+/* Every element in exactly one box. */
+static rsd_status check_exact(const rsd_layout *layout, const struct cells *cells)
+{
+    static const int64_t origin[RSD_MAX_DIMS];
+    int32_t ndim = layout->ndim;
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS], a = 0, b = 0;
+    char text[BOX_TEXT_NCHARS];
+    while (a < cells->ncells && cells->first_holder[a + 1] - cells->first_holder[a] == 1)
+        a++;
+    if (a < cells->ncells)
+        b = a;
+    if (a < cells->ncells || tree_any_overlap(&cells->tree, &a, &b)) {
+        box_meet(ndim, cells->lo + a * ndim, cells->len + a * ndim, cells->lo + b * ndim,
+                 cells->len + b * ndim, lo, len);
+        return fail(RSD_EINVAL, "more than one box holds %s", box_text(ndim, lo, len, text));
+    }
+    if (cells_miss(cells, origin, layout->shape, lo, len))
+        return fail(RSD_EMISMATCH, "no box holds %s", box_text(ndim, lo, len, text));
+    return RSD_OK;
+}
+
 rsd_status rsd_layout_new_enumerable(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
                                      int64_t nboxes, const int32_t *ranks, const int64_t *lo,
                                      const int64_t *len, rsd_layout **out)
 {
     rsd_layout *layout;
+    struct cells cells;
     TRY(rsd_layout_new_boxes(dtype, ndim, shape, nboxes, ranks, lo, len, &layout));
-    rsd_check check = {.struct_nbytes = sizeof check};
-    char text[BOX_TEXT_NCHARS];
-    rsd_status status = rsd_layout_check(layout, &check);
-    if (!status && check.cover == RSD_MISSES)
-        status = fail(RSD_EMISMATCH, "no box holds %s",
-                      box_text(ndim, check.box.lo, check.box.len, text));
-    else if (!status && check.cover == RSD_COVERS_UNEVENLY)
-        status = fail(RSD_EINVAL, "more than one box holds %s",
-                      box_text(ndim, check.box.lo, check.box.len, text));
-    else if (!status && check.cover == RSD_COVERS_EVENLY)
-        status = fail(RSD_EINVAL, "%lld boxes hold each element", (long long)check.copies);
+    rsd_status status = cells_build(&cells, layout, false);
+    if (!status) {
+        status = check_exact(layout, &cells);
+        cells_drop(&cells);
+    }
     if (status) {
         rsd_layout_free(layout);
         return status;

@@ -27,7 +27,7 @@ static rsd_status explicit_boxes(const rsd_layout *layout, int64_t first, int64_
 static int64_t count_spans(const struct cuts *cuts, int64_t position, int64_t extent)
 {
     int64_t count = 0;
-    for (int64_t at = 0, end = -1; at < extent;) {
+    for (int64_t at = 0, end = -1; at < extent && count <= INT32_MAX;) {
         struct span span = cuts_span_of(cuts, position, at);
         count += span.lo != end;
         end = span.lo + span.len;

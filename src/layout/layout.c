@@ -77,10 +77,8 @@ void rsd_layout_free(rsd_layout *layout)
 
 /* ---- digits ---- */
 
-static void digits_add(struct digits *digits, int64_t count, int64_t stride)
+void digits_add(struct digits *digits, int64_t count, int64_t stride)
 {
-    if (digits->ndigits == 0)
-        digits->total = 1;
     if (count < 2)
         return;
     digits->count[digits->ndigits] = count;
@@ -126,6 +124,9 @@ static rsd_status check_segments(const rsd_layout *layout, const rsd_placement *
     int64_t extent = layout->shape[placement->dim], sum = 0;
     if (placement->nsegments < 1 || !placement->segments)
         return fail(RSD_EINVAL, "a segmented shard without segments");
+    if (placement->nsegments > RSD_MAX_SEGMENTS)
+        return fail(RSD_ELIMIT, "a shard of %d segments: at most %d are possible",
+                    (int)placement->nsegments, (int)RSD_MAX_SEGMENTS);
     for (int32_t s = 0; s < placement->nsegments; s++)
         if (placement->segments[s] < 0 || placement->segments[s] > extent - sum)
             return fail(RSD_EINVAL, "segment %d of %lld does not fit: dim %d has extent %lld",
@@ -216,12 +217,14 @@ static rsd_status compile(rsd_layout *layout)
     if (!layout->all_cuts || !layout->all_ends)
         return RSD_ENOMEM;
 
-    layout->copies.total = layout->terms.total = 1;
-    for (int32_t a = 0; a < mesh->naxes; a++)
-        if (layout->placements[a].kind == RSD_REPLICATE)
-            digits_add(&layout->copies, mesh->counts[a], mesh->strides[a]);
-        else if (layout->placements[a].kind == RSD_PARTIAL)
+    layout->copies.total = layout->terms.total = layout->others.total = 1;
+    for (int32_t a = 0; a < mesh->naxes; a++) {
+        rsd_kind kind = layout->placements[a].kind;
+        digits_add(kind == RSD_REPLICATE ? &layout->copies : &layout->others, mesh->counts[a],
+                   mesh->strides[a]);
+        if (kind == RSD_PARTIAL)
             digits_add(&layout->terms, mesh->counts[a], mesh->strides[a]);
+    }
 
     struct cut *cut = layout->all_cuts;
     int64_t *end = layout->all_ends;
@@ -249,7 +252,7 @@ static rsd_status compile(rsd_layout *layout)
 }
 
 /* The order on each dim: the mesh's, unless `naxes` and `axes` say otherwise. */
-static rsd_status set_order(rsd_layout *layout, const int32_t *naxes, const int32_t *axes)
+static void set_order(rsd_layout *layout, const int32_t *naxes, const int32_t *axes)
 {
     if (!naxes) {
         for (int32_t a = 0; a < layout->mesh->naxes; a++)
@@ -257,14 +260,13 @@ static rsd_status set_order(rsd_layout *layout, const int32_t *naxes, const int3
                 int32_t d = layout->placements[a].dim;
                 layout->axes_of[d][layout->naxes_of[d]++] = a;
             }
-        return RSD_OK;
+        return;
     }
     for (int32_t d = 0; d < layout->ndim; d++)
         for (int32_t k = 0; k < naxes[d]; k++, axes++) {
             layout->ordered = layout->ordered || (k && axes[0] < axes[-1]);
             layout->axes_of[d][layout->naxes_of[d]++] = *axes;
         }
-    return RSD_OK;
 }
 
 static rsd_status new_on_mesh(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
@@ -275,10 +277,10 @@ static rsd_status new_on_mesh(rsd_dtype dtype, int32_t ndim, const int64_t *shap
     TRY(layout_start(dtype, ndim, shape, &layout));
     layout->mesh = rsd_mesh_share(mesh);
     rsd_status status = copy_placements(layout, placements);
-    if (!status)
-        status = set_order(layout, naxes, axes);
-    if (!status)
+    if (!status) {
+        set_order(layout, naxes, axes);
         status = compile(layout);
+    }
     if (status) {
         rsd_layout_free(layout);
         return status;
@@ -324,7 +326,7 @@ rsd_status layout_without_partial(const rsd_layout *layout, rsd_layout **out)
         return RSD_OK;
     }
     rsd_placement placements[RSD_MAX_AXES];
-    int32_t naxes[RSD_MAX_DIMS], axes[RSD_MAX_AXES], n = 0;
+    int32_t naxes[RSD_MAX_DIMS] = {0}, axes[RSD_MAX_AXES] = {0}, n = 0;
     for (int32_t a = 0; a < layout->mesh->naxes; a++) {
         placements[a] = layout->placements[a];
         if (placements[a].kind == RSD_PARTIAL)

@@ -28,6 +28,9 @@ bool box_meet(int32_t ndim, const int64_t *lo_a, const int64_t *len_a, const int
 int64_t box_volume(int32_t ndim, const int64_t *len);
 void box_set(rsd_box *box, int32_t ndim, const int64_t *lo, const int64_t *len);
 
+/* Whether strides, none negative, may let two elements of an array share a place. */
+bool strides_overlap(int32_t ndim, const int64_t *shape, const int64_t *strides);
+
 /* "[0:4, 8:16]", for messages; "[]" without dims. */
 enum { BOX_TEXT_NCHARS = 256 };
 const char *box_text(int32_t ndim, const int64_t *lo, const int64_t *len,
@@ -120,8 +123,9 @@ struct digits {
     int64_t count[RSD_MAX_AXES], stride[RSD_MAX_AXES];
 };
 
-int64_t digits_position(const struct digits *digits, int64_t index); /* index < total */
-int64_t digits_part(const struct digits *digits, int64_t position);  /* what these axes add to it */
+void digits_add(struct digits *digits, int64_t count, int64_t stride); /* total starts at 1 */
+int64_t digits_position(const struct digits *digits, int64_t index);   /* index < total */
+int64_t digits_part(const struct digits *digits, int64_t position); /* what these axes add to it */
 int64_t digits_index(const struct digits *digits,
                      int64_t position); /* inverse of digits_position */
 
@@ -142,6 +146,7 @@ struct rsd_layout {
     int64_t *all_ends;
     struct digits copies; /* axes that replicate */
     struct digits terms;  /* axes that are partial */
+    struct digits others; /* axes that do not replicate */
 
     /* Explicit boxes, sorted by rank, each rank's in the order given: box i is array i. */
     int64_t nboxes;
@@ -183,26 +188,42 @@ void layout_hash(const rsd_layout *layout, struct hash *hash);
 
 /* ---- scan.c: the characters of the notation, for parse.c ---- */
 
+/* ASCII alone, whatever the locale. */
+static inline bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static inline bool is_space(char c)
+{
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+static inline bool is_name_start(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+
 struct parser {
     const char *text, *at;
 };
 
-void skip_spaces(struct parser *p);
-int column(const struct parser *p, const char *at);
-rsd_status expected(const struct parser *p, const char *what);
+void scan_spaces(struct parser *p);
+int scan_column(const struct parser *p, const char *at);
+rsd_status scan_expected(const struct parser *p, const char *what);
 
 /* Puts the column in front of what a constructor said about the part that began there. */
-rsd_status at_column(const struct parser *p, const char *begin, rsd_status status);
+rsd_status scan_at(const struct parser *p, const char *begin, rsd_status status);
 
-bool peek(struct parser *p, const char *token);
-bool take(struct parser *p, const char *token);
-rsd_status need(struct parser *p, const char *token, const char *what);
-bool at_digit(struct parser *p);
-rsd_status number(struct parser *p, const char *what, int64_t *value);
+bool scan_peek(struct parser *p, const char *token);
+bool scan_take(struct parser *p, const char *token);
+rsd_status scan_need(struct parser *p, const char *token, const char *what);
+bool scan_at_digit(struct parser *p);
+rsd_status scan_number(struct parser *p, const char *what, int64_t *value);
 
 /* A name of letters, digits and underscores; false if there is none, or it is too long. */
 enum { NAME_NCHARS = 64 };
-bool name(struct parser *p, char out[NAME_NCHARS]);
+bool scan_name(struct parser *p, char out[NAME_NCHARS]);
 
 /* ---- tree.c: boxes found by place ---- */
 
@@ -219,8 +240,8 @@ rsd_status tree_build(struct tree *tree, int32_t ndim, int64_t nboxes, const int
                       const int64_t *len);
 void tree_drop(struct tree *tree);
 
-/* Whether any two boxes share an element. */
-bool tree_any_overlap(const struct tree *tree);
+/* Whether any two boxes share an element; such boxes into a and b. */
+bool tree_any_overlap(const struct tree *tree, int64_t *a, int64_t *b);
 
 /* Finds the boxes that share an element with [lo, lo+len), in an order that depends on the tree
  * alone. Start with {0}; returns -1 after the last. */

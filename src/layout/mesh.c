@@ -5,7 +5,6 @@
  */
 #include "layout.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,10 +29,10 @@ static rsd_status set_counts(rsd_mesh *mesh, const int64_t *counts)
 
 static bool is_name(const char *name)
 {
-    if (!isalpha((unsigned char)*name) && *name != '_')
+    if (!is_name_start(*name))
         return false;
     for (; *name; name++)
-        if (!isalnum((unsigned char)*name) && *name != '_')
+        if (!is_name_start(*name) && !is_digit(*name))
             return false;
     return true;
 }

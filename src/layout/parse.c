@@ -35,22 +35,22 @@ struct tensor {
 static rsd_status tensor(struct parser *p, struct tensor *out)
 {
     char dtype[NAME_NCHARS];
-    skip_spaces(p);
+    scan_spaces(p);
     const char *begin = p->at;
-    if (!name(p, dtype))
-        return expected(p, "a dtype");
-    TRY(at_column(p, begin, rsd_dtype_parse(dtype, &out->dtype)));
-    TRY(need(p, "[", "'['"));
+    if (!scan_name(p, dtype))
+        return scan_expected(p, "a dtype");
+    TRY(scan_at(p, begin, rsd_dtype_parse(dtype, &out->dtype)));
+    TRY(scan_need(p, "[", "'['"));
     out->ndim = 0;
-    if (take(p, "]"))
+    if (scan_take(p, "]"))
         return RSD_OK;
     do {
         if (out->ndim == RSD_MAX_DIMS)
-            return fail(RSD_ELIMIT, "column %d: more than %d dims", column(p, p->at),
+            return fail(RSD_ELIMIT, "column %d: more than %d dims", scan_column(p, p->at),
                         (int)RSD_MAX_DIMS);
-        TRY(number(p, "an extent", &out->shape[out->ndim++]));
-    } while (take(p, ","));
-    return need(p, "]", "',' or ']'");
+        TRY(scan_number(p, "an extent", &out->shape[out->ndim++]));
+    } while (scan_take(p, ","));
+    return scan_need(p, "]", "',' or ']'");
 }
 
 /* ---- mesh ---- */
@@ -64,26 +64,23 @@ static rsd_status rank_ranges(struct parser *p, struct rank_range **ranges, size
     size_t capacity = 0;
     do {
         struct rank_range range;
-        TRY(number(p, "a rank", &range.first));
+        TRY(scan_number(p, "a rank", &range.first));
         range.last = range.first;
-        skip_spaces(p);
+        scan_spaces(p);
         const char *dash = p->at;
-        if (take(p, "-")) {
-            if (peek(p, ">")) /* the arrow of a problem */
-                return expected(p, "a rank");
-            TRY(number(p, "a rank", &range.last));
+        if (scan_take(p, "-")) {
+            if (scan_peek(p, ">")) /* the arrow of a problem */
+                return scan_expected(p, "a rank");
+            TRY(scan_number(p, "a rank", &range.last));
         }
         if (range.last < range.first || range.last > INT32_MAX)
             return fail(RSD_EINVAL,
                         "column %d: ranks %lld-%lld: the last comes before the first, or is beyond "
                         "2^31 - 1",
-                        column(p, dash), (long long)range.first, (long long)range.last);
-        void *list = *ranges;
-        rsd_status status = mem_reserve(&list, &capacity, *count + 1, sizeof range);
-        *ranges = list;
-        TRY(status);
+                        scan_column(p, dash), (long long)range.first, (long long)range.last);
+        TRY(GROW(*ranges, capacity, *count + 1));
         (*ranges)[(*count)++] = range;
-    } while (take(p, ","));
+    } while (scan_take(p, ","));
     return RSD_OK;
 }
 
@@ -118,12 +115,12 @@ static rsd_status mesh_from_ranges(int32_t naxes, const int64_t *counts, const c
 static rsd_status axis(struct parser *p, char label[NAME_NCHARS], int64_t *count)
 {
     label[0] = '\0';
-    if (!at_digit(p)) {
-        if (!name(p, label))
-            return expected(p, "a mesh axis, such as 4 or tp=4");
-        TRY(need(p, "=", "'=' after the name of a mesh axis"));
+    if (!scan_at_digit(p)) {
+        if (!scan_name(p, label))
+            return scan_expected(p, "a mesh axis, such as 4 or tp=4");
+        TRY(scan_need(p, "=", "'=' after the name of a mesh axis"));
     }
-    return number(p, "the number of ranks along a mesh axis", count);
+    return scan_number(p, "the number of ranks along a mesh axis", count);
 }
 
 static rsd_status mesh(struct parser *p, rsd_mesh **out)
@@ -132,26 +129,26 @@ static rsd_status mesh(struct parser *p, rsd_mesh **out)
     const char *names[RSD_MAX_AXES] = {NULL};
     int64_t counts[RSD_MAX_AXES] = {0};
     int32_t naxes = 0;
-    skip_spaces(p);
+    scan_spaces(p);
     const char *begin = p->at;
     do {
-        skip_spaces(p);
+        scan_spaces(p);
         if (naxes == RSD_MAX_AXES)
-            return fail(RSD_ELIMIT, "column %d: more than %d mesh axes", column(p, p->at),
+            return fail(RSD_ELIMIT, "column %d: more than %d mesh axes", scan_column(p, p->at),
                         (int)RSD_MAX_AXES);
         TRY(axis(p, labels[naxes], &counts[naxes]));
         names[naxes] = labels[naxes][0] ? labels[naxes] : NULL;
         naxes++;
-    } while (take(p, "x") || take(p, ","));
+    } while (scan_take(p, "x") || scan_take(p, ","));
 
-    if (!take(p, "ranks"))
-        return at_column(p, begin, rsd_mesh_new(naxes, counts, names, NULL, out));
-    TRY(need(p, "=", "'=' after ranks"));
+    if (!scan_take(p, "ranks"))
+        return scan_at(p, begin, rsd_mesh_new(naxes, counts, names, NULL, out));
+    TRY(scan_need(p, "=", "'=' after ranks"));
     struct rank_range *ranges = NULL;
     size_t nranges = 0;
     rsd_status status = rank_ranges(p, &ranges, &nranges);
     if (!status)
-        status = at_column(p, begin, mesh_from_ranges(naxes, counts, names, ranges, nranges, out));
+        status = scan_at(p, begin, mesh_from_ranges(naxes, counts, names, ranges, nranges, out));
     mem_free(ranges);
     return status;
 }
@@ -160,14 +157,15 @@ static rsd_status mesh(struct parser *p, rsd_mesh **out)
 
 static rsd_status dim(struct parser *p, const struct tensor *tensor, int32_t *out)
 {
-    skip_spaces(p);
+    scan_spaces(p);
     const char *begin = p->at;
-    bool from_end = take(p, "-");
+    bool from_end = scan_take(p, "-");
     int64_t value;
-    TRY(number(p, "a dim", &value));
+    TRY(scan_number(p, "a dim", &value));
     if (from_end ? value < 1 || value > tensor->ndim : value >= tensor->ndim)
-        return fail(RSD_EINVAL, "column %d: dim %s%lld of a tensor with %d dims", column(p, begin),
-                    from_end ? "-" : "", (long long)value, (int)tensor->ndim);
+        return fail(RSD_EINVAL, "column %d: dim %s%lld of a tensor with %d dims",
+                    scan_column(p, begin), from_end ? "-" : "", (long long)value,
+                    (int)tensor->ndim);
     *out = (int32_t)(from_end ? tensor->ndim - value : value);
     return RSD_OK;
 }
@@ -177,15 +175,12 @@ static rsd_status segments(struct parser *p, rsd_placement *out, int64_t **list)
 {
     size_t capacity = 0;
     do {
-        if (out->nsegments == INT32_MAX)
-            return fail(RSD_ELIMIT, "column %d: more than 2^31 - 1 segments", column(p, p->at));
-        void *memory = *list;
-        rsd_status status =
-            mem_reserve(&memory, &capacity, (size_t)out->nsegments + 1, sizeof **list);
-        *list = memory;
-        TRY(status);
-        TRY(number(p, "the length of a segment", &(*list)[out->nsegments++]));
-    } while (take(p, ","));
+        if (out->nsegments == RSD_MAX_SEGMENTS)
+            return fail(RSD_ELIMIT, "column %d: more than %d segments", scan_column(p, p->at),
+                        (int)RSD_MAX_SEGMENTS);
+        TRY(GROW(*list, capacity, (size_t)out->nsegments + 1));
+        TRY(scan_number(p, "the length of a segment", &(*list)[out->nsegments++]));
+    } while (scan_take(p, ","));
     out->segments = *list;
     return RSD_OK;
 }
@@ -193,74 +188,74 @@ static rsd_status segments(struct parser *p, rsd_placement *out, int64_t **list)
 static rsd_status shard(struct parser *p, const struct tensor *tensor, rsd_placement *out,
                         int64_t **list)
 {
-    if (!take(p, "("))
+    if (!scan_take(p, "("))
         return dim(p, tensor, &out->dim);
     TRY(dim(p, tensor, &out->dim));
-    if (out->kind == RSD_SHARD && take(p, ";")) {
+    if (out->kind == RSD_SHARD && scan_take(p, ";")) {
         out->kind = RSD_SEGMENTED;
         TRY(segments(p, out, list));
     }
-    return need(p, ")", "')'");
+    return scan_need(p, ")", "')'");
 }
 
 static rsd_status with_factor(struct parser *p, const struct tensor *tensor, rsd_placement *out)
 {
-    TRY(need(p, "(", "'('"));
+    TRY(scan_need(p, "(", "'('"));
     TRY(dim(p, tensor, &out->dim));
-    TRY(need(p, ",", "','"));
-    skip_spaces(p);
+    TRY(scan_need(p, ",", "','"));
+    scan_spaces(p);
     const char *begin = p->at;
-    TRY(number(p, out->kind == RSD_CYCLIC ? "a block" : "a split factor", &out->factor));
+    TRY(scan_number(p, out->kind == RSD_CYCLIC ? "a block" : "a split factor", &out->factor));
     if (out->factor < 1)
-        return fail(RSD_EINVAL, "column %d: a %s of 0: at least 1 is needed", column(p, begin),
+        return fail(RSD_EINVAL, "column %d: a %s of 0: at least 1 is needed", scan_column(p, begin),
                     out->kind == RSD_CYCLIC ? "block" : "split factor");
-    return need(p, ")", "')'");
+    return scan_need(p, ")", "')'");
 }
 
 static rsd_status partial(struct parser *p, rsd_placement *out)
 {
-    if (!take(p, "("))
+    if (!scan_take(p, "("))
         return RSD_OK;
     char op[NAME_NCHARS];
-    skip_spaces(p);
+    scan_spaces(p);
     const char *begin = p->at;
-    if (!name(p, op))
-        return expected(p, "a reduction");
+    if (!scan_name(p, op))
+        return scan_expected(p, "a reduction");
     for (int i = 0; i <= RSD_REDUCE_BXOR; i++)
         if (strcmp(op, rsd_reduce_name((rsd_reduce)i)) == 0) {
             out->reduce = (rsd_reduce)i;
-            return need(p, ")", "')'");
+            return scan_need(p, ")", "')'");
         }
-    return fail(RSD_EINVAL, "column %d: no reduction is called '%s'", column(p, begin), op);
+    return fail(RSD_EINVAL, "column %d: no reduction is called '%s'", scan_column(p, begin), op);
 }
 
 static rsd_status placement(struct parser *p, const struct tensor *tensor, rsd_placement *out,
                             int64_t **list)
 {
     *out = (rsd_placement){0};
-    if (take(p, "_S")) {
+    if (scan_take(p, "_S")) {
         out->kind = RSD_STRIDED;
         return with_factor(p, tensor, out);
     }
-    if (take(p, "C")) {
+    if (scan_take(p, "C")) {
         out->kind = RSD_CYCLIC;
         return with_factor(p, tensor, out);
     }
-    if (take(p, "S")) {
+    if (scan_take(p, "S")) {
         out->kind = RSD_SHARD;
         return shard(p, tensor, out, list);
     }
-    if (take(p, "B")) {
+    if (scan_take(p, "B")) {
         out->kind = RSD_BALANCED;
         return shard(p, tensor, out, list);
     }
-    if (take(p, "R"))
+    if (scan_take(p, "R"))
         return RSD_OK;
-    if (take(p, "P")) {
+    if (scan_take(p, "P")) {
         out->kind = RSD_PARTIAL;
         return partial(p, out);
     }
-    return expected(p, "a placement: S, B, _S, C, R or P");
+    return scan_expected(p, "a placement: S, B, _S, C, R or P");
 }
 
 static rsd_status one_per_axis(struct parser *p, const struct tensor *tensor, const rsd_mesh *mesh,
@@ -272,19 +267,19 @@ static rsd_status one_per_axis(struct parser *p, const struct tensor *tensor, co
     const char *begin = p->at;
     rsd_status status = RSD_OK;
     do {
-        skip_spaces(p);
+        scan_spaces(p);
         if (n == mesh->naxes)
             status = fail(RSD_EINVAL, "column %d: a placement more than the mesh has axes (%d)",
-                          column(p, p->at), (int)mesh->naxes);
+                          scan_column(p, p->at), (int)mesh->naxes);
         else
             status = placement(p, tensor, &placements[n], &lists[n]);
         n++;
-    } while (!status && take(p, ","));
+    } while (!status && scan_take(p, ","));
     if (!status && n < mesh->naxes)
         status = fail(RSD_EINVAL, "column %d: %d placements for a mesh of %d axes",
-                      column(p, p->at), (int)n, (int)mesh->naxes);
+                      scan_column(p, p->at), (int)n, (int)mesh->naxes);
     if (!status)
-        status = at_column(
+        status = scan_at(
             p, begin,
             rsd_layout_new(tensor->dtype, tensor->ndim, tensor->shape, mesh, placements, out));
     for (int32_t a = 0; a < RSD_MAX_AXES; a++)
@@ -294,22 +289,23 @@ static rsd_status one_per_axis(struct parser *p, const struct tensor *tensor, co
 
 static rsd_status axis_by_name(struct parser *p, const rsd_mesh *mesh, int32_t *out)
 {
-    skip_spaces(p);
+    scan_spaces(p);
     const char *begin = p->at;
     char label[NAME_NCHARS];
-    if (name(p, label)) {
+    if (scan_name(p, label)) {
         for (int32_t a = 0; a < mesh->naxes; a++)
             if (mesh->names[a] && strcmp(mesh->names[a], label) == 0) {
                 *out = a;
                 return RSD_OK;
             }
-        return fail(RSD_EINVAL, "column %d: the mesh has no axis '%s'", column(p, begin), label);
+        return fail(RSD_EINVAL, "column %d: the mesh has no axis '%s'", scan_column(p, begin),
+                    label);
     }
     int64_t value;
-    TRY(number(p, "'-' or a mesh axis", &value));
+    TRY(scan_number(p, "'-' or a mesh axis", &value));
     if (value >= mesh->naxes)
-        return fail(RSD_EINVAL, "column %d: axis %lld of a mesh with %d axes", column(p, begin),
-                    (long long)value, (int)mesh->naxes);
+        return fail(RSD_EINVAL, "column %d: axis %lld of a mesh with %d axes",
+                    scan_column(p, begin), (long long)value, (int)mesh->naxes);
     *out = (int32_t)value;
     return RSD_OK;
 }
@@ -323,21 +319,22 @@ static rsd_status axes_per_dim(struct parser *p, const struct tensor *tensor, co
         do {
             if (ndims == tensor->ndim)
                 return fail(RSD_EINVAL, "column %d: cuts for more than the tensor's %d dims",
-                            column(p, p->at), (int)tensor->ndim);
-            if (!take(p, "-"))
+                            scan_column(p, p->at), (int)tensor->ndim);
+            if (!scan_take(p, "-"))
                 do {
                     if (total == mesh->naxes)
-                        return fail(RSD_EINVAL, "column %d: an axis cuts twice", column(p, p->at));
+                        return fail(RSD_EINVAL, "column %d: an axis cuts twice",
+                                    scan_column(p, p->at));
                     TRY(axis_by_name(p, mesh, &axes[total++]));
                     naxes[ndims]++;
-                } while (take(p, "."));
+                } while (scan_take(p, "."));
             ndims++;
-        } while (take(p, ","));
-    TRY(need(p, "]", "',', '.' or ']'"));
+        } while (scan_take(p, ","));
+    TRY(scan_need(p, "]", "',', '.' or ']'"));
     if (ndims < tensor->ndim)
-        return fail(RSD_EINVAL, "column %d: cuts for %d dims of a tensor with %d", column(p, begin),
-                    (int)ndims, (int)tensor->ndim);
-    return at_column(
+        return fail(RSD_EINVAL, "column %d: cuts for %d dims of a tensor with %d",
+                    scan_column(p, begin), (int)ndims, (int)tensor->ndim);
+    return scan_at(
         p, begin,
         rsd_layout_new_by_dim(tensor->dtype, tensor->ndim, tensor->shape, mesh, naxes, axes, out));
 }
@@ -353,17 +350,10 @@ struct box_list {
 static rsd_status add_box(struct box_list *list, int32_t ndim, int32_t rank, const int64_t *lo,
                           const int64_t *len)
 {
-    void *ranks = list->ranks, *los = list->lo, *lens = list->len;
     size_t n = list->count, dims = (size_t)ndim;
-    rsd_status status = mem_reserve(&ranks, &list->room_ranks, n + 1, sizeof *list->ranks);
-    if (!status)
-        status = mem_reserve(&los, &list->room_lo, (n + 1) * dims, sizeof *list->lo);
-    if (!status)
-        status = mem_reserve(&lens, &list->room_len, (n + 1) * dims, sizeof *list->len);
-    list->ranks = ranks;
-    list->lo = los;
-    list->len = lens;
-    TRY(status);
+    TRY(GROW(list->ranks, list->room_ranks, n + 1));
+    TRY(GROW(list->lo, list->room_lo, (n + 1) * dims));
+    TRY(GROW(list->len, list->room_len, (n + 1) * dims));
     list->ranks[n] = rank;
     copy_i64s(list->lo + n * dims, lo, ndim);
     copy_i64s(list->len + n * dims, len, ndim);
@@ -374,18 +364,18 @@ static rsd_status add_box(struct box_list *list, int32_t ndim, int32_t rank, con
 static rsd_status range(struct parser *p, int64_t extent, int64_t *lo, int64_t *len)
 {
     int64_t hi;
-    skip_spaces(p);
+    scan_spaces(p);
     const char *begin = p->at;
     *lo = 0;
     *len = extent;
-    if (take(p, ":"))
+    if (scan_take(p, ":"))
         return RSD_OK;
-    TRY(number(p, "a range, such as 0:4", lo));
-    TRY(need(p, ":", "':'"));
-    TRY(number(p, "the end of a range", &hi));
+    TRY(scan_number(p, "a range, such as 0:4", lo));
+    TRY(scan_need(p, ":", "':'"));
+    TRY(scan_number(p, "the end of a range", &hi));
     if (hi < *lo)
         return fail(RSD_EINVAL, "column %d: range %lld:%lld: the end comes before the start",
-                    column(p, begin), (long long)*lo, (long long)hi);
+                    scan_column(p, begin), (long long)*lo, (long long)hi);
     *len = hi - *lo;
     return RSD_OK;
 }
@@ -396,18 +386,18 @@ static rsd_status box(struct parser *p, const struct tensor *tensor, int32_t ran
 {
     int64_t lo[RSD_MAX_DIMS] = {0}, len[RSD_MAX_DIMS];
     int32_t d = 0;
-    skip_spaces(p);
+    scan_spaces(p);
     const char *begin = p->at;
     if (tensor->ndim == 0)
-        TRY(need(p, ":", "':', the one element of a tensor without dims"));
+        TRY(scan_need(p, ":", "':', the one element of a tensor without dims"));
     else
         do {
             if (d == tensor->ndim)
                 return fail(RSD_EINVAL, "column %d: a box with more than the tensor's %d dims",
-                            column(p, p->at), (int)tensor->ndim);
+                            scan_column(p, p->at), (int)tensor->ndim);
             TRY(range(p, tensor->shape[d], &lo[d], &len[d]));
             d++;
-        } while (take(p, ","));
+        } while (scan_take(p, ","));
     for (; d < tensor->ndim; d++)
         len[d] = tensor->shape[d];
     bool empty = false;
@@ -419,7 +409,7 @@ static rsd_status box(struct parser *p, const struct tensor *tensor, int32_t ran
     }
     if (outside >= 0 && !empty)
         return fail(RSD_EINVAL, "column %d: %lld:%lld goes beyond dim %d, which has extent %lld",
-                    column(p, begin), (long long)lo[outside],
+                    scan_column(p, begin), (long long)lo[outside],
                     (long long)(lo[outside] + len[outside]), (int)outside,
                     (long long)tensor->shape[outside]);
     return add_box(list, tensor->ndim, rank, lo, len);
@@ -430,14 +420,14 @@ static rsd_status groups(struct parser *p, const struct tensor *tensor, struct b
     int32_t rank = 0;
     do {
         if (rank == INT32_MAX)
-            return fail(RSD_ELIMIT, "column %d: more than 2^31 - 1 ranks", column(p, p->at));
-        if (!peek(p, "|") && !peek(p, "}"))
+            return fail(RSD_ELIMIT, "column %d: more than 2^31 - 1 ranks", scan_column(p, p->at));
+        if (!scan_peek(p, "|") && !scan_peek(p, "}"))
             do
                 TRY(box(p, tensor, rank, list));
-            while (take(p, ";"));
+            while (scan_take(p, ";"));
         rank++;
-    } while (take(p, "|"));
-    return need(p, "}", "',', ';', '|' or '}'");
+    } while (scan_take(p, "|"));
+    return scan_need(p, "}", "',', ';', '|' or '}'");
 }
 
 static rsd_status explicit_side(struct parser *p, const struct tensor *tensor, rsd_layout **out)
@@ -446,10 +436,10 @@ static rsd_status explicit_side(struct parser *p, const struct tensor *tensor, r
     const char *begin = p->at;
     rsd_status status = groups(p, tensor, &list);
     if (!status)
-        status = at_column(p, begin,
-                           rsd_layout_new_boxes(tensor->dtype, tensor->ndim, tensor->shape,
-                                                (int64_t)list.count, list.ranks, list.lo, list.len,
-                                                out));
+        status =
+            scan_at(p, begin,
+                    rsd_layout_new_boxes(tensor->dtype, tensor->ndim, tensor->shape,
+                                         (int64_t)list.count, list.ranks, list.lo, list.len, out));
     mem_free(list.ranks);
     mem_free(list.lo);
     mem_free(list.len);
@@ -461,17 +451,18 @@ static rsd_status explicit_side(struct parser *p, const struct tensor *tensor, r
 static rsd_status placements(struct parser *p, const struct tensor *tensor, const rsd_mesh *mesh,
                              rsd_layout **out)
 {
-    return take(p, "[") ? axes_per_dim(p, tensor, mesh, out) : one_per_axis(p, tensor, mesh, out);
+    return scan_take(p, "[") ? axes_per_dim(p, tensor, mesh, out)
+                             : one_per_axis(p, tensor, mesh, out);
 }
 
 static rsd_status side(struct parser *p, const struct tensor *tensor, rsd_layout **out)
 {
-    if (take(p, "{"))
+    if (scan_take(p, "{"))
         return explicit_side(p, tensor, out);
     rsd_mesh *ranks = NULL;
     TRY(mesh(p, &ranks));
     assert(ranks);
-    rsd_status status = need(p, ":", "':' between the mesh and its placements");
+    rsd_status status = scan_need(p, ":", "':' between the mesh and its placements");
     if (!status)
         status = placements(p, tensor, ranks, out);
     rsd_mesh_free(ranks);
@@ -480,8 +471,8 @@ static rsd_status side(struct parser *p, const struct tensor *tensor, rsd_layout
 
 static rsd_status the_end(struct parser *p)
 {
-    skip_spaces(p);
-    return *p->at ? expected(p, "the end") : RSD_OK;
+    scan_spaces(p);
+    return *p->at ? scan_expected(p, "the end") : RSD_OK;
 }
 
 rsd_status rsd_mesh_parse(const char *text, rsd_mesh **out)
@@ -503,7 +494,7 @@ rsd_status rsd_layout_parse(const char *text, rsd_layout **out)
     struct tensor whole = {0};
     rsd_layout *layout = NULL;
     TRY(tensor(&p, &whole));
-    TRY(need(&p, "@", "'@' between the tensor and its layout"));
+    TRY(scan_need(&p, "@", "'@' between the tensor and its layout"));
     TRY(side(&p, &whole, &layout));
     rsd_status status = the_end(&p);
     if (status)
@@ -538,9 +529,9 @@ rsd_status rsd_problem_parse(const char *text, rsd_layout **src, rsd_layout **ds
     struct tensor whole = {0};
     rsd_layout *from = NULL, *to = NULL;
     TRY(tensor(&p, &whole));
-    TRY(need(&p, ":", "':' between the tensor and its two layouts"));
+    TRY(scan_need(&p, ":", "':' between the tensor and its two layouts"));
     TRY(side(&p, &whole, &from));
-    rsd_status status = need(&p, "->", "'->' between the two layouts");
+    rsd_status status = scan_need(&p, "->", "'->' between the two layouts");
     if (!status)
         status = side(&p, &whole, &to);
     if (!status)

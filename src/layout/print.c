@@ -19,7 +19,7 @@ static void print_ranks(struct text *text, const rsd_mesh *mesh)
     for (int64_t first = 0; first < mesh->nranks;) {
         int64_t last = mesh->ranks ? first : mesh->nranks - 1;
         while (mesh->ranks && last + 1 < mesh->nranks &&
-               mesh->ranks[last + 1] == mesh->ranks[last] + 1)
+               mesh->ranks[last + 1] == (int64_t)mesh->ranks[last] + 1)
             last++;
         if (last == first + 1) /* two read better as a list */
             last = first;

@@ -2,78 +2,78 @@
  */
 #include "layout.h"
 
-#include <ctype.h>
 #include <string.h>
 
-void skip_spaces(struct parser *p)
+void scan_spaces(struct parser *p)
 {
-    while (isspace((unsigned char)*p->at))
+    while (is_space(*p->at))
         p->at++;
 }
 
-int column(const struct parser *p, const char *at)
+int scan_column(const struct parser *p, const char *at)
 {
     return (int)(at - p->text) + 1;
 }
 
-rsd_status expected(const struct parser *p, const char *what)
+rsd_status scan_expected(const struct parser *p, const char *what)
 {
     unsigned char c = (unsigned char)*p->at;
     if (!c)
-        return fail(RSD_EINVAL, "column %d: expected %s, found the end", column(p, p->at), what);
+        return fail(RSD_EINVAL, "column %d: expected %s, found the end", scan_column(p, p->at),
+                    what);
     if (c < 0x20 || c > 0x7e) /* not for a terminal */
-        return fail(RSD_EINVAL, "column %d: expected %s, found byte %02x", column(p, p->at), what,
-                    c);
-    return fail(RSD_EINVAL, "column %d: expected %s, found '%c'", column(p, p->at), what, c);
+        return fail(RSD_EINVAL, "column %d: expected %s, found byte %02x", scan_column(p, p->at),
+                    what, c);
+    return fail(RSD_EINVAL, "column %d: expected %s, found '%c'", scan_column(p, p->at), what, c);
 }
 
 /* Puts the column in front of what a constructor said about the part that began there. */
-rsd_status at_column(const struct parser *p, const char *begin, rsd_status status)
+rsd_status scan_at(const struct parser *p, const char *begin, rsd_status status)
 {
-    return status ? fail_in(status, "column %d: ", column(p, begin)) : RSD_OK;
+    return status ? fail_in(status, "column %d: ", scan_column(p, begin)) : RSD_OK;
 }
 
-bool peek(struct parser *p, const char *token)
+bool scan_peek(struct parser *p, const char *token)
 {
-    skip_spaces(p);
+    scan_spaces(p);
     return strncmp(p->at, token, strlen(token)) == 0;
 }
 
-bool take(struct parser *p, const char *token)
+bool scan_take(struct parser *p, const char *token)
 {
-    if (!peek(p, token))
+    if (!scan_peek(p, token))
         return false;
     p->at += strlen(token);
     return true;
 }
 
-rsd_status need(struct parser *p, const char *token, const char *what)
+rsd_status scan_need(struct parser *p, const char *token, const char *what)
 {
-    return take(p, token) ? RSD_OK : expected(p, what);
+    return scan_take(p, token) ? RSD_OK : scan_expected(p, what);
 }
 
-rsd_status number(struct parser *p, const char *what, int64_t *value)
+rsd_status scan_number(struct parser *p, const char *what, int64_t *value)
 {
-    skip_spaces(p);
+    scan_spaces(p);
     const char *begin = p->at;
-    if (!isdigit((unsigned char)*p->at))
-        return expected(p, what);
+    if (!is_digit(*p->at))
+        return scan_expected(p, what);
     int64_t result = 0;
-    for (; isdigit((unsigned char)*p->at); p->at++)
+    for (; is_digit(*p->at); p->at++)
         if (!mul_i64(result, 10, &result) || !add_i64(result, *p->at - '0', &result))
             return fail(RSD_ELIMIT, "column %d: the number does not fit into 63 bits",
-                        column(p, begin));
+                        scan_column(p, begin));
     *value = result;
     return RSD_OK;
 }
 
 /* A name of letters, digits and underscores; false if there is none, or it is too long. */
-bool name(struct parser *p, char out[NAME_NCHARS])
+bool scan_name(struct parser *p, char out[NAME_NCHARS])
 {
-    skip_spaces(p);
+    scan_spaces(p);
     size_t length = 0;
-    if (isalpha((unsigned char)*p->at) || *p->at == '_')
-        while (isalnum((unsigned char)p->at[length]) || p->at[length] == '_')
+    if (is_name_start(*p->at))
+        while (is_name_start(p->at[length]) || is_digit(p->at[length]))
             length++;
     if (length == 0 || length >= NAME_NCHARS)
         return false;
@@ -83,8 +83,8 @@ bool name(struct parser *p, char out[NAME_NCHARS])
     return true;
 }
 
-bool at_digit(struct parser *p)
+bool scan_at_digit(struct parser *p)
 {
-    skip_spaces(p);
-    return isdigit((unsigned char)*p->at);
+    scan_spaces(p);
+    return is_digit(*p->at);
 }

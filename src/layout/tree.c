@@ -215,34 +215,43 @@ static bool corners_meet(int32_t ndim, const int64_t *a, const int64_t *b)
     return true;
 }
 
-/* Two subtrees that are the same, or have no box in common. */
-static bool any_pair_meets(const struct tree *tree, struct subtree a, struct subtree b)
+/* Two subtrees that are the same, or have no box in common; the places of two boxes that meet. */
+static bool any_pair_meets(const struct tree *tree, struct subtree a, struct subtree b,
+                           int64_t places[2])
 {
     bool same = a.node == b.node;
     int64_t na = a.end - a.first, nb = b.end - b.first;
     if (!same && !corners_meet(tree->ndim, node_bounds(tree, a.node), node_bounds(tree, b.node)))
         return false;
     if (na > LEAF && same)
-        return any_pair_meets(tree, half_of(a, false), half_of(a, false)) ||
-               any_pair_meets(tree, half_of(a, true), half_of(a, true)) ||
-               any_pair_meets(tree, half_of(a, false), half_of(a, true));
+        return any_pair_meets(tree, half_of(a, false), half_of(a, false), places) ||
+               any_pair_meets(tree, half_of(a, true), half_of(a, true), places) ||
+               any_pair_meets(tree, half_of(a, false), half_of(a, true), places);
     if (na > LEAF && na >= nb)
-        return any_pair_meets(tree, half_of(a, false), b) ||
-               any_pair_meets(tree, half_of(a, true), b);
+        return any_pair_meets(tree, half_of(a, false), b, places) ||
+               any_pair_meets(tree, half_of(a, true), b, places);
     if (nb > LEAF)
-        return any_pair_meets(tree, a, half_of(b, false)) ||
-               any_pair_meets(tree, a, half_of(b, true));
+        return any_pair_meets(tree, a, half_of(b, false), places) ||
+               any_pair_meets(tree, a, half_of(b, true), places);
     for (int64_t i = a.first; i < a.end; i++)
         for (int64_t j = same ? i + 1 : b.first; j < b.end; j++)
-            if (corners_meet(tree->ndim, box_bounds(tree, i), box_bounds(tree, j)))
+            if (corners_meet(tree->ndim, box_bounds(tree, i), box_bounds(tree, j))) {
+                places[0] = i;
+                places[1] = j;
                 return true;
+            }
     return false;
 }
 
-bool tree_any_overlap(const struct tree *tree)
+bool tree_any_overlap(const struct tree *tree, int64_t *a, int64_t *b)
 {
     struct subtree all = {0, 0, tree->nboxes};
-    return any_pair_meets(tree, all, all);
+    int64_t places[2];
+    if (!any_pair_meets(tree, all, all, places))
+        return false;
+    *a = tree->order[places[0]];
+    *b = tree->order[places[1]];
+    return true;
 }
 
 /* ---- search ---- */

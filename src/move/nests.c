@@ -16,34 +16,13 @@
 
 /* ---- lists ---- */
 
-static rsd_status reserve_loops(struct nests *nests, size_t more)
-{
-    void *memory = nests->loops;
-    rsd_status status =
-        mem_reserve(&memory, &nests->room_loops, nests->nloops + more, sizeof *nests->loops);
-    nests->loops = memory;
-    return status;
-}
-
-static rsd_status reserve_strides(struct nests *nests, size_t more)
-{
-    void *memory = nests->strides;
-    rsd_status status =
-        mem_reserve(&memory, &nests->room_strides, nests->nstrides + more, sizeof *nests->strides);
-    nests->strides = memory;
-    return status;
-}
-
 static rsd_status add_nest(struct nests *nests, struct nest nest, const struct loops *loops)
 {
-    void *memory = nests->nests;
-    rsd_status status = mem_reserve(&memory, &nests->room_nests, nests->nnests + 1, sizeof nest);
-    nests->nests = memory;
-    TRY(status);
+    TRY(GROW(nests->nests, nests->room_nests, nests->nnests + 1));
     nest.first_loop = nests->nloops;
     nest.block = (struct block){.run = loops->run, .nloops = loops->n};
     int64_t nbytes = (int64_t)loops->run;
-    TRY(reserve_loops(nests, (size_t)loops->n));
+    TRY(GROW(nests->loops, nests->room_loops, nests->nloops + (size_t)loops->n));
     for (int32_t i = 0; i < loops->n; i++) {
         nests->loops[nests->nloops++] =
             (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
@@ -54,22 +33,23 @@ static rsd_status add_nest(struct nests *nests, struct nest nest, const struct l
     return RSD_OK;
 }
 
-/* A nest whose run is so long that only its bytes can be shared out: cut into rows and a rest. */
+/* Runs so long that their bytes should be shared out are cut into rows and a rest. */
 static rsd_status add_any_nest(struct nests *nests, struct nest nest, struct loops *loops)
 {
     enum { ROW = 1 << 16 };
-    if (loops->n > 0 || loops->run < 4 * ROW)
+    if (loops->run < 4 * ROW)
         return add_nest(nests, nest, loops);
-    size_t nrows = loops->run / ROW, rest = loops->run % ROW;
-    *loops = (struct loops){.run = ROW};
-    loops_add(loops, (int64_t)nrows, ROW, ROW);
+    struct loops rest = *loops;
+    int64_t nrows = (int64_t)(loops->run / ROW);
+    loops->run = ROW;
+    loops_add(loops, nrows, ROW, ROW);
     TRY(add_nest(nests, nest, loops));
-    if (rest == 0)
+    rest.run %= ROW;
+    if (rest.run == 0)
         return RSD_OK;
-    nest.src_offset += (int64_t)nrows * ROW;
-    nest.dst_offset += (int64_t)nrows * ROW;
-    *loops = (struct loops){.run = rest};
-    return add_nest(nests, nest, loops);
+    nest.src_offset += nrows * ROW;
+    nest.dst_offset += nrows * ROW;
+    return add_nest(nests, nest, &rest);
 }
 
 void nests_finish(struct nests *nests)
@@ -109,12 +89,11 @@ static void dense_strides(const rsd_layout *layout, int64_t array, bool column_m
 }
 
 /* Checks that the array spans fewer than 2^63 bytes and, for a destination, that no two elements
- * share a place: going from the smallest stride up, each must step over all that is below it. */
+ * share a place. */
 static rsd_status check_strides(const rsd_layout *layout, int64_t array, const int64_t *strides,
                                 bool written)
 {
     int64_t shape[RSD_MAX_DIMS], reach = 0, step;
-    int32_t order[RSD_MAX_DIMS], n = 0;
     layout_array_shape(layout, array, shape);
     if (box_volume(layout->ndim, shape) == 0)
         return RSD_OK;
@@ -122,24 +101,14 @@ static rsd_status check_strides(const rsd_layout *layout, int64_t array, const i
         if (strides[d] < 0)
             return fail(RSD_EINVAL, "array %lld has stride %lld in dim %d", (long long)array,
                         (long long)strides[d], (int)d);
-        if (shape[d] < 2)
-            continue;
-        int32_t i = n++;
-        for (; i > 0 && strides[order[i - 1]] > strides[d]; i--)
-            order[i] = order[i - 1];
-        order[i] = d;
-    }
-    for (int32_t i = 0; i < n; i++) {
-        int32_t d = order[i];
-        if (written && strides[d] <= reach)
-            return fail(RSD_EINVAL,
-                        "stride %lld in dim %d of destination array %lld makes elements "
-                        "share a place",
-                        (long long)strides[d], (int)d, (long long)array);
         if (!mul_i64(shape[d] - 1, strides[d], &step) || !add_i64(reach, step, &reach) ||
             reach > INT64_MAX / 16 - 1)
             return fail(RSD_ELIMIT, "array %lld spans 2^63 bytes or more", (long long)array);
     }
+    if (written && strides_overlap(layout->ndim, shape, strides))
+        return fail(RSD_EINVAL,
+                    "the strides of destination array %lld may let elements share a place",
+                    (long long)array);
     return RSD_OK;
 }
 
@@ -237,10 +206,7 @@ static rsd_status find_progressions(struct meet *list, size_t n, struct family *
             one.src_step = list[i + 1].other_at - list[i].other_at;
             one.dst_step = list[i + 1].own_at - list[i].own_at;
         }
-        void *memory = family->list;
-        rsd_status status = mem_reserve(&memory, &family->room, family->n + 1, sizeof one);
-        family->list = memory;
-        TRY(status);
+        TRY(GROW(family->list, family->room, family->n + 1));
         family->list[family->n++] = one;
         i += count;
     }
@@ -349,17 +315,14 @@ static rsd_status start_sum(const struct compiler *c, const rsd_piece *piece)
         .first_loop = (int64_t)nests->nloops,
         .first_term = (int64_t)nests->nterms,
         .reduction = {plan->src->dtype, plan->reduce, plan->divisor, plan->reduced.total}};
-    TRY(reserve_loops(nests, RSD_MAX_DIMS));
+    TRY(GROW(nests->loops, nests->room_loops, nests->nloops + RSD_MAX_DIMS));
     for (int32_t d = 0; d < plan->dst->ndim; d++)
         if (piece->box.len[d] > 1) {
             nests->loops[nests->nloops++] =
                 (struct loop){.count = piece->box.len[d], .dst_stride = to[d]};
             sum.nloops++;
         }
-    void *memory = nests->sums;
-    rsd_status status = mem_reserve(&memory, &nests->room_sums, nests->nsums + 1, sizeof sum);
-    nests->sums = memory;
-    TRY(status);
+    TRY(GROW(nests->sums, nests->room_sums, nests->nsums + 1));
     nests->sums[nests->nsums++] = sum;
     nests->nbytes += piece->nbytes;
     return RSD_OK;
@@ -373,16 +336,34 @@ static rsd_status add_term(const struct compiler *c, const rsd_piece *piece)
     struct term term = {.src = c->first_src + piece->from_array,
                         .offset = offset_of(ndim, piece->from_at, from),
                         .first_stride = (int64_t)nests->nstrides};
-    void *memory = nests->terms;
-    rsd_status status = mem_reserve(&memory, &nests->room_terms, nests->nterms + 1, sizeof term);
-    nests->terms = memory;
-    TRY(status);
-    TRY(reserve_strides(nests, (size_t)ndim));
+    TRY(GROW(nests->terms, nests->room_terms, nests->nterms + 1));
+    TRY(GROW(nests->strides, nests->room_strides, nests->nstrides + (size_t)ndim));
     for (int32_t d = 0; d < ndim; d++)
         if (piece->box.len[d] > 1)
             nests->strides[nests->nstrides++] = from[d];
     nests->terms[nests->nterms++] = term;
     return RSD_OK;
+}
+
+/* A batch goes along the innermost loop: if that is short, a longer one takes its place. */
+static void put_longest_inside(struct nests *nests, struct sum *sum)
+{
+    struct loop *loops = nests->loops + sum->first_loop, *last = loops + sum->nloops - 1;
+    int32_t longest = sum->nloops - 1;
+    if (sum->nloops < 2 || last->count >= 32)
+        return;
+    for (int32_t i = 0; i < sum->nloops; i++)
+        if (loops[i].count > loops[longest].count)
+            longest = i;
+    struct loop swapped = *last;
+    *last = loops[longest];
+    loops[longest] = swapped;
+    for (int64_t t = 0; t < sum->reduction.nterms; t++) {
+        int64_t *strides = nests->strides + nests->terms[sum->first_term + t].first_stride;
+        int64_t stride = strides[sum->nloops - 1];
+        strides[sum->nloops - 1] = strides[longest];
+        strides[longest] = stride;
+    }
 }
 
 /* Joins the loops of a finished sum where every array just goes on, from the innermost out. */
@@ -410,6 +391,7 @@ static void merge_sum(struct nests *nests)
         n--;
     }
     sum->nloops = n;
+    put_longest_inside(nests, sum);
 }
 
 static rsd_status add_pieces(const struct compiler *c)

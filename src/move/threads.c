@@ -43,10 +43,7 @@ struct threads_exec {
 
 static rsd_status add_unit(struct threads_exec *x, struct unit unit)
 {
-    void *memory = x->units;
-    rsd_status status = mem_reserve(&memory, &x->room_units, x->nunits + 1, sizeof unit);
-    x->units = memory;
-    TRY(status);
+    TRY(GROW(x->units, x->room_units, x->nunits + 1));
     x->units[x->nunits++] = unit;
     x->stage_nunits[unit.stage]++;
     return RSD_OK;
@@ -195,6 +192,12 @@ static void run_unit(void *context, int64_t index)
 
 /* ---- the carrier ---- */
 
+static void forget_progress(struct threads_exec *x)
+{
+    for (int32_t stage = 0; stage < MAX_STAGES; stage++)
+        atomic_store_explicit(&x->stage_done[stage], 0, memory_order_relaxed);
+}
+
 static rsd_status take_pointers(struct threads_exec *x, const void *const *src, void *const *dst)
 {
     for (int64_t i = 0; i < x->nsrc; i++) {
@@ -209,8 +212,7 @@ static rsd_status take_pointers(struct threads_exec *x, const void *const *src, 
                         (long long)i);
         x->dst[i] = dst[i];
     }
-    for (int32_t stage = 0; stage < MAX_STAGES; stage++)
-        atomic_store_explicit(&x->stage_done[stage], 0, memory_order_relaxed);
+    forget_progress(x);
     return RSD_OK;
 }
 
@@ -234,7 +236,11 @@ static rsd_status threads_start(rsd_exec *exec, const void *const *src, void *co
 static rsd_status threads_wait(rsd_exec *exec)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
-    pool_wait(x->pool, &x->job);
+    if (!pool_wait(x->pool, &x->job)) {
+        /* A child after fork, whose memory was copied at some point of the run: all again. */
+        forget_progress(x);
+        pool_run(NULL, (int64_t)x->nunits, run_unit, x);
+    }
     return RSD_OK;
 }
 

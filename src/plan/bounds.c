@@ -110,10 +110,10 @@ static rsd_status over_groups(const rsd_plan *plan, bool nodes, moves_fn *moves,
     for (int64_t array = 0; array < plan->dst->mesh->nranks; array++) {
         int64_t group = getter_of(plan, array).group;
         struct region region = {.wanters = wanters, .n = group_count(plan, group)};
-        if (group_member(plan, group, 0) != array)
+        if (group_array(plan, group, 0) != array)
             continue;
         for (int64_t i = 0; i < region.n; i++)
-            wanters[i].array = group_member(plan, group, i);
+            wanters[i].array = group_array(plan, group, i);
         TRY(add_region(plan, nodes, moves, &region, overlap, bound));
     }
     return RSD_OK;

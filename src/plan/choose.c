@@ -67,7 +67,7 @@ int64_t group_count(const rsd_plan *plan, int64_t group)
     return plan->dst_cells.first_holder[group + 1] - plan->dst_cells.first_holder[group];
 }
 
-int64_t group_member(const rsd_plan *plan, int64_t group, int64_t i)
+int64_t group_array(const rsd_plan *plan, int64_t group, int64_t i)
 {
     if (plan->dst->mesh)
         return mesh_array_at(plan->dst->mesh, group + digits_position(&plan->dst->copies, i));

@@ -17,59 +17,26 @@ static void add_size(struct text *text, int64_t nbytes)
 
 /* ---- pairs: what each rank gets from whom ---- */
 
-struct pair {
-    int32_t from;
-    int64_t nbytes;
-};
-
-struct pairs {
-    struct pair *list;
-    size_t n, room;
-};
-
-static int by_from(const void *a, const void *b)
+/* Writes the pairs of one getter, and starts anew. */
+static void flush_pairs(struct text *text, struct peers *givers, int32_t to, bool json, bool *any)
 {
-    const struct pair *x = a, *y = b;
-    return (x->from > y->from) - (x->from < y->from);
-}
-
-static rsd_status add_pair(struct pairs *pairs, int32_t from, int64_t nbytes)
-{
-    if (pairs->n && pairs->list[pairs->n - 1].from == from) {
-        pairs->list[pairs->n - 1].nbytes += nbytes;
-        return RSD_OK;
-    }
-    void *memory = pairs->list;
-    rsd_status status = mem_reserve(&memory, &pairs->room, pairs->n + 1, sizeof *pairs->list);
-    pairs->list = memory;
-    TRY(status);
-    pairs->list[pairs->n++] = (struct pair){from, nbytes};
-    return RSD_OK;
-}
-
-/* Writes the pairs of one getter, which came in any order, and starts anew. */
-static void flush_pairs(struct text *text, struct pairs *pairs, int32_t to, bool json, bool *any)
-{
-    if (pairs->n > 1)
-        qsort(pairs->list, pairs->n, sizeof *pairs->list, by_from);
-    for (size_t i = 0; i < pairs->n;) {
-        struct pair sum = pairs->list[i++];
-        while (i < pairs->n && pairs->list[i].from == sum.from)
-            sum.nbytes += pairs->list[i++].nbytes;
+    peers_unite(givers);
+    for (size_t i = 0; i < givers->n; i++) {
+        const struct peer *giver = &givers->list[i];
         if (json)
             text_add(text, "%s{\"from\": %d, \"to\": %d, \"bytes\": %lld}", *any ? ", " : "",
-                     (int)sum.from, (int)to, (long long)sum.nbytes);
+                     (int)giver->rank, (int)to, (long long)giver->nbytes);
         else
-            text_add(text, "  %6d -> %-6d %lld bytes%s\n", (int)sum.from, (int)to,
-                     (long long)sum.nbytes, sum.from == to ? ", kept" : "");
+            text_add(text, "  %6d -> %-6d %lld bytes%s\n", (int)giver->rank, (int)to,
+                     (long long)giver->nbytes, giver->rank == to ? ", kept" : "");
         *any = true;
     }
-    pairs->n = 0;
+    givers->n = 0;
 }
 
 static rsd_status add_pairs(const rsd_plan *plan, struct text *text, bool json)
 {
-    struct pairs pairs = {0};
+    struct peers givers = {0};
     rsd_cursor *cursor;
     const rsd_piece *piece;
     int32_t to = -1;
@@ -78,14 +45,14 @@ static rsd_status add_pairs(const rsd_plan *plan, struct text *text, bool json)
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
         if (piece->to != to)
-            flush_pairs(text, &pairs, to, json, &any);
+            flush_pairs(text, &givers, to, json, &any);
         to = piece->to;
-        status = add_pair(&pairs, piece->from, piece->nbytes);
+        status = peers_add(&givers, piece->from, piece->nbytes);
         if (status)
             break;
     }
-    flush_pairs(text, &pairs, to, json, &any);
-    mem_free(pairs.list);
+    flush_pairs(text, &givers, to, json, &any);
+    mem_free(givers.list);
     rsd_cursor_free(cursor);
     return status;
 }
@@ -109,25 +76,26 @@ static void add_rank(struct text *text, int32_t rank, const rsd_rank_totals *t, 
                  (long long)t->nbytes_kept, (long long)(t->nbytes_src + t->nbytes_dst));
 }
 
-static bool has_array(const rsd_plan *plan, int32_t rank)
+/* The rank of the array that comes next on one side; INT64_MAX after the last. */
+static int64_t rank_at(const rsd_layout *layout, int64_t array)
 {
-    int64_t first, in_src, in_dst;
-    rsd_layout_arrays_of(plan->src, rank, &first, &in_src);
-    rsd_layout_arrays_of(plan->dst, rank, &first, &in_dst);
-    return in_src > 0 || in_dst > 0;
+    return array < rsd_layout_narrays(layout) ? layout_array_rank(layout, array) : INT64_MAX;
 }
 
 static rsd_status add_ranks(const rsd_plan *plan, struct text *text, bool json)
 {
-    int64_t world = max_i64(rsd_layout_world(plan->src), rsd_layout_world(plan->dst));
+    int64_t src = 0, dst = 0, rank;
     bool first = true;
-    for (int64_t rank = 0; rank < world && !text->failed; rank++) {
+    while ((rank = min_i64(rank_at(plan->src, src), rank_at(plan->dst, dst))) < INT64_MAX &&
+           !text->failed) {
         rsd_rank_totals totals = {.struct_nbytes = sizeof totals};
-        if (!has_array(plan, (int32_t)rank))
-            continue;
         TRY(rsd_plan_rank_totals(plan, (int32_t)rank, &totals));
         add_rank(text, (int32_t)rank, &totals, json, first);
         first = false;
+        while (rank_at(plan->src, src) == rank)
+            src++;
+        while (rank_at(plan->dst, dst) == rank)
+            dst++;
     }
     return RSD_OK;
 }

@@ -29,16 +29,13 @@ rsd_status check_nspans(const struct cuts *cuts, int32_t d)
 
 static rsd_status add_span(struct overlap *overlap, int32_t d, struct span span)
 {
-    void *memory = overlap->dims[d].own;
     size_t *n = &overlap->dims[d].nown;
     struct span *last = *n ? &overlap->dims[d].own[*n - 1] : NULL;
     if (last && last->lo + last->len == span.lo) {
         last->len += span.len;
         return RSD_OK;
     }
-    rsd_status status = mem_reserve(&memory, &overlap->dims[d].room_own, *n + 1, sizeof span);
-    overlap->dims[d].own = memory;
-    TRY(status);
+    TRY(GROW(overlap->dims[d].own, overlap->dims[d].room_own, *n + 1));
     overlap->dims[d].own[(*n)++] = span;
     return RSD_OK;
 }
@@ -85,10 +82,7 @@ static rsd_status add_meet(struct overlap *overlap, int32_t d, struct meet meet)
         last->len += meet.len;
         return RSD_OK;
     }
-    void *memory = overlap->dims[d].list;
-    rsd_status status = mem_reserve(&memory, &overlap->dims[d].room, *n + 1, sizeof meet);
-    overlap->dims[d].list = memory;
-    TRY(status);
+    TRY(GROW(overlap->dims[d].list, overlap->dims[d].room, *n + 1));
     overlap->dims[d].list[(*n)++] = meet;
     return RSD_OK;
 }
@@ -228,7 +222,7 @@ void overlap_drop(struct overlap *overlap)
 rsd_status sweep_dim(const struct cuts *own, const struct cuts *other, struct sweep **out,
                      size_t *n)
 {
-    void *list = NULL;
+    struct sweep *list = NULL;
     size_t room = 0, count = 0;
     struct span ours = {0}, theirs = {0};
     rsd_status status = RSD_OK;
@@ -237,11 +231,11 @@ rsd_status sweep_dim(const struct cuts *own, const struct cuts *other, struct sw
             ours = cuts_span_at(own, x);
         if (x >= theirs.lo + theirs.len)
             theirs = cuts_span_at(other, x);
-        const struct sweep *last = count ? (struct sweep *)list + count - 1 : NULL;
+        const struct sweep *last = count ? &list[count - 1] : NULL;
         if (!last || last->own_pos != ours.pos || last->other_pos != theirs.pos) {
-            status = mem_reserve(&list, &room, count + 1, sizeof(struct sweep));
+            status = GROW(list, room, count + 1);
             if (!status)
-                ((struct sweep *)list)[count++] = (struct sweep){ours.pos, theirs.pos};
+                list[count++] = (struct sweep){ours.pos, theirs.pos};
         }
         x = min_i64(ours.lo + ours.len, theirs.lo + theirs.len);
     }

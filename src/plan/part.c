@@ -113,12 +113,18 @@ static int64_t common_extent(const struct cuts *a, int64_t position_a, const str
 int64_t pair_volume(const rsd_plan *plan, int64_t src_position, int64_t dst_position)
 {
     const rsd_layout *src = plan->src, *dst = plan->dst;
-    if (!is_giver_of(plan, src_position, mesh_array_at(dst->mesh, dst_position)))
+    if (src->volume == 0 ||
+        !is_giver_of(plan, src_position, mesh_array_at(dst->mesh, dst_position)))
         return 0;
     int64_t volume = 1;
     for (int32_t d = 0; d < src->ndim && volume > 0; d++)
         volume *= common_extent(&src->cuts[d], src_position, &dst->cuts[d], dst_position);
     return volume;
+}
+
+static rsd_status too_much(int32_t rank)
+{
+    return fail(RSD_ELIMIT, "a total of rank %d does not fit into 63 bits", (int)rank);
 }
 
 static rsd_status count_formulas(const rsd_plan *plan, int32_t rank, rsd_rank_totals *totals)
@@ -139,71 +145,75 @@ static rsd_status count_formulas(const rsd_plan *plan, int32_t rank, rsd_rank_to
     if (from >= 0) {
         TRY(tally_array(plan, true, mesh_array_at(src, from), own ? to : -1, &tally));
         int64_t copies = plan->dst->copies.total;
+        if (!mul_i64(tally.volume * each, copies, &totals->nbytes_sent))
+            return too_much(rank);
+        totals->nbytes_sent -= tally.own_volume * each;
         totals->npieces_sent = tally.pieces * copies - tally.own_pieces;
         totals->nmessages_sent = tally.peers * copies - (tally.own_pieces > 0);
-        if (!mul_i64(tally.volume * each, copies, &totals->nbytes_sent))
-            return fail(RSD_ELIMIT, "the bytes that rank %d sends do not fit into 63 bits",
-                        (int)rank);
-        totals->nbytes_sent -= tally.own_volume * each;
     }
     return RSD_OK;
 }
 
 /* ---- any plan, walked ---- */
 
-static int by_rank_number(const void *a, const void *b)
+static int by_rank(const void *a, const void *b)
 {
-    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    return (x > y) - (x < y);
+    const struct peer *x = a, *y = b;
+    return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-rsd_status rank_set_add(struct rank_set *set, int32_t rank)
+void peers_unite(struct peers *peers)
 {
-    if (set->n && set->ranks[set->n - 1] == rank)
+    size_t n = 0;
+    if (peers->n > 1)
+        qsort(peers->list, peers->n, sizeof *peers->list, by_rank);
+    for (size_t i = 0; i < peers->n; i++)
+        if (n > 0 && peers->list[n - 1].rank == peers->list[i].rank)
+            peers->list[n - 1].nbytes += peers->list[i].nbytes;
+        else
+            peers->list[n++] = peers->list[i];
+    peers->n = n;
+}
+
+/* A walk may have far more pieces than peers: a full list is united before it grows. */
+rsd_status peers_add(struct peers *peers, int32_t rank, int64_t nbytes)
+{
+    if (peers->n && peers->list[peers->n - 1].rank == rank) {
+        peers->list[peers->n - 1].nbytes += nbytes;
         return RSD_OK;
-    void *memory = set->ranks;
-    rsd_status status = mem_reserve(&memory, &set->room, set->n + 1, sizeof rank);
-    set->ranks = memory;
-    TRY(status);
-    set->ranks[set->n++] = rank;
+    }
+    if (peers->n && peers->n == peers->room)
+        peers_unite(peers);
+    TRY(GROW(peers->list, peers->room, peers->n + peers->n / 2 + 1));
+    peers->list[peers->n++] = (struct peer){rank, nbytes};
     return RSD_OK;
-}
-
-int64_t rank_set_count(struct rank_set *set)
-{
-    int64_t distinct = 0;
-    if (set->n > 1)
-        qsort(set->ranks, set->n, sizeof *set->ranks, by_rank_number);
-    for (size_t i = 0; i < set->n; i++)
-        distinct += i == 0 || set->ranks[i] != set->ranks[i - 1];
-    set->n = 0;
-    return distinct;
 }
 
 static rsd_status walk_side(const rsd_plan *plan, int32_t rank, rsd_side side, int64_t *pieces,
                             int64_t *messages, int64_t *nbytes, rsd_rank_totals *totals)
 {
-    struct rank_set peers = {0};
+    struct peers peers = {0};
     rsd_cursor *cursor;
     const rsd_piece *piece;
     TRY(rsd_plan_walk(plan, rank, side, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
-        if (piece->from == piece->to) {
-            totals->npieces_kept += side == RSD_RECEIVES;
-            totals->nbytes_kept += side == RSD_RECEIVES ? piece->nbytes : 0;
+        bool kept = piece->from == piece->to;
+        if (kept && side == RSD_SENDS)
             continue;
-        }
-        (*pieces)++;
-        if (!add_i64(*nbytes, piece->nbytes, nbytes))
-            status = fail(RSD_ELIMIT, "a total of rank %d does not fit into 63 bits", (int)rank);
-        if (!status)
-            status = rank_set_add(&peers, side == RSD_RECEIVES ? piece->from : piece->to);
+        int64_t *sum = kept ? &totals->nbytes_kept : nbytes;
+        *(kept ? &totals->npieces_kept : pieces) += 1;
+        if (!add_i64(*sum, piece->nbytes, sum))
+            status = too_much(rank);
+        else if (!kept)
+            status =
+                peers_add(&peers, side == RSD_RECEIVES ? piece->from : piece->to, piece->nbytes);
         if (status)
             break;
     }
-    *messages = rank_set_count(&peers);
-    mem_free(peers.ranks);
+    peers_unite(&peers);
+    *messages = (int64_t)peers.n;
+    mem_free(peers.list);
     rsd_cursor_free(cursor);
     return status;
 }
@@ -263,7 +273,10 @@ rsd_status rsd_plan_nbytes(const rsd_plan *plan, int32_t from, int32_t to, int64
     TRY(rsd_plan_walk(plan, to, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece)
-        sum += piece->from == from ? piece->nbytes : 0;
+        if (piece->from == from && !add_i64(sum, piece->nbytes, &sum)) {
+            status = too_much(to);
+            break;
+        }
     rsd_cursor_free(cursor);
     if (!status)
         *nbytes = sum;

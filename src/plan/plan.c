@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* Part of the digest: another number whenever the same layouts would give other pieces. */
-enum { PLANNER_VERSION = 1 };
+enum { PLANNER_VERSION = 2 };
 
 /* ---- partial axes ---- */
 
@@ -26,17 +26,31 @@ static bool can_stay(const rsd_layout *src, int32_t axis, const rsd_layout *dst,
            src->placements[axis].reduce == dst->placements[dst_axis].reduce;
 }
 
+/* The source axis whose terms stay on destination axis b: that of the same number if it can, else the
+ * first that no other axis takes; RSD_MAX_AXES: none. */
+static int32_t axis_kept_on(const rsd_layout *src, const rsd_layout *dst, int32_t b,
+                            const bool taken[RSD_MAX_AXES])
+{
+    if (can_stay(src, b, dst, b))
+        return b;
+    int32_t a = 0;
+    while (a < RSD_MAX_AXES && (taken[a] || !can_stay(src, a, dst, b)))
+        a++;
+    return a;
+}
+
 /* A destination axis may be partial only if the source is partial in the same way: each term then
- * goes its own way. The axis of the same number is preferred. */
+ * goes its own way. */
 static rsd_status keep_terms(rsd_plan *plan, bool taken[RSD_MAX_AXES])
 {
     const rsd_layout *src = plan->src, *dst = plan->dst;
-    for (int32_t b = 0; dst->mesh && b < dst->mesh->naxes; b++) {
+    int32_t naxes = dst->mesh ? dst->mesh->naxes : 0;
+    for (int32_t b = 0; b < naxes; b++)
+        taken[b] = is_partial(dst, b) && can_stay(src, b, dst, b);
+    for (int32_t b = 0; b < naxes; b++) {
         if (!is_partial(dst, b))
             continue;
-        int32_t a = can_stay(src, b, dst, b) && !taken[b] ? b : 0;
-        while (a < RSD_MAX_AXES && (taken[a] || !can_stay(src, a, dst, b)))
-            a++;
+        int32_t a = axis_kept_on(src, dst, b, taken);
         if (a == RSD_MAX_AXES)
             return fail(RSD_EINVAL,
                         "the destination is P(%s) on mesh axis %d, where the source has no such "
@@ -62,9 +76,7 @@ static rsd_status reduce_terms(rsd_plan *plan, const bool kept[RSD_MAX_AXES])
         if (!dtype_reduces(src->dtype, reduce))
             return fail(RSD_EUNSUPPORTED, "%s values have no reduction '%s'",
                         rsd_dtype_name(src->dtype), rsd_reduce_name(reduce));
-        plan->reduced.count[plan->reduced.ndigits] = src->mesh->counts[a];
-        plan->reduced.stride[plan->reduced.ndigits++] = src->mesh->strides[a];
-        plan->reduced.total *= src->mesh->counts[a];
+        digits_add(&plan->reduced, src->mesh->counts[a], src->mesh->strides[a]);
         if (reduce == RSD_REDUCE_AVG)
             plan->divisor *= src->mesh->counts[a];
         plan->reduce = reduce == RSD_REDUCE_AVG ? RSD_REDUCE_SUM : reduce;

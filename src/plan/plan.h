@@ -109,9 +109,9 @@ struct getter getter_of(const rsd_plan *plan, int64_t dst_array);
 
 /* How many get the same as a group, and the array of the i-th of them. */
 int64_t group_count(const rsd_plan *plan, int64_t group);
-int64_t group_member(const rsd_plan *plan, int64_t group, int64_t i);
+int64_t group_array(const rsd_plan *plan, int64_t group, int64_t i);
 int64_t group_index(const rsd_plan *plan, int64_t group,
-                    int64_t array); /* inverse of group_member */
+                    int64_t array); /* inverse of group_array */
 
 /* The group that gets a meeting seen from a source array. */
 int64_t group_of_meeting(const rsd_plan *plan, int64_t src_array, int64_t other);
@@ -133,6 +133,7 @@ bool holds_term(const rsd_plan *plan, const struct getter *getter, int64_t sourc
 struct share {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     int64_t array; /* the giver's: a source array, or with from_dst a destination array */
+    int64_t order; /* among the terms of a box */
     int32_t stage;
     bool from_dst, reduce;
 };
@@ -184,17 +185,20 @@ rsd_status bound_crossed(const rsd_plan *plan, int64_t *bound); /* -1: not known
 /* Elements that a source position gives to a destination position of a direct plan. */
 int64_t pair_volume(const rsd_plan *plan, int64_t src_position, int64_t dst_position);
 
-/* Ranks met on a walk, to count the different ones. Starts as {0}. */
-struct rank_set {
-    int32_t *ranks;
+/* The ranks that one rank meets on a walk, and what it exchanges with each. Starts as {0}. */
+struct peers {
+    struct peer {
+        int32_t rank;
+        int64_t nbytes;
+    } * list;
     size_t n, room;
 };
-rsd_status rank_set_add(struct rank_set *set, int32_t rank);
-int64_t rank_set_count(struct rank_set *set); /* and empties it */
+rsd_status peers_add(struct peers *peers, int32_t rank, int64_t nbytes);
+void peers_unite(struct peers *peers); /* sorts them; each rank is there once then */
 
 /* ---- loops.c: a copy as the shortest strided loop nest over bytes ---- */
 
-enum { MAX_LOOPS = 2 * RSD_MAX_DIMS };
+enum { MAX_LOOPS = 2 * RSD_MAX_DIMS + 1 };
 
 struct loops {
     size_t run; /* contiguous bytes on both sides */

@@ -22,14 +22,6 @@
 #include <assert.h>
 #include <stdlib.h>
 
-static rsd_status reserve(int64_t **list, size_t *room, size_t need)
-{
-    void *memory = *list;
-    rsd_status status = mem_reserve(&memory, room, need, sizeof **list);
-    *list = memory;
-    return status;
-}
-
 static int32_t node_of_dst(const rsd_plan *plan, int64_t array)
 {
     return plan->node_of[layout_array_rank(plan->dst, array)];
@@ -53,7 +45,7 @@ static int by_node_then_order(const void *a, const void *b)
 static rsd_status sort_by_node(const rsd_plan *plan, struct shares *shares)
 {
     size_t n = shares->nmembers;
-    TRY(reserve(&shares->by_node, &shares->room_by_node, n));
+    TRY(GROW(shares->by_node, shares->room_by_node, n));
     struct noded *sorted = mem_new(n, sizeof *sorted);
     if (!sorted)
         return RSD_ENOMEM;
@@ -75,10 +67,10 @@ rsd_status shares_load(const rsd_plan *plan, int64_t group, struct shares *share
     shares->group = -1;
     shares->led_source = -1;
     size_t n = (size_t)group_count(plan, group);
-    TRY(reserve(&shares->members, &shares->room_members, n));
+    TRY(GROW(shares->members, shares->room_members, n));
     shares->nmembers = n;
     for (size_t i = 0; i < n; i++)
-        shares->members[i] = group_member(plan, group, (int64_t)i);
+        shares->members[i] = group_array(plan, group, (int64_t)i);
     if (plan->node_of)
         TRY(sort_by_node(plan, shares));
     shares->group = group;
@@ -113,8 +105,8 @@ static rsd_status find_leaders(const rsd_plan *plan, const struct getter *getter
     if (shares->led_source == source)
         return RSD_OK;
     shares->led_source = -1;
-    TRY(reserve(&shares->leaders, &shares->room_leaders, shares->nmembers));
-    TRY(reserve(&shares->leader_index, &shares->room_leader_index, shares->nmembers));
+    TRY(GROW(shares->leaders, shares->room_leaders, shares->nmembers));
+    TRY(GROW(shares->leader_index, shares->room_leader_index, shares->nmembers));
     bool all = true;
     for (size_t i = 0; i < shares->nmembers && all; i++)
         all = !holds_term(plan, getter, source, shares->members[i]);
@@ -164,42 +156,42 @@ static rsd_status add_share(const struct question *q, const int64_t *lo, const i
     struct shares *shares = q->shares;
     if (!wanted(q, &share))
         return RSD_OK;
-    void *memory = shares->list;
-    rsd_status status = mem_reserve(&memory, &shares->room, shares->n + 1, sizeof share);
-    shares->list = memory;
-    TRY(status);
+    TRY(GROW(shares->list, shares->room, shares->n + 1));
     copy_i64s(share.lo, lo, q->plan->src->ndim);
     copy_i64s(share.len, len, q->plan->src->ndim);
     shares->list[shares->n++] = share;
     return RSD_OK;
 }
 
-/* Part i of n of a box, cut along its longest dim; false if it is empty. */
-static bool part_of(int32_t ndim, const int64_t *lo, const int64_t *len, int64_t i, int64_t n,
-                    int64_t *part_lo, int64_t *part_len)
+/* A box, not empty, that n share: cut along its longest dim into n parts or fewer. */
+struct parts {
+    int32_t ndim, dim;
+    const int64_t *lo, *len;
+    int64_t chunk, n;
+};
+
+static struct parts parts_of(int32_t ndim, const int64_t *lo, const int64_t *len, int64_t n)
 {
     assert(n > 0);
-    copy_i64s(part_lo, lo, ndim);
-    copy_i64s(part_len, len, ndim);
-    if (ndim == 0)
-        return i == 0;
-    int32_t longest = 0;
+    struct parts parts = {.ndim = ndim, .lo = lo, .len = len, .chunk = 1, .n = 1};
     for (int32_t d = 1; d < ndim; d++)
-        if (len[d] > len[longest])
-            longest = d;
-    int64_t chunk = ceil_div(len[longest], n), begin = min_i64(i * chunk, len[longest]);
-    part_lo[longest] = lo[longest] + begin;
-    part_len[longest] = min_i64(chunk, len[longest] - begin);
-    return part_len[longest] > 0;
+        if (len[d] > len[parts.dim])
+            parts.dim = d;
+    if (ndim > 0) {
+        parts.chunk = ceil_div(len[parts.dim], n);
+        parts.n = ceil_div(len[parts.dim], parts.chunk);
+    }
+    return parts;
 }
 
-static rsd_status add_part(const struct question *q, const int64_t *lo, const int64_t *len,
-                           int64_t i, int64_t n, struct share share)
+static void part_at(const struct parts *parts, int64_t i, int64_t *lo, int64_t *len)
 {
-    int64_t part_lo[RSD_MAX_DIMS], part_len[RSD_MAX_DIMS];
-    if (!part_of(q->plan->src->ndim, lo, len, i, n, part_lo, part_len))
-        return RSD_OK;
-    return add_share(q, part_lo, part_len, share);
+    copy_i64s(lo, parts->lo, parts->ndim);
+    copy_i64s(len, parts->len, parts->ndim);
+    if (parts->ndim == 0)
+        return;
+    lo[parts->dim] = parts->lo[parts->dim] + i * parts->chunk;
+    len[parts->dim] = min_i64(parts->chunk, parts->len[parts->dim] - i * parts->chunk);
 }
 
 /* Hands a box from one array to the getter: straight, or over a host boundary once for all mates. */
@@ -214,50 +206,58 @@ static rsd_status deliver(const struct question *q, struct share from, const int
         nmates = shares_mates(plan, q->shares, q->getter->array, &mates);
     if (nmates < 2)
         return add_share(q, lo, len, from);
-    for (int64_t i = 0; i < nmates; i++) {
+    struct parts parts = parts_of(plan->src->ndim, lo, len, nmates);
+    for (int64_t i = 0; i < parts.n; i++) {
+        int64_t part_lo[RSD_MAX_DIMS], part_len[RSD_MAX_DIMS];
         struct share share = from;
         if (mates[i] != q->getter->array)
             share = (struct share){.array = mates[i], .stage = from.stage + 1, .from_dst = true};
-        TRY(add_part(q, lo, len, i, nmates, share));
+        part_at(&parts, i, part_lo, part_len);
+        TRY(add_share(q, part_lo, part_len, share));
     }
     return RSD_OK;
 }
 
-static int by_giver_rank(const void *a, const void *b)
+static int by_order(const void *a, const void *b)
 {
-    const struct share *x = a, *y = b; /* arrays ascend with ranks */
-    return (x->array > y->array) - (x->array < y->array);
+    const struct share *x = a, *y = b;
+    return (x->order > y->order) - (x->order < y->order);
 }
 
-/* All terms of a box, combined at the getter in ascending rank. */
+/* All terms of a box, combined at the getter in ascending rank of their first copies: whichever copy a
+ * getter takes its terms from, the bits of the result are the same. */
 static rsd_status combine(const struct question *q, const int64_t *lo, const int64_t *len)
 {
     const rsd_plan *plan = q->plan;
     const rsd_mesh *mesh = plan->src->mesh;
-    int64_t first_term = q->source + q->getter->giver;
+    int64_t copy = digits_part(&plan->src->copies, q->getter->giver);
+    int64_t term = q->source + q->getter->giver - copy;
     if (q->only) {
         int64_t position = q->only->from_dst ? -1 : mesh_position_of_array(mesh, q->only->array);
-        if (position < 0 || position - digits_part(&plan->reduced, position) != first_term)
+        if (position < 0 || position - digits_part(&plan->reduced, position) != term + copy)
             return RSD_OK;
         return add_share(q, lo, len, (struct share){.array = q->only->array, .reduce = true});
     }
     size_t first = q->shares->n;
     for (int64_t t = 0; t < plan->reduced.total; t++) {
-        int64_t array = mesh_array_at(mesh, first_term + digits_position(&plan->reduced, t));
-        TRY(add_share(q, lo, len, (struct share){.array = array, .reduce = true}));
+        int64_t position = term + digits_position(&plan->reduced, t);
+        TRY(add_share(q, lo, len,
+                      (struct share){.array = mesh_array_at(mesh, position + copy),
+                                     .order = mesh_array_at(mesh, position),
+                                     .reduce = true}));
     }
-    qsort(q->shares->list + first, q->shares->n - first, sizeof *q->shares->list, by_giver_rank);
+    qsort(q->shares->list + first, q->shares->n - first, sizeof *q->shares->list, by_order);
     return RSD_OK;
 }
 
 /* The part of one leader: combined if that is the getter, else handed on by it. */
-static rsd_status from_leader(const struct question *q, const int64_t *lo, const int64_t *len,
-                              int64_t i)
+static rsd_status from_leader(const struct question *q, const struct parts *parts, int64_t i)
 {
     const struct shares *shares = q->shares;
     int64_t part_lo[RSD_MAX_DIMS], part_len[RSD_MAX_DIMS];
-    if (!part_of(q->plan->src->ndim, lo, len, i, (int64_t)shares->nleaders, part_lo, part_len))
+    if (i < 0 || i >= parts->n)
         return RSD_OK;
+    part_at(parts, i, part_lo, part_len);
     if (shares->leaders[i] == q->getter->array)
         return combine(q, part_lo, part_len);
     struct share from = {.array = shares->leaders[i], .stage = 1, .from_dst = true};
@@ -269,19 +269,16 @@ static rsd_status combine_at_leaders(const struct question *q, const int64_t *lo
 {
     const rsd_plan *plan = q->plan;
     TRY(find_leaders(plan, q->getter, q->source, q->shares));
+    struct parts parts = parts_of(plan->src->ndim, lo, len, (int64_t)q->shares->nleaders);
     /* One giver: as a holder of a term it serves the getter's own part, as a leader its own part;
      * only a mate of the getter may have to do with the parts of all leaders. */
-    if (q->only && !q->only->from_dst) {
-        int64_t i = leader_index(plan, q->shares, q->getter->array);
-        return i < 0 ? RSD_OK : from_leader(q, lo, len, i);
-    }
+    if (q->only && !q->only->from_dst)
+        return from_leader(q, &parts, leader_index(plan, q->shares, q->getter->array));
     if (q->only &&
-        !(plan->node_of && node_of_dst(plan, q->only->array) == plan->node_of[q->getter->rank])) {
-        int64_t i = leader_index(plan, q->shares, q->only->array);
-        return i < 0 ? RSD_OK : from_leader(q, lo, len, i);
-    }
-    for (int64_t i = 0; i < (int64_t)q->shares->nleaders; i++)
-        TRY(from_leader(q, lo, len, i));
+        !(plan->node_of && node_of_dst(plan, q->only->array) == plan->node_of[q->getter->rank]))
+        return from_leader(q, &parts, leader_index(plan, q->shares, q->only->array));
+    for (int64_t i = 0; i < parts.n; i++)
+        TRY(from_leader(q, &parts, i));
     return RSD_OK;
 }
 

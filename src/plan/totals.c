@@ -115,9 +115,16 @@ static rsd_status count_piece(const rsd_plan *plan, const rsd_piece *piece, rsd_
                piece->nbytes);
 }
 
+static void count_messages(struct peers *givers, rsd_totals *totals)
+{
+    peers_unite(givers);
+    totals->nmessages += (int64_t)givers->n;
+    givers->n = 0;
+}
+
 static rsd_status count_walked(const rsd_plan *plan, rsd_totals *totals)
 {
-    struct rank_set givers = {0};
+    struct peers givers = {0};
     rsd_cursor *cursor;
     const rsd_piece *piece;
     int32_t getter = -1;
@@ -126,16 +133,16 @@ static rsd_status count_walked(const rsd_plan *plan, rsd_totals *totals)
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
         if (piece->to != getter)
-            totals->nmessages += rank_set_count(&givers);
+            count_messages(&givers, totals);
         getter = piece->to;
         status = count_piece(plan, piece, totals);
         if (!status && piece->from != piece->to)
-            status = rank_set_add(&givers, piece->from);
+            status = peers_add(&givers, piece->from, 0);
         if (status)
             break;
     }
-    totals->nmessages += rank_set_count(&givers);
-    mem_free(givers.ranks);
+    count_messages(&givers, totals);
+    mem_free(givers.list);
     rsd_cursor_free(cursor);
     return status;
 }

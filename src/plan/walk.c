@@ -25,7 +25,7 @@ struct rsd_cursor {
     bool whole; /* every meeting is taken whole from one giver: no shares */
     int64_t element_nbytes;
 
-    int64_t next_array, end_array; /* own arrays still to come */
+    int64_t next_array, end_array; /* own arrays still to come, as array_at knows them */
     int64_t array;                 /* the own array at hand */
     int64_t next_cell, end_cell; /* giving from explicit boxes: cells of the array still to come */
 
@@ -37,6 +37,7 @@ struct rsd_cursor {
     struct shares shares;
     size_t share;
     rsd_piece piece;
+    rsd_status failed;
 
     bool sorted; /* all pieces were found beforehand, and are read from here */
     struct record *records;
@@ -49,6 +50,7 @@ struct record {
     int32_t from, to, stage;
     bool from_dst, reduce;
     int64_t from_array, to_array, nbytes;
+    size_t found; /* as which one it was found */
     const int64_t *coordinates;
 };
 
@@ -120,6 +122,18 @@ static void enter_phase(rsd_cursor *cursor, enum phase phase)
     cursor->overlap.exhausted = true;
 }
 
+/* Arrays come as they are numbered; those of every rank of a destination mesh come group by group if
+ * shares are chosen, so that what is found out about a group serves all its members. */
+static int64_t array_at(const rsd_cursor *cursor, int64_t i)
+{
+    const rsd_layout *own = own_layout(cursor);
+    if (cursor->whole || !cursor->from_every_rank || cursor->phase == GIVING || !own->mesh)
+        return i;
+    int64_t copies = own->copies.total;
+    return mesh_array_at(own->mesh, digits_position(&own->others, i / copies) +
+                                        digits_position(&own->copies, i % copies));
+}
+
 static rsd_status start_cell(rsd_cursor *cursor)
 {
     const rsd_plan *plan = cursor->plan;
@@ -132,7 +146,7 @@ static rsd_status start_cell(rsd_cursor *cursor)
 static rsd_status start_array(rsd_cursor *cursor)
 {
     const rsd_plan *plan = cursor->plan;
-    int64_t array = cursor->array = cursor->next_array++;
+    int64_t array = cursor->array = array_at(cursor, cursor->next_array++);
     if (cursor->phase != GIVING) {
         cursor->getter = getter_of(plan, array);
         return overlap_start(&cursor->overlap, plan->dst, array, NULL, NULL, plan->src,
@@ -229,9 +243,9 @@ static rsd_status next_member(rsd_cursor *cursor, bool *more)
         TRY(find_members(cursor));
     }
     int64_t member = cursor->member++;
-    cursor->getter = getter_of(cursor->plan,
-                               cursor->members ? cursor->members[member]
-                                               : group_member(cursor->plan, cursor->group, member));
+    cursor->getter =
+        getter_of(cursor->plan, cursor->members ? cursor->members[member]
+                                                : group_array(cursor->plan, cursor->group, member));
     *more = true;
     return RSD_OK;
 }
@@ -280,15 +294,8 @@ static rsd_status add_record(rsd_cursor *cursor)
 {
     const rsd_piece *piece = &cursor->piece;
     size_t ndim = (size_t)piece->box.ndim, n = cursor->nrecords;
-    void *memory = cursor->records;
-    rsd_status status = mem_reserve(&memory, &cursor->room_records, n + 1, sizeof *cursor->records);
-    cursor->records = memory;
-    TRY(status);
-    memory = cursor->coordinates;
-    status = mem_reserve(&memory, &cursor->room_coordinates, (n + 1) * 4 * ndim,
-                         sizeof *cursor->coordinates);
-    cursor->coordinates = memory;
-    TRY(status);
+    TRY(GROW(cursor->records, cursor->room_records, n + 1));
+    TRY(GROW(cursor->coordinates, cursor->room_coordinates, (n + 1) * 4 * ndim));
     cursor->records[n] = (struct record){.from = piece->from,
                                          .to = piece->to,
                                          .stage = piece->stage,
@@ -296,7 +303,8 @@ static rsd_status add_record(rsd_cursor *cursor)
                                          .reduce = piece->reduce != 0,
                                          .from_array = piece->from_array,
                                          .to_array = piece->to_array,
-                                         .nbytes = piece->nbytes};
+                                         .nbytes = piece->nbytes,
+                                         .found = n};
     int64_t *coordinates = cursor->coordinates + n * 4 * ndim;
     copy_i64s(coordinates, piece->box.lo, piece->box.ndim);
     copy_i64s(coordinates + ndim, piece->box.len, piece->box.ndim);
@@ -311,7 +319,7 @@ static int compare(int64_t a, int64_t b)
     return (a > b) - (a < b);
 }
 
-/* By stage, destination and box; the terms of one box by giver. */
+/* By stage, destination and box; the terms of one box as they were found. */
 static int by_place(const void *a, const void *b, void *ndim)
 {
     const struct record *x = a, *y = b;
@@ -320,7 +328,7 @@ static int by_place(const void *a, const void *b, void *ndim)
         order = compare(x->to_array, y->to_array);
     for (int32_t d = 0; d < *(const int32_t *)ndim && !order; d++)
         order = compare(x->coordinates[d], y->coordinates[d]);
-    return order ? order : compare(x->from_array, y->from_array);
+    return order ? order : (x->found > y->found) - (x->found < y->found);
 }
 
 static rsd_status sort_pieces(rsd_cursor *cursor)
@@ -394,10 +402,13 @@ rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_
 rsd_status rsd_cursor_next(rsd_cursor *cursor, const rsd_piece **piece)
 {
     bool more;
+    *piece = NULL;
+    if (cursor->failed)
+        return fail(cursor->failed, "this walk has failed before");
     if (cursor->sorted)
         more = next_sorted(cursor);
     else
-        TRY(next_piece(cursor, &more));
+        TRY(cursor->failed = next_piece(cursor, &more));
     *piece = more ? &cursor->piece : NULL;
     return RSD_OK;
 }

@@ -1,33 +1,35 @@
-/* half.c - the two 16-bit floats, to and from f32: exact one way, rounded to nearest even the
+/* half.h - the two 16-bit floats, to and from f32: exact one way, rounded to nearest even the
  * other.
  *
  *     f16    s eeeee mmmmmmmmmm         bias 15, with subnormals
  *     bf16   s eeeeeeee mmmmmmm         the upper half of an f32
  */
-#include "base.h"
+#ifndef HALF_H
+#define HALF_H
 
+#include <stdint.h>
 #include <string.h>
 
-static float float_of(uint32_t bits)
+static inline float float_of(uint32_t bits)
 {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static uint32_t bits_of(float value)
+static inline uint32_t bits_of(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-float f32_from_bf16(uint16_t half)
+static inline float f32_from_bf16(uint16_t half)
 {
     return float_of((uint32_t)half << 16);
 }
 
-uint16_t bf16_from_f32(float value)
+static inline uint16_t bf16_from_f32(float value)
 {
     uint32_t bits = bits_of(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
@@ -35,7 +37,7 @@ uint16_t bf16_from_f32(float value)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-float f32_from_f16(uint16_t half)
+static inline float f32_from_f16(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fffu;
     if (rest >= 0x7c00)
@@ -46,7 +48,7 @@ float f32_from_f16(uint16_t half)
     return float_of(sign | bits_of(subnormal));
 }
 
-uint16_t f16_from_f32(float value)
+static inline uint16_t f16_from_f32(float value)
 {
     uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
     uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
@@ -59,3 +61,5 @@ uint16_t f16_from_f32(float value)
     /* A subnormal is a multiple of 2^-24: adding 0.5 puts that at the last bit of an f32. */
     return (uint16_t)(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
 }
+
+#endif
