@@ -281,7 +281,8 @@ static rsd_status bind(struct threads_exec *x, int64_t nplans, const rsd_plan *c
     const char *given = (const char *)options;
     for (int64_t i = 0; i < nplans; i++) {
         rsd_status status = nests_add(&x->nests, plans[i], (const void *)given, x->nsrc, x->ndst);
-        given += given ? options->struct_nbytes : 0;
+        if (given)
+            given += options->struct_nbytes;
         if (status)
             return nplans > 1 ? fail_in(status, "plan %lld: ", (long long)i) : status;
         x->nsrc += rsd_layout_narrays(plans[i]->src);
