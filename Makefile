@@ -6,7 +6,7 @@
 # make fuzz       fuzzes every parser for FUZZ_SECONDS each
 # make install    to PREFIX (/usr/local), with DESTDIR
 #
-# V=1 shows every command.
+# V=1 shows every command. ZSTD=no builds without compressed checkpoints.
 
 VERSION := $(shell sed -n 's/^.define RSD_VERSION  *"\(.*\)"/\1/p' include/reshard.h)
 SOVERSION := 0
@@ -18,7 +18,7 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 
-ROOMS := base layout plan move
+ROOMS := base layout plan move codec store
 LIB_SRC := $(foreach room,$(ROOMS),$(sort $(wildcard src/$(room)/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 
@@ -28,6 +28,10 @@ WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wpedantic -Wstrict-prototypes -
 CFLAGS ?= -O2 -g -DNDEBUG
 ALL_CFLAGS := -std=c11 -ffp-contract=off $(WARNINGS)
 ALL_LDLIBS := -lpthread
+ifneq ($(ZSTD),no)
+ALL_CPPFLAGS += -DRSD_HAVE_ZSTD=1
+ALL_LDLIBS += -lzstd
+endif
 
 .PHONY: all demo test lint bench fuzz install clean
 .DELETE_ON_ERROR:
@@ -72,7 +76,7 @@ install: all
 	install -m 755 $(BUILD)/libreshard.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/"
 	$(Q)ln -sf libreshard.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard.so.$(SOVERSION)"
 	$(Q)ln -sf libreshard.so.$(SOVERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard.so"
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' tools/reshard.pc.in > $(BUILD)/reshard.pc
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@LIBS@|$(ALL_LDLIBS)|' tools/reshard.pc.in > $(BUILD)/reshard.pc
 	install -m 644 $(BUILD)/reshard.pc "$(DESTDIR)$(PREFIX)/lib/pkgconfig/"
 	install -d "$(DESTDIR)$(PREFIX)/share/doc/reshard"
 	install -m 644 README.md LICENSE docs/*.md "$(DESTDIR)$(PREFIX)/share/doc/reshard/"

@@ -26,6 +26,8 @@
  *     3  layouts       where every element lives: from text, from C, and what can be asked
  *     4  plans         who gives what to whom
  *     5  moving        carrying a plan out in one process
+ *     6  checkpoints   looking into files
+ *     7  loading       from files into memory
  *
  * What holds everywhere:
  *   - A function that can fail returns rsd_status, 0 when all is well. Outputs come last and are
@@ -566,6 +568,144 @@ rsd_status rsd_run(rsd_exec *exec, const void *const *src, void *const *dst);
  */
 rsd_status rsd_start(rsd_exec *exec, const void *const *src, void *const *dst);
 rsd_status rsd_wait(rsd_exec *exec);
+
+/* ---- 6. Checkpoints --------------------------------------------------------------------------
+ *
+ * A checkpoint is a layout whose ranks are files. Three formats are read, and which one it is, is found
+ * out by looking:
+ *
+ *     PyTorch's distributed checkpoints     a folder with .metadata, or __0.metadata, __1.metadata, ...
+ *     safetensors                           a file, or a folder with an index.json or with shards
+ *     what torch.save writes                a file (.pt, .pth, .bin), or a folder with its index
+ *
+ * Nothing in a file is ever run or built: a pickle is read as data. Opening reads names, shapes and
+ * places; bytes of tensors are read when they are loaded. Names found in a file cannot lead out of its
+ * folder. EFORMAT names the file, the tensor and the byte.
+ */
+typedef struct rsd_checkpoint rsd_checkpoint;
+
+typedef enum rsd_format {
+    RSD_FORMAT_DCP = 1,
+    RSD_FORMAT_SAFETENSORS = 2,
+    RSD_FORMAT_TORCH_SAVE = 3
+} rsd_format;
+
+/* "dcp", "safetensors", "torch.save"; NULL for a number that is no format. */
+const char *rsd_format_name(rsd_format format);
+
+typedef struct rsd_open_options {
+    size_t struct_nbytes; /* sizeof(rsd_open_options) */
+    rsd_format format;    /* 0: find out */
+} rsd_open_options;
+
+/* options may be NULL. EIO: no such file. EFORMAT: not a checkpoint, or a broken one. */
+rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options,
+                               rsd_checkpoint **checkpoint);
+void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
+
+rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint);
+
+/* Tensors are numbered in the order of the file. */
+typedef struct rsd_tensor {
+    size_t struct_nbytes; /* sizeof(rsd_tensor), set by the caller */
+    const char *name;     /* valid as long as the checkpoint */
+    rsd_dtype dtype;
+    int32_t ndim;
+    int64_t shape[RSD_MAX_DIMS];
+    int64_t nbytes; /* of the whole tensor */
+    int64_t nboxes; /* in how many parts it is stored */
+} rsd_tensor;
+
+int64_t rsd_checkpoint_ntensors(const rsd_checkpoint *checkpoint);
+rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index,
+                                 rsd_tensor *tensor);
+
+/* EMISMATCH: there is no tensor of this name. */
+rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index);
+
+/* Where a tensor lies in the files: explicit boxes, the rank being the number of the file. */
+rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index,
+                                 rsd_layout **layout);
+
+int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint);
+const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint,
+                                int64_t index); /* NULL: no such */
+
+/* One stored box of a tensor. file is -1 if nothing says where its bytes are. */
+typedef struct rsd_stored {
+    size_t struct_nbytes; /* sizeof(rsd_stored), set by the caller */
+    rsd_box box;
+    int64_t file;
+    uint64_t offset, nbytes; /* of the item in the file, with what is around the bytes */
+} rsd_stored;
+
+rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
+                              rsd_stored *stored);
+
+/* Values are what is not a tensor: step counts, learning rates, names. json is the value as JSON if it
+ * is plain (numbers, text, bytes, lists and dicts of them), else NULL; give it back with rsd_free. */
+int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint);
+const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t index);
+rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json);
+
+/* ---- 7. Loading ------------------------------------------------------------------------------
+ *
+ * Loading goes from any layout in the files to any layout in memory, and reads only what is needed,
+ * each byte once.
+ */
+
+/* A tensor in the caller's memory: what one rank has of it, or every rank. */
+typedef struct rsd_local {
+    size_t struct_nbytes;     /* sizeof(rsd_local) */
+    const char *name;         /* in the checkpoint */
+    const rsd_layout *layout; /* explicit boxes that do not cover the tensor are fine for loading */
+    int32_t rank;             /* or RSD_EVERY_RANK */
+    int32_t column_major;     /* 1: dense arrays whose first dim runs fastest */
+    void *const *arrays;      /* of the rank, or all, in the order of rsd_layout_array */
+    const int64_t *strides;   /* in elements, one per dim of each of these arrays; NULL: dense */
+    const char *path;         /* saving: where it is in a nested state dict, as a JSON list of texts
+                               * and numbers; NULL: under its name */
+} rsd_local;
+
+/* How far the work is. Calls come one at a time, from any thread; to return anything but 0 is to stop it:
+ * it then fails with ECANCELLED. */
+typedef struct rsd_progress {
+    size_t struct_nbytes;
+    int64_t nbytes_done, nbytes_total; /* of tensors, where they go to */
+} rsd_progress;
+typedef int rsd_on_progress(void *context, const rsd_progress *progress);
+
+/* What was done. */
+typedef struct rsd_report {
+    size_t struct_nbytes;         /* sizeof(rsd_report), set by the caller */
+    int64_t ntensors;             /* that were read or written */
+    int64_t nbytes_needed;        /* of tensors, in what was read */
+    int64_t nbytes_read;          /* for them */
+    int64_t nbytes_decoded_again; /* of compressed items that had to be entered more than once */
+    int64_t
+        nbytes_unchecked; /* read without their CRC-32 being checked: it is of more, or there is none */
+    int64_t nbytes_written; /* to files */
+    int64_t nfiles_written; /* those that a resumed run found complete not counted */
+    int64_t nbytes_memory;  /* most buffers at one time */
+    int64_t nleft_out;      /* tensors and values of the source that the target has not */
+    double seconds;
+} rsd_report;
+
+typedef struct rsd_load_options {
+    size_t struct_nbytes;  /* sizeof(rsd_load_options) */
+    rsd_pool *pool;        /* NULL: the calling thread alone */
+    int64_t max_nbytes;    /* for buffers; 0: 256 MiB */
+    int32_t allow_missing; /* 1: tensors that are not there are left out, their memory untouched */
+    int32_t allow_cast;    /* 1: dtypes may differ and are converted */
+    rsd_on_progress *on_progress;
+    void *context;
+} rsd_load_options;
+
+/* options and report may be NULL. Several locals may be of one tensor. EMISMATCH before anything is read:
+ * a tensor that is not there, another shape or dtype, a box that no file has. The structs are one
+ * struct_nbytes apart. */
+rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local *locals,
+                    const rsd_load_options *options, rsd_report *report);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,5 @@
 /* test_values.c - what reductions give, to the bit: order, rounding, NaN, and the 16-bit floats. */
 #include "base.h"
-#include "half.h"
 #include "tap.h"
 
 #include <math.h>

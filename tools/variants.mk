@@ -10,11 +10,13 @@ objects = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
 LIB_OBJ := $(call objects,obj,$(LIB_SRC))
 CLI_OBJ := $(call objects,obj,$(CLI_SRC))
 
-# Before the first compilation: a compiler that finds its headers.
+# Before the first compilation: a compiler that finds its headers, and zstd.
 $(BUILD)/ready:
 	@mkdir -p $(@D)
 	@tools/need.sh "$(CC):gcc" "$(LD):binutils" "$(OBJCOPY):binutils"
 	@echo '#include <stdio.h>' | $(CC) -E - >/dev/null 2>&1 || tools/need.sh /usr/include/stdio.h:libc6-dev
+	@[ "$(ZSTD)" = no ] || echo '#include <zstd.h>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 || \
+	    tools/need.sh /usr/include/zstd.h:libzstd-dev || { echo "or build without it: make ZSTD=no" >&2; exit 1; }
 	@touch $@
 
 $(BUILD)/obj/%.o: %.c | $(BUILD)/ready

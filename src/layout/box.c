@@ -99,6 +99,16 @@ const char *box_text(int32_t ndim, const int64_t *lo, const int64_t *len,
     return text;
 }
 
+const char *shape_text(int32_t ndim, const int64_t *shape, char text[SHAPE_TEXT_NCHARS])
+{
+    size_t at = (size_t)snprintf(text, SHAPE_TEXT_NCHARS, "[");
+    for (int32_t d = 0; d < ndim; d++)
+        at += (size_t)snprintf(text + at, SHAPE_TEXT_NCHARS - at, "%s%lld", d ? "," : "",
+                               (long long)shape[d]);
+    snprintf(text + at, SHAPE_TEXT_NCHARS - at, "]");
+    return text;
+}
+
 static bool is_box(const rsd_box *box)
 {
     if (box->ndim < 0 || box->ndim > RSD_MAX_DIMS)

@@ -36,6 +36,10 @@ enum { BOX_TEXT_NCHARS = 256 };
 const char *box_text(int32_t ndim, const int64_t *lo, const int64_t *len,
                      char text[BOX_TEXT_NCHARS]);
 
+/* "[4,8]" */
+enum { SHAPE_TEXT_NCHARS = RSD_MAX_DIMS * 21 + 3 };
+const char *shape_text(int32_t ndim, const int64_t *shape, char text[SHAPE_TEXT_NCHARS]);
+
 /* ---- mesh.c ---- */
 
 struct rsd_mesh {

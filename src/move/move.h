@@ -110,6 +110,11 @@ struct nests {
     int64_t nbytes; /* written in all */
 };
 
+/* Strides in bytes of one array, from strides in elements (NULL: dense). EINVAL, ELIMIT: strides that
+ * cannot be; those of an array that is written may not let two elements share a place. */
+rsd_status array_strides(const rsd_layout *layout, int64_t array, const int64_t *given,
+                         bool column_major, bool written, int64_t *out);
+
 /* Adds a plan whose first source and destination arrays have these numbers. */
 rsd_status nests_add(struct nests *nests, const rsd_plan *plan, const rsd_bind_options *options,
                      int64_t first_src, int64_t first_dst);

@@ -112,25 +112,32 @@ static rsd_status check_strides(const rsd_layout *layout, int64_t array, const i
     return RSD_OK;
 }
 
+rsd_status array_strides(const rsd_layout *layout, int64_t array, const int64_t *given,
+                         bool column_major, bool written, int64_t *out)
+{
+    int64_t each = (int64_t)rsd_dtype_nbytes(layout->dtype);
+    if (!given) {
+        dense_strides(layout, array, column_major, out);
+        return RSD_OK;
+    }
+    TRY(check_strides(layout, array, given, written));
+    for (int32_t d = 0; d < layout->ndim; d++)
+        if (!mul_i64(given[d], each, &out[d]))
+            out[d] = 0; /* of a dim with one index or none */
+    return RSD_OK;
+}
+
 /* Strides in bytes of all arrays of a layout: narrays * ndim. */
 static rsd_status all_strides(const rsd_layout *layout, const int64_t *given, bool column_major,
                               bool written, int64_t **out)
 {
-    int64_t narrays = rsd_layout_narrays(layout), each = (int64_t)rsd_dtype_nbytes(layout->dtype);
+    int64_t narrays = rsd_layout_narrays(layout);
     size_t ndim = (size_t)layout->ndim;
     int64_t *strides = mem_new((size_t)narrays * ndim, sizeof *strides);
     rsd_status status = strides ? RSD_OK : RSD_ENOMEM;
-    for (int64_t array = 0; array < narrays && !status; array++) {
-        int64_t *own = strides + (size_t)array * ndim;
-        if (!given) {
-            dense_strides(layout, array, column_major, own);
-            continue;
-        }
-        status = check_strides(layout, array, given + (size_t)array * ndim, written);
-        for (size_t d = 0; d < ndim && !status; d++)
-            if (!mul_i64(given[(size_t)array * ndim + d], each, &own[d]))
-                own[d] = 0; /* of a dim with one index or none */
-    }
+    for (int64_t array = 0; array < narrays && !status; array++)
+        status = array_strides(layout, array, given ? given + (size_t)array * ndim : NULL,
+                               column_major, written, strides + (size_t)array * ndim);
     if (status)
         mem_free(strides);
     else

@@ -15,8 +15,6 @@
  */
 #include "move.h"
 
-#include "half.h"
-
 #include <string.h>
 
 typedef void load_fn(void *to, const char *from, int64_t stride, int64_t n);

@@ -1,0 +1,222 @@
+/* file.c - files of a checkpoint, read in place: opened when needed, closed when too many are open.
+ *
+ * Names come from inside other files, so they may not leave the folder; what they lead to on disk may be
+ * a link, as in a cache of downloads. A file is a regular one, and its size is what it was when it was
+ * first seen: every read is checked against that before it is made. Bytes are read with pread, never
+ * mapped, so that a file that is cut short is an error and not a signal.
+ */
+#include "store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MOST_OPEN = 200 };
+
+rsd_status check_name(struct slice name)
+{
+    bool fine = name.nbytes > 0 && name.nbytes < 4096 && !memchr(name.bytes, '\0', name.nbytes);
+    for (size_t at = 0; fine && at <= name.nbytes;) {
+        const char *slash = memchr(name.bytes + at, '/', name.nbytes - at);
+        size_t end = slash ? (size_t)(slash - name.bytes) : name.nbytes;
+        struct slice part = {name.bytes + at, end - at};
+        fine = part.nbytes > 0 && !slice_is(part, ".") && !slice_is(part, "..");
+        at = end + 1;
+    }
+    if (!fine)
+        return fail(RSD_EFORMAT, "'%.*s' is no name of a file in this folder",
+                    (int)(name.nbytes < 200 ? name.nbytes : 200), name.bytes);
+    return RSD_OK;
+}
+
+/* ---- the list ---- */
+
+rsd_status files_open(struct files *files, const char *folder)
+{
+    *files = (struct files){.folder_fd = -1};
+    files->folder = mem_copy(folder, strlen(folder) + 1, 1);
+    if (!files->folder)
+        return RSD_ENOMEM;
+    files->folder_fd = open(*folder ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (files->folder_fd < 0) {
+        int error = errno;
+        mem_free(files->folder);
+        return fail(RSD_EIO, "%s: %s", folder, strerror(error));
+    }
+    pthread_mutex_init(&files->lock, NULL);
+    return RSD_OK;
+}
+
+void files_close(struct files *files)
+{
+    if (!files->folder)
+        return;
+    for (size_t i = 0; i < files->n; i++) {
+        if (files->list[i].fd >= 0)
+            close(files->list[i].fd);
+        mem_free(files->list[i].name);
+    }
+    mem_free(files->list);
+    close(files->folder_fd);
+    mem_free(files->folder);
+    pthread_mutex_destroy(&files->lock);
+    *files = (struct files){0};
+}
+
+rsd_status files_add(struct files *files, struct slice name, uint32_t *index)
+{
+    TRY(check_name(name));
+    if (files->n >= UINT32_MAX)
+        return fail(RSD_ELIMIT, "more than 2^32 files");
+    TRY(GROW(files->list, files->room, files->n + 1));
+    char *copy = mem_new(name.nbytes + 1, 1);
+    if (!copy)
+        return RSD_ENOMEM;
+    memcpy(copy, name.bytes, name.nbytes);
+    *index = (uint32_t)files->n;
+    files->list[files->n++] = (struct one_file){.name = copy, .fd = -1};
+    return RSD_OK;
+}
+
+rsd_status file_error(const struct files *files, uint32_t index, rsd_status status)
+{
+    char path[600];
+    size_t n = strlen(files->folder);
+    const char *slash = n == 0 || files->folder[n - 1] == '/' ? "" : "/";
+    snprintf(path, sizeof path, "%s%s%s: ", files->folder, slash, files->list[index].name);
+    if (strncmp(rsd_error(), path, strlen(path)) == 0)
+        return status; /* it was said where it was found */
+    return fail_in(status, "%s", path);
+}
+
+/* ---- opening and closing ---- */
+
+static void close_least_used(struct files *files)
+{
+    struct one_file *least = NULL;
+    for (size_t i = 0; i < files->n; i++) {
+        struct one_file *file = &files->list[i];
+        if (file->fd >= 0 && file->users == 0 && (!least || file->used_at < least->used_at))
+            least = file;
+    }
+    if (!least)
+        return;
+    close(least->fd);
+    least->fd = -1;
+    files->nopen--;
+}
+
+static rsd_status open_file(struct files *files, struct one_file *file)
+{
+    if (files->nopen >= MOST_OPEN)
+        close_least_used(files);
+    int fd = openat(files->folder_fd, file->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0)
+        return fail(RSD_EIO, "%s", strerror(errno));
+    struct stat status;
+    if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
+        close(fd);
+        return fail(RSD_EIO, "no regular file");
+    }
+    int64_t changed = (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec;
+    if (file->known && (file->nbytes != (uint64_t)status.st_size || file->changed != changed)) {
+        close(fd);
+        return fail(RSD_EIO, "the file was changed while it was read");
+    }
+    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    file->known = true;
+    file->nbytes = (uint64_t)status.st_size;
+    file->changed = changed;
+    file->fd = fd;
+    files->nopen++;
+    return RSD_OK;
+}
+
+static rsd_status pin(struct files *files, uint32_t index, int *fd, uint64_t *nbytes)
+{
+    pthread_mutex_lock(&files->lock);
+    struct one_file *file = &files->list[index];
+    rsd_status status = file->fd >= 0 ? RSD_OK : open_file(files, file);
+    if (!status) {
+        file->users++;
+        file->used_at = ++files->clock;
+        *fd = file->fd;
+        *nbytes = file->nbytes;
+    }
+    pthread_mutex_unlock(&files->lock);
+    return status ? file_error(files, index, status) : RSD_OK;
+}
+
+static void unpin(struct files *files, uint32_t index)
+{
+    pthread_mutex_lock(&files->lock);
+    files->list[index].users--;
+    pthread_mutex_unlock(&files->lock);
+}
+
+rsd_status file_nbytes(struct files *files, uint32_t index, uint64_t *nbytes)
+{
+    int fd;
+    TRY(pin(files, index, &fd, nbytes));
+    unpin(files, index);
+    return RSD_OK;
+}
+
+/* ---- reading ---- */
+
+static rsd_status read_all(int fd, uint64_t at, char *out, size_t n)
+{
+    while (n > 0) {
+        ssize_t got = pread(fd, out, n, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return fail(RSD_EIO, "byte %llu: %s", (unsigned long long)at, strerror(errno));
+        if (got == 0)
+            return fail(RSD_EIO, "byte %llu: the file ends here, it was cut short",
+                        (unsigned long long)at);
+        out += got;
+        at += (uint64_t)got;
+        n -= (size_t)got;
+    }
+    return RSD_OK;
+}
+
+rsd_status file_read(struct files *files, uint32_t index, uint64_t at, void *out, size_t n)
+{
+    int fd;
+    uint64_t nbytes;
+    TRY(pin(files, index, &fd, &nbytes));
+    rsd_status status = RSD_OK;
+    if (at > nbytes || n > nbytes - at)
+        status =
+            fail(RSD_EFORMAT, "bytes %llu to %llu are wanted, the file has %llu",
+                 (unsigned long long)at, (unsigned long long)(at + n), (unsigned long long)nbytes);
+    else
+        status = read_all(fd, at, out, n);
+    unpin(files, index);
+    return status ? file_error(files, index, status) : RSD_OK;
+}
+
+rsd_status file_load(struct files *files, uint32_t index, uint64_t most, char **bytes, size_t *n)
+{
+    uint64_t nbytes;
+    TRY(file_nbytes(files, index, &nbytes));
+    if (nbytes > most)
+        return file_error(files, index,
+                          fail(RSD_ELIMIT, "%llu bytes, at most %llu are read",
+                               (unsigned long long)nbytes, (unsigned long long)most));
+    char *memory = mem_new((size_t)nbytes + 1, 1);
+    if (!memory)
+        return RSD_ENOMEM;
+    rsd_status status = file_read(files, index, 0, memory, (size_t)nbytes);
+    if (status) {
+        mem_free(memory);
+        return status;
+    }
+    *bytes = memory;
+    *n = (size_t)nbytes;
+    return RSD_OK;
+}

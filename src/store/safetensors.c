@@ -1,0 +1,497 @@
+/* safetensors.c - opens safetensors files: one, several with an index, or shards of the same tensors.
+ *
+ *     | u64 length of the header | header, JSON | bytes of all tensors |
+ *
+ *     {"__metadata__": {"format": "pt", ...},
+ *      "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+ *
+ * The tensors must cover the bytes exactly, without holes and without sharing any. Shards say in their
+ * metadata where their boxes lie: PyTorch writes only offsets (DCP_SHARDING_INFO), so the extents of a
+ * tensor are as far as its shards reach; this library writes the shapes too (reshard), and a shard that
+ * is missing at the end is noticed.
+ */
+#include "store.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_HEADER = 100000000, MOST_INDEX = 1 << 30 };
+
+/* A tensor as one file has it. */
+struct found {
+    size_t ordinal; /* of its name, by first appearance */
+    uint32_t file;
+    rsd_dtype dtype;
+    int32_t ndim;
+    uint64_t begin, end; /* of its bytes, in the file */
+    int64_t shape[RSD_MAX_DIMS], lo[RSD_MAX_DIMS];
+    int64_t whole[RSD_MAX_DIMS]; /* the shape of the whole tensor, if `placed` says so */
+    bool placed, whole_known;
+    const char *name;
+};
+
+struct gathering {
+    struct contents *contents;
+    struct files *files;
+    struct intern names;
+    struct found *list;
+    size_t n, room;
+};
+
+/* ---- one header ---- */
+
+static rsd_status take_list(struct json *j, int64_t *out, int32_t *n)
+{
+    bool more;
+    *n = 0;
+    TRY(json_enter(j, '['));
+    for (;;) {
+        uint64_t value;
+        TRY(json_next_item(j, &more));
+        if (!more)
+            return RSD_OK;
+        TRY(json_u64(j, &value));
+        if (value > (uint64_t)MAX_EXTENT)
+            return json_fail(j, "an extent beyond 2^62");
+        if (*n == RSD_MAX_DIMS)
+            return fail(RSD_EUNSUPPORTED, "byte %zu: more than %d dims", j->at, (int)RSD_MAX_DIMS);
+        out[(*n)++] = (int64_t)value;
+    }
+}
+
+static rsd_status take_tensor(struct json *j, struct found *found)
+{
+    struct slice key, dtype;
+    int64_t offsets[RSD_MAX_DIMS];
+    int32_t noffsets = 0;
+    bool more, shaped = false, packed = false;
+    TRY(json_enter(j, '{'));
+    for (;;) {
+        TRY(json_next_key(j, &key, &more));
+        if (!more)
+            break;
+        if (slice_is(key, "dtype")) {
+            TRY(json_string(j, &dtype));
+            found->dtype = dtype_from_safetensors(dtype);
+            packed = slice_is(dtype, "F4");
+            if (!found->dtype)
+                return fail(RSD_EUNSUPPORTED, "byte %zu: dtype %.*s is not known here", j->at,
+                            (int)(dtype.nbytes < 40 ? dtype.nbytes : 40), dtype.bytes);
+        } else if (slice_is(key, "shape")) {
+            TRY(take_list(j, found->shape, &found->ndim));
+            shaped = true;
+        } else if (slice_is(key, "data_offsets")) {
+            TRY(take_list(j, offsets, &noffsets));
+        } else {
+            return json_fail(j, "an unknown key in a tensor");
+        }
+    }
+    if (!found->dtype || !shaped || noffsets != 2 || offsets[0] > offsets[1])
+        return json_fail(j, "a tensor without dtype, shape or offsets");
+    if (packed) { /* two elements a byte; here, extents count bytes */
+        if (found->ndim == 0 || found->shape[found->ndim - 1] % 2)
+            return json_fail(j, "4-bit elements that do not fill bytes");
+        found->shape[found->ndim - 1] /= 2;
+    }
+    found->begin = (uint64_t)offsets[0];
+    found->end = (uint64_t)offsets[1];
+    return RSD_OK;
+}
+
+static rsd_status add_found(struct gathering *g, struct slice name, struct found found)
+{
+    if (!intern_find(&g->names, name, &found.ordinal)) {
+        TRY(contents_name(g->contents, name, &found.name));
+        found.ordinal = g->names.n;
+        TRY(intern_add(&g->names, (struct slice){found.name, name.nbytes}, found.ordinal));
+    } else {
+        TRY(contents_name(g->contents, name, &found.name));
+    }
+    TRY(GROW(g->list, g->room, g->n + 1));
+    g->list[g->n++] = found;
+    return RSD_OK;
+}
+
+static struct found *find_in_file(struct gathering *g, size_t first, struct slice name)
+{
+    size_t ordinal;
+    if (!intern_find(&g->names, name, &ordinal))
+        return NULL;
+    for (size_t i = first; i < g->n; i++) /* usually the next one */
+        if (g->list[i].ordinal == ordinal)
+            return &g->list[i];
+    return NULL;
+}
+
+/* ---- where shards lie ---- */
+
+/* {"saved_offsets": [...]} of PyTorch, {"lo": [...], "shape": [...]} of ours. */
+static rsd_status take_place(struct json *j, struct found *found)
+{
+    struct slice key;
+    bool more;
+    int32_t n;
+    TRY(json_enter(j, '{'));
+    for (;;) {
+        int64_t list[RSD_MAX_DIMS] = {0};
+        TRY(json_next_key(j, &key, &more));
+        if (!more)
+            return RSD_OK;
+        bool lo = slice_is(key, "saved_offsets") || slice_is(key, "lo");
+        if (!lo && !slice_is(key, "shape")) {
+            TRY(json_skip(j));
+            continue;
+        }
+        TRY(take_list(j, list, &n));
+        if (!found)
+            continue;
+        if (n != found->ndim)
+            return json_fail(j, "a box with another number of dims than its tensor");
+        copy_i64s(lo ? found->lo : found->whole, list, n);
+        found->placed = found->placed || lo;
+        found->whole_known = found->whole_known || !lo;
+    }
+}
+
+static rsd_status take_places(struct gathering *g, size_t first, struct json *j)
+{
+    struct slice name;
+    bool more;
+    size_t next = first;
+    TRY(json_enter(j, '{'));
+    for (;;) {
+        TRY(json_next_key(j, &name, &more));
+        if (!more)
+            return RSD_OK;
+        struct found *found = find_in_file(g, next, name);
+        if (!found)
+            found = find_in_file(g, first, name);
+        else
+            next = (size_t)(found - g->list) + 1;
+        TRY(take_place(j, found));
+    }
+}
+
+/* The text of a metadata entry is JSON of its own. */
+static rsd_status take_sharding(struct gathering *g, size_t first, const char *text, size_t n,
+                                bool ours)
+{
+    struct json j;
+    struct slice key;
+    bool more;
+    json_start(&j, text, n);
+    rsd_status status = RSD_OK;
+    if (!ours) {
+        status = take_places(g, first, &j);
+    } else {
+        status = json_enter(&j, '{');
+        while (!status && !(status = json_next_key(&j, &key, &more)) && more)
+            status = slice_is(key, "tensors") ? take_places(g, first, &j) : json_skip(&j);
+    }
+    if (!status)
+        status = json_end(&j);
+    json_drop(&j);
+    return status ? fail_in(status, "%s: ", ours ? "reshard" : "DCP_SHARDING_INFO") : RSD_OK;
+}
+
+struct header_metadata {
+    char *sharding, *ours; /* texts, owned */
+    size_t nsharding, nours;
+};
+
+static rsd_status copy_text(struct slice slice, char **text, size_t *n)
+{
+    mem_free(*text);
+    *text = mem_copy(slice.bytes, slice.nbytes, 1);
+    *n = slice.nbytes;
+    return *text ? RSD_OK : RSD_ENOMEM;
+}
+
+static rsd_status take_metadata(struct json *j, struct header_metadata *metadata)
+{
+    struct slice key, value;
+    bool more;
+    TRY(json_enter(j, '{'));
+    for (;;) {
+        TRY(json_next_key(j, &key, &more));
+        if (!more)
+            return RSD_OK;
+        bool sharding = slice_is(key, "DCP_SHARDING_INFO"), ours = slice_is(key, "reshard");
+        TRY(json_string(j, &value));
+        if (sharding)
+            TRY(copy_text(value, &metadata->sharding, &metadata->nsharding));
+        if (ours)
+            TRY(copy_text(value, &metadata->ours, &metadata->nours));
+    }
+}
+
+/* ---- one file ---- */
+
+static int by_begin(const void *a, const void *b)
+{
+    const struct found *x = a, *y = b;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);
+}
+
+/* Tensors cover the bytes exactly: each as long as its shape says, one after the other. */
+static rsd_status check_cover(struct gathering *g, size_t first, uint64_t nbytes)
+{
+    uint64_t at = 0;
+    qsort(g->list + first, g->n - first, sizeof *g->list, by_begin);
+    for (size_t i = first; i < g->n; i++) {
+        const struct found *found = &g->list[i];
+        rsd_layout *checked; /* for the shape alone */
+        TRY(layout_start(found->dtype, found->ndim, found->shape, &checked));
+        uint64_t need = (uint64_t)checked->volume * rsd_dtype_nbytes(found->dtype);
+        rsd_layout_free(checked);
+        if (found->begin != at)
+            return fail(RSD_EFORMAT, "%s: its bytes begin at %llu, those before it end at %llu",
+                        found->name, (unsigned long long)found->begin, (unsigned long long)at);
+        if (found->end - found->begin != need)
+            return fail(RSD_EFORMAT, "%s: %llu bytes for a shape and dtype of %llu", found->name,
+                        (unsigned long long)(found->end - found->begin), (unsigned long long)need);
+        at = found->end;
+    }
+    if (at != nbytes)
+        return fail(RSD_EFORMAT, "tensors of %llu bytes in a file with %llu bytes for them",
+                    (unsigned long long)at, (unsigned long long)nbytes);
+    return RSD_OK;
+}
+
+static rsd_status take_header(struct gathering *g, struct json *j, uint32_t file,
+                              struct header_metadata *metadata)
+{
+    struct slice name;
+    bool more;
+    TRY(json_enter(j, '{'));
+    for (;;) {
+        TRY(json_next_key(j, &name, &more));
+        if (!more)
+            return json_end(j);
+        if (slice_is(name, "__metadata__")) {
+            TRY(take_metadata(j, metadata));
+            continue;
+        }
+        char *copy = mem_new(name.nbytes + 1, 1); /* the next string overwrites it */
+        if (!copy)
+            return RSD_ENOMEM;
+        memcpy(copy, name.bytes, name.nbytes);
+        struct found found = {.file = file};
+        rsd_status status = take_tensor(j, &found);
+        if (!status)
+            status = add_found(g, (struct slice){copy, name.nbytes}, found);
+        mem_free(copy);
+        TRY(status);
+    }
+}
+
+/* The header of a file, or of a blob that begins at `at` and may be followed by something else. */
+static rsd_status load_header(struct files *files, uint32_t file, uint64_t at, uint64_t nbytes,
+                              char **text, size_t *n)
+{
+    unsigned char length[8];
+    uint64_t header = 0;
+    if (nbytes < sizeof length)
+        return fail(RSD_EFORMAT, "too short for a safetensors file");
+    TRY(file_read(files, file, at, length, sizeof length));
+    for (int i = 7; i >= 0; i--)
+        header = header << 8 | length[i];
+    if (header > MOST_HEADER)
+        return fail(RSD_EFORMAT, "byte 0: a header of %llu bytes, at most %d are allowed",
+                    (unsigned long long)header, (int)MOST_HEADER);
+    if (header > nbytes - sizeof length)
+        return fail(RSD_EFORMAT, "byte 0: a header of %llu bytes in a file of %llu",
+                    (unsigned long long)header, (unsigned long long)nbytes);
+    *text = mem_new((size_t)header + 1, 1);
+    if (!*text)
+        return RSD_ENOMEM;
+    *n = (size_t)header;
+    return file_read(files, file, at + sizeof length, *text, (size_t)header);
+}
+
+static rsd_status add_file(struct gathering *g, struct slice name)
+{
+    uint32_t file;
+    uint64_t nbytes;
+    char *text = NULL;
+    size_t n = 0, first = g->n;
+    struct json j;
+    struct header_metadata metadata = {0};
+    TRY(files_add(g->files, name, &file));
+    TRY(file_nbytes(g->files, file, &nbytes));
+    rsd_status status = load_header(g->files, file, 0, nbytes, &text, &n);
+    if (status) {
+        mem_free(text);
+        return status == RSD_EFORMAT ? file_error(g->files, file, status) : status;
+    }
+    json_start(&j, text, n);
+    status = take_header(g, &j, file, &metadata);
+    if (status == RSD_EFORMAT)
+        status = fail_in(status, "header, ");
+    json_drop(&j);
+    mem_free(text);
+    if (!status)
+        status = check_cover(g, first, nbytes - 8 - n);
+    for (size_t i = first; i < g->n && !status; i++) {
+        g->list[i].begin += 8 + n;
+        g->list[i].end += 8 + n;
+    }
+    if (!status && metadata.ours)
+        status = take_sharding(g, first, metadata.ours, metadata.nours, true);
+    else if (!status && metadata.sharding)
+        status = take_sharding(g, first, metadata.sharding, metadata.nsharding, false);
+    mem_free(metadata.sharding);
+    mem_free(metadata.ours);
+    return status == RSD_EFORMAT || status == RSD_EUNSUPPORTED || status == RSD_ELIMIT
+               ? file_error(g->files, file, status)
+               : status;
+}
+
+/* ---- all files ---- */
+
+static int by_ordinal_then_file(const void *a, const void *b)
+{
+    const struct found *x = a, *y = b;
+    if (x->ordinal != y->ordinal)
+        return x->ordinal < y->ordinal ? -1 : 1;
+    return (x->file > y->file) - (x->file < y->file);
+}
+
+/* The shape of a tensor from its shards: as one of them says, or as far as they reach. */
+static rsd_status whole_shape(const struct found *shards, size_t n, int64_t *shape)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (shards[i].dtype != shards[0].dtype || shards[i].ndim != shards[0].ndim)
+            return fail(RSD_EFORMAT, "%s: two files have it with another dtype or number of dims",
+                        shards[0].name);
+        if (n > 1 && !shards[i].placed)
+            return fail(RSD_EFORMAT, "%s: several files have it, and do not say which part",
+                        shards[0].name);
+        for (int32_t d = 0; d < shards[0].ndim; d++) {
+            int64_t end = shards[i].lo[d] + shards[i].shape[d];
+            if (shards[i].whole_known && shards[i].whole[d] < end)
+                return fail(RSD_EFORMAT, "%s: a shard reaches beyond the tensor", shards[0].name);
+            shape[d] = max_i64(i ? shape[d] : 0, shards[i].whole_known ? shards[i].whole[d] : end);
+        }
+    }
+    return RSD_OK;
+}
+
+static rsd_status add_tensors(struct gathering *g)
+{
+    if (g->n > 1)
+        qsort(g->list, g->n, sizeof *g->list, by_ordinal_then_file);
+    for (size_t i = 0, n; i < g->n; i += n) {
+        struct found *shards = &g->list[i];
+        int64_t shape[RSD_MAX_DIMS] = {0};
+        for (n = 1; i + n < g->n && shards[n].ordinal == shards[0].ordinal; n++)
+            if (shards[n].file == shards[n - 1].file)
+                return fail(RSD_EFORMAT, "%s: one file has it twice", shards[0].name);
+        TRY(whole_shape(shards, n, shape));
+        TRY(contents_add_tensor(g->contents, (struct slice){shards[0].name, strlen(shards[0].name)},
+                                shards[0].dtype, shards[0].ndim, shape));
+        for (size_t k = 0; k < n; k++)
+            TRY(contents_add_box(g->contents, shards[k].lo, shards[k].shape,
+                                 (struct extent){.kind = ITEM_PLAIN,
+                                                 .file = shards[k].file,
+                                                 .offset = shards[k].begin,
+                                                 .nbytes = shards[k].end - shards[k].begin}));
+    }
+    return RSD_OK;
+}
+
+rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n)
+{
+    struct gathering g = {.contents = &checkpoint->contents, .files = &checkpoint->files};
+    rsd_status status = RSD_OK;
+    for (size_t i = 0; i < n && !status; i++)
+        status = add_file(&g, names[i]);
+    if (!status)
+        status = add_tensors(&g);
+    mem_free(g.list);
+    intern_drop(&g.names);
+    return status;
+}
+
+/* ---- the index ---- */
+
+rsd_status index_files(struct files *files, uint32_t index, struct name_list *out)
+{
+    char *text;
+    size_t n;
+    struct json j;
+    struct slice key, file;
+    bool more;
+    struct intern seen = {0};
+    TRY(file_load(files, index, MOST_INDEX, &text, &n));
+    json_start(&j, text, n);
+    rsd_status status = json_enter(&j, '{');
+    bool mapped = false;
+    while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
+        if (!slice_is(key, "weight_map")) {
+            status = json_skip(&j);
+            continue;
+        }
+        mapped = true;
+        status = json_enter(&j, '{');
+        while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
+            size_t number;
+            status = json_string(&j, &file);
+            if (!status && !intern_find(&seen, file, &number)) {
+                status = name_list_add(out, file);
+                if (!status)
+                    status = intern_add(&seen, out->list[out->n - 1], out->n);
+            }
+        }
+    }
+    if (!status)
+        status = json_end(&j);
+    if (!status && !mapped)
+        status = fail(RSD_EFORMAT, "an index without a weight_map");
+    json_drop(&j);
+    mem_free(text);
+    intern_drop(&seen);
+    return status == RSD_EFORMAT ? file_error(files, index, status) : status;
+}
+
+/* ---- blobs in other files ---- */
+
+rsd_status safetensors_find(struct files *files, uint32_t file, uint64_t at, const char *name,
+                            rsd_dtype *dtype, int32_t *ndim, int64_t *shape, uint64_t *begin)
+{
+    uint64_t nbytes;
+    char *text = NULL;
+    size_t n = 0;
+    struct json j;
+    struct contents contents = {0};
+    struct gathering g = {.contents = &contents, .files = files};
+    struct header_metadata metadata = {0};
+    TRY(file_nbytes(files, file, &nbytes));
+    if (at > nbytes)
+        return fail(RSD_EFORMAT, "byte %llu: beyond the end of the file", (unsigned long long)at);
+    rsd_status status = load_header(files, file, at, nbytes - at, &text, &n);
+    json_start(&j, text ? text : "", n);
+    if (!status)
+        status = take_header(&g, &j, file, &metadata);
+    const struct found *found =
+        status ? NULL : find_in_file(&g, 0, (struct slice){name, strlen(name)});
+    if (!status && !found)
+        status = fail(RSD_EFORMAT, "the blob at byte %llu has no tensor %s", (unsigned long long)at,
+                      name);
+    if (found) {
+        *dtype = found->dtype;
+        *ndim = found->ndim;
+        copy_i64s(shape, found->shape, found->ndim);
+        *begin = at + 8 + n + found->begin;
+    }
+    json_drop(&j);
+    mem_free(text);
+    mem_free(metadata.sharding);
+    mem_free(metadata.ours);
+    mem_free(g.list);
+    intern_drop(&g.names);
+    contents_drop(&contents);
+    return status;
+}

@@ -1,0 +1,371 @@
+/* source.c - one stored box as bytes that can be read: where they are, how they lie, and whether they
+ * are what was written.
+ *
+ * Whatever the format, a box comes down to a run of bytes in a file (or in a stream that has to be
+ * decompressed up to them) and strides. Any region of the box can be read, packed row by row. Rows that
+ * are apart in the file are read one by one; a box whose rows run another way (a transposed tensor) is
+ * read whole and kept, if it is not too large.
+ *
+ * The CRC-32 of a record is linear, so parts that are read by several threads add up. It is checked when
+ * every byte of the record was read once; what was read of other records is counted as unchecked.
+ */
+#include "store.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { SHORT_RUN = 4096 };
+
+/* ---- finding the bytes ---- */
+
+static rsd_status check_stored(const struct source *source, rsd_dtype dtype,
+                               const struct view *view)
+{
+    char stored[SHAPE_TEXT_NCHARS], said[SHAPE_TEXT_NCHARS];
+    if (view->dtype != dtype)
+        return fail(RSD_EFORMAT, "stored as %s, the metadata says %s", rsd_dtype_name(view->dtype),
+                    rsd_dtype_name(dtype));
+    bool same = view->ndim == source->ndim;
+    for (int32_t d = 0; d < source->ndim && same; d++)
+        same = view->shape[d] == source->len[d];
+    if (!same)
+        return fail(RSD_EFORMAT, "stored with shape %s, the metadata says %s",
+                    shape_text(view->ndim, view->shape, stored),
+                    shape_text(source->ndim, source->len, said));
+    return RSD_OK;
+}
+
+static void use_view(struct source *source, const struct stored_view *stored)
+{
+    int64_t each = (int64_t)source->each;
+    source->data = stored->data;
+    source->nbytes = stored->nbytes;
+    source->crc = stored->crc;
+    source->has_crc = stored->has_crc;
+    source->swap = stored->big_endian;
+    source->base = stored->view.offset * each;
+    for (int32_t d = 0; d < source->ndim; d++)
+        source->strides[d] = stored->view.strides[d] * each;
+}
+
+static void use_dense(struct source *source, uint64_t data)
+{
+    int64_t stride = (int64_t)source->each;
+    source->data = data;
+    source->nbytes = (uint64_t)(box_volume(source->ndim, source->len) * stride);
+    for (int32_t d = source->ndim - 1; d >= 0; d--) {
+        source->strides[d] = stride;
+        stride *= max_i64(source->len[d], 1);
+    }
+}
+
+static rsd_status find_in_file(struct source *source, const char *name, rsd_dtype dtype)
+{
+    struct stored_view stored;
+    unsigned char start[4] = {0};
+    const struct extent *extent = &source->extent;
+    if (extent->nbytes >= sizeof start)
+        TRY(file_read(source->files, extent->file, extent->offset, start, sizeof start));
+    if (memcmp(start, "PK\3\4", 4) == 0) {
+        TRY(saved_find(source->files, extent, &stored));
+        TRY(check_stored(source, dtype, &stored.view));
+        use_view(source, &stored);
+        return RSD_OK;
+    }
+    struct view view = {0};
+    uint64_t begin;
+    TRY(safetensors_find(source->files, extent->file, extent->offset, name, &view.dtype, &view.ndim,
+                         view.shape, &begin));
+    TRY(check_stored(source, dtype, &view));
+    use_dense(source, begin);
+    return RSD_OK;
+}
+
+static rsd_status open_stream(struct source *source, rsd_dtype dtype)
+{
+    const struct extent *extent = &source->extent;
+    struct stored_view stored;
+    inflate_close(source->inflate);
+    mem_free(source->rest);
+    source->inflate = NULL;
+    source->rest = NULL;
+    TRY(inflate_open(source->files, extent->file, extent->offset, extent->nbytes, extent->nzstd,
+                     &source->inflate));
+    TRY(saved_inflate(source->inflate, &stored, &source->rest, &source->nrest));
+    TRY(check_stored(source, dtype, &stored.view));
+    use_view(source, &stored);
+    source->data = 0;
+    source->stream_at = 0;
+    source->rest_at = 0;
+    source->stream_crc = 0;
+    return RSD_OK;
+}
+
+static rsd_status find_bytes(struct source *source, const rsd_checkpoint *checkpoint,
+                             const char *name)
+{
+    const struct extent *extent = &source->extent;
+    if (extent->kind == ITEM_NONE)
+        return fail(RSD_EFORMAT, "nothing says where its bytes are");
+    if (extent->unknown)
+        return fail(RSD_EUNSUPPORTED, "stored through the transform '%s', which is not known here",
+                    checkpoint->unknown_transform);
+    if (extent->kind == ITEM_VIEW) {
+        use_view(source, &checkpoint->contents.views[extent->detail]);
+        return RSD_OK;
+    }
+    if (extent->kind == ITEM_PLAIN) {
+        use_dense(source, extent->offset);
+        return RSD_OK;
+    }
+    return extent->nzstd ? open_stream(source, source->dtype)
+                         : find_in_file(source, name, source->dtype);
+}
+
+/* A record is checked if the box is all of it, and all of the box is wanted. */
+static bool covers_record(const struct source *source)
+{
+    return source->base == 0 &&
+           (uint64_t)box_volume(source->ndim, source->len) * source->each == source->nbytes;
+}
+
+rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t index, size_t box)
+{
+    const struct contents *contents = &checkpoint->contents;
+    const struct tensor *tensor = &contents->tensors[index];
+    *source = (struct source){.files = &checkpoint->files,
+                              .extent = contents->extents[tensor->first_extent + box],
+                              .dtype = tensor->dtype,
+                              .each = rsd_dtype_nbytes(tensor->dtype),
+                              .ndim = tensor->ndim};
+    copy_i64s(source->lo, tensor_box_lo(contents, tensor, box), tensor->ndim);
+    copy_i64s(source->len, tensor_box_len(contents, tensor, box), tensor->ndim);
+    pthread_mutex_init(&source->lock, NULL);
+    rsd_status status = find_bytes(source, checkpoint, tensor->name);
+    if (!status)
+        source->checkable = source->has_crc && covers_record(source);
+    if (status) {
+        source_close(source);
+        status = fail_in(status, "%s: ", tensor->name);
+        return source->extent.kind == ITEM_NONE
+                   ? status
+                   : file_error(&checkpoint->files, source->extent.file, status);
+    }
+    return RSD_OK;
+}
+
+void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, const int64_t *lo,
+                      const int64_t *len, const char *memory, const int64_t *strides)
+{
+    *source = (struct source){
+        .memory = memory, .dtype = dtype, .each = rsd_dtype_nbytes(dtype), .ndim = ndim};
+    copy_i64s(source->lo, lo, ndim);
+    copy_i64s(source->len, len, ndim);
+    copy_i64s(source->strides, strides, ndim);
+    pthread_mutex_init(&source->lock, NULL);
+}
+
+void source_close(struct source *source)
+{
+    inflate_close(source->inflate);
+    mem_free(source->rest);
+    mem_free(source->kept);
+    pthread_mutex_destroy(&source->lock);
+    source->inflate = NULL;
+    source->rest = NULL;
+    source->kept = NULL;
+}
+
+/* ---- reading bytes of the record ---- */
+
+static rsd_status take_stream(struct source *source, char *out, size_t n)
+{
+    size_t ready = source->nrest - source->rest_at;
+    size_t first = ready < n ? ready : n;
+    if (first)
+        memcpy(out, source->rest + source->rest_at, first);
+    source->rest_at += first;
+    if (first < n)
+        TRY(inflate_read(source->inflate, out + first, n - first));
+    source->stream_at += n;
+    return RSD_OK;
+}
+
+/* A stream goes forwards only; to go back is to begin again. */
+static rsd_status read_stream(struct source *source, uint64_t at, char *out, size_t n,
+                              struct tally *tally)
+{
+    char skipped[1 << 14];
+    if (at < source->stream_at) {
+        tally->again += source->stream_at;
+        TRY(open_stream(source, source->dtype));
+    }
+    while (source->stream_at < at) {
+        uint64_t left = at - source->stream_at;
+        size_t some = left < sizeof skipped ? (size_t)left : sizeof skipped;
+        TRY(take_stream(source, skipped, some));
+        source->stream_crc = crc_update(CRC_ZIP, source->stream_crc, skipped, some);
+    }
+    TRY(take_stream(source, out, n));
+    if (source->checkable)
+        source->stream_crc = crc_update(CRC_ZIP, source->stream_crc, out, n);
+    return RSD_OK;
+}
+
+static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size_t n,
+                             struct tally *tally)
+{
+    tally->nbytes_read += n;
+    if (source->inflate)
+        return read_stream(source, at, out, n, tally);
+    TRY(file_read(source->files, source->extent.file, source->data + at, out, n));
+    if (!source->checkable)
+        return RSD_OK;
+    uint64_t part = crc_shift(CRC_ZIP, crc_update(CRC_ZIP, 0, out, n), source->nbytes - at - n);
+    pthread_mutex_lock(&source->lock);
+    source->crc_sum ^= part;
+    source->seen += n;
+    pthread_mutex_unlock(&source->lock);
+    return RSD_OK;
+}
+
+rsd_status source_check(struct source *source, struct tally *tally)
+{
+    uint64_t raw = source->crc_sum;
+    if (source->inflate) {
+        unsigned char after[8];
+        if (!source->checkable || source->stream_at != source->nbytes)
+            source->seen = 0;
+        else if (source->nbytes > 0) { /* the CRC-32 stands behind the bytes */
+            TRY(take_stream(source, (char *)after, sizeof after));
+            if (memcmp(after, "PK\7\x08", 4) != 0)
+                return fail(RSD_EFORMAT, "no descriptor behind the bytes");
+            source->crc = (uint32_t)after[4] | (uint32_t)after[5] << 8 | (uint32_t)after[6] << 16 |
+                          (uint32_t)after[7] << 24;
+            source->seen = source->nbytes;
+            raw = source->stream_crc;
+        }
+    }
+    if (!source->checkable || source->seen != source->nbytes) {
+        tally->nbytes_unchecked += source->wanted;
+        return RSD_OK;
+    }
+    uint32_t crc = crc32_from_raw(raw, source->nbytes);
+    if (crc != source->crc)
+        return fail(RSD_EFORMAT,
+                    "bytes %llu to %llu have CRC-32 %08x, should have %08x: they are damaged",
+                    (unsigned long long)source->data,
+                    (unsigned long long)(source->data + source->nbytes), crc, source->crc);
+    return RSD_OK;
+}
+
+/* ---- reading regions ---- */
+
+static void swap_elements(struct source *source, char *data, size_t nbytes)
+{
+    bool pairs = source->dtype == RSD_C64 || source->dtype == RSD_C128 || source->dtype == RSD_C32;
+    size_t width = pairs ? source->each / 2 : source->each;
+    for (size_t at = 0; at + width <= nbytes; at += width)
+        for (size_t i = 0; i < width / 2; i++) {
+            char one = data[at + i];
+            data[at + i] = data[at + width - 1 - i];
+            data[at + width - 1 - i] = one;
+        }
+}
+
+/* The whole record in memory, for boxes whose rows are too short to be read one by one. */
+static rsd_status keep_record(struct source *source, struct tally *tally)
+{
+    pthread_mutex_lock(&source->lock);
+    bool missing = !source->kept;
+    pthread_mutex_unlock(&source->lock);
+    if (!missing)
+        return RSD_OK;
+    char *record = mem_new((size_t)source->nbytes + 1, 1);
+    if (!record)
+        return RSD_ENOMEM;
+    rsd_status status = read_bytes(source, 0, record, (size_t)source->nbytes, tally);
+    if (status) {
+        mem_free(record);
+        return status;
+    }
+    pthread_mutex_lock(&source->lock);
+    if (source->kept)
+        mem_free(record); /* another thread was faster */
+    else
+        source->kept = record;
+    pthread_mutex_unlock(&source->lock);
+    return RSD_OK;
+}
+
+bool source_is_awkward(const struct source *source, uint64_t most)
+{
+    int64_t stride = (int64_t)source->each;
+    bool rows = true;
+    for (int32_t d = source->ndim - 1; d >= 0; d--) {
+        rows = rows && (source->len[d] == 1 || source->strides[d] >= stride);
+        stride = source->len[d] == 1 ? stride : source->strides[d] * source->len[d];
+    }
+    return !rows && source->nbytes <= most;
+}
+
+/* Where a region begins in the record, and how it is gone through. */
+static uint64_t region_loops(const struct source *source, const int64_t *lo, const int64_t *len,
+                             struct loops *loops)
+{
+    int64_t at = source->base, packed = (int64_t)source->each;
+    *loops = (struct loops){0};
+    for (int32_t d = source->ndim - 1; d >= 0; d--) {
+        at += (lo[d] - source->lo[d]) * source->strides[d];
+        loops_add(loops, len[d], source->strides[d], packed);
+        packed *= len[d];
+    }
+    loops_finish(loops, source->each);
+    return (uint64_t)at;
+}
+
+static rsd_status read_rows(struct source *source, uint64_t at, const struct loops *loops,
+                            char *out, struct tally *tally)
+{
+    int64_t index[MAX_LOOPS] = {0};
+    int32_t i;
+    do {
+        TRY(read_bytes(source, at, out, loops->run, tally));
+        out += loops->run; /* the region is packed: rows follow each other */
+        for (i = loops->n - 1; i >= 0; i--) {
+            at += (uint64_t)loops->src_stride[i];
+            if (++index[i] < loops->count[i])
+                break;
+            at -= (uint64_t)(loops->count[i] * loops->src_stride[i]);
+            index[i] = 0;
+        }
+    } while (i >= 0);
+    return RSD_OK;
+}
+
+rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
+                       uint64_t keep_most, struct tally *tally)
+{
+    struct loops loops;
+    uint64_t at = region_loops(source, lo, len, &loops);
+    size_t nbytes = (size_t)box_volume(source->ndim, len) * source->each;
+    rsd_status status;
+    if (loops.n > 0 && loops.run < SHORT_RUN && source_is_awkward(source, keep_most)) {
+        status = keep_record(source, tally);
+        if (!status) {
+            struct loop nest[MAX_LOOPS];
+            for (int32_t i = 0; i < loops.n; i++)
+                nest[i] = (struct loop){loops.count[i], loops.src_stride[i], loops.dst_stride[i]};
+            struct block block = block_of(loops.run, loops.n, nest);
+            struct copier copier = copier_best();
+            copy_block(&copier, false, &block, source->kept + at, out, 0, block.nrows);
+        }
+    } else {
+        status = read_rows(source, at, &loops, out, tally);
+    }
+    if (status)
+        return status;
+    if (source->swap)
+        swap_elements(source, out, nbytes);
+    return RSD_OK;
+}
