@@ -28,6 +28,9 @@
  *     5  moving        carrying a plan out in one process
  *     6  checkpoints   looking into files
  *     7  loading       from files into memory
+ *     8  saving        from memory into files
+ *     9  converting    from files into files
+ *     10 proving       digests, differences, damage
  *
  * What holds everywhere:
  *   - A function that can fail returns rsd_status, 0 when all is well. Outputs come last and are
@@ -40,7 +43,7 @@
  *   - Structs that begin with struct_nbytes may grow: set it to their sizeof, and the rest to 0. The
  *     other structs, RSD_MAX_DIMS and the numbers of enums never change.
  *   - The library never prints, exits or aborts, reads no environment variable and has no globals
- *     but the last error of each thread. It starts no thread except in rsd_pool_new.
+ *     but the last error of each thread. It starts no thread except in rsd_pool_new and rsd_save_start.
  *   - The caller owns tensor memory; it need not be aligned. Coordinates and element counts are
  *     int64_t.
  */
@@ -667,8 +670,8 @@ typedef struct rsd_local {
                                * and numbers; NULL: under its name */
 } rsd_local;
 
-/* How far the work is. Calls come one at a time, from any thread; to return anything but 0 is to stop it:
- * it then fails with ECANCELLED. */
+/* How far the work is, told after every megabyte or so. Calls come one at a time, from any thread; to
+ * return anything but 0 is to stop it: it then fails with ECANCELLED. */
 typedef struct rsd_progress {
     size_t struct_nbytes;
     int64_t nbytes_done, nbytes_total; /* of tensors, where they go to */
@@ -706,6 +709,141 @@ typedef struct rsd_load_options {
  * struct_nbytes apart. */
 rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local *locals,
                     const rsd_load_options *options, rsd_report *report);
+
+/* ---- 8. Saving -------------------------------------------------------------------------------
+ *
+ * A save is built beside its path, in PATH.reshard-part, and renamed when it is complete and on disk: a
+ * reader finds the old checkpoint or the new one, never a part of either. The files are those that torch
+ * writes for the same tensors: __R_0.distcp for each rank R, replicas spread over their holders.
+ */
+typedef struct rsd_value {
+    size_t struct_nbytes; /* sizeof(rsd_value) */
+    const char *name, *json;
+    const char *path; /* as that of rsd_local */
+} rsd_value;
+
+typedef struct rsd_save_options {
+    size_t struct_nbytes;   /* sizeof(rsd_save_options) */
+    rsd_pool *pool;         /* NULL: the calling thread alone */
+    int64_t nranks;         /* files are made for so many; 0: as many as the layouts name */
+    int64_t max_nbytes;     /* for buffers; 0: 256 MiB */
+    int32_t overwrite;      /* 1: replace a checkpoint that is there. Other files there are kept */
+    int32_t to_lowest_rank; /* 1: the first holder of a replica writes it */
+    int32_t compress;       /* 0: no. Else zstd, of this level; torch uses 3 */
+    int32_t one_rank;       /* 1: this process writes what `rank` has; rsd_save_publish ends it */
+    int32_t rank;
+    int64_t nvalues;
+    const rsd_value *values; /* written by the first rank */
+    rsd_on_progress *on_progress;
+    void *context;
+} rsd_save_options;
+
+/* Saves as a DCP checkpoint. A Partial layout is refused with EINVAL: its values are not known yet. EEXIST:
+ * there is something at the path. options and report may be NULL.
+ *
+ * With one_rank, every rank's process makes the same call with the same tensors and layouts in the same
+ * order, each with its own arrays, and when all have returned, one of them calls rsd_save_publish. */
+rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
+                    const rsd_save_options *options, rsd_report *report);
+rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite);
+
+/* The same in two halves: rsd_save_start returns when everything is copied, and the arrays may change
+ * again; the files are written by a thread of its own. rsd_save_wait waits for them, publishes, and frees
+ * the save, also when it fails. */
+typedef struct rsd_saving rsd_saving;
+rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *locals,
+                          const rsd_save_options *options, rsd_saving **saving);
+rsd_status rsd_save_wait(rsd_saving *saving, rsd_report *report);
+
+/* ---- 9. Converting ---------------------------------------------------------------------------
+ *
+ * From any format that can be read to DCP or safetensors, in any layout, within a memory budget. What
+ * cannot be finished (a full disk, a kill) can be resumed.
+ */
+
+/* What becomes of a tensor. Set to what it is before the call: keep, its own name, its own dtype, no
+ * layout. */
+typedef struct rsd_choice {
+    size_t struct_nbytes;
+    int32_t keep;       /* 0: leave it out */
+    rsd_dtype dtype;    /* another one: its elements are converted */
+    const char *name;   /* copied when the call returns */
+    rsd_layout *layout; /* taken over; its dtype does not matter. NULL: whole, on rank 0 */
+} rsd_choice;
+typedef rsd_status rsd_choose(void *context, const rsd_tensor *tensor, rsd_choice *choice);
+
+typedef struct rsd_convert_options {
+    size_t struct_nbytes; /* sizeof(rsd_convert_options) */
+    rsd_format format;    /* RSD_FORMAT_DCP or RSD_FORMAT_SAFETENSORS; 0: safetensors */
+    rsd_pool *pool;       /* NULL: the calling thread alone */
+    int64_t max_nbytes;   /* for buffers; 0: 256 MiB */
+    int64_t
+        max_shard_nbytes;  /* safetensors with whole tensors: of one file; 0: everything in one */
+    int64_t nranks;        /* DCP: files are made for so many; 0: as many as the layouts name */
+    int32_t every_replica; /* safetensors: one file a rank, with all that the rank holds */
+    int32_t compress;      /* DCP: 0, or zstd of this level */
+    int32_t overwrite;     /* 1: replace a checkpoint that is there. Other files there are kept */
+    int32_t
+        resume; /* 1: go on from what an earlier run left, if it did the same from the same files */
+    int32_t dry;        /* 1: check everything, read and write nothing */
+    rsd_choose *choose; /* called for every tensor in turn; NULL: all as they are, whole */
+    rsd_on_progress *on_progress;
+    void *context; /* of both */
+} rsd_convert_options;
+
+/* options and report may be NULL. With safetensors, an out that ends in .safetensors is one file.
+ * EEXIST: there is something at the path, or what an earlier run left. ECANCELLED and EIO leave what is
+ * complete in OUT.reshard-part, for `resume`; after other failures there is nothing. */
+rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
+                       rsd_report *report);
+
+/* ---- 10. Proving -----------------------------------------------------------------------------
+ *
+ * The digest of a tensor is 128 bits of its values, dtype and shape: the same whatever the layout, the
+ * format, the byte order of the file and the number of threads. It finds accidents, not malice.
+ */
+typedef struct rsd_prove_options {
+    size_t struct_nbytes; /* sizeof(rsd_prove_options) */
+    rsd_pool *pool;       /* NULL: the calling thread alone */
+    int64_t max_nbytes;   /* for buffers; 0: 256 MiB */
+    rsd_on_progress *on_progress;
+    void *context;
+} rsd_prove_options;
+
+/* digests[i] is that of tensors[i]; NULL tensors: of all, in the order of the checkpoint. */
+rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
+                      const rsd_prove_options *options, char (*digests)[RSD_DIGEST_NCHARS],
+                      rsd_report *report);
+
+/* The same of an array in memory, dense and row-major. */
+rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const void *array,
+                            char digest[RSD_DIGEST_NCHARS]);
+
+typedef enum rsd_difference {
+    RSD_SAME = 0,
+    RSD_ONLY_IN_A = 1,
+    RSD_ONLY_IN_B = 2,
+    RSD_OTHER_DTYPE = 3,
+    RSD_OTHER_SHAPE = 4,
+    RSD_OTHER_ELEMENT = 5
+} rsd_difference;
+
+/* A line of text says what differs: for an element, the first one in row-major order, with its index and
+ * both values. What does not differ is not told. */
+typedef rsd_status rsd_on_difference(void *context, const char *name, rsd_difference difference,
+                                     const char *text);
+
+/* Compares all tensors, bit by bit. *ndiffer is how many differ. */
+rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_prove_options *options,
+                    rsd_on_difference *on_difference, void *context, int64_t *ndiffer,
+                    rsd_report *report);
+
+/* Reads everything: sizes, places, coverage, CRCs. Each finding is a line that names the file, the tensor
+ * and, where it can be known, the byte. */
+typedef rsd_status rsd_on_finding(void *context, const char *text);
+rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *options,
+                      rsd_on_finding *on_finding, void *context, int64_t *nfindings,
+                      rsd_report *report);
 
 #ifdef __cplusplus
 }

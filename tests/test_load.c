@@ -79,7 +79,7 @@ static void load_tensor(rsd_checkpoint *checkpoint, const rsd_tensor *about, con
     }
     snprintf(tensor.text + at, sizeof tensor.text - at, "]");
     for (int i = 0; i < 6; i++) {
-        char side[256] = "1:R", text[512];
+        char side[4096] = "1:R", text[4400];
         rsd_layout *layout;
         if (i > 0)
             random_side(random, &tensor, NULL, side, sizeof side);

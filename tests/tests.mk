@@ -1,9 +1,9 @@
 # Every test is a program that reports as TAP, run by prove. All run with the address and
 # undefined-behaviour sanitizers; those that use threads run with the thread sanitizer too.
 
-TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c
+TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
-TSAN_NAMES := pool move
+TSAN_NAMES := pool move load save
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
          tests/cli.sh $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 

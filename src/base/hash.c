@@ -33,6 +33,13 @@ void hash_i32s(struct hash *hash, const int32_t *values, size_t count)
         hash_i64(hash, values[i]);
 }
 
+void hash_string(struct hash *hash, const char *string)
+{
+    for (; *string; string++)
+        hash_i64(hash, (unsigned char)*string);
+    hash_i64(hash, -1);
+}
+
 void hash_start(struct hash *hash, const char *what)
 {
     *hash = (struct hash){0x243f6a8885a308d3u, 0x13198a2e03707344u};

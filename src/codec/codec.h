@@ -53,6 +53,7 @@ rsd_status json_next_key(struct json *j, struct slice *key, bool *more);
 rsd_status json_next_item(struct json *j, bool *more);
 rsd_status json_string(struct json *j, struct slice *out);
 rsd_status json_u64(struct json *j, uint64_t *out);
+rsd_status json_number(struct json *j, double *value, int64_t *integer, bool *whole);
 rsd_status json_skip(struct json *j);
 rsd_status json_end(struct json *j);
 
@@ -233,8 +234,9 @@ rsd_status view_take(const struct nodes *nodes, cell c, struct view *out);
 /* EFORMAT unless the view lies inside a storage of so many bytes, with no two elements in one place. */
 rsd_status view_check(const struct view *view, uint64_t record_nbytes);
 
-/* ---- item.c: tensors and values as torch.save writes them ---- */
+/* ---- emit.c: pickles, written ---- */
 
+/* Starts as {0}. The first failure is kept. */
 struct bytes {
     unsigned char *data;
     size_t n, room;
@@ -242,6 +244,19 @@ struct bytes {
 };
 void bytes_put(struct bytes *out, const void *data, size_t n);
 void bytes_drop(struct bytes *bytes);
+
+void emit_op(struct bytes *out, const char *op);
+void emit_number(struct bytes *out, uint64_t value, int nbytes); /* little-endian, no opcode */
+void emit_int(struct bytes *out, int64_t value);
+void emit_float(struct bytes *out, double value);
+void emit_text(struct bytes *out, struct slice text);
+void emit_global(struct bytes *out, const char *module, const char *name);
+
+rsd_status json_to_pickle(const char *text, struct bytes *out);
+rsd_status json_to_path(const char *text,
+                        struct bytes *out); /* a list as a tuple, no opcode before */
+
+/* ---- item.c: tensors and values as torch.save writes them ---- */
 
 /* What comes before the bytes of a contiguous tensor, and after: for the latter, their CRC-32 and the
  * first eight of them. */

@@ -16,89 +16,23 @@
 
 enum { ALIGNMENT = 64, NRECORDS = 7 };
 
-/* ---- bytes that grow ---- */
-
-static void put(struct bytes *out, const void *data, size_t n)
-{
-    if (out->failed)
-        return;
-    if (GROW(out->data, out->room, out->n + n)) {
-        out->failed = true;
-        return;
-    }
-    if (n)
-        memcpy(out->data + out->n, data, n);
-    out->n += n;
-}
-
-static void put_text(struct bytes *out, const char *text)
-{
-    put(out, text, strlen(text));
-}
-
-static void put_number(struct bytes *out, uint64_t value, int nbytes)
-{
-    unsigned char bytes[8];
-    for (int i = 0; i < nbytes; i++, value >>= 8)
-        bytes[i] = (unsigned char)value;
-    put(out, bytes, (size_t)nbytes);
-}
-
-void bytes_put(struct bytes *out, const void *data, size_t n)
-{
-    put(out, data, n);
-}
-
-void bytes_drop(struct bytes *bytes)
-{
-    mem_free(bytes->data);
-    *bytes = (struct bytes){0};
-}
-
 /* ---- the pickle of a tensor ---- */
-
-static void pickle_int(struct bytes *out, int64_t value)
-{
-    if (value >= 0 && value < 256) {
-        put_text(out, "K");
-        put_number(out, (uint64_t)value, 1);
-    } else if (value >= 0 && value < 65536) {
-        put_text(out, "M");
-        put_number(out, (uint64_t)value, 2);
-    } else if (value >= INT32_MIN && value <= INT32_MAX) {
-        put_text(out, "J");
-        put_number(out, (uint64_t)value, 4);
-    } else {
-        int n = 5;
-        while (n < 8 && value >> (8 * n - 1) != 0 && value >> (8 * n - 1) != -1)
-            n++;
-        put_text(out, "\x8a");
-        put_number(out, (uint64_t)n, 1);
-        put_number(out, (uint64_t)value, n);
-    }
-}
 
 static void memoize(struct bytes *out, int *memo)
 {
-    put_text(out, "q");
-    put_number(out, (uint64_t)(*memo)++, 1);
+    emit_op(out, "q");
+    emit_number(out, (uint64_t)(*memo)++, 1);
 }
 
 static void pickle_text(struct bytes *out, const char *text, int *memo)
 {
-    put_text(out, "X");
-    put_number(out, strlen(text), 4);
-    put_text(out, text);
+    emit_text(out, (struct slice){text, strlen(text)});
     memoize(out, memo);
 }
 
 static void pickle_global(struct bytes *out, const char *module, const char *name, int *memo)
 {
-    put_text(out, "c");
-    put_text(out, module);
-    put_text(out, "\n");
-    put_text(out, name);
-    put_text(out, "\n");
+    emit_global(out, module, name);
     memoize(out, memo);
 }
 
@@ -106,10 +40,10 @@ static void pickle_tuple(struct bytes *out, int32_t n, const int64_t *values, in
 {
     static const char *const close[] = {")", "\x85", "\x86", "\x87"};
     if (n > 3)
-        put_text(out, "(");
+        emit_op(out, "(");
     for (int32_t i = 0; i < n; i++)
-        pickle_int(out, values[i]);
-    put_text(out, n > 3 ? "t" : close[n]);
+        emit_int(out, values[i]);
+    emit_op(out, n > 3 ? "t" : close[n]);
     if (n > 0)
         memoize(out, memo);
 }
@@ -124,9 +58,9 @@ static void pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, cons
     }
     volume = box_volume(ndim, shape);
     bool typed = dtype_to_storage(dtype) != NULL;
-    put(out, "\x80\x02", 2);
+    bytes_put(out, "\x80\x02", 2);
     pickle_global(out, "torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", &memo);
-    put_text(out, "((");
+    emit_op(out, "((");
     pickle_text(out, "storage", &memo);
     if (typed)
         pickle_global(out, "torch", dtype_to_storage(dtype), &memo);
@@ -134,23 +68,23 @@ static void pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, cons
         pickle_global(out, "torch.storage", "UntypedStorage", &memo);
     pickle_text(out, "0", &memo);
     pickle_text(out, "cpu", &memo);
-    pickle_int(out, typed ? volume : volume * (int64_t)rsd_dtype_nbytes(dtype));
-    put_text(out, "t");
+    emit_int(out, typed ? volume : volume * (int64_t)rsd_dtype_nbytes(dtype));
+    emit_op(out, "t");
     memoize(out, &memo);
-    put(out, "QK\0", 3);
+    bytes_put(out, "QK\0", 3);
     pickle_tuple(out, ndim, shape, &memo);
     pickle_tuple(out, ndim, strides, &memo);
-    put_text(out, "\x89");
+    emit_op(out, "\x89");
     pickle_global(out, "collections", "OrderedDict", &memo);
-    put_text(out, ")R");
+    emit_op(out, ")R");
     memoize(out, &memo);
     if (!typed)
         pickle_global(out, "torch", dtype_to_torch(dtype), &memo);
-    put_text(out, "t");
+    emit_op(out, "t");
     memoize(out, &memo);
-    put_text(out, "R");
+    emit_op(out, "R");
     memoize(out, &memo);
-    put_text(out, ".");
+    emit_op(out, ".");
 }
 
 /* ---- the archive ---- */
@@ -189,14 +123,14 @@ static void put_zip64(struct bytes *out, const struct entry *entry, uint64_t sto
     size_t n = zip64_nbytes(entry);
     if (n == 0)
         return;
-    put_number(out, 1, 2);
-    put_number(out, n - 4, 2);
+    emit_number(out, 1, 2);
+    emit_number(out, n - 4, 2);
     if (entry->nbytes >= large) {
-        put_number(out, entry->nbytes, 8);
-        put_number(out, stored, 8);
+        emit_number(out, entry->nbytes, 8);
+        emit_number(out, stored, 8);
     }
     if (entry->header >= large)
-        put_number(out, entry->header, 8);
+        emit_number(out, entry->header, 8);
 }
 
 static void fold_id(struct archive *archive, uint64_t value)
@@ -213,19 +147,19 @@ static void put_header(struct archive *archive, const char *name, uint64_t nbyte
     size_t extra = zip64_nbytes(entry);
     uint64_t data = entry->header + 30 + strlen(name) + extra + 4;
     size_t padding = (size_t)(-data & (ALIGNMENT - 1));
-    put_text(out, "PK\3\4");
-    put_number(out, 0, 2);
-    put_number(out, nbytes ? 0x0808 : 0x0800, 2);
+    emit_op(out, "PK\3\4");
+    emit_number(out, 0, 2);
+    emit_number(out, nbytes ? 0x0808 : 0x0800, 2);
     for (int i = 0; i < 9; i++) /* method, time, date, CRC and both sizes: known at the end */
-        put_number(out, 0, 2);
-    put_number(out, strlen(name), 2);
-    put_number(out, extra + 4 + padding, 2);
-    put_text(out, name);
+        emit_number(out, 0, 2);
+    emit_number(out, strlen(name), 2);
+    emit_number(out, extra + 4 + padding, 2);
+    emit_op(out, name);
     put_zip64(out, entry, 0);
-    put_text(out, "FB");
-    put_number(out, padding, 2);
+    emit_op(out, "FB");
+    emit_number(out, padding, 2);
     for (size_t i = 0; i < padding; i++)
-        put_text(out, "Z");
+        emit_op(out, "Z");
 }
 
 static void put_descriptor(struct archive *archive, uint32_t crc)
@@ -235,10 +169,10 @@ static void put_descriptor(struct archive *archive, uint32_t crc)
     if (entry->nbytes == 0)
         return;
     int width = is_large(entry) ? 8 : 4;
-    put_text(archive->out, "PK\7\x08");
-    put_number(archive->out, crc, 4);
-    put_number(archive->out, entry->nbytes, width);
-    put_number(archive->out, entry->nbytes, width);
+    emit_op(archive->out, "PK\7\x08");
+    emit_number(archive->out, crc, 4);
+    emit_number(archive->out, entry->nbytes, width);
+    emit_number(archive->out, entry->nbytes, width);
     fold_id(archive, crc);
 }
 
@@ -253,7 +187,7 @@ static void fold_lookalike(struct archive *archive, const unsigned char *first, 
 static void put_record(struct archive *archive, const char *name, const void *data, size_t n)
 {
     put_header(archive, name, n);
-    put(archive->out, data, n);
+    bytes_put(archive->out, data, n);
     put_descriptor(archive, crc32_of(data, n));
 }
 
@@ -264,42 +198,42 @@ static void put_directory(struct archive *archive)
     for (int i = 0; i < archive->n; i++) {
         const struct entry *entry = &archive->entries[i];
         uint64_t nbytes = entry->nbytes < large ? entry->nbytes : large;
-        put_text(out, "PK\1\2");
-        put_number(out, 0, 4); /* versions */
-        put_number(out, entry->nbytes ? 0x0808 : 0x0800, 2);
-        put_number(out, 0, 6); /* method, time, date */
-        put_number(out, entry->crc, 4);
-        put_number(out, nbytes, 4);
-        put_number(out, nbytes, 4);
-        put_number(out, strlen(entry->name), 2);
-        put_number(out, zip64_nbytes(entry), 2);
-        put_number(out, 0, 8); /* comment, disk, attributes */
-        put_number(out, 0, 2);
-        put_number(out, entry->header < large ? entry->header : large, 4);
-        put_text(out, entry->name);
+        emit_op(out, "PK\1\2");
+        emit_number(out, 0, 4); /* versions */
+        emit_number(out, entry->nbytes ? 0x0808 : 0x0800, 2);
+        emit_number(out, 0, 6); /* method, time, date */
+        emit_number(out, entry->crc, 4);
+        emit_number(out, nbytes, 4);
+        emit_number(out, nbytes, 4);
+        emit_number(out, strlen(entry->name), 2);
+        emit_number(out, zip64_nbytes(entry), 2);
+        emit_number(out, 0, 8); /* comment, disk, attributes */
+        emit_number(out, 0, 2);
+        emit_number(out, entry->header < large ? entry->header : large, 4);
+        emit_op(out, entry->name);
         put_zip64(out, entry, entry->nbytes);
     }
     uint64_t end = archive->base + out->n, nbytes = end - at;
-    put_text(out, "PK\6\6");
-    put_number(out, 44, 8);
-    put_number(out, 0x031e, 2);
-    put_number(out, 0x002d, 2);
-    put_number(out, 0, 8); /* disks */
-    put_number(out, (uint64_t)archive->n, 8);
-    put_number(out, (uint64_t)archive->n, 8);
-    put_number(out, nbytes, 8);
-    put_number(out, at, 8);
-    put_text(out, "PK\6\7");
-    put_number(out, 0, 4);
-    put_number(out, end, 8);
-    put_number(out, 1, 4);
-    put_text(out, "PK\5\6");
-    put_number(out, 0, 4);
-    put_number(out, (uint64_t)archive->n, 2);
-    put_number(out, (uint64_t)archive->n, 2);
-    put_number(out, nbytes < large ? nbytes : large, 4);
-    put_number(out, at < large ? at : large, 4);
-    put_number(out, 0, 2);
+    emit_op(out, "PK\6\6");
+    emit_number(out, 44, 8);
+    emit_number(out, 0x031e, 2);
+    emit_number(out, 0x002d, 2);
+    emit_number(out, 0, 8); /* disks */
+    emit_number(out, (uint64_t)archive->n, 8);
+    emit_number(out, (uint64_t)archive->n, 8);
+    emit_number(out, nbytes, 8);
+    emit_number(out, at, 8);
+    emit_op(out, "PK\6\7");
+    emit_number(out, 0, 4);
+    emit_number(out, end, 8);
+    emit_number(out, 1, 4);
+    emit_op(out, "PK\5\6");
+    emit_number(out, 0, 4);
+    emit_number(out, (uint64_t)archive->n, 2);
+    emit_number(out, (uint64_t)archive->n, 2);
+    emit_number(out, nbytes < large ? nbytes : large, 4);
+    emit_number(out, at < large ? at : large, 4);
+    emit_number(out, 0, 2);
 }
 
 static void put_end(struct archive *archive, const char *names_id)

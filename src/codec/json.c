@@ -11,6 +11,10 @@
  */
 #include "codec.h"
 
+#include <errno.h>
+#include <locale.h>
+#include <stdlib.h>
+
 #include <string.h>
 
 enum { MAX_DEPTH = 64 };
@@ -264,6 +268,32 @@ static rsd_status skip_number(struct json *j)
     while (j->at < j->nbytes && j->text[j->at] && strchr("+-.0123456789eE", j->text[j->at]))
         j->at++;
     return j->at > start ? RSD_OK : json_fail(j, "expected a value");
+}
+
+rsd_status json_number(struct json *j, double *value, int64_t *integer, bool *whole)
+{
+    char digits[64], *end;
+    json_peek(j);
+    size_t start = j->at;
+    TRY(skip_number(j));
+    size_t n = j->at - start;
+    if (n >= sizeof digits)
+        return json_fail(j, "a number of too many digits");
+    memcpy(digits, j->text + start, n);
+    digits[n] = '\0';
+    *whole = !strpbrk(digits, ".eE");
+    errno = 0;
+    if (*whole) {
+        *integer = strtoll(digits, &end, 10);
+    } else { /* whatever the locale of the program says */
+        locale_t plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
+        *value = plain ? strtod_l(digits, &end, plain) : strtod(digits, &end);
+        if (plain)
+            freelocale(plain);
+    }
+    if (*end || (*whole && errno == ERANGE))
+        return json_fail(j, "a number that is none, or does not fit");
+    return RSD_OK;
 }
 
 static rsd_status skip_word(struct json *j)

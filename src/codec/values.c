@@ -257,45 +257,22 @@ rsd_status value_to_json(const struct nodes *nodes, cell c, char **json)
 
 /* ---- as a pickle of protocol 2, which torch.load takes with weights_only too ---- */
 
-static void put_op(struct writer *w, const char *op)
-{
-    bytes_put(w->pickle, op, strlen(op));
-}
-
-static void put_u32(struct writer *w, size_t n)
-{
-    const unsigned char bytes[4] = {(unsigned char)n, (unsigned char)(n >> 8),
-                                    (unsigned char)(n >> 16), (unsigned char)(n >> 24)};
-    bytes_put(w->pickle, bytes, sizeof bytes);
-}
-
 static bool pickle_value(struct writer *w, cell c, int depth);
 
 static bool pickle_number(struct writer *w, cell c)
 {
     int64_t number;
     struct slice text = node_text(w->nodes, c);
-    unsigned char bytes[8];
     if (node_as_i64(w->nodes, c, &number)) {
-        for (int i = 0; i < 8; i++)
-            bytes[i] = (unsigned char)((uint64_t)number >> 8 * i);
-        text = (struct slice){(const char *)bytes, sizeof bytes};
+        emit_int(w->pickle, number);
+        return true;
     }
     if (text.nbytes > 255)
         return false;
-    const unsigned char length = (unsigned char)text.nbytes;
-    put_op(w, "\x8a");
-    bytes_put(w->pickle, &length, 1);
+    emit_op(w->pickle, "\x8a");
+    emit_number(w->pickle, text.nbytes, 1);
     bytes_put(w->pickle, text.bytes, text.nbytes);
     return true;
-}
-
-static void pickle_float(struct writer *w, cell c)
-{
-    struct slice text = node_text(w->nodes, c);
-    put_op(w, "G");
-    for (size_t i = 8; i-- > 0;)
-        bytes_put(w->pickle, text.bytes + i, 1);
 }
 
 static bool pickle_items(struct writer *w, cell c, int depth)
@@ -303,11 +280,11 @@ static bool pickle_items(struct writer *w, cell c, int depth)
     bool tuple = node_kind(w->nodes, c) == NODE_TUPLE;
     struct node_walk walk = node_walk(w->nodes, c);
     cell item;
-    put_op(w, tuple ? "(" : "](");
+    emit_op(w->pickle, tuple ? "(" : "](");
     for (uint32_t i = 0; tuple ? i < node_count(w->nodes, c) : node_next(&walk, &item); i++)
         if (!pickle_value(w, tuple ? node_item(w->nodes, c, i) : item, depth + 1))
             return false;
-    put_op(w, tuple ? "t" : "e");
+    emit_op(w->pickle, tuple ? "t" : "e");
     return true;
 }
 
@@ -315,19 +292,12 @@ static bool pickle_dict(struct writer *w, cell dict, int depth)
 {
     struct node_walk walk = node_walk(w->nodes, dict);
     cell item;
-    put_op(w, "}(");
+    emit_op(w->pickle, "}(");
     while (node_next(&walk, &item))
         if (!pickle_value(w, item, depth + 1))
             return false;
-    put_op(w, "u");
+    emit_op(w->pickle, "u");
     return true;
-}
-
-static void pickle_text(struct writer *w, struct slice text)
-{
-    put_op(w, "X");
-    put_u32(w, text.nbytes);
-    bytes_put(w->pickle, text.bytes, text.nbytes);
 }
 
 static bool pickle_value(struct writer *w, cell c, int depth)
@@ -338,15 +308,15 @@ static bool pickle_value(struct writer *w, cell c, int depth)
         return false;
     switch (node_kind(nodes, c)) {
     case NODE_ATOM:
-        put_op(w, c == CELL_NONE ? "N" : c == CELL_TRUE ? "\x88" : "\x89");
+        emit_op(w->pickle, c == CELL_NONE ? "N" : c == CELL_TRUE ? "\x88" : "\x89");
         return true;
     case NODE_INT:
         return pickle_number(w, c);
     case NODE_FLOAT:
-        pickle_float(w, c);
+        emit_float(w->pickle, node_float(nodes, c));
         return true;
     case NODE_STRING:
-        pickle_text(w, text);
+        emit_text(w->pickle, text);
         return true;
     case NODE_TUPLE:
     case NODE_LIST:
@@ -358,10 +328,10 @@ static bool pickle_value(struct writer *w, cell c, int depth)
             return pickle_dict(w, value_dict(nodes, c), depth);
         if (!encoded_bytes(nodes, c, &text))
             return false;
-        put_op(w, "c_codecs\nencode\n");
-        pickle_text(w, text);
-        pickle_text(w, (struct slice){"latin1", 6});
-        put_op(w, "\x86R");
+        emit_op(w->pickle, "c_codecs\nencode\n");
+        emit_text(w->pickle, text);
+        emit_text(w->pickle, (struct slice){"latin1", 6});
+        emit_op(w->pickle, "\x86R");
         return true;
     default:
         return false;
@@ -373,6 +343,6 @@ rsd_status value_to_pickle(const struct nodes *nodes, cell c, struct bytes *out,
     struct writer w = {.nodes = nodes, .left = MOST_NODES, .pickle = out};
     bytes_put(out, "\x80\x02", 2);
     *plain = pickle_value(&w, c, 0);
-    put_op(&w, ".");
+    emit_op(w.pickle, ".");
     return out->failed ? fail(RSD_ENOMEM, "no memory for a value") : RSD_OK;
 }

@@ -113,7 +113,9 @@ static rsd_status list_folder(int fd, struct name_list signs[NSIGNS], struct nam
     for (struct dirent *entry; !status && (entry = readdir(folder));) {
         struct slice name = {entry->d_name, strlen(entry->d_name)};
         enum sign sign = sign_of(entry->d_name);
-        if (sign != NSIGNS)
+        if (strcmp(entry->d_name, JOURNAL_NAME) == 0)
+            status = fail(RSD_EFORMAT, "an output that is not finished: its run can be resumed");
+        else if (sign != NSIGNS)
             status = name_list_add(&signs[sign], name);
         else if (folders && entry->d_name[0] != '.')
             status = name_list_add(folders, name);
@@ -195,6 +197,8 @@ static rsd_status open_folder(rsd_checkpoint *checkpoint, const char *path, rsd_
     struct name_list signs[NSIGNS] = {{0}}, folders = {0};
     TRY(files_open(&checkpoint->files, path));
     rsd_status status = list_folder(checkpoint->files.folder_fd, signs, &folders);
+    if (status)
+        status = fail_in(status, "%s: ", path);
     enum sign sign = best_sign(signs, wanted);
     if (!status && sign == NSIGNS)
         status = nothing_here(checkpoint, &folders);

@@ -40,6 +40,11 @@ rsd_status contents_name(struct contents *contents, struct slice name, const cha
     return RSD_OK;
 }
 
+rsd_status contents_copy_text(struct contents *contents, const char *text, const char **out)
+{
+    return text ? contents_name(contents, (struct slice){text, strlen(text)}, out) : RSD_OK;
+}
+
 static rsd_status add_coordinates(struct contents *contents, const int64_t *values, int32_t n)
 {
     TRY(GROW(contents->coordinates, contents->room_coordinates,

@@ -19,7 +19,7 @@
 #include <string.h>
 
 /* What one rank says, or all of them together. */
-struct part {
+struct rank_part {
     struct nodes nodes;
     cell tensors, storage, planner;
 };
@@ -37,7 +37,7 @@ struct loading {
     struct contents *contents;
     struct files *files;
     const char **unknown_transform;
-    struct part *parts;
+    struct rank_part *parts;
     size_t nparts;
     uint64_t budget;       /* boxes that may still be made */
     struct intern names;   /* to ordinals */
@@ -415,7 +415,7 @@ static rsd_status read_stream(void *context, uint64_t at, void *out, size_t n)
     return file_read(stream->files, stream->file, at, out, n);
 }
 
-static rsd_status load_part(struct loading *l, struct slice name, struct part *part)
+static rsd_status load_part(struct loading *l, struct slice name, struct rank_part *part)
 {
     struct stream stream = {.files = l->files};
     uint64_t nbytes, used;

@@ -1,4 +1,4 @@
-/* file.c - files of a checkpoint, read in place: opened when needed, closed when too many are open.
+/* file.c - files of a checkpoint, read and written in place: opened when needed, closed when too many are.
  *
  * Names come from inside other files, so they may not leave the folder; what they lead to on disk may be
  * a link, as in a cache of downloads. A file is a regular one, and its size is what it was when it was
@@ -9,8 +9,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 enum { MOST_OPEN = 200 };
@@ -112,9 +114,15 @@ static rsd_status open_file(struct files *files, struct one_file *file)
 {
     if (files->nopen >= MOST_OPEN)
         close_least_used(files);
-    int fd = openat(files->folder_fd, file->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    int how = file->writable ? O_RDWR | O_NOFOLLOW : O_RDONLY;
+    int fd = openat(files->folder_fd, file->name, how | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
         return fail(RSD_EIO, "%s", strerror(errno));
+    if (file->writable) {
+        file->fd = fd;
+        files->nopen++;
+        return RSD_OK;
+    }
     struct stat status;
     if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
         close(fd);
@@ -218,5 +226,79 @@ rsd_status file_load(struct files *files, uint32_t index, uint64_t most, char **
     }
     *bytes = memory;
     *n = (size_t)nbytes;
+    return RSD_OK;
+}
+
+/* ---- writing ---- */
+
+/* Room on a disk is taken at once, so that a full one is noticed early and the file lies in one piece. In
+ * memory that would only fill the pages twice. */
+static rsd_status reserve(int fd, uint64_t nbytes)
+{
+    struct statfs system;
+    if (nbytes == 0 || fstatfs(fd, &system) != 0 || system.f_type == TMPFS_MAGIC)
+        return RSD_OK;
+    if (fallocate(fd, 0, 0, (off_t)nbytes) != 0 && (errno == ENOSPC || errno == EFBIG))
+        return fail(RSD_EIO, "%s: %llu bytes are needed", strerror(errno),
+                    (unsigned long long)nbytes);
+    return RSD_OK;
+}
+
+rsd_status file_create(struct files *files, uint32_t index, uint64_t nbytes)
+{
+    struct one_file *file = &files->list[index];
+    int fd = openat(files->folder_fd, file->name,
+                    O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    rsd_status status = RSD_OK;
+    if (fd < 0)
+        status = fail(RSD_EIO, "%s", strerror(errno));
+    else
+        status = reserve(fd, nbytes);
+    if (fd >= 0 && close(fd) != 0 && !status)
+        status = fail(RSD_EIO, "%s", strerror(errno));
+    file->writable = true;
+    return status ? file_error(files, index, status) : RSD_OK;
+}
+
+static rsd_status write_all(int fd, uint64_t at, const char *data, size_t n)
+{
+    while (n > 0) {
+        ssize_t put = pwrite(fd, data, n, (off_t)at);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            return fail(RSD_EIO, "byte %llu: %s", (unsigned long long)at,
+                        put < 0 ? strerror(errno) : "nothing could be written");
+        data += put;
+        at += (uint64_t)put;
+        n -= (size_t)put;
+    }
+    return RSD_OK;
+}
+
+rsd_status file_write(struct files *files, uint32_t index, uint64_t at, const void *data, size_t n)
+{
+    int fd;
+    uint64_t nbytes;
+    TRY(pin(files, index, &fd, &nbytes));
+    rsd_status status = write_all(fd, at, data, n);
+    unpin(files, index);
+    return status ? file_error(files, index, status) : RSD_OK;
+}
+
+rsd_status file_sync(struct files *files, uint32_t index)
+{
+    int fd;
+    uint64_t nbytes;
+    TRY(pin(files, index, &fd, &nbytes));
+    rsd_status status = fsync(fd) == 0 ? RSD_OK : fail(RSD_EIO, "%s", strerror(errno));
+    unpin(files, index);
+    return status ? file_error(files, index, status) : RSD_OK;
+}
+
+rsd_status folder_sync(const struct files *files)
+{
+    if (fsync(files->folder_fd) != 0)
+        return fail(RSD_EIO, "%s: %s", files->folder, strerror(errno));
     return RSD_OK;
 }

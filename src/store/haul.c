@@ -240,17 +240,27 @@ rsd_status haul_from_files(struct haul *haul, rsd_checkpoint *checkpoint, size_t
     return RSD_OK;
 }
 
-rsd_status haul_from_memory(struct haul *haul, const char *memory, const int64_t *strides,
-                            uint64_t most_nbytes)
+rsd_status haul_whole(struct haul *haul, rsd_checkpoint *checkpoint, size_t index, sink_take *take,
+                      void *context, uint64_t most_nbytes)
+{
+    const struct tensor *tensor = &checkpoint->contents.tensors[index];
+    struct sink sink = {.kind = SINK_BLOCKS,
+                        .dtype = tensor->dtype,
+                        .ndim = tensor->ndim,
+                        .take = take,
+                        .context = context};
+    copy_i64s(sink.len, tensor_shape(&checkpoint->contents, tensor), tensor->ndim);
+    TRY(haul_start(haul, &checkpoint->contents, index, 1));
+    haul_add_sink(haul, &sink);
+    return haul_from_files(haul, checkpoint, index, most_nbytes);
+}
+
+/* One source, all of which goes to the only sink. */
+static rsd_status add_only_piece(struct haul *haul, uint64_t most_nbytes)
 {
     const struct sink *sink = &haul->sinks[0];
     rsd_piece piece = {.nbytes = box_volume(haul->ndim, sink->len) * (int64_t)haul->each};
-    haul->sources = mem_new(1, sizeof *haul->sources);
-    if (!haul->sources)
-        return RSD_ENOMEM;
     haul->nsources = 1;
-    source_in_memory(&haul->sources[0], haul->dtype, haul->ndim, sink->lo, sink->len, memory,
-                     strides);
     if (piece.nbytes > 0) {
         box_set(&piece.box, haul->ndim, sink->lo, sink->len);
         TRY(add_piece(haul, &piece));
@@ -258,6 +268,29 @@ rsd_status haul_from_memory(struct haul *haul, const char *memory, const int64_t
     TRY(index_pieces(haul));
     finish(haul, most_nbytes);
     return RSD_OK;
+}
+
+rsd_status haul_from_box(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                         uint64_t most_nbytes)
+{
+    haul->sources = mem_new(1, sizeof *haul->sources);
+    if (!haul->sources)
+        return RSD_ENOMEM;
+    TRY(source_open(&haul->sources[0], checkpoint, tensor, box));
+    haul->in_order = haul->sources[0].inflate != NULL;
+    return add_only_piece(haul, most_nbytes);
+}
+
+rsd_status haul_from_memory(struct haul *haul, const char *memory, const int64_t *strides,
+                            uint64_t most_nbytes)
+{
+    const struct sink *sink = &haul->sinks[0];
+    haul->sources = mem_new(1, sizeof *haul->sources);
+    if (!haul->sources)
+        return RSD_ENOMEM;
+    source_in_memory(&haul->sources[0], haul->dtype, haul->ndim, sink->lo, sink->len, memory,
+                     strides);
+    return add_only_piece(haul, most_nbytes);
 }
 
 void haul_drop(struct haul *haul)

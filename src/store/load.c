@@ -100,11 +100,9 @@ static rsd_status collect(const struct loading *loading, size_t job, struct loca
         const rsd_local *local = &loading->locals[loading->wanted[i].local];
         size_t before = boxes->n, kept = before;
         TRY(local_boxes(local, true, boxes));
-        for (size_t k = before; k < boxes->n; k++) { /* without the empty ones */
-            boxes->list[k].dtype = local->layout->dtype;
+        for (size_t k = before; k < boxes->n; k++) /* without the empty ones */
             if (box_volume(boxes->list[k].box.ndim, boxes->list[k].box.len) > 0)
                 boxes->list[kept++] = boxes->list[k];
-        }
         boxes->n = kept;
     }
     return RSD_OK;

@@ -15,7 +15,8 @@ static rsd_status add_boxes(struct local_boxes *out, const rsd_local *local, int
         if (status)
             break;
         struct local_box *box = &out->list[out->n++];
-        *box = (struct local_box){.box = held[i].box, .rank = rank};
+        *box = (struct local_box){
+            .box = held[i].box, .rank = rank, .order = (uint32_t)i, .dtype = layout->dtype};
         const int64_t *strides =
             local->strides ? local->strides + given * (size_t)layout->ndim : NULL;
         status = array_strides(layout, held[i].array, strides, local->column_major != 0, written,

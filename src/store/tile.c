@@ -170,9 +170,9 @@ static rsd_status make_room(const struct tile *tile)
     }
     TRY(GROW(scratch->staged, scratch->room_staged, ngroups));
     TRY(scratch_reserve(&scratch->in, &scratch->room_in, need));
-    TRY(scratch_reserve(&scratch->out, &scratch->room_out, haul->tile_nbytes));
-    return scratch_reserve(&scratch->cast, &scratch->room_cast,
-                           haul->tile_nbytes / haul->each * haul->cast_each);
+    size_t volume = (size_t)box_volume(haul->ndim, tile->len);
+    TRY(scratch_reserve(&scratch->out, &scratch->room_out, volume * haul->each));
+    return scratch_reserve(&scratch->cast, &scratch->room_cast, volume * haul->cast_each);
 }
 
 static rsd_status stage_all(const struct tile *tile)
@@ -257,7 +257,7 @@ static rsd_status fill_blocks(const struct tile *tile, size_t index)
         block = tile->scratch->out;
     }
     TRY(cast_block(tile, sink, volume, &block));
-    return sink->take(sink, lo, len, block, (size_t)volume * rsd_dtype_nbytes(sink->dtype));
+    return sink->take(sink, tile->scratch, lo, len, block);
 }
 
 /* Memory of another dtype is filled from a block that was cast. */

@@ -23,6 +23,7 @@ struct running {
     struct haul haul;
     size_t job;
     int64_t next;         /* tile to be claimed */
+    _Atomic bool failed;  /* and was forgiven: the rest of it is left out */
     _Atomic int64_t left; /* tiles not done */
 };
 
@@ -42,7 +43,6 @@ struct state {
     char *message;
     _Atomic bool stopped;
     _Atomic int64_t nbytes_done;
-    double said; /* when progress was told */
     int64_t nbytes_memory;
 };
 
@@ -81,21 +81,29 @@ static void note_failure(struct state *s, rsd_status status)
     atomic_store(&s->stopped, true);
 }
 
-static void tell_progress(struct state *s, bool last)
+/* A failure of one job, which may be forgiven. */
+static void job_failed(struct state *s, struct running *running, rsd_status status)
+{
+    const struct transfer *t = s->transfer;
+    pthread_mutex_lock(&s->lock);
+    bool forgiven = t->forgive &&
+                    (atomic_load(&running->failed) || t->forgive(t->context, running->job, status));
+    pthread_mutex_unlock(&s->lock);
+    if (forgiven)
+        atomic_store(&running->failed, true);
+    else
+        note_failure(s, status);
+}
+
+static void tell_progress(struct state *s)
 {
     const struct transfer *t = s->transfer;
     if (!t->on_progress)
         return;
     rsd_progress progress = {.struct_nbytes = sizeof progress, .nbytes_total = t->nbytes_total};
     pthread_mutex_lock(&s->lock);
-    double now = seconds_now();
-    bool due = last || now - s->said >= 0.05;
-    int answer = 0;
-    if (due) {
-        s->said = now;
-        progress.nbytes_done = atomic_load(&s->nbytes_done);
-        answer = t->on_progress(t->progress_context, &progress);
-    }
+    progress.nbytes_done = atomic_load(&s->nbytes_done);
+    int answer = t->on_progress(t->progress_context, &progress);
     pthread_mutex_unlock(&s->lock);
     if (answer)
         note_failure(s, fail(RSD_ECANCELLED, "stopped after %lld of %lld bytes",
@@ -127,12 +135,12 @@ static void drop_running(struct running *running)
 static void close_haul(struct state *s, struct running *running, struct tally *tally)
 {
     const struct transfer *t = s->transfer;
-    if (!atomic_load(&s->stopped)) {
+    if (!atomic_load(&s->stopped) && !atomic_load(&running->failed)) {
         rsd_status status = check_sources(&running->haul, tally);
         if (!status)
             status = t->close(t->context, running->job, &running->haul);
         if (status)
-            note_failure(s, status);
+            job_failed(s, running, status);
     }
     drop_running(running);
 }
@@ -148,8 +156,11 @@ static rsd_status open_next(struct state *s, struct lane_state *lane, struct tal
         running->job = lane->next++;
         rsd_status status = t->open(t->context, running->job, &running->haul);
         if (status) {
+            job_failed(s, running, status);
             drop_running(running);
-            return status;
+            if (atomic_load(&s->stopped))
+                return status;
+            continue;
         }
         atomic_init(&running->left, running->haul.ntiles);
         if (running->haul.ntiles == 0)
@@ -219,12 +230,12 @@ static void work_lane(struct state *s, struct lane_state *lane, struct scratch *
     int64_t first, end;
     while (claim(s, lane, tally, &running, &first, &end)) {
         for (int64_t i = first; i < end; i++) {
-            rsd_status status =
-                atomic_load(&s->stopped) ? RSD_OK : haul_tile(&running->haul, i, scratch, tally);
+            bool skip = atomic_load(&s->stopped) || atomic_load(&running->failed);
+            rsd_status status = skip ? RSD_OK : haul_tile(&running->haul, i, scratch, tally);
             if (status)
-                note_failure(s, fail_in(status, "%s: ", running->haul.name));
+                job_failed(s, running, fail_in(status, "%s: ", running->haul.name));
             atomic_fetch_add(&s->nbytes_done, tile_share(&running->haul, i));
-            tell_progress(s, false);
+            tell_progress(s);
         }
         if (atomic_fetch_sub(&running->left, end - first) == end - first)
             close_haul(s, running, tally);
@@ -253,7 +264,7 @@ static void work(void *context, int64_t thread)
 
 rsd_status transfer_run(struct transfer *t)
 {
-    struct state s = {.transfer = t, .said = seconds_now()};
+    struct state s = {.transfer = t};
     s.lanes = mem_new(t->nlanes, sizeof *s.lanes);
     if (!s.lanes)
         return RSD_ENOMEM;
@@ -270,7 +281,7 @@ rsd_status transfer_run(struct transfer *t)
         pthread_mutex_destroy(&s.lanes[i].lock);
     }
     if (!s.status)
-        tell_progress(&s, true);
+        tell_progress(&s);
     t->tally.nbytes_memory = s.nbytes_memory;
     if (s.status)
         set_error("%s", s.message ? s.message : "no memory for a message");

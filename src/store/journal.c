@@ -1,0 +1,176 @@
+/* journal.c - what of an output is complete, for a run that goes on where another was stopped.
+ *
+ *     reshard-journal 1
+ *     source 0123...            sizes and times of the files that are read
+ *     target 4567...            names, boxes and places of what is written
+ *     item 12 4096 350          compressed: where an item lies, and how long it is
+ *     file 3 123456             a file that is complete, with its length
+ *
+ * A file is noted after its bytes are on disk. A line without its end was not written to the end, and does
+ * not count. What is noted is looked at again: a file that is gone or has another length is made anew.
+ */
+#include "store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static rsd_status append(const struct part *part, const char *text, size_t n)
+{
+    while (n > 0) {
+        ssize_t put = write(part->journal_fd, text, n);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+        text += put;
+        n -= (size_t)put;
+    }
+    return RSD_OK;
+}
+
+static rsd_status append_text(const struct part *part, struct text *text)
+{
+    char *chars;
+    TRY(text_take(text, &chars));
+    rsd_status status = append(part, chars, strlen(chars));
+    rsd_free(chars);
+    return status;
+}
+
+rsd_status journal_start(const struct part *part, const char *source, const char *target)
+{
+    struct text text = {0};
+    text_add(&text, "reshard-journal 1\nsource %s\ntarget %s\n", source, target);
+    rsd_status status = append_text(part, &text);
+    text_drop(&text);
+    return status;
+}
+
+rsd_status journal_add(const struct part *part, const struct output *output, uint32_t file)
+{
+    const struct contents *contents = &output->draft->contents;
+    struct text text = {0};
+    if (output->draft->compress) {
+        for (size_t i = 0; i < contents->nextents; i++)
+            if (contents->extents[i].file == file)
+                text_add(&text, "item %zu %llu %llu\n", i,
+                         (unsigned long long)contents->extents[i].offset,
+                         (unsigned long long)contents->extents[i].nbytes);
+        for (size_t i = 0; i < contents->nvalues; i++)
+            if (contents->values[i].extent.file == file)
+                text_add(&text, "value %zu %llu %llu\n", i,
+                         (unsigned long long)contents->values[i].extent.offset,
+                         (unsigned long long)contents->values[i].extent.nbytes);
+    }
+    text_add(&text, "file %lu %llu\n", (unsigned long)file,
+             (unsigned long long)output->draft->files[file].nbytes);
+    rsd_status status = append_text(part, &text);
+    text_drop(&text);
+    return status;
+}
+
+/* ---- going on ---- */
+
+static rsd_status load(const struct part *part, char **text, size_t *n)
+{
+    struct stat found;
+    if (fstat(part->journal_fd, &found) != 0 || found.st_size > INT32_MAX)
+        return fail(RSD_EIO, "%s/%s cannot be read", part->folder, JOURNAL_NAME);
+    *text = mem_new((size_t)found.st_size + 1, 1);
+    if (!*text)
+        return RSD_ENOMEM;
+    ssize_t got = pread(part->journal_fd, *text, (size_t)found.st_size, 0);
+    *n = got < 0 ? 0 : (size_t)got;
+    if (got >= 0)
+        return RSD_OK;
+    mem_free(*text);
+    return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+}
+
+static rsd_status check_line(const struct part *part, const char *line, const char *expected,
+                             const char *what)
+{
+    if (strcmp(line, expected) == 0)
+        return RSD_OK;
+    return fail(RSD_EMISMATCH, "%s: the earlier run %s: remove this folder to begin anew",
+                part->folder, what);
+}
+
+static void note_place(struct output *output, const char *line)
+{
+    struct contents *contents = &output->draft->contents;
+    size_t index;
+    unsigned long long offset, nbytes;
+    struct extent *extent = NULL;
+    if (sscanf(line, "item %zu %llu %llu", &index, &offset, &nbytes) == 3)
+        extent = index < contents->nextents ? &contents->extents[index] : NULL;
+    else if (sscanf(line, "value %zu %llu %llu", &index, &offset, &nbytes) == 3)
+        extent = index < contents->nvalues ? &contents->values[index].extent : NULL;
+    if (extent) {
+        extent->offset = offset;
+        extent->nbytes = nbytes;
+    }
+}
+
+static void note_file(struct output *output, const char *line)
+{
+    unsigned long file;
+    unsigned long long nbytes;
+    struct stat found;
+    if (sscanf(line, "file %lu %llu", &file, &nbytes) != 2 || file >= output->draft->nfiles)
+        return;
+    if (fstatat(output->files.folder_fd, output->files.list[file].name, &found,
+                AT_SYMLINK_NOFOLLOW) != 0 ||
+        !S_ISREG(found.st_mode) || (unsigned long long)found.st_size != nbytes)
+        return;
+    output->states[file].done = true;
+    output->draft->files[file].nbytes = nbytes;
+}
+
+/* How long so many lines are, whose ends became NULs. */
+static size_t lines_nbytes(const char *text, size_t n, size_t nlines)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < nlines && at < n; i++)
+        at += strlen(text + at) + 1;
+    return at;
+}
+
+rsd_status journal_resume(const struct part *part, const char *source, const char *target,
+                          struct output *output)
+{
+    char *text, *next, expected[64];
+    size_t n, number = 0;
+    TRY(load(part, &text, &n));
+    rsd_status status = RSD_OK;
+    for (char *line = text; !status && (next = strchr(line, '\n')); line = next + 1, number++) {
+        *next = '\0';
+        if (number == 0) {
+            status = check_line(part, line, "reshard-journal 1", "was of another version");
+        } else if (number == 1) {
+            snprintf(expected, sizeof expected, "source %s", source);
+            status =
+                check_line(part, line, expected, "read other files, or they were changed since");
+        } else if (number == 2) {
+            snprintf(expected, sizeof expected, "target %s", target);
+            status = check_line(part, line, expected, "was to write something else");
+        } else {
+            note_place(output, line);
+            note_file(output, line);
+        }
+    }
+    size_t whole = status ? n : lines_nbytes(text, n, number);
+    mem_free(text);
+    if (!status && whole < n && ftruncate(part->journal_fd, (off_t)whole) != 0)
+        return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    if (!status && number < 3) { /* stopped before it began: begin now */
+        if (ftruncate(part->journal_fd, 0) != 0)
+            return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+        return journal_start(part, source, target);
+    }
+    return status;
+}

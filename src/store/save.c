@@ -1,0 +1,360 @@
+/* save.c - from memory into a DCP checkpoint.
+ *
+ *     locals --deal--> who writes what --draft--> files and places --hauls--> bytes --part--> published
+ *
+ * Every process of a save drafts all of it, from the layouts alone, and writes its own file; so they need
+ * not talk to each other. Each then leaves the metadata of its part, in the form torch has for saves
+ * without collectives, and the last step joins them.
+ *
+ * A save that goes on in the background is the same, after everything was copied.
+ */
+#include "store.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- hauls ---- */
+
+static rsd_status open_job(void *context, size_t job, struct haul *haul)
+{
+    rsd_saving *saving = context;
+    size_t extent = saving->jobs[job], tensor = saving->tensor_of[extent];
+    size_t box = extent - saving->draft.contents.tensors[tensor].first_extent;
+    struct sink sink;
+    TRY(output_begin(&saving->output, tensor, box));
+    TRY(haul_start(haul, &saving->draft.contents, tensor, 1));
+    output_sink(&saving->output, tensor, box, &sink);
+    haul_add_sink(haul, &sink);
+    haul->in_order = saving->draft.compress != 0;
+    return haul_from_memory(haul, saving->origins[extent].memory, saving->origins[extent].strides,
+                            saving->tile_limit);
+}
+
+static rsd_status close_job(void *context, size_t job, struct haul *haul)
+{
+    rsd_saving *saving = context;
+    size_t extent = saving->jobs[job], tensor = saving->tensor_of[extent];
+    (void)haul;
+    return output_end(&saving->output, tensor,
+                      extent - saving->draft.contents.tensors[tensor].first_extent);
+}
+
+static rsd_status write_files(rsd_saving *saving)
+{
+    const rsd_save_options *options = &saving->options;
+    struct transfer transfer = {.pool = options->pool,
+                                .first_job = saving->first_job,
+                                .nlanes = saving->draft.nfiles,
+                                .one_per_lane = saving->draft.compress != 0,
+                                .open = open_job,
+                                .close = close_job,
+                                .context = saving,
+                                .on_progress = options->on_progress,
+                                .progress_context = options->context,
+                                .nbytes_total = saving->nbytes};
+    TRY(transfer_run(&transfer));
+    TRY(output_finish(&saving->output));
+    saving->report.ntensors = (int64_t)saving->draft.contents.ntensors;
+    saving->report.nbytes_needed = saving->nbytes;
+    saving->report.nbytes_written = (int64_t)saving->output.nbytes_written;
+    saving->report.nfiles_written = saving->output.nfiles_written;
+    report_tally(&saving->report, &transfer.tally);
+    return RSD_OK;
+}
+
+/* ---- the whole of it ---- */
+
+/* What this rank wrote: the same contents without what others have. */
+static rsd_status own_part(const rsd_saving *saving, struct contents *own)
+{
+    const struct contents *all = &saving->draft.contents;
+    for (size_t t = 0; t < all->ntensors; t++) {
+        const struct tensor *tensor = &all->tensors[t];
+        TRY(contents_add_tensor(own, (struct slice){tensor->name, strlen(tensor->name)},
+                                tensor->dtype, tensor->ndim, tensor_shape(all, tensor)));
+        TRY(contents_copy_text(own, tensor->path, &own->tensors[t].path));
+        for (size_t box = 0; box < tensor->nboxes; box++)
+            if (save_is_mine(saving, tensor->first_extent + box))
+                TRY(contents_add_box(own, tensor_box_lo(all, tensor, box),
+                                     tensor_box_len(all, tensor, box),
+                                     all->extents[tensor->first_extent + box]));
+    }
+    for (size_t i = 0; i < all->nvalues; i++) {
+        const struct value *value = &all->values[i];
+        if (value->extent.file != (uint32_t)saving->options.rank)
+            continue;
+        TRY(contents_add_value(own, (struct slice){value->name, strlen(value->name)}, value->extent,
+                               NULL));
+        TRY(contents_copy_text(own, value->path, &own->values[own->nvalues - 1].path));
+    }
+    return RSD_OK;
+}
+
+static rsd_status write_metadata(const struct part *part, const struct contents *contents,
+                                 const struct files *files, const char *name)
+{
+    struct bytes pickle = {0};
+    rsd_status status = dcp_metadata(contents, files, &pickle);
+    if (!status)
+        status = part_write(part, name, pickle.data, pickle.n);
+    bytes_drop(&pickle);
+    return status;
+}
+
+static rsd_status leave_part(rsd_saving *saving, struct part *part)
+{
+    struct contents own = {0};
+    char name[64];
+    rsd_status status = own_part(saving, &own);
+    snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
+    if (!status)
+        status = write_metadata(part, &own, &saving->output.files, name);
+    contents_drop(&own);
+    return status;
+}
+
+static rsd_status write_and_publish(rsd_saving *saving, struct part *part)
+{
+    TRY(output_open(&saving->output, &saving->draft, part, NULL,
+                    saving->options.one_rank ? saving->options.rank : -1));
+    rsd_status status = write_files(saving);
+    if (!status && saving->options.one_rank)
+        status = leave_part(saving, part);
+    else if (!status)
+        status = write_metadata(part, &saving->draft.contents, &saving->output.files, ".metadata");
+    output_close(&saving->output);
+    return status;
+}
+
+static rsd_status save_prepared(rsd_saving *saving)
+{
+    struct part part;
+    double began = seconds_now();
+    enum part_mode mode = saving->options.one_rank ? PART_SHARED : PART_REPLACE;
+    TRY(part_open(&part, saving->path, mode, saving->options.overwrite != 0, false));
+    rsd_status status = write_and_publish(saving, &part);
+    if (!status && !saving->options.one_rank)
+        status = part_publish(&part);
+    if (status && !saving->options.one_rank)
+        part_remove(&part);
+    else
+        part_close(&part);
+    saving->report.seconds = seconds_now() - began;
+    return status;
+}
+
+static void drop_saving(rsd_saving *saving)
+{
+    if (!saving)
+        return;
+    draft_drop(&saving->draft);
+    mem_free(saving->path);
+    mem_free(saving->origins);
+    mem_free(saving->staged);
+    mem_free(saving->jobs);
+    mem_free(saving->tensor_of);
+    mem_free(saving->first_job);
+    mem_free(saving->message);
+    mem_free(saving);
+}
+
+static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_local *locals,
+                             const rsd_save_options *options, rsd_saving **out)
+{
+    rsd_saving *saving = mem_new(1, sizeof *saving);
+    if (!saving)
+        return RSD_ENOMEM;
+    rsd_status status =
+        take_options("rsd_save_options", options, &saving->options, sizeof saving->options);
+    saving->draft.format = RSD_FORMAT_DCP;
+    saving->draft.compress = saving->options.compress;
+    saving->tile_limit = tile_limit(saving->options.max_nbytes, saving->options.pool);
+    saving->path = mem_copy(path, strlen(path) + 1, 1);
+    if (!status && !saving->path)
+        status = RSD_ENOMEM;
+    if (!status && saving->options.nvalues < 0)
+        status = fail(RSD_EINVAL, "%lld values", (long long)saving->options.nvalues);
+    if (!status)
+        status = save_prepare(saving, nlocals, locals);
+    if (status)
+        drop_saving(saving);
+    else
+        *out = saving;
+    return status;
+}
+
+rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
+                    const rsd_save_options *options, rsd_report *report)
+{
+    rsd_saving *saving;
+    if (report)
+        TRY(check_report("rsd_report", report));
+    TRY(new_saving(path, nlocals, locals, options, &saving));
+    rsd_status status = save_prepared(saving);
+    if (!status && report)
+        give_report(report, &saving->report, sizeof saving->report);
+    drop_saving(saving);
+    return status;
+}
+
+/* ---- joining what every rank left ---- */
+
+static rsd_status check_joined(rsd_checkpoint *joined)
+{
+    const struct contents *contents = &joined->contents;
+    for (size_t t = 0; t < contents->ntensors; t++) {
+        rsd_layout *layout;
+        rsd_check check = {.struct_nbytes = sizeof check};
+        char text[BOX_TEXT_NCHARS];
+        TRY(tensor_layout(contents, &contents->tensors[t], true, &layout));
+        rsd_status status = rsd_layout_check(layout, &check);
+        rsd_layout_free(layout);
+        TRY(status);
+        if (check.cover == RSD_MISSES)
+            return fail(RSD_EMISMATCH, "%s: no rank wrote %s", contents->tensors[t].name,
+                        box_text(check.box.ndim, check.box.lo, check.box.len, text));
+    }
+    for (size_t i = 0; i < contents->nextents; i++) {
+        const struct extent *extent = &contents->extents[i];
+        uint64_t nbytes;
+        TRY(file_nbytes(&joined->files, extent->file, &nbytes));
+        if (extent->offset > nbytes || extent->nbytes > nbytes - extent->offset)
+            return file_error(&joined->files, extent->file,
+                              fail(RSD_EFORMAT, "the file ends before byte %llu",
+                                   (unsigned long long)(extent->offset + extent->nbytes)));
+    }
+    return RSD_OK;
+}
+
+static rsd_status open_joined(const struct part *part, int64_t nranks, rsd_checkpoint *joined)
+{
+    struct name_list names = {0};
+    char name[64];
+    rsd_status status = files_open(&joined->files, part->folder);
+    for (int64_t rank = 0; rank < nranks && !status; rank++) {
+        int n = snprintf(name, sizeof name, "__%lld.metadata", (long long)rank);
+        status = name_list_add(&names, (struct slice){name, (size_t)n});
+    }
+    if (!status)
+        status = dcp_open(joined, names.list, names.n);
+    if (!status)
+        status = contents_finish(&joined->contents);
+    name_list_drop(&names);
+    return status;
+}
+
+static rsd_status join_parts(struct part *part, int64_t nranks)
+{
+    rsd_checkpoint joined = {.format = RSD_FORMAT_DCP};
+    char name[64];
+    rsd_status status = open_joined(part, nranks, &joined);
+    if (!status)
+        status = check_joined(&joined);
+    if (!status)
+        status = write_metadata(part, &joined.contents, &joined.files, ".metadata");
+    for (int64_t rank = 0; rank < nranks && !status; rank++) {
+        snprintf(name, sizeof name, "__%lld.metadata", (long long)rank);
+        if (unlinkat(joined.files.folder_fd, name, 0) != 0)
+            status = fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
+    }
+    if (!status)
+        status = folder_sync(&joined.files);
+    files_close(&joined.files);
+    contents_drop(&joined.contents);
+    return status;
+}
+
+rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite)
+{
+    struct part part;
+    if (nranks < 1)
+        return fail(RSD_EINVAL, "%lld ranks", (long long)nranks);
+    TRY(part_open(&part, path, PART_JOIN, overwrite != 0, false));
+    rsd_status status = join_parts(&part, nranks);
+    if (!status)
+        status = part_publish(&part);
+    part_close(&part);
+    return status;
+}
+
+/* ---- in the background ---- */
+
+static rsd_status stage(rsd_saving *saving)
+{
+    const struct contents *contents = &saving->draft.contents;
+    struct copier copier = copier_best();
+    saving->staged = mem_new((size_t)saving->nbytes, 1);
+    if (!saving->staged)
+        return RSD_ENOMEM;
+    char *to = saving->staged;
+    for (size_t i = 0; i < saving->njobs; i++) {
+        size_t extent = saving->jobs[i];
+        const struct tensor *tensor = &contents->tensors[saving->tensor_of[extent]];
+        const int64_t *len = tensor_box_len(contents, tensor, extent - tensor->first_extent);
+        struct origin *origin = &saving->origins[extent];
+        struct loops loops = {0};
+        struct loop nest[MAX_LOOPS];
+        int64_t stride = (int64_t)rsd_dtype_nbytes(tensor->dtype), dense[RSD_MAX_DIMS] = {0};
+        if (box_volume(tensor->ndim, len) == 0)
+            continue;
+        for (int32_t d = tensor->ndim - 1; d >= 0; stride *= len[d--])
+            dense[d] = stride;
+        for (int32_t d = 0; d < tensor->ndim; d++)
+            loops_add(&loops, len[d], origin->strides[d], dense[d]);
+        loops_finish(&loops, rsd_dtype_nbytes(tensor->dtype));
+        for (int32_t k = 0; k < loops.n; k++)
+            nest[k] = (struct loop){loops.count[k], loops.src_stride[k], loops.dst_stride[k]};
+        struct block block = block_of(loops.run, loops.n, nest);
+        copy_block(&copier, true, &block, origin->memory, to, 0, block.nrows);
+        origin->memory = to;
+        copy_i64s(origin->strides, dense, tensor->ndim);
+        to += stride;
+    }
+    return RSD_OK;
+}
+
+static void *save_in_thread(void *context)
+{
+    rsd_saving *saving = context;
+    saving->status = save_prepared(saving);
+    if (saving->status)
+        saving->message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+    return NULL;
+}
+
+rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *locals,
+                          const rsd_save_options *options, rsd_saving **out)
+{
+    rsd_saving *saving;
+    TRY(new_saving(path, nlocals, locals, options, &saving));
+    rsd_status status = stage(saving);
+    if (!status) {
+        saving->options.pool = pool_share(saving->options.pool);
+        if (pthread_create(&saving->thread, NULL, save_in_thread, saving) != 0) {
+            rsd_pool_free(saving->options.pool);
+            status = fail(RSD_ENOMEM, "no thread could be started");
+        }
+    }
+    if (status)
+        drop_saving(saving);
+    else
+        *out = saving;
+    return status;
+}
+
+rsd_status rsd_save_wait(rsd_saving *saving, rsd_report *report)
+{
+    pthread_join(saving->thread, NULL);
+    rsd_status status = saving->status;
+    if (status)
+        set_error("%s", saving->message ? saving->message : "no memory for a message");
+    if (!status && report)
+        status = check_report("rsd_report", report);
+    if (!status && report)
+        give_report(report, &saving->report, sizeof saving->report);
+    rsd_pool_free(saving->options.pool);
+    drop_saving(saving);
+    return status;
+}

@@ -1,0 +1,462 @@
+/* test_convert.c - checkpoints become other checkpoints and stay what they are: every golden one to
+ * safetensors, to DCP of any layout and back; casts, names and choices; stopped, killed and resumed. */
+#include "folder.h"
+#include "random.h"
+#include "tap.h"
+#include "truth.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char folder[256];
+
+static const char *in_folder(const char *name)
+{
+    return path_in(folder, name);
+}
+
+/* ---- comparing ---- */
+
+static rsd_status tell(void *context, const char *name, rsd_difference difference, const char *text)
+{
+    (void)context, (void)difference;
+    printf("# %s: %s\n", name, text);
+    return RSD_OK;
+}
+
+static void check_same(const char *a_path, const char *b_path, rsd_pool *pool)
+{
+    rsd_checkpoint *a = NULL, *b = NULL;
+    int64_t n = -1, nfindings = -1;
+    rsd_prove_options options = {.struct_nbytes = sizeof options, .pool = pool};
+    rsd_report report = {.struct_nbytes = sizeof report};
+    if (OK(rsd_checkpoint_open(a_path, NULL, &a)) && OK(rsd_checkpoint_open(b_path, NULL, &b))) {
+        if (OK(rsd_diff(a, b, &options, tell, NULL, &n, &report)))
+            CHECK(n == 0, "%s and %s: %lld tensors differ", a_path, b_path, (long long)n);
+        if (OK(rsd_verify(b, &options, NULL, NULL, &nfindings, &report)))
+            CHECK(nfindings == 0, "%s: %lld findings, %s", b_path, (long long)nfindings,
+                  rsd_error());
+        size_t na = (size_t)rsd_checkpoint_ntensors(a), nb = (size_t)rsd_checkpoint_ntensors(b);
+        char(*of_a)[RSD_DIGEST_NCHARS] = malloc(na * sizeof *of_a + 1);
+        char(*of_b)[RSD_DIGEST_NCHARS] = malloc(nb * sizeof *of_b + 1);
+        if (OK(rsd_digest(a, 0, NULL, &options, of_a, NULL)) &&
+            OK(rsd_digest(b, 0, NULL, NULL, of_b, NULL)))
+            for (size_t i = 0; i < na; i++) {
+                rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+                int64_t other;
+                OK(rsd_checkpoint_tensor(a, (int64_t)i, &tensor));
+                if (OK(rsd_checkpoint_find(b, tensor.name, &other)))
+                    CHECK(strcmp(of_a[i], of_b[other]) == 0, "digests of %s", tensor.name);
+            }
+        free(of_a);
+        free(of_b);
+    }
+    rsd_checkpoint_close(a);
+    rsd_checkpoint_close(b);
+}
+
+/* ---- layouts at random ---- */
+
+struct chooser {
+    struct random random;
+};
+
+static rsd_status choose_any(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+{
+    struct chooser *chooser = context;
+    struct random_tensor about = {.ndim = tensor->ndim};
+    char side[4096], text[4400];
+    size_t at =
+        (size_t)snprintf(about.text, sizeof about.text, "%s[", rsd_dtype_name(tensor->dtype));
+    for (int32_t d = 0; d < tensor->ndim; d++) {
+        about.shape[d] = tensor->shape[d];
+        at += (size_t)snprintf(about.text + at, sizeof about.text - at, "%s%lld", d ? "," : "",
+                               (long long)tensor->shape[d]);
+    }
+    snprintf(about.text + at, sizeof about.text - at, "]");
+    for (;;) {
+        rsd_check check = {.struct_nbytes = sizeof check};
+        random_side(&chooser->random, &about, NULL, side, sizeof side);
+        snprintf(text, sizeof text, "%s @ %s", about.text, side);
+        if (rsd_layout_parse(text, &choice->layout))
+            return RSD_EINVAL;
+        if (rsd_layout_check(choice->layout, &check) == RSD_OK && check.cover <= RSD_COVERS_EVENLY)
+            return RSD_OK;
+        rsd_layout_free(choice->layout);
+        choice->layout = NULL;
+    }
+}
+
+static rsd_status convert(const char *from, const char *to, const rsd_convert_options *options)
+{
+    rsd_checkpoint *in;
+    rsd_report report = {.struct_nbytes = sizeof report};
+    rsd_status status = rsd_checkpoint_open(from, NULL, &in);
+    if (status)
+        return status;
+    status = rsd_convert(in, to, options, &report);
+    rsd_checkpoint_close(in);
+    return status;
+}
+
+static void golden_converts(void)
+{
+    rsd_pool *pool;
+    struct chooser chooser = {{3}};
+    OK(rsd_pool_new(2, &pool));
+    for (const char *const *name = golden; *name; name++) {
+        CASE("%s: to safetensors, to DCP, and back", *name);
+        char ckpt[256], truth[256];
+        snprintf(ckpt, sizeof ckpt, "%s", golden_path(*name, "ckpt"));
+        snprintf(truth, sizeof truth, "%s", golden_path(*name, "truth.safetensors"));
+        rsd_convert_options safe = {.struct_nbytes = sizeof safe, .pool = pool, .overwrite = 1};
+        rsd_convert_options dcp = {.struct_nbytes = sizeof dcp,
+                                   .format = RSD_FORMAT_DCP,
+                                   .pool = pool,
+                                   .overwrite = 1,
+                                   .choose = choose_any,
+                                   .context = &chooser};
+        OK(convert(ckpt, in_folder("one.safetensors"), &safe));
+        check_same(truth, in_folder("one.safetensors"), pool);
+        safe.max_shard_nbytes = 1000;
+        OK(convert(ckpt, in_folder("several"), &safe));
+        check_same(truth, in_folder("several"), NULL);
+        OK(convert(ckpt, in_folder("dcp"), &dcp));
+        check_same(truth, in_folder("dcp"), pool);
+        dcp.compress = 3;
+        OK(convert(in_folder("dcp"), in_folder("zstd"), &dcp));
+        check_same(truth, in_folder("zstd"), pool);
+        safe.max_shard_nbytes = 0;
+        OK(convert(in_folder("zstd"), in_folder("back"), &safe));
+        check_same(truth, in_folder("back"), pool);
+        CHECK(same_files(in_folder("one.safetensors"), in_folder("back/model.safetensors")),
+              "the way there and back changed the file");
+        folder_remove(in_folder("dcp"));
+        folder_remove(in_folder("zstd"));
+        folder_remove(in_folder("several"));
+        folder_remove(in_folder("back"));
+    }
+    rsd_pool_free(pool);
+}
+
+/* ---- a checkpoint of some size ---- */
+
+static void make_checkpoint(const char *path, int nfiles)
+{
+    enum { NTENSORS = 6 };
+    rsd_local locals[NTENSORS];
+    char names[NTENSORS][32], text[128];
+    rsd_layout *layouts[NTENSORS];
+    void **arrays[NTENSORS];
+    rsd_value value = {.struct_nbytes = sizeof value, .name = "step", .json = "17"};
+    rsd_save_options options = {
+        .struct_nbytes = sizeof options, .overwrite = 1, .nvalues = 1, .values = &value};
+    for (int i = 0; i < NTENSORS; i++) {
+        snprintf(names[i], sizeof names[i], "layer.%d", i);
+        snprintf(text, sizeof text, "f32[%d,300] @ %d : S(%d)", 301 + 7 * i, nfiles, i % 2);
+        OK(rsd_layout_parse(text, &layouts[i]));
+        arrays[i] = malloc((size_t)nfiles * sizeof *arrays[i]);
+        for (int a = 0; a < nfiles; a++) {
+            rsd_array about;
+            OK(rsd_layout_array(layouts[i], a, &about));
+            float *numbers = malloc(about.nbytes + 1);
+            for (size_t k = 0; k < about.nbytes / sizeof *numbers; k++)
+                numbers[k] = (float)(k * 31 + (size_t)(a * 7 + i)) / 3;
+            arrays[i][a] = numbers;
+        }
+        locals[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
+                                .name = names[i],
+                                .layout = layouts[i],
+                                .rank = RSD_EVERY_RANK,
+                                .arrays = arrays[i]};
+    }
+    OK(rsd_save(path, NTENSORS, locals, &options, NULL));
+    for (int i = 0; i < NTENSORS; i++) {
+        for (int a = 0; a < nfiles; a++)
+            free(arrays[i][a]);
+        free(arrays[i]);
+        rsd_layout_free(layouts[i]);
+    }
+}
+
+/* ---- stopped and resumed ---- */
+
+struct stopping {
+    struct chooser chooser;
+    int64_t after;
+};
+
+static int stop_after(void *context, const rsd_progress *progress)
+{
+    const struct stopping *stopping = context;
+    return progress->nbytes_done >= stopping->after &&
+           progress->nbytes_done < progress->nbytes_total;
+}
+
+static rsd_status choose_columns(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+{
+    char text[128];
+    (void)context;
+    snprintf(text, sizeof text, "f32[%lld,%lld] @ 3 : S(1)", (long long)tensor->shape[0],
+             (long long)tensor->shape[1]);
+    return rsd_layout_parse(text, &choice->layout);
+}
+
+static bool no_part(const char *out)
+{
+    char part[512];
+    snprintf(part, sizeof part, "%s.reshard-part", out);
+    return !is_there(part);
+}
+
+static void cancelled_and_resumed(void)
+{
+    CASE("what was cancelled is resumed");
+    make_checkpoint(in_folder("source"), 4);
+    for (int kind = 0; kind < 3; kind++)
+        for (int64_t after = 0; after < 2000000; after += 190001) {
+            struct stopping stopping = {.after = after};
+            rsd_convert_options options = {.struct_nbytes = sizeof options,
+                                           .format = kind ? RSD_FORMAT_DCP : RSD_FORMAT_SAFETENSORS,
+                                           .max_shard_nbytes = kind ? 0 : 500000,
+                                           .compress = kind == 2,
+                                           .choose = kind ? choose_columns : NULL,
+                                           .on_progress = stop_after,
+                                           .context = &stopping};
+            rsd_status status = convert(in_folder("source"), in_folder("target"), &options);
+            CHECK(status == RSD_OK || status == RSD_ECANCELLED, "%s", rsd_error());
+            if (status == RSD_ECANCELLED) {
+                rsd_checkpoint *none;
+                CHECK(!is_there(in_folder("target")));
+                FAILS(RSD_EFORMAT, "not finished",
+                      rsd_checkpoint_open(in_folder("target.reshard-part"), NULL, &none));
+                FAILS(RSD_EEXIST, "resume",
+                      convert(in_folder("source"), in_folder("target"), &options));
+                options.resume = 1;
+                options.on_progress = NULL;
+                OK(convert(in_folder("source"), in_folder("target"), &options));
+            }
+            CHECK(no_part(in_folder("target")));
+            check_same(in_folder("source"), in_folder("target"), NULL);
+            folder_remove(in_folder("target"));
+        }
+}
+
+static void changed_sources(void)
+{
+    CASE("a resumed run refuses other sources and other targets");
+    make_checkpoint(in_folder("source"), 4);
+    struct stopping stopping = {.after = 600000};
+    rsd_convert_options options = {.struct_nbytes = sizeof options,
+                                   .max_shard_nbytes = 400000,
+                                   .on_progress = stop_after,
+                                   .context = &stopping};
+    CHECK(convert(in_folder("source"), in_folder("target"), &options) == RSD_ECANCELLED);
+    options.resume = 1;
+    options.max_shard_nbytes = 1000000;
+    FAILS(RSD_EMISMATCH, "something else",
+          convert(in_folder("source"), in_folder("target"), &options));
+    options.max_shard_nbytes = 400000;
+    make_checkpoint(in_folder("source"), 4);
+    FAILS(RSD_EMISMATCH, "changed", convert(in_folder("source"), in_folder("target"), &options));
+    CHECK(!no_part(in_folder("target")));
+    folder_remove(in_folder("target.reshard-part"));
+    options.on_progress = NULL;
+    OK(convert(in_folder("source"), in_folder("target"), &options));
+    folder_remove(in_folder("target"));
+}
+
+static void killed_and_resumed(void)
+{
+    CASE("what was killed at any moment is resumed, over an older checkpoint too");
+    struct random random = {5};
+    make_checkpoint(in_folder("source"), 4);
+    make_checkpoint(in_folder("older"), 2);
+    for (int round = 0; round < 60; round++) {
+        int kind = round % 3, kills = 0, outcome = 0;
+        bool over = round % 2;
+        rsd_convert_options options = {.struct_nbytes = sizeof options,
+                                       .format = kind ? RSD_FORMAT_DCP : RSD_FORMAT_SAFETENSORS,
+                                       .max_shard_nbytes = kind ? 0 : 500000,
+                                       .compress = kind == 2,
+                                       .overwrite = over,
+                                       .resume = 1,
+                                       .choose = kind ? choose_columns : NULL};
+        if (over)
+            make_checkpoint(in_folder("target"), 2);
+        do {
+            fflush(stdout);
+            pid_t child = fork();
+            if (child == 0)
+                _exit(convert(in_folder("source"), in_folder("target"), &options) ? 1 : 0);
+            if (kills < 4) {
+                usleep((useconds_t)random_below(&random, 40000));
+                kill(child, SIGKILL);
+                kills++;
+            }
+            waitpid(child, &outcome, 0);
+            if (over && WIFSIGNALED(outcome)) { /* the old one or the new one */
+                rsd_checkpoint *there;
+                if (OK(rsd_checkpoint_open(in_folder("target"), NULL, &there)))
+                    rsd_checkpoint_close(there);
+            }
+            if (!over && is_there(in_folder("target")))
+                check_same(in_folder("source"), in_folder("target"), NULL);
+            if (!over && is_there(in_folder("target")))
+                break;
+        } while (WIFSIGNALED(outcome));
+        CHECK(WIFSIGNALED(outcome) || WEXITSTATUS(outcome) == 0, "round %d ended with %d", round,
+              WEXITSTATUS(outcome));
+        if (!WIFSIGNALED(outcome)) {
+            CHECK(no_part(in_folder("target")));
+            check_same(in_folder("source"), in_folder("target"), NULL);
+        }
+        folder_remove(in_folder("target"));
+        folder_remove(in_folder("target.reshard-part"));
+    }
+}
+
+/* ---- choices ---- */
+
+static rsd_status choose_some(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+{
+    (void)context;
+    static char name[64];
+    snprintf(name, sizeof name, "renamed.%s", tensor->name);
+    choice->name = name;
+    choice->keep = strcmp(tensor->name, "layer.3") != 0;
+    choice->dtype = strcmp(tensor->name, "layer.1") == 0 ? RSD_BF16 : tensor->dtype;
+    return RSD_OK;
+}
+
+static rsd_status choose_one_name(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+{
+    (void)context, (void)tensor;
+    choice->name = "the same";
+    return RSD_OK;
+}
+
+static void choices(void)
+{
+    CASE("tensors are left out, renamed and cast");
+    make_checkpoint(in_folder("source"), 3);
+    rsd_convert_options options = {.struct_nbytes = sizeof options, .choose = choose_some};
+    rsd_checkpoint *in, *out;
+    rsd_report report = {.struct_nbytes = sizeof report};
+    OK(rsd_checkpoint_open(in_folder("source"), NULL, &in));
+    OK(rsd_convert(in, in_folder("chosen"), &options, &report));
+    CHECK(report.ntensors == 5 && report.nleft_out == 2, "%lld %lld", (long long)report.ntensors,
+          (long long)report.nleft_out);
+    if (OK(rsd_checkpoint_open(in_folder("chosen"), NULL, &out))) {
+        int64_t index;
+        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        OK(rsd_checkpoint_find(out, "renamed.layer.1", &index));
+        OK(rsd_checkpoint_tensor(out, index, &tensor));
+        CHECK(tensor.dtype == RSD_BF16);
+        CHECK(rsd_checkpoint_find(out, "renamed.layer.3", &index) == RSD_EMISMATCH);
+        rsd_checkpoint_close(out);
+    }
+    options.choose = choose_one_name;
+    FAILS(RSD_EINVAL, "two tensors", rsd_convert(in, in_folder("doubled"), &options, NULL));
+    options =
+        (rsd_convert_options){.struct_nbytes = sizeof options, .format = RSD_FORMAT_TORCH_SAVE};
+    FAILS(RSD_EUNSUPPORTED, "not written", rsd_convert(in, in_folder("doubled"), &options, NULL));
+    options = (rsd_convert_options){.struct_nbytes = sizeof options, .compress = 3};
+    FAILS(RSD_EINVAL, "compressed", rsd_convert(in, in_folder("doubled"), &options, NULL));
+    options = (rsd_convert_options){.struct_nbytes = sizeof options, .dry = 1};
+    OK(rsd_convert(in, in_folder("doubled"), &options, &report));
+    CHECK(!is_there(in_folder("doubled")) && no_part(in_folder("doubled")));
+    options = (rsd_convert_options){.struct_nbytes = sizeof options, .max_shard_nbytes = 10};
+    FAILS(RSD_EINVAL, "files are needed",
+          rsd_convert(in, in_folder("x.safetensors"), &options, NULL));
+    rsd_checkpoint_close(in);
+}
+
+static void shards(void)
+{
+    CASE("shards of safetensors: each replica once, or every rank with all it holds");
+    make_checkpoint(in_folder("source"), 3);
+    rsd_convert_options options = {
+        .struct_nbytes = sizeof options, .choose = choose_columns, .overwrite = 1};
+    OK(convert(in_folder("source"), in_folder("shards"), &options));
+    CHECK(is_there(in_folder("shards/shard-00003-model-00001-of-00001.safetensors")));
+    check_same(in_folder("source"), in_folder("shards"), NULL);
+    options.every_replica = 1;
+    OK(convert(in_folder("shards"), in_folder("ranks"), &options));
+    CHECK(is_there(in_folder("ranks/rank-00002-of-00003.safetensors")));
+    check_same(in_folder("source"), in_folder("ranks"), NULL);
+}
+
+/* ---- damage ---- */
+
+static void flip_bit(const char *path, long at)
+{
+    FILE *file = fopen(path, "r+b");
+    if (!CHECK(file != NULL))
+        return;
+    fseek(file, at, SEEK_SET);
+    int byte = fgetc(file);
+    fseek(file, at, SEEK_SET);
+    fputc(byte ^ 4, file);
+    fclose(file);
+}
+
+static rsd_status note_finding(void *context, const char *text)
+{
+    snprintf(context, 512, "%s", text);
+    return RSD_OK;
+}
+
+static void damage(void)
+{
+    CASE("one flipped bit is found, and where it is");
+    make_checkpoint(in_folder("source"), 3);
+    make_checkpoint(in_folder("damaged"), 3);
+    rsd_checkpoint *good, *bad;
+    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    char finding[512] = "", difference[512] = "";
+    int64_t n;
+    OK(rsd_checkpoint_open(in_folder("source"), NULL, &good));
+    OK(rsd_checkpoint_box(good, 2, 1, &stored));
+    flip_bit(in_folder("damaged/__1_0.distcp"), (long)(stored.offset + 704 + 4 * 301));
+    OK(rsd_checkpoint_open(in_folder("damaged"), NULL, &bad));
+    OK(rsd_verify(bad, NULL, note_finding, finding, &n, NULL));
+    CHECK(n == 1 && strstr(finding, "__1_0.distcp") && strstr(finding, "layer.2") &&
+              strstr(finding, "CRC-32"),
+          "%lld findings, %s", (long long)n, finding);
+    rsd_convert_options options = {.struct_nbytes = sizeof options};
+    FAILS(RSD_EFORMAT, "layer.2", rsd_convert(bad, in_folder("from_damaged"), &options, NULL));
+    CHECK(!is_there(in_folder("from_damaged")) && no_part(in_folder("from_damaged")));
+    FAILS(RSD_EFORMAT, "damaged", rsd_diff(good, bad, NULL, NULL, difference, &n, NULL));
+    rsd_checkpoint_close(bad);
+
+    OK(convert(in_folder("source"), in_folder("flipped.safetensors"), &options));
+    OK(rsd_checkpoint_open(in_folder("flipped.safetensors"), NULL, &bad));
+    int64_t index;
+    OK(rsd_checkpoint_find(bad, "layer.2", &index));
+    OK(rsd_checkpoint_box(bad, index, 0, &stored));
+    rsd_checkpoint_close(bad);
+    flip_bit(in_folder("flipped.safetensors"), (long)stored.offset + 4 * (300 * 7 + 5) + 1);
+    OK(rsd_checkpoint_open(in_folder("flipped.safetensors"), NULL, &bad));
+    OK(rsd_diff(good, bad, NULL, tell, NULL, &n, NULL));
+    CHECK(n == 1, "%lld", (long long)n);
+    rsd_checkpoint_close(good);
+    rsd_checkpoint_close(bad);
+}
+
+int main(void)
+{
+    snprintf(folder, sizeof folder, "%s", folder_new("convert"));
+    golden_converts();
+    cancelled_and_resumed();
+    changed_sources();
+    killed_and_resumed();
+    choices();
+    shards();
+    damage();
+    folder_remove(folder);
+    return tap_end();
+}

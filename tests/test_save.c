@@ -1,0 +1,340 @@
+/* test_save.c - what is saved from any layout loads into any other: by all ranks in one call, by each in
+ * its own, compressed, in the background, over an older checkpoint. */
+#include "folder.h"
+#include "oracle.h"
+#include "random.h"
+#include "tap.h"
+
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *folder;
+
+/* Some tensors with their layouts and memory. */
+enum { MOST_TENSORS = 4 };
+struct tensors {
+    int n;
+    struct random_tensor about[MOST_TENSORS];
+    rsd_layout *layout[MOST_TENSORS];
+    struct memory memory[MOST_TENSORS];
+    rsd_local local[MOST_TENSORS];
+    char name[MOST_TENSORS][32];
+};
+
+static rsd_layout *random_layout(struct random *random, const struct random_tensor *about)
+{
+    char side[4096], text[4400];
+    rsd_layout *layout = NULL;
+    random_side(random, about, NULL, side, sizeof side);
+    snprintf(text, sizeof text, "%s @ %s", about->text, side);
+    CHECK(rsd_layout_parse(text, &layout) == RSD_OK, "%s: %s", text, rsd_error());
+    return layout;
+}
+
+/* Boxes that overlap and begin at one place cannot be stored; random ones do that now and then. */
+static bool can_be_saved(const rsd_layout *layout)
+{
+    rsd_check check = {.struct_nbytes = sizeof check};
+    return rsd_layout_check(layout, &check) == RSD_OK && check.cover <= RSD_COVERS_EVENLY;
+}
+
+static void make_tensors(struct random *random, struct tensors *tensors)
+{
+    static const char *const dtypes[] = {"f32", "bf16", "i64", "u8", "f8e4m3", "c64"};
+    tensors->n = 1 + (int)random_below(random, MOST_TENSORS);
+    for (int i = 0; i < tensors->n; i++) {
+        tensors->about[i] = random_tensor(random, dtypes[random_below(random, 6)]);
+        while (!can_be_saved(tensors->layout[i] = random_layout(random, &tensors->about[i])))
+            rsd_layout_free(tensors->layout[i]);
+        tensors->memory[i] = oracle_memory(tensors->layout[i], NULL);
+        oracle_fill(tensors->layout[i], NULL, &tensors->memory[i]);
+        snprintf(tensors->name[i], sizeof tensors->name[i], "layers.%d.weight", i);
+        tensors->local[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
+                                        .name = tensors->name[i],
+                                        .layout = tensors->layout[i],
+                                        .rank = RSD_EVERY_RANK,
+                                        .arrays = tensors->memory[i].array};
+    }
+}
+
+static void drop_tensors(struct tensors *tensors)
+{
+    for (int i = 0; i < tensors->n; i++) {
+        oracle_memory_free(&tensors->memory[i]);
+        rsd_layout_free(tensors->layout[i]);
+    }
+}
+
+/* Loads all into layouts of their own, and compares. */
+static void check_saved(struct random *random, const char *path, const struct tensors *tensors)
+{
+    rsd_checkpoint *checkpoint = NULL;
+    if (!OK(rsd_checkpoint_open(path, NULL, &checkpoint)))
+        return;
+    CHECK(rsd_checkpoint_ntensors(checkpoint) == tensors->n);
+    for (int i = 0; i < tensors->n; i++) {
+        rsd_layout *layout = random_layout(random, &tensors->about[i]);
+        struct memory memory = oracle_memory(layout, NULL);
+        rsd_local local = {.struct_nbytes = sizeof local,
+                           .name = tensors->name[i],
+                           .layout = layout,
+                           .rank = RSD_EVERY_RANK,
+                           .arrays = memory.array};
+        rsd_report report = {.struct_nbytes = sizeof report};
+        if (OK(rsd_load(checkpoint, 1, &local, NULL, &report)))
+            CHECK(oracle_check(tensors->layout[i], layout, NULL, &memory), "%s into another layout",
+                  tensors->about[i].text);
+        oracle_memory_free(&memory);
+        rsd_layout_free(layout);
+    }
+    rsd_checkpoint_close(checkpoint);
+}
+
+static int64_t world_of(const struct tensors *tensors)
+{
+    int64_t world = 1;
+    for (int i = 0; i < tensors->n; i++)
+        if (rsd_layout_world(tensors->layout[i]) > world)
+            world = rsd_layout_world(tensors->layout[i]);
+    return world;
+}
+
+/* ---- the ways to save ---- */
+
+static void save_at_once(void)
+{
+    CASE("any layout is saved by one call and loads into any other");
+    struct random random = {7};
+    rsd_pool *pool;
+    OK(rsd_pool_new(3, &pool));
+    for (int i = 0; i < 150; i++) {
+        struct tensors tensors;
+        make_tensors(&random, &tensors);
+        rsd_save_options options = {.struct_nbytes = sizeof options,
+                                    .pool = i % 2 ? pool : NULL,
+                                    .overwrite = 1,
+                                    .compress = i % 5 == 4 ? 1 : 0,
+                                    .to_lowest_rank = i % 3 == 0};
+        rsd_report report = {.struct_nbytes = sizeof report};
+        const char *path = path_in(folder, "at_once");
+        if (OK(rsd_save(path, tensors.n, tensors.local, &options, &report))) {
+            CHECK(report.nfiles_written == world_of(&tensors), "%lld files",
+                  (long long)report.nfiles_written);
+            CHECK(count_entries(path) == world_of(&tensors) + 1, "%d entries", count_entries(path));
+            check_saved(&random, path, &tensors);
+        }
+        drop_tensors(&tensors);
+    }
+    rsd_pool_free(pool);
+}
+
+static void save_by_rank(void)
+{
+    CASE("every rank saves its own part, one publishes");
+    struct random random = {8};
+    for (int i = 0; i < 60; i++) {
+        struct tensors tensors;
+        make_tensors(&random, &tensors);
+        char path[256], once[256];
+        snprintf(path, sizeof path, "%s/by_rank", folder);
+        snprintf(once, sizeof once, "%s/by_all", folder);
+        int64_t world = world_of(&tensors);
+        rsd_save_options options = {.struct_nbytes = sizeof options,
+                                    .nranks = world,
+                                    .one_rank = 1,
+                                    .overwrite = 1,
+                                    .compress = i % 4 == 3};
+        for (int64_t rank = 0; rank < world; rank++) {
+            rsd_local local[MOST_TENSORS];
+            options.rank = (int32_t)rank;
+            for (int k = 0; k < tensors.n; k++) {
+                int64_t first, count;
+                rsd_layout_arrays_of(tensors.layout[k], (int32_t)rank, &first, &count);
+                local[k] = tensors.local[k];
+                local[k].rank = (int32_t)rank;
+                local[k].arrays = tensors.memory[k].array + first;
+            }
+            OK(rsd_save(path, tensors.n, local, &options, NULL));
+        }
+        OK(rsd_save_publish(path, world, 1));
+        check_saved(&random, path, &tensors);
+        options.one_rank = 0;
+        OK(rsd_save(once, tensors.n, tensors.local, &options, NULL));
+        for (int64_t rank = 0; rank < world; rank++) {
+            char name[64], a[512], b[512];
+            snprintf(name, sizeof name, "__%lld_0.distcp", (long long)rank);
+            snprintf(a, sizeof a, "%s", path_in(path, name));
+            snprintf(b, sizeof b, "%s", path_in(once, name));
+            CHECK(same_files(a, b), "%s differs", name);
+        }
+        drop_tensors(&tensors);
+    }
+}
+
+static void save_in_background(void)
+{
+    CASE("a save in the background has what was there when it began");
+    struct random random = {9};
+    rsd_pool *pool;
+    OK(rsd_pool_new(2, &pool));
+    for (int i = 0; i < 30; i++) {
+        struct tensors tensors;
+        make_tensors(&random, &tensors);
+        rsd_save_options options = {
+            .struct_nbytes = sizeof options, .pool = i % 2 ? pool : NULL, .overwrite = 1};
+        rsd_saving *saving;
+        rsd_report report = {.struct_nbytes = sizeof report};
+        const char *path = path_in(folder, "background");
+        if (OK(rsd_save_start(path, tensors.n, tensors.local, &options, &saving))) {
+            for (int k = 0; k < tensors.n; k++)
+                for (int64_t a = 0; a < tensors.memory[k].narrays; a++)
+                    if (tensors.memory[k].nbytes[a])
+                        memset(tensors.memory[k].array[a], 0x77, tensors.memory[k].nbytes[a]);
+            OK(rsd_save_wait(saving, &report));
+            check_saved(&random, path, &tensors);
+        }
+        drop_tensors(&tensors);
+    }
+    rsd_pool_free(pool);
+}
+
+/* ---- what is there already ---- */
+
+static rsd_status save_one(const char *path, const char *text, int overwrite)
+{
+    rsd_layout *layout;
+    OK(rsd_layout_parse(text, &layout));
+    struct memory memory = oracle_memory(layout, NULL);
+    rsd_local local = {.struct_nbytes = sizeof local,
+                       .name = "w",
+                       .layout = layout,
+                       .rank = RSD_EVERY_RANK,
+                       .arrays = memory.array};
+    rsd_save_options options = {.struct_nbytes = sizeof options, .overwrite = overwrite};
+    rsd_status status = rsd_save(path, 1, &local, &options, NULL);
+    oracle_memory_free(&memory);
+    rsd_layout_free(layout);
+    return status;
+}
+
+static void write_note(const char *path)
+{
+    FILE *file = fopen(path, "w");
+    if (CHECK(file != NULL)) {
+        fputs("a note\n", file);
+        fclose(file);
+    }
+}
+
+static void existing(void)
+{
+    CASE("what is there is kept, or replaced when asked, with what others put there");
+    const char *path = path_in(folder, "existing");
+    char text[256];
+    OK(save_one(path, "f32[8] @ 4 : S(0)", 0));
+    FAILS(RSD_EEXIST, "already", save_one(path, "f32[8] @ 2 : S(0)", 0));
+    write_note(path_in(path, "notes.txt"));
+    OK(save_one(path, "f32[8] @ 2 : S(0)", 1));
+    CHECK(is_there(path_in(path, "notes.txt")));
+    CHECK(!is_there(path_in(path, "__2_0.distcp")));
+    CHECK(count_entries(path) == 4, "%d", count_entries(path));
+    snprintf(text, sizeof text, "%s.reshard-part", path);
+    CHECK(!is_there(text));
+
+    const char *other = path_in(folder, "other");
+    mkdir(other, 0777);
+    OK(save_one(other, "f32[8] @ 2 : S(0)", 0)); /* an empty folder is no obstacle */
+    folder_remove(other);
+    mkdir(other, 0777);
+    write_note(path_in(other, "notes.txt"));
+    FAILS(RSD_EEXIST, "no checkpoint", save_one(other, "f32[8] @ 2 : S(0)", 1));
+    CHECK(is_there(path_in(other, "notes.txt")));
+    const char *link = path_in(folder, "link");
+    CHECK(symlink("existing", link) == 0);
+    FAILS(RSD_EEXIST, "another kind", save_one(link, "f32[8] @ 2 : S(0)", 1));
+}
+
+static void refused(void)
+{
+    CASE("what cannot be saved is refused before anything is made");
+    const char *path = path_in(folder, "refused");
+    FAILS(RSD_EINVAL, "Partial", save_one(path, "f32[8] @ 2 : P", 0));
+    CHECK(!is_there(path) && !is_there("refused.reshard-part"));
+    rsd_layout *layout;
+    float array[8] = {0};
+    void *arrays[] = {array, NULL};
+    OK(rsd_layout_parse("f32[8] @ 2 : S(0)", &layout));
+    rsd_local local = {.struct_nbytes = sizeof local,
+                       .name = "w",
+                       .layout = layout,
+                       .rank = RSD_EVERY_RANK,
+                       .arrays = arrays};
+    FAILS(RSD_EINVAL, "rank 1 is NULL", rsd_save(path, 1, &local, NULL, NULL));
+    local.rank = 0;
+    FAILS(RSD_EMISMATCH, "rank 1 with box [4:8]", rsd_save(path, 1, &local, NULL, NULL));
+    rsd_save_options options = {.struct_nbytes = sizeof options, .nranks = 1};
+    FAILS(RSD_EINVAL, "layouts name 2", rsd_save(path, 1, &local, &options, NULL));
+    rsd_value value = {.struct_nbytes = sizeof value, .name = "step", .json = "{broken"};
+    options = (rsd_save_options){.struct_nbytes = sizeof options, .nvalues = 1, .values = &value};
+    FAILS(RSD_EINVAL, "step", rsd_save(path, 1, &local, &options, NULL));
+    CHECK(!is_there(path));
+    rsd_layout_free(layout);
+}
+
+static void values_survive(void)
+{
+    CASE("values and nested names survive");
+    static const char json[] =
+        "{\"lr\":0.125,\"steps\":[1,-2,3000000000,null,true],\"name\":\"\\u00e9\"}";
+    const char *path = path_in(folder, "values");
+    rsd_layout *layout;
+    float array[8] = {0};
+    void *arrays[] = {array};
+    rsd_value values[] = {{.struct_nbytes = sizeof values[0], .name = "config", .json = json},
+                          {.struct_nbytes = sizeof values[0],
+                           .name = "opt.0.step",
+                           .json = "7",
+                           .path = "[\"opt\",0,\"step\"]"}};
+    rsd_save_options options = {.struct_nbytes = sizeof options, .nvalues = 2, .values = values};
+    OK(rsd_layout_parse("f32[8] @ 1 : R", &layout));
+    rsd_local local = {.struct_nbytes = sizeof local,
+                       .name = "model.w",
+                       .path = "[\"model\",\"w\"]",
+                       .layout = layout,
+                       .rank = 0,
+                       .arrays = arrays};
+    OK(rsd_save(path, 1, &local, &options, NULL));
+    rsd_checkpoint *checkpoint;
+    if (OK(rsd_checkpoint_open(path, NULL, &checkpoint))) {
+        CHECK(rsd_checkpoint_nvalues(checkpoint) == 2);
+        char *text = NULL;
+        if (OK(rsd_checkpoint_value(checkpoint, 0, &text)) && CHECK(text != NULL))
+            CHECK(strcmp(text,
+                         "{\"lr\": 0.125, \"steps\": [1, -2, 3000000000, null, true], \"name\": "
+                         "\"é\"}") == 0,
+                  "%s", text);
+        rsd_free(text);
+        text = NULL;
+        if (OK(rsd_checkpoint_value(checkpoint, 1, &text)) && CHECK(text != NULL))
+            CHECK(strcmp(text, "7") == 0, "%s", text);
+        rsd_free(text);
+        rsd_checkpoint_close(checkpoint);
+    }
+    rsd_layout_free(layout);
+}
+
+int main(void)
+{
+    static char name[256];
+    snprintf(name, sizeof name, "%s", folder_new("save"));
+    folder = name;
+    save_at_once();
+    save_by_rank();
+    save_in_background();
+    existing();
+    refused();
+    values_survive();
+    folder_remove(folder);
+    return tap_end();
+}
