@@ -1,6 +1,7 @@
 # Every test is a program that reports as TAP, run by prove. All run with the address and
 # undefined-behaviour sanitizers; those that use threads run with the thread sanitizer too.
 
+comma := ,
 TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move load save
@@ -8,6 +9,7 @@ TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan
          tests/cli.sh $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 
 LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
+LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread pwrite fsync rename renameat renameat2)
 
 .PHONY: test test-ready
 test-ready:

@@ -109,8 +109,8 @@ static rsd_status open_job(void *context, size_t job, struct haul *haul)
 {
     struct comparing *c = context;
     struct compared *compared = &c->list[c->jobs[job]];
-    TRY(haul_whole(&compared->other, c->b, compared->b, compare_block, NULL, c->tile_limit));
     compared->other_open = true;
+    TRY(haul_whole(&compared->other, c->b, compared->b, compare_block, NULL, c->tile_limit));
     TRY(haul_whole(haul, c->a, compared->a, take_block, c, c->tile_limit));
     haul->sinks[0].index = c->jobs[job];
     haul->in_order = haul->in_order || compared->other.in_order;
@@ -277,19 +277,21 @@ static rsd_status tell_all(const struct comparing *c, rsd_on_difference *on_diff
 
 static rsd_status run(struct comparing *c, const rsd_prove_options *options, rsd_report *report)
 {
-    size_t lanes[2] = {0, c->njobs};
+    int64_t *nbytes = mem_new(c->njobs, sizeof *nbytes);
     struct transfer transfer = {.pool = options->pool,
-                                .first_job = lanes,
-                                .nlanes = 1,
                                 .open = open_job,
                                 .close = close_job,
                                 .context = c,
                                 .on_progress = options->on_progress,
                                 .progress_context = options->context};
+    if (!nbytes)
+        return RSD_ENOMEM;
     for (size_t i = 0; i < c->njobs; i++)
-        transfer.nbytes_total +=
-            tensor_nbytes(&c->a->contents, &c->a->contents.tensors[c->list[c->jobs[i]].a]);
-    TRY(transfer_run(&transfer));
+        nbytes[i] = tensor_nbytes(&c->a->contents,
+                                  &c->a->contents.tensors[c->list[c->jobs[i]].a]);
+    rsd_status status = transfer_run_evenly(&transfer, nbytes, c->njobs);
+    mem_free(nbytes);
+    TRY(status);
     report_tally(report, &transfer.tally);
     report_tally(report, &c->other_tally);
     report->ntensors = (int64_t)c->n;

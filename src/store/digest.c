@@ -89,18 +89,20 @@ static rsd_status close_job(void *context, size_t job, struct haul *haul)
 static rsd_status run(struct digesting *d, const rsd_prove_options *options, rsd_report *report)
 {
     const struct contents *contents = &d->checkpoint->contents;
-    size_t lanes[2] = {0, d->n};
+    int64_t *nbytes = mem_new(d->n, sizeof *nbytes);
     struct transfer transfer = {.pool = options->pool,
-                                .first_job = lanes,
-                                .nlanes = 1,
                                 .open = open_job,
                                 .close = close_job,
                                 .context = d,
                                 .on_progress = options->on_progress,
                                 .progress_context = options->context};
+    if (!nbytes)
+        return RSD_ENOMEM;
     for (size_t i = 0; i < d->n; i++)
-        transfer.nbytes_total += tensor_nbytes(contents, &contents->tensors[tensor_of(d, i)]);
-    TRY(transfer_run(&transfer));
+        nbytes[i] = tensor_nbytes(contents, &contents->tensors[tensor_of(d, i)]);
+    rsd_status status = transfer_run_evenly(&transfer, nbytes, d->n);
+    mem_free(nbytes);
+    TRY(status);
     report_tally(report, &transfer.tally);
     report->ntensors = (int64_t)d->n;
     report->nbytes_needed = transfer.nbytes_total;

@@ -15,7 +15,7 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
-enum { MOST_OPEN = 200 };
+enum { MOST_OPEN = 200, FLUSH_NBYTES = 32 << 20 };
 
 rsd_status check_name(struct slice name)
 {
@@ -56,8 +56,9 @@ void files_close(struct files *files)
     if (!files->folder)
         return;
     for (size_t i = 0; i < files->n; i++) {
-        if (files->list[i].fd >= 0)
-            close(files->list[i].fd);
+        for (int k = 0; k < FILE_SLOTS; k++)
+            if (files->list[i].slots[k].fd >= 0)
+                close(files->list[i].slots[k].fd);
         mem_free(files->list[i].name);
     }
     mem_free(files->list);
@@ -78,7 +79,10 @@ rsd_status files_add(struct files *files, struct slice name, uint32_t *index)
         return RSD_ENOMEM;
     memcpy(copy, name.bytes, name.nbytes);
     *index = (uint32_t)files->n;
-    files->list[files->n++] = (struct one_file){.name = copy, .fd = -1};
+    struct one_file *file = &files->list[files->n++];
+    *file = (struct one_file){.name = copy};
+    for (int k = 0; k < FILE_SLOTS; k++)
+        file->slots[k].fd = -1;
     return RSD_OK;
 }
 
@@ -95,14 +99,25 @@ rsd_status file_error(const struct files *files, uint32_t index, rsd_status stat
 
 /* ---- opening and closing ---- */
 
+/* Threads have descriptors of their own, so that the kernel sees each of them read straight on. */
+static int slot_of_thread(void)
+{
+    static _Atomic unsigned next;
+    static _Thread_local int slot = -1;
+    if (slot < 0)
+        slot = (int)(next++ % FILE_SLOTS);
+    return slot;
+}
+
 static void close_least_used(struct files *files)
 {
-    struct one_file *least = NULL;
-    for (size_t i = 0; i < files->n; i++) {
-        struct one_file *file = &files->list[i];
-        if (file->fd >= 0 && file->users == 0 && (!least || file->used_at < least->used_at))
-            least = file;
-    }
+    struct file_slot *least = NULL;
+    for (size_t i = 0; i < files->n; i++)
+        for (int k = 0; k < FILE_SLOTS; k++) {
+            struct file_slot *slot = &files->list[i].slots[k];
+            if (slot->fd >= 0 && slot->users == 0 && (!least || slot->used_at < least->used_at))
+                least = slot;
+        }
     if (!least)
         return;
     close(least->fd);
@@ -110,7 +125,23 @@ static void close_least_used(struct files *files)
     files->nopen--;
 }
 
-static rsd_status open_file(struct files *files, struct one_file *file)
+/* The size and time of a file that is read may not change while it is. */
+static rsd_status know(struct one_file *file, int fd)
+{
+    struct stat status;
+    if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))
+        return fail(RSD_EIO, "no regular file");
+    int64_t changed = (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec;
+    if (file->known && (file->nbytes != (uint64_t)status.st_size || file->changed != changed))
+        return fail(RSD_EIO, "the file was changed while it was read");
+    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    file->known = true;
+    file->nbytes = (uint64_t)status.st_size;
+    file->changed = changed;
+    return RSD_OK;
+}
+
+static rsd_status open_slot(struct files *files, struct one_file *file, struct file_slot *slot)
 {
     if (files->nopen >= MOST_OPEN)
         close_least_used(files);
@@ -118,57 +149,47 @@ static rsd_status open_file(struct files *files, struct one_file *file)
     int fd = openat(files->folder_fd, file->name, how | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
         return fail(RSD_EIO, "%s", strerror(errno));
-    if (file->writable) {
-        file->fd = fd;
-        files->nopen++;
-        return RSD_OK;
-    }
-    struct stat status;
-    if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
+    rsd_status status = file->writable ? RSD_OK : know(file, fd);
+    if (status) {
         close(fd);
-        return fail(RSD_EIO, "no regular file");
+        return status;
     }
-    int64_t changed = (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec;
-    if (file->known && (file->nbytes != (uint64_t)status.st_size || file->changed != changed)) {
-        close(fd);
-        return fail(RSD_EIO, "the file was changed while it was read");
-    }
-    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    file->known = true;
-    file->nbytes = (uint64_t)status.st_size;
-    file->changed = changed;
-    file->fd = fd;
+    slot->fd = fd;
     files->nopen++;
     return RSD_OK;
 }
 
-static rsd_status pin(struct files *files, uint32_t index, int *fd, uint64_t *nbytes)
+static rsd_status pin(struct files *files, uint32_t index, struct file_slot **out, int *fd,
+                      uint64_t *nbytes)
 {
     pthread_mutex_lock(&files->lock);
     struct one_file *file = &files->list[index];
-    rsd_status status = file->fd >= 0 ? RSD_OK : open_file(files, file);
+    struct file_slot *slot = &file->slots[slot_of_thread()];
+    rsd_status status = slot->fd >= 0 ? RSD_OK : open_slot(files, file, slot);
     if (!status) {
-        file->users++;
-        file->used_at = ++files->clock;
-        *fd = file->fd;
+        slot->users++;
+        slot->used_at = ++files->clock;
+        *fd = slot->fd;
         *nbytes = file->nbytes;
+        *out = slot;
     }
     pthread_mutex_unlock(&files->lock);
     return status ? file_error(files, index, status) : RSD_OK;
 }
 
-static void unpin(struct files *files, uint32_t index)
+static void unpin(struct files *files, struct file_slot *slot)
 {
     pthread_mutex_lock(&files->lock);
-    files->list[index].users--;
+    slot->users--;
     pthread_mutex_unlock(&files->lock);
 }
 
 rsd_status file_nbytes(struct files *files, uint32_t index, uint64_t *nbytes)
 {
+    struct file_slot *slot;
     int fd;
-    TRY(pin(files, index, &fd, nbytes));
-    unpin(files, index);
+    TRY(pin(files, index, &slot, &fd, nbytes));
+    unpin(files, slot);
     return RSD_OK;
 }
 
@@ -194,9 +215,10 @@ static rsd_status read_all(int fd, uint64_t at, char *out, size_t n)
 
 rsd_status file_read(struct files *files, uint32_t index, uint64_t at, void *out, size_t n)
 {
+    struct file_slot *slot;
     int fd;
     uint64_t nbytes;
-    TRY(pin(files, index, &fd, &nbytes));
+    TRY(pin(files, index, &slot, &fd, &nbytes));
     rsd_status status = RSD_OK;
     if (at > nbytes || n > nbytes - at)
         status =
@@ -204,7 +226,7 @@ rsd_status file_read(struct files *files, uint32_t index, uint64_t at, void *out
                  (unsigned long long)at, (unsigned long long)(at + n), (unsigned long long)nbytes);
     else
         status = read_all(fd, at, out, n);
-    unpin(files, index);
+    unpin(files, slot);
     return status ? file_error(files, index, status) : RSD_OK;
 }
 
@@ -278,21 +300,28 @@ static rsd_status write_all(int fd, uint64_t at, const char *data, size_t n)
 
 rsd_status file_write(struct files *files, uint32_t index, uint64_t at, const void *data, size_t n)
 {
+    struct file_slot *slot;
     int fd;
     uint64_t nbytes;
-    TRY(pin(files, index, &fd, &nbytes));
+    TRY(pin(files, index, &slot, &fd, &nbytes));
     rsd_status status = write_all(fd, at, data, n);
-    unpin(files, index);
+    if (!status && (slot->unflushed += n) >= FLUSH_NBYTES) {
+        /* The disk begins now; who waits for it in the end waits less. */
+        sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+        slot->unflushed = 0;
+    }
+    unpin(files, slot);
     return status ? file_error(files, index, status) : RSD_OK;
 }
 
 rsd_status file_sync(struct files *files, uint32_t index)
 {
+    struct file_slot *slot;
     int fd;
     uint64_t nbytes;
-    TRY(pin(files, index, &fd, &nbytes));
+    TRY(pin(files, index, &slot, &fd, &nbytes));
     rsd_status status = fsync(fd) == 0 ? RSD_OK : fail(RSD_EIO, "%s", strerror(errno));
-    unpin(files, index);
+    unpin(files, slot);
     return status ? file_error(files, index, status) : RSD_OK;
 }
 

@@ -22,8 +22,8 @@ struct loading {
     size_t nwanted;
     size_t *first; /* of each job in wanted; one more at the end */
     size_t njobs;
+    int64_t *job_nbytes;
     uint64_t tile_limit;
-    int64_t nbytes, ntensors;
 };
 
 /* ---- what is wanted ---- */
@@ -156,7 +156,7 @@ static rsd_status check_job(struct loading *loading, size_t job)
     for (size_t i = 0; i < boxes.n && !status; i++) {
         copy_i64s(lo + i * ndim, boxes.list[i].box.lo, tensor->ndim);
         copy_i64s(len + i * ndim, boxes.list[i].box.len, tensor->ndim);
-        loading->nbytes += box_volume(tensor->ndim, len + i * ndim) * (int64_t)each;
+        loading->job_nbytes[job] += box_volume(tensor->ndim, len + i * ndim) * (int64_t)each;
     }
     if (!status)
         status = tensor_plan(contents, tensor, boxes.n, lo, len, &plan);
@@ -176,20 +176,16 @@ static rsd_status check_jobs(struct loading *loading)
 
 static rsd_status run(struct loading *loading, rsd_report *result)
 {
-    size_t lanes[2] = {0, loading->njobs};
     struct transfer transfer = {.pool = loading->options->pool,
-                                .first_job = lanes,
-                                .nlanes = 1,
                                 .open = open_job,
                                 .close = close_job,
                                 .context = loading,
                                 .on_progress = loading->options->on_progress,
-                                .progress_context = loading->options->context,
-                                .nbytes_total = loading->nbytes};
-    rsd_status status = transfer_run(&transfer);
+                                .progress_context = loading->options->context};
+    rsd_status status = transfer_run_evenly(&transfer, loading->job_nbytes, loading->njobs);
     report_tally(result, &transfer.tally);
     result->ntensors = (int64_t)loading->njobs;
-    result->nbytes_needed = loading->nbytes;
+    result->nbytes_needed = transfer.nbytes_total;
     return status;
 }
 
@@ -212,7 +208,10 @@ rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local
     loading.locals = locals;
     loading.wanted = mem_new(n, sizeof *loading.wanted);
     loading.first = mem_new(n + 1, sizeof *loading.first);
-    rsd_status status = locals && loading.wanted && loading.first ? RSD_OK : RSD_ENOMEM;
+    loading.job_nbytes = mem_new(n, sizeof *loading.job_nbytes);
+    rsd_status status = RSD_OK;
+    if (!locals || !loading.wanted || !loading.first || !loading.job_nbytes)
+        status = RSD_ENOMEM;
     if (!status)
         status = find_wanted(&loading, given, nlocals, locals);
     if (!status) {
@@ -224,6 +223,7 @@ rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local
     mem_free(locals);
     mem_free(loading.wanted);
     mem_free(loading.first);
+    mem_free(loading.job_nbytes);
     if (status)
         return status;
     result.seconds = seconds_now() - began;

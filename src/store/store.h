@@ -20,15 +20,21 @@
 
 /* ---- file.c ---- */
 
+enum { FILE_SLOTS = 4 };
+struct file_slot {
+    int fd; /* -1: not open now */
+    int users;
+    uint64_t used_at;
+    _Atomic uint64_t unflushed;
+};
+
 struct one_file {
     char *name; /* in the folder */
     bool writable;
     bool known; /* it was seen, with this size and time of change */
     uint64_t nbytes;
     int64_t changed; /* nanoseconds */
-    int fd;          /* -1: not open now */
-    int users;
-    uint64_t used_at;
+    struct file_slot slots[FILE_SLOTS];
 };
 
 /* The files of one folder that a checkpoint is made of. Threads may read at once. */
@@ -406,6 +412,9 @@ struct transfer {
     struct tally tally; /* set by the run */
 };
 rsd_status transfer_run(struct transfer *transfer);
+
+/* Runs jobs of so many bytes that may be done in any order: one lane a thread, about equal. */
+rsd_status transfer_run_evenly(struct transfer *transfer, const int64_t *nbytes, size_t njobs);
 
 double seconds_now(void);
 uint64_t tile_limit(int64_t max_nbytes, const rsd_pool *pool); /* for each thread */

@@ -290,3 +290,36 @@ rsd_status transfer_run(struct transfer *t)
     pthread_mutex_destroy(&s.lock);
     return s.status;
 }
+
+/* Runs of jobs in a row, of about as many bytes each. */
+static void split_lanes(const int64_t *nbytes, size_t njobs, size_t nlanes, size_t *first_job)
+{
+    int64_t all = 0, sum = 0;
+    size_t lane = 0;
+    for (size_t i = 0; i < njobs; i++)
+        all += nbytes[i];
+    first_job[0] = 0;
+    for (size_t i = 0; i < njobs; i++) {
+        while (lane + 1 < nlanes && sum >= all / (int64_t)nlanes * (int64_t)(lane + 1))
+            first_job[++lane] = i;
+        sum += nbytes[i];
+    }
+    while (lane < nlanes)
+        first_job[++lane] = njobs;
+}
+
+rsd_status transfer_run_evenly(struct transfer *t, const int64_t *nbytes, size_t njobs)
+{
+    t->nlanes = (size_t)pool_nthreads(t->pool);
+    size_t *first_job = mem_new(t->nlanes + 1, sizeof *first_job);
+    if (!first_job)
+        return RSD_ENOMEM;
+    split_lanes(nbytes, njobs, t->nlanes, first_job);
+    for (size_t i = 0; i < njobs; i++)
+        t->nbytes_total += nbytes[i];
+    t->first_job = first_job;
+    rsd_status status = transfer_run(t);
+    mem_free(first_job);
+    t->first_job = NULL;
+    return status;
+}

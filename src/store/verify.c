@@ -80,10 +80,8 @@ static rsd_status read_boxes(struct verifying *v, const rsd_prove_options *optio
                              rsd_report *report)
 {
     const struct contents *contents = &v->checkpoint->contents;
-    size_t lanes[2] = {0, contents->nextents};
+    int64_t *nbytes = mem_new(contents->nextents, sizeof *nbytes);
     struct transfer transfer = {.pool = options->pool,
-                                .first_job = lanes,
-                                .nlanes = 1,
                                 .open = open_job,
                                 .close = close_job,
                                 .forgive = forgive,
@@ -91,14 +89,17 @@ static rsd_status read_boxes(struct verifying *v, const rsd_prove_options *optio
                                 .on_progress = options->on_progress,
                                 .progress_context = options->context};
     v->tensor_of = mem_new(contents->nextents, sizeof *v->tensor_of);
-    if (!v->tensor_of)
-        return RSD_ENOMEM;
-    for (size_t t = 0; t < contents->ntensors; t++)
+    rsd_status status = v->tensor_of && nbytes ? RSD_OK : RSD_ENOMEM;
+    for (size_t t = 0; t < contents->ntensors && !status; t++)
         for (size_t box = 0; box < contents->tensors[t].nboxes; box++) {
-            v->tensor_of[contents->tensors[t].first_extent + box] = t;
-            transfer.nbytes_total += (int64_t)box_nbytes(contents, &contents->tensors[t], box);
+            size_t extent = contents->tensors[t].first_extent + box;
+            v->tensor_of[extent] = t;
+            nbytes[extent] = (int64_t)box_nbytes(contents, &contents->tensors[t], box);
         }
-    TRY(transfer_run(&transfer));
+    if (!status)
+        status = transfer_run_evenly(&transfer, nbytes, contents->nextents);
+    mem_free(nbytes);
+    TRY(status);
     report_tally(report, &transfer.tally);
     report->nbytes_needed = transfer.nbytes_total;
     return RSD_OK;

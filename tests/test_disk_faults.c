@@ -1,0 +1,252 @@
+/* test_disk_faults.c - the nth allocation, open, read, write, flush or rename fails, for every n: a status
+ * comes back, nothing leaks, no reader accepts what is not complete, and a second run finishes.
+ *
+ * The linker puts these calls here (--wrap), so that the library is tested as it is. */
+#include "folder.h"
+#include "tap.h"
+#include "truth.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum kind { ALLOCATE, OPEN, READ, WRITE, FLUSH, RENAME, NKINDS };
+static const char *const kind_names[] = {"allocation", "open", "read", "write", "flush", "rename"};
+static int failing = -1; /* which kind */
+static long left;        /* calls of it until one fails */
+
+static bool fails(enum kind kind)
+{
+    if ((int)kind != failing || left < 0)
+        return false;
+    return left-- == 0;
+}
+
+void *__real_calloc(size_t n, size_t each);
+void *__wrap_calloc(size_t n, size_t each);
+void *__wrap_calloc(size_t n, size_t each)
+{
+    return fails(ALLOCATE) ? NULL : __real_calloc(n, each);
+}
+
+void *__real_realloc(void *old, size_t n);
+void *__wrap_realloc(void *old, size_t n);
+void *__wrap_realloc(void *old, size_t n)
+{
+    return fails(ALLOCATE) ? NULL : __real_realloc(old, n);
+}
+
+int __real_openat(int folder, const char *name, int flags, ...);
+int __wrap_openat(int folder, const char *name, int flags, ...);
+int __wrap_openat(int folder, const char *name, int flags, ...)
+{
+    mode_t mode = 0;
+    va_list args;
+    va_start(args, flags);
+    if (flags & O_CREAT)
+        mode = va_arg(args, mode_t);
+    va_end(args);
+    if (fails(OPEN)) {
+        errno = EMFILE;
+        return -1;
+    }
+    return __real_openat(folder, name, flags, mode);
+}
+
+ssize_t __real_pread(int fd, void *to, size_t n, off_t at);
+ssize_t __wrap_pread(int fd, void *to, size_t n, off_t at);
+ssize_t __wrap_pread(int fd, void *to, size_t n, off_t at)
+{
+    if (fails(READ)) {
+        errno = EIO;
+        return -1;
+    }
+    return __real_pread(fd, to, n > 5 ? n / 2 : n, at); /* short reads are fine too */
+}
+
+ssize_t __real_pwrite(int fd, const void *from, size_t n, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *from, size_t n, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *from, size_t n, off_t at)
+{
+    if (fails(WRITE)) {
+        errno = ENOSPC;
+        return -1;
+    }
+    return __real_pwrite(fd, from, n > 5 ? n / 2 : n, at);
+}
+
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd)
+{
+    (void)fd;
+    if (fails(FLUSH)) {
+        errno = EIO;
+        return -1;
+    }
+    return 0; /* nobody pulls the plug here */
+}
+
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to)
+{
+    if (fails(RENAME)) {
+        errno = EIO;
+        return -1;
+    }
+    return __real_rename(from, to);
+}
+
+int __real_renameat(int a, const char *from, int b, const char *to);
+int __wrap_renameat(int a, const char *from, int b, const char *to);
+int __wrap_renameat(int a, const char *from, int b, const char *to)
+{
+    if (fails(RENAME)) {
+        errno = EIO;
+        return -1;
+    }
+    return __real_renameat(a, from, b, to);
+}
+
+int __real_renameat2(int a, const char *from, int b, const char *to, unsigned flags);
+int __wrap_renameat2(int a, const char *from, int b, const char *to, unsigned flags);
+int __wrap_renameat2(int a, const char *from, int b, const char *to, unsigned flags)
+{
+    if (fails(RENAME)) {
+        errno = EIO;
+        return -1;
+    }
+    return __real_renameat2(a, from, b, to, flags);
+}
+
+/* ---- what is tried ---- */
+
+static char source[256], target[300], part[300];
+static rsd_convert_options options;
+
+static rsd_status choose_rows(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+{
+    char text[256] = "";
+    (void)context;
+    if (tensor->ndim == 0)
+        return RSD_OK;
+    size_t at = (size_t)snprintf(text, sizeof text, "%s[", rsd_dtype_name(tensor->dtype));
+    for (int32_t d = 0; d < tensor->ndim; d++)
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%lld", d ? "," : "",
+                               (long long)tensor->shape[d]);
+    snprintf(text + at, sizeof text - at, "] @ 2 : S(0)");
+    return rsd_layout_parse(text, &choice->layout);
+}
+
+static rsd_status convert(void)
+{
+    rsd_checkpoint *in;
+    rsd_status status = rsd_checkpoint_open(source, NULL, &in);
+    if (status)
+        return status;
+    status = rsd_convert(in, target, &options, NULL);
+    rsd_checkpoint_close(in);
+    return status;
+}
+
+static rsd_status prove(void)
+{
+    rsd_checkpoint *a, *b = NULL;
+    int64_t n = 0, nfindings = 0;
+    rsd_status status = rsd_checkpoint_open(source, NULL, &a);
+    if (status)
+        return status;
+    status = rsd_checkpoint_open(source, NULL, &b);
+    if (!status)
+        status = rsd_diff(a, b, NULL, NULL, NULL, &n, NULL);
+    if (!status)
+        status = rsd_verify(a, NULL, NULL, NULL, &nfindings, NULL);
+    rsd_checkpoint_close(a);
+    rsd_checkpoint_close(b);
+    return !status && n + nfindings ? RSD_EIO : status;
+}
+
+static bool target_is_whole(void)
+{
+    rsd_checkpoint *a = NULL, *b = NULL;
+    int64_t n = -1;
+    bool whole = rsd_checkpoint_open(source, NULL, &a) == RSD_OK &&
+                 rsd_checkpoint_open(target, NULL, &b) == RSD_OK &&
+                 rsd_diff(a, b, NULL, NULL, NULL, &n, NULL) == RSD_OK && n == 0;
+    rsd_checkpoint_close(a);
+    rsd_checkpoint_close(b);
+    return whole;
+}
+
+/* Fails the nth call of a kind until none fails. */
+static void every_failure(enum kind kind, rsd_status (*what)(void), bool over)
+{
+    for (long n = 0; n < 20000; n++) {
+        if (over) {
+            options.resume = 1;
+            OK(convert());
+        } else {
+            folder_remove(target);
+        }
+        options.resume = 0;
+        failing = (int)kind;
+        left = n;
+        rsd_status status = what();
+        bool used = left < 0;
+        failing = -1;
+        if (!used) {
+            CHECK(status == RSD_OK, "%s", rsd_error());
+            break;
+        }
+        if (status)
+            CHECK((kind == ALLOCATE) == (status == RSD_ENOMEM) || status == RSD_EEXIST,
+                  "%s %ld: %s, %s", kind_names[kind], n, rsd_status_name(status), rsd_error());
+        CHECK(strlen(rsd_error()) > 0 || !status);
+        if (over || is_there(target))
+            CHECK(target_is_whole(), "%s %ld left something else", kind_names[kind], n);
+        if (what == convert && is_there(part)) {
+            options.resume = 1;
+            rsd_checkpoint *none;
+            rsd_status opened = rsd_checkpoint_open(part, NULL, &none);
+            if (!opened) { /* all of it was there, but for its name */
+                rsd_checkpoint_close(none);
+            }
+            OK(convert());
+            CHECK(target_is_whole() && !is_there(part), "%s %ld could not be resumed",
+                  kind_names[kind], n);
+        }
+        if (tap.failed)
+            break;
+    }
+    folder_remove(target);
+    folder_remove(part);
+}
+
+int main(void)
+{
+    char folder[256];
+    static const char *const sources[] = {"values", "zstd", "hf_sharded"};
+    snprintf(folder, sizeof folder, "%s", folder_new("faults"));
+    snprintf(target, sizeof target, "%s/target", folder);
+    snprintf(part, sizeof part, "%s/target.reshard-part", folder);
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++)
+        for (int kind = 0; kind < NKINDS; kind++) {
+            snprintf(source, sizeof source, "%s", golden_path(sources[i], "ckpt"));
+            CASE("%s: every %s fails once", sources[i], kind_names[kind]);
+            options =
+                (rsd_convert_options){.struct_nbytes = sizeof options,
+                                      .format = i == 1 ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP,
+                                      .compress = i == 2 ? 1 : 0,
+                                      .overwrite = 1,
+                                      .choose = i == 1 ? NULL : choose_rows};
+            every_failure((enum kind)kind, convert, false);
+            every_failure((enum kind)kind, convert, true);
+            if (kind < WRITE)
+                every_failure((enum kind)kind, prove, false);
+        }
+    folder_remove(folder);
+    return tap_end();
+}
