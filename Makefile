@@ -18,7 +18,7 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 
-ROOMS := base layout plan move codec store
+ROOMS := base layout plan move codec store haul
 LIB_SRC := $(foreach room,$(ROOMS),$(sort $(wildcard src/$(room)/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 

@@ -2,7 +2,6 @@
  *
  * A Llama-like model of 1.9 GB, saved by 8 ranks, in memory (/dev/shm) and on the disk (build/). What is on
  * the disk is flushed on both sides. */
-#define _GNU_SOURCE
 #include "bench.h"
 
 #include <fcntl.h>
@@ -351,22 +350,20 @@ static void digesting(void)
     char digest[RSD_DIGEST_NCHARS];
     int64_t shape[1] = {(int64_t)model.memory_nbytes};
     double ours = 1e99, limit = 1e99;
-    volatile uint64_t sink = 0;
+    uint64_t sum = 0;
     for (int round = 0; round < 7; round++) {
         double start = now();
         must(rsd_digest_array(RSD_U8, 1, shape, model.memory, digest));
         double took = now() - start;
         ours = took < ours ? took : ours;
         start = now();
-        uint64_t sum = 0;
         const uint64_t *words = (const uint64_t *)(void *)model.memory;
         for (size_t i = 0; i < model.memory_nbytes / 8; i++)
             sum += words[i];
-        sink += sum;
         took = now() - start;
         limit = took < limit ? took : limit;
     }
-    bench_title("digest, one core");
+    bench_title(sum ? "digest, one core" : "digest of nothing, one core");
     bench_row("digest of 131 MB in memory", 1e-9 * (double)model.memory_nbytes / ours,
               1e-9 * (double)model.memory_nbytes / limit, "GB/s", "adding it up");
 }

@@ -13,6 +13,7 @@ may_open() {
     move) echo base layout plan move ;;
     codec) echo base layout codec ;;
     store) echo base layout plan move codec store ;;
+    haul) echo base layout plan move codec store haul ;;
     cli) echo cli ;;
     esac
 }

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/statfs.h>
@@ -305,10 +306,10 @@ rsd_status file_write(struct files *files, uint32_t index, uint64_t at, const vo
     uint64_t nbytes;
     TRY(pin(files, index, &slot, &fd, &nbytes));
     rsd_status status = write_all(fd, at, data, n);
-    if (!status && (slot->unflushed += n) >= FLUSH_NBYTES) {
+    if (!status && atomic_fetch_add(&slot->unflushed, n) + n >= FLUSH_NBYTES) {
         /* The disk begins now; who waits for it in the end waits less. */
         sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
-        slot->unflushed = 0;
+        atomic_store(&slot->unflushed, 0);
     }
     unpin(files, slot);
     return status ? file_error(files, index, status) : RSD_OK;

@@ -4,7 +4,7 @@
  * to. Only what all these versions know is written: no storage_meta and no version, which have defaults,
  * and transforms only for compressed items.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <string.h>
 

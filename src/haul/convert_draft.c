@@ -1,6 +1,6 @@
 /* convert_draft.c - what a conversion writes: the tensors that were chosen, under which names, cut how, and
  * in which files. Whatever cannot be done is found out here, before anything is written. */
-#include "store.h"
+#include "haul.h"
 
 #include <stdio.h>
 #include <stdlib.h>

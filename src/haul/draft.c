@@ -6,7 +6,7 @@
  *     DCP            | value | value | head bytes tail | head bytes tail | ...
  *     safetensors    | header | bytes | bytes | ...
  */
-#include "store.h"
+#include "haul.h"
 
 #include <string.h>
 

@@ -8,7 +8,7 @@
  * Safetensors files have no marker of their own, so their headers are written when everything else is
  * there, and until all files are complete their names end in .part.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -9,7 +9,7 @@
  * A file is noted after its bytes are on disk. A line without its end was not written to the end, and does
  * not count. What is noted is looked at again: a file that is gone or has another length is made anew.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-/* part.c - the folder in which an output is built, and how it gets into place.
+/* publish.c - the folder in which an output is built, and how it gets into place.
  *
  *     OUT.reshard-part/   data files, the journal (locked by whoever is at work)
  *          |  everything complete and on disk, the journal removed
@@ -9,7 +9,7 @@
  * old one or the new one. What is not part of the old checkpoint (somebody's notes, a tokenizer) then
  * moves over, and the old files go.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -26,10 +26,8 @@ static char *join(const char *a, const char *b)
 {
     size_t n = strlen(a), m = strlen(b);
     char *joined = mem_new(n + m + 1, 1);
-    if (!joined)
-        return NULL;
-    memcpy(joined, a, n);
-    memcpy(joined + n, b, m);
+    if (joined)
+        snprintf(joined, n + m + 1, "%s%s", a, b);
     return joined;
 }
 

@@ -12,7 +12,7 @@
  * Boxes are told apart by where they begin, as in torch's metadata. Empty ones of different ranks that
  * begin at the same place are one.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <stdlib.h>
 
@@ -135,9 +135,13 @@ static rsd_status group_boxes(struct dealing *dealing, size_t tensor, struct hel
     return RSD_OK;
 }
 
+struct held_list {
+    rsd_held *boxes;
+};
+
 /* The boxes of every rank: lists of rsd_layout_boxes, which hold the boxes, and pointers into them. */
 struct gathered {
-    rsd_held **lists;
+    struct held_list *lists;
     struct held_by *boxes;
     size_t nlists, room_lists, nboxes, room_boxes;
 };
@@ -145,7 +149,7 @@ struct gathered {
 static void drop_gathered(struct gathered *gathered)
 {
     for (size_t i = 0; i < gathered->nlists; i++)
-        rsd_free(gathered->lists[i]);
+        rsd_free(gathered->lists[i].boxes);
     mem_free(gathered->lists);
     mem_free(gathered->boxes);
 }
@@ -154,8 +158,8 @@ static rsd_status gather(struct gathered *gathered, const rsd_layout *layout, in
 {
     int64_t n;
     TRY(GROW(gathered->lists, gathered->room_lists, gathered->nlists + 1));
-    TRY(rsd_layout_boxes(layout, rank, &gathered->lists[gathered->nlists], &n));
-    const rsd_held *held = gathered->lists[gathered->nlists++];
+    TRY(rsd_layout_boxes(layout, rank, &gathered->lists[gathered->nlists].boxes, &n));
+    const rsd_held *held = gathered->lists[gathered->nlists++].boxes;
     TRY(GROW(gathered->boxes, gathered->room_boxes, gathered->nboxes + (size_t)n));
     for (int64_t i = 0; i < n; i++)
         gathered->boxes[gathered->nboxes++] = (struct held_by){&held[i], rank, (uint32_t)i};

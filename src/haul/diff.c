@@ -3,7 +3,7 @@
  * Each tile of one is read from the other too, and compared while both are in the cache. Of a tensor that
  * differs, the first element in row-major order is told, whichever thread came upon one first.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -232,8 +232,8 @@ static rsd_status describe(const struct comparing *c, const struct compared *com
 {
     const struct contents *a = &c->a->contents, *b = &c->b->contents;
     char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
-    const struct tensor *in_a = compared->a == SIZE_MAX ? NULL : &a->tensors[compared->a];
-    const struct tensor *in_b = compared->b == SIZE_MAX ? NULL : &b->tensors[compared->b];
+    const struct tensor *in_a = &a->tensors[compared->a == SIZE_MAX ? 0 : compared->a];
+    const struct tensor *in_b = &b->tensors[compared->b == SIZE_MAX ? 0 : compared->b];
     switch (compared->difference) {
     case RSD_ONLY_IN_A:
         text_add(out, "only in the first");
@@ -287,8 +287,7 @@ static rsd_status run(struct comparing *c, const rsd_prove_options *options, rsd
     if (!nbytes)
         return RSD_ENOMEM;
     for (size_t i = 0; i < c->njobs; i++)
-        nbytes[i] = tensor_nbytes(&c->a->contents,
-                                  &c->a->contents.tensors[c->list[c->jobs[i]].a]);
+        nbytes[i] = tensor_nbytes(&c->a->contents, &c->a->contents.tensors[c->list[c->jobs[i]].a]);
     rsd_status status = transfer_run_evenly(&transfer, nbytes, c->njobs);
     mem_free(nbytes);
     TRY(status);

@@ -3,7 +3,7 @@
  * The header has one array per name, so a rank can have one box of a tensor. Shards carry where they lie
  * twice: for torch, which wants offsets, and for this library, which wants to know the whole shape too.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <stdio.h>
 #include <string.h>

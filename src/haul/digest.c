@@ -5,7 +5,7 @@
  * own remainder, shifted by what comes after it, in any order and from any thread. dtype and shape are
  * mixed in at the end. It finds accidents, not malice: who wants to can make two tensors that agree.
  */
-#include "store.h"
+#include "haul.h"
 
 struct digest {
     _Atomic uint64_t ecma, jones;

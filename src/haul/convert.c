@@ -5,7 +5,7 @@
  * A file that is complete is in the journal, so a run that was stopped goes on from there: a tensor is then
  * hauled only to the files that are not complete.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <errno.h>
 #include <stdio.h>

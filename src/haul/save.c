@@ -8,7 +8,7 @@
  *
  * A save that goes on in the background is the same, after everything was copied.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <errno.h>
 #include <stdio.h>

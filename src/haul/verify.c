@@ -3,7 +3,7 @@
  * Each stored box is read by itself, from its first byte to its last, so that every CRC-32 is checked. What
  * is found does not end it: the rest is looked at too.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <string.h>
 

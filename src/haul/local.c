@@ -1,5 +1,5 @@
 /* local.c - tensors in the caller's memory, as boxes with an address and strides. */
-#include "store.h"
+#include "haul.h"
 
 static rsd_status add_boxes(struct local_boxes *out, const rsd_local *local, int32_t rank,
                             int64_t first_array, bool written)

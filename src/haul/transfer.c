@@ -12,7 +12,7 @@
  * The first failure ends it all: threads look at it before each tile, and its message is carried over to
  * the caller's thread.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

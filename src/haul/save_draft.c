@@ -1,6 +1,6 @@
 /* save_draft.c - what a save writes: the tensors that were given, dealt out to their holders, each with its
  * place in a file and the memory it comes from. */
-#include "store.h"
+#include "haul.h"
 
 #include <stdio.h>
 #include <string.h>

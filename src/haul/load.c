@@ -4,7 +4,7 @@
  * that some file has every element that is wanted. All locals of one tensor are loaded together, so that
  * bytes which several of them want are read once.
  */
-#include "store.h"
+#include "haul.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,0 +1,388 @@
+/* haul.h - the door of haul: carry a plan through files.
+ *
+ * One tensor on its way is a haul: sources, which are stored boxes or memory; sinks, which are memory or
+ * boxes in new files; and tiles, which go from the ones to the others. A transfer runs many hauls on many
+ * threads. Loading, saving, converting and proving are all made of that.
+ *
+ *     checkpoint --plan--> pieces --tiles--> memory, or drafts of other files --publish--> checkpoint
+ *
+ * Haul knows no MPI.
+ */
+#ifndef HAUL_H
+#define HAUL_H
+
+#include "store.h"
+
+/* ---- haul.c: one tensor from its sources to its sinks ---- */
+
+enum sink_kind { SINK_MEMORY, SINK_BLOCKS, SINK_DISCARD };
+
+struct sink;
+struct scratch;
+typedef rsd_status sink_take(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
+                             const int64_t *len, const char *block);
+
+/* Where a box goes. */
+struct sink {
+    enum sink_kind kind;
+    rsd_dtype dtype;
+    int32_t ndim;
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
+    char *memory;                  /* of the box's first element */
+    int64_t strides[RSD_MAX_DIMS]; /* bytes */
+    sink_take *take; /* SINK_BLOCKS: takes blocks of the box, each dense and row-major */
+    void *context;
+    size_t index; /* for whoever takes */
+};
+
+/* Where a block begins in the array of its box. Blocks are whole rows, so they are one run there. */
+static inline uint64_t offset_in_box(const struct sink *sink, const int64_t *lo)
+{
+    int64_t index = 0;
+    for (int32_t d = 0; d < sink->ndim; d++)
+        index = index * sink->len[d] + (lo[d] - sink->lo[d]);
+    return (uint64_t)index * rsd_dtype_nbytes(sink->dtype);
+}
+
+struct haul_piece {
+    size_t source, sink;
+};
+
+struct haul {
+    const char *name;
+    rsd_dtype dtype; /* of the sources */
+    size_t each;
+    int32_t ndim;
+    struct source *sources;
+    size_t nsources;
+    struct sink *sinks;
+    size_t nsinks;
+    size_t cast_each;   /* the longest element that one is cast to; 0: none is */
+    bool in_order;      /* tiles have to be done one after the other */
+    bool stream;        /* sinks in memory are large: stores go past the cache */
+    uint64_t keep_most; /* records up to this may be kept whole */
+
+    struct haul_piece *pieces;
+    int64_t *coordinates; /* lo and len of each piece */
+    size_t npieces, room_pieces, room_coordinates;
+    struct tree tree;
+    int64_t nbytes;                              /* to be filled in all sinks */
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* around all pieces */
+    int64_t tile[RSD_MAX_DIMS], ntiles;
+    size_t tile_nbytes;
+};
+
+/* The part of a piece that lies in the tile. */
+struct tile_part {
+    size_t source, sink;
+    size_t staged; /* where the source is readable, in the scratch */
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
+    bool done;
+};
+
+/* What a tile has of a source: in memory, as an array with strides that begins at lo. */
+struct staged {
+    const char *bytes;
+    int64_t lo[RSD_MAX_DIMS], strides[RSD_MAX_DIMS];
+};
+
+/* What a thread works with. Starts as {.copier = copier_best()}. */
+struct scratch {
+    struct copier copier;
+    char *in, *out, *cast;
+    size_t room_in, room_out, room_cast;
+    struct tile_part *parts;
+    struct staged *staged;
+    const void *user; /* for whoever takes blocks */
+    size_t room_parts, room_staged;
+};
+rsd_status scratch_reserve(char **bytes, size_t *room, size_t need);
+void scratch_drop(struct scratch *scratch);
+
+/* A haul of one tensor: start it, add its sinks, and say where they are filled from. Tiles are of at most
+ * so many bytes. */
+rsd_status haul_start(struct haul *haul, const struct contents *contents, size_t tensor,
+                      size_t nsinks);
+void haul_add_sink(struct haul *haul, const struct sink *sink);
+rsd_status haul_from_files(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor,
+                           uint64_t most_nbytes);
+rsd_status haul_whole(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor, sink_take *take,
+                      void *context, uint64_t most_nbytes); /* all of it, into one sink */
+rsd_status haul_from_box(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                         uint64_t most_nbytes); /* its only sink, from this box alone */
+rsd_status haul_from_memory(struct haul *haul, const char *memory, const int64_t *strides,
+                            uint64_t most_nbytes); /* its only sink */
+
+rsd_status haul_tile(const struct haul *haul, int64_t index, struct scratch *scratch,
+                     struct tally *tally);
+rsd_status haul_box(const struct haul *haul, const int64_t *lo, const int64_t *len,
+                    struct scratch *scratch, struct tally *tally);
+void haul_drop(struct haul *haul); /* closes its sources */
+
+/* ---- transfer.c: many hauls on many threads ---- */
+
+/* Jobs are numbered, those of one lane in a row. A job is opened, hauled and closed. */
+struct transfer {
+    rsd_pool *pool;
+    const size_t *first_job; /* of each lane, and one more */
+    size_t nlanes;
+    bool one_per_lane; /* only one thread at a time may be at a lane */
+    rsd_status (*open)(void *context, size_t job, struct haul *haul);
+    rsd_status (*close)(void *context, size_t job, struct haul *haul); /* when all of it is done */
+    bool (*forgive)(void *context, size_t job, rsd_status status); /* NULL: a failure ends it all */
+    void *context;
+    rsd_on_progress *on_progress;
+    void *progress_context;
+    int64_t nbytes_total;
+    struct tally tally; /* set by the run */
+};
+rsd_status transfer_run(struct transfer *transfer);
+
+/* Runs jobs of so many bytes that may be done in any order: one lane a thread, about equal. */
+rsd_status transfer_run_evenly(struct transfer *transfer, const int64_t *nbytes, size_t njobs);
+
+double seconds_now(void);
+uint64_t tile_limit(int64_t max_nbytes, const rsd_pool *pool); /* for each thread */
+void report_tally(rsd_report *report, const struct tally *tally);
+
+/* ---- local.c: tensors in the caller's memory ---- */
+
+struct local_box {
+    rsd_box box;
+    int32_t rank;
+    uint32_t order; /* among the boxes of its rank */
+    rsd_dtype dtype;
+    char *memory;                  /* of its first element */
+    int64_t strides[RSD_MAX_DIMS]; /* bytes */
+};
+struct local_boxes {
+    struct local_box *list;
+    size_t n, room;
+};
+rsd_status take_local(const rsd_local *given, int64_t index, rsd_local *out);
+rsd_status local_boxes(const rsd_local *local, bool written, struct local_boxes *out);
+void local_boxes_drop(struct local_boxes *boxes);
+
+/* ---- deal.c: who writes which box ---- */
+
+enum deal_to { DEAL_EVENLY, DEAL_TO_LOWEST, DEAL_TO_EVERYONE };
+
+struct dealt {
+    size_t tensor;
+    int32_t rank;
+    uint32_t order;     /* among the boxes that the rank holds */
+    size_t coordinates; /* of its lo, then its len */
+};
+struct deal {
+    struct dealt *list; /* by tensor, then rank */
+    int64_t *coordinates;
+    int32_t *value_ranks;
+    size_t n, ncoordinates, room_coordinates;
+};
+rsd_status deal_out(struct deal *deal, size_t ntensors, const rsd_layout *const *layouts,
+                    const char *const *names, int64_t nranks, size_t nvalues, enum deal_to to);
+void deal_drop(struct deal *deal);
+
+/* ---- draft.c: what will be written ---- */
+
+/* Beside each extent of the contents. */
+struct out_item {
+    uint64_t head;        /* bytes before the tensor's */
+    _Atomic uint64_t crc; /* of what was written so far, raw */
+    unsigned char first[8];
+};
+
+struct out_value {
+    const struct value *from; /* an item that is copied as it is; NULL: the bytes below */
+    struct bytes item;
+};
+
+struct out_file {
+    char *name;
+    struct bytes header; /* safetensors: what comes first, written last */
+    uint64_t nbytes;     /* of the whole file, if that is known */
+    size_t nitems;       /* tensors in it */
+    size_t nvalues;
+};
+
+struct draft {
+    rsd_format format;
+    int32_t compress;
+    struct contents contents; /* what the new checkpoint will hold, and where */
+    struct out_item *items;   /* by extent */
+    struct out_value *values; /* by value */
+    struct out_file *files;
+    size_t nfiles, room_files;
+};
+
+rsd_status draft_add_file(struct draft *draft, const char *name);
+rsd_status draft_add_boxes(struct draft *draft, const struct deal *deal, size_t tensor,
+                           size_t *next); /* to the last tensor; *next goes through the deal */
+
+/* Once everything is in: where each item lies in its file. */
+rsd_status draft_place(struct draft *draft);
+void draft_hash(const struct draft *draft, struct hash *hash);
+void draft_drop(struct draft *draft);
+
+static inline uint64_t box_nbytes(const struct contents *contents, const struct tensor *tensor,
+                                  size_t box)
+{
+    return (uint64_t)box_volume(tensor->ndim, tensor_box_len(contents, tensor, box)) *
+           rsd_dtype_nbytes(tensor->dtype);
+}
+
+/* ---- dcp_out.c, safetensors_out.c ---- */
+
+/* The pickle of .metadata. */
+rsd_status dcp_metadata(const struct contents *contents, const struct files *files,
+                        struct bytes *out);
+
+/* The headers of all files, and where the tensors lie behind them. */
+rsd_status safetensors_place(struct draft *draft);
+rsd_status safetensors_index(const struct draft *draft, struct text *out);
+
+/* ---- publish.c: the folder in which an output is built, and how it gets into place ---- */
+
+enum part_mode { PART_NEW, PART_RESUME, PART_REPLACE, PART_SHARED, PART_JOIN };
+
+struct part {
+    char *path;   /* what is built */
+    char *folder; /* path.reshard-part */
+    int journal_fd;
+    bool one_file;  /* the path is a file, not a folder */
+    bool overwrite; /* what is at the path may be replaced */
+    bool resumed;   /* the journal has something in it */
+};
+
+rsd_status part_open(struct part *part, const char *path, enum part_mode mode, bool overwrite,
+                     bool one_file);
+rsd_status part_publish(struct part *part); /* everything in it is on disk */
+void part_close(struct part *part);         /* keeps what is there */
+void part_remove(struct part *part);        /* closes, and removes what is there */
+
+/* ---- journal.c: what of an output is complete ---- */
+
+struct output;
+rsd_status journal_start(const struct part *part, const char *source, const char *target);
+rsd_status journal_resume(const struct part *part, const char *source, const char *target,
+                          struct output *output);
+rsd_status journal_add(const struct part *part, const struct output *output, uint32_t file);
+
+/* ---- output.c: files that are being written ---- */
+
+struct out_state {
+    struct output *output;
+    uint32_t file;
+    bool created, done;
+    size_t left;             /* items that are not complete */
+    uint64_t cursor;         /* compressed: where the next item goes */
+    struct deflate *deflate; /* of the item at hand */
+};
+
+struct output {
+    struct draft *draft;
+    struct part *part;
+    rsd_checkpoint *from; /* of values that are copied */
+    int32_t only;         /* the only file that is written; -1: all */
+    bool journal;
+    struct files files; /* by the numbers of the draft */
+    struct out_state *states;
+    pthread_mutex_t lock;
+    uint64_t nbytes_written;
+    int64_t nfiles_written;
+};
+
+rsd_status output_open(struct output *output, struct draft *draft, struct part *part,
+                       rsd_checkpoint *from, int32_t only);
+void output_close(struct output *output);
+static inline bool output_wants(const struct output *output, uint32_t file)
+{
+    return !output->states[file].done && (output->only < 0 || (uint32_t)output->only == file);
+}
+
+/* A sink for one box; its item is begun before the first block and ended after the last. */
+void output_sink(struct output *output, size_t tensor, size_t box, struct sink *sink);
+rsd_status output_begin(struct output *output, size_t tensor, size_t box);
+rsd_status output_end(struct output *output, size_t tensor, size_t box);
+
+/* What is left when all items are written: files without any, and the names of directories on disk. */
+rsd_status output_finish(struct output *output);
+
+/* Writes a file of the part folder whole, under another name until it is on disk. */
+rsd_status part_write(const struct part *part, const char *name, const void *data, size_t n);
+
+/* ---- save_draft.c, save.c: from memory ---- */
+
+/* The memory that an extent is written from. */
+struct origin {
+    const char *memory;
+    int64_t strides[RSD_MAX_DIMS];
+};
+
+struct rsd_saving {
+    rsd_save_options options;
+    char *path;
+    struct draft draft;
+    struct origin *origins; /* by extent */
+    char *staged;           /* copies, if there are any */
+    struct output output;
+    size_t *jobs;      /* extents, by file */
+    size_t *tensor_of; /* by extent */
+    size_t *first_job; /* of each file, and one more */
+    size_t njobs;
+    uint64_t tile_limit;
+    int64_t nbytes;
+    pthread_t thread;
+    rsd_report report;
+    rsd_status status;
+    char *message;
+};
+
+/* Everything but the writing: who writes what, where, and from which memory. */
+rsd_status save_prepare(rsd_saving *saving, int64_t nlocals, const rsd_local *locals);
+
+static inline bool save_is_mine(const rsd_saving *saving, size_t extent)
+{
+    return !saving->options.one_rank ||
+           saving->draft.contents.extents[extent].file == (uint32_t)saving->options.rank;
+}
+
+/* ---- convert_draft.c, convert.c: from files ---- */
+
+struct chosen {
+    size_t source; /* tensor of the input */
+    const char *name;
+    rsd_dtype dtype;
+    rsd_layout *layout; /* of the target's dtype */
+    size_t file;        /* safetensors with whole tensors */
+};
+
+struct converting {
+    rsd_checkpoint *in;
+    rsd_convert_options options;
+    bool whole;            /* no tensor is cut: files are filled one after the other */
+    struct contents names; /* of what was chosen */
+    struct chosen *chosen;
+    size_t nchosen;
+    struct draft draft;
+    size_t *source_of; /* by tensor of the draft */
+    struct output output;
+    struct convert_job *jobs; /* lane by lane */
+    size_t njobs, room_jobs;
+    size_t *first_job; /* of each lane, and one more */
+    size_t nlanes;
+    uint64_t tile_limit;
+    int64_t nbytes, nleft_out;
+};
+
+/* A tensor with all its boxes that are not there yet, or one box of it. */
+struct convert_job {
+    size_t tensor, lane;
+    size_t box; /* SIZE_MAX: all */
+};
+
+/* Everything but the writing. */
+rsd_status convert_prepare(struct converting *converting, bool one_file);
+void convert_drop(struct converting *converting);
+
+#endif
