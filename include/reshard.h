@@ -617,6 +617,9 @@ typedef struct rsd_tensor {
     int64_t shape[RSD_MAX_DIMS];
     int64_t nbytes; /* of the whole tensor */
     int64_t nboxes; /* in how many parts it is stored */
+    const char
+        *path; /* where it was in a nested state dict, as a JSON list of texts and numbers; NULL:
+                       * not known. Valid as long as the checkpoint */
 } rsd_tensor;
 
 int64_t rsd_checkpoint_ntensors(const rsd_checkpoint *checkpoint);
@@ -785,7 +788,9 @@ typedef struct rsd_convert_options {
     int32_t overwrite;     /* 1: replace a checkpoint that is there. Other files there are kept */
     int32_t
         resume; /* 1: go on from what an earlier run left, if it did the same from the same files */
-    int32_t dry;        /* 1: check everything, read and write nothing */
+    int32_t dry; /* 1: check everything and report what would be done; nothing is read or written */
+    int64_t nside_files; /* other files that go into the folder, such as a config: their paths */
+    const char *const *side_files;
     rsd_choose *choose; /* called for every tensor in turn; NULL: all as they are, whole */
     rsd_on_progress *on_progress;
     void *context; /* of both */

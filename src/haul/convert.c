@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { MOST_SIDE_FILE = 1 << 30 };
+
 /* ---- jobs ---- */
 
 static rsd_status add_job(struct converting *c, struct convert_job job)
@@ -146,7 +148,9 @@ static rsd_status open_job(void *context, size_t index, struct haul *haul)
 static rsd_status close_job(void *context, size_t index, struct haul *haul)
 {
     struct converting *c = context;
-    (void)haul;
+    const struct contents *in = &c->in->contents;
+    c->nbytes_needed +=
+        min_i64(haul->nbytes, tensor_nbytes(in, &in->tensors[c->source_of[c->jobs[index].tensor]]));
     for (size_t box = SIZE_MAX; next_box(c, &c->jobs[index], &box);)
         TRY(output_end(&c->output, c->jobs[index].tensor, box));
     return RSD_OK;
@@ -233,6 +237,30 @@ static rsd_status write_marker(struct converting *c, struct part *part)
     return status;
 }
 
+/* Copies a file into the folder, under its own name. */
+static rsd_status add_side_file(const struct part *part, const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char *folder = mem_copy(path, strlen(path) + 1, 1), *bytes = NULL;
+    struct files files;
+    uint32_t index;
+    size_t n;
+    if (!folder)
+        return RSD_ENOMEM;
+    folder[slash ? slash - path + (slash == path) : 0] = '\0';
+    rsd_status status = files_open(&files, folder);
+    mem_free(folder);
+    TRY(status);
+    status = files_add(&files, (struct slice){name, strlen(name)}, &index);
+    if (!status)
+        status = file_load(&files, index, MOST_SIDE_FILE, &bytes, &n);
+    if (!status)
+        status = part_write(part, name, bytes, n);
+    mem_free(bytes);
+    files_close(&files);
+    return status;
+}
+
 static rsd_status write_all(struct converting *c, struct part *part, rsd_report *report)
 {
     TRY(output_open(&c->output, &c->draft, part, c->in, -1));
@@ -243,9 +271,11 @@ static rsd_status write_all(struct converting *c, struct part *part, rsd_report 
         status = haul_all(c, report);
     if (!status)
         status = settle_names(c);
+    for (int64_t i = 0; i < c->options.nside_files && !status; i++)
+        status = add_side_file(part, c->options.side_files[i]);
     if (!status)
         status = write_marker(c, part);
-    report->nbytes_needed = c->nbytes;
+    report->nbytes_needed = c->nbytes_needed;
     report->nbytes_written = (int64_t)c->output.nbytes_written;
     report->nfiles_written = c->output.nfiles_written;
     output_close(&c->output);
@@ -276,6 +306,18 @@ static rsd_status convert_to(struct converting *c, const char *out, bool one_fil
     return status;
 }
 
+/* What a run would report. Compressed items are counted as if they were not. */
+static void foresee(const struct converting *c, rsd_report *report)
+{
+    const struct contents *in = &c->in->contents;
+    for (size_t t = 0; t < c->draft.contents.ntensors; t++)
+        report->nbytes_needed += tensor_nbytes(in, &in->tensors[c->source_of[t]]);
+    report->nbytes_read = report->nbytes_needed;
+    for (size_t i = 0; i < c->draft.nfiles; i++)
+        report->nbytes_written += (int64_t)c->draft.files[i].nbytes;
+    report->nfiles_written = (int64_t)c->draft.nfiles;
+}
+
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report)
 {
@@ -288,7 +330,9 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
         TRY(check_report("rsd_report", report));
     c.tile_limit = tile_limit(c.options.max_nbytes, c.options.pool);
     rsd_status status = convert_prepare(&c, one_file);
-    if (!status && !c.options.dry)
+    if (!status && c.options.dry)
+        foresee(&c, &result);
+    else if (!status)
         status = convert_to(&c, out, one_file, &result);
     result.ntensors = (int64_t)c.nchosen;
     result.nleft_out = c.nleft_out;

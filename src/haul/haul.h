@@ -373,6 +373,7 @@ struct converting {
     size_t nlanes;
     uint64_t tile_limit;
     int64_t nbytes, nleft_out;
+    _Atomic int64_t nbytes_needed;
 };
 
 /* A tensor with all its boxes that are not there yet, or one box of it. */

@@ -331,7 +331,8 @@ rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index
     rsd_tensor result = {.name = tensor->name,
                          .dtype = tensor->dtype,
                          .ndim = tensor->ndim,
-                         .nboxes = (int64_t)tensor->nboxes};
+                         .nboxes = (int64_t)tensor->nboxes,
+                         .path = tensor->path};
     copy_i64s(result.shape, shape, tensor->ndim);
     result.nbytes = box_volume(tensor->ndim, shape) * (int64_t)rsd_dtype_nbytes(tensor->dtype);
     give_report(out, &result, sizeof result);
