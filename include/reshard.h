@@ -792,8 +792,9 @@ typedef struct rsd_convert_options {
     int64_t nside_files; /* other files that go into the folder, such as a config: their paths */
     const char *const *side_files;
     rsd_choose *choose; /* called for every tensor in turn; NULL: all as they are, whole */
+    void *choose_context;
     rsd_on_progress *on_progress;
-    void *context; /* of both */
+    void *context;
 } rsd_convert_options;
 
 /* options and report may be NULL. With safetensors, an out that ends in .safetensors is one file.

@@ -118,7 +118,7 @@ static void golden_converts(void)
                                    .pool = pool,
                                    .overwrite = 1,
                                    .choose = choose_any,
-                                   .context = &chooser};
+                                   .choose_context = &chooser};
         OK(convert(ckpt, in_folder("one.safetensors"), &safe));
         check_same(truth, in_folder("one.safetensors"), pool);
         safe.max_shard_nbytes = 1000;

@@ -4,6 +4,8 @@
 
 #include "reshard.h"
 
+#include <getopt.h>
+#include <regex.h>
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -18,6 +20,8 @@ enum exit_code {
     EXIT_INTERRUPTED = 130
 };
 
+enum { GO_ON = -1 }; /* instead of a code to exit with */
+
 /* ---- main.c ---- */
 
 /* Says "reshard VERB: message" and returns the code. */
@@ -27,22 +31,166 @@ int complain(const char *verb, int code, const char *format, ...)
 /* Says the library's last error, and returns the code that its status stands for; 0 for RSD_OK. */
 int complain_status(const char *verb, rsd_status status);
 
+/* 0, or the code to exit with: what is not there cannot be read as a checkpoint either. */
+int open_checkpoint(const char *verb, const char *path, rsd_checkpoint **checkpoint);
+
 /* Says what getopt_long did not like: its answer '?' or ':', and argv. */
 int complain_option(const char *verb, int answer, char **argv);
 
 /* Prints what `help` says to stdout. */
 int show_help(const char *help);
 
+/* ---- words.c: numbers and texts, in and out ---- */
+
 /* A whole number from text; false if it is none, or not in [least, most]. */
 bool parse_number(const char *text, long long least, long long most, long long *value);
+
+/* A size such as 256MB, 5GB, 1GiB or 1000; at least 1. */
+bool parse_size(const char *text, int64_t *nbytes);
+
+/* "1.93 GB". Valid until the fourth call after. */
+const char *size_text(int64_t nbytes);
+
+/* "f32[4,8]". Valid until the fourth call after. */
+const char *tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape);
+
+/* A JSON string, with its quotes. */
+void print_json_string(FILE *out, const char *text);
+void print_json_list(FILE *out, int32_t n, const int64_t *values);
+
+/* As many as there are cores, at most 16: more do not make a disk faster. */
+long long default_threads(void);
+
+/* Memory or the end: a command has nothing to fall back on. */
+void *need_memory(void *memory);
+char *need_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- pattern.c: regular expressions ---- */
+
+struct pattern {
+    char *text;
+    regex_t regex;
+};
+
+/* Of a whole name, or to be searched in one. False, with a complaint, for what is no POSIX extended
+ * expression, or one that glibc would read in another way than it was meant. */
+bool pattern_compile(const char *verb, const char *text, bool whole, struct pattern *pattern);
+bool pattern_matches(const struct pattern *pattern, const char *name);
+void pattern_free(struct pattern *pattern);
+
+/* s/a/b/ or s/a/b/g, with \1 and & in b. */
+struct substitution {
+    struct pattern pattern;
+    char *with;
+    bool all;
+};
+bool substitution_parse(const char *verb, const char *text, struct substitution *substitution);
+char *substitution_apply(const struct substitution *substitution, const char *name); /* owned */
+void substitution_free(struct substitution *substitution);
+
+/* ---- target.c: what becomes of each tensor ---- */
+
+struct rule {
+    struct pattern pattern;
+    char *placements;
+    char *from; /* where it was written, for messages */
+    bool place; /* of the command line */
+    bool used;
+};
+
+struct target {
+    const char *verb;
+    rsd_checkpoint *checkpoint;
+    char *mesh; /* as the notation has it; NULL: tensors stay whole */
+    struct rule *rules;
+    size_t nrules;
+    char *otherwise; /* placements of what no rule matches; NULL: that is an error */
+    const char *preset;
+    struct pattern *only, *without;
+    size_t nonly, nwithout;
+    struct substitution *renames;
+    size_t nrenames;
+    char **prefixes; /* taken off */
+    size_t nprefixes;
+    rsd_dtype cast;  /* of floats; 0: as they are */
+    bool model_only; /* of a dict with a part `model`, only that, without its prefix */
+    char *name;      /* of the tensor at hand */
+    size_t nproblems;
+};
+
+/* Options add to it; each says what is wrong and returns false. */
+bool target_add_place(struct target *target, const char *text);
+bool target_add_rules(struct target *target, const char *path);
+bool target_set_preset(struct target *target, const char *name);
+
+/* Once the checkpoint is open: goes through every tensor, says everything that cannot be done at once, and
+ * notes what was not used. A code to exit with, or GO_ON. */
+int target_check(struct target *target, rsd_checkpoint *checkpoint, bool quiet);
+
+/* For rsd_convert. */
+rsd_status target_choose(void *target, const rsd_tensor *tensor, rsd_choice *choice);
+void target_free(struct target *target);
+
+/* ---- progress.c: how far it is, and how to stop it ---- */
+
+struct progress {
+    const char *doing;
+    bool shown; /* on a terminal */
+    double began, said;
+    int width; /* of what is on the line now */
+};
+
+/* Starts to listen for Ctrl-C, and to show a line if standard error is a terminal. */
+void progress_start(struct progress *progress, const char *doing, bool quiet);
+int progress_tell(void *progress, const rsd_progress *how_far); /* rsd_on_progress */
+void progress_end(struct progress *progress);
+bool was_interrupted(void);
+
+/* ---- conversion.c: what convert, merge, split and plan have in common ---- */
+
+enum conversion_verb { CONVERT, MERGE, SPLIT, PLAN };
+
+struct conversion {
+    enum conversion_verb verb;
+    const char *in, *out;
+    struct target target;
+    rsd_convert_options convert;
+    const char *config_from;
+    bool all, json, quiet, verify;
+    long long threads;
+    char **side_files;
+    size_t nside_files;
+};
+
+int conversion_run(struct conversion *conversion); /* the code to exit with */
 
 /* ---- one file a command ---- */
 
 int command_plan(int argc, char **argv);
+int command_inspect(int argc, char **argv);
+int command_convert(int argc, char **argv);
+int command_merge(int argc, char **argv);
+int command_split(int argc, char **argv);
+int command_verify(int argc, char **argv);
+int command_diff(int argc, char **argv);
+int command_digest(int argc, char **argv);
+int command_extract(int argc, char **argv);
+
+/* `plan CKPT ...`: what a conversion would do. */
+int command_plan_checkpoint(int argc, char **argv);
 
 /* ---- draw.c: pictures in the terminal ---- */
 
 /* Who sends how much to whom, as a shaded square. */
 rsd_status draw_traffic(FILE *out, const rsd_plan *plan);
+
+/* The boxes of a stored tensor: which file has which part of its first two dims. */
+rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t tensor);
+
+/* ---- page.c: the same as files ---- */
+
+rsd_status page_traffic(const char *path, bool html, const rsd_plan *plan);
+rsd_status page_boxes(const char *path, bool html, const rsd_checkpoint *checkpoint,
+                      int64_t tensor);
 
 #endif

@@ -1,16 +1,21 @@
 /* cmd_plan.c - `reshard plan`: what a move between two layouts would do. */
 #include "cli.h"
 
-#include <getopt.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static const char help[] =
     "usage: reshard plan [options] 'PROBLEM'\n"
+    "       reshard plan [options] CHECKPOINT\n"
     "\n"
     "Says what a move between two layouts would do: bytes, messages, who sends to whom, and how\n"
     "close that is to the least possible. Nothing is moved. A problem is one line:\n"
     "\n"
     "  reshard plan 'f32[4096,4096] : 2x4:S0,S1 -> 8:S1'\n"
+    "\n"
+    "For a checkpoint it says what `reshard convert` with the same options would do:\n"
+    "\n"
+    "  reshard plan ckpt/ --format dcp --mesh 8 --preset fsdp\n"
     "\n"
     "  --json                one JSON object\n"
     "  --pairs, --ranks      with the bytes between every pair, with the totals of every rank\n"
@@ -18,6 +23,8 @@ static const char help[] =
     "  --rank N              with --pieces: only what rank N gets or gives\n"
     "  --ranks-per-node N    ranks 0..N-1 share a node, and so on: count what crosses\n"
     "  --no-picture          text without the picture\n"
+    "  --svg FILE            the picture as a file\n"
+    "  --html FILE           the same as a page, with the numbers where one points\n"
     "  -h, --help\n";
 
 enum { MOST_RANKS_ON_NODES = 1 << 26 };
@@ -25,11 +32,12 @@ enum { MOST_RANKS_ON_NODES = 1 << 26 };
 struct request {
     const char *problem;
     bool json, pieces, no_picture;
+    const char *svg, *html;
     int32_t flags;
     long long rank, ranks_per_node; /* -1, 0: not given */
 };
 
-enum { JSON = 256, PAIRS, RANKS, PIECES, RANK, RANKS_PER_NODE, NO_PICTURE };
+enum { JSON = 256, PAIRS, RANKS, PIECES, RANK, RANKS_PER_NODE, NO_PICTURE, SVG, HTML };
 
 static const struct option options[] = {
     {"json", no_argument, NULL, JSON},
@@ -39,6 +47,8 @@ static const struct option options[] = {
     {"rank", required_argument, NULL, RANK},
     {"ranks-per-node", required_argument, NULL, RANKS_PER_NODE},
     {"no-picture", no_argument, NULL, NO_PICTURE},
+    {"svg", required_argument, NULL, SVG},
+    {"html", required_argument, NULL, HTML},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
@@ -66,6 +76,12 @@ static int read_options(int argc, char **argv, struct request *request)
             break;
         case NO_PICTURE:
             request->no_picture = true;
+            break;
+        case SVG:
+            request->svg = optarg;
+            break;
+        case HTML:
+            request->html = optarg;
             break;
         case RANK:
             if (!parse_number(optarg, 0, INT32_MAX, &request->rank))
@@ -137,6 +153,10 @@ static rsd_status print_plan(const rsd_plan *plan, const struct request *request
         return print_pieces(plan, request->rank);
     char *text;
     rsd_status status = rsd_plan_explain(plan, request->flags, &text);
+    if (!status && request->svg)
+        status = page_traffic(request->svg, false, plan);
+    if (!status && request->html)
+        status = page_traffic(request->html, true, plan);
     if (status)
         return status;
     fputs(text, stdout);
@@ -171,8 +191,19 @@ static int plan_on_nodes(const rsd_layout *src, const rsd_layout *dst, long long
     return complain_status("plan", status);
 }
 
+/* Is some argument the path of something, rather than a problem? */
+static bool names_a_path(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (argv[i][0] != '-' && access(argv[i], F_OK) == 0)
+            return true;
+    return false;
+}
+
 int command_plan(int argc, char **argv)
 {
+    if (names_a_path(argc, argv))
+        return command_plan_checkpoint(argc, argv);
     struct request request = {.rank = -1};
     int code = read_options(argc, argv, &request);
     if (code >= 0)

@@ -1,4 +1,4 @@
-/* draw.c - pictures in the terminal: half-tones for bytes, from the plan's own pieces.
+/* draw.c - pictures in the terminal: who sends to whom, in half-tones, and which file has what.
  *
  *              to 0 1 2 3
  *     from  0     @ : .            a row gives, a column gets; more ranks than fit are taken
@@ -100,4 +100,93 @@ rsd_status draw_traffic(FILE *out, const rsd_plan *plan)
     if (!status)
         print_picture(out, &picture);
     return status;
+}
+
+/* ---- boxes ---- */
+
+enum { MOST_COLUMNS = 64, MOST_ROWS = 20, MOST_LEGEND = 16 };
+
+static char mark_of(int64_t file)
+{
+    static const char marks[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    return file < 0 ? '?' : marks[file % (int64_t)(sizeof marks - 1)];
+}
+
+struct canvas {
+    int32_t rows_dim, columns_dim; /* -1: there is none */
+    int64_t rows, columns;
+    char cells[MOST_ROWS][MOST_COLUMNS];
+};
+
+/* The cells whose middles lie in [lo, lo + len) of an extent. */
+static void cells_of(int64_t lo, int64_t len, int64_t extent, int64_t ncells, int64_t *first,
+                     int64_t *end)
+{
+    double scale = (double)ncells / (double)extent;
+    *first = (int64_t)((double)lo * scale + 0.5);
+    *end = (int64_t)((double)(lo + len) * scale + 0.5);
+}
+
+static void paint(struct canvas *canvas, const rsd_tensor *tensor, const rsd_stored *stored)
+{
+    int64_t r0 = 0, r1 = 1, c0 = 0, c1 = 1;
+    for (int32_t d = 0; d < tensor->ndim; d++)
+        if (d != canvas->rows_dim && d != canvas->columns_dim && stored->box.lo[d] > 0)
+            return; /* of the other dims, only the first index is drawn */
+    if (canvas->rows_dim >= 0)
+        cells_of(stored->box.lo[canvas->rows_dim], stored->box.len[canvas->rows_dim],
+                 tensor->shape[canvas->rows_dim], canvas->rows, &r0, &r1);
+    if (canvas->columns_dim >= 0)
+        cells_of(stored->box.lo[canvas->columns_dim], stored->box.len[canvas->columns_dim],
+                 tensor->shape[canvas->columns_dim], canvas->columns, &c0, &c1);
+    for (int64_t r = r0; r < r1 && r < canvas->rows; r++)
+        for (int64_t c = c0; c < c1 && c < canvas->columns; c++)
+            canvas->cells[r][c] = mark_of(stored->file);
+}
+
+static void choose_dims(struct canvas *canvas, const rsd_tensor *tensor)
+{
+    canvas->rows_dim = canvas->columns_dim = -1;
+    for (int32_t d = tensor->ndim - 1; d >= 0; d--) {
+        if (canvas->columns_dim < 0)
+            canvas->columns_dim = d;
+        else if (canvas->rows_dim < 0)
+            canvas->rows_dim = d;
+    }
+    canvas->rows = canvas->rows_dim < 0 ? 1 : tensor->shape[canvas->rows_dim];
+    canvas->columns = canvas->columns_dim < 0 ? 1 : tensor->shape[canvas->columns_dim];
+    canvas->rows = canvas->rows < MOST_ROWS ? canvas->rows : MOST_ROWS;
+    canvas->columns = canvas->columns < MOST_COLUMNS ? canvas->columns : MOST_COLUMNS;
+}
+
+rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t index)
+{
+    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    struct canvas canvas;
+    rsd_status status = rsd_checkpoint_tensor(checkpoint, index, &tensor);
+    if (status || tensor.nbytes == 0)
+        return status;
+    choose_dims(&canvas, &tensor);
+    memset(canvas.cells, '.', sizeof canvas.cells);
+    for (int64_t i = 0; i < tensor.nboxes; i++) {
+        status = rsd_checkpoint_box(checkpoint, index, i, &stored);
+        if (status)
+            return status;
+        paint(&canvas, &tensor, &stored);
+    }
+    fprintf(out, "\nwhich file has what: dim %d down, dim %d across\n",
+            (int)(canvas.rows_dim < 0 ? 0 : canvas.rows_dim), (int)canvas.columns_dim);
+    for (int64_t r = 0; r < canvas.rows; r++)
+        fprintf(out, "  %.*s\n", (int)canvas.columns, canvas.cells[r]);
+    for (int64_t i = 0, last = -1, n = 0; i < tensor.nboxes && n < MOST_LEGEND; i++) {
+        rsd_checkpoint_box(checkpoint, index, i, &stored);
+        if (stored.file < 0 || stored.file == last)
+            continue;
+        fprintf(out, "  %c = %s\n", mark_of(stored.file),
+                rsd_checkpoint_file(checkpoint, stored.file));
+        last = stored.file;
+        n++;
+    }
+    return RSD_OK;
 }

@@ -2,17 +2,25 @@
 #include "cli.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct {
     const char *verb;
     int (*run)(int argc, char **argv);
     const char *does;
 } commands[] = {
-    {"plan", command_plan, "say what a move between two layouts would do"},
+    {"inspect", command_inspect, "list what is in a checkpoint"},
+    {"plan", command_plan, "say what a move, or a conversion, would do"},
+    {"convert", command_convert, "write a checkpoint in another format or layout"},
+    {"merge", command_merge, "write whole tensors as safetensors, as transformers loads them"},
+    {"split", command_split, "write one safetensors file a rank, with all that the rank needs"},
+    {"verify", command_verify, "read everything, and say what is damaged or missing"},
+    {"diff", command_diff, "say whether two checkpoints hold the same tensors"},
+    {"digest", command_digest, "print a digest of each tensor, whatever its layout"},
+    {"extract", command_extract, "write one tensor, or a part of it, to a file"},
 };
 
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
@@ -59,6 +67,14 @@ int complain_status(const char *verb, rsd_status status)
     return complain(verb, code_of(status), "%s", rsd_error());
 }
 
+int open_checkpoint(const char *verb, const char *path, rsd_checkpoint **checkpoint)
+{
+    rsd_status status = rsd_checkpoint_open(path, NULL, checkpoint);
+    if (status == RSD_EIO && access(path, F_OK) != 0)
+        return complain(verb, EXIT_UNREADABLE, "%s", rsd_error());
+    return complain_status(verb, status);
+}
+
 int complain_option(const char *verb, int answer, char **argv)
 {
     if (answer == ':')
@@ -76,17 +92,6 @@ int show_help(const char *help)
 {
     fputs(help, stdout);
     return EXIT_YES;
-}
-
-bool parse_number(const char *text, long long least, long long most, long long *value)
-{
-    char *end;
-    errno = 0;
-    long long number = strtoll(text, &end, 10);
-    if (errno || end == text || *end || number < least || number > most)
-        return false;
-    *value = number;
-    return true;
 }
 
 static int help(FILE *out, int code)

@@ -67,7 +67,7 @@ static rsd_status choose_one(struct converting *c, struct intern *known, size_t 
     rsd_choice choice = {
         .struct_nbytes = sizeof choice, .keep = 1, .dtype = tensor.dtype, .name = tensor.name};
     rsd_status status =
-        c->options.choose ? c->options.choose(c->options.context, &tensor, &choice) : RSD_OK;
+        c->options.choose ? c->options.choose(c->options.choose_context, &tensor, &choice) : RSD_OK;
     if (!status && choice.keep) {
         status = add_choice(c, known, index, &tensor, &choice);
         if (status)

@@ -1,0 +1,245 @@
+/* cmd_extract.c - `reshard extract`: one tensor, or a part of it, as a .npy file or as bare bytes. */
+#include "cli.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char help[] =
+    "usage: reshard extract [options] CHECKPOINT TENSOR OUT\n"
+    "\n"
+    "Writes one tensor to a .npy file, or its bare bytes to anything else; - is standard output.\n"
+    "Only the bytes that are needed are read.\n"
+    "\n"
+    "  reshard extract ckpt/ model.embed.weight embed.npy --slice '[0:10, :]'\n"
+    "\n"
+    "  --slice '[A:B, ...]'  a part: one range per dim, : for all of it\n"
+    "  --cast DTYPE          converted (NumPy has no bf16: --cast f32)\n"
+    "  --raw                 bare bytes, row by row, also to a .npy\n"
+    "  --force               replace a file that is there\n"
+    "  -h, --help\n";
+
+struct request {
+    const char *path, *tensor, *out, *slice;
+    rsd_dtype cast;
+    bool raw, force;
+};
+
+enum { SLICE = 256, CAST, RAW, FORCE };
+
+static const struct option options[] = {
+    {"slice", required_argument, NULL, SLICE}, {"cast", required_argument, NULL, CAST},
+    {"raw", no_argument, NULL, RAW},           {"force", no_argument, NULL, FORCE},
+    {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
+};
+
+static int read_options(int argc, char **argv, struct request *request)
+{
+    opterr = 0;
+    for (int option; (option = getopt_long(argc, argv, ":h", options, NULL)) != -1;)
+        switch (option) {
+        case 'h':
+            return show_help(help);
+        case SLICE:
+            request->slice = optarg;
+            break;
+        case CAST:
+            if (rsd_dtype_parse(optarg, &request->cast))
+                return complain("extract", EXIT_USAGE, "--cast %s: no such dtype", optarg);
+            break;
+        case RAW:
+            request->raw = true;
+            break;
+        case FORCE:
+            request->force = true;
+            break;
+        default:
+            return complain_option("extract", option, argv);
+        }
+    if (argc - optind != 3)
+        return complain("extract", EXIT_USAGE,
+                        "a checkpoint, a tensor and a file are needed; see reshard extract --help");
+    request->path = argv[optind];
+    request->tensor = argv[optind + 1];
+    request->out = argv[optind + 2];
+    return GO_ON;
+}
+
+/* ---- the slice ---- */
+
+static bool parse_range(const char **at, int64_t extent, int64_t *lo, int64_t *len)
+{
+    char *end;
+    long long first = 0, last = extent;
+    *at += strspn(*at, " ");
+    if (**at != ':') {
+        first = strtoll(*at, &end, 10);
+        if (end == *at)
+            return false;
+        *at = end;
+    }
+    *at += strspn(*at, " ");
+    if (**at == ':') {
+        ++*at;
+        *at += strspn(*at, " ");
+        if (**at && **at != ',' && **at != ']') {
+            last = strtoll(*at, &end, 10);
+            if (end == *at)
+                return false;
+            *at = end;
+        }
+    } else {
+        last = first + 1;
+    }
+    *at += strspn(*at, " ");
+    *lo = first;
+    *len = last - first;
+    return first >= 0 && last >= first && last <= extent;
+}
+
+static bool parse_slice(const char *text, const rsd_tensor *tensor, rsd_box *box)
+{
+    const char *at = text + (*text == '[');
+    box->ndim = tensor->ndim;
+    for (int32_t d = 0; d < tensor->ndim; d++) {
+        if (d > 0 && *at++ != ',')
+            return false;
+        if (!parse_range(&at, tensor->shape[d], &box->lo[d], &box->len[d]))
+            return false;
+    }
+    return *at == (*text == '[' ? ']' : '\0');
+}
+
+/* ---- the file ---- */
+
+static const char *npy_dtype(rsd_dtype dtype)
+{
+    switch (dtype) {
+    case RSD_F64:
+        return "<f8";
+    case RSD_F32:
+        return "<f4";
+    case RSD_F16:
+        return "<f2";
+    case RSD_I64:
+        return "<i8";
+    case RSD_I32:
+        return "<i4";
+    case RSD_I16:
+        return "<i2";
+    case RSD_I8:
+        return "|i1";
+    case RSD_U64:
+        return "<u8";
+    case RSD_U32:
+        return "<u4";
+    case RSD_U16:
+        return "<u2";
+    case RSD_U8:
+        return "|u1";
+    case RSD_BOOL:
+        return "|b1";
+    case RSD_C64:
+        return "<c8";
+    case RSD_C128:
+        return "<c16";
+    default:
+        return NULL;
+    }
+}
+
+static void write_npy_header(FILE *out, const char *dtype, const rsd_box *box)
+{
+    char shape[RSD_MAX_DIMS * 22 + 4] = "", header[RSD_MAX_DIMS * 22 + 128];
+    size_t at = 0;
+    for (int32_t d = 0; d < box->ndim; d++)
+        at += (size_t)snprintf(shape + at, sizeof shape - at, "%lld, ", (long long)box->len[d]);
+    size_t n =
+        (size_t)snprintf(header, sizeof header,
+                         "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype, shape);
+    size_t padded = (10 + n + 1 + 63) / 64 * 64 - 10;
+    fwrite("\x93NUMPY\x01\x00", 1, 8, out);
+    fputc((int)(padded & 255), out);
+    fputc((int)(padded >> 8), out);
+    fprintf(out, "%s%*s\n", header, (int)(padded - n - 1), "");
+}
+
+static int write_out(const struct request *request, rsd_dtype dtype, const rsd_box *box,
+                     const void *bytes, size_t nbytes)
+{
+    bool to_stdout = strcmp(request->out, "-") == 0;
+    size_t length = strlen(request->out);
+    bool npy = !request->raw && length > 4 && strcmp(request->out + length - 4, ".npy") == 0;
+    if (npy && !npy_dtype(dtype))
+        return complain("extract", EXIT_CANNOT,
+                        "NumPy has no %s: --cast f32 converts it, --raw writes its bytes",
+                        rsd_dtype_name(dtype));
+    if (!to_stdout && !request->force && access(request->out, F_OK) == 0)
+        return complain("extract", EXIT_CANNOT, "%s is there already; --force replaces it",
+                        request->out);
+    char *part = need_text("%s.reshard-part", request->out);
+    FILE *out = to_stdout ? stdout : fopen(part, "wb");
+    bool fine = out != NULL;
+    if (fine && npy)
+        write_npy_header(out, npy_dtype(dtype), box);
+    fine = fine && fwrite(bytes, 1, nbytes, out) == nbytes;
+    if (out && !to_stdout)
+        fine = fclose(out) == 0 && fine && rename(part, request->out) == 0;
+    int code =
+        fine ? EXIT_YES : complain("extract", EXIT_IO, "%s: %s", request->out, strerror(errno));
+    if (!fine && !to_stdout)
+        remove(part);
+    free(part);
+    return code;
+}
+
+static int extract(const struct request *request, rsd_checkpoint *checkpoint)
+{
+    int64_t index;
+    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+    rsd_box box = {0};
+    if (rsd_checkpoint_find(checkpoint, request->tensor, &index) ||
+        rsd_checkpoint_tensor(checkpoint, index, &tensor))
+        return complain("extract", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
+    box.ndim = tensor.ndim;
+    memcpy(box.len, tensor.shape, sizeof box.len);
+    if (request->slice && !parse_slice(request->slice, &tensor, &box))
+        return complain("extract", EXIT_USAGE, "--slice '%s' is no part of %s", request->slice,
+                        tensor_text(tensor.dtype, tensor.ndim, tensor.shape));
+    rsd_dtype dtype = request->cast ? request->cast : tensor.dtype;
+    rsd_layout *layout;
+    int32_t rank = 0;
+    rsd_array array;
+    rsd_status status =
+        rsd_layout_new_boxes(dtype, tensor.ndim, tensor.shape, 1, &rank, box.lo, box.len, &layout);
+    if (status)
+        return complain_status("extract", status);
+    status = rsd_layout_array(layout, 0, &array);
+    void *bytes = need_memory(malloc(array.nbytes + 1));
+    rsd_local local = {
+        .struct_nbytes = sizeof local, .name = request->tensor, .layout = layout, .arrays = &bytes};
+    rsd_load_options how = {.struct_nbytes = sizeof how, .allow_cast = 1};
+    if (!status)
+        status = rsd_load(checkpoint, 1, &local, &how, NULL);
+    int code = status ? complain_status("extract", status)
+                      : write_out(request, dtype, &box, bytes, array.nbytes);
+    free(bytes);
+    rsd_layout_free(layout);
+    return code;
+}
+
+int command_extract(int argc, char **argv)
+{
+    struct request request = {0};
+    rsd_checkpoint *checkpoint;
+    int code = read_options(argc, argv, &request);
+    if (code != GO_ON)
+        return code;
+    code = open_checkpoint("extract", request.path, &checkpoint);
+    if (code)
+        return code;
+    code = extract(&request, checkpoint);
+    rsd_checkpoint_close(checkpoint);
+    return code;
+}

@@ -1,0 +1,260 @@
+/* cmd_inspect.c - `reshard inspect`: what is in a checkpoint, without reading a byte of its tensors. */
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char help[] =
+    "usage: reshard inspect [options] CHECKPOINT [TENSOR]\n"
+    "\n"
+    "Lists the tensors, dtypes, shapes and values of a checkpoint; of one tensor, where its boxes "
+    "lie.\n"
+    "Nothing in the files is run, and no byte of a tensor is read.\n"
+    "\n"
+    "  --json            one JSON object: format, tensors with their boxes, values\n"
+    "  --tree            names as a tree\n"
+    "  --svg FILE        with TENSOR: the picture of its boxes as a file\n"
+    "  --html FILE       the same as a page\n"
+    "  -h, --help\n";
+
+struct request {
+    const char *path, *tensor, *svg, *html;
+    bool json, tree;
+};
+
+enum { JSON = 256, TREE, SVG, HTML };
+
+static const struct option options[] = {
+    {"json", no_argument, NULL, JSON},     {"tree", no_argument, NULL, TREE},
+    {"svg", required_argument, NULL, SVG}, {"html", required_argument, NULL, HTML},
+    {"help", no_argument, NULL, 'h'},      {NULL, 0, NULL, 0},
+};
+
+static int read_options(int argc, char **argv, struct request *request)
+{
+    opterr = 0;
+    for (int option; (option = getopt_long(argc, argv, ":h", options, NULL)) != -1;)
+        switch (option) {
+        case 'h':
+            return show_help(help);
+        case JSON:
+            request->json = true;
+            break;
+        case TREE:
+            request->tree = true;
+            break;
+        case SVG:
+            request->svg = optarg;
+            break;
+        case HTML:
+            request->html = optarg;
+            break;
+        default:
+            return complain_option("inspect", option, argv);
+        }
+    if (argc - optind < 1 || argc - optind > 2)
+        return complain("inspect", EXIT_USAGE,
+                        "one checkpoint is needed; see reshard inspect --help");
+    request->path = argv[optind];
+    request->tensor = argc - optind == 2 ? argv[optind + 1] : NULL;
+    if ((request->svg || request->html) && !request->tensor)
+        return complain("inspect", EXIT_USAGE, "--svg and --html draw one tensor: name it");
+    return GO_ON;
+}
+
+static rsd_tensor tensor_at(const rsd_checkpoint *checkpoint, int64_t index)
+{
+    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+    if (rsd_checkpoint_tensor(checkpoint, index, &tensor))
+        exit(complain_status("inspect", RSD_EINVAL));
+    return tensor;
+}
+
+static rsd_stored box_at(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t index)
+{
+    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    if (rsd_checkpoint_box(checkpoint, tensor, index, &stored))
+        exit(complain_status("inspect", RSD_EINVAL));
+    return stored;
+}
+
+/* ---- JSON ---- */
+
+static void print_boxes(const rsd_checkpoint *checkpoint, int64_t index, int64_t nboxes)
+{
+    for (int64_t i = 0; i < nboxes; i++) {
+        rsd_stored stored = box_at(checkpoint, index, i);
+        const char *file = rsd_checkpoint_file(checkpoint, stored.file);
+        printf("%s{\"lo\": ", i ? ", " : "");
+        print_json_list(stdout, stored.box.ndim, stored.box.lo);
+        printf(", \"len\": ");
+        print_json_list(stdout, stored.box.ndim, stored.box.len);
+        printf(", \"file\": ");
+        if (file)
+            print_json_string(stdout, file);
+        else
+            printf("null");
+        printf("}");
+    }
+}
+
+static int print_json(rsd_checkpoint *checkpoint)
+{
+    printf("{\"format\": \"%s\", \"tensors\": [",
+           rsd_format_name(rsd_checkpoint_format(checkpoint)));
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
+        rsd_tensor tensor = tensor_at(checkpoint, i);
+        printf("%s\n  {\"name\": ", i ? "," : "");
+        print_json_string(stdout, tensor.name);
+        printf(", \"dtype\": \"%s\", \"shape\": ", rsd_dtype_name(tensor.dtype));
+        print_json_list(stdout, tensor.ndim, tensor.shape);
+        printf(", \"nbytes\": %lld, \"boxes\": [", (long long)tensor.nbytes);
+        print_boxes(checkpoint, i, tensor.nboxes);
+        printf("]}");
+    }
+    printf("],\n \"values\": [");
+    for (int64_t i = 0; i < rsd_checkpoint_nvalues(checkpoint); i++) {
+        char *json = NULL;
+        if (rsd_checkpoint_value(checkpoint, i, &json))
+            json = NULL; /* listed all the same: `verify` says what is wrong with it */
+        printf("%s\n  {\"name\": ", i ? "," : "");
+        print_json_string(stdout, rsd_checkpoint_value_name(checkpoint, i));
+        if (json)
+            printf(", \"value\": %s", json);
+        printf("}");
+        rsd_free(json);
+    }
+    printf("]}\n");
+    return EXIT_YES;
+}
+
+/* ---- text ---- */
+
+static int64_t total_nbytes(const rsd_checkpoint *checkpoint)
+{
+    int64_t total = 0;
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++)
+        total += tensor_at(checkpoint, i).nbytes;
+    return total;
+}
+
+static void print_summary(const struct request *request, const rsd_checkpoint *checkpoint)
+{
+    printf("%s: %s, %lld tensors of %s in %lld files", request->path,
+           rsd_format_name(rsd_checkpoint_format(checkpoint)),
+           (long long)rsd_checkpoint_ntensors(checkpoint), size_text(total_nbytes(checkpoint)),
+           (long long)rsd_checkpoint_nfiles(checkpoint));
+    if (rsd_checkpoint_nvalues(checkpoint))
+        printf(", %lld values", (long long)rsd_checkpoint_nvalues(checkpoint));
+    printf("\n\n");
+}
+
+static void print_line(const rsd_tensor *tensor, int indent, const char *name)
+{
+    int width = 44 - indent;
+    printf("%*s%-*s  %-24s %10s", indent, "", width > 0 ? width : 0, name,
+           tensor_text(tensor->dtype, tensor->ndim, tensor->shape), size_text(tensor->nbytes));
+    if (tensor->nboxes != 1)
+        printf("  in %lld boxes", (long long)tensor->nboxes);
+    printf("\n");
+}
+
+static void print_value(rsd_checkpoint *checkpoint, int64_t index)
+{
+    char *json = NULL;
+    rsd_status status = rsd_checkpoint_value(checkpoint, index, &json);
+    printf("%-44s  ", rsd_checkpoint_value_name(checkpoint, index));
+    if (status)
+        printf("cannot be read: %s\n", rsd_error());
+    else if (!json)
+        printf("an object, carried along as it is\n");
+    else
+        printf("%.60s%s\n", json, strlen(json) > 60 ? "..." : "");
+    rsd_free(json);
+}
+
+/* Parts that are the same as of the name before are not said again. */
+static void print_tree(const rsd_checkpoint *checkpoint)
+{
+    const char *before = "";
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
+        rsd_tensor tensor = tensor_at(checkpoint, i);
+        const char *at = tensor.name;
+        size_t same = 0;
+        int depth = 0;
+        while (before[same] && before[same] == at[same])
+            same++;
+        while (same > 0 && at[same - 1] != '.')
+            same--;
+        for (const char *c = at; c < at + same; c++)
+            depth += *c == '.';
+        for (at += same; strchr(at, '.'); at = strchr(at, '.') + 1, depth++)
+            printf("%*s%.*s\n", 2 * depth, "", (int)(strchr(at, '.') - at), at);
+        print_line(&tensor, 2 * depth, at);
+        before = tensor.name;
+    }
+}
+
+static int print_text(const struct request *request, rsd_checkpoint *checkpoint)
+{
+    print_summary(request, checkpoint);
+    if (request->tree)
+        print_tree(checkpoint);
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint) && !request->tree; i++) {
+        rsd_tensor tensor = tensor_at(checkpoint, i);
+        print_line(&tensor, 0, tensor.name);
+    }
+    if (rsd_checkpoint_nvalues(checkpoint))
+        printf("\n");
+    for (int64_t i = 0; i < rsd_checkpoint_nvalues(checkpoint); i++)
+        print_value(checkpoint, i);
+    return EXIT_YES;
+}
+
+/* ---- one tensor ---- */
+
+static int inspect_tensor(const struct request *request, const rsd_checkpoint *checkpoint)
+{
+    int64_t index;
+    rsd_status status = rsd_checkpoint_find(checkpoint, request->tensor, &index);
+    if (status)
+        return complain("inspect", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
+    rsd_tensor tensor = tensor_at(checkpoint, index);
+    print_line(&tensor, 0, tensor.name);
+    for (int64_t i = 0; i < tensor.nboxes && i < 64; i++) {
+        rsd_stored stored = box_at(checkpoint, index, i);
+        const char *file = rsd_checkpoint_file(checkpoint, stored.file);
+        printf("  [");
+        for (int32_t d = 0; d < stored.box.ndim; d++)
+            printf("%s%lld:%lld", d ? ", " : "", (long long)stored.box.lo[d],
+                   (long long)(stored.box.lo[d] + stored.box.len[d]));
+        printf("]  %s, byte %llu, %s\n", file ? file : "nowhere", (unsigned long long)stored.offset,
+               size_text((int64_t)stored.nbytes));
+    }
+    if (tensor.nboxes > 64)
+        printf("  and %lld more\n", (long long)tensor.nboxes - 64);
+    status = draw_boxes(stdout, checkpoint, index);
+    if (!status && request->svg)
+        status = page_boxes(request->svg, false, checkpoint, index);
+    if (!status && request->html)
+        status = page_boxes(request->html, true, checkpoint, index);
+    return complain_status("inspect", status);
+}
+
+int command_inspect(int argc, char **argv)
+{
+    struct request request = {0};
+    rsd_checkpoint *checkpoint;
+    int code = read_options(argc, argv, &request);
+    if (code != GO_ON)
+        return code;
+    code = open_checkpoint("inspect", request.path, &checkpoint);
+    if (code)
+        return code;
+    if (request.tensor)
+        code = inspect_tensor(&request, checkpoint);
+    else
+        code = request.json ? print_json(checkpoint) : print_text(&request, checkpoint);
+    rsd_checkpoint_close(checkpoint);
+    return code;
+}

@@ -1,0 +1,291 @@
+/* conversion.c - carries out what convert, merge, split and plan ask for, and reports what was done. */
+#include "cli.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+/* ---- what each verb means ---- */
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n > m && strcmp(text + n - m, end) == 0;
+}
+
+static int set_verb(struct conversion *request, rsd_format in)
+{
+    rsd_convert_options *convert = &request->convert;
+    request->target.model_only = request->verb == MERGE && !request->all;
+    if (request->verb == PLAN)
+        convert->dry = 1;
+    if (request->verb == MERGE) {
+        convert->format = RSD_FORMAT_SAFETENSORS;
+        if (!convert->max_shard_nbytes && !ends_with(request->out, ".safetensors"))
+            convert->max_shard_nbytes = 5000000000;
+    } else if (request->verb == SPLIT) {
+        convert->format = RSD_FORMAT_SAFETENSORS;
+        convert->every_replica = 1;
+        if (!request->target.mesh)
+            return complain("split", EXIT_USAGE, "a --mesh is needed, such as tp=4");
+    } else if (!convert->format) {
+        bool safe = ends_with(request->out, ".safetensors") || in != RSD_FORMAT_DCP;
+        convert->format = safe ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP;
+    }
+    return GO_ON;
+}
+
+/* config.json, tokenizer.json, tokenizer.model, *.txt and the like: what is beside weights, and is none. */
+static bool is_side_file(const char *name)
+{
+    static const char *const ends[] = {".json", ".model",    ".txt", ".jinja",
+                                       ".py",   ".tiktoken", NULL};
+    if (name[0] == '.' || ends_with(name, ".index.json") || strstr(name, "reshard-"))
+        return false;
+    for (const char *const *end = ends; *end; end++)
+        if (ends_with(name, *end))
+            return true;
+    return false;
+}
+
+static void find_side_files(struct conversion *request)
+{
+    const char *folder = request->config_from ? request->config_from : request->in;
+    DIR *entries = opendir(folder);
+    if (!entries)
+        return;
+    for (struct dirent *entry; (entry = readdir(entries));) {
+        char *path = need_text("%s/%s", folder, entry->d_name);
+        struct stat about;
+        if (!is_side_file(entry->d_name) || stat(path, &about) != 0 || !S_ISREG(about.st_mode)) {
+            free(path);
+            continue;
+        }
+        request->side_files = need_memory(
+            realloc(request->side_files, (request->nside_files + 1) * sizeof *request->side_files));
+        request->side_files[request->nside_files++] = path;
+    }
+    closedir(entries);
+    request->convert.side_files = (const char *const *)request->side_files;
+    request->convert.nside_files = (int64_t)request->nside_files;
+}
+
+/* ---- reports ---- */
+
+static int64_t free_space(const char *path)
+{
+    struct statvfs about;
+    char *above = need_text("%s", path);
+    for (;;) { /* the nearest folder that is there */
+        if (statvfs(*above ? above : ".", &about) == 0)
+            break;
+        char *slash = strrchr(above, '/');
+        if (!slash) {
+            above[0] = '\0';
+            if (statvfs(".", &about) != 0)
+                about.f_bavail = 0;
+            break;
+        }
+        *(slash == above ? slash + 1 : slash) = '\0';
+    }
+    free(above);
+    return (int64_t)(about.f_bavail * about.f_frsize);
+}
+
+static void print_json(const struct conversion *request, rsd_format in, const rsd_report *report)
+{
+    printf("{\"verb\": \"%s\", \"in\": ", request->target.verb);
+    print_json_string(stdout, request->in);
+    printf(", \"out\": ");
+    print_json_string(stdout, request->out);
+    printf(
+        ", \"from\": \"%s\", \"to\": \"%s\", \"dry_run\": %s, \"tensors\": %lld, \"files\": %lld, "
+        "\"bytes\": {\"needed\": %lld, \"read\": %lld, \"written\": %lld, \"unchecked\": %lld, "
+        "\"decoded_again\": %lld}, \"left_out\": %lld, ",
+        rsd_format_name(in), rsd_format_name(request->convert.format),
+        request->convert.dry ? "true" : "false", (long long)report->ntensors,
+        (long long)report->nfiles_written, (long long)report->nbytes_needed,
+        (long long)report->nbytes_read, (long long)report->nbytes_written,
+        (long long)report->nbytes_unchecked, (long long)report->nbytes_decoded_again,
+        (long long)report->nleft_out);
+    if (request->convert.dry)
+        printf("\"memory_limit\": %lld, \"free\": %lld}\n",
+               (long long)(request->convert.max_nbytes ? request->convert.max_nbytes
+                                                       : (int64_t)256 << 20),
+               (long long)free_space(request->out));
+    else
+        printf("\"memory\": %lld, \"seconds\": %.3f}\n", (long long)report->nbytes_memory,
+               report->seconds);
+}
+
+static void print_text(const struct conversion *request, rsd_format in, const rsd_report *report)
+{
+    bool dry = request->convert.dry;
+    printf("%-8s %s, %s\n", "from", request->in, rsd_format_name(in));
+    if (request->verb != PLAN)
+        printf("%-8s %s, %s\n", "to", request->out, rsd_format_name(request->convert.format));
+    else
+        printf("%-8s %s\n", "to", rsd_format_name(request->convert.format));
+    printf("%-8s %lld", "tensors", (long long)report->ntensors);
+    if (report->nleft_out)
+        printf(", %lld tensors and values left out", (long long)report->nleft_out);
+    printf("\n%-8s %s%s", "read", size_text(report->nbytes_read), dry ? "" : ", CRCs checked");
+    if (!dry && report->nbytes_unchecked)
+        printf(" but for %s that have none, or were read in part",
+               size_text(report->nbytes_unchecked));
+    printf("\n%-8s %s in %lld file%s%s\n", "written", size_text(report->nbytes_written),
+           (long long)report->nfiles_written, report->nfiles_written == 1 ? "" : "s",
+           dry && request->convert.compress ? ", less when compressed" : "");
+    if (dry) {
+        int64_t limit =
+            request->convert.max_nbytes ? request->convert.max_nbytes : (int64_t)256 << 20;
+        printf("%-8s buffers of at most %s\n", "memory", size_text(limit));
+        printf("%-8s %s needed, %s free\n", "space", size_text(report->nbytes_written),
+               size_text(free_space(request->out)));
+    } else {
+        printf("%-8s buffers of %s\n", "memory", size_text(report->nbytes_memory));
+        printf("%-8s %.2f s, %s/s\n", "time", report->seconds,
+               size_text((int64_t)((double)report->nbytes_written /
+                                   (report->seconds > 0 ? report->seconds : 1))));
+    }
+}
+
+static void list_left_out(const struct conversion *request, rsd_checkpoint *in)
+{
+    int64_t nvalues = rsd_checkpoint_nvalues(in), n = 0;
+    if (request->quiet)
+        return;
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(in); i++) {
+        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        rsd_choice choice = {.struct_nbytes = sizeof choice, .keep = 1};
+        if (rsd_checkpoint_tensor(in, i, &tensor) == RSD_OK &&
+            target_choose((void *)(uintptr_t)&request->target, &tensor, &choice) == RSD_OK &&
+            !choice.keep && n++ < 20)
+            fprintf(stderr, "reshard %s: left out: %s\n", request->target.verb, tensor.name);
+        rsd_layout_free(choice.layout);
+    }
+    if (n > 20)
+        fprintf(stderr, "reshard %s: left out: %lld more tensors\n", request->target.verb,
+                (long long)n - 20);
+    if (request->convert.format == RSD_FORMAT_SAFETENSORS)
+        for (int64_t i = 0; i < nvalues && i < 20; i++)
+            fprintf(stderr, "reshard %s: left out: %s, which is no tensor\n", request->target.verb,
+                    rsd_checkpoint_value_name(in, i));
+}
+
+/* ---- running ---- */
+
+/* Compares what was written with what it was written from, if names and dtypes are the same. */
+static int verify_result(const struct conversion *request, rsd_checkpoint *in)
+{
+    const char *verb = request->target.verb;
+    rsd_checkpoint *out;
+    int64_t nfindings = 0, ntensors = 0;
+    struct progress progress;
+    rsd_status status = rsd_checkpoint_open(request->out, NULL, &out);
+    if (status)
+        return complain_status(verb, status);
+    progress_start(&progress, "verify", request->quiet);
+    rsd_prove_options how = {.struct_nbytes = sizeof how,
+                             .pool = request->convert.pool,
+                             .max_nbytes = request->convert.max_nbytes,
+                             .on_progress = progress_tell,
+                             .context = &progress};
+    status = rsd_verify(out, &how, NULL, NULL, &nfindings, NULL);
+    int code = EXIT_YES;
+    for (int64_t i = 0; !status && !code && i < rsd_checkpoint_ntensors(in); i++) {
+        rsd_tensor tensor = {.struct_nbytes = sizeof tensor}, other = tensor;
+        rsd_choice choice = {.struct_nbytes = sizeof choice, .keep = 1};
+        int64_t index;
+        char a[1][RSD_DIGEST_NCHARS], b[1][RSD_DIGEST_NCHARS];
+        status = rsd_checkpoint_tensor(in, i, &tensor);
+        if (!status)
+            status = target_choose((void *)(uintptr_t)&request->target, &tensor, &choice);
+        rsd_layout_free(choice.layout);
+        if (status || !choice.keep)
+            continue;
+        status = rsd_checkpoint_find(out, choice.name, &index);
+        if (!status)
+            status = rsd_checkpoint_tensor(out, index, &other);
+        if (status || other.dtype != tensor.dtype)
+            continue; /* a cast tensor is another one */
+        status = rsd_digest(in, 1, &i, &how, a, NULL);
+        if (!status)
+            status = rsd_digest(out, 1, &index, &how, b, NULL);
+        ntensors++;
+        if (!status && strcmp(a[0], b[0]) != 0)
+            code = complain(verb, EXIT_NO, "%s: %s is not what it was in %s", request->out,
+                            choice.name, request->in);
+    }
+    progress_end(&progress);
+    if (status)
+        code = complain_status(verb, status);
+    else if (nfindings)
+        code = complain(verb, EXIT_NO, "%s: damaged: %s", request->out, rsd_error());
+    else if (!code && !request->quiet && !request->json)
+        printf("%-8s %lld tensors have the same digests in both\n", "verified",
+               (long long)ntensors);
+    rsd_checkpoint_close(out);
+    return code;
+}
+
+static int run(struct conversion *request, rsd_checkpoint *in)
+{
+    const char *verb = request->target.verb;
+    struct progress progress;
+    rsd_report report = {.struct_nbytes = sizeof report};
+    progress_start(&progress, verb, request->quiet || request->convert.dry);
+    request->convert.choose = target_choose;
+    request->convert.choose_context = &request->target;
+    request->convert.on_progress = progress_tell;
+    request->convert.context = &progress;
+    rsd_status status = rsd_convert(in, request->out, &request->convert, &report);
+    progress_end(&progress);
+    if (status == RSD_ECANCELLED)
+        return complain(verb, EXIT_INTERRUPTED,
+                        "stopped; what is complete is kept in %s.reshard-part: --resume goes on "
+                        "from there",
+                        request->out);
+    if (status == RSD_EIO) {
+        struct stat about;
+        char *part = need_text("%s.reshard-part", request->out);
+        int code = complain_status(verb, status);
+        if (stat(part, &about) == 0)
+            complain(verb, code, "what is complete is kept in %s: --resume goes on from there",
+                     part);
+        free(part);
+        return code;
+    }
+    if (status)
+        return complain_status(verb, status);
+    if (request->verb != PLAN)
+        list_left_out(request, in);
+    if (request->json)
+        print_json(request, rsd_checkpoint_format(in), &report);
+    else if (!request->quiet || request->convert.dry)
+        print_text(request, rsd_checkpoint_format(in), &report);
+    return request->verify && !request->convert.dry ? verify_result(request, in) : EXIT_YES;
+}
+
+int conversion_run(struct conversion *request)
+{
+    rsd_checkpoint *in;
+    int code = open_checkpoint(request->target.verb, request->in, &in);
+    if (code)
+        return code;
+    code = set_verb(request, rsd_checkpoint_format(in));
+    if (code == GO_ON)
+        code = target_check(&request->target, in, request->quiet);
+    if (code == GO_ON && request->verb == MERGE && !ends_with(request->out, ".safetensors"))
+        find_side_files(request);
+    if (code == GO_ON)
+        code = complain_status(request->target.verb,
+                               rsd_pool_new((int32_t)request->threads, &request->convert.pool));
+    if (!code)
+        code = run(request, in);
+    rsd_pool_free(request->convert.pool);
+    rsd_checkpoint_close(in);
+    return code;
+}

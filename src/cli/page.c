@@ -1,0 +1,240 @@
+/* page.c - the pictures as files: SVG, or one HTML page with the numbers where one points.
+ *
+ * A page needs nothing from anywhere: styles are in it, and what is shown on hovering are titles, which every
+ * browser has. Text that comes from a checkpoint is escaped. A file is written beside its name and renamed.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_CELLS = 64, SIDE = 640, MARGIN = 60 };
+
+static void print_escaped(FILE *out, const char *text)
+{
+    for (; *text; text++)
+        switch (*text) {
+        case '<':
+            fputs("&lt;", out);
+            break;
+        case '>':
+            fputs("&gt;", out);
+            break;
+        case '&':
+            fputs("&amp;", out);
+            break;
+        case '"':
+            fputs("&quot;", out);
+            break;
+        default:
+            if ((unsigned char)*text >= 0x20)
+                fputc(*text, out);
+        }
+}
+
+/* ---- files ---- */
+
+typedef rsd_status print_svg(FILE *out, void *context);
+
+static void print_frame(FILE *out, const char *title, bool html, bool end)
+{
+    if (!html)
+        return;
+    if (end) {
+        fputs("</body></html>\n", out);
+        return;
+    }
+    fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>", out);
+    print_escaped(out, title);
+    fputs("</title><style>body{font:14px sans-serif;margin:2em;color:#222;background:#fff}"
+          "svg{max-width:100%;height:auto}rect:hover{stroke:#000;stroke-width:2}"
+          "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}"
+          "text{fill:#ddd}rect:hover{stroke:#fff}}</style></head><body><h1>",
+          out);
+    print_escaped(out, title);
+    fputs("</h1><p>Point at a square to see its numbers.</p>\n", out);
+}
+
+static rsd_status write_page(const char *path, bool html, const char *title, print_svg *print,
+                             void *context)
+{
+    char *part = need_text("%s.reshard-part", path);
+    FILE *out = fopen(part, "w");
+    rsd_status status = RSD_OK;
+    bool fine = out != NULL;
+    if (fine) {
+        print_frame(out, title, html, false);
+        status = print(out, context);
+        print_frame(out, title, html, true);
+        fine = fclose(out) == 0;
+    }
+    fine = fine && !status && rename(part, path) == 0;
+    if (!fine && !status)
+        exit(complain(NULL, EXIT_IO, "%s: %s", path, strerror(errno)));
+    if (!fine)
+        remove(part);
+    free(part);
+    return status;
+}
+
+static void begin_svg(FILE *out, int width, int height)
+{
+    fprintf(out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
+            "height=\"%d\" font-family=\"sans-serif\" font-size=\"12\">\n",
+            width, height, width, height);
+}
+
+/* ---- who sends to whom ---- */
+
+struct traffic {
+    const rsd_plan *plan;
+    int64_t group, ncells;
+    double *moved, *kept; /* ncells * ncells */
+};
+
+static rsd_status count(struct traffic *traffic)
+{
+    rsd_cursor *cursor;
+    const rsd_piece *piece;
+    rsd_status status = rsd_plan_walk(traffic->plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor);
+    if (status)
+        return status;
+    while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
+        int64_t cell = piece->from / traffic->group * traffic->ncells + piece->to / traffic->group;
+        (piece->from == piece->to ? traffic->kept : traffic->moved)[cell] += (double)piece->nbytes;
+    }
+    rsd_cursor_free(cursor);
+    return status;
+}
+
+static void print_cell(FILE *out, const struct traffic *traffic, int64_t from, int64_t to,
+                       double most)
+{
+    int64_t cell = from * traffic->ncells + to;
+    double side = (double)SIDE / (double)traffic->ncells;
+    double moved = traffic->moved[cell], kept = traffic->kept[cell];
+    if (moved <= 0 && kept <= 0)
+        return;
+    int light = moved > 0 ? 85 - (int)(55 * moved / most) : 92;
+    fprintf(out,
+            "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"hsl(%d,%d%%,%d%%)\">"
+            "<title>",
+            MARGIN + (double)to * side, MARGIN + (double)from * side, side, side,
+            moved > 0 ? 210 : 120, moved > 0 ? 70 : 40, light);
+    if (traffic->group == 1)
+        fprintf(out, "rank %lld to rank %lld: ", (long long)from, (long long)to);
+    else
+        fprintf(out, "ranks %lld-%lld to ranks %lld-%lld: ", (long long)(from * traffic->group),
+                (long long)((from + 1) * traffic->group - 1), (long long)(to * traffic->group),
+                (long long)((to + 1) * traffic->group - 1));
+    if (moved > 0)
+        fprintf(out, "%s sent", size_text((int64_t)moved));
+    if (kept > 0)
+        fprintf(out, "%s%s kept", moved > 0 ? ", " : "", size_text((int64_t)kept));
+    fputs("</title></rect>\n", out);
+}
+
+static rsd_status print_traffic(FILE *out, void *context)
+{
+    struct traffic *traffic = context;
+    double most = 1, side = (double)SIDE / (double)traffic->ncells;
+    rsd_status status = count(traffic);
+    if (status)
+        return status;
+    for (int64_t i = 0; i < traffic->ncells * traffic->ncells; i++)
+        most = traffic->moved[i] > most ? traffic->moved[i] : most;
+    begin_svg(out, SIDE + 2 * MARGIN, SIDE + 2 * MARGIN);
+    fprintf(out, "<text x=\"%d\" y=\"18\">a row gives, a column gets</text>\n", MARGIN);
+    int64_t step = (traffic->ncells + 15) / 16;
+    for (int64_t i = 0; i < traffic->ncells; i += step) {
+        fprintf(out, "<text x=\"%.1f\" y=\"%d\">%lld</text>\n", MARGIN + (double)i * side,
+                MARGIN - 6, (long long)(i * traffic->group));
+        fprintf(out, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%lld</text>\n", MARGIN - 6,
+                MARGIN + (double)i * side + 12, (long long)(i * traffic->group));
+    }
+    fprintf(out,
+            "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"none\" stroke=\"#888\"/>\n",
+            MARGIN, MARGIN, SIDE, SIDE);
+    for (int64_t from = 0; from < traffic->ncells; from++)
+        for (int64_t to = 0; to < traffic->ncells; to++)
+            print_cell(out, traffic, from, to, most);
+    fputs("</svg>\n", out);
+    return RSD_OK;
+}
+
+rsd_status page_traffic(const char *path, bool html, const rsd_plan *plan)
+{
+    int64_t src = rsd_layout_world(rsd_plan_src(plan)), dst = rsd_layout_world(rsd_plan_dst(plan));
+    int64_t world = src > dst ? src : dst;
+    struct traffic traffic = {.plan = plan, .group = (world + MOST_CELLS - 1) / MOST_CELLS};
+    traffic.ncells = (world + traffic.group - 1) / traffic.group;
+    size_t n = (size_t)(traffic.ncells * traffic.ncells);
+    traffic.moved = need_memory(calloc(n, sizeof *traffic.moved));
+    traffic.kept = need_memory(calloc(n, sizeof *traffic.kept));
+    rsd_status status = write_page(path, html, "Who sends to whom", print_traffic, &traffic);
+    free(traffic.moved);
+    free(traffic.kept);
+    return status;
+}
+
+/* ---- which file has what ---- */
+
+struct boxes {
+    const rsd_checkpoint *checkpoint;
+    int64_t tensor;
+};
+
+static void print_box(FILE *out, const rsd_checkpoint *checkpoint, const rsd_tensor *tensor,
+                      const rsd_stored *stored)
+{
+    int32_t across = tensor->ndim - 1, down = tensor->ndim - 2;
+    double x = 0, y = 0, width = SIDE, height = SIDE;
+    if (across >= 0) {
+        x = SIDE * (double)stored->box.lo[across] / (double)tensor->shape[across];
+        width = SIDE * (double)stored->box.len[across] / (double)tensor->shape[across];
+    }
+    if (down >= 0) {
+        y = SIDE * (double)stored->box.lo[down] / (double)tensor->shape[down];
+        height = SIDE * (double)stored->box.len[down] / (double)tensor->shape[down];
+    }
+    const char *file = rsd_checkpoint_file(checkpoint, stored->file);
+    fprintf(out,
+            "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" "
+            "fill=\"hsl(%d,60%%,70%%)\" fill-opacity=\"0.8\" stroke=\"#444\" stroke-width=\"0.5\">"
+            "<title>",
+            MARGIN + x, MARGIN + y, width, height, (int)(stored->file * 137 % 360));
+    fputs("[", out);
+    for (int32_t d = 0; d < stored->box.ndim; d++)
+        fprintf(out, "%s%lld:%lld", d ? ", " : "", (long long)stored->box.lo[d],
+                (long long)(stored->box.lo[d] + stored->box.len[d]));
+    fputs("] in ", out);
+    print_escaped(out, file ? file : "no file");
+    fprintf(out, ", %s</title></rect>\n", size_text((int64_t)stored->nbytes));
+}
+
+static rsd_status print_boxes(FILE *out, void *context)
+{
+    const struct boxes *boxes = context;
+    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    rsd_status status = rsd_checkpoint_tensor(boxes->checkpoint, boxes->tensor, &tensor);
+    begin_svg(out, SIDE + 2 * MARGIN, SIDE + 2 * MARGIN);
+    fprintf(out, "<text x=\"%d\" y=\"18\">", MARGIN);
+    print_escaped(out, tensor.name);
+    fprintf(out, "  %s</text>\n", tensor_text(tensor.dtype, tensor.ndim, tensor.shape));
+    for (int64_t i = 0; i < tensor.nboxes && !status && tensor.nbytes; i++) {
+        status = rsd_checkpoint_box(boxes->checkpoint, boxes->tensor, i, &stored);
+        if (!status)
+            print_box(out, boxes->checkpoint, &tensor, &stored);
+    }
+    fputs("</svg>\n", out);
+    return status;
+}
+
+rsd_status page_boxes(const char *path, bool html, const rsd_checkpoint *checkpoint, int64_t tensor)
+{
+    struct boxes boxes = {checkpoint, tensor};
+    return write_page(path, html, "Which file has what", print_boxes, &boxes);
+}

@@ -1,0 +1,117 @@
+/* words.c - numbers, sizes and texts, as people write and read them. */
+#include "cli.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+bool parse_number(const char *text, long long least, long long most, long long *value)
+{
+    char *end;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (errno || end == text || *end || number < least || number > most)
+        return false;
+    *value = number;
+    return true;
+}
+
+bool parse_size(const char *text, int64_t *nbytes)
+{
+    static const struct {
+        const char *name;
+        double factor;
+    } units[] = {{"", 1},         {"B", 1},        {"K", 1e3},      {"KB", 1e3},    {"M", 1e6},
+                 {"MB", 1e6},     {"G", 1e9},      {"GB", 1e9},     {"T", 1e12},    {"TB", 1e12},
+                 {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+    char *end;
+    double number = strtod(text, &end);
+    if (end == text || text[0] < '0' || text[0] > '9')
+        return false;
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+        if (strcasecmp(end, units[i].name) == 0) {
+            double value = number * units[i].factor;
+            if (value < 1 || value > 9e18)
+                return false;
+            *nbytes = (int64_t)value;
+            return true;
+        }
+    return false;
+}
+
+const char *size_text(int64_t nbytes)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+    static char texts[4][32];
+    static unsigned next;
+    char *text = texts[next++ % 4];
+    double value = (double)nbytes;
+    int unit = 0;
+    while (value >= 999.5 && unit < 6) {
+        value /= 1000;
+        unit++;
+    }
+    snprintf(text, sizeof texts[0], unit ? "%.3g %s" : "%.0f %s", value, units[unit]);
+    return text;
+}
+
+const char *tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape)
+{
+    static char texts[4][RSD_MAX_DIMS * 21 + 16];
+    static unsigned next;
+    char *text = texts[next++ % 4];
+    size_t at = (size_t)snprintf(text, sizeof texts[0], "%s[", rsd_dtype_name(dtype));
+    for (int32_t d = 0; d < ndim; d++)
+        at += (size_t)snprintf(text + at, sizeof texts[0] - at, "%s%lld", d ? "," : "",
+                               (long long)shape[d]);
+    snprintf(text + at, sizeof texts[0] - at, "]");
+    return text;
+}
+
+void print_json_string(FILE *out, const char *text)
+{
+    fputc('"', out);
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        if (*c == '"' || *c == '\\')
+            fprintf(out, "\\%c", *c);
+        else if (*c < 0x20 || *c == 0x7f)
+            fprintf(out, "\\u%04x", *c);
+        else
+            fputc(*c, out);
+    }
+    fputc('"', out);
+}
+
+void print_json_list(FILE *out, int32_t n, const int64_t *values)
+{
+    fputc('[', out);
+    for (int32_t i = 0; i < n; i++)
+        fprintf(out, "%s%lld", i ? ", " : "", (long long)values[i]);
+    fputc(']', out);
+}
+
+void *need_memory(void *memory)
+{
+    if (memory)
+        return memory;
+    complain(NULL, EXIT_IO, "no memory");
+    exit(EXIT_IO);
+}
+
+char *need_text(const char *format, ...)
+{
+    char *text = NULL;
+    va_list args;
+    va_start(args, format);
+    int n = vasprintf(&text, format, args);
+    va_end(args);
+    return need_memory(n < 0 ? NULL : text);
+}
+
+long long default_threads(void)
+{
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n > 16 ? 16 : n;
+}
