@@ -2,7 +2,7 @@
  *
  * Floats are rounded to nearest even; f64 and integers become f16 and bf16 by way of f32. Floats lose their
  * fraction when they become integers; what does not fit becomes the nearest that does, and NaN becomes 0.
- * Anything but zero is true. Complex numbers become complex numbers.
+ * Anything but zero is true, NaN too. Complex numbers become complex numbers.
  */
 #include "codec.h"
 
@@ -91,10 +91,10 @@ static uint64_t integer_of(double value, rsd_dtype to)
 {
     int bits = 8 * (int)rsd_dtype_nbytes(to);
     bool is_signed = class_of(to) == SIGNED;
+    if (to == RSD_BOOL)
+        return value != 0; /* NaN is true, as in C */
     if (isnan(value))
         return 0;
-    if (to == RSD_BOOL)
-        return value != 0;
     double least = is_signed ? -ldexp(1, bits - 1) : 0,
            beyond = ldexp(1, is_signed ? bits - 1 : bits);
     if (value <= least)
