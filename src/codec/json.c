@@ -262,12 +262,41 @@ rsd_status json_u64(struct json *j, uint64_t *out)
     return RSD_OK;
 }
 
+static bool skip_one_of(struct json *j, const char *characters)
+{
+    bool found = j->at < j->nbytes && j->text[j->at] && strchr(characters, j->text[j->at]);
+    j->at += found;
+    return found;
+}
+
+static size_t skip_digits(struct json *j)
+{
+    size_t start = j->at;
+    while (skip_one_of(j, "0123456789"))
+        continue;
+    return j->at - start;
+}
+
 static rsd_status skip_number(struct json *j)
 {
     size_t start = j->at;
-    while (j->at < j->nbytes && j->text[j->at] && strchr("+-.0123456789eE", j->text[j->at]))
-        j->at++;
-    return j->at > start ? RSD_OK : json_fail(j, "expected a value");
+    skip_one_of(j, "-");
+    bool zero = skip_one_of(j, "0");
+    size_t ndigits = skip_digits(j);
+    if (zero && ndigits > 0)
+        return json_fail(j, "a number with leading zeros");
+    if (!zero && ndigits == 0) {
+        j->at = start;
+        return json_fail(j, "expected a value");
+    }
+    if (skip_one_of(j, ".") && skip_digits(j) == 0)
+        return json_fail(j, "a number that is cut short");
+    if (skip_one_of(j, "eE")) {
+        skip_one_of(j, "+-");
+        if (skip_digits(j) == 0)
+            return json_fail(j, "a number that is cut short");
+    }
+    return RSD_OK;
 }
 
 rsd_status json_number(struct json *j, double *value, int64_t *integer, bool *whole)
