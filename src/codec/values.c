@@ -3,7 +3,7 @@
  * Plain are None, booleans, numbers, strings, bytes, and lists, tuples, sets and dicts of plain values.
  * Anything else (a tensor, an object of some class) makes the value opaque as a whole: it can only be
  * carried along as it is. Nodes may form cycles and share parts many times, so depth and length are
- * bounded.
+ * bounded: a value that becomes much longer than its nodes is opaque too.
  *
  * In JSON, tuples and sets are lists, keys of dicts are text, bytes are {"bytes": "hex digits"}, and
  * floats that JSON lacks are the strings "nan", "inf" and "-inf".
@@ -15,13 +15,22 @@
 #include <string.h>
 
 enum { MOST_DEPTH = 64, MOST_NODES = 1 << 20, MOST_DIGIT_BYTES = 256 };
+enum { MOST_GROWTH = 64, START_NBYTES = 1 << 16 };
 
 struct writer {
     const struct nodes *nodes;
-    int64_t left; /* nodes that may still be written */
+    int64_t left;  /* nodes that may still be written */
+    uint64_t most; /* bytes that may be written */
     struct text *json;
     struct bytes *pickle;
 };
+
+static struct writer writer_of(const struct nodes *nodes)
+{
+    uint64_t nbytes = nodes->next * sizeof(uint32_t);
+    return (struct writer){
+        .nodes = nodes, .left = MOST_NODES, .most = START_NBYTES + nbytes * MOST_GROWTH};
+}
 
 static bool is_dict_like(const struct nodes *nodes, cell c)
 {
@@ -125,7 +134,7 @@ static bool json_key(struct writer *w, cell key)
 {
     struct slice text = node_text(w->nodes, key);
     struct text plain = {0};
-    struct writer inner = {.nodes = w->nodes, .left = 1, .json = &plain};
+    struct writer inner = {.nodes = w->nodes, .left = 1, .most = w->most, .json = &plain};
     switch (node_kind(w->nodes, key)) {
     case NODE_STRING:
         json_add_string(w->json, text.bytes, text.nbytes);
@@ -209,7 +218,7 @@ static bool json_value(struct writer *w, cell c, int depth)
     const struct nodes *nodes = w->nodes;
     struct slice text = node_text(nodes, c);
     int64_t number;
-    if (depth > MOST_DEPTH || w->left-- <= 0 || w->json->failed)
+    if (depth > MOST_DEPTH || w->left-- <= 0 || w->json->length > w->most || w->json->failed)
         return false;
     switch (node_kind(nodes, c)) {
     case NODE_ATOM:
@@ -246,7 +255,8 @@ static bool json_value(struct writer *w, cell c, int depth)
 rsd_status value_to_json(const struct nodes *nodes, cell c, char **json)
 {
     struct text text = {0};
-    struct writer w = {.nodes = nodes, .left = MOST_NODES, .json = &text};
+    struct writer w = writer_of(nodes);
+    w.json = &text;
     *json = NULL;
     if (json_value(&w, c, 0))
         return text_take(&text, json);
@@ -304,7 +314,7 @@ static bool pickle_value(struct writer *w, cell c, int depth)
 {
     const struct nodes *nodes = w->nodes;
     struct slice text = node_text(nodes, c);
-    if (depth > MOST_DEPTH || w->left-- <= 0 || w->pickle->failed)
+    if (depth > MOST_DEPTH || w->left-- <= 0 || w->pickle->n > w->most || w->pickle->failed)
         return false;
     switch (node_kind(nodes, c)) {
     case NODE_ATOM:
@@ -340,7 +350,8 @@ static bool pickle_value(struct writer *w, cell c, int depth)
 
 rsd_status value_to_pickle(const struct nodes *nodes, cell c, struct bytes *out, bool *plain)
 {
-    struct writer w = {.nodes = nodes, .left = MOST_NODES, .pickle = out};
+    struct writer w = writer_of(nodes);
+    w.pickle = out;
     bytes_put(out, "\x80\x02", 2);
     *plain = pickle_value(&w, c, 0);
     emit_op(w.pickle, ".");
