@@ -310,6 +310,29 @@ static bool pickle_dict(struct writer *w, cell dict, int depth)
     return true;
 }
 
+/* Bytes as protocol 2 has them: text of which each character is one. */
+static void pickle_encoded(struct writer *w, struct slice text)
+{
+    emit_global(w->pickle, "_codecs", "encode");
+    emit_text(w->pickle, text);
+    emit_text(w->pickle, (struct slice){"latin1", 6});
+    emit_op(w->pickle, "\x86R");
+}
+
+static void pickle_bytes(struct writer *w, struct slice bytes)
+{
+    struct bytes text = {0};
+    for (size_t i = 0; i < bytes.nbytes; i++) {
+        unsigned char c = (unsigned char)bytes.bytes[i];
+        const unsigned char pair[2] = {(unsigned char)(0xc0 | c >> 6),
+                                       (unsigned char)(0x80 | (c & 0x3f))};
+        bytes_put(&text, c < 0x80 ? &c : pair, c < 0x80 ? 1 : 2);
+    }
+    w->pickle->failed = w->pickle->failed || text.failed;
+    pickle_encoded(w, (struct slice){(const char *)text.data, text.n});
+    bytes_drop(&text);
+}
+
 static bool pickle_value(struct writer *w, cell c, int depth)
 {
     const struct nodes *nodes = w->nodes;
@@ -328,6 +351,9 @@ static bool pickle_value(struct writer *w, cell c, int depth)
     case NODE_STRING:
         emit_text(w->pickle, text);
         return true;
+    case NODE_BYTES:
+        pickle_bytes(w, text);
+        return true;
     case NODE_TUPLE:
     case NODE_LIST:
         return pickle_items(w, c, depth);
@@ -338,10 +364,7 @@ static bool pickle_value(struct writer *w, cell c, int depth)
             return pickle_dict(w, value_dict(nodes, c), depth);
         if (!encoded_bytes(nodes, c, &text))
             return false;
-        emit_op(w->pickle, "c_codecs\nencode\n");
-        emit_text(w->pickle, text);
-        emit_text(w->pickle, (struct slice){"latin1", 6});
-        emit_op(w->pickle, "\x86R");
+        pickle_encoded(w, text);
         return true;
     default:
         return false;
