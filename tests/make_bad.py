@@ -1,0 +1,600 @@
+#!/usr/bin/env python3
+"""Writes tests/bad: checkpoints that break one rule each, named after it.
+
+Each is made from a good one by one change, so that a reader sees how it is wrong; bad.txt has what the
+library must say about it. Nothing but the standard library is used, and the output is always the same: run
+this again after a change, and commit both.
+"""
+
+import json
+import os
+import shutil
+import struct
+import zlib
+
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bad")
+
+
+def write(name, content):
+    path = os.path.join(FOLDER, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+# ---- pickles: each function gives the opcodes that push one value ----
+
+
+def num(n):
+    if 0 <= n < 256:
+        return b"K" + bytes([n])
+    if -(2**31) <= n < 2**31:
+        return b"J" + struct.pack("<i", n)
+    raw = n.to_bytes(n.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8a" + bytes([len(raw)]) + raw
+
+
+def text(s):
+    raw = s if isinstance(s, bytes) else s.encode()
+    return b"X" + struct.pack("<I", len(raw)) + raw
+
+
+def tup(*items):
+    return b"(" + b"".join(items) + b"t"
+
+
+def lst(*items):
+    return b"](" + b"".join(items) + b"e"
+
+
+def dct(*pairs):
+    return b"}(" + b"".join(k + v for k, v in pairs) + b"u"
+
+
+def glob(module, name):
+    return b"c" + module.encode() + b"\n" + name.encode() + b"\n"
+
+
+def call(module, name, *args):
+    return glob(module, name) + tup(*args) + b"R"
+
+
+def obj(name, state=None):
+    module = "filesystem" if name == "_StorageInfo" else "metadata"
+    new = glob("torch.distributed.checkpoint." + module, name) + b")\x81"
+    return new + state + b"b" if state else new
+
+
+def pickle(body, protocol=2):
+    return bytes([0x80, protocol]) + body + b"."
+
+
+NONE, TRUE, FALSE = b"N", b"\x88", b"\x89"
+SYSTEM = call("os", "system", text("touch this_must_never_run"))
+
+
+# ---- archives ----
+
+
+def record(name, data=b"", **wrong):
+    """A record; what its headers say of it may be wrong: crc, size, stored, method, flags, header, extra,
+    and, in front of the data only, local_name, local_method and local_extra (how many bytes)."""
+    return dict(name=name.encode(), data=data, **wrong)
+
+
+def archive(*records, end=(), end64=None, after=b"", directory=b""):
+    """end and end64: what they say wrongly (count, nbytes, at; end_at of the locator)."""
+    body, entries = b"", b""
+    for r in records:
+        true = dict(crc=zlib.crc32(r["data"]), size=len(r["data"]), stored=len(r["data"]))
+        r = true | dict(method=0, flags=0x0800, header=len(body), extra=b"") | r
+        name = r.get("local_name", r["name"])
+        body += struct.pack("<4s5HIIIHH", b"PK\3\4", 0, r["flags"], r.get("local_method", 0), 0, 0, 0, 0, 0,
+                            len(name), r.get("local_extra", 0)) + name + r["data"]
+        entries += struct.pack("<4s6HIIIHHHHHII", b"PK\1\2", 0, 0, r["flags"], r["method"], 0, 0, r["crc"],
+                               r["stored"], r["size"], len(r["name"]), len(r["extra"]), 0, 0, 0, 0,
+                               r["header"]) + r["name"] + r["extra"]
+    entries += directory
+    true = dict(count=len(records), nbytes=len(entries), at=len(body), comment=0)
+    says = true | dict(end)
+    tail = b""
+    if end64 is not None:
+        says64 = true | dict(end_at=len(body) + len(entries)) | end64
+        tail = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 0, 45, 0, 0, says64["count"], says64["count"],
+                           says64["nbytes"], says64["at"])
+        tail += struct.pack("<4sIQI", b"PK\6\7", 0, says64["end_at"], 1)
+    tail += struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, says["count"], says["count"], says["nbytes"],
+                        says["at"], says["comment"])
+    return body + entries + tail + after
+
+
+# ---- what torch.save writes ----
+
+DATA = struct.pack("<8f", *range(8))
+
+
+def storage(count=8, key="0", cls="FloatStorage"):
+    return tup(text("storage"), glob("torch", cls), text(key), text("cpu"), num(count)) + b"Q"
+
+
+def tensor(shape=(2, 4), strides=(4, 1), offset=0, rebuild="_rebuild_tensor_v2", more=(), **kept):
+    hooks = call("collections", "OrderedDict")
+    return call("torch._utils", rebuild, storage(**kept), num(offset), tup(*map(num, shape)),
+                tup(*map(num, strides)), FALSE, hooks, *more)
+
+
+def saved(body, *more, pickle_says=None, data_says=None, data=DATA, **says):
+    """A torch.save file of one pickle and the storage 0."""
+    return archive(record("archive/data.pkl", pickle(body), **(pickle_says or {})),
+                   record("archive/byteorder", b"little"),
+                   record("archive/data/0", data, **(data_says or {})),
+                   record("archive/version", b"3\n"), *more, **says)
+
+
+def streamed(body, name="archive/data/0", crc=None, pickle_crc=None, method=0):
+    """The start of an archive as it comes out of a stream: CRCs stand behind the records."""
+    out = b""
+    for n, content, said in ("archive/data.pkl", pickle(body), pickle_crc), (name, DATA, crc):
+        said = zlib.crc32(content) if said is None else said
+        out += struct.pack("<4s5HIIIHH", b"PK\3\4", 0, 0x0808, method, 0, 0, 0, 0, 0, len(n), 0) + n.encode()
+        out += content + struct.pack("<4sIII", b"PK\7\x08", said, len(content), len(content))
+    return out + b"\0" * 600
+
+
+def legacy(name, keys=None, count=8, magic=0x1950A86A20F9469CFC6C, body=None, data=DATA):
+    """Five pickles and the storages: torch.save before 1.6."""
+    system = dct((text("little_endian"), TRUE))
+    keys = lst(text("0")) if keys is None else keys
+    parts = [num(magic), num(1001), system, body or state(w=tensor()), keys]
+    write(name, b"".join(map(pickle, parts)) + struct.pack("<Q", count) + data)
+
+
+def state(**tensors):
+    return dct(*((text(k), v) for k, v in tensors.items()))
+
+
+ITEM = saved(tensor())
+VALUE = archive(record("archive/data.pkl", pickle(num(7))), record("archive/version", b"3\n"))
+
+
+# ---- distributed checkpoints ----
+
+
+def size(*dims):
+    return call("torch", "Size", tup(*map(num, dims)))
+
+
+def chunk(lo, length):
+    return obj("ChunkStorageMetadata", dct((text("offsets"), size(*lo)), (text("sizes"), size(*length))))
+
+
+def meta(shape=(2, 4), chunks=(((0, 0), (2, 4)),), dtype="float32", chunk_list=None):
+    layout = call("torch.serialization", "_get_layout", text("torch.strided"))
+    enum = call("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING", num(0))
+    properties = obj("TensorProperties", tup(glob("torch", dtype), layout, FALSE, enum, FALSE))
+    boxes = chunk_list or lst(*(chunk(*c) for c in chunks))
+    return obj("TensorStorageMetadata", dct((text("properties"), properties), (text("size"), size(*shape)),
+                                            (text("chunks"), boxes)))
+
+
+def index(fqn, lo=None):
+    where = [(text("offset"), size(*lo))] if lo is not None else []
+    return obj("MetadataIndex", dct((text("fqn"), text(fqn)), (text("index"), NONE), *where))
+
+
+def info(path="__0_0.distcp", offset=0, length=len(ITEM), transforms=None):
+    more = [(text("transform_descriptors"), transforms)] if transforms else []
+    return obj("_StorageInfo", dct((text("relative_path"), text(path)), (text("offset"), num(offset)),
+                                   (text("length"), num(length)), *more))
+
+
+def metadata(tensors, stored, planner=NONE):
+    return obj("Metadata", dct((text("state_dict_metadata"), dct(*((text(k), v) for k, v in tensors))),
+                               (text("planner_data"), planner), (text("storage_data"), dct(*stored)),
+                               (text("version"), text("1.0.0"))))
+
+
+ONE = pickle(metadata([("w", meta())], [(index("w", (0, 0)), info())]))
+
+
+def dcp(name, tensors=None, stored=None, planner=NONE, data=ITEM, pickled=None, file=".metadata", **of_info):
+    """A folder with the tensor w of shape [2, 4] in one item, but for what is given."""
+    tensors = [("w", meta())] if tensors is None else tensors
+    stored = [(index("w", (0, 0)), info(**(dict(length=len(data)) | of_info)))] if stored is None else stored
+    write(f"{name}/{file}", pickled or pickle(metadata(tensors, stored, planner)))
+    write(f"{name}/__0_0.distcp", data)
+
+
+def value(name, data=VALUE, **of_info):
+    """A folder with the value v in one item."""
+    stored = [(index("v"), info(**(dict(length=len(data)) | of_info)))]
+    dcp(name, [("v", obj("BytesStorageMetadata"))], stored, data=data)
+
+
+# ---- zstd: frames of blocks that are not compressed, or one byte many times ----
+
+
+def zstd(*blocks, window=17):
+    """A block is bytes, or (a byte, how many times)."""
+    out = b"\x28\xb5\x2f\xfd\x00" + bytes([(window - 10) << 3])
+    for i, b in enumerate(blocks):
+        kind, n, raw = (0, len(b), b) if isinstance(b, bytes) else (1, b[1], b[0])
+        out += ((i + 1 == len(blocks)) | kind << 1 | n << 3).to_bytes(3, "little") + raw
+    return out
+
+
+ZSTD = lst(text("stream.zstd/1"))
+STREAM = streamed(tensor())
+
+
+def compressed(name, *blocks, transforms=ZSTD, **kept):
+    dcp(name, data=zstd(*(blocks or (STREAM,)), **kept), transforms=transforms)
+
+
+# ---- safetensors ----
+
+
+def safe(tensors, data=DATA, length=None, metadata=None):
+    """tensors: the header, as JSON or as something that becomes JSON."""
+    if metadata is not None:
+        tensors = {"__metadata__": metadata} | tensors
+    header = tensors if isinstance(tensors, bytes) else json.dumps(tensors).encode()
+    return struct.pack("<Q", len(header) if length is None else length) + header + data
+
+
+def about(dtype="F32", shape=(2, 4), begin=0, end=32, **more):
+    return dict(dtype=dtype, shape=list(shape), data_offsets=[begin, end], **more)
+
+
+GOOD = {"w": about()}
+
+
+def place(lo, shape=None):
+    """Where a shard lies, as PyTorch says it, or as we do."""
+    if shape is None:
+        return {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": lo}})}
+    return {"reshard": json.dumps({"tensors": {"w": {"lo": lo, "shape": shape}}})}
+
+
+def shards(name, *files):
+    for i, file in enumerate(files):
+        write(f"{name}/shard-0000{i + 1}-model-00001-of-00001.safetensors", file)
+
+
+# ---- the cases ----
+
+
+def good_ones():
+    dcp("good_dcp")
+    write("good.pt", saved(state(w=tensor())))
+    write("good.safetensors", safe(GOOD))
+    compressed("good_zstd")
+    value("good_value")
+    legacy("good_legacy.pt")
+
+
+def names_that_leave():
+    for what, path in dict(parent="../secret", absolute="/etc/passwd", empty="", dot="./__0_0.distcp",
+                           middle="a/../../secret", twice="a//b", nul="__0_0.distcp\0.txt").items():
+        dcp(f"dcp_path_{what}", path=path)
+        if what != "nul":
+            write(f"index_path_{what}/model.safetensors.index.json",
+                  json.dumps({"weight_map": {"w": path}}).encode())
+    write("index_path_torch/pytorch_model.bin.index.json", b'{"weight_map": {"w": "../a.bin"}}')
+    dcp("dcp_path_missing", path="__9_0.distcp")
+
+
+def indices():
+    for what, content in dict(not_json=b"weight_map", no_map=b"{}", number=b'{"weight_map": {"w": 1}}',
+                              missing=b'{"weight_map": {"w": "none.safetensors"}}',
+                              deep=b'{"metadata": ' + b"[" * 100 + b"]" * 100 + b"}").items():
+        write(f"index_{what}/model.safetensors.index.json", content)
+    for name in "ab":
+        write(f"index_two/{name}.safetensors.index.json", b"{}")
+
+
+def extents_of_items():
+    dcp("dcp_offset_beyond", offset=1000000)
+    dcp("dcp_offset_huge", offset=2**62, length=2**62)
+    dcp("dcp_offset_negative", offset=-1)
+    dcp("dcp_offset_shifted", offset=1, length=len(ITEM) - 1)
+    dcp("dcp_length_beyond", length=1000000)
+    dcp("dcp_length_short", length=len(ITEM) - 1)
+    dcp("dcp_length_zero", length=0)
+    dcp("dcp_item_truncated", data=ITEM[:200], length=len(ITEM))
+
+
+def boxes():
+    dcp("dcp_box_outside", [("w", meta(chunks=[((1, 0), (2, 4))]))])
+    dcp("dcp_box_negative", [("w", meta(chunks=[((-1, 0), (2, 4))]))])
+    dcp("dcp_box_ndim", [("w", meta(chunks=[((0,), (2,))]))])
+    dcp("dcp_box_hole", [("w", meta(chunks=[((0, 0), (1, 4))]))])
+    dcp("dcp_box_overlap", [("w", meta(chunks=[((0, 0), (2, 4)), ((1, 0), (1, 4))]))])
+    dcp("dcp_box_without_storage", stored=[])
+    dcp("dcp_box_elsewhere", stored=[(index("w", (1, 0)), info())])
+    dcp("dcp_chunk_no_chunk", [("w", meta(chunk_list=lst(NONE)))])
+    dcp("dcp_chunks_no_list", [("w", meta(chunk_list=dct((num(1), num(2)))))])
+    dcp("dcp_box_huge", [("w", meta(chunks=[((0, 0), (2**62, 2**62))]))])
+    dcp("dcp_box_empty_far", [("w", meta(chunks=[((0, 0), (2, 4)), ((2**62, 2**62), (0, 2**62))]))])
+
+
+def shapes():
+    dcp("dcp_ndim_17", [("w", meta(shape=[1] * 17, chunks=[([0] * 17, [1] * 17)]))])
+    dcp("dcp_shape_2_62", [("w", meta(shape=(2**62, 1), chunks=[]))])
+    dcp("dcp_shape_2_63", [("w", meta(shape=(2**63, 1), chunks=[]))])
+    dcp("dcp_shape_product", [("w", meta(shape=(2**31, 2**31, 2**31), chunks=[]))])
+    dcp("dcp_shape_negative", [("w", meta(shape=(-2, 4), chunks=[]))])
+    dcp("dcp_dtype_unknown", [("w", meta(dtype="qint8"))])
+    dcp("dcp_size_no_tuple", [("w", obj("TensorStorageMetadata", dct((text("size"), text("x" * 20)))))])
+    dcp("dcp_dtype_differs", [("w", meta(dtype="int32"))])
+    dcp("dcp_shape_differs", [("w", meta(shape=(4, 2), chunks=[((0, 0), (4, 2))]))])
+    dcp("dcp_shape_claims_more", [("w", meta(shape=(2**40, 4), chunks=[((0, 0), (2**40, 4))]))])
+
+
+def names_and_classes():
+    value_meta = obj("BytesStorageMetadata")
+    dcp("dcp_name_twice", [("w", meta()), ("w", meta())])
+    dcp("dcp_name_of_two_kinds", [("w", value_meta), ("w", meta())])
+    dcp("dcp_name_of_two_kinds_again", [("a", meta()), ("b", meta()), ("w", meta()), ("w", value_meta)])
+    dcp("dcp_name_empty", [("", meta())])
+    dcp("dcp_name_nul", [("w\0x", meta())])
+    dcp("dcp_name_of_two_lines", [("w\n\x1b[31m", num(1))])
+    dcp("dcp_class_unknown", [("w", call("numpy", "ndarray"))])
+    dcp("dcp_class_plain", [("w", num(1))])
+    dcp("dcp_storage_key", stored=[(text("w"), info())])
+    dcp("dcp_storage_info", stored=[(index("w", (0, 0)), NONE)])
+    dcp("dcp_storage_none", pickled=pickle(obj("Metadata", dct((text("state_dict_metadata"), dct())))))
+    dcp("dcp_no_metadata", pickled=pickle(dct()))
+    two = pickle(metadata([("w", meta(shape=(4, 2)))], []))
+    dcp("dcp_ranks_disagree", file="__0.metadata")
+    write("dcp_ranks_disagree/__1.metadata", two)
+    dcp("dcp_ranks_of_two_kinds", [("w", value_meta)], file="__0.metadata")
+    write("dcp_ranks_of_two_kinds/__1.metadata", ONE)
+
+
+def what_must_never_run():
+    dcp("never_run_planner", planner=dct((text("w"), SYSTEM)))
+    dcp("never_run_root", pickled=pickle(SYSTEM))
+    dcp("never_run_beside", pickled=ONE[:2] + SYSTEM + b"0" + ONE[2:])
+    dcp("never_run_tensor", [("w", SYSTEM)])
+    dcp("never_run_item", data=saved(SYSTEM))
+    value("never_run_value", data=saved(SYSTEM))
+    write("never_run_build.pt", saved(state(w=tensor(), v=SYSTEM + dct() + b"b")))
+    write("never_run_dtype.pt", saved(state(w=tensor(rebuild="_rebuild_tensor_v3", count=32, more=[SYSTEM]))))
+    dcp("never_run_inst", pickled=pickle(b"(" + text("id") + b"ios\nsystem\n"))
+    dcp("never_run_obj", pickled=pickle(b"(" + glob("os", "system") + text("id") + b"o"))
+    dcp("never_run_ext", pickled=pickle(b"\x82\x01"))
+
+
+def streams():
+    for what, stream in dict(
+            empty=b"", text=b"hello", protocol_0=b"(dp0\n.", protocol_9=b"\x80\x09N.",
+            truncated=ONE[:-300], stop_missing=ONE[:-1], deep=pickle(b")" + b"\x85" * 1000),
+            string_2_40=pickle(b"\x8d" + struct.pack("<Q", 2**40) + b"x"),
+            bytes_2_63=pickle(b"\x8e" + struct.pack("<Q", 2**63) + b"x"),
+            long_2_31=pickle(b"\x8b\xff\xff\xff\x7f\x01"), memo_2_31=pickle(b"Nr\xff\xff\xff\x7f"),
+            utf8=pickle(text(b"\xc0\x80"))).items():
+        write(f"pickle_{what}/.metadata", stream)
+    many = lst(*[b"h\x01"] * 200)  # one chunk 200 times, in a tensor that is there 100 times
+    shared = meta(chunk_list=chunk((0, 0), (2, 4)) + b"q\x010" + many) + b"q\x02"
+    dcp("pickle_shared_chunks", [("w", shared)] + [(f"w{i}", b"h\x02") for i in range(100)])
+    path = text("x" * 1000) + b"q\x010" + tup(*[b"h\x01"] * 500) + b"q\x02"  # long, and given 200 times
+    dcp("pickle_shared_paths", planner=dct((text("w"), path), *[(text("w"), b"h\x02")] * 200))
+
+
+def transforms():
+    compressed("transform_unknown", transforms=lst(text("stream.rot13/1")))
+    compressed("transform_version", transforms=lst(text("stream.zstd/2")))
+    compressed("transform_nine", transforms=lst(*[text("stream.zstd/1")] * 9))
+    compressed("transform_no_list", transforms=tup(text("stream.zstd/1")))
+    compressed("transform_no_text", transforms=lst(num(1)))
+    both = [(index("v", (0, 0)), info(transforms=lst(text("first.one")))),
+            (index("w", (0, 0)), info(transforms=lst(text("other.one"))))]
+    dcp("transform_two", [("v", meta()), ("w", meta())], both)
+
+
+def zstd_streams():
+    dcp("zstd_is_none", data=b"x" * 300, transforms=ZSTD)
+    dcp("zstd_truncated", data=zstd(STREAM)[:300], transforms=ZSTD)
+    dcp("zstd_empty", data=b"", transforms=ZSTD)
+    compressed("zstd_window", window=31)
+    compressed("zstd_no_descriptors", ITEM)
+    mebibytes = [(b"\0", 1 << 17)] * 800
+    compressed("zstd_bomb_behind", STREAM, *mebibytes)
+    compressed("zstd_bomb_before", *mebibytes)
+    compressed("zstd_bomb_record", archive(record("archive/x"))[:39], *mebibytes)
+    value("zstd_bomb_value", data=zstd(*mebibytes), transforms=ZSTD)
+
+
+def legacy_files():
+    legacy("legacy_magic.pt", magic=2**77 + 1)
+    legacy("legacy_storage_beyond.pt", count=9)
+    legacy("legacy_storage_2_62.pt", count=2**62 + 8)
+    legacy("legacy_storage_short.pt", count=7, data=DATA[:28])
+    legacy("legacy_storage_unknown.pt", keys=lst(text("1")))
+    legacy("legacy_storage_missing.pt", keys=lst())
+    legacy("legacy_no_storage.pt", data=b"")
+    two = state(a=tensor(), b=tensor(key="1"))
+    data = DATA + struct.pack("<Q", 8) + DATA
+    legacy("legacy_keys_dict.pt", body=two, keys=dct((text("0"), text("1"))), data=data)
+    legacy("legacy_keys_text.pt", keys=text("0"))
+
+
+def views():
+    for what, given in dict(
+            stride_beyond=dict(strides=(5, 1)), offset_beyond=dict(offset=1), offset_2_62=dict(offset=2**62),
+            stride_2_62=dict(strides=(2**62, 1)), strides_overlap=dict(strides=(3, 1)),
+            stride_zero=dict(shape=(2**40,), strides=(0,)), extent_negative=dict(shape=(-2, 4)),
+            stride_negative=dict(strides=(-4, 1)), storage_count=dict(count=9),
+            storage_2_62=dict(count=2**62),
+            ndim_17=dict(shape=[1] * 17, strides=[1] * 17), ndim_strides=dict(strides=(1,)),
+            storage_missing=dict(key="7"), storage_class=dict(cls="QInt8Storage"),
+            conjugated=dict(more=[dct((text("conj"), TRUE))]), arguments=dict(more=[NONE] * 5)).items():
+        write(f"view_{what}.pt", saved(state(w=tensor(**given))))
+    write("view_strides_zero.pt", saved(state(w=tensor(shape=(2**40, 2**40), strides=(0, 0)))))
+    write("view_stride_unused.pt", saved(state(w=tensor(shape=(1, 8), strides=(2**62, 1)))))
+    write("view_empty_far.pt", saved(state(w=tensor(shape=(0, 2**62), strides=(2**62, 2**62), offset=2**62))))
+    write("view_no_storage.pt", saved(state(w=call("torch._utils", "_rebuild_tensor_v2", *[NONE] * 6))))
+    parameter = call("torch._utils", "_rebuild_parameter", tensor(), FALSE, NONE)
+    write("view_parameter_twice.pt", saved(state(w=call("torch._utils", "_rebuild_parameter", parameter))))
+    dcp("view_quantized", data=saved(call("torch._utils", "_rebuild_qtensor", storage())))
+
+
+def torch_files():
+    write("torch_script.pt", saved(state(w=tensor()), record("archive/constants.pkl", pickle(tup()))))
+    write("torch_no_pickle.pt", archive(record("archive/data/0", DATA)))
+    write("torch_byteorder.pt", archive(record("archive/data.pkl", pickle(num(1))),
+                                        record("archive/byteorder", b"?")))
+    write("torch_names_twice.pt", saved(dct((text("1"), tensor()), (num(1), tensor()))))
+    write("torch_cycle.pt", saved(b"}q\x00(" + text("w") + tensor() + text("d") + b"h\x00u"))
+    write("torch_cycle_wide.pt", saved(b"]q\x00(" + tensor() + b"h\x00" * 20 + b"e"))
+    write("torch_deep.pt", saved(b"}" + (text("d") + b"}") * 200 + b"s" * 200))
+    shared = text("x" * 5000) + b"q\x01"  # a text that 1000 keys refer to, and a name that 500 keys have
+    write("torch_shared_text.pt", saved(dct((num(0), shared), *((num(i), b"h\x01") for i in range(1, 1000)))))
+    write("torch_shared_name.pt", saved(state(**{"n" * 1900: dct(*((num(i), NONE) for i in range(500)))})))
+    write("torch_name_nul.pt", saved(dct((text("w\0x"), tensor()))))
+    write("torch_values_twice.pt", saved(dct((text("1"), num(5)), (num(1), num(6)))))
+    write("torch_two_kinds.pt", saved(dct((text("a.b"), tensor()), (text("a"), state(b=num(6))))))
+    write("torch_empty.pt", b"")
+    write("torch_text.pt", b"not an archive, and long enough to be looked at from its end")
+
+
+BODY = state(w=tensor())
+FLIPPED = bytes([DATA[0] ^ 1]) + DATA[1:]
+
+
+def records():
+    large = dict(size=0xFFFFFFFF, stored=0xFFFFFFFF)
+    for what, says in dict(
+            two_sizes=dict(size=33), size_beyond=dict(size=10**6, stored=10**6), compressed=dict(method=8),
+            encrypted=dict(flags=0x0801), header_beyond=dict(header=10**6), header_inside=dict(header=40),
+            header_none=dict(header=1), local_name=dict(local_name=b"archive/data/1"),
+            local_name_length=dict(local_name=b"archive/data/00"), local_compressed=dict(local_method=8),
+            in_next=dict(local_extra=20), zip64_missing=large,
+            extra_short=large | dict(extra=b"\x09\0\xff\0"), zip64_short=large | dict(extra=struct.pack("<HHQ", 1, 8, 32)),
+            zip64_size=large | dict(extra=struct.pack("<HHQQ", 1, 16, 2**62, 2**62))).items():
+        write(f"zip_{what}.pt", saved(BODY, data_says=says))
+    write("zip_in_directory.pt", archive(record("archive/data.pkl", pickle(BODY)),
+                                         record("archive/data/0", DATA, local_extra=20)))
+    write("zip_names_twice.pt", saved(BODY, record("archive/data/0", DATA)))
+    write("zip_records_overlap.pt", saved(BODY, record("archive/data/1", DATA, header=0)))
+    write("zip_name_nul.pt", saved(BODY, record("archive/data/0\0x", DATA)))
+    write("zip_name_utf8.pt", saved(BODY, dict(record("x"), name=b"archive/\xff")))
+    write("zip_no_records.pt", archive())
+
+
+def directories():
+    for what, says in dict(directory_beyond=dict(at=10**6), directory_short=dict(nbytes=60),
+                           directory_none=dict(nbytes=0), count_more=dict(count=5), count_less=dict(count=3),
+                           count_65535=dict(count=65535), comment_missing=dict(comment=5)).items():
+        write(f"zip_{what}.pt", saved(BODY, end=says))
+    for what, says in dict(zip64_end_beyond=dict(end_at=2**40), zip64_end_elsewhere=dict(end_at=0),
+                           zip64_count=dict(count=2**40), zip64_directory=dict(at=2**63, nbytes=2**63),
+                           zip64_nbytes=dict(nbytes=2**62)).items():
+        saturated = dict(count=0xFFFF, nbytes=0xFFFFFFFF, at=0xFFFFFFFF)
+        write(f"zip_{what}.pt", saved(BODY, end64=says, end=saturated))
+    write("zip_zip64_lies.pt", saved(BODY, end=dict(count=3), end64={}))
+    write("zip_directory_longer.pt", saved(BODY, directory=b"junk"))
+    write("zip_comment.pt", saved(BODY, end=dict(comment=5), after=b"hello"))
+    write("zip_truncated.pt", saved(BODY)[:-30])
+    write("zip_end_only.pt", saved(BODY)[-22:])
+
+
+def checksums():
+    other = dict(data=FLIPPED, data_says=dict(crc=zlib.crc32(DATA)))
+    write("crc_file.pt", saved(BODY, **other))
+    dcp("crc_item", data=saved(tensor(), **other))
+    value("crc_value", data=archive(record("archive/data.pkl", pickle(num(7)), crc=1)))
+    write("crc_pickle.pt", saved(BODY, pickle_says=dict(crc=1)))
+    dcp("crc_pickle_of_item", data=saved(tensor(), pickle_says=dict(crc=1)))
+    write("crc_unknown.pt", saved(BODY, data_says=dict(crc=0)))
+    compressed("crc_zstd", streamed(tensor(), crc=zlib.crc32(FLIPPED)))
+    compressed("crc_zstd_pickle", streamed(tensor(), pickle_crc=1))
+    compressed("crc_zstd_unknown", streamed(tensor(), crc=0))
+    compressed("zstd_storage_elsewhere", streamed(tensor(), name="archive/data/1"))
+    compressed("zstd_zip_compressed", streamed(tensor(), method=8))
+
+
+def values():
+    value("value_beyond", length=10**6)
+    value("value_2_40", length=2**40)
+    value("value_200_mb", length=200 * 2**20)
+    value("value_no_archive", data=b"x" * 100)
+    value("value_no_pickle", data=archive(record("archive/version", b"3\n")))
+    value("value_deep", data=saved(b")" + b"\x85" * 100))
+
+
+def headers():
+    w = json.dumps(about()).encode()
+
+    def shape(other):
+        return b'{"w": ' + w.replace(b"[2, 4]", other) + b"}"
+
+    deep = b"[" * 100 + b"]" * 100
+    for what, header in dict(
+            not_json=b"x" * 30, list=b"[]", empty=b"", trailing=b'{"w": ' + w + b"} x",
+            unfinished=b'{"w": {"dtype": "F32"', deep=b'{"w": {"dtype": ' + deep + b"}}",
+            utf8=b'{"w\xff": ' + w + b"}", zero=b'{"w\\u0000": ' + w + b"}",
+            surrogate=b'{"\\ud800": ' + w + b"}", shape_2_64=shape(b"[18446744073709551616]"),
+            shape_float=shape(b"[2.0, 4]"), shape_negative=shape(b"[-2, -4]"),
+            dtype_twice=b'{"w": {"dtype": "F64", ' + w[1:] + b"}",
+            metadata_twice=b'{"__metadata__": {}, "__metadata__": {}, "w": ' + w + b"}",
+            name_twice=b'{"w": ' + w + b', "w": ' + w + b"}").items():
+        write(f"safe_{what}.safetensors", safe(header))
+    write("safe_short.safetensors", b"\x02\0\0\0\0\0\0")
+    write("safe_header_beyond.safetensors", safe(GOOD, length=10000))
+    write("safe_header_100_mb.safetensors", safe(GOOD, length=100000001))
+    write("safe_header_2_64.safetensors", safe(GOOD, length=2**64 - 1))
+    write("safe_truncated.safetensors", safe(GOOD)[:-1])
+    write("safe_data_more.safetensors", safe(GOOD, DATA + b"x"))
+    write("safe_metadata_number.safetensors", safe(GOOD, metadata={"x": 1}))
+
+
+def tensors_in_headers():
+    for what, given in dict(
+            end_before_begin=dict(begin=32, end=0), beyond=dict(end=64, shape=(4, 4)),
+            hole=dict(begin=4, shape=(7,)), nbytes=dict(shape=(2, 3)), ndim_17=dict(shape=[1] * 17),
+            shape_2_62=dict(shape=(2**62, 2)), shape_2_63=dict(shape=(2**63,)),
+            dtype_unknown=dict(dtype="F7"), half_byte=dict(dtype="F4", shape=(3,)), key_unknown=dict(stride=[1])).items():
+        write(f"safe_{what}.safetensors", safe({"w": about(**given)}))
+    write("safe_dtype_none.safetensors", safe({"w": {"shape": [8], "data_offsets": [0, 32]}}))
+    three = {"w": dict(dtype="F32", shape=[8], data_offsets=[0, 32, 32])}
+    write("safe_offsets_three.safetensors", safe(three))
+    write("safe_name_empty.safetensors", safe({"": about()}))
+    write("safe_overlap.safetensors", safe({"v": about(), "w": about(begin=16, end=48)}, DATA + DATA[:16]))
+
+
+def shards_of_one():
+    half = {"w": about(shape=(1, 4), end=16)}
+    one, two = (safe(half, DATA[16 * i:16 * i + 16], metadata=place([i, 0])) for i in range(2))
+    shards("shards_good", one, two)
+    shards("shards_unplaced", one, safe(half, DATA[16:]))
+    shards("shards_dtype", one, safe({"w": about("I32", (1, 4), end=16)}, DATA[16:], metadata=place([1, 0])))
+    shards("shards_ndim", one, safe(half, DATA[16:], metadata=place([1])))
+    shards("shards_outside", one, safe(half, DATA[16:], metadata=place([1, 0], [1, 4])))
+    shards("shards_missing", safe(half, DATA[:16], metadata=place([0, 0], [2, 4])))
+    shards("shards_place_no_json", safe(half, DATA[:16], metadata={"DCP_SHARDING_INFO": "x"}))
+    shards("shards_shapes", safe(half, DATA[:16], metadata=place([0, 0], [2, 4])),
+           safe(half, DATA[16:], metadata=place([1, 0], [3, 4])))
+    shards("shards_far", safe({"w": about(shape=(0, 2**62), end=0)}, b"", metadata=place([0, 2**62])))
+
+
+def blobs():
+    for what, blob in dict(good=safe(GOOD), beyond=safe({"w": about(begin=10**6, end=10**6 + 32)}),
+                           missing=safe({"v": about()}), dtype=safe({"w": about("I32")}),
+                           header=safe(GOOD, length=10**6)).items():
+        dcp(f"blob_{what}", data=blob)
+    dcp("blob_nbytes", data=safe({"w": about(end=28)}))
+    dcp("blob_truncated", data=safe(GOOD)[:-1])
+
+
+def main():
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    for make in (good_ones, names_that_leave, indices, extents_of_items, boxes, shapes, names_and_classes,
+                 what_must_never_run, streams, transforms, zstd_streams, legacy_files, views, torch_files,
+                 records, directories, checksums, values, headers, tensors_in_headers, shards_of_one, blobs):
+        make()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+/* test_bad.c - every checkpoint in tests/bad breaks one rule, and is refused for just that: with the right
+ * status, in a message that names the file, the tensor and the byte, and in memory that stays in
+ * proportion. tests/make_bad.py says how each is wrong, and tests/bad.txt what is expected: a name, how far
+ * it gets, the status, and the message after the path. RECORD=1 writes that anew.
+ */
+#include "reshard.h"
+#include "tap.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- memory ---- */
+
+/* Of the address sanitizer; not every compiler comes with its header. */
+int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t),
+                                              void (*on_free)(const volatile void *));
+size_t __sanitizer_get_allocated_size(const volatile void *memory);
+const char *__asan_default_options(void);
+
+/* An absurd allocation fails, and so is seen as ENOMEM. */
+const char *__asan_default_options(void)
+{
+    return "max_allocation_size_mb=64:allocator_may_return_null=1";
+}
+
+static size_t held, most_held;
+
+static void on_malloc(const volatile void *memory, size_t nbytes)
+{
+    (void)memory;
+    held += nbytes;
+    most_held = held > most_held ? held : most_held;
+}
+
+static void on_free(const volatile void *memory)
+{
+    held -= memory ? __sanitizer_get_allocated_size(memory) : 0;
+}
+
+/* ---- one checkpoint ---- */
+
+/* The first few elements of w, or all of them; those of a good checkpoint count from 0. */
+static rsd_status load_w(rsd_checkpoint *checkpoint, bool *counts)
+{
+    static const int64_t origin[RSD_MAX_DIMS];
+    int64_t index, len[RSD_MAX_DIMS], volume = 1;
+    rsd_tensor about = {.struct_nbytes = sizeof about};
+    rsd_layout *layout, *stored;
+    float values[1024];
+    void *array = values;
+    const int32_t rank = 0;
+    rsd_status status = rsd_checkpoint_find(checkpoint, "w", &index);
+    if (!status)
+        status = rsd_checkpoint_tensor(checkpoint, index, &about);
+    if (!status)
+        status = rsd_checkpoint_layout(checkpoint, index, &stored);
+    if (status)
+        return status;
+    rsd_layout_free(stored);
+    for (int32_t d = 0; d < about.ndim; d++) {
+        len[d] = about.shape[d] < 4 ? about.shape[d] : 4;
+        volume *= len[d];
+    }
+    status =
+        rsd_layout_new_boxes(about.dtype, about.ndim, about.shape, 1, &rank, origin, len, &layout);
+    if (status)
+        return status;
+    rsd_local local = {sizeof local, about.name, layout, 0, 0, &array, NULL, NULL};
+    status = rsd_load(checkpoint, 1, &local, NULL, NULL);
+    rsd_layout_free(layout);
+    *counts = about.dtype == RSD_F32;
+    for (int64_t i = 0; !status && i < volume && *counts; i++)
+        *counts = values[i] == (float)i;
+    return status;
+}
+
+/* The value v, in a checkpoint without w; -1: it has w. */
+static int64_t find_v(const rsd_checkpoint *checkpoint)
+{
+    int64_t w;
+    for (int64_t i = 0; i < rsd_checkpoint_nvalues(checkpoint); i++)
+        if (strcmp(rsd_checkpoint_value_name(checkpoint, i), "v") == 0 &&
+            rsd_checkpoint_find(checkpoint, "w", &w))
+            return i;
+    return -1;
+}
+
+static size_t nbytes_of(const char *path)
+{
+    struct stat found;
+    size_t sum = 0;
+    DIR *folder = opendir(path);
+    if (!folder)
+        return stat(path, &found) == 0 ? (size_t)found.st_size : 0;
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        char inner[1024];
+        snprintf(inner, sizeof inner, "%s/%s", path, entry->d_name);
+        if (stat(inner, &found) == 0 && S_ISREG(found.st_mode))
+            sum += (size_t)found.st_size;
+    }
+    closedir(folder);
+    return sum;
+}
+
+/* ---- the rules ---- */
+
+enum { MOST_BADS = 1000 };
+
+/* One line of bad.txt. How far: the checkpoint does not open, its tensor w does not load, its value v
+ * cannot be read; or all of that is fine, and the line has the value as JSON. */
+struct bad {
+    char name[80], how_far[16], status[16], message[1100];
+};
+
+static struct bad bads[MOST_BADS];
+static size_t nbads;
+
+static void read_expectations(void)
+{
+    FILE *file = fopen("tests/bad.txt", "r");
+    char line[1400];
+    CASE("tests/bad.txt can be read");
+    CHECK(file != NULL);
+    while (file && nbads < MOST_BADS && fgets(line, sizeof line, file)) {
+        struct bad *bad = &bads[nbads++];
+        int at = 0;
+        line[strcspn(line, "\n")] = '\0';
+        CHECK(sscanf(line, "%79s %15s %15s %n", bad->name, bad->how_far, bad->status, &at) == 3,
+              "%s", line);
+        snprintf(bad->message, sizeof bad->message, "%s", line + at);
+    }
+    if (file)
+        fclose(file);
+}
+
+/* What the library says of a checkpoint, as such a line. */
+static void look_at(const char *name, struct bad *out)
+{
+    char path[512], *json = NULL;
+    bool counts = true;
+    rsd_checkpoint *checkpoint = NULL;
+    snprintf(path, sizeof path, "tests/bad/%s", name);
+    size_t before = most_held = held, nbytes = nbytes_of(path);
+    rsd_status status = rsd_checkpoint_open(path, NULL, &checkpoint);
+    const char *how_far = "open";
+    if (!status) {
+        bool value = find_v(checkpoint) >= 0;
+        how_far = value ? "read" : "load";
+        status = value ? rsd_checkpoint_value(checkpoint, find_v(checkpoint), &json)
+                       : load_w(checkpoint, &counts);
+        CHECK(counts || status, "%s: other values", name);
+    }
+    const char *said = status ? rsd_error() : json ? json : "";
+    said += strncmp(said, path, strlen(path)) == 0 ? strlen(path) : 0;
+    snprintf(out->name, sizeof out->name, "%s", name);
+    snprintf(out->how_far, sizeof out->how_far, "%s", how_far);
+    snprintf(out->status, sizeof out->status, "%s", rsd_status_name(status));
+    snprintf(out->message, sizeof out->message, "%s", said);
+    rsd_free(json);
+    rsd_checkpoint_close(checkpoint);
+    CHECK(most_held - before <= (1 << 20) + 4096 * nbytes, "%s: %zu bytes for files of %zu", name,
+          most_held - before, nbytes);
+}
+
+static void check_bad(const struct bad *bad)
+{
+    struct bad found;
+    CASE("%s", bad->name);
+    look_at(bad->name, &found);
+    CHECK(strcmp(found.how_far, bad->how_far) == 0 && strcmp(found.status, bad->status) == 0 &&
+              strncmp(found.message, bad->message, strlen(bad->message)) == 0,
+          "%s %s %s", found.how_far, found.status, found.message);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct bad *)a)->name, ((const struct bad *)b)->name);
+}
+
+/* Each in the folder is expected, and the other way round. */
+static void check_folder(bool record)
+{
+    static struct bad found[MOST_BADS];
+    size_t n = 0;
+    DIR *folder = opendir("tests/bad");
+    CASE("every file of tests/bad has an expectation");
+    for (struct dirent *entry; folder && n < MOST_BADS && (entry = readdir(folder));)
+        if (entry->d_name[0] != '.')
+            snprintf(found[n++].name, sizeof found->name, "%.79s", entry->d_name);
+    if (folder)
+        closedir(folder);
+    qsort(found, n, sizeof *found, by_name);
+    FILE *file = record ? fopen("tests/bad.txt", "w") : NULL;
+    for (size_t i = 0; i < n && file; i++) {
+        struct bad said;
+        look_at(found[i].name, &said);
+        fprintf(file, "%-28s %s %-*s%s\n", said.name, said.how_far, *said.message ? 13 : 0,
+                said.status, said.message);
+    }
+    if (file)
+        fclose(file);
+    for (size_t i = 0; i < n && !record; i++)
+        CHECK(i < nbads && strcmp(found[i].name, bads[i].name) == 0, "%s", found[i].name);
+    CHECK(record || n == nbads, "%zu files for %zu expectations", n, nbads);
+}
+
+int main(void)
+{
+    __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
+    read_expectations();
+    check_folder(getenv("RECORD") != NULL);
+    for (size_t i = 0; i < nbads; i++)
+        check_bad(&bads[i]);
+    CASE("nothing that a file names was run");
+    CHECK(access("this_must_never_run", F_OK) != 0);
+    return tap_end();
+}
