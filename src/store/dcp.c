@@ -178,9 +178,6 @@ static rsd_status add_tensor(struct loading *l, struct entry *entries, size_t n)
     struct tensor *tensor = &l->contents->tensors[l->contents->ntensors - 1];
     for (size_t i = 0; i < n; i++) {
         nodes = &l->parts[entries[i].part].nodes;
-        TRY(expect(i == 0 || entries[i].part != entries[i - 1].part, "the same name twice"));
-        TRY(expect(!entries[i].value,
-                   "a name that is a tensor on one rank and a value on another"));
         TRY(take_tensor(nodes, entries[i].meta, &other_dtype, &other_ndim, other));
         TRY(expect(other_dtype == dtype && other_ndim == ndim &&
                        memcmp(shape, other, (size_t)ndim * sizeof *shape) == 0,
@@ -192,6 +189,18 @@ static rsd_status add_tensor(struct loading *l, struct entry *entries, size_t n)
     return RSD_OK;
 }
 
+static rsd_status add_group(struct loading *l, struct slice name, struct entry *entries, size_t n)
+{
+    for (size_t i = 1; i < n; i++) {
+        TRY(expect(entries[i].part != entries[i - 1].part, "the same name twice"));
+        TRY(expect(entries[i].value == entries[0].value,
+                   "a name that is a tensor on one rank and a value on another"));
+    }
+    if (!entries[0].value)
+        return add_tensor(l, entries, n);
+    return contents_add_value(l->contents, name, (struct extent){.kind = ITEM_NONE}, NULL);
+}
+
 static rsd_status add_all(struct loading *l)
 {
     for (size_t i = 0, n; i < l->nentries; i += n) {
@@ -201,10 +210,7 @@ static rsd_status add_all(struct loading *l)
         struct slice name = node_text(&l->parts[entries[0].part].nodes, entries[0].name);
         struct contents *contents = l->contents;
         l->number[entries[0].ordinal] = entries[0].value ? contents->nvalues : contents->ntensors;
-        rsd_status status =
-            entries[0].value
-                ? contents_add_value(contents, name, (struct extent){.kind = ITEM_NONE}, NULL)
-                : add_tensor(l, entries, n);
+        rsd_status status = add_group(l, name, entries, n);
         if (status)
             return fail_in(status, "%.*s: ", (int)(name.nbytes < 300 ? name.nbytes : 300),
                            name.bytes);
