@@ -286,6 +286,8 @@ static rsd_status place_storages(struct loading *l, const struct nodes *list, ce
     cell key;
     size_t n = 0, each;
     uint64_t at = l->base;
+    if (node_kind(list, keys) != NODE_LIST)
+        return fail(RSD_EFORMAT, "the keys of its storages are no list");
     l->storages = mem_new(node_count(list, keys), sizeof *l->storages);
     if (!l->storages)
         return RSD_ENOMEM;
