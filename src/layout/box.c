@@ -33,12 +33,19 @@ bool box_meet(int32_t ndim, const int64_t *lo_a, const int64_t *len_a, const int
     return true;
 }
 
+bool box_is_empty(int32_t ndim, const int64_t *len)
+{
+    for (int32_t d = 0; d < ndim; d++)
+        if (len[d] == 0)
+            return true;
+    return false;
+}
+
 int64_t box_volume(int32_t ndim, const int64_t *len)
 {
     int64_t volume = 1;
-    for (int32_t d = 0; d < ndim; d++)
-        if (len[d] == 0)
-            return 0;
+    if (box_is_empty(ndim, len))
+        return 0;
     for (int32_t d = 0; d < ndim; d++)
         volume *= len[d];
     return volume;
@@ -58,7 +65,7 @@ bool strides_overlap(int32_t ndim, const int64_t *shape, const int64_t *strides)
 {
     int32_t order[RSD_MAX_DIMS], n = 0;
     int64_t reach = 0, step;
-    if (box_volume(ndim, shape) == 0)
+    if (box_is_empty(ndim, shape))
         return false;
     for (int32_t d = 0; d < ndim; d++) {
         if (shape[d] < 2)

@@ -25,7 +25,8 @@
 
 bool box_meet(int32_t ndim, const int64_t *lo_a, const int64_t *len_a, const int64_t *lo_b,
               const int64_t *len_b, int64_t *lo, int64_t *len);
-int64_t box_volume(int32_t ndim, const int64_t *len);
+bool box_is_empty(int32_t ndim, const int64_t *len);
+int64_t box_volume(int32_t ndim, const int64_t *len); /* of one that lies in a tensor: it fits */
 void box_set(rsd_box *box, int32_t ndim, const int64_t *lo, const int64_t *len);
 
 /* Whether strides, none negative, may let two elements of an array share a place. */

@@ -87,7 +87,7 @@ rsd_status contents_add_box(struct contents *contents, const int64_t *lo, const 
     struct tensor *tensor = &contents->tensors[contents->ntensors - 1];
     const int64_t *shape = contents->coordinates + tensor->shape;
     char text[BOX_TEXT_NCHARS];
-    bool empty = box_volume(tensor->ndim, len) == 0;
+    bool empty = box_is_empty(tensor->ndim, len);
     for (int32_t d = 0; d < tensor->ndim; d++)
         if (lo[d] < 0 || len[d] < 0 || (!empty && (lo[d] > shape[d] || len[d] > shape[d] - lo[d])))
             return fail(RSD_EFORMAT, "%s: box %s lies outside the tensor", tensor->name,

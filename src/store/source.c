@@ -44,8 +44,8 @@ static void use_view(struct source *source, const struct stored_view *stored)
     source->has_crc = stored->has_crc;
     source->swap = stored->big_endian;
     source->base = stored->view.offset * each;
-    for (int32_t d = 0; d < source->ndim; d++)
-        source->strides[d] = stored->view.strides[d] * each;
+    for (int32_t d = 0; d < source->ndim; d++) /* that of a single index may be any number */
+        source->strides[d] = source->len[d] > 1 ? stored->view.strides[d] * each : 0;
 }
 
 static void use_dense(struct source *source, uint64_t data)
