@@ -149,6 +149,10 @@ struct slice node_text(const struct nodes *nodes,
 enum known node_known(const struct nodes *nodes, cell c);              /* of a global */
 cell node_find(const struct nodes *nodes, cell dict, const char *key); /* CELL_NOTHING: not there */
 
+/* "torch.qint8", for messages; "(no global)" of what is none. */
+enum { GLOBAL_TEXT_NCHARS = 200 };
+const char *global_text(const struct nodes *nodes, cell c, char text[GLOBAL_TEXT_NCHARS]);
+
 /* Through the items of a list, or the keys and values of a dict. */
 struct node_walk {
     const struct nodes *nodes;

@@ -20,6 +20,7 @@
  */
 #include "codec.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { TAG_INT = 0, TAG_NODE = 1 };
@@ -277,6 +278,19 @@ cell node_find(const struct nodes *nodes, cell dict, const char *key)
         if (node_kind(nodes, name) == NODE_STRING && slice_is(node_text(nodes, name), key))
             found = value; /* the last one counts, as in Python */
     return found;
+}
+
+const char *global_text(const struct nodes *nodes, cell c, char text[GLOBAL_TEXT_NCHARS])
+{
+    if (node_kind(nodes, c) != NODE_GLOBAL)
+        return "(no global)";
+    struct slice module = node_text(nodes, node_part(nodes, c, NODE_WHAT));
+    struct slice name = node_text(nodes, node_part(nodes, c, NODE_ARGS));
+    const size_t most = GLOBAL_TEXT_NCHARS / 2 - 1;
+    snprintf(text, GLOBAL_TEXT_NCHARS, "%.*s.%.*s",
+             (int)(module.nbytes < most ? module.nbytes : most), module.bytes,
+             (int)(name.nbytes < most ? name.nbytes : most), name.bytes);
+    return text;
 }
 
 /* ---- globals we know ---- */

@@ -17,6 +17,13 @@ static rsd_status not_a_tensor(const char *what)
     return fail(RSD_EFORMAT, "a pickled tensor %s", what);
 }
 
+static rsd_status not_known(const struct nodes *nodes, const char *what, cell global)
+{
+    char text[GLOBAL_TEXT_NCHARS];
+    return fail(RSD_EUNSUPPORTED, "%s %s, which is not known here", what,
+                global_text(nodes, global, text));
+}
+
 static rsd_status take_extents(const struct nodes *nodes, cell tuple, int32_t *ndim, int64_t *out)
 {
     uint32_t n = node_count(nodes, tuple);
@@ -33,8 +40,8 @@ static rsd_status take_extents(const struct nodes *nodes, cell tuple, int32_t *n
     return RSD_OK;
 }
 
-static rsd_status take_storage(const struct nodes *nodes, cell persistent, bool untyped,
-                               struct view *view)
+static rsd_status take_storage(const struct nodes *nodes, cell persistent, struct view *view,
+                               cell *class)
 {
     if (node_kind(nodes, persistent) != NODE_PERSISTENT)
         return not_a_tensor("has no storage");
@@ -44,13 +51,24 @@ static rsd_status take_storage(const struct nodes *nodes, cell persistent, bool 
         !slice_is(node_text(nodes, node_item(nodes, id, 0)), "storage") ||
         !node_as_i64(nodes, node_item(nodes, id, 4), &count) || count < 0)
         return not_a_tensor("has a storage that is none");
-    cell class = node_item(nodes, id, 1);
     view->key = node_text(nodes, node_item(nodes, id, 2));
     view->storage_count = (uint64_t)count;
-    view->untyped = untyped || node_known(nodes, class) == KNOWN_UNTYPED_STORAGE;
-    if (node_known(nodes, class) == KNOWN_STORAGE_CLASS)
-        view->dtype = dtype_from_storage(node_text(nodes, node_part(nodes, class, NODE_ARGS)));
+    *class = node_item(nodes, id, 1);
     return RSD_OK;
+}
+
+/* v2 has the dtype in the class of its storage, v3 as an argument, with a storage of bytes. */
+static rsd_status take_dtype(const struct nodes *nodes, cell given, bool v3, struct view *view)
+{
+    enum known known = node_known(nodes, given);
+    struct slice name = {"", 0};
+    if (known == (v3 ? KNOWN_TORCH_NAME : KNOWN_STORAGE_CLASS))
+        name = node_text(nodes, node_part(nodes, given, NODE_ARGS));
+    view->untyped = v3;
+    view->dtype = v3 ? dtype_from_torch(name) : dtype_from_storage(name);
+    if (view->dtype)
+        return RSD_OK;
+    return not_known(nodes, v3 ? "a tensor of the dtype" : "a tensor with the storage", given);
 }
 
 /* A lazily conjugated or negated tensor has values that are not those stored. */
@@ -67,22 +85,17 @@ static rsd_status take_view(const struct nodes *nodes, cell args, bool v3, struc
 {
     uint32_t n = node_count(nodes, args), least = v3 ? 7 : 6;
     int32_t nstrides;
+    cell class;
     if (n < least || n > least + 1)
         return not_a_tensor("has too few or too many arguments");
-    TRY(take_storage(nodes, node_item(nodes, args, 0), v3, view));
+    TRY(take_storage(nodes, node_item(nodes, args, 0), view, &class));
     if (!node_as_i64(nodes, node_item(nodes, args, 1), &view->offset) || view->offset < 0)
         return not_a_tensor("has an offset that is none");
     TRY(take_extents(nodes, node_item(nodes, args, 2), &view->ndim, view->shape));
     TRY(take_extents(nodes, node_item(nodes, args, 3), &nstrides, view->strides));
     if (nstrides != view->ndim)
         return not_a_tensor("has not as many strides as dims");
-    if (v3) {
-        cell dtype = node_item(nodes, args, 6);
-        if (node_known(nodes, dtype) == KNOWN_TORCH_NAME)
-            view->dtype = dtype_from_torch(node_text(nodes, node_part(nodes, dtype, NODE_ARGS)));
-    }
-    if (!view->dtype)
-        return fail(RSD_EUNSUPPORTED, "a tensor of a dtype that is not known here");
+    TRY(take_dtype(nodes, v3 ? node_item(nodes, args, 6) : class, v3, view));
     return n > least ? refuse_lazy(nodes, node_item(nodes, args, least)) : RSD_OK;
 }
 
@@ -100,7 +113,9 @@ rsd_status view_take(const struct nodes *nodes, cell c, struct view *out)
     struct view view = {0};
     for (int wrapped = 0; wrapped < 2; wrapped++) {
         if (!view_is_tensor(nodes, c))
-            return not_a_tensor("is none");
+            return node_kind(nodes, c) == NODE_CALL
+                       ? not_known(nodes, "a tensor made by", node_part(nodes, c, NODE_WHAT))
+                       : not_a_tensor("is none");
         cell args = node_part(nodes, c, NODE_ARGS);
         enum known known = node_known(nodes, node_part(nodes, c, NODE_WHAT));
         if (known != KNOWN_REBUILD_PARAMETER) {

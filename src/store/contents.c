@@ -90,7 +90,7 @@ rsd_status contents_add_box(struct contents *contents, const int64_t *lo, const 
     bool empty = box_is_empty(tensor->ndim, len);
     for (int32_t d = 0; d < tensor->ndim; d++)
         if (lo[d] < 0 || len[d] < 0 || (!empty && (lo[d] > shape[d] || len[d] > shape[d] - lo[d])))
-            return fail(RSD_EFORMAT, "%s: box %s lies outside the tensor", tensor->name,
+            return fail(RSD_EFORMAT, "box %s lies outside the tensor",
                         box_text(tensor->ndim, lo, len, text));
     TRY(GROW(contents->extents, contents->room_extents, contents->nextents + 1));
     TRY(add_coordinates(contents, lo, tensor->ndim));

@@ -77,15 +77,19 @@ static bool take_extents(const struct nodes *nodes, cell tuple, int32_t ndim, in
 }
 
 /* The dtype in (dtype, layout, requires_grad, memory format, pinned [, strides]). */
-static rsd_dtype take_dtype(const struct nodes *nodes, cell properties)
+static rsd_status take_dtype(const struct nodes *nodes, cell properties, rsd_dtype *dtype)
 {
     cell state = state_of(nodes, properties, KNOWN_TENSOR_PROPERTIES);
-    if (node_kind(nodes, state) != NODE_TUPLE || node_count(nodes, state) < 5)
-        return (rsd_dtype)0;
-    cell dtype = node_item(nodes, state, 0);
-    if (node_known(nodes, dtype) != KNOWN_TORCH_NAME)
-        return (rsd_dtype)0;
-    return dtype_from_torch(node_text(nodes, node_part(nodes, dtype, NODE_ARGS)));
+    char text[GLOBAL_TEXT_NCHARS];
+    TRY(expect(node_kind(nodes, state) == NODE_TUPLE && node_count(nodes, state) >= 5,
+               "properties that are none"));
+    cell name = node_item(nodes, state, 0);
+    *dtype = (rsd_dtype)0;
+    if (node_known(nodes, name) == KNOWN_TORCH_NAME)
+        *dtype = dtype_from_torch(node_text(nodes, node_part(nodes, name, NODE_ARGS)));
+    return *dtype ? RSD_OK
+                  : fail(RSD_EUNSUPPORTED, "a tensor of the dtype %s, which is not known here",
+                         global_text(nodes, name, text));
 }
 
 /* ---- entries ---- */
@@ -158,12 +162,11 @@ static rsd_status take_tensor(const struct nodes *nodes, cell meta, rsd_dtype *d
 {
     cell state = node_part(nodes, meta, NODE_STATE), size = node_find(nodes, state, "size");
     uint32_t n = node_count(nodes, size);
-    if (n > RSD_MAX_DIMS)
+    if (n > RSD_MAX_DIMS && node_kind(nodes, size) == NODE_TUPLE)
         return fail(RSD_EUNSUPPORTED, "%u dims, at most %d are possible", n, (int)RSD_MAX_DIMS);
     TRY(expect(take_extents(nodes, size, (int32_t)n, shape), "a size that is none"));
     *ndim = (int32_t)n;
-    *dtype = take_dtype(nodes, node_find(nodes, state, "properties"));
-    return *dtype ? RSD_OK : fail(RSD_EUNSUPPORTED, "a dtype that is not known here");
+    return take_dtype(nodes, node_find(nodes, state, "properties"), dtype);
 }
 
 /* One tensor, from what all parts say about it. */
@@ -325,21 +328,13 @@ static const struct entry *find_entry(const struct loading *l, size_t ordinal, s
     return bsearch(&key, l->entries, l->nentries, sizeof key, by_ordinal_then_part);
 }
 
-static rsd_status add_storage(struct loading *l, size_t part, cell key, cell info)
+static rsd_status place_item(struct loading *l, size_t part, cell state, size_t ordinal,
+                             const struct entry *entry, struct extent extent)
 {
     const struct nodes *nodes = &l->parts[part].nodes;
-    cell state = state_of(nodes, key, KNOWN_INDEX), offset = node_find(nodes, state, "offset");
-    cell fqn = node_find(nodes, state, "fqn");
+    cell offset = node_find(nodes, state, "offset");
     int64_t lo[RSD_MAX_DIMS] = {0}, index = 0;
-    struct extent extent;
-    size_t ordinal, box;
-    TRY(expect(node_kind(nodes, fqn) == NODE_STRING, "an index without a name"));
-    TRY(take_info(l, nodes, info, &extent));
-    const struct entry *entry = intern_find(&l->names, node_text(nodes, fqn), &ordinal)
-                                    ? find_entry(l, ordinal, part)
-                                    : NULL;
-    if (!entry)
-        return RSD_OK; /* storage that nothing refers to */
+    size_t box;
     if (entry->value) {
         struct value *value = &l->contents->values[l->number[ordinal]];
         if (value->extent.kind == ITEM_NONE)
@@ -355,6 +350,24 @@ static rsd_status add_storage(struct loading *l, size_t part, cell key, cell inf
     if (box < tensor->nboxes)
         l->contents->extents[tensor->first_extent + box] = extent;
     return RSD_OK;
+}
+
+static rsd_status add_storage(struct loading *l, size_t part, cell key, cell info)
+{
+    const struct nodes *nodes = &l->parts[part].nodes;
+    cell state = state_of(nodes, key, KNOWN_INDEX), fqn = node_find(nodes, state, "fqn");
+    struct slice name = node_text(nodes, fqn);
+    struct extent extent;
+    size_t ordinal;
+    TRY(expect(node_kind(nodes, fqn) == NODE_STRING, "an index without a name"));
+    rsd_status status = take_info(l, nodes, info, &extent);
+    const struct entry *entry =
+        intern_find(&l->names, name, &ordinal) ? find_entry(l, ordinal, part) : NULL;
+    if (!status && entry) /* else it is storage that nothing refers to */
+        status = place_item(l, part, state, ordinal, entry, extent);
+    return status
+               ? fail_in(status, "%.*s: ", (int)(name.nbytes < 300 ? name.nbytes : 300), name.bytes)
+               : RSD_OK;
 }
 
 static rsd_status add_storages(struct loading *l)

@@ -188,9 +188,9 @@ static rsd_status visit(struct loading *l, cell c, size_t length, int depth)
 {
     enum node_kind kind = node_kind(&l->nodes, c);
     if (depth > MOST_DEPTH)
-        return fail(RSD_EFORMAT, "%s: nested too deeply", l->name);
+        return fail(RSD_EFORMAT, "%.300s: nested too deeply", l->name);
     if (l->budget == 0)
-        return fail(RSD_EFORMAT, "%s: more values than the pickle has bytes", l->name);
+        return fail(RSD_EFORMAT, "%.300s: more values than the pickle has bytes", l->name);
     l->budget--;
     if (value_is_dict(&l->nodes, c))
         return visit_dict(l, value_dict(&l->nodes, c), length, depth);
@@ -199,7 +199,7 @@ static rsd_status visit(struct loading *l, cell c, size_t length, int depth)
     if (length == 0) /* the whole file is one tensor, or one value */
         snprintf(l->name, sizeof l->name, "%s", view_is_tensor(&l->nodes, c) ? "tensor" : "value");
     rsd_status status = view_is_tensor(&l->nodes, c) ? add_tensor(l, c) : add_value(l, c);
-    return status == RSD_OK ? RSD_OK : fail_in(status, "%s: ", l->name);
+    return status == RSD_OK ? RSD_OK : fail_in(status, "%.300s: ", l->name);
 }
 
 /* ---- archives ---- */
