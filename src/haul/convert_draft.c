@@ -184,9 +184,7 @@ static rsd_status make_value(struct converting *c, const struct value *value, st
         *carried = value->pickle.n > 0;
         return *carried ? item_of_pickle(&value->pickle, &out->item) : RSD_OK;
     }
-    if (value->extent.unknown)
-        return fail(RSD_EUNSUPPORTED, "stored through the transform '%s', which is not known here",
-                    c->in->unknown_transform);
+    TRY(check_transforms(&c->in->contents, &value->extent));
     if (value->extent.nzstd && !c->draft.compress)
         return value_bytes(c->in, value, &out->item);
     out->from = value;

@@ -112,6 +112,14 @@ rsd_status contents_add_value(struct contents *contents, struct slice name, stru
     return RSD_OK;
 }
 
+rsd_status check_transforms(const struct contents *contents, const struct extent *extent)
+{
+    if (!extent->unknown)
+        return RSD_OK;
+    return fail(RSD_EUNSUPPORTED, "stored through the transform '%s', which is not known here",
+                contents->transforms[extent->detail]);
+}
+
 /* ---- finding ---- */
 
 static int by_name(const void *a, const void *b)
@@ -163,6 +171,7 @@ void contents_drop(struct contents *contents)
         bytes_drop(&contents->values[i].pickle);
     }
     mem_free(contents->names);
+    mem_free(contents->transforms);
     mem_free(contents->tensors);
     mem_free(contents->coordinates);
     mem_free(contents->extents);

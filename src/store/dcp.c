@@ -36,12 +36,12 @@ struct entry {
 struct loading {
     struct contents *contents;
     struct files *files;
-    const char **unknown_transform;
     struct rank_part *parts;
     size_t nparts;
     uint64_t budget;       /* boxes that may still be made */
     struct intern names;   /* to ordinals */
     struct intern paths;   /* to numbers of files */
+    struct intern unknown; /* names of transforms, to their numbers */
     struct entry *entries; /* by ordinal, then part */
     size_t nentries, room_entries;
     size_t *number;  /* by ordinal: of the tensor, or of the value */
@@ -235,21 +235,39 @@ static rsd_status find_file(struct loading *l, struct slice path, uint32_t *file
     return RSD_OK;
 }
 
+static rsd_status take_unknown(struct loading *l, struct slice name, struct extent *extent)
+{
+    struct contents *contents = l->contents;
+    size_t number;
+    if (!intern_find(&l->unknown, name, &number)) {
+        const char *kept;
+        number = contents->ntransforms;
+        TRY(contents_name(contents, name, &kept));
+        TRY(GROW(contents->transforms, contents->room_transforms, number + 1));
+        TRY(intern_add(&l->unknown, (struct slice){kept, name.nbytes}, number));
+        contents->transforms[contents->ntransforms++] = kept;
+    }
+    extent->unknown = 1;
+    extent->detail = (uint32_t)number;
+    return RSD_OK;
+}
+
 /* "stream.zstd/1" as often as it was applied; any other name makes an item that cannot be read. */
 static rsd_status take_transforms(struct loading *l, const struct nodes *nodes, cell list,
                                   struct extent *extent)
 {
     struct node_walk walk = node_walk(nodes, list);
     cell item;
+    TRY(expect(list == CELL_NOTHING || list == CELL_NONE || node_kind(nodes, list) == NODE_LIST,
+               "transforms that are no list"));
     while (node_next(&walk, &item)) {
         struct slice name = node_text(nodes, item);
+        TRY(expect(node_kind(nodes, item) == NODE_STRING, "a transform whose name is no text"));
         if (slice_is(name, "stream.zstd/1") || slice_is(name, "stream.zstd")) {
             TRY(expect(extent->nzstd++ < 8, "an item that was compressed too often"));
             continue;
         }
-        extent->unknown = 1;
-        if (!*l->unknown_transform)
-            TRY(contents_name(l->contents, name, l->unknown_transform));
+        TRY(take_unknown(l, name, extent));
     }
     return RSD_OK;
 }
@@ -459,9 +477,7 @@ static rsd_status load_part(struct loading *l, struct slice name, struct rank_pa
 
 rsd_status dcp_open(rsd_checkpoint *checkpoint, const struct slice *metadata, size_t n)
 {
-    struct loading l = {.contents = &checkpoint->contents,
-                        .files = &checkpoint->files,
-                        .unknown_transform = &checkpoint->unknown_transform};
+    struct loading l = {.contents = &checkpoint->contents, .files = &checkpoint->files};
     l.parts = mem_new(n, sizeof *l.parts);
     rsd_status status = l.parts ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < n && !status; i++)
@@ -485,5 +501,6 @@ rsd_status dcp_open(rsd_checkpoint *checkpoint, const struct slice *metadata, si
     mem_free(l.sorted);
     intern_drop(&l.names);
     intern_drop(&l.paths);
+    intern_drop(&l.unknown);
     return status;
 }

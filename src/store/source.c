@@ -107,9 +107,7 @@ static rsd_status find_bytes(struct source *source, const rsd_checkpoint *checkp
     const struct extent *extent = &source->extent;
     if (extent->kind == ITEM_NONE)
         return fail(RSD_EFORMAT, "nothing says where its bytes are");
-    if (extent->unknown)
-        return fail(RSD_EUNSUPPORTED, "stored through the transform '%s', which is not known here",
-                    checkpoint->unknown_transform);
+    TRY(check_transforms(&checkpoint->contents, extent));
     if (extent->kind == ITEM_VIEW) {
         use_view(source, &checkpoint->contents.views[extent->detail]);
         return RSD_OK;

@@ -124,11 +124,13 @@ struct contents {
     struct extent *extents;
     struct value *values;
     struct stored_view *views;
-    char **names; /* blocks of names */
+    const char **transforms; /* names of those that are not known */
+    char **names;            /* blocks of names */
     char *next_name;
     struct named *tensor_names, *value_names; /* sorted */
     size_t ntensors, room_tensors, ncoordinates, room_coordinates, nextents, room_extents, nvalues,
-        room_values, nviews, room_views, nnames, room_names, names_left;
+        room_values, nviews, room_views, ntransforms, room_transforms, nnames, room_names,
+        names_left;
 };
 
 rsd_status contents_name(struct contents *contents, struct slice name, const char **out);
@@ -139,6 +141,9 @@ rsd_status contents_add_box(struct contents *contents, const int64_t *lo, const 
 rsd_status contents_add_value(struct contents *contents, struct slice name, struct extent extent,
                               char *json); /* takes json over on success */
 rsd_status contents_finish(struct contents *contents);
+
+/* EUNSUPPORTED for an item that went through a transform that is not known. */
+rsd_status check_transforms(const struct contents *contents, const struct extent *extent);
 rsd_status contents_copy_text(struct contents *contents, const char *text, const char **out);
 void contents_drop(struct contents *contents);
 
@@ -194,7 +199,6 @@ struct rsd_checkpoint {
     rsd_format format;
     struct files files;
     struct contents contents;
-    const char *unknown_transform; /* the name of one that some items went through; NULL: none */
 };
 
 /* ---- dcp.c, safetensors.c, torchsave.c: the formats ---- */

@@ -32,9 +32,7 @@ static rsd_status inflate_all(struct inflate *inflate, uint64_t stored, struct b
 rsd_status value_bytes(rsd_checkpoint *checkpoint, const struct value *value, struct bytes *out)
 {
     const struct extent *extent = &value->extent;
-    if (extent->unknown)
-        return fail(RSD_EUNSUPPORTED, "stored through the transform '%s', which is not known here",
-                    checkpoint->unknown_transform);
+    TRY(check_transforms(&checkpoint->contents, extent));
     if (extent->nzstd) {
         struct inflate *inflate;
         TRY(inflate_open(&checkpoint->files, extent->file, extent->offset, extent->nbytes,
