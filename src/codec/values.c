@@ -200,11 +200,12 @@ static void json_bytes(struct text *out, const unsigned char *bytes, size_t n)
 /* Bytes that were written as text, one character of at most 255 each. */
 static bool json_latin1(struct text *out, struct slice text)
 {
+    for (size_t i = 0; i < text.nbytes; i++)
+        if ((unsigned char)text.bytes[i] >= 0xc4)
+            return false;
     text_add(out, "{\"bytes\": \"");
     for (size_t i = 0; i < text.nbytes; i++) {
         unsigned char c = (unsigned char)text.bytes[i];
-        if (c >= 0xc4)
-            return false;
         if (c >= 0xc2) /* two bytes of UTF-8, already known to be right */
             c = (unsigned char)((c & 3) << 6 | (text.bytes[++i] & 0x3f));
         text_add(out, "%02x", c);

@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { START_PATHS = 1 << 16, MOST_GROWTH = 64, MOST_PATH = 1000 };
+
 /* What one rank says, or all of them together. */
 struct rank_part {
     struct nodes nodes;
@@ -39,6 +41,7 @@ struct loading {
     struct rank_part *parts;
     size_t nparts;
     uint64_t budget;       /* boxes that may still be made */
+    uint64_t room;         /* bytes that paths may still take */
     struct intern names;   /* to ordinals */
     struct intern paths;   /* to numbers of files */
     struct intern unknown; /* names of transforms, to their numbers */
@@ -403,24 +406,39 @@ static rsd_status add_storages(struct loading *l)
 
 /* ---- where things were in the nested state dict ---- */
 
+/* A tuple of texts and numbers. */
+static bool is_path(const struct nodes *nodes, cell path)
+{
+    bool fine = node_kind(nodes, path) == NODE_TUPLE && node_count(nodes, path) <= MOST_PATH;
+    for (uint32_t i = 0; fine && i < node_count(nodes, path); i++) {
+        enum node_kind kind = node_kind(nodes, node_item(nodes, path, i));
+        fine = kind == NODE_STRING || kind == NODE_INT;
+    }
+    return fine;
+}
+
 static rsd_status add_path(struct loading *l, size_t part, cell name, cell path)
 {
     const struct nodes *nodes = &l->parts[part].nodes;
     size_t ordinal;
     char *json;
     const char *kept;
-    if (node_kind(nodes, name) != NODE_STRING || node_kind(nodes, path) != NODE_TUPLE ||
+    if (node_kind(nodes, name) != NODE_STRING || !is_path(nodes, path) ||
         !intern_find(&l->names, node_text(nodes, name), &ordinal))
         return RSD_OK;
     const struct entry *entry = find_entry(l, ordinal, part);
     TRY(value_to_json(nodes, path, &json));
+    size_t n = json ? strlen(json) : 0;
     if (!entry || !json) {
         mem_free(json);
         return RSD_OK;
     }
-    rsd_status status = contents_name(l->contents, (struct slice){json, strlen(json)}, &kept);
+    rsd_status status = expect(n <= l->room, "paths many times as long as itself");
+    if (!status)
+        status = contents_name(l->contents, (struct slice){json, n}, &kept);
     mem_free(json);
     TRY(status);
+    l->room -= n;
     if (entry->value)
         l->contents->values[l->number[ordinal]].path = kept;
     else
@@ -463,6 +481,7 @@ static rsd_status load_part(struct loading *l, struct slice name, struct rank_pa
     if (!status) {
         l->nparts++;
         l->budget += nbytes;
+        l->room += START_PATHS + nbytes * MOST_GROWTH;
         cell state = state_of(&part->nodes, root, KNOWN_METADATA);
         part->tensors = node_find(&part->nodes, state, "state_dict_metadata");
         part->storage = node_find(&part->nodes, state, "storage_data");

@@ -3,7 +3,8 @@
  *
  * Names are the keys on the way to a tensor, joined by dots. A list or tuple is gone into if there is a
  * tensor or dict in it; anything else is a value. Objects of classes that are not known stay opaque, and
- * whatever is in them is not looked at.
+ * whatever is in them is not looked at. What is referred to many times is there as often, so what is made
+ * is bounded by the length of the pickle.
  *
  * There are two containers. Since torch 1.6 a file is an archive with the pickle in data.pkl and each
  * storage in data/KEY. Before that it was five pickles one after the other (a magic number, a protocol,
@@ -16,6 +17,7 @@
 #include <string.h>
 
 enum { MOST_DEPTH = 64, MOST_NAME = 2000 };
+enum { MOST_VISITS = 8, MOST_GROWTH = 64, START_NBYTES = 1 << 18 }; /* the first two: per byte */
 
 struct storage {
     uint64_t data, nbytes;
@@ -30,6 +32,7 @@ struct loading {
     bool archive, big_endian;
     struct nodes nodes;
     uint64_t budget;    /* nodes that may still be looked at */
+    uint64_t room;      /* bytes that may still be made of them */
     struct intern keys; /* of storages, in files without an archive */
     struct storage *storages;
     char name[MOST_NAME];
@@ -39,6 +42,20 @@ static rsd_status read_file(void *context, uint64_t at, void *out, size_t n)
 {
     struct loading *l = context;
     return file_read(&l->checkpoint->files, l->file, l->base + at, out, n);
+}
+
+static void set_limits(struct loading *l, uint64_t pickle_nbytes)
+{
+    l->budget = START_NBYTES + pickle_nbytes * MOST_VISITS;
+    l->room = START_NBYTES + pickle_nbytes * MOST_GROWTH;
+}
+
+static rsd_status make_room(struct loading *l, uint64_t nbytes)
+{
+    if (nbytes > l->room)
+        return fail(RSD_EFORMAT, "the values are many times as long as their pickle");
+    l->room -= nbytes;
+    return RSD_OK;
 }
 
 /* ---- tensors ---- */
@@ -68,6 +85,7 @@ static rsd_status add_tensor(struct loading *l, cell c)
     struct contents *contents = &l->checkpoint->contents;
     struct stored_view stored = {.big_endian = l->big_endian};
     struct storage storage;
+    TRY(make_room(l, strlen(l->name) + sizeof stored + sizeof(struct tensor)));
     TRY(view_take(&l->nodes, c, &stored.view));
     TRY(find_storage(l, stored.view.key, &storage));
     TRY(view_check(&stored.view, storage.nbytes));
@@ -99,6 +117,9 @@ static rsd_status add_value(struct loading *l, cell c)
     rsd_status status = value_to_json(&l->nodes, c, &json);
     if (!status)
         status = value_to_pickle(&l->nodes, c, &pickle, &plain);
+    if (!status)
+        status = make_room(l, strlen(l->name) + sizeof(struct value) + pickle.n +
+                                  (json ? strlen(json) : 0));
     if (!status)
         status = contents_add_value(contents, (struct slice){l->name, strlen(l->name)},
                                     (struct extent){.kind = ITEM_NONE}, json);
@@ -233,7 +254,7 @@ static rsd_status load_archive(struct loading *l, uint64_t nbytes, cell *root)
         return fail(RSD_EFORMAT, "no record data.pkl: not what torch.save writes");
     TRY(check_byteorder(l));
     l->base = pickle->data;
-    l->budget = pickle->nbytes;
+    set_limits(l, pickle->nbytes);
     rsd_status status = pickle_load(read_file, l, pickle->nbytes, &l->nodes, root, &used);
     l->base = 0;
     return status;
@@ -325,11 +346,12 @@ static rsd_status load_pickles(struct loading *l, uint64_t nbytes, cell *root)
     l->base += used;
     TRY(pickle_load(read_file, l, nbytes - l->base, &list, &keys, &used));
     l->base += used;
-    l->budget = l->base;
+    uint64_t pickled = l->base;
+    set_limits(l, pickled);
     rsd_status status = find_element_nbytes(l, *root, 0, &sizes);
     if (!status)
         status = place_storages(l, &list, keys, nbytes, &sizes);
-    l->budget = nbytes;
+    set_limits(l, pickled);
     intern_drop(&sizes);
     nodes_drop(&list);
     return status;
