@@ -127,6 +127,26 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct named *)a)->name, ((const struct named *)b)->name);
 }
 
+/* Each name is there once, in both lists together. */
+static rsd_status check_names(const struct contents *contents)
+{
+    const struct named *tensors = contents->tensor_names, *values = contents->value_names;
+    for (size_t i = 1; i < contents->ntensors; i++)
+        if (by_name(&tensors[i - 1], &tensors[i]) == 0)
+            return fail(RSD_EFORMAT, "there are two tensors %s", tensors[i].name);
+    for (size_t i = 1; i < contents->nvalues; i++)
+        if (by_name(&values[i - 1], &values[i]) == 0)
+            return fail(RSD_EFORMAT, "there are two values %s", values[i].name);
+    for (size_t i = 0, k = 0; i < contents->ntensors && k < contents->nvalues;) {
+        int order = by_name(&tensors[i], &values[k]);
+        if (order == 0)
+            return fail(RSD_EFORMAT, "%s is a tensor and a value", tensors[i].name);
+        i += order < 0;
+        k += order > 0;
+    }
+    return RSD_OK;
+}
+
 rsd_status contents_finish(struct contents *contents)
 {
     contents->tensor_names = mem_new(contents->ntensors, sizeof(struct named));
@@ -139,10 +159,7 @@ rsd_status contents_finish(struct contents *contents)
         contents->value_names[i] = (struct named){contents->values[i].name, i};
     qsort(contents->tensor_names, contents->ntensors, sizeof(struct named), by_name);
     qsort(contents->value_names, contents->nvalues, sizeof(struct named), by_name);
-    for (size_t i = 1; i < contents->ntensors; i++)
-        if (by_name(&contents->tensor_names[i - 1], &contents->tensor_names[i]) == 0)
-            return fail(RSD_EFORMAT, "there are two tensors %s", contents->tensor_names[i].name);
-    return RSD_OK;
+    return check_names(contents);
 }
 
 static size_t find(const struct named *names, size_t n, const char *name)

@@ -35,7 +35,8 @@ struct loading {
     uint64_t room;      /* bytes that may still be made of them */
     struct intern keys; /* of storages, in files without an archive */
     struct storage *storages;
-    char name[MOST_NAME];
+    char name[MOST_NAME]; /* of what is looked at, with a zero behind it */
+    size_t name_nbytes;
 };
 
 static rsd_status read_file(void *context, uint64_t at, void *out, size_t n)
@@ -79,13 +80,19 @@ static rsd_status find_storage(struct loading *l, struct slice key, struct stora
     return RSD_OK;
 }
 
+/* A key may have a zero in it, which then is no proper name. */
+static struct slice name_of(const struct loading *l)
+{
+    return (struct slice){l->name, l->name_nbytes};
+}
+
 static rsd_status add_tensor(struct loading *l, cell c)
 {
     static const int64_t origin[RSD_MAX_DIMS];
     struct contents *contents = &l->checkpoint->contents;
     struct stored_view stored = {.big_endian = l->big_endian};
     struct storage storage;
-    TRY(make_room(l, strlen(l->name) + sizeof stored + sizeof(struct tensor)));
+    TRY(make_room(l, l->name_nbytes + sizeof stored + sizeof(struct tensor)));
     TRY(view_take(&l->nodes, c, &stored.view));
     TRY(find_storage(l, stored.view.key, &storage));
     TRY(view_check(&stored.view, storage.nbytes));
@@ -96,8 +103,8 @@ static rsd_status add_tensor(struct loading *l, cell c)
     stored.view.key = (struct slice){"", 0}; /* it was in the nodes, which go */
     TRY(GROW(contents->views, contents->room_views, contents->nviews + 1));
     contents->views[contents->nviews++] = stored;
-    TRY(contents_add_tensor(contents, (struct slice){l->name, strlen(l->name)}, stored.view.dtype,
-                            stored.view.ndim, stored.view.shape));
+    TRY(contents_add_tensor(contents, name_of(l), stored.view.dtype, stored.view.ndim,
+                            stored.view.shape));
     return contents_add_box(contents, origin, stored.view.shape,
                             (struct extent){.kind = ITEM_VIEW,
                                             .file = l->file,
@@ -118,11 +125,10 @@ static rsd_status add_value(struct loading *l, cell c)
     if (!status)
         status = value_to_pickle(&l->nodes, c, &pickle, &plain);
     if (!status)
-        status = make_room(l, strlen(l->name) + sizeof(struct value) + pickle.n +
+        status = make_room(l, l->name_nbytes + sizeof(struct value) + pickle.n +
                                   (json ? strlen(json) : 0));
     if (!status)
-        status = contents_add_value(contents, (struct slice){l->name, strlen(l->name)},
-                                    (struct extent){.kind = ITEM_NONE}, json);
+        status = contents_add_value(contents, name_of(l), (struct extent){.kind = ITEM_NONE}, json);
     if (status) {
         mem_free(json);
         bytes_drop(&pickle);
@@ -217,8 +223,10 @@ static rsd_status visit(struct loading *l, cell c, size_t length, int depth)
         return visit_dict(l, value_dict(&l->nodes, c), length, depth);
     if ((kind == NODE_LIST || kind == NODE_TUPLE) && has_parts(l, c, depth))
         return visit_list(l, c, length, depth);
+    l->name_nbytes = length;
     if (length == 0) /* the whole file is one tensor, or one value */
-        snprintf(l->name, sizeof l->name, "%s", view_is_tensor(&l->nodes, c) ? "tensor" : "value");
+        l->name_nbytes = (size_t)snprintf(l->name, sizeof l->name, "%s",
+                                          view_is_tensor(&l->nodes, c) ? "tensor" : "value");
     rsd_status status = view_is_tensor(&l->nodes, c) ? add_tensor(l, c) : add_value(l, c);
     return status == RSD_OK ? RSD_OK : fail_in(status, "%.300s: ", l->name);
 }
