@@ -197,6 +197,7 @@ struct zip {
     zip_read *read;
     void *context;
     uint64_t nbytes;
+    uint64_t directory_at;
     unsigned char *directory;
     struct zip_record *records; /* by place */
     struct zip_name *by_name;

@@ -7,7 +7,7 @@
  * and what its CRC-32 is. Only the directory and the headers of records that are asked for are read.
  *
  * A reader accepts what is inside the archive, stored and not encrypted, without two records that share
- * a byte. All numbers are little-endian.
+ * a byte, and with everything that is said twice said the same way. All numbers are little-endian.
  */
 #include "codec.h"
 
@@ -16,6 +16,7 @@
 #include <string.h>
 
 enum { LOCAL = 30, CENTRAL = 46, END = 22, END64 = 56, LOCATOR = 20, MOST_DIRECTORY = 1 << 30 };
+enum { MOST_NAME = 512 };
 
 static uint64_t get(const unsigned char *bytes, int n)
 {
@@ -36,6 +37,14 @@ struct directory {
     uint64_t at, nbytes, count;
 };
 
+/* What the end says, where it fits there, and what the zip64 end says. */
+static bool agree(const struct directory *narrow, const struct directory *wide)
+{
+    return (narrow->at == wide->at || narrow->at == 0xffffffff) &&
+           (narrow->nbytes == wide->nbytes || narrow->nbytes == 0xffffffff) &&
+           (narrow->count == wide->count || narrow->count == 0xffff);
+}
+
 static rsd_status read_zip64_end(const struct zip *zip, uint64_t end_at, struct directory *out)
 {
     unsigned char locator[LOCATOR], end[END64];
@@ -50,7 +59,10 @@ static rsd_status read_zip64_end(const struct zip *zip, uint64_t end_at, struct 
     TRY(zip->read(zip->context, at, end, sizeof end));
     if (memcmp(end, "PK\6\6", 4) != 0)
         return broken(at, "no zip64 end");
+    const struct directory narrow = *out;
     *out = (struct directory){get(end + 48, 8), get(end + 40, 8), get(end + 32, 8)};
+    if (!agree(&narrow, out))
+        return broken(at, "a zip64 end that says something else than the end");
     if (out->at > at || out->nbytes > at - out->at)
         return broken(at, "a directory that lies outside");
     return RSD_OK;
@@ -65,6 +77,8 @@ static rsd_status find_directory(const struct zip *zip, struct directory *out)
     TRY(zip->read(zip->context, at, end, sizeof end));
     if (memcmp(end, "PK\5\6", 4) != 0)
         return broken(at, "no end of an archive");
+    if (get(end + 20, 2) != 0)
+        return broken(at, "a comment that is not there");
     *out = (struct directory){get(end + 16, 4), get(end + 12, 4), get(end + 10, 2)};
     if (at >= LOCATOR) {
         TRY(zip->read(zip->context, at - LOCATOR, locator, sizeof locator));
@@ -186,6 +200,7 @@ rsd_status zip_open(struct zip *zip, zip_read *read, void *context, uint64_t nby
     TRY(find_directory(zip, &directory));
     if (directory.nbytes > MOST_DIRECTORY || directory.count > directory.nbytes / CENTRAL)
         return broken(directory.at, "a directory with more entries than fit");
+    zip->directory_at = directory.at;
     zip->directory = mem_new((size_t)directory.nbytes + 1, 1);
     zip->records = mem_new((size_t)directory.count, sizeof *zip->records);
     rsd_status status = zip->directory && zip->records ? RSD_OK : RSD_ENOMEM;
@@ -194,6 +209,8 @@ rsd_status zip_open(struct zip *zip, zip_read *read, void *context, uint64_t nby
     size_t offset = 0;
     for (uint64_t i = 0; i < directory.count && !status; i++)
         status = add_record(zip, &directory, &offset);
+    if (!status && offset != directory.nbytes)
+        status = broken(directory.at + offset, "a directory that is longer than its entries");
     if (!status)
         status = check_overlaps(zip);
     if (!status)
@@ -225,7 +242,7 @@ struct slice zip_folder(const struct zip *zip)
 
 rsd_status zip_find(struct zip *zip, const char *name, struct zip_record **out)
 {
-    char full[512];
+    char full[MOST_NAME];
     struct slice folder = zip_folder(zip);
     int n = snprintf(full, sizeof full, "%.*s/%s", (int)folder.nbytes, folder.bytes, name);
     size_t lo = 0, hi = zip->nrecords;
@@ -250,17 +267,24 @@ rsd_status zip_find(struct zip *zip, const char *name, struct zip_record **out)
 
 rsd_status zip_locate(const struct zip *zip, struct zip_record *record)
 {
-    unsigned char header[LOCAL];
+    unsigned char header[LOCAL + MOST_NAME];
+    size_t name = record->name.nbytes;
     if (record->data)
         return RSD_OK;
-    TRY(zip->read(zip->context, record->header, header, sizeof header));
+    if (name > MOST_NAME)
+        return broken(record->header, "a record with too long a name");
+    TRY(zip->read(zip->context, record->header, header, LOCAL + name));
     if (memcmp(header, "PK\3\4", 4) != 0)
         return broken(record->header, "no header of a record");
-    uint64_t data = record->header + LOCAL + get(header + 26, 2) + get(header + 28, 2);
-    if (get(header + 26, 2) != record->name.nbytes)
+    if (get(header + 26, 2) != name || memcmp(header + LOCAL, record->name.bytes, name) != 0)
         return broken(record->header, "a record that is called otherwise in the directory");
-    if (data > zip->nbytes || record->nbytes > zip->nbytes - data)
-        return broken(record->header, "a record that lies outside");
+    if (get(header + 6, 2) & 1 || get(header + 8, 2) != 0)
+        return broken(record->header, "a record that the directory says is stored, and is not");
+    uint64_t data = record->header + LOCAL + name + get(header + 28, 2);
+    const struct zip_record *next = record + 1;
+    uint64_t end = next < zip->records + zip->nrecords ? next->header : zip->directory_at;
+    if (data > end || record->nbytes > end - data)
+        return broken(record->header, "a record that reaches into what follows it");
     record->data = data;
     return RSD_OK;
 }
