@@ -212,6 +212,10 @@ struct slice zip_folder(const struct zip *zip);
 rsd_status zip_find(struct zip *zip, const char *name, struct zip_record **out);
 rsd_status zip_locate(const struct zip *zip, struct zip_record *record);
 
+/* The values of a located record that is a pickle; EFORMAT if its CRC-32 is wrong. */
+rsd_status zip_pickle(const struct zip *zip, const struct zip_record *record, struct nodes *nodes,
+                      cell *root);
+
 /* ---- names.c ---- */
 
 /* 0 for a name that is no dtype we know; NULL for a dtype that has no such name. */

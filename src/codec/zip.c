@@ -288,3 +288,43 @@ rsd_status zip_locate(const struct zip *zip, struct zip_record *record)
     record->data = data;
     return RSD_OK;
 }
+
+/* ---- pickles in records ---- */
+
+struct checked {
+    const struct zip *zip;
+    uint64_t data;
+    uint64_t at, crc; /* of what was read from the start on */
+};
+
+static rsd_status read_checked(void *context, uint64_t at, void *out, size_t n)
+{
+    struct checked *checked = context;
+    TRY(checked->zip->read(checked->zip->context, checked->data + at, out, n));
+    if (at == checked->at) {
+        checked->crc = crc_update(CRC_ZIP, checked->crc, out, n);
+        checked->at += n;
+    }
+    return RSD_OK;
+}
+
+rsd_status zip_pickle(const struct zip *zip, const struct zip_record *record, struct nodes *nodes,
+                      cell *root)
+{
+    struct checked checked = {.zip = zip, .data = record->data};
+    uint64_t used;
+    rsd_status status = pickle_load(read_checked, &checked, record->nbytes, nodes, root, &used);
+    /* torch can be told not to compute it, and then writes 0. */
+    if (record->crc == 0 || checked.at != record->nbytes || (status && status != RSD_EFORMAT))
+        return status;
+    uint32_t crc = crc32_from_raw(checked.crc, record->nbytes);
+    if (crc == record->crc)
+        return status;
+    if (!status)
+        nodes_drop(nodes);
+    return fail(RSD_EFORMAT,
+                "byte %llu of an archive: %.*s has CRC-32 %08x, should have %08x: it is "
+                "damaged",
+                (unsigned long long)record->data, (int)record->name.nbytes, record->name.bytes, crc,
+                record->crc);
+}

@@ -50,27 +50,13 @@ static rsd_status load_windows(struct item *item)
                      item->ntail);
 }
 
-struct record_stream {
-    struct zip *zip;
-    uint64_t data;
-};
-
-static rsd_status read_record(void *context, uint64_t at, void *out, size_t n)
-{
-    const struct record_stream *stream = context;
-    return stream->zip->read(stream->zip->context, stream->data + at, out, n);
-}
-
-/* A record that is read whole is checked. */
 static rsd_status load_pickle(struct zip *zip, struct nodes *nodes, cell *root)
 {
     struct zip_record *record;
-    uint64_t used;
     TRY(zip_find(zip, "data.pkl", &record));
     if (!record)
         return fail(RSD_EFORMAT, "no record data.pkl: not what torch.save writes");
-    struct record_stream stream = {zip, record->data};
-    return pickle_load(read_record, &stream, record->nbytes, nodes, root, &used);
+    return zip_pickle(zip, record, nodes, root);
 }
 
 static rsd_status read_byteorder(struct zip *zip, bool *big_endian)
@@ -161,6 +147,11 @@ static uint32_t get16(const unsigned char *bytes)
     return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8;
 }
 
+static uint32_t get32(const unsigned char *bytes)
+{
+    return get16(bytes) | get16(bytes + 2) << 16;
+}
+
 /* Steps over a header, to the first byte of its record; the name without its folder. */
 static rsd_status step_header(struct start *start, struct slice *name)
 {
@@ -168,6 +159,10 @@ static rsd_status step_header(struct start *start, struct slice *name)
     const unsigned char *header = start->bytes + start->at;
     if (memcmp(header, "PK\3\4", 4) != 0)
         return fail(RSD_EFORMAT, "byte %zu of a compressed archive: no header of a record",
+                    start->at);
+    if (get16(header + 6) & 1 || get16(header + 8) != 0)
+        return fail(RSD_EUNSUPPORTED,
+                    "byte %zu of a compressed archive: a record that is not stored as it is",
                     start->at);
     size_t nname = get16(header + 26), nextra = get16(header + 28);
     TRY(want(start, start->at + HEADER + nname + nextra));
@@ -205,6 +200,24 @@ static rsd_status read_start(void *context, uint64_t at, void *out, size_t n)
     return RSD_OK;
 }
 
+/* Steps over a pickle of n bytes and its descriptor. */
+static rsd_status step_checked(struct start *start, size_t n)
+{
+    TRY(want(start, start->at + n + 16));
+    const unsigned char *end = start->bytes + start->at + n;
+    uint32_t crc = crc32_of(start->bytes + start->at, n), said = get32(end + 4);
+    if (memcmp(end, "PK\7\x08", 4) != 0 || get32(end + 12) != n)
+        return fail(RSD_EFORMAT, "byte %zu of a compressed archive: no descriptor of a record",
+                    start->at + n);
+    if (said != 0 && said != crc)
+        return fail(RSD_EFORMAT,
+                    "byte %zu of a compressed archive: data.pkl has CRC-32 %08x, should have "
+                    "%08x: it is damaged",
+                    start->at, crc, said);
+    start->at += n + 16;
+    return RSD_OK;
+}
+
 /* Pickles are read ahead; here, one byte at a time would be too many calls, and more than the pickle may
  * not be there. So it is tried with ever more bytes. */
 static rsd_status step_pickle(struct start *start, struct nodes *nodes, cell *root)
@@ -217,14 +230,19 @@ static rsd_status step_pickle(struct start *start, struct nodes *nodes, cell *ro
         size_t have = start->n - start->at;
         status = pickle_load(read_start, start, have < n ? have : n, nodes, root, &used);
         if (!status) {
-            start->at += (size_t)used;
-            TRY(want(start, start->at + 16));
-            start->at += 16; /* its descriptor */
-            return RSD_OK;
+            status = step_checked(start, (size_t)used);
+            if (status)
+                nodes_drop(nodes);
+            return status;
         }
         if (status != RSD_EFORMAT || n > MOST_START / 4)
             return status;
     }
+}
+
+static bool same_slice(struct slice a, struct slice b)
+{
+    return a.nbytes == b.nbytes && memcmp(a.bytes, b.bytes, a.nbytes) == 0;
 }
 
 static rsd_status go_to_tensor(struct start *start, struct stored_view *out)
@@ -244,8 +262,11 @@ static rsd_status go_to_tensor(struct start *start, struct stored_view *out)
             if (!status)
                 status = view_take(&nodes, root, &out->view);
         } else if (name.nbytes > 5 && memcmp(name.bytes, "data/", 5) == 0) {
+            const struct slice key = {name.bytes + 5, name.nbytes - 5};
             if (!pickled)
                 status = fail(RSD_EFORMAT, "a storage before its pickle");
+            else if (!same_slice(key, out->view.key))
+                status = fail(RSD_EFORMAT, "the storage of another tensor comes first");
             break;
         } else {
             bool order = slice_is(name, "byteorder");
@@ -265,7 +286,7 @@ rsd_status saved_inflate(struct inflate *inflate, struct stored_view *out, unsig
     struct start start = {.inflate = inflate, .bytes = mem_new(MOST_START, 1)};
     if (!start.bytes)
         return RSD_ENOMEM;
-    *out = (struct stored_view){0};
+    *out = (struct stored_view){.has_crc = true}; /* behind the bytes */
     rsd_status status = go_to_tensor(&start, out);
     if (!status) {
         const struct view *view = &out->view;

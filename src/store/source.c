@@ -240,7 +240,7 @@ rsd_status source_check(struct source *source, struct tally *tally)
                 return fail(RSD_EFORMAT, "no descriptor behind the bytes");
             source->crc = (uint32_t)after[4] | (uint32_t)after[5] << 8 | (uint32_t)after[6] << 16 |
                           (uint32_t)after[7] << 24;
-            source->seen = source->nbytes;
+            source->seen = source->crc ? source->nbytes : 0; /* 0: it was not computed */
             raw = source->stream_crc;
         }
     }

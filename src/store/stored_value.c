@@ -60,20 +60,15 @@ static rsd_status read_item(void *context, uint64_t at, void *out, size_t n)
     return RSD_OK;
 }
 
-static rsd_status pickle_to_json(const struct bytes *item, struct zip *zip, char **json)
+static rsd_status pickle_to_json(struct zip *zip, char **json)
 {
     struct zip_record *record;
     struct nodes nodes;
     cell root;
-    uint64_t used;
     TRY(zip_find(zip, "data.pkl", &record));
     if (!record)
         return fail(RSD_EFORMAT, "an archive without data.pkl");
-    const unsigned char *pickle = item->data + record->data;
-    if (record->crc && crc32_of(pickle, (size_t)record->nbytes) != record->crc)
-        return fail(RSD_EFORMAT,
-                    "data.pkl has another CRC-32 than its archive says: it is damaged");
-    TRY(pickle_load_memory(pickle, (size_t)record->nbytes, &nodes, &root, &used));
+    TRY(zip_pickle(zip, record, &nodes, &root));
     rsd_status status = value_to_json(&nodes, root, json);
     nodes_drop(&nodes);
     return status;
@@ -87,7 +82,7 @@ rsd_status value_load(rsd_checkpoint *checkpoint, const struct value *value, cha
     if (!status)
         status = zip_open(&zip, read_item, &item, item.n);
     if (!status) {
-        status = pickle_to_json(&item, &zip, json);
+        status = pickle_to_json(&zip, json);
         zip_close(&zip);
     }
     bytes_drop(&item);

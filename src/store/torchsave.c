@@ -99,7 +99,7 @@ static rsd_status add_tensor(struct loading *l, cell c)
     stored.data = storage.data;
     stored.nbytes = storage.nbytes;
     stored.crc = storage.crc;
-    stored.has_crc = l->archive;
+    stored.has_crc = l->archive && (storage.crc || !storage.nbytes); /* 0: it was not computed */
     stored.view.key = (struct slice){"", 0}; /* it was in the nodes, which go */
     TRY(GROW(contents->views, contents->room_views, contents->nviews + 1));
     contents->views[contents->nviews++] = stored;
@@ -251,7 +251,6 @@ static rsd_status check_byteorder(struct loading *l)
 static rsd_status load_archive(struct loading *l, uint64_t nbytes, cell *root)
 {
     struct zip_record *pickle, *script;
-    uint64_t used;
     TRY(zip_open(&l->zip, read_file, l, nbytes));
     l->archive = true;
     TRY(zip_find(&l->zip, "constants.pkl", &script));
@@ -261,11 +260,8 @@ static rsd_status load_archive(struct loading *l, uint64_t nbytes, cell *root)
     if (!pickle)
         return fail(RSD_EFORMAT, "no record data.pkl: not what torch.save writes");
     TRY(check_byteorder(l));
-    l->base = pickle->data;
     set_limits(l, pickle->nbytes);
-    rsd_status status = pickle_load(read_file, l, pickle->nbytes, &l->nodes, root, &used);
-    l->base = 0;
-    return status;
+    return zip_pickle(&l->zip, pickle, &l->nodes, root);
 }
 
 /* ---- before archives ---- */
