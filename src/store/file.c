@@ -214,18 +214,30 @@ static rsd_status read_all(int fd, uint64_t at, char *out, size_t n)
     return RSD_OK;
 }
 
+static rsd_status check_range(uint64_t at, uint64_t n, uint64_t nbytes)
+{
+    if (at <= nbytes && n <= nbytes - at)
+        return RSD_OK;
+    return fail(RSD_EFORMAT, "bytes %llu to %llu are wanted, the file has %llu",
+                (unsigned long long)at, (unsigned long long)(at + n), (unsigned long long)nbytes);
+}
+
+rsd_status file_check(struct files *files, uint32_t index, uint64_t at, uint64_t n)
+{
+    uint64_t nbytes;
+    TRY(file_nbytes(files, index, &nbytes));
+    rsd_status status = check_range(at, n, nbytes);
+    return status ? file_error(files, index, status) : RSD_OK;
+}
+
 rsd_status file_read(struct files *files, uint32_t index, uint64_t at, void *out, size_t n)
 {
     struct file_slot *slot;
     int fd;
     uint64_t nbytes;
     TRY(pin(files, index, &slot, &fd, &nbytes));
-    rsd_status status = RSD_OK;
-    if (at > nbytes || n > nbytes - at)
-        status =
-            fail(RSD_EFORMAT, "bytes %llu to %llu are wanted, the file has %llu",
-                 (unsigned long long)at, (unsigned long long)(at + n), (unsigned long long)nbytes);
-    else
+    rsd_status status = check_range(at, n, nbytes);
+    if (!status)
         status = read_all(fd, at, out, n);
     unpin(files, slot);
     return status ? file_error(files, index, status) : RSD_OK;

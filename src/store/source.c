@@ -116,6 +116,7 @@ static rsd_status find_bytes(struct source *source, const rsd_checkpoint *checkp
         use_dense(source, extent->offset);
         return RSD_OK;
     }
+    TRY(file_check(source->files, extent->file, extent->offset, extent->nbytes));
     return extent->nzstd ? open_stream(source, source->dtype)
                          : find_in_file(source, name, source->dtype);
 }

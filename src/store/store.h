@@ -56,6 +56,8 @@ void files_close(struct files *files);
 rsd_status files_add(struct files *files, struct slice name,
                      uint32_t *index); /* does not open it */
 rsd_status file_nbytes(struct files *files, uint32_t index, uint64_t *nbytes);
+rsd_status file_check(struct files *files, uint32_t index, uint64_t at,
+                      uint64_t n); /* EFORMAT unless it has these bytes */
 rsd_status file_read(struct files *files, uint32_t index, uint64_t at, void *out, size_t n);
 
 /* The whole file, with a zero behind it; ELIMIT if it is longer than `most`. */

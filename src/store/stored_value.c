@@ -6,10 +6,10 @@
 /* Values are small, and do not become much larger than they are on disk. */
 enum { MOST_NBYTES = 1 << 28, MOST_GROWTH = 1024, START_NBYTES = 1 << 20 };
 
-static rsd_status too_long(uint64_t nbytes)
+static rsd_status too_long(uint64_t nbytes, uint64_t most)
 {
-    return fail(RSD_ELIMIT, "a value of %llu bytes: %d are the most", (unsigned long long)nbytes,
-                (int)MOST_NBYTES);
+    return fail(RSD_ELIMIT, "a value of %llu bytes or more: %llu are the most",
+                (unsigned long long)nbytes, (unsigned long long)most);
 }
 
 /* All of a stream whose length nobody knows. */
@@ -24,7 +24,7 @@ static rsd_status inflate_all(struct inflate *inflate, uint64_t stored, struct b
         if (out->failed)
             return RSD_ENOMEM;
         if (out->n > most)
-            return too_long(out->n);
+            return too_long(out->n, most);
     }
     return RSD_OK;
 }
@@ -33,6 +33,7 @@ rsd_status value_bytes(rsd_checkpoint *checkpoint, const struct value *value, st
 {
     const struct extent *extent = &value->extent;
     TRY(check_transforms(&checkpoint->contents, extent));
+    TRY(file_check(&checkpoint->files, extent->file, extent->offset, extent->nbytes));
     if (extent->nzstd) {
         struct inflate *inflate;
         TRY(inflate_open(&checkpoint->files, extent->file, extent->offset, extent->nbytes,
@@ -42,7 +43,7 @@ rsd_status value_bytes(rsd_checkpoint *checkpoint, const struct value *value, st
         return status;
     }
     if (extent->nbytes > MOST_NBYTES)
-        return too_long(extent->nbytes);
+        return too_long(extent->nbytes, MOST_NBYTES);
     TRY(GROW(out->data, out->room, (size_t)extent->nbytes + 1));
     out->n = (size_t)extent->nbytes;
     return file_read(&checkpoint->files, extent->file, extent->offset, out->data, out->n);
