@@ -35,7 +35,8 @@ struct gathering {
     struct files *files;
     struct intern names;
     struct found *list;
-    size_t n, room;
+    size_t *places; /* in the list, by ordinal: of the last file that has it */
+    size_t n, room, room_places;
 };
 
 /* ---- one header ---- */
@@ -59,35 +60,57 @@ static rsd_status take_list(struct json *j, int64_t *out, int32_t *n)
     }
 }
 
+static rsd_status take_dtype(struct json *j, struct found *found, bool *packed)
+{
+    struct slice dtype;
+    TRY(json_string(j, &dtype));
+    found->dtype = dtype_from_safetensors(dtype);
+    *packed = slice_is(dtype, "F4");
+    if (!found->dtype)
+        return fail(RSD_EUNSUPPORTED, "byte %zu: dtype %.*s is not known here", j->at,
+                    (int)(dtype.nbytes < 40 ? dtype.nbytes : 40), dtype.bytes);
+    return RSD_OK;
+}
+
+enum tensor_key { UNKNOWN = 0, DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
+
+static enum tensor_key key_of(struct slice key)
+{
+    return slice_is(key, "dtype")          ? DTYPE
+           : slice_is(key, "shape")        ? SHAPE
+           : slice_is(key, "data_offsets") ? OFFSETS
+                                           : UNKNOWN;
+}
+
 static rsd_status take_tensor(struct json *j, struct found *found)
 {
-    struct slice key, dtype;
-    int64_t offsets[RSD_MAX_DIMS];
+    int64_t offsets[RSD_MAX_DIMS] = {0};
     int32_t noffsets = 0;
-    bool more, shaped = false, packed = false;
+    bool more, packed = false;
+    unsigned seen = 0;
     TRY(json_enter(j, '{'));
     for (;;) {
-        TRY(json_next_key(j, &key, &more));
+        struct slice name;
+        TRY(json_next_key(j, &name, &more));
         if (!more)
             break;
-        if (slice_is(key, "dtype")) {
-            TRY(json_string(j, &dtype));
-            found->dtype = dtype_from_safetensors(dtype);
-            packed = slice_is(dtype, "F4");
-            if (!found->dtype)
-                return fail(RSD_EUNSUPPORTED, "byte %zu: dtype %.*s is not known here", j->at,
-                            (int)(dtype.nbytes < 40 ? dtype.nbytes : 40), dtype.bytes);
-        } else if (slice_is(key, "shape")) {
-            TRY(take_list(j, found->shape, &found->ndim));
-            shaped = true;
-        } else if (slice_is(key, "data_offsets")) {
-            TRY(take_list(j, offsets, &noffsets));
-        } else {
+        enum tensor_key key = key_of(name);
+        if (key == UNKNOWN)
             return json_fail(j, "an unknown key in a tensor");
-        }
+        if (seen & key)
+            return json_fail(j, "a key that is there twice");
+        seen |= key;
+        if (key == DTYPE)
+            TRY(take_dtype(j, found, &packed));
+        else if (key == SHAPE)
+            TRY(take_list(j, found->shape, &found->ndim));
+        else
+            TRY(take_list(j, offsets, &noffsets));
     }
-    if (!found->dtype || !shaped || noffsets != 2 || offsets[0] > offsets[1])
-        return json_fail(j, "a tensor without dtype, shape or offsets");
+    if (seen != ALL || noffsets != 2)
+        return json_fail(j, "a tensor without dtype, shape and two offsets");
+    if (offsets[0] > offsets[1])
+        return json_fail(j, "data_offsets that end before they begin");
     if (packed) { /* two elements a byte; here, extents count bytes */
         if (found->ndim == 0 || found->shape[found->ndim - 1] % 2)
             return json_fail(j, "4-bit elements that do not fill bytes");
@@ -100,14 +123,17 @@ static rsd_status take_tensor(struct json *j, struct found *found)
 
 static rsd_status add_found(struct gathering *g, struct slice name, struct found found)
 {
-    if (!intern_find(&g->names, name, &found.ordinal)) {
-        TRY(contents_name(g->contents, name, &found.name));
+    bool known = intern_find(&g->names, name, &found.ordinal);
+    if (known && g->list[g->places[found.ordinal]].file == found.file)
+        return fail(RSD_EFORMAT, "the file has it twice");
+    TRY(contents_name(g->contents, name, &found.name));
+    if (!known) {
         found.ordinal = g->names.n;
+        TRY(GROW(g->places, g->room_places, found.ordinal + 1));
         TRY(intern_add(&g->names, (struct slice){found.name, name.nbytes}, found.ordinal));
-    } else {
-        TRY(contents_name(g->contents, name, &found.name));
     }
     TRY(GROW(g->list, g->room, g->n + 1));
+    g->places[found.ordinal] = g->n;
     g->list[g->n++] = found;
     return RSD_OK;
 }
@@ -115,12 +141,9 @@ static rsd_status add_found(struct gathering *g, struct slice name, struct found
 static struct found *find_in_file(struct gathering *g, size_t first, struct slice name)
 {
     size_t ordinal;
-    if (!intern_find(&g->names, name, &ordinal))
+    if (!g->places || !intern_find(&g->names, name, &ordinal) || g->places[ordinal] < first)
         return NULL;
-    for (size_t i = first; i < g->n; i++) /* usually the next one */
-        if (g->list[i].ordinal == ordinal)
-            return &g->list[i];
-    return NULL;
+    return &g->list[g->places[ordinal]];
 }
 
 /* ---- where shards lie ---- */
@@ -157,18 +180,12 @@ static rsd_status take_places(struct gathering *g, size_t first, struct json *j)
 {
     struct slice name;
     bool more;
-    size_t next = first;
     TRY(json_enter(j, '{'));
     for (;;) {
         TRY(json_next_key(j, &name, &more));
         if (!more)
             return RSD_OK;
-        struct found *found = find_in_file(g, next, name);
-        if (!found)
-            found = find_in_file(g, first, name);
-        else
-            next = (size_t)(found - g->list) + 1;
-        TRY(take_place(j, found));
+        TRY(take_place(j, find_in_file(g, first, name)));
     }
 }
 
@@ -197,6 +214,7 @@ static rsd_status take_sharding(struct gathering *g, size_t first, const char *t
 struct header_metadata {
     char *sharding, *ours; /* texts, owned */
     size_t nsharding, nours;
+    bool seen;
 };
 
 static rsd_status copy_text(struct slice slice, char **text, size_t *n)
@@ -211,6 +229,9 @@ static rsd_status take_metadata(struct json *j, struct header_metadata *metadata
 {
     struct slice key, value;
     bool more;
+    if (metadata->seen)
+        return json_fail(j, "a key that is there twice");
+    metadata->seen = true;
     TRY(json_enter(j, '{'));
     for (;;) {
         TRY(json_next_key(j, &key, &more));
@@ -282,6 +303,8 @@ static rsd_status take_header(struct gathering *g, struct json *j, uint32_t file
         rsd_status status = take_tensor(j, &found);
         if (!status)
             status = add_found(g, (struct slice){copy, name.nbytes}, found);
+        if (status)
+            status = fail_in(status, "%.300s: ", copy);
         mem_free(copy);
         TRY(status);
     }
@@ -328,7 +351,7 @@ static rsd_status add_file(struct gathering *g, struct slice name)
     }
     json_start(&j, text, n);
     status = take_header(g, &j, file, &metadata);
-    if (status == RSD_EFORMAT)
+    if (status == RSD_EFORMAT || status == RSD_EUNSUPPORTED)
         status = fail_in(status, "header, ");
     json_drop(&j);
     mem_free(text);
@@ -337,6 +360,7 @@ static rsd_status add_file(struct gathering *g, struct slice name)
     for (size_t i = first; i < g->n && !status; i++) {
         g->list[i].begin += 8 + n;
         g->list[i].end += 8 + n;
+        g->places[g->list[i].ordinal] = i; /* they were sorted */
     }
     if (!status && metadata.ours)
         status = take_sharding(g, first, metadata.ours, metadata.nours, true);
@@ -387,8 +411,7 @@ static rsd_status add_tensors(struct gathering *g)
         struct found *shards = &g->list[i];
         int64_t shape[RSD_MAX_DIMS] = {0};
         for (n = 1; i + n < g->n && shards[n].ordinal == shards[0].ordinal; n++)
-            if (shards[n].file == shards[n - 1].file)
-                return fail(RSD_EFORMAT, "%s: one file has it twice", shards[0].name);
+            continue;
         TRY(whole_shape(shards, n, shape));
         TRY(contents_add_tensor(g->contents, (struct slice){shards[0].name, strlen(shards[0].name)},
                                 shards[0].dtype, shards[0].ndim, shape));
@@ -411,6 +434,7 @@ rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *name
     if (!status)
         status = add_tensors(&g);
     mem_free(g.list);
+    mem_free(g.places);
     intern_drop(&g.names);
     return status;
 }
@@ -491,6 +515,7 @@ rsd_status safetensors_find(struct files *files, uint32_t file, uint64_t at, con
     mem_free(metadata.sharding);
     mem_free(metadata.ours);
     mem_free(g.list);
+    mem_free(g.places);
     intern_drop(&g.names);
     contents_drop(&contents);
     return status;
