@@ -383,23 +383,58 @@ static int by_ordinal_then_file(const void *a, const void *b)
     return (x->file > y->file) - (x->file < y->file);
 }
 
-/* The shape of a tensor from its shards: as one of them says, or as far as they reach. */
+/* What the shards that know the whole shape say; NULL: none does. */
+static rsd_status said_shape(const struct found *shards, size_t n, const int64_t **shape)
+{
+    *shape = NULL;
+    for (size_t i = 0; i < n; i++) {
+        if (!shards[i].whole_known)
+            continue;
+        for (int32_t d = 0; *shape && d < shards[i].ndim; d++)
+            if (shards[i].whole[d] != (*shape)[d])
+                return fail(RSD_EFORMAT, "the files do not agree on its shape");
+        *shape = shards[i].whole;
+    }
+    return RSD_OK;
+}
+
+/* The shape of a tensor from its shards: as they say, or as far as they reach. */
 static rsd_status whole_shape(const struct found *shards, size_t n, int64_t *shape)
 {
+    const int64_t *said;
     for (size_t i = 0; i < n; i++) {
         if (shards[i].dtype != shards[0].dtype || shards[i].ndim != shards[0].ndim)
-            return fail(RSD_EFORMAT, "%s: two files have it with another dtype or number of dims",
-                        shards[0].name);
+            return fail(RSD_EFORMAT, "two files have it with another dtype or number of dims");
         if (n > 1 && !shards[i].placed)
-            return fail(RSD_EFORMAT, "%s: several files have it, and do not say which part",
-                        shards[0].name);
-        for (int32_t d = 0; d < shards[0].ndim; d++) {
-            int64_t end = shards[i].lo[d] + shards[i].shape[d];
-            if (shards[i].whole_known && shards[i].whole[d] < end)
-                return fail(RSD_EFORMAT, "%s: a shard reaches beyond the tensor", shards[0].name);
-            shape[d] = max_i64(i ? shape[d] : 0, shards[i].whole_known ? shards[i].whole[d] : end);
-        }
+            return fail(RSD_EFORMAT, "several files have it, and do not say which part");
     }
+    TRY(said_shape(shards, n, &said));
+    for (int32_t d = 0; d < shards[0].ndim; d++) {
+        int64_t end, reach = 0;
+        for (size_t i = 0; i < n; i++) {
+            if (!add_i64(shards[i].lo[d], shards[i].shape[d], &end) || end > MAX_EXTENT)
+                return fail(RSD_EFORMAT, "a shard that reaches beyond 2^62");
+            reach = max_i64(reach, end);
+        }
+        if (said && reach > said[d])
+            return fail(RSD_EFORMAT, "a shard reaches beyond the tensor");
+        shape[d] = said ? said[d] : reach;
+    }
+    return RSD_OK;
+}
+
+static rsd_status add_shards(struct gathering *g, const struct found *shards, size_t n)
+{
+    int64_t shape[RSD_MAX_DIMS] = {0};
+    TRY(whole_shape(shards, n, shape));
+    TRY(contents_add_tensor(g->contents, (struct slice){shards[0].name, strlen(shards[0].name)},
+                            shards[0].dtype, shards[0].ndim, shape));
+    for (size_t i = 0; i < n; i++)
+        TRY(contents_add_box(g->contents, shards[i].lo, shards[i].shape,
+                             (struct extent){.kind = ITEM_PLAIN,
+                                             .file = shards[i].file,
+                                             .offset = shards[i].begin,
+                                             .nbytes = shards[i].end - shards[i].begin}));
     return RSD_OK;
 }
 
@@ -408,19 +443,13 @@ static rsd_status add_tensors(struct gathering *g)
     if (g->n > 1)
         qsort(g->list, g->n, sizeof *g->list, by_ordinal_then_file);
     for (size_t i = 0, n; i < g->n; i += n) {
-        struct found *shards = &g->list[i];
-        int64_t shape[RSD_MAX_DIMS] = {0};
+        const struct found *shards = &g->list[i];
         for (n = 1; i + n < g->n && shards[n].ordinal == shards[0].ordinal; n++)
             continue;
-        TRY(whole_shape(shards, n, shape));
-        TRY(contents_add_tensor(g->contents, (struct slice){shards[0].name, strlen(shards[0].name)},
-                                shards[0].dtype, shards[0].ndim, shape));
-        for (size_t k = 0; k < n; k++)
-            TRY(contents_add_box(g->contents, shards[k].lo, shards[k].shape,
-                                 (struct extent){.kind = ITEM_PLAIN,
-                                                 .file = shards[k].file,
-                                                 .offset = shards[k].begin,
-                                                 .nbytes = shards[k].end - shards[k].begin}));
+        rsd_status status = add_shards(g, shards, n);
+        if (status)
+            return file_error(g->files, shards[n - 1].file,
+                              fail_in(status, "%.300s: ", shards[0].name));
     }
     return RSD_OK;
 }
