@@ -256,6 +256,19 @@ static int by_begin(const void *a, const void *b)
     return (x->end > y->end) - (x->end < y->end);
 }
 
+/* A tensor is as long as its shape says. */
+static rsd_status check_nbytes(const struct found *found)
+{
+    rsd_layout *checked; /* for the shape alone */
+    TRY(layout_start(found->dtype, found->ndim, found->shape, &checked));
+    uint64_t need = (uint64_t)checked->volume * rsd_dtype_nbytes(found->dtype);
+    rsd_layout_free(checked);
+    if (found->end - found->begin != need)
+        return fail(RSD_EFORMAT, "%llu bytes for a shape and dtype of %llu",
+                    (unsigned long long)(found->end - found->begin), (unsigned long long)need);
+    return RSD_OK;
+}
+
 /* Tensors cover the bytes exactly: each as long as its shape says, one after the other. */
 static rsd_status check_cover(struct gathering *g, size_t first, uint64_t nbytes)
 {
@@ -263,16 +276,12 @@ static rsd_status check_cover(struct gathering *g, size_t first, uint64_t nbytes
     qsort(g->list + first, g->n - first, sizeof *g->list, by_begin);
     for (size_t i = first; i < g->n; i++) {
         const struct found *found = &g->list[i];
-        rsd_layout *checked; /* for the shape alone */
-        TRY(layout_start(found->dtype, found->ndim, found->shape, &checked));
-        uint64_t need = (uint64_t)checked->volume * rsd_dtype_nbytes(found->dtype);
-        rsd_layout_free(checked);
+        rsd_status status = check_nbytes(found);
+        if (status)
+            return fail_in(status, "%.300s: ", found->name);
         if (found->begin != at)
             return fail(RSD_EFORMAT, "%s: its bytes begin at %llu, those before it end at %llu",
                         found->name, (unsigned long long)found->begin, (unsigned long long)at);
-        if (found->end - found->begin != need)
-            return fail(RSD_EFORMAT, "%s: %llu bytes for a shape and dtype of %llu", found->name,
-                        (unsigned long long)(found->end - found->begin), (unsigned long long)need);
         at = found->end;
     }
     if (at != nbytes)
@@ -528,16 +537,23 @@ rsd_status safetensors_find(struct files *files, uint32_t file, uint64_t at, con
     json_start(&j, text ? text : "", n);
     if (!status)
         status = take_header(&g, &j, file, &metadata);
+    if (status == RSD_EFORMAT)
+        status = fail_in(status, "a blob at byte %llu, ", (unsigned long long)at);
     const struct found *found =
         status ? NULL : find_in_file(&g, 0, (struct slice){name, strlen(name)});
     if (!status && !found)
         status = fail(RSD_EFORMAT, "the blob at byte %llu has no tensor %s", (unsigned long long)at,
                       name);
-    if (found) {
+    uint64_t data = at + sizeof(uint64_t) + n;
+    if (!status)
+        status = check_nbytes(found);
+    if (!status)
+        status = file_check(files, file, data + found->begin, found->end - found->begin);
+    if (!status) {
         *dtype = found->dtype;
         *ndim = found->ndim;
         copy_i64s(shape, found->shape, found->ndim);
-        *begin = at + 8 + n + found->begin;
+        *begin = data + found->begin;
     }
     json_drop(&j);
     mem_free(text);

@@ -62,16 +62,18 @@ static void use_dense(struct source *source, uint64_t data)
 static rsd_status find_in_file(struct source *source, const char *name, rsd_dtype dtype)
 {
     struct stored_view stored;
-    unsigned char start[4] = {0};
+    unsigned char start[9]; /* of a blob: the length of its header, and the header's first brace */
     const struct extent *extent = &source->extent;
-    if (extent->nbytes >= sizeof start)
-        TRY(file_read(source->files, extent->file, extent->offset, start, sizeof start));
+    TRY(file_read(source->files, extent->file, extent->offset, start, sizeof start));
     if (memcmp(start, "PK\3\4", 4) == 0) {
         TRY(saved_find(source->files, extent, &stored));
         TRY(check_stored(source, dtype, &stored.view));
         use_view(source, &stored);
         return RSD_OK;
     }
+    if (start[8] != '{')
+        return fail(RSD_EFORMAT, "byte %llu: neither what torch.save writes nor safetensors",
+                    (unsigned long long)extent->offset);
     struct view view = {0};
     uint64_t begin;
     TRY(safetensors_find(source->files, extent->file, extent->offset, name, &view.dtype, &view.ndim,
