@@ -479,34 +479,42 @@ rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *name
 
 /* ---- the index ---- */
 
+static rsd_status take_weight_map(struct json *j, struct intern *seen, struct name_list *out)
+{
+    struct slice key, file;
+    bool more;
+    size_t number;
+    TRY(json_enter(j, '{'));
+    for (;;) {
+        TRY(json_next_key(j, &key, &more));
+        if (!more)
+            return RSD_OK;
+        TRY(json_string(j, &file));
+        rsd_status status = check_name(file);
+        if (status)
+            return fail_in(status, "byte %zu: ", j->at);
+        if (intern_find(seen, file, &number))
+            continue;
+        TRY(name_list_add(out, file));
+        TRY(intern_add(seen, out->list[out->n - 1], out->n));
+    }
+}
+
 rsd_status index_files(struct files *files, uint32_t index, struct name_list *out)
 {
     char *text;
     size_t n;
     struct json j;
-    struct slice key, file;
-    bool more;
+    struct slice key;
+    bool more, mapped = false;
     struct intern seen = {0};
     TRY(file_load(files, index, MOST_INDEX, &text, &n));
     json_start(&j, text, n);
     rsd_status status = json_enter(&j, '{');
-    bool mapped = false;
     while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
-        if (!slice_is(key, "weight_map")) {
-            status = json_skip(&j);
-            continue;
-        }
-        mapped = true;
-        status = json_enter(&j, '{');
-        while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
-            size_t number;
-            status = json_string(&j, &file);
-            if (!status && !intern_find(&seen, file, &number)) {
-                status = name_list_add(out, file);
-                if (!status)
-                    status = intern_add(&seen, out->list[out->n - 1], out->n);
-            }
-        }
+        bool map = slice_is(key, "weight_map");
+        status = map ? take_weight_map(&j, &seen, out) : json_skip(&j);
+        mapped = mapped || map;
     }
     if (!status)
         status = json_end(&j);
