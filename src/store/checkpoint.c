@@ -415,7 +415,6 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
     }
     rsd_status status = value_load(checkpoint, value, json);
     if (status)
-        status = file_error(&checkpoint->files, value->extent.file,
-                            fail_in(status, "%s: ", value->name));
+        status = file_error_about(&checkpoint->files, value->extent.file, value->name, status);
     return status;
 }

@@ -24,6 +24,7 @@ enum { START_PATHS = 1 << 16, MOST_GROWTH = 64, MOST_PATH = 1000 };
 struct rank_part {
     struct nodes nodes;
     cell tensors, storage, planner;
+    uint32_t file;
 };
 
 /* A tensor or value in one part. */
@@ -142,9 +143,10 @@ static rsd_status find_entries(struct loading *l)
 
 /* ---- tensors and values ---- */
 
-static rsd_status add_chunks(struct loading *l, const struct nodes *nodes, cell chunks,
-                             int32_t ndim)
+static rsd_status add_chunks(struct loading *l, size_t part, cell chunks, int32_t ndim)
 {
+    const struct nodes *nodes = &l->parts[part].nodes;
+    const struct extent nowhere = {.kind = ITEM_NONE, .file = l->parts[part].file};
     struct node_walk walk = node_walk(nodes, chunks);
     cell chunk;
     TRY(expect(node_kind(nodes, chunks) == NODE_LIST, "chunks that are no list"));
@@ -155,7 +157,7 @@ static rsd_status add_chunks(struct loading *l, const struct nodes *nodes, cell 
         TRY(expect(take_extents(nodes, node_find(nodes, state, "offsets"), ndim, lo) &&
                        take_extents(nodes, node_find(nodes, state, "sizes"), ndim, len),
                    "a chunk that is none"));
-        TRY(contents_add_box(l->contents, lo, len, (struct extent){.kind = ITEM_NONE}));
+        TRY(contents_add_box(l->contents, lo, len, nowhere));
     }
     return RSD_OK;
 }
@@ -190,7 +192,7 @@ static rsd_status add_tensor(struct loading *l, struct entry *entries, size_t n)
                    "a tensor on which the ranks do not agree"));
         entries[i].first_box = tensor->nboxes;
         cell state = node_part(nodes, entries[i].meta, NODE_STATE);
-        TRY(add_chunks(l, nodes, node_find(nodes, state, "chunks"), ndim));
+        TRY(add_chunks(l, entries[i].part, node_find(nodes, state, "chunks"), ndim));
     }
     return RSD_OK;
 }
@@ -476,6 +478,7 @@ static rsd_status load_part(struct loading *l, struct slice name, struct rank_pa
     uint64_t nbytes, used;
     cell root;
     TRY(files_add(l->files, name, &stream.file));
+    part->file = stream.file;
     TRY(file_nbytes(l->files, stream.file, &nbytes));
     rsd_status status = pickle_load(read_stream, &stream, nbytes, &part->nodes, &root, &used);
     if (!status) {

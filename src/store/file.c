@@ -16,7 +16,7 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
-enum { MOST_OPEN = 200, FLUSH_NBYTES = 32 << 20 };
+enum { MOST_OPEN = 200, FLUSH_NBYTES = 32 << 20, PATH_NCHARS = 600, ERROR_NCHARS = 1024 };
 
 rsd_status check_name(struct slice name)
 {
@@ -87,15 +87,30 @@ rsd_status files_add(struct files *files, struct slice name, uint32_t *index)
     return RSD_OK;
 }
 
-rsd_status file_error(const struct files *files, uint32_t index, rsd_status status)
+static void path_of(const struct files *files, uint32_t index, char path[PATH_NCHARS])
 {
-    char path[600];
     size_t n = strlen(files->folder);
     const char *slash = n == 0 || files->folder[n - 1] == '/' ? "" : "/";
-    snprintf(path, sizeof path, "%s%s%s: ", files->folder, slash, files->list[index].name);
+    snprintf(path, PATH_NCHARS, "%s%s%s: ", files->folder, slash, files->list[index].name);
+}
+
+rsd_status file_error(const struct files *files, uint32_t index, rsd_status status)
+{
+    char path[PATH_NCHARS];
+    path_of(files, index, path);
     if (strncmp(rsd_error(), path, strlen(path)) == 0)
         return status; /* it was said where it was found */
     return fail_in(status, "%s", path);
+}
+
+rsd_status file_error_about(const struct files *files, uint32_t index, const char *name,
+                            rsd_status status)
+{
+    char path[PATH_NCHARS], said[ERROR_NCHARS];
+    path_of(files, index, path);
+    size_t n = strncmp(rsd_error(), path, strlen(path)) == 0 ? strlen(path) : 0;
+    snprintf(said, sizeof said, "%s", rsd_error() + n);
+    return fail(status, "%s%.300s: %s", path, name, said);
 }
 
 /* ---- opening and closing ---- */

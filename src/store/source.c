@@ -107,8 +107,10 @@ static rsd_status find_bytes(struct source *source, const rsd_checkpoint *checkp
                              const char *name)
 {
     const struct extent *extent = &source->extent;
+    char text[BOX_TEXT_NCHARS];
     if (extent->kind == ITEM_NONE)
-        return fail(RSD_EFORMAT, "nothing says where its bytes are");
+        return fail(RSD_EFORMAT, "nothing says where the bytes of %s are",
+                    box_text(source->ndim, source->lo, source->len, text));
     TRY(check_transforms(&checkpoint->contents, extent));
     if (extent->kind == ITEM_VIEW) {
         use_view(source, &checkpoint->contents.views[extent->detail]);
@@ -147,10 +149,7 @@ rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t
         source->checkable = source->has_crc && covers_record(source);
     if (status) {
         source_close(source);
-        status = fail_in(status, "%s: ", tensor->name);
-        return source->extent.kind == ITEM_NONE
-                   ? status
-                   : file_error(&checkpoint->files, source->extent.file, status);
+        return file_error_about(&checkpoint->files, source->extent.file, tensor->name, status);
     }
     return RSD_OK;
 }

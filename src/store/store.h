@@ -69,8 +69,10 @@ rsd_status file_write(struct files *files, uint32_t index, uint64_t at, const vo
 rsd_status file_sync(struct files *files, uint32_t index);
 rsd_status folder_sync(const struct files *files);
 
-/* Puts the path of a file in front of the last error. */
+/* Puts the path of a file in front of the last error, or the path and a name, unless the path is there. */
 rsd_status file_error(const struct files *files, uint32_t index, rsd_status status);
+rsd_status file_error_about(const struct files *files, uint32_t index, const char *name,
+                            rsd_status status);
 
 /* ---- contents.c: what a checkpoint holds ---- */
 
