@@ -50,12 +50,21 @@ const char *rsd_status_name(rsd_status status)
     return "unknown status";
 }
 
+/* Names in messages come from files: they may not break the line, nor tell a terminal what to do. */
+static void keep_to_one_line(void)
+{
+    for (char *c = last_error; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            *c = '?';
+}
+
 void set_error(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
     vsnprintf(last_error, sizeof last_error, format, args);
     va_end(args);
+    keep_to_one_line();
 }
 
 void set_error_context(const char *format, ...)
@@ -68,6 +77,7 @@ void set_error_context(const char *format, ...)
     va_end(args);
     if (length >= 0 && (size_t)length < sizeof last_error)
         snprintf(last_error + length, sizeof last_error - (size_t)length, "%s", before);
+    keep_to_one_line();
 }
 
 static size_t struct_nbytes_of(const void *given)
