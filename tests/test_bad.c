@@ -2,11 +2,15 @@
  * status, in a message that names the file, the tensor and the byte, and in memory that stays in
  * proportion. tests/make_bad.py says how each is wrong, and tests/bad.txt what is expected: a name, how far
  * it gets, the status, and the message after the path. RECORD=1 writes that anew.
+ *
+ * A good checkpoint with any bit flipped, or cut short anywhere, is refused too or gives the same values.
  */
+#include "folder.h"
 #include "reshard.h"
 #include "tap.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -206,13 +210,83 @@ static void check_folder(bool record)
     CHECK(record || n == nbads, "%zu files for %zu expectations", n, nbads);
 }
 
+/* ---- any damage ---- */
+
+/* A folder, or a file, to be damaged: one file of it is written anew each time. */
+struct victim {
+    const char *name; /* in tests/bad */
+    const char *file, *beside;
+    bool unchecked; /* there is no CRC-32, so values may change unseen */
+};
+
+static void try_damaged(const char *path, bool unchecked, const char *what, size_t at)
+{
+    rsd_checkpoint *checkpoint;
+    bool counts = true;
+    rsd_status status = rsd_checkpoint_open(path, NULL, &checkpoint);
+    if (status == RSD_OK) {
+        status = load_w(checkpoint, &counts);
+        rsd_checkpoint_close(checkpoint);
+    }
+    CHECK(status || counts || unchecked, "%s %zu: other values, and no error", what, at);
+    CHECK(status != RSD_ENOMEM && status != RSD_EINVAL, "%s %zu: %s: %s", what, at,
+          rsd_status_name(status), rsd_error());
+}
+
+/* What a file of a folder of tests/bad has in it, or one of its own; also put into another folder. */
+static char *copy_of(const char *folder, const char *name, const char *file, size_t *n)
+{
+    char from[256];
+    snprintf(from, sizeof from, "tests/bad/%s%s%s", name, file ? "/" : "", file ? file : "");
+    char *bytes = read_whole(from, n);
+    FILE *copy = fopen(path_in(folder, file ? file : name), "wb");
+    CHECK(bytes && copy && fwrite(bytes, 1, *n, copy) == *n, "%s", from);
+    if (copy)
+        fclose(copy);
+    return bytes;
+}
+
+static void damage(const struct victim *victim)
+{
+    size_t n = 0, nbeside;
+    const char *folder = folder_new("damaged");
+    CASE("%s %s: any bit flipped, or cut short", victim->name, victim->file ? victim->file : "");
+    if (victim->beside)
+        free(copy_of(folder, victim->name, victim->beside, &nbeside));
+    char *bytes = copy_of(folder, victim->name, victim->file, &n);
+    const char *path = path_in(folder, victim->file ? victim->file : victim->name);
+    const char *opened = victim->file ? folder : path;
+    int fd = open(path, O_WRONLY);
+    for (size_t bit = 0; bit < 8 * n; bit++) {
+        const char *byte = &bytes[bit / 8], flipped = (char)(*byte ^ 1 << bit % 8);
+        CHECK(pwrite(fd, &flipped, 1, (off_t)(bit / 8)) == 1);
+        try_damaged(opened, victim->unchecked, "bit", bit);
+        CHECK(pwrite(fd, byte, 1, (off_t)(bit / 8)) == 1);
+    }
+    for (size_t cut = n; cut-- > 0;) {
+        CHECK(ftruncate(fd, (off_t)cut) == 0);
+        try_damaged(opened, false, "cut to", cut);
+    }
+    close(fd);
+    free(bytes);
+    folder_remove(folder);
+}
+
 int main(void)
 {
+    static const struct victim victims[] = {{"good_dcp", ".metadata", "__0_0.distcp", false},
+                                            {"good_dcp", "__0_0.distcp", ".metadata", false},
+                                            {"good_zstd", "__0_0.distcp", ".metadata", false},
+                                            {"good.pt", NULL, NULL, false},
+                                            {"good_legacy.pt", NULL, NULL, true},
+                                            {"good.safetensors", NULL, NULL, true}};
     __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
     read_expectations();
     check_folder(getenv("RECORD") != NULL);
     for (size_t i = 0; i < nbads; i++)
         check_bad(&bads[i]);
+    for (size_t i = 0; i < sizeof victims / sizeof *victims; i++)
+        damage(&victims[i]);
     CASE("nothing that a file names was run");
     CHECK(access("this_must_never_run", F_OK) != 0);
     return tap_end();
