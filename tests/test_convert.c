@@ -375,6 +375,45 @@ static void choices(void)
     rsd_checkpoint_close(in);
 }
 
+/* Arrays that are packed from several boxes: segments, and block-cyclic along both dims. */
+static rsd_status choose_packed(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+{
+    char text[256];
+    long long rows = (long long)tensor->shape[0], columns = (long long)tensor->shape[1];
+    const int *way = context;
+    if (*way == 0)
+        snprintf(text, sizeof text, "f32[%lld,%lld] @ 3 : S(0;%lld,%lld)", rows, columns, rows - 90,
+                 90LL);
+    else if (*way == 1)
+        snprintf(text, sizeof text, "f32[%lld,%lld] @ 3 : S(1;%lld,%lld)", rows, columns,
+                 columns - 61, 61LL);
+    else
+        snprintf(text, sizeof text, "f32[%lld,%lld] @ 2x2 : C(0,32),C(1,16)", rows, columns);
+    return rsd_layout_parse(text, &choice->layout);
+}
+
+static void packed_shards(void)
+{
+    CASE("a rank's boxes of one tensor are packed in one array, and found again");
+    make_checkpoint(in_folder("source"), 3);
+    for (int way = 0; way < 3; way++) {
+        rsd_convert_options options = {.struct_nbytes = sizeof options,
+                                       .choose = choose_packed,
+                                       .choose_context = &way,
+                                       .every_replica = way != 1,
+                                       .overwrite = 1};
+        OK(convert(in_folder("source"), in_folder("packed"), &options));
+        check_same(in_folder("source"), in_folder("packed"), NULL);
+        rsd_checkpoint *packed;
+        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        if (OK(rsd_checkpoint_open(in_folder("packed"), NULL, &packed))) {
+            OK(rsd_checkpoint_tensor(packed, 0, &tensor));
+            CHECK(tensor.nboxes > 3, "%lld boxes", (long long)tensor.nboxes);
+            rsd_checkpoint_close(packed);
+        }
+    }
+}
+
 static void shards(void)
 {
     CASE("shards of safetensors: each replica once, or every rank with all it holds");
@@ -456,6 +495,7 @@ int main(void)
     killed_and_resumed();
     choices();
     shards();
+    packed_shards();
     damage();
     folder_remove(folder);
     return tap_end();

@@ -72,10 +72,11 @@ static int by_place(const void *a, const void *b)
 static rsd_status add_coordinates(struct deal *deal, const rsd_held *held)
 {
     size_t ndim = (size_t)held->box.ndim, n = deal->ncoordinates;
-    TRY(GROW(deal->coordinates, deal->room_coordinates, n + 2 * ndim));
+    TRY(GROW(deal->coordinates, deal->room_coordinates, n + 3 * ndim));
     copy_i64s(deal->coordinates + n, held->box.lo, held->box.ndim);
     copy_i64s(deal->coordinates + n + ndim, held->box.len, held->box.ndim);
-    deal->ncoordinates += 2 * ndim;
+    copy_i64s(deal->coordinates + n + 2 * ndim, held->at, held->box.ndim);
+    deal->ncoordinates += 3 * ndim;
     return RSD_OK;
 }
 

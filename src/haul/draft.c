@@ -32,6 +32,9 @@ rsd_status draft_add_boxes(struct draft *draft, const struct deal *deal, size_t 
                                 .nzstd = draft->compress != 0,
                                 .detail = dealt->order};
         TRY(contents_add_box(&draft->contents, lo, lo + ndim, extent));
+        TRY(GROW(draft->ats, draft->room_ats, draft->nats + (size_t)ndim));
+        copy_i64s(draft->ats + draft->nats, lo + 2 * ndim, ndim);
+        draft->nats += (size_t)ndim;
     }
     return RSD_OK;
 }
@@ -120,6 +123,8 @@ void draft_drop(struct draft *draft)
         bytes_drop(&draft->values[i].item);
     mem_free(draft->values);
     mem_free(draft->items);
+    mem_free(draft->ats);
+    mem_free(draft->places);
     mem_free(draft->files);
     contents_drop(&draft->contents);
     *draft = (struct draft){0};

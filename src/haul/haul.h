@@ -171,7 +171,7 @@ struct dealt {
     size_t tensor;
     int32_t rank;
     uint32_t order;     /* among the boxes that the rank holds */
-    size_t coordinates; /* of its lo, then its len */
+    size_t coordinates; /* of its lo, its len, and where it is in its first holder's array */
 };
 struct deal {
     struct dealt *list; /* by tensor, then rank */
@@ -190,6 +190,7 @@ struct out_item {
     uint64_t head;        /* bytes before the tensor's */
     _Atomic uint64_t crc; /* of what was written so far, raw */
     unsigned char first[8];
+    size_t at; /* into the draft's places: where the box is in an array that has several; 0: it is alone */
 };
 
 struct out_value {
@@ -213,6 +214,10 @@ struct draft {
     struct out_value *values; /* by value */
     struct out_file *files;
     size_t nfiles, room_files;
+    int64_t *ats; /* of the boxes of a deal, in the order of their extents */
+    size_t nats, room_ats;
+    int64_t *places; /* of boxes that share an array: where they begin in it, and its shape */
+    size_t nplaces, room_places;
 };
 
 rsd_status draft_add_file(struct draft *draft, const char *name);

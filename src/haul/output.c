@@ -274,6 +274,38 @@ static void note_bytes(struct out_item *item, uint64_t at, const char *block, si
         item->first[at + i] = (unsigned char)block[i];
 }
 
+/* Writes a block of a box that shares its array with others: its rows may lie apart there. */
+static rsd_status put_rows(struct output *output, const struct sink *sink, const int64_t *lo,
+                           const int64_t *len, const char *block)
+{
+    const struct draft *draft = output->draft;
+    const struct extent *extent = &draft->contents.extents[sink->index];
+    const int64_t *at = draft->places + draft->items[sink->index].at, *shape = at + sink->ndim;
+    int64_t each = (int64_t)rsd_dtype_nbytes(sink->dtype), stride = each, packed = each;
+    int64_t index[MAX_LOOPS] = {0};
+    uint64_t to = extent->offset;
+    struct loops loops = {0};
+    for (int32_t d = sink->ndim - 1; d >= 0; d--) {
+        to += (uint64_t)((at[d] + lo[d] - sink->lo[d]) * stride);
+        loops_add(&loops, len[d], packed, stride);
+        packed *= len[d];
+        stride *= shape[d];
+    }
+    loops_finish(&loops, (size_t)each);
+    for (int32_t i = 0; i >= 0;) {
+        TRY(put(output, extent->file, to, block, loops.run));
+        block += loops.run; /* the block is packed: rows follow each other */
+        for (i = loops.n - 1; i >= 0; i--) {
+            to += (uint64_t)loops.dst_stride[i];
+            if (++index[i] < loops.count[i])
+                break;
+            to -= (uint64_t)(loops.count[i] * loops.dst_stride[i]);
+            index[i] = 0;
+        }
+    }
+    return RSD_OK;
+}
+
 static rsd_status take_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
                              const int64_t *len, const char *block)
 {
@@ -289,6 +321,8 @@ static rsd_status take_block(const struct sink *sink, struct scratch *scratch, c
         note_bytes(item, at, block, nbytes, all);
     if (draft->compress)
         return deflate_put(output->states[extent->file].deflate, block, nbytes);
+    if (item->at)
+        return put_rows(output, sink, lo, len, block);
     return put(output, extent->file, extent->offset + item->head + at, block, nbytes);
 }
 

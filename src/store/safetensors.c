@@ -27,6 +27,7 @@ struct found {
     int64_t shape[RSD_MAX_DIMS], lo[RSD_MAX_DIMS];
     int64_t whole[RSD_MAX_DIMS]; /* the shape of the whole tensor, if `placed` says so */
     bool placed, whole_known;
+    size_t first_piece, npieces; /* an array that is several boxes: lo, len and at of each */
     const char *name;
 };
 
@@ -36,7 +37,8 @@ struct gathering {
     struct intern names;
     struct found *list;
     size_t *places; /* in the list, by ordinal: of the last file that has it */
-    size_t n, room, room_places;
+    int64_t *pieces;
+    size_t n, room, room_places, npieces, room_pieces;
 };
 
 /* ---- one header ---- */
@@ -148,8 +150,42 @@ static struct found *find_in_file(struct gathering *g, size_t first, struct slic
 
 /* ---- where shards lie ---- */
 
-/* {"saved_offsets": [...]} of PyTorch, {"lo": [...], "shape": [...]} of ours. */
-static rsd_status take_place(struct json *j, struct found *found)
+/* The boxes that an array is packed from: lo, len and where in the array, all in one list. */
+static rsd_status take_pieces(struct gathering *g, struct json *j, struct found *found)
+{
+    bool more;
+    size_t first = g->npieces;
+    TRY(json_enter(j, '['));
+    for (;;) {
+        uint64_t value;
+        TRY(json_next_item(j, &more));
+        if (!more)
+            break;
+        TRY(json_u64(j, &value));
+        if (value > (uint64_t)MAX_EXTENT)
+            return json_fail(j, "an extent beyond 2^62");
+        TRY(GROW(g->pieces, g->room_pieces, g->npieces + 1));
+        g->pieces[g->npieces++] = (int64_t)value;
+    }
+    if (!found)
+        return RSD_OK;
+    size_t each = 3 * (size_t)found->ndim, n = g->npieces - first;
+    if (each == 0 || n == 0 || n % each)
+        return json_fail(j, "pieces that are none");
+    for (const int64_t *lo = g->pieces + first; lo < g->pieces + g->npieces; lo += each)
+        for (int32_t d = 0; d < found->ndim; d++) {
+            int64_t len = lo[found->ndim + d], at = lo[2 * found->ndim + d];
+            if (at > found->shape[d] || len > found->shape[d] - at)
+                return json_fail(j, "a piece that reaches beyond its array");
+        }
+    found->first_piece = first;
+    found->npieces = n / each;
+    found->placed = true;
+    return RSD_OK;
+}
+
+/* {"saved_offsets": [...]} of PyTorch; {"lo": [...], "shape": [...]}, or pieces instead of lo, of ours. */
+static rsd_status take_place(struct gathering *g, struct json *j, struct found *found)
 {
     struct slice key;
     bool more;
@@ -161,6 +197,10 @@ static rsd_status take_place(struct json *j, struct found *found)
         if (!more)
             return RSD_OK;
         bool lo = slice_is(key, "saved_offsets") || slice_is(key, "lo");
+        if (slice_is(key, "pieces")) {
+            TRY(take_pieces(g, j, found));
+            continue;
+        }
         if (!lo && !slice_is(key, "shape")) {
             TRY(json_skip(j));
             continue;
@@ -185,7 +225,7 @@ static rsd_status take_places(struct gathering *g, size_t first, struct json *j)
         TRY(json_next_key(j, &name, &more));
         if (!more)
             return RSD_OK;
-        TRY(take_place(j, find_in_file(g, first, name)));
+        TRY(take_place(g, j, find_in_file(g, first, name)));
     }
 }
 
@@ -418,9 +458,14 @@ static rsd_status whole_shape(const struct found *shards, size_t n, int64_t *sha
             return fail(RSD_EFORMAT, "several files have it, and do not say which part");
     }
     TRY(said_shape(shards, n, &said));
+    for (size_t i = 0; i < n; i++)
+        if (shards[i].npieces && !said)
+            return fail(RSD_EFORMAT, "it comes in pieces, and nothing says its shape");
     for (int32_t d = 0; d < shards[0].ndim; d++) {
         int64_t end, reach = 0;
         for (size_t i = 0; i < n; i++) {
+            if (shards[i].npieces)
+                continue;
             if (!add_i64(shards[i].lo[d], shards[i].shape[d], &end) || end > MAX_EXTENT)
                 return fail(RSD_EFORMAT, "a shard that reaches beyond 2^62");
             reach = max_i64(reach, end);
@@ -432,18 +477,52 @@ static rsd_status whole_shape(const struct found *shards, size_t n, int64_t *sha
     return RSD_OK;
 }
 
+/* Each piece is a view of the array. */
+static rsd_status add_pieces(struct gathering *g, const struct found *shard)
+{
+    struct contents *contents = g->contents;
+    size_t ndim = (size_t)shard->ndim;
+    for (size_t i = 0; i < shard->npieces; i++) {
+        const int64_t *lo = g->pieces + shard->first_piece + 3 * ndim * i;
+        const int64_t *len = lo + ndim, *at = len + ndim;
+        struct stored_view stored = {.view = {.dtype = shard->dtype, .ndim = shard->ndim},
+                                     .data = shard->begin,
+                                     .nbytes = shard->end - shard->begin};
+        int64_t stride = 1;
+        for (int32_t d = shard->ndim - 1; d >= 0; d--) {
+            stored.view.shape[d] = len[d];
+            stored.view.strides[d] = stride;
+            stored.view.offset += at[d] * stride;
+            stride *= max_i64(shard->shape[d], 1);
+        }
+        TRY(GROW(contents->views, contents->room_views, contents->nviews + 1));
+        contents->views[contents->nviews++] = stored;
+        TRY(contents_add_box(contents, lo, len,
+                             (struct extent){.kind = ITEM_VIEW,
+                                             .file = shard->file,
+                                             .offset = shard->begin,
+                                             .nbytes = stored.nbytes,
+                                             .detail = (uint32_t)(contents->nviews - 1)}));
+    }
+    return RSD_OK;
+}
+
 static rsd_status add_shards(struct gathering *g, const struct found *shards, size_t n)
 {
     int64_t shape[RSD_MAX_DIMS] = {0};
     TRY(whole_shape(shards, n, shape));
     TRY(contents_add_tensor(g->contents, (struct slice){shards[0].name, strlen(shards[0].name)},
                             shards[0].dtype, shards[0].ndim, shape));
-    for (size_t i = 0; i < n; i++)
-        TRY(contents_add_box(g->contents, shards[i].lo, shards[i].shape,
-                             (struct extent){.kind = ITEM_PLAIN,
-                                             .file = shards[i].file,
-                                             .offset = shards[i].begin,
-                                             .nbytes = shards[i].end - shards[i].begin}));
+    for (size_t i = 0; i < n; i++) {
+        struct extent extent = {.kind = ITEM_PLAIN,
+                                .file = shards[i].file,
+                                .offset = shards[i].begin,
+                                .nbytes = shards[i].end - shards[i].begin};
+        if (shards[i].npieces)
+            TRY(add_pieces(g, &shards[i]));
+        else
+            TRY(contents_add_box(g->contents, shards[i].lo, shards[i].shape, extent));
+    }
     return RSD_OK;
 }
 
@@ -472,6 +551,7 @@ rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *name
     if (!status)
         status = add_tensors(&g);
     mem_free(g.list);
+    mem_free(g.pieces);
     mem_free(g.places);
     intern_drop(&g.names);
     return status;
