@@ -1,0 +1,42 @@
+"""unittest that reports as TAP, for prove."""
+import sys
+import time
+import traceback
+import unittest
+
+
+class Result(unittest.TestResult):
+    def tell(self, test, holds, note=""):
+        title = (test.shortDescription() or test.id()).replace("#", "")
+        print(f"{'ok' if holds else 'not ok'} {self.testsRun} - {title}{note}", flush=True)
+
+    def addSuccess(self, test):
+        super().addSuccess(test)
+        self.tell(test, True)
+
+    def addSkip(self, test, reason):
+        super().addSkip(test, reason)
+        self.tell(test, True, f" # SKIP {reason}")
+
+    def addFailure(self, test, error):
+        super().addFailure(test, error)
+        self.broken(test, error)
+
+    def addError(self, test, error):
+        super().addError(test, error)
+        self.broken(test, error)
+
+    def broken(self, test, error):
+        self.tell(test, False)
+        for line in "".join(traceback.format_exception(*error)).splitlines():
+            print(f"#   {line}", flush=True)
+
+
+def main():
+    began = time.monotonic()
+    tests = unittest.TestLoader().loadTestsFromModule(sys.modules["__main__"])
+    print(f"1..{tests.countTestCases()}", flush=True)
+    result = Result()
+    tests.run(result)
+    print(f"# {time.monotonic() - began:.1f} s")
+    sys.exit(0 if result.wasSuccessful() else 1)
