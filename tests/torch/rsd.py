@@ -80,8 +80,8 @@ class SaveOptions(Struct):
 
 
 class Choice(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("keep", I32), ("name", TEXT), ("dtype", C.c_int),
-                ("layout", PTR), ("prefer_file", TEXT)]
+    _fields_ = [("struct_nbytes", C.c_size_t), ("keep", I32), ("dtype", C.c_int), ("name", TEXT),
+                ("layout", PTR)]
 
 
 CHOOSE = C.CFUNCTYPE(C.c_int, PTR, C.POINTER(Tensor), C.POINTER(Choice))
@@ -300,10 +300,9 @@ def convert(source, out, choose=None, **options):
             if wish is None:
                 choice.contents.keep = 0
                 return 0
-            for field in ("name", "prefer_file"):
-                if field in wish:
-                    kept.append(C.create_string_buffer(wish[field].encode()))
-                    setattr(choice.contents, field, C.cast(kept[-1], TEXT))
+            if "name" in wish:
+                kept.append(C.create_string_buffer(wish["name"].encode()))
+                choice.contents.name = C.cast(kept[-1], TEXT)
             if "dtype" in wish:
                 choice.contents.dtype = dtype_number(wish["dtype"])
             if "layout" in wish:

@@ -1,7 +1,6 @@
 """unittest that reports as TAP, for prove."""
 import sys
 import time
-import traceback
 import unittest
 
 
@@ -28,7 +27,7 @@ class Result(unittest.TestResult):
 
     def broken(self, test, error):
         self.tell(test, False)
-        for line in "".join(traceback.format_exception(*error)).splitlines():
+        for line in self._exc_info_to_string(error, test).splitlines():
             print(f"#   {line}", flush=True)
 
 

@@ -70,7 +70,9 @@ def cut(whole, layout):
                                                           contiguous=True)[0]]
         else:
             parts = [part for part in parts for _ in range(count)]
-    return [part.contiguous().view(whole.dtype) for part in parts]
+    # A part without elements may keep the strides of what it was cut from, and torch would save those.
+    return [(part.contiguous() if part.numel() else torch.empty(part.shape, dtype=part.dtype))
+            .view(whole.dtype) for part in parts]
 
 
 def of(whole_shape, dtype, layout):
@@ -141,6 +143,21 @@ class Want:
         self.arrays = [filled(extents, dtype) for holder, extents in self.layout.shapes()
                        if rank in (rsd.EVERY_RANK, holder)]
         self.local = rsd.local(name, self.layout, [array.data_ptr() for array in self.arrays], rank)
+
+
+class Have:
+    """Memory of a tensor in a layout, to be saved: a layout, or the boxes of each rank."""
+
+    def __init__(self, name, whole, layout, path=None, rank=rsd.EVERY_RANK):
+        explicit = isinstance(layout, list)
+        self.text = (boxes_of if explicit else of)(whole.shape, whole.dtype, layout)
+        self.layout = rsd.Layout(self.text)
+        self.arrays = ([part for group in boxes(whole, layout) for part in group] if explicit
+                       else cut(whole, layout))
+        self.arrays = [array for array, (holder, _) in zip(self.arrays, self.layout.shapes())
+                       if rank in (rsd.EVERY_RANK, holder)]
+        self.local = rsd.local(name, self.layout, [array.data_ptr() for array in self.arrays], rank,
+                               path=path)
 
 
 def boxes(whole, groups):

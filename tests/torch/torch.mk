@@ -9,7 +9,7 @@ TORCH_TESTS := $(sort $(wildcard tests/torch/test_*.py))
 
 .PHONY: test-torch
 test-torch: test-ready $(BUILD)/libreshard.so $(BUILD)/venv/ready
-	PYTHONDONTWRITEBYTECODE=1 RESHARD_LIB=$(BUILD)/libreshard.so \
+	PYTHONDONTWRITEBYTECODE=1 RESHARD_LIB=$(BUILD)/libreshard.so CC="$(CC)" \
 	    prove --timer --failures --directives -j2 $(if $(V),-v) --exec $(TORCH_PYTHON) $(TORCH_TESTS)
 
 $(BUILD)/venv/ready: tests/torch/torch.mk

@@ -14,10 +14,13 @@ import time
 import traceback
 import warnings
 
+# What torch would import when it is first used is imported here: once, before the forks.
 import torch
+import torch._dynamo
 import torch.distributed as dist
-import torch.distributed.checkpoint  # noqa: F401  once, before the forks
-import torch.distributed.tensor  # noqa: F401
+import torch.distributed.checkpoint._fsspec_filesystem
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
 
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
