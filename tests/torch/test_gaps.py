@@ -214,7 +214,7 @@ class Gaps(unittest.TestCase):
                 with rsd.Checkpoint(folder(name)) as checkpoint:
                     report = self.load(checkpoint, "w", (50, 6), ((1,), (R,)))
                     self.assertEqual(report.nbytes_unchecked, 0, name)
-                path, about = os.path.join(folder(name), ".metadata"), None
+                path = os.path.join(folder(name), ".metadata")
                 with open(path, "rb") as file:
                     metadata = pickle.load(file)
                 about = next(v for k, v in metadata.storage_data.items() if k.fqn == "w")
@@ -235,6 +235,8 @@ class Gaps(unittest.TestCase):
                 with rsd.Checkpoint(folder(name)) as checkpoint:
                     want = Want("w", (50, 6), F32, of((50, 6), F32, ((1,), (R,))))
                     self.refused("EFORMAT", lambda: checkpoint.load([want.local]), "w", "CRC")
+                    if rsd.has("rsd_verify"):
+                        self.assertEqual(len(rsd.findings(checkpoint)), 1, name)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 import unittest
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
@@ -105,6 +104,11 @@ class LoadItems(unittest.TestCase):
             for got, right in zip(want.arrays, cut(whole, layout), strict=True):
                 self.assertTrue(same(got, right), f"{name} -> {want.text}")
 
+    def sound(self, checkpoint):
+        """What torch wrote has nothing wrong with it."""
+        if rsd.has("rsd_verify"):
+            self.assertEqual(rsd.findings(checkpoint), [])
+
     def test_dtypes(self):
         """all dtypes, as whole tensors and as shards"""
         with worlds.Folder() as folder:
@@ -112,6 +116,7 @@ class LoadItems(unittest.TestCase):
             with rsd.Checkpoint(folder("dtypes")) as checkpoint:
                 found = checkpoint.tensors()
                 self.assertEqual(len(found), 4 * len(DTYPES))
+                self.sound(checkpoint)
                 for name, (dtype, shape, _) in found.items():
                     self.assertEqual(f"{BY_NAME[dtype]}", name.split()[1])
                     self.load(checkpoint, name, truth(name, shape, BY_NAME[dtype]))
@@ -123,6 +128,7 @@ class LoadItems(unittest.TestCase):
                 worlds.run(3, save_with, folder, name, options)
                 with rsd.Checkpoint(folder(name)) as checkpoint:
                     self.assertEqual(checkpoint.values(), {"step": 7})
+                    self.sound(checkpoint)
                     self.load(checkpoint, "zeros", torch.zeros(256, 256))
                     for key, (_, shape, _) in checkpoint.tensors().items():
                         if key != "zeros":
@@ -145,6 +151,7 @@ class LoadItems(unittest.TestCase):
             worlds.run(3, save_without_collectives, folder)
             with rsd.Checkpoint(folder("apart")) as checkpoint:
                 self.assertEqual(len(checkpoint.tensors()), 15)
+                self.sound(checkpoint)
                 for name, (_, shape, _) in checkpoint.tensors().items():
                     self.load(checkpoint, name, truth(name, shape))
 

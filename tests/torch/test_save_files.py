@@ -6,7 +6,6 @@ import os
 import pickle
 import unittest
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
