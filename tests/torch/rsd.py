@@ -1,20 +1,21 @@
-"""The library as Python sees it: the structs and functions of reshard.h that these tests call.
+"""The library as Python sees it: the functions of reshard.h that these tests call, and its structs.
 
-Structs are called as in the header, without rsd_ and in capitals. Parts of the header that the library
-does not have yet are found out with has().
+The structs are read from the header, so that they are always those of the library: rsd_load_options is
+LoadOptions here. Parts of the header that the library does not have yet are found out with has().
 """
 import ctypes as C
 import json
 import os
+import re
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+HEADER = os.path.join(HERE, "../../include/reshard.h")
 lib = C.CDLL(os.environ.get("RESHARD_LIB", os.path.join(HERE, "../../build/libreshard.so")))
 
-MAX_DIMS = 16
 EVERY_RANK = -1
 FORMAT_DCP, FORMAT_SAFETENSORS, FORMAT_TORCH_SAVE = 1, 2, 3
 I32, I64, TEXT, PTR = C.c_int32, C.c_int64, C.c_char_p, C.c_void_p
-ON_PROGRESS = C.CFUNCTYPE(C.c_int, PTR, PTR)
+LENGTHS = {"RSD_MAX_DIMS": 16}
 
 
 class Struct(C.Structure):
@@ -26,79 +27,32 @@ class Struct(C.Structure):
             self.struct_nbytes = C.sizeof(self)
 
 
-class Array(Struct):
-    _fields_ = [("rank", I32), ("ndim", I32), ("place", I64), ("shape", I64 * MAX_DIMS),
-                ("nbytes", C.c_size_t)]
+def read_structs(path):
+    """The structs of the header by their names; every pointer but text is a plain address."""
+    with open(path) as file:
+        header = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
+    types = {"size_t": C.c_size_t, "int32_t": I32, "int64_t": I64, "uint64_t": C.c_uint64,
+             "double": C.c_double, "char": C.c_char}
+    types |= dict.fromkeys(re.findall(r"typedef enum (\w+)", header), C.c_int)
+    for name, body in re.findall(r"typedef struct (\w+) \{(.*?)\} \1;", header, flags=re.S):
+        fields = []
+        for line in filter(str.strip, body.replace("const", "").split(";")):
+            kind, rest = line.split(maxsplit=1)
+            for field in rest.split(","):
+                stars, word, length = re.match(r"([* ]*)(\w+)(?:\[(\w+)\])?", field.strip()).groups()
+                if "*" in stars:
+                    made = TEXT if kind == "char" and stars.count("*") == 1 else PTR
+                else:
+                    made = types[kind]
+                fields.append((word, made * LENGTHS[length] if length else made))
+        types[name] = type(name, (Struct,), {"_fields_": fields})
+    return {name: made for name, made in types.items() if issubclass(made, Struct)}
 
 
-class Box(Struct):
-    _fields_ = [("ndim", I32), ("lo", I64 * MAX_DIMS), ("len", I64 * MAX_DIMS)]
-
-
-class Tensor(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("name", TEXT), ("dtype", C.c_int), ("ndim", I32),
-                ("shape", I64 * MAX_DIMS), ("nbytes", I64), ("nboxes", I64)]
-
-
-class Stored(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("box", Box), ("file", I64), ("offset", C.c_uint64),
-                ("nbytes", C.c_uint64)]
-
-
-class OpenOptions(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("format", C.c_int)]
-
-
-class Local(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("name", TEXT), ("layout", PTR), ("rank", I32),
-                ("column_major", I32), ("arrays", C.POINTER(PTR)), ("strides", C.POINTER(I64)),
-                ("path", TEXT)]
-
-
-class Report(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("ntensors", I64), ("nbytes_needed", I64),
-                ("nbytes_read", I64), ("nbytes_decoded_again", I64), ("nbytes_unchecked", I64),
-                ("nbytes_written", I64), ("nfiles_written", I64), ("nbytes_memory", I64),
-                ("nleft_out", I64), ("seconds", C.c_double)]
-
-
-class LoadOptions(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("pool", PTR), ("max_nbytes", I64),
-                ("allow_missing", I32), ("allow_cast", I32), ("on_progress", ON_PROGRESS),
-                ("context", PTR)]
-
-
-class Value(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("name", TEXT), ("json", TEXT), ("path", TEXT)]
-
-
-class SaveOptions(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("pool", PTR), ("nranks", I64), ("max_nbytes", I64),
-                ("overwrite", I32), ("to_lowest_rank", I32), ("compress", I32), ("one_rank", I32),
-                ("rank", I32), ("nvalues", I64), ("values", C.POINTER(Value)),
-                ("on_progress", ON_PROGRESS), ("context", PTR)]
-
-
-class Choice(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("keep", I32), ("dtype", C.c_int), ("name", TEXT),
-                ("layout", PTR)]
-
-
-CHOOSE = C.CFUNCTYPE(C.c_int, PTR, C.POINTER(Tensor), C.POINTER(Choice))
-
-
-class ConvertOptions(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("format", C.c_int), ("pool", PTR), ("max_nbytes", I64),
-                ("max_shard_nbytes", I64), ("nranks", I64), ("every_replica", I32), ("compress", I32),
-                ("overwrite", I32), ("resume", I32), ("dry", I32), ("choose", CHOOSE),
-                ("on_progress", ON_PROGRESS), ("context", PTR)]
-
-
-class ProveOptions(Struct):
-    _fields_ = [("struct_nbytes", C.c_size_t), ("pool", PTR), ("max_nbytes", I64),
-                ("on_progress", ON_PROGRESS), ("context", PTR)]
-
-
+structs = read_structs(HEADER)
+globals().update({"".join(part.title() for part in name.split("_")[1:]): made
+                  for name, made in structs.items()})
+CHOOSE = C.CFUNCTYPE(C.c_int, PTR, C.POINTER(Tensor), PTR)
 ON_DIFFERENCE = C.CFUNCTYPE(C.c_int, PTR, TEXT, C.c_int, TEXT)
 ON_FINDING = C.CFUNCTYPE(C.c_int, PTR, TEXT)
 
@@ -207,12 +161,11 @@ class Layout:
 def local(name, layout, pointers, rank=EVERY_RANK, strides=None, path=None, column_major=0):
     """One rsd_local. What it points to lives as long as it does."""
     arrays = (PTR * max(1, len(pointers)))(*pointers)
-    made = Local(name=name.encode(), layout=layout.handle, rank=rank, arrays=arrays,
-                 column_major=column_major,
+    steps = (I64 * max(1, len(strides)))(*strides) if strides is not None else None
+    made = Local(name=name.encode(), layout=layout.handle, rank=rank, arrays=C.cast(arrays, PTR),
+                 column_major=column_major, strides=C.cast(steps, PTR) if steps else None,
                  path=json.dumps(path).encode() if path is not None else None)
-    if strides is not None:
-        made.strides = (I64 * max(1, len(strides)))(*strides)
-    made.kept = (layout, arrays)
+    made.kept = (layout, arrays, steps)
     return made
 
 
@@ -276,7 +229,7 @@ def save(path, locals_, values=(), **options):
     block = packed(Value, [Value(name=name.encode(), json=json.dumps(value).encode(),
                                  path=json.dumps(at).encode() if at is not None else None)
                            for name, value, at in values])
-    made = SaveOptions(nvalues=len(values), values=block, **options)
+    made = SaveOptions(nvalues=len(values), values=C.cast(block, PTR), **options)
     report = Report()
     check(lib.rsd_save(os.fsencode(path), len(locals_), packed(Local, locals_), C.byref(made),
                        C.byref(report)))
@@ -287,33 +240,36 @@ def publish(path, nranks, overwrite=0):
     check(lib.rsd_save_publish(os.fsencode(path), nranks, overwrite))
 
 
-def convert(source, out, choose=None, **options):
+def convert(source, out, choose=None, side_files=(), **options):
     """choose(name, dtype name, shape) returns a dict of what to change of the rsd_choice, or None to
     leave the tensor out. Its layout is a text."""
     kept, raised = [], []
 
     def called(_, tensor, choice):
         try:
-            about = tensor.contents
+            about, made = tensor.contents, Choice.from_address(choice)
             wish = choose(about.name.decode(), lib.rsd_dtype_name(about.dtype).decode(),
                           tuple(about.shape[:about.ndim]))
             if wish is None:
-                choice.contents.keep = 0
+                made.keep = 0
                 return 0
             if "name" in wish:
                 kept.append(C.create_string_buffer(wish["name"].encode()))
-                choice.contents.name = C.cast(kept[-1], TEXT)
+                made.name = C.cast(kept[-1], TEXT)
             if "dtype" in wish:
-                choice.contents.dtype = dtype_number(wish["dtype"])
+                made.dtype = dtype_number(wish["dtype"])
             if "layout" in wish:
                 layout = Layout(wish["layout"])
-                choice.contents.layout = lib.rsd_layout_share(layout.handle)
+                made.layout = lib.rsd_layout_share(layout.handle)
             return 0
         except BaseException as error:  # an exception cannot pass through C
             raised.append(error)
             return 1
 
-    made = ConvertOptions(choose=CHOOSE(called) if choose else CHOOSE(), **options)
+    callback = CHOOSE(called)
+    paths = (TEXT * max(1, len(side_files)))(*map(os.fsencode, side_files))
+    made = ConvertOptions(choose=C.cast(callback, PTR) if choose else None,
+                          nside_files=len(side_files), side_files=C.cast(paths, PTR), **options)
     report = Report()
     status = lib.rsd_convert(source.handle, os.fsencode(out), C.byref(made), C.byref(report))
     if raised:

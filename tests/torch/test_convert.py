@@ -90,10 +90,11 @@ class Convert(unittest.TestCase):
         """one file or several with an index, by transformers' from_pretrained"""
         ids = torch.arange(10).reshape(1, 10)
         right = llama.tiny()(ids).logits
+        llama.config().save_pretrained(self.folder())
         for limit in (0, 20000):
             out = self.folder(f"pretrained {limit}")
-            self.convert(self.folder("dcp"), out, max_shard_nbytes=limit)
-            llama.config().save_pretrained(out)
+            self.convert(self.folder("dcp"), out, max_shard_nbytes=limit,
+                         side_files=[self.folder("config.json")])
             files = [name for name in os.listdir(out) if name.endswith(".safetensors")]
             self.assertEqual(len(files) > 1, limit > 0)
             model, about = LlamaForCausalLM.from_pretrained(out, dtype=torch.bfloat16,
