@@ -15,7 +15,7 @@ test-torch: test-ready $(BUILD)/libreshard.so $(BUILD)/venv/ready
 $(BUILD)/venv/ready: $(TORCH_NEEDS)
 	@rm -rf $(@D)
 	@tools/need.sh python3:python3
-	@python3 -c 'import ensurepip, venv' 2>/dev/null || tools/need.sh /no/ensurepip:python3-venv
+	@python3 -c 'import ensurepip, venv' 2>/dev/null || tools/need.sh /usr/share/doc/python3-venv:python3-venv
 	@echo "installing Python packages in $(@D):" $$(cat $<)
 	$(Q)python3 -m venv $(@D)
 	$(Q)$(TORCH_PIP) install -q -r $< 2>/dev/null || \
