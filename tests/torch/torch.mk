@@ -8,7 +8,7 @@ TORCH_PIP := $(TORCH_PYTHON) -m pip --disable-pip-version-check
 TORCH_TESTS := $(sort $(wildcard tests/torch/test_*.py))
 
 .PHONY: test-torch
-test-torch: test-ready $(BUILD)/libreshard.so $(BUILD)/venv/ready
+test-torch: test-ready $(BUILD)/libreshard.so $(BUILD)/reshard $(BUILD)/venv/ready
 	PYTHONDONTWRITEBYTECODE=1 RESHARD_LIB=$(BUILD)/libreshard.so CC="$(CC)" \
 	    prove --timer --failures --directives -j2 $(if $(V),-v) --exec $(TORCH_PYTHON) $(TORCH_TESTS)
 
