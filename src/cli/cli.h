@@ -187,6 +187,10 @@ rsd_status draw_traffic(FILE *out, const rsd_plan *plan);
 /* The boxes of a stored tensor: which file has which part of its first two dims. */
 rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t tensor);
 
+/* Which two dims of a stored tensor a picture shows; -1: there are not so many. */
+rsd_status picture_dims(const rsd_checkpoint *checkpoint, int64_t tensor, int32_t *down,
+                        int32_t *across);
+
 /* ---- page.c: the same as files ---- */
 
 rsd_status page_traffic(const char *path, bool html, const rsd_plan *plan);

@@ -144,19 +144,45 @@ static void paint(struct canvas *canvas, const rsd_tensor *tensor, const rsd_sto
             canvas->cells[r][c] = mark_of(stored->file);
 }
 
-static void choose_dims(struct canvas *canvas, const rsd_tensor *tensor)
+/* Two dims to draw: the first two that are cut, else the last ones. */
+rsd_status picture_dims(const rsd_checkpoint *checkpoint, int64_t index, int32_t *down,
+                        int32_t *across)
 {
-    canvas->rows_dim = canvas->columns_dim = -1;
-    for (int32_t d = tensor->ndim - 1; d >= 0; d--) {
-        if (canvas->columns_dim < 0)
-            canvas->columns_dim = d;
-        else if (canvas->rows_dim < 0)
-            canvas->rows_dim = d;
+    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    bool cut[RSD_MAX_DIMS] = {false};
+    int32_t chosen[2], n = 0;
+    rsd_status status = rsd_checkpoint_tensor(checkpoint, index, &tensor);
+    for (int64_t i = 0; i < tensor.nboxes && !status; i++) {
+        status = rsd_checkpoint_box(checkpoint, index, i, &stored);
+        for (int32_t d = 0; d < tensor.ndim && !status; d++)
+            cut[d] = cut[d] || stored.box.len[d] < tensor.shape[d];
     }
+    for (int32_t d = 0; d < tensor.ndim && n < 2; d++)
+        if (cut[d])
+            chosen[n++] = d;
+    for (int32_t d = tensor.ndim - 1; d >= 0 && n < 2; d--)
+        if (!cut[d])
+            chosen[n++] = d;
+    if (n == 2 && chosen[0] > chosen[1]) {
+        int32_t other = chosen[0];
+        chosen[0] = chosen[1];
+        chosen[1] = other;
+    }
+    *across = n > 0 ? chosen[n - 1] : -1;
+    *down = n > 1 ? chosen[0] : -1;
+    return status;
+}
+
+static rsd_status choose_dims(struct canvas *canvas, const rsd_checkpoint *checkpoint,
+                              int64_t index, const rsd_tensor *tensor)
+{
+    rsd_status status = picture_dims(checkpoint, index, &canvas->rows_dim, &canvas->columns_dim);
     canvas->rows = canvas->rows_dim < 0 ? 1 : tensor->shape[canvas->rows_dim];
     canvas->columns = canvas->columns_dim < 0 ? 1 : tensor->shape[canvas->columns_dim];
     canvas->rows = canvas->rows < MOST_ROWS ? canvas->rows : MOST_ROWS;
     canvas->columns = canvas->columns < MOST_COLUMNS ? canvas->columns : MOST_COLUMNS;
+    return status;
 }
 
 rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t index)
@@ -167,7 +193,9 @@ rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t index
     rsd_status status = rsd_checkpoint_tensor(checkpoint, index, &tensor);
     if (status || tensor.nbytes == 0)
         return status;
-    choose_dims(&canvas, &tensor);
+    status = choose_dims(&canvas, checkpoint, index, &tensor);
+    if (status)
+        return status;
     memset(canvas.cells, '.', sizeof canvas.cells);
     for (int64_t i = 0; i < tensor.nboxes; i++) {
         status = rsd_checkpoint_box(checkpoint, index, i, &stored);

@@ -187,9 +187,8 @@ struct boxes {
 };
 
 static void print_box(FILE *out, const rsd_checkpoint *checkpoint, const rsd_tensor *tensor,
-                      const rsd_stored *stored)
+                      const rsd_stored *stored, int32_t down, int32_t across)
 {
-    int32_t across = tensor->ndim - 1, down = tensor->ndim - 2;
     double x = 0, y = 0, width = SIDE, height = SIDE;
     if (across >= 0) {
         x = SIDE * (double)stored->box.lo[across] / (double)tensor->shape[across];
@@ -219,7 +218,10 @@ static rsd_status print_boxes(FILE *out, void *context)
     const struct boxes *boxes = context;
     rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
     rsd_stored stored = {.struct_nbytes = sizeof stored};
+    int32_t down, across;
     rsd_status status = rsd_checkpoint_tensor(boxes->checkpoint, boxes->tensor, &tensor);
+    if (!status)
+        status = picture_dims(boxes->checkpoint, boxes->tensor, &down, &across);
     begin_svg(out, SIDE + 2 * MARGIN, SIDE + 2 * MARGIN);
     fprintf(out, "<text x=\"%d\" y=\"18\">", MARGIN);
     print_escaped(out, tensor.name);
@@ -227,7 +229,7 @@ static rsd_status print_boxes(FILE *out, void *context)
     for (int64_t i = 0; i < tensor.nboxes && !status && tensor.nbytes; i++) {
         status = rsd_checkpoint_box(boxes->checkpoint, boxes->tensor, i, &stored);
         if (!status)
-            print_box(out, boxes->checkpoint, &tensor, &stored);
+            print_box(out, boxes->checkpoint, &tensor, &stored, down, across);
     }
     fputs("</svg>\n", out);
     return status;
