@@ -736,7 +736,7 @@ typedef struct rsd_save_options {
     int32_t one_rank;       /* 1: this process writes what `rank` has; rsd_save_publish ends it */
     int32_t rank;
     int64_t nvalues;
-    const rsd_value *values; /* written by the first rank */
+    const rsd_value *values; /* each written by one rank, as torch deals them out */
     rsd_on_progress *on_progress;
     void *context;
 } rsd_save_options;

@@ -86,93 +86,141 @@ void emit_global(struct bytes *out, const char *module, const char *name)
     emit_op(out, "\n");
 }
 
-/* ---- from JSON ---- */
+/* ---- from JSON, as torch.save pickles the same value ---- */
 
-enum { MOST_DEPTH = 64 };
+enum { MOST_DEPTH = 64, BATCH = 1000 };
 
-static rsd_status emit_number_of(struct bytes *out, struct json *j)
+struct from_json {
+    struct bytes *out;
+    struct json json;
+    uint32_t memo;
+};
+
+static void remember(struct from_json *from)
+{
+    emit_op(from->out, from->memo < 256 ? "q" : "r");
+    emit_number(from->out, from->memo, from->memo < 256 ? 1 : 4);
+    from->memo++;
+}
+
+static rsd_status emit_number_of(struct from_json *from)
 {
     double value;
     int64_t integer;
     bool whole;
-    TRY(json_number(j, &value, &integer, &whole));
+    TRY(json_number(&from->json, &value, &integer, &whole));
     if (whole)
-        emit_int(out, integer);
+        emit_int(from->out, integer);
     else
-        emit_float(out, value);
+        emit_float(from->out, value);
     return RSD_OK;
 }
 
-static rsd_status emit_value(struct bytes *out, struct json *j, int depth);
-
-static rsd_status emit_list(struct bytes *out, struct json *j, int depth)
+static void emit_text_of(struct from_json *from, struct slice text)
 {
-    bool more;
-    TRY(json_enter(j, '['));
-    emit_op(out, "](");
-    for (;;) {
-        TRY(json_next_item(j, &more));
-        if (!more)
-            break;
-        TRY(emit_value(out, j, depth + 1));
-    }
-    emit_op(out, "e");
-    return RSD_OK;
+    emit_text(from->out, text);
+    remember(from);
 }
 
-static rsd_status emit_dict(struct bytes *out, struct json *j, int depth)
+static rsd_status emit_value(struct from_json *from, int depth);
+
+static rsd_status emit_member(struct from_json *from, bool dict, int depth, bool *more)
 {
-    bool more;
     struct slice key;
-    TRY(json_enter(j, '{'));
-    emit_op(out, "}(");
-    for (;;) {
-        TRY(json_next_key(j, &key, &more));
-        if (!more)
-            break;
-        emit_text(out, key);
-        TRY(emit_value(out, j, depth + 1));
+    if (dict)
+        TRY(json_next_key(&from->json, &key, more));
+    else
+        TRY(json_next_item(&from->json, more));
+    if (*more && dict)
+        emit_text_of(from, key);
+    return *more ? emit_value(from, depth + 1) : RSD_OK;
+}
+
+/* Members in batches; a batch of one has a shorter form, which is known when the next does not come. */
+static rsd_status emit_members(struct from_json *from, bool dict, int depth)
+{
+    struct bytes *out = from->out;
+    bool more = true;
+    TRY(json_enter(&from->json, dict ? '{' : '['));
+    emit_op(out, dict ? "}" : "]");
+    remember(from);
+    while (more) {
+        size_t mark = out->n;
+        int n = 0;
+        emit_op(out, "(");
+        while (n < BATCH) {
+            TRY(emit_member(from, dict, depth, &more));
+            if (!more)
+                break;
+            n++;
+        }
+        if (n > 1) {
+            emit_op(out, dict ? "u" : "e");
+        } else if (!out->failed) { /* without the mark */
+            memmove(out->data + mark, out->data + mark + 1, out->n - mark - 1);
+            out->n--;
+            if (n == 1)
+                emit_op(out, dict ? "s" : "a");
+        }
     }
-    emit_op(out, "u");
     return RSD_OK;
 }
 
-static rsd_status emit_value(struct bytes *out, struct json *j, int depth)
+static rsd_status emit_value(struct from_json *from, int depth)
 {
     struct slice text;
+    char first = json_peek(&from->json);
     if (depth > MOST_DEPTH)
-        return json_fail(j, "nested too deeply");
-    switch (json_peek(j)) {
+        return json_fail(&from->json, "nested too deeply");
+    switch (first) {
     case '[':
-        return emit_list(out, j, depth);
     case '{':
-        return emit_dict(out, j, depth);
+        return emit_members(from, first == '{', depth);
     case '"':
-        TRY(json_string(j, &text));
-        emit_text(out, text);
+        TRY(json_string(&from->json, &text));
+        emit_text_of(from, text);
         return RSD_OK;
     case 'n':
     case 't':
     case 'f':
-        emit_op(out, json_peek(j) == 'n' ? "N" : json_peek(j) == 't' ? "\x88" : "\x89");
-        return json_skip(j);
+        emit_op(from->out, first == 'n' ? "N" : first == 't' ? "\x88" : "\x89");
+        return json_skip(&from->json);
     default:
-        return emit_number_of(out, j);
+        return emit_number_of(from);
     }
 }
 
 rsd_status json_to_pickle(const char *text, struct bytes *out)
 {
-    struct json j;
-    json_start(&j, text, strlen(text));
+    struct from_json from = {.out = out};
+    json_start(&from.json, text, strlen(text));
     emit_op(out, "\x80\x02");
-    rsd_status status = emit_value(out, &j, 0);
+    rsd_status status = emit_value(&from, 0);
     if (!status)
-        status = json_end(&j);
-    json_drop(&j);
+        status = json_end(&from.json);
+    json_drop(&from.json);
     emit_op(out, ".");
     if (!status && out->failed)
         status = fail(RSD_ENOMEM, "no memory for a value");
+    return status;
+}
+
+/* Texts and numbers, without a memo: they are short. */
+static rsd_status emit_step(struct bytes *out, struct json *j)
+{
+    struct from_json from = {.out = out};
+    struct slice text;
+    char next = json_peek(j);
+    if (next == '"') {
+        TRY(json_string(j, &text));
+        emit_text(out, text);
+        return RSD_OK;
+    }
+    if (next < '0' || next > '9')
+        return json_fail(j, "a path has texts and numbers");
+    from.json = *j;
+    rsd_status status = emit_number_of(&from);
+    *j = from.json;
     return status;
 }
 
@@ -183,13 +231,8 @@ rsd_status json_to_path(const char *text, struct bytes *out)
     json_start(&j, text, strlen(text));
     rsd_status status = json_enter(&j, '[');
     emit_op(out, "(");
-    while (!status && !(status = json_next_item(&j, &more)) && more) {
-        char next = json_peek(&j);
-        if (next != '"' && (next < '0' || next > '9'))
-            status = json_fail(&j, "a path has texts and numbers");
-        else
-            status = emit_value(out, &j, 0);
-    }
+    while (!status && !(status = json_next_item(&j, &more)) && more)
+        status = emit_step(out, &j);
     if (!status)
         status = json_end(&j);
     json_drop(&j);

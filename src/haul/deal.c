@@ -209,7 +209,7 @@ static void choose(struct dealing *dealing, struct group *group, uint64_t tensor
     for (size_t i = 1; i < group->nholders; i++)
         if (dealing->given[holders[i].rank] < dealing->given[group->winner.rank])
             group->winner = holders[i];
-    dealing->given[group->winner.rank] += tensor_nbytes;
+    dealing->given[group->winner.rank] += tensor_nbytes ? tensor_nbytes : 1;
 }
 
 static int by_tensor(const void *a, const void *b)
@@ -222,12 +222,27 @@ static int by_tensor(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
+/* Everyone has the values, so rank 0 lists them, behind its tensors. */
+static void choose_values(struct dealing *dealing, int64_t nranks, size_t nvalues)
+{
+    for (size_t i = 0; i < nvalues; i++) {
+        int32_t least = 0;
+        for (int32_t rank = 1; rank < nranks; rank++)
+            if (dealing->given[rank] < dealing->given[least])
+                least = rank;
+        dealing->given[least]++;
+        dealing->deal->value_ranks[i] = least;
+    }
+}
+
 static rsd_status choose_all(struct dealing *dealing, const rsd_layout *const *layouts,
-                             enum deal_to to)
+                             int64_t nranks, size_t nvalues, enum deal_to to)
 {
     struct deal *deal = dealing->deal;
+    bool values_chosen = to != DEAL_EVENLY; /* else the lowest rank has them all */
     deal->list = mem_new(dealing->ngroups, sizeof *deal->list);
-    if (!deal->list)
+    deal->value_ranks = mem_new(nvalues, sizeof *deal->value_ranks);
+    if (!deal->list || !deal->value_ranks)
         return RSD_ENOMEM;
     for (size_t i = 0; i < dealing->ngroups; i++)
         dealing->groups[i].winner = dealing->holders[dealing->groups[i].first_holder];
@@ -236,6 +251,10 @@ static rsd_status choose_all(struct dealing *dealing, const rsd_layout *const *l
     for (size_t i = 0; i < dealing->ngroups; i++) {
         struct group *group = &dealing->groups[i];
         const rsd_layout *layout = layouts[group->tensor];
+        if (!values_chosen && group->winner.rank > 0) {
+            choose_values(dealing, nranks, nvalues);
+            values_chosen = true;
+        }
         if (to == DEAL_EVENLY)
             choose(dealing, group,
                    (uint64_t)box_volume(layout->ndim, layout->shape) *
@@ -245,26 +264,10 @@ static rsd_status choose_all(struct dealing *dealing, const rsd_layout *const *l
                                                .order = group->winner.order,
                                                .coordinates = group->coordinates};
     }
+    if (!values_chosen)
+        choose_values(dealing, nranks, nvalues);
     if (deal->n > 1)
         qsort(deal->list, deal->n, sizeof *deal->list, by_tensor);
-    return RSD_OK;
-}
-
-/* Values come after all tensors, and everyone has them. */
-static rsd_status deal_values(struct dealing *dealing, int64_t nranks, size_t nvalues,
-                              enum deal_to to)
-{
-    dealing->deal->value_ranks = mem_new(nvalues, sizeof *dealing->deal->value_ranks);
-    if (!dealing->deal->value_ranks)
-        return RSD_ENOMEM;
-    for (size_t i = 0; i < nvalues && to == DEAL_EVENLY; i++) {
-        int32_t least = 0;
-        for (int32_t rank = 1; rank < nranks; rank++)
-            if (dealing->given[rank] < dealing->given[least])
-                least = rank;
-        dealing->given[least]++;
-        dealing->deal->value_ranks[i] = least;
-    }
     return RSD_OK;
 }
 
@@ -280,9 +283,7 @@ rsd_status deal_out(struct deal *deal, size_t ntensors, const rsd_layout *const 
             status = fail_in(status, "%s: ", names[i]);
     }
     if (!status)
-        status = choose_all(&dealing, layouts, to);
-    if (!status)
-        status = deal_values(&dealing, nranks, nvalues, to);
+        status = choose_all(&dealing, layouts, nranks, nvalues, to);
     mem_free(dealing.given);
     mem_free(dealing.holders);
     mem_free(dealing.groups);

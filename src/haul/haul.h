@@ -190,7 +190,8 @@ struct out_item {
     uint64_t head;        /* bytes before the tensor's */
     _Atomic uint64_t crc; /* of what was written so far, raw */
     unsigned char first[8];
-    size_t at; /* into the draft's places: where the box is in an array that has several; 0: it is alone */
+    size_t
+        at; /* into the draft's places: where the box is in an array that has several; 0: it is alone */
 };
 
 struct out_value {

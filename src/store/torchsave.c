@@ -24,6 +24,12 @@ struct storage {
     uint32_t crc;
 };
 
+/* One part of a name: where it ends, and whether it is a place in a list. */
+struct step {
+    size_t end;
+    bool number;
+};
+
 struct loading {
     rsd_checkpoint *checkpoint;
     uint32_t file;
@@ -37,6 +43,8 @@ struct loading {
     struct storage *storages;
     char name[MOST_NAME]; /* of what is looked at, with a zero behind it */
     size_t name_nbytes;
+    struct step steps[MOST_DEPTH + 1];
+    size_t nsteps;
 };
 
 static rsd_status read_file(void *context, uint64_t at, void *out, size_t n)
@@ -80,6 +88,31 @@ static rsd_status find_storage(struct loading *l, struct slice key, struct stora
     return RSD_OK;
 }
 
+/* Where the value at hand was: its keys as JSON texts, its places in lists as numbers. */
+static rsd_status add_path(struct loading *l, const char **out)
+{
+    struct text text = {0};
+    char *json;
+    if (l->nsteps == 0)
+        return RSD_OK;
+    text_add(&text, "[");
+    for (size_t i = 0, begin = 0; i < l->nsteps; begin = l->steps[i++].end + 1) {
+        size_t n = l->steps[i].end - begin;
+        text_add(&text, i ? ", " : "");
+        if (l->steps[i].number)
+            text_add(&text, "%.*s", (int)n, l->name + begin);
+        else
+            json_add_string(&text, l->name + begin, n);
+    }
+    text_add(&text, "]");
+    TRY(text_take(&text, &json));
+    rsd_status status = make_room(l, strlen(json));
+    if (!status)
+        status = contents_copy_text(&l->checkpoint->contents, json, out);
+    rsd_free(json);
+    return status;
+}
+
 /* A key may have a zero in it, which then is no proper name. */
 static struct slice name_of(const struct loading *l)
 {
@@ -105,6 +138,7 @@ static rsd_status add_tensor(struct loading *l, cell c)
     contents->views[contents->nviews++] = stored;
     TRY(contents_add_tensor(contents, name_of(l), stored.view.dtype, stored.view.ndim,
                             stored.view.shape));
+    TRY(add_path(l, &contents->tensors[contents->ntensors - 1].path));
     return contents_add_box(contents, origin, stored.view.shape,
                             (struct extent){.kind = ITEM_VIEW,
                                             .file = l->file,
@@ -138,7 +172,7 @@ static rsd_status add_value(struct loading *l, cell c)
         contents->values[contents->nvalues - 1].pickle = pickle;
     else
         bytes_drop(&pickle);
-    return RSD_OK;
+    return add_path(l, &contents->values[contents->nvalues - 1].path);
 }
 
 /* ---- going through ---- */
@@ -165,8 +199,8 @@ static bool has_parts(struct loading *l, cell c, int depth)
 
 static rsd_status visit(struct loading *l, cell c, size_t length, int depth);
 
-static rsd_status visit_named(struct loading *l, struct slice name, cell c, size_t length,
-                              int depth)
+static rsd_status visit_named(struct loading *l, struct slice name, bool number, cell c,
+                              size_t length, int depth)
 {
     size_t need = name.nbytes + (length ? 1 : 0);
     if (length + need >= sizeof l->name)
@@ -175,7 +209,12 @@ static rsd_status visit_named(struct loading *l, struct slice name, cell c, size
         l->name[length++] = '.';
     memcpy(l->name + length, name.bytes, name.nbytes);
     l->name[length + name.nbytes] = '\0';
-    return visit(l, c, length + name.nbytes, depth + 1);
+    if (l->nsteps == sizeof l->steps / sizeof *l->steps)
+        return fail(RSD_EFORMAT, "%.300s: nested too deeply", l->name);
+    l->steps[l->nsteps++] = (struct step){length + name.nbytes, number};
+    rsd_status status = visit(l, c, length + name.nbytes, depth + 1);
+    l->nsteps--;
+    return status;
 }
 
 static rsd_status visit_dict(struct loading *l, cell dict, size_t length, int depth)
@@ -192,7 +231,7 @@ static rsd_status visit_dict(struct loading *l, cell dict, size_t length, int de
         } else if (node_kind(&l->nodes, key) != NODE_STRING) {
             continue; /* a key that is neither text nor a number names nothing */
         }
-        TRY(visit_named(l, name, value, length, depth));
+        TRY(visit_named(l, name, false, value, length, depth));
     }
     return RSD_OK;
 }
@@ -205,7 +244,7 @@ static rsd_status visit_list(struct loading *l, cell list, size_t length, int de
     for (uint32_t i = 0; tuple ? i < node_count(&l->nodes, list) : node_next(&walk, &item); i++) {
         char digits[24];
         snprintf(digits, sizeof digits, "%u", i);
-        TRY(visit_named(l, (struct slice){digits, strlen(digits)},
+        TRY(visit_named(l, (struct slice){digits, strlen(digits)}, true,
                         tuple ? node_item(&l->nodes, list, i) : item, length, depth));
     }
     return RSD_OK;
