@@ -2,9 +2,9 @@
 # undefined-behaviour sanitizers; those that use threads run with the thread sanitizer too.
 
 comma := ,
-TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c
+TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/mailbox.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
-TSAN_NAMES := pool move load save
+TSAN_NAMES := pool move load save exchange
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
          tests/cli.sh $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 

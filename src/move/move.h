@@ -137,4 +137,72 @@ struct rsd_exec {
     bool started;
 };
 
+/* ---- exchange_bind.c, exchange.c: between processes, over a transport ---- */
+
+/* A piece in one of our arrays, as rows of bytes in the order of its box. */
+struct op {
+    int64_t array, offset; /* among our arrays; bytes */
+    size_t first_loop; /* into the exchange's loops: outermost first, packed side and array side */
+    int32_t nloops;
+    bool from_dst;
+    size_t run;
+    int64_t nrows;
+    uint64_t nbytes;
+};
+
+/* Pieces that go to one peer, or come from it, in one stage: packed one after the other. */
+struct parcel {
+    int32_t peer, stage;
+    bool reduce; /* each piece by itself, since the receiver combines it with others */
+    size_t first_op, nops;
+    uint64_t nbytes;
+};
+
+/* A box that is combined from terms: ours is an op, those of others come in their parcels. */
+struct gathered_sum {
+    struct reduction reduction;
+    struct op to;
+    size_t first_term, nterms;
+};
+struct gathered_term {
+    int32_t peer; /* our own rank: the op */
+    struct op op;
+};
+
+struct exchange {
+    rsd_exec exec;
+    rsd_transport transport;
+    double timeout;
+    uint64_t chunk; /* bytes of one message at most, the same on all ranks */
+    int32_t nstages;
+    struct op *ops;
+    struct loop *loops; /* src_stride: packed side; dst_stride: array side */
+    struct parcel *sends, *receives;
+    struct op *keeps; /* pairs: from our source (or destination) to our destination */
+    int32_t *keep_stages;
+    struct gathered_sum *sums;
+    struct gathered_term *terms;
+    size_t nops, room_ops, nloops, room_loops, nsends, room_sends, nreceives, room_receives, nkeeps,
+        room_keeps, room_keep_stages, nsums, room_sums, nterms, room_terms;
+    int64_t nsrc, ndst;
+    const char **src;
+    char **dst;
+    bool *src_used, *dst_used;
+    struct copier copier;
+    char *buffers; /* all that is on its way */
+    struct lane *lanes;
+    size_t nlanes;
+    struct reducer *reducer;
+    bool broken;
+};
+
+/* Finds what this rank gives and gets in all plans. */
+rsd_status exchange_compile(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
+                            const rsd_bind_options *bind);
+
+/* Bytes [at, at + n) of a packed op, out of its array or into it. */
+void op_pack(const struct exchange *x, const struct op *op, uint64_t at, size_t n, char *out);
+void op_unpack(const struct exchange *x, const struct op *op, uint64_t at, size_t n,
+               const char *in);
+
 #endif

@@ -1,0 +1,189 @@
+/* test_exchange.c - plans carried between ranks that share no memory, over a transport of threads: the same
+ * elements, the same bits, whatever the budget; and ranks that disagree, or come late, are named. */
+#include "mailbox.h"
+#include "oracle.h"
+#include "random.h"
+#include "tap.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct rank {
+    pthread_t thread;
+    struct mailbox *box;
+    int32_t rank;
+    int64_t nplans;
+    const rsd_plan *const *plans;
+    const void *const *src;
+    void *const *dst;
+    int64_t budget;
+    double timeout;
+    int nruns;
+    rsd_status status;
+    char message[300];
+};
+
+static void *run_rank(void *context)
+{
+    struct rank *rank = context;
+    rsd_transport transport = mailbox_transport(rank->box, rank->rank);
+    rsd_exchange_options options = {
+        .struct_nbytes = sizeof options, .max_nbytes = rank->budget, .timeout = rank->timeout};
+    rsd_exec *exec = NULL;
+    rank->status = rsd_bind_transport(rank->nplans, rank->plans, NULL, &transport, &options, &exec);
+    for (int i = 0; i < rank->nruns && !rank->status; i++)
+        rank->status = rsd_run(exec, rank->src, rank->dst);
+    snprintf(rank->message, sizeof rank->message, "%s", rank->status ? rsd_error() : "");
+    rsd_exec_free(exec);
+    return NULL;
+}
+
+/* Every rank in a thread of its own, with its own arrays alone. */
+static bool carry(const char *problem, int64_t budget)
+{
+    rsd_layout *a, *b;
+    rsd_plan *plan = NULL;
+    if (!CHECK(rsd_problem_parse(problem, &a, &b) == RSD_OK, "%s: %s", problem, rsd_error()))
+        return false;
+    bool fine = CHECK(rsd_plan_new(a, b, NULL, &plan) == RSD_OK, "%s: %s", problem, rsd_error());
+    int64_t world =
+        rsd_layout_world(a) > rsd_layout_world(b) ? rsd_layout_world(a) : rsd_layout_world(b);
+    struct memory src = oracle_memory(a, NULL), dst = oracle_memory(b, NULL);
+    oracle_fill(a, NULL, &src);
+    struct mailbox *box = mailbox_new((int32_t)world);
+    struct rank *ranks = calloc((size_t)world, sizeof *ranks);
+    const rsd_plan *plans[] = {plan};
+    for (int32_t i = 0; i < world && fine; i++) {
+        int64_t first_src, first_dst, n;
+        rsd_layout_arrays_of(a, i, &first_src, &n);
+        rsd_layout_arrays_of(b, i, &first_dst, &n);
+        ranks[i] = (struct rank){.box = box,
+                                 .rank = i,
+                                 .nplans = 1,
+                                 .plans = plans,
+                                 .src = (const void *const *)(src.array + first_src),
+                                 .dst = dst.array + first_dst,
+                                 .budget = budget,
+                                 .timeout = 60,
+                                 .nruns = 2};
+        pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
+    }
+    for (int32_t i = 0; i < world && fine; i++) {
+        pthread_join(ranks[i].thread, NULL);
+        CHECK(ranks[i].status == RSD_OK, "%s: rank %d: %s", problem, (int)i, ranks[i].message);
+    }
+    fine = fine && CHECK(oracle_check(a, b, NULL, &dst), "%s", problem);
+    mailbox_free(box);
+    free(ranks);
+    oracle_memory_free(&src);
+    oracle_memory_free(&dst);
+    rsd_plan_free(plan);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+    return fine;
+}
+
+static void known_moves(void)
+{
+    static const char *const problems[] = {
+        "f32[13,21] : 4:S0 -> 4:S1",    "f64[16,16] : 2x2:S0,S1 -> 4:R",
+        "f32[100,70] : 4:P -> 4:S0",    "bf16[64,33] : 2x2:P,S1 -> 4:S0",
+        "i32[40,40] : 4:P(max) -> 4:R", "f32[30] : 3 ranks=0-2 : S0 -> 2 ranks=3,4 : S0",
+        "u8[257] : 4:C(0,16) -> 3:S0",  "f32[8,8] : 2x2:P(avg),P(avg) -> 4:S1",
+        "f32[6,7] : 3:S0 -> 1:R",       "f32[6,7] : 1:R -> 3:S1",
+        "f32[] : 4:R -> 4:R",           "f32[0,5] : 2:S0 -> 3:S1",
+    };
+    CASE("moves between ranks that share no memory equal the oracle");
+    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
+        carry(problems[i], 0);
+    CASE("the same in many rounds, under the least budget");
+    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
+        carry(problems[i], 1);
+    carry("f64[200,300] : 4:S0 -> 4:S1", 1);
+    carry("f32[200,300] : 4:P -> 2x2:S0,S1", 1);
+    carry("f32[200,300] : 3:P -> 3:R", 1);
+}
+
+static void random_moves(void)
+{
+    CASE("random layouts");
+    struct random random = {11};
+    for (int i = 0; i < 150; i++) {
+        static const char *const dtypes[] = {"f32", "i64", "bf16", "u8"};
+        const char *dtype = dtypes[random_below(&random, 4)];
+        struct random_tensor tensor = random_tensor(&random, dtype);
+        char from[4096], to[4096], problem[9000];
+        random_side(&random, &tensor, i % 3 == 0 ? "sum" : NULL, from, sizeof from);
+        random_side(&random, &tensor, NULL, to, sizeof to);
+        snprintf(problem, sizeof problem, "%s : %s -> %s", tensor.text, from, to);
+        rsd_layout *a, *b;
+        rsd_plan *plan;
+        if (rsd_problem_parse(problem, &a, &b))
+            continue;
+        bool possible = rsd_plan_new(a, b, NULL, &plan) == RSD_OK;
+        if (possible)
+            rsd_plan_free(plan);
+        rsd_layout_free(a);
+        rsd_layout_free(b);
+        if (possible && !carry(problem, i % 2))
+            break;
+    }
+}
+
+/* ---- what goes wrong ---- */
+
+static void disagreeing(void)
+{
+    CASE("a rank with another plan is named on every rank, and one that is late too");
+    rsd_layout *a, *b, *c;
+    rsd_plan *plan, *other;
+    OK(rsd_problem_parse("f32[8] : 3:S0 -> 3:R", &a, &b));
+    OK(rsd_layout_parse("f32[8] @ 1 : R", &c));
+    OK(rsd_plan_new(a, b, NULL, &plan));
+    OK(rsd_plan_new(a, c, NULL, &other));
+    float memory[3][16] = {{0}};
+    const void *src[3];
+    void *dst[3];
+    const rsd_plan *same[] = {plan}, *different[] = {other};
+    for (int way = 0; way < 2; way++) {
+        struct mailbox *box = mailbox_new(3);
+        struct rank ranks[3];
+        for (int32_t i = 0; i < 3; i++) {
+            src[i] = memory[i];
+            dst[i] = memory[i] + 8;
+            ranks[i] = (struct rank){.box = box,
+                                     .rank = i,
+                                     .nplans = 1,
+                                     .plans = way == 0 && i == 2 ? different : same,
+                                     .src = &src[i],
+                                     .dst = &dst[i],
+                                     .timeout = 0.3,
+                                     .nruns = way == 1 && i == 1 ? 0 : 1};
+            pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
+        }
+        for (int i = 0; i < 3; i++) {
+            pthread_join(ranks[i].thread, NULL);
+            if (way == 0)
+                CHECK(ranks[i].status == RSD_EMISMATCH && strstr(ranks[i].message, "rank 2"), "%s",
+                      ranks[i].message);
+            else if (i != 1)
+                CHECK(ranks[i].status == RSD_ETIMEOUT && strstr(ranks[i].message, "rank 1"), "%s",
+                      ranks[i].message);
+        }
+        mailbox_free(box);
+    }
+    rsd_plan_free(plan);
+    rsd_plan_free(other);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+    rsd_layout_free(c);
+}
+
+int main(void)
+{
+    known_moves();
+    random_moves();
+    disagreeing();
+    return tap_end();
+}
