@@ -81,6 +81,11 @@ install: all
 	install -m 644 $(BUILD)/reshard.pc "$(DESTDIR)$(PREFIX)/lib/pkgconfig/"
 	install -d "$(DESTDIR)$(PREFIX)/share/doc/reshard"
 	install -m 644 README.md LICENSE docs/*.md "$(DESTDIR)$(PREFIX)/share/doc/reshard/"
+	install -d "$(DESTDIR)$(PREFIX)/share/man/man1" "$(DESTDIR)$(PREFIX)/share/zsh/site-functions" \
+	    "$(DESTDIR)$(PREFIX)/share/bash-completion/completions"
+	install -m 644 man/reshard.1 "$(DESTDIR)$(PREFIX)/share/man/man1/"
+	install -m 644 completion/reshard.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/reshard"
+	install -m 644 completion/_reshard "$(DESTDIR)$(PREFIX)/share/zsh/site-functions/"
 	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ] && command -v ldconfig >/dev/null; then ldconfig; fi
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(sort $(wildcard examples/*.c)))

@@ -6,7 +6,9 @@ TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move load save exchange
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
-         tests/cli.sh $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
+         tests/cli.sh tests/completion.sh tests/examples.sh $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
+
+ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))
 
 LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
 LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread pwrite fsync rename renameat renameat2)
@@ -15,8 +17,8 @@ LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread p
 test-ready:
 	@tools/need.sh prove:perl
 
-test: test-ready all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard
-	TSAN_OPTIONS=halt_on_error=1 RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" \
+test: test-ready all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES)
+	TSAN_OPTIONS=halt_on_error=1 RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
 	    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)
 
 $(BUILD)/asan/test_%: $(BUILD)/asan/tests/test_%.o $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
@@ -28,6 +30,10 @@ $(BUILD)/tsan/test_%: $(BUILD)/tsan/tests/test_%.o $(call objects,tsan,$(TEST_HE
 	$(Q)$(CC) $(SAN_tsan) $(LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS) -lm
 
 $(BUILD)/asan/reshard: $(call objects,asan,$(LIB_SRC) $(CLI_SRC))
+	@echo "  link  $@"
+	$(Q)$(CC) $(SAN_asan) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
+
+$(BUILD)/asan/examples/%: $(BUILD)/asan/examples/%.o $(call objects,asan,$(LIB_SRC))
 	@echo "  link  $@"
 	$(Q)$(CC) $(SAN_asan) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 

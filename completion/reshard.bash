@@ -1,0 +1,78 @@
+# bash completion for reshard: verbs, the options of each verb, files, and the names of tensors.
+
+# Names of tensors are those of `inspect --json`. Whatever goes wrong, nothing is offered: completion must
+# not print, and opening a checkpoint reads names and shapes only.
+_reshard_tensors()
+{
+    [ -e "$2" ] || return
+    timeout 5 "$1" inspect --json -- "$2" 2>/dev/null |
+        sed -n -e '/"values": \[/q' -e 's/.*{"name": "\([^"\\]*\)", "dtype".*/\1/p'
+}
+
+_reshard_options()
+{
+    local target="--mesh --place --rules --preset --default"
+    local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run
+        --resume --verify --force --json --quiet --help"
+    case $1 in
+    inspect) echo "--json --tree --svg --html --help" ;;
+    plan) echo "--json --pairs --ranks --pieces --rank --ranks-per-node --no-picture --svg --html
+        --format --compress --max-shard-size $target $common" ;;
+    convert) echo "--format --compress --max-shard-size $target $common" ;;
+    merge) echo "--max-shard-size --all --config-from $common" ;;
+    split) echo "$target $common" ;;
+    verify) echo "--json --max-memory --threads --quiet --help" ;;
+    diff | digest) echo "--only --json --max-memory --threads --quiet --help" ;;
+    extract) echo "--slice --cast --raw --force --help" ;;
+    esac
+}
+
+_reshard()
+{
+    local verbs="inspect plan convert merge split verify diff digest extract"
+    local takes=" --format --mesh --place --rules --preset --default --compress --max-shard-size --only
+        --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
+        --ranks-per-node --slice "
+    local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
+    local i count=0 checkpoint=
+    takes=${takes//[[:space:]]/ }
+    COMPREPLY=()
+
+    if ((COMP_CWORD == 1)); then
+        mapfile -t COMPREPLY < <(compgen -W "$verbs --help --version" -- "$current")
+        return
+    fi
+    case $before in
+    --format) mapfile -t COMPREPLY < <(compgen -W "dcp safetensors" -- "$current") ;;
+    --preset) mapfile -t COMPREPLY < <(compgen -W "fsdp hsdp llama-tp replicate" -- "$current") ;;
+    --compress) mapfile -t COMPREPLY < <(compgen -W "none zstd" -- "$current") ;;
+    --cast) mapfile -t COMPREPLY < <(compgen -W "bf16 f16 f32 f64" -- "$current") ;;
+    --config-from) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
+    --rules | --svg | --html) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
+    esac
+    # A value that only the user can know, such as a mesh, is left to them.
+    case $takes in *" $before "*) return ;; esac
+
+    if [[ $current == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$(_reshard_options "$verb")" -- "$current")
+        return
+    fi
+    for ((i = 2; i < COMP_CWORD; i++)); do
+        case ${COMP_WORDS[i]} in
+        -*) case $takes in *" ${COMP_WORDS[i]} "*) i=$((i + 1)) ;; esac ;;
+        *)
+            count=$((count + 1))
+            [ "$count" = 1 ] && checkpoint=${COMP_WORDS[i]}
+            ;;
+        esac
+    done
+    if [[ $count == 1 && ($verb == inspect || $verb == extract) ]]; then
+        local names
+        names=$(_reshard_tensors "${COMP_WORDS[0]}" "${checkpoint/#\~\//$HOME/}")
+        mapfile -t COMPREPLY < <(IFS=$'\n' compgen -W "$names" -- "$current")
+        return
+    fi
+    mapfile -t COMPREPLY < <(compgen -f -- "$current")
+}
+
+complete -o filenames -F _reshard reshard

@@ -1,0 +1,41 @@
+#!/bin/sh
+# The examples, built as the tests are: they do what the first lines of their sources say.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+reshard=${RESHARD:?where is the command?} examples=${EXAMPLES:?where are the examples?}
+n=0 failed=0
+check() {
+    n=$((n + 1))
+    if [ "$1" = "$2" ]; then
+        echo "ok $n - $3"
+    else
+        echo "not ok $n - $3"
+        echo "# '$1' is not '$2'"
+        failed=1
+    fi
+}
+
+got=$("$examples/move" 'f32[97,31] : 4:S0 -> 2x3:S1,S0' 2>&1)
+check "$got" "3007 elements on 4 ranks -> 3007 elements on 6 ranks: 0 are wrong" "move"
+
+got=$("$examples/make_checkpoint" ckpt 2>&1)
+check "$got" "ckpt: 156 tensors, 11359233 bytes in 8 files of 8 ranks" "make_checkpoint"
+"$reshard" verify -q ckpt
+check $? 0 "what it made is whole"
+
+"$examples/make_checkpoint" other dp=2,tp=3 'R,S(0)' > /dev/null
+"$reshard" diff -q ckpt other
+check $? 0 "on another mesh it makes the same tensors"
+
+"$examples/make_checkpoint" --fused fused > /dev/null
+got=$("$examples/load_slice" ckpt model.lm_head.weight 'tp=4 : S(0)' 1 2>&1)
+check "${got%, digest*}" "rank 1 has bf16[250,128]: 64000 bytes, 64000 read" "load_slice"
+same=$("$examples/load_slice" other model.lm_head.weight '4 : S(0)' 1 2>&1)
+check "${got#*digest}" "${same#*digest}" "load_slice from another layout"
+got=$("$examples/load_slice" fused model.model.layers.0.self_attn.qkv_proj.weight \
+    'tp=4 : S(0;128,64,64)' 3 2>&1)
+check "${got%, digest*}" "rank 3 has bf16[64,128]: 16384 bytes, 16384 read" "load_slice of a fused weight"
+
+echo "1..$n"
+exit $failed
