@@ -719,7 +719,7 @@ typedef struct rsd_local {
  * return anything but 0 is to stop it: it then fails with ECANCELLED. */
 typedef struct rsd_progress {
     size_t struct_nbytes;
-    int64_t nbytes_done, nbytes_total; /* of tensors, where they go to */
+    int64_t nbytes_done, nbytes_total; /* of tensors, as wide as they are read */
 } rsd_progress;
 typedef int rsd_on_progress(void *context, const rsd_progress *progress);
 

@@ -105,7 +105,10 @@ static rsd_status list_jobs(struct converting *c)
         for (size_t box = 0; box < contents->tensors[t].nboxes; box++)
             if (output_wants(&c->output,
                              contents->extents[contents->tensors[t].first_extent + box].file))
-                c->nbytes += (int64_t)box_nbytes(contents, &contents->tensors[t], box);
+                c->nbytes +=
+                    box_volume(contents->tensors[t].ndim,
+                               tensor_box_len(contents, &contents->tensors[t], box)) *
+                    (int64_t)rsd_dtype_nbytes(c->in->contents.tensors[c->source_of[t]].dtype);
     return RSD_OK;
 }
 
@@ -196,6 +199,8 @@ static rsd_status begin(struct converting *c, struct part *part)
     char source_text[RSD_DIGEST_NCHARS], target_text[RSD_DIGEST_NCHARS];
     TRY(hash_source(c->in, &source));
     draft_hash(&c->draft, &target);
+    for (size_t i = 0; i < c->draft.contents.ntensors; i++)
+        hash_string(&target, c->in->contents.tensors[c->source_of[i]].name);
     hash_text(source, source_text);
     hash_text(target, target_text);
     c->output.journal = true;
@@ -330,6 +335,8 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
         TRY(check_report("rsd_report", report));
     c.tile_limit = tile_limit(c.options.max_nbytes, c.options.pool);
     rsd_status status = convert_prepare(&c, one_file);
+    if (!status && c.options.dry)
+        status = part_check(out, c.options.overwrite != 0, one_file);
     if (!status && c.options.dry)
         foresee(&c, &result);
     else if (!status)

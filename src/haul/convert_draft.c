@@ -2,6 +2,7 @@
  * in which files. Whatever cannot be done is found out here, before anything is written. */
 #include "haul.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -253,13 +254,15 @@ static rsd_status add_dealt_boxes(struct converting *c, int64_t nranks)
     size_t next = 0, nvalues = c->draft.format == RSD_FORMAT_DCP ? c->in->contents.nvalues : 0;
     const char **names = mem_new(c->nchosen, sizeof(char *));
     const rsd_layout **layouts = mem_new(c->nchosen, sizeof(rsd_layout *));
-    rsd_status status = names && layouts ? RSD_OK : RSD_ENOMEM;
+    size_t *widths = mem_new(c->nchosen, sizeof *widths);
+    rsd_status status = names && layouts && widths ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < c->nchosen && !status; i++) {
         names[i] = c->chosen[i].name;
         layouts[i] = c->chosen[i].layout;
+        widths[i] = rsd_dtype_nbytes(c->chosen[i].dtype);
     }
     if (!status)
-        status = deal_out(&deal, c->nchosen, layouts, names, nranks, nvalues,
+        status = deal_out(&deal, c->nchosen, layouts, widths, names, nranks, nvalues,
                           c->options.every_replica ? DEAL_TO_EVERYONE : DEAL_EVENLY);
     for (size_t i = 0; i < c->nchosen && !status; i++) {
         status = add_tensor(c, i);
@@ -271,6 +274,7 @@ static rsd_status add_dealt_boxes(struct converting *c, int64_t nranks)
     deal_drop(&deal);
     mem_free(names);
     mem_free(layouts);
+    mem_free(widths);
     return status;
 }
 
@@ -292,6 +296,52 @@ static rsd_status check_coverage(const struct converting *c)
     return RSD_OK;
 }
 
+/* ---- side files ---- */
+
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static rsd_status check_side_file(const struct converting *c, int64_t index)
+{
+    const char *path = c->options.side_files[index], *name = base_name(path);
+    static const char *const taken[] = {".metadata", "model.safetensors.index.json", JOURNAL_NAME};
+    struct stat found;
+    if (stat(path, &found) != 0 || !S_ISREG(found.st_mode))
+        return fail(RSD_EIO, "%s: %s", path, errno ? strerror(errno) : "no regular file");
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        if (strcmp(name, taken[i]) == 0)
+            return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
+    for (size_t i = 0; i < c->draft.nfiles; i++)
+        if (strcmp(name, c->draft.files[i].name) == 0)
+            return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
+    for (int64_t i = 0; i < index; i++)
+        if (strcmp(name, base_name(c->options.side_files[i])) == 0)
+            return fail(RSD_EINVAL, "two side files are called %s", name);
+    return RSD_OK;
+}
+
+static rsd_status check_side_files(const struct converting *c, bool one_file)
+{
+    if (one_file && c->options.nside_files > 0)
+        return fail(RSD_EINVAL, "side files, and the path is that of one file");
+    for (int64_t i = 0; i < c->options.nside_files; i++)
+        TRY(check_side_file(c, i));
+    return RSD_OK;
+}
+
+/* Every file that will be read is there. */
+static rsd_status check_sources(const struct converting *c)
+{
+    for (uint32_t i = 0; i < c->in->files.n; i++) {
+        uint64_t nbytes;
+        TRY(file_nbytes(&c->in->files, i, &nbytes));
+    }
+    return RSD_OK;
+}
+
 static rsd_status check_options(struct converting *c, bool one_file)
 {
     rsd_format format = c->options.format;
@@ -301,6 +351,9 @@ static rsd_status check_options(struct converting *c, bool one_file)
     if (!dcp && c->draft.format != RSD_FORMAT_SAFETENSORS)
         return fail(RSD_EUNSUPPORTED, "%s can be read, not written",
                     rsd_format_name(format) ? rsd_format_name(format) : "this format");
+    if (c->options.compress < 0 || c->options.compress > MOST_ZSTD_LEVEL)
+        return fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible", (int)c->options.compress,
+                    (int)MOST_ZSTD_LEVEL);
     if (!dcp && c->options.compress)
         return fail(RSD_EINVAL, "safetensors files cannot be compressed");
     if (dcp && (c->options.every_replica || c->options.max_shard_nbytes || one_file))
@@ -332,6 +385,9 @@ rsd_status convert_prepare(struct converting *c, bool one_file)
     if (c->draft.format == RSD_FORMAT_SAFETENSORS)
         c->nleft_out += (int64_t)c->in->contents.nvalues;
     TRY(check_coverage(c));
+    TRY(check_sources(c));
+    TRY(check_side_files(c, one_file));
+    TRY(draft_check(&c->draft));
     return draft_place(&c->draft);
 }
 

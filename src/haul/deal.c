@@ -167,6 +167,18 @@ static rsd_status gather(struct gathered *gathered, const rsd_layout *layout, in
     return RSD_OK;
 }
 
+/* What is written has to be all of it. */
+static rsd_status check_cover(const rsd_layout *layout)
+{
+    rsd_check check = {.struct_nbytes = sizeof check};
+    char text[BOX_TEXT_NCHARS];
+    TRY(rsd_layout_check(layout, &check));
+    if (check.cover == RSD_MISSES)
+        return fail(RSD_EMISMATCH, "no rank has %s",
+                    box_text(check.box.ndim, check.box.lo, check.box.len, text));
+    return RSD_OK;
+}
+
 static rsd_status deal_tensor(struct dealing *dealing, size_t tensor, const rsd_layout *layout,
                               int64_t nranks, bool every)
 {
@@ -175,6 +187,7 @@ static rsd_status deal_tensor(struct dealing *dealing, size_t tensor, const rsd_
     if (rsd_layout_world(layout) > nranks)
         return fail(RSD_EINVAL, "the layout names rank %lld of %lld",
                     (long long)rsd_layout_world(layout) - 1, (long long)nranks);
+    TRY(check_cover(layout));
     struct gathered gathered = {0};
     rsd_status status = RSD_OK;
     for (int64_t array = 0, n; array < rsd_layout_narrays(layout) && !status; array += n) {
@@ -236,7 +249,7 @@ static void choose_values(struct dealing *dealing, int64_t nranks, size_t nvalue
 }
 
 static rsd_status choose_all(struct dealing *dealing, const rsd_layout *const *layouts,
-                             int64_t nranks, size_t nvalues, enum deal_to to)
+                             const size_t *widths, int64_t nranks, size_t nvalues, enum deal_to to)
 {
     struct deal *deal = dealing->deal;
     bool values_chosen = to != DEAL_EVENLY; /* else the lowest rank has them all */
@@ -258,7 +271,7 @@ static rsd_status choose_all(struct dealing *dealing, const rsd_layout *const *l
         if (to == DEAL_EVENLY)
             choose(dealing, group,
                    (uint64_t)box_volume(layout->ndim, layout->shape) *
-                       rsd_dtype_nbytes(layout->dtype));
+                       (widths ? widths[group->tensor] : rsd_dtype_nbytes(layout->dtype)));
         deal->list[deal->n++] = (struct dealt){.tensor = group->tensor,
                                                .rank = group->winner.rank,
                                                .order = group->winner.order,
@@ -272,7 +285,8 @@ static rsd_status choose_all(struct dealing *dealing, const rsd_layout *const *l
 }
 
 rsd_status deal_out(struct deal *deal, size_t ntensors, const rsd_layout *const *layouts,
-                    const char *const *names, int64_t nranks, size_t nvalues, enum deal_to to)
+                    const size_t *widths, const char *const *names, int64_t nranks, size_t nvalues,
+                    enum deal_to to)
 {
     struct dealing dealing = {.deal = deal};
     dealing.given = mem_new((size_t)nranks, sizeof *dealing.given);
@@ -283,7 +297,7 @@ rsd_status deal_out(struct deal *deal, size_t ntensors, const rsd_layout *const 
             status = fail_in(status, "%s: ", names[i]);
     }
     if (!status)
-        status = choose_all(&dealing, layouts, nranks, nvalues, to);
+        status = choose_all(&dealing, layouts, widths, nranks, nvalues, to);
     mem_free(dealing.given);
     mem_free(dealing.holders);
     mem_free(dealing.groups);

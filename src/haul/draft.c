@@ -39,6 +39,28 @@ rsd_status draft_add_boxes(struct draft *draft, const struct deal *deal, size_t 
     return RSD_OK;
 }
 
+/* ---- names ---- */
+
+static rsd_status check_written_name(const struct draft *draft, const char *name)
+{
+    if (!is_utf8(name, strlen(name)))
+        return fail(RSD_EINVAL, "%s: a name has to be UTF-8", name);
+    if (draft->format == RSD_FORMAT_SAFETENSORS && strcmp(name, "__metadata__") == 0)
+        return fail(RSD_EINVAL, "safetensors cannot have a tensor called %s", name);
+    return RSD_OK;
+}
+
+rsd_status draft_check(struct draft *draft)
+{
+    struct contents *contents = &draft->contents;
+    for (size_t i = 0; i < contents->ntensors; i++)
+        TRY(check_written_name(draft, contents->tensors[i].name));
+    for (size_t i = 0; i < contents->nvalues; i++)
+        TRY(check_written_name(draft, contents->values[i].name));
+    rsd_status status = contents_finish(contents); /* finds names that are there twice */
+    return status == RSD_EFORMAT ? RSD_EINVAL : status;
+}
+
 /* ---- places ---- */
 
 static rsd_status place_values(struct draft *draft)

@@ -179,11 +179,17 @@ struct deal {
     int32_t *value_ranks;
     size_t n, ncoordinates, room_coordinates;
 };
+/* widths: bytes of an element of each; NULL: as the layouts say. */
 rsd_status deal_out(struct deal *deal, size_t ntensors, const rsd_layout *const *layouts,
-                    const char *const *names, int64_t nranks, size_t nvalues, enum deal_to to);
+                    const size_t *widths, const char *const *names, int64_t nranks, size_t nvalues,
+                    enum deal_to to);
 void deal_drop(struct deal *deal);
 
 /* ---- draft.c: what will be written ---- */
+
+enum {
+    MOST_ZSTD_LEVEL = 19
+}; /* beyond, streams need more memory to be read than readers give them */
 
 /* Beside each extent of the contents. */
 struct out_item {
@@ -225,7 +231,8 @@ rsd_status draft_add_file(struct draft *draft, const char *name);
 rsd_status draft_add_boxes(struct draft *draft, const struct deal *deal, size_t tensor,
                            size_t *next); /* to the last tensor; *next goes through the deal */
 
-/* Once everything is in: where each item lies in its file. */
+/* Once everything is in: names that no reader could take, and where each item lies in its file. */
+rsd_status draft_check(struct draft *draft);
 rsd_status draft_place(struct draft *draft);
 void draft_hash(const struct draft *draft, struct hash *hash);
 void draft_drop(struct draft *draft);
@@ -258,10 +265,12 @@ struct part {
     bool one_file;  /* the path is a file, not a folder */
     bool overwrite; /* what is at the path may be replaced */
     bool resumed;   /* the journal has something in it */
+    bool moved;     /* the folder may not be what it was: it is left alone */
 };
 
 rsd_status part_open(struct part *part, const char *path, enum part_mode mode, bool overwrite,
                      bool one_file);
+rsd_status part_check(const char *path, bool overwrite, bool one_file); /* could it be opened? */
 rsd_status part_publish(struct part *part); /* everything in it is on disk */
 void part_close(struct part *part);         /* keeps what is there */
 void part_remove(struct part *part);        /* closes, and removes what is there */
@@ -273,6 +282,7 @@ rsd_status journal_start(const struct part *part, const char *source, const char
 rsd_status journal_resume(const struct part *part, const char *source, const char *target,
                           struct output *output);
 rsd_status journal_add(const struct part *part, const struct output *output, uint32_t file);
+rsd_status journal_redo(const struct part *part, uint32_t file);
 
 /* ---- output.c: files that are being written ---- */
 
@@ -280,6 +290,8 @@ struct out_state {
     struct output *output;
     uint32_t file;
     bool created, done;
+    bool noted; /* the journal said once that it is complete, with this length */
+    uint64_t noted_nbytes;
     size_t left;             /* items that are not complete */
     uint64_t cursor;         /* compressed: where the next item goes */
     struct deflate *deflate; /* of the item at hand */

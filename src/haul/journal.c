@@ -5,6 +5,7 @@
  *     target 4567...            names, boxes and places of what is written
  *     item 12 4096 350          compressed: where an item lies, and how long it is
  *     file 3 123456             a file that is complete, with its length
+ *     redo 3                    no: it is made anew
  *
  * A file is noted after its bytes are on disk. A line without its end was not written to the end, and does
  * not count. What is noted is looked at again: a file that is gone or has another length is made anew.
@@ -73,6 +74,17 @@ rsd_status journal_add(const struct part *part, const struct output *output, uin
     return status;
 }
 
+rsd_status journal_redo(const struct part *part, uint32_t file)
+{
+    struct text text = {0};
+    text_add(&text, "redo %lu\n", (unsigned long)file);
+    rsd_status status = append_text(part, &text);
+    text_drop(&text);
+    if (!status && fsync(part->journal_fd) != 0)
+        status = fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    return status;
+}
+
 /* ---- going on ---- */
 
 static rsd_status load(const struct part *part, char **text, size_t *n)
@@ -120,15 +132,13 @@ static void note_file(struct output *output, const char *line)
 {
     unsigned long file;
     unsigned long long nbytes;
-    struct stat found;
+    if (sscanf(line, "redo %lu", &file) == 1 && file < output->draft->nfiles)
+        output->states[file].done = false;
     if (sscanf(line, "file %lu %llu", &file, &nbytes) != 2 || file >= output->draft->nfiles)
         return;
-    if (fstatat(output->files.folder_fd, output->files.list[file].name, &found,
-                AT_SYMLINK_NOFOLLOW) != 0 ||
-        !S_ISREG(found.st_mode) || (unsigned long long)found.st_size != nbytes)
-        return;
+    output->states[file].noted = true;
     output->states[file].done = true;
-    output->draft->files[file].nbytes = nbytes;
+    output->states[file].noted_nbytes = nbytes;
 }
 
 /* How long so many lines are, whose ends became NULs. */
@@ -138,6 +148,24 @@ static size_t lines_nbytes(const char *text, size_t n, size_t nlines)
     for (size_t i = 0; i < nlines && at < n; i++)
         at += strlen(text + at) + 1;
     return at;
+}
+
+/* Is a noted file really there? It may have got its last name already. */
+static void check_file(struct output *output, uint32_t file)
+{
+    struct out_state *state = &output->states[file];
+    struct out_file *about = &output->draft->files[file];
+    const char *name = output->files.list[file].name;
+    int fd = output->files.folder_fd;
+    struct stat found;
+    if (!state->done)
+        return;
+    if (fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW) != 0 && strcmp(name, about->name) != 0)
+        renameat(fd, about->name, fd, name);
+    state->done = fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(found.st_mode) &&
+                  (uint64_t)found.st_size == state->noted_nbytes;
+    if (state->done)
+        about->nbytes = state->noted_nbytes;
 }
 
 rsd_status journal_resume(const struct part *part, const char *source, const char *target,
@@ -163,6 +191,8 @@ rsd_status journal_resume(const struct part *part, const char *source, const cha
             note_file(output, line);
         }
     }
+    for (uint32_t file = 0; !status && file < output->draft->nfiles; file++)
+        check_file(output, file);
     size_t whole = status ? n : lines_nbytes(text, n, number);
     mem_free(text);
     if (!status && whole < n && ftruncate(part->journal_fd, (off_t)whole) != 0)

@@ -128,6 +128,8 @@ static rsd_status create(struct output *output, uint32_t file)
 {
     const struct draft *draft = output->draft;
     uint64_t nbytes = draft->compress ? 0 : draft->files[file].nbytes;
+    if (output->states[file].noted) /* it will have its full length long before it is complete */
+        TRY(journal_redo(output->part, file));
     TRY(file_create(&output->files, file, nbytes));
     for (size_t i = 0; i < draft->contents.nvalues && draft->files[file].nvalues; i++)
         if (draft->contents.values[i].extent.file == file)

@@ -1,13 +1,17 @@
 /* publish.c - the folder in which an output is built, and how it gets into place.
  *
- *     OUT.reshard-part/   data files, the journal (locked by whoever is at work)
- *          |  everything complete and on disk, the journal removed
+ *     OUT.reshard-part/   data files, and the journal, locked by whoever is at work
+ *          |  everything is on disk: the journal is renamed to reshard-complete
  *          v  one rename
- *     OUT/
+ *     OUT/                reshard-complete is removed
  *
  * Where there is a checkpoint already, the two folders change places in one step; so a reader finds the
  * old one or the new one. What is not part of the old checkpoint (somebody's notes, a tokenizer) then
- * moves over, and the old files go.
+ * moves over, and the old files go. A part folder can be told what it is, whenever the run was killed:
+ *
+ *     it has a journal            an output that is being built
+ *     it has reshard-complete     one that is complete, and not in place yet
+ *     it has neither              an old checkpoint that changed places and was not cleared away
  */
 #include "haul.h"
 
@@ -19,6 +23,10 @@
 #include <string.h>
 #include <sys/file.h>
 #include <unistd.h>
+
+#define COMPLETE_NAME "reshard-complete"
+#define RETIRED_NAME  "reshard-retired"
+#define OLD_SUFFIX    ".reshard-old"
 
 /* ---- names ---- */
 
@@ -41,8 +49,13 @@ static rsd_status set_names(struct part *part, const char *path)
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/')
         n--;
-    if (n == 0)
-        return fail(RSD_EINVAL, "no path to write to");
+    const char *last = path + n;
+    while (last > path && last[-1] != '/')
+        last--;
+    size_t length = (size_t)(path + n - last);
+    if (length == 0 || (length == 1 && last[0] == '.') ||
+        (length == 2 && memcmp(last, "..", 2) == 0))
+        return fail(RSD_EINVAL, "'%s' is no path that something can be put at", path);
     part->path = mem_new(n + 1, 1);
     if (!part->path)
         return RSD_ENOMEM;
@@ -113,7 +126,17 @@ static rsd_status check_place(const struct part *part)
                            : fail(RSD_EEXIST, "%s: there is something already", part->path);
 }
 
+static rsd_status retire(const struct part *part, const char *where);
+
 /* ---- opening ---- */
+
+/* Whether the file that was locked is still the one under its name. */
+static bool is_same_file(int fd, const char *name)
+{
+    struct stat held, named;
+    return fstat(fd, &held) == 0 && stat(name, &named) == 0 && held.st_dev == named.st_dev &&
+           held.st_ino == named.st_ino;
+}
 
 static rsd_status open_journal(struct part *part, enum part_mode mode)
 {
@@ -122,11 +145,61 @@ static rsd_status open_journal(struct part *part, enum part_mode mode)
         return RSD_ENOMEM;
     part->journal_fd = open(name, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
     rsd_status status = part->journal_fd < 0 ? failed(name) : RSD_OK;
-    mem_free(name);
-    if (!status &&
-        flock(part->journal_fd, (mode == PART_SHARED ? LOCK_SH : LOCK_EX) | LOCK_NB) != 0)
+    int how = (mode == PART_SHARED ? LOCK_SH : LOCK_EX) | LOCK_NB;
+    if (!status && (flock(part->journal_fd, how) != 0 || !is_same_file(part->journal_fd, name)))
         status = fail(RSD_EEXIST, "%s: another process is at work in it", part->folder);
+    mem_free(name);
     return status;
+}
+
+static bool is_in(const char *folder, const char *name)
+{
+    struct stat found;
+    char *path = join(folder, name);
+    bool there = path && lstat(path, &found) == 0;
+    mem_free(path);
+    return there;
+}
+
+static rsd_status unlink_but_journal(void *context, int folder_fd, const char *name)
+{
+    return strcmp(name, JOURNAL_NAME) == 0 ? RSD_OK : unlink_one(context, folder_fd, name);
+}
+
+/* Finishes what a killed run left between two renames. */
+static rsd_status recover(const struct part *part)
+{
+    struct stat found;
+    bool any = false;
+    char *aside = join(part->path, OLD_SUFFIX);
+    if (!aside)
+        return RSD_ENOMEM;
+    rsd_status status = RSD_OK;
+    bool old = lstat(aside, &found) == 0, out = lstat(part->path, &found) == 0;
+    if (old && !out && rename(aside, part->path) != 0)
+        status = failed(aside);
+    else if (old && out)
+        status = retire(part, aside);
+    mem_free(aside);
+    TRY(status);
+    if (lstat(part->folder, &found) != 0 || part->one_file)
+        return RSD_OK;
+    if (is_in(part->folder, "/" COMPLETE_NAME)) { /* it is an output that can be resumed */
+        char *from = join(part->folder, "/" COMPLETE_NAME),
+             *to = join(part->folder, "/" JOURNAL_NAME);
+        status = from && to ? RSD_OK : RSD_ENOMEM;
+        if (!status && rename(from, to) != 0)
+            status = failed(from);
+        mem_free(from);
+        mem_free(to);
+        return status;
+    }
+    TRY(for_each(part->folder, find_any, &any));
+    if (!any || is_in(part->folder, "/" JOURNAL_NAME))
+        return RSD_OK;
+    if (lstat(part->path, &found) == 0 && retire(part, part->folder) == RSD_OK)
+        return RSD_OK;
+    return fail(RSD_EEXIST, "%s: there is something that no run left: move it away", part->folder);
 }
 
 /* The folder, made now or left by an earlier run. */
@@ -151,9 +224,19 @@ static rsd_status open_folder(struct part *part, enum part_mode mode)
     bool stale = !made && (mode == PART_REPLACE || (mode == PART_RESUME && !part->resumed));
     if (!stale)
         return RSD_OK;
-    TRY(for_each(part->folder, unlink_one, NULL)); /* the journal is held open all the same */
-    close(part->journal_fd);
-    return open_journal(part, mode);
+    if (ftruncate(part->journal_fd, 0) != 0)
+        return failed(part->folder);
+    return for_each(part->folder, unlink_but_journal, NULL);
+}
+
+rsd_status part_check(const char *path, bool overwrite, bool one_file)
+{
+    struct part part = {.journal_fd = -1, .overwrite = overwrite, .one_file = one_file};
+    rsd_status status = set_names(&part, path);
+    if (!status)
+        status = check_place(&part);
+    part_close(&part);
+    return status;
 }
 
 rsd_status part_open(struct part *part, const char *path, enum part_mode mode, bool overwrite,
@@ -161,6 +244,8 @@ rsd_status part_open(struct part *part, const char *path, enum part_mode mode, b
 {
     *part = (struct part){.journal_fd = -1, .overwrite = overwrite, .one_file = one_file};
     rsd_status status = set_names(part, path);
+    if (!status && mode != PART_SHARED && mode != PART_JOIN)
+        status = recover(part);
     if (!status)
         status = check_place(part);
     if (!status)
@@ -181,7 +266,7 @@ void part_close(struct part *part)
 
 void part_remove(struct part *part)
 {
-    if (part->folder && part->journal_fd >= 0) {
+    if (part->folder && part->journal_fd >= 0 && !part->moved) {
         for_each(part->folder, unlink_one, NULL);
         rmdir(part->folder);
     }
@@ -225,7 +310,7 @@ static bool is_data_file(const char *name)
 
 static bool belongs(const struct retiring *retiring, const char *name)
 {
-    if (is_data_file(name))
+    if (is_data_file(name) || strcmp(name, COMPLETE_NAME) == 0)
         return true; /* also those of ranks that had nothing to write */
     const struct files *files = &retiring->old->files;
     for (size_t i = 0; i < files->n; i++)
@@ -234,39 +319,55 @@ static bool belongs(const struct retiring *retiring, const char *name)
     return false;
 }
 
-static rsd_status retire_one(void *context, int folder_fd, const char *name)
+static rsd_status move_over(void *context, int folder_fd, const char *name)
 {
     const struct retiring *retiring = context;
     if (belongs(retiring, name))
-        return unlinkat(folder_fd, name, 0) == 0 ? RSD_OK : failed(name);
-    if (renameat2(folder_fd, name, retiring->new_fd, name, RENAME_NOREPLACE) == 0)
         return RSD_OK;
-    if (errno == EEXIST) /* the new checkpoint has one of its own */
-        return unlinkat(folder_fd, name, 0) == 0 ? RSD_OK : failed(name);
-    return failed(name);
+    if (faccessat(retiring->new_fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+        return RSD_OK; /* the new checkpoint has one of its own */
+    return renameat(folder_fd, name, retiring->new_fd, name) == 0 ? RSD_OK : failed(name);
 }
 
-/* The old folder lies where the new one was built. */
-static rsd_status retire(const struct part *part, const char *where)
+static rsd_status unlink_but_mark(void *context, int folder_fd, const char *name)
+{
+    return strcmp(name, RETIRED_NAME) == 0 ? RSD_OK : unlink_one(context, folder_fd, name);
+}
+
+/* What others put there goes into the new folder. Then it is marked that the rest may go. */
+static rsd_status keep_others(const struct part *part, const char *where)
 {
     struct retiring retiring = {.new_fd = -1};
     TRY(rsd_checkpoint_open(where, NULL, &retiring.old));
     retiring.new_fd = open(part->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     rsd_status status = retiring.new_fd < 0 ? failed(part->path) : RSD_OK;
     if (!status)
-        status = for_each(where, retire_one, &retiring);
-    if (!status && rmdir(where) != 0)
-        status = failed(where);
+        status = for_each(where, move_over, &retiring);
     if (retiring.new_fd >= 0)
         close(retiring.new_fd);
     rsd_checkpoint_close(retiring.old);
+    char *mark = join(where, "/" RETIRED_NAME);
+    int fd = status || !mark ? -1 : open(mark, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (!status && (fd < 0 || close(fd) != 0))
+        status = mark ? failed(mark) : RSD_ENOMEM;
+    mem_free(mark);
     return status;
+}
+
+/* Clears away an old folder, which lies where the new one was built, or aside. */
+static rsd_status retire(const struct part *part, const char *where)
+{
+    if (!is_in(where, "/" RETIRED_NAME))
+        TRY(keep_others(part, where));
+    TRY(for_each(where, unlink_but_mark, NULL));
+    TRY(for_each(where, unlink_one, NULL));
+    return rmdir(where) == 0 ? RSD_OK : failed(where);
 }
 
 /* Some file systems cannot exchange. For a moment there is then nothing at the path. */
 static rsd_status replace_in_steps(const struct part *part)
 {
-    char *aside = join(part->path, ".reshard-old");
+    char *aside = join(part->path, OLD_SUFFIX);
     if (!aside)
         return RSD_ENOMEM;
     rsd_status status = RSD_OK;
@@ -299,9 +400,21 @@ static rsd_status sync_above(const char *path)
     return status;
 }
 
-static rsd_status remove_journal(const struct part *part)
+/* From here on it is complete, and only its place is wrong. */
+static rsd_status mark_complete(const struct part *part)
 {
-    char *name = join(part->folder, "/" JOURNAL_NAME);
+    char *from = join(part->folder, "/" JOURNAL_NAME), *to = join(part->folder, "/" COMPLETE_NAME);
+    rsd_status status = from && to ? RSD_OK : RSD_ENOMEM;
+    if (!status && rename(from, to) != 0)
+        status = failed(from);
+    mem_free(from);
+    mem_free(to);
+    return status;
+}
+
+static rsd_status unmark(const struct part *part)
+{
+    char *name = join(part->path, "/" COMPLETE_NAME);
     if (!name)
         return RSD_ENOMEM;
     rsd_status status = unlink(name) == 0 ? RSD_OK : failed(name);
@@ -309,23 +422,34 @@ static rsd_status remove_journal(const struct part *part)
     return status;
 }
 
-static rsd_status publish_folder(const struct part *part)
+static rsd_status publish_folder(struct part *part)
 {
-    if (rename(part->folder, part->path) == 0) /* nothing there, or an empty folder */
-        return RSD_OK;
+    TRY(mark_complete(part));
+    if (rename(part->folder, part->path) == 0) { /* nothing there, or an empty folder */
+        part->moved = true;
+        return unmark(part);
+    }
     if (errno != ENOTEMPTY && errno != EEXIST)
         return failed(part->path);
     if (!part->overwrite)
         return fail(RSD_EEXIST, "%s: something was put there meanwhile", part->path);
-    if (renameat2(AT_FDCWD, part->folder, AT_FDCWD, part->path, RENAME_EXCHANGE) == 0)
+    part->moved = true;
+    if (renameat2(AT_FDCWD, part->folder, AT_FDCWD, part->path, RENAME_EXCHANGE) == 0) {
+        TRY(unmark(part));
         return retire(part, part->folder);
-    return errno == EINVAL || errno == ENOSYS ? replace_in_steps(part) : failed(part->path);
+    }
+    if (errno != EINVAL && errno != ENOSYS)
+        return failed(part->path);
+    TRY(replace_in_steps(part));
+    return unmark(part);
 }
 
 static rsd_status find_only(void *context, int folder_fd, const char *name)
 {
     (void)folder_fd;
     char **found = context;
+    if (strcmp(name, JOURNAL_NAME) == 0)
+        return RSD_OK;
     if (*found)
         return fail(RSD_EIO, "%s: a second file where there should be one", name);
     *found = join("/", name);
@@ -345,6 +469,8 @@ static rsd_status publish_file(const struct part *part)
             moved = rename(path, part->path);
         status = moved == 0 ? RSD_OK : failed(part->path);
     }
+    if (!status)
+        status = for_each(part->folder, unlink_one, NULL); /* the journal */
     if (!status && rmdir(part->folder) != 0)
         status = failed(part->folder);
     mem_free(name);
@@ -354,7 +480,6 @@ static rsd_status publish_file(const struct part *part)
 
 rsd_status part_publish(struct part *part)
 {
-    TRY(remove_journal(part));
     TRY(part->one_file ? publish_file(part) : publish_folder(part));
     return sync_above(part->path);
 }

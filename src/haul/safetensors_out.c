@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ALIGNMENT = 8 };
+enum { ALIGNMENT = 8, MOST_HEADER = 100000000 };
 
 /* An array: one box of a tensor, or several of one rank. */
 struct place {
@@ -177,6 +177,9 @@ static rsd_status write_header(struct draft *draft, struct out_file *file,
     text_add(&text, "}");
     while (text.length % ALIGNMENT && !text.failed)
         text_add(&text, " ");
+    if (!status && text.length > MOST_HEADER)
+        status = fail(RSD_ELIMIT, "%s: a header of %zu bytes, readers take %d", file->name,
+                      text.length, (int)MOST_HEADER);
     emit_number(&file->header, text.length, 8);
     bytes_put(&file->header, text.chars, text.length);
     if (!status && (text.failed || file->header.failed))

@@ -174,6 +174,9 @@ static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_local 
     saving->path = mem_copy(path, strlen(path) + 1, 1);
     if (!status && !saving->path)
         status = RSD_ENOMEM;
+    if (!status && (saving->options.compress < 0 || saving->options.compress > MOST_ZSTD_LEVEL))
+        status = fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible",
+                      (int)saving->options.compress, (int)MOST_ZSTD_LEVEL);
     if (!status && saving->options.nvalues < 0)
         status = fail(RSD_EINVAL, "%lld values", (long long)saving->options.nvalues);
     if (!status)

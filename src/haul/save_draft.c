@@ -260,13 +260,15 @@ rsd_status save_prepare(rsd_saving *saving, int64_t nlocals, const rsd_local *lo
     if (!status)
         status = count_ranks(saving, &tensors);
     if (!status)
-        status = deal_out(&deal, tensors.n, tensors.layouts, tensors.names, saving->options.nranks,
-                          (size_t)saving->options.nvalues,
+        status = deal_out(&deal, tensors.n, tensors.layouts, NULL, tensors.names,
+                          saving->options.nranks, (size_t)saving->options.nvalues,
                           saving->options.to_lowest_rank ? DEAL_TO_LOWEST : DEAL_EVENLY);
     if (!status)
         status = add_files(&saving->draft, saving->options.nranks);
     if (!status)
         status = draft_tensors(saving, &tensors, &deal);
+    if (!status)
+        status = draft_check(&saving->draft);
     if (!status)
         status = draft_place(&saving->draft);
     if (!status)

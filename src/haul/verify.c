@@ -135,13 +135,15 @@ rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *given
                           .context = context,
                           .tile_limit = tile_limit(options.max_nbytes, options.pool)};
     rsd_status status = RSD_OK;
-    for (size_t t = 0; t < checkpoint->contents.ntensors && !status; t++)
+    for (size_t t = 0; t < checkpoint->contents.ntensors && !status && !v.stopped; t++)
         status = check_coverage(&v, &checkpoint->contents.tensors[t]);
-    if (!status)
+    if (!status && !v.stopped)
         status = read_boxes(&v, &options, &result);
-    if (!status)
+    if (!status && !v.stopped)
         status = read_values(&v);
     mem_free(v.tensor_of);
+    if (v.stopped)
+        return v.stopped; /* as the one who was told wanted */
     if (status)
         return status;
     *nfindings = v.nfindings;

@@ -241,7 +241,7 @@ static enum sign sign_of_file(const char *name, const unsigned char start[9], si
     return n == 9 && start[8] == '{' ? SAFE_FILE : sign;
 }
 
-static rsd_status open_file(rsd_checkpoint *checkpoint, const char *path)
+static rsd_status open_file(rsd_checkpoint *checkpoint, const char *path, rsd_format wanted)
 {
     char *folder;
     const char *name;
@@ -260,6 +260,9 @@ static rsd_status open_file(rsd_checkpoint *checkpoint, const char *path)
         close(fd);
     TRY(status);
     enum sign sign = sign_of_file(name, start, (size_t)n);
+    if (sign != NSIGNS && wanted && format_of[sign] != wanted)
+        return fail(RSD_EFORMAT, "%s: %s, not %s", path, rsd_format_name(format_of[sign]),
+                    rsd_format_name(wanted) ? rsd_format_name(wanted) : "a format that is known");
     if (sign == NSIGNS)
         return fail(RSD_EFORMAT,
                     "%s: no checkpoint: neither safetensors nor what torch.save writes", path);
@@ -278,7 +281,7 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
     if (!checkpoint)
         return RSD_ENOMEM;
     rsd_status status = S_ISDIR(found.st_mode) ? open_folder(checkpoint, path, options.format)
-                                               : open_file(checkpoint, path);
+                                               : open_file(checkpoint, path, options.format);
     if (!status) {
         status = contents_finish(&checkpoint->contents);
         if (status == RSD_EFORMAT)

@@ -46,6 +46,7 @@ rsd_status files_open(struct files *files, const char *folder)
     if (files->folder_fd < 0) {
         int error = errno;
         mem_free(files->folder);
+        *files = (struct files){.folder_fd = -1};
         return fail(RSD_EIO, "%s: %s", folder, strerror(error));
     }
     pthread_mutex_init(&files->lock, NULL);
