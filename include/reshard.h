@@ -786,8 +786,9 @@ typedef struct rsd_save_options {
 /* Saves as a DCP checkpoint. A Partial layout is refused with EINVAL: its values are not known yet. EEXIST:
  * there is something at the path. options and report may be NULL.
  *
- * With one_rank, every rank's process makes the same call with the same tensors and layouts in the same
- * order, each with its own arrays, and when all have returned, one of them calls rsd_save_publish. */
+ * With one_rank, every rank's process makes the same call with the same tensors, layouts and values in the
+ * same order, each with its own arrays, and when all have returned, one of them calls rsd_save_publish:
+ * EMISMATCH if some rank saved something else. */
 rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
                     const rsd_save_options *options, rsd_report *report);
 rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite);

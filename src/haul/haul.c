@@ -95,6 +95,15 @@ static int64_t least_row(const struct haul *haul, int32_t k)
     return least == INT64_MAX ? 0 : least;
 }
 
+/* Whether some source has to be read across, and is too large to be kept. */
+static bool runs_across(const struct haul *haul)
+{
+    for (size_t i = 0; i < haul->nsources; i++)
+        if (haul->sources[i].nbytes > haul->keep_most && source_runs_across(&haul->sources[i]))
+            return true;
+    return false;
+}
+
 /* The first dim of which single indices are small enough to be taken several at a time, and how many. */
 static void choose_tiles(struct haul *haul, uint64_t most_nbytes)
 {
@@ -110,6 +119,8 @@ static void choose_tiles(struct haul *haul, uint64_t most_nbytes)
     if (k >= 0) {
         int64_t narrow = max_i64(least_row(haul, k), 1);
         int64_t rows = max_i64(TILE_NBYTES / row, ceil_div(BLOCK_NBYTES, narrow));
+        if (runs_across(haul)) /* more rows at a time make its runs longer */
+            rows = most / row;
         haul->tile[k] = clamp_i64(min_i64(rows, most / row), 1, max_i64(haul->len[k], 1));
     }
     haul->ntiles = haul->npieces > 0;
@@ -163,7 +174,7 @@ static rsd_status open_sources(struct haul *haul, rsd_checkpoint *checkpoint, si
     for (size_t i = 0; i < n && !status; i++) {
         status = source_open(&haul->sources[i], checkpoint, tensor, boxes[i]);
         haul->nsources += !status;
-        if (!status && haul->sources[i].inflate)
+        if (!status && haul->sources[i].compressed)
             haul->in_order = true;
     }
     for (size_t i = 0; i < haul->npieces && !status; i++) {
@@ -188,8 +199,10 @@ static void finish(struct haul *haul, uint64_t most_nbytes)
             haul->cast_each = (size_t)max_i64((int64_t)haul->cast_each,
                                               (int64_t)rsd_dtype_nbytes(haul->sinks[i].dtype));
     haul->keep_most = most_nbytes;
+    if (haul->cast_each > haul->each) /* what is cast takes more room than what is read */
+        most_nbytes /= haul->cast_each / haul->each;
     bound_pieces(haul);
-    choose_tiles(haul, most_nbytes);
+    choose_tiles(haul, most_nbytes > 0 ? most_nbytes : 1);
 }
 
 static rsd_status plan_sinks(const struct haul *haul, const struct contents *contents,
@@ -277,7 +290,7 @@ rsd_status haul_from_box(struct haul *haul, rsd_checkpoint *checkpoint, size_t t
     if (!haul->sources)
         return RSD_ENOMEM;
     TRY(source_open(&haul->sources[0], checkpoint, tensor, box));
-    haul->in_order = haul->sources[0].inflate != NULL;
+    haul->in_order = haul->sources[0].compressed;
     return add_only_piece(haul, most_nbytes);
 }
 

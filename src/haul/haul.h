@@ -341,6 +341,7 @@ struct rsd_saving {
     rsd_save_options options;
     char *path;
     struct draft draft;
+    struct hash drafted;    /* of the draft, before it is written */
     struct origin *origins; /* by extent */
     char *staged;           /* copies, if there are any */
     struct output output;

@@ -10,6 +10,7 @@
  */
 #include "haul.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -103,11 +104,40 @@ static rsd_status write_metadata(const struct part *part, const struct contents 
     return status;
 }
 
+/* Ranks that save together say so: all leave the same line. */
+static void part_line(const rsd_saving *saving, char line[64])
+{
+    char digest[RSD_DIGEST_NCHARS];
+    hash_text(saving->drafted, digest);
+    snprintf(line, 64, "%s %lld\n", digest, (long long)saving->options.nranks);
+}
+
+/* What an earlier save left of this rank does not count. */
+static rsd_status forget_part(const rsd_saving *saving, const struct part *part)
+{
+    struct files files;
+    char name[64];
+    TRY(files_open(&files, part->folder));
+    snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
+    rsd_status status = RSD_OK;
+    if (unlinkat(files.folder_fd, name, 0) != 0 && errno != ENOENT)
+        status = fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
+    if (!status)
+        status = folder_sync(&files);
+    files_close(&files);
+    return status;
+}
+
 static rsd_status leave_part(rsd_saving *saving, struct part *part)
 {
     struct contents own = {0};
     char name[64];
     rsd_status status = own_part(saving, &own);
+    char line[64];
+    part_line(saving, line);
+    snprintf(name, sizeof name, "__%d.reshard", (int)saving->options.rank);
+    if (!status)
+        status = part_write(part, name, line, strlen(line));
     snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
     if (!status)
         status = write_metadata(part, &own, &saving->output.files, name);
@@ -117,6 +147,9 @@ static rsd_status leave_part(rsd_saving *saving, struct part *part)
 
 static rsd_status write_and_publish(rsd_saving *saving, struct part *part)
 {
+    draft_hash(&saving->draft, &saving->drafted);
+    if (saving->options.one_rank)
+        TRY(forget_part(saving, part));
     TRY(output_open(&saving->output, &saving->draft, part, NULL,
                     saving->options.one_rank ? saving->options.rank : -1));
     rsd_status status = write_files(saving);
@@ -248,20 +281,67 @@ static rsd_status open_joined(const struct part *part, int64_t nranks, rsd_check
     return status;
 }
 
+/* All parts are of one save, of so many ranks. */
+static rsd_status check_lines(struct files *files, int64_t nranks)
+{
+    char first[64] = "", name[64], expected[24];
+    snprintf(expected, sizeof expected, " %lld\n", (long long)nranks);
+    for (int64_t rank = 0; rank < nranks; rank++) {
+        uint32_t index;
+        char *line;
+        size_t n;
+        int length = snprintf(name, sizeof name, "__%lld.reshard", (long long)rank);
+        TRY(files_add(files, (struct slice){name, (size_t)length}, &index));
+        TRY(file_load(files, index, sizeof first - 1, &line, &n));
+        bool same = rank == 0 ? strstr(line, expected) != NULL : strcmp(line, first) == 0;
+        if (rank == 0)
+            snprintf(first, sizeof first, "%s", line);
+        mem_free(line);
+        if (!same)
+            return fail(RSD_EMISMATCH,
+                        "%s: rank %lld saved something else than rank 0, or for another number of "
+                        "ranks",
+                        files->folder, (long long)rank);
+    }
+    return RSD_OK;
+}
+
+/* The notes of all ranks go, and so does what ranks beyond left that are not of this save. */
+static rsd_status clear_notes(const struct files *files, int64_t nranks)
+{
+    DIR *folder = fdopendir(dup(files->folder_fd));
+    if (!folder)
+        return fail(RSD_EIO, "%s: %s", files->folder, strerror(errno));
+    rewinddir(folder);
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        long long rank;
+        int end = 0;
+        if (sscanf(entry->d_name, "__%lld%n", &rank, &end) != 1)
+            continue;
+        bool note = strcmp(entry->d_name + end, ".reshard") == 0 ||
+                    strcmp(entry->d_name + end, ".metadata") == 0;
+        if ((note || rank >= nranks) && unlinkat(files->folder_fd, entry->d_name, 0) != 0) {
+            rsd_status status = fail(RSD_EIO, "%s: %s", entry->d_name, strerror(errno));
+            closedir(folder);
+            return status;
+        }
+    }
+    closedir(folder);
+    return RSD_OK;
+}
+
 static rsd_status join_parts(struct part *part, int64_t nranks)
 {
     rsd_checkpoint joined = {.format = RSD_FORMAT_DCP};
-    char name[64];
     rsd_status status = open_joined(part, nranks, &joined);
+    if (!status)
+        status = check_lines(&joined.files, nranks);
     if (!status)
         status = check_joined(&joined);
     if (!status)
         status = write_metadata(part, &joined.contents, &joined.files, ".metadata");
-    for (int64_t rank = 0; rank < nranks && !status; rank++) {
-        snprintf(name, sizeof name, "__%lld.metadata", (long long)rank);
-        if (unlinkat(joined.files.folder_fd, name, 0) != 0)
-            status = fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
-    }
+    if (!status)
+        status = clear_notes(&joined.files, nranks);
     if (!status)
         status = folder_sync(&joined.files);
     files_close(&joined.files);

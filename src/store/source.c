@@ -83,14 +83,19 @@ static rsd_status find_in_file(struct source *source, const char *name, rsd_dtyp
     return RSD_OK;
 }
 
-static rsd_status open_stream(struct source *source, rsd_dtype dtype)
+static void close_stream(struct source *source)
 {
-    const struct extent *extent = &source->extent;
-    struct stored_view stored;
     inflate_close(source->inflate);
     mem_free(source->rest);
     source->inflate = NULL;
     source->rest = NULL;
+}
+
+static rsd_status open_stream(struct source *source, rsd_dtype dtype)
+{
+    const struct extent *extent = &source->extent;
+    struct stored_view stored;
+    close_stream(source);
     TRY(inflate_open(source->files, extent->file, extent->offset, extent->nbytes, extent->nzstd,
                      &source->inflate));
     TRY(saved_inflate(source->inflate, &stored, &source->rest, &source->nrest));
@@ -121,8 +126,12 @@ static rsd_status find_bytes(struct source *source, const rsd_checkpoint *checkp
         return RSD_OK;
     }
     TRY(file_check(source->files, extent->file, extent->offset, extent->nbytes));
-    return extent->nzstd ? open_stream(source, source->dtype)
-                         : find_in_file(source, name, source->dtype);
+    if (!extent->nzstd)
+        return find_in_file(source, name, source->dtype);
+    source->compressed = true;
+    TRY(open_stream(source, source->dtype));
+    close_stream(source); /* many may wait, each with its window; one is read at a time */
+    return RSD_OK;
 }
 
 /* A record is checked if the box is all of it, and all of the box is wanted. */
@@ -144,6 +153,7 @@ rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t
     copy_i64s(source->lo, tensor_box_lo(contents, tensor, box), tensor->ndim);
     copy_i64s(source->len, tensor_box_len(contents, tensor, box), tensor->ndim);
     pthread_mutex_init(&source->lock, NULL);
+    pthread_mutex_init(&source->keeping, NULL);
     rsd_status status = find_bytes(source, checkpoint, tensor->name);
     if (!status)
         source->checkable = source->has_crc && covers_record(source);
@@ -163,6 +173,7 @@ void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, cons
     copy_i64s(source->len, len, ndim);
     copy_i64s(source->strides, strides, ndim);
     pthread_mutex_init(&source->lock, NULL);
+    pthread_mutex_init(&source->keeping, NULL);
 }
 
 void source_close(struct source *source)
@@ -171,6 +182,7 @@ void source_close(struct source *source)
     mem_free(source->rest);
     mem_free(source->kept);
     pthread_mutex_destroy(&source->lock);
+    pthread_mutex_destroy(&source->keeping);
     source->inflate = NULL;
     source->rest = NULL;
     source->kept = NULL;
@@ -191,12 +203,34 @@ static rsd_status take_stream(struct source *source, char *out, size_t n)
     return RSD_OK;
 }
 
+/* All is read: the CRC-32 stands behind the bytes. */
+static rsd_status end_stream(struct source *source)
+{
+    unsigned char after[8];
+    rsd_status status = RSD_OK;
+    uint64_t nbytes = source->stream_at;
+    if (source->checkable) {
+        status = take_stream(source, (char *)after, sizeof after);
+        if (!status && memcmp(after, "PK\7\x08", 4) != 0)
+            status = fail(RSD_EFORMAT, "no descriptor behind the bytes");
+    }
+    if (source->checkable && !status) {
+        source->crc = (uint32_t)after[4] | (uint32_t)after[5] << 8 | (uint32_t)after[6] << 16 |
+                      (uint32_t)after[7] << 24;
+        source->crc_sum = source->stream_crc;
+        source->seen = source->crc ? nbytes : 0; /* 0: it was not computed */
+    }
+    source->stream_at = nbytes;
+    close_stream(source);
+    return status;
+}
+
 /* A stream goes forwards only; to go back is to begin again. */
 static rsd_status read_stream(struct source *source, uint64_t at, char *out, size_t n,
                               struct tally *tally)
 {
     char skipped[1 << 14];
-    if (at < source->stream_at) {
+    if (!source->inflate || at < source->stream_at) {
         tally->again += source->stream_at;
         TRY(open_stream(source, source->dtype));
     }
@@ -209,14 +243,14 @@ static rsd_status read_stream(struct source *source, uint64_t at, char *out, siz
     TRY(take_stream(source, out, n));
     if (source->checkable)
         source->stream_crc = crc_update(CRC_ZIP, source->stream_crc, out, n);
-    return RSD_OK;
+    return source->stream_at == source->nbytes ? end_stream(source) : RSD_OK;
 }
 
 static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size_t n,
                              struct tally *tally)
 {
     tally->nbytes_read += n;
-    if (source->inflate)
+    if (source->compressed)
         return read_stream(source, at, out, n, tally);
     TRY(file_read(source->files, source->extent.file, source->data + at, out, n));
     if (!source->checkable)
@@ -231,26 +265,11 @@ static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size
 
 rsd_status source_check(struct source *source, struct tally *tally)
 {
-    uint64_t raw = source->crc_sum;
-    if (source->inflate) {
-        unsigned char after[8];
-        if (!source->checkable || source->stream_at != source->nbytes)
-            source->seen = 0;
-        else if (source->nbytes > 0) { /* the CRC-32 stands behind the bytes */
-            TRY(take_stream(source, (char *)after, sizeof after));
-            if (memcmp(after, "PK\7\x08", 4) != 0)
-                return fail(RSD_EFORMAT, "no descriptor behind the bytes");
-            source->crc = (uint32_t)after[4] | (uint32_t)after[5] << 8 | (uint32_t)after[6] << 16 |
-                          (uint32_t)after[7] << 24;
-            source->seen = source->crc ? source->nbytes : 0; /* 0: it was not computed */
-            raw = source->stream_crc;
-        }
-    }
     if (!source->checkable || source->seen != source->nbytes) {
         tally->nbytes_unchecked += source->wanted;
         return RSD_OK;
     }
-    uint32_t crc = crc32_from_raw(raw, source->nbytes);
+    uint32_t crc = crc32_from_raw(source->crc_sum, source->nbytes);
     if (crc != source->crc)
         return fail(RSD_EFORMAT,
                     "bytes %llu to %llu have CRC-32 %08x, should have %08x: they are damaged",
@@ -276,29 +295,21 @@ static void swap_elements(struct source *source, char *data, size_t nbytes)
 /* The whole record in memory, for boxes whose rows are too short to be read one by one. */
 static rsd_status keep_record(struct source *source, struct tally *tally)
 {
-    pthread_mutex_lock(&source->lock);
-    bool missing = !source->kept;
-    pthread_mutex_unlock(&source->lock);
-    if (!missing)
-        return RSD_OK;
-    char *record = mem_new((size_t)source->nbytes + 1, 1);
-    if (!record)
-        return RSD_ENOMEM;
-    rsd_status status = read_bytes(source, 0, record, (size_t)source->nbytes, tally);
-    if (status) {
-        mem_free(record);
-        return status;
+    rsd_status status = RSD_OK;
+    pthread_mutex_lock(&source->keeping); /* who comes later waits, and finds it */
+    if (!source->kept) {
+        char *record = mem_new((size_t)source->nbytes + 1, 1);
+        status = record ? read_bytes(source, 0, record, (size_t)source->nbytes, tally) : RSD_ENOMEM;
+        if (status)
+            mem_free(record);
+        else
+            source->kept = record;
     }
-    pthread_mutex_lock(&source->lock);
-    if (source->kept)
-        mem_free(record); /* another thread was faster */
-    else
-        source->kept = record;
-    pthread_mutex_unlock(&source->lock);
-    return RSD_OK;
+    pthread_mutex_unlock(&source->keeping);
+    return status;
 }
 
-bool source_is_awkward(const struct source *source, uint64_t most)
+bool source_runs_across(const struct source *source)
 {
     int64_t stride = (int64_t)source->each;
     bool rows = true;
@@ -306,7 +317,7 @@ bool source_is_awkward(const struct source *source, uint64_t most)
         rows = rows && (source->len[d] == 1 || source->strides[d] >= stride);
         stride = source->len[d] == 1 ? stride : source->strides[d] * source->len[d];
     }
-    return !rows && source->nbytes <= most;
+    return !rows && !source->memory;
 }
 
 /* Where a region begins in the record, and how it is gone through. */
@@ -343,29 +354,107 @@ static rsd_status read_rows(struct source *source, uint64_t at, const struct loo
     return RSD_OK;
 }
 
-rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
-                       uint64_t keep_most, struct tally *tally)
+/* Spreads n elements, one packed stride apart. */
+static void scatter(char *out, int64_t stride, const char *in, int64_t n, size_t each)
+{
+    switch (each) {
+    case 2:
+        for (int64_t i = 0; i < n; i++)
+            memcpy(out + i * stride, in + 2 * i, 2);
+        break;
+    case 4:
+        for (int64_t i = 0; i < n; i++)
+            memcpy(out + i * stride, in + 4 * i, 4);
+        break;
+    default:
+        for (int64_t i = 0; i < n; i++)
+            memcpy(out + i * stride, in + (size_t)i * each, each);
+    }
+}
+
+/* Reads along the dim in which the record runs on, and spreads what was read. */
+static rsd_status read_across(struct source *source, const int64_t *lo, const int64_t *len,
+                              int32_t along, char *out, struct tally *tally)
+{
+    int64_t packed[RSD_MAX_DIMS], index[RSD_MAX_DIMS] = {0}, stride = (int64_t)source->each;
+    int64_t at = source->base;
+    size_t n = (size_t)len[along] * source->each;
+    char *run = mem_new(n, 1);
+    if (!run)
+        return RSD_ENOMEM;
+    for (int32_t d = source->ndim - 1; d >= 0; d--) {
+        packed[d] = stride;
+        stride *= len[d];
+        at += (lo[d] - source->lo[d]) * source->strides[d];
+    }
+    rsd_status status = RSD_OK;
+    for (int32_t d = 0; d >= 0 && !status;) {
+        status = read_bytes(source, (uint64_t)at, run, n, tally);
+        if (!status)
+            scatter(out, packed[along], run, len[along], source->each);
+        for (d = source->ndim - 1; d >= 0; d--) {
+            if (d == along)
+                continue;
+            at += source->strides[d];
+            out += packed[d];
+            if (++index[d] < len[d])
+                break;
+            at -= len[d] * source->strides[d];
+            out -= len[d] * packed[d];
+            index[d] = 0;
+        }
+    }
+    mem_free(run);
+    return status;
+}
+
+/* The dim along which elements follow each other in the record; -1: the last one, or none. */
+static int32_t dim_along(const struct source *source, const int64_t *len)
+{
+    for (int32_t d = 0; d + 1 < source->ndim; d++)
+        if (source->strides[d] == (int64_t)source->each && len[d] > 1)
+            return d;
+    return -1;
+}
+
+static rsd_status read_kept(struct source *source, uint64_t at, const struct loops *loops,
+                            char *out, struct tally *tally)
+{
+    struct loop nest[MAX_LOOPS];
+    TRY(keep_record(source, tally));
+    for (int32_t i = 0; i < loops->n; i++)
+        nest[i] = (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
+    struct block block = block_of(loops->run, loops->n, nest);
+    struct copier copier = copier_best();
+    copy_block(&copier, false, &block, source->kept + at, out, 0, block.nrows);
+    return RSD_OK;
+}
+
+static rsd_status read_region(struct source *source, const int64_t *lo, const int64_t *len,
+                              char *out, uint64_t keep_most, struct tally *tally)
 {
     struct loops loops;
     uint64_t at = region_loops(source, lo, len, &loops);
-    size_t nbytes = (size_t)box_volume(source->ndim, len) * source->each;
-    rsd_status status;
-    if (loops.n > 0 && loops.run < SHORT_RUN && source_is_awkward(source, keep_most)) {
-        status = keep_record(source, tally);
-        if (!status) {
-            struct loop nest[MAX_LOOPS];
-            for (int32_t i = 0; i < loops.n; i++)
-                nest[i] = (struct loop){loops.count[i], loops.src_stride[i], loops.dst_stride[i]};
-            struct block block = block_of(loops.run, loops.n, nest);
-            struct copier copier = copier_best();
-            copy_block(&copier, false, &block, source->kept + at, out, 0, block.nrows);
-        }
-    } else {
-        status = read_rows(source, at, &loops, out, tally);
-    }
-    if (status)
-        return status;
+    bool across = loops.n > 0 && loops.run < SHORT_RUN && source_runs_across(source);
+    if (across && source->nbytes <= keep_most)
+        return read_kept(source, at, &loops, out, tally);
+    if (across && source->compressed) /* it would be decoded again for every row */
+        return fail(
+            RSD_ELIMIT,
+            "a compressed box of %llu bytes whose rows run across: as much memory is needed "
+            "for each thread, five times over",
+            (unsigned long long)source->nbytes);
+    int32_t along = across ? dim_along(source, len) : -1;
+    if (along >= 0)
+        return read_across(source, lo, len, along, out, tally);
+    return read_rows(source, at, &loops, out, tally);
+}
+
+rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
+                       uint64_t keep_most, struct tally *tally)
+{
+    TRY(read_region(source, lo, len, out, keep_most, tally));
     if (source->swap)
-        swap_elements(source, out, nbytes);
+        swap_elements(source, out, (size_t)box_volume(source->ndim, len) * source->each);
     return RSD_OK;
 }

@@ -275,9 +275,11 @@ struct source {
 
     pthread_mutex_t lock; /* for what follows */
     uint64_t crc_sum, seen;
+    pthread_mutex_t keeping;
     char *kept; /* the whole record */
 
-    struct inflate *inflate; /* of a compressed item; only one thread reads it */
+    bool compressed;
+    struct inflate *inflate; /* while it is read, by one thread */
     unsigned char *rest;
     size_t nrest, rest_at;
     uint64_t stream_at, stream_crc;
@@ -296,7 +298,7 @@ rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *
 /* When everything is read: EFORMAT if the CRC-32 is wrong; counts what could not be checked. */
 rsd_status source_check(struct source *source, struct tally *tally);
 
-/* Whether its rows run another way than the tensor's, and the record may be kept. */
-bool source_is_awkward(const struct source *source, uint64_t most);
+/* Whether its rows run another way than the tensor's, as those of a transposed one do. */
+bool source_runs_across(const struct source *source);
 
 #endif
