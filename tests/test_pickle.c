@@ -103,6 +103,7 @@ static const struct {
      "[[\"x\", \"x\"], \"x\"]"},
     {BYTES("\x80\x04(K\x01K\x02K\x03\x31K\x04\x32\x86."), "[4, 4]"},
     {BYTES("\x80\x04K\x01K\x02\x30."), "1"},
+    {BYTES("\x80\x02(t."), "[]"},
     {BYTES("\x80\x02\x8b\x02\x00\x00\x00\xff\xff."), "-1"},
     {BYTES("\x80\x02\x8a\x00."), "0"},
     {BYTES("\x80\x04\x8d\x01\x00\x00\x00\x00\x00\x00\x00z."), "\"z\""},

@@ -549,7 +549,9 @@ rsd_status pickle_load(pickle_read *read, void *context, uint64_t nbytes, struct
     p->context = context;
     p->total = nbytes;
     nodes_start(&p->nodes, nbytes);
-    rsd_status status = run(p, root);
+    rsd_status status = GROW(p->stack, p->room_stack, 1); /* there are pointers into it, always */
+    if (!status)
+        status = run(p, root);
     mem_free(p->stack);
     mem_free(p->marks);
     for (size_t i = 0; i < p->nmemo; i++)
