@@ -124,6 +124,7 @@ static void json_texts(void)
                  {"--1", "expected a value"},
                  {"\"a", "a string without end"},
                  {"\"\\x\"", "an unknown escape"},
+                 {"\"\\", "byte 2: a string without end"},
                  {"\"\\u12g4\"", "four hex digits"},
                  {"\"\\u123", "four hex digits"},
                  {"\"\\ud800\"", "half of a surrogate pair"},

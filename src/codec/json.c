@@ -196,8 +196,9 @@ static rsd_status unicode_escape(struct json *j)
 static rsd_status escape(struct json *j)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    char c = ++j->at < j->nbytes ? j->text[j->at] : '\0';
-    j->at++;
+    if (++j->at >= j->nbytes)
+        return json_fail(j, "a string without end");
+    char c = j->text[j->at++];
     if (c == 'u')
         return unicode_escape(j);
     const char *known = c ? strchr(from, c) : NULL;
