@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_HEADER = 100000000, MOST_INDEX = 1 << 30 };
+enum { MOST_HEADER = 100000000 };
 
 /* A tensor as one file has it. */
 struct found {
@@ -125,7 +125,7 @@ static rsd_status take_tensor(struct json *j, struct found *found)
 
 static rsd_status add_found(struct gathering *g, struct slice name, struct found found)
 {
-    bool known = intern_find(&g->names, name, &found.ordinal);
+    bool known = g->places && intern_find(&g->names, name, &found.ordinal);
     if (known && g->list[g->places[found.ordinal]].file == found.file)
         return fail(RSD_EFORMAT, "the file has it twice");
     TRY(contents_name(g->contents, name, &found.name));
@@ -230,21 +230,16 @@ static rsd_status take_places(struct gathering *g, size_t first, struct json *j)
 }
 
 /* The text of a metadata entry is JSON of its own. */
-static rsd_status take_sharding(struct gathering *g, size_t first, const char *text, size_t n,
+static rsd_status take_sharding(struct gathering *g, size_t first, const struct bytes *text,
                                 bool ours)
 {
     struct json j;
     struct slice key;
     bool more;
-    json_start(&j, text, n);
-    rsd_status status = RSD_OK;
-    if (!ours) {
-        status = take_places(g, first, &j);
-    } else {
-        status = json_enter(&j, '{');
-        while (!status && !(status = json_next_key(&j, &key, &more)) && more)
-            status = slice_is(key, "tensors") ? take_places(g, first, &j) : json_skip(&j);
-    }
+    json_start(&j, (const char *)text->data, text->n);
+    rsd_status status = ours ? json_enter(&j, '{') : take_places(g, first, &j);
+    while (ours && !status && !(status = json_next_key(&j, &key, &more)) && more)
+        status = slice_is(key, "tensors") ? take_places(g, first, &j) : json_skip(&j);
     if (!status)
         status = json_end(&j);
     json_drop(&j);
@@ -252,17 +247,14 @@ static rsd_status take_sharding(struct gathering *g, size_t first, const char *t
 }
 
 struct header_metadata {
-    char *sharding, *ours; /* texts, owned */
-    size_t nsharding, nours;
+    struct bytes sharding, ours; /* texts that say where shards lie */
     bool seen;
 };
 
-static rsd_status copy_text(struct slice slice, char **text, size_t *n)
+static void metadata_drop(struct header_metadata *metadata)
 {
-    mem_free(*text);
-    *text = mem_copy(slice.bytes, slice.nbytes, 1);
-    *n = slice.nbytes;
-    return *text ? RSD_OK : RSD_ENOMEM;
+    bytes_drop(&metadata->sharding);
+    bytes_drop(&metadata->ours);
 }
 
 static rsd_status take_metadata(struct json *j, struct header_metadata *metadata)
@@ -277,12 +269,16 @@ static rsd_status take_metadata(struct json *j, struct header_metadata *metadata
         TRY(json_next_key(j, &key, &more));
         if (!more)
             return RSD_OK;
-        bool sharding = slice_is(key, "DCP_SHARDING_INFO"), ours = slice_is(key, "reshard");
+        struct bytes *text = slice_is(key, "DCP_SHARDING_INFO") ? &metadata->sharding
+                             : slice_is(key, "reshard")         ? &metadata->ours
+                                                                : NULL;
         TRY(json_string(j, &value));
-        if (sharding)
-            TRY(copy_text(value, &metadata->sharding, &metadata->nsharding));
-        if (ours)
-            TRY(copy_text(value, &metadata->ours, &metadata->nours));
+        if (!text)
+            continue;
+        text->n = 0;
+        bytes_put(text, value.bytes, value.nbytes);
+        if (text->failed)
+            return RSD_ENOMEM;
     }
 }
 
@@ -383,27 +379,33 @@ static rsd_status load_header(struct files *files, uint32_t file, uint64_t at, u
     return file_read(files, file, at + sizeof length, *text, (size_t)header);
 }
 
+/* Finds the tensors of a header of *n bytes. */
+static rsd_status read_header(struct gathering *g, uint32_t file, uint64_t at, uint64_t nbytes,
+                              size_t *n, struct header_metadata *metadata)
+{
+    char *text = NULL;
+    struct json j;
+    rsd_status status = load_header(g->files, file, at, nbytes, &text, n);
+    if (!status) {
+        json_start(&j, text, *n);
+        status = take_header(g, &j, file, metadata);
+        if (status == RSD_EFORMAT || status == RSD_EUNSUPPORTED)
+            status = fail_in(status, "header, ");
+        json_drop(&j);
+    }
+    mem_free(text);
+    return status;
+}
+
 static rsd_status add_file(struct gathering *g, struct slice name)
 {
     uint32_t file;
     uint64_t nbytes;
-    char *text = NULL;
     size_t n = 0, first = g->n;
-    struct json j;
     struct header_metadata metadata = {0};
     TRY(files_add(g->files, name, &file));
     TRY(file_nbytes(g->files, file, &nbytes));
-    rsd_status status = load_header(g->files, file, 0, nbytes, &text, &n);
-    if (status) {
-        mem_free(text);
-        return status == RSD_EFORMAT ? file_error(g->files, file, status) : status;
-    }
-    json_start(&j, text, n);
-    status = take_header(g, &j, file, &metadata);
-    if (status == RSD_EFORMAT || status == RSD_EUNSUPPORTED)
-        status = fail_in(status, "header, ");
-    json_drop(&j);
-    mem_free(text);
+    rsd_status status = read_header(g, file, 0, nbytes, &n, &metadata);
     if (!status)
         status = check_cover(g, first, nbytes - 8 - n);
     for (size_t i = first; i < g->n && !status; i++) {
@@ -411,12 +413,11 @@ static rsd_status add_file(struct gathering *g, struct slice name)
         g->list[i].end += 8 + n;
         g->places[g->list[i].ordinal] = i; /* they were sorted */
     }
-    if (!status && metadata.ours)
-        status = take_sharding(g, first, metadata.ours, metadata.nours, true);
-    else if (!status && metadata.sharding)
-        status = take_sharding(g, first, metadata.sharding, metadata.nsharding, false);
-    mem_free(metadata.sharding);
-    mem_free(metadata.ours);
+    if (!status && metadata.ours.data)
+        status = take_sharding(g, first, &metadata.ours, true);
+    else if (!status && metadata.sharding.data)
+        status = take_sharding(g, first, &metadata.sharding, false);
+    metadata_drop(&metadata);
     return status == RSD_EFORMAT || status == RSD_EUNSUPPORTED || status == RSD_ELIMIT
                ? file_error(g->files, file, status)
                : status;
@@ -458,12 +459,11 @@ static rsd_status whole_shape(const struct found *shards, size_t n, int64_t *sha
             return fail(RSD_EFORMAT, "several files have it, and do not say which part");
     }
     TRY(said_shape(shards, n, &said));
-    for (size_t i = 0; i < n; i++)
-        if (shards[i].npieces && !said)
-            return fail(RSD_EFORMAT, "it comes in pieces, and nothing says its shape");
     for (int32_t d = 0; d < shards[0].ndim; d++) {
         int64_t end, reach = 0;
         for (size_t i = 0; i < n; i++) {
+            if (shards[i].npieces && !said)
+                return fail(RSD_EFORMAT, "it comes in pieces, and nothing says its shape");
             if (shards[i].npieces)
                 continue;
             if (!add_i64(shards[i].lo[d], shards[i].shape[d], &end) || end > MAX_EXTENT)
@@ -542,6 +542,14 @@ static rsd_status add_tensors(struct gathering *g)
     return RSD_OK;
 }
 
+static void gathering_drop(struct gathering *g)
+{
+    mem_free(g->list);
+    mem_free(g->pieces);
+    mem_free(g->places);
+    intern_drop(&g->names);
+}
+
 rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n)
 {
     struct gathering g = {.contents = &checkpoint->contents, .files = &checkpoint->files};
@@ -550,60 +558,8 @@ rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *name
         status = add_file(&g, names[i]);
     if (!status)
         status = add_tensors(&g);
-    mem_free(g.list);
-    mem_free(g.pieces);
-    mem_free(g.places);
-    intern_drop(&g.names);
+    gathering_drop(&g);
     return status;
-}
-
-/* ---- the index ---- */
-
-static rsd_status take_weight_map(struct json *j, struct intern *seen, struct name_list *out)
-{
-    struct slice key, file;
-    bool more;
-    size_t number;
-    TRY(json_enter(j, '{'));
-    for (;;) {
-        TRY(json_next_key(j, &key, &more));
-        if (!more)
-            return RSD_OK;
-        TRY(json_string(j, &file));
-        rsd_status status = check_name(file);
-        if (status)
-            return fail_in(status, "byte %zu: ", j->at);
-        if (intern_find(seen, file, &number))
-            continue;
-        TRY(name_list_add(out, file));
-        TRY(intern_add(seen, out->list[out->n - 1], out->n));
-    }
-}
-
-rsd_status index_files(struct files *files, uint32_t index, struct name_list *out)
-{
-    char *text;
-    size_t n;
-    struct json j;
-    struct slice key;
-    bool more, mapped = false;
-    struct intern seen = {0};
-    TRY(file_load(files, index, MOST_INDEX, &text, &n));
-    json_start(&j, text, n);
-    rsd_status status = json_enter(&j, '{');
-    while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
-        bool map = slice_is(key, "weight_map");
-        status = map ? take_weight_map(&j, &seen, out) : json_skip(&j);
-        mapped = mapped || map;
-    }
-    if (!status)
-        status = json_end(&j);
-    if (!status && !mapped)
-        status = fail(RSD_EFORMAT, "an index without a weight_map");
-    json_drop(&j);
-    mem_free(text);
-    intern_drop(&seen);
-    return status == RSD_EFORMAT ? file_error(files, index, status) : status;
 }
 
 /* ---- blobs in other files ---- */
@@ -611,20 +567,14 @@ rsd_status index_files(struct files *files, uint32_t index, struct name_list *ou
 rsd_status safetensors_find(struct files *files, uint32_t file, uint64_t at, const char *name,
                             rsd_dtype *dtype, int32_t *ndim, int64_t *shape, uint64_t *begin)
 {
-    uint64_t nbytes;
-    char *text = NULL;
+    uint64_t nbytes, data = at + sizeof data;
     size_t n = 0;
-    struct json j;
     struct contents contents = {0};
     struct gathering g = {.contents = &contents, .files = files};
     struct header_metadata metadata = {0};
+    TRY(file_check(files, file, at, sizeof data));
     TRY(file_nbytes(files, file, &nbytes));
-    if (at > nbytes)
-        return fail(RSD_EFORMAT, "byte %llu: beyond the end of the file", (unsigned long long)at);
-    rsd_status status = load_header(files, file, at, nbytes - at, &text, &n);
-    json_start(&j, text ? text : "", n);
-    if (!status)
-        status = take_header(&g, &j, file, &metadata);
+    rsd_status status = read_header(&g, file, at, nbytes - at, &n, &metadata);
     if (status == RSD_EFORMAT)
         status = fail_in(status, "a blob at byte %llu, ", (unsigned long long)at);
     const struct found *found =
@@ -632,24 +582,18 @@ rsd_status safetensors_find(struct files *files, uint32_t file, uint64_t at, con
     if (!status && !found)
         status = fail(RSD_EFORMAT, "the blob at byte %llu has no tensor %s", (unsigned long long)at,
                       name);
-    uint64_t data = at + sizeof(uint64_t) + n;
     if (!status)
         status = check_nbytes(found);
     if (!status)
-        status = file_check(files, file, data + found->begin, found->end - found->begin);
+        status = file_check(files, file, data + n + found->begin, found->end - found->begin);
     if (!status) {
         *dtype = found->dtype;
         *ndim = found->ndim;
         copy_i64s(shape, found->shape, found->ndim);
-        *begin = data + found->begin;
+        *begin = data + n + found->begin;
     }
-    json_drop(&j);
-    mem_free(text);
-    mem_free(metadata.sharding);
-    mem_free(metadata.ours);
-    mem_free(g.list);
-    mem_free(g.places);
-    intern_drop(&g.names);
+    metadata_drop(&metadata);
+    gathering_drop(&g);
     contents_drop(&contents);
     return status;
 }
