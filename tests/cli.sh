@@ -1,17 +1,35 @@
 #!/bin/sh
 # Command tests: each tests/cli/NAME.sh is run with `reshard` on its path, in an empty folder, and what
 # it prints on both streams must be what stands beside it in NAME.out. RECORD=1 writes that file anew;
-# look at the difference before it is committed.
+# look at the difference before it is committed. Of what is printed, times, memory and free space are taken out, which differ from
+# run to run.
+#
+# A script finds checkpoints that torch wrote in $GOLDEN, and these: `try ARGS` runs the command and says
+# its exit code, `json` reads JSON from standard input and says what is wrong with it. With arguments,
+# only those scripts are run.
 cd "$(dirname "$0")/cli" || exit 1
-here=$PWD bin=$(mktemp -d)
+here=$PWD bin=$(mktemp -d) GOLDEN=$(cd ../golden && pwd)
 trap 'rm -rf "$bin"' EXIT
 ln -s "${RESHARD:?where is the command?}" "$bin/reshard"
+cat > "$bin/try" <<'EOF'
+#!/bin/sh
+reshard "$@"
+echo "exit $?"
+EOF
+cat > "$bin/json" <<'EOF'
+#!/bin/sh
+if command -v python3 > /dev/null; then python3 -c 'import json, sys; json.load(sys.stdin)'; else cat > /dev/null; fi
+EOF
+chmod +x "$bin/try" "$bin/json"
 PATH=$bin:$PATH LC_ALL=C.UTF-8
-export PATH LC_ALL
+export PATH LC_ALL GOLDEN
 n=0 failed=0
-for script in *.sh; do
-    name=${script%.sh} n=$((n + 1)) work=$(mktemp -d)
-    (cd "$work" && sh "$here/$script") > "$bin/got" 2>&1
+[ $# -gt 0 ] || set -- *.sh
+for script; do
+    name=$(basename "$script" .sh) n=$((n + 1)) work=$(mktemp -d)
+    (cd "$work" && sh "$here/$name.sh") 2>&1 |
+        sed -e '/^time  /d' -e '/^space  /d' -e '/^memory   buffers of [0-9]/d' -e 's/, "seconds": [0-9.]*//' -e 's/, "free": [0-9]*//' -e 's/"memory": [0-9]*/"memory": N/' \
+            -e "s|$GOLDEN|GOLDEN|g" > "$bin/got"
     rm -rf "$work"
     [ -z "${RECORD-}" ] || cp "$bin/got" "$name.out"
     if diff "$name.out" "$bin/got" > "$bin/difference" 2>&1; then

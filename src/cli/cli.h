@@ -54,6 +54,10 @@ const char *size_text(int64_t nbytes);
 /* "f32[4,8]". Valid until the fourth call after. */
 const char *tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape);
 
+/* Text from a checkpoint, as a terminal may have it: what would move its cursor, or is no UTF-8, is
+ * spelled \xNN. Valid until the fourth call after. */
+const char *plain_text(const char *text);
+
 /* A JSON string, with its quotes. */
 void print_json_string(FILE *out, const char *text);
 void print_json_list(FILE *out, int32_t n, const int64_t *values);

@@ -140,10 +140,11 @@ static int64_t total_nbytes(const rsd_checkpoint *checkpoint)
 
 static void print_summary(const struct request *request, const rsd_checkpoint *checkpoint)
 {
-    printf("%s: %s, %lld tensors of %s in %lld files", request->path,
+    printf("%s: %s, %lld tensors of %s in %lld file%s", plain_text(request->path),
            rsd_format_name(rsd_checkpoint_format(checkpoint)),
            (long long)rsd_checkpoint_ntensors(checkpoint), size_text(total_nbytes(checkpoint)),
-           (long long)rsd_checkpoint_nfiles(checkpoint));
+           (long long)rsd_checkpoint_nfiles(checkpoint),
+           rsd_checkpoint_nfiles(checkpoint) == 1 ? "" : "s");
     if (rsd_checkpoint_nvalues(checkpoint))
         printf(", %lld values", (long long)rsd_checkpoint_nvalues(checkpoint));
     printf("\n\n");
@@ -152,24 +153,33 @@ static void print_summary(const struct request *request, const rsd_checkpoint *c
 static void print_line(const rsd_tensor *tensor, int indent, const char *name)
 {
     int width = 44 - indent;
-    printf("%*s%-*s  %-24s %10s", indent, "", width > 0 ? width : 0, name,
+    printf("%*s%-*s  %-24s %10s", indent, "", width > 0 ? width : 0, plain_text(name),
            tensor_text(tensor->dtype, tensor->ndim, tensor->shape), size_text(tensor->nbytes));
     if (tensor->nboxes != 1)
         printf("  in %lld boxes", (long long)tensor->nboxes);
     printf("\n");
 }
 
+/* At most 60 bytes, and no half of a character. */
+static void print_start(const char *text)
+{
+    int n = (int)strnlen(text, 60);
+    while (text[n] && ((unsigned char)text[n] & 0xc0) == 0x80)
+        n--;
+    printf("%.*s%s\n", n, text, text[n] ? "..." : "");
+}
+
 static void print_value(rsd_checkpoint *checkpoint, int64_t index)
 {
     char *json = NULL;
     rsd_status status = rsd_checkpoint_value(checkpoint, index, &json);
-    printf("%-44s  ", rsd_checkpoint_value_name(checkpoint, index));
+    printf("%-44s  ", plain_text(rsd_checkpoint_value_name(checkpoint, index)));
     if (status)
-        printf("cannot be read: %s\n", rsd_error());
+        printf("cannot be read: %s\n", plain_text(rsd_error()));
     else if (!json)
         printf("an object, carried along as it is\n");
     else
-        printf("%.60s%s\n", json, strlen(json) > 60 ? "..." : "");
+        print_start(plain_text(json));
     rsd_free(json);
 }
 
@@ -228,8 +238,8 @@ static int inspect_tensor(const struct request *request, const rsd_checkpoint *c
         for (int32_t d = 0; d < stored.box.ndim; d++)
             printf("%s%lld:%lld", d ? ", " : "", (long long)stored.box.lo[d],
                    (long long)(stored.box.lo[d] + stored.box.len[d]));
-        printf("]  %s, byte %llu, %s\n", file ? file : "nowhere", (unsigned long long)stored.offset,
-               size_text((int64_t)stored.nbytes));
+        printf("]  %s, byte %llu, %s\n", file ? plain_text(file) : "nowhere",
+               (unsigned long long)stored.offset, size_text((int64_t)stored.nbytes));
     }
     if (tensor.nboxes > 64)
         printf("  and %lld more\n", (long long)tensor.nboxes - 64);

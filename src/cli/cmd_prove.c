@@ -136,7 +136,7 @@ static rsd_status print_finding(void *context, const char *text)
         fprintf(request->list, request->ntold ? ",\n  " : "\n  ");
         print_json_string(request->list, text);
     } else {
-        printf("%s\n", text);
+        printf("%s\n", plain_text(text));
     }
     request->ntold++;
     return RSD_OK;
@@ -156,7 +156,7 @@ static int verify(struct request *request, rsd_checkpoint *checkpoint)
                listed(request), (long long)report.ntensors, (long long)report.nbytes_read,
                (long long)report.nbytes_unchecked);
     if (n == 0 && !request->json && !request->quiet) {
-        fprintf(stderr, "%s: %lld tensors, %s, nothing is wrong", request->paths[0],
+        fprintf(stderr, "%s: %lld tensors, %s, nothing is wrong", plain_text(request->paths[0]),
                 (long long)report.ntensors, size_text(report.nbytes_read));
         if (report.nbytes_unchecked)
             fprintf(stderr, "; %s have no CRC", size_text(report.nbytes_unchecked));
@@ -188,7 +188,7 @@ static rsd_status print_difference(void *context, const char *name, rsd_differen
         print_json_string(request->list, text);
         fprintf(request->list, "}");
     } else {
-        printf("%s: %s\n", name, text);
+        printf("%s: %s\n", plain_text(name), plain_text(text));
     }
     request->ntold++;
     return RSD_OK;
@@ -250,7 +250,7 @@ static int digest(struct request *request, rsd_checkpoint *checkpoint)
             print_json_string(stdout, lines[i].name);
             printf(": \"%s\"", lines[i].digest);
         } else {
-            printf("%s  %s\n", lines[i].digest, lines[i].name);
+            printf("%s  %s\n", lines[i].digest, plain_text(lines[i].name));
         }
     if (!status && request->json)
         printf("}\n");

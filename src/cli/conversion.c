@@ -123,9 +123,10 @@ static void print_json(const struct conversion *request, rsd_format in, const rs
 static void print_text(const struct conversion *request, rsd_format in, const rsd_report *report)
 {
     bool dry = request->convert.dry;
-    printf("%-8s %s, %s\n", "from", request->in, rsd_format_name(in));
+    printf("%-8s %s, %s\n", "from", plain_text(request->in), rsd_format_name(in));
     if (request->verb != PLAN)
-        printf("%-8s %s, %s\n", "to", request->out, rsd_format_name(request->convert.format));
+        printf("%-8s %s, %s\n", "to", plain_text(request->out),
+               rsd_format_name(request->convert.format));
     else
         printf("%-8s %s\n", "to", rsd_format_name(request->convert.format));
     printf("%-8s %lld", "tensors", (long long)report->ntensors);
@@ -163,7 +164,8 @@ static void list_left_out(const struct conversion *request, rsd_checkpoint *in)
         if (rsd_checkpoint_tensor(in, i, &tensor) == RSD_OK &&
             target_choose((void *)(uintptr_t)&request->target, &tensor, &choice) == RSD_OK &&
             !choice.keep && n++ < 20)
-            fprintf(stderr, "reshard %s: left out: %s\n", request->target.verb, tensor.name);
+            fprintf(stderr, "reshard %s: left out: %s\n", request->target.verb,
+                    plain_text(tensor.name));
         rsd_layout_free(choice.layout);
     }
     if (n > 20)
@@ -172,7 +174,7 @@ static void list_left_out(const struct conversion *request, rsd_checkpoint *in)
     if (request->convert.format == RSD_FORMAT_SAFETENSORS)
         for (int64_t i = 0; i < nvalues && i < 20; i++)
             fprintf(stderr, "reshard %s: left out: %s, which is no tensor\n", request->target.verb,
-                    rsd_checkpoint_value_name(in, i));
+                    plain_text(rsd_checkpoint_value_name(in, i)));
 }
 
 /* ---- running ---- */

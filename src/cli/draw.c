@@ -212,7 +212,7 @@ rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t index
         if (stored.file < 0 || stored.file == last)
             continue;
         fprintf(out, "  %c = %s\n", mark_of(stored.file),
-                rsd_checkpoint_file(checkpoint, stored.file));
+                plain_text(rsd_checkpoint_file(checkpoint, stored.file)));
         last = stored.file;
         n++;
     }

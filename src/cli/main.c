@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,12 +28,14 @@ enum { NCOMMANDS = sizeof commands / sizeof *commands };
 
 int complain(const char *verb, int code, const char *format, ...)
 {
-    fprintf(stderr, "reshard%s%s: ", verb ? " " : "", verb ? verb : "");
+    char *text = NULL;
     va_list args;
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    int n = vasprintf(&text, format, args);
     va_end(args);
-    fputc('\n', stderr);
+    fprintf(stderr, "reshard%s%s: %s\n", verb ? " " : "", verb ? verb : "",
+            n < 0 ? format : plain_text(text));
+    free(n < 0 ? NULL : text);
     return code;
 }
 
@@ -136,8 +139,20 @@ static int run(int argc, char **argv)
                     argv[1]);
 }
 
+/* A standard stream that is closed would give its number to the next file that is opened, and what is
+ * said on it would go into that file. */
+static void hold_standard_streams(void)
+{
+    for (int fd = open("/dev/null", O_RDONLY); fd >= 0; fd = open("/dev/null", O_RDONLY))
+        if (fd > STDERR_FILENO) {
+            close(fd);
+            return;
+        }
+}
+
 int main(int argc, char **argv)
 {
+    hold_standard_streams();
     int code = run(argc, argv);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         if (errno != EPIPE)

@@ -329,12 +329,10 @@ static rsd_status make_layout(const struct target *target, const rsd_tensor *ten
                       target->mesh, placements);
         status = rsd_layout_parse(text, layout);
         if (status)
-            fprintf(stderr, "reshard %s: %s: %s: %s\n", target->verb, tensor->name, text,
-                    rsd_error());
+            complain(target->verb, 0, "%s: %s: %s", tensor->name, text, rsd_error());
         free(text);
     } else {
-        fprintf(stderr, "reshard %s: %s: no rule for it, and no --default\n", target->verb,
-                tensor->name);
+        complain(target->verb, 0, "%s: no rule for it, and no --default", tensor->name);
     }
     free(replicated);
     return status;
@@ -371,8 +369,8 @@ static int note_unused(const struct target *target, bool quiet)
         if (rule->place)
             code = complain(target->verb, EXIT_CANNOT, "%s matches no tensor", rule->from);
         else if (!quiet && strncmp(rule->from, "preset ", 7) != 0)
-            fprintf(stderr, "reshard %s: note: %s: '%s' matches no tensor\n", target->verb,
-                    rule->from, rule->pattern.text);
+            complain(target->verb, 0, "note: %s: '%s' matches no tensor", rule->from,
+                     rule->pattern.text);
     }
     return code;
 }

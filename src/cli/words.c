@@ -70,16 +70,65 @@ const char *tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape)
     return text;
 }
 
+/* The bytes of the UTF-8 character at c; 0: there is none. */
+static int utf8_nbytes(const unsigned char *c)
+{
+    int n = *c < 0x80 ? 1 : *c >> 5 == 6 ? 2 : *c >> 4 == 14 ? 3 : *c >> 3 == 30 ? 4 : 0;
+    uint32_t code = n == 1 ? *c : *c & (0x7fu >> n);
+    for (int i = 1; i < n; i++) {
+        if (c[i] >> 6 != 2)
+            return 0;
+        code = code << 6 | (c[i] & 0x3fu);
+    }
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    return code < least[n] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : n;
+}
+
+static bool is_control(const unsigned char *c)
+{
+    return *c < 0x20 || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0);
+}
+
+const char *plain_text(const char *text)
+{
+    static char *texts[4];
+    static unsigned next;
+    bool plain = true;
+    for (const unsigned char *c = (const unsigned char *)text; *c && plain;
+         c += plain ? utf8_nbytes(c) : 0)
+        plain = utf8_nbytes(c) > 0 && !is_control(c);
+    if (plain)
+        return text;
+    char **out = &texts[next++ % 4], *end;
+    *out = end = need_memory(realloc(*out, 4 * strlen(text) + 1));
+    for (const unsigned char *c = (const unsigned char *)text; *c;) {
+        int n = utf8_nbytes(c);
+        if (n == 0 || is_control(c)) {
+            end += sprintf(end, "\\x%02x", *c++);
+            continue;
+        }
+        memcpy(end, c, (size_t)n);
+        end += n;
+        c += n;
+    }
+    *end = '\0';
+    return *out;
+}
+
 void print_json_string(FILE *out, const char *text)
 {
     fputc('"', out);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+    for (const unsigned char *c = (const unsigned char *)text; *c;) {
+        int n = utf8_nbytes(c);
         if (*c == '"' || *c == '\\')
             fprintf(out, "\\%c", *c);
-        else if (*c < 0x20 || *c == 0x7f)
-            fprintf(out, "\\u%04x", *c);
+        else if (is_control(c))
+            fprintf(out, "\\u%04x", n == 2 ? c[1] : *c);
+        else if (n == 0)
+            fputs("\\ufffd", out); /* a path may be any bytes, JSON may not */
         else
-            fputc(*c, out);
+            fwrite(c, 1, (size_t)n, out);
+        c += n ? n : 1;
     }
     fputc('"', out);
 }

@@ -1,4 +1,3 @@
-try() { reshard "$@"; echo "exit $?"; }
 try
 try frobnicate
 try plan

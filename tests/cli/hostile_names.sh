@@ -1,0 +1,21 @@
+# Names that would move a terminal's cursor are spelled out, and JSON is JSON whatever they are.
+header='{"a\u001b[31mred":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'\
+'"b\nline":{"dtype":"F32","shape":[],"data_offsets":[8,12]},'\
+'"c<&>\"'"'"'":{"dtype":"U8","shape":[2,2],"data_offsets":[12,16]},'\
+'"d\u009b31m":{"dtype":"U8","shape":[2],"data_offsets":[16,18]},'\
+'"e \u00e9\ud83d\ude00":{"dtype":"U8","shape":[2],"data_offsets":[18,20]}}'
+header=$header$(printf '%*s' $(((8 - ${#header} % 8) % 8)) '')
+printf "\\$(printf %03o $((${#header} % 256)))\\$(printf %03o $((${#header} / 256)))\0\0\0\0\0\0%s" "$header" > x.safetensors
+head -c 20 /dev/zero >> x.safetensors
+try inspect x.safetensors
+try inspect --tree x.safetensors
+try digest x.safetensors
+try convert x.safetensors out --mesh 2 --place 'e.*=S0'
+reshard inspect --json x.safetensors | tee got.json
+json < got.json
+reshard convert x.safetensors "$(printf 'bad\377')" --json > got.json
+json < got.json
+cat got.json
+# The names come through a conversion as they are.
+try convert x.safetensors dcp --format dcp -q
+try diff x.safetensors dcp
