@@ -1,8 +1,8 @@
 #!/bin/sh
 # Command tests: each tests/cli/NAME.sh is run with `reshard` on its path, in an empty folder, and what
 # it prints on both streams must be what stands beside it in NAME.out. RECORD=1 writes that file anew;
-# look at the difference before it is committed. Of what is printed, times, memory and free space are taken out, which differ from
-# run to run.
+# look at the difference before it is committed. Times, memory and free space, which differ from run
+# to run, are taken out of what is printed.
 #
 # A script finds checkpoints that torch wrote in $GOLDEN, and these: `try ARGS` runs the command and says
 # its exit code, `json` reads JSON from standard input and says what is wrong with it. With arguments,

@@ -92,6 +92,20 @@ bool substitution_parse(const char *verb, const char *text, struct substitution 
 char *substitution_apply(const struct substitution *substitution, const char *name); /* owned */
 void substitution_free(struct substitution *substitution);
 
+/* ---- follow.c: whose state is it? ---- */
+
+struct named {
+    const char *name;
+    int64_t index;
+};
+struct names {
+    struct named *list; /* sorted by their ends */
+    size_t n;
+};
+void names_sort(struct names *names, const rsd_checkpoint *checkpoint);
+bool find_parameter(const struct names *names, const char *state, int64_t *index);
+void names_free(struct names *names);
+
 /* ---- target.c: what becomes of each tensor ---- */
 
 struct rule {
@@ -105,7 +119,8 @@ struct rule {
 struct target {
     const char *verb;
     rsd_checkpoint *checkpoint;
-    char *mesh; /* as the notation has it; NULL: tensors stay whole */
+    rsd_mesh *mesh; /* NULL: tensors stay whole */
+    struct names names;
     struct rule *rules;
     size_t nrules;
     char *otherwise; /* placements of what no rule matches; NULL: that is an error */
@@ -123,6 +138,8 @@ struct target {
 };
 
 /* Options add to it; each says what is wrong and returns false. */
+bool target_set_mesh(struct target *target, const char *text);
+void target_set_default(struct target *target, const char *placements);
 bool target_add_place(struct target *target, const char *text);
 bool target_add_rules(struct target *target, const char *path);
 bool target_set_preset(struct target *target, const char *name);

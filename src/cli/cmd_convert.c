@@ -228,9 +228,7 @@ static bool take_option(struct conversion *request, int option, const char *valu
     case FORMAT:
         return set_format(request, value);
     case MESH:
-        free(target->mesh);
-        target->mesh = need_text("%s", value);
-        return true;
+        return target_set_mesh(target, value);
     case PLACE:
         return target_add_place(target, value);
     case RULES:
@@ -238,8 +236,7 @@ static bool take_option(struct conversion *request, int option, const char *valu
     case PRESET:
         return target_set_preset(target, value);
     case DEFAULT:
-        free(target->otherwise);
-        target->otherwise = need_text("%s", value);
+        target_set_default(target, value);
         return true;
     case COMPRESS:
         return set_compress(request, value);

@@ -51,7 +51,10 @@ static bool add_rule(struct target *target, const char *regex, const char *place
     rule.placements = spell_out(placements);
     target->rules =
         need_memory(realloc(target->rules, (target->nrules + 1) * sizeof *target->rules));
-    target->rules[target->nrules++] = rule;
+    size_t at = target->nrules++;
+    for (; place && at > 0 && !target->rules[at - 1].place; at--)
+        target->rules[at] = target->rules[at - 1]; /* --place is asked first, wherever it stands */
+    target->rules[at] = rule;
     return true;
 }
 
@@ -99,31 +102,43 @@ bool target_add_rules(struct target *target, const char *path)
     bool fine = true;
     for (int number = 1; fine && getline(&line, &room, file) >= 0; number++)
         fine = add_line(target, path, number, line);
+    if (fine && ferror(file)) {
+        complain(target->verb, EXIT_USAGE, "%s: %s", path, strerror(errno));
+        fine = false;
+    }
     free(line);
     fclose(file);
     return fine;
 }
 
+void target_set_default(struct target *target, const char *placements)
+{
+    free(target->otherwise);
+    target->otherwise = spell_out(placements);
+}
+
+bool target_set_mesh(struct target *target, const char *text)
+{
+    rsd_mesh *mesh;
+    if (rsd_mesh_parse(text, &mesh)) {
+        complain(target->verb, EXIT_USAGE, "--mesh '%s': %s", text, rsd_error());
+        return false;
+    }
+    rsd_mesh_free(target->mesh);
+    target->mesh = mesh;
+    return true;
+}
+
 /* ---- presets ---- */
 
-enum { MOST_AXES_TEXT = 512 };
-
-/* The axes of a mesh such as "dp=2,tp=4" or "2x4": how many, and which is called tp (else the last). */
-static int count_axes(const char *mesh, int *tp)
+/* The axis that is called tp, else the last. */
+static int find_tp(const rsd_mesh *mesh)
 {
-    int n = 1;
-    *tp = -1;
-    for (const char *c = mesh; *c; c++) {
-        bool starts = c == mesh || c[-1] == ',' || c[-1] == 'x';
-        if (starts && strncasecmp(c, "tp=", 3) == 0)
-            *tp = n - 1;
-        if (*c == ' ')
-            break; /* ranks= comes behind it */
-        n += *c == ',' || *c == 'x';
-    }
-    if (*tp < 0)
-        *tp = n - 1;
-    return n;
+    int n = rsd_mesh_naxes(mesh);
+    for (int axis = 0; axis < n; axis++)
+        if (rsd_mesh_name(mesh, axis) && strcasecmp(rsd_mesh_name(mesh, axis), "tp") == 0)
+            return axis;
+    return n - 1;
 }
 
 /* One placement for an axis, another for all others. */
@@ -162,11 +177,11 @@ bool target_set_preset(struct target *target, const char *name)
 
 static int expand_preset(struct target *target)
 {
-    int tp, n = target->mesh ? count_axes(target->mesh, &tp) : 0;
     if (!target->preset)
         return GO_ON;
     if (!target->mesh)
         return complain(target->verb, EXIT_USAGE, "--preset %s needs a --mesh", target->preset);
+    int tp = find_tp(target->mesh), n = rsd_mesh_naxes(target->mesh);
     bool fine;
     if (strcmp(target->preset, "fsdp") == 0) {
         fine = add_preset(target, ".*", n, -1, "", "S(0)");
@@ -260,12 +275,6 @@ static struct rule *find_rule(const struct target *target, const char *name, boo
     return NULL;
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 static bool same_shape(const rsd_tensor *a, const rsd_tensor *b)
 {
     if (a->ndim != b->ndim)
@@ -276,64 +285,38 @@ static bool same_shape(const rsd_tensor *a, const rsd_tensor *b)
     return true;
 }
 
-/* The parameter of ANY.state.FQN.SLOT, if there is just one and it has the same shape. */
-static bool find_parameter(const struct target *target, const rsd_tensor *state, rsd_tensor *found)
-{
-    const char *begin =
-        strncmp(state->name, "state.", 6) == 0 ? state->name + 6 : strstr(state->name, ".state.");
-    const char *slot = strrchr(state->name, '.');
-    if (!begin || !slot)
-        return false;
-    begin += begin == state->name + 6 && strncmp(state->name, "state.", 6) == 0 ? 0 : 7;
-    if (slot <= begin)
-        return false;
-    char *fqn = need_text("%.*s", (int)(slot - begin), begin);
-    char *dotted = need_text(".%s", fqn);
-    int n = 0;
-    for (int64_t i = 0; i < rsd_checkpoint_ntensors(target->checkpoint); i++) {
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
-        if (rsd_checkpoint_tensor(target->checkpoint, i, &tensor) != RSD_OK ||
-            (strcmp(tensor.name, fqn) != 0 && !ends_with(tensor.name, dotted)))
-            continue;
-        *found = tensor;
-        n++;
-    }
-    free(fqn);
-    free(dotted);
-    return n == 1 && same_shape(state, found);
-}
-
-static const char *placements_of(const struct target *target, const rsd_tensor *tensor)
+/* State that has the shape of its parameter goes with it, unless it has a --place of its own. */
+static struct rule *rule_of(const struct target *target, const rsd_tensor *tensor)
 {
     rsd_tensor parameter = {.struct_nbytes = sizeof parameter};
+    int64_t index;
     struct rule *rule = find_rule(target, tensor->name, true);
-    if (!rule && find_parameter(target, tensor, &parameter))
+    if (!rule && find_parameter(&target->names, tensor->name, &index) &&
+        rsd_checkpoint_tensor(target->checkpoint, index, &parameter) == RSD_OK &&
+        same_shape(tensor, &parameter))
         rule = find_rule(target, parameter.name, false);
-    if (!rule)
-        rule = find_rule(target, tensor->name, false);
-    if (rule)
-        rule->used = true;
-    return rule ? rule->placements : target->otherwise;
+    return rule ? rule : find_rule(target, tensor->name, false);
 }
 
 static rsd_status make_layout(const struct target *target, const rsd_tensor *tensor,
                               rsd_layout **layout)
 {
-    int tp;
-    char *replicated = place_axis(count_axes(target->mesh, &tp), -1, "", "R");
-    const char *placements = tensor->ndim == 0 ? replicated : placements_of(target, tensor);
-    rsd_status status = RSD_EINVAL;
-    if (placements) {
-        char *text =
-            need_text("%s @ %s : %s", tensor_text(tensor->dtype, tensor->ndim, tensor->shape),
-                      target->mesh, placements);
-        status = rsd_layout_parse(text, layout);
-        if (status)
-            complain(target->verb, 0, "%s: %s: %s", tensor->name, text, rsd_error());
-        free(text);
-    } else {
+    struct rule *rule = rule_of(target, tensor);
+    const char *placements = rule ? rule->placements : target->otherwise;
+    if (rule)
+        rule->used = true;
+    if (!placements && tensor->ndim > 0) {
         complain(target->verb, 0, "%s: no rule for it, and no --default", tensor->name);
+        return RSD_EINVAL;
     }
+    char *replicated = place_axis(rsd_mesh_naxes(target->mesh), -1, "", "R");
+    if (tensor->ndim == 0)
+        placements = replicated;
+    rsd_status status = rsd_layout_parse_on(tensor->dtype, tensor->ndim, tensor->shape,
+                                            target->mesh, placements, layout);
+    if (status)
+        complain(target->verb, 0, "%s: %s as '%s': %s", tensor->name,
+                 tensor_text(tensor->dtype, tensor->ndim, tensor->shape), placements, rsd_error());
     free(replicated);
     return status;
 }
@@ -359,6 +342,17 @@ rsd_status target_choose(void *context, const rsd_tensor *tensor, rsd_choice *ch
 
 /* ---- all of them ---- */
 
+static bool matches_any(const struct target *target, const struct rule *rule)
+{
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(target->checkpoint); i++) {
+        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        if (rsd_checkpoint_tensor(target->checkpoint, i, &tensor) == RSD_OK &&
+            is_wanted(target, &tensor) && pattern_matches(&rule->pattern, tensor.name))
+            return true;
+    }
+    return false;
+}
+
 static int note_unused(const struct target *target, bool quiet)
 {
     int code = GO_ON;
@@ -366,11 +360,12 @@ static int note_unused(const struct target *target, bool quiet)
         const struct rule *rule = &target->rules[i];
         if (rule->used)
             continue;
-        if (rule->place)
+        bool late = matches_any(target, rule);
+        if (rule->place && !late)
             code = complain(target->verb, EXIT_CANNOT, "%s matches no tensor", rule->from);
-        else if (!quiet && strncmp(rule->from, "preset ", 7) != 0)
-            complain(target->verb, 0, "note: %s: '%s' matches no tensor", rule->from,
-                     rule->pattern.text);
+        else if (!quiet && (rule->place || strncmp(rule->from, "preset ", 7) != 0))
+            complain(target->verb, 0, "note: %s: '%s' %s", rule->from, rule->pattern.text,
+                     late ? "decides nothing: rules before it match first" : "matches no tensor");
     }
     return code;
 }
@@ -381,6 +376,9 @@ int target_check(struct target *target, rsd_checkpoint *checkpoint, bool quiet)
     target->checkpoint = checkpoint;
     if (target->nrules && !target->mesh)
         return complain(target->verb, EXIT_USAGE, "%s needs a --mesh", target->rules[0].from);
+    if (target->otherwise && !target->mesh)
+        return complain(target->verb, EXIT_USAGE, "--default needs a --mesh");
+    names_sort(&target->names, checkpoint);
     int code = expand_preset(target);
     if (code != GO_ON)
         return code;
@@ -422,7 +420,8 @@ void target_free(struct target *target)
     free(target->without);
     free(target->renames);
     free(target->prefixes);
-    free(target->mesh);
+    rsd_mesh_free(target->mesh);
+    names_free(&target->names);
     free(target->otherwise);
     free(target->name);
 }
