@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static const char help[] =
@@ -98,7 +99,7 @@ static int read_options(int argc, char **argv, struct request *request)
         }
     if (request->rank >= 0 && !request->pieces)
         return complain("plan", EXIT_USAGE, "--rank goes with --pieces");
-    if (request->pieces && (request->flags || request->no_picture))
+    if (request->pieces && (request->flags || request->no_picture || request->svg || request->html))
         return complain("plan", EXIT_USAGE, "--pieces prints pieces and nothing else");
     if (optind + 1 != argc)
         return complain("plan", EXIT_USAGE,
@@ -153,14 +154,17 @@ static rsd_status print_plan(const rsd_plan *plan, const struct request *request
         return print_pieces(plan, request->rank);
     char *text;
     rsd_status status = rsd_plan_explain(plan, request->flags, &text);
-    if (!status && request->svg)
+    if (status)
+        return status;
+    if (request->svg)
         status = page_traffic(request->svg, false, plan);
     if (!status && request->html)
         status = page_traffic(request->html, true, plan);
+    if (!status)
+        fputs(text, stdout);
+    rsd_free(text);
     if (status)
         return status;
-    fputs(text, stdout);
-    rsd_free(text);
     if (request->json)
         putchar('\n');
     else if (!request->no_picture)
@@ -191,13 +195,33 @@ static int plan_on_nodes(const rsd_layout *src, const rsd_layout *dst, long long
     return complain_status("plan", status);
 }
 
-/* Is some argument the path of something, rather than a problem? */
-static bool names_a_path(int argc, char **argv)
+static bool takes_value(const char *argument)
 {
-    for (int i = 1; i < argc; i++)
-        if (argv[i][0] != '-' && access(argv[i], F_OK) == 0)
+    static const char *const names[] = {"--rank", "--ranks-per-node", "--svg", "--html", NULL};
+    for (const char *const *name = names; *name; name++)
+        if (strcmp(argument, *name) == 0)
             return true;
     return false;
+}
+
+/* Is a checkpoint meant, rather than a problem? What is there is one, and so is what looks like no problem,
+ * or comes with a mesh, which only a conversion has. */
+static bool names_a_path(int argc, char **argv)
+{
+    bool problem = false, other = false;
+    for (int i = 1; i < argc; i++) {
+        const char *argument = argv[i];
+        if (takes_value(argument))
+            i++;
+        else if (strncmp(argument, "--mesh", 6) == 0 ||
+                 (argument[0] != '-' && access(argument, F_OK) == 0))
+            return true;
+        else if (argument[0] != '-' && strpbrk(argument, "[>"))
+            problem = true;
+        else if (argument[0] != '-')
+            other = true;
+    }
+    return other && !problem;
 }
 
 int command_plan(int argc, char **argv)

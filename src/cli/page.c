@@ -45,7 +45,7 @@ static void print_frame(FILE *out, const char *title, bool html, bool end)
         fputs("</body></html>\n", out);
         return;
     }
-    fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>", out);
+    fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>", out);
     print_escaped(out, title);
     fputs("</title><style>body{font:14px sans-serif;margin:2em;color:#222;background:#fff}"
           "svg{max-width:100%;height:auto}rect:hover{stroke:#000;stroke-width:2}"
@@ -67,14 +67,16 @@ static rsd_status write_page(const char *path, bool html, const char *title, pri
         print_frame(out, title, html, false);
         status = print(out, context);
         print_frame(out, title, html, true);
-        fine = fclose(out) == 0;
+        fine = !ferror(out);
+        fine = fclose(out) == 0 && fine;
     }
     fine = fine && !status && rename(part, path) == 0;
-    if (!fine && !status)
-        exit(complain(NULL, EXIT_IO, "%s: %s", path, strerror(errno)));
-    if (!fine)
+    int why = errno;
+    if (!fine && out)
         remove(part);
     free(part);
+    if (!fine && !status)
+        exit(complain(NULL, EXIT_IO, "%s: %s", path, strerror(why)));
     return status;
 }
 
