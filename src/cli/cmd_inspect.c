@@ -11,7 +11,8 @@ static const char help[] =
     "lie.\n"
     "Nothing in the files is run, and no byte of a tensor is read.\n"
     "\n"
-    "  --json            one JSON object: format, tensors with their boxes, values\n"
+    "  --json            one JSON object: format, tensors with their boxes, values; of TENSOR, "
+    "that one\n"
     "  --tree            names as a tree\n"
     "  --svg FILE        with TENSOR: the picture of its boxes as a file\n"
     "  --html FILE       the same as a page\n"
@@ -57,6 +58,8 @@ static int read_options(int argc, char **argv, struct request *request)
                         "one checkpoint is needed; see reshard inspect --help");
     request->path = argv[optind];
     request->tensor = argc - optind == 2 ? argv[optind + 1] : NULL;
+    if (request->tree && (request->json || request->tensor))
+        return complain("inspect", EXIT_USAGE, "--tree is text, of all tensors");
     if ((request->svg || request->html) && !request->tensor)
         return complain("inspect", EXIT_USAGE, "--svg and --html draw one tensor: name it");
     return GO_ON;
@@ -98,19 +101,25 @@ static void print_boxes(const rsd_checkpoint *checkpoint, int64_t index, int64_t
     }
 }
 
+static void print_json_tensor(const rsd_checkpoint *checkpoint, int64_t index)
+{
+    rsd_tensor tensor = tensor_at(checkpoint, index);
+    printf("{\"name\": ");
+    print_json_string(stdout, tensor.name);
+    printf(", \"dtype\": \"%s\", \"shape\": ", rsd_dtype_name(tensor.dtype));
+    print_json_list(stdout, tensor.ndim, tensor.shape);
+    printf(", \"nbytes\": %lld, \"boxes\": [", (long long)tensor.nbytes);
+    print_boxes(checkpoint, index, tensor.nboxes);
+    printf("]}");
+}
+
 static int print_json(rsd_checkpoint *checkpoint)
 {
     printf("{\"format\": \"%s\", \"tensors\": [",
            rsd_format_name(rsd_checkpoint_format(checkpoint)));
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
-        rsd_tensor tensor = tensor_at(checkpoint, i);
-        printf("%s\n  {\"name\": ", i ? "," : "");
-        print_json_string(stdout, tensor.name);
-        printf(", \"dtype\": \"%s\", \"shape\": ", rsd_dtype_name(tensor.dtype));
-        print_json_list(stdout, tensor.ndim, tensor.shape);
-        printf(", \"nbytes\": %lld, \"boxes\": [", (long long)tensor.nbytes);
-        print_boxes(checkpoint, i, tensor.nboxes);
-        printf("]}");
+        printf("%s\n  ", i ? "," : "");
+        print_json_tensor(checkpoint, i);
     }
     printf("],\n \"values\": [");
     for (int64_t i = 0; i < rsd_checkpoint_nvalues(checkpoint); i++) {
@@ -183,12 +192,42 @@ static void print_value(rsd_checkpoint *checkpoint, int64_t index)
     rsd_free(json);
 }
 
+static void print_part(int indent, const char *text, int n)
+{
+    char *part = need_text("%.*s", n, text);
+    printf("%*s%s\n", indent, "", plain_text(part));
+    free(part);
+}
+
+/* By their parts, so that those of one branch are together, and layers.2 comes before layers.10. */
+static int by_parts(const void *a, const void *b)
+{
+    const char *x = ((const rsd_tensor *)a)->name, *y = ((const rsd_tensor *)b)->name;
+    for (;; x++, y++) {
+        size_t n = strcspn(x, "."), m = strcspn(y, ".");
+        char *one = need_text("%.*s", (int)n, x), *other = need_text("%.*s", (int)m, y);
+        int order = strverscmp(one, other);
+        free(one);
+        free(other);
+        x += n;
+        y += m;
+        if (order || !*x || !*y)
+            return order ? order : (*x != 0) - (*y != 0);
+    }
+}
+
 /* Parts that are the same as of the name before are not said again. */
 static void print_tree(const rsd_checkpoint *checkpoint)
 {
     const char *before = "";
-    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
-        rsd_tensor tensor = tensor_at(checkpoint, i);
+    size_t n = (size_t)rsd_checkpoint_ntensors(checkpoint);
+    rsd_tensor *tensors = need_memory(calloc(n + 1, sizeof *tensors));
+    for (size_t i = 0; i < n; i++)
+        tensors[i] = tensor_at(checkpoint, (int64_t)i);
+    if (n > 1)
+        qsort(tensors, n, sizeof *tensors, by_parts);
+    for (size_t i = 0; i < n; i++) {
+        rsd_tensor tensor = tensors[i];
         const char *at = tensor.name;
         size_t same = 0;
         int depth = 0;
@@ -199,10 +238,11 @@ static void print_tree(const rsd_checkpoint *checkpoint)
         for (const char *c = at; c < at + same; c++)
             depth += *c == '.';
         for (at += same; strchr(at, '.'); at = strchr(at, '.') + 1, depth++)
-            printf("%*s%.*s\n", 2 * depth, "", (int)(strchr(at, '.') - at), at);
+            print_part(2 * depth, at, (int)(strchr(at, '.') - at));
         print_line(&tensor, 2 * depth, at);
         before = tensor.name;
     }
+    free(tensors);
 }
 
 static int print_text(const struct request *request, rsd_checkpoint *checkpoint)
@@ -230,6 +270,17 @@ static int inspect_tensor(const struct request *request, const rsd_checkpoint *c
     if (status)
         return complain("inspect", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
     rsd_tensor tensor = tensor_at(checkpoint, index);
+    if (request->svg)
+        status = page_boxes(request->svg, false, checkpoint, index);
+    if (!status && request->html)
+        status = page_boxes(request->html, true, checkpoint, index);
+    if (status)
+        return complain_status("inspect", status);
+    if (request->json) {
+        print_json_tensor(checkpoint, index);
+        putchar('\n');
+        return EXIT_YES;
+    }
     print_line(&tensor, 0, tensor.name);
     for (int64_t i = 0; i < tensor.nboxes && i < 64; i++) {
         rsd_stored stored = box_at(checkpoint, index, i);
@@ -243,12 +294,7 @@ static int inspect_tensor(const struct request *request, const rsd_checkpoint *c
     }
     if (tensor.nboxes > 64)
         printf("  and %lld more\n", (long long)tensor.nboxes - 64);
-    status = draw_boxes(stdout, checkpoint, index);
-    if (!status && request->svg)
-        status = page_boxes(request->svg, false, checkpoint, index);
-    if (!status && request->html)
-        status = page_boxes(request->html, true, checkpoint, index);
-    return complain_status("inspect", status);
+    return complain_status("inspect", draw_boxes(stdout, checkpoint, index));
 }
 
 int command_inspect(int argc, char **argv)

@@ -203,18 +203,25 @@ rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t index
             return status;
         paint(&canvas, &tensor, &stored);
     }
-    fprintf(out, "\nwhich file has what: dim %d down, dim %d across\n",
-            (int)(canvas.rows_dim < 0 ? 0 : canvas.rows_dim), (int)canvas.columns_dim);
+    fprintf(out, "\nwhich file has what");
+    if (canvas.rows_dim >= 0)
+        fprintf(out, ": dim %d down, dim %d across", (int)canvas.rows_dim, (int)canvas.columns_dim);
+    else if (canvas.columns_dim >= 0)
+        fprintf(out, ": dim %d across", (int)canvas.columns_dim);
+    fputc('\n', out);
     for (int64_t r = 0; r < canvas.rows; r++)
         fprintf(out, "  %.*s\n", (int)canvas.columns, canvas.cells[r]);
-    for (int64_t i = 0, last = -1, n = 0; i < tensor.nboxes && n < MOST_LEGEND; i++) {
+    int64_t told[MOST_LEGEND];
+    for (int64_t i = 0, n = 0; i < tensor.nboxes && n < MOST_LEGEND; i++) {
         rsd_checkpoint_box(checkpoint, index, i, &stored);
-        if (stored.file < 0 || stored.file == last)
+        bool known = stored.file < 0;
+        for (int64_t k = 0; k < n; k++)
+            known = known || told[k] == stored.file;
+        if (known)
             continue;
         fprintf(out, "  %c = %s\n", mark_of(stored.file),
                 plain_text(rsd_checkpoint_file(checkpoint, stored.file)));
-        last = stored.file;
-        n++;
+        told[n++] = stored.file;
     }
     return RSD_OK;
 }
