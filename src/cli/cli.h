@@ -31,14 +31,23 @@ int complain(const char *verb, int code, const char *format, ...)
 /* Says the library's last error, and returns the code that its status stands for; 0 for RSD_OK. */
 int complain_status(const char *verb, rsd_status status);
 
-/* 0, or the code to exit with: what is not there cannot be read as a checkpoint either. */
-int open_checkpoint(const char *verb, const char *path, rsd_checkpoint **checkpoint);
-
 /* Says what getopt_long did not like: its answer '?' or ':', and argv. */
 int complain_option(const char *verb, int answer, char **argv);
 
 /* Prints what `help` says to stdout. */
 int show_help(const char *help);
+
+/* ---- opening.c ---- */
+
+/* 0, or the code to exit with: what is not there cannot be read as a checkpoint either. */
+int open_checkpoint(const char *verb, const char *path, rsd_checkpoint **checkpoint);
+
+/* Says which files are not there, since to learn of it in the middle of the work is too late: of all (NULL),
+ * or of those that have something of a tensor that is needed. 0, or the code to exit with. */
+typedef bool is_needed(const void *context, const rsd_tensor *tensor);
+bool every_tensor(const void *context, const rsd_tensor *tensor);
+int need_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
+               is_needed *needed, const void *context);
 
 /* ---- words.c: numbers and texts, in and out ---- */
 
@@ -179,6 +188,7 @@ struct conversion {
     const char *config_from;
     bool all, json, quiet, verify;
     long long threads;
+    int64_t nverified;
     char **side_files;
     size_t nside_files;
 };

@@ -89,6 +89,8 @@ static bool parse_range(const char **at, int64_t extent, int64_t *lo, int64_t *l
                 return false;
             *at = end;
         }
+    } else if (first >= extent) {
+        return false;
     } else {
         last = first + 1;
     }
@@ -194,6 +196,11 @@ static int write_out(const struct request *request, rsd_dtype dtype, const rsd_b
     return code;
 }
 
+static bool is_the_one(const void *name, const rsd_tensor *tensor)
+{
+    return strcmp(tensor->name, name) == 0;
+}
+
 static int extract(const struct request *request, rsd_checkpoint *checkpoint)
 {
     int64_t index;
@@ -207,10 +214,13 @@ static int extract(const struct request *request, rsd_checkpoint *checkpoint)
     if (request->slice && !parse_slice(request->slice, &tensor, &box))
         return complain("extract", EXIT_USAGE, "--slice '%s' is no part of %s", request->slice,
                         tensor_text(tensor.dtype, tensor.ndim, tensor.shape));
+    int code = need_files("extract", request->path, checkpoint, is_the_one, request->tensor);
+    if (code)
+        return code;
     rsd_dtype dtype = request->cast ? request->cast : tensor.dtype;
     rsd_layout *layout;
     int32_t rank = 0;
-    rsd_array array;
+    rsd_array array = {0};
     rsd_status status =
         rsd_layout_new_boxes(dtype, tensor.ndim, tensor.shape, 1, &rank, box.lo, box.len, &layout);
     if (status)
@@ -222,8 +232,8 @@ static int extract(const struct request *request, rsd_checkpoint *checkpoint)
     rsd_load_options how = {.struct_nbytes = sizeof how, .allow_cast = 1};
     if (!status)
         status = rsd_load(checkpoint, 1, &local, &how, NULL);
-    int code = status ? complain_status("extract", status)
-                      : write_out(request, dtype, &box, bytes, array.nbytes);
+    code = status ? complain_status("extract", status)
+                  : write_out(request, dtype, &box, bytes, array.nbytes);
     free(bytes);
     rsd_layout_free(layout);
     return code;

@@ -120,6 +120,25 @@ static bool is_wanted(const struct request *request, const char *name)
     return !request->only.text || pattern_matches(&request->only, name);
 }
 
+/* How many tensors are wanted: all, or those that --only finds. */
+static int64_t count_wanted(const struct request *request, const rsd_checkpoint *checkpoint)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
+        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        n += rsd_checkpoint_tensor(checkpoint, i, &tensor) == RSD_OK &&
+             is_wanted(request, tensor.name);
+    }
+    return n;
+}
+
+/* A yes about no tensor at all would be taken for a yes about those that were meant. */
+static int complain_only(const struct request *request)
+{
+    return complain(request->verb, EXIT_CANNOT, "--only '%s' is found in no name",
+                    request->only.text);
+}
+
 static const char *listed(struct request *request)
 {
     fflush(request->list);
@@ -196,7 +215,9 @@ static rsd_status print_difference(void *context, const char *name, rsd_differen
 
 static int diff(struct request *request, rsd_checkpoint *a, rsd_checkpoint *b)
 {
-    int64_t n = 0;
+    int64_t n = 0, nwanted = count_wanted(request, a);
+    if (request->only.text && nwanted == 0 && count_wanted(request, b) == 0)
+        return complain_only(request);
     rsd_report report = {.struct_nbytes = sizeof report};
     rsd_status status = rsd_diff(a, b, &request->how, print_difference, request, &n, &report);
     progress_end(&request->progress);
@@ -204,9 +225,10 @@ static int diff(struct request *request, rsd_checkpoint *a, rsd_checkpoint *b)
         return complain_status("diff", status);
     if (request->json)
         printf("{\"differences\": [%s], \"tensors\": %lld}\n", listed(request),
-               (long long)report.ntensors);
+               (long long)(request->only.text ? nwanted : report.ntensors));
     if (request->ntold == 0 && !request->json && !request->quiet)
-        fprintf(stderr, "%lld tensors are the same in both\n", (long long)report.ntensors);
+        fprintf(stderr, "%lld tensors are the same in both\n",
+                (long long)(request->only.text ? nwanted : report.ntensors));
     return request->ntold ? EXIT_NO : EXIT_YES;
 }
 
@@ -224,6 +246,8 @@ static int by_name(const void *a, const void *b)
 
 static int digest(struct request *request, rsd_checkpoint *checkpoint)
 {
+    if (request->only.text && count_wanted(request, checkpoint) == 0)
+        return complain_only(request);
     size_t all = (size_t)rsd_checkpoint_ntensors(checkpoint), n = 0;
     int64_t *tensors = need_memory(calloc(all + 1, sizeof *tensors));
     struct line *lines = need_memory(calloc(all + 1, sizeof *lines));
@@ -269,6 +293,8 @@ static int open_and_prove(struct request *request)
     int code = complain_status(request->verb, status);
     for (int i = 0; i < request->npaths && !code; i++)
         code = open_checkpoint(request->verb, request->paths[i], &checkpoints[i]);
+    for (int i = 0; i < request->npaths && !code && strcmp(request->verb, "verify") != 0; i++)
+        code = need_files(request->verb, request->paths[i], checkpoints[i], every_tensor, NULL);
     if (!code && strcmp(request->verb, "verify") == 0)
         code = verify(request, checkpoints[0]);
     else if (!code && strcmp(request->verb, "diff") == 0)

@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -34,6 +35,10 @@ static int set_verb(struct conversion *request, rsd_format in)
         bool safe = ends_with(request->out, ".safetensors") || in != RSD_FORMAT_DCP;
         convert->format = safe ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP;
     }
+    if (convert->max_shard_nbytes &&
+        (convert->format != RSD_FORMAT_SAFETENSORS || request->target.mesh))
+        return complain(request->target.verb, EXIT_USAGE,
+                        "--max-shard-size is for safetensors of whole tensors");
     return GO_ON;
 }
 
@@ -50,12 +55,23 @@ static bool is_side_file(const char *name)
     return false;
 }
 
-static void find_side_files(struct conversion *request)
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static int find_side_files(struct conversion *request)
 {
     const char *folder = request->config_from ? request->config_from : request->in;
+    if (ends_with(request->out, ".safetensors"))
+        return !request->config_from
+                   ? GO_ON
+                   : complain("merge", EXIT_USAGE, "--config-from is for an OUT that is a folder");
     DIR *entries = opendir(folder);
+    if (!entries && request->config_from)
+        return complain("merge", EXIT_USAGE, "--config-from %s: %s", folder, strerror(errno));
     if (!entries)
-        return;
+        return GO_ON; /* one file, which has nothing beside it */
     for (struct dirent *entry; (entry = readdir(entries));) {
         char *path = need_text("%s/%s", folder, entry->d_name);
         struct stat about;
@@ -68,8 +84,11 @@ static void find_side_files(struct conversion *request)
         request->side_files[request->nside_files++] = path;
     }
     closedir(entries);
+    if (request->nside_files > 1)
+        qsort(request->side_files, request->nside_files, sizeof *request->side_files, by_text);
     request->convert.side_files = (const char *const *)request->side_files;
     request->convert.nside_files = (int64_t)request->nside_files;
+    return GO_ON;
 }
 
 /* ---- reports ---- */
@@ -111,13 +130,16 @@ static void print_json(const struct conversion *request, rsd_format in, const rs
         (long long)report->nbytes_unchecked, (long long)report->nbytes_decoded_again,
         (long long)report->nleft_out);
     if (request->convert.dry)
-        printf("\"memory_limit\": %lld, \"free\": %lld}\n",
+        printf("\"memory_limit\": %lld, \"free\": %lld",
                (long long)(request->convert.max_nbytes ? request->convert.max_nbytes
                                                        : (int64_t)256 << 20),
                (long long)free_space(request->out));
     else
-        printf("\"memory\": %lld, \"seconds\": %.3f}\n", (long long)report->nbytes_memory,
+        printf("\"memory\": %lld, \"seconds\": %.3f", (long long)report->nbytes_memory,
                report->seconds);
+    if (!request->convert.dry && request->verify)
+        printf(", \"verified\": %lld", (long long)request->nverified);
+    printf("}\n");
 }
 
 static void print_text(const struct conversion *request, rsd_format in, const rsd_report *report)
@@ -150,11 +172,15 @@ static void print_text(const struct conversion *request, rsd_format in, const rs
         printf("%-8s %.2f s, %s/s\n", "time", report->seconds,
                size_text((int64_t)((double)report->nbytes_written /
                                    (report->seconds > 0 ? report->seconds : 1))));
+        if (request->verify)
+            printf("%-8s %lld tensors have the same digests in both\n", "verified",
+                   (long long)request->nverified);
     }
 }
 
 static void list_left_out(const struct conversion *request, rsd_checkpoint *in)
 {
+    enum { MOST_TOLD = 20 };
     int64_t nvalues = rsd_checkpoint_nvalues(in), n = 0;
     if (request->quiet)
         return;
@@ -163,28 +189,38 @@ static void list_left_out(const struct conversion *request, rsd_checkpoint *in)
         rsd_choice choice = {.struct_nbytes = sizeof choice, .keep = 1};
         if (rsd_checkpoint_tensor(in, i, &tensor) == RSD_OK &&
             target_choose((void *)(uintptr_t)&request->target, &tensor, &choice) == RSD_OK &&
-            !choice.keep && n++ < 20)
+            !choice.keep && n++ < MOST_TOLD)
             fprintf(stderr, "reshard %s: left out: %s\n", request->target.verb,
                     plain_text(tensor.name));
         rsd_layout_free(choice.layout);
     }
-    if (n > 20)
+    if (n > MOST_TOLD)
         fprintf(stderr, "reshard %s: left out: %lld more tensors\n", request->target.verb,
-                (long long)n - 20);
+                (long long)n - MOST_TOLD);
     if (request->convert.format == RSD_FORMAT_SAFETENSORS)
-        for (int64_t i = 0; i < nvalues && i < 20; i++)
+        for (int64_t i = 0; i < nvalues && i < MOST_TOLD; i++)
             fprintf(stderr, "reshard %s: left out: %s, which is no tensor\n", request->target.verb,
                     plain_text(rsd_checkpoint_value_name(in, i)));
+    if (request->convert.format == RSD_FORMAT_SAFETENSORS && nvalues > MOST_TOLD)
+        fprintf(stderr, "reshard %s: left out: %lld more that are no tensors\n",
+                request->target.verb, (long long)nvalues - MOST_TOLD);
 }
 
 /* ---- running ---- */
 
-/* Compares what was written with what it was written from, if names and dtypes are the same. */
-static int verify_result(const struct conversion *request, rsd_checkpoint *in)
+static rsd_status tell_finding(void *context, const char *text)
+{
+    const struct conversion *request = context;
+    complain(request->target.verb, EXIT_NO, "%s", text);
+    return RSD_OK;
+}
+
+/* Compares what was written with what it was written from, where dtypes are the same. */
+static int verify_result(struct conversion *request, rsd_checkpoint *in)
 {
     const char *verb = request->target.verb;
     rsd_checkpoint *out;
-    int64_t nfindings = 0, ntensors = 0;
+    int64_t nfindings = 0;
     struct progress progress;
     rsd_status status = rsd_checkpoint_open(request->out, NULL, &out);
     if (status)
@@ -195,7 +231,7 @@ static int verify_result(const struct conversion *request, rsd_checkpoint *in)
                              .max_nbytes = request->convert.max_nbytes,
                              .on_progress = progress_tell,
                              .context = &progress};
-    status = rsd_verify(out, &how, NULL, NULL, &nfindings, NULL);
+    status = rsd_verify(out, &how, tell_finding, request, &nfindings, NULL);
     int code = EXIT_YES;
     for (int64_t i = 0; !status && !code && i < rsd_checkpoint_ntensors(in); i++) {
         rsd_tensor tensor = {.struct_nbytes = sizeof tensor}, other = tensor;
@@ -216,7 +252,7 @@ static int verify_result(const struct conversion *request, rsd_checkpoint *in)
         status = rsd_digest(in, 1, &i, &how, a, NULL);
         if (!status)
             status = rsd_digest(out, 1, &index, &how, b, NULL);
-        ntensors++;
+        request->nverified++;
         if (!status && strcmp(a[0], b[0]) != 0)
             code = complain(verb, EXIT_NO, "%s: %s is not what it was in %s", request->out,
                             choice.name, request->in);
@@ -225,11 +261,34 @@ static int verify_result(const struct conversion *request, rsd_checkpoint *in)
     if (status)
         code = complain_status(verb, status);
     else if (nfindings)
-        code = complain(verb, EXIT_NO, "%s: damaged: %s", request->out, rsd_error());
-    else if (!code && !request->quiet && !request->json)
-        printf("%-8s %lld tensors have the same digests in both\n", "verified",
-               (long long)ntensors);
+        code = complain(verb, EXIT_NO, "%s: damaged", request->out);
     rsd_checkpoint_close(out);
+    return code;
+}
+
+/* Where a run that was stopped leaves what is complete; NULL: there is nothing. Owned. */
+static char *find_part(const char *out)
+{
+    struct stat about;
+    size_t n = strlen(out);
+    while (n > 1 && out[n - 1] == '/')
+        n--;
+    char *part = need_text("%.*s.reshard-part", (int)n, out);
+    if (stat(part, &about) == 0)
+        return part;
+    free(part);
+    return NULL;
+}
+
+static int explain_stop(const struct conversion *request, rsd_status status)
+{
+    const char *verb = request->target.verb;
+    char *part = find_part(request->out);
+    int code = status == RSD_ECANCELLED ? complain(verb, EXIT_INTERRUPTED, "stopped")
+                                        : complain_status(verb, status);
+    if (part && (status == RSD_ECANCELLED || status == RSD_EIO))
+        complain(verb, code, "what is complete is kept in %s: --resume goes on from there", part);
+    free(part);
     return code;
 }
 
@@ -245,30 +304,19 @@ static int run(struct conversion *request, rsd_checkpoint *in)
     request->convert.context = &progress;
     rsd_status status = rsd_convert(in, request->out, &request->convert, &report);
     progress_end(&progress);
-    if (status == RSD_ECANCELLED)
-        return complain(verb, EXIT_INTERRUPTED,
-                        "stopped; what is complete is kept in %s.reshard-part: --resume goes on "
-                        "from there",
-                        request->out);
-    if (status == RSD_EIO) {
-        struct stat about;
-        char *part = need_text("%s.reshard-part", request->out);
-        int code = complain_status(verb, status);
-        if (stat(part, &about) == 0)
-            complain(verb, code, "what is complete is kept in %s: --resume goes on from there",
-                     part);
-        free(part);
-        return code;
-    }
     if (status)
-        return complain_status(verb, status);
+        return explain_stop(request, status);
     if (request->verb != PLAN)
         list_left_out(request, in);
+    bool verify = request->verify && !request->convert.dry;
+    int code = verify ? verify_result(request, in) : EXIT_YES;
+    if (code)
+        return code;
     if (request->json)
         print_json(request, rsd_checkpoint_format(in), &report);
     else if (!request->quiet || request->convert.dry)
         print_text(request, rsd_checkpoint_format(in), &report);
-    return request->verify && !request->convert.dry ? verify_result(request, in) : EXIT_YES;
+    return EXIT_YES;
 }
 
 int conversion_run(struct conversion *request)
@@ -280,9 +328,11 @@ int conversion_run(struct conversion *request)
     code = set_verb(request, rsd_checkpoint_format(in));
     if (code == GO_ON)
         code = target_check(&request->target, in, request->quiet);
-    if (code == GO_ON && request->verb == MERGE && !ends_with(request->out, ".safetensors"))
-        find_side_files(request);
+    if (code == GO_ON && request->verb == MERGE)
+        code = find_side_files(request);
     if (code == GO_ON)
+        code = need_files(request->target.verb, request->in, in, NULL, NULL);
+    if (!code)
         code = complain_status(request->target.verb,
                                rsd_pool_new((int32_t)request->threads, &request->convert.pool));
     if (!code)

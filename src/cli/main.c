@@ -70,14 +70,6 @@ int complain_status(const char *verb, rsd_status status)
     return complain(verb, code_of(status), "%s", rsd_error());
 }
 
-int open_checkpoint(const char *verb, const char *path, rsd_checkpoint **checkpoint)
-{
-    rsd_status status = rsd_checkpoint_open(path, NULL, checkpoint);
-    if (status == RSD_EIO && access(path, F_OK) != 0)
-        return complain(verb, EXIT_UNREADABLE, "%s", rsd_error());
-    return complain_status(verb, status);
-}
-
 int complain_option(const char *verb, int answer, char **argv)
 {
     if (answer == ':')

@@ -1,0 +1,36 @@
+# What a conversion would do, without a byte of any tensor being read, and it then does just that.
+cp -r "$GOLDEN/fsdp2_adamw/ckpt" in
+numbers() { tr ',{}' '\n\n\n' | grep '"tensors"\|"files"\|"needed"\|"read"\|"written"\|"left_out"'; }
+same() {
+    reshard plan in "$@" --json | tee plan.json | numbers > planned
+    reshard convert in out "$@" --json -q | numbers | diff planned -
+    json < plan.json
+    cat planned | tr '\n' ' '
+    echo
+    rm -r out
+}
+same
+same --mesh 6 --preset fsdp
+same --mesh 2x3 --preset hsdp
+same --mesh 2 --preset replicate
+same --format safetensors
+same --format safetensors --max-shard-size 10KB
+same --format safetensors --mesh 4 --place 'model.*=S0' --default R
+same --only model --cast bf16
+same --only '^model' --rename 's/^model/m/' --mesh 3 --default S0
+# Data files that are empty, and none that may be opened: the plan is the same.
+reshard plan in --mesh 6 --preset fsdp > a
+for file in in/*.distcp; do : > "$file"; done
+reshard plan in --mesh 6 --preset fsdp | cmp - a
+reshard plan in --mesh 6 --preset fsdp --json | grep -c '"dry_run": true'
+if command -v strace > /dev/null && strace -o trace -f -e trace=openat,open true 2> /dev/null; then
+    # The address sanitizer and strace do not go together where ptrace is needed to look for leaks.
+    ASAN_OPTIONS=detect_leaks=0 strace -o trace -f -e trace=openat,open reshard plan in --mesh 6 --preset fsdp > /dev/null
+    grep distcp trace
+    rm trace
+fi
+ls -A
+try plan in --mesh 6
+try plan in --mesh 6 --preset fsdp --pieces
+try plan in in --mesh 6
+try plan in --svg x.svg
