@@ -62,6 +62,8 @@ static void show(struct progress *progress, const rsd_progress *how_far, double 
                      size_text((int64_t)rate), left);
     int most = terminal_width() - 1;
     n = n < most ? n : most;
+    if (progress->width > most)
+        progress->width = most; /* the terminal has become narrower: to clear more would wrap */
     fprintf(stderr, "\r%.*s%*s", n, line, progress->width > n ? progress->width - n : 0, "");
     fflush(stderr);
     progress->width = n;
@@ -80,7 +82,8 @@ int progress_tell(void *context, const rsd_progress *how_far)
 
 void progress_end(struct progress *progress)
 {
+    int most = terminal_width() - 1;
     if (progress->shown && progress->width)
-        fprintf(stderr, "\r%*s\r", progress->width, "");
+        fprintf(stderr, "\r%*s\r", progress->width < most ? progress->width : most, "");
     progress->width = 0;
 }
