@@ -319,6 +319,19 @@ static int run(struct conversion *request, rsd_checkpoint *in)
     return EXIT_YES;
 }
 
+/* After a checkpoint was replaced by its own conversion there is nothing left to compare it with. */
+static int check_verify(const struct conversion *request)
+{
+    struct stat in, out;
+    bool same = stat(request->in, &in) == 0 && stat(request->out, &out) == 0 &&
+                in.st_dev == out.st_dev && in.st_ino == out.st_ino;
+    if (request->verify && !request->convert.dry && same)
+        return complain(request->target.verb, EXIT_CANNOT,
+                        "--verify compares with %s, which would be replaced: write elsewhere first",
+                        request->in);
+    return GO_ON;
+}
+
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;
@@ -326,6 +339,8 @@ int conversion_run(struct conversion *request)
     if (code)
         return code;
     code = set_verb(request, rsd_checkpoint_format(in));
+    if (code == GO_ON)
+        code = check_verify(request);
     if (code == GO_ON)
         code = target_check(&request->target, in, request->quiet);
     if (code == GO_ON && request->verb == MERGE)

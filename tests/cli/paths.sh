@@ -12,6 +12,7 @@ try convert in in/out -q --mesh 2 --preset fsdp
 try diff in in/out
 try convert in in -q
 try convert in in/ -q --force --mesh 2 --preset fsdp --verify
+try convert in in/ -q --force --mesh 2 --preset fsdp
 ls -A in in/out
 try diff in in/out
 try convert in/out in -q --force
