@@ -1,6 +1,7 @@
 /* cmd_extract.c - `reshard extract`: one tensor, or a part of it, as a .npy file or as bare bytes. */
 #include "cli.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -170,6 +171,7 @@ static void write_npy_header(FILE *out, const char *dtype, const rsd_box *box)
 static int write_out(const struct request *request, rsd_dtype dtype, const rsd_box *box,
                      const void *bytes, size_t nbytes)
 {
+    assert(request->out);
     bool to_stdout = strcmp(request->out, "-") == 0;
     size_t length = strlen(request->out);
     bool npy = !request->raw && length > 4 && strcmp(request->out + length - 4, ".npy") == 0;
