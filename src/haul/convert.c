@@ -179,10 +179,13 @@ static rsd_status haul_all(struct converting *c, rsd_report *report)
 /* ---- the source ---- */
 
 /* What the files that are read look like from outside. */
-static rsd_status hash_source(rsd_checkpoint *in, struct hash *hash)
+static rsd_status hash_source(const struct converting *c, struct hash *hash)
 {
+    rsd_checkpoint *in = c->in;
     hash_start(hash, "source 1");
     for (uint32_t i = 0; i < in->files.n; i++) {
+        if (!c->read_files[i])
+            continue;
         const struct one_file *file = &in->files.list[i];
         uint64_t nbytes;
         TRY(file_nbytes(&in->files, i, &nbytes));
@@ -197,7 +200,7 @@ static rsd_status begin(struct converting *c, struct part *part)
 {
     struct hash source, target;
     char source_text[RSD_DIGEST_NCHARS], target_text[RSD_DIGEST_NCHARS];
-    TRY(hash_source(c->in, &source));
+    TRY(hash_source(c, &source));
     draft_hash(&c->draft, &target);
     for (size_t i = 0; i < c->draft.contents.ntensors; i++)
         hash_string(&target, c->in->contents.tensors[c->source_of[i]].name);

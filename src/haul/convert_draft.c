@@ -332,13 +332,34 @@ static rsd_status check_side_files(const struct converting *c, bool one_file)
     return RSD_OK;
 }
 
-/* Every file that will be read is there. */
-static rsd_status check_sources(const struct converting *c)
+/* Which files of the source will be read. */
+static rsd_status find_read_files(struct converting *c)
 {
-    for (uint32_t i = 0; i < c->in->files.n; i++) {
-        uint64_t nbytes;
-        TRY(file_nbytes(&c->in->files, i, &nbytes));
+    const struct contents *in = &c->in->contents;
+    c->read_files = mem_new(c->in->files.n, sizeof *c->read_files);
+    if (!c->read_files)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < c->nchosen; i++) {
+        const struct tensor *tensor = &in->tensors[c->chosen[i].source];
+        for (size_t box = 0; box < tensor->nboxes; box++) {
+            const struct extent *extent = &in->extents[tensor->first_extent + box];
+            if (extent->kind != ITEM_NONE)
+                c->read_files[extent->file] = true;
+        }
     }
+    for (size_t i = 0; i < in->nvalues && c->draft.format == RSD_FORMAT_DCP; i++)
+        if (in->values[i].extent.kind != ITEM_NONE)
+            c->read_files[in->values[i].extent.file] = true;
+    return RSD_OK;
+}
+
+/* They are there. */
+static rsd_status check_sources(struct converting *c)
+{
+    TRY(find_read_files(c));
+    for (uint32_t i = 0; i < c->in->files.n; i++)
+        if (c->read_files[i])
+            TRY(file_there(&c->in->files, i));
     return RSD_OK;
 }
 
@@ -399,6 +420,7 @@ void convert_drop(struct converting *c)
     contents_drop(&c->names);
     draft_drop(&c->draft);
     mem_free(c->source_of);
+    mem_free(c->read_files);
     mem_free(c->jobs);
     mem_free(c->first_job);
 }

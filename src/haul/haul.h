@@ -385,6 +385,7 @@ struct converting {
     size_t nchosen;
     struct draft draft;
     size_t *source_of; /* by tensor of the draft */
+    bool *read_files;  /* by file of the source */
     struct output output;
     struct convert_job *jobs; /* lane by lane */
     size_t njobs, room_jobs;

@@ -160,7 +160,8 @@ static rsd_status write_header(struct draft *draft, struct out_file *file,
     uint64_t at = 0;
     bool whole = true;
     for (size_t i = 0; i < places->n; i++)
-        whole = whole && is_whole(contents, &places->list[i]);
+        whole =
+            whole && is_whole(contents, &places->list[i]) && places->list[i].tensor->nboxes == 1;
     text_add(&text, "{\"__metadata__\":{\"format\":\"pt\"");
     rsd_status status = whole ? RSD_OK : add_sharding(&text, contents, places);
     text_add(&text, "}");

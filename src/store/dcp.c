@@ -472,6 +472,20 @@ static rsd_status read_stream(void *context, uint64_t at, void *out, size_t n)
     return file_read(stream->files, stream->file, at, out, n);
 }
 
+/* A pickle of something else. What it would have made is named, and was not made. */
+static rsd_status no_metadata(const struct nodes *nodes, cell root)
+{
+    enum node_kind kind = node_kind(nodes, root);
+    cell what = kind == NODE_CALL || kind == NODE_OBJECT ? node_part(nodes, root, NODE_WHAT) : root;
+    if (node_kind(nodes, what) != NODE_GLOBAL)
+        return expect(false, "no state_dict_metadata: this pickle is something else");
+    struct slice module = node_text(nodes, node_part(nodes, what, NODE_WHAT));
+    struct slice name = node_text(nodes, node_part(nodes, what, NODE_ARGS));
+    return fail(RSD_EFORMAT, "no metadata: the pickle asks for %.*s.%.*s, which is refused",
+                (int)(module.nbytes < 100 ? module.nbytes : 100), module.bytes,
+                (int)(name.nbytes < 100 ? name.nbytes : 100), name.bytes);
+}
+
 static rsd_status load_part(struct loading *l, struct slice name, struct rank_part *part)
 {
     struct stream stream = {.files = l->files};
@@ -489,8 +503,8 @@ static rsd_status load_part(struct loading *l, struct slice name, struct rank_pa
         part->tensors = node_find(&part->nodes, state, "state_dict_metadata");
         part->storage = node_find(&part->nodes, state, "storage_data");
         part->planner = node_find(&part->nodes, state, "planner_data");
-        status = expect(node_kind(&part->nodes, part->tensors) == NODE_DICT,
-                        "no state_dict_metadata: this pickle is something else");
+        if (node_kind(&part->nodes, part->tensors) != NODE_DICT)
+            status = no_metadata(&part->nodes, root);
     }
     return status == RSD_EFORMAT || status == RSD_EUNSUPPORTED
                ? file_error(l->files, stream.file, status)

@@ -210,6 +210,14 @@ rsd_status file_nbytes(struct files *files, uint32_t index, uint64_t *nbytes)
     return RSD_OK;
 }
 
+rsd_status file_there(const struct files *files, uint32_t index)
+{
+    struct stat found;
+    if (fstatat(files->folder_fd, files->list[index].name, &found, 0) != 0)
+        return file_error(files, index, fail(RSD_EIO, "%s", strerror(errno)));
+    return RSD_OK;
+}
+
 /* ---- reading ---- */
 
 static rsd_status read_all(int fd, uint64_t at, char *out, size_t n)

@@ -54,7 +54,8 @@ rsd_status check_name(struct slice name);
 rsd_status files_open(struct files *files, const char *folder);
 void files_close(struct files *files);
 rsd_status files_add(struct files *files, struct slice name,
-                     uint32_t *index); /* does not open it */
+                     uint32_t *index);                            /* does not open it */
+rsd_status file_there(const struct files *files, uint32_t index); /* without opening it */
 rsd_status file_nbytes(struct files *files, uint32_t index, uint64_t *nbytes);
 rsd_status file_check(struct files *files, uint32_t index, uint64_t at,
                       uint64_t n); /* EFORMAT unless it has these bytes */
