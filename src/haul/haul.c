@@ -107,7 +107,7 @@ static bool runs_across(const struct haul *haul)
 /* The first dim of which single indices are small enough to be taken several at a time, and how many. */
 static void choose_tiles(struct haul *haul, uint64_t most_nbytes)
 {
-    int64_t row = (int64_t)haul->each,
+    int64_t row = max_i64((int64_t)haul->each, 1),
             most = (int64_t)(most_nbytes < INT64_MAX ? most_nbytes : INT64_MAX);
     int32_t k = haul->ndim - 1;
     for (int32_t d = 0; d < haul->ndim; d++)

@@ -240,7 +240,7 @@ static rsd_status place_tensor(struct draft *draft, const struct tensor *tensor,
         TRY(GROW(own->list, own->room, own->n + 1));
         struct place *place = &own->list[own->n++];
         *place = (struct place){.tensor = tensor, .extent = extent, .box = box, .nboxes = n};
-        if (n > 1) {
+        if (n > 1 && ats) {
             place->ats = ats + box * (size_t)tensor->ndim;
             TRY(pack(draft, place));
         } else {
