@@ -488,8 +488,8 @@ static rsd_status add_pieces(struct gathering *g, const struct found *shard)
         struct stored_view stored = {.view = {.dtype = shard->dtype, .ndim = shard->ndim},
                                      .data = shard->begin,
                                      .nbytes = shard->end - shard->begin};
-        int64_t stride = 1;
-        for (int32_t d = shard->ndim - 1; d >= 0; d--) {
+        int64_t stride = 1; /* in an array without elements, strides could be any number */
+        for (int32_t d = shard->ndim - 1; d >= 0 && stored.nbytes > 0; d--) {
             stored.view.shape[d] = len[d];
             stored.view.strides[d] = stride;
             stored.view.offset += at[d] * stride;
