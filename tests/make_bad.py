@@ -206,6 +206,7 @@ def torch_files():
     shared = text("x" * 5000) + b"q\x01"  # a text that 1000 keys refer to, and a name that 500 keys have
     write("torch_shared_text.pt", saved(dct((num(0), shared), *((num(i), b"h\x01") for i in range(1, 1000)))))
     write("torch_shared_name.pt", saved(state(**{"n" * 1900: dct(*((num(i), NONE) for i in range(500)))})))
+    write("torch_names_empty.pt", saved(dct((text(""), dct((text(""), tensor()), (text("w"), tensor()))))))
     write("torch_name_nul.pt", saved(dct((text("w\0x"), tensor()))))
     write("torch_values_twice.pt", saved(dct((text("1"), num(5)), (num(1), num(6)))))
     write("torch_two_kinds.pt", saved(dct((text("a.b"), tensor()), (text("a"), state(b=num(6))))))

@@ -24,9 +24,9 @@ struct storage {
     uint32_t crc;
 };
 
-/* One part of a name: where it ends, and whether it is a place in a list. */
+/* One part of a name: where it is, and whether it is a place in a list. */
 struct step {
-    size_t end;
+    size_t begin, end;
     bool number;
 };
 
@@ -96,13 +96,14 @@ static rsd_status add_path(struct loading *l, const char **out)
     if (l->nsteps == 0)
         return RSD_OK;
     text_add(&text, "[");
-    for (size_t i = 0, begin = 0; i < l->nsteps; begin = l->steps[i++].end + 1) {
-        size_t n = l->steps[i].end - begin;
+    for (size_t i = 0; i < l->nsteps; i++) {
+        const struct step *step = &l->steps[i];
+        size_t n = step->end - step->begin;
         text_add(&text, i ? ", " : "");
-        if (l->steps[i].number)
-            text_add(&text, "%.*s", (int)n, l->name + begin);
+        if (step->number)
+            text_add(&text, "%.*s", (int)n, l->name + step->begin);
         else
-            json_add_string(&text, l->name + begin, n);
+            json_add_string(&text, l->name + step->begin, n);
     }
     text_add(&text, "]");
     TRY(text_take(&text, &json));
@@ -211,7 +212,7 @@ static rsd_status visit_named(struct loading *l, struct slice name, bool number,
     l->name[length + name.nbytes] = '\0';
     if (l->nsteps == sizeof l->steps / sizeof *l->steps)
         return fail(RSD_EFORMAT, "%.300s: nested too deeply", l->name);
-    l->steps[l->nsteps++] = (struct step){length + name.nbytes, number};
+    l->steps[l->nsteps++] = (struct step){length, length + name.nbytes, number};
     rsd_status status = visit(l, c, length + name.nbytes, depth + 1);
     l->nsteps--;
     return status;
