@@ -384,7 +384,7 @@ static rsd_status one_entry(struct pickle *p, enum node_kind kind, size_t n)
 
 static rsd_status marked(struct pickle *p, uint8_t opcode)
 {
-    size_t first, n;
+    size_t first = 0, n = 0;
     TRY(pop_to_mark(p, &first, &n));
     switch (opcode) {
     case 't':
