@@ -625,7 +625,7 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
  *
  * Nothing in a file is ever run or built: a pickle is read as data. Opening reads names, shapes and
  * places; bytes of tensors are read when they are loaded. Names found in a file cannot lead out of its
- * folder. EFORMAT names the file, the tensor and the byte.
+ * folder. EFORMAT names the file, the tensor and the byte. Several threads may use one checkpoint at once.
  */
 typedef struct rsd_checkpoint rsd_checkpoint;
 
@@ -716,7 +716,8 @@ typedef struct rsd_local {
 } rsd_local;
 
 /* How far the work is, told after every megabyte or so. Calls come one at a time, from any thread; to
- * return anything but 0 is to stop it: it then fails with ECANCELLED. */
+ * return anything but 0 is to stop it: it then fails with ECANCELLED. The work waits for the answer, so it
+ * should come soon. */
 typedef struct rsd_progress {
     size_t struct_nbytes;
     int64_t nbytes_done, nbytes_total; /* of tensors, as wide as they are read */
@@ -783,7 +784,7 @@ typedef struct rsd_save_options {
     void *context;
 } rsd_save_options;
 
-/* Saves as a DCP checkpoint. A Partial layout is refused with EINVAL: its values are not known yet. EEXIST:
+/* Saves as a DCP checkpoint. Every element has to be in some rank's array, else EMISMATCH. A Partial layout is refused with EINVAL: its values are not known yet. EEXIST:
  * there is something at the path. options and report may be NULL.
  *
  * With one_rank, every rank's process makes the same call with the same tensors, layouts and values in the
@@ -794,7 +795,7 @@ rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
 rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite);
 
 /* The same in two halves: rsd_save_start returns when everything is copied, and the arrays may change
- * again; the files are written by a thread of its own. rsd_save_wait waits for them, publishes, and frees
+ * again; the files are written by a thread of its own, so a relative path is looked up later. rsd_save_wait waits for them, publishes, and frees
  * the save, also when it fails. */
 typedef struct rsd_saving rsd_saving;
 rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *locals,
@@ -816,6 +817,7 @@ typedef struct rsd_choice {
     const char *name;   /* copied when the call returns */
     rsd_layout *layout; /* taken over; its dtype does not matter. NULL: whole, on rank 0 */
 } rsd_choice;
+/* Anything but RSD_OK ends the conversion with that status; the message is rsd_error's. */
 typedef rsd_status rsd_choose(void *context, const rsd_tensor *tensor, rsd_choice *choice);
 
 typedef struct rsd_convert_options {
