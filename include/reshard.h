@@ -784,8 +784,9 @@ typedef struct rsd_save_options {
     void *context;
 } rsd_save_options;
 
-/* Saves as a DCP checkpoint. Every element has to be in some rank's array, else EMISMATCH. A Partial layout is refused with EINVAL: its values are not known yet. EEXIST:
- * there is something at the path. options and report may be NULL.
+/* Saves as a DCP checkpoint. Every element has to be in some rank's array, else EMISMATCH. A Partial
+ * layout is refused with EINVAL: its values are not known yet. EEXIST: there is something at the path.
+ * options and report may be NULL.
  *
  * With one_rank, every rank's process makes the same call with the same tensors, layouts and values in the
  * same order, each with its own arrays, and when all have returned, one of them calls rsd_save_publish:
@@ -795,8 +796,8 @@ rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
 rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite);
 
 /* The same in two halves: rsd_save_start returns when everything is copied, and the arrays may change
- * again; the files are written by a thread of its own, so a relative path is looked up later. rsd_save_wait waits for them, publishes, and frees
- * the save, also when it fails. */
+ * again; the files are written by a thread of its own, so a relative path is looked up later. rsd_save_wait
+ * waits for them, publishes, and frees the save, also when it fails. */
 typedef struct rsd_saving rsd_saving;
 rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *locals,
                           const rsd_save_options *options, rsd_saving **saving);

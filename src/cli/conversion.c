@@ -154,8 +154,12 @@ static void print_text(const struct conversion *request, rsd_format in, const rs
     printf("%-8s %lld", "tensors", (long long)report->ntensors);
     if (report->nleft_out)
         printf(", %lld tensors and values left out", (long long)report->nleft_out);
-    printf("\n%-8s %s%s", "read", size_text(report->nbytes_read), dry ? "" : ", CRCs checked");
-    if (!dry && report->nbytes_unchecked)
+    printf("\n%-8s %s", "read", size_text(report->nbytes_read));
+    if (!dry && report->nbytes_unchecked >= report->nbytes_read)
+        printf(", which have no CRCs");
+    else if (!dry)
+        printf(", CRCs checked");
+    if (!dry && report->nbytes_unchecked && report->nbytes_unchecked < report->nbytes_read)
         printf(" but for %s that have none, or were read in part",
                size_text(report->nbytes_unchecked));
     printf("\n%-8s %s in %lld file%s%s\n", "written", size_text(report->nbytes_written),

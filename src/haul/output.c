@@ -76,7 +76,7 @@ static rsd_status compress_item(struct output *output, struct extent *extent,
 {
     struct out_state *state = &output->states[extent->file];
     extent->offset = state->cursor;
-    TRY(deflate_open(output->draft->compress, append, state, &state->deflate));
+    TRY(deflate_open(output->draft->compress, item->n, append, state, &state->deflate));
     rsd_status status = deflate_put(state->deflate, item->data, item->n);
     if (!status)
         status = deflate_end(state->deflate);
@@ -197,11 +197,14 @@ rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
     if (!output->draft->compress)
         return RSD_OK;
     struct bytes head = {0};
+    uint64_t head_nbytes, nbytes;
+    TRY(item_nbytes(tensor->dtype, tensor->ndim, tensor_box_len(contents, tensor, box),
+                    &head_nbytes, &nbytes));
     extent->offset = state->cursor;
     rsd_status status =
         item_head(tensor->dtype, tensor->ndim, tensor_box_len(contents, tensor, box), &head);
     if (!status)
-        status = deflate_open(output->draft->compress, append, state, &state->deflate);
+        status = deflate_open(output->draft->compress, nbytes, append, state, &state->deflate);
     if (!status)
         status = deflate_put(state->deflate, head.data, head.n);
     bytes_drop(&head);

@@ -126,7 +126,8 @@ struct deflate {
     size_t room;
 };
 
-rsd_status deflate_open(int level, deflate_write *write, void *context, struct deflate **out)
+rsd_status deflate_open(int level, uint64_t nbytes, deflate_write *write, void *context,
+                        struct deflate **out)
 {
     struct deflate *deflate = mem_new(1, sizeof *deflate);
     if (!deflate)
@@ -138,6 +139,8 @@ rsd_status deflate_open(int level, deflate_write *write, void *context, struct d
         return fail(RSD_ENOMEM, "no memory for a zstd stream");
     }
     ZSTD_CCtx_setParameter(deflate->stream, ZSTD_c_compressionLevel, level);
+    ZSTD_CCtx_setParameter(deflate->stream, ZSTD_c_contentSizeFlag, 0); /* as torch's streams */
+    ZSTD_CCtx_setPledgedSrcSize(deflate->stream, nbytes); /* tables no larger than that needs */
     *out = deflate;
     return RSD_OK;
 }
@@ -213,9 +216,10 @@ rsd_status inflate_read(struct inflate *inflate, void *out, size_t n)
     return not_built_in();
 }
 
-rsd_status deflate_open(int level, deflate_write *write, void *context, struct deflate **out)
+rsd_status deflate_open(int level, uint64_t nbytes, deflate_write *write, void *context,
+                        struct deflate **out)
 {
-    (void)level, (void)write, (void)context, (void)out;
+    (void)level, (void)nbytes, (void)write, (void)context, (void)out;
     return not_built_in();
 }
 

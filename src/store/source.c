@@ -266,7 +266,8 @@ static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size
 rsd_status source_check(struct source *source, struct tally *tally)
 {
     if (!source->checkable || source->seen != source->nbytes) {
-        tally->nbytes_unchecked += source->wanted;
+        tally->nbytes_unchecked +=
+            source->wanted < source->nbytes ? source->wanted : source->nbytes;
         return RSD_OK;
     }
     uint32_t crc = crc32_from_raw(source->crc_sum, source->nbytes);

@@ -231,7 +231,8 @@ rsd_status inflate_some(struct inflate *inflate, void *out, size_t *n); /* fewer
 
 struct deflate;
 typedef rsd_status deflate_write(void *context, const void *data, size_t n);
-rsd_status deflate_open(int level, deflate_write *write, void *context, struct deflate **out);
+rsd_status deflate_open(int level, uint64_t nbytes, deflate_write *write, void *context,
+                        struct deflate **out); /* of so many bytes in all */
 void deflate_close(struct deflate *deflate);
 rsd_status deflate_put(struct deflate *deflate, const void *data, size_t n);
 rsd_status deflate_end(struct deflate *deflate);
