@@ -36,6 +36,7 @@ def read_structs(path):
     types |= dict.fromkeys(re.findall(r"typedef enum (\w+)", header), C.c_int)
     for name, body in re.findall(r"typedef struct (\w+) \{(.*?)\} \1;", header, flags=re.S):
         fields = []
+        body = re.sub(r"\w+ \(\*(\w+)\)\([^;]*\)", r"void *\1", body)  # functions are addresses too
         for line in filter(str.strip, body.replace("const", "").split(";")):
             kind, rest = line.split(maxsplit=1)
             for field in rest.split(","):
