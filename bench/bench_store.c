@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { HIDDEN = 2048, INTER = 5632, LAYERS = 16, VOCAB = 32000, MOST = 7 * LAYERS + 3 };
@@ -368,12 +369,44 @@ static void digesting(void)
               1e-9 * (double)model.memory_nbytes / limit, "GB/s", "adding it up");
 }
 
+/* A .metadata of a million chunks as torch writes it, opened in a process of its own. */
+static void opening(void)
+{
+    static const char folder[] = "build/bench-metadata", file[] = "build/bench-metadata/.metadata";
+    struct rusage used;
+    int outcome;
+    if (access(file, R_OK) != 0 &&
+        system("python3 bench/make_metadata.py build/bench-metadata.new && "
+               "mv build/bench-metadata.new build/bench-metadata") != 0)
+        return;
+    double start = now();
+    FILE *plain = fopen(file, "rb");
+    while (plain && fread(model.memory, 1, 1 << 20, plain) > 0)
+        continue;
+    if (plain)
+        fclose(plain);
+    double limit = now() - start;
+    start = now();
+    pid_t child = fork();
+    if (child == 0) {
+        free(model.memory);
+        rsd_checkpoint *checkpoint;
+        _exit(rsd_checkpoint_open(folder, NULL, &checkpoint) != RSD_OK);
+    }
+    wait4(child, &outcome, 0, &used);
+    bench_title("metadata");
+    bench_row("open a .metadata of 1,000,000 chunks", now() - start, limit, "s",
+              "reading the file");
+    printf("    %ld MB at most%s\n", used.ru_maxrss / 1024, outcome ? ", and it failed" : "");
+}
+
 int main(int argc, char **argv)
 {
     bench_open(argc, argv);
     must(rsd_pool_new(2, &pool));
     make_model();
     digesting();
+    opening();
     everything("/dev/shm", 0);
     everything("build", 1);
     rsd_pool_free(pool);

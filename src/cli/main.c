@@ -119,13 +119,16 @@ static int run(int argc, char **argv)
         return help(stderr, EXIT_USAGE);
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
         return help(stdout, EXIT_YES);
+    bool of_verb = argc > 2 && strcmp(argv[2], "--version") == 0;
     if (strcmp(argv[1], "--version") == 0) {
         printf("reshard %s\n", rsd_version());
         return EXIT_YES;
     }
     accept_underscores(argc, argv);
     for (size_t i = 0; i < NCOMMANDS; i++)
-        if (strcmp(argv[1], commands[i].verb) == 0)
+        if (strcmp(argv[1], commands[i].verb) == 0 && of_verb)
+            return printf("reshard %s\n", rsd_version()) < 0 ? EXIT_IO : EXIT_YES;
+        else if (strcmp(argv[1], commands[i].verb) == 0)
             return commands[i].run(argc - 1, argv + 1);
     return complain(NULL, EXIT_USAGE, "no verb is called '%s'; `reshard --help` lists them",
                     argv[1]);
