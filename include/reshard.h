@@ -600,10 +600,8 @@ typedef struct rsd_transport {
 
 typedef struct rsd_exchange_options {
     size_t struct_nbytes; /* sizeof(rsd_exchange_options) */
-    int64_t
-        max_nbytes; /* for messages on their way, of one rank; 0: 256 MiB. The least of all ranks
-                           * counts */
-    double timeout; /* seconds without any progress after which a run fails; 0: 300 */
+    int64_t max_nbytes;   /* of one rank, for messages on their way; 0: 256 MiB. The least counts */
+    double timeout;       /* seconds without any progress after which a run fails; 0: 300 */
 } rsd_exchange_options;
 
 /* Collective. nplans plans as in rsd_bind_threads_many; strides are of this rank's arrays alone, and so are
@@ -657,11 +655,9 @@ typedef struct rsd_tensor {
     rsd_dtype dtype;
     int32_t ndim;
     int64_t shape[RSD_MAX_DIMS];
-    int64_t nbytes; /* of the whole tensor */
-    int64_t nboxes; /* in how many parts it is stored */
-    const char
-        *path; /* where it was in a nested state dict, as a JSON list of texts and numbers; NULL:
-                       * not known. Valid as long as the checkpoint */
+    int64_t nbytes;   /* of the whole tensor */
+    int64_t nboxes;   /* in how many parts it is stored */
+    const char *path; /* in a nested state dict, as a JSON list; NULL: not known */
 } rsd_tensor;
 
 int64_t rsd_checkpoint_ntensors(const rsd_checkpoint *checkpoint);
@@ -731,12 +727,11 @@ typedef struct rsd_report {
     int64_t nbytes_needed;        /* of tensors, in what was read */
     int64_t nbytes_read;          /* for them */
     int64_t nbytes_decoded_again; /* of compressed items that had to be entered more than once */
-    int64_t
-        nbytes_unchecked; /* read without their CRC-32 being checked: it is of more, or there is none */
-    int64_t nbytes_written; /* to files */
-    int64_t nfiles_written; /* those that a resumed run found complete not counted */
-    int64_t nbytes_memory;  /* most buffers at one time */
-    int64_t nleft_out;      /* tensors and values of the source that the target has not */
+    int64_t nbytes_unchecked;     /* read in part only, or stored without a CRC-32 */
+    int64_t nbytes_written;       /* to files */
+    int64_t nfiles_written;       /* those that a resumed run found complete not counted */
+    int64_t nbytes_memory;        /* most buffers at one time */
+    int64_t nleft_out;            /* tensors and values of the source that the target has not */
     double seconds;
 } rsd_report;
 
@@ -822,20 +817,18 @@ typedef struct rsd_choice {
 typedef rsd_status rsd_choose(void *context, const rsd_tensor *tensor, rsd_choice *choice);
 
 typedef struct rsd_convert_options {
-    size_t struct_nbytes; /* sizeof(rsd_convert_options) */
-    rsd_format format;    /* RSD_FORMAT_DCP or RSD_FORMAT_SAFETENSORS; 0: safetensors */
-    rsd_pool *pool;       /* NULL: the calling thread alone */
-    int64_t max_nbytes;   /* for buffers; 0: 256 MiB */
-    int64_t
-        max_shard_nbytes;  /* safetensors with whole tensors: of one file; 0: everything in one */
-    int64_t nranks;        /* DCP: files are made for so many; 0: as many as the layouts name */
-    int32_t every_replica; /* safetensors: one file a rank, with all that the rank holds */
-    int32_t compress;      /* DCP: 0, or zstd of this level */
-    int32_t overwrite;     /* 1: replace a checkpoint that is there. Other files there are kept */
-    int32_t
-        resume; /* 1: go on from what an earlier run left, if it did the same from the same files */
-    int32_t dry; /* 1: check everything and report what would be done; nothing is read or written */
-    int64_t nside_files; /* other files that go into the folder, such as a config: their paths */
+    size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
+    rsd_format format;        /* RSD_FORMAT_DCP or RSD_FORMAT_SAFETENSORS; 0: safetensors */
+    rsd_pool *pool;           /* NULL: the calling thread alone */
+    int64_t max_nbytes;       /* for buffers; 0: 256 MiB */
+    int64_t max_shard_nbytes; /* safetensors, whole tensors: of one file; 0: all in one */
+    int64_t nranks;           /* DCP: files are made for so many; 0: as many as the layouts name */
+    int32_t every_replica;    /* safetensors: one file a rank, with all that the rank holds */
+    int32_t compress;         /* DCP: 0, or zstd of this level */
+    int32_t overwrite;   /* 1: replace a checkpoint that is there. Other files there are kept */
+    int32_t resume;      /* 1: go on from what a stopped run of the same kind left */
+    int32_t dry;         /* 1: check everything, report what would be done, and do nothing */
+    int64_t nside_files; /* files that go into the folder too, such as a config */
     const char *const *side_files;
     rsd_choose *choose; /* called for every tensor in turn; NULL: all as they are, whole */
     void *choose_context;
