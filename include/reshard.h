@@ -574,9 +574,9 @@ rsd_status rsd_wait(rsd_exec *exec);
 
 /* -- between processes --
  *
- * Each process is one rank and has only its own arrays. Whoever can send and receive bytes can carry a plan:
- * MPI (reshard_mpi.h), or a transport of the caller's own, given as this table. All calls come from the
- * thread that runs the exec. */
+ * Each process is one rank and has only its own arrays. Whoever can send and receive bytes can carry a plan
+ * (MPI, sockets, the process group of a framework): such a transport is given as this table. All calls come
+ * from the thread that runs the exec. */
 typedef struct rsd_transport {
     size_t struct_nbytes; /* sizeof(rsd_transport) */
     void *context;        /* first argument of each function */
