@@ -285,8 +285,12 @@ static void killed_and_resumed(void)
                                        .overwrite = over,
                                        .resume = 1,
                                        .choose = kind ? choose_columns : NULL};
-        if (over)
+        if (over) {
             make_checkpoint(in_folder("target"), 2);
+            FILE *notes = fopen(in_folder("target/notes.txt"), "w");
+            if (CHECK(notes != NULL))
+                fclose(notes);
+        }
         do {
             fflush(stdout);
             pid_t child = fork();
@@ -311,6 +315,8 @@ static void killed_and_resumed(void)
         CHECK(WIFSIGNALED(outcome) || WEXITSTATUS(outcome) == 0, "round %d ended with %d", round,
               WEXITSTATUS(outcome));
         if (!WIFSIGNALED(outcome)) {
+            CHECK(!over || is_there(in_folder("target/notes.txt")),
+                  "round %d lost somebody's notes", round);
             CHECK(no_part(in_folder("target")));
             check_same(in_folder("source"), in_folder("target"), NULL);
         }
