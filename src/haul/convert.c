@@ -31,8 +31,9 @@ static rsd_status list_items(struct converting *c)
     c->nlanes = c->draft.nfiles;
     for (size_t t = 0; t < contents->ntensors; t++)
         for (size_t box = 0; box < contents->tensors[t].nboxes; box++) {
-            uint32_t file = contents->extents[contents->tensors[t].first_extent + box].file;
-            if (output_wants(&c->output, file))
+            size_t extent = contents->tensors[t].first_extent + box;
+            uint32_t file = contents->extents[extent].file;
+            if (output_wants_item(&c->output, extent))
                 TRY(add_job(c, (struct convert_job){t, file, box}));
         }
     return RSD_OK;
@@ -45,10 +46,9 @@ static uint64_t wanted_nbytes(const struct converting *c, const struct tensor *t
     uint64_t nbytes = 0;
     bool any = false;
     for (size_t box = tensor->nboxes; box-- > 0;) {
-        uint32_t file = contents->extents[tensor->first_extent + box].file;
-        if (!output_wants(&c->output, file))
+        if (!output_wants_item(&c->output, tensor->first_extent + box))
             continue;
-        *first_file = file;
+        *first_file = contents->extents[tensor->first_extent + box].file;
         any = true;
         nbytes += box_nbytes(contents, tensor, box);
     }
@@ -103,8 +103,7 @@ static rsd_status list_jobs(struct converting *c)
         c->first_job[i + 1] += c->first_job[i];
     for (size_t t = 0; t < contents->ntensors; t++)
         for (size_t box = 0; box < contents->tensors[t].nboxes; box++)
-            if (output_wants(&c->output,
-                             contents->extents[contents->tensors[t].first_extent + box].file))
+            if (output_wants_item(&c->output, contents->tensors[t].first_extent + box))
                 c->nbytes +=
                     box_volume(contents->tensors[t].ndim,
                                tensor_box_len(contents, &contents->tensors[t], box)) *
@@ -125,7 +124,7 @@ static bool next_box(const struct converting *c, const struct convert_job *job, 
         return first;
     }
     while (++*box < tensor->nboxes)
-        if (output_wants(&c->output, contents->extents[tensor->first_extent + *box].file))
+        if (output_wants_item(&c->output, tensor->first_extent + *box))
             return true;
     return false;
 }
@@ -171,7 +170,14 @@ static rsd_status haul_all(struct converting *c, rsd_report *report)
                                 .on_progress = c->options.on_progress,
                                 .progress_context = c->options.context,
                                 .nbytes_total = c->nbytes};
-    TRY(transfer_run(&transfer));
+    rsd_status status = transfer_run(&transfer);
+    if (status == RSD_ECANCELLED || status == RSD_EIO) {
+        char *message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+        output_note(&c->output); /* if even that fails, more is done again */
+        set_error("%s", message ? message : "stopped");
+        mem_free(message);
+    }
+    TRY(status);
     report_tally(report, &transfer.tally);
     return output_finish(&c->output);
 }

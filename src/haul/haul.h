@@ -196,8 +196,8 @@ struct out_item {
     uint64_t head;        /* bytes before the tensor's */
     _Atomic uint64_t crc; /* of what was written so far, raw */
     unsigned char first[8];
-    size_t
-        at; /* into the draft's places: where the box is in an array that has several; 0: it is alone */
+    bool done; /* complete, and known to be on disk */
+    size_t at; /* into the draft's places, if it shares its array with other boxes; else 0 */
 };
 
 struct out_value {
@@ -283,6 +283,7 @@ rsd_status journal_resume(const struct part *part, const char *source, const cha
                           struct output *output);
 rsd_status journal_add(const struct part *part, const struct output *output, uint32_t file);
 rsd_status journal_redo(const struct part *part, uint32_t file);
+rsd_status journal_add_items(const struct part *part, const size_t *extents, size_t n);
 
 /* ---- output.c: files that are being written ---- */
 
@@ -308,6 +309,9 @@ struct output {
     pthread_mutex_t lock;
     uint64_t nbytes_written;
     int64_t nfiles_written;
+    size_t *pending; /* extents that are complete and not noted yet */
+    size_t npending, room_pending;
+    uint64_t pending_nbytes;
 };
 
 rsd_status output_open(struct output *output, struct draft *draft, struct part *part,
@@ -317,6 +321,15 @@ static inline bool output_wants(const struct output *output, uint32_t file)
 {
     return !output->states[file].done && (output->only < 0 || (uint32_t)output->only == file);
 }
+
+static inline bool output_wants_item(const struct output *output, size_t extent)
+{
+    return output_wants(output, output->draft->contents.extents[extent].file) &&
+           !output->draft->items[extent].done;
+}
+
+/* Brings what is complete to disk and notes it, so that a run that is stopped can go on from there. */
+rsd_status output_note(struct output *output);
 
 /* A sink for one box; its item is begun before the first block and ended after the last. */
 void output_sink(struct output *output, size_t tensor, size_t box, struct sink *sink);

@@ -4,6 +4,7 @@
  *     source 0123...            sizes and times of the files that are read
  *     target 4567...            names, boxes and places of what is written
  *     item 12 4096 350          compressed: where an item lies, and how long it is
+ *     done 12                   an item that is complete, in a file that is not
  *     file 3 123456             a file that is complete, with its length
  *     redo 3                    no: it is made anew
  *
@@ -74,6 +75,16 @@ rsd_status journal_add(const struct part *part, const struct output *output, uin
     return status;
 }
 
+rsd_status journal_add_items(const struct part *part, const size_t *extents, size_t n)
+{
+    struct text text = {0};
+    for (size_t i = 0; i < n; i++)
+        text_add(&text, "done %zu\n", extents[i]);
+    rsd_status status = append_text(part, &text);
+    text_drop(&text);
+    return status;
+}
+
 rsd_status journal_redo(const struct part *part, uint32_t file)
 {
     struct text text = {0};
@@ -128,12 +139,30 @@ static void note_place(struct output *output, const char *line)
     }
 }
 
+static void forget_items(struct output *output, uint32_t file)
+{
+    for (size_t i = 0; i < output->draft->contents.nextents; i++)
+        if (output->draft->contents.extents[i].file == file)
+            output->draft->items[i].done = false;
+}
+
+static void note_item(struct output *output, const char *line)
+{
+    size_t extent;
+    if (sscanf(line, "done %zu", &extent) != 1 || extent >= output->draft->contents.nextents)
+        return;
+    output->draft->items[extent].done = true;
+    output->states[output->draft->contents.extents[extent].file].noted = true;
+}
+
 static void note_file(struct output *output, const char *line)
 {
     unsigned long file;
     unsigned long long nbytes;
-    if (sscanf(line, "redo %lu", &file) == 1 && file < output->draft->nfiles)
+    if (sscanf(line, "redo %lu", &file) == 1 && file < output->draft->nfiles) {
         output->states[file].done = false;
+        forget_items(output, (uint32_t)file);
+    }
     if (sscanf(line, "file %lu %llu", &file, &nbytes) != 2 || file >= output->draft->nfiles)
         return;
     output->states[file].noted = true;
@@ -150,6 +179,34 @@ static size_t lines_nbytes(const char *text, size_t n, size_t nlines)
     return at;
 }
 
+/* A file that is not complete goes on being written, if all of its items that are noted can be in it. */
+static void check_items(struct output *output, uint32_t file)
+{
+    const struct contents *contents = &output->draft->contents;
+    struct out_state *state = &output->states[file];
+    struct stat found;
+    uint64_t reach = 0;
+    size_t n = 0;
+    for (size_t i = 0; i < contents->nextents; i++)
+        if (contents->extents[i].file == file && output->draft->items[i].done) {
+            uint64_t end = contents->extents[i].offset + contents->extents[i].nbytes;
+            reach = end > reach ? end : reach;
+            n++;
+        }
+    if (n == 0)
+        return;
+    bool there = fstatat(output->files.folder_fd, output->files.list[file].name, &found,
+                         AT_SYMLINK_NOFOLLOW) == 0 &&
+                 S_ISREG(found.st_mode) && (uint64_t)found.st_size >= reach;
+    if (!there) {
+        forget_items(output, file);
+        return;
+    }
+    output->files.list[file].writable = true;
+    state->created = true;
+    state->left -= n;
+}
+
 /* Is a noted file really there? It may have got its last name already. */
 static void check_file(struct output *output, uint32_t file)
 {
@@ -158,8 +215,10 @@ static void check_file(struct output *output, uint32_t file)
     const char *name = output->files.list[file].name;
     int fd = output->files.folder_fd;
     struct stat found;
-    if (!state->done)
+    if (!state->done) {
+        check_items(output, file);
         return;
+    }
     if (fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW) != 0 && strcmp(name, about->name) != 0)
         renameat(fd, about->name, fd, name);
     state->done = fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(found.st_mode) &&
@@ -188,6 +247,7 @@ rsd_status journal_resume(const struct part *part, const char *source, const cha
             status = check_line(part, line, expected, "was to write something else");
         } else {
             note_place(output, line);
+            note_item(output, line);
             note_file(output, line);
         }
     }

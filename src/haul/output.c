@@ -14,6 +14,7 @@
 #include <string.h>
 
 enum { COPY_NBYTES = 1 << 20 };
+#define NOTE_NBYTES ((uint64_t)4 << 30)
 
 /* ---- opening ---- */
 
@@ -49,7 +50,9 @@ void output_close(struct output *output)
     for (size_t i = 0; output->states && i < output->draft->nfiles; i++)
         deflate_close(output->states[i].deflate);
     mem_free(output->states);
+    mem_free(output->pending);
     output->states = NULL;
+    output->pending = NULL;
     if (output->files.folder) {
         files_close(&output->files);
         pthread_mutex_destroy(&output->lock);
@@ -256,6 +259,55 @@ static rsd_status end_item(struct output *output, const struct tensor *tensor, s
     return status;
 }
 
+/* Takes over the list of what is complete. */
+static size_t *take_pending(struct output *output, size_t *n)
+{
+    pthread_mutex_lock(&output->lock);
+    size_t *list = output->pending;
+    *n = output->npending;
+    output->pending = NULL;
+    output->npending = output->room_pending = 0;
+    output->pending_nbytes = 0;
+    pthread_mutex_unlock(&output->lock);
+    return list;
+}
+
+rsd_status output_note(struct output *output)
+{
+    const struct contents *contents = &output->draft->contents;
+    size_t n;
+    size_t *list = take_pending(output, &n);
+    bool *synced = mem_new(output->draft->nfiles, sizeof *synced);
+    rsd_status status = synced ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < n && !status; i++) {
+        uint32_t file = contents->extents[list[i]].file;
+        if (!synced[file])
+            status = file_sync(&output->files, file);
+        synced[file] = true;
+    }
+    if (!status && n > 0)
+        status = journal_add_items(output->part, list, n);
+    mem_free(synced);
+    mem_free(list);
+    return status;
+}
+
+/* Compressed items have no place before they are written: their files are noted whole. */
+static rsd_status note_item(struct output *output, size_t extent, uint64_t nbytes)
+{
+    if (!output->journal || output->draft->compress)
+        return RSD_OK;
+    pthread_mutex_lock(&output->lock);
+    rsd_status status = GROW(output->pending, output->room_pending, output->npending + 1);
+    if (!status) {
+        output->pending[output->npending++] = extent;
+        output->pending_nbytes += nbytes;
+    }
+    bool due = output->pending_nbytes >= NOTE_NBYTES;
+    pthread_mutex_unlock(&output->lock);
+    return !status && due ? output_note(output) : status;
+}
+
 rsd_status output_end(struct output *output, size_t tensor, size_t box)
 {
     size_t index;
@@ -265,7 +317,7 @@ rsd_status output_end(struct output *output, size_t tensor, size_t box)
     pthread_mutex_lock(&output->lock);
     bool last = --output->states[extent->file].left == 0;
     pthread_mutex_unlock(&output->lock);
-    return last ? complete(output, extent->file) : RSD_OK;
+    return last ? complete(output, extent->file) : note_item(output, index, extent->nbytes);
 }
 
 /* ---- blocks ---- */
