@@ -292,6 +292,8 @@ static int explain_stop(const struct conversion *request, rsd_status status)
                                         : complain_status(verb, status);
     if (part && (status == RSD_ECANCELLED || status == RSD_EIO))
         complain(verb, code, "what is complete is kept in %s: --resume goes on from there", part);
+    if (!part && status == RSD_EEXIST && !request->convert.overwrite)
+        complain(verb, code, "--force replaces a checkpoint that is there");
     free(part);
     return code;
 }
