@@ -38,6 +38,12 @@ void emit_number(struct bytes *out, uint64_t value, int nbytes)
     bytes_put(out, bytes, (size_t)nbytes);
 }
 
+/* Numbers of n bytes, with their sign, go up to this. */
+static int64_t reach_of(int n)
+{
+    return INT64_C(1) << (8 * n - 1);
+}
+
 void emit_int(struct bytes *out, int64_t value)
 {
     if (value >= 0 && value < 256) {
@@ -51,7 +57,7 @@ void emit_int(struct bytes *out, int64_t value)
         emit_number(out, (uint64_t)value, 4);
     } else {
         int n = 5;
-        while (n < 8 && value >> (8 * n - 1) != 0 && value >> (8 * n - 1) != -1)
+        while (n < 8 && (value >= reach_of(n) || value < -reach_of(n)))
             n++;
         emit_op(out, "\x8a");
         emit_number(out, (uint64_t)n, 1);
