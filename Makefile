@@ -42,9 +42,11 @@ include tools/variants.mk
 
 # ---- the library ----
 
-$(BUILD)/symbols: include/reshard.h tools/symbols.sh
+HEADERS := $(sort $(wildcard include/*.h))
+
+$(BUILD)/symbols: $(HEADERS) tools/symbols.sh
 	@mkdir -p $(@D)
-	$(Q)tools/symbols.sh $< > $@
+	$(Q)tools/symbols.sh $(HEADERS) > $@
 
 $(BUILD)/reshard.map: $(BUILD)/symbols
 	$(Q)(echo "RESHARD_$(SOVERSION) {"; echo "global:"; sed 's/.*/    &;/' $<; echo "local:"; echo "    *;"; echo "};") > $@
@@ -72,7 +74,7 @@ $(BUILD)/reshard: $(CLI_OBJ) $(BUILD)/libreshard.a
 install: all
 	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(PREFIX)/lib/pkgconfig"
 	install -m 755 $(BUILD)/reshard "$(DESTDIR)$(PREFIX)/bin/"
-	install -m 644 include/reshard.h "$(DESTDIR)$(PREFIX)/include/"
+	install -m 644 $(HEADERS) "$(DESTDIR)$(PREFIX)/include/"
 	install -m 644 $(BUILD)/libreshard.a "$(DESTDIR)$(PREFIX)/lib/"
 	install -m 755 $(BUILD)/libreshard.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/"
 	$(Q)ln -sf libreshard.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard.so.$(SOVERSION)"

@@ -9,7 +9,8 @@ import os
 import re
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-HEADER = os.path.join(HERE, "../../include/reshard.h")
+HEADERS = [os.path.join(HERE, "../../include", name)
+           for name in ("reshard.h", "reshard_files.h", "reshard_transport.h")]
 lib = C.CDLL(os.environ.get("RESHARD_LIB", os.path.join(HERE, "../../build/libreshard.so")))
 
 EVERY_RANK = -1
@@ -27,10 +28,12 @@ class Struct(C.Structure):
             self.struct_nbytes = C.sizeof(self)
 
 
-def read_structs(path):
-    """The structs of the header by their names; every pointer but text is a plain address."""
-    with open(path) as file:
-        header = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
+def read_structs(paths):
+    """The structs of the headers by their names; every pointer but text is a plain address."""
+    header = ""
+    for path in paths:
+        with open(path) as file:
+            header += re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
     types = {"size_t": C.c_size_t, "int32_t": I32, "int64_t": I64, "uint64_t": C.c_uint64,
              "double": C.c_double, "char": C.c_char}
     types |= dict.fromkeys(re.findall(r"typedef enum (\w+)", header), C.c_int)
@@ -50,7 +53,7 @@ def read_structs(path):
     return {name: made for name, made in types.items() if issubclass(made, Struct)}
 
 
-structs = read_structs(HEADER)
+structs = read_structs(HEADERS)
 globals().update({"".join(part.title() for part in name.split("_")[1:]): made
                   for name, made in structs.items()})
 CHOOSE = C.CFUNCTYPE(C.c_int, PTR, C.POINTER(Tensor), PTR)

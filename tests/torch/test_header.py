@@ -7,7 +7,7 @@ import rsd
 import tap
 import worlds
 
-INCLUDE = os.path.dirname(rsd.HEADER)
+INCLUDE = os.path.dirname(rsd.HEADERS[0])
 
 
 class Header(unittest.TestCase):

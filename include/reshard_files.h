@@ -1,0 +1,300 @@
+/* reshard_files.h - part 6 of reshard.h, which includes it: tensors in checkpoints.
+ *
+ *     rsd_checkpoint_open("step-1000", NULL, &checkpoint);
+ *     rsd_load(checkpoint, 1, &local, NULL, NULL);               any layout in the files, any in memory
+ *     rsd_save("step-2000", 1, &local, NULL, NULL);              as torch saves it
+ *     rsd_convert(checkpoint, "hf", NULL, NULL);                 whole tensors, as safetensors
+ *     rsd_diff(checkpoint, other, NULL, NULL, NULL, &n, NULL);   the same tensors, bit by bit?
+ */
+#ifndef RESHARD_FILES_H
+#define RESHARD_FILES_H
+
+#include "reshard.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- 6.1 Looking -----------------------------------------------------------------------------
+ *
+ * A checkpoint is a layout whose ranks are files. Three formats are read, and which one it is, is found
+ * out by looking:
+ *
+ *     PyTorch's distributed checkpoints     a folder with .metadata, or __0.metadata, __1.metadata, ...
+ *     safetensors                           a file, or a folder with an index.json or with shards
+ *     what torch.save writes                a file (.pt, .pth, .bin), or a folder with its index
+ *
+ * Nothing in a file is ever run or built: a pickle is read as data. Opening reads names, shapes and
+ * places; bytes of tensors are read when they are loaded. Names found in a file cannot lead out of its
+ * folder. EFORMAT names the file, the tensor and the byte. Several threads may use one checkpoint at once.
+ */
+typedef struct rsd_checkpoint rsd_checkpoint;
+
+typedef enum rsd_format {
+    RSD_FORMAT_DCP = 1,
+    RSD_FORMAT_SAFETENSORS = 2,
+    RSD_FORMAT_TORCH_SAVE = 3
+} rsd_format;
+
+/* "dcp", "safetensors", "torch.save"; NULL for a number that is no format. */
+const char *rsd_format_name(rsd_format format);
+
+typedef struct rsd_open_options {
+    size_t struct_nbytes; /* sizeof(rsd_open_options) */
+    rsd_format format;    /* 0: find out */
+} rsd_open_options;
+
+/* options may be NULL. EIO: no such file. EFORMAT: not a checkpoint, or a broken one. */
+rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options,
+                               rsd_checkpoint **checkpoint);
+void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
+
+rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint);
+
+/* Tensors are numbered in the order of the file. */
+typedef struct rsd_tensor {
+    size_t struct_nbytes; /* sizeof(rsd_tensor), set by the caller */
+    const char *name;     /* valid as long as the checkpoint */
+    rsd_dtype dtype;
+    int32_t ndim;
+    int64_t shape[RSD_MAX_DIMS];
+    int64_t nbytes;   /* of the whole tensor */
+    int64_t nboxes;   /* in how many parts it is stored */
+    const char *path; /* in a nested state dict, as a JSON list; NULL: not known */
+} rsd_tensor;
+
+int64_t rsd_checkpoint_ntensors(const rsd_checkpoint *checkpoint);
+rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index,
+                                 rsd_tensor *tensor);
+
+/* EMISMATCH: there is no tensor of this name. */
+rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index);
+
+/* Where a tensor lies in the files: explicit boxes, the rank being the number of the file. */
+rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index,
+                                 rsd_layout **layout);
+
+int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint);
+const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint,
+                                int64_t index); /* NULL: no such */
+
+/* One stored box of a tensor. file is -1 if nothing says where its bytes are. */
+typedef struct rsd_stored {
+    size_t struct_nbytes; /* sizeof(rsd_stored), set by the caller */
+    rsd_box box;
+    int64_t file;
+    uint64_t offset, nbytes; /* of the item in the file, with what is around the bytes */
+} rsd_stored;
+
+rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
+                              rsd_stored *stored);
+
+/* Values are what is not a tensor: step counts, learning rates, names. json is the value as JSON if it
+ * is plain (numbers, text, bytes, lists and dicts of them), else NULL; give it back with rsd_free. */
+int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint);
+const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t index);
+rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json);
+
+/* ---- 6.2 Loading ------------------------------------------------------------------------------
+ *
+ * Loading goes from any layout in the files to any layout in memory, and reads only what is needed,
+ * each byte once.
+ */
+
+/* A tensor in the caller's memory: what one rank has of it, or every rank. */
+typedef struct rsd_local {
+    size_t struct_nbytes;     /* sizeof(rsd_local) */
+    const char *name;         /* in the checkpoint */
+    const rsd_layout *layout; /* explicit boxes that do not cover the tensor are fine for loading */
+    int32_t rank;             /* or RSD_EVERY_RANK */
+    int32_t column_major;     /* 1: dense arrays whose first dim runs fastest */
+    void *const *arrays;      /* of the rank, or all, in the order of rsd_layout_array */
+    const int64_t *strides;   /* in elements, one per dim of each of these arrays; NULL: dense */
+    const char *path;         /* saving: where it is in a nested state dict, as a JSON list of texts
+                               * and numbers; NULL: under its name */
+} rsd_local;
+
+/* How far the work is, told after every megabyte or so. Calls come one at a time, from any thread; to
+ * return anything but 0 is to stop it: it then fails with ECANCELLED. The work waits for the answer, so it
+ * should come soon. */
+typedef struct rsd_progress {
+    size_t struct_nbytes;
+    int64_t nbytes_done, nbytes_total; /* of tensors, as wide as they are read */
+} rsd_progress;
+typedef int rsd_on_progress(void *context, const rsd_progress *progress);
+
+/* What was done. */
+typedef struct rsd_report {
+    size_t struct_nbytes;         /* sizeof(rsd_report), set by the caller */
+    int64_t ntensors;             /* that were read or written */
+    int64_t nbytes_needed;        /* of tensors, in what was read */
+    int64_t nbytes_read;          /* for them */
+    int64_t nbytes_decoded_again; /* of compressed items that had to be entered more than once */
+    int64_t nbytes_unchecked;     /* read in part only, or stored without a CRC-32 */
+    int64_t nbytes_written;       /* to files */
+    int64_t nfiles_written;       /* those that a resumed run found complete not counted */
+    int64_t nbytes_memory;        /* most buffers at one time */
+    int64_t nleft_out;            /* tensors and values of the source that the target has not */
+    double seconds;
+} rsd_report;
+
+typedef struct rsd_load_options {
+    size_t struct_nbytes;  /* sizeof(rsd_load_options) */
+    rsd_pool *pool;        /* NULL: the calling thread alone */
+    int64_t max_nbytes;    /* for buffers; 0: 256 MiB */
+    int32_t allow_missing; /* 1: tensors that are not there are left out, their memory untouched */
+    int32_t allow_cast;    /* 1: dtypes may differ and are converted */
+    rsd_on_progress *on_progress;
+    void *context;
+} rsd_load_options;
+
+/* options and report may be NULL. Several locals may be of one tensor. EMISMATCH before anything is read:
+ * a tensor that is not there, another shape or dtype, a box that no file has. The structs are one
+ * struct_nbytes apart. */
+rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local *locals,
+                    const rsd_load_options *options, rsd_report *report);
+
+/* ---- 6.3 Saving -------------------------------------------------------------------------------
+ *
+ * A save is built beside its path, in PATH.reshard-part, and renamed when it is complete and on disk: a
+ * reader finds the old checkpoint or the new one, never a part of either. The files are those that torch
+ * writes for the same tensors: __R_0.distcp for each rank R, replicas spread over their holders.
+ */
+typedef struct rsd_value {
+    size_t struct_nbytes; /* sizeof(rsd_value) */
+    const char *name, *json;
+    const char *path; /* as that of rsd_local */
+} rsd_value;
+
+typedef struct rsd_save_options {
+    size_t struct_nbytes;   /* sizeof(rsd_save_options) */
+    rsd_pool *pool;         /* NULL: the calling thread alone */
+    int64_t nranks;         /* files are made for so many; 0: as many as the layouts name */
+    int64_t max_nbytes;     /* for buffers; 0: 256 MiB */
+    int32_t overwrite;      /* 1: replace a checkpoint that is there. Other files there are kept */
+    int32_t to_lowest_rank; /* 1: the first holder of a replica writes it */
+    int32_t compress;       /* 0: no. Else zstd, of this level; torch uses 3 */
+    int32_t one_rank;       /* 1: this process writes what `rank` has; rsd_save_publish ends it */
+    int32_t rank;
+    int64_t nvalues;
+    const rsd_value *values; /* each written by one rank, as torch deals them out */
+    rsd_on_progress *on_progress;
+    void *context;
+} rsd_save_options;
+
+/* Saves as a DCP checkpoint. Every element has to be in some rank's array, else EMISMATCH. A Partial
+ * layout is refused with EINVAL: its values are not known yet. EEXIST: there is something at the path.
+ * options and report may be NULL.
+ *
+ * With one_rank, every rank's process makes the same call with the same tensors, layouts and values in the
+ * same order, each with its own arrays, and when all have returned, one of them calls rsd_save_publish:
+ * EMISMATCH if some rank saved something else. */
+rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
+                    const rsd_save_options *options, rsd_report *report);
+rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite);
+
+/* The same in two halves: rsd_save_start returns when everything is copied, and the arrays may change
+ * again; the files are written by a thread of its own, so a relative path is looked up later. rsd_save_wait
+ * waits for them, publishes, and frees the save, also when it fails. */
+typedef struct rsd_saving rsd_saving;
+rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *locals,
+                          const rsd_save_options *options, rsd_saving **saving);
+rsd_status rsd_save_wait(rsd_saving *saving, rsd_report *report);
+
+/* ---- 6.4 Converting ---------------------------------------------------------------------------
+ *
+ * From any format that can be read to DCP or safetensors, in any layout, within a memory budget. What
+ * cannot be finished (a full disk, a kill) can be resumed.
+ */
+
+/* What becomes of a tensor. Set to what it is before the call: keep, its own name, its own dtype, no
+ * layout. */
+typedef struct rsd_choice {
+    size_t struct_nbytes;
+    int32_t keep;       /* 0: leave it out */
+    rsd_dtype dtype;    /* another one: its elements are converted */
+    const char *name;   /* copied when the call returns */
+    rsd_layout *layout; /* taken over; its dtype does not matter. NULL: whole, on rank 0 */
+} rsd_choice;
+/* Anything but RSD_OK ends the conversion with that status; the message is rsd_error's. */
+typedef rsd_status rsd_choose(void *context, const rsd_tensor *tensor, rsd_choice *choice);
+
+typedef struct rsd_convert_options {
+    size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
+    rsd_format format;        /* RSD_FORMAT_DCP or RSD_FORMAT_SAFETENSORS; 0: safetensors */
+    rsd_pool *pool;           /* NULL: the calling thread alone */
+    int64_t max_nbytes;       /* for buffers; 0: 256 MiB */
+    int64_t max_shard_nbytes; /* safetensors, whole tensors: of one file; 0: all in one */
+    int64_t nranks;           /* DCP: files are made for so many; 0: as many as the layouts name */
+    int32_t every_replica;    /* safetensors: one file a rank, with all that the rank holds */
+    int32_t compress;         /* DCP: 0, or zstd of this level */
+    int32_t overwrite;   /* 1: replace a checkpoint that is there. Other files there are kept */
+    int32_t resume;      /* 1: go on from what a stopped run of the same kind left */
+    int32_t dry;         /* 1: check everything, report what would be done, and do nothing */
+    int64_t nside_files; /* files that go into the folder too, such as a config */
+    const char *const *side_files;
+    rsd_choose *choose; /* called for every tensor in turn; NULL: all as they are, whole */
+    void *choose_context;
+    rsd_on_progress *on_progress;
+    void *context;
+} rsd_convert_options;
+
+/* options and report may be NULL. With safetensors, an out that ends in .safetensors is one file.
+ * EEXIST: there is something at the path, or what an earlier run left. ECANCELLED and EIO leave what is
+ * complete in OUT.reshard-part, for `resume`; after other failures there is nothing. */
+rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
+                       rsd_report *report);
+
+/* ---- 6.5 Proving -----------------------------------------------------------------------------
+ *
+ * The digest of a tensor is 128 bits of its values, dtype and shape: the same whatever the layout, the
+ * format, the byte order of the file and the number of threads. It finds accidents, not malice.
+ */
+typedef struct rsd_prove_options {
+    size_t struct_nbytes; /* sizeof(rsd_prove_options) */
+    rsd_pool *pool;       /* NULL: the calling thread alone */
+    int64_t max_nbytes;   /* for buffers; 0: 256 MiB */
+    rsd_on_progress *on_progress;
+    void *context;
+} rsd_prove_options;
+
+/* digests[i] is that of tensors[i]; NULL tensors: of all, in the order of the checkpoint. */
+rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
+                      const rsd_prove_options *options, char (*digests)[RSD_DIGEST_NCHARS],
+                      rsd_report *report);
+
+/* The same of an array in memory, dense and row-major. */
+rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const void *array,
+                            char digest[RSD_DIGEST_NCHARS]);
+
+typedef enum rsd_difference {
+    RSD_SAME = 0,
+    RSD_ONLY_IN_A = 1,
+    RSD_ONLY_IN_B = 2,
+    RSD_OTHER_DTYPE = 3,
+    RSD_OTHER_SHAPE = 4,
+    RSD_OTHER_ELEMENT = 5
+} rsd_difference;
+
+/* A line of text says what differs: for an element, the first one in row-major order, with its index and
+ * both values. What does not differ is not told. */
+typedef rsd_status rsd_on_difference(void *context, const char *name, rsd_difference difference,
+                                     const char *text);
+
+/* Compares all tensors, bit by bit. *ndiffer is how many differ. */
+rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_prove_options *options,
+                    rsd_on_difference *on_difference, void *context, int64_t *ndiffer,
+                    rsd_report *report);
+
+/* Reads everything: sizes, places, coverage, CRCs. Each finding is a line that names the file, the tensor
+ * and, where it can be known, the byte. */
+typedef rsd_status rsd_on_finding(void *context, const char *text);
+rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *options,
+                      rsd_on_finding *on_finding, void *context, int64_t *nfindings,
+                      rsd_report *report);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

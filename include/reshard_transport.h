@@ -1,0 +1,53 @@
+/* reshard_transport.h - part 7 of reshard.h, which includes it: plans between processes. */
+#ifndef RESHARD_TRANSPORT_H
+#define RESHARD_TRANSPORT_H
+
+#include "reshard.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Each process is one rank and has only its own arrays. Whoever can send and receive bytes can carry a plan
+ * (MPI, sockets, the process group of a framework): such a transport is given as this table. All calls come
+ * from the thread that runs the exec. */
+typedef struct rsd_transport {
+    size_t struct_nbytes; /* sizeof(rsd_transport) */
+    void *context;        /* first argument of each function */
+    int32_t rank, nranks;
+
+    /* Start to send or receive; *request is then handed to test again and again until that says it is
+     * done, and the memory is left alone so long. Messages with one tag from one rank to another are
+     * received in the order they were sent. nbytes is at most 2^30, tags are 0 to 63. */
+    rsd_status (*send)(void *context, int32_t to, int32_t tag, const void *data, size_t nbytes,
+                       void **request);
+    rsd_status (*recv)(void *context, int32_t from, int32_t tag, void *data, size_t nbytes,
+                       void **request);
+    rsd_status (*test)(void *context, void *request, int32_t *done);
+
+    /* After a failure: nothing is touched for this request any more. */
+    void (*cancel)(void *context, void *request);
+
+    /* Every rank's nbytes, in the order of ranks. Waits for all; used at bind alone. */
+    rsd_status (*allgather)(void *context, const void *own, size_t nbytes, void *all);
+} rsd_transport;
+
+typedef struct rsd_exchange_options {
+    size_t struct_nbytes; /* sizeof(rsd_exchange_options) */
+    int64_t max_nbytes;   /* of one rank, for messages on their way; 0: 256 MiB. The least counts */
+    double timeout;       /* seconds without any progress after which a run fails; 0: 300 */
+} rsd_exchange_options;
+
+/* Collective. nplans plans as in rsd_bind_threads_many; strides are of this rank's arrays alone, and so are
+ * the pointers of a run: those of the first plan, then those of the second, and so on. Every rank binds the
+ * same plans in the same order: EMISMATCH on all ranks names the one that does not. bind and options may
+ * be NULL. After EPEER or ETIMEOUT the exec can only be freed. */
+rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
+                              const rsd_bind_options *bind, const rsd_transport *transport,
+                              const rsd_exchange_options *options, rsd_exec **exec);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
