@@ -378,7 +378,6 @@ static rsd_status stage(rsd_saving *saving)
         const int64_t *len = tensor_box_len(contents, tensor, extent - tensor->first_extent);
         struct origin *origin = &saving->origins[extent];
         struct loops loops = {0};
-        struct loop nest[MAX_LOOPS];
         int64_t stride = (int64_t)rsd_dtype_nbytes(tensor->dtype), dense[RSD_MAX_DIMS] = {0};
         if (box_volume(tensor->ndim, len) == 0)
             continue;
@@ -387,10 +386,7 @@ static rsd_status stage(rsd_saving *saving)
         for (int32_t d = 0; d < tensor->ndim; d++)
             loops_add(&loops, len[d], origin->strides[d], dense[d]);
         loops_finish(&loops, rsd_dtype_nbytes(tensor->dtype));
-        for (int32_t k = 0; k < loops.n; k++)
-            nest[k] = (struct loop){loops.count[k], loops.src_stride[k], loops.dst_stride[k]};
-        struct block block = block_of(loops.run, loops.n, nest);
-        copy_block(&copier, true, &block, origin->memory, to, 0, block.nrows);
+        copy_loops(&copier, true, &loops, origin->memory, to);
         origin->memory = to;
         copy_i64s(origin->strides, dense, tensor->ndim);
         to += stride;

@@ -76,11 +76,7 @@ static struct loops part_loops(const struct haul *haul, const struct tile_part *
 static void copy_part(const struct tile *tile, const struct loops *loops, const char *src,
                       char *dst)
 {
-    struct loop nest[MAX_LOOPS];
-    for (int32_t i = 0; i < loops->n; i++)
-        nest[i] = (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
-    struct block block = block_of(loops->run, loops->n, nest);
-    copy_block(&tile->scratch->copier, tile->haul->stream, &block, src, dst, 0, block.nrows);
+    copy_loops(&tile->scratch->copier, tile->haul->stream, loops, src, dst);
 }
 
 /* Reads straight into memory what lies there as it lies in the source. */

@@ -258,3 +258,13 @@ void copy_block(const struct copier *copier, bool stream, const struct block *bl
     if (stream)
         finish_stores();
 }
+
+void copy_loops(const struct copier *copier, bool stream, const struct loops *loops,
+                const char *src, char *dst)
+{
+    struct loop nest[MAX_LOOPS];
+    for (int32_t i = 0; i < loops->n; i++)
+        nest[i] = (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
+    struct block block = block_of(loops->run, loops->n, nest);
+    copy_block(copier, stream, &block, src, dst, 0, block.nrows);
+}

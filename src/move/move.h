@@ -46,6 +46,10 @@ struct block block_of(size_t run, int32_t nloops, const struct loop *loops);
 void copy_block(const struct copier *copier, bool stream, const struct block *block,
                 const char *src, char *dst, int64_t first_row, int64_t nrows);
 
+/* The same for loops of a plan. */
+void copy_loops(const struct copier *copier, bool stream, const struct loops *loops,
+                const char *src, char *dst);
+
 /* Destinations from here on would not stay in the cache anyway. */
 #define STREAM_MIN_TOTAL ((int64_t)8 << 20)
 

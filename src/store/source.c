@@ -421,13 +421,9 @@ static int32_t dim_along(const struct source *source, const int64_t *len)
 static rsd_status read_kept(struct source *source, uint64_t at, const struct loops *loops,
                             char *out, struct tally *tally)
 {
-    struct loop nest[MAX_LOOPS];
-    TRY(keep_record(source, tally));
-    for (int32_t i = 0; i < loops->n; i++)
-        nest[i] = (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
-    struct block block = block_of(loops->run, loops->n, nest);
     struct copier copier = copier_best();
-    copy_block(&copier, false, &block, source->kept + at, out, 0, block.nrows);
+    TRY(keep_record(source, tally));
+    copy_loops(&copier, false, loops, source->kept + at, out);
     return RSD_OK;
 }
 
