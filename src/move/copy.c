@@ -246,7 +246,7 @@ void copy_block(const struct copier *copier, bool stream, const struct block *bl
     stream = stream && worth_streaming(block, dst);
     copy_rows_fn *rows = stream ? copier->stream : copier->rows;
     const struct loop *loop = block->loops;
-    if (block->nloops == 0)
+    if (block->nloops <= 0)
         rows(dst, 0, src, 0, block->run, 1);
     else if (block->nloops == 1)
         rows(dst + first_row * loop->dst_stride, loop->dst_stride,
