@@ -7,7 +7,7 @@
 # make fuzz       fuzzes every parser for FUZZ_SECONDS each
 # make install    to PREFIX (/usr/local), with DESTDIR
 #
-# V=1 shows every command. ZSTD=no builds without compressed checkpoints.
+# V=1 shows every command. ZSTD=no builds without compressed checkpoints, MPI=no without libreshard_mpi.
 
 VERSION := $(shell sed -n 's/^.define RSD_VERSION  *"\(.*\)"/\1/p' include/reshard.h)
 SOVERSION := 0
@@ -42,7 +42,7 @@ include tools/variants.mk
 
 # ---- the library ----
 
-HEADERS := $(sort $(wildcard include/*.h))
+HEADERS := $(filter-out include/reshard_mpi.h,$(sort $(wildcard include/*.h)))
 
 $(BUILD)/symbols: $(HEADERS) tools/symbols.sh
 	@mkdir -p $(@D)
@@ -71,7 +71,9 @@ $(BUILD)/reshard: $(CLI_OBJ) $(BUILD)/libreshard.a
 	@echo "  link  $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $(CLI_OBJ) $(BUILD)/libreshard.a $(ALL_LDLIBS) $(LDLIBS)
 
-install: all
+include src/mpi/mpi.mk
+
+install: all $(MPI_INSTALL)
 	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(PREFIX)/lib/pkgconfig"
 	install -m 755 $(BUILD)/reshard "$(DESTDIR)$(PREFIX)/bin/"
 	install -m 644 $(HEADERS) "$(DESTDIR)$(PREFIX)/include/"
@@ -103,6 +105,7 @@ include fuzz/fuzz.mk
 include tests/tests.mk
 include tests/torch/torch.mk
 include bench/bench.mk
+include tests/mpi/mpi_tests.mk
 
 demo: all $(EXAMPLES)
 	@tools/demo.sh $(BUILD)

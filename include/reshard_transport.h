@@ -28,9 +28,15 @@ typedef struct rsd_transport {
     /* After a failure: nothing is touched for this request any more. */
     void (*cancel)(void *context, void *request);
 
-    /* Every rank's nbytes, in the order of ranks. Waits for all; used at bind alone. */
+    /* Every rank's nbytes, in the order of ranks. Waits for all, but not for ever; used at bind alone. */
     rsd_status (*allgather)(void *context, const void *own, size_t nbytes, void *all);
+
+    /* NULL, or called when what was made with this table is freed; not if making it failed. */
+    void (*release)(void *context);
 } rsd_transport;
+
+/* Local. For whoever writes a transport: makes message what rsd_error says, and returns status. */
+rsd_status rsd_fail(rsd_status status, const char *message);
 
 typedef struct rsd_exchange_options {
     size_t struct_nbytes; /* sizeof(rsd_exchange_options) */

@@ -67,6 +67,11 @@ void set_error(const char *format, ...)
     keep_to_one_line();
 }
 
+rsd_status rsd_fail(rsd_status status, const char *message)
+{
+    return fail(status, "%s", message);
+}
+
 void set_error_context(const char *format, ...)
 {
     char before[ERROR_NCHARS];

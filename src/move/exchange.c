@@ -337,6 +337,8 @@ static rsd_status wait(rsd_exec *exec)
 static void exchange_free(rsd_exec *exec)
 {
     struct exchange *x = (struct exchange *)exec;
+    if (x->transport.release)
+        x->transport.release(x->transport.context);
     if (x->reducer) {
         mem_free(x->reducer->requests);
         mem_free(x->reducer->moving);
@@ -505,6 +507,7 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
     if (!status)
         status = check_transport(&x->transport);
     if (status) { /* there is nobody to talk to */
+        x->transport.release = NULL;
         exchange_free(&x->exec);
         return status;
     }
@@ -517,9 +520,11 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
         status = agreed;
     if (!status)
         status = make_buffers(x);
-    if (status)
+    if (status) {
+        x->transport.release = NULL; /* the transport stays the caller's */
         exchange_free(&x->exec);
-    else
+    } else {
         *exec = &x->exec;
+    }
     return status;
 }

@@ -1,0 +1,351 @@
+/* link.c - MPI as a transport: messages, and the first meeting.
+ *
+ * All transports of a communicator share one hidden duplicate of it, kept as its attribute: communicators
+ * are few in some MPIs, and making one is dear. Each transport has 64 tags of its own in the duplicate.
+ *
+ * Nothing here waits without looking at the clock: a rank that does not come is named.
+ */
+#include "reshard_mpi.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NTAGS = 64, FLAT_GATHER_MOST = 256 };
+static const double patience = 300; /* seconds, for what has no option of its own */
+
+/* What is kept with a communicator. */
+struct shared_comm {
+    MPI_Comm comm;
+    int nserials, next_serial;
+};
+
+/* A message on its way; free ones are a list. */
+struct message {
+    MPI_Request request;
+    struct message *next;
+};
+
+struct block {
+    struct block *next;
+    struct message messages[64];
+};
+
+struct link {
+    MPI_Comm comm;
+    int first_tag, nranks, rank;
+    struct block *blocks;
+    struct message *spare;
+};
+
+static rsd_status failed(int code, const char *what)
+{
+    char why[MPI_MAX_ERROR_STRING] = "", text[MPI_MAX_ERROR_STRING + 64];
+    int length = 0;
+    MPI_Error_string(code, why, &length);
+    snprintf(text, sizeof text, "%s: %s", what, why);
+    return rsd_fail(RSD_EPEER, text);
+}
+
+static rsd_status late(const char *who)
+{
+    char text[120];
+    snprintf(text, sizeof text, "%s did not come within %g s", who, patience);
+    return rsd_fail(RSD_ETIMEOUT, text);
+}
+
+static rsd_status no_memory(void)
+{
+    return rsd_fail(RSD_ENOMEM, "no memory for a message of MPI");
+}
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        rsd_status status_ = (call);                                                               \
+        if (status_ != RSD_OK)                                                                     \
+            return status_;                                                                        \
+    } while (0)
+
+#define TRY_MPI(call, what)                                                                        \
+    do {                                                                                           \
+        int code_ = (call);                                                                        \
+        if (code_ != MPI_SUCCESS)                                                                  \
+            return failed(code_, what);                                                            \
+    } while (0)
+
+/* ---- messages ---- */
+
+static struct message *take_message(struct link *link)
+{
+    if (!link->spare) {
+        struct block *block = calloc(1, sizeof *block);
+        if (!block)
+            return NULL;
+        block->next = link->blocks;
+        link->blocks = block;
+        for (size_t i = 0; i < sizeof block->messages / sizeof *block->messages; i++) {
+            block->messages[i].next = link->spare;
+            link->spare = &block->messages[i];
+        }
+    }
+    struct message *message = link->spare;
+    link->spare = message->next;
+    return message;
+}
+
+static void give_message(struct link *link, struct message *message)
+{
+    message->next = link->spare;
+    link->spare = message;
+}
+
+static rsd_status link_send(void *context, int32_t to, int32_t tag, const void *data, size_t nbytes,
+                            void **request)
+{
+    struct link *link = context;
+    struct message *message = take_message(link);
+    if (!message)
+        return no_memory();
+    TRY_MPI(MPI_Isend(data, (int)nbytes, MPI_BYTE, to, link->first_tag + tag, link->comm,
+                      &message->request),
+            "MPI_Isend");
+    *request = message;
+    return RSD_OK;
+}
+
+static rsd_status link_recv(void *context, int32_t from, int32_t tag, void *data, size_t nbytes,
+                            void **request)
+{
+    struct link *link = context;
+    struct message *message = take_message(link);
+    if (!message)
+        return no_memory();
+    TRY_MPI(MPI_Irecv(data, (int)nbytes, MPI_BYTE, from, link->first_tag + tag, link->comm,
+                      &message->request),
+            "MPI_Irecv");
+    *request = message;
+    return RSD_OK;
+}
+
+static rsd_status link_test(void *context, void *request, int32_t *done)
+{
+    struct link *link = context;
+    struct message *message = request;
+    int flag = 0;
+    TRY_MPI(MPI_Test(&message->request, &flag, MPI_STATUS_IGNORE), "MPI_Test");
+    if (flag)
+        give_message(link, message);
+    *done = flag;
+    return RSD_OK;
+}
+
+/* MPI promises only that a receive that was not matched is undone. */
+static void link_cancel(void *context, void *request)
+{
+    struct link *link = context;
+    struct message *message = request;
+    MPI_Cancel(&message->request);
+    MPI_Request_free(&message->request);
+    give_message(link, message);
+}
+
+/* ---- the meeting ---- */
+
+static rsd_status wait_until(MPI_Request *request, const char *what)
+{
+    double since = MPI_Wtime();
+    for (int done = 0; !done;) {
+        TRY_MPI(MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
+        if (done)
+            return RSD_OK;
+        if (MPI_Wtime() - since > patience)
+            return late("some rank");
+        sched_yield();
+    }
+    return RSD_OK;
+}
+
+static rsd_status wait_for_all(int n, MPI_Request *receives)
+{
+    double since = MPI_Wtime();
+    for (int i = 0; i < n;) {
+        int done = 0;
+        TRY_MPI(MPI_Test(&receives[i], &done, MPI_STATUS_IGNORE), "a gather");
+        if (done)
+            i++;
+        else if (MPI_Wtime() - since > patience) {
+            char who[32];
+            snprintf(who, sizeof who, "rank %d", i);
+            return late(who);
+        } else
+            sched_yield();
+    }
+    return RSD_OK;
+}
+
+/* Everybody to everybody: with few ranks it is as quick as a collective, and says who is late. */
+static rsd_status gather_flat(struct link *link, const void *own, size_t nbytes, char *all,
+                              MPI_Request *requests)
+{
+    int n = link->nranks, tag = link->first_tag + NTAGS - 1;
+    MPI_Request *receives = requests, *sends = requests + n;
+    memcpy(all + (size_t)link->rank * nbytes, own, nbytes);
+    for (int i = 0; i < n; i++) {
+        receives[i] = sends[i] = MPI_REQUEST_NULL;
+        if (i != link->rank)
+            TRY_MPI(MPI_Irecv(all + (size_t)i * nbytes, (int)nbytes, MPI_BYTE, i, tag, link->comm,
+                              &receives[i]),
+                    "MPI_Irecv");
+    }
+    for (int i = 0; i < n; i++)
+        if (i != link->rank)
+            TRY_MPI(MPI_Isend(own, (int)nbytes, MPI_BYTE, i, tag, link->comm, &sends[i]),
+                    "MPI_Isend");
+    TRY(wait_for_all(n, receives));
+    return wait_for_all(n, sends);
+}
+
+static rsd_status link_allgather(void *context, const void *own, size_t nbytes, void *all)
+{
+    struct link *link = context;
+    if (link->nranks <= FLAT_GATHER_MOST) {
+        MPI_Request requests[2 * FLAT_GATHER_MOST];
+        return gather_flat(link, own, nbytes, all, requests);
+    }
+    MPI_Request request;
+    TRY_MPI(MPI_Iallgather(own, (int)nbytes, MPI_BYTE, all, (int)nbytes, MPI_BYTE, link->comm,
+                           &request),
+            "MPI_Iallgather");
+    return wait_until(&request, "MPI_Iallgather");
+}
+
+/* ---- the duplicate ---- */
+
+static int drop_shared(MPI_Comm comm, int keyval, void *value, void *extra)
+{
+    struct shared_comm *shared = value;
+    (void)comm, (void)keyval, (void)extra;
+    int code = MPI_Comm_free(&shared->comm);
+    free(shared);
+    return code;
+}
+
+/* The one key of this process: keys belong to MPI, not to a communicator. */
+static int attribute = MPI_KEYVAL_INVALID;
+
+static rsd_status make_shared(MPI_Comm comm, struct shared_comm **out)
+{
+    MPI_Request request;
+    int *most_tag, found = 0;
+    struct shared_comm *shared = calloc(1, sizeof *shared);
+    if (!shared)
+        return no_memory();
+    int code = MPI_Comm_idup(comm, &shared->comm, &request);
+    rsd_status status =
+        code ? failed(code, "MPI_Comm_idup") : wait_until(&request, "MPI_Comm_idup");
+    if (status) {
+        free(shared);
+        return status;
+    }
+    MPI_Comm_set_errhandler(shared->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_get_attr(shared->comm, MPI_TAG_UB, (void *)&most_tag, &found);
+    shared->nserials = (found ? *most_tag + 1 : 32768) / NTAGS;
+    code = MPI_Comm_set_attr(comm, attribute, shared);
+    if (code) {
+        drop_shared(comm, 0, shared, NULL);
+        return failed(code, "MPI_Comm_set_attr");
+    }
+    *out = shared;
+    return RSD_OK;
+}
+
+static rsd_status find_shared(MPI_Comm comm, struct shared_comm **out)
+{
+    int found = 0, inter = 0;
+    if (comm == MPI_COMM_NULL)
+        return rsd_fail(RSD_EINVAL, "the communicator is MPI_COMM_NULL");
+    TRY_MPI(MPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
+    if (inter)
+        return rsd_fail(RSD_EUNSUPPORTED,
+                        "an intercommunicator: merge it first (MPI_Intercomm_merge)");
+    if (attribute == MPI_KEYVAL_INVALID)
+        TRY_MPI(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, drop_shared, &attribute, NULL),
+                "MPI_Comm_create_keyval");
+    TRY_MPI(MPI_Comm_get_attr(comm, attribute, (void *)out, &found), "MPI_Comm_get_attr");
+    return found ? RSD_OK : make_shared(comm, out);
+}
+
+/* ---- the transport ---- */
+
+static void link_drop(void *context)
+{
+    struct link *link = context;
+    for (struct block *block = link->blocks, *next; block; block = next) {
+        next = block->next;
+        free(block);
+    }
+    free(link);
+}
+
+rsd_status rsd_mpi_transport(MPI_Comm comm, rsd_transport *transport)
+{
+    int initialised = 0, finalised = 0;
+    struct shared_comm *shared;
+    MPI_Initialized(&initialised);
+    MPI_Finalized(&finalised);
+    if (!initialised || finalised)
+        return rsd_fail(RSD_EINVAL, "MPI is not initialised");
+    TRY(find_shared(comm, &shared));
+    struct link *link = calloc(1, sizeof *link);
+    if (!link)
+        return no_memory();
+    link->comm = shared->comm;
+    link->first_tag = shared->next_serial++ % shared->nserials * NTAGS;
+    MPI_Comm_rank(link->comm, &link->rank);
+    MPI_Comm_size(link->comm, &link->nranks);
+    *transport = (rsd_transport){.struct_nbytes = sizeof *transport,
+                                 .context = link,
+                                 .rank = link->rank,
+                                 .nranks = link->nranks,
+                                 .send = link_send,
+                                 .recv = link_recv,
+                                 .test = link_test,
+                                 .cancel = link_cancel,
+                                 .allgather = link_allgather};
+    return RSD_OK;
+}
+
+rsd_status rsd_mpi_transport_f(int32_t fortran_comm, rsd_transport *transport)
+{
+    return rsd_mpi_transport(MPI_Comm_f2c((MPI_Fint)fortran_comm), transport);
+}
+
+void rsd_mpi_transport_free(rsd_transport *transport)
+{
+    if (transport && transport->context)
+        link_drop(transport->context);
+    if (transport)
+        transport->context = NULL;
+}
+
+/* ---- binding ---- */
+
+rsd_status rsd_bind_mpi_many(int64_t nplans, const rsd_plan *const *plans,
+                             const rsd_bind_options *bind, MPI_Comm comm,
+                             const rsd_exchange_options *options, rsd_exec **exec)
+{
+    rsd_transport transport;
+    TRY(rsd_mpi_transport(comm, &transport));
+    transport.release = link_drop;
+    rsd_status status = rsd_bind_transport(nplans, plans, bind, &transport, options, exec);
+    if (status)
+        link_drop(transport.context);
+    return status;
+}
+
+rsd_status rsd_bind_mpi(const rsd_plan *plan, MPI_Comm comm, const rsd_exchange_options *options,
+                        rsd_exec **exec)
+{
+    return rsd_bind_mpi_many(1, &plan, NULL, comm, options, exec);
+}

@@ -1,0 +1,50 @@
+# The library for MPI, apart from the other so that that needs no MPI. Built wherever mpicc is found.
+
+MPICC ?= mpicc
+MPI_FOUND := $(if $(filter no,$(MPI)),,$(shell command -v $(MPICC) 2>/dev/null))
+MPI_SRC := src/mpi/link.c
+MPI_OBJ := $(call objects,mpi,$(MPI_SRC))
+MPI_INSTALL := $(if $(MPI_FOUND),install-mpi)
+
+# The compiler wrapper of either MPI calls this compiler.
+export OMPI_CC := $(CC)
+export MPICH_CC := $(CC)
+
+ifneq ($(MPI_FOUND),)
+all: $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard_mpi.so
+endif
+
+$(BUILD)/mpi/%.o: %.c | $(BUILD)/ready
+	@mkdir -p $(@D)
+	@echo "  mpicc $@"
+	$(Q)$(MPICC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(CFLAGS) -fPIC -MMD -MP -c -o $@ $<
+
+$(BUILD)/mpi_symbols: include/reshard_mpi.h $(BUILD)/symbols
+	$(Q)tools/symbols.sh $< | grep -vxFf $(BUILD)/symbols > $@
+
+$(BUILD)/reshard_mpi.map: $(BUILD)/mpi_symbols
+	$(Q)(echo "RESHARD_MPI_$(SOVERSION) {"; echo "global:"; sed 's/.*/    &;/' $<; echo "local:"; echo "    *;"; echo "};") > $@
+
+$(BUILD)/libreshard_mpi.a: $(MPI_OBJ)
+	$(Q)rm -f $@
+	$(Q)$(AR) rcs $@ $^
+
+$(BUILD)/libreshard_mpi.so.$(VERSION): $(MPI_OBJ) $(BUILD)/reshard_mpi.map $(BUILD)/libreshard.so
+	@echo "  link  $@"
+	$(Q)$(MPICC) -shared -Wl,-soname,libreshard_mpi.so.$(SOVERSION) -Wl,--version-script=$(BUILD)/reshard_mpi.map \
+	    $(LDFLAGS) -o $@ $(MPI_OBJ) -L$(BUILD) -lreshard $(LDLIBS)
+
+$(BUILD)/libreshard_mpi.so: $(BUILD)/libreshard_mpi.so.$(VERSION)
+	$(Q)ln -sf libreshard_mpi.so.$(VERSION) $(BUILD)/libreshard_mpi.so.$(SOVERSION)
+	$(Q)ln -sf libreshard_mpi.so.$(SOVERSION) $@
+
+.PHONY: install-mpi
+install-mpi: all
+	install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(PREFIX)/lib/pkgconfig"
+	install -m 644 include/reshard_mpi.h "$(DESTDIR)$(PREFIX)/include/"
+	install -m 644 $(BUILD)/libreshard_mpi.a "$(DESTDIR)$(PREFIX)/lib/"
+	install -m 755 $(BUILD)/libreshard_mpi.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/"
+	$(Q)ln -sf libreshard_mpi.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard_mpi.so.$(SOVERSION)"
+	$(Q)ln -sf libreshard_mpi.so.$(SOVERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard_mpi.so"
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' tools/reshard_mpi.pc.in > $(BUILD)/reshard_mpi.pc
+	install -m 644 $(BUILD)/reshard_mpi.pc "$(DESTDIR)$(PREFIX)/lib/pkgconfig/"
