@@ -38,19 +38,49 @@ typedef struct rsd_transport {
 /* Local. For whoever writes a transport: makes message what rsd_error says, and returns status. */
 rsd_status rsd_fail(rsd_status status, const char *message);
 
+/* Memory that the ranks of one host share: what is given from an array in here, the receiver takes out of it
+ * directly, without a message. (Any other array works too: it is packed into shared memory first.) An arena
+ * needs no room in /dev/shm; all its pages are allocated at once. */
+typedef struct rsd_arena rsd_arena;
+rsd_status rsd_arena_new(int64_t nbytes, rsd_arena **arena);
+
+/* Memory for an array, aligned to 64 bytes; each takes a multiple of 64. ENOMEM: the arena is full. It is given
+ * back with all the others by rsd_arena_clear. */
+rsd_status rsd_arena_alloc(rsd_arena *arena, int64_t nbytes, void **memory);
+void rsd_arena_clear(rsd_arena *arena);
+
+/* After the execs that were bound with it. */
+void rsd_arena_free(rsd_arena *arena);
+
 typedef struct rsd_exchange_options {
-    size_t struct_nbytes; /* sizeof(rsd_exchange_options) */
-    int64_t max_nbytes;   /* of one rank, for messages on their way; 0: 256 MiB. The least counts */
-    double timeout;       /* seconds without any progress after which a run fails; 0: 300 */
+    size_t struct_nbytes;     /* sizeof(rsd_exchange_options) */
+    int64_t max_nbytes;       /* of one rank, for what is on its way; 0: 256 MiB. The least counts */
+    double timeout;           /* seconds without any progress after which a run fails; 0: 300 */
+    const rsd_arena *arena;   /* of this rank; NULL: none */
+    int64_t node;             /* ranks with the same number share memory; 0: found from the host's name,
+                               * -1: none */
+    const char *const *names; /* of the tensors, one a plan, for messages; NULL: their types are said */
 } rsd_exchange_options;
 
 /* Collective. nplans plans as in rsd_bind_threads_many; strides are of this rank's arrays alone, and so are
  * the pointers of a run: those of the first plan, then those of the second, and so on. Every rank binds the
  * same plans in the same order: EMISMATCH on all ranks names the one that does not. bind and options may
- * be NULL. After EPEER or ETIMEOUT the exec can only be freed. */
+ * be NULL.
+ *
+ * rsd_run and rsd_wait return the same on all ranks: a bad pointer on one rank is an error on each, before
+ * anything moves. If a rank does not come, the others return ETIMEOUT, which names it and a tensor, and the
+ * exec can only be freed. rsd_start sends what can be sent without waiting; the rest happens in rsd_wait. */
 rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
                               const rsd_bind_options *bind, const rsd_transport *transport,
                               const rsd_exchange_options *options, rsd_exec **exec);
+
+/* Local. How an exec between processes moves, in a line: which ranks share memory, or why they do not. Valid
+ * as long as the exec; "" for other execs. */
+const char *rsd_exec_note(const rsd_exec *exec);
+
+/* Collective. A number for the host of every rank, nranks of them: the node map that rsd_plan_options takes, so
+ * that replicas cross between hosts once. */
+rsd_status rsd_transport_nodes(const rsd_transport *transport, int32_t *node_of);
 
 #ifdef __cplusplus
 }

@@ -17,30 +17,75 @@ struct rank {
     const rsd_plan *const *plans;
     const void *const *src;
     void *const *dst;
-    int64_t budget;
+    int64_t budget, node;
     double timeout;
     int nruns;
+    bool in_arena; /* the arrays are copied into one, and the result out of it */
+    const size_t *src_nbytes, *dst_nbytes;
+    int64_t nsrc, ndst;
+    const char *expected_note;
     rsd_status status;
     char message[300];
 };
 
+/* Arrays in an arena, as the rank's own are. */
+static void **move_in(rsd_arena *arena, int64_t n, const void *const *arrays, const size_t *nbytes)
+{
+    void **copies = calloc((size_t)n + 1, sizeof *copies);
+    for (int64_t i = 0; i < n; i++) {
+        rsd_arena_alloc(arena, (int64_t)nbytes[i] + 1, &copies[i]);
+        if (nbytes[i])
+            memcpy(copies[i], arrays[i], nbytes[i]);
+    }
+    return copies;
+}
+
+static void run_in_arena(struct rank *rank, rsd_exec *exec, rsd_arena *arena)
+{
+    void **src = move_in(arena, rank->nsrc, rank->src, rank->src_nbytes);
+    void **dst = move_in(arena, rank->ndst, (const void *const *)rank->dst, rank->dst_nbytes);
+    for (int i = 0; i < rank->nruns && !rank->status; i++) {
+        rank->status = rsd_start(exec, (const void *const *)src, dst);
+        if (!rank->status)
+            rank->status = rsd_wait(exec);
+    }
+    for (int64_t i = 0; i < rank->ndst; i++)
+        if (rank->dst_nbytes[i])
+            memcpy(rank->dst[i], dst[i], rank->dst_nbytes[i]);
+    free(src);
+    free(dst);
+}
+
 static void *run_rank(void *context)
 {
     struct rank *rank = context;
+    rsd_arena *arena = NULL;
+    if (rank->in_arena && rsd_arena_new(1 << 20, &arena))
+        arena = NULL;
     rsd_transport transport = mailbox_transport(rank->box, rank->rank);
-    rsd_exchange_options options = {
-        .struct_nbytes = sizeof options, .max_nbytes = rank->budget, .timeout = rank->timeout};
+    rsd_exchange_options options = {.struct_nbytes = sizeof options,
+                                    .max_nbytes = rank->budget,
+                                    .timeout = rank->timeout,
+                                    .node = rank->node};
     rsd_exec *exec = NULL;
+    options.arena = arena;
     rank->status = rsd_bind_transport(rank->nplans, rank->plans, NULL, &transport, &options, &exec);
-    for (int i = 0; i < rank->nruns && !rank->status; i++)
+    if (!rank->status && rank->expected_note && !strstr(rsd_exec_note(exec), rank->expected_note))
+        rank->status = rsd_fail(RSD_EINVAL, rsd_exec_note(exec));
+    if (!rank->status && arena)
+        run_in_arena(rank, exec, arena);
+    for (int i = 0; i < rank->nruns && !rank->status && !arena; i++)
         rank->status = rsd_run(exec, rank->src, rank->dst);
     snprintf(rank->message, sizeof rank->message, "%s", rank->status ? rsd_error() : "");
     rsd_exec_free(exec);
+    rsd_arena_free(arena);
     return NULL;
 }
 
 /* Every rank in a thread of its own, with its own arrays alone. */
-static bool carry(const char *problem, int64_t budget)
+enum way { MESSAGES, STAGED, DIRECT };
+
+static bool carry(const char *problem, int64_t budget, enum way way)
 {
     rsd_layout *a, *b;
     rsd_plan *plan = NULL;
@@ -55,18 +100,26 @@ static bool carry(const char *problem, int64_t budget)
     struct rank *ranks = calloc((size_t)world, sizeof *ranks);
     const rsd_plan *plans[] = {plan};
     for (int32_t i = 0; i < world && fine; i++) {
-        int64_t first_src, first_dst, n;
-        rsd_layout_arrays_of(a, i, &first_src, &n);
-        rsd_layout_arrays_of(b, i, &first_dst, &n);
-        ranks[i] = (struct rank){.box = box,
-                                 .rank = i,
-                                 .nplans = 1,
-                                 .plans = plans,
-                                 .src = (const void *const *)(src.array + first_src),
-                                 .dst = dst.array + first_dst,
-                                 .budget = budget,
-                                 .timeout = 60,
-                                 .nruns = 2};
+        int64_t first_src, first_dst, nsrc, ndst;
+        rsd_layout_arrays_of(a, i, &first_src, &nsrc);
+        rsd_layout_arrays_of(b, i, &first_dst, &ndst);
+        ranks[i] =
+            (struct rank){.box = box,
+                          .rank = i,
+                          .nplans = 1,
+                          .plans = plans,
+                          .src = (const void *const *)(src.array + first_src),
+                          .dst = dst.array + first_dst,
+                          .budget = budget,
+                          .node = way == MESSAGES ? -1 : 0,
+                          .in_arena = way == DIRECT,
+                          .src_nbytes = src.nbytes + first_src,
+                          .dst_nbytes = dst.nbytes + first_dst,
+                          .nsrc = nsrc,
+                          .ndst = ndst,
+                          .expected_note = world == 1 || way == MESSAGES ? "messages" : "shared",
+                          .timeout = 60,
+                          .nruns = 2};
         pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
     }
     for (int32_t i = 0; i < world && fine; i++) {
@@ -94,15 +147,19 @@ static void known_moves(void)
         "f32[6,7] : 3:S0 -> 1:R",       "f32[6,7] : 1:R -> 3:S1",
         "f32[] : 4:R -> 4:R",           "f32[0,5] : 2:S0 -> 3:S1",
     };
-    CASE("moves between ranks that share no memory equal the oracle");
-    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
-        carry(problems[i], 0);
-    CASE("the same in many rounds, under the least budget");
-    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
-        carry(problems[i], 1);
-    carry("f64[200,300] : 4:S0 -> 4:S1", 1);
-    carry("f32[200,300] : 4:P -> 2x2:S0,S1", 1);
-    carry("f32[200,300] : 3:P -> 3:R", 1);
+    static const char *const names[] = {"by messages", "through shared memory", "from arenas"};
+    for (int way = MESSAGES; way <= DIRECT; way++) {
+        const char *how = names[way];
+        CASE("moves between ranks equal the oracle, %s", how);
+        for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
+            carry(problems[i], 0, (enum way)way);
+        CASE("the same in many rounds, under the least budget, %s", how);
+        for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
+            carry(problems[i], 1, (enum way)way);
+        carry("f64[200,300] : 4:S0 -> 4:S1", 1, (enum way)way);
+        carry("f32[200,300] : 4:P -> 2x2:S0,S1", 1, (enum way)way);
+        carry("f32[200,300] : 3:P -> 3:R", 1, (enum way)way);
+    }
 }
 
 static void random_moves(void)
@@ -127,7 +184,7 @@ static void random_moves(void)
             rsd_plan_free(plan);
         rsd_layout_free(a);
         rsd_layout_free(b);
-        if (possible && !carry(problem, i % 2))
+        if (possible && !carry(problem, i % 2, (enum way)(i / 2 % 3)))
             break;
     }
 }

@@ -1,10 +1,7 @@
-/* exchange.c - the carrier between processes: packed messages over a transport, in rounds.
+/* exchange.c - the carrier between processes.
  *
- *     arrays --pack--> chunk --send ... recv--> chunk --unpack--> arrays
- *
- * Every parcel has one chunk on its way at a time, in a buffer of its own; chunks are at most as long as the
- * budget allows, the same length on both sides, so a parcel of any size goes in rounds. All parcels of a
- * stage move on independently of each other, and so do the sums of a reduction: for each part of a box all
+ * A run agrees that everybody is ready, then goes through the stages of its plans. In a stage all parcels move
+ * on independently of each other (lanes.c), and so do the sums of a reduction: for each part of a box all
  * terms are brought together, combined in the order of the plan, and stored.
  *
  * A rank never waits for one peer alone: it goes round everything that could move, and if nothing has moved
@@ -12,36 +9,14 @@
  */
 #include "move.h"
 
+#include <errno.h>
 #include <sched.h>
-#include <string.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <time.h>
 
-enum { LEAST_CHUNK = 4096, MOST_CHUNK = 1 << 26, COPY_TAG = 0, REDUCE_TAG = 32 };
+enum { LEAST_CHUNK = 4096, MOST_CHUNK = 4 << 20 };
 static const int64_t default_budget = (int64_t)256 << 20;
-
-/* One chunk of a parcel on its way. */
-struct lane {
-    const struct parcel *parcel;
-    bool sending, moving;
-    size_t op;      /* at hand */
-    uint64_t op_at; /* bytes of it that are done */
-    uint64_t left;  /* bytes of the parcel that are not done */
-    size_t nbytes;  /* on the way */
-    char *buffer;
-    void *request;
-};
-
-/* One part of a box that is combined: all terms on their way at once. */
-struct reducer {
-    size_t sum;  /* at hand */
-    uint64_t at; /* bytes of it that are done */
-    size_t nbytes, nmoving;
-    char *terms; /* one chunk each */
-    char *result;
-    void **requests;
-    bool *moving;
-    size_t most_terms;
-};
 
 static double seconds(void)
 {
@@ -50,141 +25,59 @@ static double seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* ---- parcels ---- */
-
-/* How long the next chunk is: as much as fits, and of a reduction no more than one piece. */
-static size_t next_chunk(const struct exchange *x, const struct lane *lane)
-{
-    uint64_t most = lane->left;
-    if (lane->parcel->reduce)
-        most = x->ops[lane->op].nbytes - lane->op_at;
-    return (size_t)(most < x->chunk ? most : x->chunk);
-}
-
-/* Goes through the ops of n bytes, packing or unpacking them, or neither. */
-static void go_through(const struct exchange *x, struct lane *lane, size_t n, bool move)
-{
-    char *packed = lane->buffer;
-    lane->left -= n;
-    while (n > 0) {
-        const struct op *op = &x->ops[lane->op];
-        uint64_t rest = op->nbytes - lane->op_at;
-        size_t some = rest < n ? (size_t)rest : n;
-        if (move && lane->sending)
-            op_pack(x, op, lane->op_at, some, packed);
-        else if (move)
-            op_unpack(x, op, lane->op_at, some, packed);
-        packed += some;
-        n -= some;
-        lane->op_at += some;
-        if (lane->op_at == op->nbytes) {
-            lane->op++;
-            lane->op_at = 0;
-        }
-    }
-}
-
-static rsd_status start_chunk(struct exchange *x, struct lane *lane)
-{
-    const rsd_transport *t = &x->transport;
-    int32_t tag = lane->parcel->stage + (lane->parcel->reduce ? REDUCE_TAG : COPY_TAG);
-    lane->nbytes = next_chunk(x, lane);
-    if (lane->sending) {
-        go_through(x, lane, lane->nbytes, true);
-        TRY(t->send(t->context, lane->parcel->peer, tag, lane->buffer, lane->nbytes,
-                    &lane->request));
-    } else {
-        TRY(t->recv(t->context, lane->parcel->peer, tag, lane->buffer, lane->nbytes,
-                    &lane->request));
-    }
-    lane->moving = true;
-    return RSD_OK;
-}
-
-static rsd_status push_lane(struct exchange *x, struct lane *lane, bool *moved)
-{
-    int32_t done = 0;
-    if (!lane->moving && lane->left > 0) {
-        *moved = true;
-        return start_chunk(x, lane);
-    }
-    if (!lane->moving)
-        return RSD_OK;
-    TRY(x->transport.test(x->transport.context, lane->request, &done));
-    if (!done)
-        return RSD_OK;
-    *moved = true;
-    lane->moving = false;
-    if (!lane->sending)
-        go_through(x, lane, lane->nbytes, true);
-    return RSD_OK;
-}
-
 /* ---- reductions ---- */
 
-static rsd_status start_terms(struct exchange *x, struct reducer *r)
+/* Where each term of the part at hand is; false if one is not there yet. */
+static rsd_status collect(struct exchange *x, const struct gathered_sum *sum, size_t n, bool *all)
 {
-    const struct gathered_sum *sum = &x->sums[r->sum];
-    uint64_t rest = sum->to.nbytes - r->at;
-    r->nbytes = (size_t)(rest < x->chunk ? rest : x->chunk);
-    for (size_t i = 0; i < sum->nterms; i++) {
+    struct reducer *r = &x->reducer;
+    *all = true;
+    for (size_t i = 0; i < sum->nterms && *all; i++) {
         const struct gathered_term *term = &x->terms[sum->first_term + i];
-        char *buffer = r->terms + i * x->chunk;
-        if (term->peer == x->transport.rank) {
-            op_pack(x, &term->op, r->at, r->nbytes, buffer);
-            continue;
+        if (term->lane) {
+            TRY(lane_front(x, term->lane, &term->op, r->at, n, &r->terms[i]));
+            *all = r->terms[i] != NULL;
+        } else {
+            op_pack(x, &term->op, x->src[term->op.array], r->at, n, r->own);
+            r->terms[i] = r->own;
         }
-        TRY(x->transport.recv(x->transport.context, term->peer, REDUCE_TAG, buffer, r->nbytes,
-                              &r->requests[i]));
-        r->moving[i] = true;
-        r->nmoving++;
     }
     return RSD_OK;
 }
 
-static void combine_terms(struct exchange *x, struct reducer *r)
+static void combine(struct exchange *x, const struct gathered_sum *sum, size_t nbytes)
 {
-    const struct gathered_sum *sum = &x->sums[r->sum];
-    int64_t each = (int64_t)rsd_dtype_nbytes(sum->reduction.dtype), n = (int64_t)r->nbytes / each;
+    struct reducer *r = &x->reducer;
+    int64_t each = (int64_t)rsd_dtype_nbytes(sum->reduction.dtype), n = (int64_t)nbytes / each;
     struct accumulators sums;
     for (int64_t at = 0; at < n; at += REDUCE_BATCH) {
         int64_t some = min_i64(n - at, REDUCE_BATCH);
-        reduce_first(&sum->reduction, &sums, some, r->terms + at * each, each);
+        reduce_first(&sum->reduction, &sums, some, r->terms[0] + at * each, each);
         for (size_t i = 1; i < sum->nterms; i++)
-            reduce_next(&sum->reduction, &sums, some, r->terms + i * x->chunk + (size_t)(at * each),
-                        each);
+            reduce_next(&sum->reduction, &sums, some, r->terms[i] + at * each, each);
         reduce_store(&sum->reduction, &sums, some, r->result + at * each, each);
     }
-    op_unpack(x, &sum->to, r->at, r->nbytes, r->result);
+    op_unpack(x, &sum->to, r->at, nbytes, r->result);
 }
 
 static rsd_status push_reducer(struct exchange *x, bool *moved)
 {
-    struct reducer *r = x->reducer;
+    struct reducer *r = &x->reducer;
+    bool all;
     if (r->sum == x->nsums)
         return RSD_OK;
     const struct gathered_sum *sum = &x->sums[r->sum];
-    if (r->nbytes == 0) {
-        *moved = true;
-        return start_terms(x, r);
-    }
-    for (size_t i = 0; i < sum->nterms; i++) {
-        int32_t done = 0;
-        if (!r->moving[i])
-            continue;
-        TRY(x->transport.test(x->transport.context, r->requests[i], &done));
-        if (!done)
-            continue;
-        *moved = true;
-        r->moving[i] = false;
-        r->nmoving--;
-    }
-    if (r->nmoving > 0)
+    uint64_t rest = sum->to.nbytes - r->at, most = reduce_chunk(x);
+    size_t n = (size_t)(rest < most ? rest : most);
+    TRY(collect(x, sum, n, &all));
+    if (!all)
         return RSD_OK;
     *moved = true;
-    combine_terms(x, r);
-    r->at += r->nbytes;
-    r->nbytes = 0;
+    combine(x, sum, n);
+    for (size_t i = 0; i < sum->nterms; i++)
+        if (x->terms[sum->first_term + i].lane)
+            lane_pop(x, x->terms[sum->first_term + i].lane, n);
+    r->at += n;
     if (r->at == sum->to.nbytes) {
         r->sum++;
         r->at = 0;
@@ -192,102 +85,94 @@ static rsd_status push_reducer(struct exchange *x, bool *moved)
     return RSD_OK;
 }
 
-/* ---- a stage ---- */
+/* ---- a run ---- */
 
+/* What a rank keeps is copied before anything is waited for. */
 static void keep(struct exchange *x, int32_t stage)
 {
-    for (size_t i = 0; i < x->nkeeps; i++) {
-        const struct op *from = &x->keeps[2 * i], *to = &x->keeps[2 * i + 1];
-        if (x->keep_stages[i] != stage)
+    for (size_t i = 0; i < x->nests.nnests; i++) {
+        const struct nest *nest = &x->nests.nests[i];
+        if (nest->stage != stage || nest->peer != x->transport.rank)
             continue;
-        for (uint64_t at = 0; at < from->nbytes; at += LEAST_CHUNK) {
-            char block[LEAST_CHUNK]; /* small enough to stay in the cache */
-            uint64_t rest = from->nbytes - at;
-            size_t n = rest < LEAST_CHUNK ? (size_t)rest : LEAST_CHUNK;
-            op_pack(x, from, at, n, block);
-            op_unpack(x, to, at, n, block);
-        }
+        const char *from = nest->from_dst ? x->dst[nest->src] : x->src[nest->src];
+        copy_block(&x->copier, x->stream, &nest->block, from + nest->src_offset,
+                   x->dst[nest->dst] + nest->dst_offset, 0, nest->block.nrows);
     }
 }
 
-static rsd_status late(struct exchange *x, int32_t stage)
+static rsd_status push_stage(struct exchange *x, bool *moved, bool *done)
 {
-    for (size_t i = 0; i < x->nlanes; i++) {
-        const struct lane *lane = &x->lanes[i];
-        if (lane->parcel->stage == stage && (lane->left > 0 || lane->moving))
-            return fail(RSD_ETIMEOUT,
-                        "nothing moved for %g s: rank %d has not %s rank %d, %llu bytes are left",
-                        x->timeout, (int)lane->parcel->peer,
-                        lane->sending ? "received from" : "sent to", (int)x->transport.rank,
-                        (unsigned long long)lane->left);
-    }
-    const struct reducer *r = x->reducer;
-    for (size_t i = 0; r->sum < x->nsums && i < x->sums[r->sum].nterms; i++)
-        if (r->moving[i])
-            return fail(RSD_ETIMEOUT, "nothing moved for %g s: rank %d has not sent its term",
-                        x->timeout, (int)x->terms[x->sums[r->sum].first_term + i].peer);
-    return fail(RSD_ETIMEOUT, "nothing moved for %g s", x->timeout);
-}
-
-static rsd_status run_stage(struct exchange *x, int32_t stage)
-{
-    double since = seconds();
-    keep(x, stage);
-    for (;;) {
-        bool moved = false, left = stage == 0 && x->reducer->sum < x->nsums;
-        for (size_t i = 0; i < x->nlanes; i++) {
-            struct lane *lane = &x->lanes[i];
-            if (lane->parcel->stage != stage)
-                continue;
-            TRY(push_lane(x, lane, &moved));
-            left = left || lane->left > 0 || lane->moving;
-        }
-        if (stage == 0)
-            TRY(push_reducer(x, &moved));
-        if (!left)
-            return RSD_OK;
-        if (moved) {
-            since = seconds();
-        } else if (seconds() - since > x->timeout) {
-            return late(x, stage);
-        } else {
-            sched_yield();
-        }
-    }
-}
-
-/* Nobody waits for these any more. */
-static void cancel_all(struct exchange *x)
-{
-    const rsd_transport *t = &x->transport;
-    for (size_t i = 0; i < x->nlanes; i++) {
-        if (x->lanes[i].moving)
-            t->cancel(t->context, x->lanes[i].request);
-        x->lanes[i].moving = false;
-    }
-    for (size_t i = 0; x->reducer->nmoving > 0 && i < x->sums[x->reducer->sum].nterms; i++)
-        if (x->reducer->moving[i]) {
-            t->cancel(t->context, x->reducer->requests[i]);
-            x->reducer->moving[i] = false;
-            x->reducer->nmoving--;
-        }
-}
-
-/* ---- the carrier ---- */
-
-static void rewind_lanes(struct exchange *x)
-{
+    *done = true;
     for (size_t i = 0; i < x->nlanes; i++) {
         struct lane *lane = &x->lanes[i];
-        lane->op = lane->parcel->first_op;
-        lane->op_at = 0;
-        lane->left = lane->parcel->nbytes;
-        lane->moving = false;
+        if (lane->parcel->stage != x->stage)
+            continue;
+        TRY(lane_push(x, lane, moved));
+        *done = *done && lane_finished(lane);
     }
-    x->reducer->sum = 0;
-    x->reducer->at = 0;
-    x->reducer->nbytes = 0;
-    x->reducer->nmoving = 0;
+    if (x->stage == 0)
+        TRY(push_reducer(x, moved));
+    *done = *done && (x->stage > 0 || x->reducer.sum == x->nsums);
+    return RSD_OK;
+}
+
+/* Does what can be done now. */
+static rsd_status push(struct exchange *x, bool *moved, bool *done)
+{
+    bool passed = false;
+    *done = x->stage == x->nstages;
+    if (*done)
+        return RSD_OK;
+    if (x->stage < 0)
+        TRY(meeting_push(x, moved, &passed));
+    else
+        TRY(push_stage(x, moved, &passed));
+    if (!passed)
+        return RSD_OK;
+    *moved = true;
+    if (++x->stage == x->nstages)
+        *done = true;
+    else
+        keep(x, x->stage);
+    return RSD_OK;
+}
+
+/* A neighbour that is no more will not come: no need to wait for the time-out. */
+static rsd_status look_for_the_dead(const struct exchange *x)
+{
+    for (int32_t i = 0; x->near && i < x->near->n; i++) {
+        const struct neighbour *near = &x->near->list[i];
+        if (kill(near->pid, 0) && errno == ESRCH)
+            return fail(RSD_EPEER, "rank %d (process %d) is gone", (int)near->rank, (int)near->pid);
+    }
+    return RSD_OK;
+}
+
+static rsd_status idle(struct exchange *x, double *looked)
+{
+    double now = seconds(), waited = now - x->since;
+    if (now - *looked > 0.1) {
+        *looked = now;
+        TRY(look_for_the_dead(x));
+        if (waited > x->timeout / 2)
+            rollcall_start(x);
+        rollcall_push(x);
+    }
+    if (waited > x->timeout) {
+        rollcall_push(x);
+        return say_who_is_late(x);
+    }
+    sched_yield();
+    return RSD_OK;
+}
+
+/* After a failure nobody waits for these any more. */
+static void give_up(struct exchange *x)
+{
+    for (size_t i = 0; i < x->nlanes; i++)
+        lane_cancel(x, &x->lanes[i]);
+    meeting_cancel(x);
+    x->broken = true;
 }
 
 static rsd_status check_arrays(const struct exchange *x)
@@ -301,67 +186,93 @@ static rsd_status check_arrays(const struct exchange *x)
     return RSD_OK;
 }
 
-static rsd_status run(rsd_exec *exec, const void *const *src, void *const *dst)
+static rsd_status start(rsd_exec *exec, const void *const *src, void *const *dst)
 {
     struct exchange *x = (struct exchange *)exec;
+    bool moved = false, done;
     if (x->broken)
         return fail(RSD_EINVAL, "a run failed before: the exec can only be freed");
     for (int64_t i = 0; i < x->nsrc; i++)
-        x->src[i] = src[i];
+        x->src[i] = src ? src[i] : NULL;
     for (int64_t i = 0; i < x->ndst; i++)
-        x->dst[i] = dst[i];
-    TRY(check_arrays(x));
-    rewind_lanes(x);
-    for (int32_t stage = 0; stage < x->nstages; stage++) {
-        rsd_status status = run_stage(x, stage);
-        x->broken = status != RSD_OK;
-        if (status)
-            cancel_all(x);
-        TRY(status);
-    }
+        x->dst[i] = dst ? dst[i] : NULL;
+    for (size_t i = 0; i < x->nlanes; i++)
+        lane_rewind(x, &x->lanes[i]);
+    x->reducer.sum = 0;
+    x->reducer.at = 0;
+    x->run++;
+    x->stage = -1;
+    x->refused = false;
+    x->since = seconds();
+    meeting_start(x, check_arrays(x));
+    x->early = push(x, &moved, &done); /* told by wait, as everything else */
     return RSD_OK;
-}
-
-/* There is no thread behind it that could go on alone. */
-static rsd_status start(rsd_exec *exec, const void *const *src, void *const *dst)
-{
-    return run(exec, src, dst);
 }
 
 static rsd_status wait(rsd_exec *exec)
 {
-    (void)exec;
-    return RSD_OK;
+    struct exchange *x = (struct exchange *)exec;
+    bool done = false;
+    double looked = seconds();
+    rsd_status status = x->early;
+    while (!status && !done) {
+        bool moved = false;
+        status = push(x, &moved, &done);
+        if (moved)
+            x->since = seconds();
+        else if (!status && !done)
+            status = idle(x, &looked);
+    }
+    rollcall_drop(x);
+    if (status && !x->refused) /* else all have agreed not to begin */
+        give_up(x);
+    return status;
+}
+
+static rsd_status run(rsd_exec *exec, const void *const *src, void *const *dst)
+{
+    TRY(start(exec, src, dst));
+    return wait(exec);
+}
+
+static const char *note(const rsd_exec *exec)
+{
+    return ((const struct exchange *)exec)->note;
 }
 
 static void exchange_free(rsd_exec *exec)
 {
     struct exchange *x = (struct exchange *)exec;
+    neighbours_drop(x);
     if (x->transport.release)
         x->transport.release(x->transport.context);
-    if (x->reducer) {
-        mem_free(x->reducer->requests);
-        mem_free(x->reducer->moving);
-    }
-    mem_free(x->reducer);
+    for (int64_t i = 0; x->labels && i < x->nplans; i++)
+        mem_free(x->labels[i]);
+    mem_free(x->labels);
+    nests_drop(&x->nests);
+    mem_free(x->direct);
     mem_free(x->ops);
     mem_free(x->loops);
     mem_free(x->sends);
     mem_free(x->receives);
-    mem_free(x->keeps);
-    mem_free(x->keep_stages);
     mem_free(x->sums);
     mem_free(x->terms);
+    mem_free(x->strides);
     mem_free(x->src);
     mem_free(x->dst);
     mem_free(x->src_used);
     mem_free(x->dst_used);
-    mem_free(x->buffers);
+    mem_free(x->node_of);
     mem_free(x->lanes);
+    mem_free(x->reducer.own);
+    mem_free(x->reducer.terms);
+    if (x->lost)
+        return; /* a message may still be read from its buffer: that and the meeting stay */
+    mem_free(x->buffers);
     mem_free(x);
 }
 
-static const struct carrier carrier = {start, wait, run, exchange_free};
+static const struct carrier carrier = {start, wait, run, exchange_free, note};
 
 /* ---- binding ---- */
 
@@ -386,8 +297,10 @@ static rsd_status mark_used(struct exchange *x)
     for (size_t i = 0; i < x->nreceives; i++)
         for (size_t k = 0; k < x->receives[i].nops; k++)
             mark(x, &x->ops[x->receives[i].first_op + k], false);
-    for (size_t i = 0; i < 2 * x->nkeeps; i++)
-        mark(x, &x->keeps[i], i % 2 == 0);
+    for (size_t i = 0; i < x->nests.nnests; i++) {
+        (x->nests.nests[i].from_dst ? x->dst_used : x->src_used)[x->nests.nests[i].src] = true;
+        x->dst_used[x->nests.nests[i].dst] = true;
+    }
     for (size_t i = 0; i < x->nsums; i++)
         mark(x, &x->sums[i].to, false);
     for (size_t i = 0; i < x->nterms; i++)
@@ -396,87 +309,159 @@ static rsd_status mark_used(struct exchange *x)
     return RSD_OK;
 }
 
-static size_t most_terms(const struct exchange *x)
+static rsd_status label_plans(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
+                              const char *const *names)
 {
-    size_t most = 0;
+    x->nplans = nplans;
+    x->labels = mem_new((size_t)nplans, sizeof *x->labels);
+    if (!x->labels)
+        return RSD_ENOMEM;
+    for (int64_t i = 0; i < nplans; i++) {
+        struct text text = {0};
+        if (names && names[i]) {
+            text_add(&text, "%s", names[i]);
+        } else {
+            text_add(&text, "tensor %lld, %s[", (long long)i, rsd_dtype_name(plans[i]->src->dtype));
+            for (int32_t d = 0; d < plans[i]->src->ndim; d++)
+                text_add(&text, "%s%lld", d ? "," : "",
+                         (long long)rsd_layout_shape(plans[i]->src)[d]);
+            text_add(&text, "]");
+        }
+        TRY(text_take(&text, &x->labels[i]));
+    }
+    return RSD_OK;
+}
+
+/* Those that come straight from neighbours, by peer and stage: a lane's are then one after the other. */
+static int by_peer_and_stage(const void *a, const void *b, void *context)
+{
+    const struct nest *nests = context;
+    size_t i = *(const size_t *)a, k = *(const size_t *)b;
+    const struct nest *x = &nests[i], *y = &nests[k];
+    if (x->peer != y->peer)
+        return x->peer < y->peer ? -1 : 1;
+    if (x->stage != y->stage)
+        return x->stage < y->stage ? -1 : 1;
+    return (i > k) - (i < k);
+}
+
+static void find_direct(struct exchange *x, struct lane *lane)
+{
+    size_t n = x->nests.nnests, first = 0;
+    while (first < n && (x->nests.nests[x->direct[first]].peer != lane->parcel->peer ||
+                         x->nests.nests[x->direct[first]].stage != lane->parcel->stage))
+        first++;
+    lane->first_direct = first;
+    while (first < n && x->nests.nests[x->direct[first]].peer == lane->parcel->peer &&
+           x->nests.nests[x->direct[first]].stage == lane->parcel->stage)
+        first++;
+    lane->ndirect = first - lane->first_direct;
+}
+
+static rsd_status sort_direct(struct exchange *x)
+{
+    size_t n = x->nests.nnests;
+    nests_finish(&x->nests);
+    x->direct = mem_new(n, sizeof *x->direct);
+    if (!x->direct)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < n; i++)
+        x->direct[i] = i;
+    if (n > 1)
+        qsort_r(x->direct, n, sizeof *x->direct, by_peer_and_stage, x->nests.nests);
+    return RSD_OK;
+}
+
+static rsd_status add_lane(struct exchange *x, const struct parcel *parcel, bool sending)
+{
+    if (parcel->nbytes == 0)
+        return RSD_OK;
+    struct lane *lane = &x->lanes[x->nlanes];
+    *lane =
+        (struct lane){.parcel = parcel, .sending = sending, .near = neighbour_of(x, parcel->peer)};
+    lane->chunk = lane_chunk(x, parcel, lane->near != NULL);
+    if (lane->near && sending) {
+        struct neighbour own = {.segment = x->near->own};
+        lane->berth = &x->near->berths[parcel - x->sends];
+        for (uint64_t i = 0; i < NSLOTS; i++)
+            lane->slots[i].data = neighbour_slot(&own, lane->berth, i, lane->chunk);
+    } else if (lane->near) {
+        lane->berth = neighbour_berth(x, lane->near, parcel);
+        if (!lane->berth)
+            return fail(RSD_EPEER, "rank %d shows no place for what it gives", (int)parcel->peer);
+        find_direct(x, lane);
+    }
+    x->nlanes++;
+    return RSD_OK;
+}
+
+/* Buffers of a lane: two for messages; of a reduction from a neighbour's arena one to pack into. */
+static size_t nbuffers_of(const struct lane *lane)
+{
+    return !lane->near ? NSLOTS : !lane->sending && lane->parcel->reduce ? 1 : 0;
+}
+
+static rsd_status add_buffers(struct exchange *x)
+{
+    size_t nbytes = 0;
+    for (size_t i = 0; i < x->nlanes; i++)
+        nbytes += nbuffers_of(&x->lanes[i]) * x->lanes[i].chunk;
+    x->buffers = mem_new(nbytes, 1);
+    if (!x->buffers)
+        return RSD_ENOMEM;
+    char *next = x->buffers;
+    for (size_t i = 0; i < x->nlanes; i++)
+        for (size_t k = 0; k < nbuffers_of(&x->lanes[i]); k++, next += x->lanes[i].chunk)
+            x->lanes[i].slots[k].data = next;
+    return RSD_OK;
+}
+
+static rsd_status add_reducer(struct exchange *x)
+{
+    size_t most = 0, chunk = (size_t)reduce_chunk(x);
+    struct lane **lane_of = mem_new((size_t)x->transport.nranks, sizeof(struct lane *));
+    if (!lane_of)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < x->nlanes; i++)
+        if (!x->lanes[i].sending && x->lanes[i].parcel->reduce)
+            lane_of[x->lanes[i].parcel->peer] = &x->lanes[i];
+    for (size_t i = 0; i < x->nterms; i++)
+        x->terms[i].lane = lane_of[x->terms[i].peer];
+    mem_free(lane_of);
     for (size_t i = 0; i < x->nsums; i++)
         most = x->sums[i].nterms > most ? x->sums[i].nterms : most;
-    return most;
+    x->reducer.own = mem_new(x->nsums ? 2 * chunk : 0, 1);
+    x->reducer.result = x->reducer.own + (x->nsums ? chunk : 0);
+    x->reducer.terms = mem_new(most, sizeof *x->reducer.terms);
+    return x->reducer.own && x->reducer.terms ? RSD_OK : RSD_ENOMEM;
 }
 
-/* Buffers that are in use at the same time: one for each parcel of a stage, and the terms of one sum. */
-static size_t nbuffers(const struct exchange *x)
+static rsd_status make_lanes(struct exchange *x)
 {
-    return x->nsends + x->nreceives + (x->nsums ? most_terms(x) + 1 : 0);
-}
-
-static rsd_status make_buffers(struct exchange *x)
-{
-    size_t n = nbuffers(x), next = 0, terms = most_terms(x);
-    x->buffers = mem_new(n, x->chunk);
+    int64_t nbytes = 0;
+    TRY(sort_direct(x));
     x->lanes = mem_new(x->nsends + x->nreceives, sizeof *x->lanes);
-    x->reducer = mem_new(1, sizeof *x->reducer);
-    if (!x->buffers || !x->lanes || !x->reducer)
+    if (!x->lanes)
         return RSD_ENOMEM;
-    for (size_t i = 0; i < x->nreceives; i++)
-        x->lanes[x->nlanes++] =
-            (struct lane){.parcel = &x->receives[i], .buffer = x->buffers + next++ * x->chunk};
+    for (size_t i = 0; i < x->nreceives; i++) {
+        TRY(add_lane(x, &x->receives[i], false));
+        nbytes += (int64_t)x->receives[i].nbytes;
+    }
     for (size_t i = 0; i < x->nsends; i++)
-        x->lanes[x->nlanes++] = (struct lane){
-            .parcel = &x->sends[i], .sending = true, .buffer = x->buffers + next++ * x->chunk};
-    x->reducer->result = x->buffers + next++ * x->chunk;
-    x->reducer->terms = x->buffers + next * x->chunk;
-    x->reducer->requests = mem_new(terms, sizeof(void *));
-    x->reducer->moving = mem_new(terms, sizeof *x->reducer->moving);
-    return x->reducer->requests && x->reducer->moving ? RSD_OK : RSD_ENOMEM;
+        TRY(add_lane(x, &x->sends[i], true));
+    for (size_t i = 0; i < x->nests.nnests; i++)
+        if (x->nests.nests[i].peer == x->transport.rank)
+            nbytes += x->nests.nests[i].block.nrows * (int64_t)x->nests.nests[i].block.run;
+    x->stream = nbytes >= STREAM_MIN_TOTAL;
+    TRY(add_buffers(x));
+    return add_reducer(x);
 }
 
-/* What every rank tells the others at bind. */
-struct greeting {
-    int32_t status;
-    int64_t nplans;
-    int64_t chunk; /* the longest it can do */
-    struct hash plans;
-};
-
-static void greet(struct greeting *own, rsd_status status, int64_t nplans,
-                  const rsd_plan *const *plans, int64_t budget, const struct exchange *x)
+/* So much for each slot. */
+static int64_t share_of(const struct exchange *x, int64_t budget)
 {
-    memset(own, 0, sizeof *own); /* all bytes travel */
-    own->status = (int32_t)status;
-    own->nplans = nplans;
-    own->chunk = status ? LEAST_CHUNK
-                        : clamp_i64(budget / (int64_t)max_i64((int64_t)nbuffers(x), 1) / 16 * 16,
-                                    LEAST_CHUNK, MOST_CHUNK);
-    hash_start(&own->plans, "plans");
-    for (int64_t i = 0; i < nplans; i++) {
-        char digest[RSD_DIGEST_NCHARS];
-        rsd_plan_digest(plans[i], digest);
-        hash_string(&own->plans, digest);
-    }
-}
-
-/* All ranks see the same greetings, so all come to the same end. */
-static rsd_status agree(struct exchange *x, const struct greeting *own)
-{
-    size_t n = (size_t)x->transport.nranks;
-    struct greeting *all = mem_new(n, sizeof *all);
-    rsd_status status = all ? RSD_OK : RSD_ENOMEM;
-    if (!status)
-        status = x->transport.allgather(x->transport.context, own, sizeof *own, all);
-    x->chunk = (uint64_t)own->chunk;
-    for (size_t i = 0; i < n && !status; i++) {
-        if (all[i].status && (int32_t)i != x->transport.rank)
-            status = fail(RSD_EPEER, "rank %zu could not bind: %s", i,
-                          rsd_status_name((rsd_status)all[i].status));
-        else if (all[i].nplans != all[0].nplans || all[i].plans.a != all[0].plans.a ||
-                 all[i].plans.b != all[0].plans.b)
-            status = fail(RSD_EMISMATCH, "rank %zu has other plans than rank 0", i);
-        if ((uint64_t)all[i].chunk < x->chunk)
-            x->chunk = (uint64_t)all[i].chunk;
-    }
-    mem_free(all);
-    return status;
+    int64_t n = x ? NSLOTS * (int64_t)(x->nsends + x->nreceives) + 2 : 1;
+    return clamp_i64((budget ? budget : default_budget) / n / 64 * 64, LEAST_CHUNK, MOST_CHUNK);
 }
 
 static rsd_status check_transport(const rsd_transport *transport)
@@ -489,42 +474,45 @@ static rsd_status check_transport(const rsd_transport *transport)
     return RSD_OK;
 }
 
-rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
-                              const rsd_bind_options *bind, const rsd_transport *transport,
-                              const rsd_exchange_options *given, rsd_exec **exec)
+static rsd_status prepare(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
+                          const rsd_bind_options *bind, const rsd_exchange_options *options)
 {
-    rsd_exchange_options options;
-    struct greeting own;
-    TRY(take_options("rsd_exchange_options", given, &options, sizeof options));
-    struct exchange *x = mem_new(1, sizeof *x);
-    if (!x)
-        return RSD_ENOMEM;
     x->exec.carrier = &carrier;
     x->copier = copier_best();
-    x->timeout = options.timeout > 0 ? options.timeout : 300;
+    x->timeout = options->timeout > 0 ? options->timeout : 300;
+    TRY(label_plans(x, nplans, plans, options->names));
+    TRY(exchange_compile(x, nplans, plans, bind));
+    return mark_used(x);
+}
+
+rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
+                              const rsd_bind_options *bind, const rsd_transport *given,
+                              const rsd_exchange_options *given_options, rsd_exec **exec)
+{
+    rsd_transport transport;
+    rsd_exchange_options options;
+    TRY(take_options("rsd_transport", given, &transport, sizeof transport));
+    TRY(check_transport(&transport)); /* else there is nobody to talk to */
     rsd_status status =
-        take_options("rsd_transport", transport, &x->transport, sizeof x->transport);
+        take_options("rsd_exchange_options", given_options, &options, sizeof options);
+    struct exchange *x = mem_new(1, sizeof *x);
+    if (!x && !status)
+        status = RSD_ENOMEM;
+    if (x)
+        x->transport = transport;
     if (!status)
-        status = check_transport(&x->transport);
-    if (status) { /* there is nobody to talk to */
-        x->transport.release = NULL;
-        exchange_free(&x->exec);
-        return status;
-    }
-    status = exchange_compile(x, nplans, plans, bind);
+        status = prepare(x, nplans, plans, bind, &options);
+    status = meet_to_bind(x, status, &transport, nplans, plans, options.node,
+                          share_of(x, options.max_nbytes));
     if (!status)
-        status = mark_used(x);
-    greet(&own, status, nplans, plans, options.max_nbytes ? options.max_nbytes : default_budget, x);
-    rsd_status agreed = agree(x, &own);
+        status = neighbours_meet(x, nplans, plans, options.arena);
     if (!status)
-        status = agreed;
+        status = meet_again(&transport, make_lanes(x));
     if (!status)
-        status = make_buffers(x);
-    if (status) {
+        *exec = &x->exec;
+    else if (x) {
         x->transport.release = NULL; /* the transport stays the caller's */
         exchange_free(&x->exec);
-    } else {
-        *exec = &x->exec;
     }
     return status;
 }

@@ -13,10 +13,11 @@ struct compiling {
     struct exchange *x;
     const rsd_plan *plan;
     int32_t rank;
-    int64_t first_src, nsrc, first_dst,
-        ndst;                   /* our arrays: in the layout's numbers, and how many */
-    int64_t src_base, dst_base; /* and in the exchange's */
-    int64_t *src_strides, *dst_strides;
+    int32_t number; /* of the plan */
+    /* our arrays: in the layout's numbers, and how many; and in the exchange's numbers */
+    int64_t first_src, nsrc, first_dst, ndst;
+    int64_t src_base, dst_base;
+    const int64_t *src_strides, *dst_strides;
 };
 
 /* ---- ops ---- */
@@ -62,6 +63,7 @@ static rsd_status make_op(struct compiling *c, const rsd_piece *piece, bool givi
     const int64_t *at = giving ? piece->from_at : piece->to_at;
     const int64_t *strides = (in_dst ? c->dst_strides : c->src_strides) + own * layout->ndim;
     *op = (struct op){.array = own + (in_dst ? c->dst_base : c->src_base),
+                      .plan = c->number,
                       .from_dst = giving && piece->from_dst};
     for (int32_t d = 0; d < layout->ndim; d++)
         op->offset += at[d] * strides[d];
@@ -87,8 +89,8 @@ static void move_rows(const struct exchange *x, const struct op *op, uint64_t at
             struct block block = block_of(op->run, op->nloops, nest);
             block.across = -1; /* rows in order: a part of them is asked for */
             char *base = packed - (uint64_t)row * op->run;
-            copy_block(&x->copier, false, &block, out ? array : base, out ? base : array, row,
-                       nrows);
+            copy_block(&x->copier, x->stream && !out, &block, out ? array : base,
+                       out ? base : array, row, nrows);
             some = (size_t)nrows * op->run;
         } else {
             some = some < n ? some : n;
@@ -105,15 +107,15 @@ static void move_rows(const struct exchange *x, const struct op *op, uint64_t at
     }
 }
 
-void op_pack(const struct exchange *x, const struct op *op, uint64_t at, size_t n, char *out)
+void op_pack(const struct exchange *x, const struct op *op, const char *base, uint64_t at, size_t n,
+             char *out)
 {
-    const char *array = op->from_dst ? x->dst[op->array] : x->src[op->array];
-    move_rows(x, op, at, n, (char *)(uintptr_t)array + op->offset, out, true);
+    move_rows(x, op, at, n, without_const(base + op->offset), out, true);
 }
 
 void op_unpack(const struct exchange *x, const struct op *op, uint64_t at, size_t n, const char *in)
 {
-    move_rows(x, op, at, n, x->dst[op->array] + op->offset, (char *)(uintptr_t)in, false);
+    move_rows(x, op, at, n, x->dst[op->array] + op->offset, without_const(in), false);
 }
 
 /* ---- pieces ---- */
@@ -207,30 +209,31 @@ static rsd_status add_term(struct compiling *c, const rsd_piece *piece)
 
 static rsd_status add_kept(struct compiling *c, const rsd_piece *piece)
 {
-    struct exchange *x = c->x;
-    TRY(GROW(x->keeps, x->room_keeps, 2 * x->nkeeps + 2));
-    TRY(GROW(x->keep_stages, x->room_keep_stages, x->nkeeps + 1));
-    TRY(make_op(c, piece, true, &x->keeps[2 * x->nkeeps]));
-    TRY(make_op(c, piece, false, &x->keeps[2 * x->nkeeps + 1]));
-    x->keep_stages[x->nkeeps++] = piece->stage;
-    return RSD_OK;
+    int32_t ndim = c->plan->dst->ndim;
+    int64_t from = piece->from_array - (piece->from_dst ? c->first_dst : c->first_src);
+    int64_t to = piece->to_array - c->first_dst;
+    return nests_add_piece(&c->x->nests, piece, rsd_dtype_nbytes(c->plan->src->dtype),
+                           (piece->from_dst ? c->dst_strides : c->src_strides) + from * ndim,
+                           c->dst_strides + to * ndim,
+                           from + (piece->from_dst ? c->dst_base : c->src_base), to + c->dst_base);
 }
 
 static rsd_status take_piece(struct compiling *c, const rsd_piece *piece, rsd_side side,
                              struct sorting *sorting)
 {
     struct op op;
+    bool own = piece->from == piece->to;
     if (piece->stage + 1 > c->x->nstages)
         c->x->nstages = piece->stage + 1;
     if (side == RSD_RECEIVES && piece->reduce)
-        return add_term(c, piece);
-    if (piece->from == piece->to)
-        return side == RSD_RECEIVES ? add_kept(c, piece) : RSD_OK;
+        TRY(add_term(c, piece));
+    if (own)
+        return side == RSD_RECEIVES && !piece->reduce ? add_kept(c, piece) : RSD_OK;
     TRY(make_op(c, piece, side == RSD_SENDS, &op));
     return sort_in(sorting, &op, side == RSD_SENDS ? piece->to : piece->from, piece);
 }
 
-static rsd_status walk(struct compiling *c, rsd_side side, struct sorting *sorting)
+static rsd_status walk_side(struct compiling *c, rsd_side side, struct sorting *sorting)
 {
     rsd_cursor *cursor;
     const rsd_piece *piece;
@@ -246,52 +249,46 @@ static rsd_status walk(struct compiling *c, rsd_side side, struct sorting *sorti
 
 /* ---- plans ---- */
 
-static rsd_status own_strides(const rsd_layout *layout, int64_t first, int64_t n,
-                              const int64_t *given, bool column_major, bool written, int64_t **out)
+/* Those of all our arrays of a layout, at the end of the list. */
+static rsd_status add_strides(struct exchange *x, const rsd_layout *layout, int64_t first,
+                              int64_t n, const int64_t *given, bool column_major, bool written)
 {
     size_t ndim = (size_t)layout->ndim;
-    *out = mem_new((size_t)n * ndim, sizeof **out);
-    rsd_status status = *out ? RSD_OK : RSD_ENOMEM;
-    for (int64_t i = 0; i < n && !status; i++)
-        status = array_strides(layout, first + i, given ? given + (size_t)i * ndim : NULL,
-                               column_major, written, *out + (size_t)i * ndim);
-    return status;
+    TRY(GROW(x->strides, x->room_strides, x->nstrides + (size_t)n * ndim));
+    for (int64_t i = 0; i < n; i++) {
+        TRY(array_strides(layout, first + i, given ? given + (size_t)i * ndim : NULL, column_major,
+                          written, x->strides + x->nstrides));
+        x->nstrides += ndim;
+    }
+    return RSD_OK;
 }
 
-static rsd_status compile_plan(struct exchange *x, const rsd_plan *plan,
+static rsd_status compile_plan(struct exchange *x, int32_t number, const rsd_plan *plan,
                                const rsd_bind_options *bind, struct sorting *sends,
                                struct sorting *receives)
 {
-    struct compiling c = {
-        .x = x, .plan = plan, .rank = x->transport.rank, .src_base = x->nsrc, .dst_base = x->ndst};
+    struct compiling c = {.x = x,
+                          .plan = plan,
+                          .number = number,
+                          .rank = x->transport.rank,
+                          .src_base = x->nsrc,
+                          .dst_base = x->ndst};
     rsd_bind_options how;
+    size_t first = x->nstrides;
     TRY(take_options("rsd_bind_options", bind, &how, sizeof how));
     rsd_layout_arrays_of(plan->src, c.rank, &c.first_src, &c.nsrc);
     rsd_layout_arrays_of(plan->dst, c.rank, &c.first_dst, &c.ndst);
-    rsd_status status = own_strides(plan->src, c.first_src, c.nsrc, how.src_strides,
-                                    how.src_column_major != 0, false, &c.src_strides);
-    if (!status)
-        status = own_strides(plan->dst, c.first_dst, c.ndst, how.dst_strides,
-                             how.dst_column_major != 0, true, &c.dst_strides);
-    if (!status)
-        status = walk(&c, RSD_SENDS, sends);
-    if (!status)
-        status = walk(&c, RSD_RECEIVES, receives);
+    TRY(add_strides(x, plan->src, c.first_src, c.nsrc, how.src_strides, how.src_column_major != 0,
+                    false));
+    TRY(add_strides(x, plan->dst, c.first_dst, c.ndst, how.dst_strides, how.dst_column_major != 0,
+                    true));
+    c.src_strides = x->strides + first;
+    c.dst_strides = c.src_strides + c.nsrc * plan->src->ndim;
+    TRY(walk_side(&c, RSD_SENDS, sends));
+    TRY(walk_side(&c, RSD_RECEIVES, receives));
     x->nsrc += c.nsrc;
     x->ndst += c.ndst;
-    mem_free(c.src_strides);
-    mem_free(c.dst_strides);
-    return status;
-}
-
-/* Reductions are received box by box, not parcel by parcel. */
-static void drop_reduced(struct sorting *receives)
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < receives->n; i++)
-        if (!receives->list[i].reduce)
-            receives->list[kept++] = receives->list[i];
-    receives->n = kept;
+    return RSD_OK;
 }
 
 rsd_status exchange_compile(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
@@ -306,13 +303,12 @@ rsd_status exchange_compile(struct exchange *x, int64_t nplans, const rsd_plan *
             status = fail(RSD_EMISMATCH, "layouts name rank %lld, and there are %d ranks",
                           (long long)world - 1, (int)x->transport.nranks);
         else
-            status = compile_plan(x, plans[i], (const void *)given, &sends, &receives);
+            status = compile_plan(x, (int32_t)i, plans[i], (const void *)given, &sends, &receives);
         if (status && nplans > 1)
             status = fail_in(status, "plan %lld: ", (long long)i);
         if (given)
             given += bind->struct_nbytes;
     }
-    drop_reduced(&receives);
     if (!status)
         status = make_parcels(x, &sends, &x->sends, &x->nsends, &x->room_sends);
     if (!status)
@@ -320,4 +316,87 @@ rsd_status exchange_compile(struct exchange *x, int64_t nplans, const rsd_plan *
     mem_free(sends.list);
     mem_free(receives.list);
     return status;
+}
+
+/* ---- straight from neighbours ---- */
+
+/* The piece as the neighbour has it: its array, in its numbers, and that array's strides. */
+static const int64_t *strides_there(const struct compiling *c, const struct neighbour *near,
+                                    const rsd_piece *piece, int64_t *array)
+{
+    int64_t first_src, nsrc, first_dst, ndst;
+    rsd_layout_arrays_of(c->plan->src, near->rank, &first_src, &nsrc);
+    rsd_layout_arrays_of(c->plan->dst, near->rank, &first_dst, &ndst);
+    const int64_t *strides = near->strides + near->next_stride;
+    int64_t own = piece->from_array - (piece->from_dst ? first_dst : first_src);
+    *array = own + (piece->from_dst ? near->dst_base : near->src_base);
+    return strides + (own + (piece->from_dst ? nsrc : 0)) * c->plan->src->ndim;
+}
+
+static rsd_status take_near_piece(struct compiling *c, const struct neighbour *near,
+                                  const rsd_piece *piece, struct gathered_term *term)
+{
+    struct exchange *x = c->x;
+    size_t each = rsd_dtype_nbytes(c->plan->src->dtype);
+    int32_t ndim = c->plan->src->ndim;
+    int64_t array;
+    const int64_t *there = strides_there(c, near, piece, &array);
+    if (!term)
+        return nests_add_piece(&x->nests, piece, each, there,
+                               c->dst_strides + (piece->to_array - c->first_dst) * ndim, array,
+                               piece->to_array - c->first_dst + c->dst_base);
+    term->op = (struct op){.array = array, .plan = c->number, .from_dst = piece->from_dst != 0};
+    for (int32_t d = 0; d < ndim; d++)
+        term->op.offset += piece->from_at[d] * there[d];
+    return make_loops(x, &term->op, ndim, piece->box.len, there, each);
+}
+
+static rsd_status compile_near_plan(struct compiling *c, size_t *next_term)
+{
+    struct exchange *x = c->x;
+    rsd_cursor *cursor;
+    const rsd_piece *piece;
+    TRY(rsd_plan_walk(c->plan, c->rank, RSD_RECEIVES, &cursor));
+    rsd_status status;
+    while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
+        struct gathered_term *term = piece->reduce ? &x->terms[(*next_term)++] : NULL;
+        const struct neighbour *near = neighbour_of(x, piece->from);
+        if (near && (status = take_near_piece(c, near, piece, term)))
+            break;
+    }
+    rsd_cursor_free(cursor);
+    return status;
+}
+
+/* Each neighbour's strides are listed as ours are. */
+static void next_plan(struct exchange *x, const rsd_plan *plan)
+{
+    for (int32_t i = 0; i < x->near->n; i++) {
+        struct neighbour *near = &x->near->list[i];
+        int64_t first, nsrc, ndst;
+        rsd_layout_arrays_of(plan->src, near->rank, &first, &nsrc);
+        rsd_layout_arrays_of(plan->dst, near->rank, &first, &ndst);
+        near->next_stride += (size_t)((nsrc + ndst) * plan->src->ndim);
+        near->src_base += nsrc;
+        near->dst_base += ndst;
+    }
+}
+
+rsd_status exchange_compile_near(struct exchange *x, int64_t nplans, const rsd_plan *const *plans)
+{
+    size_t next_term = 0;
+    struct compiling c = {.x = x, .rank = x->transport.rank, .src_strides = x->strides};
+    for (int64_t i = 0; i < nplans; i++) {
+        c.plan = plans[i];
+        c.number = (int32_t)i;
+        rsd_layout_arrays_of(c.plan->src, c.rank, &c.first_src, &c.nsrc);
+        rsd_layout_arrays_of(c.plan->dst, c.rank, &c.first_dst, &c.ndst);
+        c.dst_strides = c.src_strides + c.nsrc * c.plan->src->ndim;
+        TRY(compile_near_plan(&c, &next_term));
+        c.src_base += c.nsrc;
+        c.dst_base += c.ndst;
+        c.src_strides = c.dst_strides + c.ndst * c.plan->dst->ndim;
+        next_plan(x, c.plan);
+    }
+    return RSD_OK;
 }

@@ -33,3 +33,8 @@ void rsd_exec_free(rsd_exec *exec)
         exec->carrier->wait(exec);
     exec->carrier->free(exec);
 }
+
+const char *rsd_exec_note(const rsd_exec *exec)
+{
+    return exec->carrier->note ? exec->carrier->note(exec) : "";
+}

@@ -85,6 +85,7 @@ struct nest {
     size_t first_loop;              /* into nests.loops, which move while they grow */
     struct block block;
     int32_t stage;
+    int32_t peer; /* between processes: the rank that has the source */
     bool from_dst;
 };
 
@@ -124,6 +125,11 @@ rsd_status nests_add(struct nests *nests, const rsd_plan *plan, const rsd_bind_o
                      int64_t first_src, int64_t first_dst);
 void nests_drop(struct nests *nests);
 
+/* Adds a piece that is copied, between two arrays with these strides and numbers. */
+rsd_status nests_add_piece(struct nests *nests, const rsd_piece *piece, size_t each,
+                           const int64_t *from_strides, const int64_t *to_strides, int64_t src,
+                           int64_t dst);
+
 /* Once all plans are added, before anything is run. */
 void nests_finish(struct nests *nests);
 
@@ -134,6 +140,7 @@ struct carrier {
     rsd_status (*wait)(rsd_exec *exec);
     rsd_status (*run)(rsd_exec *exec, const void *const *src, void *const *dst);
     void (*free)(rsd_exec *exec);
+    const char *(*note)(const rsd_exec *exec); /* NULL: nothing to say */
 };
 
 struct rsd_exec {
@@ -141,13 +148,46 @@ struct rsd_exec {
     bool started;
 };
 
-/* ---- exchange_bind.c, exchange.c: between processes, over a transport ---- */
+/* ---- shared.c: memory that the processes of a host share ---- */
+
+struct segment {
+    char *base; /* NULL: none */
+    size_t nbytes;
+    int fd;
+};
+
+/* What a peer needs to open it. */
+struct segment_name {
+    uint64_t number, nbytes;
+    int32_t pid, fd;
+};
+
+rsd_status segment_new(size_t nbytes, struct segment *segment);
+struct segment_name segment_name(const struct segment *segment);
+rsd_status segment_open(const struct segment_name *name, struct segment *segment);
+void segment_drop(struct segment *segment);
+char *segment_data(const struct segment *segment);
+uint64_t segment_room(const struct segment *segment);
+const struct segment *arena_segment(const rsd_arena *arena);
+
+/* A number for this host, never 0 or -1. */
+int64_t node_here(void);
+
+/* ---- between processes ----
+ *
+ *     exchange_bind.c   what this rank gives and gets: parcels of ops, sums of terms
+ *     meeting.c         agreeing, at bind and at the start of each run, and who is late
+ *     neighbours.c      ranks of this host: what they show each other in shared memory
+ *     lanes.c           one parcel on its way, by messages or through shared memory
+ *     exchange.c        the carrier: everything moves on until all is done
+ */
 
 /* A piece in one of our arrays, as rows of bytes in the order of its box. */
 struct op {
     int64_t array, offset; /* among our arrays; bytes */
     size_t first_loop; /* into the exchange's loops: outermost first, packed side and array side */
     int32_t nloops;
+    int32_t plan;
     bool from_dst;
     size_t run;
     int64_t nrows;
@@ -162,15 +202,80 @@ struct parcel {
     uint64_t nbytes;
 };
 
-/* A box that is combined from terms: ours is an op, those of others come in their parcels. */
+/* Tags of messages: copies and terms by stage, and what is said beside them. */
+enum { COPY_TAG = 0, REDUCE_TAG = 4, MEET_TAG = 5, ROLL_TAG = 6 };
+
+/* A box that is combined from terms, in the order of the plan. */
 struct gathered_sum {
     struct reduction reduction;
     struct op to;
     size_t first_term, nterms;
 };
 struct gathered_term {
-    int32_t peer; /* our own rank: the op */
-    struct op op;
+    int32_t peer;
+    struct op op;      /* in our own array, or, once it is known, in that of a neighbour */
+    struct lane *lane; /* NULL: our own */
+};
+
+/* How far a parcel has come. */
+struct progress {
+    size_t op;
+    uint64_t at;   /* bytes of it that are done */
+    uint64_t left; /* bytes of the parcel that are not */
+};
+
+/* Two chunks of a parcel are on their way at most: one is filled while the other travels. */
+enum { NSLOTS = 2 };
+struct slot {
+    char *data;
+    size_t nbytes;
+    void *request;
+};
+
+struct lane {
+    const struct parcel *parcel;
+    bool sending;
+    struct progress here;      /* packed, or unpacked */
+    struct progress asked;     /* of receives: asked for */
+    uint64_t first, end;       /* chunks on their way; chunk i is in slot i modulo NSLOTS */
+    struct slot slots[NSLOTS]; /* of messages, and of what is given through shared memory */
+    uint64_t chunk;
+    struct neighbour *near; /* NULL: messages */
+    struct berth *berth;
+    uint64_t before; /* what the berth had counted when this run began */
+    bool opened, direct;
+    size_t first_direct, ndirect; /* into exchange.direct */
+};
+
+/* One part of a box that is combined. */
+struct reducer {
+    size_t sum;  /* at hand */
+    uint64_t at; /* bytes of it that are done */
+    size_t most_terms;
+    char *own, *result; /* one chunk each */
+    const char **terms;
+};
+
+/* What a rank has to say at the start of a run, and the worst that was heard. */
+struct verdict {
+    uint64_t run;
+    int32_t rank, status;
+    char message[112];
+};
+
+/* Agreeing by messages: in each round twice as far as before. */
+struct meeting {
+    struct verdict worst, out, in;
+    int64_t distance;
+    void *send, *recv;
+    bool sending, receiving;
+};
+
+/* Who is there, asked when nothing moves: one number from each rank. */
+struct rollcall {
+    uint64_t own, *heard;
+    void **sends, **recvs;
+    bool *sending, *receiving, *present;
 };
 
 struct exchange {
@@ -179,34 +284,140 @@ struct exchange {
     double timeout;
     uint64_t chunk; /* bytes of one message at most, the same on all ranks */
     int32_t nstages;
+    int64_t nplans;
+    char **labels; /* of the plans, for messages */
     struct op *ops;
     struct loop *loops; /* src_stride: packed side; dst_stride: array side */
     struct parcel *sends, *receives;
-    struct op *keeps; /* pairs: from our source (or destination) to our destination */
-    int32_t *keep_stages;
+    struct nests
+        nests;      /* what is copied from our own arrays or straight from those of neighbours */
+    size_t *direct; /* these, by peer and stage */
     struct gathered_sum *sums;
     struct gathered_term *terms;
-    size_t nops, room_ops, nloops, room_loops, nsends, room_sends, nreceives, room_receives, nkeeps,
-        room_keeps, room_keep_stages, nsums, room_sums, nterms, room_terms;
+    int64_t *strides; /* of all our arrays, in bytes: plan by plan, sources and destinations */
+    size_t nops, room_ops, nloops, room_loops, nsends, room_sends, nreceives, room_receives, nsums,
+        room_sums, nterms, room_terms, nstrides, room_strides;
     int64_t nsrc, ndst;
     const char **src;
     char **dst;
     bool *src_used, *dst_used;
     struct copier copier;
-    char *buffers; /* all that is on its way */
+    bool stream;
+    struct neighbours *near; /* NULL: no memory is shared */
+    int64_t *node_of;        /* of every rank */
+    char *buffers;           /* all that is on its way by messages */
     struct lane *lanes;
     size_t nlanes;
-    struct reducer *reducer;
-    bool broken;
+    struct reducer reducer;
+    struct meeting meeting;
+    struct rollcall *rollcall;
+    uint64_t run;      /* the number of this run */
+    int32_t stage;     /* -1: agreeing */
+    double since;      /* when something last moved */
+    rsd_status early;  /* of what rsd_start did: told by rsd_wait */
+    bool refused;      /* all agreed not to begin */
+    bool broken, lost; /* messages were given up: their buffers may still be read */
+    char note[160];
 };
+
+/* ---- exchange_bind.c ---- */
 
 /* Finds what this rank gives and gets in all plans. */
 rsd_status exchange_compile(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
                             const rsd_bind_options *bind);
 
-/* Bytes [at, at + n) of a packed op, out of its array or into it. */
-void op_pack(const struct exchange *x, const struct op *op, uint64_t at, size_t n, char *out);
+/* What neighbours' arrays are like is known later: adds what can be copied straight from them. */
+rsd_status exchange_compile_near(struct exchange *x, int64_t nplans, const rsd_plan *const *plans);
+
+/* Bytes [at, at + n) of a packed op, out of the array at base or into it. */
+void op_pack(const struct exchange *x, const struct op *op, const char *base, uint64_t at, size_t n,
+             char *out);
 void op_unpack(const struct exchange *x, const struct op *op, uint64_t at, size_t n,
                const char *in);
+
+/* ---- meeting.c ---- */
+
+/* All of these are collective. */
+rsd_status meet_to_bind(struct exchange *x, rsd_status status, const rsd_transport *transport,
+                        int64_t nplans, const rsd_plan *const *plans, int64_t node, int64_t budget);
+rsd_status meet_again(const rsd_transport *transport, rsd_status status);
+
+void meeting_start(struct exchange *x, rsd_status status);
+rsd_status meeting_push(struct exchange *x, bool *moved, bool *done);
+void meeting_cancel(struct exchange *x);
+
+/* Says who did not come; called when half the time is over, and when all of it is. */
+void rollcall_start(struct exchange *x);
+void rollcall_push(struct exchange *x);
+void rollcall_drop(struct exchange *x);
+rsd_status say_who_is_late(struct exchange *x);
+
+/* ---- neighbours.c ---- */
+
+/* Where chunks from one rank to another lie, and how many were put there and taken. */
+struct berth {
+    _Alignas(64) _Atomic uint64_t sent;
+    int32_t to, stage, reduce, direct;
+    uint64_t slots; /* offset of the first */
+    _Alignas(64) _Atomic uint64_t taken;
+};
+
+/* Where a run's arrays of a neighbour lie in its arena; -1: not there. */
+struct neighbour {
+    int32_t rank, pid;
+    struct segment segment, arena;
+    struct board *board;
+    const int64_t *strides;
+    _Atomic int64_t *places;
+    struct berth *berths;
+    int64_t *reach; /* bytes that an array spans at most */
+    int64_t nsrc, ndst, src_base, dst_base;
+    size_t next_stride;
+};
+
+struct neighbours {
+    struct segment own;
+    struct board *board;
+    _Atomic int64_t *places;
+    struct berth *berths; /* one for each of our sends */
+    const struct segment *arena;
+    struct neighbour *list; /* by rank, without us */
+    int32_t n;
+};
+
+/* Collective: makes ranks with the same node neighbours, or x->note says why not. */
+rsd_status neighbours_meet(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
+                           const rsd_arena *arena);
+void neighbours_drop(struct exchange *x);
+
+struct neighbour *neighbour_of(const struct exchange *x, int32_t rank);
+struct berth *neighbour_berth(const struct exchange *x, const struct neighbour *near,
+                              const struct parcel *parcel);
+char *neighbour_slot(const struct neighbour *near, const struct berth *berth, uint64_t chunk,
+                     uint64_t nbytes);
+bool all_are_near(const struct exchange *x);
+
+/* At the start of a run: where our arrays are, and what we have to say. */
+void neighbours_enter(struct exchange *x, const struct verdict *verdict);
+bool neighbours_heard(struct exchange *x, struct verdict *worst);
+const struct neighbour *neighbour_missing(const struct exchange *x);
+bool parcel_is_direct(const struct exchange *x, const struct parcel *parcel);
+
+/* The array of a neighbour, or NULL with EPEER set. */
+const char *neighbour_array(const struct neighbour *near, int64_t array, bool from_dst);
+
+/* ---- lanes.c ---- */
+
+uint64_t reduce_chunk(const struct exchange *x);
+uint64_t lane_chunk(const struct exchange *x, const struct parcel *parcel, bool near);
+void lane_rewind(const struct exchange *x, struct lane *lane);
+bool lane_finished(const struct lane *lane);
+rsd_status lane_push(struct exchange *x, struct lane *lane, bool *moved);
+void lane_cancel(struct exchange *x, struct lane *lane);
+
+/* Of a reduction: the next n bytes of a term, or NULL if they are not there yet; then they are used up. */
+rsd_status lane_front(struct exchange *x, struct lane *lane, const struct op *op, uint64_t at,
+                      size_t n, const char **data);
+void lane_pop(struct exchange *x, struct lane *lane, size_t n);
 
 #endif

@@ -291,23 +291,33 @@ static int64_t offset_of(int32_t ndim, const int64_t *at, const int64_t *strides
     return offset;
 }
 
-static rsd_status add_copy(const struct compiler *c, const rsd_piece *piece)
+rsd_status nests_add_piece(struct nests *nests, const rsd_piece *piece, size_t each,
+                           const int64_t *from_strides, const int64_t *to_strides, int64_t src,
+                           int64_t dst)
 {
-    int32_t ndim = c->plan->src->ndim;
-    const int64_t *from = piece->from_dst ? dst_strides_of(c, piece->from_array)
-                                          : src_strides_of(c, piece->from_array);
-    const int64_t *to = dst_strides_of(c, piece->to_array);
-    struct nest nest = {.src = (piece->from_dst ? c->first_dst : c->first_src) + piece->from_array,
-                        .dst = c->first_dst + piece->to_array,
-                        .src_offset = offset_of(ndim, piece->from_at, from),
-                        .dst_offset = offset_of(ndim, piece->to_at, to),
+    int32_t ndim = piece->box.ndim;
+    struct nest nest = {.src = src,
+                        .dst = dst,
+                        .src_offset = offset_of(ndim, piece->from_at, from_strides),
+                        .dst_offset = offset_of(ndim, piece->to_at, to_strides),
                         .stage = piece->stage,
+                        .peer = piece->from,
                         .from_dst = piece->from_dst != 0};
     struct loops loops = {0};
     for (int32_t d = 0; d < ndim; d++)
-        loops_add(&loops, piece->box.len[d], from[d], to[d]);
-    loops_finish(&loops, rsd_dtype_nbytes(c->plan->src->dtype));
-    return add_any_nest(c->nests, nest, &loops);
+        loops_add(&loops, piece->box.len[d], from_strides[d], to_strides[d]);
+    loops_finish(&loops, each);
+    return add_any_nest(nests, nest, &loops);
+}
+
+static rsd_status add_copy(const struct compiler *c, const rsd_piece *piece)
+{
+    const int64_t *from = piece->from_dst ? dst_strides_of(c, piece->from_array)
+                                          : src_strides_of(c, piece->from_array);
+    return nests_add_piece(c->nests, piece, rsd_dtype_nbytes(c->plan->src->dtype), from,
+                           dst_strides_of(c, piece->to_array),
+                           (piece->from_dst ? c->first_dst : c->first_src) + piece->from_array,
+                           c->first_dst + piece->to_array);
 }
 
 /* Begins a sum: the loops of its destination, innermost last, without those of one element. */

@@ -244,10 +244,8 @@ static rsd_status make_shared(MPI_Comm comm, struct shared_comm **out)
     int code = MPI_Comm_idup(comm, &shared->comm, &request);
     rsd_status status =
         code ? failed(code, "MPI_Comm_idup") : wait_until(&request, "MPI_Comm_idup");
-    if (status) {
-        free(shared);
+    if (status) /* MPI may still write to it: it stays */
         return status;
-    }
     MPI_Comm_set_errhandler(shared->comm, MPI_ERRORS_RETURN);
     MPI_Comm_get_attr(shared->comm, MPI_TAG_UB, (void *)&most_tag, &found);
     shared->nserials = (found ? *most_tag + 1 : 32768) / NTAGS;
@@ -335,7 +333,7 @@ rsd_status rsd_bind_mpi_many(int64_t nplans, const rsd_plan *const *plans,
                              const rsd_bind_options *bind, MPI_Comm comm,
                              const rsd_exchange_options *options, rsd_exec **exec)
 {
-    rsd_transport transport;
+    rsd_transport transport = {0};
     TRY(rsd_mpi_transport(comm, &transport));
     transport.release = link_drop;
     rsd_status status = rsd_bind_transport(nplans, plans, bind, &transport, options, exec);

@@ -1,0 +1,406 @@
+/* meeting.c - how ranks agree, and who is late.
+ *
+ * At bind, everybody tells everybody what it has: a rank that failed, or that has other plans, is named by
+ * all. At the start of each run the same is done for what can go wrong there. Ranks of one host read it from
+ * each other's boards; others send it, in each round twice as far as before:
+ *
+ *     round 0   0->1->2->3->4->0        round 1   0->2->4->1->3->0        round 2   0->4->3->2->1->0
+ *
+ * so that after a few rounds all know the worst of all. When nothing has moved for half of the time-out, a rank
+ * says to all others that it is there; whoever has not said so when the time is over is late.
+ */
+#include "move.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- at bind ---- */
+
+enum { FEW = 64 }; /* no memory is needed to say that there is none */
+
+struct greeting {
+    struct hash plans;
+    int64_t nplans, chunk, node;
+    int32_t status;
+    char message[124];
+};
+
+static void speak(struct greeting *own, rsd_status status)
+{
+    memset(own, 0, sizeof *own); /* all bytes travel */
+    own->status = (int32_t)status;
+    snprintf(own->message, sizeof own->message, "%s", status ? rsd_error() : "");
+}
+
+/* All see the same greetings, so all come to the same end; who failed keeps its own words. */
+static rsd_status hear(const rsd_transport *t, rsd_status own, struct greeting *all)
+{
+    for (int32_t i = 0; i < t->nranks && !own; i++) {
+        all[i].message[sizeof all[i].message - 1] = 0;
+        if (all[i].status)
+            return fail(RSD_EPEER, "rank %d: %s: %s", (int)i,
+                        rsd_status_name((rsd_status)all[i].status), all[i].message);
+    }
+    return own;
+}
+
+static rsd_status greet(const rsd_transport *t, const struct greeting *own, struct greeting *few,
+                        struct greeting **all)
+{
+    *all = t->nranks <= FEW ? few : mem_new((size_t)t->nranks, sizeof **all);
+    if (!*all)
+        return RSD_ENOMEM;
+    rsd_status status = t->allgather(t->context, own, sizeof *own, *all);
+    if (status && *all != few)
+        mem_free(*all);
+    return status;
+}
+
+rsd_status meet_again(const rsd_transport *transport, rsd_status status)
+{
+    struct greeting own, few[FEW], *all;
+    speak(&own, status);
+    TRY(greet(transport, &own, few, &all));
+    status = hear(transport, status, all);
+    if (all != few)
+        mem_free(all);
+    return status;
+}
+
+/* What the first `count` plans are. */
+static struct hash hash_plans(int64_t count, const rsd_plan *const *plans)
+{
+    struct hash hash;
+    hash_start(&hash, "plans");
+    for (int64_t i = 0; i < count; i++) {
+        char digest[RSD_DIGEST_NCHARS];
+        rsd_plan_digest(plans[i], digest);
+        hash_string(&hash, digest);
+    }
+    return hash;
+}
+
+/* The first rank that differs from rank 0, or -1. */
+static int32_t who_differs(const rsd_transport *t, const struct greeting *all)
+{
+    for (int32_t i = 1; i < t->nranks; i++)
+        if (all[i].nplans != all[0].nplans || all[i].plans.a != all[0].plans.a ||
+            all[i].plans.b != all[0].plans.b)
+            return i;
+    return -1;
+}
+
+/* Halves the plans until the first that differs is found, and lets both say what they have. */
+static rsd_status name_difference(const rsd_transport *t, int64_t nplans,
+                                  const rsd_plan *const *plans, int32_t rank, struct greeting *all)
+{
+    int64_t same = 0,
+            other = nplans; /* so many at the beginning agree; among so many one does not */
+    struct greeting own;
+    while (other - same > 1) {
+        int64_t middle = same + (other - same) / 2;
+        speak(&own, RSD_OK);
+        own.plans = hash_plans(middle, plans);
+        TRY(t->allgather(t->context, &own, sizeof own, all));
+        if (who_differs(t, all) < 0) {
+            same = middle;
+        } else {
+            other = middle;
+            rank = who_differs(t, all);
+        }
+    }
+    char *problem = NULL;
+    speak(&own, RSD_OK);
+    if (rsd_problem_print(plans[same]->src, plans[same]->dst, &problem) == RSD_OK)
+        snprintf(own.message, sizeof own.message, "%s", problem);
+    rsd_free(problem);
+    TRY(t->allgather(t->context, &own, sizeof own, all));
+    all[0].message[sizeof all[0].message - 1] = all[rank].message[sizeof all[0].message - 1] = 0;
+    return fail(RSD_EMISMATCH, "rank %d has another plan %lld than rank 0: %s, and rank 0 has %s",
+                (int)rank, (long long)same, all[rank].message, all[0].message);
+}
+
+static rsd_status compare(struct exchange *x, const rsd_transport *t, int64_t nplans,
+                          const rsd_plan *const *plans, struct greeting *all)
+{
+    int32_t rank = who_differs(t, all);
+    if (rank < 0) {
+        for (int32_t i = 0; i < t->nranks; i++) {
+            x->chunk = all[i].chunk < (int64_t)x->chunk ? (uint64_t)all[i].chunk : x->chunk;
+            x->node_of[i] = all[i].node < 0 ? -1 - i : all[i].node;
+        }
+        return RSD_OK;
+    }
+    if (all[rank].nplans != all[0].nplans)
+        return fail(RSD_EMISMATCH, "rank %d has %lld plans, rank 0 has %lld", (int)rank,
+                    (long long)all[rank].nplans, (long long)all[0].nplans);
+    return name_difference(t, nplans, plans, rank, all);
+}
+
+/* x is NULL if there was no memory for it. */
+rsd_status meet_to_bind(struct exchange *x, rsd_status status, const rsd_transport *transport,
+                        int64_t nplans, const rsd_plan *const *plans, int64_t node, int64_t budget)
+{
+    struct greeting own, few[FEW], *all;
+    if (!status) {
+        x->node_of = mem_new((size_t)transport->nranks, sizeof *x->node_of);
+        status = x->node_of ? RSD_OK : RSD_ENOMEM;
+    }
+    speak(&own, status);
+    own.node = node ? node : node_here();
+    own.nplans = nplans;
+    own.chunk = budget;
+    if (!status) {
+        own.plans = hash_plans(nplans, plans);
+        x->chunk = (uint64_t)budget;
+    }
+    TRY(greet(transport, &own, few, &all));
+    status = hear(transport, status, all);
+    if (!status)
+        status = compare(x, transport, nplans, plans, all);
+    if (all != few)
+        mem_free(all);
+    return status;
+}
+
+rsd_status rsd_transport_nodes(const rsd_transport *given, int32_t *node_of)
+{
+    rsd_transport t;
+    struct greeting own, few[FEW], *all;
+    TRY(take_options("rsd_transport", given, &t, sizeof t));
+    speak(&own, RSD_OK);
+    own.node = node_here();
+    TRY(greet(&t, &own, few, &all));
+    for (int32_t i = 0; i < t.nranks; i++) {
+        int32_t first = 0; /* a host has the number of its first rank */
+        while (all[first].node != all[i].node)
+            first++;
+        node_of[i] = first;
+    }
+    if (all != few)
+        mem_free(all);
+    return RSD_OK;
+}
+
+/* ---- at the start of a run ---- */
+
+void meeting_start(struct exchange *x, rsd_status status)
+{
+    struct meeting *m = &x->meeting;
+    memset(m, 0, sizeof *m);
+    m->worst.run = x->run;
+    m->worst.rank = x->transport.rank;
+    m->worst.status = (int32_t)status;
+    snprintf(m->worst.message, sizeof m->worst.message, "%s", status ? rsd_error() : "");
+    m->distance = 1;
+    neighbours_enter(x, &m->worst);
+}
+
+static rsd_status settle(const struct exchange *x)
+{
+    const struct verdict *worst = &x->meeting.worst;
+    if (!worst->status)
+        return RSD_OK;
+    if (worst->rank == x->transport.rank)
+        return fail((rsd_status)worst->status, "%s", worst->message);
+    return fail(RSD_EPEER, "rank %d: %s: %s", (int)worst->rank,
+                rsd_status_name((rsd_status)worst->status), worst->message);
+}
+
+static rsd_status start_round(struct exchange *x)
+{
+    const rsd_transport *t = &x->transport;
+    struct meeting *m = &x->meeting;
+    int32_t step = (int32_t)m->distance;
+    m->out = m->worst;
+    TRY(t->recv(t->context, (t->rank - step + t->nranks) % t->nranks, MEET_TAG, &m->in,
+                sizeof m->in, &m->recv));
+    m->receiving = true;
+    TRY(t->send(t->context, (t->rank + step) % t->nranks, MEET_TAG, &m->out, sizeof m->out,
+                &m->send));
+    m->sending = true;
+    return RSD_OK;
+}
+
+static rsd_status test(const struct exchange *x, void *request, bool *under_way, bool *moved)
+{
+    int32_t done = 0;
+    if (!*under_way)
+        return RSD_OK;
+    TRY(x->transport.test(x->transport.context, request, &done));
+    if (done) {
+        *under_way = false;
+        *moved = true;
+    }
+    return RSD_OK;
+}
+
+static rsd_status push_round(struct exchange *x, bool *moved)
+{
+    struct meeting *m = &x->meeting;
+    if (!m->sending && !m->receiving) {
+        *moved = true;
+        return start_round(x);
+    }
+    TRY(test(x, m->send, &m->sending, moved));
+    TRY(test(x, m->recv, &m->receiving, moved));
+    if (m->sending || m->receiving)
+        return RSD_OK;
+    m->in.message[sizeof m->in.message - 1] = 0;
+    if (m->in.status && (!m->worst.status || m->in.rank < m->worst.rank))
+        m->worst = m->in;
+    m->distance *= 2;
+    return RSD_OK;
+}
+
+rsd_status meeting_push(struct exchange *x, bool *moved, bool *done)
+{
+    if (x->transport.nranks == 1) {
+        *done = true;
+    } else if (all_are_near(x)) {
+        *done = neighbours_heard(x, &x->meeting.worst);
+        *moved = *moved || *done;
+    } else {
+        TRY(push_round(x, moved));
+        *done = x->meeting.distance >= x->transport.nranks;
+    }
+    x->refused = *done && x->meeting.worst.status;
+    return *done ? settle(x) : RSD_OK;
+}
+
+void meeting_cancel(struct exchange *x)
+{
+    const rsd_transport *t = &x->transport;
+    struct meeting *m = &x->meeting;
+    if (m->sending)
+        t->cancel(t->context, m->send);
+    if (m->receiving)
+        t->cancel(t->context, m->recv);
+    x->lost = x->lost || m->sending || m->receiving;
+    m->sending = m->receiving = false;
+}
+
+/* ---- who is late ---- */
+
+static void listen_to(struct exchange *x, int32_t rank)
+{
+    const rsd_transport *t = &x->transport;
+    struct rollcall *r = x->rollcall;
+    r->receiving[rank] = t->recv(t->context, rank, ROLL_TAG, &r->heard[rank], sizeof *r->heard,
+                                 &r->recvs[rank]) == RSD_OK;
+}
+
+/* Without memory for it nobody is called: the time-out then names whom we wait for. */
+void rollcall_start(struct exchange *x)
+{
+    const rsd_transport *t = &x->transport;
+    size_t n = (size_t)t->nranks;
+    if (x->rollcall || all_are_near(x) || n == 1)
+        return;
+    struct rollcall *r = mem_new(1, sizeof *r);
+    x->rollcall = r;
+    if (!r)
+        return;
+    r->own = x->run;
+    r->heard = mem_new(n, sizeof *r->heard);
+    r->sends = mem_new(2 * n, sizeof *r->sends);
+    r->sending = mem_new(3 * n, sizeof *r->sending);
+    if (!r->heard || !r->sends || !r->sending) {
+        rollcall_drop(x);
+        return;
+    }
+    r->recvs = r->sends + n;
+    r->receiving = r->sending + n;
+    r->present = r->receiving + n;
+    r->present[t->rank] = true;
+    for (int32_t i = 0; i < t->nranks; i++) {
+        if (i == t->rank)
+            continue;
+        listen_to(x, i);
+        r->sending[i] =
+            t->send(t->context, i, ROLL_TAG, &r->own, sizeof r->own, &r->sends[i]) == RSD_OK;
+    }
+}
+
+void rollcall_push(struct exchange *x)
+{
+    struct rollcall *r = x->rollcall;
+    bool moved = false;
+    for (int32_t i = 0; r && i < x->transport.nranks; i++) {
+        bool was = r->receiving[i];
+        test(x, r->sends[i], &r->sending[i], &moved);
+        test(x, r->recvs[i], &r->receiving[i], &moved);
+        if (!was || r->receiving[i])
+            continue;
+        if (r->heard[i] >= x->run)
+            r->present[i] = true;
+        else
+            listen_to(x, i); /* said in an earlier run that went well in the end */
+    }
+}
+
+void rollcall_drop(struct exchange *x)
+{
+    const rsd_transport *t = &x->transport;
+    struct rollcall *r = x->rollcall;
+    bool sent = true;
+    for (int32_t i = 0; r && r->present && i < t->nranks; i++) {
+        if (r->receiving[i])
+            t->cancel(t->context, r->recvs[i]);
+        if (r->sending[i])
+            t->cancel(t->context, r->sends[i]);
+        sent = sent && !r->sending[i] && !r->receiving[i];
+    }
+    if (r && sent) { /* else a transport may still read or write there */
+        mem_free(r->heard);
+        mem_free(r);
+    }
+    if (r) {
+        mem_free(r->sends);
+        mem_free(r->sending);
+    }
+    x->rollcall = NULL;
+}
+
+/* A tensor that is exchanged with a rank, for messages. */
+static const char *label_of(const struct exchange *x, int32_t rank, bool *sending)
+{
+    for (size_t i = 0; i < x->nlanes; i++) {
+        const struct lane *lane = &x->lanes[i];
+        *sending = lane->sending;
+        if (lane->parcel->peer == rank && !lane_finished(lane))
+            return x->labels[x->ops[lane->here.op].plan];
+    }
+    return NULL;
+}
+
+static rsd_status name_late(const struct exchange *x, int32_t rank, const char *what)
+{
+    bool sending = false;
+    const char *label = label_of(x, rank, &sending);
+    return label
+               ? fail(RSD_ETIMEOUT, "nothing moved for %g s: rank %d %s (%s %s rank %d)",
+                      x->timeout, (int)rank, what, label,
+                      sending ? "goes to it from" : "is to come from it to", (int)x->transport.rank)
+               : fail(RSD_ETIMEOUT, "nothing moved for %g s: rank %d %s", x->timeout, (int)rank,
+                      what);
+}
+
+rsd_status say_who_is_late(struct exchange *x)
+{
+    const struct neighbour *missing = neighbour_missing(x);
+    if (missing)
+        return name_late(x, missing->rank, "did not come");
+    for (int32_t i = 0; x->rollcall && i < x->transport.nranks; i++)
+        if (!x->rollcall->present[i])
+            return name_late(x, i, "did not come");
+    for (size_t i = 0; i < x->nlanes; i++)
+        if (x->lanes[i].parcel->stage <= x->stage && !lane_finished(&x->lanes[i]))
+            return name_late(x, x->lanes[i].parcel->peer, "stopped");
+    if (x->meeting.receiving)
+        return name_late(x,
+                         (x->transport.rank - (int32_t)x->meeting.distance + x->transport.nranks) %
+                             x->transport.nranks,
+                         "did not come");
+    return fail(RSD_ETIMEOUT, "nothing moved for %g s", x->timeout);
+}
