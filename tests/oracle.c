@@ -407,8 +407,8 @@ static bool check_one(void *context, int64_t index, int64_t term, char *place)
     return false;
 }
 
-bool oracle_check(const rsd_layout *src, const rsd_layout *dst, const int64_t *strides,
-                  const struct memory *memory)
+static bool check_arrays(const rsd_layout *src, const rsd_layout *dst, const int64_t *strides,
+                         const struct memory *memory, int64_t first, int64_t n)
 {
     struct checking checking = {.src = src, .dst = dst, .nterms = 1};
     struct indices indices;
@@ -419,7 +419,7 @@ bool oracle_check(const rsd_layout *src, const rsd_layout *dst, const int64_t *s
     }
     checking.each = rsd_dtype_nbytes(rsd_layout_dtype(dst));
     bool fine = true;
-    for (int64_t k = 0; k < memory->narrays && fine; k++) {
+    for (int64_t k = first; k < first + n && fine; k++) {
         checking.array = k;
         checking.base = memory->array[k];
         checking.seen = malloc(memory->nbytes[k] + 1);
@@ -434,4 +434,18 @@ bool oracle_check(const rsd_layout *src, const rsd_layout *dst, const int64_t *s
         free(checking.seen);
     }
     return fine;
+}
+
+bool oracle_check(const rsd_layout *src, const rsd_layout *dst, const int64_t *strides,
+                  const struct memory *memory)
+{
+    return check_arrays(src, dst, strides, memory, 0, memory->narrays);
+}
+
+bool oracle_check_of(const rsd_layout *src, const rsd_layout *dst, const int64_t *strides,
+                     const struct memory *memory, int32_t rank)
+{
+    int64_t first, n;
+    rsd_layout_arrays_of(dst, rank, &first, &n);
+    return check_arrays(src, dst, strides, memory, first, n);
 }

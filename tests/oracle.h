@@ -42,8 +42,10 @@ void oracle_memory_free(struct memory *memory);
 void oracle_fill(const rsd_layout *layout, const int64_t *strides, struct memory *memory);
 
 /* Whether every array of dst holds what it should, given what was filled into src, and gaps still
- * hold 0xa5. Says the first element that does not on a line of its own. */
+ * hold 0xa5. Says the first element that does not on a line of its own. With _of: one rank's arrays. */
 bool oracle_check(const rsd_layout *src, const rsd_layout *dst, const int64_t *strides,
                   const struct memory *memory);
+bool oracle_check_of(const rsd_layout *src, const rsd_layout *dst, const int64_t *strides,
+                     const struct memory *memory, int32_t rank);
 
 #endif

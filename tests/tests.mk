@@ -2,11 +2,11 @@
 # undefined-behaviour sanitizers; those that use threads run with the thread sanitizer too.
 
 comma := ,
-TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/mailbox.c
+TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/mailbox.c tests/cases.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move load save exchange
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
-         tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh \
+         tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh tests/mpi.sh \
          $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 
 ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))
@@ -14,13 +14,22 @@ ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))
 LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
 LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread pwrite fsync rename renameat renameat2)
 
-.PHONY: test test-ready
+.PHONY: test test-ready test-mpi-ready test-all
 test-ready:
 	@tools/need.sh prove:perl
 
-test: test-ready all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES)
+# What is installed here is only found by another make.
+test: test-ready test-mpi-ready
+	@$(MAKE) --no-print-directory test-all
+
+test-mpi-ready:
+	@[ "$(MPI)" = no ] || tools/need.sh $(MPICC):libopenmpi-dev mpirun:openmpi-bin || \
+	    echo "without MPI its tests are skipped"
+
+test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES)
 	TSAN_OPTIONS=halt_on_error=1 RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
-	    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)
+	    MPI_TESTS="$(if $(MPI_FOUND),$(CURDIR)/$(BUILD)/asan/mpi)" \
+    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)
 
 $(BUILD)/asan/test_%: $(BUILD)/asan/tests/test_%.o $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
 	@echo "  link  $@"

@@ -351,15 +351,15 @@ void rollcall_drop(struct exchange *x)
             t->cancel(t->context, r->sends[i]);
         sent = sent && !r->sending[i] && !r->receiving[i];
     }
-    if (r && sent) { /* else a transport may still read or write there */
-        mem_free(r->heard);
-        mem_free(r);
-    }
-    if (r) {
-        mem_free(r->sends);
-        mem_free(r->sending);
-    }
     x->rollcall = NULL;
+    if (!r)
+        return;
+    mem_free(r->sends);
+    mem_free(r->sending);
+    if (!sent)
+        return; /* a transport may still read and write the rest */
+    mem_free(r->heard);
+    mem_free(r);
 }
 
 /* A tensor that is exchanged with a rank, for messages. */

@@ -13,13 +13,7 @@
 #include <string.h>
 
 enum { NTAGS = 64, FLAT_GATHER_MOST = 256 };
-static const double patience = 300; /* seconds, for what has no option of its own */
-
-/* What is kept with a communicator. */
-struct shared_comm {
-    MPI_Comm comm;
-    int nserials, next_serial;
-};
+static const double patience = 300; /* seconds, unless options say otherwise */
 
 /* A message on its way; free ones are a list. */
 struct message {
@@ -35,6 +29,7 @@ struct block {
 struct link {
     MPI_Comm comm;
     int first_tag, nranks, rank;
+    double timeout;
     struct block *blocks;
     struct message *spare;
 };
@@ -48,10 +43,10 @@ static rsd_status failed(int code, const char *what)
     return rsd_fail(RSD_EPEER, text);
 }
 
-static rsd_status late(const char *who)
+static rsd_status late(const char *who, double timeout)
 {
     char text[120];
-    snprintf(text, sizeof text, "%s did not come within %g s", who, patience);
+    snprintf(text, sizeof text, "%s did not come within %g s", who, timeout);
     return rsd_fail(RSD_ETIMEOUT, text);
 }
 
@@ -152,21 +147,21 @@ static void link_cancel(void *context, void *request)
 
 /* ---- the meeting ---- */
 
-static rsd_status wait_until(MPI_Request *request, const char *what)
+static rsd_status wait_until(MPI_Request *request, const char *what, double timeout)
 {
     double since = MPI_Wtime();
     for (int done = 0; !done;) {
         TRY_MPI(MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
         if (done)
             return RSD_OK;
-        if (MPI_Wtime() - since > patience)
-            return late("some rank");
+        if (MPI_Wtime() - since > timeout)
+            return late("some rank", timeout);
         sched_yield();
     }
     return RSD_OK;
 }
 
-static rsd_status wait_for_all(int n, MPI_Request *receives)
+static rsd_status wait_for_all(int n, MPI_Request *receives, double timeout)
 {
     double since = MPI_Wtime();
     for (int i = 0; i < n;) {
@@ -174,10 +169,10 @@ static rsd_status wait_for_all(int n, MPI_Request *receives)
         TRY_MPI(MPI_Test(&receives[i], &done, MPI_STATUS_IGNORE), "a gather");
         if (done)
             i++;
-        else if (MPI_Wtime() - since > patience) {
+        else if (MPI_Wtime() - since > timeout) {
             char who[32];
             snprintf(who, sizeof who, "rank %d", i);
-            return late(who);
+            return late(who, timeout);
         } else
             sched_yield();
     }
@@ -202,8 +197,8 @@ static rsd_status gather_flat(struct link *link, const void *own, size_t nbytes,
         if (i != link->rank)
             TRY_MPI(MPI_Isend(own, (int)nbytes, MPI_BYTE, i, tag, link->comm, &sends[i]),
                     "MPI_Isend");
-    TRY(wait_for_all(n, receives));
-    return wait_for_all(n, sends);
+    TRY(wait_for_all(n, receives, link->timeout));
+    return wait_for_all(n, sends, link->timeout);
 }
 
 static rsd_status link_allgather(void *context, const void *own, size_t nbytes, void *all)
@@ -217,61 +212,76 @@ static rsd_status link_allgather(void *context, const void *own, size_t nbytes, 
     TRY_MPI(MPI_Iallgather(own, (int)nbytes, MPI_BYTE, all, (int)nbytes, MPI_BYTE, link->comm,
                            &request),
             "MPI_Iallgather");
-    return wait_until(&request, "MPI_Iallgather");
+    return wait_until(&request, "MPI_Iallgather", link->timeout);
 }
 
 /* ---- the duplicate ---- */
 
-static int drop_shared(MPI_Comm comm, int keyval, void *value, void *extra)
+/* Kept with a communicator: its duplicate; and with that: how many transports it has had. Both are stored in
+ * the attribute itself, so that a rank without memory still takes part. The keys belong to this process. */
+static int duplicate_key = MPI_KEYVAL_INVALID, serial_key = MPI_KEYVAL_INVALID;
+_Static_assert(sizeof(MPI_Comm) <= sizeof(void *), "a communicator fits into an attribute");
+
+static int drop_duplicate(MPI_Comm comm, int keyval, void *value, void *extra)
 {
-    struct shared_comm *shared = value;
+    MPI_Comm duplicate;
     (void)comm, (void)keyval, (void)extra;
-    int code = MPI_Comm_free(&shared->comm);
-    free(shared);
-    return code;
+    memcpy(&duplicate, &value, sizeof duplicate);
+    return MPI_Comm_free(&duplicate);
 }
 
-/* The one key of this process: keys belong to MPI, not to a communicator. */
-static int attribute = MPI_KEYVAL_INVALID;
-
-static rsd_status make_shared(MPI_Comm comm, struct shared_comm **out)
+static rsd_status make_duplicate(MPI_Comm comm, MPI_Comm *out)
 {
+    static MPI_Comm duplicate; /* after a time-out MPI may still write to it */
+    void *value = NULL;
     MPI_Request request;
-    int *most_tag, found = 0;
-    struct shared_comm *shared = calloc(1, sizeof *shared);
-    if (!shared)
-        return no_memory();
-    int code = MPI_Comm_idup(comm, &shared->comm, &request);
-    rsd_status status =
-        code ? failed(code, "MPI_Comm_idup") : wait_until(&request, "MPI_Comm_idup");
-    if (status) /* MPI may still write to it: it stays */
-        return status;
-    MPI_Comm_set_errhandler(shared->comm, MPI_ERRORS_RETURN);
-    MPI_Comm_get_attr(shared->comm, MPI_TAG_UB, (void *)&most_tag, &found);
-    shared->nserials = (found ? *most_tag + 1 : 32768) / NTAGS;
-    code = MPI_Comm_set_attr(comm, attribute, shared);
-    if (code) {
-        drop_shared(comm, 0, shared, NULL);
-        return failed(code, "MPI_Comm_set_attr");
-    }
-    *out = shared;
+    TRY_MPI(MPI_Comm_idup(comm, &duplicate, &request), "MPI_Comm_idup");
+    TRY(wait_until(&request, "MPI_Comm_idup", patience));
+    TRY_MPI(MPI_Comm_set_errhandler(duplicate, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    TRY_MPI(MPI_Comm_set_attr(duplicate, serial_key, NULL), "MPI_Comm_set_attr");
+    memcpy(&value, &duplicate, sizeof duplicate);
+    TRY_MPI(MPI_Comm_set_attr(comm, duplicate_key, value), "MPI_Comm_set_attr");
+    *out = duplicate;
     return RSD_OK;
 }
 
-static rsd_status find_shared(MPI_Comm comm, struct shared_comm **out)
+static rsd_status find_duplicate(MPI_Comm comm, MPI_Comm *out)
 {
     int found = 0, inter = 0;
+    void *value = NULL;
     if (comm == MPI_COMM_NULL)
         return rsd_fail(RSD_EINVAL, "the communicator is MPI_COMM_NULL");
     TRY_MPI(MPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
     if (inter)
         return rsd_fail(RSD_EUNSUPPORTED,
                         "an intercommunicator: merge it first (MPI_Intercomm_merge)");
-    if (attribute == MPI_KEYVAL_INVALID)
-        TRY_MPI(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, drop_shared, &attribute, NULL),
+    if (duplicate_key == MPI_KEYVAL_INVALID) {
+        TRY_MPI(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, MPI_COMM_NULL_DELETE_FN, &serial_key,
+                                       NULL),
                 "MPI_Comm_create_keyval");
-    TRY_MPI(MPI_Comm_get_attr(comm, attribute, (void *)out, &found), "MPI_Comm_get_attr");
-    return found ? RSD_OK : make_shared(comm, out);
+        TRY_MPI(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, drop_duplicate, &duplicate_key, NULL),
+                "MPI_Comm_create_keyval");
+    }
+    TRY_MPI(MPI_Comm_get_attr(comm, duplicate_key, &value, &found), "MPI_Comm_get_attr");
+    if (!found)
+        return make_duplicate(comm, out);
+    memcpy(out, &value, sizeof *out);
+    return RSD_OK;
+}
+
+/* The tags of the next transport: all ranks count alike. */
+static rsd_status next_tags(MPI_Comm duplicate, int *first)
+{
+    void *value = NULL;
+    int *most = NULL, found = 0;
+    TRY_MPI(MPI_Comm_get_attr(duplicate, MPI_TAG_UB, (void *)&most, &found), "MPI_Comm_get_attr");
+    int nserials = (found ? *most : 32767) / NTAGS;
+    TRY_MPI(MPI_Comm_get_attr(duplicate, serial_key, &value, &found), "MPI_Comm_get_attr");
+    intptr_t serial = (intptr_t)value;
+    TRY_MPI(MPI_Comm_set_attr(duplicate, serial_key, (void *)((serial + 1) % nserials)),
+            "MPI_Comm_set_attr");
+    *first = (int)serial * NTAGS;
+    return RSD_OK;
 }
 
 /* ---- the transport ---- */
@@ -289,17 +299,20 @@ static void link_drop(void *context)
 rsd_status rsd_mpi_transport(MPI_Comm comm, rsd_transport *transport)
 {
     int initialised = 0, finalised = 0;
-    struct shared_comm *shared;
+    MPI_Comm duplicate;
+    int first_tag;
     MPI_Initialized(&initialised);
     MPI_Finalized(&finalised);
     if (!initialised || finalised)
         return rsd_fail(RSD_EINVAL, "MPI is not initialised");
-    TRY(find_shared(comm, &shared));
+    TRY(find_duplicate(comm, &duplicate));
+    TRY(next_tags(duplicate, &first_tag));
     struct link *link = calloc(1, sizeof *link);
     if (!link)
         return no_memory();
-    link->comm = shared->comm;
-    link->first_tag = shared->next_serial++ % shared->nserials * NTAGS;
+    link->comm = duplicate;
+    link->timeout = patience;
+    link->first_tag = first_tag;
     MPI_Comm_rank(link->comm, &link->rank);
     MPI_Comm_size(link->comm, &link->nranks);
     *transport = (rsd_transport){.struct_nbytes = sizeof *transport,
@@ -336,6 +349,8 @@ rsd_status rsd_bind_mpi_many(int64_t nplans, const rsd_plan *const *plans,
     rsd_transport transport = {0};
     TRY(rsd_mpi_transport(comm, &transport));
     transport.release = link_drop;
+    if (options && options->struct_nbytes >= 3 * sizeof(size_t) && options->timeout > 0)
+        ((struct link *)transport.context)->timeout = options->timeout;
     rsd_status status = rsd_bind_transport(nplans, plans, bind, &transport, options, exec);
     if (status)
         link_drop(transport.context);

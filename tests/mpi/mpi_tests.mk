@@ -1,1 +1,20 @@
-# Tests over real processes, under mpirun.
+# Tests over real processes, under mpirun; built wherever mpicc is found. The address sanitizer looks at our own
+# code alone: MPI keeps what it allocates.
+
+MPI_TEST_NAMES := $(patsubst tests/mpi/%.c,%,$(sort $(wildcard tests/mpi/test_*.c)))
+LINK_test_mpi_faults := -Wl,--wrap=calloc,--wrap=realloc
+MPI_TESTS := $(addprefix $(BUILD)/asan/mpi/,$(MPI_TEST_NAMES))
+
+$(BUILD)/asan/mpi/%.o: %.c | $(BUILD)/ready
+	@mkdir -p $(@D)
+	@echo "  mpicc $@"
+	$(Q)$(MPICC) $(ALL_CPPFLAGS) -Itests $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -MMD -MP -c -o $@ $<
+
+$(BUILD)/asan/mpi/%: $(BUILD)/asan/mpi/tests/mpi/%.o $(call objects,asan/mpi,$(MPI_SRC)) \
+                     $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
+	@echo "  link  $@"
+	$(Q)$(MPICC) $(SAN_asan) $(LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS) -lm
+
+ifneq ($(MPI_FOUND),)
+test-all: $(MPI_TESTS)
+endif

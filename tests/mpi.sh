@@ -1,0 +1,49 @@
+#!/bin/sh
+# Plans between processes, under mpirun: every case on 1 to 8 ranks, and everything that can go wrong.
+# Programs are in $MPI_TESTS; skipped where there is no MPI.
+set -u
+if [ -z "${MPI_TESTS:-}" ] || ! command -v mpirun >/dev/null 2>&1; then
+    echo "1..0 # SKIP no MPI here (apt-get install libopenmpi-dev openmpi-bin)"
+    exit 0
+fi
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
+    OMPI_MCA_mpi_yield_when_idle=1 ASAN_OPTIONS=detect_leaks=0
+number=0 failed=0
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+
+# report NAME: by the exit status of the command before
+report() {
+    status=$?
+    number=$((number + 1))
+    if [ $status = 0 ]; then
+        echo "ok $number - $1"
+    else
+        sed 's/^/# /' "$out"
+        echo "not ok $number - $1"
+        failed=1
+    fi
+}
+
+for n in 1 2 3 4 7 8; do
+    timeout 300 mpirun -np $n "$MPI_TESTS/test_mpi" >"$out" 2>&1 && ! grep -q '^not ok' "$out"
+    report "every case on $n processes"
+done
+
+# faults RANKS HOW: as many ranks say "good" as should
+good() {
+    wanted=$1 scenario=$2 how=$3
+    timeout 120 mpirun --enable-recovery -np 4 "$MPI_TESTS/test_mpi_faults" "$scenario" "$how" >"$out" 2>&1
+    [ "$(grep -c '^good' "$out")" -ge "$wanted" ]
+    report "$scenario, $how"
+}
+for how in messages shared; do
+    good 4 other_plan $how
+    good 4 bad_argument $how
+    good 4 no_memory $how
+    good 4 late $how
+    good 3 killed $how
+    good 3 absent_at_bind $how
+done
+echo "1..$number"
+exit $failed

@@ -1,0 +1,276 @@
+/* test_mpi.c - plans between processes equal the oracle: every case of every carrier, many in one bind, by
+ * messages, through shared memory and from arenas; random layouts; several execs at once. */
+#include "reshard_mpi.h"
+
+#include "cases.h"
+#include "oracle.h"
+#include "random.h"
+#include "tap.h"
+
+#include <stdlib.h>
+
+static int rank, nranks;
+static long failures;
+
+/* Tells what a rank found on a line of its own; rank 0 reports for all when a group ends. */
+#define HOLDS(condition, ...)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            if (!failures++) {                                                                     \
+                printf("# rank %d: ", rank);                                                       \
+                printf(__VA_ARGS__);                                                               \
+                printf("\n");                                                                      \
+                fflush(stdout);                                                                    \
+            }                                                                                      \
+        }                                                                                          \
+    } while (0)
+
+/* ---- problems, many in one bind ---- */
+
+enum { MOST = 48 };
+enum way { MESSAGES, STAGED, DIRECT };
+
+struct one {
+    char text[9000];
+    rsd_layout *a, *b;
+    rsd_plan *plan;
+    int64_t *src_strides, *dst_strides;
+    struct memory src, dst;
+};
+
+static struct {
+    struct one *list;
+    const rsd_plan *plans[MOST];
+    rsd_bind_options bind[MOST];
+    const void *from[MOST * 64];
+    void *to[MOST * 64];
+    int64_t n, nfrom, nto;
+    enum way way; /* of the next batch */
+} batch;
+
+static char group_name[256];
+
+static void copy(void *to, const void *from, size_t nbytes)
+{
+    if (nbytes)
+        memcpy(to, from, nbytes);
+}
+
+/* The arrays of this rank, in an arena if there is one. */
+static void place(rsd_arena *arena, struct one *one)
+{
+    int64_t first, n;
+    rsd_layout_arrays_of(one->a, rank, &first, &n);
+    for (int64_t i = 0; i < n; i++) {
+        void *memory = one->src.array[first + i];
+        if (arena && !rsd_arena_alloc(arena, (int64_t)one->src.nbytes[first + i], &memory))
+            copy(memory, one->src.array[first + i], one->src.nbytes[first + i]);
+        batch.from[batch.nfrom++] = memory;
+    }
+    rsd_layout_arrays_of(one->b, rank, &first, &n);
+    for (int64_t i = 0; i < n; i++) {
+        void *memory = one->dst.array[first + i];
+        if (arena && !rsd_arena_alloc(arena, (int64_t)one->dst.nbytes[first + i], &memory))
+            copy(memory, one->dst.array[first + i], one->dst.nbytes[first + i]);
+        batch.to[batch.nto++] = memory;
+    }
+}
+
+static void check(struct one *one, int64_t *next)
+{
+    int64_t first, n;
+    rsd_layout_arrays_of(one->b, rank, &first, &n);
+    for (int64_t i = 0; i < n; i++, ++*next)
+        if (batch.to[*next] != one->dst.array[first + i])
+            copy(one->dst.array[first + i], batch.to[*next], one->dst.nbytes[first + i]);
+    HOLDS(oracle_check_of(one->a, one->b, one->dst_strides, &one->dst, rank), "%s", one->text);
+}
+
+static void forget(struct one *one)
+{
+    oracle_memory_free(&one->src);
+    oracle_memory_free(&one->dst);
+    free(one->src_strides);
+    free(one->dst_strides);
+    rsd_plan_free(one->plan);
+    rsd_layout_free(one->a);
+    rsd_layout_free(one->b);
+}
+
+/* The strides of this rank alone. */
+static const int64_t *own(const int64_t *strides, const rsd_layout *layout)
+{
+    int64_t first, n;
+    rsd_layout_arrays_of(layout, rank, &first, &n);
+    return strides ? strides + first * rsd_layout_ndim(layout) : NULL;
+}
+
+static void run_batch(void)
+{
+    rsd_arena *arena = NULL;
+    rsd_exec *exec = NULL;
+    rsd_exchange_options options = {.struct_nbytes = sizeof options,
+                                    .max_nbytes = batch.n % 2 ? 1 : 0,
+                                    .timeout = 60,
+                                    .node = batch.way == MESSAGES ? -1 : 0};
+    if (batch.n == 0)
+        return;
+    if (batch.way == DIRECT && rsd_arena_new((int64_t)2 << 20, &arena))
+        HOLDS(false, "an arena: %s", rsd_error());
+    options.arena = arena;
+    for (int64_t i = 0; i < batch.n; i++) {
+        struct one *one = &batch.list[i];
+        batch.plans[i] = one->plan;
+        batch.bind[i] = (rsd_bind_options){.struct_nbytes = sizeof(rsd_bind_options),
+                                           .src_strides = own(one->src_strides, one->a),
+                                           .dst_strides = own(one->dst_strides, one->b)};
+        place(arena, one);
+    }
+    rsd_status status =
+        rsd_bind_mpi_many(batch.n, batch.plans, batch.bind, MPI_COMM_WORLD, &options, &exec);
+    HOLDS(!status, "%s ...: %s", batch.list[0].text, rsd_error());
+    if (!status) {
+        HOLDS(nranks == 1 || batch.way == MESSAGES || strstr(rsd_exec_note(exec), "shared"), "%s",
+              rsd_exec_note(exec));
+        HOLDS(!rsd_run(exec, batch.from, batch.to), "%s", rsd_error());
+        HOLDS(!rsd_start(exec, batch.from, batch.to) && !rsd_wait(exec), "%s", rsd_error());
+    }
+    rsd_exec_free(exec);
+    int64_t next = 0;
+    for (int64_t i = 0; i < batch.n; i++) {
+        if (!status)
+            check(&batch.list[i], &next);
+        forget(&batch.list[i]);
+    }
+    rsd_arena_free(arena);
+    batch.n = batch.nfrom = batch.nto = 0;
+    batch.way = (enum way)((batch.way + 1) % 3);
+}
+
+static void add(void *context, const char *problem, enum arrangement from, enum arrangement to)
+{
+    struct one *one = &batch.list[batch.n];
+    (void)context;
+    if (rsd_problem_parse(problem, &one->a, &one->b)) {
+        HOLDS(false, "%s: %s", problem, rsd_error());
+        return;
+    }
+    int64_t world = rsd_layout_world(one->a);
+    world = rsd_layout_world(one->b) > world ? rsd_layout_world(one->b) : world;
+    if (world > nranks || rsd_plan_new(one->a, one->b, NULL, &one->plan)) {
+        HOLDS(world > nranks, "%s: %s", problem, rsd_error());
+        rsd_layout_free(one->a);
+        rsd_layout_free(one->b);
+        return;
+    }
+    snprintf(one->text, sizeof one->text, "%s", problem);
+    one->src_strides = oracle_strides(one->a, from);
+    one->dst_strides = oracle_strides(one->b, to);
+    one->src = oracle_memory(one->a, one->src_strides);
+    one->dst = oracle_memory(one->b, one->dst_strides);
+    oracle_fill(one->a, one->src_strides, &one->src);
+    if (++batch.n == MOST)
+        run_batch();
+}
+
+/* Ends a group on all ranks: rank 0 says how it went. */
+static void begin(void *context, const char *name)
+{
+    long all = 0;
+    (void)context;
+    run_batch();
+    MPI_Allreduce(&failures, &all, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD);
+    if (rank == 0 && group_name[0]) {
+        CASE("%s", group_name);
+        CHECK(all == 0, "%ld failures", all);
+    }
+    failures = 0;
+    snprintf(group_name, sizeof group_name, "%s", name);
+}
+
+/* ---- more ---- */
+
+static void random_layouts(void)
+{
+    struct random random = {(uint64_t)nranks};
+    begin(NULL, "random layouts");
+    for (int i = 0; i < 400; i++) {
+        static const char *const dtypes[] = {"f32", "i64", "bf16", "u8"};
+        struct random_tensor tensor = random_tensor(&random, dtypes[random_below(&random, 4)]);
+        char from[4096], to[4096], problem[9000];
+        rsd_layout *a, *b;
+        rsd_plan *plan = NULL;
+        random_side(&random, &tensor, i % 3 == 0 ? "sum" : NULL, from, sizeof from);
+        random_side(&random, &tensor, NULL, to, sizeof to);
+        snprintf(problem, sizeof problem, "%s : %s -> %s", tensor.text, from, to);
+        if (rsd_problem_parse(problem, &a, &b))
+            continue;
+        if (!rsd_plan_new(a, b, NULL, &plan))
+            add(NULL, problem, (enum arrangement)(i % 3), (enum arrangement)(i / 3 % 3));
+        rsd_plan_free(plan);
+        rsd_layout_free(a);
+        rsd_layout_free(b);
+    }
+}
+
+/* Two of the same kind at once, waited for in the other order; and the way back. */
+static void several_execs(void)
+{
+    char problem[100];
+    rsd_layout *a, *b;
+    rsd_plan *there, *back;
+    rsd_exec *exec[3];
+    begin(NULL, "several execs at once, a communicator as Fortran has it, and the way back");
+    snprintf(problem, sizeof problem, "i64[61,47] : %d:S0 -> %d:S1", nranks, nranks);
+    HOLDS(!rsd_problem_parse(problem, &a, &b) && !rsd_plan_new(a, b, NULL, &there) &&
+              !rsd_plan_inverse(there, &back),
+          "%s", rsd_error());
+    rsd_exchange_options options = {.struct_nbytes = sizeof options, .node = -1, .timeout = 60};
+    rsd_transport transport;
+    HOLDS(!rsd_mpi_transport_f((int32_t)MPI_Comm_c2f(MPI_COMM_WORLD), &transport), "%s",
+          rsd_error());
+    HOLDS(!rsd_bind_mpi(there, MPI_COMM_WORLD, &options, &exec[0]) &&
+              !rsd_bind_transport(1, (const rsd_plan *const *)&there, NULL, &transport, &options,
+                                  &exec[1]) &&
+              !rsd_bind_mpi(back, MPI_COMM_WORLD, NULL, &exec[2]),
+          "%s", rsd_error());
+    struct memory src = oracle_memory(a, NULL), dst[2], again = oracle_memory(a, NULL);
+    oracle_fill(a, NULL, &src);
+    for (int i = 0; i < 2; i++) {
+        dst[i] = oracle_memory(b, NULL);
+        HOLDS(!rsd_start(exec[i], (const void *const *)&src.array[rank], &dst[i].array[rank]), "%s",
+              rsd_error());
+    }
+    for (int i = 1; i >= 0; i--)
+        HOLDS(!rsd_wait(exec[i]) && oracle_check_of(a, b, NULL, &dst[i], rank), "%s", rsd_error());
+    HOLDS(!rsd_run(exec[2], (const void *const *)&dst[0].array[rank], &again.array[rank]), "%s",
+          rsd_error());
+    HOLDS(oracle_check_of(a, a, NULL, &again, rank), "the way back");
+    for (int i = 0; i < 3; i++)
+        rsd_exec_free(exec[i]);
+    rsd_mpi_transport_free(&transport);
+    oracle_memory_free(&src);
+    oracle_memory_free(&again);
+    oracle_memory_free(&dst[0]);
+    oracle_memory_free(&dst[1]);
+    rsd_plan_free(there);
+    rsd_plan_free(back);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+}
+
+int main(int argc, char **argv)
+{
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &nranks);
+    batch.list = calloc(MOST, sizeof *batch.list);
+    every_case(&(struct cases){begin, add, NULL});
+    random_layouts();
+    several_execs();
+    begin(NULL, "");
+    free(batch.list);
+    int failed = rank == 0 ? tap_end() : 0;
+    MPI_Finalize();
+    return failed;
+}

@@ -1,0 +1,234 @@
+/* test_mpi_faults.c - what goes wrong on one rank is known to all, in time.
+ *
+ *     mpirun -np N test_mpi_faults SCENARIO messages|shared
+ *
+ * Rank 1 is the one that fails. Every rank that lives says "good" if it saw what it should. */
+#include "reshard_mpi.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BAD = 1 };
+static int rank, nranks;
+static bool good = true;
+static rsd_exchange_options options = {.struct_nbytes = sizeof options, .timeout = 2};
+static const char *const names[] = {"layers.0.weight", "layers.0.bias"};
+static rsd_layout *src_layout[2], *dst_layout[2];
+static rsd_plan *plans[2];
+static int64_t memory[2][2][1 << 16];
+static const void *src[] = {memory[0][0], memory[0][1]};
+static void *dst[] = {memory[1][0], memory[1][1]};
+
+/* ---- an allocation that fails ---- */
+
+static long allocations, failing = -1;
+void *__real_calloc(size_t count, size_t nbytes);
+void *__wrap_calloc(size_t count, size_t nbytes);
+void *__real_realloc(void *old, size_t nbytes);
+void *__wrap_realloc(void *old, size_t nbytes);
+
+void *__wrap_calloc(size_t count, size_t nbytes)
+{
+    return allocations++ == failing ? NULL : __real_calloc(count, nbytes);
+}
+
+void *__wrap_realloc(void *old, size_t nbytes)
+{
+    return allocations++ == failing ? NULL : __real_realloc(old, nbytes);
+}
+
+/* ---- saying what was seen ---- */
+
+static void expect(bool holds, const char *what, rsd_status status)
+{
+    if (holds)
+        return;
+    good = false;
+    printf("# rank %d: %s: %s: %s\n", rank, what, rsd_status_name(status), rsd_error());
+}
+
+static bool says(const char *text)
+{
+    return strstr(rsd_error(), text) != NULL;
+}
+
+static void make_plans(const char *dtype, const char *from)
+{
+    char problem[2][100];
+    snprintf(problem[0], sizeof problem[0], "%s[64,64] : %d:%s -> %d:S1", dtype, nranks, from,
+             nranks);
+    snprintf(problem[1], sizeof problem[1], "f32[%d] : %d:S0 -> %d:R", nranks * 100, nranks,
+             nranks);
+    for (int i = 0; i < 2; i++)
+        if (rsd_problem_parse(problem[i], &src_layout[i], &dst_layout[i]) ||
+            rsd_plan_new(src_layout[i], dst_layout[i], NULL, &plans[i]))
+            expect(false, "a plan", RSD_EINVAL);
+}
+
+static rsd_status bind_plans(rsd_exec **exec)
+{
+    return rsd_bind_mpi_many(2, (const rsd_plan *const *)plans, NULL, MPI_COMM_WORLD, &options,
+                             exec);
+}
+
+/* ---- scenarios ---- */
+
+static void other_plan(void)
+{
+    rsd_exec *exec = NULL;
+    make_plans(rank == BAD ? "f64" : "f32", "S0");
+    rsd_status status = bind_plans(&exec);
+    expect(status == RSD_EMISMATCH && says("rank 1 has another plan 0") && says("f64[64,64]"),
+           "another plan", status);
+    make_plans("f32", "S0");
+    status = rsd_bind_mpi_many(rank == BAD ? 1 : 2, (const rsd_plan *const *)plans, NULL,
+                               MPI_COMM_WORLD, &options, &exec);
+    expect(status == RSD_EMISMATCH && says("rank 1 has 1 plans, rank 0 has 2"), "fewer plans",
+           status);
+    status = bind_plans(&exec); /* and all is well again */
+    expect(status == RSD_OK && !rsd_run(exec, src, dst), "the right plans", status);
+    rsd_exec_free(exec);
+}
+
+static void bad_argument(void)
+{
+    rsd_exec *exec = NULL;
+    make_plans("f32", "S0");
+    rsd_status status = bind_plans(&exec);
+    expect(status == RSD_OK, "bind", status);
+    for (int i = 0; i < 3; i++) {
+        const void *wrong[] = {src[0], i == 1 && rank == BAD ? NULL : src[1]};
+        status = rsd_run(exec, wrong, dst);
+        if (i != 1)
+            expect(status == RSD_OK, "a good run", status);
+        else if (rank == BAD)
+            expect(status == RSD_EINVAL && says("source array 1 is NULL"), "own fault", status);
+        else
+            expect(status == RSD_EPEER && says("rank 1: EINVAL: source array 1 is NULL"),
+                   "the fault of rank 1", status);
+    }
+    rsd_exec_free(exec);
+}
+
+/* Every allocation of a bind, one after the other. Without memory for what is shared, messages are used: that
+ * is not a failure. */
+static void no_memory(void)
+{
+    make_plans("f32", "P");
+    for (int n = 0, more = 1; more; n++) {
+        rsd_exec *exec = NULL;
+        allocations = 0;
+        failing = rank == BAD ? n : -1;
+        rsd_status status = bind_plans(&exec);
+        failing = -1;
+        int failed = status != RSD_OK, somebody, everybody;
+        MPI_Allreduce(&failed, &somebody, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+        MPI_Allreduce(&failed, &everybody, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+        expect(somebody == everybody, "some ranks bound and some did not", status);
+        if (failed && rank == BAD)
+            expect(status == RSD_ENOMEM, "no memory", status);
+        else if (failed)
+            expect((status == RSD_EPEER && says("rank 1: ENOMEM")) ||
+                       (status == RSD_ETIMEOUT && says("rank 1")),
+                   "no memory on rank 1", status);
+        else
+            expect(!rsd_run(exec, src, dst), "a run", status);
+        rsd_exec_free(exec);
+        more = allocations > n;
+        MPI_Bcast(&more, 1, MPI_INT, BAD, MPI_COMM_WORLD);
+        if (!more)
+            expect(!failed, "at last", status);
+    }
+}
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static void late(void)
+{
+    rsd_exec *exec = NULL;
+    make_plans("f32", "S0");
+    options.names = names;
+    rsd_status status = bind_plans(&exec);
+    expect(status == RSD_OK && !rsd_run(exec, src, dst), "bind and run", status);
+    if (rank == BAD)
+        sleep(6);
+    double start = now();
+    status = rsd_run(exec, src, dst);
+    if (rank != BAD)
+        expect(status == RSD_ETIMEOUT && says("rank 1 did not come") && says("layers.0"), "late",
+               status);
+    else
+        expect(status == RSD_ETIMEOUT || status == RSD_EPEER, "alone", status);
+    expect(now() - start < 30, "it took too long", status);
+    if (status)
+        expect(rsd_run(exec, src, dst) == RSD_EINVAL && says("can only be freed"), "after that",
+               status);
+    rsd_exec_free(exec);
+}
+
+static void killed(void)
+{
+    rsd_exec *exec = NULL;
+    make_plans("f32", "S0");
+    rsd_status status = bind_plans(&exec);
+    expect(status == RSD_OK && !rsd_run(exec, src, dst), "bind and run", status);
+    if (rank == BAD) {
+        rsd_start(exec, src, dst);
+        raise(SIGKILL);
+    }
+    status = RSD_OK;
+    for (int i = 0; i < 3 && !status; i++) /* the first may have had all it needs */
+        status = rsd_run(exec, src, dst);
+    expect((status == RSD_ETIMEOUT || status == RSD_EPEER) && says("rank 1"), "killed", status);
+}
+
+static void absent_at_bind(void)
+{
+    rsd_exec *exec = NULL;
+    rsd_transport transport;
+    make_plans("f32", "S0");
+    rsd_status status = rsd_mpi_transport(MPI_COMM_WORLD, &transport);
+    expect(status == RSD_OK, "a transport", status);
+    if (rank == BAD) {
+        sleep(6);
+        return;
+    }
+    status = bind_plans(&exec);
+    expect(status == RSD_ETIMEOUT && says("rank 1"), "absent at bind", status);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } scenarios[] = {{"other_plan", other_plan}, {"bad_argument", bad_argument},
+                     {"no_memory", no_memory},   {"late", late},
+                     {"killed", killed},         {"absent_at_bind", absent_at_bind}};
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &nranks);
+    bool found = false;
+    if (argc > 2 && strcmp(argv[2], "messages") == 0)
+        options.node = -1;
+    for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
+        if (argc > 1 && strcmp(argv[1], scenarios[i].name) == 0) {
+            scenarios[i].run();
+            found = true;
+        }
+    if (good && found)
+        printf("good %d\n", rank);
+    fflush(stdout);
+    _exit(0); /* with a dead rank MPI_Finalize would wait */
+}
