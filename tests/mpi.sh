@@ -30,7 +30,10 @@ for n in 1 2 3 4 7 8; do
     report "every case on $n processes"
 done
 
-# faults RANKS HOW: as many ranks say "good" as should
+timeout 300 mpirun -np 2 "$MPI_TESTS/test_mpi_large" >"$out" 2>&1 && ! grep -q '^not ok' "$out"
+report "pieces of more than 2^31 bytes"
+
+# good RANKS SCENARIO HOW: at least so many ranks say that they saw what they should
 good() {
     wanted=$1 scenario=$2 how=$3
     timeout 120 mpirun --enable-recovery -np 4 "$MPI_TESTS/test_mpi_faults" "$scenario" "$how" >"$out" 2>&1

@@ -6,7 +6,7 @@ TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move load save exchange
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
-         tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh tests/mpi.sh \
+         tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh tests/mpi.sh tests/hosts.sh \
          $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 
 ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))
@@ -23,7 +23,7 @@ test: test-ready test-mpi-ready
 	@$(MAKE) --no-print-directory test-all
 
 test-mpi-ready:
-	@[ "$(MPI)" = no ] || tools/need.sh $(MPICC):libopenmpi-dev mpirun:openmpi-bin || \
+	@[ "$(MPI)" = no ] || tools/need.sh $(MPICC):libopenmpi-dev mpirun:openmpi-bin ip:iproute2 || \
 	    echo "without MPI its tests are skipped"
 
 test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES)
