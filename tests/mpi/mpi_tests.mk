@@ -18,3 +18,13 @@ $(BUILD)/asan/mpi/%: $(BUILD)/asan/mpi/tests/mpi/%.o $(call objects,asan/mpi,$(M
 ifneq ($(MPI_FOUND),)
 test-all: $(MPI_TESTS)
 endif
+
+# The same on another MPI, with two ranks.
+.PHONY: test-mpich
+test-mpich:
+	@tools/need.sh mpicc.mpich:libmpich-dev mpirun.mpich:mpich
+	@$(MAKE) --no-print-directory BUILD=$(BUILD)/mpich MPICC=mpicc.mpich build-mpi-tests
+	MPI_TESTS=$(CURDIR)/$(BUILD)/mpich/asan/mpi prove --timer $(if $(V),-v) tests/mpich.sh
+
+.PHONY: build-mpi-tests
+build-mpi-tests: $(MPI_TESTS)
