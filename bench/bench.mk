@@ -10,3 +10,24 @@ bench: $(addprefix $(BUILD)/bench_,$(BENCH_NAMES)) $(BUILD)/reshard
 $(BUILD)/bench_%: $(BUILD)/obj/bench/bench_%.o $(BUILD)/libreshard.a
 	@echo "  link  $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
+
+# Over MPI, where it is installed; beside ScaLAPACK, where that is.
+SCALAPACK := $(wildcard /usr/lib/*/libscalapack-openmpi.so)
+ifneq ($(MPI_FOUND),)
+bench: bench-mpi
+endif
+MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
+    OMPI_MCA_mpi_yield_when_idle=1 mpirun
+
+.PHONY: bench-mpi
+bench-mpi: $(BUILD)/bench_mpi $(if $(SCALAPACK),$(BUILD)/bench_scalapack)
+	@$(MPIRUN) -np 4 $(BUILD)/bench_mpi $(BUILD)/bench.json
+	@$(if $(SCALAPACK),$(MPIRUN) -np 4 $(BUILD)/bench_scalapack $(BUILD)/bench.json,\
+	    echo "no ScaLAPACK here (apt-get install libscalapack-openmpi-dev)")
+
+$(BUILD)/mpi/bench/%.o: ALL_CPPFLAGS += -Ibench
+$(BUILD)/bench_scalapack: ALL_LDLIBS += -lscalapack-openmpi
+$(BUILD)/bench_mpi $(BUILD)/bench_scalapack: $(BUILD)/bench_%: $(BUILD)/mpi/bench/mpi/bench_%.o \
+        $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard.a
+	@echo "  link  $@"
+	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)

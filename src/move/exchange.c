@@ -460,7 +460,7 @@ static rsd_status make_lanes(struct exchange *x)
 /* So much for each slot. */
 static int64_t share_of(const struct exchange *x, int64_t budget)
 {
-    int64_t n = x ? NSLOTS * (int64_t)(x->nsends + x->nreceives) + 2 : 1;
+    int64_t n = NSLOTS * (int64_t)(x->nsends + x->nreceives) + 2;
     return clamp_i64((budget ? budget : default_budget) / n / 64 * 64, LEAST_CHUNK, MOST_CHUNK);
 }
 
@@ -475,14 +475,25 @@ static rsd_status check_transport(const rsd_transport *transport)
 }
 
 static rsd_status prepare(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
-                          const rsd_bind_options *bind, const rsd_exchange_options *options)
+                          const rsd_exchange_options *options)
 {
     x->exec.carrier = &carrier;
     x->copier = copier_best();
     x->timeout = options->timeout > 0 ? options->timeout : 300;
-    TRY(label_plans(x, nplans, plans, options->names));
-    TRY(exchange_compile(x, nplans, plans, bind));
-    return mark_used(x);
+    return label_plans(x, nplans, plans, options->names);
+}
+
+/* Once it is known that all have the same plans. */
+static rsd_status compile(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
+                          const rsd_bind_options *bind, int64_t budget)
+{
+    int64_t chunk = 0;
+    rsd_status status = exchange_compile(x, nplans, plans, bind);
+    if (!status)
+        status = mark_used(x);
+    status = meet_again(&x->transport, status, share_of(x, budget), &chunk);
+    x->chunk = (uint64_t)chunk;
+    return status;
 }
 
 rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
@@ -501,16 +512,18 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
     if (x)
         x->transport = transport;
     if (!status)
-        status = prepare(x, nplans, plans, bind, &options);
+        status = prepare(x, nplans, plans, &options);
     status = meet_to_bind(x, status, &transport, nplans, plans, options.node,
-                          share_of(x, options.max_nbytes));
+                          prefers_columns(nplans, plans, bind, transport.rank));
+    if (!status)
+        status = compile(x, nplans, plans, bind, options.max_nbytes);
     if (!status)
         status = neighbours_meet(x, nplans, plans, options.arena);
     if (!status)
-        status = meet_again(&transport, make_lanes(x));
-    if (!status)
+        status = meet_again(&transport, make_lanes(x), 0, NULL);
+    if (!status) {
         *exec = &x->exec;
-    else if (x) {
+    } else if (x) {
         x->transport.release = NULL; /* the transport stays the caller's */
         exchange_free(&x->exec);
     }

@@ -22,7 +22,8 @@ struct compiling {
 
 /* ---- ops ---- */
 
-/* Rows in the order of the box; dims that are packed in the array too become part of the run. */
+/* Rows in the order of the box, or of its columns; dims that are packed in the array too become part of the
+ * run. */
 static rsd_status make_loops(struct exchange *x, struct op *op, int32_t ndim, const int64_t *len,
                              const int64_t *strides, size_t each)
 {
@@ -30,7 +31,8 @@ static rsd_status make_loops(struct exchange *x, struct op *op, int32_t ndim, co
     struct loop list[RSD_MAX_DIMS];
     int32_t n = 0;
     op->run = each;
-    for (int32_t d = ndim - 1; d >= 0; d--) { /* innermost first */
+    for (int32_t i = 0; i < ndim; i++) { /* innermost first */
+        int32_t d = x->columns ? i : ndim - 1 - i;
         bool joins = n == 0 && strides[d] == (int64_t)op->run;
         if (len[d] == 1)
             continue;
@@ -46,7 +48,7 @@ static rsd_status make_loops(struct exchange *x, struct op *op, int32_t ndim, co
     op->first_loop = x->nloops;
     op->nloops = n;
     op->nrows = 1;
-    for (int32_t i = n; i-- > 0;) {
+    for (int32_t i = n - 1; i >= 0; i--) {
         x->loops[x->nloops++] = list[i];
         op->nrows *= list[i].count;
     }
@@ -289,6 +291,39 @@ static rsd_status compile_plan(struct exchange *x, int32_t number, const rsd_pla
     x->nsrc += c.nsrc;
     x->ndst += c.ndst;
     return RSD_OK;
+}
+
+/* Whether all of a layout's arrays here run along their first dim. */
+static bool runs_along_columns(const rsd_layout *layout, int32_t rank, const int64_t *strides)
+{
+    int64_t first, n;
+    int32_t ndim = layout->ndim;
+    rsd_layout_arrays_of(layout, rank, &first, &n);
+    for (int64_t i = 0; i < n && ndim > 1; i++, strides += ndim) {
+        int64_t shape[RSD_MAX_DIMS];
+        layout_array_shape(layout, first + i, shape);
+        if (box_volume(ndim, shape) > 0 && strides[0] > strides[ndim - 1])
+            return false;
+    }
+    return true;
+}
+
+bool prefers_columns(int64_t nplans, const rsd_plan *const *plans, const rsd_bind_options *bind,
+                     int32_t rank)
+{
+    const char *given = (const char *)bind;
+    for (int64_t i = 0; i < nplans; i++, given += bind->struct_nbytes) {
+        rsd_bind_options how;
+        if (!bind || take_options("rsd_bind_options", given, &how, sizeof how))
+            return false;
+        if (how.src_strides ? !runs_along_columns(plans[i]->src, rank, how.src_strides)
+                            : !how.src_column_major)
+            return false;
+        if (how.dst_strides ? !runs_along_columns(plans[i]->dst, rank, how.dst_strides)
+                            : !how.dst_column_major)
+            return false;
+    }
+    return nplans > 0;
 }
 
 rsd_status exchange_compile(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,

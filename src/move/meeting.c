@@ -20,9 +20,9 @@ enum { FEW = 64 }; /* no memory is needed to say that there is none */
 
 struct greeting {
     struct hash plans;
-    int64_t nplans, chunk, node;
-    int32_t status;
-    char message[124];
+    int64_t nplans, number, node;
+    int32_t status, columns;
+    char message[120];
 };
 
 static void speak(struct greeting *own, rsd_status status)
@@ -56,12 +56,16 @@ static rsd_status greet(const rsd_transport *t, const struct greeting *own, stru
     return status;
 }
 
-rsd_status meet_again(const rsd_transport *transport, rsd_status status)
+rsd_status meet_again(const rsd_transport *transport, rsd_status status, int64_t number,
+                      int64_t *least)
 {
     struct greeting own, few[FEW], *all;
     speak(&own, status);
+    own.number = number;
     TRY(greet(transport, &own, few, &all));
     status = hear(transport, status, all);
+    for (int32_t i = 0; least && i < transport->nranks; i++)
+        *least = i == 0 ? all[i].number : min_i64(*least, all[i].number);
     if (all != few)
         mem_free(all);
     return status;
@@ -125,8 +129,9 @@ static rsd_status compare(struct exchange *x, const rsd_transport *t, int64_t np
 {
     int32_t rank = who_differs(t, all);
     if (rank < 0) {
+        x->columns = true;
         for (int32_t i = 0; i < t->nranks; i++) {
-            x->chunk = all[i].chunk < (int64_t)x->chunk ? (uint64_t)all[i].chunk : x->chunk;
+            x->columns = x->columns && all[i].columns;
             x->node_of[i] = all[i].node < 0 ? -1 - i : all[i].node;
         }
         return RSD_OK;
@@ -139,7 +144,7 @@ static rsd_status compare(struct exchange *x, const rsd_transport *t, int64_t np
 
 /* x is NULL if there was no memory for it. */
 rsd_status meet_to_bind(struct exchange *x, rsd_status status, const rsd_transport *transport,
-                        int64_t nplans, const rsd_plan *const *plans, int64_t node, int64_t budget)
+                        int64_t nplans, const rsd_plan *const *plans, int64_t node, bool columns)
 {
     struct greeting own, few[FEW], *all;
     if (!status) {
@@ -149,11 +154,9 @@ rsd_status meet_to_bind(struct exchange *x, rsd_status status, const rsd_transpo
     speak(&own, status);
     own.node = node ? node : node_here();
     own.nplans = nplans;
-    own.chunk = budget;
-    if (!status) {
+    own.columns = columns;
+    if (!status)
         own.plans = hash_plans(nplans, plans);
-        x->chunk = (uint64_t)budget;
-    }
     TRY(greet(transport, &own, few, &all));
     status = hear(transport, status, all);
     if (!status)

@@ -283,6 +283,7 @@ struct exchange {
     rsd_transport transport;
     double timeout;
     uint64_t chunk; /* bytes of one message at most, the same on all ranks */
+    bool columns;   /* pieces are packed by columns: so are the arrays of all ranks */
     int32_t nstages;
     int64_t nplans;
     char **labels; /* of the plans, for messages */
@@ -322,6 +323,10 @@ struct exchange {
 
 /* ---- exchange_bind.c ---- */
 
+/* Whether our arrays are best packed by columns. */
+bool prefers_columns(int64_t nplans, const rsd_plan *const *plans, const rsd_bind_options *bind,
+                     int32_t rank);
+
 /* Finds what this rank gives and gets in all plans. */
 rsd_status exchange_compile(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
                             const rsd_bind_options *bind);
@@ -337,10 +342,11 @@ void op_unpack(const struct exchange *x, const struct op *op, uint64_t at, size_
 
 /* ---- meeting.c ---- */
 
-/* All of these are collective. */
+/* All of these are collective. meet_again finds the least of a number too. */
 rsd_status meet_to_bind(struct exchange *x, rsd_status status, const rsd_transport *transport,
-                        int64_t nplans, const rsd_plan *const *plans, int64_t node, int64_t budget);
-rsd_status meet_again(const rsd_transport *transport, rsd_status status);
+                        int64_t nplans, const rsd_plan *const *plans, int64_t node, bool columns);
+rsd_status meet_again(const rsd_transport *transport, rsd_status status, int64_t own,
+                      int64_t *least);
 
 void meeting_start(struct exchange *x, rsd_status status);
 rsd_status meeting_push(struct exchange *x, bool *moved, bool *done);

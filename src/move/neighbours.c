@@ -291,7 +291,7 @@ rsd_status neighbours_meet(struct exchange *x, int64_t nplans, const rsd_plan *c
     snprintf(x->note, sizeof x->note, "messages only: each rank is on a host of its own");
     struct offer *offers = mem_new((size_t)x->transport.nranks, sizeof *offers);
     rsd_status status = offers ? anyone_is_near(x, &answer) : RSD_ENOMEM;
-    status = meet_again(&x->transport, status);
+    status = meet_again(&x->transport, status, 0, NULL);
     if (!status && answer)
         status = share(x, offers, nplans, plans, arena);
     mem_free(offers);

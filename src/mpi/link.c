@@ -299,8 +299,8 @@ static void link_drop(void *context)
 rsd_status rsd_mpi_transport(MPI_Comm comm, rsd_transport *transport)
 {
     int initialised = 0, finalised = 0;
-    MPI_Comm duplicate;
-    int first_tag;
+    MPI_Comm duplicate = MPI_COMM_NULL;
+    int first_tag = 0;
     MPI_Initialized(&initialised);
     MPI_Finalized(&finalised);
     if (!initialised || finalised)
