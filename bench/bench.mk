@@ -24,6 +24,7 @@ bench-mpi: $(BUILD)/bench_mpi $(if $(SCALAPACK),$(BUILD)/bench_scalapack)
 	@$(MPIRUN) -np 4 $(BUILD)/bench_mpi $(BUILD)/bench.json
 	@$(if $(SCALAPACK),$(MPIRUN) -np 4 $(BUILD)/bench_scalapack $(BUILD)/bench.json,\
 	    echo "no ScaLAPACK here (apt-get install libscalapack-openmpi-dev)")
+	@tools/hosts.sh $(CURDIR)/$(BUILD)/bench_mpi $(CURDIR)/$(BUILD)/bench.json hosts || [ $$? = 77 ]
 
 $(BUILD)/mpi/bench/%.o: ALL_CPPFLAGS += -Ibench
 $(BUILD)/bench_scalapack: ALL_LDLIBS += -lscalapack-openmpi
