@@ -82,6 +82,27 @@ const char *rsd_exec_note(const rsd_exec *exec);
  * that replicas cross between hosts once. */
 rsd_status rsd_transport_nodes(const rsd_transport *transport, int32_t *node_of);
 
+/* Ranks that are threads of one process: for tests, and for programs whose workers share their memory. Each
+ * rank's thread takes its own transport, with struct_nbytes set by the caller. Bytes are copied once, from
+ * where they are to where they go. The team is freed when no rank uses it any more.
+ *
+ *     rsd_team_new(4, NULL, &team);
+ *     ... in the thread of each rank:
+ *     rsd_transport transport = {.struct_nbytes = sizeof transport};
+ *     rsd_team_transport(team, rank, &transport);
+ */
+typedef struct rsd_team rsd_team;
+
+typedef struct rsd_team_options {
+    size_t struct_nbytes; /* sizeof(rsd_team_options) */
+    double timeout;       /* seconds that allgather waits for others; 0: 300. ETIMEOUT names one */
+} rsd_team_options;
+
+/* options may be NULL. */
+rsd_status rsd_team_new(int32_t nranks, const rsd_team_options *options, rsd_team **team);
+rsd_status rsd_team_transport(rsd_team *team, int32_t rank, rsd_transport *transport);
+void rsd_team_free(rsd_team *team);
+
 #ifdef __cplusplus
 }
 #endif

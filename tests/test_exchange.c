@@ -1,6 +1,5 @@
 /* test_exchange.c - plans carried between ranks that share no memory, over a transport of threads: the same
  * elements, the same bits, whatever the budget; and ranks that disagree, or come late, are named. */
-#include "mailbox.h"
 #include "oracle.h"
 #include "random.h"
 #include "tap.h"
@@ -11,7 +10,7 @@
 
 struct rank {
     pthread_t thread;
-    struct mailbox *box;
+    rsd_team *team;
     int32_t rank;
     int64_t nplans;
     const rsd_plan *const *plans;
@@ -62,14 +61,17 @@ static void *run_rank(void *context)
     rsd_arena *arena = NULL;
     if (rank->in_arena && rsd_arena_new(1 << 20, &arena))
         arena = NULL;
-    rsd_transport transport = mailbox_transport(rank->box, rank->rank);
+    rsd_transport transport = {.struct_nbytes = sizeof transport};
     rsd_exchange_options options = {.struct_nbytes = sizeof options,
                                     .max_nbytes = rank->budget,
                                     .timeout = rank->timeout,
                                     .node = rank->node};
     rsd_exec *exec = NULL;
     options.arena = arena;
-    rank->status = rsd_bind_transport(rank->nplans, rank->plans, NULL, &transport, &options, &exec);
+    rank->status = rsd_team_transport(rank->team, rank->rank, &transport);
+    if (!rank->status)
+        rank->status =
+            rsd_bind_transport(rank->nplans, rank->plans, NULL, &transport, &options, &exec);
     if (!rank->status && rank->expected_note && !strstr(rsd_exec_note(exec), rank->expected_note))
         rank->status = rsd_fail(RSD_EINVAL, rsd_exec_note(exec));
     if (!rank->status && arena)
@@ -96,7 +98,8 @@ static bool carry(const char *problem, int64_t budget, enum way way)
         rsd_layout_world(a) > rsd_layout_world(b) ? rsd_layout_world(a) : rsd_layout_world(b);
     struct memory src = oracle_memory(a, NULL), dst = oracle_memory(b, NULL);
     oracle_fill(a, NULL, &src);
-    struct mailbox *box = mailbox_new((int32_t)world);
+    rsd_team *team = NULL;
+    OK(rsd_team_new((int32_t)world, NULL, &team));
     struct rank *ranks = calloc((size_t)world, sizeof *ranks);
     const rsd_plan *plans[] = {plan};
     for (int32_t i = 0; i < world && fine; i++) {
@@ -104,7 +107,7 @@ static bool carry(const char *problem, int64_t budget, enum way way)
         rsd_layout_arrays_of(a, i, &first_src, &nsrc);
         rsd_layout_arrays_of(b, i, &first_dst, &ndst);
         ranks[i] =
-            (struct rank){.box = box,
+            (struct rank){.team = team,
                           .rank = i,
                           .nplans = 1,
                           .plans = plans,
@@ -127,7 +130,7 @@ static bool carry(const char *problem, int64_t budget, enum way way)
         CHECK(ranks[i].status == RSD_OK, "%s: rank %d: %s", problem, (int)i, ranks[i].message);
     }
     fine = fine && CHECK(oracle_check(a, b, NULL, &dst), "%s", problem);
-    mailbox_free(box);
+    rsd_team_free(team);
     free(ranks);
     oracle_memory_free(&src);
     oracle_memory_free(&dst);
@@ -205,12 +208,13 @@ static void disagreeing(void)
     void *dst[3];
     const rsd_plan *same[] = {plan}, *different[] = {other};
     for (int way = 0; way < 2; way++) {
-        struct mailbox *box = mailbox_new(3);
+        rsd_team *team = NULL;
+        OK(rsd_team_new(3, NULL, &team));
         struct rank ranks[3];
         for (int32_t i = 0; i < 3; i++) {
             src[i] = memory[i];
             dst[i] = memory[i] + 8;
-            ranks[i] = (struct rank){.box = box,
+            ranks[i] = (struct rank){.team = team,
                                      .rank = i,
                                      .nplans = 1,
                                      .plans = way == 0 && i == 2 ? different : same,
@@ -229,7 +233,7 @@ static void disagreeing(void)
                 CHECK(ranks[i].status == RSD_ETIMEOUT && strstr(ranks[i].message, "rank 1"), "%s",
                       ranks[i].message);
         }
-        mailbox_free(box);
+        rsd_team_free(team);
     }
     rsd_plan_free(plan);
     rsd_plan_free(other);

@@ -2,9 +2,9 @@
 # undefined-behaviour sanitizers; those that use threads run with the thread sanitizer too.
 
 comma := ,
-TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/mailbox.c tests/cases.c
+TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
-TSAN_NAMES := pool move load save exchange
+TSAN_NAMES := pool move load save exchange team
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
          tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh tests/mpi.sh tests/hosts.sh \
          $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
