@@ -19,7 +19,7 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 
-ROOMS := base layout plan move codec store haul
+ROOMS := base layout plan move stash codec store haul
 LIB_SRC := $(foreach room,$(ROOMS),$(sort $(wildcard src/$(room)/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 

@@ -27,10 +27,11 @@
  *     4  plans         who gives what to whom
  *     5  moving        carrying a plan out in one process
  *
- * and in reshard_files.h and reshard_transport.h, which come with it:
+ * and in reshard_files.h, reshard_transport.h and reshard_stash.h, which come with it:
  *
  *     6  checkpoints   looking into files; loading, saving, converting and proving
  *     7  transports    carrying a plan out between processes
+ *     8  stash         buffers that all ranks have, kept in slices until they are needed
  *
  * What holds everywhere:
  *   - A function that can fail returns rsd_status, 0 when all is well. Outputs come last and are
@@ -577,6 +578,7 @@ rsd_status rsd_wait(rsd_exec *exec);
 #endif
 
 #include "reshard_files.h"
+#include "reshard_stash.h"
 #include "reshard_transport.h"
 
 #endif

@@ -11,6 +11,7 @@ may_open() {
     layout) echo base layout ;;
     plan) echo base layout plan ;;
     move) echo base layout plan move ;;
+    stash) echo base layout plan move stash ;;
     codec) echo base layout codec ;;
     store) echo base layout plan move codec store ;;
     haul) echo base layout plan move codec store haul ;;

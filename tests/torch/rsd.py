@@ -10,7 +10,7 @@ import re
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HEADERS = [os.path.join(HERE, "../../include", name)
-           for name in ("reshard.h", "reshard_files.h", "reshard_transport.h")]
+           for name in ("reshard.h", "reshard_files.h", "reshard_transport.h", "reshard_stash.h")]
 lib = C.CDLL(os.environ.get("RESHARD_LIB", os.path.join(HERE, "../../build/libreshard.so")))
 
 EVERY_RANK = -1

@@ -1,0 +1,308 @@
+/* notice.c - what ranks tell each other: each sends every other one the same few bytes, and reads theirs.
+ *
+ * A rank that cannot do its part says so here, and one that is about something else is found out, before
+ * anybody takes bytes for what they are not. Nobody waits for one rank alone, and not for ever. Execs that
+ * are at work hear of bad news too: their transport is ours, with tags of their own and an ear for notices.
+ */
+#include "stash.h"
+
+#include <sched.h>
+#include <time.h>
+
+/* Execs use tags 0 to 15 and 32 to 47 of what they take for their transport. */
+enum { EXEC_TAGS = 16, NOTICE_TAG = 31 };
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* ---- memory ---- */
+
+static rsd_status new_notices(const struct channel *channel, struct notices **made)
+{
+    size_t n = (size_t)channel->transport.nranks;
+    struct notices *notices = mem_new(1, sizeof *notices);
+    if (!notices)
+        return RSD_ENOMEM;
+    notices->all = mem_new(n, sizeof *notices->all);
+    notices->requests = mem_new(2 * n, sizeof *notices->requests);
+    if (!notices->all || !notices->requests) {
+        mem_free(notices->all);
+        mem_free(notices->requests);
+        mem_free(notices);
+        return RSD_ENOMEM;
+    }
+    *made = notices;
+    return RSD_OK;
+}
+
+static void put_by(struct channel *channel, struct notices *notices)
+{
+    notices->next = channel->spare;
+    channel->spare = notices;
+}
+
+/* ---- telling ---- */
+
+static rsd_status start_all(const rsd_transport *t, struct notices *notices)
+{
+    for (int32_t i = 0; i < t->nranks; i++) {
+        if (i == t->rank)
+            continue;
+        TRY(t->recv(t->context, i, NOTICE_TAG, &notices->all[i], sizeof notices->all[i],
+                    &notices->requests[i]));
+        notices->nmoving++;
+        TRY(t->send(t->context, i, NOTICE_TAG, &notices->own, sizeof notices->own,
+                    &notices->requests[t->nranks + i]));
+        notices->nmoving++;
+    }
+    return RSD_OK;
+}
+
+rsd_status notices_post(struct channel *channel, const struct notice *own, struct notices **notices)
+{
+    struct notices *made = channel->spare;
+    bool last = made && !made->next;
+    if (made)
+        channel->spare = made->next;
+    if (last && new_notices(channel, &channel->spare)) {
+        channel->spare = NULL; /* until this one comes back */
+        made->own = *own;
+        made->own.status = own->status ? own->status : RSD_ENOMEM;
+    } else if (made) {
+        made->own = *own;
+    } else {
+        return RSD_ENOMEM;
+    }
+    made->all[channel->transport.rank] = made->own;
+    made->nmoving = 0;
+    rsd_status status = start_all(&channel->transport, made);
+    if (status) {
+        channel->broken = status;
+        notices_end(channel, made);
+        return status;
+    }
+    *notices = made;
+    return RSD_OK;
+}
+
+/* Whatever can be done now. */
+static rsd_status push(const rsd_transport *t, struct notices *notices, bool *moved)
+{
+    for (int32_t i = 0; i < 2 * t->nranks && notices->nmoving > 0; i++) {
+        int32_t done = 0;
+        if (!notices->requests[i])
+            continue;
+        TRY(t->test(t->context, notices->requests[i], &done));
+        if (!done)
+            continue;
+        notices->requests[i] = NULL;
+        notices->nmoving--;
+        *moved = true;
+    }
+    return RSD_OK;
+}
+
+static rsd_status late(const struct channel *channel, const struct notices *notices)
+{
+    static const char *const doing[] = {"", "put", "gathered", "bound"};
+    for (int32_t i = 0; i < 2 * channel->transport.nranks; i++)
+        if (notices->requests[i])
+            return fail(RSD_ETIMEOUT,
+                        "nothing moved for %g s: rank %d has not come to where buffer %lld is %s",
+                        channel->timeout, (int)(i % channel->transport.nranks),
+                        (long long)notices->own.id, doing[notices->own.kind]);
+    return RSD_OK;
+}
+
+rsd_status notices_wait(struct channel *channel, struct notices *notices)
+{
+    double since = seconds();
+    while (notices->nmoving > 0) {
+        bool moved = false;
+        rsd_status status = push(&channel->transport, notices, &moved);
+        if (!status && moved)
+            since = seconds();
+        else if (!status && seconds() - since > channel->timeout)
+            status = late(channel, notices);
+        if (status)
+            channel->broken = status;
+        TRY(status);
+        if (!moved)
+            sched_yield();
+    }
+    return RSD_OK;
+}
+
+void notices_end(struct channel *channel, struct notices *notices)
+{
+    const rsd_transport *t = &channel->transport;
+    for (int32_t i = 0; i < 2 * t->nranks; i++)
+        if (notices->requests[i]) {
+            t->cancel(t->context, notices->requests[i]);
+            notices->requests[i] = NULL;
+        }
+    if (channel->watched == notices)
+        channel->watched = NULL;
+    put_by(channel, notices);
+}
+
+/* ---- what it comes to ---- */
+
+static bool hash_differs(struct hash x, struct hash y)
+{
+    return x.a != y.a || x.b != y.b;
+}
+
+static bool differs(const struct notice *x, const struct notice *y, bool with_values)
+{
+    return hash_differs(x->about, y->about) || (with_values && hash_differs(x->values, y->values));
+}
+
+/* The rank whose notice most ranks have, the first of them. */
+static int32_t usual(const struct notices *notices, int32_t nranks, bool with_values)
+{
+    int32_t best = 0, most = 0;
+    for (int32_t i = 0; i < nranks && most <= nranks / 2; i++) {
+        int32_t n = 0;
+        for (int32_t k = 0; k < nranks; k++)
+            n += !differs(&notices->all[i], &notices->all[k], with_values);
+        if (n > most) {
+            most = n;
+            best = i;
+        }
+    }
+    return best;
+}
+
+bool notices_split(const struct channel *channel, const struct notices *notices)
+{
+    int32_t nfailed = 0;
+    for (int32_t i = 0; i < channel->transport.nranks; i++)
+        nfailed += notices->all[i].status != RSD_OK;
+    return nfailed > 0 && nfailed < channel->transport.nranks;
+}
+
+bool notices_same_id(const struct channel *channel, const struct notices *notices)
+{
+    const struct notice *all = notices->all;
+    for (int32_t i = 1; i < channel->transport.nranks; i++)
+        if (all[i].kind != all[0].kind || all[i].id != all[0].id)
+            return false;
+    return true;
+}
+
+rsd_status notices_compare(const struct channel *channel, const struct notices *notices,
+                           bool with_values)
+{
+    static const char *const verbs[] = {"", "puts", "asks for", "binds"};
+    static const char *const could[] = {"", "put", "give", "bind the gather of"};
+    int32_t n = channel->transport.nranks;
+    const struct notice *all = notices->all;
+    for (int32_t i = 0; i < n; i++)
+        if (all[i].status && i != channel->transport.rank)
+            return fail(RSD_EPEER, "rank %d could not %s buffer %lld: %s", (int)i,
+                        could[all[i].kind & 3], (long long)all[i].id,
+                        rsd_status_name((rsd_status)all[i].status));
+    for (int32_t i = 1; i < n; i++)
+        if (all[i].kind != all[0].kind || all[i].id != all[0].id)
+            return fail(RSD_EMISMATCH, "rank %d %s buffer %lld, rank 0 %s buffer %lld", (int)i,
+                        verbs[all[i].kind & 3], (long long)all[i].id, verbs[all[0].kind & 3],
+                        (long long)all[0].id);
+    int32_t like = usual(notices, n, with_values);
+    for (int32_t i = 0; i < n; i++)
+        if (differs(&all[i], &all[like], false))
+            return fail(
+                RSD_EMISMATCH,
+                "buffer %lld: rank %d has another dtype, shape, cut or strides than rank %d",
+                (long long)all[i].id, (int)i, (int)like);
+    for (int32_t i = 0; with_values && i < n; i++)
+        if (differs(&all[i], &all[like], true))
+            return fail(RSD_EMISMATCH, "buffer %lld: rank %d has other values than rank %d",
+                        (long long)all[i].id, (int)i, (int)like);
+    return RSD_OK;
+}
+
+/* ---- the transport of execs ---- */
+
+static rsd_status exec_send(void *context, int32_t to, int32_t tag, const void *data, size_t nbytes,
+                            void **request)
+{
+    const rsd_transport *t = &((struct channel *)context)->transport;
+    return t->send(t->context, to, tag + EXEC_TAGS, data, nbytes, request);
+}
+
+static rsd_status exec_recv(void *context, int32_t from, int32_t tag, void *data, size_t nbytes,
+                            void **request)
+{
+    const rsd_transport *t = &((struct channel *)context)->transport;
+    return t->recv(t->context, from, tag + EXEC_TAGS, data, nbytes, request);
+}
+
+/* Bad news end the wait for bytes that will not come. */
+static rsd_status hear(struct channel *channel)
+{
+    struct notices *notices = channel->watched;
+    bool moved = false;
+    if (channel->broken)
+        return fail(channel->broken, "another gather of the stash failed");
+    if (!notices || notices->nmoving == 0)
+        return RSD_OK;
+    TRY(push(&channel->transport, notices, &moved));
+    return moved && notices->nmoving == 0 ? notices_compare(channel, notices, false) : RSD_OK;
+}
+
+static rsd_status exec_test(void *context, void *request, int32_t *done)
+{
+    struct channel *channel = context;
+    const rsd_transport *t = &channel->transport;
+    rsd_status status = hear(channel);
+    if (status)
+        channel->broken = status;
+    TRY(status);
+    return t->test(t->context, request, done);
+}
+
+static void exec_cancel(void *context, void *request)
+{
+    const rsd_transport *t = &((struct channel *)context)->transport;
+    t->cancel(t->context, request);
+}
+
+static rsd_status exec_allgather(void *context, const void *own, size_t nbytes, void *all)
+{
+    const rsd_transport *t = &((struct channel *)context)->transport;
+    return t->allgather(t->context, own, nbytes, all);
+}
+
+/* ---- the channel ---- */
+
+rsd_status channel_open(struct channel *channel, const rsd_transport *transport, double timeout)
+{
+    channel->transport = *transport;
+    channel->timeout = timeout;
+    channel->for_execs = (rsd_transport){.struct_nbytes = sizeof(rsd_transport),
+                                         .context = channel,
+                                         .rank = transport->rank,
+                                         .nranks = transport->nranks,
+                                         .send = exec_send,
+                                         .recv = exec_recv,
+                                         .test = exec_test,
+                                         .cancel = exec_cancel,
+                                         .allgather = exec_allgather};
+    return new_notices(channel, &channel->spare);
+}
+
+void channel_close(struct channel *channel)
+{
+    while (channel->spare) {
+        struct notices *notices = channel->spare;
+        channel->spare = notices->next;
+        mem_free(notices->all);
+        mem_free(notices->requests);
+        mem_free(notices);
+    }
+}
