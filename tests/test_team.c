@@ -41,6 +41,14 @@ static void in_one_thread(void)
     }
     CHECK(in[0] == 10 && in[1] == 11 && in[2] == 12, "%d %d %d", in[0], in[1], in[2]);
 
+    CASE("receives that are about the same are served in their order, whichever is tested");
+    for (int i = 0; i < 2; i++) {
+        OK(b.recv(b.context, 0, 5, &in[i], sizeof(int), &received[i]));
+        OK(a.send(a.context, 1, 5, &out[i], sizeof(int), &sent[i]));
+    }
+    CHECK(is_done(&b, received[1]) && is_done(&a, sent[1]) && is_done(&a, sent[0]));
+    CHECK(in[0] == 10 && in[1] == 11 && is_done(&b, received[0]), "%d %d", in[0], in[1]);
+
     CASE("a rank can send to itself, and nothing at all");
     OK(a.send(a.context, 0, 0, &out[1], sizeof(int), &sent[0]));
     OK(a.recv(a.context, 0, 0, &in[0], sizeof(int), &received[0]));

@@ -1,7 +1,8 @@
 /* team.c - a transport between threads of one process: every rank is a thread.
  *
  *     send: the message waits in the inbox of its getter, and its bytes where they are
- *     recv: found there by a test, it is copied straight into place, and the sender's test says done
+ *     recv: found there by a test, it is copied straight into place, and the sender's test says done;
+ *           receives that are about the same get messages in the order they were started
  *
  * Invariants:
  *   (1) A message is in an inbox from its send until it is taken or cancelled, so nothing is left behind
@@ -21,7 +22,7 @@ enum { MAX_TAG = 63 };
 struct message {
     int32_t from, to, tag;
     bool receives;
-    enum { WAITS, TAKEN, DONE } state; /* of a send */
+    enum { WAITS, TAKEN, DONE } state;
     const char *out;
     char *in;
     size_t nbytes;
@@ -34,6 +35,7 @@ struct seat {
     int32_t rank;
     pthread_mutex_t lock;
     struct message *first, **last; /* the inbox */
+    struct message *started;       /* receives, the first one first */
     struct message *spare;         /* of this rank's own, to be used again */
 
     /* At a meeting, under the team's lock. */
@@ -114,6 +116,12 @@ static rsd_status team_recv(void *context, int32_t from, int32_t tag, void *data
     TRY(new_message(seat, &message));
     *message = (struct message){
         .from = from, .to = seat->rank, .tag = tag, .receives = true, .in = data, .nbytes = nbytes};
+    pthread_mutex_lock(&seat->lock);
+    struct message **last = &seat->started;
+    while (*last)
+        last = &(*last)->next;
+    *last = message;
+    pthread_mutex_unlock(&seat->lock);
     *request = message;
     return RSD_OK;
 }
@@ -142,26 +150,50 @@ static bool is_sent(struct seat *getter, const struct message *message)
     return done;
 }
 
-static rsd_status receive(struct seat *seat, const struct message *receive, bool *done)
+static void unlink_receive(struct seat *seat, const struct message *receive)
 {
+    struct message **at = &seat->started;
+    while (*at != receive)
+        at = &(*at)->next;
+    *at = receive->next;
+}
+
+/* The receive whose turn it is among those that are about the same. */
+static struct message *first_receive(const struct seat *seat, const struct message *like)
+{
+    struct message *first = seat->started;
+    while (first->from != like->from || first->tag != like->tag || first->state == DONE)
+        first = first->next;
+    return first;
+}
+
+/* Takes messages until this receive has one, or there are none. */
+static rsd_status receive(struct seat *seat, struct message *receive, bool *done)
+{
+    rsd_status status = RSD_OK;
     pthread_mutex_lock(&seat->lock);
-    struct message *sent = unlink_message(seat, receive);
-    if (sent)
+    while (receive->state != DONE && !status) {
+        struct message *turn = first_receive(seat, receive);
+        struct message *sent = unlink_message(seat, turn);
+        if (!sent)
+            break;
         sent->state = TAKEN;
+        turn->state = TAKEN;
+        pthread_mutex_unlock(&seat->lock);
+        if (sent->nbytes != turn->nbytes)
+            status = fail(RSD_EPEER, "rank %d sent %zu bytes where rank %d waits for %zu",
+                          (int)turn->from, sent->nbytes, (int)seat->rank, turn->nbytes);
+        else if (sent->nbytes > 0)
+            memcpy(turn->in, sent->out, sent->nbytes);
+        pthread_mutex_lock(&seat->lock);
+        sent->state = DONE;
+        turn->state = DONE;
+    }
+    *done = receive->state == DONE;
+    if (*done && !status)
+        unlink_receive(seat, receive);
     pthread_mutex_unlock(&seat->lock);
-    *done = sent != NULL;
-    if (!sent)
-        return RSD_OK;
-    size_t nbytes = sent->nbytes;
-    if (nbytes == receive->nbytes && nbytes > 0)
-        memcpy(receive->in, sent->out, nbytes);
-    pthread_mutex_lock(&seat->lock);
-    sent->state = DONE;
-    pthread_mutex_unlock(&seat->lock);
-    if (nbytes != receive->nbytes)
-        return fail(RSD_EPEER, "rank %d sent %zu bytes where rank %d waits for %zu",
-                    (int)receive->from, nbytes, (int)seat->rank, receive->nbytes);
-    return RSD_OK;
+    return status;
 }
 
 static rsd_status team_test(void *context, void *request, int32_t *done)
@@ -184,16 +216,17 @@ static void team_cancel(void *context, void *request)
     struct seat *seat = context;
     struct message *message = request;
     struct seat *getter = &seat->team->seats[message->to];
-    if (!message->receives) {
-        pthread_mutex_lock(&getter->lock);
+    pthread_mutex_lock(&getter->lock);
+    if (message->receives)
+        unlink_receive(seat, message);
+    else
         unlink_message(getter, message);
-        while (message->state == TAKEN) {
-            pthread_mutex_unlock(&getter->lock);
-            sched_yield();
-            pthread_mutex_lock(&getter->lock);
-        }
+    while (message->state == TAKEN) {
         pthread_mutex_unlock(&getter->lock);
+        sched_yield();
+        pthread_mutex_lock(&getter->lock);
     }
+    pthread_mutex_unlock(&getter->lock);
     put_by(seat, message);
 }
 
@@ -346,6 +379,7 @@ void rsd_team_free(rsd_team *team)
         return;
     for (int32_t i = 0; i < team->nranks; i++) {
         free_messages(team->seats[i].first);
+        free_messages(team->seats[i].started);
         free_messages(team->seats[i].spare);
         pthread_mutex_destroy(&team->seats[i].lock);
     }

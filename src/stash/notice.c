@@ -39,12 +39,6 @@ static rsd_status new_notices(const struct channel *channel, struct notices **ma
     return RSD_OK;
 }
 
-static void put_by(struct channel *channel, struct notices *notices)
-{
-    notices->next = channel->spare;
-    channel->spare = notices;
-}
-
 /* ---- telling ---- */
 
 static rsd_status start_all(const rsd_transport *t, struct notices *notices)
@@ -65,10 +59,11 @@ static rsd_status start_all(const rsd_transport *t, struct notices *notices)
 rsd_status notices_post(struct channel *channel, const struct notice *own, struct notices **notices)
 {
     struct notices *made = channel->spare;
-    bool last = made && !made->next;
+    struct notices **last = &channel->moving;
+    bool only = made && !made->next;
     if (made)
         channel->spare = made->next;
-    if (last && new_notices(channel, &channel->spare)) {
+    if (only && new_notices(channel, &channel->spare)) {
         channel->spare = NULL; /* until this one comes back */
         made->own = *own;
         made->own.status = own->status ? own->status : RSD_ENOMEM;
@@ -79,6 +74,11 @@ rsd_status notices_post(struct channel *channel, const struct notice *own, struc
     }
     made->all[channel->transport.rank] = made->own;
     made->nmoving = 0;
+    made->next = NULL;
+    made->fine = false;
+    while (*last)
+        last = &(*last)->next;
+    *last = made;
     rsd_status status = start_all(&channel->transport, made);
     if (status) {
         channel->broken = status;
@@ -89,20 +89,22 @@ rsd_status notices_post(struct channel *channel, const struct notice *own, struc
     return RSD_OK;
 }
 
-/* Whatever can be done now. */
-static rsd_status push(const rsd_transport *t, struct notices *notices, bool *moved)
+/* Whatever can be done now: from and to each rank in the order of posting, since one tag serves all. */
+static rsd_status push(struct channel *channel, bool *moved)
 {
-    for (int32_t i = 0; i < 2 * t->nranks && notices->nmoving > 0; i++) {
-        int32_t done = 0;
-        if (!notices->requests[i])
-            continue;
-        TRY(t->test(t->context, notices->requests[i], &done));
-        if (!done)
-            continue;
-        notices->requests[i] = NULL;
-        notices->nmoving--;
-        *moved = true;
-    }
+    const rsd_transport *t = &channel->transport;
+    for (int32_t i = 0; i < 2 * t->nranks; i++)
+        for (struct notices *notices = channel->moving; notices; notices = notices->next) {
+            int32_t done = 0;
+            if (!notices->requests[i])
+                continue;
+            TRY(t->test(t->context, notices->requests[i], &done));
+            if (!done)
+                break;
+            notices->requests[i] = NULL;
+            notices->nmoving--;
+            *moved = true;
+        }
     return RSD_OK;
 }
 
@@ -123,7 +125,7 @@ rsd_status notices_wait(struct channel *channel, struct notices *notices)
     double since = seconds();
     while (notices->nmoving > 0) {
         bool moved = false;
-        rsd_status status = push(&channel->transport, notices, &moved);
+        rsd_status status = push(channel, &moved);
         if (!status && moved)
             since = seconds();
         else if (!status && seconds() - since > channel->timeout)
@@ -147,7 +149,12 @@ void notices_end(struct channel *channel, struct notices *notices)
         }
     if (channel->watched == notices)
         channel->watched = NULL;
-    put_by(channel, notices);
+    struct notices **at = &channel->moving;
+    while (*at != notices)
+        at = &(*at)->next;
+    *at = notices->next;
+    notices->next = channel->spare;
+    channel->spare = notices;
 }
 
 /* ---- what it comes to ---- */
@@ -249,10 +256,14 @@ static rsd_status hear(struct channel *channel)
     bool moved = false;
     if (channel->broken)
         return fail(channel->broken, "another gather of the stash failed");
-    if (!notices || notices->nmoving == 0)
+    if (!notices || notices->fine)
         return RSD_OK;
-    TRY(push(&channel->transport, notices, &moved));
-    return moved && notices->nmoving == 0 ? notices_compare(channel, notices, false) : RSD_OK;
+    TRY(push(channel, &moved));
+    if (notices->nmoving > 0)
+        return RSD_OK;
+    TRY(notices_compare(channel, notices, false));
+    notices->fine = true;
+    return RSD_OK;
 }
 
 static rsd_status exec_test(void *context, void *request, int32_t *done)

@@ -74,6 +74,7 @@ struct notices {
     struct notice own, *all; /* ours among them */
     void **requests;         /* from each rank, then to each rank; NULL: done */
     int32_t nmoving;
+    bool fine; /* heard and compared */
     struct notices *next;
 };
 
@@ -81,6 +82,7 @@ struct notices {
 struct channel {
     rsd_transport transport, for_execs;
     double timeout;
+    struct notices *moving;  /* posted and not ended, in that order */
     struct notices *spare;   /* at least one, so that a lack of memory can be told */
     struct notices *watched; /* those of the gather at hand */
     rsd_status broken;       /* what went wrong for good; its execs fail with it */
