@@ -28,8 +28,8 @@ extern "C" {
  * that asks for something else, EMISMATCH; one that does not come, ETIMEOUT. A stash that got one of
  * these from get or prefetch can only be freed.
  *
- * A stash uses tags 16 to 31 and 48 to 63 of its transport, and execs the others: they can share one. Two
- * stashes cannot. A stash belongs to one thread at a time. docs/stash.md says what it costs.
+ * A stash uses tags 16 to 31 of its transport, and execs those below: they can share one. Two stashes
+ * cannot. A stash belongs to one thread at a time. docs/stash.md says what it costs.
  */
 typedef struct rsd_stash rsd_stash;
 
@@ -82,7 +82,8 @@ rsd_status rsd_stash_get(rsd_stash *stash, int64_t id, const int64_t *strides, v
 
 /* Collective, and waits only if buffers of this dtype, shape and strides are gathered for the first time.
  * Starts a get whose out stays in use until rsd_stash_get or rsd_stash_drop. Gathers are carried out one
- * after the other, in the order of these calls. EINVAL: it was started before. */
+ * after the other, in the order of these calls; they move on whenever a call into the stash is made.
+ * EINVAL: it was started before. */
 rsd_status rsd_stash_prefetch(rsd_stash *stash, int64_t id, const int64_t *strides, void *out);
 
 /* Local; after a prefetch without a get Collective, since it waits for that. Forgets a buffer. */

@@ -151,6 +151,8 @@ static rsd_status look_for_the_dead(const struct exchange *x)
 static rsd_status idle(struct exchange *x, double *looked)
 {
     double now = seconds(), waited = now - x->since;
+    if (x->listen)
+        TRY(x->listen(x->listener));
     if (now - *looked > 0.1) {
         *looked = now;
         TRY(look_for_the_dead(x));
@@ -189,7 +191,6 @@ static rsd_status check_arrays(const struct exchange *x)
 static rsd_status start(rsd_exec *exec, const void *const *src, void *const *dst)
 {
     struct exchange *x = (struct exchange *)exec;
-    bool moved = false, done;
     if (x->broken)
         return fail(RSD_EINVAL, "a run failed before: the exec can only be freed");
     for (int64_t i = 0; i < x->nsrc; i++)
@@ -205,8 +206,29 @@ static rsd_status start(rsd_exec *exec, const void *const *src, void *const *dst
     x->refused = false;
     x->since = seconds();
     meeting_start(x, check_arrays(x));
-    x->early = push(x, &moved, &done); /* told by wait, as everything else */
+    x->early = RSD_OK;
+    exchange_poke(exec);
     return RSD_OK;
+}
+
+/* What goes wrong is told by wait, as everything else. */
+void exchange_poke(rsd_exec *exec)
+{
+    struct exchange *x = (struct exchange *)exec;
+    bool moved = true, done = false;
+    while (!x->early && moved && !done) {
+        moved = false;
+        x->early = push(x, &moved, &done);
+        if (moved)
+            x->since = seconds();
+    }
+}
+
+void exchange_listen(rsd_exec *exec, rsd_status (*listen)(void *context), void *context)
+{
+    struct exchange *x = (struct exchange *)exec;
+    x->listen = listen;
+    x->listener = context;
 }
 
 static rsd_status wait(rsd_exec *exec)

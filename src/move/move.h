@@ -312,14 +312,23 @@ struct exchange {
     struct reducer reducer;
     struct meeting meeting;
     struct rollcall *rollcall;
-    uint64_t run;      /* the number of this run */
-    int32_t stage;     /* -1: agreeing */
+    uint64_t run;                        /* the number of this run */
+    int32_t stage;                       /* -1: agreeing */
+    rsd_status (*listen)(void *context); /* NULL, or asked while nothing moves */
+    void *listener;
     double since;      /* when something last moved */
     rsd_status early;  /* of what rsd_start did: told by rsd_wait */
     bool refused;      /* all agreed not to begin */
     bool broken, lost; /* messages were given up: their buffers may still be read */
     char note[160];
 };
+
+/* ---- exchange.c ---- */
+
+/* While a run of an exec of rsd_bind_transport waits, listen is asked: what it returns ends the run. */
+void exchange_listen(rsd_exec *exec, rsd_status (*listen)(void *context), void *context);
+/* Between rsd_start and rsd_wait: does what can be done without waiting. */
+void exchange_poke(rsd_exec *exec);
 
 /* ---- exchange_bind.c ---- */
 

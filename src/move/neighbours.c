@@ -139,10 +139,11 @@ static rsd_status measure_all(struct neighbour *near, int64_t nplans, const rsd_
     if (near->board->nstrides != nstrides ||
         near->board->nplaces != (uint64_t)(near->nsrc + near->ndst))
         return fail(RSD_EPEER, "it shows other arrays than it has");
-    int64_t *strides = mem_copy(near->strides, (size_t)nstrides, sizeof *strides);
-    near->strides = strides; /* a copy of our own: nobody changes it under us */
     near->reach = mem_new((size_t)(near->nsrc + near->ndst), sizeof *near->reach);
-    if (!strides || !near->reach)
+    int64_t *strides =
+        near->reach ? mem_copy(near->strides, (size_t)nstrides, sizeof *strides) : NULL;
+    near->strides = strides; /* a copy of our own: nobody changes it under us */
+    if (!strides)
         return RSD_ENOMEM;
     for (int64_t i = 0; i < nplans; i++) {
         int32_t ndim = plans[i]->src->ndim;

@@ -101,19 +101,21 @@ static rsd_status bind_gather(rsd_stash *stash, const struct fetch *fetch, struc
 {
     rsd_exec *exec = NULL;
     rsd_status status = notices_wait(&stash->channel, fetch->notices);
-    if (!status && (status = notices_compare(&stash->channel, fetch->notices, false)))
-        stash->channel.broken = status;
+    if (!status)
+        status =
+            channel_break(&stash->channel, notices_compare(&stash->channel, fetch->notices, false));
     TRY(status);
     if (stash->ngathers == GATHERS_KEPT)
         forget_oldest(stash);
     status = bind_exec(stash, fetch, &exec);
     if (status == RSD_ETIMEOUT)
-        stash->channel.broken = status;
+        channel_break(&stash->channel, status);
     status = agree_bound(stash, fetch, status);
     if (status) {
         rsd_exec_free(exec);
         return status;
     }
+    exchange_listen(exec, notices_hear, &stash->channel);
     struct gather *made = &stash->gathers[stash->ngathers++];
     *made = (struct gather){.slicing = fetch->entry->slicing, .exec = exec};
     copy_i64s(made->strides, fetch->strides, RSD_MAX_DIMS);
@@ -131,7 +133,6 @@ static rsd_status start_exec(rsd_stash *stash, struct fetch *fetch)
     void *out = fetch->out;
     const char *at = fetch->entry->slice;
     struct gather *gather = find_gather(stash, fetch);
-    stash->channel.watched = fetch->notices;
     if (!gather)
         TRY(bind_gather(stash, fetch, &gather));
     gather->last_used = ++stash->nstarted;
@@ -140,12 +141,9 @@ static rsd_status start_exec(rsd_stash *stash, struct fetch *fetch)
         at += box_volume(slicing->boxes[i].ndim, slicing->boxes[i].len) *
               (int64_t)rsd_dtype_nbytes(slicing->whole->dtype);
     }
-    rsd_status status = rsd_start(gather->exec, slices, &out);
-    if (status)
-        stash->channel.broken = status;
-    else
-        fetch->exec = gather->exec;
-    return status;
+    TRY(channel_break(&stash->channel, rsd_start(gather->exec, slices, &out)));
+    fetch->exec = gather->exec;
+    return RSD_OK;
 }
 
 /* The first fetch is over, one way or the other. */
@@ -169,12 +167,18 @@ static void start_first(rsd_stash *stash)
 {
     while (stash->first) {
         rsd_status status = stash->channel.broken
-                                ? fail(stash->channel.broken, "another gather of the stash failed")
+                                ? fail(stash->channel.broken, "%s", stash->channel.why)
                                 : start_exec(stash, stash->first);
         if (!status)
             return;
         end_first(stash, status);
     }
+}
+
+void fetch_poke(rsd_stash *stash)
+{
+    if (stash->first)
+        exchange_poke(stash->first->exec);
 }
 
 static void finish_first(rsd_stash *stash)
@@ -186,9 +190,7 @@ static void finish_first(rsd_stash *stash)
         status = notices_wait(channel, fetch->notices);
     if (!status)
         status = notices_compare(channel, fetch->notices, false);
-    if (status)
-        channel->broken = status;
-    else
+    if (!channel_break(channel, status))
         stash->report.nbytes_received +=
             (int64_t)(fetch->entry->slicing->nbytes_whole - fetch->entry->slicing->nbytes);
     end_first(stash, status);
@@ -200,7 +202,7 @@ static rsd_status tell_failure(rsd_stash *stash, struct notices *notices, rsd_st
 {
     rsd_status heard = notices_wait(&stash->channel, notices);
     if (!heard && notices_split(&stash->channel, notices))
-        stash->channel.broken = status;
+        channel_break(&stash->channel, status);
     notices_end(&stash->channel, notices);
     return status;
 }

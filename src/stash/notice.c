@@ -2,14 +2,15 @@
  *
  * A rank that cannot do its part says so here, and one that is about something else is found out, before
  * anybody takes bytes for what they are not. Nobody waits for one rank alone, and not for ever. Execs that
- * are at work hear of bad news too: their transport is ours, with tags of their own and an ear for notices.
+ * are at work hear of bad news too. Their transport is ours, with tags of their own.
  */
 #include "stash.h"
 
 #include <sched.h>
+#include <stdio.h>
 #include <time.h>
 
-/* Execs use tags 0 to 15 and 32 to 47 of what they take for their transport. */
+/* Execs use tags 0 to 14 of what they take for their transport. */
 enum { EXEC_TAGS = 16, NOTICE_TAG = 31 };
 
 static double seconds(void)
@@ -81,7 +82,7 @@ rsd_status notices_post(struct channel *channel, const struct notice *own, struc
     *last = made;
     rsd_status status = start_all(&channel->transport, made);
     if (status) {
-        channel->broken = status;
+        channel_break(channel, status);
         notices_end(channel, made);
         return status;
     }
@@ -130,9 +131,7 @@ rsd_status notices_wait(struct channel *channel, struct notices *notices)
             since = seconds();
         else if (!status && seconds() - since > channel->timeout)
             status = late(channel, notices);
-        if (status)
-            channel->broken = status;
-        TRY(status);
+        TRY(channel_break(channel, status));
         if (!moved)
             sched_yield();
     }
@@ -147,8 +146,6 @@ void notices_end(struct channel *channel, struct notices *notices)
             t->cancel(t->context, notices->requests[i]);
             notices->requests[i] = NULL;
         }
-    if (channel->watched == notices)
-        channel->watched = NULL;
     struct notices **at = &channel->moving;
     while (*at != notices)
         at = &(*at)->next;
@@ -233,6 +230,33 @@ rsd_status notices_compare(const struct channel *channel, const struct notices *
     return RSD_OK;
 }
 
+rsd_status channel_break(struct channel *channel, rsd_status status)
+{
+    if (status && !channel->broken) {
+        channel->broken = status;
+        snprintf(channel->why, sizeof channel->why, "%s", rsd_error());
+    }
+    return status;
+}
+
+/* Bad news end the wait for bytes that will not come, also if they are about a later buffer: who fails does
+ * not go on with earlier ones. */
+rsd_status notices_hear(void *context)
+{
+    struct channel *channel = context;
+    bool moved = false;
+    if (channel->broken)
+        return fail(channel->broken, "%s", channel->why);
+    rsd_status status = push(channel, &moved);
+    for (struct notices *notices = channel->moving; notices && !status; notices = notices->next) {
+        if (notices->nmoving > 0 || notices->fine)
+            continue;
+        status = notices_compare(channel, notices, false);
+        notices->fine = !status;
+    }
+    return channel_break(channel, status);
+}
+
 /* ---- the transport of execs ---- */
 
 static rsd_status exec_send(void *context, int32_t to, int32_t tag, const void *data, size_t nbytes,
@@ -249,31 +273,9 @@ static rsd_status exec_recv(void *context, int32_t from, int32_t tag, void *data
     return t->recv(t->context, from, tag + EXEC_TAGS, data, nbytes, request);
 }
 
-/* Bad news end the wait for bytes that will not come. */
-static rsd_status hear(struct channel *channel)
-{
-    struct notices *notices = channel->watched;
-    bool moved = false;
-    if (channel->broken)
-        return fail(channel->broken, "another gather of the stash failed");
-    if (!notices || notices->fine)
-        return RSD_OK;
-    TRY(push(channel, &moved));
-    if (notices->nmoving > 0)
-        return RSD_OK;
-    TRY(notices_compare(channel, notices, false));
-    notices->fine = true;
-    return RSD_OK;
-}
-
 static rsd_status exec_test(void *context, void *request, int32_t *done)
 {
-    struct channel *channel = context;
-    const rsd_transport *t = &channel->transport;
-    rsd_status status = hear(channel);
-    if (status)
-        channel->broken = status;
-    TRY(status);
+    const rsd_transport *t = &((struct channel *)context)->transport;
     return t->test(t->context, request, done);
 }
 

@@ -228,6 +228,7 @@ rsd_status rsd_stash_put(rsd_stash *stash, const rsd_stash_buffer *buffer, const
     if (stash->options.check && stash->channel.broken)
         return fail(RSD_EINVAL, "the stash failed before (%s): it can only be freed",
                     rsd_status_name(stash->channel.broken));
+    fetch_poke(stash);
     int64_t number = stash->next_id++; /* also where it fails, so that ranks stay in step */
     TRY(put(stash, buffer, data, number, &entry));
     entry->id = number;
@@ -279,6 +280,7 @@ rsd_status rsd_stash_prefetch(rsd_stash *stash, int64_t id, const int64_t *strid
 {
     struct entry *entry = NULL;
     struct fetch *fetch;
+    fetch_poke(stash);
     rsd_status status = find_entry(stash, id, &entry);
     if (entry && entry->fetch)
         return fail(RSD_EINVAL, "buffer %lld was asked for before", (long long)id);
@@ -309,6 +311,7 @@ rsd_status rsd_stash_drop(rsd_stash *stash, int64_t id)
 {
     struct entry *entry;
     rsd_status status = RSD_OK;
+    fetch_poke(stash);
     TRY(find_entry(stash, id, &entry));
     if (entry->fetch)
         status = fetch_finish(stash, entry->fetch);

@@ -82,14 +82,16 @@ struct notices {
 struct channel {
     rsd_transport transport, for_execs;
     double timeout;
-    struct notices *moving;  /* posted and not ended, in that order */
-    struct notices *spare;   /* at least one, so that a lack of memory can be told */
-    struct notices *watched; /* those of the gather at hand */
-    rsd_status broken;       /* what went wrong for good; its execs fail with it */
+    struct notices *moving; /* posted and not ended, in that order */
+    struct notices *spare;  /* at least one, so that a lack of memory can be told */
+    rsd_status broken;      /* what went wrong for good: nothing is gathered any more */
+    char why[240];
 };
 
 rsd_status channel_open(struct channel *channel, const rsd_transport *transport, double timeout);
 void channel_close(struct channel *channel);
+/* Keeps a failure, with what was said, and returns it. */
+rsd_status channel_break(struct channel *channel, rsd_status status);
 
 /* Starts to tell. Without memory what is told is ENOMEM, which is then in own.status. */
 rsd_status notices_post(struct channel *channel, const struct notice *own,
@@ -105,6 +107,8 @@ bool notices_same_id(const struct channel *channel, const struct notices *notice
 /* Whether there are failures, and not on all ranks. */
 bool notices_split(const struct channel *channel, const struct notices *notices);
 void notices_end(struct channel *channel, struct notices *notices);
+/* For execs, which listen: whether there are bad news. */
+rsd_status notices_hear(void *channel);
 
 /* ---- gather.c: slices become whole again, one buffer after the other ---- */
 
@@ -158,6 +162,8 @@ void gathers_close(rsd_stash *stash);
  * that. Strides in bytes; entry and strides do not matter if there is a status. */
 rsd_status fetch_start(rsd_stash *stash, rsd_status status, int64_t id, const struct entry *entry,
                        const int64_t *strides, char *out, struct fetch **fetch);
+/* Does what can be done for the first one without waiting. */
+void fetch_poke(rsd_stash *stash);
 /* Waits until it is done, with all that were asked for before it, and frees it. */
 rsd_status fetch_finish(rsd_stash *stash, struct fetch *fetch);
 
