@@ -10,9 +10,16 @@ MPI_INSTALL := $(if $(MPI_FOUND),install-mpi)
 export OMPI_CC := $(CC)
 export MPICH_CC := $(CC)
 
+MPI_EXAMPLES := $(if $(MPI_FOUND),$(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/*_mpi.c)))
+
 ifneq ($(MPI_FOUND),)
 all: $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard_mpi.so
 endif
+
+$(BUILD)/examples/%_mpi: $(BUILD)/mpi/examples/%_mpi.o $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard.a
+	@mkdir -p $(@D)
+	@echo "  link  $@"
+	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
 $(BUILD)/mpi/%.o: %.c | $(BUILD)/ready
 	@mkdir -p $(@D)

@@ -1,0 +1,53 @@
+/* mlp.c - the tensor-parallel MLP of mlp.h, its ranks being threads.
+ *
+ *     build/examples/mlp [RANKS]
+ *
+ * Introduces: rsd_team_new, rsd_team_transport.
+ */
+#include "mlp.h"
+
+#include <pthread.h>
+
+struct worker {
+    pthread_t thread;
+    rsd_team *team;
+    int32_t rank;
+    int failed;
+};
+
+static void *work(void *context)
+{
+    struct worker *worker = context;
+    rsd_transport transport = {.struct_nbytes = sizeof transport};
+    or_die(rsd_team_transport(worker->team, worker->rank, &transport));
+    worker->failed = run_mlp(&transport);
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    enum { MOST = 64 };
+    static struct worker workers[MOST];
+    int32_t nranks = argc > 1 ? (int32_t)strtol(argv[1], NULL, 10) : 4;
+    int failed = 0;
+    rsd_team *team;
+    if (nranks < 1 || nranks > MOST) {
+        fprintf(stderr, "1 to %d ranks\n", (int)MOST);
+        return 1;
+    }
+    or_die(rsd_team_new(nranks, NULL, &team));
+    for (int32_t i = 0; i < nranks; i++) {
+        workers[i].team = team;
+        workers[i].rank = i;
+        if (pthread_create(&workers[i].thread, NULL, work, &workers[i])) {
+            fprintf(stderr, "cannot start a thread\n");
+            return 1;
+        }
+    }
+    for (int32_t i = 0; i < nranks; i++) {
+        pthread_join(workers[i].thread, NULL);
+        failed |= workers[i].failed;
+    }
+    rsd_team_free(team);
+    return failed || fflush(stdout) != 0;
+}
