@@ -39,7 +39,7 @@ typedef struct rsd_stash_options {
     int32_t
         keep_differing;  /* 1: what differs between ranks is kept whole on each, and no failure */
     int64_t keep_nbytes; /* buffers of no more bytes are kept whole: not worth a message */
-    int64_t max_nbytes;  /* for messages of one gather on their way; 0: 256 MiB */
+    int64_t max_nbytes;  /* for messages of a gather on their way; 0: 16 MiB */
     double timeout;      /* seconds without any progress; 0: 300 */
 } rsd_stash_options;
 

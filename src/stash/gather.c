@@ -15,7 +15,7 @@
 #include <stdio.h>
 
 enum { GATHERS_KEPT = 32 };
-static const int64_t default_budget = (int64_t)256 << 20;
+static const int64_t default_budget = 16 << 20; /* of each, so not much */
 
 /* ---- bound plans ---- */
 
