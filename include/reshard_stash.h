@@ -3,7 +3,6 @@
 #define RESHARD_STASH_H
 
 #include "reshard.h"
-#include "reshard_transport.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,20 +31,20 @@ extern "C" {
  * cannot. A stash belongs to one thread at a time. docs/stash.md says what it costs.
  */
 typedef struct rsd_stash rsd_stash;
+struct rsd_transport; /* part 7 */
 
 typedef struct rsd_stash_options {
-    size_t struct_nbytes; /* sizeof(rsd_stash_options) */
-    int32_t check;        /* 1: every put compares digests, and so is Collective */
-    int32_t
-        keep_differing;  /* 1: what differs between ranks is kept whole on each, and no failure */
-    int64_t keep_nbytes; /* buffers of no more bytes are kept whole: not worth a message */
-    int64_t max_nbytes;  /* for messages of a gather on their way; 0: 16 MiB */
-    double timeout;      /* seconds without any progress; 0: 300 */
+    size_t struct_nbytes;   /* sizeof(rsd_stash_options) */
+    int32_t check;          /* 1: every put compares digests, and so is Collective */
+    int32_t keep_differing; /* 1: what differs is kept whole on each rank, and is no failure */
+    int64_t keep_nbytes;    /* buffers of no more bytes are kept whole: not worth a message */
+    int64_t max_nbytes;     /* for messages of a gather on their way; 0: 16 MiB */
+    double timeout;         /* seconds without any progress; 0: 300 */
 } rsd_stash_options;
 
 /* Collective. options may be NULL; they are the same on all ranks (EMISMATCH), but for timeout. The
  * transport's functions are used until the stash is freed. */
-rsd_status rsd_stash_new(const rsd_transport *transport, const rsd_stash_options *options,
+rsd_status rsd_stash_new(const struct rsd_transport *transport, const rsd_stash_options *options,
                          rsd_stash **stash);
 
 /* Waits for what is on its way, as rsd_stash_drop does. */
