@@ -30,6 +30,11 @@ for n in 1 2 3 4 7 8; do
     report "every case on $n processes"
 done
 
+for n in 1 2 3 4 7 8; do
+    timeout 300 mpirun -np $n "$MPI_TESTS/test_mpi_stash" >"$out" 2>&1 && ! grep -q '^not ok' "$out"
+    report "stashes on $n processes"
+done
+
 timeout 300 mpirun -np 2 "$MPI_TESTS/test_mpi_large" >"$out" 2>&1 && ! grep -q '^not ok' "$out"
 report "pieces of more than 2^31 bytes"
 

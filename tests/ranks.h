@@ -33,7 +33,7 @@ struct rank {
              rsd_error());                                                                         \
     } while (0)
 
-static void *rank_main(void *context)
+static inline void *rank_main(void *context)
 {
     struct rank *rank = context;
     rank->transport.struct_nbytes = sizeof rank->transport;

@@ -1,0 +1,16 @@
+/* stash_cases.h - what goes into a stash comes out of it: the same cases for every transport. */
+#ifndef STASH_CASES_H
+#define STASH_CASES_H
+
+#include "ranks.h"
+
+/* Each is run by all ranks, with a seed from 1 to nseeds as its context. */
+struct stash_case {
+    const char *name;
+    void (*work)(struct rank *rank, void *seed);
+    uintptr_t nseeds;
+};
+extern const struct stash_case stash_cases[];
+extern const int nstash_cases;
+
+#endif
