@@ -298,7 +298,7 @@ static void in_any_order(struct rank *rank, void *context)
     struct random random = {(uint64_t)(uintptr_t)context}; /* the same on all ranks */
     rsd_stash *stash = stash_new(rank);
     rsd_exec *sum = bind_sum(rank);
-    for (int i = 0; i < 400 && !rank->wrong[0]; i++) {
+    for (int i = 0; i < 250 && !rank->wrong[0]; i++) {
         struct flying *f = &flying[random_below(&random, NFLYING)];
         int64_t what = random_below(&random, 8);
         if (!f->there) {
@@ -379,7 +379,7 @@ const struct stash_case stash_cases[] = {
     {"of more shapes than are remembered", many_shapes, 1},
     {"in many rounds, under the least budget", large_ones, 1},
     {"many at a time, prefetched, fetched and dropped in any order, with sums in between",
-     in_any_order, 6},
+     in_any_order, 3},
     {"what is held is counted, and is near 1/m", accounting, 1},
 };
 const int nstash_cases = sizeof stash_cases / sizeof *stash_cases;

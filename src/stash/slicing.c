@@ -52,7 +52,7 @@ rsd_status describe(const rsd_stash_buffer *buffer, int32_t nranks, int64_t keep
 /* The boxes that elements lo to hi of row-major order are: each as far out as it can be. */
 static int64_t boxes_of_range(const struct description *d, int64_t lo, int64_t hi, rsd_box *boxes)
 {
-    int64_t strides[RSD_MAX_DIMS], n = 0, stride = 1;
+    int64_t strides[RSD_MAX_DIMS] = {1}, n = 0, stride = 1;
     for (int32_t i = d->ndim; i-- > 0;) {
         strides[i] = stride;
         stride *= d->shape[i];

@@ -284,9 +284,10 @@ rsd_status rsd_stash_prefetch(rsd_stash *stash, int64_t id, const int64_t *strid
     rsd_status status = find_entry(stash, id, &entry);
     if (entry && entry->fetch)
         return fail(RSD_EINVAL, "buffer %lld was asked for before", (long long)id);
-    TRY(begin(stash, id, strides, out, entry, status, &fetch));
-    entry->fetch = fetch;
-    return RSD_OK;
+    status = begin(stash, id, strides, out, entry, status, &fetch);
+    if (!status && entry)
+        entry->fetch = fetch;
+    return status;
 }
 
 rsd_status rsd_stash_get(rsd_stash *stash, int64_t id, const int64_t *strides, void *out)
