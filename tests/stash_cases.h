@@ -4,7 +4,7 @@
 
 #include "ranks.h"
 
-/* Each is run by all ranks, with a seed from 1 to nseeds as its context. */
+/* Each is run by all ranks, with a seed as its context: on threads from 1 to nseeds. */
 struct stash_case {
     const char *name;
     void (*work)(struct rank *rank, void *seed);
