@@ -60,7 +60,7 @@ static int64_t boxes_of_range(const struct description *d, int64_t lo, int64_t h
     while (lo < hi) {
         rsd_box *box = &boxes[n++];
         int32_t at = 0;
-        while (lo % strides[at] != 0 || hi - lo < strides[at])
+        while (at + 1 < d->ndim && (lo % strides[at] != 0 || hi - lo < strides[at]))
             at++;
         int64_t index = lo / strides[at] % d->shape[at];
         int64_t len = min_i64((hi - lo) / strides[at], d->shape[at] - index);

@@ -69,9 +69,10 @@ rsd_status rsd_stash_new(const rsd_transport *transport, const rsd_stash_options
     if (!status)
         status = gathers_open(made);
     status = agree(&t, &options, status);
+    if (!made)
+        return status;
     if (status) {
-        if (made)
-            stash_drop(made);
+        stash_drop(made);
         return status;
     }
     made->options = options;
@@ -203,7 +204,8 @@ static rsd_status put(rsd_stash *stash, const rsd_stash_buffer *given, const cha
     if (!status)
         status = describe(&buffer, stash->channel.transport.nranks, stash->options.keep_nbytes, &d);
     if (!status)
-        status = GROW(stash->entries, stash->room_entries, stash->nentries + 1);
+        status = mem_grow(&stash->entries, &stash->room_entries, stash->nentries + 1,
+                          sizeof(struct entry *));
     if (!status)
         status = make_entry(stash, &d, buffer.strides, data, strides, &made);
     if (stash->options.check && stash->channel.transport.nranks > 1)
@@ -264,13 +266,13 @@ static rsd_status give_whole(const struct entry *entry, const int64_t *strides, 
     return RSD_OK;
 }
 
-/* A rank that fails here still tells the others, unless there is nothing that they would wait for. */
+/* A rank that fails here still tells the others, unless there is nothing that they would wait for. Without an
+ * entry it fails, and why has been said. */
 static rsd_status begin(rsd_stash *stash, int64_t id, const int64_t *given, void *out,
-                        struct entry *entry, rsd_status status, struct fetch **fetch)
+                        struct entry *entry, struct fetch **fetch)
 {
     int64_t strides[RSD_MAX_DIMS] = {0};
-    if (!status)
-        status = check_out(entry, given, out, strides);
+    rsd_status status = entry ? check_out(entry, given, out, strides) : RSD_EINVAL;
     if (entry && !entry->slicing->sliced)
         return status ? status : give_whole(entry, strides, out, fetch);
     return fetch_start(stash, status, id, entry, strides, out, fetch);
@@ -281,10 +283,10 @@ rsd_status rsd_stash_prefetch(rsd_stash *stash, int64_t id, const int64_t *strid
     struct entry *entry = NULL;
     struct fetch *fetch;
     fetch_poke(stash);
-    rsd_status status = find_entry(stash, id, &entry);
+    find_entry(stash, id, &entry);
     if (entry && entry->fetch)
         return fail(RSD_EINVAL, "buffer %lld was asked for before", (long long)id);
-    status = begin(stash, id, strides, out, entry, status, &fetch);
+    rsd_status status = begin(stash, id, strides, out, entry, &fetch);
     if (!status && entry)
         entry->fetch = fetch;
     return status;
@@ -293,10 +295,10 @@ rsd_status rsd_stash_prefetch(rsd_stash *stash, int64_t id, const int64_t *strid
 rsd_status rsd_stash_get(rsd_stash *stash, int64_t id, const int64_t *strides, void *out)
 {
     struct entry *entry = NULL;
-    rsd_status status = find_entry(stash, id, &entry);
+    find_entry(stash, id, &entry);
     struct fetch *fetch = entry ? entry->fetch : NULL;
     if (!fetch)
-        TRY(begin(stash, id, strides, out, entry, status, &fetch));
+        TRY(begin(stash, id, strides, out, entry, &fetch));
     else
         entry->fetch = NULL;
     bool elsewhere = out && out != fetch->out;
