@@ -1,0 +1,217 @@
+/* test_agree.c - ranks that take steps together, as threads: all end with one status, one failure stops
+ * everyone, who is slow is waited for, and who is gone is named. */
+#include "mailbox.h"
+#include "move.h"
+#include "tap.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { MOST = 8 };
+
+struct member {
+    rsd_transport transport;
+    pthread_t thread;
+    int32_t nsteps;
+    bool absent, slow, endless, cancels, large;
+    rsd_status fails; /* in step `fails_at` */
+    int32_t fails_at;
+    double timeout;
+    struct joint_step *step;
+    int32_t at, nhonest; /* steps that were taken */
+    rsd_status status;
+    char message[256];
+    _Atomic int ntold;
+};
+
+static rsd_status work(void *context)
+{
+    struct member *m = context;
+    int64_t number = m->transport.rank + 100 * m->at;
+    m->step->nbytes_total = 10;
+    if (m->slow)
+        usleep(3000000);
+    while (m->endless && !m->step->stop)
+        usleep(1000);
+    if (m->endless)
+        return fail(RSD_ECANCELLED, "stopped");
+    m->step->nbytes_done = 10;
+    if (m->fails && m->at == m->fails_at)
+        return fail(m->fails, "it failed on purpose");
+    for (int i = 0; i < (m->large ? 3000000 : m->transport.rank); i++) /* words of any length */
+        TRY(said_add(&m->step->own, &number, sizeof number));
+    return RSD_OK;
+}
+
+/* Says how many numbers each rank said, and that all were right. */
+static rsd_status merge(void *context, const struct said *all, struct said *heard)
+{
+    const struct member *m = context;
+    for (int32_t rank = 0; rank < m->transport.nranks; rank++) {
+        int64_t number, n = 0;
+        for (size_t at = 0; at < all[rank].n; n++) {
+            TRY(said_take(&all[rank], &at, &number, sizeof number));
+            if (number != rank + 100 * m->at)
+                return fail(RSD_EMISMATCH, "rank %d said %lld", (int)rank, (long long)number);
+        }
+        TRY(said_add(heard, &n, sizeof n));
+    }
+    return RSD_OK;
+}
+
+static int on_progress(void *context, const rsd_progress *progress)
+{
+    struct member *m = context;
+    m->ntold++;
+    return m->cancels || progress->nbytes_done > progress->nbytes_total;
+}
+
+static bool take_step(struct member *m)
+{
+    struct joint_step step = {.work = work, .merge = merge, .context = m};
+    step.on_progress = on_progress;
+    step.progress_context = m;
+    m->step = &step;
+    m->status = agree_on(&m->transport, m->timeout, &step);
+    snprintf(m->message, sizeof m->message, "%s", m->status ? rsd_error() : "");
+    for (size_t at = 0, rank = 0; at < step.heard.n && !m->status; rank++) {
+        int64_t n = -1;
+        said_take(&step.heard, &at, &n, sizeof n);
+        m->nhonest += n == (m->large ? 3000000 : (int64_t)rank);
+    }
+    said_drop(&step.own);
+    said_drop(&step.heard);
+    return m->status == RSD_OK;
+}
+
+static void *run(void *context)
+{
+    struct member *m = context;
+    for (m->at = 0; m->at < m->nsteps && !m->absent; m->at++)
+        if (!take_step(m) && m->at >= m->fails_at)
+            break;
+    return NULL;
+}
+
+static void run_all(struct member *members, int32_t n)
+{
+    struct mailbox *box = mailbox_new(n);
+    for (int32_t i = 0; i < n; i++) {
+        members[i].transport = mailbox_transport(box, i);
+        pthread_create(&members[i].thread, NULL, run, &members[i]);
+    }
+    for (int32_t i = 0; i < n; i++)
+        pthread_join(members[i].thread, NULL);
+    mailbox_free(box);
+}
+
+static void words_come_through(void)
+{
+    for (int32_t n = 2; n <= MOST; n += 3) {
+        struct member members[MOST] = {0};
+        CASE("%d ranks say words of any length, step after step", (int)n);
+        for (int32_t i = 0; i < n; i++)
+            members[i].nsteps = 5;
+        run_all(members, n);
+        for (int32_t i = 0; i < n; i++)
+            CHECK(!members[i].status && members[i].nhonest == 5 * n && members[i].ntold >= 5,
+                  "rank %d: %s, %d, told %d times", (int)i, members[i].message,
+                  (int)members[i].nhonest, (int)members[i].ntold);
+    }
+    CASE("words longer than a message may be");
+    struct member members[2] = {{.nsteps = 1, .large = true}, {.nsteps = 1, .large = true}};
+    run_all(members, 2);
+    for (int32_t i = 0; i < 2; i++)
+        CHECK(!members[i].status && members[i].nhonest == 2, "%s", members[i].message);
+}
+
+static void slow_is_not_dead(void)
+{
+    CASE("a rank that works for longer than the time-out is waited for");
+    struct member members[3] = {{.nsteps = 1}, {.nsteps = 1, .slow = true}, {.nsteps = 1}};
+    for (int32_t i = 0; i < 3; i++)
+        members[i].timeout = 2;
+    run_all(members, 3);
+    for (int32_t i = 0; i < 3; i++)
+        CHECK(!members[i].status && members[i].nhonest == 3, "rank %d: %s", (int)i,
+              members[i].message);
+}
+
+static void one_failure_is_everyones(void)
+{
+    for (int32_t failing = 0; failing < 3; failing++) {
+        CASE("rank %d fails: all say so, whatever they are at", (int)failing);
+        struct member members[3] = {{.nsteps = 0}};
+        char expected[64];
+        snprintf(expected, sizeof expected, "rank %d: it failed on purpose", (int)failing);
+        for (int32_t i = 0; i < 3; i++) {
+            members[i].nsteps = 3;
+            members[i].fails_at = 1;
+            members[i].fails = i == failing ? RSD_EFORMAT : RSD_OK;
+        }
+        run_all(members, 3);
+        for (int32_t i = 0; i < 3; i++)
+            CHECK(members[i].status == RSD_EFORMAT && strcmp(members[i].message, expected) == 0,
+                  "rank %d: %s", (int)i, members[i].message);
+    }
+    CASE("all fail the same way: it is said once, without a rank");
+    struct member same[3] = {{.nsteps = 0}};
+    for (int32_t i = 0; i < 3; i++)
+        same[i] = (struct member){.nsteps = 1, .fails = RSD_EIO};
+    run_all(same, 3);
+    for (int32_t i = 0; i < 3; i++)
+        CHECK(same[i].status == RSD_EIO && strcmp(same[i].message, "it failed on purpose") == 0,
+              "rank %d: %s", (int)i, same[i].message);
+}
+
+static void one_stops_all(void)
+{
+    for (int32_t stopping = 0; stopping < 3; stopping++) {
+        CASE("rank %d is cancelled: the endless work of others ends", (int)stopping);
+        struct member members[3] = {{.nsteps = 0}};
+        for (int32_t i = 0; i < 3; i++)
+            members[i] = (struct member){
+                .nsteps = 1, .endless = i != stopping, .cancels = i == stopping, .timeout = 60};
+        run_all(members, 3);
+        for (int32_t i = 0; i < 3; i++)
+            CHECK(members[i].status == RSD_ECANCELLED, "rank %d: %s", (int)i, members[i].message);
+    }
+    CASE("after a cancelled step the ranks can go on");
+    struct member members[3] = {{.nsteps = 0}};
+    for (int32_t i = 0; i < 3; i++)
+        members[i] = (struct member){.nsteps = 3, .fails_at = 3, .cancels = i == 1};
+    run_all(members, 3);
+    for (int32_t i = 0; i < 3; i++)
+        CHECK(members[i].status == RSD_ECANCELLED && members[i].at == 3, "rank %d: %s at %d",
+              (int)i, members[i].message, (int)members[i].at);
+}
+
+static void lost_is_named(void)
+{
+    for (int32_t lost = 0; lost < 3; lost++) {
+        CASE("rank %d never comes: nobody hangs, and it is named", (int)lost);
+        struct member members[3] = {{.nsteps = 0}};
+        char expected[64];
+        snprintf(expected, sizeof expected, "nothing was heard of rank %d for", (int)lost);
+        for (int32_t i = 0; i < 3; i++)
+            members[i] = (struct member){
+                .nsteps = 1, .timeout = 1.5, .absent = i == lost, .endless = i == (lost + 1) % 3};
+        run_all(members, 3);
+        for (int32_t i = 0; i < 3; i++)
+            if (i != lost)
+                CHECK(members[i].status == RSD_ETIMEOUT && strstr(members[i].message, expected),
+                      "rank %d: %s", (int)i, members[i].message);
+    }
+}
+
+int main(void)
+{
+    words_come_through();
+    slow_is_not_dead();
+    one_failure_is_everyones();
+    one_stops_all();
+    lost_is_named();
+    return tap_end();
+}
