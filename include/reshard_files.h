@@ -15,6 +15,8 @@
 extern "C" {
 #endif
 
+struct rsd_transport; /* reshard_transport.h: how processes talk to each other */
+
 /* ---- 6.1 Looking -----------------------------------------------------------------------------
  *
  * A checkpoint is a layout whose ranks are files. Three formats are read, and which one it is, is found
@@ -146,6 +148,8 @@ typedef struct rsd_load_options {
     int32_t allow_cast;    /* 1: dtypes may differ and are converted */
     rsd_on_progress *on_progress;
     void *context;
+    const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
+    double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
 } rsd_load_options;
 
 /* options and report may be NULL. Several locals may be of one tensor. EMISMATCH before anything is read:
@@ -180,6 +184,8 @@ typedef struct rsd_save_options {
     const rsd_value *values; /* each written by one rank, as torch deals them out */
     rsd_on_progress *on_progress;
     void *context;
+    const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
+    double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
 } rsd_save_options;
 
 /* Saves as a DCP checkpoint. Every element has to be in some rank's array, else EMISMATCH. A Partial
@@ -237,6 +243,8 @@ typedef struct rsd_convert_options {
     void *choose_context;
     rsd_on_progress *on_progress;
     void *context;
+    const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
+    double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
 } rsd_convert_options;
 
 /* options and report may be NULL. With safetensors, an out that ends in .safetensors is one file.
@@ -256,6 +264,8 @@ typedef struct rsd_prove_options {
     int64_t max_nbytes;   /* for buffers; 0: 256 MiB */
     rsd_on_progress *on_progress;
     void *context;
+    const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
+    double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
 } rsd_prove_options;
 
 /* digests[i] is that of tensors[i]; NULL tensors: of all, in the order of the checkpoint. */
@@ -292,6 +302,29 @@ typedef rsd_status rsd_on_finding(void *context, const char *text);
 rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *options,
                       rsd_on_finding *on_finding, void *context, int64_t *nfindings,
                       rsd_report *report);
+
+/* ---- 6.6 Many processes ------------------------------------------------------------------------
+ *
+ * With a transport in their options, rsd_load, rsd_save, rsd_convert and those of 6.5 are collective: every
+ * rank of it calls them with the same arguments, the work is spread, and all return the same status. What
+ * one rank cannot do, none has done: the message names it. Cancelled on one rank is cancelled on all.
+ *
+ *     options.transport = &transport;              of rsd_mpi_transport, or anybody's
+ *     rsd_convert(in, "hf", &options, &report);    each rank reads and writes its share; rank 0 publishes
+ *
+ * Loading and saving: each rank has its own arrays, and its rank in the layouts is that of the transport;
+ * one_rank, rank and rsd_save_publish are not needed. rsd_save_start agrees on what is saved before it
+ * returns, then nobody talks until rsd_save_wait, which all ranks call.
+ *
+ * Converting: the files are, byte by byte, those of one process. max_nbytes is that of each rank, and a run
+ * that was stopped is resumed by any number of ranks. Proving: findings and differences are told on every
+ * rank when all is known, in the order of the checkpoint.
+ *
+ * Reports count all ranks together, but memory and seconds are the most of any; progress is of all ranks, and
+ * comes from the calling thread. A rank that is at work says so again and again, so `timeout` is no limit for
+ * the work; a rank of which nothing is heard for so long is named with ETIMEOUT. What has been written is then
+ * left for `resume`, and the transport can only be freed. The transport is used by the calling thread alone.
+ */
 
 #ifdef __cplusplus
 }

@@ -26,10 +26,16 @@ struct comparing {
     size_t *jobs; /* those whose elements are compared */
     size_t njobs;
     uint64_t tile_limit;
+    rsd_pool *pool;
     pthread_mutex_t lock;
     struct scratch *free; /* of the other side, to be used again */
     size_t nfree, room_free;
     struct tally other_tally;
+    struct spread spread;
+    struct joint_step step;
+    struct portions mine; /* of the jobs */
+    struct seen_list seen;
+    rsd_report report;
 };
 
 /* ---- blocks ---- */
@@ -108,11 +114,12 @@ static rsd_status take_block(const struct sink *sink, struct scratch *scratch, c
 static rsd_status open_job(void *context, size_t job, struct haul *haul)
 {
     struct comparing *c = context;
-    struct compared *compared = &c->list[c->jobs[job]];
+    size_t index = c->jobs[c->mine.list[job].job];
+    struct compared *compared = &c->list[index];
     compared->other_open = true;
     TRY(haul_whole(&compared->other, c->b, compared->b, compare_block, NULL, c->tile_limit));
     TRY(haul_whole(haul, c->a, compared->a, take_block, c, c->tile_limit));
-    haul->sinks[0].index = c->jobs[job];
+    haul->sinks[0].index = index;
     haul->in_order = haul->in_order || compared->other.in_order;
     return RSD_OK;
 }
@@ -120,9 +127,13 @@ static rsd_status open_job(void *context, size_t job, struct haul *haul)
 static rsd_status close_job(void *context, size_t job, struct haul *haul)
 {
     struct comparing *c = context;
-    struct compared *compared = &c->list[c->jobs[job]];
+    const struct portion *portion = &c->mine.list[job];
+    struct compared *compared = &c->list[c->jobs[portion->job]];
+    bool whole = is_whole_portion(portion);
     (void)haul;
-    for (size_t i = 0; i < compared->other.nsources; i++) {
+    if (!whole)
+        TRY(seen_add(&c->seen, portion, 1, &compared->other));
+    for (size_t i = 0; i < compared->other.nsources && whole; i++) {
         struct source *source = &compared->other.sources[i];
         struct tally tally = {0};
         rsd_status status = source_check(source, &tally);
@@ -132,8 +143,6 @@ static rsd_status close_job(void *context, size_t job, struct haul *haul)
     }
     haul_drop(&compared->other);
     compared->other_open = false;
-    if (compared->first != UINT64_MAX)
-        compared->difference = RSD_OTHER_ELEMENT;
     return RSD_OK;
 }
 
@@ -254,13 +263,15 @@ static rsd_status describe(const struct comparing *c, const struct compared *com
     return out->failed ? fail(RSD_ENOMEM, "no memory for a message") : RSD_OK;
 }
 
-static rsd_status tell_all(const struct comparing *c, rsd_on_difference *on_difference,
-                           void *context, int64_t *ndiffer)
+static rsd_status tell_all(struct comparing *c, rsd_on_difference *on_difference, void *context,
+                           int64_t *ndiffer)
 {
     *ndiffer = 0;
     for (size_t i = 0; i < c->n; i++) {
-        const struct compared *compared = &c->list[i];
+        struct compared *compared = &c->list[i];
         struct text text = {0};
+        if (compared->first != UINT64_MAX)
+            compared->difference = RSD_OTHER_ELEMENT;
         if (compared->difference == RSD_SAME)
             continue;
         ++*ndiffer;
@@ -273,29 +284,137 @@ static rsd_status tell_all(const struct comparing *c, rsd_on_difference *on_diff
     return RSD_OK;
 }
 
+/* ---- together ---- */
+
+/* The first element that differs, of those that one rank compared. */
+struct first_element {
+    uint64_t index, first;
+    unsigned char in_a[16], in_b[16];
+};
+
+static rsd_status say_differences(struct comparing *c)
+{
+    struct said *own = &c->step.own;
+    TRY(say_report(&c->spread, own, &c->report));
+    TRY(say_list(own, c->seen.list, c->seen.n, sizeof *c->seen.list));
+    for (size_t i = 0; i < c->n; i++) {
+        const struct compared *compared = &c->list[i];
+        struct first_element one = {.index = i, .first = compared->first};
+        if (compared->first == UINT64_MAX)
+            continue;
+        memcpy(one.in_a, compared->in_a, sizeof one.in_a);
+        memcpy(one.in_b, compared->in_b, sizeof one.in_b);
+        TRY(said_add(own, &one, sizeof one));
+    }
+    return RSD_OK;
+}
+
+static rsd_status share_pairs(struct comparing *c)
+{
+    const struct contents *a = &c->a->contents, *b = &c->b->contents;
+    int64_t *nbytes = mem_new(c->njobs, sizeof *nbytes);
+    bool *splits = mem_new(c->njobs, sizeof *splits);
+    rsd_status status = nbytes && splits ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < c->njobs && !status; i++) {
+        const struct compared *compared = &c->list[c->jobs[i]];
+        nbytes[i] = tensor_nbytes(a, &a->tensors[compared->a]);
+        splits[i] =
+            can_split(a, &a->tensors[compared->a]) && can_split(b, &b->tensors[compared->b]);
+    }
+    if (!status)
+        status = share_out(&c->spread, nbytes, splits, c->njobs, &c->mine);
+    mem_free(nbytes);
+    mem_free(splits);
+    return status;
+}
+
+static rsd_status run(void *context)
+{
+    struct comparing *c = context;
+    struct transfer transfer = {
+        .pool = c->pool, .open = open_job, .close = close_job, .context = c, .seen = &c->seen};
+    TRY(share_pairs(c));
+    transfer.portions = c->mine.list;
+    spread_follow(&c->spread, &transfer);
+    TRY(transfer_run_evenly(&transfer, c->mine.nbytes, c->mine.n));
+    report_tally(&c->report, &transfer.tally);
+    report_tally(&c->report, &c->other_tally);
+    c->report.ntensors = (int64_t)c->n;
+    c->report.nbytes_needed = 2 * transfer.nbytes_total;
+    return say_differences(c);
+}
+
+static rsd_status damaged(void *context, const struct seen *seen, rsd_status status)
+{
+    const struct comparing *c = context;
+    const struct files *files = seen->side ? &c->b->files : &c->a->files;
+    return file_error(files, (uint32_t)seen->file,
+                      fail_in(status, "%s: ", c->list[c->jobs[seen->job]].name));
+}
+
+static void note_first(struct comparing *c, const struct first_element *one)
+{
+    struct compared *compared = &c->list[one->index];
+    if (one->first >= compared->first)
+        return;
+    compared->first = one->first;
+    memcpy(compared->in_a, one->in_a, sizeof one->in_a);
+    memcpy(compared->in_b, one->in_b, sizeof one->in_b);
+}
+
+/* All say what they found, and all hear all of it. */
+static rsd_status merge(void *context, const struct said *all, struct said *heard)
+{
+    struct comparing *c = context;
+    struct seen *seen = NULL;
+    size_t nseen = 0, room = 0;
+    rsd_report report = {0};
+    struct said firsts = {0};
+    rsd_status status = RSD_OK;
+    for (int32_t rank = 0; rank < c->spread.nranks && !status; rank++) {
+        size_t at = 0;
+        status = hear_report(&all[rank], &at, &report);
+        if (!status)
+            status = hear_list(&all[rank], &at, &seen, &nseen, &room, sizeof *seen);
+        if (!status)
+            status = said_add(&firsts, all[rank].bytes + at, all[rank].n - at);
+    }
+    if (!status)
+        status = seen_check(seen, nseen, &report, damaged, c);
+    if (!status)
+        status = said_add(heard, &report, sizeof report);
+    if (!status)
+        status = said_add(heard, firsts.bytes, firsts.n);
+    said_drop(&firsts);
+    mem_free(seen);
+    return status;
+}
+
+static rsd_status hear(struct comparing *c)
+{
+    const struct said *heard = &c->step.heard;
+    size_t at = 0;
+    TRY(said_take(heard, &at, &c->report, sizeof c->report));
+    while (at < heard->n) {
+        struct first_element one;
+        TRY(said_take(heard, &at, &one, sizeof one));
+        if (one.index < c->n)
+            note_first(c, &one);
+    }
+    return RSD_OK;
+}
+
 /* ---- all of it ---- */
 
-static rsd_status run(struct comparing *c, const rsd_prove_options *options, rsd_report *report)
+static rsd_status compare(struct comparing *c)
 {
-    int64_t *nbytes = mem_new(c->njobs, sizeof *nbytes);
-    struct transfer transfer = {.pool = options->pool,
-                                .open = open_job,
-                                .close = close_job,
-                                .context = c,
-                                .on_progress = options->on_progress,
-                                .progress_context = options->context};
-    if (!nbytes)
-        return RSD_ENOMEM;
-    for (size_t i = 0; i < c->njobs; i++)
-        nbytes[i] = tensor_nbytes(&c->a->contents, &c->a->contents.tensors[c->list[c->jobs[i]].a]);
-    rsd_status status = transfer_run_evenly(&transfer, nbytes, c->njobs);
-    mem_free(nbytes);
-    TRY(status);
-    report_tally(report, &transfer.tally);
-    report_tally(report, &c->other_tally);
-    report->ntensors = (int64_t)c->n;
-    report->nbytes_needed = 2 * transfer.nbytes_total;
-    return RSD_OK;
+    struct hash what;
+    hash_start(&what, "diff");
+    hash_contents(&c->a->contents, &what);
+    hash_contents(&c->b->contents, &what);
+    TRY(spread_meet(&c->spread, pair_up(c), what, &c->tile_limit));
+    TRY(spread_step(&c->spread, &c->step));
+    return hear(c);
 }
 
 static void drop(struct comparing *c)
@@ -310,6 +429,10 @@ static void drop(struct comparing *c)
     mem_free(c->list);
     mem_free(c->jobs);
     mem_free(c->free);
+    portions_drop(&c->mine);
+    seen_close(&c->seen);
+    said_drop(&c->step.own);
+    said_drop(&c->step.heard);
     pthread_mutex_destroy(&c->lock);
 }
 
@@ -318,26 +441,29 @@ rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_prove_option
                     rsd_report *report)
 {
     rsd_prove_options options;
-    rsd_report result = {0};
-    double began = seconds_now();
     int64_t n = 0;
     TRY(take_options("rsd_prove_options", given, &options, sizeof options));
     if (report)
         TRY(check_report("rsd_report", report));
-    struct comparing c = {
-        .a = a, .b = b, .tile_limit = tile_limit(options.max_nbytes, options.pool) / 2 + 1};
+    struct comparing c = {.a = a,
+                          .b = b,
+                          .pool = options.pool,
+                          .tile_limit = tile_limit(options.max_nbytes, options.pool) / 2 + 1};
+    TRY(spread_open(&c.spread, options.transport, options.timeout, options.on_progress,
+                    options.context));
     pthread_mutex_init(&c.lock, NULL);
-    rsd_status status = pair_up(&c);
-    if (!status)
-        status = run(&c, &options, &result);
+    seen_open(&c.seen);
+    c.step.work = run;
+    c.step.merge = merge;
+    c.step.context = &c;
+    rsd_status status = compare(&c);
     if (!status)
         status = tell_all(&c, on_difference, context, &n);
     drop(&c);
     if (status)
         return status;
     *ndiffer = n;
-    result.seconds = seconds_now() - began;
     if (report)
-        give_report(report, &result, sizeof result);
+        give_report(report, &c.report, sizeof c.report);
     return RSD_OK;
 }

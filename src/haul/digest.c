@@ -17,6 +17,12 @@ struct digesting {
     size_t n;
     struct digest *digests;
     uint64_t tile_limit;
+    rsd_pool *pool;
+    struct spread spread;
+    struct joint_step step;
+    struct portions mine; /* what this rank reads */
+    struct seen_list seen;
+    rsd_report report;
 };
 
 static void add_run(struct digest *digest, const char *run, size_t n, uint64_t after)
@@ -76,7 +82,8 @@ static size_t tensor_of(const struct digesting *d, size_t job)
 static rsd_status open_job(void *context, size_t job, struct haul *haul)
 {
     struct digesting *d = context;
-    return haul_whole(haul, d->checkpoint, tensor_of(d, job), take_block, &d->digests[job],
+    size_t index = d->mine.list[job].job;
+    return haul_whole(haul, d->checkpoint, tensor_of(d, index), take_block, &d->digests[index],
                       d->tile_limit);
 }
 
@@ -86,27 +93,132 @@ static rsd_status close_job(void *context, size_t job, struct haul *haul)
     return RSD_OK;
 }
 
-static rsd_status run(struct digesting *d, const rsd_prove_options *options, rsd_report *report)
+/* ---- together ---- */
+
+/* The part of one rank in a digest. */
+struct digest_part {
+    uint64_t index, ecma, jones;
+};
+
+static rsd_status say_parts(struct digesting *d)
+{
+    struct said *own = &d->step.own;
+    TRY(say_report(&d->spread, own, &d->report));
+    TRY(say_list(own, d->seen.list, d->seen.n, sizeof *d->seen.list));
+    for (size_t i = 0; i < d->mine.n; i++) {
+        size_t index = d->mine.list[i].job;
+        struct digest_part part = {index, d->digests[index].ecma, d->digests[index].jones};
+        TRY(said_add(own, &part, sizeof part));
+    }
+    return RSD_OK;
+}
+
+static rsd_status share_tensors(struct digesting *d)
 {
     const struct contents *contents = &d->checkpoint->contents;
     int64_t *nbytes = mem_new(d->n, sizeof *nbytes);
-    struct transfer transfer = {.pool = options->pool,
-                                .open = open_job,
-                                .close = close_job,
-                                .context = d,
-                                .on_progress = options->on_progress,
-                                .progress_context = options->context};
-    if (!nbytes)
-        return RSD_ENOMEM;
-    for (size_t i = 0; i < d->n; i++)
-        nbytes[i] = tensor_nbytes(contents, &contents->tensors[tensor_of(d, i)]);
-    rsd_status status = transfer_run_evenly(&transfer, nbytes, d->n);
+    bool *splits = mem_new(d->n, sizeof *splits);
+    rsd_status status = nbytes && splits ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < d->n && !status; i++) {
+        const struct tensor *tensor = &contents->tensors[tensor_of(d, i)];
+        nbytes[i] = tensor_nbytes(contents, tensor);
+        splits[i] = can_split(contents, tensor);
+    }
+    if (!status)
+        status = share_out(&d->spread, nbytes, splits, d->n, &d->mine);
     mem_free(nbytes);
-    TRY(status);
-    report_tally(report, &transfer.tally);
-    report->ntensors = (int64_t)d->n;
-    report->nbytes_needed = transfer.nbytes_total;
+    mem_free(splits);
+    return status;
+}
+
+static rsd_status run(void *context)
+{
+    struct digesting *d = context;
+    struct transfer transfer = {
+        .pool = d->pool, .open = open_job, .close = close_job, .context = d, .seen = &d->seen};
+    TRY(share_tensors(d));
+    transfer.portions = d->mine.list;
+    spread_follow(&d->spread, &transfer);
+    TRY(transfer_run_evenly(&transfer, d->mine.nbytes, d->mine.n));
+    report_tally(&d->report, &transfer.tally);
+    d->report.ntensors = (int64_t)d->n;
+    d->report.nbytes_needed = transfer.nbytes_total;
+    return say_parts(d);
+}
+
+static rsd_status damaged(void *context, const struct seen *seen, rsd_status status)
+{
+    const struct digesting *d = context;
+    const struct tensor *tensor = &d->checkpoint->contents.tensors[tensor_of(d, seen->job)];
+    return file_error(&d->checkpoint->files, (uint32_t)seen->file,
+                      fail_in(status, "%s: ", tensor->name));
+}
+
+/* Adds up the parts of all ranks. */
+static rsd_status merge(void *context, const struct said *all, struct said *heard)
+{
+    struct digesting *d = context;
+    struct digest_part part, *sums = mem_new(d->n, sizeof *sums);
+    struct seen *seen = NULL;
+    size_t nseen = 0, room = 0;
+    rsd_report report = {0};
+    rsd_status status = sums ? RSD_OK : RSD_ENOMEM;
+    for (int32_t rank = 0; rank < d->spread.nranks && !status; rank++) {
+        size_t at = 0;
+        status = hear_report(&all[rank], &at, &report);
+        if (!status)
+            status = hear_list(&all[rank], &at, &seen, &nseen, &room, sizeof *seen);
+        while (!status && at < all[rank].n) {
+            status = said_take(&all[rank], &at, &part, sizeof part);
+            if (status || part.index >= d->n)
+                break;
+            sums[part.index].ecma ^= part.ecma;
+            sums[part.index].jones ^= part.jones;
+        }
+    }
+    if (!status)
+        status = seen_check(seen, nseen, &report, damaged, d);
+    if (!status)
+        status = said_add(heard, &report, sizeof report);
+    if (!status)
+        status = said_add(heard, sums, d->n * sizeof *sums);
+    mem_free(sums);
+    mem_free(seen);
+    return status;
+}
+
+static rsd_status hear(struct digesting *d)
+{
+    size_t at = 0;
+    TRY(said_take(&d->step.heard, &at, &d->report, sizeof d->report));
+    for (size_t i = 0; i < d->n; i++) {
+        struct digest_part sum;
+        TRY(said_take(&d->step.heard, &at, &sum, sizeof sum));
+        d->digests[i] = (struct digest){sum.ecma, sum.jones};
+    }
     return RSD_OK;
+}
+
+/* What all ranks have to agree on. */
+static rsd_status meet(struct digesting *d, rsd_status status)
+{
+    struct hash what;
+    hash_start(&what, "digest");
+    if (!status) {
+        hash_contents(&d->checkpoint->contents, &what);
+        hash_i64s(&what, d->tensors, d->tensors ? d->n : 0);
+    }
+    return spread_meet(&d->spread, status, what, &d->tile_limit);
+}
+
+static rsd_status check_tensors(const struct digesting *d)
+{
+    size_t all = d->checkpoint->contents.ntensors;
+    for (size_t i = 0; i < d->n; i++)
+        if (d->tensors && (d->tensors[i] < 0 || (uint64_t)d->tensors[i] >= all))
+            return fail(RSD_EINVAL, "tensor %lld of a checkpoint with %zu",
+                        (long long)d->tensors[i], all);
+    return d->digests ? RSD_OK : RSD_ENOMEM;
 }
 
 rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
@@ -114,8 +226,6 @@ rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_
                       rsd_report *report)
 {
     rsd_prove_options options;
-    rsd_report result = {0};
-    double began = seconds_now();
     const struct contents *contents = &checkpoint->contents;
     TRY(take_options("rsd_prove_options", given, &options, sizeof options));
     if (report)
@@ -123,21 +233,31 @@ rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_
     struct digesting d = {.checkpoint = checkpoint,
                           .tensors = tensors,
                           .n = tensors ? (size_t)max_i64(ntensors, 0) : contents->ntensors,
+                          .pool = options.pool,
                           .tile_limit = tile_limit(options.max_nbytes, options.pool)};
-    for (size_t i = 0; i < d.n; i++)
-        if (tensors && (tensors[i] < 0 || (uint64_t)tensors[i] >= contents->ntensors))
-            return fail(RSD_EINVAL, "tensor %lld of a checkpoint with %zu", (long long)tensors[i],
-                        contents->ntensors);
+    TRY(spread_open(&d.spread, options.transport, options.timeout, options.on_progress,
+                    options.context));
+    seen_open(&d.seen);
+    d.step.work = run;
+    d.step.merge = merge;
+    d.step.context = &d;
     d.digests = mem_new(d.n, sizeof *d.digests);
-    rsd_status status = d.digests ? run(&d, &options, &result) : RSD_ENOMEM;
+    rsd_status status = meet(&d, check_tensors(&d));
+    if (!status)
+        status = spread_step(&d.spread, &d.step);
+    if (!status)
+        status = hear(&d);
     for (size_t i = 0; i < d.n && !status; i++) {
         const struct tensor *tensor = &contents->tensors[tensor_of(&d, i)];
         finish(&d.digests[i], tensor->dtype, tensor->ndim, tensor_shape(contents, tensor),
                digests[i]);
     }
     mem_free(d.digests);
-    result.seconds = seconds_now() - began;
+    portions_drop(&d.mine);
+    seen_close(&d.seen);
+    said_drop(&d.step.own);
+    said_drop(&d.step.heard);
     if (!status && report)
-        give_report(report, &result, sizeof result);
+        give_report(report, &d.report, sizeof d.report);
     return status;
 }

@@ -121,12 +121,37 @@ void haul_drop(struct haul *haul); /* closes its sources */
 
 /* ---- transfer.c: many hauls on many threads ---- */
 
+/* What one rank does of a job: bytes [from, to) of `of`, rounded to tiles. */
+struct portion {
+    size_t job;
+    int64_t from, to, of;
+};
+static inline bool is_whole_portion(const struct portion *portion)
+{
+    return portion->from == 0 && portion->to == portion->of;
+}
+
+/* What of a source was read by a rank that had only a portion of it. */
+struct seen {
+    size_t job;
+    int64_t side, source, file, checkable;
+    uint32_t crc;
+    uint64_t wanted, nbytes, data, sum, seen; /* as in struct source */
+};
+struct seen_list {
+    struct seen *list;
+    size_t n, room;
+    pthread_mutex_t lock;
+};
+
 /* Jobs are numbered, those of one lane in a row. A job is opened, hauled and closed. */
 struct transfer {
     rsd_pool *pool;
     const size_t *first_job; /* of each lane, and one more */
     size_t nlanes;
-    bool one_per_lane; /* only one thread at a time may be at a lane */
+    bool one_per_lane;              /* only one thread at a time may be at a lane */
+    const struct portion *portions; /* of each job; NULL: all of it */
+    struct seen_list *seen;         /* gets the sources of those that are not whole */
     rsd_status (*open)(void *context, size_t job, struct haul *haul);
     rsd_status (*close)(void *context, size_t job, struct haul *haul); /* when all of it is done */
     bool (*forgive)(void *context, size_t job, rsd_status status); /* NULL: a failure ends it all */
@@ -144,6 +169,60 @@ rsd_status transfer_run_evenly(struct transfer *transfer, const int64_t *nbytes,
 double seconds_now(void);
 uint64_t tile_limit(int64_t max_nbytes, const rsd_pool *pool); /* for each thread */
 void report_tally(rsd_report *report, const struct tally *tally);
+
+/* ---- spread.c: one call, many ranks ---- */
+
+struct spread {
+    rsd_transport transport;
+    int32_t rank, nranks; /* 1: this process alone */
+    double timeout, began;
+    rsd_on_progress *on_progress;
+    void *context;
+    struct joint_step *step; /* at hand */
+};
+rsd_status spread_open(struct spread *spread, const rsd_transport *given, double timeout,
+                       rsd_on_progress *on_progress, void *context);
+void spread_follow(struct spread *spread, struct transfer *transfer); /* sets its on_progress */
+
+/* Collective, and at once for a process alone: does the work, merges what all said, returns one status. */
+rsd_status spread_step(struct spread *spread, struct joint_step *step);
+rsd_status spread_lead(struct spread *spread, rsd_status (*work)(void *context), void *context);
+
+/* The first step of a call: how preparing went, that all call for the same, and the least tile limit. */
+rsd_status spread_meet(struct spread *spread, rsd_status status, struct hash what,
+                       uint64_t *tile_limit);
+void hash_contents(const struct contents *contents, struct hash *hash);
+
+/* The portions of this rank in jobs of so many bytes. splits: which may be split; NULL: none. */
+struct portions {
+    struct portion *list;
+    int64_t *nbytes;
+    size_t n, room, room_nbytes;
+};
+rsd_status share_out(const struct spread *spread, const int64_t *nbytes, const bool *splits,
+                     size_t njobs, struct portions *mine);
+void portions_drop(struct portions *portions);
+int64_t portion_tile(const struct portion *portion, int64_t at, int64_t ntiles);
+bool can_split(const struct contents *contents, const struct tensor *tensor);
+
+/* Adds up what all ranks have seen of each source. The error of a damaged one is set, and what damaged
+ * returns ends it. */
+typedef rsd_status seen_damaged(void *context, const struct seen *seen, rsd_status status);
+void seen_open(struct seen_list *seen);
+void seen_close(struct seen_list *seen);
+rsd_status seen_add(struct seen_list *seen, const struct portion *portion, int64_t side,
+                    struct haul *haul);
+rsd_status seen_check(struct seen *list, size_t n, rsd_report *report, seen_damaged *damaged,
+                      void *context);
+
+/* Lists and reports, as they are said and heard. What is heard is added to the list or the sum. */
+rsd_status say_list(struct said *said, const void *list, size_t n, size_t nbytes_each);
+rsd_status hear_list(const struct said *said, size_t *at, void *list_pointer, size_t *n,
+                     size_t *room, size_t nbytes_each);
+rsd_status say_report(const struct spread *spread, struct said *said,
+                      rsd_report *report); /* with the seconds up to now */
+rsd_status hear_report(const struct said *said, size_t *at, rsd_report *sum);
+rsd_status merge_reports(const struct spread *spread, const struct said *all, struct said *heard);
 
 /* ---- local.c: tensors in the caller's memory ---- */
 

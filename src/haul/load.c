@@ -24,6 +24,9 @@ struct loading {
     size_t njobs;
     int64_t *job_nbytes;
     uint64_t tile_limit;
+    struct spread spread;
+    struct joint_step step;
+    rsd_report report;
 };
 
 /* ---- what is wanted ---- */
@@ -174,27 +177,51 @@ static rsd_status check_jobs(struct loading *loading)
     return RSD_OK;
 }
 
-static rsd_status run(struct loading *loading, rsd_report *result)
+static rsd_status run(void *context)
 {
-    struct transfer transfer = {.pool = loading->options->pool,
-                                .open = open_job,
-                                .close = close_job,
-                                .context = loading,
-                                .on_progress = loading->options->on_progress,
-                                .progress_context = loading->options->context};
-    rsd_status status = transfer_run_evenly(&transfer, loading->job_nbytes, loading->njobs);
-    report_tally(result, &transfer.tally);
-    result->ntensors = (int64_t)loading->njobs;
-    result->nbytes_needed = transfer.nbytes_total;
-    return status;
+    struct loading *loading = context;
+    struct transfer transfer = {
+        .pool = loading->options->pool, .open = open_job, .close = close_job, .context = loading};
+    spread_follow(&loading->spread, &transfer);
+    TRY(transfer_run_evenly(&transfer, loading->job_nbytes, loading->njobs));
+    report_tally(&loading->report, &transfer.tally);
+    loading->report.ntensors = (int64_t)loading->njobs;
+    loading->report.nbytes_needed = transfer.nbytes_total;
+    return say_report(&loading->spread, &loading->step.own, &loading->report);
+}
+
+static rsd_status merge(void *context, const struct said *all, struct said *heard)
+{
+    const struct loading *loading = context;
+    return merge_reports(&loading->spread, all, heard);
+}
+
+/* Every rank has its own arrays; what they have in common is the checkpoint. */
+static rsd_status load(struct loading *loading, const rsd_local *given, int64_t nlocals,
+                       rsd_local *locals)
+{
+    struct hash what;
+    rsd_status status = RSD_OK;
+    size_t at = 0;
+    if (!locals || !loading->wanted || !loading->first || !loading->job_nbytes)
+        status = RSD_ENOMEM;
+    if (!status)
+        status = find_wanted(loading, given, nlocals, locals);
+    if (!status) {
+        group_wanted(loading);
+        status = check_jobs(loading);
+    }
+    hash_start(&what, "load");
+    hash_contents(&loading->checkpoint->contents, &what);
+    TRY(spread_meet(&loading->spread, status, what, NULL));
+    TRY(spread_step(&loading->spread, &loading->step));
+    return said_take(&loading->step.heard, &at, &loading->report, sizeof loading->report);
 }
 
 rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local *given,
                     const rsd_load_options *given_options, rsd_report *report)
 {
     rsd_load_options options;
-    rsd_report result = {0};
-    double began = seconds_now();
     TRY(take_options("rsd_load_options", given_options, &options, sizeof options));
     if (report)
         TRY(check_report("rsd_report", report));
@@ -204,30 +231,24 @@ rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local
     struct loading loading = {.checkpoint = checkpoint,
                               .options = &options,
                               .tile_limit = tile_limit(options.max_nbytes, options.pool)};
+    TRY(spread_open(&loading.spread, options.transport, options.timeout, options.on_progress,
+                    options.context));
+    loading.step.work = run;
+    loading.step.merge = merge;
+    loading.step.context = &loading;
     rsd_local *locals = mem_new(n, sizeof *locals);
     loading.locals = locals;
     loading.wanted = mem_new(n, sizeof *loading.wanted);
     loading.first = mem_new(n + 1, sizeof *loading.first);
     loading.job_nbytes = mem_new(n, sizeof *loading.job_nbytes);
-    rsd_status status = RSD_OK;
-    if (!locals || !loading.wanted || !loading.first || !loading.job_nbytes)
-        status = RSD_ENOMEM;
-    if (!status)
-        status = find_wanted(&loading, given, nlocals, locals);
-    if (!status) {
-        group_wanted(&loading);
-        status = check_jobs(&loading);
-    }
-    if (!status)
-        status = run(&loading, &result);
+    rsd_status status = load(&loading, given, nlocals, locals);
     mem_free(locals);
     mem_free(loading.wanted);
     mem_free(loading.first);
     mem_free(loading.job_nbytes);
-    if (status)
-        return status;
-    result.seconds = seconds_now() - began;
-    if (report)
-        give_report(report, &result, sizeof result);
-    return RSD_OK;
+    said_drop(&loading.step.own);
+    said_drop(&loading.step.heard);
+    if (!status && report)
+        give_report(report, &loading.report, sizeof loading.report);
+    return status;
 }

@@ -22,7 +22,7 @@
 struct running {
     struct haul haul;
     size_t job;
-    int64_t next;         /* tile to be claimed */
+    int64_t next, end;    /* tiles to be claimed */
     _Atomic bool failed;  /* and was forgiven: the rest of it is left out */
     _Atomic int64_t left; /* tiles not done */
 };
@@ -126,6 +126,15 @@ static rsd_status check_sources(struct haul *haul, struct tally *tally)
     return RSD_OK;
 }
 
+/* Sources of which this rank reads a portion are checked when all ranks have read theirs. */
+static rsd_status check_portion(const struct transfer *t, struct running *running,
+                                struct tally *tally)
+{
+    const struct portion *portion = t->portions ? &t->portions[running->job] : NULL;
+    return portion && !is_whole_portion(portion) ? seen_add(t->seen, portion, 0, &running->haul)
+                                                 : check_sources(&running->haul, tally);
+}
+
 static void drop_running(struct running *running)
 {
     haul_drop(&running->haul);
@@ -136,7 +145,7 @@ static void close_haul(struct state *s, struct running *running, struct tally *t
 {
     const struct transfer *t = s->transfer;
     if (!atomic_load(&s->stopped) && !atomic_load(&running->failed)) {
-        rsd_status status = check_sources(&running->haul, tally);
+        rsd_status status = check_portion(t, running, tally);
         if (!status)
             status = t->close(t->context, running->job, &running->haul);
         if (status)
@@ -162,8 +171,14 @@ static rsd_status open_next(struct state *s, struct lane_state *lane, struct tal
                 return status;
             continue;
         }
-        atomic_init(&running->left, running->haul.ntiles);
-        if (running->haul.ntiles == 0)
+        running->end = running->haul.ntiles;
+        if (t->portions) {
+            const struct portion *portion = &t->portions[running->job];
+            running->next = portion_tile(portion, portion->from, running->haul.ntiles);
+            running->end = portion_tile(portion, portion->to, running->haul.ntiles);
+        }
+        atomic_init(&running->left, running->end - running->next);
+        if (running->next == running->end)
             close_haul(s, running, tally);
         else
             lane->current = running;
@@ -181,8 +196,8 @@ static bool claim(struct state *s, struct lane_state *lane, struct tally *tally,
     if (!status && r) {
         *running = r;
         *first = r->next;
-        *end = r->next = r->haul.in_order ? r->haul.ntiles : r->next + 1;
-        if (r->next == r->haul.ntiles)
+        *end = r->next = r->haul.in_order ? r->end : r->next + 1;
+        if (r->next == r->end)
             lane->current = NULL;
     }
     pthread_mutex_unlock(&lane->lock);

@@ -166,6 +166,8 @@ static void start_work(struct taking *taking)
 {
     if (!taking->step->work) {
         taking->joined = true;
+        taking->status = taking->step->already;
+        snprintf(taking->message, sizeof taking->message, "%s", rsd_error());
         return;
     }
     taking->threaded = pthread_create(&taking->thread, NULL, work_in_thread, taking) == 0;

@@ -449,7 +449,9 @@ void said_drop(struct said *said);
 /* One step of this rank. The work is done by a thread of its own, and may end early with ECANCELLED once
  * stop is set; what it counts is told to others. */
 struct joint_step {
-    rsd_status (*work)(void *context); /* NULL: nothing to do */
+    rsd_status (*work)(
+        void *context); /* NULL: it is done already, with this status and rsd_error */
+    rsd_status already;
     rsd_status (*merge)(void *context, const struct said *all, struct said *heard); /* on rank 0 */
     void *context;
     bool lead;                    /* only rank 0 works: its failure is nobody's in particular */
