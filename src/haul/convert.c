@@ -9,107 +9,10 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { MOST_SIDE_FILE = 1 << 30 };
-
-/* ---- jobs ---- */
-
-static rsd_status add_job(struct converting *c, struct convert_job job)
-{
-    TRY(GROW(c->jobs, c->room_jobs, c->njobs + 1));
-    c->jobs[c->njobs++] = job;
-    return RSD_OK;
-}
-
-/* A compressed file is one stream after the other: a job an item, a lane a file. */
-static rsd_status list_items(struct converting *c)
-{
-    const struct contents *contents = &c->draft.contents;
-    c->nlanes = c->draft.nfiles;
-    for (size_t t = 0; t < contents->ntensors; t++)
-        for (size_t box = 0; box < contents->tensors[t].nboxes; box++) {
-            size_t extent = contents->tensors[t].first_extent + box;
-            uint32_t file = contents->extents[extent].file;
-            if (output_wants_item(&c->output, extent))
-                TRY(add_job(c, (struct convert_job){t, file, box}));
-        }
-    return RSD_OK;
-}
-
-static uint64_t wanted_nbytes(const struct converting *c, const struct tensor *tensor,
-                              uint32_t *first_file)
-{
-    const struct contents *contents = &c->draft.contents;
-    uint64_t nbytes = 0;
-    bool any = false;
-    for (size_t box = tensor->nboxes; box-- > 0;) {
-        if (!output_wants_item(&c->output, tensor->first_extent + box))
-            continue;
-        *first_file = contents->extents[tensor->first_extent + box].file;
-        any = true;
-        nbytes += box_nbytes(contents, tensor, box);
-    }
-    return any ? nbytes : UINT64_MAX;
-}
-
-/* Otherwise a job a tensor. Those of one file make a lane, or, where tensors go to many files, lanes are
- * about equal. */
-static rsd_status list_tensors(struct converting *c)
-{
-    const struct contents *contents = &c->draft.contents;
-    c->nlanes = c->whole ? c->draft.nfiles : (size_t)pool_nthreads(c->options.pool);
-    uint64_t *load = mem_new(c->nlanes, sizeof *load);
-    rsd_status status = load ? RSD_OK : RSD_ENOMEM;
-    for (size_t t = 0; t < contents->ntensors && !status; t++) {
-        uint32_t file = 0;
-        uint64_t nbytes = wanted_nbytes(c, &contents->tensors[t], &file);
-        size_t lane = c->whole ? file : 0;
-        if (nbytes == UINT64_MAX)
-            continue;
-        for (size_t i = 1; i < c->nlanes && !c->whole; i++)
-            lane = load[i] < load[lane] ? i : lane;
-        load[lane] += nbytes;
-        status = add_job(c, (struct convert_job){t, lane, SIZE_MAX});
-    }
-    mem_free(load);
-    return status;
-}
-
-static int by_lane(const void *a, const void *b)
-{
-    const struct convert_job *x = a, *y = b;
-    if (x->lane != y->lane)
-        return x->lane < y->lane ? -1 : 1;
-    if (x->tensor != y->tensor)
-        return x->tensor < y->tensor ? -1 : 1;
-    return (x->box > y->box) - (x->box < y->box);
-}
-
-static rsd_status list_jobs(struct converting *c)
-{
-    const struct contents *contents = &c->draft.contents;
-    TRY(c->draft.compress ? list_items(c) : list_tensors(c));
-    if (c->njobs > 1)
-        qsort(c->jobs, c->njobs, sizeof *c->jobs, by_lane);
-    c->first_job = mem_new(c->nlanes + 1, sizeof *c->first_job);
-    if (!c->first_job)
-        return RSD_ENOMEM;
-    for (size_t i = 0; i < c->njobs; i++)
-        c->first_job[c->jobs[i].lane + 1]++;
-    for (size_t i = 0; i < c->nlanes; i++)
-        c->first_job[i + 1] += c->first_job[i];
-    for (size_t t = 0; t < contents->ntensors; t++)
-        for (size_t box = 0; box < contents->tensors[t].nboxes; box++)
-            if (output_wants_item(&c->output, contents->tensors[t].first_extent + box))
-                c->nbytes +=
-                    box_volume(contents->tensors[t].ndim,
-                               tensor_box_len(contents, &contents->tensors[t], box)) *
-                    (int64_t)rsd_dtype_nbytes(c->in->contents.tensors[c->source_of[t]].dtype);
-    return RSD_OK;
-}
 
 /* ---- hauls ---- */
 
@@ -147,18 +50,36 @@ static rsd_status open_job(void *context, size_t index, struct haul *haul)
     return RSD_OK;
 }
 
+/* What rank 0 has to know of an item that it ends. */
+static rsd_status keep_part(struct converting *c, size_t tensor, size_t box)
+{
+    size_t extent = c->draft.contents.tensors[tensor].first_extent + box;
+    const struct out_item *item = &c->draft.items[extent];
+    struct split_item part = {.extent = extent, .crc = item->crc};
+    memcpy(part.first, item->first, sizeof part.first);
+    pthread_mutex_lock(&c->seen.lock);
+    rsd_status status = GROW(c->split, c->room_split, c->nsplit + 1);
+    if (!status)
+        c->split[c->nsplit++] = part;
+    pthread_mutex_unlock(&c->seen.lock);
+    return status;
+}
+
 static rsd_status close_job(void *context, size_t index, struct haul *haul)
 {
     struct converting *c = context;
     const struct contents *in = &c->in->contents;
-    c->nbytes_needed +=
-        min_i64(haul->nbytes, tensor_nbytes(in, &in->tensors[c->source_of[c->jobs[index].tensor]]));
-    for (size_t box = SIZE_MAX; next_box(c, &c->jobs[index], &box);)
-        TRY(output_end(&c->output, c->jobs[index].tensor, box));
+    const struct convert_job *job = &c->jobs[index];
+    if (job->portion.from == 0) /* the first of those that share it counts it */
+        c->nbytes_needed +=
+            min_i64(haul->nbytes, tensor_nbytes(in, &in->tensors[c->source_of[job->tensor]]));
+    for (size_t box = SIZE_MAX; next_box(c, job, &box);)
+        TRY(is_whole_portion(&job->portion) ? output_end(&c->output, job->tensor, box)
+                                            : keep_part(c, job->tensor, box));
     return RSD_OK;
 }
 
-static rsd_status haul_all(struct converting *c, rsd_report *report)
+static rsd_status haul_all(struct converting *c)
 {
     struct transfer transfer = {.pool = c->options.pool,
                                 .nlanes = c->nlanes,
@@ -167,9 +88,10 @@ static rsd_status haul_all(struct converting *c, rsd_report *report)
                                 .open = open_job,
                                 .close = close_job,
                                 .context = c,
-                                .on_progress = c->options.on_progress,
-                                .progress_context = c->options.context,
+                                .portions = c->portions,
+                                .seen = &c->seen,
                                 .nbytes_total = c->nbytes};
+    spread_follow(&c->spread, &transfer);
     rsd_status status = transfer_run(&transfer);
     if (status == RSD_ECANCELLED || status == RSD_EIO) {
         char *message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
@@ -177,9 +99,8 @@ static rsd_status haul_all(struct converting *c, rsd_report *report)
         set_error("%s", message ? message : "stopped");
         mem_free(message);
     }
-    TRY(status);
-    report_tally(report, &transfer.tally);
-    return output_finish(&c->output);
+    report_tally(&c->report, &transfer.tally);
+    return status;
 }
 
 /* ---- the source ---- */
@@ -202,19 +123,25 @@ static rsd_status hash_source(const struct converting *c, struct hash *hash)
     return RSD_OK;
 }
 
-static rsd_status begin(struct converting *c, struct part *part)
+/* What is written, and from what. */
+static void hash_target(const struct converting *c, struct hash *hash)
+{
+    draft_hash(&c->draft, hash);
+    for (size_t i = 0; i < c->draft.contents.ntensors; i++)
+        hash_string(hash, c->in->contents.tensors[c->source_of[i]].name);
+}
+
+static rsd_status begin(struct converting *c)
 {
     struct hash source, target;
     char source_text[RSD_DIGEST_NCHARS], target_text[RSD_DIGEST_NCHARS];
     TRY(hash_source(c, &source));
-    draft_hash(&c->draft, &target);
-    for (size_t i = 0; i < c->draft.contents.ntensors; i++)
-        hash_string(&target, c->in->contents.tensors[c->source_of[i]].name);
+    hash_target(c, &target);
     hash_text(source, source_text);
     hash_text(target, target_text);
     c->output.journal = true;
-    return part->resumed ? journal_resume(part, source_text, target_text, &c->output)
-                         : journal_start(part, source_text, target_text);
+    return c->part.resumed ? journal_resume(&c->part, source_text, target_text, &c->output)
+                           : journal_start(&c->part, source_text, target_text);
 }
 
 /* ---- the end ---- */
@@ -275,25 +202,80 @@ static rsd_status add_side_file(const struct part *part, const char *path)
     return status;
 }
 
-static rsd_status write_all(struct converting *c, struct part *part, rsd_report *report)
+/* ---- the steps ---- */
+
+static bool is_spread(const struct converting *c)
 {
-    TRY(output_open(&c->output, &c->draft, part, c->in, -1));
-    rsd_status status = begin(c, part);
-    if (!status)
-        status = list_jobs(c);
-    if (!status)
-        status = haul_all(c, report);
-    if (!status)
-        status = settle_names(c);
-    for (int64_t i = 0; i < c->options.nside_files && !status; i++)
-        status = add_side_file(part, c->options.side_files[i]);
-    if (!status)
-        status = write_marker(c, part);
-    report->nbytes_needed = c->nbytes_needed;
-    report->nbytes_written = (int64_t)c->output.nbytes_written;
-    report->nfiles_written = c->output.nfiles_written;
+    return c->spread.nranks > 1;
+}
+
+/* Rank 0 makes the folder, or finds what an earlier run left in it. */
+static rsd_status open_all(void *context)
+{
+    struct converting *c = context;
+    TRY(part_open(&c->part, c->out, c->options.resume ? PART_RESUME : PART_NEW,
+                  c->options.overwrite != 0, c->one_file));
+    TRY(output_open(&c->output, &c->draft, &c->part, c->in, -1));
+    TRY(begin(c));
+    c->output.shared = is_spread(c) && !c->draft.compress;
+    if (c->output.shared)
+        TRY(output_make_files(&c->output));
+    return is_spread(c) ? convert_say_state(c) : RSD_OK;
+}
+
+/* Every rank writes its share. */
+static rsd_status haul_own(void *context)
+{
+    struct converting *c = context;
+    if (c->spread.rank > 0)
+        TRY(convert_hear_state(c));
+    TRY(convert_list_jobs(c));
+    TRY(haul_all(c));
+    if (is_spread(c))
+        TRY(output_flush(&c->output));
+    return convert_say_written(c);
+}
+
+/* Rank 0 ends it. */
+static rsd_status finish_all(void *context)
+{
+    struct converting *c = context;
+    if (c->output.shared)
+        TRY(output_end_split(&c->output));
+    TRY(output_finish(&c->output));
+    if (is_spread(c))
+        TRY(journal_clear(&c->part));
+    TRY(settle_names(c));
+    for (int64_t i = 0; i < c->options.nside_files; i++)
+        TRY(add_side_file(&c->part, c->options.side_files[i]));
+    TRY(write_marker(c, &c->part));
+    c->report.nbytes_written += (int64_t)c->output.nbytes_written;
+    c->report.nfiles_written += c->output.nfiles_written;
     output_close(&c->output);
-    return status;
+    TRY(part_publish(&c->part));
+    return say_report(&c->spread, &c->finish.own, &c->report);
+}
+
+static rsd_status take_steps(struct converting *c)
+{
+    size_t at = 0;
+    c->open.work = open_all;
+    c->haul.work = haul_own;
+    c->haul.merge = convert_merge;
+    c->finish.work = finish_all;
+    c->open.context = c->haul.context = c->finish.context = c;
+    TRY(spread_lead_step(&c->spread, &c->open));
+    TRY(spread_step(&c->spread, &c->haul));
+    TRY(spread_lead_step(&c->spread, &c->finish));
+    return said_take(&c->finish.heard, &at, &c->report, sizeof c->report);
+}
+
+/* Whether what there is can be resumed. */
+static bool is_kept(const struct converting *c, rsd_status status)
+{
+    return status == RSD_EIO || status == RSD_ECANCELLED || status == RSD_EEXIST ||
+           status == RSD_ETIMEOUT || status == RSD_EPEER ||
+           (status == RSD_EMISMATCH && c->part.resumed);
 }
 
 static bool ends_with(const char *text, const char *end)
@@ -302,22 +284,21 @@ static bool ends_with(const char *text, const char *end)
     return n > m && strcmp(text + n - m, end) == 0;
 }
 
-static rsd_status convert_to(struct converting *c, const char *out, bool one_file,
-                             rsd_report *report)
+static rsd_status convert_to(struct converting *c)
 {
-    struct part part;
-    TRY(part_open(&part, out, c->options.resume ? PART_RESUME : PART_NEW, c->options.overwrite != 0,
-                  one_file));
-    rsd_status status = write_all(c, &part, report);
-    if (!status)
-        status = part_publish(&part);
-    bool keep = status == RSD_EIO || status == RSD_ECANCELLED || status == RSD_EEXIST ||
-                (status == RSD_EMISMATCH && part.resumed);
-    if (status && !keep)
-        part_remove(&part);
+    rsd_status status = take_steps(c);
+    output_close(&c->output);
+    if (status && c->spread.rank == 0 && !is_kept(c, status))
+        part_remove(&c->part);
     else
-        part_close(&part);
+        part_close(&c->part);
     return status;
+}
+
+static rsd_status check_place(void *context)
+{
+    const struct converting *c = context;
+    return part_check(c->out, c->options.overwrite != 0, c->one_file);
 }
 
 /* What a run would report. Compressed items are counted as if they were not. */
@@ -332,31 +313,48 @@ static void foresee(const struct converting *c, rsd_report *report)
     report->nfiles_written = (int64_t)c->draft.nfiles;
 }
 
+static rsd_status meet(struct converting *c, rsd_status status)
+{
+    struct hash what = {0};
+    if (!status) {
+        hash_target(c, &what);
+        hash_contents(&c->in->contents, &what);
+        hash_string(&what, c->out);
+        hash_i64(&what, c->options.overwrite);
+        hash_i64(&what, c->options.resume);
+        hash_i64(&what, c->options.dry);
+        hash_i64(&what, c->options.nside_files);
+    }
+    return spread_meet(&c->spread, status, what, &c->tile_limit);
+}
+
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report)
 {
-    struct converting c = {.in = in};
-    rsd_report result = {0};
-    double began = seconds_now();
-    bool one_file = ends_with(out, ".safetensors");
+    struct converting c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
+    c.part.journal_fd = -1;
     TRY(take_options("rsd_convert_options", options, &c.options, sizeof c.options));
     if (report)
         TRY(check_report("rsd_report", report));
+    TRY(spread_open(&c.spread, c.options.transport, c.options.timeout, c.options.on_progress,
+                    c.options.context));
+    seen_open(&c.seen);
     c.tile_limit = tile_limit(c.options.max_nbytes, c.options.pool);
-    rsd_status status = convert_prepare(&c, one_file);
+    rsd_status status = meet(&c, convert_prepare(&c, c.one_file));
     if (!status && c.options.dry)
-        status = part_check(out, c.options.overwrite != 0, one_file);
+        status = spread_lead(&c.spread, check_place, &c);
     if (!status && c.options.dry)
-        foresee(&c, &result);
+        foresee(&c, &c.report);
     else if (!status)
-        status = convert_to(&c, out, one_file, &result);
-    result.ntensors = (int64_t)c.nchosen;
-    result.nleft_out = c.nleft_out;
+        status = convert_to(&c);
+    c.report.ntensors = (int64_t)c.nchosen;
+    c.report.nleft_out = c.nleft_out;
     convert_drop(&c);
     if (status)
         return status;
-    result.seconds = seconds_now() - began;
+    if (c.options.dry)
+        c.report.seconds = seconds_now() - c.spread.began;
     if (report)
-        give_report(report, &result, sizeof result);
+        give_report(report, &c.report, sizeof c.report);
     return RSD_OK;
 }

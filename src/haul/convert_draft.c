@@ -422,5 +422,13 @@ void convert_drop(struct converting *c)
     mem_free(c->source_of);
     mem_free(c->read_files);
     mem_free(c->jobs);
+    mem_free(c->portions);
     mem_free(c->first_job);
+    mem_free(c->split);
+    seen_close(&c->seen);
+    struct joint_step *steps[] = {&c->open, &c->haul, &c->finish};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        said_drop(&steps[i]->own);
+        said_drop(&steps[i]->heard);
+    }
 }

@@ -186,7 +186,10 @@ void spread_follow(struct spread *spread, struct transfer *transfer); /* sets it
 
 /* Collective, and at once for a process alone: does the work, merges what all said, returns one status. */
 rsd_status spread_step(struct spread *spread, struct joint_step *step);
+
+/* Rank 0 alone works, and all hear how it went; with a step, also what it said. */
 rsd_status spread_lead(struct spread *spread, rsd_status (*work)(void *context), void *context);
+rsd_status spread_lead_step(struct spread *spread, struct joint_step *step);
 
 /* The first step of a call: how preparing went, that all call for the same, and the least tile limit. */
 rsd_status spread_meet(struct spread *spread, rsd_status status, struct hash what,
@@ -221,6 +224,10 @@ rsd_status hear_list(const struct said *said, size_t *at, void *list_pointer, si
                      size_t *room, size_t nbytes_each);
 rsd_status say_report(const struct spread *spread, struct said *said,
                       rsd_report *report); /* with the seconds up to now */
+struct extent_said {                       /* where something compressed came to lie */
+    uint64_t value, index, offset, nbytes;
+};
+rsd_status hear_extent(const struct said *said, size_t *at, struct contents *contents);
 rsd_status hear_report(const struct said *said, size_t *at, rsd_report *sum);
 rsd_status merge_reports(const struct spread *spread, const struct said *all, struct said *heard);
 
@@ -275,8 +282,9 @@ struct out_item {
     uint64_t head;        /* bytes before the tensor's */
     _Atomic uint64_t crc; /* of what was written so far, raw */
     unsigned char first[8];
-    bool done; /* complete, and known to be on disk */
-    size_t at; /* into the draft's places, if it shares its array with other boxes; else 0 */
+    bool done;  /* complete, and known to be on disk */
+    bool split; /* several ranks write it: rank 0 ends it */
+    size_t at;  /* into the draft's places, if it shares its array with other boxes; else 0 */
 };
 
 struct out_value {
@@ -351,8 +359,10 @@ rsd_status part_open(struct part *part, const char *path, enum part_mode mode, b
                      bool one_file);
 rsd_status part_check(const char *path, bool overwrite, bool one_file); /* could it be opened? */
 rsd_status part_publish(struct part *part); /* everything in it is on disk */
-void part_close(struct part *part);         /* keeps what is there */
-void part_remove(struct part *part);        /* closes, and removes what is there */
+rsd_status part_join(struct part *part, const char *path,
+                     int32_t rank);  /* what rank 0 opened; rank: whose journal; -1: none */
+void part_close(struct part *part);  /* keeps what is there */
+void part_remove(struct part *part); /* closes, and removes what is there */
 
 /* ---- journal.c: what of an output is complete ---- */
 
@@ -363,6 +373,7 @@ rsd_status journal_resume(const struct part *part, const char *source, const cha
 rsd_status journal_add(const struct part *part, const struct output *output, uint32_t file);
 rsd_status journal_redo(const struct part *part, uint32_t file);
 rsd_status journal_add_items(const struct part *part, const size_t *extents, size_t n);
+rsd_status journal_clear(const struct part *part); /* what ranks noted, each by itself */
 
 /* ---- output.c: files that are being written ---- */
 
@@ -370,7 +381,8 @@ struct out_state {
     struct output *output;
     uint32_t file;
     bool created, done;
-    bool noted; /* the journal said once that it is complete, with this length */
+    bool touched; /* by this process */
+    bool noted;   /* the journal said once that it is complete, with this length */
     uint64_t noted_nbytes;
     size_t left;             /* items that are not complete */
     uint64_t cursor;         /* compressed: where the next item goes */
@@ -383,6 +395,7 @@ struct output {
     rsd_checkpoint *from; /* of values that are copied */
     int32_t only;         /* the only file that is written; -1: all */
     bool journal;
+    bool shared; /* files are made by rank 0, written by all ranks, and completed by rank 0 */
     struct files files; /* by the numbers of the draft */
     struct out_state *states;
     pthread_mutex_t lock;
@@ -418,6 +431,11 @@ rsd_status output_end(struct output *output, size_t tensor, size_t box);
 /* What is left when all items are written: files without any, and the names of directories on disk. */
 rsd_status output_finish(struct output *output);
 
+/* Shared: rank 0 makes all files, all bring what they wrote to disk, and rank 0 ends what was split. */
+rsd_status output_make_files(struct output *output);
+rsd_status output_flush(struct output *output);
+rsd_status output_end_split(struct output *output);
+
 /* Writes a file of the part folder whole, under another name until it is on disk. */
 rsd_status part_write(const struct part *part, const char *name, const void *data, size_t n);
 
@@ -447,6 +465,9 @@ struct rsd_saving {
     rsd_report report;
     rsd_status status;
     char *message;
+    struct spread spread;
+    struct part part; /* of many ranks, and below */
+    bool published, threadless;
 };
 
 /* Everything but the writing: who writes what, where, and from which memory. */
@@ -458,6 +479,19 @@ static inline bool save_is_mine(const rsd_saving *saving, size_t extent)
            saving->draft.contents.extents[extent].file == (uint32_t)saving->options.rank;
 }
 
+rsd_status save_write_files(rsd_saving *saving);
+rsd_status save_metadata(const struct part *part, const struct contents *contents,
+                         const struct files *files, const char *name);
+
+/* ---- save_spread.c: by many ranks ---- */
+
+rsd_status save_as_one_rank(rsd_saving *saving);
+rsd_status save_meet(rsd_saving *saving, rsd_status status);
+rsd_status save_own_part(void *saving);
+rsd_status save_together(rsd_saving *saving,
+                         rsd_status (*work)(void *saving)); /* which is save_own_part, or waits */
+void save_drop_together(rsd_saving *saving);
+
 /* ---- convert_draft.c, convert.c: from files ---- */
 
 struct chosen {
@@ -466,6 +500,12 @@ struct chosen {
     rsd_dtype dtype;
     rsd_layout *layout; /* of the target's dtype */
     size_t file;        /* safetensors with whole tensors */
+};
+
+/* An item of which one rank wrote a part. */
+struct split_item {
+    uint64_t extent, crc;
+    unsigned char first[8];
 };
 
 struct converting {
@@ -478,21 +518,44 @@ struct converting {
     struct draft draft;
     size_t *source_of; /* by tensor of the draft */
     bool *read_files;  /* by file of the source */
+    struct part part;
     struct output output;
     struct convert_job *jobs; /* lane by lane */
+    struct portion *portions; /* by job */
     size_t njobs, room_jobs;
     size_t *first_job; /* of each lane, and one more */
     size_t nlanes;
     uint64_t tile_limit;
     int64_t nbytes, nleft_out;
     _Atomic int64_t nbytes_needed;
+
+    struct spread spread;
+    struct joint_step open, haul, finish; /* the steps of a conversion */
+    struct seen_list seen;                /* its lock is that of the split items too */
+    struct split_item *split;
+    size_t nsplit, room_split;
+    const char *out;
+    bool one_file;
+    rsd_report report;
 };
 
 /* A tensor with all its boxes that are not there yet, or one box of it. */
 struct convert_job {
     size_t tensor, lane;
     size_t box; /* SIZE_MAX: all */
+    struct portion portion;
 };
+
+/* ---- convert_jobs.c: what this rank hauls ---- */
+
+rsd_status convert_list_jobs(struct converting *converting);
+
+/* ---- convert_spread.c: what ranks tell each other ---- */
+
+rsd_status convert_say_state(struct converting *converting);
+rsd_status convert_hear_state(struct converting *converting);
+rsd_status convert_say_written(struct converting *converting);
+rsd_status convert_merge(void *converting, const struct said *all, struct said *heard);
 
 /* Everything but the writing. */
 rsd_status convert_prepare(struct converting *converting, bool one_file);

@@ -10,9 +10,12 @@
  *
  * A file is noted after its bytes are on disk. A line without its end was not written to the end, and does
  * not count. What is noted is looked at again: a file that is gone or has another length is made anew.
+ *
+ * Of many ranks, rank 0 has the journal, and each other notes by itself in reshard-journal.RANK.
  */
 #include "haul.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -227,11 +230,86 @@ static void check_file(struct output *output, uint32_t file)
         about->nbytes = state->noted_nbytes;
 }
 
+/* ---- what ranks noted, each by itself ---- */
+
+typedef rsd_status each_journal(const struct part *part, int folder_fd, const char *name);
+
+static rsd_status for_each_journal(const struct part *part, each_journal *each)
+{
+    static const char before[] = JOURNAL_NAME ".";
+    DIR *folder = opendir(part->folder);
+    if (!folder)
+        return fail(RSD_EIO, "%s: %s", part->folder, strerror(errno));
+    rsd_status status = RSD_OK;
+    for (struct dirent *entry; !status && (entry = readdir(folder));)
+        if (strncmp(entry->d_name, before, sizeof before - 1) == 0)
+            status = each(part, dirfd(folder), entry->d_name);
+    if (!status && fsync(dirfd(folder)) != 0)
+        status = fail(RSD_EIO, "%s: %s", part->folder, strerror(errno));
+    closedir(folder);
+    return status;
+}
+
+static rsd_status remove_one(const struct part *part, int folder_fd, const char *name)
+{
+    if (unlinkat(folder_fd, name, 0) != 0)
+        return fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
+    return RSD_OK;
+}
+
+rsd_status journal_clear(const struct part *part)
+{
+    return for_each_journal(part, remove_one);
+}
+
+/* Its whole lines, behind ours. */
+static rsd_status append_one(const struct part *part, int folder_fd, const char *name)
+{
+    struct part other = {.folder = part->folder};
+    char *text;
+    size_t n;
+    other.journal_fd = openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (other.journal_fd < 0)
+        return fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
+    rsd_status status = load(&other, &text, &n);
+    close(other.journal_fd);
+    TRY(status);
+    while (n > 0 && text[n - 1] != '\n')
+        n--;
+    status = append(part, text, n);
+    mem_free(text);
+    return status;
+}
+
+/* Ranks that worked together have each left notes: they become part of the journal, whoever goes on. Until
+ * they are in it, on disk, they stay where they are; to add them twice does no harm. */
+static rsd_status absorb(const struct part *part)
+{
+    char *text;
+    size_t n, nlines = 0, whole = 0;
+    TRY(load(part, &text, &n));
+    for (size_t i = 0; i < n; i++)
+        if (text[i] == '\n') {
+            nlines++;
+            whole = i + 1;
+        }
+    mem_free(text);
+    if (whole < n && ftruncate(part->journal_fd, (off_t)whole) != 0)
+        return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    if (nlines >= 3) { /* else there was nothing yet that notes could be about */
+        TRY(for_each_journal(part, append_one));
+        if (fsync(part->journal_fd) != 0)
+            return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    }
+    return journal_clear(part);
+}
+
 rsd_status journal_resume(const struct part *part, const char *source, const char *target,
                           struct output *output)
 {
     char *text, *next, expected[64];
     size_t n, number = 0;
+    TRY(absorb(part));
     TRY(load(part, &text, &n));
     rsd_status status = RSD_OK;
     for (char *line = text; !status && (next = strchr(line, '\n')); line = next + 1, number++) {

@@ -205,6 +205,8 @@ static rsd_status load(struct loading *loading, const rsd_local *given, int64_t 
     size_t at = 0;
     if (!locals || !loading->wanted || !loading->first || !loading->job_nbytes)
         status = RSD_ENOMEM;
+    if (!status && nlocals < 0)
+        status = fail(RSD_EINVAL, "%lld locals", (long long)nlocals);
     if (!status)
         status = find_wanted(loading, given, nlocals, locals);
     if (!status) {
@@ -225,9 +227,7 @@ rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local
     TRY(take_options("rsd_load_options", given_options, &options, sizeof options));
     if (report)
         TRY(check_report("rsd_report", report));
-    if (nlocals < 0)
-        return fail(RSD_EINVAL, "%lld locals", (long long)nlocals);
-    size_t n = (size_t)nlocals;
+    size_t n = (size_t)max_i64(nlocals, 0);
     struct loading loading = {.checkpoint = checkpoint,
                               .options = &options,
                               .tile_limit = tile_limit(options.max_nbytes, options.pool)};

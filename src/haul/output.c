@@ -173,10 +173,29 @@ static rsd_status complete(struct output *output, uint32_t file)
 rsd_status output_finish(struct output *output)
 {
     for (uint32_t file = 0; file < output->draft->nfiles; file++)
-        if (output_wants(output, file) && output->states[file].left == 0) {
+        if (output_wants(output, file) && (output->states[file].left == 0 || output->shared)) {
             TRY(ensure_created(output, file));
             TRY(complete(output, file));
         }
+    return folder_sync(&output->files);
+}
+
+rsd_status output_make_files(struct output *output)
+{
+    for (uint32_t file = 0; file < output->draft->nfiles; file++)
+        if (output_wants(output, file))
+            TRY(ensure_created(output, file));
+    return folder_sync(&output->files);
+}
+
+/* What a process has written, it alone can bring to disk: on a file system of a network nobody else has
+ * it. */
+rsd_status output_flush(struct output *output)
+{
+    for (uint32_t file = 0; file < output->draft->nfiles && output->shared; file++)
+        if (output->states[file].touched)
+            TRY(file_sync(&output->files, file));
+    TRY(output_note(output));
     return folder_sync(&output->files);
 }
 
@@ -197,6 +216,9 @@ rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
     struct extent *extent = extent_of(output, tensor_index, box, &index);
     struct out_state *state = &output->states[extent->file];
     TRY(ensure_created(output, extent->file));
+    pthread_mutex_lock(&output->lock);
+    state->touched = true;
+    pthread_mutex_unlock(&output->lock);
     if (!output->draft->compress)
         return RSD_OK;
     struct bytes head = {0};
@@ -315,9 +337,22 @@ rsd_status output_end(struct output *output, size_t tensor, size_t box)
     if (output->draft->format == RSD_FORMAT_DCP)
         TRY(end_item(output, &output->draft->contents.tensors[tensor], box, index, extent));
     pthread_mutex_lock(&output->lock);
-    bool last = --output->states[extent->file].left == 0;
+    bool last = --output->states[extent->file].left == 0 && !output->shared;
     pthread_mutex_unlock(&output->lock);
     return last ? complete(output, extent->file) : note_item(output, index, extent->nbytes);
+}
+
+/* Whose bytes are all there, and whose sums are added up. */
+rsd_status output_end_split(struct output *output)
+{
+    struct contents *contents = &output->draft->contents;
+    for (size_t t = 0; t < contents->ntensors && output->draft->format == RSD_FORMAT_DCP; t++)
+        for (size_t box = 0; box < contents->tensors[t].nboxes; box++) {
+            size_t index = contents->tensors[t].first_extent + box;
+            if (output->draft->items[index].split)
+                TRY(end_item(output, &contents->tensors[t], box, index, &contents->extents[index]));
+        }
+    return RSD_OK;
 }
 
 /* ---- blocks ---- */

@@ -255,6 +255,26 @@ rsd_status part_open(struct part *part, const char *path, enum part_mode mode, b
     return status;
 }
 
+rsd_status part_join(struct part *part, const char *path, int32_t rank)
+{
+    char name[64];
+    *part = (struct part){.journal_fd = -1};
+    snprintf(name, sizeof name, "/" JOURNAL_NAME ".%d", (int)rank);
+    rsd_status status = set_names(part, path);
+    char *journal = status || rank < 0 ? NULL : join(part->folder, name);
+    if (!status && rank >= 0 && !journal)
+        status = RSD_ENOMEM;
+    if (journal)
+        part->journal_fd =
+            open(journal, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (journal && part->journal_fd < 0)
+        status = failed(journal);
+    mem_free(journal);
+    if (status)
+        part_close(part);
+    return status;
+}
+
 void part_close(struct part *part)
 {
     if (part->journal_fd >= 0)

@@ -42,7 +42,7 @@ static rsd_status close_job(void *context, size_t job, struct haul *haul)
                       extent - saving->draft.contents.tensors[tensor].first_extent);
 }
 
-static rsd_status write_files(rsd_saving *saving)
+rsd_status save_write_files(rsd_saving *saving)
 {
     const rsd_save_options *options = &saving->options;
     struct transfer transfer = {.pool = options->pool,
@@ -55,6 +55,8 @@ static rsd_status write_files(rsd_saving *saving)
                                 .on_progress = options->on_progress,
                                 .progress_context = options->context,
                                 .nbytes_total = saving->nbytes};
+    if (!saving->staged) /* in the background nobody talks */
+        spread_follow(&saving->spread, &transfer);
     TRY(transfer_run(&transfer));
     TRY(output_finish(&saving->output));
     saving->report.ntensors = (int64_t)saving->draft.contents.ntensors;
@@ -93,8 +95,8 @@ static rsd_status own_part(const rsd_saving *saving, struct contents *own)
     return RSD_OK;
 }
 
-static rsd_status write_metadata(const struct part *part, const struct contents *contents,
-                                 const struct files *files, const char *name)
+rsd_status save_metadata(const struct part *part, const struct contents *contents,
+                         const struct files *files, const char *name)
 {
     struct bytes pickle = {0};
     rsd_status status = dcp_metadata(contents, files, &pickle);
@@ -140,23 +142,22 @@ static rsd_status leave_part(rsd_saving *saving, struct part *part)
         status = part_write(part, name, line, strlen(line));
     snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
     if (!status)
-        status = write_metadata(part, &own, &saving->output.files, name);
+        status = save_metadata(part, &own, &saving->output.files, name);
     contents_drop(&own);
     return status;
 }
 
 static rsd_status write_and_publish(rsd_saving *saving, struct part *part)
 {
-    draft_hash(&saving->draft, &saving->drafted);
     if (saving->options.one_rank)
         TRY(forget_part(saving, part));
     TRY(output_open(&saving->output, &saving->draft, part, NULL,
                     saving->options.one_rank ? saving->options.rank : -1));
-    rsd_status status = write_files(saving);
+    rsd_status status = save_write_files(saving);
     if (!status && saving->options.one_rank)
         status = leave_part(saving, part);
     else if (!status)
-        status = write_metadata(part, &saving->draft.contents, &saving->output.files, ".metadata");
+        status = save_metadata(part, &saving->draft.contents, &saving->output.files, ".metadata");
     output_close(&saving->output);
     return status;
 }
@@ -182,6 +183,8 @@ static void drop_saving(rsd_saving *saving)
 {
     if (!saving)
         return;
+    if (saving->spread.nranks > 1)
+        save_drop_together(saving);
     draft_drop(&saving->draft);
     mem_free(saving->path);
     mem_free(saving->origins);
@@ -193,27 +196,81 @@ static void drop_saving(rsd_saving *saving)
     mem_free(saving);
 }
 
-static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_local *locals,
-                             const rsd_save_options *options, rsd_saving **out)
+/* Copies everything, so that the arrays may change. */
+static rsd_status stage(rsd_saving *saving)
 {
-    rsd_saving *saving = mem_new(1, sizeof *saving);
-    if (!saving)
+    const struct contents *contents = &saving->draft.contents;
+    struct copier copier = copier_best();
+    saving->staged = mem_new((size_t)saving->nbytes, 1);
+    if (!saving->staged)
         return RSD_ENOMEM;
-    rsd_status status =
-        take_options("rsd_save_options", options, &saving->options, sizeof saving->options);
+    char *to = saving->staged;
+    for (size_t i = 0; i < saving->njobs; i++) {
+        size_t extent = saving->jobs[i];
+        const struct tensor *tensor = &contents->tensors[saving->tensor_of[extent]];
+        const int64_t *len = tensor_box_len(contents, tensor, extent - tensor->first_extent);
+        struct origin *origin = &saving->origins[extent];
+        struct loops loops = {0};
+        int64_t stride = (int64_t)rsd_dtype_nbytes(tensor->dtype), dense[RSD_MAX_DIMS] = {0};
+        if (box_volume(tensor->ndim, len) == 0)
+            continue;
+        for (int32_t d = tensor->ndim - 1; d >= 0; stride *= len[d--])
+            dense[d] = stride;
+        for (int32_t d = 0; d < tensor->ndim; d++)
+            loops_add(&loops, len[d], origin->strides[d], dense[d]);
+        loops_finish(&loops, rsd_dtype_nbytes(tensor->dtype));
+        copy_loops(&copier, true, &loops, origin->memory, to);
+        origin->memory = to;
+        copy_i64s(origin->strides, dense, tensor->ndim);
+        to += stride;
+    }
+    return RSD_OK;
+}
+
+static rsd_status check_options(const rsd_save_options *options)
+{
+    if (options->compress < 0 || options->compress > MOST_ZSTD_LEVEL)
+        return fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible", (int)options->compress,
+                    (int)MOST_ZSTD_LEVEL);
+    if (options->nvalues < 0)
+        return fail(RSD_EINVAL, "%lld values", (long long)options->nvalues);
+    return RSD_OK;
+}
+
+static rsd_status prepare(rsd_saving *saving, const char *path, int64_t nlocals,
+                          const rsd_local *locals, bool staged)
+{
     saving->draft.format = RSD_FORMAT_DCP;
     saving->draft.compress = saving->options.compress;
     saving->tile_limit = tile_limit(saving->options.max_nbytes, saving->options.pool);
     saving->path = mem_copy(path, strlen(path) + 1, 1);
-    if (!status && !saving->path)
-        status = RSD_ENOMEM;
-    if (!status && (saving->options.compress < 0 || saving->options.compress > MOST_ZSTD_LEVEL))
-        status = fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible",
-                      (int)saving->options.compress, (int)MOST_ZSTD_LEVEL);
-    if (!status && saving->options.nvalues < 0)
-        status = fail(RSD_EINVAL, "%lld values", (long long)saving->options.nvalues);
-    if (!status)
-        status = save_prepare(saving, nlocals, locals);
+    if (!saving->path)
+        return RSD_ENOMEM;
+    TRY(check_options(&saving->options));
+    if (saving->spread.nranks > 1)
+        TRY(save_as_one_rank(saving));
+    TRY(save_prepare(saving, nlocals, locals));
+    draft_hash(&saving->draft, &saving->drafted);
+    return staged ? stage(saving) : RSD_OK;
+}
+
+static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_local *locals,
+                             const rsd_save_options *given, bool staged, rsd_saving **out)
+{
+    rsd_save_options options;
+    TRY(take_options("rsd_save_options", given, &options, sizeof options));
+    rsd_saving *saving = mem_new(1, sizeof *saving);
+    if (!saving)
+        return RSD_ENOMEM;
+    saving->options = options;
+    saving->part.journal_fd = -1;
+    rsd_status status = spread_open(&saving->spread, options.transport, options.timeout,
+                                    options.on_progress, options.context);
+    if (!status) {
+        status = prepare(saving, path, nlocals, locals, staged);
+        if (saving->spread.nranks > 1)
+            status = save_meet(saving, status);
+    }
     if (status)
         drop_saving(saving);
     else
@@ -227,8 +284,9 @@ rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
     rsd_saving *saving;
     if (report)
         TRY(check_report("rsd_report", report));
-    TRY(new_saving(path, nlocals, locals, options, &saving));
-    rsd_status status = save_prepared(saving);
+    TRY(new_saving(path, nlocals, locals, options, false, &saving));
+    rsd_status status =
+        saving->spread.nranks > 1 ? save_together(saving, save_own_part) : save_prepared(saving);
     if (!status && report)
         give_report(report, &saving->report, sizeof saving->report);
     drop_saving(saving);
@@ -339,7 +397,7 @@ static rsd_status join_parts(struct part *part, int64_t nranks)
     if (!status)
         status = check_joined(&joined);
     if (!status)
-        status = write_metadata(part, &joined.contents, &joined.files, ".metadata");
+        status = save_metadata(part, &joined.contents, &joined.files, ".metadata");
     if (!status)
         status = clear_notes(&joined.files, nranks);
     if (!status)
@@ -364,40 +422,10 @@ rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite)
 
 /* ---- in the background ---- */
 
-static rsd_status stage(rsd_saving *saving)
-{
-    const struct contents *contents = &saving->draft.contents;
-    struct copier copier = copier_best();
-    saving->staged = mem_new((size_t)saving->nbytes, 1);
-    if (!saving->staged)
-        return RSD_ENOMEM;
-    char *to = saving->staged;
-    for (size_t i = 0; i < saving->njobs; i++) {
-        size_t extent = saving->jobs[i];
-        const struct tensor *tensor = &contents->tensors[saving->tensor_of[extent]];
-        const int64_t *len = tensor_box_len(contents, tensor, extent - tensor->first_extent);
-        struct origin *origin = &saving->origins[extent];
-        struct loops loops = {0};
-        int64_t stride = (int64_t)rsd_dtype_nbytes(tensor->dtype), dense[RSD_MAX_DIMS] = {0};
-        if (box_volume(tensor->ndim, len) == 0)
-            continue;
-        for (int32_t d = tensor->ndim - 1; d >= 0; stride *= len[d--])
-            dense[d] = stride;
-        for (int32_t d = 0; d < tensor->ndim; d++)
-            loops_add(&loops, len[d], origin->strides[d], dense[d]);
-        loops_finish(&loops, rsd_dtype_nbytes(tensor->dtype));
-        copy_loops(&copier, true, &loops, origin->memory, to);
-        origin->memory = to;
-        copy_i64s(origin->strides, dense, tensor->ndim);
-        to += stride;
-    }
-    return RSD_OK;
-}
-
 static void *save_in_thread(void *context)
 {
     rsd_saving *saving = context;
-    saving->status = save_prepared(saving);
+    saving->status = saving->spread.nranks > 1 ? save_own_part(saving) : save_prepared(saving);
     if (saving->status)
         saving->message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
     return NULL;
@@ -407,28 +435,38 @@ rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *lo
                           const rsd_save_options *options, rsd_saving **out)
 {
     rsd_saving *saving;
-    TRY(new_saving(path, nlocals, locals, options, &saving));
-    rsd_status status = stage(saving);
-    if (!status) {
-        saving->options.pool = pool_share(saving->options.pool);
-        if (pthread_create(&saving->thread, NULL, save_in_thread, saving) != 0) {
-            rsd_pool_free(saving->options.pool);
-            status = fail(RSD_ENOMEM, "no thread could be started");
-        }
-    }
-    if (status)
-        drop_saving(saving);
-    else
+    TRY(new_saving(path, nlocals, locals, options, true, &saving));
+    saving->options.pool = pool_share(saving->options.pool);
+    if (pthread_create(&saving->thread, NULL, save_in_thread, saving) == 0) {
         *out = saving;
-    return status;
+        return RSD_OK;
+    }
+    if (saving->spread.nranks > 1) { /* the others go on: this rank says so when it waits */
+        saving->threadless = true;
+        *out = saving;
+        return RSD_OK;
+    }
+    rsd_pool_free(saving->options.pool);
+    drop_saving(saving);
+    return fail(RSD_ENOMEM, "no thread could be started");
+}
+
+/* Waits for the thread, and says how it went. */
+static rsd_status join_thread(void *context)
+{
+    rsd_saving *saving = context;
+    if (saving->threadless)
+        return fail(RSD_ENOMEM, "no thread could be started");
+    pthread_join(saving->thread, NULL);
+    if (saving->status)
+        set_error("%s", saving->message ? saving->message : "no memory for a message");
+    return saving->status;
 }
 
 rsd_status rsd_save_wait(rsd_saving *saving, rsd_report *report)
 {
-    pthread_join(saving->thread, NULL);
-    rsd_status status = saving->status;
-    if (status)
-        set_error("%s", saving->message ? saving->message : "no memory for a message");
+    rsd_status status =
+        saving->spread.nranks > 1 ? save_together(saving, join_thread) : join_thread(saving);
     if (!status && report)
         status = check_report("rsd_report", report);
     if (!status && report)

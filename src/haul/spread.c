@@ -72,7 +72,20 @@ rsd_status spread_step(struct spread *spread, struct joint_step *step)
     return status;
 }
 
-/* Rank 0 alone does something, and all hear how it went. */
+static rsd_status hear_first(void *context, const struct said *all, struct said *heard)
+{
+    (void)context;
+    return said_add(heard, all[0].bytes, all[0].n);
+}
+
+rsd_status spread_lead_step(struct spread *spread, struct joint_step *step)
+{
+    step->work = spread->rank == 0 ? step->work : NULL;
+    step->merge = hear_first;
+    step->lead = true;
+    return spread_step(spread, step);
+}
+
 rsd_status spread_lead(struct spread *spread, rsd_status (*work)(void *context), void *context)
 {
     struct joint_step step = {.work = spread->rank == 0 ? work : NULL, .context = context};
@@ -200,8 +213,8 @@ void portions_drop(struct portions *portions)
 /* Neighbours come to the same tile. */
 int64_t portion_tile(const struct portion *portion, int64_t at, int64_t ntiles)
 {
-    if (at == 0 || at == portion->of)
-        return at == 0 ? 0 : ntiles;
+    if (at == portion->of)
+        return ntiles;
     return (int64_t)((double)ntiles * ((double)at / (double)portion->of));
 }
 
@@ -344,6 +357,20 @@ rsd_status hear_report(const struct said *said, size_t *at, rsd_report *sum)
     sum->nbytes_memory = max_i64(sum->nbytes_memory, one.nbytes_memory);
     sum->nleft_out = max_i64(sum->nleft_out, one.nleft_out);
     sum->seconds = one.seconds > sum->seconds ? one.seconds : sum->seconds;
+    return RSD_OK;
+}
+
+rsd_status hear_extent(const struct said *said, size_t *at, struct contents *contents)
+{
+    struct extent_said one;
+    TRY(said_take(said, at, &one, sizeof one));
+    if (one.index >= (one.value ? contents->nvalues : contents->nextents))
+        return fail(RSD_EPEER, "a rank wrote item %llu of %zu", (unsigned long long)one.index,
+                    contents->nextents);
+    struct extent *extent =
+        one.value ? &contents->values[one.index].extent : &contents->extents[one.index];
+    extent->offset = one.offset;
+    extent->nbytes = one.nbytes;
     return RSD_OK;
 }
 

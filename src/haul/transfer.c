@@ -172,7 +172,7 @@ static rsd_status open_next(struct state *s, struct lane_state *lane, struct tal
             continue;
         }
         running->end = running->haul.ntiles;
-        if (t->portions) {
+        if (t->portions && !is_whole_portion(&t->portions[running->job])) {
             const struct portion *portion = &t->portions[running->job];
             running->next = portion_tile(portion, portion->from, running->haul.ntiles);
             running->end = portion_tile(portion, portion->to, running->haul.ntiles);
