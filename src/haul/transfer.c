@@ -102,7 +102,7 @@ static void tell_progress(struct state *s)
         return;
     rsd_progress progress = {.struct_nbytes = sizeof progress, .nbytes_total = t->nbytes_total};
     pthread_mutex_lock(&s->lock);
-    progress.nbytes_done = atomic_load(&s->nbytes_done);
+    progress.nbytes_done = min_i64(atomic_load(&s->nbytes_done), t->nbytes_total);
     int answer = t->on_progress(t->progress_context, &progress);
     pthread_mutex_unlock(&s->lock);
     if (answer)
@@ -159,6 +159,8 @@ static rsd_status open_next(struct state *s, struct lane_state *lane, struct tal
 {
     const struct transfer *t = s->transfer;
     while (!lane->current && lane->next < lane->end) {
+        if (atomic_load(&s->stopped)) /* by one without tiles, which was closed here */
+            return RSD_ECANCELLED;
         struct running *running = mem_new(1, sizeof *running);
         if (!running)
             return RSD_ENOMEM;
@@ -295,8 +297,10 @@ rsd_status transfer_run(struct transfer *t)
             drop_running(s.lanes[i].current); /* stopped between its tiles */
         pthread_mutex_destroy(&s.lanes[i].lock);
     }
-    if (!s.status)
+    if (!s.status) {
+        atomic_store(&s.nbytes_done, t->nbytes_total); /* portions are rounded to tiles */
         tell_progress(&s);
+    }
     t->tally.nbytes_memory = s.nbytes_memory;
     if (s.status)
         set_error("%s", s.message ? s.message : "no memory for a message");

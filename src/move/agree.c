@@ -346,7 +346,7 @@ static void nap(bool moved, int *idle)
         sched_yield();
         return;
     }
-    struct timespec pause = {.tv_nsec = *idle < 100 ? 50000 : 2000000};
+    struct timespec pause = {.tv_nsec = *idle < 200 ? 50000 : 1000000};
     nanosleep(&pause, NULL);
 }
 
