@@ -15,7 +15,7 @@ may_open() {
     codec) echo base layout codec ;;
     store) echo base layout plan move codec store ;;
     haul) echo base layout plan move codec store haul ;;
-    mpi) ;;
+    mpi) echo cli ;;
     cli) echo cli ;;
     esac
 }

@@ -22,7 +22,11 @@ enum exit_code {
 
 enum { GO_ON = -1 }; /* instead of a code to exit with */
 
-/* ---- main.c ---- */
+/* ---- command.c ---- */
+
+/* All of it: the code to exit with. With a transport, this is one of several processes that do it together:
+ * all exit with the same code, and rank 0 says what is to be said. */
+int command_main(int argc, char **argv, const rsd_transport *transport);
 
 /* Says "reshard VERB: message" and returns the code. */
 int complain(const char *verb, int code, const char *format, ...)
@@ -36,6 +40,22 @@ int complain_option(const char *verb, int answer, char **argv);
 
 /* Prints what `help` says to stdout. */
 int show_help(const char *help);
+
+/* ---- ranks.c: one command, many processes ---- */
+
+const rsd_transport *together(void); /* NULL: this process alone */
+void together_start(const rsd_transport *transport);
+void together_end(void);
+
+/* Where ranks compare how it went so far: the code of the first that has to give up, else this one's. */
+int together_code(const char *verb, int code);
+
+/* What complain says, kept if nobody sees it. */
+void keep_complaint(const char *verb, const char *text);
+
+/* Whether some rank was lost, so that nobody can be talked to. */
+void note_lost(rsd_status status);
+bool together_lost(void);
 
 /* ---- opening.c ---- */
 

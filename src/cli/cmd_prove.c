@@ -112,6 +112,7 @@ static rsd_status start(struct request *request)
     request->how.struct_nbytes = sizeof request->how;
     request->how.on_progress = progress_tell;
     request->how.context = &request->progress;
+    request->how.transport = together();
     return rsd_pool_new((int32_t)request->threads, &request->how.pool);
 }
 
@@ -295,6 +296,7 @@ static int open_and_prove(struct request *request)
         code = open_checkpoint(request->verb, request->paths[i], &checkpoints[i]);
     for (int i = 0; i < request->npaths && !code && strcmp(request->verb, "verify") != 0; i++)
         code = need_files(request->verb, request->paths[i], checkpoints[i], every_tensor, NULL);
+    code = together_code(request->verb, code);
     if (!code && strcmp(request->verb, "verify") == 0)
         code = verify(request, checkpoints[0]);
     else if (!code && strcmp(request->verb, "diff") == 0)

@@ -219,32 +219,25 @@ static rsd_status tell_finding(void *context, const char *text)
     return RSD_OK;
 }
 
-/* Compares what was written with what it was written from, where dtypes are the same. */
-static int verify_result(struct conversion *request, rsd_checkpoint *in)
+/* The tensors that are the same in both, but for their layouts: their numbers here and there. */
+struct pairs {
+    int64_t *in, *out;
+    size_t n;
+};
+
+static rsd_status find_pairs(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
+                             struct pairs *pairs)
 {
-    const char *verb = request->target.verb;
-    rsd_checkpoint *out;
-    int64_t nfindings = 0;
-    struct progress progress;
-    rsd_status status = rsd_checkpoint_open(request->out, NULL, &out);
-    if (status)
-        return complain_status(verb, status);
-    progress_start(&progress, "verify", request->quiet);
-    rsd_prove_options how = {.struct_nbytes = sizeof how,
-                             .pool = request->convert.pool,
-                             .max_nbytes = request->convert.max_nbytes,
-                             .on_progress = progress_tell,
-                             .context = &progress};
-    status = rsd_verify(out, &how, tell_finding, request, &nfindings, NULL);
-    int code = EXIT_YES;
-    for (int64_t i = 0; !status && !code && i < rsd_checkpoint_ntensors(in); i++) {
+    int64_t ntensors = rsd_checkpoint_ntensors(in);
+    pairs->in = need_memory(calloc((size_t)ntensors + 1, sizeof *pairs->in));
+    pairs->out = need_memory(calloc((size_t)ntensors + 1, sizeof *pairs->out));
+    rsd_status status = RSD_OK;
+    for (int64_t i = 0, index; !status && i < ntensors; i++) {
         rsd_tensor tensor = {.struct_nbytes = sizeof tensor}, other = tensor;
         rsd_choice choice = {.struct_nbytes = sizeof choice, .keep = 1};
-        int64_t index;
-        char a[1][RSD_DIGEST_NCHARS], b[1][RSD_DIGEST_NCHARS];
         status = rsd_checkpoint_tensor(in, i, &tensor);
         if (!status)
-            status = target_choose((void *)(uintptr_t)&request->target, &tensor, &choice);
+            status = target_choose(&request->target, &tensor, &choice);
         rsd_layout_free(choice.layout);
         if (status || !choice.keep)
             continue;
@@ -253,14 +246,65 @@ static int verify_result(struct conversion *request, rsd_checkpoint *in)
             status = rsd_checkpoint_tensor(out, index, &other);
         if (status || other.dtype != tensor.dtype)
             continue; /* a cast tensor is another one */
-        status = rsd_digest(in, 1, &i, &how, a, NULL);
-        if (!status)
-            status = rsd_digest(out, 1, &index, &how, b, NULL);
-        request->nverified++;
-        if (!status && strcmp(a[0], b[0]) != 0)
-            code = complain(verb, EXIT_NO, "%s: %s is not what it was in %s", request->out,
-                            choice.name, request->in);
+        pairs->in[pairs->n] = i;
+        pairs->out[pairs->n++] = index;
     }
+    return status;
+}
+
+static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
+                           const rsd_prove_options *how)
+{
+    const char *verb = request->target.verb;
+    struct pairs pairs = {0};
+    int code = EXIT_YES;
+    rsd_status status = find_pairs(request, in, out, &pairs);
+    char(*a)[RSD_DIGEST_NCHARS] = need_memory(calloc(pairs.n + 1, sizeof *a));
+    char(*b)[RSD_DIGEST_NCHARS] = need_memory(calloc(pairs.n + 1, sizeof *b));
+    if (!status)
+        status = rsd_digest(in, (int64_t)pairs.n, pairs.in, how, a, NULL);
+    if (!status)
+        status = rsd_digest(out, (int64_t)pairs.n, pairs.out, how, b, NULL);
+    for (size_t i = 0; i < pairs.n && !status && !code; i++) {
+        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        status = rsd_checkpoint_tensor(out, pairs.out[i], &tensor);
+        request->nverified++;
+        if (!status && strcmp(a[i], b[i]) != 0)
+            code = complain(verb, EXIT_NO, "%s: %s is not what it was in %s", request->out,
+                            tensor.name, request->in);
+    }
+    if (status)
+        code = complain_status(verb, status);
+    free(a);
+    free(b);
+    free(pairs.in);
+    free(pairs.out);
+    return code;
+}
+
+/* Compares what was written with what it was written from, where dtypes are the same. */
+static int verify_result(struct conversion *request, rsd_checkpoint *in)
+{
+    const char *verb = request->target.verb;
+    rsd_checkpoint *out = NULL;
+    int64_t nfindings = 0;
+    struct progress progress;
+    int code =
+        together_code(verb, complain_status(verb, rsd_checkpoint_open(request->out, NULL, &out)));
+    if (code) {
+        rsd_checkpoint_close(out);
+        return code;
+    }
+    progress_start(&progress, "verify", request->quiet);
+    rsd_prove_options how = {.struct_nbytes = sizeof how,
+                             .pool = request->convert.pool,
+                             .max_nbytes = request->convert.max_nbytes,
+                             .on_progress = progress_tell,
+                             .context = &progress,
+                             .transport = together()};
+    rsd_status status = rsd_verify(out, &how, tell_finding, request, &nfindings, NULL);
+    if (!status)
+        code = compare_digests(request, in, out, &how);
     progress_end(&progress);
     if (status)
         code = complain_status(verb, status);
@@ -288,9 +332,11 @@ static int explain_stop(const struct conversion *request, rsd_status status)
 {
     const char *verb = request->target.verb;
     char *part = find_part(request->out);
+    bool resumable = status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_EPEER ||
+                     status == RSD_ETIMEOUT;
     int code = status == RSD_ECANCELLED ? complain(verb, EXIT_INTERRUPTED, "stopped")
                                         : complain_status(verb, status);
-    if (part && (status == RSD_ECANCELLED || status == RSD_EIO))
+    if (part && resumable)
         complain(verb, code, "what is complete is kept in %s: --resume goes on from there", part);
     if (!part && status == RSD_EEXIST && !request->convert.overwrite)
         complain(verb, code, "--force replaces a checkpoint that is there");
@@ -308,6 +354,7 @@ static int run(struct conversion *request, rsd_checkpoint *in)
     request->convert.choose_context = &request->target;
     request->convert.on_progress = progress_tell;
     request->convert.context = &progress;
+    request->convert.transport = together();
     rsd_status status = rsd_convert(in, request->out, &request->convert, &report);
     progress_end(&progress);
     if (status)
@@ -341,7 +388,8 @@ static int check_verify(const struct conversion *request)
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;
-    int code = open_checkpoint(request->target.verb, request->in, &in);
+    int code = together_code(request->target.verb,
+                             open_checkpoint(request->target.verb, request->in, &in));
     if (code)
         return code;
     code = set_verb(request, rsd_checkpoint_format(in));
@@ -356,6 +404,7 @@ int conversion_run(struct conversion *request)
     if (!code)
         code = complain_status(request->target.verb,
                                rsd_pool_new((int32_t)request->threads, &request->convert.pool));
+    code = together_code(request->target.verb, code);
     if (!code)
         code = run(request, in);
     rsd_pool_free(request->convert.pool);

@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -162,5 +163,8 @@ char *need_text(const char *format, ...)
 long long default_threads(void)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
+    cpu_set_t own; /* several ranks of a host are given some cores each */
+    if (together() && sched_getaffinity(0, sizeof own, &own) == 0 && CPU_COUNT(&own) < n)
+        n = CPU_COUNT(&own);
     return n < 1 ? 1 : n > 16 ? 16 : n;
 }

@@ -96,18 +96,18 @@ rsd_status spread_lead(struct spread *spread, rsd_status (*work)(void *context),
     return status;
 }
 
-struct meeting {
+struct called {
     struct spread *spread;
     struct hash what;
     uint64_t tile_limit;
 };
 
-static rsd_status merge_meeting(void *context, const struct said *all, struct said *heard)
+static rsd_status merge_calls(void *context, const struct said *all, struct said *heard)
 {
-    const struct meeting *own = context;
+    const struct called *own = context;
     uint64_t least = own->tile_limit;
     for (int32_t rank = 0; rank < own->spread->nranks; rank++) {
-        struct meeting other;
+        struct called other;
         size_t at = 0;
         TRY(said_take(&all[rank], &at, &other, sizeof other));
         if (other.what.a != own->what.a || other.what.b != own->what.b)
@@ -124,12 +124,12 @@ rsd_status spread_meet(struct spread *spread, rsd_status status, struct hash wha
 {
     if (spread->nranks == 1)
         return status;
-    struct meeting own;
+    struct called own;
     memset(&own, 0, sizeof own); /* all bytes travel */
     own.spread = spread;
     own.what = what;
     own.tile_limit = tile_limit ? *tile_limit : 0;
-    struct joint_step step = {.already = status, .merge = merge_meeting, .context = &own};
+    struct joint_step step = {.already = status, .merge = merge_calls, .context = &own};
     step.lead = true; /* nothing to follow; what fails everywhere is said once */
     if (!status)
         step.already = said_add(&step.own, &own, sizeof own);

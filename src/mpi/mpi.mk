@@ -13,7 +13,7 @@ export MPICH_CC := $(CC)
 MPI_EXAMPLES := $(if $(MPI_FOUND),$(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/*_mpi.c)))
 
 ifneq ($(MPI_FOUND),)
-all: $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard_mpi.so
+all: $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard_mpi.so $(BUILD)/reshard-mpi
 endif
 
 $(BUILD)/examples/%_mpi: $(BUILD)/mpi/examples/%_mpi.o $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard.a
@@ -45,9 +45,20 @@ $(BUILD)/libreshard_mpi.so: $(BUILD)/libreshard_mpi.so.$(VERSION)
 	$(Q)ln -sf libreshard_mpi.so.$(VERSION) $(BUILD)/libreshard_mpi.so.$(SOVERSION)
 	$(Q)ln -sf libreshard_mpi.so.$(SOVERSION) $@
 
+# The command, started by mpirun or srun.
+MPI_COMMAND_OBJ := $(call objects,mpi,src/mpi/launch.c) $(filter-out $(BUILD)/obj/src/cli/main.o,$(CLI_OBJ))
+
+$(BUILD)/mpi/src/mpi/launch.o: ALL_CPPFLAGS += -Isrc/cli
+
+$(BUILD)/reshard-mpi: $(MPI_COMMAND_OBJ) $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard.a
+	@echo "  link  $@"
+	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
+
 .PHONY: install-mpi
 install-mpi: all
 	install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(PREFIX)/lib/pkgconfig"
+	install -d "$(DESTDIR)$(PREFIX)/bin"
+	install -m 755 $(BUILD)/reshard-mpi "$(DESTDIR)$(PREFIX)/bin/"
 	install -m 644 include/reshard_mpi.h "$(DESTDIR)$(PREFIX)/include/"
 	install -m 644 $(BUILD)/libreshard_mpi.a "$(DESTDIR)$(PREFIX)/lib/"
 	install -m 755 $(BUILD)/libreshard_mpi.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/"

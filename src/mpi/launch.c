@@ -1,0 +1,25 @@
+/* launch.c - where the command begins when MPI starts it, many times over. */
+#include "cli.h"
+#include "reshard_mpi.h"
+
+int main(int argc, char **argv)
+{
+    int provided;
+    rsd_transport transport = {.struct_nbytes = sizeof transport};
+    if (MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
+        return complain(NULL, EXIT_IO, "MPI cannot be started");
+    rsd_status status = provided < MPI_THREAD_FUNNELED
+                            ? rsd_fail(RSD_EUNSUPPORTED, "this MPI allows no threads beside it")
+                            : rsd_mpi_transport(MPI_COMM_WORLD, &transport);
+    if (status) {
+        int code = complain_status(NULL, status);
+        MPI_Abort(MPI_COMM_WORLD, code);
+        return code;
+    }
+    int code = command_main(argc, argv, &transport);
+    if (together_lost()) /* who is gone will not come to the end either */
+        MPI_Abort(MPI_COMM_WORLD, code);
+    rsd_mpi_transport_free(&transport);
+    MPI_Finalize();
+    return code;
+}
