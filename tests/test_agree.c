@@ -149,11 +149,11 @@ static void one_failure_is_everyones(void)
         for (int32_t i = 0; i < 3; i++) {
             members[i].nsteps = 3;
             members[i].fails_at = 1;
-            members[i].fails = i == failing ? RSD_EFORMAT : RSD_OK;
+            members[i].fails = i == failing ? RSD_ELIMIT : RSD_OK;
         }
         run_all(members, 3);
         for (int32_t i = 0; i < 3; i++)
-            CHECK(members[i].status == RSD_EFORMAT && strcmp(members[i].message, expected) == 0,
+            CHECK(members[i].status == RSD_ELIMIT && strcmp(members[i].message, expected) == 0,
                   "rank %d: %s", (int)i, members[i].message);
     }
     CASE("all fail the same way: it is said once, without a rank");

@@ -6,7 +6,7 @@ TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move load save exchange team stash stash_wrong agree together
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
-         tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh tests/mpi.sh tests/hosts.sh \
+         tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
          $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 
 ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))
@@ -30,6 +30,8 @@ test-mpi-ready:
 
 test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES) $(MPI_EXAMPLES)
 	TSAN_OPTIONS=halt_on_error=1 RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
+test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES)
+	TSAN_OPTIONS=halt_on_error=1 RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" RESHARD_MPI="$(CURDIR)/$(BUILD)/reshard-mpi" EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
 	    MPI_TESTS="$(if $(MPI_FOUND),$(CURDIR)/$(BUILD)/asan/mpi)" \
 	    MPI_EXAMPLES="$(addprefix $(CURDIR)/,$(MPI_EXAMPLES))" \
     prove --timer --failures -j2 $(if $(V),-v) $(TESTS)

@@ -1,0 +1,99 @@
+#!/bin/sh
+# reshard-mpi does what reshard does: each command line is run by one process and by three ranks, and both must
+# print the same, exit with the same code and write the same files.
+#
+# $RESHARD and $RESHARD_MPI are the two commands. Times and memory, and what mpirun says of ranks that exit with
+# another code than 0, are taken out of what is printed.
+cd "$(dirname "$0")/.." || exit 1
+GOLDEN=$PWD/golden one=${RESHARD:-$PWD/../build/reshard} many=${RESHARD_MPI:-$PWD/../build/reshard-mpi}
+[ -x "$many" ] || { echo "1..0 # SKIP no reshard-mpi was built: there is no mpicc"; exit 0; }
+command -v mpirun > /dev/null || { echo "1..0 # SKIP there is no mpirun"; exit 0; }
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_base_warn_component_unused=0
+export LC_ALL=C.UTF-8
+work=$(mktemp -d) n=0 failed=0
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/one" "$work/many"
+
+plain() {
+    sed -e '/^-------*$/,/^-------*$/d' -e '/^time  /d' -e '/^space  /d' -e '/^memory   buffers of [0-9]/d' \
+        -e 's/, "seconds": [0-9.]*//' -e 's/"memory": [0-9]*/"memory": N/' -e 's/, "free": [0-9]*//' "$1"
+}
+
+# same CODE LABEL ARGS: runs both; both exit with the code.
+same() {
+    echo "$1" > "$work/code"
+    label=$2
+    shift 2
+    n=$((n + 1)) bad=
+    (cd "$work/one" && "$one" "$@" > ../one.out 2> ../one.err < /dev/null; echo $? > ../one.code)
+    (cd "$work/many" && mpirun -np 3 "$many" "$@" > ../many.out 2> ../many.err < /dev/null; echo $? > ../many.code)
+    for what in out err; do
+        plain "$work/one.$what" > "$work/expected"
+        plain "$work/many.$what" > "$work/got"
+        diff "$work/expected" "$work/got" > "$work/difference" || { bad=1; sed "s/^/# $what: /" "$work/difference"; }
+    done
+    for who in one many; do
+        diff "$work/code" "$work/$who.code" | sed "s/^/# code of $who: /" | grep . && bad=1
+    done
+    diff -r "$work/one" "$work/many" | sed 's/^/# files: /' | grep . && bad=1
+    if [ -n "$bad" ]; then
+        echo "not ok $n - $label"
+        failed=1
+    else
+        echo "ok $n - $label"
+    fi
+}
+
+# both COMMAND: in both folders.
+both() {
+    (cd "$work/one" && eval "$1")
+    (cd "$work/many" && eval "$1")
+}
+
+fsdp=$GOLDEN/fsdp2_tp_adamw/ckpt
+same 0 "convert to safetensors" convert "$fsdp" safe --format safetensors
+same 0 "convert to DCP of another layout, verified" convert "$fsdp" dcp8 --format dcp --mesh 8 --default 'S(0)' --verify
+same 0 "convert, compressed" convert "$fsdp" zstd --format dcp --mesh 4 --default 'S(0)' --compress zstd --json
+same 0 "convert back" convert zstd back.safetensors
+same 3 "there is something already" convert "$fsdp" safe --format safetensors
+same 0 "but it may be replaced" convert "$fsdp" safe --format safetensors --force -q
+same 0 "a dry run" convert "$fsdp" dry --format dcp --mesh 2 --default R --dry-run
+same 0 "merge in shards" merge "$GOLDEN/fsdp2_adamw/ckpt" hf --max-shard-size 4kB --verify
+same 0 "split" split hf tp --mesh tp=4 --default 'S(0)' --json
+same 0 "digest" digest dcp8
+same 0 "digest as JSON" digest zstd --json --only weight
+same 0 "verify" verify dcp8
+same 0 "diff of what is the same" diff safe dcp8
+both 'printf "\1" | dd of=safe/model.safetensors bs=1 seek=30000 conv=notrunc 2>/dev/null'
+same 1 "diff of what is not" diff safe dcp8
+both 'printf "\1\2\3" | dd of=dcp8/__1_0.distcp bs=1 seek=3000 conv=notrunc 2>/dev/null'
+same 1 "verify finds damage" verify dcp8
+same 1 "as JSON" verify dcp8 --json
+same 4 "convert does not take it over" convert dcp8 never --format safetensors
+same 4 "no such checkpoint" digest nothing
+same 2 "no such option" verify --no-such-option dcp8
+same 3 "a rule that nothing matches" convert "$fsdp" never --format dcp --mesh 2 --place 'nothing=S(0)'
+same 0 "help" merge --help
+
+n=$((n + 1))
+mpirun -np 2 "$many" inspect "$fsdp" > "$work/out" 2> "$work/err"
+if [ $? = 2 ] && grep -q 'this is for one process: use `reshard inspect`' "$work/err"; then
+    echo "ok $n - inspect is for one process"
+else
+    echo "not ok $n - inspect is for one process"
+    failed=1
+fi
+
+# What one rank alone cannot do, it says, and all exit.
+n=$((n + 1))
+mpirun -np 1 "$many" digest "$fsdp" : -np 1 "$many" digest "$work/gone" > "$work/out" 2> "$work/err" < /dev/null
+if [ $? = 4 ] && [ "$(grep -c 'rank 1: .*gone' "$work/err")" = 1 ] && [ ! -s "$work/out" ]; then
+    echo "ok $n - a rank that does not see the checkpoint says so, once"
+else
+    echo "not ok $n - a rank that does not see the checkpoint says so, once"
+    sed 's/^/# /' "$work/err"
+    failed=1
+fi
+echo "1..$n"
+exit $failed
