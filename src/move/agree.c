@@ -454,20 +454,25 @@ static bool same_message(const struct taking *taking, const struct other *peer)
            memcmp(peer->said.bytes, taking->message, peer->said.n) == 0;
 }
 
-/* The status of all: that of the first rank which failed by itself. */
+/* The status of all: that of the first rank which failed by itself. Damage is that of a file, whoever read
+ * it. */
 static rsd_status judge(const struct taking *taking)
 {
     bool all_same = true;
     for (int32_t i = 0; i < taking->npeers; i++)
         all_same = all_same && same_message(taking, &taking->peers[i]);
-    if (taking->status && !is_stopped(taking))
-        return fail(taking->status, "%s%s",
-                    all_same || taking->step->lead ? "" : "rank 0: ", taking->message);
+    if (taking->status && !is_stopped(taking)) {
+        bool plain = all_same || taking->step->lead || taking->status == RSD_EFORMAT;
+        return fail(taking->status, "%s%s", plain ? "" : "rank 0: ", taking->message);
+    }
     for (int32_t i = 0; i < taking->npeers; i++) {
         const struct other *peer = &taking->peers[i];
-        if (peer->status && !peer->stopped)
-            return fail((rsd_status)peer->status, "rank %d: %.*s", (int)peer->rank,
-                        (int)peer->said.n, peer->said.bytes);
+        if (!peer->status || peer->stopped)
+            continue;
+        set_error("%.*s", (int)peer->said.n, peer->said.bytes);
+        return peer->status == RSD_EFORMAT
+                   ? RSD_EFORMAT
+                   : fail_in((rsd_status)peer->status, "rank %d: ", (int)peer->rank);
     }
     return RSD_OK;
 }

@@ -67,7 +67,7 @@ same 0 "verify" verify dcp8
 same 0 "diff of what is the same" diff safe dcp8
 both 'printf "\1" | dd of=safe/model.safetensors bs=1 seek=30000 conv=notrunc 2>/dev/null'
 same 1 "diff of what is not" diff safe dcp8
-both 'printf "\1\2\3" | dd of=dcp8/__1_0.distcp bs=1 seek=3000 conv=notrunc 2>/dev/null'
+both 'head -c 300 /dev/zero | tr "\0" "\7" | dd of=dcp8/__1_0.distcp bs=1 seek=3200 conv=notrunc 2>/dev/null'
 same 1 "verify finds damage" verify dcp8
 same 1 "as JSON" verify dcp8 --json
 same 4 "convert does not take it over" convert dcp8 never --format safetensors

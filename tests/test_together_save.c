@@ -1,0 +1,267 @@
+/* test_together_save.c - many ranks save and load, each with its own arrays: the files are those of one process
+ * that has them all; what one rank cannot do, none does, and the old checkpoint stays. */
+#include "crew.h"
+#include "folder.h"
+#include "oracle.h"
+#include "tap.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { NTENSORS = 4 };
+static const char *const names[NTENSORS] = {"w1", "w2", "bias", "count"};
+static char folder[256];
+
+struct task {
+    char path[300];
+    rsd_layout *layouts[NTENSORS];
+    struct memory memory[NTENSORS];
+    rsd_save_options options;
+    bool background;
+    int32_t without; /* the rank that forgets an array, plus one */
+    int32_t elsewhere;
+    int32_t cancels;
+};
+
+static rsd_layout *layout_of(int tensor, int32_t n, const char *placement)
+{
+    static const char *const shapes[] = {"f32[37,12]", "bf16[5,64]", "f32[33]", "i64[3]"};
+    char text[200];
+    rsd_layout *layout = NULL;
+    snprintf(text, sizeof text, "%s @ %d : %s", shapes[tensor], (int)n, placement);
+    OK(rsd_layout_parse(text, &layout));
+    return layout;
+}
+
+/* Layouts over n ranks: rows, columns and copies. */
+static void make_task(struct task *task, const char *name, int32_t n)
+{
+    *task = (struct task){.options = {.struct_nbytes = sizeof(rsd_save_options)}};
+    snprintf(task->path, sizeof task->path, "%s/%s", folder, name);
+    static const char *const placements[] = {"S(0)", "S(1)", "R", "R"};
+    for (int i = 0; i < NTENSORS; i++) {
+        task->layouts[i] = layout_of(i, n, placements[i]);
+        task->memory[i] = oracle_memory(task->layouts[i], NULL);
+        oracle_fill(task->layouts[i], NULL, &task->memory[i]);
+    }
+}
+
+static void free_task(struct task *task)
+{
+    for (int i = 0; i < NTENSORS; i++) {
+        oracle_memory_free(&task->memory[i]);
+        rsd_layout_free(task->layouts[i]);
+    }
+}
+
+static const rsd_value step = {.struct_nbytes = sizeof step, .name = "step", .json = "1200"};
+
+/* The locals of one rank, or of all. */
+static void fill_locals(const struct task *task, int32_t rank, rsd_local *locals)
+{
+    for (int i = 0; i < NTENSORS; i++) {
+        int64_t first = 0, count;
+        if (rank != RSD_EVERY_RANK)
+            rsd_layout_arrays_of(task->layouts[i], rank, &first, &count);
+        locals[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
+                                .name = names[i],
+                                .layout = task->layouts[i],
+                                .rank = rank,
+                                .arrays = task->memory[i].array + first};
+    }
+}
+
+static int on_progress(void *context, const rsd_progress *progress)
+{
+    const struct hand *hand = context;
+    (void)progress;
+    return ((const struct task *)hand->task)->cancels == hand->transport.rank + 1;
+}
+
+static rsd_status save_hand(struct hand *hand)
+{
+    const struct task *task = hand->task;
+    rsd_local locals[NTENSORS];
+    rsd_save_options options = task->options;
+    void *none[1] = {NULL};
+    char path[320];
+    rsd_saving *saving;
+    fill_locals(task, hand->transport.rank, locals);
+    if (task->without == hand->transport.rank + 1)
+        locals[1].arrays = none;
+    options.transport = &hand->transport;
+    options.on_progress = task->cancels ? on_progress : NULL;
+    options.context = hand;
+    options.values = &step;
+    options.nvalues = 1;
+    snprintf(path, sizeof path, "%s%s", task->path,
+             task->elsewhere == hand->transport.rank + 1 ? "-elsewhere" : "");
+    if (!task->background)
+        return rsd_save(path, NTENSORS, locals, &options, &hand->report);
+    rsd_status status = rsd_save_start(path, NTENSORS, locals, &options, &saving);
+    return status ? status : rsd_save_wait(saving, &hand->report);
+}
+
+static rsd_status save_alone(const struct task *task, const char *path)
+{
+    rsd_local locals[NTENSORS];
+    rsd_save_options options = task->options;
+    options.values = &step;
+    options.nvalues = 1;
+    fill_locals(task, RSD_EVERY_RANK, locals);
+    return rsd_save(path, NTENSORS, locals, &options, NULL);
+}
+
+static void check_all(const struct crew *crew, rsd_status status, const char *text)
+{
+    for (int32_t i = 0; i < crew->n; i++) {
+        CHECK(crew->hands[i].status == status && strstr(crew->hands[i].message, text),
+              "rank %d of %d: %s, %s", (int)i, (int)crew->n, rsd_status_name(crew->hands[i].status),
+              crew->hands[i].message);
+        CHECK(memcmp(&crew->hands[i].report, &crew->hands[0].report, sizeof(rsd_report)) == 0,
+              "rank %d reports otherwise", (int)i);
+    }
+}
+
+/* ---- loading ---- */
+
+struct load_task {
+    const char *path;
+    rsd_layout *layouts[NTENSORS];
+    struct memory memory[NTENSORS];
+    int32_t wrong; /* the rank that wants what is not there, plus one */
+};
+
+static rsd_status load_hand(struct hand *hand)
+{
+    const struct load_task *task = hand->task;
+    rsd_checkpoint *checkpoint;
+    rsd_local locals[NTENSORS];
+    rsd_load_options options = {.struct_nbytes = sizeof options, .transport = &hand->transport};
+    rsd_status status = rsd_checkpoint_open(task->path, NULL, &checkpoint);
+    if (status)
+        return status;
+    for (int i = 0; i < NTENSORS; i++) {
+        int64_t first, count;
+        rsd_layout_arrays_of(task->layouts[i], hand->transport.rank, &first, &count);
+        locals[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
+                                .name = names[i],
+                                .layout = task->layouts[i],
+                                .rank = hand->transport.rank,
+                                .arrays = task->memory[i].array + first};
+    }
+    if (task->wrong == hand->transport.rank + 1)
+        locals[2].name = "no such tensor";
+    status = rsd_load(checkpoint, NTENSORS, locals, &options, &hand->report);
+    rsd_checkpoint_close(checkpoint);
+    return status;
+}
+
+static void load_and_check(const char *path, int32_t n)
+{
+    static const char *const placements[] = {"S(1)", "S(0)", "S(0)", "R"};
+    struct load_task task = {.path = path};
+    struct crew crew;
+    for (int i = 0; i < NTENSORS; i++) {
+        task.layouts[i] = layout_of(i, n, placements[i]);
+        task.memory[i] = oracle_memory(task.layouts[i], NULL);
+    }
+    crew_run(&crew, n, load_hand, &task, 0);
+    check_all(&crew, RSD_OK, "");
+    for (int i = 0; i < NTENSORS; i++)
+        CHECK(oracle_check(task.layouts[i], task.layouts[i], NULL, &task.memory[i]), "%s, %d ranks",
+              names[i], (int)n);
+    task.wrong = n;
+    crew_run(&crew, n, load_hand, &task, 0);
+    check_all(&crew, RSD_EMISMATCH, "no such tensor: the checkpoint has no such tensor");
+    for (int i = 0; i < NTENSORS; i++) {
+        oracle_memory_free(&task.memory[i]);
+        rsd_layout_free(task.layouts[i]);
+    }
+}
+
+/* ---- cases ---- */
+
+static void saved_as_by_one(void)
+{
+    static const int32_t crews[] = {2, 3, 5, 8};
+    for (size_t i = 0; i < sizeof crews / sizeof *crews; i++)
+        for (int kind = 0; kind < 4; kind++) {
+            struct task task;
+            struct crew crew;
+            char alone[300];
+            CASE("%d ranks save%s%s, and load in another layout", (int)crews[i],
+                 kind & 1 ? " compressed" : "", kind & 2 ? " in the background" : "");
+            make_task(&task, "many", crews[i]);
+            snprintf(alone, sizeof alone, "%s/alone", folder);
+            task.options.compress = kind & 1 ? 3 : 0;
+            task.background = (kind & 2) != 0;
+            OK(save_alone(&task, alone));
+            crew_run(&crew, crews[i], save_hand, &task, 0);
+            check_all(&crew, RSD_OK, "");
+            CHECK(crew.hands[0].report.nfiles_written == crews[i] &&
+                      crew.hands[0].report.ntensors == NTENSORS,
+                  "%lld files", (long long)crew.hands[0].report.nfiles_written);
+            CHECK(same_folders(alone, task.path));
+            load_and_check(task.path, crews[i]);
+            folder_remove(alone);
+            folder_remove(task.path);
+            free_task(&task);
+        }
+}
+
+static void one_fails(void)
+{
+    for (int background = 0; background < 2; background++) {
+        struct task task;
+        struct crew crew;
+        char old[300], part[340];
+        make_task(&task, "kept", 3);
+        task.background = background;
+        snprintf(old, sizeof old, "%s/old", folder);
+        snprintf(part, sizeof part, "%s.reshard-part", task.path);
+        OK(save_alone(&task, old));
+        OK(save_alone(&task, task.path));
+        CASE("there is something already%s", background ? ", in the background" : "");
+        crew_run(&crew, 3, save_hand, &task, 0);
+        check_all(&crew, RSD_EEXIST, "there is something already");
+        task.options.overwrite = 1;
+        CASE("a rank without its array: nothing is replaced%s",
+             background ? ", in the background" : "");
+        for (int32_t rank = 0; rank < 3; rank++) {
+            task.without = rank + 1;
+            crew_run(&crew, 3, save_hand, &task, 0);
+            check_all(&crew, RSD_EINVAL, "w2: array 0 of rank");
+            CHECK(same_folders(old, task.path) && !is_there(part));
+        }
+        task.without = 0;
+        CASE("a rank with another path%s", background ? ", in the background" : "");
+        task.elsewhere = 2;
+        crew_run(&crew, 3, save_hand, &task, 0);
+        check_all(&crew, RSD_EMISMATCH, "rank 1 calls for something else");
+        CHECK(same_folders(old, task.path) && !is_there(part));
+        task.elsewhere = 0;
+        CASE("cancelled on one rank%s", background ? ", in the background" : "");
+        task.cancels = 3;
+        crew_run(&crew, 3, save_hand, &task, 0);
+        check_all(&crew, RSD_ECANCELLED, "stopped");
+        CHECK(same_folders(old, task.path) && !is_there(part));
+        CASE("and then it is replaced%s", background ? ", in the background" : "");
+        task.cancels = 0;
+        crew_run(&crew, 3, save_hand, &task, 0);
+        check_all(&crew, RSD_OK, "");
+        CHECK(same_folders(old, task.path) && !is_there(part));
+        folder_remove(old);
+        folder_remove(task.path);
+        free_task(&task);
+    }
+}
+
+int main(void)
+{
+    snprintf(folder, sizeof folder, "%s", folder_new("together_save"));
+    saved_as_by_one();
+    one_fails();
+    folder_remove(folder);
+    return tap_end();
+}
