@@ -30,6 +30,7 @@ _reshard_options()
 _reshard()
 {
     local verbs="inspect plan convert merge split verify diff digest extract"
+    [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
     local takes=" --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
         --ranks-per-node --slice "
@@ -75,4 +76,4 @@ _reshard()
     mapfile -t COMPREPLY < <(compgen -f -- "$current")
 }
 
-complete -o filenames -F _reshard reshard
+complete -o filenames -F _reshard reshard reshard-mpi

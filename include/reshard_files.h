@@ -312,7 +312,7 @@ rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *optio
  *     options.transport = &transport;              of rsd_mpi_transport, or anybody's
  *     rsd_convert(in, "hf", &options, &report);    each rank reads and writes its share; rank 0 publishes
  *
- * Loading and saving: each rank has its own arrays, and its rank in the layouts is that of the transport;
+ * Loading and saving: each rank gives its own arrays; those that it saves are of its rank in the transport, and
  * one_rank, rank and rsd_save_publish are not needed. rsd_save_start agrees on what is saved before it
  * returns, then nobody talks until rsd_save_wait, which all ranks call.
  *

@@ -29,6 +29,7 @@ offers()
 
 offers "reshard in" "inspect"
 offers "reshard d" "diff digest"
+offers "reshard-mpi " "convert merge split verify diff digest --help --version"
 offers "reshard merge --con" "--config-from"
 offers "reshard split --form" ""
 offers "reshard convert --preset l" "llama-tp"
