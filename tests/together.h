@@ -1,0 +1,192 @@
+/* together.h - conversions by one process and by many ranks, which must come to the same; in a header, since
+ * tap.h counts by program. */
+#ifndef TOGETHER_H
+#define TOGETHER_H
+
+#include "crew.h"
+#include "folder.h"
+#include "random.h"
+#include "tap.h"
+#include "truth.h"
+
+static char folder[256];
+
+/* Two crews for each conversion, others for the next one. */
+static inline int32_t next_crew(void)
+{
+    static const int32_t crews[] = {2, 5, 3, 8};
+    static unsigned turn;
+    return crews[turn++ % 4];
+}
+enum { NCREWS = 2 };
+
+static inline const char *in_folder(const char *name)
+{
+    return path_in(folder, name);
+}
+
+struct task {
+    const char *in, *other, *out;
+    const char *out_of_one; /* of rank 1, if it is not that of all */
+    rsd_convert_options convert;
+    bool any_layout;
+    int32_t cancels; /* this rank, plus one */
+    double timeout;
+};
+
+struct chooser {
+    struct random random;
+};
+
+/* The same on all ranks, which begin with the same random. */
+static inline rsd_status choose_any(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+{
+    struct chooser *chooser = context;
+    struct random_tensor about = {.ndim = tensor->ndim};
+    char side[4096], text[4400];
+    size_t at =
+        (size_t)snprintf(about.text, sizeof about.text, "%s[", rsd_dtype_name(tensor->dtype));
+    for (int32_t d = 0; d < tensor->ndim; d++) {
+        about.shape[d] = tensor->shape[d];
+        at += (size_t)snprintf(about.text + at, sizeof about.text - at, "%s%lld", d ? "," : "",
+                               (long long)tensor->shape[d]);
+    }
+    snprintf(about.text + at, sizeof about.text - at, "]");
+    for (;;) {
+        rsd_check check = {.struct_nbytes = sizeof check};
+        random_side(&chooser->random, &about, NULL, side, sizeof side);
+        snprintf(text, sizeof text, "%s @ %s", about.text, side);
+        if (rsd_layout_parse(text, &choice->layout))
+            return RSD_EINVAL;
+        if (rsd_layout_check(choice->layout, &check) == RSD_OK && check.cover <= RSD_COVERS_EVENLY)
+            return RSD_OK;
+        rsd_layout_free(choice->layout);
+        choice->layout = NULL;
+    }
+}
+
+/* Rows over one axis of a mesh, copies over the other. */
+static inline rsd_status choose_copies(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+{
+    char text[300];
+    size_t at = (size_t)snprintf(text, sizeof text, "%s[", rsd_dtype_name(tensor->dtype));
+    (void)context;
+    for (int32_t d = 0; d < tensor->ndim; d++)
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%lld", d ? "," : "",
+                               (long long)tensor->shape[d]);
+    snprintf(text + at, sizeof text - at, "] @ 2x2 : R, %s", tensor->ndim ? "S(0)" : "R");
+    return rsd_layout_parse(text, &choice->layout);
+}
+
+static inline int on_progress(void *context, const rsd_progress *progress)
+{
+    const struct hand *hand = context;
+    const struct task *task = hand->task;
+    return progress->nbytes_done > progress->nbytes_total ||
+           task->cancels == hand->transport.rank + 1;
+}
+
+static inline rsd_status convert_as(const struct task *task, const rsd_transport *transport,
+                                    struct hand *hand)
+{
+    rsd_checkpoint *in;
+    struct chooser chooser = {{7}};
+    rsd_convert_options options = task->convert;
+    rsd_status status = rsd_checkpoint_open(task->in, NULL, &in);
+    if (status)
+        return status;
+    options.struct_nbytes = sizeof options;
+    options.transport = transport;
+    options.timeout = task->timeout;
+    if (task->any_layout) {
+        options.choose = choose_any;
+        options.choose_context = &chooser;
+    }
+    if (transport) {
+        options.on_progress = on_progress;
+        options.context = hand;
+    }
+    bool apart = transport && transport->rank == 1 && task->out_of_one;
+    status = rsd_convert(in, apart ? task->out_of_one : task->out, &options, &hand->report);
+    rsd_checkpoint_close(in);
+    return status;
+}
+
+static inline rsd_status convert_hand(struct hand *hand)
+{
+    return convert_as(hand->task, &hand->transport, hand);
+}
+
+static inline rsd_status convert_alone(const struct task *task, rsd_report *report)
+{
+    struct hand hand = {.task = task};
+    hand.report.struct_nbytes = sizeof hand.report;
+    rsd_status status = convert_as(task, NULL, &hand);
+    *report = hand.report;
+    return status;
+}
+
+static inline void check_all(const struct crew *crew, rsd_status status, const char *text)
+{
+    for (int32_t i = 0; i < crew->n; i++)
+        CHECK(crew->hands[i].status == status && strstr(crew->hands[i].message, text) &&
+                  strcmp(crew->hands[i].message, crew->hands[0].message) == 0,
+              "rank %d of %d: %s, %s; rank 0: %s", (int)i, (int)crew->n,
+              rsd_status_name(crew->hands[i].status), crew->hands[i].message,
+              crew->hands[0].message);
+}
+
+/* All ranks report the same: what one process does. */
+static inline void check_reports(const struct crew *crew, const rsd_report *alone)
+{
+    for (int32_t i = 0; i < crew->n; i++) {
+        const rsd_report *r = &crew->hands[i].report;
+        CHECK(memcmp(r, &crew->hands[0].report, sizeof *r) == 0, "rank %d reports otherwise",
+              (int)i);
+        CHECK(r->ntensors == alone->ntensors && r->nbytes_needed == alone->nbytes_needed,
+              "tensors %lld and %lld, needed %lld and %lld", (long long)r->ntensors,
+              (long long)alone->ntensors, (long long)r->nbytes_needed,
+              (long long)alone->nbytes_needed);
+        CHECK(r->nbytes_read == alone->nbytes_read &&
+                  r->nbytes_unchecked == alone->nbytes_unchecked,
+              "read %lld and %lld, unchecked %lld and %lld", (long long)r->nbytes_read,
+              (long long)alone->nbytes_read, (long long)r->nbytes_unchecked,
+              (long long)alone->nbytes_unchecked);
+        CHECK(r->nbytes_written == alone->nbytes_written &&
+                  r->nfiles_written == alone->nfiles_written && r->nleft_out == alone->nleft_out,
+              "written %lld and %lld in %lld and %lld files", (long long)r->nbytes_written,
+              (long long)alone->nbytes_written, (long long)r->nfiles_written,
+              (long long)alone->nfiles_written);
+    }
+}
+
+static inline bool same_outputs(const char *a, const char *b)
+{
+    return count_entries(a) >= 0 ? same_folders(a, b) : same_files(a, b);
+}
+
+/* Converts with every crew, and compares with what a process alone makes. */
+static inline void convert_and_compare(struct task task, const char *label)
+{
+    struct crew crew;
+    rsd_report alone;
+    char one[300], many[300];
+    bool file = strstr(label, "one file") != NULL;
+    snprintf(one, sizeof one, "%s/alone%s", folder, file ? ".safetensors" : "");
+    snprintf(many, sizeof many, "%s/many%s", folder, file ? ".safetensors" : "");
+    task.out = one;
+    if (!OK(convert_alone(&task, &alone)))
+        return;
+    task.out = many;
+    for (int i = 0; i < NCREWS; i++) {
+        int32_t n = next_crew();
+        crew_run(&crew, n, convert_hand, &task, 0);
+        check_all(&crew, RSD_OK, "");
+        check_reports(&crew, &alone);
+        CHECK(same_outputs(one, many), "%s by %d ranks", label, (int)n);
+        folder_remove(many);
+    }
+    folder_remove(one);
+}
+
+#endif
