@@ -412,6 +412,12 @@ rsd_status convert_prepare(struct converting *c, bool one_file)
     return draft_place(&c->draft);
 }
 
+static void drop_step(struct joint_step *step)
+{
+    said_drop(&step->own);
+    said_drop(&step->heard);
+}
+
 void convert_drop(struct converting *c)
 {
     for (size_t i = 0; i < c->nchosen; i++)
@@ -426,9 +432,7 @@ void convert_drop(struct converting *c)
     mem_free(c->first_job);
     mem_free(c->split);
     seen_close(&c->seen);
-    struct joint_step *steps[] = {&c->open, &c->haul, &c->finish};
-    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
-        said_drop(&steps[i]->own);
-        said_drop(&steps[i]->heard);
-    }
+    drop_step(&c->open);
+    drop_step(&c->haul);
+    drop_step(&c->finish);
 }
