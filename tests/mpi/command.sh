@@ -95,5 +95,17 @@ else
     sed 's/^/# /' "$work/err"
     failed=1
 fi
+# In a program: save and load.
+if [ -n "${MPI_TESTS:-}" ]; then
+    n=$((n + 1))
+    mkdir "$work/files"
+    if ASAN_OPTIONS=detect_leaks=0 mpirun -np 3 "$MPI_TESTS/test_mpi_files" "$work/files" > "$work/out" 2>&1; then
+        echo "ok $n - ranks save together and load in another layout"
+    else
+        echo "not ok $n - ranks save together and load in another layout"
+        sed 's/^/# /' "$work/out"
+        failed=1
+    fi
+fi
 echo "1..$n"
 exit $failed
