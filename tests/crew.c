@@ -1,7 +1,6 @@
 /* crew.c - see crew.h. */
 #include "crew.h"
 #include "folder.h"
-#include "mailbox.h"
 
 #include <dirent.h>
 #include <pthread.h>
@@ -26,11 +25,16 @@ static void *run(void *context)
 
 void crew_run(struct crew *crew, int32_t n, hand_work *work, const void *task, unsigned absent)
 {
-    struct mailbox *box = mailbox_new(n);
+    rsd_team *team = NULL;
     struct started started[MOST_CREW];
     *crew = (struct crew){.n = n};
+    if (rsd_team_new(n, NULL, &team))
+        abort();
     for (int32_t i = 0; i < n; i++) {
-        crew->hands[i] = (struct hand){.transport = mailbox_transport(box, i), .task = task};
+        crew->hands[i] =
+            (struct hand){.transport.struct_nbytes = sizeof(rsd_transport), .task = task};
+        if (rsd_team_transport(team, i, &crew->hands[i].transport))
+            abort();
         crew->hands[i].report.struct_nbytes = sizeof(rsd_report);
         started[i] = (struct started){.hand = &crew->hands[i], .work = work};
         if (!(absent >> i & 1))
@@ -39,7 +43,7 @@ void crew_run(struct crew *crew, int32_t n, hand_work *work, const void *task, u
     for (int32_t i = 0; i < n; i++)
         if (!(absent >> i & 1))
             pthread_join(started[i].thread, NULL);
-    mailbox_free(box);
+    rsd_team_free(team);
 }
 
 void crew_free(struct crew *crew)

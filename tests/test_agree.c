@@ -1,6 +1,5 @@
 /* test_agree.c - ranks that take steps together, as threads: all end with one status, one failure stops
  * everyone, who is slow is waited for, and who is gone is named. */
-#include "mailbox.h"
 #include "move.h"
 #include "tap.h"
 
@@ -97,14 +96,16 @@ static void *run(void *context)
 
 static void run_all(struct member *members, int32_t n)
 {
-    struct mailbox *box = mailbox_new(n);
+    rsd_team *team = NULL;
+    OK(rsd_team_new(n, NULL, &team));
     for (int32_t i = 0; i < n; i++) {
-        members[i].transport = mailbox_transport(box, i);
+        members[i].transport.struct_nbytes = sizeof(rsd_transport);
+        OK(rsd_team_transport(team, i, &members[i].transport));
         pthread_create(&members[i].thread, NULL, run, &members[i]);
     }
     for (int32_t i = 0; i < n; i++)
         pthread_join(members[i].thread, NULL);
-    mailbox_free(box);
+    rsd_team_free(team);
 }
 
 static void words_come_through(void)

@@ -32,7 +32,7 @@ static inline void best_of_ranks(int rounds, int n, ranks_work *const *works, vo
 /* This rank's array of a layout of mesh and placements. */
 static inline rsd_array own_array(const rsd_layout *layout)
 {
-    rsd_array array;
+    rsd_array array = {0};
     int64_t first, n;
     rsd_layout_arrays_of(layout, rank, &first, &n);
     must(n == 1 ? rsd_layout_array(layout, first, &array) : RSD_EINVAL);

@@ -529,10 +529,11 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
     rsd_status status =
         take_options("rsd_exchange_options", given_options, &options, sizeof options);
     struct exchange *x = mem_new(1, sizeof *x);
-    if (!x && !status)
-        status = RSD_ENOMEM;
-    if (x)
-        x->transport = transport;
+    if (!x) {
+        meet_to_bind(NULL, RSD_ENOMEM, &transport, nplans, plans, 0, false);
+        return RSD_ENOMEM;
+    }
+    x->transport = transport;
     if (!status)
         status = prepare(x, nplans, plans, &options);
     status = meet_to_bind(x, status, &transport, nplans, plans, options.node,
@@ -545,7 +546,7 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
         status = meet_again(&transport, make_lanes(x), 0, NULL);
     if (!status) {
         *exec = &x->exec;
-    } else if (x) {
+    } else {
         x->transport.release = NULL; /* the transport stays the caller's */
         exchange_free(&x->exec);
     }

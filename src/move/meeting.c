@@ -293,6 +293,14 @@ static void listen_to(struct exchange *x, int32_t rank)
                                  &r->recvs[rank]) == RSD_OK;
 }
 
+static void rollcall_free(struct rollcall *r)
+{
+    mem_free(r->heard);
+    mem_free(r->sends);
+    mem_free(r->sending);
+    mem_free(r);
+}
+
 /* Without memory for it nobody is called: the time-out then names whom we wait for. */
 void rollcall_start(struct exchange *x)
 {
@@ -301,7 +309,6 @@ void rollcall_start(struct exchange *x)
     if (x->rollcall || all_are_near(x) || n == 1)
         return;
     struct rollcall *r = mem_new(1, sizeof *r);
-    x->rollcall = r;
     if (!r)
         return;
     r->own = x->run;
@@ -309,9 +316,10 @@ void rollcall_start(struct exchange *x)
     r->sends = mem_new(2 * n, sizeof *r->sends);
     r->sending = mem_new(3 * n, sizeof *r->sending);
     if (!r->heard || !r->sends || !r->sending) {
-        rollcall_drop(x);
+        rollcall_free(r);
         return;
     }
+    x->rollcall = r;
     r->recvs = r->sends + n;
     r->receiving = r->sending + n;
     r->present = r->receiving + n;
@@ -347,7 +355,7 @@ void rollcall_drop(struct exchange *x)
     const rsd_transport *t = &x->transport;
     struct rollcall *r = x->rollcall;
     bool sent = true;
-    for (int32_t i = 0; r && r->present && i < t->nranks; i++) {
+    for (int32_t i = 0; r && i < t->nranks; i++) {
         if (r->receiving[i])
             t->cancel(t->context, r->recvs[i]);
         if (r->sending[i])
@@ -355,14 +363,8 @@ void rollcall_drop(struct exchange *x)
         sent = sent && !r->sending[i] && !r->receiving[i];
     }
     x->rollcall = NULL;
-    if (!r)
-        return;
-    mem_free(r->sends);
-    mem_free(r->sending);
-    if (!sent)
-        return; /* a transport may still read and write the rest */
-    mem_free(r->heard);
-    mem_free(r);
+    if (r && sent) /* else a transport may still read and write there */
+        rollcall_free(r);
 }
 
 /* A tensor that is exchanged with a rank, for messages. */

@@ -249,14 +249,14 @@ static rsd_status share(struct exchange *x, struct offer *offers, int64_t nplans
             own.arena = segment_name(arena_segment(arena));
     }
     TRY(t->allgather(t->context, &own, sizeof own, offers));
-    if (!somebody_failed(x, offers)) {
+    if (x->near && !somebody_failed(x, offers)) {
         status = open_all(x, offers, nplans, plans);
         if (!status)
             status = exchange_compile_near(x, nplans, plans);
         report(&own, status);
     }
     TRY(t->allgather(t->context, &own, sizeof own, offers));
-    if (somebody_failed(x, offers))
+    if (!x->near || somebody_failed(x, offers))
         neighbours_drop(x);
     else
         snprintf(x->note, sizeof x->note, "%d of %d ranks through shared memory",

@@ -1,18 +1,20 @@
 /* link.c - MPI as a transport: messages, and the first meeting.
  *
  * All transports of a communicator share one hidden duplicate of it, kept as its attribute: communicators
- * are few in some MPIs, and making one is dear. Each transport has 64 tags of its own in the duplicate.
+ * are few in some MPIs, and making one is dear. Each transport has 64 tags of its own in the duplicate, and one
+ * for its gathers.
  *
  * Nothing here waits without looking at the clock: a rank that does not come is named.
  */
 #include "reshard_mpi.h"
 
 #include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NTAGS = 64, FLAT_GATHER_MOST = 256 };
+enum { GATHER_TAG = 64, NTAGS, FLAT_GATHER_MOST = 256 };
 static const double patience = 300; /* seconds, unless options say otherwise */
 
 /* A message on its way; free ones are a list. */
@@ -183,7 +185,7 @@ static rsd_status wait_for_all(int n, MPI_Request *receives, double timeout)
 static rsd_status gather_flat(struct link *link, const void *own, size_t nbytes, char *all,
                               MPI_Request *requests)
 {
-    int n = link->nranks, tag = link->first_tag + NTAGS - 1;
+    int n = link->nranks, tag = link->first_tag + GATHER_TAG;
     MPI_Request *receives = requests, *sends = requests + n;
     memcpy(all + (size_t)link->rank * nbytes, own, nbytes);
     for (int i = 0; i < n; i++) {
@@ -289,6 +291,8 @@ static rsd_status next_tags(MPI_Comm duplicate, int *first)
 static void link_drop(void *context)
 {
     struct link *link = context;
+    if (!link)
+        return;
     for (struct block *block = link->blocks, *next; block; block = next) {
         next = block->next;
         free(block);
@@ -296,11 +300,10 @@ static void link_drop(void *context)
     free(link);
 }
 
-rsd_status rsd_mpi_transport(MPI_Comm comm, rsd_transport *transport)
+static rsd_status link_new(MPI_Comm comm, struct link **out)
 {
-    int initialised = 0, finalised = 0;
+    int initialised = 0, finalised = 0, first_tag = 0;
     MPI_Comm duplicate = MPI_COMM_NULL;
-    int first_tag = 0;
     MPI_Initialized(&initialised);
     MPI_Finalized(&finalised);
     if (!initialised || finalised)
@@ -315,15 +318,37 @@ rsd_status rsd_mpi_transport(MPI_Comm comm, rsd_transport *transport)
     link->first_tag = first_tag;
     MPI_Comm_rank(link->comm, &link->rank);
     MPI_Comm_size(link->comm, &link->nranks);
-    *transport = (rsd_transport){.struct_nbytes = sizeof *transport,
-                                 .context = link,
-                                 .rank = link->rank,
-                                 .nranks = link->nranks,
-                                 .send = link_send,
-                                 .recv = link_recv,
-                                 .test = link_test,
-                                 .cancel = link_cancel,
-                                 .allgather = link_allgather};
+    *out = link;
+    return RSD_OK;
+}
+
+static rsd_transport table_of(struct link *link)
+{
+    return (rsd_transport){.struct_nbytes = sizeof(rsd_transport),
+                           .context = link,
+                           .rank = link->rank,
+                           .nranks = link->nranks,
+                           .send = link_send,
+                           .recv = link_recv,
+                           .test = link_test,
+                           .cancel = link_cancel,
+                           .allgather = link_allgather};
+}
+
+rsd_status rsd_mpi_transport(MPI_Comm comm, rsd_transport *transport)
+{
+    struct link *link = NULL;
+    rsd_status status = link_new(comm, &link);
+    if (status || !link)
+        return status;
+    rsd_transport table = table_of(link);
+    size_t nbytes = transport->struct_nbytes;
+    if (nbytes < offsetof(rsd_transport, release)) {
+        link_drop(link);
+        return rsd_fail(RSD_EINVAL, "rsd_transport.struct_nbytes should be sizeof(rsd_transport)");
+    }
+    memcpy(transport, &table, nbytes < sizeof table ? nbytes : sizeof table);
+    transport->struct_nbytes = nbytes;
     return RSD_OK;
 }
 
@@ -346,14 +371,17 @@ rsd_status rsd_bind_mpi_many(int64_t nplans, const rsd_plan *const *plans,
                              const rsd_bind_options *bind, MPI_Comm comm,
                              const rsd_exchange_options *options, rsd_exec **exec)
 {
-    rsd_transport transport = {0};
-    TRY(rsd_mpi_transport(comm, &transport));
+    struct link *link = NULL;
+    rsd_status status = link_new(comm, &link);
+    if (status || !link)
+        return status;
+    if (options && options->struct_nbytes >= sizeof *options && options->timeout > 0)
+        link->timeout = options->timeout;
+    rsd_transport transport = table_of(link);
     transport.release = link_drop;
-    if (options && options->struct_nbytes >= 3 * sizeof(size_t) && options->timeout > 0)
-        ((struct link *)transport.context)->timeout = options->timeout;
-    rsd_status status = rsd_bind_transport(nplans, plans, bind, &transport, options, exec);
+    status = rsd_bind_transport(nplans, plans, bind, &transport, options, exec);
     if (status)
-        link_drop(transport.context);
+        link_drop(link);
     return status;
 }
 

@@ -104,7 +104,7 @@ static void move(const char *problem, bool in_arena)
 
 int main(int argc, char **argv)
 {
-    rsd_transport transport;
+    rsd_transport transport = {.struct_nbytes = sizeof transport};
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &nranks);

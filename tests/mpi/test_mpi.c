@@ -226,7 +226,7 @@ static void several_execs(void)
               !rsd_plan_inverse(there, &back),
           "%s", rsd_error());
     rsd_exchange_options options = {.struct_nbytes = sizeof options, .node = -1, .timeout = 60};
-    rsd_transport transport;
+    rsd_transport transport = {.struct_nbytes = sizeof transport};
     HOLDS(!rsd_mpi_transport_f((int32_t)MPI_Comm_c2f(MPI_COMM_WORLD), &transport), "%s",
           rsd_error());
     HOLDS(!rsd_bind_mpi(there, MPI_COMM_WORLD, &options, &exec[0]) &&

@@ -196,7 +196,7 @@ static void killed(void)
 static void absent_at_bind(void)
 {
     rsd_exec *exec = NULL;
-    rsd_transport transport;
+    rsd_transport transport = {.struct_nbytes = sizeof transport};
     make_plans("f32", "S0");
     rsd_status status = rsd_mpi_transport(MPI_COMM_WORLD, &transport);
     expect(status == RSD_OK, "a transport", status);

@@ -5,7 +5,7 @@
 
 int main(int argc, char **argv)
 {
-    struct rank rank = {.rank = 0};
+    struct rank rank = {.transport.struct_nbytes = sizeof rank.transport};
     MPI_Init(&argc, &argv);
     OK(rsd_mpi_transport(MPI_COMM_WORLD, &rank.transport));
     rank.rank = rank.transport.rank;
