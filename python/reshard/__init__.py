@@ -1,0 +1,15 @@
+"""reshard: moves any sharded tensor from any layout to any other, in memory and through checkpoints.
+
+    A layout says where every element lives.
+    A plan is where two layouts meet.
+    Everything else carries a plan out.
+"""
+from ._c import lib as _lib
+from .errors import (CancelledError, Error, ExistsError, FileError, FormatError, InvalidError, LimitError,
+                     MismatchError, MissingError, MissingFileError, OutOfMemoryError, PeerError,
+                     TimedOutError, UnsupportedError)
+from .layout import (Array, Balanced, Box, Check, Cyclic, Held, Layout, Mesh, Partial, Placement, Replicate,
+                     Segmented, Shard, Strided, problem)
+from .plan import Piece, Plan, Reduction
+
+__version__ = _lib.rsd_version().decode()

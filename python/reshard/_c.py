@@ -1,0 +1,207 @@
+"""The C library as it is: every function, struct and constant of its headers.
+
+    _c.lib.rsd_layout_parse(b"f32[8,8] @ 4:S0", C.byref(handle))     raises what the status says
+    _c.LoadOptions(allow_cast=1)                                     a struct rsd_load_options
+    _c.FORMAT_DCP                                                    a constant RSD_FORMAT_DCP
+    _c.OnProgress(function)                                          a callback rsd_on_progress
+
+Calls release the interpreter's lock. The library is that of RESHARD_LIB, else the one installed with the
+package, else the one that make built in the tree this file is in.
+"""
+from __future__ import annotations
+
+import ctypes as C
+import glob
+import os
+from typing import Any, Callable, List, Optional, Sequence, Union
+
+from . import errors
+from ._header import Header, Struct
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_TREE = os.path.dirname(os.path.dirname(_HERE))
+
+I32, I64, TEXT, PTR = C.c_int32, C.c_int64, C.c_char_p, C.c_void_p
+
+
+def _header_paths() -> List[str]:
+    """The headers that came with the package, else those of the tree; not those that need MPI's."""
+    for folder in (os.path.join(_HERE, "include"), os.path.join(_TREE, "include")):
+        paths = sorted(glob.glob(os.path.join(folder, "*.h")))
+        if paths:
+            return [path for path in paths if "mpi" not in os.path.basename(path)]
+    raise ImportError(f"reshard: no headers in {_HERE}/include nor in {_TREE}/include")
+
+
+def library_path(name: str = "libreshard", variable: str = "RESHARD_LIB") -> str:
+    """Where the shared library is."""
+    tried = [os.path.join(_HERE, name + ".so"), os.path.join(_TREE, "build", name + ".so")]
+    if os.environ.get(variable):
+        return os.environ[variable]
+    for path in tried:
+        if os.path.exists(path):
+            return path
+    raise ImportError(f"reshard: no library at {' nor at '.join(tried)}: install the package, "
+                      f"run make, or say where it is in {variable}")
+
+
+class Library:
+    """The functions of the library by name. One that returns a status raises it."""
+
+    def __init__(self, path: str, header: Header) -> None:
+        self._header, self._path = header, path
+        self._dll = C.CDLL(path)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._header.functions:
+            raise AttributeError(f"the library has no function {name}")
+        about = self._header.functions[name]
+        try:
+            function = self._dll[name]
+        except AttributeError:
+            raise AttributeError(f"{self._path} has no function {name}: it is older than the header") from None
+        function.restype, function.argtypes = about.answer, about.takes
+        if about.fails:
+            function.errcheck = _raise_status
+        setattr(self, name, function)  # the next time it is found without this
+        return function
+
+
+def _raise_status(status: int, function: Any, _: Any) -> int:
+    if status:
+        raise errors.made(status, lib.rsd_error().decode(errors="replace"))
+    return status
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
+header_paths = _header_paths()
+header = Header(map(_read, header_paths))
+lib = Library(library_path(), header)
+if lib.rsd_version().decode() != header.version:
+    raise ImportError(f"reshard: {library_path()} is version {lib.rsd_version().decode()}, "
+                      f"the package {header.version}")
+
+
+def _python_name(name: str) -> str:
+    return "".join(part.title() for part in name.split("_")[1:])
+
+
+globals().update(header.constants)
+globals().update({_python_name(name): kind for name, kind in header.structs.items()})
+globals().update({_python_name(name): kind for name, kind in header.callbacks.items()})
+
+
+def taken(pointer: C.c_void_p) -> Optional[str]:
+    """Text that the library returned through a pointer, given back to it."""
+    if not pointer.value:
+        return None
+    text = C.cast(pointer, TEXT).value.decode()
+    lib.rsd_free(pointer)
+    return text
+
+
+def ints(numbers: Sequence[int], kind: Any = I64) -> Any:
+    """An array of numbers; not empty, so that it always has an address."""
+    return (kind * max(1, len(numbers)))(*numbers)
+
+
+def pointers(addresses: Sequence[Optional[int]]) -> Any:
+    """An array of addresses."""
+    return (PTR * max(1, len(addresses)))(*addresses)
+
+
+def packed(kind: Any, structs: Sequence[Struct]) -> Any:
+    """Structs one after the other, as the library takes them. What they point to is kept alive."""
+    block = (kind * max(1, len(structs)))()
+    for i, struct in enumerate(structs):
+        block[i] = struct
+    block.kept = list(structs)
+    return block
+
+
+def path_bytes(path: Union[str, bytes, "os.PathLike[str]"]) -> bytes:
+    """A path as the library takes it."""
+    return os.fsencode(path)
+
+
+class Kept:
+    """Callbacks from C, whose exceptions cannot pass through it: the first is kept, the call is made to
+    fail, and raised again when the call is back.
+
+        kept = Kept()
+        told = kept.callback(_c.OnFinding, lambda context, text: found.append(text))
+        with kept:
+            _c.lib.rsd_verify(..., told, ...)
+    """
+
+    def __init__(self) -> None:
+        self.error: Optional[BaseException] = None
+        self._callbacks: List[Any] = []
+
+    def callback(self, kind: Any, function: Callable[..., Any], failed: Any = None) -> Any:
+        """`function` as a callback. It returns None or the number that C gets; an exception gives `failed`,
+        by default ECANCELLED."""
+        answer = globals()["ECANCELLED"] if failed is None else failed
+
+        def called(*args: Any) -> Any:
+            try:
+                return function(*args) or 0
+            except BaseException as error:  # KeyboardInterrupt too
+                if self.error is None:
+                    self.error = error
+                return answer
+
+        made = kind(called)
+        self._callbacks.append(made)
+        return made
+
+    def __enter__(self) -> "Kept":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self.error is not None:
+            kept, self.error = self.error, None
+            if error is not None and kept is not error:
+                kept.__context__ = None  # the status is only its echo
+            raise kept
+
+
+class Handle:
+    """Something of the library's that is given back when nobody needs it any more."""
+
+    _free = ""  # the function that gives it back
+    _handle: Optional[int] = None
+
+    @classmethod
+    def _of(cls, handle: Any) -> Any:
+        """Takes over a handle."""
+        made = cls.__new__(cls)
+        made._handle = handle.value if isinstance(handle, C.c_void_p) else handle
+        return made
+
+    @property
+    def handle(self) -> int:
+        """The address, for functions of `_c.lib`."""
+        if self._handle is None:
+            raise ValueError(f"this {type(self).__name__} is closed")
+        return self._handle
+
+    def _close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            getattr(lib, self._free)(handle)
+
+    def __del__(self, lib: Any = lib) -> None:
+        if getattr(self, "_handle", None) is not None:
+            handle, self._handle = self._handle, None
+            getattr(lib, self._free)(handle)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Any:
+        return self

@@ -1,0 +1,148 @@
+"""Reads the public headers of the library: its constants, structs, callbacks and functions, as ctypes.
+
+The headers are the one description of the library, so nothing here can say something else:
+
+    enum { RSD_MAX_DIMS = 16 }           constants["MAX_DIMS"]
+    struct rsd_load_options              structs["rsd_load_options"], a Struct
+    typedef int rsd_on_progress(...)     callbacks["rsd_on_progress"], a CFUNCTYPE
+    rsd_status rsd_load(...)             functions["rsd_load"], a Function
+
+What a pointer becomes: text that is read is c_char_p; structs, numbers and lists of addresses are POINTER;
+what has no fields here (layouts, plans, bytes) and text that is given back by rsd_free is c_void_p.
+"""
+from __future__ import annotations
+
+import ctypes as C
+import re
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+_PLAIN: Dict[str, Any] = {
+    "void": None, "char": C.c_char, "int": C.c_int, "double": C.c_double, "size_t": C.c_size_t,
+    "int8_t": C.c_int8, "int16_t": C.c_int16, "int32_t": C.c_int32, "int64_t": C.c_int64,
+    "uint8_t": C.c_uint8, "uint16_t": C.c_uint16, "uint32_t": C.c_uint32, "uint64_t": C.c_uint64}
+
+# A callback in a struct, a callback type, a struct, an enum and a function.
+_MEMBER = re.compile(r"(\w+) (\*?)\(\*(\w+)\)\((.*)\)$", re.S)
+_CALLBACK = re.compile(r"typedef (\w+) (\*?)(rsd_\w+)\(([^;]*)\);")
+_STRUCT = re.compile(r"typedef struct (\w+)\s*\{(.*?)\}\s*\1;", re.S)
+_ENUM = re.compile(r"(typedef )?enum (\w*)\s*\{(.*?)\}\s*\w*;", re.S)
+_FUNCTION = re.compile(r"((?:const )?\w+[ *]+)(rsd_\w+)\(([^;]*)\);")
+_DECLARED = re.compile(r"((?:const )?\w+)\s*([* ]*(?:const\b[* ]*)*)(\w*)\s*(?:\[(\w*)\])?$")
+
+
+class Struct(C.Structure):
+    """A struct of the library. One that may grow says its own size, and what is not given is 0."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        if self._fields_[0][0] == "struct_nbytes" and not args:
+            self.struct_nbytes = C.sizeof(self)
+
+    def as_dict(self) -> Dict[str, Any]:
+        """The fields by name, without the one that says the size."""
+        return {name: getattr(self, name) for name, _ in self._fields_ if name != "struct_nbytes"}
+
+
+class Function(NamedTuple):
+    """What a function answers and takes. `fails` is true of those that return a status."""
+
+    answer: Any
+    takes: List[Any]
+    fails: bool
+
+
+class Header:
+    """All that the headers declare."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.constants: Dict[str, int] = {}
+        self.structs: Dict[str, type] = {}
+        self.callbacks: Dict[str, Any] = {}
+        self.functions: Dict[str, Function] = {}
+        self._types = dict(_PLAIN)
+        text = re.sub(r"/\*.*?\*/", " ", "\n".join(texts), flags=re.S)
+        defined = re.search(r'#define RSD_VERSION\s+"(.*?)"', text)
+        self.version = defined.group(1) if defined else ""
+        text = re.sub(r"^#.*$|extern \"C\" \{", "", text, flags=re.M)
+        self._read(text)
+
+    def _read(self, text: str) -> None:
+        for _, name, body in _ENUM.findall(text):
+            for word, number in re.findall(r"RSD_(\w+)\s*=\s*(-?\d+)", body):
+                self.constants[word] = int(number)
+            self._types[name] = C.c_int
+        # Structs and callbacks name each other, always what came before.
+        pieces = [(found.start(), found) for kind in (_STRUCT, _CALLBACK) for found in kind.finditer(text)]
+        for _, found in sorted(pieces, key=lambda piece: piece[0]):
+            if found.re is _STRUCT:
+                self._read_struct(found.group(1), found.group(2))
+            else:
+                answer, stars, name, takes = found.groups()
+                self.callbacks[name] = self._types[name] = self._callback(answer, stars, takes)
+        rest = _CALLBACK.sub("", _ENUM.sub("", _STRUCT.sub("", text)))
+        for answer, name, takes in _FUNCTION.findall(rest):
+            kind, stars = self._split(answer)[:2]
+            self.functions[name] = Function(self._made(kind, stars), self._taken(takes), kind == "rsd_status")
+
+    def _read_struct(self, name: str, body: str) -> None:
+        fields: List[Tuple[str, Any]] = []
+        for line in filter(None, map(str.strip, body.split(";"))):
+            member = _MEMBER.match(line)
+            if member:
+                answer, stars, word, takes = member.groups()
+                fields.append((word, self._callback(answer, stars, takes)))
+                continue
+            first, *others = line.split(",")
+            kind, stars, word, length = self._split(first)
+            fields.append((word, self._field(kind, stars, length)))
+            for other in others:
+                _, stars, word, length = self._split(kind + " " + other.strip())
+                fields.append((word, self._field(kind, stars, length)))
+        self.structs[name] = self._types[name] = type(name, (Struct,), {"_fields_": fields})
+
+    def _field(self, kind: str, stars: str, length: Optional[str]) -> Any:
+        made = self._made(kind, stars)
+        if not length:
+            return made
+        return made * (int(length) if length.isdigit() else self.constants[length[len("RSD_"):]])
+
+    def _callback(self, answer: str, stars: str, takes: str) -> Any:
+        return C.CFUNCTYPE(self._made(answer, stars), *self._taken(takes))
+
+    def _taken(self, takes: str) -> List[Any]:
+        made = []
+        for one in re.split(r",\s*", takes.strip()):
+            if one == "void":
+                continue
+            if "(*" in one:  # a list of arrays
+                made.append(C.c_void_p)
+                continue
+            kind, stars, _, length = self._split(one)
+            made.append(self._made(kind, stars + ("*" if length is not None else "")))
+        return made
+
+    @staticmethod
+    def _split(declared: str) -> Tuple[str, str, str, Optional[str]]:
+        """("const char", "*", "name", "16") of `const char *name[16]`."""
+        found = _DECLARED.match(declared.strip())
+        if not found:
+            raise ValueError(f"cannot read the declaration {declared.strip()!r}")
+        kind, stars, word, length = found.groups()
+        return kind, re.sub(r"[^*]", "", stars), word, length
+
+    def _made(self, kind: str, stars: str) -> Any:
+        const, kind = kind.startswith("const "), kind.replace("const ", "")
+        known = self._types.get(kind)
+        if kind in self.callbacks:
+            return known
+        if not stars:
+            if kind not in self._types:
+                raise ValueError(f"the header does not say what {kind} is")
+            return known
+        if kind == "char":  # text that is given back is an address, so that it can be
+            made = C.c_char_p if const else C.c_void_p
+        else:
+            made = C.POINTER(known) if known is not None else C.c_void_p
+        for _ in stars[1:]:
+            made = C.POINTER(made)
+        return made

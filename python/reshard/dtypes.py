@@ -1,0 +1,99 @@
+"""Dtypes by the names of the notation, and what NumPy, torch and buffers call them."""
+from __future__ import annotations
+
+import ctypes as C
+import sys
+from typing import Any, Dict, NamedTuple, Optional
+
+from . import _c
+from .errors import InvalidError, UnsupportedError
+
+
+class Dtype(NamedTuple):
+    """A dtype: `name` in the notation, `number` in the library, bytes of an element, what torch calls it,
+    NumPy's name (None: NumPy has none of its own), and a format of the struct module (of the bits, if there
+    is none)."""
+
+    name: str
+    number: int
+    nbytes: int
+    torch: str
+    numpy: Optional[str]
+    format: str
+
+
+_TABLE = [
+    ("f64", "float64", "float64", "d"), ("f32", "float32", "float32", "f"), ("f16", "float16", "float16", "e"),
+    ("bf16", "bfloat16", None, "H"), ("f8e4m3", "float8_e4m3fn", None, "B"),
+    ("f8e5m2", "float8_e5m2", None, "B"), ("i64", "int64", "int64", "q"), ("i32", "int32", "int32", "i"),
+    ("i16", "int16", "int16", "h"), ("i8", "int8", "int8", "b"), ("u64", "uint64", "uint64", "Q"),
+    ("u32", "uint32", "uint32", "I"), ("u16", "uint16", "uint16", "H"), ("u8", "uint8", "uint8", "B"),
+    ("bool", "bool", "bool", "?"), ("c64", "complex64", "complex64", "Zf"),
+    ("c128", "complex128", "complex128", "Zd"), ("f8e4m3fnuz", "float8_e4m3fnuz", None, "B"),
+    ("f8e5m2fnuz", "float8_e5m2fnuz", None, "B"), ("f8e8m0", "float8_e8m0fnu", None, "B"),
+    ("f4x2", "float4_e2m1fn_x2", None, "B"), ("c32", "complex32", None, "I")]
+
+
+def _made(name: str, torch: str, numpy: Optional[str], letter: str) -> Dtype:
+    number = C.c_int()
+    _c.lib.rsd_dtype_parse(name.encode(), C.byref(number))
+    return Dtype(name, number.value, _c.lib.rsd_dtype_nbytes(number.value), torch, numpy, letter)
+
+
+DTYPES: Dict[str, Dtype] = {row[0]: _made(*row) for row in _TABLE}
+_BY_NUMBER = {one.number: one for one in DTYPES.values()}
+_BY_WORD = {word: one for one in DTYPES.values() for word in (one.name, one.torch)}
+
+
+def by_number(number: int) -> Dtype:
+    """The dtype of a number of the library's."""
+    return _BY_NUMBER[number]
+
+
+def dtype(what: Any) -> Dtype:
+    """The dtype that is meant: a name of the notation or of torch, a torch.dtype, what NumPy takes for one."""
+    if isinstance(what, Dtype):
+        return what
+    if isinstance(what, int) and what in _BY_NUMBER:
+        return _BY_NUMBER[what]
+    word = what if isinstance(what, str) else str(what)
+    word = word[len("torch."):] if word.startswith("torch.") else word
+    if word in _BY_WORD:
+        return _BY_WORD[word]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        try:
+            made = numpy.dtype(what)
+        except TypeError:
+            pass
+        else:
+            if made.isnative and made.name in _BY_WORD:
+                return _BY_WORD[made.name]
+            raise UnsupportedError(f"no dtype for NumPy's {made.name}"
+                                   + ("" if made.isnative else ", which is of the other byte order"))
+    raise InvalidError(f"no dtype is called {word!r}: there are {' '.join(DTYPES)}")
+
+
+def numpy_dtype(one: Dtype, raw: bool = False) -> Any:
+    """NumPy's dtype: its own, ml_dtypes' where it has none and that is installed, or with `raw` the
+    unsigned integer of the same bits."""
+    import numpy
+    if one.numpy is not None:
+        return numpy.dtype(one.numpy)
+    if raw:
+        return numpy.dtype(f"uint{8 * one.nbytes}")
+    try:
+        import ml_dtypes
+        return numpy.dtype(getattr(ml_dtypes, one.torch))
+    except (ImportError, AttributeError):
+        raise UnsupportedError(f'NumPy has no dtype for {one.name}: ask for another one (dtype="f32"), for '
+                               f'like="torch", or for the bits as integers with like="raw"') from None
+
+
+def torch_dtype(one: Dtype) -> Any:
+    """torch's dtype."""
+    import torch
+    made = getattr(torch, one.torch, None)
+    if made is None:
+        raise UnsupportedError(f"this torch has no {one.torch}")
+    return made

@@ -1,0 +1,420 @@
+"""Layouts: where every element of a tensor lives.
+
+    Layout("f32[4096,4096] @ dp=2,tp=4 : S(0),S(1)")                      in the notation
+    Layout.on("f32", (4096, 4096), Mesh("dp=2,tp=4"), [Shard(0), Shard(1)])
+    Layout.from_boxes("f32", (16, 1), [Box(0, (0, 0), (4, 1)), ...])      explicit boxes
+
+Layouts never change, and threads may share them.
+"""
+from __future__ import annotations
+
+import ctypes as C
+from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from . import _c, dtypes
+from ._c import I32, I64, PTR
+from .errors import InvalidError
+
+
+class Mesh(_c.Handle):
+    """A grid of ranks with one placement per axis: Mesh("dp=2,tp=4"), Mesh("2x2 ranks=4-7")."""
+
+    _free = "rsd_mesh_free"
+
+    def __init__(self, text: str) -> None:
+        handle = PTR()
+        _c.lib.rsd_mesh_parse(text.encode(), C.byref(handle))
+        self._handle = handle.value
+
+    @classmethod
+    def of(cls, counts: Sequence[int], names: Optional[Sequence[Optional[str]]] = None,
+           ranks: Optional[Sequence[int]] = None) -> "Mesh":
+        """`counts[a]` ranks along axis a, the last axis running fastest; `ranks` lists the rank at each
+        position, row-major, or is None for 0, 1, 2, ..."""
+        handle = PTR()
+        total = 1
+        for count in counts:
+            total *= count
+        if ranks is not None and len(ranks) != total:
+            raise InvalidError(f"{len(ranks)} ranks for a mesh of {total}")
+        if names is not None and len(names) != len(counts):
+            raise InvalidError(f"{len(names)} names for a mesh of {len(counts)} axes")
+        words = None if names is None else (_c.TEXT * max(1, len(names)))(
+            *[name.encode() if name is not None else None for name in names])
+        _c.lib.rsd_mesh_new(len(counts), _c.ints(counts), words,
+                            None if ranks is None else _c.ints(ranks, I32), C.byref(handle))
+        return cls._of(handle)
+
+    def __str__(self) -> str:
+        text = PTR()
+        _c.lib.rsd_mesh_print(self.handle, C.byref(text))
+        return _c.taken(text) or ""
+
+    def __repr__(self) -> str:
+        return f"Mesh({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __reduce__(self) -> Any:
+        return Mesh, (str(self),)
+
+    @property
+    def naxes(self) -> int:
+        return _c.lib.rsd_mesh_naxes(self.handle)
+
+    @property
+    def counts(self) -> Tuple[int, ...]:
+        """Ranks along each axis."""
+        return tuple(_c.lib.rsd_mesh_count(self.handle, axis) for axis in range(self.naxes))
+
+    @property
+    def names(self) -> Tuple[Optional[str], ...]:
+        """The name of each axis, None if it has none."""
+        found = (_c.lib.rsd_mesh_name(self.handle, axis) for axis in range(self.naxes))
+        return tuple(None if name is None else name.decode() for name in found)
+
+    @property
+    def nranks(self) -> int:
+        return _c.lib.rsd_mesh_nranks(self.handle)
+
+    def coords(self, rank: int) -> Tuple[int, ...]:
+        """Where a rank is, one coordinate per axis."""
+        found = (I64 * _c.MAX_AXES)()
+        _c.lib.rsd_mesh_coords(self.handle, rank, found)
+        return tuple(found[:self.naxes])
+
+    def rank(self, *coords: int) -> int:
+        """The rank at coordinates, one per axis."""
+        if len(coords) != self.naxes:
+            raise InvalidError(f"{len(coords)} coordinates for a mesh of {self.naxes} axes")
+        found = I32()
+        _c.lib.rsd_mesh_rank(self.handle, _c.ints(coords), C.byref(found))
+        return found.value
+
+
+class Placement(NamedTuple):
+    """What one mesh axis does to the tensor. Shard, Replicate and the others below make them."""
+
+    kind: int
+    dim: int = 0
+    reduce: int = 0
+    segments: Tuple[int, ...] = ()
+    factor: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == _c.REPLICATE:
+            return "R"
+        if self.kind == _c.PARTIAL:
+            return f"P({_c.lib.rsd_reduce_name(self.reduce).decode()})"
+        if self.kind == _c.SEGMENTED:
+            return f"S({self.dim};{','.join(map(str, self.segments))})"
+        if self.kind in (_c.STRIDED, _c.CYCLIC):
+            return f"{'_S' if self.kind == _c.STRIDED else 'C'}({self.dim},{self.factor})"
+        return f"{'S' if self.kind == _c.SHARD else 'B'}({self.dim})"
+
+
+def Shard(dim: int) -> Placement:  # noqa: N802 (named as DTensor's)
+    """S(dim): ceil(n/m) each, as torch.chunk."""
+    return Placement(_c.SHARD, dim)
+
+
+def Replicate() -> Placement:  # noqa: N802
+    """R: every rank holds everything."""
+    return Placement(_c.REPLICATE)
+
+
+def Partial(reduce: str = "sum") -> Placement:  # noqa: N802
+    """P(reduce): the value is the reduction over the axis."""
+    for number in range(_c.REDUCE_BXOR + 1):
+        if _c.lib.rsd_reduce_name(number).decode() == reduce:
+            return Placement(_c.PARTIAL, 0, number)
+    raise InvalidError(f"no reduction is called {reduce!r}")
+
+
+def Balanced(dim: int) -> Placement:  # noqa: N802
+    """B(dim): lengths differ by at most one."""
+    return Placement(_c.BALANCED, dim)
+
+
+def Segmented(dim: int, segments: Sequence[int]) -> Placement:  # noqa: N802
+    """S(dim;4,2,2): dim is made of segments (fused QKV, gate-up), each sharded by itself."""
+    return Placement(_c.SEGMENTED, dim, 0, tuple(segments))
+
+
+def Strided(dim: int, factor: int) -> Placement:  # noqa: N802
+    """_S(dim,factor): torch's strided shard with split factor `factor`."""
+    return Placement(_c.STRIDED, dim, 0, (), factor)
+
+
+def Cyclic(dim: int, block: int) -> Placement:  # noqa: N802
+    """C(dim,block): blocks dealt out in turn, as ScaLAPACK."""
+    return Placement(_c.CYCLIC, dim, 0, (), block)
+
+
+class Box(NamedTuple):
+    """A block of elements that a rank holds: `lo[d] <= index[d] < lo[d] + len[d]`."""
+
+    rank: int
+    lo: Tuple[int, ...]
+    len: Tuple[int, ...]
+
+
+class Array(NamedTuple):
+    """A piece of memory that a layout stands for. Arrays are numbered by ascending rank; `place` is the
+    position in placement order, `nbytes` are those of a dense array."""
+
+    index: int
+    rank: int
+    place: int
+    shape: Tuple[int, ...]
+    nbytes: int
+
+
+class Held(NamedTuple):
+    """A box that a rank holds, and where it begins in which array of the layout."""
+
+    lo: Tuple[int, ...]
+    len: Tuple[int, ...]
+    array: int
+    at: Tuple[int, ...]
+
+
+class Check(NamedTuple):
+    """Whether a layout covers its tensor: `cover` is "once", "evenly", "unevenly" or "misses", `copies` how
+    often, `box` one that is doubled or missing."""
+
+    cover: str
+    copies: int
+    box: Optional[Tuple[Tuple[int, ...], Tuple[int, ...]]]
+
+
+Placements = Union[str, Sequence[Placement]]
+
+
+class Layout(_c.Handle):
+    """A dtype, a global shape and, for each rank, the boxes it holds."""
+
+    _free = "rsd_layout_free"
+
+    def __init__(self, text: str) -> None:
+        handle = PTR()
+        _c.lib.rsd_layout_parse(text.encode(), C.byref(handle))
+        self._handle = handle.value
+
+    # -- making --
+
+    @classmethod
+    def on(cls, dtype: Any, shape: Sequence[int], mesh: Union[str, Mesh], placements: Placements) -> "Layout":
+        """One placement per mesh axis, applied left to right; or their text, "S0,R" or "[tp.dp, -]"."""
+        mesh = Mesh(mesh) if isinstance(mesh, str) else mesh
+        handle, number = PTR(), dtypes.dtype(dtype).number
+        if isinstance(placements, str):
+            _c.lib.rsd_layout_parse_on(number, len(shape), _c.ints(shape), mesh.handle, placements.encode(),
+                                       C.byref(handle))
+            return cls._of(handle)
+        placements = list(placements)
+        if len(placements) != mesh.naxes:
+            raise InvalidError(f"{len(placements)} placements for a mesh of {mesh.naxes} axes ({mesh})")
+        block = _c.packed(_c.Placement, [
+            _c.Placement(kind=one.kind, dim=one.dim, reduce=one.reduce, nsegments=len(one.segments),
+                         segments=_c.ints(one.segments), factor=one.factor) for one in placements])
+        _c.lib.rsd_layout_new(number, len(shape), _c.ints(shape), mesh.handle, block, C.byref(handle))
+        return cls._of(handle)
+
+    @classmethod
+    def by_dim(cls, dtype: Any, shape: Sequence[int], mesh: Union[str, Mesh],
+               axes: Sequence[Sequence[Union[int, str]]]) -> "Layout":
+        """Per tensor dim the mesh axes that cut it, first to last, as numbers or names, as JAX says it."""
+        mesh = Mesh(mesh) if isinstance(mesh, str) else mesh
+        if len(axes) != len(shape):
+            raise InvalidError(f"axes for {len(axes)} dims, and the tensor has {len(shape)}")
+        names, flat = mesh.names, []
+        for one in (axis for dim in axes for axis in dim):
+            if isinstance(one, str) and one not in names:
+                raise InvalidError(f"the mesh {mesh} has no axis {one!r}")
+            flat.append(names.index(one) if isinstance(one, str) else one)
+        handle = PTR()
+        _c.lib.rsd_layout_new_by_dim(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), mesh.handle,
+                                     _c.ints([len(dim) for dim in axes], I32), _c.ints(flat, I32),
+                                     C.byref(handle))
+        return cls._of(handle)
+
+    @classmethod
+    def from_boxes(cls, dtype: Any, shape: Sequence[int], boxes: Iterable[Union[Box, Tuple[Any, ...]]],
+                   enumerable: bool = False) -> "Layout":
+        """Explicit boxes (rank, lo, len), one array each. They may overlap and leave holes, unless
+        `enumerable`, as torch's EnumerableShardingSpec."""
+        boxes = [Box(*one) for one in boxes]
+        for one in boxes:
+            if len(one.lo) != len(shape) or len(one.len) != len(shape):
+                raise InvalidError(f"the box {tuple(one)} of a tensor of {len(shape)} dims")
+        handle = PTR()
+        make = _c.lib.rsd_layout_new_enumerable if enumerable else _c.lib.rsd_layout_new_boxes
+        make(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), len(boxes),
+             _c.ints([one.rank for one in boxes], I32), _c.ints([n for one in boxes for n in one.lo]),
+             _c.ints([n for one in boxes for n in one.len]), C.byref(handle))
+        return cls._of(handle)
+
+    @classmethod
+    def from_chunks(cls, dtype: Any, shape: Sequence[int], dim: int, ranks: Sequence[int]) -> "Layout":
+        """As torch's ChunkShardingSpec: dim is cut into len(ranks) chunks, and chunk i goes to ranks[i]."""
+        handle = PTR()
+        _c.lib.rsd_layout_new_chunks(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), dim, len(ranks),
+                                     _c.ints(ranks, I32), C.byref(handle))
+        return cls._of(handle)
+
+    @classmethod
+    def whole(cls, dtype: Any, shape: Sequence[int], rank: int = 0) -> "Layout":
+        """The whole tensor on one rank."""
+        return cls.from_boxes(dtype, shape, [Box(rank, (0,) * len(shape), tuple(shape))])
+
+    @classmethod
+    def borrowed(cls, handle: Any) -> "Layout":
+        """A layout of its own for a handle that belongs to something else."""
+        return cls._of(_c.lib.rsd_layout_share(handle))
+
+    # -- asking --
+
+    def __str__(self) -> str:
+        text = PTR()
+        _c.lib.rsd_layout_print(self.handle, C.byref(text))
+        return _c.taken(text) or ""
+
+    def __repr__(self) -> str:
+        return f"Layout({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and bool(_c.lib.rsd_layout_equal(self.handle, other.handle))
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.shape, self.nranks, self.world))
+
+    def __reduce__(self) -> Any:
+        return Layout, (str(self),)
+
+    @property
+    def dtype(self) -> str:
+        """The name in the notation: "f32"."""
+        return dtypes.by_number(_c.lib.rsd_layout_dtype(self.handle)).name
+
+    @property
+    def ndim(self) -> int:
+        return _c.lib.rsd_layout_ndim(self.handle)
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """Of the whole tensor."""
+        return tuple(_c.lib.rsd_layout_shape(self.handle)[:self.ndim])
+
+    @property
+    def world(self) -> int:
+        """The highest rank that is named, plus one."""
+        return _c.lib.rsd_layout_world(self.handle)
+
+    @property
+    def nranks(self) -> int:
+        """How many ranks are named."""
+        return _c.lib.rsd_layout_nranks(self.handle)
+
+    @property
+    def mesh(self) -> Optional[Mesh]:
+        """The mesh, or None for explicit boxes."""
+        found = _c.lib.rsd_layout_mesh(self.handle)
+        return Mesh._of(_c.lib.rsd_mesh_share(found)) if found else None
+
+    @property
+    def placements(self) -> Optional[Tuple[Placement, ...]]:
+        """One per mesh axis, or None for explicit boxes. `axes` has the order of several on one dim."""
+        mesh = self.mesh
+        if mesh is None:
+            return None
+        made, found = _c.Placement(), []
+        for axis in range(mesh.naxes):
+            _c.lib.rsd_layout_placement(self.handle, axis, C.byref(made))
+            segments = tuple(made.segments[:made.nsegments]) if made.kind == _c.SEGMENTED else ()
+            found.append(Placement(made.kind, made.dim, made.reduce, segments, made.factor))
+        return tuple(found)
+
+    def axes(self, dim: int) -> Tuple[int, ...]:
+        """The mesh axes that cut a dim, first to last."""
+        found = (I32 * _c.MAX_AXES)()
+        return tuple(found[:_c.lib.rsd_layout_axes(self.handle, dim, found)])
+
+    @property
+    def narrays(self) -> int:
+        return _c.lib.rsd_layout_narrays(self.handle)
+
+    def array(self, index: int) -> Array:
+        """One of the arrays that the layout stands for."""
+        found = _c.Array()
+        _c.lib.rsd_layout_array(self.handle, index, C.byref(found))
+        return Array(index, found.rank, found.place, tuple(found.shape[:found.ndim]), found.nbytes)
+
+    def arrays(self, rank: Optional[int] = None) -> List[Array]:
+        """The arrays of a rank, or all, in the order in which runs take them."""
+        if rank is None:
+            return [self.array(index) for index in range(self.narrays)]
+        first, count = I64(), I64()
+        _c.lib.rsd_layout_arrays_of(self.handle, rank, C.byref(first), C.byref(count))
+        return [self.array(index) for index in range(first.value, first.value + count.value)]
+
+    def boxes(self, rank: int) -> List[Held]:
+        """All boxes of a rank, array by array. A strided, segmented or cyclic shard is several."""
+        found, count, n = C.POINTER(_c.Held)(), I64(), self.ndim
+        _c.lib.rsd_layout_boxes(self.handle, rank, C.byref(found), C.byref(count))
+        made = [Held(tuple(one.box.lo[:n]), tuple(one.box.len[:n]), one.array, tuple(one.at[:n]))
+                for one in found[:count.value]]
+        _c.lib.rsd_free(C.cast(found, PTR))
+        return made
+
+    def ranks(self) -> Iterator[int]:
+        """The ranks that are named, ascending."""
+        last = None
+        for index in range(self.narrays):
+            rank = self.array(index).rank
+            if rank != last:
+                yield rank
+            last = rank
+
+    def rank_at(self, position: int) -> int:
+        """The rank at a position in placement order."""
+        found = I32()
+        _c.lib.rsd_layout_rank_at(self.handle, position, C.byref(found))
+        return found.value
+
+    def position(self, rank: int) -> int:
+        """The first position of a rank in placement order."""
+        found = I64()
+        _c.lib.rsd_layout_position(self.handle, rank, C.byref(found))
+        return found.value
+
+    @property
+    def nplaces(self) -> int:
+        """Places in placement order: one per rank of a mesh, or one per explicit box."""
+        return _c.lib.rsd_layout_nplaces(self.handle)
+
+    def check(self) -> Check:
+        """Does the layout cover its tensor?"""
+        found, n = _c.Check(), self.ndim
+        _c.lib.rsd_layout_check(self.handle, C.byref(found))
+        word = {_c.COVERS_ONCE: "once", _c.COVERS_EVENLY: "evenly", _c.COVERS_UNEVENLY: "unevenly",
+                _c.MISSES: "misses"}[found.cover]
+        box = (tuple(found.box.lo[:n]), tuple(found.box.len[:n])) if word in ("unevenly", "misses") else None
+        return Check(word, found.copies, box)
+
+    def of_dtype(self, dtype: Any) -> "Layout":
+        """The same layout of another dtype."""
+        made = dtypes.dtype(dtype)
+        text = str(self)
+        return Layout(made.name + text[text.index("["):])
+
+
+def problem(text: str) -> Tuple[Layout, Layout]:
+    """Both layouts of "f32[8,8] : 4:S0 -> 2x2:S0,S1"."""
+    src, dst = PTR(), PTR()
+    _c.lib.rsd_problem_parse(text.encode(), C.byref(src), C.byref(dst))
+    return Layout._of(src), Layout._of(dst)

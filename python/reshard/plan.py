@@ -1,0 +1,175 @@
+"""Plans: who gives which box to whom so that one layout becomes another.
+
+    plan = Plan("f32[4096,4096] : 4:S0 -> 2x2:S0,S1")
+    print(plan.explain())
+    dst = plan.run(src)                  the arrays of all ranks, in this process
+
+Plans never change, and threads may share them.
+"""
+from __future__ import annotations
+
+import ctypes as C
+import json
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple, Union
+
+from . import _c
+from ._c import I32, I64, PTR
+from .layout import Layout, problem
+
+
+class Piece(NamedTuple):
+    """One piece of a plan: the box `lo`, `len` of the global tensor goes from a rank's array to another's.
+    With `from_dst` it is given from the giver's destination array, which an earlier stage filled; with
+    `reduce` it is one of the partial values that are combined into this box."""
+
+    from_rank: int
+    to_rank: int
+    stage: int
+    from_dst: bool
+    reduce: bool
+    from_array: int
+    to_array: int
+    nbytes: int
+    lo: Tuple[int, ...]
+    len: Tuple[int, ...]
+    from_at: Tuple[int, ...]
+    to_at: Tuple[int, ...]
+
+
+class Reduction(NamedTuple):
+    """How partial values become one: `nterms` of them combined by `reduce`, the result divided."""
+
+    reduce: str
+    nterms: int
+    divisor: int
+
+
+class Plan(_c.Handle):
+    """A plan from one layout to another: Plan(src, dst), or Plan("f32[8] : 2:S0 -> 4:S0").
+
+    `nodes` lists the host of each rank, by any numbers: a replicated destination then crosses each host
+    boundary once and fans out inside."""
+
+    _free = "rsd_plan_free"
+
+    def __init__(self, src: Union[str, Layout], dst: Union[str, Layout, None] = None, *,
+                 nodes: Optional[Sequence[int]] = None) -> None:
+        if dst is None:
+            src, dst = problem(src) if isinstance(src, str) else (src, src)
+        src = Layout(src) if isinstance(src, str) else src
+        dst = Layout(dst) if isinstance(dst, str) else dst
+        options = _c.PlanOptions()
+        if nodes is not None:
+            options.nranks, options.node_of = len(nodes), _c.ints(nodes, I32)
+        handle = PTR()
+        _c.lib.rsd_plan_new(src.handle, dst.handle, C.byref(options), C.byref(handle))
+        self._handle = handle.value
+
+    @property
+    def src(self) -> Layout:
+        """The layout it starts from."""
+        return Layout.borrowed(_c.lib.rsd_plan_src(self.handle))
+
+    @property
+    def dst(self) -> Layout:
+        """The layout it arrives at."""
+        return Layout.borrowed(_c.lib.rsd_plan_dst(self.handle))
+
+    def __str__(self) -> str:
+        text = PTR()
+        _c.lib.rsd_problem_print(_c.lib.rsd_plan_src(self.handle), _c.lib.rsd_plan_dst(self.handle),
+                                 C.byref(text))
+        return _c.taken(text) or ""
+
+    def __repr__(self) -> str:
+        return f"Plan({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits: the same for the same layouts, options and planner, everywhere."""
+        text = C.create_string_buffer(_c.DIGEST_NCHARS)
+        _c.lib.rsd_plan_digest(self.handle, text)
+        return text.value.decode()
+
+    def inverse(self) -> "Plan":
+        """The plan that brings everything back."""
+        handle = PTR()
+        _c.lib.rsd_plan_inverse(self.handle, C.byref(handle))
+        return Plan._of(handle)
+
+    def backward(self, gradient: Union[str, Layout]) -> "Plan":
+        """The backward of a redistribution: from the gradient's layout to the layout of the source, in which
+        Partial becomes Replicate."""
+        gradient = Layout(gradient) if isinstance(gradient, str) else gradient
+        handle = PTR()
+        _c.lib.rsd_plan_backward(self.handle, gradient.handle, C.byref(handle))
+        return Plan._of(handle)
+
+    @property
+    def reduction(self) -> Reduction:
+        """How partial values become one; nterms is 1 if nothing is reduced."""
+        reduce, nterms, divisor = C.c_int(), I64(), I64()
+        _c.lib.rsd_plan_reduction(self.handle, C.byref(reduce), C.byref(nterms), C.byref(divisor))
+        return Reduction(_c.lib.rsd_reduce_name(reduce.value).decode(), nterms.value, divisor.value)
+
+    def nbytes(self, from_rank: int, to_rank: int) -> int:
+        """Bytes that a rank gives to another; to itself: what it keeps."""
+        found = I64()
+        _c.lib.rsd_plan_nbytes(self.handle, from_rank, to_rank, C.byref(found))
+        return found.value
+
+    @property
+    def totals(self) -> Dict[str, int]:
+        """npieces, nmessages, nstages, nbytes_total, _kept, _moved, _least, _crossed, _crossed_least."""
+        found = _c.Totals()
+        _c.lib.rsd_plan_totals(self.handle, C.byref(found))
+        return found.as_dict()
+
+    def rank_totals(self, rank: int) -> Dict[str, int]:
+        """One rank's part: npieces_, nmessages_ and nbytes_ _received, _sent and _kept; nbytes_src, _dst."""
+        found = _c.RankTotals()
+        _c.lib.rsd_plan_rank_totals(self.handle, rank, C.byref(found))
+        return found.as_dict()
+
+    def pieces(self, rank: Optional[int] = None, *, sends: bool = False) -> Iterator[Piece]:
+        """The pieces that a rank gets (or with `sends` gives), stage by stage; or those of every rank."""
+        cursor, found, n = PTR(), C.POINTER(_c.Piece)(), self.src.ndim
+        _c.lib.rsd_plan_walk(self.handle, _c.EVERY_RANK if rank is None else rank,
+                             _c.SENDS if sends else _c.RECEIVES, C.byref(cursor))
+        try:
+            while True:
+                _c.lib.rsd_cursor_next(cursor, C.byref(found))
+                if not found:
+                    return
+                one = found.contents
+                yield Piece(getattr(one, "from"), one.to, one.stage, bool(one.from_dst), bool(one.reduce),
+                            one.from_array, one.to_array, one.nbytes, tuple(one.box.lo[:n]),
+                            tuple(one.box.len[:n]), tuple(one.from_at[:n]), tuple(one.to_at[:n]))
+        finally:
+            _c.lib.rsd_cursor_free(cursor)
+
+    def explain(self, *, pairs: bool = False, ranks: bool = False) -> str:
+        """What the plan does, how much moves and how close that is to the least possible, as text."""
+        return self._explain(0, pairs, ranks)
+
+    def as_dict(self, *, pairs: bool = False, ranks: bool = False) -> Dict[str, Any]:
+        """The same as a dict; docs/json.md lists its keys."""
+        found: Dict[str, Any] = json.loads(self._explain(_c.EXPLAIN_JSON, pairs, ranks))
+        return found
+
+    def _explain(self, flags: int, pairs: bool, ranks: bool) -> str:
+        flags |= (_c.EXPLAIN_PAIRS if pairs else 0) | (_c.EXPLAIN_RANKS if ranks else 0)
+        text = PTR()
+        _c.lib.rsd_plan_explain(self.handle, flags, C.byref(text))
+        return _c.taken(text) or ""
+
+    def run(self, src: Any, dst: Any = None, **options: Any) -> Any:
+        """Moves the arrays of all ranks, which are all in this process; see `reshard.reshard`."""
+        from .carry import run
+        return run(self, src, dst, **options)

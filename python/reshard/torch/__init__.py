@@ -1,0 +1,1 @@
+"""reshard for PyTorch: checkpoints through torch.distributed.checkpoint, and tensors over process groups."""
