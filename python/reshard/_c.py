@@ -21,7 +21,7 @@ from ._header import Header, Struct
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TREE = os.path.dirname(os.path.dirname(_HERE))
 
-I32, I64, TEXT, PTR = C.c_int32, C.c_int64, C.c_char_p, C.c_void_p
+Int32, Int64, Text, Address = C.c_int32, C.c_int64, C.c_char_p, C.c_void_p
 
 
 def _header_paths() -> List[str]:
@@ -99,19 +99,19 @@ def taken(pointer: C.c_void_p) -> Optional[str]:
     """Text that the library returned through a pointer, given back to it."""
     if not pointer.value:
         return None
-    text = C.cast(pointer, TEXT).value.decode()
+    text = C.cast(pointer, Text).value.decode()
     lib.rsd_free(pointer)
     return text
 
 
-def ints(numbers: Sequence[int], kind: Any = I64) -> Any:
+def ints(numbers: Sequence[int], kind: Any = Int64) -> Any:
     """An array of numbers; not empty, so that it always has an address."""
     return (kind * max(1, len(numbers)))(*numbers)
 
 
 def pointers(addresses: Sequence[Optional[int]]) -> Any:
     """An array of addresses."""
-    return (PTR * max(1, len(addresses)))(*addresses)
+    return (Address * max(1, len(addresses)))(*addresses)
 
 
 def packed(kind: Any, structs: Sequence[Struct]) -> Any:

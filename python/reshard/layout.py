@@ -12,7 +12,7 @@ import ctypes as C
 from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _c, dtypes
-from ._c import I32, I64, PTR
+from ._c import Int32, Int64, Address
 from .errors import InvalidError
 
 
@@ -22,7 +22,7 @@ class Mesh(_c.Handle):
     _free = "rsd_mesh_free"
 
     def __init__(self, text: str) -> None:
-        handle = PTR()
+        handle = Address()
         _c.lib.rsd_mesh_parse(text.encode(), C.byref(handle))
         self._handle = handle.value
 
@@ -31,7 +31,7 @@ class Mesh(_c.Handle):
            ranks: Optional[Sequence[int]] = None) -> "Mesh":
         """`counts[a]` ranks along axis a, the last axis running fastest; `ranks` lists the rank at each
         position, row-major, or is None for 0, 1, 2, ..."""
-        handle = PTR()
+        handle = Address()
         total = 1
         for count in counts:
             total *= count
@@ -39,14 +39,14 @@ class Mesh(_c.Handle):
             raise InvalidError(f"{len(ranks)} ranks for a mesh of {total}")
         if names is not None and len(names) != len(counts):
             raise InvalidError(f"{len(names)} names for a mesh of {len(counts)} axes")
-        words = None if names is None else (_c.TEXT * max(1, len(names)))(
+        words = None if names is None else (_c.Text * max(1, len(names)))(
             *[name.encode() if name is not None else None for name in names])
         _c.lib.rsd_mesh_new(len(counts), _c.ints(counts), words,
-                            None if ranks is None else _c.ints(ranks, I32), C.byref(handle))
+                            None if ranks is None else _c.ints(ranks, Int32), C.byref(handle))
         return cls._of(handle)
 
     def __str__(self) -> str:
-        text = PTR()
+        text = Address()
         _c.lib.rsd_mesh_print(self.handle, C.byref(text))
         return _c.taken(text) or ""
 
@@ -83,7 +83,7 @@ class Mesh(_c.Handle):
 
     def coords(self, rank: int) -> Tuple[int, ...]:
         """Where a rank is, one coordinate per axis."""
-        found = (I64 * _c.MAX_AXES)()
+        found = (Int64 * _c.MAX_AXES)()
         _c.lib.rsd_mesh_coords(self.handle, rank, found)
         return tuple(found[:self.naxes])
 
@@ -91,7 +91,7 @@ class Mesh(_c.Handle):
         """The rank at coordinates, one per axis."""
         if len(coords) != self.naxes:
             raise InvalidError(f"{len(coords)} coordinates for a mesh of {self.naxes} axes")
-        found = I32()
+        found = Int32()
         _c.lib.rsd_mesh_rank(self.handle, _c.ints(coords), C.byref(found))
         return found.value
 
@@ -201,7 +201,7 @@ class Layout(_c.Handle):
     _free = "rsd_layout_free"
 
     def __init__(self, text: str) -> None:
-        handle = PTR()
+        handle = Address()
         _c.lib.rsd_layout_parse(text.encode(), C.byref(handle))
         self._handle = handle.value
 
@@ -211,7 +211,7 @@ class Layout(_c.Handle):
     def on(cls, dtype: Any, shape: Sequence[int], mesh: Union[str, Mesh], placements: Placements) -> "Layout":
         """One placement per mesh axis, applied left to right; or their text, "S0,R" or "[tp.dp, -]"."""
         mesh = Mesh(mesh) if isinstance(mesh, str) else mesh
-        handle, number = PTR(), dtypes.dtype(dtype).number
+        handle, number = Address(), dtypes.dtype(dtype).number
         if isinstance(placements, str):
             _c.lib.rsd_layout_parse_on(number, len(shape), _c.ints(shape), mesh.handle, placements.encode(),
                                        C.byref(handle))
@@ -237,9 +237,9 @@ class Layout(_c.Handle):
             if isinstance(one, str) and one not in names:
                 raise InvalidError(f"the mesh {mesh} has no axis {one!r}")
             flat.append(names.index(one) if isinstance(one, str) else one)
-        handle = PTR()
+        handle = Address()
         _c.lib.rsd_layout_new_by_dim(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), mesh.handle,
-                                     _c.ints([len(dim) for dim in axes], I32), _c.ints(flat, I32),
+                                     _c.ints([len(dim) for dim in axes], Int32), _c.ints(flat, Int32),
                                      C.byref(handle))
         return cls._of(handle)
 
@@ -252,19 +252,19 @@ class Layout(_c.Handle):
         for one in boxes:
             if len(one.lo) != len(shape) or len(one.len) != len(shape):
                 raise InvalidError(f"the box {tuple(one)} of a tensor of {len(shape)} dims")
-        handle = PTR()
+        handle = Address()
         make = _c.lib.rsd_layout_new_enumerable if enumerable else _c.lib.rsd_layout_new_boxes
         make(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), len(boxes),
-             _c.ints([one.rank for one in boxes], I32), _c.ints([n for one in boxes for n in one.lo]),
+             _c.ints([one.rank for one in boxes], Int32), _c.ints([n for one in boxes for n in one.lo]),
              _c.ints([n for one in boxes for n in one.len]), C.byref(handle))
         return cls._of(handle)
 
     @classmethod
     def from_chunks(cls, dtype: Any, shape: Sequence[int], dim: int, ranks: Sequence[int]) -> "Layout":
         """As torch's ChunkShardingSpec: dim is cut into len(ranks) chunks, and chunk i goes to ranks[i]."""
-        handle = PTR()
+        handle = Address()
         _c.lib.rsd_layout_new_chunks(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), dim, len(ranks),
-                                     _c.ints(ranks, I32), C.byref(handle))
+                                     _c.ints(ranks, Int32), C.byref(handle))
         return cls._of(handle)
 
     @classmethod
@@ -280,7 +280,7 @@ class Layout(_c.Handle):
     # -- asking --
 
     def __str__(self) -> str:
-        text = PTR()
+        text = Address()
         _c.lib.rsd_layout_print(self.handle, C.byref(text))
         return _c.taken(text) or ""
 
@@ -341,7 +341,7 @@ class Layout(_c.Handle):
 
     def axes(self, dim: int) -> Tuple[int, ...]:
         """The mesh axes that cut a dim, first to last."""
-        found = (I32 * _c.MAX_AXES)()
+        found = (Int32 * _c.MAX_AXES)()
         return tuple(found[:_c.lib.rsd_layout_axes(self.handle, dim, found)])
 
     @property
@@ -358,17 +358,17 @@ class Layout(_c.Handle):
         """The arrays of a rank, or all, in the order in which runs take them."""
         if rank is None:
             return [self.array(index) for index in range(self.narrays)]
-        first, count = I64(), I64()
+        first, count = Int64(), Int64()
         _c.lib.rsd_layout_arrays_of(self.handle, rank, C.byref(first), C.byref(count))
         return [self.array(index) for index in range(first.value, first.value + count.value)]
 
     def boxes(self, rank: int) -> List[Held]:
         """All boxes of a rank, array by array. A strided, segmented or cyclic shard is several."""
-        found, count, n = C.POINTER(_c.Held)(), I64(), self.ndim
+        found, count, n = C.POINTER(_c.Held)(), Int64(), self.ndim
         _c.lib.rsd_layout_boxes(self.handle, rank, C.byref(found), C.byref(count))
         made = [Held(tuple(one.box.lo[:n]), tuple(one.box.len[:n]), one.array, tuple(one.at[:n]))
                 for one in found[:count.value]]
-        _c.lib.rsd_free(C.cast(found, PTR))
+        _c.lib.rsd_free(C.cast(found, Address))
         return made
 
     def ranks(self) -> Iterator[int]:
@@ -382,13 +382,13 @@ class Layout(_c.Handle):
 
     def rank_at(self, position: int) -> int:
         """The rank at a position in placement order."""
-        found = I32()
+        found = Int32()
         _c.lib.rsd_layout_rank_at(self.handle, position, C.byref(found))
         return found.value
 
     def position(self, rank: int) -> int:
         """The first position of a rank in placement order."""
-        found = I64()
+        found = Int64()
         _c.lib.rsd_layout_position(self.handle, rank, C.byref(found))
         return found.value
 
@@ -415,6 +415,6 @@ class Layout(_c.Handle):
 
 def problem(text: str) -> Tuple[Layout, Layout]:
     """Both layouts of "f32[8,8] : 4:S0 -> 2x2:S0,S1"."""
-    src, dst = PTR(), PTR()
+    src, dst = Address(), Address()
     _c.lib.rsd_problem_parse(text.encode(), C.byref(src), C.byref(dst))
     return Layout._of(src), Layout._of(dst)

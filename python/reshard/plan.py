@@ -13,7 +13,7 @@ import json
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _c
-from ._c import I32, I64, PTR
+from ._c import Int32, Int64, Address
 from .layout import Layout, problem
 
 
@@ -60,8 +60,8 @@ class Plan(_c.Handle):
         dst = Layout(dst) if isinstance(dst, str) else dst
         options = _c.PlanOptions()
         if nodes is not None:
-            options.nranks, options.node_of = len(nodes), _c.ints(nodes, I32)
-        handle = PTR()
+            options.nranks, options.node_of = len(nodes), _c.ints(nodes, Int32)
+        handle = Address()
         _c.lib.rsd_plan_new(src.handle, dst.handle, C.byref(options), C.byref(handle))
         self._handle = handle.value
 
@@ -76,7 +76,7 @@ class Plan(_c.Handle):
         return Layout.borrowed(_c.lib.rsd_plan_dst(self.handle))
 
     def __str__(self) -> str:
-        text = PTR()
+        text = Address()
         _c.lib.rsd_problem_print(_c.lib.rsd_plan_src(self.handle), _c.lib.rsd_plan_dst(self.handle),
                                  C.byref(text))
         return _c.taken(text) or ""
@@ -99,7 +99,7 @@ class Plan(_c.Handle):
 
     def inverse(self) -> "Plan":
         """The plan that brings everything back."""
-        handle = PTR()
+        handle = Address()
         _c.lib.rsd_plan_inverse(self.handle, C.byref(handle))
         return Plan._of(handle)
 
@@ -107,20 +107,20 @@ class Plan(_c.Handle):
         """The backward of a redistribution: from the gradient's layout to the layout of the source, in which
         Partial becomes Replicate."""
         gradient = Layout(gradient) if isinstance(gradient, str) else gradient
-        handle = PTR()
+        handle = Address()
         _c.lib.rsd_plan_backward(self.handle, gradient.handle, C.byref(handle))
         return Plan._of(handle)
 
     @property
     def reduction(self) -> Reduction:
         """How partial values become one; nterms is 1 if nothing is reduced."""
-        reduce, nterms, divisor = C.c_int(), I64(), I64()
+        reduce, nterms, divisor = C.c_int(), Int64(), Int64()
         _c.lib.rsd_plan_reduction(self.handle, C.byref(reduce), C.byref(nterms), C.byref(divisor))
         return Reduction(_c.lib.rsd_reduce_name(reduce.value).decode(), nterms.value, divisor.value)
 
     def nbytes(self, from_rank: int, to_rank: int) -> int:
         """Bytes that a rank gives to another; to itself: what it keeps."""
-        found = I64()
+        found = Int64()
         _c.lib.rsd_plan_nbytes(self.handle, from_rank, to_rank, C.byref(found))
         return found.value
 
@@ -139,7 +139,7 @@ class Plan(_c.Handle):
 
     def pieces(self, rank: Optional[int] = None, *, sends: bool = False) -> Iterator[Piece]:
         """The pieces that a rank gets (or with `sends` gives), stage by stage; or those of every rank."""
-        cursor, found, n = PTR(), C.POINTER(_c.Piece)(), self.src.ndim
+        cursor, found, n = Address(), C.POINTER(_c.Piece)(), self.src.ndim
         _c.lib.rsd_plan_walk(self.handle, _c.EVERY_RANK if rank is None else rank,
                              _c.SENDS if sends else _c.RECEIVES, C.byref(cursor))
         try:
@@ -165,7 +165,7 @@ class Plan(_c.Handle):
 
     def _explain(self, flags: int, pairs: bool, ranks: bool) -> str:
         flags |= (_c.EXPLAIN_PAIRS if pairs else 0) | (_c.EXPLAIN_RANKS if ranks else 0)
-        text = PTR()
+        text = Address()
         _c.lib.rsd_plan_explain(self.handle, flags, C.byref(text))
         return _c.taken(text) or ""
 
