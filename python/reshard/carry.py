@@ -1,0 +1,243 @@
+"""Carrying plans out: in one process on a pool of threads, or between processes over a transport.
+
+    dst = reshard(src_layout, dst_layout, src)             plan, bind and run, once
+
+    exec = bind(plan, src=src, dst=dst)                    bound once, for arrays that lie like these
+    exec.run(src, dst)                                     run many times
+    exec.start(src, dst); ...; exec.wait()                 the same in two halves
+
+    exec = bind(plan, transport=transport)                 each process has the arrays of its own rank
+"""
+from __future__ import annotations
+
+import ctypes as C
+import os
+import threading
+from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+from . import _c, dtypes, frameworks, memory
+from ._c import Address
+from .errors import InvalidError, MismatchError
+from .layout import Array, Layout
+from .memory import Memory
+from .plan import Plan
+from .transport import Transport
+
+
+class Pool(_c.Handle):
+    """Threads that wait for work. Whatever takes a pool also takes a number, for a pool of its own, and
+    None, for the one of the process: as many threads as it may use CPUs."""
+
+    _free = "rsd_pool_free"
+
+    def __init__(self, nthreads: Optional[int] = None) -> None:
+        handle = Address()
+        self.nthreads = len(os.sched_getaffinity(0)) if nthreads is None else nthreads
+        _c.lib.rsd_pool_new(self.nthreads, C.byref(handle))
+        self._handle = handle.value
+
+    @staticmethod
+    def of(pool: Union["Pool", int, None]) -> "Pool":
+        """The pool that is meant."""
+        global _shared
+        if pool is not None:
+            return pool if isinstance(pool, Pool) else Pool(pool)
+        with _lock:
+            if _shared is None or _shared[0] != os.getpid():  # a forked child has no threads in it
+                _shared = (os.getpid(), Pool())
+            return _shared[1]
+
+
+_lock = threading.Lock()
+_shared: Optional[Tuple[int, Pool]] = None
+
+Arrays = Union[Sequence[Any], Mapping[int, Any]]
+
+
+def in_order(arrays: Any, wanted: Sequence[Array], side: str) -> List[Any]:
+    """Arrays in the order of the layout. They are given as a list, as a dict of those of each rank, or,
+    where there is only one, by themselves. What is None has to be empty."""
+    if isinstance(arrays, Mapping):
+        given = []
+        ranks = sorted({one.rank for one in wanted})
+        for rank in ranks:
+            if rank not in arrays:
+                raise MismatchError(f"{side}: no arrays of rank {rank}")
+            own = arrays[rank]
+            given.extend(own if isinstance(own, (list, tuple)) else [own])
+        strange = sorted(set(arrays) - set(ranks))
+        if strange:
+            raise MismatchError(f"{side}: arrays of rank {strange[0]}, which the layout does not name")
+    else:
+        given = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+    if len(given) != len(wanted):
+        raise MismatchError(f"{side}: {len(given)} arrays, and the layout has {len(wanted)}")
+    return given
+
+
+def see_all(arrays: Sequence[Any], wanted: Sequence[Array], dtype: Any, side: str, writable: bool,
+            cast: bool = False) -> List[Optional[Memory]]:
+    """The memory of arrays, each of the shape and dtype that the layout says. With `cast` all are of one
+    dtype, their own."""
+    seen: List[Optional[Memory]] = []
+    for one, about in zip(arrays, wanted):
+        name = f"{side}, array {about.index} of rank {about.rank}"
+        if one is None:
+            if about.nbytes:
+                raise MismatchError(f"{name}: None, expected {dtypes.dtype(dtype).name}{list(about.shape)}")
+            seen.append(None)
+        else:
+            seen.append(memory.see(one, name, writable).fits(dtypes.dtype(dtype), about.shape, name, cast))
+    return seen
+
+
+def flat_strides(seen: Iterable[Optional[Memory]], wanted: Iterable[Array]) -> Tuple[Tuple[int, ...], bool]:
+    """Strides of arrays one after the other, and whether all are dense."""
+    strides: List[int] = []
+    dense = True
+    for one, about in zip(seen, wanted):
+        if one is None or not one.nbytes:
+            strides += memory.dense_strides(about.shape)
+        elif one.dense:
+            strides += memory.dense_strides(one.shape)
+        else:
+            strides += one.strides
+            dense = False
+    return tuple(strides), dense
+
+
+class _Side:
+    """One side of one plan: which arrays a run takes, and how they lie."""
+
+    def __init__(self, layout: Layout, rank: Optional[int], side: str) -> None:
+        self.side, self.dtype = side, dtypes.dtype(layout.dtype)
+        self.wanted = layout.arrays(rank)
+        self.strides, self.dense = flat_strides([None] * len(self.wanted), self.wanted)
+
+    def lies_like(self, arrays: Any, writable: bool) -> None:
+        seen = see_all(in_order(arrays, self.wanted, self.side), self.wanted, self.dtype, self.side, writable)
+        self.strides, self.dense = flat_strides(seen, self.wanted)
+
+    def seen(self, arrays: Any, writable: bool) -> List[Optional[Memory]]:
+        seen = see_all(in_order(arrays, self.wanted, self.side), self.wanted, self.dtype, self.side, writable)
+        if flat_strides(seen, self.wanted)[0] != self.strides:
+            raise MismatchError(f"{self.side}: the arrays do not lie as those that were bound "
+                                f"({'dense ones' if self.dense else 'strided ones'})")
+        return seen
+
+
+class Exec(_c.Handle):
+    """Plans bound to a carrier. One run at a time."""
+
+    _free = "rsd_exec_free"
+
+    def __init__(self, plans: Sequence[Plan], src: Any, dst: Any, pool: Union[Pool, int, None],
+                 transport: Optional[Transport], options: Any) -> None:
+        self.plans, self._transport, self._flight = list(plans), transport, None
+        rank = None if transport is None else transport.rank
+        self._src = [_Side(plan.src, rank, self._label("src", i)) for i, plan in enumerate(plans)]
+        self._dst = [_Side(plan.dst, rank, self._label("dst", i)) for i, plan in enumerate(plans)]
+        for sides, arrays, writable in ((self._src, src, False), (self._dst, dst, True)):
+            if arrays is not None:
+                for side, own in zip(sides, self._per_plan(arrays)):
+                    side.lies_like(own, writable)
+        binds = _c.packed(_c.BindOptions, [
+            _c.BindOptions(src_strides=None if s.dense else _c.ints(s.strides),
+                           dst_strides=None if d.dense else _c.ints(d.strides))
+            for s, d in zip(self._src, self._dst)])
+        handles, handle = _c.pointers([plan.handle for plan in plans]), Address()
+        if transport is None:
+            self.pool: Optional[Pool] = Pool.of(pool)
+            _c.lib.rsd_bind_threads_many(len(plans), handles, binds, self.pool.handle, C.byref(handle))
+        else:
+            self.pool = None
+            with transport.kept:
+                _c.lib.rsd_bind_transport(len(plans), handles, binds, C.byref(transport.table),
+                                          C.byref(options), C.byref(handle))
+        self._handle = handle.value
+
+    def _label(self, side: str, i: int) -> str:
+        return side if len(self.plans) == 1 else f"{side} of plan {i}"
+
+    def _per_plan(self, arrays: Any) -> List[Any]:
+        if len(self.plans) == 1:
+            return [arrays]
+        if len(arrays) != len(self.plans):
+            raise MismatchError(f"arrays of {len(arrays)} plans, and {len(self.plans)} are bound")
+        return list(arrays)
+
+    def _addresses(self, sides: Sequence[_Side], arrays: Any, writable: bool) -> Tuple[Any, List[Any]]:
+        seen = [one for side, own in zip(sides, self._per_plan(arrays)) for one in side.seen(own, writable)]
+        return _c.pointers([None if one is None or not one.nbytes else one.address for one in seen]), seen
+
+    def run(self, src: Any, dst: Any) -> None:
+        """Moves everything. `src` and `dst` are the arrays of the layouts (between processes: those of this
+        rank); with several plans a list of them, one for each plan."""
+        src, kept_src = self._addresses(self._src, src, False)
+        dst, kept_dst = self._addresses(self._dst, dst, True)
+        self._call(_c.lib.rsd_run, self.handle, src, dst)
+        del kept_src, kept_dst
+
+    def start(self, src: Any, dst: Any) -> None:
+        """The first half of a run; the arrays are in use until `wait` returns."""
+        src, kept_src = self._addresses(self._src, src, False)
+        dst, kept_dst = self._addresses(self._dst, dst, True)
+        self._call(_c.lib.rsd_start, self.handle, src, dst)
+        self._flight = (kept_src, kept_dst)
+
+    def wait(self) -> None:
+        """The second half."""
+        try:
+            self._call(_c.lib.rsd_wait, self.handle)
+        finally:
+            self._flight = None
+
+    def _call(self, function: Any, *args: Any) -> None:
+        if self._transport is None:
+            function(*args)
+        else:
+            with self._transport.kept:
+                function(*args)
+
+    def close(self) -> None:
+        """Gives it back, and waits for a run in flight."""
+        self._close()
+
+
+def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None,
+         pool: Union[Pool, int, None] = None, transport: Optional[Transport] = None, max_nbytes: int = 0,
+         timeout: float = 0.0, **exchange: Any) -> Exec:
+    """Binds one plan or several to threads, or to a transport between processes.
+
+    src and dst are arrays that lie as those of the runs will: without them, dense. With a transport the
+    call is collective, and `max_nbytes` (for messages on their way; 0: 256 MiB), `timeout` (seconds without
+    any progress; 0: 300) and the other fields of rsd_exchange_options count."""
+    plans = [plans] if isinstance(plans, Plan) else list(plans)
+    if transport is None and (max_nbytes or timeout or exchange):
+        raise InvalidError("max_nbytes and timeout are for a transport")
+    if transport is not None and pool is not None:
+        raise InvalidError("a pool and a transport")
+    options = _c.ExchangeOptions(max_nbytes=max_nbytes, timeout=timeout, **exchange)
+    return Exec(plans, src, dst, pool, transport, options)
+
+
+def run(plan: Plan, src: Any, dst: Any = None, *, pool: Union[Pool, int, None] = None,
+        like: Optional[str] = None) -> Any:
+    """Runs a plan once in this process; returns `dst`, or new arrays where there is none."""
+    if dst is None:
+        if like is None:
+            like = frameworks.like_of(src)
+        dst = [frameworks.empty(one.shape, plan.dst.dtype, like) for one in plan.dst.arrays()]
+    exec_ = bind(plan, src=src, dst=dst, pool=pool)
+    exec_.run(src, dst)
+    return dst
+
+
+def reshard(src_layout: Union[str, Layout], dst_layout: Union[str, Layout], src: Any, dst: Any = None, *,
+            pool: Union[Pool, int, None] = None, like: Optional[str] = None) -> Any:
+    """Moves the arrays of all ranks, which are all in this process, from one layout to another.
+
+    `src` lists them in the order of `src_layout.arrays()` (by ascending rank), or is a dict of those of each
+    rank; so is `dst`, which is written and returned. Without `dst` new arrays are made, of the kind of the
+    first of `src`, or "numpy", "torch", "raw" or "memoryview" (`like`)."""
+    return run(Plan(src_layout, dst_layout), src, dst, pool=pool, like=like)

@@ -1,0 +1,223 @@
+"""Memory of others, seen without copies: NumPy arrays, torch tensors, and whatever speaks DLPack or the
+buffer protocol.
+
+    seen = memory.see(array, writable=True)
+    seen.address, seen.dtype, seen.shape, seen.strides          strides in elements
+
+A view keeps its object alive. Raw bytes (bytes, bytearray, mmap: one dim of "B") stand for a dense array of
+any dtype and shape of as many bytes, and unsigned integers for a dtype of the same width that NumPy does
+not have.
+"""
+from __future__ import annotations
+
+import ctypes as C
+import sys
+from typing import Any, List, Optional, Sequence, Tuple
+
+from . import dtypes
+from .dtypes import Dtype
+from .errors import InvalidError, MismatchError, UnsupportedError
+
+
+class Memory:
+    """Where an object's elements are. `raw` is true of plain bytes, without a dtype of their own."""
+
+    __slots__ = ("address", "dtype", "shape", "strides", "writable", "raw", "nbytes", "kept")
+
+    def __init__(self, address: Optional[int], dtype: Dtype, shape: Sequence[int],
+                 strides: Optional[Sequence[int]], writable: bool, kept: Any, raw: bool = False) -> None:
+        self.address = address or None
+        self.dtype, self.shape, self.writable, self.kept, self.raw = dtype, tuple(shape), writable, kept, raw
+        self.strides = dense_strides(self.shape) if strides is None else tuple(strides)
+        self.nbytes = dtype.nbytes
+        for extent in self.shape:
+            self.nbytes *= extent
+
+    @property
+    def dense(self) -> bool:
+        """Whether the elements lie one after the other, the last dim running fastest."""
+        return self.nbytes == 0 or all(
+            extent == 1 or mine == right
+            for extent, mine, right in zip(self.shape, self.strides, dense_strides(self.shape)))
+
+    def fits(self, dtype: Dtype, shape: Sequence[int], what: str, cast: bool = False) -> "Memory":
+        """The same memory as an array of a dtype and shape; MismatchError if it is none. With `cast`
+        another dtype is fine."""
+        shape = tuple(shape)
+        if self.raw:
+            nbytes = dtype.nbytes
+            for extent in shape:
+                nbytes *= extent
+            if self.nbytes != nbytes:
+                raise MismatchError(f"{what}: {self.nbytes} bytes, and {dtype.name}{list(shape)} has {nbytes}")
+            return Memory(self.address, dtype, shape, None, self.writable, self.kept)
+        if self.shape != shape:
+            raise MismatchError(f"{what}: shape {list(self.shape)}, expected {list(shape)}")
+        if self.dtype is dtype or cast:
+            return self
+        if dtype.numpy is None and self.dtype.name == f"u{8 * dtype.nbytes}":
+            return Memory(self.address, dtype, shape, self.strides, self.writable, self.kept)
+        raise MismatchError(f"{what}: dtype {self.dtype.name}, expected {dtype.name}")
+
+
+def dense_strides(shape: Sequence[int]) -> Tuple[int, ...]:
+    """In elements, of an array whose last dim runs fastest."""
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(range(len(shape))):
+        strides[dim] = step
+        step *= max(1, shape[dim])
+    return tuple(strides)
+
+
+def see(what: Any, name: str, writable: bool = False) -> Memory:
+    """The memory of an object, which errors call `name`. It is refused if it cannot be written and is to
+    be, is not in this process's memory, or has strides that the library does not take."""
+    torch = sys.modules.get("torch")
+    if isinstance(what, Memory):
+        seen = what
+    elif torch is not None and isinstance(what, torch.Tensor):
+        seen = _see_torch(what, name, torch)
+    elif hasattr(what, "__array_interface__"):
+        seen = _see_numpy(what, name)
+    elif hasattr(what, "__dlpack__"):
+        seen = _see_dlpack(what, name)
+    else:
+        seen = _see_buffer(what, name)
+    if writable and not seen.writable:
+        raise InvalidError(f"{name}: the {type(what).__name__} is read-only")
+    if seen.nbytes and any(stride < 0 for stride, extent in zip(seen.strides, seen.shape) if extent > 1):
+        raise InvalidError(f"{name}: strides {list(seen.strides)}: they may not be negative, take a copy")
+    return seen
+
+
+def _see_torch(tensor: Any, name: str, torch: Any) -> Memory:
+    if hasattr(tensor, "_local_tensor") or hasattr(tensor, "local_shards"):
+        raise InvalidError(f"{name}: a {type(tensor).__name__} is a part of a tensor: take its local tensor")
+    if tensor.device.type != "cpu":
+        raise UnsupportedError(f"{name}: the tensor is on {tensor.device}, only memory of the CPU can be used: "
+                               "take tensor.cpu()")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise UnsupportedError(f"{name}: a tensor of layout {tensor.layout}, only strided ones can be used")
+    if tensor.is_conj() or tensor.is_neg():
+        raise UnsupportedError(f"{name}: a lazily conjugated or negated tensor: take resolve_conj() or "
+                               "resolve_neg()")
+    found = dtypes.dtype(tensor.dtype)
+    return Memory(tensor.data_ptr(), found, tensor.shape, tensor.stride(), True, tensor)
+
+
+def _see_numpy(array: Any, name: str) -> Memory:
+    about = array.__array_interface__
+    address, readonly = about["data"]
+    try:
+        found = dtypes.dtype(array.dtype)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{name}: {error}") from None
+    shape = about["shape"]
+    strides = None
+    if about.get("strides") is not None:
+        strides = _in_elements(about["strides"], shape, found.nbytes, name)
+    return Memory(address, found, shape, strides, not readonly, array)
+
+
+def _in_elements(strides: Sequence[int], shape: Sequence[int], nbytes: int, name: str) -> List[int]:
+    made = []
+    for stride, extent in zip(strides, shape):
+        if stride % nbytes and extent > 1:
+            raise UnsupportedError(f"{name}: strides of {list(strides)} bytes, elements are {nbytes} bytes: "
+                                   "take a copy")
+        made.append(stride // nbytes if extent > 1 else 1)
+    return made
+
+
+# ---- DLPack ----
+
+
+class _DLTensor(C.Structure):
+    _fields_ = [("data", C.c_void_p), ("device_type", C.c_int32), ("device_id", C.c_int32),
+                ("ndim", C.c_int32), ("code", C.c_uint8), ("bits", C.c_uint8), ("lanes", C.c_uint16),
+                ("shape", C.POINTER(C.c_int64)), ("strides", C.POINTER(C.c_int64)),
+                ("byte_offset", C.c_uint64)]
+
+
+class _DLVersioned(C.Structure):
+    _fields_ = [("major", C.c_uint32), ("minor", C.c_uint32), ("manager", C.c_void_p),
+                ("deleter", C.c_void_p), ("flags", C.c_uint64), ("tensor", _DLTensor)]
+
+
+_DL_CODES = {0: "i", 1: "u", 2: "f", 4: "bf", 5: "c", 6: "bool", 10: "f8e4m3", 11: "f8e4m3fnuz",
+             12: "f8e5m2", 13: "f8e5m2fnuz", 14: "f8e8m0"}
+_DL_CPU, _DL_READ_ONLY = 1, 1
+_capsule_pointer = C.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = C.c_void_p, [C.py_object, C.c_char_p]
+_capsule_is = C.pythonapi.PyCapsule_IsValid
+_capsule_is.restype, _capsule_is.argtypes = C.c_int, [C.py_object, C.c_char_p]
+
+
+def _see_dlpack(what: Any, name: str) -> Memory:
+    device = what.__dlpack_device__()
+    if int(device[0]) != _DL_CPU:
+        raise UnsupportedError(f"{name}: the memory is of DLPack device {tuple(map(int, device))}, only that of "
+                               "the CPU can be used")
+    try:
+        capsule = what.__dlpack__(max_version=(1, 0))
+    except TypeError:  # it is older than that argument
+        capsule = what.__dlpack__()
+    # Nobody takes the capsule over, so it frees what it holds when it goes.
+    writable = True
+    if _capsule_is(capsule, b"dltensor_versioned"):
+        versioned = _DLVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
+        writable, about = not versioned.flags & _DL_READ_ONLY, versioned.tensor
+    else:
+        about = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    word = _DL_CODES.get(about.code, "?")
+    word += str(about.bits) if word in ("i", "u", "f", "bf", "c") else ""
+    if word not in dtypes.DTYPES or about.lanes != 1:
+        raise UnsupportedError(f"{name}: no dtype for DLPack's code {about.code}, {about.bits} bits, "
+                               f"{about.lanes} lanes")
+    strides = about.strides[:about.ndim] if about.strides else None
+    return Memory((about.data or 0) + about.byte_offset, dtypes.DTYPES[word], about.shape[:about.ndim], strides,
+                  writable, (what, capsule))
+
+
+# ---- the buffer protocol ----
+
+
+class _PyBuffer(C.Structure):
+    _fields_ = [("buf", C.c_void_p), ("obj", C.py_object), ("len", C.c_ssize_t), ("itemsize", C.c_ssize_t),
+                ("readonly", C.c_int), ("ndim", C.c_int), ("format", C.c_char_p),
+                ("shape", C.POINTER(C.c_ssize_t)), ("strides", C.POINTER(C.c_ssize_t)),
+                ("suboffsets", C.POINTER(C.c_ssize_t)), ("internal", C.c_void_p)]
+
+    def __del__(self) -> None:
+        if self.buf is not None or self.itemsize:
+            _release_buffer(C.byref(self))
+
+
+_FULL_READ_ONLY = 0x11C  # PyBUF_FULL_RO
+_get_buffer = C.pythonapi.PyObject_GetBuffer
+_get_buffer.restype, _get_buffer.argtypes = C.c_int, [C.py_object, C.POINTER(_PyBuffer), C.c_int]
+_release_buffer = C.pythonapi.PyBuffer_Release
+_release_buffer.restype, _release_buffer.argtypes = None, [C.POINTER(_PyBuffer)]
+_LETTERS = {"d": "f64", "f": "f32", "e": "f16", "b": "i8", "B": "u8", "h": "i16", "H": "u16", "i": "i32",
+            "I": "u32", "q": "i64", "Q": "u64", "?": "bool", "Zf": "c64", "Zd": "c128", "c": "u8",
+            "l": f"i{8 * C.sizeof(C.c_long)}", "L": f"u{8 * C.sizeof(C.c_long)}"}
+
+
+def _see_buffer(what: Any, name: str) -> Memory:
+    buffer = _PyBuffer()
+    try:
+        _get_buffer(what, C.byref(buffer), _FULL_READ_ONLY)
+    except (TypeError, BufferError) as error:
+        raise TypeError(f"{name}: a {type(what).__name__} has no memory that could be used: "
+                        f"{error}") from None
+    letters = (buffer.format or b"B").decode()
+    if letters[0] in "@=" or (letters[0] == "<" and sys.byteorder == "little"):
+        letters = letters[1:]
+    if letters not in _LETTERS or buffer.suboffsets:
+        raise UnsupportedError(f"{name}: no dtype for the buffer format {letters!r}")
+    found = dtypes.DTYPES[_LETTERS[letters]]
+    shape = buffer.shape[:buffer.ndim]
+    strides = _in_elements(buffer.strides[:buffer.ndim], shape, found.nbytes, name) if buffer.strides else None
+    seen = Memory(buffer.buf, found, shape, strides, not buffer.readonly, (what, buffer))
+    seen.raw = letters in "Bc" and len(shape) == 1 and seen.dense
+    return seen
