@@ -5,13 +5,16 @@
     Everything else carries a plan out.
 """
 from ._c import lib as _lib
+from .checkpoint import Checkpoint, LazyTensor, Stored, open
 from .carry import Exec, Pool, bind, reshard
 from .errors import (CancelledError, Error, ExistsError, FileError, FormatError, InvalidError, LimitError,
                      MismatchError, MissingError, MissingFileError, OutOfMemoryError, PeerError,
                      TimedOutError, UnsupportedError)
 from .layout import (Array, Balanced, Box, Check, Cyclic, Held, Layout, Mesh, Partial, Placement, Replicate,
                      Segmented, Shard, Strided, problem)
+from .local import Report
 from .plan import Piece, Plan, Reduction
+from .states import OPAQUE
 from .transport import Transport
 
 __version__ = _lib.rsd_version().decode()

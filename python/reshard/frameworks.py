@@ -62,13 +62,15 @@ def _view(shape: Sequence[int], one: dtypes.Dtype) -> memoryview:
     return flat.cast(letter) if extents == [nbytes // flat.cast(letter).itemsize] else flat.cast(letter, extents)
 
 
-def selected(array: Any, index: Tuple[Any, ...], like: str) -> Any:
-    """array[index] of an array that `empty` made, for slices with steps of either sign and new axes."""
-    if like == "memoryview":
-        raise InvalidError('a memoryview cannot be sliced with steps in several dims: ask for like="numpy"')
+def finished(array: Any, index: Tuple[slice, ...], shape: Sequence[int], like: str) -> Any:
+    """array[index] as a dense array of a shape, for slices with steps of either sign."""
+    stepped = any(one != slice(None) for one in index)
     if like == "torch":
-        flips = [dim for dim, one in enumerate(index) if isinstance(one, slice) and (one.step or 1) < 0]
-        forward = tuple(slice(None, None, -one.step) if isinstance(one, slice) and (one.step or 1) < 0 else one
-                        for one in index)
-        return array.flip(flips)[forward] if flips else array[forward]
-    return array[index]
+        if stepped:  # torch has no negative steps
+            flips = [dim for dim, one in enumerate(index) if one.step is not None and one.step < 0]
+            array = array.flip(flips) if flips else array
+            array = array[tuple(slice(None, None, abs(one.step or 1)) for one in index)].contiguous()
+        return array.reshape(tuple(shape))
+    if stepped:
+        array = array[index].copy()
+    return array.reshape(tuple(shape))

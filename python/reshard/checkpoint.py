@@ -1,0 +1,350 @@
+"""Checkpoints: a mapping of names to tensors that stay in their files until a part of them is asked for.
+
+    with reshard.open("step-1000") as ckpt:
+        ckpt["model.w"].shape
+        rows = ckpt["model.w"][10:20]                   reads those rows, and no others
+        ckpt.load(model.state_dict())                   into memory that is there, any layout
+"""
+from __future__ import annotations
+
+import ctypes as C
+import json
+import os
+from collections.abc import Mapping as MappingBase
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from . import _c, dtypes, frameworks, local, memory, states
+from ._c import Address, Int64
+from .carry import Pool
+from .errors import FileError, InvalidError, MismatchError, MissingError, MissingFileError
+from .layout import Layout
+from .local import Progress, Report
+from .slicing import Selection
+from .states import OPAQUE
+
+FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE}
+
+
+class Stored(NamedTuple):
+    """One stored box of a tensor. `file` is a name in the folder, or None if nothing says where the bytes
+    are; `offset` and `nbytes` are of the item in the file, with what is around the bytes."""
+
+    lo: Tuple[int, ...]
+    len: Tuple[int, ...]
+    file: Optional[str]
+    offset: int
+    nbytes: int
+
+
+class LazyTensor:
+    """A tensor of a checkpoint. An index reads the part it names, by NumPy's rules: whole numbers, slices
+    with any step, `...` and None."""
+
+    def __init__(self, checkpoint: "Checkpoint", index: int) -> None:
+        about = _c.Tensor()
+        _c.lib.rsd_checkpoint_tensor(checkpoint.handle, index, C.byref(about))
+        self._checkpoint, self._index = checkpoint, index
+        self.name: str = about.name.decode()
+        self._dtype = dtypes.by_number(about.dtype)
+        self.dtype: str = self._dtype.name
+        self.shape: Tuple[int, ...] = tuple(about.shape[:about.ndim])
+        self.nbytes: int = about.nbytes
+        self.nboxes: int = about.nboxes
+        self.path: Optional[Tuple[Union[str, int], ...]] = (
+            None if about.path is None else tuple(json.loads(about.path)))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a tensor without dims")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.dtype}{list(self.shape)} in {self.nboxes} boxes>"
+
+    @property
+    def layout(self) -> Layout:
+        """Where it lies in the files: explicit boxes, the rank being the number of the file."""
+        handle = Address()
+        _c.lib.rsd_checkpoint_layout(self._checkpoint.handle, self._index, C.byref(handle))
+        return Layout._of(handle)
+
+    @property
+    def boxes(self) -> List[Stored]:
+        """Its parts in the files."""
+        stored, n, files = _c.Stored(), self.ndim, self._checkpoint.files
+        found = []
+        for box in range(self.nboxes):
+            _c.lib.rsd_checkpoint_box(self._checkpoint.handle, self._index, box, C.byref(stored))
+            found.append(Stored(tuple(stored.box.lo[:n]), tuple(stored.box.len[:n]),
+                                files[stored.file] if stored.file >= 0 else None, stored.offset,
+                                stored.nbytes))
+        return found
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.read(index)
+
+    def read(self, index: Any = ..., *, like: Optional[str] = None, dtype: Any = None, out: Any = None,
+             pool: Union[Pool, int, None] = None) -> Any:
+        """The part that an index names, in new memory: "numpy", "torch", "raw" or "memoryview" (`like`), and
+        converted to another `dtype` if one is given. With `out` it is read into that array, and the index has
+        no steps."""
+        self._checkpoint.handle  # closed is closed, also for what would be empty
+        selection = Selection(index, self.shape)
+        if out is not None:
+            return self._read_into(out, selection, dtype, pool)
+        like = frameworks.check(self._checkpoint.like if like is None else like)
+        kind = self._dtype if dtype is None else dtypes.dtype(dtype)
+        if selection.empty:
+            return frameworks.empty(selection.shape, kind, like)
+        views = like == "memoryview"
+        reading = selection.reading(self._dtype.nbytes, split_all=views)
+        array = frameworks.empty(selection.shape if views else reading.shape, kind, like)
+        self._read(reading, memory.see(array, self.name, True), kind, pool)
+        return array if views else frameworks.finished(array, reading.after, selection.shape, like)
+
+    def _read_into(self, out: Any, selection: Selection, dtype: Any, pool: Union[Pool, int, None]) -> Any:
+        if not selection.plain:
+            raise InvalidError(f"{self.name}: an index with steps is not read into an array")
+        kind = self._dtype if dtype is None else dtypes.dtype(dtype)
+        seen = memory.see(out, self.name, True).fits(kind, selection.shape, self.name)
+        if not selection.empty:
+            reading = selection.reading(self._dtype.nbytes)
+            self._read(reading, _with_dropped(seen, selection), kind, pool)
+        return out
+
+    def _read(self, reading: Any, seen: memory.Memory, kind: dtypes.Dtype, pool: Union[Pool, int, None]) -> None:
+        """Reads boxes into an array of the shape of the reading, whatever shape it says it has."""
+        strides = seen.strides if len(seen.strides) == len(reading.shape) and not seen.raw else None
+        if strides is None or seen.shape != reading.shape:
+            strides = memory.dense_strides(reading.shape)
+        layout = Layout.from_boxes(kind, self.shape, [(0, lo, length) for lo, length, _ in reading.boxes])
+        addresses = [seen.address + kind.nbytes * sum(a * s for a, s in zip(at, strides))
+                     for _, _, at in reading.boxes]
+        made = _c.Local(name=self.name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
+                        strides=_c.ints(list(strides) * len(addresses)))
+        self._checkpoint._load([made], pool, cast=kind is not self._dtype)
+
+    def numpy(self) -> Any:
+        """All of it, as a NumPy array."""
+        return self.read(like="numpy")
+
+    def torch(self) -> Any:
+        """All of it, as a torch tensor."""
+        return self.read(like="torch")
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
+        if copy is False:
+            raise ValueError(f"{self.name} is in a file, and has to be read")
+        array = self.read(like="numpy")
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def _with_dropped(seen: memory.Memory, selection: Selection) -> memory.Memory:
+    """Memory of a result, with the dims that the index dropped and without the new ones."""
+    kept = [(extent, stride) for extent, stride, new in zip(seen.shape, seen.strides, selection.new) if not new]
+    shape, strides = [], []
+    for cut in selection.cuts:
+        extent, stride = (1, 1) if cut.drop else kept.pop(0)
+        shape.append(extent)
+        strides.append(stride)
+    return memory.Memory(seen.address, seen.dtype, shape, strides, seen.writable, seen.kept)
+
+
+class _Values(MappingBase):  # type: ignore[type-arg]
+    """What is not a tensor, by name, read when it is asked for."""
+
+    def __init__(self, checkpoint: "Checkpoint") -> None:
+        self._checkpoint = checkpoint
+        count = _c.lib.rsd_checkpoint_nvalues(checkpoint.handle)
+        names = (_c.lib.rsd_checkpoint_value_name(checkpoint.handle, index) for index in range(count))
+        self._index = {name.decode(): index for index, name in enumerate(names)}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._index:
+            raise MissingError(f"there is no value {name}")
+        text = Address()
+        _c.lib.rsd_checkpoint_value(self._checkpoint.handle, self._index[name], C.byref(text))
+        return states.from_json(_c.taken(text))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __repr__(self) -> str:
+        return f"<values: {', '.join(self)}>"
+
+
+class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
+    """The tensors of a checkpoint by name, in the order of the file. Several threads may use one."""
+
+    _free = "rsd_checkpoint_close"
+
+    def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",
+                 format: Optional[str] = None) -> None:
+        self.path, self.like = os.fspath(path), frameworks.check(like)
+        if format is not None and format not in FORMATS:
+            raise InvalidError(f"no format is called {format!r}: there are {' '.join(FORMATS)}")
+        handle = Address()
+        try:
+            _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
+                format=0 if format is None else FORMATS[format])), C.byref(handle))
+        except FileError as error:
+            if os.path.lexists(path):
+                raise
+            raise MissingFileError(error.message) from None
+        self._handle = handle.value
+        self._names: Optional[List[str]] = None
+        self._values: Optional[_Values] = None
+
+    def close(self) -> None:
+        """Closes it. Its tensors cannot be read any more."""
+        self._close()
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    # -- looking --
+
+    @property
+    def format(self) -> str:
+        """ "dcp", "safetensors" or "torch.save"."""
+        return _c.lib.rsd_format_name(_c.lib.rsd_checkpoint_format(self.handle)).decode()
+
+    @property
+    def files(self) -> List[str]:
+        """The files that tensors lie in."""
+        return [os.fsdecode(_c.lib.rsd_checkpoint_file(self.handle, index))
+                for index in range(_c.lib.rsd_checkpoint_nfiles(self.handle))]
+
+    @property
+    def plain_values(self) -> Mapping[str, Any]:
+        """What is not a tensor (step counts, learning rates, names), by name. Tuples come as lists, and what
+        is not plain, an object of some class, as reshard.OPAQUE."""
+        if self._values is None:
+            self._values = _Values(self)
+        return self._values
+
+    def __getitem__(self, name: str) -> LazyTensor:
+        if not isinstance(name, str):
+            raise TypeError(f"tensors have names, and {name!r} is a {type(name).__name__}")
+        index = Int64()
+        try:
+            _c.lib.rsd_checkpoint_find(self.handle, name.encode(), C.byref(index))
+        except MismatchError as error:
+            raise MissingError(error.message) from None
+        return LazyTensor(self, index.value)
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return isinstance(name, str) and self[name] is not None
+        except KeyError:
+            return False
+
+    def __iter__(self) -> Iterator[str]:
+        if self._names is None:
+            about, count = _c.Tensor(), _c.lib.rsd_checkpoint_ntensors(self.handle)
+            names = []
+            for index in range(count):
+                _c.lib.rsd_checkpoint_tensor(self.handle, index, C.byref(about))
+                names.append(about.name.decode())
+            self._names = names
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return _c.lib.rsd_checkpoint_ntensors(self.handle)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        if self._handle is None:
+            return f"<checkpoint {self.path}, closed>"
+        return f"<checkpoint {self.path}: {self.format}, {len(self)} tensors>"
+
+    # -- loading --
+
+    def load(self, state: Any, *, layouts: Optional[Mapping[str, Union[str, Layout]]] = None,
+             rank: Optional[int] = None, strict: bool = True, cast: bool = False,
+             pool: Union[Pool, int, None] = None, max_nbytes: Union[str, int] = 0,
+             progress: Optional[Progress] = None) -> Report:
+        """Loads into the arrays of a state dict, nested or with dotted names, and puts the checkpoint's
+        values where it has values.
+
+        A tensor is whole, unless `layouts` has its name: then there is the list of the arrays of `rank` (or
+        of all ranks, if it is None) in that layout, or just the array if it is one. Everything in the state
+        has to be in the checkpoint, in the same dtype; with `strict=False` what is not there is left as it is,
+        and with `cast=True` elements are converted. Nothing is read before all that is checked."""
+        layouts = {name: one if isinstance(one, Layout) else Layout(one) for name, one in (layouts or {}).items()}
+        leaves = states.flatten(state, layouts)
+        strange = [name for name in layouts if name not in leaves]
+        if strange:
+            raise MissingError(f"a layout for {strange[0]}, which is not in the state")
+        made, values = [], {}
+        for name, leaf in leaves.items():
+            if name in layouts:
+                made.append(local.make(name, layouts[name], leaf.what, rank, writable=True, cast=cast))
+            elif states.is_tensor(leaf.what):
+                made.append(self._whole(name, leaf.what))
+            else:
+                values[name] = leaf
+        missing = [name for name in values if name not in self.plain_values]
+        if missing and strict:
+            raise MissingError(f"there is no value {missing[0]}"
+                               + (f", nor {len(missing) - 1} more" if len(missing) > 1 else ""))
+        report = self._load(made, pool, missing=not strict, cast=cast, max_nbytes=max_nbytes, progress=progress)
+        for name, leaf in values.items():
+            value = self.plain_values[name] if name in self.plain_values else OPAQUE
+            if value is not OPAQUE:
+                states.put(leaf, name, value)
+        return report
+
+    def _whole(self, name: str, array: Any) -> Any:
+        seen = memory.see(array, name, True)
+        if name in self:
+            stored = self[name]
+            if seen.raw or stored._dtype.numpy is None and seen.dtype.name == f"u{8 * stored._dtype.nbytes}":
+                seen = seen.fits(stored._dtype, stored.shape, name)
+        return local.whole(name, seen, writable=True)
+
+    def _load(self, locals_: Sequence[Any], pool: Union[Pool, int, None], *, missing: bool = False,
+              cast: bool = False, max_nbytes: Union[str, int] = 0, progress: Optional[Progress] = None) -> Report:
+        call, threads = local.Call(progress), Pool.of(pool)
+        options = _c.LoadOptions(pool=threads.handle, max_nbytes=local.size(max_nbytes), allow_missing=missing,
+                                 allow_cast=cast, **call.options)
+        return call(_c.lib.rsd_load, self.handle, len(locals_), _c.packed(_c.Local, locals_), C.byref(options))
+
+    def state_dict(self, *, like: Optional[str] = None, nested: bool = True,
+                   pool: Union[Pool, int, None] = None) -> Dict[str, Any]:
+        """Everything, read: the state dict that was saved, nested where that is known."""
+        like = frameworks.check(self.like if like is None else like)
+        tensors = {name: self[name] for name in self}
+        leaves: Dict[str, Any] = {name: frameworks.empty(one.shape, one.dtype, like)
+                                  for name, one in tensors.items()}
+        self._load([self._whole(name, array) for name, array in leaves.items()], pool)
+        leaves.update(self.plain_values)
+        paths = {name: one.path for name, one in tensors.items() if one.path is not None} if nested else {}
+        return states.unflatten(leaves, paths)
+
+
+def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
+         format: Optional[str] = None) -> Checkpoint:
+    """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, or a torch.save file.
+
+    Which one it is, is found out by looking, unless `format` says it. What is read is "numpy", "torch", "raw"
+    or "memoryview" (`like`). Nothing in a file is ever run or built: a pickle is read as data."""
+    return Checkpoint(path, like=like, format=format)

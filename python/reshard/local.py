@@ -1,0 +1,105 @@
+"""What loading, saving, converting and proving share: tensors in the caller's memory, progress and reports."""
+from __future__ import annotations
+
+import ctypes as C
+import json
+import threading
+from typing import Any, Callable, Dict, Optional, Sequence, Union
+
+from . import _c, dtypes, memory
+from .carry import flat_strides, in_order, see_all
+from .layout import Layout
+
+# Called with the bytes that are done and those there are. An exception in it stops the work and is raised.
+Progress = Callable[[int, int], Any]
+
+
+class Report:
+    """What was done."""
+
+    ntensors: int  #: that were read or written
+    nbytes_needed: int  #: of tensors, in what was read
+    nbytes_read: int  #: for them
+    nbytes_decoded_again: int  #: of compressed items that had to be entered more than once
+    nbytes_unchecked: int  #: read in part only, or stored without a CRC-32
+    nbytes_written: int  #: to files
+    nfiles_written: int  #: those that a resumed run found complete not counted
+    nbytes_memory: int  #: most buffers at one time
+    nleft_out: int  #: tensors and values of the source that the target has not
+    seconds: float
+
+    def __init__(self, struct: Any) -> None:
+        self.__dict__.update(struct.as_dict())
+
+    def as_dict(self) -> Dict[str, Any]:
+        """The fields by name."""
+        return dict(self.__dict__)
+
+    def __repr__(self) -> str:
+        return f"Report({', '.join(f'{name}={value}' for name, value in self.__dict__.items())})"
+
+
+class Call:
+    """One call that tells how far it is: its callbacks, and what they raised.
+
+        call = Call(progress)
+        options = _c.LoadOptions(**call.options)
+        report = call(_c.lib.rsd_load, checkpoint, n, locals, options)
+    """
+
+    def __init__(self, progress: Optional[Progress] = None) -> None:
+        self.kept = _c.Kept()
+        self.options: Dict[str, Any] = {}
+        # The main thread is told even if nobody asked: between two bytecodes is where Ctrl-C is noticed.
+        if progress is not None or threading.current_thread() is threading.main_thread():
+            def told(_: Any, about: Any) -> None:
+                if progress is not None:
+                    progress(about.contents.nbytes_done, about.contents.nbytes_total)
+            self.options["on_progress"] = self.kept.callback(_c.OnProgress, told)
+
+    def __call__(self, function: Any, *args: Any) -> Report:
+        report = _c.Report()
+        with self.kept:
+            function(*args, C.byref(report))
+        return Report(report)
+
+
+def make(name: str, layout: Layout, arrays: Any, rank: Optional[int] = None, *, writable: bool,
+         path: Optional[Sequence[Union[str, int]]] = None, cast: bool = False) -> Any:
+    """An rsd_local: a tensor in memory, of one rank or of every rank. What it points to lives as long as
+    it. With `cast` the arrays may be of another dtype than the layout, all of one."""
+    wanted = layout.arrays(rank)
+    seen = see_all(in_order(arrays, wanted, name), wanted, layout.dtype, name, writable, cast)
+    if cast:
+        own = next((one.dtype for one in seen if one is not None), dtypes.dtype(layout.dtype))
+        if own.name != layout.dtype:
+            layout = layout.of_dtype(own)
+            seen = see_all(in_order(arrays, wanted, name), wanted, own, name, writable)
+    strides, dense = flat_strides(seen, wanted)
+    made = _c.Local(name=name.encode(), layout=layout.handle, rank=_c.EVERY_RANK if rank is None else rank,
+                    arrays=_c.pointers([None if one is None else one.address for one in seen]),
+                    strides=None if dense else _c.ints(strides),
+                    path=None if path is None else json.dumps(list(path)).encode())
+    made.kept = (layout, seen)
+    return made
+
+
+def whole(name: str, array: Any, *, writable: bool, path: Optional[Sequence[Union[str, int]]] = None) -> Any:
+    """The rsd_local of a whole tensor that is one array, of the array's dtype and shape."""
+    seen = memory.see(array, name, writable)
+    return make(name, Layout.whole(seen.dtype, seen.shape), [seen], 0, writable=writable, path=path)
+
+
+def size(text: Union[str, int, None]) -> int:
+    """Bytes: a number, or a text such as "256MB", "5GB", "1GiB"; None is 0."""
+    if text is None or isinstance(text, int):
+        return text or 0
+    units = {"": 1, "B": 1}
+    for power, letter in enumerate("KMGT", 1):
+        units.update({f"{letter}B": 1000 ** power, f"{letter}IB": 1024 ** power, letter: 1000 ** power})
+    number = text.strip().rstrip("kKmMgGtTiIbB ")
+    unit = text.strip()[len(number):].strip().upper()
+    try:
+        return int(float(number) * units[unit])
+    except (ValueError, KeyError):
+        raise ValueError(f"{text!r} is no number of bytes: 256MB, 5GB, 1GiB") from None

@@ -1,0 +1,123 @@
+"""Which part of a tensor an index asks for, by NumPy's rules, and which boxes to read for it.
+
+    w[10:20, ::-3, 5, None]
+
+Whole numbers, slices, `...` and None are taken; arrays of indices are not.
+"""
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import Any, List, NamedTuple, Sequence, Tuple
+
+# What lies between two wanted elements is read and dropped if it is less than a page or there would be
+# more boxes than this.
+GAP_NBYTES = 4096
+MOST_BOXES = 4096
+
+
+class Cut(NamedTuple):
+    """What is asked of one dim: `count` elements from `start`, `step` apart. `drop`: the dim goes away."""
+
+    start: int
+    count: int
+    step: int
+    drop: bool
+
+    @property
+    def low(self) -> int:
+        """The lowest index that is asked for."""
+        return self.start if self.step > 0 else self.start + (self.count - 1) * self.step
+
+    @property
+    def span(self) -> int:
+        """From the lowest to the highest, both counted."""
+        return (self.count - 1) * abs(self.step) + 1 if self.count else 0
+
+
+class Selection:
+    """An index, applied to a shape. `shape` is that of the result, `new` says which of its dims None made."""
+
+    def __init__(self, index: Any, shape: Sequence[int]) -> None:
+        index = index if isinstance(index, tuple) else (index,)
+        cuts: List[Cut] = []
+        taken = sum(1 for one in index if one is not None and one is not Ellipsis)
+        if sum(1 for one in index if one is Ellipsis) > 1:
+            raise IndexError("an index can only have a single ellipsis ('...')")
+        if taken > len(shape):
+            raise IndexError(f"too many indices: the tensor has {len(shape)} dims, but {taken} were indexed")
+        if not any(one is Ellipsis for one in index):
+            index = index + (Ellipsis,)
+        out: List[int] = []
+        new: List[bool] = []
+        for one in index:
+            if one is None:
+                out.append(1)
+                new.append(True)
+            elif one is Ellipsis:
+                for _ in range(len(shape) - taken):
+                    cuts.append(Cut(0, shape[len(cuts)], 1, False))
+                    out.append(cuts[-1].count)
+                    new.append(False)
+            else:
+                cuts.append(_cut(one, shape[len(cuts)], len(cuts)))
+                if not cuts[-1].drop:
+                    out.append(cuts[-1].count)
+                    new.append(False)
+        self.cuts, self.shape, self.new = tuple(cuts), tuple(out), tuple(new)
+
+    @property
+    def empty(self) -> bool:
+        return any(cut.count == 0 for cut in self.cuts)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one box, without steps."""
+        return all(cut.step == 1 or cut.count <= 1 for cut in self.cuts)
+
+    def reading(self, nbytes: int, split_all: bool = False) -> "Reading":
+        """The boxes to read of a tensor whose elements have so many bytes. With `split_all` nothing is read
+        that is not asked for, and nothing has to be turned round."""
+        split, inner, boxes = [False] * len(self.cuts), nbytes, 1
+        # From the last dim on, so that what lies inside one step is known.
+        for dim in reversed(range(len(self.cuts))):
+            cut = self.cuts[dim]
+            if cut.count > 1 and cut.step != 1:
+                far = (abs(cut.step) - 1) * inner >= GAP_NBYTES and boxes * cut.count <= MOST_BOXES
+                split[dim] = split_all or far
+            if split[dim]:
+                boxes *= cut.count
+            inner *= max(1, cut.span)
+        return Reading(self.cuts, split)
+
+
+class Reading:
+    """What is read for a selection: into an array of `shape`, the box at (lo, len) to the place `at`.
+    `after` is the index that makes the selection of that array, dims that are dropped not counted."""
+
+    def __init__(self, cuts: Sequence[Cut], split: Sequence[bool]) -> None:
+        self.shape = tuple(cut.count if one else cut.span for cut, one in zip(cuts, split))
+        self.after = tuple(slice(None) if one or cut.step == 1 or cut.count <= 1 else slice(None, None, cut.step)
+                           for cut, one in zip(cuts, split))
+        self.boxes: List[Tuple[Tuple[int, ...], Tuple[int, ...], Tuple[int, ...]]] = []
+        choices = [[(cut.start + i * cut.step, 1, i) for i in range(cut.count)] if one
+                   else [(cut.low, cut.span, 0)] for cut, one in zip(cuts, split)]
+        for chosen in itertools.product(*choices):
+            self.boxes.append((tuple(c[0] for c in chosen), tuple(c[1] for c in chosen),
+                               tuple(c[2] for c in chosen)))
+
+
+def _cut(one: Any, extent: int, dim: int) -> Cut:
+    if isinstance(one, slice):
+        start, stop, step = one.indices(extent)
+        return Cut(start, len(range(start, stop, step)), step, False)
+    if isinstance(one, bool) or type(one).__name__ in ("bool_", "bool"):
+        raise TypeError("a tensor of a checkpoint is not indexed by booleans: read it first, tensor[...]")
+    try:
+        at = operator.index(one)
+    except TypeError:
+        raise TypeError(f"a tensor of a checkpoint is indexed by whole numbers, slices, ... and None, not by a "
+                        f"{type(one).__name__}: read it first, tensor[...]") from None
+    if not -extent <= at < extent:
+        raise IndexError(f"index {at} is out of bounds for dim {dim} with {extent} elements")
+    return Cut(at % extent, 1, 1, True)

@@ -1,0 +1,134 @@
+"""State dicts: nested dicts and lists, with tensors and plain values in them, flattened as torch does it.
+
+    {"model": {"w": tensor}, "step": 7}   ->   model.w at ["model", "w"], step at ["step"]
+
+Dicts are always gone into; lists if a tensor, a dict or such a list is in them; all else is a value.
+"""
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Container, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, Tuple, Union
+
+from .errors import InvalidError, UnsupportedError
+
+Path = Tuple[Union[str, int], ...]
+
+
+class Leaf(NamedTuple):
+    """Something in a state dict: its way there, what it is, and the dict or list it is in, with its key."""
+
+    path: Path
+    what: Any
+    holder: Any
+    key: Any
+
+
+def is_tensor(what: Any) -> bool:
+    """Whether something is an array, as opposed to a plain value. NumPy's scalars and bytes are values."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(what, torch.Tensor):
+        return True
+    if numpy is not None and isinstance(what, numpy.generic):
+        return False
+    if hasattr(what, "__array_interface__") or hasattr(what, "__dlpack__"):
+        return True
+    return isinstance(what, (memoryview, bytearray)) or type(what).__module__ == "array"
+
+
+def flatten(state: Mapping[str, Any], whole: Container[str] = ()) -> Dict[str, Leaf]:
+    """The leaves by their dotted names. Names in `whole` are leaves whatever is there."""
+    found: Dict[str, Leaf] = {}
+    for path, what, holder, key in _walk((), state, None, None, whole):
+        name = ".".join(map(str, path))
+        if name in found:
+            raise InvalidError(f"two things of the state are called {name}")
+        found[name] = Leaf(path, what, holder, key)
+    return found
+
+
+def _goes_into(what: Any) -> bool:
+    if isinstance(what, Mapping):
+        return True
+    return isinstance(what, list) and any(is_tensor(one) or _goes_into(one) for one in what)
+
+
+def _walk(path: Path, what: Any, holder: Any, key: Any, whole: Container[str]) -> Iterator[Tuple[Any, ...]]:
+    if path and ".".join(map(str, path)) in whole:
+        yield path, what, holder, key
+    elif isinstance(what, Mapping):
+        for inner, one in what.items():
+            yield from _walk(path + (str(inner),), one, what, inner, whole)
+    elif _goes_into(what):
+        for index, one in enumerate(what):
+            yield from _walk(path + (index,), one, what, index, whole)
+    else:
+        yield path, what, holder, key
+
+
+def put(leaf: Leaf, name: str, value: Any) -> None:
+    """Puts a value where a leaf is."""
+    if not isinstance(leaf.holder, (MutableMapping, list)):
+        raise InvalidError(f"{name}: a {type(leaf.holder).__name__} cannot be changed")
+    leaf.holder[leaf.key] = value
+
+
+def to_json(name: str, value: Any) -> bytes:
+    """A plain value as the library takes it: None, booleans, numbers, text, lists and dicts of them. Tuples
+    become lists."""
+    numpy = sys.modules.get("numpy")
+
+    def plain(one: Any) -> Any:
+        if numpy is not None and isinstance(one, numpy.generic):
+            return one.item()
+        raise UnsupportedError(f"{name}: a {type(one).__name__} is no plain value, and cannot be saved")
+
+    try:
+        return json.dumps(value, allow_nan=False, default=plain).encode()
+    except ValueError as error:
+        raise UnsupportedError(f"{name}: {value!r} cannot be saved: {error}") from None
+
+
+class _Opaque:
+    """Stands for a value of a checkpoint that is not plain: an object of some class."""
+
+    def __repr__(self) -> str:
+        return "OPAQUE"
+
+
+OPAQUE = _Opaque()
+
+
+def from_json(text: Union[str, None]) -> Any:
+    """The value of a text of the library's; bytes are {"bytes": "hex digits"} there."""
+    if text is None:
+        return OPAQUE
+    return json.loads(text, object_hook=_bytes_again)
+
+
+def _bytes_again(found: Dict[str, Any]) -> Any:
+    if list(found) == ["bytes"] and isinstance(found["bytes"], str):
+        try:
+            return bytes.fromhex(found["bytes"])
+        except ValueError:
+            pass
+    return found
+
+
+def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Path]) -> Dict[str, Any]:
+    """The nested dict that things at paths make; what has no path is under its name."""
+    state: Dict[str, Any] = {}
+    for name, what in leaves.items():
+        path: List[Any] = list(paths.get(name) or (name,))
+        holder: Any = state
+        for step, following in zip(path, path[1:] + [None]):
+            if isinstance(holder, list):
+                holder.extend([None] * (step + 1 - len(holder)))
+            if following is None:
+                holder[step] = what
+                continue
+            inner = holder[step] if isinstance(holder, list) else holder.get(step)
+            if inner is None:
+                inner = holder[step] = [] if isinstance(following, int) else {}
+            holder = inner
+    return state
