@@ -6,6 +6,7 @@
 """
 from ._c import lib as _lib
 from .checkpoint import Checkpoint, LazyTensor, Stored, open
+from .converting import convert, merge
 from .carry import Exec, Pool, bind, reshard
 from .errors import (CancelledError, Error, ExistsError, FileError, FormatError, InvalidError, LimitError,
                      MismatchError, MissingError, MissingFileError, OutOfMemoryError, PeerError,
@@ -14,6 +15,8 @@ from .layout import (Array, Balanced, Box, Check, Cyclic, Held, Layout, Mesh, Pa
                      Segmented, Shard, Strided, problem)
 from .local import Report
 from .plan import Piece, Plan, Reduction
+from .proving import Difference, diff, digest, digest_array, verify
+from .saving import Saving, publish, save, save_start
 from .states import OPAQUE
 from .transport import Transport
 

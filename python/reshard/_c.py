@@ -165,9 +165,7 @@ class Kept:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self.error is not None:
             kept, self.error = self.error, None
-            if error is not None and kept is not error:
-                kept.__context__ = None  # the status is only its echo
-            raise kept
+            raise kept from kept.__cause__  # the status is only its echo
 
 
 class Handle:

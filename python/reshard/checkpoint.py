@@ -302,10 +302,10 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
                 made.append(self._whole(name, leaf.what))
             else:
                 values[name] = leaf
-        missing = [name for name in values if name not in self.plain_values]
+        missing = [name for name in leaves if name not in (self.plain_values if name in values else self)]
         if missing and strict:
-            raise MissingError(f"there is no value {missing[0]}"
-                               + (f", nor {len(missing) - 1} more" if len(missing) > 1 else ""))
+            raise MissingError(f"the checkpoint has no {'value' if missing[0] in values else 'tensor'} {missing[0]}"
+                               + (f", and not {len(missing) - 1} more" if len(missing) > 1 else ""))
         report = self._load(made, pool, missing=not strict, cast=cast, max_nbytes=max_nbytes, progress=progress)
         for name, leaf in values.items():
             value = self.plain_values[name] if name in self.plain_values else OPAQUE

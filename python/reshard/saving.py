@@ -1,0 +1,136 @@
+"""Saving: state dicts as PyTorch's distributed checkpoints, by one process or by every rank.
+
+    save("step-2000", {"model": {"w": w}, "step": 2000})                       whole tensors
+    save("step-2000", {"w": parts}, layouts={"w": "f32[8,8] @ 4:S0"})          all ranks' arrays
+    save("step-2000", {"w": mine}, layouts={...}, rank=r, nranks=4)            every rank's process calls it,
+    publish("step-2000", 4)                                                    and then one of them this
+"""
+from __future__ import annotations
+
+import ctypes as C
+import os
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+
+from . import _c, local, memory, states
+from ._c import Address
+from .carry import Pool
+from .errors import InvalidError, MissingError
+from .layout import Layout
+from .local import Progress, Report
+
+Layouts = Mapping[str, Union[str, Layout]]
+Pathlike = Union[str, "os.PathLike[str]"]
+
+
+def compress_level(compress: Union[str, int, bool, None]) -> int:
+    """0, or the level of zstd: None and False, 3, "zstd", "zstd:3"."""
+    if isinstance(compress, str):
+        word, _, level = compress.partition(":")
+        if word != "zstd" or (level and not level.lstrip("-").isdigit()):
+            raise InvalidError(f"compress={compress!r}: there is zstd and zstd:LEVEL")
+        return int(level or 3)
+    return 3 if compress is True else int(compress or 0)
+
+
+def _gather(state: Any, layouts: Optional[Layouts], rank: Optional[int], nranks: int) -> Tuple[List[Any], List[Any]]:
+    """The rsd_locals and rsd_values of a state dict."""
+    layouts = {name: one if isinstance(one, Layout) else Layout(one) for name, one in (layouts or {}).items()}
+    leaves = states.flatten(state, layouts)
+    strange = [name for name in layouts if name not in leaves]
+    if strange:
+        raise MissingError(f"a layout for {strange[0]}, which is not in the state")
+    tensors, values = [], []
+    for name, leaf in leaves.items():
+        path = None if leaf.path == (name,) else leaf.path
+        if name in layouts:
+            tensors.append(local.make(name, layouts[name], leaf.what, rank, writable=False, path=path))
+        elif not states.is_tensor(leaf.what):
+            values.append(_c.Value(name=name.encode(), json=states.to_json(name, leaf.what),
+                                   path=None if path is None else states.to_json(name, list(path))))
+        elif rank is None:
+            tensors.append(local.whole(name, leaf.what, writable=False, path=path))
+        else:  # every rank has all of it
+            seen = memory.see(leaf.what, name)
+            everywhere = Layout.on(seen.dtype, seen.shape, str(nranks), "R")
+            tensors.append(local.make(name, everywhere, [seen], rank, writable=False, path=path))
+    return tensors, values
+
+
+class _Request:
+    """The arguments of a save, and what they point to."""
+
+    def __init__(self, path: Pathlike, state: Any, layouts: Optional[Layouts], rank: Optional[int], nranks: int,
+                 overwrite: bool, compress: Union[str, int, bool, None], to_lowest_rank: bool,
+                 pool: Union[Pool, int, None], max_nbytes: Union[str, int], progress: Optional[Progress]) -> None:
+        if rank is not None and not 0 <= rank < nranks:
+            raise InvalidError(f"rank {rank} of {nranks}: nranks says how many save together")
+        self.call, self.pool = local.Call(progress), Pool.of(pool)
+        tensors, values = _gather(state, layouts, rank, nranks)
+        self.options = _c.SaveOptions(
+            pool=self.pool.handle, nranks=nranks, max_nbytes=local.size(max_nbytes), overwrite=overwrite,
+            to_lowest_rank=to_lowest_rank, compress=compress_level(compress), one_rank=rank is not None,
+            rank=rank or 0, nvalues=len(values), values=_c.packed(_c.Value, values), **self.call.options)
+        self.args = (_c.path_bytes(path), len(tensors), _c.packed(_c.Local, tensors), C.byref(self.options))
+
+
+def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, rank: Optional[int] = None,
+         nranks: int = 0, overwrite: bool = False, compress: Union[str, int, bool, None] = None,
+         to_lowest_rank: bool = False, pool: Union[Pool, int, None] = None, max_nbytes: Union[str, int] = 0,
+         progress: Optional[Progress] = None) -> Report:
+    """Saves a state dict, nested or with dotted names, as torch saves it: a folder with .metadata and
+    __R_0.distcp for each rank R.
+
+    A tensor is whole, on rank 0, unless `layouts` has its name: then there is the list of all its arrays in
+    that layout. What is no tensor has to be plain: None, booleans, numbers, text, lists of these.
+
+    With `rank` and `nranks` every rank's process makes the same call, each with its own arrays (what has no
+    layout is whole on every rank), and when all have returned, one of them calls `publish`.
+
+    `compress` is "zstd" or "zstd:LEVEL"; `overwrite` replaces a checkpoint that is there, which stays readable
+    until the new one is complete."""
+    request = _Request(path, state, layouts, rank, nranks, overwrite, compress, to_lowest_rank, pool, max_nbytes,
+                       progress)
+    return request.call(_c.lib.rsd_save, *request.args)
+
+
+def publish(path: Pathlike, nranks: int, *, overwrite: bool = False) -> None:
+    """Ends a save that every rank made its part of."""
+    _c.lib.rsd_save_publish(_c.path_bytes(path), nranks, overwrite)
+
+
+class Saving:
+    """A save that goes on in the background. `wait` ends it, and has to be called."""
+
+    def __init__(self, request: _Request) -> None:
+        handle = Address()
+        with request.call.kept:
+            _c.lib.rsd_save_start(*request.args, C.byref(handle))
+        self._request: Optional[_Request] = request
+        self._handle = handle
+        # The arrays are copied: they may change, and go.
+        request.args = ()
+
+    def wait(self) -> Report:
+        """Waits for the files, publishes them, and says what was done."""
+        if self._request is None:
+            raise ValueError("this save has been waited for")
+        request, self._request = self._request, None
+        return request.call(_c.lib.rsd_save_wait, self._handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_request", None) is not None:
+            try:
+                self.wait()
+            except Exception:  # nobody asked how it went
+                pass
+
+
+def save_start(path: Pathlike, state: Any, **options: Any) -> Saving:
+    """The same as `save` in two halves: returns when everything is copied, and the arrays may change again.
+    A relative path is looked up later."""
+    every: Dict[str, Any] = dict(layouts=None, rank=None, nranks=0, overwrite=False, compress=None,
+                                 to_lowest_rank=False, pool=None, max_nbytes=0, progress=None)
+    strange = [name for name in options if name not in every]
+    if strange:
+        raise TypeError(f"save_start() got an unexpected keyword argument {strange[0]!r}")
+    return Saving(_Request(path, state, **{**every, **options}))
