@@ -35,7 +35,9 @@ def _header_paths() -> List[str]:
 
 def library_path(name: str = "libreshard", variable: str = "RESHARD_LIB") -> str:
     """Where the shared library is."""
-    tried = [os.path.join(_HERE, name + ".so"), os.path.join(_TREE, "build", name + ".so")]
+    tried = [os.path.join(_HERE, name + ".so")]
+    if os.path.exists(os.path.join(_TREE, "include", "reshard.h")):
+        tried += [os.path.join(_TREE, "build", folder, name + ".so") for folder in ("", "python")]
     if os.environ.get(variable):
         return os.environ[variable]
     for path in tried:
