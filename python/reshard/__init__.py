@@ -13,7 +13,7 @@ from .errors import (CancelledError, Error, ExistsError, FileError, FormatError,
                      TimedOutError, UnsupportedError)
 from .layout import (Array, Balanced, Box, Check, Cyclic, Held, Layout, Mesh, Partial, Placement, Replicate,
                      Segmented, Shard, Strided, problem)
-from .local import Report
+from .local import Local, Report
 from .plan import Piece, Plan, Reduction
 from .proving import Difference, diff, digest, digest_array, verify
 from .saving import Saving, publish, save, save_start

@@ -18,7 +18,7 @@ from ._c import Address, Int64
 from .carry import Pool
 from .errors import FileError, InvalidError, MismatchError, MissingError, MissingFileError
 from .layout import Layout
-from .local import Progress, Report
+from .local import Local, Progress, Report
 from .slicing import Selection
 from .states import OPAQUE
 
@@ -283,43 +283,56 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
              pool: Union[Pool, int, None] = None, max_nbytes: Union[str, int] = 0,
              progress: Optional[Progress] = None) -> Report:
         """Loads into the arrays of a state dict, nested or with dotted names, and puts the checkpoint's
-        values where it has values.
+        values where it has values; or into a list of `Local`.
 
         A tensor is whole, unless `layouts` has its name: then there is the list of the arrays of `rank` (or
         of all ranks, if it is None) in that layout, or just the array if it is one. Everything in the state
         has to be in the checkpoint, in the same dtype; with `strict=False` what is not there is left as it is,
         and with `cast=True` elements are converted. Nothing is read before all that is checked."""
-        layouts = {name: one if isinstance(one, Layout) else Layout(one) for name, one in (layouts or {}).items()}
-        leaves = states.flatten(state, layouts)
-        strange = [name for name in layouts if name not in leaves]
-        if strange:
-            raise MissingError(f"a layout for {strange[0]}, which is not in the state")
-        made, values = [], {}
-        for name, leaf in leaves.items():
-            if name in layouts:
-                made.append(local.make(name, layouts[name], leaf.what, rank, writable=True, cast=cast))
-            elif states.is_tensor(leaf.what):
-                made.append(self._whole(name, leaf.what))
-            else:
-                values[name] = leaf
-        missing = [name for name in leaves if name not in (self.plain_values if name in values else self)]
+        values: Dict[str, states.Leaf] = {}
+        if isinstance(state, MappingBase):
+            tensors, values = self._sorted(state, layouts, rank)
+        elif layouts is not None or rank is not None:
+            raise InvalidError("layouts and a rank are for a state dict")
+        else:
+            tensors = list(state)
+        missing = [one.name for one in tensors if one.name not in self]
+        missing += [name for name in values if name not in self.plain_values]
         if missing and strict:
             raise MissingError(f"the checkpoint has no {'value' if missing[0] in values else 'tensor'} {missing[0]}"
                                + (f", and not {len(missing) - 1} more" if len(missing) > 1 else ""))
-        report = self._load(made, pool, missing=not strict, cast=cast, max_nbytes=max_nbytes, progress=progress)
+        report = self._load([one.struct(writable=True, cast=cast) for one in tensors], pool, missing=not strict,
+                            cast=cast, max_nbytes=max_nbytes, progress=progress)
         for name, leaf in values.items():
             value = self.plain_values[name] if name in self.plain_values else OPAQUE
             if value is not OPAQUE:
                 states.put(leaf, name, value)
         return report
 
-    def _whole(self, name: str, array: Any) -> Any:
+    def _sorted(self, state: Any, layouts: Optional[Mapping[str, Union[str, Layout]]],
+                rank: Optional[int]) -> Tuple[List[Local], Dict[str, states.Leaf]]:
+        """The tensors of a state dict, and what else it has."""
+        leaves = states.flatten(state, layouts or {})
+        tensors, values = [], {}
+        for name in layouts or {}:
+            if name not in leaves:
+                raise MissingError(f"a layout for {name}, which is not in the state")
+        for name, leaf in leaves.items():
+            if layouts is not None and name in layouts:
+                tensors.append(Local(name, layouts[name], leaf.what, rank))
+            elif states.is_tensor(leaf.what):
+                tensors.append(self._whole(name, leaf.what))
+            else:
+                values[name] = leaf
+        return tensors, values
+
+    def _whole(self, name: str, array: Any) -> Local:
         seen = memory.see(array, name, True)
         if name in self:
             stored = self[name]
             if seen.raw or stored._dtype.numpy is None and seen.dtype.name == f"u{8 * stored._dtype.nbytes}":
                 seen = seen.fits(stored._dtype, stored.shape, name)
-        return local.whole(name, seen, writable=True)
+        return Local.whole(name, seen)
 
     def _load(self, locals_: Sequence[Any], pool: Union[Pool, int, None], *, missing: bool = False,
               cast: bool = False, max_nbytes: Union[str, int] = 0, progress: Optional[Progress] = None) -> Report:
@@ -335,7 +348,7 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
         tensors = {name: self[name] for name in self}
         leaves: Dict[str, Any] = {name: frameworks.empty(one.shape, one.dtype, like)
                                   for name, one in tensors.items()}
-        self._load([self._whole(name, array) for name, array in leaves.items()], pool)
+        self._load([self._whole(name, array).struct(writable=True) for name, array in leaves.items()], pool)
         leaves.update(self.plain_values)
         paths = {name: one.path for name, one in tensors.items() if one.path is not None} if nested else {}
         return states.unflatten(leaves, paths)

@@ -64,30 +64,42 @@ class Call:
         return Report(report)
 
 
-def make(name: str, layout: Layout, arrays: Any, rank: Optional[int] = None, *, writable: bool,
-         path: Optional[Sequence[Union[str, int]]] = None, cast: bool = False) -> Any:
-    """An rsd_local: a tensor in memory, of one rank or of every rank. What it points to lives as long as
-    it. With `cast` the arrays may be of another dtype than the layout, all of one."""
-    wanted = layout.arrays(rank)
-    seen = see_all(in_order(arrays, wanted, name), wanted, layout.dtype, name, writable, cast)
-    if cast:
+class Local:
+    """A tensor in memory: what one rank has of it, or every rank.
+
+    `arrays` are those of `rank`, or of all ranks if it is None, in the order of `layout.arrays(rank)`: a list,
+    a dict of those of each rank, or just the array if there is one. `path` is where the tensor is in a
+    nested state dict that is saved. Lists of these can be loaded and saved, several of one tensor too."""
+
+    def __init__(self, name: str, layout: Union[str, Layout], arrays: Any, rank: Optional[int] = None, *,
+                 path: Optional[Sequence[Union[str, int]]] = None) -> None:
+        self.name, self.arrays, self.rank, self.path = name, arrays, rank, path
+        self.layout = Layout(layout) if isinstance(layout, str) else layout
+
+    @classmethod
+    def whole(cls, name: str, array: Any, *, path: Optional[Sequence[Union[str, int]]] = None) -> "Local":
+        """A whole tensor that is one array, of the array's dtype and shape."""
+        seen = memory.see(array, name)
+        return cls(name, Layout.whole(seen.dtype, seen.shape), [seen], 0, path=path)
+
+    def struct(self, *, writable: bool, cast: bool = False) -> Any:
+        """The rsd_local, whose memory has been checked. What it points to lives as long as it does. With
+        `cast` the arrays may be of another dtype than the layout, all of one."""
+        layout, wanted = self.layout, self.layout.arrays(self.rank)
+        given = in_order(self.arrays, wanted, self.name)
+        seen = see_all(given, wanted, layout.dtype, self.name, writable, cast)
         own = next((one.dtype for one in seen if one is not None), dtypes.dtype(layout.dtype))
         if own.name != layout.dtype:
             layout = layout.of_dtype(own)
-            seen = see_all(in_order(arrays, wanted, name), wanted, own, name, writable)
-    strides, dense = flat_strides(seen, wanted)
-    made = _c.Local(name=name.encode(), layout=layout.handle, rank=_c.EVERY_RANK if rank is None else rank,
-                    arrays=_c.pointers([None if one is None else one.address for one in seen]),
-                    strides=None if dense else _c.ints(strides),
-                    path=None if path is None else json.dumps(list(path)).encode())
-    made.kept = (layout, seen)
-    return made
-
-
-def whole(name: str, array: Any, *, writable: bool, path: Optional[Sequence[Union[str, int]]] = None) -> Any:
-    """The rsd_local of a whole tensor that is one array, of the array's dtype and shape."""
-    seen = memory.see(array, name, writable)
-    return make(name, Layout.whole(seen.dtype, seen.shape), [seen], 0, writable=writable, path=path)
+            seen = see_all(given, wanted, own, self.name, writable)
+        strides, dense = flat_strides(seen, wanted)
+        made = _c.Local(name=self.name.encode(), layout=layout.handle,
+                        rank=_c.EVERY_RANK if self.rank is None else self.rank,
+                        arrays=_c.pointers([None if one is None else one.address for one in seen]),
+                        strides=None if dense else _c.ints(strides),
+                        path=None if self.path is None else json.dumps(list(self.path)).encode())
+        made.kept = (layout, seen)
+        return made
 
 
 def size(text: Union[str, int, None]) -> int:

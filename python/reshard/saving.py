@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import ctypes as C
 import os
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from collections.abc import Mapping as MappingBase
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _c, local, memory, states
 from ._c import Address
 from .carry import Pool
 from .errors import InvalidError, MissingError
 from .layout import Layout
-from .local import Progress, Report
+from .local import Local, Progress, Report
 
 Layouts = Mapping[str, Union[str, Layout]]
 Pathlike = Union[str, "os.PathLike[str]"]
@@ -32,28 +33,33 @@ def compress_level(compress: Union[str, int, bool, None]) -> int:
     return 3 if compress is True else int(compress or 0)
 
 
-def _gather(state: Any, layouts: Optional[Layouts], rank: Optional[int], nranks: int) -> Tuple[List[Any], List[Any]]:
-    """The rsd_locals and rsd_values of a state dict."""
-    layouts = {name: one if isinstance(one, Layout) else Layout(one) for name, one in (layouts or {}).items()}
-    leaves = states.flatten(state, layouts)
-    strange = [name for name in layouts if name not in leaves]
-    if strange:
-        raise MissingError(f"a layout for {strange[0]}, which is not in the state")
-    tensors, values = [], []
+def _sorted(state: Any, layouts: Optional[Layouts], rank: Optional[int],
+            nranks: int) -> Tuple[List[Local], List[Tuple[Any, ...]]]:
+    """The tensors of a state dict, and its values as (name, value, path)."""
+    leaves = states.flatten(state, layouts or {})
+    for name in layouts or {}:
+        if name not in leaves:
+            raise MissingError(f"a layout for {name}, which is not in the state")
+    tensors: List[Local] = []
+    values: List[Tuple[Any, ...]] = []
     for name, leaf in leaves.items():
         path = None if leaf.path == (name,) else leaf.path
-        if name in layouts:
-            tensors.append(local.make(name, layouts[name], leaf.what, rank, writable=False, path=path))
+        if layouts is not None and name in layouts:
+            tensors.append(Local(name, layouts[name], leaf.what, rank, path=path))
         elif not states.is_tensor(leaf.what):
-            values.append(_c.Value(name=name.encode(), json=states.to_json(name, leaf.what),
-                                   path=None if path is None else states.to_json(name, list(path))))
+            values.append((name, leaf.what, path))
         elif rank is None:
-            tensors.append(local.whole(name, leaf.what, writable=False, path=path))
+            tensors.append(Local.whole(name, leaf.what, path=path))
         else:  # every rank has all of it
             seen = memory.see(leaf.what, name)
             everywhere = Layout.on(seen.dtype, seen.shape, str(nranks), "R")
-            tensors.append(local.make(name, everywhere, [seen], rank, writable=False, path=path))
+            tensors.append(Local(name, everywhere, [seen], rank, path=path))
     return tensors, values
+
+
+def _value(name: str, value: Any, path: Optional[Sequence[Union[str, int]]] = None) -> Any:
+    return _c.Value(name=name.encode(), json=states.to_json(name, value),
+                    path=None if path is None else states.to_json(name, list(path)))
 
 
 class _Request:
@@ -61,24 +67,32 @@ class _Request:
 
     def __init__(self, path: Pathlike, state: Any, layouts: Optional[Layouts], rank: Optional[int], nranks: int,
                  overwrite: bool, compress: Union[str, int, bool, None], to_lowest_rank: bool,
-                 pool: Union[Pool, int, None], max_nbytes: Union[str, int], progress: Optional[Progress]) -> None:
+                 pool: Union[Pool, int, None], max_nbytes: Union[str, int], progress: Optional[Progress],
+                 values: Sequence[Tuple[Any, ...]]) -> None:
         if rank is not None and not 0 <= rank < nranks:
             raise InvalidError(f"rank {rank} of {nranks}: nranks says how many save together")
         self.call, self.pool = local.Call(progress), Pool.of(pool)
-        tensors, values = _gather(state, layouts, rank, nranks)
+        if isinstance(state, MappingBase):
+            tensors, found = _sorted(state, layouts, rank, nranks)
+        elif layouts is not None:
+            raise InvalidError("layouts are for a state dict")
+        else:
+            tensors, found = list(state), []
+        locals_ = [one.struct(writable=False) for one in tensors]
+        pairs = [_value(*one) for one in [*found, *values]]
         self.options = _c.SaveOptions(
             pool=self.pool.handle, nranks=nranks, max_nbytes=local.size(max_nbytes), overwrite=overwrite,
             to_lowest_rank=to_lowest_rank, compress=compress_level(compress), one_rank=rank is not None,
-            rank=rank or 0, nvalues=len(values), values=_c.packed(_c.Value, values), **self.call.options)
-        self.args = (_c.path_bytes(path), len(tensors), _c.packed(_c.Local, tensors), C.byref(self.options))
+            rank=rank or 0, nvalues=len(pairs), values=_c.packed(_c.Value, pairs), **self.call.options)
+        self.args = (_c.path_bytes(path), len(locals_), _c.packed(_c.Local, locals_), C.byref(self.options))
 
 
 def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, rank: Optional[int] = None,
          nranks: int = 0, overwrite: bool = False, compress: Union[str, int, bool, None] = None,
          to_lowest_rank: bool = False, pool: Union[Pool, int, None] = None, max_nbytes: Union[str, int] = 0,
-         progress: Optional[Progress] = None) -> Report:
-    """Saves a state dict, nested or with dotted names, as torch saves it: a folder with .metadata and
-    __R_0.distcp for each rank R.
+         progress: Optional[Progress] = None, values: Sequence[Tuple[Any, ...]] = ()) -> Report:
+    """Saves a state dict, nested or with dotted names, or a list of `Local`, as torch saves it: a folder with
+    .metadata and __R_0.distcp for each rank R.
 
     A tensor is whole, on rank 0, unless `layouts` has its name: then there is the list of all its arrays in
     that layout. What is no tensor has to be plain: None, booleans, numbers, text, lists of these.
@@ -86,10 +100,11 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, rank:
     With `rank` and `nranks` every rank's process makes the same call, each with its own arrays (what has no
     layout is whole on every rank), and when all have returned, one of them calls `publish`.
 
+    `values` are more of what is no tensor, as (name, value) or (name, value, path in a nested dict).
     `compress` is "zstd" or "zstd:LEVEL"; `overwrite` replaces a checkpoint that is there, which stays readable
     until the new one is complete."""
     request = _Request(path, state, layouts, rank, nranks, overwrite, compress, to_lowest_rank, pool, max_nbytes,
-                       progress)
+                       progress, values)
     return request.call(_c.lib.rsd_save, *request.args)
 
 
@@ -129,7 +144,7 @@ def save_start(path: Pathlike, state: Any, **options: Any) -> Saving:
     """The same as `save` in two halves: returns when everything is copied, and the arrays may change again.
     A relative path is looked up later."""
     every: Dict[str, Any] = dict(layouts=None, rank=None, nranks=0, overwrite=False, compress=None,
-                                 to_lowest_rank=False, pool=None, max_nbytes=0, progress=None)
+                                 to_lowest_rank=False, pool=None, max_nbytes=0, progress=None, values=())
     strange = [name for name in options if name not in every]
     if strange:
         raise TypeError(f"save_start() got an unexpected keyword argument {strange[0]!r}")
