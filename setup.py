@@ -30,6 +30,10 @@ def read(path):
         return file.read()
 
 
+def given(variable):
+    return shlex.split(os.environ.get(variable, ""))
+
+
 def compiler():
     if os.environ.get("CC"):
         return shlex.split(os.environ["CC"])
@@ -45,8 +49,8 @@ def can_link(flags):
         source = os.path.join(folder, "probe.c")
         with open(source, "w", encoding="ascii") as file:
             file.write("#include <zstd.h>\nunsigned probe(void) { return ZSTD_versionNumber(); }\n")
-        made = compiler() + ["-fPIC", "-shared", *shlex.split(os.environ.get("CFLAGS", "")), source, "-o",
-                             source + ".so", "-Wl,-z,defs", *shlex.split(os.environ.get("LDFLAGS", "")), *flags]
+        made = compiler() + ["-fPIC", "-shared", *given("CFLAGS"), source, "-o", source + ".so",
+                             "-Wl,-z,defs", *given("LDFLAGS"), *flags]
         return subprocess.run(made, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
@@ -79,7 +83,7 @@ def build_library(objects, out):
     flags = ["-std=c11", "-ffp-contract=off", "-O2", "-DNDEBUG", "-fPIC", "-D_GNU_SOURCE",
              "-I" + os.path.join(HERE, "include"), *("-I" + room for room in rooms)]
     flags += ["-DRSD_HAVE_ZSTD=1"] if compressed else []
-    flags += shlex.split(os.environ.get("CFLAGS", ""))
+    flags += given("CFLAGS")
     os.makedirs(objects, exist_ok=True)
     os.makedirs(os.path.dirname(out), exist_ok=True)
 
@@ -93,8 +97,8 @@ def build_library(objects, out):
     shown = os.path.join(objects, "reshard.map")
     with open(shown, "w", encoding="ascii") as file:
         file.write("{ global: " + " ".join(name + ";" for name in functions()) + " local: *; };\n")
-    subprocess.run(compiler() + ["-shared", "-o", out, *made, "-Wl,--version-script=" + shown, "-Wl,-z,defs",
-                                 *shlex.split(os.environ.get("LDFLAGS", "")), *(compressed or []), "-lpthread"],
+    subprocess.run(compiler() + ["-shared", "-o", out, *made, "-Wl,--version-script=" + shown,
+                                 "-Wl,-z,defs", *given("LDFLAGS"), *(compressed or []), "-lpthread"],
                    check=True)
 
 
@@ -129,6 +133,7 @@ class WithLibrary(Distribution):
         return True
 
 
-setup(version=re.search(r'#define RSD_VERSION\s+"(.*?)"', read(os.path.join(HERE, "include/reshard.h"))).group(1),
-      distclass=WithLibrary, cmdclass={"build_py": BuildPackage, "bdist_wheel": Wheel},
+VERSION = re.search(r'#define RSD_VERSION\s+"(.*?)"', read(os.path.join(HERE, "include/reshard.h"))).group(1)
+setup(version=VERSION, distclass=WithLibrary,
+      cmdclass={"build_py": BuildPackage, "bdist_wheel": Wheel},
       options={"build": {"build_base": "build/python"}, "egg_info": {"egg_base": "python"}})

@@ -61,7 +61,7 @@ class Library:
         try:
             function = self._dll[name]
         except AttributeError:
-            raise AttributeError(f"{self._path} has no function {name}: it is older than the header") from None
+            raise AttributeError(f"{self._path} is older than the header: it has no {name}") from None
         function.restype, function.argtypes = about.answer, about.takes
         if about.fails:
             function.errcheck = _raise_status

@@ -51,7 +51,7 @@ class Pool(_c.Handle):
 _lock = threading.Lock()
 _shared: Optional[Tuple[int, Pool]] = None
 
-Arrays = Union[Sequence[Any], Mapping[int, Any]]
+AnyPool = Union[Pool, int, None]
 
 
 def in_order(arrays: Any, wanted: Sequence[Array], side: str) -> List[Any]:
@@ -131,7 +131,7 @@ class Exec(_c.Handle):
 
     _free = "rsd_exec_free"
 
-    def __init__(self, plans: Sequence[Plan], src: Any, dst: Any, pool: Union[Pool, int, None],
+    def __init__(self, plans: Sequence[Plan], src: Any, dst: Any, pool: AnyPool,
                  transport: Optional[Transport], options: Any) -> None:
         self.plans, self._transport, self._flight = list(plans), transport, None
         rank = None if transport is None else transport.rank
@@ -205,7 +205,7 @@ class Exec(_c.Handle):
 
 
 def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None,
-         pool: Union[Pool, int, None] = None, transport: Optional[Transport] = None, max_nbytes: int = 0,
+         pool: AnyPool = None, transport: Optional[Transport] = None, max_nbytes: int = 0,
          timeout: float = 0.0, **exchange: Any) -> Exec:
     """Binds one plan or several to threads, or to a transport between processes.
 
@@ -221,7 +221,7 @@ def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None
     return Exec(plans, src, dst, pool, transport, options)
 
 
-def run(plan: Plan, src: Any, dst: Any = None, *, pool: Union[Pool, int, None] = None,
+def run(plan: Plan, src: Any, dst: Any = None, *, pool: AnyPool = None,
         like: Optional[str] = None) -> Any:
     """Runs a plan once in this process; returns `dst`, or new arrays where there is none."""
     if dst is None:
@@ -234,7 +234,7 @@ def run(plan: Plan, src: Any, dst: Any = None, *, pool: Union[Pool, int, None] =
 
 
 def reshard(src_layout: Union[str, Layout], dst_layout: Union[str, Layout], src: Any, dst: Any = None, *,
-            pool: Union[Pool, int, None] = None, like: Optional[str] = None) -> Any:
+            pool: AnyPool = None, like: Optional[str] = None) -> Any:
     """Moves the arrays of all ranks, which are all in this process, from one layout to another.
 
     `src` lists them in the order of `src_layout.arrays()` (by ascending rank), or is a dict of those of each

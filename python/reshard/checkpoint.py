@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 
 from . import _c, dtypes, frameworks, local, memory, states
 from ._c import Address, Int64
-from .carry import Pool
+from .carry import AnyPool, Pool
 from .errors import FileError, InvalidError, MismatchError, MissingError, MissingFileError
 from .layout import Layout
 from .local import Local, Progress, Report
@@ -91,7 +91,7 @@ class LazyTensor:
         return self.read(index)
 
     def read(self, index: Any = ..., *, like: Optional[str] = None, dtype: Any = None, out: Any = None,
-             pool: Union[Pool, int, None] = None) -> Any:
+             pool: AnyPool = None) -> Any:
         """The part that an index names, in new memory: "numpy", "torch", "raw" or "memoryview" (`like`), and
         converted to another `dtype` if one is given. With `out` it is read into that array, and the index has
         no steps."""
@@ -109,7 +109,7 @@ class LazyTensor:
         self._read(reading, memory.see(array, self.name, True), kind, pool)
         return array if views else frameworks.finished(array, reading.after, selection.shape, like)
 
-    def _read_into(self, out: Any, selection: Selection, dtype: Any, pool: Union[Pool, int, None]) -> Any:
+    def _read_into(self, out: Any, selection: Selection, dtype: Any, pool: AnyPool) -> Any:
         if not selection.plain:
             raise InvalidError(f"{self.name}: an index with steps is not read into an array")
         kind = self._dtype if dtype is None else dtypes.dtype(dtype)
@@ -119,7 +119,7 @@ class LazyTensor:
             self._read(reading, _with_dropped(seen, selection), kind, pool)
         return out
 
-    def _read(self, reading: Any, seen: memory.Memory, kind: dtypes.Dtype, pool: Union[Pool, int, None]) -> None:
+    def _read(self, reading: Any, seen: memory.Memory, kind: dtypes.Dtype, pool: AnyPool) -> None:
         """Reads boxes into an array of the shape of the reading, whatever shape it says it has."""
         strides = seen.strides if len(seen.strides) == len(reading.shape) and not seen.raw else None
         if strides is None or seen.shape != reading.shape:
@@ -148,7 +148,8 @@ class LazyTensor:
 
 def _with_dropped(seen: memory.Memory, selection: Selection) -> memory.Memory:
     """Memory of a result, with the dims that the index dropped and without the new ones."""
-    kept = [(extent, stride) for extent, stride, new in zip(seen.shape, seen.strides, selection.new) if not new]
+    kept = [(extent, stride) for extent, stride, new in zip(seen.shape, seen.strides, selection.new)
+            if not new]
     shape, strides = [], []
     for cut in selection.cuts:
         extent, stride = (1, 1) if cut.drop else kept.pop(0)
@@ -280,15 +281,15 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
 
     def load(self, state: Any, *, layouts: Optional[Mapping[str, Union[str, Layout]]] = None,
              rank: Optional[int] = None, strict: bool = True, cast: bool = False,
-             pool: Union[Pool, int, None] = None, max_nbytes: Union[str, int] = 0,
+             pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
              progress: Optional[Progress] = None) -> Report:
         """Loads into the arrays of a state dict, nested or with dotted names, and puts the checkpoint's
         values where it has values; or into a list of `Local`.
 
         A tensor is whole, unless `layouts` has its name: then there is the list of the arrays of `rank` (or
         of all ranks, if it is None) in that layout, or just the array if it is one. Everything in the state
-        has to be in the checkpoint, in the same dtype; with `strict=False` what is not there is left as it is,
-        and with `cast=True` elements are converted. Nothing is read before all that is checked."""
+        has to be in the checkpoint, in the same dtype; with `strict=False` what is not there is left as it
+        is, and with `cast=True` elements are converted. Nothing is read before all that is checked."""
         values: Dict[str, states.Leaf] = {}
         if isinstance(state, MappingBase):
             tensors, values = self._sorted(state, layouts, rank)
@@ -299,10 +300,11 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
         missing = [one.name for one in tensors if one.name not in self]
         missing += [name for name in values if name not in self.plain_values]
         if missing and strict:
-            raise MissingError(f"the checkpoint has no {'value' if missing[0] in values else 'tensor'} {missing[0]}"
-                               + (f", and not {len(missing) - 1} more" if len(missing) > 1 else ""))
-        report = self._load([one.struct(writable=True, cast=cast) for one in tensors], pool, missing=not strict,
-                            cast=cast, max_nbytes=max_nbytes, progress=progress)
+            kind = "value" if missing[0] in values else "tensor"
+            more = f", and not {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise MissingError(f"the checkpoint has no {kind} {missing[0]}{more}")
+        report = self._load([one.struct(writable=True, cast=cast) for one in tensors], pool,
+                            missing=not strict, cast=cast, max_nbytes=max_nbytes, progress=progress)
         for name, leaf in values.items():
             value = self.plain_values[name] if name in self.plain_values else OPAQUE
             if value is not OPAQUE:
@@ -334,15 +336,17 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
                 seen = seen.fits(stored._dtype, stored.shape, name)
         return Local.whole(name, seen)
 
-    def _load(self, locals_: Sequence[Any], pool: Union[Pool, int, None], *, missing: bool = False,
-              cast: bool = False, max_nbytes: Union[str, int] = 0, progress: Optional[Progress] = None) -> Report:
+    def _load(self, locals_: Sequence[Any], pool: AnyPool, *, missing: bool = False,
+              cast: bool = False, max_nbytes: Union[str, int] = 0,
+              progress: Optional[Progress] = None) -> Report:
         call, threads = local.Call(progress), Pool.of(pool)
-        options = _c.LoadOptions(pool=threads.handle, max_nbytes=local.size(max_nbytes), allow_missing=missing,
-                                 allow_cast=cast, **call.options)
-        return call(_c.lib.rsd_load, self.handle, len(locals_), _c.packed(_c.Local, locals_), C.byref(options))
+        options = _c.LoadOptions(pool=threads.handle, max_nbytes=local.size(max_nbytes),
+                                 allow_missing=missing, allow_cast=cast, **call.options)
+        return call(_c.lib.rsd_load, self.handle, len(locals_), _c.packed(_c.Local, locals_),
+                    C.byref(options))
 
     def state_dict(self, *, like: Optional[str] = None, nested: bool = True,
-                   pool: Union[Pool, int, None] = None) -> Dict[str, Any]:
+                   pool: AnyPool = None) -> Dict[str, Any]:
         """Everything, read: the state dict that was saved, nested where that is known."""
         like = frameworks.check(self.like if like is None else like)
         tensors = {name: self[name] for name in self}

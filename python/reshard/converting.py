@@ -11,7 +11,7 @@ import os
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 from . import _c, local
-from .carry import Pool
+from .carry import AnyPool, Pool
 from .checkpoint import FORMATS
 from .errors import InvalidError
 from .layout import Mesh
@@ -23,17 +23,17 @@ from .saving import Pathlike, compress_level
 _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 
 
-def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh: Union[str, Mesh, None] = None,
-            place: Optional[Place] = None, preset: Optional[str] = None, default: Optional[Places] = None,
+def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
+            mesh: Union[str, Mesh, None] = None, place: Optional[Place] = None, preset: Optional[str] = None, default: Optional[Places] = None,
             only: Optional[Names] = None, exclude: Optional[Names] = None, rename: Optional[Rename] = None,
             cast: Optional[Cast] = None, max_shard_size: Union[str, int] = 0,
             compress: Union[str, int, bool, None] = None, every_replica: bool = False, nranks: int = 0,
             side_files: Sequence[Pathlike] = (), overwrite: bool = False, resume: bool = False,
-            dry_run: bool = False, pool: Union[Pool, int, None] = None, max_nbytes: Union[str, int] = 0,
+            dry_run: bool = False, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
             progress: Optional[Progress] = None) -> Report:
     """Writes a checkpoint in another format or layout.
 
-    format      "dcp" or "safetensors"; else safetensors if `out` ends in .safetensors or the source is not DCP
+    format      "dcp" or "safetensors"; else safetensors if `out` ends so or the source is not DCP
     mesh        the ranks: "8", "dp=2,tp=4". Without it tensors stay whole
     place       how tensors are cut: placements for all ("S(0)"), a dict of expressions that match whole names
                 and placements, the first that matches deciding, or a function of the tensor that returns
@@ -98,7 +98,7 @@ def merge(source: Source, out: Pathlike, *, everything: bool = False, config_fro
     if max_shard_size is None:
         max_shard_size = 0 if one_file else "5GB"
     with opened(source) as checkpoint:
-        part = not everything and any(_in_model(tensor.path) for tensor in map(checkpoint.__getitem__, checkpoint))
+        part = not everything and any(_in_model(checkpoint[name].path) for name in checkpoint)
 
         def kept(tensor: Any) -> bool:
             inside = not part or _in_model(tensor.path)

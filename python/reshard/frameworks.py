@@ -57,14 +57,14 @@ def _view(shape: Sequence[int], one: dtypes.Dtype) -> memoryview:
     if len(letter) > 1:  # memoryviews have no complex numbers: a pair of halves is one more dim
         letter, extents = letter[1:], extents + [2]
     flat = memoryview(bytearray(nbytes))
-    if 0 in extents:  # cannot be cast to a shape with a 0 in it
+    if 0 in extents or len(extents) == 1:  # with a 0 in it a shape cannot be cast to
         return flat.cast(letter)
-    return flat.cast(letter) if extents == [nbytes // flat.cast(letter).itemsize] else flat.cast(letter, extents)
+    return flat.cast(letter, extents)
 
 
 def finished(array: Any, index: Tuple[slice, ...], shape: Sequence[int], like: str) -> Any:
     """array[index] as a dense array of a shape, for slices with steps of either sign."""
-    stepped = any(one != slice(None) for one in index)
+    stepped = any(one.step not in (None, 1) for one in index)
     if like == "torch":
         if stepped:  # torch has no negative steps
             flips = [dim for dim, one in enumerate(index) if one.step is not None and one.step < 0]

@@ -1,4 +1,4 @@
-"""What loading, saving, converting and proving share: tensors in the caller's memory, progress and reports."""
+"""What loading, saving, converting and proving share: tensors in memory, progress and reports."""
 from __future__ import annotations
 
 import ctypes as C
@@ -67,9 +67,9 @@ class Call:
 class Local:
     """A tensor in memory: what one rank has of it, or every rank.
 
-    `arrays` are those of `rank`, or of all ranks if it is None, in the order of `layout.arrays(rank)`: a list,
-    a dict of those of each rank, or just the array if there is one. `path` is where the tensor is in a
-    nested state dict that is saved. Lists of these can be loaded and saved, several of one tensor too."""
+    `arrays` are those of `rank`, or of all ranks if it is None, in the order of `layout.arrays(rank)`: a
+    list, a dict of those of each rank, or just the array if there is one. `path` is where the tensor is in
+    a nested state dict that is saved. Lists of these are loaded and saved, several of one tensor too."""
 
     def __init__(self, name: str, layout: Union[str, Layout], arrays: Any, rank: Optional[int] = None, *,
                  path: Optional[Sequence[Union[str, int]]] = None) -> None:

@@ -49,7 +49,7 @@ class Memory:
             for extent in shape:
                 nbytes *= extent
             if self.nbytes != nbytes:
-                raise MismatchError(f"{what}: {self.nbytes} bytes, and {dtype.name}{list(shape)} has {nbytes}")
+                raise MismatchError(f"{what}: {self.nbytes} bytes, {dtype.name}{list(shape)} has {nbytes}")
             return Memory(self.address, dtype, shape, None, self.writable, self.kept)
         if self.shape != shape:
             raise MismatchError(f"{what}: shape {list(self.shape)}, expected {list(shape)}")
@@ -94,8 +94,8 @@ def _see_torch(tensor: Any, name: str, torch: Any) -> Memory:
     if hasattr(tensor, "_local_tensor") or hasattr(tensor, "local_shards"):
         raise InvalidError(f"{name}: a {type(tensor).__name__} is a part of a tensor: take its local tensor")
     if tensor.device.type != "cpu":
-        raise UnsupportedError(f"{name}: the tensor is on {tensor.device}, only memory of the CPU can be used: "
-                               "take tensor.cpu()")
+        raise UnsupportedError(f"{name}: the tensor is on {tensor.device}, only memory of the CPU can be "
+                               "used: take tensor.cpu()")
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise UnsupportedError(f"{name}: a tensor of layout {tensor.layout}, only strided ones can be used")
     if tensor.is_conj() or tensor.is_neg():
@@ -156,8 +156,8 @@ _capsule_is.restype, _capsule_is.argtypes = C.c_int, [C.py_object, C.c_char_p]
 def _see_dlpack(what: Any, name: str) -> Memory:
     device = what.__dlpack_device__()
     if int(device[0]) != _DL_CPU:
-        raise UnsupportedError(f"{name}: the memory is of DLPack device {tuple(map(int, device))}, only that of "
-                               "the CPU can be used")
+        raise UnsupportedError(f"{name}: the memory is of DLPack device {tuple(map(int, device))}, only that "
+                               "of the CPU can be used")
     try:
         capsule = what.__dlpack__(max_version=(1, 0))
     except TypeError:  # it is older than that argument
@@ -175,8 +175,8 @@ def _see_dlpack(what: Any, name: str) -> Memory:
         raise UnsupportedError(f"{name}: no dtype for DLPack's code {about.code}, {about.bits} bits, "
                                f"{about.lanes} lanes")
     strides = about.strides[:about.ndim] if about.strides else None
-    return Memory((about.data or 0) + about.byte_offset, dtypes.DTYPES[word], about.shape[:about.ndim], strides,
-                  writable, (what, capsule))
+    return Memory((about.data or 0) + about.byte_offset, dtypes.DTYPES[word], about.shape[:about.ndim],
+                  strides, writable, (what, capsule))
 
 
 # ---- the buffer protocol ----
@@ -217,7 +217,9 @@ def _see_buffer(what: Any, name: str) -> Memory:
         raise UnsupportedError(f"{name}: no dtype for the buffer format {letters!r}")
     found = dtypes.DTYPES[_LETTERS[letters]]
     shape = buffer.shape[:buffer.ndim]
-    strides = _in_elements(buffer.strides[:buffer.ndim], shape, found.nbytes, name) if buffer.strides else None
+    strides = None
+    if buffer.strides:
+        strides = _in_elements(buffer.strides[:buffer.ndim], shape, found.nbytes, name)
     seen = Memory(buffer.buf, found, shape, strides, not buffer.readonly, (what, buffer))
     seen.raw = letters in "Bc" and len(shape) == 1 and seen.dense
     return seen

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Un
 
 from . import _c, local, memory
 from ._c import Int64
-from .carry import Pool, run
+from .carry import AnyPool, Pool, run
 from .checkpoint import Checkpoint, open as open_checkpoint
 from .layout import Layout
 from .local import Progress
@@ -39,14 +39,14 @@ class Difference(NamedTuple):
 class _Proof:
     """The options of a proof, and what they point to."""
 
-    def __init__(self, pool: Union[Pool, int, None], max_nbytes: Union[str, int],
+    def __init__(self, pool: AnyPool, max_nbytes: Union[str, int],
                  progress: Optional[Progress]) -> None:
         self.call, self.pool = local.Call(progress), Pool.of(pool)
         self.options = _c.ProveOptions(pool=self.pool.handle, max_nbytes=local.size(max_nbytes),
                                        **self.call.options)
 
 
-def digest(source: Source, names: Optional[Sequence[str]] = None, *, pool: Union[Pool, int, None] = None,
+def digest(source: Source, names: Optional[Sequence[str]] = None, *, pool: AnyPool = None,
            max_nbytes: Union[str, int] = 0, progress: Optional[Progress] = None) -> Dict[str, str]:
     """The digests of tensors, 32 hex digits each: the same whatever the layout, the format and the byte order
     of the file. They find accidents, not malice."""
@@ -56,7 +56,8 @@ def digest(source: Source, names: Optional[Sequence[str]] = None, *, pool: Union
         indices = _c.ints([checkpoint[name]._index for name in chosen])
         block = C.create_string_buffer(n * max(1, len(chosen)))
         if chosen:
-            proof.call(_c.lib.rsd_digest, checkpoint.handle, len(chosen), indices, C.byref(proof.options), block)
+            proof.call(_c.lib.rsd_digest, checkpoint.handle, len(chosen), indices, C.byref(proof.options),
+                       block)
         return {name: block.raw[n * i:n * i + n - 1].decode() for i, name in enumerate(chosen)}
 
 
@@ -72,9 +73,9 @@ def digest_array(array: Any) -> str:
     return text.value.decode()
 
 
-def diff(a: Source, b: Source, *, pool: Union[Pool, int, None] = None, max_nbytes: Union[str, int] = 0,
+def diff(a: Source, b: Source, *, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
          progress: Optional[Progress] = None) -> List[Difference]:
-    """Compares all tensors of two checkpoints, bit by bit, across layouts and formats. Empty: all the same."""
+    """Compares all tensors of two checkpoints, bit by bit, whatever their formats. Empty: all the same."""
     words = {_c.ONLY_IN_A: "only_in_a", _c.ONLY_IN_B: "only_in_b", _c.OTHER_DTYPE: "dtype",
              _c.OTHER_SHAPE: "shape", _c.OTHER_ELEMENT: "element"}
     found: List[Difference] = []
@@ -89,7 +90,7 @@ def diff(a: Source, b: Source, *, pool: Union[Pool, int, None] = None, max_nbyte
     return found
 
 
-def verify(source: Source, *, pool: Union[Pool, int, None] = None, max_nbytes: Union[str, int] = 0,
+def verify(source: Source, *, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
            progress: Optional[Progress] = None) -> List[str]:
     """Reads everything: sizes, places, coverage, CRCs. Each finding is a line that names the file, the
     tensor and, where it can be known, the byte. Empty: all is well."""

@@ -45,12 +45,13 @@ def choose(checkpoint: Checkpoint, *, mesh: Union[str, Mesh, None], place: Optio
     chosen, problems = {}, []
     for tensor in kept:
         try:
-            chosen[tensor.name] = Choice(renamed(rename, tensor.name), _cast(cast, tensor), cutter.layout(tensor))
+            chosen[tensor.name] = Choice(renamed(rename, tensor.name), _cast(cast, tensor),
+                                         cutter.layout(tensor))
         except ValueError as error:
             problems.append(f"{tensor.name}: {error}")
     if problems:
-        raise MismatchError(f"{len(problems)} of {len(kept)} tensors cannot be mapped: " + "; ".join(problems[:10])
-                            + ("; ..." if len(problems) > 10 else ""))
+        told = "; ".join(problems[:10]) + ("; ..." if len(problems) > 10 else "")
+        raise MismatchError(f"{len(problems)} of {len(kept)} tensors cannot be mapped: {told}")
     cutter.check_used()
     return chosen
 
@@ -171,7 +172,7 @@ def _preset(name: str, mesh: Mesh) -> List[Tuple[Any, Places]]:
     if name not in PRESETS:
         raise InvalidError(f"no preset is called {name!r}: there are {' '.join(PRESETS)}")
     if name == "hsdp" and n != 2:
-        raise InvalidError("preset hsdp: a mesh of two axes is needed, replicas first: dp_replicate=2,dp_shard=4")
+        raise InvalidError("preset hsdp needs a mesh of two axes, replicas first: dp_replicate=2,dp_shard=4")
     tp = mesh.names.index("tp") if "tp" in mesh.names else n - 1
     replicated = ",".join(["R"] * n)
 

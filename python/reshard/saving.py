@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _c, local, memory, states
 from ._c import Address
-from .carry import Pool
+from .carry import AnyPool, Pool
 from .errors import InvalidError, MissingError
 from .layout import Layout
 from .local import Local, Progress, Report
@@ -65,9 +65,9 @@ def _value(name: str, value: Any, path: Optional[Sequence[Union[str, int]]] = No
 class _Request:
     """The arguments of a save, and what they point to."""
 
-    def __init__(self, path: Pathlike, state: Any, layouts: Optional[Layouts], rank: Optional[int], nranks: int,
-                 overwrite: bool, compress: Union[str, int, bool, None], to_lowest_rank: bool,
-                 pool: Union[Pool, int, None], max_nbytes: Union[str, int], progress: Optional[Progress],
+    def __init__(self, path: Pathlike, state: Any, layouts: Optional[Layouts], rank: Optional[int],
+                 nranks: int, overwrite: bool, compress: Union[str, int, bool, None], to_lowest_rank: bool,
+                 pool: AnyPool, max_nbytes: Union[str, int], progress: Optional[Progress],
                  values: Sequence[Tuple[Any, ...]]) -> None:
         if rank is not None and not 0 <= rank < nranks:
             raise InvalidError(f"rank {rank} of {nranks}: nranks says how many save together")
@@ -89,7 +89,7 @@ class _Request:
 
 def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, rank: Optional[int] = None,
          nranks: int = 0, overwrite: bool = False, compress: Union[str, int, bool, None] = None,
-         to_lowest_rank: bool = False, pool: Union[Pool, int, None] = None, max_nbytes: Union[str, int] = 0,
+         to_lowest_rank: bool = False, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
          progress: Optional[Progress] = None, values: Sequence[Tuple[Any, ...]] = ()) -> Report:
     """Saves a state dict, nested or with dotted names, or a list of `Local`, as torch saves it: a folder with
     .metadata and __R_0.distcp for each rank R.
@@ -101,10 +101,10 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, rank:
     layout is whole on every rank), and when all have returned, one of them calls `publish`.
 
     `values` are more of what is no tensor, as (name, value) or (name, value, path in a nested dict).
-    `compress` is "zstd" or "zstd:LEVEL"; `overwrite` replaces a checkpoint that is there, which stays readable
-    until the new one is complete."""
-    request = _Request(path, state, layouts, rank, nranks, overwrite, compress, to_lowest_rank, pool, max_nbytes,
-                       progress, values)
+    `compress` is "zstd" or "zstd:LEVEL"; `overwrite` replaces a checkpoint that is there, which stays
+    readable until the new one is complete."""
+    request = _Request(path, state, layouts, rank, nranks, overwrite, compress, to_lowest_rank, pool,
+                       max_nbytes, progress, values)
     return request.call(_c.lib.rsd_save, *request.args)
 
 

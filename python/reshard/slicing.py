@@ -97,7 +97,7 @@ class Reading:
 
     def __init__(self, cuts: Sequence[Cut], split: Sequence[bool]) -> None:
         self.shape = tuple(cut.count if one else cut.span for cut, one in zip(cuts, split))
-        self.after = tuple(slice(None) if one or cut.step == 1 or cut.count <= 1 else slice(None, None, cut.step)
+        self.after = tuple(slice(None) if one or cut.count <= 1 else slice(None, None, cut.step)
                            for cut, one in zip(cuts, split))
         self.boxes: List[Tuple[Tuple[int, ...], Tuple[int, ...], Tuple[int, ...]]] = []
         choices = [[(cut.start + i * cut.step, 1, i) for i in range(cut.count)] if one
@@ -116,8 +116,8 @@ def _cut(one: Any, extent: int, dim: int) -> Cut:
     try:
         at = operator.index(one)
     except TypeError:
-        raise TypeError(f"a tensor of a checkpoint is indexed by whole numbers, slices, ... and None, not by a "
-                        f"{type(one).__name__}: read it first, tensor[...]") from None
+        raise TypeError(f"a tensor of a checkpoint is indexed by whole numbers, slices, ... and None, not by "
+                        f"a {type(one).__name__}: read it first, tensor[...]") from None
     if not -extent <= at < extent:
         raise IndexError(f"index {at} is out of bounds for dim {dim} with {extent} elements")
     return Cut(at % extent, 1, 1, True)
