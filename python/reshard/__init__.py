@@ -5,9 +5,9 @@
     Everything else carries a plan out.
 """
 from ._c import lib as _lib
+from .carry import Exec, Pool, bind, reshard
 from .checkpoint import Checkpoint, LazyTensor, Stored, open
 from .converting import convert, merge
-from .carry import Exec, Pool, bind, reshard
 from .errors import (CancelledError, Error, ExistsError, FileError, FormatError, InvalidError, LimitError,
                      MismatchError, MissingError, MissingFileError, OutOfMemoryError, PeerError,
                      TimedOutError, UnsupportedError)
@@ -21,3 +21,12 @@ from .states import OPAQUE
 from .transport import Transport
 
 __version__ = _lib.rsd_version().decode()
+__all__ = [
+    "Array", "Balanced", "bind", "Box", "CancelledError", "Check", "Checkpoint", "convert", "Cyclic",
+    "diff", "Difference", "digest", "digest_array", "Error", "Exec", "ExistsError", "FileError",
+    "FormatError", "Held", "InvalidError", "Layout", "LazyTensor", "LimitError", "Local", "merge",
+    "Mesh", "MismatchError", "MissingError", "MissingFileError", "OPAQUE", "open", "OutOfMemoryError",
+    "Partial", "PeerError", "Piece", "Placement", "Plan", "Pool", "problem", "publish", "Reduction",
+    "Replicate", "Report", "reshard", "save", "save_start", "Saving", "Segmented", "Shard", "Stored",
+    "Strided", "TimedOutError", "Transport", "UnsupportedError", "verify",
+]

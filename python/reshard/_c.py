@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes as C
 import glob
 import os
-from typing import Any, Callable, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
 
 from . import errors
 from ._header import Header, Struct
@@ -64,7 +64,7 @@ class Library:
             raise AttributeError(f"{self._path} is older than the header: it has no {name}") from None
         function.restype, function.argtypes = about.answer, about.takes
         if about.fails:
-            function.errcheck = _raise_status
+            function.errcheck = _raise_status  # type: ignore[assignment]
         setattr(self, name, function)  # the next time it is found without this
         return function
 
@@ -92,6 +92,9 @@ def _python_name(name: str) -> str:
     return "".join(part.title() for part in name.split("_")[1:])
 
 
+if TYPE_CHECKING:  # what follows is read from the headers
+    def __getattr__(name: str) -> Any: ...
+
 globals().update(header.constants)
 globals().update({_python_name(name): kind for name, kind in header.structs.items()})
 globals().update({_python_name(name): kind for name, kind in header.callbacks.items()})
@@ -101,7 +104,7 @@ def taken(pointer: C.c_void_p) -> Optional[str]:
     """Text that the library returned through a pointer, given back to it."""
     if not pointer.value:
         return None
-    text = C.cast(pointer, Text).value.decode()
+    text = (C.cast(pointer, Text).value or b"").decode()
     lib.rsd_free(pointer)
     return text
 

@@ -35,12 +35,12 @@ class Struct(C.Structure):
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
-        if self._fields_[0][0] == "struct_nbytes" and not args:
+        if type(self)._fields_[0][0] == "struct_nbytes" and not args:
             self.struct_nbytes = C.sizeof(self)
 
     def as_dict(self) -> Dict[str, Any]:
         """The fields by name, without the one that says the size."""
-        return {name: getattr(self, name) for name, _ in self._fields_ if name != "struct_nbytes"}
+        return {name: getattr(self, name) for name, *_ in self._fields_ if name != "struct_nbytes"}
 
 
 class Function(NamedTuple):
@@ -56,7 +56,7 @@ class Header:
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.constants: Dict[str, int] = {}
-        self.structs: Dict[str, type] = {}
+        self.structs: Dict[str, Any] = {}
         self.callbacks: Dict[str, Any] = {}
         self.functions: Dict[str, Function] = {}
         self._types = dict(_PLAIN)
@@ -139,6 +139,7 @@ class Header:
             if kind not in self._types:
                 raise ValueError(f"the header does not say what {kind} is")
             return known
+        made: Any
         if kind == "char":  # text that is given back is an address, so that it can be
             made = C.c_char_p if const else C.c_void_p
         else:

@@ -58,7 +58,7 @@ def in_order(arrays: Any, wanted: Sequence[Array], side: str) -> List[Any]:
     """Arrays in the order of the layout. They are given as a list, as a dict of those of each rank, or,
     where there is only one, by themselves. What is None has to be empty."""
     if isinstance(arrays, Mapping):
-        given = []
+        given: List[Any] = []
         ranks = sorted({one.rank for one in wanted})
         for rank in ranks:
             if rank not in arrays:
@@ -81,7 +81,7 @@ def see_all(arrays: Sequence[Any], wanted: Sequence[Array], dtype: Any, side: st
     dtype, their own."""
     seen: List[Optional[Memory]] = []
     for one, about in zip(arrays, wanted):
-        name = f"{side}, array {about.index} of rank {about.rank}"
+        name = f"{side}, array {about.number} of rank {about.rank}"
         if one is None:
             if about.nbytes:
                 raise MismatchError(f"{name}: None, expected {dtypes.dtype(dtype).name}{list(about.shape)}")
@@ -133,7 +133,8 @@ class Exec(_c.Handle):
 
     def __init__(self, plans: Sequence[Plan], src: Any, dst: Any, pool: AnyPool,
                  transport: Optional[Transport], options: Any) -> None:
-        self.plans, self._transport, self._flight = list(plans), transport, None
+        self.plans, self._transport = list(plans), transport
+        self._flight: Any = None
         rank = None if transport is None else transport.rank
         self._src = [_Side(plan.src, rank, self._label("src", i)) for i, plan in enumerate(plans)]
         self._dst = [_Side(plan.dst, rank, self._label("dst", i)) for i, plan in enumerate(plans)]

@@ -24,7 +24,8 @@ _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 
 
 def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
-            mesh: Union[str, Mesh, None] = None, place: Optional[Place] = None, preset: Optional[str] = None, default: Optional[Places] = None,
+            mesh: Union[str, Mesh, None] = None, place: Optional[Place] = None,
+            preset: Optional[str] = None, default: Optional[Places] = None,
             only: Optional[Names] = None, exclude: Optional[Names] = None, rename: Optional[Rename] = None,
             cast: Optional[Cast] = None, max_shard_size: Union[str, int] = 0,
             compress: Union[str, int, bool, None] = None, every_replica: bool = False, nranks: int = 0,

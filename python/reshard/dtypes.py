@@ -24,7 +24,8 @@ class Dtype(NamedTuple):
 
 _TABLE = [
     ("f64", "float64", "float64", "d"), ("f32", "float32", "float32", "f"),
-    ("f16", "float16", "float16", "e"), ("bf16", "bfloat16", None, "H"), ("f8e4m3", "float8_e4m3fn", None, "B"),
+    ("f16", "float16", "float16", "e"), ("bf16", "bfloat16", None, "H"),
+    ("f8e4m3", "float8_e4m3fn", None, "B"),
     ("f8e5m2", "float8_e5m2", None, "B"), ("i64", "int64", "int64", "q"), ("i32", "int32", "int32", "i"),
     ("i16", "int16", "int16", "h"), ("i8", "int8", "int8", "b"), ("u64", "uint64", "uint64", "Q"),
     ("u32", "uint32", "uint32", "I"), ("u16", "uint16", "uint16", "H"), ("u8", "uint8", "uint8", "B"),

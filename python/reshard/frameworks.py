@@ -53,7 +53,8 @@ def _view(shape: Sequence[int], one: dtypes.Dtype) -> memoryview:
     nbytes = one.nbytes
     for extent in shape:
         nbytes *= extent
-    letter, extents = one.format, list(shape)
+    letter: Any = one.format
+    extents = list(shape)
     if len(letter) > 1:  # memoryviews have no complex numbers: a pair of halves is one more dim
         letter, extents = letter[1:], extents + [2]
     flat = memoryview(bytearray(nbytes))

@@ -167,7 +167,7 @@ class Array(NamedTuple):
     """A piece of memory that a layout stands for. Arrays are numbered by ascending rank; `place` is the
     position in placement order, `nbytes` are those of a dense array."""
 
-    index: int
+    number: int
     rank: int
     place: int
     shape: Tuple[int, ...]
@@ -248,15 +248,15 @@ class Layout(_c.Handle):
                    enumerable: bool = False) -> "Layout":
         """Explicit boxes (rank, lo, len), one array each. They may overlap and leave holes, unless
         `enumerable`, as torch's EnumerableShardingSpec."""
-        boxes = [Box(*one) for one in boxes]
-        for one in boxes:
+        made = [Box(*one) for one in boxes]
+        for one in made:
             if len(one.lo) != len(shape) or len(one.len) != len(shape):
                 raise InvalidError(f"the box {tuple(one)} of a tensor of {len(shape)} dims")
         handle = Address()
         make = _c.lib.rsd_layout_new_enumerable if enumerable else _c.lib.rsd_layout_new_boxes
-        make(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), len(boxes),
-             _c.ints([one.rank for one in boxes], Int32), _c.ints([n for one in boxes for n in one.lo]),
-             _c.ints([n for one in boxes for n in one.len]), C.byref(handle))
+        make(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), len(made),
+             _c.ints([one.rank for one in made], Int32), _c.ints([n for one in made for n in one.lo]),
+             _c.ints([n for one in made for n in one.len]), C.byref(handle))
         return cls._of(handle)
 
     @classmethod

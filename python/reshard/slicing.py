@@ -17,22 +17,22 @@ MOST_BOXES = 4096
 
 
 class Cut(NamedTuple):
-    """What is asked of one dim: `count` elements from `start`, `step` apart. `drop`: the dim goes away."""
+    """What is asked of one dim: `many` elements from `start`, `step` apart. `drop`: the dim goes away."""
 
     start: int
-    count: int
+    many: int
     step: int
     drop: bool
 
     @property
     def low(self) -> int:
         """The lowest index that is asked for."""
-        return self.start if self.step > 0 else self.start + (self.count - 1) * self.step
+        return self.start if self.step > 0 else self.start + (self.many - 1) * self.step
 
     @property
     def span(self) -> int:
         """From the lowest to the highest, both counted."""
-        return (self.count - 1) * abs(self.step) + 1 if self.count else 0
+        return (self.many - 1) * abs(self.step) + 1 if self.many else 0
 
 
 class Selection:
@@ -57,23 +57,23 @@ class Selection:
             elif one is Ellipsis:
                 for _ in range(len(shape) - taken):
                     cuts.append(Cut(0, shape[len(cuts)], 1, False))
-                    out.append(cuts[-1].count)
+                    out.append(cuts[-1].many)
                     new.append(False)
             else:
                 cuts.append(_cut(one, shape[len(cuts)], len(cuts)))
                 if not cuts[-1].drop:
-                    out.append(cuts[-1].count)
+                    out.append(cuts[-1].many)
                     new.append(False)
         self.cuts, self.shape, self.new = tuple(cuts), tuple(out), tuple(new)
 
     @property
     def empty(self) -> bool:
-        return any(cut.count == 0 for cut in self.cuts)
+        return any(cut.many == 0 for cut in self.cuts)
 
     @property
     def plain(self) -> bool:
         """Whether it is one box, without steps."""
-        return all(cut.step == 1 or cut.count <= 1 for cut in self.cuts)
+        return all(cut.step == 1 or cut.many <= 1 for cut in self.cuts)
 
     def reading(self, nbytes: int, split_all: bool = False) -> "Reading":
         """The boxes to read of a tensor whose elements have so many bytes. With `split_all` nothing is read
@@ -82,11 +82,11 @@ class Selection:
         # From the last dim on, so that what lies inside one step is known.
         for dim in reversed(range(len(self.cuts))):
             cut = self.cuts[dim]
-            if cut.count > 1 and cut.step != 1:
-                far = (abs(cut.step) - 1) * inner >= GAP_NBYTES and boxes * cut.count <= MOST_BOXES
+            if cut.many > 1 and cut.step != 1:
+                far = (abs(cut.step) - 1) * inner >= GAP_NBYTES and boxes * cut.many <= MOST_BOXES
                 split[dim] = split_all or far
             if split[dim]:
-                boxes *= cut.count
+                boxes *= cut.many
             inner *= max(1, cut.span)
         return Reading(self.cuts, split)
 
@@ -96,11 +96,11 @@ class Reading:
     `after` is the index that makes the selection of that array, dims that are dropped not counted."""
 
     def __init__(self, cuts: Sequence[Cut], split: Sequence[bool]) -> None:
-        self.shape = tuple(cut.count if one else cut.span for cut, one in zip(cuts, split))
-        self.after = tuple(slice(None) if one or cut.count <= 1 else slice(None, None, cut.step)
+        self.shape = tuple(cut.many if one else cut.span for cut, one in zip(cuts, split))
+        self.after = tuple(slice(None) if one or cut.many <= 1 else slice(None, None, cut.step)
                            for cut, one in zip(cuts, split))
         self.boxes: List[Tuple[Tuple[int, ...], Tuple[int, ...], Tuple[int, ...]]] = []
-        choices = [[(cut.start + i * cut.step, 1, i) for i in range(cut.count)] if one
+        choices = [[(cut.start + i * cut.step, 1, i) for i in range(cut.many)] if one
                    else [(cut.low, cut.span, 0)] for cut, one in zip(cuts, split)]
         for chosen in itertools.product(*choices):
             self.boxes.append((tuple(c[0] for c in chosen), tuple(c[1] for c in chosen),
