@@ -50,6 +50,8 @@ def _sorted(state: Any, layouts: Optional[Layouts], rank: Optional[int],
             values.append((name, leaf.what, path))
         elif rank is None:
             tensors.append(Local.whole(name, leaf.what, path=path))
+        elif not nranks:
+            raise InvalidError(f"{name} has no layout: nranks says how many ranks save it together")
         else:  # every rank has all of it
             seen = memory.see(leaf.what, name)
             everywhere = Layout.on(seen.dtype, seen.shape, str(nranks), "R")
@@ -69,8 +71,8 @@ class _Request:
                  nranks: int, overwrite: bool, compress: Union[str, int, bool, None], to_lowest_rank: bool,
                  pool: AnyPool, max_nbytes: Union[str, int], progress: Optional[Progress],
                  values: Sequence[Tuple[Any, ...]]) -> None:
-        if rank is not None and not 0 <= rank < nranks:
-            raise InvalidError(f"rank {rank} of {nranks}: nranks says how many save together")
+        if rank is not None and (rank < 0 or 0 < nranks <= rank):
+            raise InvalidError(f"rank {rank} of {nranks}")
         self.call, self.pool = local.Call(progress), Pool.of(pool)
         if isinstance(state, MappingBase):
             tensors, found = _sorted(state, layouts, rank, nranks)

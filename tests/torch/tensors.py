@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-import rsd
+import reshard
 
 R, S0, S1, S2 = Replicate(), Shard(0), Shard(1), Shard(2)
 
@@ -137,27 +137,29 @@ def sharded(whole, layout, device_mesh):
 class Want:
     """Memory of a tensor in a layout, to be loaded."""
 
-    def __init__(self, name, shape, dtype, layout, rank=rsd.EVERY_RANK):
+    def __init__(self, name, shape, dtype, layout, rank=None):
         self.text = layout if isinstance(layout, str) else of(shape, dtype, layout)
-        self.layout = rsd.Layout(self.text)
-        self.arrays = [filled(extents, dtype) for holder, extents in self.layout.shapes()
-                       if rank in (rsd.EVERY_RANK, holder)]
-        self.local = rsd.local(name, self.layout, [array.data_ptr() for array in self.arrays], rank)
+        self.layout = reshard.Layout(self.text)
+        self.arrays = [filled(array.shape, dtype) for array in self.layout.arrays(rank)]
+        self.local = reshard.Local(name, self.layout, self.arrays, rank)
 
 
 class Have:
     """Memory of a tensor in a layout, to be saved: a layout, or the boxes of each rank."""
 
-    def __init__(self, name, whole, layout, path=None, rank=rsd.EVERY_RANK):
+    def __init__(self, name, whole, layout, path=None, rank=None):
         explicit = isinstance(layout, list)
         self.text = (boxes_of if explicit else of)(whole.shape, whole.dtype, layout)
-        self.layout = rsd.Layout(self.text)
+        self.layout = reshard.Layout(self.text)
         self.arrays = ([part for group in boxes(whole, layout) for part in group] if explicit
                        else cut(whole, layout))
-        self.arrays = [array for array, (holder, _) in zip(self.arrays, self.layout.shapes())
-                       if rank in (rsd.EVERY_RANK, holder)]
-        self.local = rsd.local(name, self.layout, [array.data_ptr() for array in self.arrays], rank,
-                               path=path)
+        self.arrays = [self.arrays[array.number] for array in self.layout.arrays(rank)]
+        self.local = reshard.Local(name, self.layout, self.arrays, rank, path=path)
+
+
+def about(checkpoint):
+    """What is in it: (dtype name, shape, number of stored boxes) by name."""
+    return {name: (tensor.dtype, tensor.shape, tensor.nboxes) for name, tensor in checkpoint.items()}
 
 
 def boxes(whole, groups):

@@ -7,7 +7,7 @@ import unittest
 
 import torch
 
-import rsd
+import reshard
 import tap
 import worlds
 from tensors import S0, Want, filled, same
@@ -62,10 +62,10 @@ class Cast(unittest.TestCase):
         """pairs: (values, dtype to load them as)."""
         with worlds.Folder() as folder:
             torch.save({str(i): values for i, (values, _) in enumerate(pairs)}, folder("x.pt"))
-            with rsd.Checkpoint(folder("x.pt")) as checkpoint:
+            with reshard.open(folder("x.pt")) as checkpoint:
                 for i, (values, to) in enumerate(pairs):
                     want = Want(str(i), values.shape, to, LAYOUT)
-                    checkpoint.load([want.local], allow_cast=1)
+                    checkpoint.load([want.local], cast=True)
                     got, right = torch.cat(want.arrays), values.to(to)
                     if to.is_floating_point or to.is_complex:
                         nan = right.isnan()
@@ -106,11 +106,11 @@ class Cast(unittest.TestCase):
         """another dtype is refused unless it is allowed, and complex as real always"""
         with worlds.Folder() as folder:
             torch.save({"w": torch.ones(3), "c": torch.ones(3, dtype=torch.complex64)}, folder("x.pt"))
-            with rsd.Checkpoint(folder("x.pt")) as checkpoint:
+            with reshard.open(folder("x.pt")) as checkpoint:
                 for name, allowed in (("w", 0), ("c", 0), ("c", 1)):
                     want = Want(name, (3,), torch.bfloat16, LAYOUT)
-                    with self.assertRaises(rsd.Error) as raised:
-                        checkpoint.load([want.local], allow_cast=allowed)
+                    with self.assertRaises(reshard.Error) as raised:
+                        checkpoint.load([want.local], cast=allowed)
                     self.assertIn(raised.exception.status, ("EMISMATCH", "EUNSUPPORTED"))
                     for got in want.arrays:
                         self.assertTrue(same(got, filled(got.shape, got.dtype)), "touched")

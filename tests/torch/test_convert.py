@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import LlamaForCausalLM
 
 import llama
-import rsd
+import reshard
 import tap
 import worlds
 from tensors import BY_NAME, R, S0, S1, Meshes, cut, dtensor, filled, same, sharded, truth
@@ -25,10 +25,9 @@ MODEL = llama.state(llama.tiny())
 
 def over(mesh, *words):
     """Every tensor in one layout; placements of dims that it does not have become R."""
-    def choose(_, dtype, shape):
-        cuts = ",".join(word if word == "R" or int(word[1]) < len(shape) else "R" for word in words)
-        return {"layout": f"{dtype}[{','.join(map(str, shape))}] @ {mesh} : {cuts}"}
-    return choose
+    def place(tensor):
+        return ",".join(word if word == "R" or int(word[1]) < tensor.ndim else "R" for word in words)
+    return {"mesh": mesh, "place": place}
 
 
 def save_model(path, mesh, placements):
@@ -60,16 +59,11 @@ def load_dtensors(reader, tensors):
         assert same(state[name].to_local(), right), name
 
 
-@unittest.skipUnless(rsd.has("rsd_convert"), "rsd_convert is not there")
 class Convert(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = cls.enterClassContext(worlds.Folder())
         worlds.run(4, save_model, cls.folder("dcp"), (2, 2), (S1, S0))
-
-    def convert(self, source, out, choose=None, **options):
-        with rsd.Checkpoint(source) as checkpoint:
-            return rsd.convert(checkpoint, out, choose, **options)
 
     def equal(self, found, tensors):
         self.assertEqual(set(found), set(tensors))
@@ -79,7 +73,7 @@ class Convert(unittest.TestCase):
     def test_one_file(self):
         """a distributed checkpoint as one file, by the safetensors library"""
         out = self.folder("one.safetensors")
-        self.convert(self.folder("dcp"), out)
+        reshard.convert(self.folder("dcp"), out)
         self.equal(load_file(out), MODEL)
         with safe_open(out, "pt") as file:
             self.assertEqual((file.metadata() or {}).get("format"), "pt")
@@ -93,8 +87,8 @@ class Convert(unittest.TestCase):
         llama.config().save_pretrained(self.folder())
         for limit in (0, 20000):
             out = self.folder(f"pretrained {limit}")
-            self.convert(self.folder("dcp"), out, max_shard_nbytes=limit,
-                         side_files=[self.folder("config.json")])
+            reshard.convert(self.folder("dcp"), out, format="safetensors", max_shard_size=limit,
+                            side_files=[self.folder("config.json")])
             files = [name for name in os.listdir(out) if name.endswith(".safetensors")]
             self.assertEqual(len(files) > 1, limit > 0)
             model, about = LlamaForCausalLM.from_pretrained(out, dtype=torch.bfloat16,
@@ -122,14 +116,14 @@ class Convert(unittest.TestCase):
                     state[f"{name} one"] = truth(name, (), dtype)
         torch.save(state, self.folder("dtypes.pt"))
         out = self.folder("dtypes.safetensors")
-        self.convert(self.folder("dtypes.pt"), out)
+        reshard.convert(self.folder("dtypes.pt"), out)
         self.equal(load_file(out), state)
 
     def test_shards(self):
         """one file a rank, by torch's own Hugging Face reader, on other worlds"""
         for mesh, words in (("4", ("S0",)), ("2x2", ("S1", "S0")), ("2x2", ("R", "S0"))):
             out = self.folder(f"shards {mesh} {words}")
-            self.convert(self.folder("dcp"), out, over(mesh, *words))
+            reshard.convert(self.folder("dcp"), out, format="safetensors", **over(mesh, *words))
             files = sorted(name for name in os.listdir(out) if name.endswith(".safetensors"))
             self.assertTrue(all(name.startswith("shard-") for name in files), files)
             for nranks in (1, 3):
@@ -138,7 +132,8 @@ class Convert(unittest.TestCase):
     def test_every_replica(self):
         """a file for each rank with all that it holds, by the safetensors library and by torch"""
         out = self.folder("replicas")
-        self.convert(self.folder("dcp"), out, over("2x2", "R", "S0"), every_replica=1)
+        reshard.convert(self.folder("dcp"), out, format="safetensors", every_replica=True,
+                        **over("2x2", "R", "S0"))
         files = sorted(name for name in os.listdir(out) if name.endswith(".safetensors"))
         self.assertEqual(len(files), 4)
         for rank, name in enumerate(files):
@@ -149,7 +144,7 @@ class Convert(unittest.TestCase):
     def test_consolidate(self):
         """torch's consolidation takes the shards too"""
         out = self.folder("to consolidate")
-        self.convert(self.folder("dcp"), out, over("3", "S0"))
+        reshard.convert(self.folder("dcp"), out, format="safetensors", **over("3", "S0"))
         os.mkdir(self.folder("consolidated"))
         consolidate_safetensors_files(out, self.folder("consolidated"), dict.fromkeys(MODEL, 1))
         self.equal(load_file(self.folder("consolidated", "model-00001-of-00001.safetensors")), MODEL)
@@ -157,17 +152,16 @@ class Convert(unittest.TestCase):
     def test_from_shards(self):
         """torch's Hugging Face shards as one file and as a distributed checkpoint"""
         worlds.run(3, save_hf, self.folder("hf"), (3,))
-        self.convert(self.folder("hf"), self.folder("hf.safetensors"))
+        reshard.convert(self.folder("hf"), self.folder("hf.safetensors"))
         self.equal(load_file(self.folder("hf.safetensors")), MODEL)
-        self.convert(self.folder("hf"), self.folder("hf dcp"), over("2x2", "S0", "S1"),
-                     format=rsd.FORMAT_DCP)
+        reshard.convert(self.folder("hf"), self.folder("hf dcp"), format="dcp", **over("2x2", "S0", "S1"))
         worlds.run(3, load_dtensors, FileSystemReader(self.folder("hf dcp")), MODEL)
 
     def test_to_dcp(self):
         """another distributed checkpoint, plain and with zstd, nesting and values kept"""
         nested = {"model": {"layers": [{"w": truth("w", (6, 4))}, {"w": truth("v", (3,))}]}, "step": 5}
         dcp.save(nested, checkpoint_id=self.folder("nested"), no_dist=True)
-        self.convert(self.folder("nested"), self.folder("cut"), over("3", "S0"), format=rsd.FORMAT_DCP)
+        reshard.convert(self.folder("nested"), self.folder("cut"), format="dcp", **over("3", "S0"))
         dcp_to_torch_save(self.folder("cut"), self.folder("back.pt"))
         back = torch.load(self.folder("back.pt"))
         self.assertEqual((set(back), back["step"]), ({"model", "step"}, 5))
@@ -175,8 +169,8 @@ class Convert(unittest.TestCase):
             self.assertTrue(same(back["model"]["layers"][i]["w"], layer["w"]))
         for compress in (0, 3):
             out = self.folder(f"to dcp {compress}")
-            self.convert(self.folder("dcp"), out, over("5", "S1"), format=rsd.FORMAT_DCP,
-                         compress=compress, nranks=6)
+            reshard.convert(self.folder("dcp"), out, format="dcp",
+                         compress=compress, nranks=6, **over("5", "S1"))
             self.assertTrue(os.path.exists(os.path.join(out, "__5_0.distcp")))
             reader = FileSystemReader(out, _extension_registry=ExtensionRegistry())
             worlds.run(2, load_dtensors, reader, MODEL)
@@ -185,8 +179,7 @@ class Convert(unittest.TestCase):
         """a torch.save file as a distributed checkpoint, which torch loads into the nested state"""
         nested = {"model": {"layers": [{"w": truth("w", (6, 4))}, {"w": truth("v", (3,))}]}, "step": 5}
         torch.save(nested, self.folder("nested.pt"))
-        self.convert(self.folder("nested.pt"), self.folder("from pt"), over("3", "S0"),
-                     format=rsd.FORMAT_DCP)
+        reshard.convert(self.folder("nested.pt"), self.folder("from pt"), format="dcp", **over("3", "S0"))
         state = {"model": {"layers": [{"w": filled((6, 4), torch.float32)},
                                       {"w": filled((3,), torch.float32)}]}, "step": 0}
         dcp.load(state, checkpoint_id=self.folder("from pt"), no_dist=True)
@@ -197,7 +190,7 @@ class Convert(unittest.TestCase):
     def test_dtype(self):
         """bf16 made f32 is what transformers makes of it"""
         out = self.folder("f32.safetensors")
-        self.convert(self.folder("dcp"), out, lambda *_: {"dtype": "f32"})
+        reshard.convert(self.folder("dcp"), out, cast="f32")
         self.equal(load_file(out), {name: whole.float() for name, whole in MODEL.items()})
 
 

@@ -15,10 +15,10 @@ from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import boxed
-import rsd
+import reshard
 import tap
 import worlds
-from tensors import R, S0, S1, Meshes, Want, cut, dtensor, filled, of, same, sharded, truth
+from tensors import R, S0, S1, Meshes, Want, about, cut, dtensor, filled, of, same, sharded, truth
 
 F32 = torch.float32
 
@@ -87,7 +87,7 @@ class Gaps(unittest.TestCase):
         return report
 
     def refused(self, status, work, *words):
-        with self.assertRaises(rsd.Error) as raised:
+        with self.assertRaises(reshard.Error) as raised:
             work()
         self.assertEqual(raised.exception.status, status, str(raised.exception))
         for word in words:
@@ -97,9 +97,9 @@ class Gaps(unittest.TestCase):
         """zstd of zstd"""
         with worlds.Folder() as folder:
             save_alone(folder, "twice", ZStandard(), ZStandard())
-            with rsd.Checkpoint(folder("twice")) as checkpoint:
+            with reshard.open(folder("twice")) as checkpoint:
                 self.load(checkpoint, "w", (50, 6), ((3,), (S1,)))
-                self.assertEqual(checkpoint.values(), {"step": 3})
+                self.assertEqual(dict(checkpoint.plain_values), {"step": 3})
 
     def test_strided(self):
         """strided shards of every extent, and into them, where torch cannot put them into one box"""
@@ -108,24 +108,24 @@ class Gaps(unittest.TestCase):
             self.assertGreater(len(saved), 30)
             for name in saved:
                 n = int(name.split()[2])
-                with rsd.Checkpoint(folder(name)) as checkpoint:
+                with reshard.open(folder(name)) as checkpoint:
                     for layout in (((1,), (R,)), ((4,), (S0,)), strided(2, 2), strided(3, 2),
                                    strided(2, 4), strided(4, 2, dim=1)):
                         self.load(checkpoint, name, (n, 2), layout)
             whole = {"w": truth("w", (13, 2))}
             torch.save(whole, folder("13.pt"))
-            with rsd.Checkpoint(folder("13.pt")) as checkpoint:
+            with reshard.open(folder("13.pt")) as checkpoint:
                 self.load(checkpoint, "w", (13, 2), strided(3, 2))
 
     def test_many(self):
         """more chunks, tensors and values than one batch of a pickle"""
         with worlds.Folder() as folder:
             worlds.run(2, save_many, folder)
-            with rsd.Checkpoint(folder("many")) as checkpoint:
-                found = checkpoint.tensors()
+            with reshard.open(folder("many")) as checkpoint:
+                found = about(checkpoint)
                 self.assertEqual(found["boxes"], ("f32", (1300, 6), 2600))
                 self.assertEqual(len(found), 1202)
-                self.assertEqual(checkpoint.values(), {f"layer.{i}.n": i for i in range(1200)})
+                self.assertEqual(dict(checkpoint.plain_values), {f"layer.{i}.n": i for i in range(1200)})
                 for layout in (((1,), (R,)), ((2, 3), (S0, S1)), ((7,), (S0,))):
                     self.load(checkpoint, "boxes", (1300, 6), layout)
                 for i in range(1200):
@@ -138,7 +138,7 @@ class Gaps(unittest.TestCase):
             for nranks, count, others in ((8, 128, (4,)), (4, 128, (8,)), (4, 120, (3, 5, 7))):
                 worlds.run(nranks, save_line, folder, nranks, count)
                 name = f"{count} over {nranks}"
-                with rsd.Checkpoint(folder(name)) as checkpoint:
+                with reshard.open(folder(name)) as checkpoint:
                     for other in others:
                         report = self.load(checkpoint, name, (count,), ((other,), (S0,)))
                         self.assertEqual(report.nbytes_read, 4 * count, "each byte is read once")
@@ -148,7 +148,7 @@ class Gaps(unittest.TestCase):
         with worlds.Folder() as folder:
             self.assertIn("partial placements", worlds.run(2, save_partial, folder)[0])
             save_alone(folder, "w")
-            with rsd.Checkpoint(folder("w")) as checkpoint:
+            with reshard.open(folder("w")) as checkpoint:
                 want = Want("w", (50, 6), F32, ((2,), (Partial(),)))
                 self.refused("EINVAL", lambda: checkpoint.load([want.local]), "Partial")
 
@@ -156,14 +156,14 @@ class Gaps(unittest.TestCase):
         """a missing tensor, another shape, another dtype, and what may be missing"""
         with worlds.Folder() as folder:
             save_alone(folder, "w")
-            with rsd.Checkpoint(folder("w")) as checkpoint:
+            with reshard.open(folder("w")) as checkpoint:
                 for name, shape, dtype in (("v", (50, 6), F32), ("w", (50, 7), F32), ("w", (300,), F32),
                                            ("w", (50, 6), torch.int32)):
                     want = Want(name, shape, dtype, ((2,), (S0,)))
                     self.refused("EMISMATCH", lambda: checkpoint.load([want.local]), name)
                 missing = Want("v", (50, 6), F32, ((2,), (S0,)))
                 there = Want("w", (50, 6), F32, ((2,), (S0,)))
-                checkpoint.load([missing.local, there.local], allow_missing=1)
+                checkpoint.load([missing.local, there.local], strict=False)
                 self.assertTrue(same(missing.arrays[0], filled((25, 6), F32)))
                 self.assertTrue(same(there.arrays[1], truth("w", (50, 6))[25:]))
 
@@ -183,9 +183,9 @@ class Gaps(unittest.TestCase):
                         pickler(stream, protocol).dump(metadata)
                         with open(path, "wb") as file:
                             file.write(stream.getvalue())
-                        with rsd.Checkpoint(folder("w")) as checkpoint:
+                        with reshard.open(folder("w")) as checkpoint:
                             self.load(checkpoint, "w", (50, 6), ((3,), (S1,)))
-                            self.assertEqual(checkpoint.values(), {"step": 3})
+                            self.assertEqual(dict(checkpoint.plain_values), {"step": 3})
 
     def test_no_checksums(self):
         """files for which torch was told not to compute CRC-32"""
@@ -196,7 +196,7 @@ class Gaps(unittest.TestCase):
             save_alone(folder, "zstd", ZStandard())
             torch.save({"w": truth("w", (50, 6))}, folder("x.pt"))
             for name in ("plain", "zstd", "x.pt"):
-                with rsd.Checkpoint(folder(name)) as checkpoint:
+                with reshard.open(folder(name)) as checkpoint:
                     report = self.load(checkpoint, "w", (50, 6), ((1,), (R,)))
                     self.assertEqual(report.nbytes_unchecked, 1200, name)
 
@@ -211,7 +211,7 @@ class Gaps(unittest.TestCase):
         with worlds.Folder() as folder:
             for name in ("plain", "zstd"):
                 save_alone(folder, name, *([ZStandard()] if name == "zstd" else []))
-                with rsd.Checkpoint(folder(name)) as checkpoint:
+                with reshard.open(folder(name)) as checkpoint:
                     report = self.load(checkpoint, "w", (50, 6), ((1,), (R,)))
                     self.assertEqual(report.nbytes_unchecked, 0, name)
                 path = os.path.join(folder(name), ".metadata")
@@ -232,11 +232,10 @@ class Gaps(unittest.TestCase):
                 about.length = len(item)
                 with open(path, "wb") as file:
                     pickle.dump(metadata, file)
-                with rsd.Checkpoint(folder(name)) as checkpoint:
+                with reshard.open(folder(name)) as checkpoint:
                     want = Want("w", (50, 6), F32, of((50, 6), F32, ((1,), (R,))))
                     self.refused("EFORMAT", lambda: checkpoint.load([want.local]), "w", "CRC")
-                    if rsd.has("rsd_verify"):
-                        self.assertEqual(len(rsd.findings(checkpoint)), 1, name)
+                    self.assertEqual(len(reshard.verify(checkpoint)), 1, name)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy
 import torch
 import torch.distributed.checkpoint as dcp
 
-import rsd
+import reshard
 import tap
 import worlds
 from tensors import S0, Want, filled, same, truth
@@ -32,7 +32,7 @@ def large():
 class Large(unittest.TestCase):
     def rows(self, path):
         """Single rows, and what comes after the large tensor."""
-        with rsd.Checkpoint(path) as checkpoint:
+        with reshard.open(path) as checkpoint:
             for row in PLACES:
                 text = f"u8[{ROWS},{WIDTH}] @ {{ {row}:{row + 1} }}"
                 want = Want("large", (ROWS, WIDTH), torch.uint8, text)
@@ -51,14 +51,11 @@ class Large(unittest.TestCase):
                      no_dist=True)
             self.rows(folder("x"))
 
-    @unittest.skipUnless(rsd.has("rsd_save"), "rsd_save is not there")
     def test_save(self):
         """an item of more than 4 GiB that torch reads"""
         whole, after = large(), truth("after", (5, 4))
-        layouts = [rsd.Layout(f"u8[{ROWS},{WIDTH}] @ 1 : R"), rsd.Layout("f32[5,4] @ 1 : R")]
         with worlds.Folder() as folder:
-            rsd.save(folder("x"), [rsd.local("large", layouts[0], [whole.data_ptr()]),
-                                   rsd.local("after", layouts[1], [after.data_ptr()])])
+            reshard.save(folder("x"), {"large": whole, "after": after})
             self.rows(folder("x"))
             state = {"after": filled((5, 4), torch.float32)}
             dcp.load(state, checkpoint_id=folder("x"), no_dist=True)

@@ -9,10 +9,10 @@ from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
 import boxed
-import rsd
+import reshard
 import tap
 import worlds
-from tensors import (R, S0, S1, Meshes, Want, boxes, boxes_of, cut, dtensor, same, sharded, truth)
+from tensors import (R, S0, S1, Meshes, Want, about, boxes, boxes_of, cut, dtensor, same, sharded, truth)
 
 F32 = torch.float32
 
@@ -123,8 +123,8 @@ class LoadBoxes(unittest.TestCase):
         """Checkpointable, LocalShardsWrapper and ShardedTensor, one and several boxes a rank"""
         with worlds.Folder() as folder:
             worlds.run(4, save_boxes, folder)
-            with rsd.Checkpoint(folder("boxes")) as checkpoint:
-                names = checkpoint.tensors()
+            with reshard.open(folder("boxes")) as checkpoint:
+                names = about(checkpoint)
                 self.assertEqual(len(names), 2 * (len(UNEVEN) + len(TILES)) + 4)
                 for name, (_, shape, _) in names.items():
                     plans = UNEVEN if shape == (16, 1) else TILES
@@ -137,8 +137,8 @@ class LoadBoxes(unittest.TestCase):
         """layouts of meshes into boxes"""
         with worlds.Folder() as folder:
             worlds.run(4, save_meshes, folder)
-            with rsd.Checkpoint(folder("meshes")) as checkpoint:
-                for name in checkpoint.tensors():
+            with reshard.open(folder("meshes")) as checkpoint:
+                for name in checkpoint:
                     for groups in TILES.values():
                         self.load(checkpoint, name, GRID, groups)
 
@@ -149,9 +149,9 @@ class LoadBoxes(unittest.TestCase):
                   1: [rows([(0, 16)], [(16, 16)]), LINES["8"], LINES["10"], rows([(0, 32)])]}
         with worlds.Folder() as folder:
             worlds.run(2, save_sharded_tensors, folder)
-            with rsd.Checkpoint(folder("sharded")) as checkpoint:
-                self.assertEqual(len(checkpoint.tensors()), len(SPECS) + len(LINES) + 1)
-                for name, (_, shape, _) in checkpoint.tensors().items():
+            with reshard.open(folder("sharded")) as checkpoint:
+                self.assertEqual(len(checkpoint), len(SPECS) + len(LINES) + 1)
+                for name, (_, shape, _) in about(checkpoint).items():
                     for group in groups[len(shape)]:
                         self.load(checkpoint, name, shape, group)
 
@@ -159,7 +159,7 @@ class LoadBoxes(unittest.TestCase):
         """a short last shard into a whole tensor, and one element over four ranks into 2x2"""
         with worlds.Folder() as folder:
             worlds.run(4, save_uneven_and_empty, folder)
-            with rsd.Checkpoint(folder("uneven")) as checkpoint:
+            with reshard.open(folder("uneven")) as checkpoint:
                 whole = torch.arange(14, dtype=F32).view(14, 1)
                 self.cut(checkpoint, "uneven", whole, ((1,), (R,)))
                 self.cut(checkpoint, "uneven", whole, ((3,), (S0,)))

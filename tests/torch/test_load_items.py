@@ -7,10 +7,10 @@ from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
 from torch.testing._internal.distributed.checkpoint_utils import Rot13Example
 
-import rsd
+import reshard
 import tap
 import worlds
-from tensors import (BY_NAME, DTYPES, R, S0, S1, Meshes, Want, cut, same, sharded, truth)
+from tensors import (BY_NAME, DTYPES, R, S0, S1, Meshes, Want, about, cut, same, sharded, truth)
 
 LAYOUTS = [((3,), (S0,)), ((2, 2), (S1, S0)), ((1,), (R,))]
 
@@ -106,15 +106,14 @@ class LoadItems(unittest.TestCase):
 
     def sound(self, checkpoint):
         """What torch wrote has nothing wrong with it."""
-        if rsd.has("rsd_verify"):
-            self.assertEqual(rsd.findings(checkpoint), [])
+        self.assertEqual(reshard.verify(checkpoint), [])
 
     def test_dtypes(self):
         """all dtypes, as whole tensors and as shards"""
         with worlds.Folder() as folder:
             worlds.run(3, save_dtypes, folder)
-            with rsd.Checkpoint(folder("dtypes")) as checkpoint:
-                found = checkpoint.tensors()
+            with reshard.open(folder("dtypes")) as checkpoint:
+                found = about(checkpoint)
                 self.assertEqual(len(found), 4 * len(DTYPES))
                 self.sound(checkpoint)
                 for name, (dtype, shape, _) in found.items():
@@ -126,11 +125,11 @@ class LoadItems(unittest.TestCase):
         with worlds.Folder() as folder:
             for name, options in WRITERS.items():
                 worlds.run(3, save_with, folder, name, options)
-                with rsd.Checkpoint(folder(name)) as checkpoint:
-                    self.assertEqual(checkpoint.values(), {"step": 7})
+                with reshard.open(folder(name)) as checkpoint:
+                    self.assertEqual(dict(checkpoint.plain_values), {"step": 7})
                     self.sound(checkpoint)
                     self.load(checkpoint, "zeros", torch.zeros(256, 256))
-                    for key, (_, shape, _) in checkpoint.tensors().items():
+                    for key, (_, shape, _) in about(checkpoint).items():
                         if key != "zeros":
                             self.load(checkpoint, key, truth(key, shape))
 
@@ -139,8 +138,8 @@ class LoadItems(unittest.TestCase):
         with worlds.Folder() as folder:
             worlds.run(1, save_alone, folder, {"w": torch.ones(3)}, "rot13",
                        {"_extensions": [Rot13Example()]})
-            with self.assertRaises(rsd.Error) as raised:
-                with rsd.Checkpoint(folder("rot13")) as checkpoint:
+            with self.assertRaises(reshard.Error) as raised:
+                with reshard.open(folder("rot13")) as checkpoint:
                     self.load(checkpoint, "w", torch.ones(3))
             self.assertEqual(raised.exception.status, "EUNSUPPORTED")
             self.assertIn("rot13", str(raised.exception))
@@ -149,18 +148,18 @@ class LoadItems(unittest.TestCase):
         """ranks that saved without talking to each other"""
         with worlds.Folder() as folder:
             worlds.run(3, save_without_collectives, folder)
-            with rsd.Checkpoint(folder("apart")) as checkpoint:
-                self.assertEqual(len(checkpoint.tensors()), 15)
+            with reshard.open(folder("apart")) as checkpoint:
+                self.assertEqual(len(checkpoint), 15)
                 self.sound(checkpoint)
-                for name, (_, shape, _) in checkpoint.tensors().items():
+                for name, (_, shape, _) in about(checkpoint).items():
                     self.load(checkpoint, name, truth(name, shape))
 
     def test_safetensors_items(self):
         """safetensors blobs inside a distributed checkpoint"""
         with worlds.Folder() as folder:
             worlds.run(3, save_safetensors_items, folder)
-            with rsd.Checkpoint(folder("items")) as checkpoint:
-                for name, (_, shape, _) in checkpoint.tensors().items():
+            with reshard.open(folder("items")) as checkpoint:
+                for name, (_, shape, _) in about(checkpoint).items():
                     self.load(checkpoint, name, truth(name, shape))
 
     def test_strides(self):
@@ -172,8 +171,8 @@ class LoadItems(unittest.TestCase):
                  "row of a big storage": truth("big", (1000, 50))[7]}
         with worlds.Folder() as folder:
             worlds.run(1, save_alone, folder, state, "strides")
-            with rsd.Checkpoint(folder("strides")) as checkpoint:
-                self.assertEqual(set(checkpoint.tensors()), set(state))
+            with reshard.open(folder("strides")) as checkpoint:
+                self.assertEqual(set(checkpoint), set(state))
                 for name, whole in state.items():
                     self.load(checkpoint, name, whole.detach().contiguous())
 
@@ -181,11 +180,11 @@ class LoadItems(unittest.TestCase):
         """the state of a module, with extra state"""
         with worlds.Folder() as folder:
             worlds.run(4, save_module, folder)
-            with rsd.Checkpoint(folder("module")) as checkpoint:
+            with reshard.open(folder("module")) as checkpoint:
                 self.load(checkpoint, "sdt", torch.arange(4.0))
                 self.load(checkpoint, "rdt", torch.arange(4.0) + 4)
                 self.load(checkpoint, "_extra_state.tensor", torch.zeros(1))
-                self.assertEqual(checkpoint.values(), {"_extra_state.extra": 1})
+                self.assertEqual(dict(checkpoint.plain_values), {"_extra_state.extra": 1})
 
     def test_values(self):
         """values beside tensors, nested and plain; zstd changes none of them"""
@@ -199,10 +198,10 @@ class LoadItems(unittest.TestCase):
         with worlds.Folder() as folder:
             for name, options in (("values", {}), ("values zstd", {"_extensions": [ZStandard()]})):
                 worlds.run(1, save_alone, folder, state, name, options)
-                with rsd.Checkpoint(folder(name)) as checkpoint:
-                    found = checkpoint.values()
+                with reshard.open(folder(name)) as checkpoint:
+                    found = dict(checkpoint.plain_values)
                     blob = found.pop("blob.blob")
-                    self.assertEqual(bytes.fromhex(blob["bytes"]), b"SomeBlobForTesting")
+                    self.assertEqual(blob, b"SomeBlobForTesting")
                     self.assertEqual(found, right)
                     self.load(checkpoint, "layers.1.w", torch.zeros(3))
 

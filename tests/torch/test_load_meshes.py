@@ -5,10 +5,10 @@ import unittest
 import torch
 import torch.distributed.checkpoint as dcp
 
-import rsd
+import reshard
 import tap
 import worlds
-from tensors import (R, S0, Meshes, Want, cut, layouts, meshes, name_of, of, same, sharded, truth)
+from tensors import (R, S0, Meshes, Want, about, cut, layouts, meshes, name_of, of, same, sharded, truth)
 
 SHAPES = [(), (1,), (5,), (16,), (4, 4), (7, 6), (1, 9), (13, 2), (3, 5, 4), (6, 1, 2)]
 EMPTY = [(0,), (0, 3), (4, 0)]
@@ -27,13 +27,13 @@ def save_all(folder, nranks):
 
 
 class LoadMeshes(unittest.TestCase):
-    def load(self, checkpoint, pairs, rank=rsd.EVERY_RANK):
+    def load(self, checkpoint, pairs, rank=None):
         """Loads (name, shape, layout) into the layouts and compares with what torch would hold."""
         wants = [Want(name, shape, torch.float32, layout, rank) for name, shape, layout in pairs]
         report = checkpoint.load([want.local for want in wants])
         for (name, shape, layout), want in zip(pairs, wants):
             expected = cut(truth(name, shape), layout)
-            if rank != rsd.EVERY_RANK:
+            if rank != None:
                 expected = expected[rank:rank + 1]
             self.assertEqual(len(want.arrays), len(expected), want.text)
             for holder, (got, right) in enumerate(zip(want.arrays, expected)):
@@ -49,9 +49,9 @@ class LoadMeshes(unittest.TestCase):
             for nranks in range(1, 10):
                 worlds.run(nranks, save_all, folder, nranks)
             for mesh in targets:
-                with rsd.Checkpoint(folder("x".join(map(str, mesh)))) as checkpoint:
-                    self.assertEqual(checkpoint.format, rsd.FORMAT_DCP)
-                    found = checkpoint.tensors()
+                with reshard.open(folder("x".join(map(str, mesh)))) as checkpoint:
+                    self.assertEqual(checkpoint.format, "dcp")
+                    found = about(checkpoint)
                     pairs = []
                     for shape in SHAPES + EMPTY:
                         for layout in layouts(mesh, len(shape)):
@@ -69,7 +69,7 @@ class LoadMeshes(unittest.TestCase):
         """each rank of the new world loads its own part"""
         with worlds.Folder() as folder:
             worlds.run(6, save_all, folder, 6)
-            with rsd.Checkpoint(folder("2x3")) as checkpoint:
+            with reshard.open(folder("2x3")) as checkpoint:
                 for rank in range(8):
                     pairs = [(name_of(shape, source), shape, target)
                              for shape in SHAPES
@@ -101,7 +101,7 @@ class Upstream(unittest.TestCase):
         with worlds.Folder() as folder:
             worlds.run(4, save_upstream, folder)
             for source in every:
-                with rsd.Checkpoint(folder(of((4, 4), torch.float32, source))) as checkpoint:
+                with reshard.open(folder(of((4, 4), torch.float32, source))) as checkpoint:
                     for target in every:
                         want = Want("dtensor", (4, 4), torch.float32, target)
                         checkpoint.load([want.local])

@@ -8,10 +8,10 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 import llama
-import rsd
+import reshard
 import tap
 import worlds
-from tensors import (BY_NAME, DTYPES, R, S0, S1, Meshes, Want, cut, layouts, meshes, name_of, same,
+from tensors import (BY_NAME, DTYPES, R, S0, S1, Meshes, Want, about, cut, layouts, meshes, name_of, same,
                      sharded, truth)
 
 SHAPES = [(), (1,), (16,), (4, 4), (7, 6), (3, 5, 4)]
@@ -41,9 +41,9 @@ class LoadSafetensors(unittest.TestCase):
     targets = [((1,), (R,)), ((3,), (S0,)), ((2, 2), (S1, S0)), ((5,), (S1,))]
 
     def equal(self, path, tensors):
-        with rsd.Checkpoint(path) as checkpoint:
-            self.assertEqual(checkpoint.format, rsd.FORMAT_SAFETENSORS)
-            found = checkpoint.tensors()
+        with reshard.open(path) as checkpoint:
+            self.assertEqual(checkpoint.format, "safetensors")
+            found = about(checkpoint)
             self.assertEqual({name: about[:2] for name, about in found.items()},
                              {name: (DTYPES[whole.dtype], tuple(whole.shape))
                               for name, whole in tensors.items()})

@@ -9,7 +9,7 @@ import unittest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-import rsd
+import reshard
 import tap
 import worlds
 from tensors import (BY_NAME, R, S0, S1, Have, Meshes, layouts, meshes, name_of, sharded, truth)
@@ -65,11 +65,10 @@ def torch_saves_values(folder):
 
 def one_rank_saves(folder, mesh):
     haves = [Have(name, whole, layout, rank=dist.get_rank()) for name, whole, layout in tensors(mesh)]
-    rsd.save(folder("apart"), [have.local for have in haves], one_rank=1, rank=dist.get_rank(),
-             overwrite=1)
+    reshard.save(folder("apart"), [have.local for have in haves], rank=dist.get_rank(),
+                 overwrite=True)
 
 
-@unittest.skipUnless(rsd.has("rsd_save"), "rsd_save is not there")
 class SaveFiles(unittest.TestCase):
     def same_files(self, ours, theirs):
         """Every data file is equal, and .metadata says the same."""
@@ -94,7 +93,7 @@ class SaveFiles(unittest.TestCase):
 
     def save(self, path, parts, **options):
         haves = [Have(name, whole, layout) for name, whole, layout in parts]
-        return rsd.save(path, [have.local for have in haves], **options)
+        return reshard.save(path, [have.local for have in haves], **options)
 
     def every_mesh(self, lowest):
         for nranks in (1, 2, 3, 4, 6, 8):
@@ -131,8 +130,7 @@ class SaveFiles(unittest.TestCase):
         have = Have("w", truth("w", (5, 2)), ((2,), (S0,)))
         with worlds.Folder() as folder:
             worlds.run(2, torch_saves_values, folder)
-            rsd.save(folder("ours"), [have.local], [(*number, None) for number in NUMBERS],
-                     to_lowest_rank=1)
+            reshard.save(folder("ours"), [have.local], values=NUMBERS, to_lowest_rank=True)
             self.same_files(folder("ours"), folder("torch"))
 
     def test_one_rank_each(self):
@@ -141,7 +139,7 @@ class SaveFiles(unittest.TestCase):
             for mesh in ((4,), (2, 3)):
                 nranks = len(Have("", truth("", ()), (mesh, (R,) * len(mesh))).arrays)
                 worlds.run(nranks, one_rank_saves, folder, mesh)
-                rsd.publish(folder("apart"), nranks, overwrite=1)
+                reshard.publish(folder("apart"), nranks, overwrite=1)
                 self.save(folder("ours"), tensors(mesh), overwrite=1)
                 self.same_files(folder("apart"), folder("ours"))
 

@@ -1,5 +1,4 @@
 """A whole training state saved here, with nested names and plain values, is what torch gets back."""
-import os
 import unittest
 
 import torch
@@ -7,7 +6,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 
-import rsd
+import reshard
 import tap
 import worlds
 from tensors import R, S0, S1, Have, Meshes, Want, cut, dtensor, filled, same, truth
@@ -58,7 +57,7 @@ def saved(path, **options):
     haves = [Have(dotted(at), truth(dotted(at), shape), layout, path=list(at))
              for at, shape, layout in TENSORS]
     values = [(dotted(at), value, list(at)) for at, value in VALUES]
-    return rsd.save(path, [have.local for have in haves], values, **options)
+    return reshard.save(path, [have.local for have in haves], values=values, **options)
 
 
 def torch_loads(path):
@@ -81,7 +80,6 @@ def torch_loads(path):
     assert equal(state, nested()), f"{state}"
 
 
-@unittest.skipUnless(rsd.has("rsd_save"), "rsd_save is not there")
 class SaveState(unittest.TestCase):
     def test_nested(self):
         """torch loads tensors and values where they belong"""
@@ -102,7 +100,7 @@ class SaveState(unittest.TestCase):
         """without paths, names are names, dots and all"""
         with worlds.Folder() as folder:
             have = Have("model.w", truth("w", (4, 2)), ((2,), (S0,)))
-            rsd.save(folder("x"), [have.local], [("opt.step", 5, None)])
+            reshard.save(folder("x"), [have.local], values=[("opt.step", 5)])
             dcp_to_torch_save(folder("x"), folder("x.pt"))
             state = torch.load(folder("x.pt"), weights_only=False)
             self.assertTrue(equal(state, {"model.w": truth("w", (4, 2)), "opt.step": 5}), f"{state}")
@@ -114,8 +112,8 @@ class SaveState(unittest.TestCase):
             haves = [Have(f"w.{i}", truth(f"w.{i}", (3,)), ((2,), (S0,)), path=["w", i]) for i in range(n)]
             boxes = [[[(i, i + 1)] for i in range(r, 2 * n, 2)] for r in range(2)]
             haves.append(Have("boxes", truth("boxes", (2 * n,)), boxes))
-            rsd.save(folder("x"), [have.local for have in haves],
-                     [(f"v.{i}", i, ["v", str(i)]) for i in range(n)])
+            reshard.save(folder("x"), [have.local for have in haves],
+                         values=[(f"v.{i}", i, ["v", str(i)]) for i in range(n)])
             dcp_to_torch_save(folder("x"), folder("x.pt"))
             state = torch.load(folder("x.pt"), weights_only=False)
             self.assertTrue(equal(state, {"w": [truth(f"w.{i}", (3,)) for i in range(n)],
@@ -129,25 +127,23 @@ class SaveState(unittest.TestCase):
             dcp_to_torch_save(folder("x"), folder("x.pt"))
             torch_save_to_dcp(folder("x.pt"), folder("again"))
             for name in ("x", "x.pt", "again"):
-                with rsd.Checkpoint(folder(name)) as checkpoint:
+                with reshard.open(folder(name)) as checkpoint:
                     for at, shape, _ in TENSORS:
                         want = Want(dotted(at), shape, torch.float32, ((1,), (R,)))
                         checkpoint.load([want.local])
                         self.assertTrue(same(want.arrays[0], truth(dotted(at), shape)), (name, at))
-                    found = checkpoint.values()
+                    found = dict(checkpoint.plain_values)
                     self.assertEqual(found, {dotted(at): value for at, value in VALUES}, name)
 
-    @unittest.skipUnless(rsd.has("rsd_save_start"), "rsd_save_start is not there")
     def test_in_two_halves(self):
         """the arrays may change once the save has started"""
-        C, whole = rsd.C, truth("w", (1000, 64))
+        whole = truth("w", (1000, 64))
         with worlds.Folder() as folder:
-            have, saving = Have("w", whole.clone(), ((4,), (S0,))), rsd.PTR()
-            rsd.check(rsd.lib.rsd_save_start(os.fsencode(folder("x")), 1, C.byref(have.local), None,
-                                             C.byref(saving)))
+            have = Have("w", whole.clone(), ((4,), (S0,)))
+            saving = reshard.save_start(folder("x"), [have.local])
             for array in have.arrays:
                 array.fill_(0)
-            rsd.check(rsd.lib.rsd_save_wait(saving, None))
+            saving.wait()
             state = {"w": filled(whole.shape, whole.dtype)}
             dcp.load(state, checkpoint_id=folder("x"), no_dist=True)
             self.assertTrue(same(state["w"], whole))

@@ -3,11 +3,11 @@ import unittest
 
 import torch
 
-import rsd
+import reshard
 import tap
 import training
 import worlds
-from tensors import BY_NAME, R, S0, S1, Want, cut, same
+from tensors import BY_NAME, R, S0, S1, Want, about, cut, same
 
 # Where each kind of training is saved, and where it goes on.
 MOVES = [("fsdp", (4,), (3,)), ("fsdp", (2,), (5,)), ("hsdp", (2, 2), (3, 2)),
@@ -23,11 +23,9 @@ def count(mesh):
 
 def target(mesh):
     """Every tensor cut over the mesh in turn, dim by dim, as far as it has dims."""
-    def choose(_, dtype, shape):
-        cuts = ",".join(f"S({axis % len(shape)})" if shape else "R" for axis in range(len(mesh)))
-        extents = ",".join(map(str, shape))
-        return {"layout": f"{dtype}[{extents}] @ {'x'.join(map(str, mesh))} : {cuts}"}
-    return choose
+    def place(tensor):
+        return ",".join(f"S({axis % tensor.ndim})" if tensor.ndim else "R" for axis in range(len(mesh)))
+    return {"mesh": "x".join(map(str, mesh)), "place": place}
 
 
 class Training(unittest.TestCase):
@@ -44,9 +42,9 @@ class Training(unittest.TestCase):
         for kind, counts, other in MOVES:
             folder = self.saved[kind, counts]
             truth = torch.load(folder("truth.pt"))
-            with rsd.Checkpoint(folder("torch")) as checkpoint:
-                self.assertEqual(set(checkpoint.tensors()), set(truth))
-                self.assertEqual(checkpoint.values()["step"], 3)
+            with reshard.open(folder("torch")) as checkpoint:
+                self.assertEqual(set(checkpoint), set(truth))
+                self.assertEqual(checkpoint.plain_values["step"], 3)
                 for name, whole in truth.items():
                     layouts = [((5,), (R,))]
                     if whole.ndim:
@@ -59,15 +57,13 @@ class Training(unittest.TestCase):
                         for got, right in zip(want.arrays, cut(whole, layout), strict=True):
                             self.assertTrue(same(got, right), f"{kind} {name} -> {want.text}")
 
-    @unittest.skipUnless(rsd.has("rsd_convert"), "rsd_convert is not there")
     def test_convert(self):
         """converted for another mesh, torch takes the state over and goes on"""
         for kind, counts, other in MOVES:
             folder = self.saved[kind, counts]
             truth = torch.load(folder("truth.pt"))
-            with rsd.Checkpoint(folder("torch")) as checkpoint:
-                report = rsd.convert(checkpoint, folder("ours"), target(other),
-                                     format=rsd.FORMAT_DCP, nranks=count(other))
+            with reshard.open(folder("torch")) as checkpoint:
+                report = reshard.convert(checkpoint, folder("ours"), nranks=count(other), **target(other))
                 self.assertEqual(report.ntensors, len(truth))
                 self.assertEqual(report.nleft_out, 0)
                 self.same(checkpoint, folder("ours"))
@@ -77,31 +73,21 @@ class Training(unittest.TestCase):
 
     def same(self, checkpoint, path):
         """By digests and by comparing, where the library can."""
-        with rsd.Checkpoint(path) as other:
-            if rsd.has("rsd_digest"):
-                self.assertEqual(rsd.digests(checkpoint), rsd.digests(other))
-            if rsd.has("rsd_diff"):
-                self.assertEqual(rsd.differences(checkpoint, other), [])
-            if rsd.has("rsd_verify"):
-                self.assertEqual(rsd.findings(other), [])
+        with reshard.open(path) as other:
+            self.assertEqual(reshard.digest(checkpoint), reshard.digest(other))
+            self.assertEqual(reshard.diff(checkpoint, other), [])
+            self.assertEqual(reshard.verify(other), [])
 
-    @unittest.skipUnless(rsd.has("rsd_convert"), "rsd_convert is not there")
     def test_convert_to_bf16(self):
         """with floats made bf16 on the way, and the optimizer left out"""
         folder = self.saved["fsdp", (4,)]
         right = {name[len("model."):]: whole for name, whole in torch.load(folder("truth.pt")).items()
                  if name.startswith("model.")}
-
-        def choose(name, dtype, _):
-            if not name.startswith("model."):
-                return None
-            return {"name": name[len("model."):]} | ({"dtype": "bf16"} if dtype == "f32" else {})
-
-        with rsd.Checkpoint(folder("torch")) as checkpoint:
-            rsd.convert(checkpoint, folder("bf16"), choose, format=rsd.FORMAT_DCP)
-        with rsd.Checkpoint(folder("bf16")) as checkpoint:
-            self.assertEqual(set(checkpoint.tensors()), set(right))
-            for name, (dtype, shape, _) in checkpoint.tensors().items():
+        reshard.convert(folder("torch"), folder("bf16"), only=r"^model\.", rename={r"^model\.": ""},
+                        cast="bf16")
+        with reshard.open(folder("bf16")) as checkpoint:
+            self.assertEqual(set(checkpoint), set(right))
+            for name, (dtype, shape, _) in about(checkpoint).items():
                 want = Want(name, shape, BY_NAME[dtype], ((1,), (R,)))
                 checkpoint.load([want.local])
                 whole = right[name]
