@@ -1,7 +1,7 @@
 # make            the library and the command, in build/
 # make demo       shows the main job
 # make test       every test that needs no PyTorch
-# make test-torch tests against a live PyTorch, which it installs in build/venv
+# make test-torch tests of the Python package and against a live PyTorch, which it installs in build/venv
 # make lint       format, static analysis, house rules
 # make bench      ours beside the limits of this machine
 # make fuzz       fuzzes every parser for FUZZ_SECONDS each

@@ -1,16 +1,21 @@
-# Tests against a live PyTorch, in an environment of their own that is made once. The wheels without CUDA
-# are a tenth of those with it: taken from where pip looks anyway, else from PyTorch's own index.
+# Tests of the Python package, and against a live PyTorch, in an environment of their own that is made once.
+# The wheels without CUDA are a tenth of those with it: taken from where pip looks anyway, else from PyTorch's
+# own index.
 
 TORCH_NEEDS := tests/torch/requirements.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_PYTHON := $(BUILD)/venv/bin/python
 TORCH_PIP := $(TORCH_PYTHON) -m pip --disable-pip-version-check
 TORCH_TESTS := $(sort $(wildcard tests/torch/test_*.py))
+PYTHON_TESTS := $(sort $(wildcard tests/python/test_*.py))
 
-.PHONY: test-torch
-test-torch: test-ready $(BUILD)/libreshard.so $(BUILD)/reshard $(BUILD)/venv/ready
-	PYTHONDONTWRITEBYTECODE=1 RESHARD_LIB=$(BUILD)/libreshard.so CC="$(CC)" \
-	    prove --timer --failures --directives -j2 $(if $(V),-v) --exec $(TORCH_PYTHON) $(TORCH_TESTS)
+.PHONY: test-torch test-python
+test-torch: python_tests := $(PYTHON_TESTS) $(TORCH_TESTS)
+test-python: python_tests := $(PYTHON_TESTS)
+test-torch test-python: test-ready $(BUILD)/libreshard.so $(BUILD)/reshard $(BUILD)/venv/ready
+	PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/python:$(CURDIR)/tests/torch CC="$(CC)" \
+	    RESHARD_LIB=$(CURDIR)/$(BUILD)/libreshard.so \
+	    prove --timer --failures --directives -j2 $(if $(V),-v) --exec $(TORCH_PYTHON) $(python_tests)
 
 $(BUILD)/venv/ready: $(TORCH_NEEDS)
 	@rm -rf $(@D)

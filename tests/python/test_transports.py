@@ -1,0 +1,203 @@
+"""Transports written in Python: plans between ranks that are threads here, and what happens to exceptions."""
+import collections
+import gc
+import threading
+import unittest
+import weakref
+
+import numpy as np
+import reshard
+import tap
+from reshard import Layout, Plan
+from test_plans import held
+
+
+class Post:
+    """Where the mail of all ranks is."""
+
+    def __init__(self, nranks):
+        self.nranks, self.lock = nranks, threading.Lock()
+        self.boxes = collections.defaultdict(collections.deque)
+        self.barrier, self.gathered = threading.Barrier(nranks, timeout=30), {}
+
+
+class Mailbox(reshard.Transport):
+    """One rank's end of it."""
+
+    def __init__(self, post, rank):
+        super().__init__(rank, post.nranks)
+        self.post, self.cancelled, self.nsent = post, 0, 0
+
+    def send(self, to, tag, data):
+        self.nsent += data.nbytes
+        with self.post.lock:
+            self.post.boxes[self.rank, to, tag].append(bytes(data))
+        return "sent"
+
+    def recv(self, origin, tag, data):
+        return self.post.boxes[origin, self.rank, tag], data
+
+    def test(self, request):
+        if request == "sent":
+            return True
+        box, data = request
+        with self.post.lock:
+            if not box:
+                return False
+            data[:] = box.popleft()
+        return True
+
+    def cancel(self, request):
+        self.cancelled += 1
+
+    def allgather(self, own):
+        self.post.gathered[self.rank] = bytes(own)
+        self.post.barrier.wait()
+        found = b"".join(self.post.gathered[rank] for rank in range(self.nranks))
+        self.post.barrier.wait()
+        return found
+
+
+def on_every_rank(nranks, work):
+    """work(rank) of each rank in a thread of its own; their answers or exceptions."""
+    answers = [None] * nranks
+
+    def live(rank):
+        try:
+            answers[rank] = work(rank)
+        except BaseException as error:
+            answers[rank] = error
+
+    threads = [threading.Thread(target=live, args=(rank,)) for rank in range(nranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+class Transports(unittest.TestCase):
+    def test_moves(self):
+        """every rank has its own arrays, and gets its own"""
+        whole = np.arange(12 * 10, dtype="i4").reshape(12, 10)
+        for a, b in (("4:S0", "2x2:S0,S1"), ("4:S1", "4:R"), ("1:R", "3 ranks=1-3:S0"),
+                     ("{ 0:5 | 5:12,0:4 ; 5:12,4:10 }", "4:S1")):
+            src, dst = Layout(f"i32[12,10] @ {a}"), Layout(f"i32[12,10] @ {b}")
+            plan, given, right, post = Plan(src, dst), held(src, whole), held(dst, whole), Post(4)
+
+            def work(rank):
+                mine = [given[one.number] for one in src.arrays(rank)]
+                got = [np.zeros(one.shape, "i4") for one in dst.arrays(rank)]
+                transport = Mailbox(post, rank)
+                bound = reshard.bind(plan, transport=transport, timeout=30)
+                for _ in range(2):
+                    for one in got:
+                        one[...] = -1
+                    bound.run(mine, got)
+                bound.start(mine, got)
+                bound.wait()
+                for one, about in zip(got, dst.arrays(rank)):
+                    self.assertTrue((one == right[about.number]).all())
+                return transport.nsent
+
+            sent = on_every_rank(4, work)
+            self.assertTrue(all(isinstance(one, int) for one in sent), sent)
+            self.assertGreaterEqual(sum(sent), 3 * plan.totals["nbytes_moved"])
+
+    def test_strides(self):
+        """this rank's arrays alone say how they lie"""
+        whole, post = np.arange(64, dtype="f8").reshape(8, 8), Post(2)
+
+        def work(rank):
+            src = np.asfortranarray(whole[4 * rank:4 * rank + 4])
+            wide = np.zeros((8, 9))
+            out = wide[:, 1:8:2] if rank else wide[:, :4]
+            bound = reshard.bind(Plan("f64[8,8] : 2:S0 -> 2:S1"), src=src, dst=out, transport=Mailbox(post, rank))
+            bound.run(src, out)
+            return (out == whole[:, 4 * rank:4 * rank + 4]).all()
+
+        self.assertEqual(on_every_rank(2, work), [True, True])
+
+    def test_other_plans(self):
+        """ranks that bind different plans are told so, all of them"""
+        post = Post(2)
+        texts = ["f32[8] : 2:S0 -> 2:R", "f32[9] : 2:S0 -> 2:R"]
+        found = on_every_rank(2, lambda rank: reshard.bind(Plan(texts[rank]), transport=Mailbox(post, rank)))
+        self.assertEqual([type(one) for one in found], [reshard.MismatchError] * 2)
+
+    def test_exceptions(self):
+        """an exception in a method comes out of the call, as it is; the rest is told a status"""
+        for method in ("send", "recv", "test", "allgather"):
+            post = Post(2)
+
+            class Failing(Mailbox):
+                pass
+
+            def fail(self, *_):
+                raise KeyError(method)
+
+            setattr(Failing, method, fail)
+
+            def work(rank):
+                transport = (Failing if rank else Mailbox)(post, rank)
+                if method == "allgather" and not rank:
+                    return transport.post.barrier.abort()
+                bound = reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), transport=transport, timeout=0.3)
+                bound.run(np.zeros(4, "f4"), np.zeros(8, "f4"))
+                return transport
+
+            other, failed = on_every_rank(2, work)
+            self.assertIsInstance(failed, KeyError, method)
+            self.assertEqual(failed.args, (method,))
+            self.assertNotIsInstance(other, KeyError)
+
+    def test_time_out(self):
+        """a rank that never comes is named"""
+        post = Post(2)
+
+        def work(rank):
+            transport = Mailbox(post, rank)
+            bound = reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), transport=transport, timeout=0.2)
+            if rank:
+                return None
+            try:
+                bound.run(np.zeros(4, "f4"), np.zeros(8, "f4"))
+            finally:
+                self.assertGreater(transport.cancelled, 0)
+
+        late = on_every_rank(2, work)[0]
+        self.assertIsInstance(late, reshard.TimedOutError)
+        self.assertIsInstance(late, TimeoutError)
+        self.assertIn("rank 1", str(late))
+
+    def test_wrong_answers(self):
+        """a gather of the wrong length is refused"""
+        class Short(Mailbox):
+            def allgather(self, own):
+                return bytes(own)
+
+        with self.assertRaises(reshard.InvalidError) as raised:
+            reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), transport=Short(Post(2), 0))
+        self.assertIn("for 2 ranks", str(raised.exception))
+        for rank, nranks in ((2, 2), (-1, 2)):
+            with self.assertRaises(reshard.InvalidError):
+                reshard.Transport(rank, nranks)
+        with self.assertRaises(reshard.InvalidError):
+            reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), timeout=3)
+
+    def test_life(self):
+        """a transport lives as long as its exec, and goes with it"""
+        transport = Mailbox(Post(1), 0)
+        gone, bound = weakref.ref(transport), reshard.bind(Plan("f32[8] : 1:R -> 1:R"), transport=transport)
+        del transport
+        gc.collect()
+        got = np.zeros(8, "f4")
+        bound.run(np.ones(8, "f4"), got)
+        self.assertEqual(got.sum(), 8)
+        del bound
+        gc.collect()
+        self.assertIsNone(gone())
+
+
+if __name__ == "__main__":
+    tap.main()
