@@ -95,6 +95,8 @@ rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, 
  * is plain (numbers, text, bytes, lists and dicts of them), else NULL; give it back with rsd_free. */
 int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint);
 const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t index);
+const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint,
+                                      int64_t index); /* as that of rsd_tensor */
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json);
 
 /* ---- 6.2 Loading ------------------------------------------------------------------------------

@@ -319,6 +319,10 @@ static void values_survive(void)
         if (OK(rsd_checkpoint_value(checkpoint, 1, &text)) && CHECK(text != NULL))
             CHECK(strcmp(text, "7") == 0, "%s", text);
         rsd_free(text);
+        const char *way = rsd_checkpoint_value_path(checkpoint, 1);
+        CHECK(way && strcmp(way, "[\"opt\", 0, \"step\"]") == 0, "%s", way);
+        CHECK(!rsd_checkpoint_value_path(checkpoint, 2) &&
+              !rsd_checkpoint_value_path(checkpoint, -1));
         rsd_checkpoint_close(checkpoint);
     }
     rsd_layout_free(layout);

@@ -174,6 +174,11 @@ class _Values(MappingBase):  # type: ignore[type-arg]
         _c.lib.rsd_checkpoint_value(self._checkpoint.handle, self._index[name], C.byref(text))
         return states.from_json(_c.taken(text))
 
+    def path(self, name: str) -> Optional[states.Path]:
+        """Where a value was in a nested state dict, if that is known."""
+        found = _c.lib.rsd_checkpoint_value_path(self._checkpoint.handle, self._index[name])
+        return None if found is None else tuple(json.loads(found))
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._index)
 
@@ -353,8 +358,11 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
         leaves: Dict[str, Any] = {name: frameworks.empty(one.shape, one.dtype, like)
                                   for name, one in tensors.items()}
         self._load([self._whole(name, array).struct(writable=True) for name, array in leaves.items()], pool)
-        leaves.update(self.plain_values)
-        paths = {name: one.path for name, one in tensors.items() if one.path is not None} if nested else {}
+        values = _Values(self)
+        leaves.update(values)
+        if not nested:
+            return leaves
+        paths = {name: tensors[name].path if name in tensors else values.path(name) for name in leaves}
         return states.unflatten(leaves, paths)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Container, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, Tuple, Union
+from typing import (Any, Container, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, Optional, Tuple,
+                    Union)
 
 from .errors import InvalidError, UnsupportedError
 
@@ -115,7 +116,7 @@ def _bytes_again(found: Dict[str, Any]) -> Any:
     return found
 
 
-def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Path]) -> Dict[str, Any]:
+def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Optional[Path]]) -> Dict[str, Any]:
     """The nested dict that things at paths make; what has no path is under its name."""
     state: Dict[str, Any] = {}
     for name, what in leaves.items():

@@ -402,6 +402,12 @@ const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t 
     return there ? checkpoint->contents.values[index].name : NULL;
 }
 
+const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t index)
+{
+    bool there = index >= 0 && (uint64_t)index < checkpoint->contents.nvalues;
+    return there ? checkpoint->contents.values[index].path : NULL;
+}
+
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json)
 {
     if (index < 0 || (uint64_t)index >= checkpoint->contents.nvalues)

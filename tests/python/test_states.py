@@ -1,0 +1,211 @@
+"""State dicts saved and loaded: nested, whole and cut, by one process and by every rank."""
+import os
+import tempfile
+import threading
+import unittest
+from collections import OrderedDict
+
+import numpy as np
+import reshard
+import tap
+from reshard import Local, states
+
+WHOLE = np.arange(96, dtype="f4").reshape(12, 8)
+
+
+def state():
+    return {"model": OrderedDict(w=WHOLE.copy(), layers=[{"b": np.arange(5)}, {"b": np.arange(3) * 1.5}]),
+            "optim": {"state": {0: {"step": 3, "m": WHOLE[:, ::2]}}, "groups": [{"lr": 0.1, "betas": [0.9, 0.99]}]},
+            "epoch": 7, "name": "r\u00e9sum\u00e9", "none": None, "flags": [True, False], "empty": []}
+
+
+class States(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = os.path.join(folder.name, "x")
+
+    def equal(self, a, b):
+        if isinstance(a, np.ndarray):
+            self.assertTrue(np.array_equal(a, b) and a.dtype == b.dtype)
+        elif isinstance(a, dict):
+            self.assertEqual({str(key) for key in a}, {str(key) for key in b})
+            for key in a:
+                self.equal(a[key], b[key] if key in b else b[str(key)])
+        elif isinstance(a, list):
+            self.assertEqual(len(a), len(b))
+            for one, other in zip(a, b):
+                self.equal(one, other)
+        else:
+            self.assertEqual((type(a), a), (type(b), b))
+
+    def test_round_trip(self):
+        """a nested state comes back, loaded into memory and read whole"""
+        report = reshard.save(self.path, state())
+        self.assertEqual(report.ntensors, 4)
+        self.assertGreater(report.nbytes_written, report.nbytes_needed)
+        with reshard.open(self.path) as checkpoint:
+            self.assertEqual(checkpoint["model.layers.1.b"].path, ("model", "layers", 1, "b"))
+            self.equal(state(), checkpoint.state_dict())
+            other = state()
+            for leaf in states.flatten(other).values():
+                if isinstance(leaf.what, np.ndarray):
+                    states.put(leaf, "", np.zeros(leaf.what.shape, leaf.what.dtype))
+                else:
+                    states.put(leaf, "", "other")
+            place = other["model"]["w"]
+            checkpoint.load(other)
+            self.equal(state(), other)
+            self.assertIs(other["model"]["w"], place)
+
+    def test_flat(self):
+        """dotted names are names, and load what nesting saved"""
+        reshard.save(self.path, state())
+        flat = {"model.w": np.zeros((12, 8), "f4"), "epoch": None}
+        with reshard.open(self.path) as checkpoint:
+            self.assertEqual(checkpoint.load(flat).ntensors, 1)
+            self.assertTrue((flat["model.w"] == WHOLE).all())
+            self.assertEqual(flat["epoch"], 7)
+            self.assertEqual(set(checkpoint.state_dict(nested=False)),
+                             {"model.w", "model.layers.0.b", "model.layers.1.b", "optim.state.0.m",
+                              "optim.state.0.step", "optim.groups.0.lr", "optim.groups.0.betas", "epoch", "name",
+                              "none", "flags", "empty"})
+
+    def test_layouts(self):
+        """cut in memory in one way, in the files in another"""
+        rows = [WHOLE[0:4], WHOLE[4:8], WHOLE[8:12]]
+        reshard.save(self.path, {"w": rows, "v": {0: WHOLE[:, :4].copy(), 1: WHOLE[:, 4:].copy()}, "x": WHOLE},
+                     layouts={"w": "f32[12,8] @ 3:S0", "v": reshard.Layout("f32[12,8] @ 2:S1")})
+        self.assertEqual(sorted(name for name in os.listdir(self.path) if name.endswith("distcp")),
+                         ["__0_0.distcp", "__1_0.distcp", "__2_0.distcp"])
+        with reshard.open(self.path) as checkpoint:
+            got = {"w": [np.zeros((12, 3), "f4"), np.zeros((12, 3), "f4"), np.zeros((12, 2), "f4")]}
+            checkpoint.load(got, layouts={"w": "f32[12,8] @ 3:S1"})
+            self.assertTrue((np.hstack(got["w"]) == WHOLE).all())
+            one = {"v": np.zeros((4, 8), "f4"), "x": np.zeros((6, 8), "f4", order="F")}
+            checkpoint.load(one, layouts={"v": "f32[12,8] @ 3:S0", "x": "f32[12,8] @ 2:S0"}, rank=1)
+            self.assertTrue((one["v"] == WHOLE[4:8]).all() and (one["x"] == WHOLE[6:]).all())
+            parts = [Local("w", "f32[12,8] @ { 2:4 }", np.zeros((2, 8), "f4")),
+                     Local("w", "f32[12,8] @ { 9:12,1:2 }", np.zeros((3, 1), "f4"))]
+            checkpoint.load(parts)
+            self.assertTrue((parts[0].arrays == WHOLE[2:4]).all() and (parts[1].arrays == WHOLE[9:, 1:2]).all())
+
+    def test_ranks(self):
+        """every rank saves its part, and one of them publishes"""
+        def save(rank):
+            reshard.save(self.path, {"w": WHOLE[6 * rank:6 * rank + 6], "same": WHOLE, "step": 3}, rank=rank, nranks=2,
+                         layouts={"w": "f32[12,8] @ 2:S0"}, compress="zstd:5")
+
+        threads = [threading.Thread(target=save, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with self.assertRaises(FileNotFoundError):
+            reshard.open(self.path)
+        reshard.publish(self.path, 2)
+        with reshard.open(self.path) as checkpoint:
+            self.assertTrue((checkpoint["w"][:] == WHOLE).all() and (checkpoint["same"][:] == WHOLE).all())
+            self.assertEqual(checkpoint.plain_values["step"], 3)
+
+    def test_two_halves(self):
+        """arrays may change, and go, once a save has started"""
+        array = WHOLE.copy()
+        saving = reshard.save_start(self.path, {"w": array})
+        array[:] = 0
+        del array
+        self.assertEqual(saving.wait().ntensors, 1)
+        with self.assertRaises(ValueError):
+            saving.wait()
+        with reshard.open(self.path) as checkpoint:
+            self.assertTrue((checkpoint["w"][:] == WHOLE).all())
+        with self.assertRaises(FileExistsError):
+            reshard.save_start(self.path, {"w": WHOLE}).wait()
+        with self.assertRaises(TypeError):
+            reshard.save_start(self.path, {}, colour="blue")
+
+    def test_overwrite(self):
+        """what is there is refused, or replaced when that is asked for"""
+        reshard.save(self.path, {"w": WHOLE})
+        with self.assertRaises(reshard.ExistsError) as raised:
+            reshard.save(self.path, {"w": WHOLE + 1})
+        self.assertIsInstance(raised.exception, FileExistsError)
+        reshard.save(self.path, {"w": WHOLE + 1}, overwrite=True)
+        with reshard.open(self.path) as checkpoint:
+            self.assertTrue((checkpoint["w"][:] == WHOLE + 1).all())
+
+    def test_strict(self):
+        """what is not there is an error before anything is read, or left as it is"""
+        reshard.save(self.path, {"w": WHOLE, "step": 1})
+        with reshard.open(self.path) as checkpoint:
+            target = {"w": np.zeros_like(WHOLE), "v": np.ones(3), "lr": 5, "step": 0}
+            with self.assertRaises(KeyError) as raised:
+                checkpoint.load(target)
+            self.assertIn("no tensor v, and not 1 more", str(raised.exception))
+            self.assertFalse(target["w"].any())
+            checkpoint.load(target, strict=False)
+            self.assertTrue((target["w"] == WHOLE).all() and (target["v"] == 1).all())
+            self.assertEqual((target["lr"], target["step"]), (5, 1))
+
+    def test_misfits(self):
+        """other shapes and dtypes are refused; dtypes are converted when that is asked for"""
+        reshard.save(self.path, {"w": WHOLE})
+        with reshard.open(self.path) as checkpoint:
+            for array in (np.zeros((8, 12), "f4"), np.zeros((12, 8), "f8"), np.zeros((12, 8), "u4")):
+                with self.assertRaises(reshard.MismatchError) as raised:
+                    checkpoint.load({"w": array})
+                self.assertIn("w", str(raised.exception))
+                self.assertFalse(array.any())
+            wide = {"w": np.zeros((12, 8), "f8")}
+            checkpoint.load(wide, cast=True)
+            self.assertTrue((wide["w"] == WHOLE).all())
+            halves = {"w": [np.zeros((6, 8), "f2"), np.zeros((6, 8), "f2")]}
+            checkpoint.load(halves, layouts={"w": "f32[12,8] @ 2:S0"}, cast=True)
+            self.assertTrue((np.vstack(halves["w"]) == WHOLE).all())
+            fixed = WHOLE.copy()
+            fixed.flags.writeable = False
+            for target, kind in (({"w": fixed}, reshard.InvalidError), ({"w": "text"}, KeyError)):
+                with self.assertRaises(kind):
+                    checkpoint.load(target)
+            with self.assertRaises(KeyError):
+                checkpoint.load({"w": WHOLE.copy()}, layouts={"v": "f32[12,8] @ 1:R"})
+            raw = {"w": bytearray(WHOLE.nbytes)}
+            checkpoint.load(raw)
+            self.assertEqual(bytes(raw["w"]), WHOLE.tobytes())
+
+    def test_values(self):
+        """plain values are kept, others refused by name"""
+        values = {"i": 2 ** 62, "f": 1e-300, "t": "x\n\"", "l": [1, [2, [None]]], "np": np.float32(0.5), "pair": (1, 2)}
+        reshard.save(self.path, values, values=[("more", 5), ("deep.er", "y", ["deep", "er"])])
+        with reshard.open(self.path) as checkpoint:
+            found = dict(checkpoint.plain_values)
+        self.assertEqual(found, {**values, "pair": [1, 2], "more": 5, "deep.er": "y"})
+        for value in (object(), float("nan"), {1, 2}, b"bytes"):
+            with self.assertRaises(reshard.UnsupportedError) as raised:
+                reshard.save(self.path + "2", {"odd": value})
+            self.assertIn("odd", str(raised.exception))
+        with self.assertRaises(reshard.InvalidError):
+            reshard.save(self.path + "2", {"a.b": 1, "a": {"b": 2}})
+
+    def test_progress(self):
+        """progress is told, and an exception in it stops the work and comes out"""
+        big, told = np.arange(3 << 20, dtype="f4"), []
+        reshard.save(self.path, {"w": big}, progress=lambda done, total: told.append((done, total)))
+        self.assertEqual(told[-1], (big.nbytes, big.nbytes))
+        self.assertEqual(told, sorted(told))
+
+        def stop(done, total):
+            raise InterruptedError(f"{done} of {total}")
+
+        with reshard.open(self.path) as checkpoint:
+            for work in (lambda: checkpoint.load({"w": np.zeros_like(big)}, progress=stop),
+                         lambda: reshard.save(self.path + "2", {"w": big}, progress=stop),
+                         lambda: reshard.digest(checkpoint, progress=stop)):
+                with self.assertRaises(InterruptedError):
+                    work()
+        with self.assertRaises(FileNotFoundError):
+            reshard.open(self.path + "2")
+
+
+if __name__ == "__main__":
+    tap.main()
