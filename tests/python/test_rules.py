@@ -1,0 +1,244 @@
+"""Conversions from Python: rules, presets, names, casts, shards, stops and what they prove afterwards."""
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+
+import numpy as np
+import reshard
+import tap
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RESHARD = os.environ.get("RESHARD", os.path.join(HERE, "../../build/reshard"))
+
+
+def state():
+    rng = np.random.default_rng(3)
+    model = {f"layers.{i}.{name}.weight": rng.random(shape).astype("f4")
+             for i in range(2) for name, shape in (("q_proj", (8, 6)), ("o_proj", (6, 8)), ("norm", (6,)))}
+    model["embed_tokens.weight"] = rng.random((10, 6)).astype("f4")
+    moments = {name: {"exp_avg": value * 2, "step": np.array(3.0)} for name, value in model.items()}
+    return {"model": model, "optim": {"state": moments}, "epoch": 4}
+
+
+class Rules(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = folder.name
+        cls.path = os.path.join(folder.name, "x")
+        reshard.save(cls.path, state())
+        with open(os.path.join(cls.path, "config.json"), "w") as file:
+            file.write("{}")
+
+    def out(self, *names):
+        self.made = tempfile.mkdtemp(dir=self.folder)
+        return os.path.join(self.made, *(names or ("out",)))
+
+    def layouts(self, path):
+        """How many boxes each tensor has, and the shape of the first."""
+        with reshard.open(path) as checkpoint:
+            return {name: (tensor.nboxes, tensor.boxes[0].len) for name, tensor in checkpoint.items()}
+
+    def test_as_the_command(self):
+        """the same rules give the same files as the command"""
+        for options, words in (({"preset": "fsdp", "mesh": "3"}, ["--preset", "fsdp", "--mesh", "3"]),
+                               ({"preset": "llama-tp", "mesh": "dp=2,tp=2"},
+                                ["--preset", "llama-tp", "--mesh", "dp=2,tp=2"]),
+                               ({"preset": "hsdp", "mesh": "2x2"}, ["--preset", "hsdp", "--mesh", "2x2"]),
+                               ({"mesh": "tp=2", "place": {".*q_proj.*": "colwise"}, "default": "replicate"},
+                                ["--mesh", "tp=2", "--place", ".*q_proj.*=colwise", "--default", "replicate"]),
+                               ({"mesh": "2", "place": {r"model\..*o_proj.*": "rowwise"}, "preset": "replicate"},
+                                ["--mesh", "2", "--place", "model[.].*o_proj.*=rowwise", "--preset", "replicate"])):
+            ours, theirs = self.out("ours"), os.path.join(self.made, "theirs")
+            reshard.convert(self.path, ours, **options)
+            subprocess.run([RESHARD, "convert", "-q", self.path, theirs, *words], check=True,
+                           stdout=subprocess.DEVNULL)
+            self.assertEqual(self.layouts(ours), self.layouts(theirs), words)
+            self.assertEqual(reshard.diff(ours, self.path), [])
+
+    def test_follows(self):
+        """optimizer state goes with its parameter, unless it has a rule of its own"""
+        out = self.out()
+        reshard.convert(self.path, out, mesh="2", default="R", place={
+            r"model\.layers\.0\.q_proj\.weight": "S(0)", r"model\.layers\.1\.q_proj\.weight": "S(1)",
+            r".*layers\.1\.q_proj.*exp_avg": "R"})
+        found = self.layouts(out)
+        self.assertEqual(found["optim.state.layers.0.q_proj.weight.exp_avg"], (2, (4, 6)))
+        self.assertEqual(found["optim.state.layers.1.q_proj.weight.exp_avg"], (1, (8, 6)))
+        self.assertEqual(found["optim.state.layers.0.q_proj.weight.step"], (1, ()))
+
+    def test_function(self):
+        """a function decides: placements, a layout, or whole"""
+        def place(tensor):
+            if tensor.name.endswith("embed_tokens.weight") and tensor.name.startswith("model"):
+                return reshard.Layout("f32[10,6] @ { 0:1 | 1:10 }")
+            return [reshard.Shard(1), reshard.Replicate()] if tensor.ndim == 2 else None
+
+        out = self.out()
+        reshard.convert(self.path, out, mesh="3x2", place=place)
+        found = self.layouts(out)
+        self.assertEqual(found["model.embed_tokens.weight"], (2, (1, 6)))
+        self.assertEqual(found["model.layers.0.o_proj.weight"], (3, (6, 3)))
+        self.assertEqual(found["model.layers.0.norm.weight"], (1, (6,)))
+        self.assertEqual(reshard.diff(out, self.path), [])
+
+    def test_names_and_dtypes(self):
+        """chosen, renamed and cast"""
+        out = self.out("y.safetensors")
+        report = reshard.convert(self.path, out, only=[r"^model\."], exclude="norm", cast="bf16",
+                                 rename={r"^model\.": "", r"layers\.(\d)": r"block\1"})
+        self.assertEqual(report.ntensors, 5)
+        self.assertEqual(report.nleft_out, 21 - 5 + 1)
+        with reshard.open(out) as checkpoint:
+            self.assertEqual(set(checkpoint), {"embed_tokens.weight", "block0.q_proj.weight", "block1.q_proj.weight",
+                                               "block0.o_proj.weight", "block1.o_proj.weight"})
+            self.assertEqual({tensor.dtype for tensor in checkpoint.values()}, {"bf16"})
+        out = self.out()
+        reshard.convert(self.path, out, only=lambda tensor: tensor.ndim == 1, rename=str.upper,
+                        cast={r".*layers\.0\..*": "f64"})
+        with reshard.open(out) as checkpoint:
+            self.assertEqual({name: tensor.dtype for name, tensor in checkpoint.items() if "MODEL" in name},
+                             {"MODEL.LAYERS.0.NORM.WEIGHT": "f64", "MODEL.LAYERS.1.NORM.WEIGHT": "f32"})
+
+    def test_merge(self):
+        """the model alone, as transformers reads it, in files of a size"""
+        out = self.out("hf")
+        report = reshard.merge(self.path, out, max_shard_size="400B")
+        self.assertGreater(report.nfiles_written, 2)
+        with open(os.path.join(out, "model.safetensors.index.json")) as file:
+            self.assertEqual(set(json.load(file)["weight_map"]), set(state()["model"]))
+        self.assertTrue(os.path.exists(os.path.join(out, "config.json")))
+        with reshard.open(out) as checkpoint:
+            for name, array in state()["model"].items():
+                self.assertTrue((checkpoint[name][...] == array).all())
+        one = self.out("all.safetensors")
+        reshard.merge(self.path, one, everything=True)
+        self.assertEqual(reshard.diff(one, self.path), [])
+        theirs = self.out("theirs")
+        subprocess.run([RESHARD, "merge", "-q", self.path, theirs], check=True, stdout=subprocess.DEVNULL)
+        self.assertEqual(reshard.digest(out), reshard.digest(theirs))
+        some = self.out("some")
+        reshard.merge(self.path, some, only="norm")
+        with reshard.open(some) as checkpoint:
+            self.assertEqual(set(checkpoint), {"layers.0.norm.weight", "layers.1.norm.weight"})
+
+    def test_ranks_files(self):
+        """one file a rank, with all it holds"""
+        out = self.out("split")
+        reshard.convert(self.path, out, format="safetensors", mesh="2", preset="fsdp", every_replica=True)
+        self.assertEqual(sorted(os.listdir(out)), ["rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors"])
+        self.assertEqual(reshard.diff(out, self.path), [])
+
+    def test_dry_run(self):
+        """what would be done, and nothing is"""
+        out = self.out()
+        report = reshard.convert(self.path, out, mesh="2", preset="fsdp", dry_run=True, compress="zstd")
+        self.assertEqual((report.ntensors, os.path.exists(out)), (21, False))
+
+    def test_stop_and_resume(self):
+        """an exception in progress stops it, resume goes on, and both is right"""
+        out, told = self.out(), []
+
+        def stop(done, total):
+            told.append(done)
+            if done > total // 2:
+                raise StopIteration
+
+        with self.assertRaises(StopIteration) as raised:
+            reshard.convert(self.path, out, mesh="2", preset="fsdp", progress=stop, pool=1)
+        self.assertTrue(raised.exception.__suppress_context__)
+        self.assertTrue(os.path.isdir(out + ".reshard-part"))
+        with self.assertRaises(reshard.ExistsError):
+            reshard.convert(self.path, out, mesh="2", preset="fsdp")
+        reshard.convert(self.path, out, mesh="2", preset="fsdp", resume=True)
+        self.assertEqual((reshard.diff(out, self.path), reshard.verify(out)), ([], []))
+        with self.assertRaises(FileExistsError):
+            reshard.convert(self.path, out)
+        reshard.convert(self.path, out, overwrite=True)
+
+    def test_refused(self):
+        """rules that cannot be are told before anything is written, all at once"""
+        out = self.out()
+        for options, kind, word in (
+                ({"mesh": "2", "place": {"nothing": "S0"}, "default": "R"}, reshard.MismatchError, "nothing"),
+                ({"mesh": "2", "place": {".*q_proj.*": "S0"}}, reshard.MismatchError, "10 of 21 tensors"),
+                ({"mesh": "2", "place": "S(1)"}, reshard.MismatchError, "norm.weight"),
+                ({"mesh": "2", "place": "P"}, reshard.InvalidError, ""),
+                ({"place": "S0"}, reshard.InvalidError, "mesh"), ({"preset": "fsdp"}, reshard.InvalidError, "mesh"),
+                ({"mesh": "2", "preset": "tpu"}, reshard.InvalidError, "llama-tp"),
+                ({"mesh": "2", "preset": "hsdp"}, reshard.InvalidError, "two axes"),
+                ({"only": "zzz"}, reshard.MismatchError, "no tensor"), ({"cast": "f99"}, reshard.Error, "f99"),
+                ({"rename": lambda name: "same"}, reshard.Error, "same"),
+                ({"format": "torch.save"}, reshard.InvalidError, "torch.save"),
+                ({"max_shard_size": "5GB"}, reshard.InvalidError, "safetensors"),
+                ({"max_shard_size": "5 parsecs", "format": "safetensors"}, ValueError, "parsecs"),
+                ({"compress": "gzip"}, reshard.InvalidError, "gzip")):
+            with self.assertRaises(kind, msg=str(options)) as raised:
+                reshard.convert(self.path, out, **options)
+            self.assertIn(word, str(raised.exception))
+            self.assertFalse(os.path.exists(out), options)
+
+    def test_sizes(self):
+        """bytes as people write them"""
+        from reshard.local import size
+        for text, right in (("256MB", 256000000), ("1GiB", 1 << 30), ("5GB", 5 * 10 ** 9), ("0.5 KiB", 512),
+                            ("17", 17), (9, 9), (None, 0), ("2k", 2000)):
+            self.assertEqual(size(text), right)
+
+
+class Proofs(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = os.path.join(folder.name, "x")
+        self.array = np.arange(60, dtype="i4").reshape(6, 10)
+        reshard.save(self.path, {"w": self.array, "v": np.arange(3.0)})
+
+    def test_digest(self):
+        """digests do not depend on the layout, and are those of the array"""
+        found = reshard.digest(self.path)
+        self.assertEqual(found["w"], reshard.digest_array(self.array))
+        self.assertEqual(found["w"], reshard.digest_array(np.asfortranarray(self.array)))
+        self.assertEqual(found["w"], reshard.digest_array(np.repeat(self.array, 2, 1)[:, ::2]))
+        self.assertNotEqual(found["w"], reshard.digest_array(self.array.T))
+        self.assertNotEqual(found["w"], reshard.digest_array(self.array.view("u4")))
+        self.assertEqual(list(reshard.digest(self.path, ["v"])), ["v"])
+        reshard.convert(self.path, self.path + "2", mesh="3", place="S(0)")
+        self.assertEqual(reshard.digest(self.path + "2"), found)
+        with self.assertRaises(KeyError):
+            reshard.digest(self.path, ["other"])
+
+    def test_diff(self):
+        """every kind of difference"""
+        other = self.array.copy()
+        other[2, 3] = -1
+        reshard.save(self.path + "2", {"w": other, "u": other, "v": np.arange(3, dtype="f4")})
+        found = {one.name: one for one in reshard.diff(self.path, self.path + "2")}
+        self.assertEqual({name: one.kind for name, one in found.items()},
+                         {"w": "element", "u": "only_in_b", "v": "dtype"})
+        self.assertIn("23", found["w"].text)
+        self.assertIn("-1", found["w"].text)
+
+    def test_verify(self):
+        """damage is found, with the file and the tensor"""
+        self.assertEqual(reshard.verify(self.path), [])
+        with reshard.open(self.path) as checkpoint:
+            box = checkpoint["w"].boxes[0]
+        data = os.path.join(self.path, box.file)
+        with open(data, "r+b") as file:
+            content = file.read()
+            at = content.index(self.array.tobytes())
+            file.seek(at + 7)
+            file.write(b"\xff")
+        found = reshard.verify(self.path)
+        self.assertEqual(len(found), 1)
+        self.assertIn("w", found[0])
+        with self.assertRaises(reshard.FormatError), reshard.open(self.path) as checkpoint:
+            checkpoint["w"][:]
+
+
+if __name__ == "__main__":
+    tap.main()
