@@ -20,8 +20,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-HEADERS = [path for path in sorted(glob.glob(os.path.join(HERE, "include", "*.h")))
-           if "mpi" not in os.path.basename(path)]
+HEADERS = sorted(glob.glob(os.path.join(HERE, "include", "*.h")))
 NOT_IN_IT = ("cli", "mpi")  # the command, and what needs MPI's headers
 
 
@@ -71,7 +70,8 @@ def functions():
     module = importlib.util.module_from_spec(spec)
     sys.modules["header"] = module
     spec.loader.exec_module(module)
-    return sorted(module.Header(map(read, HEADERS)).functions)
+    ours = [path for path in HEADERS if "mpi" not in os.path.basename(path)]
+    return sorted(module.Header(map(read, ours)).functions)
 
 
 def build_library(objects, out):
@@ -96,10 +96,11 @@ def build_library(objects, out):
         made = list(pool.map(compiled, sources))
     shown = os.path.join(objects, "reshard.map")
     with open(shown, "w", encoding="ascii") as file:
-        file.write("{ global: " + " ".join(name + ";" for name in functions()) + " local: *; };\n")
-    subprocess.run(compiler() + ["-shared", "-o", out, *made, "-Wl,--version-script=" + shown,
-                                 "-Wl,-z,defs", *given("LDFLAGS"), *(compressed or []), "-lpthread"],
-                   check=True)
+        file.write("RESHARD_0 { global: " + " ".join(name + ";" for name in functions()) + " local: *; };\n")
+    # The name by which libreshard_mpi asks for it.
+    subprocess.run(compiler() + ["-shared", "-Wl,-soname,libreshard.so.0", "-o", out, *made,
+                                 "-Wl,--version-script=" + shown, "-Wl,-z,defs", *given("LDFLAGS"),
+                                 *(compressed or []), "-lpthread"], check=True)
 
 
 class BuildPackage(build_py):

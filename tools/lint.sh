@@ -20,6 +20,8 @@ all=$(git ls-files -co --exclude-standard '*.c' '*.h')
 
 echo "== house rules"
 tools/house.sh || bad=1
+echo "== Python"
+git ls-files -co --exclude-standard '*.py' | xargs python3 tools/lint_python.py || bad=1
 echo "== clang-format"
 # shellcheck disable=SC2086
 clang-format --dry-run --Werror $all || bad=1

@@ -5,7 +5,7 @@
     Everything else carries a plan out.
 """
 from ._c import lib as _lib
-from .carry import Exec, Pool, bind, reshard
+from .carry import Arena, Exec, Pool, bind, reshard
 from .checkpoint import Checkpoint, LazyTensor, Stored, open
 from .converting import convert, merge
 from .errors import (CancelledError, Error, ExistsError, FileError, FormatError, InvalidError, LimitError,
@@ -22,7 +22,7 @@ from .transport import Transport
 
 __version__ = _lib.rsd_version().decode()
 __all__ = [
-    "Array", "Balanced", "bind", "Box", "CancelledError", "Check", "Checkpoint", "convert", "Cyclic",
+    "Arena", "Array", "Balanced", "bind", "Box", "CancelledError", "Check", "Checkpoint", "convert", "Cyclic",
     "diff", "Difference", "digest", "digest_array", "Error", "Exec", "ExistsError", "FileError",
     "FormatError", "Held", "InvalidError", "Layout", "LazyTensor", "LimitError", "Local", "merge",
     "Mesh", "MismatchError", "MissingError", "MissingFileError", "OPAQUE", "open", "OutOfMemoryError",

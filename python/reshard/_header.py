@@ -60,13 +60,15 @@ class Header:
         self.callbacks: Dict[str, Any] = {}
         self.functions: Dict[str, Function] = {}
         self._types = dict(_PLAIN)
-        text = re.sub(r"/\*.*?\*/", " ", "\n".join(texts), flags=re.S)
+        text = "\n".join(texts)
         defined = re.search(r'#define RSD_VERSION\s+"(.*?)"', text)
         self.version = defined.group(1) if defined else ""
-        text = re.sub(r"^#.*$|extern \"C\" \{", "", text, flags=re.M)
-        self._read(text)
+        self.add(text)
 
-    def _read(self, text: str) -> None:
+    def add(self, text: str) -> None:
+        """Reads one more header."""
+        text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
+        text = re.sub(r"^#.*$|extern \"C\" \{", "", text, flags=re.M)
         for _, name, body in _ENUM.findall(text):
             for word, number in re.findall(r"RSD_(\w+)\s*=\s*(-?\d+)", body):
                 self.constants[word] = int(number)

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import ctypes as C
+import math
 import os
 import threading
 from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
@@ -21,7 +22,7 @@ from .errors import InvalidError, MismatchError
 from .layout import Array, Layout
 from .memory import Memory
 from .plan import Plan
-from .transport import Transport
+from .transport import AnyTransport
 
 
 class Pool(_c.Handle):
@@ -52,6 +53,35 @@ _lock = threading.Lock()
 _shared: Optional[Tuple[int, Pool]] = None
 
 AnyPool = Union[Pool, int, None]
+
+
+class Arena(_c.Handle):
+    """Memory that the ranks of one host share: what is given from an array in here, the receiver takes out of
+    it directly, without a message. It lives as long as its arrays and execs do."""
+
+    _free = "rsd_arena_free"
+
+    def __init__(self, nbytes: int) -> None:
+        handle = Address()
+        _c.lib.rsd_arena_new(nbytes, C.byref(handle))
+        self._handle, self.nbytes = handle.value, nbytes
+
+    def alloc(self, nbytes: int) -> memoryview:
+        """Some of it, aligned to 64 bytes."""
+        found = Address()
+        _c.lib.rsd_arena_alloc(self.handle, nbytes, C.byref(found))
+        block = (C.c_char * nbytes).from_address(found.value or 0)
+        block.arena = self  # type: ignore[attr-defined]
+        return memoryview(block).cast("B")
+
+    def empty(self, shape: Sequence[int], dtype: Any, *, like: str = "numpy") -> Any:
+        """A new array in it, whose values are not set."""
+        one = dtypes.dtype(dtype)
+        return frameworks.over(self.alloc(one.nbytes * math.prod(shape)), shape, one, like)
+
+    def clear(self) -> None:
+        """Takes all of it back: arrays that were made in it must not be used any more."""
+        _c.lib.rsd_arena_clear(self.handle)
 
 
 def in_order(arrays: Any, wanted: Sequence[Array], side: str) -> List[Any]:
@@ -132,7 +162,8 @@ class Exec(_c.Handle):
     _free = "rsd_exec_free"
 
     def __init__(self, plans: Sequence[Plan], src: Any, dst: Any, pool: AnyPool,
-                 transport: Optional[Transport], options: Any) -> None:
+                 transport: Optional[AnyTransport], options: Any, arena: Optional[Arena]) -> None:
+        self._arena = arena
         self.plans, self._transport = list(plans), transport
         self._flight: Any = None
         rank = None if transport is None else transport.rank
@@ -200,26 +231,42 @@ class Exec(_c.Handle):
             with self._transport.kept:
                 function(*args)
 
+    @property
+    def note(self) -> str:
+        """How it moves between processes: which ranks share memory, or why they do not."""
+        return _c.lib.rsd_exec_note(self.handle).decode()
+
     def close(self) -> None:
         """Gives it back, and waits for a run in flight."""
         self._close()
 
 
 def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None,
-         pool: AnyPool = None, transport: Optional[Transport] = None, max_nbytes: int = 0,
-         timeout: float = 0.0, **exchange: Any) -> Exec:
+         pool: AnyPool = None, transport: Optional[AnyTransport] = None, max_nbytes: int = 0,
+         timeout: float = 0.0, arena: Optional[Arena] = None, node: int = 0,
+         names: Optional[Sequence[str]] = None) -> Exec:
     """Binds one plan or several to threads, or to a transport between processes.
 
     src and dst are arrays that lie as those of the runs will: without them, dense. With a transport the
-    call is collective, and `max_nbytes` (for messages on their way; 0: 256 MiB), `timeout` (seconds without
-    any progress; 0: 300) and the other fields of rsd_exchange_options count."""
+    call is collective, and these count:
+
+    max_nbytes  for messages on their way; 0: 256 MiB
+    timeout     seconds without any progress after which a run fails; 0: 300
+    arena       of this rank, in which its arrays may be
+    node        ranks with the same number share memory; 0: found from the host's name, -1: none
+    names       of the tensors, one a plan, for messages"""
     plans = [plans] if isinstance(plans, Plan) else list(plans)
-    if transport is None and (max_nbytes or timeout or exchange):
-        raise InvalidError("max_nbytes and timeout are for a transport")
+    if transport is None and (max_nbytes or timeout or arena or node or names):
+        raise InvalidError("max_nbytes, timeout, arena, node and names are for a transport")
+    if names is not None and len(names) != len(plans):
+        raise InvalidError(f"{len(names)} names for {len(plans)} plans")
     if transport is not None and pool is not None:
         raise InvalidError("a pool and a transport")
-    options = _c.ExchangeOptions(max_nbytes=max_nbytes, timeout=timeout, **exchange)
-    return Exec(plans, src, dst, pool, transport, options)
+    options = _c.ExchangeOptions(max_nbytes=max_nbytes, timeout=timeout, node=node,
+                                 arena=None if arena is None else arena.handle)
+    if names is not None:
+        options.names = (_c.Text * max(1, len(names)))(*[name.encode() for name in names])
+    return Exec(plans, src, dst, pool, transport, options, arena)
 
 
 def run(plan: Plan, src: Any, dst: Any = None, *, pool: AnyPool = None,

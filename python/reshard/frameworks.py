@@ -7,6 +7,7 @@
 """
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, Mapping, Sequence, Tuple
 
@@ -44,20 +45,30 @@ def empty(shape: Sequence[int], dtype: Any, like: str) -> Any:
         import torch
         return torch.empty(tuple(shape), dtype=dtypes.torch_dtype(one))
     if like == "memoryview":
-        return _view(shape, one)
+        return _cast(memoryview(bytearray(one.nbytes * math.prod(shape))), shape, one)
     import numpy
     return numpy.empty(tuple(shape), dtypes.numpy_dtype(one, raw=like == "raw"))
 
 
-def _view(shape: Sequence[int], one: dtypes.Dtype) -> memoryview:
-    nbytes = one.nbytes
-    for extent in shape:
-        nbytes *= extent
+def over(flat: memoryview, shape: Sequence[int], dtype: Any, like: str) -> Any:
+    """An array over memory that is there, as many bytes as it needs."""
+    one = dtypes.dtype(dtype)
+    if check(like) == "memoryview":
+        return _cast(flat, shape, one)
+    if not flat.nbytes:
+        return empty(shape, dtype, like)
+    if like == "torch":
+        import torch
+        return torch.frombuffer(flat, dtype=dtypes.torch_dtype(one)).reshape(tuple(shape))
+    import numpy
+    return numpy.frombuffer(flat, dtypes.numpy_dtype(one, raw=like == "raw")).reshape(tuple(shape))
+
+
+def _cast(flat: memoryview, shape: Sequence[int], one: dtypes.Dtype) -> memoryview:
     letter: Any = one.format
     extents = list(shape)
     if len(letter) > 1:  # memoryviews have no complex numbers: a pair of halves is one more dim
         letter, extents = letter[1:], extents + [2]
-    flat = memoryview(bytearray(nbytes))
     if 0 in extents or len(extents) == 1:  # with a 0 in it a shape cannot be cast to
         return flat.cast(letter)
     return flat.cast(letter, extents)

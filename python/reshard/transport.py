@@ -18,28 +18,42 @@ raised by it.
 from __future__ import annotations
 
 import ctypes as C
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from . import _c, errors
 from .errors import InvalidError
 
 
-class Transport:
-    """One process's end. `rank` and `nranks` are numbered as in the plans' layouts."""
+class AnyTransport:
+    """One process's end of a transport: an rsd_transport, and what was raised in it. `rank` and `nranks` are
+    numbered as in the plans' layouts."""
+
+    def __init__(self, table: Any) -> None:
+        self.table, self.kept = table, _c.Kept()
+        self.rank: int = table.rank
+        self.nranks: int = table.nranks
+
+    def nodes(self) -> List[int]:
+        """Collective. A number for the host of every rank: the `nodes` that a plan takes, so that replicas
+        cross between hosts once."""
+        found = (_c.Int32 * self.nranks)()
+        with self.kept:
+            _c.lib.rsd_transport_nodes(C.byref(self.table), found)
+        return list(found)
+
+
+class Transport(AnyTransport):
+    """A transport whose functions are methods of a subclass."""
 
     def __init__(self, rank: int, nranks: int) -> None:
         if not 0 <= rank < nranks:
             raise InvalidError(f"rank {rank} of {nranks}")
-        self.rank, self.nranks = rank, nranks
-        self.kept = _c.Kept()
+        super().__init__(_c.Transport(rank=rank, nranks=nranks))
         self._requests: Dict[int, Any] = {}
         self._next = 1
-        table = _c.header.structs["rsd_transport"]
-        kinds = dict(table._fields_)
-        functions = {"send": self._send, "recv": self._recv, "test": self._test, "cancel": self._cancel,
-                     "allgather": self._allgather}
-        self.table = table(rank=rank, nranks=nranks,
-                           **{name: self._guarded(kinds[name], one) for name, one in functions.items()})
+        kinds = dict(type(self.table)._fields_)
+        for name in ("send", "recv", "test", "cancel", "allgather"):
+            setattr(self.table, name, self._guarded(kinds[name], getattr(self, "_" + name)))
 
     # -- what a subclass does --
 
@@ -75,7 +89,7 @@ class Transport:
             except BaseException as error:  # nothing passes through C; the call raises it
                 if kept.error is None:
                     kept.error = error
-                return errors.number_of(error)
+                return _c.lib.rsd_fail(errors.number_of(error), f"{type(error).__name__}: {error}".encode())
 
         return kind(called)
 

@@ -129,7 +129,8 @@ class Rules(unittest.TestCase):
         """one file a rank, with all it holds"""
         out = self.out("split")
         reshard.convert(self.path, out, format="safetensors", mesh="2", preset="fsdp", every_replica=True)
-        self.assertEqual(sorted(os.listdir(out)), ["rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors"])
+        self.assertEqual(sorted(os.listdir(out)),
+                         ["rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors"])
         self.assertEqual(reshard.diff(out, self.path), [])
 
     def test_dry_run(self):

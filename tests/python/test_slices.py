@@ -48,7 +48,8 @@ class Slices(unittest.TestCase):
         write_safetensors(cls.path, {name: (kinds[array.dtype.str[1:]], array) for name, array in cls.arrays.items()})
         # The same, cut: a slice then comes from several files.
         cls.cut = os.path.join(cls.folder.name, "cut")
-        reshard.convert(cls.path, cls.cut, format="dcp", mesh="3", place=lambda t: f"S({t.ndim - 1})" if t.ndim else "R")
+        reshard.convert(cls.path, cls.cut, format="dcp", mesh="3",
+                        place=lambda tensor: f"S({tensor.ndim - 1})" if tensor.ndim else "R")
 
     def index(self, shape):
         """An index at random."""

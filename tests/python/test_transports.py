@@ -1,6 +1,7 @@
 """Transports written in Python: plans between ranks that are threads here, and what happens to exceptions."""
 import collections
 import gc
+import itertools
 import threading
 import unittest
 import weakref
@@ -80,8 +81,9 @@ class Transports(unittest.TestCase):
     def test_moves(self):
         """every rank has its own arrays, and gets its own"""
         whole = np.arange(12 * 10, dtype="i4").reshape(12, 10)
-        for a, b in (("4:S0", "2x2:S0,S1"), ("4:S1", "4:R"), ("1:R", "3 ranks=1-3:S0"),
-                     ("{ 0:5 | 5:12,0:4 ; 5:12,4:10 }", "4:S1")):
+        sides = (("4:S0", "2x2:S0,S1"), ("4:S1", "4:R"), ("1:R", "3 ranks=1-3:S0"),
+                 ("{ 0:5 | 5:12,0:4 ; 5:12,4:10 }", "4:S1"))
+        for (a, b), node in itertools.product(sides, (-1, 0)):
             src, dst = Layout(f"i32[12,10] @ {a}"), Layout(f"i32[12,10] @ {b}")
             plan, given, right, post = Plan(src, dst), held(src, whole), held(dst, whole), Post(4)
 
@@ -89,7 +91,7 @@ class Transports(unittest.TestCase):
                 mine = [given[one.number] for one in src.arrays(rank)]
                 got = [np.zeros(one.shape, "i4") for one in dst.arrays(rank)]
                 transport = Mailbox(post, rank)
-                bound = reshard.bind(plan, transport=transport, timeout=30)
+                bound = reshard.bind(plan, transport=transport, timeout=30, node=node)
                 for _ in range(2):
                     for one in got:
                         one[...] = -1
@@ -102,7 +104,8 @@ class Transports(unittest.TestCase):
 
             sent = on_every_rank(4, work)
             self.assertTrue(all(isinstance(one, int) for one in sent), sent)
-            self.assertGreaterEqual(sum(sent), 3 * plan.totals["nbytes_moved"])
+            if node < 0:  # nothing goes through shared memory
+                self.assertGreaterEqual(sum(sent), 3 * plan.totals["nbytes_moved"])
 
     def test_strides(self):
         """this rank's arrays alone say how they lie"""
@@ -117,6 +120,38 @@ class Transports(unittest.TestCase):
             return (out == whole[:, 4 * rank:4 * rank + 4]).all()
 
         self.assertEqual(on_every_rank(2, work), [True, True])
+
+    def test_arena(self):
+        """arrays in shared memory, of every kind, which live as long as somebody has them"""
+        whole, post = np.arange(64, dtype="f8").reshape(8, 8), Post(2)
+
+        def work(rank):
+            arena = reshard.Arena(1 << 16)
+            src, out = arena.empty((4, 8), "f64"), arena.empty((8, 4), "f64", like="memoryview")
+            src[...] = whole[4 * rank:4 * rank + 4]
+            bound = reshard.bind(Plan("f64[8,8] : 2:S0 -> 2:S1"), transport=Mailbox(post, rank), arena=arena,
+                                 names=["w"])
+            bound.run(src, out)
+            told = bound.note
+            del bound, arena, src
+            gc.collect()
+            self.assertTrue((np.asarray(out) == whole[:, 4 * rank:4 * rank + 4]).all())
+            return told
+
+        self.assertEqual(on_every_rank(2, work), ["2 of 2 ranks through shared memory"] * 2)
+        arena = reshard.Arena(4096)
+        with self.assertRaises(MemoryError):
+            arena.empty((1000,), "f64")
+        arena.alloc(4096)
+        arena.clear()
+        self.assertEqual(arena.alloc(4096).nbytes, 4096)
+        self.assertEqual(arena.empty((0, 3), "f32").shape, (0, 3))
+
+    def test_nodes(self):
+        """ranks of one host have one number"""
+        post = Post(3)
+        found = on_every_rank(3, lambda rank: Mailbox(post, rank).nodes())
+        self.assertEqual(found, [[found[0][0]] * 3] * 3)
 
     def test_other_plans(self):
         """ranks that bind different plans are told so, all of them"""
@@ -142,7 +177,7 @@ class Transports(unittest.TestCase):
                 transport = (Failing if rank else Mailbox)(post, rank)
                 if method == "allgather" and not rank:
                     return transport.post.barrier.abort()
-                bound = reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), transport=transport, timeout=0.3)
+                bound = reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), transport=transport, timeout=0.3, node=-1)
                 bound.run(np.zeros(4, "f4"), np.zeros(8, "f4"))
                 return transport
 
@@ -157,7 +192,7 @@ class Transports(unittest.TestCase):
 
         def work(rank):
             transport = Mailbox(post, rank)
-            bound = reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), transport=transport, timeout=0.2)
+            bound = reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), transport=transport, timeout=0.2, node=-1)
             if rank:
                 return None
             try:

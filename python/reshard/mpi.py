@@ -1,0 +1,64 @@
+"""mpi4py's communicators as transports.
+
+    from mpi4py import MPI
+    import reshard, reshard.mpi
+
+    transport = reshard.mpi.transport(MPI.COMM_WORLD)
+    bound = reshard.bind(plan, transport=transport)
+    bound.run(src, dst)                                  the arrays of this rank
+
+The library for MPI is one of its own, libreshard_mpi, which make builds and installs where mpicc is found. It is
+looked for in RESHARD_MPI_LIB, beside this file, in the tree this file is in, and where the system looks.
+"""
+from __future__ import annotations
+
+import ctypes as C
+import os
+import re
+from typing import Any, Optional
+
+from . import _c
+from .transport import AnyTransport
+
+_library: Optional[_c.Library] = None
+
+
+def _load() -> _c.Library:
+    """The library, loaded when it is first needed: MPI itself is then here already."""
+    global _library
+    if _library is None:
+        text = _c.read(os.path.join(os.path.dirname(_c.header_paths[0]), "reshard_mpi.h"))
+        # What takes an MPI_Comm is for C: nothing here knows what one is.
+        _c.header.add(re.sub(r"^\w+ rsd_\w+\([^;]*MPI_Comm[^;]*\);", "", text, flags=re.M))
+        try:
+            path = _c.library_path("libreshard_mpi", "RESHARD_MPI_LIB")
+        except ImportError:
+            path = "libreshard_mpi.so.0"
+        try:
+            _library = _c.Library(path, _c.header)
+        except OSError as error:
+            raise ImportError(f"reshard.mpi: {error}: build it with make where mpicc is found, or say where it "
+                              "is in RESHARD_MPI_LIB") from None
+    return _library
+
+
+class MPITransport(AnyTransport):
+    """A communicator of MPI as a transport. A rank of a layout is a rank of the communicator."""
+
+    def __init__(self, comm: Any) -> None:
+        self._mpi = _load()
+        table = _c.Transport()
+        self._mpi.rsd_mpi_transport_f(comm.py2f(), C.byref(table))
+        super().__init__(table)
+        self.comm = comm
+
+    def __del__(self) -> None:
+        if getattr(self, "table", None) is not None:
+            self._mpi.rsd_mpi_transport_free(C.byref(self.table))
+
+
+def transport(comm: Any) -> MPITransport:
+    """Collective. A communicator of mpi4py as a transport, for every call that takes one."""
+    if not hasattr(comm, "py2f"):
+        raise TypeError(f"a {type(comm).__name__} is no communicator of mpi4py")
+    return MPITransport(comm)
