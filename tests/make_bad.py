@@ -226,7 +226,8 @@ def records():
             header_none=dict(header=1), local_name=dict(local_name=b"archive/data/1"),
             local_name_length=dict(local_name=b"archive/data/00"), local_compressed=dict(local_method=8),
             in_next=dict(local_extra=20), zip64_missing=large,
-            extra_short=large | dict(extra=b"\x09\0\xff\0"), zip64_short=large | dict(extra=struct.pack("<HHQ", 1, 8, 32)),
+            extra_short=large | dict(extra=b"\x09\0\xff\0"),
+            zip64_short=large | dict(extra=struct.pack("<HHQ", 1, 8, 32)),
             zip64_size=large | dict(extra=struct.pack("<HHQQ", 1, 16, 2**62, 2**62))).items():
         write(f"zip_{what}.pt", saved(BODY, data_says=says))
     write("zip_in_directory.pt", archive(record("archive/data.pkl", pickle(BODY)),
@@ -310,7 +311,8 @@ def tensors_in_headers():
             end_before_begin=dict(begin=32, end=0), beyond=dict(end=64, shape=(4, 4)),
             hole=dict(begin=4, shape=(7,)), nbytes=dict(shape=(2, 3)), ndim_17=dict(shape=[1] * 17),
             shape_2_62=dict(shape=(2**62, 2)), shape_2_63=dict(shape=(2**63,)),
-            dtype_unknown=dict(dtype="F7"), half_byte=dict(dtype="F4", shape=(3,)), key_unknown=dict(stride=[1])).items():
+            dtype_unknown=dict(dtype="F7"), half_byte=dict(dtype="F4", shape=(3,)),
+            key_unknown=dict(stride=[1])).items():
         write(f"safe_{what}.safetensors", safe({"w": about(**given)}))
     write("safe_dtype_none.safetensors", safe({"w": {"shape": [8], "data_offsets": [0, 32]}}))
     three = {"w": dict(dtype="F32", shape=[8], data_offsets=[0, 32, 32])}

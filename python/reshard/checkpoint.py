@@ -7,9 +7,11 @@
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes as C
 import json
 import os
+import threading
 from collections.abc import Mapping as MappingBase
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -42,16 +44,21 @@ class LazyTensor:
 
     def __init__(self, checkpoint: "Checkpoint", index: int) -> None:
         about = _c.Tensor()
-        _c.lib.rsd_checkpoint_tensor(checkpoint.handle, index, C.byref(about))
         self._checkpoint, self._index = checkpoint, index
-        self.name: str = about.name.decode()
+        with checkpoint.in_use() as handle:
+            _c.lib.rsd_checkpoint_tensor(handle, index, C.byref(about))
+            self.name: str = about.name.decode()
+            self._path: Optional[bytes] = about.path
         self._dtype = dtypes.by_number(about.dtype)
         self.dtype: str = self._dtype.name
         self.shape: Tuple[int, ...] = tuple(about.shape[:about.ndim])
         self.nbytes: int = about.nbytes
         self.nboxes: int = about.nboxes
-        self.path: Optional[Tuple[Union[str, int], ...]] = (
-            None if about.path is None else tuple(json.loads(about.path)))
+
+    @property
+    def path(self) -> Optional[states.Path]:
+        """Where it was in a nested state dict, if that is known."""
+        return None if self._path is None else tuple(json.loads(self._path))
 
     @property
     def ndim(self) -> int:
@@ -72,7 +79,8 @@ class LazyTensor:
     def layout(self) -> Layout:
         """Where it lies in the files: explicit boxes, the rank being the number of the file."""
         handle = Address()
-        _c.lib.rsd_checkpoint_layout(self._checkpoint.handle, self._index, C.byref(handle))
+        with self._checkpoint.in_use() as checkpoint:
+            _c.lib.rsd_checkpoint_layout(checkpoint, self._index, C.byref(handle))
         return Layout._of(handle)
 
     @property
@@ -80,11 +88,12 @@ class LazyTensor:
         """Its parts in the files."""
         stored, n, files = _c.Stored(), self.ndim, self._checkpoint.files
         found = []
-        for box in range(self.nboxes):
-            _c.lib.rsd_checkpoint_box(self._checkpoint.handle, self._index, box, C.byref(stored))
-            found.append(Stored(tuple(stored.box.lo[:n]), tuple(stored.box.len[:n]),
-                                files[stored.file] if stored.file >= 0 else None, stored.offset,
-                                stored.nbytes))
+        with self._checkpoint.in_use() as handle:
+            for box in range(self.nboxes):
+                _c.lib.rsd_checkpoint_box(handle, self._index, box, C.byref(stored))
+                file = files[stored.file] if stored.file >= 0 else None
+                found.append(Stored(tuple(stored.box.lo[:n]), tuple(stored.box.len[:n]), file, stored.offset,
+                                    stored.nbytes))
         return found
 
     def __getitem__(self, index: Any) -> Any:
@@ -163,20 +172,23 @@ class _Values(MappingBase):  # type: ignore[type-arg]
 
     def __init__(self, checkpoint: "Checkpoint") -> None:
         self._checkpoint = checkpoint
-        count = _c.lib.rsd_checkpoint_nvalues(checkpoint.handle)
-        names = (_c.lib.rsd_checkpoint_value_name(checkpoint.handle, index) for index in range(count))
+        with checkpoint.in_use() as handle:
+            names = [_c.lib.rsd_checkpoint_value_name(handle, index)
+                     for index in range(_c.lib.rsd_checkpoint_nvalues(handle))]
         self._index = {name.decode(): index for index, name in enumerate(names)}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._index:
             raise MissingError(f"there is no value {name}")
         text = Address()
-        _c.lib.rsd_checkpoint_value(self._checkpoint.handle, self._index[name], C.byref(text))
+        with self._checkpoint.in_use() as handle:
+            _c.lib.rsd_checkpoint_value(handle, self._index[name], C.byref(text))
         return states.from_json(_c.taken(text))
 
     def path(self, name: str) -> Optional[states.Path]:
         """Where a value was in a nested state dict, if that is known."""
-        found = _c.lib.rsd_checkpoint_value_path(self._checkpoint.handle, self._index[name])
+        with self._checkpoint.in_use() as handle:
+            found = _c.lib.rsd_checkpoint_value_path(handle, self._index[name])
         return None if found is None else tuple(json.loads(found))
 
     def __iter__(self) -> Iterator[str]:
@@ -208,12 +220,35 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
                 raise
             raise MissingFileError(error.message) from None
         self._handle = handle.value
+        self._lock, self._nusers = threading.Lock(), 0
+        self._later: Optional[int] = None
         self._names: Optional[List[str]] = None
         self._values: Optional[_Values] = None
 
     def close(self) -> None:
-        """Closes it. Its tensors cannot be read any more."""
-        self._close()
+        """Closes it. Its tensors cannot be read any more; what other threads are reading is finished."""
+        with self._lock:
+            handle, self._handle = self._handle, None
+            if handle is not None and self._nusers:
+                self._later = handle
+                return
+        if handle is not None:
+            _c.lib.rsd_checkpoint_close(handle)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[int]:
+        """The handle, for a call: it stays as long as that, also if it is closed meanwhile."""
+        with self._lock:
+            handle = self.handle
+            self._nusers += 1
+        try:
+            yield handle
+        finally:
+            with self._lock:
+                self._nusers -= 1
+                later, self._later = (None, self._later) if self._nusers else (self._later, None)
+            if later is not None:
+                _c.lib.rsd_checkpoint_close(later)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -226,13 +261,15 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
     @property
     def format(self) -> str:
         """ "dcp", "safetensors" or "torch.save"."""
-        return _c.lib.rsd_format_name(_c.lib.rsd_checkpoint_format(self.handle)).decode()
+        with self.in_use() as handle:
+            return _c.lib.rsd_format_name(_c.lib.rsd_checkpoint_format(handle)).decode()
 
     @property
     def files(self) -> List[str]:
         """The files that tensors lie in."""
-        return [os.fsdecode(_c.lib.rsd_checkpoint_file(self.handle, index))
-                for index in range(_c.lib.rsd_checkpoint_nfiles(self.handle))]
+        with self.in_use() as handle:
+            return [os.fsdecode(_c.lib.rsd_checkpoint_file(handle, index))
+                    for index in range(_c.lib.rsd_checkpoint_nfiles(handle))]
 
     @property
     def plain_values(self) -> Mapping[str, Any]:
@@ -245,31 +282,36 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
     def __getitem__(self, name: str) -> LazyTensor:
         if not isinstance(name, str):
             raise TypeError(f"tensors have names, and {name!r} is a {type(name).__name__}")
+        return LazyTensor(self, self._find(name))
+
+    def _find(self, name: str) -> int:
         index = Int64()
         try:
-            _c.lib.rsd_checkpoint_find(self.handle, name.encode(), C.byref(index))
+            with self.in_use() as handle:
+                _c.lib.rsd_checkpoint_find(handle, name.encode(), C.byref(index))
         except MismatchError as error:
             raise MissingError(error.message) from None
-        return LazyTensor(self, index.value)
+        return index.value
 
     def __contains__(self, name: object) -> bool:
         try:
-            return isinstance(name, str) and self[name] is not None
+            return isinstance(name, str) and self._find(name) >= 0
         except KeyError:
             return False
 
     def __iter__(self) -> Iterator[str]:
         if self._names is None:
-            about, count = _c.Tensor(), _c.lib.rsd_checkpoint_ntensors(self.handle)
-            names = []
-            for index in range(count):
-                _c.lib.rsd_checkpoint_tensor(self.handle, index, C.byref(about))
-                names.append(about.name.decode())
+            about, names = _c.Tensor(), []
+            with self.in_use() as handle:
+                for index in range(_c.lib.rsd_checkpoint_ntensors(handle)):
+                    _c.lib.rsd_checkpoint_tensor(handle, index, C.byref(about))
+                    names.append(about.name.decode())
             self._names = names
         return iter(self._names)
 
     def __len__(self) -> int:
-        return _c.lib.rsd_checkpoint_ntensors(self.handle)
+        with self.in_use() as handle:
+            return _c.lib.rsd_checkpoint_ntensors(handle)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -335,7 +377,7 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
 
     def _whole(self, name: str, array: Any) -> Local:
         seen = memory.see(array, name, True)
-        if name in self:
+        if (seen.raw or seen.dtype.name.startswith("u")) and name in self:
             stored = self[name]
             if seen.raw or stored._dtype.numpy is None and seen.dtype.name == f"u{8 * stored._dtype.nbytes}":
                 seen = seen.fits(stored._dtype, stored.shape, name)
@@ -347,8 +389,8 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
         call, threads = local.Call(progress), Pool.of(pool)
         options = _c.LoadOptions(pool=threads.handle, max_nbytes=local.size(max_nbytes),
                                  allow_missing=missing, allow_cast=cast, **call.options)
-        return call(_c.lib.rsd_load, self.handle, len(locals_), _c.packed(_c.Local, locals_),
-                    C.byref(options))
+        with self.in_use() as handle:
+            return call(_c.lib.rsd_load, handle, len(locals_), _c.packed(_c.Local, locals_), C.byref(options))
 
     def state_dict(self, *, like: Optional[str] = None, nested: bool = True,
                    pool: AnyPool = None) -> Dict[str, Any]:

@@ -52,9 +52,23 @@ def by_number(number: int) -> Dtype:
 
 
 def dtype(what: Any) -> Dtype:
-    """The dtype that is meant: a name of the notation or of torch, a torch.dtype, what NumPy takes."""
+    """The dtype that is meant: "f32" or "float32", a torch.dtype, or what else NumPy takes for a dtype."""
     if isinstance(what, Dtype):
         return what
+    try:
+        return _FOUND[what]
+    except (KeyError, TypeError):  # not asked before, or cannot be a key
+        pass
+    found = _find(what)
+    if not isinstance(what, (str, int)):
+        _FOUND[what] = found
+    return found
+
+
+_FOUND: Dict[Any, Dtype] = {}
+
+
+def _find(what: Any) -> Dtype:
     if isinstance(what, int) and what in _BY_NUMBER:
         return _BY_NUMBER[what]
     word = what if isinstance(what, str) else str(what)
@@ -62,7 +76,7 @@ def dtype(what: Any) -> Dtype:
     if word in _BY_WORD:
         return _BY_WORD[word]
     numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if numpy is not None and not isinstance(what, str):  # "i8" is not what NumPy takes it for
         try:
             made = numpy.dtype(what)
         except TypeError:

@@ -21,7 +21,8 @@ Source = Union[str, "os.PathLike[str]", Checkpoint]
 def opened(source: Source) -> Iterator[Checkpoint]:
     """A checkpoint that is open already, or is opened as long as it is needed."""
     if isinstance(source, Checkpoint):
-        yield source
+        with source.in_use():
+            yield source
     else:
         with open_checkpoint(source) as checkpoint:
             yield checkpoint

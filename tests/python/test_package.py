@@ -168,7 +168,7 @@ class Wheel(unittest.TestCase):
         self.assertIn("Requires-Python: >=3.9", about)
         self.assertNotIn("Requires-Dist: numpy\n", about)
         said = subprocess.run(["nm", "-D", "--defined-only", library], stdout=subprocess.PIPE, check=True).stdout
-        shown = {line.split()[-1] for line in said.decode().splitlines()}
+        shown = {line.split()[-1].partition("@")[0] for line in said.decode().splitlines()} - {"RESHARD_0"}
         self.assertEqual(shown, set(_c.header.functions), "it shows what the headers declare, and nothing else")
 
     def test_install(self):

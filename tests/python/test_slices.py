@@ -245,6 +245,28 @@ class Slices(unittest.TestCase):
                 thread.join()
         self.assertEqual(wrong, [])
 
+    def test_closed_while_read(self):
+        """what another thread is reading is finished before the checkpoint goes"""
+        for _ in range(20):
+            checkpoint, answers = reshard.open(self.cut), []
+
+            def work():
+                try:
+                    while True:
+                        answers.append((checkpoint["wide"][:] == self.arrays["wide"]).all())
+                except ValueError as error:
+                    answers.append(str(error))
+
+            threads = [threading.Thread(target=work) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            while len(answers) < 5:
+                pass
+            checkpoint.close()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(set(answers), {True, "this Checkpoint is closed"})
+
 
 if __name__ == "__main__":
     tap.main()
