@@ -1,5 +1,6 @@
 """State dicts saved and loaded: nested, whole and cut, by one process and by every rank."""
 import os
+import signal
 import tempfile
 import threading
 import unittest
@@ -205,6 +206,14 @@ class States(unittest.TestCase):
                     work()
         with self.assertRaises(FileNotFoundError):
             reshard.open(self.path + "2")
+
+    def test_interrupt(self):
+        """Ctrl-C stops the work"""
+        big = np.arange(3 << 20, dtype="f4")
+        with self.assertRaises(KeyboardInterrupt):
+            reshard.save(self.path, {"w": big}, pool=1,
+                         progress=lambda done, total: signal.raise_signal(signal.SIGINT))
+        self.assertFalse(os.path.exists(self.path))
 
 
 if __name__ == "__main__":
