@@ -1,5 +1,4 @@
 """The examples run, and say what they should."""
-import glob
 import os
 import subprocess
 import sys
@@ -20,12 +19,6 @@ class Examples(unittest.TestCase):
         for line in ("covers its tensor once", "differences: [] damage: []", "moved    128 B",
                      "EEXIST, a FileExistsError"):
             self.assertIn(line, said)
-
-    def test_cells(self):
-        """every example is made of cells"""
-        for path in glob.glob(os.path.join(EXAMPLES, "*.py")):
-            with open(path, encoding="utf-8") as file:
-                self.assertIn("\n# %%\n", file.read(), path)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,9 @@ class Wheel(unittest.TestCase):
     """Built from a copy of the tree, with a C compiler and nothing else in PATH."""
 
     def setUp(self):
-        self.folder = self.enterContext(tempfile.TemporaryDirectory())
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
         self.tree = os.path.join(self.folder, "tree")
         os.mkdir(self.tree)
         for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"):
