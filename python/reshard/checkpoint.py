@@ -21,7 +21,7 @@ from .carry import AnyPool, Pool
 from .errors import FileError, InvalidError, MismatchError, MissingError, MissingFileError
 from .layout import Layout
 from .local import Local, Progress, Report
-from .slicing import Selection
+from .slicing import Reading, Selection
 from .states import OPAQUE
 
 FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE}
@@ -115,7 +115,8 @@ class LazyTensor:
         views = like == "memoryview"
         reading = selection.reading(self._dtype.nbytes, split_all=views)
         array = frameworks.empty(selection.shape if views else reading.shape, kind, like)
-        self._read(reading, memory.see(array, self.name, True), kind, pool)
+        seen = memory.see(array, self.name, True)
+        self._read(reading, seen, memory.dense_strides(reading.shape), kind, pool)
         return array if views else frameworks.finished(array, reading.after, selection.shape, like)
 
     def _read_into(self, out: Any, selection: Selection, dtype: Any, pool: AnyPool) -> Any:
@@ -124,17 +125,18 @@ class LazyTensor:
         kind = self._dtype if dtype is None else dtypes.dtype(dtype)
         seen = memory.see(out, self.name, True).fits(kind, selection.shape, self.name)
         if not selection.empty:
-            reading = selection.reading(self._dtype.nbytes)
-            self._read(reading, _with_dropped(seen, selection), kind, pool)
+            # The dims of the tensor: those that None made are not, those that a number took away are.
+            kept = iter([stride for stride, new in zip(seen.strides, selection.new) if not new])
+            strides = [1 if cut.drop else next(kept) for cut in selection.cuts]
+            self._read(selection.reading(self._dtype.nbytes), seen, strides, kind, pool)
         return out
 
-    def _read(self, reading: Any, seen: memory.Memory, kind: dtypes.Dtype, pool: AnyPool) -> None:
-        """Reads boxes into an array of the shape of the reading, whatever shape it says it has."""
-        strides = seen.strides if len(seen.strides) == len(reading.shape) and not seen.raw else None
-        if strides is None or seen.shape != reading.shape:
-            strides = memory.dense_strides(reading.shape)
+    def _read(self, reading: Reading, seen: memory.Memory, strides: Sequence[int], kind: dtypes.Dtype,
+              pool: AnyPool) -> None:
+        """Reads boxes into memory in which the array of the reading has these strides."""
         layout = Layout.from_boxes(kind, self.shape, [(0, lo, length) for lo, length, _ in reading.boxes])
-        addresses = [seen.address + kind.nbytes * sum(a * s for a, s in zip(at, strides))
+        base = seen.address or 0
+        addresses = [base + kind.nbytes * sum(a * s for a, s in zip(at, strides))
                      for _, _, at in reading.boxes]
         made = _c.Local(name=self.name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
                         strides=_c.ints(list(strides) * len(addresses)))
@@ -153,18 +155,6 @@ class LazyTensor:
             raise ValueError(f"{self.name} is in a file, and has to be read")
         array = self.read(like="numpy")
         return array if dtype is None else array.astype(dtype, copy=False)
-
-
-def _with_dropped(seen: memory.Memory, selection: Selection) -> memory.Memory:
-    """Memory of a result, with the dims that the index dropped and without the new ones."""
-    kept = [(extent, stride) for extent, stride, new in zip(seen.shape, seen.strides, selection.new)
-            if not new]
-    shape, strides = [], []
-    for cut in selection.cuts:
-        extent, stride = (1, 1) if cut.drop else kept.pop(0)
-        shape.append(extent)
-        strides.append(stride)
-    return memory.Memory(seen.address, seen.dtype, shape, strides, seen.writable, seen.kept)
 
 
 class _Values(MappingBase):  # type: ignore[type-arg]

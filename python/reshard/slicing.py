@@ -10,10 +10,13 @@ import itertools
 import operator
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
+from .errors import LimitError
+
 # What lies between two wanted elements is read and dropped if it is less than a page or there would be
 # more boxes than this.
 GAP_NBYTES = 4096
 MOST_BOXES = 4096
+MOST_SPLIT = 1 << 16
 
 
 class Cut(NamedTuple):
@@ -88,6 +91,9 @@ class Selection:
             if split[dim]:
                 boxes *= cut.many
             inner *= max(1, cut.span)
+        if split_all and boxes > MOST_SPLIT:
+            raise LimitError(f"an index with steps that is {boxes} boxes, and at most {MOST_SPLIT} are read as a "
+                             'memoryview: ask for like="numpy"')
         return Reading(self.cuts, split)
 
 

@@ -95,6 +95,8 @@ class Slices(unittest.TestCase):
         reading = tensor.reading(4)
         self.assertEqual((len(reading.boxes), reading.shape), (5, (5, 8191)))
         self.assertEqual(len(tensor.reading(4, split_all=True).boxes), 5 * 4096)
+        with self.assertRaises(OverflowError):
+            slicing.Selection(slice(None, None, 3), (1 << 20,)).reading(4, split_all=True)
         near = slicing.Selection((slice(None, None, -2), slice(5)), (10, 8)).reading(4)
         self.assertEqual((near.boxes, near.shape), ([((1, 0), (9, 5), (0, 0))], (9, 5)))
 
