@@ -112,12 +112,11 @@ class LazyTensor:
         kind = self._dtype if dtype is None else dtypes.dtype(dtype)
         if selection.empty:
             return frameworks.empty(selection.shape, kind, like)
-        views = like == "memoryview"
-        reading = selection.reading(self._dtype.nbytes, split_all=views)
-        array = frameworks.empty(selection.shape if views else reading.shape, kind, like)
+        reading = selection.reading(self._dtype.nbytes)
+        array = frameworks.empty(reading.shape, kind, like)
         seen = memory.see(array, self.name, True)
         self._read(reading, seen, memory.dense_strides(reading.shape), kind, pool)
-        return array if views else frameworks.finished(array, reading.after, selection.shape, like)
+        return frameworks.finished(array, reading.shape, reading.after, selection.shape, kind, like)
 
     def _read_into(self, out: Any, selection: Selection, dtype: Any, pool: AnyPool) -> Any:
         if not selection.plain:
@@ -389,7 +388,11 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
         tensors = {name: self[name] for name in self}
         leaves: Dict[str, Any] = {name: frameworks.empty(one.shape, one.dtype, like)
                                   for name, one in tensors.items()}
-        self._load([self._whole(name, array).struct(writable=True) for name, array in leaves.items()], pool)
+        # New arrays are dense, whatever dtype and shape the framework has for them.
+        made = [Local(name, Layout.whole(one.dtype, one.shape),
+                      [memory.Memory(memory.see(leaves[name], name).address, one._dtype, one.shape, None, True,
+                                     leaves[name])], 0) for name, one in tensors.items()]
+        self._load([one.struct(writable=True) for one in made], pool)
         values = _Values(self)
         leaves.update(values)
         if not nested:

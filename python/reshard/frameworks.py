@@ -7,6 +7,7 @@
 """
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from typing import Any, Mapping, Sequence, Tuple
@@ -74,9 +75,14 @@ def _cast(flat: memoryview, shape: Sequence[int], one: dtypes.Dtype) -> memoryvi
     return flat.cast(letter, extents)
 
 
-def finished(array: Any, index: Tuple[slice, ...], shape: Sequence[int], like: str) -> Any:
-    """array[index] as a dense array of a shape, for slices with steps of either sign."""
+def finished(array: Any, whole: Sequence[int], index: Tuple[slice, ...], shape: Sequence[int], dtype: Any,
+             like: str) -> Any:
+    """array[index] as a dense array of a shape, for slices with steps of either sign. `whole` is the shape of
+    the array."""
     stepped = any(one.step not in (None, 1) for one in index)
+    if like == "memoryview":
+        flat = _picked(array.cast("B"), whole, index, dtypes.dtype(dtype)) if stepped else array.cast("B")
+        return _cast(flat, shape, dtypes.dtype(dtype))
     if like == "torch":
         if stepped:  # torch has no negative steps
             flips = [dim for dim, one in enumerate(index) if one.step is not None and one.step < 0]
@@ -86,3 +92,23 @@ def finished(array: Any, index: Tuple[slice, ...], shape: Sequence[int], like: s
     if stepped:
         array = array[index].copy()
     return array.reshape(tuple(shape))
+
+
+def _picked(flat: memoryview, whole: Sequence[int], index: Tuple[slice, ...], one: dtypes.Dtype) -> memoryview:
+    """The bytes of array[index], row by row: memoryviews have steps in one dim only."""
+    letter: Any = one.format[-1]
+    parts = len(one.format)  # of an element: complex numbers are pairs
+    taken = [range(extent)[cut] for extent, cut in zip(whole, index)]
+    out = memoryview(bytearray(one.nbytes * math.prod(map(len, taken))))
+    src, dst, row, at = flat.cast(letter), out.cast(letter), len(taken[-1]) * parts, 0
+    for place in itertools.product(*taken[:-1]):
+        first = 0
+        for extent, number in zip(whole, place):
+            first = first * extent + number
+        line = src[first * whole[-1] * parts:(first + 1) * whole[-1] * parts]
+        for part in range(parts):
+            begin, step = taken[-1].start * parts + part, taken[-1].step * parts
+            end = begin + len(taken[-1]) * step
+            dst[at + part:at + row:parts] = line[begin:end if end >= 0 else None:step]
+        at += row
+    return out

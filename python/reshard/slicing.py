@@ -10,13 +10,10 @@ import itertools
 import operator
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
-from .errors import LimitError
-
 # What lies between two wanted elements is read and dropped if it is less than a page or there would be
 # more boxes than this.
 GAP_NBYTES = 4096
 MOST_BOXES = 4096
-MOST_SPLIT = 1 << 16
 
 
 class Cut(NamedTuple):
@@ -78,22 +75,17 @@ class Selection:
         """Whether it is one box, without steps."""
         return all(cut.step == 1 or cut.many <= 1 for cut in self.cuts)
 
-    def reading(self, nbytes: int, split_all: bool = False) -> "Reading":
-        """The boxes to read of a tensor whose elements have so many bytes. With `split_all` nothing is read
-        that is not asked for, and nothing has to be turned round."""
+    def reading(self, nbytes: int) -> "Reading":
+        """The boxes to read of a tensor whose elements have so many bytes."""
         split, inner, boxes = [False] * len(self.cuts), nbytes, 1
         # From the last dim on, so that what lies inside one step is known.
         for dim in reversed(range(len(self.cuts))):
             cut = self.cuts[dim]
             if cut.many > 1 and cut.step != 1:
-                far = (abs(cut.step) - 1) * inner >= GAP_NBYTES and boxes * cut.many <= MOST_BOXES
-                split[dim] = split_all or far
+                split[dim] = (abs(cut.step) - 1) * inner >= GAP_NBYTES and boxes * cut.many <= MOST_BOXES
             if split[dim]:
                 boxes *= cut.many
             inner *= max(1, cut.span)
-        if split_all and boxes > MOST_SPLIT:
-            raise LimitError(f"an index with steps that is {boxes} boxes, and at most {MOST_SPLIT} are read as a "
-                             'memoryview: ask for like="numpy"')
         return Reading(self.cuts, split)
 
 
