@@ -44,13 +44,22 @@ class Pool(_c.Handle):
         if pool is not None:
             return pool if isinstance(pool, Pool) else Pool(pool)
         with _lock:
-            if _shared is None or _shared[0] != os.getpid():  # a forked child has no threads in it
-                _shared = (os.getpid(), Pool())
-            return _shared[1]
+            if _shared is None:
+                _shared = Pool()
+            return _shared
 
 
 _lock = threading.Lock()
-_shared: Optional[Tuple[int, Pool]] = None
+_shared: Optional[Pool] = None
+
+
+def _forked() -> None:
+    """A forked child has no threads in the pool, and nobody in it who would give the lock back."""
+    global _lock, _shared
+    _lock, _shared = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_forked)
 
 AnyPool = Union[Pool, int, None]
 

@@ -1,6 +1,7 @@
 """Plans run on memory of every kind, without copies; what does not fit is refused."""
 import array
 import mmap
+import os
 import threading
 import unittest
 
@@ -229,6 +230,19 @@ class Arrays(unittest.TestCase):
         for thread in threads:
             thread.join()
         self.assertEqual(wrong, [])
+
+    def test_fork(self):
+        """a forked child has a pool of its own"""
+        reshard.reshard(A, B, ROWS)
+        child = os.fork()
+        if not child:
+            right = False
+            try:
+                right = bool((put_together(reshard.reshard(A, B, ROWS)) == WHOLE).all())
+                right = right and bool((put_together(Plan(A, B).run(ROWS, pool=2)) == WHOLE).all())
+            finally:
+                os._exit(0 if right else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
 
 
 if __name__ == "__main__":
