@@ -57,10 +57,8 @@ typedef struct rsd_exchange_options {
     int64_t max_nbytes;     /* of one rank, for what is on its way; 0: 256 MiB. The least counts */
     double timeout;         /* seconds without any progress after which a run fails; 0: 300 */
     const rsd_arena *arena; /* of this rank; NULL: none */
-    int64_t node; /* ranks with the same number share memory; 0: found from the host's name,
-                               * -1: none */
-    const char *const
-        *names; /* of the tensors, one a plan, for messages; NULL: their types are said */
+    int64_t node; /* ranks with equal ones share memory; 0: by the host's name; -1: none */
+    const char *const *names; /* of the tensors, one a plan, for messages; NULL: none */
 } rsd_exchange_options;
 
 /* Collective. nplans plans as in rsd_bind_threads_many; strides are of this rank's arrays alone, and so are

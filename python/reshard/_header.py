@@ -126,9 +126,10 @@ class Header:
     @staticmethod
     def _split(declared: str) -> Tuple[str, str, str, Optional[str]]:
         """("const char", "*", "name", "16") of `const char *name[16]`."""
-        found = _DECLARED.match(declared.strip())
+        declared = re.sub(r"\bstruct ", "", " ".join(declared.split()))
+        found = _DECLARED.match(declared)
         if not found:
-            raise ValueError(f"cannot read the declaration {declared.strip()!r}")
+            raise ValueError(f"cannot read the declaration {declared!r}")
         kind, stars, word, length = found.groups()
         return kind, re.sub(r"[^*]", "", stars), word, length
 
