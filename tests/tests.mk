@@ -6,14 +6,14 @@ TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move load save exchange team stash stash_wrong agree together together_save together_stops
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
-         tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
+         tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh \
+         tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
          $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 
 ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))
 
 LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
 LINK_stash_faults := $(LINK_faults)
-LINK_together := -Wl,--wrap=pwrite
 LINK_together_stops := -Wl,--wrap=pwrite
 LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread pwrite fsync rename renameat renameat2)
 
@@ -30,12 +30,11 @@ test-mpi-ready:
 	    echo "without MPI its tests are skipped"
 
 test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES) $(MPI_EXAMPLES)
-	TSAN_OPTIONS=halt_on_error=1 RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
-test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES)
-	TSAN_OPTIONS=halt_on_error=1 RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" RESHARD_MPI="$(CURDIR)/$(BUILD)/reshard-mpi" EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
+	TSAN_OPTIONS=halt_on_error=1 EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
+	    RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" RESHARD_MPI="$(CURDIR)/$(BUILD)/reshard-mpi" \
 	    MPI_TESTS="$(if $(MPI_FOUND),$(CURDIR)/$(BUILD)/asan/mpi)" \
 	    MPI_EXAMPLES="$(addprefix $(CURDIR)/,$(MPI_EXAMPLES))" \
-    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)
+	    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)
 
 $(BUILD)/asan/test_%: $(BUILD)/asan/tests/test_%.o $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
 	@echo "  link  $@"
