@@ -99,10 +99,10 @@ class Transport(AnyTransport):
         out[0] = number
 
     def _send(self, _: Any, to: int, tag: int, data: int, nbytes: int, out: Any) -> None:
-        self._keep(self.send(to, tag, _bytes_at(data, nbytes)), out)
+        self._keep(self.send(to, tag, bytes_at(data, nbytes)), out)
 
     def _recv(self, _: Any, origin: int, tag: int, data: int, nbytes: int, out: Any) -> None:
-        self._keep(self.recv(origin, tag, _bytes_at(data, nbytes)), out)
+        self._keep(self.recv(origin, tag, bytes_at(data, nbytes)), out)
 
     def _test(self, _: Any, number: int, done: Any) -> None:
         done[0] = 0
@@ -114,12 +114,12 @@ class Transport(AnyTransport):
         self.cancel(self._requests.pop(number))
 
     def _allgather(self, _: Any, own: int, nbytes: int, out: int) -> None:
-        found = memoryview(self.allgather(_bytes_at(own, nbytes))).cast("B")
+        found = memoryview(self.allgather(bytes_at(own, nbytes))).cast("B")
         if found.nbytes != nbytes * self.nranks:
             raise InvalidError(f"allgather gave {found.nbytes} bytes for {self.nranks} ranks of {nbytes}")
-        _bytes_at(out, found.nbytes)[:] = found
+        bytes_at(out, found.nbytes)[:] = found
 
 
-def _bytes_at(address: Optional[int], nbytes: int) -> memoryview:
+def bytes_at(address: Optional[int], nbytes: int) -> memoryview:
     """Memory of the library's, as it is."""
     return memoryview((C.c_char * nbytes).from_address(address or 0)).cast("B")

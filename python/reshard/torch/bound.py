@@ -1,0 +1,177 @@
+"""Plans bound to process groups, kept for the next call.
+
+All ranks of a group make the same calls in the same order, so each knows without asking what the others have
+kept: what is kept, and what goes when it is too much, depends on nothing that only one rank knows. What is
+kept for a group goes with the group.
+"""
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+from .. import _c, dtypes
+from ..carry import bind
+from ..errors import Error, InvalidError, MismatchError
+from ..plan import Plan
+from .group import Group, host_group, twin
+
+MAX_PLANS = 256
+MAX_NBYTES = 1 << 29  # of memory for messages, in all that is kept for one group
+MESSAGE_NBYTES = 1 << 26  # of one plan
+
+
+class Bound:
+    """A plan bound to a group, with what a call needs to know about this rank's arrays."""
+
+    def __init__(self, plan: Plan, transport: Group) -> None:
+        self.plan, rank = plan, transport.rank
+        self.src, self.dst = plan.src.arrays(rank), plan.dst.arrays(rank)
+        self.dtype = dtypes.torch_dtype(dtypes.dtype(plan.src.dtype))
+        # A plan in which nobody gives anything to anybody needs no meeting.
+        self.alone = plan.totals["nbytes_moved"] == 0 and plan.reduction.nterms == 1
+        self.pieces = list(plan.pieces(rank)) if self.alone else []
+        self.exec = None if self.alone else bind(plan, transport=transport, max_nbytes=MESSAGE_NBYTES)
+        nbytes = dtypes.dtype(plan.src.dtype).nbytes
+        for extent in plan.src.shape:
+            nbytes *= extent
+        self.nbytes = 0 if self.alone else min(MESSAGE_NBYTES, nbytes)
+
+    def run(self, src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        """New arrays of this rank, from those it has."""
+        made = [torch.empty(one.shape, dtype=self.dtype) for one in self.dst]
+        if self.alone:
+            self._copy(self._checked(src), made)
+        else:
+            self._carry(src, made)
+        return made
+
+    def _checked(self, src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        if len(src) != len(self.src):
+            raise MismatchError(f"{len(src)} local tensors, and the layout has {len(self.src)} on this rank: "
+                                f"{self.plan.src}")
+        for one, about in zip(src, self.src):
+            if tuple(one.shape) != about.shape or one.dtype != self.dtype:
+                raise MismatchError(f"the local tensor is {one.dtype} {list(one.shape)}, and the layout says "
+                                    f"{self.dtype} {list(about.shape)} on this rank: {self.plan.src}")
+        return [one.contiguous() for one in src]
+
+    def _carry(self, src: Sequence[torch.Tensor], dst: List[torch.Tensor]) -> None:
+        assert self.exec is not None
+        try:
+            given = self._checked(src)
+        except MismatchError:
+            # The other ranks are told by an array that is not there, and fail too.
+            nothing = [_c.pointers([None] * len(one)) for one in (self.src, self.dst)]
+            try:
+                _c.lib.rsd_run(self.exec.handle, *nothing)
+            except Error:
+                pass
+            raise
+        self.exec.run(given, dst)
+
+    def _copy(self, src: Sequence[torch.Tensor], dst: List[torch.Tensor]) -> None:
+        from_first = self.src[0].number if self.src else 0
+        to_first = self.dst[0].number if self.dst else 0
+        for one in self.pieces:
+            given = src[one.from_array - from_first] if not one.from_dst else dst[one.from_array - to_first]
+            _part(dst[one.to_array - to_first], one.to_at, one.len).copy_(_part(given, one.from_at, one.len))
+
+
+def _part(tensor: torch.Tensor, at: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    for dim, (start, length) in enumerate(zip(at, lengths)):
+        tensor = tensor.narrow(dim, start, length)
+    return tensor
+
+
+class Home:
+    """What is kept for one group."""
+
+    def __init__(self, group: Any) -> None:
+        self.transport = Group(group)
+        self.ranks: Tuple[int, ...] = tuple(self.transport.ranks)
+        self.numbers: Dict[int, int] = {rank: number for number, rank in enumerate(self.ranks)}
+        self.bound: "OrderedDict[Hashable, Bound]" = OrderedDict()
+        self.nbytes = 0
+        self.stashes: Dict[Hashable, Any] = {}
+
+    def run(self, key: Hashable, make: Callable[[], Plan], src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        """Collective. Carries out the plan that `make` makes, or the one that is kept under the key."""
+        found = self.bound.get(key)
+        if found is None:
+            found = Bound(make(), self.transport)
+            self.bound[key] = found
+            self.nbytes += found.nbytes
+            while len(self.bound) > MAX_PLANS or (self.nbytes > MAX_NBYTES and len(self.bound) > 1):
+                self._drop(next(iter(self.bound)))
+        else:
+            self.bound.move_to_end(key)
+        try:
+            return found.run(src)
+        except BaseException:
+            self._drop(key)  # after some failures it can only be freed
+            raise
+
+    def _drop(self, key: Hashable) -> None:
+        found = self.bound.pop(key, None)
+        if found is not None:
+            self.nbytes -= found.nbytes
+            if found.exec is not None:
+                found.exec.close()
+
+    def gathered(self, number: int) -> List[int]:
+        """Collective. A number of each rank, 0 to 255."""
+        return list(self.transport.allgather(memoryview(bytearray([number]))))
+
+    def close(self) -> None:
+        """Gives everything back."""
+        for key in list(self.bound):
+            self._drop(key)
+        stashes, self.stashes = self.stashes, {}
+        for one in stashes.values():
+            one.close()
+
+
+_homes: Dict[int, Home] = {}  # by the id of the group
+_of_ranks: Dict[Tuple[int, ...], "weakref.ref[Any]"] = {}
+
+
+def home_of(group: Optional[Any] = None) -> Home:
+    """Collective the first time. What is kept for a group."""
+    group = host_group(group)
+    found = _homes.get(id(group))
+    if found is None:
+        found = _homes[id(group)] = Home(group)
+        weakref.finalize(group, _leave, id(group)).atexit = True
+    return found
+
+
+def _leave(number: int) -> None:
+    found = _homes.pop(number, None)
+    if found is not None:
+        found.close()
+
+
+def home_of_ranks(ranks: Tuple[int, ...], meshes: Sequence[Any] = ()) -> Home:
+    """Collective in these ranks of the world, ascending, the first time. The group of the world if it has
+    these ranks and no others, that of a mesh, or one that is made."""
+    found = _of_ranks.get(ranks)
+    group = None if found is None else found()
+    if group is None:
+        if not dist.is_initialized():
+            raise InvalidError("there is no process group: call torch.distributed.init_process_group first")
+        group = _group_of(ranks, meshes)
+        _of_ranks[ranks] = weakref.ref(group)
+    return home_of(group)
+
+
+def _group_of(ranks: Tuple[int, ...], meshes: Sequence[Any]) -> Any:
+    if ranks == tuple(range(dist.get_world_size())):
+        return host_group()
+    for mesh in meshes:
+        if mesh.ndim == 1 and tuple(sorted(mesh.mesh.tolist())) == ranks:
+            return host_group(mesh.get_group())
+    return twin(ranks)

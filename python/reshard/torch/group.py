@@ -1,0 +1,165 @@
+"""A torch process group as a transport, so that plans are carried out by whatever joins the ranks.
+
+    exec = reshard.bind(plan, transport=reshard.torch.Group())         of the world
+    exec = reshard.bind(plan, transport=reshard.torch.Group(mesh.get_group("tp")))
+
+Bytes go through the host's memory. A group that has no backend for it (one of NCCL alone) gets a gloo group
+of the same ranks beside it. Ranks of one host share memory, and use the group only to meet.
+"""
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import Any, Deque, Dict, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from ..errors import InvalidError, PeerError
+from ..transport import Transport, bytes_at
+
+# Tags of the group's own messages: far from those that programs give theirs, and below what MPI allows.
+TAG = 30000
+NTAGS = 64
+
+
+def has_host(group: Any) -> bool:
+    """Whether a group can move memory of the host."""
+    try:
+        group._get_backend(torch.device("cpu"))
+        return True
+    except RuntimeError:
+        return False
+
+
+_twins: Dict[Tuple[int, ...], Any] = {}
+
+
+def twin(ranks: Tuple[int, ...]) -> Any:
+    """Collective in these ranks of the world, ascending: their gloo group, made once."""
+    found = _twins.get(ranks)
+    group = None if found is None else found()
+    if group is None:
+        group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+        _twins[ranks] = weakref.ref(group)
+    return group
+
+
+def host_group(group: Optional[Any] = None) -> Any:
+    """Collective the first time. The group itself, or its twin if it cannot move memory of the host."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise InvalidError("there is no process group: call torch.distributed.init_process_group first")
+    group = dist.group.WORLD if group is None else group
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidError("this rank is not in the process group")
+    return group if has_host(group) else twin(tuple(sorted(dist.get_process_group_ranks(group))))
+
+
+class _Waiter(threading.Thread):
+    """A thread that waits for one request after the other. gloo says that a request is done only to who
+    waits for it, and a wait that is given up breaks the connection."""
+
+    def __init__(self, idle: Deque["_Waiter"]) -> None:
+        super().__init__(name="reshard-wait", daemon=True)
+        self.idle, self.ready, self.request = idle, threading.Semaphore(0), None
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            self.ready.acquire()
+            request, self.request = self.request, None
+            try:
+                request.work.wait()
+            except BaseException as error:
+                request.error = error
+            request.done = True
+            del request
+            self.idle.append(self)
+
+
+class _Request:
+    """A message on its way, in memory of its own: the library's may go when it has given up."""
+
+    def __init__(self, tensor: torch.Tensor, into: Optional[memoryview]) -> None:
+        self.tensor, self.into = tensor, into
+        self.work: Any = None
+        self.done, self.error = False, None
+
+
+class Group(Transport):
+    """One process's end of a process group. Ranks are numbered as in the group. It does not keep the group
+    alive. `tags` tells apart what uses one group at the same time."""
+
+    def __init__(self, group: Optional[Any] = None, *, tags: int = 0) -> None:
+        group = host_group(group)
+        super().__init__(dist.get_rank(group), dist.get_world_size(group))
+        self.ranks: List[int] = dist.get_process_group_ranks(group)  # in the world
+        self._group = weakref.ref(group)
+        self._tag = TAG + NTAGS * tags
+        self._asks = "gloo" not in str(dist.get_backend_config(group))
+        self._idle: Deque[_Waiter] = deque()
+
+    @property
+    def group(self) -> Any:
+        """The group that carries the bytes."""
+        group = self._group()
+        if group is None:
+            raise InvalidError("the process group has been destroyed")
+        return group
+
+    def _sent(self, request: _Request) -> _Request:
+        if request.work is None:
+            raise PeerError("the process group takes no messages of this rank")
+        if not self._asks:
+            try:
+                waiter = self._idle.pop()
+            except IndexError:
+                waiter = _Waiter(self._idle)
+            waiter.request = request
+            waiter.ready.release()
+        return request
+
+    def send(self, to: int, tag: int, data: memoryview) -> _Request:
+        request = _Request(_tensor(data), None)
+        request.work = dist.isend(request.tensor, self.ranks[to], group=self.group, tag=self._tag + tag)
+        return self._sent(request)
+
+    def recv(self, origin: int, tag: int, data: memoryview) -> _Request:
+        request = _Request(torch.empty(data.nbytes, dtype=torch.uint8), data)
+        request.work = dist.irecv(request.tensor, self.ranks[origin], group=self.group, tag=self._tag + tag)
+        return self._sent(request)
+
+    def test(self, request: _Request) -> bool:
+        if not (request.work.is_completed() if self._asks else request.done):
+            return False
+        if self._asks:
+            request.work.wait()  # raises what went wrong
+        if request.error is not None:
+            raise PeerError(f"the process group: {request.error}")
+        if request.into is not None:
+            request.into[:] = _bytes_of(request.tensor)
+            request.into = None
+        return True
+
+    def cancel(self, request: _Request) -> None:
+        request.into = None  # what still arrives is not looked at
+
+    def allgather(self, own: memoryview) -> memoryview:
+        mine = _tensor(own)
+        found = [torch.empty_like(mine) for _ in range(self.nranks)]
+        dist.all_gather(found, mine, group=self.group)
+        gathered = torch.cat(found)
+        return memoryview(bytes(_bytes_of(gathered)))
+
+
+def _tensor(data: memoryview) -> torch.Tensor:
+    """A copy of memory of the library's."""
+    made = torch.empty(data.nbytes, dtype=torch.uint8)
+    if data.nbytes:
+        made.copy_(torch.frombuffer(data, dtype=torch.uint8))
+    return made
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return bytes_at(tensor.data_ptr(), tensor.numel())

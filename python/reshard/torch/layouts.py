@@ -1,0 +1,278 @@
+"""Layouts from what torch says about a tensor, and back.
+
+    layout(dtensor), layout(sharded_tensor)            of a tensor, its ranks numbered as in the world
+    layout_on(torch.float32, (8, 8), mesh, [Shard(0)]) of a DeviceMesh and placements
+    layout_of_spec(spec, torch.float32, (8, 8))        of a ChunkShardingSpec or EnumerableShardingSpec
+    placements(layout), device_mesh(layout)            back to what DTensor takes
+    sharding_spec(layout, like=old_spec)               back to a spec, with the devices of another one
+"""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch.distributed._shard.sharding_spec import (ChunkShardingSpec, EnumerableShardingSpec,
+                                                    ShardMetadata)
+
+try:
+    from torch.distributed import tensor as dt
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+except ImportError:  # torch 2.3 and 2.4
+    from torch.distributed import _tensor as dt  # type: ignore[no-redef]
+    from torch.distributed._tensor import DTensor  # type: ignore[no-redef]
+    from torch.distributed._tensor.placement_types import _StridedShard  # type: ignore[no-redef]
+
+from .. import _c
+from ..errors import InvalidError, UnsupportedError
+from ..layout import (Box, Layout, Mesh, Partial, Placement, Replicate, Shard, Strided)
+
+Numbers = Optional[Mapping[int, int]]  # of ranks of the world in a group; None: as they are
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether this is a ShardedTensor, which is no subclass of torch.Tensor in every version."""
+    return hasattr(tensor, "local_shards") and hasattr(tensor, "sharding_spec")
+
+
+# ---- DTensor ----
+
+
+def mesh_ranks(mesh: Any) -> List[int]:
+    """The ranks of a DeviceMesh, row-major."""
+    return list(map(int, mesh.mesh.flatten().tolist()))
+
+
+def mesh_of(mesh: Any, numbers: Numbers = None) -> Mesh:
+    """A DeviceMesh as a Mesh, with its names where the notation has them."""
+    ranks = mesh_ranks(mesh)
+    ranks = ranks if numbers is None else [numbers[rank] for rank in ranks]
+    names = mesh.mesh_dim_names
+    try:
+        return Mesh.of(tuple(mesh.mesh.shape), None if names is None else list(names), ranks)
+    except InvalidError:
+        return Mesh.of(tuple(mesh.mesh.shape), None, ranks)  # a name that is none in the notation
+
+
+def placement_of(placement: Any, ndim: int) -> Placement:
+    """One of DTensor's placements."""
+    if isinstance(placement, _StridedShard):
+        return Strided(_dim(placement.dim, ndim), placement.split_factor)
+    if placement.is_shard():
+        return Shard(_dim(placement.dim, ndim))
+    if placement.is_replicate():
+        return Replicate()
+    if type(placement) is dt.Partial:
+        return Partial(str(placement.reduce_op))
+    raise UnsupportedError(f"no layout for the placement {placement}")
+
+
+def _dim(dim: int, ndim: int) -> int:
+    if not -ndim <= dim < ndim:
+        raise InvalidError(f"Shard({dim}) of a tensor of {ndim} dims")
+    return dim % ndim
+
+
+def normalized(found: Sequence[Any], mesh: Any, ndim: int) -> Tuple[Any, ...]:
+    """Placements with dims that are not negative, one per axis of the mesh."""
+    made = list(found)
+    if len(made) != mesh.ndim:
+        raise InvalidError(f"{len(made)} placements for a mesh of {mesh.ndim} axes: "
+                           f"{', '.join(map(str, made))}")
+    for axis, one in enumerate(made):
+        if isinstance(one, _StridedShard):
+            made[axis] = _StridedShard(_dim(one.dim, ndim), split_factor=one.split_factor)
+        elif one.is_shard():
+            made[axis] = dt.Shard(_dim(one.dim, ndim))
+    return tuple(made)
+
+
+def layout_on(dtype: Any, shape: Sequence[int], mesh: Any, found: Sequence[Any],
+              numbers: Numbers = None) -> Layout:
+    """What `placements` on a DeviceMesh mean, applied left to right."""
+    return Layout.on(dtype, tuple(shape), mesh_of(mesh, numbers),
+                     [placement_of(one, len(shape)) for one in normalized(found, mesh, len(shape))])
+
+
+def ordered_layout_on(dtype: Any, shape: Sequence[int], mesh: Any, found: Sequence[Any],
+                      numbers: Numbers = None) -> Optional[Layout]:
+    """What strided placements mean as an order of axes: [_StridedShard(0, split_factor=2), Shard(0)] on
+    (dp, tp=2) cuts by tp and then by dp. That is how FSDP2 cuts, and where a dim does not cut evenly it is
+    not the same as left to right. None if there is nothing strided, or no order says it."""
+    if not any(isinstance(one, _StridedShard) for one in found):
+        return None
+    if any(one.is_partial() for one in found):
+        return None
+    orders = axis_orders(normalized(found, mesh, len(shape)), tuple(mesh.mesh.shape), len(shape))
+    if orders is None:
+        return None
+    return Layout.by_dim(dtype, tuple(shape), mesh_of(mesh, numbers), orders)
+
+
+def axis_orders(found: Sequence[Any], counts: Sequence[int], ndim: int) -> Optional[List[List[int]]]:
+    """Per dim the axes that cut it, first to last: each strided one goes where those before it cut into as
+    many pieces as its split factor says."""
+    orders: List[List[int]] = [[] for _ in range(ndim)]
+    for axis in reversed(range(len(found))):
+        one = found[axis]
+        strided = isinstance(one, _StridedShard)
+        if not strided and not one.is_shard():
+            continue
+        order, npieces, at = orders[one.dim], 1, 0
+        factor = one.split_factor if strided else 1
+        while npieces != factor:
+            if at == len(order):
+                return None
+            npieces *= counts[order[at]]
+            at += 1
+        order.insert(at, axis)
+    return orders
+
+
+def same_places(a: Layout, b: Layout, ranks: Sequence[int]) -> bool:
+    """Whether two layouts give every rank the same elements in the same order."""
+    return all(_merged(a.boxes(rank)) == _merged(b.boxes(rank)) for rank in ranks)
+
+
+def _merged(held: Sequence[Any]) -> List[Tuple[Any, ...]]:
+    """Boxes that are told in one way: those that touch along one dim become one."""
+    made: List[Tuple[List[int], List[int]]] = []
+    for one in held:
+        if 0 in one.len:
+            continue
+        lo, extent = list(one.lo), list(one.len)
+        if made:
+            differing = [d for d in range(len(lo)) if (made[-1][0][d], made[-1][1][d]) != (lo[d], extent[d])]
+            if len(differing) == 1 and made[-1][0][differing[0]] + made[-1][1][differing[0]] == \
+                    lo[differing[0]]:
+                made[-1][1][differing[0]] += extent[differing[0]]
+                continue
+        made.append((lo, extent))
+    return [(tuple(lo), tuple(extent)) for lo, extent in made]
+
+
+def placements(found: Layout) -> Tuple[Any, ...]:
+    """What DTensor takes for a layout of a mesh. A layout whose axes cut a dim in another order than left to
+    right gives strided shards. UnsupportedError: a kind of placement that torch does not have."""
+    mesh, made = found.mesh, []
+    if mesh is None or found.placements is None:
+        raise InvalidError(f"explicit boxes have no placements: {found}")
+    for axis, one in enumerate(found.placements):
+        if one.kind == _c.REPLICATE:
+            made.append(dt.Replicate())
+        elif one.kind == _c.PARTIAL:
+            made.append(dt.Partial(_c.lib.rsd_reduce_name(one.reduce).decode()))
+        elif one.kind == _c.STRIDED:
+            made.append(_StridedShard(one.dim, split_factor=one.factor))
+        elif one.kind == _c.SHARD:
+            order, factor = found.axes(one.dim), 1
+            for other in order[:order.index(axis)]:
+                factor *= mesh.counts[other] if other > axis else 1
+            made.append(dt.Shard(one.dim) if factor == 1 else _StridedShard(one.dim, split_factor=factor))
+        else:
+            raise UnsupportedError(f"torch has no placement like {one}")
+    return tuple(made)
+
+
+def device_mesh(found: Layout, device_type: str = "cpu") -> Any:
+    """Collective in the world. The DeviceMesh of a layout of a mesh."""
+    from torch.distributed.device_mesh import DeviceMesh
+    mesh = found.mesh
+    if mesh is None:
+        raise InvalidError(f"explicit boxes have no mesh: {found}")
+    ranks = [found.rank_at(position) for position in range(mesh.nranks)]
+    names = mesh.names
+    return DeviceMesh(device_type, torch.tensor(ranks, dtype=torch.int).reshape(mesh.counts),
+                      mesh_dim_names=None if None in names else tuple(map(str, names)))
+
+
+# ---- ShardedTensor ----
+
+
+def rank_of(placement: Any) -> int:
+    """The rank of a device of the world: of "rank:0/cuda:0"."""
+    rank = placement.rank() if hasattr(placement, "rank") else None
+    if rank is None:
+        raise UnsupportedError(f"the placement {placement} names no rank")
+    return int(rank)
+
+
+def layout_of_spec(spec: Any, dtype: Any, shape: Sequence[int], numbers: Numbers = None) -> Layout:
+    """What a ChunkShardingSpec or an EnumerableShardingSpec means for a tensor."""
+    if isinstance(spec, ChunkShardingSpec):
+        if not isinstance(spec.dim, int):
+            raise UnsupportedError(f"a ChunkShardingSpec of the named dim {spec.dim!r}")
+        ranks = [rank_of(one) for one in spec.placements]
+        return Layout.from_chunks(dtype, tuple(shape), _dim(spec.dim, len(shape)),
+                                  ranks if numbers is None else [numbers[rank] for rank in ranks])
+    if isinstance(spec, EnumerableShardingSpec):
+        return layout_of_shards(spec.shards, dtype, shape, numbers, enumerable=True)
+    raise UnsupportedError(f"no layout for a {type(spec).__name__}")
+
+
+def layout_of_shards(shards: Sequence[Any], dtype: Any, shape: Sequence[int], numbers: Numbers = None,
+                     enumerable: bool = False) -> Layout:
+    """What a list of ShardMetadata means."""
+    boxes = []
+    for one in shards:
+        rank = rank_of(one.placement)
+        boxes.append(Box(rank if numbers is None else numbers[rank], tuple(one.shard_offsets),
+                         tuple(one.shard_sizes)))
+    return Layout.from_boxes(dtype, tuple(shape), boxes, enumerable)
+
+
+def layout(what: Any, numbers: Numbers = None) -> Layout:
+    """The layout of a DTensor, of a ShardedTensor or of its metadata. Ranks are those of the world."""
+    if isinstance(what, DTensor):
+        return layout_on(what.dtype, what.shape, what.device_mesh, what.placements, numbers)
+    if is_sharded(what):
+        what = what.metadata()
+    if hasattr(what, "shards_metadata") and hasattr(what, "tensor_properties"):
+        return layout_of_shards(what.shards_metadata, what.tensor_properties.dtype, what.size, numbers)
+    raise InvalidError(f"a {type(what).__name__} has no layout")
+
+
+def _devices(like: Any) -> Dict[int, str]:
+    """The device of each rank that a spec, metadata or a mapping names."""
+    if like is None:
+        return {}
+    if isinstance(like, Mapping):
+        return {int(rank): str(device) for rank, device in like.items()}
+    if isinstance(like, ChunkShardingSpec):
+        found = list(like.placements)
+    else:
+        shards = like.shards if isinstance(like, EnumerableShardingSpec) else like.shards_metadata
+        found = [one.placement for one in shards]
+    return {rank_of(one): str(one) for one in found}
+
+
+def sharding_spec(found: Layout, like: Any = None) -> Any:
+    """A ChunkShardingSpec where the layout is one, else an EnumerableShardingSpec. `like` says the device of
+    each rank: a spec, a ShardedTensorMetadata, or a dict such as {0: "rank:0/cuda:0"}; those of other ranks
+    are "rank:3/cpu"."""
+    devices = _devices(like)
+
+    def device(rank: int) -> str:
+        return devices.get(rank, f"rank:{rank}/cpu")
+
+    boxes: List[Tuple[int, Box]] = []
+    for rank in found.ranks():
+        places = {one.number: one.place for one in found.arrays(rank)}
+        for held in found.boxes(rank):
+            boxes.append((places[held.array], Box(rank, held.lo, held.len)))
+    boxes.sort(key=lambda one: one[0])
+    made = [box for _, box in boxes]
+    for dim in range(found.ndim):
+        ranks = [one.rank for one in sorted(made, key=lambda one: (one.lo[dim], not one.len[dim]))]
+        if _is_chunks(found, dim, ranks, made):
+            return ChunkShardingSpec(dim=dim, placements=[device(rank) for rank in ranks])
+    return EnumerableShardingSpec([ShardMetadata(shard_offsets=list(one.lo), shard_sizes=list(one.len),
+                                                 placement=device(one.rank)) for one in made])
+
+
+def _is_chunks(found: Layout, dim: int, ranks: Sequence[int], boxes: Sequence[Box]) -> bool:
+    chunks = Layout.from_chunks(found.dtype, found.shape, dim, ranks)
+    wanted = sorted((rank, held.lo, held.len) for rank in set(ranks) for held in chunks.boxes(rank)
+                    if 0 not in held.len)
+    return wanted == sorted((one.rank, one.lo, one.len) for one in boxes if 0 not in one.len) and \
+        len(boxes) == len(ranks)

@@ -1,0 +1,272 @@
+"""DTensors from any layout to any other, on one mesh or from one to another, as plans.
+
+    redistribute(x, mesh, [Shard(1)])              as x.redistribute(mesh, [Shard(1)])
+    distribute_tensor(tensor, mesh, [Shard(0)])    as torch's, from any one rank
+    full_tensor(x), full_tensor(x, dst_rank=0)     as x.full_tensor(), or on one rank alone
+
+Every rank of the meshes makes the same call; others may, and nothing happens there.
+"""
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+from ..errors import InvalidError, MismatchError, UnsupportedError
+from ..layout import Layout
+from ..plan import Plan
+from .bound import Home, home_of_ranks
+from .layouts import (DTensor, dt, layout_on, mesh_ranks, normalized, ordered_layout_on, same_places)
+
+
+def waited(local: torch.Tensor) -> torch.Tensor:
+    """A local tensor whose values have arrived, in the host's memory, without lazy signs."""
+    local = local.detach()
+    if hasattr(local, "wait") and not callable(getattr(local, "local_shards", None)):
+        local = local.wait()  # torch's own collectives answer with what is still on its way
+    if hasattr(local, "local_shards"):
+        raise UnsupportedError("the local tensor is several shards (LocalShardsWrapper): a layout of "
+                               "placements has one")
+    if local.is_meta or local.layout != torch.strided:
+        raise UnsupportedError(f"the local tensor is on {local.device} and of layout {local.layout}: only "
+                               "tensors with values in memory can be moved")
+    return local.resolve_conj().resolve_neg().cpu()
+
+
+def _union(*lists: Sequence[int]) -> Tuple[int, ...]:
+    return tuple(sorted({rank for one in lists for rank in one}))
+
+
+def _mesh_and_placements(mesh: Any, placements: Optional[Sequence[Any]], ndim: int) -> Tuple[Any, ...]:
+    if placements is None:
+        placements = [dt.Replicate()] * mesh.ndim
+    return normalized(placements, mesh, ndim)
+
+
+# ---- what strided shards mean ----
+
+
+def _readings(dtype: Any, shape: Sequence[int], mesh: Any, placements: Sequence[Any],
+              home: Home) -> Tuple[Layout, Optional[Layout]]:
+    """The layout, and the other one that its strided shards may mean if that differs."""
+    plain = layout_on(dtype, shape, mesh, placements, home.numbers)
+    ordered = ordered_layout_on(dtype, shape, mesh, placements, home.numbers)
+    if ordered is not None and same_places(plain, ordered, [home.numbers[one] for one in mesh_ranks(mesh)]):
+        ordered = None
+    return plain, ordered
+
+
+_FITS_PLAIN, _FITS_ORDERED = 1, 2
+
+
+def _ordered(local: Optional[torch.Tensor], readings: Tuple[Layout, Optional[Layout]], home: Home) -> bool:
+    """Collective if there are two readings. Torch makes both kinds and does not say which: the shapes of
+    the local tensors do, on all ranks together."""
+    plain, ordered = readings
+    if ordered is None:
+        return False
+    fits = 0
+    for bit, one in ((_FITS_PLAIN, plain), (_FITS_ORDERED, ordered)):
+        arrays = one.arrays(home.transport.rank)
+        if not arrays or (local is not None and tuple(local.shape) == arrays[0].shape):
+            fits |= bit
+    everybody = _FITS_PLAIN | _FITS_ORDERED
+    for one in home.gathered(fits):
+        everybody &= one
+    if not everybody:
+        raise MismatchError(f"the local tensors fit neither {plain} nor {ordered}")
+    return not everybody & _FITS_PLAIN
+
+
+# ---- redistribute ----
+
+
+def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, home: Home) -> torch.Tensor:
+    """This rank's part of x in another layout."""
+    src_mesh, src_placements, shape = x.device_mesh, tuple(x.placements), tuple(x.shape)
+    inside = src_mesh.get_coordinate() is not None
+    local = waited(x._local_tensor).to(dtype) if inside else None
+    key = ("redistribute", src_mesh, src_placements, mesh, placements, shape, dtype)
+    strided = any(not (one.is_shard() or one.is_replicate() or one.is_partial())
+                  or hasattr(one, "split_factor") for one in (*src_placements, *placements))
+    src, dst = None, None
+    if strided:
+        readings = _readings(dtype, shape, src_mesh, src_placements, home)
+        ordered = _ordered(local, readings, home)
+        src = readings[1] if ordered else readings[0]
+        # What torch cuts by itself it reads as an order of axes.
+        plain, other = _readings(dtype, shape, mesh, placements, home)
+        dst = other or plain
+        key += (ordered,)
+
+    def make() -> Plan:
+        return Plan(src or layout_on(dtype, shape, src_mesh, src_placements, home.numbers),
+                    dst or layout_on(dtype, shape, mesh, placements, home.numbers))
+
+    made = home.run(key, make, [] if local is None else [local])
+    return made[0] if made else torch.empty(0, dtype=dtype)
+
+
+class _Redistribute(torch.autograd.Function):
+    """From one layout to another. The backward goes from the layout that the gradient has to the one that
+    the input had, in which Partial becomes Replicate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype,
+                out_dtype: torch.dtype, backward_dtype: Optional[torch.dtype]) -> Any:
+        ctx.mesh, ctx.placements, ctx.dtype = x.device_mesh, tuple(x.placements), x._local_tensor.dtype
+        ctx.backward_dtype, ctx.forward_dtype = backward_dtype, dtype
+        device = x._local_tensor.device
+        if mesh == x.device_mesh and placements == ctx.placements:
+            local = x._local_tensor.to(out_dtype)
+        else:
+            ranks = _union(mesh_ranks(x.device_mesh), mesh_ranks(mesh))
+            if dist.get_rank() in ranks:
+                home = home_of_ranks(ranks, (x.device_mesh, mesh))
+                local = _moved(x, mesh, placements, dtype, home).to(_device(mesh, device), out_dtype)
+            else:
+                local = torch.empty(0, dtype=out_dtype, device=device)
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+        same = gradient.device_mesh == ctx.mesh
+        placements = []
+        for axis, one in enumerate(ctx.placements):
+            kept = one.is_partial() and same and gradient.placements[axis] == one
+            placements.append(one if kept or not one.is_partial() else dt.Replicate())
+        made = _Redistribute.apply(gradient, ctx.mesh, tuple(placements), ctx.backward_dtype or ctx.dtype,
+                                   ctx.dtype, ctx.forward_dtype)
+        return made, None, None, None, None, None
+
+
+def _device(mesh: Any, device: torch.device) -> torch.device:
+    """Where results on a mesh live: where the input does, if that is of the mesh's kind."""
+    if device.type == mesh.device_type:
+        return device
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, getattr(torch, mesh.device_type).current_device())
+
+
+def _check_partial(x: Any, mesh: Any, placements: Sequence[Any]) -> None:
+    for axis, one in enumerate(placements):
+        if one.is_partial() and (mesh != x.device_mesh or x.placements[axis] != one):
+            now = x.placements[axis] if mesh == x.device_mesh else "another mesh"
+            raise InvalidError(f"cannot redistribute from {now} to {one}: nothing says which rank would hold "
+                               "which term")
+
+
+def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional[Sequence[Any]] = None, *,
+                 async_op: bool = False, forward_dtype: Optional[torch.dtype] = None,
+                 backward_dtype: Optional[torch.dtype] = None) -> Any:
+    """Collective in the ranks of both meshes. `x` in another layout, as `x.redistribute` with the same
+    arguments, but from any layout to any other and also from one mesh to another. Differentiable: the
+    gradient's placements decide. With `async_op` the result is complete all the same.
+
+    InvalidError: a target that is Partial where `x` is not, as there."""
+    if not isinstance(x, DTensor):
+        raise InvalidError(f"a {type(x).__name__} is no DTensor")
+    mesh = x.device_mesh if device_mesh is None else device_mesh
+    made = _mesh_and_placements(mesh, placements, x.ndim)
+    _check_partial(x, mesh, made)
+    if mesh != x.device_mesh and torch.is_grad_enabled():
+        x = _with_grad(x, mesh)
+    dtype = forward_dtype or x._local_tensor.dtype
+    return _Redistribute.apply(x, mesh, made, dtype, dtype, backward_dtype)
+
+
+def _with_grad(x: Any, mesh: Any) -> Any:
+    """Collective if the meshes have different ranks. A rank that has nothing of x takes part in backward if
+    the others do."""
+    before, after = mesh_ranks(x.device_mesh), mesh_ranks(mesh)
+    ranks = _union(before, after)
+    if sorted(before) == list(ranks) or dist.get_rank() not in ranks:
+        return x
+    needed = any(home_of_ranks(ranks, (x.device_mesh, mesh)).gathered(int(x.requires_grad)))
+    return x.detach().requires_grad_() if needed and not x.requires_grad else x
+
+
+# ---- from one rank, and to one ----
+
+
+def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Optional[Sequence[Any]] = None,
+                      src_rank: Optional[int] = None) -> Any:
+    """Collective in the ranks of the mesh and `src_rank`, a rank of the world: the tensor that this rank has
+    becomes a DTensor. The first rank of the mesh is the one by default, as in torch. The others give a
+    tensor of the same shape and dtype whose values do not matter: torch.empty(..., device="meta") will do.
+
+    A Partial placement gets its terms as in torch: a sum is divided among the ranks, and average, minimum
+    and maximum have the value itself."""
+    if isinstance(tensor, DTensor):
+        raise InvalidError("this is a DTensor already: use redistribute")
+    if not tensor.is_leaf:
+        raise InvalidError("distribute_tensor takes leaf tensors: this one has a history")
+    made = _mesh_and_placements(device_mesh, placements, tensor.ndim)
+    ranks, me = mesh_ranks(device_mesh), dist.get_rank()
+    origin = ranks[0] if src_rank is None else src_rank
+    if not 0 <= origin < dist.get_world_size():
+        raise InvalidError(f"src_rank {origin} in a world of {dist.get_world_size()}")
+    whole = tuple(dt.Replicate() if one.is_partial() else one for one in made)
+    local, shape, dtype = tensor.new_empty(0, device=device_mesh.device_type), tuple(tensor.shape), tensor.dtype
+    union = _union(ranks, [origin])
+    if me in union:
+        home = home_of_ranks(union, (device_mesh,))
+        key = ("distribute", origin, device_mesh, whole, shape, dtype)
+
+        def make() -> Plan:
+            return Plan(Layout.whole(dtype, shape, home.numbers[origin]),
+                        layout_on(dtype, shape, device_mesh, whole, home.numbers))
+
+        found = home.run(key, make, [waited(tensor)] if me == origin else [])
+        if found:
+            local = _terms(found[0], made, device_mesh).to(_device(device_mesh, tensor.device))
+    x = DTensor.from_local(local, device_mesh, made, run_check=False, shape=tensor.shape,
+                           stride=_dense(tensor.shape))
+    return x.requires_grad_(tensor.requires_grad)
+
+
+def _dense(shape: Sequence[int]) -> Tuple[int, ...]:
+    return torch.empty(tuple(shape), device="meta").stride()
+
+
+def _terms(local: torch.Tensor, placements: Sequence[Any], mesh: Any) -> torch.Tensor:
+    for axis, one in enumerate(placements):
+        if one.is_partial():
+            if one.reduce_op == "sum":
+                local = local / mesh.size(axis)
+            elif one.reduce_op not in ("avg", "min", "max"):
+                raise InvalidError(f"no terms for {one}: torch has none either")
+    return local
+
+
+def full_tensor(x: Any, dst_rank: Optional[int] = None, *,
+                grad_placements: Optional[Sequence[Any]] = None) -> Optional[torch.Tensor]:
+    """Collective in the ranks of the mesh. The whole tensor: on every rank of the mesh, as
+    `x.full_tensor()`, differentiable; or with `dst_rank`, a rank of the world, on that rank alone, which is
+    not differentiable, and None on the others."""
+    if dst_rank is None:
+        whole = redistribute(x, x.device_mesh, [dt.Replicate()] * x.device_mesh.ndim)
+        return whole.to_local(grad_placements=grad_placements)
+    if grad_placements is not None:
+        raise InvalidError("grad_placements and dst_rank: what is on one rank alone has no gradient")
+    if not 0 <= dst_rank < dist.get_world_size():
+        raise InvalidError(f"dst_rank {dst_rank} in a world of {dist.get_world_size()}")
+    mesh, me = x.device_mesh, dist.get_rank()
+    union = _union(mesh_ranks(mesh), [dst_rank])
+    if me not in union:
+        return None
+    home, shape, dtype = home_of_ranks(union, (mesh,)), tuple(x.shape), x._local_tensor.dtype
+    local = waited(x._local_tensor) if mesh.get_coordinate() is not None else None
+    readings = _readings(dtype, shape, mesh, x.placements, home)
+    ordered = _ordered(local, readings, home)
+    key = ("full", dst_rank, mesh, tuple(x.placements), shape, dtype, ordered)
+
+    def make() -> Plan:
+        src = readings[1] if ordered else readings[0]
+        assert src is not None
+        return Plan(src, Layout.whole(dtype, shape, home.numbers[dst_rank]))
+
+    made = home.run(key, make, [] if local is None else [local])
+    return made[0].to(x._local_tensor.device) if made else None
