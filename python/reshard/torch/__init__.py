@@ -2,6 +2,9 @@
 from .group import Group
 from .layouts import device_mesh, layout, layout_of_spec, layout_on, placements, sharding_spec
 from .moving import distribute_tensor, full_tensor, redistribute
+from .sharded import reshard
+from .stashing import Stashed, input_reshard, stashed
 
-__all__ = ["device_mesh", "distribute_tensor", "full_tensor", "Group", "layout", "layout_of_spec",
-           "layout_on", "placements", "redistribute", "sharding_spec"]
+__all__ = ["device_mesh", "distribute_tensor", "full_tensor", "Group", "input_reshard", "layout",
+           "layout_of_spec", "layout_on", "placements", "redistribute", "reshard", "sharding_spec", "Stashed",
+           "stashed"]

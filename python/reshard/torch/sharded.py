@@ -1,0 +1,121 @@
+"""ShardedTensors from any spec to any other: reshard(sharded_tensor, spec), as sharded_tensor.reshard(spec)."""
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
+
+from ..errors import InvalidError, UnsupportedError
+from ..layout import Layout
+from ..plan import Plan
+from .bound import Home, home_of
+from .layouts import is_sharded, layout_of_shards, rank_of
+from .moving import waited
+
+
+class _Reshard(torch.autograd.Function):
+    """This rank's shards in one layout, from those in another; the backward is the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, home: Home, src: Layout, dst: Layout, device: torch.device,
+                *shards: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        ctx.home, ctx.src, ctx.dst, ctx.nshards = home, src, dst, len(shards)
+        ctx.device = shards[0].device if shards else device
+        given = [waited(one) for one in shards[:len(src.arrays(home.transport.rank))]]
+        made = home.run(("reshard", str(src), str(dst)), lambda: Plan(src, dst), given)
+        if not made:  # something that backward can begin at
+            made = [torch.empty(0, dtype=shards[0].dtype if shards else torch.float32)]
+        return tuple(one.to(device) for one in made)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        held = len(ctx.dst.arrays(ctx.home.transport.rank))
+        made = _Reshard.apply(ctx.home, ctx.dst, ctx.src, ctx.device, *gradients[:held])
+        missing = [None] * (ctx.nshards - len(made))
+        return (None, None, None, None, *made[:ctx.nshards], *missing)
+
+
+def new_metadata(spec: Any, size: Sequence[int], properties: Any) -> List[ShardMetadata]:
+    """The shards of a spec, with its devices. Those of a chunk spec are by rank, as ShardedTensor.reshard
+    leaves them, and an empty one at the end is where the tensor ends."""
+    if isinstance(spec, EnumerableShardingSpec):
+        return list(spec.build_metadata(torch.Size(size), properties).shards_metadata)
+    if not isinstance(spec, ChunkShardingSpec):
+        raise UnsupportedError(f"no shards of a {type(spec).__name__}: ChunkShardingSpec and "
+                               "EnumerableShardingSpec say where they are")
+    if not isinstance(spec.dim, int):
+        raise UnsupportedError(f"a ChunkShardingSpec of the named dim {spec.dim!r}")
+    if not -len(size) <= spec.dim < len(size):
+        raise InvalidError(f"a ChunkShardingSpec of dim {spec.dim} for a tensor of {len(size)} dims")
+    dim = spec.dim % len(size)
+    length = -(-size[dim] // len(spec.placements))
+    shards, at = [], 0
+    for placement in spec.placements:
+        sizes, offsets = list(size), [0] * len(size)
+        sizes[dim], offsets[dim] = min(length, size[dim] - at), at
+        at += sizes[dim]
+        shards.append(ShardMetadata(shard_offsets=offsets, shard_sizes=sizes, placement=placement))
+    return sorted(shards, key=lambda one: rank_of(one.placement))
+
+
+def _device(placement: Any) -> torch.device:
+    """Where a shard is to live on a rank that had none."""
+    device = torch.device(placement.device())
+    usable = device.type == "cpu" or getattr(torch, device.type).is_available()
+    return device if usable else torch.device("cpu")
+
+
+def reshard(sharded_tensor: Any, spec: Any, process_group: Optional[Any] = None) -> Any:
+    """Collective in the process group, which is the tensor's own by default. The same ShardedTensor, with
+    its shards moved to another ChunkShardingSpec or EnumerableShardingSpec. A rank may hold any number of
+    shards before and after, and ranks are those of the world. Devices of the spec ("rank:0/cuda:0") are kept
+    as they are. Differentiable in the local shards."""
+    if not is_sharded(sharded_tensor):
+        raise InvalidError(f"a {type(sharded_tensor).__name__} is no ShardedTensor")
+    st, metadata = sharded_tensor, sharded_tensor.metadata()
+    group = process_group if process_group is not None else st._process_group
+    home = home_of(group)
+    shards = new_metadata(spec, metadata.size, metadata.tensor_properties)
+    for one in (*metadata.shards_metadata, *shards):
+        if rank_of(one.placement) not in home.numbers:
+            raise InvalidError(f"the shard at {list(one.shard_offsets)} is on {one.placement}, and rank "
+                               f"{rank_of(one.placement)} is not in the process group")
+    dtype, rank = metadata.tensor_properties.dtype, home.ranks[home.transport.rank]
+    src = layout_of_shards(metadata.shards_metadata, dtype, metadata.size, home.numbers)
+    dst = layout_of_shards(shards, dtype, metadata.size, home.numbers)
+    local, own = _in_order(st, rank), [one for one in shards if rank_of(one.placement) == rank]
+    made = _move(home, src, dst, local, own)
+    st._local_shards = [Shard(tensor=tensor, metadata=one) for tensor, one in zip(made, own)]
+    st._metadata.shards_metadata = shards
+    st._sharding_spec = spec
+    return st
+
+
+def _in_order(st: Any, rank: int) -> List[torch.Tensor]:
+    """The local shards in the order of the metadata, which is that of the layout's arrays."""
+    by_box = {(tuple(one.metadata.shard_offsets), tuple(one.metadata.shard_sizes)): one.tensor
+              for one in st.local_shards()}
+    found = []
+    for one in st.metadata().shards_metadata:
+        if rank_of(one.placement) == rank:
+            box = (tuple(one.shard_offsets), tuple(one.shard_sizes))
+            if box not in by_box:
+                raise InvalidError(f"the metadata has a shard at {list(box[0])} on this rank, and there is "
+                                   "none")
+            found.append(by_box[box])
+    return found
+
+
+def _move(home: Home, src: Layout, dst: Layout, local: Sequence[torch.Tensor],
+          own: Sequence[ShardMetadata]) -> List[torch.Tensor]:
+    device = local[0].device if local else _device(own[0].placement) if own else torch.device("cpu")
+    given = list(local)
+    if torch.is_grad_enabled() and any(not src.arrays(rank) for rank in range(home.transport.nranks)):
+        # A rank that has no shard takes part in backward if the others do.
+        needed = any(home.gathered(int(any(one.requires_grad for one in given))))
+        if needed and not given:
+            given = [torch.empty(0, requires_grad=True)]
+    return list(_Reshard.apply(home, src, dst, device, *given))[:len(own)]

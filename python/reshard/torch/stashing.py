@@ -1,0 +1,288 @@
+"""Activations that wait for backward in slices: input_reshard, as torch's of the same name.
+
+Under tensor parallelism every rank saves the same activations for backward. Each keeps the m-th part of the
+elements instead, and when backward asks for one, the ranks give each other what they have.
+
+    saved tensor --cut--> slice ... slices --gather--> tensor, bit by bit and with the strides it had
+"""
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .. import dtypes, proving
+from ..errors import Error
+from ..layout import Layout, Mesh
+from ..plan import Plan
+from .bound import Home, home_of_ranks
+from .layouts import DTensor, mesh_ranks
+from .moving import waited
+
+_live: "weakref.WeakSet[_Slice]" = weakref.WeakSet()
+
+
+class Stashed(NamedTuple):
+    """What saved tensors cost this rank now: `nbytes_held` of the `nbytes_whole` that they have. `nwhole` of
+    the `nbuffers` are kept as they are, because they differ between ranks or are too small."""
+
+    nbuffers: int
+    nwhole: int
+    nbytes_held: int
+    nbytes_whole: int
+
+
+def stashed() -> Stashed:
+    """What is kept for backward by all modules with input_reshard. Parameters are not counted."""
+    found = list(_live)
+    return Stashed(len(found), sum(one.part is None for one in found), sum(one.nbytes_held for one in found),
+                   sum(one.nbytes for one in found))
+
+
+class _Slice:
+    """This rank's part of a flat run of elements, or all of it where the ranks have different ones."""
+
+    def __init__(self, home: Home, flat: torch.Tensor, whole: bool) -> None:
+        self.home, self.dtype, self.device, self.numel = home, flat.dtype, flat.device, flat.numel()
+        self.nbytes = flat.numel() * flat.element_size()
+        self.part: Optional[torch.Tensor] = None
+        self.nbytes_held = self.nbytes
+        if not whole:
+            rank, nranks = home.transport.rank, home.transport.nranks
+            length, longer = divmod(self.numel, nranks)  # as B(0): the first ones have one more
+            first = rank * length + min(rank, longer)
+            self.part = flat[first:first + length + (rank < longer)].clone()
+            self.nbytes_held = self.part.numel() * self.part.element_size()
+        _live.add(self)
+
+    def gather(self) -> torch.Tensor:
+        """Collective. All elements."""
+        assert self.part is not None
+        found = self.home.run(("stash", self.numel, self.dtype), self._plan, [waited(self.part)])
+        return found[0].to(self.device)
+
+    def _plan(self) -> Plan:
+        dtype, mesh = dtypes.dtype(self.dtype), Mesh.of([self.home.transport.nranks])
+        return Plan(Layout.on(dtype, (self.numel,), mesh, "B0"), Layout.on(dtype, (self.numel,), mesh, "R"))
+
+
+class _Kept:
+    """A saved tensor that stays as it is. Like autograd it notices when that is not so."""
+
+    def __init__(self, tensor: torch.Tensor, counted: Optional[_Slice] = None) -> None:
+        self.tensor, self.version, self.counted = tensor.detach(), tensor._version, counted
+
+    def back(self) -> torch.Tensor:
+        if self.tensor._version != self.version:
+            raise RuntimeError(f"a tensor of shape {list(self.tensor.shape)} that backward needs has been "
+                               f"modified by an inplace operation: it is at version {self.tensor._version}, "
+                               f"and version {self.version} was saved")
+        return self.tensor
+
+
+class _Cut:
+    """A saved tensor of which this rank keeps a slice."""
+
+    def __init__(self, slice_: _Slice, view: "_View", wrapped: Optional[Any]) -> None:
+        self.slice, self.view = slice_, view
+        self.wrapped = None if wrapped is None else (
+            wrapped.device_mesh, wrapped.placements, wrapped.shape, wrapped.stride())
+
+    def back(self) -> torch.Tensor:
+        local = self.view.of(self.slice.gather())
+        if self.wrapped is None:
+            return local
+        mesh, placements, shape, stride = self.wrapped
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+class _View(NamedTuple):
+    """How a tensor lies in a flat run of elements without holes."""
+
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...]
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """The tensor in such a run."""
+        return flat.as_strided(self.shape, self.strides)
+
+
+def _flattened(tensor: torch.Tensor) -> Tuple[torch.Tensor, _View]:
+    """The elements of a tensor as they lie. Dims that repeat one element are taken once, and what has holes
+    or overlaps otherwise becomes dense first."""
+    repeats = [stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape)]
+    once, strides = tensor, tensor.stride()
+    for dim, again in enumerate(repeats):
+        once = once.narrow(dim, 0, 1) if again else once
+    if not _is_run(once):
+        once = once.contiguous()
+        strides = tuple(0 if again else stride for again, stride in zip(repeats, once.stride()))
+    flat = once.as_strided((once.numel(),), (1,), once.storage_offset())
+    return flat, _View(tuple(tensor.shape), tuple(strides))
+
+
+def _is_run(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape)):
+        if extent != 1:
+            if stride != expected:
+                return False
+            expected *= extent
+    return True
+
+
+class _Forward:
+    """One forward of a module: what is packed in it, and what has been already."""
+
+    def __init__(self, owner: "_InputReshard", module: torch.nn.Module) -> None:
+        self.owner = owner
+        # What the module keeps anyway: a slice of it would only be more.
+        self.own = {_storage(one) for one in (*module.parameters(), *module.buffers())}
+        self.seen: Dict[Tuple[Any, ...], Tuple[StorageWeakRef, _Slice]] = {}
+        self.hooks: Optional[Any] = None
+
+    def enter(self) -> None:
+        if not _in_checkpoint():
+            hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda packed: packed.back())
+            hooks.__enter__()
+            self.hooks = hooks
+
+    def leave(self) -> None:
+        if self.hooks is not None:
+            self.hooks.__exit__()
+        self.seen.clear()
+
+    @torch.no_grad()
+    def pack(self, tensor: torch.Tensor) -> Any:
+        local = tensor.detach()
+        wrapped = local if isinstance(local, DTensor) else None
+        if wrapped is not None:
+            if not self.owner.replicates(wrapped):
+                return _Kept(tensor)
+            local = wrapped._local_tensor
+        if type(local).__name__ == "AsyncCollectiveTensor":
+            local = local.wait()
+        if not self.owner.takes(local) or _storage(local) in self.own:
+            return _Kept(tensor)
+        local = local.resolve_conj().resolve_neg()
+        flat, view = _flattened(local)
+        slice_ = self._slice(flat, local._version)
+        return _Kept(tensor, slice_) if slice_.part is None else _Cut(slice_, view, wrapped)
+
+    def _slice(self, flat: torch.Tensor, version: int) -> _Slice:
+        """The slice of these elements, the one there is if they were saved before: x of three projections,
+        or x and x.view(...)."""
+        storage = StorageWeakRef(flat.untyped_storage())
+        key = (storage.cdata, flat.storage_offset(), flat.numel(), flat.dtype, version)
+        found = self.seen.get(key)
+        if found is not None and not found[0].expired():
+            return found[1]
+        home = self.owner.home()
+        made = _Slice(home, flat, self.owner.check and not _same_everywhere(home, flat))
+        self.seen[key] = (storage, made)
+        return made
+
+
+def _storage(tensor: Any) -> int:
+    while isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    try:
+        return tensor.untyped_storage().data_ptr() or -1
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return -2  # sparse ones and the like
+
+
+def _same_everywhere(home: Home, flat: torch.Tensor) -> bool:
+    """Collective. Whether all ranks have these elements."""
+    digest = proving.digest_array(waited(flat))
+    found = bytes(home.transport.allgather(memoryview(bytearray(digest.encode()))))
+    return found == digest.encode() * home.transport.nranks
+
+
+def _in_checkpoint() -> bool:
+    """Whether activation checkpointing holds what is saved here: then it is recomputed, and nothing of it
+    is there to be sliced."""
+    try:
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+    return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+class _InputReshard:
+    """What one call of input_reshard registers."""
+
+    def __init__(self, mesh: Any, check: bool) -> None:
+        self.mesh, self.check = mesh, check
+        self.ranks = tuple(sorted(mesh_ranks(mesh)))
+        self._threads = threading.local()
+        self._axes: Dict[Any, Optional[Tuple[int, ...]]] = {}
+
+    def home(self) -> Home:
+        return home_of_ranks(self.ranks, (self.mesh,))
+
+    def takes(self, local: torch.Tensor) -> bool:
+        """Whether a tensor can be cut and is worth it."""
+        if type(local) not in (torch.Tensor, torch.nn.Parameter) or local.layout != torch.strided:
+            return False
+        if local.is_meta or local.is_quantized or local.numel() < len(self.ranks):
+            return False
+        try:
+            dtypes.dtype(local.dtype)
+        except Error:
+            return False
+        return True
+
+    def replicates(self, tensor: Any) -> bool:
+        """Whether the ranks of the mesh have the same local tensor of a DTensor of any mesh."""
+        mesh = tensor.device_mesh
+        if mesh not in self._axes:
+            self._axes[mesh] = self._differing(mesh)
+        axes = self._axes[mesh]
+        return axes is not None and all(tensor.placements[axis].is_replicate() for axis in axes)
+
+    def _differing(self, mesh: Any) -> Optional[Tuple[int, ...]]:
+        """The axes of a mesh along which the ranks differ; None if it does not have all of them."""
+        places: List[Sequence[int]] = []
+        for rank in self.ranks:
+            found = (mesh.mesh == rank).nonzero()
+            if len(found) != 1:
+                return None
+            places.append(found[0].tolist())
+        return tuple(axis for axis in range(mesh.ndim) if len({place[axis] for place in places}) > 1)
+
+    # Forwards of one module can be inside each other, and in several threads.
+
+    def before(self, module: torch.nn.Module, _: Any) -> None:
+        stack = self._threads.__dict__.setdefault("stack", [])
+        stack.append(_Forward(self, module))
+        stack[-1].enter()
+
+    def after(self, _: torch.nn.Module, __: Any, ___: Any) -> None:
+        stack = self._threads.__dict__.get("stack")
+        if stack:
+            stack.pop().leave()
+
+
+def input_reshard(module: torch.nn.Module, tp_device_mesh: Any, input_reshard_dim: Optional[int] = None, *,
+                  check: bool = True) -> torch.nn.Module:
+    """Makes every tensor that autograd saves in this module's forward wait for backward in slices, one on
+    each rank of the mesh, and returns the module. A drop-in for
+    torch.distributed.tensor.parallel.input_reshard. All ranks of the mesh run forward and backward alike.
+
+    With `input_reshard_dim` None nothing is done, as there. Any number will do: elements are cut in the
+    order in which they lie, so that all ranks have as many whatever the shape.
+
+    With `check` ranks compare digests of each tensor, which is a small message each, and one that differs
+    between them is kept whole. Without, plain tensors have to be the same on all ranks; DTensors that are
+    not replicated over these ranks are kept as they are anyway, and so are parameters."""
+    if input_reshard_dim is None or tp_device_mesh.size() == 1:
+        return module
+    made = _InputReshard(tp_device_mesh, check)
+    # First in and last out, also when forward raises: whatever is saved in between is seen.
+    module.register_forward_pre_hook(made.before, prepend=True)
+    module.register_forward_hook(made.after, always_call=True)
+    return module
