@@ -6,6 +6,7 @@ kept for a group goes with the group.
 """
 from __future__ import annotations
 
+import ctypes as C
 import weakref
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
@@ -42,7 +43,7 @@ class Bound:
 
     def run(self, src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         """New arrays of this rank, from those it has."""
-        made = [torch.empty(one.shape, dtype=self.dtype) for one in self.dst]
+        made = [empty(one.shape, self.dtype) for one in self.dst]
         if self.alone:
             self._copy(self._checked(src), made)
         else:
@@ -79,6 +80,22 @@ class Bound:
         for one in self.pieces:
             given = src[one.from_array - from_first] if not one.from_dst else dst[one.from_array - to_first]
             _part(dst[one.to_array - to_first], one.to_at, one.len).copy_(_part(given, one.from_at, one.len))
+
+
+_HUGE = 1 << 21
+_MADV_HUGEPAGE = 14
+_madvise = getattr(C.CDLL(None), "madvise", None)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor. A large one is made of huge pages where the system has them: it costs more to get small
+    ones than to fill them."""
+    made = torch.empty(tuple(shape), dtype=dtype)
+    first = -(-made.data_ptr() // _HUGE) * _HUGE
+    length = (made.data_ptr() + made.numel() * made.element_size() - first) // _HUGE * _HUGE
+    if length > 0 and _madvise is not None:
+        _madvise(C.c_void_p(first), C.c_size_t(length), _MADV_HUGEPAGE)  # advice: it may be ignored
+    return made
 
 
 def _part(tensor: torch.Tensor, at: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:

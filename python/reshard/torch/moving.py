@@ -119,7 +119,7 @@ class _Redistribute(torch.autograd.Function):
         ctx.backward_dtype, ctx.forward_dtype = backward_dtype, dtype
         device = x._local_tensor.device
         if mesh == x.device_mesh and placements == ctx.placements:
-            local = x._local_tensor.to(out_dtype)
+            local = x._local_tensor.to(dtype).to(out_dtype)
         else:
             ranks = _union(mesh_ranks(x.device_mesh), mesh_ranks(mesh))
             if dist.get_rank() in ranks:
