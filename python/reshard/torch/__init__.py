@@ -1,4 +1,5 @@
 """reshard for PyTorch: checkpoints through torch.distributed.checkpoint, and tensors over process groups."""
+from .bound import release
 from .group import Group
 from .layouts import device_mesh, layout, layout_of_spec, layout_on, placements, sharding_spec
 from .moving import distribute_tensor, full_tensor, redistribute
@@ -6,5 +7,5 @@ from .sharded import reshard
 from .stashing import Stashed, input_reshard, stashed
 
 __all__ = ["device_mesh", "distribute_tensor", "full_tensor", "Group", "input_reshard", "layout",
-           "layout_of_spec", "layout_on", "placements", "redistribute", "reshard", "sharding_spec", "Stashed",
+           "layout_of_spec", "layout_on", "placements", "redistribute", "release", "reshard", "sharding_spec", "Stashed",
            "stashed"]

@@ -6,6 +6,7 @@ kept for a group goes with the group.
 """
 from __future__ import annotations
 
+import atexit
 import ctypes as C
 import weakref
 from collections import OrderedDict
@@ -18,7 +19,7 @@ from .. import _c, dtypes
 from ..carry import bind
 from ..errors import Error, InvalidError, MismatchError
 from ..plan import Plan
-from .group import Group, host_group, twin
+from .group import Group, forget_groups, host_group, made_group
 
 MAX_PLANS = 256
 MAX_NBYTES = 1 << 29  # of memory for messages, in all that is kept for one group
@@ -154,15 +155,31 @@ class Home:
 
 _homes: Dict[int, Home] = {}  # by the id of the group
 _of_ranks: Dict[Tuple[int, ...], "weakref.ref[Any]"] = {}
+_world: Optional["weakref.ref[Any]"] = None
+
+
+def _sweep() -> None:
+    """Torch itself may hold a group that has been destroyed: what is kept for it goes at the next call."""
+    global _world
+    now = dist.group.WORLD
+    if _world is None or _world() is not now:
+        release()
+        _world = None if now is None else weakref.ref(now)
+    known = dist.distributed_c10d._world.pg_map
+    for number, home in list(_homes.items()):
+        group = home.transport._group()
+        if group is None or (isinstance(group, dist.ProcessGroup) and group not in known):
+            _leave(number)
 
 
 def home_of(group: Optional[Any] = None) -> Home:
     """Collective the first time. What is kept for a group."""
+    _sweep()
     group = host_group(group)
     found = _homes.get(id(group))
     if found is None:
         found = _homes[id(group)] = Home(group)
-        weakref.finalize(group, _leave, id(group)).atexit = True
+        weakref.finalize(group, _leave, id(group))
     return found
 
 
@@ -172,23 +189,36 @@ def _leave(number: int) -> None:
         found.close()
 
 
+def release() -> None:
+    """Local. Gives back all that is kept between calls: plans that are bound, and groups that were made for
+    them. It goes by itself when torch lets go of a process group that was destroyed."""
+    for number in list(_homes):
+        _leave(number)
+    _of_ranks.clear()
+    forget_groups()
+
+
+atexit.register(release)
+
+
 def home_of_ranks(ranks: Tuple[int, ...], meshes: Sequence[Any] = ()) -> Home:
     """Collective in these ranks of the world, ascending, the first time. The group of the world if it has
     these ranks and no others, that of a mesh, or one that is made."""
+    _sweep()
     found = _of_ranks.get(ranks)
     group = None if found is None else found()
-    if group is None:
-        if not dist.is_initialized():
-            raise InvalidError("there is no process group: call torch.distributed.init_process_group first")
+    if group is None or id(group) not in _homes:
         group = _group_of(ranks, meshes)
         _of_ranks[ranks] = weakref.ref(group)
     return home_of(group)
 
 
 def _group_of(ranks: Tuple[int, ...], meshes: Sequence[Any]) -> Any:
+    if not dist.is_initialized():
+        raise InvalidError("there is no process group: call torch.distributed.init_process_group first")
     if ranks == tuple(range(dist.get_world_size())):
         return host_group()
     for mesh in meshes:
         if mesh.ndim == 1 and tuple(sorted(mesh.mesh.tolist())) == ranks:
             return host_group(mesh.get_group())
-    return twin(ranks)
+    return made_group(ranks)

@@ -33,27 +33,55 @@ def has_host(group: Any) -> bool:
         return False
 
 
-_twins: Dict[Tuple[int, ...], Any] = {}
+_made: Dict[Tuple[int, ...], Any] = {}
+_nmade: Dict[Tuple[int, ...], int] = {}
 
 
-def twin(ranks: Tuple[int, ...]) -> Any:
-    """Collective in these ranks of the world, ascending: their gloo group, made once."""
-    found = _twins.get(ranks)
-    group = None if found is None else found()
-    if group is None:
-        group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
-        _twins[ranks] = weakref.ref(group)
-    return group
+def made_group(ranks: Tuple[int, ...]) -> Any:
+    """Collective in these ranks of the world, ascending: a gloo group of theirs, made once. It is not known to
+    torch.distributed: new_group would need every rank of the world, or name a group differently on ranks
+    that are in different numbers of groups."""
+    if ranks not in _made:
+        world = dist.group.WORLD
+        if not _made:
+            weakref.finalize(world, _made.clear)
+        _nmade[ranks] = _nmade.get(ranks, 0) + 1
+        name = f"reshard/{'_'.join(map(str, ranks))}/{_nmade[ranks]}"
+        store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        _made[ranks] = dist.ProcessGroupGloo(store, ranks.index(dist.get_rank()), len(ranks),
+                                             timeout=dist.distributed_c10d._get_default_timeout("gloo"))
+    return _made[ranks]
+
+
+def forget_groups() -> None:
+    """Local. Those that were made are of a world that is no more."""
+    _made.clear()
+
+
+def ranks_of(group: Any) -> List[int]:
+    """The ranks of a group in the world."""
+    for ranks, one in _made.items():
+        if one is group:
+            return list(ranks)
+    return list(dist.get_process_group_ranks(group))
 
 
 def host_group(group: Optional[Any] = None) -> Any:
-    """Collective the first time. The group itself, or its twin if it cannot move memory of the host."""
+    """Collective the first time. The group itself, or one of the same ranks if it cannot move memory of the
+    host."""
     if not dist.is_available() or not dist.is_initialized():
         raise InvalidError("there is no process group: call torch.distributed.init_process_group first")
     group = dist.group.WORLD if group is None else group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidError("this rank is not in the process group")
-    return group if has_host(group) else twin(tuple(sorted(dist.get_process_group_ranks(group))))
+    if any(one is group for one in _made.values()) or has_host(group):
+        return group
+    return made_group(tuple(sorted(dist.get_process_group_ranks(group))))
+
+
+def _backend(group: Any) -> str:
+    """The name of what moves memory of the host."""
+    return str((group._get_backend(torch.device("cpu")) if hasattr(group, "_get_backend") else group).name())
 
 
 class _Waiter(threading.Thread):
@@ -93,11 +121,11 @@ class Group(Transport):
 
     def __init__(self, group: Optional[Any] = None, *, tags: int = 0) -> None:
         group = host_group(group)
-        super().__init__(dist.get_rank(group), dist.get_world_size(group))
-        self.ranks: List[int] = dist.get_process_group_ranks(group)  # in the world
+        super().__init__(group.rank(), group.size())
+        self.ranks: List[int] = ranks_of(group)  # in the world
         self._group = weakref.ref(group)
         self._tag = TAG + NTAGS * tags
-        self._asks = "gloo" not in str(dist.get_backend_config(group))
+        self._asks = "gloo" not in _backend(group)
         self._idle: Deque[_Waiter] = deque()
 
     @property
@@ -109,8 +137,6 @@ class Group(Transport):
         return group
 
     def _sent(self, request: _Request) -> _Request:
-        if request.work is None:
-            raise PeerError("the process group takes no messages of this rank")
         if not self._asks:
             try:
                 waiter = self._idle.pop()
@@ -122,12 +148,12 @@ class Group(Transport):
 
     def send(self, to: int, tag: int, data: memoryview) -> _Request:
         request = _Request(_tensor(data), None)
-        request.work = dist.isend(request.tensor, self.ranks[to], group=self.group, tag=self._tag + tag)
+        request.work = self.group.send([request.tensor], to, self._tag + tag)
         return self._sent(request)
 
     def recv(self, origin: int, tag: int, data: memoryview) -> _Request:
         request = _Request(torch.empty(data.nbytes, dtype=torch.uint8), data)
-        request.work = dist.irecv(request.tensor, self.ranks[origin], group=self.group, tag=self._tag + tag)
+        request.work = self.group.recv([request.tensor], origin, self._tag + tag)
         return self._sent(request)
 
     def test(self, request: _Request) -> bool:
@@ -148,7 +174,7 @@ class Group(Transport):
     def allgather(self, own: memoryview) -> memoryview:
         mine = _tensor(own)
         found = [torch.empty_like(mine) for _ in range(self.nranks)]
-        dist.all_gather(found, mine, group=self.group)
+        self.group.allgather([found], [mine]).wait()
         gathered = torch.cat(found)
         return memoryview(bytes(_bytes_of(gathered)))
 

@@ -8,6 +8,7 @@
 """
 from __future__ import annotations
 
+import weakref
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -38,15 +39,26 @@ def is_sharded(tensor: Any) -> bool:
 # ---- DTensor ----
 
 
-def mesh_ranks(mesh: Any) -> List[int]:
+_known: "weakref.WeakKeyDictionary[Any, Tuple[Tuple[int, ...], Tuple[int, ...]]]" = weakref.WeakKeyDictionary()
+
+
+def mesh_key(mesh: Any) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+    """The extents and the ranks of a DeviceMesh, row-major: what tells it from others, and does not hold the
+    process groups that it has."""
+    found = _known.get(mesh)
+    if found is None:
+        found = _known[mesh] = (tuple(mesh.mesh.shape), tuple(map(int, mesh.mesh.flatten().tolist())))
+    return found
+
+
+def mesh_ranks(mesh: Any) -> Tuple[int, ...]:
     """The ranks of a DeviceMesh, row-major."""
-    return list(map(int, mesh.mesh.flatten().tolist()))
+    return mesh_key(mesh)[1]
 
 
 def mesh_of(mesh: Any, numbers: Numbers = None) -> Mesh:
     """A DeviceMesh as a Mesh, with its names where the notation has them."""
-    ranks = mesh_ranks(mesh)
-    ranks = ranks if numbers is None else [numbers[rank] for rank in ranks]
+    ranks = [rank if numbers is None else numbers[rank] for rank in mesh_ranks(mesh)]
     names = mesh.mesh_dim_names
     try:
         return Mesh.of(tuple(mesh.mesh.shape), None if names is None else list(names), ranks)

@@ -17,7 +17,7 @@ from ..errors import InvalidError, MismatchError, UnsupportedError
 from ..layout import Layout
 from ..plan import Plan
 from .bound import Home, home_of_ranks
-from .layouts import (DTensor, dt, layout_on, mesh_ranks, normalized, ordered_layout_on, same_places)
+from .layouts import (DTensor, dt, layout_on, mesh_key, mesh_ranks, normalized, ordered_layout_on, same_places)
 
 
 def waited(local: torch.Tensor) -> torch.Tensor:
@@ -82,12 +82,19 @@ def _ordered(local: Optional[torch.Tensor], readings: Tuple[Layout, Optional[Lay
 # ---- redistribute ----
 
 
+def _outside(x: Any) -> Any:
+    """On a rank that is not in the mesh: what torch's own operations take for a part without elements."""
+    if x.device_mesh.get_coordinate() is None and x.ndim:
+        x._local_tensor = x._local_tensor.reshape((0,) * x.ndim)
+    return x
+
+
 def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, home: Home) -> torch.Tensor:
     """This rank's part of x in another layout."""
     src_mesh, src_placements, shape = x.device_mesh, tuple(x.placements), tuple(x.shape)
     inside = src_mesh.get_coordinate() is not None
     local = waited(x._local_tensor).to(dtype) if inside else None
-    key = ("redistribute", src_mesh, src_placements, mesh, placements, shape, dtype)
+    key = ("redistribute", mesh_key(src_mesh), src_placements, mesh_key(mesh), placements, shape, dtype)
     strided = any(not (one.is_shard() or one.is_replicate() or one.is_partial())
                   or hasattr(one, "split_factor") for one in (*src_placements, *placements))
     src, dst = None, None
@@ -127,7 +134,8 @@ class _Redistribute(torch.autograd.Function):
                 local = _moved(x, mesh, placements, dtype, home).to(_device(mesh, device), out_dtype)
             else:
                 local = torch.empty(0, dtype=out_dtype, device=device)
-        return DTensor.from_local(local, mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
+        return _outside(DTensor.from_local(local, mesh, placements, run_check=False, shape=x.shape,
+                                           stride=x.stride()))
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
@@ -182,7 +190,7 @@ def _with_grad(x: Any, mesh: Any) -> Any:
     the others do."""
     before, after = mesh_ranks(x.device_mesh), mesh_ranks(mesh)
     ranks = _union(before, after)
-    if sorted(before) == list(ranks) or dist.get_rank() not in ranks:
+    if tuple(sorted(before)) == ranks or dist.get_rank() not in ranks:
         return x
     needed = any(home_of_ranks(ranks, (x.device_mesh, mesh)).gathered(int(x.requires_grad)))
     return x.detach().requires_grad_() if needed and not x.requires_grad else x
@@ -213,7 +221,7 @@ def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Option
     union = _union(ranks, [origin])
     if me in union:
         home = home_of_ranks(union, (device_mesh,))
-        key = ("distribute", origin, device_mesh, whole, shape, dtype)
+        key = ("distribute", origin, mesh_key(device_mesh), whole, shape, dtype)
 
         def make() -> Plan:
             return Plan(Layout.whole(dtype, shape, home.numbers[origin]),
@@ -261,7 +269,7 @@ def full_tensor(x: Any, dst_rank: Optional[int] = None, *,
     local = waited(x._local_tensor) if mesh.get_coordinate() is not None else None
     readings = _readings(dtype, shape, mesh, x.placements, home)
     ordered = _ordered(local, readings, home)
-    key = ("full", dst_rank, mesh, tuple(x.placements), shape, dtype, ordered)
+    key = ("full", dst_rank, mesh_key(mesh), tuple(x.placements), shape, dtype, ordered)
 
     def make() -> Plan:
         src = readings[1] if ordered else readings[0]
