@@ -17,9 +17,10 @@ from tensors import R, S0, S1, cut, same
 NO_SHARED_MEMORY = -1
 
 
-def run(problem, given, transport, **options):
+def run(problem, given, transport, timeout=30, **options):
     plan = reshard.Plan(problem)
-    found = reshard.bind(plan, transport=transport, node=NO_SHARED_MEMORY, timeout=30, **options)
+    found = reshard.bind(plan, transport=transport, node=NO_SHARED_MEMORY, timeout=timeout,
+                         **options)
     made = [torch.empty(one.shape, dtype=given.dtype) for one in plan.dst.arrays(transport.rank)]
     for _ in range(3):
         found.run([given], made)
@@ -96,7 +97,7 @@ def a_callback_fails():
 
     transport = (Failing if dist.get_rank() == 1 else rt.Group)()
     try:
-        run("f32[64] : 2:S0 -> 2:R", torch.zeros(32), transport)
+        run("f32[64] : 2:S0 -> 2:R", torch.zeros(32), transport, timeout=2)
         raise AssertionError("it went through")
     except ZeroDivisionError:
         assert dist.get_rank() == 1

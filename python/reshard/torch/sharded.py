@@ -17,25 +17,23 @@ from .moving import waited
 
 
 class _Reshard(torch.autograd.Function):
-    """This rank's shards in one layout, from those in another; the backward is the way back."""
+    """This rank's shards in one layout, from those in another; the backward is the way back. A rank that has
+    none gets an empty tensor."""
 
     @staticmethod
-    def forward(ctx: Any, home: Home, src: Layout, dst: Layout, device: torch.device,
+    def forward(ctx: Any, home: Home, src: Layout, dst: Layout, devices: Tuple[torch.device, ...],
                 *shards: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        ctx.home, ctx.src, ctx.dst, ctx.nshards = home, src, dst, len(shards)
-        ctx.device = shards[0].device if shards else device
+        ctx.home, ctx.src, ctx.dst = home, src, dst
+        ctx.devices = tuple(one.device for one in shards)
         given = [waited(one) for one in shards[:len(src.arrays(home.transport.rank))]]
         made = home.run(("reshard", str(src), str(dst)), lambda: Plan(src, dst), given)
-        if not made:  # something that backward can begin at
-            made = [torch.empty(0, dtype=shards[0].dtype if shards else torch.float32)]
-        return tuple(one.to(device) for one in made)
+        return tuple(one.to(device) for one, device in zip(made, devices)) or (torch.empty(0),)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        held = len(ctx.dst.arrays(ctx.home.transport.rank))
-        made = _Reshard.apply(ctx.home, ctx.dst, ctx.src, ctx.device, *gradients[:held])
-        missing = [None] * (ctx.nshards - len(made))
-        return (None, None, None, None, *made[:ctx.nshards], *missing)
+        given = gradients[:len(ctx.dst.arrays(ctx.home.transport.rank))]
+        return (None, None, None, None,
+                *_Reshard.apply(ctx.home, ctx.dst, ctx.src, ctx.devices, *given)[:len(ctx.devices)])
 
 
 def new_metadata(spec: Any, size: Sequence[int], properties: Any) -> List[ShardMetadata]:
@@ -61,11 +59,13 @@ def new_metadata(spec: Any, size: Sequence[int], properties: Any) -> List[ShardM
     return sorted(shards, key=lambda one: rank_of(one.placement))
 
 
-def _device(placement: Any) -> torch.device:
-    """Where a shard is to live on a rank that had none."""
-    device = torch.device(placement.device())
-    usable = device.type == "cpu" or getattr(torch, device.type).is_available()
-    return device if usable else torch.device("cpu")
+def _device(shard: ShardMetadata) -> torch.device:
+    """Where a shard lives: torch takes it nowhere else than where its placement says."""
+    device = torch.device(shard.placement.device())
+    if device.type != "cpu" and not getattr(torch, device.type).is_available():
+        raise UnsupportedError(f"the shard at {list(shard.shard_offsets)} is to be on {shard.placement}, and "
+                               f"this process has no {device.type}")
+    return device
 
 
 def reshard(sharded_tensor: Any, spec: Any, process_group: Optional[Any] = None) -> Any:
@@ -95,27 +95,35 @@ def reshard(sharded_tensor: Any, spec: Any, process_group: Optional[Any] = None)
 
 
 def _in_order(st: Any, rank: int) -> List[torch.Tensor]:
-    """The local shards in the order of the metadata, which is that of the layout's arrays."""
-    by_box = {(tuple(one.metadata.shard_offsets), tuple(one.metadata.shard_sizes)): one.tensor
-              for one in st.local_shards()}
-    found = []
+    """The local shards in the order of the metadata, which is that of the layout's arrays. Torch is not of one
+    mind about where an empty one is."""
+    found, left = [], list(st.local_shards())
     for one in st.metadata().shards_metadata:
-        if rank_of(one.placement) == rank:
-            box = (tuple(one.shard_offsets), tuple(one.shard_sizes))
-            if box not in by_box:
-                raise InvalidError(f"the metadata has a shard at {list(box[0])} on this rank, and there is "
-                                   "none")
-            found.append(by_box[box])
+        if rank_of(one.placement) != rank:
+            continue
+        sizes, offsets = list(one.shard_sizes), list(one.shard_offsets)
+        own = [shard for shard in left if list(shard.metadata.shard_sizes) == sizes
+               and (0 in sizes or list(shard.metadata.shard_offsets) == offsets)]
+        if not own:
+            raise InvalidError(f"the metadata has a shard of {sizes} at {offsets} on this rank, and there is "
+                               "none")
+        left = [shard for shard in left if shard is not own[0]]
+        found.append(own[0].tensor)
     return found
 
 
 def _move(home: Home, src: Layout, dst: Layout, local: Sequence[torch.Tensor],
           own: Sequence[ShardMetadata]) -> List[torch.Tensor]:
-    device = local[0].device if local else _device(own[0].placement) if own else torch.device("cpu")
-    given = list(local)
-    if torch.is_grad_enabled() and any(not src.arrays(rank) for rank in range(home.transport.nranks)):
+    devices, given = tuple(_device(one) for one in own), list(local)
+    everybody = range(home.transport.nranks)
+    giving, getting = ([rank for rank in everybody if layout.arrays(rank)] for layout in (src, dst))
+    if torch.is_grad_enabled() and not len(giving) == len(getting) == len(everybody):
         # A rank that has no shard takes part in backward if the others do.
         needed = any(home.gathered(int(any(one.requires_grad for one in given))))
+        if needed and len(getting) < len(everybody):
+            without = next(home.ranks[rank] for rank in everybody if rank not in getting)
+            raise InvalidError(f"rank {without} is left without a shard, where its part of backward would "
+                               "begin: use torch.no_grad(), or a spec with a shard on every rank")
         if needed and not given:
             given = [torch.empty(0, requires_grad=True)]
-    return list(_Reshard.apply(home, src, dst, device, *given))[:len(own)]
+    return list(_Reshard.apply(home, src, dst, devices, *given))[:len(own)]
