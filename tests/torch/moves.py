@@ -1,10 +1,12 @@
 """DTensors with partial values, and what any rank should hold of them, known without communication."""
 import itertools
+import os
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate
 
+import worlds
 from tensors import cut, dtensor, same
 
 REDUCE = {"sum": torch.add, "avg": torch.add, "min": torch.minimum, "max": torch.maximum,
@@ -90,3 +92,19 @@ def mesh_over(ranks, shape=None):
 
 
 P = Partial()
+
+
+def agrees(nranks, work, *args):
+    """Whether upstream does right, which `work` answers on every rank: it may also fail, or never end."""
+    patience, worlds.PATIENCE = worlds.PATIENCE, 6
+    try:
+        return all(worlds.run(nranks, quietly, work, *args))
+    except AssertionError:
+        return False
+    finally:
+        worlds.PATIENCE = patience
+
+
+def quietly(work, *args):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # gloo says a lot before it ends a process
+    return work(*args)

@@ -27,7 +27,7 @@ _live: "weakref.WeakSet[_Slice]" = weakref.WeakSet()
 
 class Stashed(NamedTuple):
     """What saved tensors cost this rank now: `nbytes_held` of the `nbytes_whole` that they have. `nwhole` of
-    the `nbuffers` are kept as they are, because they differ between ranks or are too small."""
+    the `nbuffers` are kept as they are, because they differ between ranks or have too few elements."""
 
     nbuffers: int
     nwhole: int
@@ -160,30 +160,35 @@ class _Forward:
         local = tensor.detach()
         wrapped = local if isinstance(local, DTensor) else None
         if wrapped is not None:
-            if not self.owner.replicates(wrapped):
-                return _Kept(tensor)
             local = wrapped._local_tensor
         if type(local).__name__ == "AsyncCollectiveTensor":
             local = local.wait()
-        if not self.owner.takes(local) or _storage(local) in self.own:
+        if not _is_plain(local) or _storage(local) in self.own:
             return _Kept(tensor)
         local = local.resolve_conj().resolve_neg()
         flat, view = _flattened(local)
-        slice_ = self._slice(flat, local._version)
+        whole = not self.owner.takes(local) or (wrapped is not None and not self.owner.replicates(wrapped))
+        slice_ = self._slice(flat, local._version, whole)
         return _Kept(tensor, slice_) if slice_.part is None else _Cut(slice_, view, wrapped)
 
-    def _slice(self, flat: torch.Tensor, version: int) -> _Slice:
+    def _slice(self, flat: torch.Tensor, version: int, whole: bool) -> _Slice:
         """The slice of these elements, the one there is if they were saved before: x of three projections,
         or x and x.view(...)."""
         storage = StorageWeakRef(flat.untyped_storage())
-        key = (storage.cdata, flat.storage_offset(), flat.numel(), flat.dtype, version)
+        key = (storage.cdata, flat.storage_offset(), flat.numel(), flat.dtype, version, whole)
         found = self.seen.get(key)
         if found is not None and not found[0].expired():
             return found[1]
         home = self.owner.home()
-        made = _Slice(home, flat, self.owner.check and not _same_everywhere(home, flat))
+        made = _Slice(home, flat, whole or (self.owner.check and not _same_everywhere(home, flat)))
         self.seen[key] = (storage, made)
         return made
+
+
+def _is_plain(local: Any) -> bool:
+    """Whether a tensor is memory that can be cut at all."""
+    return type(local) in (torch.Tensor, torch.nn.Parameter) and local.layout == torch.strided \
+        and not local.is_meta and not local.is_quantized
 
 
 def _storage(tensor: Any) -> int:
@@ -221,20 +226,18 @@ class _InputReshard:
         self._threads = threading.local()
         self._axes: Dict[Any, Optional[Tuple[int, ...]]] = {}
 
+    def __deepcopy__(self, _: Any) -> "_InputReshard":
+        return self  # copies of a module have the same ranks
+
     def home(self) -> Home:
         return home_of_ranks(self.ranks, (self.mesh,))
 
     def takes(self, local: torch.Tensor) -> bool:
-        """Whether a tensor can be cut and is worth it."""
-        if type(local) not in (torch.Tensor, torch.nn.Parameter) or local.layout != torch.strided:
-            return False
-        if local.is_meta or local.is_quantized or local.numel() < len(self.ranks):
-            return False
+        """Whether there is a part for every rank, of a dtype that can be moved."""
         try:
-            dtypes.dtype(local.dtype)
+            return local.numel() >= len(self.ranks) and dtypes.dtype(local.dtype) is not None
         except Error:
             return False
-        return True
 
     def replicates(self, tensor: Any) -> bool:
         """Whether the ranks of the mesh have the same local tensor of a DTensor of any mesh."""
