@@ -4,6 +4,7 @@
 # make test-torch tests of the Python package and against a live PyTorch, which it installs in build/venv
 # make lint       format, static analysis, house rules
 # make bench      ours beside the limits of this machine
+# make bench-torch  the same beside PyTorch, in its own processes
 # make fuzz       fuzzes every parser for FUZZ_SECONDS each
 # make install    to PREFIX (/usr/local), with DESTDIR
 #

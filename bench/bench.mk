@@ -32,3 +32,10 @@ $(BUILD)/bench_mpi $(BUILD)/bench_scalapack: $(BUILD)/bench_%: $(BUILD)/mpi/benc
         $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard.a
 	@echo "  link  $@"
 	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
+
+# dcp.load, dcp.save and the like, ours and torch's in turns; in the environment of the torch tests.
+.PHONY: bench-torch
+bench-torch: $(BUILD)/libreshard.so $(BUILD)/venv/ready
+	@for name in $(sort $(wildcard bench/bench_torch_*.py)); do \
+	    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/python RESHARD_LIB=$(CURDIR)/$(BUILD)/libreshard.so \
+	        $(TORCH_PYTHON) $$name || exit 1; done

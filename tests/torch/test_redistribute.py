@@ -5,13 +5,13 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Shard
 
 import reshard
 import reshard.torch as rt
 import tap
 import worlds
-from moves import P, Problem, check, expected, number
+from moves import P, Problem, check, number
 from tensors import R, S0, S1, S2, Meshes, dtensor, same, sharded
 
 SIZES = [((12, 3), S0), ((13, 3), S0), ((14, 3), S0), ((3, 12), S1), ((3, 13), S1), ((3, 14), S1)]

@@ -7,5 +7,5 @@ from .sharded import reshard
 from .stashing import Stashed, input_reshard, stashed
 
 __all__ = ["device_mesh", "distribute_tensor", "full_tensor", "Group", "input_reshard", "layout",
-           "layout_of_spec", "layout_on", "placements", "redistribute", "release", "reshard", "sharding_spec", "Stashed",
-           "stashed"]
+           "layout_of_spec", "layout_on", "placements", "redistribute", "release", "reshard", "sharding_spec",
+           "Stashed", "stashed"]

@@ -8,7 +8,7 @@ Every rank of the meshes makes the same call; others may, and nothing happens th
 """
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
