@@ -199,6 +199,19 @@ def kept():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
+def several_hosts():
+    """Told that ranks are on different hosts, plans copy between them once, and in more stages."""
+    home = bound.home_of()
+    assert home.nodes is None  # they are on one
+    home.nodes = [0, 0, 1, 1]
+    mesh = Meshes()[(2, 2)]
+    for src, dst in (([S0, S1], [R, R]), ([P, S0], [R, S0]), ([S0, R], [R, S1]), ([P, P], [R, R])):
+        problem = Problem((9, 6), (2, 2), src)
+        check(rt.redistribute(problem.tensor(mesh), mesh, dst), problem.value, mesh, dst, (src, dst))
+    crossed = [one.plan.totals["nbytes_crossed"] for one in home.bound.values()]
+    assert all(0 < n <= 2 * 9 * 6 * 4 for n in crossed[:1]), crossed
+
+
 class CrossMesh(unittest.TestCase):
     def test_across(self):
         """from any mesh of some ranks to any other, overlapping or not"""
@@ -227,6 +240,10 @@ class CrossMesh(unittest.TestCase):
     def test_wrong_local(self):
         """a local tensor that does not fit fails on all ranks, and the next call works"""
         worlds.run(4, wrong_local)
+
+    def test_hosts(self):
+        """ranks on several hosts"""
+        worlds.run(4, several_hosts)
 
     def test_kept(self):
         """plans are bound once, few are kept, and they go with their process group"""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from .. import _c, dtypes
 from ..carry import bind
 from ..errors import Error, InvalidError, MismatchError
+from ..layout import Layout
 from ..plan import Plan
 from .group import Group, forget_groups, host_group, made_group
 
@@ -113,28 +114,43 @@ class Home:
         self.ranks: Tuple[int, ...] = tuple(self.transport.ranks)
         self.numbers: Dict[int, int] = {rank: number for number, rank in enumerate(self.ranks)}
         self.bound: "OrderedDict[Hashable, Bound]" = OrderedDict()
+        self.alone: "OrderedDict[Hashable, Bound]" = OrderedDict()  # apart: their failures are one rank's own
         self.nbytes = 0
-        self.stashes: Dict[Hashable, Any] = {}
+        self.readings: Dict[Hashable, Any] = {}  # of strided shards
+        self.nodes = self._nodes()
+
+    def _nodes(self) -> Optional[List[int]]:
+        """Collective. The host of each rank, None if it is one: copies then cross between hosts once."""
+        found = _c.ints([0] * self.transport.nranks, _c.Int32)
+        with self.transport.kept:
+            _c.lib.rsd_transport_nodes(C.byref(self.transport.table), found)
+        return list(found) if len(set(found)) > 1 else None
+
+    def plan(self, src: Layout, dst: Layout) -> Plan:
+        """A plan between layouts whose ranks are those of the group."""
+        return Plan(src, dst, nodes=self.nodes)
 
     def run(self, key: Hashable, make: Callable[[], Plan], src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         """Collective. Carries out the plan that `make` makes, or the one that is kept under the key."""
-        found = self.bound.get(key)
+        kept = self.alone if key in self.alone else self.bound
+        found = kept.get(key)
         if found is None:
             found = Bound(make(), self.transport)
-            self.bound[key] = found
+            kept = self.alone if found.alone else self.bound
+            kept[key] = found
             self.nbytes += found.nbytes
-            while len(self.bound) > MAX_PLANS or (self.nbytes > MAX_NBYTES and len(self.bound) > 1):
-                self._drop(next(iter(self.bound)))
+            while len(kept) > MAX_PLANS or (self.nbytes > MAX_NBYTES and len(self.bound) > 1):
+                self._drop(kept if len(kept) > MAX_PLANS else self.bound)
         else:
-            self.bound.move_to_end(key)
+            kept.move_to_end(key)
         try:
             return found.run(src)
         except BaseException:
-            self._drop(key)  # after some failures it can only be freed
+            self._drop(kept, key)  # after some failures it can only be freed
             raise
 
-    def _drop(self, key: Hashable) -> None:
-        found = self.bound.pop(key, None)
+    def _drop(self, kept: "OrderedDict[Hashable, Bound]", key: Optional[Hashable] = None) -> None:
+        found = kept.pop(next(iter(kept)) if key is None else key, None)
         if found is not None:
             self.nbytes -= found.nbytes
             if found.exec is not None:
@@ -146,11 +162,9 @@ class Home:
 
     def close(self) -> None:
         """Gives everything back."""
-        for key in list(self.bound):
-            self._drop(key)
-        stashes, self.stashes = self.stashes, {}
-        for one in stashes.values():
-            one.close()
+        while self.bound:
+            self._drop(self.bound)
+        self.alone.clear()
 
 
 _homes: Dict[int, Home] = {}  # by the id of the group

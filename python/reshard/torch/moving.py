@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ..errors import InvalidError, MismatchError, UnsupportedError
 from ..layout import Layout
 from ..plan import Plan
-from .bound import Home, home_of_ranks
+from .bound import MAX_PLANS, Home, home_of_ranks
 from .layouts import (DTensor, dt, layout_on, mesh_key, mesh_ranks, normalized, ordered_layout_on, same_places)
 
 
@@ -50,6 +50,17 @@ def _mesh_and_placements(mesh: Any, placements: Optional[Sequence[Any]], ndim: i
 def _readings(dtype: Any, shape: Sequence[int], mesh: Any, placements: Sequence[Any],
               home: Home) -> Tuple[Layout, Optional[Layout]]:
     """The layout, and the other one that its strided shards may mean if that differs."""
+    key = (dtype, tuple(shape), mesh_key(mesh), tuple(placements))
+    if key not in home.readings:
+        if len(home.readings) >= MAX_PLANS:
+            home.readings.clear()
+        home.readings[key] = _read(dtype, shape, mesh, placements, home)
+    found: Tuple[Layout, Optional[Layout]] = home.readings[key]
+    return found
+
+
+def _read(dtype: Any, shape: Sequence[int], mesh: Any, placements: Sequence[Any],
+          home: Home) -> Tuple[Layout, Optional[Layout]]:
     plain = layout_on(dtype, shape, mesh, placements, home.numbers)
     ordered = ordered_layout_on(dtype, shape, mesh, placements, home.numbers)
     if ordered is not None and same_places(plain, ordered, [home.numbers[one] for one in mesh_ranks(mesh)]):
@@ -108,8 +119,8 @@ def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, h
         key += (ordered,)
 
     def make() -> Plan:
-        return Plan(src or layout_on(dtype, shape, src_mesh, src_placements, home.numbers),
-                    dst or layout_on(dtype, shape, mesh, placements, home.numbers))
+        return home.plan(src or layout_on(dtype, shape, src_mesh, src_placements, home.numbers),
+                         dst or layout_on(dtype, shape, mesh, placements, home.numbers))
 
     made = home.run(key, make, [] if local is None else [local])
     return made[0] if made else torch.empty(0, dtype=dtype)
@@ -224,8 +235,8 @@ def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Option
         key = ("distribute", origin, mesh_key(device_mesh), whole, shape, dtype)
 
         def make() -> Plan:
-            return Plan(Layout.whole(dtype, shape, home.numbers[origin]),
-                        layout_on(dtype, shape, device_mesh, whole, home.numbers))
+            return home.plan(Layout.whole(dtype, shape, home.numbers[origin]),
+                             layout_on(dtype, shape, device_mesh, whole, home.numbers))
 
         found = home.run(key, make, [waited(tensor)] if me == origin else [])
         if found:
@@ -274,7 +285,7 @@ def full_tensor(x: Any, dst_rank: Optional[int] = None, *,
     def make() -> Plan:
         src = readings[1] if ordered else readings[0]
         assert src is not None
-        return Plan(src, Layout.whole(dtype, shape, home.numbers[dst_rank]))
+        return home.plan(src, Layout.whole(dtype, shape, home.numbers[dst_rank]))
 
     made = home.run(key, make, [] if local is None else [local])
     return made[0].to(x._local_tensor.device) if made else None

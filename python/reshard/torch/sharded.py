@@ -10,7 +10,6 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec, Enumerable
 
 from ..errors import InvalidError, UnsupportedError
 from ..layout import Layout
-from ..plan import Plan
 from .bound import Home, home_of
 from .layouts import is_sharded, layout_of_shards, rank_of
 from .moving import waited
@@ -26,7 +25,7 @@ class _Reshard(torch.autograd.Function):
         ctx.home, ctx.src, ctx.dst = home, src, dst
         ctx.devices = tuple(one.device for one in shards)
         given = [waited(one) for one in shards[:len(src.arrays(home.transport.rank))]]
-        made = home.run(("reshard", str(src), str(dst)), lambda: Plan(src, dst), given)
+        made = home.run(("reshard", str(src), str(dst)), lambda: home.plan(src, dst), given)
         return tuple(one.to(device) for one, device in zip(made, devices)) or (torch.empty(0),)
 
     @staticmethod

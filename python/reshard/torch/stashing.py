@@ -66,7 +66,8 @@ class _Slice:
 
     def _plan(self) -> Plan:
         dtype, mesh = dtypes.dtype(self.dtype), Mesh.of([self.home.transport.nranks])
-        return Plan(Layout.on(dtype, (self.numel,), mesh, "B0"), Layout.on(dtype, (self.numel,), mesh, "R"))
+        return self.home.plan(Layout.on(dtype, (self.numel,), mesh, "B0"),
+                              Layout.on(dtype, (self.numel,), mesh, "R"))
 
 
 class _Kept:
@@ -163,7 +164,7 @@ class _Forward:
             local = wrapped._local_tensor
         if type(local).__name__ == "AsyncCollectiveTensor":
             local = local.wait()
-        if not _is_plain(local) or _storage(local) in self.own:
+        if not _is_plain(local) or _storage(local) in self.own or _is_parameter(tensor):
             return _Kept(tensor)
         local = local.resolve_conj().resolve_neg()
         flat, view = _flattened(local)
@@ -183,6 +184,11 @@ class _Forward:
         made = _Slice(home, flat, whole or (self.owner.check and not _same_everywhere(home, flat)))
         self.seen[key] = (storage, made)
         return made
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    """Whether it is a parameter or a view of one, also if it was put together after forward began."""
+    return isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
 
 
 def _is_plain(local: Any) -> bool:
