@@ -6,7 +6,9 @@ import unittest
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import reshard.torch as rt
@@ -133,11 +135,32 @@ def strided():
                     assert x is not ordered or same(got.to_local(), own)
                 else:
                     check(got, value, mesh, dst, n)
+            x.requires_grad_()
+            rt.redistribute(x, mesh, [S1, R]).backward(sharded(-value, ((dp, tp), [S1, R]), mesh))
+            assert same(x.grad.to_local(), -x.to_local()), n  # in the place of what it is the gradient of
+            x.requires_grad_(False)
             assert same(rt.full_tensor(x), value), n
             last = rt.full_tensor(x, dst_rank=5)
             assert last is None or same(last, value), n
     got = rt.redistribute(sharded(value, ((dp, tp), [S0, R]), mesh), mesh, placements)
     assert same(got.to_local(), own) and same(got.full_tensor(), value)  # as torch reads it
+
+
+def made_by_fsdp():
+    """Parameters that FSDP2 has cut after tensor parallelism, of as many rows as do not cut evenly."""
+    mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("dp", "tp"))
+    for rows in (7, 9, 13, 12):
+        torch.manual_seed(rows)
+        module = torch.nn.Linear(4, rows)
+        weight = module.weight.detach().clone()
+        parallelize_module(module, mesh["tp"], ColwiseParallel())
+        fully_shard(module, mesh=mesh["dp"])
+        x = module.weight
+        assert isinstance(x.placements[0], _StridedShard), x.placements
+        assert same(rt.full_tensor(x).detach(), weight), rows
+        check(rt.redistribute(x.detach(), mesh, [S0, R]), weight, mesh, [S0, R], rows)
+        back = rt.redistribute(sharded(weight, ((3, 2), [S1, S0]), mesh), mesh, x.placements)
+        assert same(back.to_local(), x.to_local().detach()), rows
 
 
 def wrong_local():
@@ -236,6 +259,10 @@ class CrossMesh(unittest.TestCase):
     def test_strided(self):
         """strided shards of uneven dims, as distribute_tensor and as FSDP2 cuts them"""
         worlds.run(6, strided)
+
+    def test_fsdp(self):
+        """what FSDP2 over tensor parallelism makes, of uneven rows too"""
+        worlds.run(6, made_by_fsdp)
 
     def test_wrong_local(self):
         """a local tensor that does not fit fails on all ranks, and the next call works"""

@@ -49,7 +49,7 @@ def made_group(ranks: Tuple[int, ...]) -> Any:
         name = f"reshard/{'_'.join(map(str, ranks))}/{_nmade[ranks]}"
         store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
         _made[ranks] = dist.ProcessGroupGloo(store, ranks.index(dist.get_rank()), len(ranks),
-                                             timeout=dist.distributed_c10d._get_default_timeout("gloo"))
+                                             timeout=dist.distributed_c10d.default_pg_timeout)
     return _made[ranks]
 
 
@@ -90,7 +90,8 @@ class _Waiter(threading.Thread):
 
     def __init__(self, idle: Deque["_Waiter"]) -> None:
         super().__init__(name="reshard-wait", daemon=True)
-        self.idle, self.ready, self.request = idle, threading.Semaphore(0), None
+        self.idle, self.ready = idle, threading.Semaphore(0)
+        self.request: Any = None
         self.start()
 
     def run(self) -> None:
@@ -112,7 +113,8 @@ class _Request:
     def __init__(self, tensor: torch.Tensor, into: Optional[memoryview]) -> None:
         self.tensor, self.into = tensor, into
         self.work: Any = None
-        self.done, self.error = False, None
+        self.done = False
+        self.error: Optional[BaseException] = None
 
 
 class Group(Transport):

@@ -17,7 +17,7 @@ from torch.distributed._shard.sharding_spec import (ChunkShardingSpec, Enumerabl
 
 try:
     from torch.distributed import tensor as dt
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor as DTensor
     from torch.distributed.tensor.placement_types import _StridedShard
 except ImportError:  # torch 2.3 and 2.4
     from torch.distributed import _tensor as dt  # type: ignore[no-redef]
@@ -69,7 +69,7 @@ def mesh_of(mesh: Any, numbers: Numbers = None) -> Mesh:
 def placement_of(placement: Any, ndim: int) -> Placement:
     """One of DTensor's placements."""
     if isinstance(placement, _StridedShard):
-        return Strided(_dim(placement.dim, ndim), placement.split_factor)
+        return Strided(_dim(placement.dim, ndim), int(placement.split_factor))
     if placement.is_shard():
         return Shard(_dim(placement.dim, ndim))
     if placement.is_replicate():
@@ -166,7 +166,8 @@ def _merged(held: Sequence[Any]) -> List[Tuple[Any, ...]]:
 def placements(found: Layout) -> Tuple[Any, ...]:
     """What DTensor takes for a layout of a mesh. A layout whose axes cut a dim in another order than left to
     right gives strided shards. UnsupportedError: a kind of placement that torch does not have."""
-    mesh, made = found.mesh, []
+    mesh = found.mesh
+    made: List[Any] = []
     if mesh is None or found.placements is None:
         raise InvalidError(f"explicit boxes have no placements: {found}")
     for axis, one in enumerate(found.placements):

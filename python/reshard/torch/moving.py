@@ -17,7 +17,8 @@ from ..errors import InvalidError, MismatchError, UnsupportedError
 from ..layout import Layout
 from ..plan import Plan
 from .bound import MAX_PLANS, Home, home_of_ranks
-from .layouts import (DTensor, dt, layout_on, mesh_key, mesh_ranks, normalized, ordered_layout_on, same_places)
+from .layouts import (DTensor, _StridedShard, dt, layout_on, mesh_key, mesh_ranks, normalized,
+                      ordered_layout_on, same_places)
 
 
 def waited(local: torch.Tensor) -> torch.Tensor:
@@ -83,8 +84,8 @@ def _ordered(local: Optional[torch.Tensor], readings: Tuple[Layout, Optional[Lay
         if not arrays or (local is not None and tuple(local.shape) == arrays[0].shape):
             fits |= bit
     everybody = _FITS_PLAIN | _FITS_ORDERED
-    for one in home.gathered(fits):
-        everybody &= one
+    for bits in home.gathered(fits):
+        everybody &= bits
     if not everybody:
         raise MismatchError(f"the local tensors fit neither {plain} nor {ordered}")
     return not everybody & _FITS_PLAIN
@@ -100,30 +101,31 @@ def _outside(x: Any) -> Any:
     return x
 
 
-def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, home: Home) -> torch.Tensor:
-    """This rank's part of x in another layout."""
+def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, home: Home,
+           to_plain: bool) -> Tuple[torch.Tensor, bool]:
+    """This rank's part of x in another layout, and whether x is cut left to right where its strided shards may
+    mean something else; with `to_plain` the result is."""
     src_mesh, src_placements, shape = x.device_mesh, tuple(x.placements), tuple(x.shape)
     inside = src_mesh.get_coordinate() is not None
     local = waited(x._local_tensor).to(dtype) if inside else None
-    key = ("redistribute", mesh_key(src_mesh), src_placements, mesh_key(mesh), placements, shape, dtype)
-    strided = any(not (one.is_shard() or one.is_replicate() or one.is_partial())
-                  or hasattr(one, "split_factor") for one in (*src_placements, *placements))
     src, dst = None, None
-    if strided:
+    plain = False
+    if any(isinstance(one, _StridedShard) for one in (*src_placements, *placements)):
         readings = _readings(dtype, shape, src_mesh, src_placements, home)
         ordered = _ordered(local, readings, home)
-        src = readings[1] if ordered else readings[0]
+        src, plain = readings[int(ordered)], readings[1] is not None and not ordered
         # What torch cuts by itself it reads as an order of axes.
-        plain, other = _readings(dtype, shape, mesh, placements, home)
-        dst = other or plain
-        key += (ordered,)
+        left_to_right, other = _readings(dtype, shape, mesh, placements, home)
+        dst = left_to_right if to_plain else other or left_to_right
+    key = ("redistribute", mesh_key(src_mesh), src_placements, mesh_key(mesh), placements, shape, dtype, plain,
+           to_plain)
 
     def make() -> Plan:
         return home.plan(src or layout_on(dtype, shape, src_mesh, src_placements, home.numbers),
                          dst or layout_on(dtype, shape, mesh, placements, home.numbers))
 
     made = home.run(key, make, [] if local is None else [local])
-    return made[0] if made else torch.empty(0, dtype=dtype)
+    return made[0] if made else torch.empty(0, dtype=dtype), plain
 
 
 class _Redistribute(torch.autograd.Function):
@@ -132,9 +134,9 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype,
-                out_dtype: torch.dtype, backward_dtype: Optional[torch.dtype]) -> Any:
+                out_dtype: torch.dtype, backward_dtype: Optional[torch.dtype], to_plain: bool) -> Any:
         ctx.mesh, ctx.placements, ctx.dtype = x.device_mesh, tuple(x.placements), x._local_tensor.dtype
-        ctx.backward_dtype, ctx.forward_dtype = backward_dtype, dtype
+        ctx.backward_dtype, ctx.forward_dtype, ctx.plain = backward_dtype, dtype, False
         device = x._local_tensor.device
         if mesh == x.device_mesh and placements == ctx.placements:
             local = x._local_tensor.to(dtype).to(out_dtype)
@@ -142,22 +144,23 @@ class _Redistribute(torch.autograd.Function):
             ranks = _union(mesh_ranks(x.device_mesh), mesh_ranks(mesh))
             if dist.get_rank() in ranks:
                 home = home_of_ranks(ranks, (x.device_mesh, mesh))
-                local = _moved(x, mesh, placements, dtype, home).to(_device(mesh, device), out_dtype)
+                local, ctx.plain = _moved(x, mesh, placements, dtype, home, to_plain)
+                local = local.to(_device(mesh, device), out_dtype)
             else:
                 local = torch.empty(0, dtype=out_dtype, device=device)
         return _outside(DTensor.from_local(local, mesh, placements, run_check=False, shape=x.shape,
                                            stride=x.stride()))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Any) -> Any:
         same = gradient.device_mesh == ctx.mesh
         placements = []
         for axis, one in enumerate(ctx.placements):
             kept = one.is_partial() and same and gradient.placements[axis] == one
             placements.append(one if kept or not one.is_partial() else dt.Replicate())
         made = _Redistribute.apply(gradient, ctx.mesh, tuple(placements), ctx.backward_dtype or ctx.dtype,
-                                   ctx.dtype, ctx.forward_dtype)
-        return made, None, None, None, None, None
+                                   ctx.dtype, ctx.forward_dtype, ctx.plain)
+        return made, None, None, None, None, None, None
 
 
 def _device(mesh: Any, device: torch.device) -> torch.device:
@@ -193,7 +196,7 @@ def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional
     if mesh != x.device_mesh and torch.is_grad_enabled():
         x = _with_grad(x, mesh)
     dtype = forward_dtype or x._local_tensor.dtype
-    return _Redistribute.apply(x, mesh, made, dtype, dtype, backward_dtype)
+    return _Redistribute.apply(x, mesh, made, dtype, dtype, backward_dtype, False)
 
 
 def _with_grad(x: Any, mesh: Any) -> Any:
@@ -267,7 +270,8 @@ def full_tensor(x: Any, dst_rank: Optional[int] = None, *,
     not differentiable, and None on the others."""
     if dst_rank is None:
         whole = redistribute(x, x.device_mesh, [dt.Replicate()] * x.device_mesh.ndim)
-        return whole.to_local(grad_placements=grad_placements)
+        gathered: torch.Tensor = whole.to_local(grad_placements=grad_placements)
+        return gathered
     if grad_placements is not None:
         raise InvalidError("grad_placements and dst_rank: what is on one rank alone has no gradient")
     if not 0 <= dst_rank < dist.get_world_size():

@@ -60,9 +60,10 @@ def new_metadata(spec: Any, size: Sequence[int], properties: Any) -> List[ShardM
 
 def _device(shard: ShardMetadata) -> torch.device:
     """Where a shard lives: torch takes it nowhere else than where its placement says."""
-    device = torch.device(shard.placement.device())
+    placement: Any = shard.placement
+    device = torch.device(placement.device())
     if device.type != "cpu" and not getattr(torch, device.type).is_available():
-        raise UnsupportedError(f"the shard at {list(shard.shard_offsets)} is to be on {shard.placement}, and "
+        raise UnsupportedError(f"the shard at {list(shard.shard_offsets)} is to be on {placement}, and "
                                f"this process has no {device.type}")
     return device
 

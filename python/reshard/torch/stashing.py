@@ -158,7 +158,7 @@ class _Forward:
 
     @torch.no_grad()
     def pack(self, tensor: torch.Tensor) -> Any:
-        local = tensor.detach()
+        local: Any = tensor.detach()
         wrapped = local if isinstance(local, DTensor) else None
         if wrapped is not None:
             local = wrapped._local_tensor
