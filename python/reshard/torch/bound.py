@@ -24,7 +24,7 @@ from .group import Group, forget_groups, host_group, made_group
 
 MAX_PLANS = 256
 MAX_NBYTES = 1 << 29  # of memory for messages, in all that is kept for one group
-MESSAGE_NBYTES = 1 << 26  # of one plan
+MESSAGE_NBYTES = 1 << 25  # of one plan
 
 
 class Bound:
