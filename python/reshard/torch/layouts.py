@@ -18,11 +18,14 @@ from torch.distributed._shard.sharding_spec import (ChunkShardingSpec, Enumerabl
 try:
     from torch.distributed import tensor as dt
     from torch.distributed.tensor import DTensor as DTensor
-    from torch.distributed.tensor.placement_types import _StridedShard
-except ImportError:  # torch 2.3 and 2.4
+except ImportError:  # before 2.5
     from torch.distributed import _tensor as dt  # type: ignore[no-redef]
-    from torch.distributed._tensor import DTensor  # type: ignore[no-redef]
-    from torch.distributed._tensor.placement_types import _StridedShard  # type: ignore[no-redef]
+    from torch.distributed._tensor import DTensor as DTensor  # type: ignore[no-redef]
+try:
+    from torch.distributed.tensor.placement_types import _StridedShard
+except ImportError:
+    class _StridedShard:  # type: ignore[no-redef]
+        """What versions without strided shards never have."""
 
 from .. import _c
 from ..errors import InvalidError, UnsupportedError
