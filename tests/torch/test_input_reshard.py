@@ -199,8 +199,21 @@ def short_dims(install):
     return both(install, lambda x, b: torch.sin(torch.sin(x) + torch.sin(b)), numbers(16, 16), numbers(16), dim=1)
 
 
+def of_other_sizes(install):
+    """A rank has nothing where the others have something, and a view where they have copies."""
+    rank = dist.get_rank()
+
+    def function(x):
+        mine = x[:rank * 2].sin()
+        turned = mine.t().contiguous().t().exp()  # of one row or none: no copy
+        return turned.sum() * x.sin()
+
+    return both(install, function, numbers(8, 4))
+
+
 HAZARDS = {"fewer elements than ranks squared": few, "a dim that does not cut evenly": uneven,
-           "values that differ between ranks": differing, "tensors without the dim": short_dims}
+           "values that differ between ranks": differing, "tensors without the dim": short_dims,
+           "sizes that differ between ranks": of_other_sizes}
 
 
 def views():

@@ -204,8 +204,9 @@ def _leave(number: int) -> None:
 
 
 def release() -> None:
-    """Local. Gives back all that is kept between calls: plans that are bound, and groups that were made for
-    them. It goes by itself when torch lets go of a process group that was destroyed."""
+    """Local, but for every rank or none. Gives back all that is kept between calls: plans that are bound, and
+    groups that were made for them. It goes by itself when torch lets go of a process group that was
+    destroyed."""
     for number in list(_homes):
         _leave(number)
     _of_ranks.clear()

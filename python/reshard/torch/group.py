@@ -35,6 +35,7 @@ def has_host(group: Any) -> bool:
 
 _made: Dict[Tuple[int, ...], Any] = {}
 _nmade: Dict[Tuple[int, ...], int] = {}
+_age = 0  # of what is in _made
 
 
 def made_group(ranks: Tuple[int, ...]) -> Any:
@@ -42,9 +43,8 @@ def made_group(ranks: Tuple[int, ...]) -> Any:
     torch.distributed: new_group would need every rank of the world, or name a group differently on ranks
     that are in different numbers of groups."""
     if ranks not in _made:
-        world = dist.group.WORLD
         if not _made:
-            weakref.finalize(world, _made.clear)
+            weakref.finalize(dist.group.WORLD, forget_groups, _age)
         _nmade[ranks] = _nmade.get(ranks, 0) + 1
         name = f"reshard/{'_'.join(map(str, ranks))}/{_nmade[ranks]}"
         store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
@@ -53,9 +53,12 @@ def made_group(ranks: Tuple[int, ...]) -> Any:
     return _made[ranks]
 
 
-def forget_groups() -> None:
-    """Local. Those that were made are of a world that is no more."""
-    _made.clear()
+def forget_groups(age: Optional[int] = None) -> None:
+    """Local. Those that were made are of a world that is no more, if they are still those of that age."""
+    global _age
+    if age is None or age == _age:
+        _age += 1
+        _made.clear()
 
 
 def ranks_of(group: Any) -> List[int]:

@@ -255,7 +255,7 @@ def _devices(like: Any) -> Dict[int, str]:
     if isinstance(like, Mapping):
         return {int(rank): str(device) for rank, device in like.items()}
     if isinstance(like, ChunkShardingSpec):
-        found = list(like.placements)
+        found: List[Any] = list(like.placements)
     else:
         shards = like.shards if isinstance(like, EnumerableShardingSpec) else like.shards_metadata
         found = [one.placement for one in shards]

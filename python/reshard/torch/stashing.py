@@ -141,8 +141,8 @@ class _Forward:
     def __init__(self, owner: "_InputReshard", module: torch.nn.Module) -> None:
         self.owner = owner
         # What the module keeps anyway: a slice of it would only be more.
-        self.own = {_storage(one) for one in (*module.parameters(), *module.buffers())}
-        self.seen: Dict[Tuple[Any, ...], Tuple[StorageWeakRef, _Slice]] = {}
+        self.own = {_storage(one) for one in (*module.parameters(), *module.buffers())} - {0}
+        self.seen: Dict[Tuple[Any, ...], "_Known"] = {}
         self.hooks: Optional[Any] = None
 
     def enter(self) -> None:
@@ -164,26 +164,55 @@ class _Forward:
             local = wrapped._local_tensor
         if type(local).__name__ == "AsyncCollectiveTensor":
             local = local.wait()
-        if not _is_plain(local) or _storage(local) in self.own or _is_parameter(tensor):
+        if not _is_plain(local):
             return _Kept(tensor)
+        own = _storage(local) in self.own or _is_parameter(tensor)
         local = local.resolve_conj().resolve_neg()
         flat, view = _flattened(local)
-        whole = not self.owner.takes(local) or (wrapped is not None and not self.owner.replicates(wrapped))
-        slice_ = self._slice(flat, local._version, whole)
-        return _Kept(tensor, slice_) if slice_.part is None else _Cut(slice_, view, wrapped)
+        known = self._known(flat, local._version)
+        whole = wrapped is not None and not self.owner.replicates(wrapped)
+        if not whole:
+            whole = self._stays_whole(flat, own or not self.owner.takes(local), known)
+        if own:
+            return _Kept(tensor)
+        slice_ = known.slices.get(whole)
+        if slice_ is None:
+            slice_ = known.slices[whole] = _Slice(self.owner.home(), flat, whole)
+        return _Kept(tensor, slice_) if whole else _Cut(slice_, view, wrapped)
 
-    def _slice(self, flat: torch.Tensor, version: int, whole: bool) -> _Slice:
-        """The slice of these elements, the one there is if they were saved before: x of three projections,
-        or x and x.view(...)."""
+    def _known(self, flat: torch.Tensor, version: int) -> "_Known":
+        """What there is of these elements already, if they were saved before: x of three projections, or x and
+        x.view(...)."""
         storage = StorageWeakRef(flat.untyped_storage())
-        key = (storage.cdata, flat.storage_offset(), flat.numel(), flat.dtype, version, whole)
+        key = (storage.cdata, flat.storage_offset(), flat.numel(), flat.dtype, version)
         found = self.seen.get(key)
-        if found is not None and not found[0].expired():
-            return found[1]
+        if found is None or found.storage.expired():
+            found = self.seen[key] = _Known(storage)
+        return found
+
+    def _stays_whole(self, flat: torch.Tensor, wanted: bool, known: "_Known") -> bool:
+        """With check Collective, on every call: one rank may have nothing, or a view of a parameter, where
+        the others have something. Whether a rank wants it, or not all have the same elements."""
+        if not self.owner.check:
+            return wanted
         home = self.owner.home()
-        made = _Slice(home, flat, whole or (self.owner.check and not _same_everywhere(home, flat)))
-        self.seen[key] = (storage, made)
-        return made
+        if not wanted and known.digest is None:
+            known.digest = proving.digest_array(waited(flat)).encode()
+        said = b"-" * _DIGEST if wanted or known.digest is None else known.digest
+        found = bytes(home.transport.allgather(memoryview(bytearray(said))))
+        return wanted or found != said * home.transport.nranks
+
+
+_DIGEST = 32
+
+
+class _Known:
+    """Elements that were saved before, as long as their storage is there."""
+
+    def __init__(self, storage: StorageWeakRef) -> None:
+        self.storage = storage
+        self.digest: Optional[bytes] = None
+        self.slices: Dict[bool, _Slice] = {}  # a part, and whole
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
@@ -198,19 +227,13 @@ def _is_plain(local: Any) -> bool:
 
 
 def _storage(tensor: Any) -> int:
+    """Where a tensor's memory is; 0 if it has none."""
     while isinstance(tensor, DTensor):
         tensor = tensor._local_tensor
     try:
-        return tensor.untyped_storage().data_ptr() or -1
+        return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError, AttributeError):
-        return -2  # sparse ones and the like
-
-
-def _same_everywhere(home: Home, flat: torch.Tensor) -> bool:
-    """Collective. Whether all ranks have these elements."""
-    digest = proving.digest_array(waited(flat))
-    found = bytes(home.transport.allgather(memoryview(bytearray(digest.encode()))))
-    return found == digest.encode() * home.transport.nranks
+        return 0  # sparse ones and the like
 
 
 def _in_checkpoint() -> bool:
