@@ -222,27 +222,30 @@ static rsd_status link_allgather(void *context, const void *own, size_t nbytes, 
 /* Kept with a communicator: its duplicate; and with that: how many transports it has had. Both are stored in
  * the attribute itself, so that a rank without memory still takes part. The keys belong to this process. */
 static int duplicate_key = MPI_KEYVAL_INVALID, serial_key = MPI_KEYVAL_INVALID;
+union kept {
+    void *value;
+    MPI_Comm comm;
+};
 _Static_assert(sizeof(MPI_Comm) <= sizeof(void *), "a communicator fits into an attribute");
 
 static int drop_duplicate(MPI_Comm comm, int keyval, void *value, void *extra)
 {
-    MPI_Comm duplicate;
+    union kept kept = {.value = value};
     (void)comm, (void)keyval, (void)extra;
-    memcpy(&duplicate, &value, sizeof duplicate);
-    return MPI_Comm_free(&duplicate);
+    return MPI_Comm_free(&kept.comm);
 }
 
 static rsd_status make_duplicate(MPI_Comm comm, MPI_Comm *out)
 {
     static MPI_Comm duplicate; /* after a time-out MPI may still write to it */
-    void *value = NULL;
+    union kept kept = {.value = NULL};
     MPI_Request request;
     TRY_MPI(MPI_Comm_idup(comm, &duplicate, &request), "MPI_Comm_idup");
     TRY(wait_until(&request, "MPI_Comm_idup", patience));
     TRY_MPI(MPI_Comm_set_errhandler(duplicate, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     TRY_MPI(MPI_Comm_set_attr(duplicate, serial_key, NULL), "MPI_Comm_set_attr");
-    memcpy(&value, &duplicate, sizeof duplicate);
-    TRY_MPI(MPI_Comm_set_attr(comm, duplicate_key, value), "MPI_Comm_set_attr");
+    kept.comm = duplicate;
+    TRY_MPI(MPI_Comm_set_attr(comm, duplicate_key, kept.value), "MPI_Comm_set_attr");
     *out = duplicate;
     return RSD_OK;
 }
@@ -250,7 +253,7 @@ static rsd_status make_duplicate(MPI_Comm comm, MPI_Comm *out)
 static rsd_status find_duplicate(MPI_Comm comm, MPI_Comm *out)
 {
     int found = 0, inter = 0;
-    void *value = NULL;
+    union kept kept = {.value = NULL};
     if (comm == MPI_COMM_NULL)
         return rsd_fail(RSD_EINVAL, "the communicator is MPI_COMM_NULL");
     TRY_MPI(MPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
@@ -264,10 +267,10 @@ static rsd_status find_duplicate(MPI_Comm comm, MPI_Comm *out)
         TRY_MPI(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, drop_duplicate, &duplicate_key, NULL),
                 "MPI_Comm_create_keyval");
     }
-    TRY_MPI(MPI_Comm_get_attr(comm, duplicate_key, &value, &found), "MPI_Comm_get_attr");
+    TRY_MPI(MPI_Comm_get_attr(comm, duplicate_key, &kept.value, &found), "MPI_Comm_get_attr");
     if (!found)
         return make_duplicate(comm, out);
-    memcpy(out, &value, sizeof *out);
+    *out = kept.comm;
     return RSD_OK;
 }
 
