@@ -44,6 +44,9 @@ const char *rsd_format_name(rsd_format format);
 typedef struct rsd_open_options {
     size_t struct_nbytes; /* sizeof(rsd_open_options) */
     rsd_format format;    /* 0: find out */
+    const char
+        *metadata; /* the one file of a DCP folder that says what is in it, such as __3.metadata;
+                           * NULL: .metadata, or all of __0.metadata, __1.metadata, ... */
 } rsd_open_options;
 
 /* options may be NULL. EIO: no such file. EFORMAT: not a checkpoint, or a broken one. */
@@ -98,6 +101,11 @@ const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t 
 const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint,
                                       int64_t index); /* as that of rsd_tensor */
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json);
+
+/* The item of a value as it is stored, decompressed: what torch.save wrote. Its pickle may be anything, so
+ * it is for those who trust the file. Give it back with rsd_free; NULL if the value has no item. */
+rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, void **item,
+                                     size_t *nbytes);
 
 /* ---- 6.2 Loading ------------------------------------------------------------------------------
  *
@@ -208,6 +216,36 @@ typedef struct rsd_saving rsd_saving;
 rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *locals,
                           const rsd_save_options *options, rsd_saving **saving);
 rsd_status rsd_save_wait(rsd_saving *saving, rsd_report *report);
+
+/* For whoever plans a checkpoint and writes its metadata himself: items into one data file, one behind the
+ * other in their order, as torch.save writes them. */
+typedef struct rsd_item {
+    size_t struct_nbytes; /* sizeof(rsd_item) */
+    const char *name;     /* for messages */
+    rsd_dtype dtype;      /* 0: bytes, which are written as they are */
+    int32_t ndim;
+    const int64_t *shape,
+        *strides; /* strides in elements; NULL: dense. Those of a dense array whose dims
+                                     * are in another order are kept, as torch keeps them */
+    const void *data;
+    uint64_t nbytes; /* of bytes; for a tensor it is not looked at */
+} rsd_item;
+
+typedef struct rsd_items_options {
+    size_t struct_nbytes; /* sizeof(rsd_items_options) */
+    rsd_pool *pool;       /* NULL: the calling thread alone */
+    int64_t max_nbytes;   /* for buffers; 0: 256 MiB */
+    uint64_t offset;      /* where to begin: what the file has before it is kept; 0: a new file */
+    int32_t compress;     /* 0: no. Else zstd, of this level, for each item; by one thread */
+    int32_t sync;         /* 1: it is on disk when the call returns */
+    rsd_on_progress *on_progress;
+    void *context;
+} rsd_items_options;
+
+/* Item i lies at byte places[2 * i] of the file, in places[2 * i + 1] bytes. options and report may be
+ * NULL. After a failure the file has what it has. */
+rsd_status rsd_write_items(const char *path, int64_t nitems, const rsd_item *items,
+                           const rsd_items_options *options, uint64_t *places, rsd_report *report);
 
 /* ---- 6.4 Converting ---------------------------------------------------------------------------
  *

@@ -213,9 +213,9 @@ static void same_item(const char *name, int32_t ndim, const int64_t *shape, cons
     unsigned char first[8] = {0};
     char *golden = golden_item(name, &n);
     memcpy(first, data, nbytes < sizeof first ? nbytes : sizeof first);
-    OK(item_head(RSD_F32, ndim, shape, &head));
-    OK(item_tail(RSD_F32, ndim, shape, crc32_of(data, nbytes), first, &tail));
-    OK(item_nbytes(RSD_F32, ndim, shape, &head_nbytes, &item));
+    OK(item_head(RSD_F32, ndim, shape, NULL, &head));
+    OK(item_tail(RSD_F32, ndim, shape, NULL, crc32_of(data, nbytes), first, &tail));
+    OK(item_nbytes(RSD_F32, ndim, shape, NULL, &head_nbytes, &item));
     CHECK(head_nbytes == head.n && item == n, "%s: %zu bytes, not %zu", name, (size_t)item, n);
     if (CHECK(head.n + nbytes + tail.n == n)) {
         CHECK(memcmp(golden, head.data, head.n) == 0, "%s: head", name);
@@ -252,9 +252,9 @@ static void item_comes_back(rsd_dtype dtype, int32_t ndim)
     size_t nbytes = (size_t)box_volume(ndim, shape) * rsd_dtype_nbytes(dtype);
     unsigned char *data = calloc(nbytes + 8, 1);
     memcpy(data, "PK\7\x08 like a descriptor", nbytes < 22 ? nbytes : 22);
-    OK(item_head(dtype, ndim, shape, &item));
+    OK(item_head(dtype, ndim, shape, NULL, &item));
     bytes_put(&item, data, nbytes);
-    OK(item_tail(dtype, ndim, shape, crc32_of(data, nbytes), data, &tail));
+    OK(item_tail(dtype, ndim, shape, NULL, crc32_of(data, nbytes), data, &tail));
     bytes_put(&item, tail.data, tail.n);
     if (OK(zip_open(&zip, read_bytes, &item, item.n))) {
         CHECK(OK(zip_find(&zip, "data/0", &record)) && record && record->data % 64 == 0 &&

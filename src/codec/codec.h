@@ -267,13 +267,14 @@ rsd_status json_to_path(const char *text,
 
 /* ---- item.c: tensors and values as torch.save writes them ---- */
 
-/* What comes before the bytes of a contiguous tensor, and after: for the latter, their CRC-32 and the
- * first eight of them. */
-rsd_status item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape, struct bytes *head);
-rsd_status item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape, uint32_t crc,
-                     const unsigned char first[8], struct bytes *tail);
-rsd_status item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape, uint64_t *head_nbytes,
-                       uint64_t *nbytes);
+/* What comes before the bytes of a dense tensor, and after: for the latter, their CRC-32 and the first
+ * eight of them. Strides, in elements, are what the item says of itself; NULL: rows, the last dim fastest. */
+rsd_status item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
+                     struct bytes *head);
+rsd_status item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
+                     uint32_t crc, const unsigned char first[8], struct bytes *tail);
+rsd_status item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
+                       uint64_t *head_nbytes, uint64_t *nbytes);
 
 /* A value, given as its pickle. */
 rsd_status item_of_pickle(const struct bytes *pickle, struct bytes *out);

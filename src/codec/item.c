@@ -4,7 +4,7 @@
  *
  * The head is the same for the same dtype and shape, and its length is known beforehand; the tail has
  * the CRC-32 of the bytes in it. So the bytes may be written first, in any order and by several threads.
- * What comes out is what torch 2.7 and later write for a contiguous tensor on the CPU, to the byte.
+ * What comes out is what torch 2.7 and later write for a dense tensor on the CPU, to the byte.
  *
  * The last record is an id that torch makes from names and CRCs. The part that comes from the names is a
  * constant for each set of records, since it depends on the order of a hash table.
@@ -48,15 +48,15 @@ static void pickle_tuple(struct bytes *out, int32_t n, const int64_t *values, in
         memoize(out, memo);
 }
 
-static void pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const int64_t *shape)
+static void pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                          const int64_t *strides)
 {
-    int64_t strides[RSD_MAX_DIMS], stride = 1, volume = 1;
+    int64_t dense[RSD_MAX_DIMS], stride = 1, volume = box_volume(ndim, shape);
     int memo = 0;
     for (int32_t d = ndim - 1; d >= 0; d--) {
-        strides[d] = stride;
+        dense[d] = stride;
         stride *= max_i64(shape[d], 1);
     }
-    volume = box_volume(ndim, shape);
     bool typed = dtype_to_storage(dtype) != NULL;
     bytes_put(out, "\x80\x02", 2);
     pickle_global(out, "torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", &memo);
@@ -73,7 +73,7 @@ static void pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, cons
     memoize(out, &memo);
     bytes_put(out, "QK\0", 3);
     pickle_tuple(out, ndim, shape, &memo);
-    pickle_tuple(out, ndim, strides, &memo);
+    pickle_tuple(out, ndim, strides ? strides : dense, &memo);
     emit_op(out, "\x89");
     pickle_global(out, "collections", "OrderedDict", &memo);
     emit_op(out, ")R");
@@ -262,14 +262,14 @@ static rsd_status failed(struct bytes *out)
 /* ---- the windows ---- */
 
 /* Both halves are made again for the tail: they are short, and the tail needs what the head found. */
-static rsd_status tensor_halves(rsd_dtype dtype, int32_t ndim, const int64_t *shape, uint32_t crc,
-                                const unsigned char first[8], struct bytes *head,
-                                struct bytes *tail)
+static rsd_status tensor_halves(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                                const int64_t *strides, uint32_t crc, const unsigned char first[8],
+                                struct bytes *head, struct bytes *tail)
 {
     uint64_t nbytes = (uint64_t)box_volume(ndim, shape) * rsd_dtype_nbytes(dtype);
     struct bytes pickle = {0};
     struct archive archive = {.out = head};
-    pickle_tensor(&pickle, dtype, ndim, shape);
+    pickle_tensor(&pickle, dtype, ndim, shape, strides);
     if (!pickle.failed)
         put_start(&archive, &pickle);
     head->failed = head->failed || pickle.failed;
@@ -287,26 +287,27 @@ static rsd_status tensor_halves(rsd_dtype dtype, int32_t ndim, const int64_t *sh
     return tail->failed ? failed(tail) : RSD_OK;
 }
 
-rsd_status item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape, struct bytes *head)
+rsd_status item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
+                     struct bytes *head)
 {
-    return tensor_halves(dtype, ndim, shape, 0, NULL, head, NULL);
+    return tensor_halves(dtype, ndim, shape, strides, 0, NULL, head, NULL);
 }
 
-rsd_status item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape, uint32_t crc,
-                     const unsigned char first[8], struct bytes *tail)
+rsd_status item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
+                     uint32_t crc, const unsigned char first[8], struct bytes *tail)
 {
     struct bytes head = {0};
-    rsd_status status = tensor_halves(dtype, ndim, shape, crc, first, &head, tail);
+    rsd_status status = tensor_halves(dtype, ndim, shape, strides, crc, first, &head, tail);
     bytes_drop(&head);
     return status;
 }
 
-rsd_status item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape, uint64_t *head_nbytes,
-                       uint64_t *nbytes)
+rsd_status item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
+                       uint64_t *head_nbytes, uint64_t *nbytes)
 {
     struct bytes head = {0}, tail = {0};
     static const unsigned char nothing[8];
-    rsd_status status = tensor_halves(dtype, ndim, shape, 0, nothing, &head, &tail);
+    rsd_status status = tensor_halves(dtype, ndim, shape, strides, 0, nothing, &head, &tail);
     *head_nbytes = head.n;
     *nbytes = head.n + (uint64_t)box_volume(ndim, shape) * rsd_dtype_nbytes(dtype) + tail.n;
     bytes_drop(&head);

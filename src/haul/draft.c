@@ -88,7 +88,7 @@ static rsd_status place_items(struct draft *draft)
             struct extent *extent = &contents->extents[i];
             struct out_file *file = &draft->files[extent->file];
             TRY(item_nbytes(tensor->dtype, tensor->ndim, tensor_box_len(contents, tensor, box),
-                            &draft->items[i].head, &extent->nbytes));
+                            NULL, &draft->items[i].head, &extent->nbytes));
             extent->offset = file->nbytes;
             file->nbytes += extent->nbytes;
             file->nitems++;

@@ -285,6 +285,7 @@ struct out_item {
     bool done;  /* complete, and known to be on disk */
     bool split; /* several ranks write it: rank 0 ends it */
     size_t at;  /* into the draft's places, if it shares its array with other boxes; else 0 */
+    const int64_t *form; /* shape and strides in the item, if they are not those of its box */
 };
 
 struct out_value {
@@ -296,6 +297,7 @@ struct out_file {
     char *name;
     struct bytes header; /* safetensors: what comes first, written last */
     uint64_t nbytes;     /* of the whole file, if that is known */
+    uint64_t kept;       /* of a file that is there and goes on behind them; 0: it is new */
     size_t nitems;       /* tensors in it */
     size_t nvalues;
 };
@@ -395,7 +397,8 @@ struct output {
     rsd_checkpoint *from; /* of values that are copied */
     int32_t only;         /* the only file that is written; -1: all */
     bool journal;
-    bool shared; /* files are made by rank 0, written by all ranks, and completed by rank 0 */
+    bool shared;   /* files are made by rank 0, written by all ranks, and completed by rank 0 */
+    bool unsynced; /* nobody waits for the disk */
     struct files files; /* by the numbers of the draft */
     struct out_state *states;
     pthread_mutex_t lock;
@@ -470,8 +473,11 @@ struct rsd_saving {
     bool published, threadless;
 };
 
-/* Everything but the writing: who writes what, where, and from which memory. */
+/* Everything but the writing: who writes what, where, and from which memory. Jobs are listed last. */
+rsd_status save_list_jobs(rsd_saving *saving);
 rsd_status save_prepare(rsd_saving *saving, int64_t nlocals, const rsd_local *locals);
+
+void save_drop(rsd_saving *saving);
 
 static inline bool save_is_mine(const rsd_saving *saving, size_t extent)
 {

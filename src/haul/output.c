@@ -36,8 +36,10 @@ rsd_status output_open(struct output *output, struct draft *draft, struct part *
     output->states = mem_new(draft->nfiles, sizeof *output->states);
     rsd_status status = output->states ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < draft->nfiles && !status; i++) {
-        output->states[i] = (struct out_state){
-            .output = output, .file = (uint32_t)i, .left = draft->files[i].nitems};
+        output->states[i] = (struct out_state){.output = output,
+                                               .file = (uint32_t)i,
+                                               .left = draft->files[i].nitems,
+                                               .cursor = draft->files[i].kept};
         status = add_name(output, &draft->files[i]);
     }
     if (status)
@@ -133,7 +135,7 @@ static rsd_status create(struct output *output, uint32_t file)
     uint64_t nbytes = draft->compress ? 0 : draft->files[file].nbytes;
     if (output->states[file].noted) /* it will have its full length long before it is complete */
         TRY(journal_redo(output->part, file));
-    TRY(file_create(&output->files, file, nbytes));
+    TRY(file_create(&output->files, file, draft->files[file].kept, nbytes));
     for (size_t i = 0; i < draft->contents.nvalues && draft->files[file].nvalues; i++)
         if (draft->contents.values[i].extent.file == file)
             TRY(write_value(output, i));
@@ -158,12 +160,13 @@ static rsd_status complete(struct output *output, uint32_t file)
     struct out_file *about = &output->draft->files[file];
     if (about->header.n)
         TRY(put(output, file, 0, about->header.data, about->header.n));
-    TRY(file_sync(&output->files, file));
+    if (!output->unsynced)
+        TRY(file_sync(&output->files, file));
     pthread_mutex_lock(&output->lock);
     output->states[file].done = true;
     if (output->draft->compress)
         about->nbytes = output->states[file].cursor;
-    output->nbytes_written += about->nbytes;
+    output->nbytes_written += about->nbytes - about->kept;
     output->nfiles_written++;
     rsd_status status = output->journal ? journal_add(output->part, output, file) : RSD_OK;
     pthread_mutex_unlock(&output->lock);
@@ -177,7 +180,7 @@ rsd_status output_finish(struct output *output)
             TRY(ensure_created(output, file));
             TRY(complete(output, file));
         }
-    return folder_sync(&output->files);
+    return output->unsynced ? RSD_OK : folder_sync(&output->files);
 }
 
 rsd_status output_make_files(struct output *output)
@@ -208,6 +211,16 @@ static struct extent *extent_of(struct output *output, size_t tensor, size_t box
     return &contents->extents[*index];
 }
 
+/* The shape and strides that an item says of itself. */
+struct form {
+    const int64_t *shape, *strides;
+};
+
+static struct form form_of(const struct out_item *item, int32_t ndim, const int64_t *len)
+{
+    return item->form ? (struct form){item->form, item->form + ndim} : (struct form){len, NULL};
+}
+
 rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
 {
     const struct contents *contents = &output->draft->contents;
@@ -223,11 +236,11 @@ rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
         return RSD_OK;
     struct bytes head = {0};
     uint64_t head_nbytes, nbytes;
-    TRY(item_nbytes(tensor->dtype, tensor->ndim, tensor_box_len(contents, tensor, box),
-                    &head_nbytes, &nbytes));
+    struct form form =
+        form_of(&output->draft->items[index], tensor->ndim, tensor_box_len(contents, tensor, box));
+    TRY(item_nbytes(tensor->dtype, tensor->ndim, form.shape, form.strides, &head_nbytes, &nbytes));
     extent->offset = state->cursor;
-    rsd_status status =
-        item_head(tensor->dtype, tensor->ndim, tensor_box_len(contents, tensor, box), &head);
+    rsd_status status = item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
     if (!status)
         status = deflate_open(output->draft->compress, nbytes, append, state, &state->deflate);
     if (!status)
@@ -238,10 +251,10 @@ rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
 
 static rsd_status end_plain(struct output *output, const struct extent *extent,
                             const struct out_item *item, const struct bytes *tail,
-                            const struct tensor *tensor, const int64_t *len)
+                            const struct tensor *tensor, struct form form)
 {
     struct bytes head = {0};
-    rsd_status status = item_head(tensor->dtype, tensor->ndim, len, &head);
+    rsd_status status = item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
     if (!status && head.n != item->head)
         status = fail(RSD_EINVAL, "%s: the head of an item changed its length", tensor->name);
     if (!status)
@@ -270,13 +283,14 @@ static rsd_status end_item(struct output *output, const struct tensor *tensor, s
 {
     const struct contents *contents = &output->draft->contents;
     const struct out_item *item = &output->draft->items[index];
-    const int64_t *len = tensor_box_len(contents, tensor, box);
+    struct form form = form_of(item, tensor->ndim, tensor_box_len(contents, tensor, box));
     struct bytes tail = {0};
     uint32_t crc = crc32_from_raw(item->crc, box_nbytes(contents, tensor, box));
-    rsd_status status = item_tail(tensor->dtype, tensor->ndim, len, crc, item->first, &tail);
+    rsd_status status =
+        item_tail(tensor->dtype, tensor->ndim, form.shape, form.strides, crc, item->first, &tail);
     if (!status)
         status = output->draft->compress ? end_compressed(output, extent, &tail)
-                                         : end_plain(output, extent, item, &tail, tensor, len);
+                                         : end_plain(output, extent, item, &tail, tensor, form);
     bytes_drop(&tail);
     return status;
 }

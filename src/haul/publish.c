@@ -302,7 +302,7 @@ rsd_status part_write(const struct part *part, const char *name, const void *dat
     TRY(files_open(&files, part->folder));
     rsd_status status = files_add(&files, (struct slice){temporary, strlen(temporary)}, &index);
     if (!status)
-        status = file_create(&files, index, 0);
+        status = file_create(&files, index, 0, 0);
     if (!status)
         status = file_write(&files, index, 0, data, n);
     if (!status)

@@ -179,7 +179,7 @@ static rsd_status save_prepared(rsd_saving *saving)
     return status;
 }
 
-static void drop_saving(rsd_saving *saving)
+void save_drop(rsd_saving *saving)
 {
     if (!saving)
         return;
@@ -272,7 +272,7 @@ static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_local 
             status = save_meet(saving, status);
     }
     if (status)
-        drop_saving(saving);
+        save_drop(saving);
     else
         *out = saving;
     return status;
@@ -289,7 +289,7 @@ rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
         saving->spread.nranks > 1 ? save_together(saving, save_own_part) : save_prepared(saving);
     if (!status && report)
         give_report(report, &saving->report, sizeof saving->report);
-    drop_saving(saving);
+    save_drop(saving);
     return status;
 }
 
@@ -447,7 +447,7 @@ rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *lo
         return RSD_OK;
     }
     rsd_pool_free(saving->options.pool);
-    drop_saving(saving);
+    save_drop(saving);
     return fail(RSD_ENOMEM, "no thread could be started");
 }
 
@@ -472,6 +472,6 @@ rsd_status rsd_save_wait(rsd_saving *saving, rsd_report *report)
     if (!status && report)
         give_report(report, &saving->report, sizeof saving->report);
     rsd_pool_free(saving->options.pool);
-    drop_saving(saving);
+    save_drop(saving);
     return status;
 }

@@ -222,7 +222,7 @@ static rsd_status find_origins(rsd_saving *saving, const struct saved_tensors *t
 }
 
 /* One job an extent, file by file. */
-static rsd_status list_jobs(rsd_saving *saving)
+rsd_status save_list_jobs(rsd_saving *saving)
 {
     const struct contents *contents = &saving->draft.contents;
     size_t nfiles = saving->draft.nfiles;
@@ -274,7 +274,7 @@ rsd_status save_prepare(rsd_saving *saving, int64_t nlocals, const rsd_local *lo
     if (!status)
         status = find_origins(saving, &tensors);
     if (!status)
-        status = list_jobs(saving);
+        status = save_list_jobs(saving);
     deal_drop(&deal);
     drop_tensors(&tensors);
     return status;

@@ -192,14 +192,28 @@ static rsd_status nothing_here(const rsd_checkpoint *checkpoint, const struct na
                 path);
 }
 
-static rsd_status open_folder(rsd_checkpoint *checkpoint, const char *path, rsd_format wanted)
+/* What one file of the folder says is in it. */
+static rsd_status open_metadata(rsd_checkpoint *checkpoint, const char *name)
+{
+    struct slice one = {name, strlen(name)};
+    struct name_list names = {.list = &one, .n = 1};
+    rsd_status status = check_name(one);
+    if (status)
+        return fail(RSD_EINVAL, "%s is no name of a file in %s", name, checkpoint->files.folder);
+    return open_names(checkpoint, METADATA, &names);
+}
+
+static rsd_status open_folder(rsd_checkpoint *checkpoint, const char *path,
+                              const rsd_open_options *options)
 {
     struct name_list signs[NSIGNS] = {{0}}, folders = {0};
     TRY(files_open(&checkpoint->files, path));
+    if (options->metadata)
+        return open_metadata(checkpoint, options->metadata);
     rsd_status status = list_folder(checkpoint->files.folder_fd, signs, &folders);
     if (status)
         status = fail_in(status, "%s: ", path);
-    enum sign sign = best_sign(signs, wanted);
+    enum sign sign = best_sign(signs, options->format);
     if (!status && sign == NSIGNS)
         status = nothing_here(checkpoint, &folders);
     else if (!status && sign == TORCH_FILE && signs[sign].n > 1)
@@ -280,7 +294,7 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
     rsd_checkpoint *checkpoint = mem_new(1, sizeof *checkpoint);
     if (!checkpoint)
         return RSD_ENOMEM;
-    rsd_status status = S_ISDIR(found.st_mode) ? open_folder(checkpoint, path, options.format)
+    rsd_status status = S_ISDIR(found.st_mode) ? open_folder(checkpoint, path, &options)
                                                : open_file(checkpoint, path, options.format);
     if (!status) {
         status = contents_finish(&checkpoint->contents);
@@ -426,4 +440,24 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
     if (status)
         status = file_error_about(&checkpoint->files, value->extent.file, value->name, status);
     return status;
+}
+
+rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, void **item,
+                                     size_t *nbytes)
+{
+    struct bytes bytes = {0};
+    if (index < 0 || (uint64_t)index >= checkpoint->contents.nvalues)
+        return fail(RSD_EINVAL, "value %lld of a checkpoint with %zu", (long long)index,
+                    checkpoint->contents.nvalues);
+    const struct value *value = &checkpoint->contents.values[index];
+    if (value->extent.kind != ITEM_NONE) {
+        rsd_status status = value_bytes(checkpoint, value, &bytes);
+        if (status) {
+            bytes_drop(&bytes);
+            return file_error_about(&checkpoint->files, value->extent.file, value->name, status);
+        }
+    }
+    *item = bytes.data;
+    *nbytes = bytes.n;
+    return RSD_OK;
 }

@@ -303,15 +303,31 @@ static rsd_status reserve(int fd, uint64_t nbytes)
     return RSD_OK;
 }
 
-rsd_status file_create(struct files *files, uint32_t index, uint64_t nbytes)
+/* Cuts a file to its first bytes, which have to be there. */
+static rsd_status keep_start(int fd, uint64_t kept)
+{
+    struct stat about;
+    if (fstat(fd, &about) != 0)
+        return fail(RSD_EIO, "%s", strerror(errno));
+    if ((uint64_t)about.st_size < kept)
+        return fail(RSD_EMISMATCH, "%lld bytes, not %llu that could be kept",
+                    (long long)about.st_size, (unsigned long long)kept);
+    if (ftruncate(fd, (off_t)kept) != 0)
+        return fail(RSD_EIO, "%s", strerror(errno));
+    return RSD_OK;
+}
+
+rsd_status file_create(struct files *files, uint32_t index, uint64_t kept, uint64_t nbytes)
 {
     struct one_file *file = &files->list[index];
-    int fd = openat(files->folder_fd, file->name,
-                    O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    int new = kept ? 0 : O_CREAT | O_TRUNC;
+    int fd = openat(files->folder_fd, file->name, O_RDWR | new | O_NOFOLLOW | O_CLOEXEC, 0666);
     rsd_status status = RSD_OK;
     if (fd < 0)
         status = fail(RSD_EIO, "%s", strerror(errno));
-    else
+    else if (kept)
+        status = keep_start(fd, kept);
+    if (!status)
         status = reserve(fd, nbytes);
     if (fd >= 0 && close(fd) != 0 && !status)
         status = fail(RSD_EIO, "%s", strerror(errno));

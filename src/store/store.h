@@ -64,8 +64,8 @@ rsd_status file_read(struct files *files, uint32_t index, uint64_t at, void *out
 /* The whole file, with a zero behind it; ELIMIT if it is longer than `most`. */
 rsd_status file_load(struct files *files, uint32_t index, uint64_t most, char **bytes, size_t *n);
 
-/* Makes a file of the list anew, with room for so many bytes. */
-rsd_status file_create(struct files *files, uint32_t index, uint64_t nbytes);
+/* Makes a file of the list anew, but for the first bytes that are kept, with room for so many. */
+rsd_status file_create(struct files *files, uint32_t index, uint64_t kept, uint64_t nbytes);
 rsd_status file_write(struct files *files, uint32_t index, uint64_t at, const void *data, size_t n);
 rsd_status file_sync(struct files *files, uint32_t index);
 rsd_status folder_sync(const struct files *files);
