@@ -186,6 +186,19 @@ class _Values(MappingBase):  # type: ignore[type-arg]
     def __len__(self) -> int:
         return len(self._index)
 
+    def item(self, name: str) -> Optional[bytes]:
+        """What torch.save wrote for a value, decompressed; None if it has no item of its own."""
+        if name not in self._index:
+            raise MissingError(f"there is no value {name}")
+        address, count = Address(), C.c_size_t()
+        _c.lib.rsd_checkpoint_value_item(self._checkpoint.handle, self._index[name], C.byref(address),
+                                         C.byref(count))
+        if not address.value:
+            return None
+        found = C.string_at(address, count.value)
+        _c.lib.rsd_free(address)
+        return found
+
     def __repr__(self) -> str:
         return f"<values: {', '.join(self)}>"
 
@@ -196,14 +209,15 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
     _free = "rsd_checkpoint_close"
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",
-                 format: Optional[str] = None) -> None:
+                 format: Optional[str] = None, metadata: Optional[str] = None) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"no format is called {format!r}: there are {' '.join(FORMATS)}")
         handle = Address()
         try:
             _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
-                format=0 if format is None else FORMATS[format])), C.byref(handle))
+                format=0 if format is None else FORMATS[format],
+                metadata=None if metadata is None else _c.path_bytes(metadata))), C.byref(handle))
         except FileError as error:
             if os.path.lexists(path):
                 raise
@@ -261,7 +275,7 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
                     for index in range(_c.lib.rsd_checkpoint_nfiles(handle))]
 
     @property
-    def plain_values(self) -> Mapping[str, Any]:
+    def plain_values(self) -> "_Values":
         """What is not a tensor (step counts, learning rates, names), by name. Tuples come as lists, and what
         is not plain, an object of some class, as reshard.OPAQUE."""
         if self._values is None:
@@ -402,9 +416,10 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
 
 
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
-         format: Optional[str] = None) -> Checkpoint:
+         format: Optional[str] = None, metadata: Optional[str] = None) -> Checkpoint:
     """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, or a torch.save file.
 
     Which one it is, is found out by looking, unless `format` says it. What is read is "numpy", "torch", "raw"
-    or "memoryview" (`like`). Nothing in a file is ever run or built: a pickle is read as data."""
-    return Checkpoint(path, like=like, format=format)
+    or "memoryview" (`like`). Nothing in a file is ever run or built: a pickle is read as data. `metadata`
+    names the one file of a folder that counts, such as "__3.metadata" of ranks that saved by themselves."""
+    return Checkpoint(path, like=like, format=format, metadata=metadata)

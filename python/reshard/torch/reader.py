@@ -1,0 +1,290 @@
+"""A reader of checkpoints for torch.distributed.checkpoint:
+
+    dcp.load(state, storage_reader=reshard.torch.Reader(path))
+
+What the planner asks for is read by the library: only the bytes that are needed, by several threads, checked
+against their CRC-32. It takes the place of torch's FileSystemReader, and reads what that one reads; folders
+of safetensors and files of torch.save too.
+"""
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+import zlib
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from .. import _c, dtypes
+from ..carry import AnyPool
+from ..checkpoint import Checkpoint
+from ..errors import FormatError, LimitError, MismatchError, MissingFileError, UnsupportedError
+from ..layout import Layout
+from ..states import OPAQUE
+from . import metadata as metadata_
+from .boxes import check_filled
+
+# Tensors that cannot be read in place are read into memory of at most so many bytes at a time.
+STAGED_NBYTES = 1 << 29
+_DTYPES = {getattr(torch, one.torch) for one in dtypes.DTYPES.values() if hasattr(torch, one.torch)}
+_FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+
+
+class _Wanted(NamedTuple):
+    """A tensor item on its way: where the planner wants it, and where it is read to, if not there."""
+
+    item: ReadItem
+    target: torch.Tensor
+    staged: Optional[torch.Tensor]
+
+
+def _in_place(target: torch.Tensor, stored: torch.dtype) -> bool:
+    """Whether the library can fill a tensor: it lies in this process's memory, as plain elements of a dtype
+    that it converts to as torch does."""
+    if target.device.type != "cpu" or target.layout != torch.strided or target.is_quantized:
+        return False
+    if target.is_conj() or target.is_neg() or type(target) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    if any(stride == 0 and extent > 1 for stride, extent in zip(target.stride(), target.shape)):
+        return False
+    return target.dtype == stored or (target.dtype in _FLOATS and stored in _FLOATS)
+
+
+class Reader(FileSystemReader):
+    """Reads a checkpoint for dcp.load: a folder that torch or this package saved, safetensors, or a file of
+    torch.save.
+
+    `path` and `_extension_registry` are those of torch's FileSystemReader. Differently from it, a wanted part
+    of a tensor that no file has is an error, and so are bytes whose CRC-32 is wrong; nothing in .metadata is
+    run; and several extensions are undone in the order that a writer's were done. `pool` is a number of
+    threads, or a reshard.Pool."""
+
+    def __init__(self, path: Any, _extension_registry: Any = None, *, pool: AnyPool = None) -> None:
+        if _extension_registry is None:
+            super().__init__(path)
+        else:
+            super().__init__(path, _extension_registry)
+        self._pool = pool
+        self._metadata: Optional[Metadata] = None
+        self._opened: Optional[Checkpoint] = None
+        self._of_rank: Optional[int] = None  # whose metadata counts; None: that of all
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        super().reset(checkpoint_id)
+        self._metadata, self._opened, self._of_rank = None, None, None
+
+    # -- what is there --
+
+    def _metadata_name(self, rank: Optional[int]) -> str:
+        return ".metadata" if rank is None else f"__{rank}.metadata"
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The metadata of all ranks, or with rank=R that of one that saved by itself."""
+        rank = kwargs.get("rank")
+        path = os.path.join(self.path, self._metadata_name(rank))
+        self._of_rank, self._opened = rank, None
+        if os.path.exists(path):
+            found = metadata_.read(path)  # type: ignore[arg-type]
+        else:
+            found = self._metadata_of_others(path, rank)
+        if getattr(found, "storage_meta", None) is None:
+            found.storage_meta = StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+    def _metadata_of_others(self, path: str, rank: Optional[int]) -> Metadata:
+        """That of a checkpoint in another format, which says what is in it in its own way."""
+        if rank is None and os.path.exists(self.path):
+            opened = Checkpoint(self.path)
+            if opened.format != "dcp":
+                self._opened = opened
+                return metadata_.of_checkpoint(opened)
+        raise MissingFileError(f"{path}: no such file")
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any,
+                              **kwargs: Any) -> None:
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        self._metadata = metadata
+
+    def _checkpoint(self) -> Checkpoint:
+        if self._opened is None:
+            self._opened = Checkpoint(self.path, metadata=self._metadata_name(self._of_rank))
+        return self._opened
+
+    # -- reading --
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
+        """Reads all that a plan asks for."""
+        assert self._metadata is not None, "set_up_storage_reader comes first"
+        check_filled(self._metadata, plan, planner)
+        tensors: List[ReadItem] = []
+        transformed: Dict[Any, List[ReadItem]] = {}
+        for item in plan.items:
+            place = self.storage_data[item.storage_index]
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(self._value(item.storage_index, place)))
+            elif self._is_ours(place) and self._stored_dtype(item) in _DTYPES:
+                tensors.append(item)
+            else:
+                transformed.setdefault(item.storage_index, []).append(item)
+        for batch in self._batches(tensors, planner):
+            for one in self._load(batch):
+                transformed.setdefault(one.item.storage_index, []).append(one.item)
+                batch = [other for other in batch if other is not one]
+            for one in batch:
+                if one.staged is not None:
+                    one.target.copy_(one.staged)
+                planner.commit_tensor(one.item, one.target)
+        for index, items in transformed.items():
+            self._load_transformed(self.storage_data[index], items, planner)
+        done: "Future[None]" = Future()
+        done.set_result(None)
+        return done
+
+    @staticmethod
+    def _is_ours(place: Any) -> bool:
+        """Whether the library knows all that was done to an item."""
+        words = getattr(place, "transform_descriptors", None) or ()
+        return all(word.partition("/")[0] == "stream.zstd" for word in words)
+
+    def _batches(self, items: Sequence[ReadItem], planner: LoadPlanner) -> Iterable[List[_Wanted]]:
+        batch: List[_Wanted] = []
+        staged_nbytes = 0
+        for item in items:
+            target = planner.resolve_tensor(item).detach()
+            if target.size() != item.lengths:
+                raise MismatchError(f"{item.storage_index.fqn}: a read of {list(item.lengths)} elements into a "
+                                    f"tensor of {list(target.size())}")
+            staged, stored = None, self._stored_dtype(item)
+            if not _in_place(target, stored):
+                staged = torch.empty(tuple(item.lengths), dtype=stored)
+                staged_nbytes += staged.nbytes
+            batch.append(_Wanted(item, target, staged))
+            if staged_nbytes >= STAGED_NBYTES:
+                yield batch
+                batch, staged_nbytes = [], 0
+        if batch:
+            yield batch
+
+    def _about(self, name: str) -> Any:
+        assert self._metadata is not None
+        about = self._metadata.state_dict_metadata.get(name)
+        if about is None or isinstance(about, BytesStorageMetadata):
+            raise MismatchError(f"the checkpoint has no tensor {name}")
+        return about
+
+    def _stored_dtype(self, item: ReadItem) -> torch.dtype:
+        return self._about(item.storage_index.fqn).properties.dtype
+
+    def _load(self, batch: Sequence[_Wanted]) -> List[_Wanted]:
+        """Reads items: those of one tensor and dtype are boxes of one layout. Returns those that torch has to
+        read, as lazily conjugated ones."""
+        groups: Dict[Tuple[str, torch.dtype], List[_Wanted]] = {}
+        for one in batch:
+            into = one.target if one.staged is None else one.staged
+            if into.numel():
+                groups.setdefault((one.item.storage_index.fqn, into.dtype), []).append(one)
+        made = {key: self._local(*key, members) for key, members in groups.items()}
+        left: List[_Wanted] = []
+        if not made:
+            return left
+        try:
+            self._checkpoint()._load(list(made.values()), self._pool, cast=True)
+        except UnsupportedError:
+            for key, one in made.items():
+                try:
+                    self._checkpoint()._load([one], self._pool, cast=True)
+                except UnsupportedError:
+                    left += groups[key]
+        return left
+
+    def _local(self, name: str, dtype: torch.dtype, members: Sequence[_Wanted]) -> Any:
+        boxes, strides, addresses = [], [], []
+        for item, target, staged in members:
+            into = target if staged is None else staged
+            start = item.storage_index.offset or (0,) * into.ndim
+            boxes.append((0, [a + b for a, b in zip(start, item.storage_offsets)], list(item.lengths)))
+            strides += into.stride()
+            addresses.append(into.data_ptr())
+        layout = Layout.from_boxes(dtypes.dtype(dtype), self._about(name).size, boxes)
+        made = _c.Local(name=name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
+                        strides=_c.ints(strides))
+        made.kept = layout
+        return made
+
+    # -- what the library does not read --
+
+    def _value(self, index: Any, place: Any) -> bytes:
+        """What torch.save wrote for an object."""
+        if self._opened is not None and self._opened.format != "dcp":
+            return self._plain_value(self._opened, index.fqn)
+        if getattr(place, "transform_descriptors", None) and self._is_ours(place):
+            try:
+                return self._checkpoint().plain_values.item(index.fqn) or b""
+            except LimitError:
+                pass  # some are larger than values are: with tensors in them
+        return self._decoded(place)
+
+    @staticmethod
+    def _plain_value(opened: Checkpoint, name: str) -> bytes:
+        value, stream = opened.plain_values[name], io.BytesIO()
+        if value is OPAQUE:
+            raise UnsupportedError(f"{name}: an object, which is not read from a {opened.format} checkpoint")
+        torch.save(value, stream)
+        return stream.getvalue()
+
+    def _decoded(self, place: Any) -> bytes:
+        """An item of a file, with everything undone that extensions did to it: the last one first."""
+        data = self._slice(place)
+        words = list(getattr(place, "transform_descriptors", None) or ())
+        if words:
+            stream: Any = io.BytesIO(data)
+            for one in reversed(self.transforms.extension_registry.from_descriptor_list(words)):
+                stream = one.transform_from(stream)
+            data = stream.read(-1)
+        _check_crcs(data, place)
+        return data
+
+    def _slice(self, place: Any) -> bytes:
+        name = os.fspath(place.relative_path)
+        if os.path.isabs(name) or any(part in ("", ".", "..") for part in name.split("/")):
+            raise FormatError(f"{self.path}: {name!r} leads out of the folder")
+        path = os.path.join(self.path, name)
+        with open(path, "rb") as file:
+            file.seek(place.offset)
+            data = file.read(place.length)
+        if len(data) != place.length:
+            raise FormatError(f"{path}: the file ends before byte {place.offset + place.length}")
+        return data
+
+    def _load_transformed(self, place: Any, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+        """Items that went through an extension of somebody else's: decoded once, and cut as torch does."""
+        stored = torch.load(io.BytesIO(self._decoded(place)), map_location="cpu", weights_only=True)
+        for item in items:
+            part = narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
+            target = planner.resolve_tensor(item).detach()
+            if target.size() != part.size():
+                raise MismatchError(f"{item.storage_index.fqn}: a read of {list(part.size())} elements into a "
+                                    f"tensor of {list(target.size())}")
+            target.copy_(part)
+            planner.commit_tensor(item, target)
+
+
+def _check_crcs(data: bytes, place: Any) -> None:
+    """Those of the records in an item of torch.save; torch looks at none. One of 0 was not computed."""
+    if data[:4] != b"PK\3\4":
+        return
+    where = f"{place.relative_path}, the item at byte {place.offset}"
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for record in archive.infolist():
+                if record.CRC:
+                    archive.read(record)
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:
+        raise FormatError(f"{where}: {error}") from None

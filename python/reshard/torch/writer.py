@@ -1,0 +1,357 @@
+"""A writer of checkpoints for torch.distributed.checkpoint:
+
+    dcp.save(state, storage_writer=reshard.torch.Writer(path))
+    dcp.async_save(state, storage_writer=reshard.torch.Writer(path))
+
+What the planner deals out to a rank is written by the library, by several threads, as the files that torch's
+FileSystemWriter writes, to the byte. An older checkpoint at the path stays readable until the new one is
+complete: new data files get names of their own, and .metadata is replaced in one step.
+"""
+from __future__ import annotations
+
+import ctypes as C
+import inspect
+import io
+import operator
+import os
+import pickle
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from .. import _c, dtypes, local
+from ..carry import AnyPool, Pool
+from ..errors import Error, InvalidError, UnsupportedError
+from ..saving import compress_level
+from . import metadata as metadata_
+
+# Tensors of other devices are copied here before they are written, so many bytes at a time.
+STAGED_NBYTES = 1 << 30
+_DATA_FILE = re.compile(r"__(\d+)_(?:\d+-)?\d+\.distcp$")
+_RANK_METADATA = re.compile(r"__\d+\.metadata$")
+
+
+class _Data(NamedTuple):
+    """An item as it is written: a tensor in memory, or bytes."""
+
+    item: WriteItem
+    tensor: Optional[torch.Tensor]
+    data: Optional[bytes]
+
+
+def _global_nbytes(item: WriteItem) -> int:
+    """Of the whole tensor that an item is a part of: torch deals by that."""
+    assert item.tensor_data is not None
+    count = torch._utils._element_size(item.tensor_data.properties.dtype)  # type: ignore[attr-defined]
+    for extent in item.tensor_data.size:
+        count *= extent
+    return count
+
+
+def _buckets(count: int, items: Sequence[WriteItem]) -> List[List[WriteItem]]:
+    """One list of items for each file, dealt out as torch does it: bytes in turn, tensors from the largest
+    to the file that has least."""
+    if count == 1:
+        return [list(items)]
+    made: List[List[WriteItem]] = [[] for _ in range(count)]
+    filled = [0] * count
+    for number, item in enumerate(one for one in items if one.type == WriteItemType.BYTE_IO):
+        made[number % count].append(item)
+    tensors = [one for one in items if one.type != WriteItemType.BYTE_IO]
+    for item in sorted(tensors, key=_global_nbytes, reverse=True):
+        least = min(range(count), key=filled.__getitem__)
+        made[least].append(item)
+        filled[least] += _global_nbytes(item)
+    return made
+
+
+def _saved(what: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(what, stream)
+    return stream.getvalue()
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as torch stores it: on the CPU, detached, without more memory than its own elements. One
+    that is a run in a larger storage can be written from there."""
+    tensor = tensor.detach().cpu()
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return tensor
+    whole = tensor.untyped_storage().size() == tensor.nbytes
+    return tensor if whole or (tensor.is_contiguous() and tensor.numel()) else tensor.clone()
+
+
+def _known(tensor: torch.Tensor) -> Optional[dtypes.Dtype]:
+    """The library's dtype, if it can write the tensor; else torch does."""
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
+        return None
+    if tensor.is_conj() or tensor.is_neg():
+        return None
+    try:
+        return dtypes.dtype(tensor.dtype)
+    except Error:
+        return None
+
+
+class Writer(FileSystemWriter):
+    """Writes a checkpoint for dcp.save and dcp.async_save.
+
+    The keywords of torch's FileSystemWriter are taken, `_extensions` too. `compress` is "zstd" or
+    "zstd:LEVEL", which needs no other package, and is what `_extensions=[ZStandard()]` does. `pool` is a
+    number of threads, or a reshard.Pool; files are still as many as `thread_count` says. What overwrites an
+    older checkpoint leaves it readable until the new one is complete, and then removes its files."""
+
+    def __init__(self, path: Any, single_file_per_rank: bool = True, sync_files: bool = True,
+                 thread_count: int = 1, per_thread_copy_ahead: int = 10_000_000,
+                 cache_staged_state_dict: bool = False, overwrite: bool = True, _extensions: Any = None,
+                 serialization_format: Any = None, *, compress: Union[str, int, bool, None] = None,
+                 pool: AnyPool = None) -> None:
+        options: Dict[str, Any] = dict(
+            single_file_per_rank=single_file_per_rank, sync_files=sync_files, thread_count=thread_count,
+            per_thread_copy_ahead=per_thread_copy_ahead, cache_staged_state_dict=cache_staged_state_dict,
+            overwrite=overwrite)
+        if _extensions is not None:
+            options["_extensions"] = _extensions
+        if serialization_format is not None:
+            options["serialization_format"] = serialization_format
+        taken = inspect.signature(FileSystemWriter.__init__).parameters
+        strange = [name for name in ("_extensions", "serialization_format") if name in options
+                   and name not in taken]
+        if strange:
+            raise UnsupportedError(f"torch {torch.__version__} has no {strange[0]}")
+        super().__init__(path, **{name: value for name, value in options.items() if name in taken})
+        self._pool = pool
+        self._names = [one.get_descriptor() for one in reversed(_extensions or ())]
+        self._level = compress_level(compress)
+        if self._level and self._names:
+            raise InvalidError("compress and _extensions: one of them says what becomes of the bytes")
+        if self._names == ["stream.zstd/1"]:
+            self._level = 3
+        elif self._level:
+            self._names = ["stream.zstd/1"]
+        kind = getattr(serialization_format, "value", "torch_save")
+        self._safetensors = kind == "safetensors"
+        self._by_library = not self._safetensors and (self._level > 0 or not self._names)
+
+    # -- planning --
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[List[WriteResult]]":
+        """Writes what a plan deals out to this rank."""
+        prefix = self._free_prefix(plan.storage_data.prefix)
+        if self.single_file_per_rank:
+            buckets = _buckets(self.thread_count, plan.items)
+        else:
+            buckets = [[item] for item in plan.items]
+        jobs = [(f"{prefix}{number}.distcp", bucket) for number, bucket in enumerate(buckets)]
+        results: List[WriteResult] = []
+        if len(jobs) > 1 and self.thread_count > 1 and (self._level or not self._by_library):
+            # Streams are made by one thread each.
+            with ThreadPoolExecutor(self.thread_count) as threads:
+                for found in threads.map(lambda job: self._write(planner, *job), jobs):
+                    results += found
+        else:
+            for job in jobs:
+                results += self._write(planner, *job)
+        done: "Future[List[WriteResult]]" = Future()
+        done.set_result(results)
+        return done
+
+    def _free_prefix(self, prefix: str) -> str:
+        """A start of names for data files that no file of a checkpoint which is there has."""
+        names = os.listdir(self.path)
+        if ".metadata" not in names and not any(map(_RANK_METADATA.match, names)):
+            return prefix
+        number, start = 0, prefix
+        while any(re.match(re.escape(start) + r"\d+\.distcp$", name) for name in names):
+            number += 1
+            start = f"{prefix}{number}-"
+        return start
+
+    def _ordered(self, items: Sequence[WriteItem]) -> List[WriteItem]:
+        """The order in a file: bytes, then tensors; by their size where torch overlaps copies with writes."""
+        tensors = [one for one in items if one.type != WriteItemType.BYTE_IO]
+        if self.thread_count == 1 and self.per_thread_copy_ahead > 0 and torch.cuda.is_available():
+            tensors.sort(key=_global_nbytes)
+        return [one for one in items if one.type == WriteItemType.BYTE_IO] + tensors
+
+    # -- writing --
+
+    def _write(self, planner: SavePlanner, name: str, items: Sequence[WriteItem]) -> List[WriteResult]:
+        path = os.path.join(self.path, name)
+        if not self._by_library:
+            return self._write_streams(planner, name, path, self._ordered(items))
+        results: List[WriteResult] = []
+        offset = 0
+        batches = list(self._batched(self._ordered(items)))
+        for number, batch in enumerate(batches):
+            last = number == len(batches) - 1
+            data = [self._resolved(planner, item) for item in batch]
+            for one, (at, nbytes) in zip(data, self._write_batch(path, data, offset, last)):
+                results.append(self._result(one.item, name, at, nbytes))
+                offset = at + nbytes
+        return results
+
+    @staticmethod
+    def _batched(items: Sequence[WriteItem]) -> Iterator[List[WriteItem]]:
+        """All items at once, unless there may be copies of tensors from another device."""
+        if not torch.cuda.is_available():
+            yield list(items)
+            return
+        batch: List[WriteItem] = []
+        nbytes = 0
+        for item in items:
+            chunk = getattr(item.tensor_data, "chunk", None)
+            if chunk is not None and item.tensor_data is not None:
+                count = torch._utils._element_size(  # type: ignore[attr-defined]
+                    item.tensor_data.properties.dtype)
+                for extent in chunk.sizes:
+                    count *= extent
+                nbytes += count
+            batch.append(item)
+            if nbytes >= STAGED_NBYTES:
+                yield batch
+                batch, nbytes = [], 0
+        yield batch
+
+    @staticmethod
+    def _resolved(planner: SavePlanner, item: WriteItem) -> _Data:
+        found = planner.resolve_data(item)
+        if item.type == WriteItemType.BYTE_IO:
+            if not isinstance(found, io.BytesIO):
+                raise InvalidError(f"{item.index.fqn}: a planner gave a {type(found).__name__}, not bytes")
+            return _Data(item, None, found.getvalue())
+        if not isinstance(found, torch.Tensor):
+            raise InvalidError(f"{item.index.fqn}: a planner gave a {type(found).__name__}, not a tensor")
+        tensor = _on_cpu(found)
+        return _Data(item, tensor, None) if _known(tensor) else _Data(item, None, _saved(tensor))
+
+    def _write_batch(self, path: str, data: Sequence[_Data], offset: int,
+                     last: bool) -> List[Tuple[int, int]]:
+        structs = []
+        for one in data:
+            name = one.item.index.fqn.encode()
+            if one.tensor is None:
+                held = C.create_string_buffer(one.data or b"", len(one.data or b"") or 1)
+                made = _c.Item(name=name, data=C.cast(held, C.c_void_p), nbytes=len(one.data or b""))
+                made.kept = held
+            else:
+                known = _known(one.tensor)
+                assert known is not None
+                made = _c.Item(name=name, dtype=known.number, ndim=one.tensor.ndim,
+                               shape=_c.ints(one.tensor.shape), strides=_c.ints(one.tensor.stride()),
+                               data=one.tensor.data_ptr() or None)
+                made.kept = one.tensor
+            structs.append(made)
+        call, places = local.Call(), (C.c_uint64 * max(1, 2 * len(data)))()
+        options = _c.ItemsOptions(pool=Pool.of(self._pool).handle, offset=offset, compress=self._level,
+                                  sync=self.sync_files and last, **call.options)
+        call(_c.lib.rsd_write_items, _c.path_bytes(path), len(data), _c.packed(_c.Item, structs),
+             C.byref(options), places)
+        return [(places[2 * i], places[2 * i + 1]) for i in range(len(data))]
+
+    def _write_streams(self, planner: SavePlanner, name: str, path: str,
+                       items: Sequence[WriteItem]) -> List[WriteResult]:
+        """Items through extensions, or as safetensors: one after the other, by Python."""
+        results = []
+        with open(path, "wb") as file:
+            for item in items:
+                found, offset = planner.resolve_data(item), file.tell()
+                stream: Any = file
+                if self._names:
+                    stream, _ = self.transforms.transform_save_stream(item, file)  # type: ignore[arg-type]
+                if isinstance(found, io.BytesIO):
+                    stream.write(found.getbuffer())
+                elif self._safetensors:
+                    stream.write(_as_safetensors(item, _on_cpu(found)))
+                else:
+                    torch.save(_on_cpu(found), stream)
+                if stream is not file:
+                    stream.close()
+                results.append(self._result(item, name, offset, file.tell() - offset))
+            if self.sync_files:
+                file.flush()
+                os.fsync(file.fileno())
+        return results
+
+    def _result(self, item: WriteItem, name: str, offset: int, nbytes: int) -> WriteResult:
+        place = _StorageInfo(name, offset, nbytes)
+        if self._names:
+            place.transform_descriptors = list(self._names)
+        return WriteResult(index=item.index, size_in_bytes=nbytes, storage_data=place)
+
+    # -- the end --
+
+    def finish(self, metadata: Metadata, results: List[List[WriteResult]]) -> None:
+        """Puts the metadata in place, in one step; then the files of what was there before are removed."""
+        if hasattr(filesystem, "CURRENT_DCP_VERSION"):
+            metadata.version = filesystem.CURRENT_DCP_VERSION
+        metadata.storage_data = {one.index: one.storage_data for ranks in results for one in ranks}
+        metadata.storage_meta = self.storage_meta()
+        name = ".metadata"
+        if not getattr(self, "use_collectives", True) and self.rank is not None:
+            name = f"__{self.rank}.metadata"
+        folder = os.fspath(self.path)
+        partial = os.path.join(folder, name + ".tmp")
+        with open(partial, "wb") as file:
+            pickle.dump(metadata, file)
+            if self.sync_files:
+                file.flush()
+                os.fsync(file.fileno())
+        self._sync_folder(folder)
+        before = self._files_of(folder, name)
+        os.replace(partial, os.path.join(folder, name))
+        self._sync_folder(folder)
+        self._remove_old(folder, name, before, metadata)
+
+    def _sync_folder(self, folder: str) -> None:
+        if self.sync_files:
+            number = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+
+    @staticmethod
+    def _files_of(folder: str, name: str) -> List[str]:
+        """The data files of a checkpoint that is there; none if nobody can say."""
+        path = os.path.join(folder, name)
+        if not os.path.exists(path):
+            return []
+        try:
+            found = metadata_.read(path)  # type: ignore[arg-type]
+        except (Error, OSError):
+            return []
+        return [str(place.relative_path) for place in found.storage_data.values()]
+
+    @staticmethod
+    def _remove_old(folder: str, name: str, before: Sequence[str], metadata: Metadata) -> None:
+        """Data files of the checkpoint that was replaced, and what a save that was stopped left. Those that
+        other metadata may speak of are left alone."""
+        names = os.listdir(folder)
+        others = [one for one in names if one != name and (one == ".metadata" or _RANK_METADATA.match(one))]
+        old = set(before)
+        if not others:
+            old |= set(names)
+        kept = {place.relative_path for place in metadata.storage_data.values()}
+        for other in others:
+            kept |= set(Writer._files_of(folder, other))
+        rank = name[2:-len(".metadata")] if name != ".metadata" else None
+        for one in sorted(old - kept):
+            match = _DATA_FILE.match(one)
+            if match and one in names and (rank is None or match.group(1) == rank):
+                os.unlink(os.path.join(folder, one))
+
+
+def _as_safetensors(item: WriteItem, tensor: torch.Tensor) -> bytes:
+    """One blob an item: several parts of one tensor, and bytes before them, do not get into each other's
+    way."""
+    from safetensors.torch import save
+    return save({item.index.fqn: tensor.contiguous()})
