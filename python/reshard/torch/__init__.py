@@ -3,7 +3,7 @@ from .bound import release
 from .group import Group
 from .layouts import device_mesh, layout, layout_of_spec, layout_on, placements, sharding_spec
 from .moving import distribute_tensor, full_tensor, redistribute
-from .planner import LoadPlanner
+from .planner import LoadPlanner, SavePlanner
 from .reader import Reader
 from .sharded import reshard
 from .stashing import Stashed, input_reshard, stashed
@@ -11,4 +11,4 @@ from .writer import Writer
 
 __all__ = ["device_mesh", "distribute_tensor", "full_tensor", "Group", "input_reshard", "layout",
            "layout_of_spec", "layout_on", "LoadPlanner", "placements", "Reader", "redistribute", "release",
-           "reshard", "sharding_spec", "Stashed", "stashed", "Writer"]
+           "reshard", "SavePlanner", "sharding_spec", "Stashed", "stashed", "Writer"]

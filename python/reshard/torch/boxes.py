@@ -1,12 +1,20 @@
-"""Boxes of tensors that torch's planners plan for: which a rank wants, and whether files have them."""
+"""Boxes of tensors that torch's planners plan for: which a rank has, and whether files have them.
+
+A DTensor is one box, as torch says, unless it has a strided shard: FSDP2 on top of tensor parallel cuts one
+dim twice, the later mesh axis first, and where that does not go evenly torch takes other rows to be there
+than there are. Here they are those that FSDP2 cuts, and that full_tensor puts together.
+"""
 from __future__ import annotations
 
-from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import dtypes
 from ..errors import MismatchError
@@ -14,9 +22,9 @@ from ..layout import Layout
 from ..plan import Plan
 
 
-class Wanted(NamedTuple):
-    """A box of a tensor that a rank wants. `index` finds the memory it is in, and `at` is where it begins
-    there."""
+class Part(NamedTuple):
+    """A box of a tensor that a rank has, or wants. `index` finds the memory it is in, and `at` is where it
+    begins there."""
 
     lo: Tuple[int, ...]
     len: Tuple[int, ...]
@@ -24,29 +32,103 @@ class Wanted(NamedTuple):
     at: Tuple[int, ...]
 
 
-def wanted_boxes(name: str, obj: Any) -> List[Wanted]:
-    """The boxes of a tensor that this rank wants. ValueError if it is none."""
-    if isinstance(obj, DTensor) and obj.device_mesh.get_coordinate() is None:
-        return []
-    return [Wanted(tuple(one.offsets), tuple(one.sizes), MetadataIndex(name, one.offsets, number),
-                   (0,) * len(one.sizes)) for number, one in enumerate(_create_chunk_list(obj))]
+def parts(name: str, obj: Any) -> List[Part]:
+    """The boxes of a tensor on this rank. ValueError if it is none."""
+    if isinstance(obj, DTensor):
+        if obj.device_mesh.get_coordinate() is None:
+            return []
+        if is_strided(obj):
+            return _strided_parts(name, obj)
+    return [Part(tuple(one.offsets), tuple(one.sizes), MetadataIndex(name, one.offsets, number),
+                 (0,) * len(one.sizes)) for number, one in enumerate(_create_chunk_list(obj))]
+
+
+# ---- strided shards ----
+
+
+def is_strided(tensor: DTensor) -> bool:
+    """Whether the local tensor of a DTensor may be other rows than torch says."""
+    strided = any(isinstance(one, _StridedShard) for one in tensor.placements)
+    return strided and type(tensor._local_tensor) is torch.Tensor
+
+
+def _orders(tensor: DTensor) -> Optional[Dict[int, List[int]]]:
+    """The mesh axes that cut each dim, first to last; None if strided shards say something else. A strided
+    shard of factor f comes after later axes of f ranks in all."""
+    orders: Dict[int, List[int]] = {}
+    for axis in reversed(range(tensor.device_mesh.ndim)):
+        one = tensor.placements[axis]
+        if not isinstance(one, (Shard, _StridedShard)):
+            continue
+        order = orders.setdefault(one.dim % tensor.ndim, [])
+        factor, before, at = getattr(one, "split_factor", 1), 1, 0
+        while before < factor and at < len(order):
+            before *= tensor.device_mesh.size(order[at])
+            at += 1
+        if before != factor:
+            return None
+        order.insert(at, axis)
+    return orders
+
+
+def _strided_layout(tensor: DTensor) -> Layout:
+    mesh = tensor.device_mesh
+    axes = ",".join(f"a{axis}={mesh.size(axis)}" for axis in range(mesh.ndim))
+    orders = _orders(tensor)
+    if orders is not None:
+        words = [".".join(f"a{axis}" for axis in orders.get(dim, ())) or "-" for dim in range(tensor.ndim)]
+        return Layout.on("u8", tensor.shape, axes, f"[{', '.join(words)}]")
+    words = []
+    for one in tensor.placements:
+        if isinstance(one, _StridedShard):
+            words.append(f"_S({one.dim % tensor.ndim},{one.split_factor})")
+        else:
+            words.append(f"S({one.dim % tensor.ndim})" if isinstance(one, Shard) else "R")
+    return Layout.on("u8", tensor.shape, axes, ",".join(words))
+
+
+def _strided_parts(name: str, tensor: DTensor) -> List[Part]:
+    tensor._raise_if_contains_partial_placements()
+    layout, rank = _strided_layout(tensor), 0
+    for axis, at in enumerate(tensor.device_mesh.get_coordinate() or ()):
+        rank = rank * tensor.device_mesh.size(axis) + at
+    shape, own = layout.arrays(rank)[0].shape, tuple(tensor._local_tensor.shape)
+    if shape != own:
+        raise MismatchError(f"{name}: the local tensor is {list(own)}, and {list(tensor.placements)} of "
+                            f"{list(tensor.shape)} on a mesh of {list(tensor.device_mesh.shape)} is "
+                            f"{list(shape)} there, as FSDP2 cuts it")
+    return [Part(one.lo, one.len, MetadataIndex(name, one.lo, number), one.at)
+            for number, one in enumerate(layout.boxes(rank)) if volume(one.len)]
+
+
+def check_strided(name: str, tensor: DTensor) -> None:
+    """MismatchError if torch takes other rows to be there than there are."""
+    said = [(tuple(one.offsets), tuple(one.sizes)) for one in _create_chunk_list(tensor)]
+    own = [(one.lo, one.len) for one in parts(name, tensor)]
+    if [one for one in said if volume(one[1])] != own:
+        raise MismatchError(f"{name}: with {list(tensor.placements)} this rank has {own}, and torch's planner "
+                            f"takes it to be {said}: plan with reshard.torch.LoadPlanner and SavePlanner")
+
+
+# ---- what is read ----
 
 
 def _layout(dtype: Any, shape: Sequence[int], boxes: Sequence[Tuple[Any, Any]]) -> Layout:
     return Layout.from_boxes(dtype, shape, [(rank, lo, length) for rank, (lo, length) in enumerate(boxes)])
 
 
-def _volume(sizes: Sequence[int]) -> int:
-    volume = 1
+def volume(sizes: Sequence[int]) -> int:
+    """The number of elements."""
+    count = 1
     for extent in sizes:
-        volume *= extent
-    return volume
+        count *= extent
+    return count
 
 
-def read_items(name: str, about: TensorStorageMetadata, wanted: Sequence[Wanted]) -> Iterator[ReadItem]:
+def read_items(name: str, about: TensorStorageMetadata, wanted: Sequence[Part]) -> Iterator[ReadItem]:
     """What has to be read so that all boxes are filled, each element once. MismatchError names a box that
     no file has."""
-    wanted = [one for one in wanted if _volume(one.len)]
+    wanted = [one for one in wanted if volume(one.len)]
     if not wanted:
         return
     chunks = about.chunks
@@ -59,39 +141,35 @@ def read_items(name: str, about: TensorStorageMetadata, wanted: Sequence[Wanted]
     for piece in plan.pieces():
         source, target = chunks[piece.from_rank], wanted[piece.to_rank]
         yield ReadItem(
-            type=LoadItemType.TENSOR, dest_index=target.index, lengths=_size(piece.len),
-            dest_offsets=_size([a + b for a, b in zip(target.at, piece.to_at)]),
+            type=LoadItemType.TENSOR, dest_index=target.index, lengths=torch.Size(piece.len),
+            dest_offsets=torch.Size([a + b for a, b in zip(target.at, piece.to_at)]),
             storage_index=MetadataIndex(name, source.offsets, piece.from_rank),
-            storage_offsets=_size(piece.from_at))
+            storage_offsets=torch.Size(piece.from_at))
 
 
-def _size(numbers: Sequence[int]) -> Any:
-    import torch
-    return torch.Size(numbers)
-
-
-def check_filled(metadata: Metadata, plan: LoadPlan, planner: Any) -> None:
-    """MismatchError if some part of a tensor that a planner loads is in no file: torch would leave it as it
-    is, and say nothing. Planners that do not say what they load are believed."""
+def check_filled(metadata: Metadata, planner: Any) -> None:
+    """MismatchError if some part of a tensor that torch's planner loads would be left as it is, without a
+    word: it is in no file, or it is not where the planner takes it to be. Planners that do not say what they
+    load are believed."""
     state = getattr(planner, "state_dict", None)
-    if not isinstance(state, dict):
+    if not isinstance(state, dict) or getattr(planner, "fills_all", False):
         return
-    names = {item.dest_index.fqn for item in plan.items}
     for name, obj in state.items():
         about = metadata.state_dict_metadata.get(name)
-        if not isinstance(about, TensorStorageMetadata) or _is_covered(about):
+        if not isinstance(about, TensorStorageMetadata):
             continue
-        if name not in names and not hasattr(obj, "size"):
-            continue
-        for _ in read_items(name, about, wanted_boxes(name, obj)):
-            break
+        if isinstance(obj, DTensor) and obj.device_mesh.get_coordinate() is not None and is_strided(obj):
+            check_strided(name, obj)
+        if not _is_covered(about):
+            for _ in read_items(name, about, parts(name, obj)):
+                break
 
 
 def _is_covered(about: TensorStorageMetadata) -> bool:
     """Whether the stored boxes are the whole tensor."""
     if len(about.chunks) == 1:
         return tuple(about.chunks[0].sizes) == tuple(about.size)
-    if not _volume(about.size):
+    if not volume(about.size):
         return True
     boxes = [(one.offsets, one.sizes) for one in about.chunks]
     return bool(about.chunks) and _layout(dtypes.DTYPES["u8"], about.size, boxes).check().cover != "misses"

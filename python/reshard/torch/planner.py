@@ -1,28 +1,35 @@
-"""A load planner for torch.distributed.checkpoint that plans as the library does:
+"""Planners for torch.distributed.checkpoint that plan as the library does:
 
     dcp.load(state, storage_reader=Reader(path), planner=reshard.torch.LoadPlanner())
+    dcp.save(state, storage_writer=Writer(path), planner=reshard.torch.SavePlanner())
 
-torch's own compares every stored box of a tensor with every wanted one; here the time grows with the boxes
-that meet. A part of a tensor that no file has is an error, with torch's reader too.
+torch's own load planner compares every stored box of a tensor with every wanted one; here the time grows with
+the boxes that meet. Both know what a strided shard that does not go evenly holds.
 """
 from __future__ import annotations
 
-from typing import List
+import dataclasses
+from typing import Any, List, Optional
+
+import torch
 
 from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
-from torch.distributed.checkpoint.planner_helpers import _create_read_items
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem
+from torch.distributed.checkpoint.planner_helpers import _create_read_items, _create_write_items
+from torch.distributed.tensor import DTensor
 
 from ..errors import MismatchError
-from .boxes import read_items, wanted_boxes
+from .boxes import is_strided, parts, read_items
 
 
 class LoadPlanner(DefaultLoadPlanner):
     """As torch's DefaultLoadPlanner, with its keywords, for any number of stored boxes. Works with torch's
-    readers too."""
+    readers too. A part of a tensor that no file has is an error, with torch's reader too."""
+
+    fills_all = True  # so a reader need not look
 
     def create_local_plan(self) -> LoadPlan:
         """What this rank reads."""
@@ -42,7 +49,7 @@ class LoadPlanner(DefaultLoadPlanner):
                 raise MismatchError(f"Size mismatch between saved {about.size} and current: {obj.size()} for "
                                     f"{name}")
             try:
-                wanted = wanted_boxes(name, obj)
+                wanted = parts(name, obj)
             except ValueError as error:
                 raise MismatchError(f"{name}: a tensor in the checkpoint, and here a {type(obj).__name__}: "
                                     f"{error}") from None
@@ -65,3 +72,45 @@ class LoadPlanner(DefaultLoadPlanner):
             _version._derived_version = None
         if absent & set(state):
             self.state_dict, self.mappings = state, mappings
+
+
+class SavePlanner(DefaultSavePlanner):
+    """As torch's DefaultSavePlanner, with its keywords. DTensors with strided shards that do not go evenly are
+    saved as the rows that they hold, several boxes if need be."""
+
+    def create_local_plan(self) -> SavePlan:
+        """What this rank has to offer."""
+        plan = super().create_local_plan()
+        strided = {name: obj for name, obj in self.state_dict.items() if isinstance(obj, DTensor)
+                   and obj.device_mesh.get_coordinate() is not None and is_strided(obj)}
+        if not strided or not getattr(plan, "usable", True):
+            return plan
+        items: List[WriteItem] = []
+        for item in plan.items:
+            obj = strided.get(item.index.fqn)
+            items += [item] if obj is None else self._items_of(item.index.fqn, obj)
+        self.plan = dataclasses.replace(plan, items=items)
+        return self.plan
+
+    @staticmethod
+    def _items_of(name: str, tensor: DTensor) -> List[WriteItem]:
+        made = []
+        for item in _create_write_items(name, tensor):
+            assert item.tensor_data is not None
+            for part in parts(name, tensor):
+                chunk = ChunkStorageMetadata(torch.Size(part.lo), torch.Size(part.len))
+                made.append(dataclasses.replace(
+                    item, index=MetadataIndex(name, part.lo),
+                    tensor_data=dataclasses.replace(item.tensor_data, chunk=chunk)))
+        return made
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """What is saved under an index: of a strided shard, the box that begins there."""
+        obj = self.state_dict.get(index.fqn)
+        found = super().lookup_object(index)
+        if not isinstance(obj, DTensor) or not is_strided(obj):
+            return found
+        part: Optional[Any] = next((one for one in parts(index.fqn, obj) if one.index == index), None)
+        if part is None:
+            raise MismatchError(f"{index.fqn}: nothing here begins at {list(index.offset or ())}")
+        return found[tuple(slice(at, at + extent) for at, extent in zip(part.at, part.len))]

@@ -122,7 +122,7 @@ class Reader(FileSystemReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
         """Reads all that a plan asks for."""
         assert self._metadata is not None, "set_up_storage_reader comes first"
-        check_filled(self._metadata, plan, planner)
+        check_filled(self._metadata, planner)
         tensors: List[ReadItem] = []
         transformed: Dict[Any, List[ReadItem]] = {}
         for item in plan.items:
@@ -134,10 +134,11 @@ class Reader(FileSystemReader):
             else:
                 transformed.setdefault(item.storage_index, []).append(item)
         for batch in self._batches(tensors, planner):
-            for one in self._load(batch):
+            left = self._load(batch)
+            for one in left:
                 transformed.setdefault(one.item.storage_index, []).append(one.item)
-                batch = [other for other in batch if other is not one]
-            for one in batch:
+            done_elsewhere = {id(one) for one in left}
+            for one in (one for one in batch if id(one) not in done_elsewhere):
                 if one.staged is not None:
                     one.target.copy_(one.staged)
                 planner.commit_tensor(one.item, one.target)
@@ -196,13 +197,27 @@ class Reader(FileSystemReader):
             return left
         try:
             self._checkpoint()._load(list(made.values()), self._pool, cast=True)
-        except UnsupportedError:
+        except (FormatError, UnsupportedError):
             for key, one in made.items():
                 try:
                     self._checkpoint()._load([one], self._pool, cast=True)
                 except UnsupportedError:
                     left += groups[key]
+                except FormatError:
+                    if not self._has_other_dtype(groups[key]):
+                        raise
+                    left += groups[key]
         return left
+
+    def _has_other_dtype(self, members: Sequence[_Wanted]) -> bool:
+        """Whether a planner saved elements of another dtype than its metadata says, and nothing else is wrong.
+        torch reads that."""
+        for index in {one.item.storage_index for one in members}:
+            stored = self._stored(self.storage_data[index])
+            sizes = [one.sizes for one in self._about(index.fqn).chunks if one.offsets == index.offset]
+            if stored.dtype == self._about(index.fqn).properties.dtype or stored.size() not in sizes:
+                return False
+        return True
 
     def _local(self, name: str, dtype: torch.dtype, members: Sequence[_Wanted]) -> Any:
         boxes, strides, addresses = [], [], []
@@ -263,9 +278,15 @@ class Reader(FileSystemReader):
             raise FormatError(f"{path}: the file ends before byte {place.offset + place.length}")
         return data
 
+    def _stored(self, place: Any) -> torch.Tensor:
+        found = torch.load(io.BytesIO(self._decoded(place)), map_location="cpu", weights_only=True)
+        if not isinstance(found, torch.Tensor):
+            raise FormatError(f"{place.relative_path}, the item at byte {place.offset}: no tensor")
+        return found
+
     def _load_transformed(self, place: Any, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
         """Items that went through an extension of somebody else's: decoded once, and cut as torch does."""
-        stored = torch.load(io.BytesIO(self._decoded(place)), map_location="cpu", weights_only=True)
+        stored = self._stored(place)
         for item in items:
             part = narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
             target = planner.resolve_tensor(item).detach()

@@ -29,7 +29,7 @@ from torch.futures import Future
 
 from .. import _c, dtypes, local
 from ..carry import AnyPool, Pool
-from ..errors import Error, InvalidError, UnsupportedError
+from ..errors import Error, InvalidError, MismatchError, UnsupportedError
 from ..saving import compress_level
 from . import metadata as metadata_
 
@@ -87,6 +87,15 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     whole = tensor.untyped_storage().size() == tensor.nbytes
     return tensor if whole or (tensor.is_contiguous() and tensor.numel()) else tensor.clone()
+
+
+def _check_size(item: WriteItem, tensor: torch.Tensor) -> None:
+    """What a plan says has to be what is written: nobody could read it otherwise."""
+    chunk = getattr(item.tensor_data, "chunk", None)
+    if chunk is not None and tuple(chunk.sizes) != tuple(tensor.shape):
+        raise MismatchError(f"{item.index.fqn}: the plan says {list(chunk.sizes)} at {list(chunk.offsets)}, and "
+                            f"the tensor there is {list(tensor.shape)}; strided shards that do not go evenly "
+                            "are planned by reshard.torch.SavePlanner")
 
 
 def _known(tensor: torch.Tensor) -> Optional[dtypes.Dtype]:
@@ -230,6 +239,7 @@ class Writer(FileSystemWriter):
             return _Data(item, None, found.getvalue())
         if not isinstance(found, torch.Tensor):
             raise InvalidError(f"{item.index.fqn}: a planner gave a {type(found).__name__}, not a tensor")
+        _check_size(item, found)
         tensor = _on_cpu(found)
         return _Data(item, tensor, None) if _known(tensor) else _Data(item, None, _saved(tensor))
 
@@ -267,6 +277,8 @@ class Writer(FileSystemWriter):
                 stream: Any = file
                 if self._names:
                     stream, _ = self.transforms.transform_save_stream(item, file)  # type: ignore[arg-type]
+                if isinstance(found, torch.Tensor):
+                    _check_size(item, found)
                 if isinstance(found, io.BytesIO):
                     stream.write(found.getbuffer())
                 elif self._safetensors:
