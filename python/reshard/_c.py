@@ -209,3 +209,6 @@ class Handle:
 
     def __deepcopy__(self, _: Any) -> Any:
         return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} is of this process, and cannot be sent to another")

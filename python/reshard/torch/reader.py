@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from .. import _c, dtypes
-from ..carry import AnyPool
+from ..carry import AnyPool, Pool
 from ..checkpoint import Checkpoint
 from ..errors import FormatError, LimitError, MismatchError, MissingFileError, UnsupportedError
 from ..layout import Layout
@@ -78,6 +78,11 @@ class Reader(FileSystemReader):
     def reset(self, checkpoint_id: Any = None) -> None:
         super().reset(checkpoint_id)
         self._metadata, self._opened, self._of_rank = None, None, None
+
+    def __getstate__(self) -> Dict[str, Any]:
+        state = dict(self.__dict__, _opened=None)
+        state["_pool"] = state["_pool"].nthreads if isinstance(state["_pool"], Pool) else state["_pool"]
+        return state
 
     # -- what is there --
 

@@ -32,6 +32,7 @@ from ..carry import AnyPool, Pool
 from ..errors import Error, InvalidError, MismatchError, UnsupportedError
 from ..saving import compress_level
 from . import metadata as metadata_
+from .staging import Stage
 
 # Tensors of other devices are copied here before they are written, so many bytes at a time.
 STAGED_NBYTES = 1 << 30
@@ -148,7 +149,18 @@ class Writer(FileSystemWriter):
             self._names = ["stream.zstd/1"]
         kind = getattr(serialization_format, "value", "torch_save")
         self._safetensors = kind == "safetensors"
+        self._stage = Stage(keep=cache_staged_state_dict)
         self._by_library = not self._safetensors and (self._level > 0 or not self._names)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        state = dict(self.__dict__)  # for async_save in a process
+        state["_pool"] = state["_pool"].nthreads if isinstance(state["_pool"], Pool) else state["_pool"]
+        return state
+
+    def stage(self, state_dict: Any) -> Any:
+        """A copy of a state dict for async_save: CPU tensors, DTensors and ShardedTensors too."""
+        self.per_thread_copy_ahead = 0  # everything is here then
+        return self._stage.copied(state_dict)
 
     # -- planning --
 
