@@ -81,13 +81,11 @@ def _saved(what: Any) -> bytes:
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as torch stores it: on the CPU, detached, without more memory than its own elements. One
-    that is a run in a larger storage can be written from there."""
+    """The tensor as torch stores it: on the CPU, detached, without more memory than its own elements."""
     tensor = tensor.detach().cpu()
-    if tensor.layout != torch.strided or tensor.is_quantized:
+    if tensor.layout != torch.strided or tensor.untyped_storage().size() == tensor.nbytes:
         return tensor
-    whole = tensor.untyped_storage().size() == tensor.nbytes
-    return tensor if whole or (tensor.is_contiguous() and tensor.numel()) else tensor.clone()
+    return tensor.clone()
 
 
 def _check_size(item: WriteItem, tensor: torch.Tensor) -> None:
@@ -252,7 +250,9 @@ class Writer(FileSystemWriter):
         if not isinstance(found, torch.Tensor):
             raise InvalidError(f"{item.index.fqn}: a planner gave a {type(found).__name__}, not a tensor")
         _check_size(item, found)
-        tensor = _on_cpu(found)
+        tensor = found.detach().cpu()
+        if not (_known(tensor) and tensor.is_contiguous() and tensor.numel()):
+            tensor = _on_cpu(tensor)  # else it is one run, and can be written from where it is
         return _Data(item, tensor, None) if _known(tensor) else _Data(item, None, _saved(tensor))
 
     def _write_batch(self, path: str, data: Sequence[_Data], offset: int,
