@@ -8,12 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { GAP_NBYTES = 1 << 16 };
+
 struct tile {
     const struct haul *haul;
     struct scratch *scratch;
     struct tally *tally;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    struct tile_part *parts; /* by source */
+    struct tile_part *parts; /* by source, then by where they begin */
     size_t nparts;
 };
 
@@ -22,6 +24,8 @@ static int by_source(const void *a, const void *b)
     const struct tile_part *x = a, *y = b;
     if (x->source != y->source)
         return x->source < y->source ? -1 : 1;
+    if (x->lo[0] != y->lo[0])
+        return x->lo[0] < y->lo[0] ? -1 : 1;
     return (x->sink > y->sink) - (x->sink < y->sink);
 }
 
@@ -139,12 +143,22 @@ static rsd_status stage(const struct tile *tile, struct tile_part *parts, size_t
     return RSD_OK;
 }
 
-/* Calls for each source of the tile, whose parts follow each other. */
+/* How many parts are read at once: those of one source that follow each other, up to a gap that is cheaper
+ * to leave out than to read. What comes after it begins after it, so nothing is read twice. */
 static size_t parts_of_source(const struct tile *tile, size_t first)
 {
+    const struct haul *haul = tile->haul;
+    const struct tile_part *parts = tile->parts + first;
+    const struct source *source = &haul->sources[parts[0].source];
+    int64_t end = parts[0].lo[0] + parts[0].len[0], row = (int64_t)haul->each;
     size_t n = 1;
-    while (first + n < tile->nparts && tile->parts[first + n].source == tile->parts[first].source)
-        n++;
+    for (int32_t d = 1; d < haul->ndim; d++)
+        row *= min_i64(tile->len[d], source->len[d]);
+    for (; first + n < tile->nparts && parts[n].source == parts[0].source; n++) {
+        if ((parts[n].lo[0] - end) * row > GAP_NBYTES)
+            break;
+        end = max_i64(end, parts[n].lo[0] + parts[n].len[0]);
+    }
     return n;
 }
 

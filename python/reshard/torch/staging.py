@@ -1,4 +1,5 @@
-"""Copies of state dicts in host memory, for saves that go on while training does."""
+"""Copies of state dicts in host memory, for saves that go on while training does. torch's own cannot copy a
+DTensor of the CPU whose local tensor is a view."""
 from __future__ import annotations
 
 import copy
