@@ -13,8 +13,13 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+
+try:
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+except ImportError:  # torch 2.3 and 2.4
+    from torch.distributed._tensor import DTensor, Shard  # type: ignore[no-redef]
+    from torch.distributed._tensor.placement_types import _StridedShard  # type: ignore[no-redef]
 
 from .. import dtypes
 from ..errors import MismatchError

@@ -19,10 +19,9 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem
 from torch.distributed.checkpoint.planner_helpers import _create_read_items, _create_write_items
-from torch.distributed.tensor import DTensor
 
 from ..errors import MismatchError
-from .boxes import is_strided, parts, read_items
+from .boxes import DTensor, is_strided, parts, read_items
 
 
 class LoadPlanner(DefaultLoadPlanner):

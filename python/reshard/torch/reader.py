@@ -29,6 +29,7 @@ from ..layout import Layout
 from ..states import OPAQUE
 from . import metadata as metadata_
 from .boxes import check_filled
+from .threads import pool_of
 
 # Tensors that cannot be read in place are read into memory of at most so many bytes at a time.
 STAGED_NBYTES = 1 << 29
@@ -201,11 +202,11 @@ class Reader(FileSystemReader):
         if not made:
             return left
         try:
-            self._checkpoint()._load(list(made.values()), self._pool, cast=True)
+            self._checkpoint()._load(list(made.values()), pool_of(self._pool), cast=True)
         except (FormatError, UnsupportedError):
             for key, one in made.items():
                 try:
-                    self._checkpoint()._load([one], self._pool, cast=True)
+                    self._checkpoint()._load([one], pool_of(self._pool), cast=True)
                 except UnsupportedError:
                     left += groups[key]
                 except FormatError:

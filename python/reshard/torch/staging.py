@@ -7,9 +7,9 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
-from torch.distributed.tensor import DTensor
 
 from ..errors import UnsupportedError
+from .boxes import DTensor
 
 try:
     from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper

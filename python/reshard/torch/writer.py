@@ -33,6 +33,7 @@ from ..errors import Error, InvalidError, MismatchError, UnsupportedError
 from ..saving import compress_level
 from . import metadata as metadata_
 from .staging import Stage
+from .threads import pool_of
 
 # Tensors of other devices are copied here before they are written, so many bytes at a time.
 STAGED_NBYTES = 1 << 30
@@ -273,7 +274,7 @@ class Writer(FileSystemWriter):
                 made.kept = one.tensor
             structs.append(made)
         call, places = local.Call(), (C.c_uint64 * max(1, 2 * len(data)))()
-        options = _c.ItemsOptions(pool=Pool.of(self._pool).handle, offset=offset, compress=self._level,
+        options = _c.ItemsOptions(pool=pool_of(self._pool).handle, offset=offset, compress=self._level,
                                   sync=self.sync_files and last, **call.options)
         call(_c.lib.rsd_write_items, _c.path_bytes(path), len(data), _c.packed(_c.Item, structs),
              C.byref(options), places)
