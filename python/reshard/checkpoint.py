@@ -191,8 +191,8 @@ class _Values(MappingBase):  # type: ignore[type-arg]
         if name not in self._index:
             raise MissingError(f"there is no value {name}")
         address, count = Address(), C.c_size_t()
-        _c.lib.rsd_checkpoint_value_item(self._checkpoint.handle, self._index[name], C.byref(address),
-                                         C.byref(count))
+        with self._checkpoint.in_use() as handle:
+            _c.lib.rsd_checkpoint_value_item(handle, self._index[name], C.byref(address), C.byref(count))
         if not address.value:
             return None
         found = C.string_at(address, count.value)

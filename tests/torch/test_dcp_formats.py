@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 import tap
 import worlds
@@ -96,7 +98,8 @@ class DcpFormats(unittest.TestCase):
 
     def test_torch_save(self):
         """a nested state dict in a file of torch.save"""
-        state = {"model": {"w": truth("w", (4, 6)), "layers": [truth("l", (3,))]}, "step": 12, "name": "run"}
+        state = {"model": {"w": truth("w", (4, 6)), "layers": [truth("l", (3,))], "about": {"lr": 0.5}},
+                 "step": 12, "name": "run"}
         with worlds.Folder() as folder:
             torch.save(state, folder("x.pt"))
             got = load(folder("x.pt"), {"model": {"w": torch.zeros(4, 6), "layers": [torch.zeros(3)]}, "step": 0,
@@ -104,6 +107,11 @@ class DcpFormats(unittest.TestCase):
             self.assertTrue(same(got["model"]["w"], state["model"]["w"]))
             self.assertTrue(same(got["model"]["layers"][0], state["model"]["layers"][0]))
             self.assertEqual((got["step"], got["name"]), (12, "run"))
+            got = {}
+            _load_state_dict(got, storage_reader=Reader(folder("x.pt")), no_dist=True,
+                             planner=_EmptyStateDictLoadPlanner())
+            self.assertTrue(same(got["model"]["layers"][0], state["model"]["layers"][0]))
+            self.assertEqual(got["model"]["about"], {"lr": 0.5})
 
     def test_golden(self):
         """checkpoints of other versions of torch, tensor by tensor"""

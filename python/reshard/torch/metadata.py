@@ -143,7 +143,7 @@ def of_checkpoint(checkpoint: Checkpoint) -> Metadata:
     for name in checkpoint.plain_values:
         tensors[name] = BytesStorageMetadata()
         places[MetadataIndex(name)] = _StorageInfo("", 0, 0)
-        paths[name] = (name,)
+        paths[name] = checkpoint.plain_values.path(name) or (name,)
     nested = any(len(path) > 1 for path in paths.values())
     made = Metadata(state_dict_metadata=tensors, planner_data=paths if nested else None, storage_data=places)
     made.storage_meta = StorageMeta()

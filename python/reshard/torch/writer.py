@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes as C
 import inspect
 import io
-import operator
 import os
 import pickle
 import re
