@@ -3,6 +3,7 @@ and files, saves in the background, without collectives and by some of the ranks
 import itertools
 import os
 import unittest
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -255,6 +256,22 @@ class DcpState(unittest.TestCase):
                 self.assertTrue(same(target.detach(), whole))
             self.assertEqual(int(wide[:, 1::2].count_nonzero()), 0)
             self.assertEqual(worlds.run(1, from_meta, folder), [True])
+
+    def test_staged(self):
+        """batches through host memory, as tensors of other devices go"""
+        state = {f"w{i}": truth(f"w{i}", (9 - i, 40)) for i in range(8)}
+        state.update(step=5, empty=torch.empty(0, 3), scalar=truth("s", ()))
+        with worlds.Folder() as folder, \
+                mock.patch.multiple("reshard.torch.writer", STAGED_NBYTES=2000, _has_other_devices=lambda: True), \
+                mock.patch.multiple("reshard.torch.reader", STAGED_NBYTES=2000, _in_place=lambda *_: False):
+            for threads, options in itertools.product((1, 2), ({}, {"compress": "zstd"})):
+                dcp.save(state, storage_writer=Writer(folder("x"), thread_count=threads, **options), no_dist=True)
+                for reader in (Reader, FileSystemReader):
+                    got = {name: filled(one.shape, one.dtype) if isinstance(one, torch.Tensor) else 0
+                           for name, one in state.items()}
+                    dcp.load(got, storage_reader=reader(folder("x")), no_dist=True)
+                    for name, one in state.items():
+                        self.assertTrue(got[name] == 5 if name == "step" else same(got[name], one), name)
 
     def test_saved_in_another_dtype(self):
         """a planner that converts what it saves"""

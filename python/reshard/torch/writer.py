@@ -74,6 +74,13 @@ def _buckets(count: int, items: Sequence[WriteItem]) -> List[List[WriteItem]]:
     return made
 
 
+def _has_other_devices() -> bool:
+    """Whether tensors may be on a device from which they are copied."""
+    backend = torch._C._get_privateuse1_backend_name()
+    other = getattr(torch, backend, None)
+    return torch.cuda.is_available() or bool(other and other.is_available())
+
+
 def _saved(what: Any) -> bytes:
     stream = io.BytesIO()
     torch.save(what, stream)
@@ -197,7 +204,7 @@ class Writer(FileSystemWriter):
     def _ordered(self, items: Sequence[WriteItem]) -> List[WriteItem]:
         """The order in a file: bytes, then tensors; by their size where torch overlaps copies with writes."""
         tensors = [one for one in items if one.type != WriteItemType.BYTE_IO]
-        if self.thread_count == 1 and self.per_thread_copy_ahead > 0 and torch.cuda.is_available():
+        if self.thread_count == 1 and self.per_thread_copy_ahead > 0 and _has_other_devices():
             tensors.sort(key=_global_nbytes)
         return [one for one in items if one.type == WriteItemType.BYTE_IO] + tensors
 
@@ -221,7 +228,7 @@ class Writer(FileSystemWriter):
     @staticmethod
     def _batched(items: Sequence[WriteItem]) -> Iterator[List[WriteItem]]:
         """All items at once, unless there may be copies of tensors from another device."""
-        if not torch.cuda.is_available():
+        if not _has_other_devices():
             yield list(items)
             return
         batch: List[WriteItem] = []
