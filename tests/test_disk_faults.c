@@ -223,6 +223,42 @@ static void every_failure(enum kind kind, rsd_status (*what)(void), bool over)
     folder_remove(part);
 }
 
+/* ---- items by somebody else's plan ---- */
+
+static int32_t items_compress;
+
+static rsd_status write_items(void)
+{
+    static const float numbers[6] = {1, 2, 3, 4, 5, 6};
+    static const int64_t shape[2] = {3, 2}, strides[2] = {1, 3};
+    uint64_t places[4];
+    rsd_item items[2] = {{.struct_nbytes = sizeof(rsd_item), .data = "bytes", .nbytes = 5},
+                         {.struct_nbytes = sizeof(rsd_item),
+                          .dtype = RSD_F32,
+                          .ndim = 2,
+                          .shape = shape,
+                          .strides = strides,
+                          .data = numbers}};
+    rsd_items_options how = {.struct_nbytes = sizeof how, .compress = items_compress, .sync = 1};
+    return rsd_write_items(target, 2, items, &how, places, NULL);
+}
+
+static void every_failure_of_items(enum kind kind)
+{
+    for (long n = 0;; n++) {
+        failing = (int)kind;
+        left = n;
+        rsd_status status = write_items();
+        bool failed = left < 0;
+        failing = -1;
+        if (!CHECK((status != RSD_OK) == failed, "%s %ld: %s", kind_names[kind], n, rsd_error()) ||
+            !failed)
+            break;
+    }
+    CHECK(write_items() == RSD_OK);
+    unlink(target);
+}
+
 int main(void)
 {
     char folder[256];
@@ -246,6 +282,11 @@ int main(void)
             if (kind < WRITE)
                 every_failure((enum kind)kind, prove, false);
         }
+    for (int kind = 0; kind < NKINDS; kind++) {
+        CASE("items: every %s fails once", kind_names[kind]);
+        for (items_compress = 0; items_compress < 2; items_compress++)
+            every_failure_of_items((enum kind)kind);
+    }
     folder_remove(folder);
     return tap_end();
 }

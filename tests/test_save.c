@@ -328,6 +328,41 @@ static void values_survive(void)
     rsd_layout_free(layout);
 }
 
+/* Rows far apart come from one file, and are read without what lies between them. */
+static void rows_apart(void)
+{
+    enum { ROWS = 8000, WIDTH = 32, NWANTED = 4 };
+    static float whole[ROWS][WIDTH], rows[NWANTED][WIDTH];
+    static const int32_t ranks[NWANTED] = {0};
+    static const int64_t lo[2 * NWANTED] = {7000, 0, 3, 0, 4, 0, 2500, 0}, shape[2] = {ROWS, WIDTH},
+                                len[2 * NWANTED] = {1, WIDTH, 1, WIDTH, 1, WIDTH, 1, WIDTH};
+    void *all = whole, *wanted[NWANTED] = {rows[0], rows[1], rows[2], rows[3]};
+    rsd_layout *one = NULL, *some = NULL;
+    rsd_checkpoint *checkpoint = NULL;
+    rsd_report report = {.struct_nbytes = sizeof report};
+    CASE("rows far apart are read without what lies between");
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < WIDTH; j++)
+            whole[i][j] = (float)(i * WIDTH + j);
+    OK(rsd_layout_parse("f32[8000,32] @ 1:R", &one));
+    OK(rsd_layout_new_boxes(RSD_F32, 2, shape, NWANTED, ranks, lo, len, &some));
+    rsd_local local = {.struct_nbytes = sizeof local, .name = "w", .layout = one, .arrays = &all};
+    OK(rsd_save(path_in(folder, "apart"), 1, &local, NULL, NULL));
+    local.layout = some;
+    local.arrays = wanted;
+    if (OK(rsd_checkpoint_open(path_in(folder, "apart"), NULL, &checkpoint)))
+        OK(rsd_load(checkpoint, 1, &local, NULL, &report));
+    CHECK(
+        report.nbytes_read == report.nbytes_needed && report.nbytes_needed == (int64_t)sizeof rows,
+        "%lld bytes read for %lld", (long long)report.nbytes_read, (long long)report.nbytes_needed);
+    for (size_t i = 0; i < NWANTED; i++)
+        CHECK(memcmp(rows[i], whole[lo[2 * i]], sizeof rows[i]) == 0, "row %lld",
+              (long long)lo[2 * i]);
+    rsd_checkpoint_close(checkpoint);
+    rsd_layout_free(one);
+    rsd_layout_free(some);
+}
+
 int main(void)
 {
     static char name[256];
@@ -339,6 +374,7 @@ int main(void)
     existing();
     refused();
     values_survive();
+    rows_apart();
     folder_remove(folder);
     return tap_end();
 }

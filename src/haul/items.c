@@ -85,7 +85,7 @@ static rsd_status add_tensor(struct drafting *drafting, const rsd_item *item, st
 {
     struct draft *draft = &drafting->saving->draft;
     struct contents *contents = &draft->contents;
-    int64_t shape[RSD_MAX_DIMS], zeros[RSD_MAX_DIMS] = {0}, strides[RSD_MAX_DIMS];
+    int64_t shape[RSD_MAX_DIMS] = {0}, zeros[RSD_MAX_DIMS] = {0}, strides[RSD_MAX_DIMS] = {0};
     int64_t each = (int64_t)rsd_dtype_nbytes(item->dtype), next = 1;
     int32_t order[RSD_MAX_DIMS], n = item->ndim;
     size_t i = contents->nextents;
