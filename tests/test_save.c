@@ -331,17 +331,18 @@ static void values_survive(void)
 /* Rows far apart come from one file, and are read without what lies between them. */
 static void rows_apart(void)
 {
-    enum { ROWS = 8000, WIDTH = 32, NWANTED = 4 };
-    static float whole[ROWS][WIDTH], rows[NWANTED][WIDTH];
+    enum { NROWS = 8000, WIDTH = 32, NWANTED = 4 };
+    static float whole[NROWS][WIDTH], rows[NWANTED][WIDTH];
     static const int32_t ranks[NWANTED] = {0};
-    static const int64_t lo[2 * NWANTED] = {7000, 0, 3, 0, 4, 0, 2500, 0}, shape[2] = {ROWS, WIDTH},
+    static const int64_t lo[2 * NWANTED] = {7000, 0, 3, 0, 4, 0, 2500, 0},
+                                shape[2] = {NROWS, WIDTH},
                                 len[2 * NWANTED] = {1, WIDTH, 1, WIDTH, 1, WIDTH, 1, WIDTH};
     void *all = whole, *wanted[NWANTED] = {rows[0], rows[1], rows[2], rows[3]};
     rsd_layout *one = NULL, *some = NULL;
     rsd_checkpoint *checkpoint = NULL;
     rsd_report report = {.struct_nbytes = sizeof report};
     CASE("rows far apart are read without what lies between");
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < NROWS; i++)
         for (int j = 0; j < WIDTH; j++)
             whole[i][j] = (float)(i * WIDTH + j);
     OK(rsd_layout_parse("f32[8000,32] @ 1:R", &one));
