@@ -165,7 +165,7 @@ static rsd_status write_drafted(rsd_saving *saving, char *folder, bool sync)
     struct part part = {.folder = folder, .journal_fd = -1};
     double began = seconds_now();
     TRY(output_open(&saving->output, &saving->draft, &part, NULL, -1));
-    saving->output.unsynced = !sync;
+    saving->output.unsynced = saving->output.files.unsynced = !sync;
     rsd_status status = save_write_files(saving);
     output_close(&saving->output);
     saving->report.seconds = seconds_now() - began;
@@ -226,7 +226,10 @@ rsd_status rsd_write_items(const char *path, int64_t nitems, const rsd_item *ite
     drafting.saving->draft.format = RSD_FORMAT_DCP;
     drafting.saving->draft.compress = options.compress;
     drafting.saving->tile_limit = tile_limit(options.max_nbytes, options.pool);
-    rsd_status status = write_items(&drafting, path, nitems, items, &options, places);
+    rsd_status status =
+        spread_open(&drafting.saving->spread, NULL, 0, options.on_progress, options.context);
+    if (!status)
+        status = write_items(&drafting, path, nitems, items, &options, places);
     if (!status && report)
         give_report(report, &drafting.saving->report, sizeof drafting.saving->report);
     mem_free(drafting.forms);

@@ -358,7 +358,7 @@ rsd_status file_write(struct files *files, uint32_t index, uint64_t at, const vo
     uint64_t nbytes;
     TRY(pin(files, index, &slot, &fd, &nbytes));
     rsd_status status = write_all(fd, at, data, n);
-    if (!status && atomic_fetch_add(&slot->unflushed, n) + n >= FLUSH_NBYTES) {
+    if (!status && !files->unsynced && atomic_fetch_add(&slot->unflushed, n) + n >= FLUSH_NBYTES) {
         /* The disk begins now; who waits for it in the end waits less. */
         sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
         atomic_store(&slot->unflushed, 0);

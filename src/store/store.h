@@ -44,6 +44,7 @@ struct files {
     pthread_mutex_t lock;
     struct one_file *list;
     size_t n, room;
+    bool unsynced; /* nobody will wait for the disk, so it need not begin at once */
     int nopen;
     uint64_t clock;
 };
