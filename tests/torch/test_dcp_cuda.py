@@ -21,7 +21,7 @@ class DcpCuda(unittest.TestCase):
         return state
 
     def blank(self, state, device):
-        return {name: torch.zeros(one.shape, dtype=torch.uint8).to(one.dtype).to(device)
+        return {name: torch.zeros(one.nbytes, dtype=torch.uint8).view(one.dtype).reshape(one.shape).to(device)
                 if isinstance(one, torch.Tensor) else 0 for name, one in state.items() if name != "deep"}
 
     def test_both_ways(self):
