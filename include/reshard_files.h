@@ -224,9 +224,8 @@ typedef struct rsd_item {
     const char *name;     /* for messages */
     rsd_dtype dtype;      /* 0: bytes, which are written as they are */
     int32_t ndim;
-    const int64_t *shape,
-        *strides; /* strides in elements; NULL: dense. Those of a dense array whose dims
-                                     * are in another order are kept, as torch keeps them */
+    const int64_t *shape;
+    const int64_t *strides; /* in elements; NULL: dense. Another order is kept, as torch does */
     const void *data;
     uint64_t nbytes; /* of bytes; for a tensor it is not looked at */
 } rsd_item;

@@ -33,7 +33,7 @@ rsd_status rsd_bind_mpi_many(int64_t nplans, const rsd_plan *const *plans,
                              const rsd_bind_options *bind, MPI_Comm comm,
                              const rsd_exchange_options *options, rsd_exec **exec);
 
-/* Collective. The communicator as a transport (whose struct_nbytes the caller has set), for every call that takes
+/* Collective. The communicator as a transport (the caller has set struct_nbytes), for every call that takes
  * one: rsd_stash_new, rsd_save, rsd_load, rsd_convert and so on. Two transports of one communicator never mix
  * up their messages. The communicator itself is used for nothing but making a hidden duplicate, once. */
 rsd_status rsd_mpi_transport(MPI_Comm comm, rsd_transport *transport);

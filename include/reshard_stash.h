@@ -61,8 +61,7 @@ typedef struct rsd_stash_buffer {
     const int64_t *shape;
     const int64_t *strides; /* in elements, none negative; 0 repeats. NULL: dense, row-major */
     int32_t dim; /* the one that is cut, or RSD_STASH_ANY_DIM; a negative one counts from the end */
-    int32_t
-        whole; /* 1: differs between ranks by right, as a shard does: kept as it is, get is Local */
+    int32_t whole; /* 1: ranks differ by right, as shards do: kept as it is, get is Local */
 } rsd_stash_buffer;
 
 /* Local; with options.check Collective. Copies this rank's slice, so that data may change or go. Slices along

@@ -10,7 +10,8 @@ extern "C" {
 
 /* Each process is one rank and has only its own arrays. Whoever can send and receive bytes can carry a plan
  * (MPI, sockets, the process group of a framework): such a transport is given as this table. All calls come
- * from the thread that runs the exec. */
+ * from the thread that runs the exec. Execs use tags below 8, a stash 16 to 31, checkpoints 60 to 63: one of
+ * each kind can be at work on one transport at a time. */
 typedef struct rsd_transport {
     size_t struct_nbytes; /* sizeof(rsd_transport) */
     void *context;        /* first argument of each function */
@@ -57,7 +58,7 @@ typedef struct rsd_exchange_options {
     int64_t max_nbytes;     /* of one rank, for what is on its way; 0: 256 MiB. The least counts */
     double timeout;         /* seconds without any progress after which a run fails; 0: 300 */
     const rsd_arena *arena; /* of this rank; NULL: none */
-    int64_t node; /* ranks with equal ones share memory; 0: by the host's name; -1: none */
+    int64_t node;           /* equal ones share memory; 0: found from the host's name; -1: none */
     const char *const *names; /* of the tensors, one a plan, for messages; NULL: none */
 } rsd_exchange_options;
 
