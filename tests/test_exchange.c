@@ -19,6 +19,7 @@ struct rank {
     int64_t budget, node;
     double timeout;
     int nruns;
+    bool columns;  /* the arrays are column-major */
     bool in_arena; /* the arrays are copied into one, and the result out of it */
     const size_t *src_nbytes, *dst_nbytes;
     int64_t nsrc, ndst;
@@ -66,12 +67,15 @@ static void *run_rank(void *context)
                                     .max_nbytes = rank->budget,
                                     .timeout = rank->timeout,
                                     .node = rank->node};
+    rsd_bind_options columns = {
+        .struct_nbytes = sizeof columns, .src_column_major = 1, .dst_column_major = 1};
     rsd_exec *exec = NULL;
     options.arena = arena;
     rank->status = rsd_team_transport(rank->team, rank->rank, &transport);
     if (!rank->status)
         rank->status =
-            rsd_bind_transport(rank->nplans, rank->plans, NULL, &transport, &options, &exec);
+            rsd_bind_transport(rank->nplans, rank->plans, rank->columns ? &columns : NULL,
+                               &transport, &options, &exec);
     if (!rank->status && rank->expected_note && !strstr(rsd_exec_note(exec), rank->expected_note))
         rank->status = rsd_fail(RSD_EINVAL, rsd_exec_note(exec));
     if (!rank->status && arena)
@@ -87,7 +91,8 @@ static void *run_rank(void *context)
 /* Every rank in a thread of its own, with its own arrays alone. */
 enum way { MESSAGES, STAGED, DIRECT };
 
-static bool carry(const char *problem, int64_t budget, enum way way)
+static bool carry_arranged(const char *problem, int64_t budget, enum way way,
+                           enum arrangement arrangement)
 {
     rsd_layout *a, *b;
     rsd_plan *plan = NULL;
@@ -96,8 +101,10 @@ static bool carry(const char *problem, int64_t budget, enum way way)
     bool fine = CHECK(rsd_plan_new(a, b, NULL, &plan) == RSD_OK, "%s: %s", problem, rsd_error());
     int64_t world =
         rsd_layout_world(a) > rsd_layout_world(b) ? rsd_layout_world(a) : rsd_layout_world(b);
-    struct memory src = oracle_memory(a, NULL), dst = oracle_memory(b, NULL);
-    oracle_fill(a, NULL, &src);
+    int64_t *src_strides = oracle_strides(a, arrangement);
+    int64_t *dst_strides = oracle_strides(b, arrangement);
+    struct memory src = oracle_memory(a, src_strides), dst = oracle_memory(b, dst_strides);
+    oracle_fill(a, src_strides, &src);
     rsd_team *team = NULL;
     OK(rsd_team_new((int32_t)world, NULL, &team));
     struct rank *ranks = calloc((size_t)world, sizeof *ranks);
@@ -114,6 +121,7 @@ static bool carry(const char *problem, int64_t budget, enum way way)
                           .src = (const void *const *)(src.array + first_src),
                           .dst = dst.array + first_dst,
                           .budget = budget,
+                          .columns = arrangement == COLUMNS,
                           .node = way == MESSAGES ? -1 : 0,
                           .in_arena = way == DIRECT,
                           .src_nbytes = src.nbytes + first_src,
@@ -129,7 +137,9 @@ static bool carry(const char *problem, int64_t budget, enum way way)
         pthread_join(ranks[i].thread, NULL);
         CHECK(ranks[i].status == RSD_OK, "%s: rank %d: %s", problem, (int)i, ranks[i].message);
     }
-    fine = fine && CHECK(oracle_check(a, b, NULL, &dst), "%s", problem);
+    fine = fine && CHECK(oracle_check(a, b, dst_strides, &dst), "%s", problem);
+    free(src_strides);
+    free(dst_strides);
     rsd_team_free(team);
     free(ranks);
     oracle_memory_free(&src);
@@ -138,6 +148,11 @@ static bool carry(const char *problem, int64_t budget, enum way way)
     rsd_layout_free(a);
     rsd_layout_free(b);
     return fine;
+}
+
+static bool carry(const char *problem, int64_t budget, enum way way)
+{
+    return carry_arranged(problem, budget, way, ROWS);
 }
 
 static void known_moves(void)
@@ -162,6 +177,11 @@ static void known_moves(void)
         carry("f64[200,300] : 4:S0 -> 4:S1", 1, (enum way)way);
         carry("f32[200,300] : 4:P -> 2x2:S0,S1", 1, (enum way)way);
         carry("f32[200,300] : 3:P -> 3:R", 1, (enum way)way);
+        CASE("column-major on all ranks, %s", how);
+        for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
+            carry_arranged(problems[i], (int64_t)i % 2, (enum way)way, COLUMNS);
+        carry_arranged("f64[37,29] : 2x2:C(0,4),C(1,3) -> 4x1:C(0,8),C(1,5)", 0, (enum way)way,
+                       COLUMNS);
     }
 }
 
