@@ -573,6 +573,10 @@ rsd_status rsd_run(rsd_exec *exec, const void *const *src, void *const *dst);
 rsd_status rsd_start(rsd_exec *exec, const void *const *src, void *const *dst);
 rsd_status rsd_wait(rsd_exec *exec);
 
+/* Between the two, now and then: lets a run between processes, which has no threads of its own, move on as far as
+ * it can without waiting. What goes wrong is told by rsd_wait. EINVAL: nothing was started. */
+rsd_status rsd_push(rsd_exec *exec);
+
 #ifdef __cplusplus
 }
 #endif

@@ -69,7 +69,8 @@ typedef struct rsd_exchange_options {
  *
  * rsd_run and rsd_wait return the same on all ranks: a bad pointer on one rank is an error on each, before
  * anything moves. If a rank does not come, the others return ETIMEOUT, which names it and a tensor, and the
- * exec can only be freed. rsd_start sends what can be sent without waiting; the rest happens in rsd_wait. */
+ * exec can only be freed. rsd_start sends what can be sent without waiting; the rest happens in rsd_push
+ * and rsd_wait. */
 rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
                               const rsd_bind_options *bind, const rsd_transport *transport,
                               const rsd_exchange_options *options, rsd_exec **exec);

@@ -46,6 +46,8 @@ static void run_in_arena(struct rank *rank, rsd_exec *exec, rsd_arena *arena)
     void **dst = move_in(arena, rank->ndst, (const void *const *)rank->dst, rank->dst_nbytes);
     for (int i = 0; i < rank->nruns && !rank->status; i++) {
         rank->status = rsd_start(exec, (const void *const *)src, dst);
+        for (int k = 0; k < 5 && !rank->status; k++)
+            rank->status = rsd_push(exec);
         if (!rank->status)
             rank->status = rsd_wait(exec);
     }

@@ -92,9 +92,11 @@ static void many_tensors(rsd_pool *pool)
             OK(rsd_run(exec, from, to));
         } else {
             FAILS(RSD_EINVAL, "nothing was started", rsd_wait(exec));
+            FAILS(RSD_EINVAL, "nothing was started", rsd_push(exec));
             OK(rsd_start(exec, from, to));
             FAILS(RSD_EINVAL, "in flight", rsd_start(exec, from, to));
             FAILS(RSD_EINVAL, "in flight", rsd_run(exec, from, to));
+            OK(rsd_push(exec));
             OK(rsd_wait(exec));
         }
         for (int i = 0; i < N; i++)

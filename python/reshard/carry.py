@@ -226,6 +226,10 @@ class Exec(_c.Handle):
         self._call(_c.lib.rsd_start, self.handle, src, dst)
         self._flight = (kept_src, kept_dst)
 
+    def push(self) -> None:
+        """Between start and wait: lets a run between processes move on as far as it can without waiting."""
+        self._call(_c.lib.rsd_push, self.handle)
+
     def wait(self) -> None:
         """The second half."""
         try:

@@ -294,7 +294,7 @@ static void exchange_free(rsd_exec *exec)
     mem_free(x);
 }
 
-static const struct carrier carrier = {start, wait, run, exchange_free, note};
+static const struct carrier carrier = {start, wait, run, exchange_free, exchange_poke, note};
 
 /* ---- binding ---- */
 

@@ -25,6 +25,15 @@ rsd_status rsd_wait(rsd_exec *exec)
     return exec->carrier->wait(exec);
 }
 
+rsd_status rsd_push(rsd_exec *exec)
+{
+    if (!exec->started)
+        return fail(RSD_EINVAL, "nothing was started that could move on");
+    if (exec->carrier->push)
+        exec->carrier->push(exec);
+    return RSD_OK;
+}
+
 void rsd_exec_free(rsd_exec *exec)
 {
     if (!exec)

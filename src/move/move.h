@@ -140,6 +140,7 @@ struct carrier {
     rsd_status (*wait)(rsd_exec *exec);
     rsd_status (*run)(rsd_exec *exec, const void *const *src, void *const *dst);
     void (*free)(rsd_exec *exec);
+    void (*push)(rsd_exec *exec);              /* NULL: it moves on by itself */
     const char *(*note)(const rsd_exec *exec); /* NULL: nothing to say */
 };
 

@@ -257,8 +257,8 @@ static void threads_free(rsd_exec *exec)
     mem_free(x);
 }
 
-static const struct carrier threads = {threads_start, threads_wait, threads_run, threads_free,
-                                       NULL};
+static const struct carrier threads = {threads_start, threads_wait, threads_run,
+                                       threads_free,  NULL,         NULL};
 
 /* ---- binding ---- */
 

@@ -133,7 +133,8 @@ static void run_batch(void)
         HOLDS(nranks == 1 || batch.way == MESSAGES || strstr(rsd_exec_note(exec), "shared"), "%s",
               rsd_exec_note(exec));
         HOLDS(!rsd_run(exec, batch.from, batch.to), "%s", rsd_error());
-        HOLDS(!rsd_start(exec, batch.from, batch.to) && !rsd_wait(exec), "%s", rsd_error());
+        HOLDS(!rsd_start(exec, batch.from, batch.to) && !rsd_push(exec) && !rsd_wait(exec), "%s",
+              rsd_error());
     }
     rsd_exec_free(exec);
     int64_t next = 0;
