@@ -3,9 +3,12 @@ import itertools
 import random
 import unittest
 
+import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import reshard
@@ -57,6 +60,39 @@ def chain():
             last = rt.redistribute(last, mesh, Ordered(shape, order).placements)
             Ordered(shape, order).check(last, value, (shape, order))
             assert same(rt.full_tensor(last), value), (shape, order)
+
+
+def stated(value, mesh, order):
+    """A DTensor of plain shards whose spec says apart from them in which order the axes cut."""
+    made = Ordered(value.shape, order)
+    placements = [R, R, R]
+    for dim, axes in enumerate(order):
+        for axis in axes:
+            placements[axis] = dist.tensor.Shard(dim)
+    spec = DTensorSpec(mesh, tuple(placements), TensorMeta(value.shape, value.stride(), value.dtype),
+                       shard_order=tuple(ShardOrderEntry(*one) for one in enumerate(order) if one[1]))
+    return DTensor(made.part(value), spec, requires_grad=False)
+
+
+def by_spec(folder):
+    """Orders that are in the spec alone, as torch's own planner of redistributions leaves them."""
+    mesh, chance = Meshes()[(2, 2, 2)], random.Random(7)
+    for shape in SHAPES:
+        value, every = number(shape, 8), orders(len(shape))
+        for order in chance.sample(every, 6) + [((2, 1, 0), *[()] * (len(shape) - 1))]:
+            x, made = stated(value, mesh, order), Ordered(shape, order)
+            assert rt.placements(rt.layout(x)) == made.placements, (shape, order)
+            assert same(rt.full_tensor(x), value), (shape, order)
+            whole = rt.full_tensor(x, dst_rank=3)
+            assert dist.get_rank() != 3 or same(whole, value), (shape, order)
+            for other in (x.placements, [S1, R, S0]):
+                check(rt.redistribute(x, mesh, other), value, mesh, other, (shape, order, other))
+            made.check(rt.redistribute(x, mesh, made.placements), value, (shape, order))
+            state = {"x": x}
+            dcp.save(state, storage_writer=rt.Writer(folder()), planner=rt.SavePlanner())
+            state = {"x": torch.zeros(shape)}
+            dcp.load(state, storage_reader=rt.Reader(folder()), planner=rt.LoadPlanner())
+            assert same(state["x"], value), (shape, order)
 
 
 def named():
@@ -133,6 +169,11 @@ class ShardOrders(unittest.TestCase):
     def test_chain(self):
         """from any order of axes to any other, evenly and not"""
         worlds.run(8, chain)
+
+    def test_by_spec(self):
+        """orders that the spec of a DTensor says apart from its placements"""
+        with worlds.Folder() as folder:
+            worlds.run(8, by_spec, folder)
 
     def test_named(self):
         """the changes of order that torch traces"""

@@ -25,6 +25,7 @@ from .. import dtypes
 from ..errors import MismatchError
 from ..layout import Layout
 from ..plan import Plan
+from .layouts import placements_of
 
 
 class Part(NamedTuple):
@@ -53,7 +54,7 @@ def parts(name: str, obj: Any) -> List[Part]:
 
 def is_strided(tensor: DTensor) -> bool:
     """Whether the local tensor of a DTensor may be other rows than torch says."""
-    strided = any(isinstance(one, _StridedShard) for one in tensor.placements)
+    strided = any(isinstance(one, _StridedShard) for one in placements_of(tensor))
     return strided and type(tensor._local_tensor) is torch.Tensor
 
 
@@ -61,8 +62,9 @@ def _orders(tensor: DTensor) -> Optional[Dict[int, List[int]]]:
     """The mesh axes that cut each dim, first to last; None if strided shards say something else. A strided
     shard of factor f comes after later axes of f ranks in all."""
     orders: Dict[int, List[int]] = {}
+    found = placements_of(tensor)
     for axis in reversed(range(tensor.device_mesh.ndim)):
-        one = tensor.placements[axis]
+        one = found[axis]
         if not isinstance(one, (Shard, _StridedShard)):
             continue
         order = orders.setdefault(one.dim % tensor.ndim, [])

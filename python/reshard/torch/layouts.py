@@ -102,6 +102,27 @@ def normalized(found: Sequence[Any], mesh: Any, ndim: int) -> Tuple[Any, ...]:
     return tuple(made)
 
 
+def placements_of(x: Any) -> Tuple[Any, ...]:
+    """The placements of a DTensor. Where its spec says apart from them in which order the axes cut a dim, and
+    that is not left to right, the shards are strided: they say it too."""
+    found = tuple(x.placements)
+    stated = [one for one in getattr(x._spec, "shard_order", None) or ()
+              if list(one.mesh_dims) != sorted(one.mesh_dims)]  # older versions say none
+    if not stated or any(isinstance(one, _StridedShard) for one in found):
+        return found
+    made, counts = list(found), mesh_key(x.device_mesh)[0]
+    for entry in stated:
+        for at, axis in enumerate(entry.mesh_dims):
+            factor = 1
+            for other in entry.mesh_dims[:at]:
+                factor *= counts[other] if other > axis else 1
+            if factor > 1:
+                made[axis] = _StridedShard(entry.tensor_dim, split_factor=factor)
+    if tuple(made) != found and any(one.is_partial() for one in found):
+        raise UnsupportedError(f"partial values, and shards in another order than left to right: {x._spec}")
+    return tuple(made)
+
+
 def layout_on(dtype: Any, shape: Sequence[int], mesh: Any, found: Sequence[Any],
               numbers: Numbers = None) -> Layout:
     """What `placements` on a DeviceMesh mean, applied left to right."""
@@ -240,7 +261,11 @@ def layout_of_shards(shards: Sequence[Any], dtype: Any, shape: Sequence[int], nu
 def layout(what: Any, numbers: Numbers = None) -> Layout:
     """The layout of a DTensor, of a ShardedTensor or of its metadata. Ranks are those of the world."""
     if isinstance(what, DTensor):
-        return layout_on(what.dtype, what.shape, what.device_mesh, what.placements, numbers)
+        found = placements_of(what)
+        stated = None
+        if found != tuple(what.placements):
+            stated = ordered_layout_on(what.dtype, what.shape, what.device_mesh, found, numbers)
+        return stated or layout_on(what.dtype, what.shape, what.device_mesh, found, numbers)
     if is_sharded(what):
         what = what.metadata()
     if hasattr(what, "shards_metadata") and hasattr(what, "tensor_properties"):

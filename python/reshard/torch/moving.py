@@ -18,7 +18,7 @@ from ..layout import Layout
 from ..plan import Plan
 from .bound import MAX_PLANS, Home, home_of_ranks
 from .layouts import (DTensor, _StridedShard, dt, layout_on, mesh_key, mesh_ranks, normalized,
-                      ordered_layout_on, same_places)
+                      ordered_layout_on, placements_of, same_places)
 
 
 def waited(local: torch.Tensor) -> torch.Tensor:
@@ -72,12 +72,15 @@ def _read(dtype: Any, shape: Sequence[int], mesh: Any, placements: Sequence[Any]
 _FITS_PLAIN, _FITS_ORDERED = 1, 2
 
 
-def _ordered(local: Optional[torch.Tensor], readings: Tuple[Layout, Optional[Layout]], home: Home) -> bool:
-    """Collective if there are two readings. Torch makes both kinds and does not say which: the shapes of
-    the local tensors do, on all ranks together."""
+def _ordered(x: Any, local: Optional[torch.Tensor], readings: Tuple[Layout, Optional[Layout]],
+             home: Home) -> bool:
+    """Collective if there are two readings. Torch makes both kinds and mostly does not say which: the shapes
+    of the local tensors do, on all ranks together."""
     plain, ordered = readings
     if ordered is None:
         return False
+    if placements_of(x) != tuple(x.placements):
+        return True  # the spec says an order of axes
     fits = 0
     for bit, one in ((_FITS_PLAIN, plain), (_FITS_ORDERED, ordered)):
         arrays = one.arrays(home.transport.rank)
@@ -105,14 +108,14 @@ def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, h
            to_plain: bool) -> Tuple[torch.Tensor, bool]:
     """This rank's part of x in another layout, and whether x is cut left to right where its strided shards may
     mean something else; with `to_plain` the result is."""
-    src_mesh, src_placements, shape = x.device_mesh, tuple(x.placements), tuple(x.shape)
+    src_mesh, src_placements, shape = x.device_mesh, placements_of(x), tuple(x.shape)
     inside = src_mesh.get_coordinate() is not None
     local = waited(x._local_tensor).to(dtype) if inside else None
     src, dst = None, None
     plain = False
     if any(isinstance(one, _StridedShard) for one in (*src_placements, *placements)):
         readings = _readings(dtype, shape, src_mesh, src_placements, home)
-        ordered = _ordered(local, readings, home)
+        ordered = _ordered(x, local, readings, home)
         src, plain = readings[int(ordered)], readings[1] is not None and not ordered
         # What torch cuts by itself it reads as an order of axes.
         left_to_right, other = _readings(dtype, shape, mesh, placements, home)
@@ -135,7 +138,7 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype,
                 out_dtype: torch.dtype, backward_dtype: Optional[torch.dtype], to_plain: bool) -> Any:
-        ctx.mesh, ctx.placements, ctx.dtype = x.device_mesh, tuple(x.placements), x._local_tensor.dtype
+        ctx.mesh, ctx.placements, ctx.dtype = x.device_mesh, placements_of(x), x._local_tensor.dtype
         ctx.backward_dtype, ctx.forward_dtype, ctx.plain = backward_dtype, dtype, False
         device = x._local_tensor.device
         if mesh == x.device_mesh and placements == ctx.placements:
@@ -282,9 +285,9 @@ def full_tensor(x: Any, dst_rank: Optional[int] = None, *,
         return None
     home, shape, dtype = home_of_ranks(union, (mesh,)), tuple(x.shape), x._local_tensor.dtype
     local = waited(x._local_tensor) if mesh.get_coordinate() is not None else None
-    readings = _readings(dtype, shape, mesh, x.placements, home)
-    ordered = _ordered(local, readings, home)
-    key = ("full", dst_rank, mesh_key(mesh), tuple(x.placements), shape, dtype, ordered)
+    readings = _readings(dtype, shape, mesh, placements_of(x), home)
+    ordered = _ordered(x, local, readings, home)
+    key = ("full", dst_rank, mesh_key(mesh), placements_of(x), shape, dtype, ordered)
 
     def make() -> Plan:
         src = readings[1] if ordered else readings[0]

@@ -19,7 +19,7 @@ from ..errors import Error
 from ..layout import Layout, Mesh
 from ..plan import Plan
 from .bound import Home, home_of_ranks
-from .layouts import DTensor, mesh_ranks
+from .layouts import DTensor, mesh_ranks, placements_of
 from .moving import waited
 
 _live: "weakref.WeakSet[_Slice]" = weakref.WeakSet()
@@ -90,7 +90,7 @@ class _Cut:
     def __init__(self, slice_: _Slice, view: "_View", wrapped: Optional[Any]) -> None:
         self.slice, self.view = slice_, view
         self.wrapped = None if wrapped is None else (
-            wrapped.device_mesh, wrapped.placements, wrapped.shape, wrapped.stride())
+            wrapped.device_mesh, placements_of(wrapped), wrapped.shape, wrapped.stride())
 
     def back(self) -> torch.Tensor:
         local = self.view.of(self.slice.gather())
