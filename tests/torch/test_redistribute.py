@@ -11,7 +11,7 @@ import reshard.torch as rt
 import tap
 import worlds
 from moves import P, Problem, check, number
-from tensors import R, S0, S1, S2, Meshes, same, sharded
+from tensors import R, S0, S1, S2, Meshes, dtensor, same, sharded
 
 SIZES = [((12, 3), S0), ((13, 3), S0), ((14, 3), S0), ((3, 12), S1), ((3, 13), S1), ((3, 14), S1)]
 DTYPES = [torch.float32, torch.complex64]
@@ -121,6 +121,11 @@ def to_partial():
         assert got.placements == dst
         moved = Problem((12, 8), (2, 2), dst)
         assert same(got.to_local(), moved.local(dist.get_rank())), (src, dst)
+    prod = Partial("prod")  # torch moves what is called so, too
+    x = dtensor(Problem((12, 8), (2, 2), (S0, product)).local(dist.get_rank()), (12, 8), mesh, (S0, prod))
+    got = rt.redistribute(x, mesh, (R, prod))
+    assert got.placements == (R, prod)
+    assert same(got.to_local(), Problem((12, 8), (2, 2), (R, product)).local(dist.get_rank()))
     for src, dst in (((S0, R), (S0, P)), ((S0, R), (R, P)), ((S0, S1), (R, P)), ((S0, product), (R, P)),
                      ((P, R), (Partial("avg"), R)), ((R, R), (P, P))):
         x = Problem((12, 8), (2, 2), src).tensor(mesh)

@@ -31,6 +31,7 @@ from .. import _c
 from ..errors import InvalidError, UnsupportedError
 from ..layout import (Box, Layout, Mesh, Partial, Placement, Replicate, Shard, Strided)
 
+_REDUCTIONS = {"prod": "product"}  # what torch lets be said until it has to reduce
 Numbers = Optional[Mapping[int, int]]  # of ranks of the world in a group; None: as they are
 
 
@@ -78,7 +79,7 @@ def placement_of(placement: Any, ndim: int) -> Placement:
     if placement.is_replicate():
         return Replicate()
     if type(placement) is dt.Partial:
-        return Partial(str(placement.reduce_op))
+        return Partial(_REDUCTIONS.get(placement.reduce_op, str(placement.reduce_op)))
     raise UnsupportedError(f"no layout for the placement {placement}")
 
 
