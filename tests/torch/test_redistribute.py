@@ -130,6 +130,7 @@ def to_partial():
                      ((P, R), (Partial("avg"), R)), ((R, R), (P, P))):
         x = Problem((12, 8), (2, 2), src).tensor(mesh)
         refused(ValueError, "redistribute from", rt.redistribute, x, mesh, dst)
+        refused(RuntimeError, "Can not redistribute", rt.redistribute, x, mesh, dst)  # as in torch
 
 
 def refused(kind, words, function, *args, **more):

@@ -175,12 +175,16 @@ def _device(mesh: Any, device: torch.device) -> torch.device:
     return torch.device(mesh.device_type, getattr(torch, mesh.device_type).current_device())
 
 
+class PartialTargetError(InvalidError, RuntimeError):
+    """A target that is Partial where the input is not: what torch raises as a RuntimeError."""
+
+
 def _check_partial(x: Any, mesh: Any, placements: Sequence[Any]) -> None:
     for axis, one in enumerate(placements):
         if one.is_partial() and (mesh != x.device_mesh or x.placements[axis] != one):
             now = x.placements[axis] if mesh == x.device_mesh else "another mesh"
-            raise InvalidError(f"cannot redistribute from {now} to {one}: nothing says which rank would hold "
-                               "which term")
+            raise PartialTargetError(f"Can not redistribute from {now} to {one}: nothing says which rank would "
+                                     "hold which term")
 
 
 def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional[Sequence[Any]] = None, *,
@@ -190,7 +194,7 @@ def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional
     arguments, but from any layout to any other and also from one mesh to another. Differentiable: the
     gradient's placements decide. With `async_op` the result is complete all the same.
 
-    InvalidError: a target that is Partial where `x` is not, as there."""
+    InvalidError, which is a RuntimeError as in torch: a target that is Partial where `x` is not."""
     if not isinstance(x, DTensor):
         raise InvalidError(f"a {type(x).__name__} is no DTensor")
     mesh = x.device_mesh if device_mesh is None else device_mesh
