@@ -230,5 +230,6 @@ int main(int argc, char **argv)
     if (good && found)
         printf("good %d\n", rank);
     fflush(stdout);
+    sleep(3); /* who leaves now would be missed before the one that fails */
     _exit(0); /* with a dead rank MPI_Finalize would wait */
 }
