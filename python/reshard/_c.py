@@ -33,7 +33,7 @@ def _header_paths() -> List[str]:
     raise ImportError(f"reshard: no headers in {_HERE}/include nor in {_TREE}/include")
 
 
-def library_path(name: str = "libreshard", variable: str = "RESHARD_LIB") -> str:
+def shared_object(name: str = "libreshard", variable: str = "RESHARD_LIB") -> str:
     """Where the shared library is."""
     tried = [os.path.join(_HERE, name + ".so")]
     if os.path.exists(os.path.join(_TREE, "include", "reshard.h")):
@@ -47,7 +47,7 @@ def library_path(name: str = "libreshard", variable: str = "RESHARD_LIB") -> str
                       f"run make, or say where it is in {variable}")
 
 
-class Library:
+class Functions:
     """The functions of the library by name. One that returns a status raises it."""
 
     def __init__(self, path: str, header: Header) -> None:
@@ -83,9 +83,9 @@ def read(path: str) -> str:
 
 header_paths = _header_paths()
 header = Header(map(read, header_paths))
-lib = Library(library_path(), header)
+lib = Functions(shared_object(), header)
 if lib.rsd_version().decode() != header.version:
-    raise ImportError(f"reshard: {library_path()} is version {lib.rsd_version().decode()}, "
+    raise ImportError(f"reshard: {shared_object()} is version {lib.rsd_version().decode()}, "
                       f"the package {header.version}")
 
 

@@ -20,26 +20,26 @@ from typing import Any, Optional
 from . import _c
 from .transport import AnyTransport
 
-_library: Optional[_c.Library] = None
+_functions: Optional[_c.Functions] = None
 
 
-def _load() -> _c.Library:
+def _load() -> _c.Functions:
     """The library, loaded when it is first needed: MPI itself is then here already."""
-    global _library
-    if _library is None:
+    global _functions
+    if _functions is None:
         text = _c.read(os.path.join(os.path.dirname(_c.header_paths[0]), "reshard_mpi.h"))
         # What takes an MPI_Comm is for C: nothing here knows what one is.
         _c.header.add(re.sub(r"^\w+ rsd_\w+\([^;]*MPI_Comm[^;]*\);", "", text, flags=re.M))
         try:
-            path = _c.library_path("libreshard_mpi", "RESHARD_MPI_LIB")
+            path = _c.shared_object("libreshard_mpi", "RESHARD_MPI_LIB")
         except ImportError:
             path = "libreshard_mpi.so.0"
         try:
-            _library = _c.Library(path, _c.header)
+            _functions = _c.Functions(path, _c.header)
         except OSError as error:
             raise ImportError(f"reshard.mpi: {error}: build it with make where mpicc is found, or say where it "
                               "is in RESHARD_MPI_LIB") from None
-    return _library
+    return _functions
 
 
 class MPITransport(AnyTransport):

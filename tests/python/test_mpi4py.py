@@ -64,7 +64,7 @@ def missing():
     del mpi4py
     try:
         import reshard._c
-        reshard._c.library_path("libreshard_mpi", "RESHARD_MPI_LIB")
+        reshard._c.shared_object("libreshard_mpi", "RESHARD_MPI_LIB")
     except ImportError:
         return "libreshard_mpi was not built"
     return None

@@ -25,7 +25,7 @@ import array, os, sys
 import reshard
 from reshard import _c
 here = os.path.dirname(reshard.__file__)
-assert _c.library_path() == os.path.join(here, "libreshard.so"), _c.library_path()
+assert _c.shared_object() == os.path.join(here, "libreshard.so"), _c.shared_object()
 assert all(path.startswith(here) for path in _c.header_paths), _c.header_paths
 assert os.path.exists(os.path.join(here, "py.typed"))
 assert not {"numpy", "torch", "mpi4py"} & set(sys.modules), "imported what was not asked for"
@@ -109,7 +109,7 @@ class Package(unittest.TestCase):
                 text = file.read()
             with open(header, "w", encoding="ascii") as file:
                 file.write(text.replace(f'"{reshard.__version__}"', '"99.0.0"'))
-            self.assertIn("the package 99.0.0", told(RESHARD_LIB=_c.library_path()))
+            self.assertIn("the package 99.0.0", told(RESHARD_LIB=_c.shared_object()))
 
 
 class Wheel(unittest.TestCase):
