@@ -6,6 +6,7 @@ BENCH_NAMES := $(patsubst bench/bench_%.c,%,$(sort $(wildcard bench/bench_*.c)))
 bench: $(addprefix $(BUILD)/bench_,$(BENCH_NAMES)) $(BUILD)/reshard
 	@rm -f $(BUILD)/bench.json
 	@for name in $(BENCH_NAMES); do $(BUILD)/bench_$$name $(BUILD)/bench.json || exit 1; done
+	$(if $(MPI_FOUND),@$(MAKE) --no-print-directory bench-mpi)
 
 $(BUILD)/bench_%: $(BUILD)/obj/bench/bench_%.o $(BUILD)/libreshard.a
 	@echo "  link  $@"
@@ -13,9 +14,6 @@ $(BUILD)/bench_%: $(BUILD)/obj/bench/bench_%.o $(BUILD)/libreshard.a
 
 # Over MPI, where it is installed; beside ScaLAPACK, where that is.
 SCALAPACK := $(wildcard /usr/lib/*/libscalapack-openmpi.so)
-ifneq ($(MPI_FOUND),)
-bench: bench-mpi
-endif
 MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
     OMPI_MCA_mpi_yield_when_idle=1 mpirun
 

@@ -201,3 +201,28 @@ void random_side(struct random *r, const struct random_tensor *tensor, const cha
     else
         put_mesh_side(r, tensor, partial, &w);
 }
+
+rsd_status random_choice(void *random, const rsd_tensor *tensor, rsd_choice *choice)
+{
+    struct random_tensor about = {.ndim = tensor->ndim};
+    char side[4096], text[4400];
+    size_t at =
+        (size_t)snprintf(about.text, sizeof about.text, "%s[", rsd_dtype_name(tensor->dtype));
+    for (int32_t d = 0; d < tensor->ndim; d++) {
+        about.shape[d] = tensor->shape[d];
+        at += (size_t)snprintf(about.text + at, sizeof about.text - at, "%s%lld", d ? "," : "",
+                               (long long)tensor->shape[d]);
+    }
+    snprintf(about.text + at, sizeof about.text - at, "]");
+    for (;;) {
+        rsd_check check = {.struct_nbytes = sizeof check};
+        random_side(random, &about, NULL, side, sizeof side);
+        snprintf(text, sizeof text, "%s @ %s", about.text, side);
+        if (rsd_layout_parse(text, &choice->layout))
+            return RSD_EINVAL;
+        if (rsd_layout_check(choice->layout, &check) == RSD_OK && check.cover <= RSD_COVERS_EVENLY)
+            return RSD_OK;
+        rsd_layout_free(choice->layout);
+        choice->layout = NULL;
+    }
+}

@@ -2,6 +2,8 @@
 #ifndef RANDOM_H
 #define RANDOM_H
 
+#include "reshard.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,5 +27,8 @@ struct random_tensor random_tensor(struct random *random, const char *dtype);
  * `partial`, all by the reduction that it names. */
 void random_side(struct random *random, const struct random_tensor *tensor, const char *partial,
                  char *text, size_t room);
+
+/* For rsd_convert's choose: any layout that covers the tensor. The context is a struct random. */
+rsd_status random_choice(void *random, const rsd_tensor *tensor, rsd_choice *choice);
 
 #endif

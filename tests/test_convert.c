@@ -58,38 +58,6 @@ static void check_same(const char *a_path, const char *b_path, rsd_pool *pool)
     rsd_checkpoint_close(b);
 }
 
-/* ---- layouts at random ---- */
-
-struct chooser {
-    struct random random;
-};
-
-static rsd_status choose_any(void *context, const rsd_tensor *tensor, rsd_choice *choice)
-{
-    struct chooser *chooser = context;
-    struct random_tensor about = {.ndim = tensor->ndim};
-    char side[4096], text[4400];
-    size_t at =
-        (size_t)snprintf(about.text, sizeof about.text, "%s[", rsd_dtype_name(tensor->dtype));
-    for (int32_t d = 0; d < tensor->ndim; d++) {
-        about.shape[d] = tensor->shape[d];
-        at += (size_t)snprintf(about.text + at, sizeof about.text - at, "%s%lld", d ? "," : "",
-                               (long long)tensor->shape[d]);
-    }
-    snprintf(about.text + at, sizeof about.text - at, "]");
-    for (;;) {
-        rsd_check check = {.struct_nbytes = sizeof check};
-        random_side(&chooser->random, &about, NULL, side, sizeof side);
-        snprintf(text, sizeof text, "%s @ %s", about.text, side);
-        if (rsd_layout_parse(text, &choice->layout))
-            return RSD_EINVAL;
-        if (rsd_layout_check(choice->layout, &check) == RSD_OK && check.cover <= RSD_COVERS_EVENLY)
-            return RSD_OK;
-        rsd_layout_free(choice->layout);
-        choice->layout = NULL;
-    }
-}
-
 static rsd_status convert(const char *from, const char *to, const rsd_convert_options *options)
 {
     rsd_checkpoint *in;
@@ -105,7 +73,7 @@ static rsd_status convert(const char *from, const char *to, const rsd_convert_op
 static void golden_converts(void)
 {
     rsd_pool *pool;
-    struct chooser chooser = {{3}};
+    struct random random = {3};
     OK(rsd_pool_new(2, &pool));
     for (const char *const *name = golden; *name; name++) {
         CASE("%s: to safetensors, to DCP, and back", *name);
@@ -117,8 +85,8 @@ static void golden_converts(void)
                                    .format = RSD_FORMAT_DCP,
                                    .pool = pool,
                                    .overwrite = 1,
-                                   .choose = choose_any,
-                                   .choose_context = &chooser};
+                                   .choose = random_choice,
+                                   .choose_context = &random};
         OK(convert(ckpt, in_folder("one.safetensors"), &safe));
         check_same(truth, in_folder("one.safetensors"), pool);
         safe.max_shard_nbytes = 1000;
@@ -185,7 +153,7 @@ static void make_checkpoint(const char *path, int nfiles)
 /* ---- stopped and resumed ---- */
 
 struct stopping {
-    struct chooser chooser;
+    struct random random;
     int64_t after;
 };
 

@@ -34,37 +34,6 @@ struct task {
     double timeout;
 };
 
-struct chooser {
-    struct random random;
-};
-
-/* The same on all ranks, which begin with the same random. */
-static inline rsd_status choose_any(void *context, const rsd_tensor *tensor, rsd_choice *choice)
-{
-    struct chooser *chooser = context;
-    struct random_tensor about = {.ndim = tensor->ndim};
-    char side[4096], text[4400];
-    size_t at =
-        (size_t)snprintf(about.text, sizeof about.text, "%s[", rsd_dtype_name(tensor->dtype));
-    for (int32_t d = 0; d < tensor->ndim; d++) {
-        about.shape[d] = tensor->shape[d];
-        at += (size_t)snprintf(about.text + at, sizeof about.text - at, "%s%lld", d ? "," : "",
-                               (long long)tensor->shape[d]);
-    }
-    snprintf(about.text + at, sizeof about.text - at, "]");
-    for (;;) {
-        rsd_check check = {.struct_nbytes = sizeof check};
-        random_side(&chooser->random, &about, NULL, side, sizeof side);
-        snprintf(text, sizeof text, "%s @ %s", about.text, side);
-        if (rsd_layout_parse(text, &choice->layout))
-            return RSD_EINVAL;
-        if (rsd_layout_check(choice->layout, &check) == RSD_OK && check.cover <= RSD_COVERS_EVENLY)
-            return RSD_OK;
-        rsd_layout_free(choice->layout);
-        choice->layout = NULL;
-    }
-}
-
 /* Rows over one axis of a mesh, copies over the other. */
 static inline rsd_status choose_copies(void *context, const rsd_tensor *tensor, rsd_choice *choice)
 {
@@ -90,7 +59,7 @@ static inline rsd_status convert_as(const struct task *task, const rsd_transport
                                     struct hand *hand)
 {
     rsd_checkpoint *in;
-    struct chooser chooser = {{7}};
+    struct random random = {7}; /* the same on all ranks */
     rsd_convert_options options = task->convert;
     rsd_status status = rsd_checkpoint_open(task->in, NULL, &in);
     if (status)
@@ -99,8 +68,8 @@ static inline rsd_status convert_as(const struct task *task, const rsd_transport
     options.transport = transport;
     options.timeout = task->timeout;
     if (task->any_layout) {
-        options.choose = choose_any;
-        options.choose_context = &chooser;
+        options.choose = random_choice;
+        options.choose_context = &random;
     }
     if (transport) {
         options.on_progress = on_progress;

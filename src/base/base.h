@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- status.c ---- */
 
@@ -84,6 +85,14 @@ static inline void copy_i64s(int64_t *to, const int64_t *from, int64_t count)
 static inline void *without_const(const void *owned)
 {
     return (void *)(uintptr_t)owned;
+}
+
+/* On a clock that only goes forward. */
+static inline double seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 /* ---- memory.c: the only malloc ---- */

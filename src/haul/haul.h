@@ -166,7 +166,6 @@ rsd_status transfer_run(struct transfer *transfer);
 /* Runs jobs of so many bytes that may be done in any order: one lane a thread, about equal. */
 rsd_status transfer_run_evenly(struct transfer *transfer, const int64_t *nbytes, size_t njobs);
 
-double seconds_now(void);
 uint64_t tile_limit(int64_t max_nbytes, const rsd_pool *pool); /* for each thread */
 void report_tally(rsd_report *report, const struct tally *tally);
 

@@ -17,7 +17,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct running {
     struct haul haul;
@@ -45,13 +44,6 @@ struct state {
     _Atomic int64_t nbytes_done;
     int64_t nbytes_memory;
 };
-
-double seconds_now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 uint64_t tile_limit(int64_t max_nbytes, const rsd_pool *pool)
 {

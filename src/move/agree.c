@@ -75,13 +75,6 @@ struct taking {
     int64_t all_done, all_total; /* of the peers of rank 0 */
 };
 
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 /* ---- words ---- */
 
 rsd_status said_add(struct said *said, const void *bytes, size_t n)
@@ -380,7 +373,7 @@ static rsd_status take_as_member(struct taking *taking)
     double ended = 0;
     for (int idle = 0; !lead->complete || lead->telling || lead->tell_words;) {
         bool moved = false;
-        double now = seconds();
+        double now = seconds_now();
         look_at_work(taking, now);
         TRY(talk(taking, lead, own_kind(taking), now, &moved));
         if (lead->kind == BEAT_CLOSE || lead->kind == BEAT_LAST) {
@@ -428,7 +421,7 @@ static rsd_status hear_out(struct taking *taking)
 {
     for (int idle = 0;;) {
         bool moved = false, before = taking->closing;
-        double now = seconds();
+        double now = seconds_now();
         int64_t nfinished;
         look_at_work(taking, now);
         bool complete = hear_all(taking, &nfinished);
@@ -502,10 +495,10 @@ static rsd_status tell_all(struct taking *taking, rsd_status status, bool lost)
     taking->status = status;
     for (int32_t i = 0; i < taking->npeers; i++)
         taking->peers[i].out_words = words;
-    double began = seconds(), limit = lost ? farewell_seconds : taking->timeout;
+    double began = seconds_now(), limit = lost ? farewell_seconds : taking->timeout;
     for (int idle = 0, left = 1; left > 0;) {
         bool moved = false;
-        double now = seconds();
+        double now = seconds_now();
         left = 0;
         for (int32_t i = 0; i < taking->npeers; i++) {
             struct other *peer = &taking->peers[i];
@@ -546,8 +539,9 @@ static rsd_status open_peers(struct taking *taking)
         return RSD_ENOMEM;
     taking->npeers = n;
     for (int32_t i = 0; i < n; i++)
-        taking->peers[i] = (struct other){
-            .rank = taking->t->rank == 0 ? i + 1 : 0, .kind = BEAT_WORKING, .heard_at = seconds()};
+        taking->peers[i] = (struct other){.rank = taking->t->rank == 0 ? i + 1 : 0,
+                                          .kind = BEAT_WORKING,
+                                          .heard_at = seconds_now()};
     return RSD_OK;
 }
 

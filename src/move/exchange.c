@@ -13,17 +13,9 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum { LEAST_CHUNK = 4096, MOST_CHUNK = 4 << 20 };
 static const int64_t default_budget = (int64_t)256 << 20;
-
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 /* ---- reductions ---- */
 
@@ -150,7 +142,7 @@ static rsd_status look_for_the_dead(const struct exchange *x)
 
 static rsd_status idle(struct exchange *x, double *looked)
 {
-    double now = seconds(), waited = now - x->since;
+    double now = seconds_now(), waited = now - x->since;
     if (x->listen)
         TRY(x->listen(x->listener));
     if (now - *looked > 0.1) {
@@ -204,7 +196,7 @@ static rsd_status start(rsd_exec *exec, const void *const *src, void *const *dst
     x->run++;
     x->stage = -1;
     x->refused = false;
-    x->since = seconds();
+    x->since = seconds_now();
     meeting_start(x, check_arrays(x));
     x->early = RSD_OK;
     exchange_poke(exec);
@@ -220,7 +212,7 @@ void exchange_poke(rsd_exec *exec)
         moved = false;
         x->early = push(x, &moved, &done);
         if (moved)
-            x->since = seconds();
+            x->since = seconds_now();
     }
 }
 
@@ -235,13 +227,13 @@ static rsd_status wait(rsd_exec *exec)
 {
     struct exchange *x = (struct exchange *)exec;
     bool done = false;
-    double looked = seconds();
+    double looked = seconds_now();
     rsd_status status = x->early;
     while (!status && !done) {
         bool moved = false;
         status = push(x, &moved, &done);
         if (moved)
-            x->since = seconds();
+            x->since = seconds_now();
         else if (!status && !done)
             status = idle(x, &looked);
     }

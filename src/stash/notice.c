@@ -8,17 +8,9 @@
 
 #include <sched.h>
 #include <stdio.h>
-#include <time.h>
 
 /* Execs use tags 0 to 14 of what they take for their transport. */
 enum { EXEC_TAGS = 16, NOTICE_TAG = 31 };
-
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 /* ---- memory ---- */
 
@@ -123,13 +115,13 @@ static rsd_status late(const struct channel *channel, const struct notices *noti
 
 rsd_status notices_wait(struct channel *channel, struct notices *notices)
 {
-    double since = seconds();
+    double since = seconds_now();
     while (notices->nmoving > 0) {
         bool moved = false;
         rsd_status status = push(channel, &moved);
         if (!status && moved)
-            since = seconds();
-        else if (!status && seconds() - since > channel->timeout)
+            since = seconds_now();
+        else if (!status && seconds_now() - since > channel->timeout)
             status = late(channel, notices);
         TRY(channel_break(channel, status));
         if (!moved)
