@@ -314,7 +314,7 @@ void rollcall_start(struct exchange *x)
     r->own = x->run;
     r->heard = mem_new(n, sizeof *r->heard);
     r->sends = mem_new(2 * n, sizeof *r->sends);
-    r->sending = mem_new(3 * n, sizeof *r->sending);
+    r->sending = mem_new(4 * n, sizeof *r->sending);
     if (!r->heard || !r->sends || !r->sending) {
         rollcall_free(r);
         return;
@@ -323,6 +323,7 @@ void rollcall_start(struct exchange *x)
     r->recvs = r->sends + n;
     r->receiving = r->sending + n;
     r->present = r->receiving + n;
+    r->behind = r->present + n;
     r->present[t->rank] = true;
     for (int32_t i = 0; i < t->nranks; i++) {
         if (i == t->rank)
@@ -343,10 +344,12 @@ void rollcall_push(struct exchange *x)
         test(x, r->recvs[i], &r->receiving[i], &moved);
         if (!was || r->receiving[i])
             continue;
-        if (r->heard[i] >= x->run)
+        if (r->heard[i] >= x->run) {
             r->present[i] = true;
-        else
-            listen_to(x, i); /* said in an earlier run that went well in the end */
+        } else { /* it waits in an earlier run, or did so once, and that went well in the end */
+            r->behind[i] = true;
+            listen_to(x, i);
+        }
     }
 }
 
@@ -396,9 +399,11 @@ rsd_status say_who_is_late(struct exchange *x)
     const struct neighbour *missing = neighbour_missing(x);
     if (missing)
         return name_late(x, missing->rank, "did not come");
-    for (int32_t i = 0; x->rollcall && i < x->transport.nranks; i++)
-        if (!x->rollcall->present[i])
-            return name_late(x, i, "did not come");
+    for (int behind = 0; x->rollcall && behind < 2;
+         behind++) /* who said nothing, before who is behind */
+        for (int32_t i = 0; i < x->transport.nranks; i++)
+            if (!x->rollcall->present[i] && x->rollcall->behind[i] == behind)
+                return name_late(x, i, "did not come");
     for (size_t i = 0; i < x->nlanes; i++)
         if (x->lanes[i].parcel->stage <= x->stage && !lane_finished(&x->lanes[i]))
             return name_late(x, x->lanes[i].parcel->peer, "stopped");

@@ -276,7 +276,7 @@ struct meeting {
 struct rollcall {
     uint64_t own, *heard;
     void **sends, **recvs;
-    bool *sending, *receiving, *present;
+    bool *sending, *receiving, *present, *behind;
 };
 
 struct exchange {
