@@ -51,6 +51,7 @@ for how in messages shared; do
     good 4 no_memory $how
     good 4 late $how
     good 3 killed $how
+    good 3 stalled $how
     good 3 absent_at_bind $how
 done
 echo "1..$number"

@@ -148,7 +148,10 @@ static rsd_status idle(struct exchange *x, double *looked)
     if (now - *looked > 0.1) {
         *looked = now;
         TRY(look_for_the_dead(x));
-        if (waited > x->timeout / 2)
+        bool over = waited > x->timeout / 2;
+        neighbours_beat(x, over && !x->half_time);
+        x->half_time = over;
+        if (over)
             rollcall_start(x);
         rollcall_push(x);
     }
@@ -196,6 +199,7 @@ static rsd_status start(rsd_exec *exec, const void *const *src, void *const *dst
     x->run++;
     x->stage = -1;
     x->refused = false;
+    x->half_time = false;
     x->since = seconds_now();
     meeting_start(x, check_arrays(x));
     x->early = RSD_OK;

@@ -394,23 +394,36 @@ static rsd_status name_late(const struct exchange *x, int32_t rank, const char *
                       what);
 }
 
+/* Whether a rank has not begun this run, and whether it does not even wait: then it is the one that others
+ * wait for too, however far they are. */
+static bool has_not_come(const struct exchange *x, int32_t rank)
+{
+    const struct neighbour *near = neighbour_of(x, rank);
+    if (near)
+        return !neighbour_has_come(x, near);
+    return x->rollcall && !x->rollcall->present[rank];
+}
+
+static bool is_silent(const struct exchange *x, int32_t rank)
+{
+    const struct neighbour *near = neighbour_of(x, rank);
+    if (near)
+        return neighbour_is_silent(near);
+    return x->rollcall && !x->rollcall->present[rank] && !x->rollcall->behind[rank];
+}
+
 rsd_status say_who_is_late(struct exchange *x)
 {
-    const struct neighbour *missing = neighbour_missing(x);
-    if (missing)
-        return name_late(x, missing->rank, "did not come");
-    for (int behind = 0; x->rollcall && behind < 2;
-         behind++) /* who said nothing, before who is behind */
+    for (int any = 0; any < 2; any++) { /* the silent first */
         for (int32_t i = 0; i < x->transport.nranks; i++)
-            if (!x->rollcall->present[i] && x->rollcall->behind[i] == behind)
+            if (i != x->transport.rank && has_not_come(x, i) && (any || is_silent(x, i)))
                 return name_late(x, i, "did not come");
-    for (size_t i = 0; i < x->nlanes; i++)
-        if (x->lanes[i].parcel->stage <= x->stage && !lane_finished(&x->lanes[i]))
-            return name_late(x, x->lanes[i].parcel->peer, "stopped");
-    if (x->meeting.receiving)
-        return name_late(x,
-                         (x->transport.rank - (int32_t)x->meeting.distance + x->transport.nranks) %
-                             x->transport.nranks,
-                         "did not come");
+        for (size_t i = 0; i < x->nlanes; i++) {
+            const struct lane *lane = &x->lanes[i];
+            if (lane->parcel->stage <= x->stage && !lane_finished(lane) &&
+                (any || is_silent(x, lane->parcel->peer)))
+                return name_late(x, lane->parcel->peer, "stopped");
+        }
+    }
     return fail(RSD_ETIMEOUT, "nothing moved for %g s", x->timeout);
 }

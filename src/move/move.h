@@ -317,6 +317,7 @@ struct exchange {
     int32_t stage;                       /* -1: agreeing */
     rsd_status (*listen)(void *context); /* NULL, or asked while nothing moves */
     void *listener;
+    bool half_time;    /* half of the time-out is over */
     double since;      /* when something last moved */
     rsd_status early;  /* of what rsd_start did: told by rsd_wait */
     bool refused;      /* all agreed not to begin */
@@ -389,6 +390,7 @@ struct neighbour {
     int64_t *reach; /* bytes that an array spans at most */
     int64_t nsrc, ndst, src_base, dst_base;
     size_t next_stride;
+    uint64_t beats_before;
 };
 
 struct neighbours {
@@ -416,7 +418,11 @@ bool all_are_near(const struct exchange *x);
 /* At the start of a run: where our arrays are, and what we have to say. */
 void neighbours_enter(struct exchange *x, const struct verdict *verdict);
 bool neighbours_heard(struct exchange *x, struct verdict *worst);
-const struct neighbour *neighbour_missing(const struct exchange *x);
+bool neighbour_has_come(const struct exchange *x, const struct neighbour *near);
+
+/* Says that we wait; at half time remembers what the others said. Who has said nothing since is silent. */
+void neighbours_beat(struct exchange *x, bool half_time);
+bool neighbour_is_silent(const struct neighbour *near);
 bool parcel_is_direct(const struct exchange *x, const struct parcel *parcel);
 
 /* The array of a neighbour, or NULL with EPEER set. */

@@ -18,7 +18,8 @@ struct board {
     struct spoken {
         _Atomic uint64_t run; /* these are the words of */
         struct verdict verdict;
-    } spoken[2]; /* of runs with even and odd numbers: nobody is two runs ahead */
+    } spoken[2];            /* of runs with even and odd numbers: nobody is two runs ahead */
+    _Atomic uint64_t beats; /* goes up while it waits */
     uint64_t nstrides, nplaces, nberths;
     uint64_t strides, places, berths; /* offsets */
 };
@@ -367,20 +368,32 @@ void neighbours_enter(struct exchange *x, const struct verdict *verdict)
     atomic_store_explicit(&spoken->run, x->run, memory_order_release);
 }
 
-const struct neighbour *neighbour_missing(const struct exchange *x)
+bool neighbour_has_come(const struct exchange *x, const struct neighbour *near)
 {
-    for (int32_t i = 0; x->near && i < x->near->n; i++) {
-        struct spoken *spoken = &x->near->list[i].board->spoken[x->run % 2];
-        if (atomic_load_explicit(&spoken->run, memory_order_acquire) != x->run)
-            return &x->near->list[i];
-    }
-    return NULL;
+    struct spoken *spoken = &near->board->spoken[x->run % 2];
+    return atomic_load_explicit(&spoken->run, memory_order_acquire) == x->run;
+}
+
+void neighbours_beat(struct exchange *x, bool half_time)
+{
+    if (!x->near)
+        return;
+    atomic_fetch_add_explicit(&x->near->board->beats, 1, memory_order_relaxed);
+    for (int32_t i = 0; half_time && i < x->near->n; i++)
+        x->near->list[i].beats_before =
+            atomic_load_explicit(&x->near->list[i].board->beats, memory_order_relaxed);
+}
+
+bool neighbour_is_silent(const struct neighbour *near)
+{
+    return atomic_load_explicit(&near->board->beats, memory_order_relaxed) == near->beats_before;
 }
 
 bool neighbours_heard(struct exchange *x, struct verdict *worst)
 {
-    if (neighbour_missing(x))
-        return false;
+    for (int32_t i = 0; i < x->near->n; i++)
+        if (!neighbour_has_come(x, &x->near->list[i]))
+            return false;
     for (int32_t i = 0; i < x->near->n; i++) {
         const struct neighbour *near = &x->near->list[i];
         struct verdict heard = near->board->spoken[x->run % 2].verdict;

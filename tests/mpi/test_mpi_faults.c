@@ -177,6 +177,23 @@ static void late(void)
     rsd_exec_free(exec);
 }
 
+/* In the middle of a run: some have all they need of it and go on to the next. */
+static void stalled(void)
+{
+    rsd_exec *exec = NULL;
+    make_plans("f32", "S0");
+    rsd_status status = bind_plans(&exec);
+    expect(status == RSD_OK && !rsd_run(exec, src, dst), "bind and run", status);
+    if (rank == BAD) {
+        rsd_start(exec, src, dst);
+        sleep(6);
+        return;
+    }
+    for (int i = 0; i < 3 && !status; i++)
+        status = rsd_run(exec, src, dst);
+    expect(status == RSD_ETIMEOUT && says("rank 1"), "stalled", status);
+}
+
 static void killed(void)
 {
     rsd_exec *exec = NULL;
@@ -213,9 +230,13 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } scenarios[] = {{"other_plan", other_plan}, {"bad_argument", bad_argument},
-                     {"no_memory", no_memory},   {"late", late},
-                     {"killed", killed},         {"absent_at_bind", absent_at_bind}};
+    } scenarios[] = {{"other_plan", other_plan},
+                     {"bad_argument", bad_argument},
+                     {"no_memory", no_memory},
+                     {"late", late},
+                     {"killed", killed},
+                     {"stalled", stalled},
+                     {"absent_at_bind", absent_at_bind}};
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &nranks);
