@@ -210,17 +210,22 @@ static rsd_status settle(const struct exchange *x)
                 rsd_status_name((rsd_status)worst->status), worst->message);
 }
 
+/* Who tells us in this round what it knows. */
+static int32_t teller(const struct exchange *x)
+{
+    int32_t n = x->transport.nranks;
+    return (x->transport.rank - (int32_t)x->meeting.distance + n) % n;
+}
+
 static rsd_status start_round(struct exchange *x)
 {
     const rsd_transport *t = &x->transport;
     struct meeting *m = &x->meeting;
-    int32_t step = (int32_t)m->distance;
+    int32_t to = (t->rank + (int32_t)m->distance) % t->nranks;
     m->out = m->worst;
-    TRY(t->recv(t->context, (t->rank - step + t->nranks) % t->nranks, MEET_TAG, &m->in,
-                sizeof m->in, &m->recv));
+    TRY(t->recv(t->context, teller(x), MEET_TAG, &m->in, sizeof m->in, &m->recv));
     m->receiving = true;
-    TRY(t->send(t->context, (t->rank + step) % t->nranks, MEET_TAG, &m->out, sizeof m->out,
-                &m->send));
+    TRY(t->send(t->context, to, MEET_TAG, &m->out, sizeof m->out, &m->send));
     m->sending = true;
     return RSD_OK;
 }
@@ -401,7 +406,7 @@ static bool has_not_come(const struct exchange *x, int32_t rank)
     const struct neighbour *near = neighbour_of(x, rank);
     if (near)
         return !neighbour_has_come(x, near);
-    return x->rollcall && !x->rollcall->present[rank];
+    return x->rollcall ? !x->rollcall->present[rank] : x->meeting.receiving && rank == teller(x);
 }
 
 static bool is_silent(const struct exchange *x, int32_t rank)
