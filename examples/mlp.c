@@ -35,7 +35,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "1 to %d ranks\n", (int)MOST);
         return 1;
     }
-    or_die(rsd_team_new(nranks, NULL, &team));
+    or_die(rsd_team_new(nranks, &team));
     for (int32_t i = 0; i < nranks; i++) {
         workers[i].team = team;
         workers[i].rank = i;

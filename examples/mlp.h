@@ -270,7 +270,7 @@ static int run_mlp(const rsd_transport *transport)
 
     int32_t own = differ(&plain, &stashed), ndiffer = 0;
     int32_t *all = calloc((size_t)transport->nranks, sizeof *all);
-    or_die(transport->allgather(transport->context, &own, sizeof own, all));
+    or_die(transport->allgather(transport->context, &own, sizeof own, all, 300));
     for (int32_t i = 0; i < transport->nranks; i++)
         ndiffer += all[i];
     free(all);

@@ -35,7 +35,9 @@ rsd_status rsd_bind_mpi_many(int64_t nplans, const rsd_plan *const *plans,
 
 /* Collective. The communicator as a transport (the caller has set struct_nbytes), for every call that takes
  * one: rsd_stash_new, rsd_save, rsd_load, rsd_convert and so on. Two transports of one communicator never mix
- * up their messages. The communicator itself is used for nothing but making a hidden duplicate, once. */
+ * up their messages. The communicator itself is used for nothing but making a hidden duplicate, in the first call
+ * on it, which waits for all ranks as long as options say (here 300 s); it may be freed at once. After a time-out
+ * in that call another communicator is needed. */
 rsd_status rsd_mpi_transport(MPI_Comm comm, rsd_transport *transport);
 
 /* Collective. The same for a communicator as Fortran has it (and mpi4py: comm.py2f()). */

@@ -29,8 +29,10 @@ typedef struct rsd_transport {
     /* After a failure: nothing is touched for this request any more. */
     void (*cancel)(void *context, void *request);
 
-    /* Every rank's nbytes, in the order of ranks. Waits for all, but not for ever; used at bind alone. */
-    rsd_status (*allgather)(void *context, const void *own, size_t nbytes, void *all);
+    /* Every rank's nbytes, in the order of ranks. Waits for all, at most timeout seconds (then ETIMEOUT, which
+     * names who did not come, and neither own nor all is touched any more); used at bind alone. */
+    rsd_status (*allgather)(void *context, const void *own, size_t nbytes, void *all,
+                            double timeout);
 
     /* NULL, or called when what was made with this table is freed; not if making it failed. */
     void (*release)(void *context);
@@ -56,7 +58,7 @@ void rsd_arena_free(rsd_arena *arena);
 typedef struct rsd_exchange_options {
     size_t struct_nbytes;   /* sizeof(rsd_exchange_options) */
     int64_t max_nbytes;     /* of one rank, for what is on its way; 0: 256 MiB. The least counts */
-    double timeout;         /* seconds without any progress after which a run fails; 0: 300 */
+    double timeout;         /* seconds without any progress after which a call fails; 0: 300 */
     const rsd_arena *arena; /* of this rank; NULL: none */
     int64_t node;           /* equal ones share memory; 0: found from the host's name; -1: none */
     const char *const *names; /* of the tensors, one a plan, for messages; NULL: none */
@@ -87,20 +89,14 @@ rsd_status rsd_transport_nodes(const rsd_transport *transport, int32_t *node_of)
  * rank's thread takes its own transport, with struct_nbytes set by the caller. Bytes are copied once, from
  * where they are to where they go. The team is freed when no rank uses it any more.
  *
- *     rsd_team_new(4, NULL, &team);
+ *     rsd_team_new(4, &team);
  *     ... in the thread of each rank:
  *     rsd_transport transport = {.struct_nbytes = sizeof transport};
  *     rsd_team_transport(team, rank, &transport);
  */
 typedef struct rsd_team rsd_team;
 
-typedef struct rsd_team_options {
-    size_t struct_nbytes; /* sizeof(rsd_team_options) */
-    double timeout;       /* seconds that allgather waits for others; 0: 300. ETIMEOUT names one */
-} rsd_team_options;
-
-/* options may be NULL. */
-rsd_status rsd_team_new(int32_t nranks, const rsd_team_options *options, rsd_team **team);
+rsd_status rsd_team_new(int32_t nranks, rsd_team **team);
 rsd_status rsd_team_transport(rsd_team *team, int32_t rank, rsd_transport *transport);
 void rsd_team_free(rsd_team *team);
 

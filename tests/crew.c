@@ -28,7 +28,7 @@ void crew_run(struct crew *crew, int32_t n, hand_work *work, const void *task, u
     rsd_team *team = NULL;
     struct started started[MOST_CREW];
     *crew = (struct crew){.n = n};
-    if (rsd_team_new(n, NULL, &team))
+    if (rsd_team_new(n, &team))
         abort();
     for (int32_t i = 0; i < n; i++) {
         crew->hands[i] =

@@ -45,14 +45,18 @@ good() {
     [ "$(grep -c '^good' "$out")" -ge "$wanted" ]
     report "$scenario, $how"
 }
-for how in messages shared; do
+for how in messages shared hosts; do
     good 4 other_plan $how
     good 4 bad_argument $how
     good 4 no_memory $how
     good 4 late $how
     good 3 killed $how
     good 3 stalled $how
-    good 3 absent_at_bind $how
+    good 3 late_at_bind $how
+    good 4 slow_callers $how
+    good 4 leaving $how
+    good 4 freed_communicator $how
 done
+good 3 late_at_first shared
 echo "1..$number"
 exit $failed

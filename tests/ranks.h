@@ -43,13 +43,12 @@ static inline void *rank_main(void *context)
 }
 
 /* True if no rank found anything wrong. */
-static inline bool on_ranks(int32_t nranks, double timeout,
-                            void (*work)(struct rank *rank, void *context), void *context)
+static inline bool on_ranks(int32_t nranks, void (*work)(struct rank *rank, void *context),
+                            void *context)
 {
     rsd_team *team;
-    rsd_team_options options = {.struct_nbytes = sizeof options, .timeout = timeout};
     struct rank *ranks = calloc((size_t)nranks, sizeof *ranks);
-    bool fine = OK(rsd_team_new(nranks, &options, &team));
+    bool fine = OK(rsd_team_new(nranks, &team));
     for (int32_t i = 0; i < nranks && fine; i++) {
         ranks[i] = (struct rank){
             .team = team, .rank = i, .nranks = nranks, .work = work, .context = context};

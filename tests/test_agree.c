@@ -97,7 +97,7 @@ static void *run(void *context)
 static void run_all(struct member *members, int32_t n)
 {
     rsd_team *team = NULL;
-    OK(rsd_team_new(n, NULL, &team));
+    OK(rsd_team_new(n, &team));
     for (int32_t i = 0; i < n; i++) {
         members[i].transport.struct_nbytes = sizeof(rsd_transport);
         OK(rsd_team_transport(team, i, &members[i].transport));

@@ -108,7 +108,7 @@ static bool carry_arranged(const char *problem, int64_t budget, enum way way,
     struct memory src = oracle_memory(a, src_strides), dst = oracle_memory(b, dst_strides);
     oracle_fill(a, src_strides, &src);
     rsd_team *team = NULL;
-    OK(rsd_team_new((int32_t)world, NULL, &team));
+    OK(rsd_team_new((int32_t)world, &team));
     struct rank *ranks = calloc((size_t)world, sizeof *ranks);
     const rsd_plan *plans[] = {plan};
     for (int32_t i = 0; i < world && fine; i++) {
@@ -231,7 +231,7 @@ static void disagreeing(void)
     const rsd_plan *same[] = {plan}, *different[] = {other};
     for (int way = 0; way < 2; way++) {
         rsd_team *team = NULL;
-        OK(rsd_team_new(3, NULL, &team));
+        OK(rsd_team_new(3, &team));
         struct rank ranks[3];
         for (int32_t i = 0; i < 3; i++) {
             src[i] = memory[i];

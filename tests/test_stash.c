@@ -10,7 +10,7 @@ int main(void)
         CASE("%s", stash_cases[i].name);
         for (uintptr_t seed = 1; seed <= stash_cases[i].nseeds && (!dear || seed < 3); seed++)
             for (size_t k = 0; k < sizeof counts / sizeof *counts && (!dear || counts[k] < 5); k++)
-                on_ranks(counts[k], 60, stash_cases[i].work, (void *)seed);
+                on_ranks(counts[k], stash_cases[i].work, (void *)seed);
     }
     return tap_end();
 }

@@ -102,7 +102,7 @@ int main(void)
         long n = 0, nnamed = 0;
         for (; outcome.failed; n++) {
             outcome = (struct outcome){.nth = n, .check = check};
-            on_ranks(NRANKS, 0.5, one_rank, &outcome);
+            on_ranks(NRANKS, one_rank, &outcome);
             bool fine =
                 outcome.status[ODD] == RSD_OK; /* it did without, as without shared memory */
             CHECK(fine || (outcome.failed && outcome.status[ODD] == RSD_ENOMEM),

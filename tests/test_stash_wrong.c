@@ -231,19 +231,19 @@ int main(void)
 {
     CASE("what makes no sense is refused on all ranks, and does no harm");
     refused_transports();
-    on_ranks(NRANKS, 60, refused, NULL);
-    on_ranks(NRANKS, 60, refused, "check");
+    on_ranks(NRANKS, refused, NULL);
+    on_ranks(NRANKS, refused, "check");
     CASE("buffers that are shards stay what they are, and any dim will do");
-    on_ranks(NRANKS, 60, shards, NULL);
-    on_ranks(NRANKS, 60, shards, "check");
+    on_ranks(NRANKS, shards, NULL);
+    on_ranks(NRANKS, shards, "check");
     CASE("buffers that differ between ranks are found, and the rank is named");
-    on_ranks(NRANKS, 60, differing, NULL);
+    on_ranks(NRANKS, differing, NULL);
     CASE("or kept whole, if that is asked for");
-    on_ranks(NRANKS, 60, differing, "keep");
+    on_ranks(NRANKS, differing, "keep");
     CASE("ranks with other options are named");
-    on_ranks(NRANKS, 60, other_options, NULL);
+    on_ranks(NRANKS, other_options, NULL);
     CASE("a rank whose get fails, is about something else, or does not come is named to all");
     for (uintptr_t way = 0; way < 4 * NWAYS; way++)
-        on_ranks(NRANKS, 2, one_fails, (void *)way);
+        on_ranks(NRANKS, one_fails, (void *)way);
     return tap_end();
 }

@@ -26,7 +26,7 @@ static void in_one_thread(void)
 {
     CASE("messages of one tag come in order, those of another pass them by");
     rsd_team *team;
-    OK(rsd_team_new(2, NULL, &team));
+    OK(rsd_team_new(2, &team));
     rsd_transport a = seat_of(team, 0), b = seat_of(team, 1);
     int out[3] = {10, 11, 12}, in[3] = {0};
     void *sent[3], *received[3];
@@ -83,7 +83,7 @@ static void in_one_thread(void)
     none.struct_nbytes = 0;
     FAILS(RSD_EINVAL, "struct_nbytes", rsd_team_transport(team, 0, &none));
     rsd_team_free(team);
-    FAILS(RSD_EINVAL, "a team of 0 ranks", rsd_team_new(0, NULL, &team));
+    FAILS(RSD_EINVAL, "a team of 0 ranks", rsd_team_new(0, &team));
     rsd_team_free(NULL);
 }
 
@@ -94,6 +94,7 @@ struct member {
     rsd_team *team;
     int32_t rank;
     bool absent, odd;
+    double timeout;
     rsd_status status;
     char message[200];
     bool wrong;
@@ -103,11 +104,10 @@ static void run_team(struct member *members, double timeout, void *(*work)(void 
                      int odd)
 {
     rsd_team *team;
-    rsd_team_options options = {.struct_nbytes = sizeof options, .timeout = timeout};
-    OK(rsd_team_new(NRANKS, &options, &team));
+    OK(rsd_team_new(NRANKS, &team));
     for (int32_t i = 0; i < NRANKS; i++) {
-        members[i] =
-            (struct member){.team = team, .rank = i, .absent = i == absent, .odd = i == odd};
+        members[i] = (struct member){
+            .team = team, .rank = i, .absent = i == absent, .odd = i == odd, .timeout = timeout};
         pthread_create(&members[i].thread, NULL, work, &members[i]);
     }
     for (int i = 0; i < NRANKS; i++)
@@ -142,7 +142,7 @@ static void *talk(void *context)
         for (int32_t i = 0; i < NRANKS; i++)
             member->wrong |= in[i] != round * 100 + i * 10 + member->rank;
         if (round % 8 == 0 && !member->status)
-            member->status = t.allgather(t.context, &out[0], sizeof out[0], all);
+            member->status = t.allgather(t.context, &out[0], sizeof out[0], all, member->timeout);
         for (int32_t i = 0; i < NRANKS && round % 8 == 0; i++)
             member->wrong |= all[i] != round * 100 + i * 10;
     }
@@ -156,7 +156,7 @@ static void *meet(void *context)
     rsd_transport t = {.struct_nbytes = sizeof t};
     member->status = rsd_team_transport(member->team, member->rank, &t);
     if (!member->status && !member->absent)
-        member->status = t.allgather(t.context, own, member->odd ? 2 : 1, all);
+        member->status = t.allgather(t.context, own, member->odd ? 2 : 1, all, member->timeout);
     snprintf(member->message, sizeof member->message, "%s", member->status ? rsd_error() : "");
     return NULL;
 }

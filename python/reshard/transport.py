@@ -74,7 +74,8 @@ class Transport(AnyTransport):
         """After a failure: nothing is touched for this request any more."""
 
     def allgather(self, own: memoryview) -> Any:
-        """The bytes of every rank, which all give as many, in the order of ranks. Waits for all."""
+        """The bytes of every rank, which all give as many, in the order of ranks. Waits for all, as long as the
+        transport does."""
         raise NotImplementedError
 
     # -- what the library calls --
@@ -113,7 +114,7 @@ class Transport(AnyTransport):
     def _cancel(self, _: Any, number: int) -> None:
         self.cancel(self._requests.pop(number))
 
-    def _allgather(self, _: Any, own: int, nbytes: int, out: int) -> None:
+    def _allgather(self, _: Any, own: int, nbytes: int, out: int, timeout: float) -> None:
         found = memoryview(self.allgather(bytes_at(own, nbytes))).cast("B")
         if found.nbytes != nbytes * self.nranks:
             raise InvalidError(f"allgather gave {found.nbytes} bytes for {self.nranks} ranks of {nbytes}")

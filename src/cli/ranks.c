@@ -75,7 +75,7 @@ int together_code(const char *verb, int code)
     if (!t)
         return code;
     int *codes = need_memory(calloc((size_t)t->nranks, sizeof *codes));
-    rsd_status status = t->allgather(t->context, &code, sizeof code, codes);
+    rsd_status status = t->allgather(t->context, &code, sizeof code, codes, 300);
     if (status)
         code = complain_status(verb, status);
     for (int32_t i = 0; i < t->nranks && !status; i++) {

@@ -22,7 +22,7 @@
 
 enum { UP_TAG = 60, UP_WORDS_TAG = 61, DOWN_TAG = 62, DOWN_WORDS_TAG = 63, CHUNK = 1 << 24 };
 enum { MESSAGE_NCHARS = 1024 };
-static const double beat_seconds = 0.2, tell_seconds = 0.05, default_timeout = 300;
+static const double beat_seconds = 0.2, tell_seconds = 0.05;
 static const double farewell_seconds = 2; /* for telling that somebody is lost */
 
 enum beat_kind {
@@ -561,7 +561,7 @@ static void close_peers(struct taking *taking)
 rsd_status agree_on(const rsd_transport *transport, double timeout, struct joint_step *step)
 {
     struct taking taking = {
-        .t = transport, .timeout = timeout > 0 ? timeout : default_timeout, .step = step};
+        .t = transport, .timeout = timeout > 0 ? timeout : DEFAULT_TIMEOUT, .step = step};
     TRY(open_peers(&taking));
     start_work(&taking);
     rsd_status status = transport->rank == 0 ? take_as_lead(&taking) : take_as_member(&taking);

@@ -129,14 +129,32 @@ static rsd_status push(struct exchange *x, bool *moved, bool *done)
     return RSD_OK;
 }
 
-/* A neighbour that is no more will not come: no need to wait for the time-out. */
-static rsd_status look_for_the_dead(const struct exchange *x)
+/* Whether a neighbour still has to do something for this run; one that has not may end as it likes. */
+static bool is_needed(const struct exchange *x, const struct neighbour *near)
 {
-    for (int32_t i = 0; x->near && i < x->near->n; i++) {
+    if (x->stage < 0)
+        return !all_are_near(x) || !neighbour_has_come(x, near);
+    for (size_t i = 0; i < x->nlanes; i++)
+        if (x->lanes[i].parcel->peer == near->rank && !lane_finished(&x->lanes[i]))
+            return true;
+    return false;
+}
+
+/* A neighbour that is no more will not come: no need to wait for the time-out. What it did at last is found
+ * before it is looked for again. */
+static rsd_status look_for_the_dead(struct exchange *x)
+{
+    const struct neighbour *gone = NULL;
+    for (int32_t i = 0; x->near && i < x->near->n && !gone; i++) {
         const struct neighbour *near = &x->near->list[i];
-        if (kill(near->pid, 0) && errno == ESRCH)
-            return fail(RSD_EPEER, "rank %d (process %d) is gone", (int)near->rank, (int)near->pid);
+        if (is_needed(x, near) && kill(near->pid, 0) && errno == ESRCH)
+            gone = near;
     }
+    if (gone && gone == x->gone) {
+        rollcall_tell(x, gone->rank);
+        return fail(RSD_EPEER, "rank %d (process %d) is gone", (int)gone->rank, (int)gone->pid);
+    }
+    x->gone = gone;
     return RSD_OK;
 }
 
@@ -152,11 +170,11 @@ static rsd_status idle(struct exchange *x, double *looked)
         neighbours_beat(x, over && !x->half_time);
         x->half_time = over;
         if (over)
-            rollcall_start(x);
-        rollcall_push(x);
+            rollcall_start(x, -1);
+        TRY(rollcall_push(x));
     }
     if (waited > x->timeout) {
-        rollcall_push(x);
+        TRY(rollcall_push(x));
         return say_who_is_late(x);
     }
     sched_yield();
@@ -199,8 +217,6 @@ static rsd_status start(rsd_exec *exec, const void *const *src, void *const *dst
     x->run++;
     x->stage = -1;
     x->refused = false;
-    x->half_time = false;
-    x->since = seconds_now();
     meeting_start(x, check_arrays(x));
     x->early = RSD_OK;
     exchange_poke(exec);
@@ -215,8 +231,6 @@ void exchange_poke(rsd_exec *exec)
     while (!x->early && moved && !done) {
         moved = false;
         x->early = push(x, &moved, &done);
-        if (moved)
-            x->since = seconds_now();
     }
 }
 
@@ -233,6 +247,9 @@ static rsd_status wait(rsd_exec *exec)
     bool done = false;
     double looked = seconds_now();
     rsd_status status = x->early;
+    x->since = looked; /* what the caller did before is no waiting */
+    x->half_time = false;
+    x->gone = NULL;
     while (!status && !done) {
         bool moved = false;
         status = push(x, &moved, &done);
@@ -497,7 +514,6 @@ static rsd_status prepare(struct exchange *x, int64_t nplans, const rsd_plan *co
 {
     x->exec.carrier = &carrier;
     x->copier = copier_best();
-    x->timeout = options->timeout > 0 ? options->timeout : 300;
     return label_plans(x, nplans, plans, options->names);
 }
 
@@ -509,7 +525,7 @@ static rsd_status compile(struct exchange *x, int64_t nplans, const rsd_plan *co
     rsd_status status = exchange_compile(x, nplans, plans, bind);
     if (!status)
         status = mark_used(x);
-    status = meet_again(&x->transport, status, share_of(x, budget), &chunk);
+    status = meet_again(x, status, share_of(x, budget), &chunk);
     x->chunk = (uint64_t)chunk;
     return status;
 }
@@ -524,22 +540,24 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
     TRY(check_transport(&transport)); /* else there is nobody to talk to */
     rsd_status status =
         take_options("rsd_exchange_options", given_options, &options, sizeof options);
+    double timeout = !status && options.timeout > 0 ? options.timeout : DEFAULT_TIMEOUT;
     struct exchange *x = mem_new(1, sizeof *x);
     if (!x) {
-        meet_to_bind(NULL, RSD_ENOMEM, &transport, nplans, plans, 0, false);
+        meet_to_bind(NULL, RSD_ENOMEM, &transport, timeout, nplans, plans, 0, false);
         return RSD_ENOMEM;
     }
     x->transport = transport;
+    x->timeout = timeout;
     if (!status)
         status = prepare(x, nplans, plans, &options);
-    status = meet_to_bind(x, status, &transport, nplans, plans, options.node,
+    status = meet_to_bind(x, status, &transport, timeout, nplans, plans, options.node,
                           prefers_columns(nplans, plans, bind, transport.rank));
     if (!status)
         status = compile(x, nplans, plans, bind, options.max_nbytes);
     if (!status)
         status = neighbours_meet(x, nplans, plans, options.arena);
     if (!status)
-        status = meet_again(&transport, make_lanes(x), 0, NULL);
+        status = meet_again(x, make_lanes(x), 0, NULL);
     if (!status) {
         *exec = &x->exec;
     } else {

@@ -7,7 +7,8 @@
  *     round 0   0->1->2->3->4->0        round 1   0->2->4->1->3->0        round 2   0->4->3->2->1->0
  *
  * so that after a few rounds all know the worst of all. When nothing has moved for half of the time-out, a rank
- * says to all others that it is there; whoever has not said so when the time is over is late.
+ * says to all others that it is there; whoever has not said so when the time is over is late. Whoever finds that
+ * a process of its host is gone says that too.
  */
 #include "move.h"
 
@@ -44,27 +45,27 @@ static rsd_status hear(const rsd_transport *t, rsd_status own, struct greeting *
     return own;
 }
 
-static rsd_status greet(const rsd_transport *t, const struct greeting *own, struct greeting *few,
-                        struct greeting **all)
+static rsd_status greet(const rsd_transport *t, double timeout, const struct greeting *own,
+                        struct greeting *few, struct greeting **all)
 {
     *all = t->nranks <= FEW ? few : mem_new((size_t)t->nranks, sizeof **all);
     if (!*all)
         return RSD_ENOMEM;
-    rsd_status status = t->allgather(t->context, own, sizeof *own, *all);
+    rsd_status status = t->allgather(t->context, own, sizeof *own, *all, timeout);
     if (status && *all != few)
         mem_free(*all);
     return status;
 }
 
-rsd_status meet_again(const rsd_transport *transport, rsd_status status, int64_t number,
-                      int64_t *least)
+rsd_status meet_again(const struct exchange *x, rsd_status status, int64_t number, int64_t *least)
 {
+    const rsd_transport *t = &x->transport;
     struct greeting own, few[FEW], *all;
     speak(&own, status);
     own.number = number;
-    TRY(greet(transport, &own, few, &all));
-    status = hear(transport, status, all);
-    for (int32_t i = 0; least && i < transport->nranks; i++)
+    TRY(greet(t, x->timeout, &own, few, &all));
+    status = hear(t, status, all);
+    for (int32_t i = 0; least && i < t->nranks; i++)
         *least = i == 0 ? all[i].number : min_i64(*least, all[i].number);
     if (all != few)
         mem_free(all);
@@ -95,9 +96,10 @@ static int32_t who_differs(const rsd_transport *t, const struct greeting *all)
 }
 
 /* Halves the plans until the first that differs is found, and lets both say what they have. */
-static rsd_status name_difference(const rsd_transport *t, int64_t nplans,
+static rsd_status name_difference(const struct exchange *x, int64_t nplans,
                                   const rsd_plan *const *plans, int32_t rank, struct greeting *all)
 {
+    const rsd_transport *t = &x->transport;
     int64_t same = 0,
             other = nplans; /* so many at the beginning agree; among so many one does not */
     struct greeting own;
@@ -105,7 +107,7 @@ static rsd_status name_difference(const rsd_transport *t, int64_t nplans,
         int64_t middle = same + (other - same) / 2;
         speak(&own, RSD_OK);
         own.plans = hash_plans(middle, plans);
-        TRY(t->allgather(t->context, &own, sizeof own, all));
+        TRY(t->allgather(t->context, &own, sizeof own, all, x->timeout));
         if (who_differs(t, all) < 0) {
             same = middle;
         } else {
@@ -118,15 +120,16 @@ static rsd_status name_difference(const rsd_transport *t, int64_t nplans,
     if (rsd_problem_print(plans[same]->src, plans[same]->dst, &problem) == RSD_OK)
         snprintf(own.message, sizeof own.message, "%s", problem);
     rsd_free(problem);
-    TRY(t->allgather(t->context, &own, sizeof own, all));
+    TRY(t->allgather(t->context, &own, sizeof own, all, x->timeout));
     all[0].message[sizeof all[0].message - 1] = all[rank].message[sizeof all[0].message - 1] = 0;
     return fail(RSD_EMISMATCH, "rank %d has another plan %lld than rank 0: %s, and rank 0 has %s",
                 (int)rank, (long long)same, all[rank].message, all[0].message);
 }
 
-static rsd_status compare(struct exchange *x, const rsd_transport *t, int64_t nplans,
-                          const rsd_plan *const *plans, struct greeting *all)
+static rsd_status compare(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
+                          struct greeting *all)
 {
+    const rsd_transport *t = &x->transport;
     int32_t rank = who_differs(t, all);
     if (rank < 0) {
         x->columns = true;
@@ -139,12 +142,13 @@ static rsd_status compare(struct exchange *x, const rsd_transport *t, int64_t np
     if (all[rank].nplans != all[0].nplans)
         return fail(RSD_EMISMATCH, "rank %d has %lld plans, rank 0 has %lld", (int)rank,
                     (long long)all[rank].nplans, (long long)all[0].nplans);
-    return name_difference(t, nplans, plans, rank, all);
+    return name_difference(x, nplans, plans, rank, all);
 }
 
 /* x is NULL if there was no memory for it. */
 rsd_status meet_to_bind(struct exchange *x, rsd_status status, const rsd_transport *transport,
-                        int64_t nplans, const rsd_plan *const *plans, int64_t node, bool columns)
+                        double timeout, int64_t nplans, const rsd_plan *const *plans, int64_t node,
+                        bool columns)
 {
     struct greeting own, few[FEW], *all;
     if (!status) {
@@ -157,10 +161,10 @@ rsd_status meet_to_bind(struct exchange *x, rsd_status status, const rsd_transpo
     own.columns = columns;
     if (!status)
         own.plans = hash_plans(nplans, plans);
-    TRY(greet(transport, &own, few, &all));
+    TRY(greet(transport, timeout, &own, few, &all));
     status = hear(transport, status, all);
     if (!status)
-        status = compare(x, transport, nplans, plans, all);
+        status = compare(x, nplans, plans, all);
     if (all != few)
         mem_free(all);
     return status;
@@ -173,7 +177,7 @@ rsd_status rsd_transport_nodes(const rsd_transport *given, int32_t *node_of)
     TRY(take_options("rsd_transport", given, &t, sizeof t));
     speak(&own, RSD_OK);
     own.node = node_here();
-    TRY(greet(&t, &own, few, &all));
+    TRY(greet(&t, DEFAULT_TIMEOUT, &own, few, &all));
     for (int32_t i = 0; i < t.nranks; i++) {
         int32_t first = 0; /* a host has the number of its first rank */
         while (all[first].node != all[i].node)
@@ -213,8 +217,8 @@ static rsd_status settle(const struct exchange *x)
 /* Who tells us in this round what it knows. */
 static int32_t teller(const struct exchange *x)
 {
-    int32_t n = x->transport.nranks;
-    return (x->transport.rank - (int32_t)x->meeting.distance + n) % n;
+    int32_t n = x->transport.nranks, step = (int32_t)(x->meeting.distance % n);
+    return (x->transport.rank - step + n) % n;
 }
 
 static rsd_status start_round(struct exchange *x)
@@ -307,7 +311,7 @@ static void rollcall_free(struct rollcall *r)
 }
 
 /* Without memory for it nobody is called: the time-out then names whom we wait for. */
-void rollcall_start(struct exchange *x)
+void rollcall_start(struct exchange *x, int32_t gone)
 {
     const rsd_transport *t = &x->transport;
     size_t n = (size_t)t->nranks;
@@ -316,7 +320,8 @@ void rollcall_start(struct exchange *x)
     struct rollcall *r = mem_new(1, sizeof *r);
     if (!r)
         return;
-    r->own = x->run;
+    r->own = (struct word){x->run, gone};
+    r->gone = -1;
     r->heard = mem_new(n, sizeof *r->heard);
     r->sends = mem_new(2 * n, sizeof *r->sends);
     r->sending = mem_new(4 * n, sizeof *r->sending);
@@ -339,7 +344,22 @@ void rollcall_start(struct exchange *x)
     }
 }
 
-void rollcall_push(struct exchange *x)
+static void hear_word(struct exchange *x, int32_t rank)
+{
+    struct rollcall *r = x->rollcall;
+    const struct word *word = &r->heard[rank];
+    if (word->run >= x->run)
+        r->present[rank] = true;
+    else /* it waits in an earlier run, or did so once, and that went well in the end */
+        r->behind[rank] = true;
+    if (word->run >= x->run && word->gone >= 0 && word->gone < x->transport.nranks) {
+        r->gone = (int32_t)word->gone;
+        r->witness = rank;
+    }
+}
+
+/* Fails if somebody has found a rank to be no more. */
+rsd_status rollcall_push(struct exchange *x)
 {
     struct rollcall *r = x->rollcall;
     bool moved = false;
@@ -349,13 +369,28 @@ void rollcall_push(struct exchange *x)
         test(x, r->recvs[i], &r->receiving[i], &moved);
         if (!was || r->receiving[i])
             continue;
-        if (r->heard[i] >= x->run) {
-            r->present[i] = true;
-        } else { /* it waits in an earlier run, or did so once, and that went well in the end */
-            r->behind[i] = true;
-            listen_to(x, i);
-        }
+        hear_word(x, i);
+        listen_to(x, i); /* it may have more to say */
     }
+    return r && r->gone >= 0
+               ? fail(RSD_EPEER, "rank %d is gone, says rank %d", (int)r->gone, (int)r->witness)
+               : RSD_OK;
+}
+
+/* The neighbours of a rank see at once that it is no more; others would only see that those left. */
+void rollcall_tell(struct exchange *x, int32_t gone)
+{
+    const rsd_transport *t = &x->transport;
+    struct rollcall *r = x->rollcall;
+    rollcall_start(x, gone);
+    rollcall_push(x);
+    if (r)
+        r->last = (struct word){x->run, gone};
+    for (int32_t i = 0; r && i < t->nranks; i++) /* they have heard from us before */
+        if (i != t->rank && !r->sending[i])
+            r->sending[i] =
+                t->send(t->context, i, ROLL_TAG, &r->last, sizeof r->last, &r->sends[i]) == RSD_OK;
+    rollcall_push(x);
 }
 
 void rollcall_drop(struct exchange *x)
@@ -406,7 +441,7 @@ static bool has_not_come(const struct exchange *x, int32_t rank)
     const struct neighbour *near = neighbour_of(x, rank);
     if (near)
         return !neighbour_has_come(x, near);
-    return x->rollcall ? !x->rollcall->present[rank] : x->meeting.receiving && rank == teller(x);
+    return x->rollcall && !x->rollcall->present[rank];
 }
 
 static bool is_silent(const struct exchange *x, int32_t rank)
@@ -417,17 +452,26 @@ static bool is_silent(const struct exchange *x, int32_t rank)
     return x->rollcall && !x->rollcall->present[rank] && !x->rollcall->behind[rank];
 }
 
+/* First those that are silent, and among them whom we wait for. */
 rsd_status say_who_is_late(struct exchange *x)
 {
-    for (int any = 0; any < 2; any++) { /* the silent first */
-        for (int32_t i = 0; i < x->transport.nranks; i++)
+    int32_t n = x->transport.nranks, first = teller(x);
+    for (int any = 0; any < 2; any++) {
+        for (int32_t k = 0; k < n; k++) {
+            int32_t i = (first + k) % n;
             if (i != x->transport.rank && has_not_come(x, i) && (any || is_silent(x, i)))
                 return name_late(x, i, "did not come");
+        }
         for (size_t i = 0; i < x->nlanes; i++) {
             const struct lane *lane = &x->lanes[i];
             if (lane->parcel->stage <= x->stage && !lane_finished(lane) &&
                 (any || is_silent(x, lane->parcel->peer)))
                 return name_late(x, lane->parcel->peer, "stopped");
+        }
+        for (int32_t k = 0; k < n && x->stage < 0; k++) { /* it came, but does not go on agreeing */
+            int32_t i = (first + k) % n;
+            if (i != x->transport.rank && (any || is_silent(x, i)))
+                return name_late(x, i, "stopped");
         }
     }
     return fail(RSD_ETIMEOUT, "nothing moved for %g s", x->timeout);

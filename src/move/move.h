@@ -203,6 +203,8 @@ struct parcel {
     uint64_t nbytes;
 };
 
+enum { DEFAULT_TIMEOUT = 300 }; /* seconds */
+
 /* Tags of messages: copies and terms by stage, and what is said beside them. */
 enum { COPY_TAG = 0, REDUCE_TAG = 4, MEET_TAG = 5, ROLL_TAG = 6 };
 
@@ -274,9 +276,13 @@ struct meeting {
 
 /* Who is there, asked when nothing moves: one number from each rank. */
 struct rollcall {
-    uint64_t own, *heard;
+    struct word {
+        uint64_t run; /* that it is in */
+        int64_t gone; /* a rank that it knows to be no more; -1: none */
+    } own, last, *heard;
     void **sends, **recvs;
     bool *sending, *receiving, *present, *behind;
+    int32_t gone, witness; /* of what we were told */
 };
 
 struct exchange {
@@ -317,11 +323,12 @@ struct exchange {
     int32_t stage;                       /* -1: agreeing */
     rsd_status (*listen)(void *context); /* NULL, or asked while nothing moves */
     void *listener;
-    bool half_time;    /* half of the time-out is over */
-    double since;      /* when something last moved */
-    rsd_status early;  /* of what rsd_start did: told by rsd_wait */
-    bool refused;      /* all agreed not to begin */
-    bool broken, lost; /* messages were given up: their buffers may still be read */
+    double since;                 /* when something last moved, or waiting began */
+    bool half_time;               /* half of the time-out is over */
+    const struct neighbour *gone; /* its process was not there when we last looked */
+    rsd_status early;             /* of what rsd_start did: told by rsd_wait */
+    bool refused;                 /* all agreed not to begin */
+    bool broken, lost;            /* messages were given up: their buffers may still be read */
     char note[160];
 };
 
@@ -355,17 +362,19 @@ void op_unpack(const struct exchange *x, const struct op *op, uint64_t at, size_
 
 /* All of these are collective. meet_again finds the least of a number too. */
 rsd_status meet_to_bind(struct exchange *x, rsd_status status, const rsd_transport *transport,
-                        int64_t nplans, const rsd_plan *const *plans, int64_t node, bool columns);
-rsd_status meet_again(const rsd_transport *transport, rsd_status status, int64_t own,
-                      int64_t *least);
+                        double timeout, int64_t nplans, const rsd_plan *const *plans, int64_t node,
+                        bool columns);
+rsd_status meet_again(const struct exchange *x, rsd_status status, int64_t own, int64_t *least);
 
 void meeting_start(struct exchange *x, rsd_status status);
 rsd_status meeting_push(struct exchange *x, bool *moved, bool *done);
 void meeting_cancel(struct exchange *x);
 
-/* Says who did not come; called when half the time is over, and when all of it is. */
-void rollcall_start(struct exchange *x);
-void rollcall_push(struct exchange *x);
+/* When half of the time is over, and when all of it is: who is there? Push fails if somebody has found a rank to
+ * be gone. */
+void rollcall_start(struct exchange *x, int32_t gone);
+rsd_status rollcall_push(struct exchange *x);
+void rollcall_tell(struct exchange *x, int32_t gone);
 void rollcall_drop(struct exchange *x);
 rsd_status say_who_is_late(struct exchange *x);
 
@@ -387,7 +396,8 @@ struct neighbour {
     const int64_t *strides;
     _Atomic int64_t *places;
     struct berth *berths;
-    int64_t *reach; /* bytes that an array spans at most */
+    uint64_t nstrides, nplaces, nberths; /* as they were when they were checked */
+    int64_t *reach;                      /* bytes that an array spans at most */
     int64_t nsrc, ndst, src_base, dst_base;
     size_t next_stride;
     uint64_t beats_before;

@@ -103,6 +103,9 @@ static rsd_status read_board(struct neighbour *near)
     near->strides = (const void *)(data + board.strides);
     near->places = (void *)without_const(data + board.places);
     near->berths = (void *)without_const(data + board.berths);
+    near->nstrides = board.nstrides;
+    near->nplaces = board.nplaces;
+    near->nberths = board.nberths;
     return RSD_OK;
 }
 
@@ -137,8 +140,7 @@ static rsd_status measure_all(struct neighbour *near, int64_t nplans, const rsd_
         near->nsrc += nsrc;
         near->ndst += ndst;
     }
-    if (near->board->nstrides != nstrides ||
-        near->board->nplaces != (uint64_t)(near->nsrc + near->ndst))
+    if (near->nstrides != nstrides || near->nplaces != (uint64_t)(near->nsrc + near->ndst))
         return fail(RSD_EPEER, "it shows other arrays than it has");
     near->reach = mem_new((size_t)(near->nsrc + near->ndst), sizeof *near->reach);
     int64_t *strides =
@@ -249,14 +251,14 @@ static rsd_status share(struct exchange *x, struct offer *offers, int64_t nplans
         if (arena)
             own.arena = segment_name(arena_segment(arena));
     }
-    TRY(t->allgather(t->context, &own, sizeof own, offers));
+    TRY(t->allgather(t->context, &own, sizeof own, offers, x->timeout));
     if (x->near && !somebody_failed(x, offers)) {
         status = open_all(x, offers, nplans, plans);
         if (!status)
             status = exchange_compile_near(x, nplans, plans);
         report(&own, status);
     }
-    TRY(t->allgather(t->context, &own, sizeof own, offers));
+    TRY(t->allgather(t->context, &own, sizeof own, offers, x->timeout));
     if (!x->near || somebody_failed(x, offers))
         neighbours_drop(x);
     else
@@ -293,7 +295,7 @@ rsd_status neighbours_meet(struct exchange *x, int64_t nplans, const rsd_plan *c
     snprintf(x->note, sizeof x->note, "messages only: each rank is on a host of its own");
     struct offer *offers = mem_new((size_t)x->transport.nranks, sizeof *offers);
     rsd_status status = offers ? anyone_is_near(x, &answer) : RSD_ENOMEM;
-    status = meet_again(&x->transport, status, 0, NULL);
+    status = meet_again(x, status, 0, NULL);
     if (!status && answer)
         status = share(x, offers, nplans, plans, arena);
     mem_free(offers);
@@ -325,7 +327,7 @@ bool all_are_near(const struct exchange *x)
 struct berth *neighbour_berth(const struct exchange *x, const struct neighbour *near,
                               const struct parcel *parcel)
 {
-    for (uint64_t i = 0; i < near->board->nberths; i++) {
+    for (uint64_t i = 0; i < near->nberths; i++) {
         struct berth *berth = &near->berths[i];
         uint64_t need = aligned(lane_chunk(x, parcel, true)) * NSLOTS;
         if (berth->to == x->transport.rank && berth->stage == parcel->stage &&

@@ -49,7 +49,6 @@ struct seat {
 struct rsd_team {
     int32_t nranks, nhere;
     int64_t nmeetings; /* that are over */
-    double timeout;
     pthread_mutex_t lock;
     pthread_cond_t met;
     struct seat *seats;
@@ -284,11 +283,12 @@ static struct timespec deadline(double timeout)
     return at;
 }
 
-static rsd_status team_allgather(void *context, const void *own, size_t nbytes, void *all)
+static rsd_status team_allgather(void *context, const void *own, size_t nbytes, void *all,
+                                 double timeout)
 {
     struct seat *seat = context;
     struct rsd_team *team = seat->team;
-    struct timespec until = deadline(team->timeout);
+    struct timespec until = deadline(timeout);
     rsd_status status = RSD_OK;
     pthread_mutex_lock(&team->lock);
     int64_t meeting = team->nmeetings;
@@ -305,7 +305,7 @@ static rsd_status team_allgather(void *context, const void *own, size_t nbytes, 
         give_up(team);
     if (seat->missing >= 0)
         status = fail(RSD_ETIMEOUT, "rank %d has not come to where all meet for %g s",
-                      (int)seat->missing, team->timeout);
+                      (int)seat->missing, timeout);
     else if (seat->odd >= 0)
         status = fail(RSD_EMISMATCH, "rank %d gives %zu bytes where rank 0 gives %zu",
                       (int)seat->odd, team->seats[seat->odd].nbytes, team->seats[0].nbytes);
@@ -315,11 +315,9 @@ static rsd_status team_allgather(void *context, const void *own, size_t nbytes, 
 
 /* ---- the team ---- */
 
-rsd_status rsd_team_new(int32_t nranks, const rsd_team_options *given, rsd_team **team)
+rsd_status rsd_team_new(int32_t nranks, rsd_team **team)
 {
-    rsd_team_options options;
     pthread_condattr_t clock;
-    TRY(take_options("rsd_team_options", given, &options, sizeof options));
     if (nranks < 1)
         return fail(RSD_EINVAL, "a team of %d ranks", (int)nranks);
     struct rsd_team *made = mem_new(1, sizeof *made);
@@ -330,7 +328,6 @@ rsd_status rsd_team_new(int32_t nranks, const rsd_team_options *given, rsd_team 
         return RSD_ENOMEM;
     }
     made->nranks = nranks;
-    made->timeout = options.timeout > 0 ? options.timeout : 300;
     made->seats = seats;
     pthread_mutex_init(&made->lock, NULL);
     pthread_condattr_init(&clock);

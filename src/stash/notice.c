@@ -277,10 +277,11 @@ static void exec_cancel(void *context, void *request)
     t->cancel(t->context, request);
 }
 
-static rsd_status exec_allgather(void *context, const void *own, size_t nbytes, void *all)
+static rsd_status exec_allgather(void *context, const void *own, size_t nbytes, void *all,
+                                 double timeout)
 {
     const rsd_transport *t = &((struct channel *)context)->transport;
-    return t->allgather(t->context, own, nbytes, all);
+    return t->allgather(t->context, own, nbytes, all, timeout);
 }
 
 /* ---- the channel ---- */

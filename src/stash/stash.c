@@ -9,7 +9,8 @@ struct greeting {
     struct hash options;
 };
 
-static rsd_status agree(const rsd_transport *t, const rsd_stash_options *options, rsd_status status)
+static rsd_status agree(const rsd_transport *t, double timeout, const rsd_stash_options *options,
+                        rsd_status status)
 {
     struct greeting own = {.status = status};
     size_t n = (size_t)t->nranks;
@@ -20,7 +21,7 @@ static rsd_status agree(const rsd_transport *t, const rsd_stash_options *options
     struct greeting *all = mem_new(n, sizeof *all);
     if (!all)
         return RSD_ENOMEM;
-    rsd_status met = t->allgather(t->context, &own, sizeof own, all);
+    rsd_status met = t->allgather(t->context, &own, sizeof own, all, timeout);
     for (size_t i = 0; i < n && !met; i++)
         if (all[i].status && (int32_t)i != t->rank)
             met = fail(RSD_EPEER, "rank %zu could not make a stash: %s", i,
@@ -61,14 +62,15 @@ rsd_status rsd_stash_new(const rsd_transport *transport, const rsd_stash_options
     TRY(take_options("rsd_transport", transport, &t, sizeof t));
     TRY(check_transport(&t));
     rsd_status status = take_options("rsd_stash_options", given, &options, sizeof options);
+    double timeout = !status && options.timeout > 0 ? options.timeout : DEFAULT_TIMEOUT;
     rsd_stash *made = status ? NULL : mem_new(1, sizeof *made);
     if (!status && !made)
         status = RSD_ENOMEM;
     if (!status)
-        status = channel_open(&made->channel, &t, options.timeout > 0 ? options.timeout : 300);
+        status = channel_open(&made->channel, &t, timeout);
     if (!status)
         status = gathers_open(made);
-    status = agree(&t, &options, status);
+    status = agree(&t, timeout, &options, status);
     if (!made)
         return status;
     if (status) {

@@ -1,6 +1,6 @@
 /* test_mpi_faults.c - what goes wrong on one rank is known to all, in time.
  *
- *     mpirun -np N test_mpi_faults SCENARIO messages|shared
+ *     mpirun -np N test_mpi_faults SCENARIO messages|shared|hosts
  *
  * Rank 1 is the one that fails. Every rank that lives says "good" if it saw what it should. */
 #include "reshard_mpi.h"
@@ -210,19 +210,98 @@ static void killed(void)
     expect((status == RSD_ETIMEOUT || status == RSD_EPEER) && says("rank 1"), "killed", status);
 }
 
-static void absent_at_bind(void)
+/* Where a call that has returned had its variables; messages that come for it now must not get there. */
+static void keep_stack(void)
+{
+    volatile unsigned char stack[1 << 16];
+    int found, wrong = 0;
+    for (size_t i = 0; i < sizeof stack; i++)
+        stack[i] = 0xab;
+    for (double since = MPI_Wtime(); MPI_Wtime() - since < 3; usleep(1000))
+        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
+    for (size_t i = 0; i < sizeof stack; i++)
+        wrong += stack[i] != 0xab;
+    expect(wrong == 0, "memory that was given back is written to", RSD_OK);
+}
+
+static void late_at_bind(void)
 {
     rsd_exec *exec = NULL;
     rsd_transport transport = {.struct_nbytes = sizeof transport};
     make_plans("f32", "S0");
     rsd_status status = rsd_mpi_transport(MPI_COMM_WORLD, &transport);
     expect(status == RSD_OK, "a transport", status);
-    if (rank == BAD) {
-        sleep(6);
-        return;
-    }
+    sleep(rank == BAD ? 3 : 0);
     status = bind_plans(&exec);
-    expect(status == RSD_ETIMEOUT && says("rank 1"), "absent at bind", status);
+    if (rank != BAD)
+        expect(status == RSD_ETIMEOUT && says("rank 1"), "late at bind", status);
+    keep_stack();
+}
+
+/* The first call of all on a communicator. */
+static void late_at_first(void)
+{
+    rsd_exec *exec = NULL;
+    make_plans("f32", "S0");
+    sleep(rank == BAD ? 3 : 0);
+    double since = MPI_Wtime();
+    rsd_status status = bind_plans(&exec);
+    if (rank == BAD)
+        return;
+    expect(status == RSD_ETIMEOUT && says("rank 1 did not come"), "late at first", status);
+    expect(MPI_Wtime() - since < 2.9, "it takes longer than the time-out", status);
+    status = bind_plans(&exec);
+    expect(status == RSD_EPEER && says("make another"), "once more", status);
+}
+
+/* Between start and wait the caller may take its time. */
+static void slow_callers(void)
+{
+    rsd_exec *exec = NULL;
+    make_plans("f32", "S0");
+    rsd_status status = bind_plans(&exec);
+    expect(status == RSD_OK && !rsd_start(exec, src, dst), "bind and start", status);
+    usleep(rank == BAD ? 3000000 : 2500000);
+    status = rsd_wait(exec);
+    expect(status == RSD_OK, "after a while", status);
+    rsd_exec_free(exec);
+}
+
+/* Rank 0 gets from ranks 1 and 2. Rank 1 ends when it has given, rank 2 takes its time. */
+static void leaving(void)
+{
+    rsd_exec *exec = NULL;
+    if (rsd_problem_parse("f32[2,100] : 2 ranks=1-2:S0 -> 1:R", &src_layout[0], &dst_layout[0]) ||
+        rsd_plan_new(src_layout[0], dst_layout[0], NULL, &plans[0]))
+        expect(false, "a plan", RSD_EINVAL);
+    rsd_status status = rsd_bind_mpi(plans[0], MPI_COMM_WORLD, &options, &exec);
+    expect(status == RSD_OK, "bind", status);
+    rsd_start(exec, src, dst);
+    usleep(rank == 2 ? 1500000 : 0);
+    status = rsd_wait(exec);
+    expect(status == RSD_OK, "with what was given", status);
+    if (rank == 1) {
+        printf("good 1\n");
+        fflush(stdout);
+        _exit(0);
+    }
+}
+
+/* The communicator does not have to outlive the call. */
+static void freed_communicator(void)
+{
+    MPI_Comm passing, other;
+    rsd_exec *exec = NULL;
+    make_plans("f32", "S0");
+    MPI_Comm_dup(MPI_COMM_WORLD, &passing);
+    rsd_status status = rsd_bind_mpi(plans[0], passing, &options, &exec);
+    MPI_Comm_free(&passing);
+    MPI_Comm_split(MPI_COMM_WORLD, 0, -rank, &other); /* may take its place */
+    for (int i = 0; i < 3 && !status; i++)
+        status = rsd_run(exec, src, dst);
+    expect(status == RSD_OK, "a run", status);
+    rsd_exec_free(exec);
+    MPI_Comm_free(&other);
 }
 
 int main(int argc, char **argv)
@@ -236,13 +315,19 @@ int main(int argc, char **argv)
                      {"late", late},
                      {"killed", killed},
                      {"stalled", stalled},
-                     {"absent_at_bind", absent_at_bind}};
+                     {"late_at_bind", late_at_bind},
+                     {"late_at_first", late_at_first},
+                     {"slow_callers", slow_callers},
+                     {"leaving", leaving},
+                     {"freed_communicator", freed_communicator}};
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &nranks);
     bool found = false;
     if (argc > 2 && strcmp(argv[2], "messages") == 0)
         options.node = -1;
+    if (argc > 2 && strcmp(argv[2], "hosts") == 0) /* as if two were on each */
+        options.node = 1 + rank / 2;
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
         if (argc > 1 && strcmp(argv[1], scenarios[i].name) == 0) {
             scenarios[i].run();
