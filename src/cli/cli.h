@@ -50,6 +50,10 @@ void together_end(void);
 /* Where ranks compare how it went so far: the code of the first that has to give up, else this one's. */
 int together_code(const char *verb, int code);
 
+/* The code to exit with. Who ends before the first comparison, for a command line or a file that is only its
+ * own, takes part in it here, or the others would wait for it. */
+int together_over(int code);
+
 /* What complain says, kept if nobody sees it. */
 void keep_complaint(const char *verb, const char *text);
 

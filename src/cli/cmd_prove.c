@@ -134,8 +134,13 @@ static int64_t count_wanted(const struct request *request, const rsd_checkpoint 
 }
 
 /* A yes about no tensor at all would be taken for a yes about those that were meant. */
-static int complain_only(const struct request *request)
+static int check_only(const struct request *request, rsd_checkpoint *const *checkpoints)
 {
+    if (!request->only.text)
+        return EXIT_YES;
+    for (int i = 0; i < request->npaths; i++)
+        if (count_wanted(request, checkpoints[i]))
+            return EXIT_YES;
     return complain(request->verb, EXIT_CANNOT, "--only '%s' is found in no name",
                     request->only.text);
 }
@@ -217,8 +222,6 @@ static rsd_status print_difference(void *context, const char *name, rsd_differen
 static int diff(struct request *request, rsd_checkpoint *a, rsd_checkpoint *b)
 {
     int64_t n = 0, nwanted = count_wanted(request, a);
-    if (request->only.text && nwanted == 0 && count_wanted(request, b) == 0)
-        return complain_only(request);
     rsd_report report = {.struct_nbytes = sizeof report};
     rsd_status status = rsd_diff(a, b, &request->how, print_difference, request, &n, &report);
     progress_end(&request->progress);
@@ -247,8 +250,6 @@ static int by_name(const void *a, const void *b)
 
 static int digest(struct request *request, rsd_checkpoint *checkpoint)
 {
-    if (request->only.text && count_wanted(request, checkpoint) == 0)
-        return complain_only(request);
     size_t all = (size_t)rsd_checkpoint_ntensors(checkpoint), n = 0;
     int64_t *tensors = need_memory(calloc(all + 1, sizeof *tensors));
     struct line *lines = need_memory(calloc(all + 1, sizeof *lines));
@@ -296,6 +297,8 @@ static int open_and_prove(struct request *request)
         code = open_checkpoint(request->verb, request->paths[i], &checkpoints[i]);
     for (int i = 0; i < request->npaths && !code && strcmp(request->verb, "verify") != 0; i++)
         code = need_files(request->verb, request->paths[i], checkpoints[i], every_tensor, NULL);
+    if (!code)
+        code = check_only(request, checkpoints);
     code = together_code(request->verb, code);
     if (!code && strcmp(request->verb, "verify") == 0)
         code = verify(request, checkpoints[0]);

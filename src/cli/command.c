@@ -119,8 +119,10 @@ static void accept_underscores(int argc, char **argv)
 
 static int run(int argc, char **argv)
 {
-    if (argc < 2)
+    if (argc < 2) {
+        keep_complaint(NULL, "a verb is needed");
         return help(stderr, EXIT_USAGE);
+    }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
         return help(stdout, EXIT_YES);
     bool of_verb = argc > 2 && strcmp(argv[2], "--version") == 0;
@@ -144,7 +146,7 @@ static int run(int argc, char **argv)
 int command_main(int argc, char **argv, const rsd_transport *transport)
 {
     together_start(transport);
-    int code = run(argc, argv);
+    int code = together_over(run(argc, argv));
     if (fflush(stdout) != 0 || ferror(stdout)) {
         if (errno != EPIPE)
             complain(NULL, EXIT_IO, "standard output: %s", strerror(errno));

@@ -14,6 +14,7 @@ static struct {
     const rsd_transport *transport; /* NULL: one process */
     FILE *loud;                     /* what was standard error */
     char *complaint;                /* the first that was not said */
+    bool met; /* some meeting was held: who ends now does so where the others know of it */
     bool lost;
 } ranks;
 
@@ -50,6 +51,7 @@ void together_end(void)
     ranks.loud = NULL;
     ranks.complaint = NULL;
     ranks.transport = NULL;
+    ranks.met = false;
 }
 
 void keep_complaint(const char *verb, const char *text)
@@ -69,23 +71,57 @@ bool together_lost(void)
     return ranks.lost;
 }
 
-int together_code(const char *verb, int code)
+/* How it went on one rank, and whether it has nothing left to do. */
+struct news {
+    int32_t code, over;
+};
+
+/* The first rank that gives up; -1: none. */
+static int32_t who_fails(const struct news *news, int32_t nranks)
+{
+    for (int32_t i = 0; i < nranks; i++)
+        if (news[i].code > EXIT_YES)
+            return i;
+    return -1;
+}
+
+/* The first rank that is over while this one is not, or the other way round; -1: none. */
+static int32_t who_differs(const struct news *news, int32_t nranks, int32_t over)
+{
+    for (int32_t i = 0; i < nranks; i++)
+        if (news[i].over != over)
+            return i;
+    return -1;
+}
+
+static int meet(const char *verb, int code, bool over)
 {
     const rsd_transport *t = ranks.transport;
     if (!t)
         return code;
-    int *codes = need_memory(calloc((size_t)t->nranks, sizeof *codes));
-    rsd_status status = t->allgather(t->context, &code, sizeof code, codes, 300);
+    struct news own = {code, over}, *news = need_memory(calloc((size_t)t->nranks, sizeof *news));
+    ranks.met = true;
+    rsd_status status = t->allgather(t->context, &own, sizeof own, news, 300);
+    int32_t failed = status ? -1 : who_fails(news, t->nranks);
+    int32_t other = status ? -1 : who_differs(news, t->nranks, own.over);
     if (status)
         code = complain_status(verb, status);
-    for (int32_t i = 0; i < t->nranks && !status; i++) {
-        if (codes[i] <= EXIT_YES)
-            continue;
-        if (i == t->rank && ranks.loud && ranks.complaint)
-            fprintf(ranks.loud, "%s\n", ranks.complaint);
-        code = codes[i];
-        break;
-    }
-    free(codes);
+    else if (failed >= 0)
+        code = news[failed].code;
+    else if (other >= 0)
+        code = complain(verb, EXIT_USAGE, "rank %d was asked for something else", (int)other);
+    if (failed == t->rank && ranks.loud && ranks.complaint)
+        fprintf(ranks.loud, "%s\n", ranks.complaint);
+    free(news);
     return code;
+}
+
+int together_code(const char *verb, int code)
+{
+    return meet(verb, code, false);
+}
+
+int together_over(int code)
+{
+    return ranks.met ? code : meet(NULL, code, true);
 }

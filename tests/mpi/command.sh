@@ -85,16 +85,39 @@ else
     failed=1
 fi
 
-# What one rank alone cannot do, it says, and all exit.
-n=$((n + 1))
-mpirun -np 1 "$many" digest "$fsdp" : -np 1 "$many" digest "$work/gone" > "$work/out" 2> "$work/err" < /dev/null
-if [ $? = 4 ] && [ "$(grep -c 'rank 1: .*gone' "$work/err")" = 1 ] && [ ! -s "$work/out" ]; then
-    echo "ok $n - a rank that does not see the checkpoint says so, once"
-else
-    echo "not ok $n - a rank that does not see the checkpoint says so, once"
-    sed 's/^/# /' "$work/err"
-    failed=1
-fi
+# says CODE LABEL TEXT FIRST : SECOND: what one of two ranks alone cannot do is said once, and both exit at once.
+says() {
+    code=$1 label=$2 text=$3
+    shift 3
+    first=
+    while [ "$1" != : ]; do
+        first="$first $1"
+        shift
+    done
+    shift
+    n=$((n + 1))
+    timeout 60 mpirun -np 1 "$many" $first : -np 1 "$many" "$@" > "$work/out" 2> "$work/err" < /dev/null
+    got=$?
+    if [ $got = "$code" ] && [ "$(grep -c "$text" "$work/err")" = 1 ] && [ ! -s "$work/out" ]; then
+        echo "ok $n - $label"
+    else
+        echo "not ok $n - $label"
+        echo "# exit code $got"
+        sed 's/^/# /' "$work/out" "$work/err"
+        failed=1
+    fi
+}
+
+says 4 "a rank that does not see the checkpoint says so, once" 'rank 1: .*gone' digest "$fsdp" : digest "$work/gone"
+says 2 "rank 1 has an option that is none" 'digest: rank 1: .*--nope' digest "$fsdp" : digest --nope "$fsdp"
+says 2 "rank 0 has it" 'digest: .*--nope' digest --nope "$fsdp" : digest "$fsdp"
+says 2 "rank 1 has no verb" 'reshard: rank 1: a verb is needed' digest "$fsdp" :
+says 2 "rank 1 has a verb of one process" 'inspect: rank 1: this is for one' digest "$fsdp" : inspect "$fsdp"
+says 2 "rank 1 only says which version it is" 'reshard digest: rank 1 was asked' digest "$fsdp" : --version
+says 2 "rank 1 does not see the rules" 'convert: rank 1: .*gone.rules' \
+    convert "$fsdp" "$work/never" --format dcp --mesh 2 --default R : \
+    convert "$fsdp" "$work/never" --format dcp --mesh 2 --default R --rules "$work/gone.rules"
+says 3 "rank 1 looks for other names" "digest: rank 1: --only 'nothing'" digest "$fsdp" : digest --only nothing "$fsdp"
 # In a program: save and load.
 if [ -n "${MPI_TESTS:-}" ]; then
     n=$((n + 1))
