@@ -172,6 +172,38 @@ static void save_by_rank(void)
     }
 }
 
+static void other_values(void)
+{
+    CASE("ranks that save other values are not joined");
+    char path[512];
+    snprintf(path, sizeof path, "%s", path_in(folder, "values_by_rank"));
+    static const char *const steps[] = {"7", "8", "7"};
+    rsd_layout *layout;
+    OK(rsd_layout_parse("f32[4] @ 2 : R", &layout));
+    struct memory memory = oracle_memory(layout, NULL);
+    for (int32_t i = 0; i < 3; i++) {
+        int32_t rank = i > 0;
+        rsd_value step = {.struct_nbytes = sizeof step, .name = "step", .json = steps[i]};
+        rsd_local local = {.struct_nbytes = sizeof local,
+                           .name = "w",
+                           .layout = layout,
+                           .rank = rank,
+                           .arrays = memory.array + rank};
+        rsd_save_options options = {.struct_nbytes = sizeof options,
+                                    .nranks = 2,
+                                    .one_rank = 1,
+                                    .rank = rank,
+                                    .nvalues = 1,
+                                    .values = &step};
+        OK(rsd_save(path, 1, &local, &options, NULL));
+        if (i == 1)
+            FAILS(RSD_EMISMATCH, "rank 1 saved something else", rsd_save_publish(path, 2, 0));
+    }
+    OK(rsd_save_publish(path, 2, 0));
+    oracle_memory_free(&memory);
+    rsd_layout_free(layout);
+}
+
 static void save_in_background(void)
 {
     CASE("a save in the background has what was there when it began");
@@ -371,6 +403,7 @@ int main(void)
     folder = name;
     save_at_once();
     save_by_rank();
+    other_values();
     save_in_background();
     existing();
     refused();

@@ -20,6 +20,8 @@ struct task {
     bool background;
     int32_t without; /* the rank that forgets an array, plus one */
     int32_t elsewhere;
+    int32_t late;   /* the rank that is at another step, plus one */
+    int32_t nested; /* the rank that had it in another dict, plus one */
     int32_t cancels;
 };
 
@@ -83,6 +85,7 @@ static rsd_status save_hand(struct hand *hand)
     const struct task *task = hand->task;
     rsd_local locals[NTENSORS];
     rsd_save_options options = task->options;
+    rsd_value value = step;
     void *none[1] = {NULL};
     char path[320];
     rsd_saving *saving;
@@ -92,7 +95,11 @@ static rsd_status save_hand(struct hand *hand)
     options.transport = &hand->transport;
     options.on_progress = task->cancels ? on_progress : NULL;
     options.context = hand;
-    options.values = &step;
+    if (task->late == hand->transport.rank + 1)
+        value.json = "1199";
+    if (task->nested == hand->transport.rank + 1)
+        value.path = "[\"state\", \"step\"]";
+    options.values = &value;
     options.nvalues = 1;
     snprintf(path, sizeof path, "%s%s", task->path,
              task->elsewhere == hand->transport.rank + 1 ? "-elsewhere" : "");
@@ -241,6 +248,21 @@ static void one_fails(void)
         check_all(&crew, RSD_EMISMATCH, "rank 1 calls for something else");
         CHECK(same_folders(old, task.path) && !is_there(part));
         task.elsewhere = 0;
+        CASE("a rank with another value, or of another dict%s",
+             background ? ", in the background" : "");
+        for (int32_t rank = 1; rank < 3; rank++) {
+            char text[64];
+            snprintf(text, sizeof text, "rank %d calls for something else", (int)rank);
+            task.late = rank + 1;
+            crew_run(&crew, 3, save_hand, &task, 0);
+            check_all(&crew, RSD_EMISMATCH, text);
+            task.late = 0;
+            task.nested = rank + 1;
+            crew_run(&crew, 3, save_hand, &task, 0);
+            check_all(&crew, RSD_EMISMATCH, text);
+            task.nested = 0;
+        }
+        CHECK(same_folders(old, task.path) && !is_there(part));
         CASE("cancelled on one rank%s", background ? ", in the background" : "");
         task.cancels = 3;
         crew_run(&crew, 3, save_hand, &task, 0);

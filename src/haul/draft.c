@@ -110,10 +110,28 @@ rsd_status draft_place(struct draft *draft)
 
 /* ---- the rest ---- */
 
+static void hash_item(struct hash *hash, const struct bytes *item)
+{
+    hash_i64(hash, (int64_t)item->n);
+    for (size_t i = 0; i < item->n; i++)
+        hash_i64(hash, (unsigned char)item->data[i]);
+}
+
+/* Of an item that is copied only the name and the length: it is told apart by the file it comes from. */
+static void hash_values(const struct draft *draft, struct hash *hash)
+{
+    for (size_t i = 0; i < draft->contents.nvalues; i++) {
+        const struct value *value = &draft->contents.values[i];
+        hash_string(hash, value->name);
+        hash_string(hash, value->path ? value->path : "");
+        hash_item(hash, &draft->values[i].item);
+    }
+}
+
 void draft_hash(const struct draft *draft, struct hash *hash)
 {
     const struct contents *contents = &draft->contents;
-    hash_start(hash, "draft 1");
+    hash_start(hash, "draft 2");
     hash_i64(hash, draft->format);
     hash_i64(hash, draft->compress);
     for (size_t i = 0; i < draft->nfiles; i++) {
@@ -123,6 +141,7 @@ void draft_hash(const struct draft *draft, struct hash *hash)
     for (size_t i = 0; i < contents->ntensors; i++) {
         const struct tensor *tensor = &contents->tensors[i];
         hash_string(hash, tensor->name);
+        hash_string(hash, tensor->path ? tensor->path : "");
         hash_i64(hash, tensor->dtype);
         hash_i64(hash, tensor->ndim);
         hash_i64s(hash, tensor_shape(contents, tensor), (size_t)tensor->ndim);
@@ -131,8 +150,7 @@ void draft_hash(const struct draft *draft, struct hash *hash)
         for (size_t box = 0; box < tensor->nboxes; box++)
             hash_i64(hash, contents->extents[tensor->first_extent + box].file);
     }
-    for (size_t i = 0; i < contents->nvalues; i++)
-        hash_string(hash, contents->values[i].name);
+    hash_values(draft, hash);
 }
 
 void draft_drop(struct draft *draft)
