@@ -43,7 +43,8 @@ rsd_status rsd_fail(rsd_status status, const char *message);
 
 /* Memory that the ranks of one host share: what is given from an array in here, the receiver takes out of it
  * directly, without a message. (Any other array works too: it is packed into shared memory first.) An arena
- * needs no room in /dev/shm; all its pages are allocated at once. */
+ * needs no room in /dev/shm; all its pages are allocated at once. ENOMEM: the machine, or a cgroup (version 2)
+ * of this process, has not so much memory left. */
 typedef struct rsd_arena rsd_arena;
 rsd_status rsd_arena_new(int64_t nbytes, rsd_arena **arena);
 

@@ -174,6 +174,12 @@ const struct segment *arena_segment(const rsd_arena *arena);
 /* A number for this host, never 0 or -1. */
 int64_t node_here(void);
 
+/* ---- host.c: what the host says of itself ---- */
+
+/* Bytes that can still be had, by what /proc/meminfo and the groups of /proc/self/cgroup (version 2, which lie
+ * under a folder) say; UINT64_MAX: not known. The names of these are for tests. */
+uint64_t memory_left(const char *meminfo, const char *cgroup, const char *groups);
+
 /* ---- between processes ----
  *
  *     exchange_bind.c   what this rank gives and gets: parcels of ops, sums of terms

@@ -50,6 +50,16 @@ static rsd_status map(int fd, size_t nbytes, struct segment *segment)
     return RSD_OK;
 }
 
+/* The kernel would promise more than there is, and then kill somebody. */
+static rsd_status check_room(size_t nbytes)
+{
+    uint64_t left = memory_left("/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup");
+    if (nbytes <= left)
+        return RSD_OK;
+    return fail(RSD_ENOMEM, "%zu bytes of shared memory, and %llu are left", nbytes,
+                (unsigned long long)left);
+}
+
 static rsd_status fill_new(struct segment *segment, size_t nbytes)
 {
     uint64_t number;
@@ -71,10 +81,12 @@ rsd_status segment_new(size_t nbytes, struct segment *segment)
 {
     if (nbytes > INT64_MAX - 2 * PAGE)
         return fail(RSD_ELIMIT, "%zu bytes of shared memory are too many", nbytes);
+    nbytes = PAGE + (nbytes + PAGE - 1) / PAGE * PAGE;
+    TRY(check_room(nbytes));
     *segment = (struct segment){.fd = memfd_create("reshard", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
     if (segment->fd < 0)
         return refuse("memfd_create");
-    rsd_status status = fill_new(segment, PAGE + (nbytes + PAGE - 1) / PAGE * PAGE);
+    rsd_status status = fill_new(segment, nbytes);
     if (status)
         abandon(segment);
     return status;

@@ -1,0 +1,88 @@
+/* test_host.c - what the host says of itself: how much memory is left, and that no more is asked of it. */
+#include "folder.h"
+#include "move.h"
+#include "tap.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+
+static char folder[256];
+
+static void put(const char *name, const char *text)
+{
+    FILE *file = fopen(path_in(folder, name), "w");
+    if (CHECK(file != NULL, "%s", name)) {
+        fputs(text, file);
+        fclose(file);
+    }
+}
+
+static uint64_t left(void)
+{
+    return memory_left(path_in(folder, "meminfo"), path_in(folder, "cgroup"), folder);
+}
+
+static void machine(void)
+{
+    CASE("the machine's memory, and its swap");
+    CHECK(left() == UINT64_MAX);
+    put("meminfo", "MemTotal:       900 kB\nMemFree:        100 kB\n");
+    CHECK(left() == UINT64_MAX);
+    put("meminfo", "MemTotal:       900 kB\nMemAvailable:   300 kB\nSwapTotal:  50 kB\n");
+    CHECK(left() == 300 * 1024);
+    put("meminfo", "MemAvailable:   300 kB\nSwapFree:         20 kB\n");
+    CHECK(left() == 320 * 1024);
+}
+
+static void groups(void)
+{
+    CASE("the groups of a process, and those above, may allow less");
+    mkdir(path_in(folder, "a"), 0700);
+    mkdir(path_in(folder, "a/b"), 0700);
+    put("cgroup", "4:memory:/x\n0::/a/b\n");
+    CHECK(left() == 320 * 1024);
+    put("a/b/memory.max", "max\n");
+    put("a/b/memory.current", "5000\n");
+    CHECK(left() == 320 * 1024);
+    put("a/b/memory.max", "7000\n");
+    CHECK(left() == 2000, "%llu", (unsigned long long)left());
+    put("a/b/memory.stat", "anon 3000\nfile 2000\ninactive_file 700\nactive_file 1000\n");
+    CHECK(left() == 3700, "%llu", (unsigned long long)left());
+    put("a/memory.max", "6000\n");
+    put("a/memory.current", "6100\n");
+    CHECK(left() == 0);
+    put("cgroup", "0::/elsewhere\n");
+    CHECK(left() == 320 * 1024);
+    put("memory.max", "100\n");
+    put("memory.current", "30\n");
+    CHECK(left() == 70);
+    put("cgroup", "0::/\n");
+    CHECK(left() == 70);
+    put("cgroup", "10::/a\n");
+    CHECK(left() == 320 * 1024);
+}
+
+/* Nothing is allocated for these: what has no room is refused before. Where that is not known, they would be. */
+static void arenas(void)
+{
+    CASE("an arena larger than memory is refused, with both numbers");
+    rsd_arena *arena = NULL;
+    if (memory_left("/proc/meminfo", "", "") > (uint64_t)1 << 49)
+        return;
+    FAILS(RSD_ENOMEM, "1125899906846720 bytes of shared memory, and ",
+          rsd_arena_new((int64_t)1 << 50, &arena));
+    FAILS(RSD_ENOMEM, " are left", rsd_arena_new(INT64_MAX / 2, &arena));
+    CHECK(arena == NULL);
+    OK(rsd_arena_new(1000, &arena));
+    rsd_arena_free(arena);
+}
+
+int main(void)
+{
+    snprintf(folder, sizeof folder, "%s", folder_new("host"));
+    machine();
+    groups();
+    arenas();
+    folder_remove(folder);
+    return tap_end();
+}
