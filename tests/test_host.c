@@ -1,9 +1,11 @@
-/* test_host.c - what the host says of itself: how much memory is left, and that no more is asked of it. */
+/* test_host.c - what the host says of itself: how much memory is left, that no more is asked of it, and that it is
+ * the same host when there is no descriptor left. */
 #include "folder.h"
 #include "move.h"
 #include "tap.h"
 
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 static char folder[256];
@@ -77,12 +79,28 @@ static void arenas(void)
     rsd_arena_free(arena);
 }
 
+static void no_descriptors(void)
+{
+    CASE("without a free descriptor it is the same host, and the reason for messages is the true "
+         "one");
+    struct rlimit before, none;
+    rsd_arena *arena = NULL;
+    int64_t node = node_here();
+    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    none = (struct rlimit){0, before.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    CHECK(node_here() == node);
+    FAILS(RSD_EIO, "memfd_create: Too many open files", rsd_arena_new(1000, &arena));
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
 int main(void)
 {
     snprintf(folder, sizeof folder, "%s", folder_new("host"));
     machine();
     groups();
     arenas();
+    no_descriptors();
     folder_remove(folder);
     return tap_end();
 }

@@ -1,4 +1,4 @@
-/* host.c - what the host says of itself: how much memory can still be had.
+/* host.c - what the host says of itself: which one it is, and how much memory can still be had.
  *
  * What cannot be read is taken for no limit: the kernel then decides, as it does for everybody.
  */
@@ -26,6 +26,33 @@ static const char *read_text(const char *path, char text[MOST_TEXT])
     text[used] = 0;
     return text;
 }
+
+/* ---- which one ---- */
+
+static char boot[64];
+
+/* Read when the library is loaded, which takes a descriptor itself: later there may be none left, and a rank
+ * that could not read it would seem to be on another host. */
+__attribute__((constructor)) static void learn_boot(void)
+{
+    char text[MOST_TEXT];
+    snprintf(boot, sizeof boot, "%.60s", read_text("/proc/sys/kernel/random/boot_id", text));
+}
+
+/* Two processes with the same name of the host and the same boot are on one host, as far as they want to
+ * be: containers with names of their own are not. */
+int64_t node_here(void)
+{
+    char name[256] = "";
+    struct hash hash;
+    gethostname(name, sizeof name - 1);
+    hash_start(&hash, "host");
+    hash_string(&hash, name);
+    hash_string(&hash, boot);
+    return (int64_t)(hash.a >> 1) | 1;
+}
+
+/* ---- memory ---- */
 
 /* The number behind a name at the start of a line. */
 static bool find_number(const char *text, const char *name, uint64_t *number)

@@ -171,10 +171,10 @@ char *segment_data(const struct segment *segment);
 uint64_t segment_room(const struct segment *segment);
 const struct segment *arena_segment(const rsd_arena *arena);
 
+/* ---- host.c: what the host says of itself ---- */
+
 /* A number for this host, never 0 or -1. */
 int64_t node_here(void);
-
-/* ---- host.c: what the host says of itself ---- */
 
 /* Bytes that can still be had, by what /proc/meminfo and the groups of /proc/self/cgroup (version 2, which lie
  * under a folder) say; UINT64_MAX: not known. The names of these are for tests. */

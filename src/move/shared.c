@@ -1,4 +1,4 @@
-/* shared.c - memory that the other processes of a host can see, and who is on this host.
+/* shared.c - memory that the other processes of a host can see.
  *
  * A segment is a memfd: it needs no room in /dev/shm, has no name that could be left behind, and vanishes
  * with its last user. Its pages are allocated when it is made, so that a write never meets a full machine,
@@ -204,25 +204,4 @@ void rsd_arena_free(rsd_arena *arena)
 const struct segment *arena_segment(const rsd_arena *arena)
 {
     return &arena->segment;
-}
-
-/* ---- the host ---- */
-
-/* Two processes with the same name of the host and the same boot are on one host, as far as they want to
- * be: containers with names of their own are not. */
-int64_t node_here(void)
-{
-    char name[256] = "", boot[64] = "";
-    struct hash hash;
-    gethostname(name, sizeof name - 1);
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        ssize_t n = read(fd, boot, sizeof boot - 1);
-        boot[n > 0 ? n : 0] = 0;
-        close(fd);
-    }
-    hash_start(&hash, "host");
-    hash_string(&hash, name);
-    hash_string(&hash, boot);
-    return (int64_t)(hash.a >> 1) | 1;
 }
