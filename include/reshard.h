@@ -44,7 +44,9 @@
  *   - Structs that begin with struct_nbytes may grow: set it to their sizeof, and the rest to 0. The
  *     other structs, RSD_MAX_DIMS and the numbers of enums never change.
  *   - The library never prints, exits or aborts, reads no environment variable and has no globals
- *     but the last error of each thread, and which boot of the host this is, read when it is loaded. It starts no thread except in rsd_pool_new and rsd_save_start.
+ *     but the last error of each thread, and which boot of the host this is, read when it is loaded.
+ *   - It starts no thread except in rsd_pool_new, in rsd_save_start and, while they last, in calls on
+ *     checkpoints that many ranks make together.
  *   - The caller owns tensor memory; it need not be aligned. Coordinates and element counts are
  *     int64_t.
  */

@@ -347,6 +347,8 @@ rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *optio
  * With a transport in their options, rsd_load, rsd_save, rsd_convert and those of 6.5 are collective: every
  * rank of it calls them with the same arguments, the work is spread, and all return the same status. What
  * one rank cannot do, none has done: the message names it. Cancelled on one rank is cancelled on all.
+ * Only a wrong struct_nbytes, of the options, the report or the transport, is told to its own rank alone, which
+ * then knows of no others; they wait for it until `timeout`.
  *
  *     options.transport = &transport;              of rsd_mpi_transport, or anybody's
  *     rsd_convert(in, "hf", &options, &report);    each rank reads and writes its share; rank 0 publishes

@@ -73,7 +73,11 @@ typedef struct rsd_exchange_options {
  * rsd_run and rsd_wait return the same on all ranks: a bad pointer on one rank is an error on each, before
  * anything moves. If a rank does not come, the others return ETIMEOUT, which names it and a tensor, and the
  * exec can only be freed. rsd_start sends what can be sent without waiting; the rest happens in rsd_push
- * and rsd_wait. */
+ * and rsd_wait. Several execs may be in flight at once if every rank waits for them in the same order: who
+ * waits for one moves no other, so ranks that wait for different ones may wait in vain, until ETIMEOUT.
+ *
+ * max_nbytes is shared out among buffers, two for each rank that something is sent to or received from. None
+ * is smaller than 4096 bytes: with many ranks and little to share out, more is used. */
 rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
                               const rsd_bind_options *bind, const rsd_transport *transport,
                               const rsd_exchange_options *options, rsd_exec **exec);

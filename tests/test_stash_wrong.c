@@ -171,6 +171,13 @@ static void other_options(struct rank *rank, void *context)
     NEED_FAILS(rank, RSD_EMISMATCH, "rank 2 makes a stash with other options",
                rsd_stash_new(&rank->transport, &options, &stash));
     NEED(rank, stash == NULL, "written by a call that failed");
+    options = (rsd_stash_options){.struct_nbytes = sizeof options,
+                                  .max_nbytes = rank->rank == ODD ? 1 << 20 : 16 << 20};
+    NEED_FAILS(rank, RSD_EMISMATCH, "rank 2 makes a stash with other options",
+               rsd_stash_new(&rank->transport, &options, &stash));
+    options.max_nbytes = rank->rank == ODD ? 0 : 16 << 20; /* which is what 0 says */
+    NEED_OK(rank, rsd_stash_new(&rank->transport, &options, &stash));
+    rsd_stash_free(stash);
 }
 
 /* ---- ranks that fail ---- */

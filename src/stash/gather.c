@@ -15,7 +15,6 @@
 #include <stdio.h>
 
 enum { GATHERS_KEPT = 32 };
-static const int64_t default_budget = 16 << 20; /* of each, so not much */
 
 /* ---- bound plans ---- */
 
@@ -70,9 +69,8 @@ static rsd_status bind_exec(rsd_stash *stash, const struct fetch *fetch, rsd_exe
     for (int32_t d = 0; d < plan->dst->ndim; d++)
         strides[d] = fetch->strides[d] / each;
     rsd_bind_options how = {.struct_nbytes = sizeof how, .dst_strides = strides};
-    int64_t budget = stash->options.max_nbytes > 0 ? stash->options.max_nbytes : default_budget;
     rsd_exchange_options options = {.struct_nbytes = sizeof options,
-                                    .max_nbytes = min_i64(budget, needed),
+                                    .max_nbytes = min_i64(gather_budget(&stash->options), needed),
                                     .timeout = stash->channel.timeout};
     return rsd_bind_transport(1, &plan, &how, &stash->channel.for_execs, &options, exec);
 }

@@ -18,6 +18,7 @@ static rsd_status agree(const rsd_transport *t, double timeout, const rsd_stash_
     hash_i64(&own.options, options->check != 0);
     hash_i64(&own.options, options->keep_differing != 0);
     hash_i64(&own.options, options->keep_nbytes);
+    hash_i64(&own.options, gather_budget(options));
     struct greeting *all = mem_new(n, sizeof *all);
     if (!all)
         return RSD_ENOMEM;

@@ -112,6 +112,12 @@ rsd_status notices_hear(void *channel);
 
 /* ---- gather.c: slices become whole again, one buffer after the other ---- */
 
+/* Bytes for messages of each gather, so not many. */
+static inline int64_t gather_budget(const rsd_stash_options *options)
+{
+    return options->max_nbytes > 0 ? options->max_nbytes : 16 << 20;
+}
+
 /* A plan bound for one slicing and the strides of what it fills. */
 struct gather {
     struct slicing *slicing;
