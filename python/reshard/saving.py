@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes as C
 import os
+import re
 from collections.abc import Mapping as MappingBase
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -21,16 +22,23 @@ from .local import Local, Progress, Report
 
 Layouts = Mapping[str, Union[str, Layout]]
 Pathlike = Union[str, "os.PathLike[str]"]
+_HIGHEST = 19  # level of zstd that the library takes
 
 
 def compress_level(compress: Union[str, int, bool, None]) -> int:
-    """0, or the level of zstd: None and False, 3, "zstd", "zstd:3"."""
-    if isinstance(compress, str):
-        word, _, level = compress.partition(":")
-        if word != "zstd" or (level and not level.lstrip("-").isdigit()):
-            raise InvalidError(f"compress={compress!r}: there is zstd and zstd:LEVEL")
-        return int(level or 3)
-    return 3 if compress is True else int(compress or 0)
+    """0, or the level of zstd, 1 to 19: None, False and 0; 3, "zstd", "zstd:3"."""
+    if compress is None or isinstance(compress, bool):
+        return 3 if compress else 0
+    level = 0
+    if not isinstance(compress, str):
+        level = int(compress)
+        if level == 0:
+            return 0
+    elif re.fullmatch(r"zstd(:[0-9]{1,2})?", compress):
+        level = int(compress[len("zstd:"):] or 3)
+    if not 1 <= level <= _HIGHEST:
+        raise InvalidError(f"compress={compress!r}: there is zstd, and zstd:1 to zstd:{_HIGHEST}")
+    return level
 
 
 def _sorted(state: Any, layouts: Optional[Layouts], rank: Optional[int],

@@ -9,7 +9,7 @@ from collections import OrderedDict
 import numpy as np
 import reshard
 import tap
-from reshard import Local, states
+from reshard import Local, saving, states
 
 WHOLE = np.arange(96, dtype="f4").reshape(12, 8)
 
@@ -108,6 +108,16 @@ class States(unittest.TestCase):
         with reshard.open(self.path) as checkpoint:
             self.assertTrue((checkpoint["w"][:] == WHOLE).all() and (checkpoint["same"][:] == WHOLE).all())
             self.assertEqual(checkpoint.plain_values["step"], 3)
+
+    def test_levels(self):
+        """levels of zstd that there are, and others refused before anything is written"""
+        for given, level in ((None, 0), (False, 0), (0, 0), (True, 3), ("zstd", 3), (19, 19), ("zstd:1", 1)):
+            self.assertEqual(saving.compress_level(given), level)
+        for given in ("zstd:0", "zstd:-1", "zstd:--5", "zstd:20", "zstd:", "zstd:\u0663", "gzip", "", -3, 20):
+            with self.assertRaises(reshard.InvalidError) as raised:
+                reshard.save(self.path, {"w": WHOLE}, compress=given)
+            self.assertIn(f"compress={given!r}", str(raised.exception))
+        self.assertFalse(os.path.exists(self.path))
 
     def test_two_halves(self):
         """arrays may change, and go, once a save has started"""
