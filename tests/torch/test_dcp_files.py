@@ -140,6 +140,9 @@ class DcpFiles(unittest.TestCase):
                         self.assertEqual(got["step"], 3)
         with self.assertRaises(reshard.InvalidError):
             Writer("x", compress="zstd", _extensions=[Rot13Example()])
+        for level in ("zstd:-1", "zstd:0", -3):
+            with self.assertRaises(reshard.InvalidError):
+                Writer("x", compress=level)
 
     def test_safetensors(self):
         """items as safetensors: bytes before them and several shards of one tensor do no harm"""
@@ -154,6 +157,8 @@ class DcpFiles(unittest.TestCase):
             got = {"step": 0, "w": filled((16, 3), torch.float32)}
             dcp.load(got, storage_reader=Reader(folder("x")), no_dist=True)
             self.assertTrue(same(got["w"], whole) and got["step"] == 5)
+            with self.assertRaises(reshard.InvalidError):
+                Writer(folder("x"), compress="zstd", serialization_format=SerializationFormat.SAFETENSORS)
 
     def test_stopped(self):
         """a save that fails leaves the older checkpoint as it was; torch's destroys it"""

@@ -154,6 +154,9 @@ class Writer(FileSystemWriter):
             self._names = ["stream.zstd/1"]
         kind = getattr(serialization_format, "value", "torch_save")
         self._safetensors = kind == "safetensors"
+        if self._safetensors and compress_level(compress):
+            raise InvalidError("compress and safetensors: what is compressed is what torch.save writes; "
+                               "_extensions=[ZStandard()] compresses both")
         self._stage = Stage(keep=cache_staged_state_dict)
         self._by_library = not self._safetensors and (self._level > 0 or not self._names)
 
