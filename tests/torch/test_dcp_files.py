@@ -3,6 +3,8 @@ the new one is complete."""
 import os
 import pickle
 import unittest
+import weakref
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from torch.testing._internal.distributed.checkpoint_utils import Rot13Example
 import reshard
 import tap
 import worlds
-from reshard.torch import Reader, Writer
+from reshard.torch import Reader, Writer, threads, writer
 from tensors import DTYPES, R, S0, S1, Meshes, filled, same, sharded, truth
 
 OPTIONS = {"plain": {}, "threads": {"thread_count": 3}, "files": {"single_file_per_rank": False},
@@ -203,6 +205,27 @@ class DcpFiles(unittest.TestCase):
             state = {"w": torch.zeros(4)}
             dcp.load(state, storage_reader=Reader(folder("x")), no_dist=True)
             self.assertTrue(same(state["w"], truth("w", (4,))))
+
+    def test_pools(self):
+        """threads of a Writer's own are there while it writes, and are made once a save"""
+        made, there, write = weakref.WeakSet(), [], writer._c.lib.rsd_write_items
+
+        def pool_of(pool):
+            made.add(found := threads.pool_of(pool))
+            return found
+
+        def counted(*args):
+            there.append(len(made))
+            return write(*args)
+
+        state = {f"w{i}": truth(f"w{i}", (3,)) for i in range(3)}
+        for pool in (1, reshard.Pool(1), None):
+            with worlds.Folder() as folder, mock.patch.object(writer, "pool_of", pool_of), \
+                    mock.patch.object(writer._c.lib, "rsd_write_items", counted):
+                dcp.save(state, storage_writer=Writer(folder("x"), False, pool=pool), no_dist=True)
+            self.assertEqual(there, [1, 1, 1])
+            there.clear()
+            made.clear()
 
     def test_storage_meta(self):
         """ids and paths are where torch has them"""

@@ -179,7 +179,9 @@ class Writer(FileSystemWriter):
             buckets = _buckets(self.thread_count, plan.items)
         else:
             buckets = [[item] for item in plan.items]
-        jobs = [(f"{prefix}{number}.distcp", bucket) for number, bucket in enumerate(buckets)]
+        # One for all files, held until they are written.
+        pool = pool_of(self._pool) if self._by_library else None
+        jobs = [(pool, f"{prefix}{number}.distcp", bucket) for number, bucket in enumerate(buckets)]
         results: List[WriteResult] = []
         if len(jobs) > 1 and self.thread_count > 1 and (self._level or not self._by_library):
             # Streams are made by one thread each.
@@ -213,9 +215,10 @@ class Writer(FileSystemWriter):
 
     # -- writing --
 
-    def _write(self, planner: SavePlanner, name: str, items: Sequence[WriteItem]) -> List[WriteResult]:
+    def _write(self, planner: SavePlanner, pool: Optional[Pool], name: str,
+               items: Sequence[WriteItem]) -> List[WriteResult]:
         path = os.path.join(self.path, name)
-        if not self._by_library:
+        if pool is None:
             return self._write_streams(planner, name, path, self._ordered(items))
         results: List[WriteResult] = []
         offset = 0
@@ -223,7 +226,7 @@ class Writer(FileSystemWriter):
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
             data = [self._resolved(planner, item) for item in batch]
-            for one, (at, nbytes) in zip(data, self._write_batch(path, data, offset, last)):
+            for one, (at, nbytes) in zip(data, self._write_batch(pool, path, data, offset, last)):
                 results.append(self._result(one.item, name, at, nbytes))
                 offset = at + nbytes
         return results
@@ -265,7 +268,7 @@ class Writer(FileSystemWriter):
             tensor = _on_cpu(tensor)  # else it is one run, and can be written from where it is
         return _Data(item, tensor, None) if _known(tensor) else _Data(item, None, _saved(tensor))
 
-    def _write_batch(self, path: str, data: Sequence[_Data], offset: int,
+    def _write_batch(self, pool: Pool, path: str, data: Sequence[_Data], offset: int,
                      last: bool) -> List[Tuple[int, int]]:
         structs = []
         for one in data:
@@ -283,7 +286,7 @@ class Writer(FileSystemWriter):
                 made.kept = one.tensor
             structs.append(made)
         call, places = local.Call(), (C.c_uint64 * max(1, 2 * len(data)))()
-        options = _c.ItemsOptions(pool=pool_of(self._pool).handle, offset=offset, compress=self._level,
+        options = _c.ItemsOptions(pool=pool.handle, offset=offset, compress=self._level,
                                   sync=self.sync_files and last, **call.options)
         call(_c.lib.rsd_write_items, _c.path_bytes(path), len(data), _c.packed(_c.Item, structs),
              C.byref(options), places)
