@@ -55,7 +55,7 @@ class Problem:
     def tensor(self, device_mesh):
         """The DTensor, on ranks of the mesh and on others."""
         coordinate = device_mesh.get_coordinate()
-        local = torch.empty(0, dtype=self.dtype)
+        local = torch.empty((0,) * len(self.shape), dtype=self.dtype)
         if coordinate is not None:
             local = self.local(position_of(device_mesh))
         return dtensor(local, self.shape, device_mesh, self.placements)

@@ -116,6 +116,26 @@ def what_lies_otherwise():
     assert same(rt.full_tensor(Problem((), (4,), [P]).tensor(mesh)), Problem((), (4,), [P]).value)
 
 
+def scalars():
+    """A tensor without dims to meshes that some ranks are not in, and back, with gradients; from any rank."""
+    world, some, one = init_device_mesh("cpu", (4,)), mesh_over([3, 1]), mesh_over([2])
+    value = torch.tensor(2.5)
+    for a, b in itertools.permutations((world, some, one), 2):
+        x = rt.distribute_tensor(value, a, [R], src_rank=2).requires_grad_(a.get_coordinate() is not None)
+        check(x, value, a, [R])
+        y = rt.redistribute(x, b, [R])
+        check(y, value, b, [R], (a, b))
+        check(rt.redistribute(y.detach(), a, [R]), value, a, [R], (b, a))
+        if y.requires_grad:  # a rank of neither mesh has nothing to do with it
+            (3 * y.to_local()).sum().backward()
+        if a.get_coordinate() is not None:
+            check(x.grad, torch.tensor(3.0), a, [R], (a, b))
+        z = rt.redistribute(Problem((), (a.size(),), [P]).tensor(a), b, [R])
+        check(z, Problem((), (a.size(),), [P]).value, b, [R], (a, b))
+        last = rt.full_tensor(y, dst_rank=0)
+        assert last is None if dist.get_rank() else same(last, value)
+
+
 def strided():
     """Both things that a strided shard of an uneven dim can mean, told apart by the shapes of its parts."""
     dp, tp = 3, 2
@@ -255,6 +275,10 @@ class CrossMesh(unittest.TestCase):
     def test_otherwise(self):
         """strides, lazy signs, dtypes and scalars"""
         worlds.run(4, what_lies_otherwise)
+
+    def test_scalars(self):
+        """tensors without dims, to ranks that are in one mesh alone"""
+        worlds.run(4, scalars)
 
     def test_strided(self):
         """strided shards of uneven dims, as distribute_tensor and as FSDP2 cuts them"""

@@ -97,10 +97,17 @@ def _ordered(x: Any, local: Optional[torch.Tensor], readings: Tuple[Layout, Opti
 # ---- redistribute ----
 
 
+def _nothing(ndim: int, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
+    """What a rank that has no part gives to from_local. Without dims it is an element all the same: torch
+    takes a shape of no dims for none given, and looks at this one."""
+    return torch.empty((0,) * ndim, dtype=dtype, device=device)
+
+
 def _outside(x: Any) -> Any:
-    """On a rank that is not in the mesh: what torch's own operations take for a part without elements."""
-    if x.device_mesh.get_coordinate() is None and x.ndim:
-        x._local_tensor = x._local_tensor.reshape((0,) * x.ndim)
+    """On a rank that is not in the mesh: what torch's own operations take for a part without elements; or,
+    without dims, for the element that it has to be, whose value does not count."""
+    if x.device_mesh.get_coordinate() is None:
+        x._local_tensor = x._local_tensor.new_zeros((0,) * x.ndim)
     return x
 
 
@@ -128,7 +135,7 @@ def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, h
                          dst or layout_on(dtype, shape, mesh, placements, home.numbers))
 
     made = home.run(key, make, [] if local is None else [local])
-    return made[0] if made else torch.empty(0, dtype=dtype), plain
+    return made[0] if made else _nothing(x.ndim, dtype), plain
 
 
 class _Redistribute(torch.autograd.Function):
@@ -150,7 +157,7 @@ class _Redistribute(torch.autograd.Function):
                 local, ctx.plain = _moved(x, mesh, placements, dtype, home, to_plain)
                 local = local.to(_device(mesh, device), out_dtype)
             else:
-                local = torch.empty(0, dtype=out_dtype, device=device)
+                local = _nothing(x.ndim, out_dtype, device)
         return _outside(DTensor.from_local(local, mesh, placements, run_check=False, shape=x.shape,
                                            stride=x.stride()))
 
@@ -238,7 +245,8 @@ def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Option
     if not 0 <= origin < dist.get_world_size():
         raise InvalidError(f"src_rank {origin} in a world of {dist.get_world_size()}")
     whole = tuple(dt.Replicate() if one.is_partial() else one for one in made)
-    local, shape, dtype = tensor.new_empty(0, device=device_mesh.device_type), tuple(tensor.shape), tensor.dtype
+    shape, dtype = tuple(tensor.shape), tensor.dtype
+    local = _nothing(tensor.ndim, dtype, device_mesh.device_type)
     union = _union(ranks, [origin])
     if me in union:
         home = home_of_ranks(union, (device_mesh,))
@@ -251,8 +259,8 @@ def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Option
         found = home.run(key, make, [waited(tensor)] if me == origin else [])
         if found:
             local = _terms(found[0], made, device_mesh).to(_device(device_mesh, tensor.device))
-    x = DTensor.from_local(local, device_mesh, made, run_check=False, shape=tensor.shape,
-                           stride=_dense(tensor.shape))
+    x = _outside(DTensor.from_local(local, device_mesh, made, run_check=False, shape=tensor.shape,
+                                    stride=_dense(tensor.shape)))
     return x.requires_grad_(tensor.requires_grad)
 
 
