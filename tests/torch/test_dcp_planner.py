@@ -8,13 +8,15 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import boxed
+import reshard
 import tap
 import worlds
-from reshard.torch import LoadPlanner, Reader, Writer
+from reshard.torch import LoadPlanner, Reader, SavePlanner, Writer
 from reshard.torch.boxes import MetadataIndex, Part, read_items
-from tensors import filled, same, truth
+from tensors import S0, Meshes, dtensor, filled, same, truth
 
 
 def chunk(lo, length):
@@ -52,6 +54,24 @@ def grid(random_, shape):
              for spans in itertools.product(*[list(zip(one, one[1:])) for one in edges])]
     random_.shuffle(boxes)
     return boxes
+
+
+def strided_without_elements(folder):
+    """Strided shards of tensors that have no elements, rows that go evenly or not."""
+    device_mesh = Meshes()[(2, 2)]
+    placements = [_StridedShard(0, split_factor=2), S0]
+    at = device_mesh.get_coordinate()
+    state = {"plain": torch.ones(1)}
+    for rows_ in (0, 3, 8):
+        ordered = torch.empty(rows_, 0).chunk(2)
+        own = ordered[at[1]].chunk(2) if at[1] < len(ordered) else ()
+        local = own[at[0]] if at[0] < len(own) else torch.empty(0, 0)
+        state[f"e{rows_}"] = dtensor(local, (rows_, 0), device_mesh, placements)
+    dcp.save(state, storage_writer=Writer(folder("x")), planner=SavePlanner())
+    for reader, planner in ((Reader, LoadPlanner()), (FileSystemReader, LoadPlanner()), (FileSystemReader, None)):
+        dcp.load(state, storage_reader=reader(folder("x")), planner=planner)
+    about = FileSystemReader(folder("x")).read_metadata().state_dict_metadata
+    return {name: list(one.size) for name, one in about.items()}
 
 
 class DcpPlanner(unittest.TestCase):
@@ -121,6 +141,14 @@ class DcpPlanner(unittest.TestCase):
                 got = {"w": torch.zeros(3), "about": {"step": 0, "lr": 0.0}}
                 dcp.load(got, storage_reader=Reader(folder("x")), planner=planner, no_dist=True)
                 self.assertEqual(got["about"], state["about"])
+
+    def test_without_elements(self):
+        """SavePlanner keeps strided tensors without elements, and everyone loads them"""
+        with worlds.Folder() as folder:
+            right = {"plain": [1], "e0": [0, 0], "e3": [3, 0], "e8": [8, 0]}
+            self.assertEqual(worlds.run(4, strided_without_elements, folder), [right] * 4)
+            with reshard.open(folder("x")) as checkpoint:
+                self.assertEqual({name: list(checkpoint[name].shape) for name in checkpoint}, right)
 
     def test_many(self):
         """hundreds of boxes, with torch's reader and with ours"""

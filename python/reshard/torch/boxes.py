@@ -104,6 +104,9 @@ def _strided_parts(name: str, tensor: DTensor) -> List[Part]:
         raise MismatchError(f"{name}: the local tensor is {list(own)}, and {list(tensor.placements)} of "
                             f"{list(tensor.shape)} on a mesh of {list(tensor.device_mesh.shape)} is "
                             f"{list(shape)} there, as FSDP2 cuts it")
+    if not volume(tensor.shape):  # one box all the same, so that the tensor is in the checkpoint at all
+        start = (0,) * tensor.ndim
+        return [Part(start, own, MetadataIndex(name, start, 0), start)]
     return [Part(one.lo, one.len, MetadataIndex(name, one.lo, number), one.at)
             for number, one in enumerate(layout.boxes(rank)) if volume(one.len)]
 
@@ -111,7 +114,7 @@ def _strided_parts(name: str, tensor: DTensor) -> List[Part]:
 def check_strided(name: str, tensor: DTensor) -> None:
     """MismatchError if torch takes other rows to be there than there are."""
     said = [(tuple(one.offsets), tuple(one.sizes)) for one in _create_chunk_list(tensor)]
-    own = [(one.lo, one.len) for one in parts(name, tensor)]
+    own = [(one.lo, one.len) for one in parts(name, tensor) if volume(one.len)]
     if [one for one in said if volume(one[1])] != own:
         raise MismatchError(f"{name}: with {list(tensor.placements)} this rank has {own}, and torch's planner "
                             f"takes it to be {said}: plan with reshard.torch.LoadPlanner and SavePlanner")
