@@ -5,7 +5,9 @@ Mended in 2.13 already: a reader that fails on .metadata says why (before it sai
 import os
 import pickle
 import re
+import sys
 import unittest
+from unittest import mock
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -172,7 +174,7 @@ class DcpMended(unittest.TestCase):
                     file.write(b"\1")
                 found = load(FileSystemReader(folder("x"), _extension_registry=registry()), (200,))
                 self.assertFalse(same(found, whole))
-                self.refused("CRC", Reader(folder("x"), _extension_registry=registry()), (200,))
+                self.refused(r"__0_0\.distcp: w\b.*CRC", Reader(folder("x"), registry()), (200,))
 
     def test_holes(self):
         """what no file has is left as it is by torch; Reader and LoadPlanner refuse"""
@@ -247,6 +249,21 @@ class DcpMended(unittest.TestCase):
             with self.assertRaises(dcp.CheckpointException):
                 load(FileSystemReader(folder("x")), (6, 2))
             self.assertTrue(same(load(Reader(folder("x")), (6, 2)), truth("w", (6, 2))))
+
+    def test_safetensors_and_extensions(self):
+        """torch says that safetensors went through extensions, and does not do it; Writer does, Reader undoes it"""
+        state = {"w": truth("w", (6, 2)), "step": 3}
+        for made in ([ZStandard()], [Rot13Example()], [Plus(), ZStandard()]):
+            options = {"_extensions": made, "serialization_format": SerializationFormat.SAFETENSORS}
+            with worlds.Folder() as folder:
+                dcp.save(state, no_dist=True, storage_writer=FileSystemWriter(folder("torch"), **options))
+                self.refused(r"__0_0\.distcp: w\b", Reader(folder("torch"), registry()), (6, 2))
+                dcp.save(state, no_dist=True, storage_writer=Writer(folder("x"), **options))
+                got = {"w": filled((6, 2), torch.float32), "step": 0}
+                dcp.load(got, storage_reader=Reader(folder("x"), registry()), no_dist=True)
+                self.assertTrue(same(got["w"], state["w"]) and got["step"] == 3)
+                with mock.patch.dict(sys.modules, {"safetensors.torch": None}):
+                    self.refused("w, .*safetensors", Reader(folder("x"), registry()), (6, 2))
 
     def test_uneven_fsdp_and_tp(self):
         """FSDP2 over TP, 7 rows: torch saves 6 of them and says nothing; 13 rows it cannot save"""

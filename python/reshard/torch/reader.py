@@ -149,7 +149,7 @@ class Reader(FileSystemReader):
                     one.target.copy_(one.staged)
                 planner.commit_tensor(one.item, one.target)
         for index, items in transformed.items():
-            self._load_transformed(self.storage_data[index], items, planner)
+            self._load_transformed(index, items, planner)
         done: "Future[None]" = Future()
         done.set_result(None)
         return done
@@ -210,18 +210,26 @@ class Reader(FileSystemReader):
                 except UnsupportedError:
                     left += groups[key]
                 except FormatError:
-                    if not self._has_other_dtype(groups[key]):
+                    if not self._is_of_others(groups[key]):
                         raise
                     left += groups[key]
         return left
 
-    def _has_other_dtype(self, members: Sequence[_Wanted]) -> bool:
-        """Whether a planner saved elements of another dtype than its metadata says, and nothing else is wrong.
-        torch reads that."""
+    def _is_of_others(self, members: Sequence[_Wanted]) -> bool:
+        """Whether items are what only torch and others read, and nothing is wrong with them: a planner saved
+        elements of another dtype than its metadata says, or safetensors went through an extension. If not,
+        what the library said about them is true."""
         for index in {one.item.storage_index for one in members}:
-            stored = self._stored(self.storage_data[index])
-            sizes = [one.sizes for one in self._about(index.fqn).chunks if one.offsets == index.offset]
-            if stored.dtype == self._about(index.fqn).properties.dtype or stored.size() not in sizes:
+            try:
+                data, about = self._decoded(index), self._about(index.fqn)
+                stored = self._tensor(index, data)
+            except UnsupportedError:
+                raise  # they are, and what reads them is not here
+            except Exception:  # there are as many as there are ways to break a file
+                return False
+            sizes = [one.sizes for one in about.chunks if one.offsets == index.offset]
+            ours = stored.dtype == about.properties.dtype and not _is_safetensors(data)
+            if ours or stored.size() not in sizes:
                 return False
         return True
 
@@ -250,7 +258,7 @@ class Reader(FileSystemReader):
                 return self._checkpoint().plain_values.item(index.fqn) or b""
             except LimitError:
                 pass  # some are larger than values are: with tensors in them
-        return self._decoded(place)
+        return self._decoded(index)
 
     @staticmethod
     def _plain_value(opened: Checkpoint, name: str) -> bytes:
@@ -260,19 +268,31 @@ class Reader(FileSystemReader):
         torch.save(value, stream)
         return stream.getvalue()
 
-    def _decoded(self, place: Any) -> bytes:
+    def _where(self, index: Any) -> str:
+        """An item, for messages."""
+        place = self.storage_data[index]
+        return f"{os.path.join(self.path, place.relative_path)}: {index.fqn}, the item at byte {place.offset}"
+
+    def _decoded(self, index: Any) -> bytes:
         """An item of a file, with everything undone that extensions did to it: the last one first."""
-        data = self._slice(place)
+        data, place = self._slice(index), self.storage_data[index]
         words = list(getattr(place, "transform_descriptors", None) or ())
         if words:
+            extensions = self.transforms.extension_registry.from_descriptor_list(words)
             stream: Any = io.BytesIO(data)
-            for one in reversed(self.transforms.extension_registry.from_descriptor_list(words)):
-                stream = one.transform_from(stream)
-            data = stream.read(-1)
-        _check_crcs(data, place)
+            try:
+                for one in reversed(extensions):
+                    stream = one.transform_from(stream)
+                data = stream.read(-1)
+            except (ImportError, MemoryError):
+                raise  # nothing is wrong with the file
+            except Exception as error:  # every extension has its own
+                raise FormatError(f"{self._where(index)}: {error}") from error
+        _check_crcs(data, self._where(index))
         return data
 
-    def _slice(self, place: Any) -> bytes:
+    def _slice(self, index: Any) -> bytes:
+        place = self.storage_data[index]
         name = os.fspath(place.relative_path)
         if os.path.isabs(name) or any(part in ("", ".", "..") for part in name.split("/")):
             raise FormatError(f"{self.path}: {name!r} leads out of the folder")
@@ -281,18 +301,28 @@ class Reader(FileSystemReader):
             file.seek(place.offset)
             data = file.read(place.length)
         if len(data) != place.length:
-            raise FormatError(f"{path}: the file ends before byte {place.offset + place.length}")
+            raise FormatError(f"{path}: the file ends before byte {place.offset + place.length}, where "
+                              f"{index.fqn} does")
         return data
 
-    def _stored(self, place: Any) -> torch.Tensor:
-        found = torch.load(io.BytesIO(self._decoded(place)), map_location="cpu", weights_only=True)
+    def _tensor(self, index: Any, data: bytes) -> torch.Tensor:
+        where = self._where(index)
+        try:
+            found = _from_safetensors(data) if _is_safetensors(data) else torch.load(
+                io.BytesIO(data), map_location="cpu", weights_only=True)
+        except ImportError as error:
+            raise UnsupportedError(f"{where}: safetensors that went through an extension: {error}") from None
+        except MemoryError:
+            raise
+        except Exception as error:  # as many as there are ways to break a file
+            raise FormatError(f"{where}: {error}") from error
         if not isinstance(found, torch.Tensor):
-            raise FormatError(f"{place.relative_path}, the item at byte {place.offset}: no tensor")
+            raise FormatError(f"{where}: no tensor")
         return found
 
-    def _load_transformed(self, place: Any, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+    def _load_transformed(self, index: Any, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
         """Items that went through an extension of somebody else's: decoded once, and cut as torch does."""
-        stored = self._stored(place)
+        stored = self._tensor(index, self._decoded(index))
         for item in items:
             part = narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
             target = planner.resolve_tensor(item).detach()
@@ -303,11 +333,21 @@ class Reader(FileSystemReader):
             planner.commit_tensor(item, target)
 
 
-def _check_crcs(data: bytes, place: Any) -> None:
+def _is_safetensors(data: bytes) -> bool:
+    return data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data) - 8
+
+
+def _from_safetensors(data: bytes) -> Optional[torch.Tensor]:
+    """The tensor of an item that is safetensors of one."""
+    from safetensors.torch import load
+    found = list(load(data).values())
+    return found[0] if len(found) == 1 else None
+
+
+def _check_crcs(data: bytes, where: str) -> None:
     """Those of the records in an item of torch.save; torch looks at none. One of 0 was not computed."""
     if data[:4] != b"PK\3\4":
         return
-    where = f"{place.relative_path}, the item at byte {place.offset}"
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for record in archive.infolist():
