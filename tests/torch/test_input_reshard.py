@@ -285,6 +285,45 @@ def forward_raises(install):
     return top_hooks() is None
 
 
+def interrupted():
+    """What is no Exception, in forward and in the hooks around it, also in a module inside of another."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def stop(*_):
+        if kinds:
+            raise kinds.pop()
+
+    def inside(*args):
+        assert top_hooks() is not None
+        stop()
+        return args[0].sin()
+
+    for where in ("forward", "pre", "after", "outer"):
+        module = rt.input_reshard(rt.input_reshard(Lambda(inside), mesh, 0), mesh, 0)
+        if where == "pre":
+            module.register_forward_pre_hook(stop)
+        elif where == "after":
+            module.register_forward_hook(stop, prepend=True)
+        elif where == "outer":
+            module = rt.input_reshard(nn.Sequential(module), mesh, 0)
+        for one in (module, copy.deepcopy(module)):
+            kinds = [KeyboardInterrupt, SystemExit, GeneratorExit]
+            for _ in range(3):
+                with contextlib.suppress(KeyboardInterrupt, SystemExit, GeneratorExit):
+                    one(numbers(8, 8).requires_grad_())
+                assert top_hooks() is None, where
+            assert not kinds
+            x = numbers(8, 8).requires_grad_()
+            one(x).sum().backward()
+            assert same(x.grad, x.detach().cos()) and top_hooks() is None
+    module = rt.input_reshard(nn.Linear(4, 4), mesh, 0)
+    clone = copy.deepcopy(module)
+    with torch.no_grad():
+        clone.weight.zero_()
+        clone.bias.zero_()
+    assert not clone(numbers(8, 4)).any() and module(numbers(8, 4)).any()
+
+
 def reentry():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
@@ -456,6 +495,10 @@ class InputReshard(unittest.TestCase):
     def test_reentry(self):
         """a module in itself, and an exception inside"""
         worlds.run(2, reentry)
+
+    def test_interrupted(self):
+        """Ctrl-C and the like leave nothing behind; a copy of a module calls its own forward"""
+        worlds.run(2, interrupted)
 
     def test_checkpoints(self):
         """activation checkpointing of both kinds, inside and around"""

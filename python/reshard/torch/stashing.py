@@ -8,6 +8,7 @@ elements instead, and when backward asks for one, the ranks give each other what
 from __future__ import annotations
 
 import threading
+import types
 import weakref
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -294,9 +295,30 @@ class _InputReshard:
         stack[-1].enter()
 
     def after(self, _: torch.nn.Module, __: Any, ___: Any) -> None:
-        stack = self._threads.__dict__.get("stack")
-        if stack:
-            stack.pop().leave()
+        self.leave_to(self.depth() - 1)
+
+    def depth(self) -> int:
+        """How many forwards of this thread have begun and not ended."""
+        return len(self._threads.__dict__.get("stack", ()))
+
+    def leave_to(self, depth: int) -> None:
+        """Ends forwards, the innermost first, until there are so many."""
+        while self.depth() > max(0, depth):
+            self._threads.stack.pop().leave()
+
+    def guard(self, module: torch.nn.Module) -> None:
+        """Ends what a call leaves behind: torch calls no hook after KeyboardInterrupt and its like, in forward
+        or in a hook of somebody else's. A method, so that copies of the module get their own."""
+        call = module._call_impl.__func__  # type: ignore[attr-defined]
+
+        def guarded(called: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            depth = self.depth()
+            try:
+                return call(called, *args, **kwargs)
+            finally:
+                self.leave_to(depth)
+
+        module._call_impl = types.MethodType(guarded, module)  # type: ignore[method-assign]
 
 
 def input_reshard(module: torch.nn.Module, tp_device_mesh: Any, input_reshard_dim: Optional[int] = None, *,
@@ -317,4 +339,5 @@ def input_reshard(module: torch.nn.Module, tp_device_mesh: Any, input_reshard_di
     # First in and last out, also when forward raises: whatever is saved in between is seen.
     module.register_forward_pre_hook(made.before, prepend=True)
     module.register_forward_hook(made.after, always_call=True)
+    made.guard(module)
     return module
