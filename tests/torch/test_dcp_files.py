@@ -194,6 +194,29 @@ class DcpFiles(unittest.TestCase):
                          storage_writer=FileSystemWriter(folder("torch"), thread_count=threads))
             self.assertEqual(len(files(folder("torch"))), 4)
 
+    def test_open_for_long(self):
+        """one who opened a checkpoint is told that it is gone, and never gets a later save's elements"""
+        def state(turn):
+            whole = truth(f"w {turn}", (8, 3))
+            return {"w": sharded(whole, ((2,), (S0,)), Meshes()[(2,)]) if dist.is_initialized() else whole}
+
+        def save(turn):
+            dcp.save(state(turn), storage_writer=Writer(folder("x")), no_dist=not dist.is_initialized())
+
+        with worlds.Folder() as folder:
+            opened = []
+            for turn, nranks in enumerate((2, 1, 2, 1, 1, 2)):
+                if nranks == 1:
+                    save(turn)
+                else:
+                    worlds.run(nranks, save, turn)
+                for before in opened:  # none of them has read anything
+                    with self.assertRaises(reshard.FileError):
+                        before["w"][:]
+                opened.append(reshard.open(folder("x"), like="torch"))
+                with reshard.open(folder("x"), like="torch") as checkpoint:
+                    self.assertTrue(same(checkpoint["w"][:], truth(f"w {turn}", (8, 3))))
+
     def test_kept_by_ranks(self):
         """a save by ranks alone does not touch what another checkpoint in the folder has"""
         with worlds.Folder() as folder:

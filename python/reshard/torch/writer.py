@@ -36,7 +36,8 @@ from .threads import pool_of
 
 # Tensors of other devices are copied here before they are written, so many bytes at a time.
 STAGED_NBYTES = 1 << 30
-_DATA_FILE = re.compile(r"__(\d+)_(?:\d+-)?\d+\.distcp$")
+_DATA_FILE = re.compile(r"__(\d+)_(?:(\d+)-)?\d+\.distcp$")  # a rank, and the number of a save
+_NUMBERED = re.compile(rb"__\d+_(\d{1,18})-\d+\.distcp")  # the same where a pickle names it
 _RANK_METADATA = re.compile(r"__\d+\.metadata$")
 
 
@@ -195,16 +196,23 @@ class Writer(FileSystemWriter):
         done.set_result(results)
         return done
 
+    def _metadata_name(self) -> str:
+        """The file that this save replaces: that of all ranks, or of one that saves by itself."""
+        alone = not getattr(self, "use_collectives", True) and self.rank is not None
+        return f"__{self.rank}.metadata" if alone else ".metadata"
+
     def _free_prefix(self, prefix: str) -> str:
-        """A start of names for data files that no file of a checkpoint which is there has."""
+        """A start of names for data files: no checkpoint that is there has them, nor had one that somebody may
+        still have open. Saves are numbered, one more than the one they replace, which all ranks see alike."""
         names = os.listdir(self.path)
         if ".metadata" not in names and not any(map(_RANK_METADATA.match, names)):
             return prefix
-        number, start = 0, prefix
-        while any(re.match(re.escape(start) + r"\d+\.distcp$", name) for name in names):
-            number += 1
-            start = f"{prefix}{number}-"
-        return start
+        numbers = [int(found.group(2) or 0) for found in map(_DATA_FILE.match, names)
+                   if found and found.string.startswith(prefix)]
+        if self._metadata_name() in names:
+            with open(os.path.join(self.path, self._metadata_name()), "rb") as file:
+                numbers += [0, *(int(found.group(1)) for found in _NUMBERED.finditer(file.read()))]
+        return f"{prefix}{max(numbers) + 1}-" if numbers else prefix
 
     def _ordered(self, items: Sequence[WriteItem]) -> List[WriteItem]:
         """The order in a file: bytes, then tensors; by their size where torch overlaps copies with writes."""
@@ -332,10 +340,7 @@ class Writer(FileSystemWriter):
             metadata.version = filesystem.CURRENT_DCP_VERSION
         metadata.storage_data = {one.index: one.storage_data for ranks in results for one in ranks}
         metadata.storage_meta = self.storage_meta()
-        name = ".metadata"
-        if not getattr(self, "use_collectives", True) and self.rank is not None:
-            name = f"__{self.rank}.metadata"
-        folder = os.fspath(self.path)
+        name, folder = self._metadata_name(), os.fspath(self.path)
         partial = os.path.join(folder, name + ".tmp")
         with open(partial, "wb") as file:
             pickle.dump(metadata, file)
