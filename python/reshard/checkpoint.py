@@ -18,7 +18,8 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from . import _c, dtypes, frameworks, local, memory, states
 from ._c import Address, Int64
 from .carry import AnyPool, Pool
-from .errors import FileError, InvalidError, MismatchError, MissingError, MissingFileError
+from .errors import (FileError, InvalidError, MismatchError, MissingError, MissingFileError,
+                     UnsupportedError)
 from .layout import Layout
 from .local import Local, Progress, Report
 from .slicing import Reading, Selection
@@ -338,8 +339,9 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
 
         A tensor is whole, unless `layouts` has its name: then there is the list of the arrays of `rank` (or
         of all ranks, if it is None) in that layout, or just the array if it is one. Everything in the state
-        has to be in the checkpoint, in the same dtype; with `strict=False` what is not there is left as it
-        is, and with `cast=True` elements are converted. Nothing is read before all that is checked."""
+        has to be in the checkpoint, in the same dtype, and no object of some class; with `strict=False` what
+        is not there or cannot be made is left as it is, and with `cast=True` elements are converted. Nothing
+        is read into arrays before all that is checked."""
         values: Dict[str, states.Leaf] = {}
         if isinstance(state, MappingBase):
             tensors, values = self._sorted(state, layouts, rank)
@@ -353,12 +355,16 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
             kind = "value" if missing[0] in values else "tensor"
             more = f", and not {len(missing) - 1} more" if len(missing) > 1 else ""
             raise MissingError(f"the checkpoint has no {kind} {missing[0]}{more}")
+        found = {name: self.plain_values[name] for name in values if name in self.plain_values}
+        opaque = [name for name, value in found.items() if value is OPAQUE]
+        if opaque and strict:
+            raise UnsupportedError(f"{opaque[0]}: an object in the checkpoint, which is not made here; "
+                                   "strict=False leaves it as it is")
         report = self._load([one.struct(writable=True, cast=cast) for one in tensors], pool,
                             missing=not strict, cast=cast, max_nbytes=max_nbytes, progress=progress)
-        for name, leaf in values.items():
-            value = self.plain_values[name] if name in self.plain_values else OPAQUE
+        for name, value in found.items():
             if value is not OPAQUE:
-                states.put(leaf, name, value)
+                states.put(values[name], name, value)
         return report
 
     def _sorted(self, state: Any, layouts: Optional[Mapping[str, Union[str, Layout]]],

@@ -120,6 +120,20 @@ class TorchSave(unittest.TestCase):
             torch.save({"w": torch.ones(3), "trap": Trap()}, folder("x.pt"))
             self.assertEqual(self.equal(folder("x.pt"), {"w": torch.ones(3)}), {"trap": reshard.OPAQUE})
 
+    def test_opaque(self):
+        """an object that is asked for is refused by name before anything is read, or left as it is"""
+        with worlds.Folder() as folder:
+            torch.save({"w": torch.ones(3), "step": 5, "odd": complex, "also": print}, folder("x.pt"))
+            with reshard.open(folder("x.pt")) as checkpoint:
+                state = {"w": torch.zeros(3), "step": 0, "odd": None}
+                with self.assertRaises(reshard.UnsupportedError) as raised:
+                    checkpoint.load(state)
+                self.assertIn("odd", str(raised.exception))
+                self.assertEqual((state["step"], state["w"].any().item()), (0, False))
+                checkpoint.load(state, strict=False)
+                self.assertEqual((state["step"], state["odd"], state["w"].sum().item()), (5, None, 3))
+                checkpoint.load({"w": torch.zeros(3), "step": 0})  # what nobody asks for does no harm
+
     def test_parts(self):
         """pytorch_model.bin in parts, found through their index"""
         parts = [{f"layer.{i}.w": truth(f"{i}", (4, 5), torch.bfloat16),
