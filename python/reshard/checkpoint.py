@@ -290,6 +290,8 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
 
     def _find(self, name: str) -> int:
         index = Int64()
+        if "\0" in name:
+            raise MissingError(f"there is no tensor {name!r}")
         try:
             with self.in_use() as handle:
                 _c.lib.rsd_checkpoint_find(handle, name.encode(), C.byref(index))

@@ -88,6 +88,8 @@ class _Request:
             raise InvalidError("layouts are for a state dict")
         else:
             tensors, found = list(state), []
+        for name in [one.name for one in tensors] + [str(one[0]) for one in (*found, *values)]:
+            states.check_name(name)
         locals_ = [one.struct(writable=False) for one in tensors]
         pairs = [_value(*one) for one in [*found, *values]]
         self.options = _c.SaveOptions(

@@ -37,6 +37,16 @@ def is_tensor(what: Any) -> bool:
     return isinstance(what, (memoryview, bytearray)) or type(what).__module__ == "array"
 
 
+def check_name(name: str) -> None:
+    """InvalidError if a tensor or value cannot be called so. C would take what is before a NUL for all of it."""
+    try:
+        proper = bool(name.encode()) and "\0" not in name
+    except UnicodeEncodeError:
+        proper = False
+    if not proper:
+        raise InvalidError(f"{name!r} is no name for a tensor or value: names are text, not empty, without NUL")
+
+
 def flatten(state: Mapping[str, Any], whole: Container[str] = ()) -> Dict[str, Leaf]:
     """The leaves by their dotted names. Names in `whole` are leaves whatever is there."""
     found: Dict[str, Leaf] = {}

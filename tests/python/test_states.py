@@ -198,6 +198,22 @@ class States(unittest.TestCase):
         with self.assertRaises(reshard.InvalidError):
             reshard.save(self.path + "2", {"a.b": 1, "a": {"b": 2}})
 
+    def test_names(self):
+        """what cannot be a name is refused, and finds nothing"""
+        for name in ("x\0y", "", "\ud800"):
+            for what in (WHOLE, 5):
+                with self.assertRaises(reshard.InvalidError) as raised:
+                    reshard.save(self.path, {name: what})
+                self.assertIn(repr(name), str(raised.exception))
+            with self.assertRaises(reshard.InvalidError):
+                reshard.save(self.path, {}, values=[(name, 5)])
+        self.assertFalse(os.path.exists(self.path))
+        reshard.save(self.path, {"x": WHOLE})
+        with reshard.open(self.path) as checkpoint:
+            self.assertNotIn("x\0y", checkpoint)
+            with self.assertRaises(KeyError):
+                checkpoint.load({"x\0y": WHOLE.copy()})
+
     def test_progress(self):
         """progress is told, and an exception in it stops the work and comes out"""
         big, told = np.arange(3 << 20, dtype="f4"), []
