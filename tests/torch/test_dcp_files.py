@@ -1,5 +1,6 @@
 """The files of a Writer: those of torch's writer to the byte, and an older checkpoint that stays readable until
 the new one is complete."""
+import itertools
 import os
 import pickle
 import unittest
@@ -228,6 +229,27 @@ class DcpFiles(unittest.TestCase):
             state = {"w": torch.zeros(4)}
             dcp.load(state, storage_reader=Reader(folder("x")), no_dist=True)
             self.assertTrue(same(state["w"], truth("w", (4,))))
+
+    def test_names(self):
+        """names that no other reader takes are refused, of tensors and values, and nothing is written"""
+        for name, what in itertools.product(("x\0y", "", "\ud800"), (torch.ones(2), 5)):
+            for options in ({}, {"_extensions": [Rot13Example()]}):
+                with worlds.Folder() as folder:
+                    dcp.save({"w": torch.ones(3)}, storage_writer=Writer(folder("x")), no_dist=True)
+                    before = sorted(os.listdir(folder("x")))
+                    with self.assertRaises(dcp.CheckpointException) as raised:
+                        dcp.save({"w": torch.zeros(3), name: what}, no_dist=True,
+                                 storage_writer=Writer(folder("x"), **options))
+                    error, = (one[0] for one in raised.exception.failures.values())
+                    self.assertIsInstance(error, reshard.InvalidError)
+                    self.assertIn(repr(name), str(error))
+                    self.assertEqual(sorted(os.listdir(folder("x"))), before)
+        with worlds.Folder() as folder:
+            state = {"a b": torch.ones(2), "\u00e9/\u00fc": torch.ones(2), "..": 3, "x\ny": 4}
+            dcp.save(state, storage_writer=Writer(folder("x")), no_dist=True)
+            got = {name: torch.zeros(2) if isinstance(one, torch.Tensor) else 0 for name, one in state.items()}
+            dcp.load(got, storage_reader=Reader(folder("x")), no_dist=True)
+            self.assertEqual((got[".."], got["x\ny"], got["a b"].sum().item()), (3, 4, 2))
 
     def test_pools(self):
         """threads of a Writer's own are there while it writes, and are made once a save"""

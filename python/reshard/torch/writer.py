@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from .. import _c, dtypes, local
+from .. import _c, dtypes, local, states
 from ..carry import AnyPool, Pool
 from ..errors import Error, InvalidError, MismatchError, UnsupportedError
 from ..saving import compress_level
@@ -175,6 +175,8 @@ class Writer(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[List[WriteResult]]":
         """Writes what a plan deals out to this rank."""
+        for item in plan.items:
+            states.check_name(item.index.fqn)  # readers other than torch's refuse all of a checkpoint for one
         prefix = self._free_prefix(plan.storage_data.prefix)
         if self.single_file_per_rank:
             buckets = _buckets(self.thread_count, plan.items)
