@@ -7,6 +7,7 @@ Dicts are always gone into; lists if a tensor, a dict or such a list is in them;
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import (Any, Container, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, Optional, Tuple,
                     Union)
@@ -78,10 +79,17 @@ def _walk(path: Path, what: Any, holder: Any, key: Any, whole: Container[str]) -
 
 
 def put(leaf: Leaf, name: str, value: Any) -> None:
-    """Puts a value where a leaf is."""
+    """Puts a value where a leaf is. What JSON has no number for comes as text, and is a number again where
+    there is one."""
+    if type(leaf.what) is float and value in ("nan", "inf", "-inf"):
+        value = float(value)
     if not isinstance(leaf.holder, (MutableMapping, list)):
         raise InvalidError(f"{name}: a {type(leaf.holder).__name__} cannot be changed")
     leaf.holder[leaf.key] = value
+
+
+_ODD = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')  # floats that JSON lacks, and the text around them
+_INFINITE = {"Infinity": "1e999", "-Infinity": "-1e999"}  # numbers that only infinity is near
 
 
 def to_json(name: str, value: Any) -> bytes:
@@ -94,8 +102,13 @@ def to_json(name: str, value: Any) -> bytes:
             return one.item()
         raise UnsupportedError(f"{name}: a {type(one).__name__} is no plain value, and cannot be saved")
 
+    def spelled(found: "re.Match[str]") -> str:
+        if found.group() == "NaN":
+            raise UnsupportedError(f"{name}: {value!r} cannot be saved: the library has no word for NaN")
+        return _INFINITE.get(found.group(), found.group())
+
     try:
-        return json.dumps(value, allow_nan=False, default=plain).encode()
+        return _ODD.sub(spelled, json.dumps(value, default=plain)).encode()
     except ValueError as error:
         raise UnsupportedError(f"{name}: {value!r} cannot be saved: {error}") from None
 

@@ -191,12 +191,24 @@ class States(unittest.TestCase):
         with reshard.open(self.path) as checkpoint:
             found = dict(checkpoint.plain_values)
         self.assertEqual(found, {**values, "pair": [1, 2], "more": 5, "deep.er": "y"})
-        for value in (object(), float("nan"), {1, 2}, b"bytes"):
+        for value in (object(), float("nan"), [1.0, {"x": float("nan")}], {1, 2}, b"bytes"):
             with self.assertRaises(reshard.UnsupportedError) as raised:
                 reshard.save(self.path + "2", {"odd": value})
             self.assertIn("odd", str(raised.exception))
         with self.assertRaises(reshard.InvalidError):
             reshard.save(self.path + "2", {"a.b": 1, "a": {"b": 2}})
+
+    def test_infinity(self):
+        """infinity is kept, beside text that looks like it; it is read as text, and loaded as what was there"""
+        inf = float("inf")
+        values = {"best": inf, "worst": -inf, "l": [1.5, [inf, "Infinity"]], "text": 'a "-Infinity" NaN \\', "b": 1e308}
+        reshard.save(self.path, values)
+        with reshard.open(self.path) as checkpoint:
+            self.assertEqual(dict(checkpoint.plain_values), {**values, "best": "inf", "worst": "-inf",
+                                                             "l": [1.5, ["inf", "Infinity"]]})
+            got = {"best": 0.0, "worst": "", "text": "", "b": 0.0}
+            checkpoint.load(got)
+        self.assertEqual(got, {"best": inf, "worst": "-inf", "text": values["text"], "b": 1e308})
 
     def test_names(self):
         """what cannot be a name is refused, and finds nothing"""

@@ -17,7 +17,8 @@ from tensors import (BY_NAME, R, S0, S1, Have, Meshes, layouts, meshes, name_of,
 SHAPES = [(), (1,), (5,), (4, 4), (7, 6), (3, 5, 4)]
 EMPTY = [(0,), (4, 0), (0, 3)]
 NUMBERS = [("step", 1234567890123), ("lr", 3.5e-4), ("flag", True), ("off", False), ("none", None),
-           ("small", -1), ("byte", 255), ("short", 256), ("wide", 70000), ("zero", 0.0)]
+           ("small", -1), ("byte", 255), ("short", 256), ("wide", 70000), ("zero", 0.0),
+           ("best", float("inf")), ("worst", -float("inf"))]
 
 
 def tensors(mesh, shapes=SHAPES):
