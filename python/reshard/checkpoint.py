@@ -12,7 +12,6 @@ import ctypes as C
 import json
 import os
 import threading
-from collections.abc import Mapping as MappingBase
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _c, dtypes, frameworks, local, memory, states
@@ -157,7 +156,7 @@ class LazyTensor:
         return array if dtype is None else array.astype(dtype, copy=False)
 
 
-class _Values(MappingBase):  # type: ignore[type-arg]
+class _Values(Mapping[str, Any]):
     """What is not a tensor, by name, read when it is asked for."""
 
     def __init__(self, checkpoint: "Checkpoint") -> None:
@@ -204,7 +203,7 @@ class _Values(MappingBase):  # type: ignore[type-arg]
         return f"<values: {', '.join(self)}>"
 
 
-class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
+class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     """The tensors of a checkpoint by name, in the order of the file. Several threads may use one."""
 
     _free = "rsd_checkpoint_close"
@@ -345,7 +344,7 @@ class Checkpoint(_c.Handle, MappingBase):  # type: ignore[type-arg]
         is not there or cannot be made is left as it is, and with `cast=True` elements are converted. Nothing
         is read into arrays before all that is checked."""
         values: Dict[str, states.Leaf] = {}
-        if isinstance(state, MappingBase):
+        if isinstance(state, Mapping):
             tensors, values = self._sorted(state, layouts, rank)
         elif layouts is not None or rank is not None:
             raise InvalidError("layouts and a rank are for a state dict")

@@ -6,6 +6,7 @@ import struct
 import tempfile
 import threading
 import unittest
+from typing import Mapping
 
 import numpy as np
 import reshard
@@ -153,6 +154,7 @@ class Slices(unittest.TestCase):
         with reshard.open(self.cut) as checkpoint:
             self.assertEqual(set(checkpoint), set(self.arrays))
             self.assertEqual((len(checkpoint), checkpoint.format), (7, "dcp"))
+            self.assertIn(Mapping[str, reshard.LazyTensor], type(checkpoint).__orig_bases__)  # for type checkers
             self.assertTrue("wide" in checkpoint and "other" not in checkpoint and 3 not in checkpoint)
             wide = checkpoint["wide"]
             self.assertEqual((wide.dtype, wide.shape, wide.ndim, len(wide), wide.nbytes, wide.nboxes),
