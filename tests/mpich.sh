@@ -13,7 +13,8 @@ out=$(timeout 300 mpirun.mpich -np 2 "$MPI_TESTS/test_mpi" 2>&1)
 report $? "every case on 2 processes"
 echo "$out" | grep '^#'
 for how in messages shared; do
-    for pair in other_plan:2 bad_argument:2 no_memory:2 late:1; do
+    for pair in other_plan:2 bad_argument:2 no_memory:2 late:1 late_at_bind:1 late_at_first:1 slow_callers:2 \
+        freed_communicator:2; do
         out=$(timeout 120 mpirun.mpich -np 2 "$MPI_TESTS/test_mpi_faults" "${pair%:*}" $how 2>&1)
         [ "$(echo "$out" | grep -c '^good')" -ge "${pair#*:}" ]
         report $? "${pair%:*}, $how"
