@@ -400,7 +400,7 @@ static struct link *link_with_room(int nranks)
 {
     size_t n = (size_t)nranks, nrequests = 2 * n;
     struct link *link =
-        calloc(1, sizeof *link + nrequests * sizeof *link->requests + (n + 1) * PIECE_NBYTES);
+        calloc(1, sizeof *link + nrequests * sizeof(MPI_Request) + (n + 1) * PIECE_NBYTES);
     if (!link)
         return NULL;
     link->requests = (MPI_Request *)(void *)(link + 1);
