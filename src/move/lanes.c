@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 
 /* A chunk in shared memory should still be in the cache when it is unpacked, and so should one of a sum. */
-enum { NEAR_CHUNK = 256 << 10, REDUCE_CHUNK = 256 << 10 };
+enum { NEAR_CHUNK = 512 << 10, REDUCE_CHUNK = 256 << 10 };
 
 uint64_t reduce_chunk(const struct exchange *x)
 {
