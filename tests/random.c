@@ -202,10 +202,9 @@ void random_side(struct random *r, const struct random_tensor *tensor, const cha
         put_mesh_side(r, tensor, partial, &w);
 }
 
-rsd_status random_choice(void *random, const rsd_tensor *tensor, rsd_choice *choice)
+struct random_tensor known_tensor(const rsd_tensor *tensor)
 {
     struct random_tensor about = {.ndim = tensor->ndim};
-    char side[4096], text[4400];
     size_t at =
         (size_t)snprintf(about.text, sizeof about.text, "%s[", rsd_dtype_name(tensor->dtype));
     for (int32_t d = 0; d < tensor->ndim; d++) {
@@ -214,6 +213,13 @@ rsd_status random_choice(void *random, const rsd_tensor *tensor, rsd_choice *cho
                                (long long)tensor->shape[d]);
     }
     snprintf(about.text + at, sizeof about.text - at, "]");
+    return about;
+}
+
+rsd_status random_choice(void *random, const rsd_tensor *tensor, rsd_choice *choice)
+{
+    struct random_tensor about = known_tensor(tensor);
+    char side[4096], text[4400];
     for (;;) {
         rsd_check check = {.struct_nbytes = sizeof check};
         random_side(random, &about, NULL, side, sizeof side);

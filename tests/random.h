@@ -28,6 +28,9 @@ struct random_tensor random_tensor(struct random *random, const char *dtype);
 void random_side(struct random *random, const struct random_tensor *tensor, const char *partial,
                  char *text, size_t room);
 
+/* One that is known, as random_side wants it. */
+struct random_tensor known_tensor(const rsd_tensor *tensor);
+
 /* For rsd_convert's choose: any layout that covers the tensor. The context is a struct random. */
 rsd_status random_choice(void *random, const rsd_tensor *tensor, rsd_choice *choice);
 

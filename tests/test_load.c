@@ -69,15 +69,7 @@ static void load_into(rsd_checkpoint *checkpoint, const char *name, const rsd_la
 static void load_tensor(rsd_checkpoint *checkpoint, const rsd_tensor *about, const void *whole,
                         struct random *random, rsd_pool *pool)
 {
-    struct random_tensor tensor = {.ndim = about->ndim};
-    size_t at =
-        (size_t)snprintf(tensor.text, sizeof tensor.text, "%s[", rsd_dtype_name(about->dtype));
-    for (int32_t d = 0; d < about->ndim; d++) {
-        tensor.shape[d] = about->shape[d];
-        at += (size_t)snprintf(tensor.text + at, sizeof tensor.text - at, "%s%lld", d ? "," : "",
-                               (long long)about->shape[d]);
-    }
-    snprintf(tensor.text + at, sizeof tensor.text - at, "]");
+    struct random_tensor tensor = known_tensor(about);
     for (int i = 0; i < 6; i++) {
         char side[4096] = "1:R", text[4400];
         rsd_layout *layout;

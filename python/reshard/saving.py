@@ -29,13 +29,13 @@ def compress_level(compress: Union[str, int, bool, None]) -> int:
     """0, or the level of zstd, 1 to 19: None, False and 0; 3, "zstd", "zstd:3"."""
     if compress is None or isinstance(compress, bool):
         return 3 if compress else 0
-    level = 0
-    if not isinstance(compress, str):
+    if isinstance(compress, str):
+        found = re.fullmatch(r"zstd(?::([0-9]{1,2}))?", compress)
+        level = int(found.group(1) or 3) if found else 0
+    else:
         level = int(compress)
         if level == 0:
             return 0
-    elif re.fullmatch(r"zstd(:[0-9]{1,2})?", compress):
-        level = int(compress[len("zstd:"):] or 3)
     if not 1 <= level <= _HIGHEST:
         raise InvalidError(f"compress={compress!r}: there is zstd, and zstd:1 to zstd:{_HIGHEST}")
     return level

@@ -133,6 +133,7 @@ struct hash {
 void hash_start(struct hash *hash, const char *what);
 void hash_i64(struct hash *hash, int64_t value);
 void hash_string(struct hash *hash, const char *string);
+void hash_bytes(struct hash *hash, const void *bytes, size_t n);
 void hash_i64s(struct hash *hash, const int64_t *values, size_t count);
 void hash_i32s(struct hash *hash, const int32_t *values, size_t count);
 void hash_text(struct hash hash, char hex[RSD_DIGEST_NCHARS]);

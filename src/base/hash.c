@@ -33,6 +33,18 @@ void hash_i32s(struct hash *hash, const int32_t *values, size_t count)
         hash_i64(hash, values[i]);
 }
 
+void hash_bytes(struct hash *hash, const void *bytes, size_t n)
+{
+    const char *at = bytes;
+    hash_i64(hash, (int64_t)n);
+    for (size_t some; n > 0; at += some, n -= some) {
+        int64_t word = 0;
+        some = n < sizeof word ? n : sizeof word;
+        memcpy(&word, at, some);
+        hash_i64(hash, word);
+    }
+}
+
 void hash_string(struct hash *hash, const char *string)
 {
     for (; *string; string++)

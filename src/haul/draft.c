@@ -110,13 +110,6 @@ rsd_status draft_place(struct draft *draft)
 
 /* ---- the rest ---- */
 
-static void hash_item(struct hash *hash, const struct bytes *item)
-{
-    hash_i64(hash, (int64_t)item->n);
-    for (size_t i = 0; i < item->n; i++)
-        hash_i64(hash, (unsigned char)item->data[i]);
-}
-
 /* Of an item that is copied only the name and the length: it is told apart by the file it comes from. */
 static void hash_values(const struct draft *draft, struct hash *hash)
 {
@@ -124,7 +117,7 @@ static void hash_values(const struct draft *draft, struct hash *hash)
         const struct value *value = &draft->contents.values[i];
         hash_string(hash, value->name);
         hash_string(hash, value->path ? value->path : "");
-        hash_item(hash, &draft->values[i].item);
+        hash_bytes(hash, draft->values[i].item.data, draft->values[i].item.n);
     }
 }
 

@@ -134,10 +134,7 @@ static bool is_needed(const struct exchange *x, const struct neighbour *near)
 {
     if (x->stage < 0)
         return !all_are_near(x) || !neighbour_has_come(x, near);
-    for (size_t i = 0; i < x->nlanes; i++)
-        if (x->lanes[i].parcel->peer == near->rank && !lane_finished(&x->lanes[i]))
-            return true;
-    return false;
+    return lane_is_open(x, near->rank, x->nstages);
 }
 
 /* A neighbour that is no more will not come: no need to wait for the time-out. What it did at last is found
@@ -499,7 +496,7 @@ static int64_t share_of(const struct exchange *x, int64_t budget)
     return clamp_i64((budget ? budget : default_budget) / n / 64 * 64, LEAST_CHUNK, MOST_CHUNK);
 }
 
-static rsd_status check_transport(const rsd_transport *transport)
+rsd_status check_transport(const rsd_transport *transport)
 {
     if (transport->rank < 0 || transport->rank >= transport->nranks)
         return fail(RSD_EINVAL, "rank %d of %d", (int)transport->rank, (int)transport->nranks);

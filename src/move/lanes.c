@@ -84,6 +84,16 @@ bool lane_finished(const struct lane *lane)
     return lane->here.left == 0 && lane->first == lane->end;
 }
 
+bool lane_is_open(const struct exchange *x, int32_t rank, int32_t stage)
+{
+    for (size_t i = 0; i < x->nlanes; i++) {
+        const struct lane *lane = &x->lanes[i];
+        if (lane->parcel->peer == rank && lane->parcel->stage <= stage && !lane_finished(lane))
+            return true;
+    }
+    return false;
+}
+
 /* ---- messages ---- */
 
 static int32_t tag_of(const struct parcel *parcel)

@@ -452,27 +452,21 @@ static bool is_silent(const struct exchange *x, int32_t rank)
     return x->rollcall && !x->rollcall->present[rank] && !x->rollcall->behind[rank];
 }
 
-/* First those that are silent, and among them whom we wait for. */
+/* First those that are silent, and of these and of the others first those that did not come at all; beginning
+ * with whom this round waits for. */
 rsd_status say_who_is_late(struct exchange *x)
 {
     int32_t n = x->transport.nranks, first = teller(x);
-    for (int any = 0; any < 2; any++) {
+    for (int level = 0; level < 4; level++)
         for (int32_t k = 0; k < n; k++) {
-            int32_t i = (first + k) % n;
-            if (i != x->transport.rank && has_not_come(x, i) && (any || is_silent(x, i)))
-                return name_late(x, i, "did not come");
+            int32_t rank = (first + k) % n;
+            bool absent = level % 2 == 0;
+            if (rank == x->transport.rank || (level < 2 && !is_silent(x, rank)))
+                continue;
+            if (absent && has_not_come(x, rank))
+                return name_late(x, rank, "did not come");
+            if (!absent && (x->stage < 0 || lane_is_open(x, rank, x->stage)))
+                return name_late(x, rank, "stopped");
         }
-        for (size_t i = 0; i < x->nlanes; i++) {
-            const struct lane *lane = &x->lanes[i];
-            if (lane->parcel->stage <= x->stage && !lane_finished(lane) &&
-                (any || is_silent(x, lane->parcel->peer)))
-                return name_late(x, lane->parcel->peer, "stopped");
-        }
-        for (int32_t k = 0; k < n && x->stage < 0; k++) { /* it came, but does not go on agreeing */
-            int32_t i = (first + k) % n;
-            if (i != x->transport.rank && (any || is_silent(x, i)))
-                return name_late(x, i, "stopped");
-        }
-    }
     return fail(RSD_ETIMEOUT, "nothing moved for %g s", x->timeout);
 }

@@ -364,6 +364,8 @@ void op_pack(const struct exchange *x, const struct op *op, const char *base, ui
 void op_unpack(const struct exchange *x, const struct op *op, uint64_t at, size_t n,
                const char *in);
 
+rsd_status check_transport(const rsd_transport *transport);
+
 /* ---- meeting.c ---- */
 
 /* All of these are collective. meet_again finds the least of a number too. */
@@ -450,6 +452,9 @@ uint64_t reduce_chunk(const struct exchange *x);
 uint64_t lane_chunk(const struct exchange *x, const struct parcel *parcel, bool near);
 void lane_rewind(const struct exchange *x, struct lane *lane);
 bool lane_finished(const struct lane *lane);
+
+/* Whether there is still something to exchange with a rank, up to a stage. */
+bool lane_is_open(const struct exchange *x, int32_t rank, int32_t stage);
 rsd_status lane_push(struct exchange *x, struct lane *lane, bool *moved);
 void lane_cancel(struct exchange *x, struct lane *lane);
 

@@ -172,9 +172,10 @@ static rsd_status wait_for_all(int n, MPI_Request *requests, double timeout, dou
     char who[32];
     for (int i = 0, done; i < n; i++) {
         TRY(wait_until(&requests[i], "a gather", end, &done));
+        if (done)
+            continue;
         snprintf(who, sizeof who, "rank %d", i);
-        if (!done)
-            return late(who, timeout);
+        return late(who, timeout);
     }
     return RSD_OK;
 }

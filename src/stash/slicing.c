@@ -306,7 +306,7 @@ static void hash_words(struct hashing *hashing)
     hashing->nbytes = 0;
 }
 
-static void hash_bytes(struct hashing *hashing, const char *bytes, size_t n)
+static void hash_more(struct hashing *hashing, const char *bytes, size_t n)
 {
     while (n > 0) {
         size_t room = sizeof hashing->words - hashing->nbytes, some = n < room ? n : room;
@@ -333,7 +333,7 @@ void slicing_hash_values(const struct slicing *slicing, const char *whole, const
     while (outer > 0 && (strides[outer - 1] == run || layout->shape[outer - 1] == 1))
         run *= layout->shape[--outer];
     for (;;) {
-        hash_bytes(&hashing, whole, (size_t)run);
+        hash_more(&hashing, whole, (size_t)run);
         int32_t d = outer - 1;
         for (; d >= 0; d--) {
             whole += strides[d];

@@ -33,15 +33,6 @@ static rsd_status agree(const rsd_transport *t, double timeout, const rsd_stash_
     return status ? status : met;
 }
 
-static rsd_status check_transport(const rsd_transport *t)
-{
-    if (t->rank < 0 || t->rank >= t->nranks)
-        return fail(RSD_EINVAL, "rank %d of %d", (int)t->rank, (int)t->nranks);
-    if (!t->send || !t->recv || !t->test || !t->cancel || !t->allgather)
-        return fail(RSD_EINVAL, "a transport without all of its functions");
-    return RSD_OK;
-}
-
 static void stash_drop(rsd_stash *stash)
 {
     gathers_close(stash);

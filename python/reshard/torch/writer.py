@@ -147,17 +147,16 @@ class Writer(FileSystemWriter):
         self._pool = pool
         self._names = [one.get_descriptor() for one in reversed(_extensions or ())]
         self._level = compress_level(compress)
+        self._safetensors = getattr(serialization_format, "value", "torch_save") == "safetensors"
         if self._level and self._names:
             raise InvalidError("compress and _extensions: one of them says what becomes of the bytes")
+        if self._level and self._safetensors:
+            raise InvalidError("compress and safetensors: what is compressed is what torch.save writes; "
+                               "_extensions=[ZStandard()] compresses both")
         if self._names == ["stream.zstd/1"]:
             self._level = 3
         elif self._level:
             self._names = ["stream.zstd/1"]
-        kind = getattr(serialization_format, "value", "torch_save")
-        self._safetensors = kind == "safetensors"
-        if self._safetensors and compress_level(compress):
-            raise InvalidError("compress and safetensors: what is compressed is what torch.save writes; "
-                               "_extensions=[ZStandard()] compresses both")
         self._stage = Stage(keep=cache_staged_state_dict)
         self._by_library = not self._safetensors and (self._level > 0 or not self._names)
 
