@@ -20,11 +20,11 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 
-ROOMS := base layout plan move stash codec store haul
-LIB_SRC := $(foreach room,$(ROOMS),$(sort $(wildcard src/$(room)/*.c)))
+MODULES := base layout plan memory peer exec codec store format transfer checkpoint
+LIB_SRC := $(foreach module,$(MODULES),$(sort $(wildcard src/$(module)/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 
-ALL_CPPFLAGS := -Iinclude $(addprefix -Isrc/,$(ROOMS)) -D_GNU_SOURCE
+ALL_CPPFLAGS := -Iinclude $(addprefix -iquote src/,$(MODULES)) -D_GNU_SOURCE
 WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wpedantic -Wstrict-prototypes -Wmissing-prototypes \
             -Wvla -Wpointer-arith -Wcast-qual -Wformat=2
 CFLAGS ?= -O2 -g -DNDEBUG
@@ -52,7 +52,7 @@ $(BUILD)/symbols: $(HEADERS) tools/symbols.sh
 $(BUILD)/reshard.map: $(BUILD)/symbols
 	$(Q)(echo "RESHARD_$(SOVERSION) {"; echo "global:"; sed 's/.*/    &;/' $<; echo "local:"; echo "    *;"; echo "};") > $@
 
-# One object in which only the header's symbols are visible: the rooms' own names stay inside.
+# One object in which only the header's symbols are visible: the modules' own names stay inside.
 $(BUILD)/libreshard.a: $(LIB_OBJ) $(BUILD)/symbols
 	$(Q)$(LD) -r -o $(BUILD)/reshard.o $(LIB_OBJ)
 	$(Q)$(OBJCOPY) --keep-global-symbols=$(BUILD)/symbols $(BUILD)/reshard.o

@@ -75,13 +75,13 @@ def functions():
 
 
 def build_library(objects, out):
-    """Compiles the rooms and links them into one shared library."""
-    rooms = [room for room in sorted(glob.glob(os.path.join(HERE, "src", "*")))
-             if os.path.basename(room) not in NOT_IN_IT]
-    sources = [path for room in rooms for path in sorted(glob.glob(os.path.join(room, "*.c")))]
+    """Compiles the modules and links them into one shared library."""
+    modules = [module for module in sorted(glob.glob(os.path.join(HERE, "src", "*")))
+               if os.path.basename(module) not in NOT_IN_IT]
+    sources = [path for module in modules for path in sorted(glob.glob(os.path.join(module, "*.c")))]
     compressed = zstd()
     flags = ["-std=c11", "-ffp-contract=off", "-O2", "-DNDEBUG", "-fPIC", "-D_GNU_SOURCE",
-             "-I" + os.path.join(HERE, "include"), *("-I" + room for room in rooms)]
+             "-I" + os.path.join(HERE, "include"), *(flag for module in modules for flag in ("-iquote", module))]
     flags += ["-DRSD_HAVE_ZSTD=1"] if compressed else []
     flags += given("CFLAGS")
     os.makedirs(objects, exist_ok=True)

@@ -3,7 +3,7 @@
  *     __0_0.distcp   a tensor f32 [2, 4] as torch.save writes it, then the number 1
  *     __1_0.distcp   the same two as zstd frames of one raw block, so that their lengths never change
  */
-#include "codec.h"
+#include "format.h"
 #include "opened.h"
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* fuzz_item.c - any bytes as an item of a distributed checkpoint: what torch.save writes, plain or
  * compressed, a blob of safetensors, or a value. The file is in memory. */
-#include "store.h"
+#include "checkpoint.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* test_agree.c - ranks that take steps together, as threads: all end with one status, one failure stops
  * everyone, who is slow is waited for, and who is gone is named. */
-#include "move.h"
+#include "exec.h"
 #include "tap.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* test_codec.c - what bytes in files mean: checksums, JSON, items of torch.save, names of dtypes, casts. */
-#include "codec.h"
+#include "format.h"
 #include "random.h"
 #include "tap.h"
 

@@ -1,50 +1,55 @@
 #!/bin/sh
-# The house rules: doors open rightward only, base names are unique, files can be read in a sitting.
+# The rules of the source tree: which module may use which, unique file names, files that can be read
+# in a sitting.
 set -u
 bad=0
 complain() { echo "house: $*"; bad=1; }
 
-# Which rooms' doors each room may open, besides its own and the public headers.
-may_open() {
+# The modules whose headers a module may include, besides its own and the public ones.
+may_use() {
     case $1 in
-    base) echo base ;;
-    layout) echo base layout ;;
-    plan) echo base layout plan ;;
-    move) echo base layout plan move ;;
-    stash) echo base layout plan move stash ;;
-    codec) echo base layout codec ;;
-    store) echo base layout plan move codec store ;;
-    haul) echo base layout plan move codec store haul ;;
+    base) echo ;;
+    layout) echo base ;;
+    plan) echo base layout ;;
+    memory) echo base layout ;;
+    peer) echo base layout memory ;;
+    exec) echo base layout plan memory peer ;;
+    codec) echo base ;;
+    store) echo base codec format transfer checkpoint ;;
+    format) echo base layout codec store transfer checkpoint ;;
+    transfer) echo base layout plan memory codec store format checkpoint peer ;;
+    checkpoint) echo base layout plan memory peer codec store format transfer ;;
     mpi) echo cli ;;
-    cli) echo cli ;;
+    cli) echo ;;
     esac
 }
 
 for file in src/*/*.c src/*/*.h; do
-    room=$(basename "$(dirname "$file")")
+    module=$(basename "$(dirname "$file")")
     for header in $(sed -n 's/^#include "\(.*\)"/\1/p' "$file"); do
         case $header in reshard.h | reshard_mpi.h) continue ;; esac
-        door=${header%.h}
-        case " $(may_open "$room") " in
-        *" $door "*) ;;
-        *) complain "$file opens the door $header" ;;
+        [ -e "src/$module/$header" ] && continue
+        used=$(basename "$(dirname "$(ls src/*/"$header")")")
+        case " $(may_use "$module") " in
+        *" $used "*) ;;
+        *) complain "$file includes $header of $used" ;;
         esac
+        # A private header is one that is not named after its module; codec has one header per codec.
+        [ "$used" = codec ] || [ "$header" = "$used.h" ] || complain "$file includes $header, which is private to $used"
     done
     case $file in src/mpi/*) ;; *)
-        grep -q '^#include <mpi.h>' "$file" && complain "$file has heard of MPI" ;;
+        grep -q '^#include <mpi.h>' "$file" && complain "$file uses MPI" ;;
     esac
 done
-for header in src/*/*.h; do
-    [ "$(basename "$header" .h)" = "$(basename "$(dirname "$header")")" ] ||
-        complain "$header is a second door of its room"
-done
 
-# One name, one file (a door and its room's main source share theirs).
-git ls-files -co --exclude-standard 'src/*' 'tests/*.[ch]' 'fuzz/*.[ch]' 'bench/*.[ch]' 'examples/*' |
-    xargs -n1 basename | sort | uniq -d | while read -r name; do echo "house: two files are called $name"; done |
+# One name, one file.
+git ls-files -co --exclude-standard --deduplicate 'src/*' 'tests/*.[ch]' 'fuzz/*.[ch]' 'bench/*.[ch]' 'examples/*' |
+    while read -r file; do [ -e "$file" ] && basename "$file"; done |
+    sort | uniq -d | while read -r name; do echo "house: two files are called $name"; done |
     grep . && bad=1
 
-for file in $(git ls-files -co --exclude-standard '*.c' '*.h' '*.py' '*.sh'); do
+for file in $(git ls-files -co --exclude-standard --deduplicate '*.c' '*.h' '*.py' '*.sh'); do
+    [ -e "$file" ] || continue
     lines=$(wc -l < "$file")
     [ "$lines" -le 600 ] || complain "$file has $lines lines"
     case $file in *utils* | *common*) complain "$file: what is in it?" ;; esac

@@ -4,8 +4,8 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 bad=0
 git rev-parse --git-dir >/dev/null || { echo "lint: needs the git repository, to know its files"; exit 1; }
-rooms=$(printf -- '-I%s ' src/*/)
-flags="-std=c11 -Iinclude $rooms -Itests -Ibench -D_GNU_SOURCE"
+modules=$(printf -- '-iquote %s ' src/*/)
+flags="-std=c11 -Iinclude $modules -Itests -Ibench -D_GNU_SOURCE"
 sources=$(git ls-files -co --exclude-standard 'src/*.c')
 checked=$(git ls-files -co --exclude-standard '*.c')
 if mpi=$(mpicc -showme:incdirs 2>/dev/null); then
@@ -44,7 +44,7 @@ echo $sources | tr ' ' '\n' | xargs -P2 -I{} gcc $flags -O1 -fanalyzer -Wno-anal
 echo "== cppcheck"
 # shellcheck disable=SC2086
 cppcheck -q -j2 --std=c11 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
-    --suppress=missingIncludeSystem -Iinclude $rooms -D_GNU_SOURCE $sources || bad=1
+    --suppress=missingIncludeSystem -Iinclude $(printf -- '-I%s ' src/*/) -D_GNU_SOURCE $sources || bad=1
 echo "== clang-tidy"
 # shellcheck disable=SC2086
 echo $sources | tr ' ' '\n' | xargs -P2 -n1 sh -c 'clang-tidy --quiet "$@" -- '"$flags"' 2>/dev/null' x || bad=1

@@ -124,6 +124,21 @@ void text_add(struct text *text, const char *format, ...) __attribute__((format(
 rsd_status text_take(struct text *text, char **chars);
 void text_drop(struct text *text);
 
+struct slice {
+    const char *bytes;
+    size_t nbytes;
+};
+bool slice_is(struct slice slice, const char *text);
+
+/* Starts as {0}. The first failure is kept. */
+struct bytes {
+    unsigned char *data;
+    size_t n, room;
+    bool failed;
+};
+void bytes_put(struct bytes *out, const void *data, size_t n);
+void bytes_drop(struct bytes *bytes);
+
 /* ---- hash.c: 128 bits for telling things apart, not against malice ---- */
 
 struct hash {
@@ -233,5 +248,19 @@ rsd_pool *pool_share(rsd_pool *pool);
 
 /* How many threads a job of this pool may use: 1 for NULL. */
 int32_t pool_nthreads(const rsd_pool *pool);
+
+/* ---- intern.c: names to numbers ---- */
+
+struct interned {
+    struct slice name; /* must stay where it is */
+    size_t number;
+};
+struct intern {
+    struct interned *slots;
+    size_t n, room;
+};
+bool intern_find(const struct intern *intern, struct slice name, size_t *number);
+rsd_status intern_add(struct intern *intern, struct slice name, size_t number);
+void intern_drop(struct intern *intern);
 
 #endif

@@ -42,3 +42,27 @@ void text_drop(struct text *text)
     mem_free(text->chars);
     *text = (struct text){0};
 }
+
+bool slice_is(struct slice slice, const char *text)
+{
+    return slice.nbytes == strlen(text) && memcmp(slice.bytes, text, slice.nbytes) == 0;
+}
+
+void bytes_put(struct bytes *out, const void *data, size_t n)
+{
+    if (out->failed)
+        return;
+    if (GROW(out->data, out->room, out->n + n)) {
+        out->failed = true;
+        return;
+    }
+    if (n)
+        memcpy(out->data + out->n, data, n);
+    out->n += n;
+}
+
+void bytes_drop(struct bytes *bytes)
+{
+    mem_free(bytes->data);
+    *bytes = (struct bytes){0};
+}

@@ -14,7 +14,7 @@
  * The product of two reflected 64-bit words comes out one power too high, so constants for a distance
  * of D bits are x^(D+63) for the first word and x^(D-1) for the second.
  */
-#include "codec.h"
+#include "crc.h"
 
 #include <string.h>
 

@@ -9,7 +9,7 @@
  * memory where there were escapes, and is valid until the next string. Nothing is built, so memory is
  * that of the longest string.
  */
-#include "codec.h"
+#include "json.h"
 
 #include <errno.h>
 #include <locale.h>

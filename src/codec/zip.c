@@ -9,7 +9,9 @@
  * A reader accepts what is inside the archive, stored and not encrypted, without two records that share
  * a byte, and with everything that is said twice said the same way. All numbers are little-endian.
  */
-#include "codec.h"
+#include "zip.h"
+
+#include "crc.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 
 MPICC ?= mpicc
 MPI_FOUND := $(if $(filter no,$(MPI)),,$(shell command -v $(MPICC) 2>/dev/null))
-MPI_SRC := src/mpi/link.c
+MPI_SRC := src/mpi/transport_mpi.c
 MPI_OBJ := $(call objects,mpi,$(MPI_SRC))
 MPI_INSTALL := $(if $(MPI_FOUND),install-mpi)
 
@@ -48,7 +48,7 @@ $(BUILD)/libreshard_mpi.so: $(BUILD)/libreshard_mpi.so.$(VERSION)
 # The command, started by mpirun or srun.
 MPI_COMMAND_OBJ := $(call objects,mpi,src/mpi/launch.c) $(filter-out $(BUILD)/obj/src/cli/main.o,$(CLI_OBJ))
 
-$(BUILD)/mpi/src/mpi/launch.o: ALL_CPPFLAGS += -Isrc/cli
+$(BUILD)/mpi/src/mpi/launch.o: ALL_CPPFLAGS += -iquote src/cli
 
 $(BUILD)/reshard-mpi: $(MPI_COMMAND_OBJ) $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard.a
 	@echo "  link  $@"

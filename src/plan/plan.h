@@ -196,29 +196,4 @@ struct peers {
 rsd_status peers_add(struct peers *peers, int32_t rank, int64_t nbytes);
 void peers_unite(struct peers *peers); /* sorts them; each rank is there once then */
 
-/* ---- loops.c: a copy as the shortest strided loop nest over bytes ---- */
-
-enum { MAX_LOOPS = 2 * RSD_MAX_DIMS + 1 };
-
-struct loops {
-    size_t run; /* contiguous bytes on both sides */
-    int32_t n;  /* loops, outermost first */
-    int64_t count[MAX_LOOPS];
-    int64_t src_stride[MAX_LOOPS], dst_stride[MAX_LOOPS]; /* bytes */
-};
-
-/* Adds a loop; order does not matter. */
-static inline void loops_add(struct loops *loops, int64_t count, int64_t src_stride,
-                             int64_t dst_stride)
-{
-    if (count == 1)
-        return;
-    loops->count[loops->n] = count;
-    loops->src_stride[loops->n] = src_stride;
-    loops->dst_stride[loops->n++] = dst_stride;
-}
-
-/* Sorts loops so that the destination is written in order, and merges what stays contiguous. */
-void loops_finish(struct loops *loops, size_t element_nbytes);
-
 #endif

@@ -1,0 +1,381 @@
+/* checkpoint.h - the calls on checkpoints. */
+#ifndef CHECKPOINT_H
+#define CHECKPOINT_H
+
+#include "transfer.h"
+
+/* ---- spread.c: one call, many ranks ---- */
+
+struct spread {
+    rsd_transport transport;
+    int32_t rank, nranks; /* 1: this process alone */
+    double timeout, began;
+    rsd_on_progress *on_progress;
+    void *context;
+    struct joint_step *step; /* at hand */
+};
+rsd_status spread_open(struct spread *spread, const rsd_transport *given, double timeout,
+                       rsd_on_progress *on_progress, void *context);
+void spread_follow(struct spread *spread, struct transfer *transfer); /* sets its on_progress */
+
+/* Collective, and at once for a process alone: does the work, merges what all said, returns one status. */
+rsd_status spread_step(struct spread *spread, struct joint_step *step);
+
+/* Rank 0 alone works, and all hear how it went; with a step, also what it said. */
+rsd_status spread_lead(struct spread *spread, rsd_status (*work)(void *context), void *context);
+rsd_status spread_lead_step(struct spread *spread, struct joint_step *step);
+
+/* The first step of a call: how preparing went, that all call for the same, and the least tile limit. */
+rsd_status spread_meet(struct spread *spread, rsd_status status, struct hash what,
+                       uint64_t *tile_limit);
+void hash_contents(const struct contents *contents, struct hash *hash);
+
+/* The portions of this rank in jobs of so many bytes. splits: which may be split; NULL: none. */
+struct portions {
+    struct portion *list;
+    int64_t *nbytes;
+    size_t n, room, room_nbytes;
+};
+rsd_status share_out(const struct spread *spread, const int64_t *nbytes, const bool *splits,
+                     size_t njobs, struct portions *mine);
+void portions_drop(struct portions *portions);
+int64_t portion_tile(const struct portion *portion, int64_t at, int64_t ntiles);
+bool can_split(const struct contents *contents, const struct tensor *tensor);
+
+/* Adds up what all ranks have seen of each source. The error of a damaged one is set, and what damaged
+ * returns ends it. */
+typedef rsd_status seen_damaged(void *context, const struct seen *seen, rsd_status status);
+void seen_open(struct seen_list *seen);
+void seen_close(struct seen_list *seen);
+rsd_status seen_add(struct seen_list *seen, const struct portion *portion, int64_t side,
+                    struct haul *haul);
+rsd_status seen_check(struct seen *list, size_t n, rsd_report *report, seen_damaged *damaged,
+                      void *context);
+
+/* Lists and reports, as they are said and heard. What is heard is added to the list or the sum. */
+rsd_status say_list(struct said *said, const void *list, size_t n, size_t nbytes_each);
+rsd_status hear_list(const struct said *said, size_t *at, void *list_pointer, size_t *n,
+                     size_t *room, size_t nbytes_each);
+rsd_status say_report(const struct spread *spread, struct said *said,
+                      rsd_report *report); /* with the seconds up to now */
+struct extent_said {                       /* where something compressed came to lie */
+    uint64_t value, index, offset, nbytes;
+};
+rsd_status hear_extent(const struct said *said, size_t *at, struct contents *contents);
+rsd_status hear_report(const struct said *said, size_t *at, rsd_report *sum);
+rsd_status merge_reports(const struct spread *spread, const struct said *all, struct said *heard);
+
+/* ---- local.c: tensors in the caller's memory ---- */
+
+struct local_box {
+    rsd_box box;
+    int32_t rank;
+    uint32_t order; /* among the boxes of its rank */
+    rsd_dtype dtype;
+    char *memory;                  /* of its first element */
+    int64_t strides[RSD_MAX_DIMS]; /* bytes */
+};
+struct local_boxes {
+    struct local_box *list;
+    size_t n, room;
+};
+rsd_status take_local(const rsd_local *given, int64_t index, rsd_local *out);
+rsd_status local_boxes(const rsd_local *local, bool written, struct local_boxes *out);
+void local_boxes_drop(struct local_boxes *boxes);
+
+/* ---- deal.c: who writes which box ---- */
+
+enum deal_to { DEAL_EVENLY, DEAL_TO_LOWEST, DEAL_TO_EVERYONE };
+
+struct dealt {
+    size_t tensor;
+    int32_t rank;
+    uint32_t order;     /* among the boxes that the rank holds */
+    size_t coordinates; /* of its lo, its len, and where it is in its first holder's array */
+};
+struct deal {
+    struct dealt *list; /* by tensor, then rank */
+    int64_t *coordinates;
+    int32_t *value_ranks;
+    size_t n, ncoordinates, room_coordinates;
+};
+/* widths: bytes of an element of each; NULL: as the layouts say. */
+rsd_status deal_out(struct deal *deal, size_t ntensors, const rsd_layout *const *layouts,
+                    const size_t *widths, const char *const *names, int64_t nranks, size_t nvalues,
+                    enum deal_to to);
+void deal_drop(struct deal *deal);
+
+/* ---- draft.c: what will be written ---- */
+
+enum {
+    MOST_ZSTD_LEVEL = 19
+}; /* beyond, streams need more memory to be read than readers give them */
+
+/* Beside each extent of the contents. */
+struct out_item {
+    uint64_t head;        /* bytes before the tensor's */
+    _Atomic uint64_t crc; /* of what was written so far, raw */
+    unsigned char first[8];
+    bool done;  /* complete, and known to be on disk */
+    bool split; /* several ranks write it: rank 0 ends it */
+    size_t at;  /* into the draft's places, if it shares its array with other boxes; else 0 */
+    const int64_t *form; /* shape and strides in the item, if they are not those of its box */
+};
+
+struct out_value {
+    const struct value *from; /* an item that is copied as it is; NULL: the bytes below */
+    struct bytes item;
+};
+
+struct out_file {
+    char *name;
+    struct bytes header; /* safetensors: what comes first, written last */
+    uint64_t nbytes;     /* of the whole file, if that is known */
+    uint64_t kept;       /* of a file that is there and goes on behind them; 0: it is new */
+    size_t nitems;       /* tensors in it */
+    size_t nvalues;
+};
+
+struct draft {
+    rsd_format format;
+    int32_t compress;
+    struct contents contents; /* what the new checkpoint will hold, and where */
+    struct out_item *items;   /* by extent */
+    struct out_value *values; /* by value */
+    struct out_file *files;
+    size_t nfiles, room_files;
+    int64_t *ats; /* of the boxes of a deal, in the order of their extents */
+    size_t nats, room_ats;
+    int64_t *places; /* of boxes that share an array: where they begin in it, and its shape */
+    size_t nplaces, room_places;
+};
+
+rsd_status draft_add_file(struct draft *draft, const char *name);
+rsd_status draft_add_boxes(struct draft *draft, const struct deal *deal, size_t tensor,
+                           size_t *next); /* to the last tensor; *next goes through the deal */
+
+/* Once everything is in: names that no reader could take, and where each item lies in its file. */
+rsd_status draft_check(struct draft *draft);
+rsd_status draft_place(struct draft *draft);
+void draft_hash(const struct draft *draft, struct hash *hash);
+void draft_drop(struct draft *draft);
+
+static inline uint64_t box_nbytes(const struct contents *contents, const struct tensor *tensor,
+                                  size_t box)
+{
+    return (uint64_t)box_volume(tensor->ndim, tensor_box_len(contents, tensor, box)) *
+           rsd_dtype_nbytes(tensor->dtype);
+}
+
+/* ---- dcp_out.c, safetensors_out.c ---- */
+
+/* The pickle of .metadata. */
+rsd_status dcp_metadata(const struct contents *contents, const struct files *files,
+                        struct bytes *out);
+
+/* The headers of all files, and where the tensors lie behind them. */
+rsd_status safetensors_place(struct draft *draft);
+rsd_status safetensors_index(const struct draft *draft, struct text *out);
+
+/* ---- journal.c: what of an output is complete ---- */
+
+struct output;
+rsd_status journal_start(const struct part *part, const char *source, const char *target);
+rsd_status journal_resume(const struct part *part, const char *source, const char *target,
+                          struct output *output);
+rsd_status journal_add(const struct part *part, const struct output *output, uint32_t file);
+rsd_status journal_redo(const struct part *part, uint32_t file);
+rsd_status journal_add_items(const struct part *part, const size_t *extents, size_t n);
+rsd_status journal_clear(const struct part *part); /* what ranks noted, each by itself */
+
+/* ---- output.c: files that are being written ---- */
+
+struct out_state {
+    struct output *output;
+    uint32_t file;
+    bool created, done;
+    bool touched; /* by this process */
+    bool noted;   /* the journal said once that it is complete, with this length */
+    uint64_t noted_nbytes;
+    size_t left;             /* items that are not complete */
+    uint64_t cursor;         /* compressed: where the next item goes */
+    struct deflate *deflate; /* of the item at hand */
+};
+
+struct output {
+    struct draft *draft;
+    struct part *part;
+    rsd_checkpoint *from; /* of values that are copied */
+    int32_t only;         /* the only file that is written; -1: all */
+    bool journal;
+    bool shared;   /* files are made by rank 0, written by all ranks, and completed by rank 0 */
+    bool unsynced; /* nobody waits for the disk */
+    struct files files; /* by the numbers of the draft */
+    struct out_state *states;
+    pthread_mutex_t lock;
+    uint64_t nbytes_written;
+    int64_t nfiles_written;
+    size_t *pending; /* extents that are complete and not noted yet */
+    size_t npending, room_pending;
+    uint64_t pending_nbytes;
+};
+
+rsd_status output_open(struct output *output, struct draft *draft, struct part *part,
+                       rsd_checkpoint *from, int32_t only);
+void output_close(struct output *output);
+static inline bool output_wants(const struct output *output, uint32_t file)
+{
+    return !output->states[file].done && (output->only < 0 || (uint32_t)output->only == file);
+}
+
+static inline bool output_wants_item(const struct output *output, size_t extent)
+{
+    return output_wants(output, output->draft->contents.extents[extent].file) &&
+           !output->draft->items[extent].done;
+}
+
+/* Brings what is complete to disk and notes it, so that a run that is stopped can go on from there. */
+rsd_status output_note(struct output *output);
+
+/* A sink for one box; its item is begun before the first block and ended after the last. */
+void output_sink(struct output *output, size_t tensor, size_t box, struct sink *sink);
+rsd_status output_begin(struct output *output, size_t tensor, size_t box);
+rsd_status output_end(struct output *output, size_t tensor, size_t box);
+
+/* What is left when all items are written: files without any, and the names of directories on disk. */
+rsd_status output_finish(struct output *output);
+
+/* Shared: rank 0 makes all files, all bring what they wrote to disk, and rank 0 ends what was split. */
+rsd_status output_make_files(struct output *output);
+rsd_status output_flush(struct output *output);
+rsd_status output_end_split(struct output *output);
+
+/* Writes a file of the part folder whole, under another name until it is on disk. */
+rsd_status part_write(const struct part *part, const char *name, const void *data, size_t n);
+
+/* ---- save_draft.c, save.c: from memory ---- */
+
+/* The memory that an extent is written from. */
+struct origin {
+    const char *memory;
+    int64_t strides[RSD_MAX_DIMS];
+};
+
+struct rsd_saving {
+    rsd_save_options options;
+    char *path;
+    struct draft draft;
+    struct hash drafted;    /* of the draft, before it is written */
+    struct origin *origins; /* by extent */
+    char *staged;           /* copies, if there are any */
+    struct output output;
+    size_t *jobs;      /* extents, by file */
+    size_t *tensor_of; /* by extent */
+    size_t *first_job; /* of each file, and one more */
+    size_t njobs;
+    uint64_t tile_limit;
+    int64_t nbytes;
+    pthread_t thread;
+    rsd_report report;
+    rsd_status status;
+    char *message;
+    struct spread spread;
+    struct part part; /* of many ranks, and below */
+    bool published, threadless;
+};
+
+/* Everything but the writing: who writes what, where, and from which memory. Jobs are listed last. */
+rsd_status save_list_jobs(rsd_saving *saving);
+rsd_status save_prepare(rsd_saving *saving, int64_t nlocals, const rsd_local *locals);
+
+void save_drop(rsd_saving *saving);
+
+static inline bool save_is_mine(const rsd_saving *saving, size_t extent)
+{
+    return !saving->options.one_rank ||
+           saving->draft.contents.extents[extent].file == (uint32_t)saving->options.rank;
+}
+
+rsd_status save_write_files(rsd_saving *saving);
+rsd_status save_metadata(const struct part *part, const struct contents *contents,
+                         const struct files *files, const char *name);
+
+/* ---- save_spread.c: by many ranks ---- */
+
+rsd_status save_as_one_rank(rsd_saving *saving);
+rsd_status save_meet(rsd_saving *saving, rsd_status status);
+rsd_status save_own_part(void *saving);
+rsd_status save_together(rsd_saving *saving,
+                         rsd_status (*work)(void *saving)); /* which is save_own_part, or waits */
+void save_drop_together(rsd_saving *saving);
+
+/* ---- convert_draft.c, convert.c: from files ---- */
+
+struct chosen {
+    size_t source; /* tensor of the input */
+    const char *name;
+    rsd_dtype dtype;
+    rsd_layout *layout; /* of the target's dtype */
+    size_t file;        /* safetensors with whole tensors */
+};
+
+/* An item of which one rank wrote a part. */
+struct split_item {
+    uint64_t extent, crc;
+    unsigned char first[8];
+};
+
+struct converting {
+    rsd_checkpoint *in;
+    rsd_convert_options options;
+    bool whole;            /* no tensor is cut: files are filled one after the other */
+    struct contents names; /* of what was chosen */
+    struct chosen *chosen;
+    size_t nchosen;
+    struct draft draft;
+    size_t *source_of; /* by tensor of the draft */
+    bool *read_files;  /* by file of the source */
+    struct part part;
+    struct output output;
+    struct convert_job *jobs; /* lane by lane */
+    struct portion *portions; /* by job */
+    size_t njobs, room_jobs;
+    size_t *first_job; /* of each lane, and one more */
+    size_t nlanes;
+    uint64_t tile_limit;
+    int64_t nbytes, nleft_out;
+    _Atomic int64_t nbytes_needed;
+
+    struct spread spread;
+    struct joint_step open, haul, finish; /* the steps of a conversion */
+    struct seen_list seen;                /* its lock is that of the split items too */
+    struct split_item *split;
+    size_t nsplit, room_split;
+    const char *out;
+    bool one_file;
+    rsd_report report;
+};
+
+/* A tensor with all its boxes that are not there yet, or one box of it. */
+struct convert_job {
+    size_t tensor, lane;
+    size_t box; /* SIZE_MAX: all */
+    struct portion portion;
+};
+
+/* ---- convert_jobs.c: what this rank hauls ---- */
+
+rsd_status convert_list_jobs(struct converting *converting);
+
+/* ---- convert_spread.c: what ranks tell each other ---- */
+
+rsd_status convert_say_state(struct converting *converting);
+rsd_status convert_hear_state(struct converting *converting);
+rsd_status convert_say_written(struct converting *converting);
+rsd_status convert_merge(void *converting, const struct said *all, struct said *heard);
+
+/* Everything but the writing. */
+rsd_status convert_prepare(struct converting *converting, bool one_file);
+void convert_drop(struct converting *converting);
+
+#endif

@@ -1,0 +1,360 @@
+/* convert.c - from files into files.
+ *
+ *     choose --> draft --> hauls, one a tensor --> files complete, one by one --> published
+ *
+ * A file that is complete is in the journal, so a run that was stopped goes on from there: a tensor is then
+ * hauled only to the files that are not complete.
+ */
+#include "checkpoint.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MOST_SIDE_FILE = 1 << 30 };
+
+/* ---- hauls ---- */
+
+/* The boxes of a job, one after the other. */
+static bool next_box(const struct converting *c, const struct convert_job *job, size_t *box)
+{
+    const struct contents *contents = &c->draft.contents;
+    const struct tensor *tensor = &contents->tensors[job->tensor];
+    if (job->box != SIZE_MAX) {
+        bool first = *box == SIZE_MAX;
+        *box = job->box;
+        return first;
+    }
+    while (++*box < tensor->nboxes)
+        if (output_wants_item(&c->output, tensor->first_extent + *box))
+            return true;
+    return false;
+}
+
+static rsd_status open_job(void *context, size_t index, struct haul *haul)
+{
+    struct converting *c = context;
+    const struct convert_job *job = &c->jobs[index];
+    const struct tensor *tensor = &c->draft.contents.tensors[job->tensor];
+    size_t source = c->source_of[job->tensor];
+    TRY(haul_start(haul, &c->in->contents, source, tensor->nboxes));
+    for (size_t box = SIZE_MAX; next_box(c, job, &box);) {
+        struct sink sink;
+        TRY(output_begin(&c->output, job->tensor, box));
+        output_sink(&c->output, job->tensor, box, &sink);
+        haul_add_sink(haul, &sink);
+    }
+    TRY(haul_from_files(haul, c->in, source, c->tile_limit));
+    haul->in_order = haul->in_order || c->draft.compress;
+    return RSD_OK;
+}
+
+/* What rank 0 has to know of an item that it ends. */
+static rsd_status keep_part(struct converting *c, size_t tensor, size_t box)
+{
+    size_t extent = c->draft.contents.tensors[tensor].first_extent + box;
+    const struct out_item *item = &c->draft.items[extent];
+    struct split_item part = {.extent = extent, .crc = item->crc};
+    memcpy(part.first, item->first, sizeof part.first);
+    pthread_mutex_lock(&c->seen.lock);
+    rsd_status status = GROW(c->split, c->room_split, c->nsplit + 1);
+    if (!status)
+        c->split[c->nsplit++] = part;
+    pthread_mutex_unlock(&c->seen.lock);
+    return status;
+}
+
+static rsd_status close_job(void *context, size_t index, struct haul *haul)
+{
+    struct converting *c = context;
+    const struct contents *in = &c->in->contents;
+    const struct convert_job *job = &c->jobs[index];
+    if (job->portion.from == 0) /* the first of those that share it counts it */
+        c->nbytes_needed +=
+            min_i64(haul->nbytes, tensor_nbytes(in, &in->tensors[c->source_of[job->tensor]]));
+    for (size_t box = SIZE_MAX; next_box(c, job, &box);)
+        TRY(is_whole_portion(&job->portion) ? output_end(&c->output, job->tensor, box)
+                                            : keep_part(c, job->tensor, box));
+    return RSD_OK;
+}
+
+static rsd_status haul_all(struct converting *c)
+{
+    struct transfer transfer = {.pool = c->options.pool,
+                                .nlanes = c->nlanes,
+                                .first_job = c->first_job,
+                                .one_per_lane = c->draft.compress != 0,
+                                .open = open_job,
+                                .close = close_job,
+                                .context = c,
+                                .portions = c->portions,
+                                .seen = &c->seen,
+                                .nbytes_total = c->nbytes};
+    spread_follow(&c->spread, &transfer);
+    rsd_status status = transfer_run(&transfer);
+    if (status == RSD_ECANCELLED || status == RSD_EIO) {
+        char *message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+        output_note(&c->output); /* if even that fails, more is done again */
+        set_error("%s", message ? message : "stopped");
+        mem_free(message);
+    }
+    report_tally(&c->report, &transfer.tally);
+    return status;
+}
+
+/* ---- the source ---- */
+
+/* What the files that are read look like from outside. */
+static rsd_status hash_source(const struct converting *c, struct hash *hash)
+{
+    rsd_checkpoint *in = c->in;
+    hash_start(hash, "source 1");
+    for (uint32_t i = 0; i < in->files.n; i++) {
+        if (!c->read_files[i])
+            continue;
+        const struct one_file *file = &in->files.list[i];
+        uint64_t nbytes;
+        TRY(file_nbytes(&in->files, i, &nbytes));
+        hash_string(hash, file->name);
+        hash_i64(hash, (int64_t)nbytes);
+        hash_i64(hash, file->changed);
+    }
+    return RSD_OK;
+}
+
+/* What is written, and from what. */
+static void hash_target(const struct converting *c, struct hash *hash)
+{
+    draft_hash(&c->draft, hash);
+    for (size_t i = 0; i < c->draft.contents.ntensors; i++)
+        hash_string(hash, c->in->contents.tensors[c->source_of[i]].name);
+}
+
+static rsd_status begin(struct converting *c)
+{
+    struct hash source, target;
+    char source_text[RSD_DIGEST_NCHARS], target_text[RSD_DIGEST_NCHARS];
+    TRY(hash_source(c, &source));
+    hash_target(c, &target);
+    hash_text(source, source_text);
+    hash_text(target, target_text);
+    c->output.journal = true;
+    return c->part.resumed ? journal_resume(&c->part, source_text, target_text, &c->output)
+                           : journal_start(&c->part, source_text, target_text);
+}
+
+/* ---- the end ---- */
+
+/* Names without .part, now that all files are complete. */
+static rsd_status settle_names(struct converting *c)
+{
+    int fd = c->output.files.folder_fd;
+    for (size_t i = 0; i < c->draft.nfiles; i++) {
+        const char *from = c->output.files.list[i].name, *to = c->draft.files[i].name;
+        if (strcmp(from, to) != 0 && renameat(fd, from, fd, to) != 0)
+            return fail(RSD_EIO, "%s/%s: %s", c->output.files.folder, from, strerror(errno));
+    }
+    return folder_sync(&c->output.files);
+}
+
+static rsd_status write_marker(struct converting *c, struct part *part)
+{
+    if (c->draft.format == RSD_FORMAT_DCP) {
+        struct bytes pickle = {0};
+        rsd_status status = dcp_metadata(&c->draft.contents, &c->output.files, &pickle);
+        if (!status)
+            status = part_write(part, ".metadata", pickle.data, pickle.n);
+        bytes_drop(&pickle);
+        return status;
+    }
+    if (!c->whole || c->draft.nfiles == 1)
+        return RSD_OK;
+    struct text text = {0};
+    rsd_status status = safetensors_index(&c->draft, &text);
+    if (!status)
+        status = part_write(part, "model.safetensors.index.json", text.chars, text.length);
+    text_drop(&text);
+    return status;
+}
+
+/* Copies a file into the folder, under its own name. */
+static rsd_status add_side_file(const struct part *part, const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char *folder = mem_copy(path, strlen(path) + 1, 1), *bytes = NULL;
+    struct files files;
+    uint32_t index;
+    size_t n;
+    if (!folder)
+        return RSD_ENOMEM;
+    folder[slash ? slash - path + (slash == path) : 0] = '\0';
+    rsd_status status = files_open(&files, folder);
+    mem_free(folder);
+    TRY(status);
+    status = files_add(&files, (struct slice){name, strlen(name)}, &index);
+    if (!status)
+        status = file_load(&files, index, MOST_SIDE_FILE, &bytes, &n);
+    if (!status)
+        status = part_write(part, name, bytes, n);
+    mem_free(bytes);
+    files_close(&files);
+    return status;
+}
+
+/* ---- the steps ---- */
+
+static bool is_spread(const struct converting *c)
+{
+    return c->spread.nranks > 1;
+}
+
+/* Rank 0 makes the folder, or finds what an earlier run left in it. */
+static rsd_status open_all(void *context)
+{
+    struct converting *c = context;
+    TRY(part_open(&c->part, c->out, c->options.resume ? PART_RESUME : PART_NEW,
+                  c->options.overwrite != 0, c->one_file));
+    TRY(output_open(&c->output, &c->draft, &c->part, c->in, -1));
+    TRY(begin(c));
+    c->output.shared = is_spread(c) && !c->draft.compress;
+    if (c->output.shared)
+        TRY(output_make_files(&c->output));
+    return is_spread(c) ? convert_say_state(c) : RSD_OK;
+}
+
+/* Every rank writes its share. */
+static rsd_status haul_own(void *context)
+{
+    struct converting *c = context;
+    if (c->spread.rank > 0)
+        TRY(convert_hear_state(c));
+    TRY(convert_list_jobs(c));
+    TRY(haul_all(c));
+    if (is_spread(c))
+        TRY(output_flush(&c->output));
+    return convert_say_written(c);
+}
+
+/* Rank 0 ends it. */
+static rsd_status finish_all(void *context)
+{
+    struct converting *c = context;
+    if (c->output.shared)
+        TRY(output_end_split(&c->output));
+    TRY(output_finish(&c->output));
+    if (is_spread(c))
+        TRY(journal_clear(&c->part));
+    TRY(settle_names(c));
+    for (int64_t i = 0; i < c->options.nside_files; i++)
+        TRY(add_side_file(&c->part, c->options.side_files[i]));
+    TRY(write_marker(c, &c->part));
+    c->report.nbytes_written += (int64_t)c->output.nbytes_written;
+    c->report.nfiles_written += c->output.nfiles_written;
+    output_close(&c->output);
+    TRY(part_publish(&c->part));
+    return say_report(&c->spread, &c->finish.own, &c->report);
+}
+
+static rsd_status take_steps(struct converting *c)
+{
+    size_t at = 0;
+    c->open.work = open_all;
+    c->haul.work = haul_own;
+    c->haul.merge = convert_merge;
+    c->finish.work = finish_all;
+    c->open.context = c->haul.context = c->finish.context = c;
+    TRY(spread_lead_step(&c->spread, &c->open));
+    TRY(spread_step(&c->spread, &c->haul));
+    TRY(spread_lead_step(&c->spread, &c->finish));
+    return said_take(&c->finish.heard, &at, &c->report, sizeof c->report);
+}
+
+/* Whether what there is can be resumed. */
+static bool is_kept(const struct converting *c, rsd_status status)
+{
+    return status == RSD_EIO || status == RSD_ECANCELLED || status == RSD_EEXIST ||
+           status == RSD_ETIMEOUT || status == RSD_EPEER ||
+           (status == RSD_EMISMATCH && c->part.resumed);
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n > m && strcmp(text + n - m, end) == 0;
+}
+
+static rsd_status convert_to(struct converting *c)
+{
+    rsd_status status = take_steps(c);
+    output_close(&c->output);
+    if (status && c->spread.rank == 0 && !is_kept(c, status))
+        part_remove(&c->part);
+    else
+        part_close(&c->part);
+    return status;
+}
+
+static rsd_status check_place(void *context)
+{
+    const struct converting *c = context;
+    return part_check(c->out, c->options.overwrite != 0, c->one_file);
+}
+
+/* What a run would report. Compressed items are counted as if they were not. */
+static void foresee(const struct converting *c, rsd_report *report)
+{
+    const struct contents *in = &c->in->contents;
+    for (size_t t = 0; t < c->draft.contents.ntensors; t++)
+        report->nbytes_needed += tensor_nbytes(in, &in->tensors[c->source_of[t]]);
+    report->nbytes_read = report->nbytes_needed;
+    for (size_t i = 0; i < c->draft.nfiles; i++)
+        report->nbytes_written += (int64_t)c->draft.files[i].nbytes;
+    report->nfiles_written = (int64_t)c->draft.nfiles;
+}
+
+static rsd_status meet(struct converting *c, rsd_status status)
+{
+    struct hash what = {0};
+    if (!status) {
+        hash_target(c, &what);
+        hash_contents(&c->in->contents, &what);
+        hash_string(&what, c->out);
+        hash_i64(&what, c->options.overwrite);
+        hash_i64(&what, c->options.resume);
+        hash_i64(&what, c->options.dry);
+        hash_i64(&what, c->options.nside_files);
+    }
+    return spread_meet(&c->spread, status, what, &c->tile_limit);
+}
+
+rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
+                       rsd_report *report)
+{
+    struct converting c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
+    c.part.journal_fd = -1;
+    TRY(take_options("rsd_convert_options", options, &c.options, sizeof c.options));
+    if (report)
+        TRY(check_report("rsd_report", report));
+    TRY(spread_open(&c.spread, c.options.transport, c.options.timeout, c.options.on_progress,
+                    c.options.context));
+    seen_open(&c.seen);
+    c.tile_limit = tile_limit(c.options.max_nbytes, c.options.pool);
+    rsd_status status = meet(&c, convert_prepare(&c, c.one_file));
+    if (!status && c.options.dry)
+        status = spread_lead(&c.spread, check_place, &c);
+    if (!status && c.options.dry)
+        foresee(&c, &c.report);
+    else if (!status)
+        status = convert_to(&c);
+    c.report.ntensors = (int64_t)c.nchosen;
+    c.report.nleft_out = c.nleft_out;
+    convert_drop(&c);
+    if (status)
+        return status;
+    if (c.options.dry)
+        c.report.seconds = seconds_now() - c.spread.began;
+    if (report)
+        give_report(report, &c.report, sizeof c.report);
+    return RSD_OK;
+}

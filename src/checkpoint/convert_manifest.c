@@ -1,0 +1,438 @@
+/* convert_draft.c - what a conversion writes: the tensors that were chosen, under which names, cut how, and
+ * in which files. Whatever cannot be done is found out here, before anything is written. */
+#include "checkpoint.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_RANKS = 1 << 26 };
+
+/* ---- choosing ---- */
+
+static rsd_status whole_layout(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                               rsd_layout **out)
+{
+    static const int64_t origin[RSD_MAX_DIMS];
+    return boxes_layout(dtype, ndim, shape, 1, origin, shape, out);
+}
+
+/* The layout of the target's dtype: a choice says how to cut, not what. */
+static rsd_status check_layout(const rsd_tensor *tensor, const rsd_choice *choice)
+{
+    const rsd_layout *layout = choice->layout;
+    char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
+    bool same = layout->ndim == tensor->ndim;
+    for (int32_t d = 0; d < tensor->ndim && same; d++)
+        same = layout->shape[d] == tensor->shape[d];
+    if (!same)
+        return fail(RSD_EMISMATCH, "its shape is %s, that of its layout %s",
+                    shape_text(tensor->ndim, tensor->shape, one),
+                    shape_text(layout->ndim, layout->shape, other));
+    return RSD_OK;
+}
+
+static rsd_status add_choice(struct converting *c, struct intern *known, size_t source,
+                             const rsd_tensor *tensor, rsd_choice *choice)
+{
+    struct chosen *chosen = &c->chosen[c->nchosen];
+    struct slice name = {choice->name ? choice->name : "", 0};
+    size_t other;
+    name.nbytes = strlen(name.bytes);
+    *chosen = (struct chosen){.source = source, .dtype = choice->dtype};
+    if (!name.nbytes)
+        return fail(RSD_EINVAL, "it is given no name");
+    if (!can_cast(choice->dtype, tensor->dtype))
+        return fail(RSD_EUNSUPPORTED, "%s cannot become %s", rsd_dtype_name(tensor->dtype),
+                    rsd_dtype_name(choice->dtype) ? rsd_dtype_name(choice->dtype) : "no dtype");
+    if (intern_find(known, name, &other))
+        return fail(RSD_EINVAL, "two tensors would be called %s", name.bytes);
+    if (choice->layout)
+        TRY(check_layout(tensor, choice));
+    TRY(contents_name(&c->names, name, &chosen->name));
+    TRY(intern_add(known, (struct slice){chosen->name, name.nbytes}, c->nchosen));
+    c->whole = c->whole && !choice->layout;
+    if (!choice->layout)
+        TRY(whole_layout(choice->dtype, tensor->ndim, tensor->shape, &choice->layout));
+    chosen->layout = choice->layout;
+    choice->layout = NULL;
+    c->nchosen++;
+    return RSD_OK;
+}
+
+static rsd_status choose_one(struct converting *c, struct intern *known, size_t index)
+{
+    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+    TRY(rsd_checkpoint_tensor(c->in, (int64_t)index, &tensor));
+    rsd_choice choice = {
+        .struct_nbytes = sizeof choice, .keep = 1, .dtype = tensor.dtype, .name = tensor.name};
+    rsd_status status =
+        c->options.choose ? c->options.choose(c->options.choose_context, &tensor, &choice) : RSD_OK;
+    if (!status && choice.keep) {
+        status = add_choice(c, known, index, &tensor, &choice);
+        if (status)
+            status = fail_in(status, "%s: ", tensor.name);
+    }
+    c->nleft_out += !choice.keep;
+    rsd_layout_free(choice.layout);
+    return status;
+}
+
+static rsd_status choose_all(struct converting *c)
+{
+    struct intern known = {0};
+    rsd_status status = RSD_OK;
+    c->whole = true;
+    c->chosen = mem_new(c->in->contents.ntensors, sizeof *c->chosen);
+    if (!c->chosen)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < c->in->contents.ntensors && !status; i++)
+        status = choose_one(c, &known, i);
+    intern_drop(&known);
+    return status;
+}
+
+/* ---- files ---- */
+
+static uint64_t chosen_nbytes(const struct chosen *chosen)
+{
+    return (uint64_t)chosen->layout->volume * rsd_dtype_nbytes(chosen->dtype);
+}
+
+/* Whole tensors fill one file after the other, none beyond its limit but by a single tensor. */
+static size_t fill_files(struct converting *c)
+{
+    uint64_t most =
+        c->options.max_shard_nbytes > 0 ? (uint64_t)c->options.max_shard_nbytes : UINT64_MAX;
+    uint64_t used = 0;
+    size_t file = 0;
+    for (size_t i = 0; i < c->nchosen; i++) {
+        uint64_t nbytes = chosen_nbytes(&c->chosen[i]);
+        if (used > 0 && (used > most || nbytes > most - used)) {
+            file++;
+            used = 0;
+        }
+        c->chosen[i].file = file;
+        used += nbytes;
+    }
+    return file + 1;
+}
+
+/* As the safetensors library orders them: wide elements first, so that all are aligned; then by name. */
+static int by_width(const void *a, const void *b)
+{
+    const struct chosen *x = a, *y = b;
+    size_t width = rsd_dtype_nbytes(x->dtype), other = rsd_dtype_nbytes(y->dtype);
+    if (x->file != y->file)
+        return x->file < y->file ? -1 : 1;
+    if (width != other)
+        return width > other ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+static rsd_status add_whole_files(struct converting *c)
+{
+    size_t n = fill_files(c);
+    char name[64];
+    for (size_t i = 0; i < n; i++) {
+        if (n == 1)
+            snprintf(name, sizeof name, "model.safetensors");
+        else
+            snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, n);
+        TRY(draft_add_file(&c->draft, name));
+    }
+    return RSD_OK;
+}
+
+static rsd_status add_rank_files(struct converting *c, int64_t nranks)
+{
+    char name[96];
+    for (int64_t rank = 0; rank < nranks; rank++) {
+        if (c->draft.format == RSD_FORMAT_DCP)
+            snprintf(name, sizeof name, "__%lld_0.distcp", (long long)rank);
+        else if (c->options.every_replica)
+            snprintf(name, sizeof name, "rank-%05lld-of-%05lld.safetensors", (long long)rank,
+                     (long long)nranks);
+        else
+            snprintf(name, sizeof name, "shard-%05lld-model-00001-of-00001.safetensors",
+                     (long long)rank + 1);
+        TRY(draft_add_file(&c->draft, name));
+    }
+    return RSD_OK;
+}
+
+static rsd_status count_ranks(struct converting *c, int64_t *nranks)
+{
+    int64_t world = 1;
+    for (size_t i = 0; i < c->nchosen; i++)
+        world = max_i64(world, rsd_layout_world(c->chosen[i].layout));
+    *nranks = c->options.nranks ? c->options.nranks : world;
+    if (*nranks < world || *nranks > MOST_RANKS)
+        return fail(RSD_EINVAL, "%lld ranks, and layouts name %lld", (long long)*nranks,
+                    (long long)world);
+    return RSD_OK;
+}
+
+/* ---- values ---- */
+
+/* The item of a value: copied as it is, or made. False if it cannot be written. */
+static rsd_status make_value(struct converting *c, const struct value *value, struct out_value *out,
+                             bool *carried)
+{
+    *carried = true;
+    if (value->extent.kind == ITEM_NONE) {
+        *carried = value->pickle.n > 0;
+        return *carried ? item_of_pickle(&value->pickle, &out->item) : RSD_OK;
+    }
+    TRY(check_transforms(&c->in->contents, &value->extent));
+    if (value->extent.nzstd && !c->draft.compress)
+        return value_bytes(c->in, value, &out->item);
+    out->from = value;
+    return RSD_OK;
+}
+
+static rsd_status add_values(struct converting *c, const struct deal *deal)
+{
+    const struct contents *in = &c->in->contents;
+    struct contents *contents = &c->draft.contents;
+    c->draft.values = mem_new(in->nvalues, sizeof *c->draft.values);
+    if (!c->draft.values)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < in->nvalues; i++) {
+        const struct value *value = &in->values[i];
+        struct out_value *out = &c->draft.values[contents->nvalues];
+        struct extent extent = {.kind = ITEM_SAVED,
+                                .file = (uint32_t)deal->value_ranks[contents->nvalues]};
+        bool carried;
+        rsd_status status = make_value(c, value, out, &carried);
+        if (status)
+            return fail_in(status, "%s: ", value->name);
+        c->nleft_out += !carried;
+        if (!carried)
+            continue;
+        rsd_status added = contents_add_value(
+            contents, (struct slice){value->name, strlen(value->name)}, extent, NULL);
+        if (added) {
+            bytes_drop(&out->item);
+            return added;
+        }
+        TRY(contents_copy_text(contents, value->path,
+                               &contents->values[contents->nvalues - 1].path));
+    }
+    return RSD_OK;
+}
+
+/* ---- the draft ---- */
+
+static rsd_status add_tensor(struct converting *c, size_t i)
+{
+    const struct chosen *chosen = &c->chosen[i];
+    const struct tensor *source = &c->in->contents.tensors[chosen->source];
+    struct contents *contents = &c->draft.contents;
+    TRY(contents_add_tensor(contents, (struct slice){chosen->name, strlen(chosen->name)},
+                            chosen->dtype, chosen->layout->ndim, chosen->layout->shape));
+    c->source_of[i] = chosen->source;
+    bool renamed = strcmp(chosen->name, source->name) != 0;
+    return contents_copy_text(contents, renamed ? NULL : source->path, &contents->tensors[i].path);
+}
+
+static rsd_status add_whole_boxes(struct converting *c)
+{
+    static const int64_t origin[RSD_MAX_DIMS];
+    for (size_t i = 0; i < c->nchosen; i++) {
+        struct extent extent = {.kind = ITEM_PLAIN, .file = (uint32_t)c->chosen[i].file};
+        TRY(add_tensor(c, i));
+        TRY(contents_add_box(&c->draft.contents, origin, c->chosen[i].layout->shape, extent));
+    }
+    return RSD_OK;
+}
+
+static rsd_status add_dealt_boxes(struct converting *c, int64_t nranks)
+{
+    struct deal deal = {0};
+    size_t next = 0, nvalues = c->draft.format == RSD_FORMAT_DCP ? c->in->contents.nvalues : 0;
+    const char **names = mem_new(c->nchosen, sizeof(char *));
+    const rsd_layout **layouts = mem_new(c->nchosen, sizeof(rsd_layout *));
+    size_t *widths = mem_new(c->nchosen, sizeof *widths);
+    rsd_status status = names && layouts && widths ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < c->nchosen && !status; i++) {
+        names[i] = c->chosen[i].name;
+        layouts[i] = c->chosen[i].layout;
+        widths[i] = rsd_dtype_nbytes(c->chosen[i].dtype);
+    }
+    if (!status)
+        status = deal_out(&deal, c->nchosen, layouts, widths, names, nranks, nvalues,
+                          c->options.every_replica ? DEAL_TO_EVERYONE : DEAL_EVENLY);
+    for (size_t i = 0; i < c->nchosen && !status; i++) {
+        status = add_tensor(c, i);
+        if (!status)
+            status = draft_add_boxes(&c->draft, &deal, i, &next);
+    }
+    if (!status && nvalues)
+        status = add_values(c, &deal);
+    deal_drop(&deal);
+    mem_free(names);
+    mem_free(layouts);
+    mem_free(widths);
+    return status;
+}
+
+/* Is everything there that will be wanted? */
+static rsd_status check_coverage(const struct converting *c)
+{
+    const struct contents *contents = &c->draft.contents;
+    for (size_t i = 0; i < contents->ntensors; i++) {
+        const struct tensor *tensor = &contents->tensors[i];
+        const struct tensor *source = &c->in->contents.tensors[c->source_of[i]];
+        static const int64_t origin[RSD_MAX_DIMS];
+        rsd_plan *plan;
+        rsd_status status =
+            tensor_plan(&c->in->contents, source, 1, origin, tensor_shape(contents, tensor), &plan);
+        if (status)
+            return fail_in(status, "%s: ", source->name);
+        rsd_plan_free(plan);
+    }
+    return RSD_OK;
+}
+
+/* ---- side files ---- */
+
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static rsd_status check_side_file(const struct converting *c, int64_t index)
+{
+    const char *path = c->options.side_files[index], *name = base_name(path);
+    static const char *const taken[] = {".metadata", "model.safetensors.index.json", JOURNAL_NAME};
+    struct stat found;
+    if (stat(path, &found) != 0 || !S_ISREG(found.st_mode))
+        return fail(RSD_EIO, "%s: %s", path, errno ? strerror(errno) : "no regular file");
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        if (strcmp(name, taken[i]) == 0)
+            return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
+    for (size_t i = 0; i < c->draft.nfiles; i++)
+        if (strcmp(name, c->draft.files[i].name) == 0)
+            return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
+    for (int64_t i = 0; i < index; i++)
+        if (strcmp(name, base_name(c->options.side_files[i])) == 0)
+            return fail(RSD_EINVAL, "two side files are called %s", name);
+    return RSD_OK;
+}
+
+static rsd_status check_side_files(const struct converting *c, bool one_file)
+{
+    if (one_file && c->options.nside_files > 0)
+        return fail(RSD_EINVAL, "side files, and the path is that of one file");
+    for (int64_t i = 0; i < c->options.nside_files; i++)
+        TRY(check_side_file(c, i));
+    return RSD_OK;
+}
+
+/* Which files of the source will be read. */
+static rsd_status find_read_files(struct converting *c)
+{
+    const struct contents *in = &c->in->contents;
+    c->read_files = mem_new(c->in->files.n, sizeof *c->read_files);
+    if (!c->read_files)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < c->nchosen; i++) {
+        const struct tensor *tensor = &in->tensors[c->chosen[i].source];
+        for (size_t box = 0; box < tensor->nboxes; box++) {
+            const struct extent *extent = &in->extents[tensor->first_extent + box];
+            if (extent->kind != ITEM_NONE)
+                c->read_files[extent->file] = true;
+        }
+    }
+    for (size_t i = 0; i < in->nvalues && c->draft.format == RSD_FORMAT_DCP; i++)
+        if (in->values[i].extent.kind != ITEM_NONE)
+            c->read_files[in->values[i].extent.file] = true;
+    return RSD_OK;
+}
+
+/* They are there. */
+static rsd_status check_sources(struct converting *c)
+{
+    TRY(find_read_files(c));
+    for (uint32_t i = 0; i < c->in->files.n; i++)
+        if (c->read_files[i])
+            TRY(file_there(&c->in->files, i));
+    return RSD_OK;
+}
+
+static rsd_status check_options(struct converting *c, bool one_file)
+{
+    rsd_format format = c->options.format;
+    c->draft.format = format ? format : RSD_FORMAT_SAFETENSORS;
+    c->draft.compress = c->options.compress;
+    bool dcp = c->draft.format == RSD_FORMAT_DCP;
+    if (!dcp && c->draft.format != RSD_FORMAT_SAFETENSORS)
+        return fail(RSD_EUNSUPPORTED, "%s can be read, not written",
+                    rsd_format_name(format) ? rsd_format_name(format) : "this format");
+    if (c->options.compress < 0 || c->options.compress > MOST_ZSTD_LEVEL)
+        return fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible", (int)c->options.compress,
+                    (int)MOST_ZSTD_LEVEL);
+    if (!dcp && c->options.compress)
+        return fail(RSD_EINVAL, "safetensors files cannot be compressed");
+    if (dcp && (c->options.every_replica || c->options.max_shard_nbytes || one_file))
+        return fail(RSD_EINVAL, "%s is of safetensors, not of DCP",
+                    one_file                   ? "a path that ends in .safetensors"
+                    : c->options.every_replica ? "every_replica"
+                                               : "max_shard_nbytes");
+    return RSD_OK;
+}
+
+rsd_status convert_prepare(struct converting *c, bool one_file)
+{
+    int64_t nranks = 1;
+    TRY(check_options(c, one_file));
+    TRY(choose_all(c));
+    TRY(count_ranks(c, &nranks));
+    bool fill = c->whole && c->draft.format == RSD_FORMAT_SAFETENSORS;
+    c->whole = fill && !c->options.every_replica;
+    c->source_of = mem_new(c->nchosen, sizeof *c->source_of);
+    if (!c->source_of)
+        return RSD_ENOMEM;
+    TRY(c->whole ? add_whole_files(c) : add_rank_files(c, nranks));
+    if (c->draft.format == RSD_FORMAT_SAFETENSORS && c->nchosen > 1)
+        qsort(c->chosen, c->nchosen, sizeof *c->chosen, by_width);
+    TRY(c->whole ? add_whole_boxes(c) : add_dealt_boxes(c, nranks));
+    if (one_file && c->draft.nfiles > 1)
+        return fail(RSD_EINVAL, "%zu files are needed, and the path is that of one",
+                    c->draft.nfiles);
+    if (c->draft.format == RSD_FORMAT_SAFETENSORS)
+        c->nleft_out += (int64_t)c->in->contents.nvalues;
+    TRY(check_coverage(c));
+    TRY(check_sources(c));
+    TRY(check_side_files(c, one_file));
+    TRY(draft_check(&c->draft));
+    return draft_place(&c->draft);
+}
+
+static void drop_step(struct joint_step *step)
+{
+    said_drop(&step->own);
+    said_drop(&step->heard);
+}
+
+void convert_drop(struct converting *c)
+{
+    for (size_t i = 0; i < c->nchosen; i++)
+        rsd_layout_free(c->chosen[i].layout);
+    mem_free(c->chosen);
+    contents_drop(&c->names);
+    draft_drop(&c->draft);
+    mem_free(c->source_of);
+    mem_free(c->read_files);
+    mem_free(c->jobs);
+    mem_free(c->portions);
+    mem_free(c->first_job);
+    mem_free(c->split);
+    seen_close(&c->seen);
+    drop_step(&c->open);
+    drop_step(&c->haul);
+    drop_step(&c->finish);
+}

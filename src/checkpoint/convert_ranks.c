@@ -1,0 +1,208 @@
+/* convert_spread.c - what the ranks of a conversion tell each other.
+ *
+ *     rank 0 --state--> all        which files and items an earlier run has completed
+ *     all --written--> rank 0      sums of what was split, and where compressed items came to lie
+ *
+ * Drafts need not travel: every rank has made the same one.
+ */
+#include "checkpoint.h"
+
+#include <string.h>
+
+/* ---- the state, at the beginning ---- */
+
+enum { FILE_DONE = 1, FILE_NOTED = 2 };
+
+struct file_state {
+    uint64_t flags, nbytes;
+};
+
+/* Where the compressed items and values of some files lie: of those that are done, or of those that this
+ * process has written. */
+static rsd_status say_places(const struct converting *c, struct said *own, bool touched)
+{
+    const struct contents *contents = &c->draft.contents;
+    struct said places = {0};
+    rsd_status status = RSD_OK;
+    for (size_t i = 0; i < contents->nextents + contents->nvalues && !status; i++) {
+        bool value = i >= contents->nextents;
+        size_t index = value ? i - contents->nextents : i;
+        const struct extent *extent =
+            value ? &contents->values[index].extent : &contents->extents[index];
+        const struct out_state *state = &c->output.states[extent->file];
+        struct extent_said one = {value, index, extent->offset, extent->nbytes};
+        if (c->draft.compress && state->done && (!touched || state->touched))
+            status = said_add(&places, &one, sizeof one);
+    }
+    if (!status)
+        status = say_list(own, places.bytes, places.n, 1);
+    said_drop(&places);
+    return status;
+}
+
+static rsd_status hear_places(struct converting *c, const struct said *said, size_t *at)
+{
+    uint64_t n;
+    TRY(said_take(said, at, &n, sizeof n));
+    for (size_t end = *at + (size_t)n; *at < end;)
+        TRY(hear_extent(said, at, &c->draft.contents));
+    return RSD_OK;
+}
+
+rsd_status convert_say_state(struct converting *c)
+{
+    const struct contents *contents = &c->draft.contents;
+    struct said *own = &c->open.own;
+    for (size_t i = 0; i < c->draft.nfiles; i++) {
+        const struct out_state *state = &c->output.states[i];
+        struct file_state one = {.flags = (state->done ? FILE_DONE : 0u) |
+                                          (state->noted ? FILE_NOTED : 0u),
+                                 .nbytes = c->draft.files[i].nbytes};
+        TRY(said_add(own, &one, sizeof one));
+    }
+    for (size_t i = 0; i < contents->nextents; i++) {
+        char done = c->draft.items[i].done;
+        TRY(said_add(own, &done, 1));
+    }
+    return say_places(c, own, false);
+}
+
+rsd_status convert_hear_state(struct converting *c)
+{
+    const struct contents *contents = &c->draft.contents;
+    const struct said *heard = &c->open.heard;
+    size_t at = 0;
+    TRY(part_join(&c->part, c->out, c->spread.rank));
+    TRY(output_open(&c->output, &c->draft, &c->part, c->in, -1));
+    c->output.journal = true;
+    c->output.shared = !c->draft.compress;
+    for (size_t i = 0; i < c->draft.nfiles; i++) {
+        struct file_state one;
+        TRY(said_take(heard, &at, &one, sizeof one));
+        c->output.states[i].done = (one.flags & FILE_DONE) != 0;
+        c->output.states[i].noted = (one.flags & FILE_NOTED) != 0;
+        c->output.states[i].created = c->output.shared;
+        c->output.files.list[i].writable = c->output.shared;
+        c->draft.files[i].nbytes = one.nbytes;
+    }
+    for (size_t i = 0; i < contents->nextents; i++) {
+        char done;
+        TRY(said_take(heard, &at, &done, 1));
+        c->draft.items[i].done = done != 0;
+    }
+    return hear_places(c, heard, &at);
+}
+
+/* ---- what was written, at the end ---- */
+
+/* A compressed file that a rank has completed. */
+struct file_written {
+    uint64_t file, nbytes;
+};
+
+static rsd_status say_files(const struct converting *c, struct said *own)
+{
+    struct said files = {0};
+    rsd_status status = RSD_OK;
+    for (size_t i = 0; i < c->draft.nfiles && !status && !c->output.shared; i++) {
+        struct file_written one = {i, c->draft.files[i].nbytes};
+        if (c->output.states[i].done && c->output.states[i].touched)
+            status = said_add(&files, &one, sizeof one);
+    }
+    if (!status)
+        status = say_list(own, files.bytes, files.n, 1);
+    said_drop(&files);
+    return status;
+}
+
+rsd_status convert_say_written(struct converting *c)
+{
+    struct said *own = &c->haul.own;
+    c->report.nbytes_needed = c->nbytes_needed;
+    if (c->spread.rank > 0) { /* rank 0 counts its own in the end */
+        c->report.nbytes_written = (int64_t)c->output.nbytes_written;
+        c->report.nfiles_written = c->output.nfiles_written;
+    }
+    TRY(say_report(&c->spread, own, &c->report));
+    TRY(say_list(own, c->seen.list, c->seen.n, sizeof *c->seen.list));
+    TRY(say_list(own, c->split, c->nsplit, sizeof *c->split));
+    TRY(say_files(c, own));
+    return say_places(c, own, true);
+}
+
+static void take_part(struct converting *c, const struct split_item *part, bool own)
+{
+    struct out_item *item = &c->draft.items[part->extent];
+    item->split = true;
+    if (own)
+        return; /* it is in there already */
+    item->crc ^= part->crc;
+    for (size_t i = 0; i < sizeof item->first; i++)
+        item->first[i] ^= part->first[i];
+}
+
+static rsd_status hear_parts(struct converting *c, const struct said *said, size_t *at, bool own)
+{
+    struct split_item *list = NULL;
+    size_t n = 0, room = 0;
+    rsd_status status = hear_list(said, at, &list, &n, &room, sizeof *list);
+    for (size_t i = 0; i < n && !status; i++)
+        if (list[i].extent >= c->draft.contents.nextents)
+            status = fail(RSD_EPEER, "a rank wrote a part of item %llu of %zu",
+                          (unsigned long long)list[i].extent, c->draft.contents.nextents);
+        else
+            take_part(c, &list[i], own);
+    mem_free(list);
+    return status;
+}
+
+static rsd_status hear_files(struct converting *c, const struct said *said, size_t *at)
+{
+    uint64_t n;
+    TRY(said_take(said, at, &n, sizeof n));
+    for (size_t end = *at + (size_t)n; *at < end;) {
+        struct file_written one;
+        TRY(said_take(said, at, &one, sizeof one));
+        if (one.file >= c->draft.nfiles)
+            return fail(RSD_EPEER, "a rank wrote file %llu of %zu", (unsigned long long)one.file,
+                        c->draft.nfiles);
+        c->output.states[one.file].done = true;
+        c->draft.files[one.file].nbytes = one.nbytes;
+    }
+    return RSD_OK;
+}
+
+static rsd_status damaged(void *context, const struct seen *seen, rsd_status status)
+{
+    const struct converting *c = context;
+    const struct tensor *tensor = &c->in->contents.tensors[c->source_of[seen->job]];
+    return file_error(&c->in->files, (uint32_t)seen->file, fail_in(status, "%s: ", tensor->name));
+}
+
+/* On rank 0, which ends what was split and writes the metadata. */
+rsd_status convert_merge(void *context, const struct said *all, struct said *heard)
+{
+    struct converting *c = context;
+    struct seen *seen = NULL;
+    size_t nseen = 0, room = 0;
+    rsd_report sum = {0};
+    rsd_status status = RSD_OK;
+    for (int32_t rank = 0; rank < c->spread.nranks && !status; rank++) {
+        size_t at = 0;
+        status = hear_report(&all[rank], &at, &sum);
+        if (!status)
+            status = hear_list(&all[rank], &at, &seen, &nseen, &room, sizeof *seen);
+        if (!status)
+            status = hear_parts(c, &all[rank], &at, rank == 0);
+        if (!status)
+            status = hear_files(c, &all[rank], &at);
+        if (!status)
+            status = hear_places(c, &all[rank], &at);
+    }
+    if (!status)
+        status = seen_check(seen, nseen, &sum, damaged, c);
+    mem_free(seen);
+    c->report = sum;
+    (void)heard; /* all hear the report in the end */
+    return status;
+}

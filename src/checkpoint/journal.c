@@ -1,0 +1,344 @@
+/* journal.c - what of an output is complete, for a run that goes on where another was stopped.
+ *
+ *     reshard-journal 1
+ *     source 0123...            sizes and times of the files that are read
+ *     target 4567...            names, boxes and places of what is written
+ *     item 12 4096 350          compressed: where an item lies, and how long it is
+ *     done 12                   an item that is complete, in a file that is not
+ *     file 3 123456             a file that is complete, with its length
+ *     redo 3                    no: it is made anew
+ *
+ * A file is noted after its bytes are on disk. A line without its end was not written to the end, and does
+ * not count. What is noted is looked at again: a file that is gone or has another length is made anew.
+ *
+ * Of many ranks, rank 0 has the journal, and each other notes by itself in reshard-journal.RANK.
+ */
+#include "checkpoint.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static rsd_status append(const struct part *part, const char *text, size_t n)
+{
+    while (n > 0) {
+        ssize_t put = write(part->journal_fd, text, n);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+        text += put;
+        n -= (size_t)put;
+    }
+    return RSD_OK;
+}
+
+static rsd_status append_text(const struct part *part, struct text *text)
+{
+    char *chars;
+    TRY(text_take(text, &chars));
+    rsd_status status = append(part, chars, strlen(chars));
+    rsd_free(chars);
+    return status;
+}
+
+rsd_status journal_start(const struct part *part, const char *source, const char *target)
+{
+    struct text text = {0};
+    text_add(&text, "reshard-journal 1\nsource %s\ntarget %s\n", source, target);
+    rsd_status status = append_text(part, &text);
+    text_drop(&text);
+    return status;
+}
+
+rsd_status journal_add(const struct part *part, const struct output *output, uint32_t file)
+{
+    const struct contents *contents = &output->draft->contents;
+    struct text text = {0};
+    if (output->draft->compress) {
+        for (size_t i = 0; i < contents->nextents; i++)
+            if (contents->extents[i].file == file)
+                text_add(&text, "item %zu %llu %llu\n", i,
+                         (unsigned long long)contents->extents[i].offset,
+                         (unsigned long long)contents->extents[i].nbytes);
+        for (size_t i = 0; i < contents->nvalues; i++)
+            if (contents->values[i].extent.file == file)
+                text_add(&text, "value %zu %llu %llu\n", i,
+                         (unsigned long long)contents->values[i].extent.offset,
+                         (unsigned long long)contents->values[i].extent.nbytes);
+    }
+    text_add(&text, "file %lu %llu\n", (unsigned long)file,
+             (unsigned long long)output->draft->files[file].nbytes);
+    rsd_status status = append_text(part, &text);
+    text_drop(&text);
+    return status;
+}
+
+rsd_status journal_add_items(const struct part *part, const size_t *extents, size_t n)
+{
+    struct text text = {0};
+    for (size_t i = 0; i < n; i++)
+        text_add(&text, "done %zu\n", extents[i]);
+    rsd_status status = append_text(part, &text);
+    text_drop(&text);
+    return status;
+}
+
+rsd_status journal_redo(const struct part *part, uint32_t file)
+{
+    struct text text = {0};
+    text_add(&text, "redo %lu\n", (unsigned long)file);
+    rsd_status status = append_text(part, &text);
+    text_drop(&text);
+    if (!status && fsync(part->journal_fd) != 0)
+        status = fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    return status;
+}
+
+/* ---- going on ---- */
+
+static rsd_status load(const struct part *part, char **text, size_t *n)
+{
+    struct stat found;
+    if (fstat(part->journal_fd, &found) != 0 || found.st_size > INT32_MAX)
+        return fail(RSD_EIO, "%s/%s cannot be read", part->folder, JOURNAL_NAME);
+    *text = mem_new((size_t)found.st_size + 1, 1);
+    if (!*text)
+        return RSD_ENOMEM;
+    ssize_t got = pread(part->journal_fd, *text, (size_t)found.st_size, 0);
+    *n = got < 0 ? 0 : (size_t)got;
+    if (got >= 0)
+        return RSD_OK;
+    mem_free(*text);
+    return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+}
+
+static rsd_status check_line(const struct part *part, const char *line, const char *expected,
+                             const char *what)
+{
+    if (strcmp(line, expected) == 0)
+        return RSD_OK;
+    return fail(RSD_EMISMATCH, "%s: the earlier run %s: remove this folder to begin anew",
+                part->folder, what);
+}
+
+static void note_place(struct output *output, const char *line)
+{
+    struct contents *contents = &output->draft->contents;
+    size_t index;
+    unsigned long long offset, nbytes;
+    struct extent *extent = NULL;
+    if (sscanf(line, "item %zu %llu %llu", &index, &offset, &nbytes) == 3)
+        extent = index < contents->nextents ? &contents->extents[index] : NULL;
+    else if (sscanf(line, "value %zu %llu %llu", &index, &offset, &nbytes) == 3)
+        extent = index < contents->nvalues ? &contents->values[index].extent : NULL;
+    if (extent) {
+        extent->offset = offset;
+        extent->nbytes = nbytes;
+    }
+}
+
+static void forget_items(struct output *output, uint32_t file)
+{
+    for (size_t i = 0; i < output->draft->contents.nextents; i++)
+        if (output->draft->contents.extents[i].file == file)
+            output->draft->items[i].done = false;
+}
+
+static void note_item(struct output *output, const char *line)
+{
+    size_t extent;
+    if (sscanf(line, "done %zu", &extent) != 1 || extent >= output->draft->contents.nextents)
+        return;
+    output->draft->items[extent].done = true;
+    output->states[output->draft->contents.extents[extent].file].noted = true;
+}
+
+static void note_file(struct output *output, const char *line)
+{
+    unsigned long file;
+    unsigned long long nbytes;
+    if (sscanf(line, "redo %lu", &file) == 1 && file < output->draft->nfiles) {
+        output->states[file].done = false;
+        forget_items(output, (uint32_t)file);
+    }
+    if (sscanf(line, "file %lu %llu", &file, &nbytes) != 2 || file >= output->draft->nfiles)
+        return;
+    output->states[file].noted = true;
+    output->states[file].done = true;
+    output->states[file].noted_nbytes = nbytes;
+}
+
+/* How long so many lines are, whose ends became NULs. */
+static size_t lines_nbytes(const char *text, size_t n, size_t nlines)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < nlines && at < n; i++)
+        at += strlen(text + at) + 1;
+    return at;
+}
+
+/* A file that is not complete goes on being written, if all of its items that are noted can be in it. */
+static void check_items(struct output *output, uint32_t file)
+{
+    const struct contents *contents = &output->draft->contents;
+    struct out_state *state = &output->states[file];
+    struct stat found;
+    uint64_t reach = 0;
+    size_t n = 0;
+    for (size_t i = 0; i < contents->nextents; i++)
+        if (contents->extents[i].file == file && output->draft->items[i].done) {
+            uint64_t end = contents->extents[i].offset + contents->extents[i].nbytes;
+            reach = end > reach ? end : reach;
+            n++;
+        }
+    if (n == 0)
+        return;
+    bool there = fstatat(output->files.folder_fd, output->files.list[file].name, &found,
+                         AT_SYMLINK_NOFOLLOW) == 0 &&
+                 S_ISREG(found.st_mode) && (uint64_t)found.st_size >= reach;
+    if (!there) {
+        forget_items(output, file);
+        return;
+    }
+    output->files.list[file].writable = true;
+    state->created = true;
+    state->left -= n;
+}
+
+/* Is a noted file really there? It may have got its last name already. */
+static void check_file(struct output *output, uint32_t file)
+{
+    struct out_state *state = &output->states[file];
+    struct out_file *about = &output->draft->files[file];
+    const char *name = output->files.list[file].name;
+    int fd = output->files.folder_fd;
+    struct stat found;
+    if (!state->done) {
+        check_items(output, file);
+        return;
+    }
+    if (fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW) != 0 && strcmp(name, about->name) != 0)
+        renameat(fd, about->name, fd, name);
+    state->done = fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(found.st_mode) &&
+                  (uint64_t)found.st_size == state->noted_nbytes;
+    if (state->done)
+        about->nbytes = state->noted_nbytes;
+}
+
+/* ---- what ranks noted, each by itself ---- */
+
+typedef rsd_status each_journal(const struct part *part, int folder_fd, const char *name);
+
+static rsd_status for_each_journal(const struct part *part, each_journal *each)
+{
+    static const char before[] = JOURNAL_NAME ".";
+    DIR *folder = opendir(part->folder);
+    if (!folder)
+        return fail(RSD_EIO, "%s: %s", part->folder, strerror(errno));
+    rsd_status status = RSD_OK;
+    for (struct dirent *entry; !status && (entry = readdir(folder));)
+        if (strncmp(entry->d_name, before, sizeof before - 1) == 0)
+            status = each(part, dirfd(folder), entry->d_name);
+    if (!status && fsync(dirfd(folder)) != 0)
+        status = fail(RSD_EIO, "%s: %s", part->folder, strerror(errno));
+    closedir(folder);
+    return status;
+}
+
+static rsd_status remove_one(const struct part *part, int folder_fd, const char *name)
+{
+    if (unlinkat(folder_fd, name, 0) != 0)
+        return fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
+    return RSD_OK;
+}
+
+rsd_status journal_clear(const struct part *part)
+{
+    return for_each_journal(part, remove_one);
+}
+
+/* Its whole lines, behind ours. */
+static rsd_status append_one(const struct part *part, int folder_fd, const char *name)
+{
+    struct part other = {.folder = part->folder};
+    char *text;
+    size_t n;
+    other.journal_fd = openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (other.journal_fd < 0)
+        return fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
+    rsd_status status = load(&other, &text, &n);
+    close(other.journal_fd);
+    TRY(status);
+    while (n > 0 && text[n - 1] != '\n')
+        n--;
+    status = append(part, text, n);
+    mem_free(text);
+    return status;
+}
+
+/* Ranks that worked together have each left notes: they become part of the journal, whoever goes on. Until
+ * they are in it, on disk, they stay where they are; to add them twice does no harm. */
+static rsd_status absorb(const struct part *part)
+{
+    char *text;
+    size_t n, nlines = 0, whole = 0;
+    TRY(load(part, &text, &n));
+    for (size_t i = 0; i < n; i++)
+        if (text[i] == '\n') {
+            nlines++;
+            whole = i + 1;
+        }
+    mem_free(text);
+    if (whole < n && ftruncate(part->journal_fd, (off_t)whole) != 0)
+        return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    if (nlines >= 3) { /* else there was nothing yet that notes could be about */
+        TRY(for_each_journal(part, append_one));
+        if (fsync(part->journal_fd) != 0)
+            return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    }
+    return journal_clear(part);
+}
+
+rsd_status journal_resume(const struct part *part, const char *source, const char *target,
+                          struct output *output)
+{
+    char *text, *next, expected[64];
+    size_t n, number = 0;
+    TRY(absorb(part));
+    TRY(load(part, &text, &n));
+    rsd_status status = RSD_OK;
+    for (char *line = text; !status && (next = strchr(line, '\n')); line = next + 1, number++) {
+        *next = '\0';
+        if (number == 0) {
+            status = check_line(part, line, "reshard-journal 1", "was of another version");
+        } else if (number == 1) {
+            snprintf(expected, sizeof expected, "source %s", source);
+            status =
+                check_line(part, line, expected, "read other files, or they were changed since");
+        } else if (number == 2) {
+            snprintf(expected, sizeof expected, "target %s", target);
+            status = check_line(part, line, expected, "was to write something else");
+        } else {
+            note_place(output, line);
+            note_item(output, line);
+            note_file(output, line);
+        }
+    }
+    for (uint32_t file = 0; !status && file < output->draft->nfiles; file++)
+        check_file(output, file);
+    size_t whole = status ? n : lines_nbytes(text, n, number);
+    mem_free(text);
+    if (!status && whole < n && ftruncate(part->journal_fd, (off_t)whole) != 0)
+        return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    if (!status && number < 3) { /* stopped before it began: begin now */
+        if (ftruncate(part->journal_fd, 0) != 0)
+            return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+        return journal_start(part, source, target);
+    }
+    return status;
+}

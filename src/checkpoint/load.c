@@ -1,0 +1,254 @@
+/* load.c - from files into memory.
+ *
+ * Everything is checked before the first byte of a tensor is read: that the tensors are there, fit, and
+ * that some file has every element that is wanted. All locals of one tensor are loaded together, so that
+ * bytes which several of them want are read once.
+ */
+#include "checkpoint.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct wanted {
+    size_t tensor; /* SIZE_MAX: not there, and that is allowed */
+    size_t local;
+};
+
+struct loading {
+    rsd_checkpoint *checkpoint;
+    const rsd_local *locals;
+    const rsd_load_options *options;
+    struct wanted *wanted; /* by tensor */
+    size_t nwanted;
+    size_t *first; /* of each job in wanted; one more at the end */
+    size_t njobs;
+    int64_t *job_nbytes;
+    uint64_t tile_limit;
+    struct spread spread;
+    struct joint_step step;
+    rsd_report report;
+};
+
+/* ---- what is wanted ---- */
+
+static rsd_status check_local(const struct loading *loading, const struct tensor *tensor,
+                              const rsd_local *local)
+{
+    const rsd_layout *layout = local->layout;
+    const int64_t *shape = tensor_shape(&loading->checkpoint->contents, tensor);
+    char saved[SHAPE_TEXT_NCHARS], wanted[SHAPE_TEXT_NCHARS];
+    bool same = layout->ndim == tensor->ndim;
+    for (int32_t d = 0; d < layout->ndim && same; d++)
+        same = layout->shape[d] == shape[d];
+    if (!same)
+        return fail(RSD_EMISMATCH, "saved with shape %s, wanted with %s",
+                    shape_text(tensor->ndim, shape, saved),
+                    shape_text(layout->ndim, layout->shape, wanted));
+    if (layout->dtype != tensor->dtype && !loading->options->allow_cast)
+        return fail(RSD_EMISMATCH, "saved as %s, wanted as %s", rsd_dtype_name(tensor->dtype),
+                    rsd_dtype_name(layout->dtype));
+    if (!can_cast(layout->dtype, tensor->dtype))
+        return fail(RSD_EUNSUPPORTED, "%s cannot become %s", rsd_dtype_name(tensor->dtype),
+                    rsd_dtype_name(layout->dtype));
+    if (layout->terms.ndigits > 0)
+        return fail(RSD_EINVAL, "a Partial layout cannot be loaded into");
+    return RSD_OK;
+}
+
+static rsd_status find_wanted(struct loading *loading, const rsd_local *given, int64_t n,
+                              rsd_local *locals)
+{
+    const struct contents *contents = &loading->checkpoint->contents;
+    for (int64_t i = 0; i < n; i++) {
+        TRY(take_local(given, i, &locals[i]));
+        size_t tensor = contents_find(contents, locals[i].name);
+        if (tensor == SIZE_MAX && loading->options->allow_missing)
+            continue;
+        rsd_status status = RSD_OK;
+        if (tensor == SIZE_MAX)
+            status = fail(RSD_EMISMATCH, "the checkpoint has no such tensor");
+        else
+            status = check_local(loading, &contents->tensors[tensor], &locals[i]);
+        if (status)
+            return fail_in(status, "%s: ", locals[i].name);
+        loading->wanted[loading->nwanted++] = (struct wanted){tensor, (size_t)i};
+    }
+    return RSD_OK;
+}
+
+static int by_tensor(const void *a, const void *b)
+{
+    const struct wanted *x = a, *y = b;
+    if (x->tensor != y->tensor)
+        return x->tensor < y->tensor ? -1 : 1;
+    return (x->local > y->local) - (x->local < y->local);
+}
+
+static void group_wanted(struct loading *loading)
+{
+    struct wanted *wanted = loading->wanted;
+    if (loading->nwanted > 1)
+        qsort(wanted, loading->nwanted, sizeof *wanted, by_tensor);
+    for (size_t i = 0; i < loading->nwanted; i++)
+        if (i == 0 || wanted[i].tensor != wanted[i - 1].tensor)
+            loading->first[loading->njobs++] = i;
+    loading->first[loading->njobs] = loading->nwanted;
+}
+
+/* ---- one tensor ---- */
+
+static rsd_status collect(const struct loading *loading, size_t job, struct local_boxes *boxes)
+{
+    for (size_t i = loading->first[job]; i < loading->first[job + 1]; i++) {
+        const rsd_local *local = &loading->locals[loading->wanted[i].local];
+        size_t before = boxes->n, kept = before;
+        TRY(local_boxes(local, true, boxes));
+        for (size_t k = before; k < boxes->n; k++) /* without the empty ones */
+            if (box_volume(boxes->list[k].box.ndim, boxes->list[k].box.len) > 0)
+                boxes->list[kept++] = boxes->list[k];
+        boxes->n = kept;
+    }
+    return RSD_OK;
+}
+
+static rsd_status open_job(void *context, size_t job, struct haul *haul)
+{
+    struct loading *loading = context;
+    size_t tensor = loading->wanted[loading->first[job]].tensor;
+    struct local_boxes boxes = {0};
+    int64_t nbytes = 0;
+    rsd_status status = collect(loading, job, &boxes);
+    if (!status)
+        status = haul_start(haul, &loading->checkpoint->contents, tensor, boxes.n);
+    for (size_t i = 0; i < boxes.n && !status; i++) {
+        const struct local_box *box = &boxes.list[i];
+        struct sink sink = {.kind = SINK_MEMORY, .dtype = box->dtype, .memory = box->memory};
+        copy_i64s(sink.lo, box->box.lo, haul->ndim);
+        copy_i64s(sink.len, box->box.len, haul->ndim);
+        copy_i64s(sink.strides, box->strides, haul->ndim);
+        haul_add_sink(haul, &sink);
+        nbytes += box_volume(haul->ndim, sink.len) * (int64_t)rsd_dtype_nbytes(sink.dtype);
+    }
+    haul->stream = nbytes >= STREAM_MIN_TOTAL;
+    if (!status)
+        status = haul_from_files(haul, loading->checkpoint, tensor, loading->tile_limit);
+    local_boxes_drop(&boxes);
+    return status;
+}
+
+static rsd_status close_job(void *context, size_t job, struct haul *haul)
+{
+    (void)context;
+    (void)job;
+    (void)haul;
+    return RSD_OK;
+}
+
+/* Is everything there? A plan says so, before any haul reads. */
+static rsd_status check_job(struct loading *loading, size_t job)
+{
+    const struct contents *contents = &loading->checkpoint->contents;
+    const struct tensor *tensor = &contents->tensors[loading->wanted[loading->first[job]].tensor];
+    size_t ndim = (size_t)tensor->ndim, each = rsd_dtype_nbytes(tensor->dtype);
+    struct local_boxes boxes = {0};
+    rsd_plan *plan = NULL;
+    rsd_status status = collect(loading, job, &boxes);
+    int64_t *lo = mem_new(boxes.n * ndim, sizeof *lo), *len = mem_new(boxes.n * ndim, sizeof *len);
+    if (!status && (!lo || !len))
+        status = RSD_ENOMEM;
+    for (size_t i = 0; i < boxes.n && !status; i++) {
+        copy_i64s(lo + i * ndim, boxes.list[i].box.lo, tensor->ndim);
+        copy_i64s(len + i * ndim, boxes.list[i].box.len, tensor->ndim);
+        loading->job_nbytes[job] += box_volume(tensor->ndim, len + i * ndim) * (int64_t)each;
+    }
+    if (!status)
+        status = tensor_plan(contents, tensor, boxes.n, lo, len, &plan);
+    rsd_plan_free(plan);
+    mem_free(lo);
+    mem_free(len);
+    local_boxes_drop(&boxes);
+    return status ? fail_in(status, "%s: ", tensor->name) : RSD_OK;
+}
+
+static rsd_status check_jobs(struct loading *loading)
+{
+    for (size_t job = 0; job < loading->njobs; job++)
+        TRY(check_job(loading, job));
+    return RSD_OK;
+}
+
+static rsd_status run(void *context)
+{
+    struct loading *loading = context;
+    struct transfer transfer = {
+        .pool = loading->options->pool, .open = open_job, .close = close_job, .context = loading};
+    spread_follow(&loading->spread, &transfer);
+    TRY(transfer_run_evenly(&transfer, loading->job_nbytes, loading->njobs));
+    report_tally(&loading->report, &transfer.tally);
+    loading->report.ntensors = (int64_t)loading->njobs;
+    loading->report.nbytes_needed = transfer.nbytes_total;
+    return say_report(&loading->spread, &loading->step.own, &loading->report);
+}
+
+static rsd_status merge(void *context, const struct said *all, struct said *heard)
+{
+    const struct loading *loading = context;
+    return merge_reports(&loading->spread, all, heard);
+}
+
+/* Every rank has its own arrays; what they have in common is the checkpoint. */
+static rsd_status load(struct loading *loading, const rsd_local *given, int64_t nlocals,
+                       rsd_local *locals)
+{
+    struct hash what;
+    rsd_status status = RSD_OK;
+    size_t at = 0;
+    if (!locals || !loading->wanted || !loading->first || !loading->job_nbytes)
+        status = RSD_ENOMEM;
+    if (!status && nlocals < 0)
+        status = fail(RSD_EINVAL, "%lld locals", (long long)nlocals);
+    if (!status)
+        status = find_wanted(loading, given, nlocals, locals);
+    if (!status) {
+        group_wanted(loading);
+        status = check_jobs(loading);
+    }
+    hash_start(&what, "load");
+    hash_contents(&loading->checkpoint->contents, &what);
+    TRY(spread_meet(&loading->spread, status, what, NULL));
+    TRY(spread_step(&loading->spread, &loading->step));
+    return said_take(&loading->step.heard, &at, &loading->report, sizeof loading->report);
+}
+
+rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local *given,
+                    const rsd_load_options *given_options, rsd_report *report)
+{
+    rsd_load_options options;
+    TRY(take_options("rsd_load_options", given_options, &options, sizeof options));
+    if (report)
+        TRY(check_report("rsd_report", report));
+    size_t n = (size_t)max_i64(nlocals, 0);
+    struct loading loading = {.checkpoint = checkpoint,
+                              .options = &options,
+                              .tile_limit = tile_limit(options.max_nbytes, options.pool)};
+    TRY(spread_open(&loading.spread, options.transport, options.timeout, options.on_progress,
+                    options.context));
+    loading.step.work = run;
+    loading.step.merge = merge;
+    loading.step.context = &loading;
+    rsd_local *locals = mem_new(n, sizeof *locals);
+    loading.locals = locals;
+    loading.wanted = mem_new(n, sizeof *loading.wanted);
+    loading.first = mem_new(n + 1, sizeof *loading.first);
+    loading.job_nbytes = mem_new(n, sizeof *loading.job_nbytes);
+    rsd_status status = load(&loading, given, nlocals, locals);
+    mem_free(locals);
+    mem_free(loading.wanted);
+    mem_free(loading.first);
+    mem_free(loading.job_nbytes);
+    said_drop(&loading.step.own);
+    said_drop(&loading.step.heard);
+    if (!status && report)
+        give_report(report, &loading.report, sizeof loading.report);
+    return status;
+}

@@ -1,0 +1,477 @@
+/* save.c - from memory into a DCP checkpoint.
+ *
+ *     locals --deal--> who writes what --draft--> files and places --hauls--> bytes --part--> published
+ *
+ * Every process of a save drafts all of it, from the layouts alone, and writes its own file; so they need
+ * not talk to each other. Each then leaves the metadata of its part, in the form torch has for saves
+ * without collectives, and the last step joins them.
+ *
+ * A save that goes on in the background is the same, after everything was copied.
+ */
+#include "checkpoint.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- hauls ---- */
+
+static rsd_status open_job(void *context, size_t job, struct haul *haul)
+{
+    rsd_saving *saving = context;
+    size_t extent = saving->jobs[job], tensor = saving->tensor_of[extent];
+    size_t box = extent - saving->draft.contents.tensors[tensor].first_extent;
+    struct sink sink;
+    TRY(output_begin(&saving->output, tensor, box));
+    TRY(haul_start(haul, &saving->draft.contents, tensor, 1));
+    output_sink(&saving->output, tensor, box, &sink);
+    haul_add_sink(haul, &sink);
+    haul->in_order = saving->draft.compress != 0;
+    return haul_from_memory(haul, saving->origins[extent].memory, saving->origins[extent].strides,
+                            saving->tile_limit);
+}
+
+static rsd_status close_job(void *context, size_t job, struct haul *haul)
+{
+    rsd_saving *saving = context;
+    size_t extent = saving->jobs[job], tensor = saving->tensor_of[extent];
+    (void)haul;
+    return output_end(&saving->output, tensor,
+                      extent - saving->draft.contents.tensors[tensor].first_extent);
+}
+
+rsd_status save_write_files(rsd_saving *saving)
+{
+    const rsd_save_options *options = &saving->options;
+    struct transfer transfer = {.pool = options->pool,
+                                .first_job = saving->first_job,
+                                .nlanes = saving->draft.nfiles,
+                                .one_per_lane = saving->draft.compress != 0,
+                                .open = open_job,
+                                .close = close_job,
+                                .context = saving,
+                                .on_progress = options->on_progress,
+                                .progress_context = options->context,
+                                .nbytes_total = saving->nbytes};
+    if (!saving->staged) /* in the background nobody talks */
+        spread_follow(&saving->spread, &transfer);
+    TRY(transfer_run(&transfer));
+    TRY(output_finish(&saving->output));
+    saving->report.ntensors = (int64_t)saving->draft.contents.ntensors;
+    saving->report.nbytes_needed = saving->nbytes;
+    saving->report.nbytes_written = (int64_t)saving->output.nbytes_written;
+    saving->report.nfiles_written = saving->output.nfiles_written;
+    report_tally(&saving->report, &transfer.tally);
+    return RSD_OK;
+}
+
+/* ---- the whole of it ---- */
+
+/* What this rank wrote: the same contents without what others have. */
+static rsd_status own_part(const rsd_saving *saving, struct contents *own)
+{
+    const struct contents *all = &saving->draft.contents;
+    for (size_t t = 0; t < all->ntensors; t++) {
+        const struct tensor *tensor = &all->tensors[t];
+        TRY(contents_add_tensor(own, (struct slice){tensor->name, strlen(tensor->name)},
+                                tensor->dtype, tensor->ndim, tensor_shape(all, tensor)));
+        TRY(contents_copy_text(own, tensor->path, &own->tensors[t].path));
+        for (size_t box = 0; box < tensor->nboxes; box++)
+            if (save_is_mine(saving, tensor->first_extent + box))
+                TRY(contents_add_box(own, tensor_box_lo(all, tensor, box),
+                                     tensor_box_len(all, tensor, box),
+                                     all->extents[tensor->first_extent + box]));
+    }
+    for (size_t i = 0; i < all->nvalues; i++) {
+        const struct value *value = &all->values[i];
+        if (value->extent.file != (uint32_t)saving->options.rank)
+            continue;
+        TRY(contents_add_value(own, (struct slice){value->name, strlen(value->name)}, value->extent,
+                               NULL));
+        TRY(contents_copy_text(own, value->path, &own->values[own->nvalues - 1].path));
+    }
+    return RSD_OK;
+}
+
+rsd_status save_metadata(const struct part *part, const struct contents *contents,
+                         const struct files *files, const char *name)
+{
+    struct bytes pickle = {0};
+    rsd_status status = dcp_metadata(contents, files, &pickle);
+    if (!status)
+        status = part_write(part, name, pickle.data, pickle.n);
+    bytes_drop(&pickle);
+    return status;
+}
+
+/* Ranks that save together say so: all leave the same line. */
+static void part_line(const rsd_saving *saving, char line[64])
+{
+    char digest[RSD_DIGEST_NCHARS];
+    hash_text(saving->drafted, digest);
+    snprintf(line, 64, "%s %lld\n", digest, (long long)saving->options.nranks);
+}
+
+/* What an earlier save left of this rank does not count. */
+static rsd_status forget_part(const rsd_saving *saving, const struct part *part)
+{
+    struct files files;
+    char name[64];
+    TRY(files_open(&files, part->folder));
+    snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
+    rsd_status status = RSD_OK;
+    if (unlinkat(files.folder_fd, name, 0) != 0 && errno != ENOENT)
+        status = fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
+    if (!status)
+        status = folder_sync(&files);
+    files_close(&files);
+    return status;
+}
+
+static rsd_status leave_part(rsd_saving *saving, struct part *part)
+{
+    struct contents own = {0};
+    char name[64];
+    rsd_status status = own_part(saving, &own);
+    char line[64];
+    part_line(saving, line);
+    snprintf(name, sizeof name, "__%d.reshard", (int)saving->options.rank);
+    if (!status)
+        status = part_write(part, name, line, strlen(line));
+    snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
+    if (!status)
+        status = save_metadata(part, &own, &saving->output.files, name);
+    contents_drop(&own);
+    return status;
+}
+
+static rsd_status write_and_publish(rsd_saving *saving, struct part *part)
+{
+    if (saving->options.one_rank)
+        TRY(forget_part(saving, part));
+    TRY(output_open(&saving->output, &saving->draft, part, NULL,
+                    saving->options.one_rank ? saving->options.rank : -1));
+    rsd_status status = save_write_files(saving);
+    if (!status && saving->options.one_rank)
+        status = leave_part(saving, part);
+    else if (!status)
+        status = save_metadata(part, &saving->draft.contents, &saving->output.files, ".metadata");
+    output_close(&saving->output);
+    return status;
+}
+
+static rsd_status save_prepared(rsd_saving *saving)
+{
+    struct part part;
+    double began = seconds_now();
+    enum part_mode mode = saving->options.one_rank ? PART_SHARED : PART_REPLACE;
+    TRY(part_open(&part, saving->path, mode, saving->options.overwrite != 0, false));
+    rsd_status status = write_and_publish(saving, &part);
+    if (!status && !saving->options.one_rank)
+        status = part_publish(&part);
+    if (status && !saving->options.one_rank)
+        part_remove(&part);
+    else
+        part_close(&part);
+    saving->report.seconds = seconds_now() - began;
+    return status;
+}
+
+void save_drop(rsd_saving *saving)
+{
+    if (!saving)
+        return;
+    if (saving->spread.nranks > 1)
+        save_drop_together(saving);
+    draft_drop(&saving->draft);
+    mem_free(saving->path);
+    mem_free(saving->origins);
+    mem_free(saving->staged);
+    mem_free(saving->jobs);
+    mem_free(saving->tensor_of);
+    mem_free(saving->first_job);
+    mem_free(saving->message);
+    mem_free(saving);
+}
+
+/* Copies everything, so that the arrays may change. */
+static rsd_status stage(rsd_saving *saving)
+{
+    const struct contents *contents = &saving->draft.contents;
+    struct copier copier = copier_best();
+    saving->staged = mem_new((size_t)saving->nbytes, 1);
+    if (!saving->staged)
+        return RSD_ENOMEM;
+    char *to = saving->staged;
+    for (size_t i = 0; i < saving->njobs; i++) {
+        size_t extent = saving->jobs[i];
+        const struct tensor *tensor = &contents->tensors[saving->tensor_of[extent]];
+        const int64_t *len = tensor_box_len(contents, tensor, extent - tensor->first_extent);
+        struct origin *origin = &saving->origins[extent];
+        struct loops loops = {0};
+        int64_t stride = (int64_t)rsd_dtype_nbytes(tensor->dtype), dense[RSD_MAX_DIMS] = {0};
+        if (box_volume(tensor->ndim, len) == 0)
+            continue;
+        for (int32_t d = tensor->ndim - 1; d >= 0; stride *= len[d--])
+            dense[d] = stride;
+        for (int32_t d = 0; d < tensor->ndim; d++)
+            loops_add(&loops, len[d], origin->strides[d], dense[d]);
+        loops_finish(&loops, rsd_dtype_nbytes(tensor->dtype));
+        copy_loops(&copier, true, &loops, origin->memory, to);
+        origin->memory = to;
+        copy_i64s(origin->strides, dense, tensor->ndim);
+        to += stride;
+    }
+    return RSD_OK;
+}
+
+static rsd_status check_options(const rsd_save_options *options)
+{
+    if (options->compress < 0 || options->compress > MOST_ZSTD_LEVEL)
+        return fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible", (int)options->compress,
+                    (int)MOST_ZSTD_LEVEL);
+    if (options->nvalues < 0)
+        return fail(RSD_EINVAL, "%lld values", (long long)options->nvalues);
+    return RSD_OK;
+}
+
+static rsd_status prepare(rsd_saving *saving, const char *path, int64_t nlocals,
+                          const rsd_local *locals, bool staged)
+{
+    saving->draft.format = RSD_FORMAT_DCP;
+    saving->draft.compress = saving->options.compress;
+    saving->tile_limit = tile_limit(saving->options.max_nbytes, saving->options.pool);
+    saving->path = mem_copy(path, strlen(path) + 1, 1);
+    if (!saving->path)
+        return RSD_ENOMEM;
+    TRY(check_options(&saving->options));
+    if (saving->spread.nranks > 1)
+        TRY(save_as_one_rank(saving));
+    TRY(save_prepare(saving, nlocals, locals));
+    draft_hash(&saving->draft, &saving->drafted);
+    return staged ? stage(saving) : RSD_OK;
+}
+
+static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_local *locals,
+                             const rsd_save_options *given, bool staged, rsd_saving **out)
+{
+    rsd_save_options options;
+    TRY(take_options("rsd_save_options", given, &options, sizeof options));
+    rsd_saving *saving = mem_new(1, sizeof *saving);
+    if (!saving)
+        return RSD_ENOMEM;
+    saving->options = options;
+    saving->part.journal_fd = -1;
+    rsd_status status = spread_open(&saving->spread, options.transport, options.timeout,
+                                    options.on_progress, options.context);
+    if (!status) {
+        status = prepare(saving, path, nlocals, locals, staged);
+        if (saving->spread.nranks > 1)
+            status = save_meet(saving, status);
+    }
+    if (status)
+        save_drop(saving);
+    else
+        *out = saving;
+    return status;
+}
+
+rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
+                    const rsd_save_options *options, rsd_report *report)
+{
+    rsd_saving *saving;
+    if (report)
+        TRY(check_report("rsd_report", report));
+    TRY(new_saving(path, nlocals, locals, options, false, &saving));
+    rsd_status status =
+        saving->spread.nranks > 1 ? save_together(saving, save_own_part) : save_prepared(saving);
+    if (!status && report)
+        give_report(report, &saving->report, sizeof saving->report);
+    save_drop(saving);
+    return status;
+}
+
+/* ---- joining what every rank left ---- */
+
+static rsd_status check_joined(rsd_checkpoint *joined)
+{
+    const struct contents *contents = &joined->contents;
+    for (size_t t = 0; t < contents->ntensors; t++) {
+        rsd_layout *layout;
+        rsd_check check = {.struct_nbytes = sizeof check};
+        char text[BOX_TEXT_NCHARS];
+        TRY(tensor_layout(contents, &contents->tensors[t], true, &layout));
+        rsd_status status = rsd_layout_check(layout, &check);
+        rsd_layout_free(layout);
+        TRY(status);
+        if (check.cover == RSD_MISSES)
+            return fail(RSD_EMISMATCH, "%s: no rank wrote %s", contents->tensors[t].name,
+                        box_text(check.box.ndim, check.box.lo, check.box.len, text));
+    }
+    for (size_t i = 0; i < contents->nextents; i++) {
+        const struct extent *extent = &contents->extents[i];
+        uint64_t nbytes;
+        TRY(file_nbytes(&joined->files, extent->file, &nbytes));
+        if (extent->offset > nbytes || extent->nbytes > nbytes - extent->offset)
+            return file_error(&joined->files, extent->file,
+                              fail(RSD_EFORMAT, "the file ends before byte %llu",
+                                   (unsigned long long)(extent->offset + extent->nbytes)));
+    }
+    return RSD_OK;
+}
+
+static rsd_status open_joined(const struct part *part, int64_t nranks, rsd_checkpoint *joined)
+{
+    struct name_list names = {0};
+    char name[64];
+    rsd_status status = files_open(&joined->files, part->folder);
+    for (int64_t rank = 0; rank < nranks && !status; rank++) {
+        int n = snprintf(name, sizeof name, "__%lld.metadata", (long long)rank);
+        status = name_list_add(&names, (struct slice){name, (size_t)n});
+    }
+    if (!status)
+        status = dcp_open(joined, names.list, names.n);
+    if (!status)
+        status = contents_finish(&joined->contents);
+    name_list_drop(&names);
+    return status;
+}
+
+/* All parts are of one save, of so many ranks. */
+static rsd_status check_lines(struct files *files, int64_t nranks)
+{
+    char first[64] = "", name[64], expected[24];
+    snprintf(expected, sizeof expected, " %lld\n", (long long)nranks);
+    for (int64_t rank = 0; rank < nranks; rank++) {
+        uint32_t index;
+        char *line;
+        size_t n;
+        int length = snprintf(name, sizeof name, "__%lld.reshard", (long long)rank);
+        TRY(files_add(files, (struct slice){name, (size_t)length}, &index));
+        TRY(file_load(files, index, sizeof first - 1, &line, &n));
+        bool same = rank == 0 ? strstr(line, expected) != NULL : strcmp(line, first) == 0;
+        if (rank == 0)
+            snprintf(first, sizeof first, "%s", line);
+        mem_free(line);
+        if (!same)
+            return fail(RSD_EMISMATCH,
+                        "%s: rank %lld saved something else than rank 0, or for another number of "
+                        "ranks",
+                        files->folder, (long long)rank);
+    }
+    return RSD_OK;
+}
+
+/* The notes of all ranks go, and so does what ranks beyond left that are not of this save. */
+static rsd_status clear_notes(const struct files *files, int64_t nranks)
+{
+    DIR *folder = fdopendir(dup(files->folder_fd));
+    if (!folder)
+        return fail(RSD_EIO, "%s: %s", files->folder, strerror(errno));
+    rewinddir(folder);
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        long long rank;
+        int end = 0;
+        if (sscanf(entry->d_name, "__%lld%n", &rank, &end) != 1)
+            continue;
+        bool note = strcmp(entry->d_name + end, ".reshard") == 0 ||
+                    strcmp(entry->d_name + end, ".metadata") == 0;
+        if ((note || rank >= nranks) && unlinkat(files->folder_fd, entry->d_name, 0) != 0) {
+            rsd_status status = fail(RSD_EIO, "%s: %s", entry->d_name, strerror(errno));
+            closedir(folder);
+            return status;
+        }
+    }
+    closedir(folder);
+    return RSD_OK;
+}
+
+static rsd_status join_parts(struct part *part, int64_t nranks)
+{
+    rsd_checkpoint joined = {.format = RSD_FORMAT_DCP};
+    rsd_status status = open_joined(part, nranks, &joined);
+    if (!status)
+        status = check_lines(&joined.files, nranks);
+    if (!status)
+        status = check_joined(&joined);
+    if (!status)
+        status = save_metadata(part, &joined.contents, &joined.files, ".metadata");
+    if (!status)
+        status = clear_notes(&joined.files, nranks);
+    if (!status)
+        status = folder_sync(&joined.files);
+    files_close(&joined.files);
+    contents_drop(&joined.contents);
+    return status;
+}
+
+rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite)
+{
+    struct part part;
+    if (nranks < 1)
+        return fail(RSD_EINVAL, "%lld ranks", (long long)nranks);
+    TRY(part_open(&part, path, PART_JOIN, overwrite != 0, false));
+    rsd_status status = join_parts(&part, nranks);
+    if (!status)
+        status = part_publish(&part);
+    part_close(&part);
+    return status;
+}
+
+/* ---- in the background ---- */
+
+static void *save_in_thread(void *context)
+{
+    rsd_saving *saving = context;
+    saving->status = saving->spread.nranks > 1 ? save_own_part(saving) : save_prepared(saving);
+    if (saving->status)
+        saving->message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+    return NULL;
+}
+
+rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *locals,
+                          const rsd_save_options *options, rsd_saving **out)
+{
+    rsd_saving *saving;
+    TRY(new_saving(path, nlocals, locals, options, true, &saving));
+    saving->options.pool = pool_share(saving->options.pool);
+    if (pthread_create(&saving->thread, NULL, save_in_thread, saving) == 0) {
+        *out = saving;
+        return RSD_OK;
+    }
+    if (saving->spread.nranks > 1) { /* the others go on: this rank says so when it waits */
+        saving->threadless = true;
+        *out = saving;
+        return RSD_OK;
+    }
+    rsd_pool_free(saving->options.pool);
+    save_drop(saving);
+    return fail(RSD_ENOMEM, "no thread could be started");
+}
+
+/* Waits for the thread, and says how it went. */
+static rsd_status join_thread(void *context)
+{
+    rsd_saving *saving = context;
+    if (saving->threadless)
+        return fail(RSD_ENOMEM, "no thread could be started");
+    pthread_join(saving->thread, NULL);
+    if (saving->status)
+        set_error("%s", saving->message ? saving->message : "no memory for a message");
+    return saving->status;
+}
+
+rsd_status rsd_save_wait(rsd_saving *saving, rsd_report *report)
+{
+    rsd_status status =
+        saving->spread.nranks > 1 ? save_together(saving, join_thread) : join_thread(saving);
+    if (!status && report)
+        status = check_report("rsd_report", report);
+    if (!status && report)
+        give_report(report, &saving->report, sizeof saving->report);
+    rsd_pool_free(saving->options.pool);
+    save_drop(saving);
+    return status;
+}

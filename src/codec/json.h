@@ -1,0 +1,34 @@
+/* json.h - a strict pull parser. */
+#ifndef JSON_H
+#define JSON_H
+
+#include "base.h"
+
+/* ---- json.c: a strict pull parser ---- */
+
+struct json {
+    const char *text;
+    size_t nbytes, at;
+    int depth;
+    bool fresh; /* just entered: no comma is due */
+    char *scratch;
+    size_t used, room;
+};
+
+void json_start(struct json *j, const char *text, size_t nbytes);
+void json_drop(struct json *j);
+rsd_status json_fail(const struct json *j, const char *what);
+char json_peek(struct json *j); /* the first character of what comes next; '\0' at the end */
+rsd_status json_enter(struct json *j, char bracket);
+rsd_status json_next_key(struct json *j, struct slice *key, bool *more);
+rsd_status json_next_item(struct json *j, bool *more);
+rsd_status json_string(struct json *j, struct slice *out);
+rsd_status json_u64(struct json *j, uint64_t *out);
+rsd_status json_number(struct json *j, double *value, int64_t *integer, bool *whole);
+rsd_status json_skip(struct json *j);
+rsd_status json_end(struct json *j);
+
+void json_add_string(struct text *text, const char *string, size_t nbytes);
+bool is_utf8(const char *text, size_t nbytes);
+
+#endif

@@ -1,0 +1,383 @@
+/* values.c - plain values: pickled nodes as JSON to look at, and as a pickle to write again.
+ *
+ * Plain are None, booleans, numbers, strings, bytes, and lists, tuples, sets and dicts of plain values.
+ * Anything else (a tensor, an object of some class) makes the value opaque as a whole: it can only be
+ * carried along as it is. Nodes may form cycles and share parts many times, so depth and length are
+ * bounded: a value that becomes much longer than its nodes is opaque too.
+ *
+ * In JSON, tuples and sets are lists, keys of dicts are text, bytes are {"bytes": "hex digits"}, and
+ * floats that JSON lacks are the strings "nan", "inf" and "-inf".
+ */
+#include "pickle.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_DEPTH = 64, MOST_NODES = 1 << 20, MOST_DIGIT_BYTES = 256 };
+enum { MOST_GROWTH = 64, START_NBYTES = 1 << 16 };
+
+struct writer {
+    const struct nodes *nodes;
+    int64_t left;  /* nodes that may still be written */
+    uint64_t most; /* bytes that may be written */
+    struct text *json;
+    struct bytes *pickle;
+};
+
+static struct writer writer_of(const struct nodes *nodes)
+{
+    uint64_t nbytes = nodes->next * sizeof(uint32_t);
+    return (struct writer){
+        .nodes = nodes, .left = MOST_NODES, .most = START_NBYTES + nbytes * MOST_GROWTH};
+}
+
+static bool is_dict_like(const struct nodes *nodes, cell c)
+{
+    return node_kind(nodes, c) == NODE_CALL &&
+           node_known(nodes, node_part(nodes, c, NODE_WHAT)) == KNOWN_ORDERED_DICT;
+}
+
+/* The dict that a dict or an OrderedDict is. CELL_NOTHING: an empty one, or none. */
+cell value_dict(const struct nodes *nodes, cell c)
+{
+    if (node_kind(nodes, c) == NODE_DICT)
+        return c;
+    return is_dict_like(nodes, c) ? node_part(nodes, c, NODE_ITEMS) : CELL_NOTHING;
+}
+
+bool value_is_dict(const struct nodes *nodes, cell c)
+{
+    return node_kind(nodes, c) == NODE_DICT || is_dict_like(nodes, c);
+}
+
+/* What _codecs.encode(text, 'latin1') stands for: bytes, as protocol 2 writes them. */
+static bool encoded_bytes(const struct nodes *nodes, cell c, struct slice *text)
+{
+    if (node_kind(nodes, c) != NODE_CALL ||
+        node_known(nodes, node_part(nodes, c, NODE_WHAT)) != KNOWN_ENCODE)
+        return false;
+    cell args = node_part(nodes, c, NODE_ARGS);
+    if (node_count(nodes, args) != 2 ||
+        node_kind(nodes, node_item(nodes, args, 0)) != NODE_STRING ||
+        !slice_is(node_text(nodes, node_item(nodes, args, 1)), "latin1"))
+        return false;
+    *text = node_text(nodes, node_item(nodes, args, 0));
+    return true;
+}
+
+/* ---- numbers ---- */
+
+/* A whole number of any length, little-endian two's complement, in decimal. */
+static bool decimal(struct slice number, struct text *out)
+{
+    uint32_t limbs[MOST_DIGIT_BYTES / 4 + 1] = {0};
+    char digits[MOST_DIGIT_BYTES * 3 + 2];
+    size_t n = number.nbytes, nlimbs = n / 4 + 1, at = sizeof digits;
+    if (n == 0 || n > MOST_DIGIT_BYTES)
+        return false;
+    bool negative = (unsigned char)number.bytes[n - 1] >> 7;
+    uint32_t carry = negative;
+    for (size_t i = 0; i < 4 * nlimbs; i++) {
+        uint32_t byte = i < n ? (unsigned char)number.bytes[i] : negative ? 255 : 0;
+        if (negative) {
+            byte = (byte ^ 255) + carry;
+            carry = byte >> 8;
+        }
+        limbs[i / 4] |= (byte & 255) << 8 * (i % 4);
+    }
+    digits[--at] = '\0';
+    bool more = true;
+    while (more) {
+        uint64_t rest = 0;
+        more = false;
+        for (size_t i = nlimbs; i-- > 0;) {
+            rest = rest << 32 | limbs[i];
+            limbs[i] = (uint32_t)(rest / 10);
+            more = more || limbs[i];
+            rest %= 10;
+        }
+        digits[--at] = (char)('0' + rest);
+    }
+    text_add(out, "%s%s", negative ? "-" : "", digits + at);
+    return true;
+}
+
+static double node_float(const struct nodes *nodes, cell c)
+{
+    double value = 0;
+    memcpy(&value, node_text(nodes, c).bytes, sizeof value);
+    return value;
+}
+
+static void json_float(struct text *out, double value)
+{
+    char digits[40];
+    if (isnan(value) || isinf(value)) {
+        text_add(out, "\"%s\"", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+        return;
+    }
+    for (int precision = 1; precision <= 17; precision++) { /* the shortest that comes back */
+        double back;
+        snprintf(digits, sizeof digits, "%.*g", precision, value);
+        if (sscanf(digits, "%lf", &back) == 1 && back == value)
+            break;
+    }
+    text_add(out, "%s%s", digits, strpbrk(digits, ".e") ? "" : ".0");
+}
+
+/* ---- JSON ---- */
+
+static bool json_value(struct writer *w, cell c, int depth);
+
+static bool json_key(struct writer *w, cell key)
+{
+    struct slice text = node_text(w->nodes, key);
+    struct text plain = {0};
+    struct writer inner = {.nodes = w->nodes, .left = 1, .most = w->most, .json = &plain};
+    switch (node_kind(w->nodes, key)) {
+    case NODE_STRING:
+        json_add_string(w->json, text.bytes, text.nbytes);
+        return true;
+    case NODE_INT:
+    case NODE_FLOAT:
+    case NODE_ATOM:
+        if (!json_value(&inner, key, 0) || plain.failed) {
+            text_drop(&plain);
+            return false;
+        }
+        json_add_string(w->json, plain.chars, plain.length);
+        text_drop(&plain);
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool json_dict(struct writer *w, cell dict, int depth)
+{
+    struct node_walk walk = node_walk(w->nodes, dict);
+    cell key, value;
+    bool any = false;
+    text_add(w->json, "{");
+    while (node_next_pair(&walk, &key, &value)) {
+        text_add(w->json, "%s", any ? ", " : "");
+        any = true;
+        if (!json_key(w, key))
+            return false;
+        text_add(w->json, ": ");
+        if (!json_value(w, value, depth + 1))
+            return false;
+    }
+    text_add(w->json, "}");
+    return true;
+}
+
+static bool json_list(struct writer *w, cell list, int depth)
+{
+    bool tuple = node_kind(w->nodes, list) == NODE_TUPLE, any = false;
+    struct node_walk walk = node_walk(w->nodes, list);
+    cell item;
+    text_add(w->json, "[");
+    for (uint32_t i = 0; tuple ? i < node_count(w->nodes, list) : node_next(&walk, &item); i++) {
+        text_add(w->json, "%s", any ? ", " : "");
+        any = true;
+        if (!json_value(w, tuple ? node_item(w->nodes, list, i) : item, depth + 1))
+            return false;
+    }
+    text_add(w->json, "]");
+    return true;
+}
+
+static void json_bytes(struct text *out, const unsigned char *bytes, size_t n)
+{
+    text_add(out, "{\"bytes\": \"");
+    for (size_t i = 0; i < n; i++)
+        text_add(out, "%02x", bytes[i]);
+    text_add(out, "\"}");
+}
+
+/* Bytes that were written as text, one character of at most 255 each. */
+static bool json_latin1(struct text *out, struct slice text)
+{
+    for (size_t i = 0; i < text.nbytes; i++)
+        if ((unsigned char)text.bytes[i] >= 0xc4)
+            return false;
+    text_add(out, "{\"bytes\": \"");
+    for (size_t i = 0; i < text.nbytes; i++) {
+        unsigned char c = (unsigned char)text.bytes[i];
+        if (c >= 0xc2) /* two bytes of UTF-8, already known to be right */
+            c = (unsigned char)((c & 3) << 6 | (text.bytes[++i] & 0x3f));
+        text_add(out, "%02x", c);
+    }
+    text_add(out, "\"}");
+    return true;
+}
+
+static bool json_value(struct writer *w, cell c, int depth)
+{
+    const struct nodes *nodes = w->nodes;
+    struct slice text = node_text(nodes, c);
+    int64_t number;
+    if (depth > MOST_DEPTH || w->left-- <= 0 || w->json->length > w->most || w->json->failed)
+        return false;
+    switch (node_kind(nodes, c)) {
+    case NODE_ATOM:
+        text_add(w->json, "%s", c == CELL_NONE ? "null" : c == CELL_TRUE ? "true" : "false");
+        return true;
+    case NODE_INT:
+        if (!node_as_i64(nodes, c, &number))
+            return decimal(text, w->json);
+        text_add(w->json, "%lld", (long long)number);
+        return true;
+    case NODE_FLOAT:
+        json_float(w->json, node_float(nodes, c));
+        return true;
+    case NODE_STRING:
+        json_add_string(w->json, text.bytes, text.nbytes);
+        return true;
+    case NODE_BYTES:
+        json_bytes(w->json, (const unsigned char *)text.bytes, text.nbytes);
+        return true;
+    case NODE_TUPLE:
+    case NODE_LIST:
+        return json_list(w, c, depth);
+    case NODE_DICT:
+        return json_dict(w, c, depth);
+    case NODE_CALL:
+        if (is_dict_like(nodes, c))
+            return json_dict(w, value_dict(nodes, c), depth);
+        return encoded_bytes(nodes, c, &text) && json_latin1(w->json, text);
+    default:
+        return false;
+    }
+}
+
+rsd_status value_to_json(const struct nodes *nodes, cell c, char **json)
+{
+    struct text text = {0};
+    struct writer w = writer_of(nodes);
+    w.json = &text;
+    *json = NULL;
+    if (json_value(&w, c, 0))
+        return text_take(&text, json);
+    bool failed = text.failed;
+    text_drop(&text);
+    return failed ? fail(RSD_ENOMEM, "no memory for a value") : RSD_OK;
+}
+
+/* ---- as a pickle of protocol 2, which torch.load takes with weights_only too ---- */
+
+static bool pickle_value(struct writer *w, cell c, int depth);
+
+static bool pickle_number(struct writer *w, cell c)
+{
+    int64_t number;
+    struct slice text = node_text(w->nodes, c);
+    if (node_as_i64(w->nodes, c, &number)) {
+        emit_int(w->pickle, number);
+        return true;
+    }
+    if (text.nbytes > 255)
+        return false;
+    emit_op(w->pickle, "\x8a");
+    emit_number(w->pickle, text.nbytes, 1);
+    bytes_put(w->pickle, text.bytes, text.nbytes);
+    return true;
+}
+
+static bool pickle_items(struct writer *w, cell c, int depth)
+{
+    bool tuple = node_kind(w->nodes, c) == NODE_TUPLE;
+    struct node_walk walk = node_walk(w->nodes, c);
+    cell item;
+    emit_op(w->pickle, tuple ? "(" : "](");
+    for (uint32_t i = 0; tuple ? i < node_count(w->nodes, c) : node_next(&walk, &item); i++)
+        if (!pickle_value(w, tuple ? node_item(w->nodes, c, i) : item, depth + 1))
+            return false;
+    emit_op(w->pickle, tuple ? "t" : "e");
+    return true;
+}
+
+static bool pickle_dict(struct writer *w, cell dict, int depth)
+{
+    struct node_walk walk = node_walk(w->nodes, dict);
+    cell item;
+    emit_op(w->pickle, "}(");
+    while (node_next(&walk, &item))
+        if (!pickle_value(w, item, depth + 1))
+            return false;
+    emit_op(w->pickle, "u");
+    return true;
+}
+
+/* Bytes as protocol 2 has them: text of which each character is one. */
+static void pickle_encoded(struct writer *w, struct slice text)
+{
+    emit_global(w->pickle, "_codecs", "encode");
+    emit_text(w->pickle, text);
+    emit_text(w->pickle, (struct slice){"latin1", 6});
+    emit_op(w->pickle, "\x86R");
+}
+
+static void pickle_bytes(struct writer *w, struct slice bytes)
+{
+    struct bytes text = {0};
+    for (size_t i = 0; i < bytes.nbytes; i++) {
+        unsigned char c = (unsigned char)bytes.bytes[i];
+        const unsigned char pair[2] = {(unsigned char)(0xc0 | c >> 6),
+                                       (unsigned char)(0x80 | (c & 0x3f))};
+        bytes_put(&text, c < 0x80 ? &c : pair, c < 0x80 ? 1 : 2);
+    }
+    w->pickle->failed = w->pickle->failed || text.failed;
+    pickle_encoded(w, (struct slice){(const char *)text.data, text.n});
+    bytes_drop(&text);
+}
+
+static bool pickle_value(struct writer *w, cell c, int depth)
+{
+    const struct nodes *nodes = w->nodes;
+    struct slice text = node_text(nodes, c);
+    if (depth > MOST_DEPTH || w->left-- <= 0 || w->pickle->n > w->most || w->pickle->failed)
+        return false;
+    switch (node_kind(nodes, c)) {
+    case NODE_ATOM:
+        emit_op(w->pickle, c == CELL_NONE ? "N" : c == CELL_TRUE ? "\x88" : "\x89");
+        return true;
+    case NODE_INT:
+        return pickle_number(w, c);
+    case NODE_FLOAT:
+        emit_float(w->pickle, node_float(nodes, c));
+        return true;
+    case NODE_STRING:
+        emit_text(w->pickle, text);
+        return true;
+    case NODE_BYTES:
+        pickle_bytes(w, text);
+        return true;
+    case NODE_TUPLE:
+    case NODE_LIST:
+        return pickle_items(w, c, depth);
+    case NODE_DICT:
+        return pickle_dict(w, c, depth);
+    case NODE_CALL:
+        if (is_dict_like(nodes, c))
+            return pickle_dict(w, value_dict(nodes, c), depth);
+        if (!encoded_bytes(nodes, c, &text))
+            return false;
+        pickle_encoded(w, text);
+        return true;
+    default:
+        return false;
+    }
+}
+
+rsd_status value_to_pickle(const struct nodes *nodes, cell c, struct bytes *out, bool *plain)
+{
+    struct writer w = writer_of(nodes);
+    w.pickle = out;
+    bytes_put(out, "\x80\x02", 2);
+    *plain = pickle_value(&w, c, 0);
+    emit_op(w.pickle, ".");
+    return out->failed ? fail(RSD_ENOMEM, "no memory for a value") : RSD_OK;
+}

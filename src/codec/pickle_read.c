@@ -1,0 +1,580 @@
+/* pickle.c - reads pickles as data: nothing is called, imported or built, whatever the stream says.
+ *
+ * The machine pushes, pops and remembers cells, and what comes out is a graph of nodes (nodes.c). What
+ * a global, a call or an object would have been stays a node with its parts, for readers that know a
+ * closed list of them and look at nothing else.
+ *
+ * Invariants:
+ *   (1) Every opcode adds a bounded number of words, or as many as it took bytes or stack entries: so
+ *       memory is proportional to the stream.
+ *   (2) A memo index is below the number of bytes read, so the memo is bounded likewise.
+ */
+#include "pickle.h"
+
+#include <string.h>
+
+enum { MEMO_SHIFT = 14, MEMO_BATCH = 1 << MEMO_SHIFT };
+
+struct pickle {
+    pickle_read *read;
+    void *context;
+    uint64_t total, at; /* of the stream */
+    uint64_t window_at; /* what the buffer holds of it */
+    size_t window_nbytes;
+    struct nodes nodes;
+    cell *stack;
+    size_t depth, room_stack;
+    size_t *marks; /* depths of the stack */
+    size_t nmarks, room_marks;
+    cell **memo; /* in batches; NULL: not used yet */
+    size_t nmemo, room_memo;
+    uint64_t nmemoized;
+    char buffer[1 << 15];
+};
+
+static rsd_status broken(const struct pickle *p, const char *what)
+{
+    return fail(RSD_EFORMAT, "byte %llu of a pickle: %s", (unsigned long long)p->at, what);
+}
+
+/* ---- the stream ---- */
+
+static rsd_status refill(struct pickle *p)
+{
+    p->window_at += p->window_nbytes;
+    p->window_nbytes = 0;
+    uint64_t left = p->total - p->window_at;
+    if (left == 0)
+        return broken(p, "the stream ends too early");
+    size_t n = left < sizeof p->buffer ? (size_t)left : sizeof p->buffer;
+    TRY(p->read(p->context, p->window_at, p->buffer, n));
+    p->window_nbytes = n;
+    return RSD_OK;
+}
+
+static rsd_status take_bytes(struct pickle *p, void *out, size_t n)
+{
+    char *to = out;
+    while (n > 0) {
+        size_t offset = (size_t)(p->at - p->window_at);
+        if (offset == p->window_nbytes) {
+            TRY(refill(p));
+            offset = 0;
+        }
+        size_t take = p->window_nbytes - offset < n ? p->window_nbytes - offset : n;
+        memcpy(to, p->buffer + offset, take);
+        to += take;
+        p->at += take;
+        n -= take;
+    }
+    return RSD_OK;
+}
+
+static rsd_status take_u8(struct pickle *p, uint8_t *out)
+{
+    size_t offset = (size_t)(p->at - p->window_at);
+    if (offset < p->window_nbytes) {
+        *out = (uint8_t)p->buffer[offset];
+        p->at++;
+        return RSD_OK;
+    }
+    return take_bytes(p, out, 1);
+}
+
+/* A little-endian number of n bytes. */
+static rsd_status take_number(struct pickle *p, int n, uint64_t *out)
+{
+    uint8_t bytes[8];
+    TRY(take_bytes(p, bytes, (size_t)n));
+    *out = 0;
+    for (int i = n - 1; i >= 0; i--)
+        *out = *out << 8 | bytes[i];
+    return RSD_OK;
+}
+
+/* ---- the stack and the memo ---- */
+
+static rsd_status push(struct pickle *p, cell c)
+{
+    if (p->depth == p->room_stack) {
+        TRY(GROW(p->stack, p->room_stack, p->depth + 1));
+    }
+    p->stack[p->depth++] = c;
+    return RSD_OK;
+}
+
+static size_t floor_of(const struct pickle *p)
+{
+    return p->nmarks ? p->marks[p->nmarks - 1] : 0;
+}
+
+static rsd_status pop(struct pickle *p, cell *out)
+{
+    if (p->depth <= floor_of(p))
+        return broken(p, "the stack is empty");
+    *out = p->stack[--p->depth];
+    return RSD_OK;
+}
+
+static rsd_status top(struct pickle *p, cell *out)
+{
+    if (p->depth <= floor_of(p))
+        return broken(p, "the stack is empty");
+    *out = p->stack[p->depth - 1];
+    return RSD_OK;
+}
+
+static rsd_status push_mark(struct pickle *p)
+{
+    TRY(GROW(p->marks, p->room_marks, p->nmarks + 1));
+    p->marks[p->nmarks++] = p->depth;
+    return RSD_OK;
+}
+
+/* Takes everything above the last mark off the stack; it stays readable at p->stack + *first. */
+static rsd_status pop_to_mark(struct pickle *p, size_t *first, size_t *n)
+{
+    if (p->nmarks == 0)
+        return broken(p, "there is no mark");
+    *first = p->marks[--p->nmarks];
+    *n = p->depth - *first;
+    p->depth = *first;
+    return RSD_OK;
+}
+
+static rsd_status memo_put(struct pickle *p, uint64_t index)
+{
+    cell c;
+    TRY(top(p, &c));
+    if (index >= p->at)
+        return broken(p, "a memo index beyond what was read");
+    size_t batch = (size_t)(index >> MEMO_SHIFT);
+    if (batch >= p->nmemo) {
+        TRY(GROW(p->memo, p->room_memo, batch + 1));
+        while (p->nmemo <= batch)
+            p->memo[p->nmemo++] = NULL;
+    }
+    if (!p->memo[batch]) {
+        p->memo[batch] = mem_new(MEMO_BATCH, sizeof **p->memo);
+        if (!p->memo[batch])
+            return RSD_ENOMEM;
+        for (size_t i = 0; i < MEMO_BATCH; i++)
+            p->memo[batch][i] = CELL_NOTHING;
+    }
+    p->memo[batch][index & (MEMO_BATCH - 1)] = c;
+    return RSD_OK;
+}
+
+static rsd_status memo_get(struct pickle *p, uint64_t index)
+{
+    size_t batch = (size_t)(index >> MEMO_SHIFT);
+    cell c = CELL_NOTHING;
+    if (batch < p->nmemo && p->memo[batch])
+        c = p->memo[batch][index & (MEMO_BATCH - 1)];
+    if (c == CELL_NOTHING)
+        return broken(p, "a memo entry that was never made");
+    return push(p, c);
+}
+
+/* ---- values ---- */
+
+static rsd_status push_i64(struct pickle *p, int64_t value)
+{
+    cell c;
+    TRY(node_i64(&p->nodes, value, &c));
+    return push(p, c);
+}
+
+/* A number of any length, two's complement. */
+static rsd_status push_long(struct pickle *p, uint64_t n)
+{
+    if (n > 8) {
+        cell c;
+        void *bytes;
+        if (n > p->total - p->at)
+            return broken(p, "a number longer than the stream");
+        TRY(node_bytes(&p->nodes, NODE_INT, n, &c, &bytes));
+        TRY(take_bytes(p, bytes, (size_t)n));
+        return push(p, c);
+    }
+    uint64_t value = 0;
+    TRY(take_number(p, (int)n, &value));
+    if (n > 0 && n < 8 && value >> (8 * n - 1))
+        value |= ~(uint64_t)0 << (8 * n);
+    return push_i64(p, (int64_t)value);
+}
+
+static rsd_status push_text(struct pickle *p, enum node_kind kind, uint64_t n)
+{
+    cell c;
+    void *bytes;
+    if (n > p->total - p->at)
+        return broken(p, "a string longer than the stream");
+    TRY(node_bytes(&p->nodes, kind, n, &c, &bytes));
+    TRY(take_bytes(p, bytes, (size_t)n));
+    if (kind == NODE_STRING && !is_utf8(bytes, (size_t)n))
+        return broken(p, "a string that is not UTF-8");
+    return push(p, c);
+}
+
+static rsd_status push_float(struct pickle *p)
+{
+    uint8_t big[8];
+    uint64_t bits = 0;
+    cell c;
+    void *bytes;
+    TRY(take_bytes(p, big, sizeof big));
+    for (int i = 0; i < 8; i++)
+        bits = bits << 8 | big[i];
+    TRY(node_bytes(&p->nodes, NODE_FLOAT, sizeof bits, &c, &bytes));
+    memcpy(bytes, &bits, sizeof bits);
+    return push(p, c);
+}
+
+static rsd_status push_tuple(struct pickle *p, size_t first, size_t n)
+{
+    cell c;
+    TRY(node_tuple(&p->nodes, p->stack + first, n, &c));
+    p->depth = first;
+    return push(p, c);
+}
+
+static rsd_status push_container(struct pickle *p, enum node_kind kind)
+{
+    cell c;
+    TRY(node_container(&p->nodes, kind, &c));
+    return push(p, c);
+}
+
+static bool is_instance(const struct pickle *p, cell c)
+{
+    enum node_kind kind = node_kind(&p->nodes, c);
+    return kind == NODE_CALL || kind == NODE_OBJECT;
+}
+
+/* Entries go to a list or dict, or to what an object that behaves like one would hold. */
+static rsd_status add_entries(struct pickle *p, enum node_kind kind, size_t first, size_t n)
+{
+    p->depth = first;
+    cell target;
+    TRY(top(p, &target));
+    if (kind == NODE_DICT && n % 2)
+        return broken(p, "a key without a value");
+    if (node_kind(&p->nodes, target) == kind)
+        return node_append(&p->nodes, target, p->stack + first, n);
+    if (!is_instance(p, target))
+        return broken(p, kind == NODE_DICT ? "keys are set on what is no dict"
+                                           : "items are appended to what is no list");
+    cell items = node_part(&p->nodes, target, NODE_ITEMS);
+    if (items == CELL_NOTHING) {
+        TRY(node_container(&p->nodes, kind, &items));
+        node_set_part(&p->nodes, target, NODE_ITEMS, items);
+    }
+    if (node_kind(&p->nodes, items) != kind)
+        return broken(p, "an object is filled both as a list and as a dict");
+    return node_append(&p->nodes, items, p->stack + first, n);
+}
+
+static rsd_status make_call(struct pickle *p, enum node_kind kind)
+{
+    cell what, args, c;
+    TRY(pop(p, &args));
+    TRY(pop(p, &what));
+    if (node_kind(&p->nodes, args) != NODE_TUPLE)
+        return broken(p, "arguments that are no tuple");
+    TRY(node_call(&p->nodes, kind, what, args, &c));
+    return push(p, c);
+}
+
+static rsd_status build(struct pickle *p)
+{
+    cell state, target;
+    TRY(pop(p, &state));
+    TRY(top(p, &target));
+    if (!is_instance(p, target))
+        return broken(p, "state is given to what is no object");
+    node_set_part(&p->nodes, target, NODE_STATE, state);
+    return RSD_OK;
+}
+
+/* ---- globals ---- */
+
+static rsd_status push_global(struct pickle *p, cell module, cell name)
+{
+    cell c;
+    if (node_kind(&p->nodes, module) != NODE_STRING || node_kind(&p->nodes, name) != NODE_STRING)
+        return broken(p, "a global whose name is no string");
+    TRY(node_global(&p->nodes, module, name, &c));
+    return push(p, c);
+}
+
+/* A line of text that ends with a newline, as protocol 2 names globals. */
+static rsd_status take_line(struct pickle *p, cell *out)
+{
+    char line[1024];
+    size_t n = 0;
+    for (;; n++) {
+        uint8_t c;
+        TRY(take_u8(p, &c));
+        if (c == '\n')
+            break;
+        if (n == sizeof line)
+            return broken(p, "a global with a name of 1024 bytes or more");
+        line[n] = (char)c;
+    }
+    if (!is_utf8(line, n))
+        return broken(p, "a global whose name is not UTF-8");
+    void *bytes;
+    TRY(node_bytes(&p->nodes, NODE_STRING, n, out, &bytes));
+    memcpy(bytes, line, n);
+    return RSD_OK;
+}
+
+/* ---- opcodes ---- */
+
+static rsd_status do_global(struct pickle *p)
+{
+    cell module, name;
+    TRY(take_line(p, &module));
+    TRY(take_line(p, &name));
+    return push_global(p, module, name);
+}
+
+static rsd_status do_stack_global(struct pickle *p)
+{
+    cell module, name;
+    TRY(pop(p, &name));
+    TRY(pop(p, &module));
+    return push_global(p, module, name);
+}
+
+static rsd_status do_persistent(struct pickle *p)
+{
+    cell id, c;
+    TRY(pop(p, &id));
+    TRY(node_persistent(&p->nodes, id, &c));
+    return push(p, c);
+}
+
+/* cls.__new__(cls, *args, **kwargs): the keyword arguments are kept as a last argument. */
+static rsd_status do_newobj_ex(struct pickle *p)
+{
+    cell kwargs, args;
+    TRY(pop(p, &kwargs));
+    TRY(pop(p, &args));
+    TRY(push(p, args));
+    TRY(push(p, kwargs));
+    TRY(push_tuple(p, p->depth - 2, 2));
+    return make_call(p, NODE_OBJECT);
+}
+
+static rsd_status fixed_tuple(struct pickle *p, size_t n)
+{
+    if (p->depth - floor_of(p) < n)
+        return broken(p, "the stack is empty");
+    return push_tuple(p, p->depth - n, n);
+}
+
+static rsd_status one_entry(struct pickle *p, enum node_kind kind, size_t n)
+{
+    if (p->depth - floor_of(p) < n + 1)
+        return broken(p, "the stack is empty");
+    return add_entries(p, kind, p->depth - n, n);
+}
+
+static rsd_status marked(struct pickle *p, uint8_t opcode)
+{
+    size_t first = 0, n = 0;
+    TRY(pop_to_mark(p, &first, &n));
+    switch (opcode) {
+    case 't':
+        return push_tuple(p, first, n);
+    case 'e':
+        return add_entries(p, NODE_LIST, first, n);
+    case 'u':
+        return add_entries(p, NODE_DICT, first, n);
+    case 0x90: /* ADDITEMS: a set is kept as a list */
+        return add_entries(p, NODE_LIST, first, n);
+    case 0x91: /* FROZENSET, as a tuple */
+        return push_tuple(p, first, n);
+    default: /* '1', POP_MARK */
+        return RSD_OK;
+    }
+}
+
+static rsd_status with_number(struct pickle *p, uint8_t opcode, int nbytes)
+{
+    uint64_t n;
+    TRY(take_number(p, nbytes, &n));
+    switch (opcode) {
+    case 'K':
+    case 'M':
+        return push_i64(p, (int64_t)n);
+    case 'J':
+        return push_i64(p, (int32_t)(uint32_t)n);
+    case 0x8a:
+    case 0x8b:
+        return push_long(p, n);
+    case 'X':
+    case 0x8c:
+    case 0x8d:
+        return push_text(p, NODE_STRING, n);
+    case 'q':
+    case 'r':
+        return memo_put(p, n);
+    case 'h':
+    case 'j':
+        return memo_get(p, n);
+    case 0x95: /* FRAME: its length says nothing that we need */
+        return RSD_OK;
+    default: /* U T B C 0x8e 0x96: bytes of all kinds */
+        return push_text(p, NODE_BYTES, n);
+    }
+}
+
+static rsd_status do_opcode(struct pickle *p, uint8_t opcode)
+{
+    cell c;
+    switch (opcode) {
+    case '(':
+        return push_mark(p);
+    case 'N':
+        return push(p, CELL_NONE);
+    case 0x88:
+        return push(p, CELL_TRUE);
+    case 0x89:
+        return push(p, CELL_FALSE);
+    case ')':
+        return push(p, CELL_EMPTY_TUPLE);
+    case ']':
+    case 0x8f: /* EMPTY_SET */
+        return push_container(p, NODE_LIST);
+    case '}':
+        return push_container(p, NODE_DICT);
+    case 'K':
+    case 0x8c:
+    case 'U':
+    case 'C':
+    case 0x8a:
+    case 'q':
+    case 'h':
+        return with_number(p, opcode, 1);
+    case 'M':
+        return with_number(p, opcode, 2);
+    case 'J':
+    case 'X':
+    case 'T':
+    case 'B':
+    case 0x8b:
+    case 'r':
+    case 'j':
+        return with_number(p, opcode, 4);
+    case 0x8d:
+    case 0x8e:
+    case 0x95:
+    case 0x96:
+        return with_number(p, opcode, 8);
+    case 'G':
+        return push_float(p);
+    case 0x94:
+        return memo_put(p, p->nmemoized++);
+    case 0x85:
+    case 0x86:
+    case 0x87:
+        return fixed_tuple(p, opcode - 0x84u);
+    case 'a':
+        return one_entry(p, NODE_LIST, 1);
+    case 's':
+        return one_entry(p, NODE_DICT, 2);
+    case 't':
+    case 'e':
+    case 'u':
+    case '1':
+    case 0x90:
+    case 0x91:
+        return marked(p, opcode);
+    case 'c':
+        return do_global(p);
+    case 0x93:
+        return do_stack_global(p);
+    case 'R':
+        return make_call(p, NODE_CALL);
+    case 0x81:
+        return make_call(p, NODE_OBJECT);
+    case 0x92:
+        return do_newobj_ex(p);
+    case 'b':
+        return build(p);
+    case 'Q':
+        return do_persistent(p);
+    case '0':
+        return pop(p, &c);
+    case '2':
+        TRY(top(p, &c));
+        return push(p, c);
+    default:
+        return fail(RSD_EFORMAT, "byte %llu of a pickle: opcode %02x does not occur in checkpoints",
+                    (unsigned long long)p->at - 1, opcode);
+    }
+}
+
+static rsd_status run(struct pickle *p, cell *root)
+{
+    uint8_t opcode, protocol;
+    TRY(take_u8(p, &opcode));
+    if (opcode != 0x80)
+        return broken(p, "it does not begin with a protocol");
+    TRY(take_u8(p, &protocol));
+    if (protocol < 2 || protocol > 5)
+        return fail(RSD_EUNSUPPORTED, "byte 1 of a pickle: protocol %d", protocol);
+    for (;;) {
+        TRY(take_u8(p, &opcode));
+        if (opcode == '.')
+            break;
+        TRY(do_opcode(p, opcode));
+    }
+    TRY(pop(p, root));
+    if (p->depth != 0 || p->nmarks != 0)
+        return broken(p, "something is left on the stack");
+    return RSD_OK;
+}
+
+rsd_status pickle_load(pickle_read *read, void *context, uint64_t nbytes, struct nodes *nodes,
+                       cell *root, uint64_t *used)
+{
+    struct pickle *p = mem_new(1, sizeof *p);
+    if (!p)
+        return RSD_ENOMEM;
+    p->read = read;
+    p->context = context;
+    p->total = nbytes;
+    nodes_start(&p->nodes, nbytes);
+    rsd_status status = GROW(p->stack, p->room_stack, 1); /* there are pointers into it, always */
+    if (!status)
+        status = run(p, root);
+    mem_free(p->stack);
+    mem_free(p->marks);
+    for (size_t i = 0; i < p->nmemo; i++)
+        mem_free(p->memo[i]);
+    mem_free(p->memo);
+    if (status) {
+        nodes_drop(&p->nodes);
+    } else {
+        *nodes = p->nodes;
+        *used = p->at;
+    }
+    mem_free(p);
+    return status;
+}
+
+static rsd_status read_memory(void *context, uint64_t at, void *out, size_t n)
+{
+    memcpy(out, (const char *)context + at, n);
+    return RSD_OK;
+}
+
+rsd_status pickle_load_memory(const void *bytes, size_t nbytes, struct nodes *nodes, cell *root,
+                              uint64_t *used)
+{
+    return pickle_load(read_memory, without_const(bytes), nbytes, nodes, root, used);
+}

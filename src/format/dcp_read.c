@@ -1,0 +1,542 @@
+/* dcp.c - opens PyTorch's distributed checkpoints: what their metadata says, turned into contents.
+ *
+ *     Metadata
+ *       state_dict_metadata   name -> TensorStorageMetadata(properties, size, chunks), or bytes
+ *       storage_data          MetadataIndex(fqn, offset) -> _StorageInfo(relative_path, offset, length)
+ *       planner_data          name -> where it was in the nested state dict
+ *
+ * The metadata is one pickle, or one per rank if it was saved without collectives; those are joined.
+ * Offsets that it gives are trusted, never derived from placements, but every box must lie inside its
+ * tensor. Which chunk an entry of storage_data belongs to is found by the hint that torch writes with it,
+ * or else by its offset.
+ *
+ * What is made is bounded by the length of the pickles: a list that is referred to many times would
+ * otherwise make much out of little.
+ */
+#include "format.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { START_PATHS = 1 << 16, MOST_GROWTH = 64, MOST_PATH = 1000 };
+
+/* What one rank says, or all of them together. */
+struct rank_part {
+    struct nodes nodes;
+    cell tensors, storage, planner;
+    uint32_t file;
+};
+
+/* A tensor or value in one part. */
+struct entry {
+    size_t ordinal; /* of its name, by first appearance */
+    size_t part;
+    cell name, meta;
+    size_t first_box; /* of this part's boxes in the tensor */
+    bool value;
+};
+
+struct loading {
+    struct contents *contents;
+    struct files *files;
+    struct rank_part *parts;
+    size_t nparts;
+    uint64_t budget;       /* boxes that may still be made */
+    uint64_t room;         /* bytes that paths may still take */
+    struct intern names;   /* to ordinals */
+    struct intern paths;   /* to numbers of files */
+    struct intern unknown; /* names of transforms, to their numbers */
+    struct entry *entries; /* by ordinal, then part */
+    size_t nentries, room_entries;
+    size_t *number;  /* by ordinal: of the tensor, or of the value */
+    int64_t *sorted; /* boxes of one tensor by place, made when hints are wrong */
+    size_t sorted_ordinal;
+};
+
+/* ---- parts of the pickle ---- */
+
+static rsd_status expect(bool holds, const char *what)
+{
+    return holds ? RSD_OK : fail(RSD_EFORMAT, "the metadata has %s", what);
+}
+
+/* The state of an instance of a class that we know. CELL_NOTHING: it is none. */
+static cell state_of(const struct nodes *nodes, cell c, enum known known)
+{
+    if (node_kind(nodes, c) != NODE_OBJECT ||
+        node_known(nodes, node_part(nodes, c, NODE_WHAT)) != known)
+        return CELL_NOTHING;
+    return node_part(nodes, c, NODE_STATE);
+}
+
+static bool take_extents(const struct nodes *nodes, cell tuple, int32_t ndim, int64_t *out)
+{
+    if (node_kind(nodes, tuple) != NODE_TUPLE || node_count(nodes, tuple) != (uint32_t)ndim)
+        return false;
+    for (int32_t d = 0; d < ndim; d++)
+        if (!node_as_i64(nodes, node_item(nodes, tuple, (uint32_t)d), &out[d]) || out[d] < 0 ||
+            out[d] > MAX_EXTENT)
+            return false;
+    return true;
+}
+
+/* The dtype in (dtype, layout, requires_grad, memory format, pinned [, strides]). */
+static rsd_status take_dtype(const struct nodes *nodes, cell properties, rsd_dtype *dtype)
+{
+    cell state = state_of(nodes, properties, KNOWN_TENSOR_PROPERTIES);
+    char text[GLOBAL_TEXT_NCHARS];
+    TRY(expect(node_kind(nodes, state) == NODE_TUPLE && node_count(nodes, state) >= 5,
+               "properties that are none"));
+    cell name = node_item(nodes, state, 0);
+    *dtype = (rsd_dtype)0;
+    if (node_known(nodes, name) == KNOWN_TORCH_NAME)
+        *dtype = dtype_from_torch(node_text(nodes, node_part(nodes, name, NODE_ARGS)));
+    return *dtype ? RSD_OK
+                  : fail(RSD_EUNSUPPORTED, "a tensor of the dtype %s, which is not known here",
+                         global_text(nodes, name, text));
+}
+
+/* ---- entries ---- */
+
+static rsd_status add_entry(struct loading *l, size_t part, cell name, cell meta)
+{
+    const struct nodes *nodes = &l->parts[part].nodes;
+    struct entry entry = {.part = part, .name = name, .meta = meta};
+    struct slice text = node_text(nodes, name);
+    TRY(expect(node_kind(nodes, name) == NODE_STRING && text.nbytes > 0, "a name that is no text"));
+    bool object = node_kind(nodes, meta) == NODE_OBJECT;
+    enum known known = object ? node_known(nodes, node_part(nodes, meta, NODE_WHAT)) : KNOWN_NOT;
+    entry.value = known == KNOWN_BYTES_STORAGE;
+    if (!entry.value && known != KNOWN_TENSOR_STORAGE)
+        return fail(RSD_EFORMAT, "%.*s is neither a tensor nor a value",
+                    (int)(text.nbytes < 300 ? text.nbytes : 300), text.bytes);
+    if (!intern_find(&l->names, text, &entry.ordinal)) {
+        entry.ordinal = l->names.n;
+        TRY(intern_add(&l->names, text, entry.ordinal));
+    }
+    TRY(GROW(l->entries, l->room_entries, l->nentries + 1));
+    l->entries[l->nentries++] = entry;
+    return RSD_OK;
+}
+
+static int by_ordinal_then_part(const void *a, const void *b)
+{
+    const struct entry *x = a, *y = b;
+    if (x->ordinal != y->ordinal)
+        return x->ordinal < y->ordinal ? -1 : 1;
+    return (x->part > y->part) - (x->part < y->part);
+}
+
+static rsd_status find_entries(struct loading *l)
+{
+    for (size_t part = 0; part < l->nparts; part++) {
+        struct node_walk walk = node_walk(&l->parts[part].nodes, l->parts[part].tensors);
+        cell name, meta;
+        while (node_next_pair(&walk, &name, &meta))
+            TRY(add_entry(l, part, name, meta));
+    }
+    if (l->nentries != l->names.n) /* else they are in order already */
+        qsort(l->entries, l->nentries, sizeof *l->entries, by_ordinal_then_part);
+    l->number = mem_new(l->names.n, sizeof *l->number);
+    return l->number ? RSD_OK : RSD_ENOMEM;
+}
+
+/* ---- tensors and values ---- */
+
+static rsd_status add_chunks(struct loading *l, size_t part, cell chunks, int32_t ndim)
+{
+    const struct nodes *nodes = &l->parts[part].nodes;
+    const struct extent nowhere = {.kind = ITEM_NONE, .file = l->parts[part].file};
+    struct node_walk walk = node_walk(nodes, chunks);
+    cell chunk;
+    TRY(expect(node_kind(nodes, chunks) == NODE_LIST, "chunks that are no list"));
+    while (node_next(&walk, &chunk)) {
+        int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
+        cell state = state_of(nodes, chunk, KNOWN_CHUNK);
+        TRY(expect(l->budget-- > 0, "more chunks than it has bytes"));
+        TRY(expect(take_extents(nodes, node_find(nodes, state, "offsets"), ndim, lo) &&
+                       take_extents(nodes, node_find(nodes, state, "sizes"), ndim, len),
+                   "a chunk that is none"));
+        TRY(contents_add_box(l->contents, lo, len, nowhere));
+    }
+    return RSD_OK;
+}
+
+static rsd_status take_tensor(const struct nodes *nodes, cell meta, rsd_dtype *dtype, int32_t *ndim,
+                              int64_t *shape)
+{
+    cell state = node_part(nodes, meta, NODE_STATE), size = node_find(nodes, state, "size");
+    uint32_t n = node_count(nodes, size);
+    if (n > RSD_MAX_DIMS && node_kind(nodes, size) == NODE_TUPLE)
+        return fail(RSD_EUNSUPPORTED, "%u dims, at most %d are possible", n, (int)RSD_MAX_DIMS);
+    TRY(expect(take_extents(nodes, size, (int32_t)n, shape), "a size that is none"));
+    *ndim = (int32_t)n;
+    return take_dtype(nodes, node_find(nodes, state, "properties"), dtype);
+}
+
+/* One tensor, from what all parts say about it. */
+static rsd_status add_tensor(struct loading *l, struct entry *entries, size_t n)
+{
+    const struct nodes *nodes = &l->parts[entries[0].part].nodes;
+    rsd_dtype dtype, other_dtype;
+    int32_t ndim, other_ndim;
+    int64_t shape[RSD_MAX_DIMS] = {0}, other[RSD_MAX_DIMS] = {0};
+    TRY(take_tensor(nodes, entries[0].meta, &dtype, &ndim, shape));
+    TRY(contents_add_tensor(l->contents, node_text(nodes, entries[0].name), dtype, ndim, shape));
+    struct tensor *tensor = &l->contents->tensors[l->contents->ntensors - 1];
+    for (size_t i = 0; i < n; i++) {
+        nodes = &l->parts[entries[i].part].nodes;
+        TRY(take_tensor(nodes, entries[i].meta, &other_dtype, &other_ndim, other));
+        TRY(expect(other_dtype == dtype && other_ndim == ndim &&
+                       memcmp(shape, other, (size_t)ndim * sizeof *shape) == 0,
+                   "a tensor on which the ranks do not agree"));
+        entries[i].first_box = tensor->nboxes;
+        cell state = node_part(nodes, entries[i].meta, NODE_STATE);
+        TRY(add_chunks(l, entries[i].part, node_find(nodes, state, "chunks"), ndim));
+    }
+    return RSD_OK;
+}
+
+static rsd_status add_group(struct loading *l, struct slice name, struct entry *entries, size_t n)
+{
+    for (size_t i = 1; i < n; i++) {
+        TRY(expect(entries[i].part != entries[i - 1].part, "the same name twice"));
+        TRY(expect(entries[i].value == entries[0].value,
+                   "a name that is a tensor on one rank and a value on another"));
+    }
+    if (!entries[0].value)
+        return add_tensor(l, entries, n);
+    return contents_add_value(l->contents, name, (struct extent){.kind = ITEM_NONE}, NULL);
+}
+
+static rsd_status add_all(struct loading *l)
+{
+    for (size_t i = 0, n; i < l->nentries; i += n) {
+        struct entry *entries = &l->entries[i];
+        for (n = 1; i + n < l->nentries && entries[n].ordinal == entries[0].ordinal; n++)
+            continue;
+        struct slice name = node_text(&l->parts[entries[0].part].nodes, entries[0].name);
+        struct contents *contents = l->contents;
+        l->number[entries[0].ordinal] = entries[0].value ? contents->nvalues : contents->ntensors;
+        rsd_status status = add_group(l, name, entries, n);
+        if (status)
+            return fail_in(status, "%.*s: ", (int)(name.nbytes < 300 ? name.nbytes : 300),
+                           name.bytes);
+    }
+    return RSD_OK;
+}
+
+/* ---- where the bytes are ---- */
+
+static rsd_status find_file(struct loading *l, struct slice path, uint32_t *file)
+{
+    size_t number;
+    if (!intern_find(&l->paths, path, &number)) {
+        TRY(files_add(l->files, path, file));
+        number = *file;
+        TRY(intern_add(&l->paths, path, number));
+    }
+    *file = (uint32_t)number;
+    return RSD_OK;
+}
+
+static rsd_status take_unknown(struct loading *l, struct slice name, struct extent *extent)
+{
+    struct contents *contents = l->contents;
+    size_t number;
+    if (!intern_find(&l->unknown, name, &number)) {
+        const char *kept;
+        number = contents->ntransforms;
+        TRY(contents_name(contents, name, &kept));
+        TRY(GROW(contents->transforms, contents->room_transforms, number + 1));
+        TRY(intern_add(&l->unknown, (struct slice){kept, name.nbytes}, number));
+        contents->transforms[contents->ntransforms++] = kept;
+    }
+    extent->unknown = 1;
+    extent->detail = (uint32_t)number;
+    return RSD_OK;
+}
+
+/* "stream.zstd/1" as often as it was applied; any other name makes an item that cannot be read. */
+static rsd_status take_transforms(struct loading *l, const struct nodes *nodes, cell list,
+                                  struct extent *extent)
+{
+    struct node_walk walk = node_walk(nodes, list);
+    cell item;
+    TRY(expect(list == CELL_NOTHING || list == CELL_NONE || node_kind(nodes, list) == NODE_LIST,
+               "transforms that are no list"));
+    while (node_next(&walk, &item)) {
+        struct slice name = node_text(nodes, item);
+        TRY(expect(node_kind(nodes, item) == NODE_STRING, "a transform whose name is no text"));
+        if (slice_is(name, "stream.zstd/1") || slice_is(name, "stream.zstd")) {
+            TRY(expect(extent->nzstd++ < 8, "an item that was compressed too often"));
+            continue;
+        }
+        TRY(take_unknown(l, name, extent));
+    }
+    return RSD_OK;
+}
+
+static rsd_status take_info(struct loading *l, const struct nodes *nodes, cell info,
+                            struct extent *extent)
+{
+    cell state = state_of(nodes, info, KNOWN_STORAGE_INFO);
+    cell path = node_find(nodes, state, "relative_path");
+    int64_t offset, length;
+    TRY(expect(node_as_i64(nodes, node_find(nodes, state, "offset"), &offset) && offset >= 0 &&
+                   node_as_i64(nodes, node_find(nodes, state, "length"), &length) && length >= 0 &&
+                   node_kind(nodes, path) == NODE_STRING,
+               "storage information that is none"));
+    *extent =
+        (struct extent){.kind = ITEM_SAVED, .offset = (uint64_t)offset, .nbytes = (uint64_t)length};
+    TRY(take_transforms(l, nodes, node_find(nodes, state, "transform_descriptors"), extent));
+    return find_file(l, node_text(nodes, path), &extent->file);
+}
+
+static int by_lo(const void *a, const void *b, void *ndim)
+{
+    const int64_t *x = a, *y = b; /* lo, then the number of the box */
+    for (int32_t d = 0; d < *(const int32_t *)ndim; d++)
+        if (x[d] != y[d])
+            return x[d] < y[d] ? -1 : 1;
+    return 0;
+}
+
+static rsd_status sort_boxes(struct loading *l, size_t ordinal, const struct tensor *tensor)
+{
+    int32_t ndim = tensor->ndim;
+    size_t width = (size_t)ndim + 1;
+    if (l->sorted && l->sorted_ordinal == ordinal)
+        return RSD_OK;
+    mem_free(l->sorted);
+    l->sorted = mem_new(tensor->nboxes * width, sizeof *l->sorted);
+    if (!l->sorted)
+        return RSD_ENOMEM;
+    l->sorted_ordinal = ordinal;
+    for (size_t i = 0; i < tensor->nboxes; i++) {
+        copy_i64s(l->sorted + i * width, tensor_box_lo(l->contents, tensor, i), ndim);
+        l->sorted[i * width + (size_t)ndim] = (int64_t)i;
+    }
+    qsort_r(l->sorted, tensor->nboxes, width * sizeof *l->sorted, by_lo, &ndim);
+    return RSD_OK;
+}
+
+/* The box of a tensor that begins at lo; nboxes: there is none. */
+static rsd_status find_box(struct loading *l, size_t ordinal, const struct tensor *tensor,
+                           size_t hint, const int64_t *lo, size_t *box)
+{
+    int32_t ndim = tensor->ndim;
+    size_t width = (size_t)ndim + 1, first = 0, end = tensor->nboxes;
+    *box = hint;
+    if (hint < tensor->nboxes && by_lo(tensor_box_lo(l->contents, tensor, hint), lo, &ndim) == 0)
+        return RSD_OK;
+    TRY(sort_boxes(l, ordinal, tensor));
+    while (first < end) {
+        size_t middle = first + (end - first) / 2;
+        if (by_lo(l->sorted + middle * width, lo, &ndim) < 0)
+            first = middle + 1;
+        else
+            end = middle;
+    }
+    bool found = first < tensor->nboxes && by_lo(l->sorted + first * width, lo, &ndim) == 0;
+    *box = found ? (size_t)l->sorted[first * width + (size_t)ndim] : tensor->nboxes;
+    return RSD_OK;
+}
+
+static const struct entry *find_entry(const struct loading *l, size_t ordinal, size_t part)
+{
+    const struct entry key = {.ordinal = ordinal, .part = part};
+    if (l->nparts == 1 && l->nentries == l->names.n)
+        return &l->entries[ordinal];
+    return bsearch(&key, l->entries, l->nentries, sizeof key, by_ordinal_then_part);
+}
+
+static rsd_status place_item(struct loading *l, size_t part, cell state, size_t ordinal,
+                             const struct entry *entry, struct extent extent)
+{
+    const struct nodes *nodes = &l->parts[part].nodes;
+    cell offset = node_find(nodes, state, "offset");
+    int64_t lo[RSD_MAX_DIMS] = {0}, index = 0;
+    size_t box;
+    if (entry->value) {
+        struct value *value = &l->contents->values[l->number[ordinal]];
+        if (value->extent.kind == ITEM_NONE)
+            value->extent = extent;
+        return RSD_OK;
+    }
+    const struct tensor *tensor = &l->contents->tensors[l->number[ordinal]];
+    if (offset != CELL_NOTHING && offset != CELL_NONE)
+        TRY(expect(take_extents(nodes, offset, tensor->ndim, lo), "an offset that is none"));
+    bool hinted = node_as_i64(nodes, node_find(nodes, state, "index"), &index) && index >= 0;
+    TRY(find_box(l, ordinal, tensor, hinted ? entry->first_box + (size_t)index : SIZE_MAX, lo,
+                 &box));
+    if (box < tensor->nboxes)
+        l->contents->extents[tensor->first_extent + box] = extent;
+    return RSD_OK;
+}
+
+static rsd_status add_storage(struct loading *l, size_t part, cell key, cell info)
+{
+    const struct nodes *nodes = &l->parts[part].nodes;
+    cell state = state_of(nodes, key, KNOWN_INDEX), fqn = node_find(nodes, state, "fqn");
+    struct slice name = node_text(nodes, fqn);
+    struct extent extent;
+    size_t ordinal;
+    TRY(expect(node_kind(nodes, fqn) == NODE_STRING, "an index without a name"));
+    rsd_status status = take_info(l, nodes, info, &extent);
+    const struct entry *entry =
+        intern_find(&l->names, name, &ordinal) ? find_entry(l, ordinal, part) : NULL;
+    if (!status && entry) /* else it is storage that nothing refers to */
+        status = place_item(l, part, state, ordinal, entry, extent);
+    return status
+               ? fail_in(status, "%.*s: ", (int)(name.nbytes < 300 ? name.nbytes : 300), name.bytes)
+               : RSD_OK;
+}
+
+static rsd_status add_storages(struct loading *l)
+{
+    for (size_t part = 0; part < l->nparts; part++) {
+        const struct nodes *nodes = &l->parts[part].nodes;
+        struct node_walk walk = node_walk(nodes, l->parts[part].storage);
+        cell key, info;
+        TRY(expect(node_kind(nodes, l->parts[part].storage) == NODE_DICT, "no storage_data"));
+        while (node_next_pair(&walk, &key, &info))
+            TRY(add_storage(l, part, key, info));
+    }
+    return RSD_OK;
+}
+
+/* ---- where things were in the nested state dict ---- */
+
+/* A tuple of texts and numbers. */
+static bool is_path(const struct nodes *nodes, cell path)
+{
+    bool fine = node_kind(nodes, path) == NODE_TUPLE && node_count(nodes, path) <= MOST_PATH;
+    for (uint32_t i = 0; fine && i < node_count(nodes, path); i++) {
+        enum node_kind kind = node_kind(nodes, node_item(nodes, path, i));
+        fine = kind == NODE_STRING || kind == NODE_INT;
+    }
+    return fine;
+}
+
+static rsd_status add_path(struct loading *l, size_t part, cell name, cell path)
+{
+    const struct nodes *nodes = &l->parts[part].nodes;
+    size_t ordinal;
+    char *json;
+    const char *kept;
+    if (node_kind(nodes, name) != NODE_STRING || !is_path(nodes, path) ||
+        !intern_find(&l->names, node_text(nodes, name), &ordinal))
+        return RSD_OK;
+    const struct entry *entry = find_entry(l, ordinal, part);
+    TRY(value_to_json(nodes, path, &json));
+    size_t n = json ? strlen(json) : 0;
+    if (!entry || !json) {
+        mem_free(json);
+        return RSD_OK;
+    }
+    rsd_status status = expect(n <= l->room, "paths many times as long as itself");
+    if (!status)
+        status = contents_name(l->contents, (struct slice){json, n}, &kept);
+    mem_free(json);
+    TRY(status);
+    l->room -= n;
+    if (entry->value)
+        l->contents->values[l->number[ordinal]].path = kept;
+    else
+        l->contents->tensors[l->number[ordinal]].path = kept;
+    return RSD_OK;
+}
+
+static rsd_status add_paths(struct loading *l)
+{
+    for (size_t part = 0; part < l->nparts; part++) {
+        struct node_walk walk = node_walk(&l->parts[part].nodes, l->parts[part].planner);
+        cell name, path;
+        while (node_next_pair(&walk, &name, &path))
+            TRY(add_path(l, part, name, path));
+    }
+    return RSD_OK;
+}
+
+/* ---- the whole ---- */
+
+struct stream {
+    struct files *files;
+    uint32_t file;
+};
+
+static rsd_status read_stream(void *context, uint64_t at, void *out, size_t n)
+{
+    struct stream *stream = context;
+    return file_read(stream->files, stream->file, at, out, n);
+}
+
+/* A pickle of something else. What it would have made is named, and was not made. */
+static rsd_status no_metadata(const struct nodes *nodes, cell root)
+{
+    enum node_kind kind = node_kind(nodes, root);
+    cell what = kind == NODE_CALL || kind == NODE_OBJECT ? node_part(nodes, root, NODE_WHAT) : root;
+    if (node_kind(nodes, what) != NODE_GLOBAL)
+        return expect(false, "no state_dict_metadata: this pickle is something else");
+    struct slice module = node_text(nodes, node_part(nodes, what, NODE_WHAT));
+    struct slice name = node_text(nodes, node_part(nodes, what, NODE_ARGS));
+    return fail(RSD_EFORMAT, "no metadata: the pickle asks for %.*s.%.*s, which is refused",
+                (int)(module.nbytes < 100 ? module.nbytes : 100), module.bytes,
+                (int)(name.nbytes < 100 ? name.nbytes : 100), name.bytes);
+}
+
+static rsd_status load_part(struct loading *l, struct slice name, struct rank_part *part)
+{
+    struct stream stream = {.files = l->files};
+    uint64_t nbytes, used;
+    cell root;
+    TRY(files_add(l->files, name, &stream.file));
+    part->file = stream.file;
+    TRY(file_nbytes(l->files, stream.file, &nbytes));
+    rsd_status status = pickle_load(read_stream, &stream, nbytes, &part->nodes, &root, &used);
+    if (!status) {
+        l->nparts++;
+        l->budget += nbytes;
+        l->room += START_PATHS + nbytes * MOST_GROWTH;
+        cell state = state_of(&part->nodes, root, KNOWN_METADATA);
+        part->tensors = node_find(&part->nodes, state, "state_dict_metadata");
+        part->storage = node_find(&part->nodes, state, "storage_data");
+        part->planner = node_find(&part->nodes, state, "planner_data");
+        if (node_kind(&part->nodes, part->tensors) != NODE_DICT)
+            status = no_metadata(&part->nodes, root);
+    }
+    return status == RSD_EFORMAT || status == RSD_EUNSUPPORTED
+               ? file_error(l->files, stream.file, status)
+               : status;
+}
+
+rsd_status dcp_open(rsd_checkpoint *checkpoint, const struct slice *metadata, size_t n)
+{
+    struct loading l = {.contents = &checkpoint->contents, .files = &checkpoint->files};
+    l.parts = mem_new(n, sizeof *l.parts);
+    rsd_status status = l.parts ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < n && !status; i++)
+        status = load_part(&l, metadata[i], &l.parts[i]);
+    bool parsed = !status;
+    if (!status)
+        status = find_entries(&l);
+    if (!status)
+        status = add_all(&l);
+    if (!status)
+        status = add_storages(&l);
+    if (!status)
+        status = add_paths(&l);
+    if (status && parsed && status != RSD_ENOMEM)
+        status = file_error(&checkpoint->files, 0, status);
+    for (size_t i = 0; i < l.nparts; i++)
+        nodes_drop(&l.parts[i].nodes);
+    mem_free(l.parts);
+    mem_free(l.entries);
+    mem_free(l.number);
+    mem_free(l.sorted);
+    intern_drop(&l.names);
+    intern_drop(&l.paths);
+    intern_drop(&l.unknown);
+    return status;
+}

@@ -1,0 +1,294 @@
+/* safetensors_out.c - the headers of safetensors files, and their index.
+ *
+ * The header has one array per name. A rank that holds several boxes of a tensor (a fused weight, cut
+ * segment by segment) has them packed in one array, as in its memory. Shards carry where they lie twice: for
+ * torch, which wants one offset an array, and for this library, which wants to know the whole shape too.
+ */
+#include "checkpoint.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { ALIGNMENT = 8, MOST_HEADER = 100000000 };
+
+/* An array: one box of a tensor, or several of one rank. */
+struct place {
+    const struct tensor *tensor;
+    size_t extent, box, nboxes;
+    int64_t shape[RSD_MAX_DIMS];
+    const int64_t *ats; /* several: where each begins in the array */
+};
+
+/* The tensors of one file in their order. */
+struct file_places {
+    struct place *list;
+    size_t n, room;
+};
+
+static void add_list(struct text *out, int32_t ndim, const int64_t *values)
+{
+    text_add(out, "[");
+    for (int32_t d = 0; d < ndim; d++)
+        text_add(out, "%s%lld", d ? "," : "", (long long)values[d]);
+    text_add(out, "]");
+}
+
+static void add_name(struct text *out, const char *name)
+{
+    json_add_string(out, name, strlen(name));
+}
+
+static bool is_whole(const struct contents *contents, const struct place *place)
+{
+    for (int32_t d = 0; d < place->tensor->ndim; d++)
+        if (place->shape[d] != tensor_shape(contents, place->tensor)[d])
+            return false;
+    return place->nboxes == 1;
+}
+
+static uint64_t place_nbytes(const struct place *place)
+{
+    return (uint64_t)box_volume(place->tensor->ndim, place->shape) *
+           rsd_dtype_nbytes(place->tensor->dtype);
+}
+
+/* ---- where shards lie ---- */
+
+/* lo, len and at of each box, in one list. */
+static void add_pieces(struct text *out, const struct contents *contents, const struct place *place)
+{
+    const struct tensor *tensor = place->tensor;
+    size_t ndim = (size_t)tensor->ndim;
+    text_add(out, "[");
+    for (size_t i = 0; i < place->nboxes; i++) {
+        const int64_t *lists[] = {tensor_box_lo(contents, tensor, place->box + i),
+                                  tensor_box_len(contents, tensor, place->box + i),
+                                  place->ats + i * ndim};
+        for (size_t k = 0; k < 3 * ndim; k++)
+            text_add(out, "%s%lld", i + k ? "," : "", (long long)lists[k / ndim][k % ndim]);
+    }
+    text_add(out, "]");
+}
+
+static void add_places(struct text *out, const struct contents *contents,
+                       const struct file_places *places, bool ours)
+{
+    text_add(out, "{");
+    for (size_t i = 0; i < places->n; i++) {
+        const struct place *place = &places->list[i];
+        const struct tensor *tensor = place->tensor;
+        text_add(out, i ? "," : "");
+        add_name(out, tensor->name);
+        text_add(out, place->nboxes > 1 ? ":{\"pieces\":"
+                      : ours            ? ":{\"lo\":"
+                                        : ":{\"saved_offsets\":");
+        if (place->nboxes > 1)
+            add_pieces(out, contents, place);
+        else
+            add_list(out, tensor->ndim, tensor_box_lo(contents, tensor, place->box));
+        if (ours) {
+            text_add(out, ",\"shape\":");
+            add_list(out, tensor->ndim, tensor_shape(contents, tensor));
+        }
+        text_add(out, "}");
+    }
+    text_add(out, "}");
+}
+
+/* JSON inside a JSON text. */
+static rsd_status add_nested(struct text *out, const char *key, struct text *nested)
+{
+    char *chars;
+    TRY(text_take(nested, &chars));
+    text_add(out, ",\"%s\":", key);
+    json_add_string(out, chars, strlen(chars));
+    rsd_free(chars);
+    return RSD_OK;
+}
+
+static rsd_status add_sharding(struct text *out, const struct contents *contents,
+                               const struct file_places *places)
+{
+    struct text torch = {0}, ours = {0};
+    rsd_status status = RSD_OK;
+    bool simple = true; /* torch knows arrays of one box alone */
+    for (size_t i = 0; i < places->n; i++)
+        simple = simple && places->list[i].nboxes == 1;
+    if (simple) {
+        add_places(&torch, contents, places, false);
+        status = add_nested(out, "DCP_SHARDING_INFO", &torch);
+        text_add(out, ",\"DCP_VERSION\":\"1.0\"");
+    }
+    text_add(&ours, "{\"version\":1,\"tensors\":");
+    add_places(&ours, contents, places, true);
+    text_add(&ours, "}");
+    if (!status)
+        status = add_nested(out, "reshard", &ours);
+    text_drop(&torch);
+    text_drop(&ours);
+    return status;
+}
+
+/* ---- one header ---- */
+
+static rsd_status add_tensor(struct text *out, const struct place *place, uint64_t begin,
+                             uint64_t nbytes)
+{
+    const struct tensor *tensor = place->tensor;
+    const char *dtype = dtype_to_safetensors(tensor->dtype);
+    int64_t shape[RSD_MAX_DIMS] = {0};
+    if (!dtype)
+        return fail(RSD_EUNSUPPORTED, "%s: safetensors has no dtype for %s", tensor->name,
+                    rsd_dtype_name(tensor->dtype));
+    copy_i64s(shape, place->shape, tensor->ndim);
+    if (tensor->dtype == RSD_F4X2 && tensor->ndim > 0)
+        shape[tensor->ndim - 1] *= 2; /* two elements a byte; there, extents count elements */
+    text_add(out, ",");
+    add_name(out, tensor->name);
+    text_add(out, ":{\"dtype\":\"%s\",\"shape\":", dtype);
+    add_list(out, tensor->ndim, shape);
+    text_add(out, ",\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
+             (unsigned long long)(begin + nbytes));
+    return RSD_OK;
+}
+
+static rsd_status write_header(struct draft *draft, struct out_file *file,
+                               const struct file_places *places)
+{
+    struct contents *contents = &draft->contents;
+    struct text text = {0};
+    uint64_t at = 0;
+    bool whole = true;
+    for (size_t i = 0; i < places->n; i++)
+        whole =
+            whole && is_whole(contents, &places->list[i]) && places->list[i].tensor->nboxes == 1;
+    text_add(&text, "{\"__metadata__\":{\"format\":\"pt\"");
+    rsd_status status = whole ? RSD_OK : add_sharding(&text, contents, places);
+    text_add(&text, "}");
+    for (size_t i = 0; i < places->n && !status; i++) {
+        const struct place *place = &places->list[i];
+        uint64_t nbytes = place_nbytes(place);
+        status = add_tensor(&text, place, at, nbytes);
+        for (size_t k = 0; k < place->nboxes; k++) {
+            contents->extents[place->extent + k].offset = at;
+            contents->extents[place->extent + k].nbytes = nbytes;
+        }
+        at += nbytes;
+    }
+    text_add(&text, "}");
+    while (text.length % ALIGNMENT && !text.failed)
+        text_add(&text, " ");
+    if (!status && text.length > MOST_HEADER)
+        status = fail(RSD_ELIMIT, "%s: a header of %zu bytes, readers take %d", file->name,
+                      text.length, (int)MOST_HEADER);
+    emit_number(&file->header, text.length, 8);
+    bytes_put(&file->header, text.chars, text.length);
+    if (!status && (text.failed || file->header.failed))
+        status = fail(RSD_ENOMEM, "no memory for a header");
+    text_drop(&text);
+    for (size_t i = 0; i < places->n; i++) {
+        for (size_t k = 0; k < places->list[i].nboxes; k++)
+            contents->extents[places->list[i].extent + k].offset += file->header.n;
+        file->nitems += places->list[i].nboxes;
+    }
+    file->nbytes = file->header.n + at;
+    return status;
+}
+
+/* ---- all of them ---- */
+
+/* The boxes of one rank that are packed in one array: its shape, and whether they fill it. */
+static rsd_status pack(struct draft *draft, struct place *place)
+{
+    const struct contents *contents = &draft->contents;
+    const struct tensor *tensor = place->tensor;
+    size_t ndim = (size_t)tensor->ndim;
+    int64_t volume = 0;
+    for (size_t i = 0; i < place->nboxes; i++) {
+        const int64_t *len = tensor_box_len(contents, tensor, place->box + i);
+        for (size_t d = 0; d < ndim; d++)
+            place->shape[d] = max_i64(place->shape[d], place->ats[i * ndim + d] + len[d]);
+        volume += box_volume(tensor->ndim, len);
+    }
+    if (volume != box_volume(tensor->ndim, place->shape))
+        return fail(RSD_EUNSUPPORTED,
+                    "%s: a rank would write only some of the boxes of its array, and safetensors "
+                    "has one array a name",
+                    tensor->name);
+    for (size_t i = 0; i < place->nboxes; i++) {
+        TRY(GROW(draft->places, draft->room_places, draft->nplaces + 2 * ndim + 1));
+        draft->nplaces += draft->nplaces == 0; /* 0 stands for none */
+        draft->items[place->extent + i].at = draft->nplaces;
+        copy_i64s(draft->places + draft->nplaces, place->ats + i * ndim, tensor->ndim);
+        copy_i64s(draft->places + draft->nplaces + ndim, place->shape, tensor->ndim);
+        draft->nplaces += 2 * ndim;
+    }
+    return RSD_OK;
+}
+
+/* The arrays of a tensor, each into the list of its file. Boxes of one rank follow each other. */
+static rsd_status place_tensor(struct draft *draft, const struct tensor *tensor, const int64_t *ats,
+                               struct file_places *places)
+{
+    const struct contents *contents = &draft->contents;
+    for (size_t box = 0, n; box < tensor->nboxes; box += n) {
+        size_t extent = tensor->first_extent + box;
+        struct file_places *own = &places[contents->extents[extent].file];
+        for (n = 1; box + n < tensor->nboxes &&
+                    contents->extents[extent + n].file == contents->extents[extent].file;)
+            n++;
+        TRY(GROW(own->list, own->room, own->n + 1));
+        struct place *place = &own->list[own->n++];
+        *place = (struct place){.tensor = tensor, .extent = extent, .box = box, .nboxes = n};
+        if (n > 1 && ats) {
+            place->ats = ats + box * (size_t)tensor->ndim;
+            TRY(pack(draft, place));
+        } else {
+            copy_i64s(place->shape, tensor_box_len(contents, tensor, box), tensor->ndim);
+        }
+    }
+    return RSD_OK;
+}
+
+rsd_status safetensors_place(struct draft *draft)
+{
+    const struct contents *contents = &draft->contents;
+    const int64_t *ats = draft->ats;
+    struct file_places *places = mem_new(draft->nfiles, sizeof *places);
+    rsd_status status = places ? RSD_OK : RSD_ENOMEM;
+    for (size_t t = 0; t < contents->ntensors && !status; t++) {
+        status = place_tensor(draft, &contents->tensors[t], ats, places);
+        if (ats)
+            ats += contents->tensors[t].nboxes * (size_t)contents->tensors[t].ndim;
+    }
+    for (size_t i = 0; i < draft->nfiles && !status; i++)
+        status = write_header(draft, &draft->files[i], &places[i]);
+    for (size_t i = 0; places && i < draft->nfiles; i++)
+        mem_free(places[i].list);
+    mem_free(places);
+    return status;
+}
+
+rsd_status safetensors_index(const struct draft *draft, struct text *out)
+{
+    const struct contents *contents = &draft->contents;
+    uint64_t total = 0;
+    bool first = true;
+    for (size_t t = 0; t < contents->ntensors; t++)
+        for (size_t box = 0; box < contents->tensors[t].nboxes; box++)
+            total += box_nbytes(contents, &contents->tensors[t], box);
+    text_add(out, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
+             (unsigned long long)total);
+    for (size_t t = 0; t < contents->ntensors; t++) {
+        const struct tensor *tensor = &contents->tensors[t];
+        if (tensor->nboxes == 0)
+            continue;
+        text_add(out, "%s\n    ", first ? "" : ",");
+        add_name(out, tensor->name);
+        text_add(out, ": ");
+        add_name(out, draft->files[contents->extents[tensor->first_extent].file].name);
+        first = false;
+    }
+    text_add(out, "\n  }\n}\n");
+    return out->failed ? fail(RSD_ENOMEM, "no memory for an index") : RSD_OK;
+}

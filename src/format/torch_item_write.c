@@ -1,0 +1,324 @@
+/* item.c - one tensor or value as torch.save writes it: a small archive around the bytes.
+ *
+ *     head | bytes of the tensor | tail
+ *
+ * The head is the same for the same dtype and shape, and its length is known beforehand; the tail has
+ * the CRC-32 of the bytes in it. So the bytes may be written first, in any order and by several threads.
+ * What comes out is what torch 2.7 and later write for a dense tensor on the CPU, to the byte.
+ *
+ * The last record is an id that torch makes from names and CRCs. The part that comes from the names is a
+ * constant for each set of records, since it depends on the order of a hash table.
+ */
+#include "format.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { ALIGNMENT = 64, NRECORDS = 7 };
+
+/* ---- the pickle of a tensor ---- */
+
+static void memoize(struct bytes *out, int *memo)
+{
+    emit_op(out, "q");
+    emit_number(out, (uint64_t)(*memo)++, 1);
+}
+
+static void pickle_text(struct bytes *out, const char *text, int *memo)
+{
+    emit_text(out, (struct slice){text, strlen(text)});
+    memoize(out, memo);
+}
+
+static void pickle_global(struct bytes *out, const char *module, const char *name, int *memo)
+{
+    emit_global(out, module, name);
+    memoize(out, memo);
+}
+
+static void pickle_tuple(struct bytes *out, int32_t n, const int64_t *values, int *memo)
+{
+    static const char *const close[] = {")", "\x85", "\x86", "\x87"};
+    if (n > 3)
+        emit_op(out, "(");
+    for (int32_t i = 0; i < n; i++)
+        emit_int(out, values[i]);
+    emit_op(out, n > 3 ? "t" : close[n]);
+    if (n > 0)
+        memoize(out, memo);
+}
+
+static void pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                          const int64_t *strides)
+{
+    int64_t dense[RSD_MAX_DIMS], stride = 1, volume = box_volume(ndim, shape);
+    int memo = 0;
+    for (int32_t d = ndim - 1; d >= 0; d--) {
+        dense[d] = stride;
+        stride *= max_i64(shape[d], 1);
+    }
+    bool typed = dtype_to_storage(dtype) != NULL;
+    bytes_put(out, "\x80\x02", 2);
+    pickle_global(out, "torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", &memo);
+    emit_op(out, "((");
+    pickle_text(out, "storage", &memo);
+    if (typed)
+        pickle_global(out, "torch", dtype_to_storage(dtype), &memo);
+    else
+        pickle_global(out, "torch.storage", "UntypedStorage", &memo);
+    pickle_text(out, "0", &memo);
+    pickle_text(out, "cpu", &memo);
+    emit_int(out, typed ? volume : volume * (int64_t)rsd_dtype_nbytes(dtype));
+    emit_op(out, "t");
+    memoize(out, &memo);
+    bytes_put(out, "QK\0", 3);
+    pickle_tuple(out, ndim, shape, &memo);
+    pickle_tuple(out, ndim, strides ? strides : dense, &memo);
+    emit_op(out, "\x89");
+    pickle_global(out, "collections", "OrderedDict", &memo);
+    emit_op(out, ")R");
+    memoize(out, &memo);
+    if (!typed)
+        pickle_global(out, "torch", dtype_to_torch(dtype), &memo);
+    emit_op(out, "t");
+    memoize(out, &memo);
+    emit_op(out, "R");
+    memoize(out, &memo);
+    emit_op(out, ".");
+}
+
+/* ---- the archive ---- */
+
+struct entry {
+    const char *name;
+    uint64_t header, nbytes;
+    uint32_t crc;
+};
+
+struct archive {
+    struct bytes *out;
+    uint64_t base; /* where out begins in the archive */
+    struct entry entries[NRECORDS];
+    int n;
+    uint64_t id; /* what the CRCs were folded into */
+};
+
+static const uint64_t large = 0xffffffffu;
+
+static bool is_large(const struct entry *entry)
+{
+    return entry->nbytes >= large || entry->header >= large;
+}
+
+/* Sizes, and the place of the header, that do not fit into 32 bits. */
+static size_t zip64_nbytes(const struct entry *entry)
+{
+    if (!is_large(entry))
+        return 0;
+    return (size_t)4 + (entry->nbytes >= large ? 16u : 0u) + (entry->header >= large ? 8u : 0u);
+}
+
+static void put_zip64(struct bytes *out, const struct entry *entry, uint64_t stored)
+{
+    size_t n = zip64_nbytes(entry);
+    if (n == 0)
+        return;
+    emit_number(out, 1, 2);
+    emit_number(out, n - 4, 2);
+    if (entry->nbytes >= large) {
+        emit_number(out, entry->nbytes, 8);
+        emit_number(out, stored, 8);
+    }
+    if (entry->header >= large)
+        emit_number(out, entry->header, 8);
+}
+
+static void fold_id(struct archive *archive, uint64_t value)
+{
+    uint64_t id = archive->id;
+    archive->id = id ^ (value + 0x9e3779b9u + (id << 6) + (id >> 2));
+}
+
+static void put_header(struct archive *archive, const char *name, uint64_t nbytes)
+{
+    struct bytes *out = archive->out;
+    struct entry *entry = &archive->entries[archive->n++];
+    *entry = (struct entry){.name = name, .header = archive->base + out->n, .nbytes = nbytes};
+    size_t extra = zip64_nbytes(entry);
+    uint64_t data = entry->header + 30 + strlen(name) + extra + 4;
+    size_t padding = (size_t)(-data & (ALIGNMENT - 1));
+    emit_op(out, "PK\3\4");
+    emit_number(out, 0, 2);
+    emit_number(out, nbytes ? 0x0808 : 0x0800, 2);
+    for (int i = 0; i < 9; i++) /* method, time, date, CRC and both sizes: known at the end */
+        emit_number(out, 0, 2);
+    emit_number(out, strlen(name), 2);
+    emit_number(out, extra + 4 + padding, 2);
+    emit_op(out, name);
+    put_zip64(out, entry, 0);
+    emit_op(out, "FB");
+    emit_number(out, padding, 2);
+    for (size_t i = 0; i < padding; i++)
+        emit_op(out, "Z");
+}
+
+static void put_descriptor(struct archive *archive, uint32_t crc)
+{
+    struct entry *entry = &archive->entries[archive->n - 1];
+    entry->crc = crc;
+    if (entry->nbytes == 0)
+        return;
+    int width = is_large(entry) ? 8 : 4;
+    emit_op(archive->out, "PK\7\x08");
+    emit_number(archive->out, crc, 4);
+    emit_number(archive->out, entry->nbytes, width);
+    emit_number(archive->out, entry->nbytes, width);
+    fold_id(archive, crc);
+}
+
+/* torch looks for descriptors in what it writes, and takes a record that begins like one for one. */
+static void fold_lookalike(struct archive *archive, const unsigned char *first, uint64_t nbytes)
+{
+    if (nbytes >= 8 && memcmp(first, "PK\7\x08", 4) == 0)
+        fold_id(archive, (uint32_t)first[4] | (uint32_t)first[5] << 8 | (uint32_t)first[6] << 16 |
+                             (uint32_t)first[7] << 24);
+}
+
+static void put_record(struct archive *archive, const char *name, const void *data, size_t n)
+{
+    put_header(archive, name, n);
+    bytes_put(archive->out, data, n);
+    put_descriptor(archive, crc32_of(data, n));
+}
+
+static void put_directory(struct archive *archive)
+{
+    struct bytes *out = archive->out;
+    uint64_t at = archive->base + out->n;
+    for (int i = 0; i < archive->n; i++) {
+        const struct entry *entry = &archive->entries[i];
+        uint64_t nbytes = entry->nbytes < large ? entry->nbytes : large;
+        emit_op(out, "PK\1\2");
+        emit_number(out, 0, 4); /* versions */
+        emit_number(out, entry->nbytes ? 0x0808 : 0x0800, 2);
+        emit_number(out, 0, 6); /* method, time, date */
+        emit_number(out, entry->crc, 4);
+        emit_number(out, nbytes, 4);
+        emit_number(out, nbytes, 4);
+        emit_number(out, strlen(entry->name), 2);
+        emit_number(out, zip64_nbytes(entry), 2);
+        emit_number(out, 0, 8); /* comment, disk, attributes */
+        emit_number(out, 0, 2);
+        emit_number(out, entry->header < large ? entry->header : large, 4);
+        emit_op(out, entry->name);
+        put_zip64(out, entry, entry->nbytes);
+    }
+    uint64_t end = archive->base + out->n, nbytes = end - at;
+    emit_op(out, "PK\6\6");
+    emit_number(out, 44, 8);
+    emit_number(out, 0x031e, 2);
+    emit_number(out, 0x002d, 2);
+    emit_number(out, 0, 8); /* disks */
+    emit_number(out, (uint64_t)archive->n, 8);
+    emit_number(out, (uint64_t)archive->n, 8);
+    emit_number(out, nbytes, 8);
+    emit_number(out, at, 8);
+    emit_op(out, "PK\6\7");
+    emit_number(out, 0, 4);
+    emit_number(out, end, 8);
+    emit_number(out, 1, 4);
+    emit_op(out, "PK\5\6");
+    emit_number(out, 0, 4);
+    emit_number(out, (uint64_t)archive->n, 2);
+    emit_number(out, (uint64_t)archive->n, 2);
+    emit_number(out, nbytes < large ? nbytes : large, 4);
+    emit_number(out, at < large ? at : large, 4);
+    emit_number(out, 0, 2);
+}
+
+static void put_end(struct archive *archive, const char *names_id)
+{
+    char id[41];
+    put_record(archive, "archive/version", "3\n", 2);
+    snprintf(id, sizeof id, "%s%020llu", names_id, (unsigned long long)archive->id);
+    put_record(archive, "archive/.data/serialization_id", id, 40);
+    put_directory(archive);
+}
+
+static void put_start(struct archive *archive, const struct bytes *pickle)
+{
+    put_record(archive, "archive/data.pkl", pickle->data, pickle->n);
+    put_record(archive, "archive/.format_version", "1", 1);
+    put_record(archive, "archive/.storage_alignment", "64", 2);
+    put_record(archive, "archive/byteorder", "little", 6);
+}
+
+static rsd_status failed(struct bytes *out)
+{
+    bytes_drop(out);
+    return fail(RSD_ENOMEM, "no memory for an item");
+}
+
+/* ---- the windows ---- */
+
+/* Both halves are made again for the tail: they are short, and the tail needs what the head found. */
+static rsd_status tensor_halves(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                                const int64_t *strides, uint32_t crc, const unsigned char first[8],
+                                struct bytes *head, struct bytes *tail)
+{
+    uint64_t nbytes = (uint64_t)box_volume(ndim, shape) * rsd_dtype_nbytes(dtype);
+    struct bytes pickle = {0};
+    struct archive archive = {.out = head};
+    pickle_tensor(&pickle, dtype, ndim, shape, strides);
+    if (!pickle.failed)
+        put_start(&archive, &pickle);
+    head->failed = head->failed || pickle.failed;
+    bytes_drop(&pickle);
+    put_header(&archive, "archive/data/0", nbytes);
+    if (head->failed)
+        return failed(head);
+    if (!tail)
+        return RSD_OK;
+    archive.base = head->n + nbytes;
+    archive.out = tail;
+    fold_lookalike(&archive, first, nbytes);
+    put_descriptor(&archive, crc);
+    put_end(&archive, "15728199511854643026");
+    return tail->failed ? failed(tail) : RSD_OK;
+}
+
+rsd_status item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
+                     struct bytes *head)
+{
+    return tensor_halves(dtype, ndim, shape, strides, 0, NULL, head, NULL);
+}
+
+rsd_status item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
+                     uint32_t crc, const unsigned char first[8], struct bytes *tail)
+{
+    struct bytes head = {0};
+    rsd_status status = tensor_halves(dtype, ndim, shape, strides, crc, first, &head, tail);
+    bytes_drop(&head);
+    return status;
+}
+
+rsd_status item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
+                       uint64_t *head_nbytes, uint64_t *nbytes)
+{
+    struct bytes head = {0}, tail = {0};
+    static const unsigned char nothing[8];
+    rsd_status status = tensor_halves(dtype, ndim, shape, strides, 0, nothing, &head, &tail);
+    *head_nbytes = head.n;
+    *nbytes = head.n + (uint64_t)box_volume(ndim, shape) * rsd_dtype_nbytes(dtype) + tail.n;
+    bytes_drop(&head);
+    bytes_drop(&tail);
+    return status;
+}
+
+rsd_status item_of_pickle(const struct bytes *pickle, struct bytes *out)
+{
+    struct archive archive = {.out = out};
+    put_start(&archive, pickle);
+    put_end(&archive, "02908468677762923104");
+    return out->failed ? failed(out) : RSD_OK;
+}

@@ -1,0 +1,434 @@
+/* torchsave.c - opens plain torch.save files: tensors in nested dicts and lists, found without running
+ * their pickle.
+ *
+ * Names are the keys on the way to a tensor, joined by dots. A list or tuple is gone into if there is a
+ * tensor or dict in it; anything else is a value. Objects of classes that are not known stay opaque, and
+ * whatever is in them is not looked at. What is referred to many times is there as often, so what is made
+ * is bounded by the length of the pickle.
+ *
+ * There are two containers. Since torch 1.6 a file is an archive with the pickle in data.pkl and each
+ * storage in data/KEY. Before that it was five pickles one after the other (a magic number, a protocol,
+ * facts about the system, the object, the keys of the storages) and then the storages, each with its
+ * number of elements in front.
+ */
+#include "format.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_DEPTH = 64, MOST_NAME = 2000 };
+enum { MOST_VISITS = 8, MOST_GROWTH = 64, START_NBYTES = 1 << 18 }; /* the first two: per byte */
+
+struct storage {
+    uint64_t data, nbytes;
+    uint32_t crc;
+};
+
+/* One part of a name: where it is, and whether it is a place in a list. */
+struct step {
+    size_t begin, end;
+    bool number;
+};
+
+struct loading {
+    rsd_checkpoint *checkpoint;
+    uint32_t file;
+    uint64_t base; /* where the pickle at hand begins in the file */
+    struct zip zip;
+    bool archive, big_endian;
+    struct nodes nodes;
+    uint64_t budget;    /* nodes that may still be looked at */
+    uint64_t room;      /* bytes that may still be made of them */
+    struct intern keys; /* of storages, in files without an archive */
+    struct storage *storages;
+    char name[MOST_NAME]; /* of what is looked at, with a zero behind it */
+    size_t name_nbytes;
+    struct step steps[MOST_DEPTH + 1];
+    size_t nsteps;
+};
+
+static rsd_status read_file(void *context, uint64_t at, void *out, size_t n)
+{
+    struct loading *l = context;
+    return file_read(&l->checkpoint->files, l->file, l->base + at, out, n);
+}
+
+static void set_limits(struct loading *l, uint64_t pickle_nbytes)
+{
+    l->budget = START_NBYTES + pickle_nbytes * MOST_VISITS;
+    l->room = START_NBYTES + pickle_nbytes * MOST_GROWTH;
+}
+
+static rsd_status make_room(struct loading *l, uint64_t nbytes)
+{
+    if (nbytes > l->room)
+        return fail(RSD_EFORMAT, "the values are many times as long as their pickle");
+    l->room -= nbytes;
+    return RSD_OK;
+}
+
+/* ---- tensors ---- */
+
+static rsd_status find_storage(struct loading *l, struct slice key, struct storage *out)
+{
+    char name[300];
+    struct zip_record *record;
+    size_t number;
+    if (!l->archive) {
+        if (!intern_find(&l->keys, key, &number))
+            return fail(RSD_EFORMAT, "storage %.*s is missing", (int)key.nbytes, key.bytes);
+        *out = l->storages[number];
+        return RSD_OK;
+    }
+    snprintf(name, sizeof name, "data/%.*s", (int)(key.nbytes < 200 ? key.nbytes : 200), key.bytes);
+    TRY(zip_find(&l->zip, name, &record));
+    if (!record)
+        return fail(RSD_EFORMAT, "record %s is missing", name);
+    *out = (struct storage){record->data, record->nbytes, record->crc};
+    return RSD_OK;
+}
+
+/* Where the value at hand was: its keys as JSON texts, its places in lists as numbers. */
+static rsd_status add_path(struct loading *l, const char **out)
+{
+    struct text text = {0};
+    char *json;
+    if (l->nsteps == 0)
+        return RSD_OK;
+    text_add(&text, "[");
+    for (size_t i = 0; i < l->nsteps; i++) {
+        const struct step *step = &l->steps[i];
+        size_t n = step->end - step->begin;
+        text_add(&text, i ? ", " : "");
+        if (step->number)
+            text_add(&text, "%.*s", (int)n, l->name + step->begin);
+        else
+            json_add_string(&text, l->name + step->begin, n);
+    }
+    text_add(&text, "]");
+    TRY(text_take(&text, &json));
+    rsd_status status = make_room(l, strlen(json));
+    if (!status)
+        status = contents_copy_text(&l->checkpoint->contents, json, out);
+    rsd_free(json);
+    return status;
+}
+
+/* A key may have a zero in it, which then is no proper name. */
+static struct slice name_of(const struct loading *l)
+{
+    return (struct slice){l->name, l->name_nbytes};
+}
+
+static rsd_status add_tensor(struct loading *l, cell c)
+{
+    static const int64_t origin[RSD_MAX_DIMS];
+    struct contents *contents = &l->checkpoint->contents;
+    struct stored_view stored = {.big_endian = l->big_endian};
+    struct storage storage;
+    TRY(make_room(l, l->name_nbytes + sizeof stored + sizeof(struct tensor)));
+    TRY(view_take(&l->nodes, c, &stored.view));
+    TRY(find_storage(l, stored.view.key, &storage));
+    TRY(view_check(&stored.view, storage.nbytes));
+    stored.data = storage.data;
+    stored.nbytes = storage.nbytes;
+    stored.crc = storage.crc;
+    stored.has_crc = l->archive && (storage.crc || !storage.nbytes); /* 0: it was not computed */
+    stored.view.key = (struct slice){"", 0}; /* it was in the nodes, which go */
+    TRY(GROW(contents->views, contents->room_views, contents->nviews + 1));
+    contents->views[contents->nviews++] = stored;
+    TRY(contents_add_tensor(contents, name_of(l), stored.view.dtype, stored.view.ndim,
+                            stored.view.shape));
+    TRY(add_path(l, &contents->tensors[contents->ntensors - 1].path));
+    return contents_add_box(contents, origin, stored.view.shape,
+                            (struct extent){.kind = ITEM_VIEW,
+                                            .file = l->file,
+                                            .offset = stored.data,
+                                            .nbytes = stored.nbytes,
+                                            .detail = (uint32_t)(contents->nviews - 1)});
+}
+
+/* ---- values ---- */
+
+static rsd_status add_value(struct loading *l, cell c)
+{
+    struct contents *contents = &l->checkpoint->contents;
+    struct bytes pickle = {0};
+    char *json = NULL;
+    bool plain;
+    rsd_status status = value_to_json(&l->nodes, c, &json);
+    if (!status)
+        status = value_to_pickle(&l->nodes, c, &pickle, &plain);
+    if (!status)
+        status = make_room(l, l->name_nbytes + sizeof(struct value) + pickle.n +
+                                  (json ? strlen(json) : 0));
+    if (!status)
+        status = contents_add_value(contents, name_of(l), (struct extent){.kind = ITEM_NONE}, json);
+    if (status) {
+        mem_free(json);
+        bytes_drop(&pickle);
+        return status;
+    }
+    if (plain)
+        contents->values[contents->nvalues - 1].pickle = pickle;
+    else
+        bytes_drop(&pickle);
+    return add_path(l, &contents->values[contents->nvalues - 1].path);
+}
+
+/* ---- going through ---- */
+
+/* Whether a list or tuple has something in it that has to be looked at one by one. */
+static bool has_parts(struct loading *l, cell c, int depth)
+{
+    const struct nodes *nodes = &l->nodes;
+    bool tuple = node_kind(nodes, c) == NODE_TUPLE;
+    struct node_walk walk = node_walk(nodes, c);
+    cell item;
+    for (uint32_t i = 0; tuple ? i < node_count(nodes, c) : node_next(&walk, &item); i++) {
+        cell one = tuple ? node_item(nodes, c, i) : item;
+        enum node_kind kind = node_kind(nodes, one);
+        if (l->budget == 0 || depth > MOST_DEPTH)
+            return false;
+        l->budget--;
+        if (view_is_tensor(nodes, one) || value_is_dict(nodes, one) ||
+            ((kind == NODE_LIST || kind == NODE_TUPLE) && has_parts(l, one, depth + 1)))
+            return true;
+    }
+    return false;
+}
+
+static rsd_status visit(struct loading *l, cell c, size_t length, int depth);
+
+static rsd_status visit_named(struct loading *l, struct slice name, bool number, cell c,
+                              size_t length, int depth)
+{
+    size_t need = name.nbytes + (length ? 1 : 0);
+    if (length + need >= sizeof l->name)
+        return fail(RSD_ELIMIT, "a name of more than %d bytes", (int)MOST_NAME);
+    if (length)
+        l->name[length++] = '.';
+    memcpy(l->name + length, name.bytes, name.nbytes);
+    l->name[length + name.nbytes] = '\0';
+    if (l->nsteps == sizeof l->steps / sizeof *l->steps)
+        return fail(RSD_EFORMAT, "%.300s: nested too deeply", l->name);
+    l->steps[l->nsteps++] = (struct step){length, length + name.nbytes, number};
+    rsd_status status = visit(l, c, length + name.nbytes, depth + 1);
+    l->nsteps--;
+    return status;
+}
+
+static rsd_status visit_dict(struct loading *l, cell dict, size_t length, int depth)
+{
+    struct node_walk walk = node_walk(&l->nodes, dict);
+    cell key, value;
+    while (node_next_pair(&walk, &key, &value)) {
+        char digits[24];
+        int64_t number;
+        struct slice name = node_text(&l->nodes, key);
+        if (node_as_i64(&l->nodes, key, &number)) {
+            snprintf(digits, sizeof digits, "%lld", (long long)number);
+            name = (struct slice){digits, strlen(digits)};
+        } else if (node_kind(&l->nodes, key) != NODE_STRING) {
+            continue; /* a key that is neither text nor a number names nothing */
+        }
+        TRY(visit_named(l, name, false, value, length, depth));
+    }
+    return RSD_OK;
+}
+
+static rsd_status visit_list(struct loading *l, cell list, size_t length, int depth)
+{
+    bool tuple = node_kind(&l->nodes, list) == NODE_TUPLE;
+    struct node_walk walk = node_walk(&l->nodes, list);
+    cell item;
+    for (uint32_t i = 0; tuple ? i < node_count(&l->nodes, list) : node_next(&walk, &item); i++) {
+        char digits[24];
+        snprintf(digits, sizeof digits, "%u", i);
+        TRY(visit_named(l, (struct slice){digits, strlen(digits)}, true,
+                        tuple ? node_item(&l->nodes, list, i) : item, length, depth));
+    }
+    return RSD_OK;
+}
+
+static rsd_status visit(struct loading *l, cell c, size_t length, int depth)
+{
+    enum node_kind kind = node_kind(&l->nodes, c);
+    if (depth > MOST_DEPTH)
+        return fail(RSD_EFORMAT, "%.300s: nested too deeply", l->name);
+    if (l->budget == 0)
+        return fail(RSD_EFORMAT, "%.300s: more values than the pickle has bytes", l->name);
+    l->budget--;
+    if (value_is_dict(&l->nodes, c))
+        return visit_dict(l, value_dict(&l->nodes, c), length, depth);
+    if ((kind == NODE_LIST || kind == NODE_TUPLE) && has_parts(l, c, depth))
+        return visit_list(l, c, length, depth);
+    l->name_nbytes = length;
+    if (length == 0) /* the whole file is one tensor, or one value */
+        l->name_nbytes = (size_t)snprintf(l->name, sizeof l->name, "%s",
+                                          view_is_tensor(&l->nodes, c) ? "tensor" : "value");
+    rsd_status status = view_is_tensor(&l->nodes, c) ? add_tensor(l, c) : add_value(l, c);
+    return status == RSD_OK ? RSD_OK : fail_in(status, "%.300s: ", l->name);
+}
+
+/* ---- archives ---- */
+
+static rsd_status check_byteorder(struct loading *l)
+{
+    struct zip_record *record;
+    char text[8] = "";
+    TRY(zip_find(&l->zip, "byteorder", &record));
+    if (!record)
+        return RSD_OK;
+    size_t n = record->nbytes < sizeof text - 1 ? (size_t)record->nbytes : sizeof text - 1;
+    TRY(file_read(&l->checkpoint->files, l->file, record->data, text, n));
+    l->big_endian = strcmp(text, "big") == 0;
+    if (!l->big_endian && strcmp(text, "little") != 0)
+        return fail(RSD_EFORMAT, "record byteorder says '%s'", text);
+    return RSD_OK;
+}
+
+static rsd_status load_archive(struct loading *l, uint64_t nbytes, cell *root)
+{
+    struct zip_record *pickle, *script;
+    TRY(zip_open(&l->zip, read_file, l, nbytes));
+    l->archive = true;
+    TRY(zip_find(&l->zip, "constants.pkl", &script));
+    if (script)
+        return fail(RSD_EUNSUPPORTED, "a TorchScript archive, which has its tensors in code");
+    TRY(zip_find(&l->zip, "data.pkl", &pickle));
+    if (!pickle)
+        return fail(RSD_EFORMAT, "no record data.pkl: not what torch.save writes");
+    TRY(check_byteorder(l));
+    set_limits(l, pickle->nbytes);
+    return zip_pickle(&l->zip, pickle, &l->nodes, root);
+}
+
+/* ---- before archives ---- */
+
+static rsd_status skip_pickle(struct loading *l, uint64_t nbytes, bool magic)
+{
+    static const char number[] = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
+    struct nodes nodes;
+    cell root;
+    uint64_t used;
+    TRY(pickle_load(read_file, l, nbytes - l->base, &nodes, &root, &used));
+    struct slice text = node_text(&nodes, root);
+    bool fine = !magic || (text.nbytes == 10 && memcmp(text.bytes, number, 10) == 0);
+    nodes_drop(&nodes);
+    l->base += used;
+    return fine ? RSD_OK : fail(RSD_EFORMAT, "a pickle, but not what torch.save writes");
+}
+
+/* How large a storage is, is said where it is used: here all uses are looked up by key. */
+static rsd_status find_element_nbytes(struct loading *l, cell c, int depth, struct intern *sizes)
+{
+    const struct nodes *nodes = &l->nodes;
+    struct view view;
+    size_t known;
+    if (depth > MOST_DEPTH || l->budget == 0)
+        return RSD_OK;
+    l->budget--;
+    if (view_is_tensor(nodes, c)) {
+        TRY(view_take(nodes, c, &view));
+        if (!intern_find(sizes, view.key, &known))
+            TRY(intern_add(sizes, view.key, view.untyped ? 1 : rsd_dtype_nbytes(view.dtype)));
+        return RSD_OK;
+    }
+    cell container = value_is_dict(nodes, c) ? value_dict(nodes, c) : c;
+    bool tuple = node_kind(nodes, c) == NODE_TUPLE;
+    struct node_walk walk = node_walk(nodes, container);
+    cell item;
+    for (uint32_t i = 0; tuple ? i < node_count(nodes, c) : node_next(&walk, &item); i++)
+        TRY(find_element_nbytes(l, tuple ? node_item(nodes, c, i) : item, depth + 1, sizes));
+    return RSD_OK;
+}
+
+static rsd_status place_storages(struct loading *l, const struct nodes *list, cell keys,
+                                 uint64_t nbytes, const struct intern *sizes)
+{
+    struct node_walk walk = node_walk(list, keys);
+    cell key;
+    size_t n = 0, each;
+    uint64_t at = l->base;
+    if (node_kind(list, keys) != NODE_LIST)
+        return fail(RSD_EFORMAT, "the keys of its storages are no list");
+    l->storages = mem_new(node_count(list, keys), sizeof *l->storages);
+    if (!l->storages)
+        return RSD_ENOMEM;
+    for (l->base = 0; node_next(&walk, &key); n++) {
+        unsigned char raw[8];
+        uint64_t count = 0, length;
+        const char *kept;
+        TRY(file_read(&l->checkpoint->files, l->file, at, raw, sizeof raw));
+        for (int i = 7; i >= 0; i--)
+            count = count << 8 | raw[i];
+        /* A storage that no tensor uses has a size that cannot be known, and nothing after it a place. */
+        if (!intern_find(sizes, node_text(list, key), &each))
+            return fail(RSD_EUNSUPPORTED, "a storage that belongs to no tensor that is known here");
+        if (__builtin_mul_overflow(count, (uint64_t)each, &length) || length > nbytes - at - 8)
+            return fail(RSD_EFORMAT, "byte %llu: a storage that reaches beyond the file",
+                        (unsigned long long)at);
+        l->storages[n] = (struct storage){at + 8, length, 0};
+        TRY(contents_name(&l->checkpoint->contents, node_text(list, key), &kept));
+        TRY(intern_add(&l->keys, (struct slice){kept, strlen(kept)}, n));
+        at += 8 + length;
+    }
+    return RSD_OK;
+}
+
+static rsd_status load_pickles(struct loading *l, uint64_t nbytes, cell *root)
+{
+    struct nodes list;
+    struct intern sizes = {0};
+    cell keys;
+    uint64_t used;
+    TRY(skip_pickle(l, nbytes, true));
+    TRY(skip_pickle(l, nbytes, false));
+    TRY(skip_pickle(l, nbytes, false));
+    TRY(pickle_load(read_file, l, nbytes - l->base, &l->nodes, root, &used));
+    l->base += used;
+    TRY(pickle_load(read_file, l, nbytes - l->base, &list, &keys, &used));
+    l->base += used;
+    uint64_t pickled = l->base;
+    set_limits(l, pickled);
+    rsd_status status = find_element_nbytes(l, *root, 0, &sizes);
+    if (!status)
+        status = place_storages(l, &list, keys, nbytes, &sizes);
+    set_limits(l, pickled);
+    intern_drop(&sizes);
+    nodes_drop(&list);
+    return status;
+}
+
+/* ---- the whole ---- */
+
+static rsd_status add_file(rsd_checkpoint *checkpoint, struct slice name)
+{
+    struct loading l = {.checkpoint = checkpoint};
+    unsigned char start[2] = {0};
+    uint64_t nbytes;
+    cell root = CELL_NOTHING;
+    TRY(files_add(&checkpoint->files, name, &l.file));
+    TRY(file_nbytes(&checkpoint->files, l.file, &nbytes));
+    if (nbytes >= sizeof start)
+        TRY(file_read(&checkpoint->files, l.file, 0, start, sizeof start));
+    rsd_status status =
+        start[0] == 0x80 ? load_pickles(&l, nbytes, &root) : load_archive(&l, nbytes, &root);
+    if (!status)
+        status = visit(&l, root, 0, 0);
+    nodes_drop(&l.nodes);
+    zip_close(&l.zip);
+    intern_drop(&l.keys);
+    mem_free(l.storages);
+    if (status == RSD_EFORMAT || status == RSD_EUNSUPPORTED || status == RSD_ELIMIT)
+        return file_error(&checkpoint->files, l.file, status);
+    return status;
+}
+
+rsd_status torchsave_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        TRY(add_file(checkpoint, names[i]));
+    return RSD_OK;
+}

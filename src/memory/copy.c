@@ -1,0 +1,270 @@
+/* copy.c - rows of bytes, moved as fast as memory goes.
+ *
+ * A row copied with ordinary stores first reads the destination into the cache, only to overwrite
+ * it. When the whole destination is larger than the cache, stores that go past it save that read
+ * and are up to twice as fast; when it is small they are slower. The caller knows which it is.
+ *
+ * Rows of a few bytes are copied by loops of fixed size. When source and destination run along
+ * different loops (a transposition), two loops are walked in tiles, so that a line of the cache is
+ * used up before it is lost.
+ */
+#include "memory.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define HAVE_X86 1
+#else
+#define HAVE_X86 0
+#endif
+
+static bool whole_lines(const char *dst, int64_t dst_stride, size_t run)
+{
+    return (((uintptr_t)dst | (uintptr_t)dst_stride | run) & 63) == 0;
+}
+
+/* ---- ordinary stores ---- */
+
+#define FIXED_ROWS(nbytes)                                                                         \
+    for (int64_t i = 0; i < count; i++, dst += dst_stride, src += src_stride)                      \
+    memcpy(dst, src, nbytes)
+
+static void rows_plain(char *dst, int64_t dst_stride, const char *src, int64_t src_stride,
+                       size_t run, int64_t count)
+{
+    switch (run) {
+    case 1:
+        FIXED_ROWS(1);
+        return;
+    case 2:
+        FIXED_ROWS(2);
+        return;
+    case 4:
+        FIXED_ROWS(4);
+        return;
+    case 8:
+        FIXED_ROWS(8);
+        return;
+    case 16:
+        FIXED_ROWS(16);
+        return;
+    case 32:
+        FIXED_ROWS(32);
+        return;
+    case 64:
+        FIXED_ROWS(64);
+        return;
+    default:
+        FIXED_ROWS(run);
+    }
+}
+
+/* ---- stores past the cache ---- */
+
+#if HAVE_X86
+
+/* Bytes before dst reaches a multiple of 64, at most n. */
+static size_t head_of(const char *dst, size_t n)
+{
+    size_t head = (size_t)(-(uintptr_t)dst & 63);
+    return head < n ? head : n;
+}
+
+#define STREAM_ROWS(name, target_isa, move64)                                                      \
+    __attribute__((target(target_isa))) static void name(char *dst, int64_t dst_stride,            \
+                                                         const char *src, int64_t src_stride,      \
+                                                         size_t run, int64_t count)                \
+    {                                                                                              \
+        if (whole_lines(dst, dst_stride, run)) {                                                   \
+            for (int64_t i = 0; i < count; i++, dst += dst_stride, src += src_stride)              \
+                for (size_t at = 0; at < run; at += 64)                                            \
+                    move64;                                                                        \
+            return;                                                                                \
+        }                                                                                          \
+        for (int64_t i = 0; i < count; i++, dst += dst_stride, src += src_stride) {                \
+            size_t at = head_of(dst, run);                                                         \
+            memcpy(dst, src, at);                                                                  \
+            for (; at + 64 <= run; at += 64)                                                       \
+                move64;                                                                            \
+            memcpy(dst + at, src + at, run - at);                                                  \
+        }                                                                                          \
+    }
+
+#define MOVE128(k)                                                                                 \
+    _mm_stream_si128((__m128i *)(void *)(dst + at + (k)),                                          \
+                     _mm_loadu_si128((const __m128i *)(const void *)(src + at + (k))))
+#define MOVE256(k)                                                                                 \
+    _mm256_stream_si256((__m256i *)(void *)(dst + at + (k)),                                       \
+                        _mm256_loadu_si256((const __m256i *)(const void *)(src + at + (k))))
+
+STREAM_ROWS(rows_stream128, "sse2", (MOVE128(0), MOVE128(16), MOVE128(32), MOVE128(48)))
+STREAM_ROWS(rows_stream256, "avx2", (MOVE256(0), MOVE256(32)))
+STREAM_ROWS(rows_stream512, "avx512f",
+            _mm512_stream_si512((void *)(dst + at), _mm512_loadu_si512(src + at)))
+
+int copier_nlevels(void)
+{
+    return __builtin_cpu_supports("avx512f") ? 4 : __builtin_cpu_supports("avx2") ? 3 : 2;
+}
+
+struct copier copier_level(int level)
+{
+    copy_rows_fn *const streams[] = {rows_plain, rows_stream128, rows_stream256, rows_stream512};
+    return (struct copier){rows_plain, streams[level]};
+}
+
+static void finish_stores(void)
+{
+    _mm_sfence();
+}
+
+#else
+
+int copier_nlevels(void)
+{
+    return 1;
+}
+
+struct copier copier_level(int level)
+{
+    (void)level;
+    return (struct copier){rows_plain, rows_plain};
+}
+
+static void finish_stores(void)
+{
+}
+
+#endif
+
+struct copier copier_best(void)
+{
+    return copier_level(copier_nlevels() - 1);
+}
+
+/* ---- blocks ---- */
+
+enum { TILE = 32, TILE_MAX_RUN = 16 };
+
+struct block block_of(size_t run, int32_t nloops, const struct loop *loops)
+{
+    struct block block = {.run = run, .nrows = 1, .loops = loops, .nloops = nloops, .across = -1};
+    int32_t inner = nloops - 1, along = inner;
+    for (int32_t i = 0; i < nloops; i++) {
+        block.nrows *= loops[i].count;
+        if (loops[i].src_stride < loops[along].src_stride && loops[i].src_stride > 0)
+            along = i;
+    }
+    if (run <= TILE_MAX_RUN && along < inner)
+        block.across = along;
+    return block;
+}
+
+static void copy_tiles(const struct copier *copier, size_t run, const struct loop *outer,
+                       const struct loop *inner, const char *src, char *dst)
+{
+    for (int64_t i = 0; i < outer->count; i += TILE)
+        for (int64_t j = 0; j < inner->count; j += TILE)
+            for (int64_t k = i; k < min_i64(i + TILE, outer->count); k++)
+                copier->rows(dst + k * outer->dst_stride + j * inner->dst_stride, inner->dst_stride,
+                             src + k * outer->src_stride + j * inner->src_stride, inner->src_stride,
+                             run, min_i64(TILE, inner->count - j));
+}
+
+/* All rows of a block; its innermost loop and the one that the source runs along go in tiles. */
+static void copy_across(const struct copier *copier, const struct block *block, const char *src,
+                        char *dst)
+{
+    int32_t along = block->across;
+    int64_t index[MAX_LOOPS] = {0};
+    for (;;) {
+        copy_tiles(copier, block->run, &block->loops[along], &block->loops[block->nloops - 1], src,
+                   dst);
+        int32_t i = block->nloops - 2;
+        for (; i >= 0; i--) {
+            const struct loop *loop = &block->loops[i];
+            if (i == along)
+                continue;
+            src += loop->src_stride;
+            dst += loop->dst_stride;
+            if (++index[i] < loop->count)
+                break;
+            src -= loop->count * loop->src_stride;
+            dst -= loop->count * loop->dst_stride;
+            index[i] = 0;
+        }
+        if (i < 0)
+            return;
+    }
+}
+
+static void copy_in_order(copy_rows_fn *rows, const struct block *block, const char *src, char *dst,
+                          int64_t first, int64_t nrows)
+{
+    int64_t index[MAX_LOOPS];
+    int32_t inner = block->nloops - 1;
+    for (int32_t i = inner; i >= 0; i--) {
+        index[i] = first % block->loops[i].count;
+        first /= block->loops[i].count;
+        src += index[i] * block->loops[i].src_stride;
+        dst += index[i] * block->loops[i].dst_stride;
+    }
+    while (nrows > 0) {
+        const struct loop *loop = &block->loops[inner];
+        int64_t n = min_i64(nrows, loop->count - index[inner]);
+        rows(dst, loop->dst_stride, src, loop->src_stride, block->run, n);
+        nrows -= n;
+        index[inner] += n;
+        src += n * loop->src_stride;
+        dst += n * loop->dst_stride;
+        for (int32_t i = inner; i > 0 && index[i] == block->loops[i].count; i--) {
+            src +=
+                block->loops[i - 1].src_stride - block->loops[i].count * block->loops[i].src_stride;
+            dst +=
+                block->loops[i - 1].dst_stride - block->loops[i].count * block->loops[i].dst_stride;
+            index[i] = 0;
+            index[i - 1]++;
+        }
+    }
+}
+
+/* Going past the cache pays for rows of whole lines; for others only if most of a row is whole
+ * lines, and later still where rows touch, since both then write to the line between them. */
+static bool worth_streaming(const struct block *block, const char *dst)
+{
+    int64_t stride = block->nloops ? block->loops[block->nloops - 1].dst_stride : 0;
+    size_t least = whole_lines(dst, stride, block->run)             ? 64
+                   : block->nloops && stride == (int64_t)block->run ? 256
+                                                                    : 128;
+    return block->run >= least;
+}
+
+void copy_block(const struct copier *copier, bool stream, const struct block *block,
+                const char *src, char *dst, int64_t first_row, int64_t nrows)
+{
+    stream = stream && worth_streaming(block, dst);
+    copy_rows_fn *rows = stream ? copier->stream : copier->rows;
+    const struct loop *loop = block->loops;
+    if (block->nloops <= 0)
+        rows(dst, 0, src, 0, block->run, 1);
+    else if (block->nloops == 1)
+        rows(dst + first_row * loop->dst_stride, loop->dst_stride,
+             src + first_row * loop->src_stride, loop->src_stride, block->run, nrows);
+    else if (block->across >= 0 && nrows == block->nrows)
+        copy_across(copier, block, src, dst);
+    else
+        copy_in_order(rows, block, src, dst, first_row, nrows);
+    if (stream)
+        finish_stores();
+}
+
+void copy_loops(const struct copier *copier, bool stream, const struct loops *loops,
+                const char *src, char *dst)
+{
+    struct loop nest[MAX_LOOPS];
+    for (int32_t i = 0; i < loops->n; i++)
+        nest[i] = (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
+    struct block block = block_of(loops->run, loops->n, nest);
+    copy_block(copier, stream, &block, src, dst, 0, block.nrows);
+}

@@ -1,0 +1,336 @@
+/* transfer.c - many hauls on many threads.
+ *
+ *     lane 0   haul haul haul ...        a lane is what should be worked through in order, best by one
+ *     lane 1   haul haul ...             thread: the hauls into one output file
+ *     ...
+ *
+ * A thread takes the lane with the fewest threads at it and claims tile after tile until the lane is
+ * done. Two threads that write to one file wait for each other in the kernel, so they share a lane only
+ * when there are more of them than lanes. A haul is opened by whoever needs its first tile and closed by
+ * whoever did its last one, so few are open at a time, however many there are.
+ *
+ * The first failure ends it all: threads look at it before each tile, and its message is carried over to
+ * the caller's thread.
+ */
+#include "checkpoint.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct running {
+    struct haul haul;
+    size_t job;
+    int64_t next, end;    /* tiles to be claimed */
+    _Atomic bool failed;  /* and was forgiven: the rest of it is left out */
+    _Atomic int64_t left; /* tiles not done */
+};
+
+struct lane_state {
+    pthread_mutex_t lock;
+    size_t next, end; /* jobs */
+    struct running *current;
+    int32_t nworkers; /* under the transfer's lock, like done */
+    bool done;
+};
+
+struct state {
+    struct transfer *transfer;
+    struct lane_state *lanes;
+    pthread_mutex_t lock;
+    rsd_status status;
+    char *message;
+    _Atomic bool stopped;
+    _Atomic int64_t nbytes_done;
+    int64_t nbytes_memory;
+};
+
+uint64_t tile_limit(int64_t max_nbytes, const rsd_pool *pool)
+{
+    /* Each thread has what it reads, what it writes and, perhaps, a cast of that and a kept record. */
+    int64_t all = max_nbytes > 0 ? max_nbytes : (int64_t)256 << 20;
+    return (uint64_t)max_i64(all / pool_nthreads(pool) / 5, 1);
+}
+
+void report_tally(rsd_report *report, const struct tally *tally)
+{
+    report->nbytes_read += (int64_t)tally->nbytes_read;
+    report->nbytes_unchecked += (int64_t)tally->nbytes_unchecked;
+    report->nbytes_decoded_again += (int64_t)tally->again;
+    report->nbytes_memory = max_i64(report->nbytes_memory, tally->nbytes_memory);
+}
+
+/* ---- failing ---- */
+
+static void note_failure(struct state *s, rsd_status status)
+{
+    pthread_mutex_lock(&s->lock);
+    if (!s->status) {
+        s->status = status;
+        s->message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+    }
+    pthread_mutex_unlock(&s->lock);
+    atomic_store(&s->stopped, true);
+}
+
+/* A failure of one job, which may be forgiven. */
+static void job_failed(struct state *s, struct running *running, rsd_status status)
+{
+    const struct transfer *t = s->transfer;
+    pthread_mutex_lock(&s->lock);
+    bool forgiven = t->forgive &&
+                    (atomic_load(&running->failed) || t->forgive(t->context, running->job, status));
+    pthread_mutex_unlock(&s->lock);
+    if (forgiven)
+        atomic_store(&running->failed, true);
+    else
+        note_failure(s, status);
+}
+
+static void tell_progress(struct state *s)
+{
+    const struct transfer *t = s->transfer;
+    if (!t->on_progress)
+        return;
+    rsd_progress progress = {.struct_nbytes = sizeof progress, .nbytes_total = t->nbytes_total};
+    pthread_mutex_lock(&s->lock);
+    progress.nbytes_done = min_i64(atomic_load(&s->nbytes_done), t->nbytes_total);
+    int answer = t->on_progress(t->progress_context, &progress);
+    pthread_mutex_unlock(&s->lock);
+    if (answer)
+        note_failure(s, fail(RSD_ECANCELLED, "stopped after %lld of %lld bytes",
+                             (long long)progress.nbytes_done, (long long)progress.nbytes_total));
+}
+
+/* ---- hauls ---- */
+
+static rsd_status check_sources(struct haul *haul, struct tally *tally)
+{
+    for (size_t i = 0; i < haul->nsources; i++) {
+        struct source *source = &haul->sources[i];
+        if (source->memory || !source->wanted)
+            continue;
+        rsd_status status = source_check(source, tally);
+        if (status)
+            return file_error(source->files, source->extent.file,
+                              fail_in(status, "%s: ", haul->name));
+    }
+    return RSD_OK;
+}
+
+/* Sources of which this rank reads a portion are checked when all ranks have read theirs. */
+static rsd_status check_portion(const struct transfer *t, struct running *running,
+                                struct tally *tally)
+{
+    const struct portion *portion = t->portions ? &t->portions[running->job] : NULL;
+    return portion && !is_whole_portion(portion) ? seen_add(t->seen, portion, 0, &running->haul)
+                                                 : check_sources(&running->haul, tally);
+}
+
+static void drop_running(struct running *running)
+{
+    haul_drop(&running->haul);
+    mem_free(running);
+}
+
+static void close_haul(struct state *s, struct running *running, struct tally *tally)
+{
+    const struct transfer *t = s->transfer;
+    if (!atomic_load(&s->stopped) && !atomic_load(&running->failed)) {
+        rsd_status status = check_portion(t, running, tally);
+        if (!status)
+            status = t->close(t->context, running->job, &running->haul);
+        if (status)
+            job_failed(s, running, status);
+    }
+    drop_running(running);
+}
+
+/* Opens the next haul of a lane that has tiles, with the lane locked. */
+static rsd_status open_next(struct state *s, struct lane_state *lane, struct tally *tally)
+{
+    const struct transfer *t = s->transfer;
+    while (!lane->current && lane->next < lane->end) {
+        if (atomic_load(&s->stopped)) /* by one without tiles, which was closed here */
+            return RSD_ECANCELLED;
+        struct running *running = mem_new(1, sizeof *running);
+        if (!running)
+            return RSD_ENOMEM;
+        running->job = lane->next++;
+        rsd_status status = t->open(t->context, running->job, &running->haul);
+        if (status) {
+            job_failed(s, running, status);
+            drop_running(running);
+            if (atomic_load(&s->stopped))
+                return status;
+            continue;
+        }
+        running->end = running->haul.ntiles;
+        if (t->portions && !is_whole_portion(&t->portions[running->job])) {
+            const struct portion *portion = &t->portions[running->job];
+            running->next = portion_tile(portion, portion->from, running->haul.ntiles);
+            running->end = portion_tile(portion, portion->to, running->haul.ntiles);
+        }
+        atomic_init(&running->left, running->end - running->next);
+        if (running->next == running->end)
+            close_haul(s, running, tally);
+        else
+            lane->current = running;
+    }
+    return RSD_OK;
+}
+
+/* Tiles [first, end) of a haul; false when the lane has none left. */
+static bool claim(struct state *s, struct lane_state *lane, struct tally *tally,
+                  struct running **running, int64_t *first, int64_t *end)
+{
+    pthread_mutex_lock(&lane->lock);
+    rsd_status status = atomic_load(&s->stopped) ? RSD_ECANCELLED : open_next(s, lane, tally);
+    struct running *r = lane->current;
+    if (!status && r) {
+        *running = r;
+        *first = r->next;
+        *end = r->next = r->haul.in_order ? r->end : r->next + 1;
+        if (r->next == r->end)
+            lane->current = NULL;
+    }
+    pthread_mutex_unlock(&lane->lock);
+    if (status && !atomic_load(&s->stopped))
+        note_failure(s, status);
+    return !status && r;
+}
+
+/* ---- threads ---- */
+
+static struct lane_state *choose_lane(struct state *s)
+{
+    struct lane_state *best = NULL;
+    pthread_mutex_lock(&s->lock);
+    for (size_t i = 0; i < s->transfer->nlanes; i++) {
+        struct lane_state *lane = &s->lanes[i];
+        if (lane->done || (s->transfer->one_per_lane && lane->nworkers > 0))
+            continue;
+        if (!best || lane->nworkers < best->nworkers)
+            best = lane;
+    }
+    if (best)
+        best->nworkers++;
+    pthread_mutex_unlock(&s->lock);
+    return best;
+}
+
+static void leave_lane(struct state *s, struct lane_state *lane)
+{
+    pthread_mutex_lock(&s->lock);
+    lane->nworkers--;
+    lane->done = true;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static int64_t tile_share(const struct haul *haul, int64_t tile)
+{
+    return haul->nbytes / haul->ntiles + (tile == 0 ? haul->nbytes % haul->ntiles : 0);
+}
+
+static void work_lane(struct state *s, struct lane_state *lane, struct scratch *scratch,
+                      struct tally *tally)
+{
+    struct running *running;
+    int64_t first, end;
+    while (claim(s, lane, tally, &running, &first, &end)) {
+        for (int64_t i = first; i < end; i++) {
+            bool skip = atomic_load(&s->stopped) || atomic_load(&running->failed);
+            rsd_status status = skip ? RSD_OK : haul_tile(&running->haul, i, scratch, tally);
+            if (status)
+                job_failed(s, running, fail_in(status, "%s: ", running->haul.name));
+            atomic_fetch_add(&s->nbytes_done, tile_share(&running->haul, i));
+            tell_progress(s);
+        }
+        if (atomic_fetch_sub(&running->left, end - first) == end - first)
+            close_haul(s, running, tally);
+    }
+}
+
+static void work(void *context, int64_t thread)
+{
+    struct state *s = context;
+    struct scratch scratch = {.copier = copier_best()};
+    struct tally tally = {0};
+    (void)thread;
+    for (struct lane_state *lane; (lane = choose_lane(s));) {
+        work_lane(s, lane, &scratch, &tally);
+        leave_lane(s, lane);
+    }
+    pthread_mutex_lock(&s->lock);
+    struct tally *sum = &s->transfer->tally;
+    sum->nbytes_read += tally.nbytes_read;
+    sum->nbytes_unchecked += tally.nbytes_unchecked;
+    sum->again += tally.again;
+    s->nbytes_memory += (int64_t)(scratch.room_in + scratch.room_out + scratch.room_cast);
+    pthread_mutex_unlock(&s->lock);
+    scratch_drop(&scratch);
+}
+
+rsd_status transfer_run(struct transfer *t)
+{
+    struct state s = {.transfer = t};
+    s.lanes = mem_new(t->nlanes, sizeof *s.lanes);
+    if (!s.lanes)
+        return RSD_ENOMEM;
+    pthread_mutex_init(&s.lock, NULL);
+    for (size_t i = 0; i < t->nlanes; i++) {
+        s.lanes[i].next = t->first_job[i];
+        s.lanes[i].end = t->first_job[i + 1];
+        pthread_mutex_init(&s.lanes[i].lock, NULL);
+    }
+    pool_run(t->pool, pool_nthreads(t->pool), work, &s);
+    for (size_t i = 0; i < t->nlanes; i++) {
+        if (s.lanes[i].current)
+            drop_running(s.lanes[i].current); /* stopped between its tiles */
+        pthread_mutex_destroy(&s.lanes[i].lock);
+    }
+    if (!s.status) {
+        atomic_store(&s.nbytes_done, t->nbytes_total); /* portions are rounded to tiles */
+        tell_progress(&s);
+    }
+    t->tally.nbytes_memory = s.nbytes_memory;
+    if (s.status)
+        set_error("%s", s.message ? s.message : "no memory for a message");
+    mem_free(s.message);
+    mem_free(s.lanes);
+    pthread_mutex_destroy(&s.lock);
+    return s.status;
+}
+
+/* Runs of jobs in a row, of about as many bytes each. */
+static void split_lanes(const int64_t *nbytes, size_t njobs, size_t nlanes, size_t *first_job)
+{
+    int64_t all = 0, sum = 0;
+    size_t lane = 0;
+    for (size_t i = 0; i < njobs; i++)
+        all += nbytes[i];
+    first_job[0] = 0;
+    for (size_t i = 0; i < njobs; i++) {
+        while (lane + 1 < nlanes && sum >= all / (int64_t)nlanes * (int64_t)(lane + 1))
+            first_job[++lane] = i;
+        sum += nbytes[i];
+    }
+    while (lane < nlanes)
+        first_job[++lane] = njobs;
+}
+
+rsd_status transfer_run_evenly(struct transfer *t, const int64_t *nbytes, size_t njobs)
+{
+    t->nlanes = (size_t)pool_nthreads(t->pool);
+    size_t *first_job = mem_new(t->nlanes + 1, sizeof *first_job);
+    if (!first_job)
+        return RSD_ENOMEM;
+    split_lanes(nbytes, njobs, t->nlanes, first_job);
+    for (size_t i = 0; i < njobs; i++)
+        t->nbytes_total += nbytes[i];
+    t->first_job = first_job;
+    rsd_status status = transfer_run(t);
+    mem_free(first_job);
+    t->first_job = NULL;
+    return status;
+}

@@ -1,0 +1,216 @@
+/* transfer.h - moves tensors between storage and memory in tiles, within a budget. */
+#ifndef TRANSFER_H
+#define TRANSFER_H
+
+#include "format.h"
+#include "memory.h"
+#include "peer.h"
+#include "plan.h"
+
+/* ---- source.c: a stored box that can be read ---- */
+
+/* What a transfer has read; each thread counts for itself. */
+struct tally {
+    uint64_t nbytes_read, nbytes_unchecked, again;
+    int64_t nbytes_memory; /* of all threads together */
+};
+
+struct source {
+    const char *memory; /* of the box's first element, if it is there and not in a file */
+    struct files *files;
+    struct extent extent;
+    rsd_dtype dtype;
+    size_t each; /* bytes of an element */
+    int32_t ndim;
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* the box */
+    uint64_t data, nbytes;                       /* of the record, in the file or in the stream */
+    int64_t base, strides[RSD_MAX_DIMS];         /* of the box in the record, bytes */
+    bool swap, has_crc, checkable;
+    uint32_t crc;
+    uint64_t wanted; /* bytes of the box that are wanted, set by whoever reads */
+
+    pthread_mutex_t lock; /* for what follows */
+    uint64_t crc_sum, seen;
+    pthread_mutex_t keeping;
+    char *kept; /* the whole record */
+
+    bool compressed;
+    struct inflate *inflate; /* while it is read, by one thread */
+    unsigned char *rest;
+    size_t nrest, rest_at;
+    uint64_t stream_at, stream_crc;
+};
+
+void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, const int64_t *lo,
+                      const int64_t *len, const char *memory, const int64_t *strides);
+rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t tensor,
+                       size_t box);
+void source_close(struct source *source);
+
+/* Reads a region of the box, packed row by row. Records of up to keep_most bytes may be kept whole. */
+rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
+                       uint64_t keep_most, struct tally *tally);
+
+/* When everything is read: EFORMAT if the CRC-32 is wrong; counts what could not be checked. */
+rsd_status source_check(struct source *source, struct tally *tally);
+
+/* Whether its rows run another way than the tensor's, as those of a transposed one do. */
+bool source_runs_across(const struct source *source);
+
+/* ---- haul.c: one tensor from its sources to its sinks ---- */
+
+enum sink_kind { SINK_MEMORY, SINK_BLOCKS, SINK_DISCARD };
+
+struct sink;
+struct scratch;
+typedef rsd_status sink_take(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
+                             const int64_t *len, const char *block);
+
+/* Where a box goes. */
+struct sink {
+    enum sink_kind kind;
+    rsd_dtype dtype;
+    int32_t ndim;
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
+    char *memory;                  /* of the box's first element */
+    int64_t strides[RSD_MAX_DIMS]; /* bytes */
+    sink_take *take; /* SINK_BLOCKS: takes blocks of the box, each dense and row-major */
+    void *context;
+    size_t index; /* for whoever takes */
+};
+
+/* Where a block begins in the array of its box. Blocks are whole rows, so they are one run there. */
+static inline uint64_t offset_in_box(const struct sink *sink, const int64_t *lo)
+{
+    int64_t index = 0;
+    for (int32_t d = 0; d < sink->ndim; d++)
+        index = index * sink->len[d] + (lo[d] - sink->lo[d]);
+    return (uint64_t)index * rsd_dtype_nbytes(sink->dtype);
+}
+
+struct haul_piece {
+    size_t source, sink;
+};
+
+struct haul {
+    const char *name;
+    rsd_dtype dtype; /* of the sources */
+    size_t each;
+    int32_t ndim;
+    struct source *sources;
+    size_t nsources;
+    struct sink *sinks;
+    size_t nsinks;
+    size_t cast_each;   /* the longest element that one is cast to; 0: none is */
+    bool in_order;      /* tiles have to be done one after the other */
+    bool stream;        /* sinks in memory are large: stores go past the cache */
+    uint64_t keep_most; /* records up to this may be kept whole */
+
+    struct haul_piece *pieces;
+    int64_t *coordinates; /* lo and len of each piece */
+    size_t npieces, room_pieces, room_coordinates;
+    struct tree tree;
+    int64_t nbytes;                              /* to be filled in all sinks */
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* around all pieces */
+    int64_t tile[RSD_MAX_DIMS], ntiles;
+    size_t tile_nbytes;
+};
+
+/* The part of a piece that lies in the tile. */
+struct tile_part {
+    size_t source, sink;
+    size_t staged; /* where the source is readable, in the scratch */
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
+    bool done;
+};
+
+/* What a tile has of a source: in memory, as an array with strides that begins at lo. */
+struct staged {
+    const char *bytes;
+    int64_t lo[RSD_MAX_DIMS], strides[RSD_MAX_DIMS];
+};
+
+/* What a thread works with. Starts as {.copier = copier_best()}. */
+struct scratch {
+    struct copier copier;
+    char *in, *out, *cast;
+    size_t room_in, room_out, room_cast;
+    struct tile_part *parts;
+    struct staged *staged;
+    const void *user; /* for whoever takes blocks */
+    size_t room_parts, room_staged;
+};
+rsd_status scratch_reserve(char **bytes, size_t *room, size_t need);
+void scratch_drop(struct scratch *scratch);
+
+/* A haul of one tensor: start it, add its sinks, and say where they are filled from. Tiles are of at most
+ * so many bytes. */
+rsd_status haul_start(struct haul *haul, const struct contents *contents, size_t tensor,
+                      size_t nsinks);
+void haul_add_sink(struct haul *haul, const struct sink *sink);
+rsd_status haul_from_files(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor,
+                           uint64_t most_nbytes);
+rsd_status haul_whole(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor, sink_take *take,
+                      void *context, uint64_t most_nbytes); /* all of it, into one sink */
+rsd_status haul_from_box(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                         uint64_t most_nbytes); /* its only sink, from this box alone */
+rsd_status haul_from_memory(struct haul *haul, const char *memory, const int64_t *strides,
+                            uint64_t most_nbytes); /* its only sink */
+
+rsd_status haul_tile(const struct haul *haul, int64_t index, struct scratch *scratch,
+                     struct tally *tally);
+rsd_status haul_box(const struct haul *haul, const int64_t *lo, const int64_t *len,
+                    struct scratch *scratch, struct tally *tally);
+void haul_drop(struct haul *haul); /* closes its sources */
+
+/* ---- transfer.c: many hauls on many threads ---- */
+
+/* What one rank does of a job: bytes [from, to) of `of`, rounded to tiles. */
+struct portion {
+    size_t job;
+    int64_t from, to, of;
+};
+static inline bool is_whole_portion(const struct portion *portion)
+{
+    return portion->from == 0 && portion->to == portion->of;
+}
+
+/* What of a source was read by a rank that had only a portion of it. */
+struct seen {
+    size_t job;
+    int64_t side, source, file, checkable;
+    uint32_t crc;
+    uint64_t wanted, nbytes, data, sum, seen; /* as in struct source */
+};
+struct seen_list {
+    struct seen *list;
+    size_t n, room;
+    pthread_mutex_t lock;
+};
+
+/* Jobs are numbered, those of one lane in a row. A job is opened, hauled and closed. */
+struct transfer {
+    rsd_pool *pool;
+    const size_t *first_job; /* of each lane, and one more */
+    size_t nlanes;
+    bool one_per_lane;              /* only one thread at a time may be at a lane */
+    const struct portion *portions; /* of each job; NULL: all of it */
+    struct seen_list *seen;         /* gets the sources of those that are not whole */
+    rsd_status (*open)(void *context, size_t job, struct haul *haul);
+    rsd_status (*close)(void *context, size_t job, struct haul *haul); /* when all of it is done */
+    bool (*forgive)(void *context, size_t job, rsd_status status); /* NULL: a failure ends it all */
+    void *context;
+    rsd_on_progress *on_progress;
+    void *progress_context;
+    int64_t nbytes_total;
+    struct tally tally; /* set by the run */
+};
+rsd_status transfer_run(struct transfer *transfer);
+
+/* Runs jobs of so many bytes that may be done in any order: one lane a thread, about equal. */
+rsd_status transfer_run_evenly(struct transfer *transfer, const int64_t *nbytes, size_t njobs);
+
+uint64_t tile_limit(int64_t max_nbytes, const rsd_pool *pool); /* for each thread */
+void report_tally(rsd_report *report, const struct tally *tally);
+
+#endif
