@@ -104,7 +104,7 @@ static void ours(void *context)
 {
     struct blocks *b = context;
     for (int i = 0; i < b->repeat; i++)
-        must(rsd_run(b->exec, b->src, b->dst));
+        must(rsd_exec_run(b->exec, b->src, b->dst));
 }
 
 /* Each thread fills its own destinations, source by source. */
@@ -209,7 +209,7 @@ static void pack_ours(void *context)
     struct packing *p = context;
     const void *src[] = {p->rows.src};
     void *dst[] = {p->rows.dst};
-    must(rsd_run(p->exec, src, dst));
+    must(rsd_exec_run(p->exec, src, dst));
 }
 
 static void pack_memcpy(void *context)

@@ -100,10 +100,10 @@ static void many_chunks(void)
     for (int t = 0; t < TENSORS; t++) {
         rsd_layout *a, *b;
         rsd_plan *plan;
-        rsd_check check = {.struct_nbytes = sizeof check};
+        rsd_coverage check = {.struct_nbytes = sizeof check};
         must(rsd_layout_new_boxes(RSD_F32, 2, shape, RANKS, ranks, lo, len, &a));
         must(rsd_layout_parse("f32[4096,1024] @ 512:S0", &b));
-        must(rsd_layout_check(a, &check));
+        must(rsd_layout_coverage(a, &check));
         if (check.cover != RSD_COVERS_ONCE)
             exit(1);
         must(rsd_plan_new(a, b, NULL, &plan));

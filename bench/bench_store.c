@@ -63,7 +63,7 @@ static void make_model(void)
 
 static void save_as(const char *path, int nranks, int dim)
 {
-    static rsd_local locals[MOST];
+    static rsd_tensor locals[MOST];
     static void *arrays[MOST][64];
     rsd_layout *layouts[MOST];
     char text[128];
@@ -73,11 +73,11 @@ static void save_as(const char *path, int nranks, int dim)
         must(rsd_layout_parse(text, &layouts[i]));
         for (int r = 0; r < nranks; r++)
             arrays[i][r] = model.memory;
-        locals[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
-                                .name = model.names[i],
-                                .layout = layouts[i],
-                                .rank = RSD_EVERY_RANK,
-                                .arrays = arrays[i]};
+        locals[i] = (rsd_tensor){.struct_nbytes = sizeof(rsd_tensor),
+                                 .name = model.names[i],
+                                 .layout = layouts[i],
+                                 .rank = RSD_EVERY_RANK,
+                                 .arrays = arrays[i]};
     }
     rsd_save_options options = {.struct_nbytes = sizeof options, .pool = pool, .overwrite = 1};
     must(rsd_save(path, model.n, locals, &options, NULL));
@@ -230,7 +230,7 @@ static void loading(const char *source)
     for (int round = 0; round < 4; round++) {
         double took = raw_io(source, 8, 0, 0, 0);
         limit = took < limit ? took : limit;
-        static rsd_local locals[MOST];
+        static rsd_tensor locals[MOST];
         static void *arrays[MOST][4];
         rsd_layout *layouts[MOST];
         rsd_checkpoint *in;
@@ -245,11 +245,11 @@ static void loading(const char *source)
                 arrays[i][r] = memory + used;
                 used += (size_t)(model.shapes[i][0] * model.shapes[i][1] / 2);
             }
-            locals[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
-                                    .name = model.names[i],
-                                    .layout = layouts[i],
-                                    .rank = RSD_EVERY_RANK,
-                                    .arrays = arrays[i]};
+            locals[i] = (rsd_tensor){.struct_nbytes = sizeof(rsd_tensor),
+                                     .name = model.names[i],
+                                     .layout = layouts[i],
+                                     .rank = RSD_EVERY_RANK,
+                                     .arrays = arrays[i]};
         }
         rsd_load_options options = {.struct_nbytes = sizeof options, .pool = pool};
         must(rsd_checkpoint_open(source, NULL, &in));

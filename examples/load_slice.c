@@ -25,7 +25,7 @@ int main(int argc, char **argv)
         return 2;
     }
     rsd_checkpoint *checkpoint;
-    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
     int64_t index;
     or_die(rsd_checkpoint_open(argv[1], NULL, &checkpoint));
     or_die(rsd_checkpoint_find(checkpoint, argv[2], &index));
@@ -54,11 +54,11 @@ int main(int argc, char **argv)
     if (!memory)
         return 1;
 
-    rsd_local local = {.struct_nbytes = sizeof local,
-                       .name = argv[2],
-                       .layout = layout,
-                       .rank = rank,
-                       .arrays = &memory};
+    rsd_tensor local = {.struct_nbytes = sizeof local,
+                        .name = argv[2],
+                        .layout = layout,
+                        .rank = rank,
+                        .arrays = &memory};
     rsd_report report = {.struct_nbytes = sizeof report};
     char digest[RSD_DIGEST_NCHARS];
     or_die(rsd_load(checkpoint, 1, &local, NULL, &report));

@@ -21,7 +21,7 @@ struct model {
     const char *placements;
     int fused, optimizer;
     int64_t n;
-    rsd_local locals[MOST];
+    rsd_tensor locals[MOST];
     rsd_layout *layouts[MOST];
     char names[MOST][TEXT], paths[MOST][TEXT];
 };
@@ -106,12 +106,12 @@ static void add(struct model *model, const char *part, const char *name, const c
     }
     const char *placements = ndim == 0 ? replicated(model->mesh) : model->placements;
     or_die(rsd_layout_parse_on(dtype, ndim, shape, model->mesh, placements, &model->layouts[i]));
-    model->locals[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
-                                   .name = model->names[i],
-                                   .layout = model->layouts[i],
-                                   .rank = RSD_EVERY_RANK,
-                                   .arrays = cut(model->layouts[i], (uint64_t)i),
-                                   .path = model->paths[i]};
+    model->locals[i] = (rsd_tensor){.struct_nbytes = sizeof(rsd_tensor),
+                                    .name = model->names[i],
+                                    .layout = model->layouts[i],
+                                    .rank = RSD_EVERY_RANK,
+                                    .arrays = cut(model->layouts[i], (uint64_t)i),
+                                    .path = model->paths[i]};
 }
 
 /* A weight in bf16, or what AdamW keeps of it in f32: a state dict has all of the one, then the other. */

@@ -2,7 +2,7 @@
  *
  *     build/examples/mlp [RANKS]
  *
- * Introduces: rsd_team_new, rsd_team_transport.
+ * Introduces: rsd_thread_group_new, rsd_thread_group_transport.
  */
 #include "mlp.h"
 
@@ -10,7 +10,7 @@
 
 struct worker {
     pthread_t thread;
-    rsd_team *team;
+    rsd_thread_group *team;
     int32_t rank;
     int failed;
 };
@@ -19,7 +19,7 @@ static void *work(void *context)
 {
     struct worker *worker = context;
     rsd_transport transport = {.struct_nbytes = sizeof transport};
-    or_die(rsd_team_transport(worker->team, worker->rank, &transport));
+    or_die(rsd_thread_group_transport(worker->team, worker->rank, &transport));
     worker->failed = run_mlp(&transport);
     return NULL;
 }
@@ -30,12 +30,12 @@ int main(int argc, char **argv)
     static struct worker workers[MOST];
     int32_t nranks = argc > 1 ? (int32_t)strtol(argv[1], NULL, 10) : 4;
     int failed = 0;
-    rsd_team *team;
+    rsd_thread_group *team;
     if (nranks < 1 || nranks > MOST) {
         fprintf(stderr, "1 to %d ranks\n", (int)MOST);
         return 1;
     }
-    or_die(rsd_team_new(nranks, &team));
+    or_die(rsd_thread_group_new(nranks, &team));
     for (int32_t i = 0; i < nranks; i++) {
         workers[i].team = team;
         workers[i].rank = i;
@@ -48,6 +48,6 @@ int main(int argc, char **argv)
         pthread_join(workers[i].thread, NULL);
         failed |= workers[i].failed;
     }
-    rsd_team_free(team);
+    rsd_thread_group_free(team);
     return failed || fflush(stdout) != 0;
 }

@@ -101,7 +101,7 @@ static void connect(struct mlp *mlp)
     rsd_plan_free(plan);
 
     rsd_layout *columns; /* where this rank's part of W1 is */
-    rsd_held *held;
+    rsd_shard *held;
     int64_t nheld;
     snprintf(text, sizeof text, "f32[%d,%d] @ %d:B1", WIDTH, HIDDEN, m);
     or_die(rsd_layout_parse(text, &columns));
@@ -118,7 +118,7 @@ static void add_sum(struct mlp *mlp, const float *term, float *out)
     static _Thread_local float sum[X_NUMEL];
     const void *src = term;
     void *dst = sum;
-    or_die(rsd_run(mlp->sum, &src, &dst));
+    or_die(rsd_exec_run(mlp->sum, &src, &dst));
     for (int i = 0; i < X_NUMEL; i++)
         out[i] += sum[i];
 }

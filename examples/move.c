@@ -76,7 +76,7 @@ static int64_t for_each_element(const rsd_layout *layout, void **arrays, int fil
     size_t each = rsd_dtype_nbytes(rsd_layout_dtype(layout));
     int64_t wrong = 0, nboxes;
     for (int64_t place = 0; place < rsd_layout_nplaces(layout); place++) {
-        rsd_held *held;
+        rsd_shard *held;
         int32_t rank;
         int64_t first;
         or_die(rsd_layout_rank_at(layout, place, &rank));

@@ -16,10 +16,10 @@ static void try_plain(rsd_checkpoint *checkpoint, const struct extent *extent)
     int32_t ndim;
     int64_t shape[RSD_MAX_DIMS];
     uint64_t begin;
-    if (!saved_find(&checkpoint->files, extent, &stored) &&
+    if (!torch_item_locate(&checkpoint->files, extent, &stored) &&
         (stored.data > extent->nbytes || stored.nbytes > extent->nbytes - stored.data))
         abort();
-    if (!safetensors_find(&checkpoint->files, 0, 0, "w", &dtype, &ndim, shape, &begin) &&
+    if (!safetensors_find_tensor(&checkpoint->files, 0, 0, "w", &dtype, &ndim, shape, &begin) &&
         begin > extent->nbytes)
         abort();
 }
@@ -32,16 +32,16 @@ static void try_compressed(rsd_checkpoint *checkpoint, const struct extent *exte
     size_t nrest;
     if (inflate_open(&checkpoint->files, 0, 0, extent->nbytes, extent->nzstd, &inflate))
         return;
-    if (!saved_inflate(inflate, &stored, &rest, &nrest))
+    if (!torch_item_locate_stream(inflate, &stored, &rest, &nrest))
         mem_free(rest);
     inflate_close(inflate);
 }
 
 static void try_value(rsd_checkpoint *checkpoint, struct extent extent)
 {
-    const struct value value = {.name = "v", .extent = extent};
+    const struct stored_value value = {.name = "v", .extent = extent};
     char *json = NULL;
-    if (!value_load(checkpoint, &value, &json))
+    if (!value_read_json(checkpoint, &value, &json))
         rsd_free(json);
 }
 

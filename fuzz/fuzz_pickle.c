@@ -7,46 +7,46 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 /* A tensor may be looked at, whatever it says. */
-static void try_view(const struct nodes *nodes, cell root)
+static void try_view(const struct pickle_tree *tree, pickle_node root)
 {
-    struct view view;
-    if (view_is_tensor(nodes, root) && !view_take(nodes, root, &view))
-        view_check(&view, view.storage_count * rsd_dtype_nbytes(view.dtype));
+    struct torch_view view;
+    if (torch_view_is_tensor(tree, root) && !torch_view_read(tree, root, &view))
+        torch_view_check(&view, view.storage_count * rsd_dtype_nbytes(view.dtype));
 }
 
 static void try_again(const char *json, const struct bytes *pickle)
 {
-    struct nodes nodes;
-    cell root;
+    struct pickle_tree tree;
+    pickle_node root;
     uint64_t used;
     char *again;
-    if (pickle_load_memory(pickle->data, pickle->n, &nodes, &root, &used) || used != pickle->n ||
-        value_to_json(&nodes, root, &again))
+    if (pickle_read_memory(pickle->data, pickle->n, &tree, &root, &used) || used != pickle->n ||
+        pickle_to_json(&tree, root, &again))
         abort();
     if (again && strcmp(json, again) != 0)
         abort();
     rsd_free(again);
-    nodes_drop(&nodes);
+    pickle_tree_drop(&tree);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    struct nodes nodes;
+    struct pickle_tree tree;
     struct bytes pickle = {0};
-    cell root;
+    pickle_node root;
     uint64_t used;
     char *json = NULL;
     bool plain = false;
-    if (pickle_load_memory(data, n, &nodes, &root, &used))
+    if (pickle_read_memory(data, n, &tree, &root, &used))
         return 0;
-    if (used > n || value_to_json(&nodes, root, &json) ||
-        value_to_pickle(&nodes, root, &pickle, &plain))
+    if (used > n || pickle_to_json(&tree, root, &json) ||
+        pickle_to_plain_pickle(&tree, root, &pickle, &plain))
         abort();
-    try_view(&nodes, root);
+    try_view(&tree, root);
     if (json && plain)
         try_again(json, &pickle);
     rsd_free(json);
     bytes_drop(&pickle);
-    nodes_drop(&nodes);
+    pickle_tree_drop(&tree);
     return 0;
 }

@@ -31,11 +31,11 @@ static void check_records(struct zip *zip, uint64_t n)
 static void try_pickle(struct zip *zip)
 {
     struct zip_record *record;
-    struct nodes nodes;
-    cell root;
-    if (zip_find(zip, "data.pkl", &record) || !record || zip_pickle(zip, record, &nodes, &root))
+    struct pickle_tree tree;
+    pickle_node root;
+    if (zip_find(zip, "data.pkl", &record) || !record || zip_read_pickle(zip, record, &tree, &root))
         return;
-    nodes_drop(&nodes);
+    pickle_tree_drop(&tree);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)

@@ -10,7 +10,7 @@
 
 enum { MOST_LOADED = 1 << 20 };
 
-static void load_tensor(rsd_checkpoint *checkpoint, const rsd_tensor *tensor)
+static void load_tensor(rsd_checkpoint *checkpoint, const rsd_tensor_info *tensor)
 {
     static const int64_t origin[RSD_MAX_DIMS];
     const int32_t rank = 0;
@@ -21,7 +21,7 @@ static void load_tensor(rsd_checkpoint *checkpoint, const rsd_tensor *tensor)
         return;
     char *memory = malloc((size_t)tensor->nbytes + 1);
     void *array = memory;
-    rsd_local local = {sizeof local, tensor->name, layout, 0, 0, &array, NULL, NULL};
+    rsd_tensor local = {sizeof local, tensor->name, layout, 0, 0, &array, NULL, NULL};
     if (memory && rsd_load(checkpoint, 1, &local, NULL, NULL) == RSD_ENOMEM)
         abort();
     free(memory);
@@ -30,8 +30,8 @@ static void load_tensor(rsd_checkpoint *checkpoint, const rsd_tensor *tensor)
 
 static void ask_tensor(rsd_checkpoint *checkpoint, int64_t index)
 {
-    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
-    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    rsd_extent stored = {.struct_nbytes = sizeof stored};
     rsd_layout *layout;
     int64_t found;
     if (rsd_checkpoint_tensor(checkpoint, index, &tensor) ||

@@ -17,7 +17,7 @@
  *     rsd_plan_new(a, b, NULL, &plan);
  *     rsd_pool_new(2, &pool);
  *     rsd_bind_threads(plan, pool, &exec);
- *     for (;;) rsd_run(exec, src, dst);
+ *     for (;;) rsd_exec_run(exec, src, dst);
  *
  * The parts, in the order a user meets them:
  *
@@ -27,7 +27,7 @@
  *     4  plans         who gives what to whom
  *     5  moving        carrying a plan out in one process
  *
- * and in reshard_files.h, reshard_transport.h and reshard_stash.h, which come with it:
+ * and in reshard_checkpoint.h, reshard_transport.h and reshard_stash.h, which come with it:
  *
  *     6  checkpoints   looking into files; loading, saving, converting and proving
  *     7  transports    carrying a plan out between processes
@@ -299,7 +299,7 @@ rsd_status rsd_layout_new_by_dim(rsd_dtype dtype, int32_t ndim, const int64_t *s
 
 /* Explicit boxes: box i starts at lo[i * ndim], has the lengths len[i * ndim], and belongs to
  * ranks[i]; ranks come in any order and as often as they like. Boxes may overlap and leave holes:
- * rsd_layout_check tells. EINVAL: a box that is not empty and lies outside the tensor. */
+ * rsd_layout_coverage tells. EINVAL: a box that is not empty and lies outside the tensor. */
 rsd_status rsd_layout_new_boxes(rsd_dtype dtype, int32_t ndim, const int64_t *shape, int64_t nboxes,
                                 const int32_t *ranks, const int64_t *lo, const int64_t *len,
                                 rsd_layout **layout);
@@ -345,7 +345,7 @@ rsd_status rsd_layout_rank_at(const rsd_layout *layout, int64_t position, int32_
 rsd_status rsd_layout_position(const rsd_layout *layout, int32_t rank, int64_t *position);
 
 /* Arrays are the pieces of memory that a layout stands for, numbered by ascending rank: one per
- * rank of a mesh, one per explicit box (those of one rank in the order they were given). rsd_run takes
+ * rank of a mesh, one per explicit box (those of one rank in the order they were given). rsd_exec_run takes
  * its pointers in this order, so for ranks 0..n-1 with one array each, array r is that of rank r. */
 typedef struct rsd_array {
     int32_t rank;
@@ -362,36 +362,36 @@ rsd_status rsd_layout_array(const rsd_layout *layout, int64_t index, rsd_array *
 void rsd_layout_arrays_of(const rsd_layout *layout, int32_t rank, int64_t *first, int64_t *count);
 
 /* A box that a rank holds, and where it begins in which array. */
-typedef struct rsd_held {
+typedef struct rsd_shard {
     rsd_box box;
     int64_t array;
     int64_t at[RSD_MAX_DIMS];
-} rsd_held;
+} rsd_shard;
 
 /* All boxes of a rank, array by array. A rank the layout does not name has none; a rank with an empty
  * shard has one empty box, its lo at the end of the dims that were cut. A strided, segmented or cyclic
  * shard is several boxes of one array. Give the list back with rsd_free. */
-rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_held **boxes,
+rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_shard **boxes,
                             int64_t *nboxes);
 
-typedef enum rsd_cover {
+typedef enum rsd_coverage_kind {
     RSD_COVERS_ONCE = 0,   /* every element lives in exactly one place */
     RSD_COVERS_EVENLY = 1, /* every element lives in the same number of places: copies */
     RSD_COVERS_UNEVENLY =
         2,         /* every element lives somewhere, some more often: box is a doubled one */
     RSD_MISSES = 3 /* some elements live nowhere: box is a missing one */
-} rsd_cover;
+} rsd_coverage_kind;
 
-typedef struct rsd_check {
-    size_t struct_nbytes; /* sizeof(rsd_check), set by the caller */
-    rsd_cover cover;
+typedef struct rsd_coverage {
+    size_t struct_nbytes; /* sizeof(rsd_coverage), set by the caller */
+    rsd_coverage_kind cover;
     int64_t copies; /* RSD_COVERS_ONCE: 1. RSD_COVERS_EVENLY: how many. Else 0 */
     rsd_box box;    /* RSD_COVERS_UNEVENLY, RSD_MISSES */
-} rsd_check;
+} rsd_coverage;
 
 /* Does the layout cover its tensor? Each term of a partial value counts by itself: P over four ranks
  * covers once. A tensor without elements is covered once by anything. */
-rsd_status rsd_layout_check(const rsd_layout *layout, rsd_check *check);
+rsd_status rsd_layout_coverage(const rsd_layout *layout, rsd_coverage *check);
 
 /* ---- 4. Plans --------------------------------------------------------------------------------
  *
@@ -480,10 +480,12 @@ rsd_status rsd_plan_rank_totals(const rsd_plan *plan, int32_t rank, rsd_rank_tot
 typedef struct rsd_piece {
     int32_t from, to; /* ranks; equal when the piece stays where it is */
     int32_t stage;    /* given when all that the giver gets in earlier stages has arrived */
-    int32_t from_dst; /* 1: given from the giver's destination array, filled in an earlier stage */
-    int32_t reduce;   /* 1: one of the partial values that are combined into this box */
-    int64_t from_array; /* array of the source layout; with from_dst, of the destination layout */
-    int64_t to_array;   /* array of the destination layout */
+    int32_t
+        from_destination; /* 1: given from the giver's destination array, filled in an earlier stage */
+    int32_t reduce;       /* 1: one of the partial values that are combined into this box */
+    int64_t
+        from_array; /* array of the source layout; with from_destination, of the destination layout */
+    int64_t to_array; /* array of the destination layout */
     int64_t nbytes;
     rsd_box box;                   /* in the global tensor */
     int64_t from_at[RSD_MAX_DIMS]; /* where the box begins in the giver's array */
@@ -536,7 +538,7 @@ rsd_status rsd_reshard(const rsd_layout *src_layout, const rsd_layout *dst_layou
                        const void *const *src, void *const *dst);
 
 /* Threads that wait for work, 1 to 4096 of them. A pool may serve any number of execs, from any
- * threads; rsd_run works with nthreads - 1 of them and the calling thread, rsd_start with all. NULL
+ * threads; rsd_exec_run works with nthreads - 1 of them and the calling thread, rsd_exec_start with all. NULL
  * stands for the calling thread alone wherever a pool is taken. Execs share the pool, so it may be
  * freed before them. After a fork the child has no threads in it, and works alone. */
 typedef struct rsd_pool rsd_pool;
@@ -566,24 +568,24 @@ rsd_status rsd_bind_threads_many(int64_t nplans, const rsd_plan *const *plans,
 void rsd_exec_free(rsd_exec *exec); /* waits for a run in flight */
 
 /* Moves everything and returns when it is done. One run at a time per exec. */
-rsd_status rsd_run(rsd_exec *exec, const void *const *src, void *const *dst);
+rsd_status rsd_exec_run(rsd_exec *exec, const void *const *src, void *const *dst);
 
 /* The same in two halves: the pool works while the caller does something else. The pointers are
- * copied by rsd_start; the memory they point to stays in use until rsd_wait returns. With no pool
- * rsd_start does all the work. EINVAL: a second rsd_start without a wait, a wait without a start.
+ * copied by rsd_exec_start; the memory they point to stays in use until rsd_exec_wait returns. With no pool
+ * rsd_exec_start does all the work. EINVAL: a second rsd_exec_start without a wait, a wait without a start.
  */
-rsd_status rsd_start(rsd_exec *exec, const void *const *src, void *const *dst);
-rsd_status rsd_wait(rsd_exec *exec);
+rsd_status rsd_exec_start(rsd_exec *exec, const void *const *src, void *const *dst);
+rsd_status rsd_exec_wait(rsd_exec *exec);
 
 /* Between the two, now and then: lets a run between processes, which has no threads of its own, move on as far as
- * it can without waiting. What goes wrong is told by rsd_wait. EINVAL: nothing was started. */
-rsd_status rsd_push(rsd_exec *exec);
+ * it can without waiting. What goes wrong is told by rsd_exec_wait. EINVAL: nothing was started. */
+rsd_status rsd_exec_progress(rsd_exec *exec);
 
 #ifdef __cplusplus
 }
 #endif
 
-#include "reshard_files.h"
+#include "reshard_checkpoint.h"
 #include "reshard_stash.h"
 #include "reshard_transport.h"
 

@@ -3,7 +3,7 @@
  *
  *     rsd_plan_new(a, b, NULL, &plan);
  *     rsd_bind_mpi(plan, MPI_COMM_WORLD, NULL, &exec);
- *     rsd_run(exec, src, dst);                          // as often as you like; or rsd_start ... rsd_wait
+ *     rsd_exec_run(exec, src, dst);                          // as often as you like; or rsd_exec_start ... rsd_exec_wait
  *     rsd_exec_free(exec);
  *
  * A rank of a layout is a rank of the communicator. src and dst are the arrays of this rank alone: a layout

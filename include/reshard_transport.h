@@ -39,7 +39,7 @@ typedef struct rsd_transport {
 } rsd_transport;
 
 /* Local. For whoever writes a transport: makes message what rsd_error says, and returns status. */
-rsd_status rsd_fail(rsd_status status, const char *message);
+rsd_status rsd_set_error(rsd_status status, const char *message);
 
 /* Memory that the ranks of one host share: what is given from an array in here, the receiver takes out of it
  * directly, without a message. (Any other array works too: it is packed into shared memory first.) An arena
@@ -70,10 +70,10 @@ typedef struct rsd_exchange_options {
  * same plans in the same order: EMISMATCH on all ranks names the one that does not. bind and options may
  * be NULL.
  *
- * rsd_run and rsd_wait return the same on all ranks: a bad pointer on one rank is an error on each, before
+ * rsd_exec_run and rsd_exec_wait return the same on all ranks: a bad pointer on one rank is an error on each, before
  * anything moves. If a rank does not come, the others return ETIMEOUT, which names it and a tensor, and the
- * exec can only be freed. rsd_start sends what can be sent without waiting; the rest happens in rsd_push
- * and rsd_wait. Several execs may be in flight at once if every rank waits for them in the same order: who
+ * exec can only be freed. rsd_exec_start sends what can be sent without waiting; the rest happens in rsd_exec_progress
+ * and rsd_exec_wait. Several execs may be in flight at once if every rank waits for them in the same order: who
  * waits for one moves no other, so ranks that wait for different ones may wait in vain, until ETIMEOUT.
  *
  * max_nbytes is shared out among buffers, two for each rank that something is sent to or received from. None
@@ -84,7 +84,7 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
 
 /* Local. How an exec between processes moves, in a line: which ranks share memory, or why they do not. Valid
  * as long as the exec; "" for other execs. */
-const char *rsd_exec_note(const rsd_exec *exec);
+const char *rsd_exec_describe(const rsd_exec *exec);
 
 /* Collective. A number for the host of every rank, nranks of them: the node map that rsd_plan_options takes, so
  * that replicas cross between hosts once. */
@@ -94,16 +94,17 @@ rsd_status rsd_transport_nodes(const rsd_transport *transport, int32_t *node_of)
  * rank's thread takes its own transport, with struct_nbytes set by the caller. Bytes are copied once, from
  * where they are to where they go. The team is freed when no rank uses it any more.
  *
- *     rsd_team_new(4, &team);
+ *     rsd_thread_group_new(4, &team);
  *     ... in the thread of each rank:
  *     rsd_transport transport = {.struct_nbytes = sizeof transport};
- *     rsd_team_transport(team, rank, &transport);
+ *     rsd_thread_group_transport(team, rank, &transport);
  */
-typedef struct rsd_team rsd_team;
+typedef struct rsd_thread_group rsd_thread_group;
 
-rsd_status rsd_team_new(int32_t nranks, rsd_team **team);
-rsd_status rsd_team_transport(rsd_team *team, int32_t rank, rsd_transport *transport);
-void rsd_team_free(rsd_team *team);
+rsd_status rsd_thread_group_new(int32_t nranks, rsd_thread_group **team);
+rsd_status rsd_thread_group_transport(rsd_thread_group *team, int32_t rank,
+                                      rsd_transport *transport);
+void rsd_thread_group_free(rsd_thread_group *team);
 
 #ifdef __cplusplus
 }

@@ -108,7 +108,7 @@ void oracle_indices(const rsd_layout *layout, int64_t array, struct indices *out
         on_mesh(layout, info.rank, out);
         return;
     }
-    rsd_held *boxes;
+    rsd_shard *boxes;
     rsd_layout_arrays_of(layout, info.rank, &first, &count);
     rsd_layout_boxes(layout, info.rank, &boxes, &nboxes);
     const rsd_box *box = &boxes[array - first].box;

@@ -202,7 +202,7 @@ void random_side(struct random *r, const struct random_tensor *tensor, const cha
         put_mesh_side(r, tensor, partial, &w);
 }
 
-struct random_tensor known_tensor(const rsd_tensor *tensor)
+struct random_tensor known_tensor(const rsd_tensor_info *tensor)
 {
     struct random_tensor about = {.ndim = tensor->ndim};
     size_t at =
@@ -216,17 +216,18 @@ struct random_tensor known_tensor(const rsd_tensor *tensor)
     return about;
 }
 
-rsd_status random_choice(void *random, const rsd_tensor *tensor, rsd_choice *choice)
+rsd_status random_choice(void *random, const rsd_tensor_info *tensor, rsd_tensor_target *choice)
 {
     struct random_tensor about = known_tensor(tensor);
     char side[4096], text[4400];
     for (;;) {
-        rsd_check check = {.struct_nbytes = sizeof check};
+        rsd_coverage check = {.struct_nbytes = sizeof check};
         random_side(random, &about, NULL, side, sizeof side);
         snprintf(text, sizeof text, "%s @ %s", about.text, side);
         if (rsd_layout_parse(text, &choice->layout))
             return RSD_EINVAL;
-        if (rsd_layout_check(choice->layout, &check) == RSD_OK && check.cover <= RSD_COVERS_EVENLY)
+        if (rsd_layout_coverage(choice->layout, &check) == RSD_OK &&
+            check.cover <= RSD_COVERS_EVENLY)
             return RSD_OK;
         rsd_layout_free(choice->layout);
         choice->layout = NULL;

@@ -29,9 +29,9 @@ void random_side(struct random *random, const struct random_tensor *tensor, cons
                  char *text, size_t room);
 
 /* One that is known, as random_side wants it. */
-struct random_tensor known_tensor(const rsd_tensor *tensor);
+struct random_tensor known_tensor(const rsd_tensor_info *tensor);
 
 /* For rsd_convert's choose: any layout that covers the tensor. The context is a struct random. */
-rsd_status random_choice(void *random, const rsd_tensor *tensor, rsd_choice *choice);
+rsd_status random_choice(void *random, const rsd_tensor_info *tensor, rsd_tensor_target *choice);
 
 #endif

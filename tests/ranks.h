@@ -10,7 +10,7 @@
 
 struct rank {
     pthread_t thread;
-    rsd_team *team;
+    rsd_thread_group *team;
     rsd_transport transport;
     int32_t rank, nranks;
     void (*work)(struct rank *rank, void *context);
@@ -37,7 +37,7 @@ static inline void *rank_main(void *context)
 {
     struct rank *rank = context;
     rank->transport.struct_nbytes = sizeof rank->transport;
-    NEED_OK(rank, rsd_team_transport(rank->team, rank->rank, &rank->transport));
+    NEED_OK(rank, rsd_thread_group_transport(rank->team, rank->rank, &rank->transport));
     rank->work(rank, rank->context);
     return NULL;
 }
@@ -46,9 +46,9 @@ static inline void *rank_main(void *context)
 static inline bool on_ranks(int32_t nranks, void (*work)(struct rank *rank, void *context),
                             void *context)
 {
-    rsd_team *team;
+    rsd_thread_group *team;
     struct rank *ranks = calloc((size_t)nranks, sizeof *ranks);
-    bool fine = OK(rsd_team_new(nranks, &team));
+    bool fine = OK(rsd_thread_group_new(nranks, &team));
     for (int32_t i = 0; i < nranks && fine; i++) {
         ranks[i] = (struct rank){
             .team = team, .rank = i, .nranks = nranks, .work = work, .context = context};
@@ -60,7 +60,7 @@ static inline bool on_ranks(int32_t nranks, void (*work)(struct rank *rank, void
             CHECK(!ranks[i].wrong[0], "rank %d of %d: %s", (int)i, (int)nranks, ranks[i].wrong) &&
             fine;
     }
-    rsd_team_free(team);
+    rsd_thread_group_free(team);
     free(ranks);
     return fine;
 }

@@ -261,7 +261,7 @@ static void sum_up(struct rank *rank, rsd_exec *exec)
     void *dst = sums;
     for (int i = 0; i < 100; i++)
         terms[i] = (float)(i + rank->rank);
-    NEED_OK(rank, rsd_run(exec, &src, &dst));
+    NEED_OK(rank, rsd_exec_run(exec, &src, &dst));
     for (int i = 0; i < 100; i++)
         NEED(rank, sums[i] == (float)(rank->nranks * i + rank->nranks * (rank->nranks - 1) / 2),
              "sum %d is %g", i, (double)sums[i]);

@@ -18,7 +18,7 @@ struct member {
     rsd_status fails; /* in step `fails_at` */
     int32_t fails_at;
     double timeout;
-    struct joint_step *step;
+    struct peer_step *step;
     int32_t at, nhonest; /* steps that were taken */
     rsd_status status;
     char message[256];
@@ -40,22 +40,22 @@ static rsd_status work(void *context)
     if (m->fails && m->at == m->fails_at)
         return fail(m->fails, "it failed on purpose");
     for (int i = 0; i < (m->large ? 3000000 : m->transport.rank); i++) /* words of any length */
-        TRY(said_add(&m->step->own, &number, sizeof number));
+        TRY(payload_put(&m->step->own, &number, sizeof number));
     return RSD_OK;
 }
 
 /* Says how many numbers each rank said, and that all were right. */
-static rsd_status merge(void *context, const struct said *all, struct said *heard)
+static rsd_status merge(void *context, const struct payload *all, struct payload *heard)
 {
     const struct member *m = context;
     for (int32_t rank = 0; rank < m->transport.nranks; rank++) {
         int64_t number, n = 0;
         for (size_t at = 0; at < all[rank].n; n++) {
-            TRY(said_take(&all[rank], &at, &number, sizeof number));
+            TRY(payload_take(&all[rank], &at, &number, sizeof number));
             if (number != rank + 100 * m->at)
                 return fail(RSD_EMISMATCH, "rank %d said %lld", (int)rank, (long long)number);
         }
-        TRY(said_add(heard, &n, sizeof n));
+        TRY(payload_put(heard, &n, sizeof n));
     }
     return RSD_OK;
 }
@@ -69,19 +69,19 @@ static int on_progress(void *context, const rsd_progress *progress)
 
 static bool take_step(struct member *m)
 {
-    struct joint_step step = {.work = work, .merge = merge, .context = m};
+    struct peer_step step = {.work = work, .merge = merge, .context = m};
     step.on_progress = on_progress;
     step.progress_context = m;
     m->step = &step;
-    m->status = agree_on(&m->transport, m->timeout, &step);
+    m->status = peer_step(&m->transport, m->timeout, &step);
     snprintf(m->message, sizeof m->message, "%s", m->status ? rsd_error() : "");
-    for (size_t at = 0, rank = 0; at < step.heard.n && !m->status; rank++) {
+    for (size_t at = 0, rank = 0; at < step.result.n && !m->status; rank++) {
         int64_t n = -1;
-        said_take(&step.heard, &at, &n, sizeof n);
+        payload_take(&step.result, &at, &n, sizeof n);
         m->nhonest += n == (m->large ? 3000000 : (int64_t)rank);
     }
-    said_drop(&step.own);
-    said_drop(&step.heard);
+    payload_drop(&step.own);
+    payload_drop(&step.result);
     return m->status == RSD_OK;
 }
 
@@ -96,16 +96,16 @@ static void *run(void *context)
 
 static void run_all(struct member *members, int32_t n)
 {
-    rsd_team *team = NULL;
-    OK(rsd_team_new(n, &team));
+    rsd_thread_group *team = NULL;
+    OK(rsd_thread_group_new(n, &team));
     for (int32_t i = 0; i < n; i++) {
         members[i].transport.struct_nbytes = sizeof(rsd_transport);
-        OK(rsd_team_transport(team, i, &members[i].transport));
+        OK(rsd_thread_group_transport(team, i, &members[i].transport));
         pthread_create(&members[i].thread, NULL, run, &members[i]);
     }
     for (int32_t i = 0; i < n; i++)
         pthread_join(members[i].thread, NULL);
-    rsd_team_free(team);
+    rsd_thread_group_free(team);
 }
 
 static void words_come_through(void)

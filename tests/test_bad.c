@@ -50,7 +50,7 @@ static rsd_status load_w(rsd_checkpoint *checkpoint, bool *counts)
 {
     static const int64_t origin[RSD_MAX_DIMS];
     int64_t index, len[RSD_MAX_DIMS], volume = 1;
-    rsd_tensor about = {.struct_nbytes = sizeof about};
+    rsd_tensor_info about = {.struct_nbytes = sizeof about};
     rsd_layout *layout, *stored;
     float values[1024];
     void *array = values;
@@ -71,7 +71,7 @@ static rsd_status load_w(rsd_checkpoint *checkpoint, bool *counts)
         rsd_layout_new_boxes(about.dtype, about.ndim, about.shape, 1, &rank, origin, len, &layout);
     if (status)
         return status;
-    rsd_local local = {sizeof local, about.name, layout, 0, 0, &array, NULL, NULL};
+    rsd_tensor local = {sizeof local, about.name, layout, 0, 0, &array, NULL, NULL};
     status = rsd_load(checkpoint, 1, &local, NULL, NULL);
     rsd_layout_free(layout);
     *counts = about.dtype == RSD_F32;

@@ -1,5 +1,6 @@
 /* test_codec.c - what bytes in files mean: checksums, JSON, items of torch.save, names of dtypes, casts. */
 #include "format.h"
+#include "memory.h"
 #include "random.h"
 #include "tap.h"
 
@@ -213,9 +214,9 @@ static void same_item(const char *name, int32_t ndim, const int64_t *shape, cons
     unsigned char first[8] = {0};
     char *golden = golden_item(name, &n);
     memcpy(first, data, nbytes < sizeof first ? nbytes : sizeof first);
-    OK(item_head(RSD_F32, ndim, shape, NULL, &head));
-    OK(item_tail(RSD_F32, ndim, shape, NULL, crc32_of(data, nbytes), first, &tail));
-    OK(item_nbytes(RSD_F32, ndim, shape, NULL, &head_nbytes, &item));
+    OK(torch_item_head(RSD_F32, ndim, shape, NULL, &head));
+    OK(torch_item_tail(RSD_F32, ndim, shape, NULL, crc32_of(data, nbytes), first, &tail));
+    OK(torch_item_nbytes(RSD_F32, ndim, shape, NULL, &head_nbytes, &item));
     CHECK(head_nbytes == head.n && item == n, "%s: %zu bytes, not %zu", name, (size_t)item, n);
     if (CHECK(head.n + nbytes + tail.n == n)) {
         CHECK(memcmp(golden, head.data, head.n) == 0, "%s: head", name);
@@ -243,18 +244,18 @@ static void item_comes_back(rsd_dtype dtype, int32_t ndim)
     struct bytes item = {0}, tail = {0};
     struct zip zip;
     struct zip_record *record;
-    struct nodes nodes;
-    struct view view;
-    cell root;
+    struct pickle_tree tree;
+    struct torch_view view;
+    pickle_node root;
     uint64_t used;
     for (int32_t d = 0; d < ndim; d++)
         shape[d] = d % 3 ? 1 : 2 + d % 2;
     size_t nbytes = (size_t)box_volume(ndim, shape) * rsd_dtype_nbytes(dtype);
     unsigned char *data = calloc(nbytes + 8, 1);
     memcpy(data, "PK\7\x08 like a descriptor", nbytes < 22 ? nbytes : 22);
-    OK(item_head(dtype, ndim, shape, NULL, &item));
+    OK(torch_item_head(dtype, ndim, shape, NULL, &item));
     bytes_put(&item, data, nbytes);
-    OK(item_tail(dtype, ndim, shape, NULL, crc32_of(data, nbytes), data, &tail));
+    OK(torch_item_tail(dtype, ndim, shape, NULL, crc32_of(data, nbytes), data, &tail));
     bytes_put(&item, tail.data, tail.n);
     if (OK(zip_open(&zip, read_bytes, &item, item.n))) {
         CHECK(OK(zip_find(&zip, "data/0", &record)) && record && record->data % 64 == 0 &&
@@ -262,14 +263,14 @@ static void item_comes_back(rsd_dtype dtype, int32_t ndim)
         CHECK(OK(zip_find(&zip, "version", &record)) && record);
         CHECK(OK(zip_find(&zip, "data/1", &record)) && !record);
         if (CHECK(OK(zip_find(&zip, "data.pkl", &record)) && record) &&
-            OK(pickle_load_memory(item.data + record->data, (size_t)record->nbytes, &nodes, &root,
+            OK(pickle_read_memory(item.data + record->data, (size_t)record->nbytes, &tree, &root,
                                   &used))) {
             CHECK(used == record->nbytes);
-            OK(view_take(&nodes, root, &view));
-            OK(view_check(&view, nbytes));
+            OK(torch_view_read(&tree, root, &view));
+            OK(torch_view_check(&view, nbytes));
             CHECK(view.dtype == dtype && view.ndim == ndim && slice_is(view.key, "0") &&
                   memcmp(view.shape, shape, (size_t)ndim * sizeof *shape) == 0);
-            nodes_drop(&nodes);
+            pickle_tree_drop(&tree);
         }
         zip_close(&zip);
     }
@@ -289,7 +290,7 @@ static void items(void)
     char *golden = golden_item("item_int1", &n);
     struct bytes pickle = {0}, item = {0};
     bytes_put(&pickle, "\x80\x02K\x01.", 5);
-    OK(item_of_pickle(&pickle, &item));
+    OK(torch_item_from_pickle(&pickle, &item));
     CHECK(item.n == n && memcmp(item.data, golden, n) == 0);
     bytes_drop(&pickle);
     bytes_drop(&item);
@@ -497,7 +498,7 @@ static void casts(void)
     CASE("every number casts as C does, with the edges as torch has them");
     for (int i = 0; i < NNUMBERS; i++)
         for (int k = 0; k < NNUMBERS; k++) {
-            CHECK(can_cast(numbers[i], numbers[k]));
+            CHECK(cast_supported(numbers[i], numbers[k]));
             cast_all(numbers[i], numbers[k], &r);
         }
     CASE("complex numbers cast part by part, and what is opaque does not");
@@ -507,9 +508,9 @@ static void casts(void)
     cast_elements(RSD_C128, wide, RSD_C64, pair, 2);
     cast_elements(RSD_C64, back, RSD_C128, wide, 2);
     CHECK(wide[1] == -2 && isinf(wide[2]) && memcmp(pair, back, sizeof pair) == 0);
-    CHECK(can_cast(RSD_F8E4M3, RSD_F8E4M3) && !can_cast(RSD_F32, RSD_F8E4M3));
-    CHECK(!can_cast(RSD_C64, RSD_F32) && !can_cast(RSD_F32, RSD_C64) &&
-          !can_cast(RSD_C64, RSD_C32));
+    CHECK(cast_supported(RSD_F8E4M3, RSD_F8E4M3) && !cast_supported(RSD_F32, RSD_F8E4M3));
+    CHECK(!cast_supported(RSD_C64, RSD_F32) && !cast_supported(RSD_F32, RSD_C64) &&
+          !cast_supported(RSD_C64, RSD_C32));
 }
 
 int main(void)

@@ -45,7 +45,7 @@ static void check_same(const char *a_path, const char *b_path, rsd_pool *pool)
         if (OK(rsd_digest(a, 0, NULL, &options, of_a, NULL)) &&
             OK(rsd_digest(b, 0, NULL, NULL, of_b, NULL)))
             for (size_t i = 0; i < na; i++) {
-                rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+                rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
                 int64_t other;
                 OK(rsd_checkpoint_tensor(a, (int64_t)i, &tensor));
                 if (OK(rsd_checkpoint_find(b, tensor.name, &other)))
@@ -115,7 +115,7 @@ static void golden_converts(void)
 static void make_checkpoint(const char *path, int nfiles)
 {
     enum { NTENSORS = 6 };
-    rsd_local locals[NTENSORS];
+    rsd_tensor locals[NTENSORS];
     char names[NTENSORS][32], text[128];
     rsd_layout *layouts[NTENSORS];
     void **arrays[NTENSORS];
@@ -135,11 +135,11 @@ static void make_checkpoint(const char *path, int nfiles)
                 numbers[k] = (float)(k * 31 + (size_t)(a * 7 + i)) / 3;
             arrays[i][a] = numbers;
         }
-        locals[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
-                                .name = names[i],
-                                .layout = layouts[i],
-                                .rank = RSD_EVERY_RANK,
-                                .arrays = arrays[i]};
+        locals[i] = (rsd_tensor){.struct_nbytes = sizeof(rsd_tensor),
+                                 .name = names[i],
+                                 .layout = layouts[i],
+                                 .rank = RSD_EVERY_RANK,
+                                 .arrays = arrays[i]};
     }
     OK(rsd_save(path, NTENSORS, locals, &options, NULL));
     for (int i = 0; i < NTENSORS; i++) {
@@ -164,7 +164,8 @@ static int stop_after(void *context, const rsd_progress *progress)
            progress->nbytes_done < progress->nbytes_total;
 }
 
-static rsd_status choose_columns(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+static rsd_status choose_columns(void *context, const rsd_tensor_info *tensor,
+                                 rsd_tensor_target *choice)
 {
     char text[128];
     (void)context;
@@ -302,7 +303,8 @@ static void killed_and_resumed(void)
 
 /* ---- choices ---- */
 
-static rsd_status choose_some(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+static rsd_status choose_some(void *context, const rsd_tensor_info *tensor,
+                              rsd_tensor_target *choice)
 {
     (void)context;
     static char name[64];
@@ -313,7 +315,8 @@ static rsd_status choose_some(void *context, const rsd_tensor *tensor, rsd_choic
     return RSD_OK;
 }
 
-static rsd_status choose_one_name(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+static rsd_status choose_one_name(void *context, const rsd_tensor_info *tensor,
+                                  rsd_tensor_target *choice)
 {
     (void)context, (void)tensor;
     choice->name = "the same";
@@ -333,7 +336,7 @@ static void choices(void)
           (long long)report.nleft_out);
     if (OK(rsd_checkpoint_open(in_folder("chosen"), NULL, &out))) {
         int64_t index;
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         OK(rsd_checkpoint_find(out, "renamed.layer.1", &index));
         OK(rsd_checkpoint_tensor(out, index, &tensor));
         CHECK(tensor.dtype == RSD_BF16);
@@ -357,7 +360,8 @@ static void choices(void)
 }
 
 /* Arrays that are packed from several boxes: segments, and block-cyclic along both dims. */
-static rsd_status choose_packed(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+static rsd_status choose_packed(void *context, const rsd_tensor_info *tensor,
+                                rsd_tensor_target *choice)
 {
     char text[256];
     long long rows = (long long)tensor->shape[0], columns = (long long)tensor->shape[1];
@@ -386,7 +390,7 @@ static void packed_shards(void)
         OK(convert(in_folder("source"), in_folder("packed"), &options));
         check_same(in_folder("source"), in_folder("packed"), NULL);
         rsd_checkpoint *packed;
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         if (OK(rsd_checkpoint_open(in_folder("packed"), NULL, &packed))) {
             OK(rsd_checkpoint_tensor(packed, 0, &tensor));
             CHECK(tensor.nboxes > 3, "%lld boxes", (long long)tensor.nboxes);
@@ -436,7 +440,7 @@ static void damage(void)
     make_checkpoint(in_folder("source"), 3);
     make_checkpoint(in_folder("damaged"), 3);
     rsd_checkpoint *good, *bad;
-    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    rsd_extent stored = {.struct_nbytes = sizeof stored};
     char finding[512] = "", difference[512] = "";
     int64_t n;
     OK(rsd_checkpoint_open(in_folder("source"), NULL, &good));

@@ -127,7 +127,8 @@ int __wrap_renameat2(int a, const char *from, int b, const char *to, unsigned fl
 static char source[256], target[300], part[300];
 static rsd_convert_options options;
 
-static rsd_status choose_rows(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+static rsd_status choose_rows(void *context, const rsd_tensor_info *tensor,
+                              rsd_tensor_target *choice)
 {
     char text[256] = "";
     (void)context;
@@ -240,7 +241,7 @@ static rsd_status write_items(void)
                           .strides = strides,
                           .data = numbers}};
     rsd_items_options how = {.struct_nbytes = sizeof how, .compress = items_compress, .sync = 1};
-    return rsd_write_items(target, 2, items, &how, places, NULL);
+    return rsd_dcp_write_items(target, 2, items, &how, places, NULL);
 }
 
 static void every_failure_of_items(enum kind kind)

@@ -10,7 +10,7 @@
 
 struct rank {
     pthread_t thread;
-    rsd_team *team;
+    rsd_thread_group *team;
     int32_t rank;
     int64_t nplans;
     const rsd_plan *const *plans;
@@ -45,11 +45,11 @@ static void run_in_arena(struct rank *rank, rsd_exec *exec, rsd_arena *arena)
     void **src = move_in(arena, rank->nsrc, rank->src, rank->src_nbytes);
     void **dst = move_in(arena, rank->ndst, (const void *const *)rank->dst, rank->dst_nbytes);
     for (int i = 0; i < rank->nruns && !rank->status; i++) {
-        rank->status = rsd_start(exec, (const void *const *)src, dst);
+        rank->status = rsd_exec_start(exec, (const void *const *)src, dst);
         for (int k = 0; k < 5 && !rank->status; k++)
-            rank->status = rsd_push(exec);
+            rank->status = rsd_exec_progress(exec);
         if (!rank->status)
-            rank->status = rsd_wait(exec);
+            rank->status = rsd_exec_wait(exec);
     }
     for (int64_t i = 0; i < rank->ndst; i++)
         if (rank->dst_nbytes[i])
@@ -73,17 +73,18 @@ static void *run_rank(void *context)
         .struct_nbytes = sizeof columns, .src_column_major = 1, .dst_column_major = 1};
     rsd_exec *exec = NULL;
     options.arena = arena;
-    rank->status = rsd_team_transport(rank->team, rank->rank, &transport);
+    rank->status = rsd_thread_group_transport(rank->team, rank->rank, &transport);
     if (!rank->status)
         rank->status =
             rsd_bind_transport(rank->nplans, rank->plans, rank->columns ? &columns : NULL,
                                &transport, &options, &exec);
-    if (!rank->status && rank->expected_note && !strstr(rsd_exec_note(exec), rank->expected_note))
-        rank->status = rsd_fail(RSD_EINVAL, rsd_exec_note(exec));
+    if (!rank->status && rank->expected_note &&
+        !strstr(rsd_exec_describe(exec), rank->expected_note))
+        rank->status = rsd_set_error(RSD_EINVAL, rsd_exec_describe(exec));
     if (!rank->status && arena)
         run_in_arena(rank, exec, arena);
     for (int i = 0; i < rank->nruns && !rank->status && !arena; i++)
-        rank->status = rsd_run(exec, rank->src, rank->dst);
+        rank->status = rsd_exec_run(exec, rank->src, rank->dst);
     snprintf(rank->message, sizeof rank->message, "%s", rank->status ? rsd_error() : "");
     rsd_exec_free(exec);
     rsd_arena_free(arena);
@@ -107,8 +108,8 @@ static bool carry_arranged(const char *problem, int64_t budget, enum way way,
     int64_t *dst_strides = oracle_strides(b, arrangement);
     struct memory src = oracle_memory(a, src_strides), dst = oracle_memory(b, dst_strides);
     oracle_fill(a, src_strides, &src);
-    rsd_team *team = NULL;
-    OK(rsd_team_new((int32_t)world, &team));
+    rsd_thread_group *team = NULL;
+    OK(rsd_thread_group_new((int32_t)world, &team));
     struct rank *ranks = calloc((size_t)world, sizeof *ranks);
     const rsd_plan *plans[] = {plan};
     for (int32_t i = 0; i < world && fine; i++) {
@@ -142,7 +143,7 @@ static bool carry_arranged(const char *problem, int64_t budget, enum way way,
     fine = fine && CHECK(oracle_check(a, b, dst_strides, &dst), "%s", problem);
     free(src_strides);
     free(dst_strides);
-    rsd_team_free(team);
+    rsd_thread_group_free(team);
     free(ranks);
     oracle_memory_free(&src);
     oracle_memory_free(&dst);
@@ -230,8 +231,8 @@ static void disagreeing(void)
     void *dst[3];
     const rsd_plan *same[] = {plan}, *different[] = {other};
     for (int way = 0; way < 2; way++) {
-        rsd_team *team = NULL;
-        OK(rsd_team_new(3, &team));
+        rsd_thread_group *team = NULL;
+        OK(rsd_thread_group_new(3, &team));
         struct rank ranks[3];
         for (int32_t i = 0; i < 3; i++) {
             src[i] = memory[i];
@@ -255,7 +256,7 @@ static void disagreeing(void)
                 CHECK(ranks[i].status == RSD_ETIMEOUT && strstr(ranks[i].message, "rank 1"), "%s",
                       ranks[i].message);
         }
-        rsd_team_free(team);
+        rsd_thread_group_free(team);
     }
     rsd_plan_free(plan);
     rsd_plan_free(other);

@@ -42,8 +42,8 @@ static rsd_status use_all(const char *problem, const int32_t *node_of)
     rsd_exec *exec = NULL;
     rsd_cursor *cursor = NULL;
     rsd_pool *pool = NULL;
-    rsd_check check = {.struct_nbytes = sizeof check};
-    rsd_held *boxes;
+    rsd_coverage check = {.struct_nbytes = sizeof check};
+    rsd_shard *boxes;
     int64_t nboxes;
     char *text;
     static char room[64][8192];
@@ -59,7 +59,7 @@ static rsd_status use_all(const char *problem, const int32_t *node_of)
     rsd_rank_totals part = {.struct_nbytes = sizeof part};
     rsd_status status = rsd_problem_parse(problem, &a, &b);
     if (!status)
-        status = rsd_layout_check(a, &check);
+        status = rsd_layout_coverage(a, &check);
     if (!status && !(status = rsd_layout_boxes(b, 1, &boxes, &nboxes)))
         rsd_free(boxes);
     if (!status)
@@ -82,7 +82,7 @@ static rsd_status use_all(const char *problem, const int32_t *node_of)
     if (!status)
         status = rsd_bind_threads(plan, pool, &exec);
     if (!status)
-        status = rsd_run(exec, src, dst);
+        status = rsd_exec_run(exec, src, dst);
     rsd_exec_free(exec);
     rsd_pool_free(pool);
     rsd_plan_free(plan);

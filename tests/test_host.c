@@ -1,7 +1,7 @@
 /* test_host.c - what the host says of itself: how much memory is left, that no more is asked of it, and that it is
  * the same host when there is no descriptor left. */
-#include "folder.h"
 #include "exec.h"
+#include "folder.h"
 #include "tap.h"
 
 #include <stdio.h>
@@ -21,7 +21,7 @@ static void put(const char *name, const char *text)
 
 static uint64_t left(void)
 {
-    return memory_left(path_in(folder, "meminfo"), path_in(folder, "cgroup"), folder);
+    return memory_available(path_in(folder, "meminfo"), path_in(folder, "cgroup"), folder);
 }
 
 static void machine(void)
@@ -69,7 +69,7 @@ static void arenas(void)
 {
     CASE("an arena larger than memory is refused, with both numbers");
     rsd_arena *arena = NULL;
-    if (memory_left("/proc/meminfo", "", "") > (uint64_t)1 << 49)
+    if (memory_available("/proc/meminfo", "", "") > (uint64_t)1 << 49)
         return;
     FAILS(RSD_ENOMEM, "1125899906846720 bytes of shared memory, and ",
           rsd_arena_new((int64_t)1 << 50, &arena));
@@ -85,11 +85,11 @@ static void no_descriptors(void)
          "one");
     struct rlimit before, none;
     rsd_arena *arena = NULL;
-    int64_t node = node_here();
+    int64_t node = host_number();
     CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
     none = (struct rlimit){0, before.rlim_max};
     CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
-    CHECK(node_here() == node);
+    CHECK(host_number() == node);
     FAILS(RSD_EIO, "memfd_create: Too many open files", rsd_arena_new(1000, &arena));
     CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
 }

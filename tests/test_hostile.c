@@ -171,14 +171,14 @@ static void nested_boxes(void)
     static int64_t lo[N], len[N];
     const int64_t shape = 2 * N;
     rsd_layout *layout;
-    rsd_check check = {.struct_nbytes = sizeof check};
+    rsd_coverage check = {.struct_nbytes = sizeof check};
     for (int64_t i = 0; i < N; i++) {
         ranks[i] = (int32_t)i;
         lo[i] = i;
         len[i] = 2 * (N - i);
     }
     OK(rsd_layout_new_boxes(RSD_U8, 1, &shape, N, ranks, lo, len, &layout));
-    FAILS(RSD_ELIMIT, "overlap in more ways", rsd_layout_check(layout, &check));
+    FAILS(RSD_ELIMIT, "overlap in more ways", rsd_layout_coverage(layout, &check));
     rsd_layout_free(layout);
     FAILS(RSD_EINVAL, "more than one box holds",
           rsd_layout_new_enumerable(RSD_U8, 1, &shape, N, ranks, lo, len, &layout));

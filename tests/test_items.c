@@ -29,14 +29,14 @@ static void save(const char *path, int compress)
                                                     "f32[] @ 1:R", "f32[0,7] @ 1:R"};
     static const char *const names[NITEMS - 1] = {"plain", "bytes", "one", "nothing"};
     void *arrays[NITEMS - 1] = {plain, lines, &one, plain};
-    rsd_local locals[NITEMS - 1];
+    rsd_tensor locals[NITEMS - 1];
     rsd_layout *made[NITEMS - 1] = {0};
     for (int i = 0; i < NITEMS - 1; i++) {
         OK(rsd_layout_parse(layouts[i], &made[i]));
-        locals[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
-                                .name = names[i],
-                                .layout = made[i],
-                                .arrays = &arrays[i]};
+        locals[i] = (rsd_tensor){.struct_nbytes = sizeof(rsd_tensor),
+                                 .name = names[i],
+                                 .layout = made[i],
+                                 .arrays = &arrays[i]};
     }
     static const int64_t two[1] = {2};
     locals[1].strides = two; /* every other byte */
@@ -87,7 +87,7 @@ static void as_saved(int compress, rsd_pool *pool)
     rsd_items_options options = {
         .struct_nbytes = sizeof options, .pool = pool, .compress = compress, .sync = 1};
     rsd_report report = {.struct_nbytes = sizeof report};
-    OK(rsd_write_items(file, NITEMS, items, &options, places, &report));
+    OK(rsd_dcp_write_items(file, NITEMS, items, &options, places, &report));
     CHECK(same_files(file, path_in(path, "__0_0.distcp")));
     CHECK(places[0] == 0);
     for (int i = 1; i < NITEMS; i++)
@@ -96,9 +96,9 @@ static void as_saved(int compress, rsd_pool *pool)
 
     /* In two calls, over something longer. */
     options.sync = 0;
-    OK(rsd_write_items(file, 2, items, &options, again, NULL));
+    OK(rsd_dcp_write_items(file, 2, items, &options, again, NULL));
     options.offset = again[2] + again[3];
-    OK(rsd_write_items(file, NITEMS - 2, items + 2, &options, again + 4, NULL));
+    OK(rsd_dcp_write_items(file, NITEMS - 2, items + 2, &options, again + 4, NULL));
     CHECK(memcmp(places, again, sizeof places) == 0);
     CHECK(same_files(file, path_in(path, "__0_0.distcp")));
     rsd_free(value);
@@ -116,7 +116,7 @@ static void kept_strides(void)
                      .shape = shape,
                      .strides = turned,
                      .data = across};
-    OK(rsd_write_items(path_in(folder, "turned"), 1, &item, NULL, places, NULL));
+    OK(rsd_dcp_write_items(path_in(folder, "turned"), 1, &item, NULL, places, NULL));
     char *bytes = read_whole(path_in(folder, "turned"), &n);
     bool found = false;
     for (size_t at = 0; bytes && at + sizeof across <= n && !found; at += 64)
@@ -133,10 +133,10 @@ static void kept_strides(void)
             both[(size_t)i * 2 * COLUMNS + 2 * (size_t)j] = plain[i][j];
     item.strides = apart;
     item.data = both;
-    OK(rsd_write_items(path_in(folder, "apart"), 1, &item, NULL, places, NULL));
+    OK(rsd_dcp_write_items(path_in(folder, "apart"), 1, &item, NULL, places, NULL));
     item.strides = NULL;
     item.data = plain;
-    OK(rsd_write_items(path_in(folder, "dense"), 1, &item, NULL, places, NULL));
+    OK(rsd_dcp_write_items(path_in(folder, "dense"), 1, &item, NULL, places, NULL));
     CHECK(same_files(path_in(folder, "apart"), path_in(folder, "dense")));
     free(both);
 }
@@ -150,29 +150,30 @@ static void refused(void)
     const char *file = path_in(folder, "refused");
     rsd_item bad = good;
     bad.dtype = 99;
-    CHECK(rsd_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);
+    CHECK(rsd_dcp_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);
     bad = good;
     bad.shape = negative;
-    CHECK(rsd_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);
+    CHECK(rsd_dcp_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);
     bad = good;
     bad.strides = negative;
-    CHECK(rsd_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);
+    CHECK(rsd_dcp_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);
     bad = good;
     bad.data = NULL;
-    CHECK(rsd_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);
+    CHECK(rsd_dcp_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);
     bad = good;
     bad.ndim = RSD_MAX_DIMS + 1;
-    CHECK(rsd_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);
+    CHECK(rsd_dcp_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);
     rsd_items_options options = {.struct_nbytes = sizeof options, .compress = 100};
-    CHECK(rsd_write_items(file, 1, &good, &options, places, NULL) == RSD_EINVAL);
-    CHECK(rsd_write_items(file, -1, &good, NULL, places, NULL) == RSD_EINVAL);
+    CHECK(rsd_dcp_write_items(file, 1, &good, &options, places, NULL) == RSD_EINVAL);
+    CHECK(rsd_dcp_write_items(file, -1, &good, NULL, places, NULL) == RSD_EINVAL);
     CHECK(!is_there(file));
     options = (rsd_items_options){.struct_nbytes = sizeof options, .offset = 100};
-    CHECK(rsd_write_items(file, 1, &good, &options, places, NULL) == RSD_EIO);
-    OK(rsd_write_items(file, 0, NULL, NULL, places, NULL));
-    CHECK(rsd_write_items(file, 1, &good, &options, places, NULL) == RSD_EMISMATCH);
+    CHECK(rsd_dcp_write_items(file, 1, &good, &options, places, NULL) == RSD_EIO);
+    OK(rsd_dcp_write_items(file, 0, NULL, NULL, places, NULL));
+    CHECK(rsd_dcp_write_items(file, 1, &good, &options, places, NULL) == RSD_EMISMATCH);
     CHECK(strstr(rsd_error(), "0 bytes, not 100"), "%s", rsd_error());
-    CHECK(rsd_write_items(path_in(folder, "not/there"), 1, &good, NULL, places, NULL) == RSD_EIO);
+    CHECK(rsd_dcp_write_items(path_in(folder, "not/there"), 1, &good, NULL, places, NULL) ==
+          RSD_EIO);
 }
 
 static void one_metadata(void)

@@ -178,7 +178,7 @@ static void boxes_equal_indices(const rsd_layout *layout, int64_t array, const c
 {
     struct indices indices;
     rsd_array info;
-    rsd_held *boxes;
+    rsd_shard *boxes;
     int64_t nboxes, volume = 1, held = 0, first, count;
     rsd_layout_array(layout, array, &info);
     rsd_layout_arrays_of(layout, info.rank, &first, &count);
@@ -237,7 +237,7 @@ static void random_boxes(int count)
 static void box_is(const char *text, int32_t rank, int64_t lo, int64_t len)
 {
     rsd_layout *layout = parsed(text);
-    rsd_held *boxes;
+    rsd_shard *boxes;
     int64_t nboxes;
     if (!layout || !OK(rsd_layout_boxes(layout, rank, &boxes, &nboxes)))
         return;
@@ -266,7 +266,7 @@ static void cutting_rules(void)
     }
     CASE("a strided shard that is not one box becomes several");
     rsd_layout *layout = parsed("f32[13] @ 3x2:_S(0,2),S0");
-    rsd_held *boxes;
+    rsd_shard *boxes;
     int64_t nboxes;
     OK(rsd_layout_boxes(layout, 4, &boxes, &nboxes));
     CHECK(nboxes == 2 && boxes[0].box.lo[0] == 6 && boxes[0].box.len[0] == 1 &&
@@ -388,7 +388,7 @@ static void chunk_specs(void)
     CASE("a chunk spec: ranks in placement order, and the box of every rank");
     OK(rsd_layout_new_chunks(RSD_F32, 2, shape, -2, 4, ranks, &layout));
     for (int32_t i = 0; i < 4; i++) {
-        rsd_held *boxes;
+        rsd_shard *boxes;
         int64_t nboxes;
         OK(rsd_layout_rank_at(layout, i, &rank));
         OK(rsd_layout_position(layout, ranks[i], &position));
@@ -415,12 +415,12 @@ static void chunk_specs(void)
 
 /* ---- cover ---- */
 
-static void covers(const char *text, rsd_cover cover, int64_t copies, const char *box)
+static void covers(const char *text, rsd_coverage_kind cover, int64_t copies, const char *box)
 {
     rsd_layout *layout = parsed(text);
-    rsd_check check = {.struct_nbytes = sizeof check};
+    rsd_coverage check = {.struct_nbytes = sizeof check};
     char found[256] = "";
-    if (!layout || !OK(rsd_layout_check(layout, &check)))
+    if (!layout || !OK(rsd_layout_coverage(layout, &check)))
         return;
     CHECK(check.cover == cover && check.copies == copies, "%s: cover %d, copies %lld", text,
           (int)check.cover, (long long)check.copies);
@@ -475,9 +475,9 @@ static void random_checks(int count)
             }
         }
         rsd_layout *layout;
-        rsd_check check = {.struct_nbytes = sizeof check};
+        rsd_coverage check = {.struct_nbytes = sizeof check};
         OK(rsd_layout_new_boxes(RSD_U8, t.ndim, t.shape, n, ranks, lo, len, &layout));
-        OK(rsd_layout_check(layout, &check));
+        OK(rsd_layout_coverage(layout, &check));
         for (int64_t e = 0; e < volume; e++) {
             int64_t index[3], rest = e;
             for (int32_t d = t.ndim - 1; d >= 0; d--) {
@@ -494,10 +494,10 @@ static void random_checks(int count)
             least = holders[e] < least ? holders[e] : least;
             most = holders[e] > most ? holders[e] : most;
         }
-        rsd_cover expected = least == 0     ? RSD_MISSES
-                             : least < most ? RSD_COVERS_UNEVENLY
-                             : most > 1     ? RSD_COVERS_EVENLY
-                                            : RSD_COVERS_ONCE;
+        rsd_coverage_kind expected = least == 0     ? RSD_MISSES
+                                     : least < most ? RSD_COVERS_UNEVENLY
+                                     : most > 1     ? RSD_COVERS_EVENLY
+                                                    : RSD_COVERS_ONCE;
         char *text;
         OK(rsd_layout_print(layout, &text));
         CHECK(check.cover == expected, "%s: %d, should be %d", text, (int)check.cover,

@@ -16,12 +16,12 @@ static void load_into(rsd_checkpoint *checkpoint, const char *name, const rsd_la
     rsd_report report = {.struct_nbytes = sizeof report};
     truth_cut(layout, whole, expected.array);
     if (!by_rank) {
-        rsd_local local = {.struct_nbytes = sizeof local,
-                           .name = name,
-                           .layout = layout,
-                           .rank = RSD_EVERY_RANK,
-                           .column_major = arrangement == COLUMNS,
-                           .arrays = got.array};
+        rsd_tensor local = {.struct_nbytes = sizeof local,
+                            .name = name,
+                            .layout = layout,
+                            .rank = RSD_EVERY_RANK,
+                            .column_major = arrangement == COLUMNS,
+                            .arrays = got.array};
         CHECK(rsd_load(checkpoint, 1, &local, &options, &report) == RSD_OK, "%s: %s", name,
               rsd_error());
         CHECK(report.nbytes_read <= report.nbytes_needed + report.nbytes_needed / 20 + 64,
@@ -31,12 +31,12 @@ static void load_into(rsd_checkpoint *checkpoint, const char *name, const rsd_la
     for (int64_t rank = 0; by_rank && rank < rsd_layout_world(layout); rank++) {
         int64_t first, count;
         rsd_layout_arrays_of(layout, (int32_t)rank, &first, &count);
-        rsd_local local = {.struct_nbytes = sizeof local,
-                           .name = name,
-                           .layout = layout,
-                           .rank = (int32_t)rank,
-                           .column_major = arrangement == COLUMNS,
-                           .arrays = got.array + first};
+        rsd_tensor local = {.struct_nbytes = sizeof local,
+                            .name = name,
+                            .layout = layout,
+                            .rank = (int32_t)rank,
+                            .column_major = arrangement == COLUMNS,
+                            .arrays = got.array + first};
         CHECK(rsd_load(checkpoint, 1, &local, &options, &report) == RSD_OK, "%s: %s", name,
               rsd_error());
     }
@@ -66,7 +66,7 @@ static void load_into(rsd_checkpoint *checkpoint, const char *name, const rsd_la
     oracle_memory_free(&got);
 }
 
-static void load_tensor(rsd_checkpoint *checkpoint, const rsd_tensor *about, const void *whole,
+static void load_tensor(rsd_checkpoint *checkpoint, const rsd_tensor_info *about, const void *whole,
                         struct random *random, rsd_pool *pool)
 {
     struct random_tensor tensor = known_tensor(about);
@@ -96,7 +96,7 @@ static void golden_loads(void)
         if (OK(rsd_checkpoint_open(golden_path(*name, "ckpt"), NULL, &checkpoint)) &&
             OK(rsd_checkpoint_open(truth_path, NULL, &truth)))
             for (int64_t i = 0; i < rsd_checkpoint_ntensors(truth); i++) {
-                rsd_tensor about = {.struct_nbytes = sizeof about}, found = about;
+                rsd_tensor_info about = {.struct_nbytes = sizeof about}, found = about;
                 int64_t index;
                 OK(rsd_checkpoint_tensor(truth, i, &about));
                 void *whole = truth_bytes(truth, truth_path, about.name, &about);

@@ -27,7 +27,7 @@ static bool move(const char *problem, rsd_pool *pool, enum arrangement from, enu
         fine = CHECK(rsd_bind_threads_many(1, plans, &options, pool, &exec) == RSD_OK, "%s: %s",
                      problem, rsd_error());
         if (fine) {
-            fine = OK(rsd_run(exec, (const void *const *)src.array, dst.array)) &&
+            fine = OK(rsd_exec_run(exec, (const void *const *)src.array, dst.array)) &&
                    CHECK(oracle_check(a, b, dst_strides, &dst), "%s", problem);
             rsd_exec_free(exec);
         }
@@ -89,24 +89,24 @@ static void many_tensors(rsd_pool *pool)
                 if (dst[i].nbytes[k])
                     memset(dst[i].array[k], 0xa5, dst[i].nbytes[k]);
         if (round < 2) {
-            OK(rsd_run(exec, from, to));
+            OK(rsd_exec_run(exec, from, to));
         } else {
-            FAILS(RSD_EINVAL, "nothing was started", rsd_wait(exec));
-            FAILS(RSD_EINVAL, "nothing was started", rsd_push(exec));
-            OK(rsd_start(exec, from, to));
-            FAILS(RSD_EINVAL, "in flight", rsd_start(exec, from, to));
-            FAILS(RSD_EINVAL, "in flight", rsd_run(exec, from, to));
-            OK(rsd_push(exec));
-            OK(rsd_wait(exec));
+            FAILS(RSD_EINVAL, "nothing was started", rsd_exec_wait(exec));
+            FAILS(RSD_EINVAL, "nothing was started", rsd_exec_progress(exec));
+            OK(rsd_exec_start(exec, from, to));
+            FAILS(RSD_EINVAL, "in flight", rsd_exec_start(exec, from, to));
+            FAILS(RSD_EINVAL, "in flight", rsd_exec_run(exec, from, to));
+            OK(rsd_exec_progress(exec));
+            OK(rsd_exec_wait(exec));
         }
         for (int i = 0; i < N; i++)
             CHECK(oracle_check(a[i], b[i], NULL, &dst[i]), "%s", problems[i]);
     }
     const void *missing = from[0];
     from[0] = NULL;
-    FAILS(RSD_EINVAL, "source array 0", rsd_run(exec, from, to));
+    FAILS(RSD_EINVAL, "source array 0", rsd_exec_run(exec, from, to));
     from[0] = missing;
-    OK(rsd_start(exec, from, to));
+    OK(rsd_exec_start(exec, from, to));
     rsd_exec_free(exec); /* waits */
     for (int i = 0; i < N; i++) {
         oracle_memory_free(&src[i]);
@@ -162,7 +162,7 @@ static void wrong_strides(void)
     float from[4] = {1, 2, 3, 4}, to[16];
     const void *src[] = {from};
     void *dst[] = {to};
-    OK(rsd_run(exec, src, dst));
+    OK(rsd_exec_run(exec, src, dst));
     CHECK(to[0] == 1 && to[7] == 4 && to[14] == 3);
     rsd_exec_free(exec);
     rsd_plan_free(plan);
@@ -187,7 +187,7 @@ static void pool_outlived(void)
     rsd_pool_free(pool);
     struct memory src = oracle_memory(a, NULL), dst = oracle_memory(b, NULL);
     oracle_fill(a, NULL, &src);
-    OK(rsd_run(exec, (const void *const *)src.array, dst.array));
+    OK(rsd_exec_run(exec, (const void *const *)src.array, dst.array));
     CHECK(oracle_check(a, b, NULL, &dst));
     rsd_exec_free(exec);
     rsd_plan_free(plan);
@@ -209,9 +209,9 @@ static void forked(rsd_pool *pool)
     OK(rsd_bind_threads(plan, pool, &exec));
     struct memory src = oracle_memory(a, NULL), dst = oracle_memory(b, NULL);
     oracle_fill(a, NULL, &src);
-    OK(rsd_start(exec, (const void *const *)src.array, dst.array));
+    OK(rsd_exec_start(exec, (const void *const *)src.array, dst.array));
     pid_t child = fork();
-    rsd_status status = rsd_wait(exec);
+    rsd_status status = rsd_exec_wait(exec);
     bool right = status == RSD_OK && oracle_check(a, b, NULL, &dst);
     if (child == 0)
         _exit(right ? 0 : 1);

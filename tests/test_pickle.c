@@ -13,25 +13,25 @@
 /* A pickle as JSON, to be freed; NULL: it is no plain value. */
 static rsd_status pickle_json(struct slice pickle, char **json)
 {
-    struct nodes nodes;
-    cell root;
+    struct pickle_tree tree;
+    pickle_node root;
     uint64_t used;
-    TRY(pickle_load_memory(pickle.bytes, pickle.nbytes, &nodes, &root, &used));
+    TRY(pickle_read_memory(pickle.bytes, pickle.nbytes, &tree, &root, &used));
     CHECK(used <= pickle.nbytes);
-    rsd_status status = value_to_json(&nodes, root, json);
-    nodes_drop(&nodes);
+    rsd_status status = pickle_to_json(&tree, root, json);
+    pickle_tree_drop(&tree);
     return status;
 }
 
 /* The same value, pickled by us. */
 static rsd_status pickle_again(struct slice pickle, struct bytes *out, bool *plain)
 {
-    struct nodes nodes;
-    cell root;
+    struct pickle_tree tree;
+    pickle_node root;
     uint64_t used;
-    TRY(pickle_load_memory(pickle.bytes, pickle.nbytes, &nodes, &root, &used));
-    rsd_status status = value_to_pickle(&nodes, root, out, plain);
-    nodes_drop(&nodes);
+    TRY(pickle_read_memory(pickle.bytes, pickle.nbytes, &tree, &root, &used));
+    rsd_status status = pickle_to_plain_pickle(&tree, root, out, plain);
+    pickle_tree_drop(&tree);
     return status;
 }
 

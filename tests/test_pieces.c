@@ -9,7 +9,7 @@
 /* ---- what must hold of any plan ---- */
 
 /* What was seen of a plan's pieces. */
-struct seen {
+struct partial_crc {
     int64_t npieces, kept, moved, crossed, stages;
     uint64_t sum;  /* does not depend on the order */
     int64_t *pair; /* bytes, world * world */
@@ -26,7 +26,8 @@ static uint64_t mix(uint64_t h, uint64_t x)
 static uint64_t hash_of(const rsd_piece *p)
 {
     uint64_t h = mix(mix(mix(1, (uint64_t)p->from), (uint64_t)p->to), (uint64_t)p->stage);
-    h = mix(mix(mix(h, (uint64_t)p->from_dst), (uint64_t)p->reduce), (uint64_t)p->from_array);
+    h = mix(mix(mix(h, (uint64_t)p->from_destination), (uint64_t)p->reduce),
+            (uint64_t)p->from_array);
     h = mix(mix(h, (uint64_t)p->to_array), (uint64_t)p->nbytes);
     for (int32_t d = 0; d < p->box.ndim; d++) {
         h = mix(mix(h, (uint64_t)p->box.lo[d]), (uint64_t)p->box.len[d]);
@@ -111,7 +112,7 @@ static void mark(struct truth *t, const rsd_piece *p)
 }
 
 static void walk(const rsd_plan *plan, int32_t rank, rsd_side side, const int32_t *node_of,
-                 struct truth *truth, struct seen *seen)
+                 struct truth *truth, struct partial_crc *seen)
 {
     rsd_cursor *cursor;
     const rsd_piece *p;
@@ -128,11 +129,11 @@ static void walk(const rsd_plan *plan, int32_t rank, rsd_side side, const int32_
             seen->crossed += p->nbytes;
         if (p->stage + 1 > seen->stages)
             seen->stages = p->stage + 1;
-        CHECK(p->nbytes > 0 && (p->from_dst == 0 || p->stage > 0));
+        CHECK(p->nbytes > 0 && (p->from_destination == 0 || p->stage > 0));
         if (!truth)
             continue;
         const struct indices *from =
-            p->from_dst ? &truth->dst[p->from_array] : &truth->src[p->from_array];
+            p->from_destination ? &truth->dst[p->from_array] : &truth->src[p->from_array];
         CHECK(piece_is_placed(p, from, &truth->dst[p->to_array]),
               "a piece from %d to %d is not where "
               "it says",
@@ -142,16 +143,16 @@ static void walk(const rsd_plan *plan, int32_t rank, rsd_side side, const int32_
     rsd_cursor_free(cursor);
 }
 
-static struct seen seen_new(const rsd_plan *plan)
+static struct partial_crc seen_new(const rsd_plan *plan)
 {
     int64_t a = rsd_layout_world(rsd_plan_src(plan)), b = rsd_layout_world(rsd_plan_dst(plan));
-    struct seen seen = {.world = a > b ? a : b};
+    struct partial_crc seen = {.world = a > b ? a : b};
     seen.pair = calloc((size_t)(seen.world * seen.world) + 1, sizeof *seen.pair);
     seen.pair_pieces = calloc((size_t)(seen.world * seen.world) + 1, sizeof *seen.pair_pieces);
     return seen;
 }
 
-static void seen_free(struct seen *seen)
+static void seen_free(struct partial_crc *seen)
 {
     free(seen->pair);
     free(seen->pair_pieces);
@@ -177,8 +178,8 @@ static void check_written(const rsd_plan *plan, const struct truth *truth, const
             return;
 }
 
-static void check_totals(const rsd_plan *plan, const struct seen *seen, const int32_t *node_of,
-                         const char *problem)
+static void check_totals(const rsd_plan *plan, const struct partial_crc *seen,
+                         const int32_t *node_of, const char *problem)
 {
     rsd_totals t = totals_of(plan);
     int64_t messages = 0;
@@ -210,7 +211,7 @@ static void check_totals(const rsd_plan *plan, const struct seen *seen, const in
           (long long)t.nbytes_crossed_least);
 }
 
-static void check_parts(const rsd_plan *plan, const struct seen *seen, const char *problem)
+static void check_parts(const rsd_plan *plan, const struct partial_crc *seen, const char *problem)
 {
     for (int64_t rank = 0; rank < seen->world; rank++) {
         rsd_rank_totals t = part_of(plan, (int32_t)rank), want = {0};
@@ -321,8 +322,8 @@ static bool holds(const char *problem, const int32_t *node_of, int64_t nranks)
     if (!make(problem, node_of ? &options : NULL, &plan))
         return false;
     struct truth truth = truth_of(plan);
-    struct seen all = seen_new(plan), by_rank = seen_new(plan), sent = seen_new(plan),
-                sent_by_rank = seen_new(plan);
+    struct partial_crc all = seen_new(plan), by_rank = seen_new(plan), sent = seen_new(plan),
+                       sent_by_rank = seen_new(plan);
     walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, node_of, &truth, &all);
     check_written(plan, &truth, problem);
     walk(plan, RSD_EVERY_RANK, RSD_SENDS, node_of, NULL, &sent);

@@ -18,7 +18,7 @@ struct tensors {
     struct random_tensor about[MOST_TENSORS];
     rsd_layout *layout[MOST_TENSORS];
     struct memory memory[MOST_TENSORS];
-    rsd_local local[MOST_TENSORS];
+    rsd_tensor local[MOST_TENSORS];
     char name[MOST_TENSORS][32];
 };
 
@@ -35,8 +35,8 @@ static rsd_layout *random_layout(struct random *random, const struct random_tens
 /* Boxes that overlap and begin at one place cannot be stored; random ones do that now and then. */
 static bool can_be_saved(const rsd_layout *layout)
 {
-    rsd_check check = {.struct_nbytes = sizeof check};
-    return rsd_layout_check(layout, &check) == RSD_OK && check.cover <= RSD_COVERS_EVENLY;
+    rsd_coverage check = {.struct_nbytes = sizeof check};
+    return rsd_layout_coverage(layout, &check) == RSD_OK && check.cover <= RSD_COVERS_EVENLY;
 }
 
 static void make_tensors(struct random *random, struct tensors *tensors)
@@ -50,11 +50,11 @@ static void make_tensors(struct random *random, struct tensors *tensors)
         tensors->memory[i] = oracle_memory(tensors->layout[i], NULL);
         oracle_fill(tensors->layout[i], NULL, &tensors->memory[i]);
         snprintf(tensors->name[i], sizeof tensors->name[i], "layers.%d.weight", i);
-        tensors->local[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
-                                        .name = tensors->name[i],
-                                        .layout = tensors->layout[i],
-                                        .rank = RSD_EVERY_RANK,
-                                        .arrays = tensors->memory[i].array};
+        tensors->local[i] = (rsd_tensor){.struct_nbytes = sizeof(rsd_tensor),
+                                         .name = tensors->name[i],
+                                         .layout = tensors->layout[i],
+                                         .rank = RSD_EVERY_RANK,
+                                         .arrays = tensors->memory[i].array};
     }
 }
 
@@ -76,11 +76,11 @@ static void check_saved(struct random *random, const char *path, const struct te
     for (int i = 0; i < tensors->n; i++) {
         rsd_layout *layout = random_layout(random, &tensors->about[i]);
         struct memory memory = oracle_memory(layout, NULL);
-        rsd_local local = {.struct_nbytes = sizeof local,
-                           .name = tensors->name[i],
-                           .layout = layout,
-                           .rank = RSD_EVERY_RANK,
-                           .arrays = memory.array};
+        rsd_tensor local = {.struct_nbytes = sizeof local,
+                            .name = tensors->name[i],
+                            .layout = layout,
+                            .rank = RSD_EVERY_RANK,
+                            .arrays = memory.array};
         rsd_report report = {.struct_nbytes = sizeof report};
         if (OK(rsd_load(checkpoint, 1, &local, NULL, &report)))
             CHECK(oracle_check(tensors->layout[i], layout, NULL, &memory), "%s into another layout",
@@ -146,7 +146,7 @@ static void save_by_rank(void)
                                     .overwrite = 1,
                                     .compress = i % 4 == 3};
         for (int64_t rank = 0; rank < world; rank++) {
-            rsd_local local[MOST_TENSORS];
+            rsd_tensor local[MOST_TENSORS];
             options.rank = (int32_t)rank;
             for (int k = 0; k < tensors.n; k++) {
                 int64_t first, count;
@@ -184,11 +184,11 @@ static void other_values(void)
     for (int32_t i = 0; i < 3; i++) {
         int32_t rank = i > 0;
         rsd_value step = {.struct_nbytes = sizeof step, .name = "step", .json = steps[i]};
-        rsd_local local = {.struct_nbytes = sizeof local,
-                           .name = "w",
-                           .layout = layout,
-                           .rank = rank,
-                           .arrays = memory.array + rank};
+        rsd_tensor local = {.struct_nbytes = sizeof local,
+                            .name = "w",
+                            .layout = layout,
+                            .rank = rank,
+                            .arrays = memory.array + rank};
         rsd_save_options options = {.struct_nbytes = sizeof options,
                                     .nranks = 2,
                                     .one_rank = 1,
@@ -215,7 +215,7 @@ static void save_in_background(void)
         make_tensors(&random, &tensors);
         rsd_save_options options = {
             .struct_nbytes = sizeof options, .pool = i % 2 ? pool : NULL, .overwrite = 1};
-        rsd_saving *saving;
+        rsd_async_save *saving;
         rsd_report report = {.struct_nbytes = sizeof report};
         const char *path = path_in(folder, "background");
         if (OK(rsd_save_start(path, tensors.n, tensors.local, &options, &saving))) {
@@ -238,11 +238,11 @@ static rsd_status save_one(const char *path, const char *text, int overwrite)
     rsd_layout *layout;
     OK(rsd_layout_parse(text, &layout));
     struct memory memory = oracle_memory(layout, NULL);
-    rsd_local local = {.struct_nbytes = sizeof local,
-                       .name = "w",
-                       .layout = layout,
-                       .rank = RSD_EVERY_RANK,
-                       .arrays = memory.array};
+    rsd_tensor local = {.struct_nbytes = sizeof local,
+                        .name = "w",
+                        .layout = layout,
+                        .rank = RSD_EVERY_RANK,
+                        .arrays = memory.array};
     rsd_save_options options = {.struct_nbytes = sizeof options, .overwrite = overwrite};
     rsd_status status = rsd_save(path, 1, &local, &options, NULL);
     oracle_memory_free(&memory);
@@ -297,11 +297,11 @@ static void refused(void)
     float array[8] = {0};
     void *arrays[] = {array, NULL};
     OK(rsd_layout_parse("f32[8] @ 2 : S(0)", &layout));
-    rsd_local local = {.struct_nbytes = sizeof local,
-                       .name = "w",
-                       .layout = layout,
-                       .rank = RSD_EVERY_RANK,
-                       .arrays = arrays};
+    rsd_tensor local = {.struct_nbytes = sizeof local,
+                        .name = "w",
+                        .layout = layout,
+                        .rank = RSD_EVERY_RANK,
+                        .arrays = arrays};
     FAILS(RSD_EINVAL, "rank 1 is NULL", rsd_save(path, 1, &local, NULL, NULL));
     local.rank = 0;
     FAILS(RSD_EMISMATCH, "rank 1 with box [4:8]", rsd_save(path, 1, &local, NULL, NULL));
@@ -330,12 +330,12 @@ static void values_survive(void)
                            .path = "[\"opt\",0,\"step\"]"}};
     rsd_save_options options = {.struct_nbytes = sizeof options, .nvalues = 2, .values = values};
     OK(rsd_layout_parse("f32[8] @ 1 : R", &layout));
-    rsd_local local = {.struct_nbytes = sizeof local,
-                       .name = "model.w",
-                       .path = "[\"model\",\"w\"]",
-                       .layout = layout,
-                       .rank = 0,
-                       .arrays = arrays};
+    rsd_tensor local = {.struct_nbytes = sizeof local,
+                        .name = "model.w",
+                        .path = "[\"model\",\"w\"]",
+                        .layout = layout,
+                        .rank = 0,
+                        .arrays = arrays};
     OK(rsd_save(path, 1, &local, &options, NULL));
     rsd_checkpoint *checkpoint;
     if (OK(rsd_checkpoint_open(path, NULL, &checkpoint))) {
@@ -379,7 +379,7 @@ static void rows_apart(void)
             whole[i][j] = (float)(i * WIDTH + j);
     OK(rsd_layout_parse("f32[8000,32] @ 1:R", &one));
     OK(rsd_layout_new_boxes(RSD_F32, 2, shape, NWANTED, ranks, lo, len, &some));
-    rsd_local local = {.struct_nbytes = sizeof local, .name = "w", .layout = one, .arrays = &all};
+    rsd_tensor local = {.struct_nbytes = sizeof local, .name = "w", .layout = one, .arrays = &all};
     OK(rsd_save(path_in(folder, "apart"), 1, &local, NULL, NULL));
     local.layout = some;
     local.arrays = wanted;

@@ -8,10 +8,10 @@
 
 enum { NRANKS = 4, NROUNDS = 200 };
 
-static rsd_transport seat_of(rsd_team *team, int32_t rank)
+static rsd_transport seat_of(rsd_thread_group *team, int32_t rank)
 {
     rsd_transport transport = {.struct_nbytes = sizeof transport};
-    OK(rsd_team_transport(team, rank, &transport));
+    OK(rsd_thread_group_transport(team, rank, &transport));
     return transport;
 }
 
@@ -25,8 +25,8 @@ static bool is_done(const rsd_transport *t, void *request)
 static void in_one_thread(void)
 {
     CASE("messages of one tag come in order, those of another pass them by");
-    rsd_team *team;
-    OK(rsd_team_new(2, &team));
+    rsd_thread_group *team;
+    OK(rsd_thread_group_new(2, &team));
     rsd_transport a = seat_of(team, 0), b = seat_of(team, 1);
     int out[3] = {10, 11, 12}, in[3] = {0};
     void *sent[3], *received[3];
@@ -79,19 +79,19 @@ static void in_one_thread(void)
     FAILS(RSD_EINVAL, "rank -1 of a team of 2", a.recv(a.context, -1, 0, in, 4, &sent[0]));
     FAILS(RSD_EINVAL, "tag 64", a.send(a.context, 1, 64, out, 4, &sent[0]));
     rsd_transport none = {.struct_nbytes = sizeof none};
-    FAILS(RSD_EINVAL, "rank 2 of a team of 2", rsd_team_transport(team, 2, &none));
+    FAILS(RSD_EINVAL, "rank 2 of a team of 2", rsd_thread_group_transport(team, 2, &none));
     none.struct_nbytes = 0;
-    FAILS(RSD_EINVAL, "struct_nbytes", rsd_team_transport(team, 0, &none));
-    rsd_team_free(team);
-    FAILS(RSD_EINVAL, "a team of 0 ranks", rsd_team_new(0, &team));
-    rsd_team_free(NULL);
+    FAILS(RSD_EINVAL, "struct_nbytes", rsd_thread_group_transport(team, 0, &none));
+    rsd_thread_group_free(team);
+    FAILS(RSD_EINVAL, "a team of 0 ranks", rsd_thread_group_new(0, &team));
+    rsd_thread_group_free(NULL);
 }
 
 /* ---- with threads ---- */
 
 struct member {
     pthread_t thread;
-    rsd_team *team;
+    rsd_thread_group *team;
     int32_t rank;
     bool absent, odd;
     double timeout;
@@ -103,8 +103,8 @@ struct member {
 static void run_team(struct member *members, double timeout, void *(*work)(void *), int absent,
                      int odd)
 {
-    rsd_team *team;
-    OK(rsd_team_new(NRANKS, &team));
+    rsd_thread_group *team;
+    OK(rsd_thread_group_new(NRANKS, &team));
     for (int32_t i = 0; i < NRANKS; i++) {
         members[i] = (struct member){
             .team = team, .rank = i, .absent = i == absent, .odd = i == odd, .timeout = timeout};
@@ -112,7 +112,7 @@ static void run_team(struct member *members, double timeout, void *(*work)(void 
     }
     for (int i = 0; i < NRANKS; i++)
         pthread_join(members[i].thread, NULL);
-    rsd_team_free(team);
+    rsd_thread_group_free(team);
 }
 
 /* Each rank tells every other one something, again and again, and they meet in between. */
@@ -120,7 +120,7 @@ static void *talk(void *context)
 {
     struct member *member = context;
     rsd_transport t = {.struct_nbytes = sizeof t};
-    member->status = rsd_team_transport(member->team, member->rank, &t);
+    member->status = rsd_thread_group_transport(member->team, member->rank, &t);
     for (int32_t round = 0; round < NROUNDS && !member->status; round++) {
         int32_t out[NRANKS], in[NRANKS], all[NRANKS], left = 2 * NRANKS;
         void *requests[2 * NRANKS];
@@ -154,7 +154,7 @@ static void *meet(void *context)
     struct member *member = context;
     char own[2] = {(char)('a' + member->rank), 'x'}, all[2 * NRANKS];
     rsd_transport t = {.struct_nbytes = sizeof t};
-    member->status = rsd_team_transport(member->team, member->rank, &t);
+    member->status = rsd_thread_group_transport(member->team, member->rank, &t);
     if (!member->status && !member->absent)
         member->status = t.allgather(t.context, own, member->odd ? 2 : 1, all, member->timeout);
     snprintf(member->message, sizeof member->message, "%s", member->status ? rsd_error() : "");

@@ -155,21 +155,21 @@ static void make_large(const char *path)
         for (size_t k = 0; k < about.nbytes / 4; k++)
             array[k] = (float)(k * 2654435761u % 1000003) + (float)i;
     }
-    rsd_local locals[3] = {{.struct_nbytes = sizeof(rsd_local),
-                            .name = "embedding",
-                            .layout = large,
-                            .rank = RSD_EVERY_RANK,
-                            .arrays = arrays},
-                           {.struct_nbytes = sizeof(rsd_local),
-                            .name = "a.bias",
-                            .layout = small,
-                            .rank = RSD_EVERY_RANK,
-                            .arrays = &seven},
-                           {.struct_nbytes = sizeof(rsd_local),
-                            .name = "z.bias",
-                            .layout = small,
-                            .rank = RSD_EVERY_RANK,
-                            .arrays = &seven}};
+    rsd_tensor locals[3] = {{.struct_nbytes = sizeof(rsd_tensor),
+                             .name = "embedding",
+                             .layout = large,
+                             .rank = RSD_EVERY_RANK,
+                             .arrays = arrays},
+                            {.struct_nbytes = sizeof(rsd_tensor),
+                             .name = "a.bias",
+                             .layout = small,
+                             .rank = RSD_EVERY_RANK,
+                             .arrays = &seven},
+                            {.struct_nbytes = sizeof(rsd_tensor),
+                             .name = "z.bias",
+                             .layout = small,
+                             .rank = RSD_EVERY_RANK,
+                             .arrays = &seven}};
     OK(rsd_save(path, 3, locals, NULL, NULL));
     for (int i = 0; i < 3; i++)
         free(arrays[i]);
@@ -178,7 +178,8 @@ static void make_large(const char *path)
     rsd_layout_free(small);
 }
 
-static rsd_status choose_rows(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+static rsd_status choose_rows(void *context, const rsd_tensor_info *tensor,
+                              rsd_tensor_target *choice)
 {
     (void)context;
     if (tensor->ndim < 2)

@@ -59,17 +59,17 @@ static void free_task(struct task *task)
 static const rsd_value step = {.struct_nbytes = sizeof step, .name = "step", .json = "1200"};
 
 /* The locals of one rank, or of all. */
-static void fill_locals(const struct task *task, int32_t rank, rsd_local *locals)
+static void fill_locals(const struct task *task, int32_t rank, rsd_tensor *locals)
 {
     for (int i = 0; i < NTENSORS; i++) {
         int64_t first = 0, count;
         if (rank != RSD_EVERY_RANK)
             rsd_layout_arrays_of(task->layouts[i], rank, &first, &count);
-        locals[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
-                                .name = names[i],
-                                .layout = task->layouts[i],
-                                .rank = rank,
-                                .arrays = task->memory[i].array + first};
+        locals[i] = (rsd_tensor){.struct_nbytes = sizeof(rsd_tensor),
+                                 .name = names[i],
+                                 .layout = task->layouts[i],
+                                 .rank = rank,
+                                 .arrays = task->memory[i].array + first};
     }
 }
 
@@ -83,12 +83,12 @@ static int on_progress(void *context, const rsd_progress *progress)
 static rsd_status save_hand(struct hand *hand)
 {
     const struct task *task = hand->task;
-    rsd_local locals[NTENSORS];
+    rsd_tensor locals[NTENSORS];
     rsd_save_options options = task->options;
     rsd_value value = step;
     void *none[1] = {NULL};
     char path[320];
-    rsd_saving *saving;
+    rsd_async_save *saving;
     fill_locals(task, hand->transport.rank, locals);
     if (task->without == hand->transport.rank + 1)
         locals[1].arrays = none;
@@ -111,7 +111,7 @@ static rsd_status save_hand(struct hand *hand)
 
 static rsd_status save_alone(const struct task *task, const char *path)
 {
-    rsd_local locals[NTENSORS];
+    rsd_tensor locals[NTENSORS];
     rsd_save_options options = task->options;
     options.values = &step;
     options.nvalues = 1;
@@ -143,7 +143,7 @@ static rsd_status load_hand(struct hand *hand)
 {
     const struct load_task *task = hand->task;
     rsd_checkpoint *checkpoint;
-    rsd_local locals[NTENSORS];
+    rsd_tensor locals[NTENSORS];
     rsd_load_options options = {.struct_nbytes = sizeof options, .transport = &hand->transport};
     rsd_status status = rsd_checkpoint_open(task->path, NULL, &checkpoint);
     if (status)
@@ -151,11 +151,11 @@ static rsd_status load_hand(struct hand *hand)
     for (int i = 0; i < NTENSORS; i++) {
         int64_t first, count;
         rsd_layout_arrays_of(task->layouts[i], hand->transport.rank, &first, &count);
-        locals[i] = (rsd_local){.struct_nbytes = sizeof(rsd_local),
-                                .name = names[i],
-                                .layout = task->layouts[i],
-                                .rank = hand->transport.rank,
-                                .arrays = task->memory[i].array + first};
+        locals[i] = (rsd_tensor){.struct_nbytes = sizeof(rsd_tensor),
+                                 .name = names[i],
+                                 .layout = task->layouts[i],
+                                 .rank = hand->transport.rank,
+                                 .arrays = task->memory[i].array + first};
     }
     if (task->wrong == hand->transport.rank + 1)
         locals[2].name = "no such tensor";

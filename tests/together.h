@@ -35,7 +35,8 @@ struct task {
 };
 
 /* Rows over one axis of a mesh, copies over the other. */
-static inline rsd_status choose_copies(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+static inline rsd_status choose_copies(void *context, const rsd_tensor_info *tensor,
+                                       rsd_tensor_target *choice)
 {
     char text[300];
     size_t at = (size_t)snprintf(text, sizeof text, "%s[", rsd_dtype_name(tensor->dtype));

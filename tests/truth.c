@@ -24,10 +24,10 @@ const char *golden_path(const char *name, const char *what)
 }
 
 void *truth_bytes(rsd_checkpoint *truth, const char *truth_path, const char *name,
-                  rsd_tensor *about)
+                  rsd_tensor_info *about)
 {
     int64_t index;
-    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    rsd_extent stored = {.struct_nbytes = sizeof stored};
     about->struct_nbytes = sizeof *about;
     if (rsd_checkpoint_find(truth, name, &index) || rsd_checkpoint_tensor(truth, index, about) ||
         rsd_checkpoint_box(truth, index, 0, &stored))

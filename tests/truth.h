@@ -13,7 +13,7 @@ const char *golden_path(const char *name, const char *what);
 /* The bytes of a tensor of a truth, dense and row-major, to be freed. They are taken from the file by
  * offsets, without the library's loading. */
 void *truth_bytes(rsd_checkpoint *truth, const char *truth_path, const char *tensor,
-                  rsd_tensor *about);
+                  rsd_tensor_info *about);
 
 /* What a rank holds of a tensor, cut from all of it element by element, into arrays. */
 void truth_cut(const rsd_layout *layout, const void *whole, void *const *arrays);

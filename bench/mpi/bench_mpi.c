@@ -125,13 +125,13 @@ static void by_packing(void *context)
 static void by_plan(void *context)
 {
     struct job *job = context;
-    must(rsd_run(job->plain, job->src, job->dst));
+    must(rsd_exec_run(job->plain, job->src, job->dst));
 }
 
 static void by_plan_from_arena(void *context)
 {
     struct job *job = context;
-    must(rsd_run(job->direct, job->arena_src, job->arena_dst));
+    must(rsd_exec_run(job->direct, job->arena_src, job->arena_dst));
 }
 
 /* ---- a job ---- */

@@ -53,13 +53,13 @@ static void by_plan(void *context)
     struct job *job = context;
     const void *src[] = {job->from.memory};
     void *dst[] = {job->to.memory};
-    must(rsd_run(job->plain, src, dst));
+    must(rsd_exec_run(job->plain, src, dst));
 }
 
 static void by_plan_from_arena(void *context)
 {
     struct job *job = context;
-    must(rsd_run(job->direct, (const void *const *)&job->src, &job->dst));
+    must(rsd_exec_run(job->direct, (const void *const *)&job->src, &job->dst));
 }
 
 int main(int argc, char **argv)

@@ -63,7 +63,7 @@ class Functions:
         except AttributeError:
             raise AttributeError(f"{self._path} is older than the header: it has no {name}") from None
         function.restype, function.argtypes = about.answer, about.takes
-        if about.fails and name != "rsd_fail":  # which answers with what it was told
+        if about.fails and name != "rsd_set_error":  # which answers with what it was told
             function.errcheck = _raise_status  # type: ignore[assignment]
         setattr(self, name, function)  # the next time it is found without this
         return function

@@ -216,24 +216,24 @@ class Exec(_c.Handle):
         rank); with several plans a list of them, one for each plan."""
         src, kept_src = self._addresses(self._src, src, False)
         dst, kept_dst = self._addresses(self._dst, dst, True)
-        self._call(_c.lib.rsd_run, self.handle, src, dst)
+        self._call(_c.lib.rsd_exec_run, self.handle, src, dst)
         del kept_src, kept_dst
 
     def start(self, src: Any, dst: Any) -> None:
         """The first half of a run; the arrays are in use until `wait` returns."""
         src, kept_src = self._addresses(self._src, src, False)
         dst, kept_dst = self._addresses(self._dst, dst, True)
-        self._call(_c.lib.rsd_start, self.handle, src, dst)
+        self._call(_c.lib.rsd_exec_start, self.handle, src, dst)
         self._flight = (kept_src, kept_dst)
 
     def push(self) -> None:
         """Between start and wait: lets a run between processes move on as far as it can without waiting."""
-        self._call(_c.lib.rsd_push, self.handle)
+        self._call(_c.lib.rsd_exec_progress, self.handle)
 
     def wait(self) -> None:
         """The second half."""
         try:
-            self._call(_c.lib.rsd_wait, self.handle)
+            self._call(_c.lib.rsd_exec_wait, self.handle)
         finally:
             self._flight = None
 
@@ -247,7 +247,7 @@ class Exec(_c.Handle):
     @property
     def note(self) -> str:
         """How it moves between processes: which ranks share memory, or why they do not."""
-        return _c.lib.rsd_exec_note(self.handle).decode()
+        return _c.lib.rsd_exec_describe(self.handle).decode()
 
     def close(self) -> None:
         """Gives it back, and waits for a run in flight."""

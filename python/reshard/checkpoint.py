@@ -43,7 +43,7 @@ class LazyTensor:
     with any step, `...` and None."""
 
     def __init__(self, checkpoint: "Checkpoint", index: int) -> None:
-        about = _c.Tensor()
+        about = _c.TensorInfo()
         self._checkpoint, self._index = checkpoint, index
         with checkpoint.in_use() as handle:
             _c.lib.rsd_checkpoint_tensor(handle, index, C.byref(about))
@@ -86,7 +86,7 @@ class LazyTensor:
     @property
     def boxes(self) -> List[Stored]:
         """Its parts in the files."""
-        stored, n, files = _c.Stored(), self.ndim, self._checkpoint.files
+        stored, n, files = _c.Extent(), self.ndim, self._checkpoint.files
         found = []
         with self._checkpoint.in_use() as handle:
             for box in range(self.nboxes):
@@ -137,7 +137,7 @@ class LazyTensor:
         base = seen.address or 0
         addresses = [base + kind.nbytes * sum(a * s for a, s in zip(at, strides))
                      for _, _, at in reading.boxes]
-        made = _c.Local(name=self.name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
+        made = _c.Tensor(name=self.name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
                         strides=_c.ints(list(strides) * len(addresses)))
         self._checkpoint._load([made], pool, cast=kind is not self._dtype)
 
@@ -306,7 +306,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     def __iter__(self) -> Iterator[str]:
         if self._names is None:
-            about, names = _c.Tensor(), []
+            about, names = _c.TensorInfo(), []
             with self.in_use() as handle:
                 for index in range(_c.lib.rsd_checkpoint_ntensors(handle)):
                     _c.lib.rsd_checkpoint_tensor(handle, index, C.byref(about))
@@ -400,7 +400,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         options = _c.LoadOptions(pool=threads.handle, max_nbytes=local.size(max_nbytes),
                                  allow_missing=missing, allow_cast=cast, **call.options)
         with self.in_use() as handle:
-            return call(_c.lib.rsd_load, handle, len(locals_), _c.packed(_c.Local, locals_), C.byref(options))
+            return call(_c.lib.rsd_load, handle, len(locals_), _c.packed(_c.Tensor, locals_), C.byref(options))
 
     def state_dict(self, *, like: Optional[str] = None, nested: bool = True,
                    pool: AnyPool = None) -> Dict[str, Any]:

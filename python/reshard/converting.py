@@ -70,7 +70,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             max_shard_nbytes=local.size(max_shard_size), nranks=nranks, every_replica=every_replica,
             compress=compress_level(compress), overwrite=overwrite, resume=resume, dry=dry_run,
             nside_files=len(files), side_files=(_c.Text * max(1, len(files)))(*files),
-            choose=call.kept.callback(_c.Choose, lambda _, tensor, choice: _tell(chosen, tensor, choice)),
+            choose=call.kept.callback(_c.MapTensor, lambda _, tensor, choice: _tell(chosen, tensor, choice)),
             **call.options)
         return call(_c.lib.rsd_convert, checkpoint.handle, _c.path_bytes(out), C.byref(options))
 

@@ -364,7 +364,7 @@ class Layout(_c.Handle):
 
     def boxes(self, rank: int) -> List[Held]:
         """All boxes of a rank, array by array. A strided, segmented or cyclic shard is several."""
-        found, count, n = C.POINTER(_c.Held)(), Int64(), self.ndim
+        found, count, n = C.POINTER(_c.Shard)(), Int64(), self.ndim
         _c.lib.rsd_layout_boxes(self.handle, rank, C.byref(found), C.byref(count))
         made = [Held(tuple(one.box.lo[:n]), tuple(one.box.len[:n]), one.array, tuple(one.at[:n]))
                 for one in found[:count.value]]
@@ -399,8 +399,8 @@ class Layout(_c.Handle):
 
     def check(self) -> Check:
         """Does the layout cover its tensor?"""
-        found, n = _c.Check(), self.ndim
-        _c.lib.rsd_layout_check(self.handle, C.byref(found))
+        found, n = _c.Coverage(), self.ndim
+        _c.lib.rsd_layout_coverage(self.handle, C.byref(found))
         word = {_c.COVERS_ONCE: "once", _c.COVERS_EVENLY: "evenly", _c.COVERS_UNEVENLY: "unevenly",
                 _c.MISSES: "misses"}[found.cover]
         box = (tuple(found.box.lo[:n]), tuple(found.box.len[:n])) if word in ("unevenly", "misses") else None

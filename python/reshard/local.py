@@ -83,7 +83,7 @@ class Local:
         return cls(name, Layout.whole(seen.dtype, seen.shape), [seen], 0, path=path)
 
     def struct(self, *, writable: bool, cast: bool = False) -> Any:
-        """The rsd_local, whose memory has been checked. What it points to lives as long as it does. With
+        """The rsd_tensor, whose memory has been checked. What it points to lives as long as it does. With
         `cast` the arrays may be of another dtype than the layout, all of one."""
         layout, wanted = self.layout, self.layout.arrays(self.rank)
         given = in_order(self.arrays, wanted, self.name)
@@ -93,7 +93,7 @@ class Local:
             layout = layout.of_dtype(own)
             seen = see_all(given, wanted, own, self.name, writable)
         strides, dense = flat_strides(seen, wanted)
-        made = _c.Local(name=self.name.encode(), layout=layout.handle,
+        made = _c.Tensor(name=self.name.encode(), layout=layout.handle,
                         rank=_c.EVERY_RANK if self.rank is None else self.rank,
                         arrays=_c.pointers([None if one is None else one.address for one in seen]),
                         strides=None if dense else _c.ints(strides),

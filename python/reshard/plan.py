@@ -19,13 +19,13 @@ from .layout import Layout, problem
 
 class Piece(NamedTuple):
     """One piece of a plan: the box `lo`, `len` of the global tensor goes from a rank's array to another's.
-    With `from_dst` it is given from the giver's destination array, which an earlier stage filled; with
+    With `from_destination` it is given from the giver's destination array, which an earlier stage filled; with
     `reduce` it is one of the partial values that are combined into this box."""
 
     from_rank: int
     to_rank: int
     stage: int
-    from_dst: bool
+    from_destination: bool
     reduce: bool
     from_array: int
     to_array: int
@@ -148,7 +148,7 @@ class Plan(_c.Handle):
                 if not found:
                     return
                 one = found.contents
-                yield Piece(getattr(one, "from"), one.to, one.stage, bool(one.from_dst), bool(one.reduce),
+                yield Piece(getattr(one, "from"), one.to, one.stage, bool(one.from_destination), bool(one.reduce),
                             one.from_array, one.to_array, one.nbytes, tuple(one.box.lo[:n]),
                             tuple(one.box.len[:n]), tuple(one.from_at[:n]), tuple(one.to_at[:n]))
         finally:

@@ -96,7 +96,7 @@ class _Request:
             pool=self.pool.handle, nranks=nranks, max_nbytes=local.size(max_nbytes), overwrite=overwrite,
             to_lowest_rank=to_lowest_rank, compress=compress_level(compress), one_rank=rank is not None,
             rank=rank or 0, nvalues=len(pairs), values=_c.packed(_c.Value, pairs), **self.call.options)
-        self.args: Tuple[Any, ...] = (_c.path_bytes(path), len(locals_), _c.packed(_c.Local, locals_),
+        self.args: Tuple[Any, ...] = (_c.path_bytes(path), len(locals_), _c.packed(_c.Tensor, locals_),
                                       C.byref(self.options))
 
 

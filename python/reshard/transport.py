@@ -90,7 +90,7 @@ class Transport(AnyTransport):
             except BaseException as error:  # nothing passes through C; the call raises it
                 if kept.error is None:
                     kept.error = error
-                return _c.lib.rsd_fail(errors.number_of(error), f"{type(error).__name__}: {error}".encode())
+                return _c.lib.rsd_set_error(errors.number_of(error), f"{type(error).__name__}: {error}".encode())
 
         return kind(called)
 

@@ -5,44 +5,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-static rsd_status no_memory(size_t count, size_t nbytes_each)
+static rsd_status no_memory(size_t count, size_t element_nbytes)
 {
-    return fail(RSD_ENOMEM, "no memory for %zu times %zu bytes", count, nbytes_each);
+    return fail(RSD_ENOMEM, "no memory for %zu times %zu bytes", count, element_nbytes);
 }
 
-void *mem_new(size_t count, size_t nbytes_each)
+void *mem_new(size_t count, size_t element_nbytes)
 {
-    void *memory = calloc(count ? count : 1, nbytes_each);
+    void *memory = calloc(count ? count : 1, element_nbytes);
     if (!memory)
-        no_memory(count, nbytes_each);
+        no_memory(count, element_nbytes);
     return memory;
 }
 
 /* The list is any kind of pointer, so it is read and written as bytes. */
-rsd_status mem_grow(void *list, size_t *room, size_t need, size_t nbytes_each)
+rsd_status mem_grow(void *list, size_t *capacity, size_t need, size_t element_nbytes)
 {
     void *memory;
     memcpy(&memory, list, sizeof memory);
-    if (need <= *room && memory)
+    if (need <= *capacity && memory)
         return RSD_OK;
-    size_t want = *room < 8 ? 8 : *room;
+    size_t want = *capacity < 8 ? 8 : *capacity;
     while (want < need && want <= SIZE_MAX / 2)
         want *= 2;
-    if (want < need || want > SIZE_MAX / nbytes_each)
-        return no_memory(need, nbytes_each);
-    memory = realloc(memory, want * nbytes_each);
+    if (want < need || want > SIZE_MAX / element_nbytes)
+        return no_memory(need, element_nbytes);
+    memory = realloc(memory, want * element_nbytes);
     if (!memory)
-        return no_memory(want, nbytes_each);
+        return no_memory(want, element_nbytes);
     memcpy(list, &memory, sizeof memory);
-    *room = want;
+    *capacity = want;
     return RSD_OK;
 }
 
-void *mem_copy(const void *from, size_t count, size_t nbytes_each)
+void *mem_copy(const void *from, size_t count, size_t element_nbytes)
 {
-    void *copy = mem_new(count, nbytes_each);
+    void *copy = mem_new(count, element_nbytes);
     if (copy && count)
-        memcpy(copy, from, count * nbytes_each);
+        memcpy(copy, from, count * element_nbytes);
     return copy;
 }
 

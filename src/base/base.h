@@ -22,18 +22,18 @@
  * fail_in(status, format, ...) puts what a caller knows in front: "w1: " + "shape differs ...".
  *
  * They are macros so that compilers see which status is returned. */
-#define fail(status, ...)    (set_error(__VA_ARGS__), (status))
-#define fail_in(status, ...) (set_error_context(__VA_ARGS__), (status))
-void set_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void set_error_context(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#define fail(status, ...)    (error_set(__VA_ARGS__), (status))
+#define fail_in(status, ...) (error_add_context(__VA_ARGS__), (status))
+void error_set(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void error_add_context(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Options begin with their size, so that they can grow: copies what the caller's struct has of ours, and
  * leaves the rest 0. What a newer caller has beyond that must be 0, or EUNSUPPORTED. */
-rsd_status take_options(const char *name, const void *given, void *ours, size_t ours_nbytes);
+rsd_status options_copy(const char *name, const void *given, void *ours, size_t ours_nbytes);
 
 /* Reports likewise: gives the caller as much as its struct has room for. */
-rsd_status check_report(const char *name, const void *given);
-void give_report(void *given, const void *ours, size_t ours_nbytes);
+rsd_status report_check(const char *name, const void *given);
+void report_copy(void *given, const void *ours, size_t ours_nbytes);
 
 #define TRY(call)                                                                                  \
     do {                                                                                           \
@@ -98,14 +98,14 @@ static inline double seconds_now(void)
 /* ---- memory.c: the only malloc ---- */
 
 /* Zeroed memory for count elements; NULL with ENOMEM set. A count of 0 gives a valid pointer. */
-void *mem_new(size_t count, size_t nbytes_each);
+void *mem_new(size_t count, size_t element_nbytes);
 
 /* Makes room for at least `need` elements in a list whose room is `room`, by doubling. */
-#define GROW(list, room, need) mem_grow(&(list), &(room), (need), sizeof *(list))
-rsd_status mem_grow(void *list, size_t *room, size_t need, size_t nbytes_each);
+#define GROW(list, capacity, need) mem_grow(&(list), &(capacity), (need), sizeof *(list))
+rsd_status mem_grow(void *list, size_t *capacity, size_t need, size_t element_nbytes);
 
 /* A copy of count elements. */
-void *mem_copy(const void *from, size_t count, size_t nbytes_each);
+void *mem_copy(const void *from, size_t count, size_t element_nbytes);
 
 void mem_free(void *memory);
 
@@ -133,7 +133,7 @@ bool slice_is(struct slice slice, const char *text);
 /* Starts as {0}. The first failure is kept. */
 struct bytes {
     unsigned char *data;
-    size_t n, room;
+    size_t n, capacity;
     bool failed;
 };
 void bytes_put(struct bytes *out, const void *data, size_t n);
@@ -251,16 +251,16 @@ int32_t pool_nthreads(const rsd_pool *pool);
 
 /* ---- intern.c: names to numbers ---- */
 
-struct interned {
+struct string_map_entry {
     struct slice name; /* must stay where it is */
     size_t number;
 };
-struct intern {
-    struct interned *slots;
-    size_t n, room;
+struct string_map {
+    struct string_map_entry *slots;
+    size_t n, capacity;
 };
-bool intern_find(const struct intern *intern, struct slice name, size_t *number);
-rsd_status intern_add(struct intern *intern, struct slice name, size_t number);
-void intern_drop(struct intern *intern);
+bool string_map_find(const struct string_map *intern, struct slice name, size_t *number);
+rsd_status string_map_add(struct string_map *intern, struct slice name, size_t number);
+void string_map_drop(struct string_map *intern);
 
 #endif

@@ -58,7 +58,7 @@ static void keep_to_one_line(void)
             *c = '?';
 }
 
-void set_error(const char *format, ...)
+void error_set(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -67,12 +67,12 @@ void set_error(const char *format, ...)
     keep_to_one_line();
 }
 
-rsd_status rsd_fail(rsd_status status, const char *message)
+rsd_status rsd_set_error(rsd_status status, const char *message)
 {
     return fail(status, "%s", message);
 }
 
-void set_error_context(const char *format, ...)
+void error_add_context(const char *format, ...)
 {
     char before[ERROR_NCHARS];
     memcpy(before, last_error, sizeof before);
@@ -92,7 +92,7 @@ static size_t struct_nbytes_of(const void *given)
     return nbytes;
 }
 
-rsd_status check_report(const char *name, const void *given)
+rsd_status report_check(const char *name, const void *given)
 {
     size_t nbytes = struct_nbytes_of(given);
     if (nbytes < 2 * sizeof nbytes || nbytes > 1 << 16)
@@ -101,12 +101,12 @@ rsd_status check_report(const char *name, const void *given)
     return RSD_OK;
 }
 
-rsd_status take_options(const char *name, const void *given, void *ours, size_t ours_nbytes)
+rsd_status options_copy(const char *name, const void *given, void *ours, size_t ours_nbytes)
 {
     memset(ours, 0, ours_nbytes);
     if (!given)
         return RSD_OK;
-    TRY(check_report(name, given));
+    TRY(report_check(name, given));
     size_t nbytes = struct_nbytes_of(given);
     for (size_t i = ours_nbytes; i < nbytes; i++)
         if (((const char *)given)[i])
@@ -116,7 +116,7 @@ rsd_status take_options(const char *name, const void *given, void *ours, size_t 
     return RSD_OK;
 }
 
-void give_report(void *given, const void *ours, size_t ours_nbytes)
+void report_copy(void *given, const void *ours, size_t ours_nbytes)
 {
     size_t nbytes = struct_nbytes_of(given), start = sizeof nbytes;
     size_t end = nbytes < ours_nbytes ? nbytes : ours_nbytes;

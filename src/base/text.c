@@ -9,12 +9,13 @@ void text_add(struct text *text, const char *format, ...)
     if (text->failed)
         return;
     for (;;) {
-        size_t room = text->capacity - text->length;
+        size_t capacity = text->capacity - text->length;
         va_list args;
         va_start(args, format);
-        int length = vsnprintf(room ? text->chars + text->length : NULL, room, format, args);
+        int length =
+            vsnprintf(capacity ? text->chars + text->length : NULL, capacity, format, args);
         va_end(args);
-        if (length >= 0 && (size_t)length < room) {
+        if (length >= 0 && (size_t)length < capacity) {
             text->length += (size_t)length;
             return;
         }
@@ -52,7 +53,7 @@ void bytes_put(struct bytes *out, const void *data, size_t n)
 {
     if (out->failed)
         return;
-    if (GROW(out->data, out->room, out->n + n)) {
+    if (GROW(out->data, out->capacity, out->n + n)) {
         out->failed = true;
         return;
     }

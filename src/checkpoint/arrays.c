@@ -1,17 +1,17 @@
 /* local.c - tensors in the caller's memory, as boxes with an address and strides. */
 #include "checkpoint.h"
 
-static rsd_status add_boxes(struct local_boxes *out, const rsd_local *local, int32_t rank,
+static rsd_status add_boxes(struct local_boxes *out, const rsd_tensor *local, int32_t rank,
                             int64_t first_array, bool written)
 {
     const rsd_layout *layout = local->layout;
-    rsd_held *held;
+    rsd_shard *held;
     int64_t nheld;
     TRY(rsd_layout_boxes(layout, rank, &held, &nheld));
     rsd_status status = RSD_OK;
     for (int64_t i = 0; i < nheld && !status; i++) {
         size_t given = (size_t)(held[i].array - first_array);
-        status = GROW(out->list, out->room, out->n + 1);
+        status = GROW(out->list, out->capacity, out->n + 1);
         if (status)
             break;
         struct local_box *box = &out->list[out->n++];
@@ -34,7 +34,7 @@ static rsd_status add_boxes(struct local_boxes *out, const rsd_local *local, int
     return status;
 }
 
-rsd_status local_boxes(const rsd_local *local, bool written, struct local_boxes *out)
+rsd_status local_boxes(const rsd_tensor *local, bool written, struct local_boxes *out)
 {
     const rsd_layout *layout = local->layout;
     int64_t first = 0, count = rsd_layout_narrays(layout);
@@ -57,12 +57,12 @@ void local_boxes_drop(struct local_boxes *boxes)
     *boxes = (struct local_boxes){0};
 }
 
-rsd_status take_local(const rsd_local *given, int64_t index, rsd_local *out)
+rsd_status take_local(const rsd_tensor *given, int64_t index, rsd_tensor *out)
 {
     /* A caller of another version has structs of another size: they are one size apart. */
     size_t step = index > 0 ? given->struct_nbytes : 0;
     const char *at = (const char *)given + (size_t)index * step;
-    TRY(take_options("rsd_local", at, out, sizeof *out));
+    TRY(options_copy("rsd_tensor", at, out, sizeof *out));
     if (!out->name || !out->layout)
         return fail(RSD_EINVAL, "local %lld has no %s", (long long)index,
                     out->name ? "layout" : "name");

@@ -6,64 +6,68 @@
 
 /* ---- spread.c: one call, many ranks ---- */
 
-struct spread {
+struct operation {
     rsd_transport transport;
     int32_t rank, nranks; /* 1: this process alone */
     double timeout, began;
     rsd_on_progress *on_progress;
     void *context;
-    struct joint_step *step; /* at hand */
+    struct peer_step *step; /* at hand */
 };
-rsd_status spread_open(struct spread *spread, const rsd_transport *given, double timeout,
-                       rsd_on_progress *on_progress, void *context);
-void spread_follow(struct spread *spread, struct transfer *transfer); /* sets its on_progress */
+rsd_status operation_open(struct operation *operation, const rsd_transport *given, double timeout,
+                          rsd_on_progress *on_progress, void *context);
+void operation_follow(struct operation *operation, struct batch *batch); /* sets its on_progress */
 
 /* Collective, and at once for a process alone: does the work, merges what all said, returns one status. */
-rsd_status spread_step(struct spread *spread, struct joint_step *step);
+rsd_status operation_step(struct operation *operation, struct peer_step *step);
 
 /* Rank 0 alone works, and all hear how it went; with a step, also what it said. */
-rsd_status spread_lead(struct spread *spread, rsd_status (*work)(void *context), void *context);
-rsd_status spread_lead_step(struct spread *spread, struct joint_step *step);
+rsd_status operation_lead(struct operation *operation, rsd_status (*work)(void *context),
+                          void *context);
+rsd_status operation_lead_step(struct operation *operation, struct peer_step *step);
 
 /* The first step of a call: how preparing went, that all call for the same, and the least tile limit. */
-rsd_status spread_meet(struct spread *spread, rsd_status status, struct hash what,
-                       uint64_t *tile_limit);
-void hash_contents(const struct contents *contents, struct hash *hash);
+rsd_status operation_agree(struct operation *operation, rsd_status status, struct hash what,
+                           uint64_t *tile_limit);
+void catalog_hash(const struct catalog *catalog, struct hash *hash);
 
 /* The portions of this rank in jobs of so many bytes. splits: which may be split; NULL: none. */
-struct portions {
-    struct portion *list;
+struct partition {
+    struct job_part *list;
     int64_t *nbytes;
-    size_t n, room, room_nbytes;
+    size_t n, capacity, nbytes_capacity;
 };
-rsd_status share_out(const struct spread *spread, const int64_t *nbytes, const bool *splits,
-                     size_t njobs, struct portions *mine);
-void portions_drop(struct portions *portions);
-int64_t portion_tile(const struct portion *portion, int64_t at, int64_t ntiles);
-bool can_split(const struct contents *contents, const struct tensor *tensor);
+rsd_status partition_jobs(const struct operation *operation, const int64_t *nbytes,
+                          const bool *splits, size_t njobs, struct partition *mine);
+void partition_drop(struct partition *parts);
+int64_t partition_tile(const struct job_part *part, int64_t at, int64_t ntiles);
+bool partition_can_split(const struct catalog *catalog, const struct stored_tensor *tensor);
 
 /* Adds up what all ranks have seen of each source. The error of a damaged one is set, and what damaged
  * returns ends it. */
-typedef rsd_status seen_damaged(void *context, const struct seen *seen, rsd_status status);
-void seen_open(struct seen_list *seen);
-void seen_close(struct seen_list *seen);
-rsd_status seen_add(struct seen_list *seen, const struct portion *portion, int64_t side,
-                    struct haul *haul);
-rsd_status seen_check(struct seen *list, size_t n, rsd_report *report, seen_damaged *damaged,
-                      void *context);
+typedef rsd_status partial_crc_damaged(void *context, const struct partial_crc *seen,
+                                       rsd_status status);
+void partial_crcs_open(struct partial_crc_list *seen);
+void partial_crcs_close(struct partial_crc_list *seen);
+rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part *part,
+                            int64_t side, struct transfer *transfer);
+rsd_status partial_crcs_check(struct partial_crc *list, size_t n, rsd_report *report,
+                              partial_crc_damaged *damaged, void *context);
 
 /* Lists and reports, as they are said and heard. What is heard is added to the list or the sum. */
-rsd_status say_list(struct said *said, const void *list, size_t n, size_t nbytes_each);
-rsd_status hear_list(const struct said *said, size_t *at, void *list_pointer, size_t *n,
-                     size_t *room, size_t nbytes_each);
-rsd_status say_report(const struct spread *spread, struct said *said,
-                      rsd_report *report); /* with the seconds up to now */
-struct extent_said {                       /* where something compressed came to lie */
+rsd_status payload_put_list(struct payload *payload, const void *list, size_t n,
+                            size_t element_nbytes);
+rsd_status payload_take_list(const struct payload *payload, size_t *at, void *list_pointer,
+                             size_t *n, size_t *capacity, size_t element_nbytes);
+rsd_status payload_put_report(const struct operation *operation, struct payload *payload,
+                              rsd_report *report); /* with the seconds up to now */
+struct extent_update {                             /* where something compressed came to lie */
     uint64_t value, index, offset, nbytes;
 };
-rsd_status hear_extent(const struct said *said, size_t *at, struct contents *contents);
-rsd_status hear_report(const struct said *said, size_t *at, rsd_report *sum);
-rsd_status merge_reports(const struct spread *spread, const struct said *all, struct said *heard);
+rsd_status payload_take_extent(const struct payload *payload, size_t *at, struct catalog *catalog);
+rsd_status payload_take_report(const struct payload *payload, size_t *at, rsd_report *sum);
+rsd_status merge_reports(const struct operation *operation, const struct payload *all,
+                         struct payload *result);
 
 /* ---- local.c: tensors in the caller's memory ---- */
 
@@ -77,33 +81,33 @@ struct local_box {
 };
 struct local_boxes {
     struct local_box *list;
-    size_t n, room;
+    size_t n, capacity;
 };
-rsd_status take_local(const rsd_local *given, int64_t index, rsd_local *out);
-rsd_status local_boxes(const rsd_local *local, bool written, struct local_boxes *out);
+rsd_status take_local(const rsd_tensor *given, int64_t index, rsd_tensor *out);
+rsd_status local_boxes(const rsd_tensor *local, bool written, struct local_boxes *out);
 void local_boxes_drop(struct local_boxes *boxes);
 
 /* ---- deal.c: who writes which box ---- */
 
-enum deal_to { DEAL_EVENLY, DEAL_TO_LOWEST, DEAL_TO_EVERYONE };
+enum dedup_mode { DEDUP_EVENLY, DEDUP_TO_LOWEST, DEDUP_KEEP_ALL };
 
-struct dealt {
+struct dedup_box {
     size_t tensor;
     int32_t rank;
     uint32_t order;     /* among the boxes that the rank holds */
     size_t coordinates; /* of its lo, its len, and where it is in its first holder's array */
 };
-struct deal {
-    struct dealt *list; /* by tensor, then rank */
+struct dedup {
+    struct dedup_box *list; /* by tensor, then rank */
     int64_t *coordinates;
     int32_t *value_ranks;
-    size_t n, ncoordinates, room_coordinates;
+    size_t n, ncoordinates, coordinates_capacity;
 };
 /* widths: bytes of an element of each; NULL: as the layouts say. */
-rsd_status deal_out(struct deal *deal, size_t ntensors, const rsd_layout *const *layouts,
-                    const size_t *widths, const char *const *names, int64_t nranks, size_t nvalues,
-                    enum deal_to to);
-void deal_drop(struct deal *deal);
+rsd_status dedup_assign(struct dedup *dedup, size_t ntensors, const rsd_layout *const *layouts,
+                        const size_t *widths, const char *const *names, int64_t nranks,
+                        size_t nvalues, enum dedup_mode to);
+void dedup_drop(struct dedup *dedup);
 
 /* ---- draft.c: what will be written ---- */
 
@@ -123,7 +127,7 @@ struct out_item {
 };
 
 struct out_value {
-    const struct value *from; /* an item that is copied as it is; NULL: the bytes below */
+    const struct stored_value *from; /* an item that is copied as it is; NULL: the bytes below */
     struct bytes item;
 };
 
@@ -136,46 +140,46 @@ struct out_file {
     size_t nvalues;
 };
 
-struct draft {
+struct manifest {
     rsd_format format;
     int32_t compress;
-    struct contents contents; /* what the new checkpoint will hold, and where */
+    struct catalog catalog;   /* what the new checkpoint will hold, and where */
     struct out_item *items;   /* by extent */
     struct out_value *values; /* by value */
     struct out_file *files;
-    size_t nfiles, room_files;
+    size_t nfiles, files_capacity;
     int64_t *ats; /* of the boxes of a deal, in the order of their extents */
-    size_t nats, room_ats;
+    size_t nats, ats_capacity;
     int64_t *places; /* of boxes that share an array: where they begin in it, and its shape */
-    size_t nplaces, room_places;
+    size_t nplaces, places_capacity;
 };
 
-rsd_status draft_add_file(struct draft *draft, const char *name);
-rsd_status draft_add_boxes(struct draft *draft, const struct deal *deal, size_t tensor,
-                           size_t *next); /* to the last tensor; *next goes through the deal */
+rsd_status manifest_add_file(struct manifest *manifest, const char *name);
+rsd_status manifest_add_boxes(struct manifest *manifest, const struct dedup *dedup, size_t tensor,
+                              size_t *next); /* to the last tensor; *next goes through the deal */
 
 /* Once everything is in: names that no reader could take, and where each item lies in its file. */
-rsd_status draft_check(struct draft *draft);
-rsd_status draft_place(struct draft *draft);
-void draft_hash(const struct draft *draft, struct hash *hash);
-void draft_drop(struct draft *draft);
+rsd_status manifest_check(struct manifest *manifest);
+rsd_status manifest_place(struct manifest *manifest);
+void manifest_hash(const struct manifest *manifest, struct hash *hash);
+void manifest_drop(struct manifest *manifest);
 
-static inline uint64_t box_nbytes(const struct contents *contents, const struct tensor *tensor,
+static inline uint64_t box_nbytes(const struct catalog *catalog, const struct stored_tensor *tensor,
                                   size_t box)
 {
-    return (uint64_t)box_volume(tensor->ndim, tensor_box_len(contents, tensor, box)) *
+    return (uint64_t)box_volume(tensor->ndim, tensor_box_len(catalog, tensor, box)) *
            rsd_dtype_nbytes(tensor->dtype);
 }
 
 /* ---- dcp_out.c, safetensors_out.c ---- */
 
 /* The pickle of .metadata. */
-rsd_status dcp_metadata(const struct contents *contents, const struct files *files,
+rsd_status dcp_metadata(const struct catalog *catalog, const struct files *files,
                         struct bytes *out);
 
 /* The headers of all files, and where the tensors lie behind them. */
-rsd_status safetensors_place(struct draft *draft);
-rsd_status safetensors_index(const struct draft *draft, struct text *out);
+rsd_status safetensors_place(struct manifest *manifest);
+rsd_status safetensors_index(const struct manifest *manifest, struct text *out);
 
 /* ---- journal.c: what of an output is complete ---- */
 
@@ -203,7 +207,7 @@ struct out_state {
 };
 
 struct output {
-    struct draft *draft;
+    struct manifest *manifest;
     struct part *part;
     rsd_checkpoint *from; /* of values that are copied */
     int32_t only;         /* the only file that is written; -1: all */
@@ -216,11 +220,11 @@ struct output {
     uint64_t nbytes_written;
     int64_t nfiles_written;
     size_t *pending; /* extents that are complete and not noted yet */
-    size_t npending, room_pending;
+    size_t npending, pending_capacity;
     uint64_t pending_nbytes;
 };
 
-rsd_status output_open(struct output *output, struct draft *draft, struct part *part,
+rsd_status output_open(struct output *output, struct manifest *manifest, struct part *part,
                        rsd_checkpoint *from, int32_t only);
 void output_close(struct output *output);
 static inline bool output_wants(const struct output *output, uint32_t file)
@@ -230,8 +234,8 @@ static inline bool output_wants(const struct output *output, uint32_t file)
 
 static inline bool output_wants_item(const struct output *output, size_t extent)
 {
-    return output_wants(output, output->draft->contents.extents[extent].file) &&
-           !output->draft->items[extent].done;
+    return output_wants(output, output->manifest->catalog.extents[extent].file) &&
+           !output->manifest->items[extent].done;
 }
 
 /* Brings what is complete to disk and notes it, so that a run that is stopped can go on from there. */
@@ -261,10 +265,10 @@ struct origin {
     int64_t strides[RSD_MAX_DIMS];
 };
 
-struct rsd_saving {
+struct rsd_async_save {
     rsd_save_options options;
     char *path;
-    struct draft draft;
+    struct manifest manifest;
     struct hash drafted;    /* of the draft, before it is written */
     struct origin *origins; /* by extent */
     char *staged;           /* copies, if there are any */
@@ -279,35 +283,35 @@ struct rsd_saving {
     rsd_report report;
     rsd_status status;
     char *message;
-    struct spread spread;
+    struct operation operation;
     struct part part; /* of many ranks, and below */
     bool published, threadless;
 };
 
 /* Everything but the writing: who writes what, where, and from which memory. Jobs are listed last. */
-rsd_status save_list_jobs(rsd_saving *saving);
-rsd_status save_prepare(rsd_saving *saving, int64_t nlocals, const rsd_local *locals);
+rsd_status save_list_jobs(rsd_async_save *saving);
+rsd_status save_prepare(rsd_async_save *saving, int64_t nlocals, const rsd_tensor *locals);
 
-void save_drop(rsd_saving *saving);
+void save_drop(rsd_async_save *saving);
 
-static inline bool save_is_mine(const rsd_saving *saving, size_t extent)
+static inline bool save_is_mine(const rsd_async_save *saving, size_t extent)
 {
     return !saving->options.one_rank ||
-           saving->draft.contents.extents[extent].file == (uint32_t)saving->options.rank;
+           saving->manifest.catalog.extents[extent].file == (uint32_t)saving->options.rank;
 }
 
-rsd_status save_write_files(rsd_saving *saving);
-rsd_status save_metadata(const struct part *part, const struct contents *contents,
+rsd_status save_write_files(rsd_async_save *saving);
+rsd_status save_metadata(const struct part *part, const struct catalog *catalog,
                          const struct files *files, const char *name);
 
 /* ---- save_spread.c: by many ranks ---- */
 
-rsd_status save_as_one_rank(rsd_saving *saving);
-rsd_status save_meet(rsd_saving *saving, rsd_status status);
+rsd_status save_as_one_rank(rsd_async_save *saving);
+rsd_status save_meet(rsd_async_save *saving, rsd_status status);
 rsd_status save_own_part(void *saving);
-rsd_status save_together(rsd_saving *saving,
+rsd_status save_together(rsd_async_save *saving,
                          rsd_status (*work)(void *saving)); /* which is save_own_part, or waits */
-void save_drop_together(rsd_saving *saving);
+void save_drop_together(rsd_async_save *saving);
 
 /* ---- convert_draft.c, convert.c: from files ---- */
 
@@ -328,29 +332,29 @@ struct split_item {
 struct converting {
     rsd_checkpoint *in;
     rsd_convert_options options;
-    bool whole;            /* no tensor is cut: files are filled one after the other */
-    struct contents names; /* of what was chosen */
+    bool whole;           /* no tensor is cut: files are filled one after the other */
+    struct catalog names; /* of what was chosen */
     struct chosen *chosen;
     size_t nchosen;
-    struct draft draft;
+    struct manifest manifest;
     size_t *source_of; /* by tensor of the draft */
     bool *read_files;  /* by file of the source */
     struct part part;
     struct output output;
     struct convert_job *jobs; /* lane by lane */
-    struct portion *portions; /* by job */
-    size_t njobs, room_jobs;
+    struct job_part *parts;   /* by job */
+    size_t njobs, jobs_capacity;
     size_t *first_job; /* of each lane, and one more */
     size_t nlanes;
     uint64_t tile_limit;
     int64_t nbytes, nleft_out;
     _Atomic int64_t nbytes_needed;
 
-    struct spread spread;
-    struct joint_step open, haul, finish; /* the steps of a conversion */
-    struct seen_list seen;                /* its lock is that of the split items too */
+    struct operation operation;
+    struct peer_step open, transfer, finish; /* the steps of a conversion */
+    struct partial_crc_list seen;            /* its lock is that of the split items too */
     struct split_item *split;
-    size_t nsplit, room_split;
+    size_t nsplit, split_capacity;
     const char *out;
     bool one_file;
     rsd_report report;
@@ -360,7 +364,7 @@ struct converting {
 struct convert_job {
     size_t tensor, lane;
     size_t box; /* SIZE_MAX: all */
-    struct portion portion;
+    struct job_part part;
 };
 
 /* ---- convert_jobs.c: what this rank hauls ---- */
@@ -372,7 +376,7 @@ rsd_status convert_list_jobs(struct converting *converting);
 rsd_status convert_say_state(struct converting *converting);
 rsd_status convert_hear_state(struct converting *converting);
 rsd_status convert_say_written(struct converting *converting);
-rsd_status convert_merge(void *converting, const struct said *all, struct said *heard);
+rsd_status convert_merge(void *converting, const struct payload *all, struct payload *result);
 
 /* Everything but the writing. */
 rsd_status convert_prepare(struct converting *converting, bool one_file);

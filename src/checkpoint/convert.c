@@ -19,8 +19,8 @@ enum { MOST_SIDE_FILE = 1 << 30 };
 /* The boxes of a job, one after the other. */
 static bool next_box(const struct converting *c, const struct convert_job *job, size_t *box)
 {
-    const struct contents *contents = &c->draft.contents;
-    const struct tensor *tensor = &contents->tensors[job->tensor];
+    const struct catalog *catalog = &c->manifest.catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[job->tensor];
     if (job->box != SIZE_MAX) {
         bool first = *box == SIZE_MAX;
         *box = job->box;
@@ -32,74 +32,74 @@ static bool next_box(const struct converting *c, const struct convert_job *job, 
     return false;
 }
 
-static rsd_status open_job(void *context, size_t index, struct haul *haul)
+static rsd_status open_job(void *context, size_t index, struct transfer *transfer)
 {
     struct converting *c = context;
     const struct convert_job *job = &c->jobs[index];
-    const struct tensor *tensor = &c->draft.contents.tensors[job->tensor];
+    const struct stored_tensor *tensor = &c->manifest.catalog.tensors[job->tensor];
     size_t source = c->source_of[job->tensor];
-    TRY(haul_start(haul, &c->in->contents, source, tensor->nboxes));
+    TRY(transfer_start(transfer, &c->in->catalog, source, tensor->nboxes));
     for (size_t box = SIZE_MAX; next_box(c, job, &box);) {
         struct sink sink;
         TRY(output_begin(&c->output, job->tensor, box));
         output_sink(&c->output, job->tensor, box, &sink);
-        haul_add_sink(haul, &sink);
+        transfer_add_sink(transfer, &sink);
     }
-    TRY(haul_from_files(haul, c->in, source, c->tile_limit));
-    haul->in_order = haul->in_order || c->draft.compress;
+    TRY(transfer_from_files(transfer, c->in, source, c->tile_limit));
+    transfer->in_order = transfer->in_order || c->manifest.compress;
     return RSD_OK;
 }
 
 /* What rank 0 has to know of an item that it ends. */
 static rsd_status keep_part(struct converting *c, size_t tensor, size_t box)
 {
-    size_t extent = c->draft.contents.tensors[tensor].first_extent + box;
-    const struct out_item *item = &c->draft.items[extent];
+    size_t extent = c->manifest.catalog.tensors[tensor].first_extent + box;
+    const struct out_item *item = &c->manifest.items[extent];
     struct split_item part = {.extent = extent, .crc = item->crc};
     memcpy(part.first, item->first, sizeof part.first);
     pthread_mutex_lock(&c->seen.lock);
-    rsd_status status = GROW(c->split, c->room_split, c->nsplit + 1);
+    rsd_status status = GROW(c->split, c->split_capacity, c->nsplit + 1);
     if (!status)
         c->split[c->nsplit++] = part;
     pthread_mutex_unlock(&c->seen.lock);
     return status;
 }
 
-static rsd_status close_job(void *context, size_t index, struct haul *haul)
+static rsd_status close_job(void *context, size_t index, struct transfer *transfer)
 {
     struct converting *c = context;
-    const struct contents *in = &c->in->contents;
+    const struct catalog *in = &c->in->catalog;
     const struct convert_job *job = &c->jobs[index];
-    if (job->portion.from == 0) /* the first of those that share it counts it */
+    if (job->part.from == 0) /* the first of those that share it counts it */
         c->nbytes_needed +=
-            min_i64(haul->nbytes, tensor_nbytes(in, &in->tensors[c->source_of[job->tensor]]));
+            min_i64(transfer->nbytes, tensor_nbytes(in, &in->tensors[c->source_of[job->tensor]]));
     for (size_t box = SIZE_MAX; next_box(c, job, &box);)
-        TRY(is_whole_portion(&job->portion) ? output_end(&c->output, job->tensor, box)
-                                            : keep_part(c, job->tensor, box));
+        TRY(job_part_is_whole(&job->part) ? output_end(&c->output, job->tensor, box)
+                                          : keep_part(c, job->tensor, box));
     return RSD_OK;
 }
 
 static rsd_status haul_all(struct converting *c)
 {
-    struct transfer transfer = {.pool = c->options.pool,
-                                .nlanes = c->nlanes,
-                                .first_job = c->first_job,
-                                .one_per_lane = c->draft.compress != 0,
-                                .open = open_job,
-                                .close = close_job,
-                                .context = c,
-                                .portions = c->portions,
-                                .seen = &c->seen,
-                                .nbytes_total = c->nbytes};
-    spread_follow(&c->spread, &transfer);
-    rsd_status status = transfer_run(&transfer);
+    struct batch batch = {.pool = c->options.pool,
+                          .nlanes = c->nlanes,
+                          .first_job = c->first_job,
+                          .one_per_lane = c->manifest.compress != 0,
+                          .open = open_job,
+                          .close = close_job,
+                          .context = c,
+                          .parts = c->parts,
+                          .seen = &c->seen,
+                          .nbytes_total = c->nbytes};
+    operation_follow(&c->operation, &batch);
+    rsd_status status = batch_run(&batch);
     if (status == RSD_ECANCELLED || status == RSD_EIO) {
         char *message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
         output_note(&c->output); /* if even that fails, more is done again */
-        set_error("%s", message ? message : "stopped");
+        error_set("%s", message ? message : "stopped");
         mem_free(message);
     }
-    report_tally(&c->report, &transfer.tally);
+    report_add_stats(&c->report, &batch.stats);
     return status;
 }
 
@@ -126,9 +126,9 @@ static rsd_status hash_source(const struct converting *c, struct hash *hash)
 /* What is written, and from what. */
 static void hash_target(const struct converting *c, struct hash *hash)
 {
-    draft_hash(&c->draft, hash);
-    for (size_t i = 0; i < c->draft.contents.ntensors; i++)
-        hash_string(hash, c->in->contents.tensors[c->source_of[i]].name);
+    manifest_hash(&c->manifest, hash);
+    for (size_t i = 0; i < c->manifest.catalog.ntensors; i++)
+        hash_string(hash, c->in->catalog.tensors[c->source_of[i]].name);
 }
 
 static rsd_status begin(struct converting *c)
@@ -150,8 +150,8 @@ static rsd_status begin(struct converting *c)
 static rsd_status settle_names(struct converting *c)
 {
     int fd = c->output.files.folder_fd;
-    for (size_t i = 0; i < c->draft.nfiles; i++) {
-        const char *from = c->output.files.list[i].name, *to = c->draft.files[i].name;
+    for (size_t i = 0; i < c->manifest.nfiles; i++) {
+        const char *from = c->output.files.list[i].name, *to = c->manifest.files[i].name;
         if (strcmp(from, to) != 0 && renameat(fd, from, fd, to) != 0)
             return fail(RSD_EIO, "%s/%s: %s", c->output.files.folder, from, strerror(errno));
     }
@@ -160,18 +160,18 @@ static rsd_status settle_names(struct converting *c)
 
 static rsd_status write_marker(struct converting *c, struct part *part)
 {
-    if (c->draft.format == RSD_FORMAT_DCP) {
+    if (c->manifest.format == RSD_FORMAT_DCP) {
         struct bytes pickle = {0};
-        rsd_status status = dcp_metadata(&c->draft.contents, &c->output.files, &pickle);
+        rsd_status status = dcp_metadata(&c->manifest.catalog, &c->output.files, &pickle);
         if (!status)
             status = part_write(part, ".metadata", pickle.data, pickle.n);
         bytes_drop(&pickle);
         return status;
     }
-    if (!c->whole || c->draft.nfiles == 1)
+    if (!c->whole || c->manifest.nfiles == 1)
         return RSD_OK;
     struct text text = {0};
-    rsd_status status = safetensors_index(&c->draft, &text);
+    rsd_status status = safetensors_index(&c->manifest, &text);
     if (!status)
         status = part_write(part, "model.safetensors.index.json", text.chars, text.length);
     text_drop(&text);
@@ -206,7 +206,7 @@ static rsd_status add_side_file(const struct part *part, const char *path)
 
 static bool is_spread(const struct converting *c)
 {
-    return c->spread.nranks > 1;
+    return c->operation.nranks > 1;
 }
 
 /* Rank 0 makes the folder, or finds what an earlier run left in it. */
@@ -215,9 +215,9 @@ static rsd_status open_all(void *context)
     struct converting *c = context;
     TRY(part_open(&c->part, c->out, c->options.resume ? PART_RESUME : PART_NEW,
                   c->options.overwrite != 0, c->one_file));
-    TRY(output_open(&c->output, &c->draft, &c->part, c->in, -1));
+    TRY(output_open(&c->output, &c->manifest, &c->part, c->in, -1));
     TRY(begin(c));
-    c->output.shared = is_spread(c) && !c->draft.compress;
+    c->output.shared = is_spread(c) && !c->manifest.compress;
     if (c->output.shared)
         TRY(output_make_files(&c->output));
     return is_spread(c) ? convert_say_state(c) : RSD_OK;
@@ -227,7 +227,7 @@ static rsd_status open_all(void *context)
 static rsd_status haul_own(void *context)
 {
     struct converting *c = context;
-    if (c->spread.rank > 0)
+    if (c->operation.rank > 0)
         TRY(convert_hear_state(c));
     TRY(convert_list_jobs(c));
     TRY(haul_all(c));
@@ -253,21 +253,21 @@ static rsd_status finish_all(void *context)
     c->report.nfiles_written += c->output.nfiles_written;
     output_close(&c->output);
     TRY(part_publish(&c->part));
-    return say_report(&c->spread, &c->finish.own, &c->report);
+    return payload_put_report(&c->operation, &c->finish.own, &c->report);
 }
 
 static rsd_status take_steps(struct converting *c)
 {
     size_t at = 0;
     c->open.work = open_all;
-    c->haul.work = haul_own;
-    c->haul.merge = convert_merge;
+    c->transfer.work = haul_own;
+    c->transfer.merge = convert_merge;
     c->finish.work = finish_all;
-    c->open.context = c->haul.context = c->finish.context = c;
-    TRY(spread_lead_step(&c->spread, &c->open));
-    TRY(spread_step(&c->spread, &c->haul));
-    TRY(spread_lead_step(&c->spread, &c->finish));
-    return said_take(&c->finish.heard, &at, &c->report, sizeof c->report);
+    c->open.context = c->transfer.context = c->finish.context = c;
+    TRY(operation_lead_step(&c->operation, &c->open));
+    TRY(operation_step(&c->operation, &c->transfer));
+    TRY(operation_lead_step(&c->operation, &c->finish));
+    return payload_take(&c->finish.result, &at, &c->report, sizeof c->report);
 }
 
 /* Whether what there is can be resumed. */
@@ -288,7 +288,7 @@ static rsd_status convert_to(struct converting *c)
 {
     rsd_status status = take_steps(c);
     output_close(&c->output);
-    if (status && c->spread.rank == 0 && !is_kept(c, status))
+    if (status && c->operation.rank == 0 && !is_kept(c, status))
         part_remove(&c->part);
     else
         part_close(&c->part);
@@ -304,13 +304,13 @@ static rsd_status check_place(void *context)
 /* What a run would report. Compressed items are counted as if they were not. */
 static void foresee(const struct converting *c, rsd_report *report)
 {
-    const struct contents *in = &c->in->contents;
-    for (size_t t = 0; t < c->draft.contents.ntensors; t++)
+    const struct catalog *in = &c->in->catalog;
+    for (size_t t = 0; t < c->manifest.catalog.ntensors; t++)
         report->nbytes_needed += tensor_nbytes(in, &in->tensors[c->source_of[t]]);
     report->nbytes_read = report->nbytes_needed;
-    for (size_t i = 0; i < c->draft.nfiles; i++)
-        report->nbytes_written += (int64_t)c->draft.files[i].nbytes;
-    report->nfiles_written = (int64_t)c->draft.nfiles;
+    for (size_t i = 0; i < c->manifest.nfiles; i++)
+        report->nbytes_written += (int64_t)c->manifest.files[i].nbytes;
+    report->nfiles_written = (int64_t)c->manifest.nfiles;
 }
 
 static rsd_status meet(struct converting *c, rsd_status status)
@@ -318,14 +318,14 @@ static rsd_status meet(struct converting *c, rsd_status status)
     struct hash what = {0};
     if (!status) {
         hash_target(c, &what);
-        hash_contents(&c->in->contents, &what);
+        catalog_hash(&c->in->catalog, &what);
         hash_string(&what, c->out);
         hash_i64(&what, c->options.overwrite);
         hash_i64(&what, c->options.resume);
         hash_i64(&what, c->options.dry);
         hash_i64(&what, c->options.nside_files);
     }
-    return spread_meet(&c->spread, status, what, &c->tile_limit);
+    return operation_agree(&c->operation, status, what, &c->tile_limit);
 }
 
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
@@ -333,16 +333,16 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
 {
     struct converting c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
     c.part.journal_fd = -1;
-    TRY(take_options("rsd_convert_options", options, &c.options, sizeof c.options));
+    TRY(options_copy("rsd_convert_options", options, &c.options, sizeof c.options));
     if (report)
-        TRY(check_report("rsd_report", report));
-    TRY(spread_open(&c.spread, c.options.transport, c.options.timeout, c.options.on_progress,
-                    c.options.context));
-    seen_open(&c.seen);
+        TRY(report_check("rsd_report", report));
+    TRY(operation_open(&c.operation, c.options.transport, c.options.timeout, c.options.on_progress,
+                       c.options.context));
+    partial_crcs_open(&c.seen);
     c.tile_limit = tile_limit(c.options.max_nbytes, c.options.pool);
     rsd_status status = meet(&c, convert_prepare(&c, c.one_file));
     if (!status && c.options.dry)
-        status = spread_lead(&c.spread, check_place, &c);
+        status = operation_lead(&c.operation, check_place, &c);
     if (!status && c.options.dry)
         foresee(&c, &c.report);
     else if (!status)
@@ -353,8 +353,8 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
     if (status)
         return status;
     if (c.options.dry)
-        c.report.seconds = seconds_now() - c.spread.began;
+        c.report.seconds = seconds_now() - c.operation.began;
     if (report)
-        give_report(report, &c.report, sizeof c.report);
+        report_copy(report, &c.report, sizeof c.report);
     return RSD_OK;
 }

@@ -10,7 +10,7 @@
 
 static rsd_status add_job(struct converting *c, struct convert_job job)
 {
-    TRY(GROW(c->jobs, c->room_jobs, c->njobs + 1));
+    TRY(GROW(c->jobs, c->jobs_capacity, c->njobs + 1));
     c->jobs[c->njobs++] = job;
     return RSD_OK;
 }
@@ -18,45 +18,45 @@ static rsd_status add_job(struct converting *c, struct convert_job job)
 /* As wide as they are read. */
 static int64_t source_nbytes(const struct converting *c, size_t t, size_t box)
 {
-    const struct contents *contents = &c->draft.contents;
-    const struct tensor *tensor = &contents->tensors[t];
-    return box_volume(tensor->ndim, tensor_box_len(contents, tensor, box)) *
-           (int64_t)rsd_dtype_nbytes(c->in->contents.tensors[c->source_of[t]].dtype);
+    const struct catalog *catalog = &c->manifest.catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[t];
+    return box_volume(tensor->ndim, tensor_box_len(catalog, tensor, box)) *
+           (int64_t)rsd_dtype_nbytes(c->in->catalog.tensors[c->source_of[t]].dtype);
 }
 
 /* ---- compressed ---- */
 
 static rsd_status share_files(const struct converting *c, bool *mine)
 {
-    const struct contents *contents = &c->draft.contents;
-    struct portions portions = {0};
-    int64_t *nbytes = mem_new(c->draft.nfiles, sizeof *nbytes);
+    const struct catalog *catalog = &c->manifest.catalog;
+    struct partition parts = {0};
+    int64_t *nbytes = mem_new(c->manifest.nfiles, sizeof *nbytes);
     rsd_status status = nbytes ? RSD_OK : RSD_ENOMEM;
-    for (size_t t = 0; t < contents->ntensors && !status; t++)
-        for (size_t box = 0; box < contents->tensors[t].nboxes; box++) {
-            size_t extent = contents->tensors[t].first_extent + box;
+    for (size_t t = 0; t < catalog->ntensors && !status; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
+            size_t extent = catalog->tensors[t].first_extent + box;
             if (output_wants_item(&c->output, extent))
-                nbytes[contents->extents[extent].file] += source_nbytes(c, t, box);
+                nbytes[catalog->extents[extent].file] += source_nbytes(c, t, box);
         }
     if (!status)
-        status = share_out(&c->spread, nbytes, NULL, c->draft.nfiles, &portions);
-    for (size_t i = 0; i < portions.n && !status; i++)
-        mine[portions.list[i].job] = true;
-    portions_drop(&portions);
+        status = partition_jobs(&c->operation, nbytes, NULL, c->manifest.nfiles, &parts);
+    for (size_t i = 0; i < parts.n && !status; i++)
+        mine[parts.list[i].job] = true;
+    partition_drop(&parts);
     mem_free(nbytes);
     return status;
 }
 
 static rsd_status list_items(struct converting *c)
 {
-    const struct contents *contents = &c->draft.contents;
-    bool *mine = mem_new(c->draft.nfiles, sizeof *mine);
+    const struct catalog *catalog = &c->manifest.catalog;
+    bool *mine = mem_new(c->manifest.nfiles, sizeof *mine);
     rsd_status status = mine ? share_files(c, mine) : RSD_ENOMEM;
-    c->nlanes = c->draft.nfiles;
-    for (size_t t = 0; t < contents->ntensors && !status; t++)
-        for (size_t box = 0; box < contents->tensors[t].nboxes && !status; box++) {
-            size_t extent = contents->tensors[t].first_extent + box;
-            uint32_t file = contents->extents[extent].file;
+    c->nlanes = c->manifest.nfiles;
+    for (size_t t = 0; t < catalog->ntensors && !status; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes && !status; box++) {
+            size_t extent = catalog->tensors[t].first_extent + box;
+            uint32_t file = catalog->extents[extent].file;
             if (!mine[file] || !output_wants_item(&c->output, extent))
                 continue;
             c->nbytes += source_nbytes(c, t, box);
@@ -71,7 +71,7 @@ static rsd_status list_items(struct converting *c)
 /* False if nothing of the tensor is wanted. */
 static bool wanted_nbytes(const struct converting *c, size_t t, int64_t *nbytes)
 {
-    const struct tensor *tensor = &c->draft.contents.tensors[t];
+    const struct stored_tensor *tensor = &c->manifest.catalog.tensors[t];
     bool any = false;
     *nbytes = 0;
     for (size_t box = 0; box < tensor->nboxes; box++)
@@ -84,28 +84,28 @@ static bool wanted_nbytes(const struct converting *c, size_t t, int64_t *nbytes)
 
 static uint32_t first_wanted_file(const struct converting *c, size_t t)
 {
-    const struct tensor *tensor = &c->draft.contents.tensors[t];
+    const struct stored_tensor *tensor = &c->manifest.catalog.tensors[t];
     size_t box = 0;
     while (!output_wants_item(&c->output, tensor->first_extent + box))
         box++;
-    return c->draft.contents.extents[tensor->first_extent + box].file;
+    return c->manifest.catalog.extents[tensor->first_extent + box].file;
 }
 
-static rsd_status share_tensors(const struct converting *c, struct portions *mine)
+static rsd_status share_tensors(const struct converting *c, struct partition *mine)
 {
-    const struct contents *contents = &c->draft.contents, *in = &c->in->contents;
-    size_t n = 0, *wanted = mem_new(contents->ntensors, sizeof *wanted);
-    int64_t *nbytes = mem_new(contents->ntensors, sizeof *nbytes);
-    bool *splits = mem_new(contents->ntensors, sizeof *splits);
+    const struct catalog *catalog = &c->manifest.catalog, *in = &c->in->catalog;
+    size_t n = 0, *wanted = mem_new(catalog->ntensors, sizeof *wanted);
+    int64_t *nbytes = mem_new(catalog->ntensors, sizeof *nbytes);
+    bool *splits = mem_new(catalog->ntensors, sizeof *splits);
     rsd_status status = nbytes && splits && wanted ? RSD_OK : RSD_ENOMEM;
-    for (size_t t = 0; t < contents->ntensors && !status; t++) {
+    for (size_t t = 0; t < catalog->ntensors && !status; t++) {
         if (!wanted_nbytes(c, t, &nbytes[n]))
             continue;
-        splits[n] = can_split(in, &in->tensors[c->source_of[t]]);
+        splits[n] = partition_can_split(in, &in->tensors[c->source_of[t]]);
         wanted[n++] = t;
     }
     if (!status)
-        status = share_out(&c->spread, nbytes, splits, n, mine);
+        status = partition_jobs(&c->operation, nbytes, splits, n, mine);
     for (size_t i = 0; i < mine->n && !status; i++)
         mine->list[i].job = wanted[mine->list[i].job];
     mem_free(wanted);
@@ -117,13 +117,13 @@ static rsd_status share_tensors(const struct converting *c, struct portions *min
 /* Those of one file make a lane, or, where tensors go to many files, lanes are about equal. */
 static rsd_status list_tensors(struct converting *c)
 {
-    c->nlanes = c->whole ? c->draft.nfiles : (size_t)pool_nthreads(c->options.pool);
+    c->nlanes = c->whole ? c->manifest.nfiles : (size_t)pool_nthreads(c->options.pool);
     int64_t *load = mem_new(c->nlanes, sizeof *load);
-    struct portions mine = {0};
+    struct partition mine = {0};
     rsd_status status = load ? share_tensors(c, &mine) : RSD_ENOMEM;
     for (size_t i = 0; i < mine.n && !status; i++) {
         struct convert_job job = {
-            .tensor = mine.list[i].job, .box = SIZE_MAX, .portion = mine.list[i]};
+            .tensor = mine.list[i].job, .box = SIZE_MAX, .part = mine.list[i]};
         if (c->whole)
             job.lane = first_wanted_file(c, job.tensor);
         for (size_t lane = 1; lane < c->nlanes && !c->whole; lane++)
@@ -132,7 +132,7 @@ static rsd_status list_tensors(struct converting *c)
         c->nbytes += mine.nbytes[i];
         status = add_job(c, job);
     }
-    portions_drop(&mine);
+    partition_drop(&mine);
     mem_free(load);
     return status;
 }
@@ -151,15 +151,15 @@ static int by_lane(const void *a, const void *b)
 
 rsd_status convert_list_jobs(struct converting *c)
 {
-    TRY(c->draft.compress ? list_items(c) : list_tensors(c));
+    TRY(c->manifest.compress ? list_items(c) : list_tensors(c));
     if (c->njobs > 1)
         qsort(c->jobs, c->njobs, sizeof *c->jobs, by_lane);
     c->first_job = mem_new(c->nlanes + 1, sizeof *c->first_job);
-    c->portions = mem_new(c->njobs, sizeof *c->portions);
-    if (!c->first_job || !c->portions)
+    c->parts = mem_new(c->njobs, sizeof *c->parts);
+    if (!c->first_job || !c->parts)
         return RSD_ENOMEM;
     for (size_t i = 0; i < c->njobs; i++) {
-        c->portions[i] = c->jobs[i].portion;
+        c->parts[i] = c->jobs[i].part;
         c->first_job[c->jobs[i].lane + 1]++;
     }
     for (size_t i = 0; i < c->nlanes; i++)

@@ -15,11 +15,11 @@ static rsd_status whole_layout(rsd_dtype dtype, int32_t ndim, const int64_t *sha
                                rsd_layout **out)
 {
     static const int64_t origin[RSD_MAX_DIMS];
-    return boxes_layout(dtype, ndim, shape, 1, origin, shape, out);
+    return catalog_boxes_layout(dtype, ndim, shape, 1, origin, shape, out);
 }
 
 /* The layout of the target's dtype: a choice says how to cut, not what. */
-static rsd_status check_layout(const rsd_tensor *tensor, const rsd_choice *choice)
+static rsd_status check_layout(const rsd_tensor_info *tensor, const rsd_tensor_target *choice)
 {
     const rsd_layout *layout = choice->layout;
     char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
@@ -33,8 +33,8 @@ static rsd_status check_layout(const rsd_tensor *tensor, const rsd_choice *choic
     return RSD_OK;
 }
 
-static rsd_status add_choice(struct converting *c, struct intern *known, size_t source,
-                             const rsd_tensor *tensor, rsd_choice *choice)
+static rsd_status add_choice(struct converting *c, struct string_map *known, size_t source,
+                             const rsd_tensor_info *tensor, rsd_tensor_target *choice)
 {
     struct chosen *chosen = &c->chosen[c->nchosen];
     struct slice name = {choice->name ? choice->name : "", 0};
@@ -43,15 +43,15 @@ static rsd_status add_choice(struct converting *c, struct intern *known, size_t 
     *chosen = (struct chosen){.source = source, .dtype = choice->dtype};
     if (!name.nbytes)
         return fail(RSD_EINVAL, "it is given no name");
-    if (!can_cast(choice->dtype, tensor->dtype))
+    if (!cast_supported(choice->dtype, tensor->dtype))
         return fail(RSD_EUNSUPPORTED, "%s cannot become %s", rsd_dtype_name(tensor->dtype),
                     rsd_dtype_name(choice->dtype) ? rsd_dtype_name(choice->dtype) : "no dtype");
-    if (intern_find(known, name, &other))
+    if (string_map_find(known, name, &other))
         return fail(RSD_EINVAL, "two tensors would be called %s", name.bytes);
     if (choice->layout)
         TRY(check_layout(tensor, choice));
-    TRY(contents_name(&c->names, name, &chosen->name));
-    TRY(intern_add(known, (struct slice){chosen->name, name.nbytes}, c->nchosen));
+    TRY(catalog_add_name(&c->names, name, &chosen->name));
+    TRY(string_map_add(known, (struct slice){chosen->name, name.nbytes}, c->nchosen));
     c->whole = c->whole && !choice->layout;
     if (!choice->layout)
         TRY(whole_layout(choice->dtype, tensor->ndim, tensor->shape, &choice->layout));
@@ -61,11 +61,11 @@ static rsd_status add_choice(struct converting *c, struct intern *known, size_t 
     return RSD_OK;
 }
 
-static rsd_status choose_one(struct converting *c, struct intern *known, size_t index)
+static rsd_status choose_one(struct converting *c, struct string_map *known, size_t index)
 {
-    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
     TRY(rsd_checkpoint_tensor(c->in, (int64_t)index, &tensor));
-    rsd_choice choice = {
+    rsd_tensor_target choice = {
         .struct_nbytes = sizeof choice, .keep = 1, .dtype = tensor.dtype, .name = tensor.name};
     rsd_status status =
         c->options.choose ? c->options.choose(c->options.choose_context, &tensor, &choice) : RSD_OK;
@@ -81,15 +81,15 @@ static rsd_status choose_one(struct converting *c, struct intern *known, size_t 
 
 static rsd_status choose_all(struct converting *c)
 {
-    struct intern known = {0};
+    struct string_map known = {0};
     rsd_status status = RSD_OK;
     c->whole = true;
-    c->chosen = mem_new(c->in->contents.ntensors, sizeof *c->chosen);
+    c->chosen = mem_new(c->in->catalog.ntensors, sizeof *c->chosen);
     if (!c->chosen)
         return RSD_ENOMEM;
-    for (size_t i = 0; i < c->in->contents.ntensors && !status; i++)
+    for (size_t i = 0; i < c->in->catalog.ntensors && !status; i++)
         status = choose_one(c, &known, i);
-    intern_drop(&known);
+    string_map_drop(&known);
     return status;
 }
 
@@ -140,7 +140,7 @@ static rsd_status add_whole_files(struct converting *c)
             snprintf(name, sizeof name, "model.safetensors");
         else
             snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, n);
-        TRY(draft_add_file(&c->draft, name));
+        TRY(manifest_add_file(&c->manifest, name));
     }
     return RSD_OK;
 }
@@ -149,7 +149,7 @@ static rsd_status add_rank_files(struct converting *c, int64_t nranks)
 {
     char name[96];
     for (int64_t rank = 0; rank < nranks; rank++) {
-        if (c->draft.format == RSD_FORMAT_DCP)
+        if (c->manifest.format == RSD_FORMAT_DCP)
             snprintf(name, sizeof name, "__%lld_0.distcp", (long long)rank);
         else if (c->options.every_replica)
             snprintf(name, sizeof name, "rank-%05lld-of-%05lld.safetensors", (long long)rank,
@@ -157,7 +157,7 @@ static rsd_status add_rank_files(struct converting *c, int64_t nranks)
         else
             snprintf(name, sizeof name, "shard-%05lld-model-00001-of-00001.safetensors",
                      (long long)rank + 1);
-        TRY(draft_add_file(&c->draft, name));
+        TRY(manifest_add_file(&c->manifest, name));
     }
     return RSD_OK;
 }
@@ -177,33 +177,33 @@ static rsd_status count_ranks(struct converting *c, int64_t *nranks)
 /* ---- values ---- */
 
 /* The item of a value: copied as it is, or made. False if it cannot be written. */
-static rsd_status make_value(struct converting *c, const struct value *value, struct out_value *out,
-                             bool *carried)
+static rsd_status make_value(struct converting *c, const struct stored_value *value,
+                             struct out_value *out, bool *carried)
 {
     *carried = true;
     if (value->extent.kind == ITEM_NONE) {
         *carried = value->pickle.n > 0;
-        return *carried ? item_of_pickle(&value->pickle, &out->item) : RSD_OK;
+        return *carried ? torch_item_from_pickle(&value->pickle, &out->item) : RSD_OK;
     }
-    TRY(check_transforms(&c->in->contents, &value->extent));
-    if (value->extent.nzstd && !c->draft.compress)
-        return value_bytes(c->in, value, &out->item);
+    TRY(catalog_check_transforms(&c->in->catalog, &value->extent));
+    if (value->extent.nzstd && !c->manifest.compress)
+        return value_read_item(c->in, value, &out->item);
     out->from = value;
     return RSD_OK;
 }
 
-static rsd_status add_values(struct converting *c, const struct deal *deal)
+static rsd_status add_values(struct converting *c, const struct dedup *dedup)
 {
-    const struct contents *in = &c->in->contents;
-    struct contents *contents = &c->draft.contents;
-    c->draft.values = mem_new(in->nvalues, sizeof *c->draft.values);
-    if (!c->draft.values)
+    const struct catalog *in = &c->in->catalog;
+    struct catalog *catalog = &c->manifest.catalog;
+    c->manifest.values = mem_new(in->nvalues, sizeof *c->manifest.values);
+    if (!c->manifest.values)
         return RSD_ENOMEM;
     for (size_t i = 0; i < in->nvalues; i++) {
-        const struct value *value = &in->values[i];
-        struct out_value *out = &c->draft.values[contents->nvalues];
+        const struct stored_value *value = &in->values[i];
+        struct out_value *out = &c->manifest.values[catalog->nvalues];
         struct extent extent = {.kind = ITEM_SAVED,
-                                .file = (uint32_t)deal->value_ranks[contents->nvalues]};
+                                .file = (uint32_t)dedup->value_ranks[catalog->nvalues]};
         bool carried;
         rsd_status status = make_value(c, value, out, &carried);
         if (status)
@@ -211,14 +211,13 @@ static rsd_status add_values(struct converting *c, const struct deal *deal)
         c->nleft_out += !carried;
         if (!carried)
             continue;
-        rsd_status added = contents_add_value(
-            contents, (struct slice){value->name, strlen(value->name)}, extent, NULL);
+        rsd_status added = catalog_add_value(
+            catalog, (struct slice){value->name, strlen(value->name)}, extent, NULL);
         if (added) {
             bytes_drop(&out->item);
             return added;
         }
-        TRY(contents_copy_text(contents, value->path,
-                               &contents->values[contents->nvalues - 1].path));
+        TRY(catalog_copy_text(catalog, value->path, &catalog->values[catalog->nvalues - 1].path));
     }
     return RSD_OK;
 }
@@ -228,13 +227,13 @@ static rsd_status add_values(struct converting *c, const struct deal *deal)
 static rsd_status add_tensor(struct converting *c, size_t i)
 {
     const struct chosen *chosen = &c->chosen[i];
-    const struct tensor *source = &c->in->contents.tensors[chosen->source];
-    struct contents *contents = &c->draft.contents;
-    TRY(contents_add_tensor(contents, (struct slice){chosen->name, strlen(chosen->name)},
-                            chosen->dtype, chosen->layout->ndim, chosen->layout->shape));
+    const struct stored_tensor *source = &c->in->catalog.tensors[chosen->source];
+    struct catalog *catalog = &c->manifest.catalog;
+    TRY(catalog_add_tensor(catalog, (struct slice){chosen->name, strlen(chosen->name)},
+                           chosen->dtype, chosen->layout->ndim, chosen->layout->shape));
     c->source_of[i] = chosen->source;
     bool renamed = strcmp(chosen->name, source->name) != 0;
-    return contents_copy_text(contents, renamed ? NULL : source->path, &contents->tensors[i].path);
+    return catalog_copy_text(catalog, renamed ? NULL : source->path, &catalog->tensors[i].path);
 }
 
 static rsd_status add_whole_boxes(struct converting *c)
@@ -243,15 +242,15 @@ static rsd_status add_whole_boxes(struct converting *c)
     for (size_t i = 0; i < c->nchosen; i++) {
         struct extent extent = {.kind = ITEM_PLAIN, .file = (uint32_t)c->chosen[i].file};
         TRY(add_tensor(c, i));
-        TRY(contents_add_box(&c->draft.contents, origin, c->chosen[i].layout->shape, extent));
+        TRY(catalog_add_box(&c->manifest.catalog, origin, c->chosen[i].layout->shape, extent));
     }
     return RSD_OK;
 }
 
 static rsd_status add_dealt_boxes(struct converting *c, int64_t nranks)
 {
-    struct deal deal = {0};
-    size_t next = 0, nvalues = c->draft.format == RSD_FORMAT_DCP ? c->in->contents.nvalues : 0;
+    struct dedup dedup = {0};
+    size_t next = 0, nvalues = c->manifest.format == RSD_FORMAT_DCP ? c->in->catalog.nvalues : 0;
     const char **names = mem_new(c->nchosen, sizeof(char *));
     const rsd_layout **layouts = mem_new(c->nchosen, sizeof(rsd_layout *));
     size_t *widths = mem_new(c->nchosen, sizeof *widths);
@@ -262,16 +261,16 @@ static rsd_status add_dealt_boxes(struct converting *c, int64_t nranks)
         widths[i] = rsd_dtype_nbytes(c->chosen[i].dtype);
     }
     if (!status)
-        status = deal_out(&deal, c->nchosen, layouts, widths, names, nranks, nvalues,
-                          c->options.every_replica ? DEAL_TO_EVERYONE : DEAL_EVENLY);
+        status = dedup_assign(&dedup, c->nchosen, layouts, widths, names, nranks, nvalues,
+                              c->options.every_replica ? DEDUP_KEEP_ALL : DEDUP_EVENLY);
     for (size_t i = 0; i < c->nchosen && !status; i++) {
         status = add_tensor(c, i);
         if (!status)
-            status = draft_add_boxes(&c->draft, &deal, i, &next);
+            status = manifest_add_boxes(&c->manifest, &dedup, i, &next);
     }
     if (!status && nvalues)
-        status = add_values(c, &deal);
-    deal_drop(&deal);
+        status = add_values(c, &dedup);
+    dedup_drop(&dedup);
     mem_free(names);
     mem_free(layouts);
     mem_free(widths);
@@ -281,14 +280,14 @@ static rsd_status add_dealt_boxes(struct converting *c, int64_t nranks)
 /* Is everything there that will be wanted? */
 static rsd_status check_coverage(const struct converting *c)
 {
-    const struct contents *contents = &c->draft.contents;
-    for (size_t i = 0; i < contents->ntensors; i++) {
-        const struct tensor *tensor = &contents->tensors[i];
-        const struct tensor *source = &c->in->contents.tensors[c->source_of[i]];
+    const struct catalog *catalog = &c->manifest.catalog;
+    for (size_t i = 0; i < catalog->ntensors; i++) {
+        const struct stored_tensor *tensor = &catalog->tensors[i];
+        const struct stored_tensor *source = &c->in->catalog.tensors[c->source_of[i]];
         static const int64_t origin[RSD_MAX_DIMS];
         rsd_plan *plan;
-        rsd_status status =
-            tensor_plan(&c->in->contents, source, 1, origin, tensor_shape(contents, tensor), &plan);
+        rsd_status status = catalog_tensor_plan(&c->in->catalog, source, 1, origin,
+                                                tensor_shape(catalog, tensor), &plan);
         if (status)
             return fail_in(status, "%s: ", source->name);
         rsd_plan_free(plan);
@@ -314,8 +313,8 @@ static rsd_status check_side_file(const struct converting *c, int64_t index)
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         if (strcmp(name, taken[i]) == 0)
             return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
-    for (size_t i = 0; i < c->draft.nfiles; i++)
-        if (strcmp(name, c->draft.files[i].name) == 0)
+    for (size_t i = 0; i < c->manifest.nfiles; i++)
+        if (strcmp(name, c->manifest.files[i].name) == 0)
             return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
     for (int64_t i = 0; i < index; i++)
         if (strcmp(name, base_name(c->options.side_files[i])) == 0)
@@ -335,19 +334,19 @@ static rsd_status check_side_files(const struct converting *c, bool one_file)
 /* Which files of the source will be read. */
 static rsd_status find_read_files(struct converting *c)
 {
-    const struct contents *in = &c->in->contents;
+    const struct catalog *in = &c->in->catalog;
     c->read_files = mem_new(c->in->files.n, sizeof *c->read_files);
     if (!c->read_files)
         return RSD_ENOMEM;
     for (size_t i = 0; i < c->nchosen; i++) {
-        const struct tensor *tensor = &in->tensors[c->chosen[i].source];
+        const struct stored_tensor *tensor = &in->tensors[c->chosen[i].source];
         for (size_t box = 0; box < tensor->nboxes; box++) {
             const struct extent *extent = &in->extents[tensor->first_extent + box];
             if (extent->kind != ITEM_NONE)
                 c->read_files[extent->file] = true;
         }
     }
-    for (size_t i = 0; i < in->nvalues && c->draft.format == RSD_FORMAT_DCP; i++)
+    for (size_t i = 0; i < in->nvalues && c->manifest.format == RSD_FORMAT_DCP; i++)
         if (in->values[i].extent.kind != ITEM_NONE)
             c->read_files[in->values[i].extent.file] = true;
     return RSD_OK;
@@ -366,10 +365,10 @@ static rsd_status check_sources(struct converting *c)
 static rsd_status check_options(struct converting *c, bool one_file)
 {
     rsd_format format = c->options.format;
-    c->draft.format = format ? format : RSD_FORMAT_SAFETENSORS;
-    c->draft.compress = c->options.compress;
-    bool dcp = c->draft.format == RSD_FORMAT_DCP;
-    if (!dcp && c->draft.format != RSD_FORMAT_SAFETENSORS)
+    c->manifest.format = format ? format : RSD_FORMAT_SAFETENSORS;
+    c->manifest.compress = c->options.compress;
+    bool dcp = c->manifest.format == RSD_FORMAT_DCP;
+    if (!dcp && c->manifest.format != RSD_FORMAT_SAFETENSORS)
         return fail(RSD_EUNSUPPORTED, "%s can be read, not written",
                     rsd_format_name(format) ? rsd_format_name(format) : "this format");
     if (c->options.compress < 0 || c->options.compress > MOST_ZSTD_LEVEL)
@@ -391,31 +390,31 @@ rsd_status convert_prepare(struct converting *c, bool one_file)
     TRY(check_options(c, one_file));
     TRY(choose_all(c));
     TRY(count_ranks(c, &nranks));
-    bool fill = c->whole && c->draft.format == RSD_FORMAT_SAFETENSORS;
+    bool fill = c->whole && c->manifest.format == RSD_FORMAT_SAFETENSORS;
     c->whole = fill && !c->options.every_replica;
     c->source_of = mem_new(c->nchosen, sizeof *c->source_of);
     if (!c->source_of)
         return RSD_ENOMEM;
     TRY(c->whole ? add_whole_files(c) : add_rank_files(c, nranks));
-    if (c->draft.format == RSD_FORMAT_SAFETENSORS && c->nchosen > 1)
+    if (c->manifest.format == RSD_FORMAT_SAFETENSORS && c->nchosen > 1)
         qsort(c->chosen, c->nchosen, sizeof *c->chosen, by_width);
     TRY(c->whole ? add_whole_boxes(c) : add_dealt_boxes(c, nranks));
-    if (one_file && c->draft.nfiles > 1)
+    if (one_file && c->manifest.nfiles > 1)
         return fail(RSD_EINVAL, "%zu files are needed, and the path is that of one",
-                    c->draft.nfiles);
-    if (c->draft.format == RSD_FORMAT_SAFETENSORS)
-        c->nleft_out += (int64_t)c->in->contents.nvalues;
+                    c->manifest.nfiles);
+    if (c->manifest.format == RSD_FORMAT_SAFETENSORS)
+        c->nleft_out += (int64_t)c->in->catalog.nvalues;
     TRY(check_coverage(c));
     TRY(check_sources(c));
     TRY(check_side_files(c, one_file));
-    TRY(draft_check(&c->draft));
-    return draft_place(&c->draft);
+    TRY(manifest_check(&c->manifest));
+    return manifest_place(&c->manifest);
 }
 
-static void drop_step(struct joint_step *step)
+static void drop_step(struct peer_step *step)
 {
-    said_drop(&step->own);
-    said_drop(&step->heard);
+    payload_drop(&step->own);
+    payload_drop(&step->result);
 }
 
 void convert_drop(struct converting *c)
@@ -423,16 +422,16 @@ void convert_drop(struct converting *c)
     for (size_t i = 0; i < c->nchosen; i++)
         rsd_layout_free(c->chosen[i].layout);
     mem_free(c->chosen);
-    contents_drop(&c->names);
-    draft_drop(&c->draft);
+    catalog_drop(&c->names);
+    manifest_drop(&c->manifest);
     mem_free(c->source_of);
     mem_free(c->read_files);
     mem_free(c->jobs);
-    mem_free(c->portions);
+    mem_free(c->parts);
     mem_free(c->first_job);
     mem_free(c->split);
-    seen_close(&c->seen);
+    partial_crcs_close(&c->seen);
     drop_step(&c->open);
-    drop_step(&c->haul);
+    drop_step(&c->transfer);
     drop_step(&c->finish);
 }

@@ -19,78 +19,78 @@ struct file_state {
 
 /* Where the compressed items and values of some files lie: of those that are done, or of those that this
  * process has written. */
-static rsd_status say_places(const struct converting *c, struct said *own, bool touched)
+static rsd_status say_places(const struct converting *c, struct payload *own, bool touched)
 {
-    const struct contents *contents = &c->draft.contents;
-    struct said places = {0};
+    const struct catalog *catalog = &c->manifest.catalog;
+    struct payload places = {0};
     rsd_status status = RSD_OK;
-    for (size_t i = 0; i < contents->nextents + contents->nvalues && !status; i++) {
-        bool value = i >= contents->nextents;
-        size_t index = value ? i - contents->nextents : i;
+    for (size_t i = 0; i < catalog->nextents + catalog->nvalues && !status; i++) {
+        bool value = i >= catalog->nextents;
+        size_t index = value ? i - catalog->nextents : i;
         const struct extent *extent =
-            value ? &contents->values[index].extent : &contents->extents[index];
+            value ? &catalog->values[index].extent : &catalog->extents[index];
         const struct out_state *state = &c->output.states[extent->file];
-        struct extent_said one = {value, index, extent->offset, extent->nbytes};
-        if (c->draft.compress && state->done && (!touched || state->touched))
-            status = said_add(&places, &one, sizeof one);
+        struct extent_update one = {value, index, extent->offset, extent->nbytes};
+        if (c->manifest.compress && state->done && (!touched || state->touched))
+            status = payload_put(&places, &one, sizeof one);
     }
     if (!status)
-        status = say_list(own, places.bytes, places.n, 1);
-    said_drop(&places);
+        status = payload_put_list(own, places.bytes, places.n, 1);
+    payload_drop(&places);
     return status;
 }
 
-static rsd_status hear_places(struct converting *c, const struct said *said, size_t *at)
+static rsd_status hear_places(struct converting *c, const struct payload *payload, size_t *at)
 {
     uint64_t n;
-    TRY(said_take(said, at, &n, sizeof n));
+    TRY(payload_take(payload, at, &n, sizeof n));
     for (size_t end = *at + (size_t)n; *at < end;)
-        TRY(hear_extent(said, at, &c->draft.contents));
+        TRY(payload_take_extent(payload, at, &c->manifest.catalog));
     return RSD_OK;
 }
 
 rsd_status convert_say_state(struct converting *c)
 {
-    const struct contents *contents = &c->draft.contents;
-    struct said *own = &c->open.own;
-    for (size_t i = 0; i < c->draft.nfiles; i++) {
+    const struct catalog *catalog = &c->manifest.catalog;
+    struct payload *own = &c->open.own;
+    for (size_t i = 0; i < c->manifest.nfiles; i++) {
         const struct out_state *state = &c->output.states[i];
         struct file_state one = {.flags = (state->done ? FILE_DONE : 0u) |
                                           (state->noted ? FILE_NOTED : 0u),
-                                 .nbytes = c->draft.files[i].nbytes};
-        TRY(said_add(own, &one, sizeof one));
+                                 .nbytes = c->manifest.files[i].nbytes};
+        TRY(payload_put(own, &one, sizeof one));
     }
-    for (size_t i = 0; i < contents->nextents; i++) {
-        char done = c->draft.items[i].done;
-        TRY(said_add(own, &done, 1));
+    for (size_t i = 0; i < catalog->nextents; i++) {
+        char done = c->manifest.items[i].done;
+        TRY(payload_put(own, &done, 1));
     }
     return say_places(c, own, false);
 }
 
 rsd_status convert_hear_state(struct converting *c)
 {
-    const struct contents *contents = &c->draft.contents;
-    const struct said *heard = &c->open.heard;
+    const struct catalog *catalog = &c->manifest.catalog;
+    const struct payload *result = &c->open.result;
     size_t at = 0;
-    TRY(part_join(&c->part, c->out, c->spread.rank));
-    TRY(output_open(&c->output, &c->draft, &c->part, c->in, -1));
+    TRY(part_join(&c->part, c->out, c->operation.rank));
+    TRY(output_open(&c->output, &c->manifest, &c->part, c->in, -1));
     c->output.journal = true;
-    c->output.shared = !c->draft.compress;
-    for (size_t i = 0; i < c->draft.nfiles; i++) {
+    c->output.shared = !c->manifest.compress;
+    for (size_t i = 0; i < c->manifest.nfiles; i++) {
         struct file_state one;
-        TRY(said_take(heard, &at, &one, sizeof one));
+        TRY(payload_take(result, &at, &one, sizeof one));
         c->output.states[i].done = (one.flags & FILE_DONE) != 0;
         c->output.states[i].noted = (one.flags & FILE_NOTED) != 0;
         c->output.states[i].created = c->output.shared;
         c->output.files.list[i].writable = c->output.shared;
-        c->draft.files[i].nbytes = one.nbytes;
+        c->manifest.files[i].nbytes = one.nbytes;
     }
-    for (size_t i = 0; i < contents->nextents; i++) {
+    for (size_t i = 0; i < catalog->nextents; i++) {
         char done;
-        TRY(said_take(heard, &at, &done, 1));
-        c->draft.items[i].done = done != 0;
+        TRY(payload_take(result, &at, &done, 1));
+        c->manifest.items[i].done = done != 0;
     }
-    return hear_places(c, heard, &at);
+    return hear_places(c, result, &at);
 }
 
 /* ---- what was written, at the end ---- */
@@ -100,39 +100,39 @@ struct file_written {
     uint64_t file, nbytes;
 };
 
-static rsd_status say_files(const struct converting *c, struct said *own)
+static rsd_status say_files(const struct converting *c, struct payload *own)
 {
-    struct said files = {0};
+    struct payload files = {0};
     rsd_status status = RSD_OK;
-    for (size_t i = 0; i < c->draft.nfiles && !status && !c->output.shared; i++) {
-        struct file_written one = {i, c->draft.files[i].nbytes};
+    for (size_t i = 0; i < c->manifest.nfiles && !status && !c->output.shared; i++) {
+        struct file_written one = {i, c->manifest.files[i].nbytes};
         if (c->output.states[i].done && c->output.states[i].touched)
-            status = said_add(&files, &one, sizeof one);
+            status = payload_put(&files, &one, sizeof one);
     }
     if (!status)
-        status = say_list(own, files.bytes, files.n, 1);
-    said_drop(&files);
+        status = payload_put_list(own, files.bytes, files.n, 1);
+    payload_drop(&files);
     return status;
 }
 
 rsd_status convert_say_written(struct converting *c)
 {
-    struct said *own = &c->haul.own;
+    struct payload *own = &c->transfer.own;
     c->report.nbytes_needed = c->nbytes_needed;
-    if (c->spread.rank > 0) { /* rank 0 counts its own in the end */
+    if (c->operation.rank > 0) { /* rank 0 counts its own in the end */
         c->report.nbytes_written = (int64_t)c->output.nbytes_written;
         c->report.nfiles_written = c->output.nfiles_written;
     }
-    TRY(say_report(&c->spread, own, &c->report));
-    TRY(say_list(own, c->seen.list, c->seen.n, sizeof *c->seen.list));
-    TRY(say_list(own, c->split, c->nsplit, sizeof *c->split));
+    TRY(payload_put_report(&c->operation, own, &c->report));
+    TRY(payload_put_list(own, c->seen.list, c->seen.n, sizeof *c->seen.list));
+    TRY(payload_put_list(own, c->split, c->nsplit, sizeof *c->split));
     TRY(say_files(c, own));
     return say_places(c, own, true);
 }
 
 static void take_part(struct converting *c, const struct split_item *part, bool own)
 {
-    struct out_item *item = &c->draft.items[part->extent];
+    struct out_item *item = &c->manifest.items[part->extent];
     item->split = true;
     if (own)
         return; /* it is in there already */
@@ -141,57 +141,58 @@ static void take_part(struct converting *c, const struct split_item *part, bool 
         item->first[i] ^= part->first[i];
 }
 
-static rsd_status hear_parts(struct converting *c, const struct said *said, size_t *at, bool own)
+static rsd_status hear_parts(struct converting *c, const struct payload *payload, size_t *at,
+                             bool own)
 {
     struct split_item *list = NULL;
-    size_t n = 0, room = 0;
-    rsd_status status = hear_list(said, at, &list, &n, &room, sizeof *list);
+    size_t n = 0, capacity = 0;
+    rsd_status status = payload_take_list(payload, at, &list, &n, &capacity, sizeof *list);
     for (size_t i = 0; i < n && !status; i++)
-        if (list[i].extent >= c->draft.contents.nextents)
+        if (list[i].extent >= c->manifest.catalog.nextents)
             status = fail(RSD_EPEER, "a rank wrote a part of item %llu of %zu",
-                          (unsigned long long)list[i].extent, c->draft.contents.nextents);
+                          (unsigned long long)list[i].extent, c->manifest.catalog.nextents);
         else
             take_part(c, &list[i], own);
     mem_free(list);
     return status;
 }
 
-static rsd_status hear_files(struct converting *c, const struct said *said, size_t *at)
+static rsd_status hear_files(struct converting *c, const struct payload *payload, size_t *at)
 {
     uint64_t n;
-    TRY(said_take(said, at, &n, sizeof n));
+    TRY(payload_take(payload, at, &n, sizeof n));
     for (size_t end = *at + (size_t)n; *at < end;) {
         struct file_written one;
-        TRY(said_take(said, at, &one, sizeof one));
-        if (one.file >= c->draft.nfiles)
+        TRY(payload_take(payload, at, &one, sizeof one));
+        if (one.file >= c->manifest.nfiles)
             return fail(RSD_EPEER, "a rank wrote file %llu of %zu", (unsigned long long)one.file,
-                        c->draft.nfiles);
+                        c->manifest.nfiles);
         c->output.states[one.file].done = true;
-        c->draft.files[one.file].nbytes = one.nbytes;
+        c->manifest.files[one.file].nbytes = one.nbytes;
     }
     return RSD_OK;
 }
 
-static rsd_status damaged(void *context, const struct seen *seen, rsd_status status)
+static rsd_status damaged(void *context, const struct partial_crc *seen, rsd_status status)
 {
     const struct converting *c = context;
-    const struct tensor *tensor = &c->in->contents.tensors[c->source_of[seen->job]];
+    const struct stored_tensor *tensor = &c->in->catalog.tensors[c->source_of[seen->job]];
     return file_error(&c->in->files, (uint32_t)seen->file, fail_in(status, "%s: ", tensor->name));
 }
 
 /* On rank 0, which ends what was split and writes the metadata. */
-rsd_status convert_merge(void *context, const struct said *all, struct said *heard)
+rsd_status convert_merge(void *context, const struct payload *all, struct payload *result)
 {
     struct converting *c = context;
-    struct seen *seen = NULL;
-    size_t nseen = 0, room = 0;
+    struct partial_crc *seen = NULL;
+    size_t nseen = 0, capacity = 0;
     rsd_report sum = {0};
     rsd_status status = RSD_OK;
-    for (int32_t rank = 0; rank < c->spread.nranks && !status; rank++) {
+    for (int32_t rank = 0; rank < c->operation.nranks && !status; rank++) {
         size_t at = 0;
-        status = hear_report(&all[rank], &at, &sum);
+        status = payload_take_report(&all[rank], &at, &sum);
         if (!status)
-            status = hear_list(&all[rank], &at, &seen, &nseen, &room, sizeof *seen);
+            status = payload_take_list(&all[rank], &at, &seen, &nseen, &capacity, sizeof *seen);
         if (!status)
             status = hear_parts(c, &all[rank], &at, rank == 0);
         if (!status)
@@ -200,9 +201,9 @@ rsd_status convert_merge(void *context, const struct said *all, struct said *hea
             status = hear_places(c, &all[rank], &at);
     }
     if (!status)
-        status = seen_check(seen, nseen, &sum, damaged, c);
+        status = partial_crcs_check(seen, nseen, &sum, damaged, c);
     mem_free(seen);
     c->report = sum;
-    (void)heard; /* all hear the report in the end */
+    (void)result; /* all hear the report in the end */
     return status;
 }

@@ -18,7 +18,7 @@
 
 /* A box of one rank, while the holders of one tensor are sorted. */
 struct held_by {
-    const rsd_held *held;
+    const rsd_shard *held;
     int32_t rank;
     uint32_t order; /* among the boxes of the rank */
 };
@@ -36,10 +36,10 @@ struct group {
 };
 
 struct dealing {
-    struct deal *deal;
+    struct dedup *dedup;
     struct holder *holders;
     struct group *groups;
-    size_t nholders, room_holders, ngroups, room_groups;
+    size_t nholders, holders_capacity, ngroups, groups_capacity;
     uint64_t *given; /* bytes by rank */
 };
 
@@ -69,24 +69,25 @@ static int by_place(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
-static rsd_status add_coordinates(struct deal *deal, const rsd_held *held)
+static rsd_status add_coordinates(struct dedup *dedup, const rsd_shard *held)
 {
-    size_t ndim = (size_t)held->box.ndim, n = deal->ncoordinates;
-    TRY(GROW(deal->coordinates, deal->room_coordinates, n + 3 * ndim));
-    copy_i64s(deal->coordinates + n, held->box.lo, held->box.ndim);
-    copy_i64s(deal->coordinates + n + ndim, held->box.len, held->box.ndim);
-    copy_i64s(deal->coordinates + n + 2 * ndim, held->at, held->box.ndim);
-    deal->ncoordinates += 3 * ndim;
+    size_t ndim = (size_t)held->box.ndim, n = dedup->ncoordinates;
+    TRY(GROW(dedup->coordinates, dedup->coordinates_capacity, n + 3 * ndim));
+    copy_i64s(dedup->coordinates + n, held->box.lo, held->box.ndim);
+    copy_i64s(dedup->coordinates + n + ndim, held->box.len, held->box.ndim);
+    copy_i64s(dedup->coordinates + n + 2 * ndim, held->at, held->box.ndim);
+    dedup->ncoordinates += 3 * ndim;
     return RSD_OK;
 }
 
 static rsd_status add_group(struct dealing *dealing, size_t tensor, const struct held_by *first)
 {
-    TRY(GROW(dealing->groups, dealing->room_groups, dealing->ngroups + 1));
-    dealing->groups[dealing->ngroups++] = (struct group){.tensor = tensor,
-                                                         .coordinates = dealing->deal->ncoordinates,
-                                                         .first_holder = dealing->nholders};
-    return add_coordinates(dealing->deal, first->held);
+    TRY(GROW(dealing->groups, dealing->groups_capacity, dealing->ngroups + 1));
+    dealing->groups[dealing->ngroups++] =
+        (struct group){.tensor = tensor,
+                       .coordinates = dealing->dedup->ncoordinates,
+                       .first_holder = dealing->nholders};
+    return add_coordinates(dealing->dedup, first->held);
 }
 
 /* Of boxes that begin at one place only one can be stored: the one that has all the others in it. */
@@ -129,7 +130,7 @@ static rsd_status group_boxes(struct dealing *dealing, size_t tensor, struct hel
         struct group *group = &dealing->groups[dealing->ngroups - 1];
         if (group->nholders > 0 && dealing->holders[dealing->nholders - 1].rank == list[i].rank)
             continue; /* a rank that has it twice */
-        TRY(GROW(dealing->holders, dealing->room_holders, dealing->nholders + 1));
+        TRY(GROW(dealing->holders, dealing->holders_capacity, dealing->nholders + 1));
         dealing->holders[dealing->nholders++] = (struct holder){list[i].rank, list[i].order};
         group->nholders++;
     }
@@ -137,14 +138,14 @@ static rsd_status group_boxes(struct dealing *dealing, size_t tensor, struct hel
 }
 
 struct held_list {
-    rsd_held *boxes;
+    rsd_shard *boxes;
 };
 
 /* The boxes of every rank: lists of rsd_layout_boxes, which hold the boxes, and pointers into them. */
 struct gathered {
     struct held_list *lists;
     struct held_by *boxes;
-    size_t nlists, room_lists, nboxes, room_boxes;
+    size_t nlists, lists_capacity, nboxes, boxes_capacity;
 };
 
 static void drop_gathered(struct gathered *gathered)
@@ -158,10 +159,10 @@ static void drop_gathered(struct gathered *gathered)
 static rsd_status gather(struct gathered *gathered, const rsd_layout *layout, int32_t rank)
 {
     int64_t n;
-    TRY(GROW(gathered->lists, gathered->room_lists, gathered->nlists + 1));
+    TRY(GROW(gathered->lists, gathered->lists_capacity, gathered->nlists + 1));
     TRY(rsd_layout_boxes(layout, rank, &gathered->lists[gathered->nlists].boxes, &n));
-    const rsd_held *held = gathered->lists[gathered->nlists++].boxes;
-    TRY(GROW(gathered->boxes, gathered->room_boxes, gathered->nboxes + (size_t)n));
+    const rsd_shard *held = gathered->lists[gathered->nlists++].boxes;
+    TRY(GROW(gathered->boxes, gathered->boxes_capacity, gathered->nboxes + (size_t)n));
     for (int64_t i = 0; i < n; i++)
         gathered->boxes[gathered->nboxes++] = (struct held_by){&held[i], rank, (uint32_t)i};
     return RSD_OK;
@@ -170,9 +171,9 @@ static rsd_status gather(struct gathered *gathered, const rsd_layout *layout, in
 /* What is written has to be all of it. */
 static rsd_status check_cover(const rsd_layout *layout)
 {
-    rsd_check check = {.struct_nbytes = sizeof check};
+    rsd_coverage check = {.struct_nbytes = sizeof check};
     char text[BOX_TEXT_NCHARS];
-    TRY(rsd_layout_check(layout, &check));
+    TRY(rsd_layout_coverage(layout, &check));
     if (check.cover == RSD_MISSES)
         return fail(RSD_EMISMATCH, "no rank has %s",
                     box_text(check.box.ndim, check.box.lo, check.box.len, text));
@@ -227,7 +228,7 @@ static void choose(struct dealing *dealing, struct group *group, uint64_t tensor
 
 static int by_tensor(const void *a, const void *b)
 {
-    const struct dealt *x = a, *y = b;
+    const struct dedup_box *x = a, *y = b;
     if (x->tensor != y->tensor)
         return x->tensor < y->tensor ? -1 : 1;
     if (x->rank != y->rank)
@@ -244,18 +245,19 @@ static void choose_values(struct dealing *dealing, int64_t nranks, size_t nvalue
             if (dealing->given[rank] < dealing->given[least])
                 least = rank;
         dealing->given[least]++;
-        dealing->deal->value_ranks[i] = least;
+        dealing->dedup->value_ranks[i] = least;
     }
 }
 
 static rsd_status choose_all(struct dealing *dealing, const rsd_layout *const *layouts,
-                             const size_t *widths, int64_t nranks, size_t nvalues, enum deal_to to)
+                             const size_t *widths, int64_t nranks, size_t nvalues,
+                             enum dedup_mode to)
 {
-    struct deal *deal = dealing->deal;
-    bool values_chosen = to != DEAL_EVENLY; /* else the lowest rank has them all */
-    deal->list = mem_new(dealing->ngroups, sizeof *deal->list);
-    deal->value_ranks = mem_new(nvalues, sizeof *deal->value_ranks);
-    if (!deal->list || !deal->value_ranks)
+    struct dedup *dedup = dealing->dedup;
+    bool values_chosen = to != DEDUP_EVENLY; /* else the lowest rank has them all */
+    dedup->list = mem_new(dealing->ngroups, sizeof *dedup->list);
+    dedup->value_ranks = mem_new(nvalues, sizeof *dedup->value_ranks);
+    if (!dedup->list || !dedup->value_ranks)
         return RSD_ENOMEM;
     for (size_t i = 0; i < dealing->ngroups; i++)
         dealing->groups[i].winner = dealing->holders[dealing->groups[i].first_holder];
@@ -268,31 +270,31 @@ static rsd_status choose_all(struct dealing *dealing, const rsd_layout *const *l
             choose_values(dealing, nranks, nvalues);
             values_chosen = true;
         }
-        if (to == DEAL_EVENLY)
+        if (to == DEDUP_EVENLY)
             choose(dealing, group,
                    (uint64_t)box_volume(layout->ndim, layout->shape) *
                        (widths ? widths[group->tensor] : rsd_dtype_nbytes(layout->dtype)));
-        deal->list[deal->n++] = (struct dealt){.tensor = group->tensor,
-                                               .rank = group->winner.rank,
-                                               .order = group->winner.order,
-                                               .coordinates = group->coordinates};
+        dedup->list[dedup->n++] = (struct dedup_box){.tensor = group->tensor,
+                                                     .rank = group->winner.rank,
+                                                     .order = group->winner.order,
+                                                     .coordinates = group->coordinates};
     }
     if (!values_chosen)
         choose_values(dealing, nranks, nvalues);
-    if (deal->n > 1)
-        qsort(deal->list, deal->n, sizeof *deal->list, by_tensor);
+    if (dedup->n > 1)
+        qsort(dedup->list, dedup->n, sizeof *dedup->list, by_tensor);
     return RSD_OK;
 }
 
-rsd_status deal_out(struct deal *deal, size_t ntensors, const rsd_layout *const *layouts,
-                    const size_t *widths, const char *const *names, int64_t nranks, size_t nvalues,
-                    enum deal_to to)
+rsd_status dedup_assign(struct dedup *dedup, size_t ntensors, const rsd_layout *const *layouts,
+                        const size_t *widths, const char *const *names, int64_t nranks,
+                        size_t nvalues, enum dedup_mode to)
 {
-    struct dealing dealing = {.deal = deal};
+    struct dealing dealing = {.dedup = dedup};
     dealing.given = mem_new((size_t)nranks, sizeof *dealing.given);
     rsd_status status = dealing.given ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < ntensors && !status; i++) {
-        status = deal_tensor(&dealing, i, layouts[i], nranks, to == DEAL_TO_EVERYONE);
+        status = deal_tensor(&dealing, i, layouts[i], nranks, to == DEDUP_KEEP_ALL);
         if (status)
             status = fail_in(status, "%s: ", names[i]);
     }
@@ -302,14 +304,14 @@ rsd_status deal_out(struct deal *deal, size_t ntensors, const rsd_layout *const 
     mem_free(dealing.holders);
     mem_free(dealing.groups);
     if (status)
-        deal_drop(deal);
+        dedup_drop(dedup);
     return status;
 }
 
-void deal_drop(struct deal *deal)
+void dedup_drop(struct dedup *dedup)
 {
-    mem_free(deal->list);
-    mem_free(deal->coordinates);
-    mem_free(deal->value_ranks);
-    *deal = (struct deal){0};
+    mem_free(dedup->list);
+    mem_free(dedup->coordinates);
+    mem_free(dedup->value_ranks);
+    *dedup = (struct dedup){0};
 }

@@ -12,7 +12,7 @@ struct compared {
     const char *name;
     size_t a, b; /* tensors; SIZE_MAX: not there */
     rsd_difference difference;
-    struct haul other;
+    struct transfer other;
     bool other_open;
     pthread_mutex_t lock;
     uint64_t first; /* element that differs; UINT64_MAX: none so far */
@@ -29,12 +29,12 @@ struct comparing {
     rsd_pool *pool;
     pthread_mutex_t lock;
     struct scratch *free; /* of the other side, to be used again */
-    size_t nfree, room_free;
-    struct tally other_tally;
-    struct spread spread;
-    struct joint_step step;
-    struct portions mine; /* of the jobs */
-    struct seen_list seen;
+    size_t nfree, free_capacity;
+    struct io_stats other_tally;
+    struct operation operation;
+    struct peer_step step;
+    struct partition mine; /* of the jobs */
+    struct partial_crc_list seen;
     rsd_report report;
 };
 
@@ -50,21 +50,21 @@ static rsd_status compare_block(const struct sink *sink, struct scratch *scratch
                                 const int64_t *len, const char *block)
 {
     const struct block_of_a *a = scratch->user;
-    size_t each = rsd_dtype_nbytes(sink->dtype), at = 0;
-    size_t nbytes = (size_t)box_volume(sink->ndim, len) * each;
+    size_t element_nbytes = rsd_dtype_nbytes(sink->dtype), at = 0;
+    size_t nbytes = (size_t)box_volume(sink->ndim, len) * element_nbytes;
     (void)lo;
     if (memcmp(a->bytes, block, nbytes) == 0)
         return RSD_OK;
     while (a->bytes[at] == block[at])
         at++;
-    uint64_t element = (a->at + at) / each;
-    at -= at % each;
+    uint64_t element = (a->at + at) / element_nbytes;
+    at -= at % element_nbytes;
     struct compared *compared = a->compared;
     pthread_mutex_lock(&compared->lock);
     if (element < compared->first) {
         compared->first = element;
-        memcpy(compared->in_a, a->bytes + at, each);
-        memcpy(compared->in_b, block + at, each);
+        memcpy(compared->in_a, a->bytes + at, element_nbytes);
+        memcpy(compared->in_b, block + at, element_nbytes);
     }
     pthread_mutex_unlock(&compared->lock);
     return RSD_OK;
@@ -80,12 +80,12 @@ static void borrow(struct comparing *c, struct scratch *out)
     pthread_mutex_unlock(&c->lock);
 }
 
-static void give_back(struct comparing *c, struct scratch *scratch, const struct tally *tally)
+static void give_back(struct comparing *c, struct scratch *scratch, const struct io_stats *stats)
 {
     pthread_mutex_lock(&c->lock);
-    c->other_tally.nbytes_read += tally->nbytes_read;
-    c->other_tally.again += tally->again;
-    bool kept = GROW(c->free, c->room_free, c->nfree + 1) == RSD_OK;
+    c->other_tally.nbytes_read += stats->nbytes_read;
+    c->other_tally.again += stats->again;
+    bool kept = GROW(c->free, c->free_capacity, c->nfree + 1) == RSD_OK;
     if (kept)
         c->free[c->nfree++] = *scratch;
     pthread_mutex_unlock(&c->lock);
@@ -100,58 +100,58 @@ static rsd_status take_block(const struct sink *sink, struct scratch *scratch, c
     struct compared *compared = &c->list[sink->index];
     struct block_of_a a = {block, compared, offset_in_box(sink, lo)};
     struct scratch other;
-    struct tally tally = {0};
+    struct io_stats stats = {0};
     (void)scratch;
     borrow(c, &other);
     other.user = &a;
-    rsd_status status = haul_box(&compared->other, lo, len, &other, &tally);
-    give_back(c, &other, &tally);
+    rsd_status status = transfer_run_box(&compared->other, lo, len, &other, &stats);
+    give_back(c, &other, &stats);
     return status;
 }
 
 /* ---- tensors ---- */
 
-static rsd_status open_job(void *context, size_t job, struct haul *haul)
+static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
 {
     struct comparing *c = context;
     size_t index = c->jobs[c->mine.list[job].job];
     struct compared *compared = &c->list[index];
     compared->other_open = true;
-    TRY(haul_whole(&compared->other, c->b, compared->b, compare_block, NULL, c->tile_limit));
-    TRY(haul_whole(haul, c->a, compared->a, take_block, c, c->tile_limit));
-    haul->sinks[0].index = index;
-    haul->in_order = haul->in_order || compared->other.in_order;
+    TRY(transfer_whole(&compared->other, c->b, compared->b, compare_block, NULL, c->tile_limit));
+    TRY(transfer_whole(transfer, c->a, compared->a, take_block, c, c->tile_limit));
+    transfer->sinks[0].index = index;
+    transfer->in_order = transfer->in_order || compared->other.in_order;
     return RSD_OK;
 }
 
-static rsd_status close_job(void *context, size_t job, struct haul *haul)
+static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
 {
     struct comparing *c = context;
-    const struct portion *portion = &c->mine.list[job];
-    struct compared *compared = &c->list[c->jobs[portion->job]];
-    bool whole = is_whole_portion(portion);
-    (void)haul;
+    const struct job_part *part = &c->mine.list[job];
+    struct compared *compared = &c->list[c->jobs[part->job]];
+    bool whole = job_part_is_whole(part);
+    (void)transfer;
     if (!whole)
-        TRY(seen_add(&c->seen, portion, 1, &compared->other));
+        TRY(partial_crcs_add(&c->seen, part, 1, &compared->other));
     for (size_t i = 0; i < compared->other.nsources && whole; i++) {
         struct source *source = &compared->other.sources[i];
-        struct tally tally = {0};
-        rsd_status status = source_check(source, &tally);
+        struct io_stats stats = {0};
+        rsd_status status = source_check(source, &stats);
         if (status)
             return file_error(source->files, source->extent.file,
                               fail_in(status, "%s: ", compared->name));
     }
-    haul_drop(&compared->other);
+    transfer_drop(&compared->other);
     compared->other_open = false;
     return RSD_OK;
 }
 
 static rsd_difference compare_shapes(const struct comparing *c, const struct compared *compared)
 {
-    const struct tensor *a = &c->a->contents.tensors[compared->a];
-    const struct tensor *b = &c->b->contents.tensors[compared->b];
-    const int64_t *shape = tensor_shape(&c->a->contents, a),
-                  *other = tensor_shape(&c->b->contents, b);
+    const struct stored_tensor *a = &c->a->catalog.tensors[compared->a];
+    const struct stored_tensor *b = &c->b->catalog.tensors[compared->b];
+    const int64_t *shape = tensor_shape(&c->a->catalog, a),
+                  *other = tensor_shape(&c->b->catalog, b);
     bool same = a->ndim == b->ndim;
     for (int32_t d = 0; d < a->ndim && same; d++)
         same = shape[d] == other[d];
@@ -176,22 +176,22 @@ static void add_compared(struct comparing *c, const char *name, size_t a, size_t
 
 static rsd_status pair_up(struct comparing *c)
 {
-    const struct contents *a = &c->a->contents, *b = &c->b->contents;
+    const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
     c->list = mem_new(a->ntensors + b->ntensors, sizeof *c->list);
     c->jobs = mem_new(a->ntensors, sizeof *c->jobs);
     if (!c->list || !c->jobs)
         return RSD_ENOMEM;
     for (size_t i = 0; i < a->ntensors; i++)
-        add_compared(c, a->tensors[i].name, i, contents_find(b, a->tensors[i].name));
+        add_compared(c, a->tensors[i].name, i, catalog_find_tensor(b, a->tensors[i].name));
     for (size_t i = 0; i < b->ntensors; i++)
-        if (contents_find(a, b->tensors[i].name) == SIZE_MAX)
+        if (catalog_find_tensor(a, b->tensors[i].name) == SIZE_MAX)
             add_compared(c, b->tensors[i].name, SIZE_MAX, i);
     return RSD_OK;
 }
 
 /* ---- what is told ---- */
 
-static void add_number(char *text, size_t room, rsd_dtype dtype, const unsigned char *bytes)
+static void add_number(char *text, size_t capacity, rsd_dtype dtype, const unsigned char *bytes)
 {
     size_t n = rsd_dtype_nbytes(dtype), at = 0;
     double value;
@@ -200,28 +200,28 @@ static void add_number(char *text, size_t room, rsd_dtype dtype, const unsigned 
     if (dtype == RSD_C64 || dtype == RSD_C128) {
         double parts[2];
         cast_elements(RSD_C128, parts, dtype, bytes, 1);
-        snprintf(text, room, "%.17g%+.17gi", parts[0], parts[1]);
+        snprintf(text, capacity, "%.17g%+.17gi", parts[0], parts[1]);
     } else if (dtype == RSD_F64 || dtype == RSD_F32 || dtype == RSD_F16 || dtype == RSD_BF16) {
         cast_elements(RSD_F64, &value, dtype, bytes, 1);
-        snprintf(text, room, dtype == RSD_F64 ? "%.17g" : "%.9g", value);
+        snprintf(text, capacity, dtype == RSD_F64 ? "%.17g" : "%.9g", value);
     } else if (dtype == RSD_I64 || dtype == RSD_I32 || dtype == RSD_I16 || dtype == RSD_I8) {
         cast_elements(RSD_I64, &integer, dtype, bytes, 1);
-        snprintf(text, room, "%lld", (long long)integer);
-    } else if (can_cast(RSD_U64, dtype)) {
+        snprintf(text, capacity, "%lld", (long long)integer);
+    } else if (cast_supported(RSD_U64, dtype)) {
         cast_elements(RSD_U64, &natural, dtype, bytes, 1);
-        snprintf(text, room, "%llu", (unsigned long long)natural);
+        snprintf(text, capacity, "%llu", (unsigned long long)natural);
     } else { /* opaque: its bits */
-        at = (size_t)snprintf(text, room, "0x");
+        at = (size_t)snprintf(text, capacity, "0x");
         for (size_t i = n; i-- > 0;)
-            at += (size_t)snprintf(text + at, room - at, "%02x", bytes[i]);
+            at += (size_t)snprintf(text + at, capacity - at, "%02x", bytes[i]);
     }
 }
 
 static void describe_element(const struct comparing *c, const struct compared *compared,
                              struct text *out)
 {
-    const struct tensor *tensor = &c->a->contents.tensors[compared->a];
-    const int64_t *shape = tensor_shape(&c->a->contents, tensor);
+    const struct stored_tensor *tensor = &c->a->catalog.tensors[compared->a];
+    const int64_t *shape = tensor_shape(&c->a->catalog, tensor);
     int64_t index[RSD_MAX_DIMS] = {0}, rest = (int64_t)compared->first;
     char where[SHAPE_TEXT_NCHARS], in_a[80], in_b[80];
     for (int32_t d = tensor->ndim - 1; d >= 0; d--) {
@@ -239,10 +239,10 @@ static void describe_element(const struct comparing *c, const struct compared *c
 static rsd_status describe(const struct comparing *c, const struct compared *compared,
                            struct text *out)
 {
-    const struct contents *a = &c->a->contents, *b = &c->b->contents;
+    const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
     char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
-    const struct tensor *in_a = &a->tensors[compared->a == SIZE_MAX ? 0 : compared->a];
-    const struct tensor *in_b = &b->tensors[compared->b == SIZE_MAX ? 0 : compared->b];
+    const struct stored_tensor *in_a = &a->tensors[compared->a == SIZE_MAX ? 0 : compared->a];
+    const struct stored_tensor *in_b = &b->tensors[compared->b == SIZE_MAX ? 0 : compared->b];
     switch (compared->difference) {
     case RSD_ONLY_IN_A:
         text_add(out, "only in the first");
@@ -294,9 +294,9 @@ struct first_element {
 
 static rsd_status say_differences(struct comparing *c)
 {
-    struct said *own = &c->step.own;
-    TRY(say_report(&c->spread, own, &c->report));
-    TRY(say_list(own, c->seen.list, c->seen.n, sizeof *c->seen.list));
+    struct payload *own = &c->step.own;
+    TRY(payload_put_report(&c->operation, own, &c->report));
+    TRY(payload_put_list(own, c->seen.list, c->seen.n, sizeof *c->seen.list));
     for (size_t i = 0; i < c->n; i++) {
         const struct compared *compared = &c->list[i];
         struct first_element one = {.index = i, .first = compared->first};
@@ -304,25 +304,25 @@ static rsd_status say_differences(struct comparing *c)
             continue;
         memcpy(one.in_a, compared->in_a, sizeof one.in_a);
         memcpy(one.in_b, compared->in_b, sizeof one.in_b);
-        TRY(said_add(own, &one, sizeof one));
+        TRY(payload_put(own, &one, sizeof one));
     }
     return RSD_OK;
 }
 
 static rsd_status share_pairs(struct comparing *c)
 {
-    const struct contents *a = &c->a->contents, *b = &c->b->contents;
+    const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
     int64_t *nbytes = mem_new(c->njobs, sizeof *nbytes);
     bool *splits = mem_new(c->njobs, sizeof *splits);
     rsd_status status = nbytes && splits ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < c->njobs && !status; i++) {
         const struct compared *compared = &c->list[c->jobs[i]];
         nbytes[i] = tensor_nbytes(a, &a->tensors[compared->a]);
-        splits[i] =
-            can_split(a, &a->tensors[compared->a]) && can_split(b, &b->tensors[compared->b]);
+        splits[i] = partition_can_split(a, &a->tensors[compared->a]) &&
+                    partition_can_split(b, &b->tensors[compared->b]);
     }
     if (!status)
-        status = share_out(&c->spread, nbytes, splits, c->njobs, &c->mine);
+        status = partition_jobs(&c->operation, nbytes, splits, c->njobs, &c->mine);
     mem_free(nbytes);
     mem_free(splits);
     return status;
@@ -331,20 +331,20 @@ static rsd_status share_pairs(struct comparing *c)
 static rsd_status run(void *context)
 {
     struct comparing *c = context;
-    struct transfer transfer = {
+    struct batch batch = {
         .pool = c->pool, .open = open_job, .close = close_job, .context = c, .seen = &c->seen};
     TRY(share_pairs(c));
-    transfer.portions = c->mine.list;
-    spread_follow(&c->spread, &transfer);
-    TRY(transfer_run_evenly(&transfer, c->mine.nbytes, c->mine.n));
-    report_tally(&c->report, &transfer.tally);
-    report_tally(&c->report, &c->other_tally);
+    batch.parts = c->mine.list;
+    operation_follow(&c->operation, &batch);
+    TRY(batch_run_evenly(&batch, c->mine.nbytes, c->mine.n));
+    report_add_stats(&c->report, &batch.stats);
+    report_add_stats(&c->report, &c->other_tally);
     c->report.ntensors = (int64_t)c->n;
-    c->report.nbytes_needed = 2 * transfer.nbytes_total;
+    c->report.nbytes_needed = 2 * batch.nbytes_total;
     return say_differences(c);
 }
 
-static rsd_status damaged(void *context, const struct seen *seen, rsd_status status)
+static rsd_status damaged(void *context, const struct partial_crc *seen, rsd_status status)
 {
     const struct comparing *c = context;
     const struct files *files = seen->side ? &c->b->files : &c->a->files;
@@ -363,41 +363,41 @@ static void note_first(struct comparing *c, const struct first_element *one)
 }
 
 /* All say what they found, and all hear all of it. */
-static rsd_status merge(void *context, const struct said *all, struct said *heard)
+static rsd_status merge(void *context, const struct payload *all, struct payload *result)
 {
     struct comparing *c = context;
-    struct seen *seen = NULL;
-    size_t nseen = 0, room = 0;
+    struct partial_crc *seen = NULL;
+    size_t nseen = 0, capacity = 0;
     rsd_report report = {0};
-    struct said firsts = {0};
+    struct payload firsts = {0};
     rsd_status status = RSD_OK;
-    for (int32_t rank = 0; rank < c->spread.nranks && !status; rank++) {
+    for (int32_t rank = 0; rank < c->operation.nranks && !status; rank++) {
         size_t at = 0;
-        status = hear_report(&all[rank], &at, &report);
+        status = payload_take_report(&all[rank], &at, &report);
         if (!status)
-            status = hear_list(&all[rank], &at, &seen, &nseen, &room, sizeof *seen);
+            status = payload_take_list(&all[rank], &at, &seen, &nseen, &capacity, sizeof *seen);
         if (!status)
-            status = said_add(&firsts, all[rank].bytes + at, all[rank].n - at);
+            status = payload_put(&firsts, all[rank].bytes + at, all[rank].n - at);
     }
     if (!status)
-        status = seen_check(seen, nseen, &report, damaged, c);
+        status = partial_crcs_check(seen, nseen, &report, damaged, c);
     if (!status)
-        status = said_add(heard, &report, sizeof report);
+        status = payload_put(result, &report, sizeof report);
     if (!status)
-        status = said_add(heard, firsts.bytes, firsts.n);
-    said_drop(&firsts);
+        status = payload_put(result, firsts.bytes, firsts.n);
+    payload_drop(&firsts);
     mem_free(seen);
     return status;
 }
 
 static rsd_status hear(struct comparing *c)
 {
-    const struct said *heard = &c->step.heard;
+    const struct payload *result = &c->step.result;
     size_t at = 0;
-    TRY(said_take(heard, &at, &c->report, sizeof c->report));
-    while (at < heard->n) {
+    TRY(payload_take(result, &at, &c->report, sizeof c->report));
+    while (at < result->n) {
         struct first_element one;
-        TRY(said_take(heard, &at, &one, sizeof one));
+        TRY(payload_take(result, &at, &one, sizeof one));
         if (one.index < c->n)
             note_first(c, &one);
     }
@@ -410,10 +410,10 @@ static rsd_status compare(struct comparing *c)
 {
     struct hash what;
     hash_start(&what, "diff");
-    hash_contents(&c->a->contents, &what);
-    hash_contents(&c->b->contents, &what);
-    TRY(spread_meet(&c->spread, pair_up(c), what, &c->tile_limit));
-    TRY(spread_step(&c->spread, &c->step));
+    catalog_hash(&c->a->catalog, &what);
+    catalog_hash(&c->b->catalog, &what);
+    TRY(operation_agree(&c->operation, pair_up(c), what, &c->tile_limit));
+    TRY(operation_step(&c->operation, &c->step));
     return hear(c);
 }
 
@@ -421,7 +421,7 @@ static void drop(struct comparing *c)
 {
     for (size_t i = 0; i < c->n; i++) {
         if (c->list[i].other_open)
-            haul_drop(&c->list[i].other);
+            transfer_drop(&c->list[i].other);
         pthread_mutex_destroy(&c->list[i].lock);
     }
     for (size_t i = 0; i < c->nfree; i++)
@@ -429,10 +429,10 @@ static void drop(struct comparing *c)
     mem_free(c->list);
     mem_free(c->jobs);
     mem_free(c->free);
-    portions_drop(&c->mine);
-    seen_close(&c->seen);
-    said_drop(&c->step.own);
-    said_drop(&c->step.heard);
+    partition_drop(&c->mine);
+    partial_crcs_close(&c->seen);
+    payload_drop(&c->step.own);
+    payload_drop(&c->step.result);
     pthread_mutex_destroy(&c->lock);
 }
 
@@ -442,17 +442,17 @@ rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_prove_option
 {
     rsd_prove_options options;
     int64_t n = 0;
-    TRY(take_options("rsd_prove_options", given, &options, sizeof options));
+    TRY(options_copy("rsd_prove_options", given, &options, sizeof options));
     if (report)
-        TRY(check_report("rsd_report", report));
+        TRY(report_check("rsd_report", report));
     struct comparing c = {.a = a,
                           .b = b,
                           .pool = options.pool,
                           .tile_limit = tile_limit(options.max_nbytes, options.pool) / 2 + 1};
-    TRY(spread_open(&c.spread, options.transport, options.timeout, options.on_progress,
-                    options.context));
+    TRY(operation_open(&c.operation, options.transport, options.timeout, options.on_progress,
+                       options.context));
     pthread_mutex_init(&c.lock, NULL);
-    seen_open(&c.seen);
+    partial_crcs_open(&c.seen);
     c.step.work = run;
     c.step.merge = merge;
     c.step.context = &c;
@@ -464,6 +464,6 @@ rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_prove_option
         return status;
     *ndiffer = n;
     if (report)
-        give_report(report, &c.report, sizeof c.report);
+        report_copy(report, &c.report, sizeof c.report);
     return RSD_OK;
 }

@@ -18,10 +18,10 @@ struct digesting {
     struct digest *digests;
     uint64_t tile_limit;
     rsd_pool *pool;
-    struct spread spread;
-    struct joint_step step;
-    struct portions mine; /* what this rank reads */
-    struct seen_list seen;
+    struct operation operation;
+    struct peer_step step;
+    struct partition mine; /* what this rank reads */
+    struct partial_crc_list seen;
     rsd_report report;
 };
 
@@ -66,9 +66,9 @@ rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
 static rsd_status take_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
                              const int64_t *len, const char *block)
 {
-    size_t each = rsd_dtype_nbytes(sink->dtype);
-    size_t nbytes = (size_t)box_volume(sink->ndim, len) * each;
-    uint64_t all = (uint64_t)box_volume(sink->ndim, sink->len) * each;
+    size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
+    size_t nbytes = (size_t)box_volume(sink->ndim, len) * element_nbytes;
+    uint64_t all = (uint64_t)box_volume(sink->ndim, sink->len) * element_nbytes;
     (void)scratch;
     add_run(sink->context, block, nbytes, all - offset_in_box(sink, lo) - nbytes);
     return RSD_OK;
@@ -79,17 +79,17 @@ static size_t tensor_of(const struct digesting *d, size_t job)
     return d->tensors ? (size_t)d->tensors[job] : job;
 }
 
-static rsd_status open_job(void *context, size_t job, struct haul *haul)
+static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
 {
     struct digesting *d = context;
     size_t index = d->mine.list[job].job;
-    return haul_whole(haul, d->checkpoint, tensor_of(d, index), take_block, &d->digests[index],
-                      d->tile_limit);
+    return transfer_whole(transfer, d->checkpoint, tensor_of(d, index), take_block,
+                          &d->digests[index], d->tile_limit);
 }
 
-static rsd_status close_job(void *context, size_t job, struct haul *haul)
+static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
 {
-    (void)context, (void)job, (void)haul;
+    (void)context, (void)job, (void)transfer;
     return RSD_OK;
 }
 
@@ -102,30 +102,30 @@ struct digest_part {
 
 static rsd_status say_parts(struct digesting *d)
 {
-    struct said *own = &d->step.own;
-    TRY(say_report(&d->spread, own, &d->report));
-    TRY(say_list(own, d->seen.list, d->seen.n, sizeof *d->seen.list));
+    struct payload *own = &d->step.own;
+    TRY(payload_put_report(&d->operation, own, &d->report));
+    TRY(payload_put_list(own, d->seen.list, d->seen.n, sizeof *d->seen.list));
     for (size_t i = 0; i < d->mine.n; i++) {
         size_t index = d->mine.list[i].job;
         struct digest_part part = {index, d->digests[index].ecma, d->digests[index].jones};
-        TRY(said_add(own, &part, sizeof part));
+        TRY(payload_put(own, &part, sizeof part));
     }
     return RSD_OK;
 }
 
 static rsd_status share_tensors(struct digesting *d)
 {
-    const struct contents *contents = &d->checkpoint->contents;
+    const struct catalog *catalog = &d->checkpoint->catalog;
     int64_t *nbytes = mem_new(d->n, sizeof *nbytes);
     bool *splits = mem_new(d->n, sizeof *splits);
     rsd_status status = nbytes && splits ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < d->n && !status; i++) {
-        const struct tensor *tensor = &contents->tensors[tensor_of(d, i)];
-        nbytes[i] = tensor_nbytes(contents, tensor);
-        splits[i] = can_split(contents, tensor);
+        const struct stored_tensor *tensor = &catalog->tensors[tensor_of(d, i)];
+        nbytes[i] = tensor_nbytes(catalog, tensor);
+        splits[i] = partition_can_split(catalog, tensor);
     }
     if (!status)
-        status = share_out(&d->spread, nbytes, splits, d->n, &d->mine);
+        status = partition_jobs(&d->operation, nbytes, splits, d->n, &d->mine);
     mem_free(nbytes);
     mem_free(splits);
     return status;
@@ -134,42 +134,42 @@ static rsd_status share_tensors(struct digesting *d)
 static rsd_status run(void *context)
 {
     struct digesting *d = context;
-    struct transfer transfer = {
+    struct batch batch = {
         .pool = d->pool, .open = open_job, .close = close_job, .context = d, .seen = &d->seen};
     TRY(share_tensors(d));
-    transfer.portions = d->mine.list;
-    spread_follow(&d->spread, &transfer);
-    TRY(transfer_run_evenly(&transfer, d->mine.nbytes, d->mine.n));
-    report_tally(&d->report, &transfer.tally);
+    batch.parts = d->mine.list;
+    operation_follow(&d->operation, &batch);
+    TRY(batch_run_evenly(&batch, d->mine.nbytes, d->mine.n));
+    report_add_stats(&d->report, &batch.stats);
     d->report.ntensors = (int64_t)d->n;
-    d->report.nbytes_needed = transfer.nbytes_total;
+    d->report.nbytes_needed = batch.nbytes_total;
     return say_parts(d);
 }
 
-static rsd_status damaged(void *context, const struct seen *seen, rsd_status status)
+static rsd_status damaged(void *context, const struct partial_crc *seen, rsd_status status)
 {
     const struct digesting *d = context;
-    const struct tensor *tensor = &d->checkpoint->contents.tensors[tensor_of(d, seen->job)];
+    const struct stored_tensor *tensor = &d->checkpoint->catalog.tensors[tensor_of(d, seen->job)];
     return file_error(&d->checkpoint->files, (uint32_t)seen->file,
                       fail_in(status, "%s: ", tensor->name));
 }
 
 /* Adds up the parts of all ranks. */
-static rsd_status merge(void *context, const struct said *all, struct said *heard)
+static rsd_status merge(void *context, const struct payload *all, struct payload *result)
 {
     struct digesting *d = context;
     struct digest_part part, *sums = mem_new(d->n, sizeof *sums);
-    struct seen *seen = NULL;
-    size_t nseen = 0, room = 0;
+    struct partial_crc *seen = NULL;
+    size_t nseen = 0, capacity = 0;
     rsd_report report = {0};
     rsd_status status = sums ? RSD_OK : RSD_ENOMEM;
-    for (int32_t rank = 0; rank < d->spread.nranks && !status; rank++) {
+    for (int32_t rank = 0; rank < d->operation.nranks && !status; rank++) {
         size_t at = 0;
-        status = hear_report(&all[rank], &at, &report);
+        status = payload_take_report(&all[rank], &at, &report);
         if (!status)
-            status = hear_list(&all[rank], &at, &seen, &nseen, &room, sizeof *seen);
+            status = payload_take_list(&all[rank], &at, &seen, &nseen, &capacity, sizeof *seen);
         while (!status && at < all[rank].n) {
-            status = said_take(&all[rank], &at, &part, sizeof part);
+            status = payload_take(&all[rank], &at, &part, sizeof part);
             if (status || part.index >= d->n)
                 break;
             sums[part.index].ecma ^= part.ecma;
@@ -177,11 +177,11 @@ static rsd_status merge(void *context, const struct said *all, struct said *hear
         }
     }
     if (!status)
-        status = seen_check(seen, nseen, &report, damaged, d);
+        status = partial_crcs_check(seen, nseen, &report, damaged, d);
     if (!status)
-        status = said_add(heard, &report, sizeof report);
+        status = payload_put(result, &report, sizeof report);
     if (!status)
-        status = said_add(heard, sums, d->n * sizeof *sums);
+        status = payload_put(result, sums, d->n * sizeof *sums);
     mem_free(sums);
     mem_free(seen);
     return status;
@@ -190,10 +190,10 @@ static rsd_status merge(void *context, const struct said *all, struct said *hear
 static rsd_status hear(struct digesting *d)
 {
     size_t at = 0;
-    TRY(said_take(&d->step.heard, &at, &d->report, sizeof d->report));
+    TRY(payload_take(&d->step.result, &at, &d->report, sizeof d->report));
     for (size_t i = 0; i < d->n; i++) {
         struct digest_part sum;
-        TRY(said_take(&d->step.heard, &at, &sum, sizeof sum));
+        TRY(payload_take(&d->step.result, &at, &sum, sizeof sum));
         d->digests[i] = (struct digest){sum.ecma, sum.jones};
     }
     return RSD_OK;
@@ -205,15 +205,15 @@ static rsd_status meet(struct digesting *d, rsd_status status)
     struct hash what;
     hash_start(&what, "digest");
     if (!status) {
-        hash_contents(&d->checkpoint->contents, &what);
+        catalog_hash(&d->checkpoint->catalog, &what);
         hash_i64s(&what, d->tensors, d->tensors ? d->n : 0);
     }
-    return spread_meet(&d->spread, status, what, &d->tile_limit);
+    return operation_agree(&d->operation, status, what, &d->tile_limit);
 }
 
 static rsd_status check_tensors(const struct digesting *d)
 {
-    size_t all = d->checkpoint->contents.ntensors;
+    size_t all = d->checkpoint->catalog.ntensors;
     for (size_t i = 0; i < d->n; i++)
         if (d->tensors && (d->tensors[i] < 0 || (uint64_t)d->tensors[i] >= all))
             return fail(RSD_EINVAL, "tensor %lld of a checkpoint with %zu",
@@ -226,38 +226,38 @@ rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_
                       rsd_report *report)
 {
     rsd_prove_options options;
-    const struct contents *contents = &checkpoint->contents;
-    TRY(take_options("rsd_prove_options", given, &options, sizeof options));
+    const struct catalog *catalog = &checkpoint->catalog;
+    TRY(options_copy("rsd_prove_options", given, &options, sizeof options));
     if (report)
-        TRY(check_report("rsd_report", report));
+        TRY(report_check("rsd_report", report));
     struct digesting d = {.checkpoint = checkpoint,
                           .tensors = tensors,
-                          .n = tensors ? (size_t)max_i64(ntensors, 0) : contents->ntensors,
+                          .n = tensors ? (size_t)max_i64(ntensors, 0) : catalog->ntensors,
                           .pool = options.pool,
                           .tile_limit = tile_limit(options.max_nbytes, options.pool)};
-    TRY(spread_open(&d.spread, options.transport, options.timeout, options.on_progress,
-                    options.context));
-    seen_open(&d.seen);
+    TRY(operation_open(&d.operation, options.transport, options.timeout, options.on_progress,
+                       options.context));
+    partial_crcs_open(&d.seen);
     d.step.work = run;
     d.step.merge = merge;
     d.step.context = &d;
     d.digests = mem_new(d.n, sizeof *d.digests);
     rsd_status status = meet(&d, check_tensors(&d));
     if (!status)
-        status = spread_step(&d.spread, &d.step);
+        status = operation_step(&d.operation, &d.step);
     if (!status)
         status = hear(&d);
     for (size_t i = 0; i < d.n && !status; i++) {
-        const struct tensor *tensor = &contents->tensors[tensor_of(&d, i)];
-        finish(&d.digests[i], tensor->dtype, tensor->ndim, tensor_shape(contents, tensor),
+        const struct stored_tensor *tensor = &catalog->tensors[tensor_of(&d, i)];
+        finish(&d.digests[i], tensor->dtype, tensor->ndim, tensor_shape(catalog, tensor),
                digests[i]);
     }
     mem_free(d.digests);
-    portions_drop(&d.mine);
-    seen_close(&d.seen);
-    said_drop(&d.step.own);
-    said_drop(&d.step.heard);
+    partition_drop(&d.mine);
+    partial_crcs_close(&d.seen);
+    payload_drop(&d.step.own);
+    payload_drop(&d.step.result);
     if (!status && report)
-        give_report(report, &d.report, sizeof d.report);
+        report_copy(report, &d.report, sizeof d.report);
     return status;
 }

@@ -57,22 +57,22 @@ rsd_status journal_start(const struct part *part, const char *source, const char
 
 rsd_status journal_add(const struct part *part, const struct output *output, uint32_t file)
 {
-    const struct contents *contents = &output->draft->contents;
+    const struct catalog *catalog = &output->manifest->catalog;
     struct text text = {0};
-    if (output->draft->compress) {
-        for (size_t i = 0; i < contents->nextents; i++)
-            if (contents->extents[i].file == file)
+    if (output->manifest->compress) {
+        for (size_t i = 0; i < catalog->nextents; i++)
+            if (catalog->extents[i].file == file)
                 text_add(&text, "item %zu %llu %llu\n", i,
-                         (unsigned long long)contents->extents[i].offset,
-                         (unsigned long long)contents->extents[i].nbytes);
-        for (size_t i = 0; i < contents->nvalues; i++)
-            if (contents->values[i].extent.file == file)
+                         (unsigned long long)catalog->extents[i].offset,
+                         (unsigned long long)catalog->extents[i].nbytes);
+        for (size_t i = 0; i < catalog->nvalues; i++)
+            if (catalog->values[i].extent.file == file)
                 text_add(&text, "value %zu %llu %llu\n", i,
-                         (unsigned long long)contents->values[i].extent.offset,
-                         (unsigned long long)contents->values[i].extent.nbytes);
+                         (unsigned long long)catalog->values[i].extent.offset,
+                         (unsigned long long)catalog->values[i].extent.nbytes);
     }
     text_add(&text, "file %lu %llu\n", (unsigned long)file,
-             (unsigned long long)output->draft->files[file].nbytes);
+             (unsigned long long)output->manifest->files[file].nbytes);
     rsd_status status = append_text(part, &text);
     text_drop(&text);
     return status;
@@ -128,14 +128,14 @@ static rsd_status check_line(const struct part *part, const char *line, const ch
 
 static void note_place(struct output *output, const char *line)
 {
-    struct contents *contents = &output->draft->contents;
+    struct catalog *catalog = &output->manifest->catalog;
     size_t index;
     unsigned long long offset, nbytes;
     struct extent *extent = NULL;
     if (sscanf(line, "item %zu %llu %llu", &index, &offset, &nbytes) == 3)
-        extent = index < contents->nextents ? &contents->extents[index] : NULL;
+        extent = index < catalog->nextents ? &catalog->extents[index] : NULL;
     else if (sscanf(line, "value %zu %llu %llu", &index, &offset, &nbytes) == 3)
-        extent = index < contents->nvalues ? &contents->values[index].extent : NULL;
+        extent = index < catalog->nvalues ? &catalog->values[index].extent : NULL;
     if (extent) {
         extent->offset = offset;
         extent->nbytes = nbytes;
@@ -144,29 +144,29 @@ static void note_place(struct output *output, const char *line)
 
 static void forget_items(struct output *output, uint32_t file)
 {
-    for (size_t i = 0; i < output->draft->contents.nextents; i++)
-        if (output->draft->contents.extents[i].file == file)
-            output->draft->items[i].done = false;
+    for (size_t i = 0; i < output->manifest->catalog.nextents; i++)
+        if (output->manifest->catalog.extents[i].file == file)
+            output->manifest->items[i].done = false;
 }
 
 static void note_item(struct output *output, const char *line)
 {
     size_t extent;
-    if (sscanf(line, "done %zu", &extent) != 1 || extent >= output->draft->contents.nextents)
+    if (sscanf(line, "done %zu", &extent) != 1 || extent >= output->manifest->catalog.nextents)
         return;
-    output->draft->items[extent].done = true;
-    output->states[output->draft->contents.extents[extent].file].noted = true;
+    output->manifest->items[extent].done = true;
+    output->states[output->manifest->catalog.extents[extent].file].noted = true;
 }
 
 static void note_file(struct output *output, const char *line)
 {
     unsigned long file;
     unsigned long long nbytes;
-    if (sscanf(line, "redo %lu", &file) == 1 && file < output->draft->nfiles) {
+    if (sscanf(line, "redo %lu", &file) == 1 && file < output->manifest->nfiles) {
         output->states[file].done = false;
         forget_items(output, (uint32_t)file);
     }
-    if (sscanf(line, "file %lu %llu", &file, &nbytes) != 2 || file >= output->draft->nfiles)
+    if (sscanf(line, "file %lu %llu", &file, &nbytes) != 2 || file >= output->manifest->nfiles)
         return;
     output->states[file].noted = true;
     output->states[file].done = true;
@@ -185,14 +185,14 @@ static size_t lines_nbytes(const char *text, size_t n, size_t nlines)
 /* A file that is not complete goes on being written, if all of its items that are noted can be in it. */
 static void check_items(struct output *output, uint32_t file)
 {
-    const struct contents *contents = &output->draft->contents;
+    const struct catalog *catalog = &output->manifest->catalog;
     struct out_state *state = &output->states[file];
     struct stat found;
     uint64_t reach = 0;
     size_t n = 0;
-    for (size_t i = 0; i < contents->nextents; i++)
-        if (contents->extents[i].file == file && output->draft->items[i].done) {
-            uint64_t end = contents->extents[i].offset + contents->extents[i].nbytes;
+    for (size_t i = 0; i < catalog->nextents; i++)
+        if (catalog->extents[i].file == file && output->manifest->items[i].done) {
+            uint64_t end = catalog->extents[i].offset + catalog->extents[i].nbytes;
             reach = end > reach ? end : reach;
             n++;
         }
@@ -214,7 +214,7 @@ static void check_items(struct output *output, uint32_t file)
 static void check_file(struct output *output, uint32_t file)
 {
     struct out_state *state = &output->states[file];
-    struct out_file *about = &output->draft->files[file];
+    struct out_file *about = &output->manifest->files[file];
     const char *name = output->files.list[file].name;
     int fd = output->files.folder_fd;
     struct stat found;
@@ -234,7 +234,7 @@ static void check_file(struct output *output, uint32_t file)
 
 typedef rsd_status each_journal(const struct part *part, int folder_fd, const char *name);
 
-static rsd_status for_each_journal(const struct part *part, each_journal *each)
+static rsd_status for_each_journal(const struct part *part, each_journal *element_nbytes)
 {
     static const char before[] = JOURNAL_NAME ".";
     DIR *folder = opendir(part->folder);
@@ -243,7 +243,7 @@ static rsd_status for_each_journal(const struct part *part, each_journal *each)
     rsd_status status = RSD_OK;
     for (struct dirent *entry; !status && (entry = readdir(folder));)
         if (strncmp(entry->d_name, before, sizeof before - 1) == 0)
-            status = each(part, dirfd(folder), entry->d_name);
+            status = element_nbytes(part, dirfd(folder), entry->d_name);
     if (!status && fsync(dirfd(folder)) != 0)
         status = fail(RSD_EIO, "%s: %s", part->folder, strerror(errno));
     closedir(folder);
@@ -329,7 +329,7 @@ rsd_status journal_resume(const struct part *part, const char *source, const cha
             note_file(output, line);
         }
     }
-    for (uint32_t file = 0; !status && file < output->draft->nfiles; file++)
+    for (uint32_t file = 0; !status && file < output->manifest->nfiles; file++)
         check_file(output, file);
     size_t whole = status ? n : lines_nbytes(text, n, number);
     mem_free(text);

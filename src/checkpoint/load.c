@@ -16,7 +16,7 @@ struct wanted {
 
 struct loading {
     rsd_checkpoint *checkpoint;
-    const rsd_local *locals;
+    const rsd_tensor *locals;
     const rsd_load_options *options;
     struct wanted *wanted; /* by tensor */
     size_t nwanted;
@@ -24,18 +24,18 @@ struct loading {
     size_t njobs;
     int64_t *job_nbytes;
     uint64_t tile_limit;
-    struct spread spread;
-    struct joint_step step;
+    struct operation operation;
+    struct peer_step step;
     rsd_report report;
 };
 
 /* ---- what is wanted ---- */
 
-static rsd_status check_local(const struct loading *loading, const struct tensor *tensor,
-                              const rsd_local *local)
+static rsd_status check_local(const struct loading *loading, const struct stored_tensor *tensor,
+                              const rsd_tensor *local)
 {
     const rsd_layout *layout = local->layout;
-    const int64_t *shape = tensor_shape(&loading->checkpoint->contents, tensor);
+    const int64_t *shape = tensor_shape(&loading->checkpoint->catalog, tensor);
     char saved[SHAPE_TEXT_NCHARS], wanted[SHAPE_TEXT_NCHARS];
     bool same = layout->ndim == tensor->ndim;
     for (int32_t d = 0; d < layout->ndim && same; d++)
@@ -47,7 +47,7 @@ static rsd_status check_local(const struct loading *loading, const struct tensor
     if (layout->dtype != tensor->dtype && !loading->options->allow_cast)
         return fail(RSD_EMISMATCH, "saved as %s, wanted as %s", rsd_dtype_name(tensor->dtype),
                     rsd_dtype_name(layout->dtype));
-    if (!can_cast(layout->dtype, tensor->dtype))
+    if (!cast_supported(layout->dtype, tensor->dtype))
         return fail(RSD_EUNSUPPORTED, "%s cannot become %s", rsd_dtype_name(tensor->dtype),
                     rsd_dtype_name(layout->dtype));
     if (layout->terms.ndigits > 0)
@@ -55,20 +55,20 @@ static rsd_status check_local(const struct loading *loading, const struct tensor
     return RSD_OK;
 }
 
-static rsd_status find_wanted(struct loading *loading, const rsd_local *given, int64_t n,
-                              rsd_local *locals)
+static rsd_status find_wanted(struct loading *loading, const rsd_tensor *given, int64_t n,
+                              rsd_tensor *locals)
 {
-    const struct contents *contents = &loading->checkpoint->contents;
+    const struct catalog *catalog = &loading->checkpoint->catalog;
     for (int64_t i = 0; i < n; i++) {
         TRY(take_local(given, i, &locals[i]));
-        size_t tensor = contents_find(contents, locals[i].name);
+        size_t tensor = catalog_find_tensor(catalog, locals[i].name);
         if (tensor == SIZE_MAX && loading->options->allow_missing)
             continue;
         rsd_status status = RSD_OK;
         if (tensor == SIZE_MAX)
             status = fail(RSD_EMISMATCH, "the checkpoint has no such tensor");
         else
-            status = check_local(loading, &contents->tensors[tensor], &locals[i]);
+            status = check_local(loading, &catalog->tensors[tensor], &locals[i]);
         if (status)
             return fail_in(status, "%s: ", locals[i].name);
         loading->wanted[loading->nwanted++] = (struct wanted){tensor, (size_t)i};
@@ -100,7 +100,7 @@ static void group_wanted(struct loading *loading)
 static rsd_status collect(const struct loading *loading, size_t job, struct local_boxes *boxes)
 {
     for (size_t i = loading->first[job]; i < loading->first[job + 1]; i++) {
-        const rsd_local *local = &loading->locals[loading->wanted[i].local];
+        const rsd_tensor *local = &loading->locals[loading->wanted[i].local];
         size_t before = boxes->n, kept = before;
         TRY(local_boxes(local, true, boxes));
         for (size_t k = before; k < boxes->n; k++) /* without the empty ones */
@@ -111,7 +111,7 @@ static rsd_status collect(const struct loading *loading, size_t job, struct loca
     return RSD_OK;
 }
 
-static rsd_status open_job(void *context, size_t job, struct haul *haul)
+static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
 {
     struct loading *loading = context;
     size_t tensor = loading->wanted[loading->first[job]].tensor;
@@ -119,37 +119,38 @@ static rsd_status open_job(void *context, size_t job, struct haul *haul)
     int64_t nbytes = 0;
     rsd_status status = collect(loading, job, &boxes);
     if (!status)
-        status = haul_start(haul, &loading->checkpoint->contents, tensor, boxes.n);
+        status = transfer_start(transfer, &loading->checkpoint->catalog, tensor, boxes.n);
     for (size_t i = 0; i < boxes.n && !status; i++) {
         const struct local_box *box = &boxes.list[i];
         struct sink sink = {.kind = SINK_MEMORY, .dtype = box->dtype, .memory = box->memory};
-        copy_i64s(sink.lo, box->box.lo, haul->ndim);
-        copy_i64s(sink.len, box->box.len, haul->ndim);
-        copy_i64s(sink.strides, box->strides, haul->ndim);
-        haul_add_sink(haul, &sink);
-        nbytes += box_volume(haul->ndim, sink.len) * (int64_t)rsd_dtype_nbytes(sink.dtype);
+        copy_i64s(sink.lo, box->box.lo, transfer->ndim);
+        copy_i64s(sink.len, box->box.len, transfer->ndim);
+        copy_i64s(sink.strides, box->strides, transfer->ndim);
+        transfer_add_sink(transfer, &sink);
+        nbytes += box_volume(transfer->ndim, sink.len) * (int64_t)rsd_dtype_nbytes(sink.dtype);
     }
-    haul->stream = nbytes >= STREAM_MIN_TOTAL;
+    transfer->stream = nbytes >= STREAM_MIN_TOTAL;
     if (!status)
-        status = haul_from_files(haul, loading->checkpoint, tensor, loading->tile_limit);
+        status = transfer_from_files(transfer, loading->checkpoint, tensor, loading->tile_limit);
     local_boxes_drop(&boxes);
     return status;
 }
 
-static rsd_status close_job(void *context, size_t job, struct haul *haul)
+static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
 {
     (void)context;
     (void)job;
-    (void)haul;
+    (void)transfer;
     return RSD_OK;
 }
 
 /* Is everything there? A plan says so, before any haul reads. */
 static rsd_status check_job(struct loading *loading, size_t job)
 {
-    const struct contents *contents = &loading->checkpoint->contents;
-    const struct tensor *tensor = &contents->tensors[loading->wanted[loading->first[job]].tensor];
-    size_t ndim = (size_t)tensor->ndim, each = rsd_dtype_nbytes(tensor->dtype);
+    const struct catalog *catalog = &loading->checkpoint->catalog;
+    const struct stored_tensor *tensor =
+        &catalog->tensors[loading->wanted[loading->first[job]].tensor];
+    size_t ndim = (size_t)tensor->ndim, element_nbytes = rsd_dtype_nbytes(tensor->dtype);
     struct local_boxes boxes = {0};
     rsd_plan *plan = NULL;
     rsd_status status = collect(loading, job, &boxes);
@@ -159,10 +160,11 @@ static rsd_status check_job(struct loading *loading, size_t job)
     for (size_t i = 0; i < boxes.n && !status; i++) {
         copy_i64s(lo + i * ndim, boxes.list[i].box.lo, tensor->ndim);
         copy_i64s(len + i * ndim, boxes.list[i].box.len, tensor->ndim);
-        loading->job_nbytes[job] += box_volume(tensor->ndim, len + i * ndim) * (int64_t)each;
+        loading->job_nbytes[job] +=
+            box_volume(tensor->ndim, len + i * ndim) * (int64_t)element_nbytes;
     }
     if (!status)
-        status = tensor_plan(contents, tensor, boxes.n, lo, len, &plan);
+        status = catalog_tensor_plan(catalog, tensor, boxes.n, lo, len, &plan);
     rsd_plan_free(plan);
     mem_free(lo);
     mem_free(len);
@@ -180,25 +182,25 @@ static rsd_status check_jobs(struct loading *loading)
 static rsd_status run(void *context)
 {
     struct loading *loading = context;
-    struct transfer transfer = {
+    struct batch batch = {
         .pool = loading->options->pool, .open = open_job, .close = close_job, .context = loading};
-    spread_follow(&loading->spread, &transfer);
-    TRY(transfer_run_evenly(&transfer, loading->job_nbytes, loading->njobs));
-    report_tally(&loading->report, &transfer.tally);
+    operation_follow(&loading->operation, &batch);
+    TRY(batch_run_evenly(&batch, loading->job_nbytes, loading->njobs));
+    report_add_stats(&loading->report, &batch.stats);
     loading->report.ntensors = (int64_t)loading->njobs;
-    loading->report.nbytes_needed = transfer.nbytes_total;
-    return say_report(&loading->spread, &loading->step.own, &loading->report);
+    loading->report.nbytes_needed = batch.nbytes_total;
+    return payload_put_report(&loading->operation, &loading->step.own, &loading->report);
 }
 
-static rsd_status merge(void *context, const struct said *all, struct said *heard)
+static rsd_status merge(void *context, const struct payload *all, struct payload *result)
 {
     const struct loading *loading = context;
-    return merge_reports(&loading->spread, all, heard);
+    return merge_reports(&loading->operation, all, result);
 }
 
 /* Every rank has its own arrays; what they have in common is the checkpoint. */
-static rsd_status load(struct loading *loading, const rsd_local *given, int64_t nlocals,
-                       rsd_local *locals)
+static rsd_status load(struct loading *loading, const rsd_tensor *given, int64_t nlocals,
+                       rsd_tensor *locals)
 {
     struct hash what;
     rsd_status status = RSD_OK;
@@ -214,29 +216,29 @@ static rsd_status load(struct loading *loading, const rsd_local *given, int64_t 
         status = check_jobs(loading);
     }
     hash_start(&what, "load");
-    hash_contents(&loading->checkpoint->contents, &what);
-    TRY(spread_meet(&loading->spread, status, what, NULL));
-    TRY(spread_step(&loading->spread, &loading->step));
-    return said_take(&loading->step.heard, &at, &loading->report, sizeof loading->report);
+    catalog_hash(&loading->checkpoint->catalog, &what);
+    TRY(operation_agree(&loading->operation, status, what, NULL));
+    TRY(operation_step(&loading->operation, &loading->step));
+    return payload_take(&loading->step.result, &at, &loading->report, sizeof loading->report);
 }
 
-rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local *given,
+rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_tensor *given,
                     const rsd_load_options *given_options, rsd_report *report)
 {
     rsd_load_options options;
-    TRY(take_options("rsd_load_options", given_options, &options, sizeof options));
+    TRY(options_copy("rsd_load_options", given_options, &options, sizeof options));
     if (report)
-        TRY(check_report("rsd_report", report));
+        TRY(report_check("rsd_report", report));
     size_t n = (size_t)max_i64(nlocals, 0);
     struct loading loading = {.checkpoint = checkpoint,
                               .options = &options,
                               .tile_limit = tile_limit(options.max_nbytes, options.pool)};
-    TRY(spread_open(&loading.spread, options.transport, options.timeout, options.on_progress,
-                    options.context));
+    TRY(operation_open(&loading.operation, options.transport, options.timeout, options.on_progress,
+                       options.context));
     loading.step.work = run;
     loading.step.merge = merge;
     loading.step.context = &loading;
-    rsd_local *locals = mem_new(n, sizeof *locals);
+    rsd_tensor *locals = mem_new(n, sizeof *locals);
     loading.locals = locals;
     loading.wanted = mem_new(n, sizeof *loading.wanted);
     loading.first = mem_new(n + 1, sizeof *loading.first);
@@ -246,9 +248,9 @@ rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local
     mem_free(loading.wanted);
     mem_free(loading.first);
     mem_free(loading.job_nbytes);
-    said_drop(&loading.step.own);
-    said_drop(&loading.step.heard);
+    payload_drop(&loading.step.own);
+    payload_drop(&loading.step.result);
     if (!status && report)
-        give_report(report, &loading.report, sizeof loading.report);
+        report_copy(report, &loading.report, sizeof loading.report);
     return status;
 }

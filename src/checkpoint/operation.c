@@ -18,141 +18,142 @@
 
 /* ---- opening ---- */
 
-rsd_status spread_open(struct spread *spread, const rsd_transport *given, double timeout,
-                       rsd_on_progress *on_progress, void *context)
+rsd_status operation_open(struct operation *operation, const rsd_transport *given, double timeout,
+                          rsd_on_progress *on_progress, void *context)
 {
-    *spread = (struct spread){
+    *operation = (struct operation){
         .nranks = 1, .timeout = timeout, .on_progress = on_progress, .context = context};
-    spread->began = seconds_now();
+    operation->began = seconds_now();
     if (!given)
         return RSD_OK;
-    rsd_transport *t = &spread->transport;
-    TRY(take_options("rsd_transport", given, t, sizeof *t));
+    rsd_transport *t = &operation->transport;
+    TRY(options_copy("rsd_transport", given, t, sizeof *t));
     if (t->rank < 0 || t->rank >= t->nranks)
         return fail(RSD_EINVAL, "rank %d of %d", (int)t->rank, (int)t->nranks);
     if (!t->send || !t->recv || !t->test || !t->cancel)
         return fail(RSD_EINVAL, "a transport without all of its functions");
-    spread->rank = t->rank;
-    spread->nranks = t->nranks;
+    operation->rank = t->rank;
+    operation->nranks = t->nranks;
     return RSD_OK;
 }
 
 /* Progress of one rank, from any of its threads. */
 static int follow(void *context, const rsd_progress *progress)
 {
-    struct spread *spread = context;
-    atomic_store(&spread->step->nbytes_total, progress->nbytes_total);
-    atomic_store(&spread->step->nbytes_done, progress->nbytes_done);
-    return atomic_load(&spread->step->stop);
+    struct operation *operation = context;
+    atomic_store(&operation->step->nbytes_total, progress->nbytes_total);
+    atomic_store(&operation->step->nbytes_done, progress->nbytes_done);
+    return atomic_load(&operation->step->stop);
 }
 
-void spread_follow(struct spread *spread, struct transfer *transfer)
+void operation_follow(struct operation *operation, struct batch *batch)
 {
-    bool alone = spread->nranks == 1;
-    transfer->on_progress = alone ? spread->on_progress : follow;
-    transfer->progress_context = alone ? spread->context : spread;
+    bool alone = operation->nranks == 1;
+    batch->on_progress = alone ? operation->on_progress : follow;
+    batch->progress_context = alone ? operation->context : operation;
 }
 
 /* ---- steps ---- */
 
-rsd_status spread_step(struct spread *spread, struct joint_step *step)
+rsd_status operation_step(struct operation *operation, struct peer_step *step)
 {
     rsd_status status;
-    spread->step = step;
-    if (spread->nranks > 1) {
+    operation->step = step;
+    if (operation->nranks > 1) {
         if (!step->lead) {
-            step->on_progress = spread->on_progress;
-            step->progress_context = spread->context;
+            step->on_progress = operation->on_progress;
+            step->progress_context = operation->context;
         }
-        return agree_on(&spread->transport, spread->timeout, step);
+        return peer_step(&operation->transport, operation->timeout, step);
     }
     status = step->work ? step->work(step->context) : step->already;
     if (!status && step->merge)
-        status = step->merge(step->context, &step->own, &step->heard);
+        status = step->merge(step->context, &step->own, &step->result);
     return status;
 }
 
-static rsd_status hear_first(void *context, const struct said *all, struct said *heard)
+static rsd_status hear_first(void *context, const struct payload *all, struct payload *result)
 {
     (void)context;
-    return said_add(heard, all[0].bytes, all[0].n);
+    return payload_put(result, all[0].bytes, all[0].n);
 }
 
-rsd_status spread_lead_step(struct spread *spread, struct joint_step *step)
+rsd_status operation_lead_step(struct operation *operation, struct peer_step *step)
 {
-    step->work = spread->rank == 0 ? step->work : NULL;
+    step->work = operation->rank == 0 ? step->work : NULL;
     step->merge = hear_first;
     step->lead = true;
-    return spread_step(spread, step);
+    return operation_step(operation, step);
 }
 
-rsd_status spread_lead(struct spread *spread, rsd_status (*work)(void *context), void *context)
+rsd_status operation_lead(struct operation *operation, rsd_status (*work)(void *context),
+                          void *context)
 {
-    struct joint_step step = {.work = spread->rank == 0 ? work : NULL, .context = context};
+    struct peer_step step = {.work = operation->rank == 0 ? work : NULL, .context = context};
     step.lead = true;
-    rsd_status status = spread_step(spread, &step);
-    said_drop(&step.own);
-    said_drop(&step.heard);
+    rsd_status status = operation_step(operation, &step);
+    payload_drop(&step.own);
+    payload_drop(&step.result);
     return status;
 }
 
 struct called {
-    struct spread *spread;
+    struct operation *operation;
     struct hash what;
     uint64_t tile_limit;
 };
 
-static rsd_status merge_calls(void *context, const struct said *all, struct said *heard)
+static rsd_status merge_calls(void *context, const struct payload *all, struct payload *result)
 {
     const struct called *own = context;
     uint64_t least = own->tile_limit;
-    for (int32_t rank = 0; rank < own->spread->nranks; rank++) {
+    for (int32_t rank = 0; rank < own->operation->nranks; rank++) {
         struct called other;
         size_t at = 0;
-        TRY(said_take(&all[rank], &at, &other, sizeof other));
+        TRY(payload_take(&all[rank], &at, &other, sizeof other));
         if (other.what.a != own->what.a || other.what.b != own->what.b)
             return fail(RSD_EMISMATCH,
                         "rank %d calls for something else than rank 0, or sees another checkpoint",
                         (int)rank);
         least = other.tile_limit < least ? other.tile_limit : least;
     }
-    return said_add(heard, &least, sizeof least);
+    return payload_put(result, &least, sizeof least);
 }
 
-rsd_status spread_meet(struct spread *spread, rsd_status status, struct hash what,
-                       uint64_t *tile_limit)
+rsd_status operation_agree(struct operation *operation, rsd_status status, struct hash what,
+                           uint64_t *tile_limit)
 {
-    if (spread->nranks == 1)
+    if (operation->nranks == 1)
         return status;
     struct called own;
     memset(&own, 0, sizeof own); /* all bytes travel */
-    own.spread = spread;
+    own.operation = operation;
     own.what = what;
     own.tile_limit = tile_limit ? *tile_limit : 0;
-    struct joint_step step = {.already = status, .merge = merge_calls, .context = &own};
+    struct peer_step step = {.already = status, .merge = merge_calls, .context = &own};
     step.lead = true; /* nothing to follow; what fails everywhere is said once */
     if (!status)
-        step.already = said_add(&step.own, &own, sizeof own);
-    status = spread_step(spread, &step);
+        step.already = payload_put(&step.own, &own, sizeof own);
+    status = operation_step(operation, &step);
     size_t at = 0;
     if (!status && tile_limit)
-        status = said_take(&step.heard, &at, tile_limit, sizeof *tile_limit);
-    said_drop(&step.own);
-    said_drop(&step.heard);
+        status = payload_take(&step.result, &at, tile_limit, sizeof *tile_limit);
+    payload_drop(&step.own);
+    payload_drop(&step.result);
     return status;
 }
 
-void hash_contents(const struct contents *contents, struct hash *hash)
+void catalog_hash(const struct catalog *catalog, struct hash *hash)
 {
-    for (size_t i = 0; i < contents->ntensors; i++) {
-        const struct tensor *tensor = &contents->tensors[i];
+    for (size_t i = 0; i < catalog->ntensors; i++) {
+        const struct stored_tensor *tensor = &catalog->tensors[i];
         hash_string(hash, tensor->name);
         hash_i64(hash, tensor->dtype);
-        hash_i64s(hash, tensor_shape(contents, tensor), (size_t)tensor->ndim);
-        hash_i64s(hash, contents->coordinates + tensor->boxes,
+        hash_i64s(hash, tensor_shape(catalog, tensor), (size_t)tensor->ndim);
+        hash_i64s(hash, catalog->coordinates + tensor->boxes,
                   2 * (size_t)tensor->ndim * tensor->nboxes);
         for (size_t box = 0; box < tensor->nboxes; box++) {
-            const struct extent *extent = &contents->extents[tensor->first_extent + box];
+            const struct extent *extent = &catalog->extents[tensor->first_extent + box];
             hash_i64(hash, extent->file);
             hash_i64(hash, (int64_t)extent->offset);
             hash_i64(hash, (int64_t)extent->nbytes);
@@ -168,100 +169,100 @@ static int64_t border(int64_t all, int32_t rank, int32_t nranks)
     return all / nranks * rank + min_i64(rank, all % nranks);
 }
 
-static rsd_status add_portion(struct portions *mine, struct portion portion)
+static rsd_status add_portion(struct partition *mine, struct job_part part)
 {
-    TRY(GROW(mine->list, mine->room, mine->n + 1));
-    TRY(GROW(mine->nbytes, mine->room_nbytes, mine->n + 1));
-    mine->nbytes[mine->n] = portion.to - portion.from;
-    mine->list[mine->n++] = portion;
+    TRY(GROW(mine->list, mine->capacity, mine->n + 1));
+    TRY(GROW(mine->nbytes, mine->nbytes_capacity, mine->n + 1));
+    mine->nbytes[mine->n] = part.to - part.from;
+    mine->list[mine->n++] = part;
     return RSD_OK;
 }
 
-rsd_status share_out(const struct spread *spread, const int64_t *nbytes, const bool *splits,
-                     size_t njobs, struct portions *mine)
+rsd_status partition_jobs(const struct operation *operation, const int64_t *nbytes,
+                          const bool *splits, size_t njobs, struct partition *mine)
 {
     int64_t all = 0, at = 0;
     for (size_t i = 0; i < njobs; i++)
         all += nbytes[i];
-    int64_t lo = border(all, spread->rank, spread->nranks),
-            hi = border(all, spread->rank + 1, spread->nranks);
-    bool last = spread->rank == spread->nranks - 1;
+    int64_t lo = border(all, operation->rank, operation->nranks),
+            hi = border(all, operation->rank + 1, operation->nranks);
+    bool last = operation->rank == operation->nranks - 1;
     for (size_t i = 0; i < njobs; at += nbytes[i++]) {
-        struct portion portion = {.job = i, .to = nbytes[i], .of = nbytes[i]};
+        struct job_part part = {.job = i, .to = nbytes[i], .of = nbytes[i]};
         int64_t middle = at + nbytes[i] / 2;
         bool whole = !splits || !splits[i] || nbytes[i] < SPLIT_NBYTES;
         if (whole && (middle < lo || (middle >= hi && !last)))
             continue;
         if (!whole) {
-            portion.from = clamp_i64(lo - at, 0, nbytes[i]);
-            portion.to = clamp_i64(hi - at, 0, nbytes[i]);
-            if (portion.from == portion.to)
+            part.from = clamp_i64(lo - at, 0, nbytes[i]);
+            part.to = clamp_i64(hi - at, 0, nbytes[i]);
+            if (part.from == part.to)
                 continue;
         }
-        TRY(add_portion(mine, portion));
+        TRY(add_portion(mine, part));
     }
     return RSD_OK;
 }
 
-void portions_drop(struct portions *portions)
+void partition_drop(struct partition *parts)
 {
-    mem_free(portions->list);
-    mem_free(portions->nbytes);
-    *portions = (struct portions){0};
+    mem_free(parts->list);
+    mem_free(parts->nbytes);
+    *parts = (struct partition){0};
 }
 
 /* Neighbours come to the same tile. */
-int64_t portion_tile(const struct portion *portion, int64_t at, int64_t ntiles)
+int64_t partition_tile(const struct job_part *part, int64_t at, int64_t ntiles)
 {
-    if (at == portion->of)
+    if (at == part->of)
         return ntiles;
-    return (int64_t)((double)ntiles * ((double)at / (double)portion->of));
+    return (int64_t)((double)ntiles * ((double)at / (double)part->of));
 }
 
-bool can_split(const struct contents *contents, const struct tensor *tensor)
+bool partition_can_split(const struct catalog *catalog, const struct stored_tensor *tensor)
 {
     for (size_t box = 0; box < tensor->nboxes; box++)
-        if (contents->extents[tensor->first_extent + box].nzstd)
+        if (catalog->extents[tensor->first_extent + box].nzstd)
             return false; /* a stream is read from its beginning */
     return true;
 }
 
 /* ---- sources that several ranks read ---- */
 
-void seen_open(struct seen_list *seen)
+void partial_crcs_open(struct partial_crc_list *seen)
 {
-    *seen = (struct seen_list){0};
+    *seen = (struct partial_crc_list){0};
     pthread_mutex_init(&seen->lock, NULL);
 }
 
-void seen_close(struct seen_list *seen)
+void partial_crcs_close(struct partial_crc_list *seen)
 {
     mem_free(seen->list);
     pthread_mutex_destroy(&seen->lock);
 }
 
-rsd_status seen_add(struct seen_list *seen, const struct portion *portion, int64_t side,
-                    struct haul *haul)
+rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part *part,
+                            int64_t side, struct transfer *transfer)
 {
     rsd_status status = RSD_OK;
     pthread_mutex_lock(&seen->lock);
-    for (size_t i = 0; i < haul->nsources && !status; i++) {
-        const struct source *source = &haul->sources[i];
-        if (!source->wanted || (source->seen == 0 && portion->from > 0))
+    for (size_t i = 0; i < transfer->nsources && !status; i++) {
+        const struct source *source = &transfer->sources[i];
+        if (!source->wanted || (source->seen == 0 && part->from > 0))
             continue;
-        status = GROW(seen->list, seen->room, seen->n + 1);
+        status = GROW(seen->list, seen->capacity, seen->n + 1);
         if (!status)
-            seen->list[seen->n++] = (struct seen){.job = portion->job,
-                                                  .side = side,
-                                                  .source = (int64_t)i,
-                                                  .file = source->extent.file,
-                                                  .checkable = source->checkable,
-                                                  .crc = source->crc,
-                                                  .wanted = source->wanted,
-                                                  .nbytes = source->nbytes,
-                                                  .data = source->data,
-                                                  .sum = source->crc_sum,
-                                                  .seen = source->seen};
+            seen->list[seen->n++] = (struct partial_crc){.job = part->job,
+                                                         .side = side,
+                                                         .source = (int64_t)i,
+                                                         .file = source->extent.file,
+                                                         .checkable = source->checkable,
+                                                         .crc = source->crc,
+                                                         .wanted = source->wanted,
+                                                         .nbytes = source->nbytes,
+                                                         .data = source->data,
+                                                         .sum = source->crc_sum,
+                                                         .seen = source->seen};
     }
     pthread_mutex_unlock(&seen->lock);
     return status;
@@ -269,7 +270,7 @@ rsd_status seen_add(struct seen_list *seen, const struct portion *portion, int64
 
 static int by_source(const void *a, const void *b)
 {
-    const struct seen *x = a, *y = b;
+    const struct partial_crc *x = a, *y = b;
     if (x->job != y->job)
         return x->job < y->job ? -1 : 1;
     if (x->side != y->side)
@@ -278,7 +279,7 @@ static int by_source(const void *a, const void *b)
 }
 
 /* One that was read whole by some rank has been checked by the sum of that rank. */
-static void add_up(struct seen *sum, const struct seen *more)
+static void add_up(struct partial_crc *sum, const struct partial_crc *more)
 {
     if (sum->seen == sum->nbytes)
         return;
@@ -288,14 +289,14 @@ static void add_up(struct seen *sum, const struct seen *more)
     sum->seen += more->seen;
 }
 
-rsd_status seen_check(struct seen *list, size_t n, rsd_report *report, seen_damaged *damaged,
-                      void *context)
+rsd_status partial_crcs_check(struct partial_crc *list, size_t n, rsd_report *report,
+                              partial_crc_damaged *damaged, void *context)
 {
     if (n > 1)
         qsort(list, n, sizeof *list, by_source);
     for (size_t i = 0, next; i < n; i = next) {
-        struct seen sum = list[i];
-        struct tally tally = {0};
+        struct partial_crc sum = list[i];
+        struct io_stats stats = {0};
         for (next = i + 1; next < n && by_source(&list[i], &list[next]) == 0; next++)
             add_up(&sum, &list[next]);
         struct source source = {.checkable = sum.checkable != 0,
@@ -305,9 +306,9 @@ rsd_status seen_check(struct seen *list, size_t n, rsd_report *report, seen_dama
                                 .data = sum.data,
                                 .crc_sum = sum.sum,
                                 .seen = sum.seen};
-        rsd_status status = source_check(&source, &tally);
+        rsd_status status = source_check(&source, &stats);
         if (sum.side == 0) /* the other side of a comparison is not counted */
-            report_tally(report, &tally);
+            report_add_stats(report, &stats);
         if (status)
             TRY(damaged(context, &sum, status));
     }
@@ -316,37 +317,39 @@ rsd_status seen_check(struct seen *list, size_t n, rsd_report *report, seen_dama
 
 /* ---- what ranks say ---- */
 
-rsd_status say_list(struct said *said, const void *list, size_t n, size_t nbytes_each)
+rsd_status payload_put_list(struct payload *payload, const void *list, size_t n,
+                            size_t element_nbytes)
 {
     uint64_t count = n;
-    TRY(said_add(said, &count, sizeof count));
-    return said_add(said, list, n * nbytes_each);
+    TRY(payload_put(payload, &count, sizeof count));
+    return payload_put(payload, list, n * element_nbytes);
 }
 
-rsd_status hear_list(const struct said *said, size_t *at, void *list_pointer, size_t *n,
-                     size_t *room, size_t nbytes_each)
+rsd_status payload_take_list(const struct payload *payload, size_t *at, void *list_pointer,
+                             size_t *n, size_t *capacity, size_t element_nbytes)
 {
     uint64_t count;
-    TRY(said_take(said, at, &count, sizeof count));
-    if (count > (said->n - *at) / nbytes_each)
+    TRY(payload_take(payload, at, &count, sizeof count));
+    if (count > (payload->n - *at) / element_nbytes)
         return fail(RSD_EPEER, "a rank says a list that is longer than all it said");
-    TRY(mem_grow(list_pointer, room, *n + (size_t)count, nbytes_each));
+    TRY(mem_grow(list_pointer, capacity, *n + (size_t)count, element_nbytes));
     char *list = *(char **)list_pointer;
-    TRY(said_take(said, at, list + *n * nbytes_each, (size_t)count * nbytes_each));
+    TRY(payload_take(payload, at, list + *n * element_nbytes, (size_t)count * element_nbytes));
     *n += (size_t)count;
     return RSD_OK;
 }
 
-rsd_status say_report(const struct spread *spread, struct said *said, rsd_report *report)
+rsd_status payload_put_report(const struct operation *operation, struct payload *payload,
+                              rsd_report *report)
 {
-    report->seconds = seconds_now() - spread->began;
-    return said_add(said, report, sizeof *report);
+    report->seconds = seconds_now() - operation->began;
+    return payload_put(payload, report, sizeof *report);
 }
 
-rsd_status hear_report(const struct said *said, size_t *at, rsd_report *sum)
+rsd_status payload_take_report(const struct payload *payload, size_t *at, rsd_report *sum)
 {
     rsd_report one;
-    TRY(said_take(said, at, &one, sizeof one));
+    TRY(payload_take(payload, at, &one, sizeof one));
     sum->ntensors = max_i64(sum->ntensors, one.ntensors);
     sum->nbytes_needed += one.nbytes_needed;
     sum->nbytes_read += one.nbytes_read;
@@ -360,26 +363,27 @@ rsd_status hear_report(const struct said *said, size_t *at, rsd_report *sum)
     return RSD_OK;
 }
 
-rsd_status hear_extent(const struct said *said, size_t *at, struct contents *contents)
+rsd_status payload_take_extent(const struct payload *payload, size_t *at, struct catalog *catalog)
 {
-    struct extent_said one;
-    TRY(said_take(said, at, &one, sizeof one));
-    if (one.index >= (one.value ? contents->nvalues : contents->nextents))
+    struct extent_update one;
+    TRY(payload_take(payload, at, &one, sizeof one));
+    if (one.index >= (one.value ? catalog->nvalues : catalog->nextents))
         return fail(RSD_EPEER, "a rank wrote item %llu of %zu", (unsigned long long)one.index,
-                    contents->nextents);
+                    catalog->nextents);
     struct extent *extent =
-        one.value ? &contents->values[one.index].extent : &contents->extents[one.index];
+        one.value ? &catalog->values[one.index].extent : &catalog->extents[one.index];
     extent->offset = one.offset;
     extent->nbytes = one.nbytes;
     return RSD_OK;
 }
 
-rsd_status merge_reports(const struct spread *spread, const struct said *all, struct said *heard)
+rsd_status merge_reports(const struct operation *operation, const struct payload *all,
+                         struct payload *result)
 {
     rsd_report sum = {0};
-    for (int32_t rank = 0; rank < spread->nranks; rank++) {
+    for (int32_t rank = 0; rank < operation->nranks; rank++) {
         size_t at = 0;
-        TRY(hear_report(&all[rank], &at, &sum));
+        TRY(payload_take_report(&all[rank], &at, &sum));
     }
-    return said_add(heard, &sum, sizeof sum);
+    return payload_put(result, &sum, sizeof sum);
 }

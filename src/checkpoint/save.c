@@ -18,88 +18,88 @@
 
 /* ---- hauls ---- */
 
-static rsd_status open_job(void *context, size_t job, struct haul *haul)
+static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
 {
-    rsd_saving *saving = context;
+    rsd_async_save *saving = context;
     size_t extent = saving->jobs[job], tensor = saving->tensor_of[extent];
-    size_t box = extent - saving->draft.contents.tensors[tensor].first_extent;
+    size_t box = extent - saving->manifest.catalog.tensors[tensor].first_extent;
     struct sink sink;
     TRY(output_begin(&saving->output, tensor, box));
-    TRY(haul_start(haul, &saving->draft.contents, tensor, 1));
+    TRY(transfer_start(transfer, &saving->manifest.catalog, tensor, 1));
     output_sink(&saving->output, tensor, box, &sink);
-    haul_add_sink(haul, &sink);
-    haul->in_order = saving->draft.compress != 0;
-    return haul_from_memory(haul, saving->origins[extent].memory, saving->origins[extent].strides,
-                            saving->tile_limit);
+    transfer_add_sink(transfer, &sink);
+    transfer->in_order = saving->manifest.compress != 0;
+    return transfer_from_memory(transfer, saving->origins[extent].memory,
+                                saving->origins[extent].strides, saving->tile_limit);
 }
 
-static rsd_status close_job(void *context, size_t job, struct haul *haul)
+static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
 {
-    rsd_saving *saving = context;
+    rsd_async_save *saving = context;
     size_t extent = saving->jobs[job], tensor = saving->tensor_of[extent];
-    (void)haul;
+    (void)transfer;
     return output_end(&saving->output, tensor,
-                      extent - saving->draft.contents.tensors[tensor].first_extent);
+                      extent - saving->manifest.catalog.tensors[tensor].first_extent);
 }
 
-rsd_status save_write_files(rsd_saving *saving)
+rsd_status save_write_files(rsd_async_save *saving)
 {
     const rsd_save_options *options = &saving->options;
-    struct transfer transfer = {.pool = options->pool,
-                                .first_job = saving->first_job,
-                                .nlanes = saving->draft.nfiles,
-                                .one_per_lane = saving->draft.compress != 0,
-                                .open = open_job,
-                                .close = close_job,
-                                .context = saving,
-                                .on_progress = options->on_progress,
-                                .progress_context = options->context,
-                                .nbytes_total = saving->nbytes};
+    struct batch batch = {.pool = options->pool,
+                          .first_job = saving->first_job,
+                          .nlanes = saving->manifest.nfiles,
+                          .one_per_lane = saving->manifest.compress != 0,
+                          .open = open_job,
+                          .close = close_job,
+                          .context = saving,
+                          .on_progress = options->on_progress,
+                          .progress_context = options->context,
+                          .nbytes_total = saving->nbytes};
     if (!saving->staged) /* in the background nobody talks */
-        spread_follow(&saving->spread, &transfer);
-    TRY(transfer_run(&transfer));
+        operation_follow(&saving->operation, &batch);
+    TRY(batch_run(&batch));
     TRY(output_finish(&saving->output));
-    saving->report.ntensors = (int64_t)saving->draft.contents.ntensors;
+    saving->report.ntensors = (int64_t)saving->manifest.catalog.ntensors;
     saving->report.nbytes_needed = saving->nbytes;
     saving->report.nbytes_written = (int64_t)saving->output.nbytes_written;
     saving->report.nfiles_written = saving->output.nfiles_written;
-    report_tally(&saving->report, &transfer.tally);
+    report_add_stats(&saving->report, &batch.stats);
     return RSD_OK;
 }
 
 /* ---- the whole of it ---- */
 
 /* What this rank wrote: the same contents without what others have. */
-static rsd_status own_part(const rsd_saving *saving, struct contents *own)
+static rsd_status own_part(const rsd_async_save *saving, struct catalog *own)
 {
-    const struct contents *all = &saving->draft.contents;
+    const struct catalog *all = &saving->manifest.catalog;
     for (size_t t = 0; t < all->ntensors; t++) {
-        const struct tensor *tensor = &all->tensors[t];
-        TRY(contents_add_tensor(own, (struct slice){tensor->name, strlen(tensor->name)},
-                                tensor->dtype, tensor->ndim, tensor_shape(all, tensor)));
-        TRY(contents_copy_text(own, tensor->path, &own->tensors[t].path));
+        const struct stored_tensor *tensor = &all->tensors[t];
+        TRY(catalog_add_tensor(own, (struct slice){tensor->name, strlen(tensor->name)},
+                               tensor->dtype, tensor->ndim, tensor_shape(all, tensor)));
+        TRY(catalog_copy_text(own, tensor->path, &own->tensors[t].path));
         for (size_t box = 0; box < tensor->nboxes; box++)
             if (save_is_mine(saving, tensor->first_extent + box))
-                TRY(contents_add_box(own, tensor_box_lo(all, tensor, box),
-                                     tensor_box_len(all, tensor, box),
-                                     all->extents[tensor->first_extent + box]));
+                TRY(catalog_add_box(own, tensor_box_lo(all, tensor, box),
+                                    tensor_box_len(all, tensor, box),
+                                    all->extents[tensor->first_extent + box]));
     }
     for (size_t i = 0; i < all->nvalues; i++) {
-        const struct value *value = &all->values[i];
+        const struct stored_value *value = &all->values[i];
         if (value->extent.file != (uint32_t)saving->options.rank)
             continue;
-        TRY(contents_add_value(own, (struct slice){value->name, strlen(value->name)}, value->extent,
-                               NULL));
-        TRY(contents_copy_text(own, value->path, &own->values[own->nvalues - 1].path));
+        TRY(catalog_add_value(own, (struct slice){value->name, strlen(value->name)}, value->extent,
+                              NULL));
+        TRY(catalog_copy_text(own, value->path, &own->values[own->nvalues - 1].path));
     }
     return RSD_OK;
 }
 
-rsd_status save_metadata(const struct part *part, const struct contents *contents,
+rsd_status save_metadata(const struct part *part, const struct catalog *catalog,
                          const struct files *files, const char *name)
 {
     struct bytes pickle = {0};
-    rsd_status status = dcp_metadata(contents, files, &pickle);
+    rsd_status status = dcp_metadata(catalog, files, &pickle);
     if (!status)
         status = part_write(part, name, pickle.data, pickle.n);
     bytes_drop(&pickle);
@@ -107,7 +107,7 @@ rsd_status save_metadata(const struct part *part, const struct contents *content
 }
 
 /* Ranks that save together say so: all leave the same line. */
-static void part_line(const rsd_saving *saving, char line[64])
+static void part_line(const rsd_async_save *saving, char line[64])
 {
     char digest[RSD_DIGEST_NCHARS];
     hash_text(saving->drafted, digest);
@@ -115,7 +115,7 @@ static void part_line(const rsd_saving *saving, char line[64])
 }
 
 /* What an earlier save left of this rank does not count. */
-static rsd_status forget_part(const rsd_saving *saving, const struct part *part)
+static rsd_status forget_part(const rsd_async_save *saving, const struct part *part)
 {
     struct files files;
     char name[64];
@@ -130,9 +130,9 @@ static rsd_status forget_part(const rsd_saving *saving, const struct part *part)
     return status;
 }
 
-static rsd_status leave_part(rsd_saving *saving, struct part *part)
+static rsd_status leave_part(rsd_async_save *saving, struct part *part)
 {
-    struct contents own = {0};
+    struct catalog own = {0};
     char name[64];
     rsd_status status = own_part(saving, &own);
     char line[64];
@@ -143,26 +143,26 @@ static rsd_status leave_part(rsd_saving *saving, struct part *part)
     snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
     if (!status)
         status = save_metadata(part, &own, &saving->output.files, name);
-    contents_drop(&own);
+    catalog_drop(&own);
     return status;
 }
 
-static rsd_status write_and_publish(rsd_saving *saving, struct part *part)
+static rsd_status write_and_publish(rsd_async_save *saving, struct part *part)
 {
     if (saving->options.one_rank)
         TRY(forget_part(saving, part));
-    TRY(output_open(&saving->output, &saving->draft, part, NULL,
+    TRY(output_open(&saving->output, &saving->manifest, part, NULL,
                     saving->options.one_rank ? saving->options.rank : -1));
     rsd_status status = save_write_files(saving);
     if (!status && saving->options.one_rank)
         status = leave_part(saving, part);
     else if (!status)
-        status = save_metadata(part, &saving->draft.contents, &saving->output.files, ".metadata");
+        status = save_metadata(part, &saving->manifest.catalog, &saving->output.files, ".metadata");
     output_close(&saving->output);
     return status;
 }
 
-static rsd_status save_prepared(rsd_saving *saving)
+static rsd_status save_prepared(rsd_async_save *saving)
 {
     struct part part;
     double began = seconds_now();
@@ -179,13 +179,13 @@ static rsd_status save_prepared(rsd_saving *saving)
     return status;
 }
 
-void save_drop(rsd_saving *saving)
+void save_drop(rsd_async_save *saving)
 {
     if (!saving)
         return;
-    if (saving->spread.nranks > 1)
+    if (saving->operation.nranks > 1)
         save_drop_together(saving);
-    draft_drop(&saving->draft);
+    manifest_drop(&saving->manifest);
     mem_free(saving->path);
     mem_free(saving->origins);
     mem_free(saving->staged);
@@ -197,9 +197,9 @@ void save_drop(rsd_saving *saving)
 }
 
 /* Copies everything, so that the arrays may change. */
-static rsd_status stage(rsd_saving *saving)
+static rsd_status stage(rsd_async_save *saving)
 {
-    const struct contents *contents = &saving->draft.contents;
+    const struct catalog *catalog = &saving->manifest.catalog;
     struct copier copier = copier_best();
     saving->staged = mem_new((size_t)saving->nbytes, 1);
     if (!saving->staged)
@@ -207,8 +207,8 @@ static rsd_status stage(rsd_saving *saving)
     char *to = saving->staged;
     for (size_t i = 0; i < saving->njobs; i++) {
         size_t extent = saving->jobs[i];
-        const struct tensor *tensor = &contents->tensors[saving->tensor_of[extent]];
-        const int64_t *len = tensor_box_len(contents, tensor, extent - tensor->first_extent);
+        const struct stored_tensor *tensor = &catalog->tensors[saving->tensor_of[extent]];
+        const int64_t *len = tensor_box_len(catalog, tensor, extent - tensor->first_extent);
         struct origin *origin = &saving->origins[extent];
         struct loops loops = {0};
         int64_t stride = (int64_t)rsd_dtype_nbytes(tensor->dtype), dense[RSD_MAX_DIMS] = {0};
@@ -237,38 +237,38 @@ static rsd_status check_options(const rsd_save_options *options)
     return RSD_OK;
 }
 
-static rsd_status prepare(rsd_saving *saving, const char *path, int64_t nlocals,
-                          const rsd_local *locals, bool staged)
+static rsd_status prepare(rsd_async_save *saving, const char *path, int64_t nlocals,
+                          const rsd_tensor *locals, bool staged)
 {
-    saving->draft.format = RSD_FORMAT_DCP;
-    saving->draft.compress = saving->options.compress;
+    saving->manifest.format = RSD_FORMAT_DCP;
+    saving->manifest.compress = saving->options.compress;
     saving->tile_limit = tile_limit(saving->options.max_nbytes, saving->options.pool);
     saving->path = mem_copy(path, strlen(path) + 1, 1);
     if (!saving->path)
         return RSD_ENOMEM;
     TRY(check_options(&saving->options));
-    if (saving->spread.nranks > 1)
+    if (saving->operation.nranks > 1)
         TRY(save_as_one_rank(saving));
     TRY(save_prepare(saving, nlocals, locals));
-    draft_hash(&saving->draft, &saving->drafted);
+    manifest_hash(&saving->manifest, &saving->drafted);
     return staged ? stage(saving) : RSD_OK;
 }
 
-static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_local *locals,
-                             const rsd_save_options *given, bool staged, rsd_saving **out)
+static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_tensor *locals,
+                             const rsd_save_options *given, bool staged, rsd_async_save **out)
 {
     rsd_save_options options;
-    TRY(take_options("rsd_save_options", given, &options, sizeof options));
-    rsd_saving *saving = mem_new(1, sizeof *saving);
+    TRY(options_copy("rsd_save_options", given, &options, sizeof options));
+    rsd_async_save *saving = mem_new(1, sizeof *saving);
     if (!saving)
         return RSD_ENOMEM;
     saving->options = options;
     saving->part.journal_fd = -1;
-    rsd_status status = spread_open(&saving->spread, options.transport, options.timeout,
-                                    options.on_progress, options.context);
+    rsd_status status = operation_open(&saving->operation, options.transport, options.timeout,
+                                       options.on_progress, options.context);
     if (!status) {
         status = prepare(saving, path, nlocals, locals, staged);
-        if (saving->spread.nranks > 1)
+        if (saving->operation.nranks > 1)
             status = save_meet(saving, status);
     }
     if (status)
@@ -278,17 +278,17 @@ static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_local 
     return status;
 }
 
-rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
+rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_tensor *locals,
                     const rsd_save_options *options, rsd_report *report)
 {
-    rsd_saving *saving;
+    rsd_async_save *saving;
     if (report)
-        TRY(check_report("rsd_report", report));
+        TRY(report_check("rsd_report", report));
     TRY(new_saving(path, nlocals, locals, options, false, &saving));
     rsd_status status =
-        saving->spread.nranks > 1 ? save_together(saving, save_own_part) : save_prepared(saving);
+        saving->operation.nranks > 1 ? save_together(saving, save_own_part) : save_prepared(saving);
     if (!status && report)
-        give_report(report, &saving->report, sizeof saving->report);
+        report_copy(report, &saving->report, sizeof saving->report);
     save_drop(saving);
     return status;
 }
@@ -297,21 +297,21 @@ rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
 
 static rsd_status check_joined(rsd_checkpoint *joined)
 {
-    const struct contents *contents = &joined->contents;
-    for (size_t t = 0; t < contents->ntensors; t++) {
+    const struct catalog *catalog = &joined->catalog;
+    for (size_t t = 0; t < catalog->ntensors; t++) {
         rsd_layout *layout;
-        rsd_check check = {.struct_nbytes = sizeof check};
+        rsd_coverage check = {.struct_nbytes = sizeof check};
         char text[BOX_TEXT_NCHARS];
-        TRY(tensor_layout(contents, &contents->tensors[t], true, &layout));
-        rsd_status status = rsd_layout_check(layout, &check);
+        TRY(catalog_tensor_layout(catalog, &catalog->tensors[t], true, &layout));
+        rsd_status status = rsd_layout_coverage(layout, &check);
         rsd_layout_free(layout);
         TRY(status);
         if (check.cover == RSD_MISSES)
-            return fail(RSD_EMISMATCH, "%s: no rank wrote %s", contents->tensors[t].name,
+            return fail(RSD_EMISMATCH, "%s: no rank wrote %s", catalog->tensors[t].name,
                         box_text(check.box.ndim, check.box.lo, check.box.len, text));
     }
-    for (size_t i = 0; i < contents->nextents; i++) {
-        const struct extent *extent = &contents->extents[i];
+    for (size_t i = 0; i < catalog->nextents; i++) {
+        const struct extent *extent = &catalog->extents[i];
         uint64_t nbytes;
         TRY(file_nbytes(&joined->files, extent->file, &nbytes));
         if (extent->offset > nbytes || extent->nbytes > nbytes - extent->offset)
@@ -332,9 +332,9 @@ static rsd_status open_joined(const struct part *part, int64_t nranks, rsd_check
         status = name_list_add(&names, (struct slice){name, (size_t)n});
     }
     if (!status)
-        status = dcp_open(joined, names.list, names.n);
+        status = dcp_read(joined, names.list, names.n);
     if (!status)
-        status = contents_finish(&joined->contents);
+        status = catalog_finish(&joined->catalog);
     name_list_drop(&names);
     return status;
 }
@@ -397,13 +397,13 @@ static rsd_status join_parts(struct part *part, int64_t nranks)
     if (!status)
         status = check_joined(&joined);
     if (!status)
-        status = save_metadata(part, &joined.contents, &joined.files, ".metadata");
+        status = save_metadata(part, &joined.catalog, &joined.files, ".metadata");
     if (!status)
         status = clear_notes(&joined.files, nranks);
     if (!status)
         status = folder_sync(&joined.files);
     files_close(&joined.files);
-    contents_drop(&joined.contents);
+    catalog_drop(&joined.catalog);
     return status;
 }
 
@@ -424,24 +424,24 @@ rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite)
 
 static void *save_in_thread(void *context)
 {
-    rsd_saving *saving = context;
-    saving->status = saving->spread.nranks > 1 ? save_own_part(saving) : save_prepared(saving);
+    rsd_async_save *saving = context;
+    saving->status = saving->operation.nranks > 1 ? save_own_part(saving) : save_prepared(saving);
     if (saving->status)
         saving->message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
     return NULL;
 }
 
-rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *locals,
-                          const rsd_save_options *options, rsd_saving **out)
+rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_tensor *locals,
+                          const rsd_save_options *options, rsd_async_save **out)
 {
-    rsd_saving *saving;
+    rsd_async_save *saving;
     TRY(new_saving(path, nlocals, locals, options, true, &saving));
     saving->options.pool = pool_share(saving->options.pool);
     if (pthread_create(&saving->thread, NULL, save_in_thread, saving) == 0) {
         *out = saving;
         return RSD_OK;
     }
-    if (saving->spread.nranks > 1) { /* the others go on: this rank says so when it waits */
+    if (saving->operation.nranks > 1) { /* the others go on: this rank says so when it waits */
         saving->threadless = true;
         *out = saving;
         return RSD_OK;
@@ -454,23 +454,23 @@ rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *lo
 /* Waits for the thread, and says how it went. */
 static rsd_status join_thread(void *context)
 {
-    rsd_saving *saving = context;
+    rsd_async_save *saving = context;
     if (saving->threadless)
         return fail(RSD_ENOMEM, "no thread could be started");
     pthread_join(saving->thread, NULL);
     if (saving->status)
-        set_error("%s", saving->message ? saving->message : "no memory for a message");
+        error_set("%s", saving->message ? saving->message : "no memory for a message");
     return saving->status;
 }
 
-rsd_status rsd_save_wait(rsd_saving *saving, rsd_report *report)
+rsd_status rsd_save_wait(rsd_async_save *saving, rsd_report *report)
 {
     rsd_status status =
-        saving->spread.nranks > 1 ? save_together(saving, join_thread) : join_thread(saving);
+        saving->operation.nranks > 1 ? save_together(saving, join_thread) : join_thread(saving);
     if (!status && report)
-        status = check_report("rsd_report", report);
+        status = report_check("rsd_report", report);
     if (!status && report)
-        give_report(report, &saving->report, sizeof saving->report);
+        report_copy(report, &saving->report, sizeof saving->report);
     rsd_pool_free(saving->options.pool);
     save_drop(saving);
     return status;

@@ -11,7 +11,7 @@ enum { MOST_RANKS = 1 << 26 };
 
 /* The tensors of a save: each name once, in order, with all its locals. */
 struct saved_tensors {
-    rsd_local *locals;
+    rsd_tensor *locals;
     size_t nlocals;
     const char **names;
     const rsd_layout **layouts;
@@ -20,34 +20,34 @@ struct saved_tensors {
     size_t n;
 };
 
-static rsd_status list_tensors(struct saved_tensors *tensors, const rsd_local *given, size_t n)
+static rsd_status list_tensors(struct saved_tensors *tensors, const rsd_tensor *given, size_t n)
 {
-    struct intern known = {0};
+    struct string_map known = {0};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < n && !status; i++) {
-        rsd_local *local = &tensors->locals[i];
+        rsd_tensor *local = &tensors->locals[i];
         size_t *number = &tensors->of_local[i];
         status = take_local(given, (int64_t)i, local);
         if (status)
             break;
         struct slice name = {local->name, strlen(local->name)};
-        if (intern_find(&known, name, number)) {
+        if (string_map_find(&known, name, number)) {
             if (!rsd_layout_equal(tensors->layouts[*number], local->layout) ||
                 tensors->layouts[*number]->dtype != local->layout->dtype)
                 status = fail(RSD_EMISMATCH, "%s: given with two different layouts", local->name);
             continue;
         }
         *number = tensors->n;
-        status = intern_add(&known, name, *number);
+        status = string_map_add(&known, name, *number);
         tensors->names[tensors->n] = local->name;
         tensors->layouts[tensors->n] = local->layout;
         tensors->paths[tensors->n++] = local->path;
     }
-    intern_drop(&known);
+    string_map_drop(&known);
     return status;
 }
 
-static rsd_status take_tensors(struct saved_tensors *tensors, const rsd_local *given, int64_t n)
+static rsd_status take_tensors(struct saved_tensors *tensors, const rsd_tensor *given, int64_t n)
 {
     if (n < 0)
         return fail(RSD_EINVAL, "%lld locals", (long long)n);
@@ -74,30 +74,30 @@ static void drop_tensors(struct saved_tensors *tensors)
 
 /* ---- the draft ---- */
 
-static rsd_status draft_values(rsd_saving *saving, const struct deal *deal)
+static rsd_status draft_values(rsd_async_save *saving, const struct dedup *dedup)
 {
-    struct draft *draft = &saving->draft;
+    struct manifest *manifest = &saving->manifest;
     const char *at = (const char *)saving->options.values;
     size_t n = (size_t)saving->options.nvalues;
-    draft->values = mem_new(n, sizeof *draft->values);
-    if (!draft->values)
+    manifest->values = mem_new(n, sizeof *manifest->values);
+    if (!manifest->values)
         return RSD_ENOMEM;
     for (size_t i = 0; i < n; i++) {
         rsd_value value;
         struct bytes pickle = {0};
-        TRY(take_options("rsd_value", at, &value, sizeof value));
+        TRY(options_copy("rsd_value", at, &value, sizeof value));
         at += saving->options.values->struct_nbytes;
         if (!value.name || !value.json)
             return fail(RSD_EINVAL, "value %zu has no %s", i, value.name ? "json" : "name");
-        struct extent extent = {.file = (uint32_t)deal->value_ranks[i], .kind = ITEM_SAVED};
-        TRY(contents_add_value(&draft->contents, (struct slice){value.name, strlen(value.name)},
-                               extent, NULL));
-        TRY(contents_copy_text(&draft->contents, value.path, &draft->contents.values[i].path));
-        rsd_status status = json_to_pickle(value.json, &pickle);
+        struct extent extent = {.file = (uint32_t)dedup->value_ranks[i], .kind = ITEM_SAVED};
+        TRY(catalog_add_value(&manifest->catalog, (struct slice){value.name, strlen(value.name)},
+                              extent, NULL));
+        TRY(catalog_copy_text(&manifest->catalog, value.path, &manifest->catalog.values[i].path));
+        rsd_status status = pickle_write_json(value.json, &pickle);
         if (status == RSD_EFORMAT)
             status = RSD_EINVAL;
         if (!status)
-            status = item_of_pickle(&pickle, &draft->values[i].item);
+            status = torch_item_from_pickle(&pickle, &manifest->values[i].item);
         bytes_drop(&pickle);
         if (status)
             return fail_in(status, "%s: ", value.name);
@@ -105,34 +105,34 @@ static rsd_status draft_values(rsd_saving *saving, const struct deal *deal)
     return RSD_OK;
 }
 
-static rsd_status draft_tensors(rsd_saving *saving, const struct saved_tensors *tensors,
-                                const struct deal *deal)
+static rsd_status draft_tensors(rsd_async_save *saving, const struct saved_tensors *tensors,
+                                const struct dedup *dedup)
 {
-    struct draft *draft = &saving->draft;
+    struct manifest *manifest = &saving->manifest;
     size_t next = 0;
     for (size_t i = 0; i < tensors->n; i++) {
         const rsd_layout *layout = tensors->layouts[i];
-        TRY(contents_add_tensor(&draft->contents,
-                                (struct slice){tensors->names[i], strlen(tensors->names[i])},
-                                layout->dtype, layout->ndim, layout->shape));
-        TRY(contents_copy_text(&draft->contents, tensors->paths[i],
-                               &draft->contents.tensors[i].path));
-        TRY(draft_add_boxes(draft, deal, i, &next));
+        TRY(catalog_add_tensor(&manifest->catalog,
+                               (struct slice){tensors->names[i], strlen(tensors->names[i])},
+                               layout->dtype, layout->ndim, layout->shape));
+        TRY(catalog_copy_text(&manifest->catalog, tensors->paths[i],
+                              &manifest->catalog.tensors[i].path));
+        TRY(manifest_add_boxes(manifest, dedup, i, &next));
     }
-    return draft_values(saving, deal);
+    return draft_values(saving, dedup);
 }
 
-static rsd_status add_files(struct draft *draft, int64_t nranks)
+static rsd_status add_files(struct manifest *manifest, int64_t nranks)
 {
     char name[64];
     for (int64_t rank = 0; rank < nranks; rank++) {
         snprintf(name, sizeof name, "__%lld_0.distcp", (long long)rank);
-        TRY(draft_add_file(draft, name));
+        TRY(manifest_add_file(manifest, name));
     }
     return RSD_OK;
 }
 
-static rsd_status count_ranks(rsd_saving *saving, const struct saved_tensors *tensors)
+static rsd_status count_ranks(rsd_async_save *saving, const struct saved_tensors *tensors)
 {
     int64_t world = 1;
     for (size_t i = 0; i < tensors->n; i++)
@@ -153,13 +153,13 @@ static rsd_status count_ranks(rsd_saving *saving, const struct saved_tensors *te
 
 /* The extent that is written from a rank's box: they are by rank, then by box. SIZE_MAX: another rank
  * writes it. */
-static size_t find_extent(const struct contents *contents, const struct tensor *tensor,
+static size_t find_extent(const struct catalog *catalog, const struct stored_tensor *tensor,
                           const struct local_box *box)
 {
     size_t low = tensor->first_extent, end = low + tensor->nboxes, high = end;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        const struct extent *extent = &contents->extents[middle];
+        const struct extent *extent = &catalog->extents[middle];
         bool before = extent->file != (uint32_t)box->rank ? extent->file < (uint32_t)box->rank
                                                           : extent->detail < box->order;
         if (before)
@@ -167,17 +167,17 @@ static size_t find_extent(const struct contents *contents, const struct tensor *
         else
             high = middle;
     }
-    bool found = low < end && contents->extents[low].file == (uint32_t)box->rank &&
-                 contents->extents[low].detail == box->order;
+    bool found = low < end && catalog->extents[low].file == (uint32_t)box->rank &&
+                 catalog->extents[low].detail == box->order;
     return found ? low : SIZE_MAX;
 }
 
-static void match_boxes(rsd_saving *saving, size_t index, const struct local_boxes *boxes)
+static void match_boxes(rsd_async_save *saving, size_t index, const struct local_boxes *boxes)
 {
-    const struct contents *contents = &saving->draft.contents;
-    const struct tensor *tensor = &contents->tensors[index];
+    const struct catalog *catalog = &saving->manifest.catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
     for (size_t i = 0; i < boxes->n; i++) {
-        size_t extent = find_extent(contents, tensor, &boxes->list[i]);
+        size_t extent = find_extent(catalog, tensor, &boxes->list[i]);
         if (extent == SIZE_MAX)
             continue;
         saving->origins[extent].memory = boxes->list[i].memory;
@@ -185,28 +185,28 @@ static void match_boxes(rsd_saving *saving, size_t index, const struct local_box
     }
 }
 
-static rsd_status check_origins(const rsd_saving *saving)
+static rsd_status check_origins(const rsd_async_save *saving)
 {
-    const struct contents *contents = &saving->draft.contents;
+    const struct catalog *catalog = &saving->manifest.catalog;
     char text[BOX_TEXT_NCHARS];
-    for (size_t t = 0; t < contents->ntensors; t++) {
-        const struct tensor *tensor = &contents->tensors[t];
+    for (size_t t = 0; t < catalog->ntensors; t++) {
+        const struct stored_tensor *tensor = &catalog->tensors[t];
         for (size_t box = 0; box < tensor->nboxes; box++) {
             size_t extent = tensor->first_extent + box;
             if (save_is_mine(saving, extent) && !saving->origins[extent].memory &&
-                box_nbytes(contents, tensor, box) > 0)
+                box_nbytes(catalog, tensor, box) > 0)
                 return fail(RSD_EMISMATCH, "%s: the array of rank %d with box %s was not given",
-                            tensor->name, (int)contents->extents[extent].file,
-                            box_text(tensor->ndim, tensor_box_lo(contents, tensor, box),
-                                     tensor_box_len(contents, tensor, box), text));
+                            tensor->name, (int)catalog->extents[extent].file,
+                            box_text(tensor->ndim, tensor_box_lo(catalog, tensor, box),
+                                     tensor_box_len(catalog, tensor, box), text));
         }
     }
     return RSD_OK;
 }
 
-static rsd_status find_origins(rsd_saving *saving, const struct saved_tensors *tensors)
+static rsd_status find_origins(rsd_async_save *saving, const struct saved_tensors *tensors)
 {
-    saving->origins = mem_new(saving->draft.contents.nextents, sizeof *saving->origins);
+    saving->origins = mem_new(saving->manifest.catalog.nextents, sizeof *saving->origins);
     if (!saving->origins)
         return RSD_ENOMEM;
     for (size_t i = 0; i < tensors->nlocals; i++) {
@@ -222,29 +222,29 @@ static rsd_status find_origins(rsd_saving *saving, const struct saved_tensors *t
 }
 
 /* One job an extent, file by file. */
-rsd_status save_list_jobs(rsd_saving *saving)
+rsd_status save_list_jobs(rsd_async_save *saving)
 {
-    const struct contents *contents = &saving->draft.contents;
-    size_t nfiles = saving->draft.nfiles;
-    saving->jobs = mem_new(contents->nextents, sizeof *saving->jobs);
-    saving->tensor_of = mem_new(contents->nextents, sizeof *saving->tensor_of);
+    const struct catalog *catalog = &saving->manifest.catalog;
+    size_t nfiles = saving->manifest.nfiles;
+    saving->jobs = mem_new(catalog->nextents, sizeof *saving->jobs);
+    saving->tensor_of = mem_new(catalog->nextents, sizeof *saving->tensor_of);
     saving->first_job = mem_new(nfiles + 1, sizeof *saving->first_job);
     if (!saving->jobs || !saving->tensor_of || !saving->first_job)
         return RSD_ENOMEM;
     size_t *count = saving->first_job + 1;
-    for (size_t i = 0; i < contents->nextents; i++)
-        count[contents->extents[i].file] += save_is_mine(saving, i);
+    for (size_t i = 0; i < catalog->nextents; i++)
+        count[catalog->extents[i].file] += save_is_mine(saving, i);
     for (size_t file = 0; file < nfiles; file++)
         saving->first_job[file + 1] += saving->first_job[file];
     saving->njobs = saving->first_job[nfiles];
-    for (size_t t = contents->ntensors; t-- > 0;) /* from behind, so that starts become firsts */
-        for (size_t box = contents->tensors[t].nboxes; box-- > 0;) {
-            size_t extent = contents->tensors[t].first_extent + box;
+    for (size_t t = catalog->ntensors; t-- > 0;) /* from behind, so that starts become firsts */
+        for (size_t box = catalog->tensors[t].nboxes; box-- > 0;) {
+            size_t extent = catalog->tensors[t].first_extent + box;
             saving->tensor_of[extent] = t;
             if (!save_is_mine(saving, extent))
                 continue;
-            saving->jobs[--count[contents->extents[extent].file]] = extent;
-            saving->nbytes += (int64_t)box_nbytes(contents, &contents->tensors[t], box);
+            saving->jobs[--count[catalog->extents[extent].file]] = extent;
+            saving->nbytes += (int64_t)box_nbytes(catalog, &catalog->tensors[t], box);
         }
     for (size_t file = 0; file < nfiles; file++)
         saving->first_job[file] = count[file];
@@ -252,30 +252,30 @@ rsd_status save_list_jobs(rsd_saving *saving)
     return RSD_OK;
 }
 
-rsd_status save_prepare(rsd_saving *saving, int64_t nlocals, const rsd_local *locals)
+rsd_status save_prepare(rsd_async_save *saving, int64_t nlocals, const rsd_tensor *locals)
 {
     struct saved_tensors tensors = {0};
-    struct deal deal = {0};
+    struct dedup dedup = {0};
     rsd_status status = take_tensors(&tensors, locals, nlocals);
     if (!status)
         status = count_ranks(saving, &tensors);
     if (!status)
-        status = deal_out(&deal, tensors.n, tensors.layouts, NULL, tensors.names,
-                          saving->options.nranks, (size_t)saving->options.nvalues,
-                          saving->options.to_lowest_rank ? DEAL_TO_LOWEST : DEAL_EVENLY);
+        status = dedup_assign(&dedup, tensors.n, tensors.layouts, NULL, tensors.names,
+                              saving->options.nranks, (size_t)saving->options.nvalues,
+                              saving->options.to_lowest_rank ? DEDUP_TO_LOWEST : DEDUP_EVENLY);
     if (!status)
-        status = add_files(&saving->draft, saving->options.nranks);
+        status = add_files(&saving->manifest, saving->options.nranks);
     if (!status)
-        status = draft_tensors(saving, &tensors, &deal);
+        status = draft_tensors(saving, &tensors, &dedup);
     if (!status)
-        status = draft_check(&saving->draft);
+        status = manifest_check(&saving->manifest);
     if (!status)
-        status = draft_place(&saving->draft);
+        status = manifest_place(&saving->manifest);
     if (!status)
         status = find_origins(saving, &tensors);
     if (!status)
         status = save_list_jobs(saving);
-    deal_drop(&deal);
+    dedup_drop(&dedup);
     drop_tensors(&tensors);
     return status;
 }

@@ -59,7 +59,7 @@ static rsd_status check_item(const rsd_item *item, const char *name)
 /* ---- the draft ---- */
 
 struct drafting {
-    rsd_saving *saving;
+    rsd_async_save *saving;
     int64_t *forms; /* shape and strides of each tensor, one behind the other */
     size_t nforms;
     uint64_t at;
@@ -69,39 +69,39 @@ struct drafting {
 
 static rsd_status add_bytes(struct drafting *drafting, const rsd_item *item, struct slice name)
 {
-    struct draft *draft = &drafting->saving->draft;
-    size_t i = draft->contents.nvalues;
+    struct manifest *manifest = &drafting->saving->manifest;
+    size_t i = manifest->catalog.nvalues;
     struct extent extent = {.offset = drafting->at, .nbytes = item->nbytes, .kind = ITEM_SAVED};
-    TRY(contents_add_value(&draft->contents, name, extent, NULL));
-    bytes_put(&draft->values[i].item, item->data, (size_t)item->nbytes);
-    if (draft->values[i].item.failed)
+    TRY(catalog_add_value(&manifest->catalog, name, extent, NULL));
+    bytes_put(&manifest->values[i].item, item->data, (size_t)item->nbytes);
+    if (manifest->values[i].item.failed)
         return fail(RSD_ENOMEM, "no memory for an item");
-    draft->files[0].nvalues++;
+    manifest->files[0].nvalues++;
     drafting->at += item->nbytes;
     return RSD_OK;
 }
 
 static rsd_status add_tensor(struct drafting *drafting, const rsd_item *item, struct slice name)
 {
-    struct draft *draft = &drafting->saving->draft;
-    struct contents *contents = &draft->contents;
+    struct manifest *manifest = &drafting->saving->manifest;
+    struct catalog *catalog = &manifest->catalog;
     int64_t shape[RSD_MAX_DIMS] = {0}, zeros[RSD_MAX_DIMS] = {0}, strides[RSD_MAX_DIMS] = {0};
-    int64_t each = (int64_t)rsd_dtype_nbytes(item->dtype), next = 1;
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(item->dtype), next = 1;
     int32_t order[RSD_MAX_DIMS], n = item->ndim;
-    size_t i = contents->nextents;
+    size_t i = catalog->nextents;
     bool empty = box_volume(n, item->shape) == 0;
     bool dense = item->strides && !empty && dense_order(n, item->shape, item->strides, order);
     for (int32_t d = 0; d < n; d++)
         shape[d] = item->shape[dense ? order[d] : d];
     for (int32_t d = n - 1; d >= 0; d--) {
-        strides[d] = each * (item->strides && !dense ? item->strides[d] : next);
+        strides[d] = element_nbytes * (item->strides && !dense ? item->strides[d] : next);
         next *= max_i64(shape[d], 1);
     }
-    TRY(contents_add_tensor(contents, name, item->dtype, n, shape));
-    TRY(contents_add_box(contents, zeros, shape,
-                         (struct extent){.offset = drafting->at,
-                                         .kind = ITEM_SAVED,
-                                         .nzstd = draft->compress != 0}));
+    TRY(catalog_add_tensor(catalog, name, item->dtype, n, shape));
+    TRY(catalog_add_box(catalog, zeros, shape,
+                        (struct extent){.offset = drafting->at,
+                                        .kind = ITEM_SAVED,
+                                        .nzstd = manifest->compress != 0}));
     int64_t *form = NULL;
     if (dense || (item->strides && empty)) {
         form = drafting->forms + drafting->nforms;
@@ -109,28 +109,28 @@ static rsd_status add_tensor(struct drafting *drafting, const rsd_item *item, st
         copy_i64s(form + n, item->strides, n);
         drafting->nforms += 2 * (size_t)n;
     }
-    draft->items[i].form = form;
+    manifest->items[i].form = form;
     drafting->saving->origins[i].memory = item->data;
     copy_i64s(drafting->saving->origins[i].strides, strides, n);
-    TRY(item_nbytes(item->dtype, n, item->shape, form ? form + n : NULL, &draft->items[i].head,
-                    &contents->extents[i].nbytes));
-    drafting->at += contents->extents[i].nbytes;
-    draft->files[0].nitems++;
+    TRY(torch_item_nbytes(item->dtype, n, item->shape, form ? form + n : NULL,
+                          &manifest->items[i].head, &catalog->extents[i].nbytes));
+    drafting->at += catalog->extents[i].nbytes;
+    manifest->files[0].nitems++;
     return RSD_OK;
 }
 
 static rsd_status add_items(struct drafting *drafting, int64_t nitems, const rsd_item *given)
 {
     const char *at = (const char *)given;
-    struct contents *contents = &drafting->saving->draft.contents;
+    struct catalog *catalog = &drafting->saving->manifest.catalog;
     for (int64_t i = 0; i < nitems; i++) {
         rsd_item item;
-        TRY(take_options("rsd_item", at, &item, sizeof item));
+        TRY(options_copy("rsd_item", at, &item, sizeof item));
         at += given->struct_nbytes;
         const char *name = item.name ? item.name : "an item";
         TRY(check_item(&item, name));
-        drafting->value_of[i] = item.dtype ? SIZE_MAX : contents->nvalues;
-        drafting->extent_of[i] = contents->nextents;
+        drafting->value_of[i] = item.dtype ? SIZE_MAX : catalog->nvalues;
+        drafting->extent_of[i] = catalog->nextents;
         struct slice slice = {name, strlen(name)};
         TRY(item.dtype ? add_tensor(drafting, &item, slice) : add_bytes(drafting, &item, slice));
     }
@@ -140,31 +140,31 @@ static rsd_status add_items(struct drafting *drafting, int64_t nitems, const rsd
 static rsd_status draft_items(struct drafting *drafting, int64_t nitems, const rsd_item *items,
                               const char *file, uint64_t offset)
 {
-    struct draft *draft = &drafting->saving->draft;
+    struct manifest *manifest = &drafting->saving->manifest;
     size_t n = (size_t)nitems;
     drafting->saving->origins = mem_new(n, sizeof *drafting->saving->origins);
     drafting->forms = mem_new(n, 2 * RSD_MAX_DIMS * sizeof *drafting->forms);
     drafting->value_of = mem_new(n, sizeof *drafting->value_of);
     drafting->extent_of = mem_new(n, sizeof *drafting->extent_of);
-    draft->values = mem_new(n, sizeof *draft->values);
-    draft->items = mem_new(n, sizeof *draft->items);
+    manifest->values = mem_new(n, sizeof *manifest->values);
+    manifest->items = mem_new(n, sizeof *manifest->items);
     if (!drafting->saving->origins || !drafting->forms || !drafting->value_of ||
-        !drafting->extent_of || !draft->values || !draft->items)
+        !drafting->extent_of || !manifest->values || !manifest->items)
         return RSD_ENOMEM;
-    TRY(draft_add_file(draft, file));
-    draft->files[0].kept = drafting->at = offset;
+    TRY(manifest_add_file(manifest, file));
+    manifest->files[0].kept = drafting->at = offset;
     TRY(add_items(drafting, nitems, items));
-    draft->files[0].nbytes = drafting->at;
+    manifest->files[0].nbytes = drafting->at;
     return save_list_jobs(drafting->saving);
 }
 
 /* ---- writing ---- */
 
-static rsd_status write_drafted(rsd_saving *saving, char *folder, bool sync)
+static rsd_status write_drafted(rsd_async_save *saving, char *folder, bool sync)
 {
     struct part part = {.folder = folder, .journal_fd = -1};
     double began = seconds_now();
-    TRY(output_open(&saving->output, &saving->draft, &part, NULL, -1));
+    TRY(output_open(&saving->output, &saving->manifest, &part, NULL, -1));
     saving->output.unsynced = saving->output.files.unsynced = !sync;
     rsd_status status = save_write_files(saving);
     output_close(&saving->output);
@@ -174,11 +174,11 @@ static rsd_status write_drafted(rsd_saving *saving, char *folder, bool sync)
 
 static void tell_places(const struct drafting *drafting, int64_t nitems, uint64_t *places)
 {
-    const struct contents *contents = &drafting->saving->draft.contents;
+    const struct catalog *catalog = &drafting->saving->manifest.catalog;
     for (int64_t i = 0; i < nitems; i++) {
         size_t value = drafting->value_of[i];
-        const struct extent *extent = value == SIZE_MAX ? &contents->extents[drafting->extent_of[i]]
-                                                        : &contents->values[value].extent;
+        const struct extent *extent = value == SIZE_MAX ? &catalog->extents[drafting->extent_of[i]]
+                                                        : &catalog->values[value].extent;
         places[2 * i] = extent->offset;
         places[2 * i + 1] = extent->nbytes;
     }
@@ -205,14 +205,14 @@ static rsd_status write_items(struct drafting *drafting, const char *path, int64
     return status;
 }
 
-rsd_status rsd_write_items(const char *path, int64_t nitems, const rsd_item *items,
-                           const rsd_items_options *given, uint64_t *places, rsd_report *report)
+rsd_status rsd_dcp_write_items(const char *path, int64_t nitems, const rsd_item *items,
+                               const rsd_items_options *given, uint64_t *places, rsd_report *report)
 {
     rsd_items_options options;
     struct drafting drafting = {0};
-    TRY(take_options("rsd_items_options", given, &options, sizeof options));
+    TRY(options_copy("rsd_items_options", given, &options, sizeof options));
     if (report)
-        TRY(check_report("rsd_report", report));
+        TRY(report_check("rsd_report", report));
     if (nitems < 0)
         return fail(RSD_EINVAL, "%lld items", (long long)nitems);
     if (options.compress < 0 || options.compress > MOST_ZSTD_LEVEL)
@@ -223,15 +223,15 @@ rsd_status rsd_write_items(const char *path, int64_t nitems, const rsd_item *ite
         return RSD_ENOMEM;
     drafting.saving->options = (rsd_save_options){
         .pool = options.pool, .on_progress = options.on_progress, .context = options.context};
-    drafting.saving->draft.format = RSD_FORMAT_DCP;
-    drafting.saving->draft.compress = options.compress;
+    drafting.saving->manifest.format = RSD_FORMAT_DCP;
+    drafting.saving->manifest.compress = options.compress;
     drafting.saving->tile_limit = tile_limit(options.max_nbytes, options.pool);
     rsd_status status =
-        spread_open(&drafting.saving->spread, NULL, 0, options.on_progress, options.context);
+        operation_open(&drafting.saving->operation, NULL, 0, options.on_progress, options.context);
     if (!status)
         status = write_items(&drafting, path, nitems, items, &options, places);
     if (!status && report)
-        give_report(report, &drafting.saving->report, sizeof drafting.saving->report);
+        report_copy(report, &drafting.saving->report, sizeof drafting.saving->report);
     mem_free(drafting.forms);
     mem_free(drafting.value_of);
     mem_free(drafting.extent_of);

@@ -22,25 +22,25 @@ static rsd_status add_name(struct output *output, const struct out_file *file)
 {
     char name[4200];
     uint32_t index;
-    const char *suffix = output->draft->format == RSD_FORMAT_SAFETENSORS ? ".part" : "";
+    const char *suffix = output->manifest->format == RSD_FORMAT_SAFETENSORS ? ".part" : "";
     int n = snprintf(name, sizeof name, "%s%s", file->name, suffix);
     return files_add(&output->files, (struct slice){name, (size_t)n}, &index);
 }
 
-rsd_status output_open(struct output *output, struct draft *draft, struct part *part,
+rsd_status output_open(struct output *output, struct manifest *manifest, struct part *part,
                        rsd_checkpoint *from, int32_t only)
 {
-    *output = (struct output){.draft = draft, .part = part, .from = from, .only = only};
+    *output = (struct output){.manifest = manifest, .part = part, .from = from, .only = only};
     TRY(files_open(&output->files, part->folder));
     pthread_mutex_init(&output->lock, NULL);
-    output->states = mem_new(draft->nfiles, sizeof *output->states);
+    output->states = mem_new(manifest->nfiles, sizeof *output->states);
     rsd_status status = output->states ? RSD_OK : RSD_ENOMEM;
-    for (size_t i = 0; i < draft->nfiles && !status; i++) {
+    for (size_t i = 0; i < manifest->nfiles && !status; i++) {
         output->states[i] = (struct out_state){.output = output,
                                                .file = (uint32_t)i,
-                                               .left = draft->files[i].nitems,
-                                               .cursor = draft->files[i].kept};
-        status = add_name(output, &draft->files[i]);
+                                               .left = manifest->files[i].nitems,
+                                               .cursor = manifest->files[i].kept};
+        status = add_name(output, &manifest->files[i]);
     }
     if (status)
         output_close(output);
@@ -49,7 +49,7 @@ rsd_status output_open(struct output *output, struct draft *draft, struct part *
 
 void output_close(struct output *output)
 {
-    for (size_t i = 0; output->states && i < output->draft->nfiles; i++)
+    for (size_t i = 0; output->states && i < output->manifest->nfiles; i++)
         deflate_close(output->states[i].deflate);
     mem_free(output->states);
     mem_free(output->pending);
@@ -81,7 +81,7 @@ static rsd_status compress_item(struct output *output, struct extent *extent,
 {
     struct out_state *state = &output->states[extent->file];
     extent->offset = state->cursor;
-    TRY(deflate_open(output->draft->compress, item->n, append, state, &state->deflate));
+    TRY(deflate_open(output->manifest->compress, item->n, append, state, &state->deflate));
     rsd_status status = deflate_put(state->deflate, item->data, item->n);
     if (!status)
         status = deflate_end(state->deflate);
@@ -111,16 +111,16 @@ static rsd_status copy_value(struct output *output, const struct extent *to,
 
 static rsd_status write_value(struct output *output, size_t i)
 {
-    struct extent *extent = &output->draft->contents.values[i].extent;
-    const struct out_value *value = &output->draft->values[i];
-    if (value->from && !output->draft->compress)
+    struct extent *extent = &output->manifest->catalog.values[i].extent;
+    const struct out_value *value = &output->manifest->values[i];
+    if (value->from && !output->manifest->compress)
         return copy_value(output, extent, &value->from->extent);
-    if (!output->draft->compress)
+    if (!output->manifest->compress)
         return put(output, extent->file, extent->offset, value->item.data, value->item.n);
     if (!value->from)
         return compress_item(output, extent, &value->item);
     struct bytes item = {0};
-    rsd_status status = value_bytes(output->from, value->from, &item);
+    rsd_status status = value_read_item(output->from, value->from, &item);
     if (!status)
         status = compress_item(output, extent, &item);
     bytes_drop(&item);
@@ -131,13 +131,13 @@ static rsd_status write_value(struct output *output, size_t i)
 
 static rsd_status create(struct output *output, uint32_t file)
 {
-    const struct draft *draft = output->draft;
-    uint64_t nbytes = draft->compress ? 0 : draft->files[file].nbytes;
+    const struct manifest *manifest = output->manifest;
+    uint64_t nbytes = manifest->compress ? 0 : manifest->files[file].nbytes;
     if (output->states[file].noted) /* it will have its full length long before it is complete */
         TRY(journal_redo(output->part, file));
-    TRY(file_create(&output->files, file, draft->files[file].kept, nbytes));
-    for (size_t i = 0; i < draft->contents.nvalues && draft->files[file].nvalues; i++)
-        if (draft->contents.values[i].extent.file == file)
+    TRY(file_create(&output->files, file, manifest->files[file].kept, nbytes));
+    for (size_t i = 0; i < manifest->catalog.nvalues && manifest->files[file].nvalues; i++)
+        if (manifest->catalog.values[i].extent.file == file)
             TRY(write_value(output, i));
     return RSD_OK;
 }
@@ -157,14 +157,14 @@ static rsd_status ensure_created(struct output *output, uint32_t file)
 
 static rsd_status complete(struct output *output, uint32_t file)
 {
-    struct out_file *about = &output->draft->files[file];
+    struct out_file *about = &output->manifest->files[file];
     if (about->header.n)
         TRY(put(output, file, 0, about->header.data, about->header.n));
     if (!output->unsynced)
         TRY(file_sync(&output->files, file));
     pthread_mutex_lock(&output->lock);
     output->states[file].done = true;
-    if (output->draft->compress)
+    if (output->manifest->compress)
         about->nbytes = output->states[file].cursor;
     output->nbytes_written += about->nbytes - about->kept;
     output->nfiles_written++;
@@ -175,7 +175,7 @@ static rsd_status complete(struct output *output, uint32_t file)
 
 rsd_status output_finish(struct output *output)
 {
-    for (uint32_t file = 0; file < output->draft->nfiles; file++)
+    for (uint32_t file = 0; file < output->manifest->nfiles; file++)
         if (output_wants(output, file) && (output->states[file].left == 0 || output->shared)) {
             TRY(ensure_created(output, file));
             TRY(complete(output, file));
@@ -185,7 +185,7 @@ rsd_status output_finish(struct output *output)
 
 rsd_status output_make_files(struct output *output)
 {
-    for (uint32_t file = 0; file < output->draft->nfiles; file++)
+    for (uint32_t file = 0; file < output->manifest->nfiles; file++)
         if (output_wants(output, file))
             TRY(ensure_created(output, file));
     return folder_sync(&output->files);
@@ -195,7 +195,7 @@ rsd_status output_make_files(struct output *output)
  * it. */
 rsd_status output_flush(struct output *output)
 {
-    for (uint32_t file = 0; file < output->draft->nfiles && output->shared; file++)
+    for (uint32_t file = 0; file < output->manifest->nfiles && output->shared; file++)
         if (output->states[file].touched)
             TRY(file_sync(&output->files, file));
     TRY(output_note(output));
@@ -206,9 +206,9 @@ rsd_status output_flush(struct output *output)
 
 static struct extent *extent_of(struct output *output, size_t tensor, size_t box, size_t *index)
 {
-    struct contents *contents = &output->draft->contents;
-    *index = contents->tensors[tensor].first_extent + box;
-    return &contents->extents[*index];
+    struct catalog *catalog = &output->manifest->catalog;
+    *index = catalog->tensors[tensor].first_extent + box;
+    return &catalog->extents[*index];
 }
 
 /* The shape and strides that an item says of itself. */
@@ -223,8 +223,8 @@ static struct form form_of(const struct out_item *item, int32_t ndim, const int6
 
 rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
 {
-    const struct contents *contents = &output->draft->contents;
-    const struct tensor *tensor = &contents->tensors[tensor_index];
+    const struct catalog *catalog = &output->manifest->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[tensor_index];
     size_t index;
     struct extent *extent = extent_of(output, tensor_index, box, &index);
     struct out_state *state = &output->states[extent->file];
@@ -232,17 +232,19 @@ rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
     pthread_mutex_lock(&output->lock);
     state->touched = true;
     pthread_mutex_unlock(&output->lock);
-    if (!output->draft->compress)
+    if (!output->manifest->compress)
         return RSD_OK;
     struct bytes head = {0};
     uint64_t head_nbytes, nbytes;
-    struct form form =
-        form_of(&output->draft->items[index], tensor->ndim, tensor_box_len(contents, tensor, box));
-    TRY(item_nbytes(tensor->dtype, tensor->ndim, form.shape, form.strides, &head_nbytes, &nbytes));
+    struct form form = form_of(&output->manifest->items[index], tensor->ndim,
+                               tensor_box_len(catalog, tensor, box));
+    TRY(torch_item_nbytes(tensor->dtype, tensor->ndim, form.shape, form.strides, &head_nbytes,
+                          &nbytes));
     extent->offset = state->cursor;
-    rsd_status status = item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
+    rsd_status status =
+        torch_item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
     if (!status)
-        status = deflate_open(output->draft->compress, nbytes, append, state, &state->deflate);
+        status = deflate_open(output->manifest->compress, nbytes, append, state, &state->deflate);
     if (!status)
         status = deflate_put(state->deflate, head.data, head.n);
     bytes_drop(&head);
@@ -251,10 +253,11 @@ rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
 
 static rsd_status end_plain(struct output *output, const struct extent *extent,
                             const struct out_item *item, const struct bytes *tail,
-                            const struct tensor *tensor, struct form form)
+                            const struct stored_tensor *tensor, struct form form)
 {
     struct bytes head = {0};
-    rsd_status status = item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
+    rsd_status status =
+        torch_item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
     if (!status && head.n != item->head)
         status = fail(RSD_EINVAL, "%s: the head of an item changed its length", tensor->name);
     if (!status)
@@ -278,19 +281,19 @@ static rsd_status end_compressed(struct output *output, struct extent *extent,
     return RSD_OK;
 }
 
-static rsd_status end_item(struct output *output, const struct tensor *tensor, size_t box,
+static rsd_status end_item(struct output *output, const struct stored_tensor *tensor, size_t box,
                            size_t index, struct extent *extent)
 {
-    const struct contents *contents = &output->draft->contents;
-    const struct out_item *item = &output->draft->items[index];
-    struct form form = form_of(item, tensor->ndim, tensor_box_len(contents, tensor, box));
+    const struct catalog *catalog = &output->manifest->catalog;
+    const struct out_item *item = &output->manifest->items[index];
+    struct form form = form_of(item, tensor->ndim, tensor_box_len(catalog, tensor, box));
     struct bytes tail = {0};
-    uint32_t crc = crc32_from_raw(item->crc, box_nbytes(contents, tensor, box));
-    rsd_status status =
-        item_tail(tensor->dtype, tensor->ndim, form.shape, form.strides, crc, item->first, &tail);
+    uint32_t crc = crc32_from_raw(item->crc, box_nbytes(catalog, tensor, box));
+    rsd_status status = torch_item_tail(tensor->dtype, tensor->ndim, form.shape, form.strides, crc,
+                                        item->first, &tail);
     if (!status)
-        status = output->draft->compress ? end_compressed(output, extent, &tail)
-                                         : end_plain(output, extent, item, &tail, tensor, form);
+        status = output->manifest->compress ? end_compressed(output, extent, &tail)
+                                            : end_plain(output, extent, item, &tail, tensor, form);
     bytes_drop(&tail);
     return status;
 }
@@ -302,7 +305,7 @@ static size_t *take_pending(struct output *output, size_t *n)
     size_t *list = output->pending;
     *n = output->npending;
     output->pending = NULL;
-    output->npending = output->room_pending = 0;
+    output->npending = output->pending_capacity = 0;
     output->pending_nbytes = 0;
     pthread_mutex_unlock(&output->lock);
     return list;
@@ -310,13 +313,13 @@ static size_t *take_pending(struct output *output, size_t *n)
 
 rsd_status output_note(struct output *output)
 {
-    const struct contents *contents = &output->draft->contents;
+    const struct catalog *catalog = &output->manifest->catalog;
     size_t n;
     size_t *list = take_pending(output, &n);
-    bool *synced = mem_new(output->draft->nfiles, sizeof *synced);
+    bool *synced = mem_new(output->manifest->nfiles, sizeof *synced);
     rsd_status status = synced ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < n && !status; i++) {
-        uint32_t file = contents->extents[list[i]].file;
+        uint32_t file = catalog->extents[list[i]].file;
         if (!synced[file])
             status = file_sync(&output->files, file);
         synced[file] = true;
@@ -331,10 +334,10 @@ rsd_status output_note(struct output *output)
 /* Compressed items have no place before they are written: their files are noted whole. */
 static rsd_status note_item(struct output *output, size_t extent, uint64_t nbytes)
 {
-    if (!output->journal || output->draft->compress)
+    if (!output->journal || output->manifest->compress)
         return RSD_OK;
     pthread_mutex_lock(&output->lock);
-    rsd_status status = GROW(output->pending, output->room_pending, output->npending + 1);
+    rsd_status status = GROW(output->pending, output->pending_capacity, output->npending + 1);
     if (!status) {
         output->pending[output->npending++] = extent;
         output->pending_nbytes += nbytes;
@@ -348,8 +351,8 @@ rsd_status output_end(struct output *output, size_t tensor, size_t box)
 {
     size_t index;
     struct extent *extent = extent_of(output, tensor, box, &index);
-    if (output->draft->format == RSD_FORMAT_DCP)
-        TRY(end_item(output, &output->draft->contents.tensors[tensor], box, index, extent));
+    if (output->manifest->format == RSD_FORMAT_DCP)
+        TRY(end_item(output, &output->manifest->catalog.tensors[tensor], box, index, extent));
     pthread_mutex_lock(&output->lock);
     bool last = --output->states[extent->file].left == 0 && !output->shared;
     pthread_mutex_unlock(&output->lock);
@@ -359,12 +362,12 @@ rsd_status output_end(struct output *output, size_t tensor, size_t box)
 /* Whose bytes are all there, and whose sums are added up. */
 rsd_status output_end_split(struct output *output)
 {
-    struct contents *contents = &output->draft->contents;
-    for (size_t t = 0; t < contents->ntensors && output->draft->format == RSD_FORMAT_DCP; t++)
-        for (size_t box = 0; box < contents->tensors[t].nboxes; box++) {
-            size_t index = contents->tensors[t].first_extent + box;
-            if (output->draft->items[index].split)
-                TRY(end_item(output, &contents->tensors[t], box, index, &contents->extents[index]));
+    struct catalog *catalog = &output->manifest->catalog;
+    for (size_t t = 0; t < catalog->ntensors && output->manifest->format == RSD_FORMAT_DCP; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
+            size_t index = catalog->tensors[t].first_extent + box;
+            if (output->manifest->items[index].split)
+                TRY(end_item(output, &catalog->tensors[t], box, index, &catalog->extents[index]));
         }
     return RSD_OK;
 }
@@ -384,10 +387,12 @@ static void note_bytes(struct out_item *item, uint64_t at, const char *block, si
 static rsd_status put_rows(struct output *output, const struct sink *sink, const int64_t *lo,
                            const int64_t *len, const char *block)
 {
-    const struct draft *draft = output->draft;
-    const struct extent *extent = &draft->contents.extents[sink->index];
-    const int64_t *at = draft->places + draft->items[sink->index].at, *shape = at + sink->ndim;
-    int64_t each = (int64_t)rsd_dtype_nbytes(sink->dtype), stride = each, packed = each;
+    const struct manifest *manifest = output->manifest;
+    const struct extent *extent = &manifest->catalog.extents[sink->index];
+    const int64_t *at = manifest->places + manifest->items[sink->index].at,
+                  *shape = at + sink->ndim;
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(sink->dtype), stride = element_nbytes,
+            packed = element_nbytes;
     int64_t index[MAX_LOOPS] = {0};
     uint64_t to = extent->offset;
     struct loops loops = {0};
@@ -397,7 +402,7 @@ static rsd_status put_rows(struct output *output, const struct sink *sink, const
         packed *= len[d];
         stride *= shape[d];
     }
-    loops_finish(&loops, (size_t)each);
+    loops_finish(&loops, (size_t)element_nbytes);
     for (int32_t i = 0; i >= 0;) {
         TRY(put(output, extent->file, to, block, loops.run));
         block += loops.run; /* the block is packed: rows follow each other */
@@ -416,16 +421,17 @@ static rsd_status take_block(const struct sink *sink, struct scratch *scratch, c
                              const int64_t *len, const char *block)
 {
     struct output *output = sink->context;
-    const struct draft *draft = output->draft;
-    const struct extent *extent = &draft->contents.extents[sink->index];
-    struct out_item *item = &draft->items[sink->index];
-    size_t each = rsd_dtype_nbytes(sink->dtype);
-    size_t nbytes = (size_t)box_volume(sink->ndim, len) * each;
-    uint64_t at = offset_in_box(sink, lo), all = (uint64_t)box_volume(sink->ndim, sink->len) * each;
+    const struct manifest *manifest = output->manifest;
+    const struct extent *extent = &manifest->catalog.extents[sink->index];
+    struct out_item *item = &manifest->items[sink->index];
+    size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
+    size_t nbytes = (size_t)box_volume(sink->ndim, len) * element_nbytes;
+    uint64_t at = offset_in_box(sink, lo),
+             all = (uint64_t)box_volume(sink->ndim, sink->len) * element_nbytes;
     (void)scratch;
-    if (draft->format == RSD_FORMAT_DCP)
+    if (manifest->format == RSD_FORMAT_DCP)
         note_bytes(item, at, block, nbytes, all);
-    if (draft->compress)
+    if (manifest->compress)
         return deflate_put(output->states[extent->file].deflate, block, nbytes);
     if (item->at)
         return put_rows(output, sink, lo, len, block);
@@ -434,14 +440,14 @@ static rsd_status take_block(const struct sink *sink, struct scratch *scratch, c
 
 void output_sink(struct output *output, size_t tensor_index, size_t box, struct sink *sink)
 {
-    const struct contents *contents = &output->draft->contents;
-    const struct tensor *tensor = &contents->tensors[tensor_index];
+    const struct catalog *catalog = &output->manifest->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[tensor_index];
     *sink = (struct sink){.kind = SINK_BLOCKS,
                           .dtype = tensor->dtype,
                           .ndim = tensor->ndim,
                           .take = take_block,
                           .context = output,
                           .index = tensor->first_extent + box};
-    copy_i64s(sink->lo, tensor_box_lo(contents, tensor, box), tensor->ndim);
-    copy_i64s(sink->len, tensor_box_len(contents, tensor, box), tensor->ndim);
+    copy_i64s(sink->lo, tensor_box_lo(catalog, tensor, box), tensor->ndim);
+    copy_i64s(sink->len, tensor_box_len(catalog, tensor, box), tensor->ndim);
 }

@@ -68,8 +68,8 @@ int open_checkpoint(const char *verb, const char *path, rsd_checkpoint **checkpo
 
 /* Says which files are not there, since to learn of it in the middle of the work is too late: of all (NULL),
  * or of those that have something of a tensor that is needed. 0, or the code to exit with. */
-typedef bool is_needed(const void *context, const rsd_tensor *tensor);
-bool every_tensor(const void *context, const rsd_tensor *tensor);
+typedef bool is_needed(const void *context, const rsd_tensor_info *tensor);
+bool every_tensor(const void *context, const rsd_tensor_info *tensor);
 int need_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
                is_needed *needed, const void *context);
 
@@ -182,7 +182,7 @@ bool target_set_preset(struct target *target, const char *name);
 int target_check(struct target *target, rsd_checkpoint *checkpoint, bool quiet);
 
 /* For rsd_convert. */
-rsd_status target_choose(void *target, const rsd_tensor *tensor, rsd_choice *choice);
+rsd_status target_choose(void *target, const rsd_tensor_info *tensor, rsd_tensor_target *choice);
 void target_free(struct target *target);
 
 /* ---- progress.c: how far it is, and how to stop it ---- */

@@ -101,7 +101,7 @@ static bool parse_range(const char **at, int64_t extent, int64_t *lo, int64_t *l
     return first >= 0 && last >= first && last <= extent;
 }
 
-static bool parse_slice(const char *text, const rsd_tensor *tensor, rsd_box *box)
+static bool parse_slice(const char *text, const rsd_tensor_info *tensor, rsd_box *box)
 {
     const char *at = text + (*text == '[');
     box->ndim = tensor->ndim;
@@ -198,7 +198,7 @@ static int write_out(const struct request *request, rsd_dtype dtype, const rsd_b
     return code;
 }
 
-static bool is_the_one(const void *name, const rsd_tensor *tensor)
+static bool is_the_one(const void *name, const rsd_tensor_info *tensor)
 {
     return strcmp(tensor->name, name) == 0;
 }
@@ -206,7 +206,7 @@ static bool is_the_one(const void *name, const rsd_tensor *tensor)
 static int extract(const struct request *request, rsd_checkpoint *checkpoint)
 {
     int64_t index;
-    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
     rsd_box box = {0};
     if (rsd_checkpoint_find(checkpoint, request->tensor, &index) ||
         rsd_checkpoint_tensor(checkpoint, index, &tensor))
@@ -229,7 +229,7 @@ static int extract(const struct request *request, rsd_checkpoint *checkpoint)
         return complain_status("extract", status);
     status = rsd_layout_array(layout, 0, &array);
     void *bytes = need_memory(malloc(array.nbytes + 1));
-    rsd_local local = {
+    rsd_tensor local = {
         .struct_nbytes = sizeof local, .name = request->tensor, .layout = layout, .arrays = &bytes};
     rsd_load_options how = {.struct_nbytes = sizeof how, .allow_cast = 1};
     if (!status)

@@ -65,17 +65,17 @@ static int read_options(int argc, char **argv, struct request *request)
     return GO_ON;
 }
 
-static rsd_tensor tensor_at(const rsd_checkpoint *checkpoint, int64_t index)
+static rsd_tensor_info tensor_at(const rsd_checkpoint *checkpoint, int64_t index)
 {
-    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
     if (rsd_checkpoint_tensor(checkpoint, index, &tensor))
         exit(complain_status("inspect", RSD_EINVAL));
     return tensor;
 }
 
-static rsd_stored box_at(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t index)
+static rsd_extent box_at(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t index)
 {
-    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    rsd_extent stored = {.struct_nbytes = sizeof stored};
     if (rsd_checkpoint_box(checkpoint, tensor, index, &stored))
         exit(complain_status("inspect", RSD_EINVAL));
     return stored;
@@ -86,7 +86,7 @@ static rsd_stored box_at(const rsd_checkpoint *checkpoint, int64_t tensor, int64
 static void print_boxes(const rsd_checkpoint *checkpoint, int64_t index, int64_t nboxes)
 {
     for (int64_t i = 0; i < nboxes; i++) {
-        rsd_stored stored = box_at(checkpoint, index, i);
+        rsd_extent stored = box_at(checkpoint, index, i);
         const char *file = rsd_checkpoint_file(checkpoint, stored.file);
         printf("%s{\"lo\": ", i ? ", " : "");
         print_json_list(stdout, stored.box.ndim, stored.box.lo);
@@ -103,7 +103,7 @@ static void print_boxes(const rsd_checkpoint *checkpoint, int64_t index, int64_t
 
 static void print_json_tensor(const rsd_checkpoint *checkpoint, int64_t index)
 {
-    rsd_tensor tensor = tensor_at(checkpoint, index);
+    rsd_tensor_info tensor = tensor_at(checkpoint, index);
     printf("{\"name\": ");
     print_json_string(stdout, tensor.name);
     printf(", \"dtype\": \"%s\", \"shape\": ", rsd_dtype_name(tensor.dtype));
@@ -159,7 +159,7 @@ static void print_summary(const struct request *request, const rsd_checkpoint *c
     printf("\n\n");
 }
 
-static void print_line(const rsd_tensor *tensor, int indent, const char *name)
+static void print_line(const rsd_tensor_info *tensor, int indent, const char *name)
 {
     int width = 44 - indent;
     printf("%*s%-*s  %-24s %10s", indent, "", width > 0 ? width : 0, plain_text(name),
@@ -202,7 +202,7 @@ static void print_part(int indent, const char *text, int n)
 /* By their parts, so that those of one branch are together, and layers.2 comes before layers.10. */
 static int by_parts(const void *a, const void *b)
 {
-    const char *x = ((const rsd_tensor *)a)->name, *y = ((const rsd_tensor *)b)->name;
+    const char *x = ((const rsd_tensor_info *)a)->name, *y = ((const rsd_tensor_info *)b)->name;
     for (;; x++, y++) {
         size_t n = strcspn(x, "."), m = strcspn(y, ".");
         char *one = need_text("%.*s", (int)n, x), *other = need_text("%.*s", (int)m, y);
@@ -221,13 +221,13 @@ static void print_tree(const rsd_checkpoint *checkpoint)
 {
     const char *before = "";
     size_t n = (size_t)rsd_checkpoint_ntensors(checkpoint);
-    rsd_tensor *tensors = need_memory(calloc(n + 1, sizeof *tensors));
+    rsd_tensor_info *tensors = need_memory(calloc(n + 1, sizeof *tensors));
     for (size_t i = 0; i < n; i++)
         tensors[i] = tensor_at(checkpoint, (int64_t)i);
     if (n > 1)
         qsort(tensors, n, sizeof *tensors, by_parts);
     for (size_t i = 0; i < n; i++) {
-        rsd_tensor tensor = tensors[i];
+        rsd_tensor_info tensor = tensors[i];
         const char *at = tensor.name;
         size_t same = 0;
         int depth = 0;
@@ -251,7 +251,7 @@ static int print_text(const struct request *request, rsd_checkpoint *checkpoint)
     if (request->tree)
         print_tree(checkpoint);
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint) && !request->tree; i++) {
-        rsd_tensor tensor = tensor_at(checkpoint, i);
+        rsd_tensor_info tensor = tensor_at(checkpoint, i);
         print_line(&tensor, 0, tensor.name);
     }
     if (rsd_checkpoint_nvalues(checkpoint))
@@ -269,7 +269,7 @@ static int inspect_tensor(const struct request *request, const rsd_checkpoint *c
     rsd_status status = rsd_checkpoint_find(checkpoint, request->tensor, &index);
     if (status)
         return complain("inspect", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
-    rsd_tensor tensor = tensor_at(checkpoint, index);
+    rsd_tensor_info tensor = tensor_at(checkpoint, index);
     if (request->svg)
         status = page_boxes(request->svg, false, checkpoint, index);
     if (!status && request->html)
@@ -283,7 +283,7 @@ static int inspect_tensor(const struct request *request, const rsd_checkpoint *c
     }
     print_line(&tensor, 0, tensor.name);
     for (int64_t i = 0; i < tensor.nboxes && i < 64; i++) {
-        rsd_stored stored = box_at(checkpoint, index, i);
+        rsd_extent stored = box_at(checkpoint, index, i);
         const char *file = rsd_checkpoint_file(checkpoint, stored.file);
         printf("  [");
         for (int32_t d = 0; d < stored.box.ndim; d++)

@@ -126,7 +126,7 @@ static int64_t count_wanted(const struct request *request, const rsd_checkpoint 
 {
     int64_t n = 0;
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         n += rsd_checkpoint_tensor(checkpoint, i, &tensor) == RSD_OK &&
              is_wanted(request, tensor.name);
     }
@@ -255,7 +255,7 @@ static int digest(struct request *request, rsd_checkpoint *checkpoint)
     struct line *lines = need_memory(calloc(all + 1, sizeof *lines));
     char(*digests)[RSD_DIGEST_NCHARS] = need_memory(calloc(all + 1, sizeof *digests));
     for (size_t i = 0; i < all; i++) {
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         if (rsd_checkpoint_tensor(checkpoint, (int64_t)i, &tensor) == RSD_OK &&
             is_wanted(request, tensor.name)) {
             lines[n].name = tensor.name;

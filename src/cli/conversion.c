@@ -189,8 +189,8 @@ static void list_left_out(const struct conversion *request, rsd_checkpoint *in)
     if (request->quiet)
         return;
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(in); i++) {
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
-        rsd_choice choice = {.struct_nbytes = sizeof choice, .keep = 1};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_target choice = {.struct_nbytes = sizeof choice, .keep = 1};
         if (rsd_checkpoint_tensor(in, i, &tensor) == RSD_OK &&
             target_choose((void *)(uintptr_t)&request->target, &tensor, &choice) == RSD_OK &&
             !choice.keep && n++ < MOST_TOLD)
@@ -233,8 +233,8 @@ static rsd_status find_pairs(struct conversion *request, rsd_checkpoint *in, rsd
     pairs->out = need_memory(calloc((size_t)ntensors + 1, sizeof *pairs->out));
     rsd_status status = RSD_OK;
     for (int64_t i = 0, index; !status && i < ntensors; i++) {
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor}, other = tensor;
-        rsd_choice choice = {.struct_nbytes = sizeof choice, .keep = 1};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor}, other = tensor;
+        rsd_tensor_target choice = {.struct_nbytes = sizeof choice, .keep = 1};
         status = rsd_checkpoint_tensor(in, i, &tensor);
         if (!status)
             status = target_choose(&request->target, &tensor, &choice);
@@ -266,7 +266,7 @@ static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_c
     if (!status)
         status = rsd_digest(out, (int64_t)pairs.n, pairs.out, how, b, NULL);
     for (size_t i = 0; i < pairs.n && !status && !code; i++) {
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         status = rsd_checkpoint_tensor(out, pairs.out[i], &tensor);
         request->nverified++;
         if (!status && strcmp(a[i], b[i]) != 0)

@@ -127,7 +127,7 @@ static void cells_of(int64_t lo, int64_t len, int64_t extent, int64_t ncells, in
     *end = (int64_t)((double)(lo + len) * scale + 0.5);
 }
 
-static void paint(struct canvas *canvas, const rsd_tensor *tensor, const rsd_stored *stored)
+static void paint(struct canvas *canvas, const rsd_tensor_info *tensor, const rsd_extent *stored)
 {
     int64_t r0 = 0, r1 = 1, c0 = 0, c1 = 1;
     for (int32_t d = 0; d < tensor->ndim; d++)
@@ -148,8 +148,8 @@ static void paint(struct canvas *canvas, const rsd_tensor *tensor, const rsd_sto
 rsd_status picture_dims(const rsd_checkpoint *checkpoint, int64_t index, int32_t *down,
                         int32_t *across)
 {
-    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
-    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    rsd_extent stored = {.struct_nbytes = sizeof stored};
     bool cut[RSD_MAX_DIMS] = {false};
     int32_t chosen[2], n = 0;
     rsd_status status = rsd_checkpoint_tensor(checkpoint, index, &tensor);
@@ -175,7 +175,7 @@ rsd_status picture_dims(const rsd_checkpoint *checkpoint, int64_t index, int32_t
 }
 
 static rsd_status choose_dims(struct canvas *canvas, const rsd_checkpoint *checkpoint,
-                              int64_t index, const rsd_tensor *tensor)
+                              int64_t index, const rsd_tensor_info *tensor)
 {
     rsd_status status = picture_dims(checkpoint, index, &canvas->rows_dim, &canvas->columns_dim);
     canvas->rows = canvas->rows_dim < 0 ? 1 : tensor->shape[canvas->rows_dim];
@@ -187,8 +187,8 @@ static rsd_status choose_dims(struct canvas *canvas, const rsd_checkpoint *check
 
 rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t index)
 {
-    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
-    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    rsd_extent stored = {.struct_nbytes = sizeof stored};
     struct canvas canvas;
     rsd_status status = rsd_checkpoint_tensor(checkpoint, index, &tensor);
     if (status || tensor.nbytes == 0)

@@ -32,7 +32,7 @@ void names_sort(struct names *names, const rsd_checkpoint *checkpoint)
     size_t n = (size_t)rsd_checkpoint_ntensors(checkpoint);
     names->list = need_memory(calloc(n + 1, sizeof *names->list));
     for (size_t i = 0; i < n; i++) {
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         if (rsd_checkpoint_tensor(checkpoint, (int64_t)i, &tensor) == RSD_OK)
             names->list[names->n++] = (struct named){tensor.name, (int64_t)i};
     }

@@ -19,7 +19,7 @@ int open_checkpoint(const char *verb, const char *path, rsd_checkpoint **checkpo
     return complain_status(verb, status);
 }
 
-bool every_tensor(const void *context, const rsd_tensor *tensor)
+bool every_tensor(const void *context, const rsd_tensor_info *tensor)
 {
     (void)context;
     return tensor->nbytes > 0;
@@ -32,8 +32,8 @@ static bool *mark_files(const rsd_checkpoint *checkpoint, is_needed *needed, con
     bool *marks = need_memory(calloc(nfiles + 1, 1));
     memset(marks, !needed, nfiles);
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint) && needed; i++) {
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
-        rsd_stored stored = {.struct_nbytes = sizeof stored};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+        rsd_extent stored = {.struct_nbytes = sizeof stored};
         if (rsd_checkpoint_tensor(checkpoint, i, &tensor) || !needed(context, &tensor))
             continue;
         for (int64_t k = 0; k < tensor.nboxes; k++)

@@ -188,8 +188,8 @@ struct boxes {
     int64_t tensor;
 };
 
-static void print_box(FILE *out, const rsd_checkpoint *checkpoint, const rsd_tensor *tensor,
-                      const rsd_stored *stored, int32_t down, int32_t across)
+static void print_box(FILE *out, const rsd_checkpoint *checkpoint, const rsd_tensor_info *tensor,
+                      const rsd_extent *stored, int32_t down, int32_t across)
 {
     double x = 0, y = 0, width = SIDE, height = SIDE;
     if (across >= 0) {
@@ -218,8 +218,8 @@ static void print_box(FILE *out, const rsd_checkpoint *checkpoint, const rsd_ten
 static rsd_status print_boxes(FILE *out, void *context)
 {
     const struct boxes *boxes = context;
-    rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
-    rsd_stored stored = {.struct_nbytes = sizeof stored};
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    rsd_extent stored = {.struct_nbytes = sizeof stored};
     int32_t down, across;
     rsd_status status = rsd_checkpoint_tensor(boxes->checkpoint, boxes->tensor, &tensor);
     if (!status)

@@ -98,9 +98,9 @@ bool target_add_rules(struct target *target, const char *path)
         return false;
     }
     char *line = NULL;
-    size_t room = 0;
+    size_t capacity = 0;
     bool fine = true;
-    for (int number = 1; fine && getline(&line, &room, file) >= 0; number++)
+    for (int number = 1; fine && getline(&line, &capacity, file) >= 0; number++)
         fine = add_line(target, path, number, line);
     if (fine && ferror(file)) {
         complain(target->verb, EXIT_USAGE, "%s: %s", path, strerror(errno));
@@ -223,7 +223,7 @@ static long after_first(const char *path, const char *text)
 static bool has_model_part(const struct target *target)
 {
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(target->checkpoint); i++) {
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         if (rsd_checkpoint_tensor(target->checkpoint, i, &tensor) == RSD_OK && tensor.path &&
             after_first(tensor.path, "model") > 0)
             return true;
@@ -233,7 +233,7 @@ static bool has_model_part(const struct target *target)
 
 /* ---- one tensor ---- */
 
-static bool is_wanted(const struct target *target, const rsd_tensor *tensor)
+static bool is_wanted(const struct target *target, const rsd_tensor_info *tensor)
 {
     bool wanted = target->nonly == 0;
     for (size_t i = 0; i < target->nonly; i++)
@@ -245,7 +245,7 @@ static bool is_wanted(const struct target *target, const rsd_tensor *tensor)
     return wanted;
 }
 
-static char *new_name(const struct target *target, const rsd_tensor *tensor)
+static char *new_name(const struct target *target, const rsd_tensor_info *tensor)
 {
     const char *name = tensor->name;
     if (target->model_only && strncmp(name, "model.", 6) == 0)
@@ -275,7 +275,7 @@ static struct rule *find_rule(const struct target *target, const char *name, boo
     return NULL;
 }
 
-static bool same_shape(const rsd_tensor *a, const rsd_tensor *b)
+static bool same_shape(const rsd_tensor_info *a, const rsd_tensor_info *b)
 {
     if (a->ndim != b->ndim)
         return false;
@@ -286,9 +286,9 @@ static bool same_shape(const rsd_tensor *a, const rsd_tensor *b)
 }
 
 /* State that has the shape of its parameter goes with it, unless it has a --place of its own. */
-static struct rule *rule_of(const struct target *target, const rsd_tensor *tensor)
+static struct rule *rule_of(const struct target *target, const rsd_tensor_info *tensor)
 {
-    rsd_tensor parameter = {.struct_nbytes = sizeof parameter};
+    rsd_tensor_info parameter = {.struct_nbytes = sizeof parameter};
     int64_t index;
     struct rule *rule = find_rule(target, tensor->name, true);
     if (!rule && find_parameter(&target->names, tensor->name, &index) &&
@@ -298,7 +298,7 @@ static struct rule *rule_of(const struct target *target, const rsd_tensor *tenso
     return rule ? rule : find_rule(target, tensor->name, false);
 }
 
-static rsd_status make_layout(const struct target *target, const rsd_tensor *tensor,
+static rsd_status make_layout(const struct target *target, const rsd_tensor_info *tensor,
                               rsd_layout **layout)
 {
     struct rule *rule = rule_of(target, tensor);
@@ -326,7 +326,7 @@ static bool is_float(rsd_dtype dtype)
     return dtype == RSD_F64 || dtype == RSD_F32 || dtype == RSD_F16 || dtype == RSD_BF16;
 }
 
-rsd_status target_choose(void *context, const rsd_tensor *tensor, rsd_choice *choice)
+rsd_status target_choose(void *context, const rsd_tensor_info *tensor, rsd_tensor_target *choice)
 {
     struct target *target = context;
     choice->keep = is_wanted(target, tensor);
@@ -345,7 +345,7 @@ rsd_status target_choose(void *context, const rsd_tensor *tensor, rsd_choice *ch
 static bool matches_any(const struct target *target, const struct rule *rule)
 {
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(target->checkpoint); i++) {
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         if (rsd_checkpoint_tensor(target->checkpoint, i, &tensor) == RSD_OK &&
             is_wanted(target, &tensor) && pattern_matches(&rule->pattern, tensor.name))
             return true;
@@ -384,8 +384,8 @@ int target_check(struct target *target, rsd_checkpoint *checkpoint, bool quiet)
         return code;
     target->model_only = target->model_only && has_model_part(target);
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
-        rsd_tensor tensor = {.struct_nbytes = sizeof tensor};
-        rsd_choice choice = {.struct_nbytes = sizeof choice};
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_target choice = {.struct_nbytes = sizeof choice};
         if (rsd_checkpoint_tensor(checkpoint, i, &tensor))
             return complain_status(target->verb, RSD_EINVAL);
         target->nproblems += target_choose(target, &tensor, &choice) != RSD_OK;

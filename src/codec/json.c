@@ -132,7 +132,7 @@ static size_t utf8_length(const unsigned char *p, size_t left)
     return 0;
 }
 
-bool is_utf8(const char *text, size_t nbytes)
+bool json_is_utf8(const char *text, size_t nbytes)
 {
     for (size_t at = 0; at < nbytes;) {
         size_t length = utf8_length((const unsigned char *)text + at, nbytes - at);
@@ -145,7 +145,7 @@ bool is_utf8(const char *text, size_t nbytes)
 
 static rsd_status scratch_add(struct json *j, const char *bytes, size_t n)
 {
-    TRY(GROW(j->scratch, j->room, j->used + n));
+    TRY(GROW(j->scratch, j->capacity, j->used + n));
     memcpy(j->scratch + j->used, bytes, n);
     j->used += n;
     return RSD_OK;

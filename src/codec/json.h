@@ -12,7 +12,7 @@ struct json {
     int depth;
     bool fresh; /* just entered: no comma is due */
     char *scratch;
-    size_t used, room;
+    size_t used, capacity;
 };
 
 void json_start(struct json *j, const char *text, size_t nbytes);
@@ -29,6 +29,6 @@ rsd_status json_skip(struct json *j);
 rsd_status json_end(struct json *j);
 
 void json_add_string(struct text *text, const char *string, size_t nbytes);
-bool is_utf8(const char *text, size_t nbytes);
+bool json_is_utf8(const char *text, size_t nbytes);
 
 #endif

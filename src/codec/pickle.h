@@ -6,15 +6,15 @@
 
 /* ---- nodes.c: pickled values as data ---- */
 
-typedef uint32_t cell;
+typedef uint32_t pickle_node;
 
-#define CELL_NONE        ((cell)2)
-#define CELL_TRUE        ((cell)6)
-#define CELL_FALSE       ((cell)10)
-#define CELL_EMPTY_TUPLE ((cell)14)
-#define CELL_NOTHING     ((cell)18) /* no value at all */
+#define PICKLE_NONE        ((pickle_node)2)
+#define PICKLE_TRUE        ((pickle_node)6)
+#define PICKLE_FALSE       ((pickle_node)10)
+#define PICKLE_EMPTY_TUPLE ((pickle_node)14)
+#define PICKLE_ABSENT      ((pickle_node)18) /* no value at all */
 
-enum node_kind {
+enum pickle_kind {
     NODE_ATOM, /* None, True, False */
     NODE_INT,
     NODE_FLOAT,
@@ -30,7 +30,7 @@ enum node_kind {
     NODE_PERSISTENT
 };
 
-enum node_part { NODE_WHAT = 1, NODE_ARGS, NODE_STATE, NODE_ITEMS };
+enum pickle_part { NODE_WHAT = 1, NODE_ARGS, NODE_STATE, NODE_ITEMS };
 
 /* Globals that readers know. */
 enum known {
@@ -60,86 +60,96 @@ enum known {
     KNOWN_STORAGE_INFO
 };
 
-struct nodes {
+struct pickle_tree {
     int shift; /* words of a segment, as a power of two */
     uint32_t **segments, **owned;
-    size_t nsegments, room_segments, nowned, room_owned;
+    size_t nsegments, segments_capacity, nowned, owned_capacity;
     uint64_t next, end; /* free words of the last segment */
 };
 
-void nodes_start(struct nodes *nodes,
-                 uint64_t nbytes); /* of the stream, for the size of segments */
-void nodes_drop(struct nodes *nodes);
+void pickle_tree_start(struct pickle_tree *tree,
+                       uint64_t nbytes); /* of the stream, for the size of segments */
+void pickle_tree_drop(struct pickle_tree *tree);
 
-rsd_status node_i64(struct nodes *nodes, int64_t value, cell *out);
-rsd_status node_bytes(struct nodes *nodes, enum node_kind kind, uint64_t n, cell *out,
-                      void **bytes);
-rsd_status node_tuple(struct nodes *nodes, const cell *items, size_t n, cell *out);
-rsd_status node_container(struct nodes *nodes, enum node_kind kind, cell *out);
-rsd_status node_append(struct nodes *nodes, cell container, const cell *items, size_t n);
-rsd_status node_global(struct nodes *nodes, cell module, cell name, cell *out);
-rsd_status node_call(struct nodes *nodes, enum node_kind kind, cell what, cell args, cell *out);
-rsd_status node_persistent(struct nodes *nodes, cell id, cell *out);
+rsd_status pickle_add_i64(struct pickle_tree *tree, int64_t value, pickle_node *out);
+rsd_status pickle_add_bytes(struct pickle_tree *tree, enum pickle_kind kind, uint64_t n,
+                            pickle_node *out, void **bytes);
+rsd_status pickle_add_tuple(struct pickle_tree *tree, const pickle_node *items, size_t n,
+                            pickle_node *out);
+rsd_status pickle_add_container(struct pickle_tree *tree, enum pickle_kind kind, pickle_node *out);
+rsd_status pickle_append(struct pickle_tree *tree, pickle_node container, const pickle_node *items,
+                         size_t n);
+rsd_status pickle_add_global(struct pickle_tree *tree, pickle_node module, pickle_node name,
+                             pickle_node *out);
+rsd_status pickle_add_call(struct pickle_tree *tree, enum pickle_kind kind, pickle_node what,
+                           pickle_node args, pickle_node *out);
+rsd_status pickle_add_persistent(struct pickle_tree *tree, pickle_node id, pickle_node *out);
 
-enum node_kind node_kind(const struct nodes *nodes, cell c);
-uint32_t node_count(const struct nodes *nodes, cell c); /* items, entries or bytes */
-cell node_part(const struct nodes *nodes, cell c,
-               enum node_part part); /* of a call, object or global */
-void node_set_part(struct nodes *nodes, cell c, enum node_part part, cell value);
-cell node_item(const struct nodes *nodes, cell tuple, uint32_t i);
-bool node_as_i64(const struct nodes *nodes, cell c, int64_t *out);
-struct slice node_text(const struct nodes *nodes,
-                       cell c); /* of strings, bytes, large ints, floats */
-enum known node_known(const struct nodes *nodes, cell c);              /* of a global */
-cell node_find(const struct nodes *nodes, cell dict, const char *key); /* CELL_NOTHING: not there */
+enum pickle_kind pickle_kind(const struct pickle_tree *tree, pickle_node c);
+uint32_t pickle_count(const struct pickle_tree *tree, pickle_node c); /* items, entries or bytes */
+pickle_node pickle_part(const struct pickle_tree *tree, pickle_node c,
+                        enum pickle_part part); /* of a call, object or global */
+void pickle_set_part(struct pickle_tree *tree, pickle_node c, enum pickle_part part,
+                     pickle_node value);
+pickle_node pickle_item(const struct pickle_tree *tree, pickle_node tuple, uint32_t i);
+bool pickle_as_i64(const struct pickle_tree *tree, pickle_node c, int64_t *out);
+struct slice pickle_text(const struct pickle_tree *tree,
+                         pickle_node c); /* of strings, bytes, large ints, floats */
+enum known pickle_known(const struct pickle_tree *tree, pickle_node c); /* of a global */
+pickle_node pickle_find(const struct pickle_tree *tree, pickle_node dict,
+                        const char *key); /* PICKLE_ABSENT: not there */
 
 /* "torch.qint8", for messages; "(no global)" of what is none. */
 enum { GLOBAL_TEXT_NCHARS = 200 };
-const char *global_text(const struct nodes *nodes, cell c, char text[GLOBAL_TEXT_NCHARS]);
+const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,
+                               char text[GLOBAL_TEXT_NCHARS]);
 
 /* Through the items of a list, or the keys and values of a dict. */
-struct node_walk {
-    const struct nodes *nodes;
-    cell batch;
+struct pickle_walk {
+    const struct pickle_tree *tree;
+    pickle_node batch;
     uint32_t at;
 };
-struct node_walk node_walk(const struct nodes *nodes, cell container);
-bool node_next(struct node_walk *walk, cell *item);
-bool node_next_pair(struct node_walk *walk, cell *key, cell *value);
+struct pickle_walk pickle_walk(const struct pickle_tree *tree, pickle_node container);
+bool pickle_walk_next(struct pickle_walk *walk, pickle_node *item);
+bool pickle_walk_next_pair(struct pickle_walk *walk, pickle_node *key, pickle_node *value);
 
-enum known known_global(struct slice module, struct slice name);
+enum known pickle_known_global(struct slice module, struct slice name);
 
 /* ---- pickle.c ---- */
 
 /* Reads n bytes of the stream at a place. */
-typedef rsd_status pickle_read(void *context, uint64_t at, void *out, size_t n);
+typedef rsd_status pickle_read_fn(void *context, uint64_t at, void *out, size_t n);
 
-/* Reads a pickle of at most nbytes; *used is how many it took. nodes_drop gives the values back. */
-rsd_status pickle_load(pickle_read *read, void *context, uint64_t nbytes, struct nodes *nodes,
-                       cell *root, uint64_t *used);
-rsd_status pickle_load_memory(const void *bytes, size_t nbytes, struct nodes *nodes, cell *root,
-                              uint64_t *used);
+/* Reads a pickle of at most nbytes; *used is how many it took. pickle_tree_drop gives the values back. */
+rsd_status pickle_read(pickle_read_fn *read, void *context, uint64_t nbytes,
+                       struct pickle_tree *tree, pickle_node *root, uint64_t *used);
+rsd_status pickle_read_memory(const void *bytes, size_t nbytes, struct pickle_tree *tree,
+                              pickle_node *root, uint64_t *used);
 
 /* ---- emit.c: pickles, written ---- */
 
-void emit_op(struct bytes *out, const char *op);
-void emit_number(struct bytes *out, uint64_t value, int nbytes); /* little-endian, no opcode */
-void emit_int(struct bytes *out, int64_t value);
-void emit_float(struct bytes *out, double value);
-void emit_text(struct bytes *out, struct slice text);
-void emit_global(struct bytes *out, const char *module, const char *name);
+void pickle_write_op(struct bytes *out, const char *op);
+void pickle_write_number(struct bytes *out, uint64_t value,
+                         int nbytes); /* little-endian, no opcode */
+void pickle_write_int(struct bytes *out, int64_t value);
+void pickle_write_float(struct bytes *out, double value);
+void pickle_write_text(struct bytes *out, struct slice text);
+void pickle_write_global(struct bytes *out, const char *module, const char *name);
 
-rsd_status json_to_pickle(const char *text, struct bytes *out);
-rsd_status json_to_path(const char *text,
-                        struct bytes *out); /* a list as a tuple, no opcode before */
+rsd_status pickle_write_json(const char *text, struct bytes *out);
+rsd_status pickle_write_path(const char *text,
+                             struct bytes *out); /* a list as a tuple, no opcode before */
 
 /* ---- values.c: plain values ---- */
 
 /* *json is NULL if the value is not plain. */
-rsd_status value_to_json(const struct nodes *nodes, cell c, char **json);
-rsd_status value_to_pickle(const struct nodes *nodes, cell c, struct bytes *out, bool *plain);
+rsd_status pickle_to_json(const struct pickle_tree *tree, pickle_node c, char **json);
+rsd_status pickle_to_plain_pickle(const struct pickle_tree *tree, pickle_node c, struct bytes *out,
+                                  bool *plain);
 
-bool value_is_dict(const struct nodes *nodes, cell c); /* or an OrderedDict */
-cell value_dict(const struct nodes *nodes, cell c);    /* its entries; CELL_NOTHING: it has none */
+bool pickle_is_dict(const struct pickle_tree *tree, pickle_node c); /* or an OrderedDict */
+pickle_node pickle_dict_items(const struct pickle_tree *tree,
+                              pickle_node c); /* its entries; PICKLE_ABSENT: it has none */
 
 #endif

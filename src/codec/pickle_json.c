@@ -18,51 +18,51 @@ enum { MOST_DEPTH = 64, MOST_NODES = 1 << 20, MOST_DIGIT_BYTES = 256 };
 enum { MOST_GROWTH = 64, START_NBYTES = 1 << 16 };
 
 struct writer {
-    const struct nodes *nodes;
+    const struct pickle_tree *tree;
     int64_t left;  /* nodes that may still be written */
     uint64_t most; /* bytes that may be written */
     struct text *json;
     struct bytes *pickle;
 };
 
-static struct writer writer_of(const struct nodes *nodes)
+static struct writer writer_of(const struct pickle_tree *tree)
 {
-    uint64_t nbytes = nodes->next * sizeof(uint32_t);
+    uint64_t nbytes = tree->next * sizeof(uint32_t);
     return (struct writer){
-        .nodes = nodes, .left = MOST_NODES, .most = START_NBYTES + nbytes * MOST_GROWTH};
+        .tree = tree, .left = MOST_NODES, .most = START_NBYTES + nbytes * MOST_GROWTH};
 }
 
-static bool is_dict_like(const struct nodes *nodes, cell c)
+static bool is_dict_like(const struct pickle_tree *tree, pickle_node c)
 {
-    return node_kind(nodes, c) == NODE_CALL &&
-           node_known(nodes, node_part(nodes, c, NODE_WHAT)) == KNOWN_ORDERED_DICT;
+    return pickle_kind(tree, c) == NODE_CALL &&
+           pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) == KNOWN_ORDERED_DICT;
 }
 
-/* The dict that a dict or an OrderedDict is. CELL_NOTHING: an empty one, or none. */
-cell value_dict(const struct nodes *nodes, cell c)
+/* The dict that a dict or an OrderedDict is. PICKLE_ABSENT: an empty one, or none. */
+pickle_node pickle_dict_items(const struct pickle_tree *tree, pickle_node c)
 {
-    if (node_kind(nodes, c) == NODE_DICT)
+    if (pickle_kind(tree, c) == NODE_DICT)
         return c;
-    return is_dict_like(nodes, c) ? node_part(nodes, c, NODE_ITEMS) : CELL_NOTHING;
+    return is_dict_like(tree, c) ? pickle_part(tree, c, NODE_ITEMS) : PICKLE_ABSENT;
 }
 
-bool value_is_dict(const struct nodes *nodes, cell c)
+bool pickle_is_dict(const struct pickle_tree *tree, pickle_node c)
 {
-    return node_kind(nodes, c) == NODE_DICT || is_dict_like(nodes, c);
+    return pickle_kind(tree, c) == NODE_DICT || is_dict_like(tree, c);
 }
 
 /* What _codecs.encode(text, 'latin1') stands for: bytes, as protocol 2 writes them. */
-static bool encoded_bytes(const struct nodes *nodes, cell c, struct slice *text)
+static bool encoded_bytes(const struct pickle_tree *tree, pickle_node c, struct slice *text)
 {
-    if (node_kind(nodes, c) != NODE_CALL ||
-        node_known(nodes, node_part(nodes, c, NODE_WHAT)) != KNOWN_ENCODE)
+    if (pickle_kind(tree, c) != NODE_CALL ||
+        pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) != KNOWN_ENCODE)
         return false;
-    cell args = node_part(nodes, c, NODE_ARGS);
-    if (node_count(nodes, args) != 2 ||
-        node_kind(nodes, node_item(nodes, args, 0)) != NODE_STRING ||
-        !slice_is(node_text(nodes, node_item(nodes, args, 1)), "latin1"))
+    pickle_node args = pickle_part(tree, c, NODE_ARGS);
+    if (pickle_count(tree, args) != 2 ||
+        pickle_kind(tree, pickle_item(tree, args, 0)) != NODE_STRING ||
+        !slice_is(pickle_text(tree, pickle_item(tree, args, 1)), "latin1"))
         return false;
-    *text = node_text(nodes, node_item(nodes, args, 0));
+    *text = pickle_text(tree, pickle_item(tree, args, 0));
     return true;
 }
 
@@ -103,10 +103,10 @@ static bool decimal(struct slice number, struct text *out)
     return true;
 }
 
-static double node_float(const struct nodes *nodes, cell c)
+static double node_float(const struct pickle_tree *tree, pickle_node c)
 {
     double value = 0;
-    memcpy(&value, node_text(nodes, c).bytes, sizeof value);
+    memcpy(&value, pickle_text(tree, c).bytes, sizeof value);
     return value;
 }
 
@@ -128,14 +128,14 @@ static void json_float(struct text *out, double value)
 
 /* ---- JSON ---- */
 
-static bool json_value(struct writer *w, cell c, int depth);
+static bool json_value(struct writer *w, pickle_node c, int depth);
 
-static bool json_key(struct writer *w, cell key)
+static bool json_key(struct writer *w, pickle_node key)
 {
-    struct slice text = node_text(w->nodes, key);
+    struct slice text = pickle_text(w->tree, key);
     struct text plain = {0};
-    struct writer inner = {.nodes = w->nodes, .left = 1, .most = w->most, .json = &plain};
-    switch (node_kind(w->nodes, key)) {
+    struct writer inner = {.tree = w->tree, .left = 1, .most = w->most, .json = &plain};
+    switch (pickle_kind(w->tree, key)) {
     case NODE_STRING:
         json_add_string(w->json, text.bytes, text.nbytes);
         return true;
@@ -154,13 +154,13 @@ static bool json_key(struct writer *w, cell key)
     }
 }
 
-static bool json_dict(struct writer *w, cell dict, int depth)
+static bool json_dict(struct writer *w, pickle_node dict, int depth)
 {
-    struct node_walk walk = node_walk(w->nodes, dict);
-    cell key, value;
+    struct pickle_walk walk = pickle_walk(w->tree, dict);
+    pickle_node key, value;
     bool any = false;
     text_add(w->json, "{");
-    while (node_next_pair(&walk, &key, &value)) {
+    while (pickle_walk_next_pair(&walk, &key, &value)) {
         text_add(w->json, "%s", any ? ", " : "");
         any = true;
         if (!json_key(w, key))
@@ -173,16 +173,17 @@ static bool json_dict(struct writer *w, cell dict, int depth)
     return true;
 }
 
-static bool json_list(struct writer *w, cell list, int depth)
+static bool json_list(struct writer *w, pickle_node list, int depth)
 {
-    bool tuple = node_kind(w->nodes, list) == NODE_TUPLE, any = false;
-    struct node_walk walk = node_walk(w->nodes, list);
-    cell item;
+    bool tuple = pickle_kind(w->tree, list) == NODE_TUPLE, any = false;
+    struct pickle_walk walk = pickle_walk(w->tree, list);
+    pickle_node item;
     text_add(w->json, "[");
-    for (uint32_t i = 0; tuple ? i < node_count(w->nodes, list) : node_next(&walk, &item); i++) {
+    for (uint32_t i = 0; tuple ? i < pickle_count(w->tree, list) : pickle_walk_next(&walk, &item);
+         i++) {
         text_add(w->json, "%s", any ? ", " : "");
         any = true;
-        if (!json_value(w, tuple ? node_item(w->nodes, list, i) : item, depth + 1))
+        if (!json_value(w, tuple ? pickle_item(w->tree, list, i) : item, depth + 1))
             return false;
     }
     text_add(w->json, "]");
@@ -214,24 +215,24 @@ static bool json_latin1(struct text *out, struct slice text)
     return true;
 }
 
-static bool json_value(struct writer *w, cell c, int depth)
+static bool json_value(struct writer *w, pickle_node c, int depth)
 {
-    const struct nodes *nodes = w->nodes;
-    struct slice text = node_text(nodes, c);
+    const struct pickle_tree *tree = w->tree;
+    struct slice text = pickle_text(tree, c);
     int64_t number;
     if (depth > MOST_DEPTH || w->left-- <= 0 || w->json->length > w->most || w->json->failed)
         return false;
-    switch (node_kind(nodes, c)) {
+    switch (pickle_kind(tree, c)) {
     case NODE_ATOM:
-        text_add(w->json, "%s", c == CELL_NONE ? "null" : c == CELL_TRUE ? "true" : "false");
+        text_add(w->json, "%s", c == PICKLE_NONE ? "null" : c == PICKLE_TRUE ? "true" : "false");
         return true;
     case NODE_INT:
-        if (!node_as_i64(nodes, c, &number))
+        if (!pickle_as_i64(tree, c, &number))
             return decimal(text, w->json);
         text_add(w->json, "%lld", (long long)number);
         return true;
     case NODE_FLOAT:
-        json_float(w->json, node_float(nodes, c));
+        json_float(w->json, node_float(tree, c));
         return true;
     case NODE_STRING:
         json_add_string(w->json, text.bytes, text.nbytes);
@@ -245,18 +246,18 @@ static bool json_value(struct writer *w, cell c, int depth)
     case NODE_DICT:
         return json_dict(w, c, depth);
     case NODE_CALL:
-        if (is_dict_like(nodes, c))
-            return json_dict(w, value_dict(nodes, c), depth);
-        return encoded_bytes(nodes, c, &text) && json_latin1(w->json, text);
+        if (is_dict_like(tree, c))
+            return json_dict(w, pickle_dict_items(tree, c), depth);
+        return encoded_bytes(tree, c, &text) && json_latin1(w->json, text);
     default:
         return false;
     }
 }
 
-rsd_status value_to_json(const struct nodes *nodes, cell c, char **json)
+rsd_status pickle_to_json(const struct pickle_tree *tree, pickle_node c, char **json)
 {
     struct text text = {0};
-    struct writer w = writer_of(nodes);
+    struct writer w = writer_of(tree);
     w.json = &text;
     *json = NULL;
     if (json_value(&w, c, 0))
@@ -268,56 +269,56 @@ rsd_status value_to_json(const struct nodes *nodes, cell c, char **json)
 
 /* ---- as a pickle of protocol 2, which torch.load takes with weights_only too ---- */
 
-static bool pickle_value(struct writer *w, cell c, int depth);
+static bool pickle_value(struct writer *w, pickle_node c, int depth);
 
-static bool pickle_number(struct writer *w, cell c)
+static bool pickle_number(struct writer *w, pickle_node c)
 {
     int64_t number;
-    struct slice text = node_text(w->nodes, c);
-    if (node_as_i64(w->nodes, c, &number)) {
-        emit_int(w->pickle, number);
+    struct slice text = pickle_text(w->tree, c);
+    if (pickle_as_i64(w->tree, c, &number)) {
+        pickle_write_int(w->pickle, number);
         return true;
     }
     if (text.nbytes > 255)
         return false;
-    emit_op(w->pickle, "\x8a");
-    emit_number(w->pickle, text.nbytes, 1);
+    pickle_write_op(w->pickle, "\x8a");
+    pickle_write_number(w->pickle, text.nbytes, 1);
     bytes_put(w->pickle, text.bytes, text.nbytes);
     return true;
 }
 
-static bool pickle_items(struct writer *w, cell c, int depth)
+static bool pickle_items(struct writer *w, pickle_node c, int depth)
 {
-    bool tuple = node_kind(w->nodes, c) == NODE_TUPLE;
-    struct node_walk walk = node_walk(w->nodes, c);
-    cell item;
-    emit_op(w->pickle, tuple ? "(" : "](");
-    for (uint32_t i = 0; tuple ? i < node_count(w->nodes, c) : node_next(&walk, &item); i++)
-        if (!pickle_value(w, tuple ? node_item(w->nodes, c, i) : item, depth + 1))
+    bool tuple = pickle_kind(w->tree, c) == NODE_TUPLE;
+    struct pickle_walk walk = pickle_walk(w->tree, c);
+    pickle_node item;
+    pickle_write_op(w->pickle, tuple ? "(" : "](");
+    for (uint32_t i = 0; tuple ? i < pickle_count(w->tree, c) : pickle_walk_next(&walk, &item); i++)
+        if (!pickle_value(w, tuple ? pickle_item(w->tree, c, i) : item, depth + 1))
             return false;
-    emit_op(w->pickle, tuple ? "t" : "e");
+    pickle_write_op(w->pickle, tuple ? "t" : "e");
     return true;
 }
 
-static bool pickle_dict(struct writer *w, cell dict, int depth)
+static bool pickle_dict(struct writer *w, pickle_node dict, int depth)
 {
-    struct node_walk walk = node_walk(w->nodes, dict);
-    cell item;
-    emit_op(w->pickle, "}(");
-    while (node_next(&walk, &item))
+    struct pickle_walk walk = pickle_walk(w->tree, dict);
+    pickle_node item;
+    pickle_write_op(w->pickle, "}(");
+    while (pickle_walk_next(&walk, &item))
         if (!pickle_value(w, item, depth + 1))
             return false;
-    emit_op(w->pickle, "u");
+    pickle_write_op(w->pickle, "u");
     return true;
 }
 
 /* Bytes as protocol 2 has them: text of which each character is one. */
 static void pickle_encoded(struct writer *w, struct slice text)
 {
-    emit_global(w->pickle, "_codecs", "encode");
-    emit_text(w->pickle, text);
-    emit_text(w->pickle, (struct slice){"latin1", 6});
-    emit_op(w->pickle, "\x86R");
+    pickle_write_global(w->pickle, "_codecs", "encode");
+    pickle_write_text(w->pickle, text);
+    pickle_write_text(w->pickle, (struct slice){"latin1", 6});
+    pickle_write_op(w->pickle, "\x86R");
 }
 
 static void pickle_bytes(struct writer *w, struct slice bytes)
@@ -334,23 +335,23 @@ static void pickle_bytes(struct writer *w, struct slice bytes)
     bytes_drop(&text);
 }
 
-static bool pickle_value(struct writer *w, cell c, int depth)
+static bool pickle_value(struct writer *w, pickle_node c, int depth)
 {
-    const struct nodes *nodes = w->nodes;
-    struct slice text = node_text(nodes, c);
+    const struct pickle_tree *tree = w->tree;
+    struct slice text = pickle_text(tree, c);
     if (depth > MOST_DEPTH || w->left-- <= 0 || w->pickle->n > w->most || w->pickle->failed)
         return false;
-    switch (node_kind(nodes, c)) {
+    switch (pickle_kind(tree, c)) {
     case NODE_ATOM:
-        emit_op(w->pickle, c == CELL_NONE ? "N" : c == CELL_TRUE ? "\x88" : "\x89");
+        pickle_write_op(w->pickle, c == PICKLE_NONE ? "N" : c == PICKLE_TRUE ? "\x88" : "\x89");
         return true;
     case NODE_INT:
         return pickle_number(w, c);
     case NODE_FLOAT:
-        emit_float(w->pickle, node_float(nodes, c));
+        pickle_write_float(w->pickle, node_float(tree, c));
         return true;
     case NODE_STRING:
-        emit_text(w->pickle, text);
+        pickle_write_text(w->pickle, text);
         return true;
     case NODE_BYTES:
         pickle_bytes(w, text);
@@ -361,9 +362,9 @@ static bool pickle_value(struct writer *w, cell c, int depth)
     case NODE_DICT:
         return pickle_dict(w, c, depth);
     case NODE_CALL:
-        if (is_dict_like(nodes, c))
-            return pickle_dict(w, value_dict(nodes, c), depth);
-        if (!encoded_bytes(nodes, c, &text))
+        if (is_dict_like(tree, c))
+            return pickle_dict(w, pickle_dict_items(tree, c), depth);
+        if (!encoded_bytes(tree, c, &text))
             return false;
         pickle_encoded(w, text);
         return true;
@@ -372,12 +373,13 @@ static bool pickle_value(struct writer *w, cell c, int depth)
     }
 }
 
-rsd_status value_to_pickle(const struct nodes *nodes, cell c, struct bytes *out, bool *plain)
+rsd_status pickle_to_plain_pickle(const struct pickle_tree *tree, pickle_node c, struct bytes *out,
+                                  bool *plain)
 {
-    struct writer w = writer_of(nodes);
+    struct writer w = writer_of(tree);
     w.pickle = out;
     bytes_put(out, "\x80\x02", 2);
     *plain = pickle_value(&w, c, 0);
-    emit_op(w.pickle, ".");
+    pickle_write_op(w.pickle, ".");
     return out->failed ? fail(RSD_ENOMEM, "no memory for a value") : RSD_OK;
 }

@@ -16,18 +16,18 @@
 enum { MEMO_SHIFT = 14, MEMO_BATCH = 1 << MEMO_SHIFT };
 
 struct pickle {
-    pickle_read *read;
+    pickle_read_fn *read;
     void *context;
     uint64_t total, at; /* of the stream */
     uint64_t window_at; /* what the buffer holds of it */
     size_t window_nbytes;
-    struct nodes nodes;
-    cell *stack;
-    size_t depth, room_stack;
+    struct pickle_tree tree;
+    pickle_node *stack;
+    size_t depth, stack_capacity;
     size_t *marks; /* depths of the stack */
-    size_t nmarks, room_marks;
-    cell **memo; /* in batches; NULL: not used yet */
-    size_t nmemo, room_memo;
+    size_t nmarks, marks_capacity;
+    pickle_node **memo; /* in batches; NULL: not used yet */
+    size_t nmemo, memo_capacity;
     uint64_t nmemoized;
     char buffer[1 << 15];
 };
@@ -94,10 +94,10 @@ static rsd_status take_number(struct pickle *p, int n, uint64_t *out)
 
 /* ---- the stack and the memo ---- */
 
-static rsd_status push(struct pickle *p, cell c)
+static rsd_status push(struct pickle *p, pickle_node c)
 {
-    if (p->depth == p->room_stack) {
-        TRY(GROW(p->stack, p->room_stack, p->depth + 1));
+    if (p->depth == p->stack_capacity) {
+        TRY(GROW(p->stack, p->stack_capacity, p->depth + 1));
     }
     p->stack[p->depth++] = c;
     return RSD_OK;
@@ -108,7 +108,7 @@ static size_t floor_of(const struct pickle *p)
     return p->nmarks ? p->marks[p->nmarks - 1] : 0;
 }
 
-static rsd_status pop(struct pickle *p, cell *out)
+static rsd_status pop(struct pickle *p, pickle_node *out)
 {
     if (p->depth <= floor_of(p))
         return broken(p, "the stack is empty");
@@ -116,7 +116,7 @@ static rsd_status pop(struct pickle *p, cell *out)
     return RSD_OK;
 }
 
-static rsd_status top(struct pickle *p, cell *out)
+static rsd_status top(struct pickle *p, pickle_node *out)
 {
     if (p->depth <= floor_of(p))
         return broken(p, "the stack is empty");
@@ -126,7 +126,7 @@ static rsd_status top(struct pickle *p, cell *out)
 
 static rsd_status push_mark(struct pickle *p)
 {
-    TRY(GROW(p->marks, p->room_marks, p->nmarks + 1));
+    TRY(GROW(p->marks, p->marks_capacity, p->nmarks + 1));
     p->marks[p->nmarks++] = p->depth;
     return RSD_OK;
 }
@@ -144,13 +144,13 @@ static rsd_status pop_to_mark(struct pickle *p, size_t *first, size_t *n)
 
 static rsd_status memo_put(struct pickle *p, uint64_t index)
 {
-    cell c;
+    pickle_node c;
     TRY(top(p, &c));
     if (index >= p->at)
         return broken(p, "a memo index beyond what was read");
     size_t batch = (size_t)(index >> MEMO_SHIFT);
     if (batch >= p->nmemo) {
-        TRY(GROW(p->memo, p->room_memo, batch + 1));
+        TRY(GROW(p->memo, p->memo_capacity, batch + 1));
         while (p->nmemo <= batch)
             p->memo[p->nmemo++] = NULL;
     }
@@ -159,7 +159,7 @@ static rsd_status memo_put(struct pickle *p, uint64_t index)
         if (!p->memo[batch])
             return RSD_ENOMEM;
         for (size_t i = 0; i < MEMO_BATCH; i++)
-            p->memo[batch][i] = CELL_NOTHING;
+            p->memo[batch][i] = PICKLE_ABSENT;
     }
     p->memo[batch][index & (MEMO_BATCH - 1)] = c;
     return RSD_OK;
@@ -168,10 +168,10 @@ static rsd_status memo_put(struct pickle *p, uint64_t index)
 static rsd_status memo_get(struct pickle *p, uint64_t index)
 {
     size_t batch = (size_t)(index >> MEMO_SHIFT);
-    cell c = CELL_NOTHING;
+    pickle_node c = PICKLE_ABSENT;
     if (batch < p->nmemo && p->memo[batch])
         c = p->memo[batch][index & (MEMO_BATCH - 1)];
-    if (c == CELL_NOTHING)
+    if (c == PICKLE_ABSENT)
         return broken(p, "a memo entry that was never made");
     return push(p, c);
 }
@@ -180,8 +180,8 @@ static rsd_status memo_get(struct pickle *p, uint64_t index)
 
 static rsd_status push_i64(struct pickle *p, int64_t value)
 {
-    cell c;
-    TRY(node_i64(&p->nodes, value, &c));
+    pickle_node c;
+    TRY(pickle_add_i64(&p->tree, value, &c));
     return push(p, c);
 }
 
@@ -189,11 +189,11 @@ static rsd_status push_i64(struct pickle *p, int64_t value)
 static rsd_status push_long(struct pickle *p, uint64_t n)
 {
     if (n > 8) {
-        cell c;
+        pickle_node c;
         void *bytes;
         if (n > p->total - p->at)
             return broken(p, "a number longer than the stream");
-        TRY(node_bytes(&p->nodes, NODE_INT, n, &c, &bytes));
+        TRY(pickle_add_bytes(&p->tree, NODE_INT, n, &c, &bytes));
         TRY(take_bytes(p, bytes, (size_t)n));
         return push(p, c);
     }
@@ -204,15 +204,15 @@ static rsd_status push_long(struct pickle *p, uint64_t n)
     return push_i64(p, (int64_t)value);
 }
 
-static rsd_status push_text(struct pickle *p, enum node_kind kind, uint64_t n)
+static rsd_status push_text(struct pickle *p, enum pickle_kind kind, uint64_t n)
 {
-    cell c;
+    pickle_node c;
     void *bytes;
     if (n > p->total - p->at)
         return broken(p, "a string longer than the stream");
-    TRY(node_bytes(&p->nodes, kind, n, &c, &bytes));
+    TRY(pickle_add_bytes(&p->tree, kind, n, &c, &bytes));
     TRY(take_bytes(p, bytes, (size_t)n));
-    if (kind == NODE_STRING && !is_utf8(bytes, (size_t)n))
+    if (kind == NODE_STRING && !json_is_utf8(bytes, (size_t)n))
         return broken(p, "a string that is not UTF-8");
     return push(p, c);
 }
@@ -221,95 +221,95 @@ static rsd_status push_float(struct pickle *p)
 {
     uint8_t big[8];
     uint64_t bits = 0;
-    cell c;
+    pickle_node c;
     void *bytes;
     TRY(take_bytes(p, big, sizeof big));
     for (int i = 0; i < 8; i++)
         bits = bits << 8 | big[i];
-    TRY(node_bytes(&p->nodes, NODE_FLOAT, sizeof bits, &c, &bytes));
+    TRY(pickle_add_bytes(&p->tree, NODE_FLOAT, sizeof bits, &c, &bytes));
     memcpy(bytes, &bits, sizeof bits);
     return push(p, c);
 }
 
 static rsd_status push_tuple(struct pickle *p, size_t first, size_t n)
 {
-    cell c;
-    TRY(node_tuple(&p->nodes, p->stack + first, n, &c));
+    pickle_node c;
+    TRY(pickle_add_tuple(&p->tree, p->stack + first, n, &c));
     p->depth = first;
     return push(p, c);
 }
 
-static rsd_status push_container(struct pickle *p, enum node_kind kind)
+static rsd_status push_container(struct pickle *p, enum pickle_kind kind)
 {
-    cell c;
-    TRY(node_container(&p->nodes, kind, &c));
+    pickle_node c;
+    TRY(pickle_add_container(&p->tree, kind, &c));
     return push(p, c);
 }
 
-static bool is_instance(const struct pickle *p, cell c)
+static bool is_instance(const struct pickle *p, pickle_node c)
 {
-    enum node_kind kind = node_kind(&p->nodes, c);
+    enum pickle_kind kind = pickle_kind(&p->tree, c);
     return kind == NODE_CALL || kind == NODE_OBJECT;
 }
 
 /* Entries go to a list or dict, or to what an object that behaves like one would hold. */
-static rsd_status add_entries(struct pickle *p, enum node_kind kind, size_t first, size_t n)
+static rsd_status add_entries(struct pickle *p, enum pickle_kind kind, size_t first, size_t n)
 {
     p->depth = first;
-    cell target;
+    pickle_node target;
     TRY(top(p, &target));
     if (kind == NODE_DICT && n % 2)
         return broken(p, "a key without a value");
-    if (node_kind(&p->nodes, target) == kind)
-        return node_append(&p->nodes, target, p->stack + first, n);
+    if (pickle_kind(&p->tree, target) == kind)
+        return pickle_append(&p->tree, target, p->stack + first, n);
     if (!is_instance(p, target))
         return broken(p, kind == NODE_DICT ? "keys are set on what is no dict"
                                            : "items are appended to what is no list");
-    cell items = node_part(&p->nodes, target, NODE_ITEMS);
-    if (items == CELL_NOTHING) {
-        TRY(node_container(&p->nodes, kind, &items));
-        node_set_part(&p->nodes, target, NODE_ITEMS, items);
+    pickle_node items = pickle_part(&p->tree, target, NODE_ITEMS);
+    if (items == PICKLE_ABSENT) {
+        TRY(pickle_add_container(&p->tree, kind, &items));
+        pickle_set_part(&p->tree, target, NODE_ITEMS, items);
     }
-    if (node_kind(&p->nodes, items) != kind)
+    if (pickle_kind(&p->tree, items) != kind)
         return broken(p, "an object is filled both as a list and as a dict");
-    return node_append(&p->nodes, items, p->stack + first, n);
+    return pickle_append(&p->tree, items, p->stack + first, n);
 }
 
-static rsd_status make_call(struct pickle *p, enum node_kind kind)
+static rsd_status make_call(struct pickle *p, enum pickle_kind kind)
 {
-    cell what, args, c;
+    pickle_node what, args, c;
     TRY(pop(p, &args));
     TRY(pop(p, &what));
-    if (node_kind(&p->nodes, args) != NODE_TUPLE)
+    if (pickle_kind(&p->tree, args) != NODE_TUPLE)
         return broken(p, "arguments that are no tuple");
-    TRY(node_call(&p->nodes, kind, what, args, &c));
+    TRY(pickle_add_call(&p->tree, kind, what, args, &c));
     return push(p, c);
 }
 
 static rsd_status build(struct pickle *p)
 {
-    cell state, target;
+    pickle_node state, target;
     TRY(pop(p, &state));
     TRY(top(p, &target));
     if (!is_instance(p, target))
         return broken(p, "state is given to what is no object");
-    node_set_part(&p->nodes, target, NODE_STATE, state);
+    pickle_set_part(&p->tree, target, NODE_STATE, state);
     return RSD_OK;
 }
 
 /* ---- globals ---- */
 
-static rsd_status push_global(struct pickle *p, cell module, cell name)
+static rsd_status push_global(struct pickle *p, pickle_node module, pickle_node name)
 {
-    cell c;
-    if (node_kind(&p->nodes, module) != NODE_STRING || node_kind(&p->nodes, name) != NODE_STRING)
+    pickle_node c;
+    if (pickle_kind(&p->tree, module) != NODE_STRING || pickle_kind(&p->tree, name) != NODE_STRING)
         return broken(p, "a global whose name is no string");
-    TRY(node_global(&p->nodes, module, name, &c));
+    TRY(pickle_add_global(&p->tree, module, name, &c));
     return push(p, c);
 }
 
 /* A line of text that ends with a newline, as protocol 2 names globals. */
-static rsd_status take_line(struct pickle *p, cell *out)
+static rsd_status take_line(struct pickle *p, pickle_node *out)
 {
     char line[1024];
     size_t n = 0;
@@ -322,10 +322,10 @@ static rsd_status take_line(struct pickle *p, cell *out)
             return broken(p, "a global with a name of 1024 bytes or more");
         line[n] = (char)c;
     }
-    if (!is_utf8(line, n))
+    if (!json_is_utf8(line, n))
         return broken(p, "a global whose name is not UTF-8");
     void *bytes;
-    TRY(node_bytes(&p->nodes, NODE_STRING, n, out, &bytes));
+    TRY(pickle_add_bytes(&p->tree, NODE_STRING, n, out, &bytes));
     memcpy(bytes, line, n);
     return RSD_OK;
 }
@@ -334,7 +334,7 @@ static rsd_status take_line(struct pickle *p, cell *out)
 
 static rsd_status do_global(struct pickle *p)
 {
-    cell module, name;
+    pickle_node module, name;
     TRY(take_line(p, &module));
     TRY(take_line(p, &name));
     return push_global(p, module, name);
@@ -342,7 +342,7 @@ static rsd_status do_global(struct pickle *p)
 
 static rsd_status do_stack_global(struct pickle *p)
 {
-    cell module, name;
+    pickle_node module, name;
     TRY(pop(p, &name));
     TRY(pop(p, &module));
     return push_global(p, module, name);
@@ -350,16 +350,16 @@ static rsd_status do_stack_global(struct pickle *p)
 
 static rsd_status do_persistent(struct pickle *p)
 {
-    cell id, c;
+    pickle_node id, c;
     TRY(pop(p, &id));
-    TRY(node_persistent(&p->nodes, id, &c));
+    TRY(pickle_add_persistent(&p->tree, id, &c));
     return push(p, c);
 }
 
 /* cls.__new__(cls, *args, **kwargs): the keyword arguments are kept as a last argument. */
 static rsd_status do_newobj_ex(struct pickle *p)
 {
-    cell kwargs, args;
+    pickle_node kwargs, args;
     TRY(pop(p, &kwargs));
     TRY(pop(p, &args));
     TRY(push(p, args));
@@ -375,7 +375,7 @@ static rsd_status fixed_tuple(struct pickle *p, size_t n)
     return push_tuple(p, p->depth - n, n);
 }
 
-static rsd_status one_entry(struct pickle *p, enum node_kind kind, size_t n)
+static rsd_status one_entry(struct pickle *p, enum pickle_kind kind, size_t n)
 {
     if (p->depth - floor_of(p) < n + 1)
         return broken(p, "the stack is empty");
@@ -434,18 +434,18 @@ static rsd_status with_number(struct pickle *p, uint8_t opcode, int nbytes)
 
 static rsd_status do_opcode(struct pickle *p, uint8_t opcode)
 {
-    cell c;
+    pickle_node c;
     switch (opcode) {
     case '(':
         return push_mark(p);
     case 'N':
-        return push(p, CELL_NONE);
+        return push(p, PICKLE_NONE);
     case 0x88:
-        return push(p, CELL_TRUE);
+        return push(p, PICKLE_TRUE);
     case 0x89:
-        return push(p, CELL_FALSE);
+        return push(p, PICKLE_FALSE);
     case ')':
-        return push(p, CELL_EMPTY_TUPLE);
+        return push(p, PICKLE_EMPTY_TUPLE);
     case ']':
     case 0x8f: /* EMPTY_SET */
         return push_container(p, NODE_LIST);
@@ -518,7 +518,7 @@ static rsd_status do_opcode(struct pickle *p, uint8_t opcode)
     }
 }
 
-static rsd_status run(struct pickle *p, cell *root)
+static rsd_status run(struct pickle *p, pickle_node *root)
 {
     uint8_t opcode, protocol;
     TRY(take_u8(p, &opcode));
@@ -539,8 +539,8 @@ static rsd_status run(struct pickle *p, cell *root)
     return RSD_OK;
 }
 
-rsd_status pickle_load(pickle_read *read, void *context, uint64_t nbytes, struct nodes *nodes,
-                       cell *root, uint64_t *used)
+rsd_status pickle_read(pickle_read_fn *read, void *context, uint64_t nbytes,
+                       struct pickle_tree *tree, pickle_node *root, uint64_t *used)
 {
     struct pickle *p = mem_new(1, sizeof *p);
     if (!p)
@@ -548,8 +548,9 @@ rsd_status pickle_load(pickle_read *read, void *context, uint64_t nbytes, struct
     p->read = read;
     p->context = context;
     p->total = nbytes;
-    nodes_start(&p->nodes, nbytes);
-    rsd_status status = GROW(p->stack, p->room_stack, 1); /* there are pointers into it, always */
+    pickle_tree_start(&p->tree, nbytes);
+    rsd_status status =
+        GROW(p->stack, p->stack_capacity, 1); /* there are pointers into it, always */
     if (!status)
         status = run(p, root);
     mem_free(p->stack);
@@ -558,9 +559,9 @@ rsd_status pickle_load(pickle_read *read, void *context, uint64_t nbytes, struct
         mem_free(p->memo[i]);
     mem_free(p->memo);
     if (status) {
-        nodes_drop(&p->nodes);
+        pickle_tree_drop(&p->tree);
     } else {
-        *nodes = p->nodes;
+        *tree = p->tree;
         *used = p->at;
     }
     mem_free(p);
@@ -573,8 +574,8 @@ static rsd_status read_memory(void *context, uint64_t at, void *out, size_t n)
     return RSD_OK;
 }
 
-rsd_status pickle_load_memory(const void *bytes, size_t nbytes, struct nodes *nodes, cell *root,
-                              uint64_t *used)
+rsd_status pickle_read_memory(const void *bytes, size_t nbytes, struct pickle_tree *tree,
+                              pickle_node *root, uint64_t *used)
 {
-    return pickle_load(read_memory, without_const(bytes), nbytes, nodes, root, used);
+    return pickle_read(read_memory, without_const(bytes), nbytes, tree, root, used);
 }

@@ -27,14 +27,14 @@ enum { TAG_INT = 0, TAG_NODE = 1 };
 
 /* ---- the heap ---- */
 
-static uint32_t *words_at(const struct nodes *nodes, uint64_t place)
+static uint32_t *words_at(const struct pickle_tree *tree, uint64_t place)
 {
-    return nodes->segments[place >> nodes->shift] + (place & (((uint64_t)1 << nodes->shift) - 1));
+    return tree->segments[place >> tree->shift] + (place & (((uint64_t)1 << tree->shift) - 1));
 }
 
-static uint32_t *node_of(const struct nodes *nodes, cell c)
+static uint32_t *node_of(const struct pickle_tree *tree, pickle_node c)
 {
-    return words_at(nodes, c >> 2);
+    return words_at(tree, c >> 2);
 }
 
 static uint32_t count_of(const uint32_t *node)
@@ -42,214 +42,222 @@ static uint32_t count_of(const uint32_t *node)
     return *node & 0xfffffff;
 }
 
-void nodes_start(struct nodes *nodes, uint64_t nbytes)
+void pickle_tree_start(struct pickle_tree *tree, uint64_t nbytes)
 {
-    *nodes = (struct nodes){.shift = nbytes < 1 << 12 ? 9 : nbytes < 1 << 18 ? 14 : 19};
+    *tree = (struct pickle_tree){.shift = nbytes < 1 << 12 ? 9 : nbytes < 1 << 18 ? 14 : 19};
 }
 
-void nodes_drop(struct nodes *nodes)
+void pickle_tree_drop(struct pickle_tree *tree)
 {
-    for (size_t i = 0; i < nodes->nowned; i++)
-        mem_free(nodes->owned[i]);
-    mem_free(nodes->owned);
-    mem_free(nodes->segments);
-    *nodes = (struct nodes){0};
+    for (size_t i = 0; i < tree->nowned; i++)
+        mem_free(tree->owned[i]);
+    mem_free(tree->owned);
+    mem_free(tree->segments);
+    *tree = (struct pickle_tree){0};
 }
 
 /* Adds segments so that nwords fit in a row; a node larger than a segment gets several in one piece. */
-static rsd_status add_segments(struct nodes *nodes, uint64_t nwords)
+static rsd_status add_segments(struct pickle_tree *tree, uint64_t nwords)
 {
-    uint64_t each = (uint64_t)1 << nodes->shift, n = (nwords + each - 1) / each;
-    uint64_t begin = (uint64_t)nodes->nsegments << nodes->shift;
-    if (begin + n * each > (uint64_t)1 << 30)
+    uint64_t element_nbytes = (uint64_t)1 << tree->shift,
+             n = (nwords + element_nbytes - 1) / element_nbytes;
+    uint64_t begin = (uint64_t)tree->nsegments << tree->shift;
+    if (begin + n * element_nbytes > (uint64_t)1 << 30)
         return fail(RSD_ELIMIT, "a pickle with more than 4 GB of values");
-    TRY(GROW(nodes->segments, nodes->room_segments, nodes->nsegments + (size_t)n));
-    TRY(GROW(nodes->owned, nodes->room_owned, nodes->nowned + 1));
-    uint32_t *words = mem_new((size_t)(n * each), sizeof *words);
+    TRY(GROW(tree->segments, tree->segments_capacity, tree->nsegments + (size_t)n));
+    TRY(GROW(tree->owned, tree->owned_capacity, tree->nowned + 1));
+    uint32_t *words = mem_new((size_t)(n * element_nbytes), sizeof *words);
     if (!words)
         return RSD_ENOMEM;
-    nodes->owned[nodes->nowned++] = words;
+    tree->owned[tree->nowned++] = words;
     for (uint64_t i = 0; i < n; i++)
-        nodes->segments[nodes->nsegments++] = words + i * each;
-    nodes->next = begin;
-    nodes->end = begin + n * each;
+        tree->segments[tree->nsegments++] = words + i * element_nbytes;
+    tree->next = begin;
+    tree->end = begin + n * element_nbytes;
     return RSD_OK;
 }
 
-static rsd_status new_node(struct nodes *nodes, enum node_kind kind, uint64_t count,
-                           uint64_t nwords, cell *out)
+static rsd_status new_node(struct pickle_tree *tree, enum pickle_kind kind, uint64_t count,
+                           uint64_t nwords, pickle_node *out)
 {
     if (count >= (uint64_t)1 << 28)
         return fail(RSD_EFORMAT, "a pickled value of 2^28 parts or more");
-    if (nodes->end - nodes->next < nwords)
-        TRY(add_segments(nodes, nwords));
-    *words_at(nodes, nodes->next) = (uint32_t)kind << 28 | (uint32_t)count;
-    *out = (cell)(nodes->next << 2 | TAG_NODE);
-    nodes->next += nwords;
+    if (tree->end - tree->next < nwords)
+        TRY(add_segments(tree, nwords));
+    *words_at(tree, tree->next) = (uint32_t)kind << 28 | (uint32_t)count;
+    *out = (pickle_node)(tree->next << 2 | TAG_NODE);
+    tree->next += nwords;
     return RSD_OK;
 }
 
 /* ---- making nodes ---- */
 
-rsd_status node_i64(struct nodes *nodes, int64_t value, cell *out)
+rsd_status pickle_add_i64(struct pickle_tree *tree, int64_t value, pickle_node *out)
 {
     if (value >= -((int64_t)1 << 29) && value < (int64_t)1 << 29) {
         *out = (uint32_t)((uint64_t)value << 2) | TAG_INT;
         return RSD_OK;
     }
-    TRY(new_node(nodes, NODE_INT, sizeof value, 3, out));
-    memcpy(node_of(nodes, *out) + 1, &value, sizeof value);
+    TRY(new_node(tree, NODE_INT, sizeof value, 3, out));
+    memcpy(node_of(tree, *out) + 1, &value, sizeof value);
     return RSD_OK;
 }
 
-rsd_status node_bytes(struct nodes *nodes, enum node_kind kind, uint64_t n, cell *out, void **bytes)
+rsd_status pickle_add_bytes(struct pickle_tree *tree, enum pickle_kind kind, uint64_t n,
+                            pickle_node *out, void **bytes)
 {
-    TRY(new_node(nodes, kind, n, 1 + (n + 3) / 4, out));
-    *bytes = node_of(nodes, *out) + 1;
+    TRY(new_node(tree, kind, n, 1 + (n + 3) / 4, out));
+    *bytes = node_of(tree, *out) + 1;
     return RSD_OK;
 }
 
-rsd_status node_tuple(struct nodes *nodes, const cell *items, size_t n, cell *out)
+rsd_status pickle_add_tuple(struct pickle_tree *tree, const pickle_node *items, size_t n,
+                            pickle_node *out)
 {
-    *out = CELL_EMPTY_TUPLE;
+    *out = PICKLE_EMPTY_TUPLE;
     if (n == 0)
         return RSD_OK;
-    TRY(new_node(nodes, NODE_TUPLE, n, 1 + n, out));
-    memcpy(node_of(nodes, *out) + 1, items, n * sizeof *items);
+    TRY(new_node(tree, NODE_TUPLE, n, 1 + n, out));
+    memcpy(node_of(tree, *out) + 1, items, n * sizeof *items);
     return RSD_OK;
 }
 
-rsd_status node_container(struct nodes *nodes, enum node_kind kind, cell *out)
+rsd_status pickle_add_container(struct pickle_tree *tree, enum pickle_kind kind, pickle_node *out)
 {
-    TRY(new_node(nodes, kind, 0, 3, out));
-    node_of(nodes, *out)[1] = node_of(nodes, *out)[2] = CELL_NOTHING;
+    TRY(new_node(tree, kind, 0, 3, out));
+    node_of(tree, *out)[1] = node_of(tree, *out)[2] = PICKLE_ABSENT;
     return RSD_OK;
 }
 
-rsd_status node_append(struct nodes *nodes, cell container, const cell *items, size_t n)
+rsd_status pickle_append(struct pickle_tree *tree, pickle_node container, const pickle_node *items,
+                         size_t n)
 {
     if (n == 0)
         return RSD_OK;
-    bool pairs = node_kind(nodes, container) == NODE_DICT;
-    uint64_t count = count_of(node_of(nodes, container)) + (uint64_t)(pairs ? n / 2 : n);
+    bool pairs = pickle_kind(tree, container) == NODE_DICT;
+    uint64_t count = count_of(node_of(tree, container)) + (uint64_t)(pairs ? n / 2 : n);
     if (count >= (uint64_t)1 << 28)
         return fail(RSD_EFORMAT, "a pickled container of 2^28 entries or more");
-    cell batch;
-    TRY(new_node(nodes, NODE_BATCH, n, 2 + n, &batch));
-    uint32_t *words = node_of(nodes, batch), *node = node_of(nodes, container);
-    words[1] = CELL_NOTHING;
+    pickle_node batch;
+    TRY(new_node(tree, NODE_BATCH, n, 2 + n, &batch));
+    uint32_t *words = node_of(tree, batch), *node = node_of(tree, container);
+    words[1] = PICKLE_ABSENT;
     memcpy(words + 2, items, n * sizeof *items);
-    if (node[1] == CELL_NOTHING)
+    if (node[1] == PICKLE_ABSENT)
         node[1] = batch;
     else
-        node_of(nodes, node[2])[1] = batch;
+        node_of(tree, node[2])[1] = batch;
     node[2] = batch;
     *node = (*node & 0xf0000000) | (uint32_t)count;
     return RSD_OK;
 }
 
-rsd_status node_global(struct nodes *nodes, cell module, cell name, cell *out)
+rsd_status pickle_add_global(struct pickle_tree *tree, pickle_node module, pickle_node name,
+                             pickle_node *out)
 {
-    enum known known = known_global(node_text(nodes, module), node_text(nodes, name));
-    TRY(new_node(nodes, NODE_GLOBAL, (uint64_t)known, 3, out));
-    node_of(nodes, *out)[1] = module;
-    node_of(nodes, *out)[2] = name;
+    enum known known = pickle_known_global(pickle_text(tree, module), pickle_text(tree, name));
+    TRY(new_node(tree, NODE_GLOBAL, (uint64_t)known, 3, out));
+    node_of(tree, *out)[1] = module;
+    node_of(tree, *out)[2] = name;
     return RSD_OK;
 }
 
-rsd_status node_call(struct nodes *nodes, enum node_kind kind, cell what, cell args, cell *out)
+rsd_status pickle_add_call(struct pickle_tree *tree, enum pickle_kind kind, pickle_node what,
+                           pickle_node args, pickle_node *out)
 {
     /* torch.Size is a tuple of its own; taking it for a plain one saves a good part of the memory. */
-    if (kind == NODE_CALL && node_known(nodes, what) == KNOWN_TORCH_SIZE &&
-        node_count(nodes, args) == 1 && node_kind(nodes, node_item(nodes, args, 0)) == NODE_TUPLE) {
-        *out = node_item(nodes, args, 0);
+    if (kind == NODE_CALL && pickle_known(tree, what) == KNOWN_TORCH_SIZE &&
+        pickle_count(tree, args) == 1 &&
+        pickle_kind(tree, pickle_item(tree, args, 0)) == NODE_TUPLE) {
+        *out = pickle_item(tree, args, 0);
         return RSD_OK;
     }
-    TRY(new_node(nodes, kind, 0, 5, out));
-    uint32_t *node = node_of(nodes, *out);
+    TRY(new_node(tree, kind, 0, 5, out));
+    uint32_t *node = node_of(tree, *out);
     node[NODE_WHAT] = what;
     node[NODE_ARGS] = args;
-    node[NODE_STATE] = node[NODE_ITEMS] = CELL_NOTHING;
+    node[NODE_STATE] = node[NODE_ITEMS] = PICKLE_ABSENT;
     return RSD_OK;
 }
 
-rsd_status node_persistent(struct nodes *nodes, cell id, cell *out)
+rsd_status pickle_add_persistent(struct pickle_tree *tree, pickle_node id, pickle_node *out)
 {
-    TRY(new_node(nodes, NODE_PERSISTENT, 0, 2, out));
-    node_of(nodes, *out)[1] = id;
+    TRY(new_node(tree, NODE_PERSISTENT, 0, 2, out));
+    node_of(tree, *out)[1] = id;
     return RSD_OK;
 }
 
 /* ---- looking at nodes ---- */
 
-enum node_kind node_kind(const struct nodes *nodes, cell c)
+enum pickle_kind pickle_kind(const struct pickle_tree *tree, pickle_node c)
 {
     if ((c & 3) == TAG_INT)
         return NODE_INT;
     if ((c & 3) == TAG_NODE)
-        return (enum node_kind)(*node_of(nodes, c) >> 28);
-    return c == CELL_EMPTY_TUPLE ? NODE_TUPLE : NODE_ATOM;
+        return (enum pickle_kind)(*node_of(tree, c) >> 28);
+    return c == PICKLE_EMPTY_TUPLE ? NODE_TUPLE : NODE_ATOM;
 }
 
-uint32_t node_count(const struct nodes *nodes, cell c)
+uint32_t pickle_count(const struct pickle_tree *tree, pickle_node c)
 {
-    return (c & 3) == TAG_NODE ? count_of(node_of(nodes, c)) : 0;
+    return (c & 3) == TAG_NODE ? count_of(node_of(tree, c)) : 0;
 }
 
-cell node_part(const struct nodes *nodes, cell c, enum node_part part)
+pickle_node pickle_part(const struct pickle_tree *tree, pickle_node c, enum pickle_part part)
 {
-    return node_of(nodes, c)[part];
+    return node_of(tree, c)[part];
 }
 
-void node_set_part(struct nodes *nodes, cell c, enum node_part part, cell value)
+void pickle_set_part(struct pickle_tree *tree, pickle_node c, enum pickle_part part,
+                     pickle_node value)
 {
-    node_of(nodes, c)[part] = value;
+    node_of(tree, c)[part] = value;
 }
 
-cell node_item(const struct nodes *nodes, cell tuple, uint32_t i)
+pickle_node pickle_item(const struct pickle_tree *tree, pickle_node tuple, uint32_t i)
 {
-    return node_of(nodes, tuple)[1 + i];
+    return node_of(tree, tuple)[1 + i];
 }
 
-bool node_as_i64(const struct nodes *nodes, cell c, int64_t *out)
+bool pickle_as_i64(const struct pickle_tree *tree, pickle_node c, int64_t *out)
 {
     if ((c & 3) == TAG_INT) {
         *out = (int32_t)c >> 2;
         return true;
     }
-    if (node_kind(nodes, c) != NODE_INT || count_of(node_of(nodes, c)) != sizeof *out)
+    if (pickle_kind(tree, c) != NODE_INT || count_of(node_of(tree, c)) != sizeof *out)
         return false;
-    memcpy(out, node_of(nodes, c) + 1, sizeof *out);
+    memcpy(out, node_of(tree, c) + 1, sizeof *out);
     return true;
 }
 
-struct slice node_text(const struct nodes *nodes, cell c)
+struct slice pickle_text(const struct pickle_tree *tree, pickle_node c)
 {
-    enum node_kind kind = node_kind(nodes, c);
+    enum pickle_kind kind = pickle_kind(tree, c);
     if ((c & 3) != TAG_NODE ||
         (kind != NODE_STRING && kind != NODE_BYTES && kind != NODE_INT && kind != NODE_FLOAT))
         return (struct slice){"", 0};
-    return (struct slice){(const char *)(node_of(nodes, c) + 1), count_of(node_of(nodes, c))};
+    return (struct slice){(const char *)(node_of(tree, c) + 1), count_of(node_of(tree, c))};
 }
 
-enum known node_known(const struct nodes *nodes, cell c)
+enum known pickle_known(const struct pickle_tree *tree, pickle_node c)
 {
-    return node_kind(nodes, c) == NODE_GLOBAL ? (enum known)count_of(node_of(nodes, c)) : KNOWN_NOT;
+    return pickle_kind(tree, c) == NODE_GLOBAL ? (enum known)count_of(node_of(tree, c)) : KNOWN_NOT;
 }
 
-struct node_walk node_walk(const struct nodes *nodes, cell container)
+struct pickle_walk pickle_walk(const struct pickle_tree *tree, pickle_node container)
 {
-    enum node_kind kind = node_kind(nodes, container);
-    struct node_walk walk = {nodes, CELL_NOTHING, 0};
+    enum pickle_kind kind = pickle_kind(tree, container);
+    struct pickle_walk walk = {tree, PICKLE_ABSENT, 0};
     if (kind == NODE_LIST || kind == NODE_DICT)
-        walk.batch = node_of(nodes, container)[1];
+        walk.batch = node_of(tree, container)[1];
     return walk;
 }
 
-bool node_next(struct node_walk *walk, cell *item)
+bool pickle_walk_next(struct pickle_walk *walk, pickle_node *item)
 {
-    while (walk->batch != CELL_NOTHING) {
-        const uint32_t *batch = node_of(walk->nodes, walk->batch);
+    while (walk->batch != PICKLE_ABSENT) {
+        const uint32_t *batch = node_of(walk->tree, walk->batch);
         if (walk->at < count_of(batch)) {
             *item = batch[2 + walk->at++];
             return true;
@@ -260,27 +268,28 @@ bool node_next(struct node_walk *walk, cell *item)
     return false;
 }
 
-bool node_next_pair(struct node_walk *walk, cell *key, cell *value)
+bool pickle_walk_next_pair(struct pickle_walk *walk, pickle_node *key, pickle_node *value)
 {
-    return node_next(walk, key) && node_next(walk, value);
+    return pickle_walk_next(walk, key) && pickle_walk_next(walk, value);
 }
 
-cell node_find(const struct nodes *nodes, cell dict, const char *key)
+pickle_node pickle_find(const struct pickle_tree *tree, pickle_node dict, const char *key)
 {
-    struct node_walk walk = node_walk(nodes, dict);
-    cell name, value, found = CELL_NOTHING;
-    while (node_kind(nodes, dict) == NODE_DICT && node_next_pair(&walk, &name, &value))
-        if (node_kind(nodes, name) == NODE_STRING && slice_is(node_text(nodes, name), key))
+    struct pickle_walk walk = pickle_walk(tree, dict);
+    pickle_node name, value, found = PICKLE_ABSENT;
+    while (pickle_kind(tree, dict) == NODE_DICT && pickle_walk_next_pair(&walk, &name, &value))
+        if (pickle_kind(tree, name) == NODE_STRING && slice_is(pickle_text(tree, name), key))
             found = value; /* the last one counts, as in Python */
     return found;
 }
 
-const char *global_text(const struct nodes *nodes, cell c, char text[GLOBAL_TEXT_NCHARS])
+const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,
+                               char text[GLOBAL_TEXT_NCHARS])
 {
-    if (node_kind(nodes, c) != NODE_GLOBAL)
+    if (pickle_kind(tree, c) != NODE_GLOBAL)
         return "(no global)";
-    struct slice module = node_text(nodes, node_part(nodes, c, NODE_WHAT));
-    struct slice name = node_text(nodes, node_part(nodes, c, NODE_ARGS));
+    struct slice module = pickle_text(tree, pickle_part(tree, c, NODE_WHAT));
+    struct slice name = pickle_text(tree, pickle_part(tree, c, NODE_ARGS));
     const size_t most = GLOBAL_TEXT_NCHARS / 2 - 1;
     snprintf(text, GLOBAL_TEXT_NCHARS, "%.*s.%.*s",
              (int)(module.nbytes < most ? module.nbytes : most), module.bytes,
@@ -333,7 +342,7 @@ static bool starts_with(struct slice slice, const char *prefix)
     return slice.nbytes >= n && memcmp(slice.bytes, prefix, n) == 0;
 }
 
-enum known known_global(struct slice module, struct slice name)
+enum known pickle_known_global(struct slice module, struct slice name)
 {
     for (size_t i = 0; i < sizeof globals / sizeof *globals; i++)
         if (slice_is(module, globals[i].module) && slice_is(name, globals[i].name))

@@ -6,12 +6,12 @@
 
 #include <string.h>
 
-void emit_op(struct bytes *out, const char *op)
+void pickle_write_op(struct bytes *out, const char *op)
 {
     bytes_put(out, op, strlen(op));
 }
 
-void emit_number(struct bytes *out, uint64_t value, int nbytes)
+void pickle_write_number(struct bytes *out, uint64_t value, int nbytes)
 {
     unsigned char bytes[8];
     for (int i = 0; i < nbytes; i++, value >>= 8)
@@ -25,52 +25,52 @@ static int64_t reach_of(int n)
     return INT64_C(1) << (8 * n - 1);
 }
 
-void emit_int(struct bytes *out, int64_t value)
+void pickle_write_int(struct bytes *out, int64_t value)
 {
     if (value >= 0 && value < 256) {
-        emit_op(out, "K");
-        emit_number(out, (uint64_t)value, 1);
+        pickle_write_op(out, "K");
+        pickle_write_number(out, (uint64_t)value, 1);
     } else if (value >= 0 && value < 65536) {
-        emit_op(out, "M");
-        emit_number(out, (uint64_t)value, 2);
+        pickle_write_op(out, "M");
+        pickle_write_number(out, (uint64_t)value, 2);
     } else if (value >= INT32_MIN && value <= INT32_MAX) {
-        emit_op(out, "J");
-        emit_number(out, (uint64_t)value, 4);
+        pickle_write_op(out, "J");
+        pickle_write_number(out, (uint64_t)value, 4);
     } else {
         int n = 5;
         while (n < 8 && (value >= reach_of(n) || value < -reach_of(n)))
             n++;
-        emit_op(out, "\x8a");
-        emit_number(out, (uint64_t)n, 1);
-        emit_number(out, (uint64_t)value, n);
+        pickle_write_op(out, "\x8a");
+        pickle_write_number(out, (uint64_t)n, 1);
+        pickle_write_number(out, (uint64_t)value, n);
     }
 }
 
-void emit_float(struct bytes *out, double value)
+void pickle_write_float(struct bytes *out, double value)
 {
     uint64_t bits;
     unsigned char bytes[8];
     memcpy(&bits, &value, sizeof bits);
     for (int i = 8; i-- > 0; bits >>= 8) /* the one number that is big-endian */
         bytes[i] = (unsigned char)bits;
-    emit_op(out, "G");
+    pickle_write_op(out, "G");
     bytes_put(out, bytes, sizeof bytes);
 }
 
-void emit_text(struct bytes *out, struct slice text)
+void pickle_write_text(struct bytes *out, struct slice text)
 {
-    emit_op(out, "X");
-    emit_number(out, text.nbytes, 4);
+    pickle_write_op(out, "X");
+    pickle_write_number(out, text.nbytes, 4);
     bytes_put(out, text.bytes, text.nbytes);
 }
 
-void emit_global(struct bytes *out, const char *module, const char *name)
+void pickle_write_global(struct bytes *out, const char *module, const char *name)
 {
-    emit_op(out, "c");
-    emit_op(out, module);
-    emit_op(out, "\n");
-    emit_op(out, name);
-    emit_op(out, "\n");
+    pickle_write_op(out, "c");
+    pickle_write_op(out, module);
+    pickle_write_op(out, "\n");
+    pickle_write_op(out, name);
+    pickle_write_op(out, "\n");
 }
 
 /* ---- from JSON, as torch.save pickles the same value ---- */
@@ -85,8 +85,8 @@ struct from_json {
 
 static void remember(struct from_json *from)
 {
-    emit_op(from->out, from->memo < 256 ? "q" : "r");
-    emit_number(from->out, from->memo, from->memo < 256 ? 1 : 4);
+    pickle_write_op(from->out, from->memo < 256 ? "q" : "r");
+    pickle_write_number(from->out, from->memo, from->memo < 256 ? 1 : 4);
     from->memo++;
 }
 
@@ -97,15 +97,15 @@ static rsd_status emit_number_of(struct from_json *from)
     bool whole;
     TRY(json_number(&from->json, &value, &integer, &whole));
     if (whole)
-        emit_int(from->out, integer);
+        pickle_write_int(from->out, integer);
     else
-        emit_float(from->out, value);
+        pickle_write_float(from->out, value);
     return RSD_OK;
 }
 
 static void emit_text_of(struct from_json *from, struct slice text)
 {
-    emit_text(from->out, text);
+    pickle_write_text(from->out, text);
     remember(from);
 }
 
@@ -129,12 +129,12 @@ static rsd_status emit_members(struct from_json *from, bool dict, int depth)
     struct bytes *out = from->out;
     bool more = true;
     TRY(json_enter(&from->json, dict ? '{' : '['));
-    emit_op(out, dict ? "}" : "]");
+    pickle_write_op(out, dict ? "}" : "]");
     remember(from);
     while (more) {
         size_t mark = out->n;
         int n = 0;
-        emit_op(out, "(");
+        pickle_write_op(out, "(");
         while (n < BATCH) {
             TRY(emit_member(from, dict, depth, &more));
             if (!more)
@@ -142,12 +142,12 @@ static rsd_status emit_members(struct from_json *from, bool dict, int depth)
             n++;
         }
         if (n > 1) {
-            emit_op(out, dict ? "u" : "e");
+            pickle_write_op(out, dict ? "u" : "e");
         } else if (!out->failed) { /* without the mark */
             memmove(out->data + mark, out->data + mark + 1, out->n - mark - 1);
             out->n--;
             if (n == 1)
-                emit_op(out, dict ? "s" : "a");
+                pickle_write_op(out, dict ? "s" : "a");
         }
     }
     return RSD_OK;
@@ -170,23 +170,23 @@ static rsd_status emit_value(struct from_json *from, int depth)
     case 'n':
     case 't':
     case 'f':
-        emit_op(from->out, first == 'n' ? "N" : first == 't' ? "\x88" : "\x89");
+        pickle_write_op(from->out, first == 'n' ? "N" : first == 't' ? "\x88" : "\x89");
         return json_skip(&from->json);
     default:
         return emit_number_of(from);
     }
 }
 
-rsd_status json_to_pickle(const char *text, struct bytes *out)
+rsd_status pickle_write_json(const char *text, struct bytes *out)
 {
     struct from_json from = {.out = out};
     json_start(&from.json, text, strlen(text));
-    emit_op(out, "\x80\x02");
+    pickle_write_op(out, "\x80\x02");
     rsd_status status = emit_value(&from, 0);
     if (!status)
         status = json_end(&from.json);
     json_drop(&from.json);
-    emit_op(out, ".");
+    pickle_write_op(out, ".");
     if (!status && out->failed)
         status = fail(RSD_ENOMEM, "no memory for a value");
     return status;
@@ -200,7 +200,7 @@ static rsd_status emit_step(struct bytes *out, struct json *j)
     char next = json_peek(j);
     if (next == '"') {
         TRY(json_string(j, &text));
-        emit_text(out, text);
+        pickle_write_text(out, text);
         return RSD_OK;
     }
     if (next < '0' || next > '9')
@@ -211,18 +211,18 @@ static rsd_status emit_step(struct bytes *out, struct json *j)
     return status;
 }
 
-rsd_status json_to_path(const char *text, struct bytes *out)
+rsd_status pickle_write_path(const char *text, struct bytes *out)
 {
     struct json j;
     bool more = false;
     json_start(&j, text, strlen(text));
     rsd_status status = json_enter(&j, '[');
-    emit_op(out, "(");
+    pickle_write_op(out, "(");
     while (!status && !(status = json_next_item(&j, &more)) && more)
         status = emit_step(out, &j);
     if (!status)
         status = json_end(&j);
     json_drop(&j);
-    emit_op(out, "t");
+    pickle_write_op(out, "t");
     return status;
 }

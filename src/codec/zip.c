@@ -143,7 +143,7 @@ static rsd_status add_record(struct zip *zip, const struct directory *directory,
         size > directory->at - header - LOCAL)
         return broken(at, "a record that lies outside");
     struct slice text = {(const char *)entry + CENTRAL, name};
-    if (memchr(text.bytes, '\0', name) || !is_utf8(text.bytes, name))
+    if (memchr(text.bytes, '\0', name) || !json_is_utf8(text.bytes, name))
         return broken(at, "a name that is no text");
     zip->records[zip->nrecords++] =
         (struct zip_record){text, header, 0, size, (uint32_t)get(entry + 16, 4)};
@@ -195,7 +195,7 @@ static rsd_status sort_by_name(struct zip *zip)
     return RSD_OK;
 }
 
-rsd_status zip_open(struct zip *zip, zip_read *read, void *context, uint64_t nbytes)
+rsd_status zip_open(struct zip *zip, zip_read_fn *read, void *context, uint64_t nbytes)
 {
     struct directory directory;
     *zip = (struct zip){.read = read, .context = context, .nbytes = nbytes};
@@ -233,7 +233,7 @@ void zip_close(struct zip *zip)
 /* ---- records ---- */
 
 /* The folder that all records are in: what the first one's name has before its first slash. */
-struct slice zip_folder(const struct zip *zip)
+struct slice zip_prefix(const struct zip *zip)
 {
     if (zip->nrecords == 0)
         return (struct slice){"", 0};
@@ -245,7 +245,7 @@ struct slice zip_folder(const struct zip *zip)
 rsd_status zip_find(struct zip *zip, const char *name, struct zip_record **out)
 {
     char full[MOST_NAME];
-    struct slice folder = zip_folder(zip);
+    struct slice folder = zip_prefix(zip);
     int n = snprintf(full, sizeof full, "%.*s/%s", (int)folder.nbytes, folder.bytes, name);
     size_t lo = 0, hi = zip->nrecords;
     *out = NULL;
@@ -310,12 +310,12 @@ static rsd_status read_checked(void *context, uint64_t at, void *out, size_t n)
     return RSD_OK;
 }
 
-rsd_status zip_pickle(const struct zip *zip, const struct zip_record *record, struct nodes *nodes,
-                      cell *root)
+rsd_status zip_read_pickle(const struct zip *zip, const struct zip_record *record,
+                           struct pickle_tree *tree, pickle_node *root)
 {
     struct checked checked = {.zip = zip, .data = record->data};
     uint64_t used;
-    rsd_status status = pickle_load(read_checked, &checked, record->nbytes, nodes, root, &used);
+    rsd_status status = pickle_read(read_checked, &checked, record->nbytes, tree, root, &used);
     /* torch can be told not to compute it, and then writes 0. */
     if (record->crc == 0 || checked.at != record->nbytes || (status && status != RSD_EFORMAT))
         return status;
@@ -323,7 +323,7 @@ rsd_status zip_pickle(const struct zip *zip, const struct zip_record *record, st
     if (crc == record->crc)
         return status;
     if (!status)
-        nodes_drop(nodes);
+        pickle_tree_drop(tree);
     return fail(RSD_EFORMAT,
                 "byte %llu of an archive: %.*s has CRC-32 %08x, should have %08x: it is "
                 "damaged",

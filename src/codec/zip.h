@@ -6,7 +6,7 @@
 
 /* ---- zip.c ---- */
 
-typedef rsd_status zip_read(void *context, uint64_t at, void *out, size_t n);
+typedef rsd_status zip_read_fn(void *context, uint64_t at, void *out, size_t n);
 
 struct zip_record {
     struct slice name;
@@ -21,7 +21,7 @@ struct zip_name {
 };
 
 struct zip {
-    zip_read *read;
+    zip_read_fn *read;
     void *context;
     uint64_t nbytes;
     uint64_t directory_at;
@@ -31,16 +31,16 @@ struct zip {
     size_t nrecords;
 };
 
-rsd_status zip_open(struct zip *zip, zip_read *read, void *context, uint64_t nbytes);
+rsd_status zip_open(struct zip *zip, zip_read_fn *read, void *context, uint64_t nbytes);
 void zip_close(struct zip *zip);
-struct slice zip_folder(const struct zip *zip);
+struct slice zip_prefix(const struct zip *zip);
 
 /* A record by its name without the folder, located; NULL: there is none. */
 rsd_status zip_find(struct zip *zip, const char *name, struct zip_record **out);
 rsd_status zip_locate(const struct zip *zip, struct zip_record *record);
 
 /* The values of a located record that is a pickle; EFORMAT if its CRC-32 is wrong. */
-rsd_status zip_pickle(const struct zip *zip, const struct zip_record *record, struct nodes *nodes,
-                      cell *root);
+rsd_status zip_read_pickle(const struct zip *zip, const struct zip_record *record,
+                           struct pickle_tree *tree, pickle_node *root);
 
 #endif

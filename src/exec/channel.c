@@ -58,8 +58,8 @@ static void pack_chunk(const struct exchange *x, struct lane *lane, char *packed
         uint64_t rest = op->nbytes - here->at;
         size_t some = rest < n ? (size_t)rest : n;
         if (lane->sending)
-            op_pack(x, op, op->from_dst ? x->dst[op->array] : x->src[op->array], here->at, some,
-                    packed);
+            op_pack(x, op, op->from_destination ? x->dst[op->array] : x->src[op->array], here->at,
+                    some, packed);
         else
             op_unpack(x, op, here->at, some, packed);
         packed += some;
@@ -231,7 +231,7 @@ static rsd_status copy_directly(struct exchange *x, struct lane *lane)
 {
     for (size_t i = 0; i < lane->ndirect; i++) {
         const struct nest *nest = &x->nests.nests[x->direct[lane->first_direct + i]];
-        const char *array = neighbour_array(lane->near, nest->src, nest->from_dst);
+        const char *array = neighbour_array(lane->near, nest->src, nest->from_destination);
         if (!array)
             return RSD_EPEER;
         copy_block(&x->copier, x->stream, &nest->block, array + nest->src_offset,
@@ -290,7 +290,7 @@ rsd_status lane_front(struct exchange *x, struct lane *lane, const struct op *op
         *data = neighbour_slot(lane->near, lane->berth, lane->end, lane->chunk);
         return *data ? RSD_OK : fail(RSD_EPEER, "rank %d: its berth moved", (int)lane->near->rank);
     }
-    const char *array = neighbour_array(lane->near, op->array, op->from_dst);
+    const char *array = neighbour_array(lane->near, op->array, op->from_destination);
     if (!array)
         return RSD_EPEER;
     op_pack(x, op, array, at, n, lane->slots[0].data);

@@ -40,14 +40,17 @@ static rsd_status collect(struct exchange *x, const struct gathered_sum *sum, si
 static void combine(struct exchange *x, const struct gathered_sum *sum, size_t nbytes)
 {
     struct reducer *r = &x->reducer;
-    int64_t each = (int64_t)rsd_dtype_nbytes(sum->reduction.dtype), n = (int64_t)nbytes / each;
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(sum->reduction.dtype),
+            n = (int64_t)nbytes / element_nbytes;
     struct accumulators sums;
     for (int64_t at = 0; at < n; at += REDUCE_BATCH) {
         int64_t some = min_i64(n - at, REDUCE_BATCH);
-        reduce_first(&sum->reduction, &sums, some, r->terms[0] + at * each, each);
+        reduce_first(&sum->reduction, &sums, some, r->terms[0] + at * element_nbytes,
+                     element_nbytes);
         for (size_t i = 1; i < sum->nterms; i++)
-            reduce_next(&sum->reduction, &sums, some, r->terms[i] + at * each, each);
-        reduce_store(&sum->reduction, &sums, some, r->result + at * each, each);
+            reduce_next(&sum->reduction, &sums, some, r->terms[i] + at * element_nbytes,
+                        element_nbytes);
+        reduce_store(&sum->reduction, &sums, some, r->result + at * element_nbytes, element_nbytes);
     }
     op_unpack(x, &sum->to, r->at, nbytes, r->result);
 }
@@ -86,7 +89,7 @@ static void keep(struct exchange *x, int32_t stage)
         const struct nest *nest = &x->nests.nests[i];
         if (nest->stage != stage || nest->peer != x->transport.rank)
             continue;
-        const char *from = nest->from_dst ? x->dst[nest->src] : x->src[nest->src];
+        const char *from = nest->from_destination ? x->dst[nest->src] : x->src[nest->src];
         copy_block(&x->copier, x->stream, &nest->block, from + nest->src_offset,
                    x->dst[nest->dst] + nest->dst_offset, 0, nest->block.nrows);
     }
@@ -312,7 +315,7 @@ static void mark(struct exchange *x, const struct op *op, bool giving)
 {
     if (op->nbytes == 0)
         return;
-    (giving && !op->from_dst ? x->src_used : x->dst_used)[op->array] = true;
+    (giving && !op->from_destination ? x->src_used : x->dst_used)[op->array] = true;
 }
 
 static rsd_status mark_used(struct exchange *x)
@@ -330,7 +333,8 @@ static rsd_status mark_used(struct exchange *x)
         for (size_t k = 0; k < x->receives[i].nops; k++)
             mark(x, &x->ops[x->receives[i].first_op + k], false);
     for (size_t i = 0; i < x->nests.nnests; i++) {
-        (x->nests.nests[i].from_dst ? x->dst_used : x->src_used)[x->nests.nests[i].src] = true;
+        (x->nests.nests[i].from_destination ? x->dst_used : x->src_used)[x->nests.nests[i].src] =
+            true;
         x->dst_used[x->nests.nests[i].dst] = true;
     }
     for (size_t i = 0; i < x->nsums; i++)
@@ -533,10 +537,10 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
 {
     rsd_transport transport;
     rsd_exchange_options options;
-    TRY(take_options("rsd_transport", given, &transport, sizeof transport));
+    TRY(options_copy("rsd_transport", given, &transport, sizeof transport));
     TRY(check_transport(&transport)); /* else there is nobody to talk to */
     rsd_status status =
-        take_options("rsd_exchange_options", given_options, &options, sizeof options);
+        options_copy("rsd_exchange_options", given_options, &options, sizeof options);
     double timeout = !status && options.timeout > 0 ? options.timeout : DEFAULT_TIMEOUT;
     struct exchange *x = mem_new(1, sizeof *x);
     if (!x) {

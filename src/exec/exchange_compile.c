@@ -25,12 +25,12 @@ struct compiling {
 /* Rows in the order of the box, or of its columns; dims that are packed in the array too become part of the
  * run. */
 static rsd_status make_loops(struct exchange *x, struct op *op, int32_t ndim, const int64_t *len,
-                             const int64_t *strides, size_t each)
+                             const int64_t *strides, size_t element_nbytes)
 {
-    int64_t packed = (int64_t)each;
+    int64_t packed = (int64_t)element_nbytes;
     struct loop list[RSD_MAX_DIMS];
     int32_t n = 0;
-    op->run = each;
+    op->run = element_nbytes;
     for (int32_t i = 0; i < ndim; i++) { /* innermost first */
         int32_t d = x->columns ? i : ndim - 1 - i;
         bool joins = n == 0 && strides[d] == (int64_t)op->run;
@@ -44,7 +44,7 @@ static rsd_status make_loops(struct exchange *x, struct op *op, int32_t ndim, co
             list[n++] = (struct loop){len[d], packed, strides[d]};
         packed *= len[d];
     }
-    TRY(GROW(x->loops, x->room_loops, x->nloops + (size_t)n));
+    TRY(GROW(x->loops, x->loops_capacity, x->nloops + (size_t)n));
     op->first_loop = x->nloops;
     op->nloops = n;
     op->nrows = 1;
@@ -58,15 +58,15 @@ static rsd_status make_loops(struct exchange *x, struct op *op, int32_t ndim, co
 
 static rsd_status make_op(struct compiling *c, const rsd_piece *piece, bool giving, struct op *op)
 {
-    const rsd_layout *layout = giving && !piece->from_dst ? c->plan->src : c->plan->dst;
-    bool in_dst = !giving || piece->from_dst;
+    const rsd_layout *layout = giving && !piece->from_destination ? c->plan->src : c->plan->dst;
+    bool in_dst = !giving || piece->from_destination;
     int64_t number = giving ? piece->from_array : piece->to_array;
     int64_t own = number - (in_dst ? c->first_dst : c->first_src);
     const int64_t *at = giving ? piece->from_at : piece->to_at;
     const int64_t *strides = (in_dst ? c->dst_strides : c->src_strides) + own * layout->ndim;
     *op = (struct op){.array = own + (in_dst ? c->dst_base : c->src_base),
                       .plan = c->number,
-                      .from_dst = giving && piece->from_dst};
+                      .from_destination = giving && piece->from_destination};
     for (int32_t d = 0; d < layout->ndim; d++)
         op->offset += at[d] * strides[d];
     return make_loops(c->x, op, layout->ndim, piece->box.len, strides,
@@ -88,7 +88,7 @@ static void move_rows(const struct exchange *x, const struct op *op, uint64_t at
                 nest[i] =
                     out ? (struct loop){loops[i].count, loops[i].dst_stride, loops[i].src_stride}
                         : loops[i];
-            struct block block = block_of(op->run, op->nloops, nest);
+            struct block block = copy_block_of(op->run, op->nloops, nest);
             block.across = -1; /* rows in order: a part of them is asked for */
             char *base = packed - (uint64_t)row * op->run;
             copy_block(&x->copier, x->stream && !out, &block, out ? array : base,
@@ -132,7 +132,7 @@ struct sorted {
 
 struct sorting {
     struct sorted *list;
-    size_t n, room;
+    size_t n, capacity;
 };
 
 static int by_parcel(const void *a, const void *b)
@@ -148,7 +148,7 @@ static int by_parcel(const void *a, const void *b)
 }
 
 static rsd_status make_parcels(struct exchange *x, struct sorting *sorting, struct parcel **parcels,
-                               size_t *nparcels, size_t *room)
+                               size_t *nparcels, size_t *capacity)
 {
     if (sorting->n > 1)
         qsort(sorting->list, sorting->n, sizeof *sorting->list, by_parcel);
@@ -157,12 +157,12 @@ static rsd_status make_parcels(struct exchange *x, struct sorting *sorting, stru
         const struct sorted *before = i ? one - 1 : NULL;
         if (!before || before->stage != one->stage || before->peer != one->peer ||
             before->reduce != one->reduce) {
-            TRY(GROW(*parcels, *room, *nparcels + 1));
+            TRY(GROW(*parcels, *capacity, *nparcels + 1));
             (*parcels)[(*nparcels)++] = (struct parcel){
                 .peer = one->peer, .stage = one->stage, .reduce = one->reduce, .first_op = x->nops};
         }
         struct parcel *parcel = &(*parcels)[*nparcels - 1];
-        TRY(GROW(x->ops, x->room_ops, x->nops + 1));
+        TRY(GROW(x->ops, x->ops_capacity, x->nops + 1));
         x->ops[x->nops++] = one->op;
         parcel->nops++;
         parcel->nbytes += one->op.nbytes;
@@ -173,7 +173,7 @@ static rsd_status make_parcels(struct exchange *x, struct sorting *sorting, stru
 static rsd_status sort_in(struct sorting *sorting, const struct op *op, int32_t peer,
                           const rsd_piece *piece)
 {
-    TRY(GROW(sorting->list, sorting->room, sorting->n + 1));
+    TRY(GROW(sorting->list, sorting->capacity, sorting->n + 1));
     sorting->list[sorting->n] = (struct sorted){.op = *op,
                                                 .peer = peer,
                                                 .stage = piece->stage,
@@ -191,7 +191,7 @@ static rsd_status add_term(struct compiling *c, const rsd_piece *piece)
     TRY(make_op(c, piece, false, &to));
     struct gathered_sum *last = x->nsums ? &x->sums[x->nsums - 1] : NULL;
     if (!last || last->nterms == (size_t)last->reduction.nterms) {
-        TRY(GROW(x->sums, x->room_sums, x->nsums + 1));
+        TRY(GROW(x->sums, x->sums_capacity, x->nsums + 1));
         last = &x->sums[x->nsums++];
         *last = (struct gathered_sum){.reduction = {.dtype = c->plan->src->dtype,
                                                     .reduce = c->plan->reduce,
@@ -203,7 +203,7 @@ static rsd_status add_term(struct compiling *c, const rsd_piece *piece)
     struct gathered_term term = {.peer = piece->from};
     if (piece->from == c->rank)
         TRY(make_op(c, piece, true, &term.op));
-    TRY(GROW(x->terms, x->room_terms, x->nterms + 1));
+    TRY(GROW(x->terms, x->terms_capacity, x->nterms + 1));
     x->terms[x->nterms++] = term;
     last->nterms++;
     return RSD_OK;
@@ -212,12 +212,13 @@ static rsd_status add_term(struct compiling *c, const rsd_piece *piece)
 static rsd_status add_kept(struct compiling *c, const rsd_piece *piece)
 {
     int32_t ndim = c->plan->dst->ndim;
-    int64_t from = piece->from_array - (piece->from_dst ? c->first_dst : c->first_src);
+    int64_t from = piece->from_array - (piece->from_destination ? c->first_dst : c->first_src);
     int64_t to = piece->to_array - c->first_dst;
-    return nests_add_piece(&c->x->nests, piece, rsd_dtype_nbytes(c->plan->src->dtype),
-                           (piece->from_dst ? c->dst_strides : c->src_strides) + from * ndim,
-                           c->dst_strides + to * ndim,
-                           from + (piece->from_dst ? c->dst_base : c->src_base), to + c->dst_base);
+    return nests_add_piece(
+        &c->x->nests, piece, rsd_dtype_nbytes(c->plan->src->dtype),
+        (piece->from_destination ? c->dst_strides : c->src_strides) + from * ndim,
+        c->dst_strides + to * ndim, from + (piece->from_destination ? c->dst_base : c->src_base),
+        to + c->dst_base);
 }
 
 static rsd_status take_piece(struct compiling *c, const rsd_piece *piece, rsd_side side,
@@ -256,7 +257,7 @@ static rsd_status add_strides(struct exchange *x, const rsd_layout *layout, int6
                               int64_t n, const int64_t *given, bool column_major, bool written)
 {
     size_t ndim = (size_t)layout->ndim;
-    TRY(GROW(x->strides, x->room_strides, x->nstrides + (size_t)n * ndim));
+    TRY(GROW(x->strides, x->strides_capacity, x->nstrides + (size_t)n * ndim));
     for (int64_t i = 0; i < n; i++) {
         TRY(array_strides(layout, first + i, given ? given + (size_t)i * ndim : NULL, column_major,
                           written, x->strides + x->nstrides));
@@ -277,7 +278,7 @@ static rsd_status compile_plan(struct exchange *x, int32_t number, const rsd_pla
                           .dst_base = x->ndst};
     rsd_bind_options how;
     size_t first = x->nstrides;
-    TRY(take_options("rsd_bind_options", bind, &how, sizeof how));
+    TRY(options_copy("rsd_bind_options", bind, &how, sizeof how));
     rsd_layout_arrays_of(plan->src, c.rank, &c.first_src, &c.nsrc);
     rsd_layout_arrays_of(plan->dst, c.rank, &c.first_dst, &c.ndst);
     TRY(add_strides(x, plan->src, c.first_src, c.nsrc, how.src_strides, how.src_column_major != 0,
@@ -314,7 +315,7 @@ bool prefers_columns(int64_t nplans, const rsd_plan *const *plans, const rsd_bin
     const char *given = (const char *)bind;
     for (int64_t i = 0; i < nplans; i++, given += bind->struct_nbytes) {
         rsd_bind_options how;
-        if (!bind || take_options("rsd_bind_options", given, &how, sizeof how))
+        if (!bind || options_copy("rsd_bind_options", given, &how, sizeof how))
             return false;
         if (how.src_strides ? !runs_along_columns(plans[i]->src, rank, how.src_strides)
                             : !how.src_column_major)
@@ -345,9 +346,9 @@ rsd_status exchange_compile(struct exchange *x, int64_t nplans, const rsd_plan *
             given += bind->struct_nbytes;
     }
     if (!status)
-        status = make_parcels(x, &sends, &x->sends, &x->nsends, &x->room_sends);
+        status = make_parcels(x, &sends, &x->sends, &x->nsends, &x->sends_capacity);
     if (!status)
-        status = make_parcels(x, &receives, &x->receives, &x->nreceives, &x->room_receives);
+        status = make_parcels(x, &receives, &x->receives, &x->nreceives, &x->receives_capacity);
     mem_free(sends.list);
     mem_free(receives.list);
     return status;
@@ -363,27 +364,28 @@ static const int64_t *strides_there(const struct compiling *c, const struct neig
     rsd_layout_arrays_of(c->plan->src, near->rank, &first_src, &nsrc);
     rsd_layout_arrays_of(c->plan->dst, near->rank, &first_dst, &ndst);
     const int64_t *strides = near->strides + near->next_stride;
-    int64_t own = piece->from_array - (piece->from_dst ? first_dst : first_src);
-    *array = own + (piece->from_dst ? near->dst_base : near->src_base);
-    return strides + (own + (piece->from_dst ? nsrc : 0)) * c->plan->src->ndim;
+    int64_t own = piece->from_array - (piece->from_destination ? first_dst : first_src);
+    *array = own + (piece->from_destination ? near->dst_base : near->src_base);
+    return strides + (own + (piece->from_destination ? nsrc : 0)) * c->plan->src->ndim;
 }
 
 static rsd_status take_near_piece(struct compiling *c, const struct neighbour *near,
                                   const rsd_piece *piece, struct gathered_term *term)
 {
     struct exchange *x = c->x;
-    size_t each = rsd_dtype_nbytes(c->plan->src->dtype);
+    size_t element_nbytes = rsd_dtype_nbytes(c->plan->src->dtype);
     int32_t ndim = c->plan->src->ndim;
     int64_t array;
     const int64_t *there = strides_there(c, near, piece, &array);
     if (!term)
-        return nests_add_piece(&x->nests, piece, each, there,
+        return nests_add_piece(&x->nests, piece, element_nbytes, there,
                                c->dst_strides + (piece->to_array - c->first_dst) * ndim, array,
                                piece->to_array - c->first_dst + c->dst_base);
-    term->op = (struct op){.array = array, .plan = c->number, .from_dst = piece->from_dst != 0};
+    term->op = (struct op){
+        .array = array, .plan = c->number, .from_destination = piece->from_destination != 0};
     for (int32_t d = 0; d < ndim; d++)
         term->op.offset += piece->from_at[d] * there[d];
-    return make_loops(x, &term->op, ndim, piece->box.len, there, each);
+    return make_loops(x, &term->op, ndim, piece->box.len, there, element_nbytes);
 }
 
 static rsd_status compile_near_plan(struct compiling *c, size_t *next_term)

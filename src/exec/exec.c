@@ -1,23 +1,23 @@
 /* exec.c - running a bound plan, whoever carries it. */
 #include "exec.h"
 
-rsd_status rsd_run(rsd_exec *exec, const void *const *src, void *const *dst)
+rsd_status rsd_exec_run(rsd_exec *exec, const void *const *src, void *const *dst)
 {
     if (exec->started)
-        return fail(RSD_EINVAL, "the exec has a run in flight: rsd_wait comes first");
+        return fail(RSD_EINVAL, "the exec has a run in flight: rsd_exec_wait comes first");
     return exec->carrier->run(exec, src, dst);
 }
 
-rsd_status rsd_start(rsd_exec *exec, const void *const *src, void *const *dst)
+rsd_status rsd_exec_start(rsd_exec *exec, const void *const *src, void *const *dst)
 {
     if (exec->started)
-        return fail(RSD_EINVAL, "the exec has a run in flight: rsd_wait comes first");
+        return fail(RSD_EINVAL, "the exec has a run in flight: rsd_exec_wait comes first");
     TRY(exec->carrier->start(exec, src, dst));
     exec->started = true;
     return RSD_OK;
 }
 
-rsd_status rsd_wait(rsd_exec *exec)
+rsd_status rsd_exec_wait(rsd_exec *exec)
 {
     if (!exec->started)
         return fail(RSD_EINVAL, "nothing was started that could be waited for");
@@ -25,7 +25,7 @@ rsd_status rsd_wait(rsd_exec *exec)
     return exec->carrier->wait(exec);
 }
 
-rsd_status rsd_push(rsd_exec *exec)
+rsd_status rsd_exec_progress(rsd_exec *exec)
 {
     if (!exec->started)
         return fail(RSD_EINVAL, "nothing was started that could move on");
@@ -43,7 +43,7 @@ void rsd_exec_free(rsd_exec *exec)
     exec->carrier->free(exec);
 }
 
-const char *rsd_exec_note(const rsd_exec *exec)
+const char *rsd_exec_describe(const rsd_exec *exec)
 {
     return exec->carrier->note ? exec->carrier->note(exec) : "";
 }

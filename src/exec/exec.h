@@ -10,13 +10,13 @@
 
 /* A block that one array gives another. Arrays are numbered through all plans of an exec. */
 struct nest {
-    int64_t src, dst;               /* arrays; src is a destination array with from_dst */
+    int64_t src, dst;               /* arrays; src is a destination array with from_destination */
     int64_t src_offset, dst_offset; /* bytes */
     size_t first_loop;              /* into nests.loops, which move while they grow */
     struct block block;
     int32_t stage;
     int32_t peer; /* between processes: the rank that has the source */
-    bool from_dst;
+    bool from_destination;
 };
 
 /* A block that is combined from the terms of several arrays. Loops count elements of the
@@ -40,8 +40,8 @@ struct nests {
     struct loop *loops;
     struct term *terms;
     int64_t *strides;
-    size_t nnests, room_nests, nsums, room_sums, nloops, room_loops, nterms, room_terms, nstrides,
-        room_strides;
+    size_t nnests, nests_capacity, nsums, sums_capacity, nloops, loops_capacity, nterms,
+        terms_capacity, nstrides, strides_capacity;
     int64_t nbytes; /* written in all */
 };
 
@@ -51,7 +51,7 @@ rsd_status nests_add(struct nests *nests, const rsd_plan *plan, const rsd_bind_o
 void nests_drop(struct nests *nests);
 
 /* Adds a piece that is copied, between two arrays with these strides and numbers. */
-rsd_status nests_add_piece(struct nests *nests, const rsd_piece *piece, size_t each,
+rsd_status nests_add_piece(struct nests *nests, const rsd_piece *piece, size_t element_nbytes,
                            const int64_t *from_strides, const int64_t *to_strides, int64_t src,
                            int64_t dst);
 
@@ -89,7 +89,7 @@ struct op {
     size_t first_loop; /* into the exchange's loops: outermost first, packed side and array side */
     int32_t nloops;
     int32_t plan;
-    bool from_dst;
+    bool from_destination;
     size_t run;
     int64_t nrows;
     uint64_t nbytes;
@@ -201,8 +201,8 @@ struct exchange {
     struct gathered_sum *sums;
     struct gathered_term *terms;
     int64_t *strides; /* of all our arrays, in bytes: plan by plan, sources and destinations */
-    size_t nops, room_ops, nloops, room_loops, nsends, room_sends, nreceives, room_receives, nsums,
-        room_sums, nterms, room_terms, nstrides, room_strides;
+    size_t nops, ops_capacity, nloops, loops_capacity, nsends, sends_capacity, nreceives,
+        receives_capacity, nsums, sums_capacity, nterms, terms_capacity, nstrides, strides_capacity;
     int64_t nsrc, ndst;
     const char **src;
     char **dst;
@@ -224,7 +224,7 @@ struct exchange {
     double since;                 /* when something last moved, or waiting began */
     bool half_time;               /* half of the time-out is over */
     const struct neighbour *gone; /* its process was not there when we last looked */
-    rsd_status early;             /* of what rsd_start did: told by rsd_wait */
+    rsd_status early;             /* of what rsd_exec_start did: told by rsd_exec_wait */
     bool refused;                 /* all agreed not to begin */
     bool broken, lost;            /* messages were given up: their buffers may still be read */
     char note[160];
@@ -234,7 +234,7 @@ struct exchange {
 
 /* While a run of an exec of rsd_bind_transport waits, listen is asked: what it returns ends the run. */
 void exchange_listen(rsd_exec *exec, rsd_status (*listen)(void *context), void *context);
-/* Between rsd_start and rsd_wait: does what can be done without waiting. */
+/* Between rsd_exec_start and rsd_exec_wait: does what can be done without waiting. */
 void exchange_poke(rsd_exec *exec);
 
 /* ---- exchange_bind.c ---- */
@@ -291,7 +291,7 @@ struct berth {
 /* Where a run's arrays of a neighbour lie in its arena; -1: not there. */
 struct neighbour {
     int32_t rank, pid;
-    struct segment segment, arena;
+    struct shared_segment segment, arena;
     struct board *board;
     const int64_t *strides;
     _Atomic int64_t *places;
@@ -304,11 +304,11 @@ struct neighbour {
 };
 
 struct neighbours {
-    struct segment own;
+    struct shared_segment own;
     struct board *board;
     _Atomic int64_t *places;
     struct berth *berths; /* one for each of our sends */
-    const struct segment *arena;
+    const struct shared_segment *arena;
     struct neighbour *list; /* by rank, without us */
     int32_t n;
 };
@@ -336,7 +336,7 @@ bool neighbour_is_silent(const struct neighbour *near);
 bool parcel_is_direct(const struct exchange *x, const struct parcel *parcel);
 
 /* The array of a neighbour, or NULL with EPEER set. */
-const char *neighbour_array(const struct neighbour *near, int64_t array, bool from_dst);
+const char *neighbour_array(const struct neighbour *near, int64_t array, bool from_destination);
 
 /* ---- lanes.c ---- */
 

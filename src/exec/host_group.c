@@ -49,7 +49,7 @@ static uint64_t lay_out(const struct exchange *x, struct board *board)
 
 static void fill_board(struct exchange *x, struct board *laid, uint64_t slots)
 {
-    char *data = segment_data(&x->near->own);
+    char *data = shared_segment_data(&x->near->own);
     x->near->board = (void *)data;
     x->near->places = (void *)(data + laid->places);
     x->near->berths = (void *)(data + laid->berths);
@@ -75,7 +75,7 @@ static rsd_status make_own(struct exchange *x, const rsd_arena *arena)
     for (size_t i = 0; i < x->nsends; i++)
         if (is_near(x, x->sends[i].peer))
             nbytes += aligned(lane_chunk(x, &x->sends[i], true)) * NSLOTS;
-    TRY(segment_new((size_t)nbytes, &x->near->own));
+    TRY(shared_segment_new((size_t)nbytes, &x->near->own));
     fill_board(x, &laid, slots);
     x->near->arena = arena ? arena_segment(arena) : NULL;
     return RSD_OK;
@@ -83,22 +83,22 @@ static rsd_status make_own(struct exchange *x, const rsd_arena *arena)
 
 /* ---- theirs ---- */
 
-static bool holds(uint64_t room, uint64_t offset, uint64_t count, uint64_t each)
+static bool holds(uint64_t capacity, uint64_t offset, uint64_t count, uint64_t element_nbytes)
 {
-    return offset % 64 == 0 && offset <= room && count <= (room - offset) / each;
+    return offset % 64 == 0 && offset <= capacity && count <= (capacity - offset) / element_nbytes;
 }
 
 static rsd_status read_board(struct neighbour *near)
 {
-    const char *data = segment_data(&near->segment);
-    uint64_t room = segment_room(&near->segment);
+    const char *data = shared_segment_data(&near->segment);
+    uint64_t capacity = shared_segment_capacity(&near->segment);
     near->board = (void *)without_const(data);
-    if (room < sizeof *near->board)
+    if (capacity < sizeof *near->board)
         return fail(RSD_EPEER, "its shared memory is too short");
     struct board board = *near->board; /* read once: it may change */
-    if (!holds(room, board.strides, board.nstrides, sizeof(int64_t)) ||
-        !holds(room, board.places, board.nplaces, sizeof(int64_t)) ||
-        !holds(room, board.berths, board.nberths, sizeof(struct berth)))
+    if (!holds(capacity, board.strides, board.nstrides, sizeof(int64_t)) ||
+        !holds(capacity, board.places, board.nplaces, sizeof(int64_t)) ||
+        !holds(capacity, board.berths, board.nberths, sizeof(struct berth)))
         return fail(RSD_EPEER, "its shared memory makes no sense");
     near->strides = (const void *)(data + board.strides);
     near->places = (void *)without_const(data + board.places);
@@ -113,14 +113,14 @@ static rsd_status read_board(struct neighbour *near)
 static rsd_status measure(const rsd_layout *layout, int32_t rank, const int64_t *strides,
                           int64_t *reach)
 {
-    int64_t first, n, each = (int64_t)rsd_dtype_nbytes(layout->dtype);
+    int64_t first, n, element_nbytes = (int64_t)rsd_dtype_nbytes(layout->dtype);
     rsd_layout_arrays_of(layout, rank, &first, &n);
     for (int64_t i = 0; i < n; i++, strides += layout->ndim) {
         int64_t shape[RSD_MAX_DIMS], step;
         layout_array_shape(layout, first + i, shape);
         if (box_volume(layout->ndim, shape) == 0)
             continue;
-        reach[i] = each;
+        reach[i] = element_nbytes;
         for (int32_t d = 0; d < layout->ndim; d++)
             if (strides[d] < 0 || !mul_i64(shape[d] - 1, strides[d], &step) ||
                 !add_i64(reach[i], step, &reach[i]))
@@ -164,7 +164,7 @@ static rsd_status measure_all(struct neighbour *near, int64_t nplans, const rsd_
 
 /* What ranks of a host tell each other. */
 struct offer {
-    struct segment_name segment, arena;
+    struct shared_segment_name segment, arena;
     int32_t status;
     char why[100];
 };
@@ -174,11 +174,11 @@ static rsd_status open_neighbour(struct exchange *x, int32_t rank, const struct 
 {
     struct neighbour *near = &x->near->list[x->near->n];
     *near = (struct neighbour){.rank = rank, .pid = offer->segment.pid};
-    TRY(segment_open(&offer->segment, &near->segment));
+    TRY(shared_segment_open(&offer->segment, &near->segment));
     x->near->n++;
     TRY(read_board(near));
     if (offer->arena.nbytes)
-        TRY(segment_open(&offer->arena, &near->arena));
+        TRY(shared_segment_open(&offer->arena, &near->arena));
     return measure_all(near, nplans, plans);
 }
 
@@ -205,13 +205,13 @@ void neighbours_drop(struct exchange *x)
         return;
     for (int32_t i = 0; i < all->n; i++) {
         struct neighbour *near = &all->list[i];
-        segment_drop(&near->segment);
-        segment_drop(&near->arena);
+        shared_segment_drop(&near->segment);
+        shared_segment_drop(&near->arena);
         if (near->reach)
             mem_free(without_const(near->strides));
         mem_free(near->reach);
     }
-    segment_drop(&all->own);
+    shared_segment_drop(&all->own);
     mem_free(all->list);
     mem_free(all);
     x->near = NULL;
@@ -247,9 +247,9 @@ static rsd_status share(struct exchange *x, struct offer *offers, int64_t nplans
     rsd_status status = x->near ? make_own(x, arena) : RSD_ENOMEM;
     report(&own, status);
     if (!status) {
-        own.segment = segment_name(&x->near->own);
+        own.segment = shared_segment_name(&x->near->own);
         if (arena)
-            own.arena = segment_name(arena_segment(arena));
+            own.arena = shared_segment_name(arena_segment(arena));
     }
     TRY(t->allgather(t->context, &own, sizeof own, offers, x->timeout));
     if (x->near && !somebody_failed(x, offers)) {
@@ -332,7 +332,7 @@ struct berth *neighbour_berth(const struct exchange *x, const struct neighbour *
         uint64_t need = aligned(lane_chunk(x, parcel, true)) * NSLOTS;
         if (berth->to == x->transport.rank && berth->stage == parcel->stage &&
             berth->reduce == parcel->reduce &&
-            holds(segment_room(&near->segment), berth->slots, need, 1))
+            holds(shared_segment_capacity(&near->segment), berth->slots, need, 1))
             return berth;
     }
     return NULL;
@@ -342,16 +342,17 @@ char *neighbour_slot(const struct neighbour *near, const struct berth *berth, ui
                      uint64_t nbytes)
 {
     uint64_t at = berth->slots + chunk % NSLOTS * aligned(nbytes);
-    return holds(segment_room(&near->segment), at, nbytes, 1) ? segment_data(&near->segment) + at
-                                                              : NULL;
+    return holds(shared_segment_capacity(&near->segment), at, nbytes, 1)
+               ? shared_segment_data(&near->segment) + at
+               : NULL;
 }
 
-static int64_t place_of(const struct segment *arena, const char *array)
+static int64_t place_of(const struct shared_segment *arena, const char *array)
 {
     if (!arena || !array)
         return -1;
-    uintptr_t start = (uintptr_t)segment_data(arena), at = (uintptr_t)array;
-    return at >= start && at - start < segment_room(arena) ? (int64_t)(at - start) : -1;
+    uintptr_t start = (uintptr_t)shared_segment_data(arena), at = (uintptr_t)array;
+    return at >= start && at - start < shared_segment_capacity(arena) ? (int64_t)(at - start) : -1;
 }
 
 void neighbours_enter(struct exchange *x, const struct verdict *verdict)
@@ -411,21 +412,21 @@ bool parcel_is_direct(const struct exchange *x, const struct parcel *parcel)
 {
     for (size_t i = 0; i < parcel->nops; i++) {
         const struct op *op = &x->ops[parcel->first_op + i];
-        int64_t at = (op->from_dst ? x->nsrc : 0) + op->array;
+        int64_t at = (op->from_destination ? x->nsrc : 0) + op->array;
         if (op->nbytes && atomic_load_explicit(&x->near->places[at], memory_order_relaxed) < 0)
             return false;
     }
     return x->near->arena != NULL;
 }
 
-const char *neighbour_array(const struct neighbour *near, int64_t array, bool from_dst)
+const char *neighbour_array(const struct neighbour *near, int64_t array, bool from_destination)
 {
-    int64_t at = array + (from_dst ? near->nsrc : 0), end;
+    int64_t at = array + (from_destination ? near->nsrc : 0), end;
     int64_t place = atomic_load_explicit(&near->places[at], memory_order_relaxed);
     if (place < 0 || !add_i64(place, near->reach[at], &end) ||
-        (uint64_t)end > segment_room(&near->arena)) {
-        set_error("rank %d: its array %lld is not in its arena", (int)near->rank, (long long)array);
+        (uint64_t)end > shared_segment_capacity(&near->arena)) {
+        error_set("rank %d: its array %lld is not in its arena", (int)near->rank, (long long)array);
         return NULL;
     }
-    return segment_data(&near->arena) + place;
+    return shared_segment_data(&near->arena) + place;
 }

@@ -18,11 +18,11 @@
 
 static rsd_status add_nest(struct nests *nests, struct nest nest, const struct loops *loops)
 {
-    TRY(GROW(nests->nests, nests->room_nests, nests->nnests + 1));
+    TRY(GROW(nests->nests, nests->nests_capacity, nests->nnests + 1));
     nest.first_loop = nests->nloops;
     nest.block = (struct block){.run = loops->run, .nloops = loops->n};
     int64_t nbytes = (int64_t)loops->run;
-    TRY(GROW(nests->loops, nests->room_loops, nests->nloops + (size_t)loops->n));
+    TRY(GROW(nests->loops, nests->loops_capacity, nests->nloops + (size_t)loops->n));
     for (int32_t i = 0; i < loops->n; i++) {
         nests->loops[nests->nloops++] =
             (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
@@ -56,7 +56,8 @@ void nests_finish(struct nests *nests)
 {
     for (size_t i = 0; i < nests->nnests; i++) {
         struct block *block = &nests->nests[i].block;
-        *block = block_of(block->run, block->nloops, nests->loops + nests->nests[i].first_loop);
+        *block =
+            copy_block_of(block->run, block->nloops, nests->loops + nests->nests[i].first_loop);
     }
 }
 
@@ -119,19 +120,19 @@ struct progression {
 
 struct family {
     struct progression *list;
-    size_t n, room;
+    size_t n, capacity;
 };
 
 static int by_position_then_place(const void *a, const void *b)
 {
-    const struct meet *x = a, *y = b;
+    const struct span_overlap *x = a, *y = b;
     if (x->other_pos != y->other_pos)
         return x->other_pos < y->other_pos ? -1 : 1;
     return (x->lo > y->lo) - (x->lo < y->lo);
 }
 
 /* How many meetings from the first on repeat at its distance to the second. */
-static size_t repeats(const struct meet *list, size_t n)
+static size_t repeats(const struct span_overlap *list, size_t n)
 {
     size_t count = 1;
     while (count < n && list[count].other_pos == list[0].other_pos &&
@@ -142,7 +143,7 @@ static size_t repeats(const struct meet *list, size_t n)
     return count;
 }
 
-static rsd_status find_progressions(struct meet *list, size_t n, struct family *family)
+static rsd_status find_progressions(struct span_overlap *list, size_t n, struct family *family)
 {
     family->n = 0;
     if (n > 1)
@@ -158,27 +159,27 @@ static rsd_status find_progressions(struct meet *list, size_t n, struct family *
             one.src_step = list[i + 1].other_at - list[i].other_at;
             one.dst_step = list[i + 1].own_at - list[i].own_at;
         }
-        TRY(GROW(family->list, family->room, family->n + 1));
+        TRY(GROW(family->list, family->capacity, family->n + 1));
         family->list[family->n++] = one;
         i += count;
     }
     return RSD_OK;
 }
 
-static rsd_status add_combination(const struct compiler *c, const struct getter *getter,
+static rsd_status add_combination(const struct compiler *c, const struct receiver *receiver,
                                   const struct family *families, const size_t *at)
 {
     const rsd_plan *plan = c->plan;
     int32_t ndim = plan->src->ndim;
-    int64_t position = getter->giver;
+    int64_t position = receiver->sender;
     for (int32_t d = 0; d < ndim; d++) {
         assert(families[d].list);
         position += families[d].list[at[d]].pos;
     }
     int64_t src = mesh_array_at(plan->src->mesh, position);
     const int64_t *src_strides = src_strides_of(c, src);
-    const int64_t *dst_strides = dst_strides_of(c, getter->array);
-    struct nest nest = {.src = c->first_src + src, .dst = c->first_dst + getter->array};
+    const int64_t *dst_strides = dst_strides_of(c, receiver->array);
+    struct nest nest = {.src = c->first_src + src, .dst = c->first_dst + receiver->array};
     struct loops loops = {0};
     for (int32_t d = 0; d < ndim; d++) {
         const struct progression *one = &families[d].list[at[d]];
@@ -198,14 +199,14 @@ static rsd_status add_array(const struct compiler *c, int64_t array, struct over
     const rsd_plan *plan = c->plan;
     int32_t ndim = plan->src->ndim, d = 0;
     size_t at[RSD_MAX_DIMS] = {0};
-    struct getter getter = getter_of(plan, array);
+    struct receiver receiver = plan_receiver(plan, array);
     TRY(overlap_start(overlap, plan->dst, array, NULL, NULL, plan->src, NULL));
     if (overlap->exhausted)
         return RSD_OK;
     for (d = 0; d < ndim; d++)
         TRY(find_progressions(overlap->dims[d].list, overlap->dims[d].n, &families[d]));
     do {
-        TRY(add_combination(c, &getter, families, at));
+        TRY(add_combination(c, &receiver, families, at));
         for (d = ndim - 1; d >= 0 && ++at[d] == families[d].n; d--)
             at[d] = 0;
     } while (d >= 0);
@@ -236,7 +237,7 @@ static int64_t offset_of(int32_t ndim, const int64_t *at, const int64_t *strides
     return offset;
 }
 
-rsd_status nests_add_piece(struct nests *nests, const rsd_piece *piece, size_t each,
+rsd_status nests_add_piece(struct nests *nests, const rsd_piece *piece, size_t element_nbytes,
                            const int64_t *from_strides, const int64_t *to_strides, int64_t src,
                            int64_t dst)
 {
@@ -247,21 +248,22 @@ rsd_status nests_add_piece(struct nests *nests, const rsd_piece *piece, size_t e
                         .dst_offset = offset_of(ndim, piece->to_at, to_strides),
                         .stage = piece->stage,
                         .peer = piece->from,
-                        .from_dst = piece->from_dst != 0};
+                        .from_destination = piece->from_destination != 0};
     struct loops loops = {0};
     for (int32_t d = 0; d < ndim; d++)
         loops_add(&loops, piece->box.len[d], from_strides[d], to_strides[d]);
-    loops_finish(&loops, each);
+    loops_finish(&loops, element_nbytes);
     return add_any_nest(nests, nest, &loops);
 }
 
 static rsd_status add_copy(const struct compiler *c, const rsd_piece *piece)
 {
-    const int64_t *from = piece->from_dst ? dst_strides_of(c, piece->from_array)
-                                          : src_strides_of(c, piece->from_array);
+    const int64_t *from = piece->from_destination ? dst_strides_of(c, piece->from_array)
+                                                  : src_strides_of(c, piece->from_array);
     return nests_add_piece(c->nests, piece, rsd_dtype_nbytes(c->plan->src->dtype), from,
                            dst_strides_of(c, piece->to_array),
-                           (piece->from_dst ? c->first_dst : c->first_src) + piece->from_array,
+                           (piece->from_destination ? c->first_dst : c->first_src) +
+                               piece->from_array,
                            c->first_dst + piece->to_array);
 }
 
@@ -277,14 +279,14 @@ static rsd_status start_sum(const struct compiler *c, const rsd_piece *piece)
         .first_loop = (int64_t)nests->nloops,
         .first_term = (int64_t)nests->nterms,
         .reduction = {plan->src->dtype, plan->reduce, plan->divisor, plan->reduced.total}};
-    TRY(GROW(nests->loops, nests->room_loops, nests->nloops + RSD_MAX_DIMS));
+    TRY(GROW(nests->loops, nests->loops_capacity, nests->nloops + RSD_MAX_DIMS));
     for (int32_t d = 0; d < plan->dst->ndim; d++)
         if (piece->box.len[d] > 1) {
             nests->loops[nests->nloops++] =
                 (struct loop){.count = piece->box.len[d], .dst_stride = to[d]};
             sum.nloops++;
         }
-    TRY(GROW(nests->sums, nests->room_sums, nests->nsums + 1));
+    TRY(GROW(nests->sums, nests->sums_capacity, nests->nsums + 1));
     nests->sums[nests->nsums++] = sum;
     nests->nbytes += piece->nbytes;
     return RSD_OK;
@@ -298,8 +300,8 @@ static rsd_status add_term(const struct compiler *c, const rsd_piece *piece)
     struct term term = {.src = c->first_src + piece->from_array,
                         .offset = offset_of(ndim, piece->from_at, from),
                         .first_stride = (int64_t)nests->nstrides};
-    TRY(GROW(nests->terms, nests->room_terms, nests->nterms + 1));
-    TRY(GROW(nests->strides, nests->room_strides, nests->nstrides + (size_t)ndim));
+    TRY(GROW(nests->terms, nests->terms_capacity, nests->nterms + 1));
+    TRY(GROW(nests->strides, nests->strides_capacity, nests->nstrides + (size_t)ndim));
     for (int32_t d = 0; d < ndim; d++)
         if (piece->box.len[d] > 1)
             nests->strides[nests->nstrides++] = from[d];
@@ -389,7 +391,7 @@ rsd_status nests_add(struct nests *nests, const rsd_plan *plan, const rsd_bind_o
     struct compiler c = {
         .nests = nests, .plan = plan, .first_src = first_src, .first_dst = first_dst};
     rsd_bind_options options;
-    TRY(take_options("rsd_bind_options", given, &options, sizeof options));
+    TRY(options_copy("rsd_bind_options", given, &options, sizeof options));
     if ((options.src_strides && options.src_column_major) ||
         (options.dst_strides && options.dst_column_major))
         return fail(RSD_EINVAL, "both strides and column_major say how arrays lie");

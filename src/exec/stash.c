@@ -51,9 +51,9 @@ rsd_status rsd_stash_new(const rsd_transport *transport, const rsd_stash_options
 {
     rsd_transport t;
     rsd_stash_options options;
-    TRY(take_options("rsd_transport", transport, &t, sizeof t));
+    TRY(options_copy("rsd_transport", transport, &t, sizeof t));
     TRY(check_transport(&t));
-    rsd_status status = take_options("rsd_stash_options", given, &options, sizeof options);
+    rsd_status status = options_copy("rsd_stash_options", given, &options, sizeof options);
     double timeout = !status && options.timeout > 0 ? options.timeout : DEFAULT_TIMEOUT;
     rsd_stash *made = status ? NULL : mem_new(1, sizeof *made);
     if (!status && !made)
@@ -194,11 +194,11 @@ static rsd_status put(rsd_stash *stash, const rsd_stash_buffer *given, const cha
     struct entry *made = NULL;
     int64_t strides[RSD_MAX_DIMS] = {0};
     bool differ = false;
-    rsd_status status = take_options("rsd_stash_buffer", given, &buffer, sizeof buffer);
+    rsd_status status = options_copy("rsd_stash_buffer", given, &buffer, sizeof buffer);
     if (!status)
         status = describe(&buffer, stash->channel.transport.nranks, stash->options.keep_nbytes, &d);
     if (!status)
-        status = mem_grow(&stash->entries, &stash->room_entries, stash->nentries + 1,
+        status = mem_grow(&stash->entries, &stash->entries_capacity, stash->nentries + 1,
                           sizeof(struct entry *));
     if (!status)
         status = make_entry(stash, &d, buffer.strides, data, strides, &made);
@@ -324,20 +324,20 @@ rsd_status rsd_stash_drop(rsd_stash *stash, int64_t id)
 rsd_status rsd_stash_look(const rsd_stash *stash, int64_t id, rsd_stashed *stashed)
 {
     struct entry *entry;
-    TRY(check_report("rsd_stashed", stashed));
+    TRY(report_check("rsd_stashed", stashed));
     TRY(find_entry(stash, id, &entry));
     const struct slicing *slicing = entry->slicing;
     rsd_stashed answer = {.whole = !slicing->sliced,
                           .dim = slicing->dim >= 0 ? slicing->dim : RSD_STASH_ANY_DIM,
                           .nbytes_held = (int64_t)slicing->nbytes,
                           .nbytes_whole = (int64_t)slicing->nbytes_whole};
-    give_report(stashed, &answer, sizeof answer);
+    report_copy(stashed, &answer, sizeof answer);
     return RSD_OK;
 }
 
 rsd_status rsd_stash_ask(const rsd_stash *stash, rsd_stash_report *report)
 {
-    TRY(check_report("rsd_stash_report", report));
-    give_report(report, &stash->report, sizeof stash->report);
+    TRY(report_check("rsd_stash_report", report));
+    report_copy(report, &stash->report, sizeof stash->report);
     return RSD_OK;
 }

@@ -152,7 +152,7 @@ struct rsd_stash {
     struct channel channel;
     struct slicings slicings;
     struct entry **entries; /* by id */
-    size_t nentries, room_entries;
+    size_t nentries, entries_capacity;
     int64_t next_id;
     struct gather *gathers;
     size_t ngathers;

@@ -64,10 +64,10 @@ static void forget_oldest(rsd_stash *stash)
 static rsd_status bind_exec(rsd_stash *stash, const struct fetch *fetch, rsd_exec **exec)
 {
     const rsd_plan *plan = fetch->entry->slicing->plan;
-    int64_t each = (int64_t)rsd_dtype_nbytes(plan->dst->dtype), strides[RSD_MAX_DIMS];
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(plan->dst->dtype), strides[RSD_MAX_DIMS];
     int64_t needed = 2 * (int64_t)fetch->entry->slicing->nbytes_whole; /* given and got at once */
     for (int32_t d = 0; d < plan->dst->ndim; d++)
-        strides[d] = fetch->strides[d] / each;
+        strides[d] = fetch->strides[d] / element_nbytes;
     rsd_bind_options how = {.struct_nbytes = sizeof how, .dst_strides = strides};
     rsd_exchange_options options = {.struct_nbytes = sizeof options,
                                     .max_nbytes = min_i64(gather_budget(&stash->options), needed),
@@ -139,7 +139,7 @@ static rsd_status start_exec(rsd_stash *stash, struct fetch *fetch)
         at += box_volume(slicing->boxes[i].ndim, slicing->boxes[i].len) *
               (int64_t)rsd_dtype_nbytes(slicing->whole->dtype);
     }
-    TRY(channel_break(&stash->channel, rsd_start(gather->exec, slices, &out)));
+    TRY(channel_break(&stash->channel, rsd_exec_start(gather->exec, slices, &out)));
     fetch->exec = gather->exec;
     return RSD_OK;
 }
@@ -183,7 +183,7 @@ static void finish_first(rsd_stash *stash)
 {
     struct fetch *fetch = stash->first;
     struct channel *channel = &stash->channel;
-    rsd_status status = rsd_wait(fetch->exec);
+    rsd_status status = rsd_exec_wait(fetch->exec);
     if (!status)
         status = notices_wait(channel, fetch->notices);
     if (!status)
@@ -248,7 +248,7 @@ rsd_status fetch_finish(rsd_stash *stash, struct fetch *fetch)
         finish_first(stash);
     rsd_status status = fetch->status;
     if (status)
-        set_error("%s", fetch->message);
+        error_set("%s", fetch->message);
     mem_free(fetch);
     return status;
 }

@@ -131,7 +131,7 @@ static size_t box_nbytes(const struct slicing *slicing, const rsd_box *box)
 
 static rsd_status find_boxes(struct slicing *slicing, int32_t rank)
 {
-    rsd_held *held;
+    rsd_shard *held;
     TRY(rsd_layout_boxes(slicing->sliced ? slicing->sliced : slicing->whole, rank, &held,
                          &slicing->nboxes));
     slicing->boxes = mem_new((size_t)slicing->nboxes, sizeof *slicing->boxes);
@@ -245,14 +245,14 @@ static void copy_box(const struct slicing *slicing, const rsd_box *box, const in
                      const char *from, char *to, bool take)
 {
     struct loops loops = {0};
-    size_t each = rsd_dtype_nbytes(slicing->whole->dtype);
-    int64_t dense = (int64_t)each, offset = 0;
+    size_t element_nbytes = rsd_dtype_nbytes(slicing->whole->dtype);
+    int64_t dense = (int64_t)element_nbytes, offset = 0;
     for (int32_t d = box->ndim; d-- > 0;) {
         loops_add(&loops, box->len[d], take ? strides[d] : dense, take ? dense : strides[d]);
         dense *= box->len[d];
         offset += box->lo[d] * strides[d];
     }
-    loops_finish(&loops, each);
+    loops_finish(&loops, element_nbytes);
     struct copier copier = copier_best();
     copy_loops(&copier, false, &loops, take ? from + offset : from, take ? to : to + offset);
 }
@@ -309,7 +309,8 @@ static void hash_words(struct hashing *hashing)
 static void hash_more(struct hashing *hashing, const char *bytes, size_t n)
 {
     while (n > 0) {
-        size_t room = sizeof hashing->words - hashing->nbytes, some = n < room ? n : room;
+        size_t capacity = sizeof hashing->words - hashing->nbytes,
+               some = n < capacity ? n : capacity;
         memcpy((char *)hashing->words + hashing->nbytes, bytes, some);
         hashing->nbytes += some;
         bytes += some;

@@ -33,7 +33,7 @@ struct threads_exec {
     char **dst;
     bool *src_used, *dst_used; /* which arrays a run touches: these may not be NULL */
     struct unit *units;
-    size_t nunits, room_units;
+    size_t nunits, units_capacity;
     int64_t stage_nunits[MAX_STAGES];
     _Atomic int64_t stage_done[MAX_STAGES];
     struct pool_job job;
@@ -43,7 +43,7 @@ struct threads_exec {
 
 static rsd_status add_unit(struct threads_exec *x, struct unit unit)
 {
-    TRY(GROW(x->units, x->room_units, x->nunits + 1));
+    TRY(GROW(x->units, x->units_capacity, x->nunits + 1));
     x->units[x->nunits++] = unit;
     x->stage_nunits[unit.stage]++;
     return RSD_OK;
@@ -56,9 +56,9 @@ static rsd_status add_parts(struct threads_exec *x, struct unit unit, int64_t nr
     int64_t nparts = min_i64(nrows, ceil_div(nbytes, unit_nbytes));
     for (int64_t part = 0; part < nparts; part++) {
         /* nrows * part may not fit: whole rows per part, and one more for the first ones */
-        int64_t each = nrows / nparts, more = nrows % nparts;
-        unit.first_row = each * part + min_i64(part, more);
-        unit.nrows = each + (part < more);
+        int64_t element_nbytes = nrows / nparts, more = nrows % nparts;
+        unit.first_row = element_nbytes * part + min_i64(part, more);
+        unit.nrows = element_nbytes + (part < more);
         TRY(add_unit(x, unit));
     }
     return RSD_OK;
@@ -131,7 +131,7 @@ static rsd_status make_units(struct threads_exec *x)
 static void run_nest(struct threads_exec *x, const struct nest *nest, int64_t first_row,
                      int64_t nrows)
 {
-    const char *src = nest->from_dst ? x->dst[nest->src] : x->src[nest->src];
+    const char *src = nest->from_destination ? x->dst[nest->src] : x->src[nest->src];
     copy_block(&x->copier, x->stream, &nest->block, src + nest->src_offset,
                x->dst[nest->dst] + nest->dst_offset, first_row, nrows ? nrows : nest->block.nrows);
 }
@@ -266,7 +266,7 @@ static void mark_used(struct threads_exec *x)
 {
     for (size_t i = 0; i < x->nests.nnests; i++) {
         const struct nest *nest = &x->nests.nests[i];
-        *(nest->from_dst ? &x->dst_used[nest->src] : &x->src_used[nest->src]) = true;
+        *(nest->from_destination ? &x->dst_used[nest->src] : &x->src_used[nest->src]) = true;
         x->dst_used[nest->dst] = true;
     }
     for (size_t i = 0; i < x->nests.nterms; i++)
@@ -333,7 +333,7 @@ rsd_status rsd_reshard(const rsd_layout *src_layout, const rsd_layout *dst_layou
     TRY(rsd_plan_new(src_layout, dst_layout, NULL, &plan));
     rsd_status status = rsd_bind_threads(plan, NULL, &exec);
     if (!status) {
-        status = rsd_run(exec, src, dst);
+        status = rsd_exec_run(exec, src, dst);
         rsd_exec_free(exec);
     }
     rsd_plan_free(plan);

@@ -156,7 +156,7 @@ rsd_status meet_to_bind(struct exchange *x, rsd_status status, const rsd_transpo
         status = x->node_of ? RSD_OK : RSD_ENOMEM;
     }
     speak(&own, status);
-    own.node = node ? node : node_here();
+    own.node = node ? node : host_number();
     own.nplans = nplans;
     own.columns = columns;
     if (!status)
@@ -174,9 +174,9 @@ rsd_status rsd_transport_nodes(const rsd_transport *given, int32_t *node_of)
 {
     rsd_transport t;
     struct greeting own, few[FEW], *all;
-    TRY(take_options("rsd_transport", given, &t, sizeof t));
+    TRY(options_copy("rsd_transport", given, &t, sizeof t));
     speak(&own, RSD_OK);
-    own.node = node_here();
+    own.node = host_number();
     TRY(greet(&t, DEFAULT_TIMEOUT, &own, few, &all));
     for (int32_t i = 0; i < t.nranks; i++) {
         int32_t first = 0; /* a host has the number of its first rank */

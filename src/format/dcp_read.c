@@ -22,8 +22,8 @@ enum { START_PATHS = 1 << 16, MOST_GROWTH = 64, MOST_PATH = 1000 };
 
 /* What one rank says, or all of them together. */
 struct rank_part {
-    struct nodes nodes;
-    cell tensors, storage, planner;
+    struct pickle_tree tree;
+    pickle_node tensors, storage, planner;
     uint32_t file;
 };
 
@@ -31,23 +31,23 @@ struct rank_part {
 struct entry {
     size_t ordinal; /* of its name, by first appearance */
     size_t part;
-    cell name, meta;
+    pickle_node name, meta;
     size_t first_box; /* of this part's boxes in the tensor */
     bool value;
 };
 
 struct loading {
-    struct contents *contents;
+    struct catalog *catalog;
     struct files *files;
     struct rank_part *parts;
     size_t nparts;
-    uint64_t budget;       /* boxes that may still be made */
-    uint64_t room;         /* bytes that paths may still take */
-    struct intern names;   /* to ordinals */
-    struct intern paths;   /* to numbers of files */
-    struct intern unknown; /* names of transforms, to their numbers */
-    struct entry *entries; /* by ordinal, then part */
-    size_t nentries, room_entries;
+    uint64_t budget;           /* boxes that may still be made */
+    uint64_t capacity;         /* bytes that paths may still take */
+    struct string_map names;   /* to ordinals */
+    struct string_map paths;   /* to numbers of files */
+    struct string_map unknown; /* names of transforms, to their numbers */
+    struct entry *entries;     /* by ordinal, then part */
+    size_t nentries, entries_capacity;
     size_t *number;  /* by ordinal: of the tensor, or of the value */
     int64_t *sorted; /* boxes of one tensor by place, made when hints are wrong */
     size_t sorted_ordinal;
@@ -60,61 +60,64 @@ static rsd_status expect(bool holds, const char *what)
     return holds ? RSD_OK : fail(RSD_EFORMAT, "the metadata has %s", what);
 }
 
-/* The state of an instance of a class that we know. CELL_NOTHING: it is none. */
-static cell state_of(const struct nodes *nodes, cell c, enum known known)
+/* The state of an instance of a class that we know. PICKLE_ABSENT: it is none. */
+static pickle_node state_of(const struct pickle_tree *tree, pickle_node c, enum known known)
 {
-    if (node_kind(nodes, c) != NODE_OBJECT ||
-        node_known(nodes, node_part(nodes, c, NODE_WHAT)) != known)
-        return CELL_NOTHING;
-    return node_part(nodes, c, NODE_STATE);
+    if (pickle_kind(tree, c) != NODE_OBJECT ||
+        pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) != known)
+        return PICKLE_ABSENT;
+    return pickle_part(tree, c, NODE_STATE);
 }
 
-static bool take_extents(const struct nodes *nodes, cell tuple, int32_t ndim, int64_t *out)
+static bool take_extents(const struct pickle_tree *tree, pickle_node tuple, int32_t ndim,
+                         int64_t *out)
 {
-    if (node_kind(nodes, tuple) != NODE_TUPLE || node_count(nodes, tuple) != (uint32_t)ndim)
+    if (pickle_kind(tree, tuple) != NODE_TUPLE || pickle_count(tree, tuple) != (uint32_t)ndim)
         return false;
     for (int32_t d = 0; d < ndim; d++)
-        if (!node_as_i64(nodes, node_item(nodes, tuple, (uint32_t)d), &out[d]) || out[d] < 0 ||
+        if (!pickle_as_i64(tree, pickle_item(tree, tuple, (uint32_t)d), &out[d]) || out[d] < 0 ||
             out[d] > MAX_EXTENT)
             return false;
     return true;
 }
 
 /* The dtype in (dtype, layout, requires_grad, memory format, pinned [, strides]). */
-static rsd_status take_dtype(const struct nodes *nodes, cell properties, rsd_dtype *dtype)
+static rsd_status take_dtype(const struct pickle_tree *tree, pickle_node properties,
+                             rsd_dtype *dtype)
 {
-    cell state = state_of(nodes, properties, KNOWN_TENSOR_PROPERTIES);
+    pickle_node state = state_of(tree, properties, KNOWN_TENSOR_PROPERTIES);
     char text[GLOBAL_TEXT_NCHARS];
-    TRY(expect(node_kind(nodes, state) == NODE_TUPLE && node_count(nodes, state) >= 5,
+    TRY(expect(pickle_kind(tree, state) == NODE_TUPLE && pickle_count(tree, state) >= 5,
                "properties that are none"));
-    cell name = node_item(nodes, state, 0);
+    pickle_node name = pickle_item(tree, state, 0);
     *dtype = (rsd_dtype)0;
-    if (node_known(nodes, name) == KNOWN_TORCH_NAME)
-        *dtype = dtype_from_torch(node_text(nodes, node_part(nodes, name, NODE_ARGS)));
+    if (pickle_known(tree, name) == KNOWN_TORCH_NAME)
+        *dtype = dtype_from_torch(pickle_text(tree, pickle_part(tree, name, NODE_ARGS)));
     return *dtype ? RSD_OK
                   : fail(RSD_EUNSUPPORTED, "a tensor of the dtype %s, which is not known here",
-                         global_text(nodes, name, text));
+                         pickle_global_text(tree, name, text));
 }
 
 /* ---- entries ---- */
 
-static rsd_status add_entry(struct loading *l, size_t part, cell name, cell meta)
+static rsd_status add_entry(struct loading *l, size_t part, pickle_node name, pickle_node meta)
 {
-    const struct nodes *nodes = &l->parts[part].nodes;
+    const struct pickle_tree *tree = &l->parts[part].tree;
     struct entry entry = {.part = part, .name = name, .meta = meta};
-    struct slice text = node_text(nodes, name);
-    TRY(expect(node_kind(nodes, name) == NODE_STRING && text.nbytes > 0, "a name that is no text"));
-    bool object = node_kind(nodes, meta) == NODE_OBJECT;
-    enum known known = object ? node_known(nodes, node_part(nodes, meta, NODE_WHAT)) : KNOWN_NOT;
+    struct slice text = pickle_text(tree, name);
+    TRY(expect(pickle_kind(tree, name) == NODE_STRING && text.nbytes > 0,
+               "a name that is no text"));
+    bool object = pickle_kind(tree, meta) == NODE_OBJECT;
+    enum known known = object ? pickle_known(tree, pickle_part(tree, meta, NODE_WHAT)) : KNOWN_NOT;
     entry.value = known == KNOWN_BYTES_STORAGE;
     if (!entry.value && known != KNOWN_TENSOR_STORAGE)
         return fail(RSD_EFORMAT, "%.*s is neither a tensor nor a value",
                     (int)(text.nbytes < 300 ? text.nbytes : 300), text.bytes);
-    if (!intern_find(&l->names, text, &entry.ordinal)) {
+    if (!string_map_find(&l->names, text, &entry.ordinal)) {
         entry.ordinal = l->names.n;
-        TRY(intern_add(&l->names, text, entry.ordinal));
+        TRY(string_map_add(&l->names, text, entry.ordinal));
     }
-    TRY(GROW(l->entries, l->room_entries, l->nentries + 1));
+    TRY(GROW(l->entries, l->entries_capacity, l->nentries + 1));
     l->entries[l->nentries++] = entry;
     return RSD_OK;
 }
@@ -130,9 +133,9 @@ static int by_ordinal_then_part(const void *a, const void *b)
 static rsd_status find_entries(struct loading *l)
 {
     for (size_t part = 0; part < l->nparts; part++) {
-        struct node_walk walk = node_walk(&l->parts[part].nodes, l->parts[part].tensors);
-        cell name, meta;
-        while (node_next_pair(&walk, &name, &meta))
+        struct pickle_walk walk = pickle_walk(&l->parts[part].tree, l->parts[part].tensors);
+        pickle_node name, meta;
+        while (pickle_walk_next_pair(&walk, &name, &meta))
             TRY(add_entry(l, part, name, meta));
     }
     if (l->nentries != l->names.n) /* else they are in order already */
@@ -143,56 +146,57 @@ static rsd_status find_entries(struct loading *l)
 
 /* ---- tensors and values ---- */
 
-static rsd_status add_chunks(struct loading *l, size_t part, cell chunks, int32_t ndim)
+static rsd_status add_chunks(struct loading *l, size_t part, pickle_node chunks, int32_t ndim)
 {
-    const struct nodes *nodes = &l->parts[part].nodes;
+    const struct pickle_tree *tree = &l->parts[part].tree;
     const struct extent nowhere = {.kind = ITEM_NONE, .file = l->parts[part].file};
-    struct node_walk walk = node_walk(nodes, chunks);
-    cell chunk;
-    TRY(expect(node_kind(nodes, chunks) == NODE_LIST, "chunks that are no list"));
-    while (node_next(&walk, &chunk)) {
+    struct pickle_walk walk = pickle_walk(tree, chunks);
+    pickle_node chunk;
+    TRY(expect(pickle_kind(tree, chunks) == NODE_LIST, "chunks that are no list"));
+    while (pickle_walk_next(&walk, &chunk)) {
         int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-        cell state = state_of(nodes, chunk, KNOWN_CHUNK);
+        pickle_node state = state_of(tree, chunk, KNOWN_CHUNK);
         TRY(expect(l->budget-- > 0, "more chunks than it has bytes"));
-        TRY(expect(take_extents(nodes, node_find(nodes, state, "offsets"), ndim, lo) &&
-                       take_extents(nodes, node_find(nodes, state, "sizes"), ndim, len),
+        TRY(expect(take_extents(tree, pickle_find(tree, state, "offsets"), ndim, lo) &&
+                       take_extents(tree, pickle_find(tree, state, "sizes"), ndim, len),
                    "a chunk that is none"));
-        TRY(contents_add_box(l->contents, lo, len, nowhere));
+        TRY(catalog_add_box(l->catalog, lo, len, nowhere));
     }
     return RSD_OK;
 }
 
-static rsd_status take_tensor(const struct nodes *nodes, cell meta, rsd_dtype *dtype, int32_t *ndim,
-                              int64_t *shape)
+static rsd_status take_tensor(const struct pickle_tree *tree, pickle_node meta, rsd_dtype *dtype,
+                              int32_t *ndim, int64_t *shape)
 {
-    cell state = node_part(nodes, meta, NODE_STATE), size = node_find(nodes, state, "size");
-    uint32_t n = node_count(nodes, size);
-    if (n > RSD_MAX_DIMS && node_kind(nodes, size) == NODE_TUPLE)
+    pickle_node state = pickle_part(tree, meta, NODE_STATE),
+                size = pickle_find(tree, state, "size");
+    uint32_t n = pickle_count(tree, size);
+    if (n > RSD_MAX_DIMS && pickle_kind(tree, size) == NODE_TUPLE)
         return fail(RSD_EUNSUPPORTED, "%u dims, at most %d are possible", n, (int)RSD_MAX_DIMS);
-    TRY(expect(take_extents(nodes, size, (int32_t)n, shape), "a size that is none"));
+    TRY(expect(take_extents(tree, size, (int32_t)n, shape), "a size that is none"));
     *ndim = (int32_t)n;
-    return take_dtype(nodes, node_find(nodes, state, "properties"), dtype);
+    return take_dtype(tree, pickle_find(tree, state, "properties"), dtype);
 }
 
 /* One tensor, from what all parts say about it. */
 static rsd_status add_tensor(struct loading *l, struct entry *entries, size_t n)
 {
-    const struct nodes *nodes = &l->parts[entries[0].part].nodes;
+    const struct pickle_tree *tree = &l->parts[entries[0].part].tree;
     rsd_dtype dtype, other_dtype;
     int32_t ndim, other_ndim;
     int64_t shape[RSD_MAX_DIMS] = {0}, other[RSD_MAX_DIMS] = {0};
-    TRY(take_tensor(nodes, entries[0].meta, &dtype, &ndim, shape));
-    TRY(contents_add_tensor(l->contents, node_text(nodes, entries[0].name), dtype, ndim, shape));
-    struct tensor *tensor = &l->contents->tensors[l->contents->ntensors - 1];
+    TRY(take_tensor(tree, entries[0].meta, &dtype, &ndim, shape));
+    TRY(catalog_add_tensor(l->catalog, pickle_text(tree, entries[0].name), dtype, ndim, shape));
+    struct stored_tensor *tensor = &l->catalog->tensors[l->catalog->ntensors - 1];
     for (size_t i = 0; i < n; i++) {
-        nodes = &l->parts[entries[i].part].nodes;
-        TRY(take_tensor(nodes, entries[i].meta, &other_dtype, &other_ndim, other));
+        tree = &l->parts[entries[i].part].tree;
+        TRY(take_tensor(tree, entries[i].meta, &other_dtype, &other_ndim, other));
         TRY(expect(other_dtype == dtype && other_ndim == ndim &&
                        memcmp(shape, other, (size_t)ndim * sizeof *shape) == 0,
                    "a tensor on which the ranks do not agree"));
         entries[i].first_box = tensor->nboxes;
-        cell state = node_part(nodes, entries[i].meta, NODE_STATE);
-        TRY(add_chunks(l, entries[i].part, node_find(nodes, state, "chunks"), ndim));
+        pickle_node state = pickle_part(tree, entries[i].meta, NODE_STATE);
+        TRY(add_chunks(l, entries[i].part, pickle_find(tree, state, "chunks"), ndim));
     }
     return RSD_OK;
 }
@@ -206,7 +210,7 @@ static rsd_status add_group(struct loading *l, struct slice name, struct entry *
     }
     if (!entries[0].value)
         return add_tensor(l, entries, n);
-    return contents_add_value(l->contents, name, (struct extent){.kind = ITEM_NONE}, NULL);
+    return catalog_add_value(l->catalog, name, (struct extent){.kind = ITEM_NONE}, NULL);
 }
 
 static rsd_status add_all(struct loading *l)
@@ -215,9 +219,9 @@ static rsd_status add_all(struct loading *l)
         struct entry *entries = &l->entries[i];
         for (n = 1; i + n < l->nentries && entries[n].ordinal == entries[0].ordinal; n++)
             continue;
-        struct slice name = node_text(&l->parts[entries[0].part].nodes, entries[0].name);
-        struct contents *contents = l->contents;
-        l->number[entries[0].ordinal] = entries[0].value ? contents->nvalues : contents->ntensors;
+        struct slice name = pickle_text(&l->parts[entries[0].part].tree, entries[0].name);
+        struct catalog *catalog = l->catalog;
+        l->number[entries[0].ordinal] = entries[0].value ? catalog->nvalues : catalog->ntensors;
         rsd_status status = add_group(l, name, entries, n);
         if (status)
             return fail_in(status, "%.*s: ", (int)(name.nbytes < 300 ? name.nbytes : 300),
@@ -231,10 +235,10 @@ static rsd_status add_all(struct loading *l)
 static rsd_status find_file(struct loading *l, struct slice path, uint32_t *file)
 {
     size_t number;
-    if (!intern_find(&l->paths, path, &number)) {
+    if (!string_map_find(&l->paths, path, &number)) {
         TRY(files_add(l->files, path, file));
         number = *file;
-        TRY(intern_add(&l->paths, path, number));
+        TRY(string_map_add(&l->paths, path, number));
     }
     *file = (uint32_t)number;
     return RSD_OK;
@@ -242,15 +246,15 @@ static rsd_status find_file(struct loading *l, struct slice path, uint32_t *file
 
 static rsd_status take_unknown(struct loading *l, struct slice name, struct extent *extent)
 {
-    struct contents *contents = l->contents;
+    struct catalog *catalog = l->catalog;
     size_t number;
-    if (!intern_find(&l->unknown, name, &number)) {
+    if (!string_map_find(&l->unknown, name, &number)) {
         const char *kept;
-        number = contents->ntransforms;
-        TRY(contents_name(contents, name, &kept));
-        TRY(GROW(contents->transforms, contents->room_transforms, number + 1));
-        TRY(intern_add(&l->unknown, (struct slice){kept, name.nbytes}, number));
-        contents->transforms[contents->ntransforms++] = kept;
+        number = catalog->ntransforms;
+        TRY(catalog_add_name(catalog, name, &kept));
+        TRY(GROW(catalog->transforms, catalog->transforms_capacity, number + 1));
+        TRY(string_map_add(&l->unknown, (struct slice){kept, name.nbytes}, number));
+        catalog->transforms[catalog->ntransforms++] = kept;
     }
     extent->unknown = 1;
     extent->detail = (uint32_t)number;
@@ -258,16 +262,16 @@ static rsd_status take_unknown(struct loading *l, struct slice name, struct exte
 }
 
 /* "stream.zstd/1" as often as it was applied; any other name makes an item that cannot be read. */
-static rsd_status take_transforms(struct loading *l, const struct nodes *nodes, cell list,
-                                  struct extent *extent)
+static rsd_status take_transforms(struct loading *l, const struct pickle_tree *tree,
+                                  pickle_node list, struct extent *extent)
 {
-    struct node_walk walk = node_walk(nodes, list);
-    cell item;
-    TRY(expect(list == CELL_NOTHING || list == CELL_NONE || node_kind(nodes, list) == NODE_LIST,
+    struct pickle_walk walk = pickle_walk(tree, list);
+    pickle_node item;
+    TRY(expect(list == PICKLE_ABSENT || list == PICKLE_NONE || pickle_kind(tree, list) == NODE_LIST,
                "transforms that are no list"));
-    while (node_next(&walk, &item)) {
-        struct slice name = node_text(nodes, item);
-        TRY(expect(node_kind(nodes, item) == NODE_STRING, "a transform whose name is no text"));
+    while (pickle_walk_next(&walk, &item)) {
+        struct slice name = pickle_text(tree, item);
+        TRY(expect(pickle_kind(tree, item) == NODE_STRING, "a transform whose name is no text"));
         if (slice_is(name, "stream.zstd/1") || slice_is(name, "stream.zstd")) {
             TRY(expect(extent->nzstd++ < 8, "an item that was compressed too often"));
             continue;
@@ -277,20 +281,20 @@ static rsd_status take_transforms(struct loading *l, const struct nodes *nodes, 
     return RSD_OK;
 }
 
-static rsd_status take_info(struct loading *l, const struct nodes *nodes, cell info,
+static rsd_status take_info(struct loading *l, const struct pickle_tree *tree, pickle_node info,
                             struct extent *extent)
 {
-    cell state = state_of(nodes, info, KNOWN_STORAGE_INFO);
-    cell path = node_find(nodes, state, "relative_path");
+    pickle_node state = state_of(tree, info, KNOWN_STORAGE_INFO);
+    pickle_node path = pickle_find(tree, state, "relative_path");
     int64_t offset, length;
-    TRY(expect(node_as_i64(nodes, node_find(nodes, state, "offset"), &offset) && offset >= 0 &&
-                   node_as_i64(nodes, node_find(nodes, state, "length"), &length) && length >= 0 &&
-                   node_kind(nodes, path) == NODE_STRING,
+    TRY(expect(pickle_as_i64(tree, pickle_find(tree, state, "offset"), &offset) && offset >= 0 &&
+                   pickle_as_i64(tree, pickle_find(tree, state, "length"), &length) &&
+                   length >= 0 && pickle_kind(tree, path) == NODE_STRING,
                "storage information that is none"));
     *extent =
         (struct extent){.kind = ITEM_SAVED, .offset = (uint64_t)offset, .nbytes = (uint64_t)length};
-    TRY(take_transforms(l, nodes, node_find(nodes, state, "transform_descriptors"), extent));
-    return find_file(l, node_text(nodes, path), &extent->file);
+    TRY(take_transforms(l, tree, pickle_find(tree, state, "transform_descriptors"), extent));
+    return find_file(l, pickle_text(tree, path), &extent->file);
 }
 
 static int by_lo(const void *a, const void *b, void *ndim)
@@ -302,7 +306,7 @@ static int by_lo(const void *a, const void *b, void *ndim)
     return 0;
 }
 
-static rsd_status sort_boxes(struct loading *l, size_t ordinal, const struct tensor *tensor)
+static rsd_status sort_boxes(struct loading *l, size_t ordinal, const struct stored_tensor *tensor)
 {
     int32_t ndim = tensor->ndim;
     size_t width = (size_t)ndim + 1;
@@ -314,7 +318,7 @@ static rsd_status sort_boxes(struct loading *l, size_t ordinal, const struct ten
         return RSD_ENOMEM;
     l->sorted_ordinal = ordinal;
     for (size_t i = 0; i < tensor->nboxes; i++) {
-        copy_i64s(l->sorted + i * width, tensor_box_lo(l->contents, tensor, i), ndim);
+        copy_i64s(l->sorted + i * width, tensor_box_lo(l->catalog, tensor, i), ndim);
         l->sorted[i * width + (size_t)ndim] = (int64_t)i;
     }
     qsort_r(l->sorted, tensor->nboxes, width * sizeof *l->sorted, by_lo, &ndim);
@@ -322,13 +326,13 @@ static rsd_status sort_boxes(struct loading *l, size_t ordinal, const struct ten
 }
 
 /* The box of a tensor that begins at lo; nboxes: there is none. */
-static rsd_status find_box(struct loading *l, size_t ordinal, const struct tensor *tensor,
+static rsd_status find_box(struct loading *l, size_t ordinal, const struct stored_tensor *tensor,
                            size_t hint, const int64_t *lo, size_t *box)
 {
     int32_t ndim = tensor->ndim;
     size_t width = (size_t)ndim + 1, first = 0, end = tensor->nboxes;
     *box = hint;
-    if (hint < tensor->nboxes && by_lo(tensor_box_lo(l->contents, tensor, hint), lo, &ndim) == 0)
+    if (hint < tensor->nboxes && by_lo(tensor_box_lo(l->catalog, tensor, hint), lo, &ndim) == 0)
         return RSD_OK;
     TRY(sort_boxes(l, ordinal, tensor));
     while (first < end) {
@@ -351,41 +355,41 @@ static const struct entry *find_entry(const struct loading *l, size_t ordinal, s
     return bsearch(&key, l->entries, l->nentries, sizeof key, by_ordinal_then_part);
 }
 
-static rsd_status place_item(struct loading *l, size_t part, cell state, size_t ordinal,
+static rsd_status place_item(struct loading *l, size_t part, pickle_node state, size_t ordinal,
                              const struct entry *entry, struct extent extent)
 {
-    const struct nodes *nodes = &l->parts[part].nodes;
-    cell offset = node_find(nodes, state, "offset");
+    const struct pickle_tree *tree = &l->parts[part].tree;
+    pickle_node offset = pickle_find(tree, state, "offset");
     int64_t lo[RSD_MAX_DIMS] = {0}, index = 0;
     size_t box;
     if (entry->value) {
-        struct value *value = &l->contents->values[l->number[ordinal]];
+        struct stored_value *value = &l->catalog->values[l->number[ordinal]];
         if (value->extent.kind == ITEM_NONE)
             value->extent = extent;
         return RSD_OK;
     }
-    const struct tensor *tensor = &l->contents->tensors[l->number[ordinal]];
-    if (offset != CELL_NOTHING && offset != CELL_NONE)
-        TRY(expect(take_extents(nodes, offset, tensor->ndim, lo), "an offset that is none"));
-    bool hinted = node_as_i64(nodes, node_find(nodes, state, "index"), &index) && index >= 0;
+    const struct stored_tensor *tensor = &l->catalog->tensors[l->number[ordinal]];
+    if (offset != PICKLE_ABSENT && offset != PICKLE_NONE)
+        TRY(expect(take_extents(tree, offset, tensor->ndim, lo), "an offset that is none"));
+    bool hinted = pickle_as_i64(tree, pickle_find(tree, state, "index"), &index) && index >= 0;
     TRY(find_box(l, ordinal, tensor, hinted ? entry->first_box + (size_t)index : SIZE_MAX, lo,
                  &box));
     if (box < tensor->nboxes)
-        l->contents->extents[tensor->first_extent + box] = extent;
+        l->catalog->extents[tensor->first_extent + box] = extent;
     return RSD_OK;
 }
 
-static rsd_status add_storage(struct loading *l, size_t part, cell key, cell info)
+static rsd_status add_storage(struct loading *l, size_t part, pickle_node key, pickle_node info)
 {
-    const struct nodes *nodes = &l->parts[part].nodes;
-    cell state = state_of(nodes, key, KNOWN_INDEX), fqn = node_find(nodes, state, "fqn");
-    struct slice name = node_text(nodes, fqn);
+    const struct pickle_tree *tree = &l->parts[part].tree;
+    pickle_node state = state_of(tree, key, KNOWN_INDEX), fqn = pickle_find(tree, state, "fqn");
+    struct slice name = pickle_text(tree, fqn);
     struct extent extent;
     size_t ordinal;
-    TRY(expect(node_kind(nodes, fqn) == NODE_STRING, "an index without a name"));
-    rsd_status status = take_info(l, nodes, info, &extent);
+    TRY(expect(pickle_kind(tree, fqn) == NODE_STRING, "an index without a name"));
+    rsd_status status = take_info(l, tree, info, &extent);
     const struct entry *entry =
-        intern_find(&l->names, name, &ordinal) ? find_entry(l, ordinal, part) : NULL;
+        string_map_find(&l->names, name, &ordinal) ? find_entry(l, ordinal, part) : NULL;
     if (!status && entry) /* else it is storage that nothing refers to */
         status = place_item(l, part, state, ordinal, entry, extent);
     return status
@@ -396,11 +400,11 @@ static rsd_status add_storage(struct loading *l, size_t part, cell key, cell inf
 static rsd_status add_storages(struct loading *l)
 {
     for (size_t part = 0; part < l->nparts; part++) {
-        const struct nodes *nodes = &l->parts[part].nodes;
-        struct node_walk walk = node_walk(nodes, l->parts[part].storage);
-        cell key, info;
-        TRY(expect(node_kind(nodes, l->parts[part].storage) == NODE_DICT, "no storage_data"));
-        while (node_next_pair(&walk, &key, &info))
+        const struct pickle_tree *tree = &l->parts[part].tree;
+        struct pickle_walk walk = pickle_walk(tree, l->parts[part].storage);
+        pickle_node key, info;
+        TRY(expect(pickle_kind(tree, l->parts[part].storage) == NODE_DICT, "no storage_data"));
+        while (pickle_walk_next_pair(&walk, &key, &info))
             TRY(add_storage(l, part, key, info));
     }
     return RSD_OK;
@@ -409,51 +413,51 @@ static rsd_status add_storages(struct loading *l)
 /* ---- where things were in the nested state dict ---- */
 
 /* A tuple of texts and numbers. */
-static bool is_path(const struct nodes *nodes, cell path)
+static bool is_path(const struct pickle_tree *tree, pickle_node path)
 {
-    bool fine = node_kind(nodes, path) == NODE_TUPLE && node_count(nodes, path) <= MOST_PATH;
-    for (uint32_t i = 0; fine && i < node_count(nodes, path); i++) {
-        enum node_kind kind = node_kind(nodes, node_item(nodes, path, i));
+    bool fine = pickle_kind(tree, path) == NODE_TUPLE && pickle_count(tree, path) <= MOST_PATH;
+    for (uint32_t i = 0; fine && i < pickle_count(tree, path); i++) {
+        enum pickle_kind kind = pickle_kind(tree, pickle_item(tree, path, i));
         fine = kind == NODE_STRING || kind == NODE_INT;
     }
     return fine;
 }
 
-static rsd_status add_path(struct loading *l, size_t part, cell name, cell path)
+static rsd_status add_path(struct loading *l, size_t part, pickle_node name, pickle_node path)
 {
-    const struct nodes *nodes = &l->parts[part].nodes;
+    const struct pickle_tree *tree = &l->parts[part].tree;
     size_t ordinal;
     char *json;
     const char *kept;
-    if (node_kind(nodes, name) != NODE_STRING || !is_path(nodes, path) ||
-        !intern_find(&l->names, node_text(nodes, name), &ordinal))
+    if (pickle_kind(tree, name) != NODE_STRING || !is_path(tree, path) ||
+        !string_map_find(&l->names, pickle_text(tree, name), &ordinal))
         return RSD_OK;
     const struct entry *entry = find_entry(l, ordinal, part);
-    TRY(value_to_json(nodes, path, &json));
+    TRY(pickle_to_json(tree, path, &json));
     size_t n = json ? strlen(json) : 0;
     if (!entry || !json) {
         mem_free(json);
         return RSD_OK;
     }
-    rsd_status status = expect(n <= l->room, "paths many times as long as itself");
+    rsd_status status = expect(n <= l->capacity, "paths many times as long as itself");
     if (!status)
-        status = contents_name(l->contents, (struct slice){json, n}, &kept);
+        status = catalog_add_name(l->catalog, (struct slice){json, n}, &kept);
     mem_free(json);
     TRY(status);
-    l->room -= n;
+    l->capacity -= n;
     if (entry->value)
-        l->contents->values[l->number[ordinal]].path = kept;
+        l->catalog->values[l->number[ordinal]].path = kept;
     else
-        l->contents->tensors[l->number[ordinal]].path = kept;
+        l->catalog->tensors[l->number[ordinal]].path = kept;
     return RSD_OK;
 }
 
 static rsd_status add_paths(struct loading *l)
 {
     for (size_t part = 0; part < l->nparts; part++) {
-        struct node_walk walk = node_walk(&l->parts[part].nodes, l->parts[part].planner);
-        cell name, path;
-        while (node_next_pair(&walk, &name, &path))
+        struct pickle_walk walk = pickle_walk(&l->parts[part].tree, l->parts[part].planner);
+        pickle_node name, path;
+        while (pickle_walk_next_pair(&walk, &name, &path))
             TRY(add_path(l, part, name, path));
     }
     return RSD_OK;
@@ -473,14 +477,15 @@ static rsd_status read_stream(void *context, uint64_t at, void *out, size_t n)
 }
 
 /* A pickle of something else. What it would have made is named, and was not made. */
-static rsd_status no_metadata(const struct nodes *nodes, cell root)
+static rsd_status no_metadata(const struct pickle_tree *tree, pickle_node root)
 {
-    enum node_kind kind = node_kind(nodes, root);
-    cell what = kind == NODE_CALL || kind == NODE_OBJECT ? node_part(nodes, root, NODE_WHAT) : root;
-    if (node_kind(nodes, what) != NODE_GLOBAL)
+    enum pickle_kind kind = pickle_kind(tree, root);
+    pickle_node what =
+        kind == NODE_CALL || kind == NODE_OBJECT ? pickle_part(tree, root, NODE_WHAT) : root;
+    if (pickle_kind(tree, what) != NODE_GLOBAL)
         return expect(false, "no state_dict_metadata: this pickle is something else");
-    struct slice module = node_text(nodes, node_part(nodes, what, NODE_WHAT));
-    struct slice name = node_text(nodes, node_part(nodes, what, NODE_ARGS));
+    struct slice module = pickle_text(tree, pickle_part(tree, what, NODE_WHAT));
+    struct slice name = pickle_text(tree, pickle_part(tree, what, NODE_ARGS));
     return fail(RSD_EFORMAT, "no metadata: the pickle asks for %.*s.%.*s, which is refused",
                 (int)(module.nbytes < 100 ? module.nbytes : 100), module.bytes,
                 (int)(name.nbytes < 100 ? name.nbytes : 100), name.bytes);
@@ -490,30 +495,30 @@ static rsd_status load_part(struct loading *l, struct slice name, struct rank_pa
 {
     struct stream stream = {.files = l->files};
     uint64_t nbytes, used;
-    cell root;
+    pickle_node root;
     TRY(files_add(l->files, name, &stream.file));
     part->file = stream.file;
     TRY(file_nbytes(l->files, stream.file, &nbytes));
-    rsd_status status = pickle_load(read_stream, &stream, nbytes, &part->nodes, &root, &used);
+    rsd_status status = pickle_read(read_stream, &stream, nbytes, &part->tree, &root, &used);
     if (!status) {
         l->nparts++;
         l->budget += nbytes;
-        l->room += START_PATHS + nbytes * MOST_GROWTH;
-        cell state = state_of(&part->nodes, root, KNOWN_METADATA);
-        part->tensors = node_find(&part->nodes, state, "state_dict_metadata");
-        part->storage = node_find(&part->nodes, state, "storage_data");
-        part->planner = node_find(&part->nodes, state, "planner_data");
-        if (node_kind(&part->nodes, part->tensors) != NODE_DICT)
-            status = no_metadata(&part->nodes, root);
+        l->capacity += START_PATHS + nbytes * MOST_GROWTH;
+        pickle_node state = state_of(&part->tree, root, KNOWN_METADATA);
+        part->tensors = pickle_find(&part->tree, state, "state_dict_metadata");
+        part->storage = pickle_find(&part->tree, state, "storage_data");
+        part->planner = pickle_find(&part->tree, state, "planner_data");
+        if (pickle_kind(&part->tree, part->tensors) != NODE_DICT)
+            status = no_metadata(&part->tree, root);
     }
     return status == RSD_EFORMAT || status == RSD_EUNSUPPORTED
                ? file_error(l->files, stream.file, status)
                : status;
 }
 
-rsd_status dcp_open(rsd_checkpoint *checkpoint, const struct slice *metadata, size_t n)
+rsd_status dcp_read(rsd_checkpoint *checkpoint, const struct slice *metadata, size_t n)
 {
-    struct loading l = {.contents = &checkpoint->contents, .files = &checkpoint->files};
+    struct loading l = {.catalog = &checkpoint->catalog, .files = &checkpoint->files};
     l.parts = mem_new(n, sizeof *l.parts);
     rsd_status status = l.parts ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < n && !status; i++)
@@ -530,13 +535,13 @@ rsd_status dcp_open(rsd_checkpoint *checkpoint, const struct slice *metadata, si
     if (status && parsed && status != RSD_ENOMEM)
         status = file_error(&checkpoint->files, 0, status);
     for (size_t i = 0; i < l.nparts; i++)
-        nodes_drop(&l.parts[i].nodes);
+        pickle_tree_drop(&l.parts[i].tree);
     mem_free(l.parts);
     mem_free(l.entries);
     mem_free(l.number);
     mem_free(l.sorted);
-    intern_drop(&l.names);
-    intern_drop(&l.paths);
-    intern_drop(&l.unknown);
+    string_map_drop(&l.names);
+    string_map_drop(&l.paths);
+    string_map_drop(&l.unknown);
     return status;
 }

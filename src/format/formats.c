@@ -35,7 +35,7 @@ const char *rsd_format_name(rsd_format format)
 
 rsd_status name_list_add(struct name_list *names, struct slice name)
 {
-    TRY(GROW(names->list, names->room, names->n + 1));
+    TRY(GROW(names->list, names->capacity, names->n + 1));
     char *copy = mem_new(name.nbytes + 1, 1);
     if (!copy)
         return RSD_ENOMEM;
@@ -156,16 +156,16 @@ static rsd_status open_names(rsd_checkpoint *checkpoint, enum sign sign,
                         names->n);
         status = files_add(&checkpoint->files, names->list[0], &index);
         if (!status)
-            status = index_files(&checkpoint->files, index, &listed);
+            status = index_read_files(&checkpoint->files, index, &listed);
         names = &listed;
     }
     checkpoint->format = format_of[sign];
     if (!status && checkpoint->format == RSD_FORMAT_DCP)
-        status = dcp_open(checkpoint, names->list, names->n);
+        status = dcp_read(checkpoint, names->list, names->n);
     else if (!status && checkpoint->format == RSD_FORMAT_SAFETENSORS)
         status = safetensors_open(checkpoint, names->list, names->n);
     else if (!status)
-        status = torchsave_open(checkpoint, names->list, names->n);
+        status = torch_save_open(checkpoint, names->list, names->n);
     name_list_drop(&listed);
     return status;
 }
@@ -288,7 +288,7 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
 {
     rsd_open_options options;
     struct stat found;
-    TRY(take_options("rsd_open_options", given, &options, sizeof options));
+    TRY(options_copy("rsd_open_options", given, &options, sizeof options));
     if (stat(path, &found) != 0)
         return fail(RSD_EIO, "%s: %s", path, strerror(errno));
     rsd_checkpoint *checkpoint = mem_new(1, sizeof *checkpoint);
@@ -297,7 +297,7 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
     rsd_status status = S_ISDIR(found.st_mode) ? open_folder(checkpoint, path, &options)
                                                : open_file(checkpoint, path, options.format);
     if (!status) {
-        status = contents_finish(&checkpoint->contents);
+        status = catalog_finish(&checkpoint->catalog);
         if (status == RSD_EFORMAT)
             status = fail_in(status, "%s: ", path);
     }
@@ -313,7 +313,7 @@ void rsd_checkpoint_close(rsd_checkpoint *checkpoint)
     if (!checkpoint)
         return;
     files_close(&checkpoint->files);
-    contents_drop(&checkpoint->contents);
+    catalog_drop(&checkpoint->catalog);
     mem_free(checkpoint);
 }
 
@@ -326,39 +326,40 @@ rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint)
 
 int64_t rsd_checkpoint_ntensors(const rsd_checkpoint *checkpoint)
 {
-    return (int64_t)checkpoint->contents.ntensors;
+    return (int64_t)checkpoint->catalog.ntensors;
 }
 
 static rsd_status tensor_at(const rsd_checkpoint *checkpoint, int64_t index,
-                            const struct tensor **tensor)
+                            const struct stored_tensor **tensor)
 {
-    if (index < 0 || (uint64_t)index >= checkpoint->contents.ntensors)
+    if (index < 0 || (uint64_t)index >= checkpoint->catalog.ntensors)
         return fail(RSD_EINVAL, "tensor %lld of a checkpoint with %zu", (long long)index,
-                    checkpoint->contents.ntensors);
-    *tensor = &checkpoint->contents.tensors[index];
+                    checkpoint->catalog.ntensors);
+    *tensor = &checkpoint->catalog.tensors[index];
     return RSD_OK;
 }
 
-rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index, rsd_tensor *out)
+rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index,
+                                 rsd_tensor_info *out)
 {
-    const struct tensor *tensor;
-    TRY(check_report("rsd_tensor", out));
+    const struct stored_tensor *tensor;
+    TRY(report_check("rsd_tensor_info", out));
     TRY(tensor_at(checkpoint, index, &tensor));
-    const int64_t *shape = tensor_shape(&checkpoint->contents, tensor);
-    rsd_tensor result = {.name = tensor->name,
-                         .dtype = tensor->dtype,
-                         .ndim = tensor->ndim,
-                         .nboxes = (int64_t)tensor->nboxes,
-                         .path = tensor->path};
+    const int64_t *shape = tensor_shape(&checkpoint->catalog, tensor);
+    rsd_tensor_info result = {.name = tensor->name,
+                              .dtype = tensor->dtype,
+                              .ndim = tensor->ndim,
+                              .nboxes = (int64_t)tensor->nboxes,
+                              .path = tensor->path};
     copy_i64s(result.shape, shape, tensor->ndim);
     result.nbytes = box_volume(tensor->ndim, shape) * (int64_t)rsd_dtype_nbytes(tensor->dtype);
-    give_report(out, &result, sizeof result);
+    report_copy(out, &result, sizeof result);
     return RSD_OK;
 }
 
 rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index)
 {
-    size_t found = contents_find(&checkpoint->contents, name);
+    size_t found = catalog_find_tensor(&checkpoint->catalog, name);
     if (found == SIZE_MAX)
         return fail(RSD_EMISMATCH, "%s: the checkpoint has no such tensor", name);
     *index = (int64_t)found;
@@ -368,10 +369,10 @@ rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *nam
 rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index,
                                  rsd_layout **layout)
 {
-    const struct tensor *tensor;
-    const struct contents *contents = &checkpoint->contents;
+    const struct stored_tensor *tensor;
+    const struct catalog *catalog = &checkpoint->catalog;
     TRY(tensor_at(checkpoint, index, &tensor));
-    return tensor_layout(contents, tensor, true, layout);
+    return catalog_tensor_layout(catalog, tensor, true, layout);
 }
 
 int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint)
@@ -386,48 +387,48 @@ const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index)
 }
 
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t index, int64_t box,
-                              rsd_stored *out)
+                              rsd_extent *out)
 {
-    const struct tensor *tensor;
-    const struct contents *contents = &checkpoint->contents;
-    TRY(check_report("rsd_stored", out));
+    const struct stored_tensor *tensor;
+    const struct catalog *catalog = &checkpoint->catalog;
+    TRY(report_check("rsd_extent", out));
     TRY(tensor_at(checkpoint, index, &tensor));
     if (box < 0 || (uint64_t)box >= tensor->nboxes)
         return fail(RSD_EINVAL, "%s: box %lld of %zu", tensor->name, (long long)box,
                     tensor->nboxes);
-    const struct extent *extent = &contents->extents[tensor->first_extent + (size_t)box];
-    rsd_stored result = {.file = extent->kind == ITEM_NONE ? -1 : (int64_t)extent->file,
+    const struct extent *extent = &catalog->extents[tensor->first_extent + (size_t)box];
+    rsd_extent result = {.file = extent->kind == ITEM_NONE ? -1 : (int64_t)extent->file,
                          .offset = extent->offset,
                          .nbytes = extent->nbytes};
-    box_set(&result.box, tensor->ndim, tensor_box_lo(contents, tensor, (size_t)box),
-            tensor_box_len(contents, tensor, (size_t)box));
-    give_report(out, &result, sizeof result);
+    box_set(&result.box, tensor->ndim, tensor_box_lo(catalog, tensor, (size_t)box),
+            tensor_box_len(catalog, tensor, (size_t)box));
+    report_copy(out, &result, sizeof result);
     return RSD_OK;
 }
 
 int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint)
 {
-    return (int64_t)checkpoint->contents.nvalues;
+    return (int64_t)checkpoint->catalog.nvalues;
 }
 
 const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t index)
 {
-    bool there = index >= 0 && (uint64_t)index < checkpoint->contents.nvalues;
-    return there ? checkpoint->contents.values[index].name : NULL;
+    bool there = index >= 0 && (uint64_t)index < checkpoint->catalog.nvalues;
+    return there ? checkpoint->catalog.values[index].name : NULL;
 }
 
 const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t index)
 {
-    bool there = index >= 0 && (uint64_t)index < checkpoint->contents.nvalues;
-    return there ? checkpoint->contents.values[index].path : NULL;
+    bool there = index >= 0 && (uint64_t)index < checkpoint->catalog.nvalues;
+    return there ? checkpoint->catalog.values[index].path : NULL;
 }
 
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json)
 {
-    if (index < 0 || (uint64_t)index >= checkpoint->contents.nvalues)
+    if (index < 0 || (uint64_t)index >= checkpoint->catalog.nvalues)
         return fail(RSD_EINVAL, "value %lld of a checkpoint with %zu", (long long)index,
-                    checkpoint->contents.nvalues);
-    const struct value *value = &checkpoint->contents.values[index];
+                    checkpoint->catalog.nvalues);
+    const struct stored_value *value = &checkpoint->catalog.values[index];
     if (value->extent.kind == ITEM_NONE) {
         *json = NULL;
         if (!value->json)
@@ -436,7 +437,7 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
         *json = copy;
         return copy ? RSD_OK : RSD_ENOMEM;
     }
-    rsd_status status = value_load(checkpoint, value, json);
+    rsd_status status = value_read_json(checkpoint, value, json);
     if (status)
         status = file_error_about(&checkpoint->files, value->extent.file, value->name, status);
     return status;
@@ -446,12 +447,12 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
                                      size_t *nbytes)
 {
     struct bytes bytes = {0};
-    if (index < 0 || (uint64_t)index >= checkpoint->contents.nvalues)
+    if (index < 0 || (uint64_t)index >= checkpoint->catalog.nvalues)
         return fail(RSD_EINVAL, "value %lld of a checkpoint with %zu", (long long)index,
-                    checkpoint->contents.nvalues);
-    const struct value *value = &checkpoint->contents.values[index];
+                    checkpoint->catalog.nvalues);
+    const struct stored_value *value = &checkpoint->catalog.values[index];
     if (value->extent.kind != ITEM_NONE) {
-        rsd_status status = value_bytes(checkpoint, value, &bytes);
+        rsd_status status = value_read_item(checkpoint, value, &bytes);
         if (status) {
             bytes_drop(&bytes);
             return file_error_about(&checkpoint->files, value->extent.file, value->name, status);

@@ -8,7 +8,7 @@
 
 enum { MOST_INDEX = 1 << 30 };
 
-static rsd_status take_weight_map(struct json *j, struct intern *seen, struct name_list *out)
+static rsd_status take_weight_map(struct json *j, struct string_map *seen, struct name_list *out)
 {
     struct slice key, file;
     bool more;
@@ -22,21 +22,21 @@ static rsd_status take_weight_map(struct json *j, struct intern *seen, struct na
         rsd_status status = check_name(file);
         if (status)
             return fail_in(status, "byte %zu: ", j->at);
-        if (intern_find(seen, file, &number))
+        if (string_map_find(seen, file, &number))
             continue;
         TRY(name_list_add(out, file));
-        TRY(intern_add(seen, out->list[out->n - 1], out->n));
+        TRY(string_map_add(seen, out->list[out->n - 1], out->n));
     }
 }
 
-rsd_status index_files(struct files *files, uint32_t index, struct name_list *out)
+rsd_status index_read_files(struct files *files, uint32_t index, struct name_list *out)
 {
     char *text;
     size_t n;
     struct json j;
     struct slice key;
     bool more, mapped = false;
-    struct intern seen = {0};
+    struct string_map seen = {0};
     TRY(file_load(files, index, MOST_INDEX, &text, &n));
     json_start(&j, text, n);
     rsd_status status = json_enter(&j, '{');
@@ -51,6 +51,6 @@ rsd_status index_files(struct files *files, uint32_t index, struct name_list *ou
         status = fail(RSD_EFORMAT, "an index without a weight_map");
     json_drop(&j);
     mem_free(text);
-    intern_drop(&seen);
+    string_map_drop(&seen);
     return status == RSD_EFORMAT ? file_error(files, index, status) : status;
 }

@@ -32,13 +32,13 @@ struct found {
 };
 
 struct gathering {
-    struct contents *contents;
+    struct catalog *catalog;
     struct files *files;
-    struct intern names;
+    struct string_map names;
     struct found *list;
     size_t *places; /* in the list, by ordinal: of the last file that has it */
     int64_t *pieces;
-    size_t n, room, room_places, npieces, room_pieces;
+    size_t n, capacity, places_capacity, npieces, pieces_capacity;
 };
 
 /* ---- one header ---- */
@@ -125,16 +125,16 @@ static rsd_status take_tensor(struct json *j, struct found *found)
 
 static rsd_status add_found(struct gathering *g, struct slice name, struct found found)
 {
-    bool known = g->places && intern_find(&g->names, name, &found.ordinal);
+    bool known = g->places && string_map_find(&g->names, name, &found.ordinal);
     if (known && g->list[g->places[found.ordinal]].file == found.file)
         return fail(RSD_EFORMAT, "the file has it twice");
-    TRY(contents_name(g->contents, name, &found.name));
+    TRY(catalog_add_name(g->catalog, name, &found.name));
     if (!known) {
         found.ordinal = g->names.n;
-        TRY(GROW(g->places, g->room_places, found.ordinal + 1));
-        TRY(intern_add(&g->names, (struct slice){found.name, name.nbytes}, found.ordinal));
+        TRY(GROW(g->places, g->places_capacity, found.ordinal + 1));
+        TRY(string_map_add(&g->names, (struct slice){found.name, name.nbytes}, found.ordinal));
     }
-    TRY(GROW(g->list, g->room, g->n + 1));
+    TRY(GROW(g->list, g->capacity, g->n + 1));
     g->places[found.ordinal] = g->n;
     g->list[g->n++] = found;
     return RSD_OK;
@@ -143,7 +143,7 @@ static rsd_status add_found(struct gathering *g, struct slice name, struct found
 static struct found *find_in_file(struct gathering *g, size_t first, struct slice name)
 {
     size_t ordinal;
-    if (!g->places || !intern_find(&g->names, name, &ordinal) || g->places[ordinal] < first)
+    if (!g->places || !string_map_find(&g->names, name, &ordinal) || g->places[ordinal] < first)
         return NULL;
     return &g->list[g->places[ordinal]];
 }
@@ -164,22 +164,22 @@ static rsd_status take_pieces(struct gathering *g, struct json *j, struct found 
         TRY(json_u64(j, &value));
         if (value > (uint64_t)MAX_EXTENT)
             return json_fail(j, "an extent beyond 2^62");
-        TRY(GROW(g->pieces, g->room_pieces, g->npieces + 1));
+        TRY(GROW(g->pieces, g->pieces_capacity, g->npieces + 1));
         g->pieces[g->npieces++] = (int64_t)value;
     }
     if (!found)
         return RSD_OK;
-    size_t each = 3 * (size_t)found->ndim, n = g->npieces - first;
-    if (each == 0 || n == 0 || n % each)
+    size_t element_nbytes = 3 * (size_t)found->ndim, n = g->npieces - first;
+    if (element_nbytes == 0 || n == 0 || n % element_nbytes)
         return json_fail(j, "pieces that are none");
-    for (const int64_t *lo = g->pieces + first; lo < g->pieces + g->npieces; lo += each)
+    for (const int64_t *lo = g->pieces + first; lo < g->pieces + g->npieces; lo += element_nbytes)
         for (int32_t d = 0; d < found->ndim; d++) {
             int64_t len = lo[found->ndim + d], at = lo[2 * found->ndim + d];
             if (at > found->shape[d] || len > found->shape[d] - at)
                 return json_fail(j, "a piece that reaches beyond its array");
         }
     found->first_piece = first;
-    found->npieces = n / each;
+    found->npieces = n / element_nbytes;
     found->placed = true;
     return RSD_OK;
 }
@@ -480,7 +480,7 @@ static rsd_status whole_shape(const struct found *shards, size_t n, int64_t *sha
 /* Each piece is a view of the array. */
 static rsd_status add_pieces(struct gathering *g, const struct found *shard)
 {
-    struct contents *contents = g->contents;
+    struct catalog *catalog = g->catalog;
     size_t ndim = (size_t)shard->ndim;
     for (size_t i = 0; i < shard->npieces; i++) {
         const int64_t *lo = g->pieces + shard->first_piece + 3 * ndim * i;
@@ -495,14 +495,14 @@ static rsd_status add_pieces(struct gathering *g, const struct found *shard)
             stored.view.offset += at[d] * stride;
             stride *= max_i64(shard->shape[d], 1);
         }
-        TRY(GROW(contents->views, contents->room_views, contents->nviews + 1));
-        contents->views[contents->nviews++] = stored;
-        TRY(contents_add_box(contents, lo, len,
-                             (struct extent){.kind = ITEM_VIEW,
-                                             .file = shard->file,
-                                             .offset = shard->begin,
-                                             .nbytes = stored.nbytes,
-                                             .detail = (uint32_t)(contents->nviews - 1)}));
+        TRY(GROW(catalog->views, catalog->views_capacity, catalog->nviews + 1));
+        catalog->views[catalog->nviews++] = stored;
+        TRY(catalog_add_box(catalog, lo, len,
+                            (struct extent){.kind = ITEM_VIEW,
+                                            .file = shard->file,
+                                            .offset = shard->begin,
+                                            .nbytes = stored.nbytes,
+                                            .detail = (uint32_t)(catalog->nviews - 1)}));
     }
     return RSD_OK;
 }
@@ -511,8 +511,8 @@ static rsd_status add_shards(struct gathering *g, const struct found *shards, si
 {
     int64_t shape[RSD_MAX_DIMS] = {0};
     TRY(whole_shape(shards, n, shape));
-    TRY(contents_add_tensor(g->contents, (struct slice){shards[0].name, strlen(shards[0].name)},
-                            shards[0].dtype, shards[0].ndim, shape));
+    TRY(catalog_add_tensor(g->catalog, (struct slice){shards[0].name, strlen(shards[0].name)},
+                           shards[0].dtype, shards[0].ndim, shape));
     for (size_t i = 0; i < n; i++) {
         struct extent extent = {.kind = ITEM_PLAIN,
                                 .file = shards[i].file,
@@ -521,7 +521,7 @@ static rsd_status add_shards(struct gathering *g, const struct found *shards, si
         if (shards[i].npieces)
             TRY(add_pieces(g, &shards[i]));
         else
-            TRY(contents_add_box(g->contents, shards[i].lo, shards[i].shape, extent));
+            TRY(catalog_add_box(g->catalog, shards[i].lo, shards[i].shape, extent));
     }
     return RSD_OK;
 }
@@ -547,12 +547,12 @@ static void gathering_drop(struct gathering *g)
     mem_free(g->list);
     mem_free(g->pieces);
     mem_free(g->places);
-    intern_drop(&g->names);
+    string_map_drop(&g->names);
 }
 
 rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n)
 {
-    struct gathering g = {.contents = &checkpoint->contents, .files = &checkpoint->files};
+    struct gathering g = {.catalog = &checkpoint->catalog, .files = &checkpoint->files};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < n && !status; i++)
         status = add_file(&g, names[i]);
@@ -564,13 +564,14 @@ rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *name
 
 /* ---- blobs in other files ---- */
 
-rsd_status safetensors_find(struct files *files, uint32_t file, uint64_t at, const char *name,
-                            rsd_dtype *dtype, int32_t *ndim, int64_t *shape, uint64_t *begin)
+rsd_status safetensors_find_tensor(struct files *files, uint32_t file, uint64_t at,
+                                   const char *name, rsd_dtype *dtype, int32_t *ndim,
+                                   int64_t *shape, uint64_t *begin)
 {
     uint64_t nbytes, data = at + sizeof data;
     size_t n = 0;
-    struct contents contents = {0};
-    struct gathering g = {.contents = &contents, .files = files};
+    struct catalog catalog = {0};
+    struct gathering g = {.catalog = &catalog, .files = files};
     struct header_metadata metadata = {0};
     TRY(file_check(files, file, at, sizeof data));
     TRY(file_nbytes(files, file, &nbytes));
@@ -594,6 +595,6 @@ rsd_status safetensors_find(struct files *files, uint32_t file, uint64_t at, con
     }
     metadata_drop(&metadata);
     gathering_drop(&g);
-    contents_drop(&contents);
+    catalog_drop(&catalog);
     return status;
 }

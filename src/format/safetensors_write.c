@@ -13,7 +13,7 @@ enum { ALIGNMENT = 8, MOST_HEADER = 100000000 };
 
 /* An array: one box of a tensor, or several of one rank. */
 struct place {
-    const struct tensor *tensor;
+    const struct stored_tensor *tensor;
     size_t extent, box, nboxes;
     int64_t shape[RSD_MAX_DIMS];
     const int64_t *ats; /* several: where each begins in the array */
@@ -22,7 +22,7 @@ struct place {
 /* The tensors of one file in their order. */
 struct file_places {
     struct place *list;
-    size_t n, room;
+    size_t n, capacity;
 };
 
 static void add_list(struct text *out, int32_t ndim, const int64_t *values)
@@ -38,10 +38,10 @@ static void add_name(struct text *out, const char *name)
     json_add_string(out, name, strlen(name));
 }
 
-static bool is_whole(const struct contents *contents, const struct place *place)
+static bool is_whole(const struct catalog *catalog, const struct place *place)
 {
     for (int32_t d = 0; d < place->tensor->ndim; d++)
-        if (place->shape[d] != tensor_shape(contents, place->tensor)[d])
+        if (place->shape[d] != tensor_shape(catalog, place->tensor)[d])
             return false;
     return place->nboxes == 1;
 }
@@ -55,14 +55,14 @@ static uint64_t place_nbytes(const struct place *place)
 /* ---- where shards lie ---- */
 
 /* lo, len and at of each box, in one list. */
-static void add_pieces(struct text *out, const struct contents *contents, const struct place *place)
+static void add_pieces(struct text *out, const struct catalog *catalog, const struct place *place)
 {
-    const struct tensor *tensor = place->tensor;
+    const struct stored_tensor *tensor = place->tensor;
     size_t ndim = (size_t)tensor->ndim;
     text_add(out, "[");
     for (size_t i = 0; i < place->nboxes; i++) {
-        const int64_t *lists[] = {tensor_box_lo(contents, tensor, place->box + i),
-                                  tensor_box_len(contents, tensor, place->box + i),
+        const int64_t *lists[] = {tensor_box_lo(catalog, tensor, place->box + i),
+                                  tensor_box_len(catalog, tensor, place->box + i),
                                   place->ats + i * ndim};
         for (size_t k = 0; k < 3 * ndim; k++)
             text_add(out, "%s%lld", i + k ? "," : "", (long long)lists[k / ndim][k % ndim]);
@@ -70,25 +70,25 @@ static void add_pieces(struct text *out, const struct contents *contents, const 
     text_add(out, "]");
 }
 
-static void add_places(struct text *out, const struct contents *contents,
+static void add_places(struct text *out, const struct catalog *catalog,
                        const struct file_places *places, bool ours)
 {
     text_add(out, "{");
     for (size_t i = 0; i < places->n; i++) {
         const struct place *place = &places->list[i];
-        const struct tensor *tensor = place->tensor;
+        const struct stored_tensor *tensor = place->tensor;
         text_add(out, i ? "," : "");
         add_name(out, tensor->name);
         text_add(out, place->nboxes > 1 ? ":{\"pieces\":"
                       : ours            ? ":{\"lo\":"
                                         : ":{\"saved_offsets\":");
         if (place->nboxes > 1)
-            add_pieces(out, contents, place);
+            add_pieces(out, catalog, place);
         else
-            add_list(out, tensor->ndim, tensor_box_lo(contents, tensor, place->box));
+            add_list(out, tensor->ndim, tensor_box_lo(catalog, tensor, place->box));
         if (ours) {
             text_add(out, ",\"shape\":");
-            add_list(out, tensor->ndim, tensor_shape(contents, tensor));
+            add_list(out, tensor->ndim, tensor_shape(catalog, tensor));
         }
         text_add(out, "}");
     }
@@ -106,7 +106,7 @@ static rsd_status add_nested(struct text *out, const char *key, struct text *nes
     return RSD_OK;
 }
 
-static rsd_status add_sharding(struct text *out, const struct contents *contents,
+static rsd_status add_sharding(struct text *out, const struct catalog *catalog,
                                const struct file_places *places)
 {
     struct text torch = {0}, ours = {0};
@@ -115,12 +115,12 @@ static rsd_status add_sharding(struct text *out, const struct contents *contents
     for (size_t i = 0; i < places->n; i++)
         simple = simple && places->list[i].nboxes == 1;
     if (simple) {
-        add_places(&torch, contents, places, false);
+        add_places(&torch, catalog, places, false);
         status = add_nested(out, "DCP_SHARDING_INFO", &torch);
         text_add(out, ",\"DCP_VERSION\":\"1.0\"");
     }
     text_add(&ours, "{\"version\":1,\"tensors\":");
-    add_places(&ours, contents, places, true);
+    add_places(&ours, catalog, places, true);
     text_add(&ours, "}");
     if (!status)
         status = add_nested(out, "reshard", &ours);
@@ -134,7 +134,7 @@ static rsd_status add_sharding(struct text *out, const struct contents *contents
 static rsd_status add_tensor(struct text *out, const struct place *place, uint64_t begin,
                              uint64_t nbytes)
 {
-    const struct tensor *tensor = place->tensor;
+    const struct stored_tensor *tensor = place->tensor;
     const char *dtype = dtype_to_safetensors(tensor->dtype);
     int64_t shape[RSD_MAX_DIMS] = {0};
     if (!dtype)
@@ -152,26 +152,25 @@ static rsd_status add_tensor(struct text *out, const struct place *place, uint64
     return RSD_OK;
 }
 
-static rsd_status write_header(struct draft *draft, struct out_file *file,
+static rsd_status write_header(struct manifest *manifest, struct out_file *file,
                                const struct file_places *places)
 {
-    struct contents *contents = &draft->contents;
+    struct catalog *catalog = &manifest->catalog;
     struct text text = {0};
     uint64_t at = 0;
     bool whole = true;
     for (size_t i = 0; i < places->n; i++)
-        whole =
-            whole && is_whole(contents, &places->list[i]) && places->list[i].tensor->nboxes == 1;
+        whole = whole && is_whole(catalog, &places->list[i]) && places->list[i].tensor->nboxes == 1;
     text_add(&text, "{\"__metadata__\":{\"format\":\"pt\"");
-    rsd_status status = whole ? RSD_OK : add_sharding(&text, contents, places);
+    rsd_status status = whole ? RSD_OK : add_sharding(&text, catalog, places);
     text_add(&text, "}");
     for (size_t i = 0; i < places->n && !status; i++) {
         const struct place *place = &places->list[i];
         uint64_t nbytes = place_nbytes(place);
         status = add_tensor(&text, place, at, nbytes);
         for (size_t k = 0; k < place->nboxes; k++) {
-            contents->extents[place->extent + k].offset = at;
-            contents->extents[place->extent + k].nbytes = nbytes;
+            catalog->extents[place->extent + k].offset = at;
+            catalog->extents[place->extent + k].nbytes = nbytes;
         }
         at += nbytes;
     }
@@ -181,14 +180,14 @@ static rsd_status write_header(struct draft *draft, struct out_file *file,
     if (!status && text.length > MOST_HEADER)
         status = fail(RSD_ELIMIT, "%s: a header of %zu bytes, readers take %d", file->name,
                       text.length, (int)MOST_HEADER);
-    emit_number(&file->header, text.length, 8);
+    pickle_write_number(&file->header, text.length, 8);
     bytes_put(&file->header, text.chars, text.length);
     if (!status && (text.failed || file->header.failed))
         status = fail(RSD_ENOMEM, "no memory for a header");
     text_drop(&text);
     for (size_t i = 0; i < places->n; i++) {
         for (size_t k = 0; k < places->list[i].nboxes; k++)
-            contents->extents[places->list[i].extent + k].offset += file->header.n;
+            catalog->extents[places->list[i].extent + k].offset += file->header.n;
         file->nitems += places->list[i].nboxes;
     }
     file->nbytes = file->header.n + at;
@@ -198,14 +197,14 @@ static rsd_status write_header(struct draft *draft, struct out_file *file,
 /* ---- all of them ---- */
 
 /* The boxes of one rank that are packed in one array: its shape, and whether they fill it. */
-static rsd_status pack(struct draft *draft, struct place *place)
+static rsd_status pack(struct manifest *manifest, struct place *place)
 {
-    const struct contents *contents = &draft->contents;
-    const struct tensor *tensor = place->tensor;
+    const struct catalog *catalog = &manifest->catalog;
+    const struct stored_tensor *tensor = place->tensor;
     size_t ndim = (size_t)tensor->ndim;
     int64_t volume = 0;
     for (size_t i = 0; i < place->nboxes; i++) {
-        const int64_t *len = tensor_box_len(contents, tensor, place->box + i);
+        const int64_t *len = tensor_box_len(catalog, tensor, place->box + i);
         for (size_t d = 0; d < ndim; d++)
             place->shape[d] = max_i64(place->shape[d], place->ats[i * ndim + d] + len[d]);
         volume += box_volume(tensor->ndim, len);
@@ -216,77 +215,77 @@ static rsd_status pack(struct draft *draft, struct place *place)
                     "has one array a name",
                     tensor->name);
     for (size_t i = 0; i < place->nboxes; i++) {
-        TRY(GROW(draft->places, draft->room_places, draft->nplaces + 2 * ndim + 1));
-        draft->nplaces += draft->nplaces == 0; /* 0 stands for none */
-        draft->items[place->extent + i].at = draft->nplaces;
-        copy_i64s(draft->places + draft->nplaces, place->ats + i * ndim, tensor->ndim);
-        copy_i64s(draft->places + draft->nplaces + ndim, place->shape, tensor->ndim);
-        draft->nplaces += 2 * ndim;
+        TRY(GROW(manifest->places, manifest->places_capacity, manifest->nplaces + 2 * ndim + 1));
+        manifest->nplaces += manifest->nplaces == 0; /* 0 stands for none */
+        manifest->items[place->extent + i].at = manifest->nplaces;
+        copy_i64s(manifest->places + manifest->nplaces, place->ats + i * ndim, tensor->ndim);
+        copy_i64s(manifest->places + manifest->nplaces + ndim, place->shape, tensor->ndim);
+        manifest->nplaces += 2 * ndim;
     }
     return RSD_OK;
 }
 
 /* The arrays of a tensor, each into the list of its file. Boxes of one rank follow each other. */
-static rsd_status place_tensor(struct draft *draft, const struct tensor *tensor, const int64_t *ats,
-                               struct file_places *places)
+static rsd_status place_tensor(struct manifest *manifest, const struct stored_tensor *tensor,
+                               const int64_t *ats, struct file_places *places)
 {
-    const struct contents *contents = &draft->contents;
+    const struct catalog *catalog = &manifest->catalog;
     for (size_t box = 0, n; box < tensor->nboxes; box += n) {
         size_t extent = tensor->first_extent + box;
-        struct file_places *own = &places[contents->extents[extent].file];
+        struct file_places *own = &places[catalog->extents[extent].file];
         for (n = 1; box + n < tensor->nboxes &&
-                    contents->extents[extent + n].file == contents->extents[extent].file;)
+                    catalog->extents[extent + n].file == catalog->extents[extent].file;)
             n++;
-        TRY(GROW(own->list, own->room, own->n + 1));
+        TRY(GROW(own->list, own->capacity, own->n + 1));
         struct place *place = &own->list[own->n++];
         *place = (struct place){.tensor = tensor, .extent = extent, .box = box, .nboxes = n};
         if (n > 1 && ats) {
             place->ats = ats + box * (size_t)tensor->ndim;
-            TRY(pack(draft, place));
+            TRY(pack(manifest, place));
         } else {
-            copy_i64s(place->shape, tensor_box_len(contents, tensor, box), tensor->ndim);
+            copy_i64s(place->shape, tensor_box_len(catalog, tensor, box), tensor->ndim);
         }
     }
     return RSD_OK;
 }
 
-rsd_status safetensors_place(struct draft *draft)
+rsd_status safetensors_place(struct manifest *manifest)
 {
-    const struct contents *contents = &draft->contents;
-    const int64_t *ats = draft->ats;
-    struct file_places *places = mem_new(draft->nfiles, sizeof *places);
+    const struct catalog *catalog = &manifest->catalog;
+    const int64_t *ats = manifest->ats;
+    struct file_places *places = mem_new(manifest->nfiles, sizeof *places);
     rsd_status status = places ? RSD_OK : RSD_ENOMEM;
-    for (size_t t = 0; t < contents->ntensors && !status; t++) {
-        status = place_tensor(draft, &contents->tensors[t], ats, places);
+    for (size_t t = 0; t < catalog->ntensors && !status; t++) {
+        status = place_tensor(manifest, &catalog->tensors[t], ats, places);
         if (ats)
-            ats += contents->tensors[t].nboxes * (size_t)contents->tensors[t].ndim;
+            ats += catalog->tensors[t].nboxes * (size_t)catalog->tensors[t].ndim;
     }
-    for (size_t i = 0; i < draft->nfiles && !status; i++)
-        status = write_header(draft, &draft->files[i], &places[i]);
-    for (size_t i = 0; places && i < draft->nfiles; i++)
+    for (size_t i = 0; i < manifest->nfiles && !status; i++)
+        status = write_header(manifest, &manifest->files[i], &places[i]);
+    for (size_t i = 0; places && i < manifest->nfiles; i++)
         mem_free(places[i].list);
     mem_free(places);
     return status;
 }
 
-rsd_status safetensors_index(const struct draft *draft, struct text *out)
+rsd_status safetensors_index(const struct manifest *manifest, struct text *out)
 {
-    const struct contents *contents = &draft->contents;
+    const struct catalog *catalog = &manifest->catalog;
     uint64_t total = 0;
     bool first = true;
-    for (size_t t = 0; t < contents->ntensors; t++)
-        for (size_t box = 0; box < contents->tensors[t].nboxes; box++)
-            total += box_nbytes(contents, &contents->tensors[t], box);
+    for (size_t t = 0; t < catalog->ntensors; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++)
+            total += box_nbytes(catalog, &catalog->tensors[t], box);
     text_add(out, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
              (unsigned long long)total);
-    for (size_t t = 0; t < contents->ntensors; t++) {
-        const struct tensor *tensor = &contents->tensors[t];
+    for (size_t t = 0; t < catalog->ntensors; t++) {
+        const struct stored_tensor *tensor = &catalog->tensors[t];
         if (tensor->nboxes == 0)
             continue;
         text_add(out, "%s\n    ", first ? "" : ",");
         add_name(out, tensor->name);
         text_add(out, ": ");
-        add_name(out, draft->files[contents->extents[tensor->first_extent].file].name);
+        add_name(out, manifest->files[catalog->extents[tensor->first_extent].file].name);
         first = false;
     }
     text_add(out, "\n  }\n}\n");

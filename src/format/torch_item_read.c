@@ -50,13 +50,13 @@ static rsd_status load_windows(struct item *item)
                      item->ntail);
 }
 
-static rsd_status load_pickle(struct zip *zip, struct nodes *nodes, cell *root)
+static rsd_status load_pickle(struct zip *zip, struct pickle_tree *tree, pickle_node *root)
 {
     struct zip_record *record;
     TRY(zip_find(zip, "data.pkl", &record));
     if (!record)
         return fail(RSD_EFORMAT, "no record data.pkl: not what torch.save writes");
-    return zip_pickle(zip, record, nodes, root);
+    return zip_read_pickle(zip, record, tree, root);
 }
 
 static rsd_status read_byteorder(struct zip *zip, bool *big_endian)
@@ -77,13 +77,13 @@ static rsd_status read_byteorder(struct zip *zip, bool *big_endian)
 
 static rsd_status find_tensor(struct zip *zip, struct stored_view *out)
 {
-    struct nodes nodes;
+    struct pickle_tree tree;
     struct zip_record *record = NULL;
     char name[300];
-    cell root;
+    pickle_node root;
     TRY(read_byteorder(zip, &out->big_endian));
-    TRY(load_pickle(zip, &nodes, &root));
-    rsd_status status = view_take(&nodes, root, &out->view);
+    TRY(load_pickle(zip, &tree, &root));
+    rsd_status status = torch_view_read(&tree, root, &out->view);
     if (!status) {
         struct slice key = out->view.key;
         snprintf(name, sizeof name, "data/%.*s", (int)(key.nbytes < 200 ? key.nbytes : 200),
@@ -91,7 +91,7 @@ static rsd_status find_tensor(struct zip *zip, struct stored_view *out)
         out->view.key = (struct slice){"", 0};
         status = zip_find(zip, name, &record);
     }
-    nodes_drop(&nodes);
+    pickle_tree_drop(&tree);
     TRY(status);
     if (!record)
         return fail(RSD_EFORMAT, "record %s is missing", name);
@@ -100,10 +100,11 @@ static rsd_status find_tensor(struct zip *zip, struct stored_view *out)
     out->crc = record->crc;
     out->has_crc =
         record->crc != 0 || record->nbytes == 0; /* torch can be told not to compute it */
-    return view_check(&out->view, record->nbytes);
+    return torch_view_check(&out->view, record->nbytes);
 }
 
-rsd_status saved_find(struct files *files, const struct extent *extent, struct stored_view *out)
+rsd_status torch_item_locate(struct files *files, const struct extent *extent,
+                             struct stored_view *out)
 {
     struct item *item = mem_new(1, sizeof *item);
     struct zip zip;
@@ -220,7 +221,7 @@ static rsd_status step_checked(struct start *start, size_t n)
 
 /* Pickles are read ahead; here, one byte at a time would be too many calls, and more than the pickle may
  * not be there. So it is tried with ever more bytes. */
-static rsd_status step_pickle(struct start *start, struct nodes *nodes, cell *root)
+static rsd_status step_pickle(struct start *start, struct pickle_tree *tree, pickle_node *root)
 {
     for (size_t n = 512;; n *= 2) {
         uint64_t used;
@@ -228,11 +229,11 @@ static rsd_status step_pickle(struct start *start, struct nodes *nodes, cell *ro
         if (status && n > 512)
             return status;
         size_t have = start->n - start->at;
-        status = pickle_load(read_start, start, have < n ? have : n, nodes, root, &used);
+        status = pickle_read(read_start, start, have < n ? have : n, tree, root, &used);
         if (!status) {
             status = step_checked(start, (size_t)used);
             if (status)
-                nodes_drop(nodes);
+                pickle_tree_drop(tree);
             return status;
         }
         if (status != RSD_EFORMAT || n > MOST_START / 4)
@@ -247,20 +248,20 @@ static bool same_slice(struct slice a, struct slice b)
 
 static rsd_status go_to_tensor(struct start *start, struct stored_view *out)
 {
-    struct nodes nodes = {0};
+    struct pickle_tree tree = {0};
     bool pickled = false;
     rsd_status status = RSD_OK;
     while (!status) {
         struct slice name, content;
-        cell root;
+        pickle_node root;
         status = step_header(start, &name);
         if (status)
             break;
         if (slice_is(name, "data.pkl") && !pickled) {
-            status = step_pickle(start, &nodes, &root);
+            status = step_pickle(start, &tree, &root);
             pickled = !status;
             if (!status)
-                status = view_take(&nodes, root, &out->view);
+                status = torch_view_read(&tree, root, &out->view);
         } else if (name.nbytes > 5 && memcmp(name.bytes, "data/", 5) == 0) {
             const struct slice key = {name.bytes + 5, name.nbytes - 5};
             if (!pickled)
@@ -275,13 +276,13 @@ static rsd_status go_to_tensor(struct start *start, struct stored_view *out)
                 out->big_endian = slice_is(content, "big");
         }
     }
-    nodes_drop(&nodes);
+    pickle_tree_drop(&tree);
     out->view.key = (struct slice){"", 0};
     return status;
 }
 
-rsd_status saved_inflate(struct inflate *inflate, struct stored_view *out, unsigned char **rest,
-                         size_t *nrest)
+rsd_status torch_item_locate_stream(struct inflate *inflate, struct stored_view *out,
+                                    unsigned char **rest, size_t *nrest)
 {
     struct start start = {.inflate = inflate, .bytes = mem_new(MOST_START, 1)};
     if (!start.bytes)
@@ -289,9 +290,9 @@ rsd_status saved_inflate(struct inflate *inflate, struct stored_view *out, unsig
     *out = (struct stored_view){.has_crc = true}; /* behind the bytes */
     rsd_status status = go_to_tensor(&start, out);
     if (!status) {
-        const struct view *view = &out->view;
+        const struct torch_view *view = &out->view;
         out->nbytes = view->storage_count * (view->untyped ? 1 : rsd_dtype_nbytes(view->dtype));
-        status = view_check(view, out->nbytes);
+        status = torch_view_check(view, out->nbytes);
     }
     if (status) {
         mem_free(start.bytes);

@@ -20,19 +20,19 @@ enum { ALIGNMENT = 64, NRECORDS = 7 };
 
 static void memoize(struct bytes *out, int *memo)
 {
-    emit_op(out, "q");
-    emit_number(out, (uint64_t)(*memo)++, 1);
+    pickle_write_op(out, "q");
+    pickle_write_number(out, (uint64_t)(*memo)++, 1);
 }
 
-static void pickle_text(struct bytes *out, const char *text, int *memo)
+static void write_archive_text(struct bytes *out, const char *text, int *memo)
 {
-    emit_text(out, (struct slice){text, strlen(text)});
+    pickle_write_text(out, (struct slice){text, strlen(text)});
     memoize(out, memo);
 }
 
 static void pickle_global(struct bytes *out, const char *module, const char *name, int *memo)
 {
-    emit_global(out, module, name);
+    pickle_write_global(out, module, name);
     memoize(out, memo);
 }
 
@@ -40,10 +40,10 @@ static void pickle_tuple(struct bytes *out, int32_t n, const int64_t *values, in
 {
     static const char *const close[] = {")", "\x85", "\x86", "\x87"};
     if (n > 3)
-        emit_op(out, "(");
+        pickle_write_op(out, "(");
     for (int32_t i = 0; i < n; i++)
-        emit_int(out, values[i]);
-    emit_op(out, n > 3 ? "t" : close[n]);
+        pickle_write_int(out, values[i]);
+    pickle_write_op(out, n > 3 ? "t" : close[n]);
     if (n > 0)
         memoize(out, memo);
 }
@@ -60,31 +60,31 @@ static void pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, cons
     bool typed = dtype_to_storage(dtype) != NULL;
     bytes_put(out, "\x80\x02", 2);
     pickle_global(out, "torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", &memo);
-    emit_op(out, "((");
-    pickle_text(out, "storage", &memo);
+    pickle_write_op(out, "((");
+    write_archive_text(out, "storage", &memo);
     if (typed)
         pickle_global(out, "torch", dtype_to_storage(dtype), &memo);
     else
         pickle_global(out, "torch.storage", "UntypedStorage", &memo);
-    pickle_text(out, "0", &memo);
-    pickle_text(out, "cpu", &memo);
-    emit_int(out, typed ? volume : volume * (int64_t)rsd_dtype_nbytes(dtype));
-    emit_op(out, "t");
+    write_archive_text(out, "0", &memo);
+    write_archive_text(out, "cpu", &memo);
+    pickle_write_int(out, typed ? volume : volume * (int64_t)rsd_dtype_nbytes(dtype));
+    pickle_write_op(out, "t");
     memoize(out, &memo);
     bytes_put(out, "QK\0", 3);
     pickle_tuple(out, ndim, shape, &memo);
     pickle_tuple(out, ndim, strides ? strides : dense, &memo);
-    emit_op(out, "\x89");
+    pickle_write_op(out, "\x89");
     pickle_global(out, "collections", "OrderedDict", &memo);
-    emit_op(out, ")R");
+    pickle_write_op(out, ")R");
     memoize(out, &memo);
     if (!typed)
         pickle_global(out, "torch", dtype_to_torch(dtype), &memo);
-    emit_op(out, "t");
+    pickle_write_op(out, "t");
     memoize(out, &memo);
-    emit_op(out, "R");
+    pickle_write_op(out, "R");
     memoize(out, &memo);
-    emit_op(out, ".");
+    pickle_write_op(out, ".");
 }
 
 /* ---- the archive ---- */
@@ -123,14 +123,14 @@ static void put_zip64(struct bytes *out, const struct entry *entry, uint64_t sto
     size_t n = zip64_nbytes(entry);
     if (n == 0)
         return;
-    emit_number(out, 1, 2);
-    emit_number(out, n - 4, 2);
+    pickle_write_number(out, 1, 2);
+    pickle_write_number(out, n - 4, 2);
     if (entry->nbytes >= large) {
-        emit_number(out, entry->nbytes, 8);
-        emit_number(out, stored, 8);
+        pickle_write_number(out, entry->nbytes, 8);
+        pickle_write_number(out, stored, 8);
     }
     if (entry->header >= large)
-        emit_number(out, entry->header, 8);
+        pickle_write_number(out, entry->header, 8);
 }
 
 static void fold_id(struct archive *archive, uint64_t value)
@@ -147,19 +147,19 @@ static void put_header(struct archive *archive, const char *name, uint64_t nbyte
     size_t extra = zip64_nbytes(entry);
     uint64_t data = entry->header + 30 + strlen(name) + extra + 4;
     size_t padding = (size_t)(-data & (ALIGNMENT - 1));
-    emit_op(out, "PK\3\4");
-    emit_number(out, 0, 2);
-    emit_number(out, nbytes ? 0x0808 : 0x0800, 2);
+    pickle_write_op(out, "PK\3\4");
+    pickle_write_number(out, 0, 2);
+    pickle_write_number(out, nbytes ? 0x0808 : 0x0800, 2);
     for (int i = 0; i < 9; i++) /* method, time, date, CRC and both sizes: known at the end */
-        emit_number(out, 0, 2);
-    emit_number(out, strlen(name), 2);
-    emit_number(out, extra + 4 + padding, 2);
-    emit_op(out, name);
+        pickle_write_number(out, 0, 2);
+    pickle_write_number(out, strlen(name), 2);
+    pickle_write_number(out, extra + 4 + padding, 2);
+    pickle_write_op(out, name);
     put_zip64(out, entry, 0);
-    emit_op(out, "FB");
-    emit_number(out, padding, 2);
+    pickle_write_op(out, "FB");
+    pickle_write_number(out, padding, 2);
     for (size_t i = 0; i < padding; i++)
-        emit_op(out, "Z");
+        pickle_write_op(out, "Z");
 }
 
 static void put_descriptor(struct archive *archive, uint32_t crc)
@@ -169,10 +169,10 @@ static void put_descriptor(struct archive *archive, uint32_t crc)
     if (entry->nbytes == 0)
         return;
     int width = is_large(entry) ? 8 : 4;
-    emit_op(archive->out, "PK\7\x08");
-    emit_number(archive->out, crc, 4);
-    emit_number(archive->out, entry->nbytes, width);
-    emit_number(archive->out, entry->nbytes, width);
+    pickle_write_op(archive->out, "PK\7\x08");
+    pickle_write_number(archive->out, crc, 4);
+    pickle_write_number(archive->out, entry->nbytes, width);
+    pickle_write_number(archive->out, entry->nbytes, width);
     fold_id(archive, crc);
 }
 
@@ -198,42 +198,42 @@ static void put_directory(struct archive *archive)
     for (int i = 0; i < archive->n; i++) {
         const struct entry *entry = &archive->entries[i];
         uint64_t nbytes = entry->nbytes < large ? entry->nbytes : large;
-        emit_op(out, "PK\1\2");
-        emit_number(out, 0, 4); /* versions */
-        emit_number(out, entry->nbytes ? 0x0808 : 0x0800, 2);
-        emit_number(out, 0, 6); /* method, time, date */
-        emit_number(out, entry->crc, 4);
-        emit_number(out, nbytes, 4);
-        emit_number(out, nbytes, 4);
-        emit_number(out, strlen(entry->name), 2);
-        emit_number(out, zip64_nbytes(entry), 2);
-        emit_number(out, 0, 8); /* comment, disk, attributes */
-        emit_number(out, 0, 2);
-        emit_number(out, entry->header < large ? entry->header : large, 4);
-        emit_op(out, entry->name);
+        pickle_write_op(out, "PK\1\2");
+        pickle_write_number(out, 0, 4); /* versions */
+        pickle_write_number(out, entry->nbytes ? 0x0808 : 0x0800, 2);
+        pickle_write_number(out, 0, 6); /* method, time, date */
+        pickle_write_number(out, entry->crc, 4);
+        pickle_write_number(out, nbytes, 4);
+        pickle_write_number(out, nbytes, 4);
+        pickle_write_number(out, strlen(entry->name), 2);
+        pickle_write_number(out, zip64_nbytes(entry), 2);
+        pickle_write_number(out, 0, 8); /* comment, disk, attributes */
+        pickle_write_number(out, 0, 2);
+        pickle_write_number(out, entry->header < large ? entry->header : large, 4);
+        pickle_write_op(out, entry->name);
         put_zip64(out, entry, entry->nbytes);
     }
     uint64_t end = archive->base + out->n, nbytes = end - at;
-    emit_op(out, "PK\6\6");
-    emit_number(out, 44, 8);
-    emit_number(out, 0x031e, 2);
-    emit_number(out, 0x002d, 2);
-    emit_number(out, 0, 8); /* disks */
-    emit_number(out, (uint64_t)archive->n, 8);
-    emit_number(out, (uint64_t)archive->n, 8);
-    emit_number(out, nbytes, 8);
-    emit_number(out, at, 8);
-    emit_op(out, "PK\6\7");
-    emit_number(out, 0, 4);
-    emit_number(out, end, 8);
-    emit_number(out, 1, 4);
-    emit_op(out, "PK\5\6");
-    emit_number(out, 0, 4);
-    emit_number(out, (uint64_t)archive->n, 2);
-    emit_number(out, (uint64_t)archive->n, 2);
-    emit_number(out, nbytes < large ? nbytes : large, 4);
-    emit_number(out, at < large ? at : large, 4);
-    emit_number(out, 0, 2);
+    pickle_write_op(out, "PK\6\6");
+    pickle_write_number(out, 44, 8);
+    pickle_write_number(out, 0x031e, 2);
+    pickle_write_number(out, 0x002d, 2);
+    pickle_write_number(out, 0, 8); /* disks */
+    pickle_write_number(out, (uint64_t)archive->n, 8);
+    pickle_write_number(out, (uint64_t)archive->n, 8);
+    pickle_write_number(out, nbytes, 8);
+    pickle_write_number(out, at, 8);
+    pickle_write_op(out, "PK\6\7");
+    pickle_write_number(out, 0, 4);
+    pickle_write_number(out, end, 8);
+    pickle_write_number(out, 1, 4);
+    pickle_write_op(out, "PK\5\6");
+    pickle_write_number(out, 0, 4);
+    pickle_write_number(out, (uint64_t)archive->n, 2);
+    pickle_write_number(out, (uint64_t)archive->n, 2);
+    pickle_write_number(out, nbytes < large ? nbytes : large, 4);
+    pickle_write_number(out, at < large ? at : large, 4);
+    pickle_write_number(out, 0, 2);
 }
 
 static void put_end(struct archive *archive, const char *names_id)
@@ -287,14 +287,15 @@ static rsd_status tensor_halves(rsd_dtype dtype, int32_t ndim, const int64_t *sh
     return tail->failed ? failed(tail) : RSD_OK;
 }
 
-rsd_status item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
-                     struct bytes *head)
+rsd_status torch_item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                           const int64_t *strides, struct bytes *head)
 {
     return tensor_halves(dtype, ndim, shape, strides, 0, NULL, head, NULL);
 }
 
-rsd_status item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
-                     uint32_t crc, const unsigned char first[8], struct bytes *tail)
+rsd_status torch_item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                           const int64_t *strides, uint32_t crc, const unsigned char first[8],
+                           struct bytes *tail)
 {
     struct bytes head = {0};
     rsd_status status = tensor_halves(dtype, ndim, shape, strides, crc, first, &head, tail);
@@ -302,8 +303,8 @@ rsd_status item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const 
     return status;
 }
 
-rsd_status item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides,
-                       uint64_t *head_nbytes, uint64_t *nbytes)
+rsd_status torch_item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                             const int64_t *strides, uint64_t *head_nbytes, uint64_t *nbytes)
 {
     struct bytes head = {0}, tail = {0};
     static const unsigned char nothing[8];
@@ -315,7 +316,7 @@ rsd_status item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape, cons
     return status;
 }
 
-rsd_status item_of_pickle(const struct bytes *pickle, struct bytes *out)
+rsd_status torch_item_from_pickle(const struct bytes *pickle, struct bytes *out)
 {
     struct archive archive = {.out = out};
     put_start(&archive, pickle);

@@ -36,10 +36,10 @@ struct loading {
     uint64_t base; /* where the pickle at hand begins in the file */
     struct zip zip;
     bool archive, big_endian;
-    struct nodes nodes;
-    uint64_t budget;    /* nodes that may still be looked at */
-    uint64_t room;      /* bytes that may still be made of them */
-    struct intern keys; /* of storages, in files without an archive */
+    struct pickle_tree tree;
+    uint64_t budget;        /* nodes that may still be looked at */
+    uint64_t capacity;      /* bytes that may still be made of them */
+    struct string_map keys; /* of storages, in files without an archive */
     struct storage *storages;
     char name[MOST_NAME]; /* of what is looked at, with a zero behind it */
     size_t name_nbytes;
@@ -56,14 +56,14 @@ static rsd_status read_file(void *context, uint64_t at, void *out, size_t n)
 static void set_limits(struct loading *l, uint64_t pickle_nbytes)
 {
     l->budget = START_NBYTES + pickle_nbytes * MOST_VISITS;
-    l->room = START_NBYTES + pickle_nbytes * MOST_GROWTH;
+    l->capacity = START_NBYTES + pickle_nbytes * MOST_GROWTH;
 }
 
 static rsd_status make_room(struct loading *l, uint64_t nbytes)
 {
-    if (nbytes > l->room)
+    if (nbytes > l->capacity)
         return fail(RSD_EFORMAT, "the values are many times as long as their pickle");
-    l->room -= nbytes;
+    l->capacity -= nbytes;
     return RSD_OK;
 }
 
@@ -75,7 +75,7 @@ static rsd_status find_storage(struct loading *l, struct slice key, struct stora
     struct zip_record *record;
     size_t number;
     if (!l->archive) {
-        if (!intern_find(&l->keys, key, &number))
+        if (!string_map_find(&l->keys, key, &number))
             return fail(RSD_EFORMAT, "storage %.*s is missing", (int)key.nbytes, key.bytes);
         *out = l->storages[number];
         return RSD_OK;
@@ -109,7 +109,7 @@ static rsd_status add_path(struct loading *l, const char **out)
     TRY(text_take(&text, &json));
     rsd_status status = make_room(l, strlen(json));
     if (!status)
-        status = contents_copy_text(&l->checkpoint->contents, json, out);
+        status = catalog_copy_text(&l->checkpoint->catalog, json, out);
     rsd_free(json);
     return status;
 }
@@ -120,87 +120,87 @@ static struct slice name_of(const struct loading *l)
     return (struct slice){l->name, l->name_nbytes};
 }
 
-static rsd_status add_tensor(struct loading *l, cell c)
+static rsd_status add_tensor(struct loading *l, pickle_node c)
 {
     static const int64_t origin[RSD_MAX_DIMS];
-    struct contents *contents = &l->checkpoint->contents;
+    struct catalog *catalog = &l->checkpoint->catalog;
     struct stored_view stored = {.big_endian = l->big_endian};
     struct storage storage;
-    TRY(make_room(l, l->name_nbytes + sizeof stored + sizeof(struct tensor)));
-    TRY(view_take(&l->nodes, c, &stored.view));
+    TRY(make_room(l, l->name_nbytes + sizeof stored + sizeof(struct stored_tensor)));
+    TRY(torch_view_read(&l->tree, c, &stored.view));
     TRY(find_storage(l, stored.view.key, &storage));
-    TRY(view_check(&stored.view, storage.nbytes));
+    TRY(torch_view_check(&stored.view, storage.nbytes));
     stored.data = storage.data;
     stored.nbytes = storage.nbytes;
     stored.crc = storage.crc;
     stored.has_crc = l->archive && (storage.crc || !storage.nbytes); /* 0: it was not computed */
     stored.view.key = (struct slice){"", 0}; /* it was in the nodes, which go */
-    TRY(GROW(contents->views, contents->room_views, contents->nviews + 1));
-    contents->views[contents->nviews++] = stored;
-    TRY(contents_add_tensor(contents, name_of(l), stored.view.dtype, stored.view.ndim,
-                            stored.view.shape));
-    TRY(add_path(l, &contents->tensors[contents->ntensors - 1].path));
-    return contents_add_box(contents, origin, stored.view.shape,
-                            (struct extent){.kind = ITEM_VIEW,
-                                            .file = l->file,
-                                            .offset = stored.data,
-                                            .nbytes = stored.nbytes,
-                                            .detail = (uint32_t)(contents->nviews - 1)});
+    TRY(GROW(catalog->views, catalog->views_capacity, catalog->nviews + 1));
+    catalog->views[catalog->nviews++] = stored;
+    TRY(catalog_add_tensor(catalog, name_of(l), stored.view.dtype, stored.view.ndim,
+                           stored.view.shape));
+    TRY(add_path(l, &catalog->tensors[catalog->ntensors - 1].path));
+    return catalog_add_box(catalog, origin, stored.view.shape,
+                           (struct extent){.kind = ITEM_VIEW,
+                                           .file = l->file,
+                                           .offset = stored.data,
+                                           .nbytes = stored.nbytes,
+                                           .detail = (uint32_t)(catalog->nviews - 1)});
 }
 
 /* ---- values ---- */
 
-static rsd_status add_value(struct loading *l, cell c)
+static rsd_status add_value(struct loading *l, pickle_node c)
 {
-    struct contents *contents = &l->checkpoint->contents;
+    struct catalog *catalog = &l->checkpoint->catalog;
     struct bytes pickle = {0};
     char *json = NULL;
     bool plain;
-    rsd_status status = value_to_json(&l->nodes, c, &json);
+    rsd_status status = pickle_to_json(&l->tree, c, &json);
     if (!status)
-        status = value_to_pickle(&l->nodes, c, &pickle, &plain);
+        status = pickle_to_plain_pickle(&l->tree, c, &pickle, &plain);
     if (!status)
-        status = make_room(l, l->name_nbytes + sizeof(struct value) + pickle.n +
+        status = make_room(l, l->name_nbytes + sizeof(struct stored_value) + pickle.n +
                                   (json ? strlen(json) : 0));
     if (!status)
-        status = contents_add_value(contents, name_of(l), (struct extent){.kind = ITEM_NONE}, json);
+        status = catalog_add_value(catalog, name_of(l), (struct extent){.kind = ITEM_NONE}, json);
     if (status) {
         mem_free(json);
         bytes_drop(&pickle);
         return status;
     }
     if (plain)
-        contents->values[contents->nvalues - 1].pickle = pickle;
+        catalog->values[catalog->nvalues - 1].pickle = pickle;
     else
         bytes_drop(&pickle);
-    return add_path(l, &contents->values[contents->nvalues - 1].path);
+    return add_path(l, &catalog->values[catalog->nvalues - 1].path);
 }
 
 /* ---- going through ---- */
 
 /* Whether a list or tuple has something in it that has to be looked at one by one. */
-static bool has_parts(struct loading *l, cell c, int depth)
+static bool has_parts(struct loading *l, pickle_node c, int depth)
 {
-    const struct nodes *nodes = &l->nodes;
-    bool tuple = node_kind(nodes, c) == NODE_TUPLE;
-    struct node_walk walk = node_walk(nodes, c);
-    cell item;
-    for (uint32_t i = 0; tuple ? i < node_count(nodes, c) : node_next(&walk, &item); i++) {
-        cell one = tuple ? node_item(nodes, c, i) : item;
-        enum node_kind kind = node_kind(nodes, one);
+    const struct pickle_tree *tree = &l->tree;
+    bool tuple = pickle_kind(tree, c) == NODE_TUPLE;
+    struct pickle_walk walk = pickle_walk(tree, c);
+    pickle_node item;
+    for (uint32_t i = 0; tuple ? i < pickle_count(tree, c) : pickle_walk_next(&walk, &item); i++) {
+        pickle_node one = tuple ? pickle_item(tree, c, i) : item;
+        enum pickle_kind kind = pickle_kind(tree, one);
         if (l->budget == 0 || depth > MOST_DEPTH)
             return false;
         l->budget--;
-        if (view_is_tensor(nodes, one) || value_is_dict(nodes, one) ||
+        if (torch_view_is_tensor(tree, one) || pickle_is_dict(tree, one) ||
             ((kind == NODE_LIST || kind == NODE_TUPLE) && has_parts(l, one, depth + 1)))
             return true;
     }
     return false;
 }
 
-static rsd_status visit(struct loading *l, cell c, size_t length, int depth);
+static rsd_status visit(struct loading *l, pickle_node c, size_t length, int depth);
 
-static rsd_status visit_named(struct loading *l, struct slice name, bool number, cell c,
+static rsd_status visit_named(struct loading *l, struct slice name, bool number, pickle_node c,
                               size_t length, int depth)
 {
     size_t need = name.nbytes + (length ? 1 : 0);
@@ -218,18 +218,18 @@ static rsd_status visit_named(struct loading *l, struct slice name, bool number,
     return status;
 }
 
-static rsd_status visit_dict(struct loading *l, cell dict, size_t length, int depth)
+static rsd_status visit_dict(struct loading *l, pickle_node dict, size_t length, int depth)
 {
-    struct node_walk walk = node_walk(&l->nodes, dict);
-    cell key, value;
-    while (node_next_pair(&walk, &key, &value)) {
+    struct pickle_walk walk = pickle_walk(&l->tree, dict);
+    pickle_node key, value;
+    while (pickle_walk_next_pair(&walk, &key, &value)) {
         char digits[24];
         int64_t number;
-        struct slice name = node_text(&l->nodes, key);
-        if (node_as_i64(&l->nodes, key, &number)) {
+        struct slice name = pickle_text(&l->tree, key);
+        if (pickle_as_i64(&l->tree, key, &number)) {
             snprintf(digits, sizeof digits, "%lld", (long long)number);
             name = (struct slice){digits, strlen(digits)};
-        } else if (node_kind(&l->nodes, key) != NODE_STRING) {
+        } else if (pickle_kind(&l->tree, key) != NODE_STRING) {
             continue; /* a key that is neither text nor a number names nothing */
         }
         TRY(visit_named(l, name, false, value, length, depth));
@@ -237,37 +237,38 @@ static rsd_status visit_dict(struct loading *l, cell dict, size_t length, int de
     return RSD_OK;
 }
 
-static rsd_status visit_list(struct loading *l, cell list, size_t length, int depth)
+static rsd_status visit_list(struct loading *l, pickle_node list, size_t length, int depth)
 {
-    bool tuple = node_kind(&l->nodes, list) == NODE_TUPLE;
-    struct node_walk walk = node_walk(&l->nodes, list);
-    cell item;
-    for (uint32_t i = 0; tuple ? i < node_count(&l->nodes, list) : node_next(&walk, &item); i++) {
+    bool tuple = pickle_kind(&l->tree, list) == NODE_TUPLE;
+    struct pickle_walk walk = pickle_walk(&l->tree, list);
+    pickle_node item;
+    for (uint32_t i = 0; tuple ? i < pickle_count(&l->tree, list) : pickle_walk_next(&walk, &item);
+         i++) {
         char digits[24];
         snprintf(digits, sizeof digits, "%u", i);
         TRY(visit_named(l, (struct slice){digits, strlen(digits)}, true,
-                        tuple ? node_item(&l->nodes, list, i) : item, length, depth));
+                        tuple ? pickle_item(&l->tree, list, i) : item, length, depth));
     }
     return RSD_OK;
 }
 
-static rsd_status visit(struct loading *l, cell c, size_t length, int depth)
+static rsd_status visit(struct loading *l, pickle_node c, size_t length, int depth)
 {
-    enum node_kind kind = node_kind(&l->nodes, c);
+    enum pickle_kind kind = pickle_kind(&l->tree, c);
     if (depth > MOST_DEPTH)
         return fail(RSD_EFORMAT, "%.300s: nested too deeply", l->name);
     if (l->budget == 0)
         return fail(RSD_EFORMAT, "%.300s: more values than the pickle has bytes", l->name);
     l->budget--;
-    if (value_is_dict(&l->nodes, c))
-        return visit_dict(l, value_dict(&l->nodes, c), length, depth);
+    if (pickle_is_dict(&l->tree, c))
+        return visit_dict(l, pickle_dict_items(&l->tree, c), length, depth);
     if ((kind == NODE_LIST || kind == NODE_TUPLE) && has_parts(l, c, depth))
         return visit_list(l, c, length, depth);
     l->name_nbytes = length;
     if (length == 0) /* the whole file is one tensor, or one value */
         l->name_nbytes = (size_t)snprintf(l->name, sizeof l->name, "%s",
-                                          view_is_tensor(&l->nodes, c) ? "tensor" : "value");
-    rsd_status status = view_is_tensor(&l->nodes, c) ? add_tensor(l, c) : add_value(l, c);
+                                          torch_view_is_tensor(&l->tree, c) ? "tensor" : "value");
+    rsd_status status = torch_view_is_tensor(&l->tree, c) ? add_tensor(l, c) : add_value(l, c);
     return status == RSD_OK ? RSD_OK : fail_in(status, "%.300s: ", l->name);
 }
 
@@ -288,7 +289,7 @@ static rsd_status check_byteorder(struct loading *l)
     return RSD_OK;
 }
 
-static rsd_status load_archive(struct loading *l, uint64_t nbytes, cell *root)
+static rsd_status load_archive(struct loading *l, uint64_t nbytes, pickle_node *root)
 {
     struct zip_record *pickle, *script;
     TRY(zip_open(&l->zip, read_file, l, nbytes));
@@ -301,7 +302,7 @@ static rsd_status load_archive(struct loading *l, uint64_t nbytes, cell *root)
         return fail(RSD_EFORMAT, "no record data.pkl: not what torch.save writes");
     TRY(check_byteorder(l));
     set_limits(l, pickle->nbytes);
-    return zip_pickle(&l->zip, pickle, &l->nodes, root);
+    return zip_read_pickle(&l->zip, pickle, &l->tree, root);
 }
 
 /* ---- before archives ---- */
@@ -309,54 +310,55 @@ static rsd_status load_archive(struct loading *l, uint64_t nbytes, cell *root)
 static rsd_status skip_pickle(struct loading *l, uint64_t nbytes, bool magic)
 {
     static const char number[] = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
-    struct nodes nodes;
-    cell root;
+    struct pickle_tree tree;
+    pickle_node root;
     uint64_t used;
-    TRY(pickle_load(read_file, l, nbytes - l->base, &nodes, &root, &used));
-    struct slice text = node_text(&nodes, root);
+    TRY(pickle_read(read_file, l, nbytes - l->base, &tree, &root, &used));
+    struct slice text = pickle_text(&tree, root);
     bool fine = !magic || (text.nbytes == 10 && memcmp(text.bytes, number, 10) == 0);
-    nodes_drop(&nodes);
+    pickle_tree_drop(&tree);
     l->base += used;
     return fine ? RSD_OK : fail(RSD_EFORMAT, "a pickle, but not what torch.save writes");
 }
 
 /* How large a storage is, is said where it is used: here all uses are looked up by key. */
-static rsd_status find_element_nbytes(struct loading *l, cell c, int depth, struct intern *sizes)
+static rsd_status find_element_nbytes(struct loading *l, pickle_node c, int depth,
+                                      struct string_map *sizes)
 {
-    const struct nodes *nodes = &l->nodes;
-    struct view view;
+    const struct pickle_tree *tree = &l->tree;
+    struct torch_view view;
     size_t known;
     if (depth > MOST_DEPTH || l->budget == 0)
         return RSD_OK;
     l->budget--;
-    if (view_is_tensor(nodes, c)) {
-        TRY(view_take(nodes, c, &view));
-        if (!intern_find(sizes, view.key, &known))
-            TRY(intern_add(sizes, view.key, view.untyped ? 1 : rsd_dtype_nbytes(view.dtype)));
+    if (torch_view_is_tensor(tree, c)) {
+        TRY(torch_view_read(tree, c, &view));
+        if (!string_map_find(sizes, view.key, &known))
+            TRY(string_map_add(sizes, view.key, view.untyped ? 1 : rsd_dtype_nbytes(view.dtype)));
         return RSD_OK;
     }
-    cell container = value_is_dict(nodes, c) ? value_dict(nodes, c) : c;
-    bool tuple = node_kind(nodes, c) == NODE_TUPLE;
-    struct node_walk walk = node_walk(nodes, container);
-    cell item;
-    for (uint32_t i = 0; tuple ? i < node_count(nodes, c) : node_next(&walk, &item); i++)
-        TRY(find_element_nbytes(l, tuple ? node_item(nodes, c, i) : item, depth + 1, sizes));
+    pickle_node container = pickle_is_dict(tree, c) ? pickle_dict_items(tree, c) : c;
+    bool tuple = pickle_kind(tree, c) == NODE_TUPLE;
+    struct pickle_walk walk = pickle_walk(tree, container);
+    pickle_node item;
+    for (uint32_t i = 0; tuple ? i < pickle_count(tree, c) : pickle_walk_next(&walk, &item); i++)
+        TRY(find_element_nbytes(l, tuple ? pickle_item(tree, c, i) : item, depth + 1, sizes));
     return RSD_OK;
 }
 
-static rsd_status place_storages(struct loading *l, const struct nodes *list, cell keys,
-                                 uint64_t nbytes, const struct intern *sizes)
+static rsd_status place_storages(struct loading *l, const struct pickle_tree *list,
+                                 pickle_node keys, uint64_t nbytes, const struct string_map *sizes)
 {
-    struct node_walk walk = node_walk(list, keys);
-    cell key;
-    size_t n = 0, each;
+    struct pickle_walk walk = pickle_walk(list, keys);
+    pickle_node key;
+    size_t n = 0, element_nbytes;
     uint64_t at = l->base;
-    if (node_kind(list, keys) != NODE_LIST)
+    if (pickle_kind(list, keys) != NODE_LIST)
         return fail(RSD_EFORMAT, "the keys of its storages are no list");
-    l->storages = mem_new(node_count(list, keys), sizeof *l->storages);
+    l->storages = mem_new(pickle_count(list, keys), sizeof *l->storages);
     if (!l->storages)
         return RSD_ENOMEM;
-    for (l->base = 0; node_next(&walk, &key); n++) {
+    for (l->base = 0; pickle_walk_next(&walk, &key); n++) {
         unsigned char raw[8];
         uint64_t count = 0, length;
         const char *kept;
@@ -364,31 +366,32 @@ static rsd_status place_storages(struct loading *l, const struct nodes *list, ce
         for (int i = 7; i >= 0; i--)
             count = count << 8 | raw[i];
         /* A storage that no tensor uses has a size that cannot be known, and nothing after it a place. */
-        if (!intern_find(sizes, node_text(list, key), &each))
+        if (!string_map_find(sizes, pickle_text(list, key), &element_nbytes))
             return fail(RSD_EUNSUPPORTED, "a storage that belongs to no tensor that is known here");
-        if (__builtin_mul_overflow(count, (uint64_t)each, &length) || length > nbytes - at - 8)
+        if (__builtin_mul_overflow(count, (uint64_t)element_nbytes, &length) ||
+            length > nbytes - at - 8)
             return fail(RSD_EFORMAT, "byte %llu: a storage that reaches beyond the file",
                         (unsigned long long)at);
         l->storages[n] = (struct storage){at + 8, length, 0};
-        TRY(contents_name(&l->checkpoint->contents, node_text(list, key), &kept));
-        TRY(intern_add(&l->keys, (struct slice){kept, strlen(kept)}, n));
+        TRY(catalog_add_name(&l->checkpoint->catalog, pickle_text(list, key), &kept));
+        TRY(string_map_add(&l->keys, (struct slice){kept, strlen(kept)}, n));
         at += 8 + length;
     }
     return RSD_OK;
 }
 
-static rsd_status load_pickles(struct loading *l, uint64_t nbytes, cell *root)
+static rsd_status load_pickles(struct loading *l, uint64_t nbytes, pickle_node *root)
 {
-    struct nodes list;
-    struct intern sizes = {0};
-    cell keys;
+    struct pickle_tree list;
+    struct string_map sizes = {0};
+    pickle_node keys;
     uint64_t used;
     TRY(skip_pickle(l, nbytes, true));
     TRY(skip_pickle(l, nbytes, false));
     TRY(skip_pickle(l, nbytes, false));
-    TRY(pickle_load(read_file, l, nbytes - l->base, &l->nodes, root, &used));
+    TRY(pickle_read(read_file, l, nbytes - l->base, &l->tree, root, &used));
     l->base += used;
-    TRY(pickle_load(read_file, l, nbytes - l->base, &list, &keys, &used));
+    TRY(pickle_read(read_file, l, nbytes - l->base, &list, &keys, &used));
     l->base += used;
     uint64_t pickled = l->base;
     set_limits(l, pickled);
@@ -396,8 +399,8 @@ static rsd_status load_pickles(struct loading *l, uint64_t nbytes, cell *root)
     if (!status)
         status = place_storages(l, &list, keys, nbytes, &sizes);
     set_limits(l, pickled);
-    intern_drop(&sizes);
-    nodes_drop(&list);
+    string_map_drop(&sizes);
+    pickle_tree_drop(&list);
     return status;
 }
 
@@ -408,7 +411,7 @@ static rsd_status add_file(rsd_checkpoint *checkpoint, struct slice name)
     struct loading l = {.checkpoint = checkpoint};
     unsigned char start[2] = {0};
     uint64_t nbytes;
-    cell root = CELL_NOTHING;
+    pickle_node root = PICKLE_ABSENT;
     TRY(files_add(&checkpoint->files, name, &l.file));
     TRY(file_nbytes(&checkpoint->files, l.file, &nbytes));
     if (nbytes >= sizeof start)
@@ -417,16 +420,16 @@ static rsd_status add_file(rsd_checkpoint *checkpoint, struct slice name)
         start[0] == 0x80 ? load_pickles(&l, nbytes, &root) : load_archive(&l, nbytes, &root);
     if (!status)
         status = visit(&l, root, 0, 0);
-    nodes_drop(&l.nodes);
+    pickle_tree_drop(&l.tree);
     zip_close(&l.zip);
-    intern_drop(&l.keys);
+    string_map_drop(&l.keys);
     mem_free(l.storages);
     if (status == RSD_EFORMAT || status == RSD_EUNSUPPORTED || status == RSD_ELIMIT)
         return file_error(&checkpoint->files, l.file, status);
     return status;
 }
 
-rsd_status torchsave_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n)
+rsd_status torch_save_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         TRY(add_file(checkpoint, names[i]));

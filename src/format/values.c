@@ -29,10 +29,11 @@ static rsd_status inflate_all(struct inflate *inflate, uint64_t stored, struct b
     return RSD_OK;
 }
 
-rsd_status value_bytes(rsd_checkpoint *checkpoint, const struct value *value, struct bytes *out)
+rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value *value,
+                           struct bytes *out)
 {
     const struct extent *extent = &value->extent;
-    TRY(check_transforms(&checkpoint->contents, extent));
+    TRY(catalog_check_transforms(&checkpoint->catalog, extent));
     TRY(file_check(&checkpoint->files, extent->file, extent->offset, extent->nbytes));
     if (extent->nzstd) {
         struct inflate *inflate;
@@ -44,7 +45,7 @@ rsd_status value_bytes(rsd_checkpoint *checkpoint, const struct value *value, st
     }
     if (extent->nbytes > MOST_NBYTES)
         return too_long(extent->nbytes, MOST_NBYTES);
-    TRY(GROW(out->data, out->room, (size_t)extent->nbytes + 1));
+    TRY(GROW(out->data, out->capacity, (size_t)extent->nbytes + 1));
     out->n = (size_t)extent->nbytes;
     return file_read(&checkpoint->files, extent->file, extent->offset, out->data, out->n);
 }
@@ -61,29 +62,30 @@ static rsd_status read_item(void *context, uint64_t at, void *out, size_t n)
     return RSD_OK;
 }
 
-static rsd_status pickle_to_json(struct zip *zip, char **json)
+static rsd_status read_zip_json(struct zip *zip, char **json)
 {
     struct zip_record *record;
-    struct nodes nodes;
-    cell root;
+    struct pickle_tree tree;
+    pickle_node root;
     TRY(zip_find(zip, "data.pkl", &record));
     if (!record)
         return fail(RSD_EFORMAT, "an archive without data.pkl");
-    TRY(zip_pickle(zip, record, &nodes, &root));
-    rsd_status status = value_to_json(&nodes, root, json);
-    nodes_drop(&nodes);
+    TRY(zip_read_pickle(zip, record, &tree, &root));
+    rsd_status status = pickle_to_json(&tree, root, json);
+    pickle_tree_drop(&tree);
     return status;
 }
 
-rsd_status value_load(rsd_checkpoint *checkpoint, const struct value *value, char **json)
+rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value *value,
+                           char **json)
 {
     struct bytes item = {0};
     struct zip zip;
-    rsd_status status = value_bytes(checkpoint, value, &item);
+    rsd_status status = value_read_item(checkpoint, value, &item);
     if (!status)
         status = zip_open(&zip, read_item, &item, item.n);
     if (!status) {
-        status = pickle_to_json(&zip, json);
+        status = read_zip_json(&zip, json);
         zip_close(&zip);
     }
     bytes_drop(&item);

@@ -19,8 +19,8 @@
 
 #include <stdio.h>
 
-bool box_meet(int32_t ndim, const int64_t *lo_a, const int64_t *len_a, const int64_t *lo_b,
-              const int64_t *len_b, int64_t *lo, int64_t *len)
+bool box_overlap(int32_t ndim, const int64_t *lo_a, const int64_t *len_a, const int64_t *lo_b,
+                 const int64_t *len_b, int64_t *lo, int64_t *len)
 {
     for (int32_t d = 0; d < ndim; d++) {
         int64_t begin = max_i64(lo_a[d], lo_b[d]);
@@ -130,7 +130,7 @@ int rsd_box_overlaps(const rsd_box *a, const rsd_box *b)
 {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     return is_box(a) && is_box(b) && a->ndim == b->ndim &&
-           box_meet(a->ndim, a->lo, a->len, b->lo, b->len, lo, len);
+           box_overlap(a->ndim, a->lo, a->len, b->lo, b->len, lo, len);
 }
 
 rsd_status rsd_box_overlap(const rsd_box *saved, const rsd_box *wanted, rsd_region *region)

@@ -22,43 +22,43 @@
 /* ---- lists that grow ---- */
 
 struct builder {
-    struct cells *cells;
-    size_t room_lo, room_len, room_first, room_holders;
+    struct box_groups *groups;
+    size_t lo_capacity, len_capacity, first_capacity, holders_capacity;
 };
 
-static int64_t *cell_lo(const struct cells *cells, int64_t cell)
+static int64_t *cell_lo(const struct box_groups *groups, int64_t group)
 {
-    return cells->lo + cell * cells->ndim;
+    return groups->lo + group * groups->ndim;
 }
 
-static int64_t *cell_len(const struct cells *cells, int64_t cell)
+static int64_t *cell_len(const struct box_groups *groups, int64_t group)
 {
-    return cells->len + cell * cells->ndim;
+    return groups->len + group * groups->ndim;
 }
 
 static rsd_status add_cell(struct builder *builder, const int64_t *lo, const int64_t *len)
 {
-    struct cells *cells = builder->cells;
-    size_t ndim = (size_t)cells->ndim, n = (size_t)cells->ncells;
-    TRY(GROW(cells->lo, builder->room_lo, (n + 1) * ndim));
-    TRY(GROW(cells->len, builder->room_len, (n + 1) * ndim));
-    TRY(GROW(cells->first_holder, builder->room_first, n + 2));
+    struct box_groups *groups = builder->groups;
+    size_t ndim = (size_t)groups->ndim, n = (size_t)groups->ngroups;
+    TRY(GROW(groups->lo, builder->lo_capacity, (n + 1) * ndim));
+    TRY(GROW(groups->len, builder->len_capacity, (n + 1) * ndim));
+    TRY(GROW(groups->first_holder, builder->first_capacity, n + 2));
     if (n == 0)
-        cells->first_holder[0] = 0;
-    copy_i64s(cells->lo + n * ndim, lo, cells->ndim);
-    copy_i64s(cells->len + n * ndim, len, cells->ndim);
-    cells->first_holder[n + 1] = cells->first_holder[n];
-    cells->ncells++;
+        groups->first_holder[0] = 0;
+    copy_i64s(groups->lo + n * ndim, lo, groups->ndim);
+    copy_i64s(groups->len + n * ndim, len, groups->ndim);
+    groups->first_holder[n + 1] = groups->first_holder[n];
+    groups->ngroups++;
     return RSD_OK;
 }
 
 /* Holders go to the last cell added. */
 static rsd_status add_holders(struct builder *builder, const int64_t *arrays, int64_t count)
 {
-    struct cells *cells = builder->cells;
-    int64_t *end = &cells->first_holder[cells->ncells];
-    TRY(GROW(cells->holders, builder->room_holders, (size_t)(*end + count)));
-    copy_i64s(cells->holders + *end, arrays, count);
+    struct box_groups *groups = builder->groups;
+    int64_t *end = &groups->first_holder[groups->ngroups];
+    TRY(GROW(groups->holders, builder->holders_capacity, (size_t)(*end + count)));
+    copy_i64s(groups->holders + *end, arrays, count);
     *end += count;
     return RSD_OK;
 }
@@ -76,10 +76,11 @@ static uint64_t box_key(int32_t ndim, const int64_t *lo, const int64_t *len)
     return key;
 }
 
-static bool is_cell(const struct cells *cells, int64_t cell, const int64_t *lo, const int64_t *len)
+static bool is_cell(const struct box_groups *groups, int64_t group, const int64_t *lo,
+                    const int64_t *len)
 {
-    for (int32_t d = 0; d < cells->ndim; d++)
-        if (cell_lo(cells, cell)[d] != lo[d] || cell_len(cells, cell)[d] != len[d])
+    for (int32_t d = 0; d < groups->ndim; d++)
+        if (cell_lo(groups, group)[d] != lo[d] || cell_len(groups, group)[d] != len[d])
             return false;
     return true;
 }
@@ -87,7 +88,7 @@ static bool is_cell(const struct cells *cells, int64_t cell, const int64_t *lo, 
 /* The cell of each box, in order of first appearance; -1 for empty boxes. */
 static rsd_status find_equal(const rsd_layout *layout, struct builder *builder, int64_t *cell_of)
 {
-    struct cells *cells = builder->cells;
+    struct box_groups *groups = builder->groups;
     size_t slots = 16;
     while (slots < (size_t)layout->nboxes * 2)
         slots *= 2;
@@ -101,11 +102,11 @@ static rsd_status find_equal(const rsd_layout *layout, struct builder *builder, 
         if (box_volume(layout->ndim, len) == 0)
             continue;
         size_t slot = box_key(layout->ndim, lo, len) & (slots - 1);
-        while (table[slot] && !is_cell(cells, table[slot] - 1, lo, len))
+        while (table[slot] && !is_cell(groups, table[slot] - 1, lo, len))
             slot = (slot + 1) & (slots - 1);
         if (!table[slot]) {
             status = add_cell(builder, lo, len);
-            table[slot] = cells->ncells;
+            table[slot] = groups->ngroups;
         }
         cell_of[i] = table[slot] - 1;
     }
@@ -113,29 +114,29 @@ static rsd_status find_equal(const rsd_layout *layout, struct builder *builder, 
     return status;
 }
 
-static rsd_status group_equal(const rsd_layout *layout, struct cells *cells)
+static rsd_status group_equal(const rsd_layout *layout, struct box_groups *groups)
 {
-    struct builder builder = {.cells = cells};
+    struct builder builder = {.groups = groups};
     int64_t *cell_of = mem_new((size_t)layout->nboxes, sizeof *cell_of);
     if (!cell_of)
         return RSD_ENOMEM;
     rsd_status status = find_equal(layout, &builder, cell_of);
     if (!status)
-        status = GROW(cells->first_holder, builder.room_first, (size_t)cells->ncells + 2);
+        status = GROW(groups->first_holder, builder.first_capacity, (size_t)groups->ngroups + 2);
     if (!status)
-        status = GROW(cells->holders, builder.room_holders, (size_t)layout->nboxes + 1);
+        status = GROW(groups->holders, builder.holders_capacity, (size_t)layout->nboxes + 1);
     if (!status) {
         /* Counted one place too far, so that filling moves each start to where it belongs. */
-        int64_t *start = cells->first_holder;
-        memset(start, 0, ((size_t)cells->ncells + 2) * sizeof *start);
+        int64_t *start = groups->first_holder;
+        memset(start, 0, ((size_t)groups->ngroups + 2) * sizeof *start);
         for (int64_t i = 0; i < layout->nboxes; i++)
             if (cell_of[i] >= 0)
                 start[cell_of[i] + 2]++;
-        for (int64_t c = 0; c < cells->ncells; c++)
+        for (int64_t c = 0; c < groups->ngroups; c++)
             start[c + 2] += start[c + 1];
         for (int64_t i = 0; i < layout->nboxes; i++)
             if (cell_of[i] >= 0)
-                cells->holders[start[cell_of[i] + 1]++] = i;
+                groups->holders[start[cell_of[i] + 1]++] = i;
     }
     mem_free(cell_of);
     return status;
@@ -152,16 +153,16 @@ struct part {
 };
 
 struct cutter {
-    const struct cells *whole;
-    int64_t cell;
+    const struct box_groups *whole;
+    int64_t group;
     int64_t *others; /* cells that overlap `cell`, ascending */
-    size_t nothers, room_others;
+    size_t nothers, others_capacity;
     struct part *parts;
-    size_t nparts, room_parts;
+    size_t nparts, parts_capacity;
     struct {
         int64_t other, before;
     } * links;
-    size_t nlinks, room_links;
+    size_t nlinks, links_capacity;
     int64_t limit, left; /* cells and holders at most; comparisons still allowed */
 };
 
@@ -172,7 +173,7 @@ static rsd_status too_many_ways(void)
 
 static rsd_status push_part(struct cutter *cutter, const struct part *part)
 {
-    TRY(GROW(cutter->parts, cutter->room_parts, cutter->nparts + 1));
+    TRY(GROW(cutter->parts, cutter->parts_capacity, cutter->nparts + 1));
     cutter->parts[cutter->nparts++] = *part;
     return RSD_OK;
 }
@@ -200,7 +201,7 @@ static rsd_status push_slabs(struct cutter *cutter, const struct part *part, con
 
 static rsd_status push_inside(struct cutter *cutter, const struct part *part, int64_t other)
 {
-    TRY(GROW(cutter->links, cutter->room_links, cutter->nlinks + 1));
+    TRY(GROW(cutter->links, cutter->links_capacity, cutter->nlinks + 1));
     cutter->links[cutter->nlinks].other = other;
     cutter->links[cutter->nlinks].before = part->inside;
     struct part inner = *part;
@@ -222,14 +223,14 @@ static void sort_ascending(int64_t *numbers, int64_t n)
 
 static rsd_status emit_part(struct cutter *cutter, const struct part *part, struct builder *builder)
 {
-    const struct cells *whole = cutter->whole;
-    struct cells *cells = builder->cells;
-    if (cells->ncells >= cutter->limit ||
-        (cells->ncells && cells->first_holder[cells->ncells] >= cutter->limit))
+    const struct box_groups *whole = cutter->whole;
+    struct box_groups *groups = builder->groups;
+    if (groups->ngroups >= cutter->limit ||
+        (groups->ngroups && groups->first_holder[groups->ngroups] >= cutter->limit))
         return too_many_ways();
     TRY(add_cell(builder, part->lo, part->len));
-    int64_t first = cells->first_holder[cells->ncells - 1];
-    int64_t link = part->inside, holder = cutter->cell;
+    int64_t first = groups->first_holder[groups->ngroups - 1];
+    int64_t link = part->inside, holder = cutter->group;
     for (;;) {
         const int64_t *range = &whole->first_holder[holder];
         TRY(add_holders(builder, whole->holders + range[0], range[1] - range[0]));
@@ -238,18 +239,18 @@ static rsd_status emit_part(struct cutter *cutter, const struct part *part, stru
         holder = cutter->links[link].other;
         link = cutter->links[link].before;
     }
-    sort_ascending(cells->holders + first, cells->first_holder[cells->ncells] - first);
+    sort_ascending(groups->holders + first, groups->first_holder[groups->ngroups] - first);
     return RSD_OK;
 }
 
 /* Cells before this one have taken what they share with it; what is left is cut at those after. */
 static rsd_status cut_cell(struct cutter *cutter, struct builder *builder)
 {
-    const struct cells *whole = cutter->whole;
+    const struct box_groups *whole = cutter->whole;
     int32_t ndim = whole->ndim;
     struct part start = {.inside = -1};
-    copy_i64s(start.lo, cell_lo(whole, cutter->cell), ndim);
-    copy_i64s(start.len, cell_len(whole, cutter->cell), ndim);
+    copy_i64s(start.lo, cell_lo(whole, cutter->group), ndim);
+    copy_i64s(start.len, cell_len(whole, cutter->group), ndim);
     cutter->nparts = cutter->nlinks = 0;
     TRY(push_part(cutter, &start));
     while (cutter->nparts > 0) {
@@ -258,8 +259,8 @@ static rsd_status cut_cell(struct cutter *cutter, struct builder *builder)
         while (part.next < (int64_t)cutter->nothers && other < 0) {
             other = cutter->others[part.next++];
             cutter->left--;
-            if (!box_meet(ndim, part.lo, part.len, cell_lo(whole, other), cell_len(whole, other),
-                          lo, len))
+            if (!box_overlap(ndim, part.lo, part.len, cell_lo(whole, other), cell_len(whole, other),
+                             lo, len))
                 other = -1;
         }
         if (cutter->left < 0)
@@ -269,7 +270,7 @@ static rsd_status cut_cell(struct cutter *cutter, struct builder *builder)
             continue;
         }
         TRY(push_slabs(cutter, &part, lo, len));
-        if (other > cutter->cell) {
+        if (other > cutter->group) {
             copy_i64s(part.lo, lo, ndim);
             copy_i64s(part.len, len, ndim);
             TRY(push_inside(cutter, &part, other));
@@ -280,31 +281,31 @@ static rsd_status cut_cell(struct cutter *cutter, struct builder *builder)
 
 static rsd_status find_others(struct cutter *cutter)
 {
-    const struct cells *whole = cutter->whole;
-    const int64_t *lo = cell_lo(whole, cutter->cell), *len = cell_len(whole, cutter->cell);
-    struct tree_search search = {0};
+    const struct box_groups *whole = cutter->whole;
+    const int64_t *lo = cell_lo(whole, cutter->group), *len = cell_len(whole, cutter->group);
+    struct box_tree_search search = {0};
     cutter->nothers = 0;
-    for (int64_t other; (other = tree_next(&whole->tree, &search, lo, len)) >= 0;) {
-        if (other == cutter->cell)
+    for (int64_t other; (other = box_tree_next(&whole->tree, &search, lo, len)) >= 0;) {
+        if (other == cutter->group)
             continue;
         if (--cutter->left < 0)
             return too_many_ways();
-        TRY(GROW(cutter->others, cutter->room_others, cutter->nothers + 1));
+        TRY(GROW(cutter->others, cutter->others_capacity, cutter->nothers + 1));
         cutter->others[cutter->nothers++] = other;
     }
     sort_ascending(cutter->others, (int64_t)cutter->nothers);
     return RSD_OK;
 }
 
-static rsd_status cut_overlaps(struct cells *cells)
+static rsd_status cut_overlaps(struct box_groups *groups)
 {
-    struct cells cut = {.ndim = cells->ndim};
-    struct builder builder = {.cells = &cut};
-    struct cutter cutter = {.whole = cells,
-                            .limit = 64 * cells->first_holder[cells->ncells] + (1 << 22),
+    struct box_groups cut = {.ndim = groups->ndim};
+    struct builder builder = {.groups = &cut};
+    struct cutter cutter = {.whole = groups,
+                            .limit = 64 * groups->first_holder[groups->ngroups] + (1 << 22),
                             .left = (int64_t)1 << 31};
     rsd_status status = RSD_OK;
-    for (cutter.cell = 0; cutter.cell < cells->ncells && !status; cutter.cell++) {
+    for (cutter.group = 0; cutter.group < groups->ngroups && !status; cutter.group++) {
         status = find_others(&cutter);
         if (!status)
             status = cut_cell(&cutter, &builder);
@@ -313,36 +314,37 @@ static rsd_status cut_overlaps(struct cells *cells)
     mem_free(cutter.parts);
     mem_free(cutter.links);
     if (!status)
-        status = tree_build(&cut.tree, cut.ndim, cut.ncells, cut.lo, cut.len);
+        status = box_tree_build(&cut.tree, cut.ndim, cut.ngroups, cut.lo, cut.len);
     if (status) {
-        cells_drop(&cut);
+        box_groups_drop(&cut);
         return status;
     }
-    cells_drop(cells);
-    *cells = cut;
+    box_groups_drop(groups);
+    *groups = cut;
     return RSD_OK;
 }
 
-rsd_status cells_build(struct cells *cells, const rsd_layout *layout, bool disjoint)
+rsd_status box_groups_build(struct box_groups *groups, const rsd_layout *layout, bool disjoint)
 {
-    *cells = (struct cells){.ndim = layout->ndim};
-    rsd_status status = group_equal(layout, cells);
+    *groups = (struct box_groups){.ndim = layout->ndim};
+    rsd_status status = group_equal(layout, groups);
     if (!status)
-        status = tree_build(&cells->tree, cells->ndim, cells->ncells, cells->lo, cells->len);
+        status =
+            box_tree_build(&groups->tree, groups->ndim, groups->ngroups, groups->lo, groups->len);
     int64_t a, b;
-    if (!status && disjoint && tree_any_overlap(&cells->tree, &a, &b))
-        status = cut_overlaps(cells);
+    if (!status && disjoint && box_tree_any_overlap(&groups->tree, &a, &b))
+        status = cut_overlaps(groups);
     if (status)
-        cells_drop(cells);
+        box_groups_drop(groups);
     return status;
 }
 
-void cells_drop(struct cells *cells)
+void box_groups_drop(struct box_groups *groups)
 {
-    tree_drop(&cells->tree);
-    mem_free(cells->lo);
-    mem_free(cells->len);
-    mem_free(cells->first_holder);
-    mem_free(cells->holders);
-    *cells = (struct cells){0};
+    box_tree_drop(&groups->tree);
+    mem_free(groups->lo);
+    mem_free(groups->len);
+    mem_free(groups->first_holder);
+    mem_free(groups->holders);
+    *groups = (struct box_groups){0};
 }

@@ -104,12 +104,12 @@ static uint64_t curve_key(const struct given *given, const struct curve *curve, 
     return key;
 }
 
-static int64_t *node_bounds(const struct tree *tree, int64_t node)
+static int64_t *node_bounds(const struct box_tree *tree, int64_t node)
 {
     return tree->bounds + node * 2 * tree->ndim;
 }
 
-static int64_t *box_bounds(const struct tree *tree, int64_t place)
+static int64_t *box_bounds(const struct box_tree *tree, int64_t place)
 {
     return tree->boxes + place * 2 * tree->ndim;
 }
@@ -122,7 +122,7 @@ static void widen(int32_t ndim, int64_t *bounds, const int64_t *lo, const int64_
     }
 }
 
-static void set_bounds(const struct tree *tree, int64_t node, int64_t first, int64_t end)
+static void set_bounds(const struct box_tree *tree, int64_t node, int64_t first, int64_t end)
 {
     int32_t ndim = tree->ndim;
     int64_t *bounds = node_bounds(tree, node);
@@ -144,7 +144,7 @@ static void set_bounds(const struct tree *tree, int64_t node, int64_t first, int
         widen(ndim, bounds, box_bounds(tree, i), box_bounds(tree, i) + ndim);
 }
 
-static void fill(struct tree *tree, const struct given *given, struct keyed *keys,
+static void fill(struct box_tree *tree, const struct given *given, struct keyed *keys,
                  struct keyed *spare)
 {
     struct curve curve = curve_over(given);
@@ -161,10 +161,10 @@ static void fill(struct tree *tree, const struct given *given, struct keyed *key
     set_bounds(tree, 0, 0, given->n);
 }
 
-rsd_status tree_build(struct tree *tree, int32_t ndim, int64_t nboxes, const int64_t *lo,
-                      const int64_t *len)
+rsd_status box_tree_build(struct box_tree *tree, int32_t ndim, int64_t nboxes, const int64_t *lo,
+                          const int64_t *len)
 {
-    *tree = (struct tree){.ndim = ndim, .nboxes = nboxes, .nnodes = 1};
+    *tree = (struct box_tree){.ndim = ndim, .nboxes = nboxes, .nnodes = 1};
     for (int64_t n = nboxes; n > LEAF; n = n - n / 2)
         tree->nnodes = 2 * tree->nnodes + 1;
     size_t n = (size_t)nboxes, corners = 2 * (size_t)ndim;
@@ -181,16 +181,16 @@ rsd_status tree_build(struct tree *tree, int32_t ndim, int64_t nboxes, const int
     mem_free(keys);
     mem_free(spare);
     if (status)
-        tree_drop(tree);
+        box_tree_drop(tree);
     return status;
 }
 
-void tree_drop(struct tree *tree)
+void box_tree_drop(struct box_tree *tree)
 {
     mem_free(tree->order);
     mem_free(tree->boxes);
     mem_free(tree->bounds);
-    *tree = (struct tree){0};
+    *tree = (struct box_tree){0};
 }
 
 /* ---- does any box overlap another? ---- */
@@ -216,7 +216,7 @@ static bool corners_meet(int32_t ndim, const int64_t *a, const int64_t *b)
 }
 
 /* Two subtrees that are the same, or have no box in common; the places of two boxes that meet. */
-static bool any_pair_meets(const struct tree *tree, struct subtree a, struct subtree b,
+static bool any_pair_meets(const struct box_tree *tree, struct subtree a, struct subtree b,
                            int64_t places[2])
 {
     bool same = a.node == b.node;
@@ -243,7 +243,7 @@ static bool any_pair_meets(const struct tree *tree, struct subtree a, struct sub
     return false;
 }
 
-bool tree_any_overlap(const struct tree *tree, int64_t *a, int64_t *b)
+bool box_tree_any_overlap(const struct box_tree *tree, int64_t *a, int64_t *b)
 {
     struct subtree all = {0, 0, tree->nboxes};
     int64_t places[2];
@@ -264,15 +264,15 @@ static bool bounds_meet(int32_t ndim, const int64_t *bounds, const int64_t *lo, 
     return true;
 }
 
-static void push(struct tree_search *search, int64_t node, int64_t first, int64_t end)
+static void push(struct box_tree_search *search, int64_t node, int64_t first, int64_t end)
 {
     search->path[search->depth].node = node;
     search->path[search->depth].first = first;
     search->path[search->depth++].end = end;
 }
 
-int64_t tree_next(const struct tree *tree, struct tree_search *search, const int64_t *lo,
-                  const int64_t *len)
+int64_t box_tree_next(const struct box_tree *tree, struct box_tree_search *search,
+                      const int64_t *lo, const int64_t *len)
 {
     int32_t ndim = tree->ndim;
     if (!search->started) {

@@ -6,30 +6,31 @@
  */
 #include "layout.h"
 
-static int64_t covered_volume(const struct cells *cells, const int64_t *lo, const int64_t *len)
+static int64_t covered_volume(const struct box_groups *groups, const int64_t *lo,
+                              const int64_t *len)
 {
-    int64_t volume = 0, cell, meet_lo[RSD_MAX_DIMS], meet_len[RSD_MAX_DIMS];
-    struct tree_search search = {0};
-    while ((cell = tree_next(&cells->tree, &search, lo, len)) >= 0) {
-        box_meet(cells->ndim, lo, len, cells->lo + cell * cells->ndim,
-                 cells->len + cell * cells->ndim, meet_lo, meet_len);
-        volume += box_volume(cells->ndim, meet_len);
+    int64_t volume = 0, group, meet_lo[RSD_MAX_DIMS], meet_len[RSD_MAX_DIMS];
+    struct box_tree_search search = {0};
+    while ((group = box_tree_next(&groups->tree, &search, lo, len)) >= 0) {
+        box_overlap(groups->ndim, lo, len, groups->lo + group * groups->ndim,
+                    groups->len + group * groups->ndim, meet_lo, meet_len);
+        volume += box_volume(groups->ndim, meet_len);
     }
     return volume;
 }
 
 /* Grows an uncovered box inside [lo, lo+len) along dim d, both ways. */
-static void grow(const struct cells *cells, const int64_t *lo, const int64_t *len, int32_t d,
+static void grow(const struct box_groups *groups, const int64_t *lo, const int64_t *len, int32_t d,
                  int64_t *hole_lo, int64_t *hole_len)
 {
-    int64_t begin = lo[d], end = lo[d] + len[d], cell;
+    int64_t begin = lo[d], end = lo[d] + len[d], group;
     int64_t old_begin = hole_lo[d], old_end = hole_lo[d] + hole_len[d];
     hole_lo[d] = begin;
     hole_len[d] = end - begin;
-    struct tree_search search = {0};
-    while ((cell = tree_next(&cells->tree, &search, hole_lo, hole_len)) >= 0) {
-        int64_t cell_lo = cells->lo[cell * cells->ndim + d];
-        int64_t cell_hi = cell_lo + cells->len[cell * cells->ndim + d];
+    struct box_tree_search search = {0};
+    while ((group = box_tree_next(&groups->tree, &search, hole_lo, hole_len)) >= 0) {
+        int64_t cell_lo = groups->lo[group * groups->ndim + d];
+        int64_t cell_hi = cell_lo + groups->len[group * groups->ndim + d];
         if (cell_lo >= old_end)
             end = min_i64(end, cell_lo);
         else if (cell_hi <= old_begin)
@@ -39,42 +40,42 @@ static void grow(const struct cells *cells, const int64_t *lo, const int64_t *le
     hole_len[d] = end - begin;
 }
 
-bool cells_miss(const struct cells *cells, const int64_t *lo, const int64_t *len, int64_t *hole_lo,
-                int64_t *hole_len)
+bool box_groups_find_hole(const struct box_groups *groups, const int64_t *lo, const int64_t *len,
+                          int64_t *hole_lo, int64_t *hole_len)
 {
-    int32_t ndim = cells->ndim;
-    if (covered_volume(cells, lo, len) == box_volume(ndim, len))
+    int32_t ndim = groups->ndim;
+    if (covered_volume(groups, lo, len) == box_volume(ndim, len))
         return false;
     copy_i64s(hole_lo, lo, ndim);
     copy_i64s(hole_len, len, ndim);
-    while (covered_volume(cells, hole_lo, hole_len) > 0) {
+    while (covered_volume(groups, hole_lo, hole_len) > 0) {
         int32_t longest = 0;
         for (int32_t d = 1; d < ndim; d++)
             if (hole_len[d] > hole_len[longest])
                 longest = d;
         int64_t whole = hole_len[longest];
         hole_len[longest] = whole / 2;
-        if (covered_volume(cells, hole_lo, hole_len) == box_volume(ndim, hole_len)) {
+        if (covered_volume(groups, hole_lo, hole_len) == box_volume(ndim, hole_len)) {
             hole_lo[longest] += whole / 2;
             hole_len[longest] = whole - whole / 2;
         }
     }
     for (int32_t d = ndim - 1; d >= 0; d--)
-        grow(cells, lo, len, d, hole_lo, hole_len);
+        grow(groups, lo, len, d, hole_lo, hole_len);
     return true;
 }
 
-static void judge(const rsd_layout *layout, const struct cells *cells, rsd_check *check)
+static void judge(const rsd_layout *layout, const struct box_groups *groups, rsd_coverage *check)
 {
     static const int64_t origin[RSD_MAX_DIMS];
     check->box.ndim = layout->ndim;
-    if (cells_miss(cells, origin, layout->shape, check->box.lo, check->box.len)) {
+    if (box_groups_find_hole(groups, origin, layout->shape, check->box.lo, check->box.len)) {
         check->cover = RSD_MISSES;
         return;
     }
     int64_t least = INT64_MAX, most = 0, fullest = 0;
-    for (int64_t c = 0; c < cells->ncells; c++) {
-        int64_t holders = cells->first_holder[c + 1] - cells->first_holder[c];
+    for (int64_t c = 0; c < groups->ngroups; c++) {
+        int64_t holders = groups->first_holder[c + 1] - groups->first_holder[c];
         least = min_i64(least, holders);
         if (holders > most) {
             most = holders;
@@ -83,29 +84,29 @@ static void judge(const rsd_layout *layout, const struct cells *cells, rsd_check
     }
     if (least < most) {
         check->cover = RSD_COVERS_UNEVENLY;
-        box_set(&check->box, layout->ndim, cells->lo + fullest * layout->ndim,
-                cells->len + fullest * layout->ndim);
+        box_set(&check->box, layout->ndim, groups->lo + fullest * layout->ndim,
+                groups->len + fullest * layout->ndim);
         return;
     }
     check->cover = most > 1 ? RSD_COVERS_EVENLY : RSD_COVERS_ONCE;
     check->copies = most;
 }
 
-rsd_status rsd_layout_check(const rsd_layout *layout, rsd_check *check)
+rsd_status rsd_layout_coverage(const rsd_layout *layout, rsd_coverage *check)
 {
-    TRY(check_report("rsd_check", check));
-    rsd_check result = {.cover = RSD_COVERS_ONCE, .copies = 1};
+    TRY(report_check("rsd_coverage", check));
+    rsd_coverage result = {.cover = RSD_COVERS_ONCE, .copies = 1};
     if (layout->mesh) {
         result.copies = layout->copies.total;
         if (result.copies > 1)
             result.cover = RSD_COVERS_EVENLY;
     } else if (layout->volume > 0) {
-        struct cells cells;
-        TRY(cells_build(&cells, layout, true));
+        struct box_groups groups;
+        TRY(box_groups_build(&groups, layout, true));
         result.copies = 0;
-        judge(layout, &cells, &result);
-        cells_drop(&cells);
+        judge(layout, &groups, &result);
+        box_groups_drop(&groups);
     }
-    give_report(check, &result, sizeof result);
+    report_copy(check, &result, sizeof result);
     return RSD_OK;
 }

@@ -122,22 +122,22 @@ rsd_status rsd_layout_new_boxes(rsd_dtype dtype, int32_t ndim, const int64_t *sh
 }
 
 /* Every element in exactly one box. */
-static rsd_status check_exact(const rsd_layout *layout, const struct cells *cells)
+static rsd_status check_exact(const rsd_layout *layout, const struct box_groups *groups)
 {
     static const int64_t origin[RSD_MAX_DIMS];
     int32_t ndim = layout->ndim;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS], a = 0, b = 0;
     char text[BOX_TEXT_NCHARS];
-    while (a < cells->ncells && cells->first_holder[a + 1] - cells->first_holder[a] == 1)
+    while (a < groups->ngroups && groups->first_holder[a + 1] - groups->first_holder[a] == 1)
         a++;
-    if (a < cells->ncells)
+    if (a < groups->ngroups)
         b = a;
-    if (a < cells->ncells || tree_any_overlap(&cells->tree, &a, &b)) {
-        box_meet(ndim, cells->lo + a * ndim, cells->len + a * ndim, cells->lo + b * ndim,
-                 cells->len + b * ndim, lo, len);
+    if (a < groups->ngroups || box_tree_any_overlap(&groups->tree, &a, &b)) {
+        box_overlap(ndim, groups->lo + a * ndim, groups->len + a * ndim, groups->lo + b * ndim,
+                    groups->len + b * ndim, lo, len);
         return fail(RSD_EINVAL, "more than one box holds %s", box_text(ndim, lo, len, text));
     }
-    if (cells_miss(cells, origin, layout->shape, lo, len))
+    if (box_groups_find_hole(groups, origin, layout->shape, lo, len))
         return fail(RSD_EMISMATCH, "no box holds %s", box_text(ndim, lo, len, text));
     return RSD_OK;
 }
@@ -147,12 +147,12 @@ rsd_status rsd_layout_new_enumerable(rsd_dtype dtype, int32_t ndim, const int64_
                                      const int64_t *len, rsd_layout **out)
 {
     rsd_layout *layout;
-    struct cells cells;
+    struct box_groups groups;
     TRY(rsd_layout_new_boxes(dtype, ndim, shape, nboxes, ranks, lo, len, &layout));
-    rsd_status status = cells_build(&cells, layout, false);
+    rsd_status status = box_groups_build(&groups, layout, false);
     if (!status) {
-        status = check_exact(layout, &cells);
-        cells_drop(&cells);
+        status = check_exact(layout, &groups);
+        box_groups_drop(&groups);
     }
     if (status) {
         rsd_layout_free(layout);

@@ -23,8 +23,8 @@
 
 /* ---- box.c: arithmetic on boxes given as lo and len ---- */
 
-bool box_meet(int32_t ndim, const int64_t *lo_a, const int64_t *len_a, const int64_t *lo_b,
-              const int64_t *len_b, int64_t *lo, int64_t *len);
+bool box_overlap(int32_t ndim, const int64_t *lo_a, const int64_t *len_a, const int64_t *lo_b,
+                 const int64_t *len_b, int64_t *lo, int64_t *len);
 bool box_is_empty(int32_t ndim, const int64_t *len);
 int64_t box_volume(int32_t ndim, const int64_t *len); /* of one that lies in a tensor: it fits */
 void box_set(rsd_box *box, int32_t ndim, const int64_t *lo, const int64_t *len);
@@ -233,7 +233,7 @@ bool scan_name(struct parser *p, char out[NAME_NCHARS]);
 /* ---- tree.c: boxes found by place ---- */
 
 /* A tree over boxes: each node bounds its part of them. */
-struct tree {
+struct box_tree {
     int32_t ndim;
     int64_t nboxes, nnodes;
     int64_t *order;  /* box numbers; a leaf is a run of them */
@@ -241,16 +241,16 @@ struct tree {
     int64_t *bounds; /* per node: lo[ndim], hi[ndim] of the boxes below */
 };
 
-rsd_status tree_build(struct tree *tree, int32_t ndim, int64_t nboxes, const int64_t *lo,
-                      const int64_t *len);
-void tree_drop(struct tree *tree);
+rsd_status box_tree_build(struct box_tree *tree, int32_t ndim, int64_t nboxes, const int64_t *lo,
+                          const int64_t *len);
+void box_tree_drop(struct box_tree *tree);
 
 /* Whether any two boxes share an element; such boxes into a and b. */
-bool tree_any_overlap(const struct tree *tree, int64_t *a, int64_t *b);
+bool box_tree_any_overlap(const struct box_tree *tree, int64_t *a, int64_t *b);
 
 /* Finds the boxes that share an element with [lo, lo+len), in an order that depends on the tree
  * alone. Start with {0}; returns -1 after the last. */
-struct tree_search {
+struct box_tree_search {
     bool started;
     int32_t depth;
     int64_t first, end; /* of the leaf at hand */
@@ -258,29 +258,29 @@ struct tree_search {
         int64_t node, first, end;
     } path[64];
 };
-int64_t tree_next(const struct tree *tree, struct tree_search *search, const int64_t *lo,
-                  const int64_t *len);
+int64_t box_tree_next(const struct box_tree *tree, struct box_tree_search *search,
+                      const int64_t *lo, const int64_t *len);
 
 /* ---- cells.c, cover.c: which explicit boxes are the same, and do they cover ---- */
 
 /* The boxes of an explicit layout by what they hold. Equal boxes are one cell with several holders;
  * where boxes overlap in part, they are cut until no two cells overlap. Empty boxes are in none. */
-struct cells {
+struct box_groups {
     int32_t ndim;
-    int64_t ncells;
+    int64_t ngroups;
     int64_t *lo, *len;     /* ncells * ndim each */
     int64_t *first_holder; /* ncells + 1: into holders */
     int64_t *holders;      /* array numbers, ascending */
-    struct tree tree;
+    struct box_tree tree;
 };
 
 /* Groups equal boxes; with `disjoint`, also cuts those that overlap in part. */
-rsd_status cells_build(struct cells *cells, const rsd_layout *layout, bool disjoint);
-void cells_drop(struct cells *cells);
+rsd_status box_groups_build(struct box_groups *groups, const rsd_layout *layout, bool disjoint);
+void box_groups_drop(struct box_groups *groups);
 
 /* Whether some of [lo, lo+len) is in no cell of disjoint ones; such a box into hole_lo, hole_len.
  */
-bool cells_miss(const struct cells *cells, const int64_t *lo, const int64_t *len, int64_t *hole_lo,
-                int64_t *hole_len);
+bool box_groups_find_hole(const struct box_groups *groups, const int64_t *lo, const int64_t *len,
+                          int64_t *hole_lo, int64_t *hole_len);
 
 #endif

@@ -342,7 +342,7 @@ static rsd_status axes_per_dim(struct parser *p, const struct tensor *tensor, co
 /* ---- explicit boxes ---- */
 
 struct box_list {
-    size_t count, room_ranks, room_lo, room_len;
+    size_t count, ranks_capacity, lo_capacity, len_capacity;
     int32_t *ranks;
     int64_t *lo, *len;
 };
@@ -351,9 +351,9 @@ static rsd_status add_box(struct box_list *list, int32_t ndim, int32_t rank, con
                           const int64_t *len)
 {
     size_t n = list->count, dims = (size_t)ndim;
-    TRY(GROW(list->ranks, list->room_ranks, n + 1));
-    TRY(GROW(list->lo, list->room_lo, (n + 1) * dims));
-    TRY(GROW(list->len, list->room_len, (n + 1) * dims));
+    TRY(GROW(list->ranks, list->ranks_capacity, n + 1));
+    TRY(GROW(list->lo, list->lo_capacity, (n + 1) * dims));
+    TRY(GROW(list->len, list->len_capacity, (n + 1) * dims));
     list->ranks[n] = rank;
     copy_i64s(list->lo + n * dims, lo, ndim);
     copy_i64s(list->len + n * dims, len, ndim);

@@ -9,9 +9,9 @@
 #include <assert.h>
 
 static rsd_status explicit_boxes(const rsd_layout *layout, int64_t first, int64_t count,
-                                 rsd_held **boxes)
+                                 rsd_shard **boxes)
 {
-    rsd_held *list = mem_new((size_t)count, sizeof *list);
+    rsd_shard *list = mem_new((size_t)count, sizeof *list);
     if (!list)
         return RSD_ENOMEM;
     for (int64_t i = 0; i < count; i++) {
@@ -49,7 +49,7 @@ static rsd_box empty_box(const rsd_layout *layout, int64_t position, const int64
 /* Spreads the spans of dim d over a list of boxes that is the product of all dims' spans: each
  * repeats for every combination of later dims, the whole for every one of earlier dims. */
 static void spread_spans(const struct cuts *cuts, int64_t position, int64_t extent, int32_t d,
-                         rsd_held *boxes, int64_t nboxes, int64_t nspans, int64_t later)
+                         rsd_shard *boxes, int64_t nboxes, int64_t nspans, int64_t later)
 {
     struct span span = {0};
     int64_t index = -1;
@@ -69,7 +69,7 @@ static void spread_spans(const struct cuts *cuts, int64_t position, int64_t exte
     }
 }
 
-static rsd_status mesh_boxes(const rsd_layout *layout, int64_t array, rsd_held **boxes,
+static rsd_status mesh_boxes(const rsd_layout *layout, int64_t array, rsd_shard **boxes,
                              int64_t *nboxes)
 {
     int64_t position = mesh_position_of_array(layout->mesh, array);
@@ -84,7 +84,7 @@ static rsd_status mesh_boxes(const rsd_layout *layout, int64_t array, rsd_held *
         if (!mul_i64(count, nspans[d], &count) || count > INT32_MAX)
             return fail(RSD_ELIMIT, "a rank holds more than 2^31 - 1 boxes");
     }
-    rsd_held *list = mem_new((size_t)count, sizeof *list);
+    rsd_shard *list = mem_new((size_t)count, sizeof *list);
     if (!list)
         return RSD_ENOMEM;
     if (empty)
@@ -104,7 +104,7 @@ static rsd_status mesh_boxes(const rsd_layout *layout, int64_t array, rsd_held *
     return RSD_OK;
 }
 
-rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_held **boxes,
+rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_shard **boxes,
                             int64_t *nboxes)
 {
     int64_t first, count;

@@ -41,7 +41,7 @@ __attribute__((constructor)) static void learn_boot(void)
 
 /* Two processes with the same name of the host and the same boot are on one host, as far as they want to
  * be: containers with names of their own are not. */
-int64_t node_here(void)
+int64_t host_number(void)
 {
     char name[256] = "";
     struct hash hash;
@@ -101,7 +101,7 @@ static uint64_t left_in_group(const char *folder)
     return used < most ? most - used : 0;
 }
 
-uint64_t memory_left(const char *meminfo, const char *cgroup, const char *groups)
+uint64_t memory_available(const char *meminfo, const char *cgroup, const char *groups)
 {
     char text[MOST_TEXT], folder[4096];
     uint64_t left = left_on_machine(meminfo);

@@ -38,7 +38,7 @@ static enum number_class class_of(rsd_dtype dtype)
     }
 }
 
-bool can_cast(rsd_dtype to, rsd_dtype from)
+bool cast_supported(rsd_dtype to, rsd_dtype from)
 {
     if (to == from)
         return true;

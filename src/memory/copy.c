@@ -147,7 +147,7 @@ struct copier copier_best(void)
 
 enum { TILE = 32, TILE_MAX_RUN = 16 };
 
-struct block block_of(size_t run, int32_t nloops, const struct loop *loops)
+struct block copy_block_of(size_t run, int32_t nloops, const struct loop *loops)
 {
     struct block block = {.run = run, .nrows = 1, .loops = loops, .nloops = nloops, .across = -1};
     int32_t inner = nloops - 1, along = inner;
@@ -265,6 +265,6 @@ void copy_loops(const struct copier *copier, bool stream, const struct loops *lo
     struct loop nest[MAX_LOOPS];
     for (int32_t i = 0; i < loops->n; i++)
         nest[i] = (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
-    struct block block = block_of(loops->run, loops->n, nest);
+    struct block block = copy_block_of(loops->run, loops->n, nest);
     copy_block(copier, stream, &block, src, dst, 0, block.nrows);
 }

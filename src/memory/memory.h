@@ -68,7 +68,7 @@ struct block {
     int32_t across; /* the loop along which the source runs, if rows are best taken across it; -1 */
 };
 
-struct block block_of(size_t run, int32_t nloops, const struct loop *loops);
+struct block copy_block_of(size_t run, int32_t nloops, const struct loop *loops);
 void copy_block(const struct copier *copier, bool stream, const struct block *block,
                 const char *src, char *dst, int64_t first_row, int64_t nrows);
 
@@ -93,7 +93,7 @@ struct reduction {
  * result. Strides in bytes. */
 enum { REDUCE_BATCH = 256 };
 struct accumulators {
-    double room[2 * REDUCE_BATCH]; /* enough for the widest, two f64 */
+    double capacity[2 * REDUCE_BATCH]; /* enough for the widest, two f64 */
 };
 void reduce_first(const struct reduction *reduction, struct accumulators *sums, int64_t n,
                   const char *term, int64_t stride);
@@ -105,38 +105,39 @@ void reduce_store(const struct reduction *reduction, struct accumulators *sums, 
 /* ---- cast.c ---- */
 
 /* Whether elements of one dtype can become another's, and does it for n of them. */
-bool can_cast(rsd_dtype to, rsd_dtype from);
+bool cast_supported(rsd_dtype to, rsd_dtype from);
 void cast_elements(rsd_dtype to, void *out, rsd_dtype from, const void *in, int64_t n);
 
 /* ---- shared.c: memory that the processes of a host share ---- */
 
-struct segment {
+struct shared_segment {
     char *base; /* NULL: none */
     size_t nbytes;
     int fd;
 };
 
 /* What a peer needs to open it. */
-struct segment_name {
+struct shared_segment_name {
     uint64_t number, nbytes;
     int32_t pid, fd;
 };
 
-rsd_status segment_new(size_t nbytes, struct segment *segment);
-struct segment_name segment_name(const struct segment *segment);
-rsd_status segment_open(const struct segment_name *name, struct segment *segment);
-void segment_drop(struct segment *segment);
-char *segment_data(const struct segment *segment);
-uint64_t segment_room(const struct segment *segment);
-const struct segment *arena_segment(const rsd_arena *arena);
+rsd_status shared_segment_new(size_t nbytes, struct shared_segment *segment);
+struct shared_segment_name shared_segment_name(const struct shared_segment *segment);
+rsd_status shared_segment_open(const struct shared_segment_name *name,
+                               struct shared_segment *segment);
+void shared_segment_drop(struct shared_segment *segment);
+char *shared_segment_data(const struct shared_segment *segment);
+uint64_t shared_segment_capacity(const struct shared_segment *segment);
+const struct shared_segment *arena_segment(const rsd_arena *arena);
 
 /* ---- host.c: what the host says of itself ---- */
 
 /* A number for this host, never 0 or -1. */
-int64_t node_here(void);
+int64_t host_number(void);
 
 /* Bytes that can still be had, by what /proc/meminfo and the groups of /proc/self/cgroup (version 2, which lie
  * under a folder) say; UINT64_MAX: not known. The names of these are for tests. */
-uint64_t memory_left(const char *meminfo, const char *cgroup, const char *groups);
+uint64_t memory_available(const char *meminfo, const char *cgroup, const char *groups);
 
 #endif

@@ -211,21 +211,21 @@ static const struct {
 void reduce_first(const struct reduction *reduction, struct accumulators *sums, int64_t n,
                   const char *term, int64_t stride)
 {
-    arithmetic[reduction->dtype].load(sums->room, term, stride, n);
+    arithmetic[reduction->dtype].load(sums->capacity, term, stride, n);
 }
 
 void reduce_next(const struct reduction *reduction, struct accumulators *sums, int64_t n,
                  const char *term, int64_t stride)
 {
     struct accumulators values;
-    arithmetic[reduction->dtype].load(values.room, term, stride, n);
-    arithmetic[reduction->dtype].combine(reduction->reduce, sums->room, values.room, n);
+    arithmetic[reduction->dtype].load(values.capacity, term, stride, n);
+    arithmetic[reduction->dtype].combine(reduction->reduce, sums->capacity, values.capacity, n);
 }
 
 void reduce_store(const struct reduction *reduction, struct accumulators *sums, int64_t n,
                   char *dst, int64_t stride)
 {
     if (reduction->divisor > 1)
-        arithmetic[reduction->dtype].divide(sums->room, reduction->divisor, n);
-    arithmetic[reduction->dtype].store(dst, stride, sums->room, n);
+        arithmetic[reduction->dtype].divide(sums->capacity, reduction->divisor, n);
+    arithmetic[reduction->dtype].store(dst, stride, sums->capacity, n);
 }

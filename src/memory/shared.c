@@ -32,15 +32,15 @@ static rsd_status refuse(const char *what)
 }
 
 /* A segment that did not come about. */
-static void abandon(struct segment *segment)
+static void abandon(struct shared_segment *segment)
 {
     if (segment->base)
         munmap(segment->base, segment->nbytes);
     close(segment->fd);
-    *segment = (struct segment){0};
+    *segment = (struct shared_segment){0};
 }
 
-static rsd_status map(int fd, size_t nbytes, struct segment *segment)
+static rsd_status map(int fd, size_t nbytes, struct shared_segment *segment)
 {
     void *base = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     if (base == MAP_FAILED)
@@ -53,14 +53,14 @@ static rsd_status map(int fd, size_t nbytes, struct segment *segment)
 /* The kernel would promise more than there is, and then kill somebody. */
 static rsd_status check_room(size_t nbytes)
 {
-    uint64_t left = memory_left("/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup");
+    uint64_t left = memory_available("/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup");
     if (nbytes <= left)
         return RSD_OK;
     return fail(RSD_ENOMEM, "%zu bytes of shared memory, and %llu are left", nbytes,
                 (unsigned long long)left);
 }
 
-static rsd_status fill_new(struct segment *segment, size_t nbytes)
+static rsd_status fill_new(struct shared_segment *segment, size_t nbytes)
 {
     uint64_t number;
     int error = posix_fallocate(segment->fd, 0, (off_t)nbytes);
@@ -77,13 +77,14 @@ static rsd_status fill_new(struct segment *segment, size_t nbytes)
     return RSD_OK;
 }
 
-rsd_status segment_new(size_t nbytes, struct segment *segment)
+rsd_status shared_segment_new(size_t nbytes, struct shared_segment *segment)
 {
     if (nbytes > INT64_MAX - 2 * PAGE)
         return fail(RSD_ELIMIT, "%zu bytes of shared memory are too many", nbytes);
     nbytes = PAGE + (nbytes + PAGE - 1) / PAGE * PAGE;
     TRY(check_room(nbytes));
-    *segment = (struct segment){.fd = memfd_create("reshard", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+    *segment =
+        (struct shared_segment){.fd = memfd_create("reshard", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
     if (segment->fd < 0)
         return refuse("memfd_create");
     rsd_status status = fill_new(segment, nbytes);
@@ -92,19 +93,20 @@ rsd_status segment_new(size_t nbytes, struct segment *segment)
     return status;
 }
 
-struct segment_name segment_name(const struct segment *segment)
+struct shared_segment_name shared_segment_name(const struct shared_segment *segment)
 {
-    struct segment_name name = {0};
+    struct shared_segment_name name = {0};
     if (!segment->base)
         return name;
     const struct first_page *first = (const void *)segment->base;
-    return (struct segment_name){.number = first->number,
-                                 .nbytes = segment->nbytes,
-                                 .pid = (int32_t)getpid(),
-                                 .fd = segment->fd};
+    return (struct shared_segment_name){.number = first->number,
+                                        .nbytes = segment->nbytes,
+                                        .pid = (int32_t)getpid(),
+                                        .fd = segment->fd};
 }
 
-static rsd_status open_checked(const struct segment_name *name, struct segment *segment)
+static rsd_status open_checked(const struct shared_segment_name *name,
+                               struct shared_segment *segment)
 {
     struct stat stat;
     if (fstat(segment->fd, &stat) || stat.st_size < PAGE || (uint64_t)stat.st_size != name->nbytes)
@@ -116,11 +118,12 @@ static rsd_status open_checked(const struct segment_name *name, struct segment *
     return RSD_OK;
 }
 
-rsd_status segment_open(const struct segment_name *name, struct segment *segment)
+rsd_status shared_segment_open(const struct shared_segment_name *name,
+                               struct shared_segment *segment)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name->pid, (int)name->fd);
-    *segment = (struct segment){.fd = open(path, O_RDWR | O_CLOEXEC)};
+    *segment = (struct shared_segment){.fd = open(path, O_RDWR | O_CLOEXEC)};
     if (segment->fd < 0)
         return refuse(path);
     rsd_status status = open_checked(name, segment);
@@ -133,22 +136,22 @@ rsd_status segment_open(const struct segment_name *name, struct segment *segment
     return RSD_OK;
 }
 
-void segment_drop(struct segment *segment)
+void shared_segment_drop(struct shared_segment *segment)
 {
     if (!segment->base)
         return;
     munmap(segment->base, segment->nbytes);
     if (segment->fd >= 0)
         close(segment->fd);
-    *segment = (struct segment){0};
+    *segment = (struct shared_segment){0};
 }
 
-char *segment_data(const struct segment *segment)
+char *shared_segment_data(const struct shared_segment *segment)
 {
     return segment->base + PAGE;
 }
 
-uint64_t segment_room(const struct segment *segment)
+uint64_t shared_segment_capacity(const struct shared_segment *segment)
 {
     return segment->base ? segment->nbytes - PAGE : 0;
 }
@@ -156,7 +159,7 @@ uint64_t segment_room(const struct segment *segment)
 /* ---- arenas ---- */
 
 struct rsd_arena {
-    struct segment segment;
+    struct shared_segment segment;
     size_t used;
 };
 
@@ -167,7 +170,7 @@ rsd_status rsd_arena_new(int64_t nbytes, rsd_arena **arena)
     rsd_arena *made = mem_new(1, sizeof *made);
     if (!made)
         return RSD_ENOMEM;
-    rsd_status status = segment_new((size_t)nbytes, &made->segment);
+    rsd_status status = shared_segment_new((size_t)nbytes, &made->segment);
     if (status)
         mem_free(made);
     else
@@ -177,14 +180,14 @@ rsd_status rsd_arena_new(int64_t nbytes, rsd_arena **arena)
 
 rsd_status rsd_arena_alloc(rsd_arena *arena, int64_t nbytes, void **memory)
 {
-    uint64_t room = segment_room(&arena->segment) - arena->used;
+    uint64_t capacity = shared_segment_capacity(&arena->segment) - arena->used;
     if (nbytes < 0)
         return fail(RSD_EINVAL, "%lld bytes of an arena", (long long)nbytes);
-    if ((uint64_t)nbytes > room)
+    if ((uint64_t)nbytes > capacity)
         return fail(RSD_ENOMEM, "the arena has %llu bytes left, %lld are asked for",
-                    (unsigned long long)room, (long long)nbytes);
-    *memory = segment_data(&arena->segment) + arena->used;
-    arena->used += (size_t)min_i64((nbytes + 63) / 64 * 64, (int64_t)room);
+                    (unsigned long long)capacity, (long long)nbytes);
+    *memory = shared_segment_data(&arena->segment) + arena->used;
+    arena->used += (size_t)min_i64((nbytes + 63) / 64 * 64, (int64_t)capacity);
     return RSD_OK;
 }
 
@@ -197,11 +200,11 @@ void rsd_arena_free(rsd_arena *arena)
 {
     if (!arena)
         return;
-    segment_drop(&arena->segment);
+    shared_segment_drop(&arena->segment);
     mem_free(arena);
 }
 
-const struct segment *arena_segment(const rsd_arena *arena)
+const struct shared_segment *arena_segment(const rsd_arena *arena)
 {
     return &arena->segment;
 }

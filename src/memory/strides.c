@@ -50,14 +50,14 @@ static rsd_status check_strides(const rsd_layout *layout, int64_t array, const i
 rsd_status array_strides(const rsd_layout *layout, int64_t array, const int64_t *given,
                          bool column_major, bool written, int64_t *out)
 {
-    int64_t each = (int64_t)rsd_dtype_nbytes(layout->dtype);
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(layout->dtype);
     if (!given) {
         dense_strides(layout, array, column_major, out);
         return RSD_OK;
     }
     TRY(check_strides(layout, array, given, written));
     for (int32_t d = 0; d < layout->ndim; d++)
-        if (!mul_i64(given[d], each, &out[d]))
+        if (!mul_i64(given[d], element_nbytes, &out[d]))
             out[d] = 0; /* of a dim with one index or none */
     return RSD_OK;
 }

@@ -8,9 +8,10 @@ int main(int argc, char **argv)
     rsd_transport transport = {.struct_nbytes = sizeof transport};
     if (MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
         return complain(NULL, EXIT_IO, "MPI cannot be started");
-    rsd_status status = provided < MPI_THREAD_FUNNELED
-                            ? rsd_fail(RSD_EUNSUPPORTED, "this MPI allows no threads beside it")
-                            : rsd_mpi_transport(MPI_COMM_WORLD, &transport);
+    rsd_status status =
+        provided < MPI_THREAD_FUNNELED
+            ? rsd_set_error(RSD_EUNSUPPORTED, "this MPI allows no threads beside it")
+            : rsd_mpi_transport(MPI_COMM_WORLD, &transport);
     if (status) {
         int code = complain_status(NULL, status);
         MPI_Abort(MPI_COMM_WORLD, code);

@@ -47,19 +47,19 @@ static rsd_status failed(int code, const char *what)
     int length = 0;
     MPI_Error_string(code, why, &length);
     snprintf(text, sizeof text, "%s: %s", what, why);
-    return rsd_fail(RSD_EPEER, text);
+    return rsd_set_error(RSD_EPEER, text);
 }
 
 static rsd_status late(const char *who, double timeout)
 {
     char text[120];
     snprintf(text, sizeof text, "%s did not come within %g s", who, timeout);
-    return rsd_fail(RSD_ETIMEOUT, text);
+    return rsd_set_error(RSD_ETIMEOUT, text);
 }
 
 static rsd_status no_memory(void)
 {
-    return rsd_fail(RSD_ENOMEM, "no memory for a message of MPI");
+    return rsd_set_error(RSD_ENOMEM, "no memory for a message of MPI");
 }
 
 #define TRY(call)                                                                                  \
@@ -302,7 +302,7 @@ static rsd_status duplicate_of(MPI_Comm comm, double timeout, MPI_Comm *out)
     MPI_Request request;
     union kept one = {.number = 1};
     if (stuck)
-        return rsd_fail(RSD_EPEER, "another communicator could not be duplicated in time");
+        return rsd_set_error(RSD_EPEER, "another communicator could not be duplicated in time");
     TRY(come_together(comm, timeout));
     TRY_MPI(MPI_Comm_idup(comm, &duplicate, &request), "MPI_Comm_idup");
     TRY(wait_until(&request, "MPI_Comm_idup", MPI_Wtime() + timeout, &done));
@@ -347,17 +347,17 @@ static rsd_status find_duplicate(MPI_Comm comm, double timeout, MPI_Comm *out)
     int found = 0, inter = 0;
     union kept kept = {.value = NULL};
     if (comm == MPI_COMM_NULL)
-        return rsd_fail(RSD_EINVAL, "the communicator is MPI_COMM_NULL");
+        return rsd_set_error(RSD_EINVAL, "the communicator is MPI_COMM_NULL");
     TRY_MPI(MPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
     if (inter)
-        return rsd_fail(RSD_EUNSUPPORTED,
-                        "an intercommunicator: merge it first (MPI_Intercomm_merge)");
+        return rsd_set_error(RSD_EUNSUPPORTED,
+                             "an intercommunicator: merge it first (MPI_Intercomm_merge)");
     TRY(make_keys());
     TRY_MPI(MPI_Comm_get_attr(comm, duplicate_key, &kept.value, &found), "MPI_Comm_get_attr");
     if (!found)
         return make_duplicate(comm, timeout, out);
     if (kept.comm == MPI_COMM_NULL)
-        return rsd_fail(RSD_EPEER, "the first call on this communicator failed: make another");
+        return rsd_set_error(RSD_EPEER, "the first call on this communicator failed: make another");
     *out = kept.comm;
     return RSD_OK;
 }
@@ -418,7 +418,7 @@ static rsd_status link_new(MPI_Comm comm, double timeout, struct link **out)
     MPI_Initialized(&initialised);
     MPI_Finalized(&finalised);
     if (!initialised || finalised)
-        return rsd_fail(RSD_EINVAL, "MPI is not initialised");
+        return rsd_set_error(RSD_EINVAL, "MPI is not initialised");
     TRY(find_duplicate(comm, timeout, &duplicate));
     TRY(next_tags(duplicate, &first_tag));
     MPI_Comm_size(duplicate, &nranks);
@@ -456,7 +456,8 @@ rsd_status rsd_mpi_transport(MPI_Comm comm, rsd_transport *transport)
     size_t nbytes = transport->struct_nbytes;
     if (nbytes < offsetof(rsd_transport, release)) {
         link_drop(link);
-        return rsd_fail(RSD_EINVAL, "rsd_transport.struct_nbytes should be sizeof(rsd_transport)");
+        return rsd_set_error(RSD_EINVAL,
+                             "rsd_transport.struct_nbytes should be sizeof(rsd_transport)");
     }
     memcpy(transport, &table, nbytes < sizeof table ? nbytes : sizeof table);
     transport->struct_nbytes = nbytes;

@@ -9,25 +9,27 @@ enum { DEFAULT_TIMEOUT = 300 }; /* seconds */
 /* ---- agree.c: steps that all ranks take together ---- */
 
 /* Bytes that a rank says, or hears. Starts as {0}. */
-struct said {
+struct payload {
     char *bytes;
-    size_t n, room;
+    size_t n, capacity;
 };
-rsd_status said_add(struct said *said, const void *bytes, size_t n);
-rsd_status said_take(const struct said *said, size_t *at, void *out, size_t n); /* moves *at on */
-void said_drop(struct said *said);
+rsd_status payload_put(struct payload *payload, const void *bytes, size_t n);
+rsd_status payload_take(const struct payload *payload, size_t *at, void *out,
+                        size_t n); /* moves *at on */
+void payload_drop(struct payload *payload);
 
 /* One step of this rank. The work is done by a thread of its own, and may end early with ECANCELLED once
  * stop is set; what it counts is told to others. */
-struct joint_step {
+struct peer_step {
     rsd_status (*work)(
         void *context); /* NULL: it is done already, with this status and rsd_error */
     rsd_status already;
-    rsd_status (*merge)(void *context, const struct said *all, struct said *heard); /* on rank 0 */
+    rsd_status (*merge)(void *context, const struct payload *all,
+                        struct payload *result); /* on rank 0 */
     void *context;
     bool lead;                    /* only rank 0 works: its failure is nobody's in particular */
-    struct said own;              /* what this rank says, set by the work */
-    struct said heard;            /* what rank 0 made of what all said: the caller drops both */
+    struct payload own;           /* what this rank says, set by the work */
+    struct payload result;        /* what rank 0 made of what all said: the caller drops both */
     rsd_on_progress *on_progress; /* from the calling thread, of all ranks together */
     void *progress_context;
     _Atomic bool stop;
@@ -37,6 +39,6 @@ struct joint_step {
 /* Collective: does the work and returns the same on all ranks: RSD_OK if no rank failed, else what the
  * first that failed said. timeout: seconds without a word of some rank that mean it is lost; 0: 300. After
  * ETIMEOUT or EPEER that no work returned, the transport may not be used again. */
-rsd_status agree_on(const rsd_transport *transport, double timeout, struct joint_step *step);
+rsd_status peer_step(const rsd_transport *transport, double timeout, struct peer_step *step);
 
 #endif

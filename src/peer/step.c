@@ -50,9 +50,9 @@ struct post {
 /* What is known of the rank at the other end. */
 struct other {
     int32_t rank;
-    struct beat heard, told; /* being received, being sent */
+    struct beat result, told; /* being received, being sent */
     struct post in, out, in_words, out_words;
-    struct said said; /* the words of the last beat */
+    struct payload payload; /* the words of the last beat */
     int64_t kind, status, stopped, nbytes_done, nbytes_total;
     double heard_at, told_at;
     bool telling, tell_words, last_told, complete; /* complete: all it had to say is heard */
@@ -62,7 +62,7 @@ struct other {
 struct taking {
     const rsd_transport *t;
     double timeout;
-    struct joint_step *step;
+    struct peer_step *step;
     pthread_t thread;
     bool threaded, joined, cancelled;
     _Atomic bool finished;
@@ -77,30 +77,30 @@ struct taking {
 
 /* ---- words ---- */
 
-rsd_status said_add(struct said *said, const void *bytes, size_t n)
+rsd_status payload_put(struct payload *payload, const void *bytes, size_t n)
 {
     if (n == 0)
         return RSD_OK;
-    TRY(GROW(said->bytes, said->room, said->n + n));
-    memcpy(said->bytes + said->n, bytes, n);
-    said->n += n;
+    TRY(GROW(payload->bytes, payload->capacity, payload->n + n));
+    memcpy(payload->bytes + payload->n, bytes, n);
+    payload->n += n;
     return RSD_OK;
 }
 
-rsd_status said_take(const struct said *said, size_t *at, void *out, size_t n)
+rsd_status payload_take(const struct payload *payload, size_t *at, void *out, size_t n)
 {
-    if (n > said->n - *at)
-        return fail(RSD_EPEER, "a rank said %zu bytes, and more were expected", said->n);
+    if (n > payload->n - *at)
+        return fail(RSD_EPEER, "a rank said %zu bytes, and more were expected", payload->n);
     if (n > 0)
-        memcpy(out, said->bytes + *at, n);
+        memcpy(out, payload->bytes + *at, n);
     *at += n;
     return RSD_OK;
 }
 
-void said_drop(struct said *said)
+void payload_drop(struct payload *payload)
 {
-    mem_free(said->bytes);
-    *said = (struct said){0};
+    mem_free(payload->bytes);
+    *payload = (struct payload){0};
 }
 
 /* ---- one message ---- */
@@ -205,7 +205,7 @@ static int64_t own_kind(const struct taking *taking)
 /* What the caller wants to hear, at most so often. */
 static void tell_caller(struct taking *taking, double now, bool finally)
 {
-    struct joint_step *step = taking->step;
+    struct peer_step *step = taking->step;
     if (!step->on_progress || taking->cancelled || taking->closing)
         return;
     if (!finally && now - taking->progress_at < tell_seconds)
@@ -250,7 +250,7 @@ static void look_at_work(struct taking *taking, double now)
 
 static void tell(struct taking *taking, struct other *peer, int64_t kind, double now)
 {
-    const struct joint_step *step = taking->step;
+    const struct peer_step *step = taking->step;
     peer->told = (struct beat){.kind = kind,
                                .status = taking->status,
                                .stopped = is_stopped(taking),
@@ -286,21 +286,21 @@ static rsd_status push_out(struct taking *taking, struct other *peer, bool *move
 
 static rsd_status take_beat(struct other *peer)
 {
-    const struct beat *heard = &peer->heard;
-    peer->kind = heard->kind;
-    peer->status = heard->status;
-    peer->stopped = heard->stopped;
-    peer->nbytes_done = heard->nbytes_done;
-    peer->nbytes_total = heard->nbytes_total;
-    if (heard->kind != BEAT_LAST)
+    const struct beat *result = &peer->result;
+    peer->kind = result->kind;
+    peer->status = result->status;
+    peer->stopped = result->stopped;
+    peer->nbytes_done = result->nbytes_done;
+    peer->nbytes_total = result->nbytes_total;
+    if (result->kind != BEAT_LAST)
         return RSD_OK;
-    if (heard->nwords > (uint64_t)1 << 40)
+    if (result->nwords > (uint64_t)1 << 40)
         return fail(RSD_EPEER, "rank %d says %llu bytes", (int)peer->rank,
-                    (unsigned long long)heard->nwords);
-    peer->said = (struct said){0};
-    TRY(GROW(peer->said.bytes, peer->said.room, (size_t)heard->nwords + 1));
-    peer->said.n = (size_t)heard->nwords;
-    peer->in_words = (struct post){.data = peer->said.bytes, .nbytes = peer->said.n};
+                    (unsigned long long)result->nwords);
+    peer->payload = (struct payload){0};
+    TRY(GROW(peer->payload.bytes, peer->payload.capacity, (size_t)result->nwords + 1));
+    peer->payload.n = (size_t)result->nwords;
+    peer->in_words = (struct post){.data = peer->payload.bytes, .nbytes = peer->payload.n};
     return RSD_OK;
 }
 
@@ -316,7 +316,7 @@ static rsd_status push_in(struct taking *taking, struct other *peer, double now,
         return RSD_OK;
     }
     if (!peer->in.data)
-        peer->in = (struct post){.data = (char *)&peer->heard, .nbytes = sizeof peer->heard};
+        peer->in = (struct post){.data = (char *)&peer->result, .nbytes = sizeof peer->result};
     TRY(push_post(taking->t, &peer->in, peer->rank, up ? DOWN_TAG : UP_TAG, false, moved, &done));
     if (!done)
         return RSD_OK;
@@ -358,7 +358,7 @@ static rsd_status talk(struct taking *taking, struct other *peer, int64_t kind, 
 
 static void say_last(struct taking *taking, struct other *lead, double now)
 {
-    const struct said *own = &taking->step->own;
+    const struct payload *own = &taking->step->own;
     lead->out_words = (struct post){0};
     if (!taking->status)
         lead->out_words = (struct post){.data = own->bytes, .nbytes = own->n};
@@ -389,9 +389,9 @@ static rsd_status take_as_member(struct taking *taking)
     }
     rsd_status status = (rsd_status)lead->status;
     if (status) /* the words are the message */
-        return fail(status, "%.*s", (int)lead->said.n, lead->said.bytes);
-    taking->step->heard = lead->said;
-    lead->said = (struct said){0};
+        return fail(status, "%.*s", (int)lead->payload.n, lead->payload.bytes);
+    taking->step->result = lead->payload;
+    lead->payload = (struct payload){0};
     return RSD_OK;
 }
 
@@ -443,8 +443,8 @@ static rsd_status hear_out(struct taking *taking)
 
 static bool same_message(const struct taking *taking, const struct other *peer)
 {
-    return peer->status == taking->status && peer->said.n == strlen(taking->message) &&
-           memcmp(peer->said.bytes, taking->message, peer->said.n) == 0;
+    return peer->status == taking->status && peer->payload.n == strlen(taking->message) &&
+           memcmp(peer->payload.bytes, taking->message, peer->payload.n) == 0;
 }
 
 /* The status of all: that of the first rank which failed by itself. Damage is that of a file, whoever read
@@ -462,7 +462,7 @@ static rsd_status judge(const struct taking *taking)
         const struct other *peer = &taking->peers[i];
         if (!peer->status || peer->stopped)
             continue;
-        set_error("%.*s", (int)peer->said.n, peer->said.bytes);
+        error_set("%.*s", (int)peer->payload.n, peer->payload.bytes);
         return peer->status == RSD_EFORMAT
                    ? RSD_EFORMAT
                    : fail_in((rsd_status)peer->status, "rank %d: ", (int)peer->rank);
@@ -472,14 +472,14 @@ static rsd_status judge(const struct taking *taking)
 
 static rsd_status merge(struct taking *taking)
 {
-    struct joint_step *step = taking->step;
-    struct said *all = mem_new((size_t)taking->t->nranks, sizeof *all);
+    struct peer_step *step = taking->step;
+    struct payload *all = mem_new((size_t)taking->t->nranks, sizeof *all);
     if (!all)
         return RSD_ENOMEM;
     all[0] = step->own;
     for (int32_t i = 0; i < taking->npeers; i++)
-        all[i + 1] = taking->peers[i].said;
-    rsd_status status = step->merge ? step->merge(step->context, all, &step->heard) : RSD_OK;
+        all[i + 1] = taking->peers[i].payload;
+    rsd_status status = step->merge ? step->merge(step->context, all, &step->result) : RSD_OK;
     mem_free(all);
     return status;
 }
@@ -489,7 +489,7 @@ static rsd_status tell_all(struct taking *taking, rsd_status status, bool lost)
 {
     char message[MESSAGE_NCHARS];
     snprintf(message, sizeof message, "%s", rsd_error());
-    struct post words = {.data = taking->step->heard.bytes, .nbytes = taking->step->heard.n};
+    struct post words = {.data = taking->step->result.bytes, .nbytes = taking->step->result.n};
     if (status)
         words = (struct post){.data = message, .nbytes = strlen(message)};
     taking->status = status;
@@ -553,12 +553,12 @@ static void close_peers(struct taking *taking)
         drop_post(taking->t, &peer->out);
         drop_post(taking->t, &peer->in_words);
         drop_post(taking->t, &peer->out_words);
-        said_drop(&peer->said);
+        payload_drop(&peer->payload);
     }
     mem_free(taking->peers);
 }
 
-rsd_status agree_on(const rsd_transport *transport, double timeout, struct joint_step *step)
+rsd_status peer_step(const rsd_transport *transport, double timeout, struct peer_step *step)
 {
     struct taking taking = {
         .t = transport, .timeout = timeout > 0 ? timeout : DEFAULT_TIMEOUT, .step = step};
@@ -570,7 +570,7 @@ rsd_status agree_on(const rsd_transport *transport, double timeout, struct joint
         char message[MESSAGE_NCHARS];
         snprintf(message, sizeof message, "%s", rsd_error());
         join_work(&taking);
-        set_error("%s", message);
+        error_set("%s", message);
     }
     close_peers(&taking);
     return status;

@@ -31,7 +31,7 @@ struct message {
 
 /* What a rank has. */
 struct seat {
-    struct rsd_team *team;
+    struct rsd_thread_group *team;
     int32_t rank;
     pthread_mutex_t lock;
     struct message *first, **last; /* the inbox */
@@ -46,7 +46,7 @@ struct seat {
     int32_t missing, odd; /* who did not come, who came with something else; -1: nobody */
 };
 
-struct rsd_team {
+struct rsd_thread_group {
     int32_t nranks, nhere;
     int64_t nmeetings; /* that are over */
     pthread_mutex_t lock;
@@ -232,7 +232,7 @@ static void team_cancel(void *context, void *request)
 /* ---- meetings ---- */
 
 /* Everybody who is here goes, with the same answer. */
-static void end_meeting(struct rsd_team *team, int32_t missing, int32_t odd)
+static void end_meeting(struct rsd_thread_group *team, int32_t missing, int32_t odd)
 {
     for (int32_t i = 0; i < team->nranks; i++)
         if (team->seats[i].here) {
@@ -245,7 +245,7 @@ static void end_meeting(struct rsd_team *team, int32_t missing, int32_t odd)
     pthread_cond_broadcast(&team->met);
 }
 
-static void hand_out(struct rsd_team *team)
+static void hand_out(struct rsd_thread_group *team)
 {
     int32_t odd = -1;
     for (int32_t i = team->nranks; i-- > 1;)
@@ -260,7 +260,7 @@ static void hand_out(struct rsd_team *team)
 }
 
 /* The first to give up does so for all who are here, so that all name the same rank. */
-static void give_up(struct rsd_team *team)
+static void give_up(struct rsd_thread_group *team)
 {
     int32_t missing = 0;
     while (team->seats[missing].here)
@@ -287,7 +287,7 @@ static rsd_status team_allgather(void *context, const void *own, size_t nbytes, 
                                  double timeout)
 {
     struct seat *seat = context;
-    struct rsd_team *team = seat->team;
+    struct rsd_thread_group *team = seat->team;
     struct timespec until = deadline(timeout);
     rsd_status status = RSD_OK;
     pthread_mutex_lock(&team->lock);
@@ -315,12 +315,12 @@ static rsd_status team_allgather(void *context, const void *own, size_t nbytes, 
 
 /* ---- the team ---- */
 
-rsd_status rsd_team_new(int32_t nranks, rsd_team **team)
+rsd_status rsd_thread_group_new(int32_t nranks, rsd_thread_group **team)
 {
     pthread_condattr_t clock;
     if (nranks < 1)
         return fail(RSD_EINVAL, "a team of %d ranks", (int)nranks);
-    struct rsd_team *made = mem_new(1, sizeof *made);
+    struct rsd_thread_group *made = mem_new(1, sizeof *made);
     struct seat *seats = mem_new((size_t)nranks, sizeof *seats);
     if (!made || !seats) {
         mem_free(made);
@@ -344,9 +344,10 @@ rsd_status rsd_team_new(int32_t nranks, rsd_team **team)
     return RSD_OK;
 }
 
-rsd_status rsd_team_transport(rsd_team *team, int32_t rank, rsd_transport *transport)
+rsd_status rsd_thread_group_transport(rsd_thread_group *team, int32_t rank,
+                                      rsd_transport *transport)
 {
-    TRY(check_report("rsd_transport", transport));
+    TRY(report_check("rsd_transport", transport));
     if (rank < 0 || rank >= team->nranks)
         return fail(RSD_EINVAL, "rank %d of a team of %d", (int)rank, (int)team->nranks);
     rsd_transport made = {.context = &team->seats[rank],
@@ -357,7 +358,7 @@ rsd_status rsd_team_transport(rsd_team *team, int32_t rank, rsd_transport *trans
                           .test = team_test,
                           .cancel = team_cancel,
                           .allgather = team_allgather};
-    give_report(transport, &made, sizeof made);
+    report_copy(transport, &made, sizeof made);
     return RSD_OK;
 }
 
@@ -370,7 +371,7 @@ static void free_messages(struct message *message)
     }
 }
 
-void rsd_team_free(rsd_team *team)
+void rsd_thread_group_free(rsd_thread_group *team)
 {
     if (!team)
         return;

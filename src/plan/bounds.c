@@ -34,8 +34,9 @@ static int64_t moves_to_ranks(const rsd_plan *plan, const struct region *region,
 {
     int64_t moves = 0;
     for (int64_t i = 0; i < region->n; i++) {
-        struct getter getter = getter_of(plan, region->wanters[i].array);
-        moves += layout_array_rank(plan->src, choose_giver(plan, &getter, source)) != getter.rank;
+        struct receiver receiver = plan_receiver(plan, region->wanters[i].array);
+        moves += layout_array_rank(plan->src, plan_choose_sender(plan, &receiver, source)) !=
+                 receiver.rank;
     }
     return moves;
 }
@@ -44,17 +45,17 @@ static int64_t moves_to_nodes(const rsd_plan *plan, const struct region *region,
 {
     int64_t moves = 0;
     for (int64_t i = 0; i < region->n; i++) {
-        struct getter getter = getter_of(plan, region->wanters[i].array);
-        moves += !held_on_node(plan, &getter, source);
+        struct receiver receiver = plan_receiver(plan, region->wanters[i].array);
+        moves += !plan_held_on_node(plan, &receiver, source);
     }
     return moves;
 }
 
 static int64_t moves_to_reduce(const rsd_plan *plan, const struct region *region, int64_t source)
 {
-    struct getter getter = getter_of(plan, region->wanters[0].array);
+    struct receiver receiver = plan_receiver(plan, region->wanters[0].array);
     for (int64_t i = 0; i < region->n; i++)
-        if (holds_term(plan, &getter, source, region->wanters[i].array))
+        if (plan_holds_term(plan, &receiver, source, region->wanters[i].array))
             return plan->reduced.total + region->n - 2;
     return plan->reduced.total + region->n - 1;
 }
@@ -90,14 +91,14 @@ static void unite_wanters(const rsd_plan *plan, bool nodes, struct region *regio
 static rsd_status add_region(const rsd_plan *plan, bool nodes, moves_fn *moves,
                              struct region *region, struct overlap *overlap, int64_t *bound)
 {
-    int64_t each = (int64_t)rsd_dtype_nbytes(plan->src->dtype), nbytes;
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(plan->src->dtype), nbytes;
     int64_t array = region->wanters[0].array;
     unite_wanters(plan, nodes, region);
     TRY(overlap_start(overlap, plan->dst, array, region->lo, region->len, plan->src,
-                      &plan->src_cells));
+                      &plan->src_groups));
     while (overlap_next(overlap)) {
-        nbytes = box_volume(plan->src->ndim, overlap->len) * each;
-        if (!mul_i64(nbytes, moves(plan, region, overlap->whom), &nbytes) ||
+        nbytes = box_volume(plan->src->ndim, overlap->len) * element_nbytes;
+        if (!mul_i64(nbytes, moves(plan, region, overlap->other_position), &nbytes) ||
             !add_i64(*bound, nbytes, bound))
             return too_much();
     }
@@ -108,12 +109,12 @@ static rsd_status over_groups(const rsd_plan *plan, bool nodes, moves_fn *moves,
                               struct wanter *wanters, struct overlap *overlap, int64_t *bound)
 {
     for (int64_t array = 0; array < plan->dst->mesh->nranks; array++) {
-        int64_t group = getter_of(plan, array).group;
-        struct region region = {.wanters = wanters, .n = group_count(plan, group)};
-        if (group_array(plan, group, 0) != array)
+        int64_t group = plan_receiver(plan, array).group;
+        struct region region = {.wanters = wanters, .n = plan_group_count(plan, group)};
+        if (plan_group_array(plan, group, 0) != array)
             continue;
         for (int64_t i = 0; i < region.n; i++)
-            wanters[i].array = group_array(plan, group, i);
+            wanters[i].array = plan_group_array(plan, group, i);
         TRY(add_region(plan, nodes, moves, &region, overlap, bound));
     }
     return RSD_OK;
@@ -122,20 +123,20 @@ static rsd_status over_groups(const rsd_plan *plan, bool nodes, moves_fn *moves,
 static rsd_status over_cells(const rsd_plan *plan, bool nodes, moves_fn *moves,
                              struct wanter *wanters, struct overlap *overlap, int64_t *bound)
 {
-    struct cells cells;
-    TRY(cells_build(&cells, plan->dst, true));
+    struct box_groups groups;
+    TRY(box_groups_build(&groups, plan->dst, true));
     rsd_status status = RSD_OK;
-    for (int64_t c = 0; c < cells.ncells && !status; c++) {
-        int64_t first = cells.first_holder[c];
-        struct region region = {.lo = cells.lo + c * cells.ndim,
-                                .len = cells.len + c * cells.ndim,
+    for (int64_t c = 0; c < groups.ngroups && !status; c++) {
+        int64_t first = groups.first_holder[c];
+        struct region region = {.lo = groups.lo + c * groups.ndim,
+                                .len = groups.len + c * groups.ndim,
                                 .wanters = wanters,
-                                .n = cells.first_holder[c + 1] - first};
+                                .n = groups.first_holder[c + 1] - first};
         for (int64_t i = 0; i < region.n; i++)
-            wanters[i].array = cells.holders[first + i];
+            wanters[i].array = groups.holders[first + i];
         status = add_region(plan, nodes, moves, &region, overlap, bound);
     }
-    cells_drop(&cells);
+    box_groups_drop(&groups);
     return status;
 }
 
@@ -153,13 +154,13 @@ static rsd_status over_regions(const rsd_plan *plan, bool nodes, moves_fn *moves
     return status;
 }
 
-rsd_status bound_moved(const rsd_plan *plan, int64_t *bound)
+rsd_status plan_bound_moved(const rsd_plan *plan, int64_t *bound)
 {
     return over_regions(plan, false, plan->reduced.total > 1 ? moves_to_reduce : moves_to_ranks,
                         bound);
 }
 
-rsd_status bound_crossed(const rsd_plan *plan, int64_t *bound)
+rsd_status plan_bound_crossed(const rsd_plan *plan, int64_t *bound)
 {
     *bound = plan->node_of ? -1 : 0;
     if (!plan->node_of || plan->reduced.total > 1)

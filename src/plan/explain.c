@@ -18,25 +18,26 @@ static void add_size(struct text *text, int64_t nbytes)
 /* ---- pairs: what each rank gets from whom ---- */
 
 /* Writes the pairs of one getter, and starts anew. */
-static void flush_pairs(struct text *text, struct peers *givers, int32_t to, bool json, bool *any)
+static void flush_pairs(struct text *text, struct rank_list *senders, int32_t to, bool json,
+                        bool *any)
 {
-    peers_unite(givers);
-    for (size_t i = 0; i < givers->n; i++) {
-        const struct peer *giver = &givers->list[i];
+    rank_list_merge(senders);
+    for (size_t i = 0; i < senders->n; i++) {
+        const struct rank_nbytes *sender = &senders->list[i];
         if (json)
             text_add(text, "%s{\"from\": %d, \"to\": %d, \"bytes\": %lld}", *any ? ", " : "",
-                     (int)giver->rank, (int)to, (long long)giver->nbytes);
+                     (int)sender->rank, (int)to, (long long)sender->nbytes);
         else
-            text_add(text, "  %6d -> %-6d %lld bytes%s\n", (int)giver->rank, (int)to,
-                     (long long)giver->nbytes, giver->rank == to ? ", kept" : "");
+            text_add(text, "  %6d -> %-6d %lld bytes%s\n", (int)sender->rank, (int)to,
+                     (long long)sender->nbytes, sender->rank == to ? ", kept" : "");
         *any = true;
     }
-    givers->n = 0;
+    senders->n = 0;
 }
 
 static rsd_status add_pairs(const rsd_plan *plan, struct text *text, bool json)
 {
-    struct peers givers = {0};
+    struct rank_list senders = {0};
     rsd_cursor *cursor;
     const rsd_piece *piece;
     int32_t to = -1;
@@ -45,14 +46,14 @@ static rsd_status add_pairs(const rsd_plan *plan, struct text *text, bool json)
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
         if (piece->to != to)
-            flush_pairs(text, &givers, to, json, &any);
+            flush_pairs(text, &senders, to, json, &any);
         to = piece->to;
-        status = peers_add(&givers, piece->from, piece->nbytes);
+        status = rank_list_add(&senders, piece->from, piece->nbytes);
         if (status)
             break;
     }
-    flush_pairs(text, &givers, to, json, &any);
-    mem_free(givers.list);
+    flush_pairs(text, &senders, to, json, &any);
+    mem_free(senders.list);
     rsd_cursor_free(cursor);
     return status;
 }

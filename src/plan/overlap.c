@@ -16,7 +16,7 @@
 /* More spans along one dim than this are not planned: a list of them would not fit anywhere. */
 #define MAX_SPANS ((int64_t)1 << 26)
 
-rsd_status check_nspans(const struct cuts *cuts, int32_t d)
+rsd_status overlap_check_nspans(const struct cuts *cuts, int32_t d)
 {
     int64_t nspans = cuts_nspans_bound(cuts);
     if (nspans > MAX_SPANS)
@@ -35,7 +35,7 @@ static rsd_status add_span(struct overlap *overlap, int32_t d, struct span span)
         last->len += span.len;
         return RSD_OK;
     }
-    TRY(GROW(overlap->dims[d].own, overlap->dims[d].room_own, *n + 1));
+    TRY(GROW(overlap->dims[d].own, overlap->dims[d].own_capacity, *n + 1));
     overlap->dims[d].own[(*n)++] = span;
     return RSD_OK;
 }
@@ -58,7 +58,7 @@ static rsd_status list_own(struct overlap *overlap, int64_t array, const int64_t
         }
         assert(own->mesh);
         const struct cuts *cuts = &own->cuts[d];
-        TRY(check_nspans(cuts, d));
+        TRY(overlap_check_nspans(cuts, d));
         int64_t position = mesh_position_of_array(own->mesh, array);
         int64_t extent = cuts_extent_of(cuts, position);
         for (int64_t at = 0; at < extent;) {
@@ -74,15 +74,15 @@ static rsd_status list_own(struct overlap *overlap, int64_t array, const int64_t
 
 /* Neighbours of the same two holders are neighbours in both arrays too, which ascend: one meeting.
  */
-static rsd_status add_meet(struct overlap *overlap, int32_t d, struct meet meet)
+static rsd_status add_meet(struct overlap *overlap, int32_t d, struct span_overlap meet)
 {
     size_t *n = &overlap->dims[d].n;
-    struct meet *last = *n ? &overlap->dims[d].list[*n - 1] : NULL;
+    struct span_overlap *last = *n ? &overlap->dims[d].list[*n - 1] : NULL;
     if (last && last->other_pos == meet.other_pos && last->lo + last->len == meet.lo) {
         last->len += meet.len;
         return RSD_OK;
     }
-    TRY(GROW(overlap->dims[d].list, overlap->dims[d].room, *n + 1));
+    TRY(GROW(overlap->dims[d].list, overlap->dims[d].capacity, *n + 1));
     overlap->dims[d].list[(*n)++] = meet;
     return RSD_OK;
 }
@@ -91,7 +91,7 @@ static rsd_status list_meets(struct overlap *overlap)
 {
     for (int32_t d = 0; d < overlap->ndim; d++) {
         const struct cuts *cuts = &overlap->other->cuts[d];
-        TRY(check_nspans(cuts, d));
+        TRY(overlap_check_nspans(cuts, d));
         overlap->dims[d].n = overlap->dims[d].at = 0;
         for (size_t i = 0; i < overlap->dims[d].nown; i++) {
             struct span own = overlap->dims[d].own[i];
@@ -100,7 +100,7 @@ static rsd_status list_meets(struct overlap *overlap)
                 int64_t len = min_i64(other.len, own.len - done);
                 TRY(add_meet(
                     overlap, d,
-                    (struct meet){own.lo + done, len, own.at + done, other.at, other.pos}));
+                    (struct span_overlap){own.lo + done, len, own.at + done, other.at, other.pos}));
                 done += len;
             }
         }
@@ -112,11 +112,11 @@ static rsd_status list_meets(struct overlap *overlap)
 
 rsd_status overlap_start(struct overlap *overlap, const rsd_layout *own, int64_t array,
                          const int64_t *lo, const int64_t *len, const rsd_layout *other,
-                         const struct cells *cells)
+                         const struct box_groups *groups)
 {
     overlap->own = own;
     overlap->other = other;
-    overlap->cells = cells;
+    overlap->groups = groups;
     overlap->ndim = own->ndim;
     overlap->searching = overlap->exhausted = false;
     TRY(list_own(overlap, array, lo, len));
@@ -141,15 +141,15 @@ static int32_t step(struct overlap *overlap, bool meets)
 static void set_from_meets(struct overlap *overlap, int32_t first_changed)
 {
     for (int32_t d = first_changed; d < overlap->ndim; d++) {
-        const struct meet *meet = &overlap->dims[d].list[overlap->dims[d].at];
+        const struct span_overlap *meet = &overlap->dims[d].list[overlap->dims[d].at];
         overlap->lo[d] = meet->lo;
         overlap->len[d] = meet->len;
         overlap->own_at[d] = meet->own_at;
         overlap->other_at[d] = meet->other_at;
     }
-    overlap->whom = 0;
+    overlap->other_position = 0;
     for (int32_t d = 0; d < overlap->ndim; d++)
-        overlap->whom += overlap->dims[d].list[overlap->dims[d].at].other_pos;
+        overlap->other_position += overlap->dims[d].list[overlap->dims[d].at].other_pos;
 }
 
 static bool next_in_product(struct overlap *overlap)
@@ -169,7 +169,7 @@ static bool next_in_product(struct overlap *overlap)
 
 static bool next_in_cells(struct overlap *overlap)
 {
-    const struct cells *cells = overlap->cells;
+    const struct box_groups *groups = overlap->groups;
     int32_t ndim = overlap->ndim;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     for (;;) {
@@ -183,11 +183,11 @@ static bool next_in_cells(struct overlap *overlap)
             lo[d] = overlap->dims[d].own[overlap->dims[d].at].lo;
             len[d] = overlap->dims[d].own[overlap->dims[d].at].len;
         }
-        int64_t cell = tree_next(&cells->tree, &overlap->search, lo, len);
-        if (cell >= 0) {
-            overlap->whom = cell;
-            box_meet(ndim, lo, len, cells->lo + cell * ndim, cells->len + cell * ndim, overlap->lo,
-                     overlap->len);
+        int64_t group = box_tree_next(&groups->tree, &overlap->search, lo, len);
+        if (group >= 0) {
+            overlap->other_position = group;
+            box_overlap(ndim, lo, len, groups->lo + group * ndim, groups->len + group * ndim,
+                        overlap->lo, overlap->len);
             for (int32_t d = 0; d < ndim; d++)
                 overlap->own_at[d] =
                     overlap->dims[d].own[overlap->dims[d].at].at + overlap->lo[d] - lo[d];
@@ -219,11 +219,11 @@ void overlap_drop(struct overlap *overlap)
 
 /* ---- a whole dim ---- */
 
-rsd_status sweep_dim(const struct cuts *own, const struct cuts *other, struct sweep **out,
-                     size_t *n)
+rsd_status overlap_sweep_dim(const struct cuts *own, const struct cuts *other, struct sweep **out,
+                             size_t *n)
 {
     struct sweep *list = NULL;
-    size_t room = 0, count = 0;
+    size_t capacity = 0, count = 0;
     struct span ours = {0}, theirs = {0};
     rsd_status status = RSD_OK;
     for (int64_t x = 0; x < own->extent && !status;) {
@@ -233,7 +233,7 @@ rsd_status sweep_dim(const struct cuts *own, const struct cuts *other, struct sw
             theirs = cuts_span_at(other, x);
         const struct sweep *last = count ? &list[count - 1] : NULL;
         if (!last || last->own_pos != ours.pos || last->other_pos != theirs.pos) {
-            status = GROW(list, room, count + 1);
+            status = GROW(list, capacity, count + 1);
             if (!status)
                 list[count++] = (struct sweep){ours.pos, theirs.pos};
         }

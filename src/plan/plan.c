@@ -89,35 +89,35 @@ static rsd_status reduce_terms(rsd_plan *plan, const bool kept[RSD_MAX_AXES])
 /* The cells of each source array: counted, then filled. */
 static rsd_status index_src_cells(rsd_plan *plan)
 {
-    const struct cells *cells = &plan->src_cells;
+    const struct box_groups *groups = &plan->src_groups;
     int64_t narrays = plan->src->nboxes;
-    size_t total = (size_t)(cells->ncells ? cells->first_holder[cells->ncells] : 0);
-    int64_t *first = plan->first_src_cell = mem_new((size_t)narrays + 2, sizeof *first);
-    plan->src_cell_of = mem_new(total, sizeof *plan->src_cell_of);
-    if (!first || !plan->src_cell_of)
+    size_t total = (size_t)(groups->ngroups ? groups->first_holder[groups->ngroups] : 0);
+    int64_t *first = plan->first_src_group = mem_new((size_t)narrays + 2, sizeof *first);
+    plan->src_group_of = mem_new(total, sizeof *plan->src_group_of);
+    if (!first || !plan->src_group_of)
         return RSD_ENOMEM;
     for (size_t i = 0; i < total; i++)
-        first[cells->holders[i] + 2]++;
+        first[groups->holders[i] + 2]++;
     for (int64_t a = 0; a < narrays; a++)
         first[a + 2] += first[a + 1];
-    for (int64_t c = 0; c < cells->ncells; c++)
-        for (int64_t i = cells->first_holder[c]; i < cells->first_holder[c + 1]; i++)
-            plan->src_cell_of[first[cells->holders[i] + 1]++] = c;
+    for (int64_t c = 0; c < groups->ngroups; c++)
+        for (int64_t i = groups->first_holder[c]; i < groups->first_holder[c + 1]; i++)
+            plan->src_group_of[first[groups->holders[i] + 1]++] = c;
     return RSD_OK;
 }
 
 static rsd_status index_dst_cells(rsd_plan *plan)
 {
-    const struct cells *cells = &plan->dst_cells;
+    const struct box_groups *groups = &plan->dst_groups;
     size_t narrays = (size_t)plan->dst->nboxes;
-    plan->dst_cell_of = mem_new(narrays, sizeof *plan->dst_cell_of);
-    if (!plan->dst_cell_of)
+    plan->dst_group_of = mem_new(narrays, sizeof *plan->dst_group_of);
+    if (!plan->dst_group_of)
         return RSD_ENOMEM;
     for (size_t a = 0; a < narrays; a++)
-        plan->dst_cell_of[a] = -1;
-    for (int64_t c = 0; c < cells->ncells; c++)
-        for (int64_t i = cells->first_holder[c]; i < cells->first_holder[c + 1]; i++)
-            plan->dst_cell_of[cells->holders[i]] = c;
+        plan->dst_group_of[a] = -1;
+    for (int64_t c = 0; c < groups->ngroups; c++)
+        for (int64_t i = groups->first_holder[c]; i < groups->first_holder[c + 1]; i++)
+            plan->dst_group_of[groups->holders[i]] = c;
     return RSD_OK;
 }
 
@@ -125,7 +125,7 @@ static rsd_status check_held(const rsd_plan *plan, const int64_t *lo, const int6
 {
     int64_t hole_lo[RSD_MAX_DIMS], hole_len[RSD_MAX_DIMS];
     char text[BOX_TEXT_NCHARS];
-    if (!cells_miss(&plan->src_cells, lo, len, hole_lo, hole_len))
+    if (!box_groups_find_hole(&plan->src_groups, lo, len, hole_lo, hole_len))
         return RSD_OK;
     return fail(RSD_EMISMATCH, "the source does not hold %s",
                 box_text(plan->src->ndim, hole_lo, hole_len, text));
@@ -139,9 +139,9 @@ static rsd_status check_cover(const rsd_plan *plan)
         return RSD_OK;
     if (plan->dst->mesh)
         return check_held(plan, origin, plan->dst->shape);
-    const struct cells *cells = &plan->dst_cells;
-    for (int64_t c = 0; c < cells->ncells; c++)
-        TRY(check_held(plan, cells->lo + c * cells->ndim, cells->len + c * cells->ndim));
+    const struct box_groups *groups = &plan->dst_groups;
+    for (int64_t c = 0; c < groups->ngroups; c++)
+        TRY(check_held(plan, groups->lo + c * groups->ndim, groups->len + c * groups->ndim));
     return RSD_OK;
 }
 
@@ -155,7 +155,7 @@ static int64_t world_of(const rsd_plan *plan)
 static rsd_status set_nodes(rsd_plan *plan, const rsd_plan_options *given)
 {
     rsd_plan_options options;
-    TRY(take_options("rsd_plan_options", given, &options, sizeof options));
+    TRY(options_copy("rsd_plan_options", given, &options, sizeof options));
     if (!options.node_of)
         return RSD_OK;
     if (options.nranks < world_of(plan))
@@ -171,7 +171,7 @@ static rsd_status set_nodes(rsd_plan *plan, const rsd_plan_options *given)
 static rsd_status check_runs(const rsd_layout *layout)
 {
     for (int32_t d = 0; layout->mesh && d < layout->ndim; d++)
-        TRY(check_nspans(&layout->cuts[d], d));
+        TRY(overlap_check_nspans(&layout->cuts[d], d));
     return RSD_OK;
 }
 
@@ -185,11 +185,11 @@ static rsd_status build(rsd_plan *plan, const rsd_plan_options *options)
     TRY(keep_terms(plan, kept));
     TRY(reduce_terms(plan, kept));
     if (!plan->src->mesh) {
-        TRY(cells_build(&plan->src_cells, plan->src, true));
+        TRY(box_groups_build(&plan->src_groups, plan->src, true));
         TRY(index_src_cells(plan));
     }
     if (!plan->dst->mesh) {
-        TRY(cells_build(&plan->dst_cells, plan->dst, false));
+        TRY(box_groups_build(&plan->dst_groups, plan->dst, false));
         TRY(index_dst_cells(plan));
     }
     return check_cover(plan);
@@ -223,11 +223,11 @@ void rsd_plan_free(rsd_plan *plan)
 {
     if (!plan || atomic_fetch_sub(&plan->references, 1) > 1)
         return;
-    cells_drop(&plan->src_cells);
-    cells_drop(&plan->dst_cells);
-    mem_free(plan->first_src_cell);
-    mem_free(plan->src_cell_of);
-    mem_free(plan->dst_cell_of);
+    box_groups_drop(&plan->src_groups);
+    box_groups_drop(&plan->dst_groups);
+    mem_free(plan->first_src_group);
+    mem_free(plan->src_group_of);
+    mem_free(plan->dst_group_of);
     mem_free(plan->node_of);
     rsd_layout_free(plan->src);
     rsd_layout_free(plan->dst);

@@ -9,7 +9,7 @@
 
 /* ---- two formulas ---- */
 
-struct tally {
+struct io_stats {
     int64_t pieces, peers, volume;  /* in all */
     int64_t own_pieces, own_volume; /* of these, with the rank itself */
 };
@@ -25,7 +25,8 @@ static int64_t position_part(const struct cuts *cuts, int64_t position)
 
 static int by_position(const void *a, const void *b)
 {
-    int64_t x = ((const struct meet *)a)->other_pos, y = ((const struct meet *)b)->other_pos;
+    int64_t x = ((const struct span_overlap *)a)->other_pos,
+            y = ((const struct span_overlap *)b)->other_pos;
     return (x > y) - (x < y);
 }
 
@@ -33,7 +34,7 @@ static int by_position(const void *a, const void *b)
  * other holder once, and need no look. */
 static int64_t distinct_peers(const struct overlap *overlap, int32_t d)
 {
-    struct meet *list = overlap->dims[d].list;
+    struct span_overlap *list = overlap->dims[d].list;
     size_t n = overlap->dims[d].n;
     bool plain = overlap->dims[d].nown == 1;
     for (int32_t k = 0; k < overlap->other->cuts[d].ncuts; k++) {
@@ -50,14 +51,14 @@ static int64_t distinct_peers(const struct overlap *overlap, int32_t d)
 }
 
 /* Counts the meetings of an own array; `self` is the rank's position on the other side, or -1. */
-static struct tally tally_meetings(const struct overlap *overlap, int64_t self)
+static struct io_stats tally_meetings(const struct overlap *overlap, int64_t self)
 {
-    struct tally tally = {1, 1, 1, self >= 0, self >= 0};
+    struct io_stats tally = {1, 1, 1, self >= 0, self >= 0};
     for (int32_t d = 0; d < overlap->ndim; d++) {
         int64_t extent = 0, own_pieces = 0, own_extent = 0;
         int64_t part = self < 0 ? -1 : position_part(&overlap->other->cuts[d], self);
         for (size_t i = 0; i < overlap->dims[d].n; i++) {
-            const struct meet *meet = &overlap->dims[d].list[i];
+            const struct span_overlap *meet = &overlap->dims[d].list[i];
             extent += meet->len;
             own_pieces += meet->other_pos == part;
             own_extent += meet->other_pos == part ? meet->len : 0;
@@ -72,12 +73,12 @@ static struct tally tally_meetings(const struct overlap *overlap, int64_t self)
 }
 
 static rsd_status tally_array(const rsd_plan *plan, bool sends, int64_t array, int64_t self,
-                              struct tally *tally)
+                              struct io_stats *tally)
 {
     struct overlap overlap = {0};
     const rsd_layout *own = sends ? plan->src : plan->dst, *other = sends ? plan->dst : plan->src;
     rsd_status status = overlap_start(&overlap, own, array, NULL, NULL, other, NULL);
-    *tally = (struct tally){0};
+    *tally = (struct io_stats){0};
     if (!status && !overlap.exhausted)
         *tally = tally_meetings(&overlap, self);
     overlap_drop(&overlap);
@@ -88,7 +89,7 @@ static rsd_status tally_array(const rsd_plan *plan, bool sends, int64_t array, i
 static bool is_giver_of(const rsd_plan *plan, int64_t src_position, int64_t dst_array)
 {
     const rsd_layout *src = plan->src;
-    return getter_of(plan, dst_array).giver ==
+    return plan_receiver(plan, dst_array).sender ==
            digits_part(&src->copies, src_position) + digits_part(&src->terms, src_position);
 }
 
@@ -110,7 +111,7 @@ static int64_t common_extent(const struct cuts *a, int64_t position_a, const str
     return common;
 }
 
-int64_t pair_volume(const rsd_plan *plan, int64_t src_position, int64_t dst_position)
+int64_t plan_pair_volume(const rsd_plan *plan, int64_t src_position, int64_t dst_position)
 {
     const rsd_layout *src = plan->src, *dst = plan->dst;
     if (src->volume == 0 ||
@@ -131,23 +132,23 @@ static rsd_status count_formulas(const rsd_plan *plan, int32_t rank, rsd_rank_to
 {
     const rsd_mesh *src = plan->src->mesh, *dst = plan->dst->mesh;
     int64_t from = mesh_position_of(src, rank), to = mesh_position_of(dst, rank);
-    int64_t each = (int64_t)rsd_dtype_nbytes(plan->src->dtype);
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(plan->src->dtype);
     bool own = from >= 0 && to >= 0 && is_giver_of(plan, from, mesh_array_at(dst, to));
-    struct tally tally;
+    struct io_stats tally;
     if (to >= 0) {
         TRY(tally_array(plan, false, mesh_array_at(dst, to), own ? from : -1, &tally));
         totals->npieces_received = tally.pieces - tally.own_pieces;
         totals->nmessages_received = tally.peers - (tally.own_pieces > 0);
-        totals->nbytes_received = (tally.volume - tally.own_volume) * each;
+        totals->nbytes_received = (tally.volume - tally.own_volume) * element_nbytes;
         totals->npieces_kept = tally.own_pieces;
-        totals->nbytes_kept = tally.own_volume * each;
+        totals->nbytes_kept = tally.own_volume * element_nbytes;
     }
     if (from >= 0) {
         TRY(tally_array(plan, true, mesh_array_at(src, from), own ? to : -1, &tally));
         int64_t copies = plan->dst->copies.total;
-        if (!mul_i64(tally.volume * each, copies, &totals->nbytes_sent))
+        if (!mul_i64(tally.volume * element_nbytes, copies, &totals->nbytes_sent))
             return too_much(rank);
-        totals->nbytes_sent -= tally.own_volume * each;
+        totals->nbytes_sent -= tally.own_volume * element_nbytes;
         totals->npieces_sent = tally.pieces * copies - tally.own_pieces;
         totals->nmessages_sent = tally.peers * copies - (tally.own_pieces > 0);
     }
@@ -158,11 +159,11 @@ static rsd_status count_formulas(const rsd_plan *plan, int32_t rank, rsd_rank_to
 
 static int by_rank(const void *a, const void *b)
 {
-    const struct peer *x = a, *y = b;
+    const struct rank_nbytes *x = a, *y = b;
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-void peers_unite(struct peers *peers)
+void rank_list_merge(struct rank_list *peers)
 {
     size_t n = 0;
     if (peers->n > 1)
@@ -176,23 +177,23 @@ void peers_unite(struct peers *peers)
 }
 
 /* A walk may have far more pieces than peers: a full list is united before it grows. */
-rsd_status peers_add(struct peers *peers, int32_t rank, int64_t nbytes)
+rsd_status rank_list_add(struct rank_list *peers, int32_t rank, int64_t nbytes)
 {
     if (peers->n && peers->list[peers->n - 1].rank == rank) {
         peers->list[peers->n - 1].nbytes += nbytes;
         return RSD_OK;
     }
-    if (peers->n && peers->n == peers->room)
-        peers_unite(peers);
-    TRY(GROW(peers->list, peers->room, peers->n + peers->n / 2 + 1));
-    peers->list[peers->n++] = (struct peer){rank, nbytes};
+    if (peers->n && peers->n == peers->capacity)
+        rank_list_merge(peers);
+    TRY(GROW(peers->list, peers->capacity, peers->n + peers->n / 2 + 1));
+    peers->list[peers->n++] = (struct rank_nbytes){rank, nbytes};
     return RSD_OK;
 }
 
 static rsd_status walk_side(const rsd_plan *plan, int32_t rank, rsd_side side, int64_t *pieces,
                             int64_t *messages, int64_t *nbytes, rsd_rank_totals *totals)
 {
-    struct peers peers = {0};
+    struct rank_list peers = {0};
     rsd_cursor *cursor;
     const rsd_piece *piece;
     TRY(rsd_plan_walk(plan, rank, side, &cursor));
@@ -206,12 +207,12 @@ static rsd_status walk_side(const rsd_plan *plan, int32_t rank, rsd_side side, i
         if (!add_i64(*sum, piece->nbytes, sum))
             status = too_much(rank);
         else if (!kept)
-            status =
-                peers_add(&peers, side == RSD_RECEIVES ? piece->from : piece->to, piece->nbytes);
+            status = rank_list_add(&peers, side == RSD_RECEIVES ? piece->from : piece->to,
+                                   piece->nbytes);
         if (status)
             break;
     }
-    peers_unite(&peers);
+    rank_list_merge(&peers);
     *messages = (int64_t)peers.n;
     mem_free(peers.list);
     rsd_cursor_free(cursor);
@@ -243,7 +244,7 @@ static rsd_status add_arrays(const rsd_layout *layout, int32_t rank, int64_t *nb
 
 rsd_status rsd_plan_rank_totals(const rsd_plan *plan, int32_t rank, rsd_rank_totals *totals)
 {
-    TRY(check_report("rsd_rank_totals", totals));
+    TRY(report_check("rsd_rank_totals", totals));
     if (rank < 0)
         return fail(RSD_EINVAL, "rank %d of a plan: ranks count from 0", (int)rank);
     rsd_rank_totals counted = {0};
@@ -251,7 +252,7 @@ rsd_status rsd_plan_rank_totals(const rsd_plan *plan, int32_t rank, rsd_rank_tot
     TRY(formula ? count_formulas(plan, rank, &counted) : count_walked(plan, rank, &counted));
     TRY(add_arrays(plan->src, rank, &counted.nbytes_src));
     TRY(add_arrays(plan->dst, rank, &counted.nbytes_dst));
-    give_report(totals, &counted, sizeof counted);
+    report_copy(totals, &counted, sizeof counted);
     return RSD_OK;
 }
 
@@ -263,7 +264,7 @@ rsd_status rsd_plan_nbytes(const rsd_plan *plan, int32_t from, int32_t to, int64
     if (plan_is_direct(plan)) {
         int64_t at = mesh_position_of(plan->src->mesh, from),
                 to_at = mesh_position_of(plan->dst->mesh, to);
-        int64_t volume = at < 0 || to_at < 0 ? 0 : pair_volume(plan, at, to_at);
+        int64_t volume = at < 0 || to_at < 0 ? 0 : plan_pair_volume(plan, at, to_at);
         *nbytes = volume * (int64_t)rsd_dtype_nbytes(plan->src->dtype);
         return RSD_OK;
     }

@@ -45,42 +45,42 @@ static int64_t giver_offset(const rsd_plan *plan, int32_t rank, int64_t dst_arra
     return offset + digits_position(copies, number_of(plan, dst_array) % copies->total);
 }
 
-struct getter getter_of(const rsd_plan *plan, int64_t dst_array)
+struct receiver plan_receiver(const rsd_plan *plan, int64_t dst_array)
 {
     const rsd_layout *dst = plan->dst;
-    struct getter getter = {.rank = layout_array_rank(dst, dst_array), .array = dst_array};
+    struct receiver receiver = {.rank = layout_array_rank(dst, dst_array), .array = dst_array};
     if (dst->mesh) {
         int64_t position = mesh_position_of_array(dst->mesh, dst_array);
-        getter.group = position - digits_part(&dst->copies, position);
+        receiver.group = position - digits_part(&dst->copies, position);
     } else {
-        getter.group = plan->dst_cell_of[dst_array];
+        receiver.group = plan->dst_group_of[dst_array];
     }
     if (plan->src->mesh)
-        getter.giver = giver_offset(plan, getter.rank, dst_array);
-    return getter;
+        receiver.sender = giver_offset(plan, receiver.rank, dst_array);
+    return receiver;
 }
 
-int64_t group_count(const rsd_plan *plan, int64_t group)
+int64_t plan_group_count(const rsd_plan *plan, int64_t group)
 {
     if (plan->dst->mesh)
         return plan->dst->copies.total;
-    return plan->dst_cells.first_holder[group + 1] - plan->dst_cells.first_holder[group];
+    return plan->dst_groups.first_holder[group + 1] - plan->dst_groups.first_holder[group];
 }
 
-int64_t group_array(const rsd_plan *plan, int64_t group, int64_t i)
+int64_t plan_group_array(const rsd_plan *plan, int64_t group, int64_t i)
 {
     if (plan->dst->mesh)
         return mesh_array_at(plan->dst->mesh, group + digits_position(&plan->dst->copies, i));
-    return plan->dst_cells.holders[plan->dst_cells.first_holder[group] + i];
+    return plan->dst_groups.holders[plan->dst_groups.first_holder[group] + i];
 }
 
-int64_t group_index(const rsd_plan *plan, int64_t group, int64_t array)
+int64_t plan_group_index(const rsd_plan *plan, int64_t group, int64_t array)
 {
     if (plan->dst->mesh)
         return digits_index(&plan->dst->copies, mesh_position_of_array(plan->dst->mesh, array));
-    const int64_t *holders = plan->dst_cells.holders + plan->dst_cells.first_holder[group];
+    const int64_t *holders = plan->dst_groups.holders + plan->dst_groups.first_holder[group];
     int64_t lo = 0;
-    for (int64_t hi = group_count(plan, group); lo < hi;) {
+    for (int64_t hi = plan_group_count(plan, group); lo < hi;) {
         int64_t middle = lo + (hi - lo) / 2;
         if (holders[middle] < array)
             lo = middle + 1;
@@ -90,7 +90,7 @@ int64_t group_index(const rsd_plan *plan, int64_t group, int64_t array)
     return lo;
 }
 
-int64_t group_of_meeting(const rsd_plan *plan, int64_t src_array, int64_t other)
+int64_t plan_group_of_overlap(const rsd_plan *plan, int64_t src_array, int64_t other)
 {
     const struct kept_terms *kept = &plan->kept;
     for (int32_t i = 0; i < kept->n; i++) {
@@ -106,43 +106,46 @@ static int64_t nholders(const rsd_plan *plan, int64_t source)
 {
     if (plan->src->mesh)
         return plan->src->copies.total;
-    return plan->src_cells.first_holder[source + 1] - plan->src_cells.first_holder[source];
+    return plan->src_groups.first_holder[source + 1] - plan->src_groups.first_holder[source];
 }
 
 /* The array of the i-th holder; on a mesh, of the getter's term. */
-static int64_t holder(const rsd_plan *plan, const struct getter *getter, int64_t source, int64_t i)
+static int64_t holder(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
+                      int64_t i)
 {
     if (!plan->src->mesh)
-        return plan->src_cells.holders[plan->src_cells.first_holder[source] + i];
+        return plan->src_groups.holders[plan->src_groups.first_holder[source] + i];
     const struct digits *copies = &plan->src->copies;
-    int64_t kept = getter->giver - digits_part(copies, getter->giver);
+    int64_t kept = receiver->sender - digits_part(copies, receiver->sender);
     return mesh_array_at(plan->src->mesh, source + kept + digits_position(copies, i));
 }
 
-static int64_t holder_of_same_rank(const rsd_plan *plan, const struct getter *getter,
+static int64_t holder_of_same_rank(const rsd_plan *plan, const struct receiver *receiver,
                                    int64_t source)
 {
-    const int64_t *holders = plan->src_cells.holders;
-    int64_t lo = plan->src_cells.first_holder[source],
-            end = plan->src_cells.first_holder[source + 1];
+    const int64_t *holders = plan->src_groups.holders;
+    int64_t lo = plan->src_groups.first_holder[source],
+            end = plan->src_groups.first_holder[source + 1];
     for (int64_t hi = end; lo < hi;) {
         int64_t middle = lo + (hi - lo) / 2;
-        if (plan->src->box_ranks[holders[middle]] < getter->rank)
+        if (plan->src->box_ranks[holders[middle]] < receiver->rank)
             lo = middle + 1;
         else
             hi = middle;
     }
-    return lo < end && plan->src->box_ranks[holders[lo]] == getter->rank ? holders[lo] : -1;
+    return lo < end && plan->src->box_ranks[holders[lo]] == receiver->rank ? holders[lo] : -1;
 }
 
-static int64_t holder_anywhere(const rsd_plan *plan, const struct getter *getter, int64_t source)
+static int64_t holder_anywhere(const rsd_plan *plan, const struct receiver *receiver,
+                               int64_t source)
 {
     if (plan->src->mesh)
-        return mesh_array_at(plan->src->mesh, source + getter->giver);
-    int64_t own = holder_of_same_rank(plan, getter, source);
+        return mesh_array_at(plan->src->mesh, source + receiver->sender);
+    int64_t own = holder_of_same_rank(plan, receiver, source);
     if (own >= 0)
         return own;
-    return holder(plan, getter, source, number_of(plan, getter->array) % nholders(plan, source));
+    return holder(plan, receiver, source,
+                  number_of(plan, receiver->array) % nholders(plan, source));
 }
 
 static int32_t node_of_src(const rsd_plan *plan, int64_t array)
@@ -151,45 +154,45 @@ static int32_t node_of_src(const rsd_plan *plan, int64_t array)
 }
 
 /* A holder on the getter's node, spread by its number; -1: none. */
-static int64_t holder_on_node(const rsd_plan *plan, const struct getter *getter, int64_t source)
+static int64_t holder_on_node(const rsd_plan *plan, const struct receiver *receiver, int64_t source)
 {
     int64_t n = nholders(plan, source), near = 0;
-    int32_t node = plan->node_of[getter->rank];
+    int32_t node = plan->node_of[receiver->rank];
     for (int64_t i = 0; i < n; i++)
-        near += node_of_src(plan, holder(plan, getter, source, i)) == node;
+        near += node_of_src(plan, holder(plan, receiver, source, i)) == node;
     if (near == 0)
         return -1;
-    int64_t wanted = number_of(plan, getter->array) % near;
+    int64_t wanted = number_of(plan, receiver->array) % near;
     for (int64_t i = 0; i < n; i++) {
-        int64_t array = holder(plan, getter, source, i);
+        int64_t array = holder(plan, receiver, source, i);
         if (node_of_src(plan, array) == node && wanted-- == 0)
             return array;
     }
     return -1;
 }
 
-bool held_on_node(const rsd_plan *plan, const struct getter *getter, int64_t source)
+bool plan_held_on_node(const rsd_plan *plan, const struct receiver *receiver, int64_t source)
 {
-    return holder_on_node(plan, getter, source) >= 0;
+    return holder_on_node(plan, receiver, source) >= 0;
 }
 
-int64_t choose_giver(const rsd_plan *plan, const struct getter *getter, int64_t source)
+int64_t plan_choose_sender(const rsd_plan *plan, const struct receiver *receiver, int64_t source)
 {
-    int64_t array = holder_anywhere(plan, getter, source);
-    if (!plan->node_of || layout_array_rank(plan->src, array) == getter->rank)
+    int64_t array = holder_anywhere(plan, receiver, source);
+    if (!plan->node_of || layout_array_rank(plan->src, array) == receiver->rank)
         return array;
-    int64_t near = holder_on_node(plan, getter, source);
+    int64_t near = holder_on_node(plan, receiver, source);
     return near >= 0 ? near : array;
 }
 
-bool holds_term(const rsd_plan *plan, const struct getter *getter, int64_t source,
-                int64_t dst_array)
+bool plan_holds_term(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
+                     int64_t dst_array)
 {
     const rsd_layout *src = plan->src;
     int64_t position = mesh_position_of(src->mesh, layout_array_rank(plan->dst, dst_array));
     if (position < 0)
         return false;
-    int64_t kept = getter->giver - digits_part(&src->copies, getter->giver);
+    int64_t kept = receiver->sender - digits_part(&src->copies, receiver->sender);
     return position - digits_part(&src->copies, position) - digits_part(&plan->reduced, position) ==
            source + kept;
 }

@@ -42,10 +42,10 @@ static int by_node_then_order(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
-static rsd_status sort_by_node(const rsd_plan *plan, struct shares *shares)
+static rsd_status sort_by_node(const rsd_plan *plan, struct split *shares)
 {
     size_t n = shares->nmembers;
-    TRY(GROW(shares->by_node, shares->room_by_node, n));
+    TRY(GROW(shares->by_node, shares->by_node_capacity, n));
     struct noded *sorted = mem_new(n, sizeof *sorted);
     if (!sorted)
         return RSD_ENOMEM;
@@ -60,25 +60,25 @@ static rsd_status sort_by_node(const rsd_plan *plan, struct shares *shares)
     return RSD_OK;
 }
 
-rsd_status shares_load(const rsd_plan *plan, int64_t group, struct shares *shares)
+rsd_status split_load(const rsd_plan *plan, int64_t group, struct split *shares)
 {
     if (shares->group == group)
         return RSD_OK;
     shares->group = -1;
     shares->led_source = -1;
-    size_t n = (size_t)group_count(plan, group);
-    TRY(GROW(shares->members, shares->room_members, n));
+    size_t n = (size_t)plan_group_count(plan, group);
+    TRY(GROW(shares->members, shares->members_capacity, n));
     shares->nmembers = n;
     for (size_t i = 0; i < n; i++)
-        shares->members[i] = group_array(plan, group, (int64_t)i);
+        shares->members[i] = plan_group_array(plan, group, (int64_t)i);
     if (plan->node_of)
         TRY(sort_by_node(plan, shares));
     shares->group = group;
     return RSD_OK;
 }
 
-int64_t shares_mates(const rsd_plan *plan, const struct shares *shares, int64_t array,
-                     const int64_t **mates)
+int64_t split_node_members(const rsd_plan *plan, const struct split *shares, int64_t array,
+                           const int64_t **mates)
 {
     int32_t node = node_of_dst(plan, array);
     size_t lo = 0;
@@ -99,20 +99,20 @@ int64_t shares_mates(const rsd_plan *plan, const struct shares *shares, int64_t 
 /* ---- leaders ---- */
 
 /* Finds who leads the reduction of a meeting; leader_index is theirs by member, -1 for others. */
-static rsd_status find_leaders(const rsd_plan *plan, const struct getter *getter, int64_t source,
-                               struct shares *shares)
+static rsd_status find_leaders(const rsd_plan *plan, const struct receiver *receiver,
+                               int64_t source, struct split *shares)
 {
     if (shares->led_source == source)
         return RSD_OK;
     shares->led_source = -1;
-    TRY(GROW(shares->leaders, shares->room_leaders, shares->nmembers));
-    TRY(GROW(shares->leader_index, shares->room_leader_index, shares->nmembers));
+    TRY(GROW(shares->leaders, shares->leaders_capacity, shares->nmembers));
+    TRY(GROW(shares->leader_index, shares->leader_index_capacity, shares->nmembers));
     bool all = true;
     for (size_t i = 0; i < shares->nmembers && all; i++)
-        all = !holds_term(plan, getter, source, shares->members[i]);
+        all = !plan_holds_term(plan, receiver, source, shares->members[i]);
     shares->nleaders = 0;
     for (size_t i = 0; i < shares->nmembers; i++) {
-        bool leads = all || holds_term(plan, getter, source, shares->members[i]);
+        bool leads = all || plan_holds_term(plan, receiver, source, shares->members[i]);
         shares->leader_index[i] = leads ? (int64_t)shares->nleaders : -1;
         if (leads)
             shares->leaders[shares->nleaders++] = shares->members[i];
@@ -121,16 +121,16 @@ static rsd_status find_leaders(const rsd_plan *plan, const struct getter *getter
     return RSD_OK;
 }
 
-static int64_t leader_index(const rsd_plan *plan, const struct shares *shares, int64_t array)
+static int64_t leader_index(const rsd_plan *plan, const struct split *shares, int64_t array)
 {
-    return shares->leader_index[group_index(plan, shares->group, array)];
+    return shares->leader_index[plan_group_index(plan, shares->group, array)];
 }
 
-rsd_status shares_lead(const rsd_plan *plan, const struct getter *getter, int64_t source,
-                       struct shares *shares, bool *leads)
+rsd_status split_leads(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
+                       struct split *shares, bool *leads)
 {
-    TRY(find_leaders(plan, getter, source, shares));
-    *leads = leader_index(plan, shares, getter->array) >= 0;
+    TRY(find_leaders(plan, receiver, source, shares));
+    *leads = leader_index(plan, shares, receiver->array) >= 0;
     return RSD_OK;
 }
 
@@ -139,24 +139,25 @@ rsd_status shares_lead(const rsd_plan *plan, const struct getter *getter, int64_
 /* One question: what does the getter take of a meeting, from anyone or only from one giver? */
 struct question {
     const rsd_plan *plan;
-    const struct getter *getter;
+    const struct receiver *receiver;
     int64_t source;
-    const struct giver *only;
-    struct shares *shares;
+    const struct sender *only;
+    struct split *shares;
 };
 
-static bool wanted(const struct question *q, const struct share *share)
+static bool wanted(const struct question *q, const struct split_part *share)
 {
-    return !q->only || (share->array == q->only->array && share->from_dst == q->only->from_dst);
+    return !q->only ||
+           (share->array == q->only->array && share->from_destination == q->only->from_destination);
 }
 
 static rsd_status add_share(const struct question *q, const int64_t *lo, const int64_t *len,
-                            struct share share)
+                            struct split_part share)
 {
-    struct shares *shares = q->shares;
+    struct split *shares = q->shares;
     if (!wanted(q, &share))
         return RSD_OK;
-    TRY(GROW(shares->list, shares->room, shares->n + 1));
+    TRY(GROW(shares->list, shares->capacity, shares->n + 1));
     copy_i64s(share.lo, lo, q->plan->src->ndim);
     copy_i64s(share.len, len, q->plan->src->ndim);
     shares->list[shares->n++] = share;
@@ -195,23 +196,24 @@ static void part_at(const struct parts *parts, int64_t i, int64_t *lo, int64_t *
 }
 
 /* Hands a box from one array to the getter: straight, or over a host boundary once for all mates. */
-static rsd_status deliver(const struct question *q, struct share from, const int64_t *lo,
+static rsd_status deliver(const struct question *q, struct split_part from, const int64_t *lo,
                           const int64_t *len)
 {
     const rsd_plan *plan = q->plan;
-    int32_t rank = layout_array_rank(from.from_dst ? plan->dst : plan->src, from.array);
+    int32_t rank = layout_array_rank(from.from_destination ? plan->dst : plan->src, from.array);
     const int64_t *mates = NULL;
     int64_t nmates = 1;
-    if (plan->node_of && plan->node_of[rank] != plan->node_of[q->getter->rank])
-        nmates = shares_mates(plan, q->shares, q->getter->array, &mates);
+    if (plan->node_of && plan->node_of[rank] != plan->node_of[q->receiver->rank])
+        nmates = split_node_members(plan, q->shares, q->receiver->array, &mates);
     if (nmates < 2)
         return add_share(q, lo, len, from);
     struct parts parts = parts_of(plan->src->ndim, lo, len, nmates);
     for (int64_t i = 0; i < parts.n; i++) {
         int64_t part_lo[RSD_MAX_DIMS], part_len[RSD_MAX_DIMS];
-        struct share share = from;
-        if (mates[i] != q->getter->array)
-            share = (struct share){.array = mates[i], .stage = from.stage + 1, .from_dst = true};
+        struct split_part share = from;
+        if (mates[i] != q->receiver->array)
+            share = (struct split_part){
+                .array = mates[i], .stage = from.stage + 1, .from_destination = true};
         part_at(&parts, i, part_lo, part_len);
         TRY(add_share(q, part_lo, part_len, share));
     }
@@ -220,7 +222,7 @@ static rsd_status deliver(const struct question *q, struct share from, const int
 
 static int by_order(const void *a, const void *b)
 {
-    const struct share *x = a, *y = b;
+    const struct split_part *x = a, *y = b;
     return (x->order > y->order) - (x->order < y->order);
 }
 
@@ -230,21 +232,22 @@ static rsd_status combine(const struct question *q, const int64_t *lo, const int
 {
     const rsd_plan *plan = q->plan;
     const rsd_mesh *mesh = plan->src->mesh;
-    int64_t copy = digits_part(&plan->src->copies, q->getter->giver);
-    int64_t term = q->source + q->getter->giver - copy;
+    int64_t copy = digits_part(&plan->src->copies, q->receiver->sender);
+    int64_t term = q->source + q->receiver->sender - copy;
     if (q->only) {
-        int64_t position = q->only->from_dst ? -1 : mesh_position_of_array(mesh, q->only->array);
+        int64_t position =
+            q->only->from_destination ? -1 : mesh_position_of_array(mesh, q->only->array);
         if (position < 0 || position - digits_part(&plan->reduced, position) != term + copy)
             return RSD_OK;
-        return add_share(q, lo, len, (struct share){.array = q->only->array, .reduce = true});
+        return add_share(q, lo, len, (struct split_part){.array = q->only->array, .reduce = true});
     }
     size_t first = q->shares->n;
     for (int64_t t = 0; t < plan->reduced.total; t++) {
         int64_t position = term + digits_position(&plan->reduced, t);
         TRY(add_share(q, lo, len,
-                      (struct share){.array = mesh_array_at(mesh, position + copy),
-                                     .order = mesh_array_at(mesh, position),
-                                     .reduce = true}));
+                      (struct split_part){.array = mesh_array_at(mesh, position + copy),
+                                          .order = mesh_array_at(mesh, position),
+                                          .reduce = true}));
     }
     qsort(q->shares->list + first, q->shares->n - first, sizeof *q->shares->list, by_order);
     return RSD_OK;
@@ -253,14 +256,14 @@ static rsd_status combine(const struct question *q, const int64_t *lo, const int
 /* The part of one leader: combined if that is the getter, else handed on by it. */
 static rsd_status from_leader(const struct question *q, const struct parts *parts, int64_t i)
 {
-    const struct shares *shares = q->shares;
+    const struct split *shares = q->shares;
     int64_t part_lo[RSD_MAX_DIMS], part_len[RSD_MAX_DIMS];
     if (i < 0 || i >= parts->n)
         return RSD_OK;
     part_at(parts, i, part_lo, part_len);
-    if (shares->leaders[i] == q->getter->array)
+    if (shares->leaders[i] == q->receiver->array)
         return combine(q, part_lo, part_len);
-    struct share from = {.array = shares->leaders[i], .stage = 1, .from_dst = true};
+    struct split_part from = {.array = shares->leaders[i], .stage = 1, .from_destination = true};
     return deliver(q, from, part_lo, part_len);
 }
 
@@ -268,40 +271,41 @@ static rsd_status combine_at_leaders(const struct question *q, const int64_t *lo
                                      const int64_t *len)
 {
     const rsd_plan *plan = q->plan;
-    TRY(find_leaders(plan, q->getter, q->source, q->shares));
+    TRY(find_leaders(plan, q->receiver, q->source, q->shares));
     struct parts parts = parts_of(plan->src->ndim, lo, len, (int64_t)q->shares->nleaders);
     /* One giver: as a holder of a term it serves the getter's own part, as a leader its own part;
      * only a mate of the getter may have to do with the parts of all leaders. */
-    if (q->only && !q->only->from_dst)
-        return from_leader(q, &parts, leader_index(plan, q->shares, q->getter->array));
+    if (q->only && !q->only->from_destination)
+        return from_leader(q, &parts, leader_index(plan, q->shares, q->receiver->array));
     if (q->only &&
-        !(plan->node_of && node_of_dst(plan, q->only->array) == plan->node_of[q->getter->rank]))
+        !(plan->node_of && node_of_dst(plan, q->only->array) == plan->node_of[q->receiver->rank]))
         return from_leader(q, &parts, leader_index(plan, q->shares, q->only->array));
     for (int64_t i = 0; i < parts.n; i++)
         TRY(from_leader(q, &parts, i));
     return RSD_OK;
 }
 
-rsd_status choose_shares(const rsd_plan *plan, const struct getter *getter, int64_t source,
-                         const int64_t *lo, const int64_t *len, const struct giver *only,
-                         struct shares *shares)
+rsd_status split_choose(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
+                        const int64_t *lo, const int64_t *len, const struct sender *only,
+                        struct split *shares)
 {
-    struct question q = {plan, getter, source, only, shares};
+    struct question q = {plan, receiver, source, only, shares};
     shares->n = 0;
-    TRY(shares_load(plan, getter->group, shares));
+    TRY(split_load(plan, receiver->group, shares));
     if (plan->reduced.total == 1)
-        return deliver(&q, (struct share){.array = choose_giver(plan, getter, source)}, lo, len);
+        return deliver(&q, (struct split_part){.array = plan_choose_sender(plan, receiver, source)},
+                       lo, len);
     if (shares->nmembers == 1)
         return combine(&q, lo, len);
     return combine_at_leaders(&q, lo, len);
 }
 
-void shares_drop(struct shares *shares)
+void split_drop(struct split *shares)
 {
     mem_free(shares->list);
     mem_free(shares->members);
     mem_free(shares->by_node);
     mem_free(shares->leaders);
     mem_free(shares->leader_index);
-    *shares = (struct shares){.group = -1};
+    *shares = (struct split){.group = -1};
 }

@@ -71,7 +71,7 @@ static rsd_status add_kept(const rsd_plan *plan, rsd_totals *totals, int64_t *nk
     for (int64_t p = 0; p < fewer->nranks; p++) {
         int32_t rank = mesh_rank_at(fewer, p);
         int64_t from = mesh_position_of(src, rank), to = mesh_position_of(dst, rank);
-        int64_t volume = from < 0 || to < 0 ? 0 : pair_volume(plan, from, to);
+        int64_t volume = from < 0 || to < 0 ? 0 : plan_pair_volume(plan, from, to);
         *nkeepers += volume > 0;
         TRY(add(&totals->nbytes_kept, volume * element_nbytes(plan)));
     }
@@ -89,7 +89,7 @@ static rsd_status count_formulas(const rsd_plan *plan, rsd_totals *totals)
     for (int32_t d = 0; d < dst->ndim; d++) {
         struct sweep *list;
         size_t n;
-        TRY(sweep_dim(&dst->cuts[d], &src->cuts[d], &list, &n));
+        TRY(overlap_sweep_dim(&dst->cuts[d], &src->cuts[d], &list, &n));
         rsd_status status = multiply(&totals->npieces, (int64_t)n);
         if (!status)
             status = multiply(&totals->nmessages, distinct_pairs(list, n));
@@ -115,49 +115,49 @@ static rsd_status count_piece(const rsd_plan *plan, const rsd_piece *piece, rsd_
                piece->nbytes);
 }
 
-static void count_messages(struct peers *givers, rsd_totals *totals)
+static void count_messages(struct rank_list *senders, rsd_totals *totals)
 {
-    peers_unite(givers);
-    totals->nmessages += (int64_t)givers->n;
-    givers->n = 0;
+    rank_list_merge(senders);
+    totals->nmessages += (int64_t)senders->n;
+    senders->n = 0;
 }
 
 static rsd_status count_walked(const rsd_plan *plan, rsd_totals *totals)
 {
-    struct peers givers = {0};
+    struct rank_list senders = {0};
     rsd_cursor *cursor;
     const rsd_piece *piece;
-    int32_t getter = -1;
+    int32_t receiver = -1;
     TRY(total_nbytes(plan, &totals->nbytes_total));
     TRY(rsd_plan_walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
-        if (piece->to != getter)
-            count_messages(&givers, totals);
-        getter = piece->to;
+        if (piece->to != receiver)
+            count_messages(&senders, totals);
+        receiver = piece->to;
         status = count_piece(plan, piece, totals);
         if (!status && piece->from != piece->to)
-            status = peers_add(&givers, piece->from, 0);
+            status = rank_list_add(&senders, piece->from, 0);
         if (status)
             break;
     }
-    count_messages(&givers, totals);
-    mem_free(givers.list);
+    count_messages(&senders, totals);
+    mem_free(senders.list);
     rsd_cursor_free(cursor);
     return status;
 }
 
 rsd_status rsd_plan_totals(const rsd_plan *plan, rsd_totals *totals)
 {
-    TRY(check_report("rsd_totals", totals));
+    TRY(report_check("rsd_totals", totals));
     rsd_totals counted = {0};
     if (plan_is_direct(plan)) {
         TRY(count_formulas(plan, &counted));
     } else {
         TRY(count_walked(plan, &counted));
-        TRY(bound_moved(plan, &counted.nbytes_least));
-        TRY(bound_crossed(plan, &counted.nbytes_crossed_least));
+        TRY(plan_bound_moved(plan, &counted.nbytes_least));
+        TRY(plan_bound_crossed(plan, &counted.nbytes_crossed_least));
     }
-    give_report(totals, &counted, sizeof counted);
+    report_copy(totals, &counted, sizeof counted);
     return RSD_OK;
 }

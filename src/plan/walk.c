@@ -33,8 +33,8 @@ struct rsd_cursor {
     int64_t source; /* of the meeting: mesh position without copies and terms, or cell */
     int64_t group, member, nmembers;
     const int64_t *members; /* those who may get the meeting; NULL: the whole group */
-    struct getter getter;
-    struct shares shares;
+    struct receiver receiver;
+    struct split shares;
     size_t share;
     rsd_piece piece;
     rsd_status failed;
@@ -42,13 +42,13 @@ struct rsd_cursor {
     bool sorted; /* all pieces were found beforehand, and are read from here */
     struct record *records;
     int64_t *coordinates;
-    size_t nrecords, room_records, room_coordinates, next_record;
+    size_t nrecords, records_capacity, coordinates_capacity, next_record;
 };
 
 /* A piece in the list: its coordinates are box.lo, box.len, from_at and to_at. */
 struct record {
     int32_t from, to, stage;
-    bool from_dst, reduce;
+    bool from_destination, reduce;
     int64_t from_array, to_array, nbytes;
     size_t found; /* as which one it was found */
     const int64_t *coordinates;
@@ -58,7 +58,7 @@ struct record {
 
 /* The box [lo, lo+len), a part of the meeting at hand, from one array to the getter's. */
 static void set_piece(rsd_cursor *cursor, const int64_t *lo, const int64_t *len, int64_t from_array,
-                      bool from_dst)
+                      bool from_destination)
 {
     const rsd_layout *src = cursor->plan->src, *dst = cursor->plan->dst;
     const struct overlap *overlap = &cursor->overlap;
@@ -66,25 +66,25 @@ static void set_piece(rsd_cursor *cursor, const int64_t *lo, const int64_t *len,
     bool giving = cursor->phase == GIVING;
     const int64_t *src_at = giving ? overlap->own_at : overlap->other_at;
     const int64_t *dst_at = giving ? overlap->other_at : overlap->own_at;
-    const int64_t *src_lo = src->mesh || from_dst ? NULL : layout_box_lo(src, from_array);
-    const int64_t *dst_lo = dst->mesh ? NULL : layout_box_lo(dst, cursor->getter.array);
+    const int64_t *src_lo = src->mesh || from_destination ? NULL : layout_box_lo(src, from_array);
+    const int64_t *dst_lo = dst->mesh ? NULL : layout_box_lo(dst, cursor->receiver.array);
     int64_t nbytes = cursor->element_nbytes;
     for (int32_t d = 0; d < cursor->piece.box.ndim; d++) {
         int64_t shift = lo[d] - overlap->lo[d];
         piece->box.lo[d] = lo[d];
         piece->box.len[d] = len[d];
         piece->to_at[d] = dst_lo ? lo[d] - dst_lo[d] : dst_at[d] + shift;
-        if (from_dst) /* members of a group have the same array: the same place */
+        if (from_destination) /* members of a group have the same array: the same place */
             piece->from_at[d] = piece->to_at[d];
         else
             piece->from_at[d] = src_lo ? lo[d] - src_lo[d] : src_at[d] + shift;
         nbytes *= len[d];
     }
-    piece->from = layout_array_rank(from_dst ? dst : src, from_array);
+    piece->from = layout_array_rank(from_destination ? dst : src, from_array);
     piece->from_array = from_array;
-    piece->from_dst = from_dst;
-    piece->to = cursor->getter.rank;
-    piece->to_array = cursor->getter.array;
+    piece->from_destination = from_destination;
+    piece->to = cursor->receiver.rank;
+    piece->to_array = cursor->receiver.array;
     piece->nbytes = nbytes;
 }
 
@@ -93,9 +93,9 @@ static void set_whole_piece(rsd_cursor *cursor, int64_t src_array)
     set_piece(cursor, cursor->overlap.lo, cursor->overlap.len, src_array, false);
 }
 
-static void set_shared_piece(rsd_cursor *cursor, const struct share *share)
+static void set_shared_piece(rsd_cursor *cursor, const struct split_part *share)
 {
-    set_piece(cursor, share->lo, share->len, share->array, share->from_dst);
+    set_piece(cursor, share->lo, share->len, share->array, share->from_destination);
     cursor->piece.stage = share->stage;
     cursor->piece.reduce = share->reduce;
 }
@@ -137,10 +137,11 @@ static int64_t array_at(const rsd_cursor *cursor, int64_t i)
 static rsd_status start_cell(rsd_cursor *cursor)
 {
     const rsd_plan *plan = cursor->plan;
-    const struct cells *cells = &plan->src_cells;
-    int64_t cell = cursor->source = plan->src_cell_of[cursor->next_cell++];
-    return overlap_start(&cursor->overlap, plan->src, cursor->array, cells->lo + cell * cells->ndim,
-                         cells->len + cell * cells->ndim, plan->dst, &plan->dst_cells);
+    const struct box_groups *groups = &plan->src_groups;
+    int64_t group = cursor->source = plan->src_group_of[cursor->next_cell++];
+    return overlap_start(&cursor->overlap, plan->src, cursor->array,
+                         groups->lo + group * groups->ndim, groups->len + group * groups->ndim,
+                         plan->dst, &plan->dst_groups);
 }
 
 static rsd_status start_array(rsd_cursor *cursor)
@@ -148,20 +149,20 @@ static rsd_status start_array(rsd_cursor *cursor)
     const rsd_plan *plan = cursor->plan;
     int64_t array = cursor->array = array_at(cursor, cursor->next_array++);
     if (cursor->phase != GIVING) {
-        cursor->getter = getter_of(plan, array);
+        cursor->receiver = plan_receiver(plan, array);
         return overlap_start(&cursor->overlap, plan->dst, array, NULL, NULL, plan->src,
-                             &plan->src_cells);
+                             &plan->src_groups);
     }
     if (!plan->src->mesh) {
-        cursor->next_cell = plan->first_src_cell[array];
-        cursor->end_cell = plan->first_src_cell[array + 1];
+        cursor->next_cell = plan->first_src_group[array];
+        cursor->end_cell = plan->first_src_group[array + 1];
         return RSD_OK;
     }
     int64_t position = mesh_position_of_array(plan->src->mesh, array);
     cursor->source = position - digits_part(&plan->src->copies, position) -
                      digits_part(&plan->src->terms, position);
     return overlap_start(&cursor->overlap, plan->src, array, NULL, NULL, plan->dst,
-                         &plan->dst_cells);
+                         &plan->dst_groups);
 }
 
 /* The next meeting of any own array; *more is false after the last. */
@@ -187,8 +188,8 @@ static rsd_status next_received(rsd_cursor *cursor, bool *more)
     if (cursor->whole) {
         TRY(next_meeting(cursor, more));
         if (*more)
-            set_whole_piece(cursor,
-                            choose_giver(cursor->plan, &cursor->getter, cursor->overlap.whom));
+            set_whole_piece(cursor, plan_choose_sender(cursor->plan, &cursor->receiver,
+                                                       cursor->overlap.other_position));
         return RSD_OK;
     }
     while (cursor->share == cursor->shares.n) {
@@ -196,8 +197,8 @@ static rsd_status next_received(rsd_cursor *cursor, bool *more)
         if (!*more)
             return RSD_OK;
         cursor->share = 0;
-        TRY(choose_shares(cursor->plan, &cursor->getter, cursor->overlap.whom, cursor->overlap.lo,
-                          cursor->overlap.len, NULL, &cursor->shares));
+        TRY(split_choose(cursor->plan, &cursor->receiver, cursor->overlap.other_position,
+                         cursor->overlap.lo, cursor->overlap.len, NULL, &cursor->shares));
     }
     set_shared_piece(cursor, &cursor->shares.list[cursor->share++]);
     *more = true;
@@ -211,25 +212,25 @@ static rsd_status next_received(rsd_cursor *cursor, bool *more)
 static rsd_status find_members(rsd_cursor *cursor)
 {
     const rsd_plan *plan = cursor->plan;
-    struct shares *shares = &cursor->shares;
+    struct split *shares = &cursor->shares;
     cursor->member = 0;
     cursor->members = NULL;
     if (cursor->phase == GIVING) {
-        cursor->group = group_of_meeting(plan, cursor->array, cursor->overlap.whom);
-        cursor->nmembers = group_count(plan, cursor->group);
+        cursor->group = plan_group_of_overlap(plan, cursor->array, cursor->overlap.other_position);
+        cursor->nmembers = plan_group_count(plan, cursor->group);
         return RSD_OK;
     }
-    struct getter own = getter_of(plan, cursor->array);
+    struct receiver own = plan_receiver(plan, cursor->array);
     bool leads = false;
-    cursor->source = cursor->overlap.whom;
+    cursor->source = cursor->overlap.other_position;
     cursor->group = own.group;
-    cursor->nmembers = group_count(plan, cursor->group);
-    TRY(shares_load(plan, cursor->group, shares));
+    cursor->nmembers = plan_group_count(plan, cursor->group);
+    TRY(split_load(plan, cursor->group, shares));
     if (plan->reduced.total > 1)
-        TRY(shares_lead(plan, &own, cursor->source, shares, &leads));
+        TRY(split_leads(plan, &own, cursor->source, shares, &leads));
     if (!leads)
         cursor->nmembers =
-            plan->node_of ? shares_mates(plan, shares, cursor->array, &cursor->members) : 0;
+            plan->node_of ? split_node_members(plan, shares, cursor->array, &cursor->members) : 0;
     return RSD_OK;
 }
 
@@ -243,9 +244,9 @@ static rsd_status next_member(rsd_cursor *cursor, bool *more)
         TRY(find_members(cursor));
     }
     int64_t member = cursor->member++;
-    cursor->getter =
-        getter_of(cursor->plan, cursor->members ? cursor->members[member]
-                                                : group_array(cursor->plan, cursor->group, member));
+    cursor->receiver = plan_receiver(
+        cursor->plan, cursor->members ? cursor->members[member]
+                                      : plan_group_array(cursor->plan, cursor->group, member));
     *more = true;
     return RSD_OK;
 }
@@ -256,7 +257,7 @@ static rsd_status next_whole_given(rsd_cursor *cursor, bool *more)
         TRY(next_member(cursor, more));
         if (!*more)
             return RSD_OK;
-    } while (choose_giver(cursor->plan, &cursor->getter, cursor->source) != cursor->array);
+    } while (plan_choose_sender(cursor->plan, &cursor->receiver, cursor->source) != cursor->array);
     set_whole_piece(cursor, cursor->array);
     return RSD_OK;
 }
@@ -273,10 +274,10 @@ static rsd_status next_given(rsd_cursor *cursor, bool *more)
             enter_phase(cursor, HANDING_ON);
             continue;
         }
-        struct giver own = {cursor->array, cursor->phase == HANDING_ON};
+        struct sender own = {cursor->array, cursor->phase == HANDING_ON};
         cursor->share = 0;
-        TRY(choose_shares(cursor->plan, &cursor->getter, cursor->source, cursor->overlap.lo,
-                          cursor->overlap.len, &own, &cursor->shares));
+        TRY(split_choose(cursor->plan, &cursor->receiver, cursor->source, cursor->overlap.lo,
+                         cursor->overlap.len, &own, &cursor->shares));
     }
     set_shared_piece(cursor, &cursor->shares.list[cursor->share++]);
     *more = true;
@@ -294,12 +295,12 @@ static rsd_status add_record(rsd_cursor *cursor)
 {
     const rsd_piece *piece = &cursor->piece;
     size_t ndim = (size_t)piece->box.ndim, n = cursor->nrecords;
-    TRY(GROW(cursor->records, cursor->room_records, n + 1));
-    TRY(GROW(cursor->coordinates, cursor->room_coordinates, (n + 1) * 4 * ndim));
+    TRY(GROW(cursor->records, cursor->records_capacity, n + 1));
+    TRY(GROW(cursor->coordinates, cursor->coordinates_capacity, (n + 1) * 4 * ndim));
     cursor->records[n] = (struct record){.from = piece->from,
                                          .to = piece->to,
                                          .stage = piece->stage,
-                                         .from_dst = piece->from_dst != 0,
+                                         .from_destination = piece->from_destination != 0,
                                          .reduce = piece->reduce != 0,
                                          .from_array = piece->from_array,
                                          .to_array = piece->to_array,
@@ -359,7 +360,7 @@ static bool next_sorted(rsd_cursor *cursor)
     piece->from = record->from;
     piece->to = record->to;
     piece->stage = record->stage;
-    piece->from_dst = record->from_dst;
+    piece->from_destination = record->from_destination;
     piece->reduce = record->reduce;
     piece->from_array = record->from_array;
     piece->to_array = record->to_array;
@@ -418,7 +419,7 @@ void rsd_cursor_free(rsd_cursor *cursor)
     if (!cursor)
         return;
     overlap_drop(&cursor->overlap);
-    shares_drop(&cursor->shares);
+    split_drop(&cursor->shares);
     mem_free(cursor->records);
     mem_free(cursor->coordinates);
     rsd_plan_free(cursor->plan);

@@ -75,7 +75,7 @@ rsd_status files_add(struct files *files, struct slice name, uint32_t *index)
     TRY(check_name(name));
     if (files->n >= UINT32_MAX)
         return fail(RSD_ELIMIT, "more than 2^32 files");
-    TRY(GROW(files->list, files->room, files->n + 1));
+    TRY(GROW(files->list, files->capacity, files->n + 1));
     char *copy = mem_new(name.nbytes + 1, 1);
     if (!copy)
         return RSD_ENOMEM;

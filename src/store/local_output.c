@@ -68,7 +68,7 @@ static rsd_status set_names(struct part *part, const char *path)
 
 typedef rsd_status each_entry(void *context, int folder_fd, const char *name);
 
-static rsd_status for_each(const char *path, each_entry *each, void *context)
+static rsd_status for_each(const char *path, each_entry *element_nbytes, void *context)
 {
     DIR *folder = opendir(path);
     if (!folder)
@@ -76,7 +76,7 @@ static rsd_status for_each(const char *path, each_entry *each, void *context)
     rsd_status status = RSD_OK;
     for (struct dirent *entry; !status && (entry = readdir(folder));)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            status = each(context, dirfd(folder), entry->d_name);
+            status = element_nbytes(context, dirfd(folder), entry->d_name);
     closedir(folder);
     return status;
 }

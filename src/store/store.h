@@ -32,7 +32,7 @@ struct files {
     int folder_fd;
     pthread_mutex_t lock;
     struct one_file *list;
-    size_t n, room;
+    size_t n, capacity;
     bool unsynced; /* nobody will wait for the disk, so it need not begin at once */
     int nopen;
     uint64_t clock;

@@ -60,7 +60,7 @@ void inflate_close(struct inflate *inflate)
     mem_free(inflate);
 }
 
-static rsd_status produce(struct inflate *inflate, int i, char *out, size_t room, size_t *n);
+static rsd_status produce(struct inflate *inflate, int i, char *out, size_t capacity, size_t *n);
 
 /* What a layer reads: the file, or what the layer below produces. */
 static rsd_status refill(struct inflate *inflate, int i)
@@ -78,10 +78,10 @@ static rsd_status refill(struct inflate *inflate, int i)
 }
 
 /* Produces at least one byte, or none at the end. */
-static rsd_status produce(struct inflate *inflate, int i, char *out, size_t room, size_t *n)
+static rsd_status produce(struct inflate *inflate, int i, char *out, size_t capacity, size_t *n)
 {
     struct layer *layer = &inflate->layers[i];
-    ZSTD_outBuffer to = {out, room, 0};
+    ZSTD_outBuffer to = {out, capacity, 0};
     while (to.pos == 0) {
         if (layer->at == layer->n)
             TRY(refill(inflate, i));
@@ -123,7 +123,7 @@ struct deflate {
     deflate_write *write;
     void *context;
     char *out;
-    size_t room;
+    size_t capacity;
 };
 
 rsd_status deflate_open(int level, uint64_t nbytes, deflate_write *write, void *context,
@@ -133,7 +133,7 @@ rsd_status deflate_open(int level, uint64_t nbytes, deflate_write *write, void *
     if (!deflate)
         return RSD_ENOMEM;
     *deflate = (struct deflate){ZSTD_createCStream(), write, context, NULL, ZSTD_CStreamOutSize()};
-    deflate->out = mem_new(deflate->room, 1);
+    deflate->out = mem_new(deflate->capacity, 1);
     if (!deflate->stream || !deflate->out) {
         deflate_close(deflate);
         return fail(RSD_ENOMEM, "no memory for a zstd stream");
@@ -158,7 +158,7 @@ static rsd_status push(struct deflate *deflate, const void *data, size_t n, ZSTD
 {
     ZSTD_inBuffer from = {data, n, 0};
     for (;;) {
-        ZSTD_outBuffer to = {deflate->out, deflate->room, 0};
+        ZSTD_outBuffer to = {deflate->out, deflate->capacity, 0};
         size_t left = ZSTD_compressStream2(deflate->stream, &to, &from, end);
         if (ZSTD_isError(left))
             return fail(RSD_ENOMEM, "a zstd stream: %s", ZSTD_getErrorName(left));

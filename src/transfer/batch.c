@@ -19,7 +19,7 @@
 #include <string.h>
 
 struct running {
-    struct haul haul;
+    struct transfer transfer;
     size_t job;
     int64_t next, end;    /* tiles to be claimed */
     _Atomic bool failed;  /* and was forgiven: the rest of it is left out */
@@ -35,7 +35,7 @@ struct lane_state {
 };
 
 struct state {
-    struct transfer *transfer;
+    struct batch *batch;
     struct lane_state *lanes;
     pthread_mutex_t lock;
     rsd_status status;
@@ -52,12 +52,12 @@ uint64_t tile_limit(int64_t max_nbytes, const rsd_pool *pool)
     return (uint64_t)max_i64(all / pool_nthreads(pool) / 5, 1);
 }
 
-void report_tally(rsd_report *report, const struct tally *tally)
+void report_add_stats(rsd_report *report, const struct io_stats *stats)
 {
-    report->nbytes_read += (int64_t)tally->nbytes_read;
-    report->nbytes_unchecked += (int64_t)tally->nbytes_unchecked;
-    report->nbytes_decoded_again += (int64_t)tally->again;
-    report->nbytes_memory = max_i64(report->nbytes_memory, tally->nbytes_memory);
+    report->nbytes_read += (int64_t)stats->nbytes_read;
+    report->nbytes_unchecked += (int64_t)stats->nbytes_unchecked;
+    report->nbytes_decoded_again += (int64_t)stats->again;
+    report->nbytes_memory = max_i64(report->nbytes_memory, stats->nbytes_memory);
 }
 
 /* ---- failing ---- */
@@ -76,7 +76,7 @@ static void note_failure(struct state *s, rsd_status status)
 /* A failure of one job, which may be forgiven. */
 static void job_failed(struct state *s, struct running *running, rsd_status status)
 {
-    const struct transfer *t = s->transfer;
+    const struct batch *t = s->batch;
     pthread_mutex_lock(&s->lock);
     bool forgiven = t->forgive &&
                     (atomic_load(&running->failed) || t->forgive(t->context, running->job, status));
@@ -89,7 +89,7 @@ static void job_failed(struct state *s, struct running *running, rsd_status stat
 
 static void tell_progress(struct state *s)
 {
-    const struct transfer *t = s->transfer;
+    const struct batch *t = s->batch;
     if (!t->on_progress)
         return;
     rsd_progress progress = {.struct_nbytes = sizeof progress, .nbytes_total = t->nbytes_total};
@@ -104,42 +104,42 @@ static void tell_progress(struct state *s)
 
 /* ---- hauls ---- */
 
-static rsd_status check_sources(struct haul *haul, struct tally *tally)
+static rsd_status check_sources(struct transfer *transfer, struct io_stats *stats)
 {
-    for (size_t i = 0; i < haul->nsources; i++) {
-        struct source *source = &haul->sources[i];
+    for (size_t i = 0; i < transfer->nsources; i++) {
+        struct source *source = &transfer->sources[i];
         if (source->memory || !source->wanted)
             continue;
-        rsd_status status = source_check(source, tally);
+        rsd_status status = source_check(source, stats);
         if (status)
             return file_error(source->files, source->extent.file,
-                              fail_in(status, "%s: ", haul->name));
+                              fail_in(status, "%s: ", transfer->name));
     }
     return RSD_OK;
 }
 
 /* Sources of which this rank reads a portion are checked when all ranks have read theirs. */
-static rsd_status check_portion(const struct transfer *t, struct running *running,
-                                struct tally *tally)
+static rsd_status check_portion(const struct batch *t, struct running *running,
+                                struct io_stats *stats)
 {
-    const struct portion *portion = t->portions ? &t->portions[running->job] : NULL;
-    return portion && !is_whole_portion(portion) ? seen_add(t->seen, portion, 0, &running->haul)
-                                                 : check_sources(&running->haul, tally);
+    const struct job_part *part = t->parts ? &t->parts[running->job] : NULL;
+    return part && !job_part_is_whole(part) ? partial_crcs_add(t->seen, part, 0, &running->transfer)
+                                            : check_sources(&running->transfer, stats);
 }
 
 static void drop_running(struct running *running)
 {
-    haul_drop(&running->haul);
+    transfer_drop(&running->transfer);
     mem_free(running);
 }
 
-static void close_haul(struct state *s, struct running *running, struct tally *tally)
+static void close_haul(struct state *s, struct running *running, struct io_stats *stats)
 {
-    const struct transfer *t = s->transfer;
+    const struct batch *t = s->batch;
     if (!atomic_load(&s->stopped) && !atomic_load(&running->failed)) {
-        rsd_status status = check_portion(t, running, tally);
+        rsd_status status = check_portion(t, running, stats);
         if (!status)
-            status = t->close(t->context, running->job, &running->haul);
+            status = t->close(t->context, running->job, &running->transfer);
         if (status)
             job_failed(s, running, status);
     }
@@ -147,9 +147,9 @@ static void close_haul(struct state *s, struct running *running, struct tally *t
 }
 
 /* Opens the next haul of a lane that has tiles, with the lane locked. */
-static rsd_status open_next(struct state *s, struct lane_state *lane, struct tally *tally)
+static rsd_status open_next(struct state *s, struct lane_state *lane, struct io_stats *stats)
 {
-    const struct transfer *t = s->transfer;
+    const struct batch *t = s->batch;
     while (!lane->current && lane->next < lane->end) {
         if (atomic_load(&s->stopped)) /* by one without tiles, which was closed here */
             return RSD_ECANCELLED;
@@ -157,7 +157,7 @@ static rsd_status open_next(struct state *s, struct lane_state *lane, struct tal
         if (!running)
             return RSD_ENOMEM;
         running->job = lane->next++;
-        rsd_status status = t->open(t->context, running->job, &running->haul);
+        rsd_status status = t->open(t->context, running->job, &running->transfer);
         if (status) {
             job_failed(s, running, status);
             drop_running(running);
@@ -165,15 +165,15 @@ static rsd_status open_next(struct state *s, struct lane_state *lane, struct tal
                 return status;
             continue;
         }
-        running->end = running->haul.ntiles;
-        if (t->portions && !is_whole_portion(&t->portions[running->job])) {
-            const struct portion *portion = &t->portions[running->job];
-            running->next = portion_tile(portion, portion->from, running->haul.ntiles);
-            running->end = portion_tile(portion, portion->to, running->haul.ntiles);
+        running->end = running->transfer.ntiles;
+        if (t->parts && !job_part_is_whole(&t->parts[running->job])) {
+            const struct job_part *part = &t->parts[running->job];
+            running->next = partition_tile(part, part->from, running->transfer.ntiles);
+            running->end = partition_tile(part, part->to, running->transfer.ntiles);
         }
         atomic_init(&running->left, running->end - running->next);
         if (running->next == running->end)
-            close_haul(s, running, tally);
+            close_haul(s, running, stats);
         else
             lane->current = running;
     }
@@ -181,16 +181,16 @@ static rsd_status open_next(struct state *s, struct lane_state *lane, struct tal
 }
 
 /* Tiles [first, end) of a haul; false when the lane has none left. */
-static bool claim(struct state *s, struct lane_state *lane, struct tally *tally,
+static bool claim(struct state *s, struct lane_state *lane, struct io_stats *stats,
                   struct running **running, int64_t *first, int64_t *end)
 {
     pthread_mutex_lock(&lane->lock);
-    rsd_status status = atomic_load(&s->stopped) ? RSD_ECANCELLED : open_next(s, lane, tally);
+    rsd_status status = atomic_load(&s->stopped) ? RSD_ECANCELLED : open_next(s, lane, stats);
     struct running *r = lane->current;
     if (!status && r) {
         *running = r;
         *first = r->next;
-        *end = r->next = r->haul.in_order ? r->end : r->next + 1;
+        *end = r->next = r->transfer.in_order ? r->end : r->next + 1;
         if (r->next == r->end)
             lane->current = NULL;
     }
@@ -206,9 +206,9 @@ static struct lane_state *choose_lane(struct state *s)
 {
     struct lane_state *best = NULL;
     pthread_mutex_lock(&s->lock);
-    for (size_t i = 0; i < s->transfer->nlanes; i++) {
+    for (size_t i = 0; i < s->batch->nlanes; i++) {
         struct lane_state *lane = &s->lanes[i];
-        if (lane->done || (s->transfer->one_per_lane && lane->nworkers > 0))
+        if (lane->done || (s->batch->one_per_lane && lane->nworkers > 0))
             continue;
         if (!best || lane->nworkers < best->nworkers)
             best = lane;
@@ -227,27 +227,29 @@ static void leave_lane(struct state *s, struct lane_state *lane)
     pthread_mutex_unlock(&s->lock);
 }
 
-static int64_t tile_share(const struct haul *haul, int64_t tile)
+static int64_t tile_share(const struct transfer *transfer, int64_t tile)
 {
-    return haul->nbytes / haul->ntiles + (tile == 0 ? haul->nbytes % haul->ntiles : 0);
+    return transfer->nbytes / transfer->ntiles +
+           (tile == 0 ? transfer->nbytes % transfer->ntiles : 0);
 }
 
 static void work_lane(struct state *s, struct lane_state *lane, struct scratch *scratch,
-                      struct tally *tally)
+                      struct io_stats *stats)
 {
     struct running *running;
     int64_t first, end;
-    while (claim(s, lane, tally, &running, &first, &end)) {
+    while (claim(s, lane, stats, &running, &first, &end)) {
         for (int64_t i = first; i < end; i++) {
             bool skip = atomic_load(&s->stopped) || atomic_load(&running->failed);
-            rsd_status status = skip ? RSD_OK : haul_tile(&running->haul, i, scratch, tally);
+            rsd_status status =
+                skip ? RSD_OK : transfer_run_tile(&running->transfer, i, scratch, stats);
             if (status)
-                job_failed(s, running, fail_in(status, "%s: ", running->haul.name));
-            atomic_fetch_add(&s->nbytes_done, tile_share(&running->haul, i));
+                job_failed(s, running, fail_in(status, "%s: ", running->transfer.name));
+            atomic_fetch_add(&s->nbytes_done, tile_share(&running->transfer, i));
             tell_progress(s);
         }
         if (atomic_fetch_sub(&running->left, end - first) == end - first)
-            close_haul(s, running, tally);
+            close_haul(s, running, stats);
     }
 }
 
@@ -255,25 +257,26 @@ static void work(void *context, int64_t thread)
 {
     struct state *s = context;
     struct scratch scratch = {.copier = copier_best()};
-    struct tally tally = {0};
+    struct io_stats stats = {0};
     (void)thread;
     for (struct lane_state *lane; (lane = choose_lane(s));) {
-        work_lane(s, lane, &scratch, &tally);
+        work_lane(s, lane, &scratch, &stats);
         leave_lane(s, lane);
     }
     pthread_mutex_lock(&s->lock);
-    struct tally *sum = &s->transfer->tally;
-    sum->nbytes_read += tally.nbytes_read;
-    sum->nbytes_unchecked += tally.nbytes_unchecked;
-    sum->again += tally.again;
-    s->nbytes_memory += (int64_t)(scratch.room_in + scratch.room_out + scratch.room_cast);
+    struct io_stats *sum = &s->batch->stats;
+    sum->nbytes_read += stats.nbytes_read;
+    sum->nbytes_unchecked += stats.nbytes_unchecked;
+    sum->again += stats.again;
+    s->nbytes_memory +=
+        (int64_t)(scratch.in_capacity + scratch.out_capacity + scratch.cast_capacity);
     pthread_mutex_unlock(&s->lock);
     scratch_drop(&scratch);
 }
 
-rsd_status transfer_run(struct transfer *t)
+rsd_status batch_run(struct batch *t)
 {
-    struct state s = {.transfer = t};
+    struct state s = {.batch = t};
     s.lanes = mem_new(t->nlanes, sizeof *s.lanes);
     if (!s.lanes)
         return RSD_ENOMEM;
@@ -293,9 +296,9 @@ rsd_status transfer_run(struct transfer *t)
         atomic_store(&s.nbytes_done, t->nbytes_total); /* portions are rounded to tiles */
         tell_progress(&s);
     }
-    t->tally.nbytes_memory = s.nbytes_memory;
+    t->stats.nbytes_memory = s.nbytes_memory;
     if (s.status)
-        set_error("%s", s.message ? s.message : "no memory for a message");
+        error_set("%s", s.message ? s.message : "no memory for a message");
     mem_free(s.message);
     mem_free(s.lanes);
     pthread_mutex_destroy(&s.lock);
@@ -319,7 +322,7 @@ static void split_lanes(const int64_t *nbytes, size_t njobs, size_t nlanes, size
         first_job[++lane] = njobs;
 }
 
-rsd_status transfer_run_evenly(struct transfer *t, const int64_t *nbytes, size_t njobs)
+rsd_status batch_run_evenly(struct batch *t, const int64_t *nbytes, size_t njobs)
 {
     t->nlanes = (size_t)pool_nthreads(t->pool);
     size_t *first_job = mem_new(t->nlanes + 1, sizeof *first_job);
@@ -329,7 +332,7 @@ rsd_status transfer_run_evenly(struct transfer *t, const int64_t *nbytes, size_t
     for (size_t i = 0; i < njobs; i++)
         t->nbytes_total += nbytes[i];
     t->first_job = first_job;
-    rsd_status status = transfer_run(t);
+    rsd_status status = batch_run(t);
     mem_free(first_job);
     t->first_job = NULL;
     return status;

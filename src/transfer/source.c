@@ -19,7 +19,7 @@ enum { SHORT_RUN = 4096 };
 /* ---- finding the bytes ---- */
 
 static rsd_status check_stored(const struct source *source, rsd_dtype dtype,
-                               const struct view *view)
+                               const struct torch_view *view)
 {
     char stored[SHAPE_TEXT_NCHARS], said[SHAPE_TEXT_NCHARS];
     if (view->dtype != dtype)
@@ -37,20 +37,20 @@ static rsd_status check_stored(const struct source *source, rsd_dtype dtype,
 
 static void use_view(struct source *source, const struct stored_view *stored)
 {
-    int64_t each = (int64_t)source->each;
+    int64_t element_nbytes = (int64_t)source->element_nbytes;
     source->data = stored->data;
     source->nbytes = stored->nbytes;
     source->crc = stored->crc;
     source->has_crc = stored->has_crc;
     source->swap = stored->big_endian;
-    source->base = stored->view.offset * each;
+    source->base = stored->view.offset * element_nbytes;
     for (int32_t d = 0; d < source->ndim; d++) /* that of a single index may be any number */
-        source->strides[d] = source->len[d] > 1 ? stored->view.strides[d] * each : 0;
+        source->strides[d] = source->len[d] > 1 ? stored->view.strides[d] * element_nbytes : 0;
 }
 
 static void use_dense(struct source *source, uint64_t data)
 {
-    int64_t stride = (int64_t)source->each;
+    int64_t stride = (int64_t)source->element_nbytes;
     source->data = data;
     source->nbytes = (uint64_t)(box_volume(source->ndim, source->len) * stride);
     for (int32_t d = source->ndim - 1; d >= 0; d--) {
@@ -66,7 +66,7 @@ static rsd_status find_in_file(struct source *source, const char *name, rsd_dtyp
     const struct extent *extent = &source->extent;
     TRY(file_read(source->files, extent->file, extent->offset, start, sizeof start));
     if (memcmp(start, "PK\3\4", 4) == 0) {
-        TRY(saved_find(source->files, extent, &stored));
+        TRY(torch_item_locate(source->files, extent, &stored));
         TRY(check_stored(source, dtype, &stored.view));
         use_view(source, &stored);
         return RSD_OK;
@@ -74,10 +74,10 @@ static rsd_status find_in_file(struct source *source, const char *name, rsd_dtyp
     if (start[8] != '{')
         return fail(RSD_EFORMAT, "byte %llu: neither what torch.save writes nor safetensors",
                     (unsigned long long)extent->offset);
-    struct view view = {0};
+    struct torch_view view = {0};
     uint64_t begin;
-    TRY(safetensors_find(source->files, extent->file, extent->offset, name, &view.dtype, &view.ndim,
-                         view.shape, &begin));
+    TRY(safetensors_find_tensor(source->files, extent->file, extent->offset, name, &view.dtype,
+                                &view.ndim, view.shape, &begin));
     TRY(check_stored(source, dtype, &view));
     use_dense(source, begin);
     return RSD_OK;
@@ -98,7 +98,7 @@ static rsd_status open_stream(struct source *source, rsd_dtype dtype)
     close_stream(source);
     TRY(inflate_open(source->files, extent->file, extent->offset, extent->nbytes, extent->nzstd,
                      &source->inflate));
-    TRY(saved_inflate(source->inflate, &stored, &source->rest, &source->nrest));
+    TRY(torch_item_locate_stream(source->inflate, &stored, &source->rest, &source->nrest));
     TRY(check_stored(source, dtype, &stored.view));
     use_view(source, &stored);
     source->data = 0;
@@ -116,9 +116,9 @@ static rsd_status find_bytes(struct source *source, const rsd_checkpoint *checkp
     if (extent->kind == ITEM_NONE)
         return fail(RSD_EFORMAT, "nothing says where the bytes of %s are",
                     box_text(source->ndim, source->lo, source->len, text));
-    TRY(check_transforms(&checkpoint->contents, extent));
+    TRY(catalog_check_transforms(&checkpoint->catalog, extent));
     if (extent->kind == ITEM_VIEW) {
-        use_view(source, &checkpoint->contents.views[extent->detail]);
+        use_view(source, &checkpoint->catalog.views[extent->detail]);
         return RSD_OK;
     }
     if (extent->kind == ITEM_PLAIN) {
@@ -138,20 +138,21 @@ static rsd_status find_bytes(struct source *source, const rsd_checkpoint *checkp
 static bool covers_record(const struct source *source)
 {
     return source->base == 0 &&
-           (uint64_t)box_volume(source->ndim, source->len) * source->each == source->nbytes;
+           (uint64_t)box_volume(source->ndim, source->len) * source->element_nbytes ==
+               source->nbytes;
 }
 
 rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t index, size_t box)
 {
-    const struct contents *contents = &checkpoint->contents;
-    const struct tensor *tensor = &contents->tensors[index];
+    const struct catalog *catalog = &checkpoint->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
     *source = (struct source){.files = &checkpoint->files,
-                              .extent = contents->extents[tensor->first_extent + box],
+                              .extent = catalog->extents[tensor->first_extent + box],
                               .dtype = tensor->dtype,
-                              .each = rsd_dtype_nbytes(tensor->dtype),
+                              .element_nbytes = rsd_dtype_nbytes(tensor->dtype),
                               .ndim = tensor->ndim};
-    copy_i64s(source->lo, tensor_box_lo(contents, tensor, box), tensor->ndim);
-    copy_i64s(source->len, tensor_box_len(contents, tensor, box), tensor->ndim);
+    copy_i64s(source->lo, tensor_box_lo(catalog, tensor, box), tensor->ndim);
+    copy_i64s(source->len, tensor_box_len(catalog, tensor, box), tensor->ndim);
     pthread_mutex_init(&source->lock, NULL);
     pthread_mutex_init(&source->keeping, NULL);
     rsd_status status = find_bytes(source, checkpoint, tensor->name);
@@ -168,7 +169,7 @@ void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, cons
                       const int64_t *len, const char *memory, const int64_t *strides)
 {
     *source = (struct source){
-        .memory = memory, .dtype = dtype, .each = rsd_dtype_nbytes(dtype), .ndim = ndim};
+        .memory = memory, .dtype = dtype, .element_nbytes = rsd_dtype_nbytes(dtype), .ndim = ndim};
     copy_i64s(source->lo, lo, ndim);
     copy_i64s(source->len, len, ndim);
     copy_i64s(source->strides, strides, ndim);
@@ -227,11 +228,11 @@ static rsd_status end_stream(struct source *source)
 
 /* A stream goes forwards only; to go back is to begin again. */
 static rsd_status read_stream(struct source *source, uint64_t at, char *out, size_t n,
-                              struct tally *tally)
+                              struct io_stats *stats)
 {
     char skipped[1 << 14];
     if (!source->inflate || at < source->stream_at) {
-        tally->again += source->stream_at;
+        stats->again += source->stream_at;
         TRY(open_stream(source, source->dtype));
     }
     while (source->stream_at < at) {
@@ -247,11 +248,11 @@ static rsd_status read_stream(struct source *source, uint64_t at, char *out, siz
 }
 
 static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size_t n,
-                             struct tally *tally)
+                             struct io_stats *stats)
 {
-    tally->nbytes_read += n;
+    stats->nbytes_read += n;
     if (source->compressed)
-        return read_stream(source, at, out, n, tally);
+        return read_stream(source, at, out, n, stats);
     TRY(file_read(source->files, source->extent.file, source->data + at, out, n));
     if (!source->checkable)
         return RSD_OK;
@@ -263,10 +264,10 @@ static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size
     return RSD_OK;
 }
 
-rsd_status source_check(struct source *source, struct tally *tally)
+rsd_status source_check(struct source *source, struct io_stats *stats)
 {
     if (!source->checkable || source->seen != source->nbytes) {
-        tally->nbytes_unchecked +=
+        stats->nbytes_unchecked +=
             source->wanted < source->nbytes ? source->wanted : source->nbytes;
         return RSD_OK;
     }
@@ -284,7 +285,7 @@ rsd_status source_check(struct source *source, struct tally *tally)
 static void swap_elements(struct source *source, char *data, size_t nbytes)
 {
     bool pairs = source->dtype == RSD_C64 || source->dtype == RSD_C128 || source->dtype == RSD_C32;
-    size_t width = pairs ? source->each / 2 : source->each;
+    size_t width = pairs ? source->element_nbytes / 2 : source->element_nbytes;
     for (size_t at = 0; at + width <= nbytes; at += width)
         for (size_t i = 0; i < width / 2; i++) {
             char one = data[at + i];
@@ -294,13 +295,13 @@ static void swap_elements(struct source *source, char *data, size_t nbytes)
 }
 
 /* The whole record in memory, for boxes whose rows are too short to be read one by one. */
-static rsd_status keep_record(struct source *source, struct tally *tally)
+static rsd_status keep_record(struct source *source, struct io_stats *stats)
 {
     rsd_status status = RSD_OK;
     pthread_mutex_lock(&source->keeping); /* who comes later waits, and finds it */
     if (!source->kept) {
         char *record = mem_new((size_t)source->nbytes + 1, 1);
-        status = record ? read_bytes(source, 0, record, (size_t)source->nbytes, tally) : RSD_ENOMEM;
+        status = record ? read_bytes(source, 0, record, (size_t)source->nbytes, stats) : RSD_ENOMEM;
         if (status)
             mem_free(record);
         else
@@ -312,7 +313,7 @@ static rsd_status keep_record(struct source *source, struct tally *tally)
 
 bool source_runs_across(const struct source *source)
 {
-    int64_t stride = (int64_t)source->each;
+    int64_t stride = (int64_t)source->element_nbytes;
     bool rows = true;
     for (int32_t d = source->ndim - 1; d >= 0; d--) {
         rows = rows && (source->len[d] == 1 || source->strides[d] >= stride);
@@ -325,24 +326,24 @@ bool source_runs_across(const struct source *source)
 static uint64_t region_loops(const struct source *source, const int64_t *lo, const int64_t *len,
                              struct loops *loops)
 {
-    int64_t at = source->base, packed = (int64_t)source->each;
+    int64_t at = source->base, packed = (int64_t)source->element_nbytes;
     *loops = (struct loops){0};
     for (int32_t d = source->ndim - 1; d >= 0; d--) {
         at += (lo[d] - source->lo[d]) * source->strides[d];
         loops_add(loops, len[d], source->strides[d], packed);
         packed *= len[d];
     }
-    loops_finish(loops, source->each);
+    loops_finish(loops, source->element_nbytes);
     return (uint64_t)at;
 }
 
 static rsd_status read_rows(struct source *source, uint64_t at, const struct loops *loops,
-                            char *out, struct tally *tally)
+                            char *out, struct io_stats *stats)
 {
     int64_t index[MAX_LOOPS] = {0};
     int32_t i;
     do {
-        TRY(read_bytes(source, at, out, loops->run, tally));
+        TRY(read_bytes(source, at, out, loops->run, stats));
         out += loops->run; /* the region is packed: rows follow each other */
         for (i = loops->n - 1; i >= 0; i--) {
             at += (uint64_t)loops->src_stride[i];
@@ -356,9 +357,9 @@ static rsd_status read_rows(struct source *source, uint64_t at, const struct loo
 }
 
 /* Spreads n elements, one packed stride apart. */
-static void scatter(char *out, int64_t stride, const char *in, int64_t n, size_t each)
+static void scatter(char *out, int64_t stride, const char *in, int64_t n, size_t element_nbytes)
 {
-    switch (each) {
+    switch (element_nbytes) {
     case 2:
         for (int64_t i = 0; i < n; i++)
             memcpy(out + i * stride, in + 2 * i, 2);
@@ -369,17 +370,18 @@ static void scatter(char *out, int64_t stride, const char *in, int64_t n, size_t
         break;
     default:
         for (int64_t i = 0; i < n; i++)
-            memcpy(out + i * stride, in + (size_t)i * each, each);
+            memcpy(out + i * stride, in + (size_t)i * element_nbytes, element_nbytes);
     }
 }
 
 /* Reads along the dim in which the record runs on, and spreads what was read. */
 static rsd_status read_across(struct source *source, const int64_t *lo, const int64_t *len,
-                              int32_t along, char *out, struct tally *tally)
+                              int32_t along, char *out, struct io_stats *stats)
 {
-    int64_t packed[RSD_MAX_DIMS], index[RSD_MAX_DIMS] = {0}, stride = (int64_t)source->each;
+    int64_t packed[RSD_MAX_DIMS], index[RSD_MAX_DIMS] = {0},
+                                  stride = (int64_t)source->element_nbytes;
     int64_t at = source->base;
-    size_t n = (size_t)len[along] * source->each;
+    size_t n = (size_t)len[along] * source->element_nbytes;
     char *run = mem_new(n, 1);
     if (!run)
         return RSD_ENOMEM;
@@ -390,9 +392,9 @@ static rsd_status read_across(struct source *source, const int64_t *lo, const in
     }
     rsd_status status = RSD_OK;
     for (int32_t d = 0; d >= 0 && !status;) {
-        status = read_bytes(source, (uint64_t)at, run, n, tally);
+        status = read_bytes(source, (uint64_t)at, run, n, stats);
         if (!status)
-            scatter(out, packed[along], run, len[along], source->each);
+            scatter(out, packed[along], run, len[along], source->element_nbytes);
         for (d = source->ndim - 1; d >= 0; d--) {
             if (d == along)
                 continue;
@@ -413,28 +415,28 @@ static rsd_status read_across(struct source *source, const int64_t *lo, const in
 static int32_t dim_along(const struct source *source, const int64_t *len)
 {
     for (int32_t d = 0; d + 1 < source->ndim; d++)
-        if (source->strides[d] == (int64_t)source->each && len[d] > 1)
+        if (source->strides[d] == (int64_t)source->element_nbytes && len[d] > 1)
             return d;
     return -1;
 }
 
 static rsd_status read_kept(struct source *source, uint64_t at, const struct loops *loops,
-                            char *out, struct tally *tally)
+                            char *out, struct io_stats *stats)
 {
     struct copier copier = copier_best();
-    TRY(keep_record(source, tally));
+    TRY(keep_record(source, stats));
     copy_loops(&copier, false, loops, source->kept + at, out);
     return RSD_OK;
 }
 
 static rsd_status read_region(struct source *source, const int64_t *lo, const int64_t *len,
-                              char *out, uint64_t keep_most, struct tally *tally)
+                              char *out, uint64_t keep_most, struct io_stats *stats)
 {
     struct loops loops;
     uint64_t at = region_loops(source, lo, len, &loops);
     bool across = loops.n > 0 && loops.run < SHORT_RUN && source_runs_across(source);
     if (across && source->nbytes <= keep_most)
-        return read_kept(source, at, &loops, out, tally);
+        return read_kept(source, at, &loops, out, stats);
     if (across && source->compressed) /* it would be decoded again for every row */
         return fail(
             RSD_ELIMIT,
@@ -443,15 +445,15 @@ static rsd_status read_region(struct source *source, const int64_t *lo, const in
             (unsigned long long)source->nbytes);
     int32_t along = across ? dim_along(source, len) : -1;
     if (along >= 0)
-        return read_across(source, lo, len, along, out, tally);
-    return read_rows(source, at, &loops, out, tally);
+        return read_across(source, lo, len, along, out, stats);
+    return read_rows(source, at, &loops, out, stats);
 }
 
 rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
-                       uint64_t keep_most, struct tally *tally)
+                       uint64_t keep_most, struct io_stats *stats)
 {
-    TRY(read_region(source, lo, len, out, keep_most, tally));
+    TRY(read_region(source, lo, len, out, keep_most, stats));
     if (source->swap)
-        swap_elements(source, out, (size_t)box_volume(source->ndim, len) * source->each);
+        swap_elements(source, out, (size_t)box_volume(source->ndim, len) * source->element_nbytes);
     return RSD_OK;
 }

@@ -27,117 +27,120 @@ enum { TILE_NBYTES = 1 << 20, BLOCK_NBYTES = 1 << 16 };
 
 /* ---- pieces ---- */
 
-static rsd_status add_piece(struct haul *haul, const rsd_piece *piece)
+static rsd_status add_piece(struct transfer *transfer, const rsd_piece *piece)
 {
-    size_t n = haul->npieces, ndim = (size_t)haul->ndim;
-    TRY(GROW(haul->pieces, haul->room_pieces, n + 1));
-    TRY(GROW(haul->coordinates, haul->room_coordinates, (n + 1) * 2 * ndim));
-    haul->pieces[n] = (struct haul_piece){(size_t)piece->from_array, (size_t)piece->to_array};
-    copy_i64s(haul->coordinates + n * 2 * ndim, piece->box.lo, haul->ndim);
-    copy_i64s(haul->coordinates + n * 2 * ndim + ndim, piece->box.len, haul->ndim);
-    haul->npieces++;
-    haul->nbytes += piece->nbytes;
+    size_t n = transfer->npieces, ndim = (size_t)transfer->ndim;
+    TRY(GROW(transfer->pieces, transfer->pieces_capacity, n + 1));
+    TRY(GROW(transfer->coordinates, transfer->coordinates_capacity, (n + 1) * 2 * ndim));
+    transfer->pieces[n] =
+        (struct transfer_piece){(size_t)piece->from_array, (size_t)piece->to_array};
+    copy_i64s(transfer->coordinates + n * 2 * ndim, piece->box.lo, transfer->ndim);
+    copy_i64s(transfer->coordinates + n * 2 * ndim + ndim, piece->box.len, transfer->ndim);
+    transfer->npieces++;
+    transfer->nbytes += piece->nbytes;
     return RSD_OK;
 }
 
 /* lo and len of all pieces, each in a list of its own, for the tree. */
-static rsd_status index_pieces(struct haul *haul)
+static rsd_status index_pieces(struct transfer *transfer)
 {
-    size_t n = haul->npieces, ndim = (size_t)haul->ndim;
+    size_t n = transfer->npieces, ndim = (size_t)transfer->ndim;
     int64_t *lo = mem_new(n * ndim, sizeof *lo), *len = mem_new(n * ndim, sizeof *len);
     rsd_status status = lo && len ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < n && !status; i++) {
-        copy_i64s(lo + i * ndim, haul->coordinates + i * 2 * ndim, haul->ndim);
-        copy_i64s(len + i * ndim, haul->coordinates + i * 2 * ndim + ndim, haul->ndim);
+        copy_i64s(lo + i * ndim, transfer->coordinates + i * 2 * ndim, transfer->ndim);
+        copy_i64s(len + i * ndim, transfer->coordinates + i * 2 * ndim + ndim, transfer->ndim);
     }
     if (!status)
-        status = tree_build(&haul->tree, haul->ndim, (int64_t)n, lo, len);
+        status = box_tree_build(&transfer->tree, transfer->ndim, (int64_t)n, lo, len);
     mem_free(lo);
     mem_free(len);
     return status;
 }
 
-static rsd_status list_pieces(struct haul *haul, const rsd_plan *plan)
+static rsd_status list_pieces(struct transfer *transfer, const rsd_plan *plan)
 {
     rsd_cursor *cursor;
     const rsd_piece *piece;
     TRY(rsd_plan_walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece && !status)
-        if ((status = add_piece(haul, piece)))
+        if ((status = add_piece(transfer, piece)))
             break;
     rsd_cursor_free(cursor);
-    return status ? status : index_pieces(haul);
+    return status ? status : index_pieces(transfer);
 }
 
 /* ---- tiles ---- */
 
-static void bound_pieces(struct haul *haul)
+static void bound_pieces(struct transfer *transfer)
 {
-    const int64_t *bounds = haul->tree.bounds; /* of the root: all pieces */
-    for (int32_t d = 0; d < haul->ndim; d++) {
-        haul->lo[d] = haul->npieces ? bounds[d] : 0;
-        haul->len[d] = haul->npieces ? bounds[haul->ndim + d] - bounds[d] : 0;
+    const int64_t *bounds = transfer->tree.bounds; /* of the root: all pieces */
+    for (int32_t d = 0; d < transfer->ndim; d++) {
+        transfer->lo[d] = transfer->npieces ? bounds[d] : 0;
+        transfer->len[d] = transfer->npieces ? bounds[transfer->ndim + d] - bounds[d] : 0;
     }
 }
 
 /* The least bytes that one index of dim k has in any array: 0 if no array is there. */
-static int64_t least_row(const struct haul *haul, int32_t k)
+static int64_t least_row(const struct transfer *transfer, int32_t k)
 {
     int64_t least = INT64_MAX;
-    for (size_t i = 0; i < haul->nsources + haul->nsinks; i++) {
-        const int64_t *len =
-            i < haul->nsources ? haul->sources[i].len : haul->sinks[i - haul->nsources].len;
-        int64_t row = (int64_t)haul->each * box_volume(haul->ndim - k - 1, len + k + 1);
-        if (box_volume(haul->ndim, len) > 0)
+    for (size_t i = 0; i < transfer->nsources + transfer->nsinks; i++) {
+        const int64_t *len = i < transfer->nsources ? transfer->sources[i].len
+                                                    : transfer->sinks[i - transfer->nsources].len;
+        int64_t row =
+            (int64_t)transfer->element_nbytes * box_volume(transfer->ndim - k - 1, len + k + 1);
+        if (box_volume(transfer->ndim, len) > 0)
             least = min_i64(least, row);
     }
     return least == INT64_MAX ? 0 : least;
 }
 
 /* Whether some source has to be read across, and is too large to be kept. */
-static bool runs_across(const struct haul *haul)
+static bool runs_across(const struct transfer *transfer)
 {
-    for (size_t i = 0; i < haul->nsources; i++)
-        if (haul->sources[i].nbytes > haul->keep_most && source_runs_across(&haul->sources[i]))
+    for (size_t i = 0; i < transfer->nsources; i++)
+        if (transfer->sources[i].nbytes > transfer->keep_most &&
+            source_runs_across(&transfer->sources[i]))
             return true;
     return false;
 }
 
 /* The first dim of which single indices are small enough to be taken several at a time, and how many. */
-static void choose_tiles(struct haul *haul, uint64_t most_nbytes)
+static void choose_tiles(struct transfer *transfer, uint64_t most_nbytes)
 {
-    int64_t row = max_i64((int64_t)haul->each, 1),
+    int64_t row = max_i64((int64_t)transfer->element_nbytes, 1),
             most = (int64_t)(most_nbytes < INT64_MAX ? most_nbytes : INT64_MAX);
-    int32_t k = haul->ndim - 1;
-    for (int32_t d = 0; d < haul->ndim; d++)
-        haul->tile[d] = 1;
-    while (k >= 0 && row * max_i64(haul->len[k], 1) <= most && k > 0) {
-        haul->tile[k] = max_i64(haul->len[k], 1);
-        row *= haul->tile[k--];
+    int32_t k = transfer->ndim - 1;
+    for (int32_t d = 0; d < transfer->ndim; d++)
+        transfer->tile[d] = 1;
+    while (k >= 0 && row * max_i64(transfer->len[k], 1) <= most && k > 0) {
+        transfer->tile[k] = max_i64(transfer->len[k], 1);
+        row *= transfer->tile[k--];
     }
     if (k >= 0) {
-        int64_t narrow = max_i64(least_row(haul, k), 1);
+        int64_t narrow = max_i64(least_row(transfer, k), 1);
         int64_t rows = max_i64(TILE_NBYTES / row, ceil_div(BLOCK_NBYTES, narrow));
-        if (runs_across(haul)) /* more rows at a time make its runs longer */
+        if (runs_across(transfer)) /* more rows at a time make its runs longer */
             rows = most / row;
-        haul->tile[k] = clamp_i64(min_i64(rows, most / row), 1, max_i64(haul->len[k], 1));
+        transfer->tile[k] = clamp_i64(min_i64(rows, most / row), 1, max_i64(transfer->len[k], 1));
     }
-    haul->ntiles = haul->npieces > 0;
-    haul->tile_nbytes = haul->each;
-    for (int32_t d = 0; d < haul->ndim; d++) {
-        haul->ntiles *= ceil_div(haul->len[d], haul->tile[d]);
-        haul->tile_nbytes *= (size_t)haul->tile[d];
+    transfer->ntiles = transfer->npieces > 0;
+    transfer->tile_nbytes = transfer->element_nbytes;
+    for (int32_t d = 0; d < transfer->ndim; d++) {
+        transfer->ntiles *= ceil_div(transfer->len[d], transfer->tile[d]);
+        transfer->tile_nbytes *= (size_t)transfer->tile[d];
     }
 }
 
-static void tile_box(const struct haul *haul, int64_t index, int64_t *lo, int64_t *len)
+static void tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len)
 {
-    for (int32_t d = haul->ndim - 1; d >= 0; d--) {
-        int64_t count = ceil_div(haul->len[d], haul->tile[d]), i = index % count;
+    for (int32_t d = transfer->ndim - 1; d >= 0; d--) {
+        int64_t count = ceil_div(transfer->len[d], transfer->tile[d]), i = index % count;
         index /= count;
-        lo[d] = haul->lo[d] + i * haul->tile[d];
-        len[d] = min_i64(haul->tile[d], haul->lo[d] + haul->len[d] - lo[d]);
+        lo[d] = transfer->lo[d] + i * transfer->tile[d];
+        len[d] = min_i64(transfer->tile[d], transfer->lo[d] + transfer->len[d] - lo[d]);
     }
 }
 
@@ -161,167 +164,171 @@ static size_t drop_doubles(size_t *numbers, size_t n)
 }
 
 /* Opens the boxes that some piece comes from; pieces then name sources instead of boxes. */
-static rsd_status open_sources(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor)
+static rsd_status open_sources(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor)
 {
-    size_t *boxes = mem_new(haul->npieces + 1, sizeof *boxes);
+    size_t *boxes = mem_new(transfer->npieces + 1, sizeof *boxes);
     if (!boxes)
         return RSD_ENOMEM;
-    for (size_t i = 0; i < haul->npieces; i++)
-        boxes[i] = haul->pieces[i].source;
-    size_t n = drop_doubles(boxes, haul->npieces);
-    haul->sources = mem_new(n, sizeof *haul->sources);
-    rsd_status status = haul->sources ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < transfer->npieces; i++)
+        boxes[i] = transfer->pieces[i].source;
+    size_t n = drop_doubles(boxes, transfer->npieces);
+    transfer->sources = mem_new(n, sizeof *transfer->sources);
+    rsd_status status = transfer->sources ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < n && !status; i++) {
-        status = source_open(&haul->sources[i], checkpoint, tensor, boxes[i]);
-        haul->nsources += !status;
-        if (!status && haul->sources[i].compressed)
-            haul->in_order = true;
+        status = source_open(&transfer->sources[i], checkpoint, tensor, boxes[i]);
+        transfer->nsources += !status;
+        if (!status && transfer->sources[i].compressed)
+            transfer->in_order = true;
     }
-    for (size_t i = 0; i < haul->npieces && !status; i++) {
-        const size_t *at = bsearch(&haul->pieces[i].source, boxes, n, sizeof *boxes, by_number);
-        haul->pieces[i].source = (size_t)(at - boxes);
+    for (size_t i = 0; i < transfer->npieces && !status; i++) {
+        const size_t *at = bsearch(&transfer->pieces[i].source, boxes, n, sizeof *boxes, by_number);
+        transfer->pieces[i].source = (size_t)(at - boxes);
     }
     mem_free(boxes);
     return status;
 }
 
-static void finish(struct haul *haul, uint64_t most_nbytes)
+static void finish(struct transfer *transfer, uint64_t most_nbytes)
 {
-    for (size_t i = 0; i < haul->npieces; i++)
-        haul->sources[haul->pieces[i].source].wanted +=
-            (uint64_t)box_volume(haul->ndim, haul->coordinates + (2 * i + 1) * (size_t)haul->ndim) *
-            haul->each;
-    for (size_t i = 0; i < haul->nsources; i++) /* a part that is read twice cannot be added up */
-        if (haul->sources[i].wanted < haul->sources[i].nbytes)
-            haul->sources[i].checkable = false;
-    for (size_t i = 0; i < haul->nsinks; i++)
-        if (haul->sinks[i].dtype != haul->dtype && haul->sinks[i].kind != SINK_DISCARD)
-            haul->cast_each = (size_t)max_i64((int64_t)haul->cast_each,
-                                              (int64_t)rsd_dtype_nbytes(haul->sinks[i].dtype));
-    haul->keep_most = most_nbytes;
-    if (haul->cast_each > haul->each) /* what is cast takes more room than what is read */
-        most_nbytes /= haul->cast_each / haul->each;
-    bound_pieces(haul);
-    choose_tiles(haul, most_nbytes > 0 ? most_nbytes : 1);
+    for (size_t i = 0; i < transfer->npieces; i++)
+        transfer->sources[transfer->pieces[i].source].wanted +=
+            (uint64_t)box_volume(transfer->ndim,
+                                 transfer->coordinates + (2 * i + 1) * (size_t)transfer->ndim) *
+            transfer->element_nbytes;
+    for (size_t i = 0; i < transfer->nsources;
+         i++) /* a part that is read twice cannot be added up */
+        if (transfer->sources[i].wanted < transfer->sources[i].nbytes)
+            transfer->sources[i].checkable = false;
+    for (size_t i = 0; i < transfer->nsinks; i++)
+        if (transfer->sinks[i].dtype != transfer->dtype && transfer->sinks[i].kind != SINK_DISCARD)
+            transfer->cast_each = (size_t)max_i64(
+                (int64_t)transfer->cast_each, (int64_t)rsd_dtype_nbytes(transfer->sinks[i].dtype));
+    transfer->keep_most = most_nbytes;
+    if (transfer->cast_each >
+        transfer->element_nbytes) /* what is cast takes more room than what is read */
+        most_nbytes /= transfer->cast_each / transfer->element_nbytes;
+    bound_pieces(transfer);
+    choose_tiles(transfer, most_nbytes > 0 ? most_nbytes : 1);
 }
 
-static rsd_status plan_sinks(const struct haul *haul, const struct contents *contents,
-                             const struct tensor *tensor, rsd_plan **plan)
+static rsd_status plan_sinks(const struct transfer *transfer, const struct catalog *catalog,
+                             const struct stored_tensor *tensor, rsd_plan **plan)
 {
-    size_t ndim = (size_t)haul->ndim, n = haul->nsinks;
+    size_t ndim = (size_t)transfer->ndim, n = transfer->nsinks;
     int64_t *lo = mem_new(n * ndim, sizeof *lo), *len = mem_new(n * ndim, sizeof *len);
     rsd_status status = lo && len ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < n && !status; i++) {
-        copy_i64s(lo + i * ndim, haul->sinks[i].lo, haul->ndim);
-        copy_i64s(len + i * ndim, haul->sinks[i].len, haul->ndim);
+        copy_i64s(lo + i * ndim, transfer->sinks[i].lo, transfer->ndim);
+        copy_i64s(len + i * ndim, transfer->sinks[i].len, transfer->ndim);
     }
     if (!status)
-        status = tensor_plan(contents, tensor, n, lo, len, plan);
+        status = catalog_tensor_plan(catalog, tensor, n, lo, len, plan);
     mem_free(lo);
     mem_free(len);
     return status;
 }
 
-rsd_status haul_start(struct haul *haul, const struct contents *contents, size_t index,
-                      size_t nsinks)
+rsd_status transfer_start(struct transfer *transfer, const struct catalog *catalog, size_t index,
+                          size_t nsinks)
 {
-    const struct tensor *tensor = &contents->tensors[index];
-    *haul = (struct haul){.name = tensor->name,
-                          .dtype = tensor->dtype,
-                          .each = rsd_dtype_nbytes(tensor->dtype),
-                          .ndim = tensor->ndim};
-    haul->sinks = mem_new(nsinks, sizeof *haul->sinks);
-    return haul->sinks ? RSD_OK : RSD_ENOMEM;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    *transfer = (struct transfer){.name = tensor->name,
+                                  .dtype = tensor->dtype,
+                                  .element_nbytes = rsd_dtype_nbytes(tensor->dtype),
+                                  .ndim = tensor->ndim};
+    transfer->sinks = mem_new(nsinks, sizeof *transfer->sinks);
+    return transfer->sinks ? RSD_OK : RSD_ENOMEM;
 }
 
-void haul_add_sink(struct haul *haul, const struct sink *sink)
+void transfer_add_sink(struct transfer *transfer, const struct sink *sink)
 {
-    haul->sinks[haul->nsinks++] = *sink;
+    transfer->sinks[transfer->nsinks++] = *sink;
 }
 
-rsd_status haul_from_files(struct haul *haul, rsd_checkpoint *checkpoint, size_t index,
-                           uint64_t most_nbytes)
+rsd_status transfer_from_files(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t index,
+                               uint64_t most_nbytes)
 {
-    const struct contents *contents = &checkpoint->contents;
+    const struct catalog *catalog = &checkpoint->catalog;
     rsd_plan *plan;
-    TRY(plan_sinks(haul, contents, &contents->tensors[index], &plan));
-    rsd_status status = list_pieces(haul, plan);
+    TRY(plan_sinks(transfer, catalog, &catalog->tensors[index], &plan));
+    rsd_status status = list_pieces(transfer, plan);
     rsd_plan_free(plan);
     TRY(status);
-    TRY(open_sources(haul, checkpoint, index));
-    finish(haul, most_nbytes);
+    TRY(open_sources(transfer, checkpoint, index));
+    finish(transfer, most_nbytes);
     return RSD_OK;
 }
 
-rsd_status haul_whole(struct haul *haul, rsd_checkpoint *checkpoint, size_t index, sink_take *take,
-                      void *context, uint64_t most_nbytes)
+rsd_status transfer_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t index,
+                          sink_take *take, void *context, uint64_t most_nbytes)
 {
-    const struct tensor *tensor = &checkpoint->contents.tensors[index];
+    const struct stored_tensor *tensor = &checkpoint->catalog.tensors[index];
     struct sink sink = {.kind = SINK_BLOCKS,
                         .dtype = tensor->dtype,
                         .ndim = tensor->ndim,
                         .take = take,
                         .context = context};
-    copy_i64s(sink.len, tensor_shape(&checkpoint->contents, tensor), tensor->ndim);
-    TRY(haul_start(haul, &checkpoint->contents, index, 1));
-    haul_add_sink(haul, &sink);
-    return haul_from_files(haul, checkpoint, index, most_nbytes);
+    copy_i64s(sink.len, tensor_shape(&checkpoint->catalog, tensor), tensor->ndim);
+    TRY(transfer_start(transfer, &checkpoint->catalog, index, 1));
+    transfer_add_sink(transfer, &sink);
+    return transfer_from_files(transfer, checkpoint, index, most_nbytes);
 }
 
 /* One source, all of which goes to the only sink. */
-static rsd_status add_only_piece(struct haul *haul, uint64_t most_nbytes)
+static rsd_status add_only_piece(struct transfer *transfer, uint64_t most_nbytes)
 {
-    const struct sink *sink = &haul->sinks[0];
-    rsd_piece piece = {.nbytes = box_volume(haul->ndim, sink->len) * (int64_t)haul->each};
-    haul->nsources = 1;
+    const struct sink *sink = &transfer->sinks[0];
+    rsd_piece piece = {.nbytes = box_volume(transfer->ndim, sink->len) *
+                                 (int64_t)transfer->element_nbytes};
+    transfer->nsources = 1;
     if (piece.nbytes > 0) {
-        box_set(&piece.box, haul->ndim, sink->lo, sink->len);
-        TRY(add_piece(haul, &piece));
+        box_set(&piece.box, transfer->ndim, sink->lo, sink->len);
+        TRY(add_piece(transfer, &piece));
     }
-    TRY(index_pieces(haul));
-    finish(haul, most_nbytes);
+    TRY(index_pieces(transfer));
+    finish(transfer, most_nbytes);
     return RSD_OK;
 }
 
-rsd_status haul_from_box(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor, size_t box,
-                         uint64_t most_nbytes)
+rsd_status transfer_from_box(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
+                             size_t box, uint64_t most_nbytes)
 {
-    haul->sources = mem_new(1, sizeof *haul->sources);
-    if (!haul->sources)
+    transfer->sources = mem_new(1, sizeof *transfer->sources);
+    if (!transfer->sources)
         return RSD_ENOMEM;
-    TRY(source_open(&haul->sources[0], checkpoint, tensor, box));
-    haul->in_order = haul->sources[0].compressed;
-    return add_only_piece(haul, most_nbytes);
+    TRY(source_open(&transfer->sources[0], checkpoint, tensor, box));
+    transfer->in_order = transfer->sources[0].compressed;
+    return add_only_piece(transfer, most_nbytes);
 }
 
-rsd_status haul_from_memory(struct haul *haul, const char *memory, const int64_t *strides,
-                            uint64_t most_nbytes)
+rsd_status transfer_from_memory(struct transfer *transfer, const char *memory,
+                                const int64_t *strides, uint64_t most_nbytes)
 {
-    const struct sink *sink = &haul->sinks[0];
-    haul->sources = mem_new(1, sizeof *haul->sources);
-    if (!haul->sources)
+    const struct sink *sink = &transfer->sinks[0];
+    transfer->sources = mem_new(1, sizeof *transfer->sources);
+    if (!transfer->sources)
         return RSD_ENOMEM;
-    source_in_memory(&haul->sources[0], haul->dtype, haul->ndim, sink->lo, sink->len, memory,
-                     strides);
-    return add_only_piece(haul, most_nbytes);
+    source_in_memory(&transfer->sources[0], transfer->dtype, transfer->ndim, sink->lo, sink->len,
+                     memory, strides);
+    return add_only_piece(transfer, most_nbytes);
 }
 
-void haul_drop(struct haul *haul)
+void transfer_drop(struct transfer *transfer)
 {
-    for (size_t i = 0; i < haul->nsources; i++)
-        source_close(&haul->sources[i]);
-    mem_free(haul->sources);
-    mem_free(haul->sinks);
-    mem_free(haul->pieces);
-    mem_free(haul->coordinates);
-    tree_drop(&haul->tree);
-    *haul = (struct haul){0};
+    for (size_t i = 0; i < transfer->nsources; i++)
+        source_close(&transfer->sources[i]);
+    mem_free(transfer->sources);
+    mem_free(transfer->sinks);
+    mem_free(transfer->pieces);
+    mem_free(transfer->coordinates);
+    box_tree_drop(&transfer->tree);
+    *transfer = (struct transfer){0};
 }
 
-rsd_status haul_tile(const struct haul *haul, int64_t index, struct scratch *scratch,
-                     struct tally *tally)
+rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
+                             struct scratch *scratch, struct io_stats *stats)
 {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    tile_box(haul, index, lo, len);
-    return haul_box(haul, lo, len, scratch, tally);
+    tile_box(transfer, index, lo, len);
+    return transfer_run_box(transfer, lo, len, scratch, stats);
 }

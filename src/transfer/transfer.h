@@ -10,7 +10,7 @@
 /* ---- source.c: a stored box that can be read ---- */
 
 /* What a transfer has read; each thread counts for itself. */
-struct tally {
+struct io_stats {
     uint64_t nbytes_read, nbytes_unchecked, again;
     int64_t nbytes_memory; /* of all threads together */
 };
@@ -20,7 +20,7 @@ struct source {
     struct files *files;
     struct extent extent;
     rsd_dtype dtype;
-    size_t each; /* bytes of an element */
+    size_t element_nbytes; /* bytes of an element */
     int32_t ndim;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* the box */
     uint64_t data, nbytes;                       /* of the record, in the file or in the stream */
@@ -49,10 +49,10 @@ void source_close(struct source *source);
 
 /* Reads a region of the box, packed row by row. Records of up to keep_most bytes may be kept whole. */
 rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
-                       uint64_t keep_most, struct tally *tally);
+                       uint64_t keep_most, struct io_stats *stats);
 
 /* When everything is read: EFORMAT if the CRC-32 is wrong; counts what could not be checked. */
-rsd_status source_check(struct source *source, struct tally *tally);
+rsd_status source_check(struct source *source, struct io_stats *stats);
 
 /* Whether its rows run another way than the tensor's, as those of a transposed one do. */
 bool source_runs_across(const struct source *source);
@@ -88,14 +88,14 @@ static inline uint64_t offset_in_box(const struct sink *sink, const int64_t *lo)
     return (uint64_t)index * rsd_dtype_nbytes(sink->dtype);
 }
 
-struct haul_piece {
+struct transfer_piece {
     size_t source, sink;
 };
 
-struct haul {
+struct transfer {
     const char *name;
     rsd_dtype dtype; /* of the sources */
-    size_t each;
+    size_t element_nbytes;
     int32_t ndim;
     struct source *sources;
     size_t nsources;
@@ -106,10 +106,10 @@ struct haul {
     bool stream;        /* sinks in memory are large: stores go past the cache */
     uint64_t keep_most; /* records up to this may be kept whole */
 
-    struct haul_piece *pieces;
+    struct transfer_piece *pieces;
     int64_t *coordinates; /* lo and len of each piece */
-    size_t npieces, room_pieces, room_coordinates;
-    struct tree tree;
+    size_t npieces, pieces_capacity, coordinates_capacity;
+    struct box_tree tree;
     int64_t nbytes;                              /* to be filled in all sinks */
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* around all pieces */
     int64_t tile[RSD_MAX_DIMS], ntiles;
@@ -134,83 +134,86 @@ struct staged {
 struct scratch {
     struct copier copier;
     char *in, *out, *cast;
-    size_t room_in, room_out, room_cast;
+    size_t in_capacity, out_capacity, cast_capacity;
     struct tile_part *parts;
     struct staged *staged;
     const void *user; /* for whoever takes blocks */
-    size_t room_parts, room_staged;
+    size_t parts_capacity, staged_capacity;
 };
-rsd_status scratch_reserve(char **bytes, size_t *room, size_t need);
+rsd_status scratch_reserve(char **bytes, size_t *capacity, size_t need);
 void scratch_drop(struct scratch *scratch);
 
 /* A haul of one tensor: start it, add its sinks, and say where they are filled from. Tiles are of at most
  * so many bytes. */
-rsd_status haul_start(struct haul *haul, const struct contents *contents, size_t tensor,
-                      size_t nsinks);
-void haul_add_sink(struct haul *haul, const struct sink *sink);
-rsd_status haul_from_files(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor,
-                           uint64_t most_nbytes);
-rsd_status haul_whole(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor, sink_take *take,
-                      void *context, uint64_t most_nbytes); /* all of it, into one sink */
-rsd_status haul_from_box(struct haul *haul, rsd_checkpoint *checkpoint, size_t tensor, size_t box,
-                         uint64_t most_nbytes); /* its only sink, from this box alone */
-rsd_status haul_from_memory(struct haul *haul, const char *memory, const int64_t *strides,
-                            uint64_t most_nbytes); /* its only sink */
+rsd_status transfer_start(struct transfer *transfer, const struct catalog *catalog, size_t tensor,
+                          size_t nsinks);
+void transfer_add_sink(struct transfer *transfer, const struct sink *sink);
+rsd_status transfer_from_files(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
+                               uint64_t most_nbytes);
+rsd_status transfer_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
+                          sink_take *take, void *context,
+                          uint64_t most_nbytes); /* all of it, into one sink */
+rsd_status transfer_from_box(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
+                             size_t box,
+                             uint64_t most_nbytes); /* its only sink, from this box alone */
+rsd_status transfer_from_memory(struct transfer *transfer, const char *memory,
+                                const int64_t *strides, uint64_t most_nbytes); /* its only sink */
 
-rsd_status haul_tile(const struct haul *haul, int64_t index, struct scratch *scratch,
-                     struct tally *tally);
-rsd_status haul_box(const struct haul *haul, const int64_t *lo, const int64_t *len,
-                    struct scratch *scratch, struct tally *tally);
-void haul_drop(struct haul *haul); /* closes its sources */
+rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
+                             struct scratch *scratch, struct io_stats *stats);
+rsd_status transfer_run_box(const struct transfer *transfer, const int64_t *lo, const int64_t *len,
+                            struct scratch *scratch, struct io_stats *stats);
+void transfer_drop(struct transfer *transfer); /* closes its sources */
 
 /* ---- transfer.c: many hauls on many threads ---- */
 
 /* What one rank does of a job: bytes [from, to) of `of`, rounded to tiles. */
-struct portion {
+struct job_part {
     size_t job;
     int64_t from, to, of;
 };
-static inline bool is_whole_portion(const struct portion *portion)
+static inline bool job_part_is_whole(const struct job_part *part)
 {
-    return portion->from == 0 && portion->to == portion->of;
+    return part->from == 0 && part->to == part->of;
 }
 
 /* What of a source was read by a rank that had only a portion of it. */
-struct seen {
+struct partial_crc {
     size_t job;
     int64_t side, source, file, checkable;
     uint32_t crc;
     uint64_t wanted, nbytes, data, sum, seen; /* as in struct source */
 };
-struct seen_list {
-    struct seen *list;
-    size_t n, room;
+struct partial_crc_list {
+    struct partial_crc *list;
+    size_t n, capacity;
     pthread_mutex_t lock;
 };
 
 /* Jobs are numbered, those of one lane in a row. A job is opened, hauled and closed. */
-struct transfer {
+struct batch {
     rsd_pool *pool;
     const size_t *first_job; /* of each lane, and one more */
     size_t nlanes;
-    bool one_per_lane;              /* only one thread at a time may be at a lane */
-    const struct portion *portions; /* of each job; NULL: all of it */
-    struct seen_list *seen;         /* gets the sources of those that are not whole */
-    rsd_status (*open)(void *context, size_t job, struct haul *haul);
-    rsd_status (*close)(void *context, size_t job, struct haul *haul); /* when all of it is done */
+    bool one_per_lane;             /* only one thread at a time may be at a lane */
+    const struct job_part *parts;  /* of each job; NULL: all of it */
+    struct partial_crc_list *seen; /* gets the sources of those that are not whole */
+    rsd_status (*open)(void *context, size_t job, struct transfer *transfer);
+    rsd_status (*close)(void *context, size_t job,
+                        struct transfer *transfer);                /* when all of it is done */
     bool (*forgive)(void *context, size_t job, rsd_status status); /* NULL: a failure ends it all */
     void *context;
     rsd_on_progress *on_progress;
     void *progress_context;
     int64_t nbytes_total;
-    struct tally tally; /* set by the run */
+    struct io_stats stats; /* set by the run */
 };
-rsd_status transfer_run(struct transfer *transfer);
+rsd_status batch_run(struct batch *batch);
 
 /* Runs jobs of so many bytes that may be done in any order: one lane a thread, about equal. */
-rsd_status transfer_run_evenly(struct transfer *transfer, const int64_t *nbytes, size_t njobs);
+rsd_status batch_run_evenly(struct batch *batch, const int64_t *nbytes, size_t njobs);
 
 uint64_t tile_limit(int64_t max_nbytes, const rsd_pool *pool); /* for each thread */
-void report_tally(rsd_report *report, const struct tally *tally);
+void report_add_stats(rsd_report *report, const struct io_stats *stats);
 
 #endif

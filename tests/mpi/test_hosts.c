@@ -73,10 +73,11 @@ static void move(const char *problem, bool in_arena)
     options.arena = arena;
     rsd_status status = rsd_bind_mpi(plan, MPI_COMM_WORLD, &options, &exec);
     if (!status)
-        status = rsd_run(exec, (const void *const *)&from, &dst.array[first_dst]); /* connects */
+        status =
+            rsd_exec_run(exec, (const void *const *)&from, &dst.array[first_dst]); /* connects */
     double before = sent_by_all();
     for (int i = 0; i < 3 && !status; i++)
-        status = rsd_run(exec, (const void *const *)&from, &dst.array[first_dst]);
+        status = rsd_exec_run(exec, (const void *const *)&from, &dst.array[first_dst]);
     double crossed = (sent_by_all() - before) / 3;
     int64_t least =
         totals.nbytes_crossed_least >= 0 ? totals.nbytes_crossed_least : totals.nbytes_crossed;
@@ -87,7 +88,7 @@ static void move(const char *problem, bool in_arena)
     if (rank == 0) {
         CASE("%s%s", problem, in_arena ? ", from arenas" : "");
         printf("# crossed %.0f bytes, the least is %lld: %.4f; %s\n", crossed, (long long)least,
-               crossed / (double)least, exec ? rsd_exec_note(exec) : "");
+               crossed / (double)least, exec ? rsd_exec_describe(exec) : "");
         CHECK(!bad);
         CHECK(crossed >= (double)least, "less than there is to send was counted");
         CHECK(crossed <= 1.05 * (double)least, "%.0f bytes crossed, the least is %lld", crossed,

@@ -130,11 +130,12 @@ static void run_batch(void)
         rsd_bind_mpi_many(batch.n, batch.plans, batch.bind, MPI_COMM_WORLD, &options, &exec);
     HOLDS(!status, "%s ...: %s", batch.list[0].text, rsd_error());
     if (!status) {
-        HOLDS(nranks == 1 || batch.way == MESSAGES || strstr(rsd_exec_note(exec), "shared"), "%s",
-              rsd_exec_note(exec));
-        HOLDS(!rsd_run(exec, batch.from, batch.to), "%s", rsd_error());
-        HOLDS(!rsd_start(exec, batch.from, batch.to) && !rsd_push(exec) && !rsd_wait(exec), "%s",
-              rsd_error());
+        HOLDS(nranks == 1 || batch.way == MESSAGES || strstr(rsd_exec_describe(exec), "shared"),
+              "%s", rsd_exec_describe(exec));
+        HOLDS(!rsd_exec_run(exec, batch.from, batch.to), "%s", rsd_error());
+        HOLDS(!rsd_exec_start(exec, batch.from, batch.to) && !rsd_exec_progress(exec) &&
+                  !rsd_exec_wait(exec),
+              "%s", rsd_error());
     }
     rsd_exec_free(exec);
     int64_t next = 0;
@@ -239,13 +240,14 @@ static void several_execs(void)
     oracle_fill(a, NULL, &src);
     for (int i = 0; i < 2; i++) {
         dst[i] = oracle_memory(b, NULL);
-        HOLDS(!rsd_start(exec[i], (const void *const *)&src.array[rank], &dst[i].array[rank]), "%s",
-              rsd_error());
+        HOLDS(!rsd_exec_start(exec[i], (const void *const *)&src.array[rank], &dst[i].array[rank]),
+              "%s", rsd_error());
     }
     for (int i = 1; i >= 0; i--)
-        HOLDS(!rsd_wait(exec[i]) && oracle_check_of(a, b, NULL, &dst[i], rank), "%s", rsd_error());
-    HOLDS(!rsd_run(exec[2], (const void *const *)&dst[0].array[rank], &again.array[rank]), "%s",
-          rsd_error());
+        HOLDS(!rsd_exec_wait(exec[i]) && oracle_check_of(a, b, NULL, &dst[i], rank), "%s",
+              rsd_error());
+    HOLDS(!rsd_exec_run(exec[2], (const void *const *)&dst[0].array[rank], &again.array[rank]),
+          "%s", rsd_error());
     HOLDS(oracle_check_of(a, a, NULL, &again, rank), "the way back");
     for (int i = 0; i < 3; i++)
         rsd_exec_free(exec[i]);

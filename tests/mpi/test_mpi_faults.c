@@ -83,7 +83,7 @@ static rsd_exec *bound(void)
     rsd_exec *exec = NULL;
     make_plans("f32", "S0");
     rsd_status status = bind_plans(&exec);
-    expect(status == RSD_OK && !rsd_run(exec, src, dst), "bind and run", status);
+    expect(status == RSD_OK && !rsd_exec_run(exec, src, dst), "bind and run", status);
     return exec;
 }
 
@@ -102,7 +102,7 @@ static void other_plan(void)
     expect(status == RSD_EMISMATCH && says("rank 1 has 1 plans, rank 0 has 2"), "fewer plans",
            status);
     status = bind_plans(&exec); /* and all is well again */
-    expect(status == RSD_OK && !rsd_run(exec, src, dst), "the right plans", status);
+    expect(status == RSD_OK && !rsd_exec_run(exec, src, dst), "the right plans", status);
     rsd_exec_free(exec);
 }
 
@@ -114,7 +114,7 @@ static void bad_argument(void)
     expect(status == RSD_OK, "bind", status);
     for (int i = 0; i < 3; i++) {
         const void *wrong[] = {src[0], i == 1 && rank == BAD ? NULL : src[1]};
-        status = rsd_run(exec, wrong, dst);
+        status = rsd_exec_run(exec, wrong, dst);
         if (i != 1)
             expect(status == RSD_OK, "a good run", status);
         else if (rank == BAD)
@@ -148,7 +148,7 @@ static void no_memory(void)
                        (status == RSD_ETIMEOUT && says("rank 1")),
                    "no memory on rank 1", status);
         else
-            expect(!rsd_run(exec, src, dst), "a run", status);
+            expect(!rsd_exec_run(exec, src, dst), "a run", status);
         rsd_exec_free(exec);
         more = allocations > n;
         MPI_Bcast(&more, 1, MPI_INT, BAD, MPI_COMM_WORLD);
@@ -170,11 +170,11 @@ static void late(void)
     make_plans("f32", "S0");
     options.names = names;
     rsd_status status = bind_plans(&exec);
-    expect(status == RSD_OK && !rsd_run(exec, src, dst), "bind and run", status);
+    expect(status == RSD_OK && !rsd_exec_run(exec, src, dst), "bind and run", status);
     if (rank == BAD)
         sleep(6);
     double start = now();
-    status = rsd_run(exec, src, dst);
+    status = rsd_exec_run(exec, src, dst);
     if (rank != BAD)
         expect(status == RSD_ETIMEOUT && says("rank 1 did not come") && says("layers.0"), "late",
                status);
@@ -182,8 +182,8 @@ static void late(void)
         expect(status == RSD_ETIMEOUT || status == RSD_EPEER, "alone", status);
     expect(now() - start < 30, "it took too long", status);
     if (status)
-        expect(rsd_run(exec, src, dst) == RSD_EINVAL && says("can only be freed"), "after that",
-               status);
+        expect(rsd_exec_run(exec, src, dst) == RSD_EINVAL && says("can only be freed"),
+               "after that", status);
     rsd_exec_free(exec);
 }
 
@@ -193,12 +193,12 @@ static void stalled(void)
     rsd_status status = RSD_OK;
     rsd_exec *exec = bound();
     if (rank == BAD) {
-        rsd_start(exec, src, dst);
+        rsd_exec_start(exec, src, dst);
         sleep(6);
         return;
     }
     for (int i = 0; i < 3 && !status; i++)
-        status = rsd_run(exec, src, dst);
+        status = rsd_exec_run(exec, src, dst);
     expect(status == RSD_ETIMEOUT && says("rank 1"), "stalled", status);
 }
 
@@ -207,11 +207,11 @@ static void killed(void)
     rsd_status status = RSD_OK;
     rsd_exec *exec = bound();
     if (rank == BAD) {
-        rsd_start(exec, src, dst);
+        rsd_exec_start(exec, src, dst);
         raise(SIGKILL);
     }
     for (int i = 0; i < 3 && !status; i++) /* the first may have had all it needs */
-        status = rsd_run(exec, src, dst);
+        status = rsd_exec_run(exec, src, dst);
     expect((status == RSD_ETIMEOUT || status == RSD_EPEER) && says("rank 1"), "killed", status);
 }
 
@@ -263,9 +263,9 @@ static void slow_callers(void)
     rsd_exec *exec = NULL;
     make_plans("f32", "S0");
     rsd_status status = bind_plans(&exec);
-    expect(status == RSD_OK && !rsd_start(exec, src, dst), "bind and start", status);
+    expect(status == RSD_OK && !rsd_exec_start(exec, src, dst), "bind and start", status);
     usleep(rank == BAD ? 3000000 : 2500000);
-    status = rsd_wait(exec);
+    status = rsd_exec_wait(exec);
     expect(status == RSD_OK, "after a while", status);
     rsd_exec_free(exec);
 }
@@ -279,9 +279,9 @@ static void leaving(void)
         expect(false, "a plan", RSD_EINVAL);
     rsd_status status = rsd_bind_mpi(plans[0], MPI_COMM_WORLD, &options, &exec);
     expect(status == RSD_OK, "bind", status);
-    rsd_start(exec, src, dst);
+    rsd_exec_start(exec, src, dst);
     usleep(rank == 2 ? 1500000 : 0);
-    status = rsd_wait(exec);
+    status = rsd_exec_wait(exec);
     expect(status == RSD_OK, "with what was given", status);
     if (rank == 1) {
         printf("good 1\n");
@@ -301,7 +301,7 @@ static void freed_communicator(void)
     MPI_Comm_free(&passing);
     MPI_Comm_split(MPI_COMM_WORLD, 0, -rank, &other); /* may take its place */
     for (int i = 0; i < 3 && !status; i++)
-        status = rsd_run(exec, src, dst);
+        status = rsd_exec_run(exec, src, dst);
     expect(status == RSD_OK, "a run", status);
     rsd_exec_free(exec);
     MPI_Comm_free(&other);

@@ -31,14 +31,14 @@ static rsd_layout *layout_of(int nranks, const char *placement)
 static void save(const char *path, const rsd_transport *transport, const rsd_layout *layout,
                  struct memory *memory)
 {
-    rsd_local local = {.struct_nbytes = sizeof local,
-                       .name = "weight",
-                       .layout = layout,
-                       .rank = transport->rank,
-                       .arrays = memory->array + transport->rank};
+    rsd_tensor local = {.struct_nbytes = sizeof local,
+                        .name = "weight",
+                        .layout = layout,
+                        .rank = transport->rank,
+                        .arrays = memory->array + transport->rank};
     rsd_save_options options = {.struct_nbytes = sizeof options, .transport = transport};
     rsd_report report = {.struct_nbytes = sizeof report};
-    rsd_saving *saving = NULL;
+    rsd_async_save *saving = NULL;
     fine(rsd_save(path, 1, &local, &options, &report) == RSD_OK, transport->rank, "save");
     fine(report.nfiles_written == transport->nranks, transport->rank, "files of all ranks");
     fine(rsd_save(path, 1, &local, &options, NULL) == RSD_EEXIST, transport->rank, "save again");
@@ -55,11 +55,11 @@ static void load(const char *path, const rsd_transport *transport, const rsd_lay
     rsd_checkpoint *checkpoint = NULL;
     rsd_load_options options = {.struct_nbytes = sizeof options, .transport = transport};
     int32_t rank = transport->rank;
-    rsd_local local = {.struct_nbytes = sizeof local,
-                       .name = "weight",
-                       .layout = layout,
-                       .rank = rank,
-                       .arrays = got.array + rank};
+    rsd_tensor local = {.struct_nbytes = sizeof local,
+                        .name = "weight",
+                        .layout = layout,
+                        .rank = rank,
+                        .arrays = got.array + rank};
     oracle_fill(layout, NULL, &expected);
     if (fine(rsd_checkpoint_open(path, NULL, &checkpoint) == RSD_OK, rank, "open"))
         fine(rsd_load(checkpoint, 1, &local, &options, NULL) == RSD_OK, rank, "load");

@@ -71,7 +71,7 @@ static void move(const char *problem, int64_t rows, int64_t columns, int64_t gap
         go_through(src + row * columns, (uint64_t)(row * columns), (uint64_t)columns, true);
     const rsd_plan *plans[] = {plan};
     fine = fine && !rsd_bind_mpi_many(1, plans, &bind, MPI_COMM_WORLD, &options, &exec) &&
-           !rsd_run(exec, (const void *const *)&src, (void *const *)&dst);
+           !rsd_exec_run(exec, (const void *const *)&src, (void *const *)&dst);
     if (!fine)
         printf("# rank %d: %s\n", rank, rsd_error());
     for (int64_t row = 0; dst && fine && row < rows; row++)

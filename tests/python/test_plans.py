@@ -32,7 +32,7 @@ class Plans(unittest.TestCase):
                 got = [np.zeros_like(one) for one in right]
                 pieces = list(plan.pieces())
                 for one in sorted(pieces, key=lambda one: one.stage):
-                    giver = got[one.from_array] if one.from_dst else given[one.from_array]
+                    giver = got[one.from_array] if one.from_destination else given[one.from_array]
                     taken = giver[tuple(slice(at, at + n) for at, n in zip(one.from_at, one.len))]
                     got[one.to_array][tuple(slice(at, at + n) for at, n in zip(one.to_at, one.len))] = taken
                     self.assertEqual(one.nbytes, taken.nbytes)

@@ -253,7 +253,7 @@ class DcpFiles(unittest.TestCase):
 
     def test_pools(self):
         """threads of a Writer's own are there while it writes, and are made once a save"""
-        made, there, write = weakref.WeakSet(), [], writer._c.lib.rsd_write_items
+        made, there, write = weakref.WeakSet(), [], writer._c.lib.rsd_dcp_write_items
 
         def pool_of(pool):
             made.add(found := threads.pool_of(pool))
@@ -266,7 +266,7 @@ class DcpFiles(unittest.TestCase):
         state = {f"w{i}": truth(f"w{i}", (3,)) for i in range(3)}
         for pool in (1, reshard.Pool(1), None):
             with worlds.Folder() as folder, mock.patch.object(writer, "pool_of", pool_of), \
-                    mock.patch.object(writer._c.lib, "rsd_write_items", counted):
+                    mock.patch.object(writer._c.lib, "rsd_dcp_write_items", counted):
                 dcp.save(state, storage_writer=Writer(folder("x"), False, pool=pool), no_dist=True)
             self.assertEqual(there, [1, 1, 1])
             there.clear()

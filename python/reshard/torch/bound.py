@@ -70,7 +70,7 @@ class Bound:
             # The other ranks are told by an array that is not there, and fail too.
             nothing = [_c.pointers([None] * len(one)) for one in (self.src, self.dst)]
             try:
-                _c.lib.rsd_run(self.exec.handle, *nothing)
+                _c.lib.rsd_exec_run(self.exec.handle, *nothing)
             except Error:
                 pass
             raise
@@ -80,7 +80,7 @@ class Bound:
         from_first = self.src[0].number if self.src else 0
         to_first = self.dst[0].number if self.dst else 0
         for one in self.pieces:
-            given = src[one.from_array - from_first] if not one.from_dst else dst[one.from_array - to_first]
+            given = src[one.from_array - from_first] if not one.from_destination else dst[one.from_array - to_first]
             _part(dst[one.to_array - to_first], one.to_at, one.len).copy_(_part(given, one.from_at, one.len))
 
 

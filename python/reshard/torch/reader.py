@@ -242,7 +242,7 @@ class Reader(FileSystemReader):
             strides += into.stride()
             addresses.append(into.data_ptr())
         layout = Layout.from_boxes(dtypes.dtype(dtype), self._about(name).size, boxes)
-        made = _c.Local(name=name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
+        made = _c.Tensor(name=name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
                         strides=_c.ints(strides))
         made.kept = layout
         return made

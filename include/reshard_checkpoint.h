@@ -1,4 +1,4 @@
-/* reshard_files.h - part 6 of reshard.h, which includes it: tensors in checkpoints.
+/* reshard_checkpoint.h - part 6 of reshard.h, which includes it: tensors in checkpoints.
  *
  *     rsd_checkpoint_open("step-1000", NULL, &checkpoint);
  *     rsd_load(checkpoint, 1, &local, NULL, NULL);               any layout in the files, any in memory
@@ -6,8 +6,8 @@
  *     rsd_convert(checkpoint, "hf", NULL, NULL);                 whole tensors, as safetensors
  *     rsd_diff(checkpoint, other, NULL, NULL, NULL, &n, NULL);   the same tensors, bit by bit?
  */
-#ifndef RESHARD_FILES_H
-#define RESHARD_FILES_H
+#ifndef RESHARD_CHECKPOINT_H
+#define RESHARD_CHECKPOINT_H
 
 #include "reshard.h"
 
@@ -57,8 +57,8 @@ void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint);
 
 /* Tensors are numbered in the order of the file. */
-typedef struct rsd_tensor {
-    size_t struct_nbytes; /* sizeof(rsd_tensor), set by the caller */
+typedef struct rsd_tensor_info {
+    size_t struct_nbytes; /* sizeof(rsd_tensor_info), set by the caller */
     const char *name;     /* valid as long as the checkpoint */
     rsd_dtype dtype;
     int32_t ndim;
@@ -66,11 +66,11 @@ typedef struct rsd_tensor {
     int64_t nbytes;   /* of the whole tensor */
     int64_t nboxes;   /* in how many parts it is stored */
     const char *path; /* in a nested state dict, as a JSON list; NULL: not known */
-} rsd_tensor;
+} rsd_tensor_info;
 
 int64_t rsd_checkpoint_ntensors(const rsd_checkpoint *checkpoint);
 rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index,
-                                 rsd_tensor *tensor);
+                                 rsd_tensor_info *tensor);
 
 /* EMISMATCH: there is no tensor of this name. */
 rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index);
@@ -84,22 +84,22 @@ const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint,
                                 int64_t index); /* NULL: no such */
 
 /* One stored box of a tensor. file is -1 if nothing says where its bytes are. */
-typedef struct rsd_stored {
-    size_t struct_nbytes; /* sizeof(rsd_stored), set by the caller */
+typedef struct rsd_extent {
+    size_t struct_nbytes; /* sizeof(rsd_extent), set by the caller */
     rsd_box box;
     int64_t file;
     uint64_t offset, nbytes; /* of the item in the file, with what is around the bytes */
-} rsd_stored;
+} rsd_extent;
 
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
-                              rsd_stored *stored);
+                              rsd_extent *stored);
 
 /* Values are what is not a tensor: step counts, learning rates, names. json is the value as JSON if it
  * is plain (numbers, text, bytes, lists and dicts of them), else NULL; give it back with rsd_free. */
 int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint);
 const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t index);
 const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint,
-                                      int64_t index); /* as that of rsd_tensor */
+                                      int64_t index); /* as that of rsd_tensor_info */
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json);
 
 /* The item of a value as it is stored, decompressed: what torch.save wrote. Its pickle may be anything, so
@@ -114,8 +114,8 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
  */
 
 /* A tensor in the caller's memory: what one rank has of it, or every rank. */
-typedef struct rsd_local {
-    size_t struct_nbytes;     /* sizeof(rsd_local) */
+typedef struct rsd_tensor {
+    size_t struct_nbytes;     /* sizeof(rsd_tensor) */
     const char *name;         /* in the checkpoint */
     const rsd_layout *layout; /* explicit boxes that do not cover the tensor are fine for loading */
     int32_t rank;             /* or RSD_EVERY_RANK */
@@ -124,7 +124,7 @@ typedef struct rsd_local {
     const int64_t *strides;   /* in elements, one per dim of each of these arrays; NULL: dense */
     const char *path;         /* saving: where it is in a nested state dict, as a JSON list of texts
                                * and numbers; NULL: under its name */
-} rsd_local;
+} rsd_tensor;
 
 /* How far the work is, told after every megabyte or so. Calls come one at a time, from any thread; to
  * return anything but 0 is to stop it: it then fails with ECANCELLED. The work waits for the answer, so it
@@ -165,7 +165,7 @@ typedef struct rsd_load_options {
 /* options and report may be NULL. Several locals may be of one tensor. EMISMATCH before anything is read:
  * a tensor that is not there, another shape or dtype, a box that no file has. The structs are one
  * struct_nbytes apart. */
-rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local *locals,
+rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_tensor *locals,
                     const rsd_load_options *options, rsd_report *report);
 
 /* ---- 6.3 Saving -------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_local
 typedef struct rsd_value {
     size_t struct_nbytes; /* sizeof(rsd_value) */
     const char *name, *json;
-    const char *path; /* as that of rsd_local */
+    const char *path; /* as that of rsd_tensor */
 } rsd_value;
 
 typedef struct rsd_save_options {
@@ -205,17 +205,17 @@ typedef struct rsd_save_options {
  * With one_rank, every rank's process makes the same call with the same tensors, layouts and values in the
  * same order, each with its own arrays, and when all have returned, one of them calls rsd_save_publish:
  * EMISMATCH if some rank saved something else. */
-rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_local *locals,
+rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_tensor *locals,
                     const rsd_save_options *options, rsd_report *report);
 rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite);
 
 /* The same in two halves: rsd_save_start returns when everything is copied, and the arrays may change
  * again; the files are written by a thread of its own, so a relative path is looked up later. rsd_save_wait
  * waits for them, publishes, and frees the save, also when it fails. */
-typedef struct rsd_saving rsd_saving;
-rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_local *locals,
-                          const rsd_save_options *options, rsd_saving **saving);
-rsd_status rsd_save_wait(rsd_saving *saving, rsd_report *report);
+typedef struct rsd_async_save rsd_async_save;
+rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_tensor *locals,
+                          const rsd_save_options *options, rsd_async_save **saving);
+rsd_status rsd_save_wait(rsd_async_save *saving, rsd_report *report);
 
 /* For whoever plans a checkpoint and writes its metadata himself: items into one data file, one behind the
  * other in their order, as torch.save writes them. */
@@ -243,8 +243,9 @@ typedef struct rsd_items_options {
 
 /* Item i lies at byte places[2 * i] of the file, in places[2 * i + 1] bytes. options and report may be
  * NULL. After a failure the file has what it has. */
-rsd_status rsd_write_items(const char *path, int64_t nitems, const rsd_item *items,
-                           const rsd_items_options *options, uint64_t *places, rsd_report *report);
+rsd_status rsd_dcp_write_items(const char *path, int64_t nitems, const rsd_item *items,
+                               const rsd_items_options *options, uint64_t *places,
+                               rsd_report *report);
 
 /* ---- 6.4 Converting ---------------------------------------------------------------------------
  *
@@ -254,15 +255,16 @@ rsd_status rsd_write_items(const char *path, int64_t nitems, const rsd_item *ite
 
 /* What becomes of a tensor. Set to what it is before the call: keep, its own name, its own dtype, no
  * layout. */
-typedef struct rsd_choice {
+typedef struct rsd_tensor_target {
     size_t struct_nbytes;
     int32_t keep;       /* 0: leave it out */
     rsd_dtype dtype;    /* another one: its elements are converted */
     const char *name;   /* copied when the call returns */
     rsd_layout *layout; /* taken over; its dtype does not matter. NULL: whole, on rank 0 */
-} rsd_choice;
+} rsd_tensor_target;
 /* Anything but RSD_OK ends the conversion with that status; the message is rsd_error's. */
-typedef rsd_status rsd_choose(void *context, const rsd_tensor *tensor, rsd_choice *choice);
+typedef rsd_status rsd_map_tensor(void *context, const rsd_tensor_info *tensor,
+                                  rsd_tensor_target *choice);
 
 typedef struct rsd_convert_options {
     size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
@@ -278,7 +280,7 @@ typedef struct rsd_convert_options {
     int32_t dry;         /* 1: check everything, report what would be done, and do nothing */
     int64_t nside_files; /* files that go into the folder too, such as a config */
     const char *const *side_files;
-    rsd_choose *choose; /* called for every tensor in turn; NULL: all as they are, whole */
+    rsd_map_tensor *choose; /* called for every tensor in turn; NULL: all as they are, whole */
     void *choose_context;
     rsd_on_progress *on_progress;
     void *context;
