@@ -5,7 +5,6 @@
 #include "reshard.h"
 
 #include <getopt.h>
-#include <regex.h>
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -102,89 +101,6 @@ long long default_threads(void);
 void *need_memory(void *memory);
 char *need_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* ---- pattern.c: regular expressions ---- */
-
-struct pattern {
-    char *text;
-    regex_t regex;
-};
-
-/* Of a whole name, or to be searched in one. False, with a complaint, for what is no POSIX extended
- * expression, or one that glibc would read in another way than it was meant. */
-bool pattern_compile(const char *verb, const char *text, bool whole, struct pattern *pattern);
-bool pattern_matches(const struct pattern *pattern, const char *name);
-void pattern_free(struct pattern *pattern);
-
-/* s/a/b/ or s/a/b/g, with \1 and & in b. */
-struct substitution {
-    struct pattern pattern;
-    char *with;
-    bool all;
-};
-bool substitution_parse(const char *verb, const char *text, struct substitution *substitution);
-char *substitution_apply(const struct substitution *substitution, const char *name); /* owned */
-void substitution_free(struct substitution *substitution);
-
-/* ---- follow.c: whose state is it? ---- */
-
-struct named {
-    const char *name;
-    int64_t index;
-};
-struct names {
-    struct named *list; /* sorted by their ends */
-    size_t n;
-};
-void names_sort(struct names *names, const rsd_checkpoint *checkpoint);
-bool find_parameter(const struct names *names, const char *state, int64_t *index);
-void names_free(struct names *names);
-
-/* ---- target.c: what becomes of each tensor ---- */
-
-struct rule {
-    struct pattern pattern;
-    char *placements;
-    char *from; /* where it was written, for messages */
-    bool place; /* of the command line */
-    bool used;
-};
-
-struct target {
-    const char *verb;
-    rsd_checkpoint *checkpoint;
-    rsd_mesh *mesh; /* NULL: tensors stay whole */
-    struct names names;
-    struct rule *rules;
-    size_t nrules;
-    char *otherwise; /* placements of what no rule matches; NULL: that is an error */
-    const char *preset;
-    struct pattern *only, *without;
-    size_t nonly, nwithout;
-    struct substitution *renames;
-    size_t nrenames;
-    char **prefixes; /* taken off */
-    size_t nprefixes;
-    rsd_dtype cast;  /* of floats; 0: as they are */
-    bool model_only; /* of a dict with a part `model`, only that, without its prefix */
-    char *name;      /* of the tensor at hand */
-    size_t nproblems;
-};
-
-/* Options add to it; each says what is wrong and returns false. */
-bool target_set_mesh(struct target *target, const char *text);
-void target_set_default(struct target *target, const char *placements);
-bool target_add_place(struct target *target, const char *text);
-bool target_add_rules(struct target *target, const char *path);
-bool target_set_preset(struct target *target, const char *name);
-
-/* Once the checkpoint is open: goes through every tensor, says everything that cannot be done at once, and
- * notes what was not used. A code to exit with, or GO_ON. */
-int target_check(struct target *target, rsd_checkpoint *checkpoint, bool quiet);
-
-/* For rsd_convert. */
-rsd_status target_choose(void *target, const rsd_tensor_info *tensor, rsd_tensor_target *choice);
-void target_free(struct target *target);
-
 /* ---- progress.c: how far it is, and how to stop it ---- */
 
 struct progress {
@@ -205,9 +121,12 @@ bool was_interrupted(void);
 enum conversion_verb { CONVERT, MERGE, SPLIT, PLAN };
 
 struct conversion {
-    enum conversion_verb verb;
+    enum conversion_verb kind;
+    const char *verb;
     const char *in, *out;
-    struct target target;
+    rsd_rules *rules;
+    bool has_mesh;
+    const char *needs_mesh; /* an option that was given and needs --mesh; NULL: none */
     rsd_convert_options convert;
     const char *config_from;
     bool all, json, quiet, verify;

@@ -163,7 +163,7 @@ static bool set_format(struct conversion *request, const char *text)
     else if (strcasecmp(text, "safetensors") == 0)
         request->convert.format = RSD_FORMAT_SAFETENSORS;
     else
-        complain(request->target.verb, EXIT_USAGE, "--format %s: dcp or safetensors", text);
+        complain(request->verb, EXIT_USAGE, "--format %s: dcp or safetensors", text);
     return request->convert.format != 0;
 }
 
@@ -173,8 +173,7 @@ static bool set_compress(struct conversion *request, const char *text)
     bool fine = strcmp(text, "none") == 0 || strcmp(text, "zstd") == 0 ||
                 (strncmp(text, "zstd:", 5) == 0 && parse_number(text + 5, 1, 19, &level));
     if (!fine)
-        complain(request->target.verb, EXIT_USAGE, "--compress %s: none, zstd or zstd:1 to zstd:19",
-                 text);
+        complain(request->verb, EXIT_USAGE, "--compress %s: none, zstd or zstd:1 to zstd:19", text);
     request->convert.compress = strcmp(text, "none") == 0 ? 0 : (int32_t)level;
     return fine;
 }
@@ -184,83 +183,81 @@ static bool set_size(const struct conversion *request, const char *option, const
 {
     if (parse_size(text, nbytes))
         return true;
-    complain(request->target.verb, EXIT_USAGE, "%s %s: a size such as 5GB or 256MiB is needed",
-             option, text);
+    complain(request->verb, EXIT_USAGE, "%s %s: a size such as 5GB or 256MiB is needed", option,
+             text);
     return false;
 }
 
-static bool set_cast(struct conversion *request, const char *text)
+/* Whether a rule was taken; says why not. */
+static bool take_rule(const struct conversion *request, rsd_status status)
+{
+    if (status)
+        complain(request->verb, EXIT_USAGE, "%s", rsd_error());
+    return status == RSD_OK;
+}
+
+static bool take_cast(struct conversion *request, const char *text)
 {
     rsd_dtype dtype;
     bool fine = rsd_dtype_parse(text, &dtype) == RSD_OK &&
                 (dtype == RSD_BF16 || dtype == RSD_F16 || dtype == RSD_F32 || dtype == RSD_F64);
     if (!fine)
-        complain(request->target.verb, EXIT_USAGE, "--cast %s: bf16, f16, f32 or f64", text);
-    else
-        request->target.cast = dtype;
-    return fine;
+        complain(request->verb, EXIT_USAGE, "--cast %s: bf16, f16, f32 or f64", text);
+    return fine && take_rule(request, rsd_rules_add(request->rules, RSD_RULE_CAST, text));
 }
 
-static bool add_pattern(const struct conversion *request, const char *text, struct pattern **list,
-                        size_t *n)
+static bool take_mesh(struct conversion *request, const char *text)
 {
-    *list = need_memory(realloc(*list, (*n + 1) * sizeof **list));
-    if (!pattern_compile(request->target.verb, text, false, &(*list)[*n]))
+    rsd_mesh *mesh = NULL;
+    if (rsd_mesh_parse(text, &mesh)) {
+        complain(request->verb, EXIT_USAGE, "--mesh '%s': %s", text, rsd_error());
         return false;
-    ++*n;
-    return true;
-}
-
-static bool add_rename(struct target *target, const char *text)
-{
-    target->renames =
-        need_memory(realloc(target->renames, (target->nrenames + 1) * sizeof *target->renames));
-    if (!substitution_parse(target->verb, text, &target->renames[target->nrenames]))
-        return false;
-    target->nrenames++;
-    return true;
+    }
+    request->has_mesh = take_rule(request, rsd_rules_set_mesh(request->rules, mesh));
+    rsd_mesh_free(mesh);
+    return request->has_mesh;
 }
 
 static bool take_option(struct conversion *request, int option, const char *value)
 {
-    struct target *target = &request->target;
+    rsd_rules *rules = request->rules;
     switch (option) {
     case FORMAT:
         return set_format(request, value);
     case MESH:
-        return target_set_mesh(target, value);
+        return take_mesh(request, value);
     case PLACE:
-        return target_add_place(target, value);
+        request->needs_mesh = "--place";
+        return take_rule(request, rsd_rules_add(rules, RSD_RULE_PLACE, value));
     case RULES:
-        return target_add_rules(target, value);
+        request->needs_mesh = "--rules";
+        return take_rule(request, rsd_rules_add_file(rules, value));
     case PRESET:
-        return target_set_preset(target, value);
+        request->needs_mesh = "--preset";
+        return take_rule(request, rsd_rules_set_preset(rules, value));
     case DEFAULT:
-        target_set_default(target, value);
-        return true;
+        request->needs_mesh = "--default";
+        return take_rule(request, rsd_rules_add(rules, RSD_RULE_DEFAULT, value));
+    case ONLY:
+        return take_rule(request, rsd_rules_add(rules, RSD_RULE_ONLY, value));
+    case EXCLUDE:
+        return take_rule(request, rsd_rules_add(rules, RSD_RULE_EXCLUDE, value));
+    case RENAME:
+        return take_rule(request, rsd_rules_add(rules, RSD_RULE_RENAME, value));
+    case STRIP_PREFIX:
+        return take_rule(request, rsd_rules_add(rules, RSD_RULE_STRIP_PREFIX, value));
+    case CAST:
+        return take_cast(request, value);
     case COMPRESS:
         return set_compress(request, value);
     case MAX_SHARD_SIZE:
         return set_size(request, "--max-shard-size", value, &request->convert.max_shard_nbytes);
     case MAX_MEMORY:
         return set_size(request, "--max-memory", value, &request->convert.max_nbytes);
-    case ONLY:
-        return add_pattern(request, value, &target->only, &target->nonly);
-    case EXCLUDE:
-        return add_pattern(request, value, &target->without, &target->nwithout);
-    case RENAME:
-        return add_rename(target, value);
-    case STRIP_PREFIX:
-        target->prefixes = need_memory(
-            realloc(target->prefixes, (target->nprefixes + 1) * sizeof *target->prefixes));
-        target->prefixes[target->nprefixes++] = need_text("%s", value);
-        return true;
-    case CAST:
-        return set_cast(request, value);
     case THREADS:
         if (parse_number(value, 1, 4096, &request->threads))
             return true;
-        complain(target->verb, EXIT_USAGE, "--threads %s: a number from 1 to 4096", value);
+        complain(request->verb, EXIT_USAGE, "--threads %s: a number from 1 to 4096", value);
         return false;
     case CONFIG_FROM:
         request->config_from = value;
@@ -292,20 +289,20 @@ static bool take_option(struct conversion *request, int option, const char *valu
 static int read_options(int argc, char **argv, struct conversion *request)
 {
     static const char *const helps[] = {convert_help, merge_help, split_help, plan_help};
-    const char *verb = verb_names[request->verb];
+    const char *verb = verb_names[request->kind];
     opterr = 0;
     for (int option, index = 0; (option = getopt_long(argc, argv, ":hq", options, &index)) != -1;) {
         if (option == 'h')
-            return show_help(helps[request->verb]);
+            return show_help(helps[request->kind]);
         if (option == '?' || option == ':')
             return complain_option(verb, option, argv);
-        if (verbs_of(option) && !(verbs_of(option) & 1u << request->verb))
+        if (verbs_of(option) && !(verbs_of(option) & 1u << request->kind))
             return complain(verb, EXIT_USAGE, "--%s is not of this verb; see reshard %s --help",
                             options[index].name, verb);
         if (!take_option(request, option, optarg))
             return EXIT_USAGE;
     }
-    int needed = request->verb == PLAN ? 1 : 2;
+    int needed = request->kind == PLAN ? 1 : 2;
     if (argc - optind != needed)
         return complain(verb, EXIT_USAGE, "%s; see reshard %s --help",
                         needed == 1 ? "one checkpoint is needed" : "IN and OUT are needed", verb);
@@ -314,15 +311,21 @@ static int read_options(int argc, char **argv, struct conversion *request)
     return GO_ON;
 }
 
-static int command(enum conversion_verb verb, int argc, char **argv)
+static int command(enum conversion_verb kind, int argc, char **argv)
 {
-    struct conversion request = {.verb = verb, .threads = default_threads()};
-    request.target.verb = verb_names[verb];
+    struct conversion request = {
+        .kind = kind, .verb = verb_names[kind], .threads = default_threads()};
     request.convert.struct_nbytes = sizeof request.convert;
-    int code = read_options(argc, argv, &request);
+    rsd_status status = rsd_rules_new(NULL, &request.rules);
+    int code = status ? complain_status(request.verb, status) : read_options(argc, argv, &request);
+    if (code == GO_ON && request.needs_mesh && !request.has_mesh)
+        code = complain(request.verb, EXIT_USAGE, "%s needs --mesh", request.needs_mesh);
+    if (code == GO_ON && kind == MERGE && !request.all &&
+        !take_rule(&request, rsd_rules_add(request.rules, RSD_RULE_PART, "model")))
+        code = EXIT_IO;
     if (code == GO_ON)
         code = conversion_run(&request);
-    target_free(&request.target);
+    rsd_rules_free(request.rules);
     for (size_t i = 0; i < request.nside_files; i++)
         free(request.side_files[i]);
     free(request.side_files);

@@ -41,7 +41,8 @@ struct request {
     const char *paths[2];
     int npaths;
     bool json, quiet;
-    struct pattern only;
+    rsd_rules *only;
+    const char *only_text; /* NULL: all tensors */
     rsd_prove_options how;
     struct progress progress;
     long long threads;
@@ -79,8 +80,12 @@ static int read_options(int argc, char **argv, const char *help, struct request 
         case ONLY:
             if (strcmp(request->verb, "verify") == 0)
                 return complain("verify", EXIT_USAGE, "--only is not of this verb");
-            if (!pattern_compile(request->verb, optarg, false, &request->only))
-                return EXIT_USAGE;
+            request->only_text = optarg;
+            rsd_rules_free(request->only);
+            request->only = NULL;
+            if (rsd_rules_new(NULL, &request->only) ||
+                rsd_rules_add(request->only, RSD_RULE_ONLY, optarg))
+                return complain(request->verb, EXIT_USAGE, "%s", rsd_error());
             break;
         case MAX_MEMORY:
             if (!parse_size(optarg, &request->how.max_nbytes))
@@ -118,7 +123,10 @@ static rsd_status start(struct request *request)
 
 static bool is_wanted(const struct request *request, const char *name)
 {
-    return !request->only.text || pattern_matches(&request->only, name);
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor, .name = name};
+    rsd_tensor_target target = {.struct_nbytes = sizeof target};
+    return !request->only ||
+           (rsd_rules_map(request->only, &tensor, &target) == RSD_OK && target.keep);
 }
 
 /* How many tensors are wanted: all, or those that --only finds. */
@@ -136,13 +144,13 @@ static int64_t count_wanted(const struct request *request, const rsd_checkpoint 
 /* A yes about no tensor at all would be taken for a yes about those that were meant. */
 static int check_only(const struct request *request, rsd_checkpoint *const *checkpoints)
 {
-    if (!request->only.text)
+    if (!request->only_text)
         return EXIT_YES;
     for (int i = 0; i < request->npaths; i++)
         if (count_wanted(request, checkpoints[i]))
             return EXIT_YES;
     return complain(request->verb, EXIT_CANNOT, "--only '%s' is found in no name",
-                    request->only.text);
+                    request->only_text);
 }
 
 static const char *listed(struct request *request)
@@ -229,10 +237,10 @@ static int diff(struct request *request, rsd_checkpoint *a, rsd_checkpoint *b)
         return complain_status("diff", status);
     if (request->json)
         printf("{\"differences\": [%s], \"tensors\": %lld}\n", listed(request),
-               (long long)(request->only.text ? nwanted : report.ntensors));
+               (long long)(request->only_text ? nwanted : report.ntensors));
     if (request->ntold == 0 && !request->json && !request->quiet)
         fprintf(stderr, "%lld tensors are the same in both\n",
-                (long long)(request->only.text ? nwanted : report.ntensors));
+                (long long)(request->only_text ? nwanted : report.ntensors));
     return request->ntold ? EXIT_NO : EXIT_YES;
 }
 
@@ -321,7 +329,7 @@ static int command(const char *verb, int npaths, const char *help, int argc, cha
         code = open_and_prove(&request);
     fclose(request.list);
     free(request.text);
-    pattern_free(&request.only);
+    rsd_rules_free(request.only);
     return code;
 }
 

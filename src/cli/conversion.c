@@ -19,25 +19,24 @@ static bool ends_with(const char *text, const char *end)
 static int set_verb(struct conversion *request, rsd_format in)
 {
     rsd_convert_options *convert = &request->convert;
-    request->target.model_only = request->verb == MERGE && !request->all;
-    if (request->verb == PLAN)
+    if (request->kind == PLAN)
         convert->dry = 1;
-    if (request->verb == MERGE) {
+    if (request->kind == MERGE) {
         convert->format = RSD_FORMAT_SAFETENSORS;
         if (!convert->max_shard_nbytes && !ends_with(request->out, ".safetensors"))
             convert->max_shard_nbytes = 5000000000;
-    } else if (request->verb == SPLIT) {
+    } else if (request->kind == SPLIT) {
         convert->format = RSD_FORMAT_SAFETENSORS;
         convert->every_replica = 1;
-        if (!request->target.mesh)
+        if (!request->has_mesh)
             return complain("split", EXIT_USAGE, "a --mesh is needed, such as tp=4");
     } else if (!convert->format) {
         bool safe = ends_with(request->out, ".safetensors") || in != RSD_FORMAT_DCP;
         convert->format = safe ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP;
     }
     if (convert->max_shard_nbytes &&
-        (convert->format != RSD_FORMAT_SAFETENSORS || request->target.mesh))
-        return complain(request->target.verb, EXIT_USAGE,
+        (convert->format != RSD_FORMAT_SAFETENSORS || request->has_mesh))
+        return complain(request->verb, EXIT_USAGE,
                         "--max-shard-size is for safetensors of whole tensors");
     return GO_ON;
 }
@@ -115,7 +114,7 @@ static int64_t free_space(const char *path)
 
 static void print_json(const struct conversion *request, rsd_format in, const rsd_report *report)
 {
-    printf("{\"verb\": \"%s\", \"in\": ", request->target.verb);
+    printf("{\"verb\": \"%s\", \"in\": ", request->verb);
     print_json_string(stdout, request->in);
     printf(", \"out\": ");
     print_json_string(stdout, request->out);
@@ -146,7 +145,7 @@ static void print_text(const struct conversion *request, rsd_format in, const rs
 {
     bool dry = request->convert.dry;
     printf("%-8s %s, %s\n", "from", plain_text(request->in), rsd_format_name(in));
-    if (request->verb != PLAN)
+    if (request->kind != PLAN)
         printf("%-8s %s, %s\n", "to", plain_text(request->out),
                rsd_format_name(request->convert.format));
     else
@@ -192,22 +191,21 @@ static void list_left_out(const struct conversion *request, rsd_checkpoint *in)
         rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         rsd_tensor_target choice = {.struct_nbytes = sizeof choice, .keep = 1};
         if (rsd_checkpoint_tensor(in, i, &tensor) == RSD_OK &&
-            target_choose((void *)(uintptr_t)&request->target, &tensor, &choice) == RSD_OK &&
-            !choice.keep && n++ < MOST_TOLD)
-            fprintf(stderr, "reshard %s: left out: %s\n", request->target.verb,
-                    plain_text(tensor.name));
+            rsd_rules_map(request->rules, &tensor, &choice) == RSD_OK && !choice.keep &&
+            n++ < MOST_TOLD)
+            fprintf(stderr, "reshard %s: left out: %s\n", request->verb, plain_text(tensor.name));
         rsd_layout_free(choice.layout);
     }
     if (n > MOST_TOLD)
-        fprintf(stderr, "reshard %s: left out: %lld more tensors\n", request->target.verb,
+        fprintf(stderr, "reshard %s: left out: %lld more tensors\n", request->verb,
                 (long long)n - MOST_TOLD);
     if (request->convert.format == RSD_FORMAT_SAFETENSORS)
         for (int64_t i = 0; i < nvalues && i < MOST_TOLD; i++)
-            fprintf(stderr, "reshard %s: left out: %s, which is no tensor\n", request->target.verb,
+            fprintf(stderr, "reshard %s: left out: %s, which is no tensor\n", request->verb,
                     plain_text(rsd_checkpoint_value_name(in, i)));
     if (request->convert.format == RSD_FORMAT_SAFETENSORS && nvalues > MOST_TOLD)
-        fprintf(stderr, "reshard %s: left out: %lld more that are no tensors\n",
-                request->target.verb, (long long)nvalues - MOST_TOLD);
+        fprintf(stderr, "reshard %s: left out: %lld more that are no tensors\n", request->verb,
+                (long long)nvalues - MOST_TOLD);
 }
 
 /* ---- running ---- */
@@ -215,7 +213,7 @@ static void list_left_out(const struct conversion *request, rsd_checkpoint *in)
 static rsd_status tell_finding(void *context, const char *text)
 {
     const struct conversion *request = context;
-    complain(request->target.verb, EXIT_NO, "%s", text);
+    complain(request->verb, EXIT_NO, "%s", text);
     return RSD_OK;
 }
 
@@ -237,7 +235,7 @@ static rsd_status find_pairs(struct conversion *request, rsd_checkpoint *in, rsd
         rsd_tensor_target choice = {.struct_nbytes = sizeof choice, .keep = 1};
         status = rsd_checkpoint_tensor(in, i, &tensor);
         if (!status)
-            status = target_choose(&request->target, &tensor, &choice);
+            status = rsd_rules_map(request->rules, &tensor, &choice);
         rsd_layout_free(choice.layout);
         if (status || !choice.keep)
             continue;
@@ -255,7 +253,7 @@ static rsd_status find_pairs(struct conversion *request, rsd_checkpoint *in, rsd
 static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
                            const rsd_prove_options *how)
 {
-    const char *verb = request->target.verb;
+    const char *verb = request->verb;
     struct pairs pairs = {0};
     int code = EXIT_YES;
     rsd_status status = find_pairs(request, in, out, &pairs);
@@ -285,7 +283,7 @@ static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_c
 /* Compares what was written with what it was written from, where dtypes are the same. */
 static int verify_result(struct conversion *request, rsd_checkpoint *in)
 {
-    const char *verb = request->target.verb;
+    const char *verb = request->verb;
     rsd_checkpoint *out = NULL;
     int64_t nfindings = 0;
     struct progress progress;
@@ -330,7 +328,7 @@ static char *find_part(const char *out)
 
 static int explain_stop(const struct conversion *request, rsd_status status)
 {
-    const char *verb = request->target.verb;
+    const char *verb = request->verb;
     char *part = find_part(request->out);
     bool resumable = status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_EPEER ||
                      status == RSD_ETIMEOUT;
@@ -346,12 +344,12 @@ static int explain_stop(const struct conversion *request, rsd_status status)
 
 static int run(struct conversion *request, rsd_checkpoint *in)
 {
-    const char *verb = request->target.verb;
+    const char *verb = request->verb;
     struct progress progress;
     rsd_report report = {.struct_nbytes = sizeof report};
     progress_start(&progress, verb, request->quiet || request->convert.dry);
-    request->convert.choose = target_choose;
-    request->convert.choose_context = &request->target;
+    request->convert.choose = rsd_rules_map;
+    request->convert.choose_context = request->rules;
     request->convert.on_progress = progress_tell;
     request->convert.context = &progress;
     request->convert.transport = together();
@@ -359,7 +357,7 @@ static int run(struct conversion *request, rsd_checkpoint *in)
     progress_end(&progress);
     if (status)
         return explain_stop(request, status);
-    if (request->verb != PLAN)
+    if (request->kind != PLAN)
         list_left_out(request, in);
     bool verify = request->verify && !request->convert.dry;
     int code = verify ? verify_result(request, in) : EXIT_YES;
@@ -372,6 +370,25 @@ static int run(struct conversion *request, rsd_checkpoint *in)
     return EXIT_YES;
 }
 
+static rsd_status print_message(void *context, int32_t is_problem, const char *text)
+{
+    const struct conversion *request = context;
+    if (is_problem)
+        complain(request->verb, EXIT_CANNOT, "%s", text);
+    else if (!request->quiet)
+        complain(request->verb, EXIT_YES, "note: %s", text);
+    return RSD_OK;
+}
+
+static int check_rules(struct conversion *request, rsd_checkpoint *in)
+{
+    int64_t nproblems = 0;
+    rsd_status status = rsd_rules_check(request->rules, in, print_message, request, &nproblems);
+    if (status)
+        return complain_status(request->verb, status);
+    return nproblems ? EXIT_CANNOT : GO_ON;
+}
+
 /* After a checkpoint was replaced by its own conversion there is nothing left to compare it with. */
 static int check_verify(const struct conversion *request)
 {
@@ -379,7 +396,7 @@ static int check_verify(const struct conversion *request)
     bool same = stat(request->in, &in) == 0 && stat(request->out, &out) == 0 &&
                 in.st_dev == out.st_dev && in.st_ino == out.st_ino;
     if (request->verify && !request->convert.dry && same)
-        return complain(request->target.verb, EXIT_CANNOT,
+        return complain(request->verb, EXIT_CANNOT,
                         "--verify compares with %s, which would be replaced: write elsewhere first",
                         request->in);
     return GO_ON;
@@ -388,23 +405,22 @@ static int check_verify(const struct conversion *request)
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;
-    int code = together_code(request->target.verb,
-                             open_checkpoint(request->target.verb, request->in, &in));
+    int code = together_code(request->verb, open_checkpoint(request->verb, request->in, &in));
     if (code)
         return code;
     code = set_verb(request, rsd_checkpoint_format(in));
     if (code == GO_ON)
         code = check_verify(request);
     if (code == GO_ON)
-        code = target_check(&request->target, in, request->quiet);
-    if (code == GO_ON && request->verb == MERGE)
+        code = check_rules(request, in);
+    if (code == GO_ON && request->kind == MERGE)
         code = find_side_files(request);
     if (code == GO_ON)
-        code = need_files(request->target.verb, request->in, in, NULL, NULL);
+        code = need_files(request->verb, request->in, in, NULL, NULL);
     if (!code)
-        code = complain_status(request->target.verb,
+        code = complain_status(request->verb,
                                rsd_pool_new((int32_t)request->threads, &request->convert.pool));
-    code = together_code(request->target.verb, code);
+    code = together_code(request->verb, code);
     if (!code)
         code = run(request, in);
     rsd_pool_free(request->convert.pool);
