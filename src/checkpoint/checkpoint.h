@@ -217,7 +217,7 @@ struct output {
     struct files files; /* by the numbers of the draft */
     struct out_state *states;
     pthread_mutex_t lock;
-    uint64_t nbytes_written;
+    _Atomic uint64_t nbytes_written; /* by this process, in this run */
     int64_t nfiles_written;
     size_t *pending; /* extents that are complete and not noted yet */
     size_t npending, pending_capacity;

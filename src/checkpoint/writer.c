@@ -63,7 +63,9 @@ void output_close(struct output *output)
 
 static rsd_status put(struct output *output, uint32_t file, uint64_t at, const void *data, size_t n)
 {
-    return file_write(&output->files, file, at, data, n);
+    TRY(file_write(&output->files, file, at, data, n));
+    output->nbytes_written += n;
+    return RSD_OK;
 }
 
 /* ---- compressed items ---- */
@@ -166,7 +168,6 @@ static rsd_status complete(struct output *output, uint32_t file)
     output->states[file].done = true;
     if (output->manifest->compress)
         about->nbytes = output->states[file].cursor;
-    output->nbytes_written += about->nbytes - about->kept;
     output->nfiles_written++;
     rsd_status status = output->journal ? journal_add(output->part, output, file) : RSD_OK;
     pthread_mutex_unlock(&output->lock);
