@@ -267,6 +267,12 @@ rsd_status file_read(struct files *files, uint32_t index, uint64_t at, void *out
     return status ? file_error(files, index, status) : RSD_OK;
 }
 
+rsd_status file_range_read(void *context, uint64_t at, void *out, size_t n)
+{
+    const struct file_range *range = context;
+    return file_read(range->files, range->file, range->offset + at, out, n);
+}
+
 rsd_status file_load(struct files *files, uint32_t index, uint64_t most, char **bytes, size_t *n)
 {
     uint64_t nbytes;
