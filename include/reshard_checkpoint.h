@@ -49,7 +49,8 @@ typedef struct rsd_open_options {
                            * NULL: .metadata, or all of __0.metadata, __1.metadata, ... */
 } rsd_open_options;
 
-/* options may be NULL. EIO: no such file. EFORMAT: not a checkpoint, or a broken one. */
+/* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: not
+ * a checkpoint, or a broken one. */
 rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options,
                                rsd_checkpoint **checkpoint);
 void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
@@ -289,7 +290,7 @@ typedef struct rsd_convert_options {
 } rsd_convert_options;
 
 /* options and report may be NULL. With safetensors, an out that ends in .safetensors is one file.
- * EEXIST: there is something at the path, or what an earlier run left. ECANCELLED and EIO leave what is
+ * EEXIST: there is something at the path, or what an earlier run left. ECANCELLED, EIO and ENOENT leave what is
  * complete in OUT.reshard-part, for `resume`; after other failures there is nothing. */
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report);

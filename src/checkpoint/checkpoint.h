@@ -203,7 +203,7 @@ struct out_state {
     uint64_t noted_nbytes;
     size_t left;             /* items that are not complete */
     uint64_t cursor;         /* compressed: where the next item goes */
-    struct deflate *deflate; /* of the item at hand */
+    struct zstd_writer *zstd; /* of the item at hand */
 };
 
 struct output {

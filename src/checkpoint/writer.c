@@ -50,7 +50,7 @@ rsd_status output_open(struct output *output, struct manifest *manifest, struct 
 void output_close(struct output *output)
 {
     for (size_t i = 0; output->states && i < output->manifest->nfiles; i++)
-        deflate_close(output->states[i].deflate);
+        zstd_writer_close(output->states[i].zstd);
     mem_free(output->states);
     mem_free(output->pending);
     output->states = NULL;
@@ -83,12 +83,12 @@ static rsd_status compress_item(struct output *output, struct extent *extent,
 {
     struct out_state *state = &output->states[extent->file];
     extent->offset = state->cursor;
-    TRY(deflate_open(output->manifest->compress, item->n, append, state, &state->deflate));
-    rsd_status status = deflate_put(state->deflate, item->data, item->n);
+    TRY(zstd_writer_open(output->manifest->compress, item->n, append, state, &state->zstd));
+    rsd_status status = zstd_writer_put(state->zstd, item->data, item->n);
     if (!status)
-        status = deflate_end(state->deflate);
-    deflate_close(state->deflate);
-    state->deflate = NULL;
+        status = zstd_writer_end(state->zstd);
+    zstd_writer_close(state->zstd);
+    state->zstd = NULL;
     extent->nbytes = state->cursor - extent->offset;
     return status;
 }
@@ -245,9 +245,9 @@ rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
     rsd_status status =
         torch_item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
     if (!status)
-        status = deflate_open(output->manifest->compress, nbytes, append, state, &state->deflate);
+        status = zstd_writer_open(output->manifest->compress, nbytes, append, state, &state->zstd);
     if (!status)
-        status = deflate_put(state->deflate, head.data, head.n);
+        status = zstd_writer_put(state->zstd, head.data, head.n);
     bytes_drop(&head);
     return status;
 }
@@ -274,10 +274,10 @@ static rsd_status end_compressed(struct output *output, struct extent *extent,
                                  const struct bytes *tail)
 {
     struct out_state *state = &output->states[extent->file];
-    TRY(deflate_put(state->deflate, tail->data, tail->n));
-    TRY(deflate_end(state->deflate));
-    deflate_close(state->deflate);
-    state->deflate = NULL;
+    TRY(zstd_writer_put(state->zstd, tail->data, tail->n));
+    TRY(zstd_writer_end(state->zstd));
+    zstd_writer_close(state->zstd);
+    state->zstd = NULL;
     extent->nbytes = state->cursor - extent->offset;
     return RSD_OK;
 }
@@ -433,7 +433,7 @@ static rsd_status take_block(const struct sink *sink, struct scratch *scratch, c
     if (manifest->format == RSD_FORMAT_DCP)
         note_bytes(item, at, block, nbytes, all);
     if (manifest->compress)
-        return deflate_put(output->states[extent->file].deflate, block, nbytes);
+        return zstd_writer_put(output->states[extent->file].zstd, block, nbytes);
     if (item->at)
         return put_rows(output, sink, lo, len, block);
     return put(output, extent->file, extent->offset + item->head + at, block, nbytes);

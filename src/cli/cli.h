@@ -14,7 +14,7 @@ enum exit_code {
     EXIT_NO = 1,         /* the answer is no: damage found, a difference found */
     EXIT_USAGE = 2,      /* a command line or a text that cannot be understood */
     EXIT_CANNOT = 3,     /* understood, but it cannot be done as asked */
-    EXIT_UNREADABLE = 4, /* an input that cannot be read as a checkpoint */
+    EXIT_UNREADABLE = 4, /* an input that does not exist or cannot be read as a checkpoint */
     EXIT_IO = 5,         /* the machine or a peer failed */
     EXIT_INTERRUPTED = 130
 };

@@ -47,6 +47,7 @@ static int code_of(rsd_status status)
     case RSD_OK:
         return EXIT_YES;
     case RSD_EFORMAT:
+    case RSD_ENOENT:
         return EXIT_UNREADABLE;
     case RSD_ENOMEM:
     case RSD_EIO:

@@ -330,8 +330,8 @@ static int explain_stop(const struct conversion *request, rsd_status status)
 {
     const char *verb = request->verb;
     char *part = find_part(request->out);
-    bool resumable = status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_EPEER ||
-                     status == RSD_ETIMEOUT;
+    bool resumable = status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_ENOENT ||
+                     status == RSD_EPEER || status == RSD_ETIMEOUT;
     int code = status == RSD_ECANCELLED ? complain(verb, EXIT_INTERRUPTED, "stopped")
                                         : complain_status(verb, status);
     if (part && resumable)

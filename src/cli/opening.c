@@ -9,14 +9,7 @@
 
 int open_checkpoint(const char *verb, const char *path, rsd_checkpoint **checkpoint)
 {
-    rsd_status status = rsd_checkpoint_open(path, NULL, checkpoint);
-    if (status == RSD_EIO && access(path, F_OK) != 0)
-        return complain(verb, EXIT_UNREADABLE, "%s", rsd_error());
-    const char *why = strerror(ENOENT), *said = status == RSD_EIO ? rsd_error() : "";
-    size_t n = strlen(said), m = strlen(why);
-    if (n > m && strcmp(said + n - m, why) == 0) /* an index names a file that is not there */
-        return complain(verb, EXIT_CANNOT, "%s", said);
-    return complain_status(verb, status);
+    return complain_status(verb, rsd_checkpoint_open(path, NULL, checkpoint));
 }
 
 bool every_tensor(const void *context, const rsd_tensor_info *tensor)
@@ -65,7 +58,7 @@ int need_files(const char *verb, const char *path, const rsd_checkpoint *checkpo
         char *file =
             marks[i] ? need_text("%s%s", folder, rsd_checkpoint_file(checkpoint, i)) : NULL;
         if (file && access(file, R_OK) != 0) {
-            code = errno == ENOENT ? EXIT_CANNOT : EXIT_IO;
+            code = errno == ENOENT ? EXIT_UNREADABLE : EXIT_IO;
             if (nmissing++ < MOST_TOLD)
                 complain(verb, code, "%s: %s", file, strerror(errno));
         }
