@@ -220,7 +220,7 @@ static rsd_status read_rules_file(const char *path, struct bytes *out)
     char block[4096];
     FILE *file = fopen(path, "r");
     if (!file)
-        return fail(RSD_EIO, "%s: %s", path, strerror(errno));
+        return fail(errno == ENOENT ? RSD_ENOENT : RSD_EIO, "%s: %s", path, strerror(errno));
     for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0;)
         bytes_put(out, block, n);
     rsd_status status = ferror(file) ? fail(RSD_EIO, "%s: %s", path, strerror(errno)) : RSD_OK;
