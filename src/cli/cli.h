@@ -66,9 +66,10 @@ bool together_lost(void);
 int open_checkpoint(const char *verb, const char *path, rsd_checkpoint **checkpoint);
 
 /* Says which files are not there, since to learn of it in the middle of the work is too late: of all (NULL),
- * or of those that have something of a tensor that is needed. 0, or the code to exit with. */
-typedef bool is_needed(const void *context, const rsd_tensor_info *tensor);
-bool every_tensor(const void *context, const rsd_tensor_info *tensor);
+ * or of those that have an extent that is needed. 0, or the code to exit with. */
+typedef bool is_needed(const void *context, const rsd_tensor_info *tensor,
+                       const rsd_extent *extent);
+bool every_tensor(const void *context, const rsd_tensor_info *tensor, const rsd_extent *extent);
 int need_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
                is_needed *needed, const void *context);
 

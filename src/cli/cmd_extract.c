@@ -198,9 +198,24 @@ static int write_out(const struct request *request, rsd_dtype dtype, const rsd_b
     return code;
 }
 
-static bool is_the_one(const void *name, const rsd_tensor_info *tensor)
+/* A slice of a tensor. */
+struct tensor_slice {
+    const char *name;
+    rsd_box box;
+};
+
+static bool needs_slice_extent(const void *context, const rsd_tensor_info *tensor,
+                               const rsd_extent *extent)
 {
-    return strcmp(tensor->name, name) == 0;
+    const struct tensor_slice *slice = context;
+    const rsd_box *a = &slice->box, *b = &extent->box;
+    if (strcmp(tensor->name, slice->name) != 0)
+        return false;
+    for (int32_t d = 0; d < a->ndim; d++)
+        if (a->lo[d] >= b->lo[d] + b->len[d] || b->lo[d] >= a->lo[d] + a->len[d] || !a->len[d] ||
+            !b->len[d])
+            return false;
+    return true;
 }
 
 static int extract(const struct request *request, rsd_checkpoint *checkpoint)
@@ -216,7 +231,8 @@ static int extract(const struct request *request, rsd_checkpoint *checkpoint)
     if (request->slice && !parse_slice(request->slice, &tensor, &box))
         return complain("extract", EXIT_USAGE, "--slice '%s' is no part of %s", request->slice,
                         tensor_text(tensor.dtype, tensor.ndim, tensor.shape));
-    int code = need_files("extract", request->path, checkpoint, is_the_one, request->tensor);
+    struct tensor_slice slice = {request->tensor, box};
+    int code = need_files("extract", request->path, checkpoint, needs_slice_extent, &slice);
     if (code)
         return code;
     rsd_dtype dtype = request->cast ? request->cast : tensor.dtype;

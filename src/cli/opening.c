@@ -12,13 +12,14 @@ int open_checkpoint(const char *verb, const char *path, rsd_checkpoint **checkpo
     return complain_status(verb, rsd_checkpoint_open(path, NULL, checkpoint));
 }
 
-bool every_tensor(const void *context, const rsd_tensor_info *tensor)
+bool every_tensor(const void *context, const rsd_tensor_info *tensor, const rsd_extent *extent)
 {
     (void)context;
+    (void)extent;
     return tensor->nbytes > 0;
 }
 
-/* Which files hold a box of a tensor that is needed. */
+/* Which files hold an extent that is needed. */
 static bool *mark_files(const rsd_checkpoint *checkpoint, is_needed *needed, const void *context)
 {
     size_t nfiles = (size_t)rsd_checkpoint_nfiles(checkpoint);
@@ -27,10 +28,11 @@ static bool *mark_files(const rsd_checkpoint *checkpoint, is_needed *needed, con
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint) && needed; i++) {
         rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         rsd_extent stored = {.struct_nbytes = sizeof stored};
-        if (rsd_checkpoint_tensor(checkpoint, i, &tensor) || !needed(context, &tensor))
+        if (rsd_checkpoint_tensor(checkpoint, i, &tensor))
             continue;
         for (int64_t k = 0; k < tensor.nboxes; k++)
-            if (rsd_checkpoint_box(checkpoint, i, k, &stored) == RSD_OK && stored.file >= 0)
+            if (rsd_checkpoint_box(checkpoint, i, k, &stored) == RSD_OK && stored.file >= 0 &&
+                needed(context, &tensor, &stored))
                 marks[stored.file] = true;
     }
     return marks;

@@ -21,6 +21,9 @@ echo "# a file of another rank is not needed"
 cp -r "$in" part
 rm part/__3_0.distcp
 try extract part model.pos pos.npy
+try extract part model.up.weight x.npy --slice '[0:60, :]'
+rm x.npy
+try extract part model.up.weight x.npy --slice '[59:61, :]'
 try extract part model.up.weight x.npy
 echo "# what cannot be done"
 try extract "$in" model.up.bias bias.npy
