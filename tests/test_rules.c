@@ -40,7 +40,7 @@ void *__wrap_realloc(void *memory, size_t nbytes)
 static rsd_checkpoint
     *checkpoint; /* of fsdp2_adamw: model.up.weight, optim.state.up.weight.exp_avg ... */
 
-/* What a check said. */
+/* The messages of a check. */
 struct messages {
     char problems[2048], notes[2048];
 };

@@ -193,7 +193,7 @@ rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text)
 /* ---- files ---- */
 
 /* Adds the rule of one line, which is changed. */
-static rsd_status add_line(rsd_rules *rules, const char *path, int number, char *line)
+static rsd_status add_rule_line(rsd_rules *rules, const char *path, int number, char *line)
 {
     static const char blanks[] = " \t\r";
     struct text label = {0};
@@ -238,7 +238,7 @@ rsd_status rsd_rules_add_file(rsd_rules *rules, const char *path)
         char *end = strchr(line, '\n');
         if (end)
             *end++ = '\0';
-        status = add_line(rules, path, number, line);
+        status = add_rule_line(rules, path, number, line);
         line = end;
     }
     bytes_drop(&content);
@@ -397,8 +397,8 @@ static rsd_status choose_place(const rsd_rules *rules, const rsd_tensor_info *te
     return *rule ? RSD_OK : find_rule(rules, RSD_RULE_DEFAULT, FROM_CALLER, tensor->name, rule);
 }
 
-static rsd_status parse_placements(const rsd_mesh *mesh, const rsd_tensor_info *tensor,
-                                   const char *placements, rsd_layout **layout)
+static rsd_status parse_tensor_placements(const rsd_mesh *mesh, const rsd_tensor_info *tensor,
+                                          const char *placements, rsd_layout **layout)
 {
     if (tensor->ndim == 0) {
         const rsd_placement replicated[RSD_MAX_AXES] = {{.kind = RSD_REPLICATE}}; /* which is 0 */
@@ -417,7 +417,8 @@ static rsd_status make_layout(rsd_rules *rules, const rsd_tensor_info *tensor, r
         return fail(RSD_EINVAL, "no rule matches and no default is set");
     if (rule)
         rule->used = true;
-    rsd_status status = parse_placements(rules->mesh, tensor, rule ? rule->value : "", layout);
+    rsd_status status =
+        parse_tensor_placements(rules->mesh, tensor, rule ? rule->value : "", layout);
     return status && rule && rule->origin ? fail_in(status, "%s: ", rule->origin) : status;
 }
 
@@ -426,7 +427,7 @@ rsd_status rsd_rules_layout(const rsd_mesh *mesh, const rsd_tensor_info *tensor,
 {
     char *expanded;
     TRY(expand_aliases(placements, &expanded));
-    rsd_status status = parse_placements(mesh, tensor, expanded, layout);
+    rsd_status status = parse_tensor_placements(mesh, tensor, expanded, layout);
     mem_free(expanded);
     return status;
 }

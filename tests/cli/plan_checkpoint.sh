@@ -34,3 +34,6 @@ try plan in --mesh 6
 try plan in --mesh 6 --preset fsdp --pieces
 try plan in in --mesh 6
 try plan in --svg x.svg
+try plan in --ranks
+try plan --rank 1 in --mesh 6
+try plan --mesh=6 --preset fsdp --no_picture in
