@@ -203,11 +203,11 @@ static int run_verify(struct verification *request)
                finish_list(request), (long long)report.ntensors, (long long)report.nbytes_read,
                (long long)report.nbytes_unchecked);
     if (n == 0 && !request->json && !request->quiet) {
-        fprintf(stderr, "%s: tensors: %lld, read: %s, no damage found",
+        fprintf(stderr, "%s: no damage found: %lld tensor%s, %s read",
                 cli_plain_text(request->paths[0]), (long long)report.ntensors,
-                cli_size_text(report.nbytes_read));
+                report.ntensors == 1 ? "" : "s", cli_size_text(report.nbytes_read));
         if (report.nbytes_unchecked)
-            fprintf(stderr, "; %s without CRCs", cli_size_text(report.nbytes_unchecked));
+            fprintf(stderr, ", %s without CRCs", cli_size_text(report.nbytes_unchecked));
         fprintf(stderr, "\n");
     }
     return n ? EXIT_NO : EXIT_YES;
