@@ -180,8 +180,8 @@ def test_pictures():
 
 
 def main():
-    folder = tempfile.mkdtemp()
-    os.chdir(folder)
+    directory = tempfile.mkdtemp()
+    os.chdir(directory)
     try:
         write_checkpoint("big.safetensors", ["one", "two", "three", "four"], 24 * MB)
         test_progress()
@@ -190,7 +190,7 @@ def main():
         test_pictures()
     finally:
         os.chdir("/")
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
     print("1..%d" % count)
     sys.exit(failed > 0)
 

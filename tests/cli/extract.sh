@@ -1,4 +1,4 @@
-# One tensor or a part of it; only what is needed has to be there.
+# One tensor or a slice of it; only the files that are read must exist.
 in=$GOLDEN/fsdp2_adamw/ckpt
 dump() { od -An -v -tx1 "$@" | tr -d ' \n'; echo; }
 try extract "$in" model.up.bias bias.npy

@@ -29,7 +29,7 @@ try plan nosuch
 try plan --json nosuch/
 try plan nosuch --mesh 2 --preset fsdp
 try plan 'f32[8] : 2:S0 -> 4:S0' --svg nosuch/x.svg
-# A picture may be drawn again over itself, which makes no checkpoint of the problem.
+# A picture may replace itself: a PROBLEM stays a PROBLEM although the file exists.
 reshard plan --no-picture 'f32[8] : 2:S0 -> 4:S0' --svg x.svg --html x.html > one
 reshard plan --no-picture 'f32[8] : 2:S0 -> 4:S0' --svg x.svg --html x.html | cmp - one
 ls

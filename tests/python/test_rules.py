@@ -26,16 +26,16 @@ def state():
 class Rules(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = folder.name
-        cls.path = os.path.join(folder.name, "x")
+        directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(directory.cleanup)
+        cls.directory = directory.name
+        cls.path = os.path.join(directory.name, "x")
         reshard.save(cls.path, state())
         with open(os.path.join(cls.path, "config.json"), "w") as file:
             file.write("{}")
 
     def out(self, *names):
-        self.made = tempfile.mkdtemp(dir=self.folder)
+        self.made = tempfile.mkdtemp(dir=self.directory)
         return os.path.join(self.made, *(names or ("out",)))
 
     def layouts(self, path):
@@ -227,9 +227,9 @@ class Rules(unittest.TestCase):
 
 class Proofs(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = os.path.join(folder.name, "x")
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = os.path.join(directory.name, "x")
         self.array = np.arange(60, dtype="i4").reshape(6, 10)
         reshard.save(self.path, {"w": self.array, "v": np.arange(3.0)})
 
