@@ -414,7 +414,7 @@ static rsd_status make_layout(rsd_rules *rules, const rsd_tensor_info *tensor, r
     struct rule *rule;
     TRY(choose_place(rules, tensor, &rule));
     if (!rule && tensor->ndim > 0)
-        return fail(RSD_EINVAL, "no rule matches and no default is set");
+        return fail(RSD_EINVAL, "no rule matches; add a rule or a default");
     if (rule)
         rule->used = true;
     rsd_status status =

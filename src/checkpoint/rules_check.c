@@ -150,8 +150,6 @@ static rsd_status run_check(struct rules_check *check, int64_t ntensors)
     for (int64_t i = 0; i < ntensors; i++)
         TRY(check_tensor(check, i));
     TRY(report_failed_tensors(check));
-    if (check->nproblems)
-        return RSD_OK;
     if (check->nkept > 0)
         return report_unused_rules(check);
     text_add(&text, "the rules leave no tensor to write");
