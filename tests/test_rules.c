@@ -2,10 +2,12 @@
  * functions; problems are folded; and every allocation fails once.
  *
  * The linker sends the library's allocations here (--wrap). */
+#include "folder.h"
 #include "reshard.h"
 #include "tap.h"
 #include "truth.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -37,8 +39,8 @@ void *__wrap_realloc(void *memory, size_t nbytes)
     return fails_now() ? NULL : __real_realloc(memory, nbytes);
 }
 
-static rsd_checkpoint
-    *checkpoint; /* of fsdp2_adamw: model.up.weight, optim.state.up.weight.exp_avg ... */
+static char directory[256];        /* of this test */
+static rsd_checkpoint *checkpoint; /* model.up.weight, optim.state.up.weight.exp_avg ... */
 
 /* The messages of a check. */
 struct messages {
@@ -258,8 +260,8 @@ static void report_problems(void)
 static void read_file(void)
 {
     CASE("a file of rules, after those of the caller");
-    char path[] = "/tmp/reshard-rules-XXXXXX";
-    int fd = mkstemp(path);
+    const char *path = path_in(directory, "rules");
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     static const char text[] =
         "# comment\n\n  .*up[.]weight\tS(1)  # more\r\n.*weight S(0)\nx R\n.* R";
     CHECK(fd >= 0 && write(fd, text, sizeof text - 1) == (ssize_t)sizeof text - 1);
@@ -280,7 +282,6 @@ static void read_file(void)
     FAILS(RSD_EINVAL, ":1: '('", rsd_rules_add_file(rules, path));
     rsd_rules_free(rules);
     close(fd);
-    unlink(path);
 }
 
 /* ---- functions ---- */
@@ -390,8 +391,8 @@ static rsd_status use_all(const char *file)
 static void fail_allocations(void)
 {
     CASE("every allocation fails once");
-    char path[] = "/tmp/reshard-rules-XXXXXX";
-    int fd = mkstemp(path);
+    const char *path = path_in(directory, "rules");
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     CHECK(fd >= 0 && write(fd, "x S(0)\ny R,R\n", 13) == 13);
     OK(use_all(path));
     long n = 0;
@@ -405,13 +406,13 @@ static void fail_allocations(void)
     until_failure = -1;
     CHECK(n > 20, "only %ld allocations", n);
     close(fd);
-    unlink(path);
 }
 
 int main(void)
 {
     if (rsd_checkpoint_open(golden_path("fsdp2_adamw", "ckpt"), NULL, &checkpoint))
         return 1;
+    snprintf(directory, sizeof directory, "%s", folder_new("rules"));
     place_tensors();
     name_and_cast();
     refuse_rules();
@@ -420,5 +421,6 @@ int main(void)
     use_functions();
     fail_allocations();
     rsd_checkpoint_close(checkpoint);
+    folder_remove(directory);
     return tap_end();
 }

@@ -201,8 +201,8 @@ struct out_state {
     bool touched; /* by this process */
     bool noted;   /* the journal said once that it is complete, with this length */
     uint64_t noted_nbytes;
-    size_t left;             /* items that are not complete */
-    uint64_t cursor;         /* compressed: where the next item goes */
+    size_t left;              /* items that are not complete */
+    uint64_t cursor;          /* compressed: where the next item goes */
     struct zstd_writer *zstd; /* of the item at hand */
 };
 
