@@ -262,7 +262,7 @@ static int extract_tensor(const struct extraction *request, rsd_checkpoint *chec
 
 int command_extract(int argc, char **argv)
 {
-    struct extraction request = {0};
+    struct extraction request = {.path = "", .tensor = "", .out = ""};
     rsd_checkpoint *checkpoint;
     int code = read_extract_options(argc, argv, &request);
     if (code != GO_ON)
