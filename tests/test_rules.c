@@ -131,6 +131,16 @@ static void place_tensors(void)
          "optim.state.down.weight.exp_avg_sq f32 @ dp=2,TP=2 : S(1),R");
     rsd_rules_free(rules);
 
+    CASE("an axis may be named as an alias");
+    rules = new_rules("replicate=2,colwise=2", NULL);
+    OK(rsd_rules_add(rules, RSD_RULE_PLACE, ".*weight=[ replicate.colwise, -]"));
+    OK(rsd_rules_add(rules, RSD_RULE_DEFAULT, "replicate , COLWISE"));
+    OK(rsd_rules_add(rules, RSD_RULE_EXCLUDE, "norm"));
+    OK(rsd_rules_check(rules, checkpoint, NULL, NULL, NULL));
+    MAPS(rules, "model.up.weight", "model.up.weight f32 @ replicate=2,colwise=2 : S(0),S(0)");
+    MAPS(rules, "model.up.bias", "model.up.bias f32 @ replicate=2,colwise=2 : R,S(0)");
+    rsd_rules_free(rules);
+
     CASE("presets have the axis tp in any case, and are made anew for another mesh");
     rules = new_rules("TP=2,dp=2", NULL);
     OK(rsd_rules_set_preset(rules, "llama-tp"));

@@ -56,19 +56,21 @@ rsd_status rsd_rules_set_preset(rsd_rules *rules, const char *name)
     return preset_find(name, &rules->preset);
 }
 
-/* Replaces the names that parallel styles have in PyTorch by placements. */
+/* Replaces the names that parallel styles have in PyTorch by placements. In brackets there are no
+ * placements: a mesh axis may be named as an alias. */
 static rsd_status expand_aliases(const char *placements, char **expanded)
 {
     static const struct {
         const char *alias, *placement;
     } aliases[] = {{"colwise", "S(0)"}, {"rowwise", "S(1)"}, {"replicate", "R"}};
     struct text text = {0};
+    bool by_axis = placements[strspn(placements, " ")] != '[';
     for (const char *c = placements; *c;) {
         const char *placement = NULL;
         size_t n = 0;
         while (isalnum((unsigned char)c[n]))
             n++;
-        for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
+        for (size_t i = 0; i < sizeof aliases / sizeof *aliases && by_axis; i++)
             if (strlen(aliases[i].alias) == n && strncasecmp(c, aliases[i].alias, n) == 0)
                 placement = aliases[i].placement;
         n = n ? n : 1;
@@ -283,6 +285,7 @@ static rsd_status check_mesh(const rsd_rules *rules)
 
 rsd_status rules_use_checkpoint(rsd_rules *rules, const rsd_checkpoint *checkpoint)
 {
+    rules->checkpoint = NULL;
     TRY(check_mesh(rules));
     while (rules->n > 0 && rules->list[rules->n - 1].source == FROM_PRESET)
         drop_rule(&rules->list[--rules->n]); /* of an earlier checkpoint */
