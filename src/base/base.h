@@ -259,6 +259,7 @@ int32_t pool_nthreads(const rsd_pool *pool);
 
 struct string_map_entry {
     struct slice name; /* owned by the caller; must outlive the map */
+    uint64_t hash;
     size_t number;
 };
 
@@ -266,6 +267,7 @@ struct string_map_entry {
 struct string_map {
     struct string_map_entry *slots;
     size_t n, capacity;
+    uint64_t key[2]; /* of the hash: random, so that names cannot be chosen to collide */
 };
 
 /* Returns whether the map has the name, and if so its number. */
