@@ -384,7 +384,7 @@ typedef enum rsd_coverage_kind {
 
 typedef struct rsd_coverage {
     size_t struct_nbytes; /* sizeof(rsd_coverage), set by the caller */
-    rsd_coverage_kind cover;
+    rsd_coverage_kind kind;
     int64_t copies; /* RSD_COVERS_ONCE: 1. RSD_COVERS_EVENLY: how many. Else 0 */
     rsd_box box;    /* RSD_COVERS_UNEVENLY, RSD_MISSES */
 } rsd_coverage;

@@ -227,7 +227,7 @@ rsd_status random_choice(void *random, const rsd_tensor_info *tensor, rsd_tensor
         if (rsd_layout_parse(text, &choice->layout))
             return RSD_EINVAL;
         if (rsd_layout_coverage(choice->layout, &check) == RSD_OK &&
-            check.cover <= RSD_COVERS_EVENLY)
+            check.kind <= RSD_COVERS_EVENLY)
             return RSD_OK;
         rsd_layout_free(choice->layout);
         choice->layout = NULL;

@@ -287,7 +287,8 @@ static void structs_that_grow(void)
     CHECK(older.npieces == 16 && older.nmessages == 12 && older.beyond == 7);
     rsd_plan_free(plan);
     options.more = 1;
-    FAILS(RSD_EUNSUPPORTED, "options that this version", rsd_plan_new(a, b, &options.ours, &plan));
+    FAILS(RSD_EUNSUPPORTED, "sets options that library version",
+          rsd_plan_new(a, b, &options.ours, &plan));
     rsd_layout_free(a);
     rsd_layout_free(b);
 }

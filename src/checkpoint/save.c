@@ -306,7 +306,7 @@ static rsd_status check_joined(rsd_checkpoint *joined)
         rsd_status status = rsd_layout_coverage(layout, &check);
         rsd_layout_free(layout);
         TRY(status);
-        if (check.cover == RSD_MISSES)
+        if (check.kind == RSD_MISSES)
             return fail(RSD_EMISMATCH, "%s: no rank wrote %s", catalog->tensors[t].name,
                         box_text(check.box.ndim, check.box.lo, check.box.len, text));
     }
