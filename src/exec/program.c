@@ -171,7 +171,7 @@ static rsd_status add_combination(const struct compiler *c, const struct receive
 {
     const rsd_plan *plan = c->plan;
     int32_t ndim = plan->src->ndim;
-    int64_t position = receiver->sender;
+    int64_t position = receiver->sender_offset;
     for (int32_t d = 0; d < ndim; d++) {
         assert(families[d].list);
         position += families[d].list[at[d]].pos;
