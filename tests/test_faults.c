@@ -115,7 +115,7 @@ int main(void)
             rsd_status status = use_all(cases[i].problem, cases[i].node_of);
             CHECK(status == (failed ? RSD_ENOMEM : RSD_OK), "allocation %ld: %s", n,
                   rsd_status_name(status));
-            CHECK(!failed || strstr(rsd_error(), "no memory") != NULL, "'%s'", rsd_error());
+            CHECK(!failed || strstr(rsd_error(), "out of memory") != NULL, "'%s'", rsd_error());
         }
         until_failure = -1;
         CHECK(n > 20, "only %ld allocations", n);

@@ -136,7 +136,7 @@ static void wrong_strides(void)
     rsd_layout *a, *b;
     rsd_plan *plan;
     rsd_exec *exec = NULL;
-    CASE("destination strides that let elements share a place are refused");
+    CASE("destination strides that map two elements to one address are refused");
     OK(rsd_problem_parse("f32[4,4] : 1:R -> 1:R", &a, &b));
     OK(rsd_plan_new(a, b, NULL, &plan));
     const rsd_plan *plans[] = {plan};
@@ -144,9 +144,9 @@ static void wrong_strides(void)
                   far[] = {INT64_MAX / 8, 1};
     rsd_bind_options options = {.struct_nbytes = sizeof options};
     options.dst_strides = broadcast;
-    FAILS(RSD_EINVAL, "share a place", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
+    FAILS(RSD_EINVAL, "to one address", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
     options.dst_strides = overlapping;
-    FAILS(RSD_EINVAL, "share a place", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
+    FAILS(RSD_EINVAL, "to one address", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
     options.dst_strides = negative;
     FAILS(RSD_EINVAL, "stride -4", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
     options.dst_strides = far;

@@ -7,7 +7,8 @@
 
 static rsd_status fail_to_allocate(size_t count, size_t element_nbytes)
 {
-    return fail(RSD_ENOMEM, "cannot allocate %zu elements of %zu bytes", count, element_nbytes);
+    return fail(RSD_ENOMEM, "out of memory: cannot allocate %zu elements of %zu bytes", count,
+                element_nbytes);
 }
 
 void *mem_new(size_t count, size_t element_nbytes)

@@ -31,7 +31,7 @@ rsd_status text_take(struct text *text, char **chars)
     text_add(text, "%s", "");
     if (text->failed) {
         text_drop(text);
-        return fail(RSD_ENOMEM, "cannot allocate memory for text");
+        return fail(RSD_ENOMEM, "out of memory");
     }
     *chars = text->chars;
     *text = (struct text){0};
