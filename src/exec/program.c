@@ -24,9 +24,8 @@ static rsd_status add_nest(struct nests *nests, struct nest nest, const struct l
     int64_t nbytes = (int64_t)loops->run;
     TRY(GROW(nests->loops, nests->loops_capacity, nests->nloops + (size_t)loops->n));
     for (int32_t i = 0; i < loops->n; i++) {
-        nests->loops[nests->nloops++] =
-            (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
-        nbytes *= loops->count[i];
+        nests->loops[nests->nloops++] = loops->loop[i];
+        nbytes *= loops->loop[i].count;
     }
     nests->nests[nests->nnests++] = nest;
     nests->nbytes += nbytes;

@@ -50,39 +50,19 @@ static rsd_status find_parts(struct tile *tile)
     return RSD_OK;
 }
 
-static int64_t offset_in(int32_t ndim, const int64_t *lo, const int64_t *base,
-                         const int64_t *strides)
+static void copy_part(const struct tile *tile, const struct tile_part *part, size_t element_nbytes,
+                      const char *src, const int64_t *src_strides, char *dst,
+                      const int64_t *dst_strides)
 {
-    int64_t offset = 0;
-    for (int32_t d = 0; d < ndim; d++)
-        offset += (lo[d] - base[d]) * strides[d];
-    return offset;
+    box_copy(&tile->scratch->copier, tile->transfer->stream, tile->transfer->ndim, part->len,
+             element_nbytes, src, src_strides, dst, dst_strides);
 }
 
-static void packed_strides(int32_t ndim, const int64_t *len, size_t element_nbytes,
-                           int64_t *strides)
+/* The address of a part in the memory of its sink. */
+static char *sink_address(const struct transfer *transfer, const struct tile_part *part)
 {
-    int64_t stride = (int64_t)element_nbytes;
-    for (int32_t d = ndim - 1; d >= 0; d--) {
-        strides[d] = stride;
-        stride *= len[d];
-    }
-}
-
-static struct loops part_loops(const struct transfer *transfer, const struct tile_part *part,
-                               const int64_t *src_strides, const int64_t *dst_strides)
-{
-    struct loops loops = {0};
-    for (int32_t d = 0; d < transfer->ndim; d++)
-        loops_add(&loops, part->len[d], src_strides[d], dst_strides[d]);
-    loops_finish(&loops, transfer->element_nbytes);
-    return loops;
-}
-
-static void copy_part(const struct tile *tile, const struct loops *loops, const char *src,
-                      char *dst)
-{
-    copy_loops(&tile->scratch->copier, tile->transfer->stream, loops, src, dst);
+    const struct sink *sink = &transfer->sinks[part->sink];
+    return sink->memory + box_offset(transfer->ndim, part->lo, sink->lo, sink->strides);
 }
 
 /* Reads straight into memory what lies there as it lies in the source. */
@@ -93,14 +73,12 @@ static rsd_status read_straight(const struct tile *tile, struct tile_part *part)
     int64_t packed[RSD_MAX_DIMS];
     if (sink->kind != SINK_MEMORY || sink->dtype != transfer->dtype)
         return RSD_OK;
-    packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
-    struct loops loops = part_loops(transfer, part, packed, sink->strides);
-    if (loops.n > 0)
+    box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
+    if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, packed, sink->strides).n > 0)
         return RSD_OK;
     part->done = true;
     return source_read(&transfer->sources[part->source], part->lo, part->len,
-                       sink->memory + offset_in(transfer->ndim, part->lo, sink->lo, sink->strides),
-                       transfer->keep_most, tile->stats);
+                       sink_address(transfer, part), transfer->keep_most, tile->stats);
 }
 
 /* The box around n parts of one source. */
@@ -138,7 +116,7 @@ static rsd_status stage(const struct tile *tile, struct tile_part *parts, size_t
     if (parts[0].done)
         return RSD_OK;
     bound_parts(transfer->ndim, parts, n, staged->lo, len);
-    packed_strides(transfer->ndim, len, transfer->element_nbytes, staged->strides);
+    box_packed_strides(transfer->ndim, len, transfer->element_nbytes, staged->strides);
     staged->bytes = scratch->in + *at;
     TRY(source_read(source, staged->lo, len, scratch->in + *at, transfer->keep_most, tile->stats));
     *at += (size_t)box_volume(transfer->ndim, len) * transfer->element_nbytes;
@@ -206,6 +184,12 @@ static const struct staged *staged_of(const struct tile *tile, const struct tile
     return &list[part->staged];
 }
 
+static const char *staged_address(const struct tile *tile, const struct tile_part *part)
+{
+    const struct staged *from = staged_of(tile, part);
+    return from->bytes + box_offset(tile->transfer->ndim, part->lo, from->lo, from->strides);
+}
+
 /* All parts of one sink that lie in the tile, as a dense block: what is written, or cast. */
 static rsd_status gather(const struct tile *tile, size_t sink_index, const int64_t *lo,
                          const int64_t *strides, char *block)
@@ -215,11 +199,9 @@ static rsd_status gather(const struct tile *tile, size_t sink_index, const int64
         const struct tile_part *part = &tile->parts[i];
         if (part->sink != sink_index)
             continue;
-        const struct staged *from = staged_of(tile, part);
-        struct loops loops = part_loops(transfer, part, from->strides, strides);
-        copy_part(tile, &loops,
-                  from->bytes + offset_in(transfer->ndim, part->lo, from->lo, from->strides),
-                  block + offset_in(transfer->ndim, part->lo, lo, strides));
+        copy_part(tile, part, transfer->element_nbytes, staged_address(tile, part),
+                  staged_of(tile, part)->strides,
+                  block + box_offset(transfer->ndim, part->lo, lo, strides), strides);
     }
     return RSD_OK;
 }
@@ -235,11 +217,10 @@ static const char *in_place(const struct tile *tile, size_t sink_index, const in
             continue;
         if (box_volume(transfer->ndim, part->len) != volume)
             return NULL;
-        const struct staged *from = staged_of(tile, part);
-        struct loops loops = part_loops(transfer, part, from->strides, strides);
-        if (loops.n > 0)
+        const int64_t *from = staged_of(tile, part)->strides;
+        if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, from, strides).n > 0)
             return NULL;
-        return from->bytes + offset_in(transfer->ndim, part->lo, from->lo, from->strides);
+        return staged_address(tile, part);
     }
     return NULL;
 }
@@ -261,7 +242,7 @@ static rsd_status fill_blocks(const struct tile *tile, size_t index)
     struct sink *sink = &transfer->sinks[index];
     int64_t lo[RSD_MAX_DIMS] = {0}, len[RSD_MAX_DIMS] = {0}, strides[RSD_MAX_DIMS];
     box_overlap(transfer->ndim, tile->lo, tile->len, sink->lo, sink->len, lo, len);
-    packed_strides(transfer->ndim, len, transfer->element_nbytes, strides);
+    box_packed_strides(transfer->ndim, len, transfer->element_nbytes, strides);
     int64_t volume = box_volume(transfer->ndim, len);
     const char *block = in_place(tile, index, strides, volume);
     if (!block) {
@@ -277,23 +258,16 @@ static rsd_status fill_cast_memory(const struct tile *tile, const struct tile_pa
 {
     const struct transfer *transfer = tile->transfer;
     const struct sink *sink = &transfer->sinks[part->sink];
-    const struct staged *from = staged_of(tile, part);
-    int64_t packed[RSD_MAX_DIMS];
     size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
-    packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
-    struct loops loops = part_loops(transfer, part, from->strides, packed);
-    copy_part(tile, &loops,
-              from->bytes + offset_in(transfer->ndim, part->lo, from->lo, from->strides),
-              tile->scratch->out);
+    int64_t packed[RSD_MAX_DIMS];
+    box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
+    copy_part(tile, part, transfer->element_nbytes, staged_address(tile, part),
+              staged_of(tile, part)->strides, tile->scratch->out, packed);
     const char *block = tile->scratch->out;
     TRY(cast_block(tile, sink, box_volume(transfer->ndim, part->len), &block));
-    packed_strides(transfer->ndim, part->len, element_nbytes, packed);
-    loops = (struct loops){0};
-    for (int32_t d = 0; d < transfer->ndim; d++)
-        loops_add(&loops, part->len[d], packed[d], sink->strides[d]);
-    loops_finish(&loops, element_nbytes);
-    copy_part(tile, &loops, block,
-              sink->memory + offset_in(transfer->ndim, part->lo, sink->lo, sink->strides));
+    box_packed_strides(transfer->ndim, part->len, element_nbytes, packed);
+    copy_part(tile, part, element_nbytes, block, packed, sink_address(transfer, part),
+              sink->strides);
     return RSD_OK;
 }
 
@@ -301,13 +275,10 @@ static rsd_status fill_memory(const struct tile *tile, const struct tile_part *p
 {
     const struct transfer *transfer = tile->transfer;
     const struct sink *sink = &transfer->sinks[part->sink];
-    const struct staged *from = staged_of(tile, part);
     if (sink->dtype != transfer->dtype)
         return fill_cast_memory(tile, part);
-    struct loops loops = part_loops(transfer, part, from->strides, sink->strides);
-    copy_part(tile, &loops,
-              from->bytes + offset_in(transfer->ndim, part->lo, from->lo, from->strides),
-              sink->memory + offset_in(transfer->ndim, part->lo, sink->lo, sink->strides));
+    copy_part(tile, part, transfer->element_nbytes, staged_address(tile, part),
+              staged_of(tile, part)->strides, sink_address(transfer, part), sink->strides);
     return RSD_OK;
 }
 
