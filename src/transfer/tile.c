@@ -15,7 +15,7 @@ struct tile {
     struct scratch *scratch;
     struct io_stats *stats;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    struct tile_part *parts; /* by source, then by where they begin */
+    struct tile_part *parts; /* sorted by source, then by lo; while sinks are filled, by sink */
     size_t nparts;
 };
 
@@ -27,6 +27,12 @@ static int by_source(const void *a, const void *b)
     if (x->lo[0] != y->lo[0])
         return x->lo[0] < y->lo[0] ? -1 : 1;
     return (x->sink > y->sink) - (x->sink < y->sink);
+}
+
+static int by_sink(const void *a, const void *b)
+{
+    const struct tile_part *x = a, *y = b;
+    return x->sink != y->sink ? (x->sink < y->sink ? -1 : 1) : by_source(a, b);
 }
 
 static rsd_status find_parts(struct tile *tile)
@@ -190,39 +196,28 @@ static const char *staged_address(const struct tile *tile, const struct tile_par
     return from->bytes + box_offset(tile->transfer->ndim, part->lo, from->lo, from->strides);
 }
 
-/* All parts of one sink that lie in the tile, as a dense block: what is written, or cast. */
-static rsd_status gather(const struct tile *tile, size_t sink_index, const int64_t *lo,
-                         const int64_t *strides, char *block)
+/* Copies the n parts of one sink into a dense block that begins at lo. */
+static void gather(const struct tile *tile, const struct tile_part *parts, size_t n,
+                   const int64_t *lo, const int64_t *strides, char *block)
 {
     const struct transfer *transfer = tile->transfer;
-    for (size_t i = 0; i < tile->nparts; i++) {
-        const struct tile_part *part = &tile->parts[i];
-        if (part->sink != sink_index)
-            continue;
-        copy_part(tile, part, transfer->element_nbytes, staged_address(tile, part),
-                  staged_of(tile, part)->strides,
-                  block + box_offset(transfer->ndim, part->lo, lo, strides), strides);
-    }
-    return RSD_OK;
+    for (size_t i = 0; i < n; i++)
+        copy_part(tile, &parts[i], transfer->element_nbytes, staged_address(tile, &parts[i]),
+                  staged_of(tile, &parts[i])->strides,
+                  block + box_offset(transfer->ndim, parts[i].lo, lo, strides), strides);
 }
 
-/* The bytes of a block that come from one part, as they lie there: NULL if they have to be gathered. */
-static const char *in_place(const struct tile *tile, size_t sink_index, const int64_t *strides,
-                            int64_t volume)
+/* Returns the address of a block that is one part and contiguous there, or NULL. */
+static const char *in_place(const struct tile *tile, const struct tile_part *part,
+                            const int64_t *strides, int64_t volume)
 {
     const struct transfer *transfer = tile->transfer;
-    for (size_t i = 0; i < tile->nparts; i++) {
-        const struct tile_part *part = &tile->parts[i];
-        if (part->sink != sink_index)
-            continue;
-        if (box_volume(transfer->ndim, part->len) != volume)
-            return NULL;
-        const int64_t *from = staged_of(tile, part)->strides;
-        if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, from, strides).n > 0)
-            return NULL;
-        return staged_address(tile, part);
-    }
-    return NULL;
+    if (box_volume(transfer->ndim, part->len) != volume)
+        return NULL;
+    const int64_t *from = staged_of(tile, part)->strides;
+    if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, from, strides).n > 0)
+        return NULL;
+    return staged_address(tile, part);
 }
 
 static rsd_status cast_block(const struct tile *tile, const struct sink *sink, int64_t volume,
@@ -236,17 +231,18 @@ static rsd_status cast_block(const struct tile *tile, const struct sink *sink, i
     return RSD_OK;
 }
 
-static rsd_status fill_blocks(const struct tile *tile, size_t index)
+/* Passes the block that the n parts of one sink are to the sink. */
+static rsd_status fill_block(const struct tile *tile, const struct tile_part *parts, size_t n)
 {
     const struct transfer *transfer = tile->transfer;
-    struct sink *sink = &transfer->sinks[index];
+    struct sink *sink = &transfer->sinks[parts[0].sink];
     int64_t lo[RSD_MAX_DIMS] = {0}, len[RSD_MAX_DIMS] = {0}, strides[RSD_MAX_DIMS];
     box_overlap(transfer->ndim, tile->lo, tile->len, sink->lo, sink->len, lo, len);
     box_packed_strides(transfer->ndim, len, transfer->element_nbytes, strides);
     int64_t volume = box_volume(transfer->ndim, len);
-    const char *block = in_place(tile, index, strides, volume);
+    const char *block = in_place(tile, parts, strides, volume);
     if (!block) {
-        TRY(gather(tile, index, lo, strides, tile->scratch->out));
+        gather(tile, parts, n, lo, strides, tile->scratch->out);
         block = tile->scratch->out;
     }
     TRY(cast_block(tile, sink, volume, &block));
@@ -284,20 +280,18 @@ static rsd_status fill_memory(const struct tile *tile, const struct tile_part *p
 
 static rsd_status fill_sinks(const struct tile *tile)
 {
-    const struct transfer *transfer = tile->transfer;
-    for (size_t i = 0; i < tile->nparts; i++) {
-        const struct tile_part *part = &tile->parts[i];
-        if (part->done || transfer->sinks[part->sink].kind == SINK_DISCARD)
-            continue;
-        if (transfer->sinks[part->sink].kind == SINK_MEMORY) {
-            TRY(fill_memory(tile, part));
-            continue;
-        }
-        bool first = true; /* blocks are made once, of all parts */
-        for (size_t k = 0; k < i && first; k++)
-            first = tile->parts[k].sink != part->sink;
-        if (first)
-            TRY(fill_blocks(tile, part->sink));
+    if (tile->nparts > 1)
+        qsort(tile->parts, tile->nparts, sizeof *tile->parts, by_sink);
+    for (size_t first = 0, end = 0; first < tile->nparts; first = end) {
+        const struct tile_part *parts = &tile->parts[first];
+        enum sink_kind kind = tile->transfer->sinks[parts[0].sink].kind;
+        while (end < tile->nparts && tile->parts[end].sink == parts[0].sink)
+            end++;
+        if (kind == SINK_BLOCKS)
+            TRY(fill_block(tile, parts, end - first));
+        for (size_t i = first; i < end && kind == SINK_MEMORY; i++)
+            if (!tile->parts[i].done)
+                TRY(fill_memory(tile, &tile->parts[i]));
     }
     return RSD_OK;
 }
