@@ -75,6 +75,13 @@ static inline int64_t ceil_div(int64_t n, int64_t m)
     return n / m + (n % m != 0);
 }
 
+/* Returns a * b / c rounded down, exactly. Requires a, b >= 0, c >= 1, and that the result fits. */
+static inline int64_t mul_div_i64(int64_t a, int64_t b, int64_t c)
+{
+    __extension__ typedef unsigned __int128 wide;
+    return (int64_t)((wide)a * (wide)b / (wide)c);
+}
+
 static inline void copy_i64s(int64_t *to, const int64_t *from, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
