@@ -381,6 +381,30 @@ static void from_c(void)
 }
 
 /* As PyTorch's get_idx_from_placements and build_reshard_metadata. */
+static void local_arrays(void)
+{
+    rsd_array array = {.rank = -1};
+    CASE("the array of one rank");
+    rsd_layout *layout = parsed("f32[10,6] @ 2x2 ranks=4-7 : S0,S1");
+    OK(rsd_layout_local(layout, 6, &array));
+    CHECK(array.rank == 6 && array.ndim == 2 && array.shape[0] == 5 && array.shape[1] == 3 &&
+          array.nbytes == 60 && array.place == 2);
+    array.rank = -1;
+    FAILS(RSD_EINVAL, "rank 3 has no array", rsd_layout_local(layout, 3, &array));
+    FAILS(RSD_EINVAL, "rank -1 has no array", rsd_layout_local(layout, -1, &array));
+    CHECK(array.rank == -1, "output written on failure");
+    rsd_layout_free(layout);
+    layout = parsed("f32[8] @ { 0:2; 6:8 | 2:6 | }");
+    CHECK(rsd_layout_local(layout, 1, &array) == RSD_OK && array.nbytes == 16);
+    FAILS(RSD_EINVAL, "rank 0 has 2 arrays in the layout; use rsd_layout_arrays_of",
+          rsd_layout_local(layout, 0, &array));
+    FAILS(RSD_EINVAL, "rank 2 has no array", rsd_layout_local(layout, 2, &array));
+    rsd_layout_free(layout);
+    layout = parsed("f32[2] @ 4:S0");
+    CHECK(rsd_layout_local(layout, 3, &array) == RSD_OK && array.nbytes == 0, "an empty array");
+    rsd_layout_free(layout);
+}
+
 static void chunk_specs(void)
 {
     const int64_t shape[] = {13, 3};
@@ -567,6 +591,7 @@ int main(int argc, char **argv)
     random_boxes(count);
     cutting_rules();
     from_c();
+    local_arrays();
     chunk_specs();
     checks();
     random_checks(count);

@@ -146,6 +146,20 @@ static int64_t lower_bound_box(const rsd_layout *layout, int32_t rank)
     return lo;
 }
 
+rsd_status rsd_layout_local(const rsd_layout *layout, int32_t rank, rsd_array *array)
+{
+    int64_t first, count;
+    rsd_layout_arrays_of(layout, rank, &first, &count);
+    if (count == 0)
+        return fail(RSD_EINVAL, "rank %d has no array in the layout", (int)rank);
+    if (count > 1)
+        return fail(RSD_EINVAL,
+                    "rank %d has %lld arrays in the layout; use rsd_layout_arrays_of and "
+                    "rsd_layout_array",
+                    (int)rank, (long long)count);
+    return rsd_layout_array(layout, first, array);
+}
+
 void rsd_layout_arrays_of(const rsd_layout *layout, int32_t rank, int64_t *first, int64_t *count)
 {
     *first = *count = 0;
