@@ -319,7 +319,7 @@ static rsd_status parse_dim_axes(struct parser *p, const struct parsed_tensor *t
     if (tensor->ndim > 0)
         do {
             if (ndims == tensor->ndim)
-                return fail(RSD_EINVAL, "column %d: more dims than the tensor has (%d)",
+                return fail(RSD_EINVAL, "column %d: the list has more dims than the tensor (%d)",
                             scan_column(p, p->at), (int)tensor->ndim);
             if (!scan_take(p, "-"))
                 do {
@@ -333,8 +333,8 @@ static rsd_status parse_dim_axes(struct parser *p, const struct parsed_tensor *t
         } while (scan_take(p, ","));
     TRY(scan_need(p, "]", "',', '.' or ']'"));
     if (ndims < tensor->ndim)
-        return fail(RSD_EINVAL, "column %d: %d dims, but the tensor has %d", scan_column(p, begin),
-                    (int)ndims, (int)tensor->ndim);
+        return fail(RSD_EINVAL, "column %d: the list has %d dims, but the tensor has %d",
+                    scan_column(p, begin), (int)ndims, (int)tensor->ndim);
     return scan_at(
         p, begin,
         rsd_layout_new_by_dim(tensor->dtype, tensor->ndim, tensor->shape, mesh, naxes, axes, out));
