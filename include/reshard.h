@@ -32,7 +32,7 @@
  *   - Ownership: the caller frees an object with the ..._free function of its type, which accepts NULL. Text
  *     and lists that are returned through a pointer are freed with rsd_free. Arguments may be freed as soon
  *     as the call returns, except tensor memory during a run. Pointers must not be NULL unless documented.
- *   - Growing structs: a struct that begins with struct_nbytes may get more fields in a later version.
+ *   - Growing structs: a struct that begins with struct_nbytes may have more fields in a later version.
  *     Initialize it with RSD_INIT: rsd_plan_options options = RSD_INIT(rsd_plan_options);
  *   - Threads: every type says how threads may use it. "Immutable": any number of threads at once.
  *     "Shared": the same, the object synchronizes itself. "One thread": no two calls at the same time.
@@ -56,7 +56,7 @@ extern "C" {
 
 /* ---- 1. Errors and versions ------------------------------------------------------------------ */
 
-/* The status groups errors by who can correct them. */
+/* Errors are grouped by their cause: the caller, the machine, the data, or another rank. */
 typedef enum rsd_status {
     RSD_OK = 0,
 

@@ -129,7 +129,7 @@ struct text {
 
 void text_add(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Moves the text to the caller, who frees it with rsd_free, and leaves `text` empty. */
+/* Moves the text to the caller, to be freed with rsd_free, and leaves `text` empty. */
 rsd_status text_take(struct text *text, char **chars);
 void text_drop(struct text *text);
 

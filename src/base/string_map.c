@@ -1,7 +1,7 @@
 /* string_map.c - a hash table from names to numbers. It does not own its names.
  *
- * Names come from files, so an attacker chooses them. The hash is SipHash-1-3 under a random key of each
- * map: without the key nobody can choose names that collide.
+ * Names come from files, so an attacker may choose them. The hash is SipHash-1-3 under a random key of each
+ * map: without the key, names that collide cannot be found.
  */
 #include "base.h"
 

@@ -207,7 +207,7 @@ static rsd_status take_stream(struct source *source, char *out, size_t n)
 /* All is read: the CRC-32 stands behind the bytes. */
 static rsd_status end_stream(struct source *source)
 {
-    unsigned char after[8];
+    unsigned char after[8] = {0};
     rsd_status status = RSD_OK;
     uint64_t nbytes = source->stream_at;
     if (source->checkable) {
