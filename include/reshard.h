@@ -353,9 +353,9 @@ int64_t rsd_layout_nplaces(const rsd_layout *layout);
 rsd_status rsd_layout_rank_at(const rsd_layout *layout, int64_t position, int32_t *rank);
 rsd_status rsd_layout_position(const rsd_layout *layout, int32_t rank, int64_t *position);
 
-/* Arrays are numbered by ascending rank: one per rank of a mesh, or one per explicit box; those of one rank
- * in the order of the caller. rsd_reshard and rsd_exec_run take pointers in this order. If ranks 0..n-1 have
- * one array each, array r is that of rank r. */
+/* Arrays are numbered by ascending rank: one per rank of a mesh, or one per explicit box. Those of one rank
+ * are in the order of the caller. Pointers are passed in this order, also to rsd_reshard and rsd_exec_run. If
+ * ranks 0..n-1 have one array each, array r is that of rank r. */
 int64_t rsd_layout_narrays(const rsd_layout *layout);
 rsd_status rsd_layout_array(const rsd_layout *layout, int64_t index, rsd_array *array);
 
@@ -397,8 +397,8 @@ rsd_status rsd_layout_coverage(const rsd_layout *layout, rsd_coverage *coverage)
 /* ---- 4. Plans ---------------------------------------------------------------------------------
  *
  * A plan lists the pieces that make one layout into another. Every element of the destination is written
- * exactly once, and ranks keep what they have. Plans consist of one stage of direct pieces, except where
- * several stages move less: a reduction to several ranks is computed once and then forwarded, and with a node
+ * exactly once, and ranks keep what they have. Most plans have one stage of direct pieces. A plan has several
+ * stages where that moves less: a reduction to several ranks is computed once and then forwarded. With a node
  * map, replicated data crosses each node boundary once.
  *
  *     rsd_plan *plan = NULL;
@@ -516,10 +516,10 @@ enum { RSD_EVERY_RANK = -1 };
  *     rsd_cursor_free(cursor);
  *
  * The pieces of one rank are ordered by stage. The pieces of a pair of ranks have the same order on both
- * sides, so a message can be packed and unpacked in the order of the walk. The partial values of a box follow
- * each other in ascending rank (of their first copies, if the source is replicated too), so all destinations
- * have the same bits. Pieces of every rank have a fixed order without these guarantees; with RSD_RECEIVES,
- * those of one receiver are consecutive. */
+ * sides: a message can be packed and unpacked in the order of the walk. The partial values of a box are
+ * consecutive, in ascending rank (of their first copies, if the source is replicated too). So all
+ * destinations have the same bits. Pieces of every rank have a fixed order without these guarantees; with
+ * RSD_RECEIVES, those of one receiver are consecutive. */
 rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_cursor **cursor);
 
 /* Returns the next piece, valid until the next call, or NULL after the last. */

@@ -1,8 +1,8 @@
 /* layout.h - layouts: which rank holds which elements of a tensor.
  *
- * A layout of mesh and placements is a product: along each tensor dim, the mesh axes that cut the dim
- * assign every index to one coordinate, independently of the other dims. So a rank holds a list of spans
- * per dim, and every query is answered dim by dim:
+ * A layout of mesh and placements is a product. Along each tensor dim, the mesh axes that cut the dim assign
+ * every index to one coordinate, independently of the other dims. So a rank holds a list of spans per dim,
+ * and every query is answered dim by dim:
  *
  *     dim 0:  |--span--|  |--span--|        the rank holds all pairs of a span of dim 0
  *     dim 1:     |-----span-----|           and a span of dim 1, as one dense array

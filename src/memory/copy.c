@@ -4,9 +4,9 @@
  * cache avoid that read. They are up to twice as fast if the whole destination is larger than the cache, and
  * slower if it is small. The caller chooses.
  *
- * Rows of a few bytes are copied by loops of fixed size. If source and destination are contiguous along
- * different loops (a transposition), these two loops are copied in tiles, so that all bytes of a cache line
- * are used before the line is evicted.
+ * Rows of a few bytes are copied by loops of fixed size. In a transposition, source and destination are
+ * contiguous along different loops. These two loops are copied in tiles, so that all bytes of a cache line are
+ * used before the line is evicted.
  */
 #include "memory.h"
 

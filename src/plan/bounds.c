@@ -3,8 +3,8 @@
  * A copy: every rank must receive once what it wants and does not hold. The same argument over nodes
  * instead of ranks bounds what crosses nodes.
  *
- * A reduction of p terms to r ranks: before the first rank has the whole value, terms were combined by at
- * least p - 1 moves, or p if that rank holds no term. After that, each of the other r - 1 ranks must receive
+ * A reduction of p terms to r ranks: until the first rank has the whole value, at least p - 1 moves combine
+ * terms, or p if that rank holds no term. After that, each of the other r - 1 ranks must receive
  * something more. So each byte needs p + r - 2 moves, or p + r - 1 if no rank that wants it holds a term.
  *
  * Boxes that ranks want may overlap, so bounds are summed over regions that the same ranks want: the groups

@@ -1,7 +1,7 @@
 /* overlap.c - the overlaps of the boxes of one array with another layout.
  *
- * Two meshes overlap dim by dim: spans of one are compared with spans of the other in one sweep, and the
- * overlaps of boxes are all combinations over the dims.
+ * Two meshes overlap dim by dim: spans of one are compared with spans of the other in one sweep. The overlaps
+ * of boxes are all combinations over the dims.
  *
  *     own       |---------|     |---------|
  *     other    |---|-----|---|-----|---|-----|     dim 0 has 3 + 3 overlaps and dim 1 has m: in all 6 * m,

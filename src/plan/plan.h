@@ -1,8 +1,8 @@
 /* plan.h - plans: which rank sends which box to which rank, so that one layout becomes another.
  *
- * What a rank receives is computed from its own destination boxes: their overlaps with the source layout
- * (overlap.c), the rank that sends each of them (sender.c), and, where several ranks want the same, the parts
- * they are split into (split.c). Everything else walks or counts the result:
+ * What a rank receives is computed from its own destination boxes. overlap.c finds their overlaps with the
+ * source layout, sender.c the rank that sends each of them, and split.c the parts of overlaps that several
+ * ranks want. Everything else walks or counts the result:
  *
  *     layouts --overlap--> overlaps --sender, split--> parts --walk--> pieces
  *

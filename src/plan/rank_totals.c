@@ -1,7 +1,7 @@
 /* rank_totals.c - counts what one rank sends and receives, and what one rank sends to another.
  *
- * If both sides are meshes, the overlaps of one array are a product of short lists, one per dim, and are
- * counted from those lists: a rank may have millions of pieces that are never listed.
+ * If both sides are meshes, the overlaps of one array are a product of short lists, one per dim. They are
+ * counted from those lists, since a rank may have millions of pieces.
  */
 #include "plan.h"
 

@@ -1,9 +1,12 @@
 /* sender.c - which rank sends an overlap to a receiver. The rule is a formula that all ranks evaluate to the
  * same result.
  *
- * A copy comes from one of its holders: from the receiver itself; else from a holder on its node; else from
- * the holder that has the same coordinates as the receiver on the axes that replicate (so replicas of a mesh
- * serve their own group); else, for a receiver outside of the source mesh, by the receiver's number.
+ * A copy comes from one of its holders:
+ *   (1) from the receiver itself;
+ *   (2) else from a holder on its node;
+ *   (3) else, if the receiver is in the source mesh, from the holder with the same coordinates on the axes
+ *       that replicate, so that replicas serve their own group;
+ *   (4) else from the holders in turn, by the receiver's number.
  */
 #include "plan.h"
 

@@ -121,8 +121,8 @@ static void enter_phase(rsd_cursor *cursor, enum walk_phase phase)
     cursor->overlap.exhausted = true;
 }
 
-/* Returns the i-th array of the walk. Arrays come in the order of their numbers, except those of every rank of
- * a destination mesh whose overlaps are split: these come group by group, so that each group is loaded once. */
+/* Returns the i-th array of the walk. Arrays come in the order of their numbers. Only in a walk of every rank of
+ * a destination mesh with splits, they come group by group, so that each group is loaded once. */
 static int64_t array_at(const rsd_cursor *cursor, int64_t i)
 {
     const rsd_layout *own = own_layout(cursor);
