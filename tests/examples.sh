@@ -19,6 +19,20 @@ check() {
 got=$("$examples/move" 'f32[97,31] : 4:S0 -> 2x3:S1,S0' 2>&1)
 check "$got" "3007 elements on 4 ranks -> 3007 elements on 6 ranks: 0 are wrong" "move"
 
+if [ -n "${CPP_EXAMPLE-}" ]; then
+    got=$("$CPP_EXAMPLE" 'f32[8,6] : 4:S0 -> 2x2:S0,S1' 1 2>&1)
+    check "$got" "rank 1 before: [2,6], 48 bytes
+rank 1 after: [4,3], 48 bytes
+96 bytes move in 4 messages
+24 bytes from rank 0
+24 bytes from rank 1" "plan, in C++"
+    got=$("$CPP_EXAMPLE" 'f32[8] : 2:S0 -> { 0:2; 4:8 | 2:4 }' 0 2>&1 > /dev/null)
+    check "$got" "EINVAL: rank 0 has 2 arrays in the layout; use rsd_layout_arrays_of and rsd_layout_array" "plan, in C++, of a rank with two arrays"
+else
+    n=$((n + 1))
+    echo "ok $n - plan, in C++ # SKIP no C++ compiler found"
+fi
+
 got=$("$examples/make_checkpoint" ckpt 2>&1)
 check "$got" "ckpt: 156 tensors, 11359233 bytes in 8 files of 8 ranks" "make_checkpoint"
 "$reshard" verify -q ckpt

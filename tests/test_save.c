@@ -36,7 +36,7 @@ static rsd_layout *random_layout(struct random *random, const struct random_tens
 static bool can_be_saved(const rsd_layout *layout)
 {
     rsd_coverage check = {.struct_nbytes = sizeof check};
-    return rsd_layout_coverage(layout, &check) == RSD_OK && check.cover <= RSD_COVERS_EVENLY;
+    return rsd_layout_coverage(layout, &check) == RSD_OK && check.kind <= RSD_COVERS_EVENLY;
 }
 
 static void make_tensors(struct random *random, struct tensors *tensors)

@@ -71,7 +71,7 @@ static void refused(struct rank *rank, void *context)
     NEED_FAILS(rank, RSD_EINVAL, "no buffer 77", rsd_stash_get(stash, 77, NULL, out));
     NEED_FAILS(rank, RSD_EINVAL, "no buffer -1", rsd_stash_prefetch(stash, -1, NULL, out));
     NEED_FAILS(rank, RSD_EINVAL, "no buffer 77", rsd_stash_drop(stash, 77));
-    NEED_FAILS(rank, RSD_EINVAL, "share a place", rsd_stash_get(stash, id, doubled, out));
+    NEED_FAILS(rank, RSD_EINVAL, "to one address", rsd_stash_get(stash, id, doubled, out));
     NEED_FAILS(rank, RSD_EINVAL, "out is NULL", rsd_stash_get(stash, id, NULL, NULL));
     NEED_OK(rank, rsd_stash_prefetch(stash, id, NULL, out));
     NEED_FAILS(rank, RSD_EINVAL, "was asked for before", rsd_stash_prefetch(stash, id, NULL, out));

@@ -30,8 +30,9 @@ test-mpi-ready:
 	@[ "$(MPI)" = no ] || tools/need.sh $(MPICC):libopenmpi-dev mpirun:openmpi-bin ip:iproute2 || \
 	    echo "without MPI its tests are skipped"
 
-test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES) $(MPI_EXAMPLES)
+test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES) $(CPP_EXAMPLE) $(MPI_EXAMPLES)
 	TSAN_OPTIONS=halt_on_error=1 EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
+	    CPP_EXAMPLE="$(addprefix $(CURDIR)/,$(CPP_EXAMPLE))" \
 	    RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" RESHARD_MPI="$(CURDIR)/$(BUILD)/reshard-mpi" \
 	    MPI_TESTS="$(if $(MPI_FOUND),$(CURDIR)/$(BUILD)/asan/mpi)" \
 	    MPI_EXAMPLES="$(addprefix $(CURDIR)/,$(MPI_EXAMPLES))" \

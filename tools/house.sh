@@ -1,6 +1,5 @@
 #!/bin/sh
-# The rules of the source tree: which module may use which, unique file names, files that can be read
-# in a sitting.
+# The rules of the source tree: which module may use which, names, and the length of files.
 set -u
 bad=0
 complain() { echo "house: $*"; bad=1; }
@@ -54,6 +53,8 @@ for file in $(git ls-files -co --exclude-standard --deduplicate '*.c' '*.h' '*.p
     [ "$lines" -le 600 ] || complain "$file has $lines lines"
     case $file in *utils* | *common*) complain "$file: what is in it?" ;; esac
 done
+# Names of functions and structs; tools/names.py lists the modules that are finished.
+python3 tools/names.py || complain "names"
 grep -nE 'TODO|FIXME|XXX|#if 0' $(git ls-files -co --exclude-standard '*.c' '*.h' '*.py') && complain "unfinished"
 grep -nP '[^\x00-\x7F]' $(git ls-files -co --exclude-standard 'src/*' 'include/*') && complain "not ASCII"
 exit $bad

@@ -174,7 +174,7 @@ static rsd_status check_cover(const rsd_layout *layout)
     rsd_coverage check = {.struct_nbytes = sizeof check};
     char text[BOX_TEXT_NCHARS];
     TRY(rsd_layout_coverage(layout, &check));
-    if (check.cover == RSD_MISSES)
+    if (check.kind == RSD_MISSES)
         return fail(RSD_EMISMATCH, "no rank has %s",
                     box_text(check.box.ndim, check.box.lo, check.box.len, text));
     return RSD_OK;

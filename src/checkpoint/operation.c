@@ -211,12 +211,10 @@ void partition_drop(struct partition *parts)
     *parts = (struct partition){0};
 }
 
-/* Neighbours come to the same tile. */
+/* Two ranks compute the border between them separately, so it is computed with integers. */
 int64_t partition_tile(const struct job_part *part, int64_t at, int64_t ntiles)
 {
-    if (at == part->of)
-        return ntiles;
-    return (int64_t)((double)ntiles * ((double)at / (double)part->of));
+    return at == part->of ? ntiles : mul_div_i64(ntiles, at, part->of);
 }
 
 bool partition_can_split(const struct catalog *catalog, const struct stored_tensor *tensor)

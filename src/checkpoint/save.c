@@ -210,19 +210,16 @@ static rsd_status stage(rsd_async_save *saving)
         const struct stored_tensor *tensor = &catalog->tensors[saving->tensor_of[extent]];
         const int64_t *len = tensor_box_len(catalog, tensor, extent - tensor->first_extent);
         struct origin *origin = &saving->origins[extent];
-        struct loops loops = {0};
-        int64_t stride = (int64_t)rsd_dtype_nbytes(tensor->dtype), dense[RSD_MAX_DIMS] = {0};
-        if (box_volume(tensor->ndim, len) == 0)
+        size_t element_nbytes = rsd_dtype_nbytes(tensor->dtype);
+        int64_t dense[RSD_MAX_DIMS] = {0}, volume = box_volume(tensor->ndim, len);
+        if (volume == 0)
             continue;
-        for (int32_t d = tensor->ndim - 1; d >= 0; stride *= len[d--])
-            dense[d] = stride;
-        for (int32_t d = 0; d < tensor->ndim; d++)
-            loops_add(&loops, len[d], origin->strides[d], dense[d]);
-        loops_finish(&loops, rsd_dtype_nbytes(tensor->dtype));
-        copy_loops(&copier, true, &loops, origin->memory, to);
+        box_packed_strides(tensor->ndim, len, element_nbytes, dense);
+        box_copy(&copier, true, tensor->ndim, len, element_nbytes, origin->memory, origin->strides,
+                 to, dense);
         origin->memory = to;
         copy_i64s(origin->strides, dense, tensor->ndim);
-        to += stride;
+        to += (size_t)volume * element_nbytes;
     }
     return RSD_OK;
 }
@@ -306,7 +303,7 @@ static rsd_status check_joined(rsd_checkpoint *joined)
         rsd_status status = rsd_layout_coverage(layout, &check);
         rsd_layout_free(layout);
         TRY(status);
-        if (check.cover == RSD_MISSES)
+        if (check.kind == RSD_MISSES)
             return fail(RSD_EMISMATCH, "%s: no rank wrote %s", catalog->tensors[t].name,
                         box_text(check.box.ndim, check.box.lo, check.box.len, text));
     }

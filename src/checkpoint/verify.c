@@ -71,7 +71,7 @@ static rsd_status check_coverage(struct verifying *v, size_t index)
     rsd_status status = rsd_layout_coverage(layout, &check);
     rsd_layout_free(layout);
     TRY(status);
-    if (check.cover != RSD_MISSES)
+    if (check.kind != RSD_MISSES)
         return RSD_OK;
     error_set("%s: %s: no file has %s", v->checkpoint->files.folder, tensor->name,
               box_text(check.box.ndim, check.box.lo, check.box.len, text));

@@ -394,27 +394,18 @@ static rsd_status put_rows(struct output *output, const struct sink *sink, const
                   *shape = at + sink->ndim;
     int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(sink->dtype), stride = element_nbytes,
             packed = element_nbytes;
-    int64_t index[MAX_LOOPS] = {0};
-    uint64_t to = extent->offset;
+    int64_t index[MAX_LOOPS] = {0}, from = 0, to = (int64_t)extent->offset;
     struct loops loops = {0};
     for (int32_t d = sink->ndim - 1; d >= 0; d--) {
-        to += (uint64_t)((at[d] + lo[d] - sink->lo[d]) * stride);
+        to += (at[d] + lo[d] - sink->lo[d]) * stride;
         loops_add(&loops, len[d], packed, stride);
         packed *= len[d];
         stride *= shape[d];
     }
     loops_finish(&loops, (size_t)element_nbytes);
-    for (int32_t i = 0; i >= 0;) {
-        TRY(put(output, extent->file, to, block, loops.run));
-        block += loops.run; /* the block is packed: rows follow each other */
-        for (i = loops.n - 1; i >= 0; i--) {
-            to += (uint64_t)loops.dst_stride[i];
-            if (++index[i] < loops.count[i])
-                break;
-            to -= (uint64_t)(loops.count[i] * loops.dst_stride[i]);
-            index[i] = 0;
-        }
-    }
+    do
+        TRY(put(output, extent->file, (uint64_t)to, block + from, loops.run));
+    while (loops_next(&loops, index, &from, &to));
     return RSD_OK;
 }
 

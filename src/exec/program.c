@@ -24,9 +24,8 @@ static rsd_status add_nest(struct nests *nests, struct nest nest, const struct l
     int64_t nbytes = (int64_t)loops->run;
     TRY(GROW(nests->loops, nests->loops_capacity, nests->nloops + (size_t)loops->n));
     for (int32_t i = 0; i < loops->n; i++) {
-        nests->loops[nests->nloops++] =
-            (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
-        nbytes *= loops->count[i];
+        nests->loops[nests->nloops++] = loops->loop[i];
+        nbytes *= loops->loop[i].count;
     }
     nests->nests[nests->nnests++] = nest;
     nests->nbytes += nbytes;
@@ -171,7 +170,7 @@ static rsd_status add_combination(const struct compiler *c, const struct receive
 {
     const rsd_plan *plan = c->plan;
     int32_t ndim = plan->src->ndim;
-    int64_t position = receiver->sender;
+    int64_t position = receiver->sender_offset;
     for (int32_t d = 0; d < ndim; d++) {
         assert(families[d].list);
         position += families[d].list[at[d]].pos;

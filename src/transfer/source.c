@@ -327,33 +327,19 @@ bool source_runs_across(const struct source *source)
 static uint64_t region_loops(const struct source *source, const int64_t *lo, const int64_t *len,
                              struct loops *loops)
 {
-    int64_t at = source->base, packed = (int64_t)source->element_nbytes;
-    *loops = (struct loops){0};
-    for (int32_t d = source->ndim - 1; d >= 0; d--) {
-        at += (lo[d] - source->lo[d]) * source->strides[d];
-        loops_add(loops, len[d], source->strides[d], packed);
-        packed *= len[d];
-    }
-    loops_finish(loops, source->element_nbytes);
-    return (uint64_t)at;
+    int64_t packed[RSD_MAX_DIMS];
+    box_packed_strides(source->ndim, len, source->element_nbytes, packed);
+    *loops = box_loops(source->ndim, len, source->element_nbytes, source->strides, packed);
+    return (uint64_t)(source->base + box_offset(source->ndim, lo, source->lo, source->strides));
 }
 
 static rsd_status read_rows(struct source *source, uint64_t at, const struct loops *loops,
                             char *out, struct io_stats *stats)
 {
-    int64_t index[MAX_LOOPS] = {0};
-    int32_t i;
-    do {
-        TRY(read_bytes(source, at, out, loops->run, stats));
-        out += loops->run; /* the region is packed: rows follow each other */
-        for (i = loops->n - 1; i >= 0; i--) {
-            at += (uint64_t)loops->src_stride[i];
-            if (++index[i] < loops->count[i])
-                break;
-            at -= (uint64_t)(loops->count[i] * loops->src_stride[i]);
-            index[i] = 0;
-        }
-    } while (i >= 0);
+    int64_t index[MAX_LOOPS] = {0}, from = (int64_t)at, to = 0;
+    do
+        TRY(read_bytes(source, (uint64_t)from, out + to, loops->run, stats));
+    while (loops_next(loops, index, &from, &to));
     return RSD_OK;
 }
 
@@ -379,35 +365,23 @@ static void scatter(char *out, int64_t stride, const char *in, int64_t n, size_t
 static rsd_status read_across(struct source *source, const int64_t *lo, const int64_t *len,
                               int32_t along, char *out, struct io_stats *stats)
 {
-    int64_t packed[RSD_MAX_DIMS], index[RSD_MAX_DIMS] = {0},
-                                  stride = (int64_t)source->element_nbytes;
-    int64_t at = source->base;
+    int64_t packed[RSD_MAX_DIMS], index[MAX_LOOPS] = {0}, to = 0;
+    int64_t from = source->base + box_offset(source->ndim, lo, source->lo, source->strides);
     size_t n = (size_t)len[along] * source->element_nbytes;
+    struct loops others = {0}; /* over the other dims, in the order of the region */
     char *run = mem_new(n, 1);
     if (!run)
         return RSD_ENOMEM;
-    for (int32_t d = source->ndim - 1; d >= 0; d--) {
-        packed[d] = stride;
-        stride *= len[d];
-        at += (lo[d] - source->lo[d]) * source->strides[d];
-    }
-    rsd_status status = RSD_OK;
-    for (int32_t d = 0; d >= 0 && !status;) {
-        status = read_bytes(source, (uint64_t)at, run, n, stats);
+    box_packed_strides(source->ndim, len, source->element_nbytes, packed);
+    for (int32_t d = 0; d < source->ndim; d++)
+        if (d != along)
+            loops_add(&others, len[d], source->strides[d], packed[d]);
+    rsd_status status;
+    do {
+        status = read_bytes(source, (uint64_t)from, run, n, stats);
         if (!status)
-            scatter(out, packed[along], run, len[along], source->element_nbytes);
-        for (d = source->ndim - 1; d >= 0; d--) {
-            if (d == along)
-                continue;
-            at += source->strides[d];
-            out += packed[d];
-            if (++index[d] < len[d])
-                break;
-            at -= len[d] * source->strides[d];
-            out -= len[d] * packed[d];
-            index[d] = 0;
-        }
-    }
+            scatter(out + to, packed[along], run, len[along], source->element_nbytes);
+    } while (!status && loops_next(&others, index, &from, &to));
     mem_free(run);
     return status;
 }
