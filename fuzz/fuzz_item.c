@@ -16,22 +16,22 @@ static void try_plain(rsd_checkpoint *checkpoint, const struct extent *extent)
     int32_t ndim;
     int64_t shape[RSD_MAX_DIMS];
     uint64_t begin;
-    if (!torch_item_locate(&checkpoint->files, extent, &stored) &&
+    if (!torch_item_locate(checkpoint->store, extent, &stored) &&
         (stored.data > extent->nbytes || stored.nbytes > extent->nbytes - stored.data))
         abort();
-    if (!safetensors_find_tensor(&checkpoint->files, 0, 0, "w", &dtype, &ndim, shape, &begin) &&
+    if (!safetensors_find_tensor(checkpoint->store, 0, 0, "w", &dtype, &ndim, shape, &begin) &&
         begin > extent->nbytes)
         abort();
 }
 
 static void try_compressed(rsd_checkpoint *checkpoint, const struct extent *extent)
 {
-    struct file_range range = {&checkpoint->files, 0, 0};
+    struct store_range range = {checkpoint->store, 0, 0};
     struct zstd_reader *zstd;
     struct stored_view stored;
     unsigned char *rest;
     size_t nrest;
-    if (zstd_reader_open(file_range_read, &range, extent->nbytes, extent->nzstd, &zstd))
+    if (zstd_reader_open(store_range_read, &range, extent->nbytes, extent->nzstd, &zstd))
         return;
     if (!torch_item_locate_stream(zstd, &stored, &rest, &nrest))
         mem_free(rest);
@@ -50,6 +50,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     static int fd = -1;
     char name[16];
+    const char *none;
     uint32_t index;
     rsd_checkpoint checkpoint = {0};
     struct extent extent = {.kind = ITEM_SAVED, .nbytes = n};
@@ -58,8 +59,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     if (fd < 0 || ftruncate(fd, 0) != 0 || pwrite(fd, data, n, 0) != (ssize_t)n)
         abort();
     int length = snprintf(name, sizeof name, "%d", fd);
-    if (files_open(&checkpoint.files, "/proc/self/fd") ||
-        files_add(&checkpoint.files, (struct slice){name, (size_t)length}, &index))
+    if (store_open("/proc/self/fd", &checkpoint.store, &none) ||
+        store_add_file(checkpoint.store, (struct slice){name, (size_t)length}, &index))
         abort();
     try_plain(&checkpoint, &extent);
     try_value(&checkpoint, extent);
@@ -67,6 +68,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         try_compressed(&checkpoint, &extent);
         try_value(&checkpoint, extent);
     }
-    files_close(&checkpoint.files);
+    store_close(checkpoint.store);
     return 0;
 }

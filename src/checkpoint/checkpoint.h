@@ -174,7 +174,7 @@ static inline uint64_t box_nbytes(const struct catalog *catalog, const struct st
 /* ---- dcp_out.c, safetensors_out.c ---- */
 
 /* The pickle of .metadata. */
-rsd_status dcp_metadata(const struct catalog *catalog, const struct files *files,
+rsd_status dcp_metadata(const struct catalog *catalog, const struct name_list *files,
                         struct bytes *out);
 
 /* The headers of all files, and where the tensors lie behind them. */
@@ -201,8 +201,8 @@ struct out_state {
     bool touched; /* by this process */
     bool noted;   /* the journal said once that it is complete, with this length */
     uint64_t noted_nbytes;
-    size_t left;             /* items that are not complete */
-    uint64_t cursor;         /* compressed: where the next item goes */
+    size_t left;              /* items that are not complete */
+    uint64_t cursor;          /* compressed: where the next item goes */
     struct zstd_writer *zstd; /* of the item at hand */
 };
 
@@ -214,7 +214,7 @@ struct output {
     bool journal;
     bool shared;   /* files are made by rank 0, written by all ranks, and completed by rank 0 */
     bool unsynced; /* nobody waits for the disk */
-    struct files files; /* by the numbers of the draft */
+    struct store *store; /* of the staging directory; its files have the numbers of the manifest */
     struct out_state *states;
     pthread_mutex_t lock;
     uint64_t nbytes_written;
@@ -302,7 +302,7 @@ static inline bool save_is_mine(const rsd_async_save *saving, size_t extent)
 
 rsd_status save_write_files(rsd_async_save *saving);
 rsd_status save_metadata(const struct part *part, const struct catalog *catalog,
-                         const struct files *files, const char *name);
+                         const struct name_list *files, const char *name);
 
 /* ---- save_spread.c: by many ranks ---- */
 
@@ -377,6 +377,9 @@ rsd_status convert_say_state(struct converting *converting);
 rsd_status convert_hear_state(struct converting *converting);
 rsd_status convert_say_written(struct converting *converting);
 rsd_status convert_merge(void *converting, const struct payload *all, struct payload *result);
+
+/* Opens the directory of a side file, which must be a regular file. */
+rsd_status convert_open_side_file(const char *path, struct store **store, uint32_t *file);
 
 /* Everything but the writing. */
 rsd_status convert_prepare(struct converting *converting, bool one_file);

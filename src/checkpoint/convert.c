@@ -108,17 +108,19 @@ static rsd_status haul_all(struct converting *c)
 /* What the files that are read look like from outside. */
 static rsd_status hash_source(const struct converting *c, struct hash *hash)
 {
-    rsd_checkpoint *in = c->in;
+    struct store *store = c->in->store;
     hash_start(hash, "source 1");
-    for (uint32_t i = 0; i < in->files.n; i++) {
+    for (uint32_t i = 0; i < store->names.n; i++) {
         if (!c->read_files[i])
             continue;
-        const struct one_file *file = &in->files.list[i];
         uint64_t nbytes;
-        TRY(file_nbytes(&in->files, i, &nbytes));
-        hash_string(hash, file->name);
+        int64_t version;
+        rsd_status status = store_stat(store, i, &nbytes, &version);
+        if (status)
+            return store_fail_in(store, i, status);
+        hash_string(hash, store_file_name(store, i));
         hash_i64(hash, (int64_t)nbytes);
-        hash_i64(hash, file->changed);
+        hash_i64(hash, version);
     }
     return RSD_OK;
 }
@@ -149,20 +151,21 @@ static rsd_status begin(struct converting *c)
 /* Names without .part, now that all files are complete. */
 static rsd_status settle_names(struct converting *c)
 {
-    int fd = c->output.files.folder_fd;
-    for (size_t i = 0; i < c->manifest.nfiles; i++) {
-        const char *from = c->output.files.list[i].name, *to = c->manifest.files[i].name;
-        if (strcmp(from, to) != 0 && renameat(fd, from, fd, to) != 0)
-            return fail(RSD_EIO, "%s/%s: %s", c->output.files.folder, from, strerror(errno));
+    struct store *store = c->output.store;
+    for (uint32_t i = 0; i < c->manifest.nfiles; i++) {
+        const char *from = store_file_name(store, i), *to = c->manifest.files[i].name;
+        rsd_status status = strcmp(from, to) != 0 ? store_rename(store, from, to) : RSD_OK;
+        if (status)
+            return store_fail_in(store, i, status);
     }
-    return folder_sync(&c->output.files);
+    return store_sync_names(store);
 }
 
 static rsd_status write_marker(struct converting *c, struct part *part)
 {
     if (c->manifest.format == RSD_FORMAT_DCP) {
         struct bytes pickle = {0};
-        rsd_status status = dcp_metadata(&c->manifest.catalog, &c->output.files, &pickle);
+        rsd_status status = dcp_metadata(&c->manifest.catalog, &c->output.store->names, &pickle);
         if (!status)
             status = part_write(part, ".metadata", pickle.data, pickle.n);
         bytes_drop(&pickle);
@@ -181,24 +184,18 @@ static rsd_status write_marker(struct converting *c, struct part *part)
 /* Copies a file into the folder, under its own name. */
 static rsd_status add_side_file(const struct part *part, const char *path)
 {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    char *folder = mem_copy(path, strlen(path) + 1, 1), *bytes = NULL;
-    struct files files;
-    uint32_t index;
+    struct store *store;
+    char *bytes = NULL;
+    uint32_t file;
     size_t n;
-    if (!folder)
-        return RSD_ENOMEM;
-    folder[slash ? slash - path + (slash == path) : 0] = '\0';
-    rsd_status status = files_open(&files, folder);
-    mem_free(folder);
-    TRY(status);
-    status = files_add(&files, (struct slice){name, strlen(name)}, &index);
-    if (!status)
-        status = file_load(&files, index, MOST_SIDE_FILE, &bytes, &n);
-    if (!status)
-        status = part_write(part, name, bytes, n);
+    TRY(convert_open_side_file(path, &store, &file));
+    rsd_status status = store_load(store, file, MOST_SIDE_FILE, &bytes, &n);
+    if (status)
+        store_fail_in(store, file, status);
+    else
+        status = part_write(part, store_file_name(store, file), bytes, n);
     mem_free(bytes);
-    files_close(&files);
+    store_close(store);
     return status;
 }
 

@@ -2,7 +2,6 @@
  * in which files. Whatever cannot be done is found out here, before anything is written. */
 #include "checkpoint.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -303,13 +302,34 @@ static const char *base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
+rsd_status convert_open_side_file(const char *path, struct store **store, uint32_t *file)
+{
+    const char *name;
+    uint64_t nbytes;
+    TRY(store_open(path, store, &name));
+    rsd_status status = RSD_OK;
+    if (!name)
+        status = fail(RSD_EIO, "%s: no regular file", path);
+    else
+        status = store_add_file(*store, (struct slice){name, strlen(name)}, file);
+    if (!status) {
+        status = store_stat(*store, *file, &nbytes, NULL);
+        if (status)
+            store_fail_in(*store, *file, status);
+    }
+    if (status)
+        store_close(*store);
+    return status;
+}
+
 static rsd_status check_side_file(const struct converting *c, int64_t index)
 {
     const char *path = c->options.side_files[index], *name = base_name(path);
     static const char *const taken[] = {".metadata", "model.safetensors.index.json", JOURNAL_NAME};
-    struct stat found;
-    if (stat(path, &found) != 0 || !S_ISREG(found.st_mode))
-        return fail(RSD_EIO, "%s: %s", path, errno ? strerror(errno) : "no regular file");
+    struct store *store;
+    uint32_t file;
+    TRY(convert_open_side_file(path, &store, &file));
+    store_close(store);
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         if (strcmp(name, taken[i]) == 0)
             return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
@@ -335,7 +355,7 @@ static rsd_status check_side_files(const struct converting *c, bool one_file)
 static rsd_status find_read_files(struct converting *c)
 {
     const struct catalog *in = &c->in->catalog;
-    c->read_files = mem_new(c->in->files.n, sizeof *c->read_files);
+    c->read_files = mem_new(c->in->store->names.n, sizeof *c->read_files);
     if (!c->read_files)
         return RSD_ENOMEM;
     for (size_t i = 0; i < c->nchosen; i++) {
@@ -356,9 +376,12 @@ static rsd_status find_read_files(struct converting *c)
 static rsd_status check_sources(struct converting *c)
 {
     TRY(find_read_files(c));
-    for (uint32_t i = 0; i < c->in->files.n; i++)
-        if (c->read_files[i])
-            TRY(file_there(&c->in->files, i));
+    for (uint32_t i = 0; i < c->in->store->names.n; i++) {
+        uint64_t nbytes;
+        rsd_status status = c->read_files[i] ? store_stat(c->in->store, i, &nbytes, NULL) : RSD_OK;
+        if (status)
+            return store_fail_in(c->in->store, i, status);
+    }
     return RSD_OK;
 }
 

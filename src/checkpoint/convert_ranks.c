@@ -82,7 +82,6 @@ rsd_status convert_hear_state(struct converting *c)
         c->output.states[i].done = (one.flags & FILE_DONE) != 0;
         c->output.states[i].noted = (one.flags & FILE_NOTED) != 0;
         c->output.states[i].created = c->output.shared;
-        c->output.files.list[i].writable = c->output.shared;
         c->manifest.files[i].nbytes = one.nbytes;
     }
     for (size_t i = 0; i < catalog->nextents; i++) {
@@ -177,7 +176,8 @@ static rsd_status damaged(void *context, const struct partial_crc *seen, rsd_sta
 {
     const struct converting *c = context;
     const struct stored_tensor *tensor = &c->in->catalog.tensors[c->source_of[seen->job]];
-    return file_error(&c->in->files, (uint32_t)seen->file, fail_in(status, "%s: ", tensor->name));
+    return store_fail_in(c->in->store, (uint32_t)seen->file,
+                         fail_in(status, "%.300s: ", tensor->name));
 }
 
 /* On rank 0, which ends what was split and writes the metadata. */

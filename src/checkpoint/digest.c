@@ -150,8 +150,8 @@ static rsd_status damaged(void *context, const struct partial_crc *seen, rsd_sta
 {
     const struct digesting *d = context;
     const struct stored_tensor *tensor = &d->checkpoint->catalog.tensors[tensor_of(d, seen->job)];
-    return file_error(&d->checkpoint->files, (uint32_t)seen->file,
-                      fail_in(status, "%s: ", tensor->name));
+    return store_fail_in(d->checkpoint->store, (uint32_t)seen->file,
+                         fail_in(status, "%.300s: ", tensor->name));
 }
 
 /* Adds up the parts of all ranks. */

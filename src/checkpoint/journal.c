@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static rsd_status append(const struct part *part, const char *text, size_t n)
@@ -187,8 +188,7 @@ static void check_items(struct output *output, uint32_t file)
 {
     const struct catalog *catalog = &output->manifest->catalog;
     struct out_state *state = &output->states[file];
-    struct stat found;
-    uint64_t reach = 0;
+    uint64_t reach = 0, nbytes;
     size_t n = 0;
     for (size_t i = 0; i < catalog->nextents; i++)
         if (catalog->extents[i].file == file && output->manifest->items[i].done) {
@@ -198,14 +198,10 @@ static void check_items(struct output *output, uint32_t file)
         }
     if (n == 0)
         return;
-    bool there = fstatat(output->files.folder_fd, output->files.list[file].name, &found,
-                         AT_SYMLINK_NOFOLLOW) == 0 &&
-                 S_ISREG(found.st_mode) && (uint64_t)found.st_size >= reach;
-    if (!there) {
+    if (store_stat(output->store, file, &nbytes, NULL) || nbytes < reach) {
         forget_items(output, file);
         return;
     }
-    output->files.list[file].writable = true;
     state->created = true;
     state->left -= n;
 }
@@ -215,17 +211,17 @@ static void check_file(struct output *output, uint32_t file)
 {
     struct out_state *state = &output->states[file];
     struct out_file *about = &output->manifest->files[file];
-    const char *name = output->files.list[file].name;
-    int fd = output->files.folder_fd;
-    struct stat found;
+    const char *name = store_file_name(output->store, file);
+    uint64_t nbytes;
     if (!state->done) {
         check_items(output, file);
         return;
     }
-    if (fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW) != 0 && strcmp(name, about->name) != 0)
-        renameat(fd, about->name, fd, name);
-    state->done = fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(found.st_mode) &&
-                  (uint64_t)found.st_size == state->noted_nbytes;
+    if (store_stat(output->store, file, &nbytes, NULL) == RSD_ENOENT &&
+        strcmp(name, about->name) != 0)
+        store_rename(output->store, about->name, name);
+    state->done =
+        store_stat(output->store, file, &nbytes, NULL) == RSD_OK && nbytes == state->noted_nbytes;
     if (state->done)
         about->nbytes = state->noted_nbytes;
 }

@@ -10,11 +10,8 @@
  */
 #include "checkpoint.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- hauls ---- */
 
@@ -96,7 +93,7 @@ static rsd_status own_part(const rsd_async_save *saving, struct catalog *own)
 }
 
 rsd_status save_metadata(const struct part *part, const struct catalog *catalog,
-                         const struct files *files, const char *name)
+                         const struct name_list *files, const char *name)
 {
     struct bytes pickle = {0};
     rsd_status status = dcp_metadata(catalog, files, &pickle);
@@ -117,16 +114,17 @@ static void part_line(const rsd_async_save *saving, char line[64])
 /* What an earlier save left of this rank does not count. */
 static rsd_status forget_part(const rsd_async_save *saving, const struct part *part)
 {
-    struct files files;
+    struct store *store;
     char name[64];
-    TRY(files_open(&files, part->folder));
+    const char *file;
+    TRY(store_open(part->folder, &store, &file));
     snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
-    rsd_status status = RSD_OK;
-    if (unlinkat(files.folder_fd, name, 0) != 0 && errno != ENOENT)
-        status = fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
-    if (!status)
-        status = folder_sync(&files);
-    files_close(&files);
+    rsd_status status = store_remove(store, name);
+    if (status && status != RSD_ENOENT)
+        status = fail_in(status, "%s/%s: ", part->folder, name);
+    else
+        status = store_sync_names(store);
+    store_close(store);
     return status;
 }
 
@@ -142,7 +140,7 @@ static rsd_status leave_part(rsd_async_save *saving, struct part *part)
         status = part_write(part, name, line, strlen(line));
     snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
     if (!status)
-        status = save_metadata(part, &own, &saving->output.files, name);
+        status = save_metadata(part, &own, &saving->output.store->names, name);
     catalog_drop(&own);
     return status;
 }
@@ -157,7 +155,8 @@ static rsd_status write_and_publish(rsd_async_save *saving, struct part *part)
     if (!status && saving->options.one_rank)
         status = leave_part(saving, part);
     else if (!status)
-        status = save_metadata(part, &saving->manifest.catalog, &saving->output.files, ".metadata");
+        status = save_metadata(part, &saving->manifest.catalog, &saving->output.store->names,
+                               ".metadata");
     output_close(&saving->output);
     return status;
 }
@@ -312,12 +311,10 @@ static rsd_status check_joined(rsd_checkpoint *joined)
     }
     for (size_t i = 0; i < catalog->nextents; i++) {
         const struct extent *extent = &catalog->extents[i];
-        uint64_t nbytes;
-        TRY(file_nbytes(&joined->files, extent->file, &nbytes));
-        if (extent->offset > nbytes || extent->nbytes > nbytes - extent->offset)
-            return file_error(&joined->files, extent->file,
-                              fail(RSD_EFORMAT, "the file ends before byte %llu",
-                                   (unsigned long long)(extent->offset + extent->nbytes)));
+        rsd_status status =
+            store_check_range(joined->store, extent->file, extent->offset, extent->nbytes);
+        if (status)
+            return store_fail_in(joined->store, extent->file, status);
     }
     return RSD_OK;
 }
@@ -326,7 +323,8 @@ static rsd_status open_joined(const struct part *part, int64_t nranks, rsd_check
 {
     struct name_list names = {0};
     char name[64];
-    rsd_status status = files_open(&joined->files, part->folder);
+    const char *file;
+    rsd_status status = store_open(part->folder, &joined->store, &file);
     for (int64_t rank = 0; rank < nranks && !status; rank++) {
         int n = snprintf(name, sizeof name, "__%lld.metadata", (long long)rank);
         status = name_list_add(&names, (struct slice){name, (size_t)n});
@@ -340,7 +338,7 @@ static rsd_status open_joined(const struct part *part, int64_t nranks, rsd_check
 }
 
 /* All parts are of one save, of so many ranks. */
-static rsd_status check_lines(struct files *files, int64_t nranks)
+static rsd_status check_lines(struct store *store, int64_t nranks)
 {
     char first[64] = "", name[64], expected[24];
     snprintf(expected, sizeof expected, " %lld\n", (long long)nranks);
@@ -349,8 +347,10 @@ static rsd_status check_lines(struct files *files, int64_t nranks)
         char *line;
         size_t n;
         int length = snprintf(name, sizeof name, "__%lld.reshard", (long long)rank);
-        TRY(files_add(files, (struct slice){name, (size_t)length}, &index));
-        TRY(file_load(files, index, sizeof first - 1, &line, &n));
+        TRY(store_add_file(store, (struct slice){name, (size_t)length}, &index));
+        rsd_status status = store_load(store, index, sizeof first - 1, &line, &n);
+        if (status)
+            return store_fail_in(store, index, status);
         bool same = rank == 0 ? strstr(line, expected) != NULL : strcmp(line, first) == 0;
         if (rank == 0)
             snprintf(first, sizeof first, "%s", line);
@@ -359,33 +359,28 @@ static rsd_status check_lines(struct files *files, int64_t nranks)
             return fail(RSD_EMISMATCH,
                         "%s: rank %lld saved something else than rank 0, or for another number of "
                         "ranks",
-                        files->folder, (long long)rank);
+                        store->path, (long long)rank);
     }
     return RSD_OK;
 }
 
 /* The notes of all ranks go, and so does what ranks beyond left that are not of this save. */
-static rsd_status clear_notes(const struct files *files, int64_t nranks)
+static rsd_status clear_notes(struct store *store, int64_t nranks)
 {
-    DIR *folder = fdopendir(dup(files->folder_fd));
-    if (!folder)
-        return fail(RSD_EIO, "%s: %s", files->folder, strerror(errno));
-    rewinddir(folder);
-    for (struct dirent *entry; (entry = readdir(folder));) {
+    struct store_listing listing;
+    rsd_status status = store_list(store, "", &listing);
+    for (size_t i = 0; i < listing.n && !status; i++) {
+        const char *name = listing.entries[i].name;
         long long rank;
         int end = 0;
-        if (sscanf(entry->d_name, "__%lld%n", &rank, &end) != 1)
+        if (sscanf(name, "__%lld%n", &rank, &end) != 1)
             continue;
-        bool note = strcmp(entry->d_name + end, ".reshard") == 0 ||
-                    strcmp(entry->d_name + end, ".metadata") == 0;
-        if ((note || rank >= nranks) && unlinkat(files->folder_fd, entry->d_name, 0) != 0) {
-            rsd_status status = fail(RSD_EIO, "%s: %s", entry->d_name, strerror(errno));
-            closedir(folder);
-            return status;
-        }
+        bool note = strcmp(name + end, ".reshard") == 0 || strcmp(name + end, ".metadata") == 0;
+        if (note || rank >= nranks)
+            status = store_remove(store, name);
     }
-    closedir(folder);
-    return RSD_OK;
+    store_listing_drop(&listing);
+    return status ? fail_in(status, "%s: ", store->path) : RSD_OK;
 }
 
 static rsd_status join_parts(struct part *part, int64_t nranks)
@@ -393,16 +388,16 @@ static rsd_status join_parts(struct part *part, int64_t nranks)
     rsd_checkpoint joined = {.format = RSD_FORMAT_DCP};
     rsd_status status = open_joined(part, nranks, &joined);
     if (!status)
-        status = check_lines(&joined.files, nranks);
+        status = check_lines(joined.store, nranks);
     if (!status)
         status = check_joined(&joined);
     if (!status)
-        status = save_metadata(part, &joined.catalog, &joined.files, ".metadata");
+        status = save_metadata(part, &joined.catalog, &joined.store->names, ".metadata");
     if (!status)
-        status = clear_notes(&joined.files, nranks);
+        status = clear_notes(joined.store, nranks);
     if (!status)
-        status = folder_sync(&joined.files);
-    files_close(&joined.files);
+        status = store_sync_names(joined.store);
+    store_close(joined.store);
     catalog_drop(&joined.catalog);
     return status;
 }

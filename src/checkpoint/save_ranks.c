@@ -109,7 +109,7 @@ static rsd_status merge(void *context, const struct payload *all, struct payload
 static rsd_status publish(void *context)
 {
     rsd_async_save *saving = context;
-    TRY(save_metadata(&saving->part, &saving->manifest.catalog, &saving->output.files,
+    TRY(save_metadata(&saving->part, &saving->manifest.catalog, &saving->output.store->names,
                       ".metadata"));
     return part_publish(&saving->part);
 }

@@ -165,7 +165,7 @@ static rsd_status write_drafted(rsd_async_save *saving, char *folder, bool sync)
     struct part part = {.folder = folder, .journal_fd = -1};
     double began = seconds_now();
     TRY(output_open(&saving->output, &saving->manifest, &part, NULL, -1));
-    saving->output.unsynced = saving->output.files.unsynced = !sync;
+    saving->output.unsynced = saving->output.store->unsynced = !sync;
     rsd_status status = save_write_files(saving);
     output_close(&saving->output);
     saving->report.seconds = seconds_now() - began;
@@ -191,7 +191,7 @@ static rsd_status write_items(struct drafting *drafting, const char *path, int64
     const char *slash = strrchr(path, '/');
     size_t n = slash ? (size_t)(slash - path) : 0;
     const char *name = slash ? slash + 1 : path;
-    TRY(check_name((struct slice){name, strlen(name)}));
+    TRY(store_check_name((struct slice){name, strlen(name)}));
     char *folder = mem_new(n + 2, 1);
     if (!folder)
         return RSD_ENOMEM;

@@ -24,14 +24,17 @@ static rsd_status add_name(struct output *output, const struct out_file *file)
     uint32_t index;
     const char *suffix = output->manifest->format == RSD_FORMAT_SAFETENSORS ? ".part" : "";
     int n = snprintf(name, sizeof name, "%s%s", file->name, suffix);
-    return files_add(&output->files, (struct slice){name, (size_t)n}, &index);
+    return store_add_file(output->store, (struct slice){name, (size_t)n}, &index);
 }
 
 rsd_status output_open(struct output *output, struct manifest *manifest, struct part *part,
                        rsd_checkpoint *from, int32_t only)
 {
     *output = (struct output){.manifest = manifest, .part = part, .from = from, .only = only};
-    TRY(files_open(&output->files, part->folder));
+    const char *file;
+    if (store_open(part->folder, &output->store, &file))
+        return RSD_EIO;
+    output->store->writable = true;
     pthread_mutex_init(&output->lock, NULL);
     output->states = mem_new(manifest->nfiles, sizeof *output->states);
     rsd_status status = output->states ? RSD_OK : RSD_ENOMEM;
@@ -55,15 +58,24 @@ void output_close(struct output *output)
     mem_free(output->pending);
     output->states = NULL;
     output->pending = NULL;
-    if (output->files.folder) {
-        files_close(&output->files);
+    if (output->store) {
+        store_close(output->store);
+        output->store = NULL;
         pthread_mutex_destroy(&output->lock);
     }
 }
 
-static rsd_status put(struct output *output, uint32_t file, uint64_t at, const void *data, size_t n)
+/* Names the file of an extent, and the tensor or value, in the last error. */
+static rsd_status fail_in_item(const struct output *output, uint32_t file, const char *name,
+                               rsd_status status)
 {
-    return file_write(&output->files, file, at, data, n);
+    return status ? store_fail_in(output->store, file, fail_in(status, "%.300s: ", name)) : RSD_OK;
+}
+
+static rsd_status sync_file(struct output *output, uint32_t file)
+{
+    rsd_status status = store_sync(output->store, file);
+    return status ? store_fail_in(output->store, file, status) : RSD_OK;
 }
 
 /* ---- compressed items ---- */
@@ -71,7 +83,7 @@ static rsd_status put(struct output *output, uint32_t file, uint64_t at, const v
 static rsd_status append(void *context, const void *data, size_t n)
 {
     struct out_state *state = context;
-    TRY(put(state->output, state->file, state->cursor, data, n));
+    TRY(store_write(state->output->store, state->file, state->cursor, data, n));
     state->cursor += n;
     return RSD_OK;
 }
@@ -93,17 +105,29 @@ static rsd_status compress_item(struct output *output, struct extent *extent,
 
 /* ---- values ---- */
 
-static rsd_status copy_value(struct output *output, const struct extent *to,
-                             const struct extent *from)
+static rsd_status fail_in_value(const rsd_checkpoint *checkpoint, const struct stored_value *value,
+                                rsd_status status)
 {
+    return store_fail_in(checkpoint->store, value->extent.file,
+                         fail_in(status, "%.300s: ", value->name));
+}
+
+static rsd_status copy_value(struct output *output, const struct stored_value *to,
+                             const struct stored_value *from)
+{
+    const struct extent *source = &from->extent;
     char *block = mem_new(COPY_NBYTES, 1);
     rsd_status status = block ? RSD_OK : RSD_ENOMEM;
-    for (uint64_t at = 0; at < from->nbytes && !status; at += COPY_NBYTES) {
-        uint64_t left = from->nbytes - at;
+    for (uint64_t at = 0; at < source->nbytes && !status; at += COPY_NBYTES) {
+        uint64_t left = source->nbytes - at;
         size_t n = left < COPY_NBYTES ? (size_t)left : COPY_NBYTES;
-        status = file_read(&output->from->files, from->file, from->offset + at, block, n);
-        if (!status)
-            status = put(output, to->file, to->offset + at, block, n);
+        status = store_read(output->from->store, source->file, source->offset + at, block, n);
+        if (status)
+            status = fail_in_value(output->from, from, status);
+        else
+            status = fail_in_item(
+                output, to->extent.file, to->name,
+                store_write(output->store, to->extent.file, to->extent.offset + at, block, n));
     }
     mem_free(block);
     return status;
@@ -111,18 +135,25 @@ static rsd_status copy_value(struct output *output, const struct extent *to,
 
 static rsd_status write_value(struct output *output, size_t i)
 {
-    struct extent *extent = &output->manifest->catalog.values[i].extent;
+    struct stored_value *to = &output->manifest->catalog.values[i];
     const struct out_value *value = &output->manifest->values[i];
-    if (value->from && !output->manifest->compress)
-        return copy_value(output, extent, &value->from->extent);
-    if (!output->manifest->compress)
-        return put(output, extent->file, extent->offset, value->item.data, value->item.n);
-    if (!value->from)
-        return compress_item(output, extent, &value->item);
     struct bytes item = {0};
-    rsd_status status = value_read_item(output->from, value->from, &item);
-    if (!status)
-        status = compress_item(output, extent, &item);
+    rsd_status status = RSD_OK;
+    if (value->from && !output->manifest->compress)
+        return copy_value(output, to, value->from);
+    if (value->from) {
+        status = value_read_item(output->from, value->from, &item);
+        if (status)
+            status = fail_in_value(output->from, value->from, status);
+    }
+    const struct bytes *bytes = value->from ? &item : &value->item;
+    if (!status && output->manifest->compress)
+        status = fail_in_item(output, to->extent.file, to->name,
+                              compress_item(output, &to->extent, bytes));
+    else if (!status)
+        status = fail_in_item(
+            output, to->extent.file, to->name,
+            store_write(output->store, to->extent.file, to->extent.offset, bytes->data, bytes->n));
     bytes_drop(&item);
     return status;
 }
@@ -135,7 +166,9 @@ static rsd_status create(struct output *output, uint32_t file)
     uint64_t nbytes = manifest->compress ? 0 : manifest->files[file].nbytes;
     if (output->states[file].noted) /* it will have its full length long before it is complete */
         TRY(journal_redo(output->part, file));
-    TRY(file_create(&output->files, file, manifest->files[file].kept, nbytes));
+    rsd_status status = store_create(output->store, file, manifest->files[file].kept, nbytes);
+    if (status)
+        return store_fail_in(output->store, file, status);
     for (size_t i = 0; i < manifest->catalog.nvalues && manifest->files[file].nvalues; i++)
         if (manifest->catalog.values[i].extent.file == file)
             TRY(write_value(output, i));
@@ -158,17 +191,20 @@ static rsd_status ensure_created(struct output *output, uint32_t file)
 static rsd_status complete(struct output *output, uint32_t file)
 {
     struct out_file *about = &output->manifest->files[file];
+    rsd_status status = RSD_OK;
     if (about->header.n)
-        TRY(put(output, file, 0, about->header.data, about->header.n));
-    if (!output->unsynced)
-        TRY(file_sync(&output->files, file));
+        status = store_write(output->store, file, 0, about->header.data, about->header.n);
+    if (!status && !output->unsynced)
+        status = store_sync(output->store, file);
+    if (status)
+        return store_fail_in(output->store, file, status);
     pthread_mutex_lock(&output->lock);
     output->states[file].done = true;
     if (output->manifest->compress)
         about->nbytes = output->states[file].cursor;
     output->nbytes_written += about->nbytes - about->kept;
     output->nfiles_written++;
-    rsd_status status = output->journal ? journal_add(output->part, output, file) : RSD_OK;
+    status = output->journal ? journal_add(output->part, output, file) : RSD_OK;
     pthread_mutex_unlock(&output->lock);
     return status;
 }
@@ -180,7 +216,7 @@ rsd_status output_finish(struct output *output)
             TRY(ensure_created(output, file));
             TRY(complete(output, file));
         }
-    return output->unsynced ? RSD_OK : folder_sync(&output->files);
+    return output->unsynced ? RSD_OK : store_sync_names(output->store);
 }
 
 rsd_status output_make_files(struct output *output)
@@ -188,7 +224,7 @@ rsd_status output_make_files(struct output *output)
     for (uint32_t file = 0; file < output->manifest->nfiles; file++)
         if (output_wants(output, file))
             TRY(ensure_created(output, file));
-    return folder_sync(&output->files);
+    return store_sync_names(output->store);
 }
 
 /* What a process has written, it alone can bring to disk: on a file system of a network nobody else has
@@ -197,9 +233,9 @@ rsd_status output_flush(struct output *output)
 {
     for (uint32_t file = 0; file < output->manifest->nfiles && output->shared; file++)
         if (output->states[file].touched)
-            TRY(file_sync(&output->files, file));
+            TRY(sync_file(output, file));
     TRY(output_note(output));
-    return folder_sync(&output->files);
+    return store_sync_names(output->store);
 }
 
 /* ---- items ---- */
@@ -248,7 +284,7 @@ rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
     if (!status)
         status = zstd_writer_put(state->zstd, head.data, head.n);
     bytes_drop(&head);
-    return status;
+    return fail_in_item(output, extent->file, tensor->name, status);
 }
 
 static rsd_status end_plain(struct output *output, const struct extent *extent,
@@ -261,11 +297,11 @@ static rsd_status end_plain(struct output *output, const struct extent *extent,
     if (!status && head.n != item->head)
         status = fail(RSD_EINVAL, "%s: the head of an item changed its length", tensor->name);
     if (!status)
-        status = put(output, extent->file, extent->offset, head.data, head.n);
+        status = store_write(output->store, extent->file, extent->offset, head.data, head.n);
     bytes_drop(&head);
     if (!status)
-        status = put(output, extent->file, extent->offset + extent->nbytes - tail->n, tail->data,
-                     tail->n);
+        status = store_write(output->store, extent->file, extent->offset + extent->nbytes - tail->n,
+                             tail->data, tail->n);
     return status;
 }
 
@@ -295,7 +331,7 @@ static rsd_status end_item(struct output *output, const struct stored_tensor *te
         status = output->manifest->compress ? end_compressed(output, extent, &tail)
                                             : end_plain(output, extent, item, &tail, tensor, form);
     bytes_drop(&tail);
-    return status;
+    return fail_in_item(output, extent->file, tensor->name, status);
 }
 
 /* Takes over the list of what is complete. */
@@ -321,7 +357,7 @@ rsd_status output_note(struct output *output)
     for (size_t i = 0; i < n && !status; i++) {
         uint32_t file = catalog->extents[list[i]].file;
         if (!synced[file])
-            status = file_sync(&output->files, file);
+            status = sync_file(output, file);
         synced[file] = true;
     }
     if (!status && n > 0)
@@ -404,7 +440,7 @@ static rsd_status put_rows(struct output *output, const struct sink *sink, const
     }
     loops_finish(&loops, (size_t)element_nbytes);
     for (int32_t i = 0; i >= 0;) {
-        TRY(put(output, extent->file, to, block, loops.run));
+        TRY(store_write(output->store, extent->file, to, block, loops.run));
         block += loops.run; /* the block is packed: rows follow each other */
         for (i = loops.n - 1; i >= 0; i--) {
             to += (uint64_t)loops.dst_stride[i];
@@ -431,11 +467,15 @@ static rsd_status take_block(const struct sink *sink, struct scratch *scratch, c
     (void)scratch;
     if (manifest->format == RSD_FORMAT_DCP)
         note_bytes(item, at, block, nbytes, all);
+    rsd_status status;
     if (manifest->compress)
-        return zstd_writer_put(output->states[extent->file].zstd, block, nbytes);
-    if (item->at)
-        return put_rows(output, sink, lo, len, block);
-    return put(output, extent->file, extent->offset + item->head + at, block, nbytes);
+        status = zstd_writer_put(output->states[extent->file].zstd, block, nbytes);
+    else if (item->at)
+        status = put_rows(output, sink, lo, len, block);
+    else
+        status = store_write(output->store, extent->file, extent->offset + item->head + at, block,
+                             nbytes);
+    return fail_in_item(output, extent->file, sink->name, status);
 }
 
 void output_sink(struct output *output, size_t tensor_index, size_t box, struct sink *sink)
@@ -443,6 +483,7 @@ void output_sink(struct output *output, size_t tensor_index, size_t box, struct 
     const struct catalog *catalog = &output->manifest->catalog;
     const struct stored_tensor *tensor = &catalog->tensors[tensor_index];
     *sink = (struct sink){.kind = SINK_BLOCKS,
+                          .name = tensor->name,
                           .dtype = tensor->dtype,
                           .ndim = tensor->ndim,
                           .take = take_block,

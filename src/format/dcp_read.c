@@ -38,7 +38,7 @@ struct entry {
 
 struct loading {
     struct catalog *catalog;
-    struct files *files;
+    struct store *store;
     struct rank_part *parts;
     size_t nparts;
     uint64_t budget;           /* boxes that may still be made */
@@ -236,7 +236,7 @@ static rsd_status find_file(struct loading *l, struct slice path, uint32_t *file
 {
     size_t number;
     if (!string_map_find(&l->paths, path, &number)) {
-        TRY(files_add(l->files, path, file));
+        TRY(store_add_file(l->store, path, file));
         number = *file;
         TRY(string_map_add(&l->paths, path, number));
     }
@@ -465,17 +465,6 @@ static rsd_status add_paths(struct loading *l)
 
 /* ---- the whole ---- */
 
-struct stream {
-    struct files *files;
-    uint32_t file;
-};
-
-static rsd_status read_stream(void *context, uint64_t at, void *out, size_t n)
-{
-    struct stream *stream = context;
-    return file_read(stream->files, stream->file, at, out, n);
-}
-
 /* A pickle of something else. What it would have made is named, and was not made. */
 static rsd_status no_metadata(const struct pickle_tree *tree, pickle_node root)
 {
@@ -493,13 +482,14 @@ static rsd_status no_metadata(const struct pickle_tree *tree, pickle_node root)
 
 static rsd_status load_part(struct loading *l, struct slice name, struct rank_part *part)
 {
-    struct stream stream = {.files = l->files};
+    struct store_range range = {.store = l->store};
     uint64_t nbytes, used;
     pickle_node root;
-    TRY(files_add(l->files, name, &stream.file));
-    part->file = stream.file;
-    TRY(file_nbytes(l->files, stream.file, &nbytes));
-    rsd_status status = pickle_read(read_stream, &stream, nbytes, &part->tree, &root, &used);
+    TRY(store_add_file(l->store, name, &range.file));
+    part->file = range.file;
+    rsd_status status = store_stat(l->store, range.file, &nbytes, NULL);
+    if (!status)
+        status = pickle_read(store_range_read, &range, nbytes, &part->tree, &root, &used);
     if (!status) {
         l->nparts++;
         l->budget += nbytes;
@@ -511,14 +501,12 @@ static rsd_status load_part(struct loading *l, struct slice name, struct rank_pa
         if (pickle_kind(&part->tree, part->tensors) != NODE_DICT)
             status = no_metadata(&part->tree, root);
     }
-    return status == RSD_EFORMAT || status == RSD_EUNSUPPORTED
-               ? file_error(l->files, stream.file, status)
-               : status;
+    return status ? store_fail_in(l->store, range.file, status) : RSD_OK;
 }
 
 rsd_status dcp_read(rsd_checkpoint *checkpoint, const struct slice *metadata, size_t n)
 {
-    struct loading l = {.catalog = &checkpoint->catalog, .files = &checkpoint->files};
+    struct loading l = {.catalog = &checkpoint->catalog, .store = checkpoint->store};
     l.parts = mem_new(n, sizeof *l.parts);
     rsd_status status = l.parts ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < n && !status; i++)
@@ -532,8 +520,8 @@ rsd_status dcp_read(rsd_checkpoint *checkpoint, const struct slice *metadata, si
         status = add_storages(&l);
     if (!status)
         status = add_paths(&l);
-    if (status && parsed && status != RSD_ENOMEM)
-        status = file_error(&checkpoint->files, 0, status);
+    if (status && parsed)
+        status = store_fail_in(checkpoint->store, l.parts[0].file, status);
     for (size_t i = 0; i < l.nparts; i++)
         pickle_tree_drop(&l.parts[i].tree);
     mem_free(l.parts);

@@ -185,12 +185,12 @@ static rsd_status put_planner_data(struct pickler *p, const struct catalog *cata
     return RSD_OK;
 }
 
-static void put_info(struct pickler *p, const struct extent *extent, const struct files *files)
+static void put_info(struct pickler *p, const struct extent *extent, const struct name_list *files)
 {
     put_class(p, INFO_CLASS, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
     pickle_write_op(p->out, ")\x81}(");
     put_key(p, KEY_PATH, "relative_path");
-    put_text(p, &p->file_names[extent->file], files->list[extent->file].name);
+    put_text(p, &p->file_names[extent->file], files->list[extent->file].bytes);
     put_key(p, KEY_OFFSET, "offset");
     pickle_write_int(p->out, (int64_t)extent->offset);
     put_key(p, KEY_LENGTH, "length");
@@ -221,7 +221,8 @@ static void put_index(struct pickler *p, uint32_t *name_entry, const char *name,
         pickle_write_op(p->out, "N");
 }
 
-static void put_storage(struct pickler *p, const struct catalog *catalog, const struct files *files)
+static void put_storage(struct pickler *p, const struct catalog *catalog,
+                        const struct name_list *files)
 {
     pickle_write_text(p->out, (struct slice){"storage_data", 12});
     pickle_write_op(p->out, "}(");
@@ -244,7 +245,7 @@ static void put_storage(struct pickler *p, const struct catalog *catalog, const 
 }
 
 static rsd_status put_metadata(struct pickler *p, const struct catalog *catalog,
-                               const struct files *files)
+                               const struct name_list *files)
 {
     pickle_write_op(p->out, "\x80\x02");
     put_class(p, METADATA_CLASS, METADATA_MODULE, "Metadata");
@@ -256,7 +257,8 @@ static rsd_status put_metadata(struct pickler *p, const struct catalog *catalog,
     return p->out->failed ? fail(RSD_ENOMEM, "no memory for the metadata") : RSD_OK;
 }
 
-rsd_status dcp_metadata(const struct catalog *catalog, const struct files *files, struct bytes *out)
+rsd_status dcp_metadata(const struct catalog *catalog, const struct name_list *files,
+                        struct bytes *out)
 {
     struct pickler p = {.out = out};
     for (size_t i = 0; i < catalog->ntensors; i++)

@@ -146,17 +146,9 @@ static inline int64_t tensor_nbytes(const struct catalog *catalog,
 /* In a folder that is being written; nothing there is a checkpoint yet. */
 #define JOURNAL_NAME "reshard-journal"
 
-/* Names that are owned. Starts as {0}. */
-struct name_list {
-    struct slice *list;
-    size_t n, capacity;
-};
-rsd_status name_list_add(struct name_list *names, struct slice name);
-void name_list_drop(struct name_list *names);
-
 struct rsd_checkpoint {
     rsd_format format;
-    struct files files;
+    struct store *store;
     struct catalog catalog;
 };
 
@@ -193,17 +185,17 @@ rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *name
 rsd_status torch_save_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n);
 
 /* The files that an index.json names. */
-rsd_status index_read_files(struct files *files, uint32_t index, struct name_list *out);
+rsd_status index_read_files(struct store *store, uint32_t index, struct name_list *out);
 
 /* A tensor of a blob that begins at a byte of a file: what it is, and where its bytes are. */
-rsd_status safetensors_find_tensor(struct files *files, uint32_t file, uint64_t at,
+rsd_status safetensors_find_tensor(struct store *store, uint32_t file, uint64_t at,
                                    const char *name, rsd_dtype *dtype, int32_t *ndim,
                                    int64_t *shape, uint64_t *begin);
 
 /* ---- saved.c: the tensor in an item of torch.save ---- */
 
 /* In an archive on disk; data is its place in the file. */
-rsd_status torch_item_locate(struct files *files, const struct extent *extent,
+rsd_status torch_item_locate(struct store *store, const struct extent *extent,
                              struct stored_view *out);
 
 /* In a stream, which is left just before the tensor's bytes, but for those in *rest (to be freed). */

@@ -10,13 +10,7 @@
  */
 #include "format.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 const char *rsd_format_name(rsd_format format)
 {
@@ -29,27 +23,6 @@ const char *rsd_format_name(rsd_format format)
         return "torch.save";
     }
     return NULL;
-}
-
-/* ---- lists of names ---- */
-
-rsd_status name_list_add(struct name_list *names, struct slice name)
-{
-    TRY(GROW(names->list, names->capacity, names->n + 1));
-    char *copy = mem_new(name.nbytes + 1, 1);
-    if (!copy)
-        return RSD_ENOMEM;
-    memcpy(copy, name.bytes, name.nbytes);
-    names->list[names->n++] = (struct slice){copy, name.nbytes};
-    return RSD_OK;
-}
-
-void name_list_drop(struct name_list *names)
-{
-    for (size_t i = 0; i < names->n; i++)
-        mem_free(without_const(names->list[i].bytes));
-    mem_free(names->list);
-    *names = (struct name_list){0};
 }
 
 /* ---- what is in a folder ---- */
@@ -93,37 +66,25 @@ static enum sign sign_of(const char *name)
     return NSIGNS;
 }
 
-/* Numbers in names count as numbers, so that __10 comes after __9. */
-static int by_name(const void *a, const void *b)
+/* Sorts out what a directory has; *folders, unless NULL, gets the directories in it. */
+static rsd_status list_signs(struct store *store, const char *directory,
+                             struct name_list signs[NSIGNS], struct name_list *folders)
 {
-    return strverscmp(((const struct slice *)a)->bytes, ((const struct slice *)b)->bytes);
-}
-
-static rsd_status list_folder(int fd, struct name_list signs[NSIGNS], struct name_list *folders)
-{
-    int copy = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *folder = copy < 0 ? NULL : fdopendir(copy);
-    if (!folder) {
-        int error = errno;
-        if (copy >= 0)
-            close(copy);
-        return fail(RSD_EIO, "%s", strerror(error));
-    }
-    rsd_status status = RSD_OK;
-    for (struct dirent *entry; !status && (entry = readdir(folder));) {
-        struct slice name = {entry->d_name, strlen(entry->d_name)};
-        enum sign sign = sign_of(entry->d_name);
-        if (strcmp(entry->d_name, JOURNAL_NAME) == 0)
+    struct store_listing listing;
+    rsd_status status = store_list(store, directory, &listing);
+    for (size_t i = 0; i < listing.n && !status; i++) {
+        const struct store_entry *entry = &listing.entries[i];
+        const char *slash = strrchr(entry->name, '/'), *base = slash ? slash + 1 : entry->name;
+        struct slice name = {entry->name, strlen(entry->name)};
+        enum sign sign = sign_of(base);
+        if (strcmp(base, JOURNAL_NAME) == 0)
             status = fail(RSD_EFORMAT, "an output that is not finished: its run can be resumed");
         else if (sign != NSIGNS)
             status = name_list_add(&signs[sign], name);
-        else if (folders && entry->d_name[0] != '.')
+        else if (folders && entry->directory && base[0] != '.')
             status = name_list_add(folders, name);
     }
-    closedir(folder);
-    for (int sign = 0; sign < NSIGNS; sign++)
-        if (signs[sign].n > 1)
-            qsort(signs[sign].list, signs[sign].n, sizeof *signs[sign].list, by_name);
+    store_listing_drop(&listing);
     return status;
 }
 
@@ -152,11 +113,11 @@ static rsd_status open_names(rsd_checkpoint *checkpoint, enum sign sign,
     if (sign == SAFE_INDEX || sign == TORCH_INDEX) {
         uint32_t index;
         if (names->n > 1)
-            return fail(RSD_EFORMAT, "%s: there are %zu indices", checkpoint->files.folder,
+            return fail(RSD_EFORMAT, "%s: there are %zu indices", checkpoint->store->path,
                         names->n);
-        status = files_add(&checkpoint->files, names->list[0], &index);
+        status = store_add_file(checkpoint->store, names->list[0], &index);
         if (!status)
-            status = index_read_files(&checkpoint->files, index, &listed);
+            status = index_read_files(checkpoint->store, index, &listed);
         names = &listed;
     }
     checkpoint->format = format_of[sign];
@@ -173,16 +134,12 @@ static rsd_status open_names(rsd_checkpoint *checkpoint, enum sign sign,
 /* Says which folder below this one is a checkpoint, if one is. */
 static rsd_status nothing_here(const rsd_checkpoint *checkpoint, const struct name_list *folders)
 {
-    const char *path = checkpoint->files.folder;
+    const char *path = checkpoint->store->path;
     for (size_t i = 0; i < folders->n; i++) {
         struct name_list signs[NSIGNS] = {{0}};
-        int fd = openat(checkpoint->files.folder_fd, folders->list[i].bytes,
-                        O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (fd < 0)
-            continue;
-        bool found = list_folder(fd, signs, NULL) == RSD_OK && best_sign(signs, 0) != NSIGNS;
+        bool found = !list_signs(checkpoint->store, folders->list[i].bytes, signs, NULL) &&
+                     best_sign(signs, 0) != NSIGNS;
         drop_signs(signs);
-        close(fd);
         if (found)
             return fail(RSD_EFORMAT, "%s: no checkpoint, but there is one in %s/%s", path, path,
                         folders->list[i].bytes);
@@ -197,9 +154,9 @@ static rsd_status open_metadata(rsd_checkpoint *checkpoint, const char *name)
 {
     struct slice one = {name, strlen(name)};
     struct name_list names = {.list = &one, .n = 1};
-    rsd_status status = check_name(one);
+    rsd_status status = store_check_name(one);
     if (status)
-        return fail(RSD_EINVAL, "%s is no name of a file in %s", name, checkpoint->files.folder);
+        return fail(RSD_EINVAL, "%s is no name of a file in %s", name, checkpoint->store->path);
     return open_names(checkpoint, METADATA, &names);
 }
 
@@ -207,10 +164,9 @@ static rsd_status open_folder(rsd_checkpoint *checkpoint, const char *path,
                               const rsd_open_options *options)
 {
     struct name_list signs[NSIGNS] = {{0}}, folders = {0};
-    TRY(files_open(&checkpoint->files, path));
     if (options->metadata)
         return open_metadata(checkpoint, options->metadata);
-    rsd_status status = list_folder(checkpoint->files.folder_fd, signs, &folders);
+    rsd_status status = list_signs(checkpoint->store, "", signs, &folders);
     if (status)
         status = fail_in(status, "%s: ", path);
     enum sign sign = best_sign(signs, options->format);
@@ -227,21 +183,6 @@ static rsd_status open_folder(rsd_checkpoint *checkpoint, const char *path,
     return status;
 }
 
-/* Splits a path at its last slash. The folder of a plain name is "". */
-static rsd_status split_path(const char *path, char **folder, const char **name)
-{
-    const char *slash = strrchr(path, '/');
-    size_t n = slash ? (size_t)(slash - path) + 1 : 0;
-    *name = path + n;
-    *folder = mem_new(n + 1, 1);
-    if (!*folder)
-        return RSD_ENOMEM;
-    memcpy(*folder, path, n);
-    if (n > 1)
-        (*folder)[n - 1] = '\0';
-    return RSD_OK;
-}
-
 static enum sign sign_of_file(const char *name, const unsigned char start[9], size_t n)
 {
     enum sign sign = sign_of(name);
@@ -255,25 +196,36 @@ static enum sign sign_of_file(const char *name, const unsigned char start[9], si
     return n == 9 && start[8] == '{' ? SAFE_FILE : sign;
 }
 
-static rsd_status open_file(rsd_checkpoint *checkpoint, const char *path, rsd_format wanted)
+/* The file's number is not kept: each format adds the files that it needs. */
+static rsd_status read_start(const char *path, unsigned char start[9], size_t *n)
 {
-    char *folder;
+    struct store *store;
     const char *name;
+    uint32_t file;
+    uint64_t nbytes = 0;
+    TRY(store_open(path, &store, &name));
+    rsd_status status = store_add_file(store, (struct slice){name, strlen(name)}, &file);
+    if (!status) {
+        status = store_stat(store, file, &nbytes, NULL);
+        *n = nbytes < 9 ? (size_t)nbytes : 9;
+        if (!status)
+            status = store_read(store, file, 0, start, *n);
+        if (status)
+            store_fail_in(store, file, status);
+    }
+    store_close(store);
+    return status;
+}
+
+static rsd_status open_file(rsd_checkpoint *checkpoint, const char *path, const char *name,
+                            rsd_format wanted)
+{
     unsigned char start[9];
-    TRY(split_path(path, &folder, &name));
-    rsd_status status = files_open(&checkpoint->files, folder);
-    mem_free(folder);
-    TRY(status);
+    size_t n;
     struct slice one = {name, strlen(name)};
     struct name_list names = {.list = &one, .n = 1};
-    int fd = openat(checkpoint->files.folder_fd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    ssize_t n = fd < 0 ? -1 : pread(fd, start, sizeof start, 0);
-    if (n < 0)
-        status = fail(RSD_EIO, "%s: %s", path, strerror(errno));
-    if (fd >= 0)
-        close(fd);
-    TRY(status);
-    enum sign sign = sign_of_file(name, start, (size_t)n);
+    TRY(read_start(path, start, &n));
+    enum sign sign = sign_of_file(name, start, n);
     if (sign != NSIGNS && wanted && format_of[sign] != wanted)
         return fail(RSD_EFORMAT, "%s: %s, not %s", path, rsd_format_name(format_of[sign]),
                     rsd_format_name(wanted) ? rsd_format_name(wanted) : "a format that is known");
@@ -287,15 +239,15 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
                                rsd_checkpoint **out)
 {
     rsd_open_options options;
-    struct stat found;
+    const char *file;
     TRY(options_copy("rsd_open_options", given, &options, sizeof options));
-    if (stat(path, &found) != 0)
-        return fail(errno == ENOENT ? RSD_ENOENT : RSD_EIO, "%s: %s", path, strerror(errno));
     rsd_checkpoint *checkpoint = mem_new(1, sizeof *checkpoint);
     if (!checkpoint)
         return RSD_ENOMEM;
-    rsd_status status = S_ISDIR(found.st_mode) ? open_folder(checkpoint, path, &options)
-                                               : open_file(checkpoint, path, options.format);
+    rsd_status status = store_open(path, &checkpoint->store, &file);
+    if (!status)
+        status = file ? open_file(checkpoint, path, file, options.format)
+                      : open_folder(checkpoint, path, &options);
     if (!status) {
         status = catalog_finish(&checkpoint->catalog);
         if (status == RSD_EFORMAT)
@@ -312,7 +264,7 @@ void rsd_checkpoint_close(rsd_checkpoint *checkpoint)
 {
     if (!checkpoint)
         return;
-    files_close(&checkpoint->files);
+    store_close(checkpoint->store);
     catalog_drop(&checkpoint->catalog);
     mem_free(checkpoint);
 }
@@ -377,13 +329,13 @@ rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index
 
 int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint)
 {
-    return (int64_t)checkpoint->files.n;
+    return (int64_t)checkpoint->store->names.n;
 }
 
 const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index)
 {
-    bool there = index >= 0 && (uint64_t)index < checkpoint->files.n;
-    return there ? checkpoint->files.list[index].name : NULL;
+    bool there = index >= 0 && (uint64_t)index < checkpoint->store->names.n;
+    return there ? checkpoint->store->names.list[index].bytes : NULL;
 }
 
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t index, int64_t box,
@@ -439,7 +391,8 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
     }
     rsd_status status = value_read_json(checkpoint, value, json);
     if (status)
-        status = file_error_about(&checkpoint->files, value->extent.file, value->name, status);
+        status = store_fail_in(checkpoint->store, value->extent.file,
+                               fail_in(status, "%.300s: ", value->name));
     return status;
 }
 
@@ -455,7 +408,8 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
         rsd_status status = value_read_item(checkpoint, value, &bytes);
         if (status) {
             bytes_drop(&bytes);
-            return file_error_about(&checkpoint->files, value->extent.file, value->name, status);
+            return store_fail_in(checkpoint->store, value->extent.file,
+                                 fail_in(status, "%.300s: ", value->name));
         }
     }
     *item = bytes.data;

@@ -19,7 +19,7 @@ static rsd_status take_weight_map(struct json *j, struct string_map *seen, struc
         if (!more)
             return RSD_OK;
         TRY(json_string(j, &file));
-        rsd_status status = check_name(file);
+        rsd_status status = store_check_name(file);
         if (status)
             return fail_in(status, "byte %zu: ", j->at);
         if (string_map_find(seen, file, &number))
@@ -29,7 +29,7 @@ static rsd_status take_weight_map(struct json *j, struct string_map *seen, struc
     }
 }
 
-rsd_status index_read_files(struct files *files, uint32_t index, struct name_list *out)
+rsd_status index_read_files(struct store *store, uint32_t index, struct name_list *out)
 {
     char *text;
     size_t n;
@@ -37,9 +37,11 @@ rsd_status index_read_files(struct files *files, uint32_t index, struct name_lis
     struct slice key;
     bool more, mapped = false;
     struct string_map seen = {0};
-    TRY(file_load(files, index, MOST_INDEX, &text, &n));
+    rsd_status status = store_load(store, index, MOST_INDEX, &text, &n);
+    if (status)
+        return store_fail_in(store, index, status);
     json_start(&j, text, n);
-    rsd_status status = json_enter(&j, '{');
+    status = json_enter(&j, '{');
     while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
         bool map = slice_is(key, "weight_map");
         status = map ? take_weight_map(&j, &seen, out) : json_skip(&j);
@@ -52,5 +54,5 @@ rsd_status index_read_files(struct files *files, uint32_t index, struct name_lis
     json_drop(&j);
     mem_free(text);
     string_map_drop(&seen);
-    return status == RSD_EFORMAT ? file_error(files, index, status) : status;
+    return status ? store_fail_in(store, index, status) : RSD_OK;
 }

@@ -33,7 +33,7 @@ struct found {
 
 struct gathering {
     struct catalog *catalog;
-    struct files *files;
+    struct store *store;
     struct string_map names;
     struct found *list;
     size_t *places; /* in the list, by ordinal: of the last file that has it */
@@ -356,14 +356,14 @@ static rsd_status take_header(struct gathering *g, struct json *j, uint32_t file
 }
 
 /* The header of a file, or of a blob that begins at `at` and may be followed by something else. */
-static rsd_status load_header(struct files *files, uint32_t file, uint64_t at, uint64_t nbytes,
+static rsd_status load_header(struct store *store, uint32_t file, uint64_t at, uint64_t nbytes,
                               char **text, size_t *n)
 {
     unsigned char length[8];
     uint64_t header = 0;
     if (nbytes < sizeof length)
         return fail(RSD_EFORMAT, "too short for a safetensors file");
-    TRY(file_read(files, file, at, length, sizeof length));
+    TRY(store_read(store, file, at, length, sizeof length));
     for (int i = 7; i >= 0; i--)
         header = header << 8 | length[i];
     if (header > MOST_HEADER)
@@ -376,7 +376,7 @@ static rsd_status load_header(struct files *files, uint32_t file, uint64_t at, u
     if (!*text)
         return RSD_ENOMEM;
     *n = (size_t)header;
-    return file_read(files, file, at + sizeof length, *text, (size_t)header);
+    return store_read(store, file, at + sizeof length, *text, (size_t)header);
 }
 
 /* Finds the tensors of a header of *n bytes. */
@@ -385,7 +385,7 @@ static rsd_status read_header(struct gathering *g, uint32_t file, uint64_t at, u
 {
     char *text = NULL;
     struct json j;
-    rsd_status status = load_header(g->files, file, at, nbytes, &text, n);
+    rsd_status status = load_header(g->store, file, at, nbytes, &text, n);
     if (!status) {
         json_start(&j, text, *n);
         status = take_header(g, &j, file, metadata);
@@ -403,9 +403,10 @@ static rsd_status add_file(struct gathering *g, struct slice name)
     uint64_t nbytes;
     size_t n = 0, first = g->n;
     struct header_metadata metadata = {0};
-    TRY(files_add(g->files, name, &file));
-    TRY(file_nbytes(g->files, file, &nbytes));
-    rsd_status status = read_header(g, file, 0, nbytes, &n, &metadata);
+    TRY(store_add_file(g->store, name, &file));
+    rsd_status status = store_stat(g->store, file, &nbytes, NULL);
+    if (!status)
+        status = read_header(g, file, 0, nbytes, &n, &metadata);
     if (!status)
         status = check_cover(g, first, nbytes - 8 - n);
     for (size_t i = first; i < g->n && !status; i++) {
@@ -418,9 +419,7 @@ static rsd_status add_file(struct gathering *g, struct slice name)
     else if (!status && metadata.sharding.data)
         status = take_sharding(g, first, &metadata.sharding, false);
     metadata_drop(&metadata);
-    return status == RSD_EFORMAT || status == RSD_EUNSUPPORTED || status == RSD_ELIMIT
-               ? file_error(g->files, file, status)
-               : status;
+    return status ? store_fail_in(g->store, file, status) : RSD_OK;
 }
 
 /* ---- all files ---- */
@@ -536,8 +535,8 @@ static rsd_status add_tensors(struct gathering *g)
             continue;
         rsd_status status = add_shards(g, shards, n);
         if (status)
-            return file_error(g->files, shards[n - 1].file,
-                              fail_in(status, "%.300s: ", shards[0].name));
+            return store_fail_in(g->store, shards[n - 1].file,
+                                 fail_in(status, "%.300s: ", shards[0].name));
     }
     return RSD_OK;
 }
@@ -552,7 +551,7 @@ static void gathering_drop(struct gathering *g)
 
 rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n)
 {
-    struct gathering g = {.catalog = &checkpoint->catalog, .files = &checkpoint->files};
+    struct gathering g = {.catalog = &checkpoint->catalog, .store = checkpoint->store};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < n && !status; i++)
         status = add_file(&g, names[i]);
@@ -564,17 +563,17 @@ rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *name
 
 /* ---- blobs in other files ---- */
 
-rsd_status safetensors_find_tensor(struct files *files, uint32_t file, uint64_t at,
+rsd_status safetensors_find_tensor(struct store *store, uint32_t file, uint64_t at,
                                    const char *name, rsd_dtype *dtype, int32_t *ndim,
                                    int64_t *shape, uint64_t *begin)
 {
     uint64_t nbytes, data = at + sizeof data;
     size_t n = 0;
     struct catalog catalog = {0};
-    struct gathering g = {.catalog = &catalog, .files = files};
+    struct gathering g = {.catalog = &catalog, .store = store};
     struct header_metadata metadata = {0};
-    TRY(file_check(files, file, at, sizeof data));
-    TRY(file_nbytes(files, file, &nbytes));
+    TRY(store_check_range(store, file, at, sizeof data));
+    TRY(store_stat(store, file, &nbytes, NULL));
     rsd_status status = read_header(&g, file, at, nbytes - at, &n, &metadata);
     if (status == RSD_EFORMAT)
         status = fail_in(status, "a blob at byte %llu, ", (unsigned long long)at);
@@ -586,7 +585,7 @@ rsd_status safetensors_find_tensor(struct files *files, uint32_t file, uint64_t 
     if (!status)
         status = check_nbytes(found);
     if (!status)
-        status = file_check(files, file, data + n + found->begin, found->end - found->begin);
+        status = store_check_range(store, file, data + n + found->begin, found->end - found->begin);
     if (!status) {
         *dtype = found->dtype;
         *ndim = found->ndim;

@@ -16,7 +16,7 @@ enum { WINDOW = 4096, MOST_START = 1 << 16, HEADER = 30 };
 
 /* The start and the end of an item, which is where everything but the tensor is. */
 struct item {
-    struct files *files;
+    struct store *store;
     uint32_t file;
     uint64_t offset, nbytes;
     uint64_t tail; /* where the window at the end begins */
@@ -35,19 +35,19 @@ static rsd_status item_read(void *context, uint64_t at, void *out, size_t n)
     else if (at >= item->tail)
         memcpy(out, item->tail_bytes + (at - item->tail), n);
     else
-        return file_read(item->files, item->file, item->offset + at, out, n);
+        return store_read(item->store, item->file, item->offset + at, out, n);
     return RSD_OK;
 }
 
 static rsd_status load_windows(struct item *item)
 {
     item->nhead = item->nbytes < WINDOW ? (size_t)item->nbytes : WINDOW;
-    TRY(file_read(item->files, item->file, item->offset, item->head_bytes, item->nhead));
+    TRY(store_read(item->store, item->file, item->offset, item->head_bytes, item->nhead));
     item->ntail =
         item->nbytes - item->nhead < WINDOW ? (size_t)(item->nbytes - item->nhead) : WINDOW;
     item->tail = item->nbytes - item->ntail;
-    return file_read(item->files, item->file, item->offset + item->tail, item->tail_bytes,
-                     item->ntail);
+    return store_read(item->store, item->file, item->offset + item->tail, item->tail_bytes,
+                      item->ntail);
 }
 
 static rsd_status load_pickle(struct zip *zip, struct pickle_tree *tree, pickle_node *root)
@@ -103,7 +103,7 @@ static rsd_status find_tensor(struct zip *zip, struct stored_view *out)
     return torch_view_check(&out->view, record->nbytes);
 }
 
-rsd_status torch_item_locate(struct files *files, const struct extent *extent,
+rsd_status torch_item_locate(struct store *store, const struct extent *extent,
                              struct stored_view *out)
 {
     struct item *item = mem_new(1, sizeof *item);
@@ -111,7 +111,7 @@ rsd_status torch_item_locate(struct files *files, const struct extent *extent,
     if (!item)
         return RSD_ENOMEM;
     *item = (struct item){
-        .files = files, .file = extent->file, .offset = extent->offset, .nbytes = extent->nbytes};
+        .store = store, .file = extent->file, .offset = extent->offset, .nbytes = extent->nbytes};
     *out = (struct stored_view){0};
     rsd_status status = load_windows(item);
     if (!status && !(status = zip_open(&zip, item_read, item, item->nbytes))) {

@@ -50,7 +50,7 @@ struct loading {
 static rsd_status read_file(void *context, uint64_t at, void *out, size_t n)
 {
     struct loading *l = context;
-    return file_read(&l->checkpoint->files, l->file, l->base + at, out, n);
+    return store_read(l->checkpoint->store, l->file, l->base + at, out, n);
 }
 
 static void set_limits(struct loading *l, uint64_t pickle_nbytes)
@@ -282,7 +282,7 @@ static rsd_status check_byteorder(struct loading *l)
     if (!record)
         return RSD_OK;
     size_t n = record->nbytes < sizeof text - 1 ? (size_t)record->nbytes : sizeof text - 1;
-    TRY(file_read(&l->checkpoint->files, l->file, record->data, text, n));
+    TRY(store_read(l->checkpoint->store, l->file, record->data, text, n));
     l->big_endian = strcmp(text, "big") == 0;
     if (!l->big_endian && strcmp(text, "little") != 0)
         return fail(RSD_EFORMAT, "record byteorder says '%s'", text);
@@ -362,7 +362,7 @@ static rsd_status place_storages(struct loading *l, const struct pickle_tree *li
         unsigned char raw[8];
         uint64_t count = 0, length;
         const char *kept;
-        TRY(file_read(&l->checkpoint->files, l->file, at, raw, sizeof raw));
+        TRY(store_read(l->checkpoint->store, l->file, at, raw, sizeof raw));
         for (int i = 7; i >= 0; i--)
             count = count << 8 | raw[i];
         /* A storage that no tensor uses has a size that cannot be known, and nothing after it a place. */
@@ -412,21 +412,20 @@ static rsd_status add_file(rsd_checkpoint *checkpoint, struct slice name)
     unsigned char start[2] = {0};
     uint64_t nbytes;
     pickle_node root = PICKLE_ABSENT;
-    TRY(files_add(&checkpoint->files, name, &l.file));
-    TRY(file_nbytes(&checkpoint->files, l.file, &nbytes));
-    if (nbytes >= sizeof start)
-        TRY(file_read(&checkpoint->files, l.file, 0, start, sizeof start));
-    rsd_status status =
-        start[0] == 0x80 ? load_pickles(&l, nbytes, &root) : load_archive(&l, nbytes, &root);
+    TRY(store_add_file(checkpoint->store, name, &l.file));
+    rsd_status status = store_stat(checkpoint->store, l.file, &nbytes, NULL);
+    if (!status && nbytes >= sizeof start)
+        status = store_read(checkpoint->store, l.file, 0, start, sizeof start);
+    if (!status)
+        status =
+            start[0] == 0x80 ? load_pickles(&l, nbytes, &root) : load_archive(&l, nbytes, &root);
     if (!status)
         status = visit(&l, root, 0, 0);
     pickle_tree_drop(&l.tree);
     zip_close(&l.zip);
     string_map_drop(&l.keys);
     mem_free(l.storages);
-    if (status == RSD_EFORMAT || status == RSD_EUNSUPPORTED || status == RSD_ELIMIT)
-        return file_error(&checkpoint->files, l.file, status);
-    return status;
+    return status ? store_fail_in(checkpoint->store, l.file, status) : RSD_OK;
 }
 
 rsd_status torch_save_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n)

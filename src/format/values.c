@@ -34,11 +34,11 @@ rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value
 {
     const struct extent *extent = &value->extent;
     TRY(catalog_check_transforms(&checkpoint->catalog, extent));
-    TRY(file_check(&checkpoint->files, extent->file, extent->offset, extent->nbytes));
+    TRY(store_check_range(checkpoint->store, extent->file, extent->offset, extent->nbytes));
     if (extent->nzstd) {
-        struct file_range range = {&checkpoint->files, extent->file, extent->offset};
+        struct store_range range = {checkpoint->store, extent->file, extent->offset};
         struct zstd_reader *zstd;
-        TRY(zstd_reader_open(file_range_read, &range, extent->nbytes, extent->nzstd, &zstd));
+        TRY(zstd_reader_open(store_range_read, &range, extent->nbytes, extent->nzstd, &zstd));
         rsd_status status = decompress_value(zstd, extent->nbytes, out);
         zstd_reader_close(zstd);
         return status;
@@ -47,7 +47,7 @@ rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value
         return too_long(extent->nbytes, MOST_NBYTES);
     TRY(GROW(out->data, out->capacity, (size_t)extent->nbytes + 1));
     out->n = (size_t)extent->nbytes;
-    return file_read(&checkpoint->files, extent->file, extent->offset, out->data, out->n);
+    return store_read(checkpoint->store, extent->file, extent->offset, out->data, out->n);
 }
 
 /* ---- looking into one ---- */

@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define COMPLETE_NAME "reshard-complete"
@@ -295,23 +296,28 @@ void part_remove(struct part *part)
 
 rsd_status part_write(const struct part *part, const char *name, const void *data, size_t n)
 {
-    struct files files;
+    struct store *store;
     char temporary[256];
-    uint32_t index;
+    const char *ignored;
+    uint32_t file = 0;
     snprintf(temporary, sizeof temporary, "%s.tmp", name);
-    TRY(files_open(&files, part->folder));
-    rsd_status status = files_add(&files, (struct slice){temporary, strlen(temporary)}, &index);
+    TRY(store_open(part->folder, &store, &ignored));
+    store->writable = true;
+    rsd_status status = store_add_file(store, (struct slice){temporary, strlen(temporary)}, &file);
+    if (!status) {
+        status = store_create(store, file, 0, 0);
+        if (!status)
+            status = store_write(store, file, 0, data, n);
+        if (!status)
+            status = store_sync(store, file);
+        if (!status)
+            status = store_rename(store, temporary, name);
+        if (status)
+            store_fail_in(store, file, status);
+    }
     if (!status)
-        status = file_create(&files, index, 0, 0);
-    if (!status)
-        status = file_write(&files, index, 0, data, n);
-    if (!status)
-        status = file_sync(&files, index);
-    if (!status && renameat(files.folder_fd, temporary, files.folder_fd, name) != 0)
-        status = failed(name);
-    if (!status)
-        status = folder_sync(&files);
-    files_close(&files);
+        status = store_sync_names(store);
+    store_close(store);
     return status;
 }
 
@@ -332,9 +338,9 @@ static bool belongs(const struct retiring *retiring, const char *name)
 {
     if (is_data_file(name) || strcmp(name, COMPLETE_NAME) == 0)
         return true; /* also those of ranks that had nothing to write */
-    const struct files *files = &retiring->old->files;
+    const struct name_list *files = &retiring->old->store->names;
     for (size_t i = 0; i < files->n; i++)
-        if (strcmp(files->list[i].name, name) == 0)
+        if (strcmp(files->list[i].bytes, name) == 0)
             return true;
     return false;
 }

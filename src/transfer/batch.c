@@ -112,8 +112,8 @@ static rsd_status check_sources(struct transfer *transfer, struct io_stats *stat
             continue;
         rsd_status status = source_check(source, stats);
         if (status)
-            return file_error(source->files, source->extent.file,
-                              fail_in(status, "%s: ", transfer->name));
+            return store_fail_in(source->store, source->extent.file,
+                                 fail_in(status, "%.300s: ", transfer->name));
     }
     return RSD_OK;
 }
@@ -244,7 +244,7 @@ static void work_lane(struct state *s, struct lane_state *lane, struct scratch *
             rsd_status status =
                 skip ? RSD_OK : transfer_run_tile(&running->transfer, i, scratch, stats);
             if (status)
-                job_failed(s, running, fail_in(status, "%s: ", running->transfer.name));
+                job_failed(s, running, status);
             atomic_fetch_add(&s->nbytes_done, tile_share(&running->transfer, i));
             tell_progress(s);
         }

@@ -64,9 +64,9 @@ static rsd_status find_in_file(struct source *source, const char *name, rsd_dtyp
     struct stored_view stored;
     unsigned char start[9]; /* of a blob: the length of its header, and the header's first brace */
     const struct extent *extent = &source->extent;
-    TRY(file_read(source->files, extent->file, extent->offset, start, sizeof start));
+    TRY(store_read(source->store, extent->file, extent->offset, start, sizeof start));
     if (memcmp(start, "PK\3\4", 4) == 0) {
-        TRY(torch_item_locate(source->files, extent, &stored));
+        TRY(torch_item_locate(source->store, extent, &stored));
         TRY(check_stored(source, dtype, &stored.view));
         use_view(source, &stored);
         return RSD_OK;
@@ -76,7 +76,7 @@ static rsd_status find_in_file(struct source *source, const char *name, rsd_dtyp
                     (unsigned long long)extent->offset);
     struct torch_view view = {0};
     uint64_t begin;
-    TRY(safetensors_find_tensor(source->files, extent->file, extent->offset, name, &view.dtype,
+    TRY(safetensors_find_tensor(source->store, extent->file, extent->offset, name, &view.dtype,
                                 &view.ndim, view.shape, &begin));
     TRY(check_stored(source, dtype, &view));
     use_dense(source, begin);
@@ -96,8 +96,8 @@ static rsd_status open_stream(struct source *source, rsd_dtype dtype)
     const struct extent *extent = &source->extent;
     struct stored_view stored;
     close_stream(source);
-    source->range = (struct file_range){source->files, extent->file, extent->offset};
-    TRY(zstd_reader_open(file_range_read, &source->range, extent->nbytes, extent->nzstd,
+    source->range = (struct store_range){source->store, extent->file, extent->offset};
+    TRY(zstd_reader_open(store_range_read, &source->range, extent->nbytes, extent->nzstd,
                          &source->zstd));
     TRY(torch_item_locate_stream(source->zstd, &stored, &source->rest, &source->nrest));
     TRY(check_stored(source, dtype, &stored.view));
@@ -126,7 +126,7 @@ static rsd_status find_bytes(struct source *source, const rsd_checkpoint *checkp
         use_dense(source, extent->offset);
         return RSD_OK;
     }
-    TRY(file_check(source->files, extent->file, extent->offset, extent->nbytes));
+    TRY(store_check_range(source->store, extent->file, extent->offset, extent->nbytes));
     if (!extent->nzstd)
         return find_in_file(source, name, source->dtype);
     source->compressed = true;
@@ -147,11 +147,12 @@ rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t
 {
     const struct catalog *catalog = &checkpoint->catalog;
     const struct stored_tensor *tensor = &catalog->tensors[index];
-    *source = (struct source){.files = &checkpoint->files,
+    *source = (struct source){.store = checkpoint->store,
                               .extent = catalog->extents[tensor->first_extent + box],
                               .dtype = tensor->dtype,
                               .element_nbytes = rsd_dtype_nbytes(tensor->dtype),
-                              .ndim = tensor->ndim};
+                              .ndim = tensor->ndim,
+                              .name = tensor->name};
     copy_i64s(source->lo, tensor_box_lo(catalog, tensor, box), tensor->ndim);
     copy_i64s(source->len, tensor_box_len(catalog, tensor, box), tensor->ndim);
     pthread_mutex_init(&source->lock, NULL);
@@ -161,7 +162,8 @@ rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t
         source->checkable = source->has_crc && covers_record(source);
     if (status) {
         source_close(source);
-        return file_error_about(&checkpoint->files, source->extent.file, tensor->name, status);
+        return store_fail_in(checkpoint->store, source->extent.file,
+                             fail_in(status, "%.300s: ", tensor->name));
     }
     return RSD_OK;
 }
@@ -254,7 +256,7 @@ static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size
     stats->nbytes_read += n;
     if (source->compressed)
         return read_stream(source, at, out, n, stats);
-    TRY(file_read(source->files, source->extent.file, source->data + at, out, n));
+    TRY(store_read(source->store, source->extent.file, source->data + at, out, n));
     if (!source->checkable)
         return RSD_OK;
     uint64_t part = crc_shift(CRC_ZIP, crc_update(CRC_ZIP, 0, out, n), source->nbytes - at - n);
@@ -453,7 +455,10 @@ static rsd_status read_region(struct source *source, const int64_t *lo, const in
 rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
                        uint64_t keep_most, struct io_stats *stats)
 {
-    TRY(read_region(source, lo, len, out, keep_most, stats));
+    rsd_status status = read_region(source, lo, len, out, keep_most, stats);
+    if (status)
+        return store_fail_in(source->store, source->extent.file,
+                             fail_in(status, "%.300s: ", source->name));
     if (source->swap)
         swap_elements(source, out, (size_t)box_volume(source->ndim, len) * source->element_nbytes);
     return RSD_OK;

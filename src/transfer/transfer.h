@@ -7,6 +7,8 @@
 #include "peer.h"
 #include "plan.h"
 
+#include <pthread.h>
+
 /* ---- source.c: a stored box that can be read ---- */
 
 /* What a transfer has read; each thread counts for itself. */
@@ -17,11 +19,12 @@ struct io_stats {
 
 struct source {
     const char *memory; /* of the box's first element, if it is there and not in a file */
-    struct files *files;
+    struct store *store;
     struct extent extent;
     rsd_dtype dtype;
     size_t element_nbytes; /* bytes of an element */
     int32_t ndim;
+    const char *name;                            /* of its tensor */
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* the box */
     uint64_t data, nbytes;                       /* of the record, in the file or in the stream */
     int64_t base, strides[RSD_MAX_DIMS];         /* of the box in the record, bytes */
@@ -35,7 +38,7 @@ struct source {
     char *kept; /* the whole record */
 
     bool compressed;
-    struct file_range range;
+    struct store_range range;
     struct zstd_reader *zstd; /* while it is read, by one thread */
     unsigned char *rest;
     size_t nrest, rest_at;
@@ -70,6 +73,7 @@ typedef rsd_status sink_take(const struct sink *sink, struct scratch *scratch, c
 /* Where a box goes. */
 struct sink {
     enum sink_kind kind;
+    const char *name; /* of the tensor, for the messages of `take` */
     rsd_dtype dtype;
     int32_t ndim;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
