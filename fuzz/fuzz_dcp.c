@@ -3,8 +3,9 @@
  *     __0_0.distcp   a tensor f32 [2, 4] as torch.save writes it, then the number 1
  *     __1_0.distcp   the same two as zstd frames of one raw block, so that their lengths never change
  */
-#include "format.h"
+#include "crc.h"
 #include "opened.h"
+#include "torch_item.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,8 +1,9 @@
 /* test_codec.c - what bytes in files mean: checksums, JSON, items of torch.save, names of dtypes, casts. */
-#include "format.h"
+#include "crc.h"
 #include "memory.h"
 #include "random.h"
 #include "tap.h"
+#include "torch_item.h"
 
 #include <math.h>
 #include <stdlib.h>

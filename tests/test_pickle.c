@@ -1,6 +1,6 @@
 /* test_pickle.c - pickles as data: what Python's own pickler writes comes out as the value it stands for,
  * what is not plain stays opaque, and what is hostile is refused. */
-#include "format.h"
+#include "pickle.h"
 #include "tap.h"
 
 #include <stdlib.h>

@@ -2,7 +2,12 @@
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
+#include "crc.h"
+#include "peer.h"
+#include "pickle.h"
+#include "torch_item.h"
 #include "transfer.h"
+#include "zstd_stream.h"
 
 /* ---- spread.c: one call, many ranks ---- */
 
@@ -182,6 +187,9 @@ rsd_status safetensors_place(struct manifest *manifest);
 rsd_status safetensors_index(const struct manifest *manifest, struct text *out);
 
 /* ---- journal.c: what of an output is complete ---- */
+
+/* In a directory that is being written; nothing there is a checkpoint yet. */
+#define JOURNAL_NAME "reshard-journal"
 
 struct output;
 rsd_status journal_start(const struct part *part, const char *source, const char *target);

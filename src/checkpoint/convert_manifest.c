@@ -180,13 +180,13 @@ static rsd_status make_value(struct converting *c, const struct stored_value *va
                              struct out_value *out, bool *carried)
 {
     *carried = true;
-    if (value->extent.kind == ITEM_NONE) {
+    if (value->extent.kind == EXTENT_NONE) {
         *carried = value->pickle.n > 0;
         return *carried ? torch_item_from_pickle(&value->pickle, &out->item) : RSD_OK;
     }
     TRY(catalog_check_transforms(&c->in->catalog, &value->extent));
     if (value->extent.nzstd && !c->manifest.compress)
-        return value_read_item(c->in, value, &out->item);
+        return c->in->format->read_item(c->in, value, &out->item);
     out->from = value;
     return RSD_OK;
 }
@@ -201,7 +201,7 @@ static rsd_status add_values(struct converting *c, const struct dedup *dedup)
     for (size_t i = 0; i < in->nvalues; i++) {
         const struct stored_value *value = &in->values[i];
         struct out_value *out = &c->manifest.values[catalog->nvalues];
-        struct extent extent = {.kind = ITEM_SAVED,
+        struct extent extent = {.kind = EXTENT_ITEM,
                                 .file = (uint32_t)dedup->value_ranks[catalog->nvalues]};
         bool carried;
         rsd_status status = make_value(c, value, out, &carried);
@@ -239,7 +239,7 @@ static rsd_status add_whole_boxes(struct converting *c)
 {
     static const int64_t origin[RSD_MAX_DIMS];
     for (size_t i = 0; i < c->nchosen; i++) {
-        struct extent extent = {.kind = ITEM_PLAIN, .file = (uint32_t)c->chosen[i].file};
+        struct extent extent = {.kind = EXTENT_DENSE, .file = (uint32_t)c->chosen[i].file};
         TRY(add_tensor(c, i));
         TRY(catalog_add_box(&c->manifest.catalog, origin, c->chosen[i].layout->shape, extent));
     }
@@ -285,8 +285,8 @@ static rsd_status check_coverage(const struct converting *c)
         const struct stored_tensor *source = &c->in->catalog.tensors[c->source_of[i]];
         static const int64_t origin[RSD_MAX_DIMS];
         rsd_plan *plan;
-        rsd_status status = catalog_tensor_plan(&c->in->catalog, source, 1, origin,
-                                                tensor_shape(catalog, tensor), &plan);
+        rsd_status status =
+            transfer_plan(&c->in->catalog, source, 1, origin, tensor_shape(catalog, tensor), &plan);
         if (status)
             return fail_in(status, "%s: ", source->name);
         rsd_plan_free(plan);
@@ -362,12 +362,12 @@ static rsd_status find_read_files(struct converting *c)
         const struct stored_tensor *tensor = &in->tensors[c->chosen[i].source];
         for (size_t box = 0; box < tensor->nboxes; box++) {
             const struct extent *extent = &in->extents[tensor->first_extent + box];
-            if (extent->kind != ITEM_NONE)
+            if (extent->kind != EXTENT_NONE)
                 c->read_files[extent->file] = true;
         }
     }
     for (size_t i = 0; i < in->nvalues && c->manifest.format == RSD_FORMAT_DCP; i++)
-        if (in->values[i].extent.kind != ITEM_NONE)
+        if (in->values[i].extent.kind != EXTENT_NONE)
             c->read_files[in->values[i].extent.file] = true;
     return RSD_OK;
 }

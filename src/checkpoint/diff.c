@@ -138,7 +138,7 @@ static rsd_status close_job(void *context, size_t job, struct transfer *transfer
         struct io_stats stats = {0};
         rsd_status status = source_check(source, &stats);
         if (status)
-            return store_fail_in(source->store, source->extent.file,
+            return store_fail_in(source->checkpoint->store, source->file,
                                  fail_in(status, "%.300s: ", compared->name));
     }
     transfer_drop(&compared->other);

@@ -255,12 +255,12 @@ rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part
             seen->list[seen->n++] = (struct partial_crc){.job = part->job,
                                                          .side = side,
                                                          .source = (int64_t)i,
-                                                         .file = source->extent.file,
+                                                         .file = source->file,
                                                          .checkable = source->checkable,
-                                                         .crc = source->crc,
+                                                         .crc = source->array.crc,
                                                          .wanted = source->wanted,
-                                                         .nbytes = source->nbytes,
-                                                         .data = source->data,
+                                                         .nbytes = source->array.nbytes,
+                                                         .data = source->array.offset,
                                                          .sum = source->crc_sum,
                                                          .seen = source->seen};
     }
@@ -300,10 +300,8 @@ rsd_status partial_crcs_check(struct partial_crc *list, size_t n, rsd_report *re
         for (next = i + 1; next < n && by_source(&list[i], &list[next]) == 0; next++)
             add_up(&sum, &list[next]);
         struct source source = {.checkable = sum.checkable != 0,
-                                .crc = sum.crc,
+                                .array = {.offset = sum.data, .nbytes = sum.nbytes, .crc = sum.crc},
                                 .wanted = sum.wanted,
-                                .nbytes = sum.nbytes,
-                                .data = sum.data,
                                 .crc_sum = sum.sum,
                                 .seen = sum.seen};
         rsd_status status = source_check(&source, &stats);

@@ -321,19 +321,18 @@ static rsd_status check_joined(rsd_checkpoint *joined)
 
 static rsd_status open_joined(const struct part *part, int64_t nranks, rsd_checkpoint *joined)
 {
-    struct name_list names = {0};
     char name[64];
-    const char *file;
-    rsd_status status = store_open(part->folder, &joined->store, &file);
+    const char *none;
+    uint32_t file;
+    rsd_status status = store_open(part->folder, &joined->store, &none);
     for (int64_t rank = 0; rank < nranks && !status; rank++) {
         int n = snprintf(name, sizeof name, "__%lld.metadata", (long long)rank);
-        status = name_list_add(&names, (struct slice){name, (size_t)n});
+        status = store_add_file(joined->store, (struct slice){name, (size_t)n}, &file);
     }
     if (!status)
-        status = dcp_read(joined, names.list, names.n);
+        status = joined->format->open(joined->store, &joined->catalog);
     if (!status)
         status = catalog_finish(&joined->catalog);
-    name_list_drop(&names);
     return status;
 }
 
@@ -385,7 +384,7 @@ static rsd_status clear_notes(struct store *store, int64_t nranks)
 
 static rsd_status join_parts(struct part *part, int64_t nranks)
 {
-    rsd_checkpoint joined = {.format = RSD_FORMAT_DCP};
+    rsd_checkpoint joined = {.format = format_find(RSD_FORMAT_DCP)};
     rsd_status status = open_joined(part, nranks, &joined);
     if (!status)
         status = check_lines(joined.store, nranks);

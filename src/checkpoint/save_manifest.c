@@ -89,7 +89,7 @@ static rsd_status draft_values(rsd_async_save *saving, const struct dedup *dedup
         at += saving->options.values->struct_nbytes;
         if (!value.name || !value.json)
             return fail(RSD_EINVAL, "value %zu has no %s", i, value.name ? "json" : "name");
-        struct extent extent = {.file = (uint32_t)dedup->value_ranks[i], .kind = ITEM_SAVED};
+        struct extent extent = {.file = (uint32_t)dedup->value_ranks[i], .kind = EXTENT_ITEM};
         TRY(catalog_add_value(&manifest->catalog, (struct slice){value.name, strlen(value.name)},
                               extent, NULL));
         TRY(catalog_copy_text(&manifest->catalog, value.path, &manifest->catalog.values[i].path));

@@ -71,7 +71,7 @@ static rsd_status add_bytes(struct drafting *drafting, const rsd_item *item, str
 {
     struct manifest *manifest = &drafting->saving->manifest;
     size_t i = manifest->catalog.nvalues;
-    struct extent extent = {.offset = drafting->at, .nbytes = item->nbytes, .kind = ITEM_SAVED};
+    struct extent extent = {.offset = drafting->at, .nbytes = item->nbytes, .kind = EXTENT_ITEM};
     TRY(catalog_add_value(&manifest->catalog, name, extent, NULL));
     bytes_put(&manifest->values[i].item, item->data, (size_t)item->nbytes);
     if (manifest->values[i].item.failed)
@@ -100,7 +100,7 @@ static rsd_status add_tensor(struct drafting *drafting, const rsd_item *item, st
     TRY(catalog_add_tensor(catalog, name, item->dtype, n, shape));
     TRY(catalog_add_box(catalog, zeros, shape,
                         (struct extent){.offset = drafting->at,
-                                        .kind = ITEM_SAVED,
+                                        .kind = EXTENT_ITEM,
                                         .nzstd = manifest->compress != 0}));
     int64_t *form = NULL;
     if (dense || (item->strides && empty)) {

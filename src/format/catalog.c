@@ -8,7 +8,7 @@
  *     coordinates  lo and len of each box of a tensor, one after the other
  *     extents      where the bytes of each box are
  */
-#include "format.h"
+#include "rows.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -48,7 +48,7 @@ rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const ch
 static rsd_status add_coordinates(struct catalog *catalog, const int64_t *values, int32_t n)
 {
     TRY(GROW(catalog->coordinates, catalog->coordinates_capacity,
-             catalog->ncoordinates + (size_t)n));
+             catalog->ncoordinates + (size_t)n + 1)); /* never NULL, also without dims */
     copy_i64s(catalog->coordinates + catalog->ncoordinates, values, n);
     catalog->ncoordinates += (size_t)n;
     return RSD_OK;
@@ -101,6 +101,19 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
     return RSD_OK;
 }
 
+rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const int64_t *len,
+                             uint32_t file, const struct stored_array *array)
+{
+    TRY(GROW(catalog->arrays, catalog->arrays_capacity, catalog->narrays + 1));
+    catalog->arrays[catalog->narrays++] = *array;
+    return catalog_add_box(catalog, lo, len,
+                           (struct extent){.kind = EXTENT_ARRAY,
+                                           .file = file,
+                                           .offset = array->offset,
+                                           .nbytes = array->nbytes,
+                                           .detail = (uint32_t)(catalog->narrays - 1)});
+}
+
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json)
 {
@@ -118,6 +131,36 @@ rsd_status catalog_check_transforms(const struct catalog *catalog, const struct 
         return RSD_OK;
     return fail(RSD_EUNSUPPORTED, "stored through the transform '%s', which is not known here",
                 catalog->transforms[extent->detail]);
+}
+
+/* ---- where bytes are ---- */
+
+void stored_array_set_dense(struct stored_array *array, rsd_dtype dtype, int32_t ndim,
+                            const int64_t *len, uint64_t offset)
+{
+    int64_t stride = (int64_t)rsd_dtype_nbytes(dtype);
+    *array = (struct stored_array){.offset = offset};
+    if (box_is_empty(ndim, len)) /* its other extents may be any number */
+        return;
+    for (int32_t d = ndim - 1; d >= 0; d--) {
+        array->strides[d] = len[d] > 1 ? stride : 0;
+        stride *= len[d];
+    }
+    array->nbytes = (uint64_t)stride;
+}
+
+rsd_status catalog_locate(const rsd_checkpoint *checkpoint, size_t index, size_t box,
+                          struct stored_array *array)
+{
+    const struct catalog *catalog = &checkpoint->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    const struct extent *extent = &catalog->extents[tensor->first_extent + box];
+    if (extent->kind == EXTENT_ARRAY)
+        *array = catalog->arrays[extent->detail];
+    else
+        stored_array_set_dense(array, tensor->dtype, tensor->ndim,
+                               tensor_box_len(catalog, tensor, box), extent->offset);
+    return RSD_OK;
 }
 
 /* ---- finding ---- */
@@ -193,7 +236,7 @@ void catalog_drop(struct catalog *catalog)
     mem_free(catalog->coordinates);
     mem_free(catalog->extents);
     mem_free(catalog->values);
-    mem_free(catalog->views);
+    mem_free(catalog->arrays);
     mem_free(catalog->tensor_names);
     mem_free(catalog->value_names);
     *catalog = (struct catalog){0};
@@ -231,20 +274,5 @@ rsd_status catalog_tensor_layout(const struct catalog *catalog, const struct sto
     mem_free(ranks);
     mem_free(lo);
     mem_free(len);
-    return status;
-}
-
-rsd_status catalog_tensor_plan(const struct catalog *catalog, const struct stored_tensor *tensor,
-                               size_t n, const int64_t *lo, const int64_t *len, rsd_plan **plan)
-{
-    rsd_layout *src = NULL, *dst = NULL;
-    rsd_status status = catalog_tensor_layout(catalog, tensor, false, &src);
-    if (!status)
-        status = catalog_boxes_layout(tensor->dtype, tensor->ndim, tensor_shape(catalog, tensor), n,
-                                      lo, len, &dst);
-    if (!status)
-        status = rsd_plan_new(src, dst, NULL, plan);
-    rsd_layout_free(src);
-    rsd_layout_free(dst);
     return status;
 }

@@ -13,7 +13,9 @@
  * What is made is bounded by the length of the pickles: a list that is referred to many times would
  * otherwise make much out of little.
  */
-#include "format.h"
+#include "pickle.h"
+#include "rows.h"
+#include "torch_item.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -149,7 +151,7 @@ static rsd_status find_entries(struct loading *l)
 static rsd_status add_chunks(struct loading *l, size_t part, pickle_node chunks, int32_t ndim)
 {
     const struct pickle_tree *tree = &l->parts[part].tree;
-    const struct extent nowhere = {.kind = ITEM_NONE, .file = l->parts[part].file};
+    const struct extent nowhere = {.kind = EXTENT_NONE, .file = l->parts[part].file};
     struct pickle_walk walk = pickle_walk(tree, chunks);
     pickle_node chunk;
     TRY(expect(pickle_kind(tree, chunks) == NODE_LIST, "chunks that are no list"));
@@ -210,7 +212,7 @@ static rsd_status add_group(struct loading *l, struct slice name, struct entry *
     }
     if (!entries[0].value)
         return add_tensor(l, entries, n);
-    return catalog_add_value(l->catalog, name, (struct extent){.kind = ITEM_NONE}, NULL);
+    return catalog_add_value(l->catalog, name, (struct extent){.kind = EXTENT_NONE}, NULL);
 }
 
 static rsd_status add_all(struct loading *l)
@@ -291,8 +293,8 @@ static rsd_status take_info(struct loading *l, const struct pickle_tree *tree, p
                    pickle_as_i64(tree, pickle_find(tree, state, "length"), &length) &&
                    length >= 0 && pickle_kind(tree, path) == NODE_STRING,
                "storage information that is none"));
-    *extent =
-        (struct extent){.kind = ITEM_SAVED, .offset = (uint64_t)offset, .nbytes = (uint64_t)length};
+    *extent = (struct extent){
+        .kind = EXTENT_ITEM, .offset = (uint64_t)offset, .nbytes = (uint64_t)length};
     TRY(take_transforms(l, tree, pickle_find(tree, state, "transform_descriptors"), extent));
     return find_file(l, pickle_text(tree, path), &extent->file);
 }
@@ -364,7 +366,7 @@ static rsd_status place_item(struct loading *l, size_t part, pickle_node state, 
     size_t box;
     if (entry->value) {
         struct stored_value *value = &l->catalog->values[l->number[ordinal]];
-        if (value->extent.kind == ITEM_NONE)
+        if (value->extent.kind == EXTENT_NONE)
             value->extent = extent;
         return RSD_OK;
     }
@@ -480,14 +482,13 @@ static rsd_status no_metadata(const struct pickle_tree *tree, pickle_node root)
                 (int)(name.nbytes < 100 ? name.nbytes : 100), name.bytes);
 }
 
-static rsd_status load_part(struct loading *l, struct slice name, struct rank_part *part)
+static rsd_status load_part(struct loading *l, uint32_t file, struct rank_part *part)
 {
-    struct store_range range = {.store = l->store};
+    struct store_range range = {.store = l->store, .file = file};
     uint64_t nbytes, used;
     pickle_node root;
-    TRY(store_add_file(l->store, name, &range.file));
-    part->file = range.file;
-    rsd_status status = store_stat(l->store, range.file, &nbytes, NULL);
+    part->file = file;
+    rsd_status status = store_stat(l->store, file, &nbytes, NULL);
     if (!status)
         status = pickle_read(store_range_read, &range, nbytes, &part->tree, &root, &used);
     if (!status) {
@@ -501,16 +502,17 @@ static rsd_status load_part(struct loading *l, struct slice name, struct rank_pa
         if (pickle_kind(&part->tree, part->tensors) != NODE_DICT)
             status = no_metadata(&part->tree, root);
     }
-    return status ? store_fail_in(l->store, range.file, status) : RSD_OK;
+    return status ? store_fail_in(l->store, file, status) : RSD_OK;
 }
 
-rsd_status dcp_read(rsd_checkpoint *checkpoint, const struct slice *metadata, size_t n)
+rsd_status dcp_open(struct store *store, struct catalog *catalog)
 {
-    struct loading l = {.catalog = &checkpoint->catalog, .store = checkpoint->store};
+    struct loading l = {.catalog = catalog, .store = store};
+    size_t n = store->names.n;
     l.parts = mem_new(n, sizeof *l.parts);
     rsd_status status = l.parts ? RSD_OK : RSD_ENOMEM;
-    for (size_t i = 0; i < n && !status; i++)
-        status = load_part(&l, metadata[i], &l.parts[i]);
+    for (uint32_t i = 0; i < n && !status; i++)
+        status = load_part(&l, i, &l.parts[i]);
     bool parsed = !status;
     if (!status)
         status = find_entries(&l);
@@ -521,7 +523,7 @@ rsd_status dcp_read(rsd_checkpoint *checkpoint, const struct slice *metadata, si
     if (!status)
         status = add_paths(&l);
     if (status && parsed)
-        status = store_fail_in(checkpoint->store, l.parts[0].file, status);
+        status = store_fail_in(store, 0, status);
     for (size_t i = 0; i < l.nparts; i++)
         pickle_tree_drop(&l.parts[i].tree);
     mem_free(l.parts);

@@ -1,58 +1,45 @@
-/* format.h - what the files of each format hold. */
+/* format.h - one file pair per format, and one table.
+ *
+ * A reader fills a catalog and says where the bytes of each box are; nobody above knows more of a format.
+ */
 #ifndef FORMAT_H
 #define FORMAT_H
 
-#include "crc.h"
-#include "json.h"
 #include "layout.h"
-#include "pickle.h"
 #include "store.h"
-#include "zip.h"
-#include "zstd_stream.h"
 
-/* ---- view.c: a tensor as torch pickles it ---- */
+/* ---- catalog.c: what a checkpoint holds ---- */
 
-struct torch_view {
-    rsd_dtype dtype;
-    int32_t ndim;
-    int64_t shape[RSD_MAX_DIMS], strides[RSD_MAX_DIMS], offset; /* in elements */
-    struct slice key;                                           /* of its storage, in the nodes */
-    uint64_t storage_count; /* elements of the storage, or bytes if it is untyped */
-    bool untyped;
-};
-
-bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c);
-rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct torch_view *out);
-
-/* EFORMAT unless the view lies inside a storage of so many bytes, with no two elements in one place. */
-rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes);
-
-/* ---- contents.c: what a checkpoint holds ---- */
-
-enum item_kind {
-    ITEM_NONE,  /* nothing says where the bytes are */
-    ITEM_PLAIN, /* the bytes of a dense row-major array, little-endian */
-    ITEM_SAVED, /* what torch.save writes, or a safetensors blob with the tensor in it */
-    ITEM_VIEW,  /* a view of a storage, in an archive */
+enum extent_kind {
+    EXTENT_NONE,  /* no file is known to hold the bytes */
+    EXTENT_DENSE, /* a dense row-major array, little-endian */
+    EXTENT_ARRAY, /* an array of the catalog says how the bytes lie */
+    EXTENT_ITEM,  /* the format finds the bytes inside */
 };
 
 /* Where the bytes of a box or value are. */
 struct extent {
     uint64_t offset, nbytes; /* in the file */
     uint32_t file;
-    uint8_t kind;    /* enum item_kind */
-    uint8_t nzstd;   /* how many times the item was compressed */
-    uint8_t unknown; /* 1: it went through a transform that is not known, by the number below */
-    uint32_t detail; /* ITEM_VIEW: which view; drafts: which box of its rank */
+    uint8_t kind;    /* enum extent_kind */
+    uint8_t nzstd;   /* how often the item was compressed */
+    uint8_t unknown; /* 1: it went through an unknown transform, whose number is `detail` */
+    uint32_t detail; /* EXTENT_ARRAY: the number of the array; manifests: of the box of its rank */
 };
 
-/* A tensor of a torch.save file: where its storage lies and how it looks at it. */
-struct stored_view {
-    struct torch_view view;
-    uint64_t data, nbytes; /* of the storage, in the file */
+/* How the bytes of a stored box lie. They are in a record: a run of bytes that one CRC-32 covers. */
+struct stored_array {
+    uint64_t offset, nbytes;       /* of the record, in its file; a stream begins at 0 */
+    int64_t base;                  /* of the box's first element, bytes from the record's start */
+    int64_t strides[RSD_MAX_DIMS]; /* bytes; 0 where the box has one index or is empty */
     uint32_t crc;
     bool has_crc, big_endian;
+    bool stream; /* the record is compressed, and is read from its start */
 };
+
+/* Describes a dense row-major array that begins at an offset of its file. */
+void stored_array_set_dense(struct stored_array *array, rsd_dtype dtype, int32_t ndim,
+                            const int64_t *len, uint64_t offset);
 
 struct stored_tensor {
     const char *name;
@@ -80,13 +67,13 @@ struct catalog {
     int64_t *coordinates;
     struct extent *extents;
     struct stored_value *values;
-    struct stored_view *views;
-    const char **transforms; /* names of those that are not known */
-    char **names;            /* blocks of names */
+    struct stored_array *arrays; /* of extents of EXTENT_ARRAY */
+    const char **transforms;     /* names of those that are not known */
+    char **names;                /* blocks of names */
     char *next_name;
     struct named *tensor_names, *value_names; /* sorted */
     size_t ntensors, tensors_capacity, ncoordinates, coordinates_capacity, nextents,
-        extents_capacity, nvalues, values_capacity, nviews, views_capacity, ntransforms,
+        extents_capacity, nvalues, values_capacity, narrays, arrays_capacity, ntransforms,
         transforms_capacity, nnames, names_capacity, names_left;
 };
 
@@ -95,6 +82,8 @@ rsd_status catalog_add_tensor(struct catalog *catalog, struct slice name, rsd_dt
                               int32_t ndim, const int64_t *shape);
 rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int64_t *len,
                            struct extent extent); /* to the last tensor */
+rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const int64_t *len,
+                             uint32_t file, const struct stored_array *array); /* likewise */
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json); /* takes json over on success */
 rsd_status catalog_finish(struct catalog *catalog);
@@ -109,9 +98,6 @@ rsd_status catalog_tensor_layout(const struct catalog *catalog, const struct sto
                                  bool by_file, rsd_layout **out);
 rsd_status catalog_boxes_layout(rsd_dtype dtype, int32_t ndim, const int64_t *shape, size_t n,
                                 const int64_t *lo, const int64_t *len, rsd_layout **out);
-rsd_status catalog_tensor_plan(const struct catalog *catalog, const struct stored_tensor *tensor,
-                               size_t n, const int64_t *lo, const int64_t *len, rsd_plan **plan);
-
 size_t catalog_find_tensor(const struct catalog *catalog,
                            const char *name); /* SIZE_MAX: not there */
 size_t catalog_find_value(const struct catalog *catalog, const char *name);
@@ -141,73 +127,71 @@ static inline int64_t tensor_nbytes(const struct catalog *catalog,
            (int64_t)rsd_dtype_nbytes(tensor->dtype);
 }
 
-/* ---- checkpoint.c: finding out what a path is ---- */
-
-/* In a folder that is being written; nothing there is a checkpoint yet. */
-#define JOURNAL_NAME "reshard-journal"
+/* ---- formats.c: the table ---- */
 
 struct rsd_checkpoint {
-    rsd_format format;
+    const struct format *format;
     struct store *store;
     struct catalog catalog;
 };
 
-/* ---- names.c ---- */
+/* The bytes of a record that has to be read from its start. */
+struct stored_stream;
 
-/* 0 for a name that is no dtype we know; NULL for a dtype that has no such name. */
-rsd_dtype dtype_from_torch(struct slice name);
-rsd_dtype dtype_from_storage(struct slice name);
-rsd_dtype dtype_from_safetensors(struct slice name);
-const char *dtype_to_torch(rsd_dtype dtype);
-const char *dtype_to_storage(rsd_dtype dtype);
-const char *dtype_to_safetensors(rsd_dtype dtype);
+/* One row per format. Errors name the byte or the tensor; the caller adds the path of the file. Only open
+ * adds paths itself, because it works on several files. */
+struct format {
+    rsd_format id;
+    const char *name;
 
-/* ---- item.c: tensors and values as torch.save writes them ---- */
+    /* Returns how sure the format is that an entry of a directory belongs to it, 0 if it does not. `start`
+     * has the first bytes of the file if the user named that file, and is empty in a directory. */
+    int (*probe)(const struct store_listing *listing, const struct store_entry *entry,
+                 struct slice start);
 
-/* What comes before the bytes of a dense tensor, and after: for the latter, their CRC-32 and the first
- * eight of them. Strides, in elements, are what the item says of itself; NULL: rows, the last dim fastest. */
-rsd_status torch_item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                           const int64_t *strides, struct bytes *head);
-rsd_status torch_item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                           const int64_t *strides, uint32_t crc, const unsigned char first[8],
-                           struct bytes *tail);
-rsd_status torch_item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                             const int64_t *strides, uint64_t *head_nbytes, uint64_t *nbytes);
+    /* Reads what the checkpoint holds. The store has the files of which probe was surest. */
+    rsd_status (*open)(struct store *store, struct catalog *catalog);
 
-/* A value, given as its pickle. */
-rsd_status torch_item_from_pickle(const struct bytes *pickle, struct bytes *out);
+    /* Finds the bytes of a box; its extent is not EXTENT_NONE. */
+    rsd_status (*locate)(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                         struct stored_array *array);
 
-/* ---- dcp.c, safetensors.c, torchsave.c: the formats ---- */
+    /* Opens a record that locate called a stream, at its first byte. NULL: there are no streams. */
+    rsd_status (*open_stream)(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                              struct stored_stream **stream);
 
-/* Each adds what it finds in some files of the checkpoint's folder to its contents. */
-rsd_status dcp_read(rsd_checkpoint *checkpoint, const struct slice *metadata, size_t n);
-rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n);
-rsd_status torch_save_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n);
+    /* Reads the item of a value, which torch.save wrote. NULL: no value has one. */
+    rsd_status (*read_item)(const rsd_checkpoint *checkpoint, const struct stored_value *value,
+                            struct bytes *item);
 
-/* The files that an index.json names. */
-rsd_status index_read_files(struct store *store, uint32_t index, struct name_list *out);
+    /* Says whether a file of this name belongs to a checkpoint that does not mention it. NULL: none. */
+    bool (*owns)(const char *name);
+};
 
-/* A tensor of a blob that begins at a byte of a file: what it is, and where its bytes are. */
-rsd_status safetensors_find_tensor(struct store *store, uint32_t file, uint64_t at,
-                                   const char *name, rsd_dtype *dtype, int32_t *ndim,
-                                   int64_t *shape, uint64_t *begin);
+const struct format *format_find(rsd_format id); /* NULL: there is no such format */
 
-/* ---- saved.c: the tensor in an item of torch.save ---- */
+/* Finds out the format of what a path names, and reads what it holds. `listing` is that of the directory;
+ * or it has the one file that the path names, and `start` has its first bytes. */
+rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
+                       const struct store_listing *listing, bool one_file,
+                       const rsd_open_options *options);
 
-/* In an archive on disk; data is its place in the file. */
-rsd_status torch_item_locate(struct store *store, const struct extent *extent,
-                             struct stored_view *out);
+/* As in struct format. EFORMAT: no file is known to hold the bytes of the box. */
+rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                         struct stored_array *array);
 
-/* In a stream, which is left just before the tensor's bytes, but for those in *rest (to be freed). */
-rsd_status torch_item_locate_stream(struct zstd_reader *zstd, struct stored_view *out,
-                                    unsigned char **rest, size_t *nrest);
+/* ---- torch_item_read.c: streams ---- */
 
-/* ---- stored_value.c ---- */
+rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n);
 
-/* The item of a value, decompressed. */
-rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value *value,
-                           struct bytes *out);
-rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value *value,
+/* After the last byte of the record: the CRC-32 that follows it, or has_crc is false. */
+rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32_t *crc);
+void stored_stream_close(struct stored_stream *stream); /* accepts NULL */
+
+/* ---- values.c ---- */
+
+/* Reads a value that has an item as JSON; *json is NULL if it is not plain. */
+rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
                            char **json);
 
 #endif

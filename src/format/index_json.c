@@ -4,39 +4,41 @@
  *
  * Only the names of the files are taken, each once; what is in them, they say themselves.
  */
-#include "format.h"
+#include "rows.h"
+
+#include "json.h"
 
 enum { MOST_INDEX = 1 << 30 };
 
-static rsd_status take_weight_map(struct json *j, struct string_map *seen, struct name_list *out)
+static rsd_status take_weight_map(struct json *j, struct string_map *known, struct store *store)
 {
-    struct slice key, file;
+    struct slice key, name;
     bool more;
     size_t number;
+    uint32_t file;
     TRY(json_enter(j, '{'));
     for (;;) {
         TRY(json_next_key(j, &key, &more));
         if (!more)
             return RSD_OK;
-        TRY(json_string(j, &file));
-        rsd_status status = store_check_name(file);
+        TRY(json_string(j, &name));
+        if (string_map_find(known, name, &number))
+            continue;
+        rsd_status status = store_add_file(store, name, &file);
         if (status)
             return fail_in(status, "byte %zu: ", j->at);
-        if (string_map_find(seen, file, &number))
-            continue;
-        TRY(name_list_add(out, file));
-        TRY(string_map_add(seen, out->list[out->n - 1], out->n));
+        TRY(string_map_add(known, store->names.list[file], file));
     }
 }
 
-rsd_status index_read_files(struct store *store, uint32_t index, struct name_list *out)
+rsd_status index_add_files(struct store *store, uint32_t index)
 {
     char *text;
     size_t n;
     struct json j;
     struct slice key;
     bool more, mapped = false;
-    struct string_map seen = {0};
+    struct string_map known = {0};
     rsd_status status = store_load(store, index, MOST_INDEX, &text, &n);
     if (status)
         return store_fail_in(store, index, status);
@@ -44,7 +46,7 @@ rsd_status index_read_files(struct store *store, uint32_t index, struct name_lis
     status = json_enter(&j, '{');
     while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
         bool map = slice_is(key, "weight_map");
-        status = map ? take_weight_map(&j, &seen, out) : json_skip(&j);
+        status = map ? take_weight_map(&j, &known, store) : json_skip(&j);
         mapped = mapped || map;
     }
     if (!status)
@@ -53,6 +55,6 @@ rsd_status index_read_files(struct store *store, uint32_t index, struct name_lis
         status = fail(RSD_EFORMAT, "an index without a weight_map");
     json_drop(&j);
     mem_free(text);
-    string_map_drop(&seen);
+    string_map_drop(&known);
     return status ? store_fail_in(store, index, status) : RSD_OK;
 }

@@ -29,7 +29,7 @@ rsd_status manifest_add_boxes(struct manifest *manifest, const struct dedup *ded
         const int64_t *lo = dedup->coordinates + dealt->coordinates;
         struct extent extent = {.file = (uint32_t)dealt->rank,
                                 .kind =
-                                    manifest->format == RSD_FORMAT_DCP ? ITEM_SAVED : ITEM_PLAIN,
+                                    manifest->format == RSD_FORMAT_DCP ? EXTENT_ITEM : EXTENT_DENSE,
                                 .nzstd = manifest->compress != 0,
                                 .detail = dealt->order};
         TRY(catalog_add_box(&manifest->catalog, lo, lo + ndim, extent));

@@ -1,16 +1,186 @@
-/* saved.c - finds the bytes of one tensor in what torch.save wrote for it.
+/* torch_item_read.c - finds the bytes of a tensor in what torch.save wrote for it.
  *
- * An item on disk is an archive, read from its directory. A compressed item has no end that could be
+ * A tensor is pickled as a view of a storage, with shape, strides and offset:
+ *
+ *     _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks [, metadata])
+ *     _rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype [, metadata])
+ *     storage = persistent id ('storage', class, key, location, number of elements)
+ *
+ * v3 is for dtypes that have no storage class: its class is UntypedStorage, and elements are bytes. A
+ * Parameter is a view wrapped once more. Nothing else is a tensor here: quantized, sparse, conjugated and
+ * subclassed ones are refused by name.
+ *
+ * An item in a file is an archive, read from its directory. A compressed item has no end that could be
  * reached, so its records are gone through from the start: the pickle ends where it stops, the records
  * before the tensor are a few bytes each, and the tensor is as long as its pickle says. Its CRC-32 then
  * follows it.
  */
-#include "format.h"
+#include "torch_item.h"
+
+#include "crc.h"
+#include "zstd_stream.h"
 
 #include <stdio.h>
 #include <string.h>
 
 enum { WINDOW = 4096, MOST_START = 1 << 16, HEADER = 30 };
+
+/* ---- a pickled tensor ---- */
+
+static rsd_status not_a_tensor(const char *what)
+{
+    return fail(RSD_EFORMAT, "a pickled tensor %s", what);
+}
+
+static rsd_status not_known(const struct pickle_tree *tree, const char *what, pickle_node global)
+{
+    char text[GLOBAL_TEXT_NCHARS];
+    return fail(RSD_EUNSUPPORTED, "%s %s, which is not known here", what,
+                pickle_global_text(tree, global, text));
+}
+
+static rsd_status take_extents(const struct pickle_tree *tree, pickle_node tuple, int32_t *ndim,
+                               int64_t *out)
+{
+    uint32_t n = pickle_count(tree, tuple);
+    if (pickle_kind(tree, tuple) != NODE_TUPLE)
+        return not_a_tensor("has a shape or strides that are no tuple");
+    if (n > RSD_MAX_DIMS)
+        return fail(RSD_EUNSUPPORTED, "a tensor of %u dims, at most %d are possible", n,
+                    (int)RSD_MAX_DIMS);
+    for (uint32_t d = 0; d < n; d++)
+        if (!pickle_as_i64(tree, pickle_item(tree, tuple, d), &out[d]) || out[d] < 0 ||
+            out[d] > MAX_EXTENT)
+            return not_a_tensor("has an extent or stride that is no whole number up to 2^62");
+    *ndim = (int32_t)n;
+    return RSD_OK;
+}
+
+static rsd_status take_storage(const struct pickle_tree *tree, pickle_node persistent,
+                               struct torch_view *view, pickle_node *class)
+{
+    if (pickle_kind(tree, persistent) != NODE_PERSISTENT)
+        return not_a_tensor("has no storage");
+    pickle_node id = pickle_part(tree, persistent, NODE_WHAT);
+    int64_t count;
+    if (pickle_kind(tree, id) != NODE_TUPLE || pickle_count(tree, id) < 5 ||
+        !slice_is(pickle_text(tree, pickle_item(tree, id, 0)), "storage") ||
+        !pickle_as_i64(tree, pickle_item(tree, id, 4), &count) || count < 0)
+        return not_a_tensor("has a storage that is none");
+    view->key = pickle_text(tree, pickle_item(tree, id, 2));
+    view->storage_count = (uint64_t)count;
+    *class = pickle_item(tree, id, 1);
+    return RSD_OK;
+}
+
+/* v2 has the dtype in the class of its storage, v3 as an argument, with a storage of bytes. */
+static rsd_status take_dtype(const struct pickle_tree *tree, pickle_node given, bool v3,
+                             struct torch_view *view)
+{
+    enum known known = pickle_known(tree, given);
+    struct slice name = {"", 0};
+    if (known == (v3 ? KNOWN_TORCH_NAME : KNOWN_STORAGE_CLASS))
+        name = pickle_text(tree, pickle_part(tree, given, NODE_ARGS));
+    view->untyped = v3;
+    view->dtype = v3 ? dtype_from_torch(name) : dtype_from_storage(name);
+    if (view->dtype)
+        return RSD_OK;
+    return not_known(tree, v3 ? "a tensor of the dtype" : "a tensor with the storage", given);
+}
+
+/* A lazily conjugated or negated tensor has values that are not those stored. */
+static rsd_status refuse_lazy(const struct pickle_tree *tree, pickle_node metadata)
+{
+    if (pickle_kind(tree, metadata) == NODE_DICT &&
+        (pickle_find(tree, metadata, "conj") == PICKLE_TRUE ||
+         pickle_find(tree, metadata, "neg") == PICKLE_TRUE))
+        return fail(RSD_EUNSUPPORTED, "a tensor that is conjugated or negated when it is used");
+    return RSD_OK;
+}
+
+static rsd_status take_view(const struct pickle_tree *tree, pickle_node args, bool v3,
+                            struct torch_view *view)
+{
+    uint32_t n = pickle_count(tree, args), least = v3 ? 7 : 6;
+    int32_t nstrides;
+    pickle_node class;
+    if (n < least || n > least + 1)
+        return not_a_tensor("has too few or too many arguments");
+    TRY(take_storage(tree, pickle_item(tree, args, 0), view, &class));
+    if (!pickle_as_i64(tree, pickle_item(tree, args, 1), &view->offset) || view->offset < 0)
+        return not_a_tensor("has an offset that is none");
+    TRY(take_extents(tree, pickle_item(tree, args, 2), &view->ndim, view->shape));
+    TRY(take_extents(tree, pickle_item(tree, args, 3), &nstrides, view->strides));
+    if (nstrides != view->ndim)
+        return not_a_tensor("has not as many strides as dims");
+    TRY(take_dtype(tree, v3 ? pickle_item(tree, args, 6) : class, v3, view));
+    return n > least ? refuse_lazy(tree, pickle_item(tree, args, least)) : RSD_OK;
+}
+
+bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c)
+{
+    if (pickle_kind(tree, c) != NODE_CALL)
+        return false;
+    enum known known = pickle_known(tree, pickle_part(tree, c, NODE_WHAT));
+    return known == KNOWN_REBUILD_TENSOR_V2 || known == KNOWN_REBUILD_TENSOR_V3 ||
+           known == KNOWN_REBUILD_PARAMETER;
+}
+
+rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct torch_view *out)
+{
+    struct torch_view view = {0};
+    for (int wrapped = 0; wrapped < 2; wrapped++) {
+        if (!torch_view_is_tensor(tree, c))
+            return pickle_kind(tree, c) == NODE_CALL
+                       ? not_known(tree, "a tensor made by", pickle_part(tree, c, NODE_WHAT))
+                       : not_a_tensor("is none");
+        pickle_node args = pickle_part(tree, c, NODE_ARGS);
+        enum known known = pickle_known(tree, pickle_part(tree, c, NODE_WHAT));
+        if (known != KNOWN_REBUILD_PARAMETER) {
+            TRY(take_view(tree, args, known == KNOWN_REBUILD_TENSOR_V3, &view));
+            *out = view;
+            return RSD_OK;
+        }
+        if (pickle_count(tree, args) < 1)
+            return not_a_tensor("is a parameter of nothing");
+        c = pickle_item(tree, args, 0);
+    }
+    return not_a_tensor("is a parameter of a parameter");
+}
+
+rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes)
+{
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(view->dtype), last = view->offset, step,
+            nbytes;
+    bool empty = false;
+    if (!mul_i64((int64_t)view->storage_count, view->untyped ? 1 : element_nbytes, &nbytes) ||
+        (uint64_t)nbytes != record_nbytes)
+        return fail(RSD_EFORMAT, "a storage of %llu elements in a record of %llu bytes",
+                    (unsigned long long)view->storage_count, (unsigned long long)record_nbytes);
+    for (int32_t d = 0; d < view->ndim; d++)
+        empty = empty || view->shape[d] == 0;
+    if (empty)
+        return RSD_OK;
+    for (int32_t d = 0; d < view->ndim; d++)
+        if (!mul_i64(view->shape[d] - 1, view->strides[d], &step) || !add_i64(last, step, &last))
+            return not_a_tensor("reaches beyond its storage");
+    if (last >= nbytes / element_nbytes)
+        return fail(RSD_EFORMAT, "a tensor that reaches to element %lld of a storage of %lld",
+                    (long long)last, (long long)(nbytes / element_nbytes));
+    if (strides_overlap(view->ndim, view->shape, view->strides))
+        return not_a_tensor("has strides that let elements share a place");
+    return RSD_OK;
+}
+
+void torch_view_set_array(const struct torch_view *view, struct stored_array *array)
+{
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(view->dtype);
+    if (box_is_empty(view->ndim, view->shape)) /* its offset and strides may be any number */
+        return;
+    array->base = view->offset * element_nbytes;
+    for (int32_t d = 0; d < view->ndim; d++) /* so may the stride of a single index */
+        array->strides[d] = view->shape[d] > 1 ? view->strides[d] * element_nbytes : 0;
+}
 
 /* ---- an archive on disk ---- */
 
@@ -75,7 +245,7 @@ static rsd_status read_byteorder(struct zip *zip, bool *big_endian)
     return RSD_OK;
 }
 
-static rsd_status find_tensor(struct zip *zip, struct stored_view *out)
+static rsd_status find_tensor(struct zip *zip, struct torch_view *view, struct stored_array *out)
 {
     struct pickle_tree tree;
     struct zip_record *record = NULL;
@@ -83,28 +253,30 @@ static rsd_status find_tensor(struct zip *zip, struct stored_view *out)
     pickle_node root;
     TRY(read_byteorder(zip, &out->big_endian));
     TRY(load_pickle(zip, &tree, &root));
-    rsd_status status = torch_view_read(&tree, root, &out->view);
+    rsd_status status = torch_view_read(&tree, root, view);
     if (!status) {
-        struct slice key = out->view.key;
+        struct slice key = view->key;
         snprintf(name, sizeof name, "data/%.*s", (int)(key.nbytes < 200 ? key.nbytes : 200),
                  key.bytes);
-        out->view.key = (struct slice){"", 0};
+        view->key = (struct slice){"", 0};
         status = zip_find(zip, name, &record);
     }
     pickle_tree_drop(&tree);
     TRY(status);
     if (!record)
         return fail(RSD_EFORMAT, "record %s is missing", name);
-    out->data = record->data;
+    out->offset = record->data;
     out->nbytes = record->nbytes;
     out->crc = record->crc;
     out->has_crc =
         record->crc != 0 || record->nbytes == 0; /* torch can be told not to compute it */
-    return torch_view_check(&out->view, record->nbytes);
+    TRY(torch_view_check(view, record->nbytes));
+    torch_view_set_array(view, out);
+    return RSD_OK;
 }
 
 rsd_status torch_item_locate(struct store *store, const struct extent *extent,
-                             struct stored_view *out)
+                             struct torch_view *view, struct stored_array *array)
 {
     struct item *item = mem_new(1, sizeof *item);
     struct zip zip;
@@ -112,27 +284,28 @@ rsd_status torch_item_locate(struct store *store, const struct extent *extent,
         return RSD_ENOMEM;
     *item = (struct item){
         .store = store, .file = extent->file, .offset = extent->offset, .nbytes = extent->nbytes};
-    *out = (struct stored_view){0};
+    *array = (struct stored_array){0};
     rsd_status status = load_windows(item);
     if (!status && !(status = zip_open(&zip, item_read, item, item->nbytes))) {
-        status = find_tensor(&zip, out);
+        status = find_tensor(&zip, view, array);
         zip_close(&zip);
     }
-    out->data += extent->offset;
+    array->offset += extent->offset;
     mem_free(item);
     return status;
 }
 
 /* ---- a compressed archive ---- */
 
-/* The start of the stream, as far as it was produced. */
-struct start {
+/* The start of the stream is kept as far as it was produced; the bytes behind `at` are not used yet. */
+struct stored_stream {
+    struct store_range range;
     struct zstd_reader *zstd;
-    unsigned char *bytes;
     size_t n, at;
+    unsigned char bytes[MOST_START];
 };
 
-static rsd_status want(struct start *start, size_t n)
+static rsd_status want(struct stored_stream *start, size_t n)
 {
     if (n > MOST_START)
         return fail(RSD_EFORMAT, "more than %d bytes before the tensor", (int)MOST_START);
@@ -154,7 +327,7 @@ static uint32_t get32(const unsigned char *bytes)
 }
 
 /* Steps over a header, to the first byte of its record; the name without its folder. */
-static rsd_status step_header(struct start *start, struct slice *name)
+static rsd_status step_header(struct stored_stream *start, struct slice *name)
 {
     TRY(want(start, start->at + HEADER));
     const unsigned char *header = start->bytes + start->at;
@@ -178,7 +351,7 @@ static rsd_status step_header(struct start *start, struct slice *name)
 }
 
 /* Steps over the descriptor behind a record of n bytes; they end where one with that length begins. */
-static rsd_status step_small(struct start *start, struct slice *content)
+static rsd_status step_small(struct stored_stream *start, struct slice *content)
 {
     size_t first = start->at;
     for (size_t n = 0; n < 256; n++) {
@@ -195,14 +368,14 @@ static rsd_status step_small(struct start *start, struct slice *content)
 
 static rsd_status read_start(void *context, uint64_t at, void *out, size_t n)
 {
-    struct start *start = context;
+    struct stored_stream *start = context;
     TRY(want(start, start->at + (size_t)at + n));
     memcpy(out, start->bytes + start->at + at, n);
     return RSD_OK;
 }
 
 /* Steps over a pickle of n bytes and its descriptor. */
-static rsd_status step_checked(struct start *start, size_t n)
+static rsd_status step_checked(struct stored_stream *start, size_t n)
 {
     TRY(want(start, start->at + n + 16));
     const unsigned char *end = start->bytes + start->at + n;
@@ -221,7 +394,8 @@ static rsd_status step_checked(struct start *start, size_t n)
 
 /* Pickles are read ahead; here, one byte at a time would be too many calls, and more than the pickle may
  * not be there. So it is tried with ever more bytes. */
-static rsd_status step_pickle(struct start *start, struct pickle_tree *tree, pickle_node *root)
+static rsd_status step_pickle(struct stored_stream *start, struct pickle_tree *tree,
+                              pickle_node *root)
 {
     for (size_t n = 512;; n *= 2) {
         uint64_t used;
@@ -246,7 +420,8 @@ static bool same_slice(struct slice a, struct slice b)
     return a.nbytes == b.nbytes && memcmp(a.bytes, b.bytes, a.nbytes) == 0;
 }
 
-static rsd_status go_to_tensor(struct start *start, struct stored_view *out)
+static rsd_status go_to_tensor(struct stored_stream *start, struct torch_view *view,
+                               struct stored_array *array)
 {
     struct pickle_tree tree = {0};
     bool pickled = false;
@@ -261,45 +436,78 @@ static rsd_status go_to_tensor(struct start *start, struct stored_view *out)
             status = step_pickle(start, &tree, &root);
             pickled = !status;
             if (!status)
-                status = torch_view_read(&tree, root, &out->view);
+                status = torch_view_read(&tree, root, view);
         } else if (name.nbytes > 5 && memcmp(name.bytes, "data/", 5) == 0) {
             const struct slice key = {name.bytes + 5, name.nbytes - 5};
             if (!pickled)
                 status = fail(RSD_EFORMAT, "a storage before its pickle");
-            else if (!same_slice(key, out->view.key))
+            else if (!same_slice(key, view->key))
                 status = fail(RSD_EFORMAT, "the storage of another tensor comes first");
             break;
         } else {
             bool order = slice_is(name, "byteorder");
             status = step_small(start, &content);
             if (!status && order)
-                out->big_endian = slice_is(content, "big");
+                array->big_endian = slice_is(content, "big");
         }
     }
     pickle_tree_drop(&tree);
-    out->view.key = (struct slice){"", 0};
+    view->key = (struct slice){"", 0};
     return status;
 }
 
-rsd_status torch_item_locate_stream(struct zstd_reader *zstd, struct stored_view *out,
-                                    unsigned char **rest, size_t *nrest)
+static rsd_status start_stream(struct stored_stream *stream, const struct extent *extent,
+                               struct torch_view *view, struct stored_array *array)
 {
-    struct start start = {.zstd = zstd, .bytes = mem_new(MOST_START, 1)};
-    if (!start.bytes)
+    TRY(zstd_reader_open(store_range_read, &stream->range, extent->nbytes, extent->nzstd,
+                         &stream->zstd));
+    *array = (struct stored_array){.stream = true, .has_crc = true}; /* behind the bytes */
+    TRY(go_to_tensor(stream, view, array));
+    array->nbytes = view->storage_count * (view->untyped ? 1 : rsd_dtype_nbytes(view->dtype));
+    TRY(torch_view_check(view, array->nbytes));
+    torch_view_set_array(view, array);
+    return RSD_OK;
+}
+
+rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
+                                  struct torch_view *view, struct stored_array *array,
+                                  struct stored_stream **out)
+{
+    struct stored_stream *stream = mem_new(1, sizeof *stream);
+    if (!stream)
         return RSD_ENOMEM;
-    *out = (struct stored_view){.has_crc = true}; /* behind the bytes */
-    rsd_status status = go_to_tensor(&start, out);
-    if (!status) {
-        const struct torch_view *view = &out->view;
-        out->nbytes = view->storage_count * (view->untyped ? 1 : rsd_dtype_nbytes(view->dtype));
-        status = torch_view_check(view, out->nbytes);
-    }
-    if (status) {
-        mem_free(start.bytes);
-        return status;
-    }
-    *nrest = start.n - start.at;
-    memmove(start.bytes, start.bytes + start.at, *nrest);
-    *rest = start.bytes;
+    stream->range = (struct store_range){store, extent->file, extent->offset};
+    rsd_status status = start_stream(stream, extent, view, array);
+    if (status)
+        stored_stream_close(stream);
+    else
+        *out = stream;
+    return status;
+}
+
+void stored_stream_close(struct stored_stream *stream)
+{
+    if (!stream)
+        return;
+    zstd_reader_close(stream->zstd);
+    mem_free(stream);
+}
+
+rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n)
+{
+    size_t ready = stream->n - stream->at, first = ready < n ? ready : n;
+    memcpy(out, stream->bytes + stream->at, first);
+    stream->at += first;
+    return first < n ? zstd_reader_read(stream->zstd, (char *)out + first, n - first) : RSD_OK;
+}
+
+rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32_t *crc)
+{
+    unsigned char descriptor[8];
+    TRY(stored_stream_read(stream, descriptor, sizeof descriptor));
+    if (memcmp(descriptor, "PK\7\x08", 4) != 0)
+        return fail(RSD_EFORMAT, "no descriptor behind the bytes");
+    *crc = get32(descriptor + 4);
+    *has_crc = *crc != 0; /* torch can be told not to compute it */
     return RSD_OK;
 }

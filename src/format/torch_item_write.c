@@ -9,7 +9,9 @@
  * The last record is an id that torch makes from names and CRCs. The part that comes from the names is a
  * constant for each set of records, since it depends on the order of a hash table.
  */
-#include "format.h"
+#include "torch_item.h"
+
+#include "crc.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* names.c - what dtypes are called in files: by torch, by its storage classes, and by safetensors. */
-#include "format.h"
+#include "torch_item.h"
 
 #include <string.h>
 

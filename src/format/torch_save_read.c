@@ -11,7 +11,8 @@
  * facts about the system, the object, the keys of the storages) and then the storages, each with its
  * number of elements in front.
  */
-#include "format.h"
+#include "rows.h"
+#include "torch_item.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -31,7 +32,8 @@ struct step {
 };
 
 struct loading {
-    rsd_checkpoint *checkpoint;
+    struct store *store;
+    struct catalog *catalog;
     uint32_t file;
     uint64_t base; /* where the pickle at hand begins in the file */
     struct zip zip;
@@ -50,7 +52,7 @@ struct loading {
 static rsd_status read_file(void *context, uint64_t at, void *out, size_t n)
 {
     struct loading *l = context;
-    return store_read(l->checkpoint->store, l->file, l->base + at, out, n);
+    return store_read(l->store, l->file, l->base + at, out, n);
 }
 
 static void set_limits(struct loading *l, uint64_t pickle_nbytes)
@@ -109,7 +111,7 @@ static rsd_status add_path(struct loading *l, const char **out)
     TRY(text_take(&text, &json));
     rsd_status status = make_room(l, strlen(json));
     if (!status)
-        status = catalog_copy_text(&l->checkpoint->catalog, json, out);
+        status = catalog_copy_text(l->catalog, json, out);
     rsd_free(json);
     return status;
 }
@@ -123,36 +125,29 @@ static struct slice name_of(const struct loading *l)
 static rsd_status add_tensor(struct loading *l, pickle_node c)
 {
     static const int64_t origin[RSD_MAX_DIMS];
-    struct catalog *catalog = &l->checkpoint->catalog;
-    struct stored_view stored = {.big_endian = l->big_endian};
+    struct catalog *catalog = l->catalog;
+    struct torch_view view;
     struct storage storage;
-    TRY(make_room(l, l->name_nbytes + sizeof stored + sizeof(struct stored_tensor)));
-    TRY(torch_view_read(&l->tree, c, &stored.view));
-    TRY(find_storage(l, stored.view.key, &storage));
-    TRY(torch_view_check(&stored.view, storage.nbytes));
-    stored.data = storage.data;
-    stored.nbytes = storage.nbytes;
-    stored.crc = storage.crc;
-    stored.has_crc = l->archive && (storage.crc || !storage.nbytes); /* 0: it was not computed */
-    stored.view.key = (struct slice){"", 0}; /* it was in the nodes, which go */
-    TRY(GROW(catalog->views, catalog->views_capacity, catalog->nviews + 1));
-    catalog->views[catalog->nviews++] = stored;
-    TRY(catalog_add_tensor(catalog, name_of(l), stored.view.dtype, stored.view.ndim,
-                           stored.view.shape));
+    TRY(make_room(l, l->name_nbytes + sizeof(struct stored_array) + sizeof(struct stored_tensor)));
+    TRY(torch_view_read(&l->tree, c, &view));
+    TRY(find_storage(l, view.key, &storage));
+    TRY(torch_view_check(&view, storage.nbytes));
+    struct stored_array array = {.offset = storage.data,
+                                 .nbytes = storage.nbytes,
+                                 .crc = storage.crc,
+                                 .big_endian = l->big_endian};
+    array.has_crc = l->archive && (storage.crc || !storage.nbytes); /* 0: it was not computed */
+    torch_view_set_array(&view, &array);
+    TRY(catalog_add_tensor(catalog, name_of(l), view.dtype, view.ndim, view.shape));
     TRY(add_path(l, &catalog->tensors[catalog->ntensors - 1].path));
-    return catalog_add_box(catalog, origin, stored.view.shape,
-                           (struct extent){.kind = ITEM_VIEW,
-                                           .file = l->file,
-                                           .offset = stored.data,
-                                           .nbytes = stored.nbytes,
-                                           .detail = (uint32_t)(catalog->nviews - 1)});
+    return catalog_add_array(catalog, origin, view.shape, l->file, &array);
 }
 
 /* ---- values ---- */
 
 static rsd_status add_value(struct loading *l, pickle_node c)
 {
-    struct catalog *catalog = &l->checkpoint->catalog;
+    struct catalog *catalog = l->catalog;
     struct bytes pickle = {0};
     char *json = NULL;
     bool plain;
@@ -163,7 +158,7 @@ static rsd_status add_value(struct loading *l, pickle_node c)
         status = make_room(l, l->name_nbytes + sizeof(struct stored_value) + pickle.n +
                                   (json ? strlen(json) : 0));
     if (!status)
-        status = catalog_add_value(catalog, name_of(l), (struct extent){.kind = ITEM_NONE}, json);
+        status = catalog_add_value(catalog, name_of(l), (struct extent){.kind = EXTENT_NONE}, json);
     if (status) {
         mem_free(json);
         bytes_drop(&pickle);
@@ -282,7 +277,7 @@ static rsd_status check_byteorder(struct loading *l)
     if (!record)
         return RSD_OK;
     size_t n = record->nbytes < sizeof text - 1 ? (size_t)record->nbytes : sizeof text - 1;
-    TRY(store_read(l->checkpoint->store, l->file, record->data, text, n));
+    TRY(store_read(l->store, l->file, record->data, text, n));
     l->big_endian = strcmp(text, "big") == 0;
     if (!l->big_endian && strcmp(text, "little") != 0)
         return fail(RSD_EFORMAT, "record byteorder says '%s'", text);
@@ -362,7 +357,7 @@ static rsd_status place_storages(struct loading *l, const struct pickle_tree *li
         unsigned char raw[8];
         uint64_t count = 0, length;
         const char *kept;
-        TRY(store_read(l->checkpoint->store, l->file, at, raw, sizeof raw));
+        TRY(store_read(l->store, l->file, at, raw, sizeof raw));
         for (int i = 7; i >= 0; i--)
             count = count << 8 | raw[i];
         /* A storage that no tensor uses has a size that cannot be known, and nothing after it a place. */
@@ -373,7 +368,7 @@ static rsd_status place_storages(struct loading *l, const struct pickle_tree *li
             return fail(RSD_EFORMAT, "byte %llu: a storage that reaches beyond the file",
                         (unsigned long long)at);
         l->storages[n] = (struct storage){at + 8, length, 0};
-        TRY(catalog_add_name(&l->checkpoint->catalog, pickle_text(list, key), &kept));
+        TRY(catalog_add_name(l->catalog, pickle_text(list, key), &kept));
         TRY(string_map_add(&l->keys, (struct slice){kept, strlen(kept)}, n));
         at += 8 + length;
     }
@@ -406,16 +401,15 @@ static rsd_status load_pickles(struct loading *l, uint64_t nbytes, pickle_node *
 
 /* ---- the whole ---- */
 
-static rsd_status add_file(rsd_checkpoint *checkpoint, struct slice name)
+static rsd_status add_file(struct store *store, struct catalog *catalog, uint32_t file)
 {
-    struct loading l = {.checkpoint = checkpoint};
+    struct loading l = {.store = store, .catalog = catalog, .file = file};
     unsigned char start[2] = {0};
     uint64_t nbytes;
     pickle_node root = PICKLE_ABSENT;
-    TRY(store_add_file(checkpoint->store, name, &l.file));
-    rsd_status status = store_stat(checkpoint->store, l.file, &nbytes, NULL);
+    rsd_status status = store_stat(store, file, &nbytes, NULL);
     if (!status && nbytes >= sizeof start)
-        status = store_read(checkpoint->store, l.file, 0, start, sizeof start);
+        status = store_read(store, file, 0, start, sizeof start);
     if (!status)
         status =
             start[0] == 0x80 ? load_pickles(&l, nbytes, &root) : load_archive(&l, nbytes, &root);
@@ -425,12 +419,55 @@ static rsd_status add_file(rsd_checkpoint *checkpoint, struct slice name)
     zip_close(&l.zip);
     string_map_drop(&l.keys);
     mem_free(l.storages);
-    return status ? store_fail_in(checkpoint->store, l.file, status) : RSD_OK;
+    return status ? store_fail_in(store, file, status) : RSD_OK;
 }
 
-rsd_status torch_save_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n)
+/* ---- the row ---- */
+
+static bool is_index(const char *name)
 {
-    for (size_t i = 0; i < n; i++)
-        TRY(add_file(checkpoint, names[i]));
+    return has_suffix(name, ".bin.index.json");
+}
+
+static int torch_save_probe(const struct store_listing *listing, const struct store_entry *entry,
+                            struct slice start)
+{
+    (void)listing;
+    const char *name = entry->base, *bytes = start.bytes;
+    bool named = has_suffix(name, ".pt") || has_suffix(name, ".pth") || has_suffix(name, ".bin");
+    if (entry->directory)
+        return NOT_SURE;
+    if (is_index(name))
+        return SURE_OF_TORCH_INDEX;
+    if (!bytes)
+        return named ? SURE_OF_TORCH_FILE : NOT_SURE;
+    bool archive = start.nbytes >= 4 && memcmp(bytes, "PK\3\4", 4) == 0;
+    bool safetensors = start.nbytes > 8 && bytes[8] == '{';
+    bool pickle = start.nbytes >= 2 && bytes[0] == '\x80' && bytes[1] >= 2 && bytes[1] <= 5;
+    if (archive || (pickle && !safetensors))
+        return SURE_OF_BYTES;
+    return named ? SURE_OF_SUFFIX : NOT_SURE;
+}
+
+static rsd_status torch_save_open(struct store *store, struct catalog *catalog)
+{
+    size_t n = store->names.n;
+    bool index = is_index(store_file_name(store, 0));
+    if (n > 1 && index)
+        return fail(RSD_EFORMAT, "%s: there are %zu indices", store->path, n);
+    if (n > 1)
+        return fail(RSD_EFORMAT,
+                    "%s: there are %zu torch.save files and no index: name one of them",
+                    store->path, n);
+    if (index)
+        TRY(index_add_files(store, 0));
+    for (uint32_t file = index ? 1 : 0; file < store->names.n; file++)
+        TRY(add_file(store, catalog, file));
     return RSD_OK;
 }
+
+const struct format format_torch_save = {.id = RSD_FORMAT_TORCH_SAVE,
+                                         .name = "torch.save",
+                                         .probe = torch_save_probe,
+                                         .open = torch_save_open,
+                                         .locate = catalog_locate};

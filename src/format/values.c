@@ -1,5 +1,8 @@
 /* stored_value.c - the items of values: what torch.save wrote for a number, a text, a list, an object. */
-#include "format.h"
+#include "rows.h"
+
+#include "zip.h"
+#include "zstd_stream.h"
 
 #include <string.h>
 
@@ -29,8 +32,8 @@ static rsd_status decompress_value(struct zstd_reader *zstd, uint64_t stored, st
     return RSD_OK;
 }
 
-rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value *value,
-                           struct bytes *out)
+rsd_status dcp_read_item(const rsd_checkpoint *checkpoint, const struct stored_value *value,
+                         struct bytes *item)
 {
     const struct extent *extent = &value->extent;
     TRY(catalog_check_transforms(&checkpoint->catalog, extent));
@@ -39,15 +42,15 @@ rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value
         struct store_range range = {checkpoint->store, extent->file, extent->offset};
         struct zstd_reader *zstd;
         TRY(zstd_reader_open(store_range_read, &range, extent->nbytes, extent->nzstd, &zstd));
-        rsd_status status = decompress_value(zstd, extent->nbytes, out);
+        rsd_status status = decompress_value(zstd, extent->nbytes, item);
         zstd_reader_close(zstd);
         return status;
     }
     if (extent->nbytes > MOST_NBYTES)
         return too_long(extent->nbytes, MOST_NBYTES);
-    TRY(GROW(out->data, out->capacity, (size_t)extent->nbytes + 1));
-    out->n = (size_t)extent->nbytes;
-    return store_read(checkpoint->store, extent->file, extent->offset, out->data, out->n);
+    TRY(GROW(item->data, item->capacity, (size_t)extent->nbytes + 1));
+    item->n = (size_t)extent->nbytes;
+    return store_read(checkpoint->store, extent->file, extent->offset, item->data, item->n);
 }
 
 /* ---- looking into one ---- */
@@ -76,12 +79,12 @@ static rsd_status read_zip_json(struct zip *zip, char **json)
     return status;
 }
 
-rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value *value,
+rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
                            char **json)
 {
     struct bytes item = {0};
     struct zip zip;
-    rsd_status status = value_read_item(checkpoint, value, &item);
+    rsd_status status = checkpoint->format->read_item(checkpoint, value, &item);
     if (!status)
         status = zip_open(&zip, read_item, &item, item.n);
     if (!status) {

@@ -30,6 +30,7 @@ struct store {
 /* A file or a directory, by its name relative to the store. */
 struct store_entry {
     char *name;
+    const char *base; /* the part of the name behind its last slash */
     bool directory;
 };
 

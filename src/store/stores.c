@@ -101,7 +101,8 @@ rsd_status store_listing_add(struct store_listing *listing, const char *director
     if (!path)
         return RSD_ENOMEM;
     snprintf(path, n, "%s%s%s", directory, *directory ? "/" : "", name);
-    listing->entries[listing->n++] = (struct store_entry){path, is_directory};
+    const char *base = path + strlen(path) - strlen(name);
+    listing->entries[listing->n++] = (struct store_entry){path, base, is_directory};
     return RSD_OK;
 }
 

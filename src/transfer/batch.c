@@ -112,7 +112,7 @@ static rsd_status check_sources(struct transfer *transfer, struct io_stats *stat
             continue;
         rsd_status status = source_check(source, stats);
         if (status)
-            return store_fail_in(source->store, source->extent.file,
+            return store_fail_in(source->checkpoint->store, source->file,
                                  fail_in(status, "%.300s: ", transfer->name));
     }
     return RSD_OK;

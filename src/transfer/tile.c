@@ -130,7 +130,7 @@ static rsd_status stage(const struct tile *tile, struct tile_part *parts, size_t
     if (source->memory) {
         staged->bytes = source->memory;
         copy_i64s(staged->lo, source->lo, transfer->ndim);
-        copy_i64s(staged->strides, source->strides, transfer->ndim);
+        copy_i64s(staged->strides, source->array.strides, transfer->ndim);
         return RSD_OK;
     }
     if (n == 1)

@@ -4,7 +4,6 @@
 
 #include "format.h"
 #include "memory.h"
-#include "peer.h"
 #include "plan.h"
 
 #include <pthread.h>
@@ -19,17 +18,16 @@ struct io_stats {
 
 struct source {
     const char *memory; /* of the box's first element, if it is there and not in a file */
-    struct store *store;
-    struct extent extent;
+    rsd_checkpoint *checkpoint;
+    size_t tensor, box;
+    uint32_t file;
+    const char *name; /* of the tensor */
     rsd_dtype dtype;
     size_t element_nbytes; /* bytes of an element */
     int32_t ndim;
-    const char *name;                            /* of its tensor */
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* the box */
-    uint64_t data, nbytes;                       /* of the record, in the file or in the stream */
-    int64_t base, strides[RSD_MAX_DIMS];         /* of the box in the record, bytes */
-    bool swap, has_crc, checkable;
-    uint32_t crc;
+    struct stored_array array;                   /* where its bytes are; in memory, the strides */
+    bool checkable;
     uint64_t wanted; /* bytes of the box that are wanted, set by whoever reads */
 
     pthread_mutex_t lock; /* for what follows */
@@ -37,11 +35,7 @@ struct source {
     pthread_mutex_t keeping;
     char *kept; /* the whole record */
 
-    bool compressed;
-    struct store_range range;
-    struct zstd_reader *zstd; /* while it is read, by one thread */
-    unsigned char *rest;
-    size_t nrest, rest_at;
+    struct stored_stream *stream; /* while it is read, by one thread */
     uint64_t stream_at, stream_crc;
 };
 
@@ -147,6 +141,10 @@ struct scratch {
 };
 rsd_status scratch_reserve(char **bytes, size_t *capacity, size_t need);
 void scratch_drop(struct scratch *scratch);
+
+/* Plans how boxes are filled from a stored tensor. EMISMATCH: no file has some element of them. */
+rsd_status transfer_plan(const struct catalog *catalog, const struct stored_tensor *tensor,
+                         size_t n, const int64_t *lo, const int64_t *len, rsd_plan **plan);
 
 /* A haul of one tensor: start it, add its sinks, and say where they are filled from. Tiles are of at most
  * so many bytes. */

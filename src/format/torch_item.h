@@ -1,0 +1,64 @@
+/* torch_item.h - tensors and values as torch.save writes them. Private to format. */
+#ifndef TORCH_ITEM_H
+#define TORCH_ITEM_H
+
+#include "format.h"
+#include "zip.h"
+
+/* ---- torch_names.c ---- */
+
+/* 0 for a name that is not that of a dtype; NULL for a dtype that has no such name. */
+rsd_dtype dtype_from_torch(struct slice name);
+rsd_dtype dtype_from_storage(struct slice name);
+rsd_dtype dtype_from_safetensors(struct slice name);
+const char *dtype_to_torch(rsd_dtype dtype);
+const char *dtype_to_storage(rsd_dtype dtype);
+const char *dtype_to_safetensors(rsd_dtype dtype);
+
+/* ---- torch_item_read.c: a tensor as torch pickles it ---- */
+
+struct torch_view {
+    rsd_dtype dtype;
+    int32_t ndim;
+    int64_t shape[RSD_MAX_DIMS], strides[RSD_MAX_DIMS], offset; /* in elements */
+    struct slice key;       /* of its storage; it points into the pickle's tree */
+    uint64_t storage_count; /* elements of the storage, or bytes if it is untyped */
+    bool untyped;
+};
+
+bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c);
+rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct torch_view *out);
+
+/* EFORMAT unless the view lies inside a storage of so many bytes, with no two elements in one place. */
+rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes);
+
+/* Sets the base and strides of a view that torch_view_check accepts. */
+void torch_view_set_array(const struct torch_view *view, struct stored_array *array);
+
+/* The tensor in an item of torch.save. */
+
+/* In an archive of a file. */
+rsd_status torch_item_locate(struct store *store, const struct extent *extent,
+                             struct torch_view *view, struct stored_array *array);
+
+/* In a compressed archive; the stream is left at the tensor's first byte. */
+rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
+                                  struct torch_view *view, struct stored_array *array,
+                                  struct stored_stream **stream);
+
+/* ---- torch_item_write.c ---- */
+
+/* What comes before the bytes of a dense tensor, and after: for the latter, their CRC-32 and the first
+ * eight of them. Strides, in elements, are what the item says of itself; NULL: rows, the last dim fastest. */
+rsd_status torch_item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                           const int64_t *strides, struct bytes *head);
+rsd_status torch_item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                           const int64_t *strides, uint32_t crc, const unsigned char first[8],
+                           struct bytes *tail);
+rsd_status torch_item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                             const int64_t *strides, uint64_t *head_nbytes, uint64_t *nbytes);
+
+/* A value, given as its pickle. */
+rsd_status torch_item_from_pickle(const struct bytes *pickle, struct bytes *out);
+
+#endif
