@@ -211,15 +211,12 @@ static void same_item(const char *name, int32_t ndim, const int64_t *shape, cons
 {
     struct bytes head = {0}, tail = {0};
     size_t n, nbytes = (size_t)box_volume(ndim, shape) * sizeof *data;
-    uint64_t head_nbytes, item;
     unsigned char first[8] = {0};
     char *golden = golden_item(name, &n);
     memcpy(first, data, nbytes < sizeof first ? nbytes : sizeof first);
-    OK(torch_item_head(RSD_F32, ndim, shape, NULL, &head));
-    OK(torch_item_tail(RSD_F32, ndim, shape, NULL, crc32_of(data, nbytes), first, &tail));
-    OK(torch_item_nbytes(RSD_F32, ndim, shape, NULL, &head_nbytes, &item));
-    CHECK(head_nbytes == head.n && item == n, "%s: %zu bytes, not %zu", name, (size_t)item, n);
-    if (CHECK(head.n + nbytes + tail.n == n)) {
+    OK(torch_item_frame(RSD_F32, ndim, shape, NULL, crc32_of(data, nbytes), first, &head, &tail));
+    if (CHECK(head.n + nbytes + tail.n == n, "%s: %zu bytes, not %zu", name,
+              head.n + nbytes + tail.n, n)) {
         CHECK(memcmp(golden, head.data, head.n) == 0, "%s: head", name);
         CHECK(memcmp(golden + head.n, data, nbytes) == 0, "%s: data", name);
         CHECK(memcmp(golden + head.n + nbytes, tail.data, tail.n) == 0, "%s: tail", name);
@@ -254,9 +251,8 @@ static void item_comes_back(rsd_dtype dtype, int32_t ndim)
     size_t nbytes = (size_t)box_volume(ndim, shape) * rsd_dtype_nbytes(dtype);
     unsigned char *data = calloc(nbytes + 8, 1);
     memcpy(data, "PK\7\x08 like a descriptor", nbytes < 22 ? nbytes : 22);
-    OK(torch_item_head(dtype, ndim, shape, NULL, &item));
+    OK(torch_item_frame(dtype, ndim, shape, NULL, crc32_of(data, nbytes), data, &item, &tail));
     bytes_put(&item, data, nbytes);
-    OK(torch_item_tail(dtype, ndim, shape, NULL, crc32_of(data, nbytes), data, &tail));
     bytes_put(&item, tail.data, tail.n);
     if (OK(zip_open(&zip, read_bytes, &item, item.n))) {
         CHECK(OK(zip_find(&zip, "data/0", &record)) && record && record->data % 64 == 0 &&

@@ -5,7 +5,6 @@
 #include "crc.h"
 #include "peer.h"
 #include "pickle.h"
-#include "torch_item.h"
 #include "transfer.h"
 #include "zstd_stream.h"
 
@@ -114,77 +113,9 @@ rsd_status dedup_assign(struct dedup *dedup, size_t ntensors, const rsd_layout *
                         size_t nvalues, enum dedup_mode to);
 void dedup_drop(struct dedup *dedup);
 
-/* ---- draft.c: what will be written ---- */
-
-enum {
-    MOST_ZSTD_LEVEL = 19
-}; /* beyond, streams need more memory to be read than readers give them */
-
-/* Beside each extent of the contents. */
-struct out_item {
-    uint64_t head;        /* bytes before the tensor's */
-    _Atomic uint64_t crc; /* of what was written so far, raw */
-    unsigned char first[8];
-    bool done;  /* complete, and known to be on disk */
-    bool split; /* several ranks write it: rank 0 ends it */
-    size_t at;  /* into the draft's places, if it shares its array with other boxes; else 0 */
-    const int64_t *form; /* shape and strides in the item, if they are not those of its box */
-};
-
-struct out_value {
-    const struct stored_value *from; /* an item that is copied as it is; NULL: the bytes below */
-    struct bytes item;
-};
-
-struct out_file {
-    char *name;
-    struct bytes header; /* safetensors: what comes first, written last */
-    uint64_t nbytes;     /* of the whole file, if that is known */
-    uint64_t kept;       /* of a file that is there and goes on behind them; 0: it is new */
-    size_t nitems;       /* tensors in it */
-    size_t nvalues;
-};
-
-struct manifest {
-    rsd_format format;
-    int32_t compress;
-    struct catalog catalog;   /* what the new checkpoint will hold, and where */
-    struct out_item *items;   /* by extent */
-    struct out_value *values; /* by value */
-    struct out_file *files;
-    size_t nfiles, files_capacity;
-    int64_t *ats; /* of the boxes of a deal, in the order of their extents */
-    size_t nats, ats_capacity;
-    int64_t *places; /* of boxes that share an array: where they begin in it, and its shape */
-    size_t nplaces, places_capacity;
-};
-
-rsd_status manifest_add_file(struct manifest *manifest, const char *name);
-rsd_status manifest_add_boxes(struct manifest *manifest, const struct dedup *dedup, size_t tensor,
-                              size_t *next); /* to the last tensor; *next goes through the deal */
-
-/* Once everything is in: names that no reader could take, and where each item lies in its file. */
-rsd_status manifest_check(struct manifest *manifest);
-rsd_status manifest_place(struct manifest *manifest);
-void manifest_hash(const struct manifest *manifest, struct hash *hash);
-void manifest_drop(struct manifest *manifest);
-
-static inline uint64_t box_nbytes(const struct catalog *catalog, const struct stored_tensor *tensor,
-                                  size_t box)
-{
-    return (uint64_t)box_volume(tensor->ndim, tensor_box_len(catalog, tensor, box)) *
-           rsd_dtype_nbytes(tensor->dtype);
-}
-
-/* ---- dcp_out.c, safetensors_out.c ---- */
-
-/* The pickle of .metadata. */
-rsd_status dcp_metadata(const struct catalog *catalog, const struct name_list *files,
-                        struct bytes *out);
-
-/* The headers of all files, and where the tensors lie behind them. */
-rsd_status safetensors_place(struct manifest *manifest);
-rsd_status safetensors_index(const struct manifest *manifest, struct text *out);
+/* Adds the boxes of a tensor to the last tensor of a manifest; *next goes through the list. */
+rsd_status dedup_add_boxes(const struct dedup *dedup, size_t tensor, size_t *next,
+                           struct manifest *manifest);
 
 /* ---- journal.c: what of an output is complete ---- */
 
@@ -262,9 +193,6 @@ rsd_status output_make_files(struct output *output);
 rsd_status output_flush(struct output *output);
 rsd_status output_end_split(struct output *output);
 
-/* Writes a file of the part folder whole, under another name until it is on disk. */
-rsd_status part_write(const struct part *part, const char *name, const void *data, size_t n);
-
 /* ---- save_draft.c, save.c: from memory ---- */
 
 /* The memory that an extent is written from. */
@@ -309,8 +237,6 @@ static inline bool save_is_mine(const rsd_async_save *saving, size_t extent)
 }
 
 rsd_status save_write_files(rsd_async_save *saving);
-rsd_status save_metadata(const struct part *part, const struct catalog *catalog,
-                         const struct name_list *files, const char *name);
 
 /* ---- save_spread.c: by many ranks ---- */
 

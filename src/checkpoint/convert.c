@@ -54,7 +54,7 @@ static rsd_status open_job(void *context, size_t index, struct transfer *transfe
 static rsd_status keep_part(struct converting *c, size_t tensor, size_t box)
 {
     size_t extent = c->manifest.catalog.tensors[tensor].first_extent + box;
-    const struct out_item *item = &c->manifest.items[extent];
+    const struct manifest_item *item = &c->manifest.items[extent];
     struct split_item part = {.extent = extent, .crc = item->crc};
     memcpy(part.first, item->first, sizeof part.first);
     pthread_mutex_lock(&c->seen.lock);
@@ -154,35 +154,14 @@ static rsd_status settle_names(struct converting *c)
     struct store *store = c->output.store;
     for (uint32_t i = 0; i < c->manifest.nfiles; i++) {
         const char *from = store_file_name(store, i), *to = c->manifest.files[i].name;
-        rsd_status status = strcmp(from, to) != 0 ? store_rename(store, from, to) : RSD_OK;
-        if (status)
-            return store_fail_in(store, i, status);
+        if (strcmp(from, to) != 0)
+            TRY(store_rename(store, from, to));
     }
     return store_sync_names(store);
 }
 
-static rsd_status write_marker(struct converting *c, struct part *part)
-{
-    if (c->manifest.format == RSD_FORMAT_DCP) {
-        struct bytes pickle = {0};
-        rsd_status status = dcp_metadata(&c->manifest.catalog, &c->output.store->names, &pickle);
-        if (!status)
-            status = part_write(part, ".metadata", pickle.data, pickle.n);
-        bytes_drop(&pickle);
-        return status;
-    }
-    if (!c->whole || c->manifest.nfiles == 1)
-        return RSD_OK;
-    struct text text = {0};
-    rsd_status status = safetensors_index(&c->manifest, &text);
-    if (!status)
-        status = part_write(part, "model.safetensors.index.json", text.chars, text.length);
-    text_drop(&text);
-    return status;
-}
-
 /* Copies a file into the folder, under its own name. */
-static rsd_status add_side_file(const struct part *part, const char *path)
+static rsd_status add_side_file(struct store *output, const char *path)
 {
     struct store *store;
     char *bytes = NULL;
@@ -193,7 +172,7 @@ static rsd_status add_side_file(const struct part *part, const char *path)
     if (status)
         store_fail_in(store, file, status);
     else
-        status = part_write(part, store_file_name(store, file), bytes, n);
+        status = store_put(output, store_file_name(store, file), bytes, n);
     mem_free(bytes);
     store_close(store);
     return status;
@@ -244,8 +223,8 @@ static rsd_status finish_all(void *context)
         TRY(journal_clear(&c->part));
     TRY(settle_names(c));
     for (int64_t i = 0; i < c->options.nside_files; i++)
-        TRY(add_side_file(&c->part, c->options.side_files[i]));
-    TRY(write_marker(c, &c->part));
+        TRY(add_side_file(c->output.store, c->options.side_files[i]));
+    TRY(c->manifest.format->writer->finish(&c->manifest, c->output.store));
     c->report.nbytes_written += (int64_t)c->output.nbytes_written;
     c->report.nfiles_written += c->output.nfiles_written;
     output_close(&c->output);

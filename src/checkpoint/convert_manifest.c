@@ -130,37 +130,6 @@ static int by_width(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static rsd_status add_whole_files(struct converting *c)
-{
-    size_t n = fill_files(c);
-    char name[64];
-    for (size_t i = 0; i < n; i++) {
-        if (n == 1)
-            snprintf(name, sizeof name, "model.safetensors");
-        else
-            snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, n);
-        TRY(manifest_add_file(&c->manifest, name));
-    }
-    return RSD_OK;
-}
-
-static rsd_status add_rank_files(struct converting *c, int64_t nranks)
-{
-    char name[96];
-    for (int64_t rank = 0; rank < nranks; rank++) {
-        if (c->manifest.format == RSD_FORMAT_DCP)
-            snprintf(name, sizeof name, "__%lld_0.distcp", (long long)rank);
-        else if (c->options.every_replica)
-            snprintf(name, sizeof name, "rank-%05lld-of-%05lld.safetensors", (long long)rank,
-                     (long long)nranks);
-        else
-            snprintf(name, sizeof name, "shard-%05lld-model-00001-of-00001.safetensors",
-                     (long long)rank + 1);
-        TRY(manifest_add_file(&c->manifest, name));
-    }
-    return RSD_OK;
-}
-
 static rsd_status count_ranks(struct converting *c, int64_t *nranks)
 {
     int64_t world = 1;
@@ -177,12 +146,13 @@ static rsd_status count_ranks(struct converting *c, int64_t *nranks)
 
 /* The item of a value: copied as it is, or made. False if it cannot be written. */
 static rsd_status make_value(struct converting *c, const struct stored_value *value,
-                             struct out_value *out, bool *carried)
+                             struct manifest_value *out, bool *carried)
 {
     *carried = true;
     if (value->extent.kind == EXTENT_NONE) {
         *carried = value->pickle.n > 0;
-        return *carried ? torch_item_from_pickle(&value->pickle, &out->item) : RSD_OK;
+        return *carried ? c->manifest.format->writer->make_value(&value->pickle, &out->item)
+                        : RSD_OK;
     }
     TRY(catalog_check_transforms(&c->in->catalog, &value->extent));
     if (value->extent.nzstd && !c->manifest.compress)
@@ -200,7 +170,7 @@ static rsd_status add_values(struct converting *c, const struct dedup *dedup)
         return RSD_ENOMEM;
     for (size_t i = 0; i < in->nvalues; i++) {
         const struct stored_value *value = &in->values[i];
-        struct out_value *out = &c->manifest.values[catalog->nvalues];
+        struct manifest_value *out = &c->manifest.values[catalog->nvalues];
         struct extent extent = {.kind = EXTENT_ITEM,
                                 .file = (uint32_t)dedup->value_ranks[catalog->nvalues]};
         bool carried;
@@ -249,7 +219,7 @@ static rsd_status add_whole_boxes(struct converting *c)
 static rsd_status add_dealt_boxes(struct converting *c, int64_t nranks)
 {
     struct dedup dedup = {0};
-    size_t next = 0, nvalues = c->manifest.format == RSD_FORMAT_DCP ? c->in->catalog.nvalues : 0;
+    size_t next = 0, nvalues = c->manifest.format->writer->make_value ? c->in->catalog.nvalues : 0;
     const char **names = mem_new(c->nchosen, sizeof(char *));
     const rsd_layout **layouts = mem_new(c->nchosen, sizeof(rsd_layout *));
     size_t *widths = mem_new(c->nchosen, sizeof *widths);
@@ -265,7 +235,7 @@ static rsd_status add_dealt_boxes(struct converting *c, int64_t nranks)
     for (size_t i = 0; i < c->nchosen && !status; i++) {
         status = add_tensor(c, i);
         if (!status)
-            status = manifest_add_boxes(&c->manifest, &dedup, i, &next);
+            status = dedup_add_boxes(&dedup, i, &next, &c->manifest);
     }
     if (!status && nvalues)
         status = add_values(c, &dedup);
@@ -325,14 +295,12 @@ rsd_status convert_open_side_file(const char *path, struct store **store, uint32
 static rsd_status check_side_file(const struct converting *c, int64_t index)
 {
     const char *path = c->options.side_files[index], *name = base_name(path);
-    static const char *const taken[] = {".metadata", "model.safetensors.index.json", JOURNAL_NAME};
     struct store *store;
     uint32_t file;
     TRY(convert_open_side_file(path, &store, &file));
     store_close(store);
-    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
-        if (strcmp(name, taken[i]) == 0)
-            return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
+    if (format_is_marker(name) || strcmp(name, JOURNAL_NAME) == 0)
+        return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
     for (size_t i = 0; i < c->manifest.nfiles; i++)
         if (strcmp(name, c->manifest.files[i].name) == 0)
             return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
@@ -366,7 +334,7 @@ static rsd_status find_read_files(struct converting *c)
                 c->read_files[extent->file] = true;
         }
     }
-    for (size_t i = 0; i < in->nvalues && c->manifest.format == RSD_FORMAT_DCP; i++)
+    for (size_t i = 0; i < in->nvalues && c->manifest.format->writer->make_value; i++)
         if (in->values[i].extent.kind != EXTENT_NONE)
             c->read_files[in->values[i].extent.file] = true;
     return RSD_OK;
@@ -387,24 +355,9 @@ static rsd_status check_sources(struct converting *c)
 
 static rsd_status check_options(struct converting *c, bool one_file)
 {
-    rsd_format format = c->options.format;
-    c->manifest.format = format ? format : RSD_FORMAT_SAFETENSORS;
-    c->manifest.compress = c->options.compress;
-    bool dcp = c->manifest.format == RSD_FORMAT_DCP;
-    if (!dcp && c->manifest.format != RSD_FORMAT_SAFETENSORS)
-        return fail(RSD_EUNSUPPORTED, "%s can be read, not written",
-                    rsd_format_name(format) ? rsd_format_name(format) : "this format");
-    if (c->options.compress < 0 || c->options.compress > MOST_ZSTD_LEVEL)
-        return fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible", (int)c->options.compress,
-                    (int)MOST_ZSTD_LEVEL);
-    if (!dcp && c->options.compress)
-        return fail(RSD_EINVAL, "safetensors files cannot be compressed");
-    if (dcp && (c->options.every_replica || c->options.max_shard_nbytes || one_file))
-        return fail(RSD_EINVAL, "%s is of safetensors, not of DCP",
-                    one_file                   ? "a path that ends in .safetensors"
-                    : c->options.every_replica ? "every_replica"
-                                               : "max_shard_nbytes");
-    return RSD_OK;
+    rsd_format format = c->options.format ? c->options.format : RSD_FORMAT_SAFETENSORS;
+    TRY(manifest_start(&c->manifest, format, c->options.compress));
+    return c->manifest.format->writer->check(&c->options, one_file);
 }
 
 rsd_status convert_prepare(struct converting *c, bool one_file)
@@ -413,19 +366,22 @@ rsd_status convert_prepare(struct converting *c, bool one_file)
     TRY(check_options(c, one_file));
     TRY(choose_all(c));
     TRY(count_ranks(c, &nranks));
-    bool fill = c->whole && c->manifest.format == RSD_FORMAT_SAFETENSORS;
-    c->whole = fill && !c->options.every_replica;
+    const struct format_writer *writer = c->manifest.format->writer;
+    c->whole = c->whole && writer->fills_files && !c->options.every_replica;
+    c->manifest.files_of = c->whole                   ? FILES_OF_TENSORS
+                           : c->options.every_replica ? FILES_OF_HOLDERS
+                                                      : FILES_OF_RANKS;
     c->source_of = mem_new(c->nchosen, sizeof *c->source_of);
     if (!c->source_of)
         return RSD_ENOMEM;
-    TRY(c->whole ? add_whole_files(c) : add_rank_files(c, nranks));
-    if (c->manifest.format == RSD_FORMAT_SAFETENSORS && c->nchosen > 1)
+    TRY(manifest_add_files(&c->manifest, c->whole ? fill_files(c) : (size_t)nranks));
+    if (writer->wide_first && c->nchosen > 1)
         qsort(c->chosen, c->nchosen, sizeof *c->chosen, by_width);
     TRY(c->whole ? add_whole_boxes(c) : add_dealt_boxes(c, nranks));
     if (one_file && c->manifest.nfiles > 1)
         return fail(RSD_EINVAL, "%zu files are needed, and the path is that of one",
                     c->manifest.nfiles);
-    if (c->manifest.format == RSD_FORMAT_SAFETENSORS)
+    if (!writer->make_value)
         c->nleft_out += (int64_t)c->in->catalog.nvalues;
     TRY(check_coverage(c));
     TRY(check_sources(c));

@@ -131,7 +131,7 @@ rsd_status convert_say_written(struct converting *c)
 
 static void take_part(struct converting *c, const struct split_item *part, bool own)
 {
-    struct out_item *item = &c->manifest.items[part->extent];
+    struct manifest_item *item = &c->manifest.items[part->extent];
     item->split = true;
     if (own)
         return; /* it is in there already */

@@ -210,7 +210,7 @@ static void check_items(struct output *output, uint32_t file)
 static void check_file(struct output *output, uint32_t file)
 {
     struct out_state *state = &output->states[file];
-    struct out_file *about = &output->manifest->files[file];
+    struct manifest_file *about = &output->manifest->files[file];
     const char *name = store_file_name(output->store, file);
     uint64_t nbytes;
     if (!state->done) {

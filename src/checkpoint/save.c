@@ -92,17 +92,6 @@ static rsd_status own_part(const rsd_async_save *saving, struct catalog *own)
     return RSD_OK;
 }
 
-rsd_status save_metadata(const struct part *part, const struct catalog *catalog,
-                         const struct name_list *files, const char *name)
-{
-    struct bytes pickle = {0};
-    rsd_status status = dcp_metadata(catalog, files, &pickle);
-    if (!status)
-        status = part_write(part, name, pickle.data, pickle.n);
-    bytes_drop(&pickle);
-    return status;
-}
-
 /* Ranks that save together say so: all leave the same line. */
 static void part_line(const rsd_async_save *saving, char line[64])
 {
@@ -120,15 +109,13 @@ static rsd_status forget_part(const rsd_async_save *saving, const struct part *p
     TRY(store_open(part->folder, &store, &file));
     snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
     rsd_status status = store_remove(store, name);
-    if (status && status != RSD_ENOENT)
-        status = fail_in(status, "%s/%s: ", part->folder, name);
-    else
+    if (!status || status == RSD_ENOENT)
         status = store_sync_names(store);
     store_close(store);
     return status;
 }
 
-static rsd_status leave_part(rsd_async_save *saving, struct part *part)
+static rsd_status leave_part(rsd_async_save *saving)
 {
     struct catalog own = {0};
     char name[64];
@@ -137,10 +124,10 @@ static rsd_status leave_part(rsd_async_save *saving, struct part *part)
     part_line(saving, line);
     snprintf(name, sizeof name, "__%d.reshard", (int)saving->options.rank);
     if (!status)
-        status = part_write(part, name, line, strlen(line));
+        status = store_put(saving->output.store, name, line, strlen(line));
     snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
     if (!status)
-        status = save_metadata(part, &own, &saving->output.store->names, name);
+        status = dcp_write_metadata(&own, saving->output.store, name);
     catalog_drop(&own);
     return status;
 }
@@ -153,10 +140,9 @@ static rsd_status write_and_publish(rsd_async_save *saving, struct part *part)
                     saving->options.one_rank ? saving->options.rank : -1));
     rsd_status status = save_write_files(saving);
     if (!status && saving->options.one_rank)
-        status = leave_part(saving, part);
+        status = leave_part(saving);
     else if (!status)
-        status = save_metadata(part, &saving->manifest.catalog, &saving->output.store->names,
-                               ".metadata");
+        status = saving->manifest.format->writer->finish(&saving->manifest, saving->output.store);
     output_close(&saving->output);
     return status;
 }
@@ -228,9 +214,6 @@ static rsd_status stage(rsd_async_save *saving)
 
 static rsd_status check_options(const rsd_save_options *options)
 {
-    if (options->compress < 0 || options->compress > MOST_ZSTD_LEVEL)
-        return fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible", (int)options->compress,
-                    (int)MOST_ZSTD_LEVEL);
     if (options->nvalues < 0)
         return fail(RSD_EINVAL, "%lld values", (long long)options->nvalues);
     return RSD_OK;
@@ -239,12 +222,11 @@ static rsd_status check_options(const rsd_save_options *options)
 static rsd_status prepare(rsd_async_save *saving, const char *path, int64_t nlocals,
                           const rsd_tensor *locals, bool staged)
 {
-    saving->manifest.format = RSD_FORMAT_DCP;
-    saving->manifest.compress = saving->options.compress;
     saving->tile_limit = tile_limit(saving->options.max_nbytes, saving->options.pool);
     saving->path = mem_copy(path, strlen(path) + 1, 1);
     if (!saving->path)
         return RSD_ENOMEM;
+    TRY(manifest_start(&saving->manifest, RSD_FORMAT_DCP, saving->options.compress));
     TRY(check_options(&saving->options));
     if (saving->operation.nranks > 1)
         TRY(save_as_one_rank(saving));
@@ -379,7 +361,7 @@ static rsd_status clear_notes(struct store *store, int64_t nranks)
             status = store_remove(store, name);
     }
     store_listing_drop(&listing);
-    return status ? fail_in(status, "%s: ", store->path) : RSD_OK;
+    return status;
 }
 
 static rsd_status join_parts(struct part *part, int64_t nranks)
@@ -391,7 +373,7 @@ static rsd_status join_parts(struct part *part, int64_t nranks)
     if (!status)
         status = check_joined(&joined);
     if (!status)
-        status = save_metadata(part, &joined.catalog, &joined.store->names, ".metadata");
+        status = dcp_write_metadata(&joined.catalog, joined.store, ".metadata");
     if (!status)
         status = clear_notes(joined.store, nranks);
     if (!status)

@@ -109,8 +109,7 @@ static rsd_status merge(void *context, const struct payload *all, struct payload
 static rsd_status publish(void *context)
 {
     rsd_async_save *saving = context;
-    TRY(save_metadata(&saving->part, &saving->manifest.catalog, &saving->output.store->names,
-                      ".metadata"));
+    TRY(saving->manifest.format->writer->finish(&saving->manifest, saving->output.store));
     return part_publish(&saving->part);
 }
 

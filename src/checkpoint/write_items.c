@@ -112,8 +112,8 @@ static rsd_status add_tensor(struct drafting *drafting, const rsd_item *item, st
     manifest->items[i].form = form;
     drafting->saving->origins[i].memory = item->data;
     copy_i64s(drafting->saving->origins[i].strides, strides, n);
-    TRY(torch_item_nbytes(item->dtype, n, item->shape, form ? form + n : NULL,
-                          &manifest->items[i].head, &catalog->extents[i].nbytes));
+    TRY(manifest_item_nbytes(manifest, catalog->ntensors - 1, 0, &manifest->items[i].head,
+                             &catalog->extents[i].nbytes));
     drafting->at += catalog->extents[i].nbytes;
     manifest->files[0].nitems++;
     return RSD_OK;
@@ -215,19 +215,16 @@ rsd_status rsd_dcp_write_items(const char *path, int64_t nitems, const rsd_item 
         TRY(report_check("rsd_report", report));
     if (nitems < 0)
         return fail(RSD_EINVAL, "%lld items", (long long)nitems);
-    if (options.compress < 0 || options.compress > MOST_ZSTD_LEVEL)
-        return fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible", (int)options.compress,
-                    (int)MOST_ZSTD_LEVEL);
     drafting.saving = mem_new(1, sizeof *drafting.saving);
     if (!drafting.saving)
         return RSD_ENOMEM;
     drafting.saving->options = (rsd_save_options){
         .pool = options.pool, .on_progress = options.on_progress, .context = options.context};
-    drafting.saving->manifest.format = RSD_FORMAT_DCP;
-    drafting.saving->manifest.compress = options.compress;
     drafting.saving->tile_limit = tile_limit(options.max_nbytes, options.pool);
     rsd_status status =
         operation_open(&drafting.saving->operation, NULL, 0, options.on_progress, options.context);
+    if (!status)
+        status = manifest_start(&drafting.saving->manifest, RSD_FORMAT_DCP, options.compress);
     if (!status)
         status = write_items(&drafting, path, nitems, items, &options, places);
     if (!status && report)

@@ -18,12 +18,12 @@ enum { COPY_NBYTES = 1 << 20 };
 
 /* ---- opening ---- */
 
-static rsd_status add_name(struct output *output, const struct out_file *file)
+static rsd_status add_name(struct output *output, const struct manifest_file *file)
 {
     char name[4200];
     uint32_t index;
-    const char *suffix = output->manifest->format == RSD_FORMAT_SAFETENSORS ? ".part" : "";
-    int n = snprintf(name, sizeof name, "%s%s", file->name, suffix);
+    int n = snprintf(name, sizeof name, "%s%s", file->name,
+                     output->manifest->format->writer->suffix_until_complete);
     return store_add_file(output->store, (struct slice){name, (size_t)n}, &index);
 }
 
@@ -136,7 +136,7 @@ static rsd_status copy_value(struct output *output, const struct stored_value *t
 static rsd_status write_value(struct output *output, size_t i)
 {
     struct stored_value *to = &output->manifest->catalog.values[i];
-    const struct out_value *value = &output->manifest->values[i];
+    const struct manifest_value *value = &output->manifest->values[i];
     struct bytes item = {0};
     rsd_status status = RSD_OK;
     if (value->from && !output->manifest->compress)
@@ -190,7 +190,7 @@ static rsd_status ensure_created(struct output *output, uint32_t file)
 
 static rsd_status complete(struct output *output, uint32_t file)
 {
-    struct out_file *about = &output->manifest->files[file];
+    struct manifest_file *about = &output->manifest->files[file];
     rsd_status status = RSD_OK;
     if (about->header.n)
         status = store_write(output->store, file, 0, about->header.data, about->header.n);
@@ -247,16 +247,6 @@ static struct extent *extent_of(struct output *output, size_t tensor, size_t box
     return &catalog->extents[*index];
 }
 
-/* The shape and strides that an item says of itself. */
-struct form {
-    const int64_t *shape, *strides;
-};
-
-static struct form form_of(const struct out_item *item, int32_t ndim, const int64_t *len)
-{
-    return item->form ? (struct form){item->form, item->form + ndim} : (struct form){len, NULL};
-}
-
 rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
 {
     const struct catalog *catalog = &output->manifest->catalog;
@@ -270,39 +260,26 @@ rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
     pthread_mutex_unlock(&output->lock);
     if (!output->manifest->compress)
         return RSD_OK;
-    struct bytes head = {0};
-    uint64_t head_nbytes, nbytes;
-    struct form form = form_of(&output->manifest->items[index], tensor->ndim,
-                               tensor_box_len(catalog, tensor, box));
-    TRY(torch_item_nbytes(tensor->dtype, tensor->ndim, form.shape, form.strides, &head_nbytes,
-                          &nbytes));
+    struct bytes head = {0}, tail = {0};
     extent->offset = state->cursor;
     rsd_status status =
-        torch_item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
+        output->manifest->format->writer->frame(output->manifest, tensor_index, box, &head, &tail);
+    uint64_t nbytes = head.n + box_nbytes(catalog, tensor, box) + tail.n;
     if (!status)
         status = zstd_writer_open(output->manifest->compress, nbytes, append, state, &state->zstd);
     if (!status)
         status = zstd_writer_put(state->zstd, head.data, head.n);
     bytes_drop(&head);
+    bytes_drop(&tail);
     return fail_in_item(output, extent->file, tensor->name, status);
 }
 
 static rsd_status end_plain(struct output *output, const struct extent *extent,
-                            const struct out_item *item, const struct bytes *tail,
-                            const struct stored_tensor *tensor, struct form form)
+                            const struct bytes *head, const struct bytes *tail)
 {
-    struct bytes head = {0};
-    rsd_status status =
-        torch_item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
-    if (!status && head.n != item->head)
-        status = fail(RSD_EINVAL, "%s: the head of an item changed its length", tensor->name);
-    if (!status)
-        status = store_write(output->store, extent->file, extent->offset, head.data, head.n);
-    bytes_drop(&head);
-    if (!status)
-        status = store_write(output->store, extent->file, extent->offset + extent->nbytes - tail->n,
-                             tail->data, tail->n);
-    return status;
+    TRY(store_write(output->store, extent->file, extent->offset, head->data, head->n));
+    return store_write(output->store, extent->file, extent->offset + extent->nbytes - tail->n,
+                       tail->data, tail->n);
 }
 
 static rsd_status end_compressed(struct output *output, struct extent *extent,
@@ -317,21 +294,23 @@ static rsd_status end_compressed(struct output *output, struct extent *extent,
     return RSD_OK;
 }
 
-static rsd_status end_item(struct output *output, const struct stored_tensor *tensor, size_t box,
-                           size_t index, struct extent *extent)
+/* Writes what stands around the bytes of an item, now that they are all known. */
+static rsd_status end_item(struct output *output, size_t tensor, size_t box)
 {
-    const struct catalog *catalog = &output->manifest->catalog;
-    const struct out_item *item = &output->manifest->items[index];
-    struct form form = form_of(item, tensor->ndim, tensor_box_len(catalog, tensor, box));
-    struct bytes tail = {0};
-    uint32_t crc = crc32_from_raw(item->crc, box_nbytes(catalog, tensor, box));
-    rsd_status status = torch_item_tail(tensor->dtype, tensor->ndim, form.shape, form.strides, crc,
-                                        item->first, &tail);
-    if (!status)
-        status = output->manifest->compress ? end_compressed(output, extent, &tail)
-                                            : end_plain(output, extent, item, &tail, tensor, form);
+    const struct manifest *manifest = output->manifest;
+    size_t index;
+    struct extent *extent = extent_of(output, tensor, box, &index);
+    struct bytes head = {0}, tail = {0};
+    if (!manifest->format->writer->frame)
+        return RSD_OK;
+    rsd_status status = manifest->format->writer->frame(manifest, tensor, box, &head, &tail);
+    if (!status && manifest->compress)
+        status = end_compressed(output, extent, &tail);
+    else if (!status)
+        status = end_plain(output, extent, &head, &tail);
+    bytes_drop(&head);
     bytes_drop(&tail);
-    return fail_in_item(output, extent->file, tensor->name, status);
+    return fail_in_item(output, extent->file, manifest->catalog.tensors[tensor].name, status);
 }
 
 /* Takes over the list of what is complete. */
@@ -387,8 +366,7 @@ rsd_status output_end(struct output *output, size_t tensor, size_t box)
 {
     size_t index;
     struct extent *extent = extent_of(output, tensor, box, &index);
-    if (output->manifest->format == RSD_FORMAT_DCP)
-        TRY(end_item(output, &output->manifest->catalog.tensors[tensor], box, index, extent));
+    TRY(end_item(output, tensor, box));
     pthread_mutex_lock(&output->lock);
     bool last = --output->states[extent->file].left == 0 && !output->shared;
     pthread_mutex_unlock(&output->lock);
@@ -398,19 +376,17 @@ rsd_status output_end(struct output *output, size_t tensor, size_t box)
 /* Whose bytes are all there, and whose sums are added up. */
 rsd_status output_end_split(struct output *output)
 {
-    struct catalog *catalog = &output->manifest->catalog;
-    for (size_t t = 0; t < catalog->ntensors && output->manifest->format == RSD_FORMAT_DCP; t++)
-        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
-            size_t index = catalog->tensors[t].first_extent + box;
-            if (output->manifest->items[index].split)
-                TRY(end_item(output, &catalog->tensors[t], box, index, &catalog->extents[index]));
-        }
+    const struct catalog *catalog = &output->manifest->catalog;
+    for (size_t t = 0; t < catalog->ntensors; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++)
+            if (output->manifest->items[catalog->tensors[t].first_extent + box].split)
+                TRY(end_item(output, t, box));
     return RSD_OK;
 }
 
 /* ---- blocks ---- */
 
-static void note_bytes(struct out_item *item, uint64_t at, const char *block, size_t n,
+static void note_bytes(struct manifest_item *item, uint64_t at, const char *block, size_t n,
                        uint64_t all)
 {
     uint64_t part = crc_shift(CRC_ZIP, crc_update(CRC_ZIP, 0, block, n), all - at - n);
@@ -459,13 +435,13 @@ static rsd_status take_block(const struct sink *sink, struct scratch *scratch, c
     struct output *output = sink->context;
     const struct manifest *manifest = output->manifest;
     const struct extent *extent = &manifest->catalog.extents[sink->index];
-    struct out_item *item = &manifest->items[sink->index];
+    struct manifest_item *item = &manifest->items[sink->index];
     size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
     size_t nbytes = (size_t)box_volume(sink->ndim, len) * element_nbytes;
     uint64_t at = offset_in_box(sink, lo),
              all = (uint64_t)box_volume(sink->ndim, sink->len) * element_nbytes;
     (void)scratch;
-    if (manifest->format == RSD_FORMAT_DCP)
+    if (manifest->format->writer->frame)
         note_bytes(item, at, block, nbytes, all);
     rsd_status status;
     if (manifest->compress)

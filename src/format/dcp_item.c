@@ -118,4 +118,5 @@ const struct format format_dcp = {.id = RSD_FORMAT_DCP,
                                   .locate = dcp_locate,
                                   .open_stream = dcp_open_stream,
                                   .read_item = dcp_read_item,
-                                  .owns = dcp_owns};
+                                  .owns = dcp_owns,
+                                  .writer = &dcp_writer};

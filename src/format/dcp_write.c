@@ -4,8 +4,12 @@
  * to. Only what all these versions know is written: no storage_meta and no version, which have defaults,
  * and transforms only for compressed items.
  */
-#include "checkpoint.h"
+#include "crc.h"
+#include "pickle.h"
+#include "rows.h"
+#include "torch_item.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define METADATA_MODULE "torch.distributed.checkpoint.metadata"
@@ -257,8 +261,8 @@ static rsd_status put_metadata(struct pickler *p, const struct catalog *catalog,
     return p->out->failed ? fail(RSD_ENOMEM, "no memory for the metadata") : RSD_OK;
 }
 
-rsd_status dcp_metadata(const struct catalog *catalog, const struct name_list *files,
-                        struct bytes *out)
+static rsd_status make_metadata(const struct catalog *catalog, const struct name_list *files,
+                                struct bytes *out)
 {
     struct pickler p = {.out = out};
     for (size_t i = 0; i < catalog->ntensors; i++)
@@ -276,3 +280,86 @@ rsd_status dcp_metadata(const struct catalog *catalog, const struct name_list *f
     mem_free(p.file_names);
     return status;
 }
+
+rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store, const char *name)
+{
+    struct bytes pickle = {0};
+    rsd_status status = make_metadata(catalog, &store->names, &pickle);
+    if (!status)
+        status = store_put(store, name, pickle.data, pickle.n);
+    bytes_drop(&pickle);
+    return status;
+}
+
+/* ---- the writer ---- */
+
+static rsd_status dcp_check(const rsd_convert_options *options, bool one_file)
+{
+    if (options->every_replica || options->max_shard_nbytes || one_file)
+        return fail(RSD_EINVAL, "%s is of safetensors, not of DCP",
+                    one_file                 ? "a path that ends in .safetensors"
+                    : options->every_replica ? "every_replica"
+                                             : "max_shard_nbytes");
+    return RSD_OK;
+}
+
+static void dcp_name_file(const struct manifest *manifest, size_t file, size_t nfiles,
+                          char name[FILE_NAME_NCHARS])
+{
+    (void)manifest, (void)nfiles;
+    snprintf(name, FILE_NAME_NCHARS, "__%zu_0.distcp", file);
+}
+
+/* Values come first in a file, then tensors, one behind the other. */
+static rsd_status dcp_place(struct manifest *manifest)
+{
+    struct catalog *catalog = &manifest->catalog;
+    for (size_t i = 0; i < catalog->nvalues; i++) {
+        struct extent *extent = &catalog->values[i].extent;
+        const struct manifest_value *value = &manifest->values[i];
+        struct manifest_file *file = &manifest->files[extent->file];
+        extent->nzstd = manifest->compress != 0;
+        extent->offset = file->nbytes;
+        extent->nbytes = value->from ? value->from->extent.nbytes : value->item.n;
+        file->nbytes += extent->nbytes;
+        file->nvalues++;
+    }
+    for (size_t t = 0; t < catalog->ntensors; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
+            size_t i = catalog->tensors[t].first_extent + box;
+            struct extent *extent = &catalog->extents[i];
+            struct manifest_file *file = &manifest->files[extent->file];
+            TRY(manifest_item_nbytes(manifest, t, box, &manifest->items[i].head, &extent->nbytes));
+            extent->offset = file->nbytes;
+            file->nbytes += extent->nbytes;
+            file->nitems++;
+        }
+    return RSD_OK;
+}
+
+static rsd_status dcp_frame(const struct manifest *manifest, size_t index, size_t box,
+                            struct bytes *head, struct bytes *tail)
+{
+    const struct catalog *catalog = &manifest->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    const struct manifest_item *item = &manifest->items[tensor->first_extent + box];
+    const int64_t *shape = item->form ? item->form : tensor_box_len(catalog, tensor, box);
+    const int64_t *strides = item->form ? item->form + tensor->ndim : NULL;
+    uint32_t crc = crc32_from_raw(item->crc, box_nbytes(catalog, tensor, box));
+    return torch_item_frame(tensor->dtype, tensor->ndim, shape, strides, crc, item->first, head,
+                            tail);
+}
+
+static rsd_status dcp_finish(const struct manifest *manifest, struct store *store)
+{
+    return dcp_write_metadata(&manifest->catalog, store, dcp_writer.marker);
+}
+
+const struct format_writer dcp_writer = {.marker = ".metadata",
+                                         .suffix_until_complete = "",
+                                         .check = dcp_check,
+                                         .name_file = dcp_name_file,
+                                         .place = dcp_place,
+                                         .frame = dcp_frame,
+                                         .make_value = torch_item_from_pickle,
+                                         .finish = dcp_finish};

@@ -127,6 +127,87 @@ static inline int64_t tensor_nbytes(const struct catalog *catalog,
            (int64_t)rsd_dtype_nbytes(tensor->dtype);
 }
 
+/* ---- manifest.c: what will be written ---- */
+
+enum { MAX_ZSTD_LEVEL = 19 }; /* beyond, readers would need more memory than they allow a stream */
+
+/* Beside each extent of the catalog. */
+struct manifest_item {
+    uint64_t head;        /* bytes before the tensor's */
+    _Atomic uint64_t crc; /* of the bytes that were written so far, raw */
+    unsigned char first[8];
+    bool done;           /* complete, and known to be on disk */
+    bool split;          /* several ranks write it, and rank 0 completes it */
+    size_t at;           /* into `places` if it shares its array with other boxes; else 0 */
+    const int64_t *form; /* shape and strides that the item says, if not those of its box */
+};
+
+struct manifest_value {
+    const struct stored_value *from; /* its item is copied; NULL: the bytes below */
+    struct bytes item;
+};
+
+struct manifest_file {
+    char *name;
+    struct bytes header; /* what comes first in the file and is written last */
+    uint64_t nbytes;     /* of the whole file, if that is known */
+    uint64_t kept;       /* bytes of an existing file that stay in front; 0: the file is new */
+    size_t nitems;       /* tensors in it */
+    size_t nvalues;
+};
+
+/* What the files of an output stand for. */
+enum manifest_files {
+    FILES_OF_RANKS,   /* one a rank, each box in one of them */
+    FILES_OF_HOLDERS, /* one a rank, with every box that the rank holds */
+    FILES_OF_TENSORS  /* whole tensors, file by file */
+};
+
+/* A checkpoint that is going to be written. */
+struct manifest {
+    const struct format *format;
+    int32_t compress; /* a level of zstd; 0: not compressed */
+    enum manifest_files files_of;
+    struct catalog catalog;        /* what the checkpoint will hold, and where */
+    struct manifest_item *items;   /* by extent */
+    struct manifest_value *values; /* by value */
+    struct manifest_file *files;
+    size_t nfiles, files_capacity;
+    int64_t *ats; /* by extent: where its box begins in the array of its rank */
+    size_t nats, ats_capacity;
+    int64_t *places; /* of boxes that share an array: where they begin in it, and its shape */
+    size_t nplaces, places_capacity;
+};
+
+/* Starts a manifest. EUNSUPPORTED: the format cannot be written. EINVAL: no such level. */
+rsd_status manifest_start(struct manifest *manifest, rsd_format format, int32_t compress);
+
+rsd_status manifest_add_file(struct manifest *manifest, const char *name);
+rsd_status manifest_add_files(struct manifest *manifest, size_t n); /* as the format names them */
+
+/* Adds a box to the last tensor. `order` is its number among the boxes of its rank, and `at` is where it
+ * begins in the array of that rank. */
+rsd_status manifest_add_box(struct manifest *manifest, const int64_t *lo, const int64_t *len,
+                            const int64_t *at, uint32_t file, uint32_t order);
+
+/* Once everything is added: checks the names, and places each item in its file. */
+rsd_status manifest_check(struct manifest *manifest);
+rsd_status manifest_place(struct manifest *manifest);
+
+/* The bytes of an item before its tensor, and of all of it, as it is when it is not compressed. */
+rsd_status manifest_item_nbytes(const struct manifest *manifest, size_t tensor, size_t box,
+                                uint64_t *head_nbytes, uint64_t *nbytes);
+
+void manifest_hash(const struct manifest *manifest, struct hash *hash);
+void manifest_drop(struct manifest *manifest);
+
+static inline uint64_t box_nbytes(const struct catalog *catalog, const struct stored_tensor *tensor,
+                                  size_t box)
+{
+    return (uint64_t)box_volume(tensor->ndim, tensor_box_len(catalog, tensor, box)) *
+           rsd_dtype_nbytes(tensor->dtype);
+}
+
 /* ---- formats.c: the table ---- */
 
 struct rsd_checkpoint {
@@ -166,9 +247,44 @@ struct format {
 
     /* Says whether a file of this name belongs to a checkpoint that does not mention it. NULL: none. */
     bool (*owns)(const char *name);
+
+    const struct format_writer *writer; /* NULL: the format can only be read */
+};
+
+enum { FILE_NAME_NCHARS = 96 };
+
+/* How a format is written. */
+struct format_writer {
+    const char
+        *marker; /* the file that finish writes; no reader takes the output before it exists */
+    const char
+        *suffix_until_complete; /* of files that a reader would take; "": it would take none */
+    bool wide_first;  /* tensors of a file are sorted: the widest elements first, then by name */
+    bool fills_files; /* tensors that are not cut fill one file after the other */
+
+    /* Returns EINVAL for options that the format cannot follow. one_file: the output is one file. */
+    rsd_status (*check)(const rsd_convert_options *options, bool one_file);
+
+    void (*name_file)(const struct manifest *manifest, size_t file, size_t nfiles,
+                      char name[FILE_NAME_NCHARS]);
+
+    /* Sets the offset and length of every item, and the headers and lengths of the files. */
+    rsd_status (*place)(struct manifest *manifest);
+
+    /* Adds what stands before and behind the bytes of a box. Their lengths do not depend on the bytes.
+     * NULL: nothing stands there, and no CRC-32 is needed. */
+    rsd_status (*frame)(const struct manifest *manifest, size_t tensor, size_t box,
+                        struct bytes *head, struct bytes *tail);
+
+    /* Makes the item of a value from its pickle. NULL: the format holds no values. */
+    rsd_status (*make_value)(const struct bytes *pickle, struct bytes *item);
+
+    /* Writes the marker, last. The first files of the store are those of the manifest. */
+    rsd_status (*finish)(const struct manifest *manifest, struct store *store);
 };
 
 const struct format *format_find(rsd_format id); /* NULL: there is no such format */
+bool format_is_marker(const char *name);         /* of any format */
 
 /* Finds out the format of what a path names, and reads what it holds. `listing` is that of the directory;
  * or it has the one file that the path names, and `start` has its first bytes. */
@@ -187,6 +303,11 @@ rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n)
 /* After the last byte of the record: the CRC-32 that follows it, or has_crc is false. */
 rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32_t *crc);
 void stored_stream_close(struct stored_stream *stream); /* accepts NULL */
+
+/* ---- dcp_write.c ---- */
+
+/* Writes metadata under another name than the marker's. */
+rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store, const char *name);
 
 /* ---- values.c ---- */
 

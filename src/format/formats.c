@@ -30,6 +30,14 @@ const char *rsd_format_name(rsd_format id)
     return format ? format->name : NULL;
 }
 
+bool format_is_marker(const char *name)
+{
+    for (size_t i = 0; i < NFORMATS; i++)
+        if (formats[i]->writer && strcmp(formats[i]->writer->marker, name) == 0)
+            return true;
+    return false;
+}
+
 /* ---- finding out ---- */
 
 /* What the surest format says of the files in a directory. */

@@ -5,6 +5,7 @@
 #include "format.h"
 
 extern const struct format format_dcp, format_safetensors, format_torch_save;
+extern const struct format_writer dcp_writer, safetensors_writer;
 
 /* How sure a format is that a file belongs to it. The best sign in a directory decides. */
 enum sureness {

@@ -159,4 +159,5 @@ const struct format format_safetensors = {.id = RSD_FORMAT_SAFETENSORS,
                                           .name = "safetensors",
                                           .probe = safetensors_probe,
                                           .open = safetensors_open,
-                                          .locate = catalog_locate};
+                                          .locate = catalog_locate,
+                                          .writer = &safetensors_writer};

@@ -4,12 +4,15 @@
  * segment by segment) has them packed in one array, as in its memory. Shards carry where they lie twice: for
  * torch, which wants one offset an array, and for this library, which wants to know the whole shape too.
  */
-#include "checkpoint.h"
+#include "json.h"
+#include "pickle.h"
+#include "safetensors.h"
+#include "torch_item.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { ALIGNMENT = 8, MOST_HEADER = 100000000 };
+enum { ALIGNMENT = 8 };
 
 /* An array: one box of a tensor, or several of one rank. */
 struct place {
@@ -137,6 +140,8 @@ static rsd_status add_tensor(struct text *out, const struct place *place, uint64
     const struct stored_tensor *tensor = place->tensor;
     const char *dtype = dtype_to_safetensors(tensor->dtype);
     int64_t shape[RSD_MAX_DIMS] = {0};
+    if (strcmp(tensor->name, "__metadata__") == 0)
+        return fail(RSD_EINVAL, "safetensors cannot have a tensor called %s", tensor->name);
     if (!dtype)
         return fail(RSD_EUNSUPPORTED, "%s: safetensors has no dtype for %s", tensor->name,
                     rsd_dtype_name(tensor->dtype));
@@ -152,7 +157,7 @@ static rsd_status add_tensor(struct text *out, const struct place *place, uint64
     return RSD_OK;
 }
 
-static rsd_status write_header(struct manifest *manifest, struct out_file *file,
+static rsd_status write_header(struct manifest *manifest, struct manifest_file *file,
                                const struct file_places *places)
 {
     struct catalog *catalog = &manifest->catalog;
@@ -177,9 +182,9 @@ static rsd_status write_header(struct manifest *manifest, struct out_file *file,
     text_add(&text, "}");
     while (text.length % ALIGNMENT && !text.failed)
         text_add(&text, " ");
-    if (!status && text.length > MOST_HEADER)
+    if (!status && text.length > MAX_HEADER_NBYTES)
         status = fail(RSD_ELIMIT, "%s: a header of %zu bytes, readers take %d", file->name,
-                      text.length, (int)MOST_HEADER);
+                      text.length, (int)MAX_HEADER_NBYTES);
     pickle_write_number(&file->header, text.length, 8);
     bytes_put(&file->header, text.chars, text.length);
     if (!status && (text.failed || file->header.failed))
@@ -249,7 +254,7 @@ static rsd_status place_tensor(struct manifest *manifest, const struct stored_te
     return RSD_OK;
 }
 
-rsd_status safetensors_place(struct manifest *manifest)
+static rsd_status safetensors_place(struct manifest *manifest)
 {
     const struct catalog *catalog = &manifest->catalog;
     const int64_t *ats = manifest->ats;
@@ -268,7 +273,7 @@ rsd_status safetensors_place(struct manifest *manifest)
     return status;
 }
 
-rsd_status safetensors_index(const struct manifest *manifest, struct text *out)
+static rsd_status make_index(const struct manifest *manifest, struct text *out)
 {
     const struct catalog *catalog = &manifest->catalog;
     uint64_t total = 0;
@@ -291,3 +296,46 @@ rsd_status safetensors_index(const struct manifest *manifest, struct text *out)
     text_add(out, "\n  }\n}\n");
     return out->failed ? fail(RSD_ENOMEM, "no memory for an index") : RSD_OK;
 }
+
+/* ---- the writer ---- */
+
+static rsd_status safetensors_check(const rsd_convert_options *options, bool one_file)
+{
+    (void)one_file;
+    return options->compress ? fail(RSD_EINVAL, "safetensors files cannot be compressed") : RSD_OK;
+}
+
+static void safetensors_name_file(const struct manifest *manifest, size_t file, size_t nfiles,
+                                  char name[FILE_NAME_NCHARS])
+{
+    if (manifest->files_of == FILES_OF_RANKS)
+        snprintf(name, FILE_NAME_NCHARS, "shard-%05zu-model-00001-of-00001.safetensors", file + 1);
+    else if (manifest->files_of == FILES_OF_HOLDERS)
+        snprintf(name, FILE_NAME_NCHARS, "rank-%05zu-of-%05zu.safetensors", file, nfiles);
+    else if (nfiles == 1)
+        snprintf(name, FILE_NAME_NCHARS, "model.safetensors");
+    else
+        snprintf(name, FILE_NAME_NCHARS, "model-%05zu-of-%05zu.safetensors", file + 1, nfiles);
+}
+
+/* Whole tensors in several files have an index; other files say themselves what they hold. */
+static rsd_status safetensors_finish(const struct manifest *manifest, struct store *store)
+{
+    struct text text = {0};
+    if (manifest->files_of != FILES_OF_TENSORS || manifest->nfiles == 1)
+        return RSD_OK;
+    rsd_status status = make_index(manifest, &text);
+    if (!status)
+        status = store_put(store, safetensors_writer.marker, text.chars, text.length);
+    text_drop(&text);
+    return status;
+}
+
+const struct format_writer safetensors_writer = {.marker = "model.safetensors.index.json",
+                                                 .suffix_until_complete = ".part",
+                                                 .wide_first = true,
+                                                 .fills_files = true,
+                                                 .check = safetensors_check,
+                                                 .name_file = safetensors_name_file,
+                                                 .place = safetensors_place,
+                                                 .finish = safetensors_finish};

@@ -48,15 +48,12 @@ rsd_status torch_item_open_stream(struct store *store, const struct extent *exte
 
 /* ---- torch_item_write.c ---- */
 
-/* What comes before the bytes of a dense tensor, and after: for the latter, their CRC-32 and the first
- * eight of them. Strides, in elements, are what the item says of itself; NULL: rows, the last dim fastest. */
-rsd_status torch_item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                           const int64_t *strides, struct bytes *head);
-rsd_status torch_item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                           const int64_t *strides, uint32_t crc, const unsigned char first[8],
-                           struct bytes *tail);
-rsd_status torch_item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                             const int64_t *strides, uint64_t *head_nbytes, uint64_t *nbytes);
+/* Adds to head and tail what stands before and behind the bytes of a dense tensor. crc is the CRC-32 of the
+ * bytes, and `first` has the first eight of them; neither changes a length. Strides, in elements, are what
+ * the item says of itself; NULL: rows, the last dim fastest. */
+rsd_status torch_item_frame(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                            const int64_t *strides, uint32_t crc, const unsigned char first[8],
+                            struct bytes *head, struct bytes *tail);
 
 /* A value, given as its pickle. */
 rsd_status torch_item_from_pickle(const struct bytes *pickle, struct bytes *out);

@@ -261,12 +261,11 @@ static rsd_status failed(struct bytes *out)
     return fail(RSD_ENOMEM, "no memory for an item");
 }
 
-/* ---- the windows ---- */
+/* ---- items ---- */
 
-/* Both halves are made again for the tail: they are short, and the tail needs what the head found. */
-static rsd_status tensor_halves(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                                const int64_t *strides, uint32_t crc, const unsigned char first[8],
-                                struct bytes *head, struct bytes *tail)
+rsd_status torch_item_frame(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                            const int64_t *strides, uint32_t crc, const unsigned char first[8],
+                            struct bytes *head, struct bytes *tail)
 {
     uint64_t nbytes = (uint64_t)box_volume(ndim, shape) * rsd_dtype_nbytes(dtype);
     struct bytes pickle = {0};
@@ -277,45 +276,15 @@ static rsd_status tensor_halves(rsd_dtype dtype, int32_t ndim, const int64_t *sh
     head->failed = head->failed || pickle.failed;
     bytes_drop(&pickle);
     put_header(&archive, "archive/data/0", nbytes);
-    if (head->failed)
-        return failed(head);
-    if (!tail)
-        return RSD_OK;
     archive.base = head->n + nbytes;
     archive.out = tail;
     fold_lookalike(&archive, first, nbytes);
     put_descriptor(&archive, crc);
     put_end(&archive, "15728199511854643026");
-    return tail->failed ? failed(tail) : RSD_OK;
-}
-
-rsd_status torch_item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                           const int64_t *strides, struct bytes *head)
-{
-    return tensor_halves(dtype, ndim, shape, strides, 0, NULL, head, NULL);
-}
-
-rsd_status torch_item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                           const int64_t *strides, uint32_t crc, const unsigned char first[8],
-                           struct bytes *tail)
-{
-    struct bytes head = {0};
-    rsd_status status = tensor_halves(dtype, ndim, shape, strides, crc, first, &head, tail);
-    bytes_drop(&head);
-    return status;
-}
-
-rsd_status torch_item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                             const int64_t *strides, uint64_t *head_nbytes, uint64_t *nbytes)
-{
-    struct bytes head = {0}, tail = {0};
-    static const unsigned char nothing[8];
-    rsd_status status = tensor_halves(dtype, ndim, shape, strides, 0, nothing, &head, &tail);
-    *head_nbytes = head.n;
-    *nbytes = head.n + (uint64_t)box_volume(ndim, shape) * rsd_dtype_nbytes(dtype) + tail.n;
-    bytes_drop(&head);
-    bytes_drop(&tail);
-    return status;
+    if (!head->failed && !tail->failed)
+        return RSD_OK;
+    bytes_drop(head);
+    return failed(tail);
 }
 
 rsd_status torch_item_from_pickle(const struct bytes *pickle, struct bytes *out)

@@ -403,6 +403,26 @@ static rsd_status local_sync_names(struct store *store)
     return fail(RSD_EIO, "%s: %s", store->path, strerror(errno));
 }
 
+/* Writes under another name first, so that no reader sees a part of the file. */
+static rsd_status local_put(struct store *store, const char *name, const void *data, size_t n)
+{
+    int directory = directory_of(store)->fd;
+    char temporary[256];
+    snprintf(temporary, sizeof temporary, "%s.tmp", name);
+    int fd =
+        openat(directory, temporary, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return fail_errno();
+    rsd_status status = write_all(fd, 0, data, n);
+    if (!status && fsync(fd) != 0)
+        status = fail_errno();
+    if (close(fd) != 0 && !status)
+        status = fail_errno();
+    if (!status && (renameat(directory, temporary, directory, name) != 0 || fsync(directory) != 0))
+        status = fail_errno();
+    return status;
+}
+
 static rsd_status local_rename(struct store *store, const char *from, const char *to)
 {
     int fd = directory_of(store)->fd;
@@ -424,5 +444,6 @@ const struct store_ops local_store = {.open = local_open,
                                       .write = local_write,
                                       .sync = local_sync,
                                       .sync_names = local_sync_names,
+                                      .put = local_put,
                                       .rename = local_rename,
                                       .remove = local_remove};

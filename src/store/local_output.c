@@ -294,33 +294,6 @@ void part_remove(struct part *part)
     part_close(part);
 }
 
-rsd_status part_write(const struct part *part, const char *name, const void *data, size_t n)
-{
-    struct store *store;
-    char temporary[256];
-    const char *ignored;
-    uint32_t file = 0;
-    snprintf(temporary, sizeof temporary, "%s.tmp", name);
-    TRY(store_open(part->folder, &store, &ignored));
-    store->writable = true;
-    rsd_status status = store_add_file(store, (struct slice){temporary, strlen(temporary)}, &file);
-    if (!status) {
-        status = store_create(store, file, 0, 0);
-        if (!status)
-            status = store_write(store, file, 0, data, n);
-        if (!status)
-            status = store_sync(store, file);
-        if (!status)
-            status = store_rename(store, temporary, name);
-        if (status)
-            store_fail_in(store, file, status);
-    }
-    if (!status)
-        status = store_sync_names(store);
-    store_close(store);
-    return status;
-}
-
 /* ---- the old checkpoint ---- */
 
 struct retiring {

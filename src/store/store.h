@@ -55,6 +55,7 @@ struct store_ops {
                         size_t n);
     rsd_status (*sync)(struct store *store, uint32_t file);
     rsd_status (*sync_names)(struct store *store);
+    rsd_status (*put)(struct store *store, const char *name, const void *data, size_t n);
     rsd_status (*rename)(struct store *store, const char *from, const char *to);
     rsd_status (*remove)(struct store *store, const char *name);
 };
@@ -109,6 +110,10 @@ rsd_status store_write(struct store *store, uint32_t file, uint64_t offset, cons
                        size_t n);
 rsd_status store_sync(struct store *store, uint32_t file);
 rsd_status store_sync_names(struct store *store);
+
+/* These take a file by its name, and name it in an error. store_put writes a whole file, which appears in
+ * one step and is on disk then. */
+rsd_status store_put(struct store *store, const char *name, const void *data, size_t n);
 rsd_status store_rename(struct store *store, const char *from, const char *to);
 rsd_status store_remove(struct store *store, const char *name); /* ENOENT: it does not exist */
 

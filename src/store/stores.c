@@ -83,11 +83,16 @@ rsd_status store_add_file(struct store *store, struct slice name, uint32_t *file
     return RSD_OK;
 }
 
-rsd_status store_fail_in(const struct store *store, uint32_t file, rsd_status status)
+static rsd_status fail_in_file(const struct store *store, const char *name, rsd_status status)
 {
     size_t n = strlen(store->path);
     const char *slash = n == 0 || store->path[n - 1] == '/' ? "" : "/";
-    return fail_in(status, "%s%s%s: ", store->path, slash, store_file_name(store, file));
+    return status ? fail_in(status, "%s%s%s: ", store->path, slash, name) : RSD_OK;
+}
+
+rsd_status store_fail_in(const struct store *store, uint32_t file, rsd_status status)
+{
+    return fail_in_file(store, store_file_name(store, file), status);
 }
 
 /* ---- listings ---- */
@@ -207,12 +212,17 @@ rsd_status store_sync_names(struct store *store)
     return store->ops->sync_names(store);
 }
 
+rsd_status store_put(struct store *store, const char *name, const void *data, size_t n)
+{
+    return fail_in_file(store, name, store->ops->put(store, name, data, n));
+}
+
 rsd_status store_rename(struct store *store, const char *from, const char *to)
 {
-    return store->ops->rename(store, from, to);
+    return fail_in_file(store, from, store->ops->rename(store, from, to));
 }
 
 rsd_status store_remove(struct store *store, const char *name)
 {
-    return store->ops->remove(store, name);
+    return fail_in_file(store, name, store->ops->remove(store, name));
 }
