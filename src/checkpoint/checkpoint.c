@@ -61,6 +61,25 @@ void rsd_checkpoint_close(rsd_checkpoint *checkpoint)
     mem_free(checkpoint);
 }
 
+rsd_status checkpoint_list_owned(const char *path, struct name_list *owned)
+{
+    rsd_checkpoint *checkpoint;
+    struct store_listing listing;
+    TRY(rsd_checkpoint_open(path, NULL, &checkpoint));
+    const struct format *format = checkpoint->format;
+    rsd_status status = store_list(checkpoint->store, "", &listing);
+    for (size_t i = 0; i < checkpoint->store->names.n && !status; i++)
+        status = name_list_add(owned, checkpoint->store->names.list[i]);
+    for (size_t i = 0; i < listing.n && !status; i++) {
+        const char *name = listing.entries[i].name;
+        if (format->owns && format->owns(name))
+            status = name_list_add(owned, (struct slice){name, strlen(name)});
+    }
+    store_listing_drop(&listing);
+    rsd_checkpoint_close(checkpoint);
+    return status;
+}
+
 /* ---- asking ---- */
 
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint)

@@ -8,6 +8,11 @@
 #include "transfer.h"
 #include "zstd_stream.h"
 
+/* ---- checkpoint.c ---- */
+
+/* Lists the files that belong to the checkpoint at a path. */
+rsd_status checkpoint_list_owned(const char *path, struct name_list *owned);
+
 /* ---- spread.c: one call, many ranks ---- */
 
 struct operation {
@@ -123,13 +128,13 @@ rsd_status dedup_add_boxes(const struct dedup *dedup, size_t tensor, size_t *nex
 #define JOURNAL_NAME "reshard-journal"
 
 struct output;
-rsd_status journal_start(const struct part *part, const char *source, const char *target);
-rsd_status journal_resume(const struct part *part, const char *source, const char *target,
+rsd_status journal_start(const struct store_output *dest, const char *source, const char *target);
+rsd_status journal_resume(const struct store_output *dest, const char *source, const char *target,
                           struct output *output);
-rsd_status journal_add(const struct part *part, const struct output *output, uint32_t file);
-rsd_status journal_redo(const struct part *part, uint32_t file);
-rsd_status journal_add_items(const struct part *part, const size_t *extents, size_t n);
-rsd_status journal_clear(const struct part *part); /* what ranks noted, each by itself */
+rsd_status journal_add(const struct store_output *dest, const struct output *output, uint32_t file);
+rsd_status journal_redo(const struct store_output *dest, uint32_t file);
+rsd_status journal_add_items(const struct store_output *dest, const size_t *extents, size_t n);
+rsd_status journal_clear(const struct store_output *dest); /* what ranks noted, each by itself */
 
 /* ---- output.c: files that are being written ---- */
 
@@ -147,13 +152,13 @@ struct out_state {
 
 struct output {
     struct manifest *manifest;
-    struct part *part;
+    struct store_output *dest;
     rsd_checkpoint *from; /* of values that are copied */
     int32_t only;         /* the only file that is written; -1: all */
     bool journal;
     bool shared;   /* files are made by rank 0, written by all ranks, and completed by rank 0 */
     bool unsynced; /* nobody waits for the disk */
-    struct store *store; /* of the staging directory; its files have the numbers of the manifest */
+    struct store *store; /* of dest; its first files are those of the manifest */
     struct out_state *states;
     pthread_mutex_t lock;
     uint64_t nbytes_written;
@@ -163,7 +168,7 @@ struct output {
     uint64_t pending_nbytes;
 };
 
-rsd_status output_open(struct output *output, struct manifest *manifest, struct part *part,
+rsd_status output_open(struct output *output, struct manifest *manifest, struct store_output *dest,
                        rsd_checkpoint *from, int32_t only);
 void output_close(struct output *output);
 static inline bool output_wants(const struct output *output, uint32_t file)
@@ -220,7 +225,7 @@ struct rsd_async_save {
     rsd_status status;
     char *message;
     struct operation operation;
-    struct part part; /* of many ranks, and below */
+    struct store_output *dest; /* of many ranks, and below */
     bool published, threadless;
 };
 
@@ -236,6 +241,8 @@ static inline bool save_is_mine(const rsd_async_save *saving, size_t extent)
            saving->manifest.catalog.extents[extent].file == (uint32_t)saving->options.rank;
 }
 
+rsd_status save_open_output(const char *path, enum output_mode mode, bool overwrite,
+                            struct store_output **dest);
 rsd_status save_write_files(rsd_async_save *saving);
 
 /* ---- save_spread.c: by many ranks ---- */
@@ -273,7 +280,8 @@ struct converting {
     struct manifest manifest;
     size_t *source_of; /* by tensor of the draft */
     bool *read_files;  /* by file of the source */
-    struct part part;
+    struct store_output *dest;
+    char journal_name[40]; /* of this rank */
     struct output output;
     struct convert_job *jobs; /* lane by lane */
     struct job_part *parts;   /* by job */

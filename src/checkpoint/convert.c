@@ -142,8 +142,8 @@ static rsd_status begin(struct converting *c)
     hash_text(source, source_text);
     hash_text(target, target_text);
     c->output.journal = true;
-    return c->part.resumed ? journal_resume(&c->part, source_text, target_text, &c->output)
-                           : journal_start(&c->part, source_text, target_text);
+    return c->dest->resumed ? journal_resume(c->dest, source_text, target_text, &c->output)
+                            : journal_start(c->dest, source_text, target_text);
 }
 
 /* ---- the end ---- */
@@ -185,13 +185,22 @@ static bool is_spread(const struct converting *c)
     return c->operation.nranks > 1;
 }
 
+static struct output_options convert_output_options(const struct converting *c)
+{
+    return (struct output_options){.mode = c->options.resume ? OUTPUT_RESUME : OUTPUT_NEW,
+                                   .overwrite = c->options.overwrite != 0,
+                                   .one_file = c->one_file,
+                                   .journal = JOURNAL_NAME,
+                                   .list_owned = checkpoint_list_owned};
+}
+
 /* Rank 0 makes the folder, or finds what an earlier run left in it. */
 static rsd_status open_all(void *context)
 {
     struct converting *c = context;
-    TRY(part_open(&c->part, c->out, c->options.resume ? PART_RESUME : PART_NEW,
-                  c->options.overwrite != 0, c->one_file));
-    TRY(output_open(&c->output, &c->manifest, &c->part, c->in, -1));
+    struct output_options options = convert_output_options(c);
+    TRY(store_open_output(c->out, &options, &c->dest));
+    TRY(output_open(&c->output, &c->manifest, c->dest, c->in, -1));
     TRY(begin(c));
     c->output.shared = is_spread(c) && !c->manifest.compress;
     if (c->output.shared)
@@ -220,7 +229,7 @@ static rsd_status finish_all(void *context)
         TRY(output_end_split(&c->output));
     TRY(output_finish(&c->output));
     if (is_spread(c))
-        TRY(journal_clear(&c->part));
+        TRY(journal_clear(c->dest));
     TRY(settle_names(c));
     for (int64_t i = 0; i < c->options.nside_files; i++)
         TRY(add_side_file(c->output.store, c->options.side_files[i]));
@@ -228,7 +237,7 @@ static rsd_status finish_all(void *context)
     c->report.nbytes_written += (int64_t)c->output.nbytes_written;
     c->report.nfiles_written += c->output.nfiles_written;
     output_close(&c->output);
-    TRY(part_publish(&c->part));
+    TRY(store_commit(c->dest));
     return payload_put_report(&c->operation, &c->finish.own, &c->report);
 }
 
@@ -251,7 +260,7 @@ static bool is_kept(const struct converting *c, rsd_status status)
 {
     return status == RSD_EIO || status == RSD_ENOENT || status == RSD_ECANCELLED ||
            status == RSD_EEXIST || status == RSD_ETIMEOUT || status == RSD_EPEER ||
-           (status == RSD_EMISMATCH && c->part.resumed);
+           (status == RSD_EMISMATCH && c->dest && c->dest->resumed);
 }
 
 static bool ends_with(const char *text, const char *end)
@@ -264,17 +273,16 @@ static rsd_status convert_to(struct converting *c)
 {
     rsd_status status = take_steps(c);
     output_close(&c->output);
-    if (status && c->operation.rank == 0 && !is_kept(c, status))
-        part_remove(&c->part);
-    else
-        part_close(&c->part);
+    bool removed = status && c->operation.rank == 0 && !is_kept(c, status);
+    store_close_output(c->dest, !removed);
     return status;
 }
 
 static rsd_status check_place(void *context)
 {
     const struct converting *c = context;
-    return part_check(c->out, c->options.overwrite != 0, c->one_file);
+    struct output_options options = convert_output_options(c);
+    return store_check_output(c->out, &options);
 }
 
 /* What a run would report. Compressed items are counted as if they were not. */
@@ -308,7 +316,6 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
                        rsd_report *report)
 {
     struct converting c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
-    c.part.journal_fd = -1;
     TRY(options_copy("rsd_convert_options", options, &c.options, sizeof c.options));
     if (report)
         TRY(report_check("rsd_report", report));

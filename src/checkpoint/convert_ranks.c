@@ -7,6 +7,7 @@
  */
 #include "checkpoint.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- the state, at the beginning ---- */
@@ -72,8 +73,10 @@ rsd_status convert_hear_state(struct converting *c)
     const struct catalog *catalog = &c->manifest.catalog;
     const struct payload *result = &c->open.result;
     size_t at = 0;
-    TRY(part_join(&c->part, c->out, c->operation.rank));
-    TRY(output_open(&c->output, &c->manifest, &c->part, c->in, -1));
+    snprintf(c->journal_name, sizeof c->journal_name, JOURNAL_NAME ".%d", (int)c->operation.rank);
+    struct output_options options = {.mode = OUTPUT_JOIN, .journal = c->journal_name};
+    TRY(store_open_output(c->out, &options, &c->dest));
+    TRY(output_open(&c->output, &c->manifest, c->dest, c->in, -1));
     c->output.journal = true;
     c->output.shared = !c->manifest.compress;
     for (size_t i = 0; i < c->manifest.nfiles; i++) {

@@ -101,18 +101,12 @@ static void part_line(const rsd_async_save *saving, char line[64])
 }
 
 /* What an earlier save left of this rank does not count. */
-static rsd_status forget_part(const rsd_async_save *saving, const struct part *part)
+static rsd_status forget_part(const rsd_async_save *saving, struct store *store)
 {
-    struct store *store;
     char name[64];
-    const char *file;
-    TRY(store_open(part->folder, &store, &file));
     snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
     rsd_status status = store_remove(store, name);
-    if (!status || status == RSD_ENOENT)
-        status = store_sync_names(store);
-    store_close(store);
-    return status;
+    return !status || status == RSD_ENOENT ? store_sync_names(store) : status;
 }
 
 static rsd_status leave_part(rsd_async_save *saving)
@@ -132,11 +126,11 @@ static rsd_status leave_part(rsd_async_save *saving)
     return status;
 }
 
-static rsd_status write_and_publish(rsd_async_save *saving, struct part *part)
+static rsd_status write_and_publish(rsd_async_save *saving, struct store_output *dest)
 {
     if (saving->options.one_rank)
-        TRY(forget_part(saving, part));
-    TRY(output_open(&saving->output, &saving->manifest, part, NULL,
+        TRY(forget_part(saving, dest->store));
+    TRY(output_open(&saving->output, &saving->manifest, dest, NULL,
                     saving->options.one_rank ? saving->options.rank : -1));
     rsd_status status = save_write_files(saving);
     if (!status && saving->options.one_rank)
@@ -147,19 +141,27 @@ static rsd_status write_and_publish(rsd_async_save *saving, struct part *part)
     return status;
 }
 
+rsd_status save_open_output(const char *path, enum output_mode mode, bool overwrite,
+                            struct store_output **dest)
+{
+    struct output_options options = {.mode = mode,
+                                     .overwrite = overwrite,
+                                     .journal = JOURNAL_NAME,
+                                     .list_owned = checkpoint_list_owned};
+    return store_open_output(path, &options, dest);
+}
+
 static rsd_status save_prepared(rsd_async_save *saving)
 {
-    struct part part;
+    struct store_output *dest;
     double began = seconds_now();
-    enum part_mode mode = saving->options.one_rank ? PART_SHARED : PART_REPLACE;
-    TRY(part_open(&part, saving->path, mode, saving->options.overwrite != 0, false));
-    rsd_status status = write_and_publish(saving, &part);
-    if (!status && !saving->options.one_rank)
-        status = part_publish(&part);
-    if (status && !saving->options.one_rank)
-        part_remove(&part);
-    else
-        part_close(&part);
+    bool alone = !saving->options.one_rank;
+    TRY(save_open_output(saving->path, alone ? OUTPUT_REPLACE : OUTPUT_SHARED,
+                         saving->options.overwrite != 0, &dest));
+    rsd_status status = write_and_publish(saving, dest);
+    if (!status && alone)
+        status = store_commit(dest);
+    store_close_output(dest, !status || !alone);
     saving->report.seconds = seconds_now() - began;
     return status;
 }
@@ -244,7 +246,6 @@ static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_tensor
     if (!saving)
         return RSD_ENOMEM;
     saving->options = options;
-    saving->part.journal_fd = -1;
     rsd_status status = operation_open(&saving->operation, options.transport, options.timeout,
                                        options.on_progress, options.context);
     if (!status) {
@@ -301,12 +302,12 @@ static rsd_status check_joined(rsd_checkpoint *joined)
     return RSD_OK;
 }
 
-static rsd_status open_joined(const struct part *part, int64_t nranks, rsd_checkpoint *joined)
+static rsd_status open_joined(const char *path, int64_t nranks, rsd_checkpoint *joined)
 {
     char name[64];
     const char *none;
     uint32_t file;
-    rsd_status status = store_open(part->folder, &joined->store, &none);
+    rsd_status status = store_open(path, &joined->store, &none);
     for (int64_t rank = 0; rank < nranks && !status; rank++) {
         int n = snprintf(name, sizeof name, "__%lld.metadata", (long long)rank);
         status = store_add_file(joined->store, (struct slice){name, (size_t)n}, &file);
@@ -364,10 +365,10 @@ static rsd_status clear_notes(struct store *store, int64_t nranks)
     return status;
 }
 
-static rsd_status join_parts(struct part *part, int64_t nranks)
+static rsd_status join_parts(const char *path, int64_t nranks)
 {
     rsd_checkpoint joined = {.format = format_find(RSD_FORMAT_DCP)};
-    rsd_status status = open_joined(part, nranks, &joined);
+    rsd_status status = open_joined(path, nranks, &joined);
     if (!status)
         status = check_lines(joined.store, nranks);
     if (!status)
@@ -385,14 +386,14 @@ static rsd_status join_parts(struct part *part, int64_t nranks)
 
 rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite)
 {
-    struct part part;
+    struct store_output *dest;
     if (nranks < 1)
         return fail(RSD_EINVAL, "%lld ranks", (long long)nranks);
-    TRY(part_open(&part, path, PART_JOIN, overwrite != 0, false));
-    rsd_status status = join_parts(&part, nranks);
+    TRY(save_open_output(path, OUTPUT_FINISH, overwrite != 0, &dest));
+    rsd_status status = join_parts(dest->store->path, nranks);
     if (!status)
-        status = part_publish(&part);
-    part_close(&part);
+        status = store_commit(dest);
+    store_close_output(dest, true);
     return status;
 }
 

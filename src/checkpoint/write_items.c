@@ -160,14 +160,19 @@ static rsd_status draft_items(struct drafting *drafting, int64_t nitems, const r
 
 /* ---- writing ---- */
 
-static rsd_status write_drafted(rsd_async_save *saving, char *folder, bool sync)
+static rsd_status write_drafted(rsd_async_save *saving, const char *folder, bool sync)
 {
-    struct part part = {.folder = folder, .journal_fd = -1};
+    struct output_options options = {.mode = OUTPUT_IN_PLACE};
+    struct store_output *dest;
     double began = seconds_now();
-    TRY(output_open(&saving->output, &saving->manifest, &part, NULL, -1));
-    saving->output.unsynced = saving->output.store->unsynced = !sync;
-    rsd_status status = save_write_files(saving);
-    output_close(&saving->output);
+    TRY(store_open_output(folder, &options, &dest));
+    rsd_status status = output_open(&saving->output, &saving->manifest, dest, NULL, -1);
+    if (!status) {
+        saving->output.unsynced = dest->store->unsynced = !sync;
+        status = save_write_files(saving);
+        output_close(&saving->output);
+    }
+    store_close_output(dest, true);
     saving->report.seconds = seconds_now() - began;
     return status;
 }

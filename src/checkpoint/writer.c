@@ -27,14 +27,11 @@ static rsd_status add_name(struct output *output, const struct manifest_file *fi
     return store_add_file(output->store, (struct slice){name, (size_t)n}, &index);
 }
 
-rsd_status output_open(struct output *output, struct manifest *manifest, struct part *part,
+rsd_status output_open(struct output *output, struct manifest *manifest, struct store_output *dest,
                        rsd_checkpoint *from, int32_t only)
 {
-    *output = (struct output){.manifest = manifest, .part = part, .from = from, .only = only};
-    const char *file;
-    if (store_open(part->folder, &output->store, &file))
-        return RSD_EIO;
-    output->store->writable = true;
+    *output = (struct output){
+        .manifest = manifest, .dest = dest, .store = dest->store, .from = from, .only = only};
     pthread_mutex_init(&output->lock, NULL);
     output->states = mem_new(manifest->nfiles, sizeof *output->states);
     rsd_status status = output->states ? RSD_OK : RSD_ENOMEM;
@@ -58,11 +55,9 @@ void output_close(struct output *output)
     mem_free(output->pending);
     output->states = NULL;
     output->pending = NULL;
-    if (output->store) {
-        store_close(output->store);
-        output->store = NULL;
+    if (output->dest)
         pthread_mutex_destroy(&output->lock);
-    }
+    output->dest = NULL;
 }
 
 /* Names the file of an extent, and the tensor or value, in the last error. */
@@ -165,7 +160,7 @@ static rsd_status create(struct output *output, uint32_t file)
     const struct manifest *manifest = output->manifest;
     uint64_t nbytes = manifest->compress ? 0 : manifest->files[file].nbytes;
     if (output->states[file].noted) /* it will have its full length long before it is complete */
-        TRY(journal_redo(output->part, file));
+        TRY(journal_redo(output->dest, file));
     rsd_status status = store_create(output->store, file, manifest->files[file].kept, nbytes);
     if (status)
         return store_fail_in(output->store, file, status);
@@ -204,7 +199,7 @@ static rsd_status complete(struct output *output, uint32_t file)
         about->nbytes = output->states[file].cursor;
     output->nbytes_written += about->nbytes - about->kept;
     output->nfiles_written++;
-    status = output->journal ? journal_add(output->part, output, file) : RSD_OK;
+    status = output->journal ? journal_add(output->dest, output, file) : RSD_OK;
     pthread_mutex_unlock(&output->lock);
     return status;
 }
@@ -340,7 +335,7 @@ rsd_status output_note(struct output *output)
         synced[file] = true;
     }
     if (!status && n > 0)
-        status = journal_add_items(output->part, list, n);
+        status = journal_add_items(output->dest, list, n);
     mem_free(synced);
     mem_free(list);
     return status;

@@ -6,7 +6,7 @@
  * what they were at first. Bytes are read with pread and never mapped, so that a file that is cut short is
  * an error and not a signal.
  */
-#include "store.h"
+#include "local.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -65,7 +65,7 @@ static rsd_status fail_errno(void)
 
 /* ---- the directory ---- */
 
-static rsd_status open_directory(const char *path, size_t n, struct store **out)
+rsd_status local_open_directory(const char *path, size_t n, struct store **out)
 {
     struct local_directory *directory = mem_new(1, sizeof *directory);
     char *copy = mem_new(n + 1, 1);
@@ -99,11 +99,11 @@ static rsd_status local_open(const char *path, struct store **store, const char 
         return fail_in(status, "%s: ", path);
     }
     if (S_ISDIR(found.st_mode))
-        return open_directory(path, strlen(path), store);
+        return local_open_directory(path, strlen(path), store);
     if (!S_ISREG(found.st_mode))
         return fail(RSD_EFORMAT, "%s is neither a regular file nor a directory", path);
     *file = slash ? slash + 1 : path;
-    return open_directory(path, slash ? (size_t)(slash - path) + (slash == path) : 0, store);
+    return local_open_directory(path, slash ? (size_t)(slash - path) + (slash == path) : 0, store);
 }
 
 static void local_close(struct store *store)
@@ -446,4 +446,8 @@ const struct store_ops local_store = {.open = local_open,
                                       .sync_names = local_sync_names,
                                       .put = local_put,
                                       .rename = local_rename,
-                                      .remove = local_remove};
+                                      .remove = local_remove,
+                                      .open_output = local_open_output,
+                                      .check_output = local_check_output,
+                                      .commit = local_commit,
+                                      .close_output = local_close_output};

@@ -40,6 +40,9 @@ struct store_listing {
     size_t n, capacity;
 };
 
+struct output_options;
+struct store_output;
+
 /* One row per kind of store; the scheme of the path selects it. Functions may run in several threads at
  * once, but for open, close and add. */
 struct store_ops {
@@ -58,6 +61,11 @@ struct store_ops {
     rsd_status (*put)(struct store *store, const char *name, const void *data, size_t n);
     rsd_status (*rename)(struct store *store, const char *from, const char *to);
     rsd_status (*remove)(struct store *store, const char *name);
+    rsd_status (*open_output)(const char *path, const struct output_options *options,
+                              struct store_output **output);
+    rsd_status (*check_output)(const char *path, const struct output_options *options);
+    rsd_status (*commit)(struct store_output *output);
+    void (*close_output)(struct store_output *output, bool keep);
 };
 
 /* Opens the directory at a path. If a file is there, opens the directory that the file is in, and *file is
@@ -120,31 +128,51 @@ rsd_status store_remove(struct store *store, const char *name); /* ENOENT: it do
 /* Puts the path of a file in front of the last error. */
 rsd_status store_fail_in(const struct store *store, uint32_t file, rsd_status status);
 
-/* ---- local_file.c ---- */
+/* ---- outputs ---- */
 
-extern const struct store_ops local_store;
-
-/* ---- publish.c: the folder in which an output is built, and how it gets into place ---- */
-
-enum part_mode { PART_NEW, PART_RESUME, PART_REPLACE, PART_SHARED, PART_JOIN };
-
-struct part {
-    char *path;   /* what is built */
-    char *folder; /* path.reshard-part */
-    int journal_fd;
-    bool one_file;  /* the path is a file, not a folder */
-    bool overwrite; /* what is at the path may be replaced */
-    bool resumed;   /* the journal has something in it */
-    bool moved;     /* the folder may not be what it was: it is left alone */
+/* What an earlier run left of the same output, and how this process takes part. */
+enum output_mode {
+    OUTPUT_NEW,     /* EEXIST if a run left something */
+    OUTPUT_RESUME,  /* goes on from what it left */
+    OUTPUT_REPLACE, /* removes what it left */
+    OUTPUT_SHARED,  /* several processes do the same at once, each for its own files */
+    OUTPUT_FINISH,  /* they are done, and this one commits */
+    OUTPUT_JOIN,    /* another process has opened the output, and commits it */
+    OUTPUT_IN_PLACE /* writes files of the directory at the path; nothing is committed */
 };
 
-rsd_status part_open(struct part *part, const char *path, enum part_mode mode, bool overwrite,
-                     bool one_file);
-rsd_status part_check(const char *path, bool overwrite, bool one_file); /* could it be opened? */
-rsd_status part_publish(struct part *part); /* everything in it is on disk */
-rsd_status part_join(struct part *part, const char *path,
-                     int32_t rank);  /* what rank 0 opened; rank: whose journal; -1: none */
-void part_close(struct part *part);  /* keeps what is there */
-void part_remove(struct part *part); /* closes, and removes what is there */
+/* Lists the files that belong to a checkpoint at a path. Fails if there is none. */
+typedef rsd_status store_list_owned(const char *path, struct name_list *owned);
+
+struct output_options {
+    enum output_mode mode;
+    bool overwrite; /* a checkpoint at the path may be replaced */
+    bool one_file;  /* the output is a file, not a directory */
+    /* The name of a file for the caller, which is beside those of the output until it is committed. It is
+     * locked, except to join. NULL: none, to join or in place. The text must outlive the output. */
+    const char *journal;
+    store_list_owned *list_owned;
+};
+
+/* An output that is being written. It appears at its path in one step, when it is committed. */
+struct store_output {
+    const struct store_ops *ops;
+    char *path;
+    struct store *store; /* where its files are written */
+    int journal_fd;      /* -1: none */
+    bool resumed;        /* the journal has something in it */
+};
+
+rsd_status store_open_output(const char *path, const struct output_options *options,
+                             struct store_output **output);
+
+/* Says whether an output could be opened, and changes nothing. */
+rsd_status store_check_output(const char *path, const struct output_options *options);
+
+/* Puts the output at its path. Every file must be on disk. */
+rsd_status store_commit(struct store_output *output);
+
+/* Closes an output. Without `keep`, removes what was written and not committed. Accepts NULL. */
+void store_close_output(struct store_output *output, bool keep);
 
 #endif

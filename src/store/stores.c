@@ -1,5 +1,5 @@
 /* stores.c - the table of stores, and what all of them have in common. */
-#include "store.h"
+#include "local.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -225,4 +225,28 @@ rsd_status store_rename(struct store *store, const char *from, const char *to)
 rsd_status store_remove(struct store *store, const char *name)
 {
     return fail_in_file(store, name, store->ops->remove(store, name));
+}
+
+/* ---- outputs ---- */
+
+rsd_status store_open_output(const char *path, const struct output_options *options,
+                             struct store_output **output)
+{
+    return find_store(path)->open_output(path, options, output);
+}
+
+rsd_status store_check_output(const char *path, const struct output_options *options)
+{
+    return find_store(path)->check_output(path, options);
+}
+
+rsd_status store_commit(struct store_output *output)
+{
+    return output->ops->commit(output);
+}
+
+void store_close_output(struct store_output *output, bool keep)
+{
+    if (output)
+        output->ops->close_output(output, keep);
 }
