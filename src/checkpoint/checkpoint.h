@@ -40,29 +40,6 @@ rsd_status operation_agree(struct operation *operation, rsd_status status, struc
                            uint64_t *tile_limit);
 void catalog_hash(const struct catalog *catalog, struct hash *hash);
 
-/* The portions of this rank in jobs of so many bytes. splits: which may be split; NULL: none. */
-struct partition {
-    struct job_part *list;
-    int64_t *nbytes;
-    size_t n, capacity, nbytes_capacity;
-};
-rsd_status partition_jobs(const struct operation *operation, const int64_t *nbytes,
-                          const bool *splits, size_t njobs, struct partition *mine);
-void partition_drop(struct partition *parts);
-int64_t partition_tile(const struct job_part *part, int64_t at, int64_t ntiles);
-bool partition_can_split(const struct catalog *catalog, const struct stored_tensor *tensor);
-
-/* Adds up what all ranks have seen of each source. The error of a damaged one is set, and what damaged
- * returns ends it. */
-typedef rsd_status partial_crc_damaged(void *context, const struct partial_crc *seen,
-                                       rsd_status status);
-void partial_crcs_open(struct partial_crc_list *seen);
-void partial_crcs_close(struct partial_crc_list *seen);
-rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part *part,
-                            int64_t side, struct transfer *transfer);
-rsd_status partial_crcs_check(struct partial_crc *list, size_t n, rsd_report *report,
-                              partial_crc_damaged *damaged, void *context);
-
 /* Lists and reports, as they are said and heard. What is heard is added to the list or the sum. */
 rsd_status payload_put_list(struct payload *payload, const void *list, size_t n,
                             size_t element_nbytes);

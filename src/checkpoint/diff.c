@@ -322,7 +322,8 @@ static rsd_status share_pairs(struct comparing *c)
                     partition_can_split(b, &b->tensors[compared->b]);
     }
     if (!status)
-        status = partition_jobs(&c->operation, nbytes, splits, c->njobs, &c->mine);
+        status = partition_jobs(c->operation.rank, c->operation.nranks, nbytes, splits, c->njobs,
+                                &c->mine);
     mem_free(nbytes);
     mem_free(splits);
     return status;

@@ -125,7 +125,8 @@ static rsd_status share_tensors(struct digesting *d)
         splits[i] = partition_can_split(catalog, tensor);
     }
     if (!status)
-        status = partition_jobs(&d->operation, nbytes, splits, d->n, &d->mine);
+        status =
+            partition_jobs(d->operation.rank, d->operation.nranks, nbytes, splits, d->n, &d->mine);
     mem_free(nbytes);
     mem_free(splits);
     return status;

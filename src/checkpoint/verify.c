@@ -124,7 +124,8 @@ static rsd_status share_boxes(struct verifying *v)
             splits[extent] = !catalog->extents[extent].nzstd;
         }
     if (!status)
-        status = partition_jobs(&v->operation, nbytes, splits, catalog->nextents, &v->mine);
+        status = partition_jobs(v->operation.rank, v->operation.nranks, nbytes, splits,
+                                catalog->nextents, &v->mine);
     mem_free(nbytes);
     mem_free(splits);
     return status;

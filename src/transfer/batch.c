@@ -12,7 +12,7 @@
  * The first failure ends it all: threads look at it before each tile, and its message is carried over to
  * the caller's thread.
  */
-#include "checkpoint.h"
+#include "transfer.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * A source that is in memory is used where it is. What lies in a file as it will lie in memory is read
  * straight to its place; the rest is read into a buffer, source by source, and copied from there.
  */
-#include "checkpoint.h"
+#include "transfer.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -18,7 +18,7 @@
  *   (1) Pieces cover what is wanted of each sink exactly once (they come from a plan).
  *   (2) Tiles in ascending order read and write every array in ascending order, so streams can be used.
  */
-#include "checkpoint.h"
+#include "transfer.h"
 
 #include <stdlib.h>
 #include <string.h>

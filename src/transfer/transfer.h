@@ -193,6 +193,29 @@ struct partial_crc_list {
     pthread_mutex_t lock;
 };
 
+/* The portions of this rank in jobs of so many bytes. splits: which may be split; NULL: none. */
+struct partition {
+    struct job_part *list;
+    int64_t *nbytes;
+    size_t n, capacity, nbytes_capacity;
+};
+rsd_status partition_jobs(int32_t rank, int32_t nranks, const int64_t *nbytes, const bool *splits,
+                          size_t njobs, struct partition *mine);
+void partition_drop(struct partition *parts);
+int64_t partition_tile(const struct job_part *part, int64_t at, int64_t ntiles);
+bool partition_can_split(const struct catalog *catalog, const struct stored_tensor *tensor);
+
+/* Adds up what all ranks have seen of each source. The error of a damaged one is set, and what damaged
+ * returns ends it. */
+typedef rsd_status partial_crc_damaged(void *context, const struct partial_crc *seen,
+                                       rsd_status status);
+void partial_crcs_open(struct partial_crc_list *seen);
+void partial_crcs_close(struct partial_crc_list *seen);
+rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part *part,
+                            int64_t side, struct transfer *transfer);
+rsd_status partial_crcs_check(struct partial_crc *list, size_t n, rsd_report *report,
+                              partial_crc_damaged *damaged, void *context);
+
 /* Jobs are numbered, those of one lane in a row. A job is opened, hauled and closed. */
 struct batch {
     rsd_pool *pool;
