@@ -283,7 +283,8 @@ static rsd_status check_nbytes(const struct header_tensor *tensor)
 static rsd_status check_cover(struct header_set *set, size_t first, uint64_t nbytes)
 {
     uint64_t at = 0;
-    qsort(set->list + first, set->n - first, sizeof *set->list, by_begin);
+    if (set->n > first)
+        qsort(set->list + first, set->n - first, sizeof *set->list, by_begin);
     for (size_t i = first; i < set->n; i++) {
         const struct header_tensor *tensor = &set->list[i];
         rsd_status status = check_nbytes(tensor);

@@ -89,10 +89,10 @@ static int64_t least_row(const struct transfer *transfer, int32_t k)
     for (size_t i = 0; i < transfer->nsources + transfer->nsinks; i++) {
         const int64_t *len = i < transfer->nsources ? transfer->sources[i].len
                                                     : transfer->sinks[i - transfer->nsources].len;
-        int64_t row =
-            (int64_t)transfer->element_nbytes * box_volume(transfer->ndim - k - 1, len + k + 1);
-        if (box_volume(transfer->ndim, len) > 0)
-            least = min_i64(least, row);
+        if (box_is_empty(transfer->ndim, len)) /* its other extents may be any number */
+            continue;
+        least = min_i64(least, (int64_t)transfer->element_nbytes *
+                                   box_volume(transfer->ndim - k - 1, len + k + 1));
     }
     return least == INT64_MAX ? 0 : least;
 }
