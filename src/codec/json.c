@@ -1,20 +1,19 @@
-/* json.c - a strict pull parser: the caller asks for what should come next, and gets it or an error
- * with the byte.
+/* json.c - a strict pull parser: the caller requests what must come next, and receives it or an error that
+ * names the byte.
  *
  *     json_enter(&j, '{');
  *     while (json_next_key(&j, &key, &more) == RSD_OK && more)
  *         json_u64(&j, &number);              or json_string, json_enter again, json_skip
  *
- * Strings are UTF-8 without escapes once taken; a slice points into the text, or into the parser's own
- * memory where there were escapes, and is valid until the next string. Nothing is built, so memory is
- * that of the longest string.
+ * A string is UTF-8 without escapes. Its slice points into the text, or into the parser's memory if there
+ * were escapes, and is valid until the next string. Nothing is built, so memory is that of the longest
+ * string.
  */
 #include "json.h"
 
 #include <errno.h>
 #include <locale.h>
 #include <stdlib.h>
-
 #include <string.h>
 
 enum { MAX_DEPTH = 64 };
@@ -67,7 +66,7 @@ rsd_status json_enter(struct json *j, char bracket)
     return RSD_OK;
 }
 
-static rsd_status next_member(struct json *j, char close, bool *more)
+static rsd_status next_json_member(struct json *j, char close, bool *more)
 {
     char c = json_peek(j);
     bool first = j->fresh;
@@ -90,12 +89,12 @@ static rsd_status next_member(struct json *j, char close, bool *more)
 
 rsd_status json_next_item(struct json *j, bool *more)
 {
-    return next_member(j, ']', more);
+    return next_json_member(j, ']', more);
 }
 
 rsd_status json_next_key(struct json *j, struct slice *key, bool *more)
 {
-    TRY(next_member(j, '}', more));
+    TRY(next_json_member(j, '}', more));
     if (!*more)
         return RSD_OK;
     TRY(json_string(j, key));
@@ -107,8 +106,8 @@ rsd_status json_next_key(struct json *j, struct slice *key, bool *more)
 
 /* ---- strings ---- */
 
-/* The length of the UTF-8 character at p, or 0 if it is none: overlong forms, surrogates and numbers
- * beyond 10ffff are none. */
+/* Returns the length of the UTF-8 character at p; 0 for overlong forms, surrogates, numbers beyond 10ffff
+ * and other bytes that are not a character. */
 static size_t utf8_length(const unsigned char *p, size_t left)
 {
     static const struct {
@@ -143,7 +142,7 @@ bool json_is_utf8(const char *text, size_t nbytes)
     return true;
 }
 
-static rsd_status scratch_add(struct json *j, const char *bytes, size_t n)
+static rsd_status add_scratch(struct json *j, const char *bytes, size_t n)
 {
     TRY(GROW(j->scratch, j->capacity, j->used + n));
     memcpy(j->scratch + j->used, bytes, n);
@@ -151,7 +150,7 @@ static rsd_status scratch_add(struct json *j, const char *bytes, size_t n)
     return RSD_OK;
 }
 
-static rsd_status hex4(struct json *j, uint32_t *value)
+static rsd_status take_hex_digits(struct json *j, uint32_t *value)
 {
     *value = 0;
     for (int i = 0; i < 4; i++, j->at++) {
@@ -167,15 +166,15 @@ static rsd_status hex4(struct json *j, uint32_t *value)
     return RSD_OK;
 }
 
-static rsd_status unicode_escape(struct json *j)
+static rsd_status take_unicode_escape(struct json *j)
 {
     uint32_t c, low;
-    TRY(hex4(j, &c));
+    TRY(take_hex_digits(j, &c));
     if (c >= 0xd800 && c < 0xdc00) { /* the first half of a pair */
         if (j->nbytes - j->at < 2 || j->text[j->at] != '\\' || j->text[j->at + 1] != 'u')
             return json_fail(j, "half of a surrogate pair");
         j->at += 2;
-        TRY(hex4(j, &low));
+        TRY(take_hex_digits(j, &low));
         if (low < 0xdc00 || low > 0xdfff)
             return json_fail(j, "half of a surrogate pair");
         c = 0x10000 + ((c - 0xd800) << 10 | (low - 0xdc00));
@@ -190,35 +189,35 @@ static rsd_status unicode_escape(struct json *j)
         bytes[i] = (char)(0x80 | (c & 0x3f));
     static const unsigned char first[] = {0, 0x00, 0xc0, 0xe0, 0xf0};
     bytes[0] = (char)(first[n] | c);
-    return scratch_add(j, bytes, n);
+    return add_scratch(j, bytes, n);
 }
 
-static rsd_status escape(struct json *j)
+static rsd_status take_escape(struct json *j)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     if (++j->at >= j->nbytes)
         return json_fail(j, "a string without end");
     char c = j->text[j->at++];
     if (c == 'u')
-        return unicode_escape(j);
+        return take_unicode_escape(j);
     const char *known = c ? strchr(from, c) : NULL;
     if (!known)
         return json_fail(j, "an unknown escape");
-    return scratch_add(j, &to[known - from], 1);
+    return add_scratch(j, &to[known - from], 1);
 }
 
 rsd_status json_string(struct json *j, struct slice *out)
 {
     if (json_peek(j) != '"')
         return json_fail(j, "expected a string");
-    size_t run = ++j->at; /* characters from here on are not in scratch yet */
+    size_t run = ++j->at; /* characters from here on are not in the scratch yet */
     bool escaped = false;
     j->used = 0;
     while (j->at < j->nbytes && j->text[j->at] != '"') {
         unsigned char c = (unsigned char)j->text[j->at];
         if (c == '\\') {
-            TRY(scratch_add(j, j->text + run, j->at - run));
-            TRY(escape(j));
+            TRY(add_scratch(j, j->text + run, j->at - run));
+            TRY(take_escape(j));
             run = j->at;
             escaped = true;
             continue;
@@ -233,7 +232,7 @@ rsd_status json_string(struct json *j, struct slice *out)
         return json_fail(j, "a string without end");
     *out = (struct slice){j->text + run, j->at - run};
     if (escaped) {
-        TRY(scratch_add(j, j->text + run, j->at - run));
+        TRY(add_scratch(j, j->text + run, j->at - run));
         *out = (struct slice){j->scratch, j->used};
     }
     j->at++;
@@ -315,7 +314,7 @@ rsd_status json_number(struct json *j, double *value, int64_t *integer, bool *wh
     errno = 0;
     if (*whole) {
         *integer = strtoll(digits, &end, 10);
-    } else { /* whatever the locale of the program says */
+    } else { /* in any locale of the program */
         locale_t plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
         *value = plain ? strtod_l(digits, &end, plain) : strtod(digits, &end);
         if (plain)
@@ -371,7 +370,7 @@ rsd_status json_skip(struct json *j)
 
 void json_add_string(struct text *text, const char *string, size_t nbytes)
 {
-    size_t run = 0, at = 0; /* what stands as it is, from run to at */
+    size_t run = 0, at = 0; /* characters that need no escape, from run to at */
     text_add(text, "\"");
     while (at < nbytes) {
         unsigned char c = (unsigned char)string[at];
@@ -383,7 +382,7 @@ void json_add_string(struct text *text, const char *string, size_t nbytes)
         text_add(text, "%.*s", (int)(at - run), string + run);
         if (c == '"' || c == '\\')
             text_add(text, "\\%c", c);
-        else /* bytes that are not UTF-8 become the characters of their numbers */
+        else /* a byte that is not UTF-8 becomes the character of its number */
             text_add(text, "\\u%04x", c);
         run = ++at;
     }
