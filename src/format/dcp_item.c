@@ -11,7 +11,7 @@
 static rsd_status check_stored(const struct stored_tensor *tensor, const int64_t *len,
                                const struct torch_view *view)
 {
-    char stored[SHAPE_TEXT_NCHARS], said[SHAPE_TEXT_NCHARS];
+    char stored[SHAPE_TEXT_NCHARS], expected[SHAPE_TEXT_NCHARS];
     if (view->dtype != tensor->dtype)
         return fail(RSD_EFORMAT, "stored as %s, the metadata says %s", rsd_dtype_name(view->dtype),
                     rsd_dtype_name(tensor->dtype));
@@ -21,7 +21,7 @@ static rsd_status check_stored(const struct stored_tensor *tensor, const int64_t
     if (!same)
         return fail(RSD_EFORMAT, "stored with shape %s, the metadata says %s",
                     shape_text(view->ndim, view->shape, stored),
-                    shape_text(tensor->ndim, len, said));
+                    shape_text(tensor->ndim, len, expected));
     return RSD_OK;
 }
 

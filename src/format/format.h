@@ -1,6 +1,7 @@
 /* format.h - one file pair per format, and one table.
  *
- * A reader fills a catalog and says where the bytes of each box are; nobody above knows more of a format.
+ * A reader fills a catalog and says where the bytes of each box are. A writer places the items of a manifest
+ * and says what is around their bytes. The modules above know no more of a format.
  */
 #ifndef FORMAT_H
 #define FORMAT_H
@@ -13,7 +14,7 @@
 enum extent_kind {
     EXTENT_NONE,  /* no file is known to hold the bytes */
     EXTENT_DENSE, /* a dense row-major array, little-endian */
-    EXTENT_ARRAY, /* an array of the catalog says how the bytes lie */
+    EXTENT_ARRAY, /* an array of the catalog describes the bytes */
     EXTENT_ITEM,  /* the format finds the bytes inside */
 };
 
@@ -24,10 +25,11 @@ struct extent {
     uint8_t kind;    /* enum extent_kind */
     uint8_t nzstd;   /* how often the item was compressed */
     uint8_t unknown; /* 1: it went through an unknown transform, whose number is `detail` */
-    uint32_t detail; /* EXTENT_ARRAY: the number of the array; manifests: of the box of its rank */
+    uint32_t
+        detail; /* EXTENT_ARRAY: number of the array; manifests: number of the box in its rank */
 };
 
-/* How the bytes of a stored box lie. They are in a record: a run of bytes that one CRC-32 covers. */
+/* How the bytes of a stored box lie in their record, which is a run of bytes with one CRC-32. */
 struct stored_array {
     uint64_t offset, nbytes;       /* of the record, in its file; a stream begins at 0 */
     int64_t base;                  /* of the box's first element, bytes from the record's start */
@@ -47,17 +49,17 @@ struct stored_tensor {
     int32_t ndim;
     size_t shape, boxes; /* into coordinates: the shape; lo and len of each box in turn */
     size_t first_extent, nboxes;
-    const char *path; /* where it was in a nested state dict, as JSON; NULL: not known */
+    const char *path; /* in a nested state dict, as JSON; NULL: not known */
 };
 
 struct stored_value {
     const char *name, *path;
     struct extent extent;
-    char *json;          /* the value, if it has no item of its own and is plain; else NULL */
-    struct bytes pickle; /* likewise, to be written */
+    char *json;          /* of a plain value without an extent; else NULL */
+    struct bytes pickle; /* likewise */
 };
 
-struct named {
+struct catalog_name {
     const char *name;
     size_t index;
 };
@@ -68,10 +70,10 @@ struct catalog {
     struct extent *extents;
     struct stored_value *values;
     struct stored_array *arrays; /* of extents of EXTENT_ARRAY */
-    const char **transforms;     /* names of those that are not known */
+    const char **transforms;     /* names of unknown ones */
     char **names;                /* blocks of names */
     char *next_name;
-    struct named *tensor_names, *value_names; /* sorted */
+    struct catalog_name *tensor_names, *value_names; /* sorted */
     size_t ntensors, tensors_capacity, ncoordinates, coordinates_capacity, nextents,
         extents_capacity, nvalues, values_capacity, narrays, arrays_capacity, ntransforms,
         transforms_capacity, nnames, names_capacity, names_left;
@@ -88,18 +90,18 @@ rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct 
                              char *json); /* takes json over on success */
 rsd_status catalog_finish(struct catalog *catalog);
 
-/* EUNSUPPORTED for an item that went through a transform that is not known. */
+/* Returns EUNSUPPORTED for an item that went through an unknown transform. */
 rsd_status catalog_check_transforms(const struct catalog *catalog, const struct extent *extent);
 rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const char **out);
 void catalog_drop(struct catalog *catalog);
 
-/* As explicit boxes, in their order: all of rank 0, or of the rank that is the number of their file. */
+/* Makes a layout of explicit boxes, in their order. Their rank is 0, or the number of their file. */
 rsd_status catalog_tensor_layout(const struct catalog *catalog, const struct stored_tensor *tensor,
                                  bool by_file, rsd_layout **out);
 rsd_status catalog_boxes_layout(rsd_dtype dtype, int32_t ndim, const int64_t *shape, size_t n,
                                 const int64_t *lo, const int64_t *len, rsd_layout **out);
 size_t catalog_find_tensor(const struct catalog *catalog,
-                           const char *name); /* SIZE_MAX: not there */
+                           const char *name); /* SIZE_MAX: there is none */
 size_t catalog_find_value(const struct catalog *catalog, const char *name);
 
 static inline const int64_t *tensor_shape(const struct catalog *catalog,
@@ -129,7 +131,7 @@ static inline int64_t tensor_nbytes(const struct catalog *catalog,
 
 /* ---- manifest.c: what will be written ---- */
 
-enum { MAX_ZSTD_LEVEL = 19 }; /* beyond, readers would need more memory than they allow a stream */
+enum { MAX_ZSTD_LEVEL = 19 }; /* a higher one needs more memory than readers allow a stream */
 
 /* Beside each extent of the catalog. */
 struct manifest_item {
@@ -138,8 +140,8 @@ struct manifest_item {
     unsigned char first[8];
     bool done;           /* complete, and known to be on disk */
     bool split;          /* several ranks write it, and rank 0 completes it */
-    size_t at;           /* into `places` if it shares its array with other boxes; else 0 */
-    const int64_t *form; /* shape and strides that the item says, if not those of its box */
+    size_t at;           /* into `places` if its array has other boxes too; else 0 */
+    const int64_t *form; /* shape and strides that the item states, if not those of its box */
 };
 
 struct manifest_value {
@@ -156,10 +158,10 @@ struct manifest_file {
     size_t nvalues;
 };
 
-/* What the files of an output stand for. */
+/* How tensors are distributed to files. */
 enum manifest_files {
-    FILES_OF_RANKS,   /* one a rank, each box in one of them */
-    FILES_OF_HOLDERS, /* one a rank, with every box that the rank holds */
+    FILES_OF_RANKS,   /* one per rank, each box in one of them */
+    FILES_OF_HOLDERS, /* one per rank, with all boxes of the rank */
     FILES_OF_TENSORS  /* whole tensors, file by file */
 };
 
@@ -194,7 +196,7 @@ rsd_status manifest_add_box(struct manifest *manifest, const int64_t *lo, const 
 rsd_status manifest_check(struct manifest *manifest);
 rsd_status manifest_place(struct manifest *manifest);
 
-/* The bytes of an item before its tensor, and of all of it, as it is when it is not compressed. */
+/* Finds the uncompressed length of an item, and how much of it is before its tensor. */
 rsd_status manifest_item_nbytes(const struct manifest *manifest, size_t tensor, size_t box,
                                 uint64_t *head_nbytes, uint64_t *nbytes);
 
@@ -216,7 +218,7 @@ struct rsd_checkpoint {
     struct catalog catalog;
 };
 
-/* The bytes of a record that has to be read from its start. */
+/* A record that must be read from its start. */
 struct stored_stream;
 
 /* One row per format. Errors name the byte or the tensor; the caller adds the path of the file. Only open
@@ -255,10 +257,8 @@ enum { FILE_NAME_NCHARS = 96 };
 
 /* How a format is written. */
 struct format_writer {
-    const char
-        *marker; /* the file that finish writes; no reader takes the output before it exists */
-    const char
-        *suffix_until_complete; /* of files that a reader would take; "": it would take none */
+    const char *marker;                /* the file that finish writes */
+    const char *suffix_until_complete; /* of file names, if readers need no marker; else "" */
     bool wide_first;  /* tensors of a file are sorted: the widest elements first, then by name */
     bool fills_files; /* tensors that are not cut fill one file after the other */
 
@@ -271,8 +271,8 @@ struct format_writer {
     /* Sets the offset and length of every item, and the headers and lengths of the files. */
     rsd_status (*place)(struct manifest *manifest);
 
-    /* Adds what stands before and behind the bytes of a box. Their lengths do not depend on the bytes.
-     * NULL: nothing stands there, and no CRC-32 is needed. */
+    /* Adds what is before and behind the bytes of a box. The lengths do not depend on the bytes.
+     * NULL: there is nothing, and no CRC-32 is needed. */
     rsd_status (*frame)(const struct manifest *manifest, size_t tensor, size_t box,
                         struct bytes *head, struct bytes *tail);
 
@@ -286,8 +286,8 @@ struct format_writer {
 const struct format *format_find(rsd_format id); /* NULL: there is no such format */
 bool format_is_marker(const char *name);         /* of any format */
 
-/* Finds out the format of what a path names, and reads what it holds. `listing` is that of the directory;
- * or it has the one file that the path names, and `start` has its first bytes. */
+/* Finds the format of the files at a path, and reads what they hold. `listing` is that of the directory, or
+ * has the one file that the path names. */
 rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
                        const struct store_listing *listing, bool one_file,
                        const rsd_open_options *options);
@@ -300,7 +300,7 @@ rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t
 
 rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n);
 
-/* After the last byte of the record: the CRC-32 that follows it, or has_crc is false. */
+/* Reads the CRC-32 behind the last byte of the record; *has_crc is false if there is none. */
 rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32_t *crc);
 void stored_stream_close(struct stored_stream *stream); /* accepts NULL */
 

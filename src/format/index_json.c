@@ -1,16 +1,17 @@
-/* index.c - the index of a checkpoint in several files, as Hugging Face writes it: which file has which tensor.
+/* index_json.c - the index of a checkpoint in several files, as Hugging Face writes it.
  *
  *     {"metadata": {"total_size": 28}, "weight_map": {"a": "model-00001-of-00002.safetensors", ...}}
  *
- * Only the names of the files are taken, each once; what is in them, they say themselves.
+ * Only the names of the files are used, each once. Each file says itself which tensors it has.
  */
 #include "rows.h"
 
 #include "json.h"
 
-enum { MOST_INDEX = 1 << 30 };
+enum { MAX_INDEX_NBYTES = 1 << 30 };
 
-static rsd_status take_weight_map(struct json *j, struct string_map *known, struct store *store)
+static rsd_status add_weight_map_files(struct json *j, struct string_map *known,
+                                       struct store *store)
 {
     struct slice key, name;
     bool more;
@@ -39,14 +40,14 @@ rsd_status index_add_files(struct store *store, uint32_t index)
     struct slice key;
     bool more, mapped = false;
     struct string_map known = {0};
-    rsd_status status = store_load(store, index, MOST_INDEX, &text, &n);
+    rsd_status status = store_load(store, index, MAX_INDEX_NBYTES, &text, &n);
     if (status)
         return store_fail_in(store, index, status);
     json_start(&j, text, n);
     status = json_enter(&j, '{');
     while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
         bool map = slice_is(key, "weight_map");
-        status = map ? take_weight_map(&j, &known, store) : json_skip(&j);
+        status = map ? add_weight_map_files(&j, &known, store) : json_skip(&j);
         mapped = mapped || map;
     }
     if (!status)

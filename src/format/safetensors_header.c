@@ -5,8 +5,8 @@
  *     {"__metadata__": {"format": "pt", ...},
  *      "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
  *
- * The tensors must cover the bytes exactly, without holes and without sharing any. Shards say in their
- * metadata where their boxes lie.
+ * The tensors must cover the bytes exactly, without holes or overlaps. Shards have the offsets of their
+ * boxes in __metadata__.
  */
 #include "safetensors.h"
 
@@ -31,7 +31,7 @@ static rsd_status take_extent(struct json *j, int64_t *extent, bool *more)
     return RSD_OK;
 }
 
-static rsd_status take_list(struct json *j, int64_t *out, int32_t *n)
+static rsd_status take_extents_list(struct json *j, int64_t *out, int32_t *n)
 {
     int64_t extent = 0;
     bool more;
@@ -45,7 +45,7 @@ static rsd_status take_list(struct json *j, int64_t *out, int32_t *n)
     }
 }
 
-static rsd_status take_dtype(struct json *j, struct header_tensor *tensor, bool *packed)
+static rsd_status take_header_dtype(struct json *j, struct header_tensor *tensor, bool *packed)
 {
     struct slice dtype;
     TRY(json_string(j, &dtype));
@@ -59,7 +59,7 @@ static rsd_status take_dtype(struct json *j, struct header_tensor *tensor, bool 
 
 enum tensor_key { UNKNOWN = 0, DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
 
-static enum tensor_key key_of(struct slice key)
+static enum tensor_key header_key(struct slice key)
 {
     return slice_is(key, "dtype")          ? DTYPE
            : slice_is(key, "shape")        ? SHAPE
@@ -67,36 +67,36 @@ static enum tensor_key key_of(struct slice key)
                                            : UNKNOWN;
 }
 
-static rsd_status take_tensor(struct json *j, struct header_tensor *tensor)
+static rsd_status take_header_tensor(struct json *j, struct header_tensor *tensor)
 {
     int64_t offsets[RSD_MAX_DIMS] = {0};
     int32_t noffsets = 0;
     bool more, packed = false;
-    unsigned seen = 0;
+    unsigned keys = 0;
     TRY(json_enter(j, '{'));
     for (;;) {
         struct slice name;
         TRY(json_next_key(j, &name, &more));
         if (!more)
             break;
-        enum tensor_key key = key_of(name);
+        enum tensor_key key = header_key(name);
         if (key == UNKNOWN)
             return json_fail(j, "an unknown key in a tensor");
-        if (seen & key)
+        if (keys & key)
             return json_fail(j, "a key that is there twice");
-        seen |= key;
+        keys |= key;
         if (key == DTYPE)
-            TRY(take_dtype(j, tensor, &packed));
+            TRY(take_header_dtype(j, tensor, &packed));
         else if (key == SHAPE)
-            TRY(take_list(j, tensor->shape, &tensor->ndim));
+            TRY(take_extents_list(j, tensor->shape, &tensor->ndim));
         else
-            TRY(take_list(j, offsets, &noffsets));
+            TRY(take_extents_list(j, offsets, &noffsets));
     }
-    if (seen != ALL || noffsets != 2)
+    if (keys != ALL || noffsets != 2)
         return json_fail(j, "a tensor without dtype, shape and two offsets");
     if (offsets[0] > offsets[1])
         return json_fail(j, "data_offsets that end before they begin");
-    if (packed) { /* two elements a byte; here, extents count bytes */
+    if (packed) { /* two elements a byte; in this library, extents count bytes */
         if (tensor->ndim == 0 || tensor->shape[tensor->ndim - 1] % 2)
             return json_fail(j, "4-bit elements that do not fill bytes");
         tensor->shape[tensor->ndim - 1] /= 2;
@@ -106,7 +106,7 @@ static rsd_status take_tensor(struct json *j, struct header_tensor *tensor)
     return RSD_OK;
 }
 
-static rsd_status add_found(struct header_set *set, struct slice name, struct header_tensor tensor)
+static rsd_status add_to_set(struct header_set *set, struct slice name, struct header_tensor tensor)
 {
     bool known = set->places && string_map_find(&set->names, name, &tensor.ordinal);
     if (known && set->list[set->places[tensor.ordinal]].file == tensor.file)
@@ -132,9 +132,9 @@ static struct header_tensor *find_in_file(struct header_set *set, size_t first, 
     return &set->list[set->places[ordinal]];
 }
 
-/* ---- where shards lie ---- */
+/* ---- offsets of shards ---- */
 
-/* The boxes that an array is packed from: lo, len and where in the array, all in one list. */
+/* Takes the boxes that an array is packed from: lo, len and offset in the array of each, in one list. */
 static rsd_status take_pieces(struct header_set *set, struct json *j, struct header_tensor *tensor)
 {
     bool more;
@@ -164,7 +164,8 @@ static rsd_status take_pieces(struct header_set *set, struct json *j, struct hea
     return RSD_OK;
 }
 
-/* {"saved_offsets": [...]} of PyTorch; {"lo": [...], "shape": [...]}, or pieces instead of lo, of ours. */
+/* Takes {"saved_offsets": [...]} of PyTorch, or {"lo": [...], "shape": [...]} of this library, which may
+ * have pieces instead of lo. */
 static rsd_status take_place(struct header_set *set, struct json *j, struct header_tensor *tensor)
 {
     struct slice key;
@@ -185,7 +186,7 @@ static rsd_status take_place(struct header_set *set, struct json *j, struct head
             TRY(json_skip(j));
             continue;
         }
-        TRY(take_list(j, list, &n));
+        TRY(take_extents_list(j, list, &n));
         if (!tensor)
             continue;
         if (n != tensor->ndim)
@@ -209,7 +210,7 @@ static rsd_status take_places(struct header_set *set, size_t first, struct json 
     }
 }
 
-/* The text of a metadata entry is JSON of its own. */
+/* Takes the text of a metadata entry, which is JSON itself. */
 static rsd_status take_sharding(struct header_set *set, size_t first, const struct bytes *text,
                                 bool ours)
 {
@@ -227,17 +228,17 @@ static rsd_status take_sharding(struct header_set *set, size_t first, const stru
 }
 
 struct header_metadata {
-    struct bytes sharding, ours; /* texts that say where shards lie */
-    bool seen;
+    struct bytes sharding, ours; /* offsets of shards, as PyTorch and this library write them */
+    bool present;
 };
 
 static rsd_status take_metadata(struct json *j, struct header_metadata *metadata)
 {
     struct slice key, value;
     bool more;
-    if (metadata->seen)
+    if (metadata->present)
         return json_fail(j, "a key that is there twice");
-    metadata->seen = true;
+    metadata->present = true;
     TRY(json_enter(j, '{'));
     for (;;) {
         TRY(json_next_key(j, &key, &more));
@@ -258,7 +259,7 @@ static rsd_status take_metadata(struct json *j, struct header_metadata *metadata
 
 /* ---- one file ---- */
 
-static int by_begin(const void *a, const void *b)
+static int by_first_byte(const void *a, const void *b)
 {
     const struct header_tensor *x = a, *y = b;
     if (x->begin != y->begin)
@@ -266,10 +267,10 @@ static int by_begin(const void *a, const void *b)
     return (x->end > y->end) - (x->end < y->end);
 }
 
-/* A tensor is as long as its shape says. */
+/* Checks that a tensor has as many bytes as its shape and dtype need. */
 static rsd_status check_nbytes(const struct header_tensor *tensor)
 {
-    rsd_layout *checked; /* for the shape alone */
+    rsd_layout *checked; /* only its checks are needed */
     TRY(layout_start(tensor->dtype, tensor->ndim, tensor->shape, &checked));
     uint64_t need = (uint64_t)checked->volume * rsd_dtype_nbytes(tensor->dtype);
     rsd_layout_free(checked);
@@ -279,12 +280,12 @@ static rsd_status check_nbytes(const struct header_tensor *tensor)
     return RSD_OK;
 }
 
-/* Tensors cover the bytes exactly: each as long as its shape says, one after the other. */
-static rsd_status check_cover(struct header_set *set, size_t first, uint64_t nbytes)
+/* Sorts the tensors of a file, and checks that they cover its bytes exactly. */
+static rsd_status check_header_coverage(struct header_set *set, size_t first, uint64_t nbytes)
 {
     uint64_t at = 0;
     if (set->n > first)
-        qsort(set->list + first, set->n - first, sizeof *set->list, by_begin);
+        qsort(set->list + first, set->n - first, sizeof *set->list, by_first_byte);
     for (size_t i = first; i < set->n; i++) {
         const struct header_tensor *tensor = &set->list[i];
         rsd_status status = check_nbytes(tensor);
@@ -315,14 +316,14 @@ static rsd_status take_header(struct header_set *set, struct json *j, uint32_t f
             TRY(take_metadata(j, metadata));
             continue;
         }
-        char *copy = mem_new(name.nbytes + 1, 1); /* the next string overwrites it */
+        char *copy = mem_new(name.nbytes + 1, 1); /* the next string overwrites the name */
         if (!copy)
             return RSD_ENOMEM;
         memcpy(copy, name.bytes, name.nbytes);
         struct header_tensor tensor = {.file = file};
-        rsd_status status = take_tensor(j, &tensor);
+        rsd_status status = take_header_tensor(j, &tensor);
         if (!status)
-            status = add_found(set, (struct slice){copy, name.nbytes}, tensor);
+            status = add_to_set(set, (struct slice){copy, name.nbytes}, tensor);
         if (status)
             status = fail_in(status, "%.300s: ", copy);
         mem_free(copy);
@@ -330,7 +331,7 @@ static rsd_status take_header(struct header_set *set, struct json *j, uint32_t f
     }
 }
 
-/* The header of a file, or of a blob that begins at `at` and may be followed by something else. */
+/* Loads the header of a file, or of a blob at an offset, behind which other bytes may follow. */
 static rsd_status load_header(struct store *store, uint32_t file, uint64_t at, uint64_t nbytes,
                               char **text, size_t *n)
 {
@@ -354,7 +355,7 @@ static rsd_status load_header(struct store *store, uint32_t file, uint64_t at, u
     return store_read(store, file, at + sizeof length, *text, (size_t)header);
 }
 
-/* Finds the tensors of a header of *n bytes. */
+/* Adds the tensors of a header to the set, and sets *n to its length. */
 static rsd_status read_header(struct header_set *set, uint32_t file, uint64_t at, uint64_t nbytes,
                               size_t *n, struct header_metadata *metadata)
 {
@@ -381,7 +382,7 @@ rsd_status header_set_add_file(struct header_set *set, uint32_t file)
     if (!status)
         status = read_header(set, file, 0, nbytes, &n, &metadata);
     if (!status)
-        status = check_cover(set, first, nbytes - 8 - n);
+        status = check_header_coverage(set, first, nbytes - 8 - n);
     for (size_t i = first; i < set->n && !status; i++) {
         set->list[i].begin += 8 + n;
         set->list[i].end += 8 + n;

@@ -1,8 +1,7 @@
 /* safetensors_read.c - opens safetensors files: one, several with an index, or shards of the same tensors.
  *
- * Shards say where their boxes lie. PyTorch writes only offsets (DCP_SHARDING_INFO), so the extents of a
- * tensor are as far as its shards reach. This library writes the shapes too (reshard), so that a shard that
- * is missing at the end is noticed.
+ * PyTorch writes only the offsets of shards (DCP_SHARDING_INFO), so the shape of a tensor is as far as its
+ * shards reach. This library writes the shape too (reshard), so that a missing last shard is noticed.
  */
 #include "safetensors.h"
 
@@ -10,7 +9,7 @@
 
 /* ---- all files ---- */
 
-static int by_ordinal_then_file(const void *a, const void *b)
+static int by_ordinal_and_file(const void *a, const void *b)
 {
     const struct header_tensor *x = a, *y = b;
     if (x->ordinal != y->ordinal)
@@ -18,8 +17,9 @@ static int by_ordinal_then_file(const void *a, const void *b)
     return (x->file > y->file) - (x->file < y->file);
 }
 
-/* What the shards that know the whole shape say; NULL: none does. */
-static rsd_status said_shape(const struct header_tensor *shards, size_t n, const int64_t **shape)
+/* Finds the shape that shards state for the whole tensor; *shape is NULL if none does. */
+static rsd_status find_stated_shape(const struct header_tensor *shards, size_t n,
+                                    const int64_t **shape)
 {
     *shape = NULL;
     for (size_t i = 0; i < n; i++) {
@@ -33,21 +33,21 @@ static rsd_status said_shape(const struct header_tensor *shards, size_t n, const
     return RSD_OK;
 }
 
-/* The shape of a tensor from its shards: as they say, or as far as they reach. */
-static rsd_status whole_shape(const struct header_tensor *shards, size_t n, int64_t *shape)
+/* Finds the shape of a tensor: as its shards state it, or as far as they reach. */
+static rsd_status find_whole_shape(const struct header_tensor *shards, size_t n, int64_t *shape)
 {
-    const int64_t *said;
+    const int64_t *stated;
     for (size_t i = 0; i < n; i++) {
         if (shards[i].dtype != shards[0].dtype || shards[i].ndim != shards[0].ndim)
             return fail(RSD_EFORMAT, "two files have it with another dtype or number of dims");
         if (n > 1 && !shards[i].placed)
             return fail(RSD_EFORMAT, "several files have it, and do not say which part");
     }
-    TRY(said_shape(shards, n, &said));
+    TRY(find_stated_shape(shards, n, &stated));
     for (int32_t d = 0; d < shards[0].ndim; d++) {
         int64_t end, reach = 0;
         for (size_t i = 0; i < n; i++) {
-            if (shards[i].npieces && !said)
+            if (shards[i].npieces && !stated)
                 return fail(RSD_EFORMAT, "it comes in pieces, and nothing says its shape");
             if (shards[i].npieces)
                 continue;
@@ -55,15 +55,15 @@ static rsd_status whole_shape(const struct header_tensor *shards, size_t n, int6
                 return fail(RSD_EFORMAT, "a shard that reaches beyond 2^62");
             reach = max_i64(reach, end);
         }
-        if (said && reach > said[d])
+        if (stated && reach > stated[d])
             return fail(RSD_EFORMAT, "a shard reaches beyond the tensor");
-        shape[d] = said ? said[d] : reach;
+        shape[d] = stated ? stated[d] : reach;
     }
     return RSD_OK;
 }
 
-/* Each piece is a view of the array. */
-static rsd_status add_pieces(struct header_set *set, const struct header_tensor *shard)
+/* Adds each piece as a view of the array. */
+static rsd_status add_shard_pieces(struct header_set *set, const struct header_tensor *shard)
 {
     size_t ndim = (size_t)shard->ndim;
     for (size_t i = 0; i < shard->npieces; i++) {
@@ -78,10 +78,11 @@ static rsd_status add_pieces(struct header_set *set, const struct header_tensor 
     return RSD_OK;
 }
 
-static rsd_status add_shards(struct header_set *set, const struct header_tensor *shards, size_t n)
+static rsd_status add_tensor_shards(struct header_set *set, const struct header_tensor *shards,
+                                    size_t n)
 {
     int64_t shape[RSD_MAX_DIMS] = {0};
-    TRY(whole_shape(shards, n, shape));
+    TRY(find_whole_shape(shards, n, shape));
     TRY(catalog_add_tensor(set->catalog, (struct slice){shards[0].name, strlen(shards[0].name)},
                            shards[0].dtype, shards[0].ndim, shape));
     for (size_t i = 0; i < n; i++) {
@@ -90,22 +91,22 @@ static rsd_status add_shards(struct header_set *set, const struct header_tensor 
                                 .offset = shards[i].begin,
                                 .nbytes = shards[i].end - shards[i].begin};
         if (shards[i].npieces)
-            TRY(add_pieces(set, &shards[i]));
+            TRY(add_shard_pieces(set, &shards[i]));
         else
             TRY(catalog_add_box(set->catalog, shards[i].lo, shards[i].shape, extent));
     }
     return RSD_OK;
 }
 
-static rsd_status add_tensors(struct header_set *set)
+static rsd_status add_all_shards(struct header_set *set)
 {
     if (set->n > 1)
-        qsort(set->list, set->n, sizeof *set->list, by_ordinal_then_file);
+        qsort(set->list, set->n, sizeof *set->list, by_ordinal_and_file);
     for (size_t i = 0, n; i < set->n; i += n) {
         const struct header_tensor *shards = &set->list[i];
         for (n = 1; i + n < set->n && shards[n].ordinal == shards[0].ordinal; n++)
             continue;
-        rsd_status status = add_shards(set, shards, n);
+        rsd_status status = add_tensor_shards(set, shards, n);
         if (status)
             return store_fail_in(set->store, shards[n - 1].file,
                                  fail_in(status, "%.300s: ", shards[0].name));
@@ -115,7 +116,7 @@ static rsd_status add_tensors(struct header_set *set)
 
 /* ---- the row ---- */
 
-static bool is_index(const char *name)
+static bool is_safetensors_index(const char *name)
 {
     return has_suffix(name, ".safetensors.index.json");
 }
@@ -127,7 +128,7 @@ static int safetensors_probe(const struct store_listing *listing, const struct s
     bool named = has_suffix(entry->base, ".safetensors");
     if (entry->directory)
         return NOT_SURE;
-    if (is_index(entry->base))
+    if (is_safetensors_index(entry->base))
         return SURE_OF_SAFETENSORS_INDEX;
     if (!start.bytes)
         return named ? SURE_OF_SAFETENSORS : NOT_SURE;
@@ -141,7 +142,7 @@ static rsd_status safetensors_open(struct store *store, struct catalog *catalog)
     struct header_set set = {.catalog = catalog, .store = store};
     rsd_status status = RSD_OK;
     uint32_t first = 0;
-    if (is_index(store_file_name(store, 0))) {
+    if (is_safetensors_index(store_file_name(store, 0))) {
         if (store->names.n > 1)
             return fail(RSD_EFORMAT, "%s: there are %zu indices", store->path, store->names.n);
         TRY(index_add_files(store, 0));
@@ -150,7 +151,7 @@ static rsd_status safetensors_open(struct store *store, struct catalog *catalog)
     for (uint32_t file = first; file < store->names.n && !status; file++)
         status = header_set_add_file(&set, file);
     if (!status)
-        status = add_tensors(&set);
+        status = add_all_shards(&set);
     header_set_drop(&set);
     return status;
 }

@@ -1,8 +1,10 @@
-/* safetensors_out.c - the headers of safetensors files, and their index.
+/* safetensors_write.c - writes safetensors files and their index.
  *
- * The header has one array per name. A rank that holds several boxes of a tensor (a fused weight, cut
- * segment by segment) has them packed in one array, as in its memory. Shards carry where they lie twice: for
- * torch, which wants one offset an array, and for this library, which wants to know the whole shape too.
+ *     | header | bytes | bytes | ...
+ *
+ * A header has one array per name. If a rank holds several boxes of a tensor (a fused weight, cut segment by
+ * segment), they are packed in one array, as in its memory. A shard has its offset twice: for torch, which
+ * knows one offset per array, and for this library, together with the shape of the tensor.
  */
 #include "json.h"
 #include "pickle.h"
@@ -15,20 +17,20 @@
 enum { ALIGNMENT = 8 };
 
 /* An array: one box of a tensor, or several of one rank. */
-struct place {
+struct array_place {
     const struct stored_tensor *tensor;
     size_t extent, box, nboxes;
     int64_t shape[RSD_MAX_DIMS];
-    const int64_t *ats; /* several: where each begins in the array */
+    const int64_t *ats; /* of several: where each begins in the array */
 };
 
-/* The tensors of one file in their order. */
+/* The arrays of one file, in their order. */
 struct file_places {
-    struct place *list;
+    struct array_place *list;
     size_t n, capacity;
 };
 
-static void add_list(struct text *out, int32_t ndim, const int64_t *values)
+static void add_extents(struct text *out, int32_t ndim, const int64_t *values)
 {
     text_add(out, "[");
     for (int32_t d = 0; d < ndim; d++)
@@ -36,12 +38,12 @@ static void add_list(struct text *out, int32_t ndim, const int64_t *values)
     text_add(out, "]");
 }
 
-static void add_name(struct text *out, const char *name)
+static void add_json_name(struct text *out, const char *name)
 {
     json_add_string(out, name, strlen(name));
 }
 
-static bool is_whole(const struct catalog *catalog, const struct place *place)
+static bool is_whole_tensor(const struct catalog *catalog, const struct array_place *place)
 {
     for (int32_t d = 0; d < place->tensor->ndim; d++)
         if (place->shape[d] != tensor_shape(catalog, place->tensor)[d])
@@ -49,16 +51,17 @@ static bool is_whole(const struct catalog *catalog, const struct place *place)
     return place->nboxes == 1;
 }
 
-static uint64_t place_nbytes(const struct place *place)
+static uint64_t array_nbytes(const struct array_place *place)
 {
     return (uint64_t)box_volume(place->tensor->ndim, place->shape) *
            rsd_dtype_nbytes(place->tensor->dtype);
 }
 
-/* ---- where shards lie ---- */
+/* ---- offsets of shards ---- */
 
-/* lo, len and at of each box, in one list. */
-static void add_pieces(struct text *out, const struct catalog *catalog, const struct place *place)
+/* Adds lo, len and offset in the array of each box, in one list. */
+static void add_piece_list(struct text *out, const struct catalog *catalog,
+                           const struct array_place *place)
 {
     const struct stored_tensor *tensor = place->tensor;
     size_t ndim = (size_t)tensor->ndim;
@@ -78,27 +81,27 @@ static void add_places(struct text *out, const struct catalog *catalog,
 {
     text_add(out, "{");
     for (size_t i = 0; i < places->n; i++) {
-        const struct place *place = &places->list[i];
+        const struct array_place *place = &places->list[i];
         const struct stored_tensor *tensor = place->tensor;
         text_add(out, i ? "," : "");
-        add_name(out, tensor->name);
+        add_json_name(out, tensor->name);
         text_add(out, place->nboxes > 1 ? ":{\"pieces\":"
                       : ours            ? ":{\"lo\":"
                                         : ":{\"saved_offsets\":");
         if (place->nboxes > 1)
-            add_pieces(out, catalog, place);
+            add_piece_list(out, catalog, place);
         else
-            add_list(out, tensor->ndim, tensor_box_lo(catalog, tensor, place->box));
+            add_extents(out, tensor->ndim, tensor_box_lo(catalog, tensor, place->box));
         if (ours) {
             text_add(out, ",\"shape\":");
-            add_list(out, tensor->ndim, tensor_shape(catalog, tensor));
+            add_extents(out, tensor->ndim, tensor_shape(catalog, tensor));
         }
         text_add(out, "}");
     }
     text_add(out, "}");
 }
 
-/* JSON inside a JSON text. */
+/* Adds JSON as a text in JSON. */
 static rsd_status add_nested(struct text *out, const char *key, struct text *nested)
 {
     char *chars;
@@ -114,7 +117,7 @@ static rsd_status add_sharding(struct text *out, const struct catalog *catalog,
 {
     struct text torch = {0}, ours = {0};
     rsd_status status = RSD_OK;
-    bool simple = true; /* torch knows arrays of one box alone */
+    bool simple = true; /* torch knows only arrays of one box */
     for (size_t i = 0; i < places->n; i++)
         simple = simple && places->list[i].nboxes == 1;
     if (simple) {
@@ -134,8 +137,8 @@ static rsd_status add_sharding(struct text *out, const struct catalog *catalog,
 
 /* ---- one header ---- */
 
-static rsd_status add_tensor(struct text *out, const struct place *place, uint64_t begin,
-                             uint64_t nbytes)
+static rsd_status add_header_entry(struct text *out, const struct array_place *place,
+                                   uint64_t begin, uint64_t nbytes)
 {
     const struct stored_tensor *tensor = place->tensor;
     const char *dtype = dtype_to_safetensors(tensor->dtype);
@@ -147,32 +150,33 @@ static rsd_status add_tensor(struct text *out, const struct place *place, uint64
                     rsd_dtype_name(tensor->dtype));
     copy_i64s(shape, place->shape, tensor->ndim);
     if (tensor->dtype == RSD_F4X2 && tensor->ndim > 0)
-        shape[tensor->ndim - 1] *= 2; /* two elements a byte; there, extents count elements */
+        shape[tensor->ndim - 1] *= 2; /* two elements a byte; in the file, extents count elements */
     text_add(out, ",");
-    add_name(out, tensor->name);
+    add_json_name(out, tensor->name);
     text_add(out, ":{\"dtype\":\"%s\",\"shape\":", dtype);
-    add_list(out, tensor->ndim, shape);
+    add_extents(out, tensor->ndim, shape);
     text_add(out, ",\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
              (unsigned long long)(begin + nbytes));
     return RSD_OK;
 }
 
-static rsd_status write_header(struct manifest *manifest, struct manifest_file *file,
-                               const struct file_places *places)
+static rsd_status make_header(struct manifest *manifest, struct manifest_file *file,
+                              const struct file_places *places)
 {
     struct catalog *catalog = &manifest->catalog;
     struct text text = {0};
     uint64_t at = 0;
     bool whole = true;
     for (size_t i = 0; i < places->n; i++)
-        whole = whole && is_whole(catalog, &places->list[i]) && places->list[i].tensor->nboxes == 1;
+        whole = whole && is_whole_tensor(catalog, &places->list[i]) &&
+                places->list[i].tensor->nboxes == 1;
     text_add(&text, "{\"__metadata__\":{\"format\":\"pt\"");
     rsd_status status = whole ? RSD_OK : add_sharding(&text, catalog, places);
     text_add(&text, "}");
     for (size_t i = 0; i < places->n && !status; i++) {
-        const struct place *place = &places->list[i];
-        uint64_t nbytes = place_nbytes(place);
-        status = add_tensor(&text, place, at, nbytes);
+        const struct array_place *place = &places->list[i];
+        uint64_t nbytes = array_nbytes(place);
+        status = add_header_entry(&text, place, at, nbytes);
         for (size_t k = 0; k < place->nboxes; k++) {
             catalog->extents[place->extent + k].offset = at;
             catalog->extents[place->extent + k].nbytes = nbytes;
@@ -199,10 +203,10 @@ static rsd_status write_header(struct manifest *manifest, struct manifest_file *
     return status;
 }
 
-/* ---- all of them ---- */
+/* ---- all headers ---- */
 
-/* The boxes of one rank that are packed in one array: its shape, and whether they fill it. */
-static rsd_status pack(struct manifest *manifest, struct place *place)
+/* Finds the shape of the array that packs the boxes of one rank, which must fill it. */
+static rsd_status pack_boxes(struct manifest *manifest, struct array_place *place)
 {
     const struct catalog *catalog = &manifest->catalog;
     const struct stored_tensor *tensor = place->tensor;
@@ -221,7 +225,7 @@ static rsd_status pack(struct manifest *manifest, struct place *place)
                     tensor->name);
     for (size_t i = 0; i < place->nboxes; i++) {
         TRY(GROW(manifest->places, manifest->places_capacity, manifest->nplaces + 2 * ndim + 1));
-        manifest->nplaces += manifest->nplaces == 0; /* 0 stands for none */
+        manifest->nplaces += manifest->nplaces == 0; /* 0 means none */
         manifest->items[place->extent + i].at = manifest->nplaces;
         copy_i64s(manifest->places + manifest->nplaces, place->ats + i * ndim, tensor->ndim);
         copy_i64s(manifest->places + manifest->nplaces + ndim, place->shape, tensor->ndim);
@@ -230,7 +234,7 @@ static rsd_status pack(struct manifest *manifest, struct place *place)
     return RSD_OK;
 }
 
-/* The arrays of a tensor, each into the list of its file. Boxes of one rank follow each other. */
+/* Adds the arrays of a tensor to the lists of their files. Boxes of one rank are in a row. */
 static rsd_status place_tensor(struct manifest *manifest, const struct stored_tensor *tensor,
                                const int64_t *ats, struct file_places *places)
 {
@@ -242,11 +246,11 @@ static rsd_status place_tensor(struct manifest *manifest, const struct stored_te
                     catalog->extents[extent + n].file == catalog->extents[extent].file;)
             n++;
         TRY(GROW(own->list, own->capacity, own->n + 1));
-        struct place *place = &own->list[own->n++];
-        *place = (struct place){.tensor = tensor, .extent = extent, .box = box, .nboxes = n};
+        struct array_place *place = &own->list[own->n++];
+        *place = (struct array_place){.tensor = tensor, .extent = extent, .box = box, .nboxes = n};
         if (n > 1 && ats) {
             place->ats = ats + box * (size_t)tensor->ndim;
-            TRY(pack(manifest, place));
+            TRY(pack_boxes(manifest, place));
         } else {
             copy_i64s(place->shape, tensor_box_len(catalog, tensor, box), tensor->ndim);
         }
@@ -266,7 +270,7 @@ static rsd_status safetensors_place(struct manifest *manifest)
             ats += catalog->tensors[t].nboxes * (size_t)catalog->tensors[t].ndim;
     }
     for (size_t i = 0; i < manifest->nfiles && !status; i++)
-        status = write_header(manifest, &manifest->files[i], &places[i]);
+        status = make_header(manifest, &manifest->files[i], &places[i]);
     for (size_t i = 0; places && i < manifest->nfiles; i++)
         mem_free(places[i].list);
     mem_free(places);
@@ -288,9 +292,9 @@ static rsd_status make_index(const struct manifest *manifest, struct text *out)
         if (tensor->nboxes == 0)
             continue;
         text_add(out, "%s\n    ", first ? "" : ",");
-        add_name(out, tensor->name);
+        add_json_name(out, tensor->name);
         text_add(out, ": ");
-        add_name(out, manifest->files[catalog->extents[tensor->first_extent].file].name);
+        add_json_name(out, manifest->files[catalog->extents[tensor->first_extent].file].name);
         first = false;
     }
     text_add(out, "\n  }\n}\n");
@@ -318,7 +322,7 @@ static void safetensors_name_file(const struct manifest *manifest, size_t file, 
         snprintf(name, FILE_NAME_NCHARS, "model-%05zu-of-%05zu.safetensors", file + 1, nfiles);
 }
 
-/* Whole tensors in several files have an index; other files say themselves what they hold. */
+/* Writes an index if whole tensors are in several files. Shards need none. */
 static rsd_status safetensors_finish(const struct manifest *manifest, struct store *store)
 {
     struct text text = {0};

@@ -7,7 +7,7 @@
 
 /* ---- torch_names.c ---- */
 
-/* 0 for a name that is not that of a dtype; NULL for a dtype that has no such name. */
+/* Return 0 for a name that is not a dtype, and NULL for a dtype that has no such name. */
 rsd_dtype dtype_from_torch(struct slice name);
 rsd_dtype dtype_from_storage(struct slice name);
 rsd_dtype dtype_from_safetensors(struct slice name);
@@ -29,33 +29,35 @@ struct torch_view {
 bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c);
 rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct torch_view *out);
 
-/* EFORMAT unless the view lies inside a storage of so many bytes, with no two elements in one place. */
+/* Returns EFORMAT unless the view lies inside a storage of record_nbytes, with no two elements in one
+ * place. */
 rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes);
 
 /* Sets the base and strides of a view that torch_view_check accepts. */
 void torch_view_set_array(const struct torch_view *view, struct stored_array *array);
 
-/* The tensor in an item of torch.save. */
+/* Reads the byte order of an archive, which is little-endian if it has none. */
+rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian);
 
-/* In an archive of a file. */
+/* Finds the tensor in an item of torch.save. */
 rsd_status torch_item_locate(struct store *store, const struct extent *extent,
                              struct torch_view *view, struct stored_array *array);
 
-/* In a compressed archive; the stream is left at the tensor's first byte. */
+/* The same in a compressed item. The stream is left at the tensor's first byte. */
 rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
                                   struct torch_view *view, struct stored_array *array,
                                   struct stored_stream **stream);
 
 /* ---- torch_item_write.c ---- */
 
-/* Adds to head and tail what stands before and behind the bytes of a dense tensor. crc is the CRC-32 of the
- * bytes, and `first` has the first eight of them; neither changes a length. Strides, in elements, are what
- * the item says of itself; NULL: rows, the last dim fastest. */
+/* Adds what is before and behind the bytes of a dense tensor to head and tail. crc is the CRC-32 of the
+ * bytes, and `first` has the first eight of them; neither changes a length. Strides, in elements, are those
+ * that the item states; NULL: row-major. */
 rsd_status torch_item_frame(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
                             const int64_t *strides, uint32_t crc, const unsigned char first[8],
                             struct bytes *head, struct bytes *tail);
 
-/* A value, given as its pickle. */
+/* Makes the item of a value from its pickle. */
 rsd_status torch_item_from_pickle(const struct bytes *pickle, struct bytes *out);
 
 #endif

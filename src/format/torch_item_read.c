@@ -6,14 +6,13 @@
  *     _rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype [, metadata])
  *     storage = persistent id ('storage', class, key, location, number of elements)
  *
- * v3 is for dtypes that have no storage class: its class is UntypedStorage, and elements are bytes. A
- * Parameter is a view wrapped once more. Nothing else is a tensor here: quantized, sparse, conjugated and
- * subclassed ones are refused by name.
+ * v3 is for dtypes without a storage class: its class is UntypedStorage, and its elements are bytes. A
+ * Parameter wraps a view once more. Quantized, sparse, conjugated and subclassed tensors are refused, and
+ * the error names what they are made by.
  *
- * An item in a file is an archive, read from its directory. A compressed item has no end that could be
- * reached, so its records are gone through from the start: the pickle ends where it stops, the records
- * before the tensor are a few bytes each, and the tensor is as long as its pickle says. Its CRC-32 then
- * follows it.
+ * An item in a file is an archive, read from its directory. A compressed item is read from its start, since
+ * its directory is at its end. The pickle ends where it stops, the records before the tensor have a few
+ * bytes each, and the length of the tensor is in its pickle. Its CRC-32 follows it.
  */
 #include "torch_item.h"
 
@@ -23,72 +22,72 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WINDOW = 4096, MOST_START = 1 << 16, HEADER = 30 };
+enum { WINDOW_NBYTES = 4096, MAX_START_NBYTES = 1 << 16, HEADER_NBYTES = 30 };
 
 /* ---- a pickled tensor ---- */
 
-static rsd_status not_a_tensor(const char *what)
+static rsd_status fail_view(const char *what)
 {
     return fail(RSD_EFORMAT, "a pickled tensor %s", what);
 }
 
-static rsd_status not_known(const struct pickle_tree *tree, const char *what, pickle_node global)
+static rsd_status fail_unknown(const struct pickle_tree *tree, const char *what, pickle_node global)
 {
     char text[GLOBAL_TEXT_NCHARS];
     return fail(RSD_EUNSUPPORTED, "%s %s, which is not known here", what,
                 pickle_global_text(tree, global, text));
 }
 
-static rsd_status take_extents(const struct pickle_tree *tree, pickle_node tuple, int32_t *ndim,
-                               int64_t *out)
+static rsd_status take_view_extents(const struct pickle_tree *tree, pickle_node tuple,
+                                    int32_t *ndim, int64_t *out)
 {
     uint32_t n = pickle_count(tree, tuple);
     if (pickle_kind(tree, tuple) != NODE_TUPLE)
-        return not_a_tensor("has a shape or strides that are no tuple");
+        return fail_view("has a shape or strides that are no tuple");
     if (n > RSD_MAX_DIMS)
         return fail(RSD_EUNSUPPORTED, "a tensor of %u dims, at most %d are possible", n,
                     (int)RSD_MAX_DIMS);
     for (uint32_t d = 0; d < n; d++)
         if (!pickle_as_i64(tree, pickle_item(tree, tuple, d), &out[d]) || out[d] < 0 ||
             out[d] > MAX_EXTENT)
-            return not_a_tensor("has an extent or stride that is no whole number up to 2^62");
+            return fail_view("has an extent or stride that is no whole number up to 2^62");
     *ndim = (int32_t)n;
     return RSD_OK;
 }
 
-static rsd_status take_storage(const struct pickle_tree *tree, pickle_node persistent,
-                               struct torch_view *view, pickle_node *class)
+static rsd_status take_view_storage(const struct pickle_tree *tree, pickle_node persistent,
+                                    struct torch_view *view, pickle_node *class)
 {
     if (pickle_kind(tree, persistent) != NODE_PERSISTENT)
-        return not_a_tensor("has no storage");
+        return fail_view("has no storage");
     pickle_node id = pickle_part(tree, persistent, NODE_WHAT);
     int64_t count;
     if (pickle_kind(tree, id) != NODE_TUPLE || pickle_count(tree, id) < 5 ||
         !slice_is(pickle_text(tree, pickle_item(tree, id, 0)), "storage") ||
         !pickle_as_i64(tree, pickle_item(tree, id, 4), &count) || count < 0)
-        return not_a_tensor("has a storage that is none");
+        return fail_view("has a storage that is none");
     view->key = pickle_text(tree, pickle_item(tree, id, 2));
     view->storage_count = (uint64_t)count;
     *class = pickle_item(tree, id, 1);
     return RSD_OK;
 }
 
-/* v2 has the dtype in the class of its storage, v3 as an argument, with a storage of bytes. */
-static rsd_status take_dtype(const struct pickle_tree *tree, pickle_node given, bool v3,
-                             struct torch_view *view)
+/* Takes the dtype: of v2 from the class of its storage, of v3 from an argument. */
+static rsd_status take_view_dtype(const struct pickle_tree *tree, pickle_node global, bool v3,
+                                  struct torch_view *view)
 {
-    enum known known = pickle_known(tree, given);
+    enum known known = pickle_known(tree, global);
     struct slice name = {"", 0};
     if (known == (v3 ? KNOWN_TORCH_NAME : KNOWN_STORAGE_CLASS))
-        name = pickle_text(tree, pickle_part(tree, given, NODE_ARGS));
+        name = pickle_text(tree, pickle_part(tree, global, NODE_ARGS));
     view->untyped = v3;
     view->dtype = v3 ? dtype_from_torch(name) : dtype_from_storage(name);
     if (view->dtype)
         return RSD_OK;
-    return not_known(tree, v3 ? "a tensor of the dtype" : "a tensor with the storage", given);
+    return fail_unknown(tree, v3 ? "a tensor of the dtype" : "a tensor with the storage", global);
 }
 
-/* A lazily conjugated or negated tensor has values that are not those stored. */
+/* Refuses a lazily conjugated or negated tensor, whose values are not those in the storage. */
 static rsd_status refuse_lazy(const struct pickle_tree *tree, pickle_node metadata)
 {
     if (pickle_kind(tree, metadata) == NODE_DICT &&
@@ -98,22 +97,22 @@ static rsd_status refuse_lazy(const struct pickle_tree *tree, pickle_node metada
     return RSD_OK;
 }
 
-static rsd_status take_view(const struct pickle_tree *tree, pickle_node args, bool v3,
-                            struct torch_view *view)
+static rsd_status take_view_args(const struct pickle_tree *tree, pickle_node args, bool v3,
+                                 struct torch_view *view)
 {
     uint32_t n = pickle_count(tree, args), least = v3 ? 7 : 6;
     int32_t nstrides;
     pickle_node class;
     if (n < least || n > least + 1)
-        return not_a_tensor("has too few or too many arguments");
-    TRY(take_storage(tree, pickle_item(tree, args, 0), view, &class));
+        return fail_view("has too few or too many arguments");
+    TRY(take_view_storage(tree, pickle_item(tree, args, 0), view, &class));
     if (!pickle_as_i64(tree, pickle_item(tree, args, 1), &view->offset) || view->offset < 0)
-        return not_a_tensor("has an offset that is none");
-    TRY(take_extents(tree, pickle_item(tree, args, 2), &view->ndim, view->shape));
-    TRY(take_extents(tree, pickle_item(tree, args, 3), &nstrides, view->strides));
+        return fail_view("has an offset that is none");
+    TRY(take_view_extents(tree, pickle_item(tree, args, 2), &view->ndim, view->shape));
+    TRY(take_view_extents(tree, pickle_item(tree, args, 3), &nstrides, view->strides));
     if (nstrides != view->ndim)
-        return not_a_tensor("has not as many strides as dims");
-    TRY(take_dtype(tree, v3 ? pickle_item(tree, args, 6) : class, v3, view));
+        return fail_view("has not as many strides as dims");
+    TRY(take_view_dtype(tree, v3 ? pickle_item(tree, args, 6) : class, v3, view));
     return n > least ? refuse_lazy(tree, pickle_item(tree, args, least)) : RSD_OK;
 }
 
@@ -132,20 +131,20 @@ rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct
     for (int wrapped = 0; wrapped < 2; wrapped++) {
         if (!torch_view_is_tensor(tree, c))
             return pickle_kind(tree, c) == NODE_CALL
-                       ? not_known(tree, "a tensor made by", pickle_part(tree, c, NODE_WHAT))
-                       : not_a_tensor("is none");
+                       ? fail_unknown(tree, "a tensor made by", pickle_part(tree, c, NODE_WHAT))
+                       : fail_view("is none");
         pickle_node args = pickle_part(tree, c, NODE_ARGS);
         enum known known = pickle_known(tree, pickle_part(tree, c, NODE_WHAT));
         if (known != KNOWN_REBUILD_PARAMETER) {
-            TRY(take_view(tree, args, known == KNOWN_REBUILD_TENSOR_V3, &view));
+            TRY(take_view_args(tree, args, known == KNOWN_REBUILD_TENSOR_V3, &view));
             *out = view;
             return RSD_OK;
         }
         if (pickle_count(tree, args) < 1)
-            return not_a_tensor("is a parameter of nothing");
+            return fail_view("is a parameter of nothing");
         c = pickle_item(tree, args, 0);
     }
-    return not_a_tensor("is a parameter of a parameter");
+    return fail_view("is a parameter of a parameter");
 }
 
 rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes)
@@ -163,12 +162,12 @@ rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbyte
         return RSD_OK;
     for (int32_t d = 0; d < view->ndim; d++)
         if (!mul_i64(view->shape[d] - 1, view->strides[d], &step) || !add_i64(last, step, &last))
-            return not_a_tensor("reaches beyond its storage");
+            return fail_view("reaches beyond its storage");
     if (last >= nbytes / element_nbytes)
         return fail(RSD_EFORMAT, "a tensor that reaches to element %lld of a storage of %lld",
                     (long long)last, (long long)(nbytes / element_nbytes));
     if (strides_overlap(view->ndim, view->shape, view->strides))
-        return not_a_tensor("has strides that let elements share a place");
+        return fail_view("has strides that let elements share a place");
     return RSD_OK;
 }
 
@@ -182,21 +181,21 @@ void torch_view_set_array(const struct torch_view *view, struct stored_array *ar
         array->strides[d] = view->shape[d] > 1 ? view->strides[d] * element_nbytes : 0;
 }
 
-/* ---- an archive on disk ---- */
+/* ---- an archive in a file ---- */
 
-/* The start and the end of an item, which is where everything but the tensor is. */
-struct item {
+/* The first and last bytes of an item, which have everything but the tensor. */
+struct item_windows {
     struct store *store;
     uint32_t file;
     uint64_t offset, nbytes;
-    uint64_t tail; /* where the window at the end begins */
+    uint64_t tail; /* offset of the last bytes */
     size_t nhead, ntail;
-    unsigned char head_bytes[WINDOW], tail_bytes[WINDOW];
+    unsigned char head_bytes[WINDOW_NBYTES], tail_bytes[WINDOW_NBYTES];
 };
 
-static rsd_status item_read(void *context, uint64_t at, void *out, size_t n)
+static rsd_status read_windows(void *context, uint64_t at, void *out, size_t n)
 {
-    const struct item *item = context;
+    const struct item_windows *item = context;
     if (at > item->nbytes || n > item->nbytes - at)
         return fail(RSD_EFORMAT, "byte %llu of an archive: it ends before that",
                     (unsigned long long)at);
@@ -209,18 +208,18 @@ static rsd_status item_read(void *context, uint64_t at, void *out, size_t n)
     return RSD_OK;
 }
 
-static rsd_status load_windows(struct item *item)
+static rsd_status load_windows(struct item_windows *item)
 {
-    item->nhead = item->nbytes < WINDOW ? (size_t)item->nbytes : WINDOW;
+    item->nhead = item->nbytes < WINDOW_NBYTES ? (size_t)item->nbytes : WINDOW_NBYTES;
     TRY(store_read(item->store, item->file, item->offset, item->head_bytes, item->nhead));
-    item->ntail =
-        item->nbytes - item->nhead < WINDOW ? (size_t)(item->nbytes - item->nhead) : WINDOW;
+    item->ntail = item->nbytes - item->nhead < WINDOW_NBYTES ? (size_t)(item->nbytes - item->nhead)
+                                                             : WINDOW_NBYTES;
     item->tail = item->nbytes - item->ntail;
     return store_read(item->store, item->file, item->offset + item->tail, item->tail_bytes,
                       item->ntail);
 }
 
-static rsd_status load_pickle(struct zip *zip, struct pickle_tree *tree, pickle_node *root)
+static rsd_status load_item_pickle(struct zip *zip, struct pickle_tree *tree, pickle_node *root)
 {
     struct zip_record *record;
     TRY(zip_find(zip, "data.pkl", &record));
@@ -229,7 +228,7 @@ static rsd_status load_pickle(struct zip *zip, struct pickle_tree *tree, pickle_
     return zip_read_pickle(zip, record, tree, root);
 }
 
-static rsd_status read_byteorder(struct zip *zip, bool *big_endian)
+rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian)
 {
     struct zip_record *record;
     char text[8] = "";
@@ -245,14 +244,15 @@ static rsd_status read_byteorder(struct zip *zip, bool *big_endian)
     return RSD_OK;
 }
 
-static rsd_status find_tensor(struct zip *zip, struct torch_view *view, struct stored_array *out)
+static rsd_status find_item_tensor(struct zip *zip, struct torch_view *view,
+                                   struct stored_array *out)
 {
     struct pickle_tree tree;
     struct zip_record *record = NULL;
     char name[300];
     pickle_node root;
-    TRY(read_byteorder(zip, &out->big_endian));
-    TRY(load_pickle(zip, &tree, &root));
+    TRY(torch_read_byteorder(zip, &out->big_endian));
+    TRY(load_item_pickle(zip, &tree, &root));
     rsd_status status = torch_view_read(&tree, root, view);
     if (!status) {
         struct slice key = view->key;
@@ -268,8 +268,7 @@ static rsd_status find_tensor(struct zip *zip, struct torch_view *view, struct s
     out->offset = record->data;
     out->nbytes = record->nbytes;
     out->crc = record->crc;
-    out->has_crc =
-        record->crc != 0 || record->nbytes == 0; /* torch can be told not to compute it */
+    out->has_crc = record->crc != 0 || record->nbytes == 0; /* 0: torch did not compute it */
     TRY(torch_view_check(view, record->nbytes));
     torch_view_set_array(view, out);
     return RSD_OK;
@@ -278,16 +277,16 @@ static rsd_status find_tensor(struct zip *zip, struct torch_view *view, struct s
 rsd_status torch_item_locate(struct store *store, const struct extent *extent,
                              struct torch_view *view, struct stored_array *array)
 {
-    struct item *item = mem_new(1, sizeof *item);
+    struct item_windows *item = mem_new(1, sizeof *item);
     struct zip zip;
     if (!item)
         return RSD_ENOMEM;
-    *item = (struct item){
+    *item = (struct item_windows){
         .store = store, .file = extent->file, .offset = extent->offset, .nbytes = extent->nbytes};
     *array = (struct stored_array){0};
     rsd_status status = load_windows(item);
-    if (!status && !(status = zip_open(&zip, item_read, item, item->nbytes))) {
-        status = find_tensor(&zip, view, array);
+    if (!status && !(status = zip_open(&zip, read_windows, item, item->nbytes))) {
+        status = find_item_tensor(&zip, view, array);
         zip_close(&zip);
     }
     array->offset += extent->offset;
@@ -297,18 +296,18 @@ rsd_status torch_item_locate(struct store *store, const struct extent *extent,
 
 /* ---- a compressed archive ---- */
 
-/* The start of the stream is kept as far as it was produced; the bytes behind `at` are not used yet. */
+/* A compressed archive. The bytes behind `at` were produced and not used yet. */
 struct stored_stream {
     struct store_range range;
     struct zstd_reader *zstd;
     size_t n, at;
-    unsigned char bytes[MOST_START];
+    unsigned char bytes[MAX_START_NBYTES];
 };
 
-static rsd_status want(struct stored_stream *start, size_t n)
+static rsd_status produce_start(struct stored_stream *start, size_t n)
 {
-    if (n > MOST_START)
-        return fail(RSD_EFORMAT, "more than %d bytes before the tensor", (int)MOST_START);
+    if (n > MAX_START_NBYTES)
+        return fail(RSD_EFORMAT, "more than %d bytes before the tensor", (int)MAX_START_NBYTES);
     if (n > start->n) {
         TRY(zstd_reader_read(start->zstd, start->bytes + start->n, n - start->n));
         start->n = n;
@@ -316,48 +315,48 @@ static rsd_status want(struct stored_stream *start, size_t n)
     return RSD_OK;
 }
 
-static uint32_t get16(const unsigned char *bytes)
+static uint32_t little_16(const unsigned char *bytes)
 {
     return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8;
 }
 
-static uint32_t get32(const unsigned char *bytes)
+static uint32_t little_32(const unsigned char *bytes)
 {
-    return get16(bytes) | get16(bytes + 2) << 16;
+    return little_16(bytes) | little_16(bytes + 2) << 16;
 }
 
-/* Steps over a header, to the first byte of its record; the name without its folder. */
+/* Steps over a header, to the first byte of its record. *name is without its directory. */
 static rsd_status step_header(struct stored_stream *start, struct slice *name)
 {
-    TRY(want(start, start->at + HEADER));
+    TRY(produce_start(start, start->at + HEADER_NBYTES));
     const unsigned char *header = start->bytes + start->at;
     if (memcmp(header, "PK\3\4", 4) != 0)
         return fail(RSD_EFORMAT, "byte %zu of a compressed archive: no header of a record",
                     start->at);
-    if (get16(header + 6) & 1 || get16(header + 8) != 0)
+    if (little_16(header + 6) & 1 || little_16(header + 8) != 0)
         return fail(RSD_EUNSUPPORTED,
                     "byte %zu of a compressed archive: a record that is not stored as it is",
                     start->at);
-    size_t nname = get16(header + 26), nextra = get16(header + 28);
-    TRY(want(start, start->at + HEADER + nname + nextra));
-    *name = (struct slice){(const char *)start->bytes + start->at + HEADER, nname};
+    size_t nname = little_16(header + 26), nextra = little_16(header + 28);
+    TRY(produce_start(start, start->at + HEADER_NBYTES + nname + nextra));
+    *name = (struct slice){(const char *)start->bytes + start->at + HEADER_NBYTES, nname};
     const char *slash = memchr(name->bytes, '/', name->nbytes);
     if (slash) {
         name->nbytes -= (size_t)(slash + 1 - name->bytes);
         name->bytes = slash + 1;
     }
-    start->at += HEADER + nname + nextra;
+    start->at += HEADER_NBYTES + nname + nextra;
     return RSD_OK;
 }
 
-/* Steps over the descriptor behind a record of n bytes; they end where one with that length begins. */
+/* Steps over a small record. It ends where a descriptor with its length begins. */
 static rsd_status step_small(struct stored_stream *start, struct slice *content)
 {
     size_t first = start->at;
     for (size_t n = 0; n < 256; n++) {
-        TRY(want(start, first + n + 16));
+        TRY(produce_start(start, first + n + 16));
         const unsigned char *end = start->bytes + first + n;
-        if (memcmp(end, "PK\7\x08", 4) == 0 && get16(end + 12) == n) {
+        if (memcmp(end, "PK\7\x08", 4) == 0 && little_16(end + 12) == n) {
             *content = (struct slice){(const char *)start->bytes + first, n};
             start->at = first + n + 16;
             return RSD_OK;
@@ -369,7 +368,7 @@ static rsd_status step_small(struct stored_stream *start, struct slice *content)
 static rsd_status read_start(void *context, uint64_t at, void *out, size_t n)
 {
     struct stored_stream *start = context;
-    TRY(want(start, start->at + (size_t)at + n));
+    TRY(produce_start(start, start->at + (size_t)at + n));
     memcpy(out, start->bytes + start->at + at, n);
     return RSD_OK;
 }
@@ -377,29 +376,29 @@ static rsd_status read_start(void *context, uint64_t at, void *out, size_t n)
 /* Steps over a pickle of n bytes and its descriptor. */
 static rsd_status step_checked(struct stored_stream *start, size_t n)
 {
-    TRY(want(start, start->at + n + 16));
+    TRY(produce_start(start, start->at + n + 16));
     const unsigned char *end = start->bytes + start->at + n;
-    uint32_t crc = crc32_of(start->bytes + start->at, n), said = get32(end + 4);
-    if (memcmp(end, "PK\7\x08", 4) != 0 || get32(end + 12) != n)
+    uint32_t crc = crc32_of(start->bytes + start->at, n), expected = little_32(end + 4);
+    if (memcmp(end, "PK\7\x08", 4) != 0 || little_32(end + 12) != n)
         return fail(RSD_EFORMAT, "byte %zu of a compressed archive: no descriptor of a record",
                     start->at + n);
-    if (said != 0 && said != crc)
+    if (expected != 0 && expected != crc)
         return fail(RSD_EFORMAT,
                     "byte %zu of a compressed archive: data.pkl has CRC-32 %08x, should have "
                     "%08x: it is damaged",
-                    start->at, crc, said);
+                    start->at, crc, expected);
     start->at += n + 16;
     return RSD_OK;
 }
 
-/* Pickles are read ahead; here, one byte at a time would be too many calls, and more than the pickle may
- * not be there. So it is tried with ever more bytes. */
+/* Steps over the pickle. Its length is not known, and the stream may end soon behind it, so it is read with
+ * twice as many bytes each time. */
 static rsd_status step_pickle(struct stored_stream *start, struct pickle_tree *tree,
                               pickle_node *root)
 {
     for (size_t n = 512;; n *= 2) {
         uint64_t used;
-        rsd_status status = want(start, start->at + n);
+        rsd_status status = produce_start(start, start->at + n);
         if (status && n > 512)
             return status;
         size_t have = start->n - start->at;
@@ -410,7 +409,7 @@ static rsd_status step_pickle(struct stored_stream *start, struct pickle_tree *t
                 pickle_tree_drop(tree);
             return status;
         }
-        if (status != RSD_EFORMAT || n > MOST_START / 4)
+        if (status != RSD_EFORMAT || n > MAX_START_NBYTES / 4)
             return status;
     }
 }
@@ -461,7 +460,7 @@ static rsd_status start_stream(struct stored_stream *stream, const struct extent
 {
     TRY(zstd_reader_open(store_range_read, &stream->range, extent->nbytes, extent->nzstd,
                          &stream->zstd));
-    *array = (struct stored_array){.stream = true, .has_crc = true}; /* behind the bytes */
+    *array = (struct stored_array){.stream = true, .has_crc = true}; /* it follows */
     TRY(go_to_tensor(stream, view, array));
     array->nbytes = view->storage_count * (view->untyped ? 1 : rsd_dtype_nbytes(view->dtype));
     TRY(torch_view_check(view, array->nbytes));
@@ -507,7 +506,7 @@ rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32
     TRY(stored_stream_read(stream, descriptor, sizeof descriptor));
     if (memcmp(descriptor, "PK\7\x08", 4) != 0)
         return fail(RSD_EFORMAT, "no descriptor behind the bytes");
-    *crc = get32(descriptor + 4);
-    *has_crc = *crc != 0; /* torch can be told not to compute it */
+    *crc = little_32(descriptor + 4);
+    *has_crc = *crc != 0; /* 0: torch did not compute it */
     return RSD_OK;
 }

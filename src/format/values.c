@@ -1,4 +1,4 @@
-/* stored_value.c - the items of values: what torch.save wrote for a number, a text, a list, an object. */
+/* values.c - the items of values in DCP: what torch.save wrote for a number, a text, a list, an object. */
 #include "rows.h"
 
 #include "zip.h"
@@ -6,28 +6,28 @@
 
 #include <string.h>
 
-/* Values are small, and do not become much larger than they are on disk. */
-enum { MOST_NBYTES = 1 << 28, MOST_GROWTH = 1024, START_NBYTES = 1 << 20 };
+/* Limits of a value, and of its growth when it is decompressed. */
+enum { MAX_VALUE_NBYTES = 1 << 28, MAX_GROWTH = 1024, START_NBYTES = 1 << 20 };
 
-static rsd_status too_long(uint64_t nbytes, uint64_t most)
+static rsd_status fail_too_long(uint64_t nbytes, uint64_t most)
 {
     return fail(RSD_ELIMIT, "a value of %llu bytes or more: %llu are the most",
                 (unsigned long long)nbytes, (unsigned long long)most);
 }
 
-/* All of a stream whose length nobody knows. */
+/* Reads all of a stream, whose length is not known. */
 static rsd_status decompress_value(struct zstd_reader *zstd, uint64_t stored, struct bytes *out)
 {
     char block[1 << 14];
-    uint64_t most = stored < MOST_NBYTES / MOST_GROWTH ? START_NBYTES + stored * MOST_GROWTH
-                                                       : (uint64_t)MOST_NBYTES;
+    uint64_t most = stored < MAX_VALUE_NBYTES / MAX_GROWTH ? START_NBYTES + stored * MAX_GROWTH
+                                                           : (uint64_t)MAX_VALUE_NBYTES;
     for (size_t n = sizeof block; n == sizeof block;) {
         TRY(zstd_reader_read_some(zstd, block, &n));
         bytes_put(out, block, n);
         if (out->failed)
             return RSD_ENOMEM;
         if (out->n > most)
-            return too_long(out->n, most);
+            return fail_too_long(out->n, most);
     }
     return RSD_OK;
 }
@@ -46,16 +46,16 @@ rsd_status dcp_read_item(const rsd_checkpoint *checkpoint, const struct stored_v
         zstd_reader_close(zstd);
         return status;
     }
-    if (extent->nbytes > MOST_NBYTES)
-        return too_long(extent->nbytes, MOST_NBYTES);
+    if (extent->nbytes > MAX_VALUE_NBYTES)
+        return fail_too_long(extent->nbytes, MAX_VALUE_NBYTES);
     TRY(GROW(item->data, item->capacity, (size_t)extent->nbytes + 1));
     item->n = (size_t)extent->nbytes;
     return store_read(checkpoint->store, extent->file, extent->offset, item->data, item->n);
 }
 
-/* ---- looking into one ---- */
+/* ---- as JSON ---- */
 
-static rsd_status read_item(void *context, uint64_t at, void *out, size_t n)
+static rsd_status copy_item(void *context, uint64_t at, void *out, size_t n)
 {
     const struct bytes *item = context;
     if (at > item->n || n > item->n - at)
@@ -86,7 +86,7 @@ rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored
     struct zip zip;
     rsd_status status = checkpoint->format->read_item(checkpoint, value, &item);
     if (!status)
-        status = zip_open(&zip, read_item, &item, item.n);
+        status = zip_open(&zip, copy_item, &item, item.n);
     if (!status) {
         status = read_zip_json(&zip, json);
         zip_close(&zip);

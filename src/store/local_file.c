@@ -176,7 +176,7 @@ static void close_least_used(struct local_directory *directory)
     directory->nopen--;
 }
 
-/* A file that is read must stay what it was when it was first seen. */
+/* Checks that a file is a regular file, and has not changed since it was first opened. */
 static rsd_status check_version(struct local_file *file, const struct stat *found)
 {
     int64_t version = (int64_t)found->st_mtim.tv_sec * 1000000000 + found->st_mtim.tv_nsec;

@@ -1,4 +1,4 @@
-/* local_output.c - the staging directory in which an output is built, and how it gets into place.
+/* local_output.c - the staging directory in which an output is built, and how it is put into place.
  *
  *     OUT.reshard-part/   the output's files, and the journal, which is locked by the process that writes
  *          |  every file is on disk: the journal is renamed to reshard-complete
@@ -137,7 +137,7 @@ static rsd_status remove_entries(const char *path, const char *kept)
 
 /* ---- an old checkpoint ---- */
 
-/* The files that belong to an old checkpoint, and the directory that gets the others. */
+/* The files that belong to an old checkpoint, and the directory for all others. */
 struct retirement {
     struct name_list owned;
     int new_fd;

@@ -49,7 +49,7 @@ struct store_ops {
     const char *scheme; /* "s3" for paths that begin with s3://; NULL: any other path */
     rsd_status (*open)(const char *path, struct store **store, const char **file);
     void (*close)(struct store *store);
-    rsd_status (*add)(struct store *store); /* room for one more file */
+    rsd_status (*add)(struct store *store); /* prepares one more file */
     rsd_status (*list)(struct store *store, const char *directory, struct store_listing *out);
     rsd_status (*stat)(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
     rsd_status (*read)(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
