@@ -9,7 +9,7 @@ static rsd_status check_finished(const struct store_listing *listing)
 {
     for (size_t i = 0; i < listing->n; i++)
         if (strcmp(listing->entries[i].base, JOURNAL_NAME) == 0)
-            return fail(RSD_EFORMAT, "an output that is not finished: its run can be resumed");
+            return fail(RSD_EFORMAT, "output is not finished; resume its run");
     return RSD_OK;
 }
 
@@ -96,7 +96,7 @@ static rsd_status tensor_at(const rsd_checkpoint *checkpoint, int64_t index,
                             const struct stored_tensor **tensor)
 {
     if (index < 0 || (uint64_t)index >= checkpoint->catalog.ntensors)
-        return fail(RSD_EINVAL, "tensor %lld of a checkpoint with %zu", (long long)index,
+        return fail(RSD_EINVAL, "invalid tensor %lld: the checkpoint has %zu", (long long)index,
                     checkpoint->catalog.ntensors);
     *tensor = &checkpoint->catalog.tensors[index];
     return RSD_OK;
@@ -157,8 +157,8 @@ rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t index, i
     TRY(report_check("rsd_extent", out));
     TRY(tensor_at(checkpoint, index, &tensor));
     if (box < 0 || (uint64_t)box >= tensor->nboxes)
-        return fail(RSD_EINVAL, "%s: box %lld of %zu", tensor->name, (long long)box,
-                    tensor->nboxes);
+        return fail(RSD_EINVAL, "%s: invalid box %lld: the tensor has %zu", tensor->name,
+                    (long long)box, tensor->nboxes);
     const struct extent *extent = &catalog->extents[tensor->first_extent + (size_t)box];
     rsd_extent result = {.file = extent->kind == EXTENT_NONE ? -1 : (int64_t)extent->file,
                          .offset = extent->offset,
@@ -189,7 +189,7 @@ const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t 
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json)
 {
     if (index < 0 || (uint64_t)index >= checkpoint->catalog.nvalues)
-        return fail(RSD_EINVAL, "value %lld of a checkpoint with %zu", (long long)index,
+        return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
                     checkpoint->catalog.nvalues);
     const struct stored_value *value = &checkpoint->catalog.values[index];
     if (value->extent.kind == EXTENT_NONE) {
@@ -212,7 +212,7 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
 {
     struct bytes bytes = {0};
     if (index < 0 || (uint64_t)index >= checkpoint->catalog.nvalues)
-        return fail(RSD_EINVAL, "value %lld of a checkpoint with %zu", (long long)index,
+        return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
                     checkpoint->catalog.nvalues);
     const struct stored_value *value = &checkpoint->catalog.values[index];
     if (value->extent.kind != EXTENT_NONE) {

@@ -279,7 +279,7 @@ rsd_status convert_open_side_file(const char *path, struct store **store, uint32
     TRY(store_open(path, store, &name));
     rsd_status status = RSD_OK;
     if (!name)
-        status = fail(RSD_EIO, "%s: no regular file", path);
+        status = fail(RSD_EIO, "%s is not a regular file", path);
     else
         status = store_add_file(*store, (struct slice){name, strlen(name)}, file);
     if (!status) {

@@ -50,7 +50,7 @@ char json_peek(struct json *j)
 rsd_status json_end(struct json *j)
 {
     skip_space(j);
-    return j->at == j->nbytes ? RSD_OK : json_fail(j, "something follows the end");
+    return j->at == j->nbytes ? RSD_OK : json_fail(j, "unexpected text behind the value");
 }
 
 /* ---- objects and lists ---- */
@@ -60,7 +60,7 @@ rsd_status json_enter(struct json *j, char bracket)
     if (json_peek(j) != bracket)
         return json_fail(j, bracket == '{' ? "expected an object" : "expected a list");
     if (++j->depth > MAX_DEPTH)
-        return json_fail(j, "nested too deeply");
+        return json_fail(j, "nesting exceeds 64 levels");
     j->at++;
     j->fresh = true;
     return RSD_OK;
@@ -83,7 +83,7 @@ static rsd_status next_json_member(struct json *j, char close, bool *more)
         return json_fail(j, close == '}' ? "expected ',' or '}'" : "expected ',' or ']'");
     j->at++;
     if (json_peek(j) == close)
-        return json_fail(j, "a comma before the end");
+        return json_fail(j, "unexpected ',' before the end");
     return RSD_OK;
 }
 
@@ -172,17 +172,17 @@ static rsd_status take_unicode_escape(struct json *j)
     TRY(take_hex_digits(j, &c));
     if (c >= 0xd800 && c < 0xdc00) { /* the first half of a pair */
         if (j->nbytes - j->at < 2 || j->text[j->at] != '\\' || j->text[j->at + 1] != 'u')
-            return json_fail(j, "half of a surrogate pair");
+            return json_fail(j, "unpaired surrogate");
         j->at += 2;
         TRY(take_hex_digits(j, &low));
         if (low < 0xdc00 || low > 0xdfff)
-            return json_fail(j, "half of a surrogate pair");
+            return json_fail(j, "unpaired surrogate");
         c = 0x10000 + ((c - 0xd800) << 10 | (low - 0xdc00));
     } else if (c >= 0xdc00 && c < 0xe000) {
-        return json_fail(j, "half of a surrogate pair");
+        return json_fail(j, "unpaired surrogate");
     }
     if (c == 0)
-        return json_fail(j, "a zero character in a string");
+        return json_fail(j, "string contains NUL");
     char bytes[4];
     size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
     for (size_t i = n - 1; i > 0; i--, c >>= 6)
@@ -196,13 +196,13 @@ static rsd_status take_escape(struct json *j)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     if (++j->at >= j->nbytes)
-        return json_fail(j, "a string without end");
+        return json_fail(j, "string is not terminated");
     char c = j->text[j->at++];
     if (c == 'u')
         return take_unicode_escape(j);
     const char *known = c ? strchr(from, c) : NULL;
     if (!known)
-        return json_fail(j, "an unknown escape");
+        return json_fail(j, "invalid escape");
     return add_scratch(j, &to[known - from], 1);
 }
 
@@ -225,11 +225,11 @@ rsd_status json_string(struct json *j, struct slice *out)
         size_t length =
             c < 0x80 ? 1 : utf8_length((const unsigned char *)j->text + j->at, j->nbytes - j->at);
         if (c < 0x20 || length == 0)
-            return json_fail(j, "a character that is not allowed in a string");
+            return json_fail(j, "string contains an invalid character");
         j->at += length;
     }
     if (j->at >= j->nbytes)
-        return json_fail(j, "a string without end");
+        return json_fail(j, "string is not terminated");
     *out = (struct slice){j->text + run, j->at - run};
     if (escaped) {
         TRY(add_scratch(j, j->text + run, j->at - run));
@@ -249,15 +249,15 @@ rsd_status json_u64(struct json *j, uint64_t *out)
     while (j->at < j->nbytes && j->text[j->at] >= '0' && j->text[j->at] <= '9') {
         if (__builtin_mul_overflow(value, (uint64_t)10, &value) ||
             __builtin_add_overflow(value, (uint64_t)(j->text[j->at] - '0'), &value))
-            return json_fail(j, "a number that does not fit into 64 bits");
+            return json_fail(j, "number does not fit into 64 bits");
         j->at++;
     }
     if (j->at == start)
-        return json_fail(j, "expected a whole number");
+        return json_fail(j, "expected an integer of 0 or more");
     if (j->text[start] == '0' && j->at - start > 1)
-        return json_fail(j, "a number with leading zeros");
+        return json_fail(j, "number has leading zeros");
     if (j->at < j->nbytes && strchr(".eE", j->text[j->at]))
-        return json_fail(j, "expected a whole number");
+        return json_fail(j, "expected an integer of 0 or more");
     *out = value;
     return RSD_OK;
 }
@@ -284,17 +284,17 @@ static rsd_status skip_number(struct json *j)
     bool zero = skip_one_of(j, "0");
     size_t ndigits = skip_digits(j);
     if (zero && ndigits > 0)
-        return json_fail(j, "a number with leading zeros");
+        return json_fail(j, "number has leading zeros");
     if (!zero && ndigits == 0) {
         j->at = start;
         return json_fail(j, "expected a value");
     }
     if (skip_one_of(j, ".") && skip_digits(j) == 0)
-        return json_fail(j, "a number that is cut short");
+        return json_fail(j, "number is incomplete");
     if (skip_one_of(j, "eE")) {
         skip_one_of(j, "+-");
         if (skip_digits(j) == 0)
-            return json_fail(j, "a number that is cut short");
+            return json_fail(j, "number is incomplete");
     }
     return RSD_OK;
 }
@@ -307,7 +307,7 @@ rsd_status json_number(struct json *j, double *value, int64_t *integer, bool *wh
     TRY(skip_number(j));
     size_t n = j->at - start;
     if (n >= sizeof digits)
-        return json_fail(j, "a number of too many digits");
+        return json_fail(j, "number has more than 63 characters");
     memcpy(digits, j->text + start, n);
     digits[n] = '\0';
     *whole = !strpbrk(digits, ".eE");
@@ -321,7 +321,7 @@ rsd_status json_number(struct json *j, double *value, int64_t *integer, bool *wh
             freelocale(plain);
     }
     if (*end || (*whole && errno == ERANGE))
-        return json_fail(j, "a number that is none, or does not fit");
+        return json_fail(j, "number does not fit into 64 bits");
     return RSD_OK;
 }
 

@@ -111,7 +111,7 @@ enum known pickle_known(const struct pickle_tree *tree, pickle_node c);
 /* Returns PICKLE_ABSENT if the dict has no such key, or is not a dict. */
 pickle_node pickle_find(const struct pickle_tree *tree, pickle_node dict, const char *key);
 
-/* Returns "torch.qint8", for messages; "(no global)" for any other value. */
+/* Returns "torch.qint8", for messages; "(not a global)" for any other value. */
 enum { GLOBAL_TEXT_NCHARS = 200 };
 const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,
                                char text[GLOBAL_TEXT_NCHARS]);

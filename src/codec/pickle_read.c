@@ -34,7 +34,7 @@ struct pickle_machine {
 
 static rsd_status fail_pickle(const struct pickle_machine *p, const char *what)
 {
-    return fail(RSD_EFORMAT, "byte %llu of a pickle: %s", (unsigned long long)p->at, what);
+    return fail(RSD_EFORMAT, "byte %llu of the pickle: %s", (unsigned long long)p->at, what);
 }
 
 /* ---- the stream ---- */
@@ -45,7 +45,7 @@ static rsd_status refill_buffer(struct pickle_machine *p)
     p->window_nbytes = 0;
     uint64_t left = p->total - p->window_at;
     if (left == 0)
-        return fail_pickle(p, "the stream ends too early");
+        return fail_pickle(p, "stream ends early");
     size_t n = left < sizeof p->buffer ? (size_t)left : sizeof p->buffer;
     TRY(p->read(p->context, p->window_at, p->buffer, n));
     p->window_nbytes = n;
@@ -111,7 +111,7 @@ static size_t floor_of(const struct pickle_machine *p)
 static rsd_status pop_node(struct pickle_machine *p, pickle_node *out)
 {
     if (p->depth <= floor_of(p))
-        return fail_pickle(p, "the stack is empty");
+        return fail_pickle(p, "stack is empty");
     *out = p->stack[--p->depth];
     return RSD_OK;
 }
@@ -119,7 +119,7 @@ static rsd_status pop_node(struct pickle_machine *p, pickle_node *out)
 static rsd_status peek_node(struct pickle_machine *p, pickle_node *out)
 {
     if (p->depth <= floor_of(p))
-        return fail_pickle(p, "the stack is empty");
+        return fail_pickle(p, "stack is empty");
     *out = p->stack[p->depth - 1];
     return RSD_OK;
 }
@@ -135,7 +135,7 @@ static rsd_status push_mark(struct pickle_machine *p)
 static rsd_status pop_to_mark(struct pickle_machine *p, size_t *first, size_t *n)
 {
     if (p->nmarks == 0)
-        return fail_pickle(p, "there is no mark");
+        return fail_pickle(p, "stack has no mark");
     *first = p->marks[--p->nmarks];
     *n = p->depth - *first;
     p->depth = *first;
@@ -147,7 +147,7 @@ static rsd_status set_memo(struct pickle_machine *p, uint64_t index)
     pickle_node c;
     TRY(peek_node(p, &c));
     if (index >= p->at)
-        return fail_pickle(p, "a memo index beyond what was read");
+        return fail_pickle(p, "memo index exceeds the number of bytes read");
     size_t batch = (size_t)(index >> MEMO_SHIFT);
     if (batch >= p->nmemo) {
         TRY(GROW(p->memo, p->memo_capacity, batch + 1));
@@ -172,7 +172,7 @@ static rsd_status push_memo(struct pickle_machine *p, uint64_t index)
     if (batch < p->nmemo && p->memo[batch])
         c = p->memo[batch][index & (MEMO_BATCH - 1)];
     if (c == PICKLE_ABSENT)
-        return fail_pickle(p, "a memo entry that was never made");
+        return fail_pickle(p, "memo entry does not exist");
     return push_node(p, c);
 }
 
@@ -192,7 +192,7 @@ static rsd_status push_long(struct pickle_machine *p, uint64_t n)
         pickle_node c;
         void *bytes;
         if (n > p->total - p->at)
-            return fail_pickle(p, "a number longer than the stream");
+            return fail_pickle(p, "number is longer than the stream");
         TRY(pickle_add_bytes(&p->tree, NODE_INT, n, &c, &bytes));
         TRY(take_bytes(p, bytes, (size_t)n));
         return push_node(p, c);
@@ -209,11 +209,11 @@ static rsd_status push_text(struct pickle_machine *p, enum pickle_kind kind, uin
     pickle_node c;
     void *bytes;
     if (n > p->total - p->at)
-        return fail_pickle(p, "a string longer than the stream");
+        return fail_pickle(p, "string is longer than the stream");
     TRY(pickle_add_bytes(&p->tree, kind, n, &c, &bytes));
     TRY(take_bytes(p, bytes, (size_t)n));
     if (kind == NODE_STRING && !json_is_utf8(bytes, (size_t)n))
-        return fail_pickle(p, "a string that is not UTF-8");
+        return fail_pickle(p, "string is not UTF-8");
     return push_node(p, c);
 }
 
@@ -260,19 +260,19 @@ static rsd_status add_entries(struct pickle_machine *p, enum pickle_kind kind, s
     pickle_node target;
     TRY(peek_node(p, &target));
     if (kind == NODE_DICT && n % 2)
-        return fail_pickle(p, "a key without a value");
+        return fail_pickle(p, "key has no value");
     if (pickle_kind(&p->tree, target) == kind)
         return pickle_append(&p->tree, target, p->stack + first, n);
     if (!is_instance(p, target))
-        return fail_pickle(p, kind == NODE_DICT ? "keys are set on what is no dict"
-                                                : "items are appended to what is no list");
+        return fail_pickle(p, kind == NODE_DICT ? "target of SETITEMS is not a dict"
+                                                : "target of APPENDS is not a list");
     pickle_node items = pickle_part(&p->tree, target, NODE_ITEMS);
     if (items == PICKLE_ABSENT) {
         TRY(pickle_add_container(&p->tree, kind, &items));
         pickle_set_part(&p->tree, target, NODE_ITEMS, items);
     }
     if (pickle_kind(&p->tree, items) != kind)
-        return fail_pickle(p, "an object is filled both as a list and as a dict");
+        return fail_pickle(p, "object has both list items and dict items");
     return pickle_append(&p->tree, items, p->stack + first, n);
 }
 
@@ -282,7 +282,7 @@ static rsd_status make_call(struct pickle_machine *p, enum pickle_kind kind)
     TRY(pop_node(p, &args));
     TRY(pop_node(p, &what));
     if (pickle_kind(&p->tree, args) != NODE_TUPLE)
-        return fail_pickle(p, "arguments that are no tuple");
+        return fail_pickle(p, "arguments are not a tuple");
     TRY(pickle_add_call(&p->tree, kind, what, args, &c));
     return push_node(p, c);
 }
@@ -293,7 +293,7 @@ static rsd_status set_state(struct pickle_machine *p)
     TRY(pop_node(p, &state));
     TRY(peek_node(p, &target));
     if (!is_instance(p, target))
-        return fail_pickle(p, "state is given to what is no object");
+        return fail_pickle(p, "target of BUILD is not an object");
     pickle_set_part(&p->tree, target, NODE_STATE, state);
     return RSD_OK;
 }
@@ -304,7 +304,7 @@ static rsd_status push_global(struct pickle_machine *p, pickle_node module, pick
 {
     pickle_node c;
     if (pickle_kind(&p->tree, module) != NODE_STRING || pickle_kind(&p->tree, name) != NODE_STRING)
-        return fail_pickle(p, "a global whose name is no string");
+        return fail_pickle(p, "name of a global is not a string");
     TRY(pickle_add_global(&p->tree, module, name, &c));
     return push_node(p, c);
 }
@@ -320,11 +320,11 @@ static rsd_status take_line(struct pickle_machine *p, pickle_node *out)
         if (c == '\n')
             break;
         if (n == sizeof line)
-            return fail_pickle(p, "a global with a name of 1024 bytes or more");
+            return fail_pickle(p, "name of a global exceeds 1024 bytes");
         line[n] = (char)c;
     }
     if (!json_is_utf8(line, n))
-        return fail_pickle(p, "a global whose name is not UTF-8");
+        return fail_pickle(p, "name of a global is not UTF-8");
     void *bytes;
     TRY(pickle_add_bytes(&p->tree, NODE_STRING, n, out, &bytes));
     memcpy(bytes, line, n);
@@ -372,14 +372,14 @@ static rsd_status do_newobj_ex(struct pickle_machine *p)
 static rsd_status push_fixed_tuple(struct pickle_machine *p, size_t n)
 {
     if (p->depth - floor_of(p) < n)
-        return fail_pickle(p, "the stack is empty");
+        return fail_pickle(p, "stack is empty");
     return push_tuple(p, p->depth - n, n);
 }
 
 static rsd_status add_one_entry(struct pickle_machine *p, enum pickle_kind kind, size_t n)
 {
     if (p->depth - floor_of(p) < n + 1)
-        return fail_pickle(p, "the stack is empty");
+        return fail_pickle(p, "stack is empty");
     return add_entries(p, kind, p->depth - n, n);
 }
 
@@ -514,7 +514,8 @@ static rsd_status do_opcode(struct pickle_machine *p, uint8_t opcode)
         TRY(peek_node(p, &c));
         return push_node(p, c);
     default:
-        return fail(RSD_EFORMAT, "byte %llu of a pickle: opcode %02x does not occur in checkpoints",
+        return fail(RSD_EFORMAT,
+                    "byte %llu of the pickle: opcode %02x is not allowed in checkpoints",
                     (unsigned long long)p->at - 1, opcode);
     }
 }
@@ -524,10 +525,11 @@ static rsd_status run_opcodes(struct pickle_machine *p, pickle_node *root)
     uint8_t opcode, protocol;
     TRY(take_u8(p, &opcode));
     if (opcode != 0x80)
-        return fail_pickle(p, "it does not begin with a protocol");
+        return fail_pickle(p, "stream does not begin with a protocol");
     TRY(take_u8(p, &protocol));
     if (protocol < 2 || protocol > 5)
-        return fail(RSD_EUNSUPPORTED, "byte 1 of a pickle: protocol %d", protocol);
+        return fail(RSD_EUNSUPPORTED, "byte 1 of the pickle: protocol %d is not supported (2 to 5)",
+                    protocol);
     for (;;) {
         TRY(take_u8(p, &opcode));
         if (opcode == '.')
@@ -536,7 +538,7 @@ static rsd_status run_opcodes(struct pickle_machine *p, pickle_node *root)
     }
     TRY(pop_node(p, root));
     if (p->depth != 0 || p->nmarks != 0)
-        return fail_pickle(p, "something is left on the stack");
+        return fail_pickle(p, "stack is not empty at the end");
     return RSD_OK;
 }
 

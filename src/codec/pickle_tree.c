@@ -62,7 +62,7 @@ static rsd_status add_segments(struct pickle_tree *tree, uint64_t nwords)
     uint64_t segment = (uint64_t)1 << tree->shift, n = (nwords + segment - 1) / segment;
     uint64_t begin = (uint64_t)tree->nsegments << tree->shift;
     if (begin + n * segment > (uint64_t)1 << 30)
-        return fail(RSD_ELIMIT, "a pickle with more than 4 GB of values");
+        return fail(RSD_ELIMIT, "values of the pickle exceed 4 GiB");
     TRY(GROW(tree->segments, tree->segments_capacity, tree->nsegments + (size_t)n));
     TRY(GROW(tree->owned, tree->owned_capacity, tree->nowned + 1));
     uint32_t *words = mem_new((size_t)(n * segment), sizeof *words);
@@ -80,7 +80,7 @@ static rsd_status new_node(struct pickle_tree *tree, enum pickle_kind kind, uint
                            uint64_t nwords, pickle_node *out)
 {
     if (count >= (uint64_t)1 << 28)
-        return fail(RSD_EFORMAT, "a pickled value of 2^28 parts or more");
+        return fail(RSD_EFORMAT, "pickled value has 2^28 parts or more");
     if (tree->end - tree->next < nwords)
         TRY(add_segments(tree, nwords));
     *words_at(tree, tree->next) = (uint32_t)kind << 28 | (uint32_t)count;
@@ -136,7 +136,7 @@ rsd_status pickle_append(struct pickle_tree *tree, pickle_node container, const 
     bool pairs = pickle_kind(tree, container) == NODE_DICT;
     uint64_t count = count_of(node_of(tree, container)) + (uint64_t)(pairs ? n / 2 : n);
     if (count >= (uint64_t)1 << 28)
-        return fail(RSD_EFORMAT, "a pickled container of 2^28 entries or more");
+        return fail(RSD_EFORMAT, "pickled container has 2^28 entries or more");
     pickle_node batch;
     TRY(new_node(tree, NODE_BATCH, n, 2 + n, &batch));
     uint32_t *words = node_of(tree, batch), *node = node_of(tree, container);
@@ -286,7 +286,7 @@ const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,
                                char text[GLOBAL_TEXT_NCHARS])
 {
     if (pickle_kind(tree, c) != NODE_GLOBAL)
-        return "(no global)";
+        return "(not a global)";
     struct slice module = pickle_text(tree, pickle_part(tree, c, NODE_WHAT));
     struct slice name = pickle_text(tree, pickle_part(tree, c, NODE_ARGS));
     const size_t most = GLOBAL_TEXT_NCHARS / 2 - 1;

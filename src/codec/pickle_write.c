@@ -158,7 +158,7 @@ static rsd_status write_json_value(struct json_pickler *pickler, int depth)
     struct slice text;
     char first = json_peek(&pickler->json);
     if (depth > MAX_DEPTH)
-        return json_fail(&pickler->json, "nested too deeply");
+        return json_fail(&pickler->json, "nesting exceeds 64 levels");
     switch (first) {
     case '[':
     case '{':
@@ -204,7 +204,7 @@ static rsd_status write_path_step(struct bytes *out, struct json *j)
         return RSD_OK;
     }
     if (next < '0' || next > '9')
-        return json_fail(j, "a path has texts and numbers");
+        return json_fail(j, "path element is neither a text nor an integer of 0 or more");
     pickler.json = *j;
     rsd_status status = write_json_number(&pickler);
     *j = pickler.json;

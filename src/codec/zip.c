@@ -30,7 +30,7 @@ static uint64_t zip_number(const unsigned char *bytes, int n)
 
 static rsd_status fail_zip(uint64_t at, const char *what)
 {
-    return fail(RSD_EFORMAT, "byte %llu of an archive: %s", (unsigned long long)at, what);
+    return fail(RSD_EFORMAT, "byte %llu of the archive: %s", (unsigned long long)at, what);
 }
 
 /* ---- the directory ---- */
@@ -51,23 +51,23 @@ static rsd_status read_zip64_end(const struct zip *zip, uint64_t end_at, struct 
 {
     unsigned char locator[LOCATOR], end[END64];
     if (end_at < LOCATOR + END64)
-        return fail_zip(end_at, "there is no zip64 end before the end");
+        return fail_zip(end_at, "archive is too short for a zip64 end record");
     TRY(zip->read(zip->context, end_at - LOCATOR, locator, sizeof locator));
     if (memcmp(locator, "PK\6\7", 4) != 0)
-        return fail_zip(end_at - LOCATOR, "no zip64 locator");
+        return fail_zip(end_at - LOCATOR, "not a zip64 locator");
     uint64_t at = zip_number(locator + 8, 8);
     if (at > end_at - LOCATOR - END64)
-        return fail_zip(end_at - LOCATOR, "a zip64 end that lies outside");
+        return fail_zip(end_at - LOCATOR, "zip64 end record lies outside the archive");
     TRY(zip->read(zip->context, at, end, sizeof end));
     if (memcmp(end, "PK\6\6", 4) != 0)
-        return fail_zip(at, "no zip64 end");
+        return fail_zip(at, "not a zip64 end record");
     const struct zip_directory narrow = *out;
     *out = (struct zip_directory){zip_number(end + 48, 8), zip_number(end + 40, 8),
                                   zip_number(end + 32, 8)};
     if (!ends_agree(&narrow, out))
-        return fail_zip(at, "a zip64 end that says something else than the end");
+        return fail_zip(at, "zip64 end record differs from the end record");
     if (out->at > at || out->nbytes > at - out->at)
-        return fail_zip(at, "a directory that lies outside");
+        return fail_zip(at, "directory lies outside the archive");
     return RSD_OK;
 }
 
@@ -75,13 +75,13 @@ static rsd_status find_directory(const struct zip *zip, struct zip_directory *ou
 {
     unsigned char end[END], locator[4];
     if (zip->nbytes < END)
-        return fail_zip(0, "too short for an archive");
+        return fail_zip(0, "too few bytes for an archive");
     uint64_t at = zip->nbytes - END;
     TRY(zip->read(zip->context, at, end, sizeof end));
     if (memcmp(end, "PK\5\6", 4) != 0)
-        return fail_zip(at, "no end of an archive");
+        return fail_zip(at, "end record not found; the bytes are truncated or not an archive");
     if (zip_number(end + 20, 2) != 0)
-        return fail_zip(at, "a comment that is not there");
+        return fail_zip(at, "comment is missing");
     *out = (struct zip_directory){zip_number(end + 16, 4), zip_number(end + 12, 4),
                                   zip_number(end + 10, 2)};
     if (at >= LOCATOR) {
@@ -90,7 +90,7 @@ static rsd_status find_directory(const struct zip *zip, struct zip_directory *ou
             return read_zip64_end(zip, at, out);
     }
     if (out->at > at || out->nbytes > at - out->at)
-        return fail_zip(at, "a directory that lies outside");
+        return fail_zip(at, "directory lies outside the archive");
     return RSD_OK;
 }
 
@@ -108,10 +108,10 @@ static rsd_status take_zip64(const unsigned char *extra, size_t n, uint64_t at, 
     while (n >= 4 && count > 0) {
         size_t length = (size_t)zip_number(extra + 2, 2);
         if (length > n - 4)
-            return fail_zip(at, "an extra field that is cut short");
+            return fail_zip(at, "extra field is truncated");
         if (zip_number(extra, 2) == 1) {
             if (length < 8 * count)
-                return fail_zip(at, "a zip64 field that is cut short");
+                return fail_zip(at, "zip64 field is truncated");
             for (uint64_t i = 0; i < count; i++)
                 *wide[i] = zip_number(extra + 4 + 8 * i, 8);
             return RSD_OK;
@@ -119,7 +119,7 @@ static rsd_status take_zip64(const unsigned char *extra, size_t n, uint64_t at, 
         extra += 4 + length;
         n -= 4 + length;
     }
-    return count ? fail_zip(at, "a size that does not fit, and no zip64 field") : RSD_OK;
+    return count ? fail_zip(at, "zip64 field is missing") : RSD_OK;
 }
 
 static rsd_status add_zip_record(struct zip *zip, const struct zip_directory *directory,
@@ -128,27 +128,28 @@ static rsd_status add_zip_record(struct zip *zip, const struct zip_directory *di
     const unsigned char *entry = zip->directory + *offset;
     uint64_t at = directory->at + *offset, left = directory->nbytes - *offset;
     if (left < CENTRAL || memcmp(entry, "PK\1\2", 4) != 0)
-        return fail_zip(at, "no entry of a directory");
+        return fail_zip(at, "not a directory entry");
     size_t name = (size_t)zip_number(entry + 28, 2), extra = (size_t)zip_number(entry + 30, 2);
     size_t comment = (size_t)zip_number(entry + 32, 2);
     if (left - CENTRAL < name + extra + comment)
-        return fail_zip(at, "an entry that is cut short");
+        return fail_zip(at, "directory entry is truncated");
     uint64_t stored = zip_number(entry + 20, 4), size = zip_number(entry + 24, 4),
              header = zip_number(entry + 42, 4);
     TRY(take_zip64(entry + CENTRAL + name, extra, at, &size, &stored, &header));
     if (zip_number(entry + 8, 2) & 1)
-        return fail_zip(at, "an encrypted record");
+        return fail_zip(at, "record is encrypted");
     if (zip_number(entry + 10, 2) != 0)
-        return fail(RSD_EUNSUPPORTED, "byte %llu of an archive: a compressed record",
+        return fail(RSD_EUNSUPPORTED,
+                    "byte %llu of the archive: record is compressed, which torch.save never does",
                     (unsigned long long)at);
     if (size != stored)
-        return fail_zip(at, "a stored record of two sizes");
+        return fail_zip(at, "stored record has two sizes");
     if (header > directory->at || directory->at - header < LOCAL ||
         size > directory->at - header - LOCAL)
-        return fail_zip(at, "a record that lies outside");
+        return fail_zip(at, "record lies outside the archive");
     struct slice text = {(const char *)entry + CENTRAL, name};
     if (memchr(text.bytes, '\0', name) || !json_is_utf8(text.bytes, name))
-        return fail_zip(at, "a name that is no text");
+        return fail_zip(at, "name of a record contains NUL or is not UTF-8");
     zip->records[zip->nrecords++] =
         (struct zip_record){text, header, 0, size, (uint32_t)zip_number(entry + 16, 4)};
     *offset += CENTRAL + name + extra + comment;
@@ -168,7 +169,7 @@ static rsd_status check_overlaps(struct zip *zip)
     for (size_t i = 1; i < zip->nrecords; i++) {
         const struct zip_record *before = &zip->records[i - 1], *record = &zip->records[i];
         if (record->header - before->header < LOCAL + before->name.nbytes + before->nbytes)
-            return fail_zip(record->header, "records that overlap");
+            return fail_zip(record->header, "record overlaps the one before it");
     }
     return RSD_OK;
 }
@@ -195,7 +196,7 @@ static rsd_status sort_by_name(struct zip *zip)
     qsort(zip->by_name, zip->nrecords, sizeof *zip->by_name, by_record_name);
     for (size_t i = 1; i < zip->nrecords; i++)
         if (by_record_name(&zip->by_name[i - 1], &zip->by_name[i]) == 0)
-            return fail_zip(zip->by_name[i].record->header, "two records of one name");
+            return fail_zip(zip->by_name[i].record->header, "name of the record is not unique");
     return RSD_OK;
 }
 
@@ -205,7 +206,7 @@ rsd_status zip_open(struct zip *zip, read_at *read, void *context, uint64_t nbyt
     *zip = (struct zip){.read = read, .context = context, .nbytes = nbytes};
     TRY(find_directory(zip, &directory));
     if (directory.nbytes > MAX_DIRECTORY_NBYTES || directory.count > directory.nbytes / CENTRAL)
-        return fail_zip(directory.at, "a directory with more entries than fit");
+        return fail_zip(directory.at, "directory is too short for its entries");
     zip->directory_at = directory.at;
     zip->directory = mem_new((size_t)directory.nbytes + 1, 1);
     zip->records = mem_new((size_t)directory.count, sizeof *zip->records);
@@ -216,7 +217,7 @@ rsd_status zip_open(struct zip *zip, read_at *read, void *context, uint64_t nbyt
     for (uint64_t i = 0; i < directory.count && !status; i++)
         status = add_zip_record(zip, &directory, &offset);
     if (!status && offset != directory.nbytes)
-        status = fail_zip(directory.at + offset, "a directory that is longer than its entries");
+        status = fail_zip(directory.at + offset, "directory is longer than its entries");
     if (!status)
         status = check_overlaps(zip);
     if (!status)
@@ -278,19 +279,21 @@ rsd_status zip_locate(const struct zip *zip, struct zip_record *record)
     if (record->data)
         return RSD_OK;
     if (name > MAX_NAME_NBYTES)
-        return fail_zip(record->header, "a record with too long a name");
+        return fail_zip(record->header, "name of the record exceeds 512 bytes");
     TRY(zip->read(zip->context, record->header, header, LOCAL + name));
     if (memcmp(header, "PK\3\4", 4) != 0)
-        return fail_zip(record->header, "no header of a record");
+        return fail_zip(record->header, "not a record header");
     if (zip_number(header + 26, 2) != name || memcmp(header + LOCAL, record->name.bytes, name) != 0)
-        return fail_zip(record->header, "a record that is called otherwise in the directory");
+        return fail_zip(record->header,
+                        "name of the record differs from its name in the directory");
     if (zip_number(header + 6, 2) & 1 || zip_number(header + 8, 2) != 0)
-        return fail_zip(record->header, "a record that the directory says is stored, and is not");
+        return fail_zip(record->header,
+                        "record is compressed or encrypted, but not in the directory");
     uint64_t data = record->header + LOCAL + name + zip_number(header + 28, 2);
     const struct zip_record *next = record + 1;
     uint64_t end = next < zip->records + zip->nrecords ? next->header : zip->directory_at;
     if (data > end || record->nbytes > end - data)
-        return fail_zip(record->header, "a record that reaches into what follows it");
+        return fail_zip(record->header, "record overlaps what follows it");
     record->data = data;
     return RSD_OK;
 }
@@ -329,8 +332,7 @@ rsd_status zip_read_pickle(const struct zip *zip, const struct zip_record *recor
     if (!status)
         pickle_tree_drop(tree);
     return fail(RSD_EFORMAT,
-                "byte %llu of an archive: %.*s has CRC-32 %08x, should have %08x: it is "
-                "damaged",
+                "byte %llu of the archive: %.*s is damaged: CRC-32 is %08x, expected %08x",
                 (unsigned long long)record->data, (int)record->name.nbytes, record->name.bytes, crc,
                 record->crc);
 }

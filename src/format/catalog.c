@@ -58,7 +58,7 @@ static rsd_status add_catalog_coordinates(struct catalog *catalog, const int64_t
 static rsd_status check_tensor_name(struct slice name)
 {
     if (name.nbytes == 0 || memchr(name.bytes, '\0', name.nbytes))
-        return fail(RSD_EFORMAT, "a tensor or value without a proper name");
+        return fail(RSD_EFORMAT, "name of a tensor or value is empty or contains NUL");
     return RSD_OK;
 }
 
@@ -128,7 +128,7 @@ rsd_status catalog_check_transforms(const struct catalog *catalog, const struct 
 {
     if (!extent->unknown)
         return RSD_OK;
-    return fail(RSD_EUNSUPPORTED, "stored through the transform '%s', which is not known here",
+    return fail(RSD_EUNSUPPORTED, "item was stored through the unknown transform '%s'",
                 catalog->transforms[extent->detail]);
 }
 
@@ -175,14 +175,14 @@ static rsd_status check_catalog_names(const struct catalog *catalog)
     const struct catalog_name *tensors = catalog->tensor_names, *values = catalog->value_names;
     for (size_t i = 1; i < catalog->ntensors; i++)
         if (by_catalog_name(&tensors[i - 1], &tensors[i]) == 0)
-            return fail(RSD_EFORMAT, "there are two tensors %s", tensors[i].name);
+            return fail(RSD_EFORMAT, "two tensors have the name %s", tensors[i].name);
     for (size_t i = 1; i < catalog->nvalues; i++)
         if (by_catalog_name(&values[i - 1], &values[i]) == 0)
-            return fail(RSD_EFORMAT, "there are two values %s", values[i].name);
+            return fail(RSD_EFORMAT, "two values have the name %s", values[i].name);
     for (size_t i = 0, k = 0; i < catalog->ntensors && k < catalog->nvalues;) {
         int order = by_catalog_name(&tensors[i], &values[k]);
         if (order == 0)
-            return fail(RSD_EFORMAT, "%s is a tensor and a value", tensors[i].name);
+            return fail(RSD_EFORMAT, "%s is both a tensor and a value", tensors[i].name);
         i += order < 0;
         k += order > 0;
     }

@@ -13,13 +13,13 @@ static rsd_status check_stored(const struct stored_tensor *tensor, const int64_t
 {
     char stored[SHAPE_TEXT_NCHARS], expected[SHAPE_TEXT_NCHARS];
     if (view->dtype != tensor->dtype)
-        return fail(RSD_EFORMAT, "stored as %s, the metadata says %s", rsd_dtype_name(view->dtype),
-                    rsd_dtype_name(tensor->dtype));
+        return fail(RSD_EFORMAT, "dtype is %s in the item, but %s in the metadata",
+                    rsd_dtype_name(view->dtype), rsd_dtype_name(tensor->dtype));
     bool same = view->ndim == tensor->ndim;
     for (int32_t d = 0; d < tensor->ndim && same; d++)
         same = view->shape[d] == len[d];
     if (!same)
-        return fail(RSD_EFORMAT, "stored with shape %s, the metadata says %s",
+        return fail(RSD_EFORMAT, "shape is %s in the item, but %s in the metadata",
                     shape_text(view->ndim, view->shape, stored),
                     shape_text(tensor->ndim, len, expected));
     return RSD_OK;
@@ -34,7 +34,7 @@ static rsd_status locate_plain(struct store *store, const struct extent *extent,
     if (memcmp(start, "PK\3\4", 4) == 0)
         return torch_item_locate(store, extent, view, array);
     if (start[8] != '{')
-        return fail(RSD_EFORMAT, "byte %llu: neither what torch.save writes nor safetensors",
+        return fail(RSD_EFORMAT, "byte %llu: item is neither a torch.save archive nor safetensors",
                     (unsigned long long)extent->offset);
     *view = (struct torch_view){0};
     TRY(safetensors_find_tensor(store, extent->file, extent->offset, name, &view->dtype,

@@ -59,7 +59,7 @@ struct metadata_reader {
 
 static rsd_status check_metadata(bool holds, const char *what)
 {
-    return holds ? RSD_OK : fail(RSD_EFORMAT, "the metadata has %s", what);
+    return holds ? RSD_OK : fail(RSD_EFORMAT, "%s", what);
 }
 
 /* Returns the state of an instance of a known class; PICKLE_ABSENT for any other value. */
@@ -90,13 +90,13 @@ static rsd_status take_metadata_dtype(const struct pickle_tree *tree, pickle_nod
     pickle_node state = object_state(tree, properties, KNOWN_TENSOR_PROPERTIES);
     char text[GLOBAL_TEXT_NCHARS];
     TRY(check_metadata(pickle_kind(tree, state) == NODE_TUPLE && pickle_count(tree, state) >= 5,
-                       "properties that are none"));
+                       "properties of the tensor are invalid"));
     pickle_node name = pickle_item(tree, state, 0);
     *dtype = (rsd_dtype)0;
     if (pickle_known(tree, name) == KNOWN_TORCH_NAME)
         *dtype = dtype_from_torch(pickle_text(tree, pickle_part(tree, name, NODE_ARGS)));
     return *dtype ? RSD_OK
-                  : fail(RSD_EUNSUPPORTED, "a tensor of the dtype %s, which is not known here",
+                  : fail(RSD_EUNSUPPORTED, "dtype %s is not supported",
                          pickle_global_text(tree, name, text));
 }
 
@@ -109,7 +109,7 @@ static rsd_status add_metadata_entry(struct metadata_reader *reader, size_t part
     struct metadata_entry entry = {.part = part, .name = name, .meta = meta};
     struct slice text = pickle_text(tree, name);
     TRY(check_metadata(pickle_kind(tree, name) == NODE_STRING && text.nbytes > 0,
-                       "a name that is no text"));
+                       "tensor name is empty or not a string"));
     bool object = pickle_kind(tree, meta) == NODE_OBJECT;
     enum known known = object ? pickle_known(tree, pickle_part(tree, meta, NODE_WHAT)) : KNOWN_NOT;
     entry.value = known == KNOWN_BYTES_STORAGE;
@@ -157,14 +157,14 @@ static rsd_status add_chunks(struct metadata_reader *reader, size_t part, pickle
     const struct extent nowhere = {.kind = EXTENT_NONE, .file = reader->parts[part].file};
     struct pickle_walk walk = pickle_walk(tree, chunks);
     pickle_node chunk;
-    TRY(check_metadata(pickle_kind(tree, chunks) == NODE_LIST, "chunks that are no list"));
+    TRY(check_metadata(pickle_kind(tree, chunks) == NODE_LIST, "chunks are not a list"));
     while (pickle_walk_next(&walk, &chunk)) {
         int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
         pickle_node state = object_state(tree, chunk, KNOWN_CHUNK);
-        TRY(check_metadata(reader->boxes_left-- > 0, "more chunks than it has bytes"));
+        TRY(check_metadata(reader->boxes_left-- > 0, "metadata has more chunks than bytes"));
         TRY(check_metadata(take_sizes(tree, pickle_find(tree, state, "offsets"), ndim, lo) &&
                                take_sizes(tree, pickle_find(tree, state, "sizes"), ndim, len),
-                           "a chunk that is none"));
+                           "chunk has invalid offsets or sizes"));
         TRY(catalog_add_box(reader->catalog, lo, len, nowhere));
     }
     return RSD_OK;
@@ -177,8 +177,8 @@ static rsd_status take_metadata_tensor(const struct pickle_tree *tree, pickle_no
                 size = pickle_find(tree, state, "size");
     uint32_t n = pickle_count(tree, size);
     if (n > RSD_MAX_DIMS && pickle_kind(tree, size) == NODE_TUPLE)
-        return fail(RSD_EUNSUPPORTED, "%u dims, at most %d are possible", n, (int)RSD_MAX_DIMS);
-    TRY(check_metadata(take_sizes(tree, size, (int32_t)n, shape), "a size that is none"));
+        return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d", n, (int)RSD_MAX_DIMS);
+    TRY(check_metadata(take_sizes(tree, size, (int32_t)n, shape), "size of the tensor is invalid"));
     *ndim = (int32_t)n;
     return take_metadata_dtype(tree, pickle_find(tree, state, "properties"), dtype);
 }
@@ -200,7 +200,7 @@ static rsd_status add_metadata_tensor(struct metadata_reader *reader,
         TRY(take_metadata_tensor(tree, entries[i].meta, &other_dtype, &other_ndim, other));
         TRY(check_metadata(other_dtype == dtype && other_ndim == ndim &&
                                memcmp(shape, other, (size_t)ndim * sizeof *shape) == 0,
-                           "a tensor on which the ranks do not agree"));
+                           "ranks disagree on the dtype or shape"));
         entries[i].first_box = tensor->nboxes;
         pickle_node state = pickle_part(tree, entries[i].meta, NODE_STATE);
         TRY(add_chunks(reader, entries[i].part, pickle_find(tree, state, "chunks"), ndim));
@@ -212,9 +212,9 @@ static rsd_status add_metadata_group(struct metadata_reader *reader, struct slic
                                      struct metadata_entry *entries, size_t n)
 {
     for (size_t i = 1; i < n; i++) {
-        TRY(check_metadata(entries[i].part != entries[i - 1].part, "the same name twice"));
+        TRY(check_metadata(entries[i].part != entries[i - 1].part, "name is not unique"));
         TRY(check_metadata(entries[i].value == entries[0].value,
-                           "a name that is a tensor on one rank and a value on another"));
+                           "name is a tensor on one rank and a value on another"));
     }
     if (!entries[0].value)
         return add_metadata_tensor(reader, entries, n);
@@ -279,13 +279,13 @@ static rsd_status take_transforms(struct metadata_reader *reader, const struct p
     pickle_node item;
     TRY(check_metadata(list == PICKLE_ABSENT || list == PICKLE_NONE ||
                            pickle_kind(tree, list) == NODE_LIST,
-                       "transforms that are no list"));
+                       "transforms are not a list"));
     while (pickle_walk_next(&walk, &item)) {
         struct slice name = pickle_text(tree, item);
         TRY(check_metadata(pickle_kind(tree, item) == NODE_STRING,
-                           "a transform whose name is no text"));
+                           "name of a transform is not a string"));
         if (slice_is(name, "stream.zstd/1") || slice_is(name, "stream.zstd")) {
-            TRY(check_metadata(extent->nzstd++ < 8, "an item that was compressed too often"));
+            TRY(check_metadata(extent->nzstd++ < 8, "item was compressed more than 8 times"));
             continue;
         }
         TRY(take_unknown_transform(reader, name, extent));
@@ -303,7 +303,7 @@ static rsd_status take_storage_info(struct metadata_reader *reader, const struct
                            offset >= 0 &&
                            pickle_as_i64(tree, pickle_find(tree, state, "length"), &length) &&
                            length >= 0 && pickle_kind(tree, path) == NODE_STRING,
-                       "storage information that is none"));
+                       "storage information is invalid"));
     *extent = (struct extent){
         .kind = EXTENT_ITEM, .offset = (uint64_t)offset, .nbytes = (uint64_t)length};
     TRY(take_transforms(reader, tree, pickle_find(tree, state, "transform_descriptors"), extent));
@@ -389,7 +389,8 @@ static rsd_status place_item(struct metadata_reader *reader, size_t part, pickle
     }
     const struct stored_tensor *tensor = &reader->catalog->tensors[reader->number[ordinal]];
     if (offset != PICKLE_ABSENT && offset != PICKLE_NONE)
-        TRY(check_metadata(take_sizes(tree, offset, tensor->ndim, lo), "an offset that is none"));
+        TRY(check_metadata(take_sizes(tree, offset, tensor->ndim, lo),
+                           "offset of the chunk is invalid"));
     bool hinted = pickle_as_i64(tree, pickle_find(tree, state, "index"), &index) && index >= 0;
     TRY(find_tensor_box(reader, ordinal, tensor,
                         hinted ? entry->first_box + (size_t)index : SIZE_MAX, lo, &box));
@@ -406,7 +407,7 @@ static rsd_status add_storage(struct metadata_reader *reader, size_t part, pickl
     struct slice name = pickle_text(tree, fqn);
     struct extent extent;
     size_t ordinal;
-    TRY(check_metadata(pickle_kind(tree, fqn) == NODE_STRING, "an index without a name"));
+    TRY(check_metadata(pickle_kind(tree, fqn) == NODE_STRING, "storage index has no name"));
     rsd_status status = take_storage_info(reader, tree, info, &extent);
     const struct metadata_entry *entry = string_map_find(&reader->names, name, &ordinal)
                                              ? find_metadata_entry(reader, ordinal, part)
@@ -425,7 +426,7 @@ static rsd_status add_storages(struct metadata_reader *reader)
         struct pickle_walk walk = pickle_walk(tree, reader->parts[part].storage);
         pickle_node key, info;
         TRY(check_metadata(pickle_kind(tree, reader->parts[part].storage) == NODE_DICT,
-                           "no storage_data"));
+                           "storage_data is missing"));
         while (pickle_walk_next_pair(&walk, &key, &info))
             TRY(add_storage(reader, part, key, info));
     }
@@ -462,8 +463,8 @@ static rsd_status add_metadata_path(struct metadata_reader *reader, size_t part,
         mem_free(json);
         return RSD_OK;
     }
-    rsd_status status =
-        check_metadata(n <= reader->path_nbytes_left, "paths many times as long as itself");
+    rsd_status status = check_metadata(n <= reader->path_nbytes_left,
+                                       "paths are more than 64 times as long as the metadata");
     if (!status)
         status = catalog_add_name(reader->catalog, (struct slice){json, n}, &kept);
     mem_free(json);
@@ -497,10 +498,11 @@ static rsd_status fail_without_metadata(const struct pickle_tree *tree, pickle_n
     pickle_node what =
         kind == NODE_CALL || kind == NODE_OBJECT ? pickle_part(tree, root, NODE_WHAT) : root;
     if (pickle_kind(tree, what) != NODE_GLOBAL)
-        return check_metadata(false, "no state_dict_metadata: this pickle is something else");
+        return check_metadata(false,
+                              "state_dict_metadata is missing; the pickle is not metadata of DCP");
     struct slice module = pickle_text(tree, pickle_part(tree, what, NODE_WHAT));
     struct slice name = pickle_text(tree, pickle_part(tree, what, NODE_ARGS));
-    return fail(RSD_EFORMAT, "no metadata: the pickle asks for %.*s.%.*s, which is refused",
+    return fail(RSD_EFORMAT, "pickle is not metadata of DCP: it calls %.*s.%.*s, which is refused",
                 (int)(module.nbytes < 100 ? module.nbytes : 100), module.bytes,
                 (int)(name.nbytes < 100 ? name.nbytes : 100), name.bytes);
 }

@@ -273,7 +273,7 @@ static rsd_status make_metadata(const struct catalog *catalog, const struct name
     struct metadata_pickler p = {.out = out};
     for (size_t i = 0; i < catalog->ntensors; i++)
         if (!dtype_to_torch(catalog->tensors[i].dtype))
-            return fail(RSD_EUNSUPPORTED, "%s: torch has no dtype for %s", catalog->tensors[i].name,
+            return fail(RSD_EUNSUPPORTED, "%s: torch has no dtype %s", catalog->tensors[i].name,
                         rsd_dtype_name(catalog->tensors[i].dtype));
     p.tensor_names = mem_new(catalog->ntensors, sizeof *p.tensor_names);
     p.value_names = mem_new(catalog->nvalues, sizeof *p.value_names);
@@ -302,7 +302,7 @@ rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store
 static rsd_status dcp_check(const rsd_convert_options *options, bool one_file)
 {
     if (options->every_replica || options->max_shard_nbytes || one_file)
-        return fail(RSD_EINVAL, "%s is of safetensors, not of DCP",
+        return fail(RSD_EINVAL, "%s applies to safetensors output only",
                     one_file                 ? "a path that ends in .safetensors"
                     : options->every_replica ? "every_replica"
                                              : "max_shard_nbytes");

@@ -84,11 +84,11 @@ static rsd_status fail_without_sign(struct store *store, const struct store_list
         bool found = guess_format(&below, (struct slice){0}, 0).format != NULL;
         store_listing_drop(&below);
         if (found)
-            return fail(RSD_EFORMAT, "%s: no checkpoint, but there is one in %s/%s", path, path,
+            return fail(RSD_EFORMAT, "%s is not a checkpoint, but %s/%s is one", path, path,
                         entry->name);
     }
     return fail(RSD_EFORMAT,
-                "%s: no checkpoint: there is no .metadata, no .safetensors and no torch.save file",
+                "%s is not a checkpoint: found no .metadata, .safetensors or torch.save file",
                 path);
 }
 
@@ -125,10 +125,10 @@ static rsd_status open_one_file(rsd_checkpoint *checkpoint, const char *path,
     struct format_guess guess = guess_format(listing, start, 0);
     if (!guess.format)
         return fail(RSD_EFORMAT,
-                    "%s: no checkpoint: neither safetensors nor what torch.save writes", path);
+                    "%s is not a checkpoint: neither safetensors nor a torch.save file", path);
     if (wanted && guess.format->id != wanted)
-        return fail(RSD_EFORMAT, "%s: %s, not %s", path, guess.format->name,
-                    rsd_format_name(wanted) ? rsd_format_name(wanted) : "a format that is known");
+        return fail(RSD_EFORMAT, "%s has the format %s, not %s", path, guess.format->name,
+                    rsd_format_name(wanted) ? rsd_format_name(wanted) : "a known one");
     checkpoint->format = guess.format;
     return guess.format->open(store, &checkpoint->catalog);
 }
@@ -139,7 +139,8 @@ static rsd_status open_metadata(rsd_checkpoint *checkpoint, const char *name)
     struct slice one = {name, strlen(name)};
     uint32_t file;
     if (store_check_name(one))
-        return fail(RSD_EINVAL, "%s is no name of a file in %s", name, checkpoint->store->path);
+        return fail(RSD_EINVAL, "'%s' is not the name of a file in %s", name,
+                    checkpoint->store->path);
     TRY(store_add_file(checkpoint->store, one, &file));
     checkpoint->format = &format_dcp;
     return checkpoint->format->open(checkpoint->store, &checkpoint->catalog);
@@ -170,7 +171,7 @@ rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t index, size_t 
     const struct stored_tensor *tensor = &catalog->tensors[index];
     char text[BOX_TEXT_NCHARS];
     if (catalog->extents[tensor->first_extent + box].kind == EXTENT_NONE)
-        return fail(RSD_EFORMAT, "nothing says where the bytes of %s are",
+        return fail(RSD_EFORMAT, "no file is known to have the bytes of %s",
                     box_text(tensor->ndim, tensor_box_lo(catalog, tensor, box),
                              tensor_box_len(catalog, tensor, box), text));
     return checkpoint->format->locate(checkpoint, index, box, array);

@@ -53,7 +53,7 @@ rsd_status index_add_files(struct store *store, uint32_t index)
     if (!status)
         status = json_end(&j);
     if (!status && !mapped)
-        status = fail(RSD_EFORMAT, "an index without a weight_map");
+        status = fail(RSD_EFORMAT, "index has no weight_map");
     json_drop(&j);
     mem_free(text);
     string_map_drop(&known);

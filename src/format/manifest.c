@@ -13,10 +13,10 @@ rsd_status manifest_start(struct manifest *manifest, rsd_format id, int32_t comp
 {
     const struct format *format = format_find(id);
     if (!format || !format->writer)
-        return fail(RSD_EUNSUPPORTED, "%s can be read, not written",
-                    format ? format->name : "this format");
+        return fail(RSD_EUNSUPPORTED, "format %s cannot be written",
+                    format ? format->name : "that is not known");
     if (compress < 0 || compress > MAX_ZSTD_LEVEL)
-        return fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible", (int)compress,
+        return fail(RSD_EINVAL, "zstd level %d out of range (1 to %d)", (int)compress,
                     (int)MAX_ZSTD_LEVEL);
     manifest->format = format;
     manifest->compress = compress;
@@ -64,7 +64,7 @@ rsd_status manifest_add_box(struct manifest *manifest, const int64_t *lo, const 
 static rsd_status check_written_name(const char *name)
 {
     return json_is_utf8(name, strlen(name)) ? RSD_OK
-                                            : fail(RSD_EINVAL, "%s: a name has to be UTF-8", name);
+                                            : fail(RSD_EINVAL, "%s: name is not UTF-8", name);
 }
 
 rsd_status manifest_check(struct manifest *manifest)

@@ -26,7 +26,7 @@ static rsd_status take_extent(struct json *j, int64_t *extent, bool *more)
         return RSD_OK;
     TRY(json_u64(j, &value));
     if (value > (uint64_t)MAX_EXTENT)
-        return json_fail(j, "an extent beyond 2^62");
+        return json_fail(j, "extent exceeds 2^62");
     *extent = (int64_t)value;
     return RSD_OK;
 }
@@ -41,7 +41,8 @@ static rsd_status take_extents_list(struct json *j, int64_t *out, int32_t *n)
         if (!more)
             return RSD_OK;
         if (*n == RSD_MAX_DIMS)
-            return fail(RSD_EUNSUPPORTED, "byte %zu: more than %d dims", j->at, (int)RSD_MAX_DIMS);
+            return fail(RSD_EUNSUPPORTED, "byte %zu: tensor has more than %d dims", j->at,
+                        (int)RSD_MAX_DIMS);
     }
 }
 
@@ -52,7 +53,7 @@ static rsd_status take_header_dtype(struct json *j, struct header_tensor *tensor
     tensor->dtype = dtype_from_safetensors(dtype);
     *packed = slice_is(dtype, "F4");
     if (!tensor->dtype)
-        return fail(RSD_EUNSUPPORTED, "byte %zu: dtype %.*s is not known here", j->at,
+        return fail(RSD_EUNSUPPORTED, "byte %zu: dtype %.*s is not supported", j->at,
                     (int)(dtype.nbytes < 40 ? dtype.nbytes : 40), dtype.bytes);
     return RSD_OK;
 }
@@ -81,9 +82,9 @@ static rsd_status take_header_tensor(struct json *j, struct header_tensor *tenso
             break;
         enum tensor_key key = header_key(name);
         if (key == UNKNOWN)
-            return json_fail(j, "an unknown key in a tensor");
+            return json_fail(j, "unknown key of a tensor");
         if (keys & key)
-            return json_fail(j, "a key that is there twice");
+            return json_fail(j, "key is not unique");
         keys |= key;
         if (key == DTYPE)
             TRY(take_header_dtype(j, tensor, &packed));
@@ -93,12 +94,12 @@ static rsd_status take_header_tensor(struct json *j, struct header_tensor *tenso
             TRY(take_extents_list(j, offsets, &noffsets));
     }
     if (keys != ALL || noffsets != 2)
-        return json_fail(j, "a tensor without dtype, shape and two offsets");
+        return json_fail(j, "tensor lacks dtype, shape or two data_offsets");
     if (offsets[0] > offsets[1])
-        return json_fail(j, "data_offsets that end before they begin");
+        return json_fail(j, "data_offsets end before they begin");
     if (packed) { /* two elements a byte; in this library, extents count bytes */
         if (tensor->ndim == 0 || tensor->shape[tensor->ndim - 1] % 2)
-            return json_fail(j, "4-bit elements that do not fill bytes");
+            return json_fail(j, "last dim has an odd number of 4-bit elements");
         tensor->shape[tensor->ndim - 1] /= 2;
     }
     tensor->begin = (uint64_t)offsets[0];
@@ -110,7 +111,7 @@ static rsd_status add_to_set(struct header_set *set, struct slice name, struct h
 {
     bool known = set->places && string_map_find(&set->names, name, &tensor.ordinal);
     if (known && set->list[set->places[tensor.ordinal]].file == tensor.file)
-        return fail(RSD_EFORMAT, "the file has it twice");
+        return fail(RSD_EFORMAT, "name is not unique in the file");
     TRY(catalog_add_name(set->catalog, name, &tensor.name));
     if (!known) {
         tensor.ordinal = set->names.n;
@@ -150,13 +151,13 @@ static rsd_status take_pieces(struct header_set *set, struct json *j, struct hea
         return RSD_OK;
     size_t element_nbytes = 3 * (size_t)tensor->ndim, n = set->npieces - first;
     if (element_nbytes == 0 || n == 0 || n % element_nbytes)
-        return json_fail(j, "pieces that are none");
+        return json_fail(j, "number of pieces is invalid");
     for (const int64_t *lo = set->pieces + first; lo < set->pieces + set->npieces;
          lo += element_nbytes)
         for (int32_t d = 0; d < tensor->ndim; d++) {
             int64_t len = lo[tensor->ndim + d], at = lo[2 * tensor->ndim + d];
             if (at > tensor->shape[d] || len > tensor->shape[d] - at)
-                return json_fail(j, "a piece that reaches beyond its array");
+                return json_fail(j, "piece reaches beyond its array");
         }
     tensor->first_piece = first;
     tensor->npieces = n / element_nbytes;
@@ -190,7 +191,7 @@ static rsd_status take_place(struct header_set *set, struct json *j, struct head
         if (!tensor)
             continue;
         if (n != tensor->ndim)
-            return json_fail(j, "a box with another number of dims than its tensor");
+            return json_fail(j, "offsets and tensor have different numbers of dims");
         copy_i64s(lo ? tensor->lo : tensor->whole, list, n);
         tensor->placed = tensor->placed || lo;
         tensor->whole_known = tensor->whole_known || !lo;
@@ -237,7 +238,7 @@ static rsd_status take_metadata(struct json *j, struct header_metadata *metadata
     struct slice key, value;
     bool more;
     if (metadata->present)
-        return json_fail(j, "a key that is there twice");
+        return json_fail(j, "key is not unique");
     metadata->present = true;
     TRY(json_enter(j, '{'));
     for (;;) {
@@ -275,7 +276,7 @@ static rsd_status check_nbytes(const struct header_tensor *tensor)
     uint64_t need = (uint64_t)checked->volume * rsd_dtype_nbytes(tensor->dtype);
     rsd_layout_free(checked);
     if (tensor->end - tensor->begin != need)
-        return fail(RSD_EFORMAT, "%llu bytes for a shape and dtype of %llu",
+        return fail(RSD_EFORMAT, "data_offsets have %llu bytes; shape and dtype need %llu",
                     (unsigned long long)(tensor->end - tensor->begin), (unsigned long long)need);
     return RSD_OK;
 }
@@ -292,12 +293,12 @@ static rsd_status check_header_coverage(struct header_set *set, size_t first, ui
         if (status)
             return fail_in(status, "%.300s: ", tensor->name);
         if (tensor->begin != at)
-            return fail(RSD_EFORMAT, "%s: its bytes begin at %llu, those before it end at %llu",
+            return fail(RSD_EFORMAT, "%s: bytes begin at %llu; those before them end at %llu",
                         tensor->name, (unsigned long long)tensor->begin, (unsigned long long)at);
         at = tensor->end;
     }
     if (at != nbytes)
-        return fail(RSD_EFORMAT, "tensors of %llu bytes in a file with %llu bytes for them",
+        return fail(RSD_EFORMAT, "tensors have %llu bytes; the file has %llu for them",
                     (unsigned long long)at, (unsigned long long)nbytes);
     return RSD_OK;
 }
@@ -338,15 +339,15 @@ static rsd_status load_header(struct store *store, uint32_t file, uint64_t at, u
     unsigned char length[8];
     uint64_t header = 0;
     if (nbytes < sizeof length)
-        return fail(RSD_EFORMAT, "too short for a safetensors file");
+        return fail(RSD_EFORMAT, "file is too short for safetensors");
     TRY(store_read(store, file, at, length, sizeof length));
     for (int i = 7; i >= 0; i--)
         header = header << 8 | length[i];
     if (header > MAX_HEADER_NBYTES)
-        return fail(RSD_EFORMAT, "byte 0: a header of %llu bytes, at most %d are allowed",
+        return fail(RSD_EFORMAT, "byte 0: header of %llu bytes exceeds the limit of %d bytes",
                     (unsigned long long)header, (int)MAX_HEADER_NBYTES);
     if (header > nbytes - sizeof length)
-        return fail(RSD_EFORMAT, "byte 0: a header of %llu bytes in a file of %llu",
+        return fail(RSD_EFORMAT, "byte 0: header of %llu bytes exceeds the file of %llu bytes",
                     (unsigned long long)header, (unsigned long long)nbytes);
     *text = mem_new((size_t)header + 1, 1);
     if (!*text)
@@ -420,12 +421,12 @@ rsd_status safetensors_find_tensor(struct store *store, uint32_t file, uint64_t 
     TRY(store_stat(store, file, &nbytes, NULL));
     rsd_status status = read_header(&set, file, at, nbytes - at, &n, &metadata);
     if (status == RSD_EFORMAT)
-        status = fail_in(status, "a blob at byte %llu, ", (unsigned long long)at);
+        status = fail_in(status, "blob at byte %llu, ", (unsigned long long)at);
     const struct header_tensor *tensor =
         status ? NULL : find_in_file(&set, 0, (struct slice){name, strlen(name)});
     if (!status && !tensor)
-        status = fail(RSD_EFORMAT, "the blob at byte %llu has no tensor %s", (unsigned long long)at,
-                      name);
+        status =
+            fail(RSD_EFORMAT, "blob at byte %llu has no tensor %s", (unsigned long long)at, name);
     if (!status)
         status = check_nbytes(tensor);
     if (!status)

@@ -27,7 +27,7 @@ static rsd_status find_stated_shape(const struct header_tensor *shards, size_t n
             continue;
         for (int32_t d = 0; *shape && d < shards[i].ndim; d++)
             if (shards[i].whole[d] != (*shape)[d])
-                return fail(RSD_EFORMAT, "the files do not agree on its shape");
+                return fail(RSD_EFORMAT, "files disagree on the shape");
         *shape = shards[i].whole;
     }
     return RSD_OK;
@@ -39,24 +39,25 @@ static rsd_status find_whole_shape(const struct header_tensor *shards, size_t n,
     const int64_t *stated;
     for (size_t i = 0; i < n; i++) {
         if (shards[i].dtype != shards[0].dtype || shards[i].ndim != shards[0].ndim)
-            return fail(RSD_EFORMAT, "two files have it with another dtype or number of dims");
+            return fail(RSD_EFORMAT, "files disagree on the dtype or the number of dims");
         if (n > 1 && !shards[i].placed)
-            return fail(RSD_EFORMAT, "several files have it, and do not say which part");
+            return fail(RSD_EFORMAT,
+                        "several files have this tensor, without the offsets of their parts");
     }
     TRY(find_stated_shape(shards, n, &stated));
     for (int32_t d = 0; d < shards[0].ndim; d++) {
         int64_t end, reach = 0;
         for (size_t i = 0; i < n; i++) {
             if (shards[i].npieces && !stated)
-                return fail(RSD_EFORMAT, "it comes in pieces, and nothing says its shape");
+                return fail(RSD_EFORMAT, "tensor is in pieces, and no file states its shape");
             if (shards[i].npieces)
                 continue;
             if (!add_i64(shards[i].lo[d], shards[i].shape[d], &end) || end > MAX_EXTENT)
-                return fail(RSD_EFORMAT, "a shard that reaches beyond 2^62");
+                return fail(RSD_EFORMAT, "shard reaches beyond 2^62");
             reach = max_i64(reach, end);
         }
         if (stated && reach > stated[d])
-            return fail(RSD_EFORMAT, "a shard reaches beyond the tensor");
+            return fail(RSD_EFORMAT, "shard reaches beyond the tensor");
         shape[d] = stated ? stated[d] : reach;
     }
     return RSD_OK;
@@ -144,7 +145,8 @@ static rsd_status safetensors_open(struct store *store, struct catalog *catalog)
     uint32_t first = 0;
     if (is_safetensors_index(store_file_name(store, 0))) {
         if (store->names.n > 1)
-            return fail(RSD_EFORMAT, "%s: there are %zu indices", store->path, store->names.n);
+            return fail(RSD_EFORMAT, "%s: found %zu index files; name one of them", store->path,
+                        store->names.n);
         TRY(index_add_files(store, 0));
         first = 1;
     }

@@ -144,9 +144,9 @@ static rsd_status add_header_entry(struct text *out, const struct array_place *p
     const char *dtype = dtype_to_safetensors(tensor->dtype);
     int64_t shape[RSD_MAX_DIMS] = {0};
     if (strcmp(tensor->name, "__metadata__") == 0)
-        return fail(RSD_EINVAL, "safetensors cannot have a tensor called %s", tensor->name);
+        return fail(RSD_EINVAL, "%s: safetensors reserves this name", tensor->name);
     if (!dtype)
-        return fail(RSD_EUNSUPPORTED, "%s: safetensors has no dtype for %s", tensor->name,
+        return fail(RSD_EUNSUPPORTED, "%s: safetensors has no dtype %s", tensor->name,
                     rsd_dtype_name(tensor->dtype));
     copy_i64s(shape, place->shape, tensor->ndim);
     if (tensor->dtype == RSD_F4X2 && tensor->ndim > 0)
@@ -187,8 +187,8 @@ static rsd_status make_header(struct manifest *manifest, struct manifest_file *f
     while (text.length % ALIGNMENT && !text.failed)
         text_add(&text, " ");
     if (!status && text.length > MAX_HEADER_NBYTES)
-        status = fail(RSD_ELIMIT, "%s: a header of %zu bytes, readers take %d", file->name,
-                      text.length, (int)MAX_HEADER_NBYTES);
+        status = fail(RSD_ELIMIT, "%s: header of %zu bytes exceeds the limit of %d bytes",
+                      file->name, text.length, (int)MAX_HEADER_NBYTES);
     pickle_write_number(&file->header, text.length, 8);
     bytes_put(&file->header, text.chars, text.length);
     if (!status && (text.failed || file->header.failed))
@@ -220,8 +220,8 @@ static rsd_status pack_boxes(struct manifest *manifest, struct array_place *plac
     }
     if (volume != box_volume(tensor->ndim, place->shape))
         return fail(RSD_EUNSUPPORTED,
-                    "%s: a rank would write only some of the boxes of its array, and safetensors "
-                    "has one array a name",
+                    "%s: a rank writes only some boxes of its array, and safetensors has one array "
+                    "per name",
                     tensor->name);
     for (size_t i = 0; i < place->nboxes; i++) {
         TRY(GROW(manifest->places, manifest->places_capacity, manifest->nplaces + 2 * ndim + 1));
@@ -306,7 +306,7 @@ static rsd_status make_index(const struct manifest *manifest, struct text *out)
 static rsd_status safetensors_check(const rsd_convert_options *options, bool one_file)
 {
     (void)one_file;
-    return options->compress ? fail(RSD_EINVAL, "safetensors files cannot be compressed") : RSD_OK;
+    return options->compress ? fail(RSD_EINVAL, "safetensors output cannot be compressed") : RSD_OK;
 }
 
 static void safetensors_name_file(const struct manifest *manifest, size_t file, size_t nfiles,

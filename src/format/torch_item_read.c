@@ -28,13 +28,13 @@ enum { WINDOW_NBYTES = 4096, MAX_START_NBYTES = 1 << 16, HEADER_NBYTES = 30 };
 
 static rsd_status fail_view(const char *what)
 {
-    return fail(RSD_EFORMAT, "a pickled tensor %s", what);
+    return fail(RSD_EFORMAT, "tensor %s", what);
 }
 
 static rsd_status fail_unknown(const struct pickle_tree *tree, const char *what, pickle_node global)
 {
     char text[GLOBAL_TEXT_NCHARS];
-    return fail(RSD_EUNSUPPORTED, "%s %s, which is not known here", what,
+    return fail(RSD_EUNSUPPORTED, "%s %s is not supported", what,
                 pickle_global_text(tree, global, text));
 }
 
@@ -43,14 +43,13 @@ static rsd_status take_view_extents(const struct pickle_tree *tree, pickle_node 
 {
     uint32_t n = pickle_count(tree, tuple);
     if (pickle_kind(tree, tuple) != NODE_TUPLE)
-        return fail_view("has a shape or strides that are no tuple");
+        return fail_view("has a shape or strides that are not a tuple");
     if (n > RSD_MAX_DIMS)
-        return fail(RSD_EUNSUPPORTED, "a tensor of %u dims, at most %d are possible", n,
-                    (int)RSD_MAX_DIMS);
+        return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d", n, (int)RSD_MAX_DIMS);
     for (uint32_t d = 0; d < n; d++)
         if (!pickle_as_i64(tree, pickle_item(tree, tuple, d), &out[d]) || out[d] < 0 ||
             out[d] > MAX_EXTENT)
-            return fail_view("has an extent or stride that is no whole number up to 2^62");
+            return fail_view("has an extent or stride that is not an integer from 0 to 2^62");
     *ndim = (int32_t)n;
     return RSD_OK;
 }
@@ -65,7 +64,7 @@ static rsd_status take_view_storage(const struct pickle_tree *tree, pickle_node 
     if (pickle_kind(tree, id) != NODE_TUPLE || pickle_count(tree, id) < 5 ||
         !slice_is(pickle_text(tree, pickle_item(tree, id, 0)), "storage") ||
         !pickle_as_i64(tree, pickle_item(tree, id, 4), &count) || count < 0)
-        return fail_view("has a storage that is none");
+        return fail_view("has an invalid storage");
     view->key = pickle_text(tree, pickle_item(tree, id, 2));
     view->storage_count = (uint64_t)count;
     *class = pickle_item(tree, id, 1);
@@ -84,7 +83,7 @@ static rsd_status take_view_dtype(const struct pickle_tree *tree, pickle_node gl
     view->dtype = v3 ? dtype_from_torch(name) : dtype_from_storage(name);
     if (view->dtype)
         return RSD_OK;
-    return fail_unknown(tree, v3 ? "a tensor of the dtype" : "a tensor with the storage", global);
+    return fail_unknown(tree, v3 ? "dtype" : "storage class", global);
 }
 
 /* Refuses a lazily conjugated or negated tensor, whose values are not those in the storage. */
@@ -93,7 +92,7 @@ static rsd_status refuse_lazy(const struct pickle_tree *tree, pickle_node metada
     if (pickle_kind(tree, metadata) == NODE_DICT &&
         (pickle_find(tree, metadata, "conj") == PICKLE_TRUE ||
          pickle_find(tree, metadata, "neg") == PICKLE_TRUE))
-        return fail(RSD_EUNSUPPORTED, "a tensor that is conjugated or negated when it is used");
+        return fail(RSD_EUNSUPPORTED, "lazily conjugated or negated tensors are not supported");
     return RSD_OK;
 }
 
@@ -104,16 +103,25 @@ static rsd_status take_view_args(const struct pickle_tree *tree, pickle_node arg
     int32_t nstrides;
     pickle_node class;
     if (n < least || n > least + 1)
-        return fail_view("has too few or too many arguments");
+        return fail_view("has a wrong number of arguments");
     TRY(take_view_storage(tree, pickle_item(tree, args, 0), view, &class));
     if (!pickle_as_i64(tree, pickle_item(tree, args, 1), &view->offset) || view->offset < 0)
-        return fail_view("has an offset that is none");
+        return fail_view("has an invalid offset");
     TRY(take_view_extents(tree, pickle_item(tree, args, 2), &view->ndim, view->shape));
     TRY(take_view_extents(tree, pickle_item(tree, args, 3), &nstrides, view->strides));
     if (nstrides != view->ndim)
-        return fail_view("has not as many strides as dims");
+        return fail_view("has different numbers of strides and dims");
     TRY(take_view_dtype(tree, v3 ? pickle_item(tree, args, 6) : class, v3, view));
     return n > least ? refuse_lazy(tree, pickle_item(tree, args, least)) : RSD_OK;
+}
+
+static rsd_status fail_not_tensor(const struct pickle_tree *tree, pickle_node c)
+{
+    if (pickle_kind(tree, c) != NODE_CALL)
+        return fail(RSD_EFORMAT, "item is not a tensor");
+    char text[GLOBAL_TEXT_NCHARS];
+    return fail(RSD_EUNSUPPORTED, "tensors made by %s are not supported",
+                pickle_global_text(tree, pickle_part(tree, c, NODE_WHAT), text));
 }
 
 bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c)
@@ -130,9 +138,7 @@ rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct
     struct torch_view view = {0};
     for (int wrapped = 0; wrapped < 2; wrapped++) {
         if (!torch_view_is_tensor(tree, c))
-            return pickle_kind(tree, c) == NODE_CALL
-                       ? fail_unknown(tree, "a tensor made by", pickle_part(tree, c, NODE_WHAT))
-                       : fail_view("is none");
+            return fail_not_tensor(tree, c);
         pickle_node args = pickle_part(tree, c, NODE_ARGS);
         enum known known = pickle_known(tree, pickle_part(tree, c, NODE_WHAT));
         if (known != KNOWN_REBUILD_PARAMETER) {
@@ -141,10 +147,10 @@ rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct
             return RSD_OK;
         }
         if (pickle_count(tree, args) < 1)
-            return fail_view("is a parameter of nothing");
+            return fail_view("is a Parameter without data");
         c = pickle_item(tree, args, 0);
     }
-    return fail_view("is a parameter of a parameter");
+    return fail_view("is a Parameter of a Parameter");
 }
 
 rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes)
@@ -154,7 +160,7 @@ rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbyte
     bool empty = false;
     if (!mul_i64((int64_t)view->storage_count, view->untyped ? 1 : element_nbytes, &nbytes) ||
         (uint64_t)nbytes != record_nbytes)
-        return fail(RSD_EFORMAT, "a storage of %llu elements in a record of %llu bytes",
+        return fail(RSD_EFORMAT, "storage of %llu elements does not match its record of %llu bytes",
                     (unsigned long long)view->storage_count, (unsigned long long)record_nbytes);
     for (int32_t d = 0; d < view->ndim; d++)
         empty = empty || view->shape[d] == 0;
@@ -164,10 +170,10 @@ rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbyte
         if (!mul_i64(view->shape[d] - 1, view->strides[d], &step) || !add_i64(last, step, &last))
             return fail_view("reaches beyond its storage");
     if (last >= nbytes / element_nbytes)
-        return fail(RSD_EFORMAT, "a tensor that reaches to element %lld of a storage of %lld",
+        return fail(RSD_EFORMAT, "tensor reaches element %lld of a storage of %lld elements",
                     (long long)last, (long long)(nbytes / element_nbytes));
     if (strides_overlap(view->ndim, view->shape, view->strides))
-        return fail_view("has strides that let elements share a place");
+        return fail_view("has elements that overlap");
     return RSD_OK;
 }
 
@@ -197,7 +203,7 @@ static rsd_status read_windows(void *context, uint64_t at, void *out, size_t n)
 {
     const struct item_windows *item = context;
     if (at > item->nbytes || n > item->nbytes - at)
-        return fail(RSD_EFORMAT, "byte %llu of an archive: it ends before that",
+        return fail(RSD_EFORMAT, "byte %llu of the archive: archive ends before it",
                     (unsigned long long)at);
     if (at + n <= item->nhead)
         memcpy(out, item->head_bytes + at, n);
@@ -224,7 +230,7 @@ static rsd_status load_item_pickle(struct zip *zip, struct pickle_tree *tree, pi
     struct zip_record *record;
     TRY(zip_find(zip, "data.pkl", &record));
     if (!record)
-        return fail(RSD_EFORMAT, "no record data.pkl: not what torch.save writes");
+        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
     return zip_read_pickle(zip, record, tree, root);
 }
 
@@ -240,7 +246,7 @@ rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian)
     TRY(zip->read(zip->context, record->data, text, n));
     *big_endian = strcmp(text, "big") == 0;
     if (!*big_endian && strcmp(text, "little") != 0)
-        return fail(RSD_EFORMAT, "record byteorder says '%s'", text);
+        return fail(RSD_EFORMAT, "record byteorder has '%s'; expected little or big", text);
     return RSD_OK;
 }
 
@@ -307,7 +313,7 @@ struct stored_stream {
 static rsd_status produce_start(struct stored_stream *start, size_t n)
 {
     if (n > MAX_START_NBYTES)
-        return fail(RSD_EFORMAT, "more than %d bytes before the tensor", (int)MAX_START_NBYTES);
+        return fail(RSD_EFORMAT, "more than %d bytes precede the tensor", (int)MAX_START_NBYTES);
     if (n > start->n) {
         TRY(zstd_reader_read(start->zstd, start->bytes + start->n, n - start->n));
         start->n = n;
@@ -331,11 +337,11 @@ static rsd_status step_header(struct stored_stream *start, struct slice *name)
     TRY(produce_start(start, start->at + HEADER_NBYTES));
     const unsigned char *header = start->bytes + start->at;
     if (memcmp(header, "PK\3\4", 4) != 0)
-        return fail(RSD_EFORMAT, "byte %zu of a compressed archive: no header of a record",
+        return fail(RSD_EFORMAT, "byte %zu of the compressed archive: not a record header",
                     start->at);
     if (little_16(header + 6) & 1 || little_16(header + 8) != 0)
         return fail(RSD_EUNSUPPORTED,
-                    "byte %zu of a compressed archive: a record that is not stored as it is",
+                    "byte %zu of the compressed archive: record is compressed or encrypted",
                     start->at);
     size_t nname = little_16(header + 26), nextra = little_16(header + 28);
     TRY(produce_start(start, start->at + HEADER_NBYTES + nname + nextra));
@@ -362,7 +368,8 @@ static rsd_status step_small(struct stored_stream *start, struct slice *content)
             return RSD_OK;
         }
     }
-    return fail(RSD_EFORMAT, "byte %zu of a compressed archive: a record without end", first);
+    return fail(RSD_EFORMAT, "byte %zu of the compressed archive: end of the record not found",
+                first);
 }
 
 static rsd_status read_start(void *context, uint64_t at, void *out, size_t n)
@@ -380,12 +387,12 @@ static rsd_status step_checked(struct stored_stream *start, size_t n)
     const unsigned char *end = start->bytes + start->at + n;
     uint32_t crc = crc32_of(start->bytes + start->at, n), expected = little_32(end + 4);
     if (memcmp(end, "PK\7\x08", 4) != 0 || little_32(end + 12) != n)
-        return fail(RSD_EFORMAT, "byte %zu of a compressed archive: no descriptor of a record",
+        return fail(RSD_EFORMAT, "byte %zu of the compressed archive: not a record descriptor",
                     start->at + n);
     if (expected != 0 && expected != crc)
         return fail(RSD_EFORMAT,
-                    "byte %zu of a compressed archive: data.pkl has CRC-32 %08x, should have "
-                    "%08x: it is damaged",
+                    "byte %zu of the compressed archive: data.pkl is damaged: CRC-32 is %08x, "
+                    "expected %08x",
                     start->at, crc, expected);
     start->at += n + 16;
     return RSD_OK;
@@ -439,9 +446,9 @@ static rsd_status go_to_tensor(struct stored_stream *start, struct torch_view *v
         } else if (name.nbytes > 5 && memcmp(name.bytes, "data/", 5) == 0) {
             const struct slice key = {name.bytes + 5, name.nbytes - 5};
             if (!pickled)
-                status = fail(RSD_EFORMAT, "a storage before its pickle");
+                status = fail(RSD_EFORMAT, "storage precedes its pickle");
             else if (!same_slice(key, view->key))
-                status = fail(RSD_EFORMAT, "the storage of another tensor comes first");
+                status = fail(RSD_EFORMAT, "first storage belongs to another tensor");
             break;
         } else {
             bool order = slice_is(name, "byteorder");
@@ -505,7 +512,7 @@ rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32
     unsigned char descriptor[8];
     TRY(stored_stream_read(stream, descriptor, sizeof descriptor));
     if (memcmp(descriptor, "PK\7\x08", 4) != 0)
-        return fail(RSD_EFORMAT, "no descriptor behind the bytes");
+        return fail(RSD_EFORMAT, "descriptor behind the bytes is missing");
     *crc = little_32(descriptor + 4);
     *has_crc = *crc != 0; /* 0: torch did not compute it */
     return RSD_OK;

@@ -67,7 +67,7 @@ static void set_limits(struct torch_reader *reader, uint64_t pickle_nbytes)
 static rsd_status reserve_nbytes(struct torch_reader *reader, uint64_t nbytes)
 {
     if (nbytes > reader->nbytes_left)
-        return fail(RSD_EFORMAT, "the values are many times as long as their pickle");
+        return fail(RSD_EFORMAT, "values are more than 64 times as long as their pickle");
     reader->nbytes_left -= nbytes;
     return RSD_OK;
 }
@@ -207,13 +207,13 @@ static rsd_status visit_named_node(struct torch_reader *reader, struct slice nam
 {
     size_t need = name.nbytes + (length ? 1 : 0);
     if (length + need >= sizeof reader->name)
-        return fail(RSD_ELIMIT, "a name of more than %d bytes", (int)MAX_NAME_NBYTES);
+        return fail(RSD_ELIMIT, "name exceeds %d bytes", (int)MAX_NAME_NBYTES);
     if (length)
         reader->name[length++] = '.';
     memcpy(reader->name + length, name.bytes, name.nbytes);
     reader->name[length + name.nbytes] = '\0';
     if (reader->nsteps == sizeof reader->steps / sizeof *reader->steps)
-        return fail(RSD_EFORMAT, "%.300s: nested too deeply", reader->name);
+        return fail(RSD_EFORMAT, "%.300s: nesting exceeds %d levels", reader->name, (int)MAX_DEPTH);
     reader->steps[reader->nsteps++] = (struct name_step){length, length + name.nbytes, number};
     rsd_status status = visit_node(reader, c, length + name.nbytes, depth + 1);
     reader->nsteps--;
@@ -260,9 +260,10 @@ static rsd_status visit_node(struct torch_reader *reader, pickle_node c, size_t 
 {
     enum pickle_kind kind = pickle_kind(&reader->tree, c);
     if (depth > MAX_DEPTH)
-        return fail(RSD_EFORMAT, "%.300s: nested too deeply", reader->name);
+        return fail(RSD_EFORMAT, "%.300s: nesting exceeds %d levels", reader->name, (int)MAX_DEPTH);
     if (reader->nodes_left == 0)
-        return fail(RSD_EFORMAT, "%.300s: more values than the pickle has bytes", reader->name);
+        return fail(RSD_EFORMAT, "%.300s: too many values for the length of the pickle",
+                    reader->name);
     reader->nodes_left--;
     if (pickle_is_dict(&reader->tree, c))
         return visit_dict(reader, pickle_dict_items(&reader->tree, c), length, depth);
@@ -287,10 +288,10 @@ static rsd_status load_archive(struct torch_reader *reader, uint64_t nbytes, pic
     reader->archive = true;
     TRY(zip_find(&reader->zip, "constants.pkl", &script));
     if (script)
-        return fail(RSD_EUNSUPPORTED, "a TorchScript archive, which has its tensors in code");
+        return fail(RSD_EUNSUPPORTED, "TorchScript archives are not supported");
     TRY(zip_find(&reader->zip, "data.pkl", &pickle));
     if (!pickle)
-        return fail(RSD_EFORMAT, "no record data.pkl: not what torch.save writes");
+        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
     TRY(torch_read_byteorder(&reader->zip, &reader->big_endian));
     set_limits(reader, pickle->nbytes);
     return zip_read_pickle(&reader->zip, pickle, &reader->tree, root);
@@ -309,7 +310,7 @@ static rsd_status skip_pickle(struct torch_reader *reader, uint64_t nbytes, bool
     bool fine = !magic || (text.nbytes == 10 && memcmp(text.bytes, number, 10) == 0);
     pickle_tree_drop(&tree);
     reader->base += used;
-    return fine ? RSD_OK : fail(RSD_EFORMAT, "a pickle, but not what torch.save writes");
+    return fine ? RSD_OK : fail(RSD_EFORMAT, "pickle is not a torch.save file");
 }
 
 /* Finds the size of the elements of each storage, by key. Only the tensors that use a storage have it. */
@@ -345,7 +346,7 @@ static rsd_status place_storages(struct torch_reader *reader, const struct pickl
     size_t n = 0, element_nbytes;
     uint64_t at = reader->base;
     if (pickle_kind(list, keys) != NODE_LIST)
-        return fail(RSD_EFORMAT, "the keys of its storages are no list");
+        return fail(RSD_EFORMAT, "keys of the storages are not a list");
     reader->storages = mem_new(pickle_count(list, keys), sizeof *reader->storages);
     if (!reader->storages)
         return RSD_ENOMEM;
@@ -358,10 +359,10 @@ static rsd_status place_storages(struct torch_reader *reader, const struct pickl
             count = count << 8 | raw[i];
         /* The size of a storage that no tensor uses is unknown, and so is the offset of the next one. */
         if (!string_map_find(sizes, pickle_text(list, key), &element_nbytes))
-            return fail(RSD_EUNSUPPORTED, "a storage that belongs to no tensor that is known here");
+            return fail(RSD_EUNSUPPORTED, "storage belongs to no supported tensor");
         if (__builtin_mul_overflow(count, (uint64_t)element_nbytes, &length) ||
             length > nbytes - at - 8)
-            return fail(RSD_EFORMAT, "byte %llu: a storage that reaches beyond the file",
+            return fail(RSD_EFORMAT, "byte %llu: storage reaches beyond the file",
                         (unsigned long long)at);
         reader->storages[n] = (struct torch_storage){at + 8, length, 0};
         TRY(catalog_add_name(reader->catalog, pickle_text(list, key), &kept));
@@ -450,10 +451,9 @@ static rsd_status torch_save_open(struct store *store, struct catalog *catalog)
     size_t n = store->names.n;
     bool index = is_torch_index(store_file_name(store, 0));
     if (n > 1 && index)
-        return fail(RSD_EFORMAT, "%s: there are %zu indices", store->path, n);
+        return fail(RSD_EFORMAT, "%s: found %zu index files; name one of them", store->path, n);
     if (n > 1)
-        return fail(RSD_EFORMAT,
-                    "%s: there are %zu torch.save files and no index: name one of them",
+        return fail(RSD_EFORMAT, "%s: found %zu torch.save files and no index; name one of them",
                     store->path, n);
     if (index)
         TRY(index_add_files(store, 0));

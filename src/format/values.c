@@ -11,7 +11,7 @@ enum { MAX_VALUE_NBYTES = 1 << 28, MAX_GROWTH = 1024, START_NBYTES = 1 << 20 };
 
 static rsd_status fail_too_long(uint64_t nbytes, uint64_t most)
 {
-    return fail(RSD_ELIMIT, "a value of %llu bytes or more: %llu are the most",
+    return fail(RSD_ELIMIT, "value of %llu bytes or more exceeds the limit of %llu bytes",
                 (unsigned long long)nbytes, (unsigned long long)most);
 }
 
@@ -59,7 +59,7 @@ static rsd_status copy_item(void *context, uint64_t at, void *out, size_t n)
 {
     const struct bytes *item = context;
     if (at > item->n || n > item->n - at)
-        return fail(RSD_EFORMAT, "byte %llu of an archive: it ends before that",
+        return fail(RSD_EFORMAT, "byte %llu of the archive: archive ends before it",
                     (unsigned long long)at);
     memcpy(out, item->data + at, n);
     return RSD_OK;
@@ -72,7 +72,7 @@ static rsd_status read_zip_json(struct zip *zip, char **json)
     pickle_node root;
     TRY(zip_find(zip, "data.pkl", &record));
     if (!record)
-        return fail(RSD_EFORMAT, "an archive without data.pkl");
+        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
     TRY(zip_read_pickle(zip, record, &tree, &root));
     rsd_status status = pickle_to_json(&tree, root, json);
     pickle_tree_drop(&tree);

@@ -181,9 +181,9 @@ static rsd_status check_version(struct local_file *file, const struct stat *foun
 {
     int64_t version = (int64_t)found->st_mtim.tv_sec * 1000000000 + found->st_mtim.tv_nsec;
     if (!S_ISREG(found->st_mode))
-        return fail(RSD_EIO, "no regular file");
+        return fail(RSD_EIO, "not a regular file");
     if (file->known && (file->nbytes != (uint64_t)found->st_size || file->version != version))
-        return fail(RSD_EIO, "the file was changed while it was read");
+        return fail(RSD_EIO, "file changed while it was read");
     file->known = true;
     file->nbytes = (uint64_t)found->st_size;
     file->version = version;
@@ -294,7 +294,7 @@ static rsd_status read_all(int fd, uint64_t offset, char *out, size_t n)
         if (some < 0)
             return fail(RSD_EIO, "byte %llu: %s", (unsigned long long)offset, strerror(errno));
         if (some == 0)
-            return fail(RSD_EIO, "byte %llu: the file ends here, it was cut short",
+            return fail(RSD_EIO, "byte %llu: file was truncated while it was read",
                         (unsigned long long)offset);
         out += some;
         offset += (uint64_t)some;
@@ -323,8 +323,8 @@ static rsd_status reserve_space(int fd, uint64_t nbytes)
     if (nbytes == 0 || fstatfs(fd, &system) != 0 || system.f_type == TMPFS_MAGIC)
         return RSD_OK;
     if (fallocate(fd, 0, 0, (off_t)nbytes) != 0 && (errno == ENOSPC || errno == EFBIG))
-        return fail(RSD_EIO, "%s: %llu bytes are needed", strerror(errno),
-                    (unsigned long long)nbytes);
+        return fail(RSD_EIO, "cannot reserve %llu bytes: %s", (unsigned long long)nbytes,
+                    strerror(errno));
     return RSD_OK;
 }
 
@@ -335,7 +335,7 @@ static rsd_status cut_file(int fd, uint64_t kept)
     if (fstat(fd, &found) != 0)
         return fail_errno();
     if ((uint64_t)found.st_size < kept)
-        return fail(RSD_EMISMATCH, "%lld bytes, not %llu that could be kept",
+        return fail(RSD_EMISMATCH, "file has %lld bytes, fewer than the %llu to be kept",
                     (long long)found.st_size, (unsigned long long)kept);
     return ftruncate(fd, (off_t)kept) == 0 ? RSD_OK : fail_errno();
 }
@@ -363,7 +363,7 @@ static rsd_status write_all(int fd, uint64_t offset, const char *data, size_t n)
             continue;
         if (some <= 0)
             return fail(RSD_EIO, "byte %llu: %s", (unsigned long long)offset,
-                        some < 0 ? strerror(errno) : "nothing could be written");
+                        some < 0 ? strerror(errno) : "no byte was written");
         data += some;
         offset += (uint64_t)some;
         n -= (size_t)some;

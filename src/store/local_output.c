@@ -63,7 +63,7 @@ static rsd_status set_paths(struct local_output *output, const char *path)
         last--;
     struct slice name = {last, (size_t)(path + n - last)};
     if (name.nbytes == 0 || slice_is(name, ".") || slice_is(name, ".."))
-        return fail(RSD_EINVAL, "'%s' is no path that something can be put at", path);
+        return fail(RSD_EINVAL, "'%s' is not a valid output path", path);
     output->base.path = mem_new(n + 1, 1);
     if (!output->base.path)
         return RSD_ENOMEM;
@@ -199,11 +199,13 @@ static rsd_status check_directory(const struct local_output *output)
     if (!any)
         return RSD_OK; /* an empty directory is as good as none */
     if (!output->options.overwrite)
-        return fail(RSD_EEXIST, "%s: there is something already", path);
+        return fail(RSD_EEXIST, "%s already exists; set overwrite to replace it", path);
     rsd_status status = output->options.list_owned(path, &owned);
     name_list_drop(&owned);
     return status ? fail(RSD_EEXIST,
-                         "%s: there is something that is no checkpoint, it is not replaced", path)
+                         "%s exists and is not a checkpoint; not replaced. Remove it or choose "
+                         "another path",
+                         path)
                   : RSD_OK;
 }
 
@@ -217,8 +219,12 @@ static rsd_status check_path(const struct local_output *output)
     if (S_ISDIR(found.st_mode) && !options->one_file)
         return check_directory(output);
     if (S_ISDIR(found.st_mode) || !options->one_file || !S_ISREG(found.st_mode))
-        return fail(RSD_EEXIST, "%s: there is something of another kind, it is not replaced", path);
-    return options->overwrite ? RSD_OK : fail(RSD_EEXIST, "%s: there is something already", path);
+        return fail(RSD_EEXIST,
+                    "%s exists and is not a %s; not replaced. Remove it or choose another path",
+                    path, options->one_file ? "regular file" : "directory");
+    return options->overwrite
+               ? RSD_OK
+               : fail(RSD_EEXIST, "%s already exists; set overwrite to replace it", path);
 }
 
 /* Finishes what a killed run left between two renames. */
@@ -245,7 +251,7 @@ static rsd_status recover_output(const struct local_output *output)
         return RSD_OK;
     if (exists_at(path) && retire_old(output, staging) == RSD_OK)
         return RSD_OK;
-    return fail(RSD_EEXIST, "%s: there is something that no run left: move it away", staging);
+    return fail(RSD_EEXIST, "%s was not created by reshard; move it away", staging);
 }
 
 /* ---- opening ---- */
@@ -270,7 +276,7 @@ static rsd_status open_journal(struct local_output *output)
     int lock = (mode == OUTPUT_SHARED ? LOCK_SH : LOCK_EX) | LOCK_NB;
     rsd_status status = fd < 0 ? fail_at(path) : RSD_OK;
     if (!status && mode != OUTPUT_JOIN && (flock(fd, lock) != 0 || !is_same_file(fd, path)))
-        status = fail(RSD_EEXIST, "%s: another process is at work in it", output->staging);
+        status = fail(RSD_EEXIST, "%s is locked by another process", output->staging);
     output->base.journal_fd = fd;
     mem_free(path);
     return status;
@@ -291,7 +297,7 @@ static rsd_status make_staging(struct local_output *output)
         TRY(visit_directory(output->staging, note_entry, &any));
     if (any)
         return fail(RSD_EEXIST,
-                    "%s: an earlier run did not finish: resume it, or remove this folder",
+                    "%s was left by a run that did not finish; resume it or remove the directory",
                     output->staging);
     TRY(open_journal(output));
     output->base.resumed =
@@ -428,7 +434,8 @@ static rsd_status commit_directory(struct local_output *output)
     if (errno != ENOTEMPTY && errno != EEXIST)
         return fail_at(path);
     if (!output->options.overwrite)
-        return fail(RSD_EEXIST, "%s: something was put there meanwhile", path);
+        return fail(RSD_EEXIST, "%s was created by another process during the run; not replaced",
+                    path);
     output->moved = true;
     if (renameat2(AT_FDCWD, staging, AT_FDCWD, path, RENAME_EXCHANGE) == 0) {
         TRY(remove_mark(path));
@@ -453,7 +460,7 @@ static rsd_status find_only_file(void *context, int directory_fd, const char *na
     if (strcmp(name, only->journal) == 0)
         return RSD_OK;
     if (only->name)
-        return fail(RSD_EIO, "%s: a second file where there should be one", name);
+        return fail(RSD_EIO, "%s: staging directory has a second file; expected one", name);
     only->name = join_path(name, "", "");
     return only->name ? RSD_OK : RSD_ENOMEM;
 }

@@ -38,7 +38,7 @@ rsd_status store_check_name(struct slice name)
         at = end + 1;
     }
     if (!fine)
-        return fail(RSD_EFORMAT, "'%.*s' is no name of a file in this folder",
+        return fail(RSD_EFORMAT, "'%.*s' is not the name of a file in this directory",
                     (int)(name.nbytes < 200 ? name.nbytes : 200), name.bytes);
     return RSD_OK;
 }
@@ -76,7 +76,7 @@ rsd_status store_add_file(struct store *store, struct slice name, uint32_t *file
 {
     TRY(store_check_name(name));
     if (store->names.n >= UINT32_MAX)
-        return fail(RSD_ELIMIT, "more than 2^32 files");
+        return fail(RSD_ELIMIT, "checkpoint has more than 2^32 files");
     TRY(store->ops->add(store));
     TRY(name_list_add(&store->names, name));
     *file = (uint32_t)(store->names.n - 1);
@@ -148,7 +148,7 @@ rsd_status store_check_bounds(uint64_t offset, uint64_t n, uint64_t nbytes)
 {
     if (offset <= nbytes && n <= nbytes - offset)
         return RSD_OK;
-    return fail(RSD_EFORMAT, "bytes %llu to %llu are wanted, the file has %llu",
+    return fail(RSD_EFORMAT, "bytes %llu to %llu exceed the file of %llu bytes",
                 (unsigned long long)offset, (unsigned long long)(offset + n),
                 (unsigned long long)nbytes);
 }
@@ -176,8 +176,8 @@ rsd_status store_load(struct store *store, uint32_t file, uint64_t limit, char *
     uint64_t nbytes;
     TRY(store_stat(store, file, &nbytes, NULL));
     if (nbytes > limit)
-        return fail(RSD_ELIMIT, "%llu bytes, at most %llu are read", (unsigned long long)nbytes,
-                    (unsigned long long)limit);
+        return fail(RSD_ELIMIT, "file of %llu bytes exceeds the limit of %llu bytes",
+                    (unsigned long long)nbytes, (unsigned long long)limit);
     char *memory = mem_new((size_t)nbytes + 1, 1);
     if (!memory)
         return RSD_ENOMEM;

@@ -160,8 +160,7 @@ rsd_status source_check(struct source *source, struct io_stats *stats)
     }
     uint32_t crc = crc32_from_raw(source->crc_sum, source->array.nbytes);
     if (crc != source->array.crc)
-        return fail(RSD_EFORMAT,
-                    "bytes %llu to %llu have CRC-32 %08x, should have %08x: they are damaged",
+        return fail(RSD_EFORMAT, "bytes %llu to %llu are damaged: CRC-32 is %08x, expected %08x",
                     (unsigned long long)source->array.offset,
                     (unsigned long long)(source->array.offset + source->array.nbytes), crc,
                     source->array.crc);
