@@ -48,6 +48,42 @@ rsd_status torch_item_open_stream(struct store *store, const struct extent *exte
                                   struct torch_view *view, struct stored_array *array,
                                   struct stored_stream **stream);
 
+/* ---- torch_file.c: a file of torch.save ---- */
+
+enum { TORCH_MAX_DEPTH = 64 }; /* of nested dicts and lists that are visited */
+
+struct torch_storage {
+    uint64_t offset, nbytes; /* in the file */
+};
+
+struct torch_file {
+    struct pickle_tree tree;
+    pickle_node root;       /* the object that was saved */
+    uint64_t pickle_nbytes; /* which limit how much may be made of the object */
+
+    /* Private to torch_file.c. */
+    struct store_range range; /* the file; before torch 1.6, from the current pickle on */
+    bool archive, big_endian;
+    struct zip zip;
+    struct pickle_tree keys_tree; /* before torch 1.6: the keys of the storages, and the storages */
+    struct string_map keys;
+    struct torch_storage *storages;
+};
+
+/* Reads the pickle of a file. The caller closes the file, except on failure. */
+rsd_status torch_file_open(struct torch_file *file, struct store *store, uint32_t index);
+void torch_file_close(struct torch_file *file);
+
+/* Finds the bytes of a tensor of the tree, for which torch_view_is_tensor is true. */
+rsd_status torch_file_find_tensor(struct torch_file *file, pickle_node tensor,
+                                  struct torch_view *view, struct stored_array *array);
+
+/* Returns how many nodes a reader may visit. A short pickle can refer to one node very often. */
+static inline uint64_t torch_file_max_visits(const struct torch_file *file)
+{
+    return (1 << 18) + 8 * file->pickle_nbytes;
+}
+
 /* ---- torch_item_write.c ---- */
 
 /* Adds what is before and behind the bytes of a dense tensor to head and tail. crc is the CRC-32 of the

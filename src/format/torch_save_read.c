@@ -1,14 +1,9 @@
-/* torch_save_read.c - opens torch.save files: finds tensors in nested dicts and lists without running the
- * pickle.
+/* torch_save_read.c - opens torch.save files: finds tensors in nested dicts and lists.
  *
  * The name of a tensor is its keys, joined by dots. A list or tuple with a tensor or dict in it is visited
  * too; anything else is a value. Objects of unknown classes are opaque, and what is in them is not visited.
  * A node that is referred to several times is visited as often, so the visits are limited by the length of
  * the pickle.
- *
- * There are two containers. Since torch 1.6 a file is an archive with the pickle in data.pkl and each
- * storage in data/KEY. Before, it was five pickles (a magic number, a protocol, facts about the system, the
- * object, the keys of the storages) and then the storages, each behind its number of elements.
  */
 #include "rows.h"
 #include "torch_item.h"
@@ -16,17 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_DEPTH = 64, MAX_NAME_NBYTES = 2000 };
-enum {
-    MAX_VISITS = 8,
-    MAX_GROWTH = 64,
-    START_NBYTES = 1 << 18
-}; /* the first two: for each byte of the pickle */
-
-struct torch_storage {
-    uint64_t data, nbytes;
-    uint32_t crc;
-};
+enum { MAX_NAME_NBYTES = 2000, MAX_GROWTH = 64, START_NBYTES = 1 << 18 };
 
 /* One part of a name, and whether it is an index of a list. */
 struct name_step {
@@ -35,34 +20,16 @@ struct name_step {
 };
 
 struct torch_reader {
-    struct store *store;
     struct catalog *catalog;
-    uint32_t file;
-    uint64_t base; /* offset of the current pickle in the file */
-    struct zip zip;
-    bool archive, big_endian;
-    struct pickle_tree tree;
-    uint64_t nodes_left;    /* that may still be visited */
-    uint64_t nbytes_left;   /* that may still be made of them */
-    struct string_map keys; /* of storages, in files without an archive */
-    struct torch_storage *storages;
+    uint32_t index; /* of the file */
+    struct torch_file file;
+    uint64_t nodes_left;        /* that may still be visited */
+    uint64_t nbytes_left;       /* that may still be made of them */
     char name[MAX_NAME_NBYTES]; /* of the current node, with a zero behind it */
     size_t name_nbytes;
-    struct name_step steps[MAX_DEPTH + 1];
+    struct name_step steps[TORCH_MAX_DEPTH + 1];
     size_t nsteps;
 };
-
-static rsd_status read_pickle_bytes(void *context, uint64_t at, void *out, size_t n)
-{
-    struct torch_reader *reader = context;
-    return store_read(reader->store, reader->file, reader->base + at, out, n);
-}
-
-static void set_limits(struct torch_reader *reader, uint64_t pickle_nbytes)
-{
-    reader->nodes_left = START_NBYTES + pickle_nbytes * MAX_VISITS;
-    reader->nbytes_left = START_NBYTES + pickle_nbytes * MAX_GROWTH;
-}
 
 static rsd_status reserve_nbytes(struct torch_reader *reader, uint64_t nbytes)
 {
@@ -73,26 +40,6 @@ static rsd_status reserve_nbytes(struct torch_reader *reader, uint64_t nbytes)
 }
 
 /* ---- tensors ---- */
-
-static rsd_status find_storage(struct torch_reader *reader, struct slice key,
-                               struct torch_storage *out)
-{
-    char name[300];
-    struct zip_record *record;
-    size_t number;
-    if (!reader->archive) {
-        if (!string_map_find(&reader->keys, key, &number))
-            return fail(RSD_EFORMAT, "storage %.*s is missing", (int)key.nbytes, key.bytes);
-        *out = reader->storages[number];
-        return RSD_OK;
-    }
-    snprintf(name, sizeof name, "data/%.*s", (int)(key.nbytes < 200 ? key.nbytes : 200), key.bytes);
-    TRY(zip_find(&reader->zip, name, &record));
-    if (!record)
-        return fail(RSD_EFORMAT, "record %s is missing", name);
-    *out = (struct torch_storage){record->data, record->nbytes, record->crc};
-    return RSD_OK;
-}
 
 /* Adds the path of the current node: its keys as JSON texts, its indices as numbers. */
 static rsd_status add_torch_path(struct torch_reader *reader, const char **out)
@@ -131,22 +78,13 @@ static rsd_status add_torch_tensor(struct torch_reader *reader, pickle_node c)
     static const int64_t origin[RSD_MAX_DIMS];
     struct catalog *catalog = reader->catalog;
     struct torch_view view;
-    struct torch_storage storage;
+    struct stored_array array;
     TRY(reserve_nbytes(reader, reader->name_nbytes + sizeof(struct stored_array) +
                                    sizeof(struct stored_tensor)));
-    TRY(torch_view_read(&reader->tree, c, &view));
-    TRY(find_storage(reader, view.key, &storage));
-    TRY(torch_view_check(&view, storage.nbytes));
-    struct stored_array array = {.offset = storage.data,
-                                 .nbytes = storage.nbytes,
-                                 .crc = storage.crc,
-                                 .big_endian = reader->big_endian};
-    array.has_crc =
-        reader->archive && (storage.crc || !storage.nbytes); /* 0: torch did not compute it */
-    torch_view_set_array(&view, &array);
+    TRY(torch_file_find_tensor(&reader->file, c, &view, &array));
     TRY(catalog_add_tensor(catalog, current_name(reader), view.dtype, view.ndim, view.shape));
     TRY(add_torch_path(reader, &catalog->tensors[catalog->ntensors - 1].path));
-    return catalog_add_array(catalog, origin, view.shape, reader->file, &array);
+    return catalog_add_array(catalog, origin, view.shape, reader->index, &array);
 }
 
 /* ---- values ---- */
@@ -157,9 +95,9 @@ static rsd_status add_torch_value(struct torch_reader *reader, pickle_node c)
     struct bytes pickle = {0};
     char *json = NULL;
     bool plain;
-    rsd_status status = pickle_to_json(&reader->tree, c, &json);
+    rsd_status status = pickle_to_json(&reader->file.tree, c, &json);
     if (!status)
-        status = pickle_to_plain_pickle(&reader->tree, c, &pickle, &plain);
+        status = pickle_to_plain_pickle(&reader->file.tree, c, &pickle, &plain);
     if (!status)
         status = reserve_nbytes(reader, reader->name_nbytes + sizeof(struct stored_value) +
                                             pickle.n + (json ? strlen(json) : 0));
@@ -183,14 +121,14 @@ static rsd_status add_torch_value(struct torch_reader *reader, pickle_node c)
 /* Says whether a list or tuple has a tensor or dict in it, at any depth. */
 static bool has_parts(struct torch_reader *reader, pickle_node c, int depth)
 {
-    const struct pickle_tree *tree = &reader->tree;
+    const struct pickle_tree *tree = &reader->file.tree;
     bool tuple = pickle_kind(tree, c) == NODE_TUPLE;
     struct pickle_walk walk = pickle_walk(tree, c);
     pickle_node item;
     for (uint32_t i = 0; tuple ? i < pickle_count(tree, c) : pickle_walk_next(&walk, &item); i++) {
         pickle_node one = tuple ? pickle_item(tree, c, i) : item;
         enum pickle_kind kind = pickle_kind(tree, one);
-        if (reader->nodes_left == 0 || depth > MAX_DEPTH)
+        if (reader->nodes_left == 0 || depth > TORCH_MAX_DEPTH)
             return false;
         reader->nodes_left--;
         if (torch_view_is_tensor(tree, one) || pickle_is_dict(tree, one) ||
@@ -213,7 +151,8 @@ static rsd_status visit_named_node(struct torch_reader *reader, struct slice nam
     memcpy(reader->name + length, name.bytes, name.nbytes);
     reader->name[length + name.nbytes] = '\0';
     if (reader->nsteps == sizeof reader->steps / sizeof *reader->steps)
-        return fail(RSD_EFORMAT, "%.300s: nesting exceeds %d levels", reader->name, (int)MAX_DEPTH);
+        return fail(RSD_EFORMAT, "%.300s: nesting exceeds %d levels", reader->name,
+                    (int)TORCH_MAX_DEPTH);
     reader->steps[reader->nsteps++] = (struct name_step){length, length + name.nbytes, number};
     rsd_status status = visit_node(reader, c, length + name.nbytes, depth + 1);
     reader->nsteps--;
@@ -223,16 +162,16 @@ static rsd_status visit_named_node(struct torch_reader *reader, struct slice nam
 static rsd_status visit_dict(struct torch_reader *reader, pickle_node dict, size_t length,
                              int depth)
 {
-    struct pickle_walk walk = pickle_walk(&reader->tree, dict);
+    struct pickle_walk walk = pickle_walk(&reader->file.tree, dict);
     pickle_node key, value;
     while (pickle_walk_next_pair(&walk, &key, &value)) {
         char digits[24];
         int64_t number;
-        struct slice name = pickle_text(&reader->tree, key);
-        if (pickle_as_i64(&reader->tree, key, &number)) {
+        struct slice name = pickle_text(&reader->file.tree, key);
+        if (pickle_as_i64(&reader->file.tree, key, &number)) {
             snprintf(digits, sizeof digits, "%lld", (long long)number);
             name = (struct slice){digits, strlen(digits)};
-        } else if (pickle_kind(&reader->tree, key) != NODE_STRING) {
+        } else if (pickle_kind(&reader->file.tree, key) != NODE_STRING) {
             continue; /* any other key names nothing */
         }
         TRY(visit_named_node(reader, name, false, value, length, depth));
@@ -243,180 +182,57 @@ static rsd_status visit_dict(struct torch_reader *reader, pickle_node dict, size
 static rsd_status visit_list(struct torch_reader *reader, pickle_node list, size_t length,
                              int depth)
 {
-    bool tuple = pickle_kind(&reader->tree, list) == NODE_TUPLE;
-    struct pickle_walk walk = pickle_walk(&reader->tree, list);
+    bool tuple = pickle_kind(&reader->file.tree, list) == NODE_TUPLE;
+    struct pickle_walk walk = pickle_walk(&reader->file.tree, list);
     pickle_node item;
     for (uint32_t i = 0;
-         tuple ? i < pickle_count(&reader->tree, list) : pickle_walk_next(&walk, &item); i++) {
+         tuple ? i < pickle_count(&reader->file.tree, list) : pickle_walk_next(&walk, &item); i++) {
         char digits[24];
         snprintf(digits, sizeof digits, "%u", i);
         TRY(visit_named_node(reader, (struct slice){digits, strlen(digits)}, true,
-                             tuple ? pickle_item(&reader->tree, list, i) : item, length, depth));
+                             tuple ? pickle_item(&reader->file.tree, list, i) : item, length,
+                             depth));
     }
     return RSD_OK;
 }
 
 static rsd_status visit_node(struct torch_reader *reader, pickle_node c, size_t length, int depth)
 {
-    enum pickle_kind kind = pickle_kind(&reader->tree, c);
-    if (depth > MAX_DEPTH)
-        return fail(RSD_EFORMAT, "%.300s: nesting exceeds %d levels", reader->name, (int)MAX_DEPTH);
+    enum pickle_kind kind = pickle_kind(&reader->file.tree, c);
+    if (depth > TORCH_MAX_DEPTH)
+        return fail(RSD_EFORMAT, "%.300s: nesting exceeds %d levels", reader->name,
+                    (int)TORCH_MAX_DEPTH);
     if (reader->nodes_left == 0)
         return fail(RSD_EFORMAT, "%.300s: too many values for the length of the pickle",
                     reader->name);
     reader->nodes_left--;
-    if (pickle_is_dict(&reader->tree, c))
-        return visit_dict(reader, pickle_dict_items(&reader->tree, c), length, depth);
+    if (pickle_is_dict(&reader->file.tree, c))
+        return visit_dict(reader, pickle_dict_items(&reader->file.tree, c), length, depth);
     if ((kind == NODE_LIST || kind == NODE_TUPLE) && has_parts(reader, c, depth))
         return visit_list(reader, c, length, depth);
     reader->name_nbytes = length;
     if (length == 0) /* the file is one tensor or one value */
         reader->name_nbytes =
             (size_t)snprintf(reader->name, sizeof reader->name, "%s",
-                             torch_view_is_tensor(&reader->tree, c) ? "tensor" : "value");
-    rsd_status status = torch_view_is_tensor(&reader->tree, c) ? add_torch_tensor(reader, c)
-                                                               : add_torch_value(reader, c);
+                             torch_view_is_tensor(&reader->file.tree, c) ? "tensor" : "value");
+    rsd_status status = torch_view_is_tensor(&reader->file.tree, c) ? add_torch_tensor(reader, c)
+                                                                    : add_torch_value(reader, c);
     return status == RSD_OK ? RSD_OK : fail_in(status, "%.300s: ", reader->name);
-}
-
-/* ---- archives ---- */
-
-static rsd_status load_archive(struct torch_reader *reader, uint64_t nbytes, pickle_node *root)
-{
-    struct zip_record *pickle, *script;
-    TRY(zip_open(&reader->zip, read_pickle_bytes, reader, nbytes));
-    reader->archive = true;
-    TRY(zip_find(&reader->zip, "constants.pkl", &script));
-    if (script)
-        return fail(RSD_EUNSUPPORTED, "TorchScript archives are not supported");
-    TRY(zip_find(&reader->zip, "data.pkl", &pickle));
-    if (!pickle)
-        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
-    TRY(torch_read_byteorder(&reader->zip, &reader->big_endian));
-    set_limits(reader, pickle->nbytes);
-    return zip_read_pickle(&reader->zip, pickle, &reader->tree, root);
-}
-
-/* ---- files before torch 1.6 ---- */
-
-static rsd_status skip_pickle(struct torch_reader *reader, uint64_t nbytes, bool magic)
-{
-    static const char number[] = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
-    struct pickle_tree tree;
-    pickle_node root;
-    uint64_t used;
-    TRY(pickle_read(read_pickle_bytes, reader, nbytes - reader->base, &tree, &root, &used));
-    struct slice text = pickle_text(&tree, root);
-    bool fine = !magic || (text.nbytes == 10 && memcmp(text.bytes, number, 10) == 0);
-    pickle_tree_drop(&tree);
-    reader->base += used;
-    return fine ? RSD_OK : fail(RSD_EFORMAT, "pickle is not a torch.save file");
-}
-
-/* Finds the size of the elements of each storage, by key. Only the tensors that use a storage have it. */
-static rsd_status find_element_sizes(struct torch_reader *reader, pickle_node c, int depth,
-                                     struct string_map *sizes)
-{
-    const struct pickle_tree *tree = &reader->tree;
-    struct torch_view view;
-    size_t known;
-    if (depth > MAX_DEPTH || reader->nodes_left == 0)
-        return RSD_OK;
-    reader->nodes_left--;
-    if (torch_view_is_tensor(tree, c)) {
-        TRY(torch_view_read(tree, c, &view));
-        if (!string_map_find(sizes, view.key, &known))
-            TRY(string_map_add(sizes, view.key, view.untyped ? 1 : rsd_dtype_nbytes(view.dtype)));
-        return RSD_OK;
-    }
-    pickle_node container = pickle_is_dict(tree, c) ? pickle_dict_items(tree, c) : c;
-    bool tuple = pickle_kind(tree, c) == NODE_TUPLE;
-    struct pickle_walk walk = pickle_walk(tree, container);
-    pickle_node item;
-    for (uint32_t i = 0; tuple ? i < pickle_count(tree, c) : pickle_walk_next(&walk, &item); i++)
-        TRY(find_element_sizes(reader, tuple ? pickle_item(tree, c, i) : item, depth + 1, sizes));
-    return RSD_OK;
-}
-
-static rsd_status place_storages(struct torch_reader *reader, const struct pickle_tree *list,
-                                 pickle_node keys, uint64_t nbytes, const struct string_map *sizes)
-{
-    struct pickle_walk walk = pickle_walk(list, keys);
-    pickle_node key;
-    size_t n = 0, element_nbytes;
-    uint64_t at = reader->base;
-    if (pickle_kind(list, keys) != NODE_LIST)
-        return fail(RSD_EFORMAT, "keys of the storages are not a list");
-    reader->storages = mem_new(pickle_count(list, keys), sizeof *reader->storages);
-    if (!reader->storages)
-        return RSD_ENOMEM;
-    for (reader->base = 0; pickle_walk_next(&walk, &key); n++) {
-        unsigned char raw[8];
-        uint64_t count = 0, length;
-        const char *kept;
-        TRY(store_read(reader->store, reader->file, at, raw, sizeof raw));
-        for (int i = 7; i >= 0; i--)
-            count = count << 8 | raw[i];
-        /* The size of a storage that no tensor uses is unknown, and so is the offset of the next one. */
-        if (!string_map_find(sizes, pickle_text(list, key), &element_nbytes))
-            return fail(RSD_EUNSUPPORTED, "storage belongs to no supported tensor");
-        if (__builtin_mul_overflow(count, (uint64_t)element_nbytes, &length) ||
-            length > nbytes - at - 8)
-            return fail(RSD_EFORMAT, "byte %llu: storage reaches beyond the file",
-                        (unsigned long long)at);
-        reader->storages[n] = (struct torch_storage){at + 8, length, 0};
-        TRY(catalog_add_name(reader->catalog, pickle_text(list, key), &kept));
-        TRY(string_map_add(&reader->keys, (struct slice){kept, strlen(kept)}, n));
-        at += 8 + length;
-    }
-    return RSD_OK;
-}
-
-static rsd_status load_pickles(struct torch_reader *reader, uint64_t nbytes, pickle_node *root)
-{
-    struct pickle_tree list;
-    struct string_map sizes = {0};
-    pickle_node keys;
-    uint64_t used;
-    TRY(skip_pickle(reader, nbytes, true));
-    TRY(skip_pickle(reader, nbytes, false));
-    TRY(skip_pickle(reader, nbytes, false));
-    TRY(pickle_read(read_pickle_bytes, reader, nbytes - reader->base, &reader->tree, root, &used));
-    reader->base += used;
-    TRY(pickle_read(read_pickle_bytes, reader, nbytes - reader->base, &list, &keys, &used));
-    reader->base += used;
-    uint64_t pickled = reader->base;
-    set_limits(reader, pickled);
-    rsd_status status = find_element_sizes(reader, *root, 0, &sizes);
-    if (!status)
-        status = place_storages(reader, &list, keys, nbytes, &sizes);
-    set_limits(reader, pickled);
-    string_map_drop(&sizes);
-    pickle_tree_drop(&list);
-    return status;
 }
 
 /* ---- files ---- */
 
-static rsd_status add_torch_file(struct store *store, struct catalog *catalog, uint32_t file)
+static rsd_status add_torch_file(struct store *store, struct catalog *catalog, uint32_t index)
 {
-    struct torch_reader reader = {.store = store, .catalog = catalog, .file = file};
-    unsigned char start[2] = {0};
-    uint64_t nbytes;
-    pickle_node root = PICKLE_ABSENT;
-    rsd_status status = store_stat(store, file, &nbytes, NULL);
-    if (!status && nbytes >= sizeof start)
-        status = store_read(store, file, 0, start, sizeof start);
-    if (!status)
-        status = start[0] == 0x80 ? load_pickles(&reader, nbytes, &root)
-                                  : load_archive(&reader, nbytes, &root);
-    if (!status)
-        status = visit_node(&reader, root, 0, 0);
-    pickle_tree_drop(&reader.tree);
-    zip_close(&reader.zip);
-    string_map_drop(&reader.keys);
-    mem_free(reader.storages);
-    return status ? store_fail_in(store, file, status) : RSD_OK;
+    struct torch_reader reader = {.catalog = catalog, .index = index};
+    rsd_status status = torch_file_open(&reader.file, store, index);
+    if (!status) {
+        reader.nodes_left = torch_file_max_visits(&reader.file);
+        reader.nbytes_left = START_NBYTES + reader.file.pickle_nbytes * MAX_GROWTH;
+        status = visit_node(&reader, reader.file.root, 0, 0);
+        torch_file_close(&reader.file);
+    }
+    return status ? store_fail_in(store, index, status) : RSD_OK;
 }
 
 /* ---- the row ---- */
