@@ -70,7 +70,7 @@ EOF
     rm "$many/out/__77_0.distcp"
     check "one that is missing is found" exits 1 verify "$many/out"
     check "and named" grep -q '__77_0.distcp: w' printed
-    check "and nothing can be made of it" exits 3 merge "$many/out" x
+    check "and nothing can be made of it" exits 4 merge "$many/out" x
 else
     skip "ten thousand files" "no /dev/shm to put them into"
 fi

@@ -348,7 +348,8 @@ static void choices(void)
     FAILS(RSD_EINVAL, "two tensors", rsd_convert(in, in_folder("doubled"), &options, NULL));
     options =
         (rsd_convert_options){.struct_nbytes = sizeof options, .format = RSD_FORMAT_TORCH_SAVE};
-    FAILS(RSD_EUNSUPPORTED, "cannot be written", rsd_convert(in, in_folder("doubled"), &options, NULL));
+    FAILS(RSD_EUNSUPPORTED, "cannot be written",
+          rsd_convert(in, in_folder("doubled"), &options, NULL));
     options = (rsd_convert_options){.struct_nbytes = sizeof options, .compress = 3};
     FAILS(RSD_EINVAL, "compressed", rsd_convert(in, in_folder("doubled"), &options, NULL));
     options = (rsd_convert_options){.struct_nbytes = sizeof options, .dry = 1};

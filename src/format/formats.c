@@ -11,14 +11,12 @@
 
 #include <string.h>
 
-static const struct format *const formats[] = {&format_dcp, &format_safetensors,
-                                               &format_torch_save};
-
-enum { NFORMATS = sizeof formats / sizeof *formats };
+static const struct format *const formats[] = {&format_dcp, &format_safetensors, &format_torch_save,
+                                               NULL};
 
 const struct format *format_find(rsd_format id)
 {
-    for (size_t i = 0; i < NFORMATS; i++)
+    for (size_t i = 0; formats[i]; i++)
         if (formats[i]->id == id)
             return formats[i];
     return NULL;
@@ -32,7 +30,7 @@ const char *rsd_format_name(rsd_format id)
 
 bool format_is_marker(const char *name)
 {
-    for (size_t i = 0; i < NFORMATS; i++)
+    for (size_t i = 0; formats[i]; i++)
         if (formats[i]->writer && strcmp(formats[i]->writer->marker, name) == 0)
             return true;
     return false;
@@ -50,7 +48,7 @@ static struct format_guess guess_format(const struct store_listing *listing, str
                                         rsd_format wanted)
 {
     struct format_guess best = {0};
-    for (size_t i = 0; i < NFORMATS; i++)
+    for (size_t i = 0; formats[i]; i++)
         for (size_t k = 0; k < listing->n && (!wanted || formats[i]->id == wanted); k++) {
             int sureness = formats[i]->probe(listing, &listing->entries[k], start);
             if (sureness > best.sureness)

@@ -46,7 +46,7 @@ struct store_output;
 /* One row per kind of store; the scheme of the path selects it. Functions may run in several threads at
  * once, but for open, close and add. */
 struct store_ops {
-    const char *scheme; /* "s3" for paths that begin with s3://; NULL: any other path */
+    const char *scheme; /* "s3" for paths that begin with s3://; NULL: of the local store */
     rsd_status (*open)(const char *path, struct store **store, const char **file);
     void (*close)(struct store *store);
     rsd_status (*add)(struct store *store); /* prepares one more file */

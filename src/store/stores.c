@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const struct store_ops *const stores[] = {&local_store};
+static const struct store_ops *const stores[] = {&local_store, NULL};
 
 /* ---- names ---- */
 
@@ -45,15 +45,15 @@ rsd_status store_check_name(struct slice name)
 
 /* ---- stores ---- */
 
+/* Returns the store whose scheme a path begins with; the local one for any other path. */
 static const struct store_ops *find_store(const char *path)
 {
-    for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
+    for (size_t i = 0; stores[i]; i++) {
         size_t n = stores[i]->scheme ? strlen(stores[i]->scheme) : 0;
-        if (n == 0 ||
-            (strncmp(path, stores[i]->scheme, n) == 0 && strncmp(path + n, "://", 3) == 0))
+        if (n > 0 && strncmp(path, stores[i]->scheme, n) == 0 && strncmp(path + n, "://", 3) == 0)
             return stores[i];
     }
-    return NULL; /* not reached: the last row takes any path */
+    return &local_store;
 }
 
 rsd_status store_open(const char *path, struct store **store, const char **file)
