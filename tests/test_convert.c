@@ -5,6 +5,7 @@
 #include "tap.h"
 #include "truth.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -394,7 +395,8 @@ static void choices(void)
     FAILS(RSD_EINVAL, "two tensors", rsd_convert(in, in_folder("doubled"), &options, NULL));
     options =
         (rsd_convert_options){.struct_nbytes = sizeof options, .format = RSD_FORMAT_TORCH_SAVE};
-    FAILS(RSD_EUNSUPPORTED, "not written", rsd_convert(in, in_folder("doubled"), &options, NULL));
+    FAILS(RSD_EUNSUPPORTED, "cannot be written",
+          rsd_convert(in, in_folder("doubled"), &options, NULL));
     options = (rsd_convert_options){.struct_nbytes = sizeof options, .compress = 3};
     FAILS(RSD_EINVAL, "compressed", rsd_convert(in, in_folder("doubled"), &options, NULL));
     options = (rsd_convert_options){.struct_nbytes = sizeof options, .dry = 1};
@@ -459,6 +461,25 @@ static void shards(void)
     OK(convert(in_folder("shards"), in_folder("ranks"), &options));
     CHECK(is_there(in_folder("ranks/rank-00002-of-00003.safetensors")));
     check_same(in_folder("source"), in_folder("ranks"), NULL);
+}
+
+static void side_files(void)
+{
+    CASE("a side file must exist and be a regular file");
+    make_checkpoint(in_folder("source"), 3);
+    char directory[512], missing[512];
+    snprintf(directory, sizeof directory, "%s", in_folder("source"));
+    snprintf(missing, sizeof missing, "%s", in_folder("nosuch.json"));
+    const char *side = directory;
+    rsd_convert_options options = {
+        .struct_nbytes = sizeof options, .nside_files = 1, .side_files = &side};
+    errno = ENOENT; /* of some earlier call */
+    FAILS(RSD_EIO, "regular file",
+          convert(in_folder("source"), in_folder("with_side_files"), &options));
+    side = missing;
+    FAILS(RSD_ENOENT, "nosuch.json: No such file",
+          convert(in_folder("source"), in_folder("with_side_files"), &options));
+    CHECK(!is_there(in_folder("with_side_files")) && no_part(in_folder("with_side_files")));
 }
 
 /* ---- damage ---- */
@@ -529,6 +550,7 @@ int main(void)
     choices();
     shards();
     packed_shards();
+    side_files();
     damage();
     folder_remove(folder);
     return tap_end();

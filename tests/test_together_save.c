@@ -229,9 +229,9 @@ static void one_fails(void)
         snprintf(part, sizeof part, "%s.reshard-part", task.path);
         OK(save_alone(&task, old));
         OK(save_alone(&task, task.path));
-        CASE("there is something already%s", background ? ", in the background" : "");
+        CASE("the path already exists%s", background ? ", in the background" : "");
         crew_run(&crew, 3, save_hand, &task, 0);
-        check_all(&crew, RSD_EEXIST, "there is something already");
+        check_all(&crew, RSD_EEXIST, "already exists");
         task.options.overwrite = 1;
         CASE("a rank without its array: nothing is replaced%s",
              background ? ", in the background" : "");

@@ -45,7 +45,7 @@ static void one_rank_is_wrong(void)
     task.out_of_one = NULL;
     OK(convert_alone(&task, &(rsd_report){0}));
     crew_run(&crew, 3, convert_hand, &task, 0);
-    check_all(&crew, RSD_EEXIST, "out: there is something already");
+    check_all(&crew, RSD_EEXIST, "out already exists");
     CHECK(strncmp(crew.hands[2].message, folder, strlen(folder)) == 0, "%s", crew.hands[2].message);
     CASE("it is replaced by many ranks");
     task.convert.overwrite = 1;

@@ -14,9 +14,9 @@ may_use() {
     peer) echo base layout memory ;;
     exec) echo base layout plan memory peer ;;
     codec) echo base ;;
-    store) echo base codec format transfer checkpoint ;;
-    format) echo base layout codec store transfer checkpoint ;;
-    transfer) echo base layout plan memory codec store format checkpoint peer ;;
+    store) echo base ;;
+    format) echo base layout codec store ;;
+    transfer) echo base layout plan memory codec store format ;;
     checkpoint) echo base layout plan memory peer codec store format transfer ;;
     mpi) echo cli ;;
     cli) echo ;;

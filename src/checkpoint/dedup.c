@@ -308,6 +308,19 @@ rsd_status dedup_assign(struct dedup *dedup, size_t ntensors, const rsd_layout *
     return status;
 }
 
+rsd_status dedup_add_boxes(const struct dedup *dedup, size_t tensor, size_t *next,
+                           struct manifest *manifest)
+{
+    int32_t ndim = manifest->catalog.tensors[manifest->catalog.ntensors - 1].ndim;
+    for (; *next < dedup->n && dedup->list[*next].tensor == tensor; ++*next) {
+        const struct dedup_box *box = &dedup->list[*next];
+        const int64_t *lo = dedup->coordinates + box->coordinates;
+        TRY(manifest_add_box(manifest, lo, lo + ndim, lo + 2 * ndim, (uint32_t)box->rank,
+                             box->order));
+    }
+    return RSD_OK;
+}
+
 void dedup_drop(struct dedup *dedup)
 {
     mem_free(dedup->list);

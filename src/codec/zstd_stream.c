@@ -92,7 +92,7 @@ static rsd_status produce_bytes(struct zstd_reader *reader, int i, char *out, si
         size_t result = ZSTD_decompressStream(layer->stream, &to, &from);
         layer->at = from.pos;
         if (ZSTD_isError(result))
-            return fail(RSD_EFORMAT, "a zstd stream: %s", ZSTD_getErrorName(result));
+            return fail(RSD_EFORMAT, "zstd stream: %s", ZSTD_getErrorName(result));
         if (ended)
             break;
     }
@@ -115,7 +115,7 @@ rsd_status zstd_reader_read(struct zstd_reader *reader, void *out, size_t n)
 {
     size_t some = n;
     TRY(zstd_reader_read_some(reader, out, &some));
-    return some == n ? RSD_OK : fail(RSD_EFORMAT, "a zstd stream ends too early");
+    return some == n ? RSD_OK : fail(RSD_EFORMAT, "zstd stream ends early");
 }
 
 /* ---- writing ---- */
@@ -165,7 +165,7 @@ static rsd_status compress_bytes(struct zstd_writer *writer, const void *data, s
         ZSTD_outBuffer to = {writer->output, writer->capacity, 0};
         size_t left = ZSTD_compressStream2(writer->stream, &to, &from, end);
         if (ZSTD_isError(left))
-            return fail(RSD_ENOMEM, "a zstd stream: %s", ZSTD_getErrorName(left));
+            return fail(RSD_ENOMEM, "zstd stream: %s", ZSTD_getErrorName(left));
         if (to.pos > 0)
             TRY(writer->write(writer->context, writer->output, to.pos));
         if (end == ZSTD_e_continue ? from.pos == from.size : left == 0)
@@ -187,8 +187,9 @@ rsd_status zstd_writer_end(struct zstd_writer *writer)
 
 static rsd_status fail_without_zstd(void)
 {
-    return fail(RSD_EUNSUPPORTED, "compressed by zstd, which this build of the library lacks: "
-                                  "install libzstd-dev and build again");
+    return fail(RSD_EUNSUPPORTED,
+                "item is compressed by zstd, which this build of the library lacks; "
+                "install libzstd-dev and build again");
 }
 
 rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int nlayers,

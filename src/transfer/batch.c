@@ -12,7 +12,7 @@
  * The first failure ends it all: threads look at it before each tile, and its message is carried over to
  * the caller's thread.
  */
-#include "checkpoint.h"
+#include "transfer.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -128,8 +128,8 @@ static rsd_status check_sources(struct transfer *transfer, struct io_stats *stat
             continue;
         rsd_status status = source_check(source, stats);
         if (status)
-            return file_error(source->files, source->extent.file,
-                              fail_in(status, "%s: ", transfer->name));
+            return store_fail_in(source->checkpoint->store, source->file,
+                                 fail_in(status, "%.300s: ", transfer->name));
     }
     return RSD_OK;
 }
@@ -260,7 +260,7 @@ static void work_lane(struct state *s, struct lane_state *lane, struct scratch *
             rsd_status status =
                 skip ? RSD_OK : transfer_run_tile(&running->transfer, i, scratch, stats);
             if (status)
-                job_failed(s, running, fail_in(status, "%s: ", running->transfer.name));
+                job_failed(s, running, status);
             atomic_fetch_add(&s->nbytes_done, tile_share(&running->transfer, i));
             report_progress(s, false);
         }

@@ -3,7 +3,7 @@
  * A source that is in memory is used where it is. What lies in a file as it will lie in memory is read
  * straight to its place; the rest is read into a buffer, source by source, and copied from there.
  */
-#include "checkpoint.h"
+#include "transfer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -114,7 +114,7 @@ static rsd_status stage(const struct tile *tile, struct tile_part *parts, size_t
     if (source->memory) {
         staged->bytes = source->memory;
         copy_i64s(staged->lo, source->lo, transfer->ndim);
-        copy_i64s(staged->strides, source->strides, transfer->ndim);
+        copy_i64s(staged->strides, source->array.strides, transfer->ndim);
         return RSD_OK;
     }
     if (n == 1)

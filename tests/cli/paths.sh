@@ -24,3 +24,11 @@ try convert link other -q
 try diff link other
 try convert in link -q --force
 ls -A
+echo "# the directory above, and directories whose names look like files"
+mkdir -p above/.hidden above/model.pt/sub above/run.safetensors
+try inspect above
+cp -r in above/step
+try inspect above
+cp "in/.metadata" above/
+mkdir above/.metadata.d
+try inspect above --json | head -1

@@ -56,7 +56,7 @@ same 0 "convert to safetensors" convert "$fsdp" safe --format safetensors
 same 0 "convert to DCP of another layout, verified" convert "$fsdp" dcp8 --format dcp --mesh 8 --default 'S(0)' --verify
 same 0 "convert, compressed" convert "$fsdp" zstd --format dcp --mesh 4 --default 'S(0)' --compress zstd --json
 same 0 "convert back" convert zstd back.safetensors
-same 3 "there is something already" convert "$fsdp" safe --format safetensors
+same 3 "already exists" convert "$fsdp" safe --format safetensors
 same 0 "but it may be replaced" convert "$fsdp" safe --format safetensors --force -q
 same 0 "a dry run" convert "$fsdp" dry --format dcp --mesh 2 --default R --dry-run
 same 0 "merge in shards" merge "$GOLDEN/fsdp2_adamw/ckpt" hf --max-shard-size 4kB --verify
