@@ -27,11 +27,12 @@
  *     4  plans         who gives what to whom
  *     5  moving        carrying a plan out in one process
  *
- * and in reshard_checkpoint.h, reshard_transport.h and reshard_stash.h, which come with it:
+ * and in reshard_checkpoint.h and reshard_transport.h, which come with it:
  *
  *     6  checkpoints   looking into files; loading, saving, converting and proving
  *     7  transports    carrying a plan out between processes
- *     8  stash         buffers that all ranks have, kept in slices until they are needed
+ *
+ * reshard_experimental.h, which does not come with it, has calls that may still change.
  *
  * What holds everywhere:
  *   - A function that can fail returns rsd_status, 0 when all is well. Outputs come last and are
@@ -586,7 +587,6 @@ rsd_status rsd_exec_progress(rsd_exec *exec);
 #endif
 
 #include "reshard_checkpoint.h"
-#include "reshard_stash.h"
 #include "reshard_transport.h"
 
 #endif

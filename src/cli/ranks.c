@@ -101,7 +101,7 @@ static int meet(const char *verb, int code, bool over)
         return code;
     struct news own = {code, over}, *news = need_memory(calloc((size_t)t->nranks, sizeof *news));
     ranks.met = true;
-    rsd_status status = t->allgather(t->context, &own, sizeof own, news, 300);
+    rsd_status status = rsd_gather(t, &own, sizeof own, news, 0);
     int32_t failed = status ? -1 : who_fails(news, t->nranks);
     int32_t other = status ? -1 : who_differs(news, t->nranks, own.over);
     if (status)
