@@ -101,14 +101,14 @@ static void connect(struct mlp *mlp)
     rsd_plan_free(plan);
 
     rsd_layout *columns; /* where this rank's part of W1 is */
-    rsd_shard *held;
-    int64_t nheld;
+    rsd_shard *shards;
+    int64_t nshards;
     snprintf(text, sizeof text, "f32[%d,%d] @ %d:B1", WIDTH, HIDDEN, m);
     or_die(rsd_layout_parse(text, &columns));
-    or_die(rsd_layout_boxes(columns, mlp->transport->rank, &held, &nheld));
-    mlp->first = held[0].box.lo[1];
-    mlp->n = held[0].box.len[1];
-    rsd_free(held);
+    or_die(rsd_layout_boxes(columns, mlp->transport->rank, &shards, &nshards));
+    mlp->first = shards[0].box.lo[1];
+    mlp->n = shards[0].box.len[1];
+    rsd_free(shards);
     rsd_layout_free(columns);
 }
 

@@ -531,7 +531,8 @@ rsd_status rsd_plan_explain(const rsd_plan *plan, int32_t flags, char **text);
 /* ---- 5. Moving in one process ----------------------------------------------------------------
  *
  * One process holds the arrays of all ranks. src and dst list their pointers in the order of
- * rsd_layout_array; an empty array may be NULL. Sources and destinations must not overlap.
+ * rsd_layout_array; an empty array may be NULL. Sources and destinations must not
+ * overlap: EINVAL, where that can be seen without comparing all elements.
  */
 
 /* Plan, bind and run, in the calling thread. */
@@ -546,7 +547,7 @@ typedef struct rsd_pool rsd_pool;
 rsd_status rsd_pool_new(int32_t nthreads, rsd_pool **pool);
 void rsd_pool_free(rsd_pool *pool);
 
-/* A plan bound to a carrier. Running it allocates nothing. */
+/* A plan bound to threads or to a transport. Running it allocates nothing. */
 typedef struct rsd_exec rsd_exec;
 
 rsd_status rsd_bind_threads(const rsd_plan *plan, rsd_pool *pool, rsd_exec **exec);

@@ -43,7 +43,7 @@ typedef struct rsd_stash_options {
 rsd_status rsd_stash_new(const rsd_transport *transport, const rsd_stash_options *options,
                          rsd_stash **stash);
 
-/* Local; Collective if gets that were prefetched are in progress: waits for them. */
+/* Local; Collective if a prefetch is in progress: waits for it. */
 void rsd_stash_free(rsd_stash *stash);
 
 /* Local; Collective with options.check. Copies this rank's slice of nbytes bytes, so that data may be changed or freed.
@@ -55,9 +55,9 @@ rsd_status rsd_stash_put(rsd_stash *stash, const void *data, size_t nbytes, int6
  * pointer, or NULL. EINVAL: no such buffer. */
 rsd_status rsd_stash_get(rsd_stash *stash, int64_t id, void *out);
 
-/* Collective. Starts a get; out is in use until rsd_stash_get or rsd_stash_drop. Waits only if it is the first get
- * of a buffer of this size, or fails. Gets are carried out one after the other in the order of these calls, and
- * progress in every call on the stash. EINVAL: no such buffer, or it was prefetched already. */
+/* Collective. Starts a get; out is in use until rsd_stash_get or rsd_stash_drop. Waits for an earlier prefetch that is
+ * in progress, and for all ranks if it is the first get of a buffer of this size. The get progresses in calls on the
+ * stash. EINVAL: no such buffer, or it was prefetched already. */
 rsd_status rsd_stash_prefetch(rsd_stash *stash, int64_t id, void *out);
 
 /* Local; after rsd_stash_prefetch without rsd_stash_get Collective: waits for it. Frees a buffer. */

@@ -56,7 +56,7 @@ typedef struct rsd_transport {
 /* Local. For the functions of a transport: makes message what rsd_error returns, and returns status. */
 rsd_status rsd_set_error(rsd_status status, const char *message);
 
-/* Collective. Gathers nbytes bytes of every rank: `all` has room for nranks * nbytes, in the order of ranks. For small
+/* Collective. Gathers nbytes bytes of every rank: `all` has space for nranks * nbytes, in the order of ranks. For small
  * data: every rank gets all of it. own and all may be NULL if nbytes is 0; then it is a barrier. timeout: seconds
  * without progress; 0: 300.
  * EMISMATCH on all ranks names a rank that passes another nbytes. ETIMEOUT names a rank that does not call it. */

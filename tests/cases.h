@@ -1,4 +1,4 @@
-/* cases.h - the problems that every carrier has to get right: those of PyTorch's own tests, every dtype, every
+/* cases.h - the problems that every backend has to get right: those of PyTorch's own tests, every dtype, every
  * arrangement of memory, meshes of all kinds. */
 #ifndef CASES_H
 #define CASES_H

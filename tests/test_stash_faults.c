@@ -1,5 +1,5 @@
-/* test_stash_faults.c - every allocation of one rank fails once: the call fails on all ranks or on none, nobody hangs and
- * nothing leaks.
+/* test_stash_faults.c - every allocation of one rank fails once: the call fails on all ranks or on none, no rank hangs,
+ * and nothing leaks.
  *
  * The linker sends the library's allocations here, so that the library needs no hook of its own.
  */

@@ -219,7 +219,7 @@ static void count_read(struct channel *channel)
 static rsd_status copy_direct(struct exchange *x, struct channel *channel)
 {
     for (size_t i = 0; i < channel->ndirect; i++) {
-        const struct copy_op *op = &x->program.copies[x->direct[channel->first_direct + i]];
+        const struct copy_op *op = &x->program.copies[channel->first_direct + i];
         const char *array = host_rank_array(channel->host, op->src, op->from_destination);
         if (!array)
             return RSD_EPEER;

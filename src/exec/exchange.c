@@ -220,7 +220,6 @@ static void exchange_free(rsd_exec *exec)
     for (int64_t i = 0; x->labels && i < x->nplans; i++)
         mem_free(x->labels[i]);
     mem_free(x->labels);
-    mem_free(x->direct);
     mem_free(x->channels);
     mem_free(x->reducer.own);
     mem_free(x->reducer.terms);

@@ -78,7 +78,7 @@ struct channel {
     struct ring *ring;
     uint64_t before; /* chunks that the ring had counted before this run */
     bool opened, direct;
-    size_t first_direct, ndirect; /* into exchange.direct */
+    size_t first_direct, ndirect; /* copies of the program */
 };
 
 /* The combined box that is computed now. */
@@ -104,8 +104,8 @@ struct exchange {
     struct packed_box *boxes;
     struct loop *loops; /* src_stride: packed side; dst_stride: array side */
     struct message *sends, *receives;
-    struct program program; /* copies from arrays of this rank, and of ranks on its host */
-    size_t *direct;         /* these copies, by rank and stage */
+    struct program
+        program; /* copies from arrays of this rank and of ranks on its host, by rank and stage */
     struct combined_box *combined;
     struct combined_term *terms;
     int64_t

@@ -15,49 +15,26 @@ static const int64_t default_budget = (int64_t)256 << 20;
 
 /* ---- channels ---- */
 
-static int compare_copies(const void *a, const void *b, void *context)
+static int compare_copies(const void *a, const void *b)
 {
-    const struct copy_op *copies = context;
-    size_t i = *(const size_t *)a, k = *(const size_t *)b;
-    const struct copy_op *x = &copies[i], *y = &copies[k];
+    const struct copy_op *x = a, *y = b;
     if (x->peer != y->peer)
         return x->peer < y->peer ? -1 : 1;
     if (x->stage != y->stage)
         return x->stage < y->stage ? -1 : 1;
-    return (i > k) - (i < k);
+    return (x->first_loop > y->first_loop) - (x->first_loop < y->first_loop);
 }
 
-/* Sorts copies by rank and stage: those of a channel are then one after the other. */
-static rsd_status sort_copies(struct exchange *x)
-{
-    size_t n = x->program.ncopies;
-    program_finish(&x->program);
-    mem_free(x->direct);
-    x->direct = mem_new(n, sizeof *x->direct);
-    if (!x->direct)
-        return RSD_ENOMEM;
-    for (size_t i = 0; i < n; i++)
-        x->direct[i] = i;
-    if (n > 1)
-        qsort_r(x->direct, n, sizeof *x->direct, compare_copies, x->program.copies);
-    return RSD_OK;
-}
-
-static bool belongs_to(const struct exchange *x, size_t at, const struct channel *channel)
-{
-    const struct copy_op *op = &x->program.copies[x->direct[at]];
-    return op->peer == channel->message->peer && op->stage == channel->message->stage;
-}
-
+/* The copies of a channel are one after the other. */
 static void find_direct(struct exchange *x, struct channel *channel)
 {
-    size_t n = x->program.ncopies, at = 0;
-    while (at < n && !belongs_to(x, at, channel))
-        at++;
-    channel->first_direct = at;
-    while (at < n && belongs_to(x, at, channel))
-        at++;
-    channel->ndirect = at - channel->first_direct;
+    const struct copy_op *copies = x->program.copies;
+    for (size_t i = 0; i < x->program.ncopies; i++) {
+        if (copies[i].peer != channel->message->peer || copies[i].stage != channel->message->stage)
+            continue;
+        if (channel->ndirect++ == 0)
+            channel->first_direct = i;
+    }
 }
 
 static rsd_status add_channel(struct exchange *x, const struct message *message, bool sending)
@@ -134,7 +111,9 @@ static rsd_status add_reducer(struct exchange *x)
 static rsd_status make_channels(struct exchange *x)
 {
     int64_t nbytes = 0;
-    TRY(sort_copies(x));
+    program_finish(&x->program);
+    if (x->program.ncopies > 1)
+        qsort(x->program.copies, x->program.ncopies, sizeof *x->program.copies, compare_copies);
     mem_free(x->channels);
     x->nchannels = 0;
     x->channels = mem_new(x->nsends + x->nreceives, sizeof *x->channels);
@@ -273,74 +252,59 @@ static struct hash hash_plans(int64_t count, const rsd_plan *const *plans)
     return hash;
 }
 
-/* The first rank that differs from rank 0, or -1. */
-static int32_t find_different(const struct hash *hashes, int32_t nranks)
+/* A plan, for comparing. */
+struct plan_text {
+    struct hash hash;
+    char text[TEXT_NCHARS];
+};
+
+static struct plan_text describe_plan(const rsd_plan *plan)
 {
-    for (int32_t i = 1; i < nranks; i++)
-        if (hashes[i].a != hashes[0].a || hashes[i].b != hashes[0].b)
-            return i;
-    return -1;
+    struct plan_text own;
+    char *problem = NULL;
+    memset(&own, 0, sizeof own); /* all bytes are sent */
+    own.hash = hash_plans(1, &plan);
+    if (!rsd_problem_print(plan->src, plan->dst, &problem))
+        snprintf(own.text, sizeof own.text, "%s", problem);
+    rsd_free(problem);
+    return own;
 }
 
-/* Collective. Halves the plans until the first that differs is found. */
-static rsd_status bisect_plans(struct peer *peer, const rsd_plan *const *plans, int64_t nplans,
-                               struct hash *hashes, int64_t *first, int32_t *rank)
+/* Collective. Finds the first plan that is not the same on all ranks, one plan after the other. */
+static rsd_status find_different_plan(struct peer *peer, const rsd_plan *const *plans,
+                                      int64_t nplans, struct plan_text *all)
 {
     struct peer_call call = peer_call_named("comparing plans");
-    int64_t end = nplans; /* the first plan that differs is in [*first, end) */
-    for (*first = 0; end - *first > 1;) {
-        int64_t middle = *first + (end - *first) / 2;
-        struct hash own = hash_plans(middle, plans);
-        TRY(peer_gather(peer, RSD_OK, &call, &own, sizeof own, hashes));
-        int32_t different = find_different(hashes, peer_nranks(peer));
-        if (different < 0) {
-            *first = middle;
-        } else {
-            end = middle;
-            *rank = different;
-        }
+    rsd_status status = all ? RSD_OK : RSD_ENOMEM;
+    for (int64_t i = 0; i < nplans; i++) {
+        struct plan_text own = describe_plan(plans[i]);
+        TRY(peer_gather(peer, status, &call, &own, sizeof own, all));
+        for (int32_t rank = 1; rank < peer_nranks(peer); rank++)
+            if (all[rank].hash.a != all[0].hash.a || all[rank].hash.b != all[0].hash.b)
+                return fail(RSD_EMISMATCH, "plan %lld differs: rank 0 has %.*s, rank %d has %.*s",
+                            (long long)i, TEXT_NCHARS - 1, all[0].text, (int)rank, TEXT_NCHARS - 1,
+                            all[rank].text);
     }
     return RSD_OK;
-}
-
-/* Collective. Says which plan differs, and how. */
-static rsd_status name_difference(struct peer *peer, const rsd_plan *const *plans, int64_t nplans,
-                                  int32_t rank)
-{
-    struct peer_call call = peer_call_named("comparing plans");
-    size_t nranks = (size_t)peer_nranks(peer);
-    char own[TEXT_NCHARS] = "", *problem = NULL;
-    int64_t first = 0;
-    struct hash *hashes = mem_new(nranks, sizeof *hashes);
-    char(*texts)[TEXT_NCHARS] = mem_new(nranks, sizeof *texts);
-    rsd_status status = peer_vote(peer, hashes && texts ? RSD_OK : RSD_ENOMEM, &call);
-    if (!status)
-        status = bisect_plans(peer, plans, nplans, hashes, &first, &rank);
-    if (!status && !rsd_problem_print(plans[first]->src, plans[first]->dst, &problem))
-        snprintf(own, sizeof own, "%s", problem);
-    rsd_free(problem);
-    if (!status)
-        status = peer_gather(peer, RSD_OK, &call, own, sizeof own, texts);
-    if (!status)
-        status = fail(RSD_EMISMATCH, "plan %lld differs: rank 0 has %.*s, rank %d has %.*s",
-                      (long long)first, TEXT_NCHARS - 1, texts[0], (int)rank, TEXT_NCHARS - 1,
-                      texts[rank]);
-    mem_free(hashes);
-    mem_free(texts);
-    return status;
 }
 
 static rsd_status compare_facts(struct peer *peer, const rsd_plan *const *plans,
                                 const struct bind_facts *all)
 {
+    bool different = false;
     for (int32_t i = 1; i < peer_nranks(peer); i++) {
         if (all[i].nplans != all[0].nplans)
             return fail(RSD_EMISMATCH, "rank %d has %lld plans, rank 0 has %lld", (int)i,
                         (long long)all[i].nplans, (long long)all[0].nplans);
-        if (all[i].plans.a != all[0].plans.a || all[i].plans.b != all[0].plans.b)
-            return name_difference(peer, plans, all[0].nplans, i);
+        different =
+            different || all[i].plans.a != all[0].plans.a || all[i].plans.b != all[0].plans.b;
     }
-    return RSD_OK;
+    if (!different)
+        return RSD_OK;
+    struct plan_text *texts = mem_new((size_t)peer_nranks(peer), sizeof *texts);
+    rsd_status status = find_different_plan(peer, plans, all[0].nplans, texts);
+    mem_free(texts);
+    return status;
 }
 
 /* ---- binding ---- */

@@ -118,7 +118,7 @@ static bool fits_segment(const struct shared_segment *segment, uint64_t offset, 
     return offset % 64 == 0 && offset <= capacity && count <= (capacity - offset) / element_nbytes;
 }
 
-static rsd_status read_header(struct host_rank *host)
+static rsd_status read_host_header(struct host_rank *host)
 {
     char *data = shared_segment_data(&host->segment);
     struct host_header header = {0};
@@ -198,7 +198,7 @@ rsd_status host_data_open(struct exchange *x, int32_t index, const struct host_d
         return RSD_OK;
     rsd_status status = shared_segment_open(&names->segment, &host->segment);
     if (!status)
-        status = read_header(host);
+        status = read_host_header(host);
     if (!status && names->arena.nbytes)
         status = shared_segment_open(&names->arena, &host->arena);
     if (!status)

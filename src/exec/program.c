@@ -358,7 +358,7 @@ static void merge_sum(struct program *program)
     put_longest_inside(program, sum);
 }
 
-static rsd_status add_pieces(const struct plan_compiler *c)
+static rsd_status compile_pieces(const struct plan_compiler *c)
 {
     rsd_cursor *cursor;
     const rsd_piece *piece;
@@ -407,7 +407,7 @@ rsd_status program_add_plan(struct program *program, struct run_arrays *arrays,
         status = layout_strides(plan->dst, options.dst_strides, options.dst_column_major != 0, true,
                                 &c.dst_strides);
     if (!status)
-        status = plan_is_direct(plan) ? add_families(&c) : add_pieces(&c);
+        status = plan_is_direct(plan) ? add_families(&c) : compile_pieces(&c);
     if (!status)
         status =
             run_arrays_add_src(arrays, plan->src, 0, rsd_layout_narrays(plan->src), c.src_strides);

@@ -1,14 +1,11 @@
 /* stash.c - buffers that are the same on all ranks, kept as one slice per rank.
  *
- * A get is a run of a plan that gathers the slices. Plans are bound once for each number of bytes. All share one peer.
+ * A get is a run of a plan that gathers the slices. Plans are bound once for each number of bytes, and share one peer.
  * The vote of a run has the id and the size of the buffer, so ranks that get different buffers find that out before
  * data moves.
  *
- *     gets in progress:   entry -> entry -> entry      the first one runs; the next starts when it is waited for
- *
- * Invariants:
- *   (1) Gets start and end in the same order on all ranks, so their votes, binds and messages never mix.
- *   (2) What is bound depends on that order alone, so all ranks have the same plans, and drop the same.
+ * At most one get is in progress. Gets start and end in the same calls on all ranks, so their votes, binds and
+ * messages never mix, and all ranks bind and drop the same plans.
  */
 #include "exchange.h"
 
@@ -22,11 +19,10 @@ struct stash_entry {
     int64_t id;
     size_t nbytes; /* of the whole buffer */
     char *slice;
-    enum { ENTRY_IDLE, ENTRY_QUEUED, ENTRY_FETCHED } state;
-    char *out; /* of the get */
+    enum { ENTRY_IDLE, ENTRY_RUNNING, ENTRY_FETCHED } state;
+    char *out; /* of a prefetch, and what it returned */
     rsd_status status;
     char error[STASH_ERROR_NCHARS];
-    struct stash_entry *next; /* in the queue */
 };
 
 /* A plan that gathers buffers of one size. */
@@ -45,9 +41,9 @@ struct rsd_stash {
     int64_t next_id;
     struct stash_plan plans[PLANS_KEPT];
     size_t nplans;
-    int64_t nstarted;                  /* gets so far */
-    struct stash_entry *first, **last; /* the queue */
-    rsd_exec *running;                 /* of the first entry in it */
+    int64_t nstarted;            /* gets so far */
+    struct stash_entry *running; /* the get in progress; NULL: none */
+    rsd_exec *exec;              /* that runs it */
     rsd_stash_usage usage;
 };
 
@@ -70,7 +66,6 @@ rsd_status rsd_stash_new(const rsd_transport *given, const rsd_stash_options *op
     if (!made)
         return RSD_ENOMEM;
     made->transport = transport;
-    made->last = &made->first;
     rsd_status checked =
         options_copy("rsd_stash_options", options, &made->options, sizeof made->options);
     if (made->options.max_nbytes <= 0)
@@ -110,7 +105,7 @@ static size_t entry_index(const rsd_stash *stash, int64_t id)
 }
 
 /* NULL, with EINVAL set: no such buffer. */
-static struct stash_entry *find_entry(const rsd_stash *stash, int64_t id)
+static struct stash_entry *find_buffer(const rsd_stash *stash, int64_t id)
 {
     size_t at = entry_index(stash, id);
     if (at < stash->nentries && stash->entries[at]->id == id)
@@ -119,24 +114,21 @@ static struct stash_entry *find_entry(const rsd_stash *stash, int64_t id)
     return NULL;
 }
 
-/* The first byte of a rank's slice: the first slices have one byte more. */
-static size_t slice_start(const rsd_stash *stash, size_t nbytes, int32_t rank)
+/* The slice of this rank: the first slices have one byte more. */
+static size_t slice_nbytes(const rsd_stash *stash, size_t nbytes, size_t *start)
 {
-    size_t n = (size_t)peer_nranks(stash->peer), r = (size_t)rank, longer = nbytes % n;
-    return nbytes / n * r + (r < longer ? r : longer);
-}
-
-static size_t slice_nbytes(const rsd_stash *stash, size_t nbytes)
-{
-    int32_t rank = peer_rank(stash->peer);
-    return slice_start(stash, nbytes, rank + 1) - slice_start(stash, nbytes, rank);
+    size_t n = (size_t)peer_nranks(stash->peer), rank = (size_t)peer_rank(stash->peer);
+    size_t longer = nbytes % n;
+    *start = nbytes / n * rank + (rank < longer ? rank : longer);
+    return nbytes / n + (rank < longer);
 }
 
 static void count_entry(rsd_stash *stash, const struct stash_entry *entry, int64_t sign)
 {
     rsd_stash_usage *u = &stash->usage;
+    size_t start;
     u->nbuffers += sign;
-    u->nbytes_held += sign * (int64_t)slice_nbytes(stash, entry->nbytes);
+    u->nbytes_held += sign * (int64_t)slice_nbytes(stash, entry->nbytes, &start);
     u->nbytes_total += sign * (int64_t)entry->nbytes;
     u->nbytes_held_most = max_i64(u->nbytes_held_most, u->nbytes_held);
     u->nbytes_total_most = max_i64(u->nbytes_total_most, u->nbytes_total);
@@ -207,90 +199,53 @@ static rsd_status bind_plan(rsd_stash *stash, const struct stash_entry *entry,
     return RSD_OK;
 }
 
-static rsd_status start_get(rsd_stash *stash, struct stash_entry *entry)
+/* Waits for the get in progress. Its status is kept for rsd_stash_get. */
+static void finish_get(rsd_stash *stash)
+{
+    struct stash_entry *entry = stash->running;
+    size_t start;
+    if (!entry)
+        return;
+    stash->running = NULL;
+    entry->state = ENTRY_FETCHED;
+    entry->status = rsd_exec_wait(stash->exec);
+    snprintf(entry->error, sizeof entry->error, "%s", entry->status ? rsd_error() : "");
+    if (!entry->status)
+        stash->usage.nbytes_received +=
+            (int64_t)(entry->nbytes - slice_nbytes(stash, entry->nbytes, &start));
+}
+
+static rsd_status start_get(rsd_stash *stash, struct stash_entry *entry, void *out)
 {
     struct peer_call call = get_call(entry->id, entry->nbytes, true);
-    struct stash_plan *plan = find_plan(stash, entry->nbytes);
     const void *slice = entry->slice;
-    void *out = entry->out;
+    finish_get(stash);
     TRY(peer_check_usable(stash->peer));
+    struct stash_plan *plan = find_plan(stash, entry->nbytes);
     if (!plan)
         TRY(bind_plan(stash, entry, &plan));
     plan->last_used = ++stash->nstarted;
     exchange_set_call(plan->exec, &call);
     TRY(rsd_exec_start(plan->exec, &slice, &out));
-    stash->running = plan->exec;
+    stash->exec = plan->exec;
+    stash->running = entry;
+    entry->state = ENTRY_RUNNING;
+    entry->out = out;
     return RSD_OK;
 }
 
-static void end_first(rsd_stash *stash, rsd_status status)
-{
-    struct stash_entry *entry = stash->first;
-    stash->first = entry->next;
-    if (!stash->first)
-        stash->last = &stash->first;
-    entry->next = NULL;
-    entry->state = ENTRY_FETCHED;
-    entry->status = status;
-    snprintf(entry->error, sizeof entry->error, "%s", status ? rsd_error() : "");
-}
-
-/* Until one runs, or none is left. */
-static void start_first(rsd_stash *stash)
-{
-    stash->running = NULL;
-    while (stash->first) {
-        rsd_status status = start_get(stash, stash->first);
-        if (!status)
-            return;
-        end_first(stash, status);
-    }
-}
-
-static void finish_first(rsd_stash *stash)
-{
-    size_t nbytes = stash->first->nbytes;
-    rsd_status status = rsd_exec_wait(stash->running);
-    if (!status)
-        stash->usage.nbytes_received += (int64_t)(nbytes - slice_nbytes(stash, nbytes));
-    end_first(stash, status);
-    start_first(stash);
-}
-
-static void finish_all(rsd_stash *stash)
-{
-    while (stash->first)
-        finish_first(stash);
-}
-
-static void progress_first(rsd_stash *stash)
-{
-    if (stash->running)
-        rsd_exec_progress(stash->running);
-}
-
-static void queue_get(rsd_stash *stash, struct stash_entry *entry, void *out)
-{
-    entry->state = ENTRY_QUEUED;
-    entry->out = out;
-    *stash->last = entry;
-    stash->last = &entry->next;
-    if (stash->first == entry)
-        start_first(stash);
-}
-
-/* Collective. A get that this rank cannot start: the others are told when they have come to it. */
+/* Collective. A get that this rank cannot start, as rsd_error says: tells the others. */
 static rsd_status refuse_get(rsd_stash *stash, int64_t id)
 {
     struct peer_call call = get_call(id, 0, false);
     char error[STASH_ERROR_NCHARS];
     snprintf(error, sizeof error, "%s", rsd_error());
-    finish_all(stash);
+    finish_get(stash);
     error_set("%s", error);
     return peer_vote(stash->peer, RSD_EINVAL, &call);
 }
 
-static bool check_out(const struct stash_entry *entry, const void *out)
+static bool can_start(const struct stash_entry *entry, const void *out)
 {
     if (entry->state != ENTRY_IDLE)
         error_set("buffer %lld was prefetched already", (long long)entry->id);
@@ -303,24 +258,21 @@ static bool check_out(const struct stash_entry *entry, const void *out)
 
 rsd_status rsd_stash_prefetch(rsd_stash *stash, int64_t id, void *out)
 {
-    struct stash_entry *entry = find_entry(stash, id);
-    if (!entry || !check_out(entry, out))
+    struct stash_entry *entry = find_buffer(stash, id);
+    if (!entry || !can_start(entry, out))
         return refuse_get(stash, id);
-    progress_first(stash);
-    TRY(peer_check_usable(stash->peer));
-    queue_get(stash, entry, out);
-    return RSD_OK;
+    return start_get(stash, entry, out);
 }
 
 rsd_status rsd_stash_get(rsd_stash *stash, int64_t id, void *out)
 {
-    struct stash_entry *entry = find_entry(stash, id);
-    if (!entry || (entry->state == ENTRY_IDLE && !check_out(entry, out)))
+    struct stash_entry *entry = find_buffer(stash, id);
+    if (!entry || (entry->state == ENTRY_IDLE && !can_start(entry, out)))
         return refuse_get(stash, id);
     if (entry->state == ENTRY_IDLE)
-        queue_get(stash, entry, out);
-    while (entry->state == ENTRY_QUEUED)
-        finish_first(stash);
+        TRY(start_get(stash, entry, out));
+    if (entry->state == ENTRY_RUNNING)
+        finish_get(stash);
     entry->state = ENTRY_IDLE;
     if (entry->status)
         return fail(entry->status, "%s", entry->error);
@@ -340,7 +292,7 @@ static rsd_status make_entry(rsd_stash *stash, const void *data, size_t nbytes,
         return fail(RSD_ELIMIT, "%zu bytes are too many for one buffer", nbytes);
     TRY(mem_grow(&stash->entries, &stash->entries_capacity, stash->nentries + 1,
                  sizeof(struct stash_entry *)));
-    size_t n = slice_nbytes(stash, nbytes);
+    size_t start, n = slice_nbytes(stash, nbytes, &start);
     struct stash_entry *made = mem_new(1, sizeof *made);
     if (!made)
         return RSD_ENOMEM;
@@ -351,8 +303,7 @@ static rsd_status make_entry(rsd_stash *stash, const void *data, size_t nbytes,
         return RSD_ENOMEM;
     }
     if (n > 0)
-        memcpy(made->slice, (const char *)data + slice_start(stash, nbytes, peer_rank(stash->peer)),
-               n);
+        memcpy(made->slice, (const char *)data + start, n);
     *entry = made;
     return RSD_OK;
 }
@@ -372,9 +323,9 @@ rsd_status rsd_stash_put(rsd_stash *stash, const void *data, size_t nbytes, int6
     int64_t number =
         stash->next_id++; /* also where it fails, so that ids stay equal on all ranks */
     if (stash->options.check)
-        finish_all(stash); /* their votes come first */
-    else
-        progress_first(stash);
+        finish_get(stash); /* its vote comes first */
+    else if (stash->running)
+        rsd_exec_progress(stash->exec);
     rsd_status status = make_entry(stash, data, nbytes, &entry);
     if (stash->options.check)
         status = compare_buffers(stash, status, number, data, nbytes);
@@ -393,12 +344,11 @@ rsd_status rsd_stash_put(rsd_stash *stash, const void *data, size_t nbytes, int6
 
 rsd_status rsd_stash_drop(rsd_stash *stash, int64_t id)
 {
-    struct stash_entry *entry = find_entry(stash, id);
+    struct stash_entry *entry = find_buffer(stash, id);
     if (!entry)
         return RSD_EINVAL;
-    progress_first(stash);
-    while (entry->state == ENTRY_QUEUED)
-        finish_first(stash);
+    if (entry->state == ENTRY_RUNNING)
+        finish_get(stash);
     rsd_status status = entry->state == ENTRY_FETCHED && entry->status
                             ? fail(entry->status, "%s", entry->error)
                             : RSD_OK;
@@ -415,7 +365,7 @@ void rsd_stash_free(rsd_stash *stash)
 {
     if (!stash)
         return;
-    finish_all(stash);
+    finish_get(stash);
     for (size_t i = 0; i < stash->nplans; i++)
         rsd_exec_free(stash->plans[i].exec);
     for (size_t i = 0; i < stash->nentries; i++)

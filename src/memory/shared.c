@@ -1,9 +1,9 @@
 /* shared.c - memory that the processes of a host share.
  *
  * A segment is a memfd: it needs no space in /dev/shm, has no name that could be left behind, and vanishes with its
- * last user. Its pages are allocated when it is made, so that a later write cannot fail. It is sealed, so that no process
- * can shorten it while another reads. Another process opens it through /proc, and recognizes it by the number on
- * its first page.
+ * last user. Its pages are allocated when it is made, so that a later write cannot fail. It is sealed, so that no
+ * process can shorten it while another reads. Another process opens it through /proc, and recognizes it by the number
+ * on its first page.
  *
  *     | first page: number, length | data ...
  */

@@ -97,6 +97,17 @@ static void reuse_mpi_message(struct mpi_link *link, struct mpi_message *message
     link->unused = message;
 }
 
+static rsd_status finish_start(struct mpi_link *link, struct mpi_message *message, int code,
+                               const char *function, void **request)
+{
+    if (code != MPI_SUCCESS) {
+        reuse_mpi_message(link, message);
+        return fail_mpi(code, function);
+    }
+    *request = message;
+    return RSD_OK;
+}
+
 static rsd_status link_send(void *context, int32_t to, int32_t tag, const void *data, size_t nbytes,
                             void **request)
 {
@@ -105,11 +116,9 @@ static rsd_status link_send(void *context, int32_t to, int32_t tag, const void *
     if (!message)
         return fail_memory();
     message->nbytes = -1;
-    TRY_MPI(MPI_Isend(data, (int)nbytes, MPI_BYTE, to, link->first_tag + tag, link->comm,
-                      &message->request),
-            "MPI_Isend");
-    *request = message;
-    return RSD_OK;
+    int code = MPI_Isend(data, (int)nbytes, MPI_BYTE, to, link->first_tag + tag, link->comm,
+                         &message->request);
+    return finish_start(link, message, code, "MPI_Isend", request);
 }
 
 static rsd_status link_recv(void *context, int32_t from, int32_t tag, void *data, size_t nbytes,
@@ -120,11 +129,9 @@ static rsd_status link_recv(void *context, int32_t from, int32_t tag, void *data
     if (!message)
         return fail_memory();
     message->nbytes = (int)nbytes;
-    TRY_MPI(MPI_Irecv(data, (int)nbytes, MPI_BYTE, from, link->first_tag + tag, link->comm,
-                      &message->request),
-            "MPI_Irecv");
-    *request = message;
-    return RSD_OK;
+    int code = MPI_Irecv(data, (int)nbytes, MPI_BYTE, from, link->first_tag + tag, link->comm,
+                         &message->request);
+    return finish_start(link, message, code, "MPI_Irecv", request);
 }
 
 /* MPI fails for a message that is longer than expected, and not for a shorter one. */

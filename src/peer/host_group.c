@@ -78,7 +78,7 @@ static void drop_group(struct host_group *group)
     mem_free(group);
 }
 
-static void note_failure(struct host_offer *own, rsd_status status)
+static void record_failure(struct host_offer *own, rsd_status status)
 {
     own->status = (int32_t)status;
     snprintf(own->why, sizeof own->why, "%s", status ? rsd_error() : "");
@@ -134,10 +134,10 @@ static rsd_status share_segment(struct peer *peer, rsd_status status, struct hos
     memset(&own, 0, sizeof own); /* all bytes are sent */
     own.pid = (int32_t)getpid();
     if (!status)
-        note_failure(&own, make_segment(group, &own));
+        record_failure(&own, make_segment(group, &own));
     TRY(peer_gather(peer, status, &offering, &own, sizeof own, offers));
     if (!any_failed(peer, group, offers))
-        note_failure(&own, open_segment(group, offers));
+        record_failure(&own, open_segment(group, offers));
     TRY(peer_gather(peer, RSD_OK, &opening, &own, sizeof own, offers));
     if (group->n == 1)
         snprintf(peer->host_note, sizeof peer->host_note, "no other rank is on this host");
@@ -151,15 +151,16 @@ rsd_status peer_share_host(struct peer *peer, const int64_t *host_of)
     struct host_group *group = NULL;
     if (peer->hosts_known)
         return RSD_OK;
-    peer->hosts_known = true;
     peer->any_host_shared = any_share_host(host_of, peer->transport.nranks);
     if (!peer->any_host_shared) {
         snprintf(peer->host_note, sizeof peer->host_note, "each rank is on a host of its own");
+        peer->hosts_known = true;
         return RSD_OK;
     }
     struct host_offer *offers = mem_new((size_t)peer->transport.nranks, sizeof *offers);
     rsd_status status = offers ? new_group(peer, host_of, &group) : RSD_ENOMEM;
     status = share_segment(peer, status, group, offers);
+    peer->hosts_known = !status;
     mem_free(offers);
     if (!peer->host)
         drop_group(group);

@@ -161,7 +161,7 @@ static bool has_entered(const struct peer *peer, int32_t rank)
 }
 
 /* Neither in this call nor waiting in the one before: then others wait for it too, however far they are. */
-static bool is_silent(const struct peer *peer, int32_t rank)
+static bool is_unresponsive(const struct peer *peer, int32_t rank)
 {
     return peer->roll_call && !peer->roll_call->waiting[rank];
 }
@@ -193,7 +193,7 @@ static rsd_status find_late(const struct peer *peer, peer_waits_for *waits_for, 
         for (int32_t k = 0; k < n; k++) {
             int32_t rank = (first + k) % n;
             bool silent = level < 2, absent = level % 2 == 0;
-            if (rank == peer->transport.rank || (silent && !is_silent(peer, rank)))
+            if (rank == peer->transport.rank || (silent && !is_unresponsive(peer, rank)))
                 continue;
             if (absent && !has_entered(peer, rank))
                 return name_late(peer, rank, "has not entered the call", waits_for, context);

@@ -51,11 +51,6 @@ int32_t peer_nranks(const struct peer *peer)
     return peer->transport.nranks;
 }
 
-double peer_timeout(const struct peer *peer)
-{
-    return peer->timeout;
-}
-
 /* ---- messages ---- */
 
 rsd_status peer_send(const struct peer *peer, int32_t to, int32_t tag, const void *data,

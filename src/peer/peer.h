@@ -39,7 +39,6 @@ void peer_close(struct peer *peer);
 
 int32_t peer_rank(const struct peer *peer);
 int32_t peer_nranks(const struct peer *peer);
-double peer_timeout(const struct peer *peer);
 
 /* A message under way. Starts as {0}. */
 struct peer_request {

@@ -40,8 +40,8 @@ struct heartbeat {
     uint64_t npayload;
 };
 
-/* Bytes that are sent or received in chunks. */
-struct chunked_message {
+/* A payload that is sent or received in chunks. */
+struct chunked_payload {
     char *data;
     size_t nbytes, done, chunk;
     struct peer_request request;
@@ -50,13 +50,13 @@ struct chunked_message {
 /* The rank at the other end. */
 struct member {
     int32_t rank;
-    struct heartbeat in, out;
-    struct chunked_message in_beat, out_beat, in_payload, out_payload;
-    struct payload payload;  /* that came with its last heartbeat */
-    struct heartbeat latest; /* received */
+    struct heartbeat in, out, latest; /* being received, being sent, and the last one received */
+    struct peer_request in_request, out_request;
+    struct chunked_payload in_payload, out_payload;
+    struct payload payload; /* that came with its last heartbeat */
     double received_at, sent_at;
-    bool sending_beat, sending_payload, last_started;
-    bool complete; /* all that it sends was received */
+    bool last_started; /* to send the last heartbeat */
+    bool complete;     /* all that it sends was received */
 };
 
 /* This rank in a step. A transport may use its memory after a failure: so it is allocated. */
@@ -74,35 +74,6 @@ struct step_run {
     int32_t nmembers;
     struct member members[]; /* on rank 0 all others, else rank 0 */
 };
-
-/* ---- one message ---- */
-
-static rsd_status push_chunked(struct step_run *run, struct chunked_message *message, int32_t rank,
-                               int32_t tag, bool sending, bool *moved, bool *done)
-{
-    rsd_status status = RSD_OK;
-    bool arrived = false;
-    *done = message->done == message->nbytes;
-    if (*done)
-        return RSD_OK;
-    if (!message->request.active) {
-        size_t left = message->nbytes - message->done;
-        char *data = message->data + message->done;
-        message->chunk = left < CHUNK_NBYTES ? left : CHUNK_NBYTES;
-        status = sending
-                     ? peer_send(&run->peer, rank, tag, data, message->chunk, &message->request)
-                     : peer_recv(&run->peer, rank, tag, data, message->chunk, &message->request);
-    } else {
-        status = peer_test(&run->peer, &message->request, &arrived);
-        message->done += arrived ? message->chunk : 0;
-        *moved = *moved || arrived;
-        *done = message->done == message->nbytes;
-    }
-    return status ? fail_in(RSD_EPEER,
-                            "transport failed with %s at rank %d: ", rsd_status_name(status),
-                            (int)rank)
-                  : RSD_OK;
-}
 
 /* ---- the work ---- */
 
@@ -214,7 +185,13 @@ static void check_work(struct step_run *run, double now)
 
 /* ---- messages with one member ---- */
 
-static void start_beat(struct step_run *run, struct member *member, int64_t kind, double now)
+static bool is_member(const struct step_run *run)
+{
+    return run->peer.transport.rank > 0;
+}
+
+/* Starts a heartbeat. With the last one, the payload follows. */
+static rsd_status send_beat(struct step_run *run, struct member *member, int64_t kind, double now)
 {
     const struct peer_step *step = run->step;
     member->out = (struct heartbeat){.kind = kind,
@@ -223,32 +200,50 @@ static void start_beat(struct step_run *run, struct member *member, int64_t kind
                                      .nbytes_done = atomic_load(&step->nbytes_done),
                                      .nbytes_total = atomic_load(&step->nbytes_total),
                                      .npayload = member->out_payload.nbytes};
-    if (run->peer.transport.rank == 0) {
+    if (!is_member(run)) {
         member->out.nbytes_done += run->members_done;
         member->out.nbytes_total += run->members_total;
     }
-    member->out_beat =
-        (struct chunked_message){.data = (char *)&member->out, .nbytes = sizeof member->out};
-    member->sending_beat = true;
     member->sent_at = now;
+    TRY(peer_send(&run->peer, member->rank, is_member(run) ? UP_TAG : DOWN_TAG, &member->out,
+                  sizeof member->out, &member->out_request));
     member->last_started = kind == BEAT_LAST;
+    return RSD_OK;
+}
+
+/* Moves a payload on by at most one chunk. */
+static rsd_status push_payload(struct step_run *run, struct chunked_payload *payload, int32_t rank,
+                               bool sending, bool *moved)
+{
+    bool up = sending == is_member(run), arrived = false;
+    int32_t tag = up ? UP_PAYLOAD_TAG : DOWN_PAYLOAD_TAG;
+    size_t left = payload->nbytes - payload->done;
+    char *data = payload->data + payload->done;
+    if (payload->request.active) {
+        TRY(peer_test(&run->peer, &payload->request, &arrived));
+        payload->done += arrived ? payload->chunk : 0;
+        *moved = *moved || arrived;
+        return RSD_OK;
+    }
+    if (left == 0)
+        return RSD_OK;
+    payload->chunk = left < CHUNK_NBYTES ? left : CHUNK_NBYTES;
+    return sending ? peer_send(&run->peer, rank, tag, data, payload->chunk, &payload->request)
+                   : peer_recv(&run->peer, rank, tag, data, payload->chunk, &payload->request);
+}
+
+static bool is_sending(const struct member *member)
+{
+    bool unsent = member->last_started && member->out_payload.done < member->out_payload.nbytes;
+    return member->out_request.active || unsent;
 }
 
 static rsd_status push_outgoing(struct step_run *run, struct member *member, bool *moved)
 {
-    bool done, up = run->peer.transport.rank > 0;
-    if (member->sending_beat) {
-        TRY(push_chunked(run, &member->out_beat, member->rank, up ? UP_TAG : DOWN_TAG, true, moved,
-                         &done));
-        member->sending_beat = !done;
-        member->sending_payload = done && member->last_started;
-    }
-    if (!member->sending_payload)
+    TRY(peer_test(&run->peer, &member->out_request, moved));
+    if (member->out_request.active || !member->last_started)
         return RSD_OK;
-    TRY(push_chunked(run, &member->out_payload, member->rank,
-                     up ? UP_PAYLOAD_TAG : DOWN_PAYLOAD_TAG, true, moved, &done));
-    member->sending_payload = !done;
-    return RSD_OK;
+    return push_payload(run, &member->out_payload, member->rank, true, moved);
 }
 
 static rsd_status read_beat(struct member *member)
@@ -260,49 +255,53 @@ static rsd_status read_beat(struct member *member)
     if (member->in.npayload > (uint64_t)1 << 40)
         return fail(RSD_EPEER, "rank %d sends %llu bytes: too many", (int)member->rank,
                     (unsigned long long)member->in.npayload);
-    member->payload = (struct payload){0};
     TRY(GROW(member->payload.bytes, member->payload.capacity, (size_t)member->in.npayload + 1));
     member->payload.n = (size_t)member->in.npayload;
     member->in_payload =
-        (struct chunked_message){.data = member->payload.bytes, .nbytes = member->payload.n};
+        (struct chunked_payload){.data = member->payload.bytes, .nbytes = member->payload.n};
     return RSD_OK;
 }
 
 static rsd_status push_incoming(struct step_run *run, struct member *member, double now,
                                 bool *moved)
 {
-    bool done, up = run->peer.transport.rank > 0;
-    if (member->complete)
-        return RSD_OK;
+    bool arrived = false;
     if (member->latest.kind == BEAT_LAST) {
-        bool arrived = false;
-        TRY(push_chunked(run, &member->in_payload, member->rank,
-                         up ? DOWN_PAYLOAD_TAG : UP_PAYLOAD_TAG, false, &arrived,
-                         &member->complete));
-        member->received_at = arrived ? now : member->received_at;
-        *moved = *moved || arrived;
-        return RSD_OK;
+        TRY(push_payload(run, &member->in_payload, member->rank, false, &arrived));
+        member->complete = member->in_payload.done == member->in_payload.nbytes;
+    } else if (!member->in_request.active) {
+        TRY(peer_recv(&run->peer, member->rank, is_member(run) ? DOWN_TAG : UP_TAG, &member->in,
+                      sizeof member->in, &member->in_request));
+    } else {
+        TRY(peer_test(&run->peer, &member->in_request, &arrived));
+        if (arrived)
+            TRY(read_beat(member));
     }
-    if (!member->in_beat.data)
-        member->in_beat =
-            (struct chunked_message){.data = (char *)&member->in, .nbytes = sizeof member->in};
-    TRY(push_chunked(run, &member->in_beat, member->rank, up ? DOWN_TAG : UP_TAG, false, moved,
-                     &done));
-    if (!done)
-        return RSD_OK;
-    member->in_beat = (struct chunked_message){0};
-    member->received_at = now;
-    return read_beat(member);
+    if (arrived) {
+        member->received_at = now;
+        *moved = true;
+    }
+    return RSD_OK;
+}
+
+static rsd_status name_failure(rsd_status status, const struct member *member)
+{
+    return status ? fail_in(RSD_EPEER,
+                            "transport failed with %s at rank %d: ", rsd_status_name(status),
+                            (int)member->rank)
+                  : RSD_OK;
 }
 
 static rsd_status serve_member(struct step_run *run, struct member *member, int64_t kind,
                                double now, bool *moved)
 {
-    TRY(push_incoming(run, member, now, moved));
-    bool busy = member->sending_beat || member->sending_payload || member->last_started;
-    if (!busy && now - member->sent_at >= beat_seconds)
-        start_beat(run, member, kind, now);
-    TRY(push_outgoing(run, member, moved));
+    rsd_status status = member->complete ? RSD_OK : push_incoming(run, member, now, moved);
+    bool busy = member->out_request.active || member->last_started;
+    if (!status && !busy && now - member->sent_at >= beat_seconds)
+        status = send_beat(run, member, kind, now);
+    if (!status)
+        status = push_outgoing(run, member, moved);
+    TRY(name_failure(status, member));
     if (now - member->received_at <= run->peer.timeout || member->complete)
         return RSD_OK;
     return fail(RSD_ETIMEOUT, "timed out: no heartbeat from rank %d for %g s", (int)member->rank,
@@ -323,23 +322,22 @@ static void pause_loop(bool moved, int *nidle)
 
 /* ---- all ranks but 0 ---- */
 
-static void start_last_beat(struct step_run *run, struct member *lead, double now)
+static rsd_status send_last_beat(struct step_run *run, struct member *lead, double now)
 {
     const struct payload *own = &run->step->own;
-    lead->out_payload = (struct chunked_message){0};
     if (!run->status)
-        lead->out_payload = (struct chunked_message){.data = own->bytes, .nbytes = own->n};
+        lead->out_payload = (struct chunked_payload){.data = own->bytes, .nbytes = own->n};
     else if (!was_stopped(run))
         lead->out_payload =
-            (struct chunked_message){.data = run->message, .nbytes = strlen(run->message)};
-    start_beat(run, lead, BEAT_LAST, now);
+            (struct chunked_payload){.data = run->message, .nbytes = strlen(run->message)};
+    return name_failure(send_beat(run, lead, BEAT_LAST, now), lead);
 }
 
 static rsd_status run_as_member(struct step_run *run)
 {
     struct member *lead = &run->members[0];
     double ended = 0;
-    for (int nidle = 0; !lead->complete || lead->sending_beat || lead->sending_payload;) {
+    for (int nidle = 0; !lead->complete || is_sending(lead);) {
         bool moved = false;
         double now = seconds_now();
         check_work(run, now);
@@ -351,8 +349,8 @@ static rsd_status run_as_member(struct step_run *run)
         ended = lead->complete && ended == 0 ? now : ended;
         if (lead->complete && (!lead->last_started || now - ended > farewell_seconds))
             break; /* rank 0 went on without this rank */
-        if (run->closing && run->joined && !lead->sending_beat && !lead->last_started)
-            start_last_beat(run, lead, now);
+        if (run->closing && run->joined && !lead->out_request.active && !lead->last_started)
+            TRY(send_last_beat(run, lead, now));
         pause_loop(moved, &nidle);
     }
     rsd_status status = (rsd_status)lead->latest.status;
@@ -402,7 +400,7 @@ static rsd_status collect_members(struct step_run *run)
         for (int32_t i = 0; i < run->nmembers; i++) {
             TRY(serve_member(run, &run->members[i], run->closing ? BEAT_CLOSE : BEAT_WORKING, now,
                              &moved));
-            complete = complete && !run->members[i].sending_beat;
+            complete = complete && !run->members[i].out_request.active;
         }
         if (complete && run->joined)
             return RSD_OK;
@@ -455,11 +453,11 @@ static rsd_status merge_payloads(struct step_run *run)
 /* Sends all ranks the result. If a rank is lost, only to those that still receive, for a moment. */
 static rsd_status send_result(struct step_run *run, rsd_status status, bool lost)
 {
-    struct chunked_message payload = {.data = run->step->result.bytes,
+    struct chunked_payload payload = {.data = run->step->result.bytes,
                                       .nbytes = run->step->result.n};
     snprintf(run->result_message, sizeof run->result_message, "%s", rsd_error());
     if (status)
-        payload = (struct chunked_message){.data = run->result_message,
+        payload = (struct chunked_payload){.data = run->result_message,
                                            .nbytes = strlen(run->result_message)};
     run->status = status;
     for (int32_t i = 0; i < run->nmembers; i++)
@@ -471,12 +469,14 @@ static rsd_status send_result(struct step_run *run, rsd_status status, bool lost
         left = 0;
         for (int32_t i = 0; i < run->nmembers; i++) {
             struct member *member = &run->members[i];
-            if (!member->sending_beat && !member->last_started)
-                start_beat(run, member, BEAT_LAST, now);
-            rsd_status pushed = push_outgoing(run, member, &moved);
+            rsd_status pushed = RSD_OK;
+            if (!member->out_request.active && !member->last_started)
+                pushed = send_beat(run, member, BEAT_LAST, now);
+            if (!pushed)
+                pushed = push_outgoing(run, member, &moved);
             if (pushed && !lost)
-                return pushed;
-            left += !pushed && (member->sending_beat || member->sending_payload);
+                return name_failure(pushed, member);
+            left += !pushed && (!member->last_started || is_sending(member));
         }
         if (left > 0 && now - began > limit)
             break;
@@ -526,8 +526,8 @@ static void close_run(struct step_run *run)
     bool unused = true, payloads_unused = true;
     for (int32_t i = 0; i < run->nmembers; i++) {
         struct member *member = &run->members[i];
-        bool in = peer_cancel(&run->peer, &member->in_beat.request),
-             out = peer_cancel(&run->peer, &member->out_beat.request),
+        bool in = peer_cancel(&run->peer, &member->in_request),
+             out = peer_cancel(&run->peer, &member->out_request),
              in_payload = peer_cancel(&run->peer, &member->in_payload.request),
              out_payload = peer_cancel(&run->peer, &member->out_payload.request);
         if (in_payload)

@@ -22,6 +22,7 @@ struct thread_message {
     const char *out;
     char *in;
     size_t nbytes;
+    size_t narrived; /* of a receive: bytes of the message that it got */
     struct thread_message *next;
 };
 
@@ -155,44 +156,41 @@ static struct thread_message *first_receive(const struct thread_rank *own,
 }
 
 /* Takes messages until this receive has one, or the inbox has none for it. */
-static rsd_status take_messages(struct thread_rank *own, struct thread_message *receive, bool *done)
+static bool take_messages(struct thread_rank *own, struct thread_message *receive)
 {
-    rsd_status status = RSD_OK;
     pthread_mutex_lock(&own->lock);
-    while (receive->state != STATE_DONE && !status) {
+    while (receive->state != STATE_DONE) {
         struct thread_message *turn = first_receive(own, receive);
         struct thread_message *sent = unlink_message(own, turn);
         if (!sent)
             break;
         sent->state = turn->state = STATE_TAKEN;
         pthread_mutex_unlock(&own->lock);
-        if (sent->nbytes != turn->nbytes)
-            status = fail(RSD_EPEER, "rank %d sent %zu bytes where rank %d expects %zu",
-                          (int)turn->from, sent->nbytes, (int)own->rank, turn->nbytes);
-        else if (sent->nbytes > 0)
+        turn->narrived = sent->nbytes;
+        if (sent->nbytes == turn->nbytes && sent->nbytes > 0)
             memcpy(turn->in, sent->out, sent->nbytes);
         pthread_mutex_lock(&own->lock);
         sent->state = turn->state = STATE_DONE;
     }
-    *done = receive->state == STATE_DONE;
-    if (*done && !status)
+    bool done = receive->state == STATE_DONE;
+    if (done && receive->narrived == receive->nbytes)
         unlink_receive(own, receive);
     pthread_mutex_unlock(&own->lock);
-    return status;
+    return done;
 }
 
 static rsd_status thread_test(void *context, void *request, int32_t *done)
 {
     struct thread_rank *own = context;
     struct thread_message *message = request;
-    bool is_done;
-    if (message->receives)
-        TRY(take_messages(own, message, &is_done));
-    else
-        is_done = is_sent(&own->group->ranks[message->to], message);
-    if (is_done)
-        reuse_message(own, message);
-    *done = is_done;
+    *done = message->receives ? take_messages(own, message)
+                              : is_sent(&own->group->ranks[message->to], message);
+    if (!*done)
+        return RSD_OK;
+    if (message->receives && message->narrived != message->nbytes)
+        return fail(RSD_EPEER, "rank %d sent %zu bytes where rank %d expects %zu",
+                    (int)message->from, message->narrived, (int)own->rank, message->nbytes);
+    reuse_message(own, message);
     return RSD_OK;
 }
 
