@@ -1,7 +1,7 @@
 /* test_host.c - what the host says of itself: how much memory is left, that no more is asked of it, and that it is
  * the same host when there is no descriptor left. */
-#include "memory.h"
 #include "folder.h"
+#include "memory.h"
 #include "tap.h"
 
 #include <stdio.h>

@@ -235,7 +235,7 @@ static void exchange_free(rsd_exec *exec)
 const struct backend exchange_backend = {exchange_start, exchange_wait,     exchange_run,
                                          exchange_free,  exchange_progress, exchange_describe};
 
-void exchange_set_call(rsd_exec *exec, const struct peer_call *call)
+void exchange_set_call(struct exchange *x, const struct peer_call *call)
 {
-    ((struct exchange *)exec)->call = *call;
+    x->call = *call;
 }

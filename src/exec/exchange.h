@@ -134,14 +134,14 @@ struct exchange {
 extern const struct backend exchange_backend;
 
 /* What the next runs vote on, instead of the plans. */
-void exchange_set_call(rsd_exec *exec, const struct peer_call *call);
+void exchange_set_call(struct exchange *x, const struct peer_call *call);
 
 /* ---- exchange_bind.c ---- */
 
 /* Collective. Binds over a peer that has another owner. A status other than RSD_OK makes it fail on all ranks. */
 rsd_status exchange_bind(struct peer *peer, rsd_status status, int64_t nplans,
                          const rsd_plan *const *plans, const rsd_bind_options *bind,
-                         const rsd_exchange_options *options, rsd_exec **exec);
+                         const rsd_exchange_options *options, struct exchange **exchange);
 
 /* ---- exchange_compile.c ---- */
 

@@ -7,6 +7,7 @@
  */
 #include "exchange.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -195,6 +196,7 @@ static rsd_status share_data(struct peer *peer, rsd_status status, struct exchan
     if (!status)
         note_offer(&own, export_data(x, arena, &own));
     TRY(peer_gather(peer, status, &exporting, &own, sizeof own, offers));
+    assert(x && offers); /* else the gather failed */
     if (!any_offer_failed(x, offers))
         note_offer(&own, import_data(x, offers, nplans, plans));
     TRY(peer_gather(peer, RSD_OK, &importing, &own, sizeof own, offers));
@@ -214,6 +216,7 @@ static rsd_status connect_ranks(struct peer *peer, rsd_status status, struct exc
 {
     struct peer_call call = peer_call_named("making channels");
     bool made = false, own_made = false;
+    assert(status || x);
     if (!status)
         snprintf(x->note, sizeof x->note, "messages only: %s", peer_host_note(peer));
     if (peer_any_host_shared(peer)) {
@@ -224,6 +227,7 @@ static rsd_status connect_ranks(struct peer *peer, rsd_status status, struct exc
         mem_free(offers);
         TRY(status);
     }
+    assert(status || x);
     if (!status && x->host)
         snprintf(x->note, sizeof x->note, "%d of %d ranks through shared memory", (int)x->host->n,
                  (int)x->nranks);
@@ -279,6 +283,7 @@ static rsd_status find_different_plan(struct peer *peer, const rsd_plan *const *
     for (int64_t i = 0; i < nplans; i++) {
         struct plan_text own = describe_plan(plans[i]);
         TRY(peer_gather(peer, status, &call, &own, sizeof own, all));
+        assert(all); /* else the gather failed */
         for (int32_t rank = 1; rank < peer_nranks(peer); rank++)
             if (all[rank].hash.a != all[0].hash.a || all[rank].hash.b != all[0].hash.b)
                 return fail(RSD_EMISMATCH, "plan %lld differs: rank 0 has %.*s, rank %d has %.*s",
@@ -383,6 +388,7 @@ static rsd_status agree_on_facts(struct peer *peer, rsd_status status, const str
                                   .by_columns = x->by_columns,
                                   .chunk = chunk_of_budget(x, options->max_nbytes)};
     status = peer_gather(peer, status, &call, &own, sizeof own, all);
+    assert(status || (all && host_of));
     if (!status)
         status = compare_facts(peer, plans, all);
     for (int32_t i = 0; i < peer_nranks(peer) && !status; i++) {
@@ -396,7 +402,7 @@ static rsd_status agree_on_facts(struct peer *peer, rsd_status status, const str
 
 rsd_status exchange_bind(struct peer *peer, rsd_status status, int64_t nplans,
                          const rsd_plan *const *plans, const rsd_bind_options *bind,
-                         const rsd_exchange_options *options, rsd_exec **exec)
+                         const rsd_exchange_options *options, struct exchange **exchange)
 {
     struct exchange *x = NULL;
     struct bind_facts agreed = {.by_columns = false};
@@ -421,7 +427,7 @@ rsd_status exchange_bind(struct peer *peer, rsd_status status, int64_t nplans,
     if (!status)
         status = connect_ranks(peer, prepared, x, nplans, plans, options->arena);
     if (!status)
-        *exec = &x->exec;
+        *exchange = x;
     else if (x)
         exchange_backend.free(&x->exec);
     return status;
@@ -440,12 +446,14 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
     if (!status && nplans < 0)
         status = fail(RSD_EINVAL, "invalid number of plans %lld", (long long)nplans);
     TRY(peer_open(&transport, status ? 0 : options.timeout, TAG_DATA, &peer));
-    status = exchange_bind(peer, status, nplans, plans, bind, &options, exec);
-    if (status) { /* the transport stays with the caller */
+    struct exchange *x = NULL;
+    status = exchange_bind(peer, status, nplans, plans, bind, &options, &x);
+    if (status || !x) { /* the transport stays with the caller */
         peer_close(peer);
         return status;
     }
-    ((struct exchange *)*exec)->owns_peer = true;
-    ((struct exchange *)*exec)->transport = transport;
+    x->owns_peer = true;
+    x->transport = transport;
+    *exec = &x->exec;
     return RSD_OK;
 }

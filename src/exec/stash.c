@@ -11,6 +11,7 @@
 
 #include "reshard_experimental.h"
 
+#include <assert.h>
 #include <stdio.h>
 
 enum { PLANS_KEPT = 32, DEFAULT_MAX_NBYTES = 16 << 20, STASH_ERROR_NCHARS = 200 };
@@ -28,7 +29,7 @@ struct stash_entry {
 /* A plan that gathers buffers of one size. */
 struct stash_plan {
     size_t nbytes;
-    rsd_exec *exec;
+    struct exchange *exchange;
     int64_t last_used; /* by which get */
 };
 
@@ -162,7 +163,7 @@ static struct stash_plan *reuse_plan(rsd_stash *stash)
     for (size_t i = 1; i < PLANS_KEPT; i++)
         if (stash->plans[i].last_used < oldest->last_used)
             oldest = &stash->plans[i];
-    rsd_exec_free(oldest->exec);
+    rsd_exec_free(&oldest->exchange->exec);
     return oldest;
 }
 
@@ -185,17 +186,17 @@ static rsd_status bind_plan(rsd_stash *stash, const struct stash_entry *entry,
 {
     struct peer_call call = get_call(entry->id, entry->nbytes, false);
     rsd_plan *plan = NULL;
-    rsd_exec *exec;
+    struct exchange *exchange = NULL;
     rsd_exchange_options options = {.struct_nbytes = sizeof options};
     options.max_nbytes = min_i64(stash->options.max_nbytes, 2 * (int64_t)entry->nbytes + 1);
     TRY(peer_vote(stash->peer, RSD_OK, &call));
     rsd_status status = make_gather(stash, entry->nbytes, &plan);
     status = exchange_bind(stash->peer, status, 1, (const rsd_plan *const *)&plan, NULL, &options,
-                           &exec);
+                           &exchange);
     rsd_plan_free(plan);
     TRY(status);
     *bound = reuse_plan(stash);
-    **bound = (struct stash_plan){.nbytes = entry->nbytes, .exec = exec};
+    **bound = (struct stash_plan){.nbytes = entry->nbytes, .exchange = exchange};
     return RSD_OK;
 }
 
@@ -225,9 +226,9 @@ static rsd_status start_get(rsd_stash *stash, struct stash_entry *entry, void *o
     if (!plan)
         TRY(bind_plan(stash, entry, &plan));
     plan->last_used = ++stash->nstarted;
-    exchange_set_call(plan->exec, &call);
-    TRY(rsd_exec_start(plan->exec, &slice, &out));
-    stash->exec = plan->exec;
+    exchange_set_call(plan->exchange, &call);
+    TRY(rsd_exec_start(&plan->exchange->exec, &slice, &out));
+    stash->exec = &plan->exchange->exec;
     stash->running = entry;
     entry->state = ENTRY_RUNNING;
     entry->out = out;
@@ -302,7 +303,7 @@ static rsd_status make_entry(rsd_stash *stash, const void *data, size_t nbytes,
         mem_free(made);
         return RSD_ENOMEM;
     }
-    if (n > 0)
+    if (data && n > 0)
         memcpy(made->slice, (const char *)data + start, n);
     *entry = made;
     return RSD_OK;
@@ -333,6 +334,7 @@ rsd_status rsd_stash_put(rsd_stash *stash, const void *data, size_t nbytes, int6
         free_entry(entry);
         return status;
     }
+    assert(entry); /* else the vote failed */
     entry->id = number;
     stash->entries[stash->nentries++] = entry;
     count_entry(stash, entry, 1);
@@ -367,7 +369,7 @@ void rsd_stash_free(rsd_stash *stash)
         return;
     finish_get(stash);
     for (size_t i = 0; i < stash->nplans; i++)
-        rsd_exec_free(stash->plans[i].exec);
+        rsd_exec_free(&stash->plans[i].exchange->exec);
     for (size_t i = 0; i < stash->nentries; i++)
         free_entry(stash->entries[i]);
     mem_free(stash->entries);

@@ -341,6 +341,8 @@ static void free_link(void *context)
 {
     struct mpi_link *link = context;
     int finalized = 0;
+    if (!link)
+        return;
     MPI_Finalized(&finalized);
     if (!finalized)
         add_users(link->comm, -1);
@@ -398,10 +400,10 @@ rsd_status rsd_mpi_transport_f(int32_t fortran_comm, rsd_transport *transport)
 
 void rsd_mpi_transport_free(rsd_transport *transport)
 {
-    if (transport && transport->context)
-        free_link(transport->context);
-    if (transport)
-        transport->context = NULL;
+    if (!transport)
+        return;
+    free_link(transport->context);
+    transport->context = NULL;
 }
 
 /* ---- binding ---- */
@@ -420,7 +422,7 @@ rsd_status rsd_bind_mpi_many(int64_t nplans, const rsd_plan *const *plans,
                              const rsd_bind_options *bind, MPI_Comm comm,
                              const rsd_exchange_options *options, rsd_exec **exec)
 {
-    rsd_transport transport;
+    rsd_transport transport = {.context = NULL};
     TRY(make_transport(comm, timeout_of(options), &transport));
     transport.release = free_link;
     rsd_status status = rsd_bind_transport(nplans, plans, bind, &transport, options, exec);

@@ -10,6 +10,7 @@
  */
 #include "peer_state.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -273,6 +274,7 @@ static rsd_status vote_and_gather(struct peer *peer, rsd_status status,
     status = peer_vote(peer, status, call);
     bool voted = !status;
     if (voted) {
+        assert(blocks && (all || nbytes == 0)); /* else the vote failed */
         peer_wait_start(peer);
         status = gather_by_messages(peer, own, nbytes, all, blocks, most);
         peer_wait_end(peer);
@@ -330,6 +332,7 @@ rsd_status rsd_transport_nodes(const rsd_transport *given, int32_t *node_of)
     int64_t *all = mem_new((size_t)transport.nranks, sizeof *all);
     rsd_status status =
         gather_once(&transport, 0, all ? RSD_OK : RSD_ENOMEM, &call, &own, sizeof own, all);
+    assert(status || all);
     for (int32_t i = 0; i < transport.nranks && !status; i++) {
         int32_t first = 0; /* a host has the number of its first rank */
         while (all[first] != all[i])

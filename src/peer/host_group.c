@@ -9,6 +9,7 @@
  */
 #include "peer_state.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -136,6 +137,7 @@ static rsd_status share_segment(struct peer *peer, rsd_status status, struct hos
     if (!status)
         record_failure(&own, make_segment(group, &own));
     TRY(peer_gather(peer, status, &offering, &own, sizeof own, offers));
+    assert(group && offers); /* else the gather failed */
     if (!any_failed(peer, group, offers))
         record_failure(&own, open_segment(group, offers));
     TRY(peer_gather(peer, RSD_OK, &opening, &own, sizeof own, offers));
