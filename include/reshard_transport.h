@@ -108,7 +108,7 @@ typedef struct rsd_exchange_options {
  *     they return EPEER. The error names that rank and a tensor. A failure of the transport is returned by the rank
  *     where it happens. In these cases ranks may return different statuses, the destinations are unspecified, the exec
  *     can only be freed, and messages may remain in the transport: other calls on it may fail.
- *   - rsd_exec_start returns a failure of this rank only if an earlier run failed.
+ *   - rsd_exec_start fails only if a run is in progress, or if an earlier run failed as above.
  *
  * A run has no thread of its own: it progresses in rsd_exec_start, rsd_exec_progress and rsd_exec_wait. Several execs
  * of different transports may be in progress at once if every rank waits for them in the same order: rsd_exec_wait

@@ -28,19 +28,17 @@ struct roll_call {
 
 /* ---- roll calls ---- */
 
-static void listen_to(struct peer *peer, int32_t rank)
+/* A rank that cannot be reached counts as unresponsive. */
+static void receive_alive(struct peer *peer, int32_t rank)
 {
     struct roll_call *roll = peer->roll_call;
-    if (peer_recv(peer, rank, TAG_ALIVE, &roll->received[rank], sizeof *roll->received,
-                  &roll->recvs[rank]))
-        roll->recvs[rank].active = false; /* it will count as silent */
+    (void)peer_recv(peer, rank, TAG_ALIVE, &roll->received[rank], sizeof *roll->received,
+                    &roll->recvs[rank]);
 }
 
-static void tell_rank(struct peer *peer, int32_t rank, const struct alive *alive)
+static void send_alive(struct peer *peer, int32_t rank, const struct alive *alive)
 {
-    struct roll_call *roll = peer->roll_call;
-    if (peer_send(peer, rank, TAG_ALIVE, alive, sizeof *alive, &roll->sends[rank]))
-        roll->sends[rank].active = false;
+    (void)peer_send(peer, rank, TAG_ALIVE, alive, sizeof *alive, &peer->roll_call->sends[rank]);
 }
 
 static void free_roll_call(struct roll_call *roll)
@@ -81,13 +79,13 @@ static void start_roll_call(struct peer *peer, int32_t dead)
     for (int32_t i = 0; i < peer->transport.nranks; i++) {
         if (i == peer->transport.rank)
             continue;
-        listen_to(peer, i);
-        tell_rank(peer, i, &roll->own);
+        receive_alive(peer, i);
+        send_alive(peer, i, &roll->own);
     }
 }
 
 /* A rank enters a call when all have entered the one before: older numbers were left over. */
-static void hear_rank(struct peer *peer, int32_t rank)
+static void note_alive(struct peer *peer, int32_t rank)
 {
     struct roll_call *roll = peer->roll_call;
     struct alive alive = roll->received[rank];
@@ -111,8 +109,8 @@ static rsd_status poll_roll_call(struct peer *peer)
         peer_test(peer, &roll->recvs[i], &received);
         if (!received)
             continue;
-        hear_rank(peer, i);
-        listen_to(peer, i); /* it may report a dead rank later */
+        note_alive(peer, i);
+        receive_alive(peer, i); /* it may report a dead rank later */
     }
     return roll && roll->dead >= 0 ? fail(RSD_EPEER, "rank %d terminated (reported by rank %d)",
                                           (int)roll->dead, (int)roll->reporter)
@@ -132,7 +130,7 @@ static void report_dead(struct peer *peer, int32_t dead)
         roll->news = (struct alive){peer->call, dead};
     for (int32_t i = 0; roll && i < peer->transport.nranks; i++)
         if (i != peer->transport.rank && !roll->sends[i].active)
-            tell_rank(peer, i, &roll->news);
+            send_alive(peer, i, &roll->news);
     poll_roll_call(peer);
 }
 
@@ -160,7 +158,7 @@ static bool has_entered(const struct peer *peer, int32_t rank)
     return !peer->roll_call || peer->roll_call->entered[rank];
 }
 
-/* Neither in this call nor waiting in the one before: then others wait for it too, however far they are. */
+/* Whether a rank waits neither in this call nor in the one before: then the others wait for it, in whichever call. */
 static bool is_unresponsive(const struct peer *peer, int32_t rank)
 {
     return peer->roll_call && !peer->roll_call->waiting[rank];
@@ -184,16 +182,16 @@ static rsd_status name_late(const struct peer *peer, int32_t rank, const char *p
                 problem, known ? " (" : "", what, known ? ")" : "");
 }
 
-/* First ranks that are silent, then others; of both first those that have not entered the call; beginning with the
- * rank that the current round waits for. */
+/* First looks for unresponsive ranks, then for others; of both first for those that have not entered the call, beginning
+ * with the rank that the current round waits for. */
 static rsd_status find_late(const struct peer *peer, peer_waits_for *waits_for, void *context)
 {
     int32_t n = peer->transport.nranks, first = round_source(peer);
     for (int level = 0; level < 4; level++)
         for (int32_t k = 0; k < n; k++) {
             int32_t rank = (first + k) % n;
-            bool silent = level < 2, absent = level % 2 == 0;
-            if (rank == peer->transport.rank || (silent && !is_unresponsive(peer, rank)))
+            bool unresponsive = level < 2, absent = level % 2 == 0;
+            if (rank == peer->transport.rank || (unresponsive && !is_unresponsive(peer, rank)))
                 continue;
             if (absent && !has_entered(peer, rank))
                 return name_late(peer, rank, "has not entered the call", waits_for, context);
