@@ -2,6 +2,8 @@
  * exec can be used again; ranks that are late are named. */
 #include "ranks.h"
 
+#include <sys/resource.h>
+
 enum { NRANKS = 3, ODD = 1, NUMEL = 12, PART = NUMEL / NRANKS };
 
 static rsd_plan *plan_of(const char *problem)
@@ -192,6 +194,32 @@ static void columns_on_one_rank(struct rank *rank, void *context)
     rsd_exec_free(exec);
 }
 
+/* ---- no shared memory ---- */
+
+/* Without a free descriptor no rank can share memory. */
+static void without_shared_memory(struct rank *rank, void *context)
+{
+    rsd_exec *exec = NULL;
+    (void)context;
+    NEED_OK(rank, bind_one(rank, gathering, NULL, 0, 60, &exec));
+    const char *note = exec ? rsd_exec_describe(exec) : "";
+    NEED(rank, strcmp(note, "messages only: rank 0: memfd_create: Too many open files") == 0, "%s",
+         note);
+    gather_all(rank, exec);
+    rsd_exec_free(exec);
+}
+
+static void no_descriptors(void)
+{
+    CASE("without shared memory messages are used, and the reason is told");
+    struct rlimit before, none;
+    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    none = (struct rlimit){0, before.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    on_ranks(NRANKS, without_shared_memory, NULL);
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
 /* ---- late ranks ---- */
 
 static void late_to_run(struct rank *rank, void *context)
@@ -249,6 +277,7 @@ int main(void)
         on_ranks(NRANKS, late_to_run, node);
         on_ranks(NRANKS, late_to_bind, node);
     }
+    no_descriptors();
     CASE("different calls");
     on_ranks(NRANKS, different_calls, NULL);
     CASE("columns on one rank, rows on the others");

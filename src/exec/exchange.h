@@ -169,12 +169,11 @@ void packed_box_write(const struct exchange *x, const struct packed_box *box, ui
 struct host_rank {
     int32_t rank;
     struct shared_segment segment, arena;
-    const int64_t *strides;   /* a copy */
+    const int64_t *strides;   /* of its arrays, as this rank lists its own; a copy */
     _Atomic int64_t *offsets; /* of its arrays of this run in its arena; -1: not there */
     struct ring *rings;
     uint64_t nstrides, noffsets, nrings;
-    struct array_span *spans; /* of its arrays: sources, then destinations */
-    int64_t nsrc, ndst;
+    struct run_arrays arrays; /* how far they reach */
     /* while plans are compiled: of the current plan */
     size_t next_stride;
     int64_t src_base, dst_base;

@@ -99,9 +99,8 @@ void host_data_drop(struct exchange *x)
         struct host_rank *host = &data->ranks[i];
         shared_segment_drop(&host->segment);
         shared_segment_drop(&host->arena);
-        if (host->spans)
-            mem_free(without_const(host->strides));
-        mem_free(host->spans);
+        mem_free(without_const(host->strides));
+        run_arrays_drop(&host->arrays);
     }
     shared_segment_drop(&data->segment);
     mem_free(data->ranks);
@@ -118,7 +117,7 @@ static bool fits_segment(const struct shared_segment *segment, uint64_t offset, 
     return offset % 64 == 0 && offset <= capacity && count <= (capacity - offset) / element_nbytes;
 }
 
-static rsd_status read_host_header(struct host_rank *host)
+static rsd_status read_host_header(struct host_rank *host, const int64_t **strides)
 {
     char *data = shared_segment_data(&host->segment);
     struct host_header header = {0};
@@ -129,7 +128,7 @@ static rsd_status read_host_header(struct host_rank *host)
         !fits_segment(&host->segment, header.offsets, header.noffsets, sizeof(int64_t)) ||
         !fits_segment(&host->segment, header.rings, header.nrings, sizeof(struct ring)))
         return fail(RSD_EPEER, "invalid shared memory header");
-    host->strides = (const void *)(data + header.strides);
+    *strides = (const void *)(data + header.strides);
     host->offsets = (void *)(data + header.offsets);
     host->rings = (void *)(data + header.rings);
     host->nstrides = header.nstrides;
@@ -138,54 +137,30 @@ static rsd_status read_host_header(struct host_rank *host)
     return RSD_OK;
 }
 
-/* The arrays of a rank in one layout, with strides that are not trusted. */
-static rsd_status measure_arrays(const rsd_layout *layout, int32_t rank, const int64_t *strides,
-                                 struct array_span *spans)
-{
-    int64_t first, n;
-    rsd_layout_arrays_of(layout, rank, &first, &n);
-    for (int64_t i = 0; i < n; i++)
-        if (!array_span_of(layout, first + i, strides + i * layout->ndim, &spans[i]))
-            return fail(RSD_EPEER, "invalid strides in shared memory");
-    return RSD_OK;
-}
-
-static void count_arrays(const rsd_plan *plan, int32_t rank, int64_t *nsrc, int64_t *ndst)
-{
-    int64_t first;
-    rsd_layout_arrays_of(plan->src, rank, &first, nsrc);
-    rsd_layout_arrays_of(plan->dst, rank, &first, ndst);
-}
-
-static rsd_status measure_plans(struct host_rank *host, int64_t nplans,
+/* Measures the arrays of a rank, with strides that are not trusted. */
+static rsd_status measure_plans(struct host_rank *host, const int64_t *exported, int64_t nplans,
                                 const rsd_plan *const *plans)
 {
-    int64_t nsrc, ndst, src_at = 0, dst_at = 0;
-    uint64_t nstrides = 0;
-    for (int64_t i = 0; i < nplans; i++) {
-        count_arrays(plans[i], host->rank, &nsrc, &ndst);
-        nstrides += (uint64_t)((nsrc + ndst) * plans[i]->src->ndim);
-        host->nsrc += nsrc;
-        host->ndst += ndst;
-    }
-    if (host->nstrides != nstrides || host->noffsets != (uint64_t)(host->nsrc + host->ndst))
-        return fail(RSD_EPEER, "shared memory header does not match the plans");
-    host->spans = mem_new((size_t)(host->nsrc + host->ndst), sizeof *host->spans);
-    int64_t *strides =
-        host->spans ? mem_copy(host->strides, (size_t)nstrides, sizeof *strides) : NULL;
-    host->strides = strides; /* a copy, which nobody changes */
+    uint64_t nread = 0;
+    int64_t *strides = mem_copy(exported, (size_t)host->nstrides, sizeof *strides);
     if (!strides)
         return RSD_ENOMEM;
+    host->strides = strides; /* a copy, which no other rank can change */
     for (int64_t i = 0; i < nplans; i++) {
-        int32_t ndim = plans[i]->src->ndim;
-        count_arrays(plans[i], host->rank, &nsrc, &ndst);
-        TRY(measure_arrays(plans[i]->src, host->rank, strides, host->spans + src_at));
-        strides += nsrc * ndim;
-        TRY(measure_arrays(plans[i]->dst, host->rank, strides, host->spans + host->nsrc + dst_at));
-        strides += ndst * ndim;
-        src_at += nsrc;
-        dst_at += ndst;
+        const rsd_layout *src = plans[i]->src, *dst = plans[i]->dst;
+        int64_t first_src, nsrc, first_dst, ndst, ndim = src->ndim;
+        rsd_layout_arrays_of(src, host->rank, &first_src, &nsrc);
+        rsd_layout_arrays_of(dst, host->rank, &first_dst, &ndst);
+        if ((uint64_t)((nsrc + ndst) * ndim) > host->nstrides - nread)
+            return fail(RSD_EPEER, "shared memory header does not match the plans");
+        TRY(run_arrays_add_src(&host->arrays, src, first_src, nsrc, strides + nread));
+        nread += (uint64_t)(nsrc * ndim);
+        TRY(run_arrays_add_dst(&host->arrays, dst, first_dst, ndst, strides + nread));
+        nread += (uint64_t)(ndst * ndim);
     }
+    if (nread != host->nstrides ||
+        host->noffsets != (uint64_t)(host->arrays.nsrc + host->arrays.ndst))
+        return fail(RSD_EPEER, "shared memory header does not match the plans");
     return RSD_OK;
 }
 
@@ -196,13 +171,14 @@ rsd_status host_data_open(struct exchange *x, int32_t index, const struct host_d
     host->rank = peer_host_rank(x->peer, index);
     if (host->rank == x->rank)
         return RSD_OK;
+    const int64_t *strides = NULL;
     rsd_status status = shared_segment_open(&names->segment, &host->segment);
     if (!status)
-        status = read_host_header(host);
+        status = read_host_header(host, &strides);
     if (!status && names->arena.nbytes)
         status = shared_segment_open(&names->arena, &host->arena);
     if (!status)
-        status = measure_plans(host, nplans, plans);
+        status = measure_plans(host, strides, nplans, plans);
     return status ? fail_in(status, "rank %d: ", (int)host->rank) : RSD_OK;
 }
 
@@ -268,11 +244,13 @@ bool host_data_is_direct(const struct exchange *x, const struct message *message
 
 const char *host_rank_array(const struct host_rank *host, int64_t array, bool from_destination)
 {
-    int64_t at = array + (from_destination ? host->nsrc : 0);
+    const struct array_span *spans =
+        from_destination ? host->arrays.dst_spans : host->arrays.src_spans;
+    int64_t at = array + (from_destination ? host->arrays.nsrc : 0);
     int64_t offset = atomic_load_explicit(&host->offsets[at], memory_order_relaxed);
     uint64_t capacity = shared_segment_capacity(&host->arena);
     if (offset < 0 || (uint64_t)offset > capacity ||
-        host->spans[at].nbytes > capacity - (uint64_t)offset) {
+        spans[array].nbytes > capacity - (uint64_t)offset) {
         error_set("rank %d: array %lld lies outside of its arena", (int)host->rank,
                   (long long)array);
         return NULL;

@@ -1,8 +1,9 @@
 /* run_arrays.c - the arrays of a run: their pointers, how far they reach, and that they do not overlap. */
 #include "run_arrays.h"
 
-bool array_span_of(const rsd_layout *layout, int64_t array, const int64_t *strides,
-                   struct array_span *span)
+/* Returns false if strides are negative, or overflow. */
+static bool measure_span(const rsd_layout *layout, int64_t array, const int64_t *strides,
+                         struct array_span *span)
 {
     int64_t shape[RSD_MAX_DIMS], step, element_nbytes = (int64_t)rsd_dtype_nbytes(layout->dtype);
     int64_t nbytes = element_nbytes;
@@ -26,8 +27,8 @@ static rsd_status add_spans(struct array_span **spans, size_t *capacity, int64_t
 {
     TRY(mem_grow(spans, capacity, (size_t)(*count + n), sizeof **spans));
     for (int64_t i = 0; i < n; i++)
-        if (!array_span_of(layout, first + i, strides + i * layout->ndim, &(*spans)[*count + i]))
-            return fail(RSD_ELIMIT, "array %lld spans more than 2^63 bytes",
+        if (!measure_span(layout, first + i, strides + i * layout->ndim, &(*spans)[*count + i]))
+            return fail(RSD_ELIMIT, "array %lld: negative strides, or more than 2^63 bytes",
                         (long long)(first + i));
     *count += n;
     return RSD_OK;

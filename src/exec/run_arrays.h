@@ -11,10 +11,6 @@ struct array_span {
     bool used;  /* by a run: it must not be NULL */
 };
 
-/* Measures an array with these strides in bytes. Returns false if they are negative or overflow. */
-bool array_span_of(const rsd_layout *layout, int64_t array, const int64_t *strides,
-                   struct array_span *span);
-
 /* Starts as {0}. Arrays are numbered through all plans of an exec. */
 struct run_arrays {
     int64_t nsrc, ndst;
@@ -25,7 +21,8 @@ struct run_arrays {
     int64_t *order; /* by address: destinations come after sources in the numbers used here */
 };
 
-/* Adds n arrays of a layout, from number `first` of the layout on; strides in bytes, array by array. */
+/* Adds n arrays of a layout, from number `first` of the layout on; strides in bytes, array by array. ELIMIT: strides
+ * that are negative or overflow. */
 rsd_status run_arrays_add_src(struct run_arrays *arrays, const rsd_layout *layout, int64_t first,
                               int64_t n, const int64_t *strides);
 rsd_status run_arrays_add_dst(struct run_arrays *arrays, const rsd_layout *layout, int64_t first,
