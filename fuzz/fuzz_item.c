@@ -26,15 +26,16 @@ static void try_plain(rsd_checkpoint *checkpoint, const struct extent *extent)
 
 static void try_compressed(rsd_checkpoint *checkpoint, const struct extent *extent)
 {
-    struct inflate *inflate;
+    struct file_range range = {&checkpoint->files, 0, 0};
+    struct zstd_reader *zstd;
     struct stored_view stored;
     unsigned char *rest;
     size_t nrest;
-    if (inflate_open(&checkpoint->files, 0, 0, extent->nbytes, extent->nzstd, &inflate))
+    if (zstd_reader_open(file_range_read, &range, extent->nbytes, extent->nzstd, &zstd))
         return;
-    if (!torch_item_locate_stream(inflate, &stored, &rest, &nrest))
+    if (!torch_item_locate_stream(zstd, &stored, &rest, &nrest))
         mem_free(rest);
-    inflate_close(inflate);
+    zstd_reader_close(zstd);
 }
 
 static void try_value(rsd_checkpoint *checkpoint, struct extent extent)

@@ -76,9 +76,10 @@ typedef enum rsd_status {
     RSD_EEXIST = 4,
     RSD_ECANCELLED = 5,
 
-    /* The machine. */
+    /* The machine: no memory; a read or write that failed; a file that does not exist. */
     RSD_ENOMEM = 10,
     RSD_EIO = 11,
+    RSD_ENOENT = 12,
 
     /* The data: a file that breaks its format; well formed, but nothing here can do it, such as the
      * minimum of complex numbers. */

@@ -187,7 +187,7 @@ static void one_metadata(void)
         CHECK(rsd_checkpoint_ntensors(checkpoint) == NITEMS - 1);
     rsd_checkpoint_close(checkpoint);
     options.metadata = "__3.metadata";
-    CHECK(rsd_checkpoint_open(path, &options, &checkpoint) == RSD_EIO, "%s", rsd_error());
+    CHECK(rsd_checkpoint_open(path, &options, &checkpoint) == RSD_ENOENT, "%s", rsd_error());
     options.metadata = "../ranks/.metadata";
     CHECK(rsd_checkpoint_open(path, &options, &checkpoint) == RSD_EINVAL, "%s", rsd_error());
 }

@@ -139,6 +139,10 @@ struct bytes {
 void bytes_put(struct bytes *out, const void *data, size_t n);
 void bytes_drop(struct bytes *bytes);
 
+/* Reads n bytes from an offset on, all of them or none. Codecs read through one, so that they need not know
+ * where the bytes are. */
+typedef rsd_status read_at(void *context, uint64_t offset, void *out, size_t n);
+
 /* ---- hash.c: 128 bits for telling things apart, not against malice ---- */
 
 struct hash {

@@ -38,6 +38,8 @@ const char *rsd_status_name(rsd_status status)
         return "ENOMEM";
     case RSD_EIO:
         return "EIO";
+    case RSD_ENOENT:
+        return "ENOENT";
     case RSD_EFORMAT:
         return "EFORMAT";
     case RSD_EUNSUPPORTED:

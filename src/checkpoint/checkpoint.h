@@ -201,9 +201,9 @@ struct out_state {
     bool touched; /* by this process */
     bool noted;   /* the journal said once that it is complete, with this length */
     uint64_t noted_nbytes;
-    size_t left;             /* items that are not complete */
-    uint64_t cursor;         /* compressed: where the next item goes */
-    struct deflate *deflate; /* of the item at hand */
+    size_t left;              /* items that are not complete */
+    uint64_t cursor;          /* compressed: where the next item goes */
+    struct zstd_writer *zstd; /* of the item at hand */
 };
 
 struct output {
@@ -217,7 +217,7 @@ struct output {
     struct files files; /* by the numbers of the draft */
     struct out_state *states;
     pthread_mutex_t lock;
-    uint64_t nbytes_written;
+    _Atomic uint64_t nbytes_written; /* by this process, in this run */
     int64_t nfiles_written;
     size_t *pending; /* extents that are complete and not noted yet */
     size_t npending, pending_capacity;

@@ -93,7 +93,7 @@ static rsd_status haul_all(struct converting *c)
                           .nbytes_total = c->nbytes};
     operation_follow(&c->operation, &batch);
     rsd_status status = batch_run(&batch);
-    if (status == RSD_ECANCELLED || status == RSD_EIO) {
+    if (status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_ENOENT) {
         char *message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
         output_note(&c->output); /* if even that fails, more is done again */
         error_set("%s", message ? message : "stopped");
@@ -273,8 +273,8 @@ static rsd_status take_steps(struct converting *c)
 /* Whether what there is can be resumed. */
 static bool is_kept(const struct converting *c, rsd_status status)
 {
-    return status == RSD_EIO || status == RSD_ECANCELLED || status == RSD_EEXIST ||
-           status == RSD_ETIMEOUT || status == RSD_EPEER ||
+    return status == RSD_EIO || status == RSD_ENOENT || status == RSD_ECANCELLED ||
+           status == RSD_EEXIST || status == RSD_ETIMEOUT || status == RSD_EPEER ||
            (status == RSD_EMISMATCH && c->part.resumed);
 }
 

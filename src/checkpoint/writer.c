@@ -50,7 +50,7 @@ rsd_status output_open(struct output *output, struct manifest *manifest, struct 
 void output_close(struct output *output)
 {
     for (size_t i = 0; output->states && i < output->manifest->nfiles; i++)
-        deflate_close(output->states[i].deflate);
+        zstd_writer_close(output->states[i].zstd);
     mem_free(output->states);
     mem_free(output->pending);
     output->states = NULL;
@@ -63,7 +63,9 @@ void output_close(struct output *output)
 
 static rsd_status put(struct output *output, uint32_t file, uint64_t at, const void *data, size_t n)
 {
-    return file_write(&output->files, file, at, data, n);
+    TRY(file_write(&output->files, file, at, data, n));
+    output->nbytes_written += n;
+    return RSD_OK;
 }
 
 /* ---- compressed items ---- */
@@ -81,12 +83,12 @@ static rsd_status compress_item(struct output *output, struct extent *extent,
 {
     struct out_state *state = &output->states[extent->file];
     extent->offset = state->cursor;
-    TRY(deflate_open(output->manifest->compress, item->n, append, state, &state->deflate));
-    rsd_status status = deflate_put(state->deflate, item->data, item->n);
+    TRY(zstd_writer_open(output->manifest->compress, item->n, append, state, &state->zstd));
+    rsd_status status = zstd_writer_put(state->zstd, item->data, item->n);
     if (!status)
-        status = deflate_end(state->deflate);
-    deflate_close(state->deflate);
-    state->deflate = NULL;
+        status = zstd_writer_end(state->zstd);
+    zstd_writer_close(state->zstd);
+    state->zstd = NULL;
     extent->nbytes = state->cursor - extent->offset;
     return status;
 }
@@ -166,7 +168,6 @@ static rsd_status complete(struct output *output, uint32_t file)
     output->states[file].done = true;
     if (output->manifest->compress)
         about->nbytes = output->states[file].cursor;
-    output->nbytes_written += about->nbytes - about->kept;
     output->nfiles_written++;
     rsd_status status = output->journal ? journal_add(output->part, output, file) : RSD_OK;
     pthread_mutex_unlock(&output->lock);
@@ -244,9 +245,9 @@ rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
     rsd_status status =
         torch_item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
     if (!status)
-        status = deflate_open(output->manifest->compress, nbytes, append, state, &state->deflate);
+        status = zstd_writer_open(output->manifest->compress, nbytes, append, state, &state->zstd);
     if (!status)
-        status = deflate_put(state->deflate, head.data, head.n);
+        status = zstd_writer_put(state->zstd, head.data, head.n);
     bytes_drop(&head);
     return status;
 }
@@ -273,10 +274,10 @@ static rsd_status end_compressed(struct output *output, struct extent *extent,
                                  const struct bytes *tail)
 {
     struct out_state *state = &output->states[extent->file];
-    TRY(deflate_put(state->deflate, tail->data, tail->n));
-    TRY(deflate_end(state->deflate));
-    deflate_close(state->deflate);
-    state->deflate = NULL;
+    TRY(zstd_writer_put(state->zstd, tail->data, tail->n));
+    TRY(zstd_writer_end(state->zstd));
+    zstd_writer_close(state->zstd);
+    state->zstd = NULL;
     extent->nbytes = state->cursor - extent->offset;
     return RSD_OK;
 }
@@ -432,7 +433,7 @@ static rsd_status take_block(const struct sink *sink, struct scratch *scratch, c
     if (manifest->format == RSD_FORMAT_DCP)
         note_bytes(item, at, block, nbytes, all);
     if (manifest->compress)
-        return deflate_put(output->states[extent->file].deflate, block, nbytes);
+        return zstd_writer_put(output->states[extent->file].zstd, block, nbytes);
     if (item->at)
         return put_rows(output, sink, lo, len, block);
     return put(output, extent->file, extent->offset + item->head + at, block, nbytes);

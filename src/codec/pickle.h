@@ -118,12 +118,9 @@ enum known pickle_known_global(struct slice module, struct slice name);
 
 /* ---- pickle.c ---- */
 
-/* Reads n bytes of the stream at a place. */
-typedef rsd_status pickle_read_fn(void *context, uint64_t at, void *out, size_t n);
-
 /* Reads a pickle of at most nbytes; *used is how many it took. pickle_tree_drop gives the values back. */
-rsd_status pickle_read(pickle_read_fn *read, void *context, uint64_t nbytes,
-                       struct pickle_tree *tree, pickle_node *root, uint64_t *used);
+rsd_status pickle_read(read_at *read, void *context, uint64_t nbytes, struct pickle_tree *tree,
+                       pickle_node *root, uint64_t *used);
 rsd_status pickle_read_memory(const void *bytes, size_t nbytes, struct pickle_tree *tree,
                               pickle_node *root, uint64_t *used);
 

@@ -16,7 +16,7 @@
 enum { MEMO_SHIFT = 14, MEMO_BATCH = 1 << MEMO_SHIFT };
 
 struct pickle {
-    pickle_read_fn *read;
+    read_at *read;
     void *context;
     uint64_t total, at; /* of the stream */
     uint64_t window_at; /* what the buffer holds of it */
@@ -539,8 +539,8 @@ static rsd_status run(struct pickle *p, pickle_node *root)
     return RSD_OK;
 }
 
-rsd_status pickle_read(pickle_read_fn *read, void *context, uint64_t nbytes,
-                       struct pickle_tree *tree, pickle_node *root, uint64_t *used)
+rsd_status pickle_read(read_at *read, void *context, uint64_t nbytes, struct pickle_tree *tree,
+                       pickle_node *root, uint64_t *used)
 {
     struct pickle *p = mem_new(1, sizeof *p);
     if (!p)

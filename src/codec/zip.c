@@ -195,7 +195,7 @@ static rsd_status sort_by_name(struct zip *zip)
     return RSD_OK;
 }
 
-rsd_status zip_open(struct zip *zip, zip_read_fn *read, void *context, uint64_t nbytes)
+rsd_status zip_open(struct zip *zip, read_at *read, void *context, uint64_t nbytes)
 {
     struct directory directory;
     *zip = (struct zip){.read = read, .context = context, .nbytes = nbytes};
@@ -233,7 +233,7 @@ void zip_close(struct zip *zip)
 /* ---- records ---- */
 
 /* The folder that all records are in: what the first one's name has before its first slash. */
-struct slice zip_prefix(const struct zip *zip)
+static struct slice zip_prefix(const struct zip *zip)
 {
     if (zip->nrecords == 0)
         return (struct slice){"", 0};

@@ -6,8 +6,6 @@
 
 /* ---- zip.c ---- */
 
-typedef rsd_status zip_read_fn(void *context, uint64_t at, void *out, size_t n);
-
 struct zip_record {
     struct slice name;
     uint64_t header; /* where its header begins in the archive */
@@ -21,7 +19,7 @@ struct zip_name {
 };
 
 struct zip {
-    zip_read_fn *read;
+    read_at *read;
     void *context;
     uint64_t nbytes;
     uint64_t directory_at;
@@ -31,9 +29,8 @@ struct zip {
     size_t nrecords;
 };
 
-rsd_status zip_open(struct zip *zip, zip_read_fn *read, void *context, uint64_t nbytes);
+rsd_status zip_open(struct zip *zip, read_at *read, void *context, uint64_t nbytes);
 void zip_close(struct zip *zip);
-struct slice zip_prefix(const struct zip *zip);
 
 /* A record by its name without the folder, located; NULL: there is none. */
 rsd_status zip_find(struct zip *zip, const char *name, struct zip_record **out);

@@ -8,6 +8,7 @@
 #include "pickle.h"
 #include "store.h"
 #include "zip.h"
+#include "zstd_stream.h"
 
 /* ---- view.c: a tensor as torch pickles it ---- */
 
@@ -206,7 +207,7 @@ rsd_status torch_item_locate(struct files *files, const struct extent *extent,
                              struct stored_view *out);
 
 /* In a stream, which is left just before the tensor's bytes, but for those in *rest (to be freed). */
-rsd_status torch_item_locate_stream(struct inflate *inflate, struct stored_view *out,
+rsd_status torch_item_locate_stream(struct zstd_reader *zstd, struct stored_view *out,
                                     unsigned char **rest, size_t *nrest);
 
 /* ---- stored_value.c ---- */

@@ -290,7 +290,7 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
     struct stat found;
     TRY(options_copy("rsd_open_options", given, &options, sizeof options));
     if (stat(path, &found) != 0)
-        return fail(RSD_EIO, "%s: %s", path, strerror(errno));
+        return fail(errno == ENOENT ? RSD_ENOENT : RSD_EIO, "%s: %s", path, strerror(errno));
     rsd_checkpoint *checkpoint = mem_new(1, sizeof *checkpoint);
     if (!checkpoint)
         return RSD_ENOMEM;

@@ -127,7 +127,7 @@ rsd_status torch_item_locate(struct files *files, const struct extent *extent,
 
 /* The start of the stream, as far as it was produced. */
 struct start {
-    struct inflate *inflate;
+    struct zstd_reader *zstd;
     unsigned char *bytes;
     size_t n, at;
 };
@@ -137,7 +137,7 @@ static rsd_status want(struct start *start, size_t n)
     if (n > MOST_START)
         return fail(RSD_EFORMAT, "more than %d bytes before the tensor", (int)MOST_START);
     if (n > start->n) {
-        TRY(inflate_read(start->inflate, start->bytes + start->n, n - start->n));
+        TRY(zstd_reader_read(start->zstd, start->bytes + start->n, n - start->n));
         start->n = n;
     }
     return RSD_OK;
@@ -281,10 +281,10 @@ static rsd_status go_to_tensor(struct start *start, struct stored_view *out)
     return status;
 }
 
-rsd_status torch_item_locate_stream(struct inflate *inflate, struct stored_view *out,
+rsd_status torch_item_locate_stream(struct zstd_reader *zstd, struct stored_view *out,
                                     unsigned char **rest, size_t *nrest)
 {
-    struct start start = {.inflate = inflate, .bytes = mem_new(MOST_START, 1)};
+    struct start start = {.zstd = zstd, .bytes = mem_new(MOST_START, 1)};
     if (!start.bytes)
         return RSD_ENOMEM;
     *out = (struct stored_view){.has_crc = true}; /* behind the bytes */

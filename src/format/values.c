@@ -13,13 +13,13 @@ static rsd_status too_long(uint64_t nbytes, uint64_t most)
 }
 
 /* All of a stream whose length nobody knows. */
-static rsd_status inflate_all(struct inflate *inflate, uint64_t stored, struct bytes *out)
+static rsd_status decompress_value(struct zstd_reader *zstd, uint64_t stored, struct bytes *out)
 {
     char block[1 << 14];
     uint64_t most = stored < MOST_NBYTES / MOST_GROWTH ? START_NBYTES + stored * MOST_GROWTH
                                                        : (uint64_t)MOST_NBYTES;
     for (size_t n = sizeof block; n == sizeof block;) {
-        TRY(inflate_some(inflate, block, &n));
+        TRY(zstd_reader_read_some(zstd, block, &n));
         bytes_put(out, block, n);
         if (out->failed)
             return RSD_ENOMEM;
@@ -36,11 +36,11 @@ rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value
     TRY(catalog_check_transforms(&checkpoint->catalog, extent));
     TRY(file_check(&checkpoint->files, extent->file, extent->offset, extent->nbytes));
     if (extent->nzstd) {
-        struct inflate *inflate;
-        TRY(inflate_open(&checkpoint->files, extent->file, extent->offset, extent->nbytes,
-                         extent->nzstd, &inflate));
-        rsd_status status = inflate_all(inflate, extent->nbytes, out);
-        inflate_close(inflate);
+        struct file_range range = {&checkpoint->files, extent->file, extent->offset};
+        struct zstd_reader *zstd;
+        TRY(zstd_reader_open(file_range_read, &range, extent->nbytes, extent->nzstd, &zstd));
+        rsd_status status = decompress_value(zstd, extent->nbytes, out);
+        zstd_reader_close(zstd);
         return status;
     }
     if (extent->nbytes > MOST_NBYTES)

@@ -116,6 +116,11 @@ rsd_status file_error_about(const struct files *files, uint32_t index, const cha
 
 /* ---- opening and closing ---- */
 
+static rsd_status open_failed(int error)
+{
+    return fail(error == ENOENT ? RSD_ENOENT : RSD_EIO, "%s", strerror(error));
+}
+
 /* Threads have descriptors of their own, so that the kernel sees each of them read straight on. */
 static int slot_of_thread(void)
 {
@@ -165,7 +170,7 @@ static rsd_status open_slot(struct files *files, struct one_file *file, struct f
     int how = file->writable ? O_RDWR | O_NOFOLLOW : O_RDONLY;
     int fd = openat(files->folder_fd, file->name, how | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
-        return fail(RSD_EIO, "%s", strerror(errno));
+        return open_failed(errno);
     rsd_status status = file->writable ? RSD_OK : know(file, fd);
     if (status) {
         close(fd);
@@ -214,7 +219,7 @@ rsd_status file_there(const struct files *files, uint32_t index)
 {
     struct stat found;
     if (fstatat(files->folder_fd, files->list[index].name, &found, 0) != 0)
-        return file_error(files, index, fail(RSD_EIO, "%s", strerror(errno)));
+        return file_error(files, index, open_failed(errno));
     return RSD_OK;
 }
 
@@ -265,6 +270,12 @@ rsd_status file_read(struct files *files, uint32_t index, uint64_t at, void *out
         status = read_all(fd, at, out, n);
     unpin(files, slot);
     return status ? file_error(files, index, status) : RSD_OK;
+}
+
+rsd_status file_range_read(void *context, uint64_t at, void *out, size_t n)
+{
+    const struct file_range *range = context;
+    return file_read(range->files, range->file, range->offset + at, out, n);
 }
 
 rsd_status file_load(struct files *files, uint32_t index, uint64_t most, char **bytes, size_t *n)

@@ -51,6 +51,14 @@ rsd_status file_check(struct files *files, uint32_t index, uint64_t at,
                       uint64_t n); /* EFORMAT unless it has these bytes */
 rsd_status file_read(struct files *files, uint32_t index, uint64_t at, void *out, size_t n);
 
+/* The bytes of a file from an offset on, as a read_at. */
+struct file_range {
+    struct files *files;
+    uint32_t file;
+    uint64_t offset;
+};
+rsd_status file_range_read(void *range, uint64_t at, void *out, size_t n);
+
 /* The whole file, with a zero behind it; ELIMIT if it is longer than `most`. */
 rsd_status file_load(struct files *files, uint32_t index, uint64_t most, char **bytes, size_t *n);
 
@@ -64,24 +72,6 @@ rsd_status folder_sync(const struct files *files);
 rsd_status file_error(const struct files *files, uint32_t index, rsd_status status);
 rsd_status file_error_about(const struct files *files, uint32_t index, const char *name,
                             rsd_status status);
-
-/* ---- inflate.c: zstd streams ---- */
-
-struct inflate;
-rsd_status inflate_open(struct files *files, uint32_t file, uint64_t offset, uint64_t nbytes,
-                        int nlayers, struct inflate **out);
-void inflate_close(struct inflate *inflate);
-rsd_status inflate_read(struct inflate *inflate, void *out, size_t n);  /* the next n bytes */
-rsd_status inflate_some(struct inflate *inflate, void *out, size_t *n); /* fewer at the end */
-
-struct deflate;
-typedef rsd_status deflate_write(void *context, const void *data, size_t n);
-rsd_status deflate_open(int level, uint64_t nbytes, deflate_write *write, void *context,
-                        struct deflate **out); /* of so many bytes in all */
-void deflate_close(struct deflate *deflate);
-rsd_status deflate_put(struct deflate *deflate, const void *data, size_t n);
-rsd_status deflate_end(struct deflate *deflate);
-int deflate_default_level(void);
 
 /* ---- publish.c: the folder in which an output is built, and how it gets into place ---- */
 

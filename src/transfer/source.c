@@ -85,9 +85,9 @@ static rsd_status find_in_file(struct source *source, const char *name, rsd_dtyp
 
 static void close_stream(struct source *source)
 {
-    inflate_close(source->inflate);
+    zstd_reader_close(source->zstd);
     mem_free(source->rest);
-    source->inflate = NULL;
+    source->zstd = NULL;
     source->rest = NULL;
 }
 
@@ -96,9 +96,10 @@ static rsd_status open_stream(struct source *source, rsd_dtype dtype)
     const struct extent *extent = &source->extent;
     struct stored_view stored;
     close_stream(source);
-    TRY(inflate_open(source->files, extent->file, extent->offset, extent->nbytes, extent->nzstd,
-                     &source->inflate));
-    TRY(torch_item_locate_stream(source->inflate, &stored, &source->rest, &source->nrest));
+    source->range = (struct file_range){source->files, extent->file, extent->offset};
+    TRY(zstd_reader_open(file_range_read, &source->range, extent->nbytes, extent->nzstd,
+                         &source->zstd));
+    TRY(torch_item_locate_stream(source->zstd, &stored, &source->rest, &source->nrest));
     TRY(check_stored(source, dtype, &stored.view));
     use_view(source, &stored);
     source->data = 0;
@@ -179,12 +180,12 @@ void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, cons
 
 void source_close(struct source *source)
 {
-    inflate_close(source->inflate);
+    zstd_reader_close(source->zstd);
     mem_free(source->rest);
     mem_free(source->kept);
     pthread_mutex_destroy(&source->lock);
     pthread_mutex_destroy(&source->keeping);
-    source->inflate = NULL;
+    source->zstd = NULL;
     source->rest = NULL;
     source->kept = NULL;
 }
@@ -199,7 +200,7 @@ static rsd_status take_stream(struct source *source, char *out, size_t n)
         memcpy(out, source->rest + source->rest_at, first);
     source->rest_at += first;
     if (first < n)
-        TRY(inflate_read(source->inflate, out + first, n - first));
+        TRY(zstd_reader_read(source->zstd, out + first, n - first));
     source->stream_at += n;
     return RSD_OK;
 }
@@ -207,7 +208,7 @@ static rsd_status take_stream(struct source *source, char *out, size_t n)
 /* All is read: the CRC-32 stands behind the bytes. */
 static rsd_status end_stream(struct source *source)
 {
-    unsigned char after[8];
+    unsigned char after[8] = {0};
     rsd_status status = RSD_OK;
     uint64_t nbytes = source->stream_at;
     if (source->checkable) {
@@ -231,7 +232,7 @@ static rsd_status read_stream(struct source *source, uint64_t at, char *out, siz
                               struct io_stats *stats)
 {
     char skipped[1 << 14];
-    if (!source->inflate || at < source->stream_at) {
+    if (!source->zstd || at < source->stream_at) {
         stats->again += source->stream_at;
         TRY(open_stream(source, source->dtype));
     }

@@ -35,7 +35,8 @@ struct source {
     char *kept; /* the whole record */
 
     bool compressed;
-    struct inflate *inflate; /* while it is read, by one thread */
+    struct file_range range;
+    struct zstd_reader *zstd; /* while it is read, by one thread */
     unsigned char *rest;
     size_t nrest, rest_at;
     uint64_t stream_at, stream_crc;

@@ -1,4 +1,4 @@
-# Paths as people have them.
+# Paths with blanks, leading dashes and trailing slashes.
 cp -r "$GOLDEN/fsdp2_adamw/ckpt" 'in put é'
 try merge 'in put é/' 'out put ü//' -q
 ls 'out put ü'
@@ -6,7 +6,7 @@ try verify 'out put ü/'
 try diff 'in put é' 'in put é/.metadata'
 try merge 'in put é' ./-x -q
 try verify -- -x
-echo "# into the folder that is read, and over it"
+echo "# into the directory that is read, and over it"
 mv 'in put é' in
 try convert in in/out -q --mesh 2 --preset fsdp
 try diff in in/out

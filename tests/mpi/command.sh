@@ -94,7 +94,7 @@ same 0 "help" merge --help
 
 n=$((n + 1))
 mpirun -np 2 "$many" inspect "$fsdp" > "$work/out" 2> "$work/err"
-if [ $? = 2 ] && grep -q 'this is for one process: use `reshard inspect`' "$work/err"; then
+if [ $? = 2 ] && grep -q 'runs in one process only: use '"'"'reshard inspect'"'"'' "$work/err"; then
     echo "ok $n - inspect is for one process"
 else
     echo "not ok $n - inspect is for one process"
@@ -128,8 +128,8 @@ says 4 "a rank that does not see the checkpoint says so, once" 'rank 1: .*gone' 
 says 2 "rank 1 has an option that is none" 'digest: rank 1: .*--nope' digest "$fsdp" : digest --nope "$fsdp"
 says 2 "rank 0 has it" 'digest: .*--nope' digest --nope "$fsdp" : digest "$fsdp"
 says 2 "rank 1 has no verb" 'reshard: rank 1: a verb is needed' digest "$fsdp" :
-says 2 "rank 1 has a verb of one process" 'inspect: rank 1: this is for one' digest "$fsdp" : inspect "$fsdp"
-says 2 "rank 1 only says which version it is" 'reshard digest: rank 1 was asked' digest "$fsdp" : --version
+says 2 "rank 1 has a verb of one process" 'inspect: rank 1: runs in one' digest "$fsdp" : inspect "$fsdp"
+says 2 "rank 1 only says which version it is" 'reshard digest: rank 1 was started' digest "$fsdp" : --version
 says 2 "rank 1 does not see the rules" 'convert: rank 1: .*gone.rules' \
     convert "$fsdp" "$work/never" --format dcp --mesh 2 --default R : \
     convert "$fsdp" "$work/never" --format dcp --mesh 2 --default R --rules "$work/gone.rules"
