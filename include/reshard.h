@@ -145,7 +145,8 @@ typedef struct rsd_array {
 rsd_status rsd_layout_local(const rsd_layout *layout, int32_t rank, rsd_array *array);
 
 /* Moves a tensor in the calling thread. src and dst list the arrays of all ranks, in the order of
- * rsd_layout_array. Empty arrays may be NULL. Sources and destinations must not overlap. */
+ * rsd_layout_array. Empty arrays may be NULL. Sources and destinations must not
+ * overlap: EINVAL, where the library can see it without comparing every element. */
 rsd_status rsd_reshard(const rsd_layout *src_layout, const rsd_layout *dst_layout,
                        const void *const *src, void *const *dst);
 
@@ -593,7 +594,6 @@ rsd_status rsd_exec_progress(rsd_exec *exec);
 #endif
 
 #include "reshard_checkpoint.h"
-#include "reshard_stash.h"
 #include "reshard_transport.h"
 
 #endif

@@ -91,11 +91,11 @@ static void many_tensors(rsd_pool *pool)
         if (round < 2) {
             OK(rsd_exec_run(exec, from, to));
         } else {
-            FAILS(RSD_EINVAL, "nothing was started", rsd_exec_wait(exec));
-            FAILS(RSD_EINVAL, "nothing was started", rsd_exec_progress(exec));
+            FAILS(RSD_EINVAL, "no run in progress", rsd_exec_wait(exec));
+            FAILS(RSD_EINVAL, "no run in progress", rsd_exec_progress(exec));
             OK(rsd_exec_start(exec, from, to));
-            FAILS(RSD_EINVAL, "in flight", rsd_exec_start(exec, from, to));
-            FAILS(RSD_EINVAL, "in flight", rsd_exec_run(exec, from, to));
+            FAILS(RSD_EINVAL, "a run is in progress", rsd_exec_start(exec, from, to));
+            FAILS(RSD_EINVAL, "a run is in progress", rsd_exec_run(exec, from, to));
             OK(rsd_exec_progress(exec));
             OK(rsd_exec_wait(exec));
         }
@@ -105,7 +105,11 @@ static void many_tensors(rsd_pool *pool)
     const void *missing = from[0];
     from[0] = NULL;
     FAILS(RSD_EINVAL, "source array 0", rsd_exec_run(exec, from, to));
+    from[0] = to[0];
+    FAILS(RSD_EINVAL, "overlaps a", rsd_exec_run(exec, from, to));
     from[0] = missing;
+    from[1] = from[2]; /* sources may be the same */
+    OK(rsd_exec_run(exec, from, to));
     OK(rsd_exec_start(exec, from, to));
     rsd_exec_free(exec); /* waits */
     for (int i = 0; i < N; i++) {

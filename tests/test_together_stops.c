@@ -39,7 +39,7 @@ static void one_rank_is_wrong(void)
     struct task task = {.in = in, .out = out, .out_of_one = other};
     CASE("a rank with another path is named, and nothing is written");
     crew_run(&crew, 3, convert_hand, &task, 0);
-    check_all(&crew, RSD_EMISMATCH, "rank 1 calls for something else");
+    check_all(&crew, RSD_EMISMATCH, "rank 1 passed different arguments");
     CHECK(!is_there(out) && !is_there(other) && !is_there(in_folder("out.reshard-part")));
     CASE("what only rank 0 can see is said by all");
     task.out_of_one = NULL;

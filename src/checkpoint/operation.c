@@ -8,19 +8,17 @@
 rsd_status operation_open(struct operation *operation, const rsd_transport *given, double timeout,
                           rsd_on_progress *on_progress, void *context)
 {
-    *operation = (struct operation){
-        .nranks = 1, .timeout = timeout, .on_progress = on_progress, .context = context};
+    *operation = (struct operation){.transport.nranks = 1,
+                                    .nranks = 1,
+                                    .timeout = timeout,
+                                    .on_progress = on_progress,
+                                    .context = context};
     operation->began = seconds_now();
     if (!given)
         return RSD_OK;
-    rsd_transport *t = &operation->transport;
-    TRY(options_copy("rsd_transport", given, t, sizeof *t));
-    if (t->rank < 0 || t->rank >= t->nranks)
-        return fail(RSD_EINVAL, "rank %d of %d", (int)t->rank, (int)t->nranks);
-    if (!t->send || !t->recv || !t->test || !t->cancel)
-        return fail(RSD_EINVAL, "a transport without all of its functions");
-    operation->rank = t->rank;
-    operation->nranks = t->nranks;
+    TRY(peer_check_transport(given, &operation->transport));
+    operation->rank = operation->transport.rank;
+    operation->nranks = operation->transport.nranks;
     return RSD_OK;
 }
 
@@ -44,19 +42,12 @@ void operation_follow(struct operation *operation, struct batch *batch)
 
 rsd_status operation_step(struct operation *operation, struct peer_step *step)
 {
-    rsd_status status;
     operation->step = step;
-    if (operation->nranks > 1) {
-        if (!step->lead) {
-            step->on_progress = operation->on_progress;
-            step->progress_context = operation->context;
-        }
-        return peer_step(&operation->transport, operation->timeout, step);
+    if (!step->lead) {
+        step->on_progress = operation->on_progress;
+        step->progress_context = operation->context;
     }
-    status = step->work ? step->work(step->context) : step->already;
-    if (!status && step->merge)
-        status = step->merge(step->context, &step->own, &step->result);
-    return status;
+    return peer_step(&operation->transport, operation->timeout, step);
 }
 
 static rsd_status hear_first(void *context, const struct payload *all, struct payload *result)
@@ -84,23 +75,30 @@ rsd_status operation_lead(struct operation *operation, rsd_status (*work)(void *
     return status;
 }
 
+/* What each rank sends: no pointers, which other ranks could not use. */
 struct called {
-    struct operation *operation;
     struct hash what;
     uint64_t tile_limit;
 };
 
+struct comparison {
+    const struct operation *operation;
+    struct called own;
+};
+
 static rsd_status merge_calls(void *context, const struct payload *all, struct payload *result)
 {
-    const struct called *own = context;
+    const struct comparison *comparison = context;
+    const struct called *own = &comparison->own;
     uint64_t least = own->tile_limit;
-    for (int32_t rank = 0; rank < own->operation->nranks; rank++) {
+    for (int32_t rank = 0; rank < comparison->operation->nranks; rank++) {
         struct called other;
         size_t at = 0;
         TRY(payload_take(&all[rank], &at, &other, sizeof other));
         if (other.what.a != own->what.a || other.what.b != own->what.b)
             return fail(RSD_EMISMATCH,
-                        "rank %d calls for something else than rank 0, or sees another checkpoint",
+                        "rank %d passed different arguments than rank 0, or reads a different "
+                        "checkpoint",
                         (int)rank);
         least = other.tile_limit < least ? other.tile_limit : least;
     }
@@ -112,15 +110,12 @@ rsd_status operation_agree(struct operation *operation, rsd_status status, struc
 {
     if (operation->nranks == 1)
         return status;
-    struct called own;
-    memset(&own, 0, sizeof own); /* all bytes travel */
-    own.operation = operation;
-    own.what = what;
-    own.tile_limit = tile_limit ? *tile_limit : 0;
-    struct peer_step step = {.already = status, .merge = merge_calls, .context = &own};
+    struct comparison comparison = {
+        .operation = operation, .own = {.what = what, .tile_limit = tile_limit ? *tile_limit : 0}};
+    struct peer_step step = {.already = status, .merge = merge_calls, .context = &comparison};
     step.lead = true; /* nothing to follow; what fails everywhere is said once */
     if (!status)
-        step.already = payload_put(&step.own, &own, sizeof own);
+        step.already = payload_put(&step.own, &comparison.own, sizeof comparison.own);
     status = operation_step(operation, &step);
     size_t at = 0;
     if (!status && tile_limit)

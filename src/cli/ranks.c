@@ -102,7 +102,7 @@ static int compare_codes(const char *verb, int code, bool ended)
     struct rank_code own = {code, ended};
     struct rank_code *codes = cli_need_memory(calloc((size_t)t->nranks, sizeof *codes));
     ranks.compared = true;
-    rsd_status status = t->allgather(t->context, &own, sizeof own, codes, 300);
+    rsd_status status = rsd_gather(t, &own, sizeof own, codes, 0);
     int32_t failed = status ? -1 : find_failed_rank(codes, t->nranks);
     int32_t other = status ? -1 : find_other_command(codes, t->nranks, own.ended);
     if (status)

@@ -167,7 +167,7 @@ struct shared_segment {
     int fd;
 };
 
-/* What a peer needs to open it. */
+/* What another process needs to open it. */
 struct shared_segment_name {
     uint64_t number, nbytes;
     int32_t pid, fd;
@@ -182,13 +182,13 @@ char *shared_segment_data(const struct shared_segment *segment);
 uint64_t shared_segment_capacity(const struct shared_segment *segment);
 const struct shared_segment *arena_segment(const rsd_arena *arena);
 
-/* ---- host.c: what the host says of itself ---- */
+/* ---- available.c: the host, and its memory ---- */
 
-/* A number for this host, never 0 or -1. */
+/* Returns a number for this host, never 0 or -1. */
 int64_t host_number(void);
 
-/* Bytes that can still be had, by what /proc/meminfo and the groups of /proc/self/cgroup (version 2, which lie
- * under a folder) say; UINT64_MAX: not known. The names of these are for tests. */
+/* Returns the bytes that can still be allocated, as /proc/meminfo and the groups of /proc/self/cgroup (version 2,
+ * in directories under `groups`) say; UINT64_MAX if that is not known. The paths are parameters for tests. */
 uint64_t memory_available(const char *meminfo, const char *cgroup, const char *groups);
 
 #endif
