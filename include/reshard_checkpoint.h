@@ -47,6 +47,9 @@ typedef struct rsd_open_options {
     const char
         *metadata; /* the one file of a DCP folder that says what is in it, such as __3.metadata;
                            * NULL: .metadata, or all of __0.metadata, __1.metadata, ... */
+    int32_t
+        follow_links; /* not 0: links in the directory may lead out of it. Otherwise they may only
+                           * in a snapshot of a Hugging Face cache, to a blob of the same cache */
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: not

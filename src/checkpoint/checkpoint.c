@@ -43,8 +43,10 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
     if (!checkpoint)
         return RSD_ENOMEM;
     rsd_status status = store_open(path, &checkpoint->store, &file);
-    if (!status)
+    if (!status) {
+        checkpoint->store->follow_links = options.follow_links != 0;
         status = open_files(checkpoint, path, file, &options);
+    }
     if (status)
         rsd_checkpoint_close(checkpoint);
     else

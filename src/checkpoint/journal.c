@@ -15,9 +15,7 @@
  */
 #include "checkpoint.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -228,29 +226,25 @@ static void check_file(struct output *output, uint32_t file)
 
 /* ---- what ranks noted, each by itself ---- */
 
-typedef rsd_status each_journal(const struct store_output *dest, int folder_fd, const char *name);
+typedef rsd_status visit_journal(const struct store_output *dest, const char *name);
 
-static rsd_status for_each_journal(const struct store_output *dest, each_journal *element_nbytes)
+static rsd_status for_each_journal(const struct store_output *dest, visit_journal *visit)
 {
     static const char before[] = JOURNAL_NAME ".";
-    DIR *folder = opendir(dest->store->path);
-    if (!folder)
-        return fail(RSD_EIO, "%s: %s", dest->store->path, strerror(errno));
-    rsd_status status = RSD_OK;
-    for (struct dirent *entry; !status && (entry = readdir(folder));)
-        if (strncmp(entry->d_name, before, sizeof before - 1) == 0)
-            status = element_nbytes(dest, dirfd(folder), entry->d_name);
-    if (!status && fsync(dirfd(folder)) != 0)
-        status = fail(RSD_EIO, "%s: %s", dest->store->path, strerror(errno));
-    closedir(folder);
-    return status;
+    struct store_listing listing;
+    rsd_status status = store_list(dest->store, "", &listing);
+    if (status)
+        return fail_in(status, "%s: ", dest->store->path);
+    for (size_t i = 0; i < listing.n && !status; i++)
+        if (strncmp(listing.entries[i].name, before, sizeof before - 1) == 0)
+            status = visit(dest, listing.entries[i].name);
+    store_listing_drop(&listing);
+    return status ? status : store_sync_names(dest->store);
 }
 
-static rsd_status remove_one(const struct store_output *dest, int folder_fd, const char *name)
+static rsd_status remove_one(const struct store_output *dest, const char *name)
 {
-    if (unlinkat(folder_fd, name, 0) != 0)
-        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, name, strerror(errno));
-    return RSD_OK;
+    return store_remove(dest->store, name);
 }
 
 rsd_status journal_clear(const struct store_output *dest)
@@ -258,18 +252,16 @@ rsd_status journal_clear(const struct store_output *dest)
     return for_each_journal(dest, remove_one);
 }
 
-/* Its whole lines, behind ours. */
-static rsd_status append_one(const struct store_output *dest, int folder_fd, const char *name)
+/* Appends the complete lines of another journal to this one. */
+static rsd_status append_one(const struct store_output *dest, const char *name)
 {
-    struct store_output other = {.store = dest->store};
+    uint32_t file;
     char *text;
     size_t n;
-    other.journal_fd = openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (other.journal_fd < 0)
-        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, name, strerror(errno));
-    rsd_status status = load(&other, &text, &n);
-    close(other.journal_fd);
-    TRY(status);
+    TRY(store_add_file(dest->store, (struct slice){name, strlen(name)}, &file));
+    rsd_status status = store_load(dest->store, file, INT32_MAX, &text, &n);
+    if (status)
+        return store_fail_in(dest->store, file, status);
     while (n > 0 && text[n - 1] != '\n')
         n--;
     status = append(dest, text, n);
