@@ -114,8 +114,11 @@ rsd_status string_map_add(struct string_map *map, struct slice name, size_t numb
         TRY(grow_map(map));
     uint64_t hash = hash_name(map->key, name);
     struct string_map_entry *slot = &map->slots[find_slot(map->slots, map->capacity, name, hash)];
-    map->n += slot->name.bytes == NULL;
-    *slot = (struct string_map_entry){name, hash, number};
+    if (!slot->name.bytes) {
+        *slot = (struct string_map_entry){.name = name, .hash = hash};
+        map->n++;
+    }
+    slot->number = number;
     return RSD_OK;
 }
 

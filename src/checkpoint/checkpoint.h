@@ -272,6 +272,7 @@ struct converting {
     struct operation operation;
     struct peer_step open, transfer, finish; /* the steps of a conversion */
     struct partial_crc_list seen;            /* its lock is that of the split items too */
+    struct record_set records;
     struct split_item *split;
     size_t nsplit, split_capacity;
     const char *out;

@@ -90,6 +90,7 @@ static rsd_status haul_all(struct converting *c)
                           .context = c,
                           .parts = c->parts,
                           .seen = &c->seen,
+                          .records = &c->records,
                           .nbytes_total = c->nbytes};
     operation_follow(&c->operation, &batch);
     rsd_status status = batch_run(&batch);
@@ -322,6 +323,7 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
     TRY(operation_open(&c.operation, c.options.transport, c.options.timeout, c.options.on_progress,
                        c.options.context));
     partial_crcs_open(&c.seen);
+    record_set_open(&c.records);
     c.tile_limit = tile_limit(c.options.max_nbytes, c.options.pool);
     rsd_status status = meet(&c, convert_prepare(&c, c.one_file));
     if (!status && c.options.dry)

@@ -413,6 +413,7 @@ void convert_drop(struct converting *c)
     mem_free(c->first_job);
     mem_free(c->split);
     partial_crcs_close(&c->seen);
+    record_set_close(&c->records);
     drop_step(&c->open);
     drop_step(&c->transfer);
     drop_step(&c->finish);

@@ -22,6 +22,7 @@ struct digesting {
     struct peer_step step;
     struct partition mine; /* what this rank reads */
     struct partial_crc_list seen;
+    struct record_set records;
     rsd_report report;
 };
 
@@ -135,8 +136,12 @@ static rsd_status share_tensors(struct digesting *d)
 static rsd_status run(void *context)
 {
     struct digesting *d = context;
-    struct batch batch = {
-        .pool = d->pool, .open = open_job, .close = close_job, .context = d, .seen = &d->seen};
+    struct batch batch = {.pool = d->pool,
+                          .open = open_job,
+                          .close = close_job,
+                          .context = d,
+                          .seen = &d->seen,
+                          .records = &d->records};
     TRY(share_tensors(d));
     batch.parts = d->mine.list;
     operation_follow(&d->operation, &batch);
@@ -239,6 +244,7 @@ rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_
     TRY(operation_open(&d.operation, options.transport, options.timeout, options.on_progress,
                        options.context));
     partial_crcs_open(&d.seen);
+    record_set_open(&d.records);
     d.step.work = run;
     d.step.merge = merge;
     d.step.context = &d;
@@ -256,6 +262,7 @@ rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_
     mem_free(d.digests);
     partition_drop(&d.mine);
     partial_crcs_close(&d.seen);
+    record_set_close(&d.records);
     payload_drop(&d.step.own);
     payload_drop(&d.step.result);
     if (!status && report)

@@ -32,6 +32,7 @@ struct verifying {
     struct peer_step step;
     struct partition mine; /* of the extents */
     struct partial_crc_list seen;
+    struct record_set records;
     struct finding *kept; /* of many ranks */
     size_t nkept, kept_capacity;
     struct payload texts;
@@ -138,7 +139,8 @@ static rsd_status read_boxes(struct verifying *v)
                           .close = close_job,
                           .forgive = forgive,
                           .context = v,
-                          .seen = &v->seen};
+                          .seen = &v->seen,
+                          .records = &v->records};
     TRY(share_boxes(v));
     batch.parts = v->mine.list;
     operation_follow(&v->operation, &batch);
@@ -321,6 +323,7 @@ rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *given
     TRY(operation_open(&v.operation, options.transport, options.timeout, options.on_progress,
                        options.context));
     partial_crcs_open(&v.seen);
+    record_set_open(&v.records);
     v.step.work = run;
     v.step.merge = merge;
     v.step.context = &v;
@@ -329,6 +332,7 @@ rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *given
     mem_free(v.kept);
     partition_drop(&v.mine);
     partial_crcs_close(&v.seen);
+    record_set_close(&v.records);
     payload_drop(&v.texts);
     payload_drop(&v.step.own);
     payload_drop(&v.step.result);

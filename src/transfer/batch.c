@@ -120,6 +120,22 @@ static void report_progress(struct state *s, bool at_end)
 
 /* ---- hauls ---- */
 
+/* Checks the records that were not read whole. Those of which other ranks read a part are added up. */
+static rsd_status check_records(struct record_set *records, struct transfer *transfer, bool whole)
+{
+    for (size_t i = 0; i < transfer->nsources && records; i++) {
+        struct source *source = &transfer->sources[i];
+        bool summed = source->checkable && (!whole || source->seen == source->array.nbytes);
+        if (source->memory || !source->wanted || !source->array.has_crc || summed)
+            continue;
+        rsd_status status = record_set_check(records, source);
+        if (status)
+            return store_fail_in(source->checkpoint->store, source->file,
+                                 fail_in(status, "%.300s: ", transfer->name));
+    }
+    return RSD_OK;
+}
+
 static rsd_status check_sources(struct transfer *transfer, struct io_stats *stats)
 {
     for (size_t i = 0; i < transfer->nsources; i++) {
@@ -139,6 +155,7 @@ static rsd_status check_portion(const struct batch *t, struct running *running,
                                 struct io_stats *stats)
 {
     const struct job_part *part = t->parts ? &t->parts[running->job] : NULL;
+    TRY(check_records(t->records, &running->transfer, !part || job_part_is_whole(part)));
     return part && !job_part_is_whole(part) ? partial_crcs_add(t->seen, part, 0, &running->transfer)
                                             : check_sources(&running->transfer, stats);
 }

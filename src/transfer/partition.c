@@ -99,7 +99,7 @@ rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part
     pthread_mutex_lock(&seen->lock);
     for (size_t i = 0; i < transfer->nsources && !status; i++) {
         const struct source *source = &transfer->sources[i];
-        if (!source->wanted || (source->seen == 0 && part->from > 0))
+        if (!source->wanted || source->checked || (source->seen == 0 && part->from > 0))
             continue;
         status = GROW(seen->list, seen->capacity, seen->n + 1);
         if (!status)

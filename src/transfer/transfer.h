@@ -28,6 +28,7 @@ struct source {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* the box */
     struct stored_array array;                   /* where its bytes are; in memory, the strides */
     bool checkable;
+    bool checked;    /* its record was read whole, and the CRC-32 is right */
     uint64_t wanted; /* bytes of the box that are wanted, set by whoever reads */
 
     pthread_mutex_t lock; /* for what follows */
@@ -54,6 +55,19 @@ rsd_status source_check(struct source *source, struct io_stats *stats);
 
 /* Whether its rows run another way than the tensor's, as those of a transposed one do. */
 bool source_runs_across(const struct source *source);
+
+/* ---- records.c: records that are not read whole ---- */
+
+/* The records that were checked. */
+struct record_set {
+    struct string_map map;
+    pthread_mutex_t lock;
+};
+void record_set_open(struct record_set *set);
+void record_set_close(struct record_set *set);
+
+/* Reads the whole record of a source and checks its CRC-32, unless the set has it. EFORMAT: it is wrong. */
+rsd_status record_set_check(struct record_set *set, struct source *source);
 
 /* ---- haul.c: one tensor from its sources to its sinks ---- */
 
@@ -224,6 +238,8 @@ struct batch {
     bool one_per_lane;             /* only one thread at a time may be at a lane */
     const struct job_part *parts;  /* of each job; NULL: all of it */
     struct partial_crc_list *seen; /* gets the sources of those that are not whole */
+    struct record_set
+        *records; /* checks records that are not read whole; NULL: they are not checked */
     rsd_status (*open)(void *context, size_t job, struct transfer *transfer);
     rsd_status (*close)(void *context, size_t job,
                         struct transfer *transfer);                /* when all of it is done */
