@@ -209,6 +209,17 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
     return status;
 }
 
+rsd_status checkpoint_check_value(const rsd_checkpoint *checkpoint,
+                                  const struct stored_value *value)
+{
+    if (value->extent.kind == EXTENT_NONE)
+        return RSD_OK;
+    rsd_status status = value_check(checkpoint, value);
+    return status ? store_fail_in(checkpoint->store, value->extent.file,
+                                  fail_in(status, "%.300s: ", value->name))
+                  : RSD_OK;
+}
+
 rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, void **item,
                                      size_t *nbytes)
 {

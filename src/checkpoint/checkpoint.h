@@ -13,6 +13,15 @@
 /* Lists the files that belong to the checkpoint at a path. */
 rsd_status checkpoint_list_owned(const char *path, struct name_list *owned);
 
+/* Checks the CRC-32 of every record in the item of a value. An error names the file and the value. */
+rsd_status checkpoint_check_value(const rsd_checkpoint *checkpoint,
+                                  const struct stored_value *value);
+
+/* ---- overlaps.c ---- */
+
+/* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there. */
+rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t tile_limit);
+
 /* ---- spread.c: one call, many ranks ---- */
 
 struct operation {

@@ -72,11 +72,15 @@ static rsd_status check_coverage(struct verifying *v, size_t index)
     rsd_status status = rsd_layout_coverage(layout, &check);
     rsd_layout_free(layout);
     TRY(status);
-    if (check.kind != RSD_MISSES)
+    if (check.kind == RSD_MISSES) {
+        error_set("%s: %s: no file has %s", v->checkpoint->store->path, tensor->name,
+                  box_text(check.box.ndim, check.box.lo, check.box.len, text));
+        TRY(tell(v, ABOUT_COVERAGE, index));
+    }
+    if (check.kind == RSD_COVERS_ONCE)
         return RSD_OK;
-    error_set("%s: %s: no file has %s", v->checkpoint->store->path, tensor->name,
-              box_text(check.box.ndim, check.box.lo, check.box.len, text));
-    return tell(v, ABOUT_COVERAGE, index);
+    status = overlaps_check(v->checkpoint, index, v->tile_limit);
+    return status == RSD_EFORMAT ? tell(v, ABOUT_COVERAGE, index) : status;
 }
 
 /* ---- bytes ---- */
@@ -155,12 +159,14 @@ static rsd_status read_values(struct verifying *v)
     for (int64_t i = 0; i < rsd_checkpoint_nvalues(v->checkpoint); i++) {
         char *json;
         rsd_status status = rsd_checkpoint_value(v->checkpoint, i, &json);
+        if (!status) {
+            rsd_free(json);
+            status = checkpoint_check_value(v->checkpoint, &v->checkpoint->catalog.values[i]);
+        }
         if (status == RSD_ENOMEM)
             return status;
         if (status)
             TRY(tell(v, ABOUT_VALUES, (uint64_t)i));
-        else
-            rsd_free(json);
     }
     return v->stopped;
 }

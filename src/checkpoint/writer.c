@@ -143,6 +143,8 @@ static rsd_status write_value(struct output *output, size_t i)
     const struct manifest_value *value = &output->manifest->values[i];
     struct bytes item = {0};
     rsd_status status = RSD_OK;
+    if (value->from)
+        TRY(checkpoint_check_value(output->from, value->from));
     if (value->from && !output->manifest->compress)
         return copy_value(output, to, value->from);
     if (value->from) {

@@ -315,4 +315,7 @@ rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store
 rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
                            char **json);
 
+/* Checks the item of a value: it is an archive of torch.save, and the CRC-32 of every record is right. */
+rsd_status value_check(const rsd_checkpoint *checkpoint, const struct stored_value *value);
+
 #endif

@@ -94,3 +94,38 @@ rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored
     bytes_drop(&item);
     return status;
 }
+
+/* ---- checking ---- */
+
+static rsd_status check_archive(struct zip *zip)
+{
+    struct zip_record *pickle;
+    TRY(zip_find(zip, "data.pkl", &pickle));
+    if (!pickle)
+        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
+    for (size_t i = 0; i < zip->nrecords; i++)
+        TRY(zip_check(zip, &zip->records[i]));
+    return RSD_OK;
+}
+
+rsd_status value_check(const rsd_checkpoint *checkpoint, const struct stored_value *value)
+{
+    const struct extent *extent = &value->extent;
+    struct store_range range = {checkpoint->store, extent->file, extent->offset};
+    struct bytes item = {0};
+    struct zip zip;
+    rsd_status status = catalog_check_transforms(&checkpoint->catalog, extent);
+    if (!status && !extent->nzstd)
+        status = store_check_range(checkpoint->store, extent->file, extent->offset, extent->nbytes);
+    else if (!status)
+        status = checkpoint->format->read_item(checkpoint, value, &item);
+    if (!status)
+        status = extent->nzstd ? zip_open(&zip, copy_item, &item, item.n)
+                               : zip_open(&zip, store_range_read, &range, extent->nbytes);
+    if (!status) {
+        status = check_archive(&zip);
+        zip_close(&zip);
+    }
+    bytes_drop(&item);
+    return status;
+}
