@@ -100,7 +100,7 @@ static rsd_status grow_map(struct string_map *map)
 
 bool string_map_find(const struct string_map *map, struct slice name, size_t *number)
 {
-    if (map->capacity == 0)
+    if (map->capacity == 0 || !budget_take_text(name.nbytes))
         return false;
     size_t slot = find_slot(map->slots, map->capacity, name, hash_name(map->key, name));
     if (map->slots[slot].name.bytes)
@@ -110,6 +110,8 @@ bool string_map_find(const struct string_map *map, struct slice name, size_t *nu
 
 rsd_status string_map_add(struct string_map *map, struct slice name, size_t number)
 {
+    if (!budget_take_text(name.nbytes))
+        return budget_fail();
     if (map->n * 2 >= map->capacity)
         TRY(grow_map(map));
     uint64_t hash = hash_name(map->key, name);

@@ -42,10 +42,19 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
     rsd_checkpoint *checkpoint = mem_new(1, sizeof *checkpoint);
     if (!checkpoint)
         return RSD_ENOMEM;
-    rsd_status status = store_open(path, &checkpoint->store, &file);
+    checkpoint->spare_steps = START_STEPS;
+    rsd_status status = blob_cache_open(&checkpoint->blobs);
+    if (!status)
+        status = store_open(path, &checkpoint->store, &file);
     if (!status) {
+        struct budget budget;
+        int64_t spare;
         checkpoint->store->follow_links = options.follow_links != 0;
+        budget_begin(&budget, START_STEPS);
         status = open_files(checkpoint, path, file, &options);
+        status = budget_end(&budget, status, &spare);
+        if (budget.exceeded && !budget.reported && status == RSD_EFORMAT)
+            status = fail_in(status, "%s: ", path);
     }
     if (status)
         rsd_checkpoint_close(checkpoint);
@@ -59,6 +68,7 @@ void rsd_checkpoint_close(rsd_checkpoint *checkpoint)
     if (!checkpoint)
         return;
     store_close(checkpoint->store);
+    blob_cache_close(checkpoint->blobs);
     catalog_drop(&checkpoint->catalog);
     mem_free(checkpoint);
 }
@@ -209,8 +219,7 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
     return status;
 }
 
-rsd_status checkpoint_check_value(const rsd_checkpoint *checkpoint,
-                                  const struct stored_value *value)
+rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct stored_value *value)
 {
     if (value->extent.kind == EXTENT_NONE)
         return RSD_OK;
@@ -229,7 +238,7 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
                     checkpoint->catalog.nvalues);
     const struct stored_value *value = &checkpoint->catalog.values[index];
     if (value->extent.kind != EXTENT_NONE) {
-        rsd_status status = checkpoint->format->read_item(checkpoint, value, &bytes);
+        rsd_status status = value_read_item(checkpoint, value, &bytes);
         if (status) {
             bytes_drop(&bytes);
             return store_fail_in(checkpoint->store, value->extent.file,

@@ -14,8 +14,7 @@
 rsd_status checkpoint_list_owned(const char *path, struct name_list *owned);
 
 /* Checks the CRC-32 of every record in the item of a value. An error names the file and the value. */
-rsd_status checkpoint_check_value(const rsd_checkpoint *checkpoint,
-                                  const struct stored_value *value);
+rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct stored_value *value);
 
 /* ---- overlaps.c ---- */
 

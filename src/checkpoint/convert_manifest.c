@@ -367,6 +367,7 @@ rsd_status convert_prepare(struct converting *c, bool one_file)
 {
     int64_t nranks = 1;
     TRY(check_options(c, one_file));
+    TRY(format_check_claims(c->in));
     TRY(choose_all(c));
     TRY(count_ranks(c, &nranks));
     const struct format_writer *writer = c->manifest.format->writer;

@@ -177,6 +177,8 @@ static void add_compared(struct comparing *c, const char *name, size_t a, size_t
 static rsd_status pair_up(struct comparing *c)
 {
     const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
+    TRY(format_check_claims(c->a));
+    TRY(format_check_claims(c->b));
     c->list = mem_new(a->ntensors + b->ntensors, sizeof *c->list);
     c->jobs = mem_new(a->ntensors, sizeof *c->jobs);
     if (!c->list || !c->jobs)

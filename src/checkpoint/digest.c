@@ -224,6 +224,7 @@ static rsd_status check_tensors(const struct digesting *d)
         if (d->tensors && (d->tensors[i] < 0 || (uint64_t)d->tensors[i] >= all))
             return fail(RSD_EINVAL, "tensor %lld of a checkpoint with %zu",
                         (long long)d->tensors[i], all);
+    TRY(format_check_claims(d->checkpoint));
     return d->digests ? RSD_OK : RSD_ENOMEM;
 }
 

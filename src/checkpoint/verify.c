@@ -125,7 +125,8 @@ static rsd_status share_boxes(struct verifying *v)
         for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
             size_t extent = catalog->tensors[t].first_extent + box;
             v->tensor_of[extent] = t;
-            nbytes[extent] = (int64_t)box_nbytes(catalog, &catalog->tensors[t], box);
+            if (catalog->extents[extent].kind != EXTENT_NONE)
+                nbytes[extent] = (int64_t)box_nbytes(catalog, &catalog->tensors[t], box);
             splits[extent] = !catalog->extents[extent].nzstd;
         }
     if (!status)
@@ -154,6 +155,17 @@ static rsd_status read_boxes(struct verifying *v)
     return RSD_OK;
 }
 
+/* Reads the boxes, unless they claim far more bytes than there are: that is one finding. */
+static rsd_status read_boxes_if_plausible(struct verifying *v)
+{
+    rsd_status status = format_check_claims(v->checkpoint);
+    if (!status)
+        return read_boxes(v);
+    if (status != RSD_EFORMAT || v->operation.rank > 0)
+        return status == RSD_EFORMAT ? RSD_OK : status;
+    return tell(v, ABOUT_COVERAGE, v->checkpoint->catalog.ntensors);
+}
+
 static rsd_status read_values(struct verifying *v)
 {
     for (int64_t i = 0; i < rsd_checkpoint_nvalues(v->checkpoint); i++) {
@@ -180,7 +192,7 @@ static rsd_status run(void *context)
     for (size_t t = 0; t < ntensors && v->operation.rank == 0 && !status && !v->stopped; t++)
         status = check_coverage(v, t);
     if (!status && !v->stopped)
-        status = read_boxes(v);
+        status = read_boxes_if_plausible(v);
     if (!status && !v->stopped && v->operation.rank == 0)
         status = read_values(v);
     v->report.ntensors = (int64_t)ntensors;

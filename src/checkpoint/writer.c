@@ -148,7 +148,7 @@ static rsd_status write_value(struct output *output, size_t i)
     if (value->from && !output->manifest->compress)
         return copy_value(output, to, value->from);
     if (value->from) {
-        status = output->from->format->read_item(output->from, value->from, &item);
+        status = value_read_item(output->from, value->from, &item);
         if (status)
             status = fail_in_value(output->from, value->from, status);
     }

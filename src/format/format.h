@@ -216,7 +216,13 @@ struct rsd_checkpoint {
     const struct format *format;
     struct store *store;
     struct catalog catalog;
+    _Atomic int64_t spare_steps; /* of the budgets of its values */
+    struct blob_cache *blobs;
 };
+
+/* The headers of blobs that were parsed. */
+rsd_status blob_cache_open(struct blob_cache **cache);
+void blob_cache_close(struct blob_cache *cache); /* accepts NULL */
 
 /* A record that must be read from its start. */
 struct stored_stream;
@@ -296,6 +302,10 @@ rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
 rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                          struct stored_array *array);
 
+/* Returns EFORMAT if the tensors claim far more bytes than the files can have. To read them all would take
+ * time out of proportion to the files. */
+rsd_status format_check_claims(const rsd_checkpoint *checkpoint);
+
 /* ---- torch_item_read.c: streams ---- */
 
 rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n);
@@ -311,11 +321,15 @@ rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store
 
 /* ---- values.c ---- */
 
+/* Reads the item of a value, within a budget. */
+rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value *value,
+                           struct bytes *item);
+
 /* Reads a value that has an item as JSON; *json is NULL if it is not plain. */
-rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
+rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value *value,
                            char **json);
 
 /* Checks the item of a value: it is an archive of torch.save, and the CRC-32 of every record is right. */
-rsd_status value_check(const rsd_checkpoint *checkpoint, const struct stored_value *value);
+rsd_status value_check(rsd_checkpoint *checkpoint, const struct stored_value *value);
 
 #endif

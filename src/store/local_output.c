@@ -95,7 +95,7 @@ static rsd_status open_parent(struct local_output *output)
     memcpy(parent, output->nparent ? output->base.path : ".",
            output->nparent ? output->nparent : 1);
     output->parent_fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    rsd_status status = output->parent_fd >= 0 ? RSD_OK : local_fail_at(parent);
+    rsd_status status = output->parent_fd >= 0 ? RSD_OK : local_fail_at(output->staging);
     mem_free(parent);
     return status;
 }
