@@ -7,7 +7,7 @@
  */
 #include "base.h"
 
-enum { STEPS_PER_BYTE = 64, MEMORY_PER_BYTE = 24, START_MEMORY = 16 << 20 };
+enum { STEPS_PER_BYTE = 40, MEMORY_PER_BYTE = 24, START_MEMORY = 16 << 20 };
 
 static _Thread_local struct budget *current __attribute__((tls_model("initial-exec")));
 

@@ -63,6 +63,8 @@ static void choose_key(struct string_map *map)
 
 /* ---- the table ---- */
 
+enum { LOOKUP_STEPS = 4 };
+
 static bool is_entry_of(const struct string_map_entry *entry, struct slice name, uint64_t hash)
 {
     return entry->hash == hash && entry->name.nbytes == name.nbytes &&
@@ -100,7 +102,7 @@ static rsd_status grow_map(struct string_map *map)
 
 bool string_map_find(const struct string_map *map, struct slice name, size_t *number)
 {
-    if (map->capacity == 0 || !budget_take_text(name.nbytes))
+    if (map->capacity == 0 || !budget_take(LOOKUP_STEPS + name.nbytes / STEP_NBYTES))
         return false;
     size_t slot = find_slot(map->slots, map->capacity, name, hash_name(map->key, name));
     if (map->slots[slot].name.bytes)

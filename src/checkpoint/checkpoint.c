@@ -43,7 +43,7 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
     if (!checkpoint)
         return RSD_ENOMEM;
     checkpoint->spare_steps = START_STEPS;
-    rsd_status status = blob_cache_open(&checkpoint->blobs);
+    rsd_status status = item_cache_open(&checkpoint->items);
     if (!status)
         status = store_open(path, &checkpoint->store, &file);
     if (!status) {
@@ -68,7 +68,7 @@ void rsd_checkpoint_close(rsd_checkpoint *checkpoint)
     if (!checkpoint)
         return;
     store_close(checkpoint->store);
-    blob_cache_close(checkpoint->blobs);
+    item_cache_close(checkpoint->items);
     catalog_drop(&checkpoint->catalog);
     mem_free(checkpoint);
 }

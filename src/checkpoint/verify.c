@@ -71,6 +71,10 @@ static rsd_status check_coverage(struct verifying *v, size_t index)
     TRY(catalog_tensor_layout(&v->checkpoint->catalog, tensor, true, &layout));
     rsd_status status = rsd_layout_coverage(layout, &check);
     rsd_layout_free(layout);
+    if (status == RSD_ELIMIT) {
+        error_add_context("%s: %s: ", v->checkpoint->store->path, tensor->name);
+        return tell(v, ABOUT_COVERAGE, index);
+    }
     TRY(status);
     if (check.kind == RSD_MISSES) {
         error_set("%s: %s: no file has %s", v->checkpoint->store->path, tensor->name,

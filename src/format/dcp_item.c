@@ -35,7 +35,7 @@ static rsd_status locate_plain(const rsd_checkpoint *checkpoint, const struct ex
     uint64_t begin;
     TRY(store_read(store, extent->file, extent->offset, start, sizeof start));
     if (memcmp(start, "PK\3\4", 4) == 0)
-        return torch_item_locate(store, extent, view, array);
+        return archive_locate(checkpoint, extent, view, array);
     if (start[8] != '{')
         return fail(RSD_EFORMAT, "byte %llu: item is neither a torch.save archive nor safetensors",
                     (unsigned long long)extent->offset);

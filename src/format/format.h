@@ -216,13 +216,14 @@ struct rsd_checkpoint {
     const struct format *format;
     struct store *store;
     struct catalog catalog;
-    _Atomic int64_t spare_steps; /* of the budgets of its values */
-    struct blob_cache *blobs;
+    _Atomic int64_t spare_steps;   /* of the budgets of its values */
+    _Atomic bool values_plausible; /* format_check_values has accepted them */
+    struct item_cache *items;
 };
 
-/* The headers of blobs that were parsed. */
-rsd_status blob_cache_open(struct blob_cache **cache);
-void blob_cache_close(struct blob_cache *cache); /* accepts NULL */
+/* What was parsed of items that many tensors may refer to. */
+rsd_status item_cache_open(struct item_cache **cache);
+void item_cache_close(struct item_cache *cache); /* accepts NULL */
 
 /* A record that must be read from its start. */
 struct stored_stream;
@@ -305,6 +306,7 @@ rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t
 /* Returns EFORMAT if the tensors claim far more bytes than the files can have. To read them all would take
  * time out of proportion to the files. */
 rsd_status format_check_claims(const rsd_checkpoint *checkpoint);
+rsd_status format_check_values(rsd_checkpoint *checkpoint); /* likewise of the items of values */
 
 /* ---- torch_item_read.c: streams ---- */
 

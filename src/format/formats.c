@@ -9,6 +9,7 @@
  */
 #include "rows.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 static const struct format *const formats[] = {&format_dcp, &format_safetensors, &format_torch_save,
@@ -232,32 +233,67 @@ static void sum_claims(const rsd_checkpoint *checkpoint, const struct extent **l
     }
 }
 
-rsd_status format_check_claims(const rsd_checkpoint *checkpoint)
+/* Adds the sizes of all files. *known is false if one cannot be found: that is reported where it is read. */
+static rsd_status sum_stored(const rsd_checkpoint *checkpoint, uint64_t *stored, bool *known)
 {
     struct store *store = checkpoint->store;
+    *stored = 0;
+    *known = true;
+    for (uint32_t file = 0; file < store->names.n && *known; file++) {
+        uint64_t nbytes;
+        rsd_status status = store_stat(store, file, &nbytes, NULL);
+        if (status == RSD_ENOMEM)
+            return status;
+        *known = !status;
+        *stored = status ? 0 : add_claim(*stored, nbytes);
+    }
+    return RSD_OK;
+}
+
+rsd_status format_check_claims(const rsd_checkpoint *checkpoint)
+{
     struct claims claims = {0};
-    const struct extent **last = mem_new(store->names.n, sizeof *last);
+    bool known;
+    const struct extent **last = mem_new(checkpoint->store->names.n, sizeof *last);
     if (!last)
         return RSD_ENOMEM;
     sum_claims(checkpoint, last, &claims);
     mem_free(last);
     if (claims.tensors > (uint64_t)1 << 62)
-        return fail(RSD_EFORMAT, "%s: tensors claim more than 2^62 bytes", store->path);
+        return fail(RSD_EFORMAT, "%s: tensors claim more than 2^62 bytes", checkpoint->store->path);
     if (claims.boxes <= START_CLAIM && claims.compressed <= START_COMPRESSED &&
         claims.items <= START_ITEMS)
         return RSD_OK; /* as long as nothing is suspicious, no file is touched */
-    for (uint32_t file = 0; file < store->names.n; file++) {
-        uint64_t nbytes;
-        rsd_status status = store_stat(store, file, &nbytes, NULL);
-        if (status) /* what is wrong with a file is found where it is read */
-            return status == RSD_ENOMEM ? status : RSD_OK;
-        claims.stored = add_claim(claims.stored, nbytes);
-    }
-    if (claims.boxes <= claim_limit(START_CLAIM, claims.stored, MAX_COPIES) &&
-        claims.compressed <= claim_limit(START_COMPRESSED, claims.stored, MAX_COMPRESSION) &&
-        claims.items <= claim_limit(START_ITEMS, claims.stored, MAX_ITEM_COPIES))
+    TRY(sum_stored(checkpoint, &claims.stored, &known));
+    if (!known ||
+        (claims.boxes <= claim_limit(START_CLAIM, claims.stored, MAX_COPIES) &&
+         claims.compressed <= claim_limit(START_COMPRESSED, claims.stored, MAX_COMPRESSION) &&
+         claims.items <= claim_limit(START_ITEMS, claims.stored, MAX_ITEM_COPIES)))
         return RSD_OK;
-    return fail(RSD_EFORMAT, "%s: tensors claim %llu bytes, and the files have %llu; not read",
-                store->path, (unsigned long long)add_claim(claims.boxes, claims.compressed),
-                (unsigned long long)claims.stored);
+    return fail(
+        RSD_EFORMAT,
+        "%s: tensors claim %llu bytes, in items of %llu bytes, and the files have %llu; not "
+        "read",
+        checkpoint->store->path, (unsigned long long)add_claim(claims.boxes, claims.compressed),
+        (unsigned long long)claims.items, (unsigned long long)claims.stored);
+}
+
+rsd_status format_check_values(rsd_checkpoint *checkpoint)
+{
+    const struct catalog *catalog = &checkpoint->catalog;
+    uint64_t items = 0, stored;
+    bool known;
+    if (atomic_load(&checkpoint->values_plausible))
+        return RSD_OK;
+    for (size_t i = 0; i < catalog->nvalues; i++)
+        if (catalog->values[i].extent.kind != EXTENT_NONE)
+            items = add_claim(items, catalog->values[i].extent.nbytes);
+    if (items > START_ITEMS) {
+        TRY(sum_stored(checkpoint, &stored, &known));
+        if (known && items > claim_limit(START_ITEMS, stored, MAX_ITEM_COPIES))
+            return fail(RSD_EFORMAT, "items of values claim %llu bytes, and the files have %llu",
+                        (unsigned long long)items, (unsigned long long)stored);
+    }
+    atomic_store(&checkpoint->values_plausible, true);
+    return RSD_OK;
 }

@@ -44,7 +44,7 @@ const struct header_tensor *header_set_find(struct header_set *set, const char *
 rsd_status header_tensor_check(const struct header_tensor *tensor);
 void header_set_drop(struct header_set *set);
 
-/* ---- blobs.c ---- */
+/* ---- item_cache.c ---- */
 
 /* Finds a tensor of a blob that begins at an offset of a file, and where its bytes begin in the file. */
 rsd_status blob_find_tensor(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t at,

@@ -154,6 +154,7 @@ rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value
                            struct bytes *item)
 {
     struct budget budget;
+    TRY(format_check_values(checkpoint));
     begin_value(checkpoint, &budget);
     return end_value(checkpoint, &budget, checkpoint->format->read_item(checkpoint, value, item));
 }
@@ -163,6 +164,7 @@ rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value
 {
     struct budget budget;
     *json = NULL;
+    TRY(format_check_values(checkpoint));
     begin_value(checkpoint, &budget);
     rsd_status status = end_value(checkpoint, &budget, read_item_json(checkpoint, value, json));
     if (status) {
@@ -175,6 +177,7 @@ rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value
 rsd_status value_check(rsd_checkpoint *checkpoint, const struct stored_value *value)
 {
     struct budget budget;
+    TRY(format_check_values(checkpoint));
     begin_value(checkpoint, &budget);
     return end_value(checkpoint, &budget, check_item(checkpoint, value));
 }

@@ -1,11 +1,14 @@
-/* blobs.c - safetensors blobs in the data files of DCP.
+/* item_cache.c - items in the data files of DCP that take long to parse, and are parsed once.
  *
- * Many tensors refer to one blob, so its header is parsed once, when the first of them is located, and kept
- * until the checkpoint is closed. A header that is invalid is not parsed again either.
+ * Many tensors refer to one safetensors blob, so its header is parsed when the first of them is located, and
+ * kept until the checkpoint is closed. An archive has one tensor, but a hostile file may refer to it from
+ * many, so what was found in a large one is kept too. What is invalid is not parsed again either.
  */
 #include "safetensors.h"
+#include "torch_item.h"
 
 #include <pthread.h>
+#include <stdio.h>
 
 /* Headers of one checkpoint may have so many bytes, and twice as many as the files that they are in. */
 enum { START_HEADER_NBYTES = 4 << 20, MAX_HEADER_GROWTH = 2 };
@@ -19,18 +22,30 @@ struct blob {
     char *message;
 };
 
-struct blob_cache {
+/* A large archive. */
+struct located_archive {
+    uint64_t key[3]; /* file, offset, length */
+    struct torch_view view;
+    struct stored_array array;
+    rsd_status status;
+    char message[512];
+};
+
+struct item_cache {
     pthread_mutex_t lock;
     struct string_map map;   /* from keys to numbers in the list */
     struct string_map files; /* that have a blob in the list */
     struct blob **list;
     size_t n, capacity;
     uint64_t nbytes_left; /* of headers that may still be parsed */
+    struct string_map archive_map;
+    struct located_archive **archives;
+    size_t narchives, archives_capacity;
 };
 
-rsd_status blob_cache_open(struct blob_cache **out)
+rsd_status item_cache_open(struct item_cache **out)
 {
-    struct blob_cache *cache = mem_new(1, sizeof *cache);
+    struct item_cache *cache = mem_new(1, sizeof *cache);
     if (!cache)
         return RSD_ENOMEM;
     pthread_mutex_init(&cache->lock, NULL);
@@ -47,12 +62,16 @@ static void drop_blob(struct blob *blob)
     mem_free(blob);
 }
 
-void blob_cache_close(struct blob_cache *cache)
+void item_cache_close(struct item_cache *cache)
 {
     if (!cache)
         return;
     for (size_t i = 0; i < cache->n; i++)
         drop_blob(cache->list[i]);
+    for (size_t i = 0; i < cache->narchives; i++)
+        mem_free(cache->archives[i]);
+    mem_free(cache->archives);
+    string_map_drop(&cache->archive_map);
     mem_free(cache->list);
     string_map_drop(&cache->map);
     string_map_drop(&cache->files);
@@ -61,7 +80,7 @@ void blob_cache_close(struct blob_cache *cache)
 }
 
 /* Takes the length of a header from what may be parsed. A file adds to it with its first blob. */
-static rsd_status take_header_nbytes(struct blob_cache *cache, struct store *store, uint32_t file,
+static rsd_status take_header_nbytes(struct item_cache *cache, struct store *store, uint32_t file,
                                      uint64_t at)
 {
     const uint64_t key = file;
@@ -83,7 +102,7 @@ static rsd_status take_header_nbytes(struct blob_cache *cache, struct store *sto
 }
 
 /* Parses a blob, and adds it to the cache, also if it is invalid. */
-static rsd_status add_blob(struct blob_cache *cache, struct store *store, uint32_t file,
+static rsd_status add_blob(struct item_cache *cache, struct store *store, uint32_t file,
                            uint64_t at, struct blob **out)
 {
     TRY(GROW(cache->list, cache->capacity, cache->n + 1));
@@ -115,10 +134,77 @@ static rsd_status add_blob(struct blob_cache *cache, struct store *store, uint32
     return RSD_OK;
 }
 
+/* ---- archives ---- */
+
+enum { LARGE_NBYTES = 8192 }; /* besides the tensor; less is parsed faster than it is found */
+
+/* Returns whether an archive was parsed before, and with what result. */
+static bool find_archive(struct item_cache *cache, const uint64_t key[3], struct torch_view *view,
+                         struct stored_array *array, rsd_status *status)
+{
+    size_t number;
+    pthread_mutex_lock(&cache->lock);
+    bool found = string_map_find(&cache->archive_map,
+                                 (struct slice){(const char *)key, 3 * sizeof *key}, &number);
+    if (found) {
+        const struct located_archive *archive = cache->archives[number];
+        *view = archive->view;
+        *array = archive->array;
+        *status = archive->status ? fail(archive->status, "%s", archive->message) : RSD_OK;
+    }
+    pthread_mutex_unlock(&cache->lock);
+    return found;
+}
+
+static rsd_status keep_archive(struct item_cache *cache, const uint64_t key[3],
+                               const struct torch_view *view, const struct stored_array *array,
+                               rsd_status found)
+{
+    struct located_archive *archive = mem_new(1, sizeof *archive);
+    if (!archive)
+        return RSD_ENOMEM;
+    *archive = (struct located_archive){.view = *view, .array = *array, .status = found};
+    memcpy(archive->key, key, sizeof archive->key);
+    snprintf(archive->message, sizeof archive->message, "%s", rsd_error());
+    pthread_mutex_lock(&cache->lock);
+    rsd_status status = GROW(cache->archives, cache->archives_capacity, cache->narchives + 1);
+    if (!status)
+        status = string_map_add(&cache->archive_map,
+                                (struct slice){(const char *)archive->key, sizeof archive->key},
+                                cache->narchives);
+    if (!status)
+        cache->archives[cache->narchives++] = archive;
+    pthread_mutex_unlock(&cache->lock);
+    if (status)
+        mem_free(archive);
+    return status;
+}
+
+rsd_status archive_locate(const rsd_checkpoint *checkpoint, const struct extent *extent,
+                          struct torch_view *view, struct stored_array *array)
+{
+    struct item_cache *cache = checkpoint->items;
+    const uint64_t key[3] = {extent->file, extent->offset, extent->nbytes};
+    rsd_status status;
+    if (extent->nbytes > LARGE_NBYTES && find_archive(cache, key, view, array, &status))
+        return status;
+    *view = (struct torch_view){0};
+    *array = (struct stored_array){0};
+    status = torch_item_locate(checkpoint->store, extent, view, array);
+    view->key = (struct slice){"", 0}; /* it was in the tree */
+    bool large = extent->nbytes > LARGE_NBYTES && extent->nbytes - LARGE_NBYTES > array->nbytes;
+    if (!large || (status && status != RSD_EFORMAT && status != RSD_EUNSUPPORTED))
+        return status;
+    TRY(keep_archive(cache, key, view, array, status));
+    return status;
+}
+
+/* ---- blobs ---- */
+
 rsd_status blob_find_tensor(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t at,
                             const char *name, struct header_tensor *tensor, uint64_t *begin)
 {
-    struct blob_cache *cache = checkpoint->blobs;
+    struct item_cache *cache = checkpoint->items;
     const uint64_t key[2] = {file, at};
     struct blob *blob = NULL;
     rsd_status status = RSD_OK;
