@@ -95,6 +95,15 @@ install: all $(MPI_INSTALL)
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(filter-out %_mpi.c,$(sort $(wildcard examples/*.c))))
 
+# From C++, where there is a compiler for it.
+CXX_FOUND := $(shell command -v $(CXX) 2>/dev/null)
+CPP_EXAMPLE := $(if $(CXX_FOUND),$(BUILD)/examples/plan)
+$(BUILD)/examples/plan: examples/plan.cpp include/reshard.h $(BUILD)/libreshard.a
+	@mkdir -p $(@D)
+	@echo "  c++   $@"
+	$(Q)$(CXX) -std=c++11 -Iinclude -Wall -Wextra -Wpedantic -Wshadow -O2 $(LDFLAGS) -o $@ $< \
+	    $(BUILD)/libreshard.a $(ALL_LDLIBS) $(LDLIBS)
+
 $(BUILD)/examples/%: $(BUILD)/obj/examples/%.o $(BUILD)/libreshard.a
 	@mkdir -p $(@D)
 	@echo "  link  $@"
@@ -108,7 +117,7 @@ include tests/torch/torch.mk
 include bench/bench.mk
 include tests/mpi/mpi_tests.mk
 
-demo: all $(EXAMPLES)
+demo: all $(EXAMPLES) $(CPP_EXAMPLE)
 	@tools/demo.sh $(BUILD)
 
 lint:

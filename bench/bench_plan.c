@@ -104,7 +104,7 @@ static void many_chunks(void)
         must(rsd_layout_new_boxes(RSD_F32, 2, shape, RANKS, ranks, lo, len, &a));
         must(rsd_layout_parse("f32[4096,1024] @ 512:S0", &b));
         must(rsd_layout_coverage(a, &check));
-        if (check.cover != RSD_COVERS_ONCE)
+        if (check.kind != RSD_COVERS_ONCE)
             exit(1);
         must(rsd_plan_new(a, b, NULL, &plan));
         npieces += walk(plan, RSD_EVERY_RANK, RSD_RECEIVES);

@@ -1,7 +1,7 @@
-# bash completion for reshard: verbs, the options of each verb, files, and the names of tensors.
+# bash completion for reshard: verbs, the options of each verb, files, and tensor names.
 
-# Names of tensors are those of `inspect --json`. Whatever goes wrong, nothing is offered: completion must
-# not print, and opening a checkpoint reads names and shapes only.
+# Prints the tensor names of a checkpoint. Opening one reads names and shapes only. On any error nothing is
+# offered, since completion must not print messages.
 _reshard_tensors()
 {
     [ -e "$2" ] || return
@@ -51,7 +51,7 @@ _reshard()
     --config-from) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
     --rules | --svg | --html) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
     esac
-    # A value that only the user can know, such as a mesh, is left to them.
+    # Nothing is offered for a value that only the user knows, such as a mesh.
     case $takes in *" $before "*) return ;; esac
 
     if [[ $current == -* ]]; then

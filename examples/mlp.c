@@ -1,4 +1,4 @@
-/* mlp.c - the tensor-parallel MLP of mlp.h, its ranks being threads.
+/* mlp.c - the tensor-parallel MLP of mlp.h; its ranks are threads.
  *
  *     build/examples/mlp [RANKS]
  *
@@ -10,7 +10,7 @@
 
 struct worker {
     pthread_t thread;
-    rsd_thread_group *team;
+    rsd_thread_group *group;
     int32_t rank;
     int failed;
 };
@@ -19,7 +19,7 @@ static void *work(void *context)
 {
     struct worker *worker = context;
     rsd_transport transport = {.struct_nbytes = sizeof transport};
-    or_die(rsd_thread_group_transport(worker->team, worker->rank, &transport));
+    or_die(rsd_thread_group_transport(worker->group, worker->rank, &transport));
     worker->failed = run_mlp(&transport);
     return NULL;
 }
@@ -30,14 +30,14 @@ int main(int argc, char **argv)
     static struct worker workers[MOST];
     int32_t nranks = argc > 1 ? (int32_t)strtol(argv[1], NULL, 10) : 4;
     int failed = 0;
-    rsd_thread_group *team;
+    rsd_thread_group *group;
     if (nranks < 1 || nranks > MOST) {
         fprintf(stderr, "1 to %d ranks\n", (int)MOST);
         return 1;
     }
-    or_die(rsd_thread_group_new(nranks, &team));
+    or_die(rsd_thread_group_new(nranks, &group));
     for (int32_t i = 0; i < nranks; i++) {
-        workers[i].team = team;
+        workers[i].group = group;
         workers[i].rank = i;
         if (pthread_create(&workers[i].thread, NULL, work, &workers[i])) {
             fprintf(stderr, "cannot start a thread\n");
@@ -48,6 +48,6 @@ int main(int argc, char **argv)
         pthread_join(workers[i].thread, NULL);
         failed |= workers[i].failed;
     }
-    rsd_thread_group_free(team);
+    rsd_thread_group_free(group);
     return failed || fflush(stdout) != 0;
 }

@@ -2,19 +2,19 @@
  *
  * Blocks of two layers, one after the other, on m ranks:
  *
- *     x [BATCH,WIDTH]       the same on all ranks
- *     W1 [WIDTH,HIDDEN]     cut by columns: B(1)           h = relu(x W1), cut by columns too
- *     W2 [HIDDEN,WIDTH]     cut by rows: B(0)              h W2 is a term of the sum on each rank: P(sum)
- *     x + sum               the next x: the plan P -> R    and back: the gradient of x is such a sum too
+ *     x [BATCH,WIDTH]       replicated: the same on all ranks
+ *     W1 [WIDTH,HIDDEN]     sharded by columns: B(1)       h = relu(x W1), sharded by columns too
+ *     W2 [HIDDEN,WIDTH]     sharded by rows: B(0)          h W2 is a term of the sum on each rank: P(sum)
+ *     x + sum               the next x: the plan P -> R    backward: the gradient of x is such a sum too
  *
- * Backward needs every block's x again. Without a stash each rank keeps all of it, with one its slice; the
- * losses and gradients are the same to the last bit. Introduces: rsd_bind_transport, rsd_stash_new, _put,
- * _prefetch, _get, _drop, _ask.
+ * Backward needs the x of every block again. Without a stash each rank keeps all of it, with a stash 1/m of it. Losses
+ * and gradients are the same to the last bit. Introduces: rsd_bind_transport, rsd_gather, rsd_stash_new, _put,
+ * _prefetch, _get, _drop, _stats.
  */
 #ifndef MLP_H
 #define MLP_H
 
-#include "reshard.h"
+#include "reshard_experimental.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ enum { X_NUMEL = BATCH * WIDTH };
 struct mlp {
     const rsd_transport *transport;
     rsd_exec *sum;        /* a term on each rank -> the sum on all */
-    int64_t first, n;     /* this rank's columns of W1, and rows of W2 */
+    int64_t first, n;     /* columns of W1 and rows of W2 on this rank */
     float *w1[NBLOCKS];   /* [WIDTH,n] */
     float *w2[NBLOCKS];   /* [n,WIDTH] */
     float *grad1, *grad2; /* of all blocks and steps, so that they can be compared */
@@ -101,14 +101,14 @@ static void connect(struct mlp *mlp)
     rsd_plan_free(plan);
 
     rsd_layout *columns; /* where this rank's part of W1 is */
-    rsd_shard *held;
-    int64_t nheld;
+    rsd_shard *shards;
+    int64_t nshards;
     snprintf(text, sizeof text, "f32[%d,%d] @ %d:B1", WIDTH, HIDDEN, m);
     or_die(rsd_layout_parse(text, &columns));
-    or_die(rsd_layout_boxes(columns, mlp->transport->rank, &held, &nheld));
-    mlp->first = held[0].box.lo[1];
-    mlp->n = held[0].box.len[1];
-    rsd_free(held);
+    or_die(rsd_layout_boxes(columns, mlp->transport->rank, &shards, &nshards));
+    mlp->first = shards[0].box.lo[1];
+    mlp->n = shards[0].box.len[1];
+    rsd_free(shards);
     rsd_layout_free(columns);
 }
 
@@ -127,11 +127,8 @@ static void add_sum(struct mlp *mlp, const float *term, float *out)
 
 static void keep(struct mlp *mlp, int block, const float *x)
 {
-    static const int64_t shape[] = {BATCH, WIDTH};
     if (mlp->stash) {
-        rsd_stash_buffer buffer = {
-            .struct_nbytes = sizeof buffer, .dtype = RSD_F32, .ndim = 2, .shape = shape};
-        or_die(rsd_stash_put(mlp->stash, &buffer, x, &mlp->id[block]));
+        or_die(rsd_stash_put(mlp->stash, x, X_NUMEL * sizeof *x, &mlp->id[block]));
     } else {
         mlp->x[block] = floats(X_NUMEL);
         memcpy(mlp->x[block], x, X_NUMEL * sizeof *x);
@@ -140,16 +137,15 @@ static void keep(struct mlp *mlp, int block, const float *x)
     }
 }
 
-/* The x of a block again; that of the block before is on its way while this one is computed. Two rooms take
- * turns. */
-static const float *again(struct mlp *mlp, int block, float rooms[2][X_NUMEL])
+/* The x of a block again. That of the block before is gathered while this one is computed: two buffers take turns. */
+static const float *again(struct mlp *mlp, int block, float buffers[2][X_NUMEL])
 {
     if (!mlp->stash)
         return mlp->x[block];
-    or_die(rsd_stash_get(mlp->stash, mlp->id[block], NULL, rooms[block % 2]));
+    or_die(rsd_stash_get(mlp->stash, mlp->id[block], buffers[block % 2]));
     if (block > 0)
-        or_die(rsd_stash_prefetch(mlp->stash, mlp->id[block - 1], NULL, rooms[(block - 1) % 2]));
-    return rooms[block % 2];
+        or_die(rsd_stash_prefetch(mlp->stash, mlp->id[block - 1], buffers[(block - 1) % 2]));
+    return buffers[block % 2];
 }
 
 static void forget(struct mlp *mlp, int block)
@@ -181,10 +177,10 @@ static void forward(struct mlp *mlp, float *x)
 /* dx: the gradient of the last x, and in the end that of the first. */
 static void backward(struct mlp *mlp, int step, float *dx)
 {
-    static _Thread_local float rooms[2][X_NUMEL];
+    static _Thread_local float buffers[2][X_NUMEL];
     int64_t weights = WIDTH * mlp->n;
     for (int block = NBLOCKS; block-- > 0;) {
-        const float *x = again(mlp, block, rooms), *h = mlp->h[block];
+        const float *x = again(mlp, block, buffers), *h = mlp->h[block];
         float *grad1 = mlp->grad1 + (step * NBLOCKS + block) * weights;
         float *grad2 = mlp->grad2 + (step * NBLOCKS + block) * weights;
         float *dh = floats(BATCH * mlp->n), *term = floats(X_NUMEL);
@@ -235,7 +231,7 @@ static void train(struct mlp *mlp)
     free(dx);
 }
 
-static void give_back(struct mlp *mlp)
+static void free_mlp(struct mlp *mlp)
 {
     for (int block = 0; block < NBLOCKS; block++) {
         free(mlp->w1[block]);
@@ -255,22 +251,22 @@ static int differ(const struct mlp *a, const struct mlp *b)
            memcmp(a->grad2, b->grad2, all) != 0;
 }
 
-/* What one rank does; 0 if all ranks came to the same both ways. */
+/* The work of one rank. Returns 0 if all ranks get the same results with and without a stash. */
 static int run_mlp(const rsd_transport *transport)
 {
     struct mlp plain = {.transport = transport}, stashed = {.transport = transport};
-    rsd_stash_report report = {.struct_nbytes = sizeof report};
+    rsd_stash_usage usage = {.struct_nbytes = sizeof usage};
     connect(&plain);
     train(&plain);
     connect(&stashed);
     or_die(rsd_stash_new(transport, NULL, &stashed.stash));
     train(&stashed);
-    or_die(rsd_stash_ask(stashed.stash, &report));
+    or_die(rsd_stash_stats(stashed.stash, &usage));
     rsd_stash_free(stashed.stash);
 
     int32_t own = differ(&plain, &stashed), ndiffer = 0;
     int32_t *all = calloc((size_t)transport->nranks, sizeof *all);
-    or_die(transport->allgather(transport->context, &own, sizeof own, all, 300));
+    or_die(rsd_gather(transport, &own, sizeof own, all, 0));
     for (int32_t i = 0; i < transport->nranks; i++)
         ndiffer += all[i];
     free(all);
@@ -279,12 +275,12 @@ static int run_mlp(const rsd_transport *transport)
                NBLOCKS, NSTEPS, (double)plain.loss[0], (double)plain.loss[NSTEPS - 1]);
         printf(
             "activations that all ranks have: %lld bytes on each without the stash, %lld with it\n",
-            (long long)plain.nbytes_kept, (long long)report.nbytes_most_held);
+            (long long)plain.nbytes_kept, (long long)usage.nbytes_held_most);
         printf("losses and gradients with and without it: %s\n",
                ndiffer ? "they differ" : "the same, to the last bit");
     }
-    give_back(&plain);
-    give_back(&stashed);
+    free_mlp(&plain);
+    free_mlp(&stashed);
     return ndiffer != 0;
 }
 

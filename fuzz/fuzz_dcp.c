@@ -3,8 +3,9 @@
  *     __0_0.distcp   a tensor f32 [2, 4] as torch.save writes it, then the number 1
  *     __1_0.distcp   the same two as zstd frames of one raw block, so that their lengths never change
  */
-#include "format.h"
+#include "crc.h"
 #include "opened.h"
+#include "torch_item.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -57,9 +58,8 @@ static void make_items(struct bytes *tensor, struct bytes *one)
     static const float values[] = {0, 1, 2, 3, 4, 5, 6, 7};
     struct bytes tail = {0}, pickle = {0};
     bytes_put(&pickle, "\x80\x02K\x01.", 5);
-    if (torch_item_head(RSD_F32, 2, shape, NULL, tensor) ||
-        torch_item_tail(RSD_F32, 2, shape, NULL, crc32_of(values, sizeof values),
-                        (const unsigned char *)values, &tail) ||
+    if (torch_item_frame(RSD_F32, 2, shape, NULL, crc32_of(values, sizeof values),
+                         (const unsigned char *)values, tensor, &tail) ||
         torch_item_from_pickle(&pickle, one))
         abort();
     bytes_put(tensor, values, sizeof values);

@@ -1,6 +1,7 @@
 /* fuzz_item.c - any bytes as an item of a distributed checkpoint: what torch.save writes, plain or
  * compressed, a blob of safetensors, or a value. The file is in memory. */
-#include "checkpoint.h"
+#include "rows.h"
+#include "torch_item.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,35 +10,36 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-static void try_plain(rsd_checkpoint *checkpoint, const struct extent *extent)
+static void try_plain(struct store *store, const struct extent *extent)
 {
-    struct stored_view stored;
+    struct torch_view view;
+    struct stored_array array;
     rsd_dtype dtype;
     int32_t ndim;
     int64_t shape[RSD_MAX_DIMS];
     uint64_t begin;
-    if (!torch_item_locate(&checkpoint->files, extent, &stored) &&
-        (stored.data > extent->nbytes || stored.nbytes > extent->nbytes - stored.data))
+    if (!torch_item_locate(store, extent, &view, &array) &&
+        (array.offset > extent->nbytes || array.nbytes > extent->nbytes - array.offset ||
+         array.base < 0 || (uint64_t)array.base > array.nbytes))
         abort();
-    if (!safetensors_find_tensor(&checkpoint->files, 0, 0, "w", &dtype, &ndim, shape, &begin) &&
+    if (!safetensors_find_tensor(store, 0, 0, "w", &dtype, &ndim, shape, &begin) &&
         begin > extent->nbytes)
         abort();
 }
 
-static void try_compressed(rsd_checkpoint *checkpoint, const struct extent *extent)
+static void try_compressed(struct store *store, const struct extent *extent)
 {
-    struct inflate *inflate;
-    struct stored_view stored;
-    unsigned char *rest;
-    size_t nrest;
-    if (inflate_open(&checkpoint->files, 0, 0, extent->nbytes, extent->nzstd, &inflate))
+    struct torch_view view;
+    struct stored_array array;
+    struct stored_stream *stream;
+    char bytes[64];
+    if (torch_item_open_stream(store, extent, &view, &array, &stream))
         return;
-    if (!torch_item_locate_stream(inflate, &stored, &rest, &nrest))
-        mem_free(rest);
-    inflate_close(inflate);
+    stored_stream_read(stream, bytes, array.nbytes < sizeof bytes ? array.nbytes : sizeof bytes);
+    stored_stream_close(stream);
 }
 
-static void try_value(rsd_checkpoint *checkpoint, struct extent extent)
+static void try_value(const rsd_checkpoint *checkpoint, struct extent extent)
 {
     const struct stored_value value = {.name = "v", .extent = extent};
     char *json = NULL;
@@ -49,23 +51,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     static int fd = -1;
     char name[16];
+    const char *none;
     uint32_t index;
-    rsd_checkpoint checkpoint = {0};
-    struct extent extent = {.kind = ITEM_SAVED, .nbytes = n};
+    rsd_checkpoint checkpoint = {.format = format_find(RSD_FORMAT_DCP)};
+    struct extent extent = {.kind = EXTENT_ITEM, .nbytes = n};
     if (fd < 0)
         fd = memfd_create("fuzz", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, 0) != 0 || pwrite(fd, data, n, 0) != (ssize_t)n)
         abort();
     int length = snprintf(name, sizeof name, "%d", fd);
-    if (files_open(&checkpoint.files, "/proc/self/fd") ||
-        files_add(&checkpoint.files, (struct slice){name, (size_t)length}, &index))
+    if (store_open("/proc/self/fd", &checkpoint.store, &none) ||
+        store_add_file(checkpoint.store, (struct slice){name, (size_t)length}, &index))
         abort();
-    try_plain(&checkpoint, &extent);
+    try_plain(checkpoint.store, &extent);
     try_value(&checkpoint, extent);
     for (extent.nzstd = 1; extent.nzstd <= 2; extent.nzstd++) {
-        try_compressed(&checkpoint, &extent);
+        try_compressed(checkpoint.store, &extent);
         try_value(&checkpoint, extent);
     }
-    files_close(&checkpoint.files);
+    store_close(checkpoint.store);
     return 0;
 }

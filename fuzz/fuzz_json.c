@@ -1,6 +1,6 @@
 /* fuzz_json.c - any bytes as JSON: what is right is so however it is gone through, and strings that are
  * written again come back. */
-#include "format.h"
+#include "json.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* fuzz_pickle.c - any bytes as a pickle: what loads becomes JSON and a pickle again, and that pickle gives
  * the same JSON. */
-#include "format.h"
+#include "torch_item.h"
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* fuzz_zip.c - any bytes as an archive: every record that is found lies inside, and no two share a byte. */
-#include "format.h"
+#include "zip.h"
 
 #include <stdlib.h>
 

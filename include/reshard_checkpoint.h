@@ -49,7 +49,8 @@ typedef struct rsd_open_options {
                            * NULL: .metadata, or all of __0.metadata, __1.metadata, ... */
 } rsd_open_options;
 
-/* options may be NULL. EIO: no such file. EFORMAT: not a checkpoint, or a broken one. */
+/* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: not
+ * a checkpoint, or a broken one. */
 rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options,
                                rsd_checkpoint **checkpoint);
 void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
@@ -289,7 +290,7 @@ typedef struct rsd_convert_options {
 } rsd_convert_options;
 
 /* options and report may be NULL. With safetensors, an out that ends in .safetensors is one file.
- * EEXIST: there is something at the path, or what an earlier run left. ECANCELLED and EIO leave what is
+ * EEXIST: there is something at the path, or what an earlier run left. ECANCELLED, EIO and ENOENT leave what is
  * complete in OUT.reshard-part, for `resume`; after other failures there is nothing. */
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report);
@@ -368,6 +369,89 @@ rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *optio
  * the work; a rank of which nothing is heard for so long is named with ETIMEOUT. What has been written is then
  * left for `resume`, and the transport can only be freed. The transport is used by the calling thread alone.
  */
+
+/* ---- 6.7 Rules --------------------------------------------------------------------------------
+ *
+ * Rules decide what becomes of each tensor of a conversion: whether it is kept, its new name, its new dtype
+ * and its layout. The command and the Python package use them; docs/rules.md describes them.
+ *
+ *     rsd_rules_new(NULL, &rules);
+ *     rsd_rules_set_mesh(rules, mesh);
+ *     rsd_rules_add(rules, RSD_RULE_PLACE, ".*[.]weight=S(0)");
+ *     rsd_rules_add(rules, RSD_RULE_DEFAULT, "R");
+ *     rsd_rules_check(rules, checkpoint, print_message, NULL, &nproblems);
+ *     options.choose = rsd_rules_map;
+ *     options.choose_context = rules;
+ *     rsd_convert(checkpoint, "out", &options, &report);
+ *
+ * One thread at a time may use a set of rules. The checkpoint must stay open while they are used.
+ */
+typedef struct rsd_rules rsd_rules;
+
+/* Sets *matches to 1 if the expression matches: the whole name (whole is 1), or some part of it (0). Any
+ * status but RSD_OK ends the call that asked. */
+typedef rsd_status rsd_match_name(void *context, const char *expression, int32_t whole,
+                                  const char *name, int32_t *matches);
+
+/* decide is called for each tensor that the rules keep, after they have set its name and dtype and before
+ * they set its layout. It may change all of them; a layout that it sets is final. */
+typedef struct rsd_rules_options {
+    size_t struct_nbytes;   /* sizeof(rsd_rules_options) */
+    rsd_match_name *match;  /* matches the expressions; NULL: they are POSIX extended */
+    rsd_map_tensor *decide; /* NULL: the rules decide alone */
+    void *context;          /* of match and decide */
+} rsd_rules_options;
+
+/* options may be NULL. */
+rsd_status rsd_rules_new(const rsd_rules_options *options, rsd_rules **rules);
+void rsd_rules_free(rsd_rules *rules); /* accepts NULL */
+
+/* The ranks to write for. Without a mesh, tensors stay whole. The mesh is shared. */
+rsd_status rsd_rules_set_mesh(rsd_rules *rules, const rsd_mesh *mesh);
+
+/* Built-in placement rules, tried after all others: fsdp, hsdp, llama-tp or replicate. */
+rsd_status rsd_rules_set_preset(rsd_rules *rules, const char *name);
+
+/* The text of a rule. An expression of PLACE and CAST must match the whole name in the checkpoint; one of
+ * ONLY, EXCLUDE and RENAME may match any part of it. Of several PLACE or CAST rules the first that matches
+ * applies. A later DEFAULT or DTYPE replaces an earlier one. The expression of RENAME is always POSIX. */
+typedef enum rsd_rule {
+    RSD_RULE_PLACE = 1,        /* EXPRESSION=PLACEMENTS */
+    RSD_RULE_DEFAULT = 2,      /* PLACEMENTS of tensors that no other rule matches */
+    RSD_RULE_ONLY = 3,         /* EXPRESSION: keep only tensors that match one of these rules */
+    RSD_RULE_EXCLUDE = 4,      /* EXPRESSION: leave out tensors that match */
+    RSD_RULE_STRIP_PREFIX = 5, /* TEXT: remove it from the start of names; the first that fits */
+    RSD_RULE_RENAME = 6,       /* s/EXPRESSION/NEW/ or s/EXPRESSION/NEW/g, as in sed */
+    RSD_RULE_CAST = 7,         /* DTYPE of all floating-point tensors, or EXPRESSION=DTYPE */
+    RSD_RULE_PART = 8          /* KEY: if the state dict has it, keep only what is below it, and
+                                * remove "KEY." from names */
+} rsd_rule;
+
+/* EINVAL: the text is not valid for this kind of rule. */
+rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text);
+
+/* Adds the PLACE rules of a file, tried after those of rsd_rules_add: one EXPRESSION PLACEMENTS per line,
+ * separated by white space. # starts a comment. */
+rsd_status rsd_rules_add_file(rsd_rules *rules, const char *path);
+
+/* One message of a check: a problem (1), or a note about a rule without effect (0). A problem that many
+ * tensors have is one message, with their number and the first names. Any status but RSD_OK ends the check. */
+typedef rsd_status rsd_on_rule_message(void *context, int32_t is_problem, const char *text);
+
+/* Applies the rules to every tensor of a checkpoint and reports all problems: tensors that cannot be mapped,
+ * PLACE rules of rsd_rules_add that match no tensor, or no tensor left to write. on_message and nproblems may
+ * be NULL. EINVAL: rules that need a mesh without one, or a preset that does not fit the mesh. */
+rsd_status rsd_rules_check(rsd_rules *rules, rsd_checkpoint *checkpoint,
+                           rsd_on_rule_message *on_message, void *context, int64_t *nproblems);
+
+/* An rsd_map_tensor whose context is the rules. Rules with a mesh or a PART require a call of
+ * rsd_rules_check for the checkpoint first. The name in *target is valid until the next call. */
+rsd_status rsd_rules_map(void *rules, const rsd_tensor_info *tensor, rsd_tensor_target *target);
+
+/* The layout of a tensor on a mesh, for functions that decide. Placements are those of a PLACE rule; a tensor
+ * without dims is replicated. */
+rsd_status rsd_rules_layout(const rsd_mesh *mesh, const rsd_tensor_info *tensor,
+                            const char *placements, rsd_layout **layout);
 
 #ifdef __cplusplus
 }

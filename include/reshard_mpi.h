@@ -1,17 +1,20 @@
-/* reshard_mpi.h - plans, stashes and checkpoints over MPI. Its own library: -lreshard_mpi -lreshard, or
- * `pkg-config --cflags --libs reshard_mpi` with mpicc.
+/* reshard_mpi.h - plans, stashes and checkpoints over MPI. Link with -lreshard_mpi -lreshard, or compile with mpicc and
+ * `pkg-config --cflags --libs reshard_mpi`.
  *
  *     rsd_plan_new(a, b, NULL, &plan);
  *     rsd_bind_mpi(plan, MPI_COMM_WORLD, NULL, &exec);
- *     rsd_exec_run(exec, src, dst);                          // as often as you like; or rsd_exec_start ... rsd_exec_wait
+ *     rsd_exec_run(exec, src, dst);                      // any number of times; or rsd_exec_start ... rsd_exec_wait
  *     rsd_exec_free(exec);
  *
- * A rank of a layout is a rank of the communicator. src and dst are the arrays of this rank alone: a layout
- * of mesh and placements has one, explicit boxes have one a box. A rank that holds nothing passes NULL.
+ * A rank of a layout is a rank of the communicator. src and dst are the arrays of this rank alone: a layout of mesh and
+ * placements has one array per rank, explicit boxes have one per box. A rank without arrays passes NULL.
  *
- * Each comment begins with Collective (every rank of the communicator calls it, in the same order) or Local.
- * What one rank notices is agreed on, and all return it; a rank that does not come is named after the
- * time-out. MPI must be initialised; one thread at a time may be inside (MPI_THREAD_FUNNELED is enough).
+ * Each comment begins with Collective (every rank of the communicator makes the call, in the same order) or Local. If a
+ * collective call fails on one rank, it fails on all ranks with the same status, and the error names that rank. After
+ * the time-out, or if a process terminates, ranks may return different statuses: rsd_bind_transport says which.
+ *
+ * MPI must be initialized. Threads must not call these functions, nor functions that use such a transport, at the same
+ * time: MPI_THREAD_FUNNELED is enough.
  */
 #ifndef RESHARD_MPI_H
 #define RESHARD_MPI_H
@@ -24,26 +27,27 @@
 extern "C" {
 #endif
 
-/* Collective. One plan, as above. options (NULL: defaults) are those of rsd_bind_transport. */
+/* Collective. Binds one plan. options (NULL: defaults) are those of rsd_bind_transport. */
 rsd_status rsd_bind_mpi(const rsd_plan *plan, MPI_Comm comm, const rsd_exchange_options *options,
                         rsd_exec **exec);
 
-/* Collective. Many plans in one: a whole model, whose small tensors share messages. See rsd_bind_transport. */
+/* Collective. Binds many plans, such as those of a model: small tensors then share messages. See rsd_bind_transport. */
 rsd_status rsd_bind_mpi_many(int64_t nplans, const rsd_plan *const *plans,
                              const rsd_bind_options *bind, MPI_Comm comm,
                              const rsd_exchange_options *options, rsd_exec **exec);
 
-/* Collective. The communicator as a transport (the caller has set struct_nbytes), for every call that takes
- * one: rsd_stash_new, rsd_save, rsd_load, rsd_convert and so on. Two transports of one communicator never mix
- * up their messages. The communicator itself is used for nothing but making a hidden duplicate, in the first call
- * on it, which waits for all ranks as long as options say (here 300 s); it may be freed at once. After a time-out
- * in that call another communicator is needed. */
+/* Collective. Makes a transport of a communicator (the caller has set struct_nbytes), for every call that takes one:
+ * rsd_gather, rsd_save, rsd_load, rsd_convert and so on. Messages of two transports of one communicator never mix.
+ *
+ * The first call on a communicator makes a hidden duplicate of it, which all calls use. It waits for all ranks, for the
+ * time-out in options (here 300 s). After ETIMEOUT in that call, use another communicator. The communicator may be
+ * freed at any time. */
 rsd_status rsd_mpi_transport(MPI_Comm comm, rsd_transport *transport);
 
-/* Collective. The same for a communicator as Fortran has it (and mpi4py: comm.py2f()). */
+/* Collective. The same for a Fortran handle of a communicator (mpi4py: comm.py2f()). */
 rsd_status rsd_mpi_transport_f(int32_t fortran_comm, rsd_transport *transport);
 
-/* Local. When nothing uses it any more. */
+/* Local. Requires that nothing uses the transport any more. Accepts NULL. */
 void rsd_mpi_transport_free(rsd_transport *transport);
 
 #ifdef __cplusplus

@@ -8,103 +8,138 @@
 extern "C" {
 #endif
 
-/* Each process is one rank and has only its own arrays. Whoever can send and receive bytes can carry a plan
- * (MPI, sockets, the process group of a framework): such a transport is given as this table. All calls come
- * from the thread that runs the exec. Execs use tags below 8, a stash 16 to 31, checkpoints 60 to 63: one of
- * each kind can be at work on one transport at a time. */
+/* A transport sends bytes between the ranks of a group: MPI (reshard_mpi.h), threads of one process (below), sockets
+ * or the process group of a framework. Each process is one rank and has only its own arrays. A transport is this
+ * table of four functions.
+ *
+ * The library obeys these rules, so a transport may rely on them:
+ *   - It calls the functions of one transport from one thread at a time: the thread that calls the library.
+ *   - A message has 1 to 2^30 bytes and a tag from 0 to 63. data is never NULL.
+ *   - No rank sends to itself.
+ *   - Every send has a receive with the same tag and the same number of bytes.
+ *   - A request is used until test sets *done to 1, or until cancel. The memory of a request neither moves nor
+ *     changes until then. It belongs to the library, never to the caller.
+ *
+ * The functions return RSD_OK or another status, which the call of the library then returns; they may set a message
+ * with rsd_set_error. No function may wait for another rank.
+ *
+ * Execs and rsd_gather use tags below 8, a stash 16 to 31, checkpoint calls 60 to 63. Calls that use the same tags must
+ * not overlap in time on one transport. All ranks make them in the same order. */
 typedef struct rsd_transport {
     size_t struct_nbytes; /* sizeof(rsd_transport) */
-    void *context;        /* first argument of each function */
+    void *context;        /* the first argument of each function */
     int32_t rank, nranks;
 
-    /* Start to send or receive; *request is then handed to test again and again until that says it is
-     * done, and the memory is left alone so long. Messages with one tag from one rank to another are
-     * received in the order they were sent. nbytes is at most 2^30, tags are 0 to 63. */
+    /* Starts to send a message. Messages from one rank to another with one tag arrive in the order of the sends. A send
+     * may be done before or after the receive has started. *request may be set to any value, also to NULL. */
     rsd_status (*send)(void *context, int32_t to, int32_t tag, const void *data, size_t nbytes,
                        void **request);
+
+    /* Starts to receive a message. Receives from one rank with one tag are served in the order they were started. */
     rsd_status (*recv)(void *context, int32_t from, int32_t tag, void *data, size_t nbytes,
                        void **request);
+
+    /* Sets *done to 1 if the request is done, which ends it, and else to 0. The library calls it repeatedly. On
+     * failure the request does not end: the library then cancels it. EPEER: the other rank is gone, or its message
+     * has another length. */
     rsd_status (*test)(void *context, void *request, int32_t *done);
 
-    /* After a failure: nothing is touched for this request any more. */
-    void (*cancel)(void *context, void *request);
+    /* Gives up a request after a failure, and ends it. Returns 1 if its memory is not read or written any more. Returns
+     * 0 if it may be: then the library never frees nor reuses that memory. */
+    int32_t (*cancel)(void *context, void *request);
 
-    /* Every rank's nbytes, in the order of ranks. Waits for all, at most timeout seconds (then ETIMEOUT, which
-     * names who did not come, and neither own nor all is touched any more); used at bind alone. */
-    rsd_status (*allgather)(void *context, const void *own, size_t nbytes, void *all,
-                            double timeout);
-
-    /* NULL, or called when what was made with this table is freed; not if making it failed. */
+    /* NULL, or called when what was made with this table (an exec, a stash) is freed. Not called if making it
+     * failed. */
     void (*release)(void *context);
 } rsd_transport;
 
-/* Local. For whoever writes a transport: makes message what rsd_error says, and returns status. */
+/* Local. For the functions of a transport: makes message what rsd_error returns, and returns status. */
 rsd_status rsd_set_error(rsd_status status, const char *message);
 
-/* Memory that the ranks of one host share: what is given from an array in here, the receiver takes out of it
- * directly, without a message. (Any other array works too: it is packed into shared memory first.) An arena
- * needs no room in /dev/shm; all its pages are allocated at once. ENOMEM: the machine, or a cgroup (version 2)
- * of this process, has not so much memory left. */
+/* Collective. Gathers nbytes bytes of every rank: `all` has space for nranks * nbytes, in the order of ranks. For small
+ * data: every rank gets all of it. own and all may be NULL if nbytes is 0; then it is a barrier. timeout: seconds
+ * without progress; 0: 300.
+ * EMISMATCH on all ranks names a rank that passes another nbytes. ETIMEOUT names a rank that does not call it. */
+rsd_status rsd_gather(const rsd_transport *transport, const void *own, size_t nbytes, void *all,
+                      double timeout);
+
+/* Collective. A number for the host of every rank, nranks of them: the node map that rsd_plan_options takes, so that
+ * replicas cross between hosts once. */
+rsd_status rsd_transport_nodes(const rsd_transport *transport, int32_t *node_of);
+
+/* Memory that the ranks of one host share: a receiver copies directly out of an array in an arena. (Any other array
+ * works too: it is packed into shared memory first.) An arena needs no space in /dev/shm. All its pages are
+ * allocated at once. An arena must not be used by two threads at the same time; its memory may be. */
 typedef struct rsd_arena rsd_arena;
+
+/* Local. ENOMEM: the machine, or a cgroup (version 2) of this process, has too little memory left. */
 rsd_status rsd_arena_new(int64_t nbytes, rsd_arena **arena);
 
-/* Memory for an array, aligned to 64 bytes; each takes a multiple of 64. ENOMEM: the arena is full. It is given
- * back with all the others by rsd_arena_clear. */
+/* Local. Memory for an array, aligned to 64 bytes; each takes a multiple of 64. ENOMEM: the arena is full.
+ * rsd_arena_clear frees all of it at once. */
 rsd_status rsd_arena_alloc(rsd_arena *arena, int64_t nbytes, void **memory);
 void rsd_arena_clear(rsd_arena *arena);
 
-/* After the execs that were bound with it. */
+/* Requires that all execs that were bound with it are freed. */
 void rsd_arena_free(rsd_arena *arena);
 
 typedef struct rsd_exchange_options {
-    size_t struct_nbytes;   /* sizeof(rsd_exchange_options) */
-    int64_t max_nbytes;     /* of one rank, for what is on its way; 0: 256 MiB. The least counts */
-    double timeout;         /* seconds without any progress after which a call fails; 0: 300 */
+    size_t struct_nbytes; /* sizeof(rsd_exchange_options) */
+    int64_t
+        max_nbytes; /* of one rank, for messages under way; 0: 256 MiB. The least of all ranks counts */
+    double timeout;         /* seconds without progress after which a call fails; 0: 300 */
     const rsd_arena *arena; /* of this rank; NULL: none */
-    int64_t node;           /* equal ones share memory; 0: found from the host's name; -1: none */
-    const char *const *names; /* of the tensors, one a plan, for messages; NULL: none */
+    int64_t node; /* ranks with equal numbers share memory; 0: found from the host; -1: none */
+    const char *const *names; /* of the tensors, one per plan, for errors; NULL: none */
 } rsd_exchange_options;
 
-/* Collective. nplans plans as in rsd_bind_threads_many; strides are of this rank's arrays alone, and so are
- * the pointers of a run: those of the first plan, then those of the second, and so on. Every rank binds the
- * same plans in the same order: EMISMATCH on all ranks names the one that does not. bind and options may
- * be NULL.
+/* Collective. Binds nplans plans, as rsd_bind_threads_many does. Strides, and the arrays of a run, are those of this
+ * rank alone: of the first plan, then of the second, and so on. bind and options may be NULL. An exec must not be used
+ * by two threads at the same time.
  *
- * rsd_exec_run and rsd_exec_wait return the same on all ranks: a bad pointer on one rank is an error on each, before
- * anything moves. If a rank does not come, the others return ETIMEOUT, which names it and a tensor, and the
- * exec can only be freed. rsd_exec_start sends what can be sent without waiting; the rest happens in rsd_exec_progress
- * and rsd_exec_wait. Several execs may be in flight at once if every rank waits for them in the same order: who
- * waits for one moves no other, so ranks that wait for different ones may wait in vain, until ETIMEOUT.
+ * Every rank binds the same plans in the same order: EMISMATCH on all ranks names the rank and the plan that differ. If
+ * binding fails on one rank, it fails on all ranks with the same status, and the error names that rank.
  *
- * max_nbytes is shared out among buffers, two for each rank that something is sent to or received from. None
- * is smaller than 4096 bytes: with many ranks and little to share out, more is used. */
+ * rsd_exec_run and rsd_exec_wait on all ranks:
+ *   - Before anything moves, all ranks compare their arrays. If one rank passes NULL, or a destination that overlaps
+ *     a source where that can be seen, every rank returns EINVAL and the error names that rank. If ranks run different
+ *     plans, every rank returns EMISMATCH. The exec can be used again.
+ *   - If a rank does not call it, or stops, the others return ETIMEOUT. If a process of the same host terminates,
+ *     they return EPEER. The error names that rank and a tensor. A failure of the transport is returned by the rank
+ *     where it happens. In these cases ranks may return different statuses, the destinations are unspecified, the exec
+ *     can only be freed, and messages may remain in the transport: other calls on it may fail.
+ *   - rsd_exec_start fails only if a run is in progress, or if an earlier run failed as above.
+ *
+ * A run has no thread of its own: it progresses in rsd_exec_start, rsd_exec_progress and rsd_exec_wait. Several execs
+ * of different transports may be in progress at once if every rank waits for them in the same order: rsd_exec_wait
+ * progresses one exec only.
+ *
+ * max_nbytes is divided among buffers, two for each rank that this one sends to or receives from. A buffer has at
+ * least 4096 bytes, or as many as are sent: with many ranks and a small max_nbytes, more is used. */
 rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
                               const rsd_bind_options *bind, const rsd_transport *transport,
                               const rsd_exchange_options *options, rsd_exec **exec);
 
-/* Local. How an exec between processes moves, in a line: which ranks share memory, or why they do not. Valid
- * as long as the exec; "" for other execs. */
+/* Local. How an exec between processes moves data, in a line: which ranks share memory, or why they do not. Valid as
+ * long as the exec. "" for other execs. */
 const char *rsd_exec_describe(const rsd_exec *exec);
 
-/* Collective. A number for the host of every rank, nranks of them: the node map that rsd_plan_options takes, so
- * that replicas cross between hosts once. */
-rsd_status rsd_transport_nodes(const rsd_transport *transport, int32_t *node_of);
-
-/* Ranks that are threads of one process: for tests, and for programs whose workers share their memory. Each
- * rank's thread takes its own transport, with struct_nbytes set by the caller. Bytes are copied once, from
- * where they are to where they go. The team is freed when no rank uses it any more.
+/* Ranks that are threads of one process: for tests, and for programs whose workers share their memory. Bytes are copied
+ * once, from where they are to where they go.
  *
- *     rsd_thread_group_new(4, &team);
+ *     rsd_thread_group_new(4, &group);
  *     ... in the thread of each rank:
  *     rsd_transport transport = {.struct_nbytes = sizeof transport};
- *     rsd_thread_group_transport(team, rank, &transport);
- */
+ *     rsd_thread_group_transport(group, rank, &transport);
+ *
+ * Threads may use the transports of different ranks at the same time; the transport of one rank is for one thread at a
+ * time. The group must be freed last. */
 typedef struct rsd_thread_group rsd_thread_group;
 
-rsd_status rsd_thread_group_new(int32_t nranks, rsd_thread_group **team);
-rsd_status rsd_thread_group_transport(rsd_thread_group *team, int32_t rank,
+rsd_status rsd_thread_group_new(int32_t nranks, rsd_thread_group **group);
+rsd_status rsd_thread_group_transport(rsd_thread_group *group, int32_t rank,
                                       rsd_transport *transport);
-void rsd_thread_group_free(rsd_thread_group *team);
+void rsd_thread_group_free(rsd_thread_group *group);
 
 #ifdef __cplusplus
 }

@@ -34,7 +34,7 @@ static void every_pair(const struct cases *to_each, const char *tensor, const ch
         }
 }
 
-/* ---- as PyTorch's tests ---- */
+/* ---- cases of PyTorch's tests ---- */
 
 static void sharded_tensor_reshard(const struct cases *to_each)
 {
@@ -80,7 +80,7 @@ static void redistribute_one_dim(const struct cases *to_each)
     every_pair(to_each, "f32[8,8,8]", "4", all, full);
 }
 
-/* All products of placements of n axes, as text. */
+/* All combinations of placements of n axes, as text. */
 static const char **products(const char *const *one, int n)
 {
     int count = 0, total = 1;
@@ -152,7 +152,7 @@ static void redistribute_many_dims(const struct cases *to_each)
 
 static void strided_and_nested(const struct cases *to_each)
 {
-    group(to_each, "uneven strided shards: what PyTorch gets wrong");
+    group(to_each, "uneven strided shards, where PyTorch has errors");
     static const char *const problems[] = {
         "i32[7] : 3x2:_S(0,2),S(0) -> 6:R",
         "i32[9,2] : 4x2:_S(0,2),S(0) -> 8:S0",

@@ -1,12 +1,12 @@
-/* cases.h - the problems that every carrier has to get right: those of PyTorch's own tests, every dtype, every
- * arrangement of memory, meshes of all kinds. */
+/* cases.h - problems for tests of every backend: those of PyTorch's own tests, every dtype, every arrangement of
+ * memory, and meshes of all kinds. */
 #ifndef CASES_H
 #define CASES_H
 
 #include "oracle.h"
 
 struct cases {
-    void (*group)(void *context, const char *name); /* what follows is about this */
+    void (*group)(void *context, const char *name); /* a heading of the cases that follow */
     void (*one)(void *context, const char *problem, enum arrangement from, enum arrangement to);
     void *context;
 };

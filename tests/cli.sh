@@ -1,12 +1,11 @@
 #!/bin/sh
-# Command tests: each tests/cli/NAME.sh is run with `reshard` on its path, in an empty folder, and what
-# it prints on both streams must be what stands beside it in NAME.out. RECORD=1 writes that file anew;
-# look at the difference before it is committed. Times, memory and free space, which differ from run
-# to run, are taken out of what is printed.
+# Tests of the command: each tests/cli/NAME.sh runs in an empty directory, and its output on both streams must be
+# NAME.out. RECORD=1 writes these files again; review the difference before it is committed. Times, memory and
+# free space, which differ from run to run, are removed from the output.
 #
-# A script finds checkpoints that torch wrote in $GOLDEN, and these: `try ARGS` runs the command and says
-# its exit code, `json` reads JSON from standard input and says what is wrong with it. With arguments,
-# only those scripts are run.
+# A script has checkpoints that torch wrote in $GOLDEN, and two commands: `try ARGS` runs reshard and prints its
+# exit code, `json` reads JSON from standard input and prints what is wrong with it. With arguments, only those
+# scripts run.
 cd "$(dirname "$0")/cli" || exit 1
 here=$PWD bin=$(mktemp -d) GOLDEN=$(cd ../golden && pwd)
 trap 'rm -rf "$bin"' EXIT

@@ -1,5 +1,6 @@
 #!/bin/bash
-# What bash offers after a few beginnings of a line, with the command in $RESHARD on the path.
+# What bash completion offers, and whether help, completion and the manual page name the same options. The
+# command is $RESHARD.
 cd "$(dirname "$0")/.." || exit 1
 bin=$(mktemp -d)
 trap 'rm -rf "$bin"' EXIT
@@ -40,18 +41,33 @@ offers "reshard extract --cast f32 tests/golden/fsdp2_adamw/ckpt model.down.w" "
 offers "reshard inspect no/such/checkpoint " ""
 offers "reshard inspect README.md m" ""
 
-# Every option that --help names is offered, and none that it does not name.
-for verb in inspect convert merge split verify diff digest extract; do
+# same LABEL A B: both lists have the same lines.
+same()
+{
     n=$((n + 1))
-    says=$(reshard $verb --help | grep -o -- '^ *\(-.,\)* *--[a-z-]*' | grep -o -- '--.*' | sort)
-    has=$(_reshard_options $verb | tr -s ' ' '\n' | sort)
-    if [ "$says" = "$has" ]; then
-        echo "ok $n - options of $verb"
+    if [ "$2" = "$3" ] && [ -n "$2" ]; then
+        echo "ok $n - $1"
     else
-        echo "not ok $n - options of $verb"
-        diff <(echo "$says") <(echo "$has") | sed 's/^/# /'
+        echo "not ok $n - $1"
+        diff <(echo "$2") <(echo "$3") | sed 's/^/# /'
         failed=1
     fi
+}
+
+# The options that the manual page describes, of all verbs.
+manual=$(sed -n 's/^\.BR* .*\(\\-\\-[a-z\\-]*\).*/\1/p; s/^\.BI \(\\-\\-[a-z\\-]*\).*/\1/p' man/reshard.1 | tr -d '\\' | sort -u)
+all=
+for verb in inspect plan convert merge split verify diff digest extract; do
+    help=$(reshard $verb --help | grep -o -- '^ *\(-.,\)* *--[a-z-]*' | grep -o -- '--.*' | sort -u)
+    same "options of $verb" "$help" "$(_reshard_options $verb | tr -s ' ' '\n' | sort -u)"
+    all="$all $help"
 done
+same "options of the manual page" "$(echo $all --version | tr ' ' '\n' | sort -u)" "$manual"
+presets=$(reshard convert a b --preset none 2>&1 | sed 's/.*presets are //; s/,//g')
+COMP_WORDS=(reshard convert --preset "") COMP_CWORD=3
+_reshard
+same "presets in bash" "$presets" "${COMPREPLY[*]}"
+same "presets in zsh" "$presets" "$(sed -n 's/.*:preset:(\(.*\)).*/\1/p' completion/_reshard)"
+same "presets in help" "$presets" "$(reshard convert --help | sed -n 's/.*built-in rules: //p' | sed 's/,//g; s/ or / /')"
 echo "1..$n"
 exit $failed

@@ -25,15 +25,15 @@ static void *run(void *context)
 
 void crew_run(struct crew *crew, int32_t n, hand_work *work, const void *task, unsigned absent)
 {
-    rsd_thread_group *team = NULL;
+    rsd_thread_group *group = NULL;
     struct started started[MOST_CREW];
     *crew = (struct crew){.n = n};
-    if (rsd_thread_group_new(n, &team))
+    if (rsd_thread_group_new(n, &group))
         abort();
     for (int32_t i = 0; i < n; i++) {
         crew->hands[i] =
             (struct hand){.transport.struct_nbytes = sizeof(rsd_transport), .task = task};
-        if (rsd_thread_group_transport(team, i, &crew->hands[i].transport))
+        if (rsd_thread_group_transport(group, i, &crew->hands[i].transport))
             abort();
         crew->hands[i].report.struct_nbytes = sizeof(rsd_report);
         started[i] = (struct started){.hand = &crew->hands[i], .work = work};
@@ -43,7 +43,7 @@ void crew_run(struct crew *crew, int32_t n, hand_work *work, const void *task, u
     for (int32_t i = 0; i < n; i++)
         if (!(absent >> i & 1))
             pthread_join(started[i].thread, NULL);
-    rsd_thread_group_free(team);
+    rsd_thread_group_free(group);
 }
 
 void crew_free(struct crew *crew)

@@ -318,6 +318,8 @@ def tensors_in_headers():
     three = {"w": dict(dtype="F32", shape=[8], data_offsets=[0, 32, 32])}
     write("safe_offsets_three.safetensors", safe(three))
     write("safe_name_empty.safetensors", safe({"": about()}))
+    write("safe_empty_far.safetensors", safe({"w": about(shape=(2**62, 0), end=0)}, b""))
+    write("safe_no_tensors.safetensors", safe({}, b""))
     write("safe_overlap.safetensors", safe({"v": about(), "w": about(begin=16, end=48)}, DATA + DATA[:16]))
 
 

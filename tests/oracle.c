@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- where elements live ---- */
+/* ---- indices ---- */
 
 static int64_t up(int64_t n, int64_t m)
 {
@@ -26,7 +26,7 @@ static void take_chunk(const int64_t *list, int64_t n, int64_t m, int64_t c, int
     take(list, n, up(n, m) * c, up(n, m) * (c + 1), out, nout);
 }
 
-/* Replaces list by what coordinate c of m keeps of it. */
+/* Replaces the list by the part of coordinate c of m. */
 static void cut(const rsd_placement *p, int64_t m, int64_t c, int64_t *list, int64_t *n)
 {
     int64_t *out = malloc(sizeof *out * (size_t)(*n + 1)), nout = 0, start = 0, end = 0;
@@ -200,7 +200,7 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-/* A small whole number, such that reductions of up to eight are exact in every dtype. */
+/* Returns a small integer, such that reductions of up to eight are exact in every dtype. */
 static int number(rsd_dtype dtype, rsd_reduce reduce, int64_t index, int64_t term)
 {
     uint64_t random = mix((uint64_t)index * 64 + (uint64_t)term);
@@ -216,7 +216,7 @@ static uint16_t bf16_of(int value)
     float f = (float)value;
     uint32_t bits;
     memcpy(&bits, &f, 4);
-    return (uint16_t)(bits >> 16); /* exact for what number() and its reductions give */
+    return (uint16_t)(bits >> 16); /* exact for number() and its reductions */
 }
 
 static uint16_t f16_of(int value)
@@ -301,7 +301,7 @@ static bool is_partial(const rsd_layout *layout, rsd_reduce *reduce)
     return false;
 }
 
-/* What a destination element should be: the bits, or all terms combined. */
+/* Computes the expected destination element: the bits, or all terms combined. */
 static void expected(const rsd_layout *src, int64_t nterms, int64_t index, void *out)
 {
     rsd_reduce reduce;
@@ -384,7 +384,8 @@ struct checking {
     const rsd_layout *src, *dst;
     int64_t nterms, array;
     size_t each;
-    unsigned char *seen; /* copy of the array: checked elements become 0xa5, gaps should be */
+    unsigned char
+        *unchecked; /* copy of the array in which checked elements are set to 0xa5, as gaps are */
     const char *base;
 };
 
@@ -394,7 +395,7 @@ static bool check_one(void *context, int64_t index, int64_t term, char *place)
     unsigned char want[16];
     (void)term;
     expected(checking->src, checking->nterms, index, want);
-    memset(checking->seen + (place - checking->base), 0xa5, checking->each);
+    memset(checking->unchecked + (place - checking->base), 0xa5, checking->each);
     if (memcmp(want, place, checking->each) == 0)
         return true;
     printf("# array %lld, element %lld: found", (long long)checking->array, (long long)index);
@@ -422,16 +423,16 @@ static bool check_arrays(const rsd_layout *src, const rsd_layout *dst, const int
     for (int64_t k = first; k < first + n && fine; k++) {
         checking.array = k;
         checking.base = memory->array[k];
-        checking.seen = malloc(memory->nbytes[k] + 1);
+        checking.unchecked = malloc(memory->nbytes[k] + 1);
         if (memory->nbytes[k])
-            memcpy(checking.seen, memory->array[k], memory->nbytes[k]);
+            memcpy(checking.unchecked, memory->array[k], memory->nbytes[k]);
         fine = for_each(dst, strides, k, memory->array[k], check_one, &checking);
         for (size_t i = 0; i < memory->nbytes[k] && fine; i++)
-            if (checking.seen[i] != 0xa5) {
+            if (checking.unchecked[i] != 0xa5) {
                 printf("# array %lld: byte %zu lies in a gap and was written\n", (long long)k, i);
                 fine = false;
             }
-        free(checking.seen);
+        free(checking.unchecked);
     }
     return fine;
 }

@@ -1,8 +1,7 @@
-/* oracle.h - the truth, element by element.
+/* oracle.h - the expected result of a move, element by element.
  *
- * The oracle knows where elements live from lists of indices that it cuts as the notation's words
- * say, one mesh axis after the other; it shares no code with the library. Every element's value is
- * a hash of its own global index, so one check serves every move.
+ * The oracle cuts lists of indices by the definition of each placement, one mesh axis after the other, and uses
+ * no code of the library. The value of an element is a hash of its global index, so one check serves every move.
  */
 #ifndef ORACLE_H
 #define ORACLE_H
@@ -30,19 +29,19 @@ struct memory {
     size_t *nbytes;
 };
 
-/* How arrays lie: dense rows, dense columns, or padded with gaps everywhere. */
+/* The memory of arrays: dense row-major, dense column-major, or with gaps in every dim. */
 enum arrangement { ROWS, COLUMNS, PADDED };
 int64_t *oracle_strides(const rsd_layout *layout, enum arrangement arrangement); /* NULL for ROWS */
 
-/* Memory for all arrays, filled with 0xa5. */
+/* Allocates all arrays, filled with 0xa5. */
 struct memory oracle_memory(const rsd_layout *layout, const int64_t *strides);
 void oracle_memory_free(struct memory *memory);
 
-/* Writes the value of every element that an array holds. */
+/* Writes the value of every element of the arrays. */
 void oracle_fill(const rsd_layout *layout, const int64_t *strides, struct memory *memory);
 
-/* Whether every array of dst holds what it should, given what was filled into src, and gaps still
- * hold 0xa5. Says the first element that does not on a line of its own. With _of: one rank's arrays. */
+/* Returns whether every array of dst has the expected values, if src was filled with oracle_fill, and gaps are
+ * still 0xa5. Prints the first element that is wrong. With _of: the arrays of one rank. */
 bool oracle_check(const rsd_layout *src, const rsd_layout *dst, const int64_t *strides,
                   const struct memory *memory);
 bool oracle_check_of(const rsd_layout *src, const rsd_layout *dst, const int64_t *strides,

@@ -20,18 +20,18 @@ int64_t random_below(struct random *random, int64_t limit)
 
 struct writer {
     char *text;
-    size_t at, room;
+    size_t at, capacity;
 };
 
 __attribute__((format(printf, 2, 3))) static void put(struct writer *w, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(w->text + w->at, w->room - w->at, format, args);
+    int n = vsnprintf(w->text + w->at, w->capacity - w->at, format, args);
     va_end(args);
     w->at += (size_t)n;
-    if (w->at >= w->room)
-        w->at = w->room - 1;
+    if (w->at >= w->capacity)
+        w->at = w->capacity - 1;
 }
 
 struct random_tensor random_tensor(struct random *r, const char *dtype)
@@ -93,7 +93,7 @@ static void put_placement(struct random *r, const struct random_tensor *t, const
     }
 }
 
-/* All ranks of a mesh in some order, from a base on, some left out. */
+/* Writes the ranks of a mesh, from a base on, in random order and with gaps. */
 static void put_ranks(struct random *r, int64_t nranks, struct writer *w)
 {
     int64_t ranks[256], base = random_below(r, 6), rank = base;
@@ -149,7 +149,7 @@ static void put_mesh_side(struct random *r, const struct random_tensor *t, const
     }
 }
 
-/* Cuts the tensor into boxes at random, and deals them out; some get copies. */
+/* Cuts the tensor into random boxes and assigns them to ranks; some have copies. */
 static void put_explicit_side(struct random *r, const struct random_tensor *t, struct writer *w)
 {
     enum { MAX = 12 };
@@ -192,9 +192,9 @@ static void put_explicit_side(struct random *r, const struct random_tensor *t, s
 }
 
 void random_side(struct random *r, const struct random_tensor *tensor, const char *partial,
-                 char *text, size_t room)
+                 char *text, size_t capacity)
 {
-    struct writer w = {text, 0, room};
+    struct writer w = {text, 0, capacity};
     text[0] = '\0';
     if (!partial && random_below(r, 3) == 0)
         put_explicit_side(r, tensor, &w);
@@ -227,7 +227,7 @@ rsd_status random_choice(void *random, const rsd_tensor_info *tensor, rsd_tensor
         if (rsd_layout_parse(text, &choice->layout))
             return RSD_EINVAL;
         if (rsd_layout_coverage(choice->layout, &check) == RSD_OK &&
-            check.cover <= RSD_COVERS_EVENLY)
+            check.kind <= RSD_COVERS_EVENLY)
             return RSD_OK;
         rsd_layout_free(choice->layout);
         choice->layout = NULL;

@@ -1,4 +1,4 @@
-/* random.h - random layouts as text, from a seed: small, but of every kind. */
+/* random.h - small random layouts of every kind as text, from a seed. */
 #ifndef RANDOM_H
 #define RANDOM_H
 
@@ -23,15 +23,15 @@ struct random_tensor {
 };
 struct random_tensor random_tensor(struct random *random, const char *dtype);
 
-/* One side of a problem for it, such as "2x3 ranks=4-9 : S(0),C(1,2)". Partial axes only with
- * `partial`, all by the reduction that it names. */
+/* Writes one side of a problem, such as "2x3 ranks=4-9 : S(0),C(1,2)". `partial` is the reduction of partial
+ * axes; NULL: no axis is partial. */
 void random_side(struct random *random, const struct random_tensor *tensor, const char *partial,
-                 char *text, size_t room);
+                 char *text, size_t capacity);
 
-/* One that is known, as random_side wants it. */
+/* Returns a tensor of a checkpoint, for random_side. */
 struct random_tensor known_tensor(const rsd_tensor_info *tensor);
 
-/* For rsd_convert's choose: any layout that covers the tensor. The context is a struct random. */
+/* An rsd_map_tensor for rsd_convert: chooses a random layout that covers the tensor. */
 rsd_status random_choice(void *random, const rsd_tensor_info *tensor, rsd_tensor_target *choice);
 
 #endif

@@ -10,7 +10,7 @@
 
 struct rank {
     pthread_t thread;
-    rsd_thread_group *team;
+    rsd_thread_group *group;
     rsd_transport transport;
     int32_t rank, nranks;
     void (*work)(struct rank *rank, void *context);
@@ -37,7 +37,7 @@ static inline void *rank_main(void *context)
 {
     struct rank *rank = context;
     rank->transport.struct_nbytes = sizeof rank->transport;
-    NEED_OK(rank, rsd_thread_group_transport(rank->team, rank->rank, &rank->transport));
+    NEED_OK(rank, rsd_thread_group_transport(rank->group, rank->rank, &rank->transport));
     rank->work(rank, rank->context);
     return NULL;
 }
@@ -46,21 +46,21 @@ static inline void *rank_main(void *context)
 static inline bool on_ranks(int32_t nranks, void (*work)(struct rank *rank, void *context),
                             void *context)
 {
-    rsd_thread_group *team;
+    rsd_thread_group *group;
     struct rank *ranks = calloc((size_t)nranks, sizeof *ranks);
-    bool fine = OK(rsd_thread_group_new(nranks, &team));
+    bool fine = OK(rsd_thread_group_new(nranks, &group));
     for (int32_t i = 0; i < nranks && fine; i++) {
         ranks[i] = (struct rank){
-            .team = team, .rank = i, .nranks = nranks, .work = work, .context = context};
+            .group = group, .rank = i, .nranks = nranks, .work = work, .context = context};
         pthread_create(&ranks[i].thread, NULL, rank_main, &ranks[i]);
     }
-    for (int32_t i = 0; i < nranks && ranks[i].team; i++) {
+    for (int32_t i = 0; i < nranks && ranks[i].group; i++) {
         pthread_join(ranks[i].thread, NULL);
         fine =
             CHECK(!ranks[i].wrong[0], "rank %d of %d: %s", (int)i, (int)nranks, ranks[i].wrong) &&
             fine;
     }
-    rsd_thread_group_free(team);
+    rsd_thread_group_free(group);
     free(ranks);
     return fine;
 }

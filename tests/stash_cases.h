@@ -3,6 +3,7 @@
 #define STASH_CASES_H
 
 #include "ranks.h"
+#include "reshard_experimental.h"
 
 /* Each is run by all ranks, with a seed as its context: on threads from 1 to nseeds. */
 struct stash_case {

@@ -34,7 +34,7 @@ if mount -t tmpfs -o size=128k tmpfs disk 2> /dev/null; then
     mounted=1
     check "a full disk exits with 5" convert_to 5 disk/out --json
     check "and says so" says "No space left on device"
-    check "and how to go on" says "disk/out.reshard-part: --resume"
+    check "and how to go on" says "disk/out.reshard-part; continue with --resume"
     check "and prints nothing" nothing printed
     check "and there is no result" gone disk/out
     mount -o remount,size=2m disk
@@ -70,7 +70,7 @@ EOF
     rm "$many/out/__77_0.distcp"
     check "one that is missing is found" exits 1 verify "$many/out"
     check "and named" grep -q '__77_0.distcp: w' printed
-    check "and nothing can be made of it" exits 3 merge "$many/out" x
+    check "and nothing can be made of it" exits 4 merge "$many/out" x
 else
     skip "ten thousand files" "no /dev/shm to put them into"
 fi

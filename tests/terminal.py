@@ -142,13 +142,13 @@ def test_interrupt():
                  "--threads", "1", "--max-memory", "4MB"]
     run = Run(*arguments, on_progress=lambda terminal: os.write(terminal, b"\x03"))
     check(run.code == 130, "Ctrl-C exits with 130", (run.code, run.screen))
-    check(b"--resume" in run.after and b" b.reshard-part:" in run.after, "and says how to go on", run.after)
+    check(b"--resume" in run.after and b" b.reshard-part;" in run.after, "and says how to go on", run.after)
     check(run.out == b"" and not os.path.exists("b"), "and there is no result", run.out)
     run = Run(*arguments)
     check(run.code == 3 and b"b.reshard-part" in run.screen, "to begin again is refused", run.screen)
     run = Run(*arguments, "--resume", "--verify")
     check(run.code == 0 and not os.path.exists("b.reshard-part"), "--resume finishes", run.screen)
-    check(b"same digests" in run.out, "and the result is the same", run.out)
+    check(b"equal digests" in run.out, "and the result is the same", run.out)
     check(plain("diff", "big.safetensors", "b").returncode == 0, "for diff too")
     for verb in ["verify"], ["digest"], ["diff", "b"]:
         for _ in range(20):  # reading alone may be done before the key is seen
@@ -180,8 +180,8 @@ def test_pictures():
 
 
 def main():
-    folder = tempfile.mkdtemp()
-    os.chdir(folder)
+    directory = tempfile.mkdtemp()
+    os.chdir(directory)
     try:
         write_checkpoint("big.safetensors", ["one", "two", "three", "four"], 24 * MB)
         test_progress()
@@ -190,7 +190,7 @@ def main():
         test_pictures()
     finally:
         os.chdir("/")
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
     print("1..%d" % count)
     sys.exit(failed > 0)
 

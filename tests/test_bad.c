@@ -139,6 +139,15 @@ static void read_expectations(void)
         fclose(file);
 }
 
+/* What opens can be verified, tensor by tensor and value by value, and what is wrong is a finding. */
+static void verify_all(rsd_checkpoint *checkpoint, const char *name)
+{
+    int64_t nfindings;
+    rsd_status status =
+        checkpoint ? rsd_verify(checkpoint, NULL, NULL, NULL, &nfindings, NULL) : RSD_OK;
+    CHECK(!status, "%s: verify: %s: %s", name, rsd_status_name(status), rsd_error());
+}
+
 /* What the library says of a checkpoint, as such a line. */
 static void look_at(const char *name, struct bad *out)
 {
@@ -163,6 +172,7 @@ static void look_at(const char *name, struct bad *out)
     snprintf(out->status, sizeof out->status, "%s", rsd_status_name(status));
     snprintf(out->message, sizeof out->message, "%s", said);
     rsd_free(json);
+    verify_all(checkpoint, name);
     rsd_checkpoint_close(checkpoint);
     CHECK(most_held - before <= (1 << 20) + 4096 * nbytes, "%s: %zu bytes for files of %zu", name,
           most_held - before, nbytes);

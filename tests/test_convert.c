@@ -5,6 +5,7 @@
 #include "tap.h"
 #include "truth.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -112,7 +113,8 @@ static void golden_converts(void)
 
 /* ---- a checkpoint of some size ---- */
 
-static void make_checkpoint(const char *path, int nfiles)
+/* Six tensors of about 1200 bytes times `rows` each. */
+static void make_large_checkpoint(const char *path, int nfiles, int rows)
 {
     enum { NTENSORS = 6 };
     rsd_tensor locals[NTENSORS];
@@ -124,7 +126,7 @@ static void make_checkpoint(const char *path, int nfiles)
         .struct_nbytes = sizeof options, .overwrite = 1, .nvalues = 1, .values = &value};
     for (int i = 0; i < NTENSORS; i++) {
         snprintf(names[i], sizeof names[i], "layer.%d", i);
-        snprintf(text, sizeof text, "f32[%d,300] @ %d : S(%d)", 301 + 7 * i, nfiles, i % 2);
+        snprintf(text, sizeof text, "f32[%d,300] @ %d : S(%d)", rows + 7 * i, nfiles, i % 2);
         OK(rsd_layout_parse(text, &layouts[i]));
         arrays[i] = malloc((size_t)nfiles * sizeof *arrays[i]);
         for (int a = 0; a < nfiles; a++) {
@@ -147,6 +149,49 @@ static void make_checkpoint(const char *path, int nfiles)
             free(arrays[i][a]);
         free(arrays[i]);
         rsd_layout_free(layouts[i]);
+    }
+}
+
+static void make_checkpoint(const char *path, int nfiles)
+{
+    make_large_checkpoint(path, nfiles, 301);
+}
+
+/* ---- progress ---- */
+
+struct heard_progress {
+    int64_t ncalls, nbytes_done, nbytes_total, least_step;
+};
+
+static int note_progress(void *context, const rsd_progress *progress)
+{
+    struct heard_progress *heard = context;
+    int64_t step = progress->nbytes_done - heard->nbytes_done;
+    if (progress->nbytes_done < progress->nbytes_total && step < heard->least_step)
+        heard->least_step = step;
+    heard->ncalls++;
+    heard->nbytes_done = progress->nbytes_done;
+    heard->nbytes_total = progress->nbytes_total;
+    return 0;
+}
+
+static void progress_calls(void)
+{
+    CASE("progress is reported after every megabyte, and at the end");
+    make_large_checkpoint(in_folder("source"), 4, 1001);
+    for (int threads = 1; threads <= 4; threads += 3) {
+        struct heard_progress heard = {.least_step = INT64_MAX};
+        rsd_convert_options options = {.struct_nbytes = sizeof options,
+                                       .max_nbytes = 100000,
+                                       .on_progress = note_progress,
+                                       .context = &heard};
+        OK(rsd_pool_new(threads, &options.pool));
+        OK(convert(in_folder("source"), in_folder("target"), &options));
+        CHECK(heard.nbytes_done == heard.nbytes_total && heard.nbytes_total > 7000000);
+        CHECK(heard.least_step >= 1 << 20, "a call after %lld bytes", (long long)heard.least_step);
+        CHECK(heard.ncalls >= 5 && heard.ncalls <= 8, "%lld calls", (long long)heard.ncalls);
+        rsd_pool_free(options.pool);
+        folder_remove(in_folder("target"));
     }
 }
 
@@ -183,14 +228,14 @@ static bool no_part(const char *out)
 
 static void cancelled_and_resumed(void)
 {
-    CASE("what was cancelled is resumed");
-    make_checkpoint(in_folder("source"), 4);
+    CASE("what was cancelled is resumed, and reports what it did itself");
+    make_large_checkpoint(in_folder("source"), 4, 901);
     for (int kind = 0; kind < 3; kind++)
-        for (int64_t after = 0; after < 2000000; after += 190001) {
+        for (int64_t after = 0; after < 6000000; after += 1100000) {
             struct stopping stopping = {.after = after};
             rsd_convert_options options = {.struct_nbytes = sizeof options,
                                            .format = kind ? RSD_FORMAT_DCP : RSD_FORMAT_SAFETENSORS,
-                                           .max_shard_nbytes = kind ? 0 : 500000,
+                                           .max_shard_nbytes = kind ? 0 : 2500000,
                                            .compress = kind == 2,
                                            .choose = kind ? choose_columns : NULL,
                                            .on_progress = stop_after,
@@ -211,9 +256,12 @@ static void cancelled_and_resumed(void)
                 OK(rsd_checkpoint_open(in_folder("source"), NULL, &in));
                 OK(rsd_convert(in, in_folder("target"), &options, &report));
                 rsd_checkpoint_close(in);
-                if (kind < 2 && after > 1000000)
-                    CHECK(report.nbytes_needed < 1500000, "%lld bytes were hauled again",
+                if (kind < 2 && after > 3000000)
+                    CHECK(report.nbytes_needed < 4500000, "%lld bytes were read again",
                           (long long)report.nbytes_needed);
+                CHECK(report.nbytes_written <= report.nbytes_needed + 50000,
+                      "%lld bytes written of %lld", (long long)report.nbytes_written,
+                      (long long)report.nbytes_needed);
             }
             CHECK(no_part(in_folder("target")));
             check_same(in_folder("source"), in_folder("target"), NULL);
@@ -347,7 +395,8 @@ static void choices(void)
     FAILS(RSD_EINVAL, "two tensors", rsd_convert(in, in_folder("doubled"), &options, NULL));
     options =
         (rsd_convert_options){.struct_nbytes = sizeof options, .format = RSD_FORMAT_TORCH_SAVE};
-    FAILS(RSD_EUNSUPPORTED, "not written", rsd_convert(in, in_folder("doubled"), &options, NULL));
+    FAILS(RSD_EUNSUPPORTED, "cannot be written",
+          rsd_convert(in, in_folder("doubled"), &options, NULL));
     options = (rsd_convert_options){.struct_nbytes = sizeof options, .compress = 3};
     FAILS(RSD_EINVAL, "compressed", rsd_convert(in, in_folder("doubled"), &options, NULL));
     options = (rsd_convert_options){.struct_nbytes = sizeof options, .dry = 1};
@@ -414,6 +463,25 @@ static void shards(void)
     check_same(in_folder("source"), in_folder("ranks"), NULL);
 }
 
+static void side_files(void)
+{
+    CASE("a side file must exist and be a regular file");
+    make_checkpoint(in_folder("source"), 3);
+    char directory[512], missing[512];
+    snprintf(directory, sizeof directory, "%s", in_folder("source"));
+    snprintf(missing, sizeof missing, "%s", in_folder("nosuch.json"));
+    const char *side = directory;
+    rsd_convert_options options = {
+        .struct_nbytes = sizeof options, .nside_files = 1, .side_files = &side};
+    errno = ENOENT; /* of some earlier call */
+    FAILS(RSD_EIO, "regular file",
+          convert(in_folder("source"), in_folder("with_side_files"), &options));
+    side = missing;
+    FAILS(RSD_ENOENT, "nosuch.json: No such file",
+          convert(in_folder("source"), in_folder("with_side_files"), &options));
+    CHECK(!is_there(in_folder("with_side_files")) && no_part(in_folder("with_side_files")));
+}
+
 /* ---- damage ---- */
 
 static void flip_bit(const char *path, long at)
@@ -475,12 +543,14 @@ int main(void)
 {
     snprintf(folder, sizeof folder, "%s", folder_new("convert"));
     golden_converts();
+    progress_calls();
     cancelled_and_resumed();
     changed_sources();
     killed_and_resumed();
     choices();
     shards();
     packed_shards();
+    side_files();
     damage();
     folder_remove(folder);
     return tap_end();

@@ -1,6 +1,6 @@
-/* test_faults.c - every allocation fails once: the right status, no leak, outputs not written.
+/* test_faults.c - every allocation fails once: the status is ENOMEM, nothing leaks, no output is written.
  *
- * The linker sends the library's allocations here, so that the library needs no hook of its own.
+ * The linker redirects calloc and realloc to this file, so the library needs no hook.
  */
 #include "reshard.h"
 #include "tap.h"
@@ -34,7 +34,7 @@ void *__wrap_realloc(void *memory, size_t nbytes)
     return fails_now() ? NULL : __real_realloc(memory, nbytes);
 }
 
-/* Everything that allocates, for one problem. */
+/* Calls everything that allocates, for one problem. */
 static rsd_status use_all(const char *problem, const int32_t *node_of)
 {
     rsd_layout *a = NULL, *b = NULL;
@@ -46,13 +46,13 @@ static rsd_status use_all(const char *problem, const int32_t *node_of)
     rsd_shard *boxes;
     int64_t nboxes;
     char *text;
-    static char room[64][8192];
+    static char arrays[64][8192];
     const void *src[64];
     void *dst[64];
     const rsd_piece *piece;
     for (int i = 0; i < 64; i++) {
-        src[i] = room[i % 32];
-        dst[i] = room[32 + i % 32];
+        src[i] = arrays[i % 32];
+        dst[i] = arrays[32 + i % 32];
     }
     rsd_plan_options options = {sizeof options, 64, node_of};
     rsd_totals totals = {.struct_nbytes = sizeof totals};
@@ -115,7 +115,7 @@ int main(void)
             rsd_status status = use_all(cases[i].problem, cases[i].node_of);
             CHECK(status == (failed ? RSD_ENOMEM : RSD_OK), "allocation %ld: %s", n,
                   rsd_status_name(status));
-            CHECK(!failed || strstr(rsd_error(), "no memory") != NULL, "'%s'", rsd_error());
+            CHECK(!failed || strstr(rsd_error(), "out of memory") != NULL, "'%s'", rsd_error());
         }
         until_failure = -1;
         CHECK(n > 20, "only %ld allocations", n);

@@ -1,7 +1,7 @@
 /* test_host.c - what the host says of itself: how much memory is left, that no more is asked of it, and that it is
  * the same host when there is no descriptor left. */
-#include "exec.h"
 #include "folder.h"
+#include "memory.h"
 #include "tap.h"
 
 #include <stdio.h>
@@ -71,9 +71,9 @@ static void arenas(void)
     rsd_arena *arena = NULL;
     if (memory_available("/proc/meminfo", "", "") > (uint64_t)1 << 49)
         return;
-    FAILS(RSD_ENOMEM, "1125899906846720 bytes of shared memory, and ",
+    FAILS(RSD_ENOMEM, "cannot allocate 1125899906846720 bytes of shared memory: ",
           rsd_arena_new((int64_t)1 << 50, &arena));
-    FAILS(RSD_ENOMEM, " are left", rsd_arena_new(INT64_MAX / 2, &arena));
+    FAILS(RSD_ENOMEM, " available", rsd_arena_new(INT64_MAX / 2, &arena));
     CHECK(arena == NULL);
     OK(rsd_arena_new(1000, &arena));
     rsd_arena_free(arena);

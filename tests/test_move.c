@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Moves a problem and checks the result; strides as arranged on each side. */
+/* Moves a tensor and checks the result, with the given arrangement of memory on each side. */
 static bool move(const char *problem, rsd_pool *pool, enum arrangement from, enum arrangement to)
 {
     rsd_layout *a, *b;
@@ -53,7 +53,7 @@ static void move_one(void *context, const char *problem, enum arrangement from, 
     move(problem, context, from, to);
 }
 
-/* ---- many tensors, twice, in halves ---- */
+/* ---- many tensors ---- */
 
 static void many_tensors(rsd_pool *pool)
 {
@@ -68,7 +68,7 @@ static void many_tensors(rsd_pool *pool)
     void *to[32];
     int64_t nfrom = 0, nto = 0;
     rsd_exec *exec;
-    CASE("many tensors in one exec, run twice and in halves");
+    CASE("many tensors in one exec, run twice, also with start and wait");
     for (int i = 0; i < N; i++) {
         OK(rsd_problem_parse(problems[i], &a[i], &b[i]));
         OK(rsd_plan_new(a[i], b[i], NULL, &plans[i]));
@@ -82,7 +82,7 @@ static void many_tensors(rsd_pool *pool)
     }
     OK(rsd_bind_threads_many(N, (const rsd_plan *const *)plans, NULL, pool, &exec));
     for (int i = 0; i < N; i++)
-        rsd_plan_free(plans[i]); /* an exec stands on its own */
+        rsd_plan_free(plans[i]); /* an exec does not need its plan */
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < N; i++)
             for (int64_t k = 0; k < dst[i].narrays; k++)
@@ -91,11 +91,11 @@ static void many_tensors(rsd_pool *pool)
         if (round < 2) {
             OK(rsd_exec_run(exec, from, to));
         } else {
-            FAILS(RSD_EINVAL, "nothing was started", rsd_exec_wait(exec));
-            FAILS(RSD_EINVAL, "nothing was started", rsd_exec_progress(exec));
+            FAILS(RSD_EINVAL, "no run in progress", rsd_exec_wait(exec));
+            FAILS(RSD_EINVAL, "no run in progress", rsd_exec_progress(exec));
             OK(rsd_exec_start(exec, from, to));
-            FAILS(RSD_EINVAL, "in flight", rsd_exec_start(exec, from, to));
-            FAILS(RSD_EINVAL, "in flight", rsd_exec_run(exec, from, to));
+            FAILS(RSD_EINVAL, "a run is in progress", rsd_exec_start(exec, from, to));
+            FAILS(RSD_EINVAL, "a run is in progress", rsd_exec_run(exec, from, to));
             OK(rsd_exec_progress(exec));
             OK(rsd_exec_wait(exec));
         }
@@ -105,7 +105,11 @@ static void many_tensors(rsd_pool *pool)
     const void *missing = from[0];
     from[0] = NULL;
     FAILS(RSD_EINVAL, "source array 0", rsd_exec_run(exec, from, to));
+    from[0] = to[0];
+    FAILS(RSD_EINVAL, "overlaps a", rsd_exec_run(exec, from, to));
     from[0] = missing;
+    from[1] = from[2]; /* sources may be the same */
+    OK(rsd_exec_run(exec, from, to));
     OK(rsd_exec_start(exec, from, to));
     rsd_exec_free(exec); /* waits */
     for (int i = 0; i < N; i++) {
@@ -136,7 +140,7 @@ static void wrong_strides(void)
     rsd_layout *a, *b;
     rsd_plan *plan;
     rsd_exec *exec = NULL;
-    CASE("destination strides that let elements share a place are refused");
+    CASE("destination strides that map two elements to one address are refused");
     OK(rsd_problem_parse("f32[4,4] : 1:R -> 1:R", &a, &b));
     OK(rsd_plan_new(a, b, NULL, &plan));
     const rsd_plan *plans[] = {plan};
@@ -144,9 +148,9 @@ static void wrong_strides(void)
                   far[] = {INT64_MAX / 8, 1};
     rsd_bind_options options = {.struct_nbytes = sizeof options};
     options.dst_strides = broadcast;
-    FAILS(RSD_EINVAL, "share a place", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
+    FAILS(RSD_EINVAL, "to one address", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
     options.dst_strides = overlapping;
-    FAILS(RSD_EINVAL, "share a place", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
+    FAILS(RSD_EINVAL, "to one address", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
     options.dst_strides = negative;
     FAILS(RSD_EINVAL, "stride -4", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
     options.dst_strides = far;
@@ -158,7 +162,7 @@ static void wrong_strides(void)
     FAILS(RSD_EINVAL, "column_major", rsd_bind_threads_many(1, plans, &options, NULL, &exec));
     options = (rsd_bind_options){.struct_nbytes = sizeof options, .src_strides = broadcast};
     OK(rsd_bind_threads_many(1, plans, &options, NULL,
-                             &exec)); /* reading one place often is fine */
+                             &exec)); /* source elements may have the same address */
     float from[4] = {1, 2, 3, 4}, to[16];
     const void *src[] = {from};
     void *dst[] = {to};
@@ -197,7 +201,7 @@ static void pool_outlived(void)
     rsd_layout_free(b);
 }
 
-/* A child after fork has none of the threads: it does what was started by itself. */
+/* After a fork the child has no threads of the pool: the calling thread does the work. */
 static void forked(rsd_pool *pool)
 {
     rsd_layout *a, *b;

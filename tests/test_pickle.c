@@ -1,6 +1,6 @@
 /* test_pickle.c - pickles as data: what Python's own pickler writes comes out as the value it stands for,
  * what is not plain stays opaque, and what is hostile is refused. */
-#include "format.h"
+#include "pickle.h"
 #include "tap.h"
 
 #include <stdlib.h>
@@ -156,65 +156,65 @@ static const struct {
     struct slice pickle;
     const char *message;
 } wrong[] = {
-    {BYTES(""), "byte 0 of a pickle: the stream ends too early"},
-    {BYTES("\x80"), "the stream ends too early"},
-    {BYTES("\x80\x02"), "byte 2 of a pickle: the stream ends too early"},
-    {BYTES("(dp0\nVa\np1\nI1\ns."), "it does not begin with a protocol"},
+    {BYTES(""), "byte 0 of the pickle: stream ends early"},
+    {BYTES("\x80"), "stream ends early"},
+    {BYTES("\x80\x02"), "byte 2 of the pickle: stream ends early"},
+    {BYTES("(dp0\nVa\np1\nI1\ns."), "stream does not begin with a protocol"},
     {BYTES("}q\x00X\x01\x00\x00\x00"
            "aq\x01K\x01s."),
-     "it does not begin with a protocol"},
+     "stream does not begin with a protocol"},
     {BYTES("\x80\x06N."), "protocol 6"},
     {BYTES("\x80\x01N."), "protocol 1"},
-    {BYTES("\x80\x02."), "the stack is empty"},
-    {BYTES("\x80\x02NN."), "something is left on the stack"},
-    {BYTES("\x80\x02(N."), "something is left on the stack"},
-    {BYTES("\x80\x02N(t"), "the stream ends too early"},
-    {BYTES("\x80\x02t."), "there is no mark"},
-    {BYTES("\x80\x02u."), "there is no mark"},
-    {BYTES("\x80\x02N(\x86."), "the stack is empty"},
-    {BYTES("\x80\x02](0."), "the stack is empty"},
-    {BYTES("\x80\x02]NNs."), "keys are set on what is no dict"},
-    {BYTES("\x80\x02}Na."), "items are appended to what is no list"},
-    {BYTES("\x80\x02}(Nu."), "a key without a value"},
-    {BYTES("\x80\x02K\x01(Ne."), "items are appended to what is no list"},
-    {BYTES("\x80\x02)(NNu."), "keys are set on what is no dict"},
+    {BYTES("\x80\x02."), "stack is empty"},
+    {BYTES("\x80\x02NN."), "stack is not empty at the end"},
+    {BYTES("\x80\x02(N."), "stack is not empty at the end"},
+    {BYTES("\x80\x02N(t"), "stream ends early"},
+    {BYTES("\x80\x02t."), "stack has no mark"},
+    {BYTES("\x80\x02u."), "stack has no mark"},
+    {BYTES("\x80\x02N(\x86."), "stack is empty"},
+    {BYTES("\x80\x02](0."), "stack is empty"},
+    {BYTES("\x80\x02]NNs."), "target of SETITEMS is not a dict"},
+    {BYTES("\x80\x02}Na."), "target of APPENDS is not a list"},
+    {BYTES("\x80\x02}(Nu."), "key has no value"},
+    {BYTES("\x80\x02K\x01(Ne."), "target of APPENDS is not a list"},
+    {BYTES("\x80\x02)(NNu."), "target of SETITEMS is not a dict"},
     {BYTES("\x80\x02"
            "ca\nb\n)R(NNu(Ne."),
-     "filled both as a list and as a dict"},
+     "both list items and dict items"},
     {BYTES("\x80\x02"
            "ca\nb\nNR."),
-     "arguments that are no tuple"},
-    {BYTES("\x80\x02]}b."), "state is given to what is no object"},
-    {BYTES("\x80\x02h\x00."), "a memo entry that was never made"},
-    {BYTES("\x80\x02j\xff\xff\xff\xff."), "a memo entry that was never made"},
-    {BYTES("\x80\x02Nr\xff\xff\xff\x7f."), "a memo index beyond what was read"},
-    {BYTES("\x80\x02X\xff\xff\xff\xffx."), "a string longer than the stream"},
-    {BYTES("\x80\x04\x8d\x00\x00\x00\x00\x00\x01\x00\x00x."), "a string longer than the stream"},
-    {BYTES("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffx."), "a string longer than the stream"},
-    {BYTES("\x80\x04\x8e\x00\x00\x00\x00\x00\x00\x00\x80x."), "a string longer than the stream"},
-    {BYTES("\x80\x02T\xff\xff\xff\xffx."), "a string longer than the stream"},
-    {BYTES("\x80\x02\x8b\xff\xff\xff\xff\x01."), "a number longer than the stream"},
-    {BYTES("\x80\x02\x8a\xff\x01."), "a number longer than the stream"},
-    {BYTES("\x80\x02X\x02\x00\x00\x00\xc0\x80."), "a string that is not UTF-8"},
+     "arguments are not a tuple"},
+    {BYTES("\x80\x02]}b."), "target of BUILD is not an object"},
+    {BYTES("\x80\x02h\x00."), "memo entry does not exist"},
+    {BYTES("\x80\x02j\xff\xff\xff\xff."), "memo entry does not exist"},
+    {BYTES("\x80\x02Nr\xff\xff\xff\x7f."), "memo index exceeds the number of bytes read"},
+    {BYTES("\x80\x02X\xff\xff\xff\xffx."), "string is longer than the stream"},
+    {BYTES("\x80\x04\x8d\x00\x00\x00\x00\x00\x01\x00\x00x."), "string is longer than the stream"},
+    {BYTES("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffx."), "string is longer than the stream"},
+    {BYTES("\x80\x04\x8e\x00\x00\x00\x00\x00\x00\x00\x80x."), "string is longer than the stream"},
+    {BYTES("\x80\x02T\xff\xff\xff\xffx."), "string is longer than the stream"},
+    {BYTES("\x80\x02\x8b\xff\xff\xff\xff\x01."), "number is longer than the stream"},
+    {BYTES("\x80\x02\x8a\xff\x01."), "number is longer than the stream"},
+    {BYTES("\x80\x02X\x02\x00\x00\x00\xc0\x80."), "string is not UTF-8"},
     {BYTES("\x80\x02"
            "c\xff\nb\n."),
-     "a global whose name is not UTF-8"},
+     "name of a global is not UTF-8"},
     {BYTES("\x80\x02"
            "cos\nsystem"),
-     "the stream ends too early"},
-    {BYTES("\x80\x04K\x01\x8c\x01x\x93."), "a global whose name is no string"},
+     "stream ends early"},
+    {BYTES("\x80\x04K\x01\x8c\x01x\x93."), "name of a global is not a string"},
     {BYTES("\x80\x02\x82\x01."), "opcode 82"},             /* EXT1 */
     {BYTES("\x80\x02\x83\x01\x00."), "opcode 83"},         /* EXT2 */
     {BYTES("\x80\x02\x84\x01\x00\x00\x00."), "opcode 84"}, /* EXT4 */
     {BYTES("\x80\x02(ios\nsystem\n."), "opcode 69"},       /* INST */
     {BYTES("\x80\x02("
            "cos\nsystem\nX\x02\x00\x00\x00ido."),
-     "opcode 6f"},                                             /* OBJ */
-    {BYTES("\x80\x02P0\n."), "opcode 50"},                     /* PERSID */
-    {BYTES("\x80\x05\x97."), "opcode 97"},                     /* NEXT_BUFFER */
-    {BYTES("\x80\x05N\x98."), "opcode 98"},                    /* READONLY_BUFFER */
-    {BYTES("\x80\x02\x80\x02N."), "opcode 80"},                /* PROTO again */
-    {BYTES("\x80\x02I1\n."), "byte 2 of a pickle: opcode 49"}, /* INT, of protocol 0 */
+     "opcode 6f"},                                               /* OBJ */
+    {BYTES("\x80\x02P0\n."), "opcode 50"},                       /* PERSID */
+    {BYTES("\x80\x05\x97."), "opcode 97"},                       /* NEXT_BUFFER */
+    {BYTES("\x80\x05N\x98."), "opcode 98"},                      /* READONLY_BUFFER */
+    {BYTES("\x80\x02\x80\x02N."), "opcode 80"},                  /* PROTO again */
+    {BYTES("\x80\x02I1\n."), "byte 2 of the pickle: opcode 49"}, /* INT, of protocol 0 */
 };
 
 static void wrong_pickles(void)
@@ -224,7 +224,7 @@ static void wrong_pickles(void)
         char *json = NULL;
         rsd_status status = pickle_json(wrong[i].pickle, &json);
         CHECK((status == RSD_EFORMAT || status == RSD_EUNSUPPORTED) &&
-                  strstr(rsd_error(), wrong[i].message) && strstr(rsd_error(), "of a pickle: "),
+                  strstr(rsd_error(), wrong[i].message) && strstr(rsd_error(), "of the pickle: "),
               "%zu: %s: '%s' is not in '%s'", i, rsd_status_name(status), wrong[i].message,
               rsd_error());
         free(json);

@@ -1,15 +1,15 @@
-/* test_pieces.c - the pieces of plans: every element written exactly once, nothing moved that need
- * not be, the same from every side, with and without a node map. */
+/* test_pieces.c - the pieces of plans: every element is written exactly once, plans move the least, and walks
+ * of all ranks agree, with and without a node map. */
 #include "oracle.h"
 #include "plans.h"
 #include "random.h"
 
 #include <stdlib.h>
 
-/* ---- what must hold of any plan ---- */
+/* ---- properties of all plans ---- */
 
-/* What was seen of a plan's pieces. */
-struct partial_crc {
+/* Counts of the pieces of a walk. */
+struct piece_counts {
     int64_t npieces, kept, moved, crossed, stages;
     uint64_t sum;  /* does not depend on the order */
     int64_t *pair; /* bytes, world * world */
@@ -36,7 +36,7 @@ static uint64_t hash_of(const rsd_piece *p)
     return h;
 }
 
-/* Looks up a global index in an oracle list, and says its place; -1: not there. */
+/* Returns the position of a global index in a list of the oracle, or -1. */
 static int64_t place_of(const struct indices *indices, int32_t d, int64_t index)
 {
     for (int64_t i = 0; i < indices->n[d]; i++)
@@ -45,7 +45,7 @@ static int64_t place_of(const struct indices *indices, int32_t d, int64_t index)
     return -1;
 }
 
-/* A piece lies in both arrays where it says. */
+/* Checks the offsets of a piece in both arrays. */
 static bool piece_is_placed(const rsd_piece *p, const struct indices *from,
                             const struct indices *to)
 {
@@ -112,7 +112,7 @@ static void mark(struct truth *t, const rsd_piece *p)
 }
 
 static void walk(const rsd_plan *plan, int32_t rank, rsd_side side, const int32_t *node_of,
-                 struct truth *truth, struct partial_crc *seen)
+                 struct truth *truth, struct piece_counts *counts)
 {
     rsd_cursor *cursor;
     const rsd_piece *p;
@@ -120,15 +120,15 @@ static void walk(const rsd_plan *plan, int32_t rank, rsd_side side, const int32_
         return;
     while (OK(rsd_cursor_next(cursor, &p)) && p) {
         CHECK(rank < 0 || (side == RSD_SENDS ? p->from : p->to) == rank);
-        seen->npieces++;
-        seen->sum += hash_of(p);
-        seen->pair[p->from * seen->world + p->to] += p->nbytes;
-        seen->pair_pieces[p->from * seen->world + p->to]++;
-        *(p->from == p->to ? &seen->kept : &seen->moved) += p->nbytes;
+        counts->npieces++;
+        counts->sum += hash_of(p);
+        counts->pair[p->from * counts->world + p->to] += p->nbytes;
+        counts->pair_pieces[p->from * counts->world + p->to]++;
+        *(p->from == p->to ? &counts->kept : &counts->moved) += p->nbytes;
         if (node_of && node_of[p->from] != node_of[p->to])
-            seen->crossed += p->nbytes;
-        if (p->stage + 1 > seen->stages)
-            seen->stages = p->stage + 1;
+            counts->crossed += p->nbytes;
+        if (p->stage + 1 > counts->stages)
+            counts->stages = p->stage + 1;
         CHECK(p->nbytes > 0 && (p->from_destination == 0 || p->stage > 0));
         if (!truth)
             continue;
@@ -136,26 +136,27 @@ static void walk(const rsd_plan *plan, int32_t rank, rsd_side side, const int32_
             p->from_destination ? &truth->dst[p->from_array] : &truth->src[p->from_array];
         CHECK(piece_is_placed(p, from, &truth->dst[p->to_array]),
               "a piece from %d to %d is not where "
-              "it says",
+              "the piece has",
               (int)p->from, (int)p->to);
         mark(truth, p);
     }
     rsd_cursor_free(cursor);
 }
 
-static struct partial_crc seen_new(const rsd_plan *plan)
+static struct piece_counts seen_new(const rsd_plan *plan)
 {
     int64_t a = rsd_layout_world(rsd_plan_src(plan)), b = rsd_layout_world(rsd_plan_dst(plan));
-    struct partial_crc seen = {.world = a > b ? a : b};
-    seen.pair = calloc((size_t)(seen.world * seen.world) + 1, sizeof *seen.pair);
-    seen.pair_pieces = calloc((size_t)(seen.world * seen.world) + 1, sizeof *seen.pair_pieces);
-    return seen;
+    struct piece_counts counts = {.world = a > b ? a : b};
+    counts.pair = calloc((size_t)(counts.world * counts.world) + 1, sizeof *counts.pair);
+    counts.pair_pieces =
+        calloc((size_t)(counts.world * counts.world) + 1, sizeof *counts.pair_pieces);
+    return counts;
 }
 
-static void seen_free(struct partial_crc *seen)
+static void free_counts(struct piece_counts *counts)
 {
-    free(seen->pair);
-    free(seen->pair_pieces);
+    free(counts->pair);
+    free(counts->pair_pieces);
 }
 
 static int64_t nterms_reduced(const rsd_plan *plan, const struct truth *truth)
@@ -166,8 +167,7 @@ static int64_t nterms_reduced(const rsd_plan *plan, const struct truth *truth)
     return before / after;
 }
 
-/* Elements that are combined count one per term, handed-on parts of them count once: so an element
- * is either written by nterms reduce pieces, or by one copy. */
+/* An element is written either by nterms reduce pieces or by one copy (if a leader forwards it). */
 static void check_written(const rsd_plan *plan, const struct truth *truth, const char *problem)
 {
     int64_t nterms = nterms_reduced(plan, truth);
@@ -178,31 +178,31 @@ static void check_written(const rsd_plan *plan, const struct truth *truth, const
             return;
 }
 
-static void check_totals(const rsd_plan *plan, const struct partial_crc *seen,
+static void check_totals(const rsd_plan *plan, const struct piece_counts *counts,
                          const int32_t *node_of, const char *problem)
 {
     rsd_totals t = totals_of(plan);
     int64_t messages = 0;
-    for (int64_t from = 0; from < seen->world; from++)
-        for (int64_t to = 0; to < seen->world; to++) {
+    for (int64_t from = 0; from < counts->world; from++)
+        for (int64_t to = 0; to < counts->world; to++) {
             int64_t nbytes;
-            messages += from != to && seen->pair[from * seen->world + to] > 0;
+            messages += from != to && counts->pair[from * counts->world + to] > 0;
             OK(rsd_plan_nbytes(plan, (int32_t)from, (int32_t)to, &nbytes));
-            CHECK(nbytes == seen->pair[from * seen->world + to], "%s: %lld -> %lld", problem,
+            CHECK(nbytes == counts->pair[from * counts->world + to], "%s: %lld -> %lld", problem,
                   (long long)from, (long long)to);
         }
-    CHECK(t.npieces == seen->npieces && t.nmessages == messages && t.nbytes_kept == seen->kept &&
-              t.nbytes_moved == seen->moved,
+    CHECK(t.npieces == counts->npieces && t.nmessages == messages &&
+              t.nbytes_kept == counts->kept && t.nbytes_moved == counts->moved,
           "%s: pieces %lld, %lld; messages %lld, %lld", problem, (long long)t.npieces,
-          (long long)seen->npieces, (long long)t.nmessages, (long long)messages);
-    CHECK(t.nstages == seen->stages, "%s: %lld stages, not %lld", problem, (long long)t.nstages,
-          (long long)seen->stages);
-    /* Explicit destination boxes that overlap on one rank may be filled twice from elsewhere. */
+          (long long)counts->npieces, (long long)t.nmessages, (long long)messages);
+    CHECK(t.nstages == counts->stages, "%s: %lld stages, not %lld", problem, (long long)t.nstages,
+          (long long)counts->stages);
+    /* Explicit destination boxes that overlap on one rank may be received twice. */
     bool mesh = rsd_layout_mesh(rsd_plan_dst(plan)) != NULL;
     CHECK(mesh ? t.nbytes_least == t.nbytes_moved : t.nbytes_least <= t.nbytes_moved,
           "%s: moves %lld, bound %lld", problem, (long long)t.nbytes_moved,
           (long long)t.nbytes_least);
-    CHECK(!node_of || t.nbytes_crossed == seen->crossed, "%s: crossed", problem);
+    CHECK(!node_of || t.nbytes_crossed == counts->crossed, "%s: crossed", problem);
     CHECK(t.nbytes_crossed_least <= t.nbytes_crossed, "%s: crossed %lld, bound %lld", problem,
           (long long)t.nbytes_crossed, (long long)t.nbytes_crossed_least);
     CHECK(!node_of || !mesh || t.nbytes_crossed_least < 0 ||
@@ -211,23 +211,24 @@ static void check_totals(const rsd_plan *plan, const struct partial_crc *seen,
           (long long)t.nbytes_crossed_least);
 }
 
-static void check_parts(const rsd_plan *plan, const struct partial_crc *seen, const char *problem)
+static void check_parts(const rsd_plan *plan, const struct piece_counts *counts,
+                        const char *problem)
 {
-    for (int64_t rank = 0; rank < seen->world; rank++) {
+    for (int64_t rank = 0; rank < counts->world; rank++) {
         rsd_rank_totals t = part_of(plan, (int32_t)rank), want = {0};
-        for (int64_t peer = 0; peer < seen->world; peer++) {
-            int64_t out = rank * seen->world + peer, in = peer * seen->world + rank;
+        for (int64_t peer = 0; peer < counts->world; peer++) {
+            int64_t out = rank * counts->world + peer, in = peer * counts->world + rank;
             if (peer == rank) {
-                want.nbytes_kept = seen->pair[out];
-                want.npieces_kept = seen->pair_pieces[out];
+                want.nbytes_kept = counts->pair[out];
+                want.npieces_kept = counts->pair_pieces[out];
                 continue;
             }
-            want.nbytes_sent += seen->pair[out];
-            want.nbytes_received += seen->pair[in];
-            want.npieces_sent += seen->pair_pieces[out];
-            want.npieces_received += seen->pair_pieces[in];
-            want.nmessages_sent += seen->pair[out] > 0;
-            want.nmessages_received += seen->pair[in] > 0;
+            want.nbytes_sent += counts->pair[out];
+            want.nbytes_received += counts->pair[in];
+            want.npieces_sent += counts->pair_pieces[out];
+            want.npieces_received += counts->pair_pieces[in];
+            want.nmessages_sent += counts->pair[out] > 0;
+            want.nmessages_received += counts->pair[in] > 0;
         }
         CHECK(t.nbytes_sent == want.nbytes_sent && t.nbytes_received == want.nbytes_received &&
                   t.nbytes_kept == want.nbytes_kept && t.npieces_sent == want.npieces_sent &&
@@ -274,8 +275,8 @@ static int32_t first_copy(const rsd_layout *layout, int32_t rank)
     return rank;
 }
 
-/* What the header promises of the order: stage by stage; both sides of a pair alike; the terms of a box
- * one after the other, in ascending rank of their first copies. */
+/* The order that the header documents: by stage; the same on both sides of a pair; the terms of a box
+ * consecutive, in ascending rank of their first copies. */
 static void check_order(const rsd_plan *plan, int64_t world, const char *problem)
 {
     struct listed *sent = calloc((size_t)world + 1, sizeof *sent);
@@ -291,11 +292,11 @@ static void check_order(const rsd_plan *plan, int64_t world, const char *problem
         for (size_t i = 0, term = 0; i < got.n; i++) {
             const rsd_piece *p = &got.list[i];
             CHECK(i == 0 || p->stage >= p[-1].stage, "%s: stages of rank %d", problem, (int)rank);
-            const struct listed *giver = &sent[p->from];
+            const struct listed *sender = &sent[p->from];
             size_t *next = &at[p->from];
-            while (*next < giver->n && giver->list[*next].to != rank)
+            while (*next < sender->n && sender->list[*next].to != rank)
                 ++*next;
-            CHECK(*next < giver->n && hash_of(&giver->list[*next]) == hash_of(p),
+            CHECK(*next < sender->n && hash_of(&sender->list[*next]) == hash_of(p),
                   "%s: %d and %d disagree about the order", problem, (int)p->from, (int)rank);
             ++*next;
             if (!p->reduce)
@@ -322,8 +323,8 @@ static bool holds(const char *problem, const int32_t *node_of, int64_t nranks)
     if (!make(problem, node_of ? &options : NULL, &plan))
         return false;
     struct truth truth = truth_of(plan);
-    struct partial_crc all = seen_new(plan), by_rank = seen_new(plan), sent = seen_new(plan),
-                       sent_by_rank = seen_new(plan);
+    struct piece_counts all = seen_new(plan), by_rank = seen_new(plan), sent = seen_new(plan),
+                        sent_by_rank = seen_new(plan);
     walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, node_of, &truth, &all);
     check_written(plan, &truth, problem);
     walk(plan, RSD_EVERY_RANK, RSD_SENDS, node_of, NULL, &sent);
@@ -340,10 +341,10 @@ static bool holds(const char *problem, const int32_t *node_of, int64_t nranks)
     check_parts(plan, &all, problem);
     check_order(plan, all.world, problem);
     truth_free(&truth);
-    seen_free(&all);
-    seen_free(&by_rank);
-    seen_free(&sent);
-    seen_free(&sent_by_rank);
+    free_counts(&all);
+    free_counts(&by_rank);
+    free_counts(&sent);
+    free_counts(&sent_by_rank);
     rsd_plan_free(plan);
     return !tap.failed;
 }
@@ -351,7 +352,8 @@ static bool holds(const char *problem, const int32_t *node_of, int64_t nranks)
 static void random_problems(int count)
 {
     struct random r = {31337};
-    CASE("%d random plans: exactly once, as little as possible, the same from every side", count);
+    CASE("%d random plans: every element once, the least bytes, the same walks on all ranks",
+         count);
     for (int i = 0; i < count; i++) {
         char a[2048], b[2048], problem[4400];
         int32_t node_of[64];
@@ -370,7 +372,7 @@ static void random_problems(int count)
 
 static void nodes(void)
 {
-    CASE("with a node map a replicated destination crosses each host boundary once");
+    CASE("with a node map, a replicated destination crosses into each node once");
     static const int32_t four[16] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
     static const char *const problems[] = {
         "f32[64,8] : 4:S0 -> 16:R",     "f32[64,8] : 16:S0 -> 16:R",
@@ -401,7 +403,7 @@ static void nodes(void)
 
 static void staying_partial(void)
 {
-    CASE("partial values may stay partial, each term going its own way");
+    CASE("partial values may stay partial: each term is copied separately");
     holds("i32[12,8] : 2x2:P,S0 -> 2x2:P,S0", NULL, 0);
     holds("i32[12,8] : 2x2:P,S0 -> 2x2:P,S1", NULL, 0);
     holds("i32[12,8] : 2x2:S0,P -> 2x2:R,P", NULL, 0);
@@ -422,7 +424,7 @@ static void staying_partial(void)
                 from[r][i] = 1000 * i + (1 << r);
         }
         OK(rsd_reshard(a, b, src, dst));
-        for (int r = 0; r < 4; r++) /* axis 0 is reduced, the terms of axis 1 stay apart */
+        for (int r = 0; r < 4; r++) /* axis 0 is reduced, axis 1 stays partial */
             CHECK(to[r][5] == 10000 + (r % 2 ? 2 + 8 : 1 + 4), "rank %d: %d", r, (int)to[r][5]);
         rsd_plan_free(plan);
     }

@@ -1,4 +1,4 @@
-/* test_plan.c - plans as a whole: totals, replicas, digests, inverses, backward plans, refusals. */
+/* test_plan.c - plans: totals, replicas, digests, inverses, backward plans, and errors. */
 #include "plans.h"
 
 static void known_problems(void)
@@ -38,7 +38,7 @@ static void known_problems(void)
 
 /* ---- replicas ---- */
 
-static void spread(const char *problem, int32_t first, int32_t last, int64_t most_messages)
+static void check_messages(const char *problem, int32_t first, int32_t last, int64_t most_messages)
 {
     rsd_plan *plan;
     if (!make(problem, NULL, &plan))
@@ -53,13 +53,13 @@ static void spread(const char *problem, int32_t first, int32_t last, int64_t mos
 
 static void replicas(void)
 {
-    CASE("holders of a replica share the load");
-    spread("f32[8,8] : 2x4:R,S0 -> 8:R", 0, 7, 3);
-    spread("f32[8,8] : 2x4:S0,R -> 8:R", 0, 7, 1);
-    spread("f32[8,8] : 4:R -> 8:S0", 0, 3, 1);
-    spread("f32[8,8] : 2x4:R,S0 -> 2x2 ranks=8-11:R,S0", 0, 7, 1);
-    spread("f32[16,8] : 4:R -> 4x2 ranks=8-15:S0,S1", 0, 3, 2);
-    spread("f32[8,8] : { : | : | : } -> 6 ranks=3-8:S0", 0, 2, 2);
+    CASE("holders of a replica send about as many messages each");
+    check_messages("f32[8,8] : 2x4:R,S0 -> 8:R", 0, 7, 3);
+    check_messages("f32[8,8] : 2x4:S0,R -> 8:R", 0, 7, 1);
+    check_messages("f32[8,8] : 4:R -> 8:S0", 0, 3, 1);
+    check_messages("f32[8,8] : 2x4:R,S0 -> 2x2 ranks=8-11:R,S0", 0, 7, 1);
+    check_messages("f32[16,8] : 4:R -> 4x2 ranks=8-15:S0,S1", 0, 3, 2);
+    check_messages("f32[8,8] : { : | : | : } -> 6 ranks=3-8:S0", 0, 2, 2);
     CASE("replicas of a mesh serve their own group");
     rsd_plan *plan;
     if (make("f32[8,8] : dp=2,tp=4:R,S0 -> dp=2,tp=4:R,S1", NULL, &plan)) {
@@ -117,11 +117,11 @@ static void digests(void)
             CHECK(strcmp(digest[i], digest[j]) != 0, "%s and %s", different[i], different[j]);
     }
     digest_of("f32 [8,8]: dp=4 : S(-2) -> 4 ranks=0-3 : S1", NULL, again);
-    CHECK(strcmp(digest[0], again) == 0, "names and spelling do not matter");
+    CHECK(strcmp(digest[0], again) == 0, "names of axes and spelling are not part of it");
     const int32_t nodes_of[] = {0, 0, 1, 1};
     rsd_plan_options options = {sizeof options, 4, nodes_of};
     digest_of(different[0], &options, again);
-    CHECK(strcmp(digest[0], again) != 0, "options do matter");
+    CHECK(strcmp(digest[0], again) != 0, "options are part of it");
     CHECK(strcmp(digest[0], "8f99f2cc7a857b01d505d235cba7c883") == 0, "it is %s", digest[0]);
 }
 
@@ -138,7 +138,7 @@ static bool prints(const rsd_plan *plan, const char *text)
 static void inverses(void)
 {
     rsd_plan *plan, *inverse, *backward;
-    CASE("a plan can be inverted, unless something was reduced");
+    CASE("a plan without reductions has an inverse");
     if (make("f32[8,8] : 4:S0 -> 2x2:S1,R", NULL, &plan)) {
         OK(rsd_plan_inverse(plan, &inverse));
         prints(inverse, "f32[8,8] : 2x2 : S(1),R -> 4 : S(0)");
@@ -146,10 +146,10 @@ static void inverses(void)
         rsd_plan_free(plan);
     }
     if (make("f32[8,8] : 4:P -> 4:R", NULL, &plan)) {
-        FAILS(RSD_EINVAL, "no way back", rsd_plan_inverse(plan, &inverse));
+        FAILS(RSD_EINVAL, "has no inverse", rsd_plan_inverse(plan, &inverse));
         rsd_plan_free(plan);
     }
-    CASE("backward goes from the gradient's layout to the source's, partial becoming replicate");
+    CASE("the backward plan: from the gradient to the source, with replicate in place of partial");
     if (make("f32[8,8] : 2x2:P,S0 -> 2x2:R,S1", NULL, &plan)) {
         rsd_layout *partial, *replicated, *other;
         OK(rsd_layout_parse("f32[8,8] @ 2x2:P,S1", &partial));
@@ -170,7 +170,7 @@ static void inverses(void)
     const int32_t eight[8] = {0, 0, 0, 0, 1, 1, 1, 1};
     rsd_plan_options options = {sizeof options, 8, eight};
     if (make("f32[8,8] : 4:S0 -> 4:S1", &options, &plan)) {
-        rsd_layout *larger; /* the node map goes on to all the ranks it lists */
+        rsd_layout *larger; /* the node map lists all ranks of this one too */
         OK(rsd_layout_parse("f32[8,8] @ 8:S0", &larger));
         OK(rsd_plan_backward(plan, larger, &backward));
         rsd_plan_free(backward);
@@ -178,7 +178,7 @@ static void inverses(void)
         rsd_plan_free(plan);
     }
     if (make("f32[8,8] : 4:R -> 4:S0", NULL, &plan)) {
-        /* a replicated gradient is cut where it is */
+        /* a replicated gradient does not move */
         OK(rsd_plan_backward(plan, rsd_plan_src(plan), &backward));
         CHECK(totals_of(backward).nbytes_moved == 0);
         rsd_plan_free(backward);
@@ -204,7 +204,7 @@ static void refuses(const char *problem, rsd_status expected, const char *messag
 
 static void refusals(void)
 {
-    CASE("what cannot be planned is refused, with the values");
+    CASE("errors of rsd_plan_new have the values");
     refuses("f32[8,8] : { 0:4 | 5:8 } -> 2:S0", RSD_EMISMATCH,
             "the source does not hold [4:5, 0:8]");
     refuses("f32[8,8] : { 0:4,0:7 | 4:8 } -> { 0:4 }", RSD_EMISMATCH, "does not hold [0:4, 7:8]");
@@ -214,10 +214,10 @@ static void refusals(void)
     refuses("f32[8,8] : 4:P(max) -> 4:P(min)", RSD_EINVAL, "P(min) on mesh axis 0");
     refuses("f32[8,8] : 2x2:S0,R -> 2x2:R,P", RSD_EINVAL, "P(sum) on mesh axis 1");
     refuses("f32[8,8] : 2x2:S0,P(product) -> 2x2:R,P", RSD_EINVAL, "P(sum) on mesh axis 1");
-    refuses("f32[8,8] : 4:P(band) -> 4:R", RSD_EUNSUPPORTED, "f32 values have no reduction 'band'");
-    refuses("c64[8,8] : 4:P(max) -> 4:R", RSD_EUNSUPPORTED, "c64 values have no reduction 'max'");
-    refuses("f8e4m3[8,8] : 4:P -> 4:R", RSD_EUNSUPPORTED, "f8e4m3 values have no reduction");
-    refuses("bool[8,8] : 4:P(avg) -> 4:R", RSD_EUNSUPPORTED, "bool values have no reduction 'avg'");
+    refuses("f32[8,8] : 4:P(band) -> 4:R", RSD_EUNSUPPORTED, "dtype f32 has no reduction 'band'");
+    refuses("c64[8,8] : 4:P(max) -> 4:R", RSD_EUNSUPPORTED, "dtype c64 has no reduction 'max'");
+    refuses("f8e4m3[8,8] : 4:P -> 4:R", RSD_EUNSUPPORTED, "dtype f8e4m3 has no reduction");
+    refuses("bool[8,8] : 4:P(avg) -> 4:R", RSD_EUNSUPPORTED, "dtype bool has no reduction 'avg'");
     refuses("u8[1099511627776] : 4:C(0,1) -> 4:S0", RSD_ELIMIT, "dim 0 is cut into about");
     rsd_layout *a, *b;
     rsd_plan *plan;
@@ -240,7 +240,7 @@ static void explanations(void)
 {
     rsd_plan *plan;
     char *text;
-    CASE("a plan explains itself");
+    CASE("the description of a plan, as text and JSON");
     if (!make("f32[4096,4096] : 2x4:S0,S1 -> 8:S1", NULL, &plan))
         return;
     OK(rsd_plan_explain(plan, RSD_EXPLAIN_JSON | RSD_EXPLAIN_PAIRS | RSD_EXPLAIN_RANKS, &text));
@@ -287,7 +287,8 @@ static void structs_that_grow(void)
     CHECK(older.npieces == 16 && older.nmessages == 12 && older.beyond == 7);
     rsd_plan_free(plan);
     options.more = 1;
-    FAILS(RSD_EUNSUPPORTED, "options that this version", rsd_plan_new(a, b, &options.ours, &plan));
+    FAILS(RSD_EUNSUPPORTED, "sets options that library version",
+          rsd_plan_new(a, b, &options.ours, &plan));
     rsd_layout_free(a);
     rsd_layout_free(b);
 }
@@ -297,7 +298,7 @@ static void reductions(void)
     rsd_plan *plan;
     rsd_reduce reduce;
     int64_t nterms, divisor;
-    CASE("a plan says how its partial values become one");
+    CASE("how partial values are combined");
     if (make("f32[8] : 2x3:P(sum),P(avg) -> 6:R", NULL, &plan)) {
         rsd_plan_reduction(plan, &reduce, &nterms, &divisor);
         CHECK(reduce == RSD_REDUCE_SUM && nterms == 6 && divisor == 3);
@@ -320,7 +321,7 @@ static void wrong_walks(void)
     rsd_plan *plan;
     rsd_cursor *cursor;
     const rsd_piece *piece;
-    CASE("walks of ranks that take no part are empty, and cursors outlive their plan");
+    CASE("walks of ranks without pieces are empty, and cursors may outlive their plan");
     if (!make("f32[8,8] : 4:S0 -> 4:S1", NULL, &plan))
         return;
     OK(rsd_plan_walk(plan, 17, RSD_RECEIVES, &cursor));
@@ -340,7 +341,7 @@ static void wrong_walks(void)
     rsd_cursor_free(cursor);
 }
 
-/* Each partial axis stays where it is if it can, also when an axis before it could take it. */
+/* A partial axis that can stay on its own number does, also if an axis before it would match. */
 static void kept_axes(void)
 {
     CASE("partial axes that stay, stay on their own axis");

@@ -1,4 +1,4 @@
-/* test_pool.c - the thread pool: every index once, jobs at the same time, and a fork in between. */
+/* test_pool.c - the thread pool: every index once, several jobs at the same time, and a fork during a job. */
 #include "base.h"
 #include "tap.h"
 
@@ -48,7 +48,7 @@ int main(void)
     pool_run(pool, 0, count_one, counts);
     pool_run(pool, 1, count_one, counts);
     CHECK(atomic_load(&counts[0]) == 3);
-    CASE("in two halves, again and again");
+    CASE("start and wait, many times");
     for (int round = 0; round < 300; round++) {
         pool_start(pool, &job, 100, count_one, counts + 1);
         pool_wait(pool, &job);
@@ -63,7 +63,7 @@ int main(void)
         pthread_join(threads[i], &wrong);
         CHECK(wrong == NULL);
     }
-    CASE("a child after fork works alone");
+    CASE("after a fork, the calling thread of the child does all the work");
     pid_t child = fork();
     if (child == 0) {
         static atomic_int own[50];

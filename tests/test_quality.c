@@ -1,4 +1,4 @@
-/* test_quality.c - bench/quality.csv pins what plans cost: a plan may not get worse unseen. */
+/* test_quality.c - plans cost what bench/quality.csv records, so that a change of cost is visible. */
 #include "reshard.h"
 #include "tap.h"
 
@@ -8,7 +8,7 @@ int main(void)
 {
     FILE *file = fopen("bench/quality.csv", "r");
     char line[4096];
-    CASE("plans cost what bench/quality.csv says");
+    CASE("plans cost what bench/quality.csv records");
     CHECK(file != NULL, "bench/quality.csv cannot be opened; run from the root of the project");
     if (file && !fgets(line, sizeof line, file))
         CHECK(false, "bench/quality.csv is empty");

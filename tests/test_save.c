@@ -36,7 +36,7 @@ static rsd_layout *random_layout(struct random *random, const struct random_tens
 static bool can_be_saved(const rsd_layout *layout)
 {
     rsd_coverage check = {.struct_nbytes = sizeof check};
-    return rsd_layout_coverage(layout, &check) == RSD_OK && check.cover <= RSD_COVERS_EVENLY;
+    return rsd_layout_coverage(layout, &check) == RSD_OK && check.kind <= RSD_COVERS_EVENLY;
 }
 
 static void make_tensors(struct random *random, struct tensors *tensors)
@@ -280,11 +280,11 @@ static void existing(void)
     folder_remove(other);
     mkdir(other, 0777);
     write_note(path_in(other, "notes.txt"));
-    FAILS(RSD_EEXIST, "no checkpoint", save_one(other, "f32[8] @ 2 : S(0)", 1));
+    FAILS(RSD_EEXIST, "not a checkpoint", save_one(other, "f32[8] @ 2 : S(0)", 1));
     CHECK(is_there(path_in(other, "notes.txt")));
     const char *link = path_in(folder, "link");
     CHECK(symlink("existing", link) == 0);
-    FAILS(RSD_EEXIST, "another kind", save_one(link, "f32[8] @ 2 : S(0)", 1));
+    FAILS(RSD_EEXIST, "not a directory", save_one(link, "f32[8] @ 2 : S(0)", 1));
 }
 
 static void refused(void)

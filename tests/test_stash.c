@@ -1,5 +1,5 @@
-/* test_stash.c - what goes into a stash comes out of it, bit by bit, whatever its shape and the number of
- * ranks, and each rank keeps its share and no more: the ranks are threads here. */
+/* test_stash.c - what goes into a stash comes out of it, whatever its size and the number of ranks, and each rank keeps
+ * its part and no more: the ranks are threads here. */
 #include "stash_cases.h"
 
 int main(void)

@@ -228,12 +228,81 @@ static void large_is_split(void)
     folder_remove(in_folder("plain.safetensors"));
 }
 
+/* ---- what is sent ---- */
+
+/* The first payload that each rank sends to rank 0. */
+static struct {
+    char bytes[256];
+    size_t nbytes;
+} first_payloads[MOST_CREW];
+
+static rsd_status record_send(void *context, int32_t to, int32_t tag, const void *data,
+                              size_t nbytes, void **request)
+{
+    const rsd_transport *real = context;
+    int32_t rank = real->rank;
+    if (tag == 61 && first_payloads[rank].nbytes == 0 &&
+        nbytes <= sizeof first_payloads[rank].bytes) {
+        memcpy(first_payloads[rank].bytes, data, nbytes);
+        first_payloads[rank].nbytes = nbytes;
+    }
+    return real->send(real->context, to, tag, data, nbytes, request);
+}
+
+static rsd_status record_recv(void *context, int32_t from, int32_t tag, void *data, size_t nbytes,
+                              void **request)
+{
+    const rsd_transport *real = context;
+    return real->recv(real->context, from, tag, data, nbytes, request);
+}
+
+static rsd_status record_test(void *context, void *request, int32_t *done)
+{
+    const rsd_transport *real = context;
+    return real->test(real->context, request, done);
+}
+
+static int32_t record_cancel(void *context, void *request)
+{
+    const rsd_transport *real = context;
+    return real->cancel(real->context, request);
+}
+
+static rsd_status digest_recorded(struct hand *hand)
+{
+    rsd_transport real = hand->transport, recording = real;
+    recording.context = &real;
+    recording.send = record_send;
+    recording.recv = record_recv;
+    recording.test = record_test;
+    recording.cancel = record_cancel;
+    return prove_as(hand->task, &recording, hand);
+}
+
+/* Ranks that make the same call send the same bytes: no addresses, and nothing that was not set. */
+static void no_addresses_are_sent(void)
+{
+    CASE("ranks that make the same call tell rank 0 the same");
+    struct crew crew;
+    char in[300];
+    snprintf(in, sizeof in, "%s", golden_path("fsdp2_tp_adamw", "ckpt"));
+    struct task task = {.in = in, .other = in};
+    crew_run(&crew, 3, digest_recorded, &task, 0);
+    check_all(&crew, RSD_OK, "");
+    CHECK(first_payloads[1].nbytes > 0 && first_payloads[1].nbytes == first_payloads[2].nbytes &&
+              memcmp(first_payloads[1].bytes, first_payloads[2].bytes, first_payloads[1].nbytes) ==
+                  0,
+          "ranks 1 and 2 sent different bytes");
+    crew_free(&crew);
+}
+
 int main(void)
 {
     snprintf(folder, sizeof folder, "%s", folder_new("together"));
     golden_converts();
     golden_is_proved();
     large_is_split();
+    no_addresses_are_sent();
     folder_remove(folder);
     return tap_end();
 }

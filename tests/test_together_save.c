@@ -229,9 +229,9 @@ static void one_fails(void)
         snprintf(part, sizeof part, "%s.reshard-part", task.path);
         OK(save_alone(&task, old));
         OK(save_alone(&task, task.path));
-        CASE("there is something already%s", background ? ", in the background" : "");
+        CASE("the path already exists%s", background ? ", in the background" : "");
         crew_run(&crew, 3, save_hand, &task, 0);
-        check_all(&crew, RSD_EEXIST, "there is something already");
+        check_all(&crew, RSD_EEXIST, "already exists");
         task.options.overwrite = 1;
         CASE("a rank without its array: nothing is replaced%s",
              background ? ", in the background" : "");
@@ -245,14 +245,14 @@ static void one_fails(void)
         CASE("a rank with another path%s", background ? ", in the background" : "");
         task.elsewhere = 2;
         crew_run(&crew, 3, save_hand, &task, 0);
-        check_all(&crew, RSD_EMISMATCH, "rank 1 calls for something else");
+        check_all(&crew, RSD_EMISMATCH, "rank 1 passed different arguments");
         CHECK(same_folders(old, task.path) && !is_there(part));
         task.elsewhere = 0;
         CASE("a rank with another value, or of another dict%s",
              background ? ", in the background" : "");
         for (int32_t rank = 1; rank < 3; rank++) {
             char text[64];
-            snprintf(text, sizeof text, "rank %d calls for something else", (int)rank);
+            snprintf(text, sizeof text, "rank %d passed different arguments", (int)rank);
             task.late = rank + 1;
             crew_run(&crew, 3, save_hand, &task, 0);
             check_all(&crew, RSD_EMISMATCH, text);

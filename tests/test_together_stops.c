@@ -39,13 +39,13 @@ static void one_rank_is_wrong(void)
     struct task task = {.in = in, .out = out, .out_of_one = other};
     CASE("a rank with another path is named, and nothing is written");
     crew_run(&crew, 3, convert_hand, &task, 0);
-    check_all(&crew, RSD_EMISMATCH, "rank 1 calls for something else");
+    check_all(&crew, RSD_EMISMATCH, "rank 1 passed different arguments");
     CHECK(!is_there(out) && !is_there(other) && !is_there(in_folder("out.reshard-part")));
     CASE("what only rank 0 can see is said by all");
     task.out_of_one = NULL;
     OK(convert_alone(&task, &(rsd_report){0}));
     crew_run(&crew, 3, convert_hand, &task, 0);
-    check_all(&crew, RSD_EEXIST, "out: there is something already");
+    check_all(&crew, RSD_EEXIST, "out already exists");
     CHECK(strncmp(crew.hands[2].message, folder, strlen(folder)) == 0, "%s", crew.hands[2].message);
     CASE("it is replaced by many ranks");
     task.convert.overwrite = 1;

@@ -4,7 +4,8 @@
 comma := ,
 TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c tests/stash_cases.c tests/crew.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
-TSAN_NAMES := pool move load save items exchange team stash stash_wrong agree together together_save together_stops
+TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step together together_save \
+    together_stops
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
          tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh \
          tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
@@ -14,6 +15,7 @@ ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))
 
 LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
 LINK_stash_faults := $(LINK_faults)
+LINK_rules := $(LINK_faults)
 LINK_together_stops := -Wl,--wrap=pwrite
 LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread pwrite fsync rename renameat renameat2)
 
@@ -29,8 +31,9 @@ test-mpi-ready:
 	@[ "$(MPI)" = no ] || tools/need.sh $(MPICC):libopenmpi-dev mpirun:openmpi-bin ip:iproute2 || \
 	    echo "without MPI its tests are skipped"
 
-test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES) $(MPI_EXAMPLES)
+test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES) $(CPP_EXAMPLE) $(MPI_EXAMPLES)
 	TSAN_OPTIONS=halt_on_error=1 EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
+	    CPP_EXAMPLE="$(addprefix $(CURDIR)/,$(CPP_EXAMPLE))" \
 	    RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" RESHARD_MPI="$(CURDIR)/$(BUILD)/reshard-mpi" \
 	    MPI_TESTS="$(if $(MPI_FOUND),$(CURDIR)/$(BUILD)/asan/mpi)" \
 	    MPI_EXAMPLES="$(addprefix $(CURDIR)/,$(MPI_EXAMPLES))" \

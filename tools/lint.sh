@@ -16,7 +16,7 @@ else
     sources=$(echo "$sources" | grep -vxE "$with_mpi")
     checked=$(echo "$checked" | grep -vxE "$with_mpi")
 fi
-all=$(git ls-files -co --exclude-standard '*.c' '*.h')
+all=$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cpp')
 
 echo "== house rules"
 tools/house.sh || bad=1
@@ -37,6 +37,11 @@ for header in include/*.h; do
     case $header in *mpi*) continue ;; esac
     echo "#include \"$header\"" | gcc -std=c99 -Wall -Wextra -Wpedantic -Werror -I. -Iinclude -fsyntax-only -xc - || bad=1
     echo "#include \"$header\"" | g++ -Wall -Wextra -Werror -I. -Iinclude -fsyntax-only -xc++ - || bad=1
+done
+echo "== RSD_INIT, without warnings in every language standard"
+for each in gcc:c99 gcc:c11 clang:c99 clang:c11 g++:c++11 g++:c++17 clang++:c++11 clang++:c++17; do
+    ${each%:*} -std="${each#*:}" -Wall -Wextra -Wpedantic -Wshadow -Werror -Iinclude -fsyntax-only \
+        -x "$(case $each in *++:*) echo c++ ;; *) echo c ;; esac)" tools/init_check.h || bad=1
 done
 echo "== gcc -fanalyzer"
 # shellcheck disable=SC2086

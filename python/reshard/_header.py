@@ -68,7 +68,7 @@ class Header:
     def add(self, text: str) -> None:
         """Reads one more header."""
         text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
-        text = re.sub(r"^#.*$|extern \"C\" \{", "", text, flags=re.M)
+        text = re.sub(r"^#(?:.*\\\n)*.*$|extern \"C\" \{", "", text, flags=re.M)
         for _, name, body in _ENUM.findall(text):
             for word, number in re.findall(r"RSD_(\w+)\s*=\s*(-?\d+)", body):
                 self.constants[word] = int(number)

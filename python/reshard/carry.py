@@ -1,4 +1,4 @@
-"""Carrying plans out: in one process on a pool of threads, or between processes over a transport.
+"""Running plans: in one process on a pool of threads, or between processes over a transport.
 
     dst = reshard(src_layout, dst_layout, src)             plan, bind and run, once
 
@@ -65,8 +65,8 @@ AnyPool = Union[Pool, int, None]
 
 
 class Arena(_c.Handle):
-    """Memory that the ranks of one host share: what is given from an array in here, the receiver takes out of
-    it directly, without a message. It lives as long as its arrays and execs do."""
+    """Memory that the ranks of one host share: a receiver copies directly out of an array in an arena, without a
+    message. It lives as long as its arrays and execs. It must not be used by two threads at the same time."""
 
     _free = "rsd_arena_free"
 
@@ -166,7 +166,7 @@ class _Side:
 
 
 class Exec(_c.Handle):
-    """Plans bound to a carrier. One run at a time."""
+    """Plans bound to threads or to a transport. It must not be used by two threads at the same time."""
 
     _free = "rsd_exec_free"
 
@@ -226,8 +226,8 @@ class Exec(_c.Handle):
         self._call(_c.lib.rsd_exec_start, self.handle, src, dst)
         self._flight = (kept_src, kept_dst)
 
-    def push(self) -> None:
-        """Between start and wait: lets a run between processes move on as far as it can without waiting."""
+    def progress(self) -> None:
+        """Between start and wait: lets a run between processes progress as far as it can without waiting."""
         self._call(_c.lib.rsd_exec_progress, self.handle)
 
     def wait(self) -> None:
@@ -244,9 +244,8 @@ class Exec(_c.Handle):
             with self._transport.kept:
                 function(*args)
 
-    @property
-    def note(self) -> str:
-        """How it moves between processes: which ranks share memory, or why they do not."""
+    def describe(self) -> str:
+        """How data moves between processes: which ranks share memory, or why they do not."""
         return _c.lib.rsd_exec_describe(self.handle).decode()
 
     def close(self) -> None:
@@ -263,18 +262,18 @@ def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None
     src and dst are arrays that lie as those of the runs will: without them, dense. With a transport the
     call is collective, and these count:
 
-    max_nbytes  for messages on their way; 0: 256 MiB
-    timeout     seconds without any progress after which a run fails; 0: 300
+    max_nbytes  for messages under way; 0: 256 MiB
+    timeout     seconds without progress after which a call fails; 0: 300
     arena       of this rank, in which its arrays may be
-    node        ranks with the same number share memory; 0: found from the host's name, -1: none
-    names       of the tensors, one a plan, for messages"""
+    node        ranks with equal numbers share memory; 0: found from the host, -1: none
+    names       of the tensors, one per plan, for errors"""
     plans = [plans] if isinstance(plans, Plan) else list(plans)
     if transport is None and (max_nbytes or timeout or arena or node or names):
-        raise InvalidError("max_nbytes, timeout, arena, node and names are for a transport")
+        raise InvalidError("max_nbytes, timeout, arena, node and names need a transport")
     if names is not None and len(names) != len(plans):
         raise InvalidError(f"{len(names)} names for {len(plans)} plans")
     if transport is not None and pool is not None:
-        raise InvalidError("a pool and a transport")
+        raise InvalidError("pool and transport exclude each other: pass one of them")
     options = _c.ExchangeOptions(max_nbytes=max_nbytes, timeout=timeout, node=node,
                                  arena=None if arena is None else arena.handle)
     if names is not None:

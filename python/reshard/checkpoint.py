@@ -17,8 +17,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from . import _c, dtypes, frameworks, local, memory, states
 from ._c import Address, Int64
 from .carry import AnyPool, Pool
-from .errors import (FileError, InvalidError, MismatchError, MissingError, MissingFileError,
-                     UnsupportedError)
+from .errors import InvalidError, MismatchError, MissingError, UnsupportedError
 from .layout import Layout
 from .local import Local, Progress, Report
 from .slicing import Reading, Selection
@@ -214,14 +213,9 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         if format is not None and format not in FORMATS:
             raise InvalidError(f"no format is called {format!r}: there are {' '.join(FORMATS)}")
         handle = Address()
-        try:
-            _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
-                format=0 if format is None else FORMATS[format],
-                metadata=None if metadata is None else _c.path_bytes(metadata))), C.byref(handle))
-        except FileError as error:
-            if os.path.lexists(path):
-                raise
-            raise MissingFileError(error.message) from None
+        _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
+            format=0 if format is None else FORMATS[format],
+            metadata=None if metadata is None else _c.path_bytes(metadata))), C.byref(handle))
         self._handle = handle.value
         self._lock, self._nusers = threading.Lock(), 0
         self._later: Optional[int] = None

@@ -70,7 +70,9 @@ class FileError(Error, OSError):
 
 
 class MissingFileError(FileError, FileNotFoundError):
-    """A file that is not there."""
+    """A file that does not exist."""
+
+    status = "ENOENT"
 
 
 class FormatError(Error, ValueError):
@@ -100,7 +102,7 @@ class TimedOutError(Error, TimeoutError):
 _BY_STATUS: Dict[str, Type[Error]] = {
     kind.status: kind
     for kind in (InvalidError, MismatchError, LimitError, ExistsError, CancelledError, OutOfMemoryError,
-                 FileError, FormatError, UnsupportedError, PeerError, TimedOutError)}
+                 FileError, MissingFileError, FormatError, UnsupportedError, PeerError, TimedOutError)}
 
 
 def made(status: int, message: str) -> Error:
@@ -119,6 +121,8 @@ def number_of(error: BaseException) -> int:
         return _c.header.constants["ENOMEM"]
     if isinstance(error, TimeoutError):
         return _c.header.constants["ETIMEOUT"]
+    if isinstance(error, FileNotFoundError):
+        return _c.header.constants["ENOENT"]
     if isinstance(error, OSError):
         return _c.header.constants["EIO"]
     return _c.header.constants["EINVAL" if isinstance(error, (TypeError, ValueError)) else "ECANCELLED"]

@@ -402,7 +402,7 @@ class Layout(_c.Handle):
         found, n = _c.Coverage(), self.ndim
         _c.lib.rsd_layout_coverage(self.handle, C.byref(found))
         word = {_c.COVERS_ONCE: "once", _c.COVERS_EVENLY: "evenly", _c.COVERS_UNEVENLY: "unevenly",
-                _c.MISSES: "misses"}[found.cover]
+                _c.MISSES: "misses"}[found.kind]
         box = (tuple(found.box.lo[:n]), tuple(found.box.len[:n])) if word in ("unevenly", "misses") else None
         return Check(word, found.copies, box)
 

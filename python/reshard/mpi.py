@@ -1,4 +1,4 @@
-"""mpi4py's communicators as transports.
+"""Communicators of mpi4py as transports.
 
     from mpi4py import MPI
     import reshard, reshard.mpi
@@ -7,8 +7,8 @@
     bound = reshard.bind(plan, transport=transport)
     bound.run(src, dst)                                  the arrays of this rank
 
-The library for MPI is one of its own, libreshard_mpi, which make builds and installs where mpicc is found. It is
-looked for in RESHARD_MPI_LIB, beside this file, in the tree this file is in, and where the system looks.
+The library for MPI is libreshard_mpi, which make builds and installs where mpicc is found. It is searched in
+RESHARD_MPI_LIB, beside this file, in the tree of this file, and where the system searches.
 """
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _functions: Optional[_c.Functions] = None
 
 
 def _load() -> _c.Functions:
-    """The library, loaded when it is first needed: MPI itself is then here already."""
+    """The library, loaded when it is first needed: MPI itself is loaded by then."""
     global _functions
     if _functions is None:
         text = _c.read(os.path.join(os.path.dirname(_c.header_paths[0]), "reshard_mpi.h"))
-        # What takes an MPI_Comm is for C: nothing here knows what one is.
+        # Functions that take an MPI_Comm are for C: its type is not known here.
         _c.header.add(re.sub(r"^\w+ rsd_\w+\([^;]*MPI_Comm[^;]*\);", "", text, flags=re.M))
         try:
             path = _c.shared_object("libreshard_mpi", "RESHARD_MPI_LIB")
@@ -37,13 +37,14 @@ def _load() -> _c.Functions:
         try:
             _functions = _c.Functions(path, _c.header)
         except OSError as error:
-            raise ImportError(f"reshard.mpi: {error}: build it with make where mpicc is found, or say where it "
-                              "is in RESHARD_MPI_LIB") from None
+            raise ImportError(f"reshard.mpi: {error}: build it with make where mpicc is found, or set "
+                              "RESHARD_MPI_LIB to its path") from None
     return _functions
 
 
 class MPITransport(AnyTransport):
-    """A communicator of MPI as a transport. A rank of a layout is a rank of the communicator."""
+    """A communicator of MPI as a transport. A rank of a layout is a rank of the communicator. It must not be used by two
+    threads at the same time."""
 
     def __init__(self, comm: Any) -> None:
         self._mpi = _load()
@@ -60,5 +61,5 @@ class MPITransport(AnyTransport):
 def transport(comm: Any) -> MPITransport:
     """Collective. A communicator of mpi4py as a transport, for every call that takes one."""
     if not hasattr(comm, "py2f"):
-        raise TypeError(f"a {type(comm).__name__} is no communicator of mpi4py")
+        raise TypeError(f"a {type(comm).__name__} is not a communicator of mpi4py")
     return MPITransport(comm)

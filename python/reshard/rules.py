@@ -1,15 +1,15 @@
-"""Rules: how the tensors of a checkpoint are cut, chosen, renamed and cast by a conversion.
+"""Rules: how a conversion selects, renames, casts and shards the tensors of a checkpoint.
 
-They are those of the command (docs/rules.md): an expression matches a whole name, the first that matches
-decides, optimizer state goes with its parameter, and a tensor without dims is replicated. Expressions are
-Python's.
+They are the rules of the library and of the command (docs/rules.md). Expressions are Python's, and functions
+may decide in their place.
 """
 from __future__ import annotations
 
+import ctypes as C
 import re
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from . import dtypes
+from . import _c, dtypes
 from .checkpoint import Checkpoint, LazyTensor
 from .errors import InvalidError, MismatchError
 from .layout import Layout, Mesh, Placement
@@ -20,173 +20,97 @@ Names = Union[str, Sequence[str], Callable[[LazyTensor], bool]]
 Rename = Union[Mapping[str, str], Callable[[str], str]]
 Cast = Union[str, Mapping[str, Any], Callable[[LazyTensor], Any]]
 
-PRESETS = ("fsdp", "hsdp", "llama-tp", "replicate")
-_WORDS = {"colwise": "S(0)", "rowwise": "S(1)", "replicate": "R"}
-_FLOATS = ("f64", "f32", "f16", "bf16")
 
+class Rules(_c.Handle):
+    """Rules for one checkpoint. `kept` has what their functions raised while the library used them."""
 
-class Choice:
-    """What becomes of a tensor: its new name, dtype and layout (None: whole)."""
+    _free = "rsd_rules_free"
 
-    def __init__(self, name: str, dtype: dtypes.Dtype, layout: Optional[Layout]) -> None:
-        self.name, self.dtype, self.layout = name.encode(), dtype, layout
+    def __init__(self, checkpoint: Checkpoint, *, mesh: Union[str, int, Mesh, None], place: Optional[Place],
+                 preset: Optional[str], default: Optional[Places], only: Optional[Names],
+                 exclude: Optional[Names], rename: Optional[Rename], cast: Optional[Cast], part: str = "") -> None:
+        if mesh is None and not (place is None and preset is None and default is None):
+            raise InvalidError("place, preset and default need a mesh, such as mesh='dp=2,tp=4'")
+        self.checkpoint, self.kept, self._rename = checkpoint, _c.Kept(), rename
+        self._mesh: Any = Mesh(str(mesh)) if isinstance(mesh, (str, int)) else mesh
+        # What is a function is called by _decide; everything else is a rule of the library.
+        self._only, self._exclude, self._place, self._cast = functions = [
+            one if callable(one) and not isinstance(one, type) else None for one in (only, exclude, place, cast)]
+        self._decided: Dict[str, Tuple[bool, bytes, Optional[int], Optional[Layout]]] = {}
+        options = _c.RulesOptions(match=self.kept.callback(_c.MatchName, _match))
+        if rename is not None or any(functions):
+            options.decide = self.kept.callback(_c.MapTensor, self._decide)
+        handle = _c.Address()
+        _c.lib.rsd_rules_new(C.byref(options), C.byref(handle))
+        self._handle = handle.value
+        if self._mesh is not None and not self._place:
+            _c.lib.rsd_rules_set_mesh(self.handle, self._mesh.handle)
+            if preset is not None:
+                _c.lib.rsd_rules_set_preset(self.handle, preset.encode())
+            for pattern, places in _pairs(place, ".*"):
+                self._add(_c.RULE_PLACE, f"{pattern}={_text(places)}")
+            for _, places in _pairs(default):
+                self._add(_c.RULE_DEFAULT, _text(places))
+        for pattern, dtype in [] if self._cast else _pairs(cast):
+            self._add(_c.RULE_CAST, f"{pattern}={dtypes.dtype(dtype).name}".lstrip("="))
+        for kind, names in ((_c.RULE_ONLY, only), (_c.RULE_EXCLUDE, exclude)):
+            for name in [names] if isinstance(names, str) else [] if names is None or callable(names) else names:
+                self._add(kind, name)
+        if part:
+            self._add(_c.RULE_PART, part)
 
+    def _add(self, kind: int, text: str) -> None:
+        _c.lib.rsd_rules_add(self.handle, kind, text.encode())
 
-def choose(checkpoint: Checkpoint, *, mesh: Union[str, Mesh, None], place: Optional[Place],
-           preset: Optional[str], default: Optional[Places], only: Optional[Names], exclude: Optional[Names],
-           rename: Optional[Rename], cast: Optional[Cast]) -> Dict[str, Choice]:
-    """What becomes of every tensor that is kept, by its name. All that cannot be is told at once."""
-    mesh = Mesh(mesh) if isinstance(mesh, (str, int)) else mesh
-    kept = [tensor for tensor in map(checkpoint.__getitem__, checkpoint)
-            if (only is None or found(only, tensor)) and not (exclude is not None and found(exclude, tensor))]
-    if not kept:
-        raise MismatchError("no tensor is left to write")
-    cutter = _Cutter(checkpoint, mesh, place, preset, default)
-    chosen, problems = {}, []
-    for tensor in kept:
-        try:
-            chosen[tensor.name] = Choice(renamed(rename, tensor.name), _cast(cast, tensor),
-                                         cutter.layout(tensor))
-        except ValueError as error:
-            problems.append(f"{tensor.name}: {error}")
-    if problems:
-        told = "; ".join(problems[:10]) + ("; ..." if len(problems) > 10 else "")
-        raise MismatchError(f"{len(problems)} of {len(kept)} tensors cannot be mapped: {told}")
-    cutter.check_used()
-    return chosen
+    def check(self) -> None:
+        """Raises all problems that the rules have with the checkpoint."""
+        problems: List[str] = []
+        told = self.kept.callback(_c.OnRuleMessage, lambda _, is_problem, text:
+                                  problems.append(text.decode(errors="replace")) if is_problem else None)
+        with self.kept:
+            _c.lib.rsd_rules_check(self.handle, self.checkpoint.handle, told, None, None)
+        if problems:
+            raise MismatchError("; ".join(problems))
 
-
-def found(which: Names, tensor: LazyTensor) -> bool:
-    """Whether a tensor is one of those that are asked for."""
-    if callable(which):
-        return bool(which(tensor))
-    return any(re.search(one, tensor.name) for one in ([which] if isinstance(which, str) else which))
-
-
-def renamed(rename: Optional[Rename], name: str) -> str:
-    """The new name of a tensor."""
-    if rename is None:
-        return name
-    if callable(rename):
-        return rename(name)
-    for pattern, replacement in rename.items():
-        name = re.sub(pattern, replacement, name, count=1)
-    return name
-
-
-def _cast(cast: Optional[Cast], tensor: LazyTensor) -> dtypes.Dtype:
-    own, wish = dtypes.dtype(tensor.dtype), None
-    if callable(cast) and not isinstance(cast, type):
-        wish = cast(tensor)
-    elif isinstance(cast, Mapping):
-        wish = next((one for pattern, one in cast.items() if re.fullmatch(pattern, tensor.name)), None)
-    elif cast is not None and tensor.dtype in _FLOATS:
-        wish = cast
-    return own if wish is None else dtypes.dtype(wish)
-
-
-class _Cutter:
-    """Finds the layout of each tensor."""
-
-    def __init__(self, checkpoint: Checkpoint, mesh: Optional[Mesh], place: Optional[Place],
-                 preset: Optional[str], default: Optional[Places]) -> None:
-        self.checkpoint, self.mesh, self.default = checkpoint, mesh, default
-        self.function = place if callable(place) else None
-        if place is None or callable(place):
-            place = {}
-        elif not isinstance(place, Mapping):
-            place = {".*": place}
-        if mesh is None and (place or self.function or preset or default):
-            raise InvalidError("how tensors are cut is said of a mesh: mesh='dp=2,tp=4'")
-        self.places = [(re.compile(pattern), places) for pattern, places in place.items()]
-        self.preset = [] if preset is None or mesh is None else _preset(preset, mesh)
-        self.used = [False] * len(self.places)
-        self.ends: Dict[str, List[str]] = {}
-        if self.places or self.preset:
-            for name in checkpoint:
-                for end in _ends(name):
-                    self.ends.setdefault(end, []).append(name)
-
-    def layout(self, tensor: LazyTensor) -> Optional[Layout]:
-        if self.mesh is None:
-            return None
-        if self.function is not None:
-            wish = self.function(tensor)
-            if wish is None or isinstance(wish, Layout):
-                return wish
-        else:
-            wish = self._places(tensor)
-        if not tensor.shape:
-            wish = ",".join(["R"] * self.mesh.naxes)
-        if wish is None:
-            raise InvalidError("no rule for it, and no default")
-        return Layout.on(tensor.dtype, tensor.shape, self.mesh, _spelled(wish))
-
-    def _places(self, tensor: LazyTensor) -> Optional[Places]:
-        wish = self._match(tensor.name, self.places)
-        if wish is not None:
-            return wish
-        parameter = self._parameter(tensor)
-        for name in ([parameter] if parameter else []) + [tensor.name]:
-            wish = self._match(name, self.places) or self._match(name, self.preset)
-            if wish is not None:
-                return wish
-        return self.default
-
-    def _match(self, name: str, rules: List[Tuple[Any, Places]]) -> Optional[Places]:
-        for i, (pattern, places) in enumerate(rules):
-            if pattern.fullmatch(name):
-                if rules is self.places:
-                    self.used[i] = True
-                return places
+    def _decide(self, _: Any, tensor: Any, target: Any) -> Optional[int]:
+        name, made = tensor.contents.name.decode(), target.contents
+        if name not in self._decided:  # the library asks twice: for the check and for the conversion
+            try:
+                self._decided[name] = self._ask(self.checkpoint[name], tensor, made.name.decode())
+            except ValueError as error:
+                return int(_c.lib.rsd_set_error(_c.EINVAL, str(error).encode()))
+        made.keep, made.name, dtype, layout = self._decided[name]
+        if dtype is not None:
+            made.dtype = dtype
+        if layout is not None:
+            made.layout = _c.lib.rsd_layout_share(layout.handle)  # which is taken over
         return None
 
-    def _parameter(self, tensor: LazyTensor) -> Optional[str]:
-        """The parameter that optimizer state ANY.state.FQN.SLOT belongs to, if it has the same shape."""
-        state = re.match(r"(?:state\.|.*?\.state\.)(.+)\.[^.]*$", tensor.name, re.S)
-        names = self.ends.get(state.group(1), []) if state else []
-        if len(names) != 1 or self.checkpoint[names[0]].shape != tensor.shape:
-            return None
-        return names[0]
-
-    def check_used(self) -> None:
-        for (pattern, _), used in zip(self.places, self.used):
-            if not used and not any(pattern.fullmatch(name) for name in self.checkpoint):
-                raise MismatchError(f"the rule {pattern.pattern!r} matches no tensor")
-
-
-def _ends(name: str) -> List[str]:
-    """A name, and what follows each of its dots."""
-    return [name] + [name[at.end():] for at in re.finditer(r"\.", name)]
+    def _ask(self, tensor: LazyTensor, about: Any, name: str) -> Tuple[bool, bytes, Optional[int], Optional[Layout]]:
+        """What the functions say about a tensor: whether to keep it, its name (until now `name`), dtype and
+        layout. What is None is left to the rules."""
+        if (self._only and not self._only(tensor)) or (self._exclude and self._exclude(tensor)):
+            return False, b"", None, None
+        name = self._rename(name) if callable(self._rename) else name
+        for pattern, replacement in [] if callable(self._rename) else _pairs(self._rename):
+            name = re.sub(pattern, replacement, name, count=1)
+        dtype = self._cast(tensor) if self._cast else None
+        layout = self._place(tensor) if self._place else None
+        if layout is not None and not isinstance(layout, Layout):
+            handle = _c.Address()
+            _c.lib.rsd_rules_layout(self._mesh.handle, about, _text(layout).encode(), C.byref(handle))
+            layout = Layout._of(handle)
+        return True, name.encode(), None if dtype is None else dtypes.dtype(dtype).number, layout
 
 
-def _spelled(places: Places) -> Places:
-    """Placements with the words that stand for them."""
-    if not isinstance(places, str):
-        return places
-    return re.sub(r"\b(colwise|rowwise|replicate)\b", lambda found: _WORDS[found.group(1)], places)
+def _match(_: Any, expression: bytes, whole: int, name: bytes, matches: Any) -> None:
+    matches[0] = (re.fullmatch if whole else re.search)(expression.decode(), name.decode()) is not None
 
 
-def _preset(name: str, mesh: Mesh) -> List[Tuple[Any, Places]]:
-    n = mesh.naxes
-    if name not in PRESETS:
-        raise InvalidError(f"no preset is called {name!r}: there are {' '.join(PRESETS)}")
-    if name == "hsdp" and n != 2:
-        raise InvalidError("preset hsdp needs a mesh of two axes, replicas first: dp_replicate=2,dp_shard=4")
-    tp = mesh.names.index("tp") if "tp" in mesh.names else n - 1
-    replicated = ",".join(["R"] * n)
+def _pairs(given: Any, pattern: str = "") -> Any:
+    """The patterns and values of a dict; one value belongs to `pattern`, and None to nothing."""
+    return given.items() if isinstance(given, Mapping) else [] if given is None else [(pattern, given)]
 
-    def cut(axis: int, one: str) -> str:
-        return ",".join(one if i == axis else "R" for i in range(n))
 
-    rules = {
-        "fsdp": [(".*", ",".join(["S(0)"] * n))], "replicate": [(".*", replicated)],
-        "hsdp": [(".*", cut(1, "S(0)"))],
-        "llama-tp": [
-            (r"(.*[.])?(q_proj|k_proj|v_proj|gate_proj|up_proj)[.](weight|bias)", cut(tp, "S(0)")),
-            (r"(.*[.])?(o_proj|down_proj)[.]weight", cut(tp, "S(1)")),
-            (r"(.*[.])?(embed_tokens|lm_head)[.]weight", cut(tp, "S(0)")),
-            (r"(.*[.])?(o_proj|down_proj)[.]bias", replicated),
-            (r"(.*[.])?[A-Za-z_]*(norm|layernorm)[.](weight|bias)", replicated),
-            (r"(.*[.])?rotary_emb[.]inv_freq", replicated)]}
-    return [(re.compile(pattern), places) for pattern, places in rules[name]]
+def _text(places: Places) -> str:
+    return places if isinstance(places, str) else ",".join(map(str, places))

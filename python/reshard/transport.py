@@ -1,7 +1,7 @@
 """Transports: how bytes get from one process to another, written in Python.
 
-A subclass of Transport has five methods, and `bind(plan, transport=...)` does the rest: it packs, sends in
-rounds under a budget, unpacks, reduces and watches the clock.
+A subclass of Transport has four methods, and `bind(plan, transport=...)` does the rest: it packs, sends chunks within
+a budget, unpacks, reduces and watches the clock.
 
     class OverSockets(Transport):
         def __init__(self, ...):
@@ -9,11 +9,10 @@ rounds under a budget, unpacks, reduces and watches the clock.
         def send(self, to, tag, data): ...          returns a request
         def recv(self, origin, tag, data): ...      returns a request
         def test(self, request): ...                returns whether it is done
-        def cancel(self, request): ...
-        def allgather(self, own): ...               returns the bytes of every rank, one after the other
+        def cancel(self, request): ...              returns whether its memory is not used any more
 
-All calls come from the thread that runs the exec. An exception in a method makes the call fail, and is then
-raised by it.
+All calls come from the thread that runs the exec. An exception in a method makes the call fail, which then raises it.
+include/reshard_transport.h has the rules that both sides obey.
 """
 from __future__ import annotations
 
@@ -25,17 +24,26 @@ from .errors import InvalidError
 
 
 class AnyTransport:
-    """One process's end of a transport: an rsd_transport, and what was raised in it. `rank` and `nranks` are
-    numbered as in the plans' layouts."""
+    """The transport of one process: an rsd_transport, and what was raised in it. `rank` and `nranks` are numbered as
+    in the layouts of the plans. It must not be used by two threads at the same time."""
 
     def __init__(self, table: Any) -> None:
         self.table, self.kept = table, _c.Kept()
         self.rank: int = table.rank
         self.nranks: int = table.nranks
 
+    def gather(self, own: Any, timeout: float = 0.0) -> List[bytes]:
+        """Collective. The bytes of every rank, in the order of ranks: all pass as many. For small data. `timeout` is in
+        seconds without progress; 0: 300."""
+        given = bytes(own)
+        found = C.create_string_buffer(max(1, len(given) * self.nranks))
+        with self.kept:
+            _c.lib.rsd_gather(C.byref(self.table), given, len(given), found, timeout)
+        return [found.raw[i * len(given):(i + 1) * len(given)] for i in range(self.nranks)]
+
     def nodes(self) -> List[int]:
-        """Collective. A number for the host of every rank: the `nodes` that a plan takes, so that replicas
-        cross between hosts once."""
+        """Collective. A number for the host of every rank: the `nodes` that a plan takes, so that replicas cross
+        between hosts once."""
         found = (_c.Int32 * self.nranks)()
         with self.kept:
             _c.lib.rsd_transport_nodes(C.byref(self.table), found)
@@ -52,14 +60,15 @@ class Transport(AnyTransport):
         self._requests: Dict[int, Any] = {}
         self._next = 1
         kinds = dict(type(self.table)._fields_)
-        for name in ("send", "recv", "test", "cancel", "allgather"):
+        for name in ("send", "recv", "test"):
             setattr(self.table, name, self._guarded(kinds[name], getattr(self, "_" + name)))
+        self.table.cancel = self.kept.callback(kinds["cancel"], self._cancel, 0)
 
-    # -- what a subclass does --
+    # -- what a subclass defines --
 
     def send(self, to: int, tag: int, data: memoryview) -> Any:
-        """Starts to send `data` to a rank and returns a request. The memory stays as it is until `test` says
-        that it is done. Messages with one tag from one rank to another arrive in order; tags are 0 to 63."""
+        """Starts to send `data` to a rank and returns a request. The memory does not change until `test` returns True.
+        Messages from one rank to another with one tag arrive in order; tags are 0 to 63."""
         raise NotImplementedError
 
     def recv(self, origin: int, tag: int, data: memoryview) -> Any:
@@ -67,16 +76,13 @@ class Transport(AnyTransport):
         raise NotImplementedError
 
     def test(self, request: Any) -> bool:
-        """Whether a request is done. Asked again and again, so it returns at once."""
+        """Whether a request is done, which ends it. It must not wait. It is called repeatedly."""
         raise NotImplementedError
 
-    def cancel(self, request: Any) -> None:
-        """After a failure: nothing is touched for this request any more."""
-
-    def allgather(self, own: memoryview) -> Any:
-        """The bytes of every rank, which all give as many, in the order of ranks. Waits for all, as long as the
-        transport does."""
-        raise NotImplementedError
+    def cancel(self, request: Any) -> Optional[bool]:
+        """Gives up a request after a failure, and ends it. Returns True if its memory is not read or written any more.
+        Otherwise the library never frees that memory."""
+        return False
 
     # -- what the library calls --
 
@@ -111,16 +117,10 @@ class Transport(AnyTransport):
             del self._requests[number]
             done[0] = 1
 
-    def _cancel(self, _: Any, number: int) -> None:
-        self.cancel(self._requests.pop(number))
-
-    def _allgather(self, _: Any, own: int, nbytes: int, out: int, timeout: float) -> None:
-        found = memoryview(self.allgather(bytes_at(own, nbytes))).cast("B")
-        if found.nbytes != nbytes * self.nranks:
-            raise InvalidError(f"allgather gave {found.nbytes} bytes for {self.nranks} ranks of {nbytes}")
-        bytes_at(out, found.nbytes)[:] = found
+    def _cancel(self, _: Any, number: int) -> int:
+        return 1 if self.cancel(self._requests.pop(number)) else 0
 
 
 def bytes_at(address: Optional[int], nbytes: int) -> memoryview:
-    """Memory of the library's, as it is."""
+    """Memory of the library, not a copy."""
     return memoryview((C.c_char * nbytes).from_address(address or 0)).cast("B")

@@ -1,24 +1,25 @@
-/* memory.c - the only malloc: counts are checked for overflow, memory is zeroed, failure has a
- * message. */
+/* alloc.c - all allocations of the library. Counts are checked for overflow, and every failure sets
+ * the error text. */
 #include "base.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static rsd_status no_memory(size_t count, size_t element_nbytes)
+static rsd_status fail_to_allocate(size_t count, size_t element_nbytes)
 {
-    return fail(RSD_ENOMEM, "no memory for %zu times %zu bytes", count, element_nbytes);
+    return fail(RSD_ENOMEM, "out of memory: cannot allocate %zu elements of %zu bytes", count,
+                element_nbytes);
 }
 
 void *mem_new(size_t count, size_t element_nbytes)
 {
     void *memory = calloc(count ? count : 1, element_nbytes);
     if (!memory)
-        no_memory(count, element_nbytes);
+        fail_to_allocate(count, element_nbytes);
     return memory;
 }
 
-/* The list is any kind of pointer, so it is read and written as bytes. */
+/* The list may be a pointer of any type, so it is read and written as bytes. */
 rsd_status mem_grow(void *list, size_t *capacity, size_t need, size_t element_nbytes)
 {
     void *memory;
@@ -29,10 +30,10 @@ rsd_status mem_grow(void *list, size_t *capacity, size_t need, size_t element_nb
     while (want < need && want <= SIZE_MAX / 2)
         want *= 2;
     if (want < need || want > SIZE_MAX / element_nbytes)
-        return no_memory(need, element_nbytes);
+        return fail_to_allocate(need, element_nbytes);
     memory = realloc(memory, want * element_nbytes);
     if (!memory)
-        return no_memory(want, element_nbytes);
+        return fail_to_allocate(want, element_nbytes);
     memcpy(list, &memory, sizeof memory);
     *capacity = want;
     return RSD_OK;

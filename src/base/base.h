@@ -1,7 +1,5 @@
-/* base.h - the door of base: what every other line relies on.
- *
- * Statuses and the last error, checked arithmetic, the only malloc, text that grows, a hash, dtypes
- * and the thread pool. Base has never heard of tensors.
+/* base.h - what every module uses: errors, checked arithmetic, allocation, text, hashes, dtypes,
+ * the thread pool and a map of names. Base does not know about tensors.
  */
 #ifndef BASE_H
 #define BASE_H
@@ -14,24 +12,26 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- status.c ---- */
+/* ---- error.c ---- */
 
-/* fail(status, format, ...) sets the last error of this thread and is the status: the place where a
- * failure is known says so once, everyone above returns the code unchanged.
+/* fail(status, format, ...) sets the error text of this thread and evaluates to the status. It is called
+ * once, where the failure is detected; callers return the status unchanged.
  *
- * fail_in(status, format, ...) puts what a caller knows in front: "w1: " + "shape differs ...".
+ * fail_in(status, format, ...) puts context in front of the error text: "w1: " + "shape differs ...".
  *
- * They are macros so that compilers see which status is returned. */
+ * They are macros so that static analysis sees which status is returned. */
 #define fail(status, ...)    (error_set(__VA_ARGS__), (status))
 #define fail_in(status, ...) (error_add_context(__VA_ARGS__), (status))
 void error_set(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void error_add_context(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Options begin with their size, so that they can grow: copies what the caller's struct has of ours, and
- * leaves the rest 0. What a newer caller has beyond that must be 0, or EUNSUPPORTED. */
+/* Copies an options struct that begins with its size. Fields that the caller's struct does not have are 0.
+ * `given` may be NULL: all fields are 0. Returns EINVAL if the size is invalid, EUNSUPPORTED if the struct
+ * of a newer caller sets a field that this version does not have. */
 rsd_status options_copy(const char *name, const void *given, void *ours, size_t ours_nbytes);
 
-/* Reports likewise: gives the caller as much as its struct has room for. */
+/* The same for structs that the library fills. report_check returns EINVAL if the size is invalid;
+ * report_copy fills as many fields as the caller's struct has, and leaves struct_nbytes as it is. */
 rsd_status report_check(const char *name, const void *given);
 void report_copy(void *given, const void *ours, size_t ours_nbytes);
 
@@ -69,10 +69,17 @@ static inline int64_t clamp_i64(int64_t value, int64_t lo, int64_t hi)
     return value < lo ? lo : value > hi ? hi : value;
 }
 
-/* Rounded up; n >= 0, m >= 1. */
+/* Returns n / m rounded up. Requires n >= 0 and m >= 1. */
 static inline int64_t ceil_div(int64_t n, int64_t m)
 {
     return n / m + (n % m != 0);
+}
+
+/* Returns a * b / c rounded down, exactly. Requires a, b >= 0, c >= 1, and that the result fits. */
+static inline int64_t mul_div_i64(int64_t a, int64_t b, int64_t c)
+{
+    __extension__ typedef unsigned __int128 wide;
+    return (int64_t)((wide)a * (wide)b / (wide)c);
 }
 
 static inline void copy_i64s(int64_t *to, const int64_t *from, int64_t count)
@@ -81,13 +88,13 @@ static inline void copy_i64s(int64_t *to, const int64_t *from, int64_t count)
         to[i] = from[i];
 }
 
-/* For what is const to everyone but its owner: reference counts, memory about to be freed. */
+/* Removes const, for the owner of an object: reference counts, memory about to be freed. */
 static inline void *without_const(const void *owned)
 {
     return (void *)(uintptr_t)owned;
 }
 
-/* On a clock that only goes forward. */
+/* Returns the time of a clock that is never set back. */
 static inline double seconds_now(void)
 {
     struct timespec now;
@@ -95,23 +102,25 @@ static inline double seconds_now(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* ---- memory.c: the only malloc ---- */
+/* ---- alloc.c ---- */
 
-/* Zeroed memory for count elements; NULL with ENOMEM set. A count of 0 gives a valid pointer. */
+/* Returns zeroed memory for count elements, also if count is 0. On failure returns NULL and sets the error
+ * text. */
 void *mem_new(size_t count, size_t element_nbytes);
 
-/* Makes room for at least `need` elements in a list whose room is `room`, by doubling. */
+/* Grows a list of `capacity` elements to at least `need`, by doubling. On failure the list is unchanged. */
 #define GROW(list, capacity, need) mem_grow(&(list), &(capacity), (need), sizeof *(list))
 rsd_status mem_grow(void *list, size_t *capacity, size_t need, size_t element_nbytes);
 
-/* A copy of count elements. */
+/* Returns a copy of count elements, or NULL as mem_new. */
 void *mem_copy(const void *from, size_t count, size_t element_nbytes);
 
 void mem_free(void *memory);
 
-/* ---- text.c: text that grows ---- */
+/* ---- text.c ---- */
 
-/* Starts as {0}. The first failure is kept, so a writer may check once, in text_take. */
+/* Text that grows. Initialize with {0}. After a failure further additions do nothing, so it is enough to
+ * check the status of text_take. */
 struct text {
     char *chars;
     size_t length, capacity;
@@ -120,17 +129,18 @@ struct text {
 
 void text_add(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Hands the text to the caller, to be given back by rsd_free. */
+/* Moves the text to the caller, to be freed with rsd_free, and leaves `text` empty. */
 rsd_status text_take(struct text *text, char **chars);
 void text_drop(struct text *text);
 
+/* Bytes that belong to something else. */
 struct slice {
     const char *bytes;
     size_t nbytes;
 };
 bool slice_is(struct slice slice, const char *text);
 
-/* Starts as {0}. The first failure is kept. */
+/* Bytes that grow. Initialize with {0}. After a failure `failed` is set, and further additions do nothing. */
 struct bytes {
     unsigned char *data;
     size_t n, capacity;
@@ -139,13 +149,19 @@ struct bytes {
 void bytes_put(struct bytes *out, const void *data, size_t n);
 void bytes_drop(struct bytes *bytes);
 
-/* ---- hash.c: 128 bits for telling things apart, not against malice ---- */
+/* Reads n bytes from an offset on, all of them or none. Codecs read through one, so that they need not know
+ * where the bytes are. */
+typedef rsd_status read_at(void *context, uint64_t offset, void *out, size_t n);
 
+/* ---- hash.c ---- */
+
+/* 128 bits that tell plans, catalogs and calls apart. They protect against accidents, not against attacks. */
 struct hash {
     uint64_t a, b;
 };
 
-void hash_start(struct hash *hash, const char *what);
+/* Starts a hash. `label` separates the hashes of different kinds of objects. */
+void hash_start(struct hash *hash, const char *label);
 void hash_i64(struct hash *hash, int64_t value);
 void hash_string(struct hash *hash, const char *string);
 void hash_bytes(struct hash *hash, const void *bytes, size_t n);
@@ -155,10 +171,10 @@ void hash_text(struct hash hash, char hex[RSD_DIGEST_NCHARS]);
 
 /* ---- dtype.c ---- */
 
-/* Whether values of a dtype can be combined by a reduction. */
+/* Returns whether values of the dtype can be combined by the reduction. */
 bool dtype_reduces(rsd_dtype dtype, rsd_reduce reduce);
 
-/* ---- the two 16-bit floats: exact to f32, rounded to nearest even from it ----
+/* ---- 16-bit floats: conversion to f32 is exact, conversion from f32 rounds to nearest even ----
  *
  *     f16    s eeeee mmmmmmmmmm         bias 15, with subnormals
  *     bf16   s eeeeeeee mmmmmmm         the upper half of an f32
@@ -187,7 +203,7 @@ static inline uint16_t bf16_from_f32(float value)
 {
     uint32_t bits = bits_of(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return 0x7fc0; /* as torch: one NaN */
+        return 0x7fc0; /* torch too maps every NaN to this one */
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
@@ -209,58 +225,67 @@ static inline uint16_t f16_from_f32(float value)
     if (magnitude > 0x7f800000u)
         return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
     if (magnitude >= 0x477ff000u)
-        return (uint16_t)(sign | 0x7c00); /* rounds beyond the largest */
+        return (uint16_t)(sign | 0x7c00); /* rounds to infinity */
     if (magnitude >= 0x38800000u)
         return (uint16_t)(sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1)) >> 13);
-    /* A subnormal is a multiple of 2^-24: adding 0.5 puts that at the last bit of an f32. */
+    /* A subnormal is a multiple of 2^-24. Adding 0.5 moves 2^-24 to the last bit of an f32. */
     return (uint16_t)(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
 }
 
 /* ---- pool.c ---- */
 
-/* Called once for every index in [0, count), in any order, on several threads at once. */
+/* Called once for every index in [0, count), in any order and by several threads at once. */
 typedef void pool_work(void *context, int64_t index);
 
-/* Does all of it on the calling thread and on threads of the pool, and returns when it is done.
- * A NULL pool is the calling thread alone. */
+/* Runs work for all indices on the calling thread and on threads of the pool. Returns when all calls have
+ * returned. If pool is NULL, the calling thread does all the work. */
 void pool_run(rsd_pool *pool, int64_t count, pool_work *work, void *context);
 
-/* The same in two halves: the pool works, the caller goes on. The job belongs to the caller and may
- * be used again once it has been waited for. */
+/* A job that was started and not yet waited for. The caller owns it, and may reuse it after pool_wait. */
 struct pool_job {
     pool_work *work;
     void *context;
     int64_t count;
-    _Atomic int64_t next; /* the next index to take */
-    int32_t places;   /* how many more threads may join; this and below: under the pool's lock */
-    int32_t attached; /* threads that are at it */
-    bool queued;
-    bool alone; /* done by the caller */
-    struct pool_job *behind;
+    _Atomic int64_t next; /* the next index that a thread takes */
+    int32_t nfree;        /* how many more threads may join; from here on: under the pool's lock */
+    int32_t nattached;    /* threads that work on it */
+    bool queued;          /* in the queue of the pool */
+    bool done_by_caller;  /* the pool has no threads: pool_start did all the work */
+    struct pool_job *next_job; /* in the queue */
 };
+/* Starts work for all indices on the threads of the pool. Without threads it does all the work itself. */
 void pool_start(rsd_pool *pool, struct pool_job *job, int64_t count, pool_work *work,
                 void *context);
-/* False if a fork came between: the threads that had the job live in another process. */
+/* Returns when all calls have returned. Returns false if the process has forked since pool_start: the
+ * threads that took the job belong to the parent process. */
 bool pool_wait(rsd_pool *pool, struct pool_job *job);
 
-/* One more reference, to be given back by rsd_pool_free. NULL gives NULL. */
+/* Adds a reference, which rsd_pool_free removes. Returns its argument, which may be NULL. */
 rsd_pool *pool_share(rsd_pool *pool);
 
-/* How many threads a job of this pool may use: 1 for NULL. */
+/* Returns how many threads a job of this pool may use; 1 for NULL. */
 int32_t pool_nthreads(const rsd_pool *pool);
 
-/* ---- intern.c: names to numbers ---- */
+/* ---- string_map.c ---- */
 
 struct string_map_entry {
-    struct slice name; /* must stay where it is */
+    struct slice name; /* owned by the caller; must outlive the map */
+    uint64_t hash;
     size_t number;
 };
+
+/* A map from names to numbers. Initialize with {0}. */
 struct string_map {
     struct string_map_entry *slots;
     size_t n, capacity;
+    uint64_t key[2]; /* of the hash: random, so that names cannot be chosen to collide */
 };
-bool string_map_find(const struct string_map *intern, struct slice name, size_t *number);
-rsd_status string_map_add(struct string_map *intern, struct slice name, size_t number);
-void string_map_drop(struct string_map *intern);
+
+/* Returns whether the map has the name, and if so its number. */
+bool string_map_find(const struct string_map *map, struct slice name, size_t *number);
+
+/* Adds a name, or changes the number of a name that the map has. */
+rsd_status string_map_add(struct string_map *map, struct slice name, size_t number);
+void string_map_drop(struct string_map *map);
 
 #endif

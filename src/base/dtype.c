@@ -1,5 +1,4 @@
-/* dtype.c - the element types: their names in the notation, their sizes, and what can be reduced.
- */
+/* dtype.c - the element types: names, sizes, and which reductions each one has. */
 #include "base.h"
 
 #include <string.h>
@@ -59,7 +58,7 @@ rsd_status rsd_dtype_parse(const char *name, rsd_dtype *dtype)
             *dtype = (rsd_dtype)i;
             return RSD_OK;
         }
-    return fail(RSD_EINVAL, "no dtype is called '%.40s'", name);
+    return fail(RSD_EINVAL, "unknown dtype '%.40s'", name);
 }
 
 const char *rsd_reduce_name(rsd_reduce reduce)

@@ -1,4 +1,4 @@
-/* status.c - what went wrong: a code to return and one line per thread with the values. */
+/* error.c - the last error of each thread, and the checks of structs that begin with their size. */
 #include "base.h"
 
 #include <stdarg.h>
@@ -38,6 +38,8 @@ const char *rsd_status_name(rsd_status status)
         return "ENOMEM";
     case RSD_EIO:
         return "EIO";
+    case RSD_ENOENT:
+        return "ENOENT";
     case RSD_EFORMAT:
         return "EFORMAT";
     case RSD_EUNSUPPORTED:
@@ -50,8 +52,9 @@ const char *rsd_status_name(rsd_status status)
     return "unknown status";
 }
 
-/* Names in messages come from files: they may not break the line, nor tell a terminal what to do. */
-static void keep_to_one_line(void)
+/* Names in messages come from files, so control characters are replaced: they could break the line or
+ * control a terminal. */
+static void mask_control_characters(void)
 {
     for (char *c = last_error; *c; c++)
         if ((unsigned char)*c < ' ' || *c == 0x7f)
@@ -64,7 +67,7 @@ void error_set(const char *format, ...)
     va_start(args, format);
     vsnprintf(last_error, sizeof last_error, format, args);
     va_end(args);
-    keep_to_one_line();
+    mask_control_characters();
 }
 
 rsd_status rsd_set_error(rsd_status status, const char *message)
@@ -82,10 +85,10 @@ void error_add_context(const char *format, ...)
     va_end(args);
     if (length >= 0 && (size_t)length < sizeof last_error)
         snprintf(last_error + length, sizeof last_error - (size_t)length, "%s", before);
-    keep_to_one_line();
+    mask_control_characters();
 }
 
-static size_t struct_nbytes_of(const void *given)
+static size_t read_struct_nbytes(const void *given)
 {
     size_t nbytes;
     memcpy(&nbytes, given, sizeof nbytes);
@@ -94,10 +97,10 @@ static size_t struct_nbytes_of(const void *given)
 
 rsd_status report_check(const char *name, const void *given)
 {
-    size_t nbytes = struct_nbytes_of(given);
+    size_t nbytes = read_struct_nbytes(given);
     if (nbytes < 2 * sizeof nbytes || nbytes > 1 << 16)
-        return fail(RSD_EINVAL, "%s.struct_nbytes is %zu, should be sizeof(%s)", name, nbytes,
-                    name);
+        return fail(RSD_EINVAL, "%s.struct_nbytes is %zu; initialize the struct with RSD_INIT(%s)",
+                    name, nbytes, name);
     return RSD_OK;
 }
 
@@ -107,18 +110,18 @@ rsd_status options_copy(const char *name, const void *given, void *ours, size_t 
     if (!given)
         return RSD_OK;
     TRY(report_check(name, given));
-    size_t nbytes = struct_nbytes_of(given);
+    size_t nbytes = read_struct_nbytes(given);
     for (size_t i = ours_nbytes; i < nbytes; i++)
         if (((const char *)given)[i])
-            return fail(RSD_EUNSUPPORTED, "%s has options that this version of the library lacks",
-                        name);
+            return fail(RSD_EUNSUPPORTED, "%s sets options that library version %s does not have",
+                        name, RSD_VERSION);
     memcpy(ours, given, nbytes < ours_nbytes ? nbytes : ours_nbytes);
     return RSD_OK;
 }
 
 void report_copy(void *given, const void *ours, size_t ours_nbytes)
 {
-    size_t nbytes = struct_nbytes_of(given), start = sizeof nbytes;
+    size_t nbytes = read_struct_nbytes(given), start = sizeof nbytes;
     size_t end = nbytes < ours_nbytes ? nbytes : ours_nbytes;
     memcpy((char *)given + start, (const char *)ours + start, end - start);
 }

@@ -1,23 +1,24 @@
-/* pool.c - threads that wait for jobs; a job is a range of indices that threads take one by one.
+/* pool.c - threads that wait for jobs. A job is a range of indices, which threads take one by one.
  *
- *     queue:  job -> job -> job          a thread joins the first job that has a place for it,
- *              ^                         takes indices until none is left, unlinks the job if it
- *              threads                   is still queued, and leaves it
+ *     queue:  job -> job -> job     A thread joins the first job that may have more threads, takes
+ *              ^                    indices until none is left, removes the job from the queue if
+ *              threads              it is still there, and detaches from it.
  *
  * Invariants:
- *   (1) A job is queued or has attached threads only between its start and the end of its wait, so
- *       its memory may be the caller's stack.
- *   (2) A job is done when it is neither queued nor attached: an unlinked job has no index left to
- *       take, and an attached thread leaves only after finishing the indices it took.
- *   (3) At most nthreads threads work on one job: the caller of pool_run is one of them.
- *   (4) In a child after fork the threads do not exist and the lock may be held by nobody who
- * lives: the child never touches it and works alone.
+ *   (1) A job is queued or has attached threads only between its start and the end of its wait, so its
+ *       memory may be on the caller's stack.
+ *   (2) A job is done when it is neither queued nor attached: a job that was removed from the queue has no
+ *       index left, and a thread detaches only after finishing the indices it took.
+ *   (3) At most nthreads threads work on one job; the caller of pool_run is one of them.
+ *   (4) In a child process after fork the threads do not exist, and the lock may be locked forever. The
+ *       child never uses the lock: it does all the work in the calling thread.
  */
 #include "base.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -26,7 +27,7 @@ enum { MAX_THREADS = 4096 };
 struct rsd_pool {
     atomic_int references;
     pthread_mutex_t lock;
-    pthread_cond_t work_came, job_left;
+    pthread_cond_t job_queued, job_done;
     struct pool_job *first, **last;
     bool closing;
     pid_t owner;
@@ -34,7 +35,7 @@ struct rsd_pool {
     pthread_t *threads;
 };
 
-static void take_all(struct pool_job *job)
+static void run_indices(struct pool_job *job)
 {
     for (;;) {
         int64_t index = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
@@ -44,31 +45,31 @@ static void take_all(struct pool_job *job)
     }
 }
 
-static void enqueue(rsd_pool *pool, struct pool_job *job)
+static void enqueue_job(rsd_pool *pool, struct pool_job *job)
 {
-    job->behind = NULL;
+    job->next_job = NULL;
     job->queued = true;
     *pool->last = job;
-    pool->last = &job->behind;
+    pool->last = &job->next_job;
 }
 
-static void unlink_job(rsd_pool *pool, struct pool_job *job)
+static void dequeue_job(rsd_pool *pool, struct pool_job *job)
 {
     if (!job->queued)
         return;
     struct pool_job **link = &pool->first;
     while (*link != job)
-        link = &(*link)->behind;
-    *link = job->behind;
-    if (pool->last == &job->behind)
+        link = &(*link)->next_job;
+    *link = job->next_job;
+    if (pool->last == &job->next_job)
         pool->last = link;
     job->queued = false;
 }
 
-static struct pool_job *job_with_place(rsd_pool *pool)
+static struct pool_job *find_open_job(rsd_pool *pool)
 {
-    for (struct pool_job *job = pool->first; job; job = job->behind)
-        if (job->places > 0)
+    for (struct pool_job *job = pool->first; job; job = job->next_job)
+        if (job->nfree > 0)
             return job;
     return NULL;
 }
@@ -78,21 +79,21 @@ static void *thread_main(void *context)
     rsd_pool *pool = context;
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        struct pool_job *job = job_with_place(pool);
+        struct pool_job *job = find_open_job(pool);
         if (!job) {
             if (pool->closing)
                 break;
-            pthread_cond_wait(&pool->work_came, &pool->lock);
+            pthread_cond_wait(&pool->job_queued, &pool->lock);
             continue;
         }
-        job->places--;
-        job->attached++;
+        job->nfree--;
+        job->nattached++;
         pthread_mutex_unlock(&pool->lock);
-        take_all(job);
+        run_indices(job);
         pthread_mutex_lock(&pool->lock);
-        unlink_job(pool, job);
-        if (--job->attached == 0)
-            pthread_cond_broadcast(&pool->job_left);
+        dequeue_job(pool, job);
+        if (--job->nattached == 0)
+            pthread_cond_broadcast(&pool->job_done);
     }
     pthread_mutex_unlock(&pool->lock);
     return NULL;
@@ -102,22 +103,22 @@ static void close_pool(rsd_pool *pool)
 {
     pthread_mutex_lock(&pool->lock);
     pool->closing = true;
-    pthread_cond_broadcast(&pool->work_came);
+    pthread_cond_broadcast(&pool->job_queued);
     pthread_mutex_unlock(&pool->lock);
     for (int32_t i = 0; i < pool->nthreads; i++)
         pthread_join(pool->threads[i], NULL);
-    pthread_cond_destroy(&pool->job_left);
-    pthread_cond_destroy(&pool->work_came);
+    pthread_cond_destroy(&pool->job_done);
+    pthread_cond_destroy(&pool->job_queued);
     pthread_mutex_destroy(&pool->lock);
 }
 
-static void release(rsd_pool *pool)
+static void release_pool(rsd_pool *pool)
 {
     mem_free(pool->threads);
     mem_free(pool);
 }
 
-/* Signals are for the threads of the caller, who may have handlers for them. */
+/* Signals are blocked in the threads of the pool, so that the caller's threads handle them. */
 static int start_threads(rsd_pool *pool, int32_t nthreads)
 {
     sigset_t all, before;
@@ -135,7 +136,7 @@ static int start_threads(rsd_pool *pool, int32_t nthreads)
 rsd_status rsd_pool_new(int32_t nthreads, rsd_pool **out)
 {
     if (nthreads < 1 || nthreads > MAX_THREADS)
-        return fail(RSD_EINVAL, "a pool of %d threads: 1 to %d are possible", (int)nthreads,
+        return fail(RSD_EINVAL, "invalid number of threads %d (1 to %d)", (int)nthreads,
                     (int)MAX_THREADS);
     rsd_pool *pool = mem_new(1, sizeof *pool);
     if (!pool)
@@ -149,14 +150,14 @@ rsd_status rsd_pool_new(int32_t nthreads, rsd_pool **out)
     pool->owner = getpid();
     pool->last = &pool->first;
     pthread_mutex_init(&pool->lock, NULL);
-    pthread_cond_init(&pool->work_came, NULL);
-    pthread_cond_init(&pool->job_left, NULL);
+    pthread_cond_init(&pool->job_queued, NULL);
+    pthread_cond_init(&pool->job_done, NULL);
     int error = start_threads(pool, nthreads);
     if (error) {
-        rsd_status status = fail(RSD_ENOMEM, "thread %d of %d could not be started: error %d",
-                                 (int)pool->nthreads + 1, (int)nthreads, error);
+        rsd_status status = fail(RSD_ENOMEM, "cannot start thread %d of %d: %s",
+                                 (int)pool->nthreads + 1, (int)nthreads, strerror(error));
         close_pool(pool);
-        release(pool);
+        release_pool(pool);
         return status;
     }
     *out = pool;
@@ -176,7 +177,7 @@ void rsd_pool_free(rsd_pool *pool)
         return;
     if (pool->owner == getpid())
         close_pool(pool);
-    release(pool);
+    release_pool(pool);
 }
 
 static bool has_threads(const rsd_pool *pool)
@@ -191,19 +192,19 @@ int32_t pool_nthreads(const rsd_pool *pool)
 
 static void wait_until_done(rsd_pool *pool, struct pool_job *job)
 {
-    while (job->queued || job->attached > 0)
-        pthread_cond_wait(&pool->job_left, &pool->lock);
+    while (job->queued || job->nattached > 0)
+        pthread_cond_wait(&pool->job_done, &pool->lock);
 }
 
-static void post(rsd_pool *pool, struct pool_job *job, int32_t places)
+static void post_job(rsd_pool *pool, struct pool_job *job, int32_t nthreads)
 {
-    job->places = (int32_t)min_i64(places, job->count);
+    job->nfree = (int32_t)min_i64(nthreads, job->count);
     pthread_mutex_lock(&pool->lock);
-    enqueue(pool, job);
-    if (job->places == 1)
-        pthread_cond_signal(&pool->work_came);
+    enqueue_job(pool, job);
+    if (job->nfree == 1)
+        pthread_cond_signal(&pool->job_queued);
     else
-        pthread_cond_broadcast(&pool->work_came);
+        pthread_cond_broadcast(&pool->job_queued);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -211,13 +212,13 @@ void pool_run(rsd_pool *pool, int64_t count, pool_work *work, void *context)
 {
     struct pool_job job = {.work = work, .context = context, .count = count};
     if (count < 2 || !has_threads(pool) || pool->nthreads < 2) {
-        take_all(&job);
+        run_indices(&job);
         return;
     }
-    post(pool, &job, pool->nthreads - 1);
-    take_all(&job);
+    post_job(pool, &job, pool->nthreads - 1);
+    run_indices(&job);
     pthread_mutex_lock(&pool->lock);
-    unlink_job(pool, &job);
+    dequeue_job(pool, &job);
     wait_until_done(pool, &job);
     pthread_mutex_unlock(&pool->lock);
 }
@@ -225,17 +226,17 @@ void pool_run(rsd_pool *pool, int64_t count, pool_work *work, void *context)
 void pool_start(rsd_pool *pool, struct pool_job *job, int64_t count, pool_work *work, void *context)
 {
     *job = (struct pool_job){.work = work, .context = context, .count = count};
-    job->alone = count < 1 || !has_threads(pool);
-    if (job->alone)
-        take_all(job);
+    job->done_by_caller = count < 1 || !has_threads(pool);
+    if (job->done_by_caller)
+        run_indices(job);
     else
-        post(pool, job, pool->nthreads);
+        post_job(pool, job, pool->nthreads);
 }
 
 bool pool_wait(rsd_pool *pool, struct pool_job *job)
 {
-    if (job->alone || !has_threads(pool))
-        return job->alone;
+    if (job->done_by_caller || !has_threads(pool))
+        return job->done_by_caller;
     pthread_mutex_lock(&pool->lock);
     wait_until_done(pool, job);
     pthread_mutex_unlock(&pool->lock);

@@ -1,4 +1,4 @@
-/* text.c - text that grows, for messages and JSON that have no fixed length. */
+/* text.c - text and bytes that grow, for output without a fixed length. */
 #include "base.h"
 
 #include <stdarg.h>
@@ -31,7 +31,7 @@ rsd_status text_take(struct text *text, char **chars)
     text_add(text, "%s", "");
     if (text->failed) {
         text_drop(text);
-        return fail(RSD_ENOMEM, "no memory for text");
+        return fail(RSD_ENOMEM, "out of memory");
     }
     *chars = text->chars;
     *text = (struct text){0};

@@ -2,7 +2,16 @@
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
+#include "crc.h"
+#include "peer.h"
+#include "pickle.h"
 #include "transfer.h"
+#include "zstd_stream.h"
+
+/* ---- checkpoint.c ---- */
+
+/* Lists the files that belong to the checkpoint at a path. */
+rsd_status checkpoint_list_owned(const char *path, struct name_list *owned);
 
 /* ---- spread.c: one call, many ranks ---- */
 
@@ -30,29 +39,6 @@ rsd_status operation_lead_step(struct operation *operation, struct peer_step *st
 rsd_status operation_agree(struct operation *operation, rsd_status status, struct hash what,
                            uint64_t *tile_limit);
 void catalog_hash(const struct catalog *catalog, struct hash *hash);
-
-/* The portions of this rank in jobs of so many bytes. splits: which may be split; NULL: none. */
-struct partition {
-    struct job_part *list;
-    int64_t *nbytes;
-    size_t n, capacity, nbytes_capacity;
-};
-rsd_status partition_jobs(const struct operation *operation, const int64_t *nbytes,
-                          const bool *splits, size_t njobs, struct partition *mine);
-void partition_drop(struct partition *parts);
-int64_t partition_tile(const struct job_part *part, int64_t at, int64_t ntiles);
-bool partition_can_split(const struct catalog *catalog, const struct stored_tensor *tensor);
-
-/* Adds up what all ranks have seen of each source. The error of a damaged one is set, and what damaged
- * returns ends it. */
-typedef rsd_status partial_crc_damaged(void *context, const struct partial_crc *seen,
-                                       rsd_status status);
-void partial_crcs_open(struct partial_crc_list *seen);
-void partial_crcs_close(struct partial_crc_list *seen);
-rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part *part,
-                            int64_t side, struct transfer *transfer);
-rsd_status partial_crcs_check(struct partial_crc *list, size_t n, rsd_report *report,
-                              partial_crc_damaged *damaged, void *context);
 
 /* Lists and reports, as they are said and heard. What is heard is added to the list or the sum. */
 rsd_status payload_put_list(struct payload *payload, const void *list, size_t n,
@@ -109,88 +95,23 @@ rsd_status dedup_assign(struct dedup *dedup, size_t ntensors, const rsd_layout *
                         size_t nvalues, enum dedup_mode to);
 void dedup_drop(struct dedup *dedup);
 
-/* ---- draft.c: what will be written ---- */
-
-enum {
-    MOST_ZSTD_LEVEL = 19
-}; /* beyond, streams need more memory to be read than readers give them */
-
-/* Beside each extent of the contents. */
-struct out_item {
-    uint64_t head;        /* bytes before the tensor's */
-    _Atomic uint64_t crc; /* of what was written so far, raw */
-    unsigned char first[8];
-    bool done;  /* complete, and known to be on disk */
-    bool split; /* several ranks write it: rank 0 ends it */
-    size_t at;  /* into the draft's places, if it shares its array with other boxes; else 0 */
-    const int64_t *form; /* shape and strides in the item, if they are not those of its box */
-};
-
-struct out_value {
-    const struct stored_value *from; /* an item that is copied as it is; NULL: the bytes below */
-    struct bytes item;
-};
-
-struct out_file {
-    char *name;
-    struct bytes header; /* safetensors: what comes first, written last */
-    uint64_t nbytes;     /* of the whole file, if that is known */
-    uint64_t kept;       /* of a file that is there and goes on behind them; 0: it is new */
-    size_t nitems;       /* tensors in it */
-    size_t nvalues;
-};
-
-struct manifest {
-    rsd_format format;
-    int32_t compress;
-    struct catalog catalog;   /* what the new checkpoint will hold, and where */
-    struct out_item *items;   /* by extent */
-    struct out_value *values; /* by value */
-    struct out_file *files;
-    size_t nfiles, files_capacity;
-    int64_t *ats; /* of the boxes of a deal, in the order of their extents */
-    size_t nats, ats_capacity;
-    int64_t *places; /* of boxes that share an array: where they begin in it, and its shape */
-    size_t nplaces, places_capacity;
-};
-
-rsd_status manifest_add_file(struct manifest *manifest, const char *name);
-rsd_status manifest_add_boxes(struct manifest *manifest, const struct dedup *dedup, size_t tensor,
-                              size_t *next); /* to the last tensor; *next goes through the deal */
-
-/* Once everything is in: names that no reader could take, and where each item lies in its file. */
-rsd_status manifest_check(struct manifest *manifest);
-rsd_status manifest_place(struct manifest *manifest);
-void manifest_hash(const struct manifest *manifest, struct hash *hash);
-void manifest_drop(struct manifest *manifest);
-
-static inline uint64_t box_nbytes(const struct catalog *catalog, const struct stored_tensor *tensor,
-                                  size_t box)
-{
-    return (uint64_t)box_volume(tensor->ndim, tensor_box_len(catalog, tensor, box)) *
-           rsd_dtype_nbytes(tensor->dtype);
-}
-
-/* ---- dcp_out.c, safetensors_out.c ---- */
-
-/* The pickle of .metadata. */
-rsd_status dcp_metadata(const struct catalog *catalog, const struct files *files,
-                        struct bytes *out);
-
-/* The headers of all files, and where the tensors lie behind them. */
-rsd_status safetensors_place(struct manifest *manifest);
-rsd_status safetensors_index(const struct manifest *manifest, struct text *out);
+/* Adds the boxes of a tensor to the last tensor of a manifest; *next goes through the list. */
+rsd_status dedup_add_boxes(const struct dedup *dedup, size_t tensor, size_t *next,
+                           struct manifest *manifest);
 
 /* ---- journal.c: what of an output is complete ---- */
 
+/* In a directory that is being written; nothing there is a checkpoint yet. */
+#define JOURNAL_NAME "reshard-journal"
+
 struct output;
-rsd_status journal_start(const struct part *part, const char *source, const char *target);
-rsd_status journal_resume(const struct part *part, const char *source, const char *target,
+rsd_status journal_start(const struct store_output *dest, const char *source, const char *target);
+rsd_status journal_resume(const struct store_output *dest, const char *source, const char *target,
                           struct output *output);
-rsd_status journal_add(const struct part *part, const struct output *output, uint32_t file);
-rsd_status journal_redo(const struct part *part, uint32_t file);
-rsd_status journal_add_items(const struct part *part, const size_t *extents, size_t n);
-rsd_status journal_clear(const struct part *part); /* what ranks noted, each by itself */
+rsd_status journal_add(const struct store_output *dest, const struct output *output, uint32_t file);
+rsd_status journal_redo(const struct store_output *dest, uint32_t file);
+rsd_status journal_add_items(const struct store_output *dest, const size_t *extents, size_t n);
+rsd_status journal_clear(const struct store_output *dest); /* what ranks noted, each by itself */
 
 /* ---- output.c: files that are being written ---- */
 
@@ -201,30 +122,30 @@ struct out_state {
     bool touched; /* by this process */
     bool noted;   /* the journal said once that it is complete, with this length */
     uint64_t noted_nbytes;
-    size_t left;             /* items that are not complete */
-    uint64_t cursor;         /* compressed: where the next item goes */
-    struct deflate *deflate; /* of the item at hand */
+    size_t left;              /* items that are not complete */
+    uint64_t cursor;          /* compressed: where the next item goes */
+    struct zstd_writer *zstd; /* of the item at hand */
 };
 
 struct output {
     struct manifest *manifest;
-    struct part *part;
+    struct store_output *dest;
     rsd_checkpoint *from; /* of values that are copied */
     int32_t only;         /* the only file that is written; -1: all */
     bool journal;
     bool shared;   /* files are made by rank 0, written by all ranks, and completed by rank 0 */
     bool unsynced; /* nobody waits for the disk */
-    struct files files; /* by the numbers of the draft */
+    struct store *store; /* of dest; its first files are those of the manifest */
     struct out_state *states;
     pthread_mutex_t lock;
-    uint64_t nbytes_written;
+    _Atomic uint64_t nbytes_written; /* by this process, in this run */
     int64_t nfiles_written;
     size_t *pending; /* extents that are complete and not noted yet */
     size_t npending, pending_capacity;
     uint64_t pending_nbytes;
 };
 
-rsd_status output_open(struct output *output, struct manifest *manifest, struct part *part,
+rsd_status output_open(struct output *output, struct manifest *manifest, struct store_output *dest,
                        rsd_checkpoint *from, int32_t only);
 void output_close(struct output *output);
 static inline bool output_wants(const struct output *output, uint32_t file)
@@ -254,9 +175,6 @@ rsd_status output_make_files(struct output *output);
 rsd_status output_flush(struct output *output);
 rsd_status output_end_split(struct output *output);
 
-/* Writes a file of the part folder whole, under another name until it is on disk. */
-rsd_status part_write(const struct part *part, const char *name, const void *data, size_t n);
-
 /* ---- save_draft.c, save.c: from memory ---- */
 
 /* The memory that an extent is written from. */
@@ -284,7 +202,7 @@ struct rsd_async_save {
     rsd_status status;
     char *message;
     struct operation operation;
-    struct part part; /* of many ranks, and below */
+    struct store_output *dest; /* of many ranks, and below */
     bool published, threadless;
 };
 
@@ -300,9 +218,9 @@ static inline bool save_is_mine(const rsd_async_save *saving, size_t extent)
            saving->manifest.catalog.extents[extent].file == (uint32_t)saving->options.rank;
 }
 
+rsd_status save_open_output(const char *path, enum output_mode mode, bool overwrite,
+                            struct store_output **dest);
 rsd_status save_write_files(rsd_async_save *saving);
-rsd_status save_metadata(const struct part *part, const struct catalog *catalog,
-                         const struct files *files, const char *name);
 
 /* ---- save_spread.c: by many ranks ---- */
 
@@ -339,7 +257,8 @@ struct converting {
     struct manifest manifest;
     size_t *source_of; /* by tensor of the draft */
     bool *read_files;  /* by file of the source */
-    struct part part;
+    struct store_output *dest;
+    char journal_name[40]; /* of this rank */
     struct output output;
     struct convert_job *jobs; /* lane by lane */
     struct job_part *parts;   /* by job */
@@ -377,6 +296,9 @@ rsd_status convert_say_state(struct converting *converting);
 rsd_status convert_hear_state(struct converting *converting);
 rsd_status convert_say_written(struct converting *converting);
 rsd_status convert_merge(void *converting, const struct payload *all, struct payload *result);
+
+/* Opens the directory of a side file, which must be a regular file. */
+rsd_status convert_open_side_file(const char *path, struct store **store, uint32_t *file);
 
 /* Everything but the writing. */
 rsd_status convert_prepare(struct converting *converting, bool one_file);

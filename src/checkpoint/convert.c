@@ -54,7 +54,7 @@ static rsd_status open_job(void *context, size_t index, struct transfer *transfe
 static rsd_status keep_part(struct converting *c, size_t tensor, size_t box)
 {
     size_t extent = c->manifest.catalog.tensors[tensor].first_extent + box;
-    const struct out_item *item = &c->manifest.items[extent];
+    const struct manifest_item *item = &c->manifest.items[extent];
     struct split_item part = {.extent = extent, .crc = item->crc};
     memcpy(part.first, item->first, sizeof part.first);
     pthread_mutex_lock(&c->seen.lock);
@@ -93,7 +93,7 @@ static rsd_status haul_all(struct converting *c)
                           .nbytes_total = c->nbytes};
     operation_follow(&c->operation, &batch);
     rsd_status status = batch_run(&batch);
-    if (status == RSD_ECANCELLED || status == RSD_EIO) {
+    if (status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_ENOENT) {
         char *message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
         output_note(&c->output); /* if even that fails, more is done again */
         error_set("%s", message ? message : "stopped");
@@ -108,17 +108,19 @@ static rsd_status haul_all(struct converting *c)
 /* What the files that are read look like from outside. */
 static rsd_status hash_source(const struct converting *c, struct hash *hash)
 {
-    rsd_checkpoint *in = c->in;
+    struct store *store = c->in->store;
     hash_start(hash, "source 1");
-    for (uint32_t i = 0; i < in->files.n; i++) {
+    for (uint32_t i = 0; i < store->names.n; i++) {
         if (!c->read_files[i])
             continue;
-        const struct one_file *file = &in->files.list[i];
         uint64_t nbytes;
-        TRY(file_nbytes(&in->files, i, &nbytes));
-        hash_string(hash, file->name);
+        int64_t version;
+        rsd_status status = store_stat(store, i, &nbytes, &version);
+        if (status)
+            return store_fail_in(store, i, status);
+        hash_string(hash, store_file_name(store, i));
         hash_i64(hash, (int64_t)nbytes);
-        hash_i64(hash, file->changed);
+        hash_i64(hash, version);
     }
     return RSD_OK;
 }
@@ -140,8 +142,8 @@ static rsd_status begin(struct converting *c)
     hash_text(source, source_text);
     hash_text(target, target_text);
     c->output.journal = true;
-    return c->part.resumed ? journal_resume(&c->part, source_text, target_text, &c->output)
-                           : journal_start(&c->part, source_text, target_text);
+    return c->dest->resumed ? journal_resume(c->dest, source_text, target_text, &c->output)
+                            : journal_start(c->dest, source_text, target_text);
 }
 
 /* ---- the end ---- */
@@ -149,56 +151,30 @@ static rsd_status begin(struct converting *c)
 /* Names without .part, now that all files are complete. */
 static rsd_status settle_names(struct converting *c)
 {
-    int fd = c->output.files.folder_fd;
-    for (size_t i = 0; i < c->manifest.nfiles; i++) {
-        const char *from = c->output.files.list[i].name, *to = c->manifest.files[i].name;
-        if (strcmp(from, to) != 0 && renameat(fd, from, fd, to) != 0)
-            return fail(RSD_EIO, "%s/%s: %s", c->output.files.folder, from, strerror(errno));
+    struct store *store = c->output.store;
+    for (uint32_t i = 0; i < c->manifest.nfiles; i++) {
+        const char *from = store_file_name(store, i), *to = c->manifest.files[i].name;
+        if (strcmp(from, to) != 0)
+            TRY(store_rename(store, from, to));
     }
-    return folder_sync(&c->output.files);
-}
-
-static rsd_status write_marker(struct converting *c, struct part *part)
-{
-    if (c->manifest.format == RSD_FORMAT_DCP) {
-        struct bytes pickle = {0};
-        rsd_status status = dcp_metadata(&c->manifest.catalog, &c->output.files, &pickle);
-        if (!status)
-            status = part_write(part, ".metadata", pickle.data, pickle.n);
-        bytes_drop(&pickle);
-        return status;
-    }
-    if (!c->whole || c->manifest.nfiles == 1)
-        return RSD_OK;
-    struct text text = {0};
-    rsd_status status = safetensors_index(&c->manifest, &text);
-    if (!status)
-        status = part_write(part, "model.safetensors.index.json", text.chars, text.length);
-    text_drop(&text);
-    return status;
+    return store_sync_names(store);
 }
 
 /* Copies a file into the folder, under its own name. */
-static rsd_status add_side_file(const struct part *part, const char *path)
+static rsd_status add_side_file(struct store *output, const char *path)
 {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    char *folder = mem_copy(path, strlen(path) + 1, 1), *bytes = NULL;
-    struct files files;
-    uint32_t index;
+    struct store *store;
+    char *bytes = NULL;
+    uint32_t file;
     size_t n;
-    if (!folder)
-        return RSD_ENOMEM;
-    folder[slash ? slash - path + (slash == path) : 0] = '\0';
-    rsd_status status = files_open(&files, folder);
-    mem_free(folder);
-    TRY(status);
-    status = files_add(&files, (struct slice){name, strlen(name)}, &index);
-    if (!status)
-        status = file_load(&files, index, MOST_SIDE_FILE, &bytes, &n);
-    if (!status)
-        status = part_write(part, name, bytes, n);
+    TRY(convert_open_side_file(path, &store, &file));
+    rsd_status status = store_load(store, file, MOST_SIDE_FILE, &bytes, &n);
+    if (status)
+        store_fail_in(store, file, status);
+    else
+        status = store_put(output, store_file_name(store, file), bytes, n);
     mem_free(bytes);
-    files_close(&files);
+    store_close(store);
     return status;
 }
 
@@ -209,13 +185,22 @@ static bool is_spread(const struct converting *c)
     return c->operation.nranks > 1;
 }
 
+static struct output_options convert_output_options(const struct converting *c)
+{
+    return (struct output_options){.mode = c->options.resume ? OUTPUT_RESUME : OUTPUT_NEW,
+                                   .overwrite = c->options.overwrite != 0,
+                                   .one_file = c->one_file,
+                                   .journal = JOURNAL_NAME,
+                                   .list_owned = checkpoint_list_owned};
+}
+
 /* Rank 0 makes the folder, or finds what an earlier run left in it. */
 static rsd_status open_all(void *context)
 {
     struct converting *c = context;
-    TRY(part_open(&c->part, c->out, c->options.resume ? PART_RESUME : PART_NEW,
-                  c->options.overwrite != 0, c->one_file));
-    TRY(output_open(&c->output, &c->manifest, &c->part, c->in, -1));
+    struct output_options options = convert_output_options(c);
+    TRY(store_open_output(c->out, &options, &c->dest));
+    TRY(output_open(&c->output, &c->manifest, c->dest, c->in, -1));
     TRY(begin(c));
     c->output.shared = is_spread(c) && !c->manifest.compress;
     if (c->output.shared)
@@ -244,15 +229,15 @@ static rsd_status finish_all(void *context)
         TRY(output_end_split(&c->output));
     TRY(output_finish(&c->output));
     if (is_spread(c))
-        TRY(journal_clear(&c->part));
+        TRY(journal_clear(c->dest));
     TRY(settle_names(c));
     for (int64_t i = 0; i < c->options.nside_files; i++)
-        TRY(add_side_file(&c->part, c->options.side_files[i]));
-    TRY(write_marker(c, &c->part));
+        TRY(add_side_file(c->output.store, c->options.side_files[i]));
+    TRY(c->manifest.format->writer->finish(&c->manifest, c->output.store));
     c->report.nbytes_written += (int64_t)c->output.nbytes_written;
     c->report.nfiles_written += c->output.nfiles_written;
     output_close(&c->output);
-    TRY(part_publish(&c->part));
+    TRY(store_commit(c->dest));
     return payload_put_report(&c->operation, &c->finish.own, &c->report);
 }
 
@@ -273,9 +258,9 @@ static rsd_status take_steps(struct converting *c)
 /* Whether what there is can be resumed. */
 static bool is_kept(const struct converting *c, rsd_status status)
 {
-    return status == RSD_EIO || status == RSD_ECANCELLED || status == RSD_EEXIST ||
-           status == RSD_ETIMEOUT || status == RSD_EPEER ||
-           (status == RSD_EMISMATCH && c->part.resumed);
+    return status == RSD_EIO || status == RSD_ENOENT || status == RSD_ECANCELLED ||
+           status == RSD_EEXIST || status == RSD_ETIMEOUT || status == RSD_EPEER ||
+           (status == RSD_EMISMATCH && c->dest && c->dest->resumed);
 }
 
 static bool ends_with(const char *text, const char *end)
@@ -288,17 +273,16 @@ static rsd_status convert_to(struct converting *c)
 {
     rsd_status status = take_steps(c);
     output_close(&c->output);
-    if (status && c->operation.rank == 0 && !is_kept(c, status))
-        part_remove(&c->part);
-    else
-        part_close(&c->part);
+    bool removed = status && c->operation.rank == 0 && !is_kept(c, status);
+    store_close_output(c->dest, !removed);
     return status;
 }
 
 static rsd_status check_place(void *context)
 {
     const struct converting *c = context;
-    return part_check(c->out, c->options.overwrite != 0, c->one_file);
+    struct output_options options = convert_output_options(c);
+    return store_check_output(c->out, &options);
 }
 
 /* What a run would report. Compressed items are counted as if they were not. */
@@ -332,7 +316,6 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
                        rsd_report *report)
 {
     struct converting c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
-    c.part.journal_fd = -1;
     TRY(options_copy("rsd_convert_options", options, &c.options, sizeof c.options));
     if (report)
         TRY(report_check("rsd_report", report));

@@ -39,7 +39,8 @@ static rsd_status share_files(const struct converting *c, bool *mine)
                 nbytes[catalog->extents[extent].file] += source_nbytes(c, t, box);
         }
     if (!status)
-        status = partition_jobs(&c->operation, nbytes, NULL, c->manifest.nfiles, &parts);
+        status = partition_jobs(c->operation.rank, c->operation.nranks, nbytes, NULL,
+                                c->manifest.nfiles, &parts);
     for (size_t i = 0; i < parts.n && !status; i++)
         mine[parts.list[i].job] = true;
     partition_drop(&parts);
@@ -105,7 +106,7 @@ static rsd_status share_tensors(const struct converting *c, struct partition *mi
         wanted[n++] = t;
     }
     if (!status)
-        status = partition_jobs(&c->operation, nbytes, splits, n, mine);
+        status = partition_jobs(c->operation.rank, c->operation.nranks, nbytes, splits, n, mine);
     for (size_t i = 0; i < mine->n && !status; i++)
         mine->list[i].job = wanted[mine->list[i].job];
     mem_free(wanted);

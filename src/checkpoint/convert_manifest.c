@@ -2,7 +2,6 @@
  * in which files. Whatever cannot be done is found out here, before anything is written. */
 #include "checkpoint.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,37 +130,6 @@ static int by_width(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static rsd_status add_whole_files(struct converting *c)
-{
-    size_t n = fill_files(c);
-    char name[64];
-    for (size_t i = 0; i < n; i++) {
-        if (n == 1)
-            snprintf(name, sizeof name, "model.safetensors");
-        else
-            snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, n);
-        TRY(manifest_add_file(&c->manifest, name));
-    }
-    return RSD_OK;
-}
-
-static rsd_status add_rank_files(struct converting *c, int64_t nranks)
-{
-    char name[96];
-    for (int64_t rank = 0; rank < nranks; rank++) {
-        if (c->manifest.format == RSD_FORMAT_DCP)
-            snprintf(name, sizeof name, "__%lld_0.distcp", (long long)rank);
-        else if (c->options.every_replica)
-            snprintf(name, sizeof name, "rank-%05lld-of-%05lld.safetensors", (long long)rank,
-                     (long long)nranks);
-        else
-            snprintf(name, sizeof name, "shard-%05lld-model-00001-of-00001.safetensors",
-                     (long long)rank + 1);
-        TRY(manifest_add_file(&c->manifest, name));
-    }
-    return RSD_OK;
-}
-
 static rsd_status count_ranks(struct converting *c, int64_t *nranks)
 {
     int64_t world = 1;
@@ -178,16 +146,17 @@ static rsd_status count_ranks(struct converting *c, int64_t *nranks)
 
 /* The item of a value: copied as it is, or made. False if it cannot be written. */
 static rsd_status make_value(struct converting *c, const struct stored_value *value,
-                             struct out_value *out, bool *carried)
+                             struct manifest_value *out, bool *carried)
 {
     *carried = true;
-    if (value->extent.kind == ITEM_NONE) {
+    if (value->extent.kind == EXTENT_NONE) {
         *carried = value->pickle.n > 0;
-        return *carried ? torch_item_from_pickle(&value->pickle, &out->item) : RSD_OK;
+        return *carried ? c->manifest.format->writer->make_value(&value->pickle, &out->item)
+                        : RSD_OK;
     }
     TRY(catalog_check_transforms(&c->in->catalog, &value->extent));
     if (value->extent.nzstd && !c->manifest.compress)
-        return value_read_item(c->in, value, &out->item);
+        return c->in->format->read_item(c->in, value, &out->item);
     out->from = value;
     return RSD_OK;
 }
@@ -201,8 +170,8 @@ static rsd_status add_values(struct converting *c, const struct dedup *dedup)
         return RSD_ENOMEM;
     for (size_t i = 0; i < in->nvalues; i++) {
         const struct stored_value *value = &in->values[i];
-        struct out_value *out = &c->manifest.values[catalog->nvalues];
-        struct extent extent = {.kind = ITEM_SAVED,
+        struct manifest_value *out = &c->manifest.values[catalog->nvalues];
+        struct extent extent = {.kind = EXTENT_ITEM,
                                 .file = (uint32_t)dedup->value_ranks[catalog->nvalues]};
         bool carried;
         rsd_status status = make_value(c, value, out, &carried);
@@ -240,7 +209,7 @@ static rsd_status add_whole_boxes(struct converting *c)
 {
     static const int64_t origin[RSD_MAX_DIMS];
     for (size_t i = 0; i < c->nchosen; i++) {
-        struct extent extent = {.kind = ITEM_PLAIN, .file = (uint32_t)c->chosen[i].file};
+        struct extent extent = {.kind = EXTENT_DENSE, .file = (uint32_t)c->chosen[i].file};
         TRY(add_tensor(c, i));
         TRY(catalog_add_box(&c->manifest.catalog, origin, c->chosen[i].layout->shape, extent));
     }
@@ -250,7 +219,7 @@ static rsd_status add_whole_boxes(struct converting *c)
 static rsd_status add_dealt_boxes(struct converting *c, int64_t nranks)
 {
     struct dedup dedup = {0};
-    size_t next = 0, nvalues = c->manifest.format == RSD_FORMAT_DCP ? c->in->catalog.nvalues : 0;
+    size_t next = 0, nvalues = c->manifest.format->writer->make_value ? c->in->catalog.nvalues : 0;
     const char **names = mem_new(c->nchosen, sizeof(char *));
     const rsd_layout **layouts = mem_new(c->nchosen, sizeof(rsd_layout *));
     size_t *widths = mem_new(c->nchosen, sizeof *widths);
@@ -266,7 +235,7 @@ static rsd_status add_dealt_boxes(struct converting *c, int64_t nranks)
     for (size_t i = 0; i < c->nchosen && !status; i++) {
         status = add_tensor(c, i);
         if (!status)
-            status = manifest_add_boxes(&c->manifest, &dedup, i, &next);
+            status = dedup_add_boxes(&dedup, i, &next, &c->manifest);
     }
     if (!status && nvalues)
         status = add_values(c, &dedup);
@@ -286,8 +255,8 @@ static rsd_status check_coverage(const struct converting *c)
         const struct stored_tensor *source = &c->in->catalog.tensors[c->source_of[i]];
         static const int64_t origin[RSD_MAX_DIMS];
         rsd_plan *plan;
-        rsd_status status = catalog_tensor_plan(&c->in->catalog, source, 1, origin,
-                                                tensor_shape(catalog, tensor), &plan);
+        rsd_status status =
+            transfer_plan(&c->in->catalog, source, 1, origin, tensor_shape(catalog, tensor), &plan);
         if (status)
             return fail_in(status, "%s: ", source->name);
         rsd_plan_free(plan);
@@ -303,16 +272,35 @@ static const char *base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
+rsd_status convert_open_side_file(const char *path, struct store **store, uint32_t *file)
+{
+    const char *name;
+    uint64_t nbytes;
+    TRY(store_open(path, store, &name));
+    rsd_status status = RSD_OK;
+    if (!name)
+        status = fail(RSD_EIO, "%s is not a regular file", path);
+    else
+        status = store_add_file(*store, (struct slice){name, strlen(name)}, file);
+    if (!status) {
+        status = store_stat(*store, *file, &nbytes, NULL);
+        if (status)
+            store_fail_in(*store, *file, status);
+    }
+    if (status)
+        store_close(*store);
+    return status;
+}
+
 static rsd_status check_side_file(const struct converting *c, int64_t index)
 {
     const char *path = c->options.side_files[index], *name = base_name(path);
-    static const char *const taken[] = {".metadata", "model.safetensors.index.json", JOURNAL_NAME};
-    struct stat found;
-    if (stat(path, &found) != 0 || !S_ISREG(found.st_mode))
-        return fail(RSD_EIO, "%s: %s", path, errno ? strerror(errno) : "no regular file");
-    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
-        if (strcmp(name, taken[i]) == 0)
-            return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
+    struct store *store;
+    uint32_t file;
+    TRY(convert_open_side_file(path, &store, &file));
+    store_close(store);
+    if (format_is_marker(name) || strcmp(name, JOURNAL_NAME) == 0)
+        return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
     for (size_t i = 0; i < c->manifest.nfiles; i++)
         if (strcmp(name, c->manifest.files[i].name) == 0)
             return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);
@@ -335,19 +323,19 @@ static rsd_status check_side_files(const struct converting *c, bool one_file)
 static rsd_status find_read_files(struct converting *c)
 {
     const struct catalog *in = &c->in->catalog;
-    c->read_files = mem_new(c->in->files.n, sizeof *c->read_files);
+    c->read_files = mem_new(c->in->store->names.n, sizeof *c->read_files);
     if (!c->read_files)
         return RSD_ENOMEM;
     for (size_t i = 0; i < c->nchosen; i++) {
         const struct stored_tensor *tensor = &in->tensors[c->chosen[i].source];
         for (size_t box = 0; box < tensor->nboxes; box++) {
             const struct extent *extent = &in->extents[tensor->first_extent + box];
-            if (extent->kind != ITEM_NONE)
+            if (extent->kind != EXTENT_NONE)
                 c->read_files[extent->file] = true;
         }
     }
-    for (size_t i = 0; i < in->nvalues && c->manifest.format == RSD_FORMAT_DCP; i++)
-        if (in->values[i].extent.kind != ITEM_NONE)
+    for (size_t i = 0; i < in->nvalues && c->manifest.format->writer->make_value; i++)
+        if (in->values[i].extent.kind != EXTENT_NONE)
             c->read_files[in->values[i].extent.file] = true;
     return RSD_OK;
 }
@@ -356,32 +344,20 @@ static rsd_status find_read_files(struct converting *c)
 static rsd_status check_sources(struct converting *c)
 {
     TRY(find_read_files(c));
-    for (uint32_t i = 0; i < c->in->files.n; i++)
-        if (c->read_files[i])
-            TRY(file_there(&c->in->files, i));
+    for (uint32_t i = 0; i < c->in->store->names.n; i++) {
+        uint64_t nbytes;
+        rsd_status status = c->read_files[i] ? store_stat(c->in->store, i, &nbytes, NULL) : RSD_OK;
+        if (status)
+            return store_fail_in(c->in->store, i, status);
+    }
     return RSD_OK;
 }
 
 static rsd_status check_options(struct converting *c, bool one_file)
 {
-    rsd_format format = c->options.format;
-    c->manifest.format = format ? format : RSD_FORMAT_SAFETENSORS;
-    c->manifest.compress = c->options.compress;
-    bool dcp = c->manifest.format == RSD_FORMAT_DCP;
-    if (!dcp && c->manifest.format != RSD_FORMAT_SAFETENSORS)
-        return fail(RSD_EUNSUPPORTED, "%s can be read, not written",
-                    rsd_format_name(format) ? rsd_format_name(format) : "this format");
-    if (c->options.compress < 0 || c->options.compress > MOST_ZSTD_LEVEL)
-        return fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible", (int)c->options.compress,
-                    (int)MOST_ZSTD_LEVEL);
-    if (!dcp && c->options.compress)
-        return fail(RSD_EINVAL, "safetensors files cannot be compressed");
-    if (dcp && (c->options.every_replica || c->options.max_shard_nbytes || one_file))
-        return fail(RSD_EINVAL, "%s is of safetensors, not of DCP",
-                    one_file                   ? "a path that ends in .safetensors"
-                    : c->options.every_replica ? "every_replica"
-                                               : "max_shard_nbytes");
-    return RSD_OK;
+    rsd_format format = c->options.format ? c->options.format : RSD_FORMAT_SAFETENSORS;
+    TRY(manifest_start(&c->manifest, format, c->options.compress));
+    return c->manifest.format->writer->check(&c->options, one_file);
 }
 
 rsd_status convert_prepare(struct converting *c, bool one_file)
@@ -390,19 +366,22 @@ rsd_status convert_prepare(struct converting *c, bool one_file)
     TRY(check_options(c, one_file));
     TRY(choose_all(c));
     TRY(count_ranks(c, &nranks));
-    bool fill = c->whole && c->manifest.format == RSD_FORMAT_SAFETENSORS;
-    c->whole = fill && !c->options.every_replica;
+    const struct format_writer *writer = c->manifest.format->writer;
+    c->whole = c->whole && writer->fills_files && !c->options.every_replica;
+    c->manifest.files_of = c->whole                   ? FILES_OF_TENSORS
+                           : c->options.every_replica ? FILES_OF_HOLDERS
+                                                      : FILES_OF_RANKS;
     c->source_of = mem_new(c->nchosen, sizeof *c->source_of);
     if (!c->source_of)
         return RSD_ENOMEM;
-    TRY(c->whole ? add_whole_files(c) : add_rank_files(c, nranks));
-    if (c->manifest.format == RSD_FORMAT_SAFETENSORS && c->nchosen > 1)
+    TRY(manifest_add_files(&c->manifest, c->whole ? fill_files(c) : (size_t)nranks));
+    if (writer->wide_first && c->nchosen > 1)
         qsort(c->chosen, c->nchosen, sizeof *c->chosen, by_width);
     TRY(c->whole ? add_whole_boxes(c) : add_dealt_boxes(c, nranks));
     if (one_file && c->manifest.nfiles > 1)
         return fail(RSD_EINVAL, "%zu files are needed, and the path is that of one",
                     c->manifest.nfiles);
-    if (c->manifest.format == RSD_FORMAT_SAFETENSORS)
+    if (!writer->make_value)
         c->nleft_out += (int64_t)c->in->catalog.nvalues;
     TRY(check_coverage(c));
     TRY(check_sources(c));

@@ -7,6 +7,7 @@
  */
 #include "checkpoint.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- the state, at the beginning ---- */
@@ -72,8 +73,10 @@ rsd_status convert_hear_state(struct converting *c)
     const struct catalog *catalog = &c->manifest.catalog;
     const struct payload *result = &c->open.result;
     size_t at = 0;
-    TRY(part_join(&c->part, c->out, c->operation.rank));
-    TRY(output_open(&c->output, &c->manifest, &c->part, c->in, -1));
+    snprintf(c->journal_name, sizeof c->journal_name, JOURNAL_NAME ".%d", (int)c->operation.rank);
+    struct output_options options = {.mode = OUTPUT_JOIN, .journal = c->journal_name};
+    TRY(store_open_output(c->out, &options, &c->dest));
+    TRY(output_open(&c->output, &c->manifest, c->dest, c->in, -1));
     c->output.journal = true;
     c->output.shared = !c->manifest.compress;
     for (size_t i = 0; i < c->manifest.nfiles; i++) {
@@ -82,7 +85,6 @@ rsd_status convert_hear_state(struct converting *c)
         c->output.states[i].done = (one.flags & FILE_DONE) != 0;
         c->output.states[i].noted = (one.flags & FILE_NOTED) != 0;
         c->output.states[i].created = c->output.shared;
-        c->output.files.list[i].writable = c->output.shared;
         c->manifest.files[i].nbytes = one.nbytes;
     }
     for (size_t i = 0; i < catalog->nextents; i++) {
@@ -132,7 +134,7 @@ rsd_status convert_say_written(struct converting *c)
 
 static void take_part(struct converting *c, const struct split_item *part, bool own)
 {
-    struct out_item *item = &c->manifest.items[part->extent];
+    struct manifest_item *item = &c->manifest.items[part->extent];
     item->split = true;
     if (own)
         return; /* it is in there already */
@@ -177,7 +179,8 @@ static rsd_status damaged(void *context, const struct partial_crc *seen, rsd_sta
 {
     const struct converting *c = context;
     const struct stored_tensor *tensor = &c->in->catalog.tensors[c->source_of[seen->job]];
-    return file_error(&c->in->files, (uint32_t)seen->file, fail_in(status, "%s: ", tensor->name));
+    return store_fail_in(c->in->store, (uint32_t)seen->file,
+                         fail_in(status, "%.300s: ", tensor->name));
 }
 
 /* On rank 0, which ends what was split and writes the metadata. */

@@ -174,7 +174,7 @@ static rsd_status check_cover(const rsd_layout *layout)
     rsd_coverage check = {.struct_nbytes = sizeof check};
     char text[BOX_TEXT_NCHARS];
     TRY(rsd_layout_coverage(layout, &check));
-    if (check.cover == RSD_MISSES)
+    if (check.kind == RSD_MISSES)
         return fail(RSD_EMISMATCH, "no rank has %s",
                     box_text(check.box.ndim, check.box.lo, check.box.len, text));
     return RSD_OK;
@@ -306,6 +306,19 @@ rsd_status dedup_assign(struct dedup *dedup, size_t ntensors, const rsd_layout *
     if (status)
         dedup_drop(dedup);
     return status;
+}
+
+rsd_status dedup_add_boxes(const struct dedup *dedup, size_t tensor, size_t *next,
+                           struct manifest *manifest)
+{
+    int32_t ndim = manifest->catalog.tensors[manifest->catalog.ntensors - 1].ndim;
+    for (; *next < dedup->n && dedup->list[*next].tensor == tensor; ++*next) {
+        const struct dedup_box *box = &dedup->list[*next];
+        const int64_t *lo = dedup->coordinates + box->coordinates;
+        TRY(manifest_add_box(manifest, lo, lo + ndim, lo + 2 * ndim, (uint32_t)box->rank,
+                             box->order));
+    }
+    return RSD_OK;
 }
 
 void dedup_drop(struct dedup *dedup)

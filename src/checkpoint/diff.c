@@ -138,8 +138,8 @@ static rsd_status close_job(void *context, size_t job, struct transfer *transfer
         struct io_stats stats = {0};
         rsd_status status = source_check(source, &stats);
         if (status)
-            return file_error(source->files, source->extent.file,
-                              fail_in(status, "%s: ", compared->name));
+            return store_fail_in(source->checkpoint->store, source->file,
+                                 fail_in(status, "%.300s: ", compared->name));
     }
     transfer_drop(&compared->other);
     compared->other_open = false;
@@ -322,7 +322,8 @@ static rsd_status share_pairs(struct comparing *c)
                     partition_can_split(b, &b->tensors[compared->b]);
     }
     if (!status)
-        status = partition_jobs(&c->operation, nbytes, splits, c->njobs, &c->mine);
+        status = partition_jobs(c->operation.rank, c->operation.nranks, nbytes, splits, c->njobs,
+                                &c->mine);
     mem_free(nbytes);
     mem_free(splits);
     return status;
@@ -347,9 +348,9 @@ static rsd_status run(void *context)
 static rsd_status damaged(void *context, const struct partial_crc *seen, rsd_status status)
 {
     const struct comparing *c = context;
-    const struct files *files = seen->side ? &c->b->files : &c->a->files;
-    return file_error(files, (uint32_t)seen->file,
-                      fail_in(status, "%s: ", c->list[c->jobs[seen->job]].name));
+    const struct store *store = seen->side ? c->b->store : c->a->store;
+    return store_fail_in(store, (uint32_t)seen->file,
+                         fail_in(status, "%.300s: ", c->list[c->jobs[seen->job]].name));
 }
 
 static void note_first(struct comparing *c, const struct first_element *one)

@@ -125,7 +125,8 @@ static rsd_status share_tensors(struct digesting *d)
         splits[i] = partition_can_split(catalog, tensor);
     }
     if (!status)
-        status = partition_jobs(&d->operation, nbytes, splits, d->n, &d->mine);
+        status =
+            partition_jobs(d->operation.rank, d->operation.nranks, nbytes, splits, d->n, &d->mine);
     mem_free(nbytes);
     mem_free(splits);
     return status;
@@ -150,8 +151,8 @@ static rsd_status damaged(void *context, const struct partial_crc *seen, rsd_sta
 {
     const struct digesting *d = context;
     const struct stored_tensor *tensor = &d->checkpoint->catalog.tensors[tensor_of(d, seen->job)];
-    return file_error(&d->checkpoint->files, (uint32_t)seen->file,
-                      fail_in(status, "%s: ", tensor->name));
+    return store_fail_in(d->checkpoint->store, (uint32_t)seen->file,
+                         fail_in(status, "%.300s: ", tensor->name));
 }
 
 /* Adds up the parts of all ranks. */

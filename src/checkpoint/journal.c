@@ -21,41 +21,42 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-static rsd_status append(const struct part *part, const char *text, size_t n)
+static rsd_status append(const struct store_output *dest, const char *text, size_t n)
 {
     while (n > 0) {
-        ssize_t put = write(part->journal_fd, text, n);
+        ssize_t put = write(dest->journal_fd, text, n);
         if (put < 0 && errno == EINTR)
             continue;
         if (put <= 0)
-            return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+            return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
         text += put;
         n -= (size_t)put;
     }
     return RSD_OK;
 }
 
-static rsd_status append_text(const struct part *part, struct text *text)
+static rsd_status append_text(const struct store_output *dest, struct text *text)
 {
     char *chars;
     TRY(text_take(text, &chars));
-    rsd_status status = append(part, chars, strlen(chars));
+    rsd_status status = append(dest, chars, strlen(chars));
     rsd_free(chars);
     return status;
 }
 
-rsd_status journal_start(const struct part *part, const char *source, const char *target)
+rsd_status journal_start(const struct store_output *dest, const char *source, const char *target)
 {
     struct text text = {0};
     text_add(&text, "reshard-journal 1\nsource %s\ntarget %s\n", source, target);
-    rsd_status status = append_text(part, &text);
+    rsd_status status = append_text(dest, &text);
     text_drop(&text);
     return status;
 }
 
-rsd_status journal_add(const struct part *part, const struct output *output, uint32_t file)
+rsd_status journal_add(const struct store_output *dest, const struct output *output, uint32_t file)
 {
     const struct catalog *catalog = &output->manifest->catalog;
     struct text text = {0};
@@ -73,57 +74,57 @@ rsd_status journal_add(const struct part *part, const struct output *output, uin
     }
     text_add(&text, "file %lu %llu\n", (unsigned long)file,
              (unsigned long long)output->manifest->files[file].nbytes);
-    rsd_status status = append_text(part, &text);
+    rsd_status status = append_text(dest, &text);
     text_drop(&text);
     return status;
 }
 
-rsd_status journal_add_items(const struct part *part, const size_t *extents, size_t n)
+rsd_status journal_add_items(const struct store_output *dest, const size_t *extents, size_t n)
 {
     struct text text = {0};
     for (size_t i = 0; i < n; i++)
         text_add(&text, "done %zu\n", extents[i]);
-    rsd_status status = append_text(part, &text);
+    rsd_status status = append_text(dest, &text);
     text_drop(&text);
     return status;
 }
 
-rsd_status journal_redo(const struct part *part, uint32_t file)
+rsd_status journal_redo(const struct store_output *dest, uint32_t file)
 {
     struct text text = {0};
     text_add(&text, "redo %lu\n", (unsigned long)file);
-    rsd_status status = append_text(part, &text);
+    rsd_status status = append_text(dest, &text);
     text_drop(&text);
-    if (!status && fsync(part->journal_fd) != 0)
-        status = fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    if (!status && fsync(dest->journal_fd) != 0)
+        status = fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
     return status;
 }
 
 /* ---- going on ---- */
 
-static rsd_status load(const struct part *part, char **text, size_t *n)
+static rsd_status load(const struct store_output *dest, char **text, size_t *n)
 {
     struct stat found;
-    if (fstat(part->journal_fd, &found) != 0 || found.st_size > INT32_MAX)
-        return fail(RSD_EIO, "%s/%s cannot be read", part->folder, JOURNAL_NAME);
+    if (fstat(dest->journal_fd, &found) != 0 || found.st_size > INT32_MAX)
+        return fail(RSD_EIO, "%s/%s cannot be read", dest->store->path, JOURNAL_NAME);
     *text = mem_new((size_t)found.st_size + 1, 1);
     if (!*text)
         return RSD_ENOMEM;
-    ssize_t got = pread(part->journal_fd, *text, (size_t)found.st_size, 0);
+    ssize_t got = pread(dest->journal_fd, *text, (size_t)found.st_size, 0);
     *n = got < 0 ? 0 : (size_t)got;
     if (got >= 0)
         return RSD_OK;
     mem_free(*text);
-    return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
 }
 
-static rsd_status check_line(const struct part *part, const char *line, const char *expected,
-                             const char *what)
+static rsd_status check_line(const struct store_output *dest, const char *line,
+                             const char *expected, const char *what)
 {
     if (strcmp(line, expected) == 0)
         return RSD_OK;
     return fail(RSD_EMISMATCH, "%s: the earlier run %s: remove this folder to begin anew",
-                part->folder, what);
+                dest->store->path, what);
 }
 
 static void note_place(struct output *output, const char *line)
@@ -187,8 +188,7 @@ static void check_items(struct output *output, uint32_t file)
 {
     const struct catalog *catalog = &output->manifest->catalog;
     struct out_state *state = &output->states[file];
-    struct stat found;
-    uint64_t reach = 0;
+    uint64_t reach = 0, nbytes;
     size_t n = 0;
     for (size_t i = 0; i < catalog->nextents; i++)
         if (catalog->extents[i].file == file && output->manifest->items[i].done) {
@@ -198,14 +198,10 @@ static void check_items(struct output *output, uint32_t file)
         }
     if (n == 0)
         return;
-    bool there = fstatat(output->files.folder_fd, output->files.list[file].name, &found,
-                         AT_SYMLINK_NOFOLLOW) == 0 &&
-                 S_ISREG(found.st_mode) && (uint64_t)found.st_size >= reach;
-    if (!there) {
+    if (store_stat(output->store, file, &nbytes, NULL) || nbytes < reach) {
         forget_items(output, file);
         return;
     }
-    output->files.list[file].writable = true;
     state->created = true;
     state->left -= n;
 }
@@ -214,115 +210,115 @@ static void check_items(struct output *output, uint32_t file)
 static void check_file(struct output *output, uint32_t file)
 {
     struct out_state *state = &output->states[file];
-    struct out_file *about = &output->manifest->files[file];
-    const char *name = output->files.list[file].name;
-    int fd = output->files.folder_fd;
-    struct stat found;
+    struct manifest_file *about = &output->manifest->files[file];
+    const char *name = store_file_name(output->store, file);
+    uint64_t nbytes;
     if (!state->done) {
         check_items(output, file);
         return;
     }
-    if (fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW) != 0 && strcmp(name, about->name) != 0)
-        renameat(fd, about->name, fd, name);
-    state->done = fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(found.st_mode) &&
-                  (uint64_t)found.st_size == state->noted_nbytes;
+    if (store_stat(output->store, file, &nbytes, NULL) == RSD_ENOENT &&
+        strcmp(name, about->name) != 0)
+        store_rename(output->store, about->name, name);
+    state->done =
+        store_stat(output->store, file, &nbytes, NULL) == RSD_OK && nbytes == state->noted_nbytes;
     if (state->done)
         about->nbytes = state->noted_nbytes;
 }
 
 /* ---- what ranks noted, each by itself ---- */
 
-typedef rsd_status each_journal(const struct part *part, int folder_fd, const char *name);
+typedef rsd_status each_journal(const struct store_output *dest, int folder_fd, const char *name);
 
-static rsd_status for_each_journal(const struct part *part, each_journal *element_nbytes)
+static rsd_status for_each_journal(const struct store_output *dest, each_journal *element_nbytes)
 {
     static const char before[] = JOURNAL_NAME ".";
-    DIR *folder = opendir(part->folder);
+    DIR *folder = opendir(dest->store->path);
     if (!folder)
-        return fail(RSD_EIO, "%s: %s", part->folder, strerror(errno));
+        return fail(RSD_EIO, "%s: %s", dest->store->path, strerror(errno));
     rsd_status status = RSD_OK;
     for (struct dirent *entry; !status && (entry = readdir(folder));)
         if (strncmp(entry->d_name, before, sizeof before - 1) == 0)
-            status = element_nbytes(part, dirfd(folder), entry->d_name);
+            status = element_nbytes(dest, dirfd(folder), entry->d_name);
     if (!status && fsync(dirfd(folder)) != 0)
-        status = fail(RSD_EIO, "%s: %s", part->folder, strerror(errno));
+        status = fail(RSD_EIO, "%s: %s", dest->store->path, strerror(errno));
     closedir(folder);
     return status;
 }
 
-static rsd_status remove_one(const struct part *part, int folder_fd, const char *name)
+static rsd_status remove_one(const struct store_output *dest, int folder_fd, const char *name)
 {
     if (unlinkat(folder_fd, name, 0) != 0)
-        return fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
+        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, name, strerror(errno));
     return RSD_OK;
 }
 
-rsd_status journal_clear(const struct part *part)
+rsd_status journal_clear(const struct store_output *dest)
 {
-    return for_each_journal(part, remove_one);
+    return for_each_journal(dest, remove_one);
 }
 
 /* Its whole lines, behind ours. */
-static rsd_status append_one(const struct part *part, int folder_fd, const char *name)
+static rsd_status append_one(const struct store_output *dest, int folder_fd, const char *name)
 {
-    struct part other = {.folder = part->folder};
+    struct store_output other = {.store = dest->store};
     char *text;
     size_t n;
     other.journal_fd = openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (other.journal_fd < 0)
-        return fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
+        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, name, strerror(errno));
     rsd_status status = load(&other, &text, &n);
     close(other.journal_fd);
     TRY(status);
     while (n > 0 && text[n - 1] != '\n')
         n--;
-    status = append(part, text, n);
+    status = append(dest, text, n);
     mem_free(text);
     return status;
 }
 
 /* Ranks that worked together have each left notes: they become part of the journal, whoever goes on. Until
  * they are in it, on disk, they stay where they are; to add them twice does no harm. */
-static rsd_status absorb(const struct part *part)
+static rsd_status absorb(const struct store_output *dest)
 {
     char *text;
     size_t n, nlines = 0, whole = 0;
-    TRY(load(part, &text, &n));
+    TRY(load(dest, &text, &n));
     for (size_t i = 0; i < n; i++)
         if (text[i] == '\n') {
             nlines++;
             whole = i + 1;
         }
     mem_free(text);
-    if (whole < n && ftruncate(part->journal_fd, (off_t)whole) != 0)
-        return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    if (whole < n && ftruncate(dest->journal_fd, (off_t)whole) != 0)
+        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
     if (nlines >= 3) { /* else there was nothing yet that notes could be about */
-        TRY(for_each_journal(part, append_one));
-        if (fsync(part->journal_fd) != 0)
-            return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+        TRY(for_each_journal(dest, append_one));
+        if (fsync(dest->journal_fd) != 0)
+            return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
     }
-    return journal_clear(part);
+    return journal_clear(dest);
 }
 
-rsd_status journal_resume(const struct part *part, const char *source, const char *target,
+rsd_status journal_resume(const struct store_output *dest, const char *source, const char *target,
                           struct output *output)
 {
     char *text, *next, expected[64];
     size_t n, number = 0;
-    TRY(absorb(part));
-    TRY(load(part, &text, &n));
+    TRY(absorb(dest));
+    TRY(load(dest, &text, &n));
     rsd_status status = RSD_OK;
     for (char *line = text; !status && (next = strchr(line, '\n')); line = next + 1, number++) {
         *next = '\0';
         if (number == 0) {
-            status = check_line(part, line, "reshard-journal 1", "was of another version");
+            status = check_line(dest, line, "reshard-journal 1", "was of another version");
         } else if (number == 1) {
             snprintf(expected, sizeof expected, "source %s", source);
             status =
-                check_line(part, line, expected, "read other files, or they were changed since");
+                check_line(dest, line, expected, "read other files, or they were changed since");
         } else if (number == 2) {
             snprintf(expected, sizeof expected, "target %s", target);
-            status = check_line(part, line, expected, "was to write something else");
+            status = check_line(dest, line, expected, "was to write something else");
         } else {
             note_place(output, line);
             note_item(output, line);
@@ -333,12 +329,12 @@ rsd_status journal_resume(const struct part *part, const char *source, const cha
         check_file(output, file);
     size_t whole = status ? n : lines_nbytes(text, n, number);
     mem_free(text);
-    if (!status && whole < n && ftruncate(part->journal_fd, (off_t)whole) != 0)
-        return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
+    if (!status && whole < n && ftruncate(dest->journal_fd, (off_t)whole) != 0)
+        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
     if (!status && number < 3) { /* stopped before it began: begin now */
-        if (ftruncate(part->journal_fd, 0) != 0)
-            return fail(RSD_EIO, "%s/%s: %s", part->folder, JOURNAL_NAME, strerror(errno));
-        return journal_start(part, source, target);
+        if (ftruncate(dest->journal_fd, 0) != 0)
+            return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
+        return journal_start(dest, source, target);
     }
     return status;
 }

@@ -164,7 +164,7 @@ static rsd_status check_job(struct loading *loading, size_t job)
             box_volume(tensor->ndim, len + i * ndim) * (int64_t)element_nbytes;
     }
     if (!status)
-        status = catalog_tensor_plan(catalog, tensor, boxes.n, lo, len, &plan);
+        status = transfer_plan(catalog, tensor, boxes.n, lo, len, &plan);
     rsd_plan_free(plan);
     mem_free(lo);
     mem_free(len);

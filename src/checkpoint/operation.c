@@ -1,39 +1,24 @@
-/* spread.c - one call, many ranks: who does what of it, and how the ends come together.
- *
- *     jobs     |  a  | b |        c         | d | e |        in a row, by their bytes
- *     ranks    |     0     |     1     |     2     |         equal parts of the row
- *
- * A large job that lies across a border is split there, between two tiles; any other is done by the rank in
- * which its middle lies. So each rank reads and writes things that lie together.
- *
- * The CRC-32 of a source that several ranks read in part is the sum of theirs: what each has seen is sent to
- * rank 0, which adds it up and looks.
- */
+/* operation.c - one call, many ranks: its steps, what ranks must agree on, progress and reports. */
 #include "checkpoint.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
-
-#define SPLIT_NBYTES ((int64_t)8 << 20) /* less is not worth opening it twice */
 
 /* ---- opening ---- */
 
 rsd_status operation_open(struct operation *operation, const rsd_transport *given, double timeout,
                           rsd_on_progress *on_progress, void *context)
 {
-    *operation = (struct operation){
-        .nranks = 1, .timeout = timeout, .on_progress = on_progress, .context = context};
+    *operation = (struct operation){.transport.nranks = 1,
+                                    .nranks = 1,
+                                    .timeout = timeout,
+                                    .on_progress = on_progress,
+                                    .context = context};
     operation->began = seconds_now();
     if (!given)
         return RSD_OK;
-    rsd_transport *t = &operation->transport;
-    TRY(options_copy("rsd_transport", given, t, sizeof *t));
-    if (t->rank < 0 || t->rank >= t->nranks)
-        return fail(RSD_EINVAL, "rank %d of %d", (int)t->rank, (int)t->nranks);
-    if (!t->send || !t->recv || !t->test || !t->cancel)
-        return fail(RSD_EINVAL, "a transport without all of its functions");
-    operation->rank = t->rank;
-    operation->nranks = t->nranks;
+    TRY(peer_check_transport(given, &operation->transport));
+    operation->rank = operation->transport.rank;
+    operation->nranks = operation->transport.nranks;
     return RSD_OK;
 }
 
@@ -57,19 +42,12 @@ void operation_follow(struct operation *operation, struct batch *batch)
 
 rsd_status operation_step(struct operation *operation, struct peer_step *step)
 {
-    rsd_status status;
     operation->step = step;
-    if (operation->nranks > 1) {
-        if (!step->lead) {
-            step->on_progress = operation->on_progress;
-            step->progress_context = operation->context;
-        }
-        return peer_step(&operation->transport, operation->timeout, step);
+    if (!step->lead) {
+        step->on_progress = operation->on_progress;
+        step->progress_context = operation->context;
     }
-    status = step->work ? step->work(step->context) : step->already;
-    if (!status && step->merge)
-        status = step->merge(step->context, &step->own, &step->result);
-    return status;
+    return peer_step(&operation->transport, operation->timeout, step);
 }
 
 static rsd_status hear_first(void *context, const struct payload *all, struct payload *result)
@@ -97,23 +75,30 @@ rsd_status operation_lead(struct operation *operation, rsd_status (*work)(void *
     return status;
 }
 
+/* What each rank sends: no pointers, which other ranks could not use. */
 struct called {
-    struct operation *operation;
     struct hash what;
     uint64_t tile_limit;
 };
 
+struct comparison {
+    const struct operation *operation;
+    struct called own;
+};
+
 static rsd_status merge_calls(void *context, const struct payload *all, struct payload *result)
 {
-    const struct called *own = context;
+    const struct comparison *comparison = context;
+    const struct called *own = &comparison->own;
     uint64_t least = own->tile_limit;
-    for (int32_t rank = 0; rank < own->operation->nranks; rank++) {
+    for (int32_t rank = 0; rank < comparison->operation->nranks; rank++) {
         struct called other;
         size_t at = 0;
         TRY(payload_take(&all[rank], &at, &other, sizeof other));
         if (other.what.a != own->what.a || other.what.b != own->what.b)
             return fail(RSD_EMISMATCH,
-                        "rank %d calls for something else than rank 0, or sees another checkpoint",
+                        "rank %d passed different arguments than rank 0, or reads a different "
+                        "checkpoint",
                         (int)rank);
         least = other.tile_limit < least ? other.tile_limit : least;
     }
@@ -125,15 +110,12 @@ rsd_status operation_agree(struct operation *operation, rsd_status status, struc
 {
     if (operation->nranks == 1)
         return status;
-    struct called own;
-    memset(&own, 0, sizeof own); /* all bytes travel */
-    own.operation = operation;
-    own.what = what;
-    own.tile_limit = tile_limit ? *tile_limit : 0;
-    struct peer_step step = {.already = status, .merge = merge_calls, .context = &own};
+    struct comparison comparison = {
+        .operation = operation, .own = {.what = what, .tile_limit = tile_limit ? *tile_limit : 0}};
+    struct peer_step step = {.already = status, .merge = merge_calls, .context = &comparison};
     step.lead = true; /* nothing to follow; what fails everywhere is said once */
     if (!status)
-        step.already = payload_put(&step.own, &own, sizeof own);
+        step.already = payload_put(&step.own, &comparison.own, sizeof comparison.own);
     status = operation_step(operation, &step);
     size_t at = 0;
     if (!status && tile_limit)
@@ -159,160 +141,6 @@ void catalog_hash(const struct catalog *catalog, struct hash *hash)
             hash_i64(hash, (int64_t)extent->nbytes);
         }
     }
-}
-
-/* ---- portions ---- */
-
-/* Borders between ranks lie at equal distances in the row of all jobs. */
-static int64_t border(int64_t all, int32_t rank, int32_t nranks)
-{
-    return all / nranks * rank + min_i64(rank, all % nranks);
-}
-
-static rsd_status add_portion(struct partition *mine, struct job_part part)
-{
-    TRY(GROW(mine->list, mine->capacity, mine->n + 1));
-    TRY(GROW(mine->nbytes, mine->nbytes_capacity, mine->n + 1));
-    mine->nbytes[mine->n] = part.to - part.from;
-    mine->list[mine->n++] = part;
-    return RSD_OK;
-}
-
-rsd_status partition_jobs(const struct operation *operation, const int64_t *nbytes,
-                          const bool *splits, size_t njobs, struct partition *mine)
-{
-    int64_t all = 0, at = 0;
-    for (size_t i = 0; i < njobs; i++)
-        all += nbytes[i];
-    int64_t lo = border(all, operation->rank, operation->nranks),
-            hi = border(all, operation->rank + 1, operation->nranks);
-    bool last = operation->rank == operation->nranks - 1;
-    for (size_t i = 0; i < njobs; at += nbytes[i++]) {
-        struct job_part part = {.job = i, .to = nbytes[i], .of = nbytes[i]};
-        int64_t middle = at + nbytes[i] / 2;
-        bool whole = !splits || !splits[i] || nbytes[i] < SPLIT_NBYTES;
-        if (whole && (middle < lo || (middle >= hi && !last)))
-            continue;
-        if (!whole) {
-            part.from = clamp_i64(lo - at, 0, nbytes[i]);
-            part.to = clamp_i64(hi - at, 0, nbytes[i]);
-            if (part.from == part.to)
-                continue;
-        }
-        TRY(add_portion(mine, part));
-    }
-    return RSD_OK;
-}
-
-void partition_drop(struct partition *parts)
-{
-    mem_free(parts->list);
-    mem_free(parts->nbytes);
-    *parts = (struct partition){0};
-}
-
-/* Neighbours come to the same tile. */
-int64_t partition_tile(const struct job_part *part, int64_t at, int64_t ntiles)
-{
-    if (at == part->of)
-        return ntiles;
-    return (int64_t)((double)ntiles * ((double)at / (double)part->of));
-}
-
-bool partition_can_split(const struct catalog *catalog, const struct stored_tensor *tensor)
-{
-    for (size_t box = 0; box < tensor->nboxes; box++)
-        if (catalog->extents[tensor->first_extent + box].nzstd)
-            return false; /* a stream is read from its beginning */
-    return true;
-}
-
-/* ---- sources that several ranks read ---- */
-
-void partial_crcs_open(struct partial_crc_list *seen)
-{
-    *seen = (struct partial_crc_list){0};
-    pthread_mutex_init(&seen->lock, NULL);
-}
-
-void partial_crcs_close(struct partial_crc_list *seen)
-{
-    mem_free(seen->list);
-    pthread_mutex_destroy(&seen->lock);
-}
-
-rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part *part,
-                            int64_t side, struct transfer *transfer)
-{
-    rsd_status status = RSD_OK;
-    pthread_mutex_lock(&seen->lock);
-    for (size_t i = 0; i < transfer->nsources && !status; i++) {
-        const struct source *source = &transfer->sources[i];
-        if (!source->wanted || (source->seen == 0 && part->from > 0))
-            continue;
-        status = GROW(seen->list, seen->capacity, seen->n + 1);
-        if (!status)
-            seen->list[seen->n++] = (struct partial_crc){.job = part->job,
-                                                         .side = side,
-                                                         .source = (int64_t)i,
-                                                         .file = source->extent.file,
-                                                         .checkable = source->checkable,
-                                                         .crc = source->crc,
-                                                         .wanted = source->wanted,
-                                                         .nbytes = source->nbytes,
-                                                         .data = source->data,
-                                                         .sum = source->crc_sum,
-                                                         .seen = source->seen};
-    }
-    pthread_mutex_unlock(&seen->lock);
-    return status;
-}
-
-static int by_source(const void *a, const void *b)
-{
-    const struct partial_crc *x = a, *y = b;
-    if (x->job != y->job)
-        return x->job < y->job ? -1 : 1;
-    if (x->side != y->side)
-        return x->side < y->side ? -1 : 1;
-    return (x->source > y->source) - (x->source < y->source);
-}
-
-/* One that was read whole by some rank has been checked by the sum of that rank. */
-static void add_up(struct partial_crc *sum, const struct partial_crc *more)
-{
-    if (sum->seen == sum->nbytes)
-        return;
-    if (more->seen == more->nbytes)
-        sum->sum = sum->seen = 0;
-    sum->sum ^= more->sum;
-    sum->seen += more->seen;
-}
-
-rsd_status partial_crcs_check(struct partial_crc *list, size_t n, rsd_report *report,
-                              partial_crc_damaged *damaged, void *context)
-{
-    if (n > 1)
-        qsort(list, n, sizeof *list, by_source);
-    for (size_t i = 0, next; i < n; i = next) {
-        struct partial_crc sum = list[i];
-        struct io_stats stats = {0};
-        for (next = i + 1; next < n && by_source(&list[i], &list[next]) == 0; next++)
-            add_up(&sum, &list[next]);
-        struct source source = {.checkable = sum.checkable != 0,
-                                .crc = sum.crc,
-                                .wanted = sum.wanted,
-                                .nbytes = sum.nbytes,
-                                .data = sum.data,
-                                .crc_sum = sum.sum,
-                                .seen = sum.seen};
-        rsd_status status = source_check(&source, &stats);
-        if (sum.side == 0) /* the other side of a comparison is not counted */
-            report_add_stats(report, &stats);
-        if (status)
-            TRY(damaged(context, &sum, status));
-    }
-    return RSD_OK;
 }
 
 /* ---- what ranks say ---- */

@@ -10,11 +10,8 @@
  */
 #include "checkpoint.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- hauls ---- */
 
@@ -95,17 +92,6 @@ static rsd_status own_part(const rsd_async_save *saving, struct catalog *own)
     return RSD_OK;
 }
 
-rsd_status save_metadata(const struct part *part, const struct catalog *catalog,
-                         const struct files *files, const char *name)
-{
-    struct bytes pickle = {0};
-    rsd_status status = dcp_metadata(catalog, files, &pickle);
-    if (!status)
-        status = part_write(part, name, pickle.data, pickle.n);
-    bytes_drop(&pickle);
-    return status;
-}
-
 /* Ranks that save together say so: all leave the same line. */
 static void part_line(const rsd_async_save *saving, char line[64])
 {
@@ -115,22 +101,15 @@ static void part_line(const rsd_async_save *saving, char line[64])
 }
 
 /* What an earlier save left of this rank does not count. */
-static rsd_status forget_part(const rsd_async_save *saving, const struct part *part)
+static rsd_status forget_part(const rsd_async_save *saving, struct store *store)
 {
-    struct files files;
     char name[64];
-    TRY(files_open(&files, part->folder));
     snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
-    rsd_status status = RSD_OK;
-    if (unlinkat(files.folder_fd, name, 0) != 0 && errno != ENOENT)
-        status = fail(RSD_EIO, "%s/%s: %s", part->folder, name, strerror(errno));
-    if (!status)
-        status = folder_sync(&files);
-    files_close(&files);
-    return status;
+    rsd_status status = store_remove(store, name);
+    return !status || status == RSD_ENOENT ? store_sync_names(store) : status;
 }
 
-static rsd_status leave_part(rsd_async_save *saving, struct part *part)
+static rsd_status leave_part(rsd_async_save *saving)
 {
     struct catalog own = {0};
     char name[64];
@@ -139,42 +118,50 @@ static rsd_status leave_part(rsd_async_save *saving, struct part *part)
     part_line(saving, line);
     snprintf(name, sizeof name, "__%d.reshard", (int)saving->options.rank);
     if (!status)
-        status = part_write(part, name, line, strlen(line));
+        status = store_put(saving->output.store, name, line, strlen(line));
     snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
     if (!status)
-        status = save_metadata(part, &own, &saving->output.files, name);
+        status = dcp_write_metadata(&own, saving->output.store, name);
     catalog_drop(&own);
     return status;
 }
 
-static rsd_status write_and_publish(rsd_async_save *saving, struct part *part)
+static rsd_status write_and_publish(rsd_async_save *saving, struct store_output *dest)
 {
     if (saving->options.one_rank)
-        TRY(forget_part(saving, part));
-    TRY(output_open(&saving->output, &saving->manifest, part, NULL,
+        TRY(forget_part(saving, dest->store));
+    TRY(output_open(&saving->output, &saving->manifest, dest, NULL,
                     saving->options.one_rank ? saving->options.rank : -1));
     rsd_status status = save_write_files(saving);
     if (!status && saving->options.one_rank)
-        status = leave_part(saving, part);
+        status = leave_part(saving);
     else if (!status)
-        status = save_metadata(part, &saving->manifest.catalog, &saving->output.files, ".metadata");
+        status = saving->manifest.format->writer->finish(&saving->manifest, saving->output.store);
     output_close(&saving->output);
     return status;
 }
 
+rsd_status save_open_output(const char *path, enum output_mode mode, bool overwrite,
+                            struct store_output **dest)
+{
+    struct output_options options = {.mode = mode,
+                                     .overwrite = overwrite,
+                                     .journal = JOURNAL_NAME,
+                                     .list_owned = checkpoint_list_owned};
+    return store_open_output(path, &options, dest);
+}
+
 static rsd_status save_prepared(rsd_async_save *saving)
 {
-    struct part part;
+    struct store_output *dest;
     double began = seconds_now();
-    enum part_mode mode = saving->options.one_rank ? PART_SHARED : PART_REPLACE;
-    TRY(part_open(&part, saving->path, mode, saving->options.overwrite != 0, false));
-    rsd_status status = write_and_publish(saving, &part);
-    if (!status && !saving->options.one_rank)
-        status = part_publish(&part);
-    if (status && !saving->options.one_rank)
-        part_remove(&part);
-    else
-        part_close(&part);
+    bool alone = !saving->options.one_rank;
+    TRY(save_open_output(saving->path, alone ? OUTPUT_REPLACE : OUTPUT_SHARED,
+                         saving->options.overwrite != 0, &dest));
+    rsd_status status = write_and_publish(saving, dest);
+    if (!status && alone)
+        status = store_commit(dest);
+    store_close_output(dest, !status || !alone);
     saving->report.seconds = seconds_now() - began;
     return status;
 }
@@ -210,28 +197,22 @@ static rsd_status stage(rsd_async_save *saving)
         const struct stored_tensor *tensor = &catalog->tensors[saving->tensor_of[extent]];
         const int64_t *len = tensor_box_len(catalog, tensor, extent - tensor->first_extent);
         struct origin *origin = &saving->origins[extent];
-        struct loops loops = {0};
-        int64_t stride = (int64_t)rsd_dtype_nbytes(tensor->dtype), dense[RSD_MAX_DIMS] = {0};
-        if (box_volume(tensor->ndim, len) == 0)
+        size_t element_nbytes = rsd_dtype_nbytes(tensor->dtype);
+        int64_t dense[RSD_MAX_DIMS] = {0}, volume = box_volume(tensor->ndim, len);
+        if (volume == 0)
             continue;
-        for (int32_t d = tensor->ndim - 1; d >= 0; stride *= len[d--])
-            dense[d] = stride;
-        for (int32_t d = 0; d < tensor->ndim; d++)
-            loops_add(&loops, len[d], origin->strides[d], dense[d]);
-        loops_finish(&loops, rsd_dtype_nbytes(tensor->dtype));
-        copy_loops(&copier, true, &loops, origin->memory, to);
+        box_packed_strides(tensor->ndim, len, element_nbytes, dense);
+        box_copy(&copier, true, tensor->ndim, len, element_nbytes, origin->memory, origin->strides,
+                 to, dense);
         origin->memory = to;
         copy_i64s(origin->strides, dense, tensor->ndim);
-        to += stride;
+        to += (size_t)volume * element_nbytes;
     }
     return RSD_OK;
 }
 
 static rsd_status check_options(const rsd_save_options *options)
 {
-    if (options->compress < 0 || options->compress > MOST_ZSTD_LEVEL)
-        return fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible", (int)options->compress,
-                    (int)MOST_ZSTD_LEVEL);
     if (options->nvalues < 0)
         return fail(RSD_EINVAL, "%lld values", (long long)options->nvalues);
     return RSD_OK;
@@ -240,12 +221,11 @@ static rsd_status check_options(const rsd_save_options *options)
 static rsd_status prepare(rsd_async_save *saving, const char *path, int64_t nlocals,
                           const rsd_tensor *locals, bool staged)
 {
-    saving->manifest.format = RSD_FORMAT_DCP;
-    saving->manifest.compress = saving->options.compress;
     saving->tile_limit = tile_limit(saving->options.max_nbytes, saving->options.pool);
     saving->path = mem_copy(path, strlen(path) + 1, 1);
     if (!saving->path)
         return RSD_ENOMEM;
+    TRY(manifest_start(&saving->manifest, RSD_FORMAT_DCP, saving->options.compress));
     TRY(check_options(&saving->options));
     if (saving->operation.nranks > 1)
         TRY(save_as_one_rank(saving));
@@ -263,7 +243,6 @@ static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_tensor
     if (!saving)
         return RSD_ENOMEM;
     saving->options = options;
-    saving->part.journal_fd = -1;
     rsd_status status = operation_open(&saving->operation, options.transport, options.timeout,
                                        options.on_progress, options.context);
     if (!status) {
@@ -306,41 +285,39 @@ static rsd_status check_joined(rsd_checkpoint *joined)
         rsd_status status = rsd_layout_coverage(layout, &check);
         rsd_layout_free(layout);
         TRY(status);
-        if (check.cover == RSD_MISSES)
+        if (check.kind == RSD_MISSES)
             return fail(RSD_EMISMATCH, "%s: no rank wrote %s", catalog->tensors[t].name,
                         box_text(check.box.ndim, check.box.lo, check.box.len, text));
     }
     for (size_t i = 0; i < catalog->nextents; i++) {
         const struct extent *extent = &catalog->extents[i];
-        uint64_t nbytes;
-        TRY(file_nbytes(&joined->files, extent->file, &nbytes));
-        if (extent->offset > nbytes || extent->nbytes > nbytes - extent->offset)
-            return file_error(&joined->files, extent->file,
-                              fail(RSD_EFORMAT, "the file ends before byte %llu",
-                                   (unsigned long long)(extent->offset + extent->nbytes)));
+        rsd_status status =
+            store_check_range(joined->store, extent->file, extent->offset, extent->nbytes);
+        if (status)
+            return store_fail_in(joined->store, extent->file, status);
     }
     return RSD_OK;
 }
 
-static rsd_status open_joined(const struct part *part, int64_t nranks, rsd_checkpoint *joined)
+static rsd_status open_joined(const char *path, int64_t nranks, rsd_checkpoint *joined)
 {
-    struct name_list names = {0};
     char name[64];
-    rsd_status status = files_open(&joined->files, part->folder);
+    const char *none;
+    uint32_t file;
+    rsd_status status = store_open(path, &joined->store, &none);
     for (int64_t rank = 0; rank < nranks && !status; rank++) {
         int n = snprintf(name, sizeof name, "__%lld.metadata", (long long)rank);
-        status = name_list_add(&names, (struct slice){name, (size_t)n});
+        status = store_add_file(joined->store, (struct slice){name, (size_t)n}, &file);
     }
     if (!status)
-        status = dcp_read(joined, names.list, names.n);
+        status = joined->format->open(joined->store, &joined->catalog);
     if (!status)
         status = catalog_finish(&joined->catalog);
-    name_list_drop(&names);
     return status;
 }
 
 /* All parts are of one save, of so many ranks. */
-static rsd_status check_lines(struct files *files, int64_t nranks)
+static rsd_status check_lines(struct store *store, int64_t nranks)
 {
     char first[64] = "", name[64], expected[24];
     snprintf(expected, sizeof expected, " %lld\n", (long long)nranks);
@@ -349,8 +326,10 @@ static rsd_status check_lines(struct files *files, int64_t nranks)
         char *line;
         size_t n;
         int length = snprintf(name, sizeof name, "__%lld.reshard", (long long)rank);
-        TRY(files_add(files, (struct slice){name, (size_t)length}, &index));
-        TRY(file_load(files, index, sizeof first - 1, &line, &n));
+        TRY(store_add_file(store, (struct slice){name, (size_t)length}, &index));
+        rsd_status status = store_load(store, index, sizeof first - 1, &line, &n);
+        if (status)
+            return store_fail_in(store, index, status);
         bool same = rank == 0 ? strstr(line, expected) != NULL : strcmp(line, first) == 0;
         if (rank == 0)
             snprintf(first, sizeof first, "%s", line);
@@ -359,64 +338,59 @@ static rsd_status check_lines(struct files *files, int64_t nranks)
             return fail(RSD_EMISMATCH,
                         "%s: rank %lld saved something else than rank 0, or for another number of "
                         "ranks",
-                        files->folder, (long long)rank);
+                        store->path, (long long)rank);
     }
     return RSD_OK;
 }
 
 /* The notes of all ranks go, and so does what ranks beyond left that are not of this save. */
-static rsd_status clear_notes(const struct files *files, int64_t nranks)
+static rsd_status clear_notes(struct store *store, int64_t nranks)
 {
-    DIR *folder = fdopendir(dup(files->folder_fd));
-    if (!folder)
-        return fail(RSD_EIO, "%s: %s", files->folder, strerror(errno));
-    rewinddir(folder);
-    for (struct dirent *entry; (entry = readdir(folder));) {
+    struct store_listing listing;
+    rsd_status status = store_list(store, "", &listing);
+    for (size_t i = 0; i < listing.n && !status; i++) {
+        const char *name = listing.entries[i].name;
         long long rank;
         int end = 0;
-        if (sscanf(entry->d_name, "__%lld%n", &rank, &end) != 1)
+        if (sscanf(name, "__%lld%n", &rank, &end) != 1)
             continue;
-        bool note = strcmp(entry->d_name + end, ".reshard") == 0 ||
-                    strcmp(entry->d_name + end, ".metadata") == 0;
-        if ((note || rank >= nranks) && unlinkat(files->folder_fd, entry->d_name, 0) != 0) {
-            rsd_status status = fail(RSD_EIO, "%s: %s", entry->d_name, strerror(errno));
-            closedir(folder);
-            return status;
-        }
+        bool note = strcmp(name + end, ".reshard") == 0 || strcmp(name + end, ".metadata") == 0;
+        if (note || rank >= nranks)
+            status = store_remove(store, name);
     }
-    closedir(folder);
-    return RSD_OK;
+    store_listing_drop(&listing);
+    return status;
 }
 
-static rsd_status join_parts(struct part *part, int64_t nranks)
+static rsd_status join_parts(const char *path, int64_t nranks)
 {
-    rsd_checkpoint joined = {.format = RSD_FORMAT_DCP};
-    rsd_status status = open_joined(part, nranks, &joined);
+    rsd_checkpoint joined = {.format = format_find(RSD_FORMAT_DCP)};
+    rsd_status status = open_joined(path, nranks, &joined);
     if (!status)
-        status = check_lines(&joined.files, nranks);
+        status = check_lines(joined.store, nranks);
     if (!status)
         status = check_joined(&joined);
     if (!status)
-        status = save_metadata(part, &joined.catalog, &joined.files, ".metadata");
+        status = dcp_write_metadata(&joined.catalog, joined.store, ".metadata");
     if (!status)
-        status = clear_notes(&joined.files, nranks);
+        status = clear_notes(joined.store, nranks);
     if (!status)
-        status = folder_sync(&joined.files);
-    files_close(&joined.files);
+        status = store_sync_names(joined.store);
+    store_close(joined.store);
     catalog_drop(&joined.catalog);
     return status;
 }
 
 rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite)
 {
-    struct part part;
+    struct store_output *dest;
     if (nranks < 1)
         return fail(RSD_EINVAL, "%lld ranks", (long long)nranks);
-    TRY(part_open(&part, path, PART_JOIN, overwrite != 0, false));
-    rsd_status status = join_parts(&part, nranks);
+    TRY(save_open_output(path, OUTPUT_FINISH, overwrite != 0, &dest));
+    rsd_status status = join_parts(dest->store->path, nranks);
     if (!status)
-        status = part_publish(&part);
-    part_close(&part);
+        status = store_commit(dest);
+    store_close_output(dest, true);
     return status;
 }
 

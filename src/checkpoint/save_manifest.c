@@ -2,7 +2,6 @@
  * place in a file and the memory it comes from. */
 #include "checkpoint.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum { MOST_RANKS = 1 << 26 };
@@ -89,7 +88,7 @@ static rsd_status draft_values(rsd_async_save *saving, const struct dedup *dedup
         at += saving->options.values->struct_nbytes;
         if (!value.name || !value.json)
             return fail(RSD_EINVAL, "value %zu has no %s", i, value.name ? "json" : "name");
-        struct extent extent = {.file = (uint32_t)dedup->value_ranks[i], .kind = ITEM_SAVED};
+        struct extent extent = {.file = (uint32_t)dedup->value_ranks[i], .kind = EXTENT_ITEM};
         TRY(catalog_add_value(&manifest->catalog, (struct slice){value.name, strlen(value.name)},
                               extent, NULL));
         TRY(catalog_copy_text(&manifest->catalog, value.path, &manifest->catalog.values[i].path));
@@ -97,7 +96,7 @@ static rsd_status draft_values(rsd_async_save *saving, const struct dedup *dedup
         if (status == RSD_EFORMAT)
             status = RSD_EINVAL;
         if (!status)
-            status = torch_item_from_pickle(&pickle, &manifest->values[i].item);
+            status = manifest->format->writer->make_value(&pickle, &manifest->values[i].item);
         bytes_drop(&pickle);
         if (status)
             return fail_in(status, "%s: ", value.name);
@@ -117,19 +116,9 @@ static rsd_status draft_tensors(rsd_async_save *saving, const struct saved_tenso
                                layout->dtype, layout->ndim, layout->shape));
         TRY(catalog_copy_text(&manifest->catalog, tensors->paths[i],
                               &manifest->catalog.tensors[i].path));
-        TRY(manifest_add_boxes(manifest, dedup, i, &next));
+        TRY(dedup_add_boxes(dedup, i, &next, manifest));
     }
     return draft_values(saving, dedup);
-}
-
-static rsd_status add_files(struct manifest *manifest, int64_t nranks)
-{
-    char name[64];
-    for (int64_t rank = 0; rank < nranks; rank++) {
-        snprintf(name, sizeof name, "__%lld_0.distcp", (long long)rank);
-        TRY(manifest_add_file(manifest, name));
-    }
-    return RSD_OK;
 }
 
 static rsd_status count_ranks(rsd_async_save *saving, const struct saved_tensors *tensors)
@@ -264,7 +253,7 @@ rsd_status save_prepare(rsd_async_save *saving, int64_t nlocals, const rsd_tenso
                               saving->options.nranks, (size_t)saving->options.nvalues,
                               saving->options.to_lowest_rank ? DEDUP_TO_LOWEST : DEDUP_EVENLY);
     if (!status)
-        status = add_files(&saving->manifest, saving->options.nranks);
+        status = manifest_add_files(&saving->manifest, (size_t)saving->options.nranks);
     if (!status)
         status = draft_tensors(saving, &tensors, &dedup);
     if (!status)

@@ -31,8 +31,8 @@ rsd_status save_as_one_rank(rsd_async_save *saving)
 static rsd_status make_part(void *context)
 {
     rsd_async_save *saving = context;
-    return part_open(&saving->part, saving->path, PART_REPLACE, saving->options.overwrite != 0,
-                     false);
+    return save_open_output(saving->path, OUTPUT_REPLACE, saving->options.overwrite != 0,
+                            &saving->dest);
 }
 
 rsd_status save_meet(rsd_async_save *saving, rsd_status status)
@@ -50,9 +50,10 @@ rsd_status save_own_part(void *context)
 {
     rsd_async_save *saving = context;
     double began = seconds_now();
+    struct output_options joined = {.mode = OUTPUT_JOIN};
     if (saving->operation.rank > 0)
-        TRY(part_join(&saving->part, saving->path, -1));
-    TRY(output_open(&saving->output, &saving->manifest, &saving->part, NULL, saving->options.rank));
+        TRY(store_open_output(saving->path, &joined, &saving->dest));
+    TRY(output_open(&saving->output, &saving->manifest, saving->dest, NULL, saving->options.rank));
     TRY(save_write_files(saving));
     saving->report.seconds = seconds_now() - began;
     return RSD_OK;
@@ -109,9 +110,8 @@ static rsd_status merge(void *context, const struct payload *all, struct payload
 static rsd_status publish(void *context)
 {
     rsd_async_save *saving = context;
-    TRY(save_metadata(&saving->part, &saving->manifest.catalog, &saving->output.files,
-                      ".metadata"));
-    return part_publish(&saving->part);
+    TRY(saving->manifest.format->writer->finish(&saving->manifest, saving->output.store));
+    return store_commit(saving->dest);
 }
 
 rsd_status save_together(rsd_async_save *saving, rsd_status (*work)(void *saving))
@@ -135,8 +135,5 @@ rsd_status save_together(rsd_async_save *saving, rsd_status (*work)(void *saving
 void save_drop_together(rsd_async_save *saving)
 {
     output_close(&saving->output);
-    if (saving->operation.rank == 0 && !saving->published)
-        part_remove(&saving->part);
-    else
-        part_close(&saving->part);
+    store_close_output(saving->dest, saving->operation.rank > 0 || saving->published);
 }

@@ -71,9 +71,9 @@ static rsd_status check_coverage(struct verifying *v, size_t index)
     rsd_status status = rsd_layout_coverage(layout, &check);
     rsd_layout_free(layout);
     TRY(status);
-    if (check.cover != RSD_MISSES)
+    if (check.kind != RSD_MISSES)
         return RSD_OK;
-    error_set("%s: %s: no file has %s", v->checkpoint->files.folder, tensor->name,
+    error_set("%s: %s: no file has %s", v->checkpoint->store->path, tensor->name,
               box_text(check.box.ndim, check.box.lo, check.box.len, text));
     return tell(v, ABOUT_COVERAGE, index);
 }
@@ -124,7 +124,8 @@ static rsd_status share_boxes(struct verifying *v)
             splits[extent] = !catalog->extents[extent].nzstd;
         }
     if (!status)
-        status = partition_jobs(&v->operation, nbytes, splits, catalog->nextents, &v->mine);
+        status = partition_jobs(v->operation.rank, v->operation.nranks, nbytes, splits,
+                                catalog->nextents, &v->mine);
     mem_free(nbytes);
     mem_free(splits);
     return status;
@@ -209,7 +210,8 @@ static rsd_status damaged(void *context, const struct partial_crc *seen, rsd_sta
     struct findings *f = context;
     const struct verifying *v = f->v;
     const struct stored_tensor *tensor = &v->checkpoint->catalog.tensors[v->tensor_of[seen->job]];
-    file_error(&v->checkpoint->files, (uint32_t)seen->file, fail_in(status, "%s: ", tensor->name));
+    store_fail_in(v->checkpoint->store, (uint32_t)seen->file,
+                  fail_in(status, "%.300s: ", tensor->name));
     TRY(GROW(f->list, f->capacity, f->n + 1));
     f->list[f->n++] = (struct finding){
         .about = ABOUT_BOXES, .index = seen->job, .text = f->texts.n, .ntext = strlen(rsd_error())};

@@ -71,7 +71,7 @@ static rsd_status add_bytes(struct drafting *drafting, const rsd_item *item, str
 {
     struct manifest *manifest = &drafting->saving->manifest;
     size_t i = manifest->catalog.nvalues;
-    struct extent extent = {.offset = drafting->at, .nbytes = item->nbytes, .kind = ITEM_SAVED};
+    struct extent extent = {.offset = drafting->at, .nbytes = item->nbytes, .kind = EXTENT_ITEM};
     TRY(catalog_add_value(&manifest->catalog, name, extent, NULL));
     bytes_put(&manifest->values[i].item, item->data, (size_t)item->nbytes);
     if (manifest->values[i].item.failed)
@@ -100,7 +100,7 @@ static rsd_status add_tensor(struct drafting *drafting, const rsd_item *item, st
     TRY(catalog_add_tensor(catalog, name, item->dtype, n, shape));
     TRY(catalog_add_box(catalog, zeros, shape,
                         (struct extent){.offset = drafting->at,
-                                        .kind = ITEM_SAVED,
+                                        .kind = EXTENT_ITEM,
                                         .nzstd = manifest->compress != 0}));
     int64_t *form = NULL;
     if (dense || (item->strides && empty)) {
@@ -112,8 +112,8 @@ static rsd_status add_tensor(struct drafting *drafting, const rsd_item *item, st
     manifest->items[i].form = form;
     drafting->saving->origins[i].memory = item->data;
     copy_i64s(drafting->saving->origins[i].strides, strides, n);
-    TRY(torch_item_nbytes(item->dtype, n, item->shape, form ? form + n : NULL,
-                          &manifest->items[i].head, &catalog->extents[i].nbytes));
+    TRY(manifest_item_nbytes(manifest, catalog->ntensors - 1, 0, &manifest->items[i].head,
+                             &catalog->extents[i].nbytes));
     drafting->at += catalog->extents[i].nbytes;
     manifest->files[0].nitems++;
     return RSD_OK;
@@ -160,14 +160,19 @@ static rsd_status draft_items(struct drafting *drafting, int64_t nitems, const r
 
 /* ---- writing ---- */
 
-static rsd_status write_drafted(rsd_async_save *saving, char *folder, bool sync)
+static rsd_status write_drafted(rsd_async_save *saving, const char *folder, bool sync)
 {
-    struct part part = {.folder = folder, .journal_fd = -1};
+    struct output_options options = {.mode = OUTPUT_IN_PLACE};
+    struct store_output *dest;
     double began = seconds_now();
-    TRY(output_open(&saving->output, &saving->manifest, &part, NULL, -1));
-    saving->output.unsynced = saving->output.files.unsynced = !sync;
-    rsd_status status = save_write_files(saving);
-    output_close(&saving->output);
+    TRY(store_open_output(folder, &options, &dest));
+    rsd_status status = output_open(&saving->output, &saving->manifest, dest, NULL, -1);
+    if (!status) {
+        saving->output.unsynced = dest->store->unsynced = !sync;
+        status = save_write_files(saving);
+        output_close(&saving->output);
+    }
+    store_close_output(dest, true);
     saving->report.seconds = seconds_now() - began;
     return status;
 }
@@ -191,7 +196,7 @@ static rsd_status write_items(struct drafting *drafting, const char *path, int64
     const char *slash = strrchr(path, '/');
     size_t n = slash ? (size_t)(slash - path) : 0;
     const char *name = slash ? slash + 1 : path;
-    TRY(check_name((struct slice){name, strlen(name)}));
+    TRY(store_check_name((struct slice){name, strlen(name)}));
     char *folder = mem_new(n + 2, 1);
     if (!folder)
         return RSD_ENOMEM;
@@ -215,19 +220,16 @@ rsd_status rsd_dcp_write_items(const char *path, int64_t nitems, const rsd_item 
         TRY(report_check("rsd_report", report));
     if (nitems < 0)
         return fail(RSD_EINVAL, "%lld items", (long long)nitems);
-    if (options.compress < 0 || options.compress > MOST_ZSTD_LEVEL)
-        return fail(RSD_EINVAL, "zstd level %d: 1 to %d are possible", (int)options.compress,
-                    (int)MOST_ZSTD_LEVEL);
     drafting.saving = mem_new(1, sizeof *drafting.saving);
     if (!drafting.saving)
         return RSD_ENOMEM;
     drafting.saving->options = (rsd_save_options){
         .pool = options.pool, .on_progress = options.on_progress, .context = options.context};
-    drafting.saving->manifest.format = RSD_FORMAT_DCP;
-    drafting.saving->manifest.compress = options.compress;
     drafting.saving->tile_limit = tile_limit(options.max_nbytes, options.pool);
     rsd_status status =
         operation_open(&drafting.saving->operation, NULL, 0, options.on_progress, options.context);
+    if (!status)
+        status = manifest_start(&drafting.saving->manifest, RSD_FORMAT_DCP, options.compress);
     if (!status)
         status = write_items(&drafting, path, nitems, items, &options, places);
     if (!status && report)

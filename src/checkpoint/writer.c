@@ -18,20 +18,20 @@ enum { COPY_NBYTES = 1 << 20 };
 
 /* ---- opening ---- */
 
-static rsd_status add_name(struct output *output, const struct out_file *file)
+static rsd_status add_name(struct output *output, const struct manifest_file *file)
 {
     char name[4200];
     uint32_t index;
-    const char *suffix = output->manifest->format == RSD_FORMAT_SAFETENSORS ? ".part" : "";
-    int n = snprintf(name, sizeof name, "%s%s", file->name, suffix);
-    return files_add(&output->files, (struct slice){name, (size_t)n}, &index);
+    int n = snprintf(name, sizeof name, "%s%s", file->name,
+                     output->manifest->format->writer->suffix_until_complete);
+    return store_add_file(output->store, (struct slice){name, (size_t)n}, &index);
 }
 
-rsd_status output_open(struct output *output, struct manifest *manifest, struct part *part,
+rsd_status output_open(struct output *output, struct manifest *manifest, struct store_output *dest,
                        rsd_checkpoint *from, int32_t only)
 {
-    *output = (struct output){.manifest = manifest, .part = part, .from = from, .only = only};
-    TRY(files_open(&output->files, part->folder));
+    *output = (struct output){
+        .manifest = manifest, .dest = dest, .store = dest->store, .from = from, .only = only};
     pthread_mutex_init(&output->lock, NULL);
     output->states = mem_new(manifest->nfiles, sizeof *output->states);
     rsd_status status = output->states ? RSD_OK : RSD_ENOMEM;
@@ -50,20 +50,36 @@ rsd_status output_open(struct output *output, struct manifest *manifest, struct 
 void output_close(struct output *output)
 {
     for (size_t i = 0; output->states && i < output->manifest->nfiles; i++)
-        deflate_close(output->states[i].deflate);
+        zstd_writer_close(output->states[i].zstd);
     mem_free(output->states);
     mem_free(output->pending);
     output->states = NULL;
     output->pending = NULL;
-    if (output->files.folder) {
-        files_close(&output->files);
+    if (output->dest)
         pthread_mutex_destroy(&output->lock);
-    }
+    output->dest = NULL;
 }
 
-static rsd_status put(struct output *output, uint32_t file, uint64_t at, const void *data, size_t n)
+/* Names the file of an extent, and the tensor or value, in the last error. */
+static rsd_status fail_in_item(const struct output *output, uint32_t file, const char *name,
+                               rsd_status status)
 {
-    return file_write(&output->files, file, at, data, n);
+    return status ? store_fail_in(output->store, file, fail_in(status, "%.300s: ", name)) : RSD_OK;
+}
+
+/* Writes bytes and counts them. */
+static rsd_status put_bytes(struct output *output, uint32_t file, uint64_t at, const void *data,
+                            size_t n)
+{
+    TRY(store_write(output->store, file, at, data, n));
+    output->nbytes_written += n;
+    return RSD_OK;
+}
+
+static rsd_status sync_file(struct output *output, uint32_t file)
+{
+    rsd_status status = store_sync(output->store, file);
+    return status ? store_fail_in(output->store, file, status) : RSD_OK;
 }
 
 /* ---- compressed items ---- */
@@ -71,7 +87,7 @@ static rsd_status put(struct output *output, uint32_t file, uint64_t at, const v
 static rsd_status append(void *context, const void *data, size_t n)
 {
     struct out_state *state = context;
-    TRY(put(state->output, state->file, state->cursor, data, n));
+    TRY(put_bytes(state->output, state->file, state->cursor, data, n));
     state->cursor += n;
     return RSD_OK;
 }
@@ -81,29 +97,41 @@ static rsd_status compress_item(struct output *output, struct extent *extent,
 {
     struct out_state *state = &output->states[extent->file];
     extent->offset = state->cursor;
-    TRY(deflate_open(output->manifest->compress, item->n, append, state, &state->deflate));
-    rsd_status status = deflate_put(state->deflate, item->data, item->n);
+    TRY(zstd_writer_open(output->manifest->compress, item->n, append, state, &state->zstd));
+    rsd_status status = zstd_writer_put(state->zstd, item->data, item->n);
     if (!status)
-        status = deflate_end(state->deflate);
-    deflate_close(state->deflate);
-    state->deflate = NULL;
+        status = zstd_writer_end(state->zstd);
+    zstd_writer_close(state->zstd);
+    state->zstd = NULL;
     extent->nbytes = state->cursor - extent->offset;
     return status;
 }
 
 /* ---- values ---- */
 
-static rsd_status copy_value(struct output *output, const struct extent *to,
-                             const struct extent *from)
+static rsd_status fail_in_value(const rsd_checkpoint *checkpoint, const struct stored_value *value,
+                                rsd_status status)
 {
+    return store_fail_in(checkpoint->store, value->extent.file,
+                         fail_in(status, "%.300s: ", value->name));
+}
+
+static rsd_status copy_value(struct output *output, const struct stored_value *to,
+                             const struct stored_value *from)
+{
+    const struct extent *source = &from->extent;
     char *block = mem_new(COPY_NBYTES, 1);
     rsd_status status = block ? RSD_OK : RSD_ENOMEM;
-    for (uint64_t at = 0; at < from->nbytes && !status; at += COPY_NBYTES) {
-        uint64_t left = from->nbytes - at;
+    for (uint64_t at = 0; at < source->nbytes && !status; at += COPY_NBYTES) {
+        uint64_t left = source->nbytes - at;
         size_t n = left < COPY_NBYTES ? (size_t)left : COPY_NBYTES;
-        status = file_read(&output->from->files, from->file, from->offset + at, block, n);
-        if (!status)
-            status = put(output, to->file, to->offset + at, block, n);
+        status = store_read(output->from->store, source->file, source->offset + at, block, n);
+        if (status)
+            status = fail_in_value(output->from, from, status);
+        else
+            status =
+                fail_in_item(output, to->extent.file, to->name,
+                             put_bytes(output, to->extent.file, to->extent.offset + at, block, n));
     }
     mem_free(block);
     return status;
@@ -111,18 +139,25 @@ static rsd_status copy_value(struct output *output, const struct extent *to,
 
 static rsd_status write_value(struct output *output, size_t i)
 {
-    struct extent *extent = &output->manifest->catalog.values[i].extent;
-    const struct out_value *value = &output->manifest->values[i];
-    if (value->from && !output->manifest->compress)
-        return copy_value(output, extent, &value->from->extent);
-    if (!output->manifest->compress)
-        return put(output, extent->file, extent->offset, value->item.data, value->item.n);
-    if (!value->from)
-        return compress_item(output, extent, &value->item);
+    struct stored_value *to = &output->manifest->catalog.values[i];
+    const struct manifest_value *value = &output->manifest->values[i];
     struct bytes item = {0};
-    rsd_status status = value_read_item(output->from, value->from, &item);
-    if (!status)
-        status = compress_item(output, extent, &item);
+    rsd_status status = RSD_OK;
+    if (value->from && !output->manifest->compress)
+        return copy_value(output, to, value->from);
+    if (value->from) {
+        status = output->from->format->read_item(output->from, value->from, &item);
+        if (status)
+            status = fail_in_value(output->from, value->from, status);
+    }
+    const struct bytes *bytes = value->from ? &item : &value->item;
+    if (!status && output->manifest->compress)
+        status = fail_in_item(output, to->extent.file, to->name,
+                              compress_item(output, &to->extent, bytes));
+    else if (!status)
+        status = fail_in_item(
+            output, to->extent.file, to->name,
+            put_bytes(output, to->extent.file, to->extent.offset, bytes->data, bytes->n));
     bytes_drop(&item);
     return status;
 }
@@ -134,8 +169,10 @@ static rsd_status create(struct output *output, uint32_t file)
     const struct manifest *manifest = output->manifest;
     uint64_t nbytes = manifest->compress ? 0 : manifest->files[file].nbytes;
     if (output->states[file].noted) /* it will have its full length long before it is complete */
-        TRY(journal_redo(output->part, file));
-    TRY(file_create(&output->files, file, manifest->files[file].kept, nbytes));
+        TRY(journal_redo(output->dest, file));
+    rsd_status status = store_create(output->store, file, manifest->files[file].kept, nbytes);
+    if (status)
+        return store_fail_in(output->store, file, status);
     for (size_t i = 0; i < manifest->catalog.nvalues && manifest->files[file].nvalues; i++)
         if (manifest->catalog.values[i].extent.file == file)
             TRY(write_value(output, i));
@@ -157,18 +194,20 @@ static rsd_status ensure_created(struct output *output, uint32_t file)
 
 static rsd_status complete(struct output *output, uint32_t file)
 {
-    struct out_file *about = &output->manifest->files[file];
+    struct manifest_file *about = &output->manifest->files[file];
+    rsd_status status = RSD_OK;
     if (about->header.n)
-        TRY(put(output, file, 0, about->header.data, about->header.n));
-    if (!output->unsynced)
-        TRY(file_sync(&output->files, file));
+        status = put_bytes(output, file, 0, about->header.data, about->header.n);
+    if (!status && !output->unsynced)
+        status = store_sync(output->store, file);
+    if (status)
+        return store_fail_in(output->store, file, status);
     pthread_mutex_lock(&output->lock);
     output->states[file].done = true;
     if (output->manifest->compress)
         about->nbytes = output->states[file].cursor;
-    output->nbytes_written += about->nbytes - about->kept;
     output->nfiles_written++;
-    rsd_status status = output->journal ? journal_add(output->part, output, file) : RSD_OK;
+    status = output->journal ? journal_add(output->dest, output, file) : RSD_OK;
     pthread_mutex_unlock(&output->lock);
     return status;
 }
@@ -180,7 +219,7 @@ rsd_status output_finish(struct output *output)
             TRY(ensure_created(output, file));
             TRY(complete(output, file));
         }
-    return output->unsynced ? RSD_OK : folder_sync(&output->files);
+    return output->unsynced ? RSD_OK : store_sync_names(output->store);
 }
 
 rsd_status output_make_files(struct output *output)
@@ -188,7 +227,7 @@ rsd_status output_make_files(struct output *output)
     for (uint32_t file = 0; file < output->manifest->nfiles; file++)
         if (output_wants(output, file))
             TRY(ensure_created(output, file));
-    return folder_sync(&output->files);
+    return store_sync_names(output->store);
 }
 
 /* What a process has written, it alone can bring to disk: on a file system of a network nobody else has
@@ -197,9 +236,9 @@ rsd_status output_flush(struct output *output)
 {
     for (uint32_t file = 0; file < output->manifest->nfiles && output->shared; file++)
         if (output->states[file].touched)
-            TRY(file_sync(&output->files, file));
+            TRY(sync_file(output, file));
     TRY(output_note(output));
-    return folder_sync(&output->files);
+    return store_sync_names(output->store);
 }
 
 /* ---- items ---- */
@@ -209,16 +248,6 @@ static struct extent *extent_of(struct output *output, size_t tensor, size_t box
     struct catalog *catalog = &output->manifest->catalog;
     *index = catalog->tensors[tensor].first_extent + box;
     return &catalog->extents[*index];
-}
-
-/* The shape and strides that an item says of itself. */
-struct form {
-    const int64_t *shape, *strides;
-};
-
-static struct form form_of(const struct out_item *item, int32_t ndim, const int64_t *len)
-{
-    return item->form ? (struct form){item->form, item->form + ndim} : (struct form){len, NULL};
 }
 
 rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
@@ -234,68 +263,57 @@ rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
     pthread_mutex_unlock(&output->lock);
     if (!output->manifest->compress)
         return RSD_OK;
-    struct bytes head = {0};
-    uint64_t head_nbytes, nbytes;
-    struct form form = form_of(&output->manifest->items[index], tensor->ndim,
-                               tensor_box_len(catalog, tensor, box));
-    TRY(torch_item_nbytes(tensor->dtype, tensor->ndim, form.shape, form.strides, &head_nbytes,
-                          &nbytes));
+    struct bytes head = {0}, tail = {0};
     extent->offset = state->cursor;
     rsd_status status =
-        torch_item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
+        output->manifest->format->writer->frame(output->manifest, tensor_index, box, &head, &tail);
+    uint64_t nbytes = head.n + box_nbytes(catalog, tensor, box) + tail.n;
     if (!status)
-        status = deflate_open(output->manifest->compress, nbytes, append, state, &state->deflate);
+        status = zstd_writer_open(output->manifest->compress, nbytes, append, state, &state->zstd);
     if (!status)
-        status = deflate_put(state->deflate, head.data, head.n);
+        status = zstd_writer_put(state->zstd, head.data, head.n);
     bytes_drop(&head);
-    return status;
+    bytes_drop(&tail);
+    return fail_in_item(output, extent->file, tensor->name, status);
 }
 
 static rsd_status end_plain(struct output *output, const struct extent *extent,
-                            const struct out_item *item, const struct bytes *tail,
-                            const struct stored_tensor *tensor, struct form form)
+                            const struct bytes *head, const struct bytes *tail)
 {
-    struct bytes head = {0};
-    rsd_status status =
-        torch_item_head(tensor->dtype, tensor->ndim, form.shape, form.strides, &head);
-    if (!status && head.n != item->head)
-        status = fail(RSD_EINVAL, "%s: the head of an item changed its length", tensor->name);
-    if (!status)
-        status = put(output, extent->file, extent->offset, head.data, head.n);
-    bytes_drop(&head);
-    if (!status)
-        status = put(output, extent->file, extent->offset + extent->nbytes - tail->n, tail->data,
+    TRY(put_bytes(output, extent->file, extent->offset, head->data, head->n));
+    return put_bytes(output, extent->file, extent->offset + extent->nbytes - tail->n, tail->data,
                      tail->n);
-    return status;
 }
 
 static rsd_status end_compressed(struct output *output, struct extent *extent,
                                  const struct bytes *tail)
 {
     struct out_state *state = &output->states[extent->file];
-    TRY(deflate_put(state->deflate, tail->data, tail->n));
-    TRY(deflate_end(state->deflate));
-    deflate_close(state->deflate);
-    state->deflate = NULL;
+    TRY(zstd_writer_put(state->zstd, tail->data, tail->n));
+    TRY(zstd_writer_end(state->zstd));
+    zstd_writer_close(state->zstd);
+    state->zstd = NULL;
     extent->nbytes = state->cursor - extent->offset;
     return RSD_OK;
 }
 
-static rsd_status end_item(struct output *output, const struct stored_tensor *tensor, size_t box,
-                           size_t index, struct extent *extent)
+/* Writes what stands around the bytes of an item, now that they are all known. */
+static rsd_status end_item(struct output *output, size_t tensor, size_t box)
 {
-    const struct catalog *catalog = &output->manifest->catalog;
-    const struct out_item *item = &output->manifest->items[index];
-    struct form form = form_of(item, tensor->ndim, tensor_box_len(catalog, tensor, box));
-    struct bytes tail = {0};
-    uint32_t crc = crc32_from_raw(item->crc, box_nbytes(catalog, tensor, box));
-    rsd_status status = torch_item_tail(tensor->dtype, tensor->ndim, form.shape, form.strides, crc,
-                                        item->first, &tail);
-    if (!status)
-        status = output->manifest->compress ? end_compressed(output, extent, &tail)
-                                            : end_plain(output, extent, item, &tail, tensor, form);
+    const struct manifest *manifest = output->manifest;
+    size_t index;
+    struct extent *extent = extent_of(output, tensor, box, &index);
+    struct bytes head = {0}, tail = {0};
+    if (!manifest->format->writer->frame)
+        return RSD_OK;
+    rsd_status status = manifest->format->writer->frame(manifest, tensor, box, &head, &tail);
+    if (!status && manifest->compress)
+        status = end_compressed(output, extent, &tail);
+    else if (!status)
+        status = end_plain(output, extent, &head, &tail);
+    bytes_drop(&head);
     bytes_drop(&tail);
-    return status;
+    return fail_in_item(output, extent->file, manifest->catalog.tensors[tensor].name, status);
 }
 
 /* Takes over the list of what is complete. */
@@ -321,11 +339,11 @@ rsd_status output_note(struct output *output)
     for (size_t i = 0; i < n && !status; i++) {
         uint32_t file = catalog->extents[list[i]].file;
         if (!synced[file])
-            status = file_sync(&output->files, file);
+            status = sync_file(output, file);
         synced[file] = true;
     }
     if (!status && n > 0)
-        status = journal_add_items(output->part, list, n);
+        status = journal_add_items(output->dest, list, n);
     mem_free(synced);
     mem_free(list);
     return status;
@@ -351,8 +369,7 @@ rsd_status output_end(struct output *output, size_t tensor, size_t box)
 {
     size_t index;
     struct extent *extent = extent_of(output, tensor, box, &index);
-    if (output->manifest->format == RSD_FORMAT_DCP)
-        TRY(end_item(output, &output->manifest->catalog.tensors[tensor], box, index, extent));
+    TRY(end_item(output, tensor, box));
     pthread_mutex_lock(&output->lock);
     bool last = --output->states[extent->file].left == 0 && !output->shared;
     pthread_mutex_unlock(&output->lock);
@@ -362,19 +379,17 @@ rsd_status output_end(struct output *output, size_t tensor, size_t box)
 /* Whose bytes are all there, and whose sums are added up. */
 rsd_status output_end_split(struct output *output)
 {
-    struct catalog *catalog = &output->manifest->catalog;
-    for (size_t t = 0; t < catalog->ntensors && output->manifest->format == RSD_FORMAT_DCP; t++)
-        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
-            size_t index = catalog->tensors[t].first_extent + box;
-            if (output->manifest->items[index].split)
-                TRY(end_item(output, &catalog->tensors[t], box, index, &catalog->extents[index]));
-        }
+    const struct catalog *catalog = &output->manifest->catalog;
+    for (size_t t = 0; t < catalog->ntensors; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++)
+            if (output->manifest->items[catalog->tensors[t].first_extent + box].split)
+                TRY(end_item(output, t, box));
     return RSD_OK;
 }
 
 /* ---- blocks ---- */
 
-static void note_bytes(struct out_item *item, uint64_t at, const char *block, size_t n,
+static void note_bytes(struct manifest_item *item, uint64_t at, const char *block, size_t n,
                        uint64_t all)
 {
     uint64_t part = crc_shift(CRC_ZIP, crc_update(CRC_ZIP, 0, block, n), all - at - n);
@@ -393,27 +408,18 @@ static rsd_status put_rows(struct output *output, const struct sink *sink, const
                   *shape = at + sink->ndim;
     int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(sink->dtype), stride = element_nbytes,
             packed = element_nbytes;
-    int64_t index[MAX_LOOPS] = {0};
-    uint64_t to = extent->offset;
+    int64_t index[MAX_LOOPS] = {0}, from = 0, to = (int64_t)extent->offset;
     struct loops loops = {0};
     for (int32_t d = sink->ndim - 1; d >= 0; d--) {
-        to += (uint64_t)((at[d] + lo[d] - sink->lo[d]) * stride);
+        to += (at[d] + lo[d] - sink->lo[d]) * stride;
         loops_add(&loops, len[d], packed, stride);
         packed *= len[d];
         stride *= shape[d];
     }
     loops_finish(&loops, (size_t)element_nbytes);
-    for (int32_t i = 0; i >= 0;) {
-        TRY(put(output, extent->file, to, block, loops.run));
-        block += loops.run; /* the block is packed: rows follow each other */
-        for (i = loops.n - 1; i >= 0; i--) {
-            to += (uint64_t)loops.dst_stride[i];
-            if (++index[i] < loops.count[i])
-                break;
-            to -= (uint64_t)(loops.count[i] * loops.dst_stride[i]);
-            index[i] = 0;
-        }
-    }
+    do
+        TRY(put_bytes(output, extent->file, (uint64_t)to, block + from, loops.run));
+    while (loops_next(&loops, index, &from, &to));
     return RSD_OK;
 }
 
@@ -423,19 +429,22 @@ static rsd_status take_block(const struct sink *sink, struct scratch *scratch, c
     struct output *output = sink->context;
     const struct manifest *manifest = output->manifest;
     const struct extent *extent = &manifest->catalog.extents[sink->index];
-    struct out_item *item = &manifest->items[sink->index];
+    struct manifest_item *item = &manifest->items[sink->index];
     size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
     size_t nbytes = (size_t)box_volume(sink->ndim, len) * element_nbytes;
     uint64_t at = offset_in_box(sink, lo),
              all = (uint64_t)box_volume(sink->ndim, sink->len) * element_nbytes;
     (void)scratch;
-    if (manifest->format == RSD_FORMAT_DCP)
+    if (manifest->format->writer->frame)
         note_bytes(item, at, block, nbytes, all);
+    rsd_status status;
     if (manifest->compress)
-        return deflate_put(output->states[extent->file].deflate, block, nbytes);
-    if (item->at)
-        return put_rows(output, sink, lo, len, block);
-    return put(output, extent->file, extent->offset + item->head + at, block, nbytes);
+        status = zstd_writer_put(output->states[extent->file].zstd, block, nbytes);
+    else if (item->at)
+        status = put_rows(output, sink, lo, len, block);
+    else
+        status = put_bytes(output, extent->file, extent->offset + item->head + at, block, nbytes);
+    return fail_in_item(output, extent->file, sink->name, status);
 }
 
 void output_sink(struct output *output, size_t tensor_index, size_t box, struct sink *sink)
@@ -443,6 +452,7 @@ void output_sink(struct output *output, size_t tensor_index, size_t box, struct 
     const struct catalog *catalog = &output->manifest->catalog;
     const struct stored_tensor *tensor = &catalog->tensors[tensor_index];
     *sink = (struct sink){.kind = SINK_BLOCKS,
+                          .name = tensor->name,
                           .dtype = tensor->dtype,
                           .ndim = tensor->ndim,
                           .take = take_block,

@@ -1,213 +1,132 @@
-/* cli.h - the door of cli: talks to people, through the public headers only. */
+/* cli.h - the command. It uses the public headers only. */
 #ifndef CLI_H
 #define CLI_H
 
 #include "reshard.h"
 
 #include <getopt.h>
-#include <regex.h>
 #include <stdbool.h>
 #include <stdio.h>
 
-/* What the command answers with. */
 enum exit_code {
     EXIT_YES = 0,
-    EXIT_NO = 1,         /* the answer is no: damage found, a difference found */
-    EXIT_USAGE = 2,      /* a command line or a text that cannot be understood */
-    EXIT_CANNOT = 3,     /* understood, but it cannot be done as asked */
-    EXIT_UNREADABLE = 4, /* an input that cannot be read as a checkpoint */
-    EXIT_IO = 5,         /* the machine or a peer failed */
+    EXIT_NO = 1,         /* damage or a difference was found */
+    EXIT_USAGE = 2,      /* an invalid command line, or a text that cannot be parsed */
+    EXIT_CANNOT = 3,     /* valid, but it cannot be done as requested */
+    EXIT_UNREADABLE = 4, /* an input does not exist or cannot be read as a checkpoint */
+    EXIT_IO = 5,         /* I/O error, out of memory, or a lost rank */
     EXIT_INTERRUPTED = 130
 };
 
-enum { GO_ON = -1 }; /* instead of a code to exit with */
+enum { GO_ON = -1 }; /* in place of an exit code: continue */
 
 /* ---- command.c ---- */
 
-/* All of it: the code to exit with. With a transport, this is one of several processes that do it together:
- * all exit with the same code, and rank 0 says what is to be said. */
+/* Runs the command and returns its exit code. With a transport, this process is one rank of several that run
+ * one command: all ranks return the same code, and rank 0 prints. */
 int command_main(int argc, char **argv, const rsd_transport *transport);
 
-/* Says "reshard VERB: message" and returns the code. */
-int complain(const char *verb, int code, const char *format, ...)
+/* Prints "reshard VERB: message" to standard error and returns the code. verb may be NULL. */
+int cli_fail(const char *verb, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Says the library's last error, and returns the code that its status stands for; 0 for RSD_OK. */
-int complain_status(const char *verb, rsd_status status);
+/* Prints "reshard VERB: note: message" to standard error. */
+void cli_note(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Says what getopt_long did not like: its answer '?' or ':', and argv. */
-int complain_option(const char *verb, int answer, char **argv);
+/* Prints the last error of the library and returns the exit code of the status; EXIT_YES for RSD_OK. */
+int cli_fail_status(const char *verb, rsd_status status);
 
-/* Prints what `help` says to stdout. */
-int show_help(const char *help);
+/* Prints what is wrong with the option that getopt_long has just refused; answer is '?' or ':'. */
+int cli_fail_option(const char *verb, int answer, char **argv);
+
+int cli_show_help(const char *help);
 
 /* ---- ranks.c: one command, many processes ---- */
 
-const rsd_transport *together(void); /* NULL: this process alone */
-void together_start(const rsd_transport *transport);
-void together_end(void);
+const rsd_transport *ranks_transport(void); /* NULL: one process */
+void ranks_start(const rsd_transport *transport);
+void ranks_end(void);
 
-/* Where ranks compare how it went so far: the code of the first that has to give up, else this one's. */
-int together_code(const char *verb, int code);
+/* Collective. Returns the code of the first rank that fails, else that of this rank. */
+int ranks_agree(const char *verb, int code);
 
-/* The code to exit with. Who ends before the first comparison, for a command line or a file that is only its
- * own, takes part in it here, or the others would wait for it. */
-int together_over(int code);
+/* Returns the exit code. A rank that ends before the first ranks_agree takes part in it here. */
+int ranks_exit(int code);
 
-/* What complain says, kept if nobody sees it. */
-void keep_complaint(const char *verb, const char *text);
+/* Keeps an error of a rank that does not print, until ranks_agree. */
+void ranks_keep_error(const char *verb, const char *text);
 
-/* Whether some rank was lost, so that nobody can be talked to. */
-void note_lost(rsd_status status);
-bool together_lost(void);
+/* Whether a rank was lost, so that no further communication is possible. */
+void ranks_note_lost(rsd_status status);
+bool ranks_have_lost(void);
 
-/* ---- opening.c ---- */
+/* ---- input.c: checkpoints that are read ---- */
 
-/* 0, or the code to exit with: what is not there cannot be read as a checkpoint either. */
-int open_checkpoint(const char *verb, const char *path, rsd_checkpoint **checkpoint);
+/* Returns EXIT_YES or an exit code. */
+int input_open(const char *verb, const char *path, rsd_checkpoint **checkpoint);
 
-/* Says which files are not there, since to learn of it in the middle of the work is too late: of all (NULL),
- * or of those that have something of a tensor that is needed. 0, or the code to exit with. */
-typedef bool is_needed(const void *context, const rsd_tensor_info *tensor);
-bool every_tensor(const void *context, const rsd_tensor_info *tensor);
-int need_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
-               is_needed *needed, const void *context);
+/* Checks before the work starts that files exist: all, or those with an extent that needs(context, ...) asks
+ * for. Returns EXIT_YES or an exit code. */
+typedef bool input_needs(const void *context, const rsd_tensor_info *tensor,
+                         const rsd_extent *extent);
+int input_check_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
+                      input_needs *needs, const void *context);
 
-/* ---- words.c: numbers and texts, in and out ---- */
+/* ---- cli_text.c: numbers and texts ---- */
 
-/* A whole number from text; false if it is none, or not in [least, most]. */
-bool parse_number(const char *text, long long least, long long most, long long *value);
+/* Parses an integer in [least, most]. */
+bool cli_parse_number(const char *text, long long least, long long most, long long *value);
 
-/* A size such as 256MB, 5GB, 1GiB or 1000; at least 1. */
-bool parse_size(const char *text, int64_t *nbytes);
+/* Parses a size of at least one byte, such as 256MB, 5GB, 1GiB or 1000. */
+bool cli_parse_size(const char *text, int64_t *nbytes);
 
-/* "1.93 GB". Valid until the fourth call after. */
-const char *size_text(int64_t nbytes);
+/* Each of these three returns a text that is valid until the fourth call after it. */
+const char *cli_size_text(int64_t nbytes);                                        /* "1.93 GB" */
+const char *cli_tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape); /* "f32[4,8]" */
+const char *cli_plain_text(const char *text); /* without control characters and invalid UTF-8 */
 
-/* "f32[4,8]". Valid until the fourth call after. */
-const char *tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape);
+/* The first names of a list, for one message about all of them: "a, b, c, ...". Starts as {0}. */
+struct name_sample {
+    int64_t n;   /* names in all */
+    char *names; /* owned; NULL: none */
+};
+void name_sample_add(struct name_sample *sample, const char *name);
 
-/* Text from a checkpoint, as a terminal may have it: what would move its cursor, or is no UTF-8, is
- * spelled \xNN. Valid until the fourth call after. */
-const char *plain_text(const char *text);
+void cli_print_json_string(FILE *out, const char *text); /* with its quotes */
+void cli_print_json_list(FILE *out, int32_t n, const int64_t *values);
 
-/* A JSON string, with its quotes. */
-void print_json_string(FILE *out, const char *text);
-void print_json_list(FILE *out, int32_t n, const int64_t *values);
+/* One thread per core, at most 16: more do not make a disk faster. */
+long long cli_default_threads(void);
 
-/* As many as there are cores, at most 16: more do not make a disk faster. */
-long long default_threads(void);
+/* End the process if there is no memory. */
+void *cli_need_memory(void *memory);
+char *cli_new_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Memory or the end: a command has nothing to fall back on. */
-void *need_memory(void *memory);
-char *need_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* ---- progress.c ---- */
 
-/* ---- pattern.c: regular expressions ---- */
-
-struct pattern {
-    char *text;
-    regex_t regex;
+struct progress_line {
+    const char *label;
+    bool shown; /* standard error is a terminal, and the user did not ask for quiet */
+    double started, printed;
+    int width; /* of the line on the terminal now */
 };
 
-/* Of a whole name, or to be searched in one. False, with a complaint, for what is no POSIX extended
- * expression, or one that glibc would read in another way than it was meant. */
-bool pattern_compile(const char *verb, const char *text, bool whole, struct pattern *pattern);
-bool pattern_matches(const struct pattern *pattern, const char *name);
-void pattern_free(struct pattern *pattern);
+/* Starts to catch SIGINT and SIGTERM. */
+void progress_start(struct progress_line *progress, const char *label, bool quiet);
+int progress_report(void *progress, const rsd_progress *done); /* an rsd_on_progress */
+void progress_end(struct progress_line *progress);
 
-/* s/a/b/ or s/a/b/g, with \1 and & in b. */
-struct substitution {
-    struct pattern pattern;
-    char *with;
-    bool all;
-};
-bool substitution_parse(const char *verb, const char *text, struct substitution *substitution);
-char *substitution_apply(const struct substitution *substitution, const char *name); /* owned */
-void substitution_free(struct substitution *substitution);
+/* ---- conversion.c: convert, merge, split and plan of a checkpoint ---- */
 
-/* ---- follow.c: whose state is it? ---- */
-
-struct named {
-    const char *name;
-    int64_t index;
-};
-struct names {
-    struct named *list; /* sorted by their ends */
-    size_t n;
-};
-void names_sort(struct names *names, const rsd_checkpoint *checkpoint);
-bool find_parameter(const struct names *names, const char *state, int64_t *index);
-void names_free(struct names *names);
-
-/* ---- target.c: what becomes of each tensor ---- */
-
-struct rule {
-    struct pattern pattern;
-    char *placements;
-    char *from; /* where it was written, for messages */
-    bool place; /* of the command line */
-    bool used;
-};
-
-struct target {
-    const char *verb;
-    rsd_checkpoint *checkpoint;
-    rsd_mesh *mesh; /* NULL: tensors stay whole */
-    struct names names;
-    struct rule *rules;
-    size_t nrules;
-    char *otherwise; /* placements of what no rule matches; NULL: that is an error */
-    const char *preset;
-    struct pattern *only, *without;
-    size_t nonly, nwithout;
-    struct substitution *renames;
-    size_t nrenames;
-    char **prefixes; /* taken off */
-    size_t nprefixes;
-    rsd_dtype cast;  /* of floats; 0: as they are */
-    bool model_only; /* of a dict with a part `model`, only that, without its prefix */
-    char *name;      /* of the tensor at hand */
-    size_t nproblems;
-};
-
-/* Options add to it; each says what is wrong and returns false. */
-bool target_set_mesh(struct target *target, const char *text);
-void target_set_default(struct target *target, const char *placements);
-bool target_add_place(struct target *target, const char *text);
-bool target_add_rules(struct target *target, const char *path);
-bool target_set_preset(struct target *target, const char *name);
-
-/* Once the checkpoint is open: goes through every tensor, says everything that cannot be done at once, and
- * notes what was not used. A code to exit with, or GO_ON. */
-int target_check(struct target *target, rsd_checkpoint *checkpoint, bool quiet);
-
-/* For rsd_convert. */
-rsd_status target_choose(void *target, const rsd_tensor_info *tensor, rsd_tensor_target *choice);
-void target_free(struct target *target);
-
-/* ---- progress.c: how far it is, and how to stop it ---- */
-
-struct progress {
-    const char *doing;
-    bool shown; /* on a terminal */
-    double began, said;
-    int width; /* of what is on the line now */
-};
-
-/* Starts to listen for Ctrl-C, and to show a line if standard error is a terminal. */
-void progress_start(struct progress *progress, const char *doing, bool quiet);
-int progress_tell(void *progress, const rsd_progress *how_far); /* rsd_on_progress */
-void progress_end(struct progress *progress);
-bool was_interrupted(void);
-
-/* ---- conversion.c: what convert, merge, split and plan have in common ---- */
-
-enum conversion_verb { CONVERT, MERGE, SPLIT, PLAN };
+enum conversion_kind { CONVERT, MERGE, SPLIT, PLAN };
 
 struct conversion {
-    enum conversion_verb verb;
+    enum conversion_kind kind;
+    const char *verb;
     const char *in, *out;
-    struct target target;
+    rsd_rules *rules;
+    bool has_mesh;
+    const char *needs_mesh; /* an option that was given and needs --mesh; NULL: none */
     rsd_convert_options convert;
     const char *config_from;
     bool all, json, quiet, verify;
@@ -217,9 +136,9 @@ struct conversion {
     size_t nside_files;
 };
 
-int conversion_run(struct conversion *conversion); /* the code to exit with */
+int conversion_run(struct conversion *conversion); /* returns the exit code */
 
-/* ---- one file a command ---- */
+/* ---- one file per command ---- */
 
 int command_plan(int argc, char **argv);
 int command_inspect(int argc, char **argv);
@@ -231,25 +150,38 @@ int command_diff(int argc, char **argv);
 int command_digest(int argc, char **argv);
 int command_extract(int argc, char **argv);
 
-/* `plan CKPT ...`: what a conversion would do. */
 int command_plan_checkpoint(int argc, char **argv);
+
+/* The options of both uses of plan: an option of the other use gets a message of its own. */
+extern const struct option conversion_options[], problem_options[];
+extern const char plan_help[];
+
+/* Whether an argument is one of the long options. */
+bool cli_has_option(const struct option *options, const char *argument);
 
 /* ---- draw.c: pictures in the terminal ---- */
 
-/* Who sends how much to whom, as a shaded square. */
+/* The bytes between ranks, as a square matrix: rows send, columns receive. */
+struct traffic {
+    int64_t group, nrows; /* ranks per row, and rows */
+    double *moved, *kept,
+        most; /* bytes between ranks, bytes that stay on a rank, and the most moved */
+};
+rsd_status draw_count_traffic(const rsd_plan *plan, int64_t most_rows, struct traffic *traffic);
+void draw_free_traffic(struct traffic *traffic);
 rsd_status draw_traffic(FILE *out, const rsd_plan *plan);
 
-/* The boxes of a stored tensor: which file has which part of its first two dims. */
+/* The file of each box of a stored tensor, in two of its dims. */
 rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t tensor);
 
-/* Which two dims of a stored tensor a picture shows; -1: there are not so many. */
-rsd_status picture_dims(const rsd_checkpoint *checkpoint, int64_t tensor, int32_t *down,
-                        int32_t *across);
+/* Chooses the two dims of a stored tensor that a picture shows; -1: the tensor has fewer. */
+rsd_status draw_choose_dims(const rsd_checkpoint *checkpoint, int64_t tensor, int32_t *down,
+                            int32_t *across);
 
-/* ---- page.c: the same as files ---- */
+/* ---- page.c: the same pictures as files ---- */
 
-rsd_status page_traffic(const char *path, bool html, const rsd_plan *plan);
-rsd_status page_boxes(const char *path, bool html, const rsd_checkpoint *checkpoint,
-                      int64_t tensor);
+rsd_status page_write_traffic(const char *path, bool html, const rsd_plan *plan);
+rsd_status page_write_boxes(const char *path, bool html, const rsd_checkpoint *checkpoint,
+                            int64_t tensor);
 
 #endif

@@ -1,80 +1,105 @@
-/* cmd_convert.c - `reshard convert`, `merge`, `split`, and `plan` of a checkpoint: one conversion, asked for
- * in four ways. */
+/* cmd_convert.c - the options of `reshard convert`, `merge`, `split`, and `plan` of a checkpoint. */
 #include "cli.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define COMMON_HELP                                                                                \
-    "  --only REGEX          only tensors in whose names this is found (may be repeated)\n"        \
-    "  --exclude REGEX       not these\n"                                                          \
-    "  --rename 's/A/B/'     what they are called then (may be repeated, \\1 and & work)\n"        \
-    "  --strip-prefix TEXT   taken off the names\n"                                                \
-    "  --cast DTYPE          floats become bf16, f16, f32 or f64, rounded as torch does\n"         \
-    "  --max-memory SIZE     for buffers (256MiB)\n"                                               \
-    "  --threads N           as many as there are cores, at most 16\n"                             \
-    "  --dry-run             say what would be done, write nothing\n"                              \
-    "  --resume              go on from what a stopped run left\n"                                 \
-    "  --verify              read the result again, and compare it with the source\n"              \
-    "  --force               replace a checkpoint that is there; other files there are kept\n"     \
-    "  --json                the report as one JSON object\n"                                      \
-    "  -q, --quiet           no progress, no notes\n"                                              \
-    "  -h, --help\n"
+    "  --only REGEX          Select tensors whose name contains a match. May be repeated\n"        \
+    "  --exclude REGEX       Leave out tensors whose name contains a match. May be repeated\n"     \
+    "  --rename 's/A/B/'     Replace A by B in names; \\1, & and s/A/B/g as in sed. May be "       \
+    "repeated\n"                                                                                   \
+    "  --strip-prefix TEXT   Remove TEXT from the start of names. May be repeated\n"               \
+    "  --cast DTYPE          Convert floating-point tensors to bf16, f16, f32 or f64\n"            \
+    "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MiB\n"                             \
+    "  --threads N           Use N threads. Default: one per core, at most 16\n"                   \
+    "  --dry-run             Report what would be done; write nothing\n"                           \
+    "  --resume              Continue a run that was stopped\n"                                    \
+    "  --verify              Read the result again and compare it with IN\n"                       \
+    "  --force               Replace an existing checkpoint; keep other files of its directory\n"  \
+    "  --json                Print the report as one JSON object\n"                                \
+    "  -q, --quiet           Print no progress, notes or report\n"                                 \
+    "  -h, --help            Print this help\n"
 
 #define TARGET_HELP                                                                                \
-    "  --mesh MESH           8, 2x4 or dp=2,tp=4\n"                                                \
-    "  --place 'RE=PLACES'   how tensors of this name are cut, one placement per mesh axis:\n"     \
-    "                        S(0), S(1), R, colwise, rowwise, S(0;32,8,8), or [tp, -]\n"           \
-    "  --rules FILE          the same, one `RE PLACES` a line, # for comments\n"                   \
-    "  --preset NAME         fsdp, hsdp, llama-tp or replicate\n"                                  \
-    "  --default PLACES      for what no rule matches; without it that is an error\n"
+    "  --mesh MESH           Write for the ranks of MESH: 8, 2x4 or dp=2,tp=4\n"                   \
+    "  --place 'RE=PLACES'   Shard tensors whose whole name matches RE: one placement per mesh\n"  \
+    "                        axis (S(0), S(1), R, colwise, rowwise, S(0;32,8,8)), or the axes\n"   \
+    "                        of each dim ([tp, -]). May be repeated\n"                             \
+    "  --rules FILE          Read such rules from FILE, one 'RE PLACES' per line\n"                \
+    "  --preset NAME         Apply built-in rules: fsdp, hsdp, llama-tp or replicate\n"            \
+    "  --default PLACES      Shard tensors that no rule matches. Default: report an error\n"
+
+#define FORMAT_HELP                                                                                \
+    "  --format FORMAT       Write dcp or safetensors. Default: by the name of OUT, else as IN\n"
+#define COMPRESS_HELP                                                                              \
+    "  --compress zstd[:N]   Compress DCP files, N from 1 to 19. Default: none; N is 3\n"
+#define SHARD_SIZE_HELP                                                                            \
+    "  --max-shard-size SIZE Limit safetensors files of whole tensors to SIZE. Default: one "      \
+    "file\n"
 
 static const char convert_help[] =
     "usage: reshard convert [options] IN OUT\n"
     "\n"
-    "Writes a checkpoint in another format or layout. Names match as a whole, the first rule "
-    "wins;\n"
-    "optimizer state goes with its parameter. Without a mesh the tensors stay whole.\n"
+    "Write a checkpoint in another format or layout. The first rule that matches a tensor "
+    "applies;\n"
+    "optimizer state follows its parameter. Without --mesh, tensors stay whole.\n"
     "\n"
     "  reshard convert ckpt/ ckpt8/ --format dcp --mesh 8 --place '.*=S(0)'\n"
     "  reshard convert hf/ tp4/ --format dcp --mesh tp=4 --preset llama-tp\n"
-    "\n"
-    "  --format FORMAT       dcp or safetensors; else as OUT's name or IN's format "
-    "say\n" TARGET_HELP
-    "  --compress zstd[:N]   dcp: compressed, as torch's ZStandard extension does\n"
-    "  --max-shard-size SIZE safetensors of whole tensors: of one file\n" COMMON_HELP;
+    "\n" FORMAT_HELP TARGET_HELP COMPRESS_HELP SHARD_SIZE_HELP COMMON_HELP;
 
 static const char merge_help[] =
     "usage: reshard merge [options] IN OUT\n"
     "\n"
-    "Writes whole tensors as safetensors that transformers loads: OUT is a folder, or one file if\n"
-    "it ends in .safetensors. Of a dict with a part `model`, only that is taken, without its "
-    "prefix.\n"
-    "config.json, tokenizer and the like are copied along.\n"
+    "Write whole tensors as safetensors that transformers loads. OUT is a directory, or one file "
+    "if\n"
+    "it ends in .safetensors. If the state dict has a key 'model', only that part is written, and\n"
+    "names lose the prefix 'model.'. Configs and tokenizer files are copied.\n"
     "\n"
     "  reshard merge step-1000/ hf/ --max-shard-size 5GB\n"
     "\n"
-    "  --max-shard-size SIZE of one file (5GB)\n"
-    "  --all                 every tensor, under its own name\n"
-    "  --config-from DIR     side files from there instead of from IN\n" COMMON_HELP;
+    "  --max-shard-size SIZE Limit files to SIZE. Default: 5GB\n"
+    "  --all                 Write every tensor under its own name\n"
+    "  --config-from DIR     Copy configs and tokenizer files from DIR. Default: IN\n" COMMON_HELP;
 
 static const char split_help[] =
     "usage: reshard split [options] IN OUT\n"
     "\n"
-    "Writes one safetensors file a rank, each with everything that rank needs; replicas are\n"
-    "repeated.\n"
+    "Write one safetensors file per rank, with every tensor or shard that the rank needs.\n"
+    "Replicated tensors are in every file.\n"
     "\n"
     "  reshard split hf/ tp4/ --mesh tp=4 --preset llama-tp\n"
     "\n" TARGET_HELP COMMON_HELP;
 
-static const char plan_help[] =
-    "usage: reshard plan [options] IN\n"
+const char plan_help[] =
+    "usage: reshard plan [options] 'PROBLEM'\n"
+    "       reshard plan [options] CHECKPOINT\n"
     "\n"
-    "Says what `reshard convert IN OUT` with the same options would do: files, bytes, memory. "
-    "Reads\n"
-    "no byte of any tensor.\n"
+    "Report what a move between two layouts would do: bytes, messages, the traffic between ranks,\n"
+    "and the lower bound. Nothing is moved. A PROBLEM names a tensor and two layouts:\n"
     "\n"
-    "  --format FORMAT, --compress zstd[:N], --max-shard-size SIZE\n" TARGET_HELP COMMON_HELP;
+    "  reshard plan 'f32[4096,4096] : 2x4:S0,S1 -> 8:S1'\n"
+    "\n"
+    "For a CHECKPOINT, report what 'reshard convert' would do with the same options: files, bytes\n"
+    "and memory. No tensor data is read:\n"
+    "\n"
+    "  reshard plan ckpt/ --format dcp --mesh 8 --preset fsdp\n"
+    "\n"
+    "Options with a PROBLEM:\n"
+    "  --json                Print one JSON object\n"
+    "  --pairs               Add the bytes between every pair of ranks\n"
+    "  --ranks               Add the totals of every rank\n"
+    "  --pieces              Print only the pieces, one JSON object per line\n"
+    "  --rank N              With --pieces: print only what rank N sends or receives\n"
+    "  --ranks-per-node N    Report bytes between nodes of N ranks each: 0 to N-1, and so on\n"
+    "  --no-picture          Print no picture\n"
+    "  --svg FILE            Write the picture to FILE as SVG\n"
+    "  --html FILE           Write the picture to FILE as an HTML page that shows the numbers\n"
+    "  -h, --help            Print this help\n"
+    "\n"
+    "Options with a CHECKPOINT:\n" FORMAT_HELP TARGET_HELP COMPRESS_HELP SHARD_SIZE_HELP
+        COMMON_HELP;
 
 static const char *const verb_names[] = {"convert", "merge", "split", "plan"};
 
@@ -105,7 +130,7 @@ enum {
     CONFIG_FROM
 };
 
-static const struct option options[] = {
+const struct option conversion_options[] = {
     {"format", required_argument, NULL, FORMAT},
     {"mesh", required_argument, NULL, MESH},
     {"place", required_argument, NULL, PLACE},
@@ -133,8 +158,8 @@ static const struct option options[] = {
     {NULL, 0, NULL, 0},
 };
 
-/* Which verbs an option is of; 0: all. */
-static unsigned verbs_of(int option)
+/* Returns the verbs that an option applies to, as bits; 0: all of them. */
+static unsigned verbs_of_option(int option)
 {
     switch (option) {
     case FORMAT:
@@ -156,173 +181,202 @@ static unsigned verbs_of(int option)
     }
 }
 
-static bool set_format(struct conversion *request, const char *text)
+/* The functions below store the value of an option. They return GO_ON, or the exit code after a message. */
+
+static int take_format(struct conversion *request, const char *text)
 {
     if (strcasecmp(text, "dcp") == 0)
         request->convert.format = RSD_FORMAT_DCP;
     else if (strcasecmp(text, "safetensors") == 0)
         request->convert.format = RSD_FORMAT_SAFETENSORS;
     else
-        complain(request->target.verb, EXIT_USAGE, "--format %s: dcp or safetensors", text);
-    return request->convert.format != 0;
-}
-
-static bool set_compress(struct conversion *request, const char *text)
-{
-    long long level = 3;
-    bool fine = strcmp(text, "none") == 0 || strcmp(text, "zstd") == 0 ||
-                (strncmp(text, "zstd:", 5) == 0 && parse_number(text + 5, 1, 19, &level));
-    if (!fine)
-        complain(request->target.verb, EXIT_USAGE, "--compress %s: none, zstd or zstd:1 to zstd:19",
-                 text);
-    request->convert.compress = strcmp(text, "none") == 0 ? 0 : (int32_t)level;
-    return fine;
-}
-
-static bool set_size(const struct conversion *request, const char *option, const char *text,
-                     int64_t *nbytes)
-{
-    if (parse_size(text, nbytes))
-        return true;
-    complain(request->target.verb, EXIT_USAGE, "%s %s: a size such as 5GB or 256MiB is needed",
-             option, text);
-    return false;
-}
-
-static bool set_cast(struct conversion *request, const char *text)
-{
-    rsd_dtype dtype;
-    bool fine = rsd_dtype_parse(text, &dtype) == RSD_OK &&
-                (dtype == RSD_BF16 || dtype == RSD_F16 || dtype == RSD_F32 || dtype == RSD_F64);
-    if (!fine)
-        complain(request->target.verb, EXIT_USAGE, "--cast %s: bf16, f16, f32 or f64", text);
-    else
-        request->target.cast = dtype;
-    return fine;
-}
-
-static bool add_pattern(const struct conversion *request, const char *text, struct pattern **list,
-                        size_t *n)
-{
-    *list = need_memory(realloc(*list, (*n + 1) * sizeof **list));
-    if (!pattern_compile(request->target.verb, text, false, &(*list)[*n]))
-        return false;
-    ++*n;
-    return true;
-}
-
-static bool add_rename(struct target *target, const char *text)
-{
-    target->renames =
-        need_memory(realloc(target->renames, (target->nrenames + 1) * sizeof *target->renames));
-    if (!substitution_parse(target->verb, text, &target->renames[target->nrenames]))
-        return false;
-    target->nrenames++;
-    return true;
-}
-
-static bool take_option(struct conversion *request, int option, const char *value)
-{
-    struct target *target = &request->target;
-    switch (option) {
-    case FORMAT:
-        return set_format(request, value);
-    case MESH:
-        return target_set_mesh(target, value);
-    case PLACE:
-        return target_add_place(target, value);
-    case RULES:
-        return target_add_rules(target, value);
-    case PRESET:
-        return target_set_preset(target, value);
-    case DEFAULT:
-        target_set_default(target, value);
-        return true;
-    case COMPRESS:
-        return set_compress(request, value);
-    case MAX_SHARD_SIZE:
-        return set_size(request, "--max-shard-size", value, &request->convert.max_shard_nbytes);
-    case MAX_MEMORY:
-        return set_size(request, "--max-memory", value, &request->convert.max_nbytes);
-    case ONLY:
-        return add_pattern(request, value, &target->only, &target->nonly);
-    case EXCLUDE:
-        return add_pattern(request, value, &target->without, &target->nwithout);
-    case RENAME:
-        return add_rename(target, value);
-    case STRIP_PREFIX:
-        target->prefixes = need_memory(
-            realloc(target->prefixes, (target->nprefixes + 1) * sizeof *target->prefixes));
-        target->prefixes[target->nprefixes++] = need_text("%s", value);
-        return true;
-    case CAST:
-        return set_cast(request, value);
-    case THREADS:
-        if (parse_number(value, 1, 4096, &request->threads))
-            return true;
-        complain(target->verb, EXIT_USAGE, "--threads %s: a number from 1 to 4096", value);
-        return false;
-    case CONFIG_FROM:
-        request->config_from = value;
-        return true;
-    case DRY_RUN:
-        request->convert.dry = 1;
-        return true;
-    case RESUME:
-        request->convert.resume = 1;
-        return true;
-    case FORCE:
-        request->convert.overwrite = 1;
-        return true;
-    case VERIFY:
-        request->verify = true;
-        return true;
-    case JSON:
-        request->json = true;
-        return true;
-    case ALL:
-        request->all = true;
-        return true;
-    default:
-        request->quiet = true;
-        return true;
-    }
-}
-
-static int read_options(int argc, char **argv, struct conversion *request)
-{
-    static const char *const helps[] = {convert_help, merge_help, split_help, plan_help};
-    const char *verb = verb_names[request->verb];
-    opterr = 0;
-    for (int option, index = 0; (option = getopt_long(argc, argv, ":hq", options, &index)) != -1;) {
-        if (option == 'h')
-            return show_help(helps[request->verb]);
-        if (option == '?' || option == ':')
-            return complain_option(verb, option, argv);
-        if (verbs_of(option) && !(verbs_of(option) & 1u << request->verb))
-            return complain(verb, EXIT_USAGE, "--%s is not of this verb; see reshard %s --help",
-                            options[index].name, verb);
-        if (!take_option(request, option, optarg))
-            return EXIT_USAGE;
-    }
-    int needed = request->verb == PLAN ? 1 : 2;
-    if (argc - optind != needed)
-        return complain(verb, EXIT_USAGE, "%s; see reshard %s --help",
-                        needed == 1 ? "one checkpoint is needed" : "IN and OUT are needed", verb);
-    request->in = argv[optind];
-    request->out = needed == 2 ? argv[optind + 1] : "OUT";
+        return cli_fail(request->verb, EXIT_USAGE, "--format %s must be dcp or safetensors", text);
     return GO_ON;
 }
 
-static int command(enum conversion_verb verb, int argc, char **argv)
+static int take_compression(struct conversion *request, const char *text)
 {
-    struct conversion request = {.verb = verb, .threads = default_threads()};
-    request.target.verb = verb_names[verb];
+    long long level = 3;
+    if (strcmp(text, "none") == 0)
+        level = 0;
+    else if (strcmp(text, "zstd") != 0 &&
+             (strncmp(text, "zstd:", 5) != 0 || !cli_parse_number(text + 5, 1, 19, &level)))
+        return cli_fail(request->verb, EXIT_USAGE,
+                        "--compress %s must be none, zstd, or zstd:1 to zstd:19", text);
+    request->convert.compress = (int32_t)level;
+    return GO_ON;
+}
+
+static int take_size(const struct conversion *request, const char *option, const char *text,
+                     int64_t *nbytes)
+{
+    return cli_parse_size(text, nbytes)
+               ? GO_ON
+               : cli_fail(request->verb, EXIT_USAGE, "%s %s must be a size such as 5GB or 256MiB",
+                          option, text);
+}
+
+static int take_rule(const struct conversion *request, rsd_status status)
+{
+    if (status == RSD_ENOMEM)
+        return cli_fail_status(request->verb, status);
+    return status ? cli_fail(request->verb, EXIT_USAGE, "%s", rsd_error()) : GO_ON;
+}
+
+static int take_placement_rule(struct conversion *request, const char *option, rsd_status status)
+{
+    request->needs_mesh = option;
+    return take_rule(request, status);
+}
+
+static int take_cast(struct conversion *request, const char *text)
+{
+    rsd_dtype dtype;
+    if (rsd_dtype_parse(text, &dtype) ||
+        (dtype != RSD_BF16 && dtype != RSD_F16 && dtype != RSD_F32 && dtype != RSD_F64))
+        return cli_fail(request->verb, EXIT_USAGE, "--cast %s must be bf16, f16, f32 or f64", text);
+    return take_rule(request, rsd_rules_add(request->rules, RSD_RULE_CAST, text));
+}
+
+static int take_mesh(struct conversion *request, const char *text)
+{
+    rsd_mesh *mesh = NULL;
+    if (rsd_mesh_parse(text, &mesh))
+        return cli_fail(request->verb, EXIT_USAGE, "--mesh '%s': %s", text, rsd_error());
+    request->has_mesh = true;
+    int code = take_rule(request, rsd_rules_set_mesh(request->rules, mesh));
+    rsd_mesh_free(mesh);
+    return code;
+}
+
+static int take_threads(struct conversion *request, const char *text)
+{
+    return cli_parse_number(text, 1, 4096, &request->threads)
+               ? GO_ON
+               : cli_fail(request->verb, EXIT_USAGE, "--threads %s must be from 1 to 4096", text);
+}
+
+static int take_flag(struct conversion *request, int option)
+{
+    switch (option) {
+    case DRY_RUN:
+        request->convert.dry = 1;
+        break;
+    case RESUME:
+        request->convert.resume = 1;
+        break;
+    case FORCE:
+        request->convert.overwrite = 1;
+        break;
+    case VERIFY:
+        request->verify = true;
+        break;
+    case JSON:
+        request->json = true;
+        break;
+    case ALL:
+        request->all = true;
+        break;
+    default:
+        request->quiet = true;
+        break;
+    }
+    return GO_ON;
+}
+
+static int take_option(struct conversion *request, int option, const char *value)
+{
+    rsd_rules *rules = request->rules;
+    switch (option) {
+    case FORMAT:
+        return take_format(request, value);
+    case MESH:
+        return take_mesh(request, value);
+    case PLACE:
+        return take_placement_rule(request, "--place", rsd_rules_add(rules, RSD_RULE_PLACE, value));
+    case RULES:
+        return take_placement_rule(request, "--rules", rsd_rules_add_file(rules, value));
+    case PRESET:
+        return take_placement_rule(request, "--preset", rsd_rules_set_preset(rules, value));
+    case DEFAULT:
+        return take_placement_rule(request, "--default",
+                                   rsd_rules_add(rules, RSD_RULE_DEFAULT, value));
+    case ONLY:
+        return take_rule(request, rsd_rules_add(rules, RSD_RULE_ONLY, value));
+    case EXCLUDE:
+        return take_rule(request, rsd_rules_add(rules, RSD_RULE_EXCLUDE, value));
+    case RENAME:
+        return take_rule(request, rsd_rules_add(rules, RSD_RULE_RENAME, value));
+    case STRIP_PREFIX:
+        return take_rule(request, rsd_rules_add(rules, RSD_RULE_STRIP_PREFIX, value));
+    case CAST:
+        return take_cast(request, value);
+    case COMPRESS:
+        return take_compression(request, value);
+    case MAX_SHARD_SIZE:
+        return take_size(request, "--max-shard-size", value, &request->convert.max_shard_nbytes);
+    case MAX_MEMORY:
+        return take_size(request, "--max-memory", value, &request->convert.max_nbytes);
+    case THREADS:
+        return take_threads(request, value);
+    case CONFIG_FROM:
+        request->config_from = value;
+        return GO_ON;
+    default:
+        return take_flag(request, option);
+    }
+}
+
+static int read_conversion_options(int argc, char **argv, struct conversion *request)
+{
+    static const char *const helps[] = {convert_help, merge_help, split_help, plan_help};
+    const char *verb = request->verb;
+    opterr = 0;
+    for (int option, index = 0;
+         (option = getopt_long(argc, argv, ":hq", conversion_options, &index)) != -1;) {
+        if (option == 'h')
+            return cli_show_help(helps[request->kind]);
+        if (option == '?' && !optopt && request->kind == PLAN &&
+            cli_has_option(problem_options, argv[optind - 1]))
+            return cli_fail(verb, EXIT_USAGE,
+                            "option %s needs a PROBLEM, not a checkpoint; see reshard plan --help",
+                            argv[optind - 1]);
+        if (option == '?' || option == ':')
+            return cli_fail_option(verb, option, argv);
+        if (verbs_of_option(option) && !(verbs_of_option(option) & 1u << request->kind))
+            return cli_fail(verb, EXIT_USAGE,
+                            "option --%s is not valid for '%s'; see reshard %s --help",
+                            conversion_options[index].name, verb, verb);
+        int code = take_option(request, option, optarg);
+        if (code != GO_ON)
+            return code;
+    }
+    int needed = request->kind == PLAN ? 1 : 2;
+    if (argc - optind != needed)
+        return cli_fail(verb, EXIT_USAGE, "%s; see reshard %s --help",
+                        needed == 1 ? "one checkpoint is needed" : "IN and OUT are needed", verb);
+    request->in = argv[optind];
+    request->out = needed == 2 ? argv[optind + 1] : "OUT";
+    if (request->needs_mesh && !request->has_mesh)
+        return cli_fail(verb, EXIT_USAGE, "%s needs --mesh", request->needs_mesh);
+    if (request->kind == SPLIT && !request->has_mesh)
+        return cli_fail(verb, EXIT_USAGE, "--mesh is needed, such as --mesh tp=4");
+    return request->kind == MERGE && !request->all
+               ? take_rule(request, rsd_rules_add(request->rules, RSD_RULE_PART, "model"))
+               : GO_ON;
+}
+
+static int run_conversion_verb(enum conversion_kind kind, int argc, char **argv)
+{
+    struct conversion request = {
+        .kind = kind, .verb = verb_names[kind], .threads = cli_default_threads()};
     request.convert.struct_nbytes = sizeof request.convert;
-    int code = read_options(argc, argv, &request);
+    int code = cli_fail_status(request.verb, rsd_rules_new(NULL, &request.rules));
+    if (!code)
+        code = read_conversion_options(argc, argv, &request);
     if (code == GO_ON)
         code = conversion_run(&request);
-    target_free(&request.target);
+    rsd_rules_free(request.rules);
     for (size_t i = 0; i < request.nside_files; i++)
         free(request.side_files[i]);
     free(request.side_files);
@@ -331,20 +385,20 @@ static int command(enum conversion_verb verb, int argc, char **argv)
 
 int command_convert(int argc, char **argv)
 {
-    return command(CONVERT, argc, argv);
+    return run_conversion_verb(CONVERT, argc, argv);
 }
 
 int command_merge(int argc, char **argv)
 {
-    return command(MERGE, argc, argv);
+    return run_conversion_verb(MERGE, argc, argv);
 }
 
 int command_split(int argc, char **argv)
 {
-    return command(SPLIT, argc, argv);
+    return run_conversion_verb(SPLIT, argc, argv);
 }
 
 int command_plan_checkpoint(int argc, char **argv)
 {
-    return command(PLAN, argc, argv);
+    return run_conversion_verb(PLAN, argc, argv);
 }

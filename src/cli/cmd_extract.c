@@ -1,27 +1,26 @@
-/* cmd_extract.c - `reshard extract`: one tensor, or a part of it, as a .npy file or as bare bytes. */
+/* cmd_extract.c - `reshard extract`: writes one tensor, or a slice of it, as a .npy file or as raw bytes. */
 #include "cli.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static const char help[] =
+static const char extract_help[] =
     "usage: reshard extract [options] CHECKPOINT TENSOR OUT\n"
     "\n"
-    "Writes one tensor to a .npy file, or its bare bytes to anything else; - is standard output.\n"
-    "Only the bytes that are needed are read.\n"
+    "Write one tensor to a .npy file, or its raw bytes to any other file; - is standard output.\n"
+    "Only the files and bytes of the slice are read.\n"
     "\n"
     "  reshard extract ckpt/ model.embed.weight embed.npy --slice '[0:10, :]'\n"
     "\n"
-    "  --slice '[A:B, ...]'  a part: one range per dim, : for all of it\n"
-    "  --cast DTYPE          converted (NumPy has no bf16: --cast f32)\n"
-    "  --raw                 bare bytes, row by row, also to a .npy\n"
-    "  --force               replace a file that is there\n"
-    "  -h, --help\n";
+    "  --slice '[A:B, ...]'  Select one range or index per dim; : selects all. Default: all\n"
+    "  --cast DTYPE          Convert to DTYPE. NumPy has no bf16: use --cast f32\n"
+    "  --raw                 Write raw bytes in row-major order, also to a .npy file\n"
+    "  --force               Replace an existing file\n"
+    "  -h, --help            Print this help\n";
 
-struct request {
+struct extraction {
     const char *path, *tensor, *out, *slice;
     rsd_dtype cast;
     bool raw, force;
@@ -29,25 +28,25 @@ struct request {
 
 enum { SLICE = 256, CAST, RAW, FORCE };
 
-static const struct option options[] = {
+static const struct option extract_options[] = {
     {"slice", required_argument, NULL, SLICE}, {"cast", required_argument, NULL, CAST},
     {"raw", no_argument, NULL, RAW},           {"force", no_argument, NULL, FORCE},
     {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
 };
 
-static int read_options(int argc, char **argv, struct request *request)
+static int read_extract_options(int argc, char **argv, struct extraction *request)
 {
     opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, ":h", options, NULL)) != -1;)
+    for (int option; (option = getopt_long(argc, argv, ":h", extract_options, NULL)) != -1;)
         switch (option) {
         case 'h':
-            return show_help(help);
+            return cli_show_help(extract_help);
         case SLICE:
             request->slice = optarg;
             break;
         case CAST:
             if (rsd_dtype_parse(optarg, &request->cast))
-                return complain("extract", EXIT_USAGE, "--cast %s: no such dtype", optarg);
+                return cli_fail("extract", EXIT_USAGE, "--cast %s is not a dtype", optarg);
             break;
         case RAW:
             request->raw = true;
@@ -56,11 +55,11 @@ static int read_options(int argc, char **argv, struct request *request)
             request->force = true;
             break;
         default:
-            return complain_option("extract", option, argv);
+            return cli_fail_option("extract", option, argv);
         }
     if (argc - optind != 3)
-        return complain("extract", EXIT_USAGE,
-                        "a checkpoint, a tensor and a file are needed; see reshard extract --help");
+        return cli_fail("extract", EXIT_USAGE,
+                        "CHECKPOINT, TENSOR and OUT are needed; see reshard extract --help");
     request->path = argv[optind];
     request->tensor = argv[optind + 1];
     request->out = argv[optind + 2];
@@ -69,7 +68,7 @@ static int read_options(int argc, char **argv, struct request *request)
 
 /* ---- the slice ---- */
 
-static bool parse_range(const char **at, int64_t extent, int64_t *lo, int64_t *len)
+static bool parse_slice_range(const char **at, int64_t extent, int64_t *lo, int64_t *len)
 {
     char *end;
     long long first = 0, last = extent;
@@ -108,7 +107,7 @@ static bool parse_slice(const char *text, const rsd_tensor_info *tensor, rsd_box
     for (int32_t d = 0; d < tensor->ndim; d++) {
         if (d > 0 && *at++ != ',')
             return false;
-        if (!parse_range(&at, tensor->shape[d], &box->lo[d], &box->len[d]))
+        if (!parse_slice_range(&at, tensor->shape[d], &box->lo[d], &box->len[d]))
             return false;
     }
     return *at == (*text == '[' ? ']' : '\0');
@@ -168,90 +167,110 @@ static void write_npy_header(FILE *out, const char *dtype, const rsd_box *box)
     fprintf(out, "%s%*s\n", header, (int)(padded - n - 1), "");
 }
 
-static int write_out(const struct request *request, rsd_dtype dtype, const rsd_box *box,
-                     const void *bytes, size_t nbytes)
+static int write_array(const struct extraction *request, rsd_dtype dtype, const rsd_box *box,
+                       const void *bytes, size_t nbytes)
 {
-    assert(request->out);
     bool to_stdout = strcmp(request->out, "-") == 0;
     size_t length = strlen(request->out);
     bool npy = !request->raw && length > 4 && strcmp(request->out + length - 4, ".npy") == 0;
     if (npy && !npy_dtype(dtype))
-        return complain("extract", EXIT_CANNOT,
-                        "NumPy has no %s: --cast f32 converts it, --raw writes its bytes",
+        return cli_fail("extract", EXIT_CANNOT,
+                        "NumPy has no %s: convert with --cast f32, or write bytes with --raw",
                         rsd_dtype_name(dtype));
     if (!to_stdout && !request->force && access(request->out, F_OK) == 0)
-        return complain("extract", EXIT_CANNOT, "%s is there already; --force replaces it",
+        return cli_fail("extract", EXIT_CANNOT, "%s already exists; use --force to replace it",
                         request->out);
-    char *part = need_text("%s.reshard-part", request->out);
-    FILE *out = to_stdout ? stdout : fopen(part, "wb");
+    char *staged = cli_new_text("%s.reshard-part", request->out);
+    FILE *out = to_stdout ? stdout : fopen(staged, "wb");
     bool fine = out != NULL;
     if (fine && npy)
         write_npy_header(out, npy_dtype(dtype), box);
     fine = fine && fwrite(bytes, 1, nbytes, out) == nbytes;
     if (out && !to_stdout)
-        fine = fclose(out) == 0 && fine && rename(part, request->out) == 0;
+        fine = fclose(out) == 0 && fine && rename(staged, request->out) == 0;
     int code =
-        fine ? EXIT_YES : complain("extract", EXIT_IO, "%s: %s", request->out, strerror(errno));
+        fine ? EXIT_YES : cli_fail("extract", EXIT_IO, "%s: %s", request->out, strerror(errno));
     if (!fine && !to_stdout)
-        remove(part);
-    free(part);
+        remove(staged);
+    free(staged);
     return code;
 }
 
-static bool is_the_one(const void *name, const rsd_tensor_info *tensor)
+/* ---- the tensor ---- */
+
+/* A slice of a tensor. */
+struct tensor_slice {
+    const char *name;
+    rsd_box box;
+};
+
+static bool needs_slice_extent(const void *context, const rsd_tensor_info *tensor,
+                               const rsd_extent *extent)
 {
-    return strcmp(tensor->name, name) == 0;
+    const struct tensor_slice *slice = context;
+    const rsd_box *a = &slice->box, *b = &extent->box;
+    if (strcmp(tensor->name, slice->name) != 0)
+        return false;
+    for (int32_t d = 0; d < a->ndim; d++)
+        if (a->lo[d] >= b->lo[d] + b->len[d] || b->lo[d] >= a->lo[d] + a->len[d] || !a->len[d] ||
+            !b->len[d])
+            return false;
+    return true;
 }
 
-static int extract(const struct request *request, rsd_checkpoint *checkpoint)
+static int load_and_write(const struct extraction *request, rsd_checkpoint *checkpoint,
+                          const rsd_tensor_info *tensor, const rsd_box *box)
 {
-    int64_t index;
-    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-    rsd_box box = {0};
-    if (rsd_checkpoint_find(checkpoint, request->tensor, &index) ||
-        rsd_checkpoint_tensor(checkpoint, index, &tensor))
-        return complain("extract", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
-    box.ndim = tensor.ndim;
-    memcpy(box.len, tensor.shape, sizeof box.len);
-    if (request->slice && !parse_slice(request->slice, &tensor, &box))
-        return complain("extract", EXIT_USAGE, "--slice '%s' is no part of %s", request->slice,
-                        tensor_text(tensor.dtype, tensor.ndim, tensor.shape));
-    int code = need_files("extract", request->path, checkpoint, is_the_one, request->tensor);
-    if (code)
-        return code;
-    rsd_dtype dtype = request->cast ? request->cast : tensor.dtype;
+    rsd_dtype dtype = request->cast ? request->cast : tensor->dtype;
     rsd_layout *layout;
     int32_t rank = 0;
     rsd_array array = {0};
-    rsd_status status =
-        rsd_layout_new_boxes(dtype, tensor.ndim, tensor.shape, 1, &rank, box.lo, box.len, &layout);
+    rsd_status status = rsd_layout_new_boxes(dtype, tensor->ndim, tensor->shape, 1, &rank, box->lo,
+                                             box->len, &layout);
     if (status)
-        return complain_status("extract", status);
+        return cli_fail_status("extract", status);
     status = rsd_layout_array(layout, 0, &array);
-    void *bytes = need_memory(malloc(array.nbytes + 1));
+    void *bytes = cli_need_memory(malloc(array.nbytes + 1));
     rsd_tensor local = {
-        .struct_nbytes = sizeof local, .name = request->tensor, .layout = layout, .arrays = &bytes};
-    rsd_load_options how = {.struct_nbytes = sizeof how, .allow_cast = 1};
+        .struct_nbytes = sizeof local, .name = tensor->name, .layout = layout, .arrays = &bytes};
+    rsd_load_options options = {.struct_nbytes = sizeof options, .allow_cast = 1};
     if (!status)
-        status = rsd_load(checkpoint, 1, &local, &how, NULL);
-    code = status ? complain_status("extract", status)
-                  : write_out(request, dtype, &box, bytes, array.nbytes);
+        status = rsd_load(checkpoint, 1, &local, &options, NULL);
+    int code = status ? cli_fail_status("extract", status)
+                      : write_array(request, dtype, box, bytes, array.nbytes);
     free(bytes);
     rsd_layout_free(layout);
     return code;
 }
 
+static int extract_tensor(const struct extraction *request, rsd_checkpoint *checkpoint)
+{
+    int64_t index;
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    struct tensor_slice slice = {.name = request->tensor};
+    if (rsd_checkpoint_find(checkpoint, request->tensor, &index) ||
+        rsd_checkpoint_tensor(checkpoint, index, &tensor))
+        return cli_fail("extract", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
+    slice.box.ndim = tensor.ndim;
+    memcpy(slice.box.len, tensor.shape, sizeof slice.box.len);
+    if (request->slice && !parse_slice(request->slice, &tensor, &slice.box))
+        return cli_fail("extract", EXIT_USAGE, "--slice '%s' is not a slice of %s", request->slice,
+                        cli_tensor_text(tensor.dtype, tensor.ndim, tensor.shape));
+    int code = input_check_files("extract", request->path, checkpoint, needs_slice_extent, &slice);
+    return code ? code : load_and_write(request, checkpoint, &tensor, &slice.box);
+}
+
 int command_extract(int argc, char **argv)
 {
-    struct request request = {0};
+    struct extraction request = {.path = "", .tensor = "", .out = ""};
     rsd_checkpoint *checkpoint;
-    int code = read_options(argc, argv, &request);
+    int code = read_extract_options(argc, argv, &request);
     if (code != GO_ON)
         return code;
-    code = open_checkpoint("extract", request.path, &checkpoint);
+    code = input_open("extract", request.path, &checkpoint);
     if (code)
         return code;
-    code = extract(&request, checkpoint);
+    code = extract_tensor(&request, checkpoint);
     rsd_checkpoint_close(checkpoint);
     return code;
 }

@@ -1,43 +1,42 @@
-/* cmd_inspect.c - `reshard inspect`: what is in a checkpoint, without reading a byte of its tensors. */
+/* cmd_inspect.c - `reshard inspect`: lists what a checkpoint holds, without reading tensor data. */
 #include "cli.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const char help[] =
+static const char inspect_help[] =
     "usage: reshard inspect [options] CHECKPOINT [TENSOR]\n"
     "\n"
-    "Lists the tensors, dtypes, shapes and values of a checkpoint; of one tensor, where its boxes "
-    "lie.\n"
-    "Nothing in the files is run, and no byte of a tensor is read.\n"
+    "List the tensors, dtypes, shapes and values of a checkpoint, or the boxes of one tensor.\n"
+    "Nothing in the files is executed, and no tensor data is read.\n"
     "\n"
-    "  --json            one JSON object: format, tensors with their boxes, values; of TENSOR, "
-    "that one\n"
-    "  --tree            names as a tree\n"
-    "  --svg FILE        with TENSOR: the picture of its boxes as a file\n"
-    "  --html FILE       the same as a page\n"
-    "  -h, --help\n";
+    "  --json            Print one JSON object: format, tensors with their boxes, and values; or\n"
+    "                    TENSOR only\n"
+    "  --tree            Print names as a tree\n"
+    "  --svg FILE        With TENSOR: write a picture of its boxes to FILE as SVG\n"
+    "  --html FILE       With TENSOR: write that picture to FILE as an HTML page\n"
+    "  -h, --help        Print this help\n";
 
-struct request {
+struct inspection {
     const char *path, *tensor, *svg, *html;
     bool json, tree;
 };
 
 enum { JSON = 256, TREE, SVG, HTML };
 
-static const struct option options[] = {
+static const struct option inspect_options[] = {
     {"json", no_argument, NULL, JSON},     {"tree", no_argument, NULL, TREE},
     {"svg", required_argument, NULL, SVG}, {"html", required_argument, NULL, HTML},
     {"help", no_argument, NULL, 'h'},      {NULL, 0, NULL, 0},
 };
 
-static int read_options(int argc, char **argv, struct request *request)
+static int read_inspect_options(int argc, char **argv, struct inspection *request)
 {
     opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, ":h", options, NULL)) != -1;)
+    for (int option; (option = getopt_long(argc, argv, ":h", inspect_options, NULL)) != -1;)
         switch (option) {
         case 'h':
-            return show_help(help);
+            return cli_show_help(inspect_help);
         case JSON:
             request->json = true;
             break;
@@ -51,50 +50,50 @@ static int read_options(int argc, char **argv, struct request *request)
             request->html = optarg;
             break;
         default:
-            return complain_option("inspect", option, argv);
+            return cli_fail_option("inspect", option, argv);
         }
     if (argc - optind < 1 || argc - optind > 2)
-        return complain("inspect", EXIT_USAGE,
+        return cli_fail("inspect", EXIT_USAGE,
                         "one checkpoint is needed; see reshard inspect --help");
     request->path = argv[optind];
     request->tensor = argc - optind == 2 ? argv[optind + 1] : NULL;
     if (request->tree && (request->json || request->tensor))
-        return complain("inspect", EXIT_USAGE, "--tree is text, of all tensors");
+        return cli_fail("inspect", EXIT_USAGE, "--tree excludes --json and TENSOR");
     if ((request->svg || request->html) && !request->tensor)
-        return complain("inspect", EXIT_USAGE, "--svg and --html draw one tensor: name it");
+        return cli_fail("inspect", EXIT_USAGE, "--svg and --html need TENSOR");
     return GO_ON;
 }
 
-static rsd_tensor_info tensor_at(const rsd_checkpoint *checkpoint, int64_t index)
+static rsd_tensor_info need_tensor(const rsd_checkpoint *checkpoint, int64_t index)
 {
     rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
     if (rsd_checkpoint_tensor(checkpoint, index, &tensor))
-        exit(complain_status("inspect", RSD_EINVAL));
+        exit(cli_fail_status("inspect", RSD_EINVAL));
     return tensor;
 }
 
-static rsd_extent box_at(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t index)
+static rsd_extent need_extent(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t index)
 {
     rsd_extent stored = {.struct_nbytes = sizeof stored};
     if (rsd_checkpoint_box(checkpoint, tensor, index, &stored))
-        exit(complain_status("inspect", RSD_EINVAL));
+        exit(cli_fail_status("inspect", RSD_EINVAL));
     return stored;
 }
 
 /* ---- JSON ---- */
 
-static void print_boxes(const rsd_checkpoint *checkpoint, int64_t index, int64_t nboxes)
+static void print_json_boxes(const rsd_checkpoint *checkpoint, int64_t index, int64_t nboxes)
 {
     for (int64_t i = 0; i < nboxes; i++) {
-        rsd_extent stored = box_at(checkpoint, index, i);
+        rsd_extent stored = need_extent(checkpoint, index, i);
         const char *file = rsd_checkpoint_file(checkpoint, stored.file);
         printf("%s{\"lo\": ", i ? ", " : "");
-        print_json_list(stdout, stored.box.ndim, stored.box.lo);
+        cli_print_json_list(stdout, stored.box.ndim, stored.box.lo);
         printf(", \"len\": ");
-        print_json_list(stdout, stored.box.ndim, stored.box.len);
+        cli_print_json_list(stdout, stored.box.ndim, stored.box.len);
         printf(", \"file\": ");
         if (file)
-            print_json_string(stdout, file);
+            cli_print_json_string(stdout, file);
         else
             printf("null");
         printf("}");
@@ -103,17 +102,17 @@ static void print_boxes(const rsd_checkpoint *checkpoint, int64_t index, int64_t
 
 static void print_json_tensor(const rsd_checkpoint *checkpoint, int64_t index)
 {
-    rsd_tensor_info tensor = tensor_at(checkpoint, index);
+    rsd_tensor_info tensor = need_tensor(checkpoint, index);
     printf("{\"name\": ");
-    print_json_string(stdout, tensor.name);
+    cli_print_json_string(stdout, tensor.name);
     printf(", \"dtype\": \"%s\", \"shape\": ", rsd_dtype_name(tensor.dtype));
-    print_json_list(stdout, tensor.ndim, tensor.shape);
+    cli_print_json_list(stdout, tensor.ndim, tensor.shape);
     printf(", \"nbytes\": %lld, \"boxes\": [", (long long)tensor.nbytes);
-    print_boxes(checkpoint, index, tensor.nboxes);
+    print_json_boxes(checkpoint, index, tensor.nboxes);
     printf("]}");
 }
 
-static int print_json(rsd_checkpoint *checkpoint)
+static int print_json_listing(rsd_checkpoint *checkpoint)
 {
     printf("{\"format\": \"%s\", \"tensors\": [",
            rsd_format_name(rsd_checkpoint_format(checkpoint)));
@@ -125,9 +124,9 @@ static int print_json(rsd_checkpoint *checkpoint)
     for (int64_t i = 0; i < rsd_checkpoint_nvalues(checkpoint); i++) {
         char *json = NULL;
         if (rsd_checkpoint_value(checkpoint, i, &json))
-            json = NULL; /* listed all the same: `verify` says what is wrong with it */
+            json = NULL; /* Listed without its value: `verify` reports what is wrong with it. */
         printf("%s\n  {\"name\": ", i ? "," : "");
-        print_json_string(stdout, rsd_checkpoint_value_name(checkpoint, i));
+        cli_print_json_string(stdout, rsd_checkpoint_value_name(checkpoint, i));
         if (json)
             printf(", \"value\": %s", json);
         printf("}");
@@ -139,19 +138,19 @@ static int print_json(rsd_checkpoint *checkpoint)
 
 /* ---- text ---- */
 
-static int64_t total_nbytes(const rsd_checkpoint *checkpoint)
+static int64_t sum_nbytes(const rsd_checkpoint *checkpoint)
 {
     int64_t total = 0;
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++)
-        total += tensor_at(checkpoint, i).nbytes;
+        total += need_tensor(checkpoint, i).nbytes;
     return total;
 }
 
-static void print_summary(const struct request *request, const rsd_checkpoint *checkpoint)
+static void print_totals(const struct inspection *request, const rsd_checkpoint *checkpoint)
 {
-    printf("%s: %s, %lld tensors of %s in %lld file%s", plain_text(request->path),
+    printf("%s: %s, %lld tensors of %s in %lld file%s", cli_plain_text(request->path),
            rsd_format_name(rsd_checkpoint_format(checkpoint)),
-           (long long)rsd_checkpoint_ntensors(checkpoint), size_text(total_nbytes(checkpoint)),
+           (long long)rsd_checkpoint_ntensors(checkpoint), cli_size_text(sum_nbytes(checkpoint)),
            (long long)rsd_checkpoint_nfiles(checkpoint),
            rsd_checkpoint_nfiles(checkpoint) == 1 ? "" : "s");
     if (rsd_checkpoint_nvalues(checkpoint))
@@ -159,18 +158,19 @@ static void print_summary(const struct request *request, const rsd_checkpoint *c
     printf("\n\n");
 }
 
-static void print_line(const rsd_tensor_info *tensor, int indent, const char *name)
+static void print_tensor_line(const rsd_tensor_info *tensor, int indent, const char *name)
 {
     int width = 44 - indent;
-    printf("%*s%-*s  %-24s %10s", indent, "", width > 0 ? width : 0, plain_text(name),
-           tensor_text(tensor->dtype, tensor->ndim, tensor->shape), size_text(tensor->nbytes));
+    printf("%*s%-*s  %-24s %10s", indent, "", width > 0 ? width : 0, cli_plain_text(name),
+           cli_tensor_text(tensor->dtype, tensor->ndim, tensor->shape),
+           cli_size_text(tensor->nbytes));
     if (tensor->nboxes != 1)
         printf("  in %lld boxes", (long long)tensor->nboxes);
     printf("\n");
 }
 
-/* At most 60 bytes, and no half of a character. */
-static void print_start(const char *text)
+/* Prints at most 60 bytes, and no part of a UTF-8 character. */
+static void print_start_of_text(const char *text)
 {
     int n = (int)strnlen(text, 60);
     while (text[n] && ((unsigned char)text[n] & 0xc0) == 0x80)
@@ -178,34 +178,34 @@ static void print_start(const char *text)
     printf("%.*s%s\n", n, text, text[n] ? "..." : "");
 }
 
-static void print_value(rsd_checkpoint *checkpoint, int64_t index)
+static void print_value_line(rsd_checkpoint *checkpoint, int64_t index)
 {
     char *json = NULL;
     rsd_status status = rsd_checkpoint_value(checkpoint, index, &json);
-    printf("%-44s  ", plain_text(rsd_checkpoint_value_name(checkpoint, index)));
+    printf("%-44s  ", cli_plain_text(rsd_checkpoint_value_name(checkpoint, index)));
     if (status)
-        printf("cannot be read: %s\n", plain_text(rsd_error()));
+        printf("unreadable: %s\n", cli_plain_text(rsd_error()));
     else if (!json)
-        printf("an object, carried along as it is\n");
+        printf("an opaque object, copied as it is\n");
     else
-        print_start(plain_text(json));
+        print_start_of_text(cli_plain_text(json));
     rsd_free(json);
 }
 
-static void print_part(int indent, const char *text, int n)
+static void print_tree_node(int indent, const char *text, int n)
 {
-    char *part = need_text("%.*s", n, text);
-    printf("%*s%s\n", indent, "", plain_text(part));
+    char *part = cli_new_text("%.*s", n, text);
+    printf("%*s%s\n", indent, "", cli_plain_text(part));
     free(part);
 }
 
-/* By their parts, so that those of one branch are together, and layers.2 comes before layers.10. */
-static int by_parts(const void *a, const void *b)
+/* By their parts, so that those of one branch are ranks_transport, and layers.2 comes before layers.10. */
+static int by_name_parts(const void *a, const void *b)
 {
     const char *x = ((const rsd_tensor_info *)a)->name, *y = ((const rsd_tensor_info *)b)->name;
     for (;; x++, y++) {
         size_t n = strcspn(x, "."), m = strcspn(y, ".");
-        char *one = need_text("%.*s", (int)n, x), *other = need_text("%.*s", (int)m, y);
+        char *one = cli_new_text("%.*s", (int)n, x), *other = cli_new_text("%.*s", (int)m, y);
         int order = strverscmp(one, other);
         free(one);
         free(other);
@@ -216,16 +216,16 @@ static int by_parts(const void *a, const void *b)
     }
 }
 
-/* Parts that are the same as of the name before are not said again. */
-static void print_tree(const rsd_checkpoint *checkpoint)
+/* Leading parts that a name has in common with the one before it are not printed again. */
+static void print_name_tree(const rsd_checkpoint *checkpoint)
 {
     const char *before = "";
     size_t n = (size_t)rsd_checkpoint_ntensors(checkpoint);
-    rsd_tensor_info *tensors = need_memory(calloc(n + 1, sizeof *tensors));
+    rsd_tensor_info *tensors = cli_need_memory(calloc(n + 1, sizeof *tensors));
     for (size_t i = 0; i < n; i++)
-        tensors[i] = tensor_at(checkpoint, (int64_t)i);
+        tensors[i] = need_tensor(checkpoint, (int64_t)i);
     if (n > 1)
-        qsort(tensors, n, sizeof *tensors, by_parts);
+        qsort(tensors, n, sizeof *tensors, by_name_parts);
     for (size_t i = 0; i < n; i++) {
         rsd_tensor_info tensor = tensors[i];
         const char *at = tensor.name;
@@ -238,79 +238,80 @@ static void print_tree(const rsd_checkpoint *checkpoint)
         for (const char *c = at; c < at + same; c++)
             depth += *c == '.';
         for (at += same; strchr(at, '.'); at = strchr(at, '.') + 1, depth++)
-            print_part(2 * depth, at, (int)(strchr(at, '.') - at));
-        print_line(&tensor, 2 * depth, at);
+            print_tree_node(2 * depth, at, (int)(strchr(at, '.') - at));
+        print_tensor_line(&tensor, 2 * depth, at);
         before = tensor.name;
     }
     free(tensors);
 }
 
-static int print_text(const struct request *request, rsd_checkpoint *checkpoint)
+static int print_text_listing(const struct inspection *request, rsd_checkpoint *checkpoint)
 {
-    print_summary(request, checkpoint);
+    print_totals(request, checkpoint);
     if (request->tree)
-        print_tree(checkpoint);
+        print_name_tree(checkpoint);
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint) && !request->tree; i++) {
-        rsd_tensor_info tensor = tensor_at(checkpoint, i);
-        print_line(&tensor, 0, tensor.name);
+        rsd_tensor_info tensor = need_tensor(checkpoint, i);
+        print_tensor_line(&tensor, 0, tensor.name);
     }
     if (rsd_checkpoint_nvalues(checkpoint))
         printf("\n");
     for (int64_t i = 0; i < rsd_checkpoint_nvalues(checkpoint); i++)
-        print_value(checkpoint, i);
+        print_value_line(checkpoint, i);
     return EXIT_YES;
 }
 
 /* ---- one tensor ---- */
 
-static int inspect_tensor(const struct request *request, const rsd_checkpoint *checkpoint)
+static int inspect_tensor(const struct inspection *request, const rsd_checkpoint *checkpoint)
 {
     int64_t index;
     rsd_status status = rsd_checkpoint_find(checkpoint, request->tensor, &index);
     if (status)
-        return complain("inspect", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
-    rsd_tensor_info tensor = tensor_at(checkpoint, index);
+        return cli_fail("inspect", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
+    rsd_tensor_info tensor = need_tensor(checkpoint, index);
     if (request->svg)
-        status = page_boxes(request->svg, false, checkpoint, index);
+        status = page_write_boxes(request->svg, false, checkpoint, index);
     if (!status && request->html)
-        status = page_boxes(request->html, true, checkpoint, index);
+        status = page_write_boxes(request->html, true, checkpoint, index);
     if (status)
-        return complain_status("inspect", status);
+        return cli_fail_status("inspect", status);
     if (request->json) {
         print_json_tensor(checkpoint, index);
         putchar('\n');
         return EXIT_YES;
     }
-    print_line(&tensor, 0, tensor.name);
+    print_tensor_line(&tensor, 0, tensor.name);
     for (int64_t i = 0; i < tensor.nboxes && i < 64; i++) {
-        rsd_extent stored = box_at(checkpoint, index, i);
+        rsd_extent stored = need_extent(checkpoint, index, i);
         const char *file = rsd_checkpoint_file(checkpoint, stored.file);
         printf("  [");
         for (int32_t d = 0; d < stored.box.ndim; d++)
             printf("%s%lld:%lld", d ? ", " : "", (long long)stored.box.lo[d],
                    (long long)(stored.box.lo[d] + stored.box.len[d]));
-        printf("]  %s, byte %llu, %s\n", file ? plain_text(file) : "nowhere",
-               (unsigned long long)stored.offset, size_text((int64_t)stored.nbytes));
+        printf("]  %s, byte %llu, %s\n", file ? cli_plain_text(file) : "no file",
+               (unsigned long long)stored.offset, cli_size_text((int64_t)stored.nbytes));
     }
     if (tensor.nboxes > 64)
-        printf("  and %lld more\n", (long long)tensor.nboxes - 64);
-    return complain_status("inspect", draw_boxes(stdout, checkpoint, index));
+        printf("  ... and %lld more\n", (long long)tensor.nboxes - 64);
+    return cli_fail_status("inspect", draw_boxes(stdout, checkpoint, index));
 }
 
 int command_inspect(int argc, char **argv)
 {
-    struct request request = {0};
+    struct inspection request = {0};
     rsd_checkpoint *checkpoint;
-    int code = read_options(argc, argv, &request);
+    int code = read_inspect_options(argc, argv, &request);
     if (code != GO_ON)
         return code;
-    code = open_checkpoint("inspect", request.path, &checkpoint);
+    code = input_open("inspect", request.path, &checkpoint);
     if (code)
         return code;
     if (request.tensor)
         code = inspect_tensor(&request, checkpoint);
     else
-        code = request.json ? print_json(checkpoint) : print_text(&request, checkpoint);
+        code = request.json ? print_json_listing(checkpoint)
+                            : print_text_listing(&request, checkpoint);
     rsd_checkpoint_close(checkpoint);
     return code;
 }

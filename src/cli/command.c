@@ -1,4 +1,4 @@
-/* command.c - the command: finds the verb, and what all verbs share. */
+/* command.c - finds the verb and runs it; errors and exit codes of all verbs. */
 #include "cli.h"
 
 #include <errno.h>
@@ -6,47 +6,68 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct {
+struct command {
     const char *verb;
     int (*run)(int argc, char **argv);
-    bool together; /* many ranks may do it */
-    const char *does;
-} commands[] = {
-    {"inspect", command_inspect, false, "list what is in a checkpoint"},
-    {"plan", command_plan, false, "say what a move, or a conversion, would do"},
-    {"convert", command_convert, true, "write a checkpoint in another format or layout"},
-    {"merge", command_merge, true,
-     "write whole tensors as safetensors, as transformers loads them"},
-    {"split", command_split, true,
-     "write one safetensors file a rank, with all that the rank needs"},
-    {"verify", command_verify, true, "read everything, and say what is damaged or missing"},
-    {"diff", command_diff, true, "say whether two checkpoints hold the same tensors"},
-    {"digest", command_digest, true, "print a digest of each tensor, whatever its layout"},
-    {"extract", command_extract, false, "write one tensor, or a part of it, to a file"},
+    bool collective; /* many ranks may run it */
+    const char *summary;
+};
+
+static const struct command commands[] = {
+    {"inspect", command_inspect, false, "List the tensors and values of a checkpoint"},
+    {"plan", command_plan, false, "Report what a move or a conversion would do"},
+    {"convert", command_convert, true, "Write a checkpoint in another format or layout"},
+    {"merge", command_merge, true, "Write whole tensors as safetensors that transformers loads"},
+    {"split", command_split, true, "Write one safetensors file per rank"},
+    {"verify", command_verify, true, "Read a checkpoint and report damaged or missing data"},
+    {"diff", command_diff, true, "Compare the tensors of two checkpoints"},
+    {"digest", command_digest, true, "Print a digest of each tensor"},
+    {"extract", command_extract, false, "Write one tensor, or a slice of it, to a file"},
 };
 
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
 
-int complain(const char *verb, int code, const char *format, ...)
+/* ---- errors ---- */
+
+/* Prints "reshard VERB: LABELmessage" and returns the message, which is valid until the fourth call after. */
+static const char *print_message(const char *verb, const char *label, const char *format,
+                                 va_list args)
 {
-    char *text = NULL;
+    static char *texts[4];
+    static unsigned next;
+    char **text = &texts[next++ % 4];
+    free(*text);
+    if (vasprintf(text, format, args) < 0)
+        *text = NULL;
+    const char *plain = *text ? cli_plain_text(*text) : format;
+    fprintf(stderr, "reshard%s%s: %s%s\n", verb ? " " : "", verb ? verb : "", label, plain);
+    return plain;
+}
+
+int cli_fail(const char *verb, int code, const char *format, ...)
+{
     va_list args;
     va_start(args, format);
-    int n = vasprintf(&text, format, args);
+    ranks_keep_error(verb, print_message(verb, "", format, args));
     va_end(args);
-    fprintf(stderr, "reshard%s%s: %s\n", verb ? " " : "", verb ? verb : "",
-            n < 0 ? format : plain_text(text));
-    keep_complaint(verb, n < 0 ? format : plain_text(text));
-    free(n < 0 ? NULL : text);
     return code;
 }
 
-static int code_of(rsd_status status)
+void cli_note(const char *verb, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    print_message(verb, "note: ", format, args);
+    va_end(args);
+}
+
+static int exit_code_of(rsd_status status)
 {
     switch (status) {
     case RSD_OK:
         return EXIT_YES;
     case RSD_EFORMAT:
+    case RSD_ENOENT:
         return EXIT_UNREADABLE;
     case RSD_ENOMEM:
     case RSD_EIO:
@@ -65,50 +86,73 @@ static int code_of(rsd_status status)
     return EXIT_CANNOT;
 }
 
-int complain_status(const char *verb, rsd_status status)
+int cli_fail_status(const char *verb, rsd_status status)
 {
     if (!status)
         return EXIT_YES;
-    note_lost(status);
-    return complain(verb, code_of(status), "%s", rsd_error());
+    ranks_note_lost(status);
+    return cli_fail(verb, exit_code_of(status), "%s", rsd_error());
 }
 
-int complain_option(const char *verb, int answer, char **argv)
+int cli_fail_option(const char *verb, int answer, char **argv)
 {
+    const char *argument = argv[optind - 1];
     if (answer == ':')
-        return complain(verb, EXIT_USAGE, "%s needs a value", argv[optind - 1]);
+        return cli_fail(verb, EXIT_USAGE, "option %s needs a value", argument);
     if (optopt > 0 && optopt < 256)
-        return complain(verb, EXIT_USAGE, "unknown option '-%c'; see reshard %s --help", optopt,
+        return cli_fail(verb, EXIT_USAGE, "unknown option -%c; see reshard %s --help", optopt,
                         verb);
     if (optopt)
-        return complain(verb, EXIT_USAGE, "%s takes no value", argv[optind - 1]);
-    return complain(verb, EXIT_USAGE, "unknown or unclear option '%s'; see reshard %s --help",
-                    argv[optind - 1], verb);
+        return cli_fail(verb, EXIT_USAGE, "option %s takes no value", argument);
+    return cli_fail(verb, EXIT_USAGE, "unknown or ambiguous option %s; see reshard %s --help",
+                    argument, verb);
 }
 
-int show_help(const char *help)
+bool cli_has_option(const struct option *options, const char *argument)
+{
+    if (strncmp(argument, "--", 2) != 0)
+        return false;
+    size_t n = strcspn(argument + 2, "=");
+    for (; options->name; options++)
+        if (strlen(options->name) == n && strncmp(options->name, argument + 2, n) == 0)
+            return true;
+    return false;
+}
+
+/* ---- verbs ---- */
+
+int cli_show_help(const char *help)
 {
     fputs(help, stdout);
     return EXIT_YES;
 }
 
-static int help(FILE *out, int code)
+static int show_verbs(FILE *out, int code)
 {
-    fputs("usage: reshard VERB ...\n\n"
-          "For tensors that are cut into shards, and needed in another cut.\n\n",
+    fputs("usage: reshard VERB [options] ...\n\n"
+          "Inspect, convert and verify checkpoints of sharded tensors.\n\n",
           out);
     for (size_t i = 0; i < NCOMMANDS; i++)
-        if (commands[i].together || !together())
-            fprintf(out, "  %-10s %s\n", commands[i].verb, commands[i].does);
-    fputs("\n`reshard VERB --help` says more; `reshard --version` says which version this is.\n\n"
-          "exit code: 0 yes; 1 the answer is no; 2 usage or syntax; 3 cannot be done as asked;\n"
-          "           4 an input that is no checkpoint; 5 I/O, memory or a peer; 130 interrupted\n",
+        if (commands[i].collective || !ranks_transport())
+            fprintf(out, "  %-10s %s\n", commands[i].verb, commands[i].summary);
+    fputs("\n"
+          "Run 'reshard VERB --help' for the options of a verb, 'reshard --version' for the "
+          "version.\n\n"
+          "Exit status: 0 success; 1 damage or a difference found; 2 invalid command line;\n"
+          "             3 cannot be done as requested; 4 an input is missing or not a checkpoint;\n"
+          "             5 I/O error, out of memory or a lost rank; 130 interrupted\n",
           out);
     return code;
 }
 
-/* People write long options with underscores too. */
-static void accept_underscores(int argc, char **argv)
+static int show_version(void)
+{
+    printf("reshard %s\n", rsd_version());
+    return EXIT_YES;
+}
+
+/* Accepts --max_memory for --max-memory. */
+static void replace_underscores(int argc, char **argv)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
         if (strncmp(argv[i], "--", 2) == 0)
@@ -117,41 +161,39 @@ static void accept_underscores(int argc, char **argv)
                     *c = '-';
 }
 
-static int run(int argc, char **argv)
+static int run_verb(int argc, char **argv)
 {
     if (argc < 2) {
-        keep_complaint(NULL, "a verb is needed");
-        return help(stderr, EXIT_USAGE);
+        ranks_keep_error(NULL, "a verb is needed");
+        return show_verbs(stderr, EXIT_USAGE);
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
-        return help(stdout, EXIT_YES);
-    bool of_verb = argc > 2 && strcmp(argv[2], "--version") == 0;
-    if (strcmp(argv[1], "--version") == 0) {
-        printf("reshard %s\n", rsd_version());
-        return EXIT_YES;
+    const char *verb = argv[1];
+    if (strcmp(verb, "--help") == 0 || strcmp(verb, "-h") == 0)
+        return show_verbs(stdout, EXIT_YES);
+    if (strcmp(verb, "--version") == 0)
+        return show_version();
+    replace_underscores(argc, argv);
+    for (const struct command *command = commands; command < commands + NCOMMANDS; command++) {
+        if (strcmp(verb, command->verb) != 0)
+            continue;
+        if (argc > 2 && strcmp(argv[2], "--version") == 0)
+            return show_version();
+        if (ranks_transport() && !command->collective)
+            return cli_fail(verb, EXIT_USAGE, "runs in one process only: use 'reshard %s'", verb);
+        return command->run(argc - 1, argv + 1);
     }
-    accept_underscores(argc, argv);
-    for (size_t i = 0; i < NCOMMANDS; i++)
-        if (strcmp(argv[1], commands[i].verb) == 0 && of_verb)
-            return printf("reshard %s\n", rsd_version()) < 0 ? EXIT_IO : EXIT_YES;
-        else if (strcmp(argv[1], commands[i].verb) == 0 && together() && !commands[i].together)
-            return complain(argv[1], EXIT_USAGE, "this is for one process: use `reshard %s`",
-                            argv[1]);
-        else if (strcmp(argv[1], commands[i].verb) == 0)
-            return commands[i].run(argc - 1, argv + 1);
-    return complain(NULL, EXIT_USAGE, "no verb is called '%s'; `reshard --help` lists them",
-                    argv[1]);
+    return cli_fail(NULL, EXIT_USAGE, "unknown verb '%s'; see reshard --help", verb);
 }
 
 int command_main(int argc, char **argv, const rsd_transport *transport)
 {
-    together_start(transport);
-    int code = together_over(run(argc, argv));
+    ranks_start(transport);
+    int code = ranks_exit(run_verb(argc, argv));
     if (fflush(stdout) != 0 || ferror(stdout)) {
         if (errno != EPIPE)
-            complain(NULL, EXIT_IO, "standard output: %s", strerror(errno));
+            cli_fail(NULL, EXIT_IO, "standard output: %s", strerror(errno));
         code = code == EXIT_YES ? EXIT_IO : code;
     }
-    together_end();
+    ranks_end();
     return code;
 }

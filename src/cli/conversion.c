@@ -1,4 +1,4 @@
-/* conversion.c - carries out what convert, merge, split and plan ask for, and reports what was done. */
+/* conversion.c - runs what convert, merge, split and plan of a checkpoint request, and prints the report. */
 #include "cli.h"
 
 #include <dirent.h>
@@ -8,84 +8,82 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+enum { MERGE_SHARD_GB = 5, DEFAULT_MEMORY_MIB = 256 };
+
 /* ---- what each verb means ---- */
 
-static bool ends_with(const char *text, const char *end)
+static bool ends_in(const char *text, const char *suffix)
 {
-    size_t n = strlen(text), m = strlen(end);
-    return n > m && strcmp(text + n - m, end) == 0;
+    size_t n = strlen(text), m = strlen(suffix);
+    return n > m && strcmp(text + n - m, suffix) == 0;
 }
 
-static int set_verb(struct conversion *request, rsd_format in)
+static int set_format_and_limits(struct conversion *request, rsd_format in)
 {
     rsd_convert_options *convert = &request->convert;
-    request->target.model_only = request->verb == MERGE && !request->all;
-    if (request->verb == PLAN)
+    bool one_file = ends_in(request->out, ".safetensors");
+    if (request->kind == PLAN)
         convert->dry = 1;
-    if (request->verb == MERGE) {
-        convert->format = RSD_FORMAT_SAFETENSORS;
-        if (!convert->max_shard_nbytes && !ends_with(request->out, ".safetensors"))
-            convert->max_shard_nbytes = 5000000000;
-    } else if (request->verb == SPLIT) {
-        convert->format = RSD_FORMAT_SAFETENSORS;
+    if (request->kind == SPLIT)
         convert->every_replica = 1;
-        if (!request->target.mesh)
-            return complain("split", EXIT_USAGE, "a --mesh is needed, such as tp=4");
-    } else if (!convert->format) {
-        bool safe = ends_with(request->out, ".safetensors") || in != RSD_FORMAT_DCP;
-        convert->format = safe ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP;
-    }
+    if (request->kind == MERGE || request->kind == SPLIT)
+        convert->format = RSD_FORMAT_SAFETENSORS;
+    else if (!convert->format)
+        convert->format =
+            one_file || in != RSD_FORMAT_DCP ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP;
+    if (request->kind == MERGE && !convert->max_shard_nbytes && !one_file)
+        convert->max_shard_nbytes = MERGE_SHARD_GB * (int64_t)1000000000;
     if (convert->max_shard_nbytes &&
-        (convert->format != RSD_FORMAT_SAFETENSORS || request->target.mesh))
-        return complain(request->target.verb, EXIT_USAGE,
-                        "--max-shard-size is for safetensors of whole tensors");
+        (convert->format != RSD_FORMAT_SAFETENSORS || request->has_mesh))
+        return cli_fail(request->verb, EXIT_USAGE,
+                        "--max-shard-size applies to safetensors output of whole tensors only");
     return GO_ON;
 }
 
-/* config.json, tokenizer.json, tokenizer.model, *.txt and the like: what is beside weights, and is none. */
+/* Whether a file is copied along with the weights: config.json, tokenizer.json, tokenizer.model and others. */
 static bool is_side_file(const char *name)
 {
-    static const char *const ends[] = {".json", ".model",    ".txt", ".jinja",
-                                       ".py",   ".tiktoken", NULL};
-    if (name[0] == '.' || ends_with(name, ".index.json") || strstr(name, "reshard-"))
+    static const char *const suffixes[] = {".json", ".model",    ".txt", ".jinja",
+                                           ".py",   ".tiktoken", NULL};
+    if (name[0] == '.' || ends_in(name, ".index.json") || strstr(name, "reshard-"))
         return false;
-    for (const char *const *end = ends; *end; end++)
-        if (ends_with(name, *end))
+    for (const char *const *suffix = suffixes; *suffix; suffix++)
+        if (ends_in(name, *suffix))
             return true;
     return false;
 }
 
-static int by_text(const void *a, const void *b)
+static int by_path(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
 static int find_side_files(struct conversion *request)
 {
-    const char *folder = request->config_from ? request->config_from : request->in;
-    if (ends_with(request->out, ".safetensors"))
-        return !request->config_from
-                   ? GO_ON
-                   : complain("merge", EXIT_USAGE, "--config-from is for an OUT that is a folder");
-    DIR *entries = opendir(folder);
+    const char *directory = request->config_from ? request->config_from : request->in;
+    if (ends_in(request->out, ".safetensors"))
+        return !request->config_from ? GO_ON
+                                     : cli_fail("merge", EXIT_USAGE,
+                                                "--config-from needs an OUT that is a directory");
+    DIR *entries = opendir(directory);
     if (!entries && request->config_from)
-        return complain("merge", EXIT_USAGE, "--config-from %s: %s", folder, strerror(errno));
+        return cli_fail("merge", EXIT_USAGE, "--config-from %s: %s", directory, strerror(errno));
     if (!entries)
-        return GO_ON; /* one file, which has nothing beside it */
+        return GO_ON; /* IN is one file. */
     for (struct dirent *entry; (entry = readdir(entries));) {
-        char *path = need_text("%s/%s", folder, entry->d_name);
+        char *path = cli_new_text("%s/%s", directory, entry->d_name);
         struct stat about;
         if (!is_side_file(entry->d_name) || stat(path, &about) != 0 || !S_ISREG(about.st_mode)) {
             free(path);
             continue;
         }
-        request->side_files = need_memory(
+        request->side_files = cli_need_memory(
             realloc(request->side_files, (request->nside_files + 1) * sizeof *request->side_files));
         request->side_files[request->nside_files++] = path;
     }
     closedir(entries);
     if (request->nside_files > 1)
-        qsort(request->side_files, request->nside_files, sizeof *request->side_files, by_text);
+        qsort(request->side_files, request->nside_files, sizeof *request->side_files, by_path);
     request->convert.side_files = (const char *const *)request->side_files;
     request->convert.nside_files = (int64_t)request->nside_files;
     return GO_ON;
@@ -93,32 +91,36 @@ static int find_side_files(struct conversion *request)
 
 /* ---- reports ---- */
 
-static int64_t free_space(const char *path)
+/* Returns the free space of the nearest directory above a path that exists. */
+static int64_t find_free_space(const char *path)
 {
     struct statvfs about;
-    char *above = need_text("%s", path);
-    for (;;) { /* the nearest folder that is there */
-        if (statvfs(*above ? above : ".", &about) == 0)
-            break;
+    char *above = cli_new_text("%s", path);
+    while (statvfs(*above ? above : ".", &about) != 0) {
         char *slash = strrchr(above, '/');
-        if (!slash) {
-            above[0] = '\0';
-            if (statvfs(".", &about) != 0)
-                about.f_bavail = 0;
-            break;
+        if (!*above || strcmp(above, "/") == 0) {
+            free(above);
+            return 0;
         }
-        *(slash == above ? slash + 1 : slash) = '\0';
+        *(!slash ? above : slash == above ? slash + 1 : slash) = '\0';
     }
     free(above);
     return (int64_t)(about.f_bavail * about.f_frsize);
 }
 
-static void print_json(const struct conversion *request, rsd_format in, const rsd_report *report)
+static int64_t memory_limit(const struct conversion *request)
 {
-    printf("{\"verb\": \"%s\", \"in\": ", request->target.verb);
-    print_json_string(stdout, request->in);
+    return request->convert.max_nbytes ? request->convert.max_nbytes
+                                       : (int64_t)DEFAULT_MEMORY_MIB << 20;
+}
+
+static void print_json_report(const struct conversion *request, rsd_format in,
+                              const rsd_report *report)
+{
+    printf("{\"verb\": \"%s\", \"in\": ", request->verb);
+    cli_print_json_string(stdout, request->in);
     printf(", \"out\": ");
-    print_json_string(stdout, request->out);
+    cli_print_json_string(stdout, request->out);
     printf(
         ", \"from\": \"%s\", \"to\": \"%s\", \"dry_run\": %s, \"tensors\": %lld, \"files\": %lld, "
         "\"bytes\": {\"needed\": %lld, \"read\": %lld, \"written\": %lld, \"unchecked\": %lld, "
@@ -130,10 +132,8 @@ static void print_json(const struct conversion *request, rsd_format in, const rs
         (long long)report->nbytes_unchecked, (long long)report->nbytes_decoded_again,
         (long long)report->nleft_out);
     if (request->convert.dry)
-        printf("\"memory_limit\": %lld, \"free\": %lld",
-               (long long)(request->convert.max_nbytes ? request->convert.max_nbytes
-                                                       : (int64_t)256 << 20),
-               (long long)free_space(request->out));
+        printf("\"memory_limit\": %lld, \"free\": %lld", (long long)memory_limit(request),
+               (long long)find_free_space(request->out));
     else
         printf("\"memory\": %lld, \"seconds\": %.3f", (long long)report->nbytes_memory,
                report->seconds);
@@ -142,110 +142,116 @@ static void print_json(const struct conversion *request, rsd_format in, const rs
     printf("}\n");
 }
 
-static void print_text(const struct conversion *request, rsd_format in, const rsd_report *report)
+static void print_read_line(const rsd_report *report, bool dry)
+{
+    printf("%-8s %s", "read", cli_size_text(report->nbytes_read));
+    if (!dry && report->nbytes_unchecked >= report->nbytes_read)
+        printf(", without CRCs");
+    else if (!dry && report->nbytes_unchecked)
+        printf(", CRCs checked but for %s without CRCs or read in part",
+               cli_size_text(report->nbytes_unchecked));
+    else if (!dry)
+        printf(", CRCs checked");
+    printf("\n");
+}
+
+static void print_text_report(const struct conversion *request, rsd_format in,
+                              const rsd_report *report)
 {
     bool dry = request->convert.dry;
-    printf("%-8s %s, %s\n", "from", plain_text(request->in), rsd_format_name(in));
-    if (request->verb != PLAN)
-        printf("%-8s %s, %s\n", "to", plain_text(request->out),
+    printf("%-8s %s, %s\n", "from", cli_plain_text(request->in), rsd_format_name(in));
+    if (request->kind != PLAN)
+        printf("%-8s %s, %s\n", "to", cli_plain_text(request->out),
                rsd_format_name(request->convert.format));
     else
         printf("%-8s %s\n", "to", rsd_format_name(request->convert.format));
     printf("%-8s %lld", "tensors", (long long)report->ntensors);
     if (report->nleft_out)
         printf(", %lld tensors and values left out", (long long)report->nleft_out);
-    printf("\n%-8s %s", "read", size_text(report->nbytes_read));
-    if (!dry && report->nbytes_unchecked >= report->nbytes_read)
-        printf(", which have no CRCs");
-    else if (!dry)
-        printf(", CRCs checked");
-    if (!dry && report->nbytes_unchecked && report->nbytes_unchecked < report->nbytes_read)
-        printf(" but for %s that have none, or were read in part",
-               size_text(report->nbytes_unchecked));
-    printf("\n%-8s %s in %lld file%s%s\n", "written", size_text(report->nbytes_written),
+    printf("\n");
+    print_read_line(report, dry);
+    printf("%-8s %s in %lld file%s%s\n", "written", cli_size_text(report->nbytes_written),
            (long long)report->nfiles_written, report->nfiles_written == 1 ? "" : "s",
            dry && request->convert.compress ? ", less when compressed" : "");
     if (dry) {
-        int64_t limit =
-            request->convert.max_nbytes ? request->convert.max_nbytes : (int64_t)256 << 20;
-        printf("%-8s buffers of at most %s\n", "memory", size_text(limit));
-        printf("%-8s %s needed, %s free\n", "space", size_text(report->nbytes_written),
-               size_text(free_space(request->out)));
-    } else {
-        printf("%-8s buffers of %s\n", "memory", size_text(report->nbytes_memory));
-        printf("%-8s %.2f s, %s/s\n", "time", report->seconds,
-               size_text((int64_t)((double)report->nbytes_written /
-                                   (report->seconds > 0 ? report->seconds : 1))));
-        if (request->verify)
-            printf("%-8s %lld tensors have the same digests in both\n", "verified",
-                   (long long)request->nverified);
+        printf("%-8s buffers of at most %s\n", "memory", cli_size_text(memory_limit(request)));
+        printf("%-8s %s needed, %s free\n", "space", cli_size_text(report->nbytes_written),
+               cli_size_text(find_free_space(request->out)));
+        return;
     }
+    printf("%-8s buffers of %s\n", "memory", cli_size_text(report->nbytes_memory));
+    printf("%-8s %.2f s, %s/s\n", "time", report->seconds,
+           cli_size_text((int64_t)((double)report->nbytes_written /
+                                   (report->seconds > 0 ? report->seconds : 1))));
+    if (request->verify)
+        printf("%-8s %lld tensors: equal digests in both\n", "verified",
+               (long long)request->nverified);
 }
 
-static void list_left_out(const struct conversion *request, rsd_checkpoint *in)
+static void print_left_out(const struct conversion *request, const char *what,
+                           struct name_sample *names)
 {
-    enum { MOST_TOLD = 20 };
-    int64_t nvalues = rsd_checkpoint_nvalues(in), n = 0;
-    if (request->quiet)
-        return;
+    if (names->n)
+        cli_note(request->verb, "%lld %s%s left out: %s", (long long)names->n, what,
+                 names->n == 1 ? "" : "s", names->names);
+    free(names->names);
+}
+
+/* Notes on standard error which tensors and values the output does not have. */
+static void note_left_out(const struct conversion *request, const rsd_checkpoint *in)
+{
+    struct name_sample tensors = {0}, values = {0};
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(in); i++) {
         rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        rsd_tensor_target choice = {.struct_nbytes = sizeof choice, .keep = 1};
+        rsd_tensor_target target = {.struct_nbytes = sizeof target, .keep = 1};
         if (rsd_checkpoint_tensor(in, i, &tensor) == RSD_OK &&
-            target_choose((void *)(uintptr_t)&request->target, &tensor, &choice) == RSD_OK &&
-            !choice.keep && n++ < MOST_TOLD)
-            fprintf(stderr, "reshard %s: left out: %s\n", request->target.verb,
-                    plain_text(tensor.name));
-        rsd_layout_free(choice.layout);
+            rsd_rules_map(request->rules, &tensor, &target) == RSD_OK && !target.keep)
+            name_sample_add(&tensors, tensor.name);
+        rsd_layout_free(target.layout);
     }
-    if (n > MOST_TOLD)
-        fprintf(stderr, "reshard %s: left out: %lld more tensors\n", request->target.verb,
-                (long long)n - MOST_TOLD);
     if (request->convert.format == RSD_FORMAT_SAFETENSORS)
-        for (int64_t i = 0; i < nvalues && i < MOST_TOLD; i++)
-            fprintf(stderr, "reshard %s: left out: %s, which is no tensor\n", request->target.verb,
-                    plain_text(rsd_checkpoint_value_name(in, i)));
-    if (request->convert.format == RSD_FORMAT_SAFETENSORS && nvalues > MOST_TOLD)
-        fprintf(stderr, "reshard %s: left out: %lld more that are no tensors\n",
-                request->target.verb, (long long)nvalues - MOST_TOLD);
+        for (int64_t i = 0; i < rsd_checkpoint_nvalues(in); i++)
+            name_sample_add(&values, rsd_checkpoint_value_name(in, i));
+    print_left_out(request, "tensor", &tensors);
+    print_left_out(request, "value", &values);
 }
 
-/* ---- running ---- */
+/* ---- verification ---- */
 
-static rsd_status tell_finding(void *context, const char *text)
+static rsd_status print_output_finding(void *context, const char *text)
 {
     const struct conversion *request = context;
-    complain(request->target.verb, EXIT_NO, "%s", text);
+    cli_fail(request->verb, EXIT_NO, "%s", text);
     return RSD_OK;
 }
 
-/* The tensors that are the same in both, but for their layouts: their numbers here and there. */
-struct pairs {
+/* Tensors whose dtype the conversion did not change: their indices in the input and in the output. */
+struct tensor_pairs {
     int64_t *in, *out;
     size_t n;
 };
 
-static rsd_status find_pairs(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
-                             struct pairs *pairs)
+static rsd_status pair_tensors(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
+                               struct tensor_pairs *pairs)
 {
     int64_t ntensors = rsd_checkpoint_ntensors(in);
-    pairs->in = need_memory(calloc((size_t)ntensors + 1, sizeof *pairs->in));
-    pairs->out = need_memory(calloc((size_t)ntensors + 1, sizeof *pairs->out));
+    pairs->in = cli_need_memory(calloc((size_t)ntensors + 1, sizeof *pairs->in));
+    pairs->out = cli_need_memory(calloc((size_t)ntensors + 1, sizeof *pairs->out));
     rsd_status status = RSD_OK;
     for (int64_t i = 0, index; !status && i < ntensors; i++) {
         rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor}, other = tensor;
-        rsd_tensor_target choice = {.struct_nbytes = sizeof choice, .keep = 1};
+        rsd_tensor_target target = {.struct_nbytes = sizeof target, .keep = 1};
         status = rsd_checkpoint_tensor(in, i, &tensor);
         if (!status)
-            status = target_choose(&request->target, &tensor, &choice);
-        rsd_layout_free(choice.layout);
-        if (status || !choice.keep)
+            status = rsd_rules_map(request->rules, &tensor, &target);
+        rsd_layout_free(target.layout);
+        if (status || !target.keep)
             continue;
-        status = rsd_checkpoint_find(out, choice.name, &index);
+        status = rsd_checkpoint_find(out, target.name, &index);
         if (!status)
             status = rsd_checkpoint_tensor(out, index, &other);
         if (status || other.dtype != tensor.dtype)
-            continue; /* a cast tensor is another one */
+            continue;
         pairs->in[pairs->n] = i;
         pairs->out[pairs->n++] = index;
     }
@@ -253,28 +259,29 @@ static rsd_status find_pairs(struct conversion *request, rsd_checkpoint *in, rsd
 }
 
 static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
-                           const rsd_prove_options *how)
+                           const rsd_prove_options *options)
 {
-    const char *verb = request->target.verb;
-    struct pairs pairs = {0};
-    int code = EXIT_YES;
-    rsd_status status = find_pairs(request, in, out, &pairs);
-    char(*a)[RSD_DIGEST_NCHARS] = need_memory(calloc(pairs.n + 1, sizeof *a));
-    char(*b)[RSD_DIGEST_NCHARS] = need_memory(calloc(pairs.n + 1, sizeof *b));
+    struct tensor_pairs pairs = {0};
+    struct name_sample changed = {0};
+    rsd_status status = pair_tensors(request, in, out, &pairs);
+    char(*a)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *a));
+    char(*b)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *b));
     if (!status)
-        status = rsd_digest(in, (int64_t)pairs.n, pairs.in, how, a, NULL);
+        status = rsd_digest(in, (int64_t)pairs.n, pairs.in, options, a, NULL);
     if (!status)
-        status = rsd_digest(out, (int64_t)pairs.n, pairs.out, how, b, NULL);
-    for (size_t i = 0; i < pairs.n && !status && !code; i++) {
+        status = rsd_digest(out, (int64_t)pairs.n, pairs.out, options, b, NULL);
+    for (size_t i = 0; i < pairs.n && !status; i++) {
         rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         status = rsd_checkpoint_tensor(out, pairs.out[i], &tensor);
         request->nverified++;
         if (!status && strcmp(a[i], b[i]) != 0)
-            code = complain(verb, EXIT_NO, "%s: %s is not what it was in %s", request->out,
-                            tensor.name, request->in);
+            name_sample_add(&changed, tensor.name);
     }
-    if (status)
-        code = complain_status(verb, status);
+    int code = cli_fail_status(request->verb, status);
+    if (!code && changed.n)
+        code = cli_fail(request->verb, EXIT_NO, "%s: %lld tensors differ from %s: %s", request->out,
+                        (long long)changed.n, request->in, changed.names);
+    free(changed.names);
     free(a);
     free(b);
     free(pairs.in);
@@ -282,131 +289,151 @@ static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_c
     return code;
 }
 
-/* Compares what was written with what it was written from, where dtypes are the same. */
-static int verify_result(struct conversion *request, rsd_checkpoint *in)
+/* Verifies the output, and compares it with the input. */
+static int verify_output(struct conversion *request, rsd_checkpoint *in)
 {
-    const char *verb = request->target.verb;
+    const char *verb = request->verb;
     rsd_checkpoint *out = NULL;
     int64_t nfindings = 0;
-    struct progress progress;
+    struct progress_line progress;
     int code =
-        together_code(verb, complain_status(verb, rsd_checkpoint_open(request->out, NULL, &out)));
+        ranks_agree(verb, cli_fail_status(verb, rsd_checkpoint_open(request->out, NULL, &out)));
     if (code) {
         rsd_checkpoint_close(out);
         return code;
     }
     progress_start(&progress, "verify", request->quiet);
-    rsd_prove_options how = {.struct_nbytes = sizeof how,
-                             .pool = request->convert.pool,
-                             .max_nbytes = request->convert.max_nbytes,
-                             .on_progress = progress_tell,
-                             .context = &progress,
-                             .transport = together()};
-    rsd_status status = rsd_verify(out, &how, tell_finding, request, &nfindings, NULL);
+    rsd_prove_options options = {.struct_nbytes = sizeof options,
+                                 .pool = request->convert.pool,
+                                 .max_nbytes = request->convert.max_nbytes,
+                                 .on_progress = progress_report,
+                                 .context = &progress,
+                                 .transport = ranks_transport()};
+    rsd_status status = rsd_verify(out, &options, print_output_finding, request, &nfindings, NULL);
     if (!status)
-        code = compare_digests(request, in, out, &how);
+        code = compare_digests(request, in, out, &options);
     progress_end(&progress);
     if (status)
-        code = complain_status(verb, status);
+        code = cli_fail_status(verb, status);
     else if (nfindings)
-        code = complain(verb, EXIT_NO, "%s: damaged", request->out);
+        code = cli_fail(verb, EXIT_NO, "%s is damaged", request->out);
     rsd_checkpoint_close(out);
     return code;
 }
 
-/* Where a run that was stopped leaves what is complete; NULL: there is nothing. Owned. */
-static char *find_part(const char *out)
+/* ---- running ---- */
+
+/* Returns the staging directory that a stopped run has left; NULL: none. Owned by the caller. */
+static char *find_staging_directory(const char *out)
 {
     struct stat about;
     size_t n = strlen(out);
     while (n > 1 && out[n - 1] == '/')
         n--;
-    char *part = need_text("%.*s.reshard-part", (int)n, out);
-    if (stat(part, &about) == 0)
-        return part;
-    free(part);
+    char *staging = cli_new_text("%.*s.reshard-part", (int)n, out);
+    if (stat(staging, &about) == 0)
+        return staging;
+    free(staging);
     return NULL;
 }
 
+/* Prints why a conversion stopped, and what to do. */
 static int explain_stop(const struct conversion *request, rsd_status status)
 {
-    const char *verb = request->target.verb;
-    char *part = find_part(request->out);
-    bool resumable = status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_EPEER ||
-                     status == RSD_ETIMEOUT;
-    int code = status == RSD_ECANCELLED ? complain(verb, EXIT_INTERRUPTED, "stopped")
-                                        : complain_status(verb, status);
-    if (part && resumable)
-        complain(verb, code, "what is complete is kept in %s: --resume goes on from there", part);
-    if (!part && status == RSD_EEXIST && !request->convert.overwrite)
-        complain(verb, code, "--force replaces a checkpoint that is there");
-    free(part);
+    const char *verb = request->verb;
+    char *staging = find_staging_directory(request->out);
+    bool resumable = status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_ENOENT ||
+                     status == RSD_EPEER || status == RSD_ETIMEOUT;
+    int code = status == RSD_ECANCELLED ? cli_fail(verb, EXIT_INTERRUPTED, "interrupted")
+                                        : cli_fail_status(verb, status);
+    if (staging && resumable)
+        cli_note(verb, "complete data is kept in %s; continue with --resume", staging);
+    if (!staging && status == RSD_EEXIST && !request->convert.overwrite)
+        cli_note(verb, "use --force to replace an existing checkpoint");
+    free(staging);
     return code;
 }
 
-static int run(struct conversion *request, rsd_checkpoint *in)
+static int convert_and_report(struct conversion *request, rsd_checkpoint *in)
 {
-    const char *verb = request->target.verb;
-    struct progress progress;
+    struct progress_line progress;
     rsd_report report = {.struct_nbytes = sizeof report};
-    progress_start(&progress, verb, request->quiet || request->convert.dry);
-    request->convert.choose = target_choose;
-    request->convert.choose_context = &request->target;
-    request->convert.on_progress = progress_tell;
+    progress_start(&progress, request->verb, request->quiet || request->convert.dry);
+    request->convert.choose = rsd_rules_map;
+    request->convert.choose_context = request->rules;
+    request->convert.on_progress = progress_report;
     request->convert.context = &progress;
-    request->convert.transport = together();
+    request->convert.transport = ranks_transport();
     rsd_status status = rsd_convert(in, request->out, &request->convert, &report);
     progress_end(&progress);
     if (status)
         return explain_stop(request, status);
-    if (request->verb != PLAN)
-        list_left_out(request, in);
-    bool verify = request->verify && !request->convert.dry;
-    int code = verify ? verify_result(request, in) : EXIT_YES;
-    if (code)
-        return code;
+    if (request->kind != PLAN && !request->quiet)
+        note_left_out(request, in);
+    if (request->verify && !request->convert.dry) {
+        int code = verify_output(request, in);
+        if (code)
+            return code;
+    }
     if (request->json)
-        print_json(request, rsd_checkpoint_format(in), &report);
+        print_json_report(request, rsd_checkpoint_format(in), &report);
     else if (!request->quiet || request->convert.dry)
-        print_text(request, rsd_checkpoint_format(in), &report);
+        print_text_report(request, rsd_checkpoint_format(in), &report);
     return EXIT_YES;
 }
 
-/* After a checkpoint was replaced by its own conversion there is nothing left to compare it with. */
+/* --verify compares with the input, which must still exist then. */
 static int check_verify(const struct conversion *request)
 {
     struct stat in, out;
     bool same = stat(request->in, &in) == 0 && stat(request->out, &out) == 0 &&
                 in.st_dev == out.st_dev && in.st_ino == out.st_ino;
     if (request->verify && !request->convert.dry && same)
-        return complain(request->target.verb, EXIT_CANNOT,
-                        "--verify compares with %s, which would be replaced: write elsewhere first",
+        return cli_fail(request->verb, EXIT_CANNOT,
+                        "--verify needs %s, which this run would replace; choose another OUT",
                         request->in);
     return GO_ON;
+}
+
+static rsd_status print_rule_message(void *context, int32_t is_problem, const char *text)
+{
+    const struct conversion *request = context;
+    if (is_problem)
+        cli_fail(request->verb, EXIT_CANNOT, "%s", text);
+    else if (!request->quiet)
+        cli_note(request->verb, "%s", text);
+    return RSD_OK;
+}
+
+static int check_rules(struct conversion *request, rsd_checkpoint *in)
+{
+    int64_t nproblems = 0;
+    rsd_status status =
+        rsd_rules_check(request->rules, in, print_rule_message, request, &nproblems);
+    return status ? cli_fail_status(request->verb, status) : nproblems ? EXIT_CANNOT : GO_ON;
 }
 
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;
-    int code = together_code(request->target.verb,
-                             open_checkpoint(request->target.verb, request->in, &in));
+    int code = ranks_agree(request->verb, input_open(request->verb, request->in, &in));
     if (code)
         return code;
-    code = set_verb(request, rsd_checkpoint_format(in));
+    code = set_format_and_limits(request, rsd_checkpoint_format(in));
     if (code == GO_ON)
         code = check_verify(request);
     if (code == GO_ON)
-        code = target_check(&request->target, in, request->quiet);
-    if (code == GO_ON && request->verb == MERGE)
+        code = check_rules(request, in);
+    if (code == GO_ON && request->kind == MERGE)
         code = find_side_files(request);
     if (code == GO_ON)
-        code = need_files(request->target.verb, request->in, in, NULL, NULL);
+        code = input_check_files(request->verb, request->in, in, NULL, NULL);
     if (!code)
-        code = complain_status(request->target.verb,
+        code = cli_fail_status(request->verb,
                                rsd_pool_new((int32_t)request->threads, &request->convert.pool));
-    code = together_code(request->target.verb, code);
+    code = ranks_agree(request->verb, code);
     if (!code)
-        code = run(request, in);
+        code = convert_and_report(request, in);
     rsd_pool_free(request->convert.pool);
     rsd_checkpoint_close(in);
     return code;

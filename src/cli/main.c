@@ -1,12 +1,12 @@
-/* main.c - where the command of one process begins. */
+/* main.c - the entry point of the command in one process. */
 #include "cli.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
-/* A standard stream that is closed would give its number to the next file that is opened, and what is
- * said on it would go into that file. */
-static void hold_standard_streams(void)
+/* Opens /dev/null for each standard stream that is closed. Otherwise the next file that is opened would take
+ * its descriptor, and messages would be written into that file. */
+static void open_standard_streams(void)
 {
     for (int fd = open("/dev/null", O_RDONLY); fd >= 0; fd = open("/dev/null", O_RDONLY))
         if (fd > STDERR_FILENO) {
@@ -17,6 +17,6 @@ static void hold_standard_streams(void)
 
 int main(int argc, char **argv)
 {
-    hold_standard_streams();
+    open_standard_streams();
     return command_main(argc, argv, NULL);
 }

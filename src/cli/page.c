@@ -1,7 +1,7 @@
-/* page.c - the pictures as files: SVG, or one HTML page with the numbers where one points.
+/* page.c - the pictures as files: SVG, or an HTML page that shows numbers under the pointer.
  *
- * A page needs nothing from anywhere: styles are in it, and what is shown on hovering are titles, which every
- * browser has. Text that comes from a checkpoint is escaped. A file is written beside its name and renamed.
+ * A page is complete in itself: its styles are inline, and the numbers are SVG titles. Text from a checkpoint
+ * is escaped. A file is written under another name and renamed.
  */
 #include "cli.h"
 
@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_CELLS = 64, SIDE = 640, MARGIN = 60 };
+enum { MOST_PAGE_ROWS = 64, SIDE = 640, MARGIN = 60 };
 
-static void print_escaped(FILE *out, const char *text)
+static void print_xml(FILE *out, const char *text)
 {
     for (; *text; text++)
         switch (*text) {
@@ -35,9 +35,9 @@ static void print_escaped(FILE *out, const char *text)
 
 /* ---- files ---- */
 
-typedef rsd_status print_svg(FILE *out, void *context);
+typedef rsd_status page_print_svg(FILE *out, void *context);
 
-static void print_frame(FILE *out, const char *title, bool html, bool end)
+static void print_page_frame(FILE *out, const char *title, bool html, bool end)
 {
     if (!html)
         return;
@@ -46,27 +46,27 @@ static void print_frame(FILE *out, const char *title, bool html, bool end)
         return;
     }
     fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>", out);
-    print_escaped(out, title);
+    print_xml(out, title);
     fputs("</title><style>body{font:14px sans-serif;margin:2em;color:#222;background:#fff}"
           "svg{max-width:100%;height:auto}rect:hover{stroke:#000;stroke-width:2}"
           "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}"
           "text{fill:#ddd}rect:hover{stroke:#fff}}</style></head><body><h1>",
           out);
-    print_escaped(out, title);
-    fputs("</h1><p>Point at a square to see its numbers.</p>\n", out);
+    print_xml(out, title);
+    fputs("</h1><p>Point at a square to show its numbers.</p>\n", out);
 }
 
-static rsd_status write_page(const char *path, bool html, const char *title, print_svg *print,
+static rsd_status write_page(const char *path, bool html, const char *title, page_print_svg *print,
                              void *context)
 {
-    char *part = need_text("%s.reshard-part", path);
+    char *part = cli_new_text("%s.reshard-part", path);
     FILE *out = fopen(part, "w");
     rsd_status status = RSD_OK;
     bool fine = out != NULL;
     if (fine) {
-        print_frame(out, title, html, false);
+        print_page_frame(out, title, html, false);
         status = print(out, context);
-        print_frame(out, title, html, true);
+        print_page_frame(out, title, html, true);
         fine = !ferror(out);
         fine = fclose(out) == 0 && fine;
     }
@@ -76,11 +76,11 @@ static rsd_status write_page(const char *path, bool html, const char *title, pri
         remove(part);
     free(part);
     if (!fine && !status)
-        exit(complain(NULL, EXIT_IO, "%s: %s", path, strerror(why)));
+        exit(cli_fail(NULL, EXIT_IO, "%s: %s", path, strerror(why)));
     return status;
 }
 
-static void begin_svg(FILE *out, int width, int height)
+static void print_svg_start(FILE *out, int width, int height)
 {
     fprintf(out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
@@ -88,38 +88,16 @@ static void begin_svg(FILE *out, int width, int height)
             width, height, width, height);
 }
 
-/* ---- who sends to whom ---- */
+/* ---- traffic ---- */
 
-struct traffic {
-    const rsd_plan *plan;
-    int64_t group, ncells;
-    double *moved, *kept; /* ncells * ncells */
-};
-
-static rsd_status count(struct traffic *traffic)
+static void print_traffic_square(FILE *out, const struct traffic *traffic, int64_t from, int64_t to)
 {
-    rsd_cursor *cursor;
-    const rsd_piece *piece;
-    rsd_status status = rsd_plan_walk(traffic->plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor);
-    if (status)
-        return status;
-    while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
-        int64_t cell = piece->from / traffic->group * traffic->ncells + piece->to / traffic->group;
-        (piece->from == piece->to ? traffic->kept : traffic->moved)[cell] += (double)piece->nbytes;
-    }
-    rsd_cursor_free(cursor);
-    return status;
-}
-
-static void print_cell(FILE *out, const struct traffic *traffic, int64_t from, int64_t to,
-                       double most)
-{
-    int64_t cell = from * traffic->ncells + to;
-    double side = (double)SIDE / (double)traffic->ncells;
-    double moved = traffic->moved[cell], kept = traffic->kept[cell];
+    int64_t square = from * traffic->nrows + to;
+    double side = (double)SIDE / (double)traffic->nrows;
+    double moved = traffic->moved[square], kept = traffic->kept[square];
     if (moved <= 0 && kept <= 0)
         return;
-    int light = moved > 0 ? 85 - (int)(55 * moved / most) : 92;
+    int light = moved > 0 ? 85 - (int)(55 * moved / traffic->most) : 92;
     fprintf(out,
             "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"hsl(%d,%d%%,%d%%)\">"
             "<title>",
@@ -132,25 +110,20 @@ static void print_cell(FILE *out, const struct traffic *traffic, int64_t from, i
                 (long long)((from + 1) * traffic->group - 1), (long long)(to * traffic->group),
                 (long long)((to + 1) * traffic->group - 1));
     if (moved > 0)
-        fprintf(out, "%s sent", size_text((int64_t)moved));
+        fprintf(out, "%s sent", cli_size_text((int64_t)moved));
     if (kept > 0)
-        fprintf(out, "%s%s kept", moved > 0 ? ", " : "", size_text((int64_t)kept));
+        fprintf(out, "%s%s kept", moved > 0 ? ", " : "", cli_size_text((int64_t)kept));
     fputs("</title></rect>\n", out);
 }
 
-static rsd_status print_traffic(FILE *out, void *context)
+static rsd_status print_traffic_svg(FILE *out, void *context)
 {
-    struct traffic *traffic = context;
-    double most = 1, side = (double)SIDE / (double)traffic->ncells;
-    rsd_status status = count(traffic);
-    if (status)
-        return status;
-    for (int64_t i = 0; i < traffic->ncells * traffic->ncells; i++)
-        most = traffic->moved[i] > most ? traffic->moved[i] : most;
-    begin_svg(out, SIDE + 2 * MARGIN, SIDE + 2 * MARGIN);
-    fprintf(out, "<text x=\"%d\" y=\"18\">a row gives, a column gets</text>\n", MARGIN);
-    int64_t step = (traffic->ncells + 15) / 16;
-    for (int64_t i = 0; i < traffic->ncells; i += step) {
+    const struct traffic *traffic = context;
+    double side = (double)SIDE / (double)traffic->nrows;
+    print_svg_start(out, SIDE + 2 * MARGIN, SIDE + 2 * MARGIN);
+    fprintf(out, "<text x=\"%d\" y=\"18\">rows send, columns receive</text>\n", MARGIN);
+    int64_t step = (traffic->nrows + 15) / 16;
+    for (int64_t i = 0; i < traffic->nrows; i += step) {
         fprintf(out, "<text x=\"%.1f\" y=\"%d\">%lld</text>\n", MARGIN + (double)i * side,
                 MARGIN - 6, (long long)(i * traffic->group));
         fprintf(out, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%lld</text>\n", MARGIN - 6,
@@ -159,37 +132,33 @@ static rsd_status print_traffic(FILE *out, void *context)
     fprintf(out,
             "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"none\" stroke=\"#888\"/>\n",
             MARGIN, MARGIN, SIDE, SIDE);
-    for (int64_t from = 0; from < traffic->ncells; from++)
-        for (int64_t to = 0; to < traffic->ncells; to++)
-            print_cell(out, traffic, from, to, most);
+    for (int64_t from = 0; from < traffic->nrows; from++)
+        for (int64_t to = 0; to < traffic->nrows; to++)
+            print_traffic_square(out, traffic, from, to);
     fputs("</svg>\n", out);
     return RSD_OK;
 }
 
-rsd_status page_traffic(const char *path, bool html, const rsd_plan *plan)
+rsd_status page_write_traffic(const char *path, bool html, const rsd_plan *plan)
 {
-    int64_t src = rsd_layout_world(rsd_plan_src(plan)), dst = rsd_layout_world(rsd_plan_dst(plan));
-    int64_t world = src > dst ? src : dst;
-    struct traffic traffic = {.plan = plan, .group = (world + MOST_CELLS - 1) / MOST_CELLS};
-    traffic.ncells = (world + traffic.group - 1) / traffic.group;
-    size_t n = (size_t)(traffic.ncells * traffic.ncells);
-    traffic.moved = need_memory(calloc(n, sizeof *traffic.moved));
-    traffic.kept = need_memory(calloc(n, sizeof *traffic.kept));
-    rsd_status status = write_page(path, html, "Who sends to whom", print_traffic, &traffic);
-    free(traffic.moved);
-    free(traffic.kept);
+    struct traffic traffic = {0};
+    rsd_status status = draw_count_traffic(plan, MOST_PAGE_ROWS, &traffic);
+    if (!status)
+        status = write_page(path, html, "Traffic between ranks", print_traffic_svg, &traffic);
+    draw_free_traffic(&traffic);
     return status;
 }
 
-/* ---- which file has what ---- */
+/* ---- boxes ---- */
 
-struct boxes {
+struct page_boxes {
     const rsd_checkpoint *checkpoint;
     int64_t tensor;
 };
 
-static void print_box(FILE *out, const rsd_checkpoint *checkpoint, const rsd_tensor_info *tensor,
-                      const rsd_extent *stored, int32_t down, int32_t across)
+static void print_box_rect(FILE *out, const rsd_checkpoint *checkpoint,
+                           const rsd_tensor_info *tensor, const rsd_extent *stored, int32_t down,
+                           int32_t across)
 {
     double x = 0, y = 0, width = SIDE, height = SIDE;
     if (across >= 0) {
@@ -211,34 +180,35 @@ static void print_box(FILE *out, const rsd_checkpoint *checkpoint, const rsd_ten
         fprintf(out, "%s%lld:%lld", d ? ", " : "", (long long)stored->box.lo[d],
                 (long long)(stored->box.lo[d] + stored->box.len[d]));
     fputs("] in ", out);
-    print_escaped(out, file ? file : "no file");
-    fprintf(out, ", %s</title></rect>\n", size_text((int64_t)stored->nbytes));
+    print_xml(out, file ? file : "no file");
+    fprintf(out, ", %s</title></rect>\n", cli_size_text((int64_t)stored->nbytes));
 }
 
-static rsd_status print_boxes(FILE *out, void *context)
+static rsd_status print_boxes_svg(FILE *out, void *context)
 {
-    const struct boxes *boxes = context;
+    const struct page_boxes *boxes = context;
     rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
     rsd_extent stored = {.struct_nbytes = sizeof stored};
     int32_t down, across;
     rsd_status status = rsd_checkpoint_tensor(boxes->checkpoint, boxes->tensor, &tensor);
     if (!status)
-        status = picture_dims(boxes->checkpoint, boxes->tensor, &down, &across);
-    begin_svg(out, SIDE + 2 * MARGIN, SIDE + 2 * MARGIN);
+        status = draw_choose_dims(boxes->checkpoint, boxes->tensor, &down, &across);
+    print_svg_start(out, SIDE + 2 * MARGIN, SIDE + 2 * MARGIN);
     fprintf(out, "<text x=\"%d\" y=\"18\">", MARGIN);
-    print_escaped(out, tensor.name);
-    fprintf(out, "  %s</text>\n", tensor_text(tensor.dtype, tensor.ndim, tensor.shape));
+    print_xml(out, tensor.name);
+    fprintf(out, "  %s</text>\n", cli_tensor_text(tensor.dtype, tensor.ndim, tensor.shape));
     for (int64_t i = 0; i < tensor.nboxes && !status && tensor.nbytes; i++) {
         status = rsd_checkpoint_box(boxes->checkpoint, boxes->tensor, i, &stored);
         if (!status)
-            print_box(out, boxes->checkpoint, &tensor, &stored, down, across);
+            print_box_rect(out, boxes->checkpoint, &tensor, &stored, down, across);
     }
     fputs("</svg>\n", out);
     return status;
 }
 
-rsd_status page_boxes(const char *path, bool html, const rsd_checkpoint *checkpoint, int64_t tensor)
+rsd_status page_write_boxes(const char *path, bool html, const rsd_checkpoint *checkpoint,
+                            int64_t tensor)
 {
-    struct boxes boxes = {checkpoint, tensor};
-    return write_page(path, html, "Which file has what", print_boxes, &boxes);
+    struct page_boxes boxes = {checkpoint, tensor};
+    return write_page(path, html, "File of each element", print_boxes_svg, &boxes);
 }

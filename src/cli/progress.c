@@ -1,12 +1,11 @@
-/* progress.c - one line on the terminal that says how far it is, and Ctrl-C.
+/* progress.c - the progress line on a terminal, and interrupts.
  *
- * The line is on standard error, and only if that is a terminal. An interrupt is noted and seen at the next
- * call, so that the library can stop in order; a second one ends the program at once.
+ * The line is printed to standard error, only if that is a terminal. The first interrupt is noted and stops
+ * the work at its next report of progress. The second one ends the process at once.
  */
 #include "cli.h"
 
 #include <signal.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,25 +18,20 @@ static void note_interrupt(int signal_number)
     signal(signal_number, SIG_DFL);
 }
 
-bool was_interrupted(void)
-{
-    return interrupted;
-}
-
-static double seconds(void)
+static double read_clock(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-void progress_start(struct progress *progress, const char *doing, bool quiet)
+void progress_start(struct progress_line *progress, const char *label, bool quiet)
 {
     struct sigaction action = {.sa_handler = note_interrupt, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    *progress = (struct progress){
-        .doing = doing, .shown = !quiet && isatty(STDERR_FILENO), .began = seconds()};
+    *progress = (struct progress_line){
+        .label = label, .shown = !quiet && isatty(STDERR_FILENO), .started = read_clock()};
 }
 
 static int terminal_width(void)
@@ -46,41 +40,41 @@ static int terminal_width(void)
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-static void show(struct progress *progress, const rsd_progress *how_far, double now)
+static void print_progress(struct progress_line *progress, const rsd_progress *done, double now)
 {
     char line[256], left[32] = "";
-    double took = now - progress->began;
-    double rate = took > 0 ? (double)how_far->nbytes_done / took : 0;
-    double share =
-        how_far->nbytes_total ? (double)how_far->nbytes_done / (double)how_far->nbytes_total : 1;
-    if (rate > 0 && took > 0.5) {
-        long rest = (long)((double)(how_far->nbytes_total - how_far->nbytes_done) / rate + 0.5);
+    double seconds = now - progress->started;
+    double rate = seconds > 0 ? (double)done->nbytes_done / seconds : 0;
+    double fraction =
+        done->nbytes_total ? (double)done->nbytes_done / (double)done->nbytes_total : 1;
+    if (rate > 0 && seconds > 0.5) {
+        long rest = (long)((double)(done->nbytes_total - done->nbytes_done) / rate + 0.5);
         snprintf(left, sizeof left, "  %ld:%02ld left", rest / 60, rest % 60);
     }
-    int n = snprintf(line, sizeof line, "%s  %3.0f%%  %s of %s  %s/s%s", progress->doing,
-                     100 * share, size_text(how_far->nbytes_done), size_text(how_far->nbytes_total),
-                     size_text((int64_t)rate), left);
+    int n = snprintf(line, sizeof line, "%s  %3.0f%%  %s of %s  %s/s%s", progress->label,
+                     100 * fraction, cli_size_text(done->nbytes_done),
+                     cli_size_text(done->nbytes_total), cli_size_text((int64_t)rate), left);
     int most = terminal_width() - 1;
     n = n < most ? n : most;
     if (progress->width > most)
-        progress->width = most; /* the terminal has become narrower: to clear more would wrap */
+        progress->width = most; /* The terminal became narrower: more blanks would wrap. */
     fprintf(stderr, "\r%.*s%*s", n, line, progress->width > n ? progress->width - n : 0, "");
     fflush(stderr);
     progress->width = n;
 }
 
-int progress_tell(void *context, const rsd_progress *how_far)
+int progress_report(void *context, const rsd_progress *done)
 {
-    struct progress *progress = context;
-    double now = seconds();
-    if (progress->shown && now - progress->said >= 0.1) {
-        progress->said = now;
-        show(progress, how_far, now);
+    struct progress_line *progress = context;
+    double now = read_clock();
+    if (progress->shown && now - progress->printed >= 0.1) {
+        progress->printed = now;
+        print_progress(progress, done, now);
     }
     return interrupted;
 }
 
-void progress_end(struct progress *progress)
+void progress_end(struct progress_line *progress)
 {
     int most = terminal_width() - 1;
     if (progress->shown && progress->width)

@@ -1,7 +1,7 @@
-/* ranks.c - one command, many processes: rank 0 talks, the others are silent.
+/* ranks.c - one command in many processes: rank 0 prints, the other ranks are silent.
  *
- * What they print goes nowhere, since rank 0 prints the same. But what only one of them knows has to be said:
- * its complaints are kept, and where all compare how it went, it says them.
+ * The output of the other ranks is discarded, since rank 0 prints the same. An error that only one rank has
+ * is kept, and that rank prints it when all ranks compare their exit codes.
  */
 #include "cli.h"
 
@@ -12,116 +12,118 @@
 
 static struct {
     const rsd_transport *transport; /* NULL: one process */
-    FILE *loud;                     /* what was standard error */
-    char *complaint;                /* the first that was not said */
-    bool met; /* some meeting was held: who ends now does so where the others know of it */
+    FILE *error_stream;             /* the real standard error of a silent rank */
+    char *error;                    /* the first error that was not printed */
+    bool compared;                  /* the ranks have compared exit codes at least once */
     bool lost;
 } ranks;
 
-const rsd_transport *together(void)
+const rsd_transport *ranks_transport(void)
 {
     return ranks.transport;
 }
 
-static bool is_silent(void)
+static bool is_silent_rank(void)
 {
     return ranks.transport && ranks.transport->rank > 0;
 }
 
-void together_start(const rsd_transport *transport)
+void ranks_start(const rsd_transport *transport)
 {
     ranks.transport = transport && transport->nranks > 1 ? transport : NULL;
-    if (!is_silent())
+    if (!is_silent_rank())
         return;
-    int loud = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    ranks.loud = loud < 0 ? NULL : fdopen(loud, "w");
-    int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    if (nowhere < 0)
+    int error_fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    ranks.error_stream = error_fd < 0 ? NULL : fdopen(error_fd, "w");
+    int null_fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    if (null_fd < 0)
         return;
-    dup2(nowhere, STDOUT_FILENO);
-    dup2(nowhere, STDERR_FILENO);
-    close(nowhere);
+    dup2(null_fd, STDOUT_FILENO);
+    dup2(null_fd, STDERR_FILENO);
+    close(null_fd);
 }
 
-void together_end(void)
+void ranks_end(void)
 {
-    if (ranks.loud)
-        fclose(ranks.loud);
-    free(ranks.complaint);
-    ranks.loud = NULL;
-    ranks.complaint = NULL;
+    if (ranks.error_stream)
+        fclose(ranks.error_stream);
+    free(ranks.error);
+    ranks.error_stream = NULL;
+    ranks.error = NULL;
     ranks.transport = NULL;
-    ranks.met = false;
+    ranks.compared = false;
 }
 
-void keep_complaint(const char *verb, const char *text)
+void ranks_keep_error(const char *verb, const char *text)
 {
-    if (is_silent() && !ranks.complaint)
-        ranks.complaint = need_text("reshard%s%s: rank %d: %s", verb ? " " : "", verb ? verb : "",
-                                    (int)ranks.transport->rank, text);
+    if (is_silent_rank() && !ranks.error)
+        ranks.error = cli_new_text("reshard%s%s: rank %d: %s", verb ? " " : "", verb ? verb : "",
+                                   (int)ranks.transport->rank, text);
 }
 
-void note_lost(rsd_status status)
+void ranks_note_lost(rsd_status status)
 {
     ranks.lost = ranks.lost || status == RSD_EPEER || status == RSD_ETIMEOUT;
 }
 
-bool together_lost(void)
+bool ranks_have_lost(void)
 {
     return ranks.lost;
 }
 
-/* How it went on one rank, and whether it has nothing left to do. */
-struct news {
-    int32_t code, over;
+/* The exit code of a rank so far, and whether the rank has ended. */
+struct rank_code {
+    int32_t code, ended;
 };
 
-/* The first rank that gives up; -1: none. */
-static int32_t who_fails(const struct news *news, int32_t nranks)
+/* Returns the first rank that fails; -1: none. */
+static int32_t find_failed_rank(const struct rank_code *codes, int32_t nranks)
 {
     for (int32_t i = 0; i < nranks; i++)
-        if (news[i].code > EXIT_YES)
+        if (codes[i].code > EXIT_YES)
             return i;
     return -1;
 }
 
-/* The first rank that is over while this one is not, or the other way round; -1: none. */
-static int32_t who_differs(const struct news *news, int32_t nranks, int32_t over)
+/* Returns the first rank that has ended while this one has not, or the reverse; -1: none. */
+static int32_t find_other_command(const struct rank_code *codes, int32_t nranks, int32_t ended)
 {
     for (int32_t i = 0; i < nranks; i++)
-        if (news[i].over != over)
+        if (codes[i].ended != ended)
             return i;
     return -1;
 }
 
-static int meet(const char *verb, int code, bool over)
+static int compare_codes(const char *verb, int code, bool ended)
 {
     const rsd_transport *t = ranks.transport;
     if (!t)
         return code;
-    struct news own = {code, over}, *news = need_memory(calloc((size_t)t->nranks, sizeof *news));
-    ranks.met = true;
-    rsd_status status = t->allgather(t->context, &own, sizeof own, news, 300);
-    int32_t failed = status ? -1 : who_fails(news, t->nranks);
-    int32_t other = status ? -1 : who_differs(news, t->nranks, own.over);
+    struct rank_code own = {code, ended};
+    struct rank_code *codes = cli_need_memory(calloc((size_t)t->nranks, sizeof *codes));
+    ranks.compared = true;
+    rsd_status status = rsd_gather(t, &own, sizeof own, codes, 0);
+    int32_t failed = status ? -1 : find_failed_rank(codes, t->nranks);
+    int32_t other = status ? -1 : find_other_command(codes, t->nranks, own.ended);
     if (status)
-        code = complain_status(verb, status);
+        code = cli_fail_status(verb, status);
     else if (failed >= 0)
-        code = news[failed].code;
+        code = codes[failed].code;
     else if (other >= 0)
-        code = complain(verb, EXIT_USAGE, "rank %d was asked for something else", (int)other);
-    if (failed == t->rank && ranks.loud && ranks.complaint)
-        fprintf(ranks.loud, "%s\n", ranks.complaint);
-    free(news);
+        code = cli_fail(verb, EXIT_USAGE, "rank %d was started with a different command line",
+                        (int)other);
+    if (failed == t->rank && ranks.error_stream && ranks.error)
+        fprintf(ranks.error_stream, "%s\n", ranks.error);
+    free(codes);
     return code;
 }
 
-int together_code(const char *verb, int code)
+int ranks_agree(const char *verb, int code)
 {
-    return meet(verb, code, false);
+    return compare_codes(verb, code, false);
 }
 
-int together_over(int code)
+int ranks_exit(int code)
 {
-    return ranks.met ? code : meet(NULL, code, true);
+    return ranks.compared ? code : compare_codes(NULL, code, true);
 }

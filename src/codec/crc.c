@@ -1,15 +1,15 @@
 /* crc.c - remainders of bytes as polynomials: the CRC-32 of zip records, and two CRC-64s for digests.
  *
- * All are taken raw (no inversion before or after), which makes them linear: the remainder of two
- * strings one after the other is that of the first, multiplied by a power of x, plus that of the
- * second. So parts of a string may be read by several threads in any order, and joined.
+ * All are raw (no inversion before or after), which makes them linear: the remainder of two strings one
+ * after the other is that of the first, multiplied by a power of x, plus that of the second. So threads may
+ * read parts of a string in any order, and the parts are joined.
  *
- * Bits are reflected: the lowest bit of a word stands for the highest power. Long strings are folded:
- * 16 bytes are multiplied by the power of x that lies between them and the 16 bytes some distance
- * ahead, and added to those, until 16 bytes are left, which have the same remainder as the string.
+ * Bits are reflected: the lowest bit of a word stands for the highest power. Long strings are folded: 16
+ * bytes are multiplied by the power of x that is their distance to 16 bytes ahead, and added to those. The
+ * last 16 bytes have the same remainder as the string.
  *
- *     |----|----|----|----|----|----|----|----|          four lanes at once, each folded 64 bytes
- *       a    b    c    d  ->a  ->b  ->c  ->d             ahead; then the lanes into one
+ *     |----|----|----|----|----|----|----|----|          four vectors at once, each folded 64 bytes
+ *       a    b    c    d  ->a  ->b  ->c  ->d             ahead; then the vectors into one
  *
  * The product of two reflected 64-bit words comes out one power too high, so constants for a distance
  * of D bits are x^(D+63) for the first word and x^(D-1) for the second.
@@ -27,7 +27,7 @@
 
 struct crc {
     uint64_t polynomial;
-    uint64_t fold_512[2], fold_128[2]; /* to lanes 64 bytes ahead, 16 bytes ahead */
+    uint64_t fold_512[2], fold_128[2]; /* 64 bytes ahead, 16 bytes ahead */
     uint64_t fold_2048[2];             /* 256 bytes ahead */
     uint64_t table[256];
 };
@@ -88,80 +88,80 @@ static uint64_t by_table(const struct crc *crc, uint64_t state, const unsigned c
 
 #if HAVE_CLMUL
 
-#define UNROLLED _Pragma("GCC unroll 4") /* so that lanes stay in registers */
+#define UNROLLED _Pragma("GCC unroll 4") /* so that vectors stay in registers */
 
-__attribute__((target("pclmul"))) static __m128i fold(__m128i lane, __m128i constants)
+__attribute__((target("pclmul"))) static __m128i fold_vector(__m128i vector, __m128i constants)
 {
-    return _mm_xor_si128(_mm_clmulepi64_si128(lane, constants, 0x00),
-                         _mm_clmulepi64_si128(lane, constants, 0x11));
+    return _mm_xor_si128(_mm_clmulepi64_si128(vector, constants, 0x00),
+                         _mm_clmulepi64_si128(vector, constants, 0x11));
 }
 
-static __m128i load(const unsigned char *data)
+static __m128i load_vector(const unsigned char *data)
 {
     return _mm_loadu_si128((const __m128i *)(const void *)data);
 }
 
-static __m128i pair(const uint64_t constants[2])
+static __m128i load_constants(const uint64_t constants[2])
 {
     return _mm_set_epi64x((long long)constants[1], (long long)constants[0]);
 }
 
-/* Joins four lanes, folds on by 16 bytes, and leaves the rest to the table. */
+/* Joins four vectors, folds on by 16 bytes, and uses the table for the rest. */
 __attribute__((target("pclmul"))) static uint64_t
-finish(const struct crc *crc, const __m128i lanes[4], const unsigned char *data, size_t n)
+finish_vectors(const struct crc *crc, const __m128i vectors[4], const unsigned char *data, size_t n)
 {
-    __m128i near = pair(crc->fold_128), lane = lanes[0];
+    __m128i by_16 = load_constants(crc->fold_128), vector = vectors[0];
     for (int i = 1; i < 4; i++)
-        lane = _mm_xor_si128(fold(lane, near), lanes[i]);
+        vector = _mm_xor_si128(fold_vector(vector, by_16), vectors[i]);
     for (; n >= 16; data += 16, n -= 16)
-        lane = _mm_xor_si128(fold(lane, near), load(data));
+        vector = _mm_xor_si128(fold_vector(vector, by_16), load_vector(data));
     unsigned char left[16];
-    memcpy(left, &lane, sizeof left);
+    memcpy(left, &vector, sizeof left);
     return by_table(crc, by_table(crc, 0, left, sizeof left), data, n);
 }
 
 __attribute__((target("pclmul"))) static uint64_t
-by_lanes_of_16(const struct crc *crc, uint64_t state, const unsigned char *data, size_t n)
+by_vectors_of_16(const struct crc *crc, uint64_t state, const unsigned char *data, size_t n)
 {
-    __m128i far = pair(crc->fold_512), lanes[4];
+    __m128i by_64 = load_constants(crc->fold_512), vectors[4];
     for (int i = 0; i < 4; i++)
-        lanes[i] = load(data + 16 * i);
-    lanes[0] = _mm_xor_si128(lanes[0], _mm_set_epi64x(0, (long long)state));
+        vectors[i] = load_vector(data + 16 * i);
+    vectors[0] = _mm_xor_si128(vectors[0], _mm_set_epi64x(0, (long long)state));
     for (data += 64, n -= 64; n >= 64; data += 64, n -= 64)
-        UNROLLED for (int i = 0; i < 4; i++) lanes[i] =
-            _mm_xor_si128(fold(lanes[i], far), load(data + 16 * i));
-    return finish(crc, lanes, data, n);
+        UNROLLED for (int i = 0; i < 4; i++) vectors[i] =
+            _mm_xor_si128(fold_vector(vectors[i], by_64), load_vector(data + 16 * i));
+    return finish_vectors(crc, vectors, data, n);
 }
 
 #define WIDE __attribute__((target("avx512f,vpclmulqdq,pclmul")))
 
-WIDE static __m512i fold_wide(__m512i lane, __m512i constants, __m512i next)
+WIDE static __m512i fold_wide(__m512i vector, __m512i constants, __m512i next)
 {
-    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(lane, constants, 0x00),
-                                     _mm512_clmulepi64_epi128(lane, constants, 0x11), next, 0x96);
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(vector, constants, 0x00),
+                                     _mm512_clmulepi64_epi128(vector, constants, 0x11), next, 0x96);
 }
 
-/* The same with lanes four times as wide, which are then taken apart. */
-WIDE static uint64_t by_lanes_of_64(const struct crc *crc, uint64_t state,
-                                    const unsigned char *data, size_t n)
+/* The same with vectors of 64 bytes, of which the last is then split. */
+WIDE static uint64_t by_vectors_of_64(const struct crc *crc, uint64_t state,
+                                      const unsigned char *data, size_t n)
 {
-    __m512i far = _mm512_broadcast_i32x4(pair(crc->fold_2048)), wide[4];
-    __m512i near = _mm512_broadcast_i32x4(pair(crc->fold_512));
+    __m512i by_256 = _mm512_broadcast_i32x4(load_constants(crc->fold_2048)), wide[4];
+    __m512i by_64 = _mm512_broadcast_i32x4(load_constants(crc->fold_512));
     for (int i = 0; i < 4; i++)
         wide[i] = _mm512_loadu_si512(data + 64 * i);
     wide[0] =
         _mm512_xor_si512(wide[0], _mm512_zextsi128_si512(_mm_set_epi64x(0, (long long)state)));
     for (data += 256, n -= 256; n >= 256; data += 256, n -= 256)
         UNROLLED for (int i = 0; i < 4; i++) wide[i] =
-            fold_wide(wide[i], far, _mm512_loadu_si512(data + 64 * i));
+            fold_wide(wide[i], by_256, _mm512_loadu_si512(data + 64 * i));
     for (int i = 1; i < 4; i++)
-        wide[0] = fold_wide(wide[0], near, wide[i]);
+        wide[0] = fold_wide(wide[0], by_64, wide[i]);
     for (; n >= 64; data += 64, n -= 64)
-        wide[0] = fold_wide(wide[0], near, _mm512_loadu_si512(data));
-    __m128i lanes[4] = {
+        wide[0] = fold_wide(wide[0], by_64, _mm512_loadu_si512(data));
+    __m128i vectors[4] = {
         _mm512_extracti32x4_epi32(wide[0], 0), _mm512_extracti32x4_epi32(wide[0], 1),
         _mm512_extracti32x4_epi32(wide[0], 2), _mm512_extracti32x4_epi32(wide[0], 3)};
-    return finish(crc, lanes, data, n);
+    return finish_vectors(crc, vectors, data, n);
 }
 
 int crc_nlevels(void)
@@ -174,9 +174,9 @@ int crc_nlevels(void)
 uint64_t crc_at_level(int level, enum crc_kind kind, uint64_t state, const void *data, size_t n)
 {
     if (level >= 2 && n >= 512)
-        return by_lanes_of_64(&kinds[kind], state, data, n);
+        return by_vectors_of_64(&kinds[kind], state, data, n);
     if (level >= 1 && n >= 64)
-        return by_lanes_of_16(&kinds[kind], state, data, n);
+        return by_vectors_of_16(&kinds[kind], state, data, n);
     return by_table(&kinds[kind], state, data, n);
 }
 
@@ -202,16 +202,16 @@ uint64_t crc_update(enum crc_kind kind, uint64_t state, const void *data, size_t
 
 /* ---- joining ---- */
 
-/* The highest power of a reflected word of this polynomial is its lowest bit; x^0 is its highest. */
-static uint64_t one_of(enum crc_kind kind)
+/* The word of x^0: its highest bit, since the bits are reflected. */
+static uint64_t word_of_one(enum crc_kind kind)
 {
     return kind == CRC_ZIP ? (uint64_t)1 << 31 : (uint64_t)1 << 63;
 }
 
-static uint64_t times(enum crc_kind kind, uint64_t a, uint64_t b)
+static uint64_t multiply_words(enum crc_kind kind, uint64_t a, uint64_t b)
 {
     uint64_t product = 0;
-    for (uint64_t power = one_of(kind); b; power >>= 1) {
+    for (uint64_t power = word_of_one(kind); b; power >>= 1) {
         if (b & power)
             product ^= a;
         b &= ~power;
@@ -224,11 +224,11 @@ uint64_t crc_shift(enum crc_kind kind, uint64_t state, uint64_t nbytes)
 {
     if (state == 0)
         return 0;
-    uint64_t square = one_of(kind) >> 8; /* x^8, then its squares */
+    uint64_t square = word_of_one(kind) >> 8; /* x^8, then its squares */
     for (; nbytes; nbytes >>= 1) {
         if (nbytes & 1)
-            state = times(kind, state, square);
-        square = times(kind, square, square);
+            state = multiply_words(kind, state, square);
+        square = multiply_words(kind, square, square);
     }
     return state;
 }

@@ -1,20 +1,19 @@
-/* json.c - a strict pull parser: the caller asks for what should come next, and gets it or an error
- * with the byte.
+/* json.c - a strict pull parser: the caller requests what must come next, and receives it or an error that
+ * names the byte.
  *
  *     json_enter(&j, '{');
  *     while (json_next_key(&j, &key, &more) == RSD_OK && more)
  *         json_u64(&j, &number);              or json_string, json_enter again, json_skip
  *
- * Strings are UTF-8 without escapes once taken; a slice points into the text, or into the parser's own
- * memory where there were escapes, and is valid until the next string. Nothing is built, so memory is
- * that of the longest string.
+ * A string is UTF-8 without escapes. Its slice points into the text, or into the parser's memory if there
+ * were escapes, and is valid until the next string. Nothing is built, so memory is that of the longest
+ * string.
  */
 #include "json.h"
 
 #include <errno.h>
 #include <locale.h>
 #include <stdlib.h>
-
 #include <string.h>
 
 enum { MAX_DEPTH = 64 };
@@ -51,7 +50,7 @@ char json_peek(struct json *j)
 rsd_status json_end(struct json *j)
 {
     skip_space(j);
-    return j->at == j->nbytes ? RSD_OK : json_fail(j, "something follows the end");
+    return j->at == j->nbytes ? RSD_OK : json_fail(j, "unexpected text behind the value");
 }
 
 /* ---- objects and lists ---- */
@@ -61,13 +60,13 @@ rsd_status json_enter(struct json *j, char bracket)
     if (json_peek(j) != bracket)
         return json_fail(j, bracket == '{' ? "expected an object" : "expected a list");
     if (++j->depth > MAX_DEPTH)
-        return json_fail(j, "nested too deeply");
+        return json_fail(j, "nesting exceeds 64 levels");
     j->at++;
     j->fresh = true;
     return RSD_OK;
 }
 
-static rsd_status next_member(struct json *j, char close, bool *more)
+static rsd_status next_json_member(struct json *j, char close, bool *more)
 {
     char c = json_peek(j);
     bool first = j->fresh;
@@ -84,18 +83,18 @@ static rsd_status next_member(struct json *j, char close, bool *more)
         return json_fail(j, close == '}' ? "expected ',' or '}'" : "expected ',' or ']'");
     j->at++;
     if (json_peek(j) == close)
-        return json_fail(j, "a comma before the end");
+        return json_fail(j, "unexpected ',' before the end");
     return RSD_OK;
 }
 
 rsd_status json_next_item(struct json *j, bool *more)
 {
-    return next_member(j, ']', more);
+    return next_json_member(j, ']', more);
 }
 
 rsd_status json_next_key(struct json *j, struct slice *key, bool *more)
 {
-    TRY(next_member(j, '}', more));
+    TRY(next_json_member(j, '}', more));
     if (!*more)
         return RSD_OK;
     TRY(json_string(j, key));
@@ -107,8 +106,8 @@ rsd_status json_next_key(struct json *j, struct slice *key, bool *more)
 
 /* ---- strings ---- */
 
-/* The length of the UTF-8 character at p, or 0 if it is none: overlong forms, surrogates and numbers
- * beyond 10ffff are none. */
+/* Returns the length of the UTF-8 character at p; 0 for overlong forms, surrogates, numbers beyond 10ffff
+ * and other bytes that are not a character. */
 static size_t utf8_length(const unsigned char *p, size_t left)
 {
     static const struct {
@@ -143,7 +142,7 @@ bool json_is_utf8(const char *text, size_t nbytes)
     return true;
 }
 
-static rsd_status scratch_add(struct json *j, const char *bytes, size_t n)
+static rsd_status add_scratch(struct json *j, const char *bytes, size_t n)
 {
     TRY(GROW(j->scratch, j->capacity, j->used + n));
     memcpy(j->scratch + j->used, bytes, n);
@@ -151,7 +150,7 @@ static rsd_status scratch_add(struct json *j, const char *bytes, size_t n)
     return RSD_OK;
 }
 
-static rsd_status hex4(struct json *j, uint32_t *value)
+static rsd_status take_hex_digits(struct json *j, uint32_t *value)
 {
     *value = 0;
     for (int i = 0; i < 4; i++, j->at++) {
@@ -167,58 +166,58 @@ static rsd_status hex4(struct json *j, uint32_t *value)
     return RSD_OK;
 }
 
-static rsd_status unicode_escape(struct json *j)
+static rsd_status take_unicode_escape(struct json *j)
 {
     uint32_t c, low;
-    TRY(hex4(j, &c));
+    TRY(take_hex_digits(j, &c));
     if (c >= 0xd800 && c < 0xdc00) { /* the first half of a pair */
         if (j->nbytes - j->at < 2 || j->text[j->at] != '\\' || j->text[j->at + 1] != 'u')
-            return json_fail(j, "half of a surrogate pair");
+            return json_fail(j, "unpaired surrogate");
         j->at += 2;
-        TRY(hex4(j, &low));
+        TRY(take_hex_digits(j, &low));
         if (low < 0xdc00 || low > 0xdfff)
-            return json_fail(j, "half of a surrogate pair");
+            return json_fail(j, "unpaired surrogate");
         c = 0x10000 + ((c - 0xd800) << 10 | (low - 0xdc00));
     } else if (c >= 0xdc00 && c < 0xe000) {
-        return json_fail(j, "half of a surrogate pair");
+        return json_fail(j, "unpaired surrogate");
     }
     if (c == 0)
-        return json_fail(j, "a zero character in a string");
+        return json_fail(j, "string contains NUL");
     char bytes[4];
     size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
     for (size_t i = n - 1; i > 0; i--, c >>= 6)
         bytes[i] = (char)(0x80 | (c & 0x3f));
     static const unsigned char first[] = {0, 0x00, 0xc0, 0xe0, 0xf0};
     bytes[0] = (char)(first[n] | c);
-    return scratch_add(j, bytes, n);
+    return add_scratch(j, bytes, n);
 }
 
-static rsd_status escape(struct json *j)
+static rsd_status take_escape(struct json *j)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     if (++j->at >= j->nbytes)
-        return json_fail(j, "a string without end");
+        return json_fail(j, "string is not terminated");
     char c = j->text[j->at++];
     if (c == 'u')
-        return unicode_escape(j);
+        return take_unicode_escape(j);
     const char *known = c ? strchr(from, c) : NULL;
     if (!known)
-        return json_fail(j, "an unknown escape");
-    return scratch_add(j, &to[known - from], 1);
+        return json_fail(j, "invalid escape");
+    return add_scratch(j, &to[known - from], 1);
 }
 
 rsd_status json_string(struct json *j, struct slice *out)
 {
     if (json_peek(j) != '"')
         return json_fail(j, "expected a string");
-    size_t run = ++j->at; /* characters from here on are not in scratch yet */
+    size_t run = ++j->at; /* characters from here on are not in the scratch yet */
     bool escaped = false;
     j->used = 0;
     while (j->at < j->nbytes && j->text[j->at] != '"') {
         unsigned char c = (unsigned char)j->text[j->at];
         if (c == '\\') {
-            TRY(scratch_add(j, j->text + run, j->at - run));
-            TRY(escape(j));
+            TRY(add_scratch(j, j->text + run, j->at - run));
+            TRY(take_escape(j));
             run = j->at;
             escaped = true;
             continue;
@@ -226,14 +225,14 @@ rsd_status json_string(struct json *j, struct slice *out)
         size_t length =
             c < 0x80 ? 1 : utf8_length((const unsigned char *)j->text + j->at, j->nbytes - j->at);
         if (c < 0x20 || length == 0)
-            return json_fail(j, "a character that is not allowed in a string");
+            return json_fail(j, "string contains an invalid character");
         j->at += length;
     }
     if (j->at >= j->nbytes)
-        return json_fail(j, "a string without end");
+        return json_fail(j, "string is not terminated");
     *out = (struct slice){j->text + run, j->at - run};
     if (escaped) {
-        TRY(scratch_add(j, j->text + run, j->at - run));
+        TRY(add_scratch(j, j->text + run, j->at - run));
         *out = (struct slice){j->scratch, j->used};
     }
     j->at++;
@@ -250,15 +249,15 @@ rsd_status json_u64(struct json *j, uint64_t *out)
     while (j->at < j->nbytes && j->text[j->at] >= '0' && j->text[j->at] <= '9') {
         if (__builtin_mul_overflow(value, (uint64_t)10, &value) ||
             __builtin_add_overflow(value, (uint64_t)(j->text[j->at] - '0'), &value))
-            return json_fail(j, "a number that does not fit into 64 bits");
+            return json_fail(j, "number does not fit into 64 bits");
         j->at++;
     }
     if (j->at == start)
-        return json_fail(j, "expected a whole number");
+        return json_fail(j, "expected an integer of 0 or more");
     if (j->text[start] == '0' && j->at - start > 1)
-        return json_fail(j, "a number with leading zeros");
+        return json_fail(j, "number has leading zeros");
     if (j->at < j->nbytes && strchr(".eE", j->text[j->at]))
-        return json_fail(j, "expected a whole number");
+        return json_fail(j, "expected an integer of 0 or more");
     *out = value;
     return RSD_OK;
 }
@@ -285,17 +284,17 @@ static rsd_status skip_number(struct json *j)
     bool zero = skip_one_of(j, "0");
     size_t ndigits = skip_digits(j);
     if (zero && ndigits > 0)
-        return json_fail(j, "a number with leading zeros");
+        return json_fail(j, "number has leading zeros");
     if (!zero && ndigits == 0) {
         j->at = start;
         return json_fail(j, "expected a value");
     }
     if (skip_one_of(j, ".") && skip_digits(j) == 0)
-        return json_fail(j, "a number that is cut short");
+        return json_fail(j, "number is incomplete");
     if (skip_one_of(j, "eE")) {
         skip_one_of(j, "+-");
         if (skip_digits(j) == 0)
-            return json_fail(j, "a number that is cut short");
+            return json_fail(j, "number is incomplete");
     }
     return RSD_OK;
 }
@@ -308,21 +307,21 @@ rsd_status json_number(struct json *j, double *value, int64_t *integer, bool *wh
     TRY(skip_number(j));
     size_t n = j->at - start;
     if (n >= sizeof digits)
-        return json_fail(j, "a number of too many digits");
+        return json_fail(j, "number has more than 63 characters");
     memcpy(digits, j->text + start, n);
     digits[n] = '\0';
     *whole = !strpbrk(digits, ".eE");
     errno = 0;
     if (*whole) {
         *integer = strtoll(digits, &end, 10);
-    } else { /* whatever the locale of the program says */
+    } else { /* in any locale of the program */
         locale_t plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
         *value = plain ? strtod_l(digits, &end, plain) : strtod(digits, &end);
         if (plain)
             freelocale(plain);
     }
     if (*end || (*whole && errno == ERANGE))
-        return json_fail(j, "a number that is none, or does not fit");
+        return json_fail(j, "number does not fit into 64 bits");
     return RSD_OK;
 }
 
@@ -371,7 +370,7 @@ rsd_status json_skip(struct json *j)
 
 void json_add_string(struct text *text, const char *string, size_t nbytes)
 {
-    size_t run = 0, at = 0; /* what stands as it is, from run to at */
+    size_t run = 0, at = 0; /* characters that need no escape, from run to at */
     text_add(text, "\"");
     while (at < nbytes) {
         unsigned char c = (unsigned char)string[at];
@@ -383,7 +382,7 @@ void json_add_string(struct text *text, const char *string, size_t nbytes)
         text_add(text, "%.*s", (int)(at - run), string + run);
         if (c == '"' || c == '\\')
             text_add(text, "\\%c", c);
-        else /* bytes that are not UTF-8 become the characters of their numbers */
+        else /* a byte that is not UTF-8 becomes the character of its number */
             text_add(text, "\\u%04x", c);
         run = ++at;
     }

@@ -4,21 +4,27 @@
 
 #include "base.h"
 
-/* ---- json.c: a strict pull parser ---- */
-
 struct json {
     const char *text;
     size_t nbytes, at;
     int depth;
-    bool fresh; /* just entered: no comma is due */
+    bool fresh; /* just entered: the next member has no comma before it */
     char *scratch;
     size_t used, capacity;
 };
 
+/* Starts to parse a text, which must outlive the parser. */
 void json_start(struct json *j, const char *text, size_t nbytes);
 void json_drop(struct json *j);
+
+/* Returns EFORMAT, with an error that names the byte. */
 rsd_status json_fail(const struct json *j, const char *what);
-char json_peek(struct json *j); /* the first character of what comes next; '\0' at the end */
+
+/* Returns the first character of what comes next; '\0' at the end. */
+char json_peek(struct json *j);
+
+/* Each takes what comes next, or fails if it is something else. json_next_key and json_next_item set *more
+ * to false at the end of the object or list. */
 rsd_status json_enter(struct json *j, char bracket);
 rsd_status json_next_key(struct json *j, struct slice *key, bool *more);
 rsd_status json_next_item(struct json *j, bool *more);
@@ -28,6 +34,7 @@ rsd_status json_number(struct json *j, double *value, int64_t *integer, bool *wh
 rsd_status json_skip(struct json *j);
 rsd_status json_end(struct json *j);
 
+/* Adds a string with its quotes, escaped. */
 void json_add_string(struct text *text, const char *string, size_t nbytes);
 bool json_is_utf8(const char *text, size_t nbytes);
 

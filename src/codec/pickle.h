@@ -4,15 +4,15 @@
 
 #include "json.h"
 
-/* ---- nodes.c: pickled values as data ---- */
+/* ---- pickle_tree.c: pickled values as data ---- */
 
-typedef uint32_t pickle_node;
+typedef uint32_t pickle_node; /* a value of a tree */
 
 #define PICKLE_NONE        ((pickle_node)2)
 #define PICKLE_TRUE        ((pickle_node)6)
 #define PICKLE_FALSE       ((pickle_node)10)
 #define PICKLE_EMPTY_TUPLE ((pickle_node)14)
-#define PICKLE_ABSENT      ((pickle_node)18) /* no value at all */
+#define PICKLE_ABSENT      ((pickle_node)18) /* there is no value */
 
 enum pickle_kind {
     NODE_ATOM, /* None, True, False */
@@ -25,14 +25,14 @@ enum pickle_kind {
     NODE_DICT,
     NODE_BATCH,
     NODE_GLOBAL,
-    NODE_CALL,   /* what a call would have returned */
-    NODE_OBJECT, /* what a class would have made */
+    NODE_CALL,   /* a call of a global, which was not made */
+    NODE_OBJECT, /* an instance of a class, which was not made */
     NODE_PERSISTENT
 };
 
 enum pickle_part { NODE_WHAT = 1, NODE_ARGS, NODE_STATE, NODE_ITEMS };
 
-/* Globals that readers know. */
+/* Globals that readers know; KNOWN_NOT is any other. */
 enum known {
     KNOWN_NOT,
     KNOWN_TORCH_SIZE,
@@ -43,7 +43,7 @@ enum known {
     KNOWN_GET_LAYOUT,
     KNOWN_UNTYPED_STORAGE,
     KNOWN_STORAGE_CLASS, /* torch.FloatStorage and the like */
-    KNOWN_TORCH_NAME,    /* anything else in torch: a dtype, perhaps */
+    KNOWN_TORCH_NAME,    /* any other name in torch, such as a dtype */
     KNOWN_ENCODE,
     KNOWN_GETATTR,
     KNOWN_SET,
@@ -61,15 +61,17 @@ enum known {
 };
 
 struct pickle_tree {
-    int shift; /* words of a segment, as a power of two */
+    int shift; /* log2 of the words of a segment */
     uint32_t **segments, **owned;
     size_t nsegments, segments_capacity, nowned, owned_capacity;
     uint64_t next, end; /* free words of the last segment */
 };
 
-void pickle_tree_start(struct pickle_tree *tree,
-                       uint64_t nbytes); /* of the stream, for the size of segments */
+/* Starts a tree for a stream of nbytes, which set the size of its segments. */
+void pickle_tree_start(struct pickle_tree *tree, uint64_t nbytes);
 void pickle_tree_drop(struct pickle_tree *tree);
+
+/* Each adds a value to the tree. *bytes is where the caller writes the n bytes of the value. */
 
 rsd_status pickle_add_i64(struct pickle_tree *tree, int64_t value, pickle_node *out);
 rsd_status pickle_add_bytes(struct pickle_tree *tree, enum pickle_kind kind, uint64_t n,
@@ -86,25 +88,35 @@ rsd_status pickle_add_call(struct pickle_tree *tree, enum pickle_kind kind, pick
 rsd_status pickle_add_persistent(struct pickle_tree *tree, pickle_node id, pickle_node *out);
 
 enum pickle_kind pickle_kind(const struct pickle_tree *tree, pickle_node c);
-uint32_t pickle_count(const struct pickle_tree *tree, pickle_node c); /* items, entries or bytes */
-pickle_node pickle_part(const struct pickle_tree *tree, pickle_node c,
-                        enum pickle_part part); /* of a call, object or global */
+
+/* Returns the number of items, entries or bytes; 0 of values that have none. */
+uint32_t pickle_count(const struct pickle_tree *tree, pickle_node c);
+
+/* The node must be a call, object, persistent id or global; of a global, NODE_WHAT is the module and
+ * NODE_ARGS the name. */
+pickle_node pickle_part(const struct pickle_tree *tree, pickle_node c, enum pickle_part part);
 void pickle_set_part(struct pickle_tree *tree, pickle_node c, enum pickle_part part,
                      pickle_node value);
 pickle_node pickle_item(const struct pickle_tree *tree, pickle_node tuple, uint32_t i);
-bool pickle_as_i64(const struct pickle_tree *tree, pickle_node c, int64_t *out);
-struct slice pickle_text(const struct pickle_tree *tree,
-                         pickle_node c); /* of strings, bytes, large ints, floats */
-enum known pickle_known(const struct pickle_tree *tree, pickle_node c); /* of a global */
-pickle_node pickle_find(const struct pickle_tree *tree, pickle_node dict,
-                        const char *key); /* PICKLE_ABSENT: not there */
 
-/* "torch.qint8", for messages; "(no global)" of what is none. */
+/* Returns false for a value that is not an integer of 64 bits. */
+bool pickle_as_i64(const struct pickle_tree *tree, pickle_node c, int64_t *out);
+
+/* Returns the bytes of a string, bytes, a large integer or a float; none of any other value. */
+struct slice pickle_text(const struct pickle_tree *tree, pickle_node c);
+
+/* Returns KNOWN_NOT for a value that is not a global. */
+enum known pickle_known(const struct pickle_tree *tree, pickle_node c);
+
+/* Returns PICKLE_ABSENT if the dict has no such key, or is not a dict. */
+pickle_node pickle_find(const struct pickle_tree *tree, pickle_node dict, const char *key);
+
+/* Returns "torch.qint8", for messages; "(not a global)" for any other value. */
 enum { GLOBAL_TEXT_NCHARS = 200 };
 const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,
                                char text[GLOBAL_TEXT_NCHARS]);
 
-/* Through the items of a list, or the keys and values of a dict. */
+/* Walks the items of a list, or the keys and values of a dict. Both return false at the end. */
 struct pickle_walk {
     const struct pickle_tree *tree;
     pickle_node batch;
@@ -116,40 +128,40 @@ bool pickle_walk_next_pair(struct pickle_walk *walk, pickle_node *key, pickle_no
 
 enum known pickle_known_global(struct slice module, struct slice name);
 
-/* ---- pickle.c ---- */
+/* ---- pickle_read.c ---- */
 
-/* Reads n bytes of the stream at a place. */
-typedef rsd_status pickle_read_fn(void *context, uint64_t at, void *out, size_t n);
-
-/* Reads a pickle of at most nbytes; *used is how many it took. pickle_tree_drop gives the values back. */
-rsd_status pickle_read(pickle_read_fn *read, void *context, uint64_t nbytes,
-                       struct pickle_tree *tree, pickle_node *root, uint64_t *used);
+/* Reads a pickle of at most nbytes; *used is its length. The caller drops the tree. */
+rsd_status pickle_read(read_at *read, void *context, uint64_t nbytes, struct pickle_tree *tree,
+                       pickle_node *root, uint64_t *used);
 rsd_status pickle_read_memory(const void *bytes, size_t nbytes, struct pickle_tree *tree,
                               pickle_node *root, uint64_t *used);
 
-/* ---- emit.c: pickles, written ---- */
+/* ---- pickle_write.c ---- */
 
 void pickle_write_op(struct bytes *out, const char *op);
-void pickle_write_number(struct bytes *out, uint64_t value,
-                         int nbytes); /* little-endian, no opcode */
+
+/* Writes a little-endian number without an opcode. */
+void pickle_write_number(struct bytes *out, uint64_t value, int nbytes);
 void pickle_write_int(struct bytes *out, int64_t value);
 void pickle_write_float(struct bytes *out, double value);
 void pickle_write_text(struct bytes *out, struct slice text);
 void pickle_write_global(struct bytes *out, const char *module, const char *name);
 
+/* Writes the pickle that torch.save makes of a JSON value. */
 rsd_status pickle_write_json(const char *text, struct bytes *out);
-rsd_status pickle_write_path(const char *text,
-                             struct bytes *out); /* a list as a tuple, no opcode before */
 
-/* ---- values.c: plain values ---- */
+/* Writes a JSON list of texts and numbers as a tuple, without the opcodes of a whole pickle. */
+rsd_status pickle_write_path(const char *text, struct bytes *out);
+
+/* ---- pickle_json.c: plain values ---- */
 
 /* *json is NULL if the value is not plain. */
 rsd_status pickle_to_json(const struct pickle_tree *tree, pickle_node c, char **json);
 rsd_status pickle_to_plain_pickle(const struct pickle_tree *tree, pickle_node c, struct bytes *out,
                                   bool *plain);
 
-bool pickle_is_dict(const struct pickle_tree *tree, pickle_node c); /* or an OrderedDict */
-pickle_node pickle_dict_items(const struct pickle_tree *tree,
-                              pickle_node c); /* its entries; PICKLE_ABSENT: it has none */
+/* Of a dict or an OrderedDict. pickle_dict_items returns PICKLE_ABSENT if there are no entries. */
+bool pickle_is_dict(const struct pickle_tree *tree, pickle_node c);
+pickle_node pickle_dict_items(const struct pickle_tree *tree, pickle_node c);
 
 #endif

@@ -1,9 +1,9 @@
-/* values.c - plain values: pickled nodes as JSON to look at, and as a pickle to write again.
+/* pickle_json.c - plain values: pickled nodes as JSON to read, and as a pickle to write again.
  *
  * Plain are None, booleans, numbers, strings, bytes, and lists, tuples, sets and dicts of plain values.
- * Anything else (a tensor, an object of some class) makes the value opaque as a whole: it can only be
- * carried along as it is. Nodes may form cycles and share parts many times, so depth and length are
- * bounded: a value that becomes much longer than its nodes is opaque too.
+ * Any other part (a tensor, an object of some class) makes the whole value opaque: it can only be copied as
+ * it is. Nodes may form cycles and share parts, so depth and length are limited: a value that becomes many
+ * times as long as its nodes is opaque too.
  *
  * In JSON, tuples and sets are lists, keys of dicts are text, bytes are {"bytes": "hex digits"}, and
  * floats that JSON lacks are the strings "nan", "inf" and "-inf".
@@ -14,22 +14,22 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_DEPTH = 64, MOST_NODES = 1 << 20, MOST_DIGIT_BYTES = 256 };
-enum { MOST_GROWTH = 64, START_NBYTES = 1 << 16 };
+enum { MAX_DEPTH = 64, MAX_NODES = 1 << 20, MAX_DIGIT_BYTES = 256 };
+enum { MAX_GROWTH = 64, START_NBYTES = 1 << 16 }; /* bytes written for each byte of nodes */
 
-struct writer {
+struct plain_writer {
     const struct pickle_tree *tree;
-    int64_t left;  /* nodes that may still be written */
-    uint64_t most; /* bytes that may be written */
+    int64_t left;   /* nodes that may still be written */
+    uint64_t limit; /* of the bytes written */
     struct text *json;
     struct bytes *pickle;
 };
 
-static struct writer writer_of(const struct pickle_tree *tree)
+static struct plain_writer start_writer(const struct pickle_tree *tree)
 {
     uint64_t nbytes = tree->next * sizeof(uint32_t);
-    return (struct writer){
-        .tree = tree, .left = MOST_NODES, .most = START_NBYTES + nbytes * MOST_GROWTH};
+    return (struct plain_writer){
+        .tree = tree, .left = MAX_NODES, .limit = START_NBYTES + nbytes * MAX_GROWTH};
 }
 
 static bool is_dict_like(const struct pickle_tree *tree, pickle_node c)
@@ -38,7 +38,6 @@ static bool is_dict_like(const struct pickle_tree *tree, pickle_node c)
            pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) == KNOWN_ORDERED_DICT;
 }
 
-/* The dict that a dict or an OrderedDict is. PICKLE_ABSENT: an empty one, or none. */
 pickle_node pickle_dict_items(const struct pickle_tree *tree, pickle_node c)
 {
     if (pickle_kind(tree, c) == NODE_DICT)
@@ -51,8 +50,8 @@ bool pickle_is_dict(const struct pickle_tree *tree, pickle_node c)
     return pickle_kind(tree, c) == NODE_DICT || is_dict_like(tree, c);
 }
 
-/* What _codecs.encode(text, 'latin1') stands for: bytes, as protocol 2 writes them. */
-static bool encoded_bytes(const struct pickle_tree *tree, pickle_node c, struct slice *text)
+/* Finds the text in _codecs.encode(text, 'latin1'), which is how protocol 2 writes bytes. */
+static bool find_encoded_bytes(const struct pickle_tree *tree, pickle_node c, struct slice *text)
 {
     if (pickle_kind(tree, c) != NODE_CALL ||
         pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) != KNOWN_ENCODE)
@@ -68,13 +67,13 @@ static bool encoded_bytes(const struct pickle_tree *tree, pickle_node c, struct 
 
 /* ---- numbers ---- */
 
-/* A whole number of any length, little-endian two's complement, in decimal. */
-static bool decimal(struct slice number, struct text *out)
+/* Adds a whole number of any length, little-endian two's complement, in decimal. */
+static bool add_decimal(struct slice number, struct text *out)
 {
-    uint32_t limbs[MOST_DIGIT_BYTES / 4 + 1] = {0};
-    char digits[MOST_DIGIT_BYTES * 3 + 2];
+    uint32_t limbs[MAX_DIGIT_BYTES / 4 + 1] = {0};
+    char digits[MAX_DIGIT_BYTES * 3 + 2];
     size_t n = number.nbytes, nlimbs = n / 4 + 1, at = sizeof digits;
-    if (n == 0 || n > MOST_DIGIT_BYTES)
+    if (n == 0 || n > MAX_DIGIT_BYTES)
         return false;
     bool negative = (unsigned char)number.bytes[n - 1] >> 7;
     uint32_t carry = negative;
@@ -110,14 +109,15 @@ static double node_float(const struct pickle_tree *tree, pickle_node c)
     return value;
 }
 
-static void json_float(struct text *out, double value)
+static void add_json_float(struct text *out, double value)
 {
     char digits[40];
     if (isnan(value) || isinf(value)) {
         text_add(out, "\"%s\"", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
         return;
     }
-    for (int precision = 1; precision <= 17; precision++) { /* the shortest that comes back */
+    for (int precision = 1; precision <= 17;
+         precision++) { /* the shortest that reads as the same value */
         double back;
         snprintf(digits, sizeof digits, "%.*g", precision, value);
         if (sscanf(digits, "%lf", &back) == 1 && back == value)
@@ -128,13 +128,13 @@ static void json_float(struct text *out, double value)
 
 /* ---- JSON ---- */
 
-static bool json_value(struct writer *w, pickle_node c, int depth);
+static bool add_json_value(struct plain_writer *w, pickle_node c, int depth);
 
-static bool json_key(struct writer *w, pickle_node key)
+static bool add_json_key(struct plain_writer *w, pickle_node key)
 {
     struct slice text = pickle_text(w->tree, key);
     struct text plain = {0};
-    struct writer inner = {.tree = w->tree, .left = 1, .most = w->most, .json = &plain};
+    struct plain_writer inner = {.tree = w->tree, .left = 1, .limit = w->limit, .json = &plain};
     switch (pickle_kind(w->tree, key)) {
     case NODE_STRING:
         json_add_string(w->json, text.bytes, text.nbytes);
@@ -142,7 +142,7 @@ static bool json_key(struct writer *w, pickle_node key)
     case NODE_INT:
     case NODE_FLOAT:
     case NODE_ATOM:
-        if (!json_value(&inner, key, 0) || plain.failed) {
+        if (!add_json_value(&inner, key, 0) || plain.failed) {
             text_drop(&plain);
             return false;
         }
@@ -154,7 +154,7 @@ static bool json_key(struct writer *w, pickle_node key)
     }
 }
 
-static bool json_dict(struct writer *w, pickle_node dict, int depth)
+static bool add_json_dict(struct plain_writer *w, pickle_node dict, int depth)
 {
     struct pickle_walk walk = pickle_walk(w->tree, dict);
     pickle_node key, value;
@@ -163,17 +163,17 @@ static bool json_dict(struct writer *w, pickle_node dict, int depth)
     while (pickle_walk_next_pair(&walk, &key, &value)) {
         text_add(w->json, "%s", any ? ", " : "");
         any = true;
-        if (!json_key(w, key))
+        if (!add_json_key(w, key))
             return false;
         text_add(w->json, ": ");
-        if (!json_value(w, value, depth + 1))
+        if (!add_json_value(w, value, depth + 1))
             return false;
     }
     text_add(w->json, "}");
     return true;
 }
 
-static bool json_list(struct writer *w, pickle_node list, int depth)
+static bool add_json_list(struct plain_writer *w, pickle_node list, int depth)
 {
     bool tuple = pickle_kind(w->tree, list) == NODE_TUPLE, any = false;
     struct pickle_walk walk = pickle_walk(w->tree, list);
@@ -183,14 +183,14 @@ static bool json_list(struct writer *w, pickle_node list, int depth)
          i++) {
         text_add(w->json, "%s", any ? ", " : "");
         any = true;
-        if (!json_value(w, tuple ? pickle_item(w->tree, list, i) : item, depth + 1))
+        if (!add_json_value(w, tuple ? pickle_item(w->tree, list, i) : item, depth + 1))
             return false;
     }
     text_add(w->json, "]");
     return true;
 }
 
-static void json_bytes(struct text *out, const unsigned char *bytes, size_t n)
+static void add_json_bytes(struct text *out, const unsigned char *bytes, size_t n)
 {
     text_add(out, "{\"bytes\": \"");
     for (size_t i = 0; i < n; i++)
@@ -198,8 +198,8 @@ static void json_bytes(struct text *out, const unsigned char *bytes, size_t n)
     text_add(out, "\"}");
 }
 
-/* Bytes that were written as text, one character of at most 255 each. */
-static bool json_latin1(struct text *out, struct slice text)
+/* Adds bytes that were written as text, one character up to 255 for each. */
+static bool add_json_latin1(struct text *out, struct slice text)
 {
     for (size_t i = 0; i < text.nbytes; i++)
         if ((unsigned char)text.bytes[i] >= 0xc4)
@@ -207,7 +207,7 @@ static bool json_latin1(struct text *out, struct slice text)
     text_add(out, "{\"bytes\": \"");
     for (size_t i = 0; i < text.nbytes; i++) {
         unsigned char c = (unsigned char)text.bytes[i];
-        if (c >= 0xc2) /* two bytes of UTF-8, already known to be right */
+        if (c >= 0xc2) /* two bytes of UTF-8, which were checked */
             c = (unsigned char)((c & 3) << 6 | (text.bytes[++i] & 0x3f));
         text_add(out, "%02x", c);
     }
@@ -215,12 +215,12 @@ static bool json_latin1(struct text *out, struct slice text)
     return true;
 }
 
-static bool json_value(struct writer *w, pickle_node c, int depth)
+static bool add_json_value(struct plain_writer *w, pickle_node c, int depth)
 {
     const struct pickle_tree *tree = w->tree;
     struct slice text = pickle_text(tree, c);
     int64_t number;
-    if (depth > MOST_DEPTH || w->left-- <= 0 || w->json->length > w->most || w->json->failed)
+    if (depth > MAX_DEPTH || w->left-- <= 0 || w->json->length > w->limit || w->json->failed)
         return false;
     switch (pickle_kind(tree, c)) {
     case NODE_ATOM:
@@ -228,27 +228,27 @@ static bool json_value(struct writer *w, pickle_node c, int depth)
         return true;
     case NODE_INT:
         if (!pickle_as_i64(tree, c, &number))
-            return decimal(text, w->json);
+            return add_decimal(text, w->json);
         text_add(w->json, "%lld", (long long)number);
         return true;
     case NODE_FLOAT:
-        json_float(w->json, node_float(tree, c));
+        add_json_float(w->json, node_float(tree, c));
         return true;
     case NODE_STRING:
         json_add_string(w->json, text.bytes, text.nbytes);
         return true;
     case NODE_BYTES:
-        json_bytes(w->json, (const unsigned char *)text.bytes, text.nbytes);
+        add_json_bytes(w->json, (const unsigned char *)text.bytes, text.nbytes);
         return true;
     case NODE_TUPLE:
     case NODE_LIST:
-        return json_list(w, c, depth);
+        return add_json_list(w, c, depth);
     case NODE_DICT:
-        return json_dict(w, c, depth);
+        return add_json_dict(w, c, depth);
     case NODE_CALL:
         if (is_dict_like(tree, c))
-            return json_dict(w, pickle_dict_items(tree, c), depth);
-        return encoded_bytes(tree, c, &text) && json_latin1(w->json, text);
+            return add_json_dict(w, pickle_dict_items(tree, c), depth);
+        return find_encoded_bytes(tree, c, &text) && add_json_latin1(w->json, text);
     default:
         return false;
     }
@@ -257,10 +257,10 @@ static bool json_value(struct writer *w, pickle_node c, int depth)
 rsd_status pickle_to_json(const struct pickle_tree *tree, pickle_node c, char **json)
 {
     struct text text = {0};
-    struct writer w = writer_of(tree);
+    struct plain_writer w = start_writer(tree);
     w.json = &text;
     *json = NULL;
-    if (json_value(&w, c, 0))
+    if (add_json_value(&w, c, 0))
         return text_take(&text, json);
     bool failed = text.failed;
     text_drop(&text);
@@ -269,9 +269,9 @@ rsd_status pickle_to_json(const struct pickle_tree *tree, pickle_node c, char **
 
 /* ---- as a pickle of protocol 2, which torch.load takes with weights_only too ---- */
 
-static bool pickle_value(struct writer *w, pickle_node c, int depth);
+static bool add_pickle_value(struct plain_writer *w, pickle_node c, int depth);
 
-static bool pickle_number(struct writer *w, pickle_node c)
+static bool add_pickle_number(struct plain_writer *w, pickle_node c)
 {
     int64_t number;
     struct slice text = pickle_text(w->tree, c);
@@ -287,33 +287,33 @@ static bool pickle_number(struct writer *w, pickle_node c)
     return true;
 }
 
-static bool pickle_items(struct writer *w, pickle_node c, int depth)
+static bool add_pickle_items(struct plain_writer *w, pickle_node c, int depth)
 {
     bool tuple = pickle_kind(w->tree, c) == NODE_TUPLE;
     struct pickle_walk walk = pickle_walk(w->tree, c);
     pickle_node item;
     pickle_write_op(w->pickle, tuple ? "(" : "](");
     for (uint32_t i = 0; tuple ? i < pickle_count(w->tree, c) : pickle_walk_next(&walk, &item); i++)
-        if (!pickle_value(w, tuple ? pickle_item(w->tree, c, i) : item, depth + 1))
+        if (!add_pickle_value(w, tuple ? pickle_item(w->tree, c, i) : item, depth + 1))
             return false;
     pickle_write_op(w->pickle, tuple ? "t" : "e");
     return true;
 }
 
-static bool pickle_dict(struct writer *w, pickle_node dict, int depth)
+static bool add_pickle_dict(struct plain_writer *w, pickle_node dict, int depth)
 {
     struct pickle_walk walk = pickle_walk(w->tree, dict);
     pickle_node item;
     pickle_write_op(w->pickle, "}(");
     while (pickle_walk_next(&walk, &item))
-        if (!pickle_value(w, item, depth + 1))
+        if (!add_pickle_value(w, item, depth + 1))
             return false;
     pickle_write_op(w->pickle, "u");
     return true;
 }
 
-/* Bytes as protocol 2 has them: text of which each character is one. */
-static void pickle_encoded(struct writer *w, struct slice text)
+/* Adds bytes as protocol 2 has them: a text with one character for each. */
+static void add_pickle_encoded(struct plain_writer *w, struct slice text)
 {
     pickle_write_global(w->pickle, "_codecs", "encode");
     pickle_write_text(w->pickle, text);
@@ -321,7 +321,7 @@ static void pickle_encoded(struct writer *w, struct slice text)
     pickle_write_op(w->pickle, "\x86R");
 }
 
-static void pickle_bytes(struct writer *w, struct slice bytes)
+static void add_pickle_bytes(struct plain_writer *w, struct slice bytes)
 {
     struct bytes text = {0};
     for (size_t i = 0; i < bytes.nbytes; i++) {
@@ -331,22 +331,22 @@ static void pickle_bytes(struct writer *w, struct slice bytes)
         bytes_put(&text, c < 0x80 ? &c : pair, c < 0x80 ? 1 : 2);
     }
     w->pickle->failed = w->pickle->failed || text.failed;
-    pickle_encoded(w, (struct slice){(const char *)text.data, text.n});
+    add_pickle_encoded(w, (struct slice){(const char *)text.data, text.n});
     bytes_drop(&text);
 }
 
-static bool pickle_value(struct writer *w, pickle_node c, int depth)
+static bool add_pickle_value(struct plain_writer *w, pickle_node c, int depth)
 {
     const struct pickle_tree *tree = w->tree;
     struct slice text = pickle_text(tree, c);
-    if (depth > MOST_DEPTH || w->left-- <= 0 || w->pickle->n > w->most || w->pickle->failed)
+    if (depth > MAX_DEPTH || w->left-- <= 0 || w->pickle->n > w->limit || w->pickle->failed)
         return false;
     switch (pickle_kind(tree, c)) {
     case NODE_ATOM:
         pickle_write_op(w->pickle, c == PICKLE_NONE ? "N" : c == PICKLE_TRUE ? "\x88" : "\x89");
         return true;
     case NODE_INT:
-        return pickle_number(w, c);
+        return add_pickle_number(w, c);
     case NODE_FLOAT:
         pickle_write_float(w->pickle, node_float(tree, c));
         return true;
@@ -354,19 +354,19 @@ static bool pickle_value(struct writer *w, pickle_node c, int depth)
         pickle_write_text(w->pickle, text);
         return true;
     case NODE_BYTES:
-        pickle_bytes(w, text);
+        add_pickle_bytes(w, text);
         return true;
     case NODE_TUPLE:
     case NODE_LIST:
-        return pickle_items(w, c, depth);
+        return add_pickle_items(w, c, depth);
     case NODE_DICT:
-        return pickle_dict(w, c, depth);
+        return add_pickle_dict(w, c, depth);
     case NODE_CALL:
         if (is_dict_like(tree, c))
-            return pickle_dict(w, pickle_dict_items(tree, c), depth);
-        if (!encoded_bytes(tree, c, &text))
+            return add_pickle_dict(w, pickle_dict_items(tree, c), depth);
+        if (!find_encoded_bytes(tree, c, &text))
             return false;
-        pickle_encoded(w, text);
+        add_pickle_encoded(w, text);
         return true;
     default:
         return false;
@@ -376,10 +376,10 @@ static bool pickle_value(struct writer *w, pickle_node c, int depth)
 rsd_status pickle_to_plain_pickle(const struct pickle_tree *tree, pickle_node c, struct bytes *out,
                                   bool *plain)
 {
-    struct writer w = writer_of(tree);
+    struct plain_writer w = start_writer(tree);
     w.pickle = out;
     bytes_put(out, "\x80\x02", 2);
-    *plain = pickle_value(&w, c, 0);
+    *plain = add_pickle_value(&w, c, 0);
     pickle_write_op(w.pickle, ".");
     return out->failed ? fail(RSD_ENOMEM, "no memory for a value") : RSD_OK;
 }

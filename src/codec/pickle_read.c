@@ -1,12 +1,12 @@
-/* pickle.c - reads pickles as data: nothing is called, imported or built, whatever the stream says.
+/* pickle_read.c - reads pickles as data: nothing in them is called, imported or built.
  *
- * The machine pushes, pops and remembers cells, and what comes out is a graph of nodes (nodes.c). What
- * a global, a call or an object would have been stays a node with its parts, for readers that know a
- * closed list of them and look at nothing else.
+ * The machine pushes, pops and memoizes nodes, and the result is a tree of nodes (pickle_tree.c). A global,
+ * a call or an object becomes a node with its parts. Readers know a closed list of globals and ignore all
+ * others.
  *
  * Invariants:
- *   (1) Every opcode adds a bounded number of words, or as many as it took bytes or stack entries: so
- *       memory is proportional to the stream.
+ *   (1) An opcode adds a bounded number of words, or as many as it took bytes or stack entries. So memory
+ *       is proportional to the stream.
  *   (2) A memo index is below the number of bytes read, so the memo is bounded likewise.
  */
 #include "pickle.h"
@@ -15,11 +15,11 @@
 
 enum { MEMO_SHIFT = 14, MEMO_BATCH = 1 << MEMO_SHIFT };
 
-struct pickle {
-    pickle_read_fn *read;
+struct pickle_machine {
+    read_at *read;
     void *context;
     uint64_t total, at; /* of the stream */
-    uint64_t window_at; /* what the buffer holds of it */
+    uint64_t window_at; /* offset of the bytes in the buffer */
     size_t window_nbytes;
     struct pickle_tree tree;
     pickle_node *stack;
@@ -32,33 +32,33 @@ struct pickle {
     char buffer[1 << 15];
 };
 
-static rsd_status broken(const struct pickle *p, const char *what)
+static rsd_status fail_pickle(const struct pickle_machine *p, const char *what)
 {
-    return fail(RSD_EFORMAT, "byte %llu of a pickle: %s", (unsigned long long)p->at, what);
+    return fail(RSD_EFORMAT, "byte %llu of the pickle: %s", (unsigned long long)p->at, what);
 }
 
 /* ---- the stream ---- */
 
-static rsd_status refill(struct pickle *p)
+static rsd_status refill_buffer(struct pickle_machine *p)
 {
     p->window_at += p->window_nbytes;
     p->window_nbytes = 0;
     uint64_t left = p->total - p->window_at;
     if (left == 0)
-        return broken(p, "the stream ends too early");
+        return fail_pickle(p, "stream ends early");
     size_t n = left < sizeof p->buffer ? (size_t)left : sizeof p->buffer;
     TRY(p->read(p->context, p->window_at, p->buffer, n));
     p->window_nbytes = n;
     return RSD_OK;
 }
 
-static rsd_status take_bytes(struct pickle *p, void *out, size_t n)
+static rsd_status take_bytes(struct pickle_machine *p, void *out, size_t n)
 {
     char *to = out;
     while (n > 0) {
         size_t offset = (size_t)(p->at - p->window_at);
         if (offset == p->window_nbytes) {
-            TRY(refill(p));
+            TRY(refill_buffer(p));
             offset = 0;
         }
         size_t take = p->window_nbytes - offset < n ? p->window_nbytes - offset : n;
@@ -70,7 +70,7 @@ static rsd_status take_bytes(struct pickle *p, void *out, size_t n)
     return RSD_OK;
 }
 
-static rsd_status take_u8(struct pickle *p, uint8_t *out)
+static rsd_status take_u8(struct pickle_machine *p, uint8_t *out)
 {
     size_t offset = (size_t)(p->at - p->window_at);
     if (offset < p->window_nbytes) {
@@ -81,8 +81,8 @@ static rsd_status take_u8(struct pickle *p, uint8_t *out)
     return take_bytes(p, out, 1);
 }
 
-/* A little-endian number of n bytes. */
-static rsd_status take_number(struct pickle *p, int n, uint64_t *out)
+/* Takes a little-endian number of n bytes. */
+static rsd_status take_number(struct pickle_machine *p, int n, uint64_t *out)
 {
     uint8_t bytes[8];
     TRY(take_bytes(p, bytes, (size_t)n));
@@ -94,7 +94,7 @@ static rsd_status take_number(struct pickle *p, int n, uint64_t *out)
 
 /* ---- the stack and the memo ---- */
 
-static rsd_status push(struct pickle *p, pickle_node c)
+static rsd_status push_node(struct pickle_machine *p, pickle_node c)
 {
     if (p->depth == p->stack_capacity) {
         TRY(GROW(p->stack, p->stack_capacity, p->depth + 1));
@@ -103,51 +103,51 @@ static rsd_status push(struct pickle *p, pickle_node c)
     return RSD_OK;
 }
 
-static size_t floor_of(const struct pickle *p)
+static size_t floor_of(const struct pickle_machine *p)
 {
     return p->nmarks ? p->marks[p->nmarks - 1] : 0;
 }
 
-static rsd_status pop(struct pickle *p, pickle_node *out)
+static rsd_status pop_node(struct pickle_machine *p, pickle_node *out)
 {
     if (p->depth <= floor_of(p))
-        return broken(p, "the stack is empty");
+        return fail_pickle(p, "stack is empty");
     *out = p->stack[--p->depth];
     return RSD_OK;
 }
 
-static rsd_status top(struct pickle *p, pickle_node *out)
+static rsd_status peek_node(struct pickle_machine *p, pickle_node *out)
 {
     if (p->depth <= floor_of(p))
-        return broken(p, "the stack is empty");
+        return fail_pickle(p, "stack is empty");
     *out = p->stack[p->depth - 1];
     return RSD_OK;
 }
 
-static rsd_status push_mark(struct pickle *p)
+static rsd_status push_mark(struct pickle_machine *p)
 {
     TRY(GROW(p->marks, p->marks_capacity, p->nmarks + 1));
     p->marks[p->nmarks++] = p->depth;
     return RSD_OK;
 }
 
-/* Takes everything above the last mark off the stack; it stays readable at p->stack + *first. */
-static rsd_status pop_to_mark(struct pickle *p, size_t *first, size_t *n)
+/* Pops everything above the last mark. The nodes stay readable at p->stack + *first. */
+static rsd_status pop_to_mark(struct pickle_machine *p, size_t *first, size_t *n)
 {
     if (p->nmarks == 0)
-        return broken(p, "there is no mark");
+        return fail_pickle(p, "stack has no mark");
     *first = p->marks[--p->nmarks];
     *n = p->depth - *first;
     p->depth = *first;
     return RSD_OK;
 }
 
-static rsd_status memo_put(struct pickle *p, uint64_t index)
+static rsd_status set_memo(struct pickle_machine *p, uint64_t index)
 {
     pickle_node c;
-    TRY(top(p, &c));
+    TRY(peek_node(p, &c));
     if (index >= p->at)
-        return broken(p, "a memo index beyond what was read");
+        return fail_pickle(p, "memo index exceeds the number of bytes read");
     size_t batch = (size_t)(index >> MEMO_SHIFT);
     if (batch >= p->nmemo) {
         TRY(GROW(p->memo, p->memo_capacity, batch + 1));
@@ -165,37 +165,37 @@ static rsd_status memo_put(struct pickle *p, uint64_t index)
     return RSD_OK;
 }
 
-static rsd_status memo_get(struct pickle *p, uint64_t index)
+static rsd_status push_memo(struct pickle_machine *p, uint64_t index)
 {
     size_t batch = (size_t)(index >> MEMO_SHIFT);
     pickle_node c = PICKLE_ABSENT;
     if (batch < p->nmemo && p->memo[batch])
         c = p->memo[batch][index & (MEMO_BATCH - 1)];
     if (c == PICKLE_ABSENT)
-        return broken(p, "a memo entry that was never made");
-    return push(p, c);
+        return fail_pickle(p, "memo entry does not exist");
+    return push_node(p, c);
 }
 
 /* ---- values ---- */
 
-static rsd_status push_i64(struct pickle *p, int64_t value)
+static rsd_status push_i64(struct pickle_machine *p, int64_t value)
 {
     pickle_node c;
     TRY(pickle_add_i64(&p->tree, value, &c));
-    return push(p, c);
+    return push_node(p, c);
 }
 
-/* A number of any length, two's complement. */
-static rsd_status push_long(struct pickle *p, uint64_t n)
+/* Pushes a number of any length, two's complement. */
+static rsd_status push_long(struct pickle_machine *p, uint64_t n)
 {
     if (n > 8) {
         pickle_node c;
         void *bytes;
         if (n > p->total - p->at)
-            return broken(p, "a number longer than the stream");
+            return fail_pickle(p, "number is longer than the stream");
         TRY(pickle_add_bytes(&p->tree, NODE_INT, n, &c, &bytes));
         TRY(take_bytes(p, bytes, (size_t)n));
-        return push(p, c);
+        return push_node(p, c);
     }
     uint64_t value = 0;
     TRY(take_number(p, (int)n, &value));
@@ -204,20 +204,20 @@ static rsd_status push_long(struct pickle *p, uint64_t n)
     return push_i64(p, (int64_t)value);
 }
 
-static rsd_status push_text(struct pickle *p, enum pickle_kind kind, uint64_t n)
+static rsd_status push_text(struct pickle_machine *p, enum pickle_kind kind, uint64_t n)
 {
     pickle_node c;
     void *bytes;
     if (n > p->total - p->at)
-        return broken(p, "a string longer than the stream");
+        return fail_pickle(p, "string is longer than the stream");
     TRY(pickle_add_bytes(&p->tree, kind, n, &c, &bytes));
     TRY(take_bytes(p, bytes, (size_t)n));
     if (kind == NODE_STRING && !json_is_utf8(bytes, (size_t)n))
-        return broken(p, "a string that is not UTF-8");
-    return push(p, c);
+        return fail_pickle(p, "string is not UTF-8");
+    return push_node(p, c);
 }
 
-static rsd_status push_float(struct pickle *p)
+static rsd_status push_float(struct pickle_machine *p)
 {
     uint8_t big[8];
     uint64_t bits = 0;
@@ -228,88 +228,89 @@ static rsd_status push_float(struct pickle *p)
         bits = bits << 8 | big[i];
     TRY(pickle_add_bytes(&p->tree, NODE_FLOAT, sizeof bits, &c, &bytes));
     memcpy(bytes, &bits, sizeof bits);
-    return push(p, c);
+    return push_node(p, c);
 }
 
-static rsd_status push_tuple(struct pickle *p, size_t first, size_t n)
+static rsd_status push_tuple(struct pickle_machine *p, size_t first, size_t n)
 {
     pickle_node c;
     TRY(pickle_add_tuple(&p->tree, p->stack + first, n, &c));
     p->depth = first;
-    return push(p, c);
+    return push_node(p, c);
 }
 
-static rsd_status push_container(struct pickle *p, enum pickle_kind kind)
+static rsd_status push_container(struct pickle_machine *p, enum pickle_kind kind)
 {
     pickle_node c;
     TRY(pickle_add_container(&p->tree, kind, &c));
-    return push(p, c);
+    return push_node(p, c);
 }
 
-static bool is_instance(const struct pickle *p, pickle_node c)
+static bool is_instance(const struct pickle_machine *p, pickle_node c)
 {
     enum pickle_kind kind = pickle_kind(&p->tree, c);
     return kind == NODE_CALL || kind == NODE_OBJECT;
 }
 
-/* Entries go to a list or dict, or to what an object that behaves like one would hold. */
-static rsd_status add_entries(struct pickle *p, enum pickle_kind kind, size_t first, size_t n)
+/* Adds entries to a list or dict, or to the items of an object that behaves like one. */
+static rsd_status add_entries(struct pickle_machine *p, enum pickle_kind kind, size_t first,
+                              size_t n)
 {
     p->depth = first;
     pickle_node target;
-    TRY(top(p, &target));
+    TRY(peek_node(p, &target));
     if (kind == NODE_DICT && n % 2)
-        return broken(p, "a key without a value");
+        return fail_pickle(p, "key has no value");
     if (pickle_kind(&p->tree, target) == kind)
         return pickle_append(&p->tree, target, p->stack + first, n);
     if (!is_instance(p, target))
-        return broken(p, kind == NODE_DICT ? "keys are set on what is no dict"
-                                           : "items are appended to what is no list");
+        return fail_pickle(p, kind == NODE_DICT ? "target of SETITEMS is not a dict"
+                                                : "target of APPENDS is not a list");
     pickle_node items = pickle_part(&p->tree, target, NODE_ITEMS);
     if (items == PICKLE_ABSENT) {
         TRY(pickle_add_container(&p->tree, kind, &items));
         pickle_set_part(&p->tree, target, NODE_ITEMS, items);
     }
     if (pickle_kind(&p->tree, items) != kind)
-        return broken(p, "an object is filled both as a list and as a dict");
+        return fail_pickle(p, "object has both list items and dict items");
     return pickle_append(&p->tree, items, p->stack + first, n);
 }
 
-static rsd_status make_call(struct pickle *p, enum pickle_kind kind)
+static rsd_status make_call(struct pickle_machine *p, enum pickle_kind kind)
 {
     pickle_node what, args, c;
-    TRY(pop(p, &args));
-    TRY(pop(p, &what));
+    TRY(pop_node(p, &args));
+    TRY(pop_node(p, &what));
     if (pickle_kind(&p->tree, args) != NODE_TUPLE)
-        return broken(p, "arguments that are no tuple");
+        return fail_pickle(p, "arguments are not a tuple");
     TRY(pickle_add_call(&p->tree, kind, what, args, &c));
-    return push(p, c);
+    return push_node(p, c);
 }
 
-static rsd_status build(struct pickle *p)
+static rsd_status set_state(struct pickle_machine *p)
 {
     pickle_node state, target;
-    TRY(pop(p, &state));
-    TRY(top(p, &target));
+    TRY(pop_node(p, &state));
+    TRY(peek_node(p, &target));
     if (!is_instance(p, target))
-        return broken(p, "state is given to what is no object");
+        return fail_pickle(p, "target of BUILD is not an object");
     pickle_set_part(&p->tree, target, NODE_STATE, state);
     return RSD_OK;
 }
 
 /* ---- globals ---- */
 
-static rsd_status push_global(struct pickle *p, pickle_node module, pickle_node name)
+static rsd_status push_global(struct pickle_machine *p, pickle_node module, pickle_node name)
 {
     pickle_node c;
     if (pickle_kind(&p->tree, module) != NODE_STRING || pickle_kind(&p->tree, name) != NODE_STRING)
-        return broken(p, "a global whose name is no string");
+        return fail_pickle(p, "name of a global is not a string");
     TRY(pickle_add_global(&p->tree, module, name, &c));
-    return push(p, c);
+    return push_node(p, c);
 }
 
-/* A line of text that ends with a newline, as protocol 2 names globals. */
-static rsd_status take_line(struct pickle *p, pickle_node *out)
+/* Takes a line that ends with a newline, which is how protocol 2 names globals. */
+static rsd_status take_line(struct pickle_machine *p, pickle_node *out)
 {
     char line[1024];
     size_t n = 0;
@@ -319,11 +320,11 @@ static rsd_status take_line(struct pickle *p, pickle_node *out)
         if (c == '\n')
             break;
         if (n == sizeof line)
-            return broken(p, "a global with a name of 1024 bytes or more");
+            return fail_pickle(p, "name of a global exceeds 1024 bytes");
         line[n] = (char)c;
     }
     if (!json_is_utf8(line, n))
-        return broken(p, "a global whose name is not UTF-8");
+        return fail_pickle(p, "name of a global is not UTF-8");
     void *bytes;
     TRY(pickle_add_bytes(&p->tree, NODE_STRING, n, out, &bytes));
     memcpy(bytes, line, n);
@@ -332,7 +333,7 @@ static rsd_status take_line(struct pickle *p, pickle_node *out)
 
 /* ---- opcodes ---- */
 
-static rsd_status do_global(struct pickle *p)
+static rsd_status do_global(struct pickle_machine *p)
 {
     pickle_node module, name;
     TRY(take_line(p, &module));
@@ -340,49 +341,49 @@ static rsd_status do_global(struct pickle *p)
     return push_global(p, module, name);
 }
 
-static rsd_status do_stack_global(struct pickle *p)
+static rsd_status do_stack_global(struct pickle_machine *p)
 {
     pickle_node module, name;
-    TRY(pop(p, &name));
-    TRY(pop(p, &module));
+    TRY(pop_node(p, &name));
+    TRY(pop_node(p, &module));
     return push_global(p, module, name);
 }
 
-static rsd_status do_persistent(struct pickle *p)
+static rsd_status do_persistent(struct pickle_machine *p)
 {
     pickle_node id, c;
-    TRY(pop(p, &id));
+    TRY(pop_node(p, &id));
     TRY(pickle_add_persistent(&p->tree, id, &c));
-    return push(p, c);
+    return push_node(p, c);
 }
 
-/* cls.__new__(cls, *args, **kwargs): the keyword arguments are kept as a last argument. */
-static rsd_status do_newobj_ex(struct pickle *p)
+/* cls.__new__(cls, *args, **kwargs): the keyword arguments become a last argument. */
+static rsd_status do_newobj_ex(struct pickle_machine *p)
 {
     pickle_node kwargs, args;
-    TRY(pop(p, &kwargs));
-    TRY(pop(p, &args));
-    TRY(push(p, args));
-    TRY(push(p, kwargs));
+    TRY(pop_node(p, &kwargs));
+    TRY(pop_node(p, &args));
+    TRY(push_node(p, args));
+    TRY(push_node(p, kwargs));
     TRY(push_tuple(p, p->depth - 2, 2));
     return make_call(p, NODE_OBJECT);
 }
 
-static rsd_status fixed_tuple(struct pickle *p, size_t n)
+static rsd_status push_fixed_tuple(struct pickle_machine *p, size_t n)
 {
     if (p->depth - floor_of(p) < n)
-        return broken(p, "the stack is empty");
+        return fail_pickle(p, "stack is empty");
     return push_tuple(p, p->depth - n, n);
 }
 
-static rsd_status one_entry(struct pickle *p, enum pickle_kind kind, size_t n)
+static rsd_status add_one_entry(struct pickle_machine *p, enum pickle_kind kind, size_t n)
 {
     if (p->depth - floor_of(p) < n + 1)
-        return broken(p, "the stack is empty");
+        return fail_pickle(p, "stack is empty");
     return add_entries(p, kind, p->depth - n, n);
 }
 
-static rsd_status marked(struct pickle *p, uint8_t opcode)
+static rsd_status do_marked(struct pickle_machine *p, uint8_t opcode)
 {
     size_t first = 0, n = 0;
     TRY(pop_to_mark(p, &first, &n));
@@ -393,7 +394,7 @@ static rsd_status marked(struct pickle *p, uint8_t opcode)
         return add_entries(p, NODE_LIST, first, n);
     case 'u':
         return add_entries(p, NODE_DICT, first, n);
-    case 0x90: /* ADDITEMS: a set is kept as a list */
+    case 0x90: /* ADDITEMS: a set is read as a list */
         return add_entries(p, NODE_LIST, first, n);
     case 0x91: /* FROZENSET, as a tuple */
         return push_tuple(p, first, n);
@@ -402,7 +403,7 @@ static rsd_status marked(struct pickle *p, uint8_t opcode)
     }
 }
 
-static rsd_status with_number(struct pickle *p, uint8_t opcode, int nbytes)
+static rsd_status do_numbered(struct pickle_machine *p, uint8_t opcode, int nbytes)
 {
     uint64_t n;
     TRY(take_number(p, nbytes, &n));
@@ -421,31 +422,31 @@ static rsd_status with_number(struct pickle *p, uint8_t opcode, int nbytes)
         return push_text(p, NODE_STRING, n);
     case 'q':
     case 'r':
-        return memo_put(p, n);
+        return set_memo(p, n);
     case 'h':
     case 'j':
-        return memo_get(p, n);
-    case 0x95: /* FRAME: its length says nothing that we need */
+        return push_memo(p, n);
+    case 0x95: /* FRAME: its length is not needed */
         return RSD_OK;
     default: /* U T B C 0x8e 0x96: bytes of all kinds */
         return push_text(p, NODE_BYTES, n);
     }
 }
 
-static rsd_status do_opcode(struct pickle *p, uint8_t opcode)
+static rsd_status do_opcode(struct pickle_machine *p, uint8_t opcode)
 {
     pickle_node c;
     switch (opcode) {
     case '(':
         return push_mark(p);
     case 'N':
-        return push(p, PICKLE_NONE);
+        return push_node(p, PICKLE_NONE);
     case 0x88:
-        return push(p, PICKLE_TRUE);
+        return push_node(p, PICKLE_TRUE);
     case 0x89:
-        return push(p, PICKLE_FALSE);
+        return push_node(p, PICKLE_FALSE);
     case ')':
-        return push(p, PICKLE_EMPTY_TUPLE);
+        return push_node(p, PICKLE_EMPTY_TUPLE);
     case ']':
     case 0x8f: /* EMPTY_SET */
         return push_container(p, NODE_LIST);
@@ -458,9 +459,9 @@ static rsd_status do_opcode(struct pickle *p, uint8_t opcode)
     case 0x8a:
     case 'q':
     case 'h':
-        return with_number(p, opcode, 1);
+        return do_numbered(p, opcode, 1);
     case 'M':
-        return with_number(p, opcode, 2);
+        return do_numbered(p, opcode, 2);
     case 'J':
     case 'X':
     case 'T':
@@ -468,31 +469,31 @@ static rsd_status do_opcode(struct pickle *p, uint8_t opcode)
     case 0x8b:
     case 'r':
     case 'j':
-        return with_number(p, opcode, 4);
+        return do_numbered(p, opcode, 4);
     case 0x8d:
     case 0x8e:
     case 0x95:
     case 0x96:
-        return with_number(p, opcode, 8);
+        return do_numbered(p, opcode, 8);
     case 'G':
         return push_float(p);
     case 0x94:
-        return memo_put(p, p->nmemoized++);
+        return set_memo(p, p->nmemoized++);
     case 0x85:
     case 0x86:
     case 0x87:
-        return fixed_tuple(p, opcode - 0x84u);
+        return push_fixed_tuple(p, opcode - 0x84u);
     case 'a':
-        return one_entry(p, NODE_LIST, 1);
+        return add_one_entry(p, NODE_LIST, 1);
     case 's':
-        return one_entry(p, NODE_DICT, 2);
+        return add_one_entry(p, NODE_DICT, 2);
     case 't':
     case 'e':
     case 'u':
     case '1':
     case 0x90:
     case 0x91:
-        return marked(p, opcode);
+        return do_marked(p, opcode);
     case 'c':
         return do_global(p);
     case 0x93:
@@ -504,55 +505,57 @@ static rsd_status do_opcode(struct pickle *p, uint8_t opcode)
     case 0x92:
         return do_newobj_ex(p);
     case 'b':
-        return build(p);
+        return set_state(p);
     case 'Q':
         return do_persistent(p);
     case '0':
-        return pop(p, &c);
+        return pop_node(p, &c);
     case '2':
-        TRY(top(p, &c));
-        return push(p, c);
+        TRY(peek_node(p, &c));
+        return push_node(p, c);
     default:
-        return fail(RSD_EFORMAT, "byte %llu of a pickle: opcode %02x does not occur in checkpoints",
+        return fail(RSD_EFORMAT,
+                    "byte %llu of the pickle: opcode %02x is not allowed in checkpoints",
                     (unsigned long long)p->at - 1, opcode);
     }
 }
 
-static rsd_status run(struct pickle *p, pickle_node *root)
+static rsd_status run_opcodes(struct pickle_machine *p, pickle_node *root)
 {
     uint8_t opcode, protocol;
     TRY(take_u8(p, &opcode));
     if (opcode != 0x80)
-        return broken(p, "it does not begin with a protocol");
+        return fail_pickle(p, "stream does not begin with a protocol");
     TRY(take_u8(p, &protocol));
     if (protocol < 2 || protocol > 5)
-        return fail(RSD_EUNSUPPORTED, "byte 1 of a pickle: protocol %d", protocol);
+        return fail(RSD_EUNSUPPORTED, "byte 1 of the pickle: protocol %d is not supported (2 to 5)",
+                    protocol);
     for (;;) {
         TRY(take_u8(p, &opcode));
         if (opcode == '.')
             break;
         TRY(do_opcode(p, opcode));
     }
-    TRY(pop(p, root));
+    TRY(pop_node(p, root));
     if (p->depth != 0 || p->nmarks != 0)
-        return broken(p, "something is left on the stack");
+        return fail_pickle(p, "stack is not empty at the end");
     return RSD_OK;
 }
 
-rsd_status pickle_read(pickle_read_fn *read, void *context, uint64_t nbytes,
-                       struct pickle_tree *tree, pickle_node *root, uint64_t *used)
+rsd_status pickle_read(read_at *read, void *context, uint64_t nbytes, struct pickle_tree *tree,
+                       pickle_node *root, uint64_t *used)
 {
-    struct pickle *p = mem_new(1, sizeof *p);
+    struct pickle_machine *p = mem_new(1, sizeof *p);
     if (!p)
         return RSD_ENOMEM;
     p->read = read;
     p->context = context;
     p->total = nbytes;
     pickle_tree_start(&p->tree, nbytes);
-    rsd_status status =
-        GROW(p->stack, p->stack_capacity, 1); /* there are pointers into it, always */
+    rsd_status status = GROW(p->stack, p->stack_capacity,
+                             1); /* opcodes take pointers into it, also when it is empty */
     if (!status)
-        status = run(p, root);
+        status = run_opcodes(p, root);
     mem_free(p->stack);
     mem_free(p->marks);
     for (size_t i = 0; i < p->nmemo; i++)
@@ -568,7 +571,7 @@ rsd_status pickle_read(pickle_read_fn *read, void *context, uint64_t nbytes,
     return status;
 }
 
-static rsd_status read_memory(void *context, uint64_t at, void *out, size_t n)
+static rsd_status copy_memory(void *context, uint64_t at, void *out, size_t n)
 {
     memcpy(out, (const char *)context + at, n);
     return RSD_OK;
@@ -577,5 +580,5 @@ static rsd_status read_memory(void *context, uint64_t at, void *out, size_t n)
 rsd_status pickle_read_memory(const void *bytes, size_t nbytes, struct pickle_tree *tree,
                               pickle_node *root, uint64_t *used)
 {
-    return pickle_read(read_memory, without_const(bytes), nbytes, tree, root, used);
+    return pickle_read(copy_memory, without_const(bytes), nbytes, tree, root, used);
 }

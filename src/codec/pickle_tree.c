@@ -1,22 +1,22 @@
-/* nodes.c - values as data: a heap of 32-bit words in which every pickled value has its place.
+/* pickle_tree.c - pickled values as data, in a heap of 32-bit words.
  *
- * A cell is a small integer, an atom such as None, or the place of a node. A node is its kind and a count,
- * and then its parts:
+ * A pickle_node is a small integer, an atom such as None, or the offset of a record. A record has its kind
+ * and a count, and then its parts:
  *
  *     int, float, string, bytes   | kind, nbytes | the bytes ...
- *     tuple                       | kind, n | cell | cell ...
+ *     tuple                       | kind, n | node | node ...
  *     list, dict                  | kind, n | first batch | last batch |
- *     batch                       | kind, n | next batch | cell | cell ...      keys and values in turn
+ *     batch                       | kind, n | next batch | node | node ...      keys and values in turn
  *     global                      | kind, known | module | name |
  *     call, object                | kind | what | args | state | items |
  *     persistent                  | kind | id |
  *
- * Checkpoints of a million chunks have tens of millions of values, so words are half as wide as pointers
+ * The metadata of a million chunks has tens of millions of values. So words are half as wide as pointers,
  * and segments are never moved or copied.
  *
  * Invariants:
- *   (1) Cells refer to complete nodes of the same heap.
- *   (2) Nodes may form cycles: whoever walks them bounds the depth.
+ *   (1) A node refers to a complete record of the same heap.
+ *   (2) Nodes may form cycles: a caller that walks them must limit the depth.
  */
 #include "pickle.h"
 
@@ -56,24 +56,23 @@ void pickle_tree_drop(struct pickle_tree *tree)
     *tree = (struct pickle_tree){0};
 }
 
-/* Adds segments so that nwords fit in a row; a node larger than a segment gets several in one piece. */
+/* Adds contiguous segments for nwords. */
 static rsd_status add_segments(struct pickle_tree *tree, uint64_t nwords)
 {
-    uint64_t element_nbytes = (uint64_t)1 << tree->shift,
-             n = (nwords + element_nbytes - 1) / element_nbytes;
+    uint64_t segment = (uint64_t)1 << tree->shift, n = (nwords + segment - 1) / segment;
     uint64_t begin = (uint64_t)tree->nsegments << tree->shift;
-    if (begin + n * element_nbytes > (uint64_t)1 << 30)
-        return fail(RSD_ELIMIT, "a pickle with more than 4 GB of values");
+    if (begin + n * segment > (uint64_t)1 << 30)
+        return fail(RSD_ELIMIT, "values of the pickle exceed 4 GiB");
     TRY(GROW(tree->segments, tree->segments_capacity, tree->nsegments + (size_t)n));
     TRY(GROW(tree->owned, tree->owned_capacity, tree->nowned + 1));
-    uint32_t *words = mem_new((size_t)(n * element_nbytes), sizeof *words);
+    uint32_t *words = mem_new((size_t)(n * segment), sizeof *words);
     if (!words)
         return RSD_ENOMEM;
     tree->owned[tree->nowned++] = words;
     for (uint64_t i = 0; i < n; i++)
-        tree->segments[tree->nsegments++] = words + i * element_nbytes;
+        tree->segments[tree->nsegments++] = words + i * segment;
     tree->next = begin;
-    tree->end = begin + n * element_nbytes;
+    tree->end = begin + n * segment;
     return RSD_OK;
 }
 
@@ -81,7 +80,7 @@ static rsd_status new_node(struct pickle_tree *tree, enum pickle_kind kind, uint
                            uint64_t nwords, pickle_node *out)
 {
     if (count >= (uint64_t)1 << 28)
-        return fail(RSD_EFORMAT, "a pickled value of 2^28 parts or more");
+        return fail(RSD_EFORMAT, "pickled value has 2^28 parts or more");
     if (tree->end - tree->next < nwords)
         TRY(add_segments(tree, nwords));
     *words_at(tree, tree->next) = (uint32_t)kind << 28 | (uint32_t)count;
@@ -90,7 +89,7 @@ static rsd_status new_node(struct pickle_tree *tree, enum pickle_kind kind, uint
     return RSD_OK;
 }
 
-/* ---- making nodes ---- */
+/* ---- adding nodes ---- */
 
 rsd_status pickle_add_i64(struct pickle_tree *tree, int64_t value, pickle_node *out)
 {
@@ -137,7 +136,7 @@ rsd_status pickle_append(struct pickle_tree *tree, pickle_node container, const 
     bool pairs = pickle_kind(tree, container) == NODE_DICT;
     uint64_t count = count_of(node_of(tree, container)) + (uint64_t)(pairs ? n / 2 : n);
     if (count >= (uint64_t)1 << 28)
-        return fail(RSD_EFORMAT, "a pickled container of 2^28 entries or more");
+        return fail(RSD_EFORMAT, "pickled container has 2^28 entries or more");
     pickle_node batch;
     TRY(new_node(tree, NODE_BATCH, n, 2 + n, &batch));
     uint32_t *words = node_of(tree, batch), *node = node_of(tree, container);
@@ -165,7 +164,7 @@ rsd_status pickle_add_global(struct pickle_tree *tree, pickle_node module, pickl
 rsd_status pickle_add_call(struct pickle_tree *tree, enum pickle_kind kind, pickle_node what,
                            pickle_node args, pickle_node *out)
 {
-    /* torch.Size is a tuple of its own; taking it for a plain one saves a good part of the memory. */
+    /* A torch.Size becomes the tuple that it is made of, which saves a good part of the memory. */
     if (kind == NODE_CALL && pickle_known(tree, what) == KNOWN_TORCH_SIZE &&
         pickle_count(tree, args) == 1 &&
         pickle_kind(tree, pickle_item(tree, args, 0)) == NODE_TUPLE) {
@@ -187,7 +186,7 @@ rsd_status pickle_add_persistent(struct pickle_tree *tree, pickle_node id, pickl
     return RSD_OK;
 }
 
-/* ---- looking at nodes ---- */
+/* ---- reading nodes ---- */
 
 enum pickle_kind pickle_kind(const struct pickle_tree *tree, pickle_node c)
 {
@@ -279,7 +278,7 @@ pickle_node pickle_find(const struct pickle_tree *tree, pickle_node dict, const 
     pickle_node name, value, found = PICKLE_ABSENT;
     while (pickle_kind(tree, dict) == NODE_DICT && pickle_walk_next_pair(&walk, &name, &value))
         if (pickle_kind(tree, name) == NODE_STRING && slice_is(pickle_text(tree, name), key))
-            found = value; /* the last one counts, as in Python */
+            found = value; /* the last one wins, as in Python */
     return found;
 }
 
@@ -287,7 +286,7 @@ const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,
                                char text[GLOBAL_TEXT_NCHARS])
 {
     if (pickle_kind(tree, c) != NODE_GLOBAL)
-        return "(no global)";
+        return "(not a global)";
     struct slice module = pickle_text(tree, pickle_part(tree, c, NODE_WHAT));
     struct slice name = pickle_text(tree, pickle_part(tree, c, NODE_ARGS));
     const size_t most = GLOBAL_TEXT_NCHARS / 2 - 1;
@@ -297,7 +296,7 @@ const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,
     return text;
 }
 
-/* ---- globals we know ---- */
+/* ---- known globals ---- */
 
 static const struct {
     const char *module, *name;
@@ -319,7 +318,7 @@ static const struct {
     {"builtins", "bytearray", KNOWN_BYTEARRAY},
 };
 
-/* Classes of checkpoint metadata, whatever module of torch.distributed they lived in. */
+/* Classes of checkpoint metadata, in any module of torch.distributed. */
 static const struct {
     const char *name;
     enum known known;
@@ -354,7 +353,7 @@ enum known pickle_known_global(struct slice module, struct slice name)
     if (slice_is(module, "torch")) {
         if (name.nbytes > 7 && memcmp(name.bytes + name.nbytes - 7, "Storage", 7) == 0)
             return KNOWN_STORAGE_CLASS;
-        return KNOWN_TORCH_NAME; /* a dtype, perhaps */
+        return KNOWN_TORCH_NAME; /* it may be a dtype */
     }
     return KNOWN_NOT;
 }

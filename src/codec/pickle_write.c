@@ -1,6 +1,6 @@
-/* emit.c - pickles, written: bytes that grow, and the opcodes that all writers use.
+/* pickle_write.c - opcodes of pickles, and pickles from JSON.
  *
- * Integers take the shortest form, as Python's own pickler does.
+ * An integer has its shortest form, as in Python's own pickler.
  */
 #include "pickle.h"
 
@@ -19,7 +19,7 @@ void pickle_write_number(struct bytes *out, uint64_t value, int nbytes)
     bytes_put(out, bytes, (size_t)nbytes);
 }
 
-/* Numbers of n bytes, with their sign, go up to this. */
+/* Returns the first value that does not fit into n bytes, with its sign. */
 static int64_t reach_of(int n)
 {
     return INT64_C(1) << (8 * n - 1);
@@ -51,7 +51,7 @@ void pickle_write_float(struct bytes *out, double value)
     uint64_t bits;
     unsigned char bytes[8];
     memcpy(&bits, &value, sizeof bits);
-    for (int i = 8; i-- > 0; bits >>= 8) /* the one number that is big-endian */
+    for (int i = 8; i-- > 0; bits >>= 8) /* floats alone are big-endian */
         bytes[i] = (unsigned char)bits;
     pickle_write_op(out, "G");
     bytes_put(out, bytes, sizeof bytes);
@@ -75,75 +75,75 @@ void pickle_write_global(struct bytes *out, const char *module, const char *name
 
 /* ---- from JSON, as torch.save pickles the same value ---- */
 
-enum { MOST_DEPTH = 64, BATCH = 1000 };
+enum { MAX_DEPTH = 64, BATCH = 1000 };
 
-struct from_json {
+struct json_pickler {
     struct bytes *out;
     struct json json;
     uint32_t memo;
 };
 
-static void remember(struct from_json *from)
+static void memoize_json(struct json_pickler *pickler)
 {
-    pickle_write_op(from->out, from->memo < 256 ? "q" : "r");
-    pickle_write_number(from->out, from->memo, from->memo < 256 ? 1 : 4);
-    from->memo++;
+    pickle_write_op(pickler->out, pickler->memo < 256 ? "q" : "r");
+    pickle_write_number(pickler->out, pickler->memo, pickler->memo < 256 ? 1 : 4);
+    pickler->memo++;
 }
 
-static rsd_status emit_number_of(struct from_json *from)
+static rsd_status write_json_number(struct json_pickler *pickler)
 {
     double value;
     int64_t integer;
     bool whole;
-    TRY(json_number(&from->json, &value, &integer, &whole));
+    TRY(json_number(&pickler->json, &value, &integer, &whole));
     if (whole)
-        pickle_write_int(from->out, integer);
+        pickle_write_int(pickler->out, integer);
     else
-        pickle_write_float(from->out, value);
+        pickle_write_float(pickler->out, value);
     return RSD_OK;
 }
 
-static void emit_text_of(struct from_json *from, struct slice text)
+static void write_json_text(struct json_pickler *pickler, struct slice text)
 {
-    pickle_write_text(from->out, text);
-    remember(from);
+    pickle_write_text(pickler->out, text);
+    memoize_json(pickler);
 }
 
-static rsd_status emit_value(struct from_json *from, int depth);
+static rsd_status write_json_value(struct json_pickler *pickler, int depth);
 
-static rsd_status emit_member(struct from_json *from, bool dict, int depth, bool *more)
+static rsd_status write_json_member(struct json_pickler *pickler, bool dict, int depth, bool *more)
 {
     struct slice key;
     if (dict)
-        TRY(json_next_key(&from->json, &key, more));
+        TRY(json_next_key(&pickler->json, &key, more));
     else
-        TRY(json_next_item(&from->json, more));
+        TRY(json_next_item(&pickler->json, more));
     if (*more && dict)
-        emit_text_of(from, key);
-    return *more ? emit_value(from, depth + 1) : RSD_OK;
+        write_json_text(pickler, key);
+    return *more ? write_json_value(pickler, depth + 1) : RSD_OK;
 }
 
-/* Members in batches; a batch of one has a shorter form, which is known when the next does not come. */
-static rsd_status emit_members(struct from_json *from, bool dict, int depth)
+/* Writes members in batches. A batch of one has a shorter form, which is written when no second follows. */
+static rsd_status write_json_members(struct json_pickler *pickler, bool dict, int depth)
 {
-    struct bytes *out = from->out;
+    struct bytes *out = pickler->out;
     bool more = true;
-    TRY(json_enter(&from->json, dict ? '{' : '['));
+    TRY(json_enter(&pickler->json, dict ? '{' : '['));
     pickle_write_op(out, dict ? "}" : "]");
-    remember(from);
+    memoize_json(pickler);
     while (more) {
         size_t mark = out->n;
         int n = 0;
         pickle_write_op(out, "(");
         while (n < BATCH) {
-            TRY(emit_member(from, dict, depth, &more));
+            TRY(write_json_member(pickler, dict, depth, &more));
             if (!more)
                 break;
             n++;
         }
         if (n > 1) {
             pickle_write_op(out, dict ? "u" : "e");
-        } else if (!out->failed) { /* without the mark */
+        } else if (!out->failed) { /* removes the mark */
             memmove(out->data + mark, out->data + mark + 1, out->n - mark - 1);
             out->n--;
             if (n == 1)
@@ -153,49 +153,49 @@ static rsd_status emit_members(struct from_json *from, bool dict, int depth)
     return RSD_OK;
 }
 
-static rsd_status emit_value(struct from_json *from, int depth)
+static rsd_status write_json_value(struct json_pickler *pickler, int depth)
 {
     struct slice text;
-    char first = json_peek(&from->json);
-    if (depth > MOST_DEPTH)
-        return json_fail(&from->json, "nested too deeply");
+    char first = json_peek(&pickler->json);
+    if (depth > MAX_DEPTH)
+        return json_fail(&pickler->json, "nesting exceeds 64 levels");
     switch (first) {
     case '[':
     case '{':
-        return emit_members(from, first == '{', depth);
+        return write_json_members(pickler, first == '{', depth);
     case '"':
-        TRY(json_string(&from->json, &text));
-        emit_text_of(from, text);
+        TRY(json_string(&pickler->json, &text));
+        write_json_text(pickler, text);
         return RSD_OK;
     case 'n':
     case 't':
     case 'f':
-        pickle_write_op(from->out, first == 'n' ? "N" : first == 't' ? "\x88" : "\x89");
-        return json_skip(&from->json);
+        pickle_write_op(pickler->out, first == 'n' ? "N" : first == 't' ? "\x88" : "\x89");
+        return json_skip(&pickler->json);
     default:
-        return emit_number_of(from);
+        return write_json_number(pickler);
     }
 }
 
 rsd_status pickle_write_json(const char *text, struct bytes *out)
 {
-    struct from_json from = {.out = out};
-    json_start(&from.json, text, strlen(text));
+    struct json_pickler pickler = {.out = out};
+    json_start(&pickler.json, text, strlen(text));
     pickle_write_op(out, "\x80\x02");
-    rsd_status status = emit_value(&from, 0);
+    rsd_status status = write_json_value(&pickler, 0);
     if (!status)
-        status = json_end(&from.json);
-    json_drop(&from.json);
+        status = json_end(&pickler.json);
+    json_drop(&pickler.json);
     pickle_write_op(out, ".");
     if (!status && out->failed)
         status = fail(RSD_ENOMEM, "no memory for a value");
     return status;
 }
 
-/* Texts and numbers, without a memo: they are short. */
-static rsd_status emit_step(struct bytes *out, struct json *j)
+/* Writes a text or number without a memo entry, because they are short. */
+static rsd_status write_path_step(struct bytes *out, struct json *j)
 {
-    struct from_json from = {.out = out};
+    struct json_pickler pickler = {.out = out};
     struct slice text;
     char next = json_peek(j);
     if (next == '"') {
@@ -204,10 +204,10 @@ static rsd_status emit_step(struct bytes *out, struct json *j)
         return RSD_OK;
     }
     if (next < '0' || next > '9')
-        return json_fail(j, "a path has texts and numbers");
-    from.json = *j;
-    rsd_status status = emit_number_of(&from);
-    *j = from.json;
+        return json_fail(j, "path element is neither a text nor an integer of 0 or more");
+    pickler.json = *j;
+    rsd_status status = write_json_number(&pickler);
+    *j = pickler.json;
     return status;
 }
 
@@ -219,7 +219,7 @@ rsd_status pickle_write_path(const char *text, struct bytes *out)
     rsd_status status = json_enter(&j, '[');
     pickle_write_op(out, "(");
     while (!status && !(status = json_next_item(&j, &more)) && more)
-        status = emit_step(out, &j);
+        status = write_path_step(out, &j);
     if (!status)
         status = json_end(&j);
     json_drop(&j);

@@ -1,17 +1,13 @@
-/* zip.h - the archives of torch.save. */
+/* zip.h - zip archives as torch.save writes them. */
 #ifndef ZIP_H
 #define ZIP_H
 
 #include "pickle.h"
 
-/* ---- zip.c ---- */
-
-typedef rsd_status zip_read_fn(void *context, uint64_t at, void *out, size_t n);
-
 struct zip_record {
     struct slice name;
-    uint64_t header; /* where its header begins in the archive */
-    uint64_t data;   /* and its bytes, once located; 0: not yet */
+    uint64_t header; /* offset of its header in the archive */
+    uint64_t data;   /* offset of its bytes; 0: not located yet */
     uint64_t nbytes;
     uint32_t crc;
 };
@@ -21,25 +17,25 @@ struct zip_name {
 };
 
 struct zip {
-    zip_read_fn *read;
+    read_at *read;
     void *context;
     uint64_t nbytes;
     uint64_t directory_at;
     unsigned char *directory;
-    struct zip_record *records; /* by place */
+    struct zip_record *records; /* by offset */
     struct zip_name *by_name;
     size_t nrecords;
 };
 
-rsd_status zip_open(struct zip *zip, zip_read_fn *read, void *context, uint64_t nbytes);
+/* Reads the directory of an archive of nbytes. The context must outlive the archive. */
+rsd_status zip_open(struct zip *zip, read_at *read, void *context, uint64_t nbytes);
 void zip_close(struct zip *zip);
-struct slice zip_prefix(const struct zip *zip);
 
-/* A record by its name without the folder, located; NULL: there is none. */
+/* Finds a record by its name without the directory, and locates it. *out is NULL if there is none. */
 rsd_status zip_find(struct zip *zip, const char *name, struct zip_record **out);
 rsd_status zip_locate(const struct zip *zip, struct zip_record *record);
 
-/* The values of a located record that is a pickle; EFORMAT if its CRC-32 is wrong. */
+/* Reads a located record that is a pickle. EFORMAT: its CRC-32 is wrong. */
 rsd_status zip_read_pickle(const struct zip *zip, const struct zip_record *record,
                            struct pickle_tree *tree, pickle_node *root);
 

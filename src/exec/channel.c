@@ -1,322 +1,308 @@
-/* lanes.c - one parcel on its way from one rank to another.
+/* channel.c - one message under way from one rank to another.
  *
- *     messages        pack -> slot -> send ... recv -> slot -> unpack
- *     a neighbour     pack -> slot in shared memory -> unpack
- *     its arena       copied straight from its array to ours: the giver only waits
+ *     messages                pack -> buffer -> send ... recv -> buffer -> unpack
+ *     a rank of the host      pack -> ring buffer in shared memory -> unpack
+ *     its arena               copied from its array to ours: the sender only waits
  *
- * Two slots take turns. A lane never waits: pushing it does what can be done now.
+ * Two buffers take turns. A channel never waits: a push does what can be done now.
  */
-#include "exec.h"
+#include "exchange.h"
 
 #include <stdatomic.h>
 
-/* A chunk in shared memory should still be in the cache when it is unpacked, and so should one of a sum. */
-enum { NEAR_CHUNK = 512 << 10, REDUCE_CHUNK = 256 << 10 };
+/* A chunk in shared memory should still be in the cache when it is unpacked, and so should one of a reduction. */
+enum { SHARED_CHUNK_NBYTES = 512 << 10, REDUCE_CHUNK_NBYTES = 256 << 10 };
 
-uint64_t reduce_chunk(const struct exchange *x)
+static uint64_t lesser_of(uint64_t a, uint64_t b)
 {
-    return x->chunk < REDUCE_CHUNK ? x->chunk : REDUCE_CHUNK;
+    return a < b ? a : b;
 }
 
-uint64_t lane_chunk(const struct exchange *x, const struct parcel *parcel, bool near)
+uint64_t reduce_chunk_nbytes(const struct exchange *x)
 {
-    if (parcel->reduce)
-        return reduce_chunk(x);
-    return near && x->chunk > NEAR_CHUNK ? NEAR_CHUNK : x->chunk;
+    return lesser_of(x->chunk, REDUCE_CHUNK_NBYTES);
 }
 
-/* ---- going through a parcel ---- */
-
-static void start_progress(struct progress *progress, const struct parcel *parcel)
+/* Both ends come to the same: the bytes of a message are the same there. */
+uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *message, bool shared)
 {
-    *progress = (struct progress){.op = parcel->first_op, .left = parcel->nbytes};
+    uint64_t most = message->reduce ? reduce_chunk_nbytes(x)
+                    : shared        ? lesser_of(x->chunk, SHARED_CHUNK_NBYTES)
+                                    : x->chunk;
+    return lesser_of(most, (message->nbytes + 63) / 64 * 64);
 }
 
-/* How long the next chunk is: as much as fits, and of a reduction no more than one piece. */
-static size_t next_chunk(const struct exchange *x, const struct lane *lane,
-                         const struct progress *progress)
+/* ---- positions ---- */
+
+/* As much as fits, and of a reduction no more than one box. */
+static size_t next_chunk(const struct exchange *x, const struct channel *channel,
+                         const struct position *position)
 {
-    uint64_t most = progress->left;
-    if (lane->parcel->reduce)
-        most = x->ops[progress->op].nbytes - progress->at;
-    return (size_t)(most < lane->chunk ? most : lane->chunk);
+    uint64_t most = position->left;
+    if (channel->message->reduce)
+        most = x->boxes[position->box].packed.nbytes - position->at;
+    return (size_t)lesser_of(most, channel->chunk);
 }
 
-static void go_on(const struct exchange *x, struct progress *progress, size_t n)
+static void move_position(const struct exchange *x, struct position *position, size_t n)
 {
-    progress->left -= n;
-    progress->at += n;
-    while (progress->left && progress->at >= x->ops[progress->op].nbytes)
-        progress->at -= x->ops[progress->op++].nbytes;
+    position->left -= n;
+    position->at += n;
+    while (position->left && position->at >= x->boxes[position->box].packed.nbytes)
+        position->at -= x->boxes[position->box++].packed.nbytes;
 }
 
-static void pack_chunk(const struct exchange *x, struct lane *lane, char *packed, size_t n)
+/* Packs the next n bytes, or unpacks them. */
+static void copy_chunk(const struct exchange *x, struct channel *channel, char *packed, size_t n)
 {
-    struct progress *here = &lane->here;
+    struct position *here = &channel->here;
     while (n > 0) {
-        const struct op *op = &x->ops[here->op];
-        uint64_t rest = op->nbytes - here->at;
-        size_t some = rest < n ? (size_t)rest : n;
-        if (lane->sending)
-            op_pack(x, op, op->from_destination ? x->dst[op->array] : x->src[op->array], here->at,
-                    some, packed);
+        const struct array_box *box = &x->boxes[here->box];
+        size_t some = (size_t)lesser_of(box->packed.nbytes - here->at, n);
+        if (channel->sending)
+            array_box_pack(x, box,
+                           box->from_destination ? x->arrays.dst[box->array]
+                                                 : x->arrays.src[box->array],
+                           here->at, some, packed);
         else
-            op_unpack(x, op, here->at, some, packed);
+            array_box_unpack(x, box, here->at, some, packed);
         packed += some;
         n -= some;
-        go_on(x, here, some);
+        move_position(x, here, some);
     }
 }
 
-void lane_rewind(const struct exchange *x, struct lane *lane)
+void channel_rewind(const struct exchange *x, struct channel *channel)
 {
-    start_progress(&lane->here, lane->parcel);
-    start_progress(&lane->asked, lane->parcel);
-    go_on(x, &lane->here, 0); /* past pieces without bytes */
-    go_on(x, &lane->asked, 0);
-    lane->before += lane->end;
-    lane->first = lane->end = 0;
-    lane->opened = lane->direct = false;
+    const struct message *message = channel->message;
+    channel->here = (struct position){.box = message->first_box, .left = message->nbytes};
+    move_position(x, &channel->here, 0); /* past boxes without bytes */
+    channel->posted = channel->here;
+    channel->before += channel->end;
+    channel->first = channel->end = 0;
+    channel->opened = channel->direct = false;
 }
 
-bool lane_finished(const struct lane *lane)
+bool channel_is_finished(const struct channel *channel)
 {
-    return lane->here.left == 0 && lane->first == lane->end;
-}
-
-bool lane_is_open(const struct exchange *x, int32_t rank, int32_t stage)
-{
-    for (size_t i = 0; i < x->nlanes; i++) {
-        const struct lane *lane = &x->lanes[i];
-        if (lane->parcel->peer == rank && lane->parcel->stage <= stage && !lane_finished(lane))
-            return true;
-    }
-    return false;
+    return channel->here.left == 0 && channel->first == channel->end;
 }
 
 /* ---- messages ---- */
 
-static int32_t tag_of(const struct parcel *parcel)
+static int32_t message_tag(const struct message *message)
 {
-    return parcel->stage + (parcel->reduce ? REDUCE_TAG : COPY_TAG);
+    _Static_assert(TAG_DATA + MAX_STAGES <= TAG_REDUCE && TAG_REDUCE < TAG_VOTE,
+                   "reductions are in stage 0 only, and have one tag");
+    return message->reduce ? TAG_REDUCE : TAG_DATA + message->stage;
 }
 
-static rsd_status push_sends(struct exchange *x, struct lane *lane, bool *moved)
+static rsd_status push_sends(struct exchange *x, struct channel *channel, bool *moved)
 {
-    const rsd_transport *t = &x->transport;
-    int32_t done = 0;
-    if (lane->first < lane->end) {
-        TRY(t->test(t->context, lane->slots[lane->first % NSLOTS].request, &done));
-        lane->first += done != 0;
-        *moved = *moved || done;
+    if (channel->first < channel->end) {
+        struct chunk_buffer *oldest = &channel->buffers[channel->first % NBUFFERS];
+        TRY(peer_test(x->peer, &oldest->request, moved));
+        channel->first += !oldest->request.active;
     }
-    if (lane->here.left == 0 || lane->end - lane->first == NSLOTS)
+    if (channel->here.left == 0 || channel->end - channel->first == NBUFFERS)
         return RSD_OK;
-    struct slot *slot = &lane->slots[lane->end % NSLOTS];
-    slot->nbytes = next_chunk(x, lane, &lane->here);
-    pack_chunk(x, lane, slot->data, slot->nbytes);
-    TRY(t->send(t->context, lane->parcel->peer, tag_of(lane->parcel), slot->data, slot->nbytes,
-                &slot->request));
-    lane->end++;
+    struct chunk_buffer *buffer = &channel->buffers[channel->end % NBUFFERS];
+    buffer->nbytes = next_chunk(x, channel, &channel->here);
+    copy_chunk(x, channel, buffer->data, buffer->nbytes);
+    TRY(peer_send(x->peer, channel->message->peer, message_tag(channel->message), buffer->data,
+                  buffer->nbytes, &buffer->request));
+    channel->end++;
     *moved = true;
     return RSD_OK;
 }
 
-static rsd_status ask(struct exchange *x, struct lane *lane, bool *moved)
+static rsd_status post_receives(struct exchange *x, struct channel *channel, bool *moved)
 {
-    const rsd_transport *t = &x->transport;
-    while (lane->asked.left > 0 && lane->end - lane->first < NSLOTS) {
-        struct slot *slot = &lane->slots[lane->end % NSLOTS];
-        slot->nbytes = next_chunk(x, lane, &lane->asked);
-        TRY(t->recv(t->context, lane->parcel->peer, tag_of(lane->parcel), slot->data, slot->nbytes,
-                    &slot->request));
-        go_on(x, &lane->asked, slot->nbytes);
-        lane->end++;
+    while (channel->posted.left > 0 && channel->end - channel->first < NBUFFERS) {
+        struct chunk_buffer *buffer = &channel->buffers[channel->end % NBUFFERS];
+        buffer->nbytes = next_chunk(x, channel, &channel->posted);
+        TRY(peer_recv(x->peer, channel->message->peer, message_tag(channel->message), buffer->data,
+                      buffer->nbytes, &buffer->request));
+        move_position(x, &channel->posted, buffer->nbytes);
+        channel->end++;
         *moved = true;
     }
     return RSD_OK;
 }
 
-/* Whether the first chunk has arrived; its request is then used up. */
-static rsd_status arrived(struct exchange *x, struct lane *lane, bool *answer)
+/* The buffer of the first chunk, or NULL if it has not arrived. */
+static rsd_status first_arrived(struct exchange *x, struct channel *channel,
+                                struct chunk_buffer **buffer)
 {
-    const rsd_transport *t = &x->transport;
-    int32_t done = 1;
-    *answer = false;
-    if (lane->first == lane->end)
+    struct chunk_buffer *first = &channel->buffers[channel->first % NBUFFERS];
+    bool moved = false;
+    *buffer = NULL;
+    if (channel->first == channel->end)
         return RSD_OK;
-    struct slot *slot = &lane->slots[lane->first % NSLOTS];
-    if (slot->request)
-        TRY(t->test(t->context, slot->request, &done));
-    if (done)
-        slot->request = NULL;
-    *answer = done != 0;
+    TRY(peer_test(x->peer, &first->request, &moved));
+    if (!first->request.active)
+        *buffer = first;
     return RSD_OK;
 }
 
-static rsd_status push_receives(struct exchange *x, struct lane *lane, bool *moved)
+static rsd_status push_receives(struct exchange *x, struct channel *channel, bool *moved)
 {
-    bool there;
-    TRY(ask(x, lane, moved));
-    if (lane->parcel->reduce) /* taken by whoever combines */
+    struct chunk_buffer *buffer;
+    TRY(post_receives(x, channel, moved));
+    if (channel->message->reduce) /* the reducer takes them */
         return RSD_OK;
-    TRY(arrived(x, lane, &there));
-    if (!there)
+    TRY(first_arrived(x, channel, &buffer));
+    if (!buffer)
         return RSD_OK;
-    struct slot *slot = &lane->slots[lane->first % NSLOTS];
-    pack_chunk(x, lane, slot->data, slot->nbytes);
-    lane->first++;
+    copy_chunk(x, channel, buffer->data, buffer->nbytes);
+    channel->first++;
     *moved = true;
     return RSD_OK;
 }
 
-/* ---- neighbours ---- */
+/* ---- shared memory ---- */
 
-static uint64_t counted(const struct lane *lane, _Atomic uint64_t *counter)
+static uint64_t load_counter(const struct channel *channel, _Atomic uint64_t *counter)
 {
-    return atomic_load_explicit(counter, memory_order_acquire) - lane->before;
+    return atomic_load_explicit(counter, memory_order_acquire) - channel->before;
 }
 
-static void count(const struct lane *lane, _Atomic uint64_t *counter, uint64_t value)
+static void store_counter(const struct channel *channel, _Atomic uint64_t *counter, uint64_t value)
 {
-    atomic_store_explicit(counter, lane->before + value, memory_order_release);
+    atomic_store_explicit(counter, channel->before + value, memory_order_release);
 }
 
-static void give(struct exchange *x, struct lane *lane, bool *moved)
+static void write_ring(struct exchange *x, struct channel *channel, bool *moved)
 {
-    if (!lane->opened) {
-        lane->opened = true;
-        lane->direct = parcel_is_direct(x, lane->parcel);
-        lane->berth->direct = lane->direct;
-        if (lane->direct) {
-            lane->here.left = 0;
-            count(lane, &lane->berth->sent, ++lane->end);
+    if (!channel->opened) {
+        channel->opened = true;
+        channel->direct = host_data_is_direct(x, channel->message);
+        channel->ring->direct = channel->direct;
+        if (channel->direct) {
+            channel->here.left = 0;
+            store_counter(channel, &channel->ring->written, ++channel->end);
         }
         *moved = true;
     }
-    uint64_t taken = counted(lane, &lane->berth->taken);
-    if (taken > lane->first && taken <= lane->end) {
-        lane->first = taken;
+    uint64_t nread = load_counter(channel, &channel->ring->read);
+    if (nread > channel->first && nread <= channel->end) {
+        channel->first = nread;
         *moved = true;
     }
-    if (lane->here.left == 0 || lane->end - lane->first == NSLOTS)
+    if (channel->here.left == 0 || channel->end - channel->first == NBUFFERS)
         return;
-    struct slot *slot = &lane->slots[lane->end % NSLOTS];
-    size_t n = next_chunk(x, lane, &lane->here);
-    pack_chunk(x, lane, slot->data, n);
-    count(lane, &lane->berth->sent, ++lane->end);
+    struct chunk_buffer *buffer = &channel->buffers[channel->end % NBUFFERS];
+    copy_chunk(x, channel, buffer->data, next_chunk(x, channel, &channel->here));
+    store_counter(channel, &channel->ring->written, ++channel->end);
     *moved = true;
 }
 
-/* Whether something new was put there; the first time, whether we are to take it ourselves. */
-static bool offered(struct lane *lane)
+/* Whether a chunk can be read; the first time, also whether it has to be copied from the arena. */
+static bool has_chunk(struct channel *channel)
 {
-    uint64_t sent = counted(lane, &lane->berth->sent);
-    if (sent == 0 || sent > NSLOTS + lane->end || (!lane->direct && sent == lane->end))
+    uint64_t nwritten = load_counter(channel, &channel->ring->written);
+    if (nwritten == 0 || nwritten > NBUFFERS + channel->end ||
+        (!channel->direct && nwritten == channel->end))
         return false;
-    if (!lane->opened)
-        lane->direct = lane->berth->direct != 0;
-    lane->opened = true;
+    if (!channel->opened)
+        channel->direct = channel->ring->direct != 0;
+    channel->opened = true;
     return true;
 }
 
-static void taken(struct lane *lane)
+static void count_read(struct channel *channel)
 {
-    lane->end++;
-    lane->first = lane->end;
-    count(lane, &lane->berth->taken, lane->end);
+    channel->first = ++channel->end;
+    store_counter(channel, &channel->ring->read, channel->end);
 }
 
-static rsd_status copy_directly(struct exchange *x, struct lane *lane)
+static rsd_status copy_direct(struct exchange *x, struct channel *channel)
 {
-    for (size_t i = 0; i < lane->ndirect; i++) {
-        const struct nest *nest = &x->nests.nests[x->direct[lane->first_direct + i]];
-        const char *array = neighbour_array(lane->near, nest->src, nest->from_destination);
+    for (size_t i = 0; i < channel->ndirect; i++) {
+        const struct copy_op *op = &x->program.copies[channel->first_direct + i];
+        const char *array = host_rank_array(channel->host, op->src, op->from_destination);
         if (!array)
             return RSD_EPEER;
-        copy_block(&x->copier, x->stream, &nest->block, array + nest->src_offset,
-                   x->dst[nest->dst] + nest->dst_offset, 0, nest->block.nrows);
+        copy_block(&x->copier, x->stream, &op->block, array + op->src_offset,
+                   x->arrays.dst[op->dst] + op->dst_offset, 0, op->block.nrows);
     }
-    lane->here.left = 0;
-    taken(lane);
+    channel->here.left = 0;
+    count_read(channel);
     return RSD_OK;
 }
 
-static rsd_status take(struct exchange *x, struct lane *lane, bool *moved)
+static rsd_status next_ring_buffer(const struct channel *channel, char **data)
 {
-    if (lane->here.left == 0 || lane->parcel->reduce || !offered(lane))
+    *data = ring_buffer(&channel->host->segment, channel->ring, channel->end, channel->chunk);
+    return *data ? RSD_OK
+                 : fail(RSD_EPEER, "rank %d: ring buffer lies outside its shared memory",
+                        (int)channel->host->rank);
+}
+
+static rsd_status read_ring(struct exchange *x, struct channel *channel, bool *moved)
+{
+    char *data;
+    if (channel->here.left == 0 || channel->message->reduce || !has_chunk(channel))
         return RSD_OK;
     *moved = true;
-    if (lane->direct)
-        return copy_directly(x, lane);
-    size_t n = next_chunk(x, lane, &lane->here);
-    char *data = neighbour_slot(lane->near, lane->berth, lane->end, lane->chunk);
-    if (!data)
-        return fail(RSD_EPEER, "rank %d: its berth moved", (int)lane->near->rank);
-    pack_chunk(x, lane, data, n);
-    taken(lane);
+    if (channel->direct)
+        return copy_direct(x, channel);
+    TRY(next_ring_buffer(channel, &data));
+    copy_chunk(x, channel, data, next_chunk(x, channel, &channel->here));
+    count_read(channel);
     return RSD_OK;
 }
 
 /* ---- all kinds ---- */
 
-rsd_status lane_push(struct exchange *x, struct lane *lane, bool *moved)
+rsd_status channel_push(struct exchange *x, struct channel *channel, bool *moved)
 {
-    if (lane->near && lane->sending)
-        give(x, lane, moved);
-    else if (lane->near)
-        return take(x, lane, moved);
-    else if (lane->sending)
-        return push_sends(x, lane, moved);
-    else
-        return push_receives(x, lane, moved);
+    if (!channel->host)
+        return channel->sending ? push_sends(x, channel, moved) : push_receives(x, channel, moved);
+    if (!channel->sending)
+        return read_ring(x, channel, moved);
+    write_ring(x, channel, moved);
     return RSD_OK;
 }
 
-rsd_status lane_front(struct exchange *x, struct lane *lane, const struct op *op, uint64_t at,
-                      size_t n, const char **data)
+rsd_status channel_peek(struct exchange *x, struct channel *channel, const struct array_box *box,
+                        uint64_t at, size_t n, const char **data)
 {
-    bool there;
+    struct chunk_buffer *buffer = NULL;
+    char *shared;
     *data = NULL;
-    if (!lane->near) {
-        TRY(arrived(x, lane, &there));
-        if (there)
-            *data = lane->slots[lane->first % NSLOTS].data;
+    if (!channel->host) {
+        TRY(first_arrived(x, channel, &buffer));
+        *data = buffer ? buffer->data : NULL;
         return RSD_OK;
     }
-    if (!offered(lane))
+    if (!has_chunk(channel))
         return RSD_OK;
-    if (!lane->direct) {
-        *data = neighbour_slot(lane->near, lane->berth, lane->end, lane->chunk);
-        return *data ? RSD_OK : fail(RSD_EPEER, "rank %d: its berth moved", (int)lane->near->rank);
+    if (!channel->direct) {
+        TRY(next_ring_buffer(channel, &shared));
+        *data = shared;
+        return RSD_OK;
     }
-    const char *array = neighbour_array(lane->near, op->array, op->from_destination);
+    const char *array = host_rank_array(channel->host, box->array, box->from_destination);
     if (!array)
         return RSD_EPEER;
-    op_pack(x, op, array, at, n, lane->slots[0].data);
-    *data = lane->slots[0].data;
+    array_box_pack(x, box, array, at, n, channel->buffers[0].data);
+    *data = channel->buffers[0].data;
     return RSD_OK;
 }
 
-void lane_pop(struct exchange *x, struct lane *lane, size_t n)
+void channel_advance(struct exchange *x, struct channel *channel, size_t n)
 {
-    go_on(x, &lane->here, n);
-    if (!lane->near)
-        lane->first++;
-    else if (!lane->direct || lane->here.left == 0)
-        taken(lane);
+    move_position(x, &channel->here, n);
+    if (!channel->host)
+        channel->first++;
+    else if (!channel->direct || channel->here.left == 0)
+        count_read(channel);
 }
 
-void lane_cancel(struct exchange *x, struct lane *lane)
+void channel_cancel(struct exchange *x, struct channel *channel)
 {
-    const rsd_transport *t = &x->transport;
-    if (lane->near)
-        return;
-    for (; lane->first < lane->end; lane->first++) {
-        struct slot *slot = &lane->slots[lane->first % NSLOTS];
-        if (slot->request) {
-            t->cancel(t->context, slot->request);
+    for (; !channel->host && channel->first < channel->end; channel->first++)
+        if (!peer_cancel(x->peer, &channel->buffers[channel->first % NBUFFERS].request))
             x->lost = true;
-        }
-    }
 }

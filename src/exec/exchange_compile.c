@@ -1,143 +1,92 @@
-/* exchange_bind.c - what one rank gives and gets, compiled for its own arrays.
+/* exchange_compile.c - what one rank sends and receives, compiled for its own arrays.
  *
- * A message between two ranks is their pieces of one stage, packed one after the other, each row by row in
- * the order of its box. Both sides walk the plan in the same order, so nothing but bytes has to be sent.
+ * A message between two ranks is their pieces of one stage, packed one after the other, each row by row in the order
+ * of its box. Both sides walk the plan in the same order, so nothing but bytes is sent.
  */
-#include "exec.h"
+#include "exchange.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* One plan while it is compiled. */
-struct compiling {
+struct rank_compiler {
     struct exchange *x;
     const rsd_plan *plan;
     int32_t rank;
-    int32_t number; /* of the plan */
-    /* our arrays: in the layout's numbers, and how many; and in the exchange's numbers */
-    int64_t first_src, nsrc, first_dst, ndst;
-    int64_t src_base, dst_base;
+    int32_t number;                           /* of the plan */
+    int64_t first_src, nsrc, first_dst, ndst; /* arrays of this rank, as the layouts number them */
+    int64_t src_base, dst_base;               /* the first, as the exchange numbers them */
     const int64_t *src_strides, *dst_strides;
 };
 
-/* ---- ops ---- */
+/* ---- packed boxes ---- */
 
-/* Rows in the order of the box, or of its columns; dims that are packed in the array too become part of the
- * run. */
-static rsd_status make_loops(struct exchange *x, struct op *op, int32_t ndim, const int64_t *len,
-                             const int64_t *strides, size_t element_nbytes)
+/* Keeps the loops of a box in the list of the exchange. The list may still move, so the box has a number. */
+static rsd_status fill_loops(struct exchange *x, struct array_box *box, int32_t ndim,
+                             const int64_t *len, const int64_t *strides, size_t element_nbytes)
 {
-    int64_t packed = (int64_t)element_nbytes;
-    struct loop list[RSD_MAX_DIMS];
-    int32_t n = 0;
-    op->run = element_nbytes;
-    for (int32_t i = 0; i < ndim; i++) { /* innermost first */
-        int32_t d = x->columns ? i : ndim - 1 - i;
-        bool joins = n == 0 && strides[d] == (int64_t)op->run;
-        if (len[d] == 1)
-            continue;
-        if (joins)
-            op->run *= (size_t)len[d];
-        else if (n > 0 && strides[d] == list[n - 1].count * list[n - 1].dst_stride)
-            list[n - 1].count *= len[d];
-        else
-            list[n++] = (struct loop){len[d], packed, strides[d]};
-        packed *= len[d];
-    }
-    TRY(GROW(x->loops, x->loops_capacity, x->nloops + (size_t)n));
-    op->first_loop = x->nloops;
-    op->nloops = n;
-    op->nrows = 1;
-    for (int32_t i = n - 1; i >= 0; i--) {
-        x->loops[x->nloops++] = list[i];
-        op->nrows *= list[i].count;
-    }
-    op->nbytes = (uint64_t)op->nrows * op->run;
+    struct loop loops[RSD_MAX_DIMS];
+    box->packed = box_packed(ndim, len, element_nbytes, strides, x->by_columns, loops);
+    box->packed.loops = NULL;
+    box->first_loop = x->nloops;
+    TRY(GROW(x->loops, x->loops_capacity, x->nloops + (size_t)box->packed.nloops));
+    for (int32_t i = 0; i < box->packed.nloops; i++)
+        x->loops[x->nloops++] = loops[i];
     return RSD_OK;
 }
 
-static rsd_status make_op(struct compiling *c, const rsd_piece *piece, bool giving, struct op *op)
+static rsd_status fill_box(struct rank_compiler *c, const rsd_piece *piece, bool sending,
+                           struct array_box *box)
 {
-    const rsd_layout *layout = giving && !piece->from_destination ? c->plan->src : c->plan->dst;
-    bool in_dst = !giving || piece->from_destination;
-    int64_t number = giving ? piece->from_array : piece->to_array;
+    const rsd_layout *layout = sending && !piece->from_destination ? c->plan->src : c->plan->dst;
+    bool in_dst = !sending || piece->from_destination;
+    int64_t number = sending ? piece->from_array : piece->to_array;
     int64_t own = number - (in_dst ? c->first_dst : c->first_src);
-    const int64_t *at = giving ? piece->from_at : piece->to_at;
+    const int64_t *at = sending ? piece->from_at : piece->to_at;
     const int64_t *strides = (in_dst ? c->dst_strides : c->src_strides) + own * layout->ndim;
-    *op = (struct op){.array = own + (in_dst ? c->dst_base : c->src_base),
-                      .plan = c->number,
-                      .from_destination = giving && piece->from_destination};
+    *box = (struct array_box){.array = own + (in_dst ? c->dst_base : c->src_base),
+                              .plan = c->number,
+                              .from_destination = sending && piece->from_destination};
     for (int32_t d = 0; d < layout->ndim; d++)
-        op->offset += at[d] * strides[d];
-    return make_loops(c->x, op, layout->ndim, piece->box.len, strides,
+        box->offset += at[d] * strides[d];
+    return fill_loops(c->x, box, layout->ndim, piece->box.len, strides,
                       rsd_dtype_nbytes(layout->dtype));
 }
 
-/* Moves bytes [at, at + n) of the packed rows: part of a row, whole rows, part of a row. */
-static void move_rows(const struct exchange *x, const struct op *op, uint64_t at, size_t n,
-                      char *array, char *packed, bool out)
+void array_box_pack(const struct exchange *x, const struct array_box *box, const char *base,
+                    uint64_t at, size_t n, char *out)
 {
-    const struct loop *loops = x->loops + op->first_loop;
-    while (n > 0) {
-        int64_t row = (int64_t)(at / op->run), rest = row, offset = 0;
-        size_t skip = (size_t)(at % op->run), some = op->run - skip;
-        if (skip == 0 && n >= op->run) { /* whole rows, as many as there are */
-            int64_t nrows = (int64_t)(n / op->run);
-            struct loop nest[RSD_MAX_DIMS];
-            for (int32_t i = 0; i < op->nloops; i++)
-                nest[i] =
-                    out ? (struct loop){loops[i].count, loops[i].dst_stride, loops[i].src_stride}
-                        : loops[i];
-            struct block block = copy_block_of(op->run, op->nloops, nest);
-            block.across = -1; /* rows in order: a part of them is asked for */
-            char *base = packed - (uint64_t)row * op->run;
-            copy_block(&x->copier, x->stream && !out, &block, out ? array : base,
-                       out ? base : array, row, nrows);
-            some = (size_t)nrows * op->run;
-        } else {
-            some = some < n ? some : n;
-            for (int32_t i = op->nloops; i-- > 0;) {
-                offset += rest % loops[i].count * loops[i].dst_stride;
-                rest /= loops[i].count;
-            }
-            char *place = array + offset + skip;
-            memcpy(out ? packed : place, out ? place : packed, some);
-        }
-        packed += some;
-        at += some;
-        n -= some;
-    }
+    struct packed_box packed = box->packed;
+    packed.loops = x->loops + box->first_loop;
+    box_pack(&x->copier, &packed, base + box->offset, at, n, out);
 }
 
-void op_pack(const struct exchange *x, const struct op *op, const char *base, uint64_t at, size_t n,
-             char *out)
+void array_box_unpack(const struct exchange *x, const struct array_box *box, uint64_t at, size_t n,
+                      const char *in)
 {
-    move_rows(x, op, at, n, without_const(base + op->offset), out, true);
-}
-
-void op_unpack(const struct exchange *x, const struct op *op, uint64_t at, size_t n, const char *in)
-{
-    move_rows(x, op, at, n, x->dst[op->array] + op->offset, without_const(in), false);
+    struct packed_box packed = box->packed;
+    packed.loops = x->loops + box->first_loop;
+    box_unpack(&x->copier, x->stream, &packed, in, at, n, x->arrays.dst[box->array] + box->offset);
 }
 
 /* ---- pieces ---- */
 
-/* A piece with its op, before it is sorted into parcels. */
-struct sorted {
-    struct op op;
+/* A piece before it is sorted into messages. */
+struct piece_box {
+    struct array_box box;
     int32_t peer, stage;
     bool reduce;
     size_t order;
 };
 
-struct sorting {
-    struct sorted *list;
+struct piece_list {
+    struct piece_box *list;
     size_t n, capacity;
 };
 
-static int by_parcel(const void *a, const void *b)
+static int compare_outgoing(const void *a, const void *b)
 {
-    const struct sorted *x = a, *y = b;
+    const struct piece_box *x = a, *y = b;
     if (x->stage != y->stage)
         return x->stage < y->stage ? -1 : 1;
     if (x->peer != y->peer)
@@ -147,104 +96,108 @@ static int by_parcel(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
-static rsd_status make_parcels(struct exchange *x, struct sorting *sorting, struct parcel **parcels,
-                               size_t *nparcels, size_t *capacity)
+static rsd_status make_messages(struct exchange *x, struct piece_list *pieces,
+                                struct message **messages, size_t *nmessages, size_t *capacity)
 {
-    if (sorting->n > 1)
-        qsort(sorting->list, sorting->n, sizeof *sorting->list, by_parcel);
-    for (size_t i = 0; i < sorting->n; i++) {
-        const struct sorted *one = &sorting->list[i];
-        const struct sorted *before = i ? one - 1 : NULL;
+    if (pieces->n > 1)
+        qsort(pieces->list, pieces->n, sizeof *pieces->list, compare_outgoing);
+    for (size_t i = 0; i < pieces->n; i++) {
+        const struct piece_box *one = &pieces->list[i];
+        const struct piece_box *before = i ? one - 1 : NULL;
         if (!before || before->stage != one->stage || before->peer != one->peer ||
             before->reduce != one->reduce) {
-            TRY(GROW(*parcels, *capacity, *nparcels + 1));
-            (*parcels)[(*nparcels)++] = (struct parcel){
-                .peer = one->peer, .stage = one->stage, .reduce = one->reduce, .first_op = x->nops};
+            TRY(GROW(*messages, *capacity, *nmessages + 1));
+            (*messages)[(*nmessages)++] = (struct message){.peer = one->peer,
+                                                           .stage = one->stage,
+                                                           .reduce = one->reduce,
+                                                           .first_box = x->nboxes};
         }
-        struct parcel *parcel = &(*parcels)[*nparcels - 1];
-        TRY(GROW(x->ops, x->ops_capacity, x->nops + 1));
-        x->ops[x->nops++] = one->op;
-        parcel->nops++;
-        parcel->nbytes += one->op.nbytes;
+        struct message *message = &(*messages)[*nmessages - 1];
+        TRY(GROW(x->boxes, x->boxes_capacity, x->nboxes + 1));
+        x->boxes[x->nboxes++] = one->box;
+        message->nboxes++;
+        message->nbytes += one->box.packed.nbytes;
     }
     return RSD_OK;
 }
 
-static rsd_status sort_in(struct sorting *sorting, const struct op *op, int32_t peer,
-                          const rsd_piece *piece)
+static rsd_status append_piece(struct piece_list *pieces, const struct array_box *box, int32_t peer,
+                               const rsd_piece *piece)
 {
-    TRY(GROW(sorting->list, sorting->capacity, sorting->n + 1));
-    sorting->list[sorting->n] = (struct sorted){.op = *op,
-                                                .peer = peer,
-                                                .stage = piece->stage,
-                                                .reduce = piece->reduce,
-                                                .order = sorting->n};
-    sorting->n++;
+    TRY(GROW(pieces->list, pieces->capacity, pieces->n + 1));
+    pieces->list[pieces->n] = (struct piece_box){.box = *box,
+                                                 .peer = peer,
+                                                 .stage = piece->stage,
+                                                 .reduce = piece->reduce,
+                                                 .order = pieces->n};
+    pieces->n++;
     return RSD_OK;
 }
 
-/* The terms of one box come one after the other. */
-static rsd_status add_term(struct compiling *c, const rsd_piece *piece)
+/* The walk gives the terms of one box one after the other. */
+static rsd_status add_combined_term(struct rank_compiler *c, const rsd_piece *piece)
 {
     struct exchange *x = c->x;
-    struct op to;
-    TRY(make_op(c, piece, false, &to));
-    struct gathered_sum *last = x->nsums ? &x->sums[x->nsums - 1] : NULL;
+    struct array_box to;
+    TRY(fill_box(c, piece, false, &to));
+    struct combined_box *last = x->ncombined ? &x->combined[x->ncombined - 1] : NULL;
     if (!last || last->nterms == (size_t)last->reduction.nterms) {
-        TRY(GROW(x->sums, x->sums_capacity, x->nsums + 1));
-        last = &x->sums[x->nsums++];
-        *last = (struct gathered_sum){.reduction = {.dtype = c->plan->src->dtype,
+        TRY(GROW(x->combined, x->combined_capacity, x->ncombined + 1));
+        last = &x->combined[x->ncombined++];
+        *last = (struct combined_box){.reduction = {.dtype = c->plan->src->dtype,
                                                     .reduce = c->plan->reduce,
                                                     .divisor = c->plan->divisor,
                                                     .nterms = c->plan->reduced.total},
                                       .to = to,
                                       .first_term = x->nterms};
     }
-    struct gathered_term term = {.peer = piece->from};
+    struct combined_term term = {.peer = piece->from};
     if (piece->from == c->rank)
-        TRY(make_op(c, piece, true, &term.op));
+        TRY(fill_box(c, piece, true, &term.box));
     TRY(GROW(x->terms, x->terms_capacity, x->nterms + 1));
     x->terms[x->nterms++] = term;
     last->nterms++;
     return RSD_OK;
 }
 
-static rsd_status add_kept(struct compiling *c, const rsd_piece *piece)
+static rsd_status add_own_copy(struct rank_compiler *c, const rsd_piece *piece)
 {
     int32_t ndim = c->plan->dst->ndim;
     int64_t from = piece->from_array - (piece->from_destination ? c->first_dst : c->first_src);
     int64_t to = piece->to_array - c->first_dst;
-    return nests_add_piece(
-        &c->x->nests, piece, rsd_dtype_nbytes(c->plan->src->dtype),
+    return program_add_piece(
+        &c->x->program, piece, rsd_dtype_nbytes(c->plan->src->dtype),
         (piece->from_destination ? c->dst_strides : c->src_strides) + from * ndim,
         c->dst_strides + to * ndim, from + (piece->from_destination ? c->dst_base : c->src_base),
         to + c->dst_base);
 }
 
-static rsd_status take_piece(struct compiling *c, const rsd_piece *piece, rsd_side side,
-                             struct sorting *sorting)
+static rsd_status compile_piece(struct rank_compiler *c, const rsd_piece *piece, rsd_side side,
+                                struct piece_list *pieces)
 {
-    struct op op;
+    struct array_box box;
     bool own = piece->from == piece->to;
-    if (piece->stage + 1 > c->x->nstages)
+    if (piece->stage >= MAX_STAGES)
+        return fail(RSD_ELIMIT, "stage %d of a plan is out of range (0 to %d)", (int)piece->stage,
+                    MAX_STAGES - 1);
+    if (piece->stage >= c->x->nstages)
         c->x->nstages = piece->stage + 1;
     if (side == RSD_RECEIVES && piece->reduce)
-        TRY(add_term(c, piece));
+        TRY(add_combined_term(c, piece));
     if (own)
-        return side == RSD_RECEIVES && !piece->reduce ? add_kept(c, piece) : RSD_OK;
-    TRY(make_op(c, piece, side == RSD_SENDS, &op));
-    return sort_in(sorting, &op, side == RSD_SENDS ? piece->to : piece->from, piece);
+        return side == RSD_RECEIVES && !piece->reduce ? add_own_copy(c, piece) : RSD_OK;
+    TRY(fill_box(c, piece, side == RSD_SENDS, &box));
+    return append_piece(pieces, &box, side == RSD_SENDS ? piece->to : piece->from, piece);
 }
 
-static rsd_status walk_side(struct compiling *c, rsd_side side, struct sorting *sorting)
+static rsd_status compile_side(struct rank_compiler *c, rsd_side side, struct piece_list *pieces)
 {
     rsd_cursor *cursor;
     const rsd_piece *piece;
-    rsd_status status = rsd_plan_walk(c->plan, c->rank, side, &cursor);
-    if (status)
-        return status;
+    rsd_status status;
+    TRY(rsd_plan_walk(c->plan, c->rank, side, &cursor));
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece)
-        if ((status = take_piece(c, piece, side, sorting)))
+        if ((status = compile_piece(c, piece, side, pieces)))
             break;
     rsd_cursor_free(cursor);
     return status;
@@ -252,9 +205,9 @@ static rsd_status walk_side(struct compiling *c, rsd_side side, struct sorting *
 
 /* ---- plans ---- */
 
-/* Those of all our arrays of a layout, at the end of the list. */
-static rsd_status add_strides(struct exchange *x, const rsd_layout *layout, int64_t first,
-                              int64_t n, const int64_t *given, bool column_major, bool written)
+/* Appends the strides of this rank's arrays of a layout. */
+static rsd_status add_own_strides(struct exchange *x, const rsd_layout *layout, int64_t first,
+                                  int64_t n, const int64_t *given, bool column_major, bool written)
 {
     size_t ndim = (size_t)layout->ndim;
     TRY(GROW(x->strides, x->strides_capacity, x->nstrides + (size_t)n * ndim));
@@ -267,35 +220,34 @@ static rsd_status add_strides(struct exchange *x, const rsd_layout *layout, int6
 }
 
 static rsd_status compile_plan(struct exchange *x, int32_t number, const rsd_plan *plan,
-                               const rsd_bind_options *bind, struct sorting *sends,
-                               struct sorting *receives)
+                               const rsd_bind_options *bind, struct piece_list *sends,
+                               struct piece_list *receives)
 {
-    struct compiling c = {.x = x,
-                          .plan = plan,
-                          .number = number,
-                          .rank = x->transport.rank,
-                          .src_base = x->nsrc,
-                          .dst_base = x->ndst};
+    struct rank_compiler c = {.x = x,
+                              .plan = plan,
+                              .number = number,
+                              .rank = x->rank,
+                              .src_base = x->arrays.nsrc,
+                              .dst_base = x->arrays.ndst};
     rsd_bind_options how;
     size_t first = x->nstrides;
-    TRY(options_copy("rsd_bind_options", bind, &how, sizeof how));
+    TRY(bind_options_copy(bind, &how));
     rsd_layout_arrays_of(plan->src, c.rank, &c.first_src, &c.nsrc);
     rsd_layout_arrays_of(plan->dst, c.rank, &c.first_dst, &c.ndst);
-    TRY(add_strides(x, plan->src, c.first_src, c.nsrc, how.src_strides, how.src_column_major != 0,
-                    false));
-    TRY(add_strides(x, plan->dst, c.first_dst, c.ndst, how.dst_strides, how.dst_column_major != 0,
-                    true));
+    TRY(add_own_strides(x, plan->src, c.first_src, c.nsrc, how.src_strides,
+                        how.src_column_major != 0, false));
+    TRY(add_own_strides(x, plan->dst, c.first_dst, c.ndst, how.dst_strides,
+                        how.dst_column_major != 0, true));
     c.src_strides = x->strides + first;
     c.dst_strides = c.src_strides + c.nsrc * plan->src->ndim;
-    TRY(walk_side(&c, RSD_SENDS, sends));
-    TRY(walk_side(&c, RSD_RECEIVES, receives));
-    x->nsrc += c.nsrc;
-    x->ndst += c.ndst;
-    return RSD_OK;
+    TRY(compile_side(&c, RSD_SENDS, sends));
+    TRY(compile_side(&c, RSD_RECEIVES, receives));
+    TRY(run_arrays_add_src(&x->arrays, plan->src, c.first_src, c.nsrc, c.src_strides));
+    return run_arrays_add_dst(&x->arrays, plan->dst, c.first_dst, c.ndst, c.dst_strides);
 }
 
-/* Whether all of a layout's arrays here run along their first dim. */
-static bool runs_along_columns(const rsd_layout *layout, int32_t rank, const int64_t *strides)
+/* Whether the first dim of all arrays of this rank is the fastest. */
+static bool lie_by_columns(const rsd_layout *layout, int32_t rank, const int64_t *strides)
 {
     int64_t first, n;
     int32_t ndim = layout->ndim;
@@ -309,35 +261,70 @@ static bool runs_along_columns(const rsd_layout *layout, int32_t rank, const int
     return true;
 }
 
-bool prefers_columns(int64_t nplans, const rsd_plan *const *plans, const rsd_bind_options *bind,
-                     int32_t rank)
+bool compile_prefers_columns(int64_t nplans, const rsd_plan *const *plans,
+                             const rsd_bind_options *bind, int32_t rank)
 {
     const char *given = (const char *)bind;
     for (int64_t i = 0; i < nplans; i++, given += bind->struct_nbytes) {
         rsd_bind_options how;
         if (!bind || options_copy("rsd_bind_options", given, &how, sizeof how))
             return false;
-        if (how.src_strides ? !runs_along_columns(plans[i]->src, rank, how.src_strides)
+        if (how.src_strides ? !lie_by_columns(plans[i]->src, rank, how.src_strides)
                             : !how.src_column_major)
             return false;
-        if (how.dst_strides ? !runs_along_columns(plans[i]->dst, rank, how.dst_strides)
+        if (how.dst_strides ? !lie_by_columns(plans[i]->dst, rank, how.dst_strides)
                             : !how.dst_column_major)
             return false;
     }
     return nplans > 0;
 }
 
-rsd_status exchange_compile(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
-                            const rsd_bind_options *bind)
+/* ---- arrays that a run uses ---- */
+
+static void mark_box(struct exchange *x, const struct array_box *box, bool sending)
 {
-    struct sorting sends = {0}, receives = {0};
+    bool in_src = sending && !box->from_destination;
+    if (box->packed.nbytes > 0)
+        (in_src ? x->arrays.src_spans : x->arrays.dst_spans)[box->array].used = true;
+}
+
+static void mark_messages(struct exchange *x, const struct message *messages, size_t n,
+                          bool sending)
+{
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < messages[i].nboxes; k++)
+            mark_box(x, &x->boxes[messages[i].first_box + k], sending);
+}
+
+static void mark_all(struct exchange *x)
+{
+    mark_messages(x, x->sends, x->nsends, true);
+    mark_messages(x, x->receives, x->nreceives, false);
+    for (size_t i = 0; i < x->program.ncopies; i++) {
+        const struct copy_op *op = &x->program.copies[i];
+        (op->from_destination ? x->arrays.dst_spans : x->arrays.src_spans)[op->src].used = true;
+        x->arrays.dst_spans[op->dst].used = true;
+    }
+    for (size_t i = 0; i < x->ncombined; i++)
+        mark_box(x, &x->combined[i].to, false);
+    for (size_t i = 0; i < x->nterms; i++)
+        if (x->terms[i].peer == x->rank)
+            mark_box(x, &x->terms[i].box, true);
+}
+
+/* ---- all plans ---- */
+
+rsd_status compile_plans(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
+                         const rsd_bind_options *bind)
+{
+    struct piece_list sends = {0}, receives = {0};
     const char *given = (const char *)bind;
     rsd_status status = RSD_OK;
     for (int64_t i = 0; i < nplans && !status; i++) {
         int64_t world = max_i64(rsd_layout_world(plans[i]->src), rsd_layout_world(plans[i]->dst));
-        if (world > x->transport.nranks)
-            status = fail(RSD_EMISMATCH, "layouts name rank %lld, and there are %d ranks",
-                          (long long)world - 1, (int)x->transport.nranks);
+        if (world > x->nranks)
+            status = fail(RSD_EMISMATCH, "a layout names rank %lld, but the transport has %d ranks",
+                          (long long)world - 1, (int)x->nranks);
         else
             status = compile_plan(x, (int32_t)i, plans[i], (const void *)given, &sends, &receives);
         if (status && nplans > 1)
@@ -346,49 +333,66 @@ rsd_status exchange_compile(struct exchange *x, int64_t nplans, const rsd_plan *
             given += bind->struct_nbytes;
     }
     if (!status)
-        status = make_parcels(x, &sends, &x->sends, &x->nsends, &x->sends_capacity);
+        status = make_messages(x, &sends, &x->sends, &x->nsends, &x->sends_capacity);
     if (!status)
-        status = make_parcels(x, &receives, &x->receives, &x->nreceives, &x->receives_capacity);
+        status = make_messages(x, &receives, &x->receives, &x->nreceives, &x->receives_capacity);
     mem_free(sends.list);
     mem_free(receives.list);
+    if (!status)
+        status = run_arrays_finish(&x->arrays);
+    if (!status)
+        mark_all(x);
     return status;
 }
 
-/* ---- straight from neighbours ---- */
+void compile_drop(struct exchange *x)
+{
+    program_drop(&x->program);
+    run_arrays_drop(&x->arrays);
+    mem_free(x->boxes);
+    mem_free(x->loops);
+    mem_free(x->sends);
+    mem_free(x->receives);
+    mem_free(x->combined);
+    mem_free(x->terms);
+    mem_free(x->strides);
+}
 
-/* The piece as the neighbour has it: its array, in its numbers, and that array's strides. */
-static const int64_t *strides_there(const struct compiling *c, const struct neighbour *near,
-                                    const rsd_piece *piece, int64_t *array)
+/* ---- copies from arrays of ranks on this host ---- */
+
+/* The strides of the array that has a piece, and its number, as its rank numbers its arrays. */
+static const int64_t *host_strides(const struct rank_compiler *c, const struct host_rank *host,
+                                   const rsd_piece *piece, int64_t *array)
 {
     int64_t first_src, nsrc, first_dst, ndst;
-    rsd_layout_arrays_of(c->plan->src, near->rank, &first_src, &nsrc);
-    rsd_layout_arrays_of(c->plan->dst, near->rank, &first_dst, &ndst);
-    const int64_t *strides = near->strides + near->next_stride;
+    rsd_layout_arrays_of(c->plan->src, host->rank, &first_src, &nsrc);
+    rsd_layout_arrays_of(c->plan->dst, host->rank, &first_dst, &ndst);
+    const int64_t *strides = host->strides + host->next_stride;
     int64_t own = piece->from_array - (piece->from_destination ? first_dst : first_src);
-    *array = own + (piece->from_destination ? near->dst_base : near->src_base);
+    *array = own + (piece->from_destination ? host->dst_base : host->src_base);
     return strides + (own + (piece->from_destination ? nsrc : 0)) * c->plan->src->ndim;
 }
 
-static rsd_status take_near_piece(struct compiling *c, const struct neighbour *near,
-                                  const rsd_piece *piece, struct gathered_term *term)
+static rsd_status compile_host_piece(struct rank_compiler *c, const struct host_rank *host,
+                                     const rsd_piece *piece, struct combined_term *term)
 {
     struct exchange *x = c->x;
     size_t element_nbytes = rsd_dtype_nbytes(c->plan->src->dtype);
     int32_t ndim = c->plan->src->ndim;
     int64_t array;
-    const int64_t *there = strides_there(c, near, piece, &array);
+    const int64_t *there = host_strides(c, host, piece, &array);
     if (!term)
-        return nests_add_piece(&x->nests, piece, element_nbytes, there,
-                               c->dst_strides + (piece->to_array - c->first_dst) * ndim, array,
-                               piece->to_array - c->first_dst + c->dst_base);
-    term->op = (struct op){
+        return program_add_piece(&x->program, piece, element_nbytes, there,
+                                 c->dst_strides + (piece->to_array - c->first_dst) * ndim, array,
+                                 piece->to_array - c->first_dst + c->dst_base);
+    term->box = (struct array_box){
         .array = array, .plan = c->number, .from_destination = piece->from_destination != 0};
     for (int32_t d = 0; d < ndim; d++)
-        term->op.offset += piece->from_at[d] * there[d];
-    return make_loops(x, &term->op, ndim, piece->box.len, there, element_nbytes);
+        term->box.offset += piece->from_at[d] * there[d];
+    return fill_loops(x, &term->box, ndim, piece->box.len, there, element_nbytes);
 }
 
-static rsd_status compile_near_plan(struct compiling *c, size_t *next_term)
+static rsd_status compile_host_plan(struct rank_compiler *c, size_t *next_term)
 {
     struct exchange *x = c->x;
     rsd_cursor *cursor;
@@ -396,44 +400,44 @@ static rsd_status compile_near_plan(struct compiling *c, size_t *next_term)
     TRY(rsd_plan_walk(c->plan, c->rank, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
-        struct gathered_term *term = piece->reduce ? &x->terms[(*next_term)++] : NULL;
-        const struct neighbour *near = neighbour_of(x, piece->from);
-        if (near && (status = take_near_piece(c, near, piece, term)))
+        struct combined_term *term = piece->reduce ? &x->terms[(*next_term)++] : NULL;
+        const struct host_rank *host = host_data_rank(x, piece->from);
+        if (host && (status = compile_host_piece(c, host, piece, term)))
             break;
     }
     rsd_cursor_free(cursor);
     return status;
 }
 
-/* Each neighbour's strides are listed as ours are. */
-static void next_plan(struct exchange *x, const rsd_plan *plan)
+/* Every rank lists its strides in the same order. */
+static void skip_host_plan(struct exchange *x, const rsd_plan *plan)
 {
-    for (int32_t i = 0; i < x->near->n; i++) {
-        struct neighbour *near = &x->near->list[i];
+    for (int32_t i = 0; i < x->host->n; i++) {
+        struct host_rank *host = &x->host->ranks[i];
         int64_t first, nsrc, ndst;
-        rsd_layout_arrays_of(plan->src, near->rank, &first, &nsrc);
-        rsd_layout_arrays_of(plan->dst, near->rank, &first, &ndst);
-        near->next_stride += (size_t)((nsrc + ndst) * plan->src->ndim);
-        near->src_base += nsrc;
-        near->dst_base += ndst;
+        rsd_layout_arrays_of(plan->src, host->rank, &first, &nsrc);
+        rsd_layout_arrays_of(plan->dst, host->rank, &first, &ndst);
+        host->next_stride += (size_t)((nsrc + ndst) * plan->src->ndim);
+        host->src_base += nsrc;
+        host->dst_base += ndst;
     }
 }
 
-rsd_status exchange_compile_near(struct exchange *x, int64_t nplans, const rsd_plan *const *plans)
+rsd_status compile_host_copies(struct exchange *x, int64_t nplans, const rsd_plan *const *plans)
 {
     size_t next_term = 0;
-    struct compiling c = {.x = x, .rank = x->transport.rank, .src_strides = x->strides};
+    struct rank_compiler c = {.x = x, .rank = x->rank, .src_strides = x->strides};
     for (int64_t i = 0; i < nplans; i++) {
         c.plan = plans[i];
         c.number = (int32_t)i;
         rsd_layout_arrays_of(c.plan->src, c.rank, &c.first_src, &c.nsrc);
         rsd_layout_arrays_of(c.plan->dst, c.rank, &c.first_dst, &c.ndst);
         c.dst_strides = c.src_strides + c.nsrc * c.plan->src->ndim;
-        TRY(compile_near_plan(&c, &next_term));
+        TRY(compile_host_plan(&c, &next_term));
         c.src_base += c.nsrc;
         c.dst_base += c.ndst;
         c.src_strides = c.dst_strides + c.ndst * c.plan->dst->ndim;
-        next_plan(x, c.plan);
+        skip_host_plan(x, c.plan);
     }
     return RSD_OK;
 }

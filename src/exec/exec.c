@@ -1,36 +1,43 @@
-/* exec.c - running a bound plan, whoever carries it. */
+/* exec.c - running a bound plan, whatever its backend. */
 #include "exec.h"
+
+static rsd_status check_idle(const rsd_exec *exec, const char *call)
+{
+    return exec->started ? fail(RSD_EINVAL, "%s: a run is in progress: call rsd_exec_wait", call)
+                         : RSD_OK;
+}
+
+static rsd_status check_started(const rsd_exec *exec, const char *call)
+{
+    return exec->started ? RSD_OK : fail(RSD_EINVAL, "%s: no run in progress", call);
+}
 
 rsd_status rsd_exec_run(rsd_exec *exec, const void *const *src, void *const *dst)
 {
-    if (exec->started)
-        return fail(RSD_EINVAL, "the exec has a run in flight: rsd_exec_wait comes first");
-    return exec->carrier->run(exec, src, dst);
+    TRY(check_idle(exec, "rsd_exec_run"));
+    return exec->backend->run(exec, src, dst);
 }
 
 rsd_status rsd_exec_start(rsd_exec *exec, const void *const *src, void *const *dst)
 {
-    if (exec->started)
-        return fail(RSD_EINVAL, "the exec has a run in flight: rsd_exec_wait comes first");
-    TRY(exec->carrier->start(exec, src, dst));
+    TRY(check_idle(exec, "rsd_exec_start"));
+    TRY(exec->backend->start(exec, src, dst));
     exec->started = true;
     return RSD_OK;
 }
 
 rsd_status rsd_exec_wait(rsd_exec *exec)
 {
-    if (!exec->started)
-        return fail(RSD_EINVAL, "nothing was started that could be waited for");
+    TRY(check_started(exec, "rsd_exec_wait"));
     exec->started = false;
-    return exec->carrier->wait(exec);
+    return exec->backend->wait(exec);
 }
 
 rsd_status rsd_exec_progress(rsd_exec *exec)
 {
-    if (!exec->started)
-        return fail(RSD_EINVAL, "nothing was started that could move on");
-    if (exec->carrier->push)
-        exec->carrier->push(exec);
+    TRY(check_started(exec, "rsd_exec_progress"));
+    if (exec->backend->progress)
+        exec->backend->progress(exec);
     return RSD_OK;
 }
 
@@ -39,11 +46,11 @@ void rsd_exec_free(rsd_exec *exec)
     if (!exec)
         return;
     if (exec->started)
-        exec->carrier->wait(exec);
-    exec->carrier->free(exec);
+        exec->backend->wait(exec);
+    exec->backend->free(exec);
 }
 
 const char *rsd_exec_describe(const rsd_exec *exec)
 {
-    return exec->carrier->note ? exec->carrier->note(exec) : "";
+    return exec->backend->describe ? exec->backend->describe(exec) : "";
 }

@@ -1,14 +1,14 @@
-/* nests.c - a plan compiled into nests of loops over bytes, for arrays with given strides.
+/* program.c - a plan compiled into loops over bytes, for arrays with given strides.
  *
- * Two formulas meet in families: along each dim, the meetings with one holder often repeat at a
- * constant distance (a block-cyclic layout is made of them) and then are one progression:
+ * Where both layouts are formulas, the overlaps of one array with one rank often repeat along a dim at a constant
+ * distance (those of a block-cyclic layout do), and then are one progression:
  *
- *     |--len--|       |--len--|       |--len--|        count times, own_step and other_step apart
+ *     |--len--|       |--len--|       |--len--|        count times, src_step and dst_step apart
  *
- * A combination of one progression per dim is one nest: at most two loops per dim, however many
- * pieces it stands for. All other plans are compiled piece by piece.
+ * A combination of one progression per dim is one copy: at most two loops per dim, however many pieces it stands
+ * for. All other plans are compiled piece by piece.
  */
-#include "exec.h"
+#include "program.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -16,66 +16,65 @@
 
 /* ---- lists ---- */
 
-static rsd_status add_nest(struct nests *nests, struct nest nest, const struct loops *loops)
+static rsd_status append_copy(struct program *program, struct copy_op op, const struct loops *loops)
 {
-    TRY(GROW(nests->nests, nests->nests_capacity, nests->nnests + 1));
-    nest.first_loop = nests->nloops;
-    nest.block = (struct block){.run = loops->run, .nloops = loops->n};
+    TRY(GROW(program->copies, program->copies_capacity, program->ncopies + 1));
+    op.first_loop = program->nloops;
+    op.block = (struct block){.run = loops->run, .nloops = loops->n};
     int64_t nbytes = (int64_t)loops->run;
-    TRY(GROW(nests->loops, nests->loops_capacity, nests->nloops + (size_t)loops->n));
+    TRY(GROW(program->loops, program->loops_capacity, program->nloops + (size_t)loops->n));
     for (int32_t i = 0; i < loops->n; i++) {
-        nests->loops[nests->nloops++] =
-            (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
-        nbytes *= loops->count[i];
+        program->loops[program->nloops++] = loops->loop[i];
+        nbytes *= loops->loop[i].count;
     }
-    nests->nests[nests->nnests++] = nest;
-    nests->nbytes += nbytes;
+    program->copies[program->ncopies++] = op;
+    program->nbytes += nbytes;
     return RSD_OK;
 }
 
-/* Runs so long that their bytes should be shared out are cut into rows and a rest. */
-static rsd_status add_any_nest(struct nests *nests, struct nest nest, struct loops *loops)
+/* Cuts a long run into rows and a rest, so that several threads can copy it. */
+static rsd_status append_long_copy(struct program *program, struct copy_op op, struct loops *loops)
 {
     enum { ROW = 1 << 16 };
     if (loops->run < 4 * ROW)
-        return add_nest(nests, nest, loops);
+        return append_copy(program, op, loops);
     struct loops rest = *loops;
     int64_t nrows = (int64_t)(loops->run / ROW);
     loops->run = ROW;
     loops_add(loops, nrows, ROW, ROW);
-    TRY(add_nest(nests, nest, loops));
+    TRY(append_copy(program, op, loops));
     rest.run %= ROW;
     if (rest.run == 0)
         return RSD_OK;
-    nest.src_offset += nrows * ROW;
-    nest.dst_offset += nrows * ROW;
-    return add_nest(nests, nest, &rest);
+    op.src_offset += nrows * ROW;
+    op.dst_offset += nrows * ROW;
+    return append_copy(program, op, &rest);
 }
 
-void nests_finish(struct nests *nests)
+void program_finish(struct program *program)
 {
-    for (size_t i = 0; i < nests->nnests; i++) {
-        struct block *block = &nests->nests[i].block;
-        *block =
-            copy_block_of(block->run, block->nloops, nests->loops + nests->nests[i].first_loop);
+    for (size_t i = 0; i < program->ncopies; i++) {
+        struct block *block = &program->copies[i].block;
+        *block = copy_block_of(block->run, block->nloops,
+                               program->loops + program->copies[i].first_loop);
     }
 }
 
-void nests_drop(struct nests *nests)
+void program_drop(struct program *program)
 {
-    mem_free(nests->nests);
-    mem_free(nests->sums);
-    mem_free(nests->loops);
-    mem_free(nests->terms);
-    mem_free(nests->strides);
-    *nests = (struct nests){0};
+    mem_free(program->copies);
+    mem_free(program->sums);
+    mem_free(program->loops);
+    mem_free(program->terms);
+    mem_free(program->strides);
+    *program = (struct program){0};
 }
 
 /* ---- strides ---- */
 
-/* Strides in bytes of all arrays of a layout: narrays * ndim. */
-static rsd_status all_strides(const rsd_layout *layout, const int64_t *given, bool column_major,
-                              bool written, int64_t **out)
+/* Makes a list of the strides in bytes of all arrays of a layout: narrays * ndim. */
+static rsd_status layout_strides(const rsd_layout *layout, const int64_t *given, bool column_major,
+                                 bool written, int64_t **out)
 {
     int64_t narrays = rsd_layout_narrays(layout);
     size_t ndim = (size_t)layout->ndim;
@@ -91,21 +90,21 @@ static rsd_status all_strides(const rsd_layout *layout, const int64_t *given, bo
     return status;
 }
 
-/* ---- a plan at hand ---- */
+/* ---- the plan that is compiled ---- */
 
-struct compiler {
-    struct nests *nests;
+struct plan_compiler {
+    struct program *program;
     const rsd_plan *plan;
     int64_t *src_strides, *dst_strides;
     int64_t first_src, first_dst;
 };
 
-static const int64_t *src_strides_of(const struct compiler *c, int64_t array)
+static const int64_t *src_strides_of(const struct plan_compiler *c, int64_t array)
 {
     return c->src_strides + array * c->plan->src->ndim;
 }
 
-static const int64_t *dst_strides_of(const struct compiler *c, int64_t array)
+static const int64_t *dst_strides_of(const struct plan_compiler *c, int64_t array)
 {
     return c->dst_strides + array * c->plan->dst->ndim;
 }
@@ -113,7 +112,7 @@ static const int64_t *dst_strides_of(const struct compiler *c, int64_t array)
 /* ---- families ---- */
 
 struct progression {
-    int64_t pos;            /* of the giver, as far as this dim decides it */
+    int64_t pos;            /* in the mesh of the sender, as far as this dim decides it */
     int64_t src_at, dst_at; /* of the first */
     int64_t len, count, src_step, dst_step;
 };
@@ -123,7 +122,7 @@ struct family {
     size_t n, capacity;
 };
 
-static int by_position_then_place(const void *a, const void *b)
+static int compare_overlaps(const void *a, const void *b)
 {
     const struct span_overlap *x = a, *y = b;
     if (x->other_pos != y->other_pos)
@@ -131,8 +130,8 @@ static int by_position_then_place(const void *a, const void *b)
     return (x->lo > y->lo) - (x->lo < y->lo);
 }
 
-/* How many meetings from the first on repeat at its distance to the second. */
-static size_t repeats(const struct span_overlap *list, size_t n)
+/* Counts the overlaps from the first on that follow at the distance of the second. */
+static size_t count_repeats(const struct span_overlap *list, size_t n)
 {
     size_t count = 1;
     while (count < n && list[count].other_pos == list[0].other_pos &&
@@ -147,9 +146,9 @@ static rsd_status find_progressions(struct span_overlap *list, size_t n, struct 
 {
     family->n = 0;
     if (n > 1)
-        qsort(list, n, sizeof *list, by_position_then_place);
+        qsort(list, n, sizeof *list, compare_overlaps);
     for (size_t i = 0; i < n;) {
-        size_t count = repeats(list + i, n - i);
+        size_t count = count_repeats(list + i, n - i);
         struct progression one = {.pos = list[i].other_pos,
                                   .src_at = list[i].other_at,
                                   .dst_at = list[i].own_at,
@@ -166,12 +165,12 @@ static rsd_status find_progressions(struct span_overlap *list, size_t n, struct 
     return RSD_OK;
 }
 
-static rsd_status add_combination(const struct compiler *c, const struct receiver *receiver,
+static rsd_status add_combination(const struct plan_compiler *c, const struct receiver *receiver,
                                   const struct family *families, const size_t *at)
 {
     const rsd_plan *plan = c->plan;
     int32_t ndim = plan->src->ndim;
-    int64_t position = receiver->sender;
+    int64_t position = receiver->sender_offset;
     for (int32_t d = 0; d < ndim; d++) {
         assert(families[d].list);
         position += families[d].list[at[d]].pos;
@@ -179,22 +178,22 @@ static rsd_status add_combination(const struct compiler *c, const struct receive
     int64_t src = mesh_array_at(plan->src->mesh, position);
     const int64_t *src_strides = src_strides_of(c, src);
     const int64_t *dst_strides = dst_strides_of(c, receiver->array);
-    struct nest nest = {.src = c->first_src + src, .dst = c->first_dst + receiver->array};
+    struct copy_op op = {.src = c->first_src + src, .dst = c->first_dst + receiver->array};
     struct loops loops = {0};
     for (int32_t d = 0; d < ndim; d++) {
         const struct progression *one = &families[d].list[at[d]];
-        nest.src_offset += one->src_at * src_strides[d];
-        nest.dst_offset += one->dst_at * dst_strides[d];
+        op.src_offset += one->src_at * src_strides[d];
+        op.dst_offset += one->dst_at * dst_strides[d];
         loops_add(&loops, one->len, src_strides[d], dst_strides[d]);
         loops_add(&loops, one->count, one->src_step * src_strides[d],
                   one->dst_step * dst_strides[d]);
     }
     loops_finish(&loops, rsd_dtype_nbytes(plan->src->dtype));
-    return add_any_nest(c->nests, nest, &loops);
+    return append_long_copy(c->program, op, &loops);
 }
 
-static rsd_status add_array(const struct compiler *c, int64_t array, struct overlap *overlap,
-                            struct family *families)
+static rsd_status add_array_families(const struct plan_compiler *c, int64_t array,
+                                     struct overlap *overlap, struct family *families)
 {
     const rsd_plan *plan = c->plan;
     int32_t ndim = plan->src->ndim, d = 0;
@@ -213,14 +212,14 @@ static rsd_status add_array(const struct compiler *c, int64_t array, struct over
     return RSD_OK;
 }
 
-static rsd_status add_families(const struct compiler *c)
+static rsd_status add_families(const struct plan_compiler *c)
 {
     struct overlap overlap = {0};
     struct family families[RSD_MAX_DIMS] = {{0}};
     rsd_status status = RSD_OK;
     int64_t narrays = rsd_layout_narrays(c->plan->dst);
     for (int64_t array = 0; array < narrays && !status; array++)
-        status = add_array(c, array, &overlap, families);
+        status = add_array_families(c, array, &overlap, families);
     overlap_drop(&overlap);
     for (int32_t d = 0; d < RSD_MAX_DIMS; d++)
         mem_free(families[d].list);
@@ -229,7 +228,7 @@ static rsd_status add_families(const struct compiler *c)
 
 /* ---- piece by piece ---- */
 
-static int64_t offset_of(int32_t ndim, const int64_t *at, const int64_t *strides)
+static int64_t byte_offset(int32_t ndim, const int64_t *at, const int64_t *strides)
 {
     int64_t offset = 0;
     for (int32_t d = 0; d < ndim; d++)
@@ -237,82 +236,82 @@ static int64_t offset_of(int32_t ndim, const int64_t *at, const int64_t *strides
     return offset;
 }
 
-rsd_status nests_add_piece(struct nests *nests, const rsd_piece *piece, size_t element_nbytes,
-                           const int64_t *from_strides, const int64_t *to_strides, int64_t src,
-                           int64_t dst)
+rsd_status program_add_piece(struct program *program, const rsd_piece *piece, size_t element_nbytes,
+                             const int64_t *from_strides, const int64_t *to_strides, int64_t src,
+                             int64_t dst)
 {
     int32_t ndim = piece->box.ndim;
-    struct nest nest = {.src = src,
-                        .dst = dst,
-                        .src_offset = offset_of(ndim, piece->from_at, from_strides),
-                        .dst_offset = offset_of(ndim, piece->to_at, to_strides),
-                        .stage = piece->stage,
-                        .peer = piece->from,
-                        .from_destination = piece->from_destination != 0};
+    struct copy_op op = {.src = src,
+                         .dst = dst,
+                         .src_offset = byte_offset(ndim, piece->from_at, from_strides),
+                         .dst_offset = byte_offset(ndim, piece->to_at, to_strides),
+                         .stage = piece->stage,
+                         .peer = piece->from,
+                         .from_destination = piece->from_destination != 0};
     struct loops loops = {0};
     for (int32_t d = 0; d < ndim; d++)
         loops_add(&loops, piece->box.len[d], from_strides[d], to_strides[d]);
     loops_finish(&loops, element_nbytes);
-    return add_any_nest(nests, nest, &loops);
+    return append_long_copy(program, op, &loops);
 }
 
-static rsd_status add_copy(const struct compiler *c, const rsd_piece *piece)
+static rsd_status add_copy(const struct plan_compiler *c, const rsd_piece *piece)
 {
     const int64_t *from = piece->from_destination ? dst_strides_of(c, piece->from_array)
                                                   : src_strides_of(c, piece->from_array);
-    return nests_add_piece(c->nests, piece, rsd_dtype_nbytes(c->plan->src->dtype), from,
-                           dst_strides_of(c, piece->to_array),
-                           (piece->from_destination ? c->first_dst : c->first_src) +
-                               piece->from_array,
-                           c->first_dst + piece->to_array);
+    return program_add_piece(c->program, piece, rsd_dtype_nbytes(c->plan->src->dtype), from,
+                             dst_strides_of(c, piece->to_array),
+                             (piece->from_destination ? c->first_dst : c->first_src) +
+                                 piece->from_array,
+                             c->first_dst + piece->to_array);
 }
 
-/* Begins a sum: the loops of its destination, innermost last, without those of one element. */
-static rsd_status start_sum(const struct compiler *c, const rsd_piece *piece)
+/* Begins a sum with the loops of its destination, outermost first; extents of 1 need none. */
+static rsd_status start_sum(const struct plan_compiler *c, const rsd_piece *piece)
 {
-    struct nests *nests = c->nests;
+    struct program *program = c->program;
     const rsd_plan *plan = c->plan;
     const int64_t *to = dst_strides_of(c, piece->to_array);
-    struct sum sum = {
+    struct sum_op sum = {
         .dst = c->first_dst + piece->to_array,
-        .dst_offset = offset_of(plan->dst->ndim, piece->to_at, to),
-        .first_loop = (int64_t)nests->nloops,
-        .first_term = (int64_t)nests->nterms,
+        .dst_offset = byte_offset(plan->dst->ndim, piece->to_at, to),
+        .first_loop = (int64_t)program->nloops,
+        .first_term = (int64_t)program->nterms,
         .reduction = {plan->src->dtype, plan->reduce, plan->divisor, plan->reduced.total}};
-    TRY(GROW(nests->loops, nests->loops_capacity, nests->nloops + RSD_MAX_DIMS));
+    TRY(GROW(program->loops, program->loops_capacity, program->nloops + RSD_MAX_DIMS));
     for (int32_t d = 0; d < plan->dst->ndim; d++)
         if (piece->box.len[d] > 1) {
-            nests->loops[nests->nloops++] =
+            program->loops[program->nloops++] =
                 (struct loop){.count = piece->box.len[d], .dst_stride = to[d]};
             sum.nloops++;
         }
-    TRY(GROW(nests->sums, nests->sums_capacity, nests->nsums + 1));
-    nests->sums[nests->nsums++] = sum;
-    nests->nbytes += piece->nbytes;
+    TRY(GROW(program->sums, program->sums_capacity, program->nsums + 1));
+    program->sums[program->nsums++] = sum;
+    program->nbytes += piece->nbytes;
     return RSD_OK;
 }
 
-static rsd_status add_term(const struct compiler *c, const rsd_piece *piece)
+static rsd_status append_term(const struct plan_compiler *c, const rsd_piece *piece)
 {
-    struct nests *nests = c->nests;
+    struct program *program = c->program;
     int32_t ndim = c->plan->src->ndim;
     const int64_t *from = src_strides_of(c, piece->from_array);
-    struct term term = {.src = c->first_src + piece->from_array,
-                        .offset = offset_of(ndim, piece->from_at, from),
-                        .first_stride = (int64_t)nests->nstrides};
-    TRY(GROW(nests->terms, nests->terms_capacity, nests->nterms + 1));
-    TRY(GROW(nests->strides, nests->strides_capacity, nests->nstrides + (size_t)ndim));
+    struct sum_term term = {.src = c->first_src + piece->from_array,
+                            .offset = byte_offset(ndim, piece->from_at, from),
+                            .first_stride = (int64_t)program->nstrides};
+    TRY(GROW(program->terms, program->terms_capacity, program->nterms + 1));
+    TRY(GROW(program->strides, program->strides_capacity, program->nstrides + (size_t)ndim));
     for (int32_t d = 0; d < ndim; d++)
         if (piece->box.len[d] > 1)
-            nests->strides[nests->nstrides++] = from[d];
-    nests->terms[nests->nterms++] = term;
+            program->strides[program->nstrides++] = from[d];
+    program->terms[program->nterms++] = term;
     return RSD_OK;
 }
 
-/* A batch goes along the innermost loop: if that is short, a longer one takes its place. */
-static void put_longest_inside(struct nests *nests, struct sum *sum)
+/* Sums are computed in batches along the innermost loop: if that is short, the longest one takes its place. */
+static void put_longest_inside(struct program *program, struct sum_op *sum)
 {
-    struct loop *loops = nests->loops + sum->first_loop, *last = loops + sum->nloops - 1;
+    struct loop *loops = program->loops + sum->first_loop, *last = loops + sum->nloops - 1;
     int32_t longest = sum->nloops - 1;
     if (sum->nloops < 2 || last->count >= 32)
         return;
@@ -323,25 +322,25 @@ static void put_longest_inside(struct nests *nests, struct sum *sum)
     *last = loops[longest];
     loops[longest] = swapped;
     for (int64_t t = 0; t < sum->reduction.nterms; t++) {
-        int64_t *strides = nests->strides + nests->terms[sum->first_term + t].first_stride;
+        int64_t *strides = program->strides + program->terms[sum->first_term + t].first_stride;
         int64_t stride = strides[sum->nloops - 1];
         strides[sum->nloops - 1] = strides[longest];
         strides[longest] = stride;
     }
 }
 
-/* Joins the loops of a finished sum where every array just goes on, from the innermost out. */
-static void merge_sum(struct nests *nests)
+/* Merges loops of a complete sum that are contiguous in every array, from the innermost outwards. */
+static void merge_sum(struct program *program)
 {
-    struct sum *sum = &nests->sums[nests->nsums - 1];
-    struct loop *loops = nests->loops + sum->first_loop;
-    struct term *terms = nests->terms + sum->first_term;
+    struct sum_op *sum = &program->sums[program->nsums - 1];
+    struct loop *loops = program->loops + sum->first_loop;
+    struct sum_term *terms = program->terms + sum->first_term;
     int32_t n = sum->nloops;
     for (int32_t i = n - 2; i >= 0; i--) {
         int64_t inner = loops[i + 1].count;
         bool joins = loops[i].dst_stride == inner * loops[i + 1].dst_stride;
         for (int64_t t = 0; t < sum->reduction.nterms && joins; t++) {
-            const int64_t *strides = nests->strides + terms[t].first_stride;
+            const int64_t *strides = program->strides + terms[t].first_stride;
             joins = strides[i] == inner * strides[i + 1];
         }
         if (!joins)
@@ -349,20 +348,20 @@ static void merge_sum(struct nests *nests)
         loops[i + 1].count *= loops[i].count;
         memmove(loops + i, loops + i + 1, (size_t)(n - i - 1) * sizeof *loops);
         for (int64_t t = 0; t < sum->reduction.nterms; t++) {
-            int64_t *strides = nests->strides + terms[t].first_stride;
+            int64_t *strides = program->strides + terms[t].first_stride;
             memmove(strides + i, strides + i + 1, (size_t)(n - i - 1) * sizeof *strides);
         }
         n--;
     }
     sum->nloops = n;
-    put_longest_inside(nests, sum);
+    put_longest_inside(program, sum);
 }
 
-static rsd_status add_pieces(const struct compiler *c)
+static rsd_status compile_pieces(const struct plan_compiler *c)
 {
     rsd_cursor *cursor;
     const rsd_piece *piece;
-    int64_t missing = 0; /* terms of the sum at hand */
+    int64_t missing = 0; /* terms of the current sum */
     TRY(rsd_plan_walk(c->plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
@@ -374,9 +373,9 @@ static rsd_status add_pieces(const struct compiler *c)
                 missing = c->plan->reduced.total;
             }
             if (!status)
-                status = add_term(c, piece);
+                status = append_term(c, piece);
             if (!status && --missing == 0)
-                merge_sum(c->nests);
+                merge_sum(c->program);
         }
         if (status)
             break;
@@ -385,23 +384,35 @@ static rsd_status add_pieces(const struct compiler *c)
     return status;
 }
 
-rsd_status nests_add(struct nests *nests, const rsd_plan *plan, const rsd_bind_options *given,
-                     int64_t first_src, int64_t first_dst)
+rsd_status bind_options_copy(const rsd_bind_options *given, rsd_bind_options *options)
 {
-    struct compiler c = {
-        .nests = nests, .plan = plan, .first_src = first_src, .first_dst = first_dst};
+    TRY(options_copy("rsd_bind_options", given, options, sizeof *options));
+    if ((options->src_strides && options->src_column_major) ||
+        (options->dst_strides && options->dst_column_major))
+        return fail(RSD_EINVAL, "strides and column_major exclude each other: pass one of them");
+    return RSD_OK;
+}
+
+rsd_status program_add_plan(struct program *program, struct run_arrays *arrays,
+                            const rsd_plan *plan, const rsd_bind_options *given)
+{
+    struct plan_compiler c = {
+        .program = program, .plan = plan, .first_src = arrays->nsrc, .first_dst = arrays->ndst};
     rsd_bind_options options;
-    TRY(options_copy("rsd_bind_options", given, &options, sizeof options));
-    if ((options.src_strides && options.src_column_major) ||
-        (options.dst_strides && options.dst_column_major))
-        return fail(RSD_EINVAL, "both strides and column_major say how arrays lie");
-    rsd_status status = all_strides(plan->src, options.src_strides, options.src_column_major != 0,
-                                    false, &c.src_strides);
+    TRY(bind_options_copy(given, &options));
+    rsd_status status = layout_strides(plan->src, options.src_strides,
+                                       options.src_column_major != 0, false, &c.src_strides);
     if (!status)
-        status = all_strides(plan->dst, options.dst_strides, options.dst_column_major != 0, true,
-                             &c.dst_strides);
+        status = layout_strides(plan->dst, options.dst_strides, options.dst_column_major != 0, true,
+                                &c.dst_strides);
     if (!status)
-        status = plan_is_direct(plan) ? add_families(&c) : add_pieces(&c);
+        status = plan_is_direct(plan) ? add_families(&c) : compile_pieces(&c);
+    if (!status)
+        status =
+            run_arrays_add_src(arrays, plan->src, 0, rsd_layout_narrays(plan->src), c.src_strides);
+    if (!status)
+        status =
+            run_arrays_add_dst(arrays, plan->dst, 0, rsd_layout_narrays(plan->dst), c.dst_strides);
     mem_free(c.src_strides);
     mem_free(c.dst_strides);
     return status;

@@ -1,304 +1,344 @@
-/* stash.c - buffers that are the same on all ranks, kept as one slice per rank. */
-#include "stash.h"
+/* stash.c - buffers that are the same on all ranks, kept as one slice per rank.
+ *
+ * A get is a run of a plan that gathers the slices. Plans are bound once for each number of bytes, and share one peer.
+ * The vote of a run has the id and the size of the buffer, so ranks that get different buffers find that out before
+ * data moves.
+ *
+ * At most one get is in progress. Gets start and end in the same calls on all ranks, so their votes, binds and
+ * messages never mix, and all ranks bind and drop the same plans.
+ */
+#include "exchange.h"
 
-/* ---- making one ---- */
+#include "reshard_experimental.h"
 
-/* What every rank tells the others at first. */
-struct greeting {
-    int64_t status;
-    struct hash options;
+#include <assert.h>
+#include <stdio.h>
+
+enum { PLANS_KEPT = 32, DEFAULT_MAX_NBYTES = 16 << 20, STASH_ERROR_NCHARS = 200 };
+
+struct stash_entry {
+    int64_t id;
+    size_t nbytes; /* of the whole buffer */
+    char *slice;
+    enum { ENTRY_IDLE, ENTRY_RUNNING, ENTRY_FETCHED } state;
+    char *out; /* of a prefetch, and what it returned */
+    rsd_status status;
+    char error[STASH_ERROR_NCHARS];
 };
 
-static rsd_status agree(const rsd_transport *t, double timeout, const rsd_stash_options *options,
-                        rsd_status status)
+/* A plan that gathers buffers of one size. */
+struct stash_plan {
+    size_t nbytes;
+    struct exchange *exchange;
+    int64_t last_used; /* by which get */
+};
+
+struct rsd_stash {
+    rsd_stash_options options;
+    rsd_transport transport;
+    struct peer *peer;
+    struct stash_entry **entries; /* by id */
+    size_t nentries, entries_capacity;
+    int64_t next_id;
+    struct stash_plan plans[PLANS_KEPT];
+    size_t nplans;
+    int64_t nstarted;            /* gets so far */
+    struct stash_entry *running; /* the get in progress; NULL: none */
+    rsd_exec *exec;              /* that runs it */
+    rsd_stash_usage usage;
+};
+
+/* ---- making and freeing ---- */
+
+static rsd_status agree_on_options(rsd_stash *stash, rsd_status status)
 {
-    struct greeting own = {.status = status};
-    size_t n = (size_t)t->nranks;
-    hash_start(&own.options, "stash options 1");
-    hash_i64(&own.options, options->check != 0);
-    hash_i64(&own.options, options->keep_differing != 0);
-    hash_i64(&own.options, options->keep_nbytes);
-    hash_i64(&own.options, gather_budget(options));
-    struct greeting *all = mem_new(n, sizeof *all);
-    if (!all)
-        return RSD_ENOMEM;
-    rsd_status met = t->allgather(t->context, &own, sizeof own, all, timeout);
-    for (size_t i = 0; i < n && !met; i++)
-        if (all[i].status && (int32_t)i != t->rank)
-            met = fail(RSD_EPEER, "rank %zu could not make a stash: %s", i,
-                       rsd_status_name((rsd_status)all[i].status));
-        else if (all[i].options.a != all[0].options.a || all[i].options.b != all[0].options.b)
-            met = fail(RSD_EMISMATCH, "rank %zu makes a stash with other options than rank 0", i);
-    mem_free(all);
-    return status ? status : met;
+    struct peer_call call = peer_call_named("rsd_stash_new");
+    hash_i64(&call.arguments, stash->options.check != 0);
+    hash_i64(&call.arguments, stash->options.max_nbytes);
+    return peer_vote(stash->peer, status, &call);
 }
 
-static void stash_drop(rsd_stash *stash)
-{
-    gathers_close(stash);
-    for (size_t i = 0; i < stash->nentries; i++) {
-        mem_free(stash->entries[i]->slice);
-        mem_free(stash->entries[i]);
-    }
-    mem_free(stash->entries);
-    slicings_drop(&stash->slicings);
-    channel_close(&stash->channel);
-    mem_free(stash);
-}
-
-rsd_status rsd_stash_new(const rsd_transport *transport, const rsd_stash_options *given,
+rsd_status rsd_stash_new(const rsd_transport *given, const rsd_stash_options *options,
                          rsd_stash **stash)
 {
-    rsd_transport t;
-    rsd_stash_options options;
-    TRY(options_copy("rsd_transport", transport, &t, sizeof t));
-    TRY(check_transport(&t));
-    rsd_status status = options_copy("rsd_stash_options", given, &options, sizeof options);
-    double timeout = !status && options.timeout > 0 ? options.timeout : DEFAULT_TIMEOUT;
-    rsd_stash *made = status ? NULL : mem_new(1, sizeof *made);
-    if (!status && !made)
-        status = RSD_ENOMEM;
-    if (!status)
-        status = channel_open(&made->channel, &t, timeout);
-    if (!status)
-        status = gathers_open(made);
-    status = agree(&t, timeout, &options, status);
+    rsd_transport transport;
+    TRY(peer_check_transport(given, &transport));
+    rsd_stash *made = mem_new(1, sizeof *made);
     if (!made)
-        return status;
+        return RSD_ENOMEM;
+    made->transport = transport;
+    rsd_status checked =
+        options_copy("rsd_stash_options", options, &made->options, sizeof made->options);
+    if (made->options.max_nbytes <= 0)
+        made->options.max_nbytes = DEFAULT_MAX_NBYTES;
+    rsd_status status =
+        peer_open(&transport, checked ? 0 : made->options.timeout, TAG_STASH, &made->peer);
+    if (!status)
+        status = agree_on_options(made, checked);
     if (status) {
-        stash_drop(made);
+        peer_close(made->peer);
+        mem_free(made);
         return status;
     }
-    made->options = options;
     *stash = made;
     return RSD_OK;
 }
 
-void rsd_stash_free(rsd_stash *stash)
+static void free_entry(struct stash_entry *entry)
 {
-    if (!stash)
-        return;
-    for (size_t i = 0; i < stash->nentries; i++)
-        if (stash->entries[i]->fetch)
-            fetch_finish(stash, stash->entries[i]->fetch);
-    rsd_transport t = stash->channel.transport;
-    stash_drop(stash);
-    if (t.release)
-        t.release(t.context);
+    if (entry)
+        mem_free(entry->slice);
+    mem_free(entry);
 }
 
-/* ---- entries ---- */
-
 /* Where an id is, or would be. */
-static size_t place_of(const rsd_stash *stash, int64_t id)
+static size_t entry_index(const rsd_stash *stash, int64_t id)
 {
     size_t lo = 0, hi = stash->nentries;
     while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (stash->entries[mid]->id < id)
-            lo = mid + 1;
+        size_t middle = lo + (hi - lo) / 2;
+        if (stash->entries[middle]->id < id)
+            lo = middle + 1;
         else
-            hi = mid;
+            hi = middle;
     }
     return lo;
 }
 
-static rsd_status find_entry(const rsd_stash *stash, int64_t id, struct entry **entry)
+/* NULL, with EINVAL set: no such buffer. */
+static struct stash_entry *find_buffer(const rsd_stash *stash, int64_t id)
 {
-    size_t at = place_of(stash, id);
-    if (at == stash->nentries || stash->entries[at]->id != id)
-        return fail(RSD_EINVAL, "the stash has no buffer %lld", (long long)id);
-    *entry = stash->entries[at];
-    return RSD_OK;
+    size_t at = entry_index(stash, id);
+    if (at < stash->nentries && stash->entries[at]->id == id)
+        return stash->entries[at];
+    error_set("the stash has no buffer %lld", (long long)id);
+    return NULL;
 }
 
-static void count(rsd_stash *stash, const struct entry *entry, int64_t sign)
+/* The slice of this rank: the first slices have one byte more. */
+static size_t slice_nbytes(const rsd_stash *stash, size_t nbytes, size_t *start)
 {
-    rsd_stash_report *r = &stash->report;
-    r->nbuffers += sign;
-    r->nwhole += entry->slicing->sliced ? 0 : sign;
-    r->nbytes_held += sign * (int64_t)entry->slicing->nbytes;
-    r->nbytes_whole += sign * (int64_t)entry->slicing->nbytes_whole;
-    r->nbytes_most_held = max_i64(r->nbytes_most_held, r->nbytes_held);
-    r->nbytes_most_whole = max_i64(r->nbytes_most_whole, r->nbytes_whole);
+    size_t n = (size_t)peer_nranks(stash->peer), rank = (size_t)peer_rank(stash->peer);
+    size_t longer = nbytes % n;
+    *start = nbytes / n * rank + (rank < longer ? rank : longer);
+    return nbytes / n + (rank < longer);
 }
 
-static void entry_free(rsd_stash *stash, struct entry *entry)
+static void count_entry(rsd_stash *stash, const struct stash_entry *entry, int64_t sign)
 {
-    if (entry->slicing)
-        slicing_release(&stash->slicings, entry->slicing);
-    mem_free(entry->slice);
-    mem_free(entry);
+    rsd_stash_usage *u = &stash->usage;
+    size_t start;
+    u->nbuffers += sign;
+    u->nbytes_held += sign * (int64_t)slice_nbytes(stash, entry->nbytes, &start);
+    u->nbytes_total += sign * (int64_t)entry->nbytes;
+    u->nbytes_held_most = max_i64(u->nbytes_held_most, u->nbytes_held);
+    u->nbytes_total_most = max_i64(u->nbytes_total_most, u->nbytes_total);
 }
 
-/* ---- put ---- */
+/* ---- gets ---- */
 
-/* A copy of this rank's slice. */
-static rsd_status make_entry(rsd_stash *stash, const struct description *d, const int64_t *given,
-                             const char *data, int64_t *strides, struct entry **entry)
+static struct peer_call get_call(int64_t id, size_t nbytes, bool bound)
 {
-    const rsd_transport *t = &stash->channel.transport;
-    struct entry *made = mem_new(1, sizeof *made);
-    if (!made)
-        return RSD_ENOMEM;
-    rsd_status status = slicing_find(&stash->slicings, d, t->rank, t->nranks, &made->slicing);
-    if (!status)
-        status = slicing_strides(made->slicing, given, false, strides);
-    if (!status && !data && made->slicing->nbytes_whole > 0)
-        status = fail(RSD_EINVAL, "the buffer is NULL");
-    if (!status)
-        made->slice = mem_new(made->slicing->nbytes, 1);
-    if (!status && !made->slice)
-        status = RSD_ENOMEM;
-    if (status) {
-        entry_free(stash, made);
-        return status;
-    }
-    slicing_take(made->slicing, data, strides, made->slice);
-    *entry = made;
-    return RSD_OK;
+    struct peer_call call = peer_call_named("rsd_stash_get of buffer %lld", (long long)id);
+    hash_i64(&call.arguments, id);
+    hash_i64(&call.arguments, (int64_t)nbytes);
+    hash_i64(&call.arguments, bound);
+    return call;
 }
 
-/* With check: are all ranks about the same buffer? */
-static rsd_status compare(rsd_stash *stash, rsd_status status, int64_t id,
-                          const struct entry *entry, const char *data, const int64_t *strides,
-                          bool *differ)
+static struct stash_plan *find_plan(rsd_stash *stash, size_t nbytes)
 {
-    struct notice own = {.status = (int32_t)status, .kind = NOTICE_PUT, .id = id};
-    struct channel *channel = &stash->channel;
-    struct notices *notices;
-    if (!status) {
-        slicing_hash(entry->slicing, &own.about);
-        if (entry->slicing->sliced)
-            slicing_hash_values(entry->slicing, data, strides, &own.values);
-    }
-    rsd_status posted = notices_post(channel, &own, &notices);
-    if (posted)
-        return status ? status : posted;
-    if (!status)
-        status = (rsd_status)notices->own.status;
-    rsd_status heard = notices_wait(channel, notices);
-    if (!heard && !status) {
-        heard = notices_compare(channel, notices, true);
-        *differ = heard == RSD_EMISMATCH && notices_same_id(channel, notices);
-    }
-    notices_end(channel, notices);
-    return status ? status : heard;
+    for (size_t i = 0; i < stash->nplans; i++)
+        if (stash->plans[i].nbytes == nbytes)
+            return &stash->plans[i];
+    return NULL;
 }
 
-static rsd_status put(rsd_stash *stash, const rsd_stash_buffer *given, const char *data, int64_t id,
-                      struct entry **entry)
+/* A new place among the plans that are kept: that of the one which was used least recently. */
+static struct stash_plan *reuse_plan(rsd_stash *stash)
 {
-    struct description d;
-    rsd_stash_buffer buffer;
-    struct entry *made = NULL;
-    int64_t strides[RSD_MAX_DIMS] = {0};
-    bool differ = false;
-    rsd_status status = options_copy("rsd_stash_buffer", given, &buffer, sizeof buffer);
-    if (!status)
-        status = describe(&buffer, stash->channel.transport.nranks, stash->options.keep_nbytes, &d);
-    if (!status)
-        status = mem_grow(&stash->entries, &stash->entries_capacity, stash->nentries + 1,
-                          sizeof(struct entry *));
-    if (!status)
-        status = make_entry(stash, &d, buffer.strides, data, strides, &made);
-    if (stash->options.check && stash->channel.transport.nranks > 1)
-        status = compare(stash, status, id, made, data, strides, &differ);
-    if (differ && stash->options.keep_differing) {
-        entry_free(stash, made);
-        made = NULL;
-        d.dim = WHOLE;
-        status = make_entry(stash, &d, buffer.strides, data, strides, &made);
-    }
-    if (status && made)
-        entry_free(stash, made);
-    TRY(status);
-    *entry = made;
-    return RSD_OK;
+    struct stash_plan *oldest = &stash->plans[0];
+    if (stash->nplans < PLANS_KEPT)
+        return &stash->plans[stash->nplans++];
+    for (size_t i = 1; i < PLANS_KEPT; i++)
+        if (stash->plans[i].last_used < oldest->last_used)
+            oldest = &stash->plans[i];
+    rsd_exec_free(&oldest->exchange->exec);
+    return oldest;
 }
 
-rsd_status rsd_stash_put(rsd_stash *stash, const rsd_stash_buffer *buffer, const void *data,
-                         int64_t *id)
+static rsd_status make_gather(const rsd_stash *stash, size_t nbytes, rsd_plan **plan)
 {
-    struct entry *entry;
-    if (stash->options.check && stash->channel.broken)
-        return fail(RSD_EINVAL, "the stash failed before (%s): it can only be freed",
-                    rsd_status_name(stash->channel.broken));
-    fetch_poke(stash);
-    int64_t number = stash->next_id++; /* also where it fails, so that ranks stay in step */
-    TRY(put(stash, buffer, data, number, &entry));
-    entry->id = number;
-    stash->entries[stash->nentries++] = entry;
-    count(stash, entry, 1);
-    *id = number;
-    return RSD_OK;
-}
-
-/* ---- get ---- */
-
-static rsd_status check_out(const struct entry *entry, const int64_t *given, const void *out,
-                            int64_t *strides)
-{
-    if (!out && entry->slicing->nbytes_whole > 0)
-        return fail(RSD_EINVAL, "there is nowhere to put buffer %lld: out is NULL",
-                    (long long)entry->id);
-    rsd_status status = slicing_strides(entry->slicing, given, true, strides);
-    return status ? fail_in(status, "buffer %lld: ", (long long)entry->id) : RSD_OK;
-}
-
-/* What is kept whole is given at once: such a fetch is done when it starts. */
-static rsd_status give_whole(const struct entry *entry, const int64_t *strides, void *out,
-                             struct fetch **fetch)
-{
-    struct fetch *made = mem_new(1, sizeof *made);
-    if (!made)
-        return RSD_ENOMEM;
-    slicing_give(entry->slicing, entry->slice, out, strides);
-    made->out = out;
-    made->done = true;
-    *fetch = made;
-    return RSD_OK;
-}
-
-/* A rank that fails here still tells the others, unless there is nothing that they would wait for. Without an
- * entry it fails, and why has been said. */
-static rsd_status begin(rsd_stash *stash, int64_t id, const int64_t *given, void *out,
-                        struct entry *entry, struct fetch **fetch)
-{
-    int64_t strides[RSD_MAX_DIMS] = {0};
-    rsd_status status = entry ? check_out(entry, given, out, strides) : RSD_EINVAL;
-    if (entry && !entry->slicing->sliced)
-        return status ? status : give_whole(entry, strides, out, fetch);
-    return fetch_start(stash, status, id, entry, strides, out, fetch);
-}
-
-rsd_status rsd_stash_prefetch(rsd_stash *stash, int64_t id, const int64_t *strides, void *out)
-{
-    struct entry *entry = NULL;
-    struct fetch *fetch;
-    fetch_poke(stash);
-    find_entry(stash, id, &entry);
-    if (entry && entry->fetch)
-        return fail(RSD_EINVAL, "buffer %lld was asked for before", (long long)id);
-    rsd_status status = begin(stash, id, strides, out, entry, &fetch);
-    if (!status && entry)
-        entry->fetch = fetch;
+    int nranks = peer_nranks(stash->peer);
+    rsd_layout *slices, *whole;
+    char problem[120];
+    snprintf(problem, sizeof problem, "u8[%zu] : %d:B0 -> %d:R", nbytes, nranks, nranks);
+    TRY(rsd_problem_parse(problem, &slices, &whole));
+    rsd_status status = rsd_plan_new(slices, whole, NULL, plan);
+    rsd_layout_free(slices);
+    rsd_layout_free(whole);
     return status;
 }
 
-rsd_status rsd_stash_get(rsd_stash *stash, int64_t id, const int64_t *strides, void *out)
+/* Collective. All ranks first agree which buffer it is about. */
+static rsd_status bind_plan(rsd_stash *stash, const struct stash_entry *entry,
+                            struct stash_plan **bound)
 {
-    struct entry *entry = NULL;
-    find_entry(stash, id, &entry);
-    struct fetch *fetch = entry ? entry->fetch : NULL;
-    if (!fetch)
-        TRY(begin(stash, id, strides, out, entry, &fetch));
+    struct peer_call call = get_call(entry->id, entry->nbytes, false);
+    rsd_plan *plan = NULL;
+    struct exchange *exchange = NULL;
+    rsd_exchange_options options = {.struct_nbytes = sizeof options};
+    options.max_nbytes = min_i64(stash->options.max_nbytes, 2 * (int64_t)entry->nbytes + 1);
+    TRY(peer_vote(stash->peer, RSD_OK, &call));
+    rsd_status status = make_gather(stash, entry->nbytes, &plan);
+    status = exchange_bind(stash->peer, status, 1, (const rsd_plan *const *)&plan, NULL, &options,
+                           &exchange);
+    rsd_plan_free(plan);
+    TRY(status);
+    *bound = reuse_plan(stash);
+    **bound = (struct stash_plan){.nbytes = entry->nbytes, .exchange = exchange};
+    return RSD_OK;
+}
+
+/* Waits for the get in progress. Its status is kept for rsd_stash_get. */
+static void finish_get(rsd_stash *stash)
+{
+    struct stash_entry *entry = stash->running;
+    size_t start;
+    if (!entry)
+        return;
+    stash->running = NULL;
+    entry->state = ENTRY_FETCHED;
+    entry->status = rsd_exec_wait(stash->exec);
+    snprintf(entry->error, sizeof entry->error, "%s", entry->status ? rsd_error() : "");
+    if (!entry->status)
+        stash->usage.nbytes_received +=
+            (int64_t)(entry->nbytes - slice_nbytes(stash, entry->nbytes, &start));
+}
+
+static rsd_status start_get(rsd_stash *stash, struct stash_entry *entry, void *out)
+{
+    struct peer_call call = get_call(entry->id, entry->nbytes, true);
+    const void *slice = entry->slice;
+    finish_get(stash);
+    TRY(peer_check_usable(stash->peer));
+    struct stash_plan *plan = find_plan(stash, entry->nbytes);
+    if (!plan)
+        TRY(bind_plan(stash, entry, &plan));
+    plan->last_used = ++stash->nstarted;
+    exchange_set_call(plan->exchange, &call);
+    TRY(rsd_exec_start(&plan->exchange->exec, &slice, &out));
+    stash->exec = &plan->exchange->exec;
+    stash->running = entry;
+    entry->state = ENTRY_RUNNING;
+    entry->out = out;
+    return RSD_OK;
+}
+
+/* Collective. A get that this rank cannot start, as rsd_error says: tells the others. */
+static rsd_status refuse_get(rsd_stash *stash, int64_t id)
+{
+    struct peer_call call = get_call(id, 0, false);
+    char error[STASH_ERROR_NCHARS];
+    snprintf(error, sizeof error, "%s", rsd_error());
+    finish_get(stash);
+    error_set("%s", error);
+    return peer_vote(stash->peer, RSD_EINVAL, &call);
+}
+
+static bool can_start(const struct stash_entry *entry, const void *out)
+{
+    if (entry->state != ENTRY_IDLE)
+        error_set("buffer %lld was prefetched already", (long long)entry->id);
+    else if (!out && entry->nbytes > 0)
+        error_set("buffer %lld: out is NULL", (long long)entry->id);
     else
-        entry->fetch = NULL;
-    bool elsewhere = out && out != fetch->out;
-    TRY(fetch_finish(stash, fetch));
-    if (elsewhere)
-        return fail(RSD_EINVAL, "buffer %lld was prefetched to another place", (long long)id);
+        return true;
+    return false;
+}
+
+rsd_status rsd_stash_prefetch(rsd_stash *stash, int64_t id, void *out)
+{
+    struct stash_entry *entry = find_buffer(stash, id);
+    if (!entry || !can_start(entry, out))
+        return refuse_get(stash, id);
+    return start_get(stash, entry, out);
+}
+
+rsd_status rsd_stash_get(rsd_stash *stash, int64_t id, void *out)
+{
+    struct stash_entry *entry = find_buffer(stash, id);
+    if (!entry || (entry->state == ENTRY_IDLE && !can_start(entry, out)))
+        return refuse_get(stash, id);
+    if (entry->state == ENTRY_IDLE)
+        TRY(start_get(stash, entry, out));
+    if (entry->state == ENTRY_RUNNING)
+        finish_get(stash);
+    entry->state = ENTRY_IDLE;
+    if (entry->status)
+        return fail(entry->status, "%s", entry->error);
+    if (out && out != entry->out)
+        return fail(RSD_EINVAL, "buffer %lld was prefetched to another address", (long long)id);
+    return RSD_OK;
+}
+
+/* ---- puts ---- */
+
+static rsd_status make_entry(rsd_stash *stash, const void *data, size_t nbytes,
+                             struct stash_entry **entry)
+{
+    if (!data && nbytes > 0)
+        return fail(RSD_EINVAL, "data is NULL");
+    if (nbytes > INT64_MAX / 4)
+        return fail(RSD_ELIMIT, "%zu bytes are too many for one buffer", nbytes);
+    TRY(mem_grow(&stash->entries, &stash->entries_capacity, stash->nentries + 1,
+                 sizeof(struct stash_entry *)));
+    size_t start, n = slice_nbytes(stash, nbytes, &start);
+    struct stash_entry *made = mem_new(1, sizeof *made);
+    if (!made)
+        return RSD_ENOMEM;
+    made->nbytes = nbytes;
+    made->slice = mem_new(n, 1);
+    if (!made->slice) {
+        mem_free(made);
+        return RSD_ENOMEM;
+    }
+    if (data && n > 0)
+        memcpy(made->slice, (const char *)data + start, n);
+    *entry = made;
+    return RSD_OK;
+}
+
+static rsd_status compare_buffers(rsd_stash *stash, rsd_status status, int64_t id, const void *data,
+                                  size_t nbytes)
+{
+    struct peer_call call = peer_call_named("rsd_stash_put of buffer %lld", (long long)id);
+    if (!status)
+        hash_bytes(&call.arguments, data, nbytes);
+    return peer_vote(stash->peer, status, &call);
+}
+
+rsd_status rsd_stash_put(rsd_stash *stash, const void *data, size_t nbytes, int64_t *id)
+{
+    struct stash_entry *entry = NULL;
+    int64_t number =
+        stash->next_id++; /* also where it fails, so that ids stay equal on all ranks */
+    if (stash->options.check)
+        finish_get(stash); /* its vote comes first */
+    else if (stash->running)
+        rsd_exec_progress(stash->exec);
+    rsd_status status = make_entry(stash, data, nbytes, &entry);
+    if (stash->options.check)
+        status = compare_buffers(stash, status, number, data, nbytes);
+    if (status) {
+        free_entry(entry);
+        return status;
+    }
+    assert(entry); /* else the vote failed */
+    entry->id = number;
+    stash->entries[stash->nentries++] = entry;
+    count_entry(stash, entry, 1);
+    *id = number;
     return RSD_OK;
 }
 
@@ -306,38 +346,42 @@ rsd_status rsd_stash_get(rsd_stash *stash, int64_t id, const int64_t *strides, v
 
 rsd_status rsd_stash_drop(rsd_stash *stash, int64_t id)
 {
-    struct entry *entry;
-    rsd_status status = RSD_OK;
-    fetch_poke(stash);
-    TRY(find_entry(stash, id, &entry));
-    if (entry->fetch)
-        status = fetch_finish(stash, entry->fetch);
-    size_t at = place_of(stash, id);
-    count(stash, entry, -1);
-    entry_free(stash, entry);
+    struct stash_entry *entry = find_buffer(stash, id);
+    if (!entry)
+        return RSD_EINVAL;
+    if (entry->state == ENTRY_RUNNING)
+        finish_get(stash);
+    rsd_status status = entry->state == ENTRY_FETCHED && entry->status
+                            ? fail(entry->status, "%s", entry->error)
+                            : RSD_OK;
+    size_t at = entry_index(stash, id);
+    count_entry(stash, entry, -1);
+    free_entry(entry);
     stash->nentries--;
     memmove(stash->entries + at, stash->entries + at + 1,
-            (stash->nentries - at) * sizeof(struct entry *));
+            (stash->nentries - at) * sizeof(struct stash_entry *));
     return status;
 }
 
-rsd_status rsd_stash_look(const rsd_stash *stash, int64_t id, rsd_stashed *stashed)
+void rsd_stash_free(rsd_stash *stash)
 {
-    struct entry *entry;
-    TRY(report_check("rsd_stashed", stashed));
-    TRY(find_entry(stash, id, &entry));
-    const struct slicing *slicing = entry->slicing;
-    rsd_stashed answer = {.whole = !slicing->sliced,
-                          .dim = slicing->dim >= 0 ? slicing->dim : RSD_STASH_ANY_DIM,
-                          .nbytes_held = (int64_t)slicing->nbytes,
-                          .nbytes_whole = (int64_t)slicing->nbytes_whole};
-    report_copy(stashed, &answer, sizeof answer);
-    return RSD_OK;
+    if (!stash)
+        return;
+    finish_get(stash);
+    for (size_t i = 0; i < stash->nplans; i++)
+        rsd_exec_free(&stash->plans[i].exchange->exec);
+    for (size_t i = 0; i < stash->nentries; i++)
+        free_entry(stash->entries[i]);
+    mem_free(stash->entries);
+    peer_close(stash->peer);
+    if (stash->transport.release)
+        stash->transport.release(stash->transport.context);
+    mem_free(stash);
 }
 
-rsd_status rsd_stash_ask(const rsd_stash *stash, rsd_stash_report *report)
+rsd_status rsd_stash_stats(const rsd_stash *stash, rsd_stash_usage *usage)
 {
-    TRY(report_check("rsd_stash_report", report));
-    report_copy(report, &stash->report, sizeof stash->report);
+    TRY(report_check("rsd_stash_usage", usage));
+    report_copy(usage, &stash->usage, sizeof stash->usage);
     return RSD_OK;
 }

@@ -1,14 +1,13 @@
-/* contents.c - what a checkpoint holds: tensors as lists of boxes with their extents, and values.
+/* catalog.c - what a checkpoint holds: tensors as lists of boxes with their extents, and values.
  *
- * Formats add tensors, boxes and values in the order they find them; after that, both can be found by
- * name. Names, shapes and boxes lie in pools, so a million boxes are a few arrays and not a million
- * allocations.
+ * A reader adds tensors, boxes and values in the order of its files. catalog_finish then sorts their names.
+ * Names, shapes and boxes are in pools, so a million boxes are a few arrays and not a million allocations.
  *
  *     tensors      name, dtype, shape, first box, how many
  *     coordinates  lo and len of each box of a tensor, one after the other
  *     extents      where the bytes of each box are
  */
-#include "format.h"
+#include "rows.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,7 @@ enum { NAMES_BLOCK = 1 << 16 };
 
 /* ---- pools ---- */
 
-/* Names never move, so that pointers to them stay. */
+/* Adds a name, which never moves. */
 rsd_status catalog_add_name(struct catalog *catalog, struct slice name, const char **out)
 {
     size_t need = name.nbytes + 1;
@@ -45,10 +44,10 @@ rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const ch
     return text ? catalog_add_name(catalog, (struct slice){text, strlen(text)}, out) : RSD_OK;
 }
 
-static rsd_status add_coordinates(struct catalog *catalog, const int64_t *values, int32_t n)
+static rsd_status add_catalog_coordinates(struct catalog *catalog, const int64_t *values, int32_t n)
 {
     TRY(GROW(catalog->coordinates, catalog->coordinates_capacity,
-             catalog->ncoordinates + (size_t)n));
+             catalog->ncoordinates + (size_t)n + 1)); /* one more: never NULL */
     copy_i64s(catalog->coordinates + catalog->ncoordinates, values, n);
     catalog->ncoordinates += (size_t)n;
     return RSD_OK;
@@ -59,14 +58,14 @@ static rsd_status add_coordinates(struct catalog *catalog, const int64_t *values
 static rsd_status check_tensor_name(struct slice name)
 {
     if (name.nbytes == 0 || memchr(name.bytes, '\0', name.nbytes))
-        return fail(RSD_EFORMAT, "a tensor or value without a proper name");
+        return fail(RSD_EFORMAT, "name of a tensor or value is empty or contains NUL");
     return RSD_OK;
 }
 
 rsd_status catalog_add_tensor(struct catalog *catalog, struct slice name, rsd_dtype dtype,
                               int32_t ndim, const int64_t *shape)
 {
-    rsd_layout *checked; /* for the shape alone */
+    rsd_layout *checked; /* only its checks are needed */
     struct stored_tensor tensor = {.dtype = dtype, .ndim = ndim};
     TRY(check_tensor_name(name));
     TRY(layout_start(dtype, ndim, shape, &checked));
@@ -74,7 +73,7 @@ rsd_status catalog_add_tensor(struct catalog *catalog, struct slice name, rsd_dt
     TRY(catalog_add_name(catalog, name, &tensor.name));
     TRY(GROW(catalog->tensors, catalog->tensors_capacity, catalog->ntensors + 1));
     tensor.shape = catalog->ncoordinates;
-    TRY(add_coordinates(catalog, shape, ndim));
+    TRY(add_catalog_coordinates(catalog, shape, ndim));
     tensor.boxes = catalog->ncoordinates;
     tensor.first_extent = catalog->nextents;
     catalog->tensors[catalog->ntensors++] = tensor;
@@ -93,12 +92,25 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
             return fail(RSD_EFORMAT, "box %s lies outside the tensor",
                         box_text(tensor->ndim, lo, len, text));
     TRY(GROW(catalog->extents, catalog->extents_capacity, catalog->nextents + 1));
-    TRY(add_coordinates(catalog, lo, tensor->ndim));
-    TRY(add_coordinates(catalog, len, tensor->ndim));
+    TRY(add_catalog_coordinates(catalog, lo, tensor->ndim));
+    TRY(add_catalog_coordinates(catalog, len, tensor->ndim));
     catalog->extents[catalog->nextents++] = extent;
     tensor = &catalog->tensors[catalog->ntensors - 1];
     tensor->nboxes++;
     return RSD_OK;
+}
+
+rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const int64_t *len,
+                             uint32_t file, const struct stored_array *array)
+{
+    TRY(GROW(catalog->arrays, catalog->arrays_capacity, catalog->narrays + 1));
+    catalog->arrays[catalog->narrays++] = *array;
+    return catalog_add_box(catalog, lo, len,
+                           (struct extent){.kind = EXTENT_ARRAY,
+                                           .file = file,
+                                           .offset = array->offset,
+                                           .nbytes = array->nbytes,
+                                           .detail = (uint32_t)(catalog->narrays - 1)});
 }
 
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
@@ -116,31 +128,61 @@ rsd_status catalog_check_transforms(const struct catalog *catalog, const struct 
 {
     if (!extent->unknown)
         return RSD_OK;
-    return fail(RSD_EUNSUPPORTED, "stored through the transform '%s', which is not known here",
+    return fail(RSD_EUNSUPPORTED, "item was stored through the unknown transform '%s'",
                 catalog->transforms[extent->detail]);
+}
+
+/* ---- where bytes are ---- */
+
+void stored_array_set_dense(struct stored_array *array, rsd_dtype dtype, int32_t ndim,
+                            const int64_t *len, uint64_t offset)
+{
+    int64_t stride = (int64_t)rsd_dtype_nbytes(dtype);
+    *array = (struct stored_array){.offset = offset};
+    if (box_is_empty(ndim, len)) /* its other extents may be any number */
+        return;
+    for (int32_t d = ndim - 1; d >= 0; d--) {
+        array->strides[d] = len[d] > 1 ? stride : 0;
+        stride *= len[d];
+    }
+    array->nbytes = (uint64_t)stride;
+}
+
+rsd_status catalog_locate(const rsd_checkpoint *checkpoint, size_t index, size_t box,
+                          struct stored_array *array)
+{
+    const struct catalog *catalog = &checkpoint->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    const struct extent *extent = &catalog->extents[tensor->first_extent + box];
+    if (extent->kind == EXTENT_ARRAY)
+        *array = catalog->arrays[extent->detail];
+    else
+        stored_array_set_dense(array, tensor->dtype, tensor->ndim,
+                               tensor_box_len(catalog, tensor, box), extent->offset);
+    return RSD_OK;
 }
 
 /* ---- finding ---- */
 
-static int by_name(const void *a, const void *b)
+static int by_catalog_name(const void *a, const void *b)
 {
-    return strcmp(((const struct named *)a)->name, ((const struct named *)b)->name);
+    return strcmp(((const struct catalog_name *)a)->name, ((const struct catalog_name *)b)->name);
 }
 
-/* Each name is there once, in both lists together. */
-static rsd_status check_names(const struct catalog *catalog)
+/* Checks that no name occurs twice in both lists together. */
+static rsd_status check_catalog_names(const struct catalog *catalog)
 {
-    const struct named *tensors = catalog->tensor_names, *values = catalog->value_names;
+    const struct catalog_name *tensors = catalog->tensor_names, *values = catalog->value_names;
     for (size_t i = 1; i < catalog->ntensors; i++)
-        if (by_name(&tensors[i - 1], &tensors[i]) == 0)
-            return fail(RSD_EFORMAT, "there are two tensors %s", tensors[i].name);
+        if (by_catalog_name(&tensors[i - 1], &tensors[i]) == 0)
+            return fail(RSD_EFORMAT, "two tensors have the name %s", tensors[i].name);
     for (size_t i = 1; i < catalog->nvalues; i++)
-        if (by_name(&values[i - 1], &values[i]) == 0)
-            return fail(RSD_EFORMAT, "there are two values %s", values[i].name);
+        if (by_catalog_name(&values[i - 1], &values[i]) == 0)
+            return fail(RSD_EFORMAT, "two values have the name %s", values[i].name);
     for (size_t i = 0, k = 0; i < catalog->ntensors && k < catalog->nvalues;) {
-        int order = by_name(&tensors[i], &values[k]);
+        int order = by_catalog_name(&tensors[i], &values[k]);
         if (order == 0)
-            return fail(RSD_EFORMAT, "%s is a tensor and a value", tensors[i].name);
+            return fail(RSD_EFORMAT, "%s is both a tensor and a value", tensors[i].name);
         i += order < 0;
         k += order > 0;
     }
@@ -149,34 +191,35 @@ static rsd_status check_names(const struct catalog *catalog)
 
 rsd_status catalog_finish(struct catalog *catalog)
 {
-    catalog->tensor_names = mem_new(catalog->ntensors, sizeof(struct named));
-    catalog->value_names = mem_new(catalog->nvalues, sizeof(struct named));
+    catalog->tensor_names = mem_new(catalog->ntensors, sizeof(struct catalog_name));
+    catalog->value_names = mem_new(catalog->nvalues, sizeof(struct catalog_name));
     if (!catalog->tensor_names || !catalog->value_names)
         return RSD_ENOMEM;
     for (size_t i = 0; i < catalog->ntensors; i++)
-        catalog->tensor_names[i] = (struct named){catalog->tensors[i].name, i};
+        catalog->tensor_names[i] = (struct catalog_name){catalog->tensors[i].name, i};
     for (size_t i = 0; i < catalog->nvalues; i++)
-        catalog->value_names[i] = (struct named){catalog->values[i].name, i};
-    qsort(catalog->tensor_names, catalog->ntensors, sizeof(struct named), by_name);
-    qsort(catalog->value_names, catalog->nvalues, sizeof(struct named), by_name);
-    return check_names(catalog);
+        catalog->value_names[i] = (struct catalog_name){catalog->values[i].name, i};
+    qsort(catalog->tensor_names, catalog->ntensors, sizeof(struct catalog_name), by_catalog_name);
+    qsort(catalog->value_names, catalog->nvalues, sizeof(struct catalog_name), by_catalog_name);
+    return check_catalog_names(catalog);
 }
 
-static size_t find(const struct named *names, size_t n, const char *name)
+static size_t find_name(const struct catalog_name *names, size_t n, const char *name)
 {
-    const struct named key = {name, 0};
-    const struct named *found = n ? bsearch(&key, names, n, sizeof key, by_name) : NULL;
+    const struct catalog_name key = {name, 0};
+    const struct catalog_name *found =
+        n ? bsearch(&key, names, n, sizeof key, by_catalog_name) : NULL;
     return found ? found->index : SIZE_MAX;
 }
 
 size_t catalog_find_tensor(const struct catalog *catalog, const char *name)
 {
-    return find(catalog->tensor_names, catalog->ntensors, name);
+    return find_name(catalog->tensor_names, catalog->ntensors, name);
 }
 
 size_t catalog_find_value(const struct catalog *catalog, const char *name)
 {
-    return find(catalog->value_names, catalog->nvalues, name);
+    return find_name(catalog->value_names, catalog->nvalues, name);
 }
 
 void catalog_drop(struct catalog *catalog)
@@ -193,7 +236,7 @@ void catalog_drop(struct catalog *catalog)
     mem_free(catalog->coordinates);
     mem_free(catalog->extents);
     mem_free(catalog->values);
-    mem_free(catalog->views);
+    mem_free(catalog->arrays);
     mem_free(catalog->tensor_names);
     mem_free(catalog->value_names);
     *catalog = (struct catalog){0};
@@ -231,20 +274,5 @@ rsd_status catalog_tensor_layout(const struct catalog *catalog, const struct sto
     mem_free(ranks);
     mem_free(lo);
     mem_free(len);
-    return status;
-}
-
-rsd_status catalog_tensor_plan(const struct catalog *catalog, const struct stored_tensor *tensor,
-                               size_t n, const int64_t *lo, const int64_t *len, rsd_plan **plan)
-{
-    rsd_layout *src = NULL, *dst = NULL;
-    rsd_status status = catalog_tensor_layout(catalog, tensor, false, &src);
-    if (!status)
-        status = catalog_boxes_layout(tensor->dtype, tensor->ndim, tensor_shape(catalog, tensor), n,
-                                      lo, len, &dst);
-    if (!status)
-        status = rsd_plan_new(src, dst, NULL, plan);
-    rsd_layout_free(src);
-    rsd_layout_free(dst);
     return status;
 }

@@ -1,17 +1,24 @@
-/* dcp_out.c - the metadata of a DCP checkpoint, as a pickle that torch 2.3 to 2.13 read.
+/* dcp_write.c - writes PyTorch's distributed checkpoints.
  *
- * Everything that appears again and again (classes, keys, names, file names) is written once and referred
- * to. Only what all these versions know is written: no storage_meta and no version, which have defaults,
- * and transforms only for compressed items.
+ *     __R_0.distcp   | value | value | head bytes tail | head bytes tail | ...
+ *     .metadata      a pickle that torch 2.3 to 2.13 read
+ *
+ * Whatever the metadata has several times (classes, keys, names, file names) is written once and memoized.
+ * The fields are those that all these versions know: storage_meta and version are left out, because they
+ * have defaults, and only compressed items have transforms.
  */
-#include "checkpoint.h"
+#include "crc.h"
+#include "pickle.h"
+#include "rows.h"
+#include "torch_item.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define METADATA_MODULE "torch.distributed.checkpoint.metadata"
 
-/* What is referred to: the number of the memo entry, plus one; 0: not written yet. */
-enum remembered {
+/* What is memoized. */
+enum memoized {
     METADATA_CLASS,
     TENSOR_CLASS,
     PROPERTIES_CLASS,
@@ -35,26 +42,26 @@ enum remembered {
     LAYOUT,
     MEM_FORMAT,
     FIRST_DTYPE,
-    NREMEMBERED = FIRST_DTYPE + RSD_C32 + 1
+    NMEMOIZED = FIRST_DTYPE + RSD_C32 + 1
 };
 
-struct pickler {
+struct metadata_pickler {
     struct bytes *out;
-    uint32_t memo; /* entries so far */
-    uint32_t known[NREMEMBERED];
-    uint32_t *tensor_names, *value_names, *file_names; /* likewise */
+    uint32_t memo;             /* entries so far */
+    uint32_t known[NMEMOIZED]; /* memo entry plus one, here and below; 0: not written yet */
+    uint32_t *tensor_names, *value_names, *file_names;
 };
 
 /* ---- memo ---- */
 
-static uint32_t remember(struct pickler *p)
+static uint32_t memoize_entry(struct metadata_pickler *p)
 {
     pickle_write_op(p->out, p->memo < 256 ? "q" : "r");
     pickle_write_number(p->out, p->memo, p->memo < 256 ? 1 : 4);
     return ++p->memo;
 }
 
-static bool recall(struct pickler *p, uint32_t entry)
+static bool recall_entry(struct metadata_pickler *p, uint32_t entry)
 {
     if (entry == 0)
         return false;
@@ -63,31 +70,31 @@ static bool recall(struct pickler *p, uint32_t entry)
     return true;
 }
 
-static void put_class(struct pickler *p, enum remembered which, const char *module,
+static void put_class(struct metadata_pickler *p, enum memoized which, const char *module,
                       const char *name)
 {
-    if (recall(p, p->known[which]))
+    if (recall_entry(p, p->known[which]))
         return;
     pickle_write_global(p->out, module, name);
-    p->known[which] = remember(p);
+    p->known[which] = memoize_entry(p);
 }
 
-static void put_text(struct pickler *p, uint32_t *entry, const char *text)
+static void put_text(struct metadata_pickler *p, uint32_t *entry, const char *text)
 {
-    if (recall(p, *entry))
+    if (recall_entry(p, *entry))
         return;
     pickle_write_text(p->out, (struct slice){text, strlen(text)});
-    *entry = remember(p);
+    *entry = memoize_entry(p);
 }
 
-static void put_key(struct pickler *p, enum remembered which, const char *key)
+static void put_key(struct metadata_pickler *p, enum memoized which, const char *key)
 {
     put_text(p, &p->known[which], key);
 }
 
 /* ---- parts ---- */
 
-static void put_size(struct pickler *p, int32_t ndim, const int64_t *values)
+static void put_size(struct metadata_pickler *p, int32_t ndim, const int64_t *values)
 {
     put_class(p, SIZE_CLASS, "torch", "Size");
     pickle_write_op(p->out, "((");
@@ -97,28 +104,29 @@ static void put_size(struct pickler *p, int32_t ndim, const int64_t *values)
 }
 
 /* (dtype, layout, requires_grad, memory format, pin_memory) */
-static void put_properties(struct pickler *p, rsd_dtype dtype)
+static void put_properties(struct metadata_pickler *p, rsd_dtype dtype)
 {
     put_class(p, PROPERTIES_CLASS, METADATA_MODULE, "TensorProperties");
     pickle_write_op(p->out, ")\x81(");
-    put_class(p, (enum remembered)(FIRST_DTYPE + (int)dtype), "torch", dtype_to_torch(dtype));
-    if (!recall(p, p->known[LAYOUT])) {
+    put_class(p, (enum memoized)(FIRST_DTYPE + (int)dtype), "torch", dtype_to_torch(dtype));
+    if (!recall_entry(p, p->known[LAYOUT])) {
         pickle_write_global(p->out, "torch.serialization", "_get_layout");
         pickle_write_text(p->out, (struct slice){"torch.strided", 13});
         pickle_write_op(p->out, "\x85R");
-        p->known[LAYOUT] = remember(p);
+        p->known[LAYOUT] = memoize_entry(p);
     }
     pickle_write_op(p->out, "\x89");
-    if (!recall(p, p->known[MEM_FORMAT])) {
+    if (!recall_entry(p, p->known[MEM_FORMAT])) {
         pickle_write_global(p->out, METADATA_MODULE, "_MEM_FORMAT_ENCODING");
         pickle_write_int(p->out, 0);
         pickle_write_op(p->out, "\x85R");
-        p->known[MEM_FORMAT] = remember(p);
+        p->known[MEM_FORMAT] = memoize_entry(p);
     }
     pickle_write_op(p->out, "\x89tb");
 }
 
-static void put_chunk(struct pickler *p, int32_t ndim, const int64_t *lo, const int64_t *len)
+static void put_chunk(struct metadata_pickler *p, int32_t ndim, const int64_t *lo,
+                      const int64_t *len)
 {
     put_class(p, CHUNK_CLASS, METADATA_MODULE, "ChunkStorageMetadata");
     pickle_write_op(p->out, ")\x81}(");
@@ -129,7 +137,7 @@ static void put_chunk(struct pickler *p, int32_t ndim, const int64_t *lo, const 
     pickle_write_op(p->out, "ub");
 }
 
-static void put_tensor(struct pickler *p, const struct catalog *catalog,
+static void put_tensor(struct metadata_pickler *p, const struct catalog *catalog,
                        const struct stored_tensor *tensor)
 {
     put_class(p, TENSOR_CLASS, METADATA_MODULE, "TensorStorageMetadata");
@@ -146,7 +154,7 @@ static void put_tensor(struct pickler *p, const struct catalog *catalog,
     pickle_write_op(p->out, "eub");
 }
 
-static void put_state_dict(struct pickler *p, const struct catalog *catalog)
+static void put_state_dict(struct metadata_pickler *p, const struct catalog *catalog)
 {
     pickle_write_text(p->out, (struct slice){"state_dict_metadata", 19});
     pickle_write_op(p->out, "}(");
@@ -162,7 +170,7 @@ static void put_state_dict(struct pickler *p, const struct catalog *catalog)
     pickle_write_op(p->out, "u");
 }
 
-static rsd_status put_path(struct pickler *p, uint32_t *name_entry, const char *name,
+static rsd_status put_path(struct metadata_pickler *p, uint32_t *name_entry, const char *name,
                            const char *path)
 {
     put_text(p, name_entry, name);
@@ -173,7 +181,7 @@ static rsd_status put_path(struct pickler *p, uint32_t *name_entry, const char *
     return RSD_OK;
 }
 
-static rsd_status put_planner_data(struct pickler *p, const struct catalog *catalog)
+static rsd_status put_planner_data(struct metadata_pickler *p, const struct catalog *catalog)
 {
     pickle_write_text(p->out, (struct slice){"planner_data", 12});
     pickle_write_op(p->out, "}(");
@@ -185,30 +193,32 @@ static rsd_status put_planner_data(struct pickler *p, const struct catalog *cata
     return RSD_OK;
 }
 
-static void put_info(struct pickler *p, const struct extent *extent, const struct files *files)
+static void put_info(struct metadata_pickler *p, const struct extent *extent,
+                     const struct name_list *files)
 {
     put_class(p, INFO_CLASS, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
     pickle_write_op(p->out, ")\x81}(");
     put_key(p, KEY_PATH, "relative_path");
-    put_text(p, &p->file_names[extent->file], files->list[extent->file].name);
+    put_text(p, &p->file_names[extent->file], files->list[extent->file].bytes);
     put_key(p, KEY_OFFSET, "offset");
     pickle_write_int(p->out, (int64_t)extent->offset);
     put_key(p, KEY_LENGTH, "length");
     pickle_write_int(p->out, (int64_t)extent->nbytes);
     if (extent->nzstd) {
         put_key(p, KEY_TRANSFORMS, "transform_descriptors");
-        if (!recall(p, p->known[TRANSFORMS])) {
+        if (!recall_entry(p, p->known[TRANSFORMS])) {
             pickle_write_op(p->out, "](");
             for (int i = 0; i < extent->nzstd; i++)
                 pickle_write_text(p->out, (struct slice){"stream.zstd/1", 13});
             pickle_write_op(p->out, "e");
-            p->known[TRANSFORMS] = remember(p);
+            p->known[TRANSFORMS] = memoize_entry(p);
         }
     }
     pickle_write_op(p->out, "ub");
 }
 
-static void put_index(struct pickler *p, uint32_t *name_entry, const char *name, int64_t index)
+static void put_index(struct metadata_pickler *p, uint32_t *name_entry, const char *name,
+                      int64_t index)
 {
     put_class(p, INDEX_CLASS, METADATA_MODULE, "MetadataIndex");
     pickle_write_op(p->out, ")\x81}(");
@@ -221,7 +231,8 @@ static void put_index(struct pickler *p, uint32_t *name_entry, const char *name,
         pickle_write_op(p->out, "N");
 }
 
-static void put_storage(struct pickler *p, const struct catalog *catalog, const struct files *files)
+static void put_storage(struct metadata_pickler *p, const struct catalog *catalog,
+                        const struct name_list *files)
 {
     pickle_write_text(p->out, (struct slice){"storage_data", 12});
     pickle_write_op(p->out, "}(");
@@ -243,8 +254,8 @@ static void put_storage(struct pickler *p, const struct catalog *catalog, const 
     pickle_write_op(p->out, "u");
 }
 
-static rsd_status put_metadata(struct pickler *p, const struct catalog *catalog,
-                               const struct files *files)
+static rsd_status put_metadata(struct metadata_pickler *p, const struct catalog *catalog,
+                               const struct name_list *files)
 {
     pickle_write_op(p->out, "\x80\x02");
     put_class(p, METADATA_CLASS, METADATA_MODULE, "Metadata");
@@ -256,12 +267,13 @@ static rsd_status put_metadata(struct pickler *p, const struct catalog *catalog,
     return p->out->failed ? fail(RSD_ENOMEM, "no memory for the metadata") : RSD_OK;
 }
 
-rsd_status dcp_metadata(const struct catalog *catalog, const struct files *files, struct bytes *out)
+static rsd_status make_metadata(const struct catalog *catalog, const struct name_list *files,
+                                struct bytes *out)
 {
-    struct pickler p = {.out = out};
+    struct metadata_pickler p = {.out = out};
     for (size_t i = 0; i < catalog->ntensors; i++)
         if (!dtype_to_torch(catalog->tensors[i].dtype))
-            return fail(RSD_EUNSUPPORTED, "%s: torch has no dtype for %s", catalog->tensors[i].name,
+            return fail(RSD_EUNSUPPORTED, "%s: torch has no dtype %s", catalog->tensors[i].name,
                         rsd_dtype_name(catalog->tensors[i].dtype));
     p.tensor_names = mem_new(catalog->ntensors, sizeof *p.tensor_names);
     p.value_names = mem_new(catalog->nvalues, sizeof *p.value_names);
@@ -274,3 +286,86 @@ rsd_status dcp_metadata(const struct catalog *catalog, const struct files *files
     mem_free(p.file_names);
     return status;
 }
+
+rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store, const char *name)
+{
+    struct bytes pickle = {0};
+    rsd_status status = make_metadata(catalog, &store->names, &pickle);
+    if (!status)
+        status = store_put(store, name, pickle.data, pickle.n);
+    bytes_drop(&pickle);
+    return status;
+}
+
+/* ---- the writer ---- */
+
+static rsd_status dcp_check(const rsd_convert_options *options, bool one_file)
+{
+    if (options->every_replica || options->max_shard_nbytes || one_file)
+        return fail(RSD_EINVAL, "%s applies to safetensors output only",
+                    one_file                 ? "a path that ends in .safetensors"
+                    : options->every_replica ? "every_replica"
+                                             : "max_shard_nbytes");
+    return RSD_OK;
+}
+
+static void dcp_name_file(const struct manifest *manifest, size_t file, size_t nfiles,
+                          char name[FILE_NAME_NCHARS])
+{
+    (void)manifest, (void)nfiles;
+    snprintf(name, FILE_NAME_NCHARS, "__%zu_0.distcp", file);
+}
+
+/* Places values first in their file, then tensors. */
+static rsd_status dcp_place(struct manifest *manifest)
+{
+    struct catalog *catalog = &manifest->catalog;
+    for (size_t i = 0; i < catalog->nvalues; i++) {
+        struct extent *extent = &catalog->values[i].extent;
+        const struct manifest_value *value = &manifest->values[i];
+        struct manifest_file *file = &manifest->files[extent->file];
+        extent->nzstd = manifest->compress != 0;
+        extent->offset = file->nbytes;
+        extent->nbytes = value->from ? value->from->extent.nbytes : value->item.n;
+        file->nbytes += extent->nbytes;
+        file->nvalues++;
+    }
+    for (size_t t = 0; t < catalog->ntensors; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
+            size_t i = catalog->tensors[t].first_extent + box;
+            struct extent *extent = &catalog->extents[i];
+            struct manifest_file *file = &manifest->files[extent->file];
+            TRY(manifest_item_nbytes(manifest, t, box, &manifest->items[i].head, &extent->nbytes));
+            extent->offset = file->nbytes;
+            file->nbytes += extent->nbytes;
+            file->nitems++;
+        }
+    return RSD_OK;
+}
+
+static rsd_status dcp_frame(const struct manifest *manifest, size_t index, size_t box,
+                            struct bytes *head, struct bytes *tail)
+{
+    const struct catalog *catalog = &manifest->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    const struct manifest_item *item = &manifest->items[tensor->first_extent + box];
+    const int64_t *shape = item->form ? item->form : tensor_box_len(catalog, tensor, box);
+    const int64_t *strides = item->form ? item->form + tensor->ndim : NULL;
+    uint32_t crc = crc32_from_raw(item->crc, box_nbytes(catalog, tensor, box));
+    return torch_item_frame(tensor->dtype, tensor->ndim, shape, strides, crc, item->first, head,
+                            tail);
+}
+
+static rsd_status dcp_finish(const struct manifest *manifest, struct store *store)
+{
+    return dcp_write_metadata(&manifest->catalog, store, dcp_writer.marker);
+}
+
+const struct format_writer dcp_writer = {.marker = ".metadata",
+                                         .suffix_until_complete = "",
+                                         .check = dcp_check,
+                                         .name_file = dcp_name_file,
+                                         .place = dcp_place,
+                                         .frame = dcp_frame,
+                                         .make_value = torch_item_from_pickle,
+                                         .finish = dcp_finish};

@@ -1,57 +1,47 @@
-/* format.h - what the files of each format hold. */
+/* format.h - one file pair per format, and one table.
+ *
+ * A reader fills a catalog and says where the bytes of each box are. A writer places the items of a manifest
+ * and says what is around their bytes. The modules above know no more of a format.
+ */
 #ifndef FORMAT_H
 #define FORMAT_H
 
-#include "crc.h"
-#include "json.h"
 #include "layout.h"
-#include "pickle.h"
 #include "store.h"
-#include "zip.h"
 
-/* ---- view.c: a tensor as torch pickles it ---- */
+/* ---- catalog.c: what a checkpoint holds ---- */
 
-struct torch_view {
-    rsd_dtype dtype;
-    int32_t ndim;
-    int64_t shape[RSD_MAX_DIMS], strides[RSD_MAX_DIMS], offset; /* in elements */
-    struct slice key;                                           /* of its storage, in the nodes */
-    uint64_t storage_count; /* elements of the storage, or bytes if it is untyped */
-    bool untyped;
-};
-
-bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c);
-rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct torch_view *out);
-
-/* EFORMAT unless the view lies inside a storage of so many bytes, with no two elements in one place. */
-rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes);
-
-/* ---- contents.c: what a checkpoint holds ---- */
-
-enum item_kind {
-    ITEM_NONE,  /* nothing says where the bytes are */
-    ITEM_PLAIN, /* the bytes of a dense row-major array, little-endian */
-    ITEM_SAVED, /* what torch.save writes, or a safetensors blob with the tensor in it */
-    ITEM_VIEW,  /* a view of a storage, in an archive */
+enum extent_kind {
+    EXTENT_NONE,  /* no file is known to hold the bytes */
+    EXTENT_DENSE, /* a dense row-major array, little-endian */
+    EXTENT_ARRAY, /* an array of the catalog describes the bytes */
+    EXTENT_ITEM,  /* the format finds the bytes inside */
 };
 
 /* Where the bytes of a box or value are. */
 struct extent {
     uint64_t offset, nbytes; /* in the file */
     uint32_t file;
-    uint8_t kind;    /* enum item_kind */
-    uint8_t nzstd;   /* how many times the item was compressed */
-    uint8_t unknown; /* 1: it went through a transform that is not known, by the number below */
-    uint32_t detail; /* ITEM_VIEW: which view; drafts: which box of its rank */
+    uint8_t kind;    /* enum extent_kind */
+    uint8_t nzstd;   /* how often the item was compressed */
+    uint8_t unknown; /* 1: it went through an unknown transform, whose number is `detail` */
+    uint32_t
+        detail; /* EXTENT_ARRAY: number of the array; manifests: number of the box in its rank */
 };
 
-/* A tensor of a torch.save file: where its storage lies and how it looks at it. */
-struct stored_view {
-    struct torch_view view;
-    uint64_t data, nbytes; /* of the storage, in the file */
+/* How the bytes of a stored box lie in their record, which is a run of bytes with one CRC-32. */
+struct stored_array {
+    uint64_t offset, nbytes;       /* of the record, in its file; a stream begins at 0 */
+    int64_t base;                  /* of the box's first element, bytes from the record's start */
+    int64_t strides[RSD_MAX_DIMS]; /* bytes; 0 where the box has one index or is empty */
     uint32_t crc;
     bool has_crc, big_endian;
+    bool stream; /* the record is compressed, and is read from its start */
 };
+
+/* Describes a dense row-major array that begins at an offset of its file. */
+void stored_array_set_dense(struct stored_array *array, rsd_dtype dtype, int32_t ndim,
+                            const int64_t *len, uint64_t offset);
 
 struct stored_tensor {
     const char *name;
@@ -59,17 +49,17 @@ struct stored_tensor {
     int32_t ndim;
     size_t shape, boxes; /* into coordinates: the shape; lo and len of each box in turn */
     size_t first_extent, nboxes;
-    const char *path; /* where it was in a nested state dict, as JSON; NULL: not known */
+    const char *path; /* in a nested state dict, as JSON; NULL: not known */
 };
 
 struct stored_value {
     const char *name, *path;
     struct extent extent;
-    char *json;          /* the value, if it has no item of its own and is plain; else NULL */
-    struct bytes pickle; /* likewise, to be written */
+    char *json;          /* of a plain value without an extent; else NULL */
+    struct bytes pickle; /* likewise */
 };
 
-struct named {
+struct catalog_name {
     const char *name;
     size_t index;
 };
@@ -79,13 +69,13 @@ struct catalog {
     int64_t *coordinates;
     struct extent *extents;
     struct stored_value *values;
-    struct stored_view *views;
-    const char **transforms; /* names of those that are not known */
-    char **names;            /* blocks of names */
+    struct stored_array *arrays; /* of extents of EXTENT_ARRAY */
+    const char **transforms;     /* names of unknown ones */
+    char **names;                /* blocks of names */
     char *next_name;
-    struct named *tensor_names, *value_names; /* sorted */
+    struct catalog_name *tensor_names, *value_names; /* sorted */
     size_t ntensors, tensors_capacity, ncoordinates, coordinates_capacity, nextents,
-        extents_capacity, nvalues, values_capacity, nviews, views_capacity, ntransforms,
+        extents_capacity, nvalues, values_capacity, narrays, arrays_capacity, ntransforms,
         transforms_capacity, nnames, names_capacity, names_left;
 };
 
@@ -94,25 +84,24 @@ rsd_status catalog_add_tensor(struct catalog *catalog, struct slice name, rsd_dt
                               int32_t ndim, const int64_t *shape);
 rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int64_t *len,
                            struct extent extent); /* to the last tensor */
+rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const int64_t *len,
+                             uint32_t file, const struct stored_array *array); /* likewise */
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json); /* takes json over on success */
 rsd_status catalog_finish(struct catalog *catalog);
 
-/* EUNSUPPORTED for an item that went through a transform that is not known. */
+/* Returns EUNSUPPORTED for an item that went through an unknown transform. */
 rsd_status catalog_check_transforms(const struct catalog *catalog, const struct extent *extent);
 rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const char **out);
 void catalog_drop(struct catalog *catalog);
 
-/* As explicit boxes, in their order: all of rank 0, or of the rank that is the number of their file. */
+/* Makes a layout of explicit boxes, in their order. Their rank is 0, or the number of their file. */
 rsd_status catalog_tensor_layout(const struct catalog *catalog, const struct stored_tensor *tensor,
                                  bool by_file, rsd_layout **out);
 rsd_status catalog_boxes_layout(rsd_dtype dtype, int32_t ndim, const int64_t *shape, size_t n,
                                 const int64_t *lo, const int64_t *len, rsd_layout **out);
-rsd_status catalog_tensor_plan(const struct catalog *catalog, const struct stored_tensor *tensor,
-                               size_t n, const int64_t *lo, const int64_t *len, rsd_plan **plan);
-
 size_t catalog_find_tensor(const struct catalog *catalog,
-                           const char *name); /* SIZE_MAX: not there */
+                           const char *name); /* SIZE_MAX: there is none */
 size_t catalog_find_value(const struct catalog *catalog, const char *name);
 
 static inline const int64_t *tensor_shape(const struct catalog *catalog,
@@ -140,81 +129,190 @@ static inline int64_t tensor_nbytes(const struct catalog *catalog,
            (int64_t)rsd_dtype_nbytes(tensor->dtype);
 }
 
-/* ---- checkpoint.c: finding out what a path is ---- */
+/* ---- manifest.c: what will be written ---- */
 
-/* In a folder that is being written; nothing there is a checkpoint yet. */
-#define JOURNAL_NAME "reshard-journal"
+enum { MAX_ZSTD_LEVEL = 19 }; /* a higher one needs more memory than readers allow a stream */
 
-/* Names that are owned. Starts as {0}. */
-struct name_list {
-    struct slice *list;
-    size_t n, capacity;
+/* Beside each extent of the catalog. */
+struct manifest_item {
+    uint64_t head;        /* bytes before the tensor's */
+    _Atomic uint64_t crc; /* of the bytes that were written so far, raw */
+    unsigned char first[8];
+    bool done;           /* complete, and known to be on disk */
+    bool split;          /* several ranks write it, and rank 0 completes it */
+    size_t at;           /* into `places` if its array has other boxes too; else 0 */
+    const int64_t *form; /* shape and strides that the item states, if not those of its box */
 };
-rsd_status name_list_add(struct name_list *names, struct slice name);
-void name_list_drop(struct name_list *names);
+
+struct manifest_value {
+    const struct stored_value *from; /* its item is copied; NULL: the bytes below */
+    struct bytes item;
+};
+
+struct manifest_file {
+    char *name;
+    struct bytes header; /* what comes first in the file and is written last */
+    uint64_t nbytes;     /* of the whole file, if that is known */
+    uint64_t kept;       /* bytes of an existing file that stay in front; 0: the file is new */
+    size_t nitems;       /* tensors in it */
+    size_t nvalues;
+};
+
+/* How tensors are distributed to files. */
+enum manifest_files {
+    FILES_OF_RANKS,   /* one per rank, each box in one of them */
+    FILES_OF_HOLDERS, /* one per rank, with all boxes of the rank */
+    FILES_OF_TENSORS  /* whole tensors, file by file */
+};
+
+/* A checkpoint that is going to be written. */
+struct manifest {
+    const struct format *format;
+    int32_t compress; /* a level of zstd; 0: not compressed */
+    enum manifest_files files_of;
+    struct catalog catalog;        /* what the checkpoint will hold, and where */
+    struct manifest_item *items;   /* by extent */
+    struct manifest_value *values; /* by value */
+    struct manifest_file *files;
+    size_t nfiles, files_capacity;
+    int64_t *ats; /* by extent: where its box begins in the array of its rank */
+    size_t nats, ats_capacity;
+    int64_t *places; /* of boxes that share an array: where they begin in it, and its shape */
+    size_t nplaces, places_capacity;
+};
+
+/* Starts a manifest. EUNSUPPORTED: the format cannot be written. EINVAL: no such level. */
+rsd_status manifest_start(struct manifest *manifest, rsd_format format, int32_t compress);
+
+rsd_status manifest_add_file(struct manifest *manifest, const char *name);
+rsd_status manifest_add_files(struct manifest *manifest, size_t n); /* as the format names them */
+
+/* Adds a box to the last tensor. `order` is its number among the boxes of its rank, and `at` is where it
+ * begins in the array of that rank. */
+rsd_status manifest_add_box(struct manifest *manifest, const int64_t *lo, const int64_t *len,
+                            const int64_t *at, uint32_t file, uint32_t order);
+
+/* Once everything is added: checks the names, and places each item in its file. */
+rsd_status manifest_check(struct manifest *manifest);
+rsd_status manifest_place(struct manifest *manifest);
+
+/* Finds the uncompressed length of an item, and how much of it is before its tensor. */
+rsd_status manifest_item_nbytes(const struct manifest *manifest, size_t tensor, size_t box,
+                                uint64_t *head_nbytes, uint64_t *nbytes);
+
+void manifest_hash(const struct manifest *manifest, struct hash *hash);
+void manifest_drop(struct manifest *manifest);
+
+static inline uint64_t box_nbytes(const struct catalog *catalog, const struct stored_tensor *tensor,
+                                  size_t box)
+{
+    return (uint64_t)box_volume(tensor->ndim, tensor_box_len(catalog, tensor, box)) *
+           rsd_dtype_nbytes(tensor->dtype);
+}
+
+/* ---- formats.c: the table ---- */
 
 struct rsd_checkpoint {
-    rsd_format format;
-    struct files files;
+    const struct format *format;
+    struct store *store;
     struct catalog catalog;
 };
 
-/* ---- names.c ---- */
+/* A record that must be read from its start. */
+struct stored_stream;
 
-/* 0 for a name that is no dtype we know; NULL for a dtype that has no such name. */
-rsd_dtype dtype_from_torch(struct slice name);
-rsd_dtype dtype_from_storage(struct slice name);
-rsd_dtype dtype_from_safetensors(struct slice name);
-const char *dtype_to_torch(rsd_dtype dtype);
-const char *dtype_to_storage(rsd_dtype dtype);
-const char *dtype_to_safetensors(rsd_dtype dtype);
+/* One row per format. Errors name the byte or the tensor; the caller adds the path of the file. Only open
+ * adds paths itself, because it works on several files. */
+struct format {
+    rsd_format id;
+    const char *name;
 
-/* ---- item.c: tensors and values as torch.save writes them ---- */
+    /* Returns how sure the format is that an entry of a directory belongs to it, 0 if it does not. `start`
+     * has the first bytes of the file if the user named that file, and is empty in a directory. */
+    int (*probe)(const struct store_listing *listing, const struct store_entry *entry,
+                 struct slice start);
 
-/* What comes before the bytes of a dense tensor, and after: for the latter, their CRC-32 and the first
- * eight of them. Strides, in elements, are what the item says of itself; NULL: rows, the last dim fastest. */
-rsd_status torch_item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                           const int64_t *strides, struct bytes *head);
-rsd_status torch_item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                           const int64_t *strides, uint32_t crc, const unsigned char first[8],
-                           struct bytes *tail);
-rsd_status torch_item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                             const int64_t *strides, uint64_t *head_nbytes, uint64_t *nbytes);
+    /* Reads what the checkpoint holds. The store has the files of which probe was surest. */
+    rsd_status (*open)(struct store *store, struct catalog *catalog);
 
-/* A value, given as its pickle. */
-rsd_status torch_item_from_pickle(const struct bytes *pickle, struct bytes *out);
+    /* Finds the bytes of a box; its extent is not EXTENT_NONE. */
+    rsd_status (*locate)(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                         struct stored_array *array);
 
-/* ---- dcp.c, safetensors.c, torchsave.c: the formats ---- */
+    /* Opens a record that locate called a stream, at its first byte. NULL: there are no streams. */
+    rsd_status (*open_stream)(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                              struct stored_stream **stream);
 
-/* Each adds what it finds in some files of the checkpoint's folder to its contents. */
-rsd_status dcp_read(rsd_checkpoint *checkpoint, const struct slice *metadata, size_t n);
-rsd_status safetensors_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n);
-rsd_status torch_save_open(rsd_checkpoint *checkpoint, const struct slice *names, size_t n);
+    /* Reads the item of a value, which torch.save wrote. NULL: no value has one. */
+    rsd_status (*read_item)(const rsd_checkpoint *checkpoint, const struct stored_value *value,
+                            struct bytes *item);
 
-/* The files that an index.json names. */
-rsd_status index_read_files(struct files *files, uint32_t index, struct name_list *out);
+    /* Says whether a file of this name belongs to a checkpoint that does not mention it. NULL: none. */
+    bool (*owns)(const char *name);
 
-/* A tensor of a blob that begins at a byte of a file: what it is, and where its bytes are. */
-rsd_status safetensors_find_tensor(struct files *files, uint32_t file, uint64_t at,
-                                   const char *name, rsd_dtype *dtype, int32_t *ndim,
-                                   int64_t *shape, uint64_t *begin);
+    const struct format_writer *writer; /* NULL: the format can only be read */
+};
 
-/* ---- saved.c: the tensor in an item of torch.save ---- */
+enum { FILE_NAME_NCHARS = 96 };
 
-/* In an archive on disk; data is its place in the file. */
-rsd_status torch_item_locate(struct files *files, const struct extent *extent,
-                             struct stored_view *out);
+/* How a format is written. */
+struct format_writer {
+    const char *marker;                /* the file that finish writes */
+    const char *suffix_until_complete; /* of file names, if readers need no marker; else "" */
+    bool wide_first;  /* tensors of a file are sorted: the widest elements first, then by name */
+    bool fills_files; /* tensors that are not cut fill one file after the other */
 
-/* In a stream, which is left just before the tensor's bytes, but for those in *rest (to be freed). */
-rsd_status torch_item_locate_stream(struct inflate *inflate, struct stored_view *out,
-                                    unsigned char **rest, size_t *nrest);
+    /* Returns EINVAL for options that the format cannot follow. one_file: the output is one file. */
+    rsd_status (*check)(const rsd_convert_options *options, bool one_file);
 
-/* ---- stored_value.c ---- */
+    void (*name_file)(const struct manifest *manifest, size_t file, size_t nfiles,
+                      char name[FILE_NAME_NCHARS]);
 
-/* The item of a value, decompressed. */
-rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value *value,
-                           struct bytes *out);
-rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value *value,
+    /* Sets the offset and length of every item, and the headers and lengths of the files. */
+    rsd_status (*place)(struct manifest *manifest);
+
+    /* Adds what is before and behind the bytes of a box. The lengths do not depend on the bytes.
+     * NULL: there is nothing, and no CRC-32 is needed. */
+    rsd_status (*frame)(const struct manifest *manifest, size_t tensor, size_t box,
+                        struct bytes *head, struct bytes *tail);
+
+    /* Makes the item of a value from its pickle. NULL: the format holds no values. */
+    rsd_status (*make_value)(const struct bytes *pickle, struct bytes *item);
+
+    /* Writes the marker, last. The first files of the store are those of the manifest. */
+    rsd_status (*finish)(const struct manifest *manifest, struct store *store);
+};
+
+const struct format *format_find(rsd_format id); /* NULL: there is no such format */
+bool format_is_marker(const char *name);         /* of any format */
+
+/* Finds the format of the files at a path, and reads what they hold. `listing` is that of the directory, or
+ * has the one file that the path names. */
+rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
+                       const struct store_listing *listing, bool one_file,
+                       const rsd_open_options *options);
+
+/* As in struct format. EFORMAT: no file is known to hold the bytes of the box. */
+rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                         struct stored_array *array);
+
+/* ---- torch_item_read.c: streams ---- */
+
+rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n);
+
+/* Reads the CRC-32 behind the last byte of the record; *has_crc is false if there is none. */
+rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32_t *crc);
+void stored_stream_close(struct stored_stream *stream); /* accepts NULL */
+
+/* ---- dcp_write.c ---- */
+
+/* Writes metadata under another name than the marker's. */
+rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store, const char *name);
+
+/* ---- values.c ---- */
+
+/* Reads a value that has an item as JSON; *json is NULL if it is not plain. */
+rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
                            char **json);
 
 #endif

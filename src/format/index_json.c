@@ -1,56 +1,61 @@
-/* index.c - the index of a checkpoint in several files, as Hugging Face writes it: which file has which tensor.
+/* index_json.c - the index of a checkpoint in several files, as Hugging Face writes it.
  *
  *     {"metadata": {"total_size": 28}, "weight_map": {"a": "model-00001-of-00002.safetensors", ...}}
  *
- * Only the names of the files are taken, each once; what is in them, they say themselves.
+ * Only the names of the files are used, each once. Each file says itself which tensors it has.
  */
-#include "format.h"
+#include "rows.h"
 
-enum { MOST_INDEX = 1 << 30 };
+#include "json.h"
 
-static rsd_status take_weight_map(struct json *j, struct string_map *seen, struct name_list *out)
+enum { MAX_INDEX_NBYTES = 1 << 30 };
+
+static rsd_status add_weight_map_files(struct json *j, struct string_map *known,
+                                       struct store *store)
 {
-    struct slice key, file;
+    struct slice key, name;
     bool more;
     size_t number;
+    uint32_t file;
     TRY(json_enter(j, '{'));
     for (;;) {
         TRY(json_next_key(j, &key, &more));
         if (!more)
             return RSD_OK;
-        TRY(json_string(j, &file));
-        rsd_status status = check_name(file);
+        TRY(json_string(j, &name));
+        if (string_map_find(known, name, &number))
+            continue;
+        rsd_status status = store_add_file(store, name, &file);
         if (status)
             return fail_in(status, "byte %zu: ", j->at);
-        if (string_map_find(seen, file, &number))
-            continue;
-        TRY(name_list_add(out, file));
-        TRY(string_map_add(seen, out->list[out->n - 1], out->n));
+        TRY(string_map_add(known, store->names.list[file], file));
     }
 }
 
-rsd_status index_read_files(struct files *files, uint32_t index, struct name_list *out)
+rsd_status index_add_files(struct store *store, uint32_t index)
 {
     char *text;
     size_t n;
     struct json j;
     struct slice key;
     bool more, mapped = false;
-    struct string_map seen = {0};
-    TRY(file_load(files, index, MOST_INDEX, &text, &n));
+    struct string_map known = {0};
+    rsd_status status = store_load(store, index, MAX_INDEX_NBYTES, &text, &n);
+    if (status)
+        return store_fail_in(store, index, status);
     json_start(&j, text, n);
-    rsd_status status = json_enter(&j, '{');
+    status = json_enter(&j, '{');
     while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
         bool map = slice_is(key, "weight_map");
-        status = map ? take_weight_map(&j, &seen, out) : json_skip(&j);
+        status = map ? add_weight_map_files(&j, &known, store) : json_skip(&j);
         mapped = mapped || map;
     }
     if (!status)
         status = json_end(&j);
     if (!status && !mapped)
-        status = fail(RSD_EFORMAT, "an index without a weight_map");
+        status = fail(RSD_EFORMAT, "index has no weight_map");
     json_drop(&j);
     mem_free(text);
-    string_map_drop(&seen);
-    return status == RSD_EFORMAT ? file_error(files, index, status) : status;
+    string_map_drop(&known);
+    return status ? store_fail_in(store, index, status) : RSD_OK;
 }

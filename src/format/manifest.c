@@ -1,14 +1,29 @@
-/* draft.c - a checkpoint that is going to be written: what will be in which file, and where.
+/* manifest.c - a checkpoint that is going to be written: what will be in which file, and where.
  *
- * Sizes are known before anything is written (but for compressed items), so offsets are too: threads then
- * write where they like, in any order, and processes that draft the same need not talk to each other.
- *
- *     DCP            | value | value | head bytes tail | head bytes tail | ...
- *     safetensors    | header | bytes | bytes | ...
+ * Sizes are known before anything is written, except those of compressed items, and so are offsets. Threads
+ * then write in any order, and processes that make the same manifest need not exchange it.
  */
-#include "checkpoint.h"
+#include "format.h"
+
+#include "json.h"
 
 #include <string.h>
+
+rsd_status manifest_start(struct manifest *manifest, rsd_format id, int32_t compress)
+{
+    const struct format *format = format_find(id);
+    if (!format || !format->writer)
+        return fail(RSD_EUNSUPPORTED, "format %s cannot be written",
+                    format ? format->name : "that is not known");
+    if (compress < 0 || compress > MAX_ZSTD_LEVEL)
+        return fail(RSD_EINVAL, "zstd level %d out of range (1 to %d)", (int)compress,
+                    (int)MAX_ZSTD_LEVEL);
+    manifest->format = format;
+    manifest->compress = compress;
+    return RSD_OK;
+}
+
+/* ---- adding ---- */
 
 rsd_status manifest_add_file(struct manifest *manifest, const char *name)
 {
@@ -16,97 +31,74 @@ rsd_status manifest_add_file(struct manifest *manifest, const char *name)
     char *copy = mem_copy(name, strlen(name) + 1, 1);
     if (!copy)
         return RSD_ENOMEM;
-    manifest->files[manifest->nfiles++] = (struct out_file){.name = copy};
+    manifest->files[manifest->nfiles++] = (struct manifest_file){.name = copy};
     return RSD_OK;
 }
 
-rsd_status manifest_add_boxes(struct manifest *manifest, const struct dedup *dedup, size_t tensor,
-                              size_t *next)
+rsd_status manifest_add_files(struct manifest *manifest, size_t n)
 {
-    int32_t ndim = manifest->catalog.tensors[manifest->catalog.ntensors - 1].ndim;
-    for (; *next < dedup->n && dedup->list[*next].tensor == tensor; ++*next) {
-        const struct dedup_box *dealt = &dedup->list[*next];
-        const int64_t *lo = dedup->coordinates + dealt->coordinates;
-        struct extent extent = {.file = (uint32_t)dealt->rank,
-                                .kind =
-                                    manifest->format == RSD_FORMAT_DCP ? ITEM_SAVED : ITEM_PLAIN,
-                                .nzstd = manifest->compress != 0,
-                                .detail = dealt->order};
-        TRY(catalog_add_box(&manifest->catalog, lo, lo + ndim, extent));
-        TRY(GROW(manifest->ats, manifest->ats_capacity, manifest->nats + (size_t)ndim));
-        copy_i64s(manifest->ats + manifest->nats, lo + 2 * ndim, ndim);
-        manifest->nats += (size_t)ndim;
+    char name[FILE_NAME_NCHARS];
+    for (size_t i = 0; i < n; i++) {
+        manifest->format->writer->name_file(manifest, i, n, name);
+        TRY(manifest_add_file(manifest, name));
     }
+    return RSD_OK;
+}
+
+rsd_status manifest_add_box(struct manifest *manifest, const int64_t *lo, const int64_t *len,
+                            const int64_t *at, uint32_t file, uint32_t order)
+{
+    struct catalog *catalog = &manifest->catalog;
+    int32_t ndim = catalog->tensors[catalog->ntensors - 1].ndim;
+    struct extent extent = {
+        .kind = EXTENT_ITEM, .file = file, .nzstd = manifest->compress != 0, .detail = order};
+    TRY(catalog_add_box(catalog, lo, len, extent));
+    TRY(GROW(manifest->ats, manifest->ats_capacity, manifest->nats + (size_t)ndim + 1));
+    copy_i64s(manifest->ats + manifest->nats, at, ndim);
+    manifest->nats += (size_t)ndim;
     return RSD_OK;
 }
 
 /* ---- names ---- */
 
-static rsd_status check_written_name(const struct manifest *manifest, const char *name)
+static rsd_status check_written_name(const char *name)
 {
-    if (!json_is_utf8(name, strlen(name)))
-        return fail(RSD_EINVAL, "%s: a name has to be UTF-8", name);
-    if (manifest->format == RSD_FORMAT_SAFETENSORS && strcmp(name, "__metadata__") == 0)
-        return fail(RSD_EINVAL, "safetensors cannot have a tensor called %s", name);
-    return RSD_OK;
+    return json_is_utf8(name, strlen(name)) ? RSD_OK
+                                            : fail(RSD_EINVAL, "%s: name is not UTF-8", name);
 }
 
 rsd_status manifest_check(struct manifest *manifest)
 {
     struct catalog *catalog = &manifest->catalog;
     for (size_t i = 0; i < catalog->ntensors; i++)
-        TRY(check_written_name(manifest, catalog->tensors[i].name));
+        TRY(check_written_name(catalog->tensors[i].name));
     for (size_t i = 0; i < catalog->nvalues; i++)
-        TRY(check_written_name(manifest, catalog->values[i].name));
+        TRY(check_written_name(catalog->values[i].name));
     rsd_status status = catalog_finish(catalog); /* finds names that are there twice */
     return status == RSD_EFORMAT ? RSD_EINVAL : status;
 }
 
 /* ---- places ---- */
 
-static rsd_status place_values(struct manifest *manifest)
+rsd_status manifest_item_nbytes(const struct manifest *manifest, size_t tensor, size_t box,
+                                uint64_t *head_nbytes, uint64_t *nbytes)
 {
-    for (size_t i = 0; i < manifest->catalog.nvalues; i++) {
-        struct extent *extent = &manifest->catalog.values[i].extent;
-        const struct out_value *value = &manifest->values[i];
-        struct out_file *file = &manifest->files[extent->file];
-        extent->nzstd = manifest->compress != 0;
-        extent->offset = file->nbytes;
-        extent->nbytes = value->from ? value->from->extent.nbytes : value->item.n;
-        file->nbytes += extent->nbytes;
-        file->nvalues++;
-    }
-    return RSD_OK;
-}
-
-static rsd_status place_items(struct manifest *manifest)
-{
-    struct catalog *catalog = &manifest->catalog;
-    for (size_t t = 0; t < catalog->ntensors; t++) {
-        const struct stored_tensor *tensor = &catalog->tensors[t];
-        for (size_t box = 0; box < tensor->nboxes; box++) {
-            size_t i = tensor->first_extent + box;
-            struct extent *extent = &catalog->extents[i];
-            struct out_file *file = &manifest->files[extent->file];
-            TRY(torch_item_nbytes(tensor->dtype, tensor->ndim, tensor_box_len(catalog, tensor, box),
-                                  NULL, &manifest->items[i].head, &extent->nbytes));
-            extent->offset = file->nbytes;
-            file->nbytes += extent->nbytes;
-            file->nitems++;
-        }
-    }
-    return RSD_OK;
+    const struct catalog *catalog = &manifest->catalog;
+    struct bytes head = {0}, tail = {0};
+    rsd_status status = RSD_OK;
+    if (manifest->format->writer->frame)
+        status = manifest->format->writer->frame(manifest, tensor, box, &head, &tail);
+    *head_nbytes = head.n;
+    *nbytes = head.n + box_nbytes(catalog, &catalog->tensors[tensor], box) + tail.n;
+    bytes_drop(&head);
+    bytes_drop(&tail);
+    return status;
 }
 
 rsd_status manifest_place(struct manifest *manifest)
 {
     manifest->items = mem_new(manifest->catalog.nextents, sizeof *manifest->items);
-    if (!manifest->items)
-        return RSD_ENOMEM;
-    if (manifest->format == RSD_FORMAT_SAFETENSORS)
-        return safetensors_place(manifest);
-    TRY(place_values(manifest));
-    return place_items(manifest);
+    return manifest->items ? manifest->format->writer->place(manifest) : RSD_ENOMEM;
 }
 
 /* ---- the rest ---- */
@@ -126,7 +118,7 @@ void manifest_hash(const struct manifest *manifest, struct hash *hash)
 {
     const struct catalog *catalog = &manifest->catalog;
     hash_start(hash, "draft 2");
-    hash_i64(hash, manifest->format);
+    hash_i64(hash, manifest->format->id);
     hash_i64(hash, manifest->compress);
     for (size_t i = 0; i < manifest->nfiles; i++) {
         hash_string(hash, manifest->files[i].name);

@@ -1,31 +1,36 @@
-/* safetensors_out.c - the headers of safetensors files, and their index.
+/* safetensors_write.c - writes safetensors files and their index.
  *
- * The header has one array per name. A rank that holds several boxes of a tensor (a fused weight, cut
- * segment by segment) has them packed in one array, as in its memory. Shards carry where they lie twice: for
- * torch, which wants one offset an array, and for this library, which wants to know the whole shape too.
+ *     | header | bytes | bytes | ...
+ *
+ * A header has one array per name. If a rank holds several boxes of a tensor (a fused weight, cut segment by
+ * segment), they are packed in one array, as in its memory. A shard has its offset twice: for torch, which
+ * knows one offset per array, and for this library, together with the shape of the tensor.
  */
-#include "checkpoint.h"
+#include "json.h"
+#include "pickle.h"
+#include "safetensors.h"
+#include "torch_item.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { ALIGNMENT = 8, MOST_HEADER = 100000000 };
+enum { ALIGNMENT = 8 };
 
 /* An array: one box of a tensor, or several of one rank. */
-struct place {
+struct array_place {
     const struct stored_tensor *tensor;
     size_t extent, box, nboxes;
     int64_t shape[RSD_MAX_DIMS];
-    const int64_t *ats; /* several: where each begins in the array */
+    const int64_t *ats; /* of several: where each begins in the array */
 };
 
-/* The tensors of one file in their order. */
+/* The arrays of one file, in their order. */
 struct file_places {
-    struct place *list;
+    struct array_place *list;
     size_t n, capacity;
 };
 
-static void add_list(struct text *out, int32_t ndim, const int64_t *values)
+static void add_extents(struct text *out, int32_t ndim, const int64_t *values)
 {
     text_add(out, "[");
     for (int32_t d = 0; d < ndim; d++)
@@ -33,12 +38,12 @@ static void add_list(struct text *out, int32_t ndim, const int64_t *values)
     text_add(out, "]");
 }
 
-static void add_name(struct text *out, const char *name)
+static void add_json_name(struct text *out, const char *name)
 {
     json_add_string(out, name, strlen(name));
 }
 
-static bool is_whole(const struct catalog *catalog, const struct place *place)
+static bool is_whole_tensor(const struct catalog *catalog, const struct array_place *place)
 {
     for (int32_t d = 0; d < place->tensor->ndim; d++)
         if (place->shape[d] != tensor_shape(catalog, place->tensor)[d])
@@ -46,16 +51,17 @@ static bool is_whole(const struct catalog *catalog, const struct place *place)
     return place->nboxes == 1;
 }
 
-static uint64_t place_nbytes(const struct place *place)
+static uint64_t array_nbytes(const struct array_place *place)
 {
     return (uint64_t)box_volume(place->tensor->ndim, place->shape) *
            rsd_dtype_nbytes(place->tensor->dtype);
 }
 
-/* ---- where shards lie ---- */
+/* ---- offsets of shards ---- */
 
-/* lo, len and at of each box, in one list. */
-static void add_pieces(struct text *out, const struct catalog *catalog, const struct place *place)
+/* Adds lo, len and offset in the array of each box, in one list. */
+static void add_piece_list(struct text *out, const struct catalog *catalog,
+                           const struct array_place *place)
 {
     const struct stored_tensor *tensor = place->tensor;
     size_t ndim = (size_t)tensor->ndim;
@@ -75,27 +81,27 @@ static void add_places(struct text *out, const struct catalog *catalog,
 {
     text_add(out, "{");
     for (size_t i = 0; i < places->n; i++) {
-        const struct place *place = &places->list[i];
+        const struct array_place *place = &places->list[i];
         const struct stored_tensor *tensor = place->tensor;
         text_add(out, i ? "," : "");
-        add_name(out, tensor->name);
+        add_json_name(out, tensor->name);
         text_add(out, place->nboxes > 1 ? ":{\"pieces\":"
                       : ours            ? ":{\"lo\":"
                                         : ":{\"saved_offsets\":");
         if (place->nboxes > 1)
-            add_pieces(out, catalog, place);
+            add_piece_list(out, catalog, place);
         else
-            add_list(out, tensor->ndim, tensor_box_lo(catalog, tensor, place->box));
+            add_extents(out, tensor->ndim, tensor_box_lo(catalog, tensor, place->box));
         if (ours) {
             text_add(out, ",\"shape\":");
-            add_list(out, tensor->ndim, tensor_shape(catalog, tensor));
+            add_extents(out, tensor->ndim, tensor_shape(catalog, tensor));
         }
         text_add(out, "}");
     }
     text_add(out, "}");
 }
 
-/* JSON inside a JSON text. */
+/* Adds JSON as a text in JSON. */
 static rsd_status add_nested(struct text *out, const char *key, struct text *nested)
 {
     char *chars;
@@ -111,7 +117,7 @@ static rsd_status add_sharding(struct text *out, const struct catalog *catalog,
 {
     struct text torch = {0}, ours = {0};
     rsd_status status = RSD_OK;
-    bool simple = true; /* torch knows arrays of one box alone */
+    bool simple = true; /* torch knows only arrays of one box */
     for (size_t i = 0; i < places->n; i++)
         simple = simple && places->list[i].nboxes == 1;
     if (simple) {
@@ -131,43 +137,46 @@ static rsd_status add_sharding(struct text *out, const struct catalog *catalog,
 
 /* ---- one header ---- */
 
-static rsd_status add_tensor(struct text *out, const struct place *place, uint64_t begin,
-                             uint64_t nbytes)
+static rsd_status add_header_entry(struct text *out, const struct array_place *place,
+                                   uint64_t begin, uint64_t nbytes)
 {
     const struct stored_tensor *tensor = place->tensor;
     const char *dtype = dtype_to_safetensors(tensor->dtype);
     int64_t shape[RSD_MAX_DIMS] = {0};
+    if (strcmp(tensor->name, "__metadata__") == 0)
+        return fail(RSD_EINVAL, "%s: safetensors reserves this name", tensor->name);
     if (!dtype)
-        return fail(RSD_EUNSUPPORTED, "%s: safetensors has no dtype for %s", tensor->name,
+        return fail(RSD_EUNSUPPORTED, "%s: safetensors has no dtype %s", tensor->name,
                     rsd_dtype_name(tensor->dtype));
     copy_i64s(shape, place->shape, tensor->ndim);
     if (tensor->dtype == RSD_F4X2 && tensor->ndim > 0)
-        shape[tensor->ndim - 1] *= 2; /* two elements a byte; there, extents count elements */
+        shape[tensor->ndim - 1] *= 2; /* two elements a byte; in the file, extents count elements */
     text_add(out, ",");
-    add_name(out, tensor->name);
+    add_json_name(out, tensor->name);
     text_add(out, ":{\"dtype\":\"%s\",\"shape\":", dtype);
-    add_list(out, tensor->ndim, shape);
+    add_extents(out, tensor->ndim, shape);
     text_add(out, ",\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
              (unsigned long long)(begin + nbytes));
     return RSD_OK;
 }
 
-static rsd_status write_header(struct manifest *manifest, struct out_file *file,
-                               const struct file_places *places)
+static rsd_status make_header(struct manifest *manifest, struct manifest_file *file,
+                              const struct file_places *places)
 {
     struct catalog *catalog = &manifest->catalog;
     struct text text = {0};
     uint64_t at = 0;
     bool whole = true;
     for (size_t i = 0; i < places->n; i++)
-        whole = whole && is_whole(catalog, &places->list[i]) && places->list[i].tensor->nboxes == 1;
+        whole = whole && is_whole_tensor(catalog, &places->list[i]) &&
+                places->list[i].tensor->nboxes == 1;
     text_add(&text, "{\"__metadata__\":{\"format\":\"pt\"");
     rsd_status status = whole ? RSD_OK : add_sharding(&text, catalog, places);
     text_add(&text, "}");
     for (size_t i = 0; i < places->n && !status; i++) {
-        const struct place *place = &places->list[i];
-        uint64_t nbytes = place_nbytes(place);
-        status = add_tensor(&text, place, at, nbytes);
+        const struct array_place *place = &places->list[i];
+        uint64_t nbytes = array_nbytes(place);
+        status = add_header_entry(&text, place, at, nbytes);
         for (size_t k = 0; k < place->nboxes; k++) {
             catalog->extents[place->extent + k].offset = at;
             catalog->extents[place->extent + k].nbytes = nbytes;
@@ -177,9 +186,9 @@ static rsd_status write_header(struct manifest *manifest, struct out_file *file,
     text_add(&text, "}");
     while (text.length % ALIGNMENT && !text.failed)
         text_add(&text, " ");
-    if (!status && text.length > MOST_HEADER)
-        status = fail(RSD_ELIMIT, "%s: a header of %zu bytes, readers take %d", file->name,
-                      text.length, (int)MOST_HEADER);
+    if (!status && text.length > MAX_HEADER_NBYTES)
+        status = fail(RSD_ELIMIT, "%s: header of %zu bytes exceeds the limit of %d bytes",
+                      file->name, text.length, (int)MAX_HEADER_NBYTES);
     pickle_write_number(&file->header, text.length, 8);
     bytes_put(&file->header, text.chars, text.length);
     if (!status && (text.failed || file->header.failed))
@@ -194,10 +203,10 @@ static rsd_status write_header(struct manifest *manifest, struct out_file *file,
     return status;
 }
 
-/* ---- all of them ---- */
+/* ---- all headers ---- */
 
-/* The boxes of one rank that are packed in one array: its shape, and whether they fill it. */
-static rsd_status pack(struct manifest *manifest, struct place *place)
+/* Finds the shape of the array that packs the boxes of one rank, which must fill it. */
+static rsd_status pack_boxes(struct manifest *manifest, struct array_place *place)
 {
     const struct catalog *catalog = &manifest->catalog;
     const struct stored_tensor *tensor = place->tensor;
@@ -211,12 +220,12 @@ static rsd_status pack(struct manifest *manifest, struct place *place)
     }
     if (volume != box_volume(tensor->ndim, place->shape))
         return fail(RSD_EUNSUPPORTED,
-                    "%s: a rank would write only some of the boxes of its array, and safetensors "
-                    "has one array a name",
+                    "%s: a rank writes only some boxes of its array, and safetensors has one array "
+                    "per name",
                     tensor->name);
     for (size_t i = 0; i < place->nboxes; i++) {
         TRY(GROW(manifest->places, manifest->places_capacity, manifest->nplaces + 2 * ndim + 1));
-        manifest->nplaces += manifest->nplaces == 0; /* 0 stands for none */
+        manifest->nplaces += manifest->nplaces == 0; /* 0 means none */
         manifest->items[place->extent + i].at = manifest->nplaces;
         copy_i64s(manifest->places + manifest->nplaces, place->ats + i * ndim, tensor->ndim);
         copy_i64s(manifest->places + manifest->nplaces + ndim, place->shape, tensor->ndim);
@@ -225,7 +234,7 @@ static rsd_status pack(struct manifest *manifest, struct place *place)
     return RSD_OK;
 }
 
-/* The arrays of a tensor, each into the list of its file. Boxes of one rank follow each other. */
+/* Adds the arrays of a tensor to the lists of their files. Boxes of one rank are in a row. */
 static rsd_status place_tensor(struct manifest *manifest, const struct stored_tensor *tensor,
                                const int64_t *ats, struct file_places *places)
 {
@@ -237,11 +246,11 @@ static rsd_status place_tensor(struct manifest *manifest, const struct stored_te
                     catalog->extents[extent + n].file == catalog->extents[extent].file;)
             n++;
         TRY(GROW(own->list, own->capacity, own->n + 1));
-        struct place *place = &own->list[own->n++];
-        *place = (struct place){.tensor = tensor, .extent = extent, .box = box, .nboxes = n};
+        struct array_place *place = &own->list[own->n++];
+        *place = (struct array_place){.tensor = tensor, .extent = extent, .box = box, .nboxes = n};
         if (n > 1 && ats) {
             place->ats = ats + box * (size_t)tensor->ndim;
-            TRY(pack(manifest, place));
+            TRY(pack_boxes(manifest, place));
         } else {
             copy_i64s(place->shape, tensor_box_len(catalog, tensor, box), tensor->ndim);
         }
@@ -249,7 +258,7 @@ static rsd_status place_tensor(struct manifest *manifest, const struct stored_te
     return RSD_OK;
 }
 
-rsd_status safetensors_place(struct manifest *manifest)
+static rsd_status safetensors_place(struct manifest *manifest)
 {
     const struct catalog *catalog = &manifest->catalog;
     const int64_t *ats = manifest->ats;
@@ -261,14 +270,14 @@ rsd_status safetensors_place(struct manifest *manifest)
             ats += catalog->tensors[t].nboxes * (size_t)catalog->tensors[t].ndim;
     }
     for (size_t i = 0; i < manifest->nfiles && !status; i++)
-        status = write_header(manifest, &manifest->files[i], &places[i]);
+        status = make_header(manifest, &manifest->files[i], &places[i]);
     for (size_t i = 0; places && i < manifest->nfiles; i++)
         mem_free(places[i].list);
     mem_free(places);
     return status;
 }
 
-rsd_status safetensors_index(const struct manifest *manifest, struct text *out)
+static rsd_status make_index(const struct manifest *manifest, struct text *out)
 {
     const struct catalog *catalog = &manifest->catalog;
     uint64_t total = 0;
@@ -283,11 +292,54 @@ rsd_status safetensors_index(const struct manifest *manifest, struct text *out)
         if (tensor->nboxes == 0)
             continue;
         text_add(out, "%s\n    ", first ? "" : ",");
-        add_name(out, tensor->name);
+        add_json_name(out, tensor->name);
         text_add(out, ": ");
-        add_name(out, manifest->files[catalog->extents[tensor->first_extent].file].name);
+        add_json_name(out, manifest->files[catalog->extents[tensor->first_extent].file].name);
         first = false;
     }
     text_add(out, "\n  }\n}\n");
     return out->failed ? fail(RSD_ENOMEM, "no memory for an index") : RSD_OK;
 }
+
+/* ---- the writer ---- */
+
+static rsd_status safetensors_check(const rsd_convert_options *options, bool one_file)
+{
+    (void)one_file;
+    return options->compress ? fail(RSD_EINVAL, "safetensors output cannot be compressed") : RSD_OK;
+}
+
+static void safetensors_name_file(const struct manifest *manifest, size_t file, size_t nfiles,
+                                  char name[FILE_NAME_NCHARS])
+{
+    if (manifest->files_of == FILES_OF_RANKS)
+        snprintf(name, FILE_NAME_NCHARS, "shard-%05zu-model-00001-of-00001.safetensors", file + 1);
+    else if (manifest->files_of == FILES_OF_HOLDERS)
+        snprintf(name, FILE_NAME_NCHARS, "rank-%05zu-of-%05zu.safetensors", file, nfiles);
+    else if (nfiles == 1)
+        snprintf(name, FILE_NAME_NCHARS, "model.safetensors");
+    else
+        snprintf(name, FILE_NAME_NCHARS, "model-%05zu-of-%05zu.safetensors", file + 1, nfiles);
+}
+
+/* Writes an index if whole tensors are in several files. Shards need none. */
+static rsd_status safetensors_finish(const struct manifest *manifest, struct store *store)
+{
+    struct text text = {0};
+    if (manifest->files_of != FILES_OF_TENSORS || manifest->nfiles == 1)
+        return RSD_OK;
+    rsd_status status = make_index(manifest, &text);
+    if (!status)
+        status = store_put(store, safetensors_writer.marker, text.chars, text.length);
+    text_drop(&text);
+    return status;
+}
+
+const struct format_writer safetensors_writer = {.marker = "model.safetensors.index.json",
+                                                 .suffix_until_complete = ".part",
+                                                 .wide_first = true,
+                                                 .fills_files = true,
+                                                 .check = safetensors_check,
+                                                 .name_file = safetensors_name_file,
+                                                 .place = safetensors_place,
+                                                 .finish = safetensors_finish};

@@ -1,65 +1,240 @@
-/* saved.c - finds the bytes of one tensor in what torch.save wrote for it.
+/* torch_item_read.c - finds the bytes of a tensor in what torch.save wrote for it.
  *
- * An item on disk is an archive, read from its directory. A compressed item has no end that could be
- * reached, so its records are gone through from the start: the pickle ends where it stops, the records
- * before the tensor are a few bytes each, and the tensor is as long as its pickle says. Its CRC-32 then
- * follows it.
+ * A tensor is pickled as a view of a storage, with shape, strides and offset:
+ *
+ *     _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks [, metadata])
+ *     _rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype [, metadata])
+ *     storage = persistent id ('storage', class, key, location, number of elements)
+ *
+ * v3 is for dtypes without a storage class: its class is UntypedStorage, and its elements are bytes. A
+ * Parameter wraps a view once more. Quantized, sparse, conjugated and subclassed tensors are refused, and
+ * the error names what they are made by.
+ *
+ * An item in a file is an archive, read from its directory. A compressed item is read from its start, since
+ * its directory is at its end. The pickle ends where it stops, the records before the tensor have a few
+ * bytes each, and the length of the tensor is in its pickle. Its CRC-32 follows it.
  */
-#include "format.h"
+#include "torch_item.h"
+
+#include "crc.h"
+#include "zstd_stream.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { WINDOW = 4096, MOST_START = 1 << 16, HEADER = 30 };
+enum { WINDOW_NBYTES = 4096, MAX_START_NBYTES = 1 << 16, HEADER_NBYTES = 30 };
 
-/* ---- an archive on disk ---- */
+/* ---- a pickled tensor ---- */
 
-/* The start and the end of an item, which is where everything but the tensor is. */
-struct item {
-    struct files *files;
+static rsd_status fail_view(const char *what)
+{
+    return fail(RSD_EFORMAT, "tensor %s", what);
+}
+
+static rsd_status fail_unknown(const struct pickle_tree *tree, const char *what, pickle_node global)
+{
+    char text[GLOBAL_TEXT_NCHARS];
+    return fail(RSD_EUNSUPPORTED, "%s %s is not supported", what,
+                pickle_global_text(tree, global, text));
+}
+
+static rsd_status take_view_extents(const struct pickle_tree *tree, pickle_node tuple,
+                                    int32_t *ndim, int64_t *out)
+{
+    uint32_t n = pickle_count(tree, tuple);
+    if (pickle_kind(tree, tuple) != NODE_TUPLE)
+        return fail_view("has a shape or strides that are not a tuple");
+    if (n > RSD_MAX_DIMS)
+        return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d", n, (int)RSD_MAX_DIMS);
+    for (uint32_t d = 0; d < n; d++)
+        if (!pickle_as_i64(tree, pickle_item(tree, tuple, d), &out[d]) || out[d] < 0 ||
+            out[d] > MAX_EXTENT)
+            return fail_view("has an extent or stride that is not an integer from 0 to 2^62");
+    *ndim = (int32_t)n;
+    return RSD_OK;
+}
+
+static rsd_status take_view_storage(const struct pickle_tree *tree, pickle_node persistent,
+                                    struct torch_view *view, pickle_node *class)
+{
+    if (pickle_kind(tree, persistent) != NODE_PERSISTENT)
+        return fail_view("has no storage");
+    pickle_node id = pickle_part(tree, persistent, NODE_WHAT);
+    int64_t count;
+    if (pickle_kind(tree, id) != NODE_TUPLE || pickle_count(tree, id) < 5 ||
+        !slice_is(pickle_text(tree, pickle_item(tree, id, 0)), "storage") ||
+        !pickle_as_i64(tree, pickle_item(tree, id, 4), &count) || count < 0)
+        return fail_view("has an invalid storage");
+    view->key = pickle_text(tree, pickle_item(tree, id, 2));
+    view->storage_count = (uint64_t)count;
+    *class = pickle_item(tree, id, 1);
+    return RSD_OK;
+}
+
+/* Takes the dtype: of v2 from the class of its storage, of v3 from an argument. */
+static rsd_status take_view_dtype(const struct pickle_tree *tree, pickle_node global, bool v3,
+                                  struct torch_view *view)
+{
+    enum known known = pickle_known(tree, global);
+    struct slice name = {"", 0};
+    if (known == (v3 ? KNOWN_TORCH_NAME : KNOWN_STORAGE_CLASS))
+        name = pickle_text(tree, pickle_part(tree, global, NODE_ARGS));
+    view->untyped = v3;
+    view->dtype = v3 ? dtype_from_torch(name) : dtype_from_storage(name);
+    if (view->dtype)
+        return RSD_OK;
+    return fail_unknown(tree, v3 ? "dtype" : "storage class", global);
+}
+
+/* Refuses a lazily conjugated or negated tensor, whose values are not those in the storage. */
+static rsd_status refuse_lazy(const struct pickle_tree *tree, pickle_node metadata)
+{
+    if (pickle_kind(tree, metadata) == NODE_DICT &&
+        (pickle_find(tree, metadata, "conj") == PICKLE_TRUE ||
+         pickle_find(tree, metadata, "neg") == PICKLE_TRUE))
+        return fail(RSD_EUNSUPPORTED, "lazily conjugated or negated tensors are not supported");
+    return RSD_OK;
+}
+
+static rsd_status take_view_args(const struct pickle_tree *tree, pickle_node args, bool v3,
+                                 struct torch_view *view)
+{
+    uint32_t n = pickle_count(tree, args), least = v3 ? 7 : 6;
+    int32_t nstrides;
+    pickle_node class;
+    if (n < least || n > least + 1)
+        return fail_view("has a wrong number of arguments");
+    TRY(take_view_storage(tree, pickle_item(tree, args, 0), view, &class));
+    if (!pickle_as_i64(tree, pickle_item(tree, args, 1), &view->offset) || view->offset < 0)
+        return fail_view("has an invalid offset");
+    TRY(take_view_extents(tree, pickle_item(tree, args, 2), &view->ndim, view->shape));
+    TRY(take_view_extents(tree, pickle_item(tree, args, 3), &nstrides, view->strides));
+    if (nstrides != view->ndim)
+        return fail_view("has different numbers of strides and dims");
+    TRY(take_view_dtype(tree, v3 ? pickle_item(tree, args, 6) : class, v3, view));
+    return n > least ? refuse_lazy(tree, pickle_item(tree, args, least)) : RSD_OK;
+}
+
+static rsd_status fail_not_tensor(const struct pickle_tree *tree, pickle_node c)
+{
+    if (pickle_kind(tree, c) != NODE_CALL)
+        return fail(RSD_EFORMAT, "item is not a tensor");
+    char text[GLOBAL_TEXT_NCHARS];
+    return fail(RSD_EUNSUPPORTED, "tensors made by %s are not supported",
+                pickle_global_text(tree, pickle_part(tree, c, NODE_WHAT), text));
+}
+
+bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c)
+{
+    if (pickle_kind(tree, c) != NODE_CALL)
+        return false;
+    enum known known = pickle_known(tree, pickle_part(tree, c, NODE_WHAT));
+    return known == KNOWN_REBUILD_TENSOR_V2 || known == KNOWN_REBUILD_TENSOR_V3 ||
+           known == KNOWN_REBUILD_PARAMETER;
+}
+
+rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct torch_view *out)
+{
+    struct torch_view view = {0};
+    for (int wrapped = 0; wrapped < 2; wrapped++) {
+        if (!torch_view_is_tensor(tree, c))
+            return fail_not_tensor(tree, c);
+        pickle_node args = pickle_part(tree, c, NODE_ARGS);
+        enum known known = pickle_known(tree, pickle_part(tree, c, NODE_WHAT));
+        if (known != KNOWN_REBUILD_PARAMETER) {
+            TRY(take_view_args(tree, args, known == KNOWN_REBUILD_TENSOR_V3, &view));
+            *out = view;
+            return RSD_OK;
+        }
+        if (pickle_count(tree, args) < 1)
+            return fail_view("is a Parameter without data");
+        c = pickle_item(tree, args, 0);
+    }
+    return fail_view("is a Parameter of a Parameter");
+}
+
+rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes)
+{
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(view->dtype), last = view->offset, step,
+            nbytes;
+    bool empty = false;
+    if (!mul_i64((int64_t)view->storage_count, view->untyped ? 1 : element_nbytes, &nbytes) ||
+        (uint64_t)nbytes != record_nbytes)
+        return fail(RSD_EFORMAT, "storage of %llu elements does not match its record of %llu bytes",
+                    (unsigned long long)view->storage_count, (unsigned long long)record_nbytes);
+    for (int32_t d = 0; d < view->ndim; d++)
+        empty = empty || view->shape[d] == 0;
+    if (empty)
+        return RSD_OK;
+    for (int32_t d = 0; d < view->ndim; d++)
+        if (!mul_i64(view->shape[d] - 1, view->strides[d], &step) || !add_i64(last, step, &last))
+            return fail_view("reaches beyond its storage");
+    if (last >= nbytes / element_nbytes)
+        return fail(RSD_EFORMAT, "tensor reaches element %lld of a storage of %lld elements",
+                    (long long)last, (long long)(nbytes / element_nbytes));
+    if (strides_overlap(view->ndim, view->shape, view->strides))
+        return fail_view("has elements that overlap");
+    return RSD_OK;
+}
+
+void torch_view_set_array(const struct torch_view *view, struct stored_array *array)
+{
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(view->dtype);
+    if (box_is_empty(view->ndim, view->shape)) /* its offset and strides may be any number */
+        return;
+    array->base = view->offset * element_nbytes;
+    for (int32_t d = 0; d < view->ndim; d++) /* so may the stride of a single index */
+        array->strides[d] = view->shape[d] > 1 ? view->strides[d] * element_nbytes : 0;
+}
+
+/* ---- an archive in a file ---- */
+
+/* The first and last bytes of an item, which have everything but the tensor. */
+struct item_windows {
+    struct store *store;
     uint32_t file;
     uint64_t offset, nbytes;
-    uint64_t tail; /* where the window at the end begins */
+    uint64_t tail; /* offset of the last bytes */
     size_t nhead, ntail;
-    unsigned char head_bytes[WINDOW], tail_bytes[WINDOW];
+    unsigned char head_bytes[WINDOW_NBYTES], tail_bytes[WINDOW_NBYTES];
 };
 
-static rsd_status item_read(void *context, uint64_t at, void *out, size_t n)
+static rsd_status read_windows(void *context, uint64_t at, void *out, size_t n)
 {
-    const struct item *item = context;
+    const struct item_windows *item = context;
     if (at > item->nbytes || n > item->nbytes - at)
-        return fail(RSD_EFORMAT, "byte %llu of an archive: it ends before that",
+        return fail(RSD_EFORMAT, "byte %llu of the archive: archive ends before it",
                     (unsigned long long)at);
     if (at + n <= item->nhead)
         memcpy(out, item->head_bytes + at, n);
     else if (at >= item->tail)
         memcpy(out, item->tail_bytes + (at - item->tail), n);
     else
-        return file_read(item->files, item->file, item->offset + at, out, n);
+        return store_read(item->store, item->file, item->offset + at, out, n);
     return RSD_OK;
 }
 
-static rsd_status load_windows(struct item *item)
+static rsd_status load_windows(struct item_windows *item)
 {
-    item->nhead = item->nbytes < WINDOW ? (size_t)item->nbytes : WINDOW;
-    TRY(file_read(item->files, item->file, item->offset, item->head_bytes, item->nhead));
-    item->ntail =
-        item->nbytes - item->nhead < WINDOW ? (size_t)(item->nbytes - item->nhead) : WINDOW;
+    item->nhead = item->nbytes < WINDOW_NBYTES ? (size_t)item->nbytes : WINDOW_NBYTES;
+    TRY(store_read(item->store, item->file, item->offset, item->head_bytes, item->nhead));
+    item->ntail = item->nbytes - item->nhead < WINDOW_NBYTES ? (size_t)(item->nbytes - item->nhead)
+                                                             : WINDOW_NBYTES;
     item->tail = item->nbytes - item->ntail;
-    return file_read(item->files, item->file, item->offset + item->tail, item->tail_bytes,
-                     item->ntail);
+    return store_read(item->store, item->file, item->offset + item->tail, item->tail_bytes,
+                      item->ntail);
 }
 
-static rsd_status load_pickle(struct zip *zip, struct pickle_tree *tree, pickle_node *root)
+static rsd_status load_item_pickle(struct zip *zip, struct pickle_tree *tree, pickle_node *root)
 {
     struct zip_record *record;
     TRY(zip_find(zip, "data.pkl", &record));
     if (!record)
-        return fail(RSD_EFORMAT, "no record data.pkl: not what torch.save writes");
+        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
     return zip_read_pickle(zip, record, tree, root);
 }
 
-static rsd_status read_byteorder(struct zip *zip, bool *big_endian)
+rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian)
 {
     struct zip_record *record;
     char text[8] = "";
@@ -71,161 +246,166 @@ static rsd_status read_byteorder(struct zip *zip, bool *big_endian)
     TRY(zip->read(zip->context, record->data, text, n));
     *big_endian = strcmp(text, "big") == 0;
     if (!*big_endian && strcmp(text, "little") != 0)
-        return fail(RSD_EFORMAT, "record byteorder says '%s'", text);
+        return fail(RSD_EFORMAT, "record byteorder has '%s'; expected little or big", text);
     return RSD_OK;
 }
 
-static rsd_status find_tensor(struct zip *zip, struct stored_view *out)
+static rsd_status find_item_tensor(struct zip *zip, struct torch_view *view,
+                                   struct stored_array *out)
 {
     struct pickle_tree tree;
     struct zip_record *record = NULL;
     char name[300];
     pickle_node root;
-    TRY(read_byteorder(zip, &out->big_endian));
-    TRY(load_pickle(zip, &tree, &root));
-    rsd_status status = torch_view_read(&tree, root, &out->view);
+    TRY(torch_read_byteorder(zip, &out->big_endian));
+    TRY(load_item_pickle(zip, &tree, &root));
+    rsd_status status = torch_view_read(&tree, root, view);
     if (!status) {
-        struct slice key = out->view.key;
+        struct slice key = view->key;
         snprintf(name, sizeof name, "data/%.*s", (int)(key.nbytes < 200 ? key.nbytes : 200),
                  key.bytes);
-        out->view.key = (struct slice){"", 0};
+        view->key = (struct slice){"", 0};
         status = zip_find(zip, name, &record);
     }
     pickle_tree_drop(&tree);
     TRY(status);
     if (!record)
         return fail(RSD_EFORMAT, "record %s is missing", name);
-    out->data = record->data;
+    out->offset = record->data;
     out->nbytes = record->nbytes;
     out->crc = record->crc;
-    out->has_crc =
-        record->crc != 0 || record->nbytes == 0; /* torch can be told not to compute it */
-    return torch_view_check(&out->view, record->nbytes);
+    out->has_crc = record->crc != 0 || record->nbytes == 0; /* 0: torch did not compute it */
+    TRY(torch_view_check(view, record->nbytes));
+    torch_view_set_array(view, out);
+    return RSD_OK;
 }
 
-rsd_status torch_item_locate(struct files *files, const struct extent *extent,
-                             struct stored_view *out)
+rsd_status torch_item_locate(struct store *store, const struct extent *extent,
+                             struct torch_view *view, struct stored_array *array)
 {
-    struct item *item = mem_new(1, sizeof *item);
+    struct item_windows *item = mem_new(1, sizeof *item);
     struct zip zip;
     if (!item)
         return RSD_ENOMEM;
-    *item = (struct item){
-        .files = files, .file = extent->file, .offset = extent->offset, .nbytes = extent->nbytes};
-    *out = (struct stored_view){0};
+    *item = (struct item_windows){
+        .store = store, .file = extent->file, .offset = extent->offset, .nbytes = extent->nbytes};
+    *array = (struct stored_array){0};
     rsd_status status = load_windows(item);
-    if (!status && !(status = zip_open(&zip, item_read, item, item->nbytes))) {
-        status = find_tensor(&zip, out);
+    if (!status && !(status = zip_open(&zip, read_windows, item, item->nbytes))) {
+        status = find_item_tensor(&zip, view, array);
         zip_close(&zip);
     }
-    out->data += extent->offset;
+    array->offset += extent->offset;
     mem_free(item);
     return status;
 }
 
 /* ---- a compressed archive ---- */
 
-/* The start of the stream, as far as it was produced. */
-struct start {
-    struct inflate *inflate;
-    unsigned char *bytes;
+/* A compressed archive. The bytes behind `at` were produced and not used yet. */
+struct stored_stream {
+    struct store_range range;
+    struct zstd_reader *zstd;
     size_t n, at;
+    unsigned char bytes[MAX_START_NBYTES];
 };
 
-static rsd_status want(struct start *start, size_t n)
+static rsd_status produce_start(struct stored_stream *start, size_t n)
 {
-    if (n > MOST_START)
-        return fail(RSD_EFORMAT, "more than %d bytes before the tensor", (int)MOST_START);
+    if (n > MAX_START_NBYTES)
+        return fail(RSD_EFORMAT, "more than %d bytes precede the tensor", (int)MAX_START_NBYTES);
     if (n > start->n) {
-        TRY(inflate_read(start->inflate, start->bytes + start->n, n - start->n));
+        TRY(zstd_reader_read(start->zstd, start->bytes + start->n, n - start->n));
         start->n = n;
     }
     return RSD_OK;
 }
 
-static uint32_t get16(const unsigned char *bytes)
+static uint32_t little_16(const unsigned char *bytes)
 {
     return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8;
 }
 
-static uint32_t get32(const unsigned char *bytes)
+static uint32_t little_32(const unsigned char *bytes)
 {
-    return get16(bytes) | get16(bytes + 2) << 16;
+    return little_16(bytes) | little_16(bytes + 2) << 16;
 }
 
-/* Steps over a header, to the first byte of its record; the name without its folder. */
-static rsd_status step_header(struct start *start, struct slice *name)
+/* Steps over a header, to the first byte of its record. *name is without its directory. */
+static rsd_status step_header(struct stored_stream *start, struct slice *name)
 {
-    TRY(want(start, start->at + HEADER));
+    TRY(produce_start(start, start->at + HEADER_NBYTES));
     const unsigned char *header = start->bytes + start->at;
     if (memcmp(header, "PK\3\4", 4) != 0)
-        return fail(RSD_EFORMAT, "byte %zu of a compressed archive: no header of a record",
+        return fail(RSD_EFORMAT, "byte %zu of the compressed archive: not a record header",
                     start->at);
-    if (get16(header + 6) & 1 || get16(header + 8) != 0)
+    if (little_16(header + 6) & 1 || little_16(header + 8) != 0)
         return fail(RSD_EUNSUPPORTED,
-                    "byte %zu of a compressed archive: a record that is not stored as it is",
+                    "byte %zu of the compressed archive: record is compressed or encrypted",
                     start->at);
-    size_t nname = get16(header + 26), nextra = get16(header + 28);
-    TRY(want(start, start->at + HEADER + nname + nextra));
-    *name = (struct slice){(const char *)start->bytes + start->at + HEADER, nname};
+    size_t nname = little_16(header + 26), nextra = little_16(header + 28);
+    TRY(produce_start(start, start->at + HEADER_NBYTES + nname + nextra));
+    *name = (struct slice){(const char *)start->bytes + start->at + HEADER_NBYTES, nname};
     const char *slash = memchr(name->bytes, '/', name->nbytes);
     if (slash) {
         name->nbytes -= (size_t)(slash + 1 - name->bytes);
         name->bytes = slash + 1;
     }
-    start->at += HEADER + nname + nextra;
+    start->at += HEADER_NBYTES + nname + nextra;
     return RSD_OK;
 }
 
-/* Steps over the descriptor behind a record of n bytes; they end where one with that length begins. */
-static rsd_status step_small(struct start *start, struct slice *content)
+/* Steps over a small record. It ends where a descriptor with its length begins. */
+static rsd_status step_small(struct stored_stream *start, struct slice *content)
 {
     size_t first = start->at;
     for (size_t n = 0; n < 256; n++) {
-        TRY(want(start, first + n + 16));
+        TRY(produce_start(start, first + n + 16));
         const unsigned char *end = start->bytes + first + n;
-        if (memcmp(end, "PK\7\x08", 4) == 0 && get16(end + 12) == n) {
+        if (memcmp(end, "PK\7\x08", 4) == 0 && little_16(end + 12) == n) {
             *content = (struct slice){(const char *)start->bytes + first, n};
             start->at = first + n + 16;
             return RSD_OK;
         }
     }
-    return fail(RSD_EFORMAT, "byte %zu of a compressed archive: a record without end", first);
+    return fail(RSD_EFORMAT, "byte %zu of the compressed archive: end of the record not found",
+                first);
 }
 
 static rsd_status read_start(void *context, uint64_t at, void *out, size_t n)
 {
-    struct start *start = context;
-    TRY(want(start, start->at + (size_t)at + n));
+    struct stored_stream *start = context;
+    TRY(produce_start(start, start->at + (size_t)at + n));
     memcpy(out, start->bytes + start->at + at, n);
     return RSD_OK;
 }
 
 /* Steps over a pickle of n bytes and its descriptor. */
-static rsd_status step_checked(struct start *start, size_t n)
+static rsd_status step_checked(struct stored_stream *start, size_t n)
 {
-    TRY(want(start, start->at + n + 16));
+    TRY(produce_start(start, start->at + n + 16));
     const unsigned char *end = start->bytes + start->at + n;
-    uint32_t crc = crc32_of(start->bytes + start->at, n), said = get32(end + 4);
-    if (memcmp(end, "PK\7\x08", 4) != 0 || get32(end + 12) != n)
-        return fail(RSD_EFORMAT, "byte %zu of a compressed archive: no descriptor of a record",
+    uint32_t crc = crc32_of(start->bytes + start->at, n), expected = little_32(end + 4);
+    if (memcmp(end, "PK\7\x08", 4) != 0 || little_32(end + 12) != n)
+        return fail(RSD_EFORMAT, "byte %zu of the compressed archive: not a record descriptor",
                     start->at + n);
-    if (said != 0 && said != crc)
+    if (expected != 0 && expected != crc)
         return fail(RSD_EFORMAT,
-                    "byte %zu of a compressed archive: data.pkl has CRC-32 %08x, should have "
-                    "%08x: it is damaged",
-                    start->at, crc, said);
+                    "byte %zu of the compressed archive: data.pkl is damaged: CRC-32 is %08x, "
+                    "expected %08x",
+                    start->at, crc, expected);
     start->at += n + 16;
     return RSD_OK;
 }
 
-/* Pickles are read ahead; here, one byte at a time would be too many calls, and more than the pickle may
- * not be there. So it is tried with ever more bytes. */
-static rsd_status step_pickle(struct start *start, struct pickle_tree *tree, pickle_node *root)
+/* Steps over the pickle. Its length is not known, and the stream may end soon behind it, so it is read with
+ * twice as many bytes each time. */
+static rsd_status step_pickle(struct stored_stream *start, struct pickle_tree *tree,
+                              pickle_node *root)
 {
     for (size_t n = 512;; n *= 2) {
         uint64_t used;
-        rsd_status status = want(start, start->at + n);
+        rsd_status status = produce_start(start, start->at + n);
         if (status && n > 512)
             return status;
         size_t have = start->n - start->at;
@@ -236,7 +416,7 @@ static rsd_status step_pickle(struct start *start, struct pickle_tree *tree, pic
                 pickle_tree_drop(tree);
             return status;
         }
-        if (status != RSD_EFORMAT || n > MOST_START / 4)
+        if (status != RSD_EFORMAT || n > MAX_START_NBYTES / 4)
             return status;
     }
 }
@@ -246,7 +426,8 @@ static bool same_slice(struct slice a, struct slice b)
     return a.nbytes == b.nbytes && memcmp(a.bytes, b.bytes, a.nbytes) == 0;
 }
 
-static rsd_status go_to_tensor(struct start *start, struct stored_view *out)
+static rsd_status go_to_tensor(struct stored_stream *start, struct torch_view *view,
+                               struct stored_array *array)
 {
     struct pickle_tree tree = {0};
     bool pickled = false;
@@ -261,45 +442,78 @@ static rsd_status go_to_tensor(struct start *start, struct stored_view *out)
             status = step_pickle(start, &tree, &root);
             pickled = !status;
             if (!status)
-                status = torch_view_read(&tree, root, &out->view);
+                status = torch_view_read(&tree, root, view);
         } else if (name.nbytes > 5 && memcmp(name.bytes, "data/", 5) == 0) {
             const struct slice key = {name.bytes + 5, name.nbytes - 5};
             if (!pickled)
-                status = fail(RSD_EFORMAT, "a storage before its pickle");
-            else if (!same_slice(key, out->view.key))
-                status = fail(RSD_EFORMAT, "the storage of another tensor comes first");
+                status = fail(RSD_EFORMAT, "storage precedes its pickle");
+            else if (!same_slice(key, view->key))
+                status = fail(RSD_EFORMAT, "first storage belongs to another tensor");
             break;
         } else {
             bool order = slice_is(name, "byteorder");
             status = step_small(start, &content);
             if (!status && order)
-                out->big_endian = slice_is(content, "big");
+                array->big_endian = slice_is(content, "big");
         }
     }
     pickle_tree_drop(&tree);
-    out->view.key = (struct slice){"", 0};
+    view->key = (struct slice){"", 0};
     return status;
 }
 
-rsd_status torch_item_locate_stream(struct inflate *inflate, struct stored_view *out,
-                                    unsigned char **rest, size_t *nrest)
+static rsd_status start_stream(struct stored_stream *stream, const struct extent *extent,
+                               struct torch_view *view, struct stored_array *array)
 {
-    struct start start = {.inflate = inflate, .bytes = mem_new(MOST_START, 1)};
-    if (!start.bytes)
+    TRY(zstd_reader_open(store_range_read, &stream->range, extent->nbytes, extent->nzstd,
+                         &stream->zstd));
+    *array = (struct stored_array){.stream = true, .has_crc = true}; /* it follows */
+    TRY(go_to_tensor(stream, view, array));
+    array->nbytes = view->storage_count * (view->untyped ? 1 : rsd_dtype_nbytes(view->dtype));
+    TRY(torch_view_check(view, array->nbytes));
+    torch_view_set_array(view, array);
+    return RSD_OK;
+}
+
+rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
+                                  struct torch_view *view, struct stored_array *array,
+                                  struct stored_stream **out)
+{
+    struct stored_stream *stream = mem_new(1, sizeof *stream);
+    if (!stream)
         return RSD_ENOMEM;
-    *out = (struct stored_view){.has_crc = true}; /* behind the bytes */
-    rsd_status status = go_to_tensor(&start, out);
-    if (!status) {
-        const struct torch_view *view = &out->view;
-        out->nbytes = view->storage_count * (view->untyped ? 1 : rsd_dtype_nbytes(view->dtype));
-        status = torch_view_check(view, out->nbytes);
-    }
-    if (status) {
-        mem_free(start.bytes);
-        return status;
-    }
-    *nrest = start.n - start.at;
-    memmove(start.bytes, start.bytes + start.at, *nrest);
-    *rest = start.bytes;
+    stream->range = (struct store_range){store, extent->file, extent->offset};
+    rsd_status status = start_stream(stream, extent, view, array);
+    if (status)
+        stored_stream_close(stream);
+    else
+        *out = stream;
+    return status;
+}
+
+void stored_stream_close(struct stored_stream *stream)
+{
+    if (!stream)
+        return;
+    zstd_reader_close(stream->zstd);
+    mem_free(stream);
+}
+
+rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n)
+{
+    size_t ready = stream->n - stream->at, first = ready < n ? ready : n;
+    memcpy(out, stream->bytes + stream->at, first);
+    stream->at += first;
+    return first < n ? zstd_reader_read(stream->zstd, (char *)out + first, n - first) : RSD_OK;
+}
+
+rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32_t *crc)
+{
+    unsigned char descriptor[8];
+    TRY(stored_stream_read(stream, descriptor, sizeof descriptor));
+    if (memcmp(descriptor, "PK\7\x08", 4) != 0)
+        return fail(RSD_EFORMAT, "descriptor behind the bytes is missing");
+    *crc = little_32(descriptor + 4);
+    *has_crc = *crc != 0; /* 0: torch did not compute it */
     return RSD_OK;
 }

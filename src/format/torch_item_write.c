@@ -1,15 +1,17 @@
-/* item.c - one tensor or value as torch.save writes it: a small archive around the bytes.
+/* torch_item_write.c - one tensor or value as torch.save writes it: a small archive around the bytes.
  *
  *     head | bytes of the tensor | tail
  *
- * The head is the same for the same dtype and shape, and its length is known beforehand; the tail has
- * the CRC-32 of the bytes in it. So the bytes may be written first, in any order and by several threads.
- * What comes out is what torch 2.7 and later write for a dense tensor on the CPU, to the byte.
+ * The head depends on dtype and shape alone. The tail has the CRC-32 of the bytes. So the bytes may be
+ * written first, in any order and by several threads. The result is what torch 2.7 and later write for a
+ * dense tensor on the CPU, byte for byte.
  *
- * The last record is an id that torch makes from names and CRCs. The part that comes from the names is a
+ * The last record is an id that torch makes from names and CRCs. Its part that comes from the names is a
  * constant for each set of records, since it depends on the order of a hash table.
  */
-#include "format.h"
+#include "torch_item.h"
+
+#include "crc.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -18,25 +20,25 @@ enum { ALIGNMENT = 64, NRECORDS = 7 };
 
 /* ---- the pickle of a tensor ---- */
 
-static void memoize(struct bytes *out, int *memo)
+static void memoize_item(struct bytes *out, int *memo)
 {
     pickle_write_op(out, "q");
     pickle_write_number(out, (uint64_t)(*memo)++, 1);
 }
 
-static void write_archive_text(struct bytes *out, const char *text, int *memo)
+static void put_pickle_text(struct bytes *out, const char *text, int *memo)
 {
     pickle_write_text(out, (struct slice){text, strlen(text)});
-    memoize(out, memo);
+    memoize_item(out, memo);
 }
 
-static void pickle_global(struct bytes *out, const char *module, const char *name, int *memo)
+static void put_pickle_global(struct bytes *out, const char *module, const char *name, int *memo)
 {
     pickle_write_global(out, module, name);
-    memoize(out, memo);
+    memoize_item(out, memo);
 }
 
-static void pickle_tuple(struct bytes *out, int32_t n, const int64_t *values, int *memo)
+static void put_pickle_tuple(struct bytes *out, int32_t n, const int64_t *values, int *memo)
 {
     static const char *const close[] = {")", "\x85", "\x86", "\x87"};
     if (n > 3)
@@ -45,11 +47,11 @@ static void pickle_tuple(struct bytes *out, int32_t n, const int64_t *values, in
         pickle_write_int(out, values[i]);
     pickle_write_op(out, n > 3 ? "t" : close[n]);
     if (n > 0)
-        memoize(out, memo);
+        memoize_item(out, memo);
 }
 
-static void pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                          const int64_t *strides)
+static void put_pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim,
+                              const int64_t *shape, const int64_t *strides)
 {
     int64_t dense[RSD_MAX_DIMS], stride = 1, volume = box_volume(ndim, shape);
     int memo = 0;
@@ -59,66 +61,67 @@ static void pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, cons
     }
     bool typed = dtype_to_storage(dtype) != NULL;
     bytes_put(out, "\x80\x02", 2);
-    pickle_global(out, "torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", &memo);
+    put_pickle_global(out, "torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3",
+                      &memo);
     pickle_write_op(out, "((");
-    write_archive_text(out, "storage", &memo);
+    put_pickle_text(out, "storage", &memo);
     if (typed)
-        pickle_global(out, "torch", dtype_to_storage(dtype), &memo);
+        put_pickle_global(out, "torch", dtype_to_storage(dtype), &memo);
     else
-        pickle_global(out, "torch.storage", "UntypedStorage", &memo);
-    write_archive_text(out, "0", &memo);
-    write_archive_text(out, "cpu", &memo);
+        put_pickle_global(out, "torch.storage", "UntypedStorage", &memo);
+    put_pickle_text(out, "0", &memo);
+    put_pickle_text(out, "cpu", &memo);
     pickle_write_int(out, typed ? volume : volume * (int64_t)rsd_dtype_nbytes(dtype));
     pickle_write_op(out, "t");
-    memoize(out, &memo);
+    memoize_item(out, &memo);
     bytes_put(out, "QK\0", 3);
-    pickle_tuple(out, ndim, shape, &memo);
-    pickle_tuple(out, ndim, strides ? strides : dense, &memo);
+    put_pickle_tuple(out, ndim, shape, &memo);
+    put_pickle_tuple(out, ndim, strides ? strides : dense, &memo);
     pickle_write_op(out, "\x89");
-    pickle_global(out, "collections", "OrderedDict", &memo);
+    put_pickle_global(out, "collections", "OrderedDict", &memo);
     pickle_write_op(out, ")R");
-    memoize(out, &memo);
+    memoize_item(out, &memo);
     if (!typed)
-        pickle_global(out, "torch", dtype_to_torch(dtype), &memo);
+        put_pickle_global(out, "torch", dtype_to_torch(dtype), &memo);
     pickle_write_op(out, "t");
-    memoize(out, &memo);
+    memoize_item(out, &memo);
     pickle_write_op(out, "R");
-    memoize(out, &memo);
+    memoize_item(out, &memo);
     pickle_write_op(out, ".");
 }
 
 /* ---- the archive ---- */
 
-struct entry {
+struct archive_entry {
     const char *name;
     uint64_t header, nbytes;
     uint32_t crc;
 };
 
-struct archive {
+struct archive_writer {
     struct bytes *out;
-    uint64_t base; /* where out begins in the archive */
-    struct entry entries[NRECORDS];
+    uint64_t base; /* offset of `out` in the archive */
+    struct archive_entry entries[NRECORDS];
     int n;
-    uint64_t id; /* what the CRCs were folded into */
+    uint64_t id; /* of all CRCs */
 };
 
 static const uint64_t large = 0xffffffffu;
 
-static bool is_large(const struct entry *entry)
+static bool is_large(const struct archive_entry *entry)
 {
     return entry->nbytes >= large || entry->header >= large;
 }
 
-/* Sizes, and the place of the header, that do not fit into 32 bits. */
-static size_t zip64_nbytes(const struct entry *entry)
+/* Returns the length of the field for sizes and offsets that do not fit into 32 bits. */
+static size_t zip64_nbytes(const struct archive_entry *entry)
 {
     if (!is_large(entry))
         return 0;
     return (size_t)4 + (entry->nbytes >= large ? 16u : 0u) + (entry->header >= large ? 8u : 0u);
 }
 
-static void put_zip64(struct bytes *out, const struct entry *entry, uint64_t stored)
+static void put_zip64(struct bytes *out, const struct archive_entry *entry, uint64_t stored)
 {
     size_t n = zip64_nbytes(entry);
     if (n == 0)
@@ -133,17 +136,18 @@ static void put_zip64(struct bytes *out, const struct entry *entry, uint64_t sto
         pickle_write_number(out, entry->header, 8);
 }
 
-static void fold_id(struct archive *archive, uint64_t value)
+static void fold_id(struct archive_writer *archive, uint64_t value)
 {
     uint64_t id = archive->id;
     archive->id = id ^ (value + 0x9e3779b9u + (id << 6) + (id >> 2));
 }
 
-static void put_header(struct archive *archive, const char *name, uint64_t nbytes)
+static void put_record_header(struct archive_writer *archive, const char *name, uint64_t nbytes)
 {
     struct bytes *out = archive->out;
-    struct entry *entry = &archive->entries[archive->n++];
-    *entry = (struct entry){.name = name, .header = archive->base + out->n, .nbytes = nbytes};
+    struct archive_entry *entry = &archive->entries[archive->n++];
+    *entry =
+        (struct archive_entry){.name = name, .header = archive->base + out->n, .nbytes = nbytes};
     size_t extra = zip64_nbytes(entry);
     uint64_t data = entry->header + 30 + strlen(name) + extra + 4;
     size_t padding = (size_t)(-data & (ALIGNMENT - 1));
@@ -162,9 +166,9 @@ static void put_header(struct archive *archive, const char *name, uint64_t nbyte
         pickle_write_op(out, "Z");
 }
 
-static void put_descriptor(struct archive *archive, uint32_t crc)
+static void put_descriptor(struct archive_writer *archive, uint32_t crc)
 {
-    struct entry *entry = &archive->entries[archive->n - 1];
+    struct archive_entry *entry = &archive->entries[archive->n - 1];
     entry->crc = crc;
     if (entry->nbytes == 0)
         return;
@@ -176,27 +180,28 @@ static void put_descriptor(struct archive *archive, uint32_t crc)
     fold_id(archive, crc);
 }
 
-/* torch looks for descriptors in what it writes, and takes a record that begins like one for one. */
-static void fold_lookalike(struct archive *archive, const unsigned char *first, uint64_t nbytes)
+/* Does as torch, which takes the first bytes of a record for a descriptor if they look like one. */
+static void fold_lookalike(struct archive_writer *archive, const unsigned char *first,
+                           uint64_t nbytes)
 {
     if (nbytes >= 8 && memcmp(first, "PK\7\x08", 4) == 0)
         fold_id(archive, (uint32_t)first[4] | (uint32_t)first[5] << 8 | (uint32_t)first[6] << 16 |
                              (uint32_t)first[7] << 24);
 }
 
-static void put_record(struct archive *archive, const char *name, const void *data, size_t n)
+static void put_record(struct archive_writer *archive, const char *name, const void *data, size_t n)
 {
-    put_header(archive, name, n);
+    put_record_header(archive, name, n);
     bytes_put(archive->out, data, n);
     put_descriptor(archive, crc32_of(data, n));
 }
 
-static void put_directory(struct archive *archive)
+static void put_archive_directory(struct archive_writer *archive)
 {
     struct bytes *out = archive->out;
     uint64_t at = archive->base + out->n;
     for (int i = 0; i < archive->n; i++) {
-        const struct entry *entry = &archive->entries[i];
+        const struct archive_entry *entry = &archive->entries[i];
         uint64_t nbytes = entry->nbytes < large ? entry->nbytes : large;
         pickle_write_op(out, "PK\1\2");
         pickle_write_number(out, 0, 4); /* versions */
@@ -236,16 +241,16 @@ static void put_directory(struct archive *archive)
     pickle_write_number(out, 0, 2);
 }
 
-static void put_end(struct archive *archive, const char *names_id)
+static void put_last_records(struct archive_writer *archive, const char *names_id)
 {
     char id[41];
     put_record(archive, "archive/version", "3\n", 2);
     snprintf(id, sizeof id, "%s%020llu", names_id, (unsigned long long)archive->id);
     put_record(archive, "archive/.data/serialization_id", id, 40);
-    put_directory(archive);
+    put_archive_directory(archive);
 }
 
-static void put_start(struct archive *archive, const struct bytes *pickle)
+static void put_first_records(struct archive_writer *archive, const struct bytes *pickle)
 {
     put_record(archive, "archive/data.pkl", pickle->data, pickle->n);
     put_record(archive, "archive/.format_version", "1", 1);
@@ -253,73 +258,42 @@ static void put_start(struct archive *archive, const struct bytes *pickle)
     put_record(archive, "archive/byteorder", "little", 6);
 }
 
-static rsd_status failed(struct bytes *out)
+static rsd_status fail_item(struct bytes *out)
 {
     bytes_drop(out);
     return fail(RSD_ENOMEM, "no memory for an item");
 }
 
-/* ---- the windows ---- */
+/* ---- items ---- */
 
-/* Both halves are made again for the tail: they are short, and the tail needs what the head found. */
-static rsd_status tensor_halves(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                                const int64_t *strides, uint32_t crc, const unsigned char first[8],
-                                struct bytes *head, struct bytes *tail)
+rsd_status torch_item_frame(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                            const int64_t *strides, uint32_t crc, const unsigned char first[8],
+                            struct bytes *head, struct bytes *tail)
 {
     uint64_t nbytes = (uint64_t)box_volume(ndim, shape) * rsd_dtype_nbytes(dtype);
     struct bytes pickle = {0};
-    struct archive archive = {.out = head};
-    pickle_tensor(&pickle, dtype, ndim, shape, strides);
+    struct archive_writer archive = {.out = head};
+    put_pickle_tensor(&pickle, dtype, ndim, shape, strides);
     if (!pickle.failed)
-        put_start(&archive, &pickle);
+        put_first_records(&archive, &pickle);
     head->failed = head->failed || pickle.failed;
     bytes_drop(&pickle);
-    put_header(&archive, "archive/data/0", nbytes);
-    if (head->failed)
-        return failed(head);
-    if (!tail)
-        return RSD_OK;
+    put_record_header(&archive, "archive/data/0", nbytes);
     archive.base = head->n + nbytes;
     archive.out = tail;
     fold_lookalike(&archive, first, nbytes);
     put_descriptor(&archive, crc);
-    put_end(&archive, "15728199511854643026");
-    return tail->failed ? failed(tail) : RSD_OK;
-}
-
-rsd_status torch_item_head(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                           const int64_t *strides, struct bytes *head)
-{
-    return tensor_halves(dtype, ndim, shape, strides, 0, NULL, head, NULL);
-}
-
-rsd_status torch_item_tail(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                           const int64_t *strides, uint32_t crc, const unsigned char first[8],
-                           struct bytes *tail)
-{
-    struct bytes head = {0};
-    rsd_status status = tensor_halves(dtype, ndim, shape, strides, crc, first, &head, tail);
-    bytes_drop(&head);
-    return status;
-}
-
-rsd_status torch_item_nbytes(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                             const int64_t *strides, uint64_t *head_nbytes, uint64_t *nbytes)
-{
-    struct bytes head = {0}, tail = {0};
-    static const unsigned char nothing[8];
-    rsd_status status = tensor_halves(dtype, ndim, shape, strides, 0, nothing, &head, &tail);
-    *head_nbytes = head.n;
-    *nbytes = head.n + (uint64_t)box_volume(ndim, shape) * rsd_dtype_nbytes(dtype) + tail.n;
-    bytes_drop(&head);
-    bytes_drop(&tail);
-    return status;
+    put_last_records(&archive, "15728199511854643026");
+    if (!head->failed && !tail->failed)
+        return RSD_OK;
+    bytes_drop(head);
+    return fail_item(tail);
 }
 
 rsd_status torch_item_from_pickle(const struct bytes *pickle, struct bytes *out)
 {
-    struct archive archive = {.out = out};
-    put_start(&archive, pickle);
-    put_end(&archive, "02908468677762923104");
-    return out->failed ? failed(out) : RSD_OK;
+    struct archive_writer archive = {.out = out};
+    put_first_records(&archive, pickle);
+    put_last_records(&archive, "02908468677762923104");
+    return out->failed ? fail_item(out) : RSD_OK;
 }

@@ -1,11 +1,11 @@
-/* names.c - what dtypes are called in files: by torch, by its storage classes, and by safetensors. */
-#include "format.h"
+/* torch_names.c - the names of dtypes in files: torch's, those of its storage classes, and safetensors'. */
+#include "torch_item.h"
 
 #include <string.h>
 
 static const struct {
     rsd_dtype dtype;
-    const char *torch, *storage, *safetensors; /* NULL: it has none */
+    const char *torch, *storage, *safetensors; /* NULL: there is none */
 } names[] = {
     {RSD_F64, "float64", "DoubleStorage", "F64"},
     {RSD_F32, "float32", "FloatStorage", "F32"},

@@ -1,62 +1,65 @@
-/* stored_value.c - the items of values: what torch.save wrote for a number, a text, a list, an object. */
-#include "format.h"
+/* values.c - the items of values in DCP: what torch.save wrote for a number, a text, a list, an object. */
+#include "rows.h"
+
+#include "zip.h"
+#include "zstd_stream.h"
 
 #include <string.h>
 
-/* Values are small, and do not become much larger than they are on disk. */
-enum { MOST_NBYTES = 1 << 28, MOST_GROWTH = 1024, START_NBYTES = 1 << 20 };
+/* Limits of a value, and of its growth when it is decompressed. */
+enum { MAX_VALUE_NBYTES = 1 << 28, MAX_GROWTH = 1024, START_NBYTES = 1 << 20 };
 
-static rsd_status too_long(uint64_t nbytes, uint64_t most)
+static rsd_status fail_too_long(uint64_t nbytes, uint64_t most)
 {
-    return fail(RSD_ELIMIT, "a value of %llu bytes or more: %llu are the most",
+    return fail(RSD_ELIMIT, "value of %llu bytes or more exceeds the limit of %llu bytes",
                 (unsigned long long)nbytes, (unsigned long long)most);
 }
 
-/* All of a stream whose length nobody knows. */
-static rsd_status inflate_all(struct inflate *inflate, uint64_t stored, struct bytes *out)
+/* Reads all of a stream, whose length is not known. */
+static rsd_status decompress_value(struct zstd_reader *zstd, uint64_t stored, struct bytes *out)
 {
     char block[1 << 14];
-    uint64_t most = stored < MOST_NBYTES / MOST_GROWTH ? START_NBYTES + stored * MOST_GROWTH
-                                                       : (uint64_t)MOST_NBYTES;
+    uint64_t most = stored < MAX_VALUE_NBYTES / MAX_GROWTH ? START_NBYTES + stored * MAX_GROWTH
+                                                           : (uint64_t)MAX_VALUE_NBYTES;
     for (size_t n = sizeof block; n == sizeof block;) {
-        TRY(inflate_some(inflate, block, &n));
+        TRY(zstd_reader_read_some(zstd, block, &n));
         bytes_put(out, block, n);
         if (out->failed)
             return RSD_ENOMEM;
         if (out->n > most)
-            return too_long(out->n, most);
+            return fail_too_long(out->n, most);
     }
     return RSD_OK;
 }
 
-rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value *value,
-                           struct bytes *out)
+rsd_status dcp_read_item(const rsd_checkpoint *checkpoint, const struct stored_value *value,
+                         struct bytes *item)
 {
     const struct extent *extent = &value->extent;
     TRY(catalog_check_transforms(&checkpoint->catalog, extent));
-    TRY(file_check(&checkpoint->files, extent->file, extent->offset, extent->nbytes));
+    TRY(store_check_range(checkpoint->store, extent->file, extent->offset, extent->nbytes));
     if (extent->nzstd) {
-        struct inflate *inflate;
-        TRY(inflate_open(&checkpoint->files, extent->file, extent->offset, extent->nbytes,
-                         extent->nzstd, &inflate));
-        rsd_status status = inflate_all(inflate, extent->nbytes, out);
-        inflate_close(inflate);
+        struct store_range range = {checkpoint->store, extent->file, extent->offset};
+        struct zstd_reader *zstd;
+        TRY(zstd_reader_open(store_range_read, &range, extent->nbytes, extent->nzstd, &zstd));
+        rsd_status status = decompress_value(zstd, extent->nbytes, item);
+        zstd_reader_close(zstd);
         return status;
     }
-    if (extent->nbytes > MOST_NBYTES)
-        return too_long(extent->nbytes, MOST_NBYTES);
-    TRY(GROW(out->data, out->capacity, (size_t)extent->nbytes + 1));
-    out->n = (size_t)extent->nbytes;
-    return file_read(&checkpoint->files, extent->file, extent->offset, out->data, out->n);
+    if (extent->nbytes > MAX_VALUE_NBYTES)
+        return fail_too_long(extent->nbytes, MAX_VALUE_NBYTES);
+    TRY(GROW(item->data, item->capacity, (size_t)extent->nbytes + 1));
+    item->n = (size_t)extent->nbytes;
+    return store_read(checkpoint->store, extent->file, extent->offset, item->data, item->n);
 }
 
-/* ---- looking into one ---- */
+/* ---- as JSON ---- */
 
-static rsd_status read_item(void *context, uint64_t at, void *out, size_t n)
+static rsd_status copy_item(void *context, uint64_t at, void *out, size_t n)
 {
     const struct bytes *item = context;
     if (at > item->n || n > item->n - at)
-        return fail(RSD_EFORMAT, "byte %llu of an archive: it ends before that",
+        return fail(RSD_EFORMAT, "byte %llu of the archive: archive ends before it",
                     (unsigned long long)at);
     memcpy(out, item->data + at, n);
     return RSD_OK;
@@ -69,21 +72,21 @@ static rsd_status read_zip_json(struct zip *zip, char **json)
     pickle_node root;
     TRY(zip_find(zip, "data.pkl", &record));
     if (!record)
-        return fail(RSD_EFORMAT, "an archive without data.pkl");
+        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
     TRY(zip_read_pickle(zip, record, &tree, &root));
     rsd_status status = pickle_to_json(&tree, root, json);
     pickle_tree_drop(&tree);
     return status;
 }
 
-rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value *value,
+rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
                            char **json)
 {
     struct bytes item = {0};
     struct zip zip;
-    rsd_status status = value_read_item(checkpoint, value, &item);
+    rsd_status status = checkpoint->format->read_item(checkpoint, value, &item);
     if (!status)
-        status = zip_open(&zip, read_item, &item, item.n);
+        status = zip_open(&zip, copy_item, &item, item.n);
     if (!status) {
         status = read_zip_json(&zip, json);
         zip_close(&zip);

@@ -1,19 +1,19 @@
-/* box.c - arithmetic on boxes, the atoms every other room is built from.
+/* box.c - arithmetic on boxes.
  *
  *          lo[1]
  *            |<- len[1] ->|
  *   lo[0] -  +------------+
- *         |  |     a      |          a and b meet in c, and c is a box again:
- * len[0]  |  |      +-----|---+      so a plan is a list of boxes and nothing more
+ *         |  |     a      |          The overlap c of two boxes a and b is a box again,
+ * len[0]  |  |      +-----|---+      so a plan is a list of boxes.
  *         |  |      |  c  |   |
  *         -  +------|-----+   |
  *                   |    b    |
  *                   +---------+
  *
  * Invariants:
- *   (1) 0 <= ndim <= RSD_MAX_DIMS; a box without dims is one element.
- *   (2) lo and len are not negative and lo + len is at most MAX_EXTENT.
- *   (3) A box with a len of 0 is empty; its lo means nothing.
+ *   (1) 0 <= ndim <= RSD_MAX_DIMS. A box without dims is one element.
+ *   (2) lo and len are not negative, and lo + len is at most MAX_EXTENT.
+ *   (3) A box with a len of 0 is empty; its lo has no meaning.
  */
 #include "layout.h"
 
@@ -60,7 +60,7 @@ void box_set(rsd_box *box, int32_t ndim, const int64_t *lo, const int64_t *len)
     }
 }
 
-/* Going from the smallest stride up, each must step over all that is below it. */
+/* In ascending order, each stride must exceed the offset of the last element that the smaller ones reach. */
 bool strides_overlap(int32_t ndim, const int64_t *shape, const int64_t *strides)
 {
     int32_t order[RSD_MAX_DIMS], n = 0;
@@ -80,7 +80,7 @@ bool strides_overlap(int32_t ndim, const int64_t *shape, const int64_t *strides)
             return true;
         if (!mul_i64(shape[order[i]] - 1, strides[order[i]], &step) ||
             !add_i64(reach, step, &reach))
-            return false; /* beyond anything below: nothing can be shared any more */
+            return false; /* larger than any address: no two elements can be the same */
     }
     return false;
 }
@@ -90,7 +90,7 @@ const char *box_text(int32_t ndim, const int64_t *lo, const int64_t *len,
 {
     size_t at = (size_t)snprintf(text, BOX_TEXT_NCHARS, "[");
     for (int32_t d = 0; d < ndim; d++) {
-        int64_t end; /* of boxes that are being refused it may not fit */
+        int64_t end; /* may overflow: messages show invalid boxes too */
         if (!add_i64(lo[d], len[d], &end))
             end = INT64_MAX;
         int added = snprintf(text + at, BOX_TEXT_NCHARS - at, "%s%lld:%lld", d ? ", " : "",
@@ -116,7 +116,7 @@ const char *shape_text(int32_t ndim, const int64_t *shape, char text[SHAPE_TEXT_
     return text;
 }
 
-static bool is_box(const rsd_box *box)
+static bool is_valid_box(const rsd_box *box)
 {
     if (box->ndim < 0 || box->ndim > RSD_MAX_DIMS)
         return false;
@@ -129,26 +129,26 @@ static bool is_box(const rsd_box *box)
 int rsd_box_overlaps(const rsd_box *a, const rsd_box *b)
 {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    return is_box(a) && is_box(b) && a->ndim == b->ndim &&
+    return is_valid_box(a) && is_valid_box(b) && a->ndim == b->ndim &&
            box_overlap(a->ndim, a->lo, a->len, b->lo, b->len, lo, len);
 }
 
 rsd_status rsd_box_overlap(const rsd_box *saved, const rsd_box *wanted, rsd_region *region)
 {
     if (saved->ndim != wanted->ndim)
-        return fail(RSD_EINVAL, "the saved box has %d dims, the wanted box %d", (int)saved->ndim,
-                    (int)wanted->ndim);
-    if (!is_box(saved) || !is_box(wanted))
-        return fail(RSD_EINVAL, "a box needs 0 to %d dims, and lies between 0 and 2^62 in each",
+        return fail(RSD_EINVAL, "number of dims differs: saved box %d, wanted box %d",
+                    (int)saved->ndim, (int)wanted->ndim);
+    if (!is_valid_box(saved) || !is_valid_box(wanted))
+        return fail(RSD_EINVAL, "invalid box: ndim must be 0 to %d, lo and len 0 to 2^62",
                     (int)RSD_MAX_DIMS);
-    rsd_region meet = {.ndim = saved->ndim};
+    rsd_region overlap = {.ndim = saved->ndim};
     for (int32_t d = 0; d < saved->ndim; d++) {
         int64_t begin = max_i64(saved->lo[d], wanted->lo[d]);
         int64_t end = min_i64(saved->lo[d] + saved->len[d], wanted->lo[d] + wanted->len[d]);
-        meet.len[d] = max_i64(0, end - begin);
-        meet.in_saved[d] = min_i64(begin - saved->lo[d], saved->len[d]);
-        meet.in_wanted[d] = min_i64(begin - wanted->lo[d], wanted->len[d]);
+        overlap.len[d] = max_i64(0, end - begin);
+        overlap.in_saved[d] = min_i64(begin - saved->lo[d], saved->len[d]);
+        overlap.in_wanted[d] = min_i64(begin - wanted->lo[d], wanted->len[d]);
     }
-    *region = meet;
+    *region = overlap;
     return RSD_OK;
 }

@@ -1,18 +1,18 @@
-/* cells.c - explicit boxes by what they hold: equal boxes are one cell with several holders, and
- * boxes that overlap in part are cut until no two cells overlap.
+/* box_groups.c - groups the explicit boxes of a layout: equal boxes become one group with several holders,
+ * and boxes that overlap in part are cut until no two groups overlap.
  *
  *     +-----+                 +--+--+
- *     |  a  |                 |a |  |          a cell for what a holds alone,
- *     |  +--+--+      ->      +--+--+--+       one for what both hold,
- *     +--+--+  |              +--+ab|  |       one for what b holds alone;
- *        |  b  |                 +--+--+       what is left of a box falls into slabs
+ *     |  a  |                 |a |  |          groups for what only a holds,
+ *     |  +--+--+      ->      +--+--+--+       a group for what both hold,
+ *     +--+--+  |              +--+ab|  |       groups for what only b holds;
+ *        |  b  |                 +--+--+       the rest of a box is cut into slabs
  *        +-----+                 |  b  |
  *                                +-----+
  *
  * Invariants:
- *   (1) No cell is empty; cells that were cut do not overlap, and each lies inside or outside of
- *       every box.
- *   (2) The order of cells and of their holders depends on the layout alone.
+ *   (1) No group is empty. Groups that were cut do not overlap, and each lies inside or outside of every
+ *       box.
+ *   (2) The order of groups and of their holders depends on the layout only.
  */
 #include "layout.h"
 
@@ -21,22 +21,23 @@
 
 /* ---- lists that grow ---- */
 
-struct builder {
+/* Groups while they are built: the capacities of their lists. */
+struct group_builder {
     struct box_groups *groups;
     size_t lo_capacity, len_capacity, first_capacity, holders_capacity;
 };
 
-static int64_t *cell_lo(const struct box_groups *groups, int64_t group)
+static int64_t *group_lo(const struct box_groups *groups, int64_t group)
 {
     return groups->lo + group * groups->ndim;
 }
 
-static int64_t *cell_len(const struct box_groups *groups, int64_t group)
+static int64_t *group_len(const struct box_groups *groups, int64_t group)
 {
     return groups->len + group * groups->ndim;
 }
 
-static rsd_status add_cell(struct builder *builder, const int64_t *lo, const int64_t *len)
+static rsd_status add_group(struct group_builder *builder, const int64_t *lo, const int64_t *len)
 {
     struct box_groups *groups = builder->groups;
     size_t ndim = (size_t)groups->ndim, n = (size_t)groups->ngroups;
@@ -52,8 +53,8 @@ static rsd_status add_cell(struct builder *builder, const int64_t *lo, const int
     return RSD_OK;
 }
 
-/* Holders go to the last cell added. */
-static rsd_status add_holders(struct builder *builder, const int64_t *arrays, int64_t count)
+/* Adds holders to the last group. */
+static rsd_status add_holders(struct group_builder *builder, const int64_t *arrays, int64_t count)
 {
     struct box_groups *groups = builder->groups;
     int64_t *end = &groups->first_holder[groups->ngroups];
@@ -76,115 +77,116 @@ static uint64_t box_key(int32_t ndim, const int64_t *lo, const int64_t *len)
     return key;
 }
 
-static bool is_cell(const struct box_groups *groups, int64_t group, const int64_t *lo,
-                    const int64_t *len)
+static bool is_group_of(const struct box_groups *groups, int64_t group, const int64_t *lo,
+                        const int64_t *len)
 {
     for (int32_t d = 0; d < groups->ndim; d++)
-        if (cell_lo(groups, group)[d] != lo[d] || cell_len(groups, group)[d] != len[d])
+        if (group_lo(groups, group)[d] != lo[d] || group_len(groups, group)[d] != len[d])
             return false;
     return true;
 }
 
-/* The cell of each box, in order of first appearance; -1 for empty boxes. */
-static rsd_status find_equal(const rsd_layout *layout, struct builder *builder, int64_t *cell_of)
+/* Finds the group of each box, in order of first appearance; -1 for empty boxes. */
+static rsd_status find_equal_boxes(const rsd_layout *layout, struct group_builder *builder,
+                                   int64_t *group_of)
 {
     struct box_groups *groups = builder->groups;
     size_t slots = 16;
     while (slots < (size_t)layout->nboxes * 2)
         slots *= 2;
-    int64_t *table = mem_new(slots, sizeof *table); /* cell + 1 */
+    int64_t *table = mem_new(slots, sizeof *table); /* group + 1; 0: free */
     if (!table)
         return RSD_ENOMEM;
     rsd_status status = RSD_OK;
     for (int64_t i = 0; i < layout->nboxes && !status; i++) {
         const int64_t *lo = layout_box_lo(layout, i), *len = layout_box_len(layout, i);
-        cell_of[i] = -1;
+        group_of[i] = -1;
         if (box_volume(layout->ndim, len) == 0)
             continue;
         size_t slot = box_key(layout->ndim, lo, len) & (slots - 1);
-        while (table[slot] && !is_cell(groups, table[slot] - 1, lo, len))
+        while (table[slot] && !is_group_of(groups, table[slot] - 1, lo, len))
             slot = (slot + 1) & (slots - 1);
         if (!table[slot]) {
-            status = add_cell(builder, lo, len);
+            status = add_group(builder, lo, len);
             table[slot] = groups->ngroups;
         }
-        cell_of[i] = table[slot] - 1;
+        group_of[i] = table[slot] - 1;
     }
     mem_free(table);
     return status;
 }
 
-static rsd_status group_equal(const rsd_layout *layout, struct box_groups *groups)
+static rsd_status group_equal_boxes(const rsd_layout *layout, struct box_groups *groups)
 {
-    struct builder builder = {.groups = groups};
-    int64_t *cell_of = mem_new((size_t)layout->nboxes, sizeof *cell_of);
-    if (!cell_of)
+    struct group_builder builder = {.groups = groups};
+    int64_t *group_of = mem_new((size_t)layout->nboxes, sizeof *group_of);
+    if (!group_of)
         return RSD_ENOMEM;
-    rsd_status status = find_equal(layout, &builder, cell_of);
+    rsd_status status = find_equal_boxes(layout, &builder, group_of);
     if (!status)
         status = GROW(groups->first_holder, builder.first_capacity, (size_t)groups->ngroups + 2);
     if (!status)
         status = GROW(groups->holders, builder.holders_capacity, (size_t)layout->nboxes + 1);
     if (!status) {
-        /* Counted one place too far, so that filling moves each start to where it belongs. */
+        /* Counts are stored one index too far; filling the lists then moves each start to its index. */
         int64_t *start = groups->first_holder;
         memset(start, 0, ((size_t)groups->ngroups + 2) * sizeof *start);
         for (int64_t i = 0; i < layout->nboxes; i++)
-            if (cell_of[i] >= 0)
-                start[cell_of[i] + 2]++;
+            if (group_of[i] >= 0)
+                start[group_of[i] + 2]++;
         for (int64_t c = 0; c < groups->ngroups; c++)
             start[c + 2] += start[c + 1];
         for (int64_t i = 0; i < layout->nboxes; i++)
-            if (cell_of[i] >= 0)
-                groups->holders[start[cell_of[i] + 1]++] = i;
+            if (group_of[i] >= 0)
+                groups->holders[start[group_of[i] + 1]++] = i;
     }
-    mem_free(cell_of);
+    mem_free(group_of);
     return status;
 }
 
 /* ---- boxes that overlap in part ---- */
 
-/* A part of a cell that is being cut: the others it may still meet begin at `next`, and `inside`
- * leads to those it lies in. */
-struct part {
+/* A part of a group that is being cut. */
+struct group_part {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    int64_t next;
-    int64_t inside; /* into links; -1: none */
+    int64_t next;   /* the first of the other groups that it was not compared with yet */
+    int64_t inside; /* index into links: the other groups that it lies in; -1: none */
 };
 
-struct cutter {
-    const struct box_groups *whole;
-    int64_t group;
-    int64_t *others; /* cells that overlap `cell`, ascending */
+struct group_cutter {
+    const struct box_groups *whole; /* the groups of equal boxes */
+    int64_t group;                  /* the one that is cut */
+    int64_t *others;                /* groups that overlap it, ascending */
     size_t nothers, others_capacity;
-    struct part *parts;
+    struct group_part *parts;
     size_t nparts, parts_capacity;
     struct {
         int64_t other, before;
     } * links;
     size_t nlinks, links_capacity;
-    int64_t limit, left; /* cells and holders at most; comparisons still allowed */
+    int64_t max_groups; /* limit of the number of groups, and of the number of holders */
+    int64_t ncompares;  /* how many more comparisons are allowed */
 };
 
-static rsd_status too_many_ways(void)
+static rsd_status fail_on_overlaps(void)
 {
-    return fail(RSD_ELIMIT, "explicit boxes overlap in more ways than can be told apart");
+    return fail(RSD_ELIMIT, "explicit boxes overlap in too many ways to be planned");
 }
 
-static rsd_status push_part(struct cutter *cutter, const struct part *part)
+static rsd_status push_part(struct group_cutter *cutter, const struct group_part *part)
 {
     TRY(GROW(cutter->parts, cutter->parts_capacity, cutter->nparts + 1));
     cutter->parts[cutter->nparts++] = *part;
     return RSD_OK;
 }
 
-/* Pushes the slabs of `part` outside [lo, lo+len), which lies inside it. */
-static rsd_status push_slabs(struct cutter *cutter, const struct part *part, const int64_t *lo,
-                             const int64_t *len)
+/* Pushes the slabs of `part` outside of [lo, lo+len). Requires that [lo, lo+len) lies inside of it. */
+static rsd_status push_slabs(struct group_cutter *cutter, const struct group_part *part,
+                             const int64_t *lo, const int64_t *len)
 {
-    struct part rest = *part;
+    struct group_part rest = *part;
     for (int32_t d = 0; d < cutter->whole->ndim; d++) {
-        struct part slab = rest;
+        struct group_part slab = rest;
         slab.len[d] = lo[d] - rest.lo[d];
         if (slab.len[d] > 0)
             TRY(push_part(cutter, &slab));
@@ -199,17 +201,18 @@ static rsd_status push_slabs(struct cutter *cutter, const struct part *part, con
     return RSD_OK;
 }
 
-static rsd_status push_inside(struct cutter *cutter, const struct part *part, int64_t other)
+static rsd_status push_inside(struct group_cutter *cutter, const struct group_part *part,
+                              int64_t other)
 {
     TRY(GROW(cutter->links, cutter->links_capacity, cutter->nlinks + 1));
     cutter->links[cutter->nlinks].other = other;
     cutter->links[cutter->nlinks].before = part->inside;
-    struct part inner = *part;
+    struct group_part inner = *part;
     inner.inside = (int64_t)cutter->nlinks++;
     return push_part(cutter, &inner);
 }
 
-static int by_number(const void *a, const void *b)
+static int compare_numbers(const void *a, const void *b)
 {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x > y) - (x < y);
@@ -218,17 +221,18 @@ static int by_number(const void *a, const void *b)
 static void sort_ascending(int64_t *numbers, int64_t n)
 {
     if (n > 1)
-        qsort(numbers, (size_t)n, sizeof *numbers, by_number);
+        qsort(numbers, (size_t)n, sizeof *numbers, compare_numbers);
 }
 
-static rsd_status emit_part(struct cutter *cutter, const struct part *part, struct builder *builder)
+static rsd_status add_part(struct group_cutter *cutter, const struct group_part *part,
+                           struct group_builder *builder)
 {
     const struct box_groups *whole = cutter->whole;
     struct box_groups *groups = builder->groups;
-    if (groups->ngroups >= cutter->limit ||
-        (groups->ngroups && groups->first_holder[groups->ngroups] >= cutter->limit))
-        return too_many_ways();
-    TRY(add_cell(builder, part->lo, part->len));
+    if (groups->ngroups >= cutter->max_groups ||
+        (groups->ngroups && groups->first_holder[groups->ngroups] >= cutter->max_groups))
+        return fail_on_overlaps();
+    TRY(add_group(builder, part->lo, part->len));
     int64_t first = groups->first_holder[groups->ngroups - 1];
     int64_t link = part->inside, holder = cutter->group;
     for (;;) {
@@ -243,30 +247,30 @@ static rsd_status emit_part(struct cutter *cutter, const struct part *part, stru
     return RSD_OK;
 }
 
-/* Cells before this one have taken what they share with it; what is left is cut at those after. */
-static rsd_status cut_cell(struct cutter *cutter, struct builder *builder)
+/* Groups before this one contain what they share with it, so the rest is cut at the groups after it. */
+static rsd_status cut_group(struct group_cutter *cutter, struct group_builder *builder)
 {
     const struct box_groups *whole = cutter->whole;
     int32_t ndim = whole->ndim;
-    struct part start = {.inside = -1};
-    copy_i64s(start.lo, cell_lo(whole, cutter->group), ndim);
-    copy_i64s(start.len, cell_len(whole, cutter->group), ndim);
+    struct group_part start = {.inside = -1};
+    copy_i64s(start.lo, group_lo(whole, cutter->group), ndim);
+    copy_i64s(start.len, group_len(whole, cutter->group), ndim);
     cutter->nparts = cutter->nlinks = 0;
     TRY(push_part(cutter, &start));
     while (cutter->nparts > 0) {
-        struct part part = cutter->parts[--cutter->nparts];
+        struct group_part part = cutter->parts[--cutter->nparts];
         int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS], other = -1;
         while (part.next < (int64_t)cutter->nothers && other < 0) {
             other = cutter->others[part.next++];
-            cutter->left--;
-            if (!box_overlap(ndim, part.lo, part.len, cell_lo(whole, other), cell_len(whole, other),
-                             lo, len))
+            cutter->ncompares--;
+            if (!box_overlap(ndim, part.lo, part.len, group_lo(whole, other),
+                             group_len(whole, other), lo, len))
                 other = -1;
         }
-        if (cutter->left < 0)
-            return too_many_ways();
+        if (cutter->ncompares < 0)
+            return fail_on_overlaps();
         if (other < 0) {
-            TRY(emit_part(cutter, &part, builder));
+            TRY(add_part(cutter, &part, builder));
             continue;
         }
         TRY(push_slabs(cutter, &part, lo, len));
@@ -279,17 +283,17 @@ static rsd_status cut_cell(struct cutter *cutter, struct builder *builder)
     return RSD_OK;
 }
 
-static rsd_status find_others(struct cutter *cutter)
+static rsd_status find_overlapping(struct group_cutter *cutter)
 {
     const struct box_groups *whole = cutter->whole;
-    const int64_t *lo = cell_lo(whole, cutter->group), *len = cell_len(whole, cutter->group);
+    const int64_t *lo = group_lo(whole, cutter->group), *len = group_len(whole, cutter->group);
     struct box_tree_search search = {0};
     cutter->nothers = 0;
     for (int64_t other; (other = box_tree_next(&whole->tree, &search, lo, len)) >= 0;) {
         if (other == cutter->group)
             continue;
-        if (--cutter->left < 0)
-            return too_many_ways();
+        if (--cutter->ncompares < 0)
+            return fail_on_overlaps();
         TRY(GROW(cutter->others, cutter->others_capacity, cutter->nothers + 1));
         cutter->others[cutter->nothers++] = other;
     }
@@ -300,15 +304,16 @@ static rsd_status find_others(struct cutter *cutter)
 static rsd_status cut_overlaps(struct box_groups *groups)
 {
     struct box_groups cut = {.ndim = groups->ndim};
-    struct builder builder = {.groups = &cut};
-    struct cutter cutter = {.whole = groups,
-                            .limit = 64 * groups->first_holder[groups->ngroups] + (1 << 22),
-                            .left = (int64_t)1 << 31};
+    struct group_builder builder = {.groups = &cut};
+    struct group_cutter cutter = {.whole = groups,
+                                  .max_groups =
+                                      64 * groups->first_holder[groups->ngroups] + (1 << 22),
+                                  .ncompares = (int64_t)1 << 31};
     rsd_status status = RSD_OK;
     for (cutter.group = 0; cutter.group < groups->ngroups && !status; cutter.group++) {
-        status = find_others(&cutter);
+        status = find_overlapping(&cutter);
         if (!status)
-            status = cut_cell(&cutter, &builder);
+            status = cut_group(&cutter, &builder);
     }
     mem_free(cutter.others);
     mem_free(cutter.parts);
@@ -327,7 +332,7 @@ static rsd_status cut_overlaps(struct box_groups *groups)
 rsd_status box_groups_build(struct box_groups *groups, const rsd_layout *layout, bool disjoint)
 {
     *groups = (struct box_groups){.ndim = layout->ndim};
-    rsd_status status = group_equal(layout, groups);
+    rsd_status status = group_equal_boxes(layout, groups);
     if (!status)
         status =
             box_tree_build(&groups->tree, groups->ndim, groups->ngroups, groups->lo, groups->len);

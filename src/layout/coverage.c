@@ -1,27 +1,27 @@
-/* cover.c - does a layout cover its tensor, and if not, which box is missing?
+/* coverage.c - whether a layout covers its tensor, and if not, a box that is missing.
  *
- * Cells do not overlap, so a region is covered exactly when the volumes of its meetings with cells
- * add up to its own. A region that is not is halved until a part meets no cell at all; that part is
- * then grown until it touches cells on every side, so that the box named is one a person expects.
+ * Groups do not overlap, so a region is covered exactly if the volumes of its overlaps with groups add up to
+ * its own. A region that is not covered is halved until a part overlaps no group. That part is then grown
+ * until it touches groups on every side, so that the error names the box that a user expects.
  */
 #include "layout.h"
 
 static int64_t covered_volume(const struct box_groups *groups, const int64_t *lo,
                               const int64_t *len)
 {
-    int64_t volume = 0, group, meet_lo[RSD_MAX_DIMS], meet_len[RSD_MAX_DIMS];
+    int64_t volume = 0, group, overlap_lo[RSD_MAX_DIMS], overlap_len[RSD_MAX_DIMS];
     struct box_tree_search search = {0};
     while ((group = box_tree_next(&groups->tree, &search, lo, len)) >= 0) {
         box_overlap(groups->ndim, lo, len, groups->lo + group * groups->ndim,
-                    groups->len + group * groups->ndim, meet_lo, meet_len);
-        volume += box_volume(groups->ndim, meet_len);
+                    groups->len + group * groups->ndim, overlap_lo, overlap_len);
+        volume += box_volume(groups->ndim, overlap_len);
     }
     return volume;
 }
 
-/* Grows an uncovered box inside [lo, lo+len) along dim d, both ways. */
-static void grow(const struct box_groups *groups, const int64_t *lo, const int64_t *len, int32_t d,
-                 int64_t *hole_lo, int64_t *hole_len)
+/* Grows a hole inside of [lo, lo+len) along dim d, in both directions. */
+static void grow_hole(const struct box_groups *groups, const int64_t *lo, const int64_t *len,
+                      int32_t d, int64_t *hole_lo, int64_t *hole_len)
 {
     int64_t begin = lo[d], end = lo[d] + len[d], group;
     int64_t old_begin = hole_lo[d], old_end = hole_lo[d] + hole_len[d];
@@ -29,12 +29,12 @@ static void grow(const struct box_groups *groups, const int64_t *lo, const int64
     hole_len[d] = end - begin;
     struct box_tree_search search = {0};
     while ((group = box_tree_next(&groups->tree, &search, hole_lo, hole_len)) >= 0) {
-        int64_t cell_lo = groups->lo[group * groups->ndim + d];
-        int64_t cell_hi = cell_lo + groups->len[group * groups->ndim + d];
-        if (cell_lo >= old_end)
-            end = min_i64(end, cell_lo);
-        else if (cell_hi <= old_begin)
-            begin = max_i64(begin, cell_hi);
+        int64_t group_lo = groups->lo[group * groups->ndim + d];
+        int64_t group_hi = group_lo + groups->len[group * groups->ndim + d];
+        if (group_lo >= old_end)
+            end = min_i64(end, group_lo);
+        else if (group_hi <= old_begin)
+            begin = max_i64(begin, group_hi);
     }
     hole_lo[d] = begin;
     hole_len[d] = end - begin;
@@ -61,16 +61,17 @@ bool box_groups_find_hole(const struct box_groups *groups, const int64_t *lo, co
         }
     }
     for (int32_t d = ndim - 1; d >= 0; d--)
-        grow(groups, lo, len, d, hole_lo, hole_len);
+        grow_hole(groups, lo, len, d, hole_lo, hole_len);
     return true;
 }
 
-static void judge(const rsd_layout *layout, const struct box_groups *groups, rsd_coverage *check)
+static void classify_coverage(const rsd_layout *layout, const struct box_groups *groups,
+                              rsd_coverage *coverage)
 {
     static const int64_t origin[RSD_MAX_DIMS];
-    check->box.ndim = layout->ndim;
-    if (box_groups_find_hole(groups, origin, layout->shape, check->box.lo, check->box.len)) {
-        check->cover = RSD_MISSES;
+    coverage->box.ndim = layout->ndim;
+    if (box_groups_find_hole(groups, origin, layout->shape, coverage->box.lo, coverage->box.len)) {
+        coverage->kind = RSD_MISSES;
         return;
     }
     int64_t least = INT64_MAX, most = 0, fullest = 0;
@@ -83,30 +84,30 @@ static void judge(const rsd_layout *layout, const struct box_groups *groups, rsd
         }
     }
     if (least < most) {
-        check->cover = RSD_COVERS_UNEVENLY;
-        box_set(&check->box, layout->ndim, groups->lo + fullest * layout->ndim,
+        coverage->kind = RSD_COVERS_UNEVENLY;
+        box_set(&coverage->box, layout->ndim, groups->lo + fullest * layout->ndim,
                 groups->len + fullest * layout->ndim);
         return;
     }
-    check->cover = most > 1 ? RSD_COVERS_EVENLY : RSD_COVERS_ONCE;
-    check->copies = most;
+    coverage->kind = most > 1 ? RSD_COVERS_EVENLY : RSD_COVERS_ONCE;
+    coverage->copies = most;
 }
 
-rsd_status rsd_layout_coverage(const rsd_layout *layout, rsd_coverage *check)
+rsd_status rsd_layout_coverage(const rsd_layout *layout, rsd_coverage *coverage)
 {
-    TRY(report_check("rsd_coverage", check));
-    rsd_coverage result = {.cover = RSD_COVERS_ONCE, .copies = 1};
+    TRY(report_check("rsd_coverage", coverage));
+    rsd_coverage result = {.kind = RSD_COVERS_ONCE, .copies = 1};
     if (layout->mesh) {
         result.copies = layout->copies.total;
         if (result.copies > 1)
-            result.cover = RSD_COVERS_EVENLY;
+            result.kind = RSD_COVERS_EVENLY;
     } else if (layout->volume > 0) {
         struct box_groups groups;
         TRY(box_groups_build(&groups, layout, true));
         result.copies = 0;
-        judge(layout, &groups, &result);
+        classify_coverage(layout, &groups, &result);
         box_groups_drop(&groups);
     }
-    report_copy(check, &result, sizeof result);
+    report_copy(coverage, &result, sizeof result);
     return RSD_OK;
 }

@@ -1,18 +1,18 @@
-/* cut.c - how mesh axes cut one dim: who holds an index, and which indices does a rank hold?
+/* cut.c - how mesh axes cut one dim: which coordinate holds an index, and which indices a rank holds.
  *
- * The first axis cuts the dim itself, every further axis cuts what the ones before left to it, as
- * a list [0, n) of positions:
+ * The first axis cuts the dim itself. Every further axis cuts what the axes before it left, as a list
+ * [0, n) of positions:
  *
  *     level 0   0 1 2 3 4 5 6 7 8 9       the dim
  *     S over 2  0 0 0 0 0 1 1 1 1 1       coordinate on the first axis
  *     level 1   0 1 2 3 4 0 1 2 3 4       position in the list of that coordinate
  *     S over 2  0 0 0 1 1 0 0 0 1 1       coordinate on the second axis
- *     level 2   0 1 2 0 1 0 1 2 0 1       position in the holder's array
+ *     level 2   0 1 2 0 1 0 1 2 0 1       position in the array of the rank
  *
- * Each kind of cut answers three questions in closed form, and chains of cuts follow from them:
- *   below     how many positions before p does coordinate c hold?
- *   run_at    who holds position p, from where to where, and what is p's place with the holder?
- *   run_of    which position has place l in coordinate c's list, and how far does its run go?
+ * Each kind of cut has three functions in closed form; chains of cuts are built from them:
+ *   KIND_below   how many positions before p does coordinate c hold?
+ *   KIND_at      which coordinate holds position p, and in which run of consecutive positions?
+ *   KIND_of      which run contains entry number `place` of coordinate c's list?
  *
  * Invariants:
  *   (1) Every position belongs to exactly one coordinate, and lists ascend.
@@ -22,20 +22,21 @@
 
 #include <assert.h>
 
-/* A walk down the levels: the coordinate on each axis, and the extent that each level has. */
-struct path {
+/* The coordinate on each axis, and the extent of each level. */
+struct cut_path {
     const struct cuts *cuts;
     int64_t coord[RSD_MAX_AXES];
     int64_t extent[RSD_MAX_AXES + 1];
 };
 
-struct run {
-    int64_t coord;  /* the holder */
-    int64_t lo, hi; /* the run of positions around p */
-    int64_t place;  /* of lo in the holder's list */
+/* Consecutive positions that one coordinate holds. */
+struct cut_run {
+    int64_t coord;  /* that holds it */
+    int64_t lo, hi; /* positions [lo, hi) */
+    int64_t place;  /* of lo in the list of the coordinate */
 };
 
-static int64_t below(const struct path *path, int32_t level, int64_t coord, int64_t p);
+static int64_t any_below(const struct cut_path *path, int32_t level, int64_t coord, int64_t p);
 
 /* ---- S: chunks of ceil(n / m) ---- */
 
@@ -45,17 +46,17 @@ static int64_t shard_below(int64_t n, int64_t m, int64_t c, int64_t p)
     return clamp_i64(p - c * chunk, 0, chunk);
 }
 
-static struct run shard_at(int64_t n, int64_t m, int64_t p)
+static struct cut_run shard_at(int64_t n, int64_t m, int64_t p)
 {
     assert(n > 0);
     int64_t chunk = ceil_div(n, m), c = p / chunk, lo = c * chunk;
-    return (struct run){c, lo, min_i64(lo + chunk, n), 0};
+    return (struct cut_run){c, lo, min_i64(lo + chunk, n), 0};
 }
 
-static struct run shard_of(int64_t n, int64_t m, int64_t c)
+static struct cut_run shard_of(int64_t n, int64_t m, int64_t c)
 {
     int64_t chunk = ceil_div(n, m), lo = c * chunk;
-    return (struct run){c, lo, min_i64(lo + chunk, n), 0};
+    return (struct cut_run){c, lo, min_i64(lo + chunk, n), 0};
 }
 
 /* ---- B: lengths that differ by at most one, the longer ones first ---- */
@@ -71,12 +72,12 @@ static int64_t balanced_below(int64_t n, int64_t m, int64_t c, int64_t p)
     return clamp_i64(p - lo, 0, balanced_start(n, m, c + 1) - lo);
 }
 
-static struct run balanced_of(int64_t n, int64_t m, int64_t c)
+static struct cut_run balanced_of(int64_t n, int64_t m, int64_t c)
 {
-    return (struct run){c, balanced_start(n, m, c), balanced_start(n, m, c + 1), 0};
+    return (struct cut_run){c, balanced_start(n, m, c), balanced_start(n, m, c + 1), 0};
 }
 
-static struct run balanced_at(int64_t n, int64_t m, int64_t p)
+static struct cut_run balanced_at(int64_t n, int64_t m, int64_t p)
 {
     int64_t shorter = n / m, longer_end = n % m * (shorter + 1);
     if (p < longer_end)
@@ -85,11 +86,11 @@ static struct run balanced_at(int64_t n, int64_t m, int64_t p)
     return balanced_of(n, m, n % m + (p - longer_end) / shorter);
 }
 
-/* ---- _S: cut into f pieces, and each piece over the axis ----
+/* ---- _S: cut into f pieces, each of which is cut over the axis ----
  *
  *     |---- piece 0 ----|---- piece 1 ----|-- last --|      all pieces but the last are full
- *     |  c0  |  c1  | c2|  c0  |  c1  | c2| c0| c1|c2|      c holds its part of each, and may hold
- *                                                           more of the last than of a full one
+ *     |  c0  |  c1  | c2|  c0  |  c1  | c2| c0| c1|c2|      c holds its part of each; of the last
+ *                                                           piece it may hold more than of a full one
  */
 
 static int64_t strided_part(int64_t piece, int64_t m, int64_t c)
@@ -108,14 +109,14 @@ static int64_t strided_below(int64_t n, int64_t m, int64_t f, int64_t c, int64_t
     return j * strided_part(full, m, c) + inside;
 }
 
-static struct run strided_in_piece(int64_t n, int64_t m, int64_t full, int64_t j, int64_t c)
+static struct cut_run strided_in_piece(int64_t n, int64_t m, int64_t full, int64_t j, int64_t c)
 {
     int64_t start = j * full, piece = min_i64(full, n - start);
-    struct run run = shard_of(piece, m, c);
-    return (struct run){c, start + run.lo, start + run.hi, j * strided_part(full, m, c)};
+    struct cut_run run = shard_of(piece, m, c);
+    return (struct cut_run){c, start + run.lo, start + run.hi, j * strided_part(full, m, c)};
 }
 
-static struct run strided_at(int64_t n, int64_t m, int64_t f, int64_t p)
+static struct cut_run strided_at(int64_t n, int64_t m, int64_t f, int64_t p)
 {
     assert(n > 0);
     int64_t full = ceil_div(n, f), j = p / full, piece = min_i64(full, n - j * full);
@@ -123,14 +124,14 @@ static struct run strided_at(int64_t n, int64_t m, int64_t f, int64_t p)
     return strided_in_piece(n, m, full, j, (p - j * full) / ceil_div(piece, m));
 }
 
-static struct run strided_of(int64_t n, int64_t m, int64_t f, int64_t c, int64_t place)
+static struct cut_run strided_of(int64_t n, int64_t m, int64_t f, int64_t c, int64_t place)
 {
     assert(n > 0);
     int64_t full = ceil_div(n, f), part = strided_part(full, m, c), last = n / full;
     return strided_in_piece(n, m, full, part ? min_i64(place / part, last) : last, c);
 }
 
-/* ---- C: blocks dealt out in turn ---- */
+/* ---- C: blocks of fixed length, assigned to the coordinates in turn ---- */
 
 static int64_t cyclic_below(int64_t m, int64_t block, int64_t c, int64_t p)
 {
@@ -138,50 +139,49 @@ static int64_t cyclic_below(int64_t m, int64_t block, int64_t c, int64_t p)
     return whole / m * block + (turn > c ? block : turn == c ? p % block : 0);
 }
 
-static struct run cyclic_block(int64_t n, int64_t m, int64_t block, int64_t number)
+static struct cut_run cyclic_block(int64_t n, int64_t m, int64_t block, int64_t number)
 {
     int64_t lo = number * block;
-    return (struct run){number % m, lo, min_i64(n, lo + block), number / m * block};
+    return (struct cut_run){number % m, lo, min_i64(n, lo + block), number / m * block};
 }
 
-/* ---- S(d;...): each segment of the global dim cut by itself ----
+/* ---- S(d;...): each segment of the global dim is cut separately ----
  *
- * Below the first level a segment is what is left of it there: its ends are carried down through
- * the cuts before.
+ * Below the first level, a segment is what the cuts before left of it: its ends are mapped through them.
  */
 
-static int64_t segment_start(const struct path *path, int32_t level, int32_t segment)
+static int64_t segment_start(const struct cut_path *path, int32_t level, int32_t segment)
 {
     const struct cut *cut = &path->cuts->cut[level];
     int64_t start = segment ? cut->ends[segment - 1] : 0;
-    for (int32_t k = 0; k < level; k++) /* whose coordinates are known on level k */
-        start =
-            below(path, k, path->coord[k], start); /* NOLINT(clang-analyzer-core.CallAndMessage) */
+    for (int32_t k = 0; k < level; k++) /* coordinates of these levels are known */
+        /* NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage) */
+        start = any_below(path, k, path->coord[k], start);
     return start;
 }
 
-static int64_t segmented_below(const struct path *path, int32_t level, int64_t c, int64_t p)
+static int64_t segmented_below(const struct cut_path *path, int32_t level, int64_t c, int64_t p)
 {
     const struct cut *cut = &path->cuts->cut[level];
-    int64_t held = 0, start = 0;
+    int64_t count = 0, start = 0;
     for (int32_t s = 0; s < cut->nsegments && start < p; s++) {
         int64_t end = segment_start(path, level, s + 1);
         if (end > start)
-            held += shard_below(end - start, cut->count, c, min_i64(p, end) - start);
+            count += shard_below(end - start, cut->count, c, min_i64(p, end) - start);
         start = end;
     }
-    return held;
+    return count;
 }
 
-static struct run segmented_run(const struct path *path, int32_t level, int64_t start, int64_t end,
-                                int64_t c)
+static struct cut_run segmented_run(const struct cut_path *path, int32_t level, int64_t start,
+                                    int64_t end, int64_t c)
 {
-    struct run run = shard_of(end - start, path->cuts->cut[level].count, c);
+    struct cut_run run = shard_of(end - start, path->cuts->cut[level].count, c);
     int64_t place = segmented_below(path, level, c, start);
-    return (struct run){c, start + run.lo, start + run.hi, place};
+    return (struct cut_run){c, start + run.lo, start + run.hi, place};
 }
 
-static struct run segmented_at(const struct path *path, int32_t level, int64_t p)
+static struct cut_run segmented_at(const struct cut_path *path, int32_t level, int64_t p)
 {
     int32_t s = 0;
     int64_t start = 0, end = segment_start(path, level, 1);
@@ -193,13 +193,14 @@ static struct run segmented_at(const struct path *path, int32_t level, int64_t p
     return segmented_run(path, level, start, end, (p - start) / chunk);
 }
 
-static struct run segmented_of(const struct path *path, int32_t level, int64_t c, int64_t place)
+static struct cut_run segmented_of(const struct cut_path *path, int32_t level, int64_t c,
+                                   int64_t place)
 {
-    int64_t start = 0, held = 0;
+    int64_t start = 0, count = 0;
     for (int32_t s = 0;; s++) {
         int64_t end = segment_start(path, level, s + 1);
-        held += strided_part(end - start, path->cuts->cut[level].count, c);
-        if (place < held)
+        count += strided_part(end - start, path->cuts->cut[level].count, c);
+        if (place < count)
             return segmented_run(path, level, start, end, c);
         start = end;
     }
@@ -207,7 +208,7 @@ static struct run segmented_of(const struct path *path, int32_t level, int64_t c
 
 /* ---- any kind ---- */
 
-static int64_t below(const struct path *path, int32_t level, int64_t c, int64_t p)
+static int64_t any_below(const struct cut_path *path, int32_t level, int64_t c, int64_t p)
 {
     const struct cut *cut = &path->cuts->cut[level];
     int64_t n = path->extent[level];
@@ -225,7 +226,7 @@ static int64_t below(const struct path *path, int32_t level, int64_t c, int64_t 
     }
 }
 
-static struct run run_at(const struct path *path, int32_t level, int64_t p)
+static struct cut_run any_at(const struct cut_path *path, int32_t level, int64_t p)
 {
     const struct cut *cut = &path->cuts->cut[level];
     int64_t n = path->extent[level];
@@ -243,7 +244,7 @@ static struct run run_at(const struct path *path, int32_t level, int64_t p)
     }
 }
 
-static struct run run_of(const struct path *path, int32_t level, int64_t c, int64_t place)
+static struct cut_run any_of(const struct cut_path *path, int32_t level, int64_t c, int64_t place)
 {
     const struct cut *cut = &path->cuts->cut[level];
     int64_t n = path->extent[level];
@@ -261,40 +262,41 @@ static struct run run_of(const struct path *path, int32_t level, int64_t c, int6
     }
 }
 
-/* ---- chains ---- */
+/* ---- all axes of a dim ---- */
 
-static void follow(struct path *path, const struct cuts *cuts, int64_t position)
+/* Finds the coordinates and extents on all levels of a mesh position. */
+static void descend_levels(struct cut_path *path, const struct cuts *cuts, int64_t position)
 {
     path->cuts = cuts;
     path->extent[0] = cuts->extent;
     for (int32_t k = 0; k < cuts->ncuts; k++) {
         const struct cut *cut = &cuts->cut[k];
         path->coord[k] = position / cut->stride % cut->count;
-        path->extent[k + 1] = below(path, k, path->coord[k], path->extent[k]);
+        path->extent[k + 1] = any_below(path, k, path->coord[k], path->extent[k]);
     }
 }
 
 int64_t cuts_extent_of(const struct cuts *cuts, int64_t position)
 {
-    struct path path;
-    follow(&path, cuts, position);
+    struct cut_path path;
+    descend_levels(&path, cuts, position);
     return path.extent[cuts->ncuts];
 }
 
 struct span cuts_span_at(const struct cuts *cuts, int64_t index)
 {
-    struct path path;
+    struct cut_path path;
     struct span span = {.lo = index, .len = cuts->extent - index};
     int64_t p = index;
     path.cuts = cuts;
     path.extent[0] = cuts->extent;
     for (int32_t k = 0; k < cuts->ncuts; k++) {
-        struct run run = run_at(&path, k, p);
+        struct cut_run run = any_at(&path, k, p);
         span.len = min_i64(span.len, run.hi - p);
         span.pos += run.coord * cuts->cut[k].stride;
         path.coord[k] = run.coord;
         if (k + 1 < cuts->ncuts)
-            path.extent[k + 1] = below(&path, k, run.coord, path.extent[k]);
+            path.extent[k + 1] = any_below(&path, k, run.coord, path.extent[k]);
         p = run.place + (p - run.lo);
     }
     span.at = p;
@@ -303,12 +305,12 @@ struct span cuts_span_at(const struct cuts *cuts, int64_t index)
 
 struct span cuts_span_of(const struct cuts *cuts, int64_t position, int64_t at)
 {
-    struct path path = {0};
-    follow(&path, cuts, position);
+    struct cut_path path = {0};
+    descend_levels(&path, cuts, position);
     struct span span = {.len = path.extent[cuts->ncuts] - at, .at = at};
     int64_t p = at;
     for (int32_t k = cuts->ncuts - 1; k >= 0; k--) {
-        struct run run = run_of(&path, k, path.coord[k], p);
+        struct cut_run run = any_of(&path, k, path.coord[k], p);
         p = run.lo + (p - run.place);
         span.len = min_i64(span.len, run.hi - p);
         span.pos += path.coord[k] * cuts->cut[k].stride;

@@ -1,8 +1,7 @@
-/* explicit.c - layouts of explicit boxes: any number per rank, in any order, and specs that become
- * such boxes.
+/* explicit.c - layouts of explicit boxes, and torch's sharding specs that are made of boxes.
  *
- * Boxes are kept sorted by rank, each rank's in the order given; the order of the ranks as given is
- * kept beside them, since placement order is something people ask for.
+ * Boxes are sorted by rank; those of one rank keep the order of the caller. The caller's order of all boxes
+ * is kept too: it is the placement order, which can be queried.
  */
 #include "layout.h"
 
@@ -11,26 +10,27 @@
 static rsd_status check_box(const rsd_layout *layout, int64_t i, int32_t rank, const int64_t *lo,
                             const int64_t *len)
 {
-    char text[BOX_TEXT_NCHARS];
+    char text[BOX_TEXT_NCHARS], shape[SHAPE_TEXT_NCHARS];
     bool empty = false, outside = false;
     if (rank < 0)
-        return fail(RSD_EINVAL, "box %lld belongs to rank %d: ranks count from 0", (long long)i,
-                    (int)rank);
+        return fail(RSD_EINVAL, "box %lld has invalid rank %d", (long long)i, (int)rank);
     for (int32_t d = 0; d < layout->ndim; d++) {
         if (lo[d] < 0 || len[d] < 0)
-            return fail(RSD_EINVAL,
-                        "box %lld of rank %d starts at %lld and has length %lld in dim %d",
-                        (long long)i, (int)rank, (long long)lo[d], (long long)len[d], (int)d);
+            return fail(
+                RSD_EINVAL,
+                "box %lld of rank %d has lo %lld and len %lld in dim %d; both must be at least 0",
+                (long long)i, (int)rank, (long long)lo[d], (long long)len[d], (int)d);
         empty = empty || len[d] == 0;
         outside = outside || lo[d] > layout->shape[d] || len[d] > layout->shape[d] - lo[d];
     }
     if (outside && !empty)
-        return fail(RSD_EINVAL, "box %s of rank %d lies outside the tensor",
-                    box_text(layout->ndim, lo, len, text), (int)rank);
+        return fail(RSD_EINVAL, "box %s of rank %d lies outside of the tensor of shape %s",
+                    box_text(layout->ndim, lo, len, text), (int)rank,
+                    shape_text(layout->ndim, layout->shape, shape));
     return RSD_OK;
 }
 
-/* An empty box may be spelled anywhere; it is kept inside the tensor. */
+/* An empty box may lie anywhere; it is moved inside of the tensor. */
 static void store_box(rsd_layout *layout, int64_t i, int32_t rank, const int64_t *lo,
                       const int64_t *len)
 {
@@ -42,14 +42,14 @@ static void store_box(rsd_layout *layout, int64_t i, int32_t rank, const int64_t
     }
 }
 
-struct ranked {
+struct ranked_box {
     int32_t rank;
     int64_t box;
 };
 
-static int by_rank_then_box(const void *a, const void *b)
+static int compare_ranked_boxes(const void *a, const void *b)
 {
-    const struct ranked *x = a, *y = b;
+    const struct ranked_box *x = a, *y = b;
     if (x->rank != y->rank)
         return x->rank < y->rank ? -1 : 1;
     return (x->box > y->box) - (x->box < y->box);
@@ -63,8 +63,8 @@ static bool ranks_ascend(int64_t nboxes, const int32_t *ranks)
     return true;
 }
 
-static rsd_status fill(rsd_layout *layout, int64_t nboxes, const int32_t *ranks, const int64_t *lo,
-                       const int64_t *len)
+static rsd_status store_boxes(rsd_layout *layout, int64_t nboxes, const int32_t *ranks,
+                              const int64_t *lo, const int64_t *len)
 {
     size_t n = (size_t)nboxes, ndim = (size_t)layout->ndim;
     layout->nboxes = nboxes;
@@ -82,14 +82,14 @@ static rsd_status fill(rsd_layout *layout, int64_t nboxes, const int32_t *ranks,
     }
     layout->places = mem_new(n, sizeof *layout->places);
     layout->place_ranks = mem_copy(ranks, n, sizeof *ranks);
-    struct ranked *order = mem_new(n, sizeof *order);
+    struct ranked_box *order = mem_new(n, sizeof *order);
     if (!layout->places || !layout->place_ranks || !order) {
         mem_free(order);
         return RSD_ENOMEM;
     }
     for (size_t i = 0; i < n; i++)
-        order[i] = (struct ranked){ranks[i], (int64_t)i};
-    qsort(order, n, sizeof *order, by_rank_then_box);
+        order[i] = (struct ranked_box){ranks[i], (int64_t)i};
+    qsort(order, n, sizeof *order, compare_ranked_boxes);
     for (size_t i = 0; i < n; i++) {
         size_t from = (size_t)order[i].box * ndim;
         store_box(layout, (int64_t)i, order[i].rank, lo + from, len + from);
@@ -108,11 +108,12 @@ rsd_status rsd_layout_new_boxes(rsd_dtype dtype, int32_t ndim, const int64_t *sh
     int64_t fits;
     rsd_status status;
     if (nboxes < 0)
-        status = fail(RSD_EINVAL, "a layout of %lld boxes", (long long)nboxes);
+        status = fail(RSD_EINVAL, "invalid number of boxes %lld", (long long)nboxes);
     else if (!mul_i64(nboxes, (int64_t)sizeof(int64_t) * RSD_MAX_DIMS, &fits))
-        status = fail(RSD_ELIMIT, "a layout of %lld boxes", (long long)nboxes);
+        status =
+            fail(RSD_ELIMIT, "number of boxes %lld exceeds the address space", (long long)nboxes);
     else
-        status = fill(layout, nboxes, ranks, lo, len);
+        status = store_boxes(layout, nboxes, ranks, lo, len);
     if (status) {
         rsd_layout_free(layout);
         return status;
@@ -121,8 +122,8 @@ rsd_status rsd_layout_new_boxes(rsd_dtype dtype, int32_t ndim, const int64_t *sh
     return RSD_OK;
 }
 
-/* Every element in exactly one box. */
-static rsd_status check_exact(const rsd_layout *layout, const struct box_groups *groups)
+/* Returns an error unless every element is in exactly one box. */
+static rsd_status check_partition(const rsd_layout *layout, const struct box_groups *groups)
 {
     static const int64_t origin[RSD_MAX_DIMS];
     int32_t ndim = layout->ndim;
@@ -135,10 +136,10 @@ static rsd_status check_exact(const rsd_layout *layout, const struct box_groups 
     if (a < groups->ngroups || box_tree_any_overlap(&groups->tree, &a, &b)) {
         box_overlap(ndim, groups->lo + a * ndim, groups->len + a * ndim, groups->lo + b * ndim,
                     groups->len + b * ndim, lo, len);
-        return fail(RSD_EINVAL, "more than one box holds %s", box_text(ndim, lo, len, text));
+        return fail(RSD_EINVAL, "%s is in more than one box", box_text(ndim, lo, len, text));
     }
     if (box_groups_find_hole(groups, origin, layout->shape, lo, len))
-        return fail(RSD_EMISMATCH, "no box holds %s", box_text(ndim, lo, len, text));
+        return fail(RSD_EMISMATCH, "%s is in no box", box_text(ndim, lo, len, text));
     return RSD_OK;
 }
 
@@ -151,7 +152,7 @@ rsd_status rsd_layout_new_enumerable(rsd_dtype dtype, int32_t ndim, const int64_
     TRY(rsd_layout_new_boxes(dtype, ndim, shape, nboxes, ranks, lo, len, &layout));
     rsd_status status = box_groups_build(&groups, layout, false);
     if (!status) {
-        status = check_exact(layout, &groups);
+        status = check_partition(layout, &groups);
         box_groups_drop(&groups);
     }
     if (status) {
@@ -182,41 +183,41 @@ static rsd_status chunks_as_boxes(rsd_dtype dtype, int32_t ndim, const int64_t *
     return status;
 }
 
-static int by_value(const void *a, const void *b)
+static int compare_ranks(const void *a, const void *b)
 {
     int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
     return (x > y) - (x < y);
 }
 
-static rsd_status any_rank_twice(int64_t n, const int32_t *ranks, bool *twice)
+static rsd_status find_repeated_rank(int64_t n, const int32_t *ranks, bool *repeated)
 {
     int32_t *sorted = mem_copy(ranks, (size_t)n, sizeof *ranks);
     if (!sorted)
         return RSD_ENOMEM;
-    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
-    *twice = false;
+    qsort(sorted, (size_t)n, sizeof *sorted, compare_ranks);
+    *repeated = false;
     for (int64_t i = 1; i < n; i++)
-        *twice = *twice || sorted[i] == sorted[i - 1];
+        *repeated = *repeated || sorted[i] == sorted[i - 1];
     mem_free(sorted);
     return RSD_OK;
 }
 
-/* A chunk spec in which every rank has its own chunk is a mesh of one axis with its ranks listed,
- * and stays a formula. */
+/* If no rank has several chunks, the layout is a mesh of one axis with its ranks listed. */
 rsd_status rsd_layout_new_chunks(rsd_dtype dtype, int32_t ndim, const int64_t *shape, int32_t dim,
                                  int64_t nplaces, const int32_t *ranks, rsd_layout **out)
 {
     if (nplaces < 1 || nplaces > INT32_MAX)
-        return fail(RSD_EINVAL, "a chunk spec of %lld places", (long long)nplaces);
-    rsd_layout *checked; /* for the shape alone */
+        return fail(RSD_EINVAL, "invalid number of chunks %lld (1 to 2^31 - 1)",
+                    (long long)nplaces);
+    rsd_layout *checked; /* only checks the shape */
     TRY(layout_start(dtype, ndim, shape, &checked));
     rsd_layout_free(checked);
     int32_t from_start = dim < 0 ? dim + ndim : dim;
     if (from_start < 0 || from_start >= ndim)
-        return fail(RSD_EINVAL, "dim %d of a tensor with %d dims", (int)dim, (int)ndim);
-    bool twice;
-    TRY(any_rank_twice(nplaces, ranks, &twice));
-    if (twice)
+        return fail(RSD_EINVAL, "dim %d out of range: the tensor has %d dims", (int)dim, (int)ndim);
+    bool repeated;
+    TRY(find_repeated_rank(nplaces, ranks, &repeated));
+    if (repeated)
         return chunks_as_boxes(dtype, ndim, shape, from_start, nplaces, ranks, out);
     rsd_mesh *mesh;
     TRY(rsd_mesh_new(1, &nplaces, NULL, ranks, &mesh));

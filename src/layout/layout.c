@@ -1,30 +1,30 @@
-/* layout.c - layouts of mesh and placements, and what can be asked of any layout.
+/* layout.c - layouts of mesh and placements.
  *
- * Each mesh axis has one role: it cuts a dim, replicates, or is partial. A mesh position is the sum
- * of what its axes add to it, so the holders of a box are found by adding:
+ * Each mesh axis has one role: it cuts a dim, replicates, or is partial. A mesh position is the sum of what
+ * its axes add to it, so the ranks that hold a box are found by addition:
  *
- *     position = what the cuts of dim 0 decide + of dim 1 + ... + copy digits + term digits
+ *     position = axes that cut dim 0 + axes that cut dim 1 + ... + copies + partial terms
  *
  * Invariants:
- *   (1) A layout never changes once it is returned; plans and callers share it by reference count.
- *   (2) volume and bytes of the whole tensor fit into 63 bits.
+ *   (1) A layout does not change after it is returned; plans and callers share it by reference count.
+ *   (2) The numbers of elements and of bytes of the whole tensor fit into 63 bits.
  */
 #include "layout.h"
 
 rsd_status layout_start(rsd_dtype dtype, int32_t ndim, const int64_t *shape, rsd_layout **out)
 {
     if (!rsd_dtype_name(dtype))
-        return fail(RSD_EINVAL, "%d is no dtype", (int)dtype);
+        return fail(RSD_EINVAL, "invalid dtype %d", (int)dtype);
     if (ndim < 0 || ndim > RSD_MAX_DIMS)
-        return fail(RSD_EINVAL, "a tensor of %d dims: 0 to %d are possible", (int)ndim,
+        return fail(RSD_EINVAL, "invalid number of dims %d (0 to %d)", (int)ndim,
                     (int)RSD_MAX_DIMS);
     int64_t volume = 1, nbytes;
     bool empty = false, fits = true;
     for (int32_t d = 0; d < ndim; d++) {
         if (shape[d] < 0)
-            return fail(RSD_EINVAL, "dim %d has extent %lld", (int)d, (long long)shape[d]);
+            return fail(RSD_EINVAL, "dim %d has negative extent %lld", (int)d, (long long)shape[d]);
         if (shape[d] > MAX_EXTENT)
-            return fail(RSD_ELIMIT, "dim %d has extent %lld, more than 2^62", (int)d,
+            return fail(RSD_ELIMIT, "dim %d has extent %lld, which exceeds 2^62", (int)d,
                         (long long)shape[d]);
         empty = empty || shape[d] == 0;
         fits = fits && mul_i64(volume, shape[d], &volume);
@@ -32,9 +32,9 @@ rsd_status layout_start(rsd_dtype dtype, int32_t ndim, const int64_t *shape, rsd
     if (empty)
         volume = 0;
     else if (!fits || !mul_i64(volume, (int64_t)rsd_dtype_nbytes(dtype), &nbytes))
-        return fail(RSD_ELIMIT, "a tensor of 2^63 bytes or more");
+        return fail(RSD_ELIMIT, "the tensor has 2^63 bytes or more");
     else if (volume > MAX_EXTENT)
-        return fail(RSD_ELIMIT, "a tensor of more than 2^62 elements");
+        return fail(RSD_ELIMIT, "the tensor has more than 2^62 elements");
 
     rsd_layout *layout = mem_new(1, sizeof *layout);
     if (!layout)
@@ -112,7 +112,7 @@ int64_t digits_index(const struct digits *digits, int64_t position)
     return index;
 }
 
-/* ---- making one ---- */
+/* ---- placements ---- */
 
 static bool cuts_a_dim(rsd_kind kind)
 {
@@ -123,45 +123,47 @@ static rsd_status check_segments(const rsd_layout *layout, const rsd_placement *
 {
     int64_t extent = layout->shape[placement->dim], sum = 0;
     if (placement->nsegments < 1 || !placement->segments)
-        return fail(RSD_EINVAL, "a segmented shard without segments");
+        return fail(RSD_EINVAL, "segmented shard of dim %d has no segments", (int)placement->dim);
     if (placement->nsegments > RSD_MAX_SEGMENTS)
-        return fail(RSD_ELIMIT, "a shard of %d segments: at most %d are possible",
+        return fail(RSD_ELIMIT, "segmented shard has %d segments (1 to %d)",
                     (int)placement->nsegments, (int)RSD_MAX_SEGMENTS);
     for (int32_t s = 0; s < placement->nsegments; s++)
         if (placement->segments[s] < 0 || placement->segments[s] > extent - sum)
-            return fail(RSD_EINVAL, "segment %d of %lld does not fit: dim %d has extent %lld",
-                        (int)s, (long long)placement->segments[s], (int)placement->dim,
-                        (long long)extent);
+            return fail(
+                RSD_EINVAL,
+                "segment %d has length %lld, which exceeds the rest of dim %d (extent %lld)",
+                (int)s, (long long)placement->segments[s], (int)placement->dim, (long long)extent);
         else
             sum += placement->segments[s];
     if (sum != extent)
-        return fail(RSD_EINVAL, "segments add up to %lld, dim %d has extent %lld", (long long)sum,
-                    (int)placement->dim, (long long)extent);
+        return fail(RSD_EINVAL, "segments add up to %lld, but dim %d has extent %lld",
+                    (long long)sum, (int)placement->dim, (long long)extent);
     return RSD_OK;
 }
 
 static rsd_status check_placement(const rsd_layout *layout, rsd_placement *placement)
 {
     if (placement->kind < RSD_REPLICATE || placement->kind > RSD_PARTIAL)
-        return fail(RSD_EINVAL, "%d is no kind of placement", (int)placement->kind);
+        return fail(RSD_EINVAL, "invalid placement kind %d", (int)placement->kind);
     if (placement->kind == RSD_PARTIAL &&
         (placement->reduce < RSD_REDUCE_SUM || placement->reduce > RSD_REDUCE_BXOR))
-        return fail(RSD_EINVAL, "%d is no reduction", (int)placement->reduce);
+        return fail(RSD_EINVAL, "invalid reduction %d", (int)placement->reduce);
     if (!cuts_a_dim(placement->kind))
         return RSD_OK;
     int32_t dim = placement->dim < 0 ? placement->dim + layout->ndim : placement->dim;
     if (dim < 0 || dim >= layout->ndim)
-        return fail(RSD_EINVAL, "dim %d of a tensor with %d dims", (int)placement->dim,
+        return fail(RSD_EINVAL, "dim %d out of range: the tensor has %d dims", (int)placement->dim,
                     (int)layout->ndim);
     placement->dim = dim;
     if ((placement->kind == RSD_STRIDED || placement->kind == RSD_CYCLIC) && placement->factor < 1)
-        return fail(RSD_EINVAL, "a %s of %lld, at least 1 is needed",
+        return fail(RSD_EINVAL, "%s is %lld, but must be at least 1",
                     placement->kind == RSD_CYCLIC ? "block" : "split factor",
                     (long long)placement->factor);
     return placement->kind == RSD_SEGMENTED ? check_segments(layout, placement) : RSD_OK;
 }
 
-/* torch reduces several partial axes at once, so all must agree; a sum and an average can. */
+/* All partial axes of a layout are reduced together, so they must have one reduction. Sums and averages
+ * can be combined. */
 static rsd_status check_reductions(const rsd_placement *placements, int32_t naxes)
 {
     const rsd_placement *first = NULL;
@@ -171,8 +173,8 @@ static rsd_status check_reductions(const rsd_placement *placements, int32_t naxe
             continue;
         if (first && one->reduce != first->reduce &&
             (one->reduce > RSD_REDUCE_AVG || first->reduce > RSD_REDUCE_AVG))
-            return fail(RSD_EINVAL,
-                        "axis %d is partial by another reduction than an axis before it", (int)a);
+            return fail(RSD_EINVAL, "mesh axis %d is P(%s), but an axis before it is P(%s)", (int)a,
+                        rsd_reduce_name(one->reduce), rsd_reduce_name(first->reduce));
         first = first ? first : one;
     }
     return RSD_OK;
@@ -205,8 +207,8 @@ static rsd_status copy_placements(rsd_layout *layout, const rsd_placement *place
     return check_reductions(layout->placements, naxes);
 }
 
-/* Turns placements and the order of axes on each dim into cuts and digits. */
-static rsd_status compile(rsd_layout *layout)
+/* Compiles placements and the order of axes on each dim into cuts and digits. */
+static rsd_status compile_placements(rsd_layout *layout)
 {
     const rsd_mesh *mesh = layout->mesh;
     size_t nends = 0;
@@ -251,8 +253,8 @@ static rsd_status compile(rsd_layout *layout)
     return RSD_OK;
 }
 
-/* The order on each dim: the mesh's, unless `naxes` and `axes` say otherwise. */
-static void set_order(rsd_layout *layout, const int32_t *naxes, const int32_t *axes)
+/* Sets the order of axes on each dim: as in naxes and axes, or that of the mesh if naxes is NULL. */
+static void set_axis_order(rsd_layout *layout, const int32_t *naxes, const int32_t *axes)
 {
     if (!naxes) {
         for (int32_t a = 0; a < layout->mesh->naxes; a++)
@@ -278,8 +280,8 @@ static rsd_status new_on_mesh(rsd_dtype dtype, int32_t ndim, const int64_t *shap
     layout->mesh = rsd_mesh_share(mesh);
     rsd_status status = copy_placements(layout, placements);
     if (!status) {
-        set_order(layout, naxes, axes);
-        status = compile(layout);
+        set_axis_order(layout, naxes, axes);
+        status = compile_placements(layout);
     }
     if (status) {
         rsd_layout_free(layout);
@@ -300,19 +302,20 @@ rsd_status rsd_layout_new_by_dim(rsd_dtype dtype, int32_t ndim, const int64_t *s
                                  rsd_layout **out)
 {
     if (ndim < 0 || ndim > RSD_MAX_DIMS)
-        return fail(RSD_EINVAL, "a tensor of %d dims: 0 to %d are possible", (int)ndim,
+        return fail(RSD_EINVAL, "invalid number of dims %d (0 to %d)", (int)ndim,
                     (int)RSD_MAX_DIMS);
     rsd_placement placements[RSD_MAX_AXES] = {{.kind = RSD_REPLICATE}};
     const int32_t *axis = axes;
     for (int32_t d = 0; d < ndim; d++) {
         if (naxes[d] < 0)
-            return fail(RSD_EINVAL, "dim %d is cut by %d axes", (int)d, (int)naxes[d]);
+            return fail(RSD_EINVAL, "naxes[%d] is %d, but must be at least 0", (int)d,
+                        (int)naxes[d]);
         for (int32_t k = 0; k < naxes[d]; k++, axis++) {
             if (*axis < 0 || *axis >= mesh->naxes)
-                return fail(RSD_EINVAL, "dim %d is cut by axis %d of a mesh with %d axes", (int)d,
-                            (int)*axis, (int)mesh->naxes);
+                return fail(RSD_EINVAL, "dim %d: axis %d out of range: the mesh has %d axes",
+                            (int)d, (int)*axis, (int)mesh->naxes);
             if (placements[*axis].kind == RSD_SHARD)
-                return fail(RSD_EINVAL, "axis %d cuts twice", (int)*axis);
+                return fail(RSD_EINVAL, "mesh axis %d is used twice", (int)*axis);
             placements[*axis] = (rsd_placement){.kind = RSD_SHARD, .dim = d};
         }
     }

@@ -1,20 +1,20 @@
-/* mesh.c - an n-d array of ranks with named axes.
+/* mesh.c - an n-dimensional array of ranks with named axes.
  *
- * A position is the row-major index into the array. Ranks count up with the position unless they
- * were listed in another order; then two more lists answer both ways.
+ * A position is the row-major index into the array. Ranks are base + position, unless the caller listed
+ * them in another order; then lists map in both directions.
  */
 #include "layout.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static rsd_status set_counts(rsd_mesh *mesh, const int64_t *counts)
+static rsd_status set_axis_counts(rsd_mesh *mesh, const int64_t *counts)
 {
     mesh->nranks = 1;
     for (int32_t a = 0; a < mesh->naxes; a++) {
         if (counts[a] < 1)
-            return fail(RSD_EINVAL, "axis %d of the mesh has %lld ranks, at least 1 is needed",
-                        (int)a, (long long)counts[a]);
+            return fail(RSD_EINVAL, "mesh axis %d has %lld ranks, but must have at least 1", (int)a,
+                        (long long)counts[a]);
         if (!mul_i64(mesh->nranks, counts[a], &mesh->nranks) || mesh->nranks > INT32_MAX)
             return fail(RSD_ELIMIT, "the mesh has more than 2^31 - 1 ranks");
         mesh->counts[a] = counts[a];
@@ -27,7 +27,7 @@ static rsd_status set_counts(rsd_mesh *mesh, const int64_t *counts)
     return RSD_OK;
 }
 
-static bool is_name(const char *name)
+static bool is_axis_name(const char *name)
 {
     if (!is_name_start(*name))
         return false;
@@ -37,16 +37,17 @@ static bool is_name(const char *name)
     return true;
 }
 
-static rsd_status set_names(rsd_mesh *mesh, const char *const *names)
+static rsd_status set_axis_names(rsd_mesh *mesh, const char *const *names)
 {
     for (int32_t a = 0; a < mesh->naxes; a++) {
         if (!names[a])
             continue;
-        if (!is_name(names[a]) || strlen(names[a]) >= NAME_NCHARS || strcmp(names[a], "ranks") == 0)
-            return fail(RSD_EINVAL, "'%.40s' cannot name a mesh axis", names[a]);
+        if (!is_axis_name(names[a]) || strlen(names[a]) >= NAME_NCHARS ||
+            strcmp(names[a], "ranks") == 0)
+            return fail(RSD_EINVAL, "invalid name of a mesh axis '%.40s'", names[a]);
         for (int32_t b = 0; b < a; b++)
             if (names[b] && strcmp(names[a], names[b]) == 0)
-                return fail(RSD_EINVAL, "two mesh axes are called '%.40s'", names[a]);
+                return fail(RSD_EINVAL, "two mesh axes have the name '%.40s'", names[a]);
         mesh->names[a] = mem_copy(names[a], strlen(names[a]) + 1, 1);
         if (!mesh->names[a])
             return RSD_ENOMEM;
@@ -54,19 +55,19 @@ static rsd_status set_names(rsd_mesh *mesh, const char *const *names)
     return RSD_OK;
 }
 
-static int by_rank(const void *a, const void *b)
+static int compare_mesh_ranks(const void *a, const void *b)
 {
     const int32_t *x = a, *y = b; /* {rank, position} */
     return (x[0] > y[0]) - (x[0] < y[0]);
 }
 
-static rsd_status set_ranks(rsd_mesh *mesh, const int32_t *ranks)
+static rsd_status set_mesh_ranks(rsd_mesh *mesh, const int32_t *ranks)
 {
     size_t n = (size_t)mesh->nranks;
     bool counts_up = true;
     for (size_t i = 0; i < n; i++) {
         if (ranks[i] < 0)
-            return fail(RSD_EINVAL, "rank %d in a mesh: ranks count from 0", (int)ranks[i]);
+            return fail(RSD_EINVAL, "mesh has invalid rank %d", (int)ranks[i]);
         counts_up = counts_up && ranks[i] - (int64_t)i == ranks[0];
     }
     mesh->base = ranks[0];
@@ -84,11 +85,11 @@ static rsd_status set_ranks(rsd_mesh *mesh, const int32_t *ranks)
         pairs[i][0] = ranks[i];
         pairs[i][1] = (int32_t)i;
     }
-    qsort(pairs, n, sizeof *pairs, by_rank);
+    qsort(pairs, n, sizeof *pairs, compare_mesh_ranks);
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < n; i++) {
         if (i && pairs[i][0] == pairs[i - 1][0])
-            status = fail(RSD_EINVAL, "rank %d is in the mesh twice", (int)pairs[i][0]);
+            status = fail(RSD_EINVAL, "mesh has rank %d twice", (int)pairs[i][0]);
         mesh->sorted[i] = pairs[i][1];
         mesh->array[pairs[i][1]] = (int32_t)i;
     }
@@ -100,18 +101,18 @@ rsd_status rsd_mesh_new(int32_t naxes, const int64_t *counts, const char *const 
                         const int32_t *ranks, rsd_mesh **out)
 {
     if (naxes < 1 || naxes > RSD_MAX_AXES)
-        return fail(RSD_EINVAL, "a mesh of %d axes: 1 to %d are possible", (int)naxes,
+        return fail(RSD_EINVAL, "invalid number of mesh axes %d (1 to %d)", (int)naxes,
                     (int)RSD_MAX_AXES);
     rsd_mesh *mesh = mem_new(1, sizeof *mesh);
     if (!mesh)
         return RSD_ENOMEM;
     atomic_init(&mesh->references, 1);
     mesh->naxes = naxes;
-    rsd_status status = set_counts(mesh, counts);
+    rsd_status status = set_axis_counts(mesh, counts);
     if (!status && names)
-        status = set_names(mesh, names);
+        status = set_axis_names(mesh, names);
     if (!status && ranks)
-        status = set_ranks(mesh, ranks);
+        status = set_mesh_ranks(mesh, ranks);
     if (status) {
         rsd_mesh_free(mesh);
         return status;
@@ -125,9 +126,11 @@ rsd_status mesh_new_from(int32_t naxes, const int64_t *counts, const char *const
 {
     rsd_mesh *mesh;
     TRY(rsd_mesh_new(naxes, counts, names, NULL, &mesh));
-    if (base > INT32_MAX - (mesh->nranks - 1)) {
+    int64_t nranks = mesh->nranks;
+    if (base > INT32_MAX - (nranks - 1)) {
         rsd_mesh_free(mesh);
-        return fail(RSD_ELIMIT, "ranks from %d on go beyond 2^31 - 1", (int)base);
+        return fail(RSD_ELIMIT, "mesh of %lld ranks from %d on exceeds rank 2^31 - 1",
+                    (long long)nranks, (int)base);
     }
     mesh->base = base;
     *out = mesh;
@@ -206,7 +209,7 @@ rsd_status rsd_mesh_rank(const rsd_mesh *mesh, const int64_t *coords, int32_t *r
     int64_t position = 0;
     for (int32_t a = 0; a < mesh->naxes; a++) {
         if (coords[a] < 0 || coords[a] >= mesh->counts[a])
-            return fail(RSD_EINVAL, "coordinate %lld on mesh axis %d, which has %lld ranks",
+            return fail(RSD_EINVAL, "coordinate %lld out of range: mesh axis %d has %lld ranks",
                         (long long)coords[a], (int)a, (long long)mesh->counts[a]);
         position += coords[a] * mesh->strides[a];
     }

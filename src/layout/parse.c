@@ -1,4 +1,4 @@
-/* parse.c - the notation: one line that names any layout or problem.
+/* parse.c - reads the notation: one line of text for a layout or a problem.
  *
  *     problem    = tensor ":" side "->" side
  *     layout     = tensor "@" side
@@ -14,8 +14,8 @@
  *     group      = [ box { ";" box } ]
  *     box        = range { "," range }                        range = lo ":" hi | ":"
  *
- * Spaces are free. Every error says the column it was noticed in. Memory is proportional to the
- * text, but for a mesh with its ranks listed, which is bounded.
+ * Spaces are ignored. Every error names the column where it was detected. Memory is proportional to the
+ * length of the text, except for lists of ranks, which have a limit.
  */
 #include "layout.h"
 
@@ -26,13 +26,13 @@ enum { MAX_LISTED_RANKS = 1 << 24 };
 
 /* ---- tensor ---- */
 
-struct tensor {
+struct parsed_tensor {
     rsd_dtype dtype;
     int32_t ndim;
     int64_t shape[RSD_MAX_DIMS];
 };
 
-static rsd_status tensor(struct parser *p, struct tensor *out)
+static rsd_status parse_tensor(struct parser *p, struct parsed_tensor *out)
 {
     char dtype[NAME_NCHARS];
     scan_spaces(p);
@@ -46,8 +46,8 @@ static rsd_status tensor(struct parser *p, struct tensor *out)
         return RSD_OK;
     do {
         if (out->ndim == RSD_MAX_DIMS)
-            return fail(RSD_ELIMIT, "column %d: more than %d dims", scan_column(p, p->at),
-                        (int)RSD_MAX_DIMS);
+            return fail(RSD_ELIMIT, "column %d: the tensor has more than %d dims",
+                        scan_column(p, p->at), (int)RSD_MAX_DIMS);
         TRY(scan_number(p, "an extent", &out->shape[out->ndim++]));
     } while (scan_take(p, ","));
     return scan_need(p, "]", "',' or ']'");
@@ -59,7 +59,7 @@ struct rank_range {
     int64_t first, last;
 };
 
-static rsd_status rank_ranges(struct parser *p, struct rank_range **ranges, size_t *count)
+static rsd_status parse_rank_ranges(struct parser *p, struct rank_range **ranges, size_t *count)
 {
     size_t capacity = 0;
     do {
@@ -69,22 +69,23 @@ static rsd_status rank_ranges(struct parser *p, struct rank_range **ranges, size
         scan_spaces(p);
         const char *dash = p->at;
         if (scan_take(p, "-")) {
-            if (scan_peek(p, ">")) /* the arrow of a problem */
+            if (scan_peek(p, ">")) /* "->" of a problem */
                 return scan_expected(p, "a rank");
             TRY(scan_number(p, "a rank", &range.last));
         }
         if (range.last < range.first || range.last > INT32_MAX)
-            return fail(RSD_EINVAL,
-                        "column %d: ranks %lld-%lld: the last comes before the first, or is beyond "
-                        "2^31 - 1",
-                        scan_column(p, dash), (long long)range.first, (long long)range.last);
+            return fail(
+                RSD_EINVAL,
+                "column %d: invalid range of ranks %lld-%lld: the first must not exceed the "
+                "last, nor the last 2^31 - 1",
+                scan_column(p, dash), (long long)range.first, (long long)range.last);
         TRY(GROW(*ranges, capacity, *count + 1));
         (*ranges)[(*count)++] = range;
     } while (scan_take(p, ","));
     return RSD_OK;
 }
 
-static rsd_status mesh_from_ranges(int32_t naxes, const int64_t *counts, const char *const *names,
+static rsd_status make_listed_mesh(int32_t naxes, const int64_t *counts, const char *const *names,
                                    const struct rank_range *ranges, size_t nranges, rsd_mesh **out)
 {
     int64_t listed = 0, nranks = 1;
@@ -94,13 +95,13 @@ static rsd_status mesh_from_ranges(int32_t naxes, const int64_t *counts, const c
         if (!mul_i64(nranks, counts[a], &nranks))
             return fail(RSD_ELIMIT, "the mesh has more than 2^31 - 1 ranks");
     if (listed != nranks)
-        return fail(RSD_EINVAL, "the mesh has %lld places, ranks= lists %lld", (long long)nranks,
-                    (long long)listed);
+        return fail(RSD_EINVAL, "the mesh has %lld positions, but ranks= lists %lld",
+                    (long long)nranks, (long long)listed);
     if (nranges == 1)
         return mesh_new_from(naxes, counts, names, (int32_t)ranges[0].first, out);
     if (listed > MAX_LISTED_RANKS)
-        return fail(RSD_ELIMIT, "%lld ranks are listed, at most %d can be", (long long)listed,
-                    (int)MAX_LISTED_RANKS);
+        return fail(RSD_ELIMIT, "ranks= lists %lld ranks in several ranges (at most %d)",
+                    (long long)listed, (int)MAX_LISTED_RANKS);
     int32_t *ranks = mem_new((size_t)listed, sizeof *ranks), *next = ranks;
     if (!ranks)
         return RSD_ENOMEM;
@@ -112,7 +113,7 @@ static rsd_status mesh_from_ranges(int32_t naxes, const int64_t *counts, const c
     return status;
 }
 
-static rsd_status axis(struct parser *p, char label[NAME_NCHARS], int64_t *count)
+static rsd_status parse_axis(struct parser *p, char label[NAME_NCHARS], int64_t *count)
 {
     label[0] = '\0';
     if (!scan_at_digit(p)) {
@@ -123,7 +124,7 @@ static rsd_status axis(struct parser *p, char label[NAME_NCHARS], int64_t *count
     return scan_number(p, "the number of ranks along a mesh axis", count);
 }
 
-static rsd_status mesh(struct parser *p, rsd_mesh **out)
+static rsd_status parse_mesh(struct parser *p, rsd_mesh **out)
 {
     char labels[RSD_MAX_AXES][NAME_NCHARS];
     const char *names[RSD_MAX_AXES] = {NULL};
@@ -134,9 +135,9 @@ static rsd_status mesh(struct parser *p, rsd_mesh **out)
     do {
         scan_spaces(p);
         if (naxes == RSD_MAX_AXES)
-            return fail(RSD_ELIMIT, "column %d: more than %d mesh axes", scan_column(p, p->at),
-                        (int)RSD_MAX_AXES);
-        TRY(axis(p, labels[naxes], &counts[naxes]));
+            return fail(RSD_ELIMIT, "column %d: the mesh has more than %d axes",
+                        scan_column(p, p->at), (int)RSD_MAX_AXES);
+        TRY(parse_axis(p, labels[naxes], &counts[naxes]));
         names[naxes] = labels[naxes][0] ? labels[naxes] : NULL;
         naxes++;
     } while (scan_take(p, "x") || scan_take(p, ","));
@@ -146,16 +147,16 @@ static rsd_status mesh(struct parser *p, rsd_mesh **out)
     TRY(scan_need(p, "=", "'=' after ranks"));
     struct rank_range *ranges = NULL;
     size_t nranges = 0;
-    rsd_status status = rank_ranges(p, &ranges, &nranges);
+    rsd_status status = parse_rank_ranges(p, &ranges, &nranges);
     if (!status)
-        status = scan_at(p, begin, mesh_from_ranges(naxes, counts, names, ranges, nranges, out));
+        status = scan_at(p, begin, make_listed_mesh(naxes, counts, names, ranges, nranges, out));
     mem_free(ranges);
     return status;
 }
 
 /* ---- placements ---- */
 
-static rsd_status dim(struct parser *p, const struct tensor *tensor, int32_t *out)
+static rsd_status parse_dim(struct parser *p, const struct parsed_tensor *tensor, int32_t *out)
 {
     scan_spaces(p);
     const char *begin = p->at;
@@ -163,21 +164,21 @@ static rsd_status dim(struct parser *p, const struct tensor *tensor, int32_t *ou
     int64_t value;
     TRY(scan_number(p, "a dim", &value));
     if (from_end ? value < 1 || value > tensor->ndim : value >= tensor->ndim)
-        return fail(RSD_EINVAL, "column %d: dim %s%lld of a tensor with %d dims",
+        return fail(RSD_EINVAL, "column %d: dim %s%lld out of range: the tensor has %d dims",
                     scan_column(p, begin), from_end ? "-" : "", (long long)value,
                     (int)tensor->ndim);
     *out = (int32_t)(from_end ? tensor->ndim - value : value);
     return RSD_OK;
 }
 
-/* The segments of S(d;...) grow in *list, owned by the caller even on failure. */
-static rsd_status segments(struct parser *p, rsd_placement *out, int64_t **list)
+/* Reads the segments of S(d;...) into *list, which the caller frees, also on failure. */
+static rsd_status parse_segments(struct parser *p, rsd_placement *out, int64_t **list)
 {
     size_t capacity = 0;
     do {
         if (out->nsegments == RSD_MAX_SEGMENTS)
-            return fail(RSD_ELIMIT, "column %d: more than %d segments", scan_column(p, p->at),
-                        (int)RSD_MAX_SEGMENTS);
+            return fail(RSD_ELIMIT, "column %d: the shard has more than %d segments",
+                        scan_column(p, p->at), (int)RSD_MAX_SEGMENTS);
         TRY(GROW(*list, capacity, (size_t)out->nsegments + 1));
         TRY(scan_number(p, "the length of a segment", &(*list)[out->nsegments++]));
     } while (scan_take(p, ","));
@@ -185,34 +186,35 @@ static rsd_status segments(struct parser *p, rsd_placement *out, int64_t **list)
     return RSD_OK;
 }
 
-static rsd_status shard(struct parser *p, const struct tensor *tensor, rsd_placement *out,
-                        int64_t **list)
+static rsd_status parse_shard(struct parser *p, const struct parsed_tensor *tensor,
+                              rsd_placement *out, int64_t **list)
 {
     if (!scan_take(p, "("))
-        return dim(p, tensor, &out->dim);
-    TRY(dim(p, tensor, &out->dim));
+        return parse_dim(p, tensor, &out->dim);
+    TRY(parse_dim(p, tensor, &out->dim));
     if (out->kind == RSD_SHARD && scan_take(p, ";")) {
         out->kind = RSD_SEGMENTED;
-        TRY(segments(p, out, list));
+        TRY(parse_segments(p, out, list));
     }
     return scan_need(p, ")", "')'");
 }
 
-static rsd_status with_factor(struct parser *p, const struct tensor *tensor, rsd_placement *out)
+static rsd_status parse_with_factor(struct parser *p, const struct parsed_tensor *tensor,
+                                    rsd_placement *out)
 {
     TRY(scan_need(p, "(", "'('"));
-    TRY(dim(p, tensor, &out->dim));
+    TRY(parse_dim(p, tensor, &out->dim));
     TRY(scan_need(p, ",", "','"));
     scan_spaces(p);
     const char *begin = p->at;
     TRY(scan_number(p, out->kind == RSD_CYCLIC ? "a block" : "a split factor", &out->factor));
     if (out->factor < 1)
-        return fail(RSD_EINVAL, "column %d: a %s of 0: at least 1 is needed", scan_column(p, begin),
+        return fail(RSD_EINVAL, "column %d: %s is 0, but must be at least 1", scan_column(p, begin),
                     out->kind == RSD_CYCLIC ? "block" : "split factor");
     return scan_need(p, ")", "')'");
 }
 
-static rsd_status partial(struct parser *p, rsd_placement *out)
+static rsd_status parse_partial(struct parser *p, rsd_placement *out)
 {
     if (!scan_take(p, "("))
         return RSD_OK;
@@ -226,40 +228,40 @@ static rsd_status partial(struct parser *p, rsd_placement *out)
             out->reduce = (rsd_reduce)i;
             return scan_need(p, ")", "')'");
         }
-    return fail(RSD_EINVAL, "column %d: no reduction is called '%s'", scan_column(p, begin), op);
+    return fail(RSD_EINVAL, "column %d: unknown reduction '%s'", scan_column(p, begin), op);
 }
 
-static rsd_status placement(struct parser *p, const struct tensor *tensor, rsd_placement *out,
-                            int64_t **list)
+static rsd_status parse_placement(struct parser *p, const struct parsed_tensor *tensor,
+                                  rsd_placement *out, int64_t **list)
 {
     *out = (rsd_placement){0};
     if (scan_take(p, "_S")) {
         out->kind = RSD_STRIDED;
-        return with_factor(p, tensor, out);
+        return parse_with_factor(p, tensor, out);
     }
     if (scan_take(p, "C")) {
         out->kind = RSD_CYCLIC;
-        return with_factor(p, tensor, out);
+        return parse_with_factor(p, tensor, out);
     }
     if (scan_take(p, "S")) {
         out->kind = RSD_SHARD;
-        return shard(p, tensor, out, list);
+        return parse_shard(p, tensor, out, list);
     }
     if (scan_take(p, "B")) {
         out->kind = RSD_BALANCED;
-        return shard(p, tensor, out, list);
+        return parse_shard(p, tensor, out, list);
     }
     if (scan_take(p, "R"))
         return RSD_OK;
     if (scan_take(p, "P")) {
         out->kind = RSD_PARTIAL;
-        return partial(p, out);
+        return parse_partial(p, out);
     }
     return scan_expected(p, "a placement: S, B, _S, C, R or P");
 }
 
-static rsd_status one_per_axis(struct parser *p, const struct tensor *tensor, const rsd_mesh *mesh,
-                               rsd_layout **out)
+static rsd_status parse_axis_placements(struct parser *p, const struct parsed_tensor *tensor,
+                                        const rsd_mesh *mesh, rsd_layout **out)
 {
     rsd_placement placements[RSD_MAX_AXES];
     int64_t *lists[RSD_MAX_AXES] = {NULL};
@@ -269,14 +271,14 @@ static rsd_status one_per_axis(struct parser *p, const struct tensor *tensor, co
     do {
         scan_spaces(p);
         if (n == mesh->naxes)
-            status = fail(RSD_EINVAL, "column %d: a placement more than the mesh has axes (%d)",
+            status = fail(RSD_EINVAL, "column %d: more placements than mesh axes (%d)",
                           scan_column(p, p->at), (int)mesh->naxes);
         else
-            status = placement(p, tensor, &placements[n], &lists[n]);
+            status = parse_placement(p, tensor, &placements[n], &lists[n]);
         n++;
     } while (!status && scan_take(p, ","));
     if (!status && n < mesh->naxes)
-        status = fail(RSD_EINVAL, "column %d: %d placements for a mesh of %d axes",
+        status = fail(RSD_EINVAL, "column %d: %d placements, but the mesh has %d axes",
                       scan_column(p, p->at), (int)n, (int)mesh->naxes);
     if (!status)
         status = scan_at(
@@ -287,7 +289,7 @@ static rsd_status one_per_axis(struct parser *p, const struct tensor *tensor, co
     return status;
 }
 
-static rsd_status axis_by_name(struct parser *p, const rsd_mesh *mesh, int32_t *out)
+static rsd_status parse_axis_reference(struct parser *p, const rsd_mesh *mesh, int32_t *out)
 {
     scan_spaces(p);
     const char *begin = p->at;
@@ -298,41 +300,40 @@ static rsd_status axis_by_name(struct parser *p, const rsd_mesh *mesh, int32_t *
                 *out = a;
                 return RSD_OK;
             }
-        return fail(RSD_EINVAL, "column %d: the mesh has no axis '%s'", scan_column(p, begin),
-                    label);
+        return fail(RSD_EINVAL, "column %d: unknown mesh axis '%s'", scan_column(p, begin), label);
     }
     int64_t value;
     TRY(scan_number(p, "'-' or a mesh axis", &value));
     if (value >= mesh->naxes)
-        return fail(RSD_EINVAL, "column %d: axis %lld of a mesh with %d axes",
+        return fail(RSD_EINVAL, "column %d: axis %lld out of range: the mesh has %d axes",
                     scan_column(p, begin), (long long)value, (int)mesh->naxes);
     *out = (int32_t)value;
     return RSD_OK;
 }
 
-static rsd_status axes_per_dim(struct parser *p, const struct tensor *tensor, const rsd_mesh *mesh,
-                               rsd_layout **out)
+static rsd_status parse_dim_axes(struct parser *p, const struct parsed_tensor *tensor,
+                                 const rsd_mesh *mesh, rsd_layout **out)
 {
     int32_t naxes[RSD_MAX_DIMS] = {0}, axes[RSD_MAX_AXES], total = 0, ndims = 0;
     const char *begin = p->at;
     if (tensor->ndim > 0)
         do {
             if (ndims == tensor->ndim)
-                return fail(RSD_EINVAL, "column %d: cuts for more than the tensor's %d dims",
+                return fail(RSD_EINVAL, "column %d: the list has more dims than the tensor (%d)",
                             scan_column(p, p->at), (int)tensor->ndim);
             if (!scan_take(p, "-"))
                 do {
                     if (total == mesh->naxes)
-                        return fail(RSD_EINVAL, "column %d: an axis cuts twice",
+                        return fail(RSD_EINVAL, "column %d: a mesh axis is used twice",
                                     scan_column(p, p->at));
-                    TRY(axis_by_name(p, mesh, &axes[total++]));
+                    TRY(parse_axis_reference(p, mesh, &axes[total++]));
                     naxes[ndims]++;
                 } while (scan_take(p, "."));
             ndims++;
         } while (scan_take(p, ","));
     TRY(scan_need(p, "]", "',', '.' or ']'"));
     if (ndims < tensor->ndim)
-        return fail(RSD_EINVAL, "column %d: cuts for %d dims of a tensor with %d",
+        return fail(RSD_EINVAL, "column %d: the list has %d dims, but the tensor has %d",
                     scan_column(p, begin), (int)ndims, (int)tensor->ndim);
     return scan_at(
         p, begin,
@@ -347,8 +348,8 @@ struct box_list {
     int64_t *lo, *len;
 };
 
-static rsd_status add_box(struct box_list *list, int32_t ndim, int32_t rank, const int64_t *lo,
-                          const int64_t *len)
+static rsd_status append_box(struct box_list *list, int32_t ndim, int32_t rank, const int64_t *lo,
+                             const int64_t *len)
 {
     size_t n = list->count, dims = (size_t)ndim;
     TRY(GROW(list->ranks, list->ranks_capacity, n + 1));
@@ -361,7 +362,7 @@ static rsd_status add_box(struct box_list *list, int32_t ndim, int32_t rank, con
     return RSD_OK;
 }
 
-static rsd_status range(struct parser *p, int64_t extent, int64_t *lo, int64_t *len)
+static rsd_status parse_range(struct parser *p, int64_t extent, int64_t *lo, int64_t *len)
 {
     int64_t hi;
     scan_spaces(p);
@@ -374,15 +375,16 @@ static rsd_status range(struct parser *p, int64_t extent, int64_t *lo, int64_t *
     TRY(scan_need(p, ":", "':'"));
     TRY(scan_number(p, "the end of a range", &hi));
     if (hi < *lo)
-        return fail(RSD_EINVAL, "column %d: range %lld:%lld: the end comes before the start",
+        return fail(RSD_EINVAL,
+                    "column %d: invalid range %lld:%lld: the end is less than the start",
                     scan_column(p, begin), (long long)*lo, (long long)hi);
     *len = hi - *lo;
     return RSD_OK;
 }
 
-/* One box; dims that are not given are whole. The one element of a tensor without dims is ":". */
-static rsd_status box(struct parser *p, const struct tensor *tensor, int32_t rank,
-                      struct box_list *list)
+/* Dims that are left out are whole. The one element of a tensor without dims is ":". */
+static rsd_status parse_box(struct parser *p, const struct parsed_tensor *tensor, int32_t rank,
+                            struct box_list *list)
 {
     int64_t lo[RSD_MAX_DIMS] = {0}, len[RSD_MAX_DIMS];
     int32_t d = 0;
@@ -393,9 +395,9 @@ static rsd_status box(struct parser *p, const struct tensor *tensor, int32_t ran
     else
         do {
             if (d == tensor->ndim)
-                return fail(RSD_EINVAL, "column %d: a box with more than the tensor's %d dims",
+                return fail(RSD_EINVAL, "column %d: the box has more dims than the tensor (%d)",
                             scan_column(p, p->at), (int)tensor->ndim);
-            TRY(range(p, tensor->shape[d], &lo[d], &len[d]));
+            TRY(parse_range(p, tensor->shape[d], &lo[d], &len[d]));
             d++;
         } while (scan_take(p, ","));
     for (; d < tensor->ndim; d++)
@@ -408,14 +410,15 @@ static rsd_status box(struct parser *p, const struct tensor *tensor, int32_t ran
             outside = d;
     }
     if (outside >= 0 && !empty)
-        return fail(RSD_EINVAL, "column %d: %lld:%lld goes beyond dim %d, which has extent %lld",
+        return fail(RSD_EINVAL, "column %d: range %lld:%lld exceeds the extent %lld of dim %d",
                     scan_column(p, begin), (long long)lo[outside],
-                    (long long)(lo[outside] + len[outside]), (int)outside,
-                    (long long)tensor->shape[outside]);
-    return add_box(list, tensor->ndim, rank, lo, len);
+                    (long long)(lo[outside] + len[outside]), (long long)tensor->shape[outside],
+                    (int)outside);
+    return append_box(list, tensor->ndim, rank, lo, len);
 }
 
-static rsd_status groups(struct parser *p, const struct tensor *tensor, struct box_list *list)
+static rsd_status parse_box_groups(struct parser *p, const struct parsed_tensor *tensor,
+                                   struct box_list *list)
 {
     int32_t rank = 0;
     do {
@@ -423,18 +426,19 @@ static rsd_status groups(struct parser *p, const struct tensor *tensor, struct b
             return fail(RSD_ELIMIT, "column %d: more than 2^31 - 1 ranks", scan_column(p, p->at));
         if (!scan_peek(p, "|") && !scan_peek(p, "}"))
             do
-                TRY(box(p, tensor, rank, list));
+                TRY(parse_box(p, tensor, rank, list));
             while (scan_take(p, ";"));
         rank++;
     } while (scan_take(p, "|"));
     return scan_need(p, "}", "',', ';', '|' or '}'");
 }
 
-static rsd_status explicit_side(struct parser *p, const struct tensor *tensor, rsd_layout **out)
+static rsd_status parse_explicit_side(struct parser *p, const struct parsed_tensor *tensor,
+                                      rsd_layout **out)
 {
     struct box_list list = {0};
     const char *begin = p->at;
-    rsd_status status = groups(p, tensor, &list);
+    rsd_status status = parse_box_groups(p, tensor, &list);
     if (!status)
         status =
             scan_at(p, begin,
@@ -446,30 +450,30 @@ static rsd_status explicit_side(struct parser *p, const struct tensor *tensor, r
     return status;
 }
 
-/* ---- the whole ---- */
+/* ---- layouts and problems ---- */
 
-static rsd_status placements(struct parser *p, const struct tensor *tensor, const rsd_mesh *mesh,
-                             rsd_layout **out)
+static rsd_status parse_placements(struct parser *p, const struct parsed_tensor *tensor,
+                                   const rsd_mesh *mesh, rsd_layout **out)
 {
-    return scan_take(p, "[") ? axes_per_dim(p, tensor, mesh, out)
-                             : one_per_axis(p, tensor, mesh, out);
+    return scan_take(p, "[") ? parse_dim_axes(p, tensor, mesh, out)
+                             : parse_axis_placements(p, tensor, mesh, out);
 }
 
-static rsd_status side(struct parser *p, const struct tensor *tensor, rsd_layout **out)
+static rsd_status parse_side(struct parser *p, const struct parsed_tensor *tensor, rsd_layout **out)
 {
     if (scan_take(p, "{"))
-        return explicit_side(p, tensor, out);
+        return parse_explicit_side(p, tensor, out);
     rsd_mesh *ranks = NULL;
-    TRY(mesh(p, &ranks));
+    TRY(parse_mesh(p, &ranks));
     assert(ranks);
     rsd_status status = scan_need(p, ":", "':' between the mesh and its placements");
     if (!status)
-        status = placements(p, tensor, ranks, out);
+        status = parse_placements(p, tensor, ranks, out);
     rsd_mesh_free(ranks);
     return status;
 }
 
-static rsd_status the_end(struct parser *p)
+static rsd_status parse_end(struct parser *p)
 {
     scan_spaces(p);
     return *p->at ? scan_expected(p, "the end") : RSD_OK;
@@ -479,8 +483,8 @@ rsd_status rsd_mesh_parse(const char *text, rsd_mesh **out)
 {
     struct parser p = {text, text};
     rsd_mesh *parsed = NULL;
-    TRY(mesh(&p, &parsed));
-    rsd_status status = the_end(&p);
+    TRY(parse_mesh(&p, &parsed));
+    rsd_status status = parse_end(&p);
     if (status)
         rsd_mesh_free(parsed);
     else
@@ -491,12 +495,12 @@ rsd_status rsd_mesh_parse(const char *text, rsd_mesh **out)
 rsd_status rsd_layout_parse(const char *text, rsd_layout **out)
 {
     struct parser p = {text, text};
-    struct tensor whole = {0};
+    struct parsed_tensor whole = {0};
     rsd_layout *layout = NULL;
-    TRY(tensor(&p, &whole));
+    TRY(parse_tensor(&p, &whole));
     TRY(scan_need(&p, "@", "'@' between the tensor and its layout"));
-    TRY(side(&p, &whole, &layout));
-    rsd_status status = the_end(&p);
+    TRY(parse_side(&p, &whole, &layout));
+    rsd_status status = parse_end(&p);
     if (status)
         rsd_layout_free(layout);
     else
@@ -508,14 +512,14 @@ rsd_status rsd_layout_parse_on(rsd_dtype dtype, int32_t ndim, const int64_t *sha
                                const rsd_mesh *mesh, const char *text, rsd_layout **out)
 {
     struct parser p = {text, text};
-    struct tensor whole = {.dtype = dtype, .ndim = ndim};
+    struct parsed_tensor whole = {.dtype = dtype, .ndim = ndim};
     rsd_layout *layout = NULL;
     if (ndim < 0 || ndim > RSD_MAX_DIMS)
-        return fail(RSD_EINVAL, "a tensor of %d dims: 0 to %d are possible", (int)ndim,
+        return fail(RSD_EINVAL, "invalid number of dims %d (0 to %d)", (int)ndim,
                     (int)RSD_MAX_DIMS);
     copy_i64s(whole.shape, shape, ndim);
-    TRY(placements(&p, &whole, mesh, &layout));
-    rsd_status status = the_end(&p);
+    TRY(parse_placements(&p, &whole, mesh, &layout));
+    rsd_status status = parse_end(&p);
     if (status)
         rsd_layout_free(layout);
     else
@@ -526,16 +530,16 @@ rsd_status rsd_layout_parse_on(rsd_dtype dtype, int32_t ndim, const int64_t *sha
 rsd_status rsd_problem_parse(const char *text, rsd_layout **src, rsd_layout **dst)
 {
     struct parser p = {text, text};
-    struct tensor whole = {0};
+    struct parsed_tensor whole = {0};
     rsd_layout *from = NULL, *to = NULL;
-    TRY(tensor(&p, &whole));
+    TRY(parse_tensor(&p, &whole));
     TRY(scan_need(&p, ":", "':' between the tensor and its two layouts"));
-    TRY(side(&p, &whole, &from));
+    TRY(parse_side(&p, &whole, &from));
     rsd_status status = scan_need(&p, "->", "'->' between the two layouts");
     if (!status)
-        status = side(&p, &whole, &to);
+        status = parse_side(&p, &whole, &to);
     if (!status)
-        status = the_end(&p);
+        status = parse_end(&p);
     if (status) {
         rsd_layout_free(from);
         rsd_layout_free(to);

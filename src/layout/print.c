@@ -1,7 +1,7 @@
-/* print.c - the canonical text of a layout: what parse.c reads back to the same layout. */
+/* print.c - writes the canonical text of a layout, from which parse.c makes an equal layout. */
 #include "layout.h"
 
-enum { MAX_GROUPS = 1 << 24 };
+enum { MAX_PRINTED_RANKS = 1 << 24 };
 
 static void print_tensor(struct text *text, const rsd_layout *layout)
 {
@@ -21,7 +21,7 @@ static void print_ranks(struct text *text, const rsd_mesh *mesh)
         while (mesh->ranks && last + 1 < mesh->nranks &&
                mesh->ranks[last + 1] == (int64_t)mesh->ranks[last] + 1)
             last++;
-        if (last == first + 1) /* two read better as a list */
+        if (last == first + 1) /* "3,4" instead of "3-4" */
             last = first;
         text_add(text, "%s%d", first ? "," : "", (int)mesh_rank_at(mesh, first));
         if (last > first)
@@ -98,8 +98,8 @@ static void print_axes_per_dim(struct text *text, const rsd_layout *layout)
     text_add(text, "]");
 }
 
-/* Whole dims at the end are left out, but for one. */
-static void print_box(struct text *text, const rsd_layout *layout, int64_t box)
+/* Whole dims at the end are left out, except the first dim. */
+static void print_explicit_box(struct text *text, const rsd_layout *layout, int64_t box)
 {
     const int64_t *lo = layout_box_lo(layout, box), *len = layout_box_len(layout, box);
     int32_t shown = layout->ndim;
@@ -115,7 +115,7 @@ static void print_box(struct text *text, const rsd_layout *layout, int64_t box)
                      (long long)(lo[d] + len[d]));
 }
 
-static void print_groups(struct text *text, const rsd_layout *layout)
+static void print_explicit_boxes(struct text *text, const rsd_layout *layout)
 {
     int64_t box = 0, world = rsd_layout_world(layout);
     text_add(text, "{");
@@ -123,20 +123,22 @@ static void print_groups(struct text *text, const rsd_layout *layout)
         text_add(text, "%s", rank ? " |" : "");
         for (bool first = true; box < layout->nboxes && layout->box_ranks[box] == rank; box++) {
             text_add(text, "%s", first ? " " : "; ");
-            print_box(text, layout, box);
+            print_explicit_box(text, layout, box);
             first = false;
         }
     }
     text_add(text, " }");
 }
 
-static rsd_status print_side(struct text *text, const rsd_layout *layout)
+static rsd_status print_layout_side(struct text *text, const rsd_layout *layout)
 {
     if (!layout->mesh) {
-        if (rsd_layout_world(layout) > MAX_GROUPS)
-            return fail(RSD_ELIMIT, "explicit boxes of rank %lld have no text: at most %d groups",
-                        (long long)rsd_layout_world(layout) - 1, (int)MAX_GROUPS);
-        print_groups(text, layout);
+        if (rsd_layout_world(layout) > MAX_PRINTED_RANKS)
+            return fail(
+                RSD_ELIMIT,
+                "cannot print explicit boxes of rank %lld: the notation lists ranks 0 to %d",
+                (long long)rsd_layout_world(layout) - 1, (int)MAX_PRINTED_RANKS - 1);
+        print_explicit_boxes(text, layout);
         return RSD_OK;
     }
     print_mesh(text, layout->mesh);
@@ -157,7 +159,7 @@ rsd_status rsd_layout_print(const rsd_layout *layout, char **out)
     struct text text = {0};
     print_tensor(&text, layout);
     text_add(&text, " @ ");
-    rsd_status status = print_side(&text, layout);
+    rsd_status status = print_layout_side(&text, layout);
     if (!status)
         return text_take(&text, out);
     text_drop(&text);
@@ -170,10 +172,10 @@ rsd_status rsd_problem_print(const rsd_layout *src, const rsd_layout *dst, char 
     struct text text = {0};
     print_tensor(&text, src);
     text_add(&text, " : ");
-    rsd_status status = print_side(&text, src);
+    rsd_status status = print_layout_side(&text, src);
     text_add(&text, " -> ");
     if (!status)
-        status = print_side(&text, dst);
+        status = print_layout_side(&text, dst);
     if (!status)
         return text_take(&text, out);
     text_drop(&text);

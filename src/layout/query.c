@@ -1,4 +1,4 @@
-/* ask.c - what can be asked of a layout: its places and arrays, and whether it is another. */
+/* query.c - queries of layouts: properties, places, arrays, equality and hash. */
 #include "layout.h"
 
 #include <string.h>
@@ -44,7 +44,7 @@ rsd_status rsd_layout_placement(const rsd_layout *layout, int32_t axis, rsd_plac
     if (!layout->mesh)
         return fail(RSD_EINVAL, "a layout of explicit boxes has no placements");
     if (axis < 0 || axis >= layout->mesh->naxes)
-        return fail(RSD_EINVAL, "axis %d of a mesh with %d axes", (int)axis,
+        return fail(RSD_EINVAL, "axis %d out of range: the mesh has %d axes", (int)axis,
                     (int)layout->mesh->naxes);
     *placement = layout->placements[axis];
     return RSD_OK;
@@ -71,8 +71,8 @@ rsd_status rsd_layout_rank_at(const rsd_layout *layout, int64_t position, int32_
 {
     int64_t nplaces = rsd_layout_nplaces(layout);
     if (position < 0 || position >= nplaces)
-        return fail(RSD_EINVAL, "position %lld of a layout with %lld places", (long long)position,
-                    (long long)nplaces);
+        return fail(RSD_EINVAL, "position %lld out of range: the layout has %lld places",
+                    (long long)position, (long long)nplaces);
     if (layout->mesh)
         *rank = mesh_rank_at(layout->mesh, position);
     else
@@ -92,7 +92,7 @@ rsd_status rsd_layout_position(const rsd_layout *layout, int32_t rank, int64_t *
                 found = i;
     }
     if (found < 0)
-        return fail(RSD_EINVAL, "rank %d has no place in the layout", (int)rank);
+        return fail(RSD_EINVAL, "rank %d is not in the layout", (int)rank);
     *position = found;
     return RSD_OK;
 }
@@ -120,8 +120,8 @@ rsd_status rsd_layout_array(const rsd_layout *layout, int64_t index, rsd_array *
 {
     int64_t narrays = rsd_layout_narrays(layout);
     if (index < 0 || index >= narrays)
-        return fail(RSD_EINVAL, "array %lld of a layout with %lld arrays", (long long)index,
-                    (long long)narrays);
+        return fail(RSD_EINVAL, "array %lld out of range: the layout has %lld arrays",
+                    (long long)index, (long long)narrays);
     *array = (rsd_array){.rank = layout_array_rank(layout, index), .ndim = layout->ndim};
     array->place = layout->mesh     ? mesh_position_of_array(layout->mesh, index)
                    : layout->places ? layout->places[index]
@@ -132,7 +132,8 @@ rsd_status rsd_layout_array(const rsd_layout *layout, int64_t index, rsd_array *
     return RSD_OK;
 }
 
-static int64_t first_box_at_least(const rsd_layout *layout, int32_t rank)
+/* Returns the first box whose rank is at least this. */
+static int64_t lower_bound_box(const rsd_layout *layout, int32_t rank)
 {
     int64_t lo = 0, hi = layout->nboxes;
     while (lo < hi) {
@@ -143,6 +144,20 @@ static int64_t first_box_at_least(const rsd_layout *layout, int32_t rank)
             hi = middle;
     }
     return lo;
+}
+
+rsd_status rsd_layout_local(const rsd_layout *layout, int32_t rank, rsd_array *array)
+{
+    int64_t first, count;
+    rsd_layout_arrays_of(layout, rank, &first, &count);
+    if (count == 0)
+        return fail(RSD_EINVAL, "rank %d has no array in the layout", (int)rank);
+    if (count > 1)
+        return fail(RSD_EINVAL,
+                    "rank %d has %lld arrays in the layout; use rsd_layout_arrays_of and "
+                    "rsd_layout_array",
+                    (int)rank, (long long)count);
+    return rsd_layout_array(layout, first, array);
 }
 
 void rsd_layout_arrays_of(const rsd_layout *layout, int32_t rank, int64_t *first, int64_t *count)
@@ -158,14 +173,14 @@ void rsd_layout_arrays_of(const rsd_layout *layout, int32_t rank, int64_t *first
         }
         return;
     }
-    *first = first_box_at_least(layout, rank);
+    *first = lower_bound_box(layout, rank);
     int64_t end = *first;
     while (end < layout->nboxes && layout->box_ranks[end] == rank)
         end++;
     *count = end - *first;
 }
 
-/* ---- sameness ---- */
+/* ---- equality ---- */
 
 rsd_status layout_same_tensor(const rsd_layout *src, const rsd_layout *dst)
 {
@@ -182,7 +197,7 @@ rsd_status layout_same_tensor(const rsd_layout *src, const rsd_layout *dst)
     return RSD_OK;
 }
 
-static bool same_placement(const rsd_placement *a, const rsd_placement *b)
+static bool placements_equal(const rsd_placement *a, const rsd_placement *b)
 {
     return a->kind == b->kind && a->dim == b->dim && a->reduce == b->reduce &&
            a->factor == b->factor && a->nsegments == b->nsegments &&
@@ -190,7 +205,7 @@ static bool same_placement(const rsd_placement *a, const rsd_placement *b)
             memcmp(a->segments, b->segments, (size_t)a->nsegments * sizeof *a->segments) == 0);
 }
 
-static bool same_mesh(const rsd_mesh *a, const rsd_mesh *b)
+static bool meshes_equal(const rsd_mesh *a, const rsd_mesh *b)
 {
     size_t nranks = (size_t)a->nranks * sizeof *a->ranks;
     return a == b || (a->naxes == b->naxes && a->base == b->base &&
@@ -199,12 +214,12 @@ static bool same_mesh(const rsd_mesh *a, const rsd_mesh *b)
                                             : a->ranks == b->ranks));
 }
 
-static bool same_on_mesh(const rsd_layout *a, const rsd_layout *b)
+static bool mesh_layouts_equal(const rsd_layout *a, const rsd_layout *b)
 {
-    if (!same_mesh(a->mesh, b->mesh))
+    if (!meshes_equal(a->mesh, b->mesh))
         return false;
     for (int32_t axis = 0; axis < a->mesh->naxes; axis++)
-        if (!same_placement(&a->placements[axis], &b->placements[axis]))
+        if (!placements_equal(&a->placements[axis], &b->placements[axis]))
             return false;
     for (int32_t d = 0; d < a->ndim; d++)
         if (memcmp(a->axes_of[d], b->axes_of[d], (size_t)a->naxes_of[d] * sizeof(int32_t)) != 0)
@@ -212,7 +227,7 @@ static bool same_on_mesh(const rsd_layout *a, const rsd_layout *b)
     return true;
 }
 
-static bool same_boxes(const rsd_layout *a, const rsd_layout *b)
+static bool box_layouts_equal(const rsd_layout *a, const rsd_layout *b)
 {
     size_t coordinates = (size_t)a->nboxes * (size_t)a->ndim * sizeof(int64_t);
     return a->nboxes == b->nboxes &&
@@ -228,7 +243,7 @@ int rsd_layout_equal(const rsd_layout *a, const rsd_layout *b)
     if (a->dtype != b->dtype || a->ndim != b->ndim || !a->mesh != !b->mesh ||
         memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
         return 0;
-    return a->mesh ? same_on_mesh(a, b) : same_boxes(a, b);
+    return a->mesh ? mesh_layouts_equal(a, b) : box_layouts_equal(a, b);
 }
 
 void layout_hash(const rsd_layout *layout, struct hash *hash)

@@ -1,5 +1,4 @@
-/* scan.c - the characters of the notation: tokens, numbers and names, and errors with their column.
- */
+/* scan.c - reads tokens, numbers and names of the notation. Errors name their column. */
 #include "layout.h"
 
 #include <string.h>
@@ -21,13 +20,12 @@ rsd_status scan_expected(const struct parser *p, const char *what)
     if (!c)
         return fail(RSD_EINVAL, "column %d: expected %s, found the end", scan_column(p, p->at),
                     what);
-    if (c < 0x20 || c > 0x7e) /* not for a terminal */
+    if (c < 0x20 || c > 0x7e) /* not printable */
         return fail(RSD_EINVAL, "column %d: expected %s, found byte %02x", scan_column(p, p->at),
                     what, c);
     return fail(RSD_EINVAL, "column %d: expected %s, found '%c'", scan_column(p, p->at), what, c);
 }
 
-/* Puts the column in front of what a constructor said about the part that began there. */
 rsd_status scan_at(const struct parser *p, const char *begin, rsd_status status)
 {
     return status ? fail_in(status, "column %d: ", scan_column(p, begin)) : RSD_OK;
@@ -61,13 +59,11 @@ rsd_status scan_number(struct parser *p, const char *what, int64_t *value)
     int64_t result = 0;
     for (; is_digit(*p->at); p->at++)
         if (!mul_i64(result, 10, &result) || !add_i64(result, *p->at - '0', &result))
-            return fail(RSD_ELIMIT, "column %d: the number does not fit into 63 bits",
-                        scan_column(p, begin));
+            return fail(RSD_ELIMIT, "column %d: number exceeds 2^63 - 1", scan_column(p, begin));
     *value = result;
     return RSD_OK;
 }
 
-/* A name of letters, digits and underscores; false if there is none, or it is too long. */
 bool scan_name(struct parser *p, char out[NAME_NCHARS])
 {
     scan_spaces(p);

@@ -1,6 +1,6 @@
-/* held.c - the boxes that a rank holds, and where they lie in its arrays.
+/* shards.c - the boxes that a rank holds, and where they begin in its arrays.
  *
- * A rank of a mesh holds the product of its spans along each dim, in one array:
+ * A rank of a mesh holds all combinations of its spans along each dim, in one array:
  *
  *     dim 0  |a|  |b|      dim 1  |x|  |y|        a.x  a.y  b.x  b.y: four boxes, one array
  */
@@ -8,8 +8,8 @@
 
 #include <assert.h>
 
-static rsd_status explicit_boxes(const rsd_layout *layout, int64_t first, int64_t count,
-                                 rsd_shard **boxes)
+static rsd_status list_explicit_shards(const rsd_layout *layout, int64_t first, int64_t count,
+                                       rsd_shard **shards)
 {
     rsd_shard *list = mem_new((size_t)count, sizeof *list);
     if (!list)
@@ -19,11 +19,11 @@ static rsd_status explicit_boxes(const rsd_layout *layout, int64_t first, int64_
         box_set(&list[i].box, layout->ndim, layout_box_lo(layout, first + i),
                 layout_box_len(layout, first + i));
     }
-    *boxes = list;
+    *shards = list;
     return RSD_OK;
 }
 
-/* How many spans the holder at a position has along a dim, each as long as it can be. */
+/* Returns the number of spans at a mesh position along a dim, after joining consecutive ones. */
 static int64_t count_spans(const struct cuts *cuts, int64_t position, int64_t extent)
 {
     int64_t count = 0;
@@ -36,7 +36,7 @@ static int64_t count_spans(const struct cuts *cuts, int64_t position, int64_t ex
     return count;
 }
 
-static rsd_box empty_box(const rsd_layout *layout, int64_t position, const int64_t *shape)
+static rsd_box make_empty_box(const rsd_layout *layout, int64_t position, const int64_t *shape)
 {
     rsd_box box = {.ndim = layout->ndim};
     for (int32_t d = 0; d < layout->ndim; d++) {
@@ -46,10 +46,10 @@ static rsd_box empty_box(const rsd_layout *layout, int64_t position, const int64
     return box;
 }
 
-/* Spreads the spans of dim d over a list of boxes that is the product of all dims' spans: each
- * repeats for every combination of later dims, the whole for every one of earlier dims. */
-static void spread_spans(const struct cuts *cuts, int64_t position, int64_t extent, int32_t d,
-                         rsd_shard *boxes, int64_t nboxes, int64_t nspans, int64_t later)
+/* Sets dim d of a list of boxes that is the product of the spans of all dims. Each span repeats for every
+ * combination of later dims, and the whole list for every combination of earlier dims. */
+static void set_dim_of_shards(const struct cuts *cuts, int64_t position, int64_t extent, int32_t d,
+                              rsd_shard *shards, int64_t nshards, int64_t nspans, int64_t later)
 {
     struct span span = {0};
     int64_t index = -1;
@@ -58,19 +58,19 @@ static void spread_spans(const struct cuts *cuts, int64_t position, int64_t exte
         span = cuts_span_of(cuts, position, at);
         bool joins = index >= 0 && span.lo == end;
         index += !joins;
-        for (int64_t before = index * later; before < nboxes; before += nspans * later)
+        for (int64_t before = index * later; before < nshards; before += nspans * later)
             for (int64_t i = before; i < before + later; i++) {
-                boxes[i].box.len[d] += span.len;
+                shards[i].box.len[d] += span.len;
                 if (joins)
                     continue;
-                boxes[i].box.lo[d] = span.lo;
-                boxes[i].at[d] = span.at;
+                shards[i].box.lo[d] = span.lo;
+                shards[i].at[d] = span.at;
             }
     }
 }
 
-static rsd_status mesh_boxes(const rsd_layout *layout, int64_t array, rsd_shard **boxes,
-                             int64_t *nboxes)
+static rsd_status list_mesh_shards(const rsd_layout *layout, int64_t array, rsd_shard **shards,
+                                   int64_t *nshards)
 {
     int64_t position = mesh_position_of_array(layout->mesh, array);
     int64_t shape[RSD_MAX_DIMS] = {0}, nspans[RSD_MAX_DIMS] = {0}, count = 1;
@@ -82,36 +82,37 @@ static rsd_status mesh_boxes(const rsd_layout *layout, int64_t array, rsd_shard 
     for (int32_t d = 0; d < layout->ndim && !empty; d++) {
         nspans[d] = count_spans(&layout->cuts[d], position, shape[d]);
         if (!mul_i64(count, nspans[d], &count) || count > INT32_MAX)
-            return fail(RSD_ELIMIT, "a rank holds more than 2^31 - 1 boxes");
+            return fail(RSD_ELIMIT, "rank %d holds more than 2^31 - 1 boxes",
+                        (int)layout_array_rank(layout, array));
     }
     rsd_shard *list = mem_new((size_t)count, sizeof *list);
     if (!list)
         return RSD_ENOMEM;
     if (empty)
-        list[0].box = empty_box(layout, position, shape);
+        list[0].box = make_empty_box(layout, position, shape);
     int64_t later = count;
     for (int32_t d = 0; d < layout->ndim && !empty; d++) {
         assert(nspans[d] > 0);
         later /= nspans[d];
-        spread_spans(&layout->cuts[d], position, shape[d], d, list, count, nspans[d], later);
+        set_dim_of_shards(&layout->cuts[d], position, shape[d], d, list, count, nspans[d], later);
     }
     for (int64_t i = 0; i < count; i++) {
         list[i].box.ndim = layout->ndim;
         list[i].array = array;
     }
-    *boxes = list;
-    *nboxes = count;
+    *shards = list;
+    *nshards = count;
     return RSD_OK;
 }
 
-rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_shard **boxes,
-                            int64_t *nboxes)
+rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_shard **shards,
+                            int64_t *nshards)
 {
     int64_t first, count;
     rsd_layout_arrays_of(layout, rank, &first, &count);
     if (layout->mesh && count)
-        return mesh_boxes(layout, first, boxes, nboxes);
-    TRY(explicit_boxes(layout, first, count, boxes));
-    *nboxes = count;
+        return list_mesh_shards(layout, first, shards, nshards);
+    TRY(list_explicit_shards(layout, first, count, shards));
+    *nshards = count;
     return RSD_OK;
 }

@@ -1,6 +1,6 @@
-/* host.c - what the host says of itself: which one it is, and how much memory can still be had.
+/* available.c - which host this is, and how much memory it has available.
  *
- * What cannot be read is taken for no limit: the kernel then decides, as it does for everybody.
+ * What cannot be read counts as no limit: the kernel then decides.
  */
 #include "memory.h"
 
@@ -10,15 +10,15 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_TEXT = 16384 };
+enum { MAX_TEXT_NBYTES = 16384 };
 
-/* All of a small file; "": it cannot be read. */
-static const char *read_text(const char *path, char text[MOST_TEXT])
+/* Returns all of a small file, or "" if it cannot be read. */
+static const char *read_small_file(const char *path, char text[MAX_TEXT_NBYTES])
 {
     size_t used = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     for (ssize_t n = fd < 0 ? 0 : 1; n > 0;) {
-        n = read(fd, text + used, MOST_TEXT - 1 - used);
+        n = read(fd, text + used, MAX_TEXT_NBYTES - 1 - used);
         used += n > 0 ? (size_t)n : 0;
     }
     if (fd >= 0)
@@ -27,20 +27,19 @@ static const char *read_text(const char *path, char text[MOST_TEXT])
     return text;
 }
 
-/* ---- which one ---- */
+/* ---- the host ---- */
 
 static char boot[64];
 
-/* Read when the library is loaded, which takes a descriptor itself: later there may be none left, and a rank
- * that could not read it would seem to be on another host. */
-__attribute__((constructor)) static void learn_boot(void)
+/* Reads it when the library is loaded: later there may be no free file descriptor, and a rank that could not read it
+ * would seem to be on another host. */
+__attribute__((constructor)) static void read_boot_id(void)
 {
-    char text[MOST_TEXT];
-    snprintf(boot, sizeof boot, "%.60s", read_text("/proc/sys/kernel/random/boot_id", text));
+    char text[MAX_TEXT_NBYTES];
+    snprintf(boot, sizeof boot, "%.60s", read_small_file("/proc/sys/kernel/random/boot_id", text));
 }
 
-/* Two processes with the same name of the host and the same boot are on one host, as far as they want to
- * be: containers with names of their own are not. */
+/* Processes with the same host name and the same boot are on one host. Containers with their own host names are not. */
 int64_t host_number(void)
 {
     char name[256] = "";
@@ -54,8 +53,8 @@ int64_t host_number(void)
 
 /* ---- memory ---- */
 
-/* The number behind a name at the start of a line. */
-static bool find_number(const char *text, const char *name, uint64_t *number)
+/* Finds the number after a name at the start of a line. */
+static bool find_line_number(const char *text, const char *name, uint64_t *number)
 {
     size_t n = strlen(name);
     for (const char *line = text; line; line = strchr(line, '\n'), line += line != NULL) {
@@ -68,53 +67,55 @@ static bool find_number(const char *text, const char *name, uint64_t *number)
     return false;
 }
 
-static uint64_t left_on_machine(const char *meminfo)
+static uint64_t available_on_machine(const char *meminfo)
 {
-    char text[MOST_TEXT];
+    char text[MAX_TEXT_NBYTES];
     uint64_t memory, swap = 0;
-    read_text(meminfo, text);
-    if (!find_number(text, "MemAvailable:", &memory))
+    read_small_file(meminfo, text);
+    if (!find_line_number(text, "MemAvailable:", &memory))
         return UINT64_MAX;
-    find_number(text, "SwapFree:", &swap);
+    find_line_number(text, "SwapFree:", &swap);
     return (memory + swap) * 1024;
 }
 
-static const char *read_in(const char *folder, const char *name, char text[MOST_TEXT])
+static const char *read_group_file(const char *directory, const char *name,
+                                   char text[MAX_TEXT_NBYTES])
 {
     char path[4096 + 64];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return read_text(path, text);
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return read_small_file(path, text);
 }
 
-/* Pages of files count as used there, though they go when room is needed. */
-static uint64_t left_in_group(const char *folder)
+/* The page cache counts as used, but the kernel frees it when memory is needed. */
+static uint64_t available_in_group(const char *directory)
 {
-    char text[MOST_TEXT];
+    char text[MAX_TEXT_NBYTES];
     uint64_t most, used, active = 0, inactive = 0;
-    if (!find_number(read_in(folder, "memory.max", text), "", &most) ||
-        !find_number(read_in(folder, "memory.current", text), "", &used))
+    if (!find_line_number(read_group_file(directory, "memory.max", text), "", &most) ||
+        !find_line_number(read_group_file(directory, "memory.current", text), "", &used))
         return UINT64_MAX;
-    read_in(folder, "memory.stat", text);
-    find_number(text, "active_file", &active);
-    find_number(text, "inactive_file", &inactive);
+    read_group_file(directory, "memory.stat", text);
+    find_line_number(text, "active_file", &active);
+    find_line_number(text, "inactive_file", &inactive);
     used -= active + inactive < used ? active + inactive : used;
     return used < most ? most - used : 0;
 }
 
 uint64_t memory_available(const char *meminfo, const char *cgroup, const char *groups)
 {
-    char text[MOST_TEXT], folder[4096];
-    uint64_t left = left_on_machine(meminfo);
-    const char *own = strstr(read_text(cgroup, text), "0::/");
+    char text[MAX_TEXT_NBYTES], directory[4096];
+    uint64_t available = available_on_machine(meminfo);
+    const char *own = strstr(read_small_file(cgroup, text), "0::/");
     if (!own || (own > text && own[-1] != '\n'))
-        return left;
-    int n = snprintf(folder, sizeof folder, "%s%.*s", groups, (int)strcspn(own + 3, "\n"), own + 3);
-    if (n < 0 || (size_t)n >= sizeof folder)
-        return left;
-    for (char *end = folder + n; end; end = strrchr(folder + strlen(groups), '/')) {
-        *end = 0; /* a group above may allow less */
-        uint64_t here = left_in_group(folder);
-        left = here < left ? here : left;
+        return available;
+    int n = snprintf(directory, sizeof directory, "%s%.*s", groups, (int)strcspn(own + 3, "\n"),
+                     own + 3);
+    if (n < 0 || (size_t)n >= sizeof directory)
+        return available;
+    for (char *end = directory + n; end; end = strrchr(directory + strlen(groups), '/')) {
+        *end = 0; /* a parent group may allow less */
+        uint64_t here = available_in_group(directory);
+        available = here < available ? here : available;
     }
-    return left;
+    return available;
 }

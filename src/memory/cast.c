@@ -1,8 +1,9 @@
-/* cast.c - elements of one dtype as another's, as torch's `to` does it.
+/* cast.c - converts elements from one dtype to another, as Tensor.to of torch.
  *
- * Floats are rounded to nearest even; f64 and integers become f16 and bf16 by way of f32. Floats lose their
- * fraction when they become integers; what does not fit becomes the nearest that does, and NaN becomes 0.
- * Anything but zero is true, NaN too. Complex numbers become complex numbers.
+ * Floats are rounded to nearest even; f64 and integers are converted to f16 and bf16 through f32. Floats that
+ * are converted to integers lose their fraction; values out of range become the nearest integer in range, and
+ * NaN becomes 0. Everything except 0 is true, including NaN. Complex numbers are converted to complex numbers
+ * only.
  */
 #include "memory.h"
 
@@ -46,17 +47,17 @@ bool cast_supported(rsd_dtype to, rsd_dtype from)
            (class_of(to) == COMPLEXES) == (class_of(from) == COMPLEXES);
 }
 
-/* ---- one element in, in the widest form of its class ---- */
+/* ---- loading one element, in the widest type of its class ---- */
 
-union wide {
+union wide_number {
     double f;
     int64_t i;
     uint64_t u;
 };
 
-static union wide take(rsd_dtype dtype, const unsigned char *in)
+static union wide_number load_number(rsd_dtype dtype, const unsigned char *in)
 {
-    union wide wide = {.u = 0};
+    union wide_number wide = {.u = 0};
     float f32;
     uint16_t half;
     size_t n = rsd_dtype_nbytes(dtype);
@@ -76,7 +77,7 @@ static union wide take(rsd_dtype dtype, const unsigned char *in)
     case RSD_BOOL:
         wide.u = in[0] != 0;
         break;
-    default: /* integers, little-endian, with their sign */
+    default: /* integers, little-endian, sign-extended */
         for (size_t i = 0; i < n; i++)
             wide.u |= (uint64_t)in[i] << 8 * i;
         if (class_of(dtype) == SIGNED && n < 8 && wide.u >> (8 * n - 1))
@@ -85,14 +86,14 @@ static union wide take(rsd_dtype dtype, const unsigned char *in)
     return wide;
 }
 
-/* ---- one element out ---- */
+/* ---- storing one element ---- */
 
-static uint64_t integer_of(double value, rsd_dtype to)
+static uint64_t float_to_integer(double value, rsd_dtype to)
 {
     int bits = 8 * (int)rsd_dtype_nbytes(to);
     bool is_signed = class_of(to) == SIGNED;
     if (to == RSD_BOOL)
-        return value != 0; /* NaN is true, as in C */
+        return value != 0; /* true for NaN */
     if (isnan(value))
         return 0;
     double least = is_signed ? -ldexp(1, bits - 1) : 0,
@@ -104,7 +105,8 @@ static uint64_t integer_of(double value, rsd_dtype to)
     return is_signed ? (uint64_t)(int64_t)value : (uint64_t)value;
 }
 
-static void put(rsd_dtype to, unsigned char *out, enum number_class from, union wide wide)
+static void store_number(rsd_dtype to, unsigned char *out, enum number_class from,
+                         union wide_number wide)
 {
     size_t n = rsd_dtype_nbytes(to);
     if (class_of(to) == FLOATS) {
@@ -114,14 +116,16 @@ static void put(rsd_dtype to, unsigned char *out, enum number_class from, union 
         memcpy(out, to == RSD_F64 ? (void *)&f64 : to == RSD_F32 ? (void *)&f32 : (void *)&half, n);
         return;
     }
-    uint64_t bits = from == FLOATS ? integer_of(wide.f, to) : to == RSD_BOOL ? wide.u != 0 : wide.u;
+    uint64_t bits = from == FLOATS   ? float_to_integer(wide.f, to)
+                    : to == RSD_BOOL ? wide.u != 0
+                                     : wide.u;
     for (size_t i = 0; i < n; i++)
         out[i] = (unsigned char)(bits >> 8 * i);
 }
 
-/* ---- many ---- */
+/* ---- many elements ---- */
 
-static void f32_to_bf16(unsigned char *out, const unsigned char *in, int64_t n)
+static void cast_f32_to_bf16(unsigned char *out, const unsigned char *in, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         float f32;
@@ -131,7 +135,7 @@ static void f32_to_bf16(unsigned char *out, const unsigned char *in, int64_t n)
     }
 }
 
-static void bf16_to_f32(unsigned char *out, const unsigned char *in, int64_t n)
+static void cast_bf16_to_f32(unsigned char *out, const unsigned char *in, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         uint16_t half;
@@ -150,14 +154,15 @@ void cast_elements(rsd_dtype to, void *out, rsd_dtype from, const void *in, int6
     }
     if (to == from) {
         memcpy(out, in, (size_t)n * rsd_dtype_nbytes(to));
-    } else if (from == RSD_F32 && to == RSD_BF16) { /* what people do all day */
-        f32_to_bf16(out, in, n);
+    } else if (from == RSD_F32 &&
+               to == RSD_BF16) { /* the most common casts have loops of their own */
+        cast_f32_to_bf16(out, in, n);
     } else if (from == RSD_BF16 && to == RSD_F32) {
-        bf16_to_f32(out, in, n);
+        cast_bf16_to_f32(out, in, n);
     } else {
-        size_t each_in = rsd_dtype_nbytes(from), each_out = rsd_dtype_nbytes(to);
+        size_t in_nbytes = rsd_dtype_nbytes(from), out_nbytes = rsd_dtype_nbytes(to);
         for (int64_t i = 0; i < n; i++)
-            put(to, (unsigned char *)out + (size_t)i * each_out, class_of(from),
-                take(from, (const unsigned char *)in + (size_t)i * each_in));
+            store_number(to, (unsigned char *)out + (size_t)i * out_nbytes, class_of(from),
+                         load_number(from, (const unsigned char *)in + (size_t)i * in_nbytes));
     }
 }

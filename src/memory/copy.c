@@ -1,12 +1,12 @@
-/* copy.c - rows of bytes, moved as fast as memory goes.
+/* copy.c - copies rows of bytes.
  *
- * A row copied with ordinary stores first reads the destination into the cache, only to overwrite
- * it. When the whole destination is larger than the cache, stores that go past it save that read
- * and are up to twice as fast; when it is small they are slower. The caller knows which it is.
+ * Ordinary stores first read the destination into the cache, only to overwrite it. Stores that bypass the
+ * cache avoid that read. They are up to twice as fast if the whole destination is larger than the cache, and
+ * slower if it is small. The caller chooses.
  *
- * Rows of a few bytes are copied by loops of fixed size. When source and destination run along
- * different loops (a transposition), two loops are walked in tiles, so that a line of the cache is
- * used up before it is lost.
+ * Rows of a few bytes are copied by loops of fixed size. In a transposition, source and destination are
+ * contiguous along different loops. These two loops are copied in tiles, so that all bytes of a cache line are
+ * used before the line is evicted.
  */
 #include "memory.h"
 
@@ -19,7 +19,8 @@
 #define HAVE_X86 0
 #endif
 
-static bool whole_lines(const char *dst, int64_t dst_stride, size_t run)
+/* Returns whether all rows of the destination consist of whole cache lines. */
+static bool rows_are_lines(const char *dst, int64_t dst_stride, size_t run)
 {
     return (((uintptr_t)dst | (uintptr_t)dst_stride | run) & 63) == 0;
 }
@@ -30,8 +31,8 @@ static bool whole_lines(const char *dst, int64_t dst_stride, size_t run)
     for (int64_t i = 0; i < count; i++, dst += dst_stride, src += src_stride)                      \
     memcpy(dst, src, nbytes)
 
-static void rows_plain(char *dst, int64_t dst_stride, const char *src, int64_t src_stride,
-                       size_t run, int64_t count)
+static void copy_rows_plain(char *dst, int64_t dst_stride, const char *src, int64_t src_stride,
+                            size_t run, int64_t count)
 {
     switch (run) {
     case 1:
@@ -60,12 +61,12 @@ static void rows_plain(char *dst, int64_t dst_stride, const char *src, int64_t s
     }
 }
 
-/* ---- stores past the cache ---- */
+/* ---- stores that bypass the cache ---- */
 
 #if HAVE_X86
 
-/* Bytes before dst reaches a multiple of 64, at most n. */
-static size_t head_of(const char *dst, size_t n)
+/* Returns the bytes before dst reaches a multiple of 64, at most n. */
+static size_t bytes_to_line(const char *dst, size_t n)
 {
     size_t head = (size_t)(-(uintptr_t)dst & 63);
     return head < n ? head : n;
@@ -76,14 +77,14 @@ static size_t head_of(const char *dst, size_t n)
                                                          const char *src, int64_t src_stride,      \
                                                          size_t run, int64_t count)                \
     {                                                                                              \
-        if (whole_lines(dst, dst_stride, run)) {                                                   \
+        if (rows_are_lines(dst, dst_stride, run)) {                                                \
             for (int64_t i = 0; i < count; i++, dst += dst_stride, src += src_stride)              \
                 for (size_t at = 0; at < run; at += 64)                                            \
                     move64;                                                                        \
             return;                                                                                \
         }                                                                                          \
         for (int64_t i = 0; i < count; i++, dst += dst_stride, src += src_stride) {                \
-            size_t at = head_of(dst, run);                                                         \
+            size_t at = bytes_to_line(dst, run);                                                   \
             memcpy(dst, src, at);                                                                  \
             for (; at + 64 <= run; at += 64)                                                       \
                 move64;                                                                            \
@@ -98,9 +99,9 @@ static size_t head_of(const char *dst, size_t n)
     _mm256_stream_si256((__m256i *)(void *)(dst + at + (k)),                                       \
                         _mm256_loadu_si256((const __m256i *)(const void *)(src + at + (k))))
 
-STREAM_ROWS(rows_stream128, "sse2", (MOVE128(0), MOVE128(16), MOVE128(32), MOVE128(48)))
-STREAM_ROWS(rows_stream256, "avx2", (MOVE256(0), MOVE256(32)))
-STREAM_ROWS(rows_stream512, "avx512f",
+STREAM_ROWS(copy_rows_stream128, "sse2", (MOVE128(0), MOVE128(16), MOVE128(32), MOVE128(48)))
+STREAM_ROWS(copy_rows_stream256, "avx2", (MOVE256(0), MOVE256(32)))
+STREAM_ROWS(copy_rows_stream512, "avx512f",
             _mm512_stream_si512((void *)(dst + at), _mm512_loadu_si512(src + at)))
 
 int copier_nlevels(void)
@@ -110,13 +111,9 @@ int copier_nlevels(void)
 
 struct copier copier_level(int level)
 {
-    copy_rows_fn *const streams[] = {rows_plain, rows_stream128, rows_stream256, rows_stream512};
-    return (struct copier){rows_plain, streams[level]};
-}
-
-static void finish_stores(void)
-{
-    _mm_sfence();
+    copy_rows_fn *const streams[] = {copy_rows_plain, copy_rows_stream128, copy_rows_stream256,
+                                     copy_rows_stream512};
+    return (struct copier){copy_rows_plain, streams[level]};
 }
 
 #else
@@ -129,14 +126,18 @@ int copier_nlevels(void)
 struct copier copier_level(int level)
 {
     (void)level;
-    return (struct copier){rows_plain, rows_plain};
-}
-
-static void finish_stores(void)
-{
+    return (struct copier){copy_rows_plain, copy_rows_plain};
 }
 
 #endif
+
+/* Stores that bypass the cache become visible to other threads in order with later stores. */
+static void finish_stores(void)
+{
+#if HAVE_X86
+    _mm_sfence();
+#endif
+}
 
 struct copier copier_best(void)
 {
@@ -172,9 +173,9 @@ static void copy_tiles(const struct copier *copier, size_t run, const struct loo
                              run, min_i64(TILE, inner->count - j));
 }
 
-/* All rows of a block; its innermost loop and the one that the source runs along go in tiles. */
-static void copy_across(const struct copier *copier, const struct block *block, const char *src,
-                        char *dst)
+/* Copies all rows of a block, with tiles of its innermost loop and of the loop `across`. */
+static void copy_rows_across(const struct copier *copier, const struct block *block,
+                             const char *src, char *dst)
 {
     int32_t along = block->across;
     int64_t index[MAX_LOOPS] = {0};
@@ -199,8 +200,8 @@ static void copy_across(const struct copier *copier, const struct block *block, 
     }
 }
 
-static void copy_in_order(copy_rows_fn *rows, const struct block *block, const char *src, char *dst,
-                          int64_t first, int64_t nrows)
+static void copy_rows_in_order(copy_rows_fn *rows, const struct block *block, const char *src,
+                               char *dst, int64_t first, int64_t nrows)
 {
     int64_t index[MAX_LOOPS];
     int32_t inner = block->nloops - 1;
@@ -229,12 +230,12 @@ static void copy_in_order(copy_rows_fn *rows, const struct block *block, const c
     }
 }
 
-/* Going past the cache pays for rows of whole lines; for others only if most of a row is whole
- * lines, and later still where rows touch, since both then write to the line between them. */
+/* Bypassing the cache is faster for rows of whole cache lines, and for other rows if most of a row is whole
+ * lines. Where rows are adjacent, both write to the line between them, so rows have to be longer. */
 static bool worth_streaming(const struct block *block, const char *dst)
 {
     int64_t stride = block->nloops ? block->loops[block->nloops - 1].dst_stride : 0;
-    size_t least = whole_lines(dst, stride, block->run)             ? 64
+    size_t least = rows_are_lines(dst, stride, block->run)          ? 64
                    : block->nloops && stride == (int64_t)block->run ? 256
                                                                     : 128;
     return block->run >= least;
@@ -252,9 +253,9 @@ void copy_block(const struct copier *copier, bool stream, const struct block *bl
         rows(dst + first_row * loop->dst_stride, loop->dst_stride,
              src + first_row * loop->src_stride, loop->src_stride, block->run, nrows);
     else if (block->across >= 0 && nrows == block->nrows)
-        copy_across(copier, block, src, dst);
+        copy_rows_across(copier, block, src, dst);
     else
-        copy_in_order(rows, block, src, dst, first_row, nrows);
+        copy_rows_in_order(rows, block, src, dst, first_row, nrows);
     if (stream)
         finish_stores();
 }
@@ -262,9 +263,6 @@ void copy_block(const struct copier *copier, bool stream, const struct block *bl
 void copy_loops(const struct copier *copier, bool stream, const struct loops *loops,
                 const char *src, char *dst)
 {
-    struct loop nest[MAX_LOOPS];
-    for (int32_t i = 0; i < loops->n; i++)
-        nest[i] = (struct loop){loops->count[i], loops->src_stride[i], loops->dst_stride[i]};
-    struct block block = copy_block_of(loops->run, loops->n, nest);
+    struct block block = copy_block_of(loops->run, loops->n, loops->loop);
     copy_block(copier, stream, &block, src, dst, 0, block.nrows);
 }

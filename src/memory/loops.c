@@ -1,56 +1,66 @@
-/* loops.c - a copy of a strided block as the shortest loop nest over bytes.
+/* loops.c - a strided copy as the shortest nest of loops over bytes.
  *
- *     for i < count[0]                        loops outermost first, so that the destination is
- *       for j < count[1]                      written in order; what is contiguous on both sides
- *         copy run bytes                      has become part of the run
+ *     for i < count of loop 0                 Loops are sorted so that the destination is written in
+ *       for j < count of loop 1               order. Loops that are contiguous on both sides are
+ *         copy run bytes                      merged, into each other or into the run.
  */
 #include "memory.h"
 
-static bool goes_outside(const struct loops *loops, int32_t a, int32_t b)
+static bool is_outside_of(const struct loop *a, const struct loop *b)
 {
-    if (loops->dst_stride[a] != loops->dst_stride[b])
-        return loops->dst_stride[a] > loops->dst_stride[b];
-    return loops->src_stride[a] > loops->src_stride[b];
+    if (a->dst_stride != b->dst_stride)
+        return a->dst_stride > b->dst_stride;
+    return a->src_stride > b->src_stride;
 }
 
-static void swap_loops(struct loops *loops, int32_t a, int32_t b)
+static void sort_loops(struct loops *loops)
 {
-    int64_t count = loops->count[a], src = loops->src_stride[a], dst = loops->dst_stride[a];
-    loops->count[a] = loops->count[b];
-    loops->src_stride[a] = loops->src_stride[b];
-    loops->dst_stride[a] = loops->dst_stride[b];
-    loops->count[b] = count;
-    loops->src_stride[b] = src;
-    loops->dst_stride[b] = dst;
+    for (int32_t i = 1; i < loops->n; i++)
+        for (int32_t j = i; j > 0 && is_outside_of(&loops->loop[j], &loops->loop[j - 1]); j--) {
+            struct loop swapped = loops->loop[j];
+            loops->loop[j] = loops->loop[j - 1];
+            loops->loop[j - 1] = swapped;
+        }
 }
 
-/* Joins each loop with the one inside it where both sides just go on. */
-static void merge(struct loops *loops)
+/* Merges each loop with the one inside of it, if both sides continue where the inner loop ends. */
+static void merge_loops(struct loops *loops)
 {
     int32_t n = 0;
-    for (int32_t i = 1; i < loops->n; i++)
-        if (loops->src_stride[n] == loops->count[i] * loops->src_stride[i] &&
-            loops->dst_stride[n] == loops->count[i] * loops->dst_stride[i]) {
-            loops->count[n] *= loops->count[i];
-            loops->src_stride[n] = loops->src_stride[i];
-            loops->dst_stride[n] = loops->dst_stride[i];
+    for (int32_t i = 1; i < loops->n; i++) {
+        struct loop *outer = &loops->loop[n], inner = loops->loop[i];
+        if (outer->src_stride == inner.count * inner.src_stride &&
+            outer->dst_stride == inner.count * inner.dst_stride) {
+            inner.count *= outer->count;
+            *outer = inner;
         } else {
-            n++;
-            loops->count[n] = loops->count[i];
-            loops->src_stride[n] = loops->src_stride[i];
-            loops->dst_stride[n] = loops->dst_stride[i];
+            loops->loop[++n] = inner;
         }
+    }
     loops->n = loops->n ? n + 1 : 0;
 }
 
 void loops_finish(struct loops *loops, size_t element_nbytes)
 {
-    for (int32_t i = 1; i < loops->n; i++)
-        for (int32_t j = i; j > 0 && goes_outside(loops, j, j - 1); j--)
-            swap_loops(loops, j, j - 1);
-    merge(loops);
+    sort_loops(loops);
+    merge_loops(loops);
     loops->run = element_nbytes;
-    while (loops->n > 0 && loops->src_stride[loops->n - 1] == (int64_t)loops->run &&
-           loops->dst_stride[loops->n - 1] == (int64_t)loops->run)
-        loops->run *= (size_t)loops->count[--loops->n];
+    while (loops->n > 0 && loops->loop[loops->n - 1].src_stride == (int64_t)loops->run &&
+           loops->loop[loops->n - 1].dst_stride == (int64_t)loops->run)
+        loops->run *= (size_t)loops->loop[--loops->n].count;
+}
+
+bool loops_next(const struct loops *loops, int64_t index[MAX_LOOPS], int64_t *src, int64_t *dst)
+{
+    for (int32_t i = loops->n - 1; i >= 0; i--) {
+        const struct loop *loop = &loops->loop[i];
+        *src += loop->src_stride;
+        *dst += loop->dst_stride;
+        if (++index[i] < loop->count)
+            return true;
+        *src -= loop->count * loop->src_stride;
+        *dst -= loop->count * loop->dst_stride;
+        index[i] = 0;
+    }
+    return false;
 }

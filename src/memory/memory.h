@@ -1,99 +1,148 @@
-/* memory.h - strided bytes in memory: copies, reductions, casts, shared memory. */
+/* memory.h - strided bytes in memory: copies, reductions and casts, and memory that processes share.
+ *
+ *     box between two arrays --box_copy--> loops --copy--> rows of bytes
+ *
+ * Copies do not know dtypes; only reductions and casts read values. Strides are in bytes everywhere.
+ */
 #ifndef MEMORY_H
 #define MEMORY_H
 
 #include "layout.h"
 
-/* ---- loops.c: a copy as the shortest strided loop nest over bytes ---- */
+/* ---- loops.c: a strided copy as the shortest nest of loops ---- */
 
 enum { MAX_LOOPS = 2 * RSD_MAX_DIMS + 1 };
 
-struct loops {
-    size_t run; /* contiguous bytes on both sides */
-    int32_t n;  /* loops, outermost first */
-    int64_t count[MAX_LOOPS];
-    int64_t src_stride[MAX_LOOPS], dst_stride[MAX_LOOPS]; /* bytes */
+struct loop {
+    int64_t count, src_stride, dst_stride;
 };
 
-/* Adds a loop; order does not matter. */
+/* Loops around a run of contiguous bytes, outermost first. Initialize with {0}. */
+struct loops {
+    size_t run;
+    int32_t n;
+    struct loop loop[MAX_LOOPS];
+};
+
+/* Adds a loop. The order of additions does not matter. */
 static inline void loops_add(struct loops *loops, int64_t count, int64_t src_stride,
                              int64_t dst_stride)
 {
-    if (count == 1)
-        return;
-    loops->count[loops->n] = count;
-    loops->src_stride[loops->n] = src_stride;
-    loops->dst_stride[loops->n++] = dst_stride;
+    if (count != 1)
+        loops->loop[loops->n++] = (struct loop){count, src_stride, dst_stride};
 }
 
-/* Sorts loops so that the destination is written in order, and merges what stays contiguous. */
+/* Sorts the loops by the order of the destination, and merges what is contiguous on both sides. */
 void loops_finish(struct loops *loops, size_t element_nbytes);
+
+/* Moves both offsets to the next run. Initialize index with {0}. Returns false after the last run, with the
+ * offsets of the first. */
+bool loops_next(const struct loops *loops, int64_t index[MAX_LOOPS], int64_t *src, int64_t *dst);
 
 /* ---- strides.c ---- */
 
-/* Strides in bytes of one array, from strides in elements (NULL: dense). EINVAL, ELIMIT: strides that
- * cannot be; those of an array that is written may not let two elements share a place. */
+/* Returns the strides in bytes of one array of a layout, from strides in elements (NULL: a dense array). Returns
+ * EINVAL or ELIMIT if strides are invalid. With `written`, no two elements may have the same address. */
 rsd_status array_strides(const rsd_layout *layout, int64_t array, const int64_t *given,
                          bool column_major, bool written, int64_t *out);
 
 /* ---- copy.c ---- */
 
-/* One loop of a nest, in bytes. */
-struct loop {
-    int64_t count, src_stride, dst_stride;
-};
-
 /* Copies `count` rows of `run` bytes. */
 typedef void copy_rows_fn(char *dst, int64_t dst_stride, const char *src, int64_t src_stride,
                           size_t run, int64_t count);
 
-/* How to copy: ordinary stores, and stores that go past the cache for large destinations. */
+/* How to copy rows: with ordinary stores, and with stores that bypass the cache. */
 struct copier {
     copy_rows_fn *rows, *stream;
 };
 
-/* The best this machine has; level 0 is plain C, and levels up to copier_nlevels() - 1 exist for
- * tests. */
+/* Returns the fastest copier of this machine. Tests use the others: level 0 is plain C, and levels go up to
+ * copier_nlevels() - 1. */
 struct copier copier_best(void);
 int copier_nlevels(void);
 struct copier copier_level(int level);
 
-/* A block that moves: loops outermost first around a run of bytes. The rows of a block are counted
- * through all its loops, so that parts of it can be given to different threads. */
+/* Rows to copy: loops around a run of bytes, outermost first. Rows are numbered through all loops, so that
+ * threads can copy ranges of them. */
 struct block {
     size_t run;
     int64_t nrows;
     const struct loop *loops;
     int32_t nloops;
-    int32_t across; /* the loop along which the source runs, if rows are best taken across it; -1 */
+    int32_t across; /* a loop to copy in tiles with the innermost one; -1: copy rows in order */
 };
 
 struct block copy_block_of(size_t run, int32_t nloops, const struct loop *loops);
+
+/* Copies rows [first_row, first_row + nrows). `stream` allows stores that bypass the cache. */
 void copy_block(const struct copier *copier, bool stream, const struct block *block,
                 const char *src, char *dst, int64_t first_row, int64_t nrows);
 
-/* The same for loops of a plan. */
+/* Copies all rows of the loops. */
 void copy_loops(const struct copier *copier, bool stream, const struct loops *loops,
                 const char *src, char *dst);
 
-/* Destinations from here on would not stay in the cache anyway. */
+/* Destinations of this size and more do not stay in the cache. */
 #define STREAM_MIN_TOTAL ((int64_t)8 << 20)
+
+/* ---- box_copy.c: boxes between arrays, and between an array and packed rows ---- */
+
+/* Returns the strides of a dense row-major array of shape len. */
+void box_packed_strides(int32_t ndim, const int64_t *len, size_t element_nbytes, int64_t *strides);
+
+/* Returns the offset of the element `at` in an array whose first element is `lo`. */
+int64_t box_offset(int32_t ndim, const int64_t *at, const int64_t *lo, const int64_t *strides);
+
+/* Returns the loops that copy a box of shape len. If n is 0, the box is contiguous on both sides. Requires that
+ * the box is not empty. */
+struct loops box_loops(int32_t ndim, const int64_t *len, size_t element_nbytes,
+                       const int64_t *src_strides, const int64_t *dst_strides);
+
+/* Copies a box of shape len. src and dst are the addresses of its first element. Requires that the box is not
+ * empty, and that source and destination do not overlap. */
+void box_copy(const struct copier *copier, bool stream, int32_t ndim, const int64_t *len,
+              size_t element_nbytes, const char *src, const int64_t *src_strides, char *dst,
+              const int64_t *dst_strides);
+
+/* A box in an array, and its packed form: its elements in row-major (or column-major) order without gaps. A row
+ * is a run of bytes that is contiguous in the array too. */
+struct packed_box {
+    size_t run;      /* bytes of a row */
+    uint64_t nbytes; /* of all rows */
+    int32_t nloops;  /* loops over the rows */
+    const struct loop
+        *loops; /* outermost first; src_stride in the array, dst_stride in the packed form */
+};
+
+/* Returns the packed form of a box of shape len in an array. It refers to `loops`, which the caller may copy
+ * elsewhere. Requires that the box is not empty. */
+struct packed_box box_packed(int32_t ndim, const int64_t *len, size_t element_nbytes,
+                             const int64_t *strides, bool column_major,
+                             struct loop loops[RSD_MAX_DIMS]);
+
+/* Copies bytes [at, at + n) of the packed form, out of the array or into it. `array` is the address of the box's
+ * first element, `packed` that of byte `at`. */
+void box_pack(const struct copier *copier, const struct packed_box *box, const char *array,
+              uint64_t at, size_t n, char *packed);
+void box_unpack(const struct copier *copier, bool stream, const struct packed_box *box,
+                const char *packed, uint64_t at, size_t n, char *array);
 
 /* ---- reduce.c ---- */
 
-/* How partial values become one. */
+/* How partial values are combined. */
 struct reduction {
     rsd_dtype dtype;
     rsd_reduce reduce;
-    int64_t divisor; /* sums are divided by it in the end */
+    int64_t divisor; /* the result is divided by it; 1: it is not */
     int64_t nterms;
 };
 
-/* Up to REDUCE_BATCH elements on their way: the first term, each further term in its turn, and the
- * result. Strides in bytes. */
+/* Up to REDUCE_BATCH elements while they are combined: call reduce_first with the first term, reduce_next with
+ * every further term in order, then reduce_store. */
 enum { REDUCE_BATCH = 256 };
 struct accumulators {
-    double capacity[2 * REDUCE_BATCH]; /* enough for the widest, two f64 */
+    double values[2 * REDUCE_BATCH]; /* space for the widest element, two f64 */
 };
 void reduce_first(const struct reduction *reduction, struct accumulators *sums, int64_t n,
                   const char *term, int64_t stride);
@@ -104,8 +153,10 @@ void reduce_store(const struct reduction *reduction, struct accumulators *sums, 
 
 /* ---- cast.c ---- */
 
-/* Whether elements of one dtype can become another's, and does it for n of them. */
+/* Returns whether elements of one dtype can be converted to another. */
 bool cast_supported(rsd_dtype to, rsd_dtype from);
+
+/* Converts n elements. Requires cast_supported. */
 void cast_elements(rsd_dtype to, void *out, rsd_dtype from, const void *in, int64_t n);
 
 /* ---- shared.c: memory that the processes of a host share ---- */
@@ -116,7 +167,7 @@ struct shared_segment {
     int fd;
 };
 
-/* What a peer needs to open it. */
+/* What another process needs to open it. */
 struct shared_segment_name {
     uint64_t number, nbytes;
     int32_t pid, fd;
@@ -131,13 +182,13 @@ char *shared_segment_data(const struct shared_segment *segment);
 uint64_t shared_segment_capacity(const struct shared_segment *segment);
 const struct shared_segment *arena_segment(const rsd_arena *arena);
 
-/* ---- host.c: what the host says of itself ---- */
+/* ---- available.c: the host, and its memory ---- */
 
-/* A number for this host, never 0 or -1. */
+/* Returns a number for this host, never 0 or -1. */
 int64_t host_number(void);
 
-/* Bytes that can still be had, by what /proc/meminfo and the groups of /proc/self/cgroup (version 2, which lie
- * under a folder) say; UINT64_MAX: not known. The names of these are for tests. */
+/* Returns the bytes that can still be allocated, as /proc/meminfo and the groups of /proc/self/cgroup (version 2,
+ * in directories under `groups`) say; UINT64_MAX if that is not known. The paths are parameters for tests. */
 uint64_t memory_available(const char *meminfo, const char *cgroup, const char *groups);
 
 #endif

@@ -1,17 +1,19 @@
-/* reduce.c - partial values combined: the one place that looks at values, and switches on the
- * dtype.
+/* reduce.c - combines partial values.
  *
- * Elements go in batches: the first term is loaded into accumulators, each further term is combined
- * with them in the order given, and the result is stored. So the same terms in the same order give
- * the same bits whoever carries them.
+ * Elements are combined in batches: the first term is loaded into accumulators, each further term is combined
+ * with them in order, and the result is stored. So the same terms in the same order have a result of the same
+ * bits, with any number of threads and ranks.
  *
- *     f64              in f64               i8 .. i64    in i64, so a sum wraps only in the end
- *     f32, f16, bf16   in f32, rounded once  u8 .. u64    in u64
- *     c128, c64        as two f64, f32      bool         sum and max are or, product and min are
- * and
+ *     dtype            accumulated in
+ *     f64              f64
+ *     f32, f16, bf16   f32, rounded once
+ *     c128, c64        two f64, two f32
+ *     i8 .. i64        i64: a sum wraps only at the end
+ *     u8 .. u64        u64
+ *     bool             sum and max are "or", product and min are "and"
  *
- * A NaN among floats makes their minimum and maximum a NaN. Averages divide last; those of integers
- * drop the fraction.
+ * The minimum and the maximum of floats are NaN if one of them is. Averages divide at the end; those of
+ * integers drop the fraction.
  */
 #include "memory.h"
 
@@ -22,51 +24,51 @@ typedef void store_fn(char *to, int64_t stride, const void *from, int64_t n);
 typedef void combine_fn(rsd_reduce reduce, void *accumulated, const void *values, int64_t n);
 typedef void divide_fn(void *accumulated, int64_t divisor, int64_t n);
 
-/* ---- in and out ---- */
+/* ---- loading and storing ---- */
 
-#define LOAD(name, stored, held, convert)                                                          \
+#define LOAD(name, stored, wide, convert)                                                          \
     static void load_##name(void *to, const char *from, int64_t stride, int64_t n)                 \
     {                                                                                              \
-        held *out = to;                                                                            \
+        wide *out = to;                                                                            \
         for (int64_t i = 0; i < n; i++, from += stride) {                                          \
             stored x;                                                                              \
             memcpy(&x, from, sizeof x);                                                            \
-            out[i] = (held)convert(x);                                                             \
+            out[i] = (wide)convert(x);                                                             \
         }                                                                                          \
     }
 
-#define STORE(name, stored, held, convert)                                                         \
+#define STORE(name, stored, wide, convert)                                                         \
     static void store_##name(char *to, int64_t stride, const void *from, int64_t n)                \
     {                                                                                              \
-        const held *in = from;                                                                     \
+        const wide *in = from;                                                                     \
         for (int64_t i = 0; i < n; i++, to += stride) {                                            \
             stored x = (stored)convert(in[i]);                                                     \
             memcpy(to, &x, sizeof x);                                                              \
         }                                                                                          \
     }
 
-#define IN_AND_OUT(name, stored, held, load_as, store_as)                                          \
-    LOAD(name, stored, held, load_as)                                                              \
-    STORE(name, stored, held, store_as)
+#define LOAD_AND_STORE(name, stored, wide, load_as, store_as)                                      \
+    LOAD(name, stored, wide, load_as)                                                              \
+    STORE(name, stored, wide, store_as)
 
-#define AS_IT_IS(x) (x)
-#define AS_TRUTH(x) ((x) != 0)
+#define UNCHANGED(x) (x)
+#define TO_BOOL(x)   ((x) != 0)
 
-IN_AND_OUT(f64, double, double, AS_IT_IS, AS_IT_IS)
-IN_AND_OUT(f32, float, float, AS_IT_IS, AS_IT_IS)
-IN_AND_OUT(f16, uint16_t, float, f32_from_f16, f16_from_f32)
-IN_AND_OUT(bf16, uint16_t, float, f32_from_bf16, bf16_from_f32)
-IN_AND_OUT(i64, int64_t, int64_t, AS_IT_IS, AS_IT_IS)
-IN_AND_OUT(i32, int32_t, int64_t, AS_IT_IS, AS_IT_IS)
-IN_AND_OUT(i16, int16_t, int64_t, AS_IT_IS, AS_IT_IS)
-IN_AND_OUT(i8, int8_t, int64_t, AS_IT_IS, AS_IT_IS)
-IN_AND_OUT(u64, uint64_t, uint64_t, AS_IT_IS, AS_IT_IS)
-IN_AND_OUT(u32, uint32_t, uint64_t, AS_IT_IS, AS_IT_IS)
-IN_AND_OUT(u16, uint16_t, uint64_t, AS_IT_IS, AS_IT_IS)
-IN_AND_OUT(u8, uint8_t, uint64_t, AS_IT_IS, AS_IT_IS)
-IN_AND_OUT(truth, uint8_t, uint64_t, AS_TRUTH, AS_IT_IS)
+LOAD_AND_STORE(f64, double, double, UNCHANGED, UNCHANGED)
+LOAD_AND_STORE(f32, float, float, UNCHANGED, UNCHANGED)
+LOAD_AND_STORE(f16, uint16_t, float, f32_from_f16, f16_from_f32)
+LOAD_AND_STORE(bf16, uint16_t, float, f32_from_bf16, bf16_from_f32)
+LOAD_AND_STORE(i64, int64_t, int64_t, UNCHANGED, UNCHANGED)
+LOAD_AND_STORE(i32, int32_t, int64_t, UNCHANGED, UNCHANGED)
+LOAD_AND_STORE(i16, int16_t, int64_t, UNCHANGED, UNCHANGED)
+LOAD_AND_STORE(i8, int8_t, int64_t, UNCHANGED, UNCHANGED)
+LOAD_AND_STORE(u64, uint64_t, uint64_t, UNCHANGED, UNCHANGED)
+LOAD_AND_STORE(u32, uint32_t, uint64_t, UNCHANGED, UNCHANGED)
+LOAD_AND_STORE(u16, uint16_t, uint64_t, UNCHANGED, UNCHANGED)
+LOAD_AND_STORE(u8, uint8_t, uint64_t, UNCHANGED, UNCHANGED)
+LOAD_AND_STORE(logical, uint8_t, uint64_t, TO_BOOL, UNCHANGED)
 
-#define COMPLEX_IN_AND_OUT(name, part)                                                             \
+#define LOAD_AND_STORE_COMPLEX(name, part)                                                         \
     static void load_##name(void *to, const char *from, int64_t stride, int64_t n)                 \
     {                                                                                              \
         part *out = to;                                                                            \
@@ -80,8 +82,8 @@ IN_AND_OUT(truth, uint8_t, uint64_t, AS_TRUTH, AS_IT_IS)
             memcpy(to, in + 2 * i, 2 * sizeof *in);                                                \
     }
 
-COMPLEX_IN_AND_OUT(c64, float)
-COMPLEX_IN_AND_OUT(c128, double)
+LOAD_AND_STORE_COMPLEX(c64, float)
+LOAD_AND_STORE_COMPLEX(c128, double)
 
 /* ---- combining ---- */
 
@@ -91,12 +93,12 @@ COMPLEX_IN_AND_OUT(c128, double)
     }                                                                                              \
     return
 
-#define COMBINE_FLOATS(name, held)                                                                 \
+#define COMBINE_FLOATS(name, wide)                                                                 \
     static void combine_##name(rsd_reduce reduce, void *accumulated, const void *values,           \
                                int64_t n)                                                          \
     {                                                                                              \
-        held *a = accumulated;                                                                     \
-        const held *v = values;                                                                    \
+        wide *a = accumulated;                                                                     \
+        const wide *v = values;                                                                    \
         switch (reduce) {                                                                          \
         case RSD_REDUCE_PRODUCT:                                                                   \
             EACH(a[i] *= v[i]);                                                                    \
@@ -110,23 +112,23 @@ COMPLEX_IN_AND_OUT(c128, double)
     }                                                                                              \
     static void divide_##name(void *accumulated, int64_t divisor, int64_t n)                       \
     {                                                                                              \
-        held *a = accumulated;                                                                     \
-        EACH(a[i] /= (held)divisor);                                                               \
+        wide *a = accumulated;                                                                     \
+        EACH(a[i] /= (wide)divisor);                                                               \
     }
 
 COMBINE_FLOATS(f32, float)
 COMBINE_FLOATS(f64, double)
 
-/* Sums and products of integers wrap, so they are formed without sign. */
-#define COMBINE_INTEGERS(name, held)                                                               \
+/* Sums and products of integers wrap, so they are computed as unsigned integers. */
+#define COMBINE_INTEGERS(name, wide)                                                               \
     static void combine_##name(rsd_reduce reduce, void *accumulated, const void *values,           \
                                int64_t n)                                                          \
     {                                                                                              \
-        held *a = accumulated;                                                                     \
-        const held *v = values;                                                                    \
+        wide *a = accumulated;                                                                     \
+        const wide *v = values;                                                                    \
         switch (reduce) {                                                                          \
         case RSD_REDUCE_PRODUCT:                                                                   \
-            EACH(a[i] = (held)((uint64_t)a[i] * (uint64_t)v[i]));                                  \
+            EACH(a[i] = (wide)((uint64_t)a[i] * (uint64_t)v[i]));                                  \
         case RSD_REDUCE_MIN:                                                                       \
             EACH(a[i] = v[i] < a[i] ? v[i] : a[i]);                                                \
         case RSD_REDUCE_MAX:                                                                       \
@@ -138,19 +140,19 @@ COMBINE_FLOATS(f64, double)
         case RSD_REDUCE_BXOR:                                                                      \
             EACH(a[i] ^= v[i]);                                                                    \
         default:                                                                                   \
-            EACH(a[i] = (held)((uint64_t)a[i] + (uint64_t)v[i]));                                  \
+            EACH(a[i] = (wide)((uint64_t)a[i] + (uint64_t)v[i]));                                  \
         }                                                                                          \
     }                                                                                              \
     static void divide_##name(void *accumulated, int64_t divisor, int64_t n)                       \
     {                                                                                              \
-        held *a = accumulated;                                                                     \
-        EACH(a[i] /= (held)divisor);                                                               \
+        wide *a = accumulated;                                                                     \
+        EACH(a[i] /= (wide)divisor);                                                               \
     }
 
 COMBINE_INTEGERS(i64, int64_t)
 COMBINE_INTEGERS(u64, uint64_t)
 
-static void combine_truth(rsd_reduce reduce, void *accumulated, const void *values, int64_t n)
+static void combine_logical(rsd_reduce reduce, void *accumulated, const void *values, int64_t n)
 {
     if (reduce == RSD_REDUCE_SUM)
         reduce = RSD_REDUCE_BOR;
@@ -203,7 +205,7 @@ static const struct {
     [RSD_U32] = {load_u32, combine_u64, divide_u64, store_u32},
     [RSD_U16] = {load_u16, combine_u64, divide_u64, store_u16},
     [RSD_U8] = {load_u8, combine_u64, divide_u64, store_u8},
-    [RSD_BOOL] = {load_truth, combine_truth, divide_u64, store_truth},
+    [RSD_BOOL] = {load_logical, combine_logical, divide_u64, store_logical},
     [RSD_C64] = {load_c64, combine_c64, divide_c64, store_c64},
     [RSD_C128] = {load_c128, combine_c128, divide_c128, store_c128},
 };
@@ -211,21 +213,21 @@ static const struct {
 void reduce_first(const struct reduction *reduction, struct accumulators *sums, int64_t n,
                   const char *term, int64_t stride)
 {
-    arithmetic[reduction->dtype].load(sums->capacity, term, stride, n);
+    arithmetic[reduction->dtype].load(sums->values, term, stride, n);
 }
 
 void reduce_next(const struct reduction *reduction, struct accumulators *sums, int64_t n,
                  const char *term, int64_t stride)
 {
-    struct accumulators values;
-    arithmetic[reduction->dtype].load(values.capacity, term, stride, n);
-    arithmetic[reduction->dtype].combine(reduction->reduce, sums->capacity, values.capacity, n);
+    struct accumulators more;
+    arithmetic[reduction->dtype].load(more.values, term, stride, n);
+    arithmetic[reduction->dtype].combine(reduction->reduce, sums->values, more.values, n);
 }
 
 void reduce_store(const struct reduction *reduction, struct accumulators *sums, int64_t n,
                   char *dst, int64_t stride)
 {
     if (reduction->divisor > 1)
-        arithmetic[reduction->dtype].divide(sums->capacity, reduction->divisor, n);
-    arithmetic[reduction->dtype].store(dst, stride, sums->capacity, n);
+        arithmetic[reduction->dtype].divide(sums->values, reduction->divisor, n);
+    arithmetic[reduction->dtype].store(dst, stride, sums->values, n);
 }

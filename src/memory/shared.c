@@ -1,11 +1,11 @@
-/* shared.c - memory that the other processes of a host can see.
+/* shared.c - memory that the processes of a host share.
  *
- * A segment is a memfd: it needs no room in /dev/shm, has no name that could be left behind, and vanishes
- * with its last user. Its pages are allocated when it is made, so that a write never meets a full machine,
- * and it is sealed, so that nobody can shorten it under a reader. A peer opens it through /proc, and knows
- * by the number on its first page that it is the right one.
+ * A segment is a memfd: it needs no space in /dev/shm, has no name that could be left behind, and vanishes with its
+ * last user. Its pages are allocated when it is made, so that a later write cannot fail. It is sealed, so that no
+ * process can shorten it while another reads. Another process opens it through /proc, and recognizes it by the number
+ * on its first page.
  *
- *     | first page: number, length | what the owner puts there ...
+ *     | first page: number, length | data ...
  */
 #include "memory.h"
 
@@ -26,13 +26,13 @@ struct first_page {
 
 /* ---- segments ---- */
 
-static rsd_status refuse(const char *what)
+static rsd_status fail_errno(const char *what)
 {
     return fail(RSD_EIO, "%s: %s", what, strerror(errno));
 }
 
-/* A segment that did not come about. */
-static void abandon(struct shared_segment *segment)
+/* Undoes a segment that could not be made or opened. */
+static void undo_segment(struct shared_segment *segment)
 {
     if (segment->base)
         munmap(segment->base, segment->nbytes);
@@ -40,39 +40,40 @@ static void abandon(struct shared_segment *segment)
     *segment = (struct shared_segment){0};
 }
 
-static rsd_status map(int fd, size_t nbytes, struct shared_segment *segment)
+static rsd_status map_segment(int fd, size_t nbytes, struct shared_segment *segment)
 {
     void *base = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     if (base == MAP_FAILED)
-        return refuse("mmap of shared memory");
+        return fail_errno("mmap");
     segment->base = base;
     segment->nbytes = nbytes;
     return RSD_OK;
 }
 
-/* The kernel would promise more than there is, and then kill somebody. */
-static rsd_status check_room(size_t nbytes)
+/* The kernel would grant more than it has, and kill a process later. */
+static rsd_status check_available(size_t nbytes)
 {
-    uint64_t left = memory_available("/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup");
-    if (nbytes <= left)
+    uint64_t available = memory_available("/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup");
+    if (nbytes <= available)
         return RSD_OK;
-    return fail(RSD_ENOMEM, "%zu bytes of shared memory, and %llu are left", nbytes,
-                (unsigned long long)left);
+    return fail(RSD_ENOMEM, "cannot allocate %zu bytes of shared memory: %llu available", nbytes,
+                (unsigned long long)available);
 }
 
-static rsd_status fill_new(struct shared_segment *segment, size_t nbytes)
+static rsd_status fill_segment_file(struct shared_segment *segment, size_t nbytes)
 {
     uint64_t number;
     int error = posix_fallocate(segment->fd, 0, (off_t)nbytes);
     if (error) {
         errno = error;
-        return fail(RSD_ENOMEM, "%zu bytes of shared memory: %s", nbytes, strerror(error));
+        return fail(RSD_ENOMEM, "cannot allocate %zu bytes of shared memory: %s", nbytes,
+                    strerror(error));
     }
     if (fcntl(segment->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-        return refuse("sealing shared memory");
+        return fail_errno("fcntl(F_ADD_SEALS)");
     if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number)
-        return refuse("getrandom");
-    TRY(map(segment->fd, nbytes, segment));
+        return fail_errno("getrandom");
+    TRY(map_segment(segment->fd, nbytes, segment));
     *(struct first_page *)(void *)segment->base = (struct first_page){number, nbytes};
     return RSD_OK;
 }
@@ -80,16 +81,16 @@ static rsd_status fill_new(struct shared_segment *segment, size_t nbytes)
 rsd_status shared_segment_new(size_t nbytes, struct shared_segment *segment)
 {
     if (nbytes > INT64_MAX - 2 * PAGE)
-        return fail(RSD_ELIMIT, "%zu bytes of shared memory are too many", nbytes);
+        return fail(RSD_ELIMIT, "%zu bytes are too many for shared memory", nbytes);
     nbytes = PAGE + (nbytes + PAGE - 1) / PAGE * PAGE;
-    TRY(check_room(nbytes));
+    TRY(check_available(nbytes));
     *segment =
         (struct shared_segment){.fd = memfd_create("reshard", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
     if (segment->fd < 0)
-        return refuse("memfd_create");
-    rsd_status status = fill_new(segment, nbytes);
+        return fail_errno("memfd_create");
+    rsd_status status = fill_segment_file(segment, nbytes);
     if (status)
-        abandon(segment);
+        undo_segment(segment);
     return status;
 }
 
@@ -105,16 +106,16 @@ struct shared_segment_name shared_segment_name(const struct shared_segment *segm
                                         .fd = segment->fd};
 }
 
-static rsd_status open_checked(const struct shared_segment_name *name,
-                               struct shared_segment *segment)
+static rsd_status check_segment(const struct shared_segment_name *name,
+                                struct shared_segment *segment)
 {
     struct stat stat;
     if (fstat(segment->fd, &stat) || stat.st_size < PAGE || (uint64_t)stat.st_size != name->nbytes)
-        return fail(RSD_EPEER, "its shared memory has not the length it says");
-    TRY(map(segment->fd, (size_t)stat.st_size, segment));
+        return fail(RSD_EPEER, "shared memory has another length than announced");
+    TRY(map_segment(segment->fd, (size_t)stat.st_size, segment));
     const struct first_page *first = (const void *)segment->base;
     if (first->number != name->number)
-        return fail(RSD_EPEER, "what is at the place of its shared memory is something else");
+        return fail(RSD_EPEER, "the file is not the shared memory that was announced");
     return RSD_OK;
 }
 
@@ -125,10 +126,10 @@ rsd_status shared_segment_open(const struct shared_segment_name *name,
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name->pid, (int)name->fd);
     *segment = (struct shared_segment){.fd = open(path, O_RDWR | O_CLOEXEC)};
     if (segment->fd < 0)
-        return refuse(path);
-    rsd_status status = open_checked(name, segment);
+        return fail_errno(path);
+    rsd_status status = check_segment(name, segment);
     if (status) {
-        abandon(segment);
+        undo_segment(segment);
         return status;
     }
     close(segment->fd); /* the mapping is enough */
@@ -166,7 +167,7 @@ struct rsd_arena {
 rsd_status rsd_arena_new(int64_t nbytes, rsd_arena **arena)
 {
     if (nbytes < 0)
-        return fail(RSD_EINVAL, "an arena of %lld bytes", (long long)nbytes);
+        return fail(RSD_EINVAL, "invalid size of an arena: %lld bytes", (long long)nbytes);
     rsd_arena *made = mem_new(1, sizeof *made);
     if (!made)
         return RSD_ENOMEM;
@@ -182,9 +183,9 @@ rsd_status rsd_arena_alloc(rsd_arena *arena, int64_t nbytes, void **memory)
 {
     uint64_t capacity = shared_segment_capacity(&arena->segment) - arena->used;
     if (nbytes < 0)
-        return fail(RSD_EINVAL, "%lld bytes of an arena", (long long)nbytes);
+        return fail(RSD_EINVAL, "invalid size %lld", (long long)nbytes);
     if ((uint64_t)nbytes > capacity)
-        return fail(RSD_ENOMEM, "the arena has %llu bytes left, %lld are asked for",
+        return fail(RSD_ENOMEM, "the arena is full: %llu bytes left, %lld requested",
                     (unsigned long long)capacity, (long long)nbytes);
     *memory = shared_segment_data(&arena->segment) + arena->used;
     arena->used += (size_t)min_i64((nbytes + 63) / 64 * 64, (int64_t)capacity);

@@ -1,8 +1,4 @@
-/* strides.c - the strides of the arrays of a layout, in bytes.
- *
- * Strides come from the caller in elements, or are those of a dense array. An array that is written
- * must not let two elements share an address.
- */
+/* strides.c - the strides in bytes of the arrays of a layout: those of the caller, or of a dense array. */
 #include "memory.h"
 
 #include <string.h>
@@ -12,7 +8,7 @@ static void dense_strides(const rsd_layout *layout, int64_t array, bool column_m
 {
     int64_t shape[RSD_MAX_DIMS], stride = (int64_t)rsd_dtype_nbytes(layout->dtype);
     layout_array_shape(layout, array, shape);
-    if (box_volume(layout->ndim, shape) == 0) { /* products of the rest might not fit */
+    if (box_volume(layout->ndim, shape) == 0) { /* products of the other extents may overflow */
         memset(strides, 0, (size_t)layout->ndim * sizeof *strides);
         return;
     }
@@ -23,8 +19,8 @@ static void dense_strides(const rsd_layout *layout, int64_t array, bool column_m
     }
 }
 
-/* Checks that the array spans fewer than 2^63 bytes and, for a destination, that no two elements
- * share a place. */
+/* Checks that the array spans fewer than 2^63 bytes and, if it is written, that no two elements have the same
+ * address. */
 static rsd_status check_strides(const rsd_layout *layout, int64_t array, const int64_t *strides,
                                 bool written)
 {
@@ -34,15 +30,14 @@ static rsd_status check_strides(const rsd_layout *layout, int64_t array, const i
         return RSD_OK;
     for (int32_t d = 0; d < layout->ndim; d++) {
         if (strides[d] < 0)
-            return fail(RSD_EINVAL, "array %lld has stride %lld in dim %d", (long long)array,
-                        (long long)strides[d], (int)d);
+            return fail(RSD_EINVAL, "array %lld has negative stride %lld in dim %d",
+                        (long long)array, (long long)strides[d], (int)d);
         if (!mul_i64(shape[d] - 1, strides[d], &step) || !add_i64(reach, step, &reach) ||
             reach > INT64_MAX / 16 - 1)
             return fail(RSD_ELIMIT, "array %lld spans 2^63 bytes or more", (long long)array);
     }
     if (written && strides_overlap(layout->ndim, shape, strides))
-        return fail(RSD_EINVAL,
-                    "the strides of destination array %lld may let elements share a place",
+        return fail(RSD_EINVAL, "strides of destination array %lld map two elements to one address",
                     (long long)array);
     return RSD_OK;
 }
@@ -58,6 +53,6 @@ rsd_status array_strides(const rsd_layout *layout, int64_t array, const int64_t 
     TRY(check_strides(layout, array, given, written));
     for (int32_t d = 0; d < layout->ndim; d++)
         if (!mul_i64(given[d], element_nbytes, &out[d]))
-            out[d] = 0; /* of a dim with one index or none */
+            out[d] = 0; /* the dim has at most one index */
     return RSD_OK;
 }

@@ -1,577 +1,570 @@
-/* agree.c - steps that all ranks take together, and end with one status.
+/* step.c - steps that all ranks take together, and end with one status.
  *
- *     rank 0   work ...... finished | hears all  merges  tells all |
- *     rank 1   work .. finished     | says                    hears|
- *     rank 2   work ......... finished says                   hears|
+ *     rank 0   work ...... finished | receives all  merges  sends the result |
+ *     rank 1   work .. finished     | sends its payload             receives |
+ *     rank 2   work ......... finished  sends its payload           receives |
  *
- * Rank 0 hears everybody and everybody hears rank 0. The work is done by a thread of its own, while the
- * calling thread talks: a rank that is at work says so again and again, so one that is slow is told from
- * one that is dead. Who fails or is cancelled says so at once, and the others stop.
+ * Rank 0 exchanges messages with every rank, the others with rank 0 only. The work runs in a thread of its own,
+ * while the calling thread sends heartbeats: so a slow rank is distinguished from a dead one. A rank that fails or is
+ * cancelled says so at once, and the others stop.
  *
- * Invariant: messages of one pair are a sequence that both sides know (beats, a last beat, its words), so a
- * step that ended in any agreed status leaves nothing behind in the transport.
+ * Invariant: the messages of a pair are a sequence that both sides know (heartbeats, the last one, its payload), so
+ * a step that ended in an agreed status leaves nothing in the transport.
  */
-#include "peer.h"
+#include "peer_state.h"
 
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
-enum { UP_TAG = 60, UP_WORDS_TAG = 61, DOWN_TAG = 62, DOWN_WORDS_TAG = 63, CHUNK = 1 << 24 };
-enum { MESSAGE_NCHARS = 1024 };
-static const double beat_seconds = 0.2, tell_seconds = 0.05;
-static const double farewell_seconds = 2; /* for telling that somebody is lost */
+enum { UP_TAG, UP_PAYLOAD_TAG, DOWN_TAG, DOWN_PAYLOAD_TAG, NTAGS }; /* up: to rank 0 */
+_Static_assert((int)TAG_STEP + (int)NTAGS <= (int)TAG_END, "a transport has 64 tags");
+
+enum { CHUNK_NBYTES = 1 << 24, MESSAGE_NCHARS = 1024 };
+static const double beat_seconds = 0.2, progress_seconds = 0.05;
+static const double farewell_seconds = 2; /* to tell the others that a rank is lost */
 
 enum beat_kind {
-    BEAT_WORKING,  /* up: I am here. Down: so am I */
-    BEAT_FINISHED, /* up: my work is done */
-    BEAT_FAILED,   /* up: it failed, everyone may stop */
-    BEAT_CLOSE,    /* down: stop or be done, and say your last */
-    BEAT_LAST      /* the words follow */
+    BEAT_WORKING,  /* the rank is alive */
+    BEAT_FINISHED, /* up: its work is done */
+    BEAT_FAILED,   /* up: its work failed, all may stop */
+    BEAT_CLOSE,    /* down: stop or finish, and send the last heartbeat */
+    BEAT_LAST      /* the payload follows */
 };
 
-struct beat {
+struct heartbeat {
     int64_t kind, status, stopped; /* stopped: it failed only because others did */
     int64_t nbytes_done, nbytes_total;
-    uint64_t nwords;
+    uint64_t npayload;
 };
 
-/* One message on its way, in chunks. */
-struct post {
+/* A payload that is sent or received in chunks. */
+struct chunked_payload {
     char *data;
-    size_t nbytes, at, some;
-    void *request;
-    bool moving;
+    size_t nbytes, done, chunk;
+    struct peer_request request;
 };
 
-/* What is known of the rank at the other end. */
-struct other {
+/* The rank at the other end. */
+struct member {
     int32_t rank;
-    struct beat result, told; /* being received, being sent */
-    struct post in, out, in_words, out_words;
-    struct payload payload; /* the words of the last beat */
-    int64_t kind, status, stopped, nbytes_done, nbytes_total;
-    double heard_at, told_at;
-    bool telling, tell_words, last_told, complete; /* complete: all it had to say is heard */
+    struct heartbeat in, out, latest; /* being received, being sent, and the last one received */
+    struct peer_request in_request, out_request;
+    struct chunked_payload in_payload, out_payload;
+    struct payload payload; /* that came with its last heartbeat */
+    double received_at, sent_at;
+    bool last_started; /* to send the last heartbeat */
+    bool complete;     /* all that it sends was received */
 };
 
-/* This rank in a step. */
-struct taking {
-    const rsd_transport *t;
-    double timeout;
+/* This rank in a step. A transport may use its memory after a failure: so it is allocated. */
+struct step_run {
+    struct peer peer; /* for its transport, tags and time-out */
     struct peer_step *step;
     pthread_t thread;
     bool threaded, joined, cancelled;
     _Atomic bool finished;
-    rsd_status worked, status; /* what the thread returned, and what that means */
-    char message[MESSAGE_NCHARS];
-    struct other *peers; /* of rank 0: all others; of others: rank 0 */
-    int32_t npeers;
+    rsd_status returned, status; /* by the thread; of this rank, and at the end of all */
+    char message[MESSAGE_NCHARS], result_message[MESSAGE_NCHARS]; /* of the work; of all */
     bool closing;
     double progress_at;
-    int64_t all_done, all_total; /* of the peers of rank 0 */
+    int64_t members_done, members_total; /* bytes */
+    int32_t nmembers;
+    struct member members[]; /* on rank 0 all others, else rank 0 */
 };
-
-/* ---- words ---- */
-
-rsd_status payload_put(struct payload *payload, const void *bytes, size_t n)
-{
-    if (n == 0)
-        return RSD_OK;
-    TRY(GROW(payload->bytes, payload->capacity, payload->n + n));
-    memcpy(payload->bytes + payload->n, bytes, n);
-    payload->n += n;
-    return RSD_OK;
-}
-
-rsd_status payload_take(const struct payload *payload, size_t *at, void *out, size_t n)
-{
-    if (n > payload->n - *at)
-        return fail(RSD_EPEER, "a rank said %zu bytes, and more were expected", payload->n);
-    if (n > 0)
-        memcpy(out, payload->bytes + *at, n);
-    *at += n;
-    return RSD_OK;
-}
-
-void payload_drop(struct payload *payload)
-{
-    mem_free(payload->bytes);
-    *payload = (struct payload){0};
-}
-
-/* ---- one message ---- */
-
-/* True when all of it has gone, or come. */
-static rsd_status push_post(const rsd_transport *t, struct post *post, int32_t peer, int32_t tag,
-                            bool sending, bool *moved, bool *done)
-{
-    int32_t tested = 0;
-    rsd_status status = RSD_OK;
-    *done = post->at == post->nbytes;
-    if (*done)
-        return RSD_OK;
-    if (!post->moving) {
-        size_t left = post->nbytes - post->at;
-        post->some = left < CHUNK ? left : CHUNK;
-        status =
-            sending
-                ? t->send(t->context, peer, tag, post->data + post->at, post->some, &post->request)
-                : t->recv(t->context, peer, tag, post->data + post->at, post->some, &post->request);
-        post->moving = !status;
-    } else {
-        status = t->test(t->context, post->request, &tested);
-        if (status || tested)
-            post->moving = false;
-        *moved = *moved || tested;
-        post->at += tested && !status ? post->some : 0;
-        *done = post->at == post->nbytes;
-    }
-    if (status)
-        return fail(RSD_EPEER, "the transport failed at rank %d, with %s", (int)peer,
-                    rsd_status_name(status));
-    return RSD_OK;
-}
-
-static void drop_post(const rsd_transport *t, struct post *post)
-{
-    if (post->moving)
-        t->cancel(t->context, post->request);
-    post->moving = false;
-}
 
 /* ---- the work ---- */
 
 static void *work_in_thread(void *context)
 {
-    struct taking *taking = context;
-    taking->worked = taking->step->work(taking->step->context);
-    if (taking->worked)
-        memcpy(taking->message, rsd_error(), strnlen(rsd_error(), MESSAGE_NCHARS - 1) + 1);
-    atomic_store(&taking->finished, true);
+    struct step_run *run = context;
+    run->returned = run->step->work(run->step->context);
+    if (run->returned)
+        snprintf(run->message, sizeof run->message, "%s", rsd_error());
+    atomic_store(&run->finished, true);
     return NULL;
 }
 
-static void start_work(struct taking *taking)
+static void start_work(struct step_run *run)
 {
-    if (!taking->step->work) {
-        taking->joined = true;
-        taking->status = taking->step->already;
-        snprintf(taking->message, sizeof taking->message, "%s", rsd_error());
+    if (!run->step->work) {
+        run->joined = true;
+        run->status = run->step->already;
+        snprintf(run->message, sizeof run->message, "%s", rsd_error());
         return;
     }
-    taking->threaded = pthread_create(&taking->thread, NULL, work_in_thread, taking) == 0;
-    if (!taking->threaded) /* then without talking meanwhile */
-        work_in_thread(taking);
+    run->threaded = pthread_create(&run->thread, NULL, work_in_thread, run) == 0;
+    if (!run->threaded) /* then without heartbeats meanwhile */
+        work_in_thread(run);
 }
 
-static void join_work(struct taking *taking)
+static void join_work(struct step_run *run)
 {
-    if (taking->joined)
+    if (run->joined)
         return;
-    if (taking->threaded)
-        pthread_join(taking->thread, NULL);
-    taking->joined = true;
-    taking->status = taking->worked;
+    if (run->threaded)
+        pthread_join(run->thread, NULL);
+    run->joined = true;
+    run->status = run->returned;
 }
 
-/* Also what was done before it could be stopped is stopped. */
-static void note_cancelled(struct taking *taking)
+/* Work that was done before it could be stopped counts as cancelled too. */
+static void note_cancelled(struct step_run *run)
 {
-    if (!taking->cancelled || !taking->joined || taking->status)
+    if (!run->cancelled || !run->joined || run->status)
         return;
-    taking->status = RSD_ECANCELLED;
-    snprintf(taking->message, sizeof taking->message, "stopped after %lld of %lld bytes",
-             (long long)atomic_load(&taking->step->nbytes_done),
-             (long long)atomic_load(&taking->step->nbytes_total));
+    run->status = RSD_ECANCELLED;
+    snprintf(run->message, sizeof run->message, "stopped after %lld of %lld bytes",
+             (long long)atomic_load(&run->step->nbytes_done),
+             (long long)atomic_load(&run->step->nbytes_total));
 }
 
-/* Whether it failed by itself, and not because it was told to stop. */
-static bool is_stopped(const struct taking *taking)
+/* Whether it failed only because it was told to stop. */
+static bool was_stopped(const struct step_run *run)
 {
-    return taking->status == RSD_ECANCELLED && !taking->cancelled && taking->closing;
+    return run->status == RSD_ECANCELLED && !run->cancelled && run->closing;
 }
 
-static int64_t own_kind(const struct taking *taking)
+static int64_t own_kind(const struct step_run *run)
 {
-    if (!taking->joined)
+    if (!run->joined)
         return BEAT_WORKING;
-    return taking->status && !is_stopped(taking) ? BEAT_FAILED : BEAT_FINISHED;
+    return run->status && !was_stopped(run) ? BEAT_FAILED : BEAT_FINISHED;
 }
 
-/* What the caller wants to hear, at most so often. */
-static void tell_caller(struct taking *taking, double now, bool finally)
+static void report_progress(struct step_run *run, double now, bool finally)
 {
-    struct peer_step *step = taking->step;
-    if (!step->on_progress || taking->cancelled || taking->closing)
+    struct peer_step *step = run->step;
+    if (!step->on_progress || run->cancelled || run->closing)
         return;
-    if (!finally && now - taking->progress_at < tell_seconds)
+    if (!finally && now - run->progress_at < progress_seconds)
         return;
-    taking->progress_at = now;
+    run->progress_at = now;
     rsd_progress progress = {.struct_nbytes = sizeof progress};
     progress.nbytes_done = atomic_load(&step->nbytes_done);
     progress.nbytes_total = atomic_load(&step->nbytes_total);
-    if (taking->t->rank > 0) { /* what rank 0 added up, which is older */
-        progress.nbytes_done = max_i64(progress.nbytes_done, taking->peers[0].nbytes_done);
-        progress.nbytes_total = max_i64(progress.nbytes_total, taking->peers[0].nbytes_total);
+    if (run->peer.transport.rank > 0) { /* what rank 0 added up, which is older */
+        const struct heartbeat *all = &run->members[0].latest;
+        progress.nbytes_done = max_i64(progress.nbytes_done, all->nbytes_done);
+        progress.nbytes_total = max_i64(progress.nbytes_total, all->nbytes_total);
     } else {
-        for (int32_t i = 0; i < taking->npeers; i++) {
-            progress.nbytes_done += taking->peers[i].nbytes_done;
-            progress.nbytes_total += taking->peers[i].nbytes_total;
+        for (int32_t i = 0; i < run->nmembers; i++) {
+            progress.nbytes_done += run->members[i].latest.nbytes_done;
+            progress.nbytes_total += run->members[i].latest.nbytes_total;
         }
     }
     if (step->on_progress(step->progress_context, &progress)) {
-        taking->cancelled = true;
+        run->cancelled = true;
         atomic_store(&step->stop, true);
-        note_cancelled(taking);
+        note_cancelled(run);
     }
 }
 
-static void look_at_work(struct taking *taking, double now)
+static void send_beats_now(struct step_run *run)
 {
-    if (!taking->joined && atomic_load(&taking->finished)) {
-        join_work(taking);
-        note_cancelled(taking);
-        if (!taking->status)
-            tell_caller(taking, now, true);
-        for (int32_t i = 0; i < taking->npeers; i++)
-            taking->peers[i].told_at = 0; /* at once */
-    }
-    int64_t before = own_kind(taking);
-    tell_caller(taking, now, false);
-    for (int32_t i = 0; i < taking->npeers && own_kind(taking) != before; i++)
-        taking->peers[i].told_at = 0;
+    for (int32_t i = 0; i < run->nmembers; i++)
+        run->members[i].sent_at = 0;
 }
 
-/* ---- talking to one peer ---- */
-
-static void tell(struct taking *taking, struct other *peer, int64_t kind, double now)
+static void check_work(struct step_run *run, double now)
 {
-    const struct peer_step *step = taking->step;
-    peer->told = (struct beat){.kind = kind,
-                               .status = taking->status,
-                               .stopped = is_stopped(taking),
-                               .nbytes_done = atomic_load(&step->nbytes_done),
-                               .nbytes_total = atomic_load(&step->nbytes_total),
-                               .nwords = peer->out_words.nbytes};
-    if (taking->t->rank == 0) {
-        peer->told.nbytes_done += taking->all_done;
-        peer->told.nbytes_total += taking->all_total;
+    if (!run->joined && atomic_load(&run->finished)) {
+        join_work(run);
+        note_cancelled(run);
+        if (!run->status)
+            report_progress(run, now, true);
+        send_beats_now(run);
     }
-    peer->out = (struct post){.data = (char *)&peer->told, .nbytes = sizeof peer->told};
-    peer->telling = true;
-    peer->told_at = now;
-    peer->last_told = kind == BEAT_LAST;
+    int64_t before = own_kind(run);
+    report_progress(run, now, false);
+    if (own_kind(run) != before)
+        send_beats_now(run);
 }
 
-static rsd_status push_out(struct taking *taking, struct other *peer, bool *moved)
+/* ---- messages with one member ---- */
+
+static bool is_member(const struct step_run *run)
 {
-    bool done, up = taking->t->rank > 0;
-    if (peer->telling) {
-        TRY(push_post(taking->t, &peer->out, peer->rank, up ? UP_TAG : DOWN_TAG, true, moved,
-                      &done));
-        peer->telling = !done;
-        peer->tell_words = done && peer->last_told;
+    return run->peer.transport.rank > 0;
+}
+
+/* Starts a heartbeat. With the last one, the payload follows. */
+static rsd_status send_beat(struct step_run *run, struct member *member, int64_t kind, double now)
+{
+    const struct peer_step *step = run->step;
+    member->out = (struct heartbeat){.kind = kind,
+                                     .status = run->status,
+                                     .stopped = was_stopped(run),
+                                     .nbytes_done = atomic_load(&step->nbytes_done),
+                                     .nbytes_total = atomic_load(&step->nbytes_total),
+                                     .npayload = member->out_payload.nbytes};
+    if (!is_member(run)) {
+        member->out.nbytes_done += run->members_done;
+        member->out.nbytes_total += run->members_total;
     }
-    if (!peer->tell_words)
-        return RSD_OK;
-    TRY(push_post(taking->t, &peer->out_words, peer->rank, up ? UP_WORDS_TAG : DOWN_WORDS_TAG, true,
-                  moved, &done));
-    peer->tell_words = !done;
+    member->sent_at = now;
+    TRY(peer_send(&run->peer, member->rank, is_member(run) ? UP_TAG : DOWN_TAG, &member->out,
+                  sizeof member->out, &member->out_request));
+    member->last_started = kind == BEAT_LAST;
     return RSD_OK;
 }
 
-static rsd_status take_beat(struct other *peer)
+/* Moves a payload on by at most one chunk. */
+static rsd_status push_payload(struct step_run *run, struct chunked_payload *payload, int32_t rank,
+                               bool sending, bool *moved)
 {
-    const struct beat *result = &peer->result;
-    peer->kind = result->kind;
-    peer->status = result->status;
-    peer->stopped = result->stopped;
-    peer->nbytes_done = result->nbytes_done;
-    peer->nbytes_total = result->nbytes_total;
-    if (result->kind != BEAT_LAST)
+    bool up = sending == is_member(run), arrived = false;
+    int32_t tag = up ? UP_PAYLOAD_TAG : DOWN_PAYLOAD_TAG;
+    size_t left = payload->nbytes - payload->done;
+    char *data = payload->data + payload->done;
+    if (payload->request.active) {
+        TRY(peer_test(&run->peer, &payload->request, &arrived));
+        payload->done += arrived ? payload->chunk : 0;
+        *moved = *moved || arrived;
         return RSD_OK;
-    if (result->nwords > (uint64_t)1 << 40)
-        return fail(RSD_EPEER, "rank %d says %llu bytes", (int)peer->rank,
-                    (unsigned long long)result->nwords);
-    peer->payload = (struct payload){0};
-    TRY(GROW(peer->payload.bytes, peer->payload.capacity, (size_t)result->nwords + 1));
-    peer->payload.n = (size_t)result->nwords;
-    peer->in_words = (struct post){.data = peer->payload.bytes, .nbytes = peer->payload.n};
+    }
+    if (left == 0)
+        return RSD_OK;
+    payload->chunk = left < CHUNK_NBYTES ? left : CHUNK_NBYTES;
+    return sending ? peer_send(&run->peer, rank, tag, data, payload->chunk, &payload->request)
+                   : peer_recv(&run->peer, rank, tag, data, payload->chunk, &payload->request);
+}
+
+static bool is_sending(const struct member *member)
+{
+    bool unsent = member->last_started && member->out_payload.done < member->out_payload.nbytes;
+    return member->out_request.active || unsent;
+}
+
+static rsd_status push_outgoing(struct step_run *run, struct member *member, bool *moved)
+{
+    TRY(peer_test(&run->peer, &member->out_request, moved));
+    if (member->out_request.active || !member->last_started)
+        return RSD_OK;
+    return push_payload(run, &member->out_payload, member->rank, true, moved);
+}
+
+static rsd_status read_beat(struct member *member)
+{
+    member->latest = member->in;
+    member->latest.status = status_received(member->in.status);
+    if (member->in.kind != BEAT_LAST)
+        return RSD_OK;
+    if (member->in.npayload > (uint64_t)1 << 40)
+        return fail(RSD_EPEER, "rank %d sends %llu bytes: too many", (int)member->rank,
+                    (unsigned long long)member->in.npayload);
+    TRY(GROW(member->payload.bytes, member->payload.capacity, (size_t)member->in.npayload + 1));
+    member->payload.n = (size_t)member->in.npayload;
+    member->in_payload =
+        (struct chunked_payload){.data = member->payload.bytes, .nbytes = member->payload.n};
     return RSD_OK;
 }
 
-static rsd_status push_in(struct taking *taking, struct other *peer, double now, bool *moved)
+static rsd_status push_incoming(struct step_run *run, struct member *member, double now,
+                                bool *moved)
 {
-    bool done, up = taking->t->rank > 0;
-    if (peer->complete)
-        return RSD_OK;
-    if (peer->kind == BEAT_LAST) {
-        TRY(push_post(taking->t, &peer->in_words, peer->rank, up ? DOWN_WORDS_TAG : UP_WORDS_TAG,
-                      false, moved, &peer->complete));
-        peer->heard_at = *moved ? now : peer->heard_at;
-        return RSD_OK;
+    bool arrived = false;
+    if (member->latest.kind == BEAT_LAST) {
+        TRY(push_payload(run, &member->in_payload, member->rank, false, &arrived));
+        member->complete = member->in_payload.done == member->in_payload.nbytes;
+    } else if (!member->in_request.active) {
+        TRY(peer_recv(&run->peer, member->rank, is_member(run) ? DOWN_TAG : UP_TAG, &member->in,
+                      sizeof member->in, &member->in_request));
+    } else {
+        TRY(peer_test(&run->peer, &member->in_request, &arrived));
+        if (arrived)
+            TRY(read_beat(member));
     }
-    if (!peer->in.data)
-        peer->in = (struct post){.data = (char *)&peer->result, .nbytes = sizeof peer->result};
-    TRY(push_post(taking->t, &peer->in, peer->rank, up ? DOWN_TAG : UP_TAG, false, moved, &done));
-    if (!done)
+    if (arrived) {
+        member->received_at = now;
+        *moved = true;
+    }
+    return RSD_OK;
+}
+
+static rsd_status name_failure(rsd_status status, const struct member *member)
+{
+    return status ? fail_in(RSD_EPEER,
+                            "transport failed with %s at rank %d: ", rsd_status_name(status),
+                            (int)member->rank)
+                  : RSD_OK;
+}
+
+static rsd_status serve_member(struct step_run *run, struct member *member, int64_t kind,
+                               double now, bool *moved)
+{
+    rsd_status status = member->complete ? RSD_OK : push_incoming(run, member, now, moved);
+    bool busy = member->out_request.active || member->last_started;
+    if (!status && !busy && now - member->sent_at >= beat_seconds)
+        status = send_beat(run, member, kind, now);
+    if (!status)
+        status = push_outgoing(run, member, moved);
+    TRY(name_failure(status, member));
+    if (now - member->received_at <= run->peer.timeout || member->complete)
         return RSD_OK;
-    peer->in = (struct post){0};
-    peer->heard_at = now;
-    return take_beat(peer);
+    return fail(RSD_ETIMEOUT, "timed out: no heartbeat from rank %d for %g s", (int)member->rank,
+                run->peer.timeout);
 }
 
-static rsd_status late(const struct taking *taking, const struct other *peer)
+/* Sleeps longer while nothing moves. */
+static void pause_loop(bool moved, int *nidle)
 {
-    return fail(RSD_ETIMEOUT, "nothing was heard of rank %d for %g seconds", (int)peer->rank,
-                taking->timeout);
-}
-
-/* Waits a little, longer and longer while nothing moves. */
-static void nap(bool moved, int *idle)
-{
-    *idle = moved ? 0 : *idle + 1;
-    if (*idle < 20) {
+    *nidle = moved ? 0 : *nidle + 1;
+    if (*nidle < 20) {
         sched_yield();
         return;
     }
-    struct timespec pause = {.tv_nsec = *idle < 200 ? 50000 : 1000000};
+    struct timespec pause = {.tv_nsec = *nidle < 200 ? 50000 : 1000000};
     nanosleep(&pause, NULL);
 }
 
-static rsd_status talk(struct taking *taking, struct other *peer, int64_t kind, double now,
-                       bool *moved)
+/* ---- all ranks but 0 ---- */
+
+static rsd_status send_last_beat(struct step_run *run, struct member *lead, double now)
 {
-    TRY(push_in(taking, peer, now, moved));
-    bool busy = peer->telling || peer->tell_words || peer->last_told;
-    if (!busy && now - peer->told_at >= beat_seconds)
-        tell(taking, peer, kind, now);
-    TRY(push_out(taking, peer, moved));
-    return now - peer->heard_at > taking->timeout && !peer->complete ? late(taking, peer) : RSD_OK;
+    const struct payload *own = &run->step->own;
+    if (!run->status)
+        lead->out_payload = (struct chunked_payload){.data = own->bytes, .nbytes = own->n};
+    else if (!was_stopped(run))
+        lead->out_payload =
+            (struct chunked_payload){.data = run->message, .nbytes = strlen(run->message)};
+    return name_failure(send_beat(run, lead, BEAT_LAST, now), lead);
 }
 
-/* ---- all but rank 0 ---- */
-
-static void say_last(struct taking *taking, struct other *lead, double now)
+static rsd_status run_as_member(struct step_run *run)
 {
-    const struct payload *own = &taking->step->own;
-    lead->out_words = (struct post){0};
-    if (!taking->status)
-        lead->out_words = (struct post){.data = own->bytes, .nbytes = own->n};
-    else if (!is_stopped(taking))
-        lead->out_words = (struct post){.data = taking->message, .nbytes = strlen(taking->message)};
-    tell(taking, lead, BEAT_LAST, now);
-}
-
-static rsd_status take_as_member(struct taking *taking)
-{
-    struct other *lead = &taking->peers[0];
+    struct member *lead = &run->members[0];
     double ended = 0;
-    for (int idle = 0; !lead->complete || lead->telling || lead->tell_words;) {
+    for (int nidle = 0; !lead->complete || is_sending(lead);) {
         bool moved = false;
         double now = seconds_now();
-        look_at_work(taking, now);
-        TRY(talk(taking, lead, own_kind(taking), now, &moved));
-        if (lead->kind == BEAT_CLOSE || lead->kind == BEAT_LAST) {
-            taking->closing = true;
-            atomic_store(&taking->step->stop, true);
+        check_work(run, now);
+        TRY(serve_member(run, lead, own_kind(run), now, &moved));
+        if (lead->latest.kind == BEAT_CLOSE || lead->latest.kind == BEAT_LAST) {
+            run->closing = true;
+            atomic_store(&run->step->stop, true);
         }
         ended = lead->complete && ended == 0 ? now : ended;
-        if (lead->complete && (!lead->last_told || now - ended > farewell_seconds))
-            break; /* it went on without this rank */
-        if (taking->closing && taking->joined && !lead->telling && !lead->last_told)
-            say_last(taking, lead, now);
-        nap(moved, &idle);
+        if (lead->complete && (!lead->last_started || now - ended > farewell_seconds))
+            break; /* rank 0 went on without this rank */
+        if (run->closing && run->joined && !lead->out_request.active && !lead->last_started)
+            TRY(send_last_beat(run, lead, now));
+        pause_loop(moved, &nidle);
     }
-    rsd_status status = (rsd_status)lead->status;
-    if (status) /* the words are the message */
+    rsd_status status = (rsd_status)lead->latest.status;
+    if (status) /* the payload is the error */
         return fail(status, "%.*s", (int)lead->payload.n, lead->payload.bytes);
-    taking->step->result = lead->payload;
+    run->step->result = lead->payload;
     lead->payload = (struct payload){0};
     return RSD_OK;
 }
 
 /* ---- rank 0 ---- */
 
-static bool hear_all(struct taking *taking, int64_t *nfinished)
+/* Returns whether all members are complete. */
+static bool count_members(struct step_run *run, int64_t *nfinished)
 {
     bool complete = true;
-    taking->all_done = taking->all_total = 0;
-    *nfinished = own_kind(taking) == BEAT_FINISHED;
-    if (own_kind(taking) == BEAT_FAILED)
-        taking->closing = true;
-    for (int32_t i = 0; i < taking->npeers; i++) {
-        const struct other *peer = &taking->peers[i];
-        taking->all_done += peer->nbytes_done;
-        taking->all_total += peer->nbytes_total;
-        *nfinished += peer->kind == BEAT_FINISHED;
-        if (peer->kind == BEAT_FAILED)
-            taking->closing = true;
-        complete = complete && peer->complete;
+    run->members_done = run->members_total = 0;
+    *nfinished = own_kind(run) == BEAT_FINISHED;
+    if (own_kind(run) == BEAT_FAILED)
+        run->closing = true;
+    for (int32_t i = 0; i < run->nmembers; i++) {
+        const struct member *member = &run->members[i];
+        run->members_done += member->latest.nbytes_done;
+        run->members_total += member->latest.nbytes_total;
+        *nfinished += member->latest.kind == BEAT_FINISHED;
+        if (member->latest.kind == BEAT_FAILED)
+            run->closing = true;
+        complete = complete && member->complete;
     }
     return complete;
 }
 
-/* Goes on until every rank has said its last. */
-static rsd_status hear_out(struct taking *taking)
+/* Until every rank has sent its last heartbeat. */
+static rsd_status collect_members(struct step_run *run)
 {
-    for (int idle = 0;;) {
-        bool moved = false, before = taking->closing;
+    for (int nidle = 0;;) {
+        bool moved = false, before = run->closing;
         double now = seconds_now();
         int64_t nfinished;
-        look_at_work(taking, now);
-        bool complete = hear_all(taking, &nfinished);
-        taking->closing = taking->closing || nfinished == taking->t->nranks;
-        if (taking->closing)
-            atomic_store(&taking->step->stop, true);
-        for (int32_t i = 0; i < taking->npeers; i++) {
-            if (taking->closing && !before)
-                taking->peers[i].told_at = 0;
-            TRY(talk(taking, &taking->peers[i], taking->closing ? BEAT_CLOSE : BEAT_WORKING, now,
-                     &moved));
-            complete = complete && !taking->peers[i].telling;
+        check_work(run, now);
+        bool complete = count_members(run, &nfinished);
+        run->closing = run->closing || nfinished == run->peer.transport.nranks;
+        if (run->closing)
+            atomic_store(&run->step->stop, true);
+        if (run->closing && !before)
+            send_beats_now(run);
+        for (int32_t i = 0; i < run->nmembers; i++) {
+            TRY(serve_member(run, &run->members[i], run->closing ? BEAT_CLOSE : BEAT_WORKING, now,
+                             &moved));
+            complete = complete && !run->members[i].out_request.active;
         }
-        if (complete && taking->joined)
+        if (complete && run->joined)
             return RSD_OK;
-        nap(moved, &idle);
+        pause_loop(moved, &nidle);
     }
 }
 
-static bool same_message(const struct taking *taking, const struct other *peer)
+static bool same_failure(const struct step_run *run, const struct member *member)
 {
-    return peer->status == taking->status && peer->payload.n == strlen(taking->message) &&
-           memcmp(peer->payload.bytes, taking->message, peer->payload.n) == 0;
+    return member->latest.status == run->status && member->payload.n == strlen(run->message) &&
+           memcmp(member->payload.bytes, run->message, member->payload.n) == 0;
 }
 
-/* The status of all: that of the first rank which failed by itself. Damage is that of a file, whoever read
- * it. */
-static rsd_status judge(const struct taking *taking)
+/* The status of all: that of the first rank which failed by itself. EFORMAT is about a file, whichever rank read
+ * it: the rank is not named. */
+static rsd_status find_failure(const struct step_run *run)
 {
     bool all_same = true;
-    for (int32_t i = 0; i < taking->npeers; i++)
-        all_same = all_same && same_message(taking, &taking->peers[i]);
-    if (taking->status && !is_stopped(taking)) {
-        bool plain = all_same || taking->step->lead || taking->status == RSD_EFORMAT;
-        return fail(taking->status, "%s%s", plain ? "" : "rank 0: ", taking->message);
+    for (int32_t i = 0; i < run->nmembers; i++)
+        all_same = all_same && same_failure(run, &run->members[i]);
+    if (run->status && !was_stopped(run)) {
+        bool plain = all_same || run->step->lead || run->status == RSD_EFORMAT;
+        return fail(run->status, "%s%s", plain ? "" : "rank 0: ", run->message);
     }
-    for (int32_t i = 0; i < taking->npeers; i++) {
-        const struct other *peer = &taking->peers[i];
-        if (!peer->status || peer->stopped)
+    for (int32_t i = 0; i < run->nmembers; i++) {
+        const struct member *member = &run->members[i];
+        rsd_status status = (rsd_status)member->latest.status;
+        if (!status || member->latest.stopped)
             continue;
-        error_set("%.*s", (int)peer->payload.n, peer->payload.bytes);
-        return peer->status == RSD_EFORMAT
-                   ? RSD_EFORMAT
-                   : fail_in((rsd_status)peer->status, "rank %d: ", (int)peer->rank);
+        error_set("%.*s", (int)member->payload.n, member->payload.bytes);
+        return status == RSD_EFORMAT ? status : fail_in(status, "rank %d: ", (int)member->rank);
     }
     return RSD_OK;
 }
 
-static rsd_status merge(struct taking *taking)
+static rsd_status merge_payloads(struct step_run *run)
 {
-    struct peer_step *step = taking->step;
-    struct payload *all = mem_new((size_t)taking->t->nranks, sizeof *all);
+    struct peer_step *step = run->step;
+    struct payload *all = mem_new((size_t)run->peer.transport.nranks, sizeof *all);
     if (!all)
         return RSD_ENOMEM;
     all[0] = step->own;
-    for (int32_t i = 0; i < taking->npeers; i++)
-        all[i + 1] = taking->peers[i].payload;
+    for (int32_t i = 0; i < run->nmembers; i++)
+        all[i + 1] = run->members[i].payload;
     rsd_status status = step->merge ? step->merge(step->context, all, &step->result) : RSD_OK;
     mem_free(all);
     return status;
 }
 
-/* Tells all how it ended. With `lost`, those that still listen, for a moment. */
-static rsd_status tell_all(struct taking *taking, rsd_status status, bool lost)
+/* Sends all ranks the result. If a rank is lost, only to those that still receive, for a moment. */
+static rsd_status send_result(struct step_run *run, rsd_status status, bool lost)
 {
-    char message[MESSAGE_NCHARS];
-    snprintf(message, sizeof message, "%s", rsd_error());
-    struct post words = {.data = taking->step->result.bytes, .nbytes = taking->step->result.n};
+    struct chunked_payload payload = {.data = run->step->result.bytes,
+                                      .nbytes = run->step->result.n};
+    snprintf(run->result_message, sizeof run->result_message, "%s", rsd_error());
     if (status)
-        words = (struct post){.data = message, .nbytes = strlen(message)};
-    taking->status = status;
-    for (int32_t i = 0; i < taking->npeers; i++)
-        taking->peers[i].out_words = words;
-    double began = seconds_now(), limit = lost ? farewell_seconds : taking->timeout;
-    for (int idle = 0, left = 1; left > 0;) {
+        payload = (struct chunked_payload){.data = run->result_message,
+                                           .nbytes = strlen(run->result_message)};
+    run->status = status;
+    for (int32_t i = 0; i < run->nmembers; i++)
+        run->members[i].out_payload = payload;
+    double began = seconds_now(), limit = lost ? farewell_seconds : run->peer.timeout;
+    for (int nidle = 0, left = 1; left > 0;) {
         bool moved = false;
         double now = seconds_now();
         left = 0;
-        for (int32_t i = 0; i < taking->npeers; i++) {
-            struct other *peer = &taking->peers[i];
-            if (!peer->telling && !peer->last_told)
-                tell(taking, peer, BEAT_LAST, now);
-            rsd_status pushed = push_out(taking, peer, &moved);
+        for (int32_t i = 0; i < run->nmembers; i++) {
+            struct member *member = &run->members[i];
+            rsd_status pushed = RSD_OK;
+            if (!member->out_request.active && !member->last_started)
+                pushed = send_beat(run, member, BEAT_LAST, now);
+            if (!pushed)
+                pushed = push_outgoing(run, member, &moved);
             if (pushed && !lost)
-                return pushed;
-            left += !pushed && (peer->telling || peer->tell_words);
+                return name_failure(pushed, member);
+            left += !pushed && (!member->last_started || is_sending(member));
         }
         if (left > 0 && now - began > limit)
             break;
-        nap(moved, &idle);
+        pause_loop(moved, &nidle);
     }
-    return status ? fail(status, "%s", message) : RSD_OK;
+    return status ? fail(status, "%s", run->result_message) : RSD_OK;
 }
 
-static rsd_status take_as_lead(struct taking *taking)
+static rsd_status run_as_lead(struct step_run *run)
 {
-    rsd_status status = hear_out(taking);
+    rsd_status status = collect_members(run);
     if (status) {
-        atomic_store(&taking->step->stop, true);
-        return tell_all(taking, status, true);
+        atomic_store(&run->step->stop, true);
+        return send_result(run, status, true);
     }
-    status = judge(taking);
+    status = find_failure(run);
     if (!status)
-        status = merge(taking);
-    return tell_all(taking, status, false);
+        status = merge_payloads(run);
+    return send_result(run, status, false);
 }
 
-/* ---- all ---- */
+/* ---- all ranks ---- */
 
-static rsd_status open_peers(struct taking *taking)
+static rsd_status open_run(const rsd_transport *transport, double timeout, struct peer_step *step,
+                           struct step_run **run)
 {
-    int32_t n = taking->t->rank == 0 ? taking->t->nranks - 1 : 1;
-    taking->peers = mem_new((size_t)n, sizeof *taking->peers);
-    if (!taking->peers)
+    int32_t n = transport->rank == 0 ? transport->nranks - 1 : 1;
+    struct step_run *made = mem_new(1, sizeof *made + (size_t)n * sizeof *made->members);
+    if (!made)
         return RSD_ENOMEM;
-    taking->npeers = n;
-    for (int32_t i = 0; i < n; i++)
-        taking->peers[i] = (struct other){.rank = taking->t->rank == 0 ? i + 1 : 0,
-                                          .kind = BEAT_WORKING,
-                                          .heard_at = seconds_now()};
+    made->peer = (struct peer){.transport = *transport,
+                               .timeout = timeout > 0 ? timeout : DEFAULT_TIMEOUT,
+                               .first_tag = TAG_STEP};
+    made->step = step;
+    made->nmembers = n;
+    for (int32_t i = 0; i < n; i++) {
+        made->members[i].rank = transport->rank == 0 ? i + 1 : 0;
+        made->members[i].received_at = seconds_now();
+    }
+    *run = made;
     return RSD_OK;
 }
 
-static void close_peers(struct taking *taking)
+/* What the transport may still use is never freed: not even a payload, which the caller would drop. */
+static void close_run(struct step_run *run)
 {
-    for (int32_t i = 0; i < taking->npeers; i++) {
-        struct other *peer = &taking->peers[i];
-        drop_post(taking->t, &peer->in);
-        drop_post(taking->t, &peer->out);
-        drop_post(taking->t, &peer->in_words);
-        drop_post(taking->t, &peer->out_words);
-        payload_drop(&peer->payload);
+    bool unused = true, payloads_unused = true;
+    for (int32_t i = 0; i < run->nmembers; i++) {
+        struct member *member = &run->members[i];
+        bool in = peer_cancel(&run->peer, &member->in_request),
+             out = peer_cancel(&run->peer, &member->out_request),
+             in_payload = peer_cancel(&run->peer, &member->in_payload.request),
+             out_payload = peer_cancel(&run->peer, &member->out_payload.request);
+        if (in_payload)
+            payload_drop(&member->payload);
+        payloads_unused = payloads_unused && out_payload;
+        unused = unused && in && out && in_payload && out_payload;
     }
-    mem_free(taking->peers);
+    if (!payloads_unused) {
+        const struct payload sent = run->step->result;
+        run->step->own = run->step->result = (struct payload){0};
+        payload_put(&run->step->result, sent.bytes, sent.n); /* rank 0 may have succeeded */
+    }
+    if (unused)
+        mem_free(run);
+}
+
+static rsd_status step_alone(struct peer_step *step)
+{
+    TRY(step->work ? step->work(step->context) : step->already);
+    return step->merge ? step->merge(step->context, &step->own, &step->result) : RSD_OK;
 }
 
 rsd_status peer_step(const rsd_transport *transport, double timeout, struct peer_step *step)
 {
-    struct taking taking = {
-        .t = transport, .timeout = timeout > 0 ? timeout : DEFAULT_TIMEOUT, .step = step};
-    TRY(open_peers(&taking));
-    start_work(&taking);
-    rsd_status status = transport->rank == 0 ? take_as_lead(&taking) : take_as_member(&taking);
+    struct step_run *run;
+    if (transport->nranks == 1)
+        return step_alone(step);
+    TRY(open_run(transport, timeout, step, &run));
+    start_work(run);
+    rsd_status status = transport->rank == 0 ? run_as_lead(run) : run_as_member(run);
     atomic_store(&step->stop, true);
-    if (!taking.joined) { /* somebody is lost, and the work is in vain */
+    if (!run->joined) { /* a rank is lost, and the work is in vain */
         char message[MESSAGE_NCHARS];
         snprintf(message, sizeof message, "%s", rsd_error());
-        join_work(&taking);
+        join_work(run);
         error_set("%s", message);
     }
-    close_peers(&taking);
+    close_run(run);
     return status;
 }

@@ -1,68 +1,54 @@
-/* team.c - a transport between threads of one process: every rank is a thread.
+/* thread_group.c - a transport between threads of one process: every rank is a thread.
  *
- *     send: the message waits in the inbox of its getter, and its bytes where they are
- *     recv: found there by a test, it is copied straight into place, and the sender's test says done;
- *           receives that are about the same get messages in the order they were started
+ * A message waits in the inbox of its receiver, and its bytes stay where they are. A test of a receive finds it there
+ * and copies the bytes; then the sender's test says done. Receives from one rank with one tag get messages in the
+ * order in which they were started.
  *
  * Invariants:
- *   (1) A message is in an inbox from its send until it is taken or cancelled, so nothing is left behind
- *       by a run that failed. The getter's lock guards its inbox and the state of messages to it.
+ *   (1) A message is in an inbox from its send until it is taken or cancelled, so a run that failed leaves nothing
+ *       there. The receiver's lock guards its inbox and the state of messages to it.
  *   (2) A taken message is being copied: its cancel waits for that, which no other thread can hold up.
- *   (3) At a meeting, the last to come hands out for all: the others wait and their memory is there.
  */
 #include "peer.h"
 
 #include <pthread.h>
 #include <sched.h>
-#include <time.h>
-
-enum { MAX_TAG = 63 };
 
 /* A send or a receive, from its start until its test says done. */
-struct message {
+struct thread_message {
     int32_t from, to, tag;
     bool receives;
-    enum { WAITS, TAKEN, DONE } state;
+    enum { STATE_WAITS, STATE_TAKEN, STATE_DONE } state;
     const char *out;
     char *in;
     size_t nbytes;
-    struct message *next;
+    size_t narrived; /* of a receive: bytes of the message that it got */
+    struct thread_message *next;
 };
 
-/* What a rank has. */
-struct seat {
-    struct rsd_thread_group *team;
+struct thread_rank {
+    struct rsd_thread_group *group;
     int32_t rank;
     pthread_mutex_t lock;
-    struct message *first, **last; /* the inbox */
-    struct message *started;       /* receives, the first one first */
-    struct message *spare;         /* of this rank's own, to be used again */
-
-    /* At a meeting, under the team's lock. */
-    bool here;
-    const char *own;
-    char *all;
-    size_t nbytes;
-    int32_t missing, odd; /* who did not come, who came with something else; -1: nobody */
+    struct thread_message *first, **last; /* the inbox */
+    struct thread_message *receives;      /* that were started, the first one first */
+    struct thread_message *unused;        /* of this rank, to be used again */
 };
 
 struct rsd_thread_group {
-    int32_t nranks, nhere;
-    int64_t nmeetings; /* that are over */
-    pthread_mutex_t lock;
-    pthread_cond_t met;
-    struct seat *seats;
+    int32_t nranks;
+    struct thread_rank *ranks;
 };
 
 /* ---- messages ---- */
 
-static rsd_status new_message(struct seat *seat, struct message **message)
+static rsd_status new_message(struct thread_rank *own, struct thread_message **message)
 {
-    pthread_mutex_lock(&seat->lock);
-    struct message *made = seat->spare;
+    pthread_mutex_lock(&own->lock);
+    struct thread_message *made = own->unused;
     if (made)
-        seat->spare = made->next;
-    pthread_mutex_unlock(&seat->lock);
+        own->unused = made->next;
+    pthread_mutex_unlock(&own->lock);
     if (!made)
         made = mem_new(1, sizeof *made);
     if (!made)
@@ -71,318 +57,226 @@ static rsd_status new_message(struct seat *seat, struct message **message)
     return RSD_OK;
 }
 
-static void put_by(struct seat *seat, struct message *message)
+static void reuse_message(struct thread_rank *own, struct thread_message *message)
 {
-    pthread_mutex_lock(&seat->lock);
-    message->next = seat->spare;
-    seat->spare = message;
-    pthread_mutex_unlock(&seat->lock);
+    pthread_mutex_lock(&own->lock);
+    message->next = own->unused;
+    own->unused = message;
+    pthread_mutex_unlock(&own->lock);
 }
 
-static rsd_status check_peer(const struct seat *seat, int32_t peer, int32_t tag)
+static rsd_status check_address(const struct thread_rank *own, int32_t rank, int32_t tag)
 {
-    if (peer < 0 || peer >= seat->team->nranks)
-        return fail(RSD_EINVAL, "rank %d of a team of %d", (int)peer, (int)seat->team->nranks);
-    if (tag < 0 || tag > MAX_TAG)
-        return fail(RSD_EINVAL, "tag %d: tags are 0 to %d", (int)tag, (int)MAX_TAG);
+    if (rank < 0 || rank >= own->group->nranks)
+        return fail(RSD_EINVAL, "rank %d is out of range: the thread group has %d ranks", (int)rank,
+                    (int)own->group->nranks);
+    if (tag < 0 || tag >= TAG_END)
+        return fail(RSD_EINVAL, "tag %d is out of range (0 to %d)", (int)tag, TAG_END - 1);
     return RSD_OK;
 }
 
-static rsd_status team_send(void *context, int32_t to, int32_t tag, const void *data, size_t nbytes,
-                            void **request)
+static rsd_status thread_send(void *context, int32_t to, int32_t tag, const void *data,
+                              size_t nbytes, void **request)
 {
-    struct seat *seat = context;
-    struct message *message;
-    TRY(check_peer(seat, to, tag));
-    TRY(new_message(seat, &message));
-    *message = (struct message){
-        .from = seat->rank, .to = to, .tag = tag, .state = WAITS, .out = data, .nbytes = nbytes};
-    struct seat *getter = &seat->team->seats[to];
-    pthread_mutex_lock(&getter->lock);
-    *getter->last = message;
-    getter->last = &message->next;
-    pthread_mutex_unlock(&getter->lock);
+    struct thread_rank *own = context;
+    struct thread_message *message;
+    TRY(check_address(own, to, tag));
+    TRY(new_message(own, &message));
+    *message = (struct thread_message){
+        .from = own->rank, .to = to, .tag = tag, .out = data, .nbytes = nbytes};
+    struct thread_rank *receiver = &own->group->ranks[to];
+    pthread_mutex_lock(&receiver->lock);
+    *receiver->last = message;
+    receiver->last = &message->next;
+    pthread_mutex_unlock(&receiver->lock);
     *request = message;
     return RSD_OK;
 }
 
-static rsd_status team_recv(void *context, int32_t from, int32_t tag, void *data, size_t nbytes,
-                            void **request)
+static rsd_status thread_recv(void *context, int32_t from, int32_t tag, void *data, size_t nbytes,
+                              void **request)
 {
-    struct seat *seat = context;
-    struct message *message;
-    TRY(check_peer(seat, from, tag));
-    TRY(new_message(seat, &message));
-    *message = (struct message){
-        .from = from, .to = seat->rank, .tag = tag, .receives = true, .in = data, .nbytes = nbytes};
-    pthread_mutex_lock(&seat->lock);
-    struct message **last = &seat->started;
+    struct thread_rank *own = context;
+    struct thread_message *message;
+    TRY(check_address(own, from, tag));
+    TRY(new_message(own, &message));
+    *message = (struct thread_message){
+        .from = from, .to = own->rank, .tag = tag, .receives = true, .in = data, .nbytes = nbytes};
+    pthread_mutex_lock(&own->lock);
+    struct thread_message **last = &own->receives;
     while (*last)
         last = &(*last)->next;
     *last = message;
-    pthread_mutex_unlock(&seat->lock);
+    pthread_mutex_unlock(&own->lock);
     *request = message;
     return RSD_OK;
 }
 
-/* The first message in an inbox that a receive is about, or this very one. */
-static struct message *unlink_message(struct seat *getter, const struct message *like)
+/* Takes out of an inbox the first message for a receive, or this very message. */
+static struct thread_message *unlink_message(struct thread_rank *receiver,
+                                             const struct thread_message *wanted)
 {
-    for (struct message **at = &getter->first; *at; at = &(*at)->next) {
-        struct message *message = *at;
-        if (like->receives ? message->from != like->from || message->tag != like->tag
-                           : message != like)
+    for (struct thread_message **at = &receiver->first; *at; at = &(*at)->next) {
+        struct thread_message *message = *at;
+        if (wanted->receives ? message->from != wanted->from || message->tag != wanted->tag
+                             : message != wanted)
             continue;
         *at = message->next;
-        if (getter->last == &message->next)
-            getter->last = at;
+        if (receiver->last == &message->next)
+            receiver->last = at;
         return message;
     }
     return NULL;
 }
 
-static bool is_sent(struct seat *getter, const struct message *message)
+static bool is_sent(struct thread_rank *receiver, const struct thread_message *message)
 {
-    pthread_mutex_lock(&getter->lock);
-    bool done = message->state == DONE;
-    pthread_mutex_unlock(&getter->lock);
+    pthread_mutex_lock(&receiver->lock);
+    bool done = message->state == STATE_DONE;
+    pthread_mutex_unlock(&receiver->lock);
     return done;
 }
 
-static void unlink_receive(struct seat *seat, const struct message *receive)
+static void unlink_receive(struct thread_rank *own, const struct thread_message *receive)
 {
-    struct message **at = &seat->started;
+    struct thread_message **at = &own->receives;
     while (*at != receive)
         at = &(*at)->next;
     *at = receive->next;
 }
 
-/* The receive whose turn it is among those that are about the same. */
-static struct message *first_receive(const struct seat *seat, const struct message *like)
+/* The receive whose turn it is, among those from one rank with one tag. */
+static struct thread_message *first_receive(const struct thread_rank *own,
+                                            const struct thread_message *receive)
 {
-    struct message *first = seat->started;
-    while (first->from != like->from || first->tag != like->tag || first->state == DONE)
+    struct thread_message *first = own->receives;
+    while (first->from != receive->from || first->tag != receive->tag || first->state == STATE_DONE)
         first = first->next;
     return first;
 }
 
-/* Takes messages until this receive has one, or there are none. */
-static rsd_status receive(struct seat *seat, struct message *receive, bool *done)
+/* Takes messages until this receive has one, or the inbox has none for it. */
+static bool take_messages(struct thread_rank *own, struct thread_message *receive)
 {
-    rsd_status status = RSD_OK;
-    pthread_mutex_lock(&seat->lock);
-    while (receive->state != DONE && !status) {
-        struct message *turn = first_receive(seat, receive);
-        struct message *sent = unlink_message(seat, turn);
+    pthread_mutex_lock(&own->lock);
+    while (receive->state != STATE_DONE) {
+        struct thread_message *turn = first_receive(own, receive);
+        struct thread_message *sent = unlink_message(own, turn);
         if (!sent)
             break;
-        sent->state = TAKEN;
-        turn->state = TAKEN;
-        pthread_mutex_unlock(&seat->lock);
-        if (sent->nbytes != turn->nbytes)
-            status = fail(RSD_EPEER, "rank %d sent %zu bytes where rank %d waits for %zu",
-                          (int)turn->from, sent->nbytes, (int)seat->rank, turn->nbytes);
-        else if (sent->nbytes > 0)
+        sent->state = turn->state = STATE_TAKEN;
+        pthread_mutex_unlock(&own->lock);
+        turn->narrived = sent->nbytes;
+        if (sent->nbytes == turn->nbytes && sent->nbytes > 0)
             memcpy(turn->in, sent->out, sent->nbytes);
-        pthread_mutex_lock(&seat->lock);
-        sent->state = DONE;
-        turn->state = DONE;
+        pthread_mutex_lock(&own->lock);
+        sent->state = turn->state = STATE_DONE;
     }
-    *done = receive->state == DONE;
-    if (*done && !status)
-        unlink_receive(seat, receive);
-    pthread_mutex_unlock(&seat->lock);
-    return status;
+    bool done = receive->state == STATE_DONE;
+    if (done && receive->narrived == receive->nbytes)
+        unlink_receive(own, receive);
+    pthread_mutex_unlock(&own->lock);
+    return done;
 }
 
-static rsd_status team_test(void *context, void *request, int32_t *done)
+static rsd_status thread_test(void *context, void *request, int32_t *done)
 {
-    struct seat *seat = context;
-    struct message *message = request;
-    bool is_done;
-    if (message->receives)
-        TRY(receive(seat, message, &is_done));
-    else
-        is_done = is_sent(&seat->team->seats[message->to], message);
-    if (is_done)
-        put_by(seat, message);
-    *done = is_done;
+    struct thread_rank *own = context;
+    struct thread_message *message = request;
+    *done = message->receives ? take_messages(own, message)
+                              : is_sent(&own->group->ranks[message->to], message);
+    if (!*done)
+        return RSD_OK;
+    if (message->receives && message->narrived != message->nbytes)
+        return fail(RSD_EPEER, "rank %d sent %zu bytes where rank %d expects %zu",
+                    (int)message->from, message->narrived, (int)own->rank, message->nbytes);
+    reuse_message(own, message);
     return RSD_OK;
 }
 
-static void team_cancel(void *context, void *request)
+static int32_t thread_cancel(void *context, void *request)
 {
-    struct seat *seat = context;
-    struct message *message = request;
-    struct seat *getter = &seat->team->seats[message->to];
-    pthread_mutex_lock(&getter->lock);
+    struct thread_rank *own = context;
+    struct thread_message *message = request;
+    struct thread_rank *receiver = &own->group->ranks[message->to];
+    pthread_mutex_lock(&receiver->lock);
     if (message->receives)
-        unlink_receive(seat, message);
+        unlink_receive(own, message);
     else
-        unlink_message(getter, message);
-    while (message->state == TAKEN) {
-        pthread_mutex_unlock(&getter->lock);
+        unlink_message(receiver, message);
+    while (message->state == STATE_TAKEN) {
+        pthread_mutex_unlock(&receiver->lock);
         sched_yield();
-        pthread_mutex_lock(&getter->lock);
+        pthread_mutex_lock(&receiver->lock);
     }
-    pthread_mutex_unlock(&getter->lock);
-    put_by(seat, message);
+    pthread_mutex_unlock(&receiver->lock);
+    reuse_message(own, message);
+    return 1;
 }
 
-/* ---- meetings ---- */
+/* ---- the group ---- */
 
-/* Everybody who is here goes, with the same answer. */
-static void end_meeting(struct rsd_thread_group *team, int32_t missing, int32_t odd)
+rsd_status rsd_thread_group_new(int32_t nranks, rsd_thread_group **group)
 {
-    for (int32_t i = 0; i < team->nranks; i++)
-        if (team->seats[i].here) {
-            team->seats[i].here = false;
-            team->seats[i].missing = missing;
-            team->seats[i].odd = odd;
-        }
-    team->nhere = 0;
-    team->nmeetings++;
-    pthread_cond_broadcast(&team->met);
-}
-
-static void hand_out(struct rsd_thread_group *team)
-{
-    int32_t odd = -1;
-    for (int32_t i = team->nranks; i-- > 1;)
-        if (team->seats[i].nbytes != team->seats[0].nbytes)
-            odd = i;
-    for (int32_t i = 0; i < team->nranks && odd < 0; i++) {
-        size_t n = team->seats[i].nbytes;
-        for (int32_t k = 0; n > 0 && k < team->nranks; k++)
-            memcpy(team->seats[i].all + (size_t)k * n, team->seats[k].own, n);
-    }
-    end_meeting(team, -1, odd);
-}
-
-/* The first to give up does so for all who are here, so that all name the same rank. */
-static void give_up(struct rsd_thread_group *team)
-{
-    int32_t missing = 0;
-    while (team->seats[missing].here)
-        missing++;
-    end_meeting(team, missing, -1);
-}
-
-static struct timespec deadline(double timeout)
-{
-    struct timespec at;
-    clock_gettime(CLOCK_MONOTONIC, &at);
-    if (timeout > 1e9) /* for ever, as far as anyone will see */
-        timeout = 1e9;
-    at.tv_sec += (time_t)timeout;
-    at.tv_nsec += (long)((timeout - (double)(time_t)timeout) * 1e9);
-    if (at.tv_nsec >= 1000000000) {
-        at.tv_nsec -= 1000000000;
-        at.tv_sec++;
-    }
-    return at;
-}
-
-static rsd_status team_allgather(void *context, const void *own, size_t nbytes, void *all,
-                                 double timeout)
-{
-    struct seat *seat = context;
-    struct rsd_thread_group *team = seat->team;
-    struct timespec until = deadline(timeout);
-    rsd_status status = RSD_OK;
-    pthread_mutex_lock(&team->lock);
-    int64_t meeting = team->nmeetings;
-    seat->own = own;
-    seat->all = all;
-    seat->nbytes = nbytes;
-    seat->here = true;
-    if (++team->nhere == team->nranks)
-        hand_out(team);
-    int late = 0;
-    while (team->nmeetings == meeting && !late)
-        late = pthread_cond_timedwait(&team->met, &team->lock, &until);
-    if (team->nmeetings == meeting)
-        give_up(team);
-    if (seat->missing >= 0)
-        status = fail(RSD_ETIMEOUT, "rank %d has not come to where all meet for %g s",
-                      (int)seat->missing, timeout);
-    else if (seat->odd >= 0)
-        status = fail(RSD_EMISMATCH, "rank %d gives %zu bytes where rank 0 gives %zu",
-                      (int)seat->odd, team->seats[seat->odd].nbytes, team->seats[0].nbytes);
-    pthread_mutex_unlock(&team->lock);
-    return status;
-}
-
-/* ---- the team ---- */
-
-rsd_status rsd_thread_group_new(int32_t nranks, rsd_thread_group **team)
-{
-    pthread_condattr_t clock;
     if (nranks < 1)
-        return fail(RSD_EINVAL, "a team of %d ranks", (int)nranks);
+        return fail(RSD_EINVAL, "invalid number of ranks %d: a thread group has at least 1",
+                    (int)nranks);
     struct rsd_thread_group *made = mem_new(1, sizeof *made);
-    struct seat *seats = mem_new((size_t)nranks, sizeof *seats);
-    if (!made || !seats) {
+    struct thread_rank *ranks = mem_new((size_t)nranks, sizeof *ranks);
+    if (!made || !ranks) {
         mem_free(made);
-        mem_free(seats);
+        mem_free(ranks);
         return RSD_ENOMEM;
     }
     made->nranks = nranks;
-    made->seats = seats;
-    pthread_mutex_init(&made->lock, NULL);
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&made->met, &clock);
-    pthread_condattr_destroy(&clock);
+    made->ranks = ranks;
     for (int32_t i = 0; i < nranks; i++) {
-        seats[i].team = made;
-        seats[i].rank = i;
-        seats[i].last = &seats[i].first;
-        pthread_mutex_init(&seats[i].lock, NULL);
+        ranks[i].group = made;
+        ranks[i].rank = i;
+        ranks[i].last = &ranks[i].first;
+        pthread_mutex_init(&ranks[i].lock, NULL);
     }
-    *team = made;
+    *group = made;
     return RSD_OK;
 }
 
-rsd_status rsd_thread_group_transport(rsd_thread_group *team, int32_t rank,
+rsd_status rsd_thread_group_transport(rsd_thread_group *group, int32_t rank,
                                       rsd_transport *transport)
 {
     TRY(report_check("rsd_transport", transport));
-    if (rank < 0 || rank >= team->nranks)
-        return fail(RSD_EINVAL, "rank %d of a team of %d", (int)rank, (int)team->nranks);
-    rsd_transport made = {.context = &team->seats[rank],
+    if (rank < 0 || rank >= group->nranks)
+        return fail(RSD_EINVAL, "rank %d is out of range: the thread group has %d ranks", (int)rank,
+                    (int)group->nranks);
+    rsd_transport made = {.context = &group->ranks[rank],
                           .rank = rank,
-                          .nranks = team->nranks,
-                          .send = team_send,
-                          .recv = team_recv,
-                          .test = team_test,
-                          .cancel = team_cancel,
-                          .allgather = team_allgather};
+                          .nranks = group->nranks,
+                          .send = thread_send,
+                          .recv = thread_recv,
+                          .test = thread_test,
+                          .cancel = thread_cancel};
     report_copy(transport, &made, sizeof made);
     return RSD_OK;
 }
 
-static void free_messages(struct message *message)
+static void free_messages(struct thread_message *message)
 {
     while (message) {
-        struct message *next = message->next;
+        struct thread_message *next = message->next;
         mem_free(message);
         message = next;
     }
 }
 
-void rsd_thread_group_free(rsd_thread_group *team)
+void rsd_thread_group_free(rsd_thread_group *group)
 {
-    if (!team)
+    if (!group)
         return;
-    for (int32_t i = 0; i < team->nranks; i++) {
-        free_messages(team->seats[i].first);
-        free_messages(team->seats[i].started);
-        free_messages(team->seats[i].spare);
-        pthread_mutex_destroy(&team->seats[i].lock);
+    for (int32_t i = 0; i < group->nranks; i++) {
+        free_messages(group->ranks[i].first);
+        free_messages(group->ranks[i].receives);
+        free_messages(group->ranks[i].unused);
+        pthread_mutex_destroy(&group->ranks[i].lock);
     }
-    pthread_cond_destroy(&team->met);
-    pthread_mutex_destroy(&team->lock);
-    mem_free(team->seats);
-    mem_free(team);
+    mem_free(group->ranks);
+    mem_free(group);
 }

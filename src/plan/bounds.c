@@ -1,36 +1,37 @@
-/* bounds.c - what any plan has to move at the least, whatever it is like.
+/* bounds.c - lower bounds of the bytes that any plan moves (docs/planning.md has the proofs).
  *
- * A copy: what some rank needs and does not hold has to come to it once. Taken over nodes instead
- * of ranks, the same says what has to cross.
+ * A copy: every rank must receive once what it wants and does not hold. The same argument over nodes
+ * instead of ranks bounds what crosses nodes.
  *
- * A reduction of p terms to r ranks: the first rank to have the whole value has taken part in p - 1
- * moves that brought terms together, or p if it had none of its own; after that, each of the other
- * r - 1 has to get something more. So p + r - 2 moves of each byte, or p + r - 1 if none of the
- * ranks that want it holds a term.
+ * A reduction of p terms to r ranks: until the first rank has the whole value, at least p - 1 moves combine
+ * terms, or p if that rank holds no term. After that, each of the other r - 1 ranks must receive
+ * something more. So each byte needs p + r - 2 moves, or p + r - 1 if no rank that wants it holds a term.
  *
- * Ranks may want overlapping boxes, so all is summed over regions in which the same ranks want the
- * same: the groups of a mesh, or the disjoint cells of explicit boxes.
+ * Boxes that ranks want may overlap, so bounds are summed over regions that the same ranks want: the groups
+ * of a mesh, or disjoint box groups.
  */
 #include "plan.h"
 
 #include <stdlib.h>
 
-/* Someone who wants a region: where (a rank or a node), and as which array. */
+/* A destination array that wants a region, and its rank or node. */
 struct wanter {
     int32_t where;
     int64_t array;
 };
 
-struct region {
+struct wanted_region {
     const int64_t *lo, *len; /* NULL: the whole array of a mesh */
-    struct wanter *wanters;  /* one for each where */
+    struct wanter *wanters;  /* one for each rank or node */
     int64_t n;
 };
 
-/* The moves that one byte of a meeting costs at the least, summed over the wanters. */
-typedef int64_t moves_fn(const rsd_plan *plan, const struct region *region, int64_t source);
+/* Returns the least number of moves of each byte of an overlap, for all wanters together. */
+typedef int64_t count_moves_fn(const rsd_plan *plan, const struct wanted_region *region,
+                               int64_t source);
 
-static int64_t moves_to_ranks(const rsd_plan *plan, const struct region *region, int64_t source)
+static int64_t count_moves_to_ranks(const rsd_plan *plan, const struct wanted_region *region,
+                                    int64_t source)
 {
     int64_t moves = 0;
     for (int64_t i = 0; i < region->n; i++) {
@@ -41,17 +42,19 @@ static int64_t moves_to_ranks(const rsd_plan *plan, const struct region *region,
     return moves;
 }
 
-static int64_t moves_to_nodes(const rsd_plan *plan, const struct region *region, int64_t source)
+static int64_t count_moves_to_nodes(const rsd_plan *plan, const struct wanted_region *region,
+                                    int64_t source)
 {
     int64_t moves = 0;
     for (int64_t i = 0; i < region->n; i++) {
         struct receiver receiver = plan_receiver(plan, region->wanters[i].array);
-        moves += !plan_held_on_node(plan, &receiver, source);
+        moves += !plan_node_holds(plan, &receiver, source);
     }
     return moves;
 }
 
-static int64_t moves_to_reduce(const rsd_plan *plan, const struct region *region, int64_t source)
+static int64_t count_moves_to_reduce(const rsd_plan *plan, const struct wanted_region *region,
+                                     int64_t source)
 {
     struct receiver receiver = plan_receiver(plan, region->wanters[0].array);
     for (int64_t i = 0; i < region->n; i++)
@@ -60,12 +63,12 @@ static int64_t moves_to_reduce(const rsd_plan *plan, const struct region *region
     return plan->reduced.total + region->n - 1;
 }
 
-static rsd_status too_much(void)
+static rsd_status fail_on_bound(void)
 {
-    return fail(RSD_ELIMIT, "a bound of this plan does not fit into 63 bits");
+    return fail(RSD_ELIMIT, "a lower bound of the plan exceeds 2^63 - 1 bytes");
 }
 
-static int by_where(const void *a, const void *b)
+static int compare_wanters(const void *a, const void *b)
 {
     const struct wanter *x = a, *y = b;
     if (x->where != y->where)
@@ -73,44 +76,44 @@ static int by_where(const void *a, const void *b)
     return (x->array > y->array) - (x->array < y->array);
 }
 
-/* Keeps one wanter of each where. */
-static void unite_wanters(const rsd_plan *plan, bool nodes, struct region *region)
+/* Keeps one wanter of each rank or node. */
+static void merge_wanters(const rsd_plan *plan, bool nodes, struct wanted_region *region)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < region->n; i++) {
         int32_t rank = layout_array_rank(plan->dst, region->wanters[i].array);
         region->wanters[i].where = nodes ? plan->node_of[rank] : rank;
     }
-    qsort(region->wanters, (size_t)region->n, sizeof *region->wanters, by_where);
+    qsort(region->wanters, (size_t)region->n, sizeof *region->wanters, compare_wanters);
     for (int64_t i = 0; i < region->n; i++)
         if (i == 0 || region->wanters[i].where != region->wanters[n - 1].where)
             region->wanters[n++] = region->wanters[i];
     region->n = n;
 }
 
-static rsd_status add_region(const rsd_plan *plan, bool nodes, moves_fn *moves,
-                             struct region *region, struct overlap *overlap, int64_t *bound)
+static rsd_status add_region(const rsd_plan *plan, bool nodes, count_moves_fn *moves,
+                             struct wanted_region *region, struct overlap *overlap, int64_t *bound)
 {
     int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(plan->src->dtype), nbytes;
     int64_t array = region->wanters[0].array;
-    unite_wanters(plan, nodes, region);
+    merge_wanters(plan, nodes, region);
     TRY(overlap_start(overlap, plan->dst, array, region->lo, region->len, plan->src,
                       &plan->src_groups));
     while (overlap_next(overlap)) {
         nbytes = box_volume(plan->src->ndim, overlap->len) * element_nbytes;
         if (!mul_i64(nbytes, moves(plan, region, overlap->other_position), &nbytes) ||
             !add_i64(*bound, nbytes, bound))
-            return too_much();
+            return fail_on_bound();
     }
     return RSD_OK;
 }
 
-static rsd_status over_groups(const rsd_plan *plan, bool nodes, moves_fn *moves,
-                              struct wanter *wanters, struct overlap *overlap, int64_t *bound)
+static rsd_status add_mesh_regions(const rsd_plan *plan, bool nodes, count_moves_fn *moves,
+                                   struct wanter *wanters, struct overlap *overlap, int64_t *bound)
 {
     for (int64_t array = 0; array < plan->dst->mesh->nranks; array++) {
         int64_t group = plan_receiver(plan, array).group;
-        struct region region = {.wanters = wanters, .n = plan_group_count(plan, group)};
+        struct wanted_region region = {.wanters = wanters, .n = plan_group_count(plan, group)};
         if (plan_group_array(plan, group, 0) != array)
             continue;
         for (int64_t i = 0; i < region.n; i++)
@@ -120,18 +123,18 @@ static rsd_status over_groups(const rsd_plan *plan, bool nodes, moves_fn *moves,
     return RSD_OK;
 }
 
-static rsd_status over_cells(const rsd_plan *plan, bool nodes, moves_fn *moves,
-                             struct wanter *wanters, struct overlap *overlap, int64_t *bound)
+static rsd_status add_box_regions(const rsd_plan *plan, bool nodes, count_moves_fn *moves,
+                                  struct wanter *wanters, struct overlap *overlap, int64_t *bound)
 {
     struct box_groups groups;
     TRY(box_groups_build(&groups, plan->dst, true));
     rsd_status status = RSD_OK;
     for (int64_t c = 0; c < groups.ngroups && !status; c++) {
         int64_t first = groups.first_holder[c];
-        struct region region = {.lo = groups.lo + c * groups.ndim,
-                                .len = groups.len + c * groups.ndim,
-                                .wanters = wanters,
-                                .n = groups.first_holder[c + 1] - first};
+        struct wanted_region region = {.lo = groups.lo + c * groups.ndim,
+                                       .len = groups.len + c * groups.ndim,
+                                       .wanters = wanters,
+                                       .n = groups.first_holder[c + 1] - first};
         for (int64_t i = 0; i < region.n; i++)
             wanters[i].array = groups.holders[first + i];
         status = add_region(plan, nodes, moves, &region, overlap, bound);
@@ -140,15 +143,16 @@ static rsd_status over_cells(const rsd_plan *plan, bool nodes, moves_fn *moves,
     return status;
 }
 
-static rsd_status over_regions(const rsd_plan *plan, bool nodes, moves_fn *moves, int64_t *bound)
+static rsd_status sum_regions(const rsd_plan *plan, bool nodes, count_moves_fn *moves,
+                              int64_t *bound)
 {
     struct overlap overlap = {0};
     struct wanter *wanters = mem_new((size_t)rsd_layout_narrays(plan->dst), sizeof *wanters);
     if (!wanters)
         return RSD_ENOMEM;
     *bound = 0;
-    rsd_status status =
-        (plan->dst->mesh ? over_groups : over_cells)(plan, nodes, moves, wanters, &overlap, bound);
+    rsd_status status = (plan->dst->mesh ? add_mesh_regions : add_box_regions)(
+        plan, nodes, moves, wanters, &overlap, bound);
     overlap_drop(&overlap);
     mem_free(wanters);
     return status;
@@ -156,8 +160,8 @@ static rsd_status over_regions(const rsd_plan *plan, bool nodes, moves_fn *moves
 
 rsd_status plan_bound_moved(const rsd_plan *plan, int64_t *bound)
 {
-    return over_regions(plan, false, plan->reduced.total > 1 ? moves_to_reduce : moves_to_ranks,
-                        bound);
+    return sum_regions(
+        plan, false, plan->reduced.total > 1 ? count_moves_to_reduce : count_moves_to_ranks, bound);
 }
 
 rsd_status plan_bound_crossed(const rsd_plan *plan, int64_t *bound)
@@ -165,5 +169,5 @@ rsd_status plan_bound_crossed(const rsd_plan *plan, int64_t *bound)
     *bound = plan->node_of ? -1 : 0;
     if (!plan->node_of || plan->reduced.total > 1)
         return RSD_OK;
-    return over_regions(plan, true, moves_to_nodes, bound);
+    return sum_regions(plan, true, count_moves_to_nodes, bound);
 }

@@ -1,4 +1,4 @@
-/* explain.c - what a plan does, as text for people and as JSON for programs. */
+/* explain.c - a description of a plan, as text or as JSON. */
 #include "plan.h"
 
 #include <stdlib.h>
@@ -15,10 +15,10 @@ static void add_size(struct text *text, int64_t nbytes)
     text_add(text, unit && value < 100 ? "%.1f %s" : "%.0f %s", value, units[unit]);
 }
 
-/* ---- pairs: what each rank gets from whom ---- */
+/* ---- pairs of ranks ---- */
 
-/* Writes the pairs of one getter, and starts anew. */
-static void flush_pairs(struct text *text, struct rank_list *senders, int32_t to, bool json,
+/* Writes the pairs of one receiver, and clears the list. */
+static void write_pairs(struct text *text, struct rank_list *senders, int32_t to, bool json,
                         bool *any)
 {
     rank_list_merge(senders);
@@ -35,7 +35,7 @@ static void flush_pairs(struct text *text, struct rank_list *senders, int32_t to
     senders->n = 0;
 }
 
-static rsd_status add_pairs(const rsd_plan *plan, struct text *text, bool json)
+static rsd_status explain_pairs(const rsd_plan *plan, struct text *text, bool json)
 {
     struct rank_list senders = {0};
     rsd_cursor *cursor;
@@ -46,13 +46,13 @@ static rsd_status add_pairs(const rsd_plan *plan, struct text *text, bool json)
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
         if (piece->to != to)
-            flush_pairs(text, &senders, to, json, &any);
+            write_pairs(text, &senders, to, json, &any);
         to = piece->to;
         status = rank_list_add(&senders, piece->from, piece->nbytes);
         if (status)
             break;
     }
-    flush_pairs(text, &senders, to, json, &any);
+    write_pairs(text, &senders, to, json, &any);
     mem_free(senders.list);
     rsd_cursor_free(cursor);
     return status;
@@ -60,8 +60,8 @@ static rsd_status add_pairs(const rsd_plan *plan, struct text *text, bool json)
 
 /* ---- ranks ---- */
 
-static void add_rank(struct text *text, int32_t rank, const rsd_rank_totals *t, bool json,
-                     bool first)
+static void explain_rank(struct text *text, int32_t rank, const rsd_rank_totals *t, bool json,
+                         bool first)
 {
     if (json)
         text_add(text,
@@ -77,31 +77,32 @@ static void add_rank(struct text *text, int32_t rank, const rsd_rank_totals *t, 
                  (long long)t->nbytes_kept, (long long)(t->nbytes_src + t->nbytes_dst));
 }
 
-/* The rank of the array that comes next on one side; INT64_MAX after the last. */
-static int64_t rank_at(const rsd_layout *layout, int64_t array)
+/* Returns the rank of an array, or INT64_MAX after the last. */
+static int64_t array_rank_or_end(const rsd_layout *layout, int64_t array)
 {
     return array < rsd_layout_narrays(layout) ? layout_array_rank(layout, array) : INT64_MAX;
 }
 
-static rsd_status add_ranks(const rsd_plan *plan, struct text *text, bool json)
+static rsd_status explain_ranks(const rsd_plan *plan, struct text *text, bool json)
 {
     int64_t src = 0, dst = 0, rank;
     bool first = true;
-    while ((rank = min_i64(rank_at(plan->src, src), rank_at(plan->dst, dst))) < INT64_MAX &&
+    while ((rank = min_i64(array_rank_or_end(plan->src, src), array_rank_or_end(plan->dst, dst))) <
+               INT64_MAX &&
            !text->failed) {
         rsd_rank_totals totals = {.struct_nbytes = sizeof totals};
         TRY(rsd_plan_rank_totals(plan, (int32_t)rank, &totals));
-        add_rank(text, (int32_t)rank, &totals, json, first);
+        explain_rank(text, (int32_t)rank, &totals, json, first);
         first = false;
-        while (rank_at(plan->src, src) == rank)
+        while (array_rank_or_end(plan->src, src) == rank)
             src++;
-        while (rank_at(plan->dst, dst) == rank)
+        while (array_rank_or_end(plan->dst, dst) == rank)
             dst++;
     }
     return RSD_OK;
 }
 
-/* ---- the whole ---- */
+/* ---- plans ---- */
 
 static rsd_status explain_json(const rsd_plan *plan, int32_t flags, const rsd_totals *t,
                                const char *problem, struct text *text)
@@ -126,30 +127,30 @@ static rsd_status explain_json(const rsd_plan *plan, int32_t flags, const rsd_to
     text_add(text, "}");
     if (flags & RSD_EXPLAIN_RANKS) {
         text_add(text, ", \"ranks\": [");
-        TRY(add_ranks(plan, text, true));
+        TRY(explain_ranks(plan, text, true));
         text_add(text, "]");
     }
     if (flags & RSD_EXPLAIN_PAIRS) {
         text_add(text, ", \"pairs\": [");
-        TRY(add_pairs(plan, text, true));
+        TRY(explain_pairs(plan, text, true));
         text_add(text, "]");
     }
     text_add(text, "}");
     return RSD_OK;
 }
 
-static void add_line(struct text *text, const char *word, int64_t nbytes, const char *rest)
+static void add_size_line(struct text *text, const char *word, int64_t nbytes, const char *rest)
 {
     text_add(text, "%-9s", word);
     add_size(text, nbytes);
     text_add(text, "%s", rest);
 }
 
-static void add_least(struct text *text, int64_t least, int64_t done)
+static void add_least_line(struct text *text, int64_t least, int64_t done)
 {
-    add_line(text, "least", least, " by any plan");
+    add_size_line(text, "least", least, " for any plan");
     if (least > 0)
-        text_add(text, "; this one is at %.3f times that", (double)done / (double)least);
+        text_add(text, "; this plan is at %.3f times that", (double)done / (double)least);
     text_add(text, "\n");
 }
 
@@ -159,29 +160,29 @@ static rsd_status explain_text(const rsd_plan *plan, int32_t flags, const rsd_to
     char digest[RSD_DIGEST_NCHARS];
     rsd_plan_digest(plan, digest);
     text_add(text, "%s\n", problem);
-    add_line(text, "total", t->nbytes_total, " in all destination arrays\n");
-    add_line(text, "kept", t->nbytes_kept, " on its rank already\n");
-    add_line(text, "moved", t->nbytes_moved, "");
+    add_size_line(text, "total", t->nbytes_total, " in all destination arrays\n");
+    add_size_line(text, "kept", t->nbytes_kept, " stays on its rank\n");
+    add_size_line(text, "moved", t->nbytes_moved, "");
     text_add(text, " in %lld messages; %lld pieces, %lld stage%s\n", (long long)t->nmessages,
              (long long)t->npieces, (long long)t->nstages, t->nstages == 1 ? "" : "s");
-    add_least(text, t->nbytes_least, t->nbytes_moved);
+    add_least_line(text, t->nbytes_least, t->nbytes_moved);
     if (plan->node_of) {
-        add_line(text, "crossed", t->nbytes_crossed, " between nodes\n");
+        add_size_line(text, "crossed", t->nbytes_crossed, " between nodes\n");
         if (t->nbytes_crossed_least >= 0)
-            add_least(text, t->nbytes_crossed_least, t->nbytes_crossed);
+            add_least_line(text, t->nbytes_crossed_least, t->nbytes_crossed);
     }
     text_add(text, "digest   %s\n", digest);
     if (flags & RSD_EXPLAIN_RANKS)
-        TRY(add_ranks(plan, text, false));
+        TRY(explain_ranks(plan, text, false));
     if (flags & RSD_EXPLAIN_PAIRS)
-        TRY(add_pairs(plan, text, false));
+        TRY(explain_pairs(plan, text, false));
     return RSD_OK;
 }
 
 rsd_status rsd_plan_explain(const rsd_plan *plan, int32_t flags, char **out)
 {
     if (flags & ~(RSD_EXPLAIN_JSON | RSD_EXPLAIN_PAIRS | RSD_EXPLAIN_RANKS))
-        return fail(RSD_EINVAL, "flags %d are not all known", (int)flags);
+        return fail(RSD_EINVAL, "unknown flags 0x%x", (unsigned)flags);
     rsd_totals totals = {.struct_nbytes = sizeof totals};
     TRY(rsd_plan_totals(plan, &totals));
     char *problem;

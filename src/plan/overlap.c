@@ -1,33 +1,33 @@
-/* overlap.c - where the boxes of one rank meet another layout.
+/* overlap.c - the overlaps of the boxes of one array with another layout.
  *
- * Two formulas meet dim by dim: our spans are swept against theirs, and the meetings of the boxes
- * are all combinations.
+ * Two meshes overlap dim by dim: spans of one are compared with spans of the other in one sweep. The overlaps
+ * of boxes are all combinations over the dims.
  *
- *     ours     |---------|     |---------|
- *     theirs  |---|-----|---|-----|---|-----|      dim 0: 3 + 3 meetings, dim 1: m; in all 6 * m,
- *     meets    |--|-----|-|     |-|---|---|        of which only 6 + m are ever stored
+ *     own       |---------|     |---------|
+ *     other    |---|-----|---|-----|---|-----|     dim 0 has 3 + 3 overlaps and dim 1 has m: in all 6 * m,
+ *     overlaps  |--|-----|-|     |-|---|---|       of which only 6 + m are stored
  *
- * Explicit boxes on the other side are searched for in its cells, for each of our boxes.
+ * If the other layout has explicit boxes, its groups are searched for each own box.
  */
 #include "plan.h"
 
 #include <assert.h>
 
-/* More spans along one dim than this are not planned: a list of them would not fit anywhere. */
+/* The limit of spans along one dim: they are listed in memory. */
 #define MAX_SPANS ((int64_t)1 << 26)
 
 rsd_status overlap_check_nspans(const struct cuts *cuts, int32_t d)
 {
     int64_t nspans = cuts_nspans_bound(cuts);
     if (nspans > MAX_SPANS)
-        return fail(RSD_ELIMIT, "dim %d is cut into about %lld runs, at most 2^26 can be planned",
-                    (int)d, (long long)nspans);
+        return fail(RSD_ELIMIT, "dim %d is cut into about %lld spans (at most 2^26)", (int)d,
+                    (long long)nspans);
     return RSD_OK;
 }
 
-/* ---- our side ---- */
+/* ---- spans of the own array ---- */
 
-static rsd_status add_span(struct overlap *overlap, int32_t d, struct span span)
+static rsd_status add_own_span(struct overlap *overlap, int32_t d, struct span span)
 {
     size_t *n = &overlap->dims[d].nown;
     struct span *last = *n ? &overlap->dims[d].own[*n - 1] : NULL;
@@ -40,8 +40,8 @@ static rsd_status add_span(struct overlap *overlap, int32_t d, struct span span)
     return RSD_OK;
 }
 
-static rsd_status list_own(struct overlap *overlap, int64_t array, const int64_t *lo,
-                           const int64_t *len)
+static rsd_status list_own_spans(struct overlap *overlap, int64_t array, const int64_t *lo,
+                                 const int64_t *len)
 {
     const rsd_layout *own = overlap->own;
     if (!own->mesh && !lo) {
@@ -53,7 +53,7 @@ static rsd_status list_own(struct overlap *overlap, int64_t array, const int64_t
         if (lo) {
             int64_t at = lo[d] - layout_box_lo(own, array)[d];
             if (len[d] > 0)
-                TRY(add_span(overlap, d, (struct span){lo[d], len[d], at, 0}));
+                TRY(add_own_span(overlap, d, (struct span){lo[d], len[d], at, 0}));
             continue;
         }
         assert(own->mesh);
@@ -63,31 +63,30 @@ static rsd_status list_own(struct overlap *overlap, int64_t array, const int64_t
         int64_t extent = cuts_extent_of(cuts, position);
         for (int64_t at = 0; at < extent;) {
             struct span span = cuts_span_of(cuts, position, at);
-            TRY(add_span(overlap, d, span));
+            TRY(add_own_span(overlap, d, span));
             at += span.len;
         }
     }
     return RSD_OK;
 }
 
-/* ---- the other side as a formula ---- */
+/* ---- overlaps with a mesh ---- */
 
-/* Neighbours of the same two holders are neighbours in both arrays too, which ascend: one meeting.
- */
-static rsd_status add_meet(struct overlap *overlap, int32_t d, struct span_overlap meet)
+/* Consecutive overlaps of the same two arrays are consecutive in both arrays, so they become one. */
+static rsd_status add_span_overlap(struct overlap *overlap, int32_t d, struct span_overlap span)
 {
     size_t *n = &overlap->dims[d].n;
     struct span_overlap *last = *n ? &overlap->dims[d].list[*n - 1] : NULL;
-    if (last && last->other_pos == meet.other_pos && last->lo + last->len == meet.lo) {
-        last->len += meet.len;
+    if (last && last->other_pos == span.other_pos && last->lo + last->len == span.lo) {
+        last->len += span.len;
         return RSD_OK;
     }
     TRY(GROW(overlap->dims[d].list, overlap->dims[d].capacity, *n + 1));
-    overlap->dims[d].list[(*n)++] = meet;
+    overlap->dims[d].list[(*n)++] = span;
     return RSD_OK;
 }
 
-static rsd_status list_meets(struct overlap *overlap)
+static rsd_status list_span_overlaps(struct overlap *overlap)
 {
     for (int32_t d = 0; d < overlap->ndim; d++) {
         const struct cuts *cuts = &overlap->other->cuts[d];
@@ -98,7 +97,7 @@ static rsd_status list_meets(struct overlap *overlap)
             for (int64_t done = 0; done < own.len;) {
                 struct span other = cuts_span_at(cuts, own.lo + done);
                 int64_t len = min_i64(other.len, own.len - done);
-                TRY(add_meet(
+                TRY(add_span_overlap(
                     overlap, d,
                     (struct span_overlap){own.lo + done, len, own.at + done, other.at, other.pos}));
                 done += len;
@@ -108,7 +107,7 @@ static rsd_status list_meets(struct overlap *overlap)
     return RSD_OK;
 }
 
-/* ---- going through the meetings ---- */
+/* ---- the iterator ---- */
 
 rsd_status overlap_start(struct overlap *overlap, const rsd_layout *own, int64_t array,
                          const int64_t *lo, const int64_t *len, const rsd_layout *other,
@@ -119,33 +118,33 @@ rsd_status overlap_start(struct overlap *overlap, const rsd_layout *own, int64_t
     overlap->groups = groups;
     overlap->ndim = own->ndim;
     overlap->searching = overlap->exhausted = false;
-    TRY(list_own(overlap, array, lo, len));
+    TRY(list_own_spans(overlap, array, lo, len));
     for (int32_t d = 0; d < overlap->ndim; d++) {
         overlap->dims[d].at = 0;
         overlap->exhausted = overlap->exhausted || overlap->dims[d].nown == 0;
     }
-    return other->mesh && !overlap->exhausted ? list_meets(overlap) : RSD_OK;
+    return other->mesh && !overlap->exhausted ? list_span_overlaps(overlap) : RSD_OK;
 }
 
-/* Steps the product, the last dim first; returns the first dim that changed, -1 at the end. */
-static int32_t step(struct overlap *overlap, bool meets)
+/* Moves to the next combination, the last dim first. Returns the first dim that changed, or -1 at the end. */
+static int32_t step_product(struct overlap *overlap, bool with_mesh)
 {
     for (int32_t d = overlap->ndim - 1; d >= 0; d--) {
-        if (++overlap->dims[d].at < (meets ? overlap->dims[d].n : overlap->dims[d].nown))
+        if (++overlap->dims[d].at < (with_mesh ? overlap->dims[d].n : overlap->dims[d].nown))
             return d;
         overlap->dims[d].at = 0;
     }
     return -1;
 }
 
-static void set_from_meets(struct overlap *overlap, int32_t first_changed)
+static void set_from_product(struct overlap *overlap, int32_t first_changed)
 {
     for (int32_t d = first_changed; d < overlap->ndim; d++) {
-        const struct span_overlap *meet = &overlap->dims[d].list[overlap->dims[d].at];
-        overlap->lo[d] = meet->lo;
-        overlap->len[d] = meet->len;
-        overlap->own_at[d] = meet->own_at;
-        overlap->other_at[d] = meet->other_at;
+        const struct span_overlap *span = &overlap->dims[d].list[overlap->dims[d].at];
+        overlap->lo[d] = span->lo;
+        overlap->len[d] = span->len;
+        overlap->own_at[d] = span->own_at;
+        overlap->other_at[d] = span->other_at;
     }
     overlap->other_position = 0;
     for (int32_t d = 0; d < overlap->ndim; d++)
@@ -156,18 +155,18 @@ static bool next_in_product(struct overlap *overlap)
 {
     int32_t changed = 0;
     if (overlap->searching) {
-        changed = step(overlap, true);
+        changed = step_product(overlap, true);
         if (changed < 0) {
             overlap->exhausted = true;
             return false;
         }
     }
     overlap->searching = true;
-    set_from_meets(overlap, changed);
+    set_from_product(overlap, changed);
     return true;
 }
 
-static bool next_in_cells(struct overlap *overlap)
+static bool next_in_groups(struct overlap *overlap)
 {
     const struct box_groups *groups = overlap->groups;
     int32_t ndim = overlap->ndim;
@@ -194,7 +193,7 @@ static bool next_in_cells(struct overlap *overlap)
             return true;
         }
         overlap->searching = false;
-        if (step(overlap, false) < 0) {
+        if (step_product(overlap, false) < 0) {
             overlap->exhausted = true;
             return false;
         }
@@ -205,7 +204,7 @@ bool overlap_next(struct overlap *overlap)
 {
     if (overlap->exhausted)
         return false;
-    return overlap->other->mesh ? next_in_product(overlap) : next_in_cells(overlap);
+    return overlap->other->mesh ? next_in_product(overlap) : next_in_groups(overlap);
 }
 
 void overlap_drop(struct overlap *overlap)
@@ -217,27 +216,27 @@ void overlap_drop(struct overlap *overlap)
     *overlap = (struct overlap){0};
 }
 
-/* ---- a whole dim ---- */
+/* ---- all spans of a dim ---- */
 
 rsd_status overlap_sweep_dim(const struct cuts *own, const struct cuts *other, struct sweep **out,
                              size_t *n)
 {
     struct sweep *list = NULL;
     size_t capacity = 0, count = 0;
-    struct span ours = {0}, theirs = {0};
+    struct span own_span = {0}, other_span = {0};
     rsd_status status = RSD_OK;
     for (int64_t x = 0; x < own->extent && !status;) {
-        if (x >= ours.lo + ours.len)
-            ours = cuts_span_at(own, x);
-        if (x >= theirs.lo + theirs.len)
-            theirs = cuts_span_at(other, x);
+        if (x >= own_span.lo + own_span.len)
+            own_span = cuts_span_at(own, x);
+        if (x >= other_span.lo + other_span.len)
+            other_span = cuts_span_at(other, x);
         const struct sweep *last = count ? &list[count - 1] : NULL;
-        if (!last || last->own_pos != ours.pos || last->other_pos != theirs.pos) {
+        if (!last || last->own_pos != own_span.pos || last->other_pos != other_span.pos) {
             status = GROW(list, capacity, count + 1);
             if (!status)
-                list[count++] = (struct sweep){ours.pos, theirs.pos};
+                list[count++] = (struct sweep){own_span.pos, other_span.pos};
         }
-        x = min_i64(ours.lo + ours.len, theirs.lo + theirs.len);
+        x = min_i64(own_span.lo + own_span.len, other_span.lo + other_span.len);
     }
     if (status) {
         mem_free(list);

@@ -1,15 +1,15 @@
-/* plan.c - making a plan: what must hold between two layouts before anything may move.
+/* plan.c - creates plans, and checks what must hold between two layouts.
  *
  * Invariants of a plan:
- *   (1) Both layouts describe the same tensor, and the source holds everything the destination
- *       needs: every meeting has a giver.
- *   (2) It never changes, and nothing in it depends on who asks: every rank computes the same.
+ *   (1) Both layouts describe the same tensor, and the source holds everything that the destination needs:
+ *       every overlap has a sender.
+ *   (2) A plan does not change, and does not depend on the rank that creates it: all ranks compute the same.
  */
 #include "plan.h"
 
 #include <string.h>
 
-/* Part of the digest: another number whenever the same layouts would give other pieces. */
+/* Part of the digest. It changes whenever the same layouts would have other pieces. */
 enum { PLANNER_VERSION = 2 };
 
 /* ---- partial axes ---- */
@@ -20,41 +20,42 @@ static bool is_partial(const rsd_layout *layout, int32_t axis)
            layout->placements[axis].kind == RSD_PARTIAL;
 }
 
-static bool can_stay(const rsd_layout *src, int32_t axis, const rsd_layout *dst, int32_t dst_axis)
+static bool can_stay_partial(const rsd_layout *src, int32_t axis, const rsd_layout *dst,
+                             int32_t dst_axis)
 {
     return is_partial(src, axis) && src->mesh->counts[axis] == dst->mesh->counts[dst_axis] &&
            src->placements[axis].reduce == dst->placements[dst_axis].reduce;
 }
 
-/* The source axis whose terms stay on destination axis b: that of the same number if it can, else the
- * first that no other axis takes; RSD_MAX_AXES: none. */
-static int32_t axis_kept_on(const rsd_layout *src, const rsd_layout *dst, int32_t b,
-                            const bool taken[RSD_MAX_AXES])
+/* Returns the source axis whose terms stay on destination axis b: axis b if it can, else the first that is
+ * not taken. Returns RSD_MAX_AXES if there is none. */
+static int32_t find_kept_axis(const rsd_layout *src, const rsd_layout *dst, int32_t b,
+                              const bool taken[RSD_MAX_AXES])
 {
-    if (can_stay(src, b, dst, b))
+    if (can_stay_partial(src, b, dst, b))
         return b;
     int32_t a = 0;
-    while (a < RSD_MAX_AXES && (taken[a] || !can_stay(src, a, dst, b)))
+    while (a < RSD_MAX_AXES && (taken[a] || !can_stay_partial(src, a, dst, b)))
         a++;
     return a;
 }
 
-/* A destination axis may be partial only if the source is partial in the same way: each term then
- * goes its own way. */
-static rsd_status keep_terms(rsd_plan *plan, bool taken[RSD_MAX_AXES])
+/* A destination axis may be partial only if a source axis is partial in the same way. Each term is then
+ * copied separately. */
+static rsd_status match_kept_terms(rsd_plan *plan, bool taken[RSD_MAX_AXES])
 {
     const rsd_layout *src = plan->src, *dst = plan->dst;
     int32_t naxes = dst->mesh ? dst->mesh->naxes : 0;
     for (int32_t b = 0; b < naxes; b++)
-        taken[b] = is_partial(dst, b) && can_stay(src, b, dst, b);
+        taken[b] = is_partial(dst, b) && can_stay_partial(src, b, dst, b);
     for (int32_t b = 0; b < naxes; b++) {
         if (!is_partial(dst, b))
             continue;
-        int32_t a = axis_kept_on(src, dst, b, taken);
+        int32_t a = find_kept_axis(src, dst, b, taken);
         if (a == RSD_MAX_AXES)
             return fail(RSD_EINVAL,
-                        "the destination is P(%s) on mesh axis %d, where the source has no such "
-                        "partial values to keep",
+                        "the destination is P(%s) on mesh axis %d, but no source axis is partial "
+                        "with as many ranks and the same reduction",
                         rsd_reduce_name(dst->placements[b].reduce), (int)b);
         taken[a] = true;
         int32_t n = plan->kept.n++;
@@ -65,7 +66,7 @@ static rsd_status keep_terms(rsd_plan *plan, bool taken[RSD_MAX_AXES])
     return RSD_OK;
 }
 
-static rsd_status reduce_terms(rsd_plan *plan, const bool kept[RSD_MAX_AXES])
+static rsd_status find_reduced_terms(rsd_plan *plan, const bool kept[RSD_MAX_AXES])
 {
     const rsd_layout *src = plan->src;
     plan->reduced.total = plan->divisor = 1;
@@ -74,7 +75,7 @@ static rsd_status reduce_terms(rsd_plan *plan, const bool kept[RSD_MAX_AXES])
             continue;
         rsd_reduce reduce = src->placements[a].reduce;
         if (!dtype_reduces(src->dtype, reduce))
-            return fail(RSD_EUNSUPPORTED, "%s values have no reduction '%s'",
+            return fail(RSD_EUNSUPPORTED, "dtype %s has no reduction '%s'",
                         rsd_dtype_name(src->dtype), rsd_reduce_name(reduce));
         digits_add(&plan->reduced, src->mesh->counts[a], src->mesh->strides[a]);
         if (reduce == RSD_REDUCE_AVG)
@@ -84,10 +85,10 @@ static rsd_status reduce_terms(rsd_plan *plan, const bool kept[RSD_MAX_AXES])
     return RSD_OK;
 }
 
-/* ---- explicit sides ---- */
+/* ---- explicit boxes ---- */
 
-/* The cells of each source array: counted, then filled. */
-static rsd_status index_src_cells(rsd_plan *plan)
+/* Lists the groups of each source array: counts them, then fills the list. */
+static rsd_status index_src_groups(rsd_plan *plan)
 {
     const struct box_groups *groups = &plan->src_groups;
     int64_t narrays = plan->src->nboxes;
@@ -106,7 +107,7 @@ static rsd_status index_src_cells(rsd_plan *plan)
     return RSD_OK;
 }
 
-static rsd_status index_dst_cells(rsd_plan *plan)
+static rsd_status index_dst_groups(rsd_plan *plan)
 {
     const struct box_groups *groups = &plan->dst_groups;
     size_t narrays = (size_t)plan->dst->nboxes;
@@ -121,7 +122,7 @@ static rsd_status index_dst_cells(rsd_plan *plan)
     return RSD_OK;
 }
 
-static rsd_status check_held(const rsd_plan *plan, const int64_t *lo, const int64_t *len)
+static rsd_status check_region(const rsd_plan *plan, const int64_t *lo, const int64_t *len)
 {
     int64_t hole_lo[RSD_MAX_DIMS], hole_len[RSD_MAX_DIMS];
     char text[BOX_TEXT_NCHARS];
@@ -131,23 +132,23 @@ static rsd_status check_held(const rsd_plan *plan, const int64_t *lo, const int6
                 box_text(plan->src->ndim, hole_lo, hole_len, text));
 }
 
-/* A mesh covers its tensor by construction; explicit boxes have to show it. */
-static rsd_status check_cover(const rsd_plan *plan)
+/* A mesh always covers its tensor; explicit boxes may not. */
+static rsd_status check_coverage(const rsd_plan *plan)
 {
     static const int64_t origin[RSD_MAX_DIMS];
     if (plan->src->mesh || plan->src->volume == 0)
         return RSD_OK;
     if (plan->dst->mesh)
-        return check_held(plan, origin, plan->dst->shape);
+        return check_region(plan, origin, plan->dst->shape);
     const struct box_groups *groups = &plan->dst_groups;
     for (int64_t c = 0; c < groups->ngroups; c++)
-        TRY(check_held(plan, groups->lo + c * groups->ndim, groups->len + c * groups->ndim));
+        TRY(check_region(plan, groups->lo + c * groups->ndim, groups->len + c * groups->ndim));
     return RSD_OK;
 }
 
 /* ---- options ---- */
 
-static int64_t world_of(const rsd_plan *plan)
+static int64_t world_size(const rsd_plan *plan)
 {
     return max_i64(rsd_layout_world(plan->src), rsd_layout_world(plan->dst));
 }
@@ -158,41 +159,41 @@ static rsd_status set_nodes(rsd_plan *plan, const rsd_plan_options *given)
     TRY(options_copy("rsd_plan_options", given, &options, sizeof options));
     if (!options.node_of)
         return RSD_OK;
-    if (options.nranks < world_of(plan))
-        return fail(RSD_EINVAL, "the node map lists %lld ranks, the layouts name rank %lld",
-                    (long long)options.nranks, (long long)world_of(plan) - 1);
+    if (options.nranks < world_size(plan))
+        return fail(RSD_EINVAL, "node_of lists %lld ranks, but the layouts have rank %lld",
+                    (long long)options.nranks, (long long)world_size(plan) - 1);
     plan->node_of = mem_copy(options.node_of, (size_t)options.nranks, sizeof *options.node_of);
     plan->nranks = options.nranks;
     return plan->node_of ? RSD_OK : RSD_ENOMEM;
 }
 
-/* ---- the whole ---- */
+/* ---- plans ---- */
 
-static rsd_status check_runs(const rsd_layout *layout)
+static rsd_status check_spans(const rsd_layout *layout)
 {
     for (int32_t d = 0; layout->mesh && d < layout->ndim; d++)
         TRY(overlap_check_nspans(&layout->cuts[d], d));
     return RSD_OK;
 }
 
-static rsd_status build(rsd_plan *plan, const rsd_plan_options *options)
+static rsd_status build_plan(rsd_plan *plan, const rsd_plan_options *options)
 {
     bool kept[RSD_MAX_AXES] = {false};
     TRY(layout_same_tensor(plan->src, plan->dst));
-    TRY(check_runs(plan->src));
-    TRY(check_runs(plan->dst));
+    TRY(check_spans(plan->src));
+    TRY(check_spans(plan->dst));
     TRY(set_nodes(plan, options));
-    TRY(keep_terms(plan, kept));
-    TRY(reduce_terms(plan, kept));
+    TRY(match_kept_terms(plan, kept));
+    TRY(find_reduced_terms(plan, kept));
     if (!plan->src->mesh) {
         TRY(box_groups_build(&plan->src_groups, plan->src, true));
-        TRY(index_src_cells(plan));
+        TRY(index_src_groups(plan));
     }
     if (!plan->dst->mesh) {
         TRY(box_groups_build(&plan->dst_groups, plan->dst, false));
-        TRY(index_dst_cells(plan));
+        TRY(index_dst_groups(plan));
     }
-    return check_cover(plan);
+    return check_coverage(plan);
 }
 
 rsd_status rsd_plan_new(const rsd_layout *src, const rsd_layout *dst,
@@ -204,7 +205,7 @@ rsd_status rsd_plan_new(const rsd_layout *src, const rsd_layout *dst,
     atomic_init(&plan->references, 1);
     plan->src = rsd_layout_share(src);
     plan->dst = rsd_layout_share(dst);
-    rsd_status status = build(plan, options);
+    rsd_status status = build_plan(plan, options);
     if (status)
         rsd_plan_free(plan);
     else
@@ -244,8 +245,8 @@ const rsd_layout *rsd_plan_dst(const rsd_plan *plan)
     return plan->dst;
 }
 
-static rsd_status with_same_options(const rsd_plan *plan, const rsd_layout *src,
-                                    const rsd_layout *dst, rsd_plan **out)
+static rsd_status plan_with_options_of(const rsd_plan *plan, const rsd_layout *src,
+                                       const rsd_layout *dst, rsd_plan **out)
 {
     rsd_plan_options options = {
         .struct_nbytes = sizeof options, .nranks = plan->nranks, .node_of = plan->node_of};
@@ -255,15 +256,15 @@ static rsd_status with_same_options(const rsd_plan *plan, const rsd_layout *src,
 rsd_status rsd_plan_inverse(const rsd_plan *plan, rsd_plan **inverse)
 {
     if (plan->reduced.total > 1)
-        return fail(RSD_EINVAL, "the source is partial: what was reduced has no way back");
-    return with_same_options(plan, plan->dst, plan->src, inverse);
+        return fail(RSD_EINVAL, "the plan reduces partial values and has no inverse");
+    return plan_with_options_of(plan, plan->dst, plan->src, inverse);
 }
 
 rsd_status rsd_plan_backward(const rsd_plan *plan, const rsd_layout *gradient, rsd_plan **backward)
 {
     rsd_layout *target;
     TRY(layout_without_partial(plan->src, &target));
-    rsd_status status = with_same_options(plan, gradient, target, backward);
+    rsd_status status = plan_with_options_of(plan, gradient, target, backward);
     rsd_layout_free(target);
     return status;
 }
@@ -283,6 +284,6 @@ void rsd_plan_digest(const rsd_plan *plan, char digest[RSD_DIGEST_NCHARS])
     layout_hash(plan->src, &hash);
     layout_hash(plan->dst, &hash);
     hash_i64(&hash, plan->node_of != NULL);
-    hash_i32s(&hash, plan->node_of, plan->node_of ? (size_t)world_of(plan) : 0);
+    hash_i32s(&hash, plan->node_of, plan->node_of ? (size_t)world_size(plan) : 0);
     hash_text(hash, digest);
 }

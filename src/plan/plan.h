@@ -1,19 +1,19 @@
-/* plan.h - the door of plan: who gives what to whom?
+/* plan.h - plans: which rank sends which box to which rank, so that one layout becomes another.
  *
- * A plan is where two layouts meet. What a rank gets is found from its own side: its boxes, met
- * with the other layout (overlap.c), and for each meeting the one who gives it (choose.c).
- * Everything else walks or counts that:
+ * What a rank receives is computed from its own destination boxes. overlap.c finds their overlaps with the
+ * source layout, sender.c the rank that sends each of them, and split.c the parts of overlaps that several
+ * ranks want. Everything else walks or counts the result:
  *
- *     layouts --overlap--> meetings --choose--> shares --walk--> pieces --loops--> loops of bytes
+ *     layouts --overlap--> overlaps --sender, split--> parts --walk--> pieces
  *
- * Plan knows no memory and no MPI.
+ * This module does not know about memory or communication.
  */
 #ifndef PLAN_H
 #define PLAN_H
 
 #include "layout.h"
 
-/* Partial axes that stay partial: digit i of the source goes with digit i of the destination. */
+/* Partial axes that stay partial: digit i of the source is digit i of the destination. */
 struct kept_terms {
     int32_t n;
     int64_t count[RSD_MAX_AXES], src_stride[RSD_MAX_AXES], dst_stride[RSD_MAX_AXES];
@@ -23,133 +23,134 @@ struct rsd_plan {
     atomic_int references;
     rsd_layout *src, *dst;
 
-    /* Explicit sides: the source's boxes cut so that none overlap, the destination's as they are.
-     */
+    /* Explicit boxes. Source groups are disjoint; destination groups may overlap. */
     struct box_groups src_groups, dst_groups;
-    int64_t *first_src_group,
-        *src_group_of;     /* the cells in each source array: first_src_group[array] on */
-    int64_t *dst_group_of; /* of each destination array; -1: empty */
+    int64_t *src_group_of;    /* the groups in each source array, array by array */
+    int64_t *first_src_group; /* of each source array, an index into src_group_of, and the end */
+    int64_t *dst_group_of;    /* of each destination array; -1: the array is empty */
 
     int32_t *node_of; /* NULL: no node map */
-    int64_t nranks;   /* that it lists */
+    int64_t nranks;   /* how many ranks node_of lists */
 
-    struct digits reduced; /* partial source axes that are combined; total 1: none, a plain copy */
+    struct digits reduced; /* partial source axes that are combined; total 1: the plan is a copy */
     struct kept_terms kept;
     rsd_reduce reduce;
-    int64_t divisor; /* of averages: the sum is divided by it in the end */
+    int64_t divisor; /* of averages: the sum is divided by it at the end */
 };
 
-/* Both sides are formulas and every getter takes each meeting whole from one giver: the case that
- * is counted without walking, and carried as families. */
+/* Returns whether both sides are meshes and every receiver receives each overlap whole from one sender. Such
+ * plans are counted without a walk, and compiled into loops over repeated pieces. */
 static inline bool plan_is_direct(const rsd_plan *plan)
 {
     return plan->src->mesh && plan->dst->mesh && !plan->node_of && plan->reduced.total == 1;
 }
 
-/* ---- overlap.c: where one rank's boxes meet the other layout ---- */
+/* ---- overlap.c: the overlaps of one array with the other layout ---- */
 
-/* A meeting of one of our spans with one of the other side's, along one dim. */
+/* The overlap of a span of the own layout with a span of the other layout, along one dim. */
 struct span_overlap {
     int64_t lo, len;
-    int64_t own_at, other_at; /* where it begins in our array, in theirs */
-    int64_t other_pos;        /* their mesh position, as far as this dim decides it */
+    int64_t own_at, other_at; /* where it begins in the own array, and in the other */
+    int64_t other_pos;        /* what this dim adds to the other mesh position */
 };
 
-/* Meetings of one of our boxes (or arrays) with the other layout. If that is a formula, they are
- * the product of one list per dim; if it is explicit, they are found in its cells. */
+/* An iterator over the overlaps of one array (or box) of the own layout with the other layout. If the other
+ * layout is a mesh, they are the product of one list per dim; if not, they are found in its groups. */
 struct overlap {
     const rsd_layout *own, *other;
     const struct box_groups *groups; /* of the other side, if explicit */
     int32_t ndim;
     struct {
-        struct span *own; /* our spans */
+        struct span *own; /* spans of the own array */
         struct span_overlap *list;
         size_t nown, own_capacity, n, capacity;
-        size_t at; /* where the product stands */
+        size_t at; /* the current entry of the product */
     } dims[RSD_MAX_DIMS];
     struct box_tree_search search;
     bool searching, exhausted;
 
-    /* The meeting at hand. */
+    /* The current overlap. */
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     int64_t own_at[RSD_MAX_DIMS];
-    int64_t other_at[RSD_MAX_DIMS]; /* if the other side is a formula */
-    int64_t other_position;         /* mesh position as decided by its cuts, or cell */
+    int64_t other_at[RSD_MAX_DIMS]; /* if the other layout is a mesh */
+    int64_t other_position;         /* the mesh position without copies and terms, or the group */
 };
 
-/* Starts with {0}; may be started again and again, keeping its memory. `cells` are those of
- * `other`. The own side is an array, or with lo and len a box of an explicit one. */
+/* Initialize with {0}. An iterator may be started again, which keeps its memory. `groups` are those of `other`.
+ * lo and len are NULL, or a box inside of an explicit array. */
 rsd_status overlap_start(struct overlap *overlap, const rsd_layout *own, int64_t array,
                          const int64_t *lo, const int64_t *len, const rsd_layout *other,
                          const struct box_groups *groups);
+
+/* Moves to the next overlap. Returns false after the last. */
 bool overlap_next(struct overlap *overlap);
 void overlap_drop(struct overlap *overlap);
 
-/* Who meets whom along a whole dim of two formulas, in order. */
+/* The mesh positions of two overlapping spans, as far as one dim decides them. */
 struct sweep {
     int64_t own_pos, other_pos;
 };
+
+/* Lists the overlaps of all spans of two meshes along one dim, in order. */
 rsd_status overlap_sweep_dim(const struct cuts *own, const struct cuts *other, struct sweep **list,
                              size_t *n);
 
-/* ELIMIT if a dim is cut into more runs than can be listed. */
+/* Returns ELIMIT if a dim is cut into more spans than can be listed. */
 rsd_status overlap_check_nspans(const struct cuts *cuts, int32_t d);
 
-/* ---- choose.c: who gives ---- */
+/* ---- sender.c: which rank sends an overlap ---- */
 
-/* One who gets: a destination array. */
+/* A destination array. */
 struct receiver {
     int32_t rank;
     int64_t array;
-    int64_t group; /* who else gets the same: mesh position without copies, or cell */
-    int64_t
-        sender; /* for sources on a mesh: what to add to a meeting to get the giver's position */
+    int64_t group; /* of arrays that receive the same: mesh position without copies, or box group */
+    int64_t sender_offset; /* mesh sources: the sender's position minus that of the overlap */
 };
 
 struct receiver plan_receiver(const rsd_plan *plan, int64_t dst_array);
 
-/* How many get the same as a group, and the array of the i-th of them. */
+/* A group of destination arrays that receive the same: its size, the array of a member, and the inverse. */
 int64_t plan_group_count(const rsd_plan *plan, int64_t group);
 int64_t plan_group_array(const rsd_plan *plan, int64_t group, int64_t i);
-int64_t plan_group_index(const rsd_plan *plan, int64_t group,
-                         int64_t array); /* inverse of plan_group_array */
+int64_t plan_group_index(const rsd_plan *plan, int64_t group, int64_t array);
 
-/* The group that gets a meeting seen from a source array. */
+/* Returns the group that receives an overlap of a source array. `other` is the overlap's other_position. */
 int64_t plan_group_of_overlap(const rsd_plan *plan, int64_t src_array, int64_t other);
 
-/* The source array that gives a meeting when it is taken whole; `source` is its mesh position or
- * cell. The common case of split_choose, without a list. */
+/* Returns the source array that sends a whole overlap. `source` is the overlap's other_position. Requires a
+ * plan without a reduction. */
 int64_t plan_choose_sender(const rsd_plan *plan, const struct receiver *receiver, int64_t source);
 
-/* Whether someone on the getter's node holds a meeting. There must be a node map. */
-bool plan_held_on_node(const rsd_plan *plan, const struct receiver *receiver, int64_t source);
+/* Returns whether a rank on the receiver's node holds an overlap. Requires a node map. */
+bool plan_node_holds(const rsd_plan *plan, const struct receiver *receiver, int64_t source);
 
-/* Whether a destination array's rank holds a term of a meeting that the getter gets. */
+/* Returns whether the rank of a destination array holds a term of what the receiver receives. */
 bool plan_holds_term(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
                      int64_t dst_array);
 
-/* ---- shares.c: parts of a meeting, where many want the same ---- */
+/* ---- split.c: overlaps that several ranks want, split into parts ---- */
 
-/* A part of a meeting and where a getter takes it from. */
+/* A part of an overlap, and the array that sends it. */
 struct split_part {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    int64_t array; /* the giver's: a source array, or with from_destination a destination array */
+    int64_t array; /* of the source, or of the destination with from_destination */
     int64_t order; /* among the terms of a box */
     int32_t stage;
     bool from_destination, reduce;
 };
 
-/* The shares last chosen, and what was found out about a group on the way. Starts as
+/* The parts that were chosen last, and what is known of the group they belong to. Initialize with
  * {.group = -1}. */
 struct split {
     struct split_part *list;
     size_t n, capacity;
-    int64_t group; /* the group that the rest is about; -1: none yet */
+    int64_t group; /* the group that the rest describes; -1: none */
     int64_t *members;
     size_t nmembers, members_capacity;
     int64_t *by_node; /* the members, sorted by node */
     size_t by_node_capacity;
-    int64_t led_source; /* the meeting that leaders are about; -1: none yet */
+    int64_t led_source; /* the overlap that leaders belong to; -1: none */
     int64_t *leaders, *leader_index;
     size_t nleaders, leaders_capacity, leader_index_capacity;
 };
@@ -159,34 +160,36 @@ struct sender {
     bool from_destination;
 };
 
-/* Everything that a getter takes of one meeting with `source`; with `only`, what that giver gives. */
+/* Finds the parts of an overlap that a receiver receives; if `only` is not NULL, those that it sends. */
 rsd_status split_choose(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
                         const int64_t *lo, const int64_t *len, const struct sender *only,
-                        struct split *shares);
+                        struct split *split);
 
-/* Finds the members of a group; their arrays are in shares->members then. */
-rsd_status split_load(const rsd_plan *plan, int64_t group, struct split *shares);
+/* Finds the members of a group. */
+rsd_status split_load(const rsd_plan *plan, int64_t group, struct split *split);
 
-/* The members on an array's node, itself included; returns how many. There must be a node map. */
-int64_t split_node_members(const rsd_plan *plan, const struct split *shares, int64_t array,
-                           const int64_t **mates);
+/* Finds the members on the node of an array, itself included, and returns their number. Requires a node map. */
+int64_t split_node_members(const rsd_plan *plan, const struct split *split, int64_t array,
+                           const int64_t **members);
 
-/* Whether a member of the group leads the reduction of a meeting. */
+/* Finds whether the receiver leads the reduction of an overlap. */
 rsd_status split_leads(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
-                       struct split *shares, bool *leads);
-void split_drop(struct split *shares);
+                       struct split *split, bool *leads);
+void split_drop(struct split *split);
 
-/* ---- bounds.c: what any plan has to move, and to bring across nodes ---- */
+/* ---- bounds.c: lower bounds of the bytes that any plan moves ---- */
 
 rsd_status plan_bound_moved(const rsd_plan *plan, int64_t *bound);
-rsd_status plan_bound_crossed(const rsd_plan *plan, int64_t *bound); /* -1: not known */
 
-/* ---- part.c ---- */
+/* The bound of bytes that cross nodes; -1 if it is not known. */
+rsd_status plan_bound_crossed(const rsd_plan *plan, int64_t *bound);
 
-/* Elements that a source position gives to a destination position of a direct plan. */
+/* ---- rank_totals.c ---- */
+
+/* Returns the number of elements that one mesh position sends to another. Requires plan_is_direct. */
 int64_t plan_pair_volume(const rsd_plan *plan, int64_t src_position, int64_t dst_position);
 
-/* The ranks that one rank meets on a walk, and what it exchanges with each. Starts as {0}. */
+/* Ranks, and the bytes exchanged with each. Initialize with {0}. */
 struct rank_list {
     struct rank_nbytes {
         int32_t rank;
@@ -194,7 +197,9 @@ struct rank_list {
     } * list;
     size_t n, capacity;
 };
-rsd_status rank_list_add(struct rank_list *peers, int32_t rank, int64_t nbytes);
-void rank_list_merge(struct rank_list *peers); /* sorts them; each rank is there once then */
+rsd_status rank_list_add(struct rank_list *ranks, int32_t rank, int64_t nbytes);
+
+/* Sorts the list and adds up the bytes of each rank. */
+void rank_list_merge(struct rank_list *ranks);
 
 #endif

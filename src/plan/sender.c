@@ -1,16 +1,20 @@
-/* choose.c - who gives a meeting to a getter: a closed form that every rank evaluates alike.
+/* sender.c - which rank sends an overlap to a receiver. The rule is a formula that all ranks evaluate to the
+ * same result.
  *
- * A plain copy is taken from one holder: the getter itself, else one on its node, else the holder that
- * sits where the getter sits along the axes that replicate (so replicas of a mesh serve their own
- * group), else, for a getter outside of the source mesh, by the getter's number.
+ * A copy comes from one of its holders:
+ *   (1) from the receiver itself;
+ *   (2) else from a holder on its node;
+ *   (3) else, if the receiver is in the source mesh, from the holder with the same coordinates on the axes
+ *       that replicate, so that replicas serve their own group;
+ *   (4) else from the holders in turn, by the receiver's number.
  */
 #include "plan.h"
 
-/* ---- getters and their groups ---- */
+/* ---- receivers and their groups ---- */
 
-/* The getter's place among all getters: the copy it is of its boxes, and where those lie. Getters
- * of one source box get different numbers, so that its holders are used in turn. */
-static int64_t number_of(const rsd_plan *plan, int64_t dst_array)
+/* Returns the number of a receiver: which copy of its boxes it is, and where they lie. Receivers of one
+ * source box have different numbers, so that its holders are used in turn. */
+static int64_t receiver_number(const rsd_plan *plan, int64_t dst_array)
 {
     const rsd_layout *dst = plan->dst;
     if (!dst->mesh)
@@ -27,8 +31,8 @@ static int64_t number_of(const rsd_plan *plan, int64_t dst_array)
     return digits_index(&dst->copies, position) + dst->copies.total * along;
 }
 
-/* What kept terms and the choice among copies add to the position of the giver. */
-static int64_t giver_offset(const rsd_plan *plan, int32_t rank, int64_t dst_array)
+/* Returns what kept terms and the choice among copies add to the position of the sender. */
+static int64_t find_sender_offset(const rsd_plan *plan, int32_t rank, int64_t dst_array)
 {
     const struct kept_terms *kept = &plan->kept;
     int64_t offset = 0;
@@ -42,7 +46,7 @@ static int64_t giver_offset(const rsd_plan *plan, int32_t rank, int64_t dst_arra
     int64_t in_src = mesh_position_of(plan->src->mesh, rank);
     if (in_src >= 0)
         return offset + digits_part(copies, in_src);
-    return offset + digits_position(copies, number_of(plan, dst_array) % copies->total);
+    return offset + digits_position(copies, receiver_number(plan, dst_array) % copies->total);
 }
 
 struct receiver plan_receiver(const rsd_plan *plan, int64_t dst_array)
@@ -56,7 +60,7 @@ struct receiver plan_receiver(const rsd_plan *plan, int64_t dst_array)
         receiver.group = plan->dst_group_of[dst_array];
     }
     if (plan->src->mesh)
-        receiver.sender = giver_offset(plan, receiver.rank, dst_array);
+        receiver.sender_offset = find_sender_offset(plan, receiver.rank, dst_array);
     return receiver;
 }
 
@@ -100,28 +104,28 @@ int64_t plan_group_of_overlap(const rsd_plan *plan, int64_t src_array, int64_t o
     return other;
 }
 
-/* ---- holders of a meeting ---- */
+/* ---- holders of an overlap ---- */
 
-static int64_t nholders(const rsd_plan *plan, int64_t source)
+static int64_t count_holders(const rsd_plan *plan, int64_t source)
 {
     if (plan->src->mesh)
         return plan->src->copies.total;
     return plan->src_groups.first_holder[source + 1] - plan->src_groups.first_holder[source];
 }
 
-/* The array of the i-th holder; on a mesh, of the getter's term. */
-static int64_t holder(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
-                      int64_t i)
+/* Returns the array of the i-th holder; on a mesh, of the receiver's term. */
+static int64_t holder_at(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
+                         int64_t i)
 {
     if (!plan->src->mesh)
         return plan->src_groups.holders[plan->src_groups.first_holder[source] + i];
     const struct digits *copies = &plan->src->copies;
-    int64_t kept = receiver->sender - digits_part(copies, receiver->sender);
+    int64_t kept = receiver->sender_offset - digits_part(copies, receiver->sender_offset);
     return mesh_array_at(plan->src->mesh, source + kept + digits_position(copies, i));
 }
 
-static int64_t holder_of_same_rank(const rsd_plan *plan, const struct receiver *receiver,
-                                   int64_t source)
+/* Returns the array of the receiver's own rank, or -1. Requires explicit boxes. */
+static int64_t holder_on_rank(const rsd_plan *plan, const struct receiver *receiver, int64_t source)
 {
     const int64_t *holders = plan->src_groups.holders;
     int64_t lo = plan->src_groups.first_holder[source],
@@ -140,12 +144,12 @@ static int64_t holder_anywhere(const rsd_plan *plan, const struct receiver *rece
                                int64_t source)
 {
     if (plan->src->mesh)
-        return mesh_array_at(plan->src->mesh, source + receiver->sender);
-    int64_t own = holder_of_same_rank(plan, receiver, source);
+        return mesh_array_at(plan->src->mesh, source + receiver->sender_offset);
+    int64_t own = holder_on_rank(plan, receiver, source);
     if (own >= 0)
         return own;
-    return holder(plan, receiver, source,
-                  number_of(plan, receiver->array) % nholders(plan, source));
+    return holder_at(plan, receiver, source,
+                     receiver_number(plan, receiver->array) % count_holders(plan, source));
 }
 
 static int32_t node_of_src(const rsd_plan *plan, int64_t array)
@@ -153,25 +157,25 @@ static int32_t node_of_src(const rsd_plan *plan, int64_t array)
     return plan->node_of[layout_array_rank(plan->src, array)];
 }
 
-/* A holder on the getter's node, spread by its number; -1: none. */
+/* Returns a holder on the receiver's node, chosen by the receiver's number, or -1. */
 static int64_t holder_on_node(const rsd_plan *plan, const struct receiver *receiver, int64_t source)
 {
-    int64_t n = nholders(plan, source), near = 0;
+    int64_t n = count_holders(plan, source), on_node = 0;
     int32_t node = plan->node_of[receiver->rank];
     for (int64_t i = 0; i < n; i++)
-        near += node_of_src(plan, holder(plan, receiver, source, i)) == node;
-    if (near == 0)
+        on_node += node_of_src(plan, holder_at(plan, receiver, source, i)) == node;
+    if (on_node == 0)
         return -1;
-    int64_t wanted = number_of(plan, receiver->array) % near;
+    int64_t wanted = receiver_number(plan, receiver->array) % on_node;
     for (int64_t i = 0; i < n; i++) {
-        int64_t array = holder(plan, receiver, source, i);
+        int64_t array = holder_at(plan, receiver, source, i);
         if (node_of_src(plan, array) == node && wanted-- == 0)
             return array;
     }
     return -1;
 }
 
-bool plan_held_on_node(const rsd_plan *plan, const struct receiver *receiver, int64_t source)
+bool plan_node_holds(const rsd_plan *plan, const struct receiver *receiver, int64_t source)
 {
     return holder_on_node(plan, receiver, source) >= 0;
 }
@@ -181,8 +185,8 @@ int64_t plan_choose_sender(const rsd_plan *plan, const struct receiver *receiver
     int64_t array = holder_anywhere(plan, receiver, source);
     if (!plan->node_of || layout_array_rank(plan->src, array) == receiver->rank)
         return array;
-    int64_t near = holder_on_node(plan, receiver, source);
-    return near >= 0 ? near : array;
+    int64_t on_node = holder_on_node(plan, receiver, source);
+    return on_node >= 0 ? on_node : array;
 }
 
 bool plan_holds_term(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
@@ -192,7 +196,7 @@ bool plan_holds_term(const rsd_plan *plan, const struct receiver *receiver, int6
     int64_t position = mesh_position_of(src->mesh, layout_array_rank(plan->dst, dst_array));
     if (position < 0)
         return false;
-    int64_t kept = receiver->sender - digits_part(&src->copies, receiver->sender);
+    int64_t kept = receiver->sender_offset - digits_part(&src->copies, receiver->sender_offset);
     return position - digits_part(&src->copies, position) - digits_part(&plan->reduced, position) ==
            source + kept;
 }

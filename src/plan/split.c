@@ -1,21 +1,21 @@
-/* shares.c - what a getter takes of one meeting when many want the same: parts, from leaders.
+/* split.c - splits an overlap that several ranks want into parts, one for each leader.
  *
- * Two things are shared out among leaders, and handed on from there:
+ * Two kinds of overlaps are split. Leaders receive their parts first, and then forward them:
  *
- *     a reduction            each leader combines its part of the box, the others get it from there
- *     a crossing of hosts    each getter of the host fetches its part, the others get it from there
+ *     a reduction            each leader combines the terms of its part
+ *     a copy to a node       each receiver on the node is a leader, so each part crosses nodes once
  *
- *              whole box                 stage 0                     stage 1
- *        +-------------------+     leader 0 gets part 0        0 -> 1, 0 -> 2
- *        | part 0 | 1  |  2  |     leader 1 gets part 1        1 -> 0, 1 -> 2
- *        +-------------------+     leader 2 gets part 2        2 -> 0, 2 -> 1
+ *              whole box                 stage 0                       stage 1
+ *        +-------------------+     leader 0 receives part 0      0 -> 1, 0 -> 2
+ *        | part 0 | 1  |  2  |     leader 1 receives part 1      1 -> 0, 1 -> 2
+ *        +-------------------+     leader 2 receives part 2      2 -> 0, 2 -> 1
  *
- * Leaders always are getters, so parts are combined and fetched in place: no memory but the
- * destination's is needed. Those that hold a term themselves lead a reduction if there are any, which
- * makes it move as little as possible (docs/planning.md).
+ * Leaders are receivers themselves, so the parts are combined and received in the destination arrays, and no
+ * other memory is needed. If some receivers hold a term, only these lead a reduction, which makes it move the
+ * least (docs/planning.md).
  *
- * A giver asks the same on behalf of every getter, and names itself: then only its own shares are
- * found, without going through those of everybody else.
+ * A sender evaluates the same rule for every receiver. It passes itself as `only`, so that only the parts
+ * that it sends are listed.
  */
 #include "plan.h"
 
@@ -27,154 +27,155 @@ static int32_t node_of_dst(const rsd_plan *plan, int64_t array)
     return plan->node_of[layout_array_rank(plan->dst, array)];
 }
 
-/* ---- a group ---- */
+/* ---- members of a group ---- */
 
-struct noded {
+struct node_member {
     int32_t node;
     int64_t order, array;
 };
 
-static int by_node_then_order(const void *a, const void *b)
+static int compare_node_members(const void *a, const void *b)
 {
-    const struct noded *x = a, *y = b;
+    const struct node_member *x = a, *y = b;
     if (x->node != y->node)
         return x->node < y->node ? -1 : 1;
     return (x->order > y->order) - (x->order < y->order);
 }
 
-static rsd_status sort_by_node(const rsd_plan *plan, struct split *shares)
+static rsd_status sort_members_by_node(const rsd_plan *plan, struct split *split)
 {
-    size_t n = shares->nmembers;
-    TRY(GROW(shares->by_node, shares->by_node_capacity, n));
-    struct noded *sorted = mem_new(n, sizeof *sorted);
+    size_t n = split->nmembers;
+    TRY(GROW(split->by_node, split->by_node_capacity, n));
+    struct node_member *sorted = mem_new(n, sizeof *sorted);
     if (!sorted)
         return RSD_ENOMEM;
     for (size_t i = 0; i < n; i++) {
-        int64_t array = shares->members[i];
-        sorted[i] = (struct noded){node_of_dst(plan, array), (int64_t)i, array};
+        int64_t array = split->members[i];
+        sorted[i] = (struct node_member){node_of_dst(plan, array), (int64_t)i, array};
     }
-    qsort(sorted, n, sizeof *sorted, by_node_then_order);
+    qsort(sorted, n, sizeof *sorted, compare_node_members);
     for (size_t i = 0; i < n; i++)
-        shares->by_node[i] = sorted[i].array;
+        split->by_node[i] = sorted[i].array;
     mem_free(sorted);
     return RSD_OK;
 }
 
-rsd_status split_load(const rsd_plan *plan, int64_t group, struct split *shares)
+rsd_status split_load(const rsd_plan *plan, int64_t group, struct split *split)
 {
-    if (shares->group == group)
+    if (split->group == group)
         return RSD_OK;
-    shares->group = -1;
-    shares->led_source = -1;
+    split->group = -1;
+    split->led_source = -1;
     size_t n = (size_t)plan_group_count(plan, group);
-    TRY(GROW(shares->members, shares->members_capacity, n));
-    shares->nmembers = n;
+    TRY(GROW(split->members, split->members_capacity, n));
+    split->nmembers = n;
     for (size_t i = 0; i < n; i++)
-        shares->members[i] = plan_group_array(plan, group, (int64_t)i);
+        split->members[i] = plan_group_array(plan, group, (int64_t)i);
     if (plan->node_of)
-        TRY(sort_by_node(plan, shares));
-    shares->group = group;
+        TRY(sort_members_by_node(plan, split));
+    split->group = group;
     return RSD_OK;
 }
 
-int64_t split_node_members(const rsd_plan *plan, const struct split *shares, int64_t array,
-                           const int64_t **mates)
+int64_t split_node_members(const rsd_plan *plan, const struct split *split, int64_t array,
+                           const int64_t **members)
 {
     int32_t node = node_of_dst(plan, array);
     size_t lo = 0;
-    for (size_t hi = shares->nmembers; lo < hi;) {
+    for (size_t hi = split->nmembers; lo < hi;) {
         size_t middle = lo + (hi - lo) / 2;
-        if (node_of_dst(plan, shares->by_node[middle]) < node)
+        if (node_of_dst(plan, split->by_node[middle]) < node)
             lo = middle + 1;
         else
             hi = middle;
     }
     size_t end = lo;
-    while (end < shares->nmembers && node_of_dst(plan, shares->by_node[end]) == node)
+    while (end < split->nmembers && node_of_dst(plan, split->by_node[end]) == node)
         end++;
-    *mates = shares->by_node + lo;
+    *members = split->by_node + lo;
     return (int64_t)(end - lo);
 }
 
 /* ---- leaders ---- */
 
-/* Finds who leads the reduction of a meeting; leader_index is theirs by member, -1 for others. */
+/* Finds the leaders of the reduction of an overlap. leader_index is -1 for members that do not lead. */
 static rsd_status find_leaders(const rsd_plan *plan, const struct receiver *receiver,
-                               int64_t source, struct split *shares)
+                               int64_t source, struct split *split)
 {
-    if (shares->led_source == source)
+    if (split->led_source == source)
         return RSD_OK;
-    shares->led_source = -1;
-    TRY(GROW(shares->leaders, shares->leaders_capacity, shares->nmembers));
-    TRY(GROW(shares->leader_index, shares->leader_index_capacity, shares->nmembers));
+    split->led_source = -1;
+    TRY(GROW(split->leaders, split->leaders_capacity, split->nmembers));
+    TRY(GROW(split->leader_index, split->leader_index_capacity, split->nmembers));
     bool all = true;
-    for (size_t i = 0; i < shares->nmembers && all; i++)
-        all = !plan_holds_term(plan, receiver, source, shares->members[i]);
-    shares->nleaders = 0;
-    for (size_t i = 0; i < shares->nmembers; i++) {
-        bool leads = all || plan_holds_term(plan, receiver, source, shares->members[i]);
-        shares->leader_index[i] = leads ? (int64_t)shares->nleaders : -1;
+    for (size_t i = 0; i < split->nmembers && all; i++)
+        all = !plan_holds_term(plan, receiver, source, split->members[i]);
+    split->nleaders = 0;
+    for (size_t i = 0; i < split->nmembers; i++) {
+        bool leads = all || plan_holds_term(plan, receiver, source, split->members[i]);
+        split->leader_index[i] = leads ? (int64_t)split->nleaders : -1;
         if (leads)
-            shares->leaders[shares->nleaders++] = shares->members[i];
+            split->leaders[split->nleaders++] = split->members[i];
     }
-    shares->led_source = source;
+    split->led_source = source;
     return RSD_OK;
 }
 
-static int64_t leader_index(const rsd_plan *plan, const struct split *shares, int64_t array)
+static int64_t find_leader_index(const rsd_plan *plan, const struct split *split, int64_t array)
 {
-    return shares->leader_index[plan_group_index(plan, shares->group, array)];
+    return split->leader_index[plan_group_index(plan, split->group, array)];
 }
 
 rsd_status split_leads(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
-                       struct split *shares, bool *leads)
+                       struct split *split, bool *leads)
 {
-    TRY(find_leaders(plan, receiver, source, shares));
-    *leads = leader_index(plan, shares, receiver->array) >= 0;
+    TRY(find_leaders(plan, receiver, source, split));
+    *leads = find_leader_index(plan, split, receiver->array) >= 0;
     return RSD_OK;
 }
 
-/* ---- shares ---- */
+/* ---- parts ---- */
 
-/* One question: what does the getter take of a meeting, from anyone or only from one giver? */
-struct question {
+/* The arguments of split_choose. */
+struct split_query {
     const rsd_plan *plan;
     const struct receiver *receiver;
     int64_t source;
     const struct sender *only;
-    struct split *shares;
+    struct split *split;
 };
 
-static bool wanted(const struct question *q, const struct split_part *share)
+static bool matches_sender(const struct split_query *q, const struct split_part *part)
 {
     return !q->only ||
-           (share->array == q->only->array && share->from_destination == q->only->from_destination);
+           (part->array == q->only->array && part->from_destination == q->only->from_destination);
 }
 
-static rsd_status add_share(const struct question *q, const int64_t *lo, const int64_t *len,
-                            struct split_part share)
+static rsd_status add_split_part(const struct split_query *q, const int64_t *lo, const int64_t *len,
+                                 struct split_part part)
 {
-    struct split *shares = q->shares;
-    if (!wanted(q, &share))
+    struct split *split = q->split;
+    if (!matches_sender(q, &part))
         return RSD_OK;
-    TRY(GROW(shares->list, shares->capacity, shares->n + 1));
-    copy_i64s(share.lo, lo, q->plan->src->ndim);
-    copy_i64s(share.len, len, q->plan->src->ndim);
-    shares->list[shares->n++] = share;
+    TRY(GROW(split->list, split->capacity, split->n + 1));
+    copy_i64s(part.lo, lo, q->plan->src->ndim);
+    copy_i64s(part.len, len, q->plan->src->ndim);
+    split->list[split->n++] = part;
     return RSD_OK;
 }
 
-/* A box, not empty, that n share: cut along its longest dim into n parts or fewer. */
-struct parts {
+/* A box that is cut along its longest dim into n parts. */
+struct box_parts {
     int32_t ndim, dim;
     const int64_t *lo, *len;
     int64_t chunk, n;
 };
 
-static struct parts parts_of(int32_t ndim, const int64_t *lo, const int64_t *len, int64_t n)
+/* Cuts a box into at most n parts. Requires that the box is not empty. */
+static struct box_parts cut_box(int32_t ndim, const int64_t *lo, const int64_t *len, int64_t n)
 {
     assert(n > 0);
-    struct parts parts = {.ndim = ndim, .lo = lo, .len = len, .chunk = 1, .n = 1};
+    struct box_parts parts = {.ndim = ndim, .lo = lo, .len = len, .chunk = 1, .n = 1};
     for (int32_t d = 1; d < ndim; d++)
         if (len[d] > len[parts.dim])
             parts.dim = d;
@@ -185,7 +186,7 @@ static struct parts parts_of(int32_t ndim, const int64_t *lo, const int64_t *len
     return parts;
 }
 
-static void part_at(const struct parts *parts, int64_t i, int64_t *lo, int64_t *len)
+static void set_part_box(const struct box_parts *parts, int64_t i, int64_t *lo, int64_t *len)
 {
     copy_i64s(lo, parts->lo, parts->ndim);
     copy_i64s(len, parts->len, parts->ndim);
@@ -195,117 +196,120 @@ static void part_at(const struct parts *parts, int64_t i, int64_t *lo, int64_t *
     len[parts->dim] = min_i64(parts->chunk, parts->len[parts->dim] - i * parts->chunk);
 }
 
-/* Hands a box from one array to the getter: straight, or over a host boundary once for all mates. */
-static rsd_status deliver(const struct question *q, struct split_part from, const int64_t *lo,
-                          const int64_t *len)
+/* Adds the parts of a box that one array sends to the receiver. If the sender is on another node, the box is
+ * split among the receivers on the receiver's node, so that it crosses once. */
+static rsd_status add_delivery(const struct split_query *q, struct split_part from,
+                               const int64_t *lo, const int64_t *len)
 {
     const rsd_plan *plan = q->plan;
     int32_t rank = layout_array_rank(from.from_destination ? plan->dst : plan->src, from.array);
-    const int64_t *mates = NULL;
-    int64_t nmates = 1;
+    const int64_t *members = NULL;
+    int64_t nmembers = 1;
     if (plan->node_of && plan->node_of[rank] != plan->node_of[q->receiver->rank])
-        nmates = split_node_members(plan, q->shares, q->receiver->array, &mates);
-    if (nmates < 2)
-        return add_share(q, lo, len, from);
-    struct parts parts = parts_of(plan->src->ndim, lo, len, nmates);
+        nmembers = split_node_members(plan, q->split, q->receiver->array, &members);
+    if (nmembers < 2)
+        return add_split_part(q, lo, len, from);
+    struct box_parts parts = cut_box(plan->src->ndim, lo, len, nmembers);
     for (int64_t i = 0; i < parts.n; i++) {
         int64_t part_lo[RSD_MAX_DIMS], part_len[RSD_MAX_DIMS];
-        struct split_part share = from;
-        if (mates[i] != q->receiver->array)
-            share = (struct split_part){
-                .array = mates[i], .stage = from.stage + 1, .from_destination = true};
-        part_at(&parts, i, part_lo, part_len);
-        TRY(add_share(q, part_lo, part_len, share));
+        struct split_part part = from;
+        if (members[i] != q->receiver->array)
+            part = (struct split_part){
+                .array = members[i], .stage = from.stage + 1, .from_destination = true};
+        set_part_box(&parts, i, part_lo, part_len);
+        TRY(add_split_part(q, part_lo, part_len, part));
     }
     return RSD_OK;
 }
 
-static int by_order(const void *a, const void *b)
+static int compare_split_order(const void *a, const void *b)
 {
     const struct split_part *x = a, *y = b;
     return (x->order > y->order) - (x->order < y->order);
 }
 
-/* All terms of a box, combined at the getter in ascending rank of their first copies: whichever copy a
- * getter takes its terms from, the bits of the result are the same. */
-static rsd_status combine(const struct question *q, const int64_t *lo, const int64_t *len)
+/* Adds all terms of a box, which the receiver combines in ascending rank of their first copies. So the result
+ * has the same bits, whichever copies of the terms a receiver receives. */
+static rsd_status add_terms(const struct split_query *q, const int64_t *lo, const int64_t *len)
 {
     const rsd_plan *plan = q->plan;
     const rsd_mesh *mesh = plan->src->mesh;
-    int64_t copy = digits_part(&plan->src->copies, q->receiver->sender);
-    int64_t term = q->source + q->receiver->sender - copy;
+    int64_t copy = digits_part(&plan->src->copies, q->receiver->sender_offset);
+    int64_t term = q->source + q->receiver->sender_offset - copy;
     if (q->only) {
         int64_t position =
             q->only->from_destination ? -1 : mesh_position_of_array(mesh, q->only->array);
         if (position < 0 || position - digits_part(&plan->reduced, position) != term + copy)
             return RSD_OK;
-        return add_share(q, lo, len, (struct split_part){.array = q->only->array, .reduce = true});
+        return add_split_part(q, lo, len,
+                              (struct split_part){.array = q->only->array, .reduce = true});
     }
-    size_t first = q->shares->n;
+    size_t first = q->split->n;
     for (int64_t t = 0; t < plan->reduced.total; t++) {
         int64_t position = term + digits_position(&plan->reduced, t);
-        TRY(add_share(q, lo, len,
-                      (struct split_part){.array = mesh_array_at(mesh, position + copy),
-                                          .order = mesh_array_at(mesh, position),
-                                          .reduce = true}));
+        TRY(add_split_part(q, lo, len,
+                           (struct split_part){.array = mesh_array_at(mesh, position + copy),
+                                               .order = mesh_array_at(mesh, position),
+                                               .reduce = true}));
     }
-    qsort(q->shares->list + first, q->shares->n - first, sizeof *q->shares->list, by_order);
+    qsort(q->split->list + first, q->split->n - first, sizeof *q->split->list, compare_split_order);
     return RSD_OK;
 }
 
-/* The part of one leader: combined if that is the getter, else handed on by it. */
-static rsd_status from_leader(const struct question *q, const struct parts *parts, int64_t i)
+/* Adds the part of one leader: its terms if the leader is the receiver, else what the leader forwards. */
+static rsd_status add_leader_part(const struct split_query *q, const struct box_parts *parts,
+                                  int64_t i)
 {
-    const struct split *shares = q->shares;
+    const struct split *split = q->split;
     int64_t part_lo[RSD_MAX_DIMS], part_len[RSD_MAX_DIMS];
     if (i < 0 || i >= parts->n)
         return RSD_OK;
-    part_at(parts, i, part_lo, part_len);
-    if (shares->leaders[i] == q->receiver->array)
-        return combine(q, part_lo, part_len);
-    struct split_part from = {.array = shares->leaders[i], .stage = 1, .from_destination = true};
-    return deliver(q, from, part_lo, part_len);
+    set_part_box(parts, i, part_lo, part_len);
+    if (split->leaders[i] == q->receiver->array)
+        return add_terms(q, part_lo, part_len);
+    struct split_part from = {.array = split->leaders[i], .stage = 1, .from_destination = true};
+    return add_delivery(q, from, part_lo, part_len);
 }
 
-static rsd_status combine_at_leaders(const struct question *q, const int64_t *lo,
-                                     const int64_t *len)
+static rsd_status add_leader_parts(const struct split_query *q, const int64_t *lo,
+                                   const int64_t *len)
 {
     const rsd_plan *plan = q->plan;
-    TRY(find_leaders(plan, q->receiver, q->source, q->shares));
-    struct parts parts = parts_of(plan->src->ndim, lo, len, (int64_t)q->shares->nleaders);
-    /* One giver: as a holder of a term it serves the getter's own part, as a leader its own part;
-     * only a mate of the getter may have to do with the parts of all leaders. */
+    TRY(find_leaders(plan, q->receiver, q->source, q->split));
+    struct box_parts parts = cut_box(plan->src->ndim, lo, len, (int64_t)q->split->nleaders);
+    /* As a holder of a term, one sender sends only to the receiver's own part, and as a leader only its own
+     * part. Only a sender on the receiver's node may forward the parts of all leaders. */
     if (q->only && !q->only->from_destination)
-        return from_leader(q, &parts, leader_index(plan, q->shares, q->receiver->array));
+        return add_leader_part(q, &parts, find_leader_index(plan, q->split, q->receiver->array));
     if (q->only &&
         !(plan->node_of && node_of_dst(plan, q->only->array) == plan->node_of[q->receiver->rank]))
-        return from_leader(q, &parts, leader_index(plan, q->shares, q->only->array));
+        return add_leader_part(q, &parts, find_leader_index(plan, q->split, q->only->array));
     for (int64_t i = 0; i < parts.n; i++)
-        TRY(from_leader(q, &parts, i));
+        TRY(add_leader_part(q, &parts, i));
     return RSD_OK;
 }
 
 rsd_status split_choose(const rsd_plan *plan, const struct receiver *receiver, int64_t source,
                         const int64_t *lo, const int64_t *len, const struct sender *only,
-                        struct split *shares)
+                        struct split *split)
 {
-    struct question q = {plan, receiver, source, only, shares};
-    shares->n = 0;
-    TRY(split_load(plan, receiver->group, shares));
+    struct split_query q = {plan, receiver, source, only, split};
+    split->n = 0;
+    TRY(split_load(plan, receiver->group, split));
     if (plan->reduced.total == 1)
-        return deliver(&q, (struct split_part){.array = plan_choose_sender(plan, receiver, source)},
-                       lo, len);
-    if (shares->nmembers == 1)
-        return combine(&q, lo, len);
-    return combine_at_leaders(&q, lo, len);
+        return add_delivery(
+            &q, (struct split_part){.array = plan_choose_sender(plan, receiver, source)}, lo, len);
+    if (split->nmembers == 1)
+        return add_terms(&q, lo, len);
+    return add_leader_parts(&q, lo, len);
 }
 
-void split_drop(struct split *shares)
+void split_drop(struct split *split)
 {
-    mem_free(shares->list);
-    mem_free(shares->members);
-    mem_free(shares->by_node);
-    mem_free(shares->leaders);
-    mem_free(shares->leader_index);
-    *shares = (struct split){.group = -1};
+    mem_free(split->list);
+    mem_free(split->members);
+    mem_free(split->by_node);
+    mem_free(split->leaders);
+    mem_free(split->leader_index);
+    *split = (struct split){.group = -1};
 }

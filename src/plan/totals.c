@@ -1,52 +1,53 @@
-/* totals.c - counting a plan: pieces, messages and bytes, of all ranks or of one.
+/* totals.c - counts the pieces, messages and bytes of a plan.
  *
- * When both sides are formulas and each meeting is taken whole, nothing is walked: pieces are the
- * product over the dims of the meetings along each, and so are messages; only what ranks keep is
- * asked rank by rank, since rank numbers tie the dims together. Every other plan is walked.
+ * If both sides are meshes and each overlap is sent whole, pieces and messages are products over the dims,
+ * and nothing is walked. Only what ranks keep is counted rank by rank, since the rank numbers connect the
+ * dims. Every other plan is walked.
  */
 #include "plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static rsd_status too_much(void)
+static rsd_status fail_on_total(void)
 {
-    return fail(RSD_ELIMIT, "a total of this plan does not fit into 63 bits");
+    return fail(RSD_ELIMIT, "a total of the plan exceeds 2^63 - 1");
 }
 
-static rsd_status multiply(int64_t *product, int64_t factor)
+static rsd_status multiply_total(int64_t *product, int64_t factor)
 {
-    return mul_i64(*product, factor, product) ? RSD_OK : too_much();
+    return mul_i64(*product, factor, product) ? RSD_OK : fail_on_total();
 }
 
-static rsd_status add(int64_t *sum, int64_t summand)
+static rsd_status add_to_total(int64_t *sum, int64_t summand)
 {
-    return add_i64(*sum, summand, sum) ? RSD_OK : too_much();
+    return add_i64(*sum, summand, sum) ? RSD_OK : fail_on_total();
 }
 
-static int64_t element_nbytes(const rsd_plan *plan)
+static int64_t plan_element_nbytes(const rsd_plan *plan)
 {
     return (int64_t)rsd_dtype_nbytes(plan->src->dtype);
 }
 
-/* What all destination arrays hold. */
-static rsd_status total_nbytes(const rsd_plan *plan, int64_t *nbytes)
+/* Counts the bytes of all destination arrays. */
+static rsd_status count_dst_nbytes(const rsd_plan *plan, int64_t *nbytes)
 {
     const rsd_layout *dst = plan->dst;
     *nbytes = 0;
     if (dst->mesh) {
-        *nbytes = dst->volume * element_nbytes(plan);
-        TRY(multiply(nbytes, dst->copies.total));
-        return multiply(nbytes, dst->terms.total);
+        *nbytes = dst->volume * plan_element_nbytes(plan);
+        TRY(multiply_total(nbytes, dst->copies.total));
+        return multiply_total(nbytes, dst->terms.total);
     }
     for (int64_t i = 0; i < dst->nboxes; i++)
-        TRY(add(nbytes, box_volume(dst->ndim, layout_box_len(dst, i)) * element_nbytes(plan)));
+        TRY(add_to_total(nbytes, box_volume(dst->ndim, layout_box_len(dst, i)) *
+                                     plan_element_nbytes(plan)));
     return RSD_OK;
 }
 
-/* ---- two formulas ---- */
+/* ---- two meshes ---- */
 
-static int by_both(const void *a, const void *b)
+static int compare_sweeps(const void *a, const void *b)
 {
     const struct sweep *x = a, *y = b;
     if (x->own_pos != y->own_pos)
@@ -54,17 +55,17 @@ static int by_both(const void *a, const void *b)
     return (x->other_pos > y->other_pos) - (x->other_pos < y->other_pos);
 }
 
-static int64_t distinct_pairs(struct sweep *list, size_t n)
+static int64_t count_distinct_pairs(struct sweep *list, size_t n)
 {
-    qsort(list, n, sizeof *list, by_both);
+    qsort(list, n, sizeof *list, compare_sweeps);
     int64_t distinct = n > 0;
     for (size_t i = 1; i < n; i++)
-        distinct += by_both(&list[i], &list[i - 1]) != 0;
+        distinct += compare_sweeps(&list[i], &list[i - 1]) != 0;
     return distinct;
 }
 
-/* Ranks that have a source and a destination array keep what both hold. */
-static rsd_status add_kept(const rsd_plan *plan, rsd_totals *totals, int64_t *nkeepers)
+/* Ranks that have a source and a destination array keep what is in both. */
+static rsd_status count_kept(const rsd_plan *plan, rsd_totals *totals, int64_t *nkeepers)
 {
     const rsd_mesh *src = plan->src->mesh, *dst = plan->dst->mesh;
     const rsd_mesh *fewer = src->nranks < dst->nranks ? src : dst;
@@ -73,15 +74,15 @@ static rsd_status add_kept(const rsd_plan *plan, rsd_totals *totals, int64_t *nk
         int64_t from = mesh_position_of(src, rank), to = mesh_position_of(dst, rank);
         int64_t volume = from < 0 || to < 0 ? 0 : plan_pair_volume(plan, from, to);
         *nkeepers += volume > 0;
-        TRY(add(&totals->nbytes_kept, volume * element_nbytes(plan)));
+        TRY(add_to_total(&totals->nbytes_kept, volume * plan_element_nbytes(plan)));
     }
     return RSD_OK;
 }
 
-static rsd_status count_formulas(const rsd_plan *plan, rsd_totals *totals)
+static rsd_status count_meshes(const rsd_plan *plan, rsd_totals *totals)
 {
     const rsd_layout *src = plan->src, *dst = plan->dst;
-    TRY(total_nbytes(plan, &totals->nbytes_total));
+    TRY(count_dst_nbytes(plan, &totals->nbytes_total));
     if (dst->volume == 0)
         return RSD_OK;
     int64_t nkeepers = 0;
@@ -90,29 +91,29 @@ static rsd_status count_formulas(const rsd_plan *plan, rsd_totals *totals)
         struct sweep *list;
         size_t n;
         TRY(overlap_sweep_dim(&dst->cuts[d], &src->cuts[d], &list, &n));
-        rsd_status status = multiply(&totals->npieces, (int64_t)n);
+        rsd_status status = multiply_total(&totals->npieces, (int64_t)n);
         if (!status)
-            status = multiply(&totals->nmessages, distinct_pairs(list, n));
+            status = multiply_total(&totals->nmessages, count_distinct_pairs(list, n));
         mem_free(list);
         TRY(status);
     }
-    TRY(add_kept(plan, totals, &nkeepers));
+    TRY(count_kept(plan, totals, &nkeepers));
     totals->nmessages -= nkeepers;
     totals->nstages = 1;
     totals->nbytes_moved = totals->nbytes_least = totals->nbytes_total - totals->nbytes_kept;
     return RSD_OK;
 }
 
-/* ---- any plan, walked ---- */
+/* ---- any plan, by a walk ---- */
 
 static rsd_status count_piece(const rsd_plan *plan, const rsd_piece *piece, rsd_totals *totals)
 {
     totals->npieces++;
     totals->nstages = max_i64(totals->nstages, piece->stage + 1);
     if (plan->node_of && plan->node_of[piece->from] != plan->node_of[piece->to])
-        TRY(add(&totals->nbytes_crossed, piece->nbytes));
-    return add(piece->from == piece->to ? &totals->nbytes_kept : &totals->nbytes_moved,
-               piece->nbytes);
+        TRY(add_to_total(&totals->nbytes_crossed, piece->nbytes));
+    return add_to_total(piece->from == piece->to ? &totals->nbytes_kept : &totals->nbytes_moved,
+                        piece->nbytes);
 }
 
 static void count_messages(struct rank_list *senders, rsd_totals *totals)
@@ -122,13 +123,13 @@ static void count_messages(struct rank_list *senders, rsd_totals *totals)
     senders->n = 0;
 }
 
-static rsd_status count_walked(const rsd_plan *plan, rsd_totals *totals)
+static rsd_status count_by_walk(const rsd_plan *plan, rsd_totals *totals)
 {
     struct rank_list senders = {0};
     rsd_cursor *cursor;
     const rsd_piece *piece;
     int32_t receiver = -1;
-    TRY(total_nbytes(plan, &totals->nbytes_total));
+    TRY(count_dst_nbytes(plan, &totals->nbytes_total));
     TRY(rsd_plan_walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
@@ -152,9 +153,9 @@ rsd_status rsd_plan_totals(const rsd_plan *plan, rsd_totals *totals)
     TRY(report_check("rsd_totals", totals));
     rsd_totals counted = {0};
     if (plan_is_direct(plan)) {
-        TRY(count_formulas(plan, &counted));
+        TRY(count_meshes(plan, &counted));
     } else {
-        TRY(count_walked(plan, &counted));
+        TRY(count_by_walk(plan, &counted));
         TRY(plan_bound_moved(plan, &counted.nbytes_least));
         TRY(plan_bound_crossed(plan, &counted.nbytes_crossed_least));
     }

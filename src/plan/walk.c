@@ -1,71 +1,70 @@
-/* walk.c - a cursor over the pieces of a plan, which are computed as it goes.
+/* walk.c - a cursor over the pieces of a plan. Pieces are computed while the cursor moves.
  *
- * What a rank gets is read off its destination arrays: meetings with the source, and for each the
- * shares that are its own. What a rank gives is found by asking the same on behalf of everyone who may
- * get it, naming this rank as the giver:
+ * What a rank receives is computed from its destination arrays: for each overlap with the source, the parts
+ * that it receives. What a rank sends is found by computing the same for every rank that may receive from it:
  *
- *     receives   own destination array  x  source        -> my shares
- *     sends      own source array       x  destination   -> for each member of the group: what I give
- *                own destination array  x  source        -> the same, for what is handed on
+ *     receives   own destination array  x  source        -> parts that this rank receives
+ *     sends      own source array       x  destination   -> for each receiver, parts that this rank sends
+ *                own destination array  x  source        -> for each receiver, parts that this rank forwards
  *
- * Pieces of two formulas that are taken whole come in the order of their boxes, on both sides. Those of
- * any other plan are sorted when one rank is walked, so that both sides of a pair agree there too.
+ * If overlaps are sent whole between two meshes, pieces come in the order of their boxes on both sides. The
+ * pieces of any other plan are sorted when one rank is walked, so that both ranks of a pair see one order.
  */
 #include "plan.h"
 
 #include <stdlib.h>
 
-enum phase { RECEIVING, GIVING, HANDING_ON };
+enum walk_phase { RECEIVING, SENDING, FORWARDING };
 
 struct rsd_cursor {
     rsd_plan *plan;
-    enum phase phase;
+    enum walk_phase phase;
     bool from_every_rank;
     int32_t rank;
-    bool whole; /* every meeting is taken whole from one giver: no shares */
+    bool whole; /* every overlap is sent whole by one rank: nothing is split */
     int64_t element_nbytes;
 
-    int64_t next_array, end_array; /* own arrays still to come, as array_at knows them */
-    int64_t array;                 /* the own array at hand */
-    int64_t next_cell, end_cell; /* giving from explicit boxes: cells of the array still to come */
+    int64_t next_array, end_array; /* own arrays that follow, as indices for array_at */
+    int64_t array;                 /* the current own array */
+    int64_t next_group, end_group; /* sending explicit boxes: groups of the array that follow */
 
     struct overlap overlap;
-    int64_t source; /* of the meeting: mesh position without copies and terms, or cell */
+    int64_t source; /* of the overlap: mesh position without copies and terms, or box group */
     int64_t group, member, nmembers;
-    const int64_t *members; /* those who may get the meeting; NULL: the whole group */
+    const int64_t *members; /* arrays that may receive the overlap; NULL: the whole group */
     struct receiver receiver;
-    struct split shares;
-    size_t share;
+    struct split split;
+    size_t next_part;
     rsd_piece piece;
     rsd_status failed;
 
-    bool sorted; /* all pieces were found beforehand, and are read from here */
-    struct record *records;
+    bool sorted; /* all pieces were listed and sorted at the start */
+    struct piece_record *records;
     int64_t *coordinates;
     size_t nrecords, records_capacity, coordinates_capacity, next_record;
 };
 
-/* A piece in the list: its coordinates are box.lo, box.len, from_at and to_at. */
-struct record {
+/* A piece in the sorted list. Its coordinates are box.lo, box.len, from_at and to_at. */
+struct piece_record {
     int32_t from, to, stage;
     bool from_destination, reduce;
     int64_t from_array, to_array, nbytes;
-    size_t found; /* as which one it was found */
+    size_t number; /* in the order in which pieces were listed */
     const int64_t *coordinates;
 };
 
 /* ---- pieces ---- */
 
-/* The box [lo, lo+len), a part of the meeting at hand, from one array to the getter's. */
+/* Sets the piece: the box [lo, lo+len) of the current overlap, from an array to the receiver's array. */
 static void set_piece(rsd_cursor *cursor, const int64_t *lo, const int64_t *len, int64_t from_array,
                       bool from_destination)
 {
     const rsd_layout *src = cursor->plan->src, *dst = cursor->plan->dst;
     const struct overlap *overlap = &cursor->overlap;
     rsd_piece *piece = &cursor->piece;
-    bool giving = cursor->phase == GIVING;
-    const int64_t *src_at = giving ? overlap->own_at : overlap->other_at;
-    const int64_t *dst_at = giving ? overlap->other_at : overlap->own_at;
+    bool sending = cursor->phase == SENDING;
+    const int64_t *src_at = sending ? overlap->own_at : overlap->other_at;
+    const int64_t *dst_at = sending ? overlap->other_at : overlap->own_at;
     const int64_t *src_lo = src->mesh || from_destination ? NULL : layout_box_lo(src, from_array);
     const int64_t *dst_lo = dst->mesh ? NULL : layout_box_lo(dst, cursor->receiver.array);
     int64_t nbytes = cursor->element_nbytes;
@@ -74,7 +73,7 @@ static void set_piece(rsd_cursor *cursor, const int64_t *lo, const int64_t *len,
         piece->box.lo[d] = lo[d];
         piece->box.len[d] = len[d];
         piece->to_at[d] = dst_lo ? lo[d] - dst_lo[d] : dst_at[d] + shift;
-        if (from_destination) /* members of a group have the same array: the same place */
+        if (from_destination) /* the arrays of a group are the same */
             piece->from_at[d] = piece->to_at[d];
         else
             piece->from_at[d] = src_lo ? lo[d] - src_lo[d] : src_at[d] + shift;
@@ -93,21 +92,21 @@ static void set_whole_piece(rsd_cursor *cursor, int64_t src_array)
     set_piece(cursor, cursor->overlap.lo, cursor->overlap.len, src_array, false);
 }
 
-static void set_shared_piece(rsd_cursor *cursor, const struct split_part *share)
+static void set_split_piece(rsd_cursor *cursor, const struct split_part *part)
 {
-    set_piece(cursor, share->lo, share->len, share->array, share->from_destination);
-    cursor->piece.stage = share->stage;
-    cursor->piece.reduce = share->reduce;
+    set_piece(cursor, part->lo, part->len, part->array, part->from_destination);
+    cursor->piece.stage = part->stage;
+    cursor->piece.reduce = part->reduce;
 }
 
 /* ---- own arrays ---- */
 
 static const rsd_layout *own_layout(const rsd_cursor *cursor)
 {
-    return cursor->phase == GIVING ? cursor->plan->src : cursor->plan->dst;
+    return cursor->phase == SENDING ? cursor->plan->src : cursor->plan->dst;
 }
 
-static void enter_phase(rsd_cursor *cursor, enum phase phase)
+static void enter_phase(rsd_cursor *cursor, enum walk_phase phase)
 {
     cursor->phase = phase;
     const rsd_layout *own = own_layout(cursor);
@@ -116,29 +115,29 @@ static void enter_phase(rsd_cursor *cursor, enum phase phase)
         rsd_layout_arrays_of(own, cursor->rank, &first, &count);
     cursor->next_array = first;
     cursor->end_array = first + count;
-    cursor->next_cell = cursor->end_cell = 0;
+    cursor->next_group = cursor->end_group = 0;
     cursor->member = cursor->nmembers = 0;
-    cursor->share = cursor->shares.n = 0;
+    cursor->next_part = cursor->split.n = 0;
     cursor->overlap.exhausted = true;
 }
 
-/* Arrays come as they are numbered; those of every rank of a destination mesh come group by group if
- * shares are chosen, so that what is found out about a group serves all its members. */
+/* Returns the i-th array of the walk. Arrays come in the order of their numbers. Only in a walk of every rank of
+ * a destination mesh with splits, they come group by group, so that each group is loaded once. */
 static int64_t array_at(const rsd_cursor *cursor, int64_t i)
 {
     const rsd_layout *own = own_layout(cursor);
-    if (cursor->whole || !cursor->from_every_rank || cursor->phase == GIVING || !own->mesh)
+    if (cursor->whole || !cursor->from_every_rank || cursor->phase == SENDING || !own->mesh)
         return i;
     int64_t copies = own->copies.total;
     return mesh_array_at(own->mesh, digits_position(&own->others, i / copies) +
                                         digits_position(&own->copies, i % copies));
 }
 
-static rsd_status start_cell(rsd_cursor *cursor)
+static rsd_status start_group(rsd_cursor *cursor)
 {
     const rsd_plan *plan = cursor->plan;
     const struct box_groups *groups = &plan->src_groups;
-    int64_t group = cursor->source = plan->src_group_of[cursor->next_cell++];
+    int64_t group = cursor->source = plan->src_group_of[cursor->next_group++];
     return overlap_start(&cursor->overlap, plan->src, cursor->array,
                          groups->lo + group * groups->ndim, groups->len + group * groups->ndim,
                          plan->dst, &plan->dst_groups);
@@ -148,14 +147,14 @@ static rsd_status start_array(rsd_cursor *cursor)
 {
     const rsd_plan *plan = cursor->plan;
     int64_t array = cursor->array = array_at(cursor, cursor->next_array++);
-    if (cursor->phase != GIVING) {
+    if (cursor->phase != SENDING) {
         cursor->receiver = plan_receiver(plan, array);
         return overlap_start(&cursor->overlap, plan->dst, array, NULL, NULL, plan->src,
                              &plan->src_groups);
     }
     if (!plan->src->mesh) {
-        cursor->next_cell = plan->first_src_group[array];
-        cursor->end_cell = plan->first_src_group[array + 1];
+        cursor->next_group = plan->first_src_group[array];
+        cursor->end_group = plan->first_src_group[array + 1];
         return RSD_OK;
     }
     int64_t position = mesh_position_of_array(plan->src->mesh, array);
@@ -165,15 +164,15 @@ static rsd_status start_array(rsd_cursor *cursor)
                          &plan->dst_groups);
 }
 
-/* The next meeting of any own array; *more is false after the last. */
-static rsd_status next_meeting(rsd_cursor *cursor, bool *more)
+/* Moves to the next overlap of any own array. *more is false after the last. */
+static rsd_status next_overlap(rsd_cursor *cursor, bool *more)
 {
     for (;;) {
         *more = overlap_next(&cursor->overlap);
         if (*more)
             return RSD_OK;
-        if (cursor->next_cell < cursor->end_cell)
-            TRY(start_cell(cursor));
+        if (cursor->next_group < cursor->end_group)
+            TRY(start_group(cursor));
         else if (cursor->next_array < cursor->end_array)
             TRY(start_array(cursor));
         else
@@ -186,36 +185,36 @@ static rsd_status next_meeting(rsd_cursor *cursor, bool *more)
 static rsd_status next_received(rsd_cursor *cursor, bool *more)
 {
     if (cursor->whole) {
-        TRY(next_meeting(cursor, more));
+        TRY(next_overlap(cursor, more));
         if (*more)
             set_whole_piece(cursor, plan_choose_sender(cursor->plan, &cursor->receiver,
                                                        cursor->overlap.other_position));
         return RSD_OK;
     }
-    while (cursor->share == cursor->shares.n) {
-        TRY(next_meeting(cursor, more));
+    while (cursor->next_part == cursor->split.n) {
+        TRY(next_overlap(cursor, more));
         if (!*more)
             return RSD_OK;
-        cursor->share = 0;
+        cursor->next_part = 0;
         TRY(split_choose(cursor->plan, &cursor->receiver, cursor->overlap.other_position,
-                         cursor->overlap.lo, cursor->overlap.len, NULL, &cursor->shares));
+                         cursor->overlap.lo, cursor->overlap.len, NULL, &cursor->split));
     }
-    set_shared_piece(cursor, &cursor->shares.list[cursor->share++]);
+    set_split_piece(cursor, &cursor->split.list[cursor->next_part++]);
     *more = true;
     return RSD_OK;
 }
 
 /* ---- sends ---- */
 
-/* Who may get the meeting at hand from the own array: the group; but what is handed on goes to the
- * mates on the own node, unless this is a reduction that the own rank leads. */
-static rsd_status find_members(rsd_cursor *cursor)
+/* Finds the arrays that may receive the current overlap from the own array: its group. What is forwarded goes
+ * only to the own node, unless the own rank leads a reduction. */
+static rsd_status find_receivers(rsd_cursor *cursor)
 {
     const rsd_plan *plan = cursor->plan;
-    struct split *shares = &cursor->shares;
+    struct split *split = &cursor->split;
     cursor->member = 0;
     cursor->members = NULL;
-    if (cursor->phase == GIVING) {
+    if (cursor->phase == SENDING) {
         cursor->group = plan_group_of_overlap(plan, cursor->array, cursor->overlap.other_position);
         cursor->nmembers = plan_group_count(plan, cursor->group);
         return RSD_OK;
@@ -225,23 +224,23 @@ static rsd_status find_members(rsd_cursor *cursor)
     cursor->source = cursor->overlap.other_position;
     cursor->group = own.group;
     cursor->nmembers = plan_group_count(plan, cursor->group);
-    TRY(split_load(plan, cursor->group, shares));
+    TRY(split_load(plan, cursor->group, split));
     if (plan->reduced.total > 1)
-        TRY(split_leads(plan, &own, cursor->source, shares, &leads));
+        TRY(split_leads(plan, &own, cursor->source, split, &leads));
     if (!leads)
         cursor->nmembers =
-            plan->node_of ? split_node_members(plan, shares, cursor->array, &cursor->members) : 0;
+            plan->node_of ? split_node_members(plan, split, cursor->array, &cursor->members) : 0;
     return RSD_OK;
 }
 
-/* The next one who may get something, going to the next meeting when all have been asked. */
-static rsd_status next_member(rsd_cursor *cursor, bool *more)
+/* Moves to the next array that may receive something, and to the next overlap after the last array. */
+static rsd_status next_receiver(rsd_cursor *cursor, bool *more)
 {
     while (cursor->member == cursor->nmembers) {
-        TRY(next_meeting(cursor, more));
+        TRY(next_overlap(cursor, more));
         if (!*more)
             return RSD_OK;
-        TRY(find_members(cursor));
+        TRY(find_receivers(cursor));
     }
     int64_t member = cursor->member++;
     cursor->receiver = plan_receiver(
@@ -251,10 +250,10 @@ static rsd_status next_member(rsd_cursor *cursor, bool *more)
     return RSD_OK;
 }
 
-static rsd_status next_whole_given(rsd_cursor *cursor, bool *more)
+static rsd_status next_whole_sent(rsd_cursor *cursor, bool *more)
 {
     do {
-        TRY(next_member(cursor, more));
+        TRY(next_receiver(cursor, more));
         if (!*more)
             return RSD_OK;
     } while (plan_choose_sender(cursor->plan, &cursor->receiver, cursor->source) != cursor->array);
@@ -262,50 +261,50 @@ static rsd_status next_whole_given(rsd_cursor *cursor, bool *more)
     return RSD_OK;
 }
 
-static rsd_status next_given(rsd_cursor *cursor, bool *more)
+static rsd_status next_sent(rsd_cursor *cursor, bool *more)
 {
     if (cursor->whole)
-        return next_whole_given(cursor, more);
-    while (cursor->share == cursor->shares.n) {
-        TRY(next_member(cursor, more));
-        if (!*more && cursor->phase == HANDING_ON)
+        return next_whole_sent(cursor, more);
+    while (cursor->next_part == cursor->split.n) {
+        TRY(next_receiver(cursor, more));
+        if (!*more && cursor->phase == FORWARDING)
             return RSD_OK;
         if (!*more) {
-            enter_phase(cursor, HANDING_ON);
+            enter_phase(cursor, FORWARDING);
             continue;
         }
-        struct sender own = {cursor->array, cursor->phase == HANDING_ON};
-        cursor->share = 0;
+        struct sender own = {cursor->array, cursor->phase == FORWARDING};
+        cursor->next_part = 0;
         TRY(split_choose(cursor->plan, &cursor->receiver, cursor->source, cursor->overlap.lo,
-                         cursor->overlap.len, &own, &cursor->shares));
+                         cursor->overlap.len, &own, &cursor->split));
     }
-    set_shared_piece(cursor, &cursor->shares.list[cursor->share++]);
+    set_split_piece(cursor, &cursor->split.list[cursor->next_part++]);
     *more = true;
     return RSD_OK;
 }
 
 static rsd_status next_piece(rsd_cursor *cursor, bool *more)
 {
-    return cursor->phase == RECEIVING ? next_received(cursor, more) : next_given(cursor, more);
+    return cursor->phase == RECEIVING ? next_received(cursor, more) : next_sent(cursor, more);
 }
 
 /* ---- sorted ---- */
 
-static rsd_status add_record(rsd_cursor *cursor)
+static rsd_status add_piece_record(rsd_cursor *cursor)
 {
     const rsd_piece *piece = &cursor->piece;
     size_t ndim = (size_t)piece->box.ndim, n = cursor->nrecords;
     TRY(GROW(cursor->records, cursor->records_capacity, n + 1));
     TRY(GROW(cursor->coordinates, cursor->coordinates_capacity, (n + 1) * 4 * ndim));
-    cursor->records[n] = (struct record){.from = piece->from,
-                                         .to = piece->to,
-                                         .stage = piece->stage,
-                                         .from_destination = piece->from_destination != 0,
-                                         .reduce = piece->reduce != 0,
-                                         .from_array = piece->from_array,
-                                         .to_array = piece->to_array,
-                                         .nbytes = piece->nbytes,
-                                         .found = n};
+    cursor->records[n] = (struct piece_record){.from = piece->from,
+                                               .to = piece->to,
+                                               .stage = piece->stage,
+                                               .from_destination = piece->from_destination != 0,
+                                               .reduce = piece->reduce != 0,
+                                               .from_array = piece->from_array,
+                                               .to_array = piece->to_array,
+                                               .nbytes = piece->nbytes,
+                                               .number = n};
     int64_t *coordinates = cursor->coordinates + n * 4 * ndim;
     copy_i64s(coordinates, piece->box.lo, piece->box.ndim);
     copy_i64s(coordinates + ndim, piece->box.len, piece->box.ndim);
@@ -315,21 +314,21 @@ static rsd_status add_record(rsd_cursor *cursor)
     return RSD_OK;
 }
 
-static int compare(int64_t a, int64_t b)
+static int compare_i64(int64_t a, int64_t b)
 {
     return (a > b) - (a < b);
 }
 
-/* By stage, destination and box; the terms of one box as they were found. */
-static int by_place(const void *a, const void *b, void *ndim)
+/* Sorts by stage, destination and box. The terms of one box keep their order. */
+static int compare_records(const void *a, const void *b, void *ndim)
 {
-    const struct record *x = a, *y = b;
-    int order = compare(x->stage, y->stage);
+    const struct piece_record *x = a, *y = b;
+    int order = compare_i64(x->stage, y->stage);
     if (!order)
-        order = compare(x->to_array, y->to_array);
+        order = compare_i64(x->to_array, y->to_array);
     for (int32_t d = 0; d < *(const int32_t *)ndim && !order; d++)
-        order = compare(x->coordinates[d], y->coordinates[d]);
-    return order ? order : (x->found > y->found) - (x->found < y->found);
+        order = compare_i64(x->coordinates[d], y->coordinates[d]);
+    return order ? order : (x->number > y->number) - (x->number < y->number);
 }
 
 static rsd_status sort_pieces(rsd_cursor *cursor)
@@ -340,12 +339,12 @@ static rsd_status sort_pieces(rsd_cursor *cursor)
         TRY(next_piece(cursor, &more));
         if (!more)
             break;
-        TRY(add_record(cursor));
+        TRY(add_piece_record(cursor));
     }
     for (size_t i = 0; i < cursor->nrecords; i++)
         cursor->records[i].coordinates = cursor->coordinates + i * 4 * (size_t)ndim;
     if (cursor->nrecords > 1)
-        qsort_r(cursor->records, cursor->nrecords, sizeof *cursor->records, by_place, &ndim);
+        qsort_r(cursor->records, cursor->nrecords, sizeof *cursor->records, compare_records, &ndim);
     cursor->sorted = true;
     return RSD_OK;
 }
@@ -354,7 +353,7 @@ static bool next_sorted(rsd_cursor *cursor)
 {
     if (cursor->next_record == cursor->nrecords)
         return false;
-    const struct record *record = &cursor->records[cursor->next_record++];
+    const struct piece_record *record = &cursor->records[cursor->next_record++];
     rsd_piece *piece = &cursor->piece;
     int32_t ndim = piece->box.ndim;
     piece->from = record->from;
@@ -372,14 +371,14 @@ static bool next_sorted(rsd_cursor *cursor)
     return true;
 }
 
-/* ---- the window ---- */
+/* ---- public functions ---- */
 
 rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_cursor **out)
 {
     if (rank < RSD_EVERY_RANK)
-        return fail(RSD_EINVAL, "rank %d of a plan: ranks count from 0", (int)rank);
+        return fail(RSD_EINVAL, "invalid rank %d", (int)rank);
     if (side != RSD_RECEIVES && side != RSD_SENDS)
-        return fail(RSD_EINVAL, "%d is no side of a plan", (int)side);
+        return fail(RSD_EINVAL, "invalid side %d", (int)side);
     rsd_cursor *cursor = mem_new(1, sizeof *cursor);
     if (!cursor)
         return RSD_ENOMEM;
@@ -388,9 +387,9 @@ rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_
     cursor->from_every_rank = rank == RSD_EVERY_RANK;
     cursor->whole = !plan->node_of && plan->reduced.total == 1;
     cursor->element_nbytes = (int64_t)rsd_dtype_nbytes(plan->src->dtype);
-    cursor->shares.group = -1;
+    cursor->split.group = -1;
     cursor->piece.box.ndim = plan->src->ndim;
-    enter_phase(cursor, side == RSD_RECEIVES ? RECEIVING : GIVING);
+    enter_phase(cursor, side == RSD_RECEIVES ? RECEIVING : SENDING);
     rsd_status status =
         cursor->from_every_rank || plan_is_direct(plan) ? RSD_OK : sort_pieces(cursor);
     if (status)
@@ -405,7 +404,7 @@ rsd_status rsd_cursor_next(rsd_cursor *cursor, const rsd_piece **piece)
     bool more;
     *piece = NULL;
     if (cursor->failed)
-        return fail(cursor->failed, "this walk has failed before");
+        return fail(cursor->failed, "the cursor failed before");
     if (cursor->sorted)
         more = next_sorted(cursor);
     else
@@ -419,7 +418,7 @@ void rsd_cursor_free(rsd_cursor *cursor)
     if (!cursor)
         return;
     overlap_drop(&cursor->overlap);
-    split_drop(&cursor->shares);
+    split_drop(&cursor->split);
     mem_free(cursor->records);
     mem_free(cursor->coordinates);
     rsd_plan_free(cursor->plan);

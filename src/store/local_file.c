@@ -1,386 +1,453 @@
-/* file.c - files of a checkpoint, read and written in place: opened when needed, closed when too many are.
+/* local_file.c - the files of a directory, read and written in place.
  *
- * Names come from inside other files, so they may not leave the folder; what they lead to on disk may be
- * a link, as in a cache of downloads. A file is a regular one, and its size is what it was when it was
- * first seen: every read is checked against that before it is made. Bytes are read with pread, never
- * mapped, so that a file that is cut short is an error and not a signal.
+ * Files are opened when they are needed, and closed when too many are open. Names come from inside other
+ * files, so store_check_name keeps them inside the directory; a name may be a link, as in a cache of
+ * downloads. A file that is read must be a regular file and may not change: its size and time must stay
+ * what they were at first. Bytes are read with pread and never mapped, so that a file that is cut short is
+ * an error and not a signal.
  */
-#include "store.h"
+#include "local.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
 
-enum { MOST_OPEN = 200, FLUSH_NBYTES = 32 << 20, PATH_NCHARS = 600, ERROR_NCHARS = 1024 };
+enum { NSLOTS = 4, MAX_OPEN = 200, FLUSH_NBYTES = 32 << 20 };
 
-rsd_status check_name(struct slice name)
+/* An open descriptor. A file has several, because the kernel reads ahead for each of them: one for each
+ * run of reads in which the next begins where the last ended. */
+struct local_slot {
+    int fd; /* -1: not open */
+    int nusers;
+    uint64_t next; /* where the last read or write ended */
+    uint64_t used_at;
+};
+
+struct local_file {
+    bool known; /* its size and version below were read */
+    uint64_t nbytes;
+    int64_t version; /* time of the last change, in nanoseconds */
+    _Atomic uint64_t unflushed;
+    struct local_slot slots[NSLOTS];
+};
+
+struct local_directory {
+    struct store base;
+    int fd;
+    pthread_mutex_t lock; /* for what follows, and for slots and sizes of files */
+    struct local_file *files;
+    size_t files_capacity;
+    int nopen;
+    uint64_t clock;
+};
+
+static struct local_directory *directory_of(struct store *store)
 {
-    bool fine = name.nbytes > 0 && name.nbytes < 4096 && !memchr(name.bytes, '\0', name.nbytes);
-    for (size_t at = 0; fine && at <= name.nbytes;) {
-        const char *slash = memchr(name.bytes + at, '/', name.nbytes - at);
-        size_t end = slash ? (size_t)(slash - name.bytes) : name.nbytes;
-        struct slice part = {name.bytes + at, end - at};
-        fine = part.nbytes > 0 && !slice_is(part, ".") && !slice_is(part, "..");
-        at = end + 1;
+    return (struct local_directory *)(void *)store;
+}
+
+static rsd_status fail_open(int error)
+{
+    return fail(error == ENOENT ? RSD_ENOENT : RSD_EIO, "%s", strerror(error));
+}
+
+static rsd_status fail_errno(void)
+{
+    return fail(RSD_EIO, "%s", strerror(errno));
+}
+
+/* ---- the directory ---- */
+
+rsd_status local_open_directory(const char *path, size_t n, struct store **out)
+{
+    struct local_directory *directory = mem_new(1, sizeof *directory);
+    char *copy = mem_new(n + 1, 1);
+    if (!directory || !copy) {
+        mem_free(directory);
+        mem_free(copy);
+        return RSD_ENOMEM;
     }
-    if (!fine)
-        return fail(RSD_EFORMAT, "'%.*s' is no name of a file in this folder",
-                    (int)(name.nbytes < 200 ? name.nbytes : 200), name.bytes);
+    memcpy(copy, path, n);
+    directory->fd = open(n ? copy : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory->fd < 0) {
+        rsd_status status = fail_open(errno);
+        status = fail_in(status, "%s: ", copy);
+        mem_free(directory);
+        mem_free(copy);
+        return status;
+    }
+    directory->base = (struct store){.ops = &local_store, .path = copy};
+    pthread_mutex_init(&directory->lock, NULL);
+    *out = &directory->base;
     return RSD_OK;
 }
 
-/* ---- the list ---- */
-
-rsd_status files_open(struct files *files, const char *folder)
+static rsd_status local_open(const char *path, struct store **store, const char **file)
 {
-    *files = (struct files){.folder_fd = -1};
-    files->folder = mem_copy(folder, strlen(folder) + 1, 1);
-    if (!files->folder)
-        return RSD_ENOMEM;
-    files->folder_fd = open(*folder ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (files->folder_fd < 0) {
-        int error = errno;
-        mem_free(files->folder);
-        *files = (struct files){.folder_fd = -1};
-        return fail(RSD_EIO, "%s: %s", folder, strerror(error));
+    struct stat found;
+    const char *slash = strrchr(path, '/');
+    *file = NULL;
+    if (stat(path, &found) != 0) {
+        rsd_status status = fail_open(errno);
+        return fail_in(status, "%s: ", path);
     }
-    pthread_mutex_init(&files->lock, NULL);
-    return RSD_OK;
+    if (S_ISDIR(found.st_mode))
+        return local_open_directory(path, strlen(path), store);
+    if (!S_ISREG(found.st_mode))
+        return fail(RSD_EFORMAT, "%s is neither a regular file nor a directory", path);
+    *file = slash ? slash + 1 : path;
+    return local_open_directory(path, slash ? (size_t)(slash - path) + (slash == path) : 0, store);
 }
 
-void files_close(struct files *files)
+static void local_close(struct store *store)
 {
-    if (!files->folder)
-        return;
-    for (size_t i = 0; i < files->n; i++) {
-        for (int k = 0; k < FILE_SLOTS; k++)
-            if (files->list[i].slots[k].fd >= 0)
-                close(files->list[i].slots[k].fd);
-        mem_free(files->list[i].name);
-    }
-    mem_free(files->list);
-    close(files->folder_fd);
-    mem_free(files->folder);
-    pthread_mutex_destroy(&files->lock);
-    *files = (struct files){0};
+    struct local_directory *directory = directory_of(store);
+    for (size_t i = 0; i < store->names.n; i++)
+        for (int k = 0; k < NSLOTS; k++)
+            if (directory->files[i].slots[k].fd >= 0)
+                close(directory->files[i].slots[k].fd);
+    mem_free(directory->files);
+    close(directory->fd);
+    pthread_mutex_destroy(&directory->lock);
+    mem_free(directory);
 }
 
-rsd_status files_add(struct files *files, struct slice name, uint32_t *index)
+static rsd_status local_add(struct store *store)
 {
-    TRY(check_name(name));
-    if (files->n >= UINT32_MAX)
-        return fail(RSD_ELIMIT, "more than 2^32 files");
-    TRY(GROW(files->list, files->capacity, files->n + 1));
-    char *copy = mem_new(name.nbytes + 1, 1);
-    if (!copy)
-        return RSD_ENOMEM;
-    memcpy(copy, name.bytes, name.nbytes);
-    *index = (uint32_t)files->n;
-    struct one_file *file = &files->list[files->n++];
-    *file = (struct one_file){.name = copy};
-    for (int k = 0; k < FILE_SLOTS; k++)
+    struct local_directory *directory = directory_of(store);
+    TRY(GROW(directory->files, directory->files_capacity, store->names.n + 1));
+    struct local_file *file = &directory->files[store->names.n];
+    *file = (struct local_file){0};
+    for (int k = 0; k < NSLOTS; k++)
         file->slots[k].fd = -1;
     return RSD_OK;
 }
 
-static void path_of(const struct files *files, uint32_t index, char path[PATH_NCHARS])
+/* Says whether an entry is a directory, or a link to one. */
+static bool is_directory(int fd, const struct dirent *entry)
 {
-    size_t n = strlen(files->folder);
-    const char *slash = n == 0 || files->folder[n - 1] == '/' ? "" : "/";
-    snprintf(path, PATH_NCHARS, "%s%s%s: ", files->folder, slash, files->list[index].name);
+    struct stat found;
+    if (entry->d_type != DT_UNKNOWN && entry->d_type != DT_LNK)
+        return entry->d_type == DT_DIR;
+    return fstatat(fd, entry->d_name, &found, 0) == 0 && S_ISDIR(found.st_mode);
 }
 
-rsd_status file_error(const struct files *files, uint32_t index, rsd_status status)
+static rsd_status local_list(struct store *store, const char *name, struct store_listing *out)
 {
-    char path[PATH_NCHARS];
-    path_of(files, index, path);
-    if (strncmp(rsd_error(), path, strlen(path)) == 0)
-        return status; /* it was said where it was found */
-    return fail_in(status, "%s", path);
+    int fd =
+        openat(directory_of(store)->fd, *name ? name : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    if (!stream) {
+        rsd_status status = fail_open(errno);
+        if (fd >= 0)
+            close(fd);
+        return status;
+    }
+    rsd_status status = RSD_OK;
+    for (struct dirent *entry; !status && (entry = readdir(stream));)
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            status = store_listing_add(out, name, entry->d_name, is_directory(fd, entry));
+    closedir(stream);
+    return status;
 }
 
-rsd_status file_error_about(const struct files *files, uint32_t index, const char *name,
-                            rsd_status status)
-{
-    char path[PATH_NCHARS], said[ERROR_NCHARS];
-    path_of(files, index, path);
-    size_t n = strncmp(rsd_error(), path, strlen(path)) == 0 ? strlen(path) : 0;
-    snprintf(said, sizeof said, "%s", rsd_error() + n);
-    return fail(status, "%s%.300s: %s", path, name, said);
-}
+/* ---- descriptors; the directory is locked ---- */
 
-/* ---- opening and closing ---- */
-
-/* Threads have descriptors of their own, so that the kernel sees each of them read straight on. */
-static int slot_of_thread(void)
+static void close_least_used(struct local_directory *directory)
 {
-    static _Atomic unsigned next;
-    static _Thread_local int slot = -1;
-    if (slot < 0)
-        slot = (int)(next++ % FILE_SLOTS);
-    return slot;
-}
-
-static void close_least_used(struct files *files)
-{
-    struct file_slot *least = NULL;
-    for (size_t i = 0; i < files->n; i++)
-        for (int k = 0; k < FILE_SLOTS; k++) {
-            struct file_slot *slot = &files->list[i].slots[k];
-            if (slot->fd >= 0 && slot->users == 0 && (!least || slot->used_at < least->used_at))
+    struct local_slot *least = NULL;
+    for (size_t i = 0; i < directory->base.names.n; i++)
+        for (int k = 0; k < NSLOTS; k++) {
+            struct local_slot *slot = &directory->files[i].slots[k];
+            if (slot->fd >= 0 && slot->nusers == 0 && (!least || slot->used_at < least->used_at))
                 least = slot;
         }
     if (!least)
         return;
     close(least->fd);
     least->fd = -1;
-    files->nopen--;
+    directory->nopen--;
 }
 
-/* The size and time of a file that is read may not change while it is. */
-static rsd_status know(struct one_file *file, int fd)
+/* Checks that a file is a regular file, and has not changed since it was first opened. */
+static rsd_status check_version(struct local_file *file, const struct stat *found)
 {
-    struct stat status;
-    if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))
-        return fail(RSD_EIO, "no regular file");
-    int64_t changed = (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec;
-    if (file->known && (file->nbytes != (uint64_t)status.st_size || file->changed != changed))
-        return fail(RSD_EIO, "the file was changed while it was read");
-    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    int64_t version = (int64_t)found->st_mtim.tv_sec * 1000000000 + found->st_mtim.tv_nsec;
+    if (!S_ISREG(found->st_mode))
+        return fail(RSD_EIO, "not a regular file");
+    if (file->known && (file->nbytes != (uint64_t)found->st_size || file->version != version))
+        return fail(RSD_EIO, "file changed while it was read");
     file->known = true;
-    file->nbytes = (uint64_t)status.st_size;
-    file->changed = changed;
+    file->nbytes = (uint64_t)found->st_size;
+    file->version = version;
     return RSD_OK;
 }
 
-static rsd_status open_slot(struct files *files, struct one_file *file, struct file_slot *slot)
+static rsd_status open_slot(struct local_directory *directory, uint32_t index,
+                            struct local_slot *slot)
 {
-    if (files->nopen >= MOST_OPEN)
-        close_least_used(files);
-    int how = file->writable ? O_RDWR | O_NOFOLLOW : O_RDONLY;
-    int fd = openat(files->folder_fd, file->name, how | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    const struct store *store = &directory->base;
+    struct stat found;
+    if (directory->nopen >= MAX_OPEN)
+        close_least_used(directory);
+    int how = store->writable ? O_RDWR | O_NOFOLLOW : O_RDONLY;
+    int fd = openat(directory->fd, store_file_name(store, index),
+                    how | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
-        return fail(RSD_EIO, "%s", strerror(errno));
-    rsd_status status = file->writable ? RSD_OK : know(file, fd);
+        return fail_open(errno);
+    rsd_status status = RSD_OK;
+    if (!store->writable) {
+        status =
+            fstat(fd, &found) != 0 ? fail_errno() : check_version(&directory->files[index], &found);
+        posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    }
     if (status) {
         close(fd);
         return status;
     }
     slot->fd = fd;
-    files->nopen++;
+    directory->nopen++;
     return RSD_OK;
 }
 
-static rsd_status pin(struct files *files, uint32_t index, struct file_slot **out, int *fd,
-                      uint64_t *nbytes)
+/* The slot that ended where this read begins; else one that is open and idle; else one that is not open. */
+static struct local_slot *choose_slot(struct local_file *file, uint64_t offset)
 {
-    pthread_mutex_lock(&files->lock);
-    struct one_file *file = &files->list[index];
-    struct file_slot *slot = &file->slots[slot_of_thread()];
-    rsd_status status = slot->fd >= 0 ? RSD_OK : open_slot(files, file, slot);
+    struct local_slot *best = NULL;
+    for (int k = 0; k < NSLOTS; k++) {
+        struct local_slot *slot = &file->slots[k];
+        if (slot->fd >= 0 && slot->next == offset)
+            return slot;
+        bool idle = slot->fd >= 0 && slot->nusers == 0;
+        if (!best || (best->nusers > 0 && slot->nusers < best->nusers) || (best->fd < 0 && idle))
+            best = slot;
+    }
+    return best;
+}
+
+/* Opens a file for n bytes from an offset on, and keeps it open until unpin_slot. */
+static rsd_status pin_slot(struct store *store, uint32_t index, uint64_t offset, uint64_t n,
+                           struct local_slot **out)
+{
+    struct local_directory *directory = directory_of(store);
+    pthread_mutex_lock(&directory->lock);
+    struct local_slot *slot = choose_slot(&directory->files[index], offset);
+    rsd_status status = slot->fd >= 0 ? RSD_OK : open_slot(directory, index, slot);
+    if (!status && !store->writable)
+        status = store_check_bounds(offset, n, directory->files[index].nbytes);
     if (!status) {
-        slot->users++;
-        slot->used_at = ++files->clock;
-        *fd = slot->fd;
-        *nbytes = file->nbytes;
+        slot->nusers++;
+        slot->next = offset + n;
+        slot->used_at = ++directory->clock;
         *out = slot;
     }
-    pthread_mutex_unlock(&files->lock);
-    return status ? file_error(files, index, status) : RSD_OK;
+    pthread_mutex_unlock(&directory->lock);
+    return status;
 }
 
-static void unpin(struct files *files, struct file_slot *slot)
+static void unpin_slot(struct store *store, struct local_slot *slot)
 {
-    pthread_mutex_lock(&files->lock);
-    slot->users--;
-    pthread_mutex_unlock(&files->lock);
-}
-
-rsd_status file_nbytes(struct files *files, uint32_t index, uint64_t *nbytes)
-{
-    struct file_slot *slot;
-    int fd;
-    TRY(pin(files, index, &slot, &fd, nbytes));
-    unpin(files, slot);
-    return RSD_OK;
-}
-
-rsd_status file_there(const struct files *files, uint32_t index)
-{
-    struct stat found;
-    if (fstatat(files->folder_fd, files->list[index].name, &found, 0) != 0)
-        return file_error(files, index, fail(RSD_EIO, "%s", strerror(errno)));
-    return RSD_OK;
+    pthread_mutex_lock(&directory_of(store)->lock);
+    slot->nusers--;
+    pthread_mutex_unlock(&directory_of(store)->lock);
 }
 
 /* ---- reading ---- */
 
-static rsd_status read_all(int fd, uint64_t at, char *out, size_t n)
+static rsd_status local_stat(struct store *store, uint32_t index, uint64_t *nbytes,
+                             int64_t *version)
+{
+    struct local_directory *directory = directory_of(store);
+    struct local_file *file = &directory->files[index];
+    struct stat found;
+    rsd_status status = RSD_OK;
+    pthread_mutex_lock(&directory->lock);
+    if (store->writable)
+        file->known = false;
+    if (!file->known) {
+        int flags = store->writable ? AT_SYMLINK_NOFOLLOW : 0;
+        status = fstatat(directory->fd, store_file_name(store, index), &found, flags) != 0
+                     ? fail_open(errno)
+                     : check_version(file, &found);
+    }
+    if (!status) {
+        *nbytes = file->nbytes;
+        *version = file->version;
+    }
+    pthread_mutex_unlock(&directory->lock);
+    return status;
+}
+
+static rsd_status read_all(int fd, uint64_t offset, char *out, size_t n)
 {
     while (n > 0) {
-        ssize_t got = pread(fd, out, n, (off_t)at);
-        if (got < 0 && errno == EINTR)
+        ssize_t some = pread(fd, out, n, (off_t)offset);
+        if (some < 0 && errno == EINTR)
             continue;
-        if (got < 0)
-            return fail(RSD_EIO, "byte %llu: %s", (unsigned long long)at, strerror(errno));
-        if (got == 0)
-            return fail(RSD_EIO, "byte %llu: the file ends here, it was cut short",
-                        (unsigned long long)at);
-        out += got;
-        at += (uint64_t)got;
-        n -= (size_t)got;
+        if (some < 0)
+            return fail(RSD_EIO, "byte %llu: %s", (unsigned long long)offset, strerror(errno));
+        if (some == 0)
+            return fail(RSD_EIO, "byte %llu: file was truncated while it was read",
+                        (unsigned long long)offset);
+        out += some;
+        offset += (uint64_t)some;
+        n -= (size_t)some;
     }
     return RSD_OK;
 }
 
-static rsd_status check_range(uint64_t at, uint64_t n, uint64_t nbytes)
+static rsd_status local_read(struct store *store, uint32_t index, uint64_t offset, void *out,
+                             size_t n)
 {
-    if (at <= nbytes && n <= nbytes - at)
-        return RSD_OK;
-    return fail(RSD_EFORMAT, "bytes %llu to %llu are wanted, the file has %llu",
-                (unsigned long long)at, (unsigned long long)(at + n), (unsigned long long)nbytes);
-}
-
-rsd_status file_check(struct files *files, uint32_t index, uint64_t at, uint64_t n)
-{
-    uint64_t nbytes;
-    TRY(file_nbytes(files, index, &nbytes));
-    rsd_status status = check_range(at, n, nbytes);
-    return status ? file_error(files, index, status) : RSD_OK;
-}
-
-rsd_status file_read(struct files *files, uint32_t index, uint64_t at, void *out, size_t n)
-{
-    struct file_slot *slot;
-    int fd;
-    uint64_t nbytes;
-    TRY(pin(files, index, &slot, &fd, &nbytes));
-    rsd_status status = check_range(at, n, nbytes);
-    if (!status)
-        status = read_all(fd, at, out, n);
-    unpin(files, slot);
-    return status ? file_error(files, index, status) : RSD_OK;
-}
-
-rsd_status file_load(struct files *files, uint32_t index, uint64_t most, char **bytes, size_t *n)
-{
-    uint64_t nbytes;
-    TRY(file_nbytes(files, index, &nbytes));
-    if (nbytes > most)
-        return file_error(files, index,
-                          fail(RSD_ELIMIT, "%llu bytes, at most %llu are read",
-                               (unsigned long long)nbytes, (unsigned long long)most));
-    char *memory = mem_new((size_t)nbytes + 1, 1);
-    if (!memory)
-        return RSD_ENOMEM;
-    rsd_status status = file_read(files, index, 0, memory, (size_t)nbytes);
-    if (status) {
-        mem_free(memory);
-        return status;
-    }
-    *bytes = memory;
-    *n = (size_t)nbytes;
-    return RSD_OK;
+    struct local_slot *slot;
+    TRY(pin_slot(store, index, offset, n, &slot));
+    rsd_status status = read_all(slot->fd, offset, out, n);
+    unpin_slot(store, slot);
+    return status;
 }
 
 /* ---- writing ---- */
 
-/* Room on a disk is taken at once, so that a full one is noticed early and the file lies in one piece. In
- * memory that would only fill the pages twice. */
-static rsd_status reserve(int fd, uint64_t nbytes)
+/* Reserves space on a disk, so that a full one is noticed early and the file lies in one piece. A file in
+ * memory would only have its pages filled twice. */
+static rsd_status reserve_space(int fd, uint64_t nbytes)
 {
     struct statfs system;
     if (nbytes == 0 || fstatfs(fd, &system) != 0 || system.f_type == TMPFS_MAGIC)
         return RSD_OK;
     if (fallocate(fd, 0, 0, (off_t)nbytes) != 0 && (errno == ENOSPC || errno == EFBIG))
-        return fail(RSD_EIO, "%s: %llu bytes are needed", strerror(errno),
-                    (unsigned long long)nbytes);
+        return fail(RSD_EIO, "cannot reserve %llu bytes: %s", (unsigned long long)nbytes,
+                    strerror(errno));
     return RSD_OK;
 }
 
-/* Cuts a file to its first bytes, which have to be there. */
-static rsd_status keep_start(int fd, uint64_t kept)
+/* Cuts a file to its first bytes, which must exist. */
+static rsd_status cut_file(int fd, uint64_t kept)
 {
-    struct stat about;
-    if (fstat(fd, &about) != 0)
-        return fail(RSD_EIO, "%s", strerror(errno));
-    if ((uint64_t)about.st_size < kept)
-        return fail(RSD_EMISMATCH, "%lld bytes, not %llu that could be kept",
-                    (long long)about.st_size, (unsigned long long)kept);
-    if (ftruncate(fd, (off_t)kept) != 0)
-        return fail(RSD_EIO, "%s", strerror(errno));
-    return RSD_OK;
+    struct stat found;
+    if (fstat(fd, &found) != 0)
+        return fail_errno();
+    if ((uint64_t)found.st_size < kept)
+        return fail(RSD_EMISMATCH, "file has %lld bytes, fewer than the %llu to be kept",
+                    (long long)found.st_size, (unsigned long long)kept);
+    return ftruncate(fd, (off_t)kept) == 0 ? RSD_OK : fail_errno();
 }
 
-rsd_status file_create(struct files *files, uint32_t index, uint64_t kept, uint64_t nbytes)
+static rsd_status local_create(struct store *store, uint32_t index, uint64_t kept, uint64_t nbytes)
 {
-    struct one_file *file = &files->list[index];
     int new = kept ? 0 : O_CREAT | O_TRUNC;
-    int fd = openat(files->folder_fd, file->name, O_RDWR | new | O_NOFOLLOW | O_CLOEXEC, 0666);
-    rsd_status status = RSD_OK;
+    int fd = openat(directory_of(store)->fd, store_file_name(store, index),
+                    O_RDWR | new | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0)
-        status = fail(RSD_EIO, "%s", strerror(errno));
-    else if (kept)
-        status = keep_start(fd, kept);
+        return fail_errno();
+    rsd_status status = kept ? cut_file(fd, kept) : RSD_OK;
     if (!status)
-        status = reserve(fd, nbytes);
-    if (fd >= 0 && close(fd) != 0 && !status)
-        status = fail(RSD_EIO, "%s", strerror(errno));
-    file->writable = true;
-    return status ? file_error(files, index, status) : RSD_OK;
+        status = reserve_space(fd, nbytes);
+    if (close(fd) != 0 && !status)
+        status = fail_errno();
+    return status;
 }
 
-static rsd_status write_all(int fd, uint64_t at, const char *data, size_t n)
+static rsd_status write_all(int fd, uint64_t offset, const char *data, size_t n)
 {
     while (n > 0) {
-        ssize_t put = pwrite(fd, data, n, (off_t)at);
-        if (put < 0 && errno == EINTR)
+        ssize_t some = pwrite(fd, data, n, (off_t)offset);
+        if (some < 0 && errno == EINTR)
             continue;
-        if (put <= 0)
-            return fail(RSD_EIO, "byte %llu: %s", (unsigned long long)at,
-                        put < 0 ? strerror(errno) : "nothing could be written");
-        data += put;
-        at += (uint64_t)put;
-        n -= (size_t)put;
+        if (some <= 0)
+            return fail(RSD_EIO, "byte %llu: %s", (unsigned long long)offset,
+                        some < 0 ? strerror(errno) : "no byte was written");
+        data += some;
+        offset += (uint64_t)some;
+        n -= (size_t)some;
     }
     return RSD_OK;
 }
 
-rsd_status file_write(struct files *files, uint32_t index, uint64_t at, const void *data, size_t n)
+static rsd_status local_write(struct store *store, uint32_t index, uint64_t offset,
+                              const void *data, size_t n)
 {
-    struct file_slot *slot;
-    int fd;
-    uint64_t nbytes;
-    TRY(pin(files, index, &slot, &fd, &nbytes));
-    rsd_status status = write_all(fd, at, data, n);
-    if (!status && !files->unsynced && atomic_fetch_add(&slot->unflushed, n) + n >= FLUSH_NBYTES) {
-        /* The disk begins now; who waits for it in the end waits less. */
-        sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
-        atomic_store(&slot->unflushed, 0);
+    struct local_file *file = &directory_of(store)->files[index];
+    struct local_slot *slot;
+    TRY(pin_slot(store, index, offset, n, &slot));
+    rsd_status status = write_all(slot->fd, offset, data, n);
+    if (!status && !store->unsynced && atomic_fetch_add(&file->unflushed, n) + n >= FLUSH_NBYTES) {
+        /* The disk starts now, so that store_sync waits less. */
+        sync_file_range(slot->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+        atomic_store(&file->unflushed, 0);
     }
-    unpin(files, slot);
-    return status ? file_error(files, index, status) : RSD_OK;
+    unpin_slot(store, slot);
+    return status;
 }
 
-rsd_status file_sync(struct files *files, uint32_t index)
+static rsd_status local_sync(struct store *store, uint32_t index)
 {
-    struct file_slot *slot;
-    int fd;
-    uint64_t nbytes;
-    TRY(pin(files, index, &slot, &fd, &nbytes));
-    rsd_status status = fsync(fd) == 0 ? RSD_OK : fail(RSD_EIO, "%s", strerror(errno));
-    unpin(files, slot);
-    return status ? file_error(files, index, status) : RSD_OK;
+    struct local_slot *slot;
+    TRY(pin_slot(store, index, 0, 0, &slot));
+    rsd_status status = fsync(slot->fd) == 0 ? RSD_OK : fail_errno();
+    unpin_slot(store, slot);
+    return status;
 }
 
-rsd_status folder_sync(const struct files *files)
+static rsd_status local_sync_names(struct store *store)
 {
-    if (fsync(files->folder_fd) != 0)
-        return fail(RSD_EIO, "%s: %s", files->folder, strerror(errno));
-    return RSD_OK;
+    if (fsync(directory_of(store)->fd) == 0)
+        return RSD_OK;
+    return fail(RSD_EIO, "%s: %s", store->path, strerror(errno));
 }
+
+/* Writes under another name first, so that no reader sees a part of the file. */
+static rsd_status local_put(struct store *store, const char *name, const void *data, size_t n)
+{
+    int directory = directory_of(store)->fd;
+    char temporary[256];
+    snprintf(temporary, sizeof temporary, "%s.tmp", name);
+    int fd =
+        openat(directory, temporary, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return fail_errno();
+    rsd_status status = write_all(fd, 0, data, n);
+    if (!status && fsync(fd) != 0)
+        status = fail_errno();
+    if (close(fd) != 0 && !status)
+        status = fail_errno();
+    if (!status && (renameat(directory, temporary, directory, name) != 0 || fsync(directory) != 0))
+        status = fail_errno();
+    return status;
+}
+
+static rsd_status local_rename(struct store *store, const char *from, const char *to)
+{
+    int fd = directory_of(store)->fd;
+    return renameat(fd, from, fd, to) == 0 ? RSD_OK : fail_errno();
+}
+
+static rsd_status local_remove(struct store *store, const char *name)
+{
+    return unlinkat(directory_of(store)->fd, name, 0) == 0 ? RSD_OK : fail_open(errno);
+}
+
+const struct store_ops local_store = {.open = local_open,
+                                      .close = local_close,
+                                      .add = local_add,
+                                      .list = local_list,
+                                      .stat = local_stat,
+                                      .read = local_read,
+                                      .create = local_create,
+                                      .write = local_write,
+                                      .sync = local_sync,
+                                      .sync_names = local_sync_names,
+                                      .put = local_put,
+                                      .rename = local_rename,
+                                      .remove = local_remove,
+                                      .open_output = local_open_output,
+                                      .check_output = local_check_output,
+                                      .commit = local_commit,
+                                      .close_output = local_close_output};

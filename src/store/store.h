@@ -1,109 +1,178 @@
-/* store.h - named bytes in a place; output becomes visible in one step. */
+/* store.h - named bytes in a place; output becomes visible in one step.
+ *
+ * A store is a directory, or what stands for one. Its files have numbers, in the order in which they were
+ * added. An error of a store names the byte and the cause. The caller that works on a file adds the path,
+ * once, with store_fail_in.
+ */
 #ifndef STORE_H
 #define STORE_H
 
 #include "base.h"
 
-#include <pthread.h>
-#include <sys/stat.h>
+/* ---- stores.c ---- */
 
-/* ---- file.c ---- */
-
-enum { FILE_SLOTS = 4 };
-struct file_slot {
-    int fd; /* -1: not open now */
-    int users;
-    uint64_t used_at;
-    _Atomic uint64_t unflushed;
-};
-
-struct one_file {
-    char *name; /* in the folder */
-    bool writable;
-    bool known; /* it was seen, with this size and time of change */
-    uint64_t nbytes;
-    int64_t changed; /* nanoseconds */
-    struct file_slot slots[FILE_SLOTS];
-};
-
-/* The files of one folder that a checkpoint is made of. Threads may read at once. */
-struct files {
-    char *folder;
-    int folder_fd;
-    pthread_mutex_t lock;
-    struct one_file *list;
+/* Names that the list owns, each with a zero behind it. Starts as {0}. */
+struct name_list {
+    struct slice *list;
     size_t n, capacity;
-    bool unsynced; /* nobody will wait for the disk, so it need not begin at once */
-    int nopen;
-    uint64_t clock;
+};
+rsd_status name_list_add(struct name_list *names, struct slice name);
+void name_list_drop(struct name_list *names);
+
+struct store {
+    const struct store_ops *ops;
+    char *path;             /* of the directory, for messages */
+    struct name_list names; /* of the files, by number */
+    bool writable; /* its files are written; sizes are not checked against an earlier one */
+    bool unsynced; /* no caller waits until the bytes are on disk */
 };
 
-/* EFORMAT for a name that is absolute, has empty parts, "." or "..", or no name at all. */
-rsd_status check_name(struct slice name);
-
-rsd_status files_open(struct files *files, const char *folder);
-void files_close(struct files *files);
-rsd_status files_add(struct files *files, struct slice name,
-                     uint32_t *index);                            /* does not open it */
-rsd_status file_there(const struct files *files, uint32_t index); /* without opening it */
-rsd_status file_nbytes(struct files *files, uint32_t index, uint64_t *nbytes);
-rsd_status file_check(struct files *files, uint32_t index, uint64_t at,
-                      uint64_t n); /* EFORMAT unless it has these bytes */
-rsd_status file_read(struct files *files, uint32_t index, uint64_t at, void *out, size_t n);
-
-/* The whole file, with a zero behind it; ELIMIT if it is longer than `most`. */
-rsd_status file_load(struct files *files, uint32_t index, uint64_t most, char **bytes, size_t *n);
-
-/* Makes a file of the list anew, but for the first bytes that are kept, with room for so many. */
-rsd_status file_create(struct files *files, uint32_t index, uint64_t kept, uint64_t nbytes);
-rsd_status file_write(struct files *files, uint32_t index, uint64_t at, const void *data, size_t n);
-rsd_status file_sync(struct files *files, uint32_t index);
-rsd_status folder_sync(const struct files *files);
-
-/* Puts the path of a file in front of the last error, or the path and a name, unless the path is there. */
-rsd_status file_error(const struct files *files, uint32_t index, rsd_status status);
-rsd_status file_error_about(const struct files *files, uint32_t index, const char *name,
-                            rsd_status status);
-
-/* ---- inflate.c: zstd streams ---- */
-
-struct inflate;
-rsd_status inflate_open(struct files *files, uint32_t file, uint64_t offset, uint64_t nbytes,
-                        int nlayers, struct inflate **out);
-void inflate_close(struct inflate *inflate);
-rsd_status inflate_read(struct inflate *inflate, void *out, size_t n);  /* the next n bytes */
-rsd_status inflate_some(struct inflate *inflate, void *out, size_t *n); /* fewer at the end */
-
-struct deflate;
-typedef rsd_status deflate_write(void *context, const void *data, size_t n);
-rsd_status deflate_open(int level, uint64_t nbytes, deflate_write *write, void *context,
-                        struct deflate **out); /* of so many bytes in all */
-void deflate_close(struct deflate *deflate);
-rsd_status deflate_put(struct deflate *deflate, const void *data, size_t n);
-rsd_status deflate_end(struct deflate *deflate);
-int deflate_default_level(void);
-
-/* ---- publish.c: the folder in which an output is built, and how it gets into place ---- */
-
-enum part_mode { PART_NEW, PART_RESUME, PART_REPLACE, PART_SHARED, PART_JOIN };
-
-struct part {
-    char *path;   /* what is built */
-    char *folder; /* path.reshard-part */
-    int journal_fd;
-    bool one_file;  /* the path is a file, not a folder */
-    bool overwrite; /* what is at the path may be replaced */
-    bool resumed;   /* the journal has something in it */
-    bool moved;     /* the folder may not be what it was: it is left alone */
+/* A file or a directory, by its name relative to the store. */
+struct store_entry {
+    char *name;
+    const char *base; /* the part of the name behind its last slash */
+    bool directory;
 };
 
-rsd_status part_open(struct part *part, const char *path, enum part_mode mode, bool overwrite,
-                     bool one_file);
-rsd_status part_check(const char *path, bool overwrite, bool one_file); /* could it be opened? */
-rsd_status part_publish(struct part *part); /* everything in it is on disk */
-rsd_status part_join(struct part *part, const char *path,
-                     int32_t rank);  /* what rank 0 opened; rank: whose journal; -1: none */
-void part_close(struct part *part);  /* keeps what is there */
-void part_remove(struct part *part); /* closes, and removes what is there */
+/* What a directory has in it, sorted by name. Numbers in names count as numbers. */
+struct store_listing {
+    struct store_entry *entries;
+    size_t n, capacity;
+};
+
+struct output_options;
+struct store_output;
+
+/* One row per kind of store; the scheme of the path selects it. Functions may run in several threads at
+ * once, but for open, close and add. */
+struct store_ops {
+    const char *scheme; /* "s3" for paths that begin with s3://; NULL: of the local store */
+    rsd_status (*open)(const char *path, struct store **store, const char **file);
+    void (*close)(struct store *store);
+    rsd_status (*add)(struct store *store); /* prepares one more file */
+    rsd_status (*list)(struct store *store, const char *directory, struct store_listing *out);
+    rsd_status (*stat)(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
+    rsd_status (*read)(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
+    rsd_status (*create)(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
+    rsd_status (*write)(struct store *store, uint32_t file, uint64_t offset, const void *data,
+                        size_t n);
+    rsd_status (*sync)(struct store *store, uint32_t file);
+    rsd_status (*sync_names)(struct store *store);
+    rsd_status (*put)(struct store *store, const char *name, const void *data, size_t n);
+    rsd_status (*rename)(struct store *store, const char *from, const char *to);
+    rsd_status (*remove)(struct store *store, const char *name);
+    rsd_status (*open_output)(const char *path, const struct output_options *options,
+                              struct store_output **output);
+    rsd_status (*check_output)(const char *path, const struct output_options *options);
+    rsd_status (*commit)(struct store_output *output);
+    void (*close_output)(struct store_output *output, bool keep);
+};
+
+/* Opens the directory at a path. If a file is there, opens the directory that the file is in, and *file is
+ * its name there, a part of `path`; else *file is NULL. ENOENT: nothing is there. */
+rsd_status store_open(const char *path, struct store **store, const char **file);
+void store_close(struct store *store); /* accepts NULL */
+
+/* Lists a directory of the store; "" is the store itself. The caller drops the listing. What the store
+ * learned of sizes it keeps, so that store_stat need not ask again. */
+rsd_status store_list(struct store *store, const char *directory, struct store_listing *out);
+rsd_status store_listing_add(struct store_listing *listing, const char *directory, const char *name,
+                             bool is_directory);
+void store_listing_drop(struct store_listing *listing);
+
+/* Returns EFORMAT for a name that is absolute, or has empty parts, "." or "..", or is empty. */
+rsd_status store_check_name(struct slice name);
+
+/* Adds a file without opening it. It need not exist yet. */
+rsd_status store_add_file(struct store *store, struct slice name, uint32_t *file);
+static inline const char *store_file_name(const struct store *store, uint32_t file)
+{
+    return store->names.list[file].bytes;
+}
+
+/* The size of a file, and a number that is another one when the file has changed. ENOENT: it does not
+ * exist. version may be NULL. */
+rsd_status store_stat(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
+
+/* Reads n bytes, all of them. EFORMAT: the file has fewer. EIO: it changed since it was first opened. */
+rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
+
+/* Returns EFORMAT unless a file has these bytes; unless nbytes has them. */
+rsd_status store_check_range(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
+rsd_status store_check_bounds(uint64_t offset, uint64_t n, uint64_t nbytes);
+
+/* Reads a whole file, and puts a zero behind it. ELIMIT: it is longer than `limit`. */
+rsd_status store_load(struct store *store, uint32_t file, uint64_t limit, char **bytes, size_t *n);
+
+/* The bytes of a file from an offset on, as a read_at. */
+struct store_range {
+    struct store *store;
+    uint32_t file;
+    uint64_t offset;
+};
+rsd_status store_range_read(void *range, uint64_t offset, void *out, size_t n);
+
+/* Creates a file and reserves nbytes. If `kept` is not 0 the file must exist, and keeps its first bytes. */
+rsd_status store_create(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
+rsd_status store_write(struct store *store, uint32_t file, uint64_t offset, const void *data,
+                       size_t n);
+rsd_status store_sync(struct store *store, uint32_t file);
+rsd_status store_sync_names(struct store *store);
+
+/* These take a file by its name, and name it in an error. store_put writes a whole file, which appears in
+ * one step and is on disk then. */
+rsd_status store_put(struct store *store, const char *name, const void *data, size_t n);
+rsd_status store_rename(struct store *store, const char *from, const char *to);
+rsd_status store_remove(struct store *store, const char *name); /* ENOENT: it does not exist */
+
+/* Puts the path of a file in front of the last error. */
+rsd_status store_fail_in(const struct store *store, uint32_t file, rsd_status status);
+
+/* ---- outputs ---- */
+
+/* What an earlier run left of the same output, and how this process takes part. */
+enum output_mode {
+    OUTPUT_NEW,     /* EEXIST if a run left something */
+    OUTPUT_RESUME,  /* goes on from what it left */
+    OUTPUT_REPLACE, /* removes what it left */
+    OUTPUT_SHARED,  /* several processes do the same at once, each for its own files */
+    OUTPUT_FINISH,  /* they are done, and this one commits */
+    OUTPUT_JOIN,    /* another process has opened the output, and commits it */
+    OUTPUT_IN_PLACE /* writes files of the directory at the path; nothing is committed */
+};
+
+/* Lists the files that belong to a checkpoint at a path. Fails if there is none. */
+typedef rsd_status store_list_owned(const char *path, struct name_list *owned);
+
+struct output_options {
+    enum output_mode mode;
+    bool overwrite; /* a checkpoint at the path may be replaced */
+    bool one_file;  /* the output is a file, not a directory */
+    /* The name of a file for the caller, which is beside those of the output until it is committed. It is
+     * locked, except to join. NULL: none, to join or in place. The text must outlive the output. */
+    const char *journal;
+    store_list_owned *list_owned;
+};
+
+/* An output that is being written. It appears at its path in one step, when it is committed. */
+struct store_output {
+    const struct store_ops *ops;
+    char *path;
+    struct store *store; /* where its files are written */
+    int journal_fd;      /* -1: none */
+    bool resumed;        /* the journal has something in it */
+};
+
+rsd_status store_open_output(const char *path, const struct output_options *options,
+                             struct store_output **output);
+
+/* Says whether an output could be opened, and changes nothing. */
+rsd_status store_check_output(const char *path, const struct output_options *options);
+
+/* Puts the output at its path. Every file must be on disk. */
+rsd_status store_commit(struct store_output *output);
+
+/* Closes an output. Without `keep`, removes what was written and not committed. Accepts NULL. */
+void store_close_output(struct store_output *output, bool keep);
 
 #endif

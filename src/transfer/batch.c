@@ -12,11 +12,13 @@
  * The first failure ends it all: threads look at it before each tile, and its message is carried over to
  * the caller's thread.
  */
-#include "checkpoint.h"
+#include "transfer.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define PROGRESS_NBYTES ((int64_t)1 << 20) /* between two reports of progress */
 
 struct running {
     struct transfer transfer;
@@ -42,6 +44,7 @@ struct state {
     char *message;
     _Atomic bool stopped;
     _Atomic int64_t nbytes_done;
+    _Atomic int64_t nbytes_reported; /* of the last report of progress */
     int64_t nbytes_memory;
 };
 
@@ -87,15 +90,28 @@ static void job_failed(struct state *s, struct running *running, rsd_status stat
         note_failure(s, status);
 }
 
-static void tell_progress(struct state *s)
+/* Whether so much was done since the last report that another one is due. */
+static bool is_report_due(struct state *s)
+{
+    int64_t done = atomic_load(&s->nbytes_done);
+    return done < s->batch->nbytes_total &&
+           done - atomic_load(&s->nbytes_reported) >= PROGRESS_NBYTES;
+}
+
+/* Calls on_progress, at most once per megabyte and at the end. */
+static void report_progress(struct state *s, bool at_end)
 {
     const struct batch *t = s->batch;
-    if (!t->on_progress)
+    if (!t->on_progress || (!at_end && !is_report_due(s)))
         return;
     rsd_progress progress = {.struct_nbytes = sizeof progress, .nbytes_total = t->nbytes_total};
+    int answer = 0;
     pthread_mutex_lock(&s->lock);
-    progress.nbytes_done = min_i64(atomic_load(&s->nbytes_done), t->nbytes_total);
-    int answer = t->on_progress(t->progress_context, &progress);
+    if (at_end || is_report_due(s)) { /* another thread may have reported it */
+        progress.nbytes_done = min_i64(atomic_load(&s->nbytes_done), t->nbytes_total);
+        atomic_store(&s->nbytes_reported, progress.nbytes_done);
+        answer = t->on_progress(t->progress_context, &progress);
+    }
     pthread_mutex_unlock(&s->lock);
     if (answer)
         note_failure(s, fail(RSD_ECANCELLED, "stopped after %lld of %lld bytes",
@@ -112,8 +128,8 @@ static rsd_status check_sources(struct transfer *transfer, struct io_stats *stat
             continue;
         rsd_status status = source_check(source, stats);
         if (status)
-            return file_error(source->files, source->extent.file,
-                              fail_in(status, "%s: ", transfer->name));
+            return store_fail_in(source->checkpoint->store, source->file,
+                                 fail_in(status, "%.300s: ", transfer->name));
     }
     return RSD_OK;
 }
@@ -244,9 +260,9 @@ static void work_lane(struct state *s, struct lane_state *lane, struct scratch *
             rsd_status status =
                 skip ? RSD_OK : transfer_run_tile(&running->transfer, i, scratch, stats);
             if (status)
-                job_failed(s, running, fail_in(status, "%s: ", running->transfer.name));
+                job_failed(s, running, status);
             atomic_fetch_add(&s->nbytes_done, tile_share(&running->transfer, i));
-            tell_progress(s);
+            report_progress(s, false);
         }
         if (atomic_fetch_sub(&running->left, end - first) == end - first)
             close_haul(s, running, stats);
@@ -294,7 +310,7 @@ rsd_status batch_run(struct batch *t)
     }
     if (!s.status) {
         atomic_store(&s.nbytes_done, t->nbytes_total); /* portions are rounded to tiles */
-        tell_progress(&s);
+        report_progress(&s, true);
     }
     t->stats.nbytes_memory = s.nbytes_memory;
     if (s.status)

@@ -9,159 +9,52 @@
  * The CRC-32 of a record is linear, so parts that are read by several threads add up. It is checked when
  * every byte of the record was read once; what was read of other records is counted as unchecked.
  */
-#include "checkpoint.h"
+#include "transfer.h"
+
+#include "crc.h"
 
 #include <stdio.h>
 #include <string.h>
 
 enum { SHORT_RUN = 4096 };
 
-/* ---- finding the bytes ---- */
-
-static rsd_status check_stored(const struct source *source, rsd_dtype dtype,
-                               const struct torch_view *view)
-{
-    char stored[SHAPE_TEXT_NCHARS], said[SHAPE_TEXT_NCHARS];
-    if (view->dtype != dtype)
-        return fail(RSD_EFORMAT, "stored as %s, the metadata says %s", rsd_dtype_name(view->dtype),
-                    rsd_dtype_name(dtype));
-    bool same = view->ndim == source->ndim;
-    for (int32_t d = 0; d < source->ndim && same; d++)
-        same = view->shape[d] == source->len[d];
-    if (!same)
-        return fail(RSD_EFORMAT, "stored with shape %s, the metadata says %s",
-                    shape_text(view->ndim, view->shape, stored),
-                    shape_text(source->ndim, source->len, said));
-    return RSD_OK;
-}
-
-static void use_view(struct source *source, const struct stored_view *stored)
-{
-    int64_t element_nbytes = (int64_t)source->element_nbytes;
-    source->data = stored->data;
-    source->nbytes = stored->nbytes;
-    source->crc = stored->crc;
-    source->has_crc = stored->has_crc;
-    source->swap = stored->big_endian;
-    source->base = stored->view.offset * element_nbytes;
-    for (int32_t d = 0; d < source->ndim; d++) /* that of a single index may be any number */
-        source->strides[d] = source->len[d] > 1 ? stored->view.strides[d] * element_nbytes : 0;
-}
-
-static void use_dense(struct source *source, uint64_t data)
-{
-    int64_t stride = (int64_t)source->element_nbytes;
-    source->data = data;
-    source->nbytes = (uint64_t)(box_volume(source->ndim, source->len) * stride);
-    for (int32_t d = source->ndim - 1; d >= 0; d--) {
-        source->strides[d] = stride;
-        stride *= max_i64(source->len[d], 1);
-    }
-}
-
-static rsd_status find_in_file(struct source *source, const char *name, rsd_dtype dtype)
-{
-    struct stored_view stored;
-    unsigned char start[9]; /* of a blob: the length of its header, and the header's first brace */
-    const struct extent *extent = &source->extent;
-    TRY(file_read(source->files, extent->file, extent->offset, start, sizeof start));
-    if (memcmp(start, "PK\3\4", 4) == 0) {
-        TRY(torch_item_locate(source->files, extent, &stored));
-        TRY(check_stored(source, dtype, &stored.view));
-        use_view(source, &stored);
-        return RSD_OK;
-    }
-    if (start[8] != '{')
-        return fail(RSD_EFORMAT, "byte %llu: neither what torch.save writes nor safetensors",
-                    (unsigned long long)extent->offset);
-    struct torch_view view = {0};
-    uint64_t begin;
-    TRY(safetensors_find_tensor(source->files, extent->file, extent->offset, name, &view.dtype,
-                                &view.ndim, view.shape, &begin));
-    TRY(check_stored(source, dtype, &view));
-    use_dense(source, begin);
-    return RSD_OK;
-}
-
-static void close_stream(struct source *source)
-{
-    inflate_close(source->inflate);
-    mem_free(source->rest);
-    source->inflate = NULL;
-    source->rest = NULL;
-}
-
-static rsd_status open_stream(struct source *source, rsd_dtype dtype)
-{
-    const struct extent *extent = &source->extent;
-    struct stored_view stored;
-    close_stream(source);
-    TRY(inflate_open(source->files, extent->file, extent->offset, extent->nbytes, extent->nzstd,
-                     &source->inflate));
-    TRY(torch_item_locate_stream(source->inflate, &stored, &source->rest, &source->nrest));
-    TRY(check_stored(source, dtype, &stored.view));
-    use_view(source, &stored);
-    source->data = 0;
-    source->stream_at = 0;
-    source->rest_at = 0;
-    source->stream_crc = 0;
-    return RSD_OK;
-}
-
-static rsd_status find_bytes(struct source *source, const rsd_checkpoint *checkpoint,
-                             const char *name)
-{
-    const struct extent *extent = &source->extent;
-    char text[BOX_TEXT_NCHARS];
-    if (extent->kind == ITEM_NONE)
-        return fail(RSD_EFORMAT, "nothing says where the bytes of %s are",
-                    box_text(source->ndim, source->lo, source->len, text));
-    TRY(catalog_check_transforms(&checkpoint->catalog, extent));
-    if (extent->kind == ITEM_VIEW) {
-        use_view(source, &checkpoint->catalog.views[extent->detail]);
-        return RSD_OK;
-    }
-    if (extent->kind == ITEM_PLAIN) {
-        use_dense(source, extent->offset);
-        return RSD_OK;
-    }
-    TRY(file_check(source->files, extent->file, extent->offset, extent->nbytes));
-    if (!extent->nzstd)
-        return find_in_file(source, name, source->dtype);
-    source->compressed = true;
-    TRY(open_stream(source, source->dtype));
-    close_stream(source); /* many may wait, each with its window; one is read at a time */
-    return RSD_OK;
-}
+/* ---- opening ---- */
 
 /* A record is checked if the box is all of it, and all of the box is wanted. */
 static bool covers_record(const struct source *source)
 {
-    return source->base == 0 &&
+    return source->array.base == 0 &&
            (uint64_t)box_volume(source->ndim, source->len) * source->element_nbytes ==
-               source->nbytes;
+               source->array.nbytes;
+}
+
+/* Names the file and the tensor in the last error. */
+static rsd_status fail_in_source(const struct source *source, rsd_status status)
+{
+    return store_fail_in(source->checkpoint->store, source->file,
+                         fail_in(status, "%.300s: ", source->name));
 }
 
 rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t index, size_t box)
 {
     const struct catalog *catalog = &checkpoint->catalog;
     const struct stored_tensor *tensor = &catalog->tensors[index];
-    *source = (struct source){.files = &checkpoint->files,
-                              .extent = catalog->extents[tensor->first_extent + box],
+    *source = (struct source){.checkpoint = checkpoint,
+                              .tensor = index,
+                              .box = box,
+                              .file = catalog->extents[tensor->first_extent + box].file,
+                              .name = tensor->name,
                               .dtype = tensor->dtype,
                               .element_nbytes = rsd_dtype_nbytes(tensor->dtype),
                               .ndim = tensor->ndim};
     copy_i64s(source->lo, tensor_box_lo(catalog, tensor, box), tensor->ndim);
     copy_i64s(source->len, tensor_box_len(catalog, tensor, box), tensor->ndim);
+    rsd_status status = format_locate(checkpoint, index, box, &source->array);
+    if (status)
+        return fail_in_source(source, status);
+    source->checkable = source->array.has_crc && covers_record(source);
     pthread_mutex_init(&source->lock, NULL);
     pthread_mutex_init(&source->keeping, NULL);
-    rsd_status status = find_bytes(source, checkpoint, tensor->name);
-    if (!status)
-        source->checkable = source->has_crc && covers_record(source);
-    if (status) {
-        source_close(source);
-        return file_error_about(&checkpoint->files, source->extent.file, tensor->name, status);
-    }
     return RSD_OK;
 }
 
@@ -172,58 +65,51 @@ void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, cons
         .memory = memory, .dtype = dtype, .element_nbytes = rsd_dtype_nbytes(dtype), .ndim = ndim};
     copy_i64s(source->lo, lo, ndim);
     copy_i64s(source->len, len, ndim);
-    copy_i64s(source->strides, strides, ndim);
+    copy_i64s(source->array.strides, strides, ndim);
     pthread_mutex_init(&source->lock, NULL);
     pthread_mutex_init(&source->keeping, NULL);
 }
 
 void source_close(struct source *source)
 {
-    inflate_close(source->inflate);
-    mem_free(source->rest);
+    stored_stream_close(source->stream);
     mem_free(source->kept);
     pthread_mutex_destroy(&source->lock);
     pthread_mutex_destroy(&source->keeping);
-    source->inflate = NULL;
-    source->rest = NULL;
+    source->stream = NULL;
     source->kept = NULL;
 }
 
 /* ---- reading bytes of the record ---- */
 
-static rsd_status take_stream(struct source *source, char *out, size_t n)
+static void close_stream(struct source *source)
 {
-    size_t ready = source->nrest - source->rest_at;
-    size_t first = ready < n ? ready : n;
-    if (first)
-        memcpy(out, source->rest + source->rest_at, first);
-    source->rest_at += first;
-    if (first < n)
-        TRY(inflate_read(source->inflate, out + first, n - first));
-    source->stream_at += n;
-    return RSD_OK;
+    stored_stream_close(source->stream);
+    source->stream = NULL;
 }
 
 /* All is read: the CRC-32 stands behind the bytes. */
 static rsd_status end_stream(struct source *source)
 {
-    unsigned char after[8];
     rsd_status status = RSD_OK;
-    uint64_t nbytes = source->stream_at;
-    if (source->checkable) {
-        status = take_stream(source, (char *)after, sizeof after);
-        if (!status && memcmp(after, "PK\7\x08", 4) != 0)
-            status = fail(RSD_EFORMAT, "no descriptor behind the bytes");
-    }
-    if (source->checkable && !status) {
-        source->crc = (uint32_t)after[4] | (uint32_t)after[5] << 8 | (uint32_t)after[6] << 16 |
-                      (uint32_t)after[7] << 24;
+    bool has_crc = false;
+    if (source->checkable)
+        status = stored_stream_end(source->stream, &has_crc, &source->array.crc);
+    if (!status && has_crc) {
         source->crc_sum = source->stream_crc;
-        source->seen = source->crc ? nbytes : 0; /* 0: it was not computed */
+        source->seen = source->stream_at;
     }
-    source->stream_at = nbytes;
     close_stream(source);
     return status;
+}
+
+static rsd_status read_next(struct source *source, char *out, size_t n)
+{
+    TRY(stored_stream_read(source->stream, out, n));
+    source->stream_at += n;
+    if (source->checkable)
+        source->stream_crc = crc_update(CRC_ZIP, source->stream_crc, out, n);
+    return RSD_OK;
 }
 
 /* A stream goes forwards only; to go back is to begin again. */
@@ -231,32 +117,33 @@ static rsd_status read_stream(struct source *source, uint64_t at, char *out, siz
                               struct io_stats *stats)
 {
     char skipped[1 << 14];
-    if (!source->inflate || at < source->stream_at) {
+    const rsd_checkpoint *checkpoint = source->checkpoint;
+    if (!source->stream || at < source->stream_at) {
         stats->again += source->stream_at;
-        TRY(open_stream(source, source->dtype));
+        close_stream(source);
+        TRY(checkpoint->format->open_stream(checkpoint, source->tensor, source->box,
+                                            &source->stream));
+        source->stream_at = source->stream_crc = 0;
     }
     while (source->stream_at < at) {
         uint64_t left = at - source->stream_at;
-        size_t some = left < sizeof skipped ? (size_t)left : sizeof skipped;
-        TRY(take_stream(source, skipped, some));
-        source->stream_crc = crc_update(CRC_ZIP, source->stream_crc, skipped, some);
+        TRY(read_next(source, skipped, left < sizeof skipped ? (size_t)left : sizeof skipped));
     }
-    TRY(take_stream(source, out, n));
-    if (source->checkable)
-        source->stream_crc = crc_update(CRC_ZIP, source->stream_crc, out, n);
-    return source->stream_at == source->nbytes ? end_stream(source) : RSD_OK;
+    TRY(read_next(source, out, n));
+    return source->stream_at == source->array.nbytes ? end_stream(source) : RSD_OK;
 }
 
 static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size_t n,
                              struct io_stats *stats)
 {
     stats->nbytes_read += n;
-    if (source->compressed)
+    if (source->array.stream)
         return read_stream(source, at, out, n, stats);
-    TRY(file_read(source->files, source->extent.file, source->data + at, out, n));
+    TRY(store_read(source->checkpoint->store, source->file, source->array.offset + at, out, n));
     if (!source->checkable)
         return RSD_OK;
-    uint64_t part = crc_shift(CRC_ZIP, crc_update(CRC_ZIP, 0, out, n), source->nbytes - at - n);
+    uint64_t part =
+        crc_shift(CRC_ZIP, crc_update(CRC_ZIP, 0, out, n), source->array.nbytes - at - n);
     pthread_mutex_lock(&source->lock);
     source->crc_sum ^= part;
     source->seen += n;
@@ -266,17 +153,17 @@ static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size
 
 rsd_status source_check(struct source *source, struct io_stats *stats)
 {
-    if (!source->checkable || source->seen != source->nbytes) {
+    if (!source->checkable || source->seen != source->array.nbytes) {
         stats->nbytes_unchecked +=
-            source->wanted < source->nbytes ? source->wanted : source->nbytes;
+            source->wanted < source->array.nbytes ? source->wanted : source->array.nbytes;
         return RSD_OK;
     }
-    uint32_t crc = crc32_from_raw(source->crc_sum, source->nbytes);
-    if (crc != source->crc)
-        return fail(RSD_EFORMAT,
-                    "bytes %llu to %llu have CRC-32 %08x, should have %08x: they are damaged",
-                    (unsigned long long)source->data,
-                    (unsigned long long)(source->data + source->nbytes), crc, source->crc);
+    uint32_t crc = crc32_from_raw(source->crc_sum, source->array.nbytes);
+    if (crc != source->array.crc)
+        return fail(RSD_EFORMAT, "bytes %llu to %llu are damaged: CRC-32 is %08x, expected %08x",
+                    (unsigned long long)source->array.offset,
+                    (unsigned long long)(source->array.offset + source->array.nbytes), crc,
+                    source->array.crc);
     return RSD_OK;
 }
 
@@ -300,8 +187,9 @@ static rsd_status keep_record(struct source *source, struct io_stats *stats)
     rsd_status status = RSD_OK;
     pthread_mutex_lock(&source->keeping); /* who comes later waits, and finds it */
     if (!source->kept) {
-        char *record = mem_new((size_t)source->nbytes + 1, 1);
-        status = record ? read_bytes(source, 0, record, (size_t)source->nbytes, stats) : RSD_ENOMEM;
+        char *record = mem_new((size_t)source->array.nbytes + 1, 1);
+        status = record ? read_bytes(source, 0, record, (size_t)source->array.nbytes, stats)
+                        : RSD_ENOMEM;
         if (status)
             mem_free(record);
         else
@@ -316,8 +204,8 @@ bool source_runs_across(const struct source *source)
     int64_t stride = (int64_t)source->element_nbytes;
     bool rows = true;
     for (int32_t d = source->ndim - 1; d >= 0; d--) {
-        rows = rows && (source->len[d] == 1 || source->strides[d] >= stride);
-        stride = source->len[d] == 1 ? stride : source->strides[d] * source->len[d];
+        rows = rows && (source->len[d] == 1 || source->array.strides[d] >= stride);
+        stride = source->len[d] == 1 ? stride : source->array.strides[d] * source->len[d];
     }
     return !rows && !source->memory;
 }
@@ -326,33 +214,20 @@ bool source_runs_across(const struct source *source)
 static uint64_t region_loops(const struct source *source, const int64_t *lo, const int64_t *len,
                              struct loops *loops)
 {
-    int64_t at = source->base, packed = (int64_t)source->element_nbytes;
-    *loops = (struct loops){0};
-    for (int32_t d = source->ndim - 1; d >= 0; d--) {
-        at += (lo[d] - source->lo[d]) * source->strides[d];
-        loops_add(loops, len[d], source->strides[d], packed);
-        packed *= len[d];
-    }
-    loops_finish(loops, source->element_nbytes);
-    return (uint64_t)at;
+    int64_t packed[RSD_MAX_DIMS];
+    box_packed_strides(source->ndim, len, source->element_nbytes, packed);
+    *loops = box_loops(source->ndim, len, source->element_nbytes, source->array.strides, packed);
+    return (uint64_t)(source->array.base +
+                      box_offset(source->ndim, lo, source->lo, source->array.strides));
 }
 
 static rsd_status read_rows(struct source *source, uint64_t at, const struct loops *loops,
                             char *out, struct io_stats *stats)
 {
-    int64_t index[MAX_LOOPS] = {0};
-    int32_t i;
-    do {
-        TRY(read_bytes(source, at, out, loops->run, stats));
-        out += loops->run; /* the region is packed: rows follow each other */
-        for (i = loops->n - 1; i >= 0; i--) {
-            at += (uint64_t)loops->src_stride[i];
-            if (++index[i] < loops->count[i])
-                break;
-            at -= (uint64_t)(loops->count[i] * loops->src_stride[i]);
-            index[i] = 0;
-        }
-    } while (i >= 0);
+    int64_t index[MAX_LOOPS] = {0}, from = (int64_t)at, to = 0;
+    do
+        TRY(read_bytes(source, (uint64_t)from, out + to, loops->run, stats));
+    while (loops_next(loops, index, &from, &to));
     return RSD_OK;
 }
 
@@ -378,35 +253,24 @@ static void scatter(char *out, int64_t stride, const char *in, int64_t n, size_t
 static rsd_status read_across(struct source *source, const int64_t *lo, const int64_t *len,
                               int32_t along, char *out, struct io_stats *stats)
 {
-    int64_t packed[RSD_MAX_DIMS], index[RSD_MAX_DIMS] = {0},
-                                  stride = (int64_t)source->element_nbytes;
-    int64_t at = source->base;
+    int64_t packed[RSD_MAX_DIMS], index[MAX_LOOPS] = {0}, to = 0;
+    int64_t from =
+        source->array.base + box_offset(source->ndim, lo, source->lo, source->array.strides);
     size_t n = (size_t)len[along] * source->element_nbytes;
+    struct loops others = {0}; /* over the other dims, in the order of the region */
     char *run = mem_new(n, 1);
     if (!run)
         return RSD_ENOMEM;
-    for (int32_t d = source->ndim - 1; d >= 0; d--) {
-        packed[d] = stride;
-        stride *= len[d];
-        at += (lo[d] - source->lo[d]) * source->strides[d];
-    }
-    rsd_status status = RSD_OK;
-    for (int32_t d = 0; d >= 0 && !status;) {
-        status = read_bytes(source, (uint64_t)at, run, n, stats);
+    box_packed_strides(source->ndim, len, source->element_nbytes, packed);
+    for (int32_t d = 0; d < source->ndim; d++)
+        if (d != along)
+            loops_add(&others, len[d], source->array.strides[d], packed[d]);
+    rsd_status status;
+    do {
+        status = read_bytes(source, (uint64_t)from, run, n, stats);
         if (!status)
-            scatter(out, packed[along], run, len[along], source->element_nbytes);
-        for (d = source->ndim - 1; d >= 0; d--) {
-            if (d == along)
-                continue;
-            at += source->strides[d];
-            out += packed[d];
-            if (++index[d] < len[d])
-                break;
-            at -= len[d] * source->strides[d];
-            out -= len[d] * packed[d];
-            index[d] = 0;
-        }
-    }
+            scatter(out + to, packed[along], run, len[along], source->element_nbytes);
+    } while (!status && loops_next(&others, index, &from, &to));
     mem_free(run);
     return status;
 }
@@ -415,7 +279,7 @@ static rsd_status read_across(struct source *source, const int64_t *lo, const in
 static int32_t dim_along(const struct source *source, const int64_t *len)
 {
     for (int32_t d = 0; d + 1 < source->ndim; d++)
-        if (source->strides[d] == (int64_t)source->element_nbytes && len[d] > 1)
+        if (source->array.strides[d] == (int64_t)source->element_nbytes && len[d] > 1)
             return d;
     return -1;
 }
@@ -435,14 +299,14 @@ static rsd_status read_region(struct source *source, const int64_t *lo, const in
     struct loops loops;
     uint64_t at = region_loops(source, lo, len, &loops);
     bool across = loops.n > 0 && loops.run < SHORT_RUN && source_runs_across(source);
-    if (across && source->nbytes <= keep_most)
+    if (across && source->array.nbytes <= keep_most)
         return read_kept(source, at, &loops, out, stats);
-    if (across && source->compressed) /* it would be decoded again for every row */
+    if (across && source->array.stream) /* it would be decoded again for every row */
         return fail(
             RSD_ELIMIT,
             "a compressed box of %llu bytes whose rows run across: as much memory is needed "
             "for each thread, five times over",
-            (unsigned long long)source->nbytes);
+            (unsigned long long)source->array.nbytes);
     int32_t along = across ? dim_along(source, len) : -1;
     if (along >= 0)
         return read_across(source, lo, len, along, out, stats);
@@ -452,8 +316,10 @@ static rsd_status read_region(struct source *source, const int64_t *lo, const in
 rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
                        uint64_t keep_most, struct io_stats *stats)
 {
-    TRY(read_region(source, lo, len, out, keep_most, stats));
-    if (source->swap)
+    rsd_status status = read_region(source, lo, len, out, keep_most, stats);
+    if (status)
+        return fail_in_source(source, status);
+    if (source->array.big_endian)
         swap_elements(source, out, (size_t)box_volume(source->ndim, len) * source->element_nbytes);
     return RSD_OK;
 }

@@ -3,7 +3,7 @@
  * A source that is in memory is used where it is. What lies in a file as it will lie in memory is read
  * straight to its place; the rest is read into a buffer, source by source, and copied from there.
  */
-#include "checkpoint.h"
+#include "transfer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ struct tile {
     struct scratch *scratch;
     struct io_stats *stats;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    struct tile_part *parts; /* by source, then by where they begin */
+    struct tile_part *parts; /* sorted by source, then by lo; while sinks are filled, by sink */
     size_t nparts;
 };
 
@@ -27,6 +27,12 @@ static int by_source(const void *a, const void *b)
     if (x->lo[0] != y->lo[0])
         return x->lo[0] < y->lo[0] ? -1 : 1;
     return (x->sink > y->sink) - (x->sink < y->sink);
+}
+
+static int by_sink(const void *a, const void *b)
+{
+    const struct tile_part *x = a, *y = b;
+    return x->sink != y->sink ? (x->sink < y->sink ? -1 : 1) : by_source(a, b);
 }
 
 static rsd_status find_parts(struct tile *tile)
@@ -50,39 +56,19 @@ static rsd_status find_parts(struct tile *tile)
     return RSD_OK;
 }
 
-static int64_t offset_in(int32_t ndim, const int64_t *lo, const int64_t *base,
-                         const int64_t *strides)
+static void copy_part(const struct tile *tile, const struct tile_part *part, size_t element_nbytes,
+                      const char *src, const int64_t *src_strides, char *dst,
+                      const int64_t *dst_strides)
 {
-    int64_t offset = 0;
-    for (int32_t d = 0; d < ndim; d++)
-        offset += (lo[d] - base[d]) * strides[d];
-    return offset;
+    box_copy(&tile->scratch->copier, tile->transfer->stream, tile->transfer->ndim, part->len,
+             element_nbytes, src, src_strides, dst, dst_strides);
 }
 
-static void packed_strides(int32_t ndim, const int64_t *len, size_t element_nbytes,
-                           int64_t *strides)
+/* The address of a part in the memory of its sink. */
+static char *sink_address(const struct transfer *transfer, const struct tile_part *part)
 {
-    int64_t stride = (int64_t)element_nbytes;
-    for (int32_t d = ndim - 1; d >= 0; d--) {
-        strides[d] = stride;
-        stride *= len[d];
-    }
-}
-
-static struct loops part_loops(const struct transfer *transfer, const struct tile_part *part,
-                               const int64_t *src_strides, const int64_t *dst_strides)
-{
-    struct loops loops = {0};
-    for (int32_t d = 0; d < transfer->ndim; d++)
-        loops_add(&loops, part->len[d], src_strides[d], dst_strides[d]);
-    loops_finish(&loops, transfer->element_nbytes);
-    return loops;
-}
-
-static void copy_part(const struct tile *tile, const struct loops *loops, const char *src,
-                      char *dst)
-{
-    copy_loops(&tile->scratch->copier, tile->transfer->stream, loops, src, dst);
+    const struct sink *sink = &transfer->sinks[part->sink];
+    return sink->memory + box_offset(transfer->ndim, part->lo, sink->lo, sink->strides);
 }
 
 /* Reads straight into memory what lies there as it lies in the source. */
@@ -93,14 +79,12 @@ static rsd_status read_straight(const struct tile *tile, struct tile_part *part)
     int64_t packed[RSD_MAX_DIMS];
     if (sink->kind != SINK_MEMORY || sink->dtype != transfer->dtype)
         return RSD_OK;
-    packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
-    struct loops loops = part_loops(transfer, part, packed, sink->strides);
-    if (loops.n > 0)
+    box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
+    if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, packed, sink->strides).n > 0)
         return RSD_OK;
     part->done = true;
     return source_read(&transfer->sources[part->source], part->lo, part->len,
-                       sink->memory + offset_in(transfer->ndim, part->lo, sink->lo, sink->strides),
-                       transfer->keep_most, tile->stats);
+                       sink_address(transfer, part), transfer->keep_most, tile->stats);
 }
 
 /* The box around n parts of one source. */
@@ -130,7 +114,7 @@ static rsd_status stage(const struct tile *tile, struct tile_part *parts, size_t
     if (source->memory) {
         staged->bytes = source->memory;
         copy_i64s(staged->lo, source->lo, transfer->ndim);
-        copy_i64s(staged->strides, source->strides, transfer->ndim);
+        copy_i64s(staged->strides, source->array.strides, transfer->ndim);
         return RSD_OK;
     }
     if (n == 1)
@@ -138,7 +122,7 @@ static rsd_status stage(const struct tile *tile, struct tile_part *parts, size_t
     if (parts[0].done)
         return RSD_OK;
     bound_parts(transfer->ndim, parts, n, staged->lo, len);
-    packed_strides(transfer->ndim, len, transfer->element_nbytes, staged->strides);
+    box_packed_strides(transfer->ndim, len, transfer->element_nbytes, staged->strides);
     staged->bytes = scratch->in + *at;
     TRY(source_read(source, staged->lo, len, scratch->in + *at, transfer->keep_most, tile->stats));
     *at += (size_t)box_volume(transfer->ndim, len) * transfer->element_nbytes;
@@ -206,42 +190,34 @@ static const struct staged *staged_of(const struct tile *tile, const struct tile
     return &list[part->staged];
 }
 
-/* All parts of one sink that lie in the tile, as a dense block: what is written, or cast. */
-static rsd_status gather(const struct tile *tile, size_t sink_index, const int64_t *lo,
-                         const int64_t *strides, char *block)
+static const char *staged_address(const struct tile *tile, const struct tile_part *part)
 {
-    const struct transfer *transfer = tile->transfer;
-    for (size_t i = 0; i < tile->nparts; i++) {
-        const struct tile_part *part = &tile->parts[i];
-        if (part->sink != sink_index)
-            continue;
-        const struct staged *from = staged_of(tile, part);
-        struct loops loops = part_loops(transfer, part, from->strides, strides);
-        copy_part(tile, &loops,
-                  from->bytes + offset_in(transfer->ndim, part->lo, from->lo, from->strides),
-                  block + offset_in(transfer->ndim, part->lo, lo, strides));
-    }
-    return RSD_OK;
+    const struct staged *from = staged_of(tile, part);
+    return from->bytes + box_offset(tile->transfer->ndim, part->lo, from->lo, from->strides);
 }
 
-/* The bytes of a block that come from one part, as they lie there: NULL if they have to be gathered. */
-static const char *in_place(const struct tile *tile, size_t sink_index, const int64_t *strides,
-                            int64_t volume)
+/* Copies the n parts of one sink into a dense block that begins at lo. */
+static void gather(const struct tile *tile, const struct tile_part *parts, size_t n,
+                   const int64_t *lo, const int64_t *strides, char *block)
 {
     const struct transfer *transfer = tile->transfer;
-    for (size_t i = 0; i < tile->nparts; i++) {
-        const struct tile_part *part = &tile->parts[i];
-        if (part->sink != sink_index)
-            continue;
-        if (box_volume(transfer->ndim, part->len) != volume)
-            return NULL;
-        const struct staged *from = staged_of(tile, part);
-        struct loops loops = part_loops(transfer, part, from->strides, strides);
-        if (loops.n > 0)
-            return NULL;
-        return from->bytes + offset_in(transfer->ndim, part->lo, from->lo, from->strides);
-    }
-    return NULL;
+    for (size_t i = 0; i < n; i++)
+        copy_part(tile, &parts[i], transfer->element_nbytes, staged_address(tile, &parts[i]),
+                  staged_of(tile, &parts[i])->strides,
+                  block + box_offset(transfer->ndim, parts[i].lo, lo, strides), strides);
+}
+
+/* Returns the address of a block that is one part and contiguous there, or NULL. */
+static const char *in_place(const struct tile *tile, const struct tile_part *part,
+                            const int64_t *strides, int64_t volume)
+{
+    const struct transfer *transfer = tile->transfer;
+    if (box_volume(transfer->ndim, part->len) != volume)
+        return NULL;
+    const int64_t *from = staged_of(tile, part)->strides;
+    if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, from, strides).n > 0)
+        return NULL;
+    return staged_address(tile, part);
 }
 
 static rsd_status cast_block(const struct tile *tile, const struct sink *sink, int64_t volume,
@@ -255,17 +231,18 @@ static rsd_status cast_block(const struct tile *tile, const struct sink *sink, i
     return RSD_OK;
 }
 
-static rsd_status fill_blocks(const struct tile *tile, size_t index)
+/* Passes the block that the n parts of one sink are to the sink. */
+static rsd_status fill_block(const struct tile *tile, const struct tile_part *parts, size_t n)
 {
     const struct transfer *transfer = tile->transfer;
-    struct sink *sink = &transfer->sinks[index];
+    struct sink *sink = &transfer->sinks[parts[0].sink];
     int64_t lo[RSD_MAX_DIMS] = {0}, len[RSD_MAX_DIMS] = {0}, strides[RSD_MAX_DIMS];
     box_overlap(transfer->ndim, tile->lo, tile->len, sink->lo, sink->len, lo, len);
-    packed_strides(transfer->ndim, len, transfer->element_nbytes, strides);
+    box_packed_strides(transfer->ndim, len, transfer->element_nbytes, strides);
     int64_t volume = box_volume(transfer->ndim, len);
-    const char *block = in_place(tile, index, strides, volume);
+    const char *block = in_place(tile, parts, strides, volume);
     if (!block) {
-        TRY(gather(tile, index, lo, strides, tile->scratch->out));
+        gather(tile, parts, n, lo, strides, tile->scratch->out);
         block = tile->scratch->out;
     }
     TRY(cast_block(tile, sink, volume, &block));
@@ -277,23 +254,16 @@ static rsd_status fill_cast_memory(const struct tile *tile, const struct tile_pa
 {
     const struct transfer *transfer = tile->transfer;
     const struct sink *sink = &transfer->sinks[part->sink];
-    const struct staged *from = staged_of(tile, part);
-    int64_t packed[RSD_MAX_DIMS];
     size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
-    packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
-    struct loops loops = part_loops(transfer, part, from->strides, packed);
-    copy_part(tile, &loops,
-              from->bytes + offset_in(transfer->ndim, part->lo, from->lo, from->strides),
-              tile->scratch->out);
+    int64_t packed[RSD_MAX_DIMS];
+    box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
+    copy_part(tile, part, transfer->element_nbytes, staged_address(tile, part),
+              staged_of(tile, part)->strides, tile->scratch->out, packed);
     const char *block = tile->scratch->out;
     TRY(cast_block(tile, sink, box_volume(transfer->ndim, part->len), &block));
-    packed_strides(transfer->ndim, part->len, element_nbytes, packed);
-    loops = (struct loops){0};
-    for (int32_t d = 0; d < transfer->ndim; d++)
-        loops_add(&loops, part->len[d], packed[d], sink->strides[d]);
-    loops_finish(&loops, element_nbytes);
-    copy_part(tile, &loops, block,
-              sink->memory + offset_in(transfer->ndim, part->lo, sink->lo, sink->strides));
+    box_packed_strides(transfer->ndim, part->len, element_nbytes, packed);
+    copy_part(tile, part, element_nbytes, block, packed, sink_address(transfer, part),
+              sink->strides);
     return RSD_OK;
 }
 
@@ -301,32 +271,27 @@ static rsd_status fill_memory(const struct tile *tile, const struct tile_part *p
 {
     const struct transfer *transfer = tile->transfer;
     const struct sink *sink = &transfer->sinks[part->sink];
-    const struct staged *from = staged_of(tile, part);
     if (sink->dtype != transfer->dtype)
         return fill_cast_memory(tile, part);
-    struct loops loops = part_loops(transfer, part, from->strides, sink->strides);
-    copy_part(tile, &loops,
-              from->bytes + offset_in(transfer->ndim, part->lo, from->lo, from->strides),
-              sink->memory + offset_in(transfer->ndim, part->lo, sink->lo, sink->strides));
+    copy_part(tile, part, transfer->element_nbytes, staged_address(tile, part),
+              staged_of(tile, part)->strides, sink_address(transfer, part), sink->strides);
     return RSD_OK;
 }
 
 static rsd_status fill_sinks(const struct tile *tile)
 {
-    const struct transfer *transfer = tile->transfer;
-    for (size_t i = 0; i < tile->nparts; i++) {
-        const struct tile_part *part = &tile->parts[i];
-        if (part->done || transfer->sinks[part->sink].kind == SINK_DISCARD)
-            continue;
-        if (transfer->sinks[part->sink].kind == SINK_MEMORY) {
-            TRY(fill_memory(tile, part));
-            continue;
-        }
-        bool first = true; /* blocks are made once, of all parts */
-        for (size_t k = 0; k < i && first; k++)
-            first = tile->parts[k].sink != part->sink;
-        if (first)
-            TRY(fill_blocks(tile, part->sink));
+    if (tile->nparts > 1)
+        qsort(tile->parts, tile->nparts, sizeof *tile->parts, by_sink);
+    for (size_t first = 0, end = 0; first < tile->nparts; first = end) {
+        const struct tile_part *parts = &tile->parts[first];
+        enum sink_kind kind = tile->transfer->sinks[parts[0].sink].kind;
+        while (end < tile->nparts && tile->parts[end].sink == parts[0].sink)
+            end++;
+        if (kind == SINK_BLOCKS)
+            TRY(fill_block(tile, parts, end - first));
+        for (size_t i = first; i < end && kind == SINK_MEMORY; i++)
+            if (!tile->parts[i].done)
+                TRY(fill_memory(tile, &tile->parts[i]));
     }
     return RSD_OK;
 }

@@ -18,7 +18,7 @@
  *   (1) Pieces cover what is wanted of each sink exactly once (they come from a plan).
  *   (2) Tiles in ascending order read and write every array in ascending order, so streams can be used.
  */
-#include "checkpoint.h"
+#include "transfer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -89,10 +89,10 @@ static int64_t least_row(const struct transfer *transfer, int32_t k)
     for (size_t i = 0; i < transfer->nsources + transfer->nsinks; i++) {
         const int64_t *len = i < transfer->nsources ? transfer->sources[i].len
                                                     : transfer->sinks[i - transfer->nsources].len;
-        int64_t row =
-            (int64_t)transfer->element_nbytes * box_volume(transfer->ndim - k - 1, len + k + 1);
-        if (box_volume(transfer->ndim, len) > 0)
-            least = min_i64(least, row);
+        if (box_is_empty(transfer->ndim, len)) /* its other extents may be any number */
+            continue;
+        least = min_i64(least, (int64_t)transfer->element_nbytes *
+                                   box_volume(transfer->ndim - k - 1, len + k + 1));
     }
     return least == INT64_MAX ? 0 : least;
 }
@@ -101,7 +101,7 @@ static int64_t least_row(const struct transfer *transfer, int32_t k)
 static bool runs_across(const struct transfer *transfer)
 {
     for (size_t i = 0; i < transfer->nsources; i++)
-        if (transfer->sources[i].nbytes > transfer->keep_most &&
+        if (transfer->sources[i].array.nbytes > transfer->keep_most &&
             source_runs_across(&transfer->sources[i]))
             return true;
     return false;
@@ -177,7 +177,7 @@ static rsd_status open_sources(struct transfer *transfer, rsd_checkpoint *checkp
     for (size_t i = 0; i < n && !status; i++) {
         status = source_open(&transfer->sources[i], checkpoint, tensor, boxes[i]);
         transfer->nsources += !status;
-        if (!status && transfer->sources[i].compressed)
+        if (!status && transfer->sources[i].array.stream)
             transfer->in_order = true;
     }
     for (size_t i = 0; i < transfer->npieces && !status; i++) {
@@ -197,7 +197,7 @@ static void finish(struct transfer *transfer, uint64_t most_nbytes)
             transfer->element_nbytes;
     for (size_t i = 0; i < transfer->nsources;
          i++) /* a part that is read twice cannot be added up */
-        if (transfer->sources[i].wanted < transfer->sources[i].nbytes)
+        if (transfer->sources[i].wanted < transfer->sources[i].array.nbytes)
             transfer->sources[i].checkable = false;
     for (size_t i = 0; i < transfer->nsinks; i++)
         if (transfer->sinks[i].dtype != transfer->dtype && transfer->sinks[i].kind != SINK_DISCARD)
@@ -211,6 +211,21 @@ static void finish(struct transfer *transfer, uint64_t most_nbytes)
     choose_tiles(transfer, most_nbytes > 0 ? most_nbytes : 1);
 }
 
+rsd_status transfer_plan(const struct catalog *catalog, const struct stored_tensor *tensor,
+                         size_t n, const int64_t *lo, const int64_t *len, rsd_plan **plan)
+{
+    rsd_layout *src = NULL, *dst = NULL;
+    rsd_status status = catalog_tensor_layout(catalog, tensor, false, &src);
+    if (!status)
+        status = catalog_boxes_layout(tensor->dtype, tensor->ndim, tensor_shape(catalog, tensor), n,
+                                      lo, len, &dst);
+    if (!status)
+        status = rsd_plan_new(src, dst, NULL, plan);
+    rsd_layout_free(src);
+    rsd_layout_free(dst);
+    return status;
+}
+
 static rsd_status plan_sinks(const struct transfer *transfer, const struct catalog *catalog,
                              const struct stored_tensor *tensor, rsd_plan **plan)
 {
@@ -222,7 +237,7 @@ static rsd_status plan_sinks(const struct transfer *transfer, const struct catal
         copy_i64s(len + i * ndim, transfer->sinks[i].len, transfer->ndim);
     }
     if (!status)
-        status = catalog_tensor_plan(catalog, tensor, n, lo, len, plan);
+        status = transfer_plan(catalog, tensor, n, lo, len, plan);
     mem_free(lo);
     mem_free(len);
     return status;
@@ -297,7 +312,7 @@ rsd_status transfer_from_box(struct transfer *transfer, rsd_checkpoint *checkpoi
     if (!transfer->sources)
         return RSD_ENOMEM;
     TRY(source_open(&transfer->sources[0], checkpoint, tensor, box));
-    transfer->in_order = transfer->sources[0].compressed;
+    transfer->in_order = transfer->sources[0].array.stream;
     return add_only_piece(transfer, most_nbytes);
 }
 

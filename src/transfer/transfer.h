@@ -4,8 +4,9 @@
 
 #include "format.h"
 #include "memory.h"
-#include "peer.h"
 #include "plan.h"
+
+#include <pthread.h>
 
 /* ---- source.c: a stored box that can be read ---- */
 
@@ -17,16 +18,16 @@ struct io_stats {
 
 struct source {
     const char *memory; /* of the box's first element, if it is there and not in a file */
-    struct files *files;
-    struct extent extent;
+    rsd_checkpoint *checkpoint;
+    size_t tensor, box;
+    uint32_t file;
+    const char *name; /* of the tensor */
     rsd_dtype dtype;
     size_t element_nbytes; /* bytes of an element */
     int32_t ndim;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* the box */
-    uint64_t data, nbytes;                       /* of the record, in the file or in the stream */
-    int64_t base, strides[RSD_MAX_DIMS];         /* of the box in the record, bytes */
-    bool swap, has_crc, checkable;
-    uint32_t crc;
+    struct stored_array array;                   /* where its bytes are; in memory, the strides */
+    bool checkable;
     uint64_t wanted; /* bytes of the box that are wanted, set by whoever reads */
 
     pthread_mutex_t lock; /* for what follows */
@@ -34,10 +35,7 @@ struct source {
     pthread_mutex_t keeping;
     char *kept; /* the whole record */
 
-    bool compressed;
-    struct inflate *inflate; /* while it is read, by one thread */
-    unsigned char *rest;
-    size_t nrest, rest_at;
+    struct stored_stream *stream; /* while it is read, by one thread */
     uint64_t stream_at, stream_crc;
 };
 
@@ -69,6 +67,7 @@ typedef rsd_status sink_take(const struct sink *sink, struct scratch *scratch, c
 /* Where a box goes. */
 struct sink {
     enum sink_kind kind;
+    const char *name; /* of the tensor, for the messages of `take` */
     rsd_dtype dtype;
     int32_t ndim;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
@@ -143,6 +142,10 @@ struct scratch {
 rsd_status scratch_reserve(char **bytes, size_t *capacity, size_t need);
 void scratch_drop(struct scratch *scratch);
 
+/* Plans how boxes are filled from a stored tensor. EMISMATCH: no file has some element of them. */
+rsd_status transfer_plan(const struct catalog *catalog, const struct stored_tensor *tensor,
+                         size_t n, const int64_t *lo, const int64_t *len, rsd_plan **plan);
+
 /* A haul of one tensor: start it, add its sinks, and say where they are filled from. Tiles are of at most
  * so many bytes. */
 rsd_status transfer_start(struct transfer *transfer, const struct catalog *catalog, size_t tensor,
@@ -189,6 +192,29 @@ struct partial_crc_list {
     size_t n, capacity;
     pthread_mutex_t lock;
 };
+
+/* The portions of this rank in jobs of so many bytes. splits: which may be split; NULL: none. */
+struct partition {
+    struct job_part *list;
+    int64_t *nbytes;
+    size_t n, capacity, nbytes_capacity;
+};
+rsd_status partition_jobs(int32_t rank, int32_t nranks, const int64_t *nbytes, const bool *splits,
+                          size_t njobs, struct partition *mine);
+void partition_drop(struct partition *parts);
+int64_t partition_tile(const struct job_part *part, int64_t at, int64_t ntiles);
+bool partition_can_split(const struct catalog *catalog, const struct stored_tensor *tensor);
+
+/* Adds up what all ranks have seen of each source. The error of a damaged one is set, and what damaged
+ * returns ends it. */
+typedef rsd_status partial_crc_damaged(void *context, const struct partial_crc *seen,
+                                       rsd_status status);
+void partial_crcs_open(struct partial_crc_list *seen);
+void partial_crcs_close(struct partial_crc_list *seen);
+rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part *part,
+                            int64_t side, struct transfer *transfer);
+rsd_status partial_crcs_check(struct partial_crc *list, size_t n, rsd_report *report,
+                              partial_crc_damaged *damaged, void *context);
 
 /* Jobs are numbered, those of one lane in a row. A job is opened, hauled and closed. */
 struct batch {

@@ -1,4 +1,4 @@
-# What is said on a closed stream must not end up in a file that got its number.
+# A message to a closed stream must not be written to a file that has its descriptor.
 in=$GOLDEN/fsdp2_adamw/ckpt
 reshard convert "$in" a --mesh 3 --preset fsdp >&-
 echo "exit $?"

@@ -1,4 +1,4 @@
-# Trained on 8, tomorrow there are 6: everything comes through, there and back.
+# From 8 ranks to 6 and back: nothing is lost.
 in=$GOLDEN/fsdp2_adamw/ckpt
 try convert "$in" eight --mesh 8 --preset fsdp
 try convert eight six --mesh dp_shard=6 --preset fsdp -q --verify

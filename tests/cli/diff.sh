@@ -1,4 +1,4 @@
-# The same or not, whatever the layout and the format.
+# Equal or not, in any layout and format.
 in=$GOLDEN/fsdp2_adamw/ckpt
 reshard convert "$in" a --mesh 8 --preset fsdp -q
 reshard convert "$in" b --format safetensors -q

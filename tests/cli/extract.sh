@@ -1,4 +1,4 @@
-# One tensor or a part of it; only what is needed has to be there.
+# One tensor or a slice of it; only the files that are read must exist.
 in=$GOLDEN/fsdp2_adamw/ckpt
 dump() { od -An -v -tx1 "$@" | tr -d ' \n'; echo; }
 try extract "$in" model.up.bias bias.npy
@@ -21,6 +21,9 @@ echo "# a file of another rank is not needed"
 cp -r "$in" part
 rm part/__3_0.distcp
 try extract part model.pos pos.npy
+try extract part model.up.weight x.npy --slice '[0:60, :]'
+rm x.npy
+try extract part model.up.weight x.npy --slice '[59:61, :]'
 try extract part model.up.weight x.npy
 echo "# what cannot be done"
 try extract "$in" model.up.bias bias.npy

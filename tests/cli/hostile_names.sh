@@ -1,4 +1,4 @@
-# Names that would move a terminal's cursor are spelled out, and JSON is JSON whatever they are.
+# Names with control characters are escaped in text, and JSON is valid with any name.
 header='{"a\u001b[31mred":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'\
 '"b\nline":{"dtype":"F32","shape":[],"data_offsets":[8,12]},'\
 '"c<&>\"'"'"'":{"dtype":"U8","shape":[2,2],"data_offsets":[12,16]},'\
@@ -16,6 +16,6 @@ json < got.json
 reshard convert x.safetensors "$(printf 'bad\377')" --json > got.json
 json < got.json
 cat got.json
-# The names come through a conversion as they are.
+# A conversion keeps the names.
 try convert x.safetensors dcp --format dcp -q
 try diff x.safetensors dcp

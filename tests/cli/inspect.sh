@@ -1,4 +1,4 @@
-# What is in a checkpoint: as text, as a tree, as JSON, and of one tensor.
+# A checkpoint as text, as a tree and as JSON, and one tensor of it.
 in=$GOLDEN/fsdp2_adamw/ckpt
 try inspect "$in"
 try inspect --tree "$GOLDEN/fsdp2_tp_adamw/ckpt"

@@ -1,4 +1,4 @@
-# Shards of a run become a folder that transformers loads, or nothing at all.
+# The shards of a run become a directory that transformers loads.
 in=$GOLDEN/fsdp2_adamw/ckpt
 try merge "$in" one/
 try merge "$in" one.safetensors -q

@@ -1,4 +1,4 @@
-# Paths as people have them.
+# Paths with blanks, leading dashes and trailing slashes.
 cp -r "$GOLDEN/fsdp2_adamw/ckpt" 'in put é'
 try merge 'in put é/' 'out put ü//' -q
 ls 'out put ü'
@@ -6,7 +6,7 @@ try verify 'out put ü/'
 try diff 'in put é' 'in put é/.metadata'
 try merge 'in put é' ./-x -q
 try verify -- -x
-echo "# into the folder that is read, and over it"
+echo "# into the directory that is read, and over it"
 mv 'in put é' in
 try convert in in/out -q --mesh 2 --preset fsdp
 try diff in in/out
@@ -24,3 +24,11 @@ try convert link other -q
 try diff link other
 try convert in link -q --force
 ls -A
+echo "# the directory above, and directories whose names look like files"
+mkdir -p above/.hidden above/model.pt/sub above/run.safetensors
+try inspect above
+cp -r in above/step
+try inspect above
+cp "in/.metadata" above/
+mkdir above/.metadata.d
+try inspect above --json | head -1

@@ -1,4 +1,4 @@
-# What a conversion would do, without a byte of any tensor being read, and it then does just that.
+# A plan reads no tensor data, and the conversion then does what the plan says.
 cp -r "$GOLDEN/fsdp2_adamw/ckpt" in
 numbers() { tr ',{}' '\n\n\n' | grep '"tensors"\|"files"\|"needed"\|"read"\|"written"\|"left_out"'; }
 same() {
@@ -18,7 +18,7 @@ same --format safetensors --max-shard-size 10KB
 same --format safetensors --mesh 4 --place 'model.*=S0' --default R
 same --only model --cast bf16
 same --only '^model' --rename 's/^model/m/' --mesh 3 --default S0
-# Data files that are empty, and none that may be opened: the plan is the same.
+# With empty data files, none of which is opened, the plan is the same.
 reshard plan in --mesh 6 --preset fsdp > a
 for file in in/*.distcp; do : > "$file"; done
 reshard plan in --mesh 6 --preset fsdp | cmp - a
@@ -34,3 +34,6 @@ try plan in --mesh 6
 try plan in --mesh 6 --preset fsdp --pieces
 try plan in in --mesh 6
 try plan in --svg x.svg
+try plan in --ranks
+try plan --rank 1 in --mesh 6
+try plan --mesh=6 --preset fsdp --no_picture in

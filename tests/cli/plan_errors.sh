@@ -22,12 +22,14 @@ try plan --rank 3 'f32[8] : 2:S0 -> 4:S0'
 try plan --pieces --json 'f32[8] : 2:S0 -> 4:S0'
 try plan "$(printf 'f32[8] : 2:S0 \033 4:S0')"
 try plan --pieces --svg x.svg 'f32[8] : 2:S0 -> 4:S0'
-# A path that is not there is not a problem that cannot be read.
+try plan 'f32[8] : 2:S0 -> 4:S0' --mesh 8
+try plan --preset fsdp 'f32[8] : 2:S0 -> 4:S0'
+# A path that does not exist is not a problem that cannot be parsed.
 try plan nosuch
 try plan --json nosuch/
 try plan nosuch --mesh 2 --preset fsdp
 try plan 'f32[8] : 2:S0 -> 4:S0' --svg nosuch/x.svg
-# A picture may be drawn again over itself, which makes no checkpoint of the problem.
+# A picture may replace itself: a PROBLEM stays a PROBLEM although the file exists.
 reshard plan --no-picture 'f32[8] : 2:S0 -> 4:S0' --svg x.svg --html x.html > one
 reshard plan --no-picture 'f32[8] : 2:S0 -> 4:S0' --svg x.svg --html x.html | cmp - one
 ls

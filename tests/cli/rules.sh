@@ -1,4 +1,4 @@
-# What decides how a tensor is cut: --place, then the rules file, then the preset, then the default.
+# Placements come from --place, then the file of rules, then the preset, then the default.
 in=$GOLDEN/fsdp2_adamw/ckpt
 cuts() { # what became of some tensors: their boxes
     reshard convert "$in" out -q "$@" || { echo "exit $?"; return; }

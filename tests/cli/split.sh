@@ -1,10 +1,10 @@
-# One file a rank, each with everything that the rank needs.
+# One file per rank, each with everything that the rank needs.
 in=$GOLDEN/fsdp2_adamw/ckpt
 try split "$in" tp --mesh tp=4 --place 'model.up.*=colwise' --place 'model.down.weight=rowwise' --default R --only '^model' --strip-prefix model.
 ls tp
 try verify tp
 try inspect tp
-# What all ranks hold together: cut tensors once, replicas four times.
+# In all files together, sharded tensors are stored once and replicas four times.
 cat tp/* | wc -c
 for rank in 0 1 2 3; do
     mkdir alone

@@ -1,4 +1,4 @@
-# Damage of every kind is found, and the file is named.
+# Damage of every kind is found, and the finding names the file.
 in=$GOLDEN/fsdp2_adamw/ckpt
 damage() { rm -rf bad && cp -r "$in" bad && echo "# $1"; }
 found() { # how many findings, and which files they name

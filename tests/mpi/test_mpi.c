@@ -1,4 +1,4 @@
-/* test_mpi.c - plans between processes equal the oracle: every case of every carrier, many in one bind, by
+/* test_mpi.c - plans between processes equal the oracle: every case of every backend, many in one bind, by
  * messages, through shared memory and from arenas; random layouts; several execs at once. */
 #include "reshard_mpi.h"
 

@@ -18,7 +18,7 @@ def told_by_c(lines):
     with tempfile.TemporaryDirectory() as folder:
         source = os.path.join(folder, "told.c")
         with open(source, "w", encoding="ascii") as file:
-            file.write("#include <stdio.h>\n#include <reshard.h>\nint main(void)\n{\n")
+            file.write("#include <stdio.h>\n#include <reshard_experimental.h>\nint main(void)\n{\n")
             file.write("\n".join(lines) + "\nreturn 0;\n}\n")
         subprocess.run([*os.environ.get("CC", "cc").split(), f"-I{INCLUDE}", source, "-o", source[:-2]],
                        check=True)
@@ -71,11 +71,11 @@ class Header(unittest.TestCase):
     def test_callbacks(self):
         """functions in tables and callbacks are typed"""
         kinds = dict(_c.Transport._fields_)
-        for name in ("send", "recv", "test", "cancel", "allgather"):
+        for name in ("send", "recv", "test", "cancel", "release"):
             self.assertTrue(issubclass(kinds[name], C._CFuncPtr), name)
         self.assertEqual(kinds["send"]._argtypes_, (C.c_void_p, C.c_int32, C.c_int32, C.c_void_p, C.c_size_t,
                                                     C.POINTER(C.c_void_p)))
-        self.assertEqual((kinds["send"]._restype_, kinds["cancel"]._restype_), (C.c_int, None))
+        self.assertEqual((kinds["send"]._restype_, kinds["cancel"]._restype_), (C.c_int, C.c_int32))
         self.assertEqual(_c.OnDifference._argtypes_, (C.c_void_p, C.c_char_p, C.c_int, C.c_char_p))
         self.assertIs(dict(_c.LoadOptions._fields_)["on_progress"], _c.OnProgress)
 

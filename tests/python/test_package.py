@@ -75,7 +75,8 @@ class Package(unittest.TestCase):
     def test_errors(self):
         """every status is an exception, which is also a builtin one, and survives pickling"""
         builtin = {"EINVAL": ValueError, "EMISMATCH": ValueError, "ELIMIT": OverflowError, "EEXIST": FileExistsError,
-                   "ECANCELLED": Exception, "ENOMEM": MemoryError, "EIO": OSError, "EFORMAT": ValueError,
+                   "ECANCELLED": Exception, "ENOMEM": MemoryError, "EIO": OSError, "ENOENT": FileNotFoundError,
+                   "EFORMAT": ValueError,
                    "EUNSUPPORTED": NotImplementedError, "EPEER": ConnectionError, "ETIMEOUT": TimeoutError}
         statuses = {name: number for name, number in _c.header.constants.items()
                     if name.startswith("E") and _c.lib.rsd_status_name(number).decode() == name}
@@ -87,7 +88,8 @@ class Package(unittest.TestCase):
             self.assertEqual((error.status, str(error), errors.number_of(error)), (name, "what went wrong", number))
             again = pickle.loads(pickle.dumps(error))
             self.assertEqual((type(again), again.status, str(again)), (type(error), name, "what went wrong"))
-        for error, name in ((MemoryError(), "ENOMEM"), (OSError(), "EIO"), (TimeoutError(), "ETIMEOUT"),
+        for error, name in ((MemoryError(), "ENOMEM"), (OSError(), "EIO"), (FileNotFoundError(), "ENOENT"),
+                            (TimeoutError(), "ETIMEOUT"),
                             (ValueError(), "EINVAL"), (KeyboardInterrupt(), "ECANCELLED")):
             self.assertEqual(errors.number_of(error), statuses[name])
 

@@ -1,6 +1,7 @@
 """Conversions from Python: rules, presets, names, casts, shards, stops and what they prove afterwards."""
 import json
 import os
+import re
 import subprocess
 import tempfile
 import unittest
@@ -25,16 +26,16 @@ def state():
 class Rules(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = folder.name
-        cls.path = os.path.join(folder.name, "x")
+        directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(directory.cleanup)
+        cls.directory = directory.name
+        cls.path = os.path.join(directory.name, "x")
         reshard.save(cls.path, state())
         with open(os.path.join(cls.path, "config.json"), "w") as file:
             file.write("{}")
 
     def out(self, *names):
-        self.made = tempfile.mkdtemp(dir=self.folder)
+        self.made = tempfile.mkdtemp(dir=self.directory)
         return os.path.join(self.made, *(names or ("out",)))
 
     def layouts(self, path):
@@ -84,6 +85,40 @@ class Rules(unittest.TestCase):
         self.assertEqual(found["model.layers.0.o_proj.weight"], (3, (6, 3)))
         self.assertEqual(found["model.layers.0.norm.weight"], (1, (6,)))
         self.assertEqual(reshard.diff(out, self.path), [])
+
+    def test_same_words(self):
+        """axes and placements are written as the command takes them, expressions as Python does"""
+        out = self.out()
+        reshard.convert(self.path, out, mesh="TP=2,dp=1", preset="llama-tp", place={r".*\.\d\.norm\.\w+": "Colwise,R"},
+                        exclude="step")
+        found = self.layouts(out)
+        self.assertEqual(found["model.layers.0.q_proj.weight"], (2, (4, 6)))
+        self.assertEqual(found["model.layers.1.norm.weight"], (2, (3,)))
+        self.assertEqual(found["optim.state.layers.1.norm.weight.exp_avg"], (2, (3,)))
+        out = self.out()
+        reshard.convert(self.path, out, mesh=2, place=lambda tensor: "Replicate" if tensor.ndim < 2 else "rowwise")
+        self.assertEqual(self.layouts(out)["model.layers.0.o_proj.weight"], (2, (6, 4)))
+
+    def test_functions_fail(self):
+        """a function is called once for a tensor; its ValueErrors are collected, others come out"""
+        called = []
+
+        def place(tensor):
+            called.append(tensor.name)
+            if tensor.name.endswith("norm.weight"):
+                raise ValueError("no norms")
+            return None
+
+        with self.assertRaisesRegex(reshard.MismatchError, r"2 of 7 tensors \(model.*f32\[6\].*\): no norms"):
+            reshard.convert(self.path, self.out(), mesh=2, place=place, only="^model")
+        self.assertEqual(len(called), 7)
+        reshard.convert(self.path, self.out(), only=lambda tensor: called.append(tensor.name) or tensor.ndim == 2)
+        self.assertEqual(len(called), 7 + 21)
+        for name in ("only", "exclude", "cast", "rename"):
+            with self.assertRaises(ZeroDivisionError):
+                reshard.convert(self.path, self.out(), **{name: lambda _: 1 / 0})
+        with self.assertRaises(re.error):
+            reshard.convert(self.path, self.out(), only="(")
 
     def test_names_and_dtypes(self):
         """chosen, renamed and cast"""
@@ -192,9 +227,9 @@ class Rules(unittest.TestCase):
 
 class Proofs(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = os.path.join(folder.name, "x")
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = os.path.join(directory.name, "x")
         self.array = np.arange(60, dtype="i4").reshape(6, 10)
         reshard.save(self.path, {"w": self.array, "v": np.arange(3.0)})
 

@@ -14,16 +14,15 @@ from test_plans import held
 
 
 class Post:
-    """Where the mail of all ranks is."""
+    """The messages of all ranks."""
 
     def __init__(self, nranks):
         self.nranks, self.lock = nranks, threading.Lock()
         self.boxes = collections.defaultdict(collections.deque)
-        self.barrier, self.gathered = threading.Barrier(nranks, timeout=30), {}
 
 
 class Mailbox(reshard.Transport):
-    """One rank's end of it."""
+    """The transport of one rank."""
 
     def __init__(self, post, rank):
         super().__init__(rank, post.nranks)
@@ -50,13 +49,7 @@ class Mailbox(reshard.Transport):
 
     def cancel(self, request):
         self.cancelled += 1
-
-    def allgather(self, own):
-        self.post.gathered[self.rank] = bytes(own)
-        self.post.barrier.wait()
-        found = b"".join(self.post.gathered[rank] for rank in range(self.nranks))
-        self.post.barrier.wait()
-        return found
+        return True
 
 
 def on_every_rank(nranks, work):
@@ -132,7 +125,7 @@ class Transports(unittest.TestCase):
             bound = reshard.bind(Plan("f64[8,8] : 2:S0 -> 2:S1"), transport=Mailbox(post, rank), arena=arena,
                                  names=["w"])
             bound.run(src, out)
-            told = bound.note
+            told = bound.describe()
             del bound, arena, src
             gc.collect()
             self.assertTrue((np.asarray(out) == whole[:, 4 * rank:4 * rank + 4]).all())
@@ -162,7 +155,7 @@ class Transports(unittest.TestCase):
 
     def test_exceptions(self):
         """an exception in a method comes out of the call, as it is; the rest is told a status"""
-        for method in ("send", "recv", "test", "allgather"):
+        for method in ("send", "recv", "test"):
             post = Post(2)
 
             class Failing(Mailbox):
@@ -175,8 +168,6 @@ class Transports(unittest.TestCase):
 
             def work(rank):
                 transport = (Failing if rank else Mailbox)(post, rank)
-                if method == "allgather" and not rank:
-                    return transport.post.barrier.abort()
                 bound = reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), transport=transport, timeout=0.3, node=-1)
                 bound.run(np.zeros(4, "f4"), np.zeros(8, "f4"))
                 return transport
@@ -205,15 +196,42 @@ class Transports(unittest.TestCase):
         self.assertIsInstance(late, TimeoutError)
         self.assertIn("rank 1", str(late))
 
-    def test_wrong_answers(self):
-        """a gather of the wrong length is refused"""
-        class Short(Mailbox):
-            def allgather(self, own):
-                return bytes(own)
+    def test_gather(self):
+        """every rank gets the bytes of all; one that passes another number of bytes is named"""
+        for nranks in (1, 2, 3, 5):
+            post = Post(nranks)
+            found = on_every_rank(nranks, lambda rank: Mailbox(post, rank).gather(bytes([rank] * 3)))
+            self.assertEqual(found, [[bytes([rank] * 3) for rank in range(nranks)]] * nranks)
+            self.assertEqual(on_every_rank(nranks, lambda rank: Mailbox(post, rank).gather(b"")),
+                             [[b""] * nranks] * nranks)
+        post = Post(3)
+        found = on_every_rank(3, lambda rank: Mailbox(post, rank).gather(b"x" * (1 + (rank == 2))))
+        for one in found:
+            self.assertIsInstance(one, reshard.MismatchError)
+            self.assertIn("rank 2 called rsd_gather of 2 bytes, rank 0 called rsd_gather of 1 bytes", str(one))
+        post = Post(2)
+        late = on_every_rank(2, lambda rank: rank or Mailbox(post, rank).gather(b"x", timeout=0.2))[0]
+        self.assertIsInstance(late, reshard.TimedOutError)
+        self.assertIn("rank 1", str(late))
 
-        with self.assertRaises(reshard.InvalidError) as raised:
-            reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), transport=Short(Post(2), 0))
-        self.assertIn("for 2 ranks", str(raised.exception))
+    def test_bad_arrays(self):
+        """arrays that one rank alone may not pass fail on all ranks, with one status"""
+        post, memory = Post(2), np.zeros(12, "f4")
+
+        def work(rank):
+            bound = reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), transport=Mailbox(post, rank), timeout=30, node=-1)
+            got = np.zeros(8, "f4")
+            with self.assertRaises(reshard.InvalidError) as raised:
+                bound.run(memory[:4] if rank else np.ones(4, "f4"), memory[:8] if rank else got)
+            self.assertIn("rank 1: ", str(raised.exception))
+            self.assertIn("overlaps", str(raised.exception))
+            bound.run(np.full(4, rank, "f4"), got)
+            return got.tolist()
+
+        self.assertEqual(on_every_rank(2, work), [[0.0] * 4 + [1.0] * 4] * 2)
+
+    def test_wrong_arguments(self):
+        """what makes no sense is refused"""
         for rank, nranks in ((2, 2), (-1, 2)):
             with self.assertRaises(reshard.InvalidError):
                 reshard.Transport(rank, nranks)

@@ -1,10 +1,10 @@
-"""A torch process group as a transport, so that plans are carried out by whatever joins the ranks.
+"""A torch process group as a transport.
 
     exec = reshard.bind(plan, transport=reshard.torch.Group())         of the world
     exec = reshard.bind(plan, transport=reshard.torch.Group(mesh.get_group("tp")))
 
-Bytes go through the host's memory. A group that has no backend for it (one of NCCL alone) gets a gloo group
-of the same ranks beside it. Ranks of one host share memory, and use the group only to meet.
+Bytes go through host memory. For a group without a backend for host memory (one of NCCL alone) a gloo group of the same
+ranks is made. Ranks of one host share memory, and use the group only to bind.
 """
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def _backend(group: Any) -> str:
 
 
 class _Waiter(threading.Thread):
-    """A thread that waits for one request after the other. gloo says that a request is done only to who
-    waits for it, and a wait that is given up breaks the connection."""
+    """A thread that waits for one request after the other. gloo tells only a thread that waits for a request that it is
+    done, and a wait that times out breaks the connection."""
 
     def __init__(self, idle: Deque["_Waiter"]) -> None:
         super().__init__(name="reshard-wait", daemon=True)
@@ -111,7 +111,7 @@ class _Waiter(threading.Thread):
 
 
 class _Request:
-    """A message on its way, in memory of its own: the library's may go when it has given up."""
+    """A message under way, in memory of its own: the library may free its memory after a failure."""
 
     def __init__(self, tensor: torch.Tensor, into: Optional[memoryview]) -> None:
         self.tensor, self.into = tensor, into
@@ -121,8 +121,8 @@ class _Request:
 
 
 class Group(Transport):
-    """One process's end of a process group. Ranks are numbered as in the group. It does not keep the group
-    alive. `tags` tells apart what uses one group at the same time."""
+    """A process group as the transport of one process. Ranks are numbered as in the group. It does not keep the group
+    alive. Transports that use one group at the same time need different `tags`."""
 
     def __init__(self, group: Optional[Any] = None, *, tags: int = 0) -> None:
         group = host_group(group)
@@ -135,7 +135,7 @@ class Group(Transport):
 
     @property
     def group(self) -> Any:
-        """The group that carries the bytes."""
+        """The group that moves the bytes."""
         group = self._group()
         if group is None:
             raise InvalidError("the process group has been destroyed")
@@ -173,19 +173,20 @@ class Group(Transport):
             request.into = None
         return True
 
-    def cancel(self, request: _Request) -> None:
-        request.into = None  # what still arrives is not looked at
+    def cancel(self, request: _Request) -> bool:
+        request.into = None  # what still arrives is ignored
+        return True
 
-    def allgather(self, own: memoryview) -> memoryview:
-        mine = _tensor(own)
+    def gather(self, own: Any, timeout: float = 0.0) -> List[bytes]:
+        """Collective. As that of every transport, by one operation of the group, which has a time-out of its own."""
+        mine = _tensor(memoryview(own))
         found = [torch.empty_like(mine) for _ in range(self.nranks)]
         self.group.allgather([found], [mine]).wait()
-        gathered = torch.cat(found)
-        return memoryview(bytes(_bytes_of(gathered)))
+        return [bytes(_bytes_of(one)) for one in found]
 
 
 def _tensor(data: memoryview) -> torch.Tensor:
-    """A copy of memory of the library's."""
+    """A copy of memory of the library."""
     made = torch.empty(data.nbytes, dtype=torch.uint8)
     if data.nbytes:
         made.copy_(torch.frombuffer(data, dtype=torch.uint8))

@@ -1,6 +1,6 @@
-/* test_agree.c - ranks that take steps together, as threads: all end with one status, one failure stops
- * everyone, who is slow is waited for, and who is gone is named. */
-#include "exec.h"
+/* test_step.c - steps that ranks take together, as threads: all end with one status, one failure stops all, a slow
+ * rank is waited for, and a lost one is named. */
+#include "peer.h"
 #include "tap.h"
 
 #include <pthread.h>
@@ -13,16 +13,17 @@ enum { MOST = 8 };
 struct member {
     rsd_transport transport;
     pthread_t thread;
+    void *(*main)(void *member); /* NULL: take_steps */
     int32_t nsteps;
     bool absent, slow, endless, cancels, large;
     rsd_status fails; /* in step `fails_at` */
     int32_t fails_at;
     double timeout;
     struct peer_step *step;
-    int32_t at, nhonest; /* steps that were taken */
+    int32_t at, nright; /* steps that were taken */
     rsd_status status;
     char message[256];
-    _Atomic int ntold;
+    _Atomic int ncalls;
 };
 
 static rsd_status work(void *context)
@@ -39,13 +40,13 @@ static rsd_status work(void *context)
     m->step->nbytes_done = 10;
     if (m->fails && m->at == m->fails_at)
         return fail(m->fails, "it failed on purpose");
-    for (int i = 0; i < (m->large ? 3000000 : m->transport.rank); i++) /* words of any length */
+    for (int i = 0; i < (m->large ? 3000000 : m->transport.rank); i++) /* payloads of any length */
         TRY(payload_put(&m->step->own, &number, sizeof number));
     return RSD_OK;
 }
 
-/* Says how many numbers each rank said, and that all were right. */
-static rsd_status merge(void *context, const struct payload *all, struct payload *heard)
+/* Counts the numbers of each rank, and checks them. */
+static rsd_status merge(void *context, const struct payload *all, struct payload *result)
 {
     const struct member *m = context;
     for (int32_t rank = 0; rank < m->transport.nranks; rank++) {
@@ -53,9 +54,9 @@ static rsd_status merge(void *context, const struct payload *all, struct payload
         for (size_t at = 0; at < all[rank].n; n++) {
             TRY(payload_take(&all[rank], &at, &number, sizeof number));
             if (number != rank + 100 * m->at)
-                return fail(RSD_EMISMATCH, "rank %d said %lld", (int)rank, (long long)number);
+                return fail(RSD_EMISMATCH, "rank %d sent %lld", (int)rank, (long long)number);
         }
-        TRY(payload_put(heard, &n, sizeof n));
+        TRY(payload_put(result, &n, sizeof n));
     }
     return RSD_OK;
 }
@@ -63,7 +64,7 @@ static rsd_status merge(void *context, const struct payload *all, struct payload
 static int on_progress(void *context, const rsd_progress *progress)
 {
     struct member *m = context;
-    m->ntold++;
+    m->ncalls++;
     return m->cancels || progress->nbytes_done > progress->nbytes_total;
 }
 
@@ -78,14 +79,14 @@ static bool take_step(struct member *m)
     for (size_t at = 0, rank = 0; at < step.result.n && !m->status; rank++) {
         int64_t n = -1;
         payload_take(&step.result, &at, &n, sizeof n);
-        m->nhonest += n == (m->large ? 3000000 : (int64_t)rank);
+        m->nright += n == (m->large ? 3000000 : (int64_t)rank);
     }
     payload_drop(&step.own);
     payload_drop(&step.result);
     return m->status == RSD_OK;
 }
 
-static void *run(void *context)
+static void *take_steps(void *context)
 {
     struct member *m = context;
     for (m->at = 0; m->at < m->nsteps && !m->absent; m->at++)
@@ -96,36 +97,37 @@ static void *run(void *context)
 
 static void run_all(struct member *members, int32_t n)
 {
-    rsd_thread_group *team = NULL;
-    OK(rsd_thread_group_new(n, &team));
+    rsd_thread_group *group = NULL;
+    OK(rsd_thread_group_new(n, &group));
     for (int32_t i = 0; i < n; i++) {
         members[i].transport.struct_nbytes = sizeof(rsd_transport);
-        OK(rsd_thread_group_transport(team, i, &members[i].transport));
-        pthread_create(&members[i].thread, NULL, run, &members[i]);
+        OK(rsd_thread_group_transport(group, i, &members[i].transport));
+        pthread_create(&members[i].thread, NULL, members[i].main ? members[i].main : take_steps,
+                       &members[i]);
     }
     for (int32_t i = 0; i < n; i++)
         pthread_join(members[i].thread, NULL);
-    rsd_thread_group_free(team);
+    rsd_thread_group_free(group);
 }
 
-static void words_come_through(void)
+static void payloads_arrive(void)
 {
     for (int32_t n = 2; n <= MOST; n += 3) {
         struct member members[MOST] = {0};
-        CASE("%d ranks say words of any length, step after step", (int)n);
+        CASE("%d ranks send payloads of any length, step after step", (int)n);
         for (int32_t i = 0; i < n; i++)
             members[i].nsteps = 5;
         run_all(members, n);
         for (int32_t i = 0; i < n; i++)
-            CHECK(!members[i].status && members[i].nhonest == 5 * n && members[i].ntold >= 5,
-                  "rank %d: %s, %d, told %d times", (int)i, members[i].message,
-                  (int)members[i].nhonest, (int)members[i].ntold);
+            CHECK(!members[i].status && members[i].nright == 5 * n && members[i].ncalls >= 5,
+                  "rank %d: %s, %d, %d calls of on_progress", (int)i, members[i].message,
+                  (int)members[i].nright, (int)members[i].ncalls);
     }
-    CASE("words longer than a message may be");
+    CASE("payloads longer than a message may be");
     struct member members[2] = {{.nsteps = 1, .large = true}, {.nsteps = 1, .large = true}};
     run_all(members, 2);
     for (int32_t i = 0; i < 2; i++)
-        CHECK(!members[i].status && members[i].nhonest == 2, "%s", members[i].message);
+        CHECK(!members[i].status && members[i].nright == 2, "%s", members[i].message);
 }
 
 static void slow_is_not_dead(void)
@@ -136,14 +138,14 @@ static void slow_is_not_dead(void)
         members[i].timeout = 2;
     run_all(members, 3);
     for (int32_t i = 0; i < 3; i++)
-        CHECK(!members[i].status && members[i].nhonest == 3, "rank %d: %s", (int)i,
+        CHECK(!members[i].status && members[i].nright == 3, "rank %d: %s", (int)i,
               members[i].message);
 }
 
-static void one_failure_is_everyones(void)
+static void one_failure_stops_all(void)
 {
     for (int32_t failing = 0; failing < 3; failing++) {
-        CASE("rank %d fails: all say so, whatever they are at", (int)failing);
+        CASE("rank %d fails: all return its status, whatever they are doing", (int)failing);
         struct member members[3] = {{.nsteps = 0}};
         char expected[64];
         snprintf(expected, sizeof expected, "rank %d: it failed on purpose", (int)failing);
@@ -157,7 +159,7 @@ static void one_failure_is_everyones(void)
             CHECK(members[i].status == RSD_ELIMIT && strcmp(members[i].message, expected) == 0,
                   "rank %d: %s", (int)i, members[i].message);
     }
-    CASE("all fail the same way: it is said once, without a rank");
+    CASE("all fail the same way: the error names no rank");
     struct member same[3] = {{.nsteps = 0}};
     for (int32_t i = 0; i < 3; i++)
         same[i] = (struct member){.nsteps = 1, .fails = RSD_EIO};
@@ -189,13 +191,68 @@ static void one_stops_all(void)
               (int)i, members[i].message, (int)members[i].at);
 }
 
+static void one_rank_alone(void)
+{
+    CASE("one rank works in the calling thread, and needs no transport");
+    struct member m = {.transport = {.nranks = 1}, .nsteps = 1};
+    CHECK(take_step(&m) && m.nright == 1, "%s", m.message);
+    m.fails = RSD_ELIMIT;
+    CHECK(!take_step(&m) && m.status == RSD_ELIMIT &&
+              strcmp(m.message, "it failed on purpose") == 0,
+          "%s", m.message);
+}
+
+/* ---- a rank that sends nonsense ---- */
+
+enum { LAST_BEAT = 4, INVALID_STATUS = 12345 };
+struct raw_beat {
+    int64_t kind, status, stopped, nbytes_done, nbytes_total;
+    uint64_t npayload;
+};
+
+static void complete(const rsd_transport *t, void *request)
+{
+    for (int32_t done = 0; !done;)
+        if (t->test(t->context, request, &done))
+            return;
+}
+
+static void *send_nonsense(void *context)
+{
+    const rsd_transport *t = &((struct member *)context)->transport;
+    struct raw_beat beat = {.kind = LAST_BEAT, .status = INVALID_STATUS};
+    char payload[1024];
+    void *request;
+    if (!t->send(t->context, 0, TAG_STEP, &beat, sizeof beat, &request))
+        complete(t, request);
+    for (beat.kind = 0; beat.kind != LAST_BEAT;) {
+        if (t->recv(t->context, 0, TAG_STEP + 2, &beat, sizeof beat, &request))
+            return NULL;
+        complete(t, request);
+    }
+    if (beat.npayload <= sizeof payload &&
+        !t->recv(t->context, 0, TAG_STEP + 3, payload, beat.npayload, &request))
+        complete(t, request);
+    return NULL;
+}
+
+static void nonsense_is_refused(void)
+{
+    CASE("a status that does not exist is a failure of the rank that sent it");
+    struct member members[2] = {{.nsteps = 1}, {.main = send_nonsense}};
+    run_all(members, 2);
+    CHECK(members[0].status == RSD_EPEER && strstr(members[0].message, "rank 1"), "%s",
+          members[0].message);
+}
+
 static void lost_is_named(void)
 {
     for (int32_t lost = 0; lost < 3; lost++) {
-        CASE("rank %d never comes: nobody hangs, and it is named", (int)lost);
+        CASE("rank %d never takes the step: the others return, and name it", (int)lost);
         struct member members[3] = {{.nsteps = 0}};
         char expected[64];
-        snprintf(expected, sizeof expected, "nothing was heard of rank %d for", (int)lost);
+        snprintf(expected, sizeof expected, "timed out: no heartbeat from rank %d for 1.5 s",
+                 (int)lost);
         for (int32_t i = 0; i < 3; i++)
             members[i] = (struct member){
                 .nsteps = 1, .timeout = 1.5, .absent = i == lost, .endless = i == (lost + 1) % 3};
@@ -209,10 +266,12 @@ static void lost_is_named(void)
 
 int main(void)
 {
-    words_come_through();
+    payloads_arrive();
     slow_is_not_dead();
-    one_failure_is_everyones();
+    one_failure_stops_all();
     one_stops_all();
+    one_rank_alone();
+    nonsense_is_refused();
     lost_is_named();
     return tap_end();
 }

@@ -1,4 +1,4 @@
-/* words.c - numbers, sizes and texts, as people write and read them. */
+/* cli_text.c - parses and prints numbers, sizes, names and JSON. */
 #include "cli.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-bool parse_number(const char *text, long long least, long long most, long long *value)
+bool cli_parse_number(const char *text, long long least, long long most, long long *value)
 {
     char *end;
     errno = 0;
@@ -19,7 +19,7 @@ bool parse_number(const char *text, long long least, long long most, long long *
     return true;
 }
 
-bool parse_size(const char *text, int64_t *nbytes)
+bool cli_parse_size(const char *text, int64_t *nbytes)
 {
     static const struct {
         const char *name;
@@ -42,7 +42,7 @@ bool parse_size(const char *text, int64_t *nbytes)
     return false;
 }
 
-const char *size_text(int64_t nbytes)
+const char *cli_size_text(int64_t nbytes)
 {
     static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
     static char texts[4][32];
@@ -58,7 +58,7 @@ const char *size_text(int64_t nbytes)
     return text;
 }
 
-const char *tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape)
+const char *cli_tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape)
 {
     static char texts[4][RSD_MAX_DIMS * 21 + 16];
     static unsigned next;
@@ -71,8 +71,8 @@ const char *tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape)
     return text;
 }
 
-/* The bytes of the UTF-8 character at c; 0: there is none. */
-static int utf8_nbytes(const unsigned char *c)
+/* Returns the length of the UTF-8 character at c; 0: it is not valid. */
+static int utf8_char_nbytes(const unsigned char *c)
 {
     int n = *c < 0x80 ? 1 : *c >> 5 == 6 ? 2 : *c >> 4 == 14 ? 3 : *c >> 3 == 30 ? 4 : 0;
     uint32_t code = n == 1 ? *c : *c & (0x7fu >> n);
@@ -85,26 +85,26 @@ static int utf8_nbytes(const unsigned char *c)
     return code < least[n] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : n;
 }
 
-static bool is_control(const unsigned char *c)
+static bool is_control_char(const unsigned char *c)
 {
     return *c < 0x20 || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0);
 }
 
-const char *plain_text(const char *text)
+const char *cli_plain_text(const char *text)
 {
     static char *texts[4];
     static unsigned next;
     bool plain = true;
     for (const unsigned char *c = (const unsigned char *)text; *c && plain;
-         c += plain ? utf8_nbytes(c) : 0)
-        plain = utf8_nbytes(c) > 0 && !is_control(c);
+         c += plain ? utf8_char_nbytes(c) : 0)
+        plain = utf8_char_nbytes(c) > 0 && !is_control_char(c);
     if (plain)
         return text;
     char **out = &texts[next++ % 4], *end;
-    *out = end = need_memory(realloc(*out, 4 * strlen(text) + 1));
+    *out = end = cli_need_memory(realloc(*out, 4 * strlen(text) + 1));
     for (const unsigned char *c = (const unsigned char *)text; *c;) {
-        int n = utf8_nbytes(c);
-        if (n == 0 || is_control(c)) {
+        int n = utf8_char_nbytes(c);
+        if (n == 0 || is_control_char(c)) {
             end += sprintf(end, "\\x%02x", *c++);
             continue;
         }
@@ -116,17 +116,17 @@ const char *plain_text(const char *text)
     return *out;
 }
 
-void print_json_string(FILE *out, const char *text)
+void cli_print_json_string(FILE *out, const char *text)
 {
     fputc('"', out);
     for (const unsigned char *c = (const unsigned char *)text; *c;) {
-        int n = utf8_nbytes(c);
+        int n = utf8_char_nbytes(c);
         if (*c == '"' || *c == '\\')
             fprintf(out, "\\%c", *c);
-        else if (is_control(c))
+        else if (is_control_char(c))
             fprintf(out, "\\u%04x", n == 2 ? c[1] : *c);
         else if (n == 0)
-            fputs("\\ufffd", out); /* a path may be any bytes, JSON may not */
+            fputs("\\ufffd", out); /* a path may have any bytes, JSON may not */
         else
             fwrite(c, 1, (size_t)n, out);
         c += n ? n : 1;
@@ -134,7 +134,7 @@ void print_json_string(FILE *out, const char *text)
     fputc('"', out);
 }
 
-void print_json_list(FILE *out, int32_t n, const int64_t *values)
+void cli_print_json_list(FILE *out, int32_t n, const int64_t *values)
 {
     fputc('[', out);
     for (int32_t i = 0; i < n; i++)
@@ -142,29 +142,40 @@ void print_json_list(FILE *out, int32_t n, const int64_t *values)
     fputc(']', out);
 }
 
-void *need_memory(void *memory)
+void name_sample_add(struct name_sample *sample, const char *name)
+{
+    enum { MOST_NAMES = 3 };
+    if (sample->n++ > MOST_NAMES)
+        return;
+    char *longer = cli_new_text("%s%s%s", sample->names ? sample->names : "",
+                                sample->names ? ", " : "", sample->n > MOST_NAMES ? "..." : name);
+    free(sample->names);
+    sample->names = longer;
+}
+
+void *cli_need_memory(void *memory)
 {
     if (memory)
         return memory;
-    complain(NULL, EXIT_IO, "no memory");
+    cli_fail(NULL, EXIT_IO, "out of memory");
     exit(EXIT_IO);
 }
 
-char *need_text(const char *format, ...)
+char *cli_new_text(const char *format, ...)
 {
     char *text = NULL;
     va_list args;
     va_start(args, format);
     int n = vasprintf(&text, format, args);
     va_end(args);
-    return need_memory(n < 0 ? NULL : text);
+    return cli_need_memory(n < 0 ? NULL : text);
 }
 
-long long default_threads(void)
+long long cli_default_threads(void)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
-    cpu_set_t own; /* several ranks of a host are given some cores each */
-    if (together() && sched_getaffinity(0, sizeof own, &own) == 0 && CPU_COUNT(&own) < n)
+    cpu_set_t own; /* MPI binds each rank of a host to some of its cores */
+    if (ranks_transport() && sched_getaffinity(0, sizeof own, &own) == 0 && CPU_COUNT(&own) < n)
         n = CPU_COUNT(&own);
     return n < 1 ? 1 : n > 16 ? 16 : n;
 }

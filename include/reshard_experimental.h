@@ -1,0 +1,83 @@
+/* reshard_experimental.h - calls that may change in any version. Not included by reshard.h. */
+#ifndef RESHARD_EXPERIMENTAL_H
+#define RESHARD_EXPERIMENTAL_H
+
+#include "reshard.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- The stash: buffers that are the same on all ranks, kept in slices --------------------------------------------
+ *
+ * Under tensor parallelism every rank keeps the same activations from forward to backward. A stash keeps 1/m of the
+ * bytes of each on every one of m ranks, and gathers them when they are needed:
+ *
+ *     rsd_stash_new(&transport, NULL, &stash);
+ *     ...                                                forward
+ *     rsd_stash_put(stash, activation, nbytes, &id);     the activation may be freed now
+ *     ...                                                backward
+ *     rsd_stash_prefetch(stash, id, out);                optional: starts to gather
+ *     rsd_stash_get(stash, id, out);                     out has the bytes of the activation
+ *     rsd_stash_drop(stash, id);
+ *
+ * All ranks of the transport make the same calls in the same order, with buffers of the same number of bytes. Each
+ * comment says whether a call is Collective or Local. If a collective call fails on one rank, it fails on all with the
+ * same status, and the error names that rank; EMISMATCH names a rank that gets another buffer than rank 0. The stash
+ * can be used again. After ETIMEOUT, EPEER or a failure of the transport it can only be freed.
+ *
+ * A stash uses tags 16 to 31 of its transport: execs can share the transport, a second stash cannot. A stash must not
+ * be used by two threads at the same time. docs/stash.md says what it costs.
+ */
+typedef struct rsd_stash rsd_stash;
+
+typedef struct rsd_stash_options {
+    size_t struct_nbytes; /* sizeof(rsd_stash_options) */
+    int32_t check;        /* 1: every put compares digests of the buffers, and so is Collective */
+    int64_t max_nbytes;   /* for messages of one gather under way; 0: 16 MiB */
+    double timeout;       /* seconds without progress; 0: 300 */
+} rsd_stash_options;
+
+/* Collective. options may be NULL. All ranks pass the same, except for timeout (else EMISMATCH). The functions of the
+ * transport are used until the stash is freed. */
+rsd_status rsd_stash_new(const rsd_transport *transport, const rsd_stash_options *options,
+                         rsd_stash **stash);
+
+/* Local; Collective if a prefetch is in progress: waits for it. */
+void rsd_stash_free(rsd_stash *stash);
+
+/* Local; Collective with options.check. Copies this rank's slice of nbytes bytes, so that data may be changed or freed.
+ * Slices of two ranks differ by at most one byte. If ranks differ: EMISMATCH with options.check; without it, a get
+ * returns bytes of several ranks. A put that fails uses up an id, so that ids stay equal on all ranks. */
+rsd_status rsd_stash_put(rsd_stash *stash, const void *data, size_t nbytes, int64_t *id);
+
+/* Collective. Writes all bytes of a buffer to out. After rsd_stash_prefetch it waits for that; out is then the same
+ * pointer, or NULL. EINVAL: no such buffer. */
+rsd_status rsd_stash_get(rsd_stash *stash, int64_t id, void *out);
+
+/* Collective. Starts a get; out is in use until rsd_stash_get or rsd_stash_drop. Waits for an earlier prefetch that is
+ * in progress, and for all ranks if it is the first get of a buffer of this size. The get progresses in calls on the
+ * stash. EINVAL: no such buffer, or it was prefetched already. */
+rsd_status rsd_stash_prefetch(rsd_stash *stash, int64_t id, void *out);
+
+/* Local; after rsd_stash_prefetch without rsd_stash_get Collective: waits for it. Frees a buffer. */
+rsd_status rsd_stash_drop(rsd_stash *stash, int64_t id);
+
+typedef struct rsd_stash_usage {
+    size_t struct_nbytes;      /* sizeof(rsd_stash_usage), set by the caller */
+    int64_t nbuffers;          /* in the stash now */
+    int64_t nbytes_held;       /* in slices of this rank, now */
+    int64_t nbytes_total;      /* of the same buffers */
+    int64_t nbytes_held_most;  /* at any time so far */
+    int64_t nbytes_total_most; /* at any time so far */
+    int64_t nbytes_received;   /* from other ranks */
+} rsd_stash_usage;
+
+/* Local. */
+rsd_status rsd_stash_stats(const rsd_stash *stash, rsd_stash_usage *usage);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

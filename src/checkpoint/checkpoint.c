@@ -1,0 +1,229 @@
+/* checkpoint.c - opens a checkpoint, and answers what is in it. */
+#include "checkpoint.h"
+
+#include <string.h>
+
+/* ---- opening ---- */
+
+static rsd_status check_finished(const struct store_listing *listing)
+{
+    for (size_t i = 0; i < listing->n; i++)
+        if (strcmp(listing->entries[i].base, JOURNAL_NAME) == 0)
+            return fail(RSD_EFORMAT, "output is not finished; resume its run");
+    return RSD_OK;
+}
+
+/* file: the name of the one file that the path names; NULL: the path is a directory. */
+static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const char *file,
+                             const rsd_open_options *options)
+{
+    struct store_listing listing = {0};
+    rsd_status status = RSD_OK;
+    if (file)
+        status = store_listing_add(&listing, "", file, false);
+    else if (!options->metadata)
+        status = store_list(checkpoint->store, "", &listing);
+    if (!status)
+        status = check_finished(&listing);
+    if (status)
+        status = fail_in(status, "%s: ", path);
+    else
+        status = format_open(checkpoint, path, &listing, file != NULL, options);
+    store_listing_drop(&listing);
+    return status;
+}
+
+rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
+                               rsd_checkpoint **out)
+{
+    rsd_open_options options;
+    const char *file;
+    TRY(options_copy("rsd_open_options", given, &options, sizeof options));
+    rsd_checkpoint *checkpoint = mem_new(1, sizeof *checkpoint);
+    if (!checkpoint)
+        return RSD_ENOMEM;
+    rsd_status status = store_open(path, &checkpoint->store, &file);
+    if (!status)
+        status = open_files(checkpoint, path, file, &options);
+    if (status)
+        rsd_checkpoint_close(checkpoint);
+    else
+        *out = checkpoint;
+    return status;
+}
+
+void rsd_checkpoint_close(rsd_checkpoint *checkpoint)
+{
+    if (!checkpoint)
+        return;
+    store_close(checkpoint->store);
+    catalog_drop(&checkpoint->catalog);
+    mem_free(checkpoint);
+}
+
+rsd_status checkpoint_list_owned(const char *path, struct name_list *owned)
+{
+    rsd_checkpoint *checkpoint;
+    struct store_listing listing;
+    TRY(rsd_checkpoint_open(path, NULL, &checkpoint));
+    const struct format *format = checkpoint->format;
+    rsd_status status = store_list(checkpoint->store, "", &listing);
+    for (size_t i = 0; i < checkpoint->store->names.n && !status; i++)
+        status = name_list_add(owned, checkpoint->store->names.list[i]);
+    for (size_t i = 0; i < listing.n && !status; i++) {
+        const char *name = listing.entries[i].name;
+        if (format->owns && format->owns(name))
+            status = name_list_add(owned, (struct slice){name, strlen(name)});
+    }
+    store_listing_drop(&listing);
+    rsd_checkpoint_close(checkpoint);
+    return status;
+}
+
+/* ---- asking ---- */
+
+rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint)
+{
+    return checkpoint->format->id;
+}
+
+int64_t rsd_checkpoint_ntensors(const rsd_checkpoint *checkpoint)
+{
+    return (int64_t)checkpoint->catalog.ntensors;
+}
+
+static rsd_status tensor_at(const rsd_checkpoint *checkpoint, int64_t index,
+                            const struct stored_tensor **tensor)
+{
+    if (index < 0 || (uint64_t)index >= checkpoint->catalog.ntensors)
+        return fail(RSD_EINVAL, "invalid tensor %lld: the checkpoint has %zu", (long long)index,
+                    checkpoint->catalog.ntensors);
+    *tensor = &checkpoint->catalog.tensors[index];
+    return RSD_OK;
+}
+
+rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index,
+                                 rsd_tensor_info *out)
+{
+    const struct stored_tensor *tensor;
+    TRY(report_check("rsd_tensor_info", out));
+    TRY(tensor_at(checkpoint, index, &tensor));
+    const int64_t *shape = tensor_shape(&checkpoint->catalog, tensor);
+    rsd_tensor_info result = {.name = tensor->name,
+                              .dtype = tensor->dtype,
+                              .ndim = tensor->ndim,
+                              .nboxes = (int64_t)tensor->nboxes,
+                              .path = tensor->path};
+    copy_i64s(result.shape, shape, tensor->ndim);
+    result.nbytes = box_volume(tensor->ndim, shape) * (int64_t)rsd_dtype_nbytes(tensor->dtype);
+    report_copy(out, &result, sizeof result);
+    return RSD_OK;
+}
+
+rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index)
+{
+    size_t found = catalog_find_tensor(&checkpoint->catalog, name);
+    if (found == SIZE_MAX)
+        return fail(RSD_EMISMATCH, "%s: the checkpoint has no such tensor", name);
+    *index = (int64_t)found;
+    return RSD_OK;
+}
+
+rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index,
+                                 rsd_layout **layout)
+{
+    const struct stored_tensor *tensor;
+    const struct catalog *catalog = &checkpoint->catalog;
+    TRY(tensor_at(checkpoint, index, &tensor));
+    return catalog_tensor_layout(catalog, tensor, true, layout);
+}
+
+int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint)
+{
+    return (int64_t)checkpoint->store->names.n;
+}
+
+const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index)
+{
+    bool there = index >= 0 && (uint64_t)index < checkpoint->store->names.n;
+    return there ? checkpoint->store->names.list[index].bytes : NULL;
+}
+
+rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t index, int64_t box,
+                              rsd_extent *out)
+{
+    const struct stored_tensor *tensor;
+    const struct catalog *catalog = &checkpoint->catalog;
+    TRY(report_check("rsd_extent", out));
+    TRY(tensor_at(checkpoint, index, &tensor));
+    if (box < 0 || (uint64_t)box >= tensor->nboxes)
+        return fail(RSD_EINVAL, "%s: invalid box %lld: the tensor has %zu", tensor->name,
+                    (long long)box, tensor->nboxes);
+    const struct extent *extent = &catalog->extents[tensor->first_extent + (size_t)box];
+    rsd_extent result = {.file = extent->kind == EXTENT_NONE ? -1 : (int64_t)extent->file,
+                         .offset = extent->offset,
+                         .nbytes = extent->nbytes};
+    box_set(&result.box, tensor->ndim, tensor_box_lo(catalog, tensor, (size_t)box),
+            tensor_box_len(catalog, tensor, (size_t)box));
+    report_copy(out, &result, sizeof result);
+    return RSD_OK;
+}
+
+int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint)
+{
+    return (int64_t)checkpoint->catalog.nvalues;
+}
+
+const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t index)
+{
+    bool there = index >= 0 && (uint64_t)index < checkpoint->catalog.nvalues;
+    return there ? checkpoint->catalog.values[index].name : NULL;
+}
+
+const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t index)
+{
+    bool there = index >= 0 && (uint64_t)index < checkpoint->catalog.nvalues;
+    return there ? checkpoint->catalog.values[index].path : NULL;
+}
+
+rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json)
+{
+    if (index < 0 || (uint64_t)index >= checkpoint->catalog.nvalues)
+        return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
+                    checkpoint->catalog.nvalues);
+    const struct stored_value *value = &checkpoint->catalog.values[index];
+    if (value->extent.kind == EXTENT_NONE) {
+        *json = NULL;
+        if (!value->json)
+            return RSD_OK;
+        char *copy = mem_copy(value->json, strlen(value->json) + 1, 1);
+        *json = copy;
+        return copy ? RSD_OK : RSD_ENOMEM;
+    }
+    rsd_status status = value_read_json(checkpoint, value, json);
+    if (status)
+        status = store_fail_in(checkpoint->store, value->extent.file,
+                               fail_in(status, "%.300s: ", value->name));
+    return status;
+}
+
+rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, void **item,
+                                     size_t *nbytes)
+{
+    struct bytes bytes = {0};
+    if (index < 0 || (uint64_t)index >= checkpoint->catalog.nvalues)
+        return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
+                    checkpoint->catalog.nvalues);
+    const struct stored_value *value = &checkpoint->catalog.values[index];
+    if (value->extent.kind != EXTENT_NONE) {
+        rsd_status status = checkpoint->format->read_item(checkpoint, value, &bytes);
+        if (status) {
+            bytes_drop(&bytes);
+            return store_fail_in(checkpoint->store, value->extent.file,
+                                 fail_in(status, "%.300s: ", value->name));
+        }
+    }
+    *item = bytes.data;
+    *nbytes = bytes.n;
+    return RSD_OK;
+}

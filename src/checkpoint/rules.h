@@ -1,0 +1,93 @@
+/* rules.h - a set of rules, and its parts: expressions, presets, and the parameters of optimizer state. */
+#ifndef RULES_H
+#define RULES_H
+
+#include "checkpoint.h"
+
+#include <regex.h>
+
+/* ---- rules_match.c: expressions that select names, and substitutions that change them ---- */
+
+struct expression {
+    char *text; /* NULL: none */
+    regex_t regex;
+    bool whole; /* must match the whole name */
+    bool posix; /* false: the caller's function matches it */
+};
+
+/* EINVAL: not a POSIX extended expression, or one that glibc would read differently than it was meant. */
+rsd_status expression_open(struct expression *expression, struct slice text, bool whole,
+                           bool posix);
+rsd_status expression_match(const struct expression *expression, const rsd_rules_options *options,
+                            const char *name, bool *matches);
+void expression_drop(struct expression *expression);
+
+/* Splits s/OLD/NEW/ or s/OLD/NEW/g. Both texts are owned by the caller. */
+rsd_status substitution_split(const char *text, char **old, char **replacement, bool *everywhere);
+
+/* Replaces the first match in *name, or all; \1 and & work as in sed. The old text of *name is freed. */
+rsd_status substitution_apply(const struct expression *expression, const char *replacement,
+                              bool everywhere, char **name);
+
+/* ---- rules.c ---- */
+
+enum rule_source { FROM_CALLER, FROM_FILE, FROM_PRESET };
+
+struct rule {
+    rsd_rule kind;
+    enum rule_source source;
+    struct expression expression;
+    char *value;  /* placements, a prefix, a replacement or a key */
+    char *origin; /* of placements: names the rule in messages */
+    rsd_dtype dtype;
+    bool everywhere; /* RENAME: replace all matches */
+    bool used;       /* PLACE: decided the layout of a tensor */
+};
+
+struct parameter_index {
+    struct named_tensor *list; /* sorted by the ends of the names */
+    size_t n;
+};
+
+struct rsd_rules {
+    rsd_rules_options options;
+    rsd_mesh *mesh;
+    const struct preset *preset;
+    struct rule *list; /* by source; in the order in which they were added */
+    size_t n, capacity;
+
+    const rsd_checkpoint *checkpoint; /* of the last check; NULL: none yet */
+    struct parameter_index parameters;
+    const char *part; /* the only part of the state dict that is kept; NULL: all of it */
+    char *name;       /* of the last tensor that was mapped */
+};
+
+/* As rsd_rules_map, but errors do not name the tensor. */
+rsd_status rules_map_tensor(rsd_rules *rules, const rsd_tensor_info *tensor,
+                            rsd_tensor_target *target);
+
+/* Prepares rsd_rules_map for a checkpoint. */
+rsd_status rules_use_checkpoint(rsd_rules *rules, const rsd_checkpoint *checkpoint);
+
+/* Adds a PLACE rule behind all others of its source. The label says in messages where it is from. */
+rsd_status rules_add_place(rsd_rules *rules, enum rule_source source, const char *label,
+                           struct slice expression, const char *placements);
+
+/* ---- rules_presets.c ---- */
+
+rsd_status preset_find(const char *name, const struct preset **preset);
+const char *preset_name(const struct preset *preset);
+
+/* Adds the rules of a preset, with placements for the mesh of the rules. EINVAL: the mesh does not fit. */
+rsd_status preset_add_rules(const struct preset *preset, rsd_rules *rules);
+
+/* ---- rules_state.c: optimizer state follows its parameter ---- */
+
+rsd_status parameter_index_open(struct parameter_index *index, const rsd_checkpoint *checkpoint);
+
+/* Whether the name is that of optimizer state, and exactly one tensor can be its parameter. */
+bool parameter_index_find(const struct parameter_index *index, const char *state,
+                          int64_t *parameter);
+void parameter_index_drop(struct parameter_index *index);
+
+#endif

@@ -1,0 +1,175 @@
+/* rules_check.c - applies rules to all tensors of a checkpoint, and reports all problems at once.
+ *
+ * Tensors that fail for the same reason are one message, with their number and the first names.
+ */
+#include "rules.h"
+
+enum { MOST_REASONS = 20, MOST_NAMES = 3 };
+
+struct failed_tensors {
+    char *reason;
+    struct text names; /* of the first of them */
+    int64_t n;
+};
+
+struct rules_check {
+    rsd_rules *rules;
+    rsd_on_rule_message *on_message;
+    void *context;
+    bool *kept; /* by tensor */
+    int64_t nkept, nproblems;
+    struct failed_tensors failed[MOST_REASONS];
+    size_t nreasons;
+    int64_t nothers; /* failed for more reasons than are kept */
+};
+
+/* Passes a text on to the caller, and frees it. */
+static rsd_status send_message(struct rules_check *check, bool is_problem, struct text *text)
+{
+    char *chars;
+    TRY(text_take(text, &chars));
+    rsd_status status =
+        check->on_message ? check->on_message(check->context, is_problem, chars) : RSD_OK;
+    check->nproblems += is_problem;
+    mem_free(chars);
+    return status;
+}
+
+/* Finds the tensors that failed for the reason of the last error; NULL: there are too many reasons. */
+static struct failed_tensors *find_reason(struct rules_check *check)
+{
+    size_t i = 0;
+    while (i < check->nreasons && strcmp(check->failed[i].reason, rsd_error()) != 0)
+        i++;
+    if (i == MOST_REASONS)
+        return NULL;
+    if (i == check->nreasons) {
+        check->failed[i].reason = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+        check->nreasons += check->failed[i].reason != NULL;
+    }
+    return &check->failed[i];
+}
+
+static rsd_status note_failed_tensor(struct rules_check *check, const rsd_tensor_info *tensor)
+{
+    struct failed_tensors *failed = find_reason(check);
+    if (!failed) {
+        check->nothers++;
+        return RSD_OK;
+    }
+    if (!failed->reason)
+        return RSD_ENOMEM;
+    if (failed->n++ > MOST_NAMES)
+        return RSD_OK;
+    struct text *names = &failed->names;
+    text_add(names, "%s", failed->n > 1 ? ", " : "");
+    if (failed->n > MOST_NAMES) {
+        text_add(names, "...");
+        return RSD_OK;
+    }
+    text_add(names, "%s %s[", tensor->name, rsd_dtype_name(tensor->dtype));
+    for (int32_t d = 0; d < tensor->ndim; d++)
+        text_add(names, "%s%lld", d ? "," : "", (long long)tensor->shape[d]);
+    text_add(names, "]");
+    return RSD_OK;
+}
+
+static bool is_problem_of_tensor(rsd_status status)
+{
+    return status == RSD_EINVAL || status == RSD_EMISMATCH || status == RSD_ELIMIT ||
+           status == RSD_EUNSUPPORTED;
+}
+
+static rsd_status check_tensor(struct rules_check *check, int64_t index)
+{
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    TRY(rsd_checkpoint_tensor(check->rules->checkpoint, index, &tensor));
+    rsd_tensor_target target = {
+        .struct_nbytes = sizeof target, .keep = 1, .dtype = tensor.dtype, .name = tensor.name};
+    rsd_status status = rules_map_tensor(check->rules, &tensor, &target);
+    rsd_layout_free(target.layout);
+    if (is_problem_of_tensor(status))
+        status = note_failed_tensor(check, &tensor);
+    check->kept[index] = target.keep != 0;
+    check->nkept += target.keep != 0;
+    return status;
+}
+
+static rsd_status report_failed_tensors(struct rules_check *check)
+{
+    struct text text = {0};
+    for (size_t i = 0; i < check->nreasons; i++) {
+        const struct failed_tensors *failed = &check->failed[i];
+        if (failed->names.failed)
+            return fail(RSD_ENOMEM, "no memory for text");
+        text_add(&text, "%lld of %lld tensors (%s): %s", (long long)failed->n,
+                 (long long)check->nkept, failed->names.chars, failed->reason);
+        TRY(send_message(check, true, &text));
+    }
+    if (!check->nothers)
+        return RSD_OK;
+    text_add(&text, "%lld more tensors cannot be mapped for other reasons",
+             (long long)check->nothers);
+    return send_message(check, true, &text);
+}
+
+static rsd_status matches_kept_tensor(const struct rules_check *check, const struct rule *rule,
+                                      bool *matches)
+{
+    const struct catalog *catalog = &check->rules->checkpoint->catalog;
+    *matches = false;
+    for (size_t i = 0; i < catalog->ntensors && !*matches; i++)
+        if (check->kept[i])
+            TRY(expression_match(&rule->expression, &check->rules->options,
+                                 catalog->tensors[i].name, matches));
+    return RSD_OK;
+}
+
+/* A rule of the caller that matches nothing is likely misspelled; files and presets serve many models. */
+static rsd_status report_unused_rules(struct rules_check *check)
+{
+    for (size_t i = 0; i < check->rules->n; i++) {
+        const struct rule *rule = &check->rules->list[i];
+        struct text text = {0};
+        bool matches;
+        if (rule->kind != RSD_RULE_PLACE || rule->used || rule->source == FROM_PRESET)
+            continue;
+        TRY(matches_kept_tensor(check, rule, &matches));
+        text_add(&text, "%s %s", rule->origin,
+                 matches ? "has no effect: earlier rules match first" : "matches no tensor");
+        TRY(send_message(check, !matches && rule->source == FROM_CALLER, &text));
+    }
+    return RSD_OK;
+}
+
+static rsd_status run_check(struct rules_check *check, int64_t ntensors)
+{
+    struct text text = {0};
+    for (size_t i = 0; i < check->rules->n; i++)
+        check->rules->list[i].used = false;
+    for (int64_t i = 0; i < ntensors; i++)
+        TRY(check_tensor(check, i));
+    TRY(report_failed_tensors(check));
+    if (check->nkept > 0)
+        return report_unused_rules(check);
+    text_add(&text, "the rules leave no tensor to write");
+    return send_message(check, true, &text);
+}
+
+rsd_status rsd_rules_check(rsd_rules *rules, rsd_checkpoint *checkpoint,
+                           rsd_on_rule_message *on_message, void *context, int64_t *nproblems)
+{
+    TRY(rules_use_checkpoint(rules, checkpoint));
+    struct rules_check check = {.rules = rules, .on_message = on_message, .context = context};
+    check.kept = mem_new(checkpoint->catalog.ntensors, sizeof *check.kept);
+    rsd_status status =
+        check.kept ? run_check(&check, (int64_t)checkpoint->catalog.ntensors) : RSD_ENOMEM;
+    for (size_t i = 0; i < check.nreasons; i++) {
+        mem_free(check.failed[i].reason);
+        text_drop(&check.failed[i].names);
+    }
+    mem_free(check.kept);
+    if (!status && nproblems)
+        *nproblems = check.nproblems;
+    return status;
+}

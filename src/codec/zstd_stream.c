@@ -1,0 +1,243 @@
+/* zstd_stream.c - zstd streams, read and written from start to end.
+ *
+ * Data may have been compressed more than once; layer 0 is the outermost. A stream is read forwards only,
+ * and the reader produces no more bytes than are requested. So data that claims to be large costs nothing
+ * until a caller requests it, and the caller has checked that length.
+ */
+#include "zstd_stream.h"
+
+#include <string.h>
+
+#if RSD_HAVE_ZSTD
+
+#include <zstd.h>
+
+enum { INPUT_NBYTES = 1 << 17, MAX_LAYERS = 8, MAX_WINDOW_LOG = 24 };
+
+struct zstd_layer {
+    ZSTD_DStream *stream;
+    char *input;
+    size_t at, n; /* of the bytes in the input buffer */
+};
+
+struct zstd_reader {
+    read_at *read;
+    void *context;
+    uint64_t at, nbytes; /* of the compressed data */
+    int nlayers;
+    struct zstd_layer layers[MAX_LAYERS];
+};
+
+rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int nlayers,
+                            struct zstd_reader **out)
+{
+    struct zstd_reader *reader = mem_new(1, sizeof *reader);
+    if (!reader)
+        return RSD_ENOMEM;
+    *reader = (struct zstd_reader){read, context, 0, nbytes, nlayers, {{0}}};
+    for (int i = 0; i < nlayers; i++) {
+        struct zstd_layer *layer = &reader->layers[i];
+        layer->stream = ZSTD_createDStream();
+        layer->input = mem_new(INPUT_NBYTES, 1);
+        if (!layer->stream || !layer->input) {
+            zstd_reader_close(reader);
+            return fail(RSD_ENOMEM, "no memory for a zstd stream");
+        }
+        ZSTD_DCtx_setParameter(layer->stream, ZSTD_d_windowLogMax, MAX_WINDOW_LOG);
+    }
+    *out = reader;
+    return RSD_OK;
+}
+
+void zstd_reader_close(struct zstd_reader *reader)
+{
+    if (!reader)
+        return;
+    for (int i = 0; i < reader->nlayers; i++) {
+        ZSTD_freeDStream(reader->layers[i].stream);
+        mem_free(reader->layers[i].input);
+    }
+    mem_free(reader);
+}
+
+static rsd_status produce_bytes(struct zstd_reader *reader, int i, char *out, size_t capacity,
+                                size_t *n);
+
+/* Fills the input of a layer: from the caller's data, or from the layer outside it. */
+static rsd_status refill_layer(struct zstd_reader *reader, int i)
+{
+    struct zstd_layer *layer = &reader->layers[i];
+    layer->at = layer->n = 0;
+    if (i > 0)
+        return produce_bytes(reader, i - 1, layer->input, INPUT_NBYTES, &layer->n);
+    uint64_t left = reader->nbytes - reader->at;
+    size_t n = left < INPUT_NBYTES ? (size_t)left : INPUT_NBYTES;
+    TRY(reader->read(reader->context, reader->at, layer->input, n));
+    reader->at += n;
+    layer->n = n;
+    return RSD_OK;
+}
+
+/* Produces at least one byte of a layer's output, or none at its end. */
+static rsd_status produce_bytes(struct zstd_reader *reader, int i, char *out, size_t capacity,
+                                size_t *n)
+{
+    struct zstd_layer *layer = &reader->layers[i];
+    ZSTD_outBuffer to = {out, capacity, 0};
+    while (to.pos == 0) {
+        if (layer->at == layer->n)
+            TRY(refill_layer(reader, i));
+        bool ended = layer->n == 0;
+        ZSTD_inBuffer from = {layer->input, layer->n, layer->at};
+        size_t result = ZSTD_decompressStream(layer->stream, &to, &from);
+        layer->at = from.pos;
+        if (ZSTD_isError(result))
+            return fail(RSD_EFORMAT, "zstd stream: %s", ZSTD_getErrorName(result));
+        if (ended)
+            break;
+    }
+    *n = to.pos;
+    return RSD_OK;
+}
+
+rsd_status zstd_reader_read_some(struct zstd_reader *reader, void *out, size_t *n)
+{
+    size_t all = 0, some = 1;
+    while (all < *n && some > 0) {
+        TRY(produce_bytes(reader, reader->nlayers - 1, (char *)out + all, *n - all, &some));
+        all += some;
+    }
+    *n = all;
+    return RSD_OK;
+}
+
+rsd_status zstd_reader_read(struct zstd_reader *reader, void *out, size_t n)
+{
+    size_t some = n;
+    TRY(zstd_reader_read_some(reader, out, &some));
+    return some == n ? RSD_OK : fail(RSD_EFORMAT, "zstd stream ends early");
+}
+
+/* ---- writing ---- */
+
+struct zstd_writer {
+    ZSTD_CStream *stream;
+    zstd_write *write;
+    void *context;
+    char *output;
+    size_t capacity;
+};
+
+rsd_status zstd_writer_open(int level, uint64_t nbytes, zstd_write *write, void *context,
+                            struct zstd_writer **out)
+{
+    struct zstd_writer *writer = mem_new(1, sizeof *writer);
+    if (!writer)
+        return RSD_ENOMEM;
+    *writer =
+        (struct zstd_writer){ZSTD_createCStream(), write, context, NULL, ZSTD_CStreamOutSize()};
+    writer->output = mem_new(writer->capacity, 1);
+    if (!writer->stream || !writer->output) {
+        zstd_writer_close(writer);
+        return fail(RSD_ENOMEM, "no memory for a zstd stream");
+    }
+    ZSTD_CCtx_setParameter(writer->stream, ZSTD_c_compressionLevel, level);
+    ZSTD_CCtx_setParameter(writer->stream, ZSTD_c_contentSizeFlag, 0); /* as in torch's streams */
+    ZSTD_CCtx_setPledgedSrcSize(writer->stream, nbytes); /* limits the size of zstd's tables */
+    *out = writer;
+    return RSD_OK;
+}
+
+void zstd_writer_close(struct zstd_writer *writer)
+{
+    if (!writer)
+        return;
+    ZSTD_freeCStream(writer->stream);
+    mem_free(writer->output);
+    mem_free(writer);
+}
+
+static rsd_status compress_bytes(struct zstd_writer *writer, const void *data, size_t n,
+                                 ZSTD_EndDirective end)
+{
+    ZSTD_inBuffer from = {data, n, 0};
+    for (;;) {
+        ZSTD_outBuffer to = {writer->output, writer->capacity, 0};
+        size_t left = ZSTD_compressStream2(writer->stream, &to, &from, end);
+        if (ZSTD_isError(left))
+            return fail(RSD_ENOMEM, "zstd stream: %s", ZSTD_getErrorName(left));
+        if (to.pos > 0)
+            TRY(writer->write(writer->context, writer->output, to.pos));
+        if (end == ZSTD_e_continue ? from.pos == from.size : left == 0)
+            return RSD_OK;
+    }
+}
+
+rsd_status zstd_writer_put(struct zstd_writer *writer, const void *data, size_t n)
+{
+    return compress_bytes(writer, data, n, ZSTD_e_continue);
+}
+
+rsd_status zstd_writer_end(struct zstd_writer *writer)
+{
+    return compress_bytes(writer, NULL, 0, ZSTD_e_end);
+}
+
+#else
+
+static rsd_status fail_without_zstd(void)
+{
+    return fail(RSD_EUNSUPPORTED,
+                "item is compressed by zstd, which this build of the library lacks; "
+                "install libzstd-dev and build again");
+}
+
+rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int nlayers,
+                            struct zstd_reader **out)
+{
+    (void)read, (void)context, (void)nbytes, (void)nlayers, (void)out;
+    return fail_without_zstd();
+}
+
+void zstd_reader_close(struct zstd_reader *reader)
+{
+    (void)reader;
+}
+
+rsd_status zstd_reader_read_some(struct zstd_reader *reader, void *out, size_t *n)
+{
+    (void)reader, (void)out, (void)n;
+    return fail_without_zstd();
+}
+
+rsd_status zstd_reader_read(struct zstd_reader *reader, void *out, size_t n)
+{
+    (void)reader, (void)out, (void)n;
+    return fail_without_zstd();
+}
+
+rsd_status zstd_writer_open(int level, uint64_t nbytes, zstd_write *write, void *context,
+                            struct zstd_writer **out)
+{
+    (void)level, (void)nbytes, (void)write, (void)context, (void)out;
+    return fail_without_zstd();
+}
+
+void zstd_writer_close(struct zstd_writer *writer)
+{
+    (void)writer;
+}
+
+rsd_status zstd_writer_put(struct zstd_writer *writer, const void *data, size_t n)
+{
+    (void)writer, (void)data, (void)n;
+    return fail_without_zstd();
+}
+
+rsd_status zstd_writer_end(struct zstd_writer *writer)
+{
+    (void)writer;
+    return fail_without_zstd();
+}
+
+#endif

@@ -1,0 +1,459 @@
+/* exchange_bind.c - binding an exec between ranks.
+ *
+ *     each rank compiles its part of the plans
+ *     all ranks compare their plans, and agree on how boxes are packed and on the size of messages
+ *     ranks of one host export arrays and ring buffers to each other; where that fails, messages are used
+ *     each rank makes its channels
+ */
+#include "exchange.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MIN_CHUNK_NBYTES = 4096, MAX_CHUNK_NBYTES = 4 << 20, TEXT_NCHARS = 120 };
+static const int64_t default_budget = (int64_t)256 << 20;
+
+/* ---- channels ---- */
+
+static int compare_copies(const void *a, const void *b)
+{
+    const struct copy_op *x = a, *y = b;
+    if (x->peer != y->peer)
+        return x->peer < y->peer ? -1 : 1;
+    if (x->stage != y->stage)
+        return x->stage < y->stage ? -1 : 1;
+    return (x->first_loop > y->first_loop) - (x->first_loop < y->first_loop);
+}
+
+/* The copies of a channel are one after the other. */
+static void find_direct(struct exchange *x, struct channel *channel)
+{
+    const struct copy_op *copies = x->program.copies;
+    for (size_t i = 0; i < x->program.ncopies; i++) {
+        if (copies[i].peer != channel->message->peer || copies[i].stage != channel->message->stage)
+            continue;
+        if (channel->ndirect++ == 0)
+            channel->first_direct = i;
+    }
+}
+
+static rsd_status add_channel(struct exchange *x, const struct message *message, bool sending)
+{
+    if (message->nbytes == 0)
+        return RSD_OK;
+    struct channel *channel = &x->channels[x->nchannels];
+    *channel = (struct channel){
+        .message = message, .sending = sending, .host = host_data_rank(x, message->peer)};
+    channel->chunk = channel_chunk_nbytes(x, message, channel->host != NULL);
+    if (channel->host && sending) {
+        channel->ring = &x->host->rings[message - x->sends];
+        for (uint64_t i = 0; i < NBUFFERS; i++)
+            channel->buffers[i].data =
+                ring_buffer(&x->host->segment, channel->ring, i, channel->chunk);
+    } else if (channel->host) {
+        channel->ring = host_data_ring(x, channel->host, message);
+        if (!channel->ring)
+            return fail(RSD_EPEER, "rank %d exported no buffer for this message",
+                        (int)message->peer);
+        find_direct(x, channel);
+    }
+    x->nchannels++;
+    return RSD_OK;
+}
+
+/* Two for messages; one to pack into for a reduction of an array in another arena. */
+static size_t nbuffers_of(const struct channel *channel)
+{
+    bool reduces = !channel->sending && channel->message->reduce;
+    return !channel->host ? NBUFFERS : reduces ? 1 : 0;
+}
+
+static rsd_status add_buffers(struct exchange *x)
+{
+    size_t nbytes = 0;
+    for (size_t i = 0; i < x->nchannels; i++)
+        nbytes += nbuffers_of(&x->channels[i]) * x->channels[i].chunk;
+    mem_free(x->buffers);
+    x->buffers = mem_new(nbytes, 1);
+    if (!x->buffers)
+        return RSD_ENOMEM;
+    char *next = x->buffers;
+    for (size_t i = 0; i < x->nchannels; i++)
+        for (size_t k = 0; k < nbuffers_of(&x->channels[i]); k++, next += x->channels[i].chunk)
+            x->channels[i].buffers[k].data = next;
+    return RSD_OK;
+}
+
+static rsd_status add_reducer(struct exchange *x)
+{
+    size_t most = 0, chunk = x->ncombined ? (size_t)reduce_chunk_nbytes(x) : 0;
+    struct channel **channel_of = mem_new((size_t)x->nranks, sizeof(struct channel *));
+    if (!channel_of)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < x->nchannels; i++)
+        if (!x->channels[i].sending && x->channels[i].message->reduce)
+            channel_of[x->channels[i].message->peer] = &x->channels[i];
+    for (size_t i = 0; i < x->nterms; i++)
+        x->terms[i].channel = channel_of[x->terms[i].peer];
+    mem_free(channel_of);
+    for (size_t i = 0; i < x->ncombined; i++)
+        most = x->combined[i].nterms > most ? x->combined[i].nterms : most;
+    mem_free(x->reducer.own);
+    mem_free(x->reducer.terms);
+    x->reducer.own = mem_new(2 * chunk, 1);
+    x->reducer.terms = mem_new(most, sizeof *x->reducer.terms);
+    if (!x->reducer.own || !x->reducer.terms)
+        return RSD_ENOMEM;
+    x->reducer.result = x->reducer.own + chunk;
+    return RSD_OK;
+}
+
+static rsd_status make_channels(struct exchange *x)
+{
+    int64_t nbytes = 0;
+    program_finish(&x->program);
+    if (x->program.ncopies > 1)
+        qsort(x->program.copies, x->program.ncopies, sizeof *x->program.copies, compare_copies);
+    mem_free(x->channels);
+    x->nchannels = 0;
+    x->channels = mem_new(x->nsends + x->nreceives, sizeof *x->channels);
+    if (!x->channels)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < x->nreceives; i++) {
+        TRY(add_channel(x, &x->receives[i], false));
+        nbytes += (int64_t)x->receives[i].nbytes;
+    }
+    for (size_t i = 0; i < x->nsends; i++)
+        TRY(add_channel(x, &x->sends[i], true));
+    for (size_t i = 0; i < x->program.ncopies; i++) {
+        const struct copy_op *op = &x->program.copies[i];
+        if (op->peer == x->rank)
+            nbytes += op->block.nrows * (int64_t)op->block.run;
+    }
+    x->stream = nbytes >= STREAM_MIN_TOTAL;
+    TRY(add_buffers(x));
+    return add_reducer(x);
+}
+
+/* ---- shared memory ---- */
+
+struct data_offer {
+    struct host_data_names names;
+    int32_t status;
+    char why[TEXT_NCHARS];
+};
+
+static void note_offer(struct data_offer *own, rsd_status status)
+{
+    own->status = (int32_t)status;
+    snprintf(own->why, sizeof own->why, "%s", status ? rsd_error() : "");
+}
+
+static rsd_status export_data(struct exchange *x, const rsd_arena *arena, struct data_offer *own)
+{
+    if (peer_host_nranks(x->peer) == 0)
+        return RSD_OK;
+    TRY(host_data_make(x, arena));
+    own->names = host_data_export(x);
+    return RSD_OK;
+}
+
+static rsd_status import_data(struct exchange *x, const struct data_offer *offers, int64_t nplans,
+                              const rsd_plan *const *plans)
+{
+    for (int32_t i = 0; x->host && i < x->host->n; i++)
+        TRY(host_data_open(x, i, &offers[peer_host_rank(x->peer, i)].names, nplans, plans));
+    if (x->host)
+        TRY(compile_host_copies(x, nplans, plans));
+    return make_channels(x);
+}
+
+/* Whether a rank that shares memory with this one failed, or this one: then no data goes through shared memory. */
+static bool any_offer_failed(struct exchange *x, const struct data_offer *offers)
+{
+    int32_t n = peer_host_nranks(x->peer);
+    for (int32_t i = 0; i == 0 || i < n; i++) {
+        int32_t rank = n > 0 ? peer_host_rank(x->peer, i) : x->rank;
+        if (!offers[rank].status)
+            continue;
+        snprintf(x->note, sizeof x->note, "messages only: rank %d: %.*s", (int)rank,
+                 TEXT_NCHARS - 1, offers[rank].why);
+        return true;
+    }
+    return false;
+}
+
+/* Collective. Exports data on every host, and makes channels. *made: on all ranks; *own_made: on this rank. */
+static rsd_status share_data(struct peer *peer, rsd_status status, struct exchange *x,
+                             int64_t nplans, const rsd_plan *const *plans, const rsd_arena *arena,
+                             struct data_offer *offers, bool *made, bool *own_made)
+{
+    struct peer_call exporting = peer_call_named("exporting arrays"),
+                     importing = peer_call_named("importing arrays");
+    struct data_offer own;
+    memset(&own, 0, sizeof own); /* all bytes are sent */
+    if (!status)
+        note_offer(&own, export_data(x, arena, &own));
+    TRY(peer_gather(peer, status, &exporting, &own, sizeof own, offers));
+    assert(x && offers); /* else the gather failed */
+    if (!any_offer_failed(x, offers))
+        note_offer(&own, import_data(x, offers, nplans, plans));
+    TRY(peer_gather(peer, RSD_OK, &importing, &own, sizeof own, offers));
+    *made = true;
+    for (int32_t i = 0; i < x->nranks; i++)
+        *made = *made && !offers[i].status;
+    *own_made = !any_offer_failed(x, offers);
+    if (!*own_made)
+        host_data_drop(x);
+    return RSD_OK;
+}
+
+/* Collective. With a status, x may be NULL. */
+static rsd_status connect_ranks(struct peer *peer, rsd_status status, struct exchange *x,
+                                int64_t nplans, const rsd_plan *const *plans,
+                                const rsd_arena *arena)
+{
+    struct peer_call call = peer_call_named("making channels");
+    bool made = false, own_made = false;
+    assert(status || x);
+    if (!status)
+        snprintf(x->note, sizeof x->note, "messages only: %s", peer_host_note(peer));
+    if (peer_any_host_shared(peer)) {
+        struct data_offer *offers = mem_new((size_t)peer_nranks(peer), sizeof *offers);
+        if (!offers && !status)
+            status = RSD_ENOMEM;
+        status = share_data(peer, status, x, nplans, plans, arena, offers, &made, &own_made);
+        mem_free(offers);
+        TRY(status);
+    }
+    assert(status || x);
+    if (!status && x->host)
+        snprintf(x->note, sizeof x->note, "%d of %d ranks through shared memory", (int)x->host->n,
+                 (int)x->nranks);
+    if (!status && !own_made)
+        status = make_channels(x);
+    return made ? status : peer_vote(peer, status, &call);
+}
+
+/* ---- comparing plans ---- */
+
+/* What each rank tells the others. */
+struct bind_facts {
+    struct hash plans;
+    int64_t nplans, node, by_columns, chunk;
+};
+
+static struct hash hash_plans(int64_t count, const rsd_plan *const *plans)
+{
+    struct hash hash;
+    hash_start(&hash, "plans");
+    for (int64_t i = 0; i < count; i++) {
+        char digest[RSD_DIGEST_NCHARS];
+        rsd_plan_digest(plans[i], digest);
+        hash_string(&hash, digest);
+    }
+    return hash;
+}
+
+/* A plan, for comparing. */
+struct plan_text {
+    struct hash hash;
+    char text[TEXT_NCHARS];
+};
+
+static struct plan_text describe_plan(const rsd_plan *plan)
+{
+    struct plan_text own;
+    char *problem = NULL;
+    memset(&own, 0, sizeof own); /* all bytes are sent */
+    own.hash = hash_plans(1, &plan);
+    if (!rsd_problem_print(plan->src, plan->dst, &problem))
+        snprintf(own.text, sizeof own.text, "%s", problem);
+    rsd_free(problem);
+    return own;
+}
+
+/* Collective. Finds the first plan that is not the same on all ranks, one plan after the other. */
+static rsd_status find_different_plan(struct peer *peer, const rsd_plan *const *plans,
+                                      int64_t nplans, struct plan_text *all)
+{
+    struct peer_call call = peer_call_named("comparing plans");
+    rsd_status status = all ? RSD_OK : RSD_ENOMEM;
+    for (int64_t i = 0; i < nplans; i++) {
+        struct plan_text own = describe_plan(plans[i]);
+        TRY(peer_gather(peer, status, &call, &own, sizeof own, all));
+        assert(all); /* else the gather failed */
+        for (int32_t rank = 1; rank < peer_nranks(peer); rank++)
+            if (all[rank].hash.a != all[0].hash.a || all[rank].hash.b != all[0].hash.b)
+                return fail(RSD_EMISMATCH, "plan %lld differs: rank 0 has %.*s, rank %d has %.*s",
+                            (long long)i, TEXT_NCHARS - 1, all[0].text, (int)rank, TEXT_NCHARS - 1,
+                            all[rank].text);
+    }
+    return RSD_OK;
+}
+
+static rsd_status compare_facts(struct peer *peer, const rsd_plan *const *plans,
+                                const struct bind_facts *all)
+{
+    bool different = false;
+    for (int32_t i = 1; i < peer_nranks(peer); i++) {
+        if (all[i].nplans != all[0].nplans)
+            return fail(RSD_EMISMATCH, "rank %d has %lld plans, rank 0 has %lld", (int)i,
+                        (long long)all[i].nplans, (long long)all[0].nplans);
+        different =
+            different || all[i].plans.a != all[0].plans.a || all[i].plans.b != all[0].plans.b;
+    }
+    if (!different)
+        return RSD_OK;
+    struct plan_text *texts = mem_new((size_t)peer_nranks(peer), sizeof *texts);
+    rsd_status status = find_different_plan(peer, plans, all[0].nplans, texts);
+    mem_free(texts);
+    return status;
+}
+
+/* ---- binding ---- */
+
+static rsd_status label_plans(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
+                              const char *const *names)
+{
+    x->labels = mem_new((size_t)nplans, sizeof *x->labels);
+    if (!x->labels)
+        return RSD_ENOMEM;
+    x->nplans = nplans;
+    for (int64_t i = 0; i < nplans; i++) {
+        const rsd_layout *src = plans[i]->src;
+        struct text text = {0};
+        if (names && names[i]) {
+            text_add(&text, "%s", names[i]);
+        } else {
+            text_add(&text, "tensor %lld, %s[", (long long)i, rsd_dtype_name(src->dtype));
+            for (int32_t d = 0; d < src->ndim; d++)
+                text_add(&text, "%s%lld", d ? "," : "", (long long)rsd_layout_shape(src)[d]);
+            text_add(&text, "]");
+        }
+        TRY(text_take(&text, &x->labels[i]));
+    }
+    return RSD_OK;
+}
+
+static rsd_status compile_exchange(struct peer *peer, int64_t nplans, const rsd_plan *const *plans,
+                                   const rsd_bind_options *bind,
+                                   const rsd_exchange_options *options, bool by_columns,
+                                   struct exchange **exchange)
+{
+    struct exchange *x = mem_new(1, sizeof *x);
+    if (!x)
+        return RSD_ENOMEM;
+    x->exec.backend = &exchange_backend;
+    x->peer = peer;
+    x->rank = peer_rank(peer);
+    x->nranks = peer_nranks(peer);
+    x->by_columns = by_columns;
+    x->copier = copier_best();
+    x->call = peer_call_named("rsd_exec_run");
+    x->call.arguments = hash_plans(nplans, plans);
+    rsd_status status = label_plans(x, nplans, plans, options->names);
+    if (!status)
+        status = compile_plans(x, nplans, plans, bind);
+    if (status)
+        exchange_backend.free(&x->exec);
+    else
+        *exchange = x;
+    return status;
+}
+
+/* The bytes of each buffer of a rank, by its budget. */
+static int64_t chunk_of_budget(const struct exchange *x, int64_t budget)
+{
+    int64_t n = NBUFFERS * (int64_t)(x->nsends + x->nreceives) + 2;
+    return clamp_i64((budget ? budget : default_budget) / n / 64 * 64, MIN_CHUNK_NBYTES,
+                     MAX_CHUNK_NBYTES);
+}
+
+/* Collective. Compares the plans, and finds what all ranks agree on. */
+static rsd_status agree_on_facts(struct peer *peer, rsd_status status, const struct exchange *x,
+                                 const rsd_plan *const *plans, const rsd_exchange_options *options,
+                                 struct bind_facts *agreed, int64_t *host_of)
+{
+    struct peer_call call = peer_call_named("rsd_bind_transport");
+    struct bind_facts own = {.by_columns = false},
+                      *all = mem_new((size_t)peer_nranks(peer), sizeof *all);
+    if (!all && !status)
+        status = RSD_ENOMEM;
+    if (!status)
+        own = (struct bind_facts){.plans = x->call.arguments,
+                                  .nplans = x->nplans,
+                                  .node = options->node ? options->node : host_number(),
+                                  .by_columns = x->by_columns,
+                                  .chunk = chunk_of_budget(x, options->max_nbytes)};
+    status = peer_gather(peer, status, &call, &own, sizeof own, all);
+    assert(status || (all && host_of));
+    if (!status)
+        status = compare_facts(peer, plans, all);
+    for (int32_t i = 0; i < peer_nranks(peer) && !status; i++) {
+        agreed->by_columns = all[i].by_columns && (i == 0 || agreed->by_columns);
+        agreed->chunk = i == 0 ? all[i].chunk : min_i64(agreed->chunk, all[i].chunk);
+        host_of[i] = all[i].node < 0 ? -1 - i : all[i].node;
+    }
+    mem_free(all);
+    return status;
+}
+
+rsd_status exchange_bind(struct peer *peer, rsd_status status, int64_t nplans,
+                         const rsd_plan *const *plans, const rsd_bind_options *bind,
+                         const rsd_exchange_options *options, struct exchange **exchange)
+{
+    struct exchange *x = NULL;
+    struct bind_facts agreed = {.by_columns = false};
+    int64_t *host_of = mem_new((size_t)peer_nranks(peer), sizeof *host_of);
+    rsd_status prepared = RSD_OK;
+    bool by_columns = !status && compile_prefers_columns(nplans, plans, bind, peer_rank(peer));
+    if (!host_of && !status)
+        status = RSD_ENOMEM;
+    if (!status)
+        status = compile_exchange(peer, nplans, plans, bind, options, by_columns, &x);
+    status = agree_on_facts(peer, status, x, plans, options, &agreed, host_of);
+    if (!status)
+        status = peer_share_host(peer, host_of);
+    mem_free(host_of);
+    if (!status && by_columns != agreed.by_columns) { /* another rank packs by rows */
+        exchange_backend.free(&x->exec);
+        x = NULL;
+        prepared = compile_exchange(peer, nplans, plans, bind, options, false, &x);
+    }
+    if (x)
+        x->chunk = (uint64_t)agreed.chunk;
+    if (!status)
+        status = connect_ranks(peer, prepared, x, nplans, plans, options->arena);
+    if (!status)
+        *exchange = x;
+    else if (x)
+        exchange_backend.free(&x->exec);
+    return status;
+}
+
+rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
+                              const rsd_bind_options *bind, const rsd_transport *given,
+                              const rsd_exchange_options *given_options, rsd_exec **exec)
+{
+    rsd_transport transport;
+    rsd_exchange_options options;
+    struct peer *peer;
+    TRY(peer_check_transport(given, &transport)); /* else there is no rank to tell */
+    rsd_status status =
+        options_copy("rsd_exchange_options", given_options, &options, sizeof options);
+    if (!status && nplans < 0)
+        status = fail(RSD_EINVAL, "invalid number of plans %lld", (long long)nplans);
+    TRY(peer_open(&transport, status ? 0 : options.timeout, TAG_DATA, &peer));
+    struct exchange *x = NULL;
+    status = exchange_bind(peer, status, nplans, plans, bind, &options, &x);
+    if (status || !x) { /* the transport stays with the caller */
+        peer_close(peer);
+        return status;
+    }
+    x->owns_peer = true;
+    x->transport = transport;
+    *exec = &x->exec;
+    return RSD_OK;
+}

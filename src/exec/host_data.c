@@ -1,0 +1,260 @@
+/* host_data.c - arrays and ring buffers that the ranks of a host export to each other.
+ *
+ * Every rank has a segment that the others of its host can read, and in which they write only how much they have read:
+ *
+ *     | header | strides of its arrays | offsets of its arrays in its arena | rings | ring buffers ... |
+ *
+ * What another rank exports is checked before it is used: a wrong stride or offset may cost a run, never a read outside
+ * of its arena.
+ */
+#include "exchange.h"
+
+#include <stdatomic.h>
+
+struct host_header {
+    uint64_t nstrides, noffsets, nrings;
+    uint64_t strides, offsets, rings; /* offsets in the segment */
+};
+
+static uint64_t align_up(uint64_t offset)
+{
+    return (offset + 63) / 64 * 64;
+}
+
+/* ---- the segment of this rank ---- */
+
+static uint64_t ring_nbytes(const struct exchange *x, const struct message *message)
+{
+    return align_up(channel_chunk_nbytes(x, message, true)) * NBUFFERS;
+}
+
+/* Returns where the ring buffers begin. */
+static uint64_t lay_out_header(const struct exchange *x, struct host_header *header)
+{
+    header->nstrides = x->nstrides;
+    header->noffsets = (uint64_t)(x->arrays.nsrc + x->arrays.ndst);
+    header->nrings = x->nsends;
+    header->strides = align_up(sizeof *header);
+    header->offsets = align_up(header->strides + header->nstrides * sizeof(int64_t));
+    header->rings = align_up(header->offsets + header->noffsets * sizeof(int64_t));
+    return align_up(header->rings + header->nrings * sizeof(struct ring));
+}
+
+static void fill_segment(struct exchange *x, const struct host_header *header, uint64_t buffers)
+{
+    char *data = shared_segment_data(&x->host->segment);
+    *(struct host_header *)(void *)data = *header;
+    x->host->offsets = (void *)(data + header->offsets);
+    x->host->rings = (void *)(data + header->rings);
+    if (x->nstrides)
+        memcpy(data + header->strides, x->strides, x->nstrides * sizeof *x->strides);
+    for (size_t i = 0; i < x->nsends; i++) {
+        const struct message *message = &x->sends[i];
+        struct ring *ring = &x->host->rings[i];
+        ring->to = message->peer;
+        ring->stage = message->stage;
+        ring->reduce = message->reduce;
+        ring->buffers = buffers;
+        if (peer_host_index(x->peer, message->peer) >= 0)
+            buffers += ring_nbytes(x, message);
+    }
+}
+
+rsd_status host_data_make(struct exchange *x, const rsd_arena *arena)
+{
+    struct host_header header = {0};
+    uint64_t buffers = lay_out_header(x, &header), nbytes = buffers;
+    x->host = mem_new(1, sizeof *x->host);
+    if (!x->host)
+        return RSD_ENOMEM;
+    x->host->n = peer_host_nranks(x->peer);
+    x->host->arena = arena ? arena_segment(arena) : NULL;
+    x->host->ranks = mem_new((size_t)x->host->n, sizeof *x->host->ranks);
+    if (!x->host->ranks)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < x->nsends; i++)
+        if (peer_host_index(x->peer, x->sends[i].peer) >= 0)
+            nbytes += ring_nbytes(x, &x->sends[i]);
+    TRY(shared_segment_new((size_t)nbytes, &x->host->segment));
+    fill_segment(x, &header, buffers);
+    return RSD_OK;
+}
+
+struct host_data_names host_data_export(const struct exchange *x)
+{
+    struct host_data_names names;
+    memset(&names, 0, sizeof names); /* all bytes are sent */
+    names.segment = shared_segment_name(&x->host->segment);
+    if (x->host->arena)
+        names.arena = shared_segment_name(x->host->arena);
+    return names;
+}
+
+void host_data_drop(struct exchange *x)
+{
+    struct host_data *data = x->host;
+    if (!data)
+        return;
+    for (int32_t i = 0; data->ranks && i < data->n; i++) {
+        struct host_rank *host = &data->ranks[i];
+        shared_segment_drop(&host->segment);
+        shared_segment_drop(&host->arena);
+        mem_free(without_const(host->strides));
+        run_arrays_drop(&host->arrays);
+    }
+    shared_segment_drop(&data->segment);
+    mem_free(data->ranks);
+    mem_free(data);
+    x->host = NULL;
+}
+
+/* ---- those of other ranks ---- */
+
+static bool fits_segment(const struct shared_segment *segment, uint64_t offset, uint64_t count,
+                         uint64_t element_nbytes)
+{
+    uint64_t capacity = shared_segment_capacity(segment);
+    return offset % 64 == 0 && offset <= capacity && count <= (capacity - offset) / element_nbytes;
+}
+
+static rsd_status read_host_header(struct host_rank *host, const int64_t **strides)
+{
+    char *data = shared_segment_data(&host->segment);
+    struct host_header header = {0};
+    bool whole = shared_segment_capacity(&host->segment) >= sizeof header;
+    if (whole)
+        memcpy(&header, data, sizeof header); /* it may change: it is read once */
+    if (!whole || !fits_segment(&host->segment, header.strides, header.nstrides, sizeof(int64_t)) ||
+        !fits_segment(&host->segment, header.offsets, header.noffsets, sizeof(int64_t)) ||
+        !fits_segment(&host->segment, header.rings, header.nrings, sizeof(struct ring)))
+        return fail(RSD_EPEER, "invalid shared memory header");
+    *strides = (const void *)(data + header.strides);
+    host->offsets = (void *)(data + header.offsets);
+    host->rings = (void *)(data + header.rings);
+    host->nstrides = header.nstrides;
+    host->noffsets = header.noffsets;
+    host->nrings = header.nrings;
+    return RSD_OK;
+}
+
+/* Measures the arrays of a rank, with strides that are not trusted. */
+static rsd_status measure_plans(struct host_rank *host, const int64_t *exported, int64_t nplans,
+                                const rsd_plan *const *plans)
+{
+    uint64_t nread = 0;
+    int64_t *strides = mem_copy(exported, (size_t)host->nstrides, sizeof *strides);
+    if (!strides)
+        return RSD_ENOMEM;
+    host->strides = strides; /* a copy, which no other rank can change */
+    for (int64_t i = 0; i < nplans; i++) {
+        const rsd_layout *src = plans[i]->src, *dst = plans[i]->dst;
+        int64_t first_src, nsrc, first_dst, ndst, ndim = src->ndim;
+        rsd_layout_arrays_of(src, host->rank, &first_src, &nsrc);
+        rsd_layout_arrays_of(dst, host->rank, &first_dst, &ndst);
+        if ((uint64_t)((nsrc + ndst) * ndim) > host->nstrides - nread)
+            return fail(RSD_EPEER, "shared memory header does not match the plans");
+        TRY(run_arrays_add_src(&host->arrays, src, first_src, nsrc, strides + nread));
+        nread += (uint64_t)(nsrc * ndim);
+        TRY(run_arrays_add_dst(&host->arrays, dst, first_dst, ndst, strides + nread));
+        nread += (uint64_t)(ndst * ndim);
+    }
+    if (nread != host->nstrides ||
+        host->noffsets != (uint64_t)(host->arrays.nsrc + host->arrays.ndst))
+        return fail(RSD_EPEER, "shared memory header does not match the plans");
+    return RSD_OK;
+}
+
+rsd_status host_data_open(struct exchange *x, int32_t index, const struct host_data_names *names,
+                          int64_t nplans, const rsd_plan *const *plans)
+{
+    struct host_rank *host = &x->host->ranks[index];
+    host->rank = peer_host_rank(x->peer, index);
+    if (host->rank == x->rank)
+        return RSD_OK;
+    const int64_t *strides = NULL;
+    rsd_status status = shared_segment_open(&names->segment, &host->segment);
+    if (!status)
+        status = read_host_header(host, &strides);
+    if (!status && names->arena.nbytes)
+        status = shared_segment_open(&names->arena, &host->arena);
+    if (!status)
+        status = measure_plans(host, strides, nplans, plans);
+    return status ? fail_in(status, "rank %d: ", (int)host->rank) : RSD_OK;
+}
+
+/* ---- while it runs ---- */
+
+struct host_rank *host_data_rank(const struct exchange *x, int32_t rank)
+{
+    int32_t index = x->host && rank != x->rank ? peer_host_index(x->peer, rank) : -1;
+    return index >= 0 ? &x->host->ranks[index] : NULL;
+}
+
+struct ring *host_data_ring(const struct exchange *x, const struct host_rank *host,
+                            const struct message *message)
+{
+    for (uint64_t i = 0; i < host->nrings; i++) {
+        struct ring *ring = &host->rings[i];
+        if (ring->to == x->rank && ring->stage == message->stage &&
+            ring->reduce == message->reduce &&
+            fits_segment(&host->segment, ring->buffers, ring_nbytes(x, message), 1))
+            return ring;
+    }
+    return NULL;
+}
+
+char *ring_buffer(const struct shared_segment *segment, const struct ring *ring, uint64_t chunk,
+                  uint64_t nbytes)
+{
+    uint64_t at = ring->buffers + chunk % NBUFFERS * align_up(nbytes);
+    return fits_segment(segment, at, nbytes, 1) ? shared_segment_data(segment) + at : NULL;
+}
+
+static int64_t arena_offset(const struct shared_segment *arena, const char *array)
+{
+    if (!arena || !array)
+        return -1;
+    uintptr_t start = (uintptr_t)shared_segment_data(arena), at = (uintptr_t)array;
+    return at >= start && at - start < shared_segment_capacity(arena) ? (int64_t)(at - start) : -1;
+}
+
+void host_data_publish(struct exchange *x)
+{
+    struct host_data *data = x->host;
+    if (!data)
+        return;
+    for (int64_t i = 0; i < x->arrays.nsrc; i++)
+        atomic_store_explicit(&data->offsets[i], arena_offset(data->arena, x->arrays.src[i]),
+                              memory_order_relaxed);
+    for (int64_t i = 0; i < x->arrays.ndst; i++)
+        atomic_store_explicit(&data->offsets[x->arrays.nsrc + i],
+                              arena_offset(data->arena, x->arrays.dst[i]), memory_order_relaxed);
+}
+
+bool host_data_is_direct(const struct exchange *x, const struct message *message)
+{
+    for (size_t i = 0; i < message->nboxes; i++) {
+        const struct array_box *box = &x->boxes[message->first_box + i];
+        int64_t at = (box->from_destination ? x->arrays.nsrc : 0) + box->array;
+        if (box->packed.nbytes &&
+            atomic_load_explicit(&x->host->offsets[at], memory_order_relaxed) < 0)
+            return false;
+    }
+    return x->host->arena != NULL;
+}
+
+const char *host_rank_array(const struct host_rank *host, int64_t array, bool from_destination)
+{
+    const struct array_span *spans =
+        from_destination ? host->arrays.dst_spans : host->arrays.src_spans;
+    int64_t at = array + (from_destination ? host->arrays.nsrc : 0);
+    int64_t offset = atomic_load_explicit(&host->offsets[at], memory_order_relaxed);
+    uint64_t capacity = shared_segment_capacity(&host->arena);
+    if (offset < 0 || (uint64_t)offset > capacity ||
+        spans[array].nbytes > capacity - (uint64_t)offset) {
+        error_set("rank %d: array %lld lies outside of its arena", (int)host->rank,
+                  (long long)array);
+        return NULL;
+    }
+    return shared_segment_data(&host->arena) + offset;
+}

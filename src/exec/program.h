@@ -1,0 +1,60 @@
+/* program.h - a plan compiled into loops over bytes. Private to exec. */
+#ifndef PROGRAM_H
+#define PROGRAM_H
+
+#include "run_arrays.h"
+
+/* A block that is copied from one array to another. Arrays are numbered through all plans of an exec. */
+struct copy_op {
+    int64_t src, dst;               /* arrays; src is a destination array with from_destination */
+    int64_t src_offset, dst_offset; /* bytes */
+    size_t first_loop;              /* into program.loops, which move while they grow */
+    struct block block;
+    int32_t stage;
+    int32_t peer; /* of an exchange: the rank that has the source */
+    bool from_destination;
+};
+
+/* A block that is combined from the terms of several arrays. Its loops count elements of the destination; each term
+ * has strides of its own. */
+struct sum_op {
+    int64_t dst, dst_offset;
+    int64_t first_loop; /* into program.loops; src_stride is not used */
+    int64_t first_term; /* into program.terms, reduction.nterms of them */
+    int32_t nloops;
+    struct reduction reduction;
+};
+
+struct sum_term {
+    int64_t src, offset;
+    int64_t first_stride; /* into program.strides: one per loop */
+};
+
+struct program {
+    struct copy_op *copies;
+    struct sum_op *sums; /* all in stage 0 */
+    struct loop *loops;
+    struct sum_term *terms;
+    int64_t *strides;
+    size_t ncopies, copies_capacity, nsums, sums_capacity, nloops, loops_capacity, nterms,
+        terms_capacity, nstrides, strides_capacity;
+    int64_t nbytes; /* written in all */
+};
+
+/* Copies the options of one plan and checks them. */
+rsd_status bind_options_copy(const rsd_bind_options *given, rsd_bind_options *options);
+
+/* Adds a plan between the arrays of all ranks, and those arrays. */
+rsd_status program_add_plan(struct program *program, struct run_arrays *arrays,
+                            const rsd_plan *plan, const rsd_bind_options *options);
+
+/* Adds a piece that is copied, between two arrays with these strides and numbers. */
+rsd_status program_add_piece(struct program *program, const rsd_piece *piece, size_t element_nbytes,
+                             const int64_t *from_strides, const int64_t *to_strides, int64_t src,
+                             int64_t dst);
+
+/* Requires that all is added. Must precede the first run. */
+void program_finish(struct program *program);
+void program_drop(struct program *program);
+
+#endif

@@ -1,0 +1,186 @@
+/* torch_file.c - a file of torch.save: its pickle, and the storages that the tensors in it are views of.
+ *
+ * There are two containers. Since torch 1.6 a file is an archive with the pickle in data.pkl and each
+ * storage in data/KEY. Before, it was five pickles (a magic number, a protocol, facts about the system, the
+ * object, the keys of the storages) and then the storages, each behind its number of elements.
+ */
+#include "torch_item.h"
+
+#include <stdio.h>
+
+/* ---- archives ---- */
+
+static rsd_status load_archive(struct torch_file *file, uint64_t nbytes)
+{
+    struct zip_record *pickle, *script;
+    TRY(zip_open(&file->zip, store_range_read, &file->range, nbytes));
+    file->archive = true;
+    TRY(zip_find(&file->zip, "constants.pkl", &script));
+    if (script)
+        return fail(RSD_EUNSUPPORTED, "TorchScript archives are not supported");
+    TRY(zip_find(&file->zip, "data.pkl", &pickle));
+    if (!pickle)
+        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
+    TRY(torch_read_byteorder(&file->zip, &file->big_endian));
+    file->pickle_nbytes = pickle->nbytes;
+    return zip_read_pickle(&file->zip, pickle, &file->tree, &file->root);
+}
+
+/* ---- files before torch 1.6 ---- */
+
+static rsd_status skip_pickle(struct torch_file *file, uint64_t nbytes, bool magic)
+{
+    static const char number[] = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
+    struct pickle_tree tree;
+    pickle_node root;
+    uint64_t used;
+    TRY(pickle_read(store_range_read, &file->range, nbytes - file->range.offset, &tree, &root,
+                    &used));
+    struct slice text = pickle_text(&tree, root);
+    bool fine = !magic || (text.nbytes == 10 && memcmp(text.bytes, number, 10) == 0);
+    pickle_tree_drop(&tree);
+    file->range.offset += used;
+    return fine ? RSD_OK : fail(RSD_EFORMAT, "pickle is not a torch.save file");
+}
+
+/* Finds the size of the elements of each storage, by key. Only the tensors that use a storage have it. */
+static rsd_status find_element_sizes(const struct pickle_tree *tree, pickle_node c, int depth,
+                                     uint64_t *nodes_left, struct string_map *sizes)
+{
+    struct torch_view view;
+    size_t known;
+    if (depth > TORCH_MAX_DEPTH || *nodes_left == 0)
+        return RSD_OK;
+    --*nodes_left;
+    if (torch_view_is_tensor(tree, c)) {
+        TRY(torch_view_read(tree, c, &view));
+        if (!string_map_find(sizes, view.key, &known))
+            TRY(string_map_add(sizes, view.key, view.untyped ? 1 : rsd_dtype_nbytes(view.dtype)));
+        return RSD_OK;
+    }
+    pickle_node container = pickle_is_dict(tree, c) ? pickle_dict_items(tree, c) : c;
+    bool tuple = pickle_kind(tree, c) == NODE_TUPLE;
+    struct pickle_walk walk = pickle_walk(tree, container);
+    pickle_node item;
+    for (uint32_t i = 0; tuple ? i < pickle_count(tree, c) : pickle_walk_next(&walk, &item); i++)
+        TRY(find_element_sizes(tree, tuple ? pickle_item(tree, c, i) : item, depth + 1, nodes_left,
+                               sizes));
+    return RSD_OK;
+}
+
+static rsd_status place_storages(struct torch_file *file, pickle_node keys, uint64_t nbytes,
+                                 const struct string_map *sizes)
+{
+    const struct pickle_tree *list = &file->keys_tree;
+    struct pickle_walk walk = pickle_walk(list, keys);
+    pickle_node key;
+    size_t n = 0, element_nbytes;
+    uint64_t at = file->range.offset;
+    if (pickle_kind(list, keys) != NODE_LIST)
+        return fail(RSD_EFORMAT, "keys of the storages are not a list");
+    file->storages = mem_new(pickle_count(list, keys), sizeof *file->storages);
+    if (!file->storages)
+        return RSD_ENOMEM;
+    for (; pickle_walk_next(&walk, &key); n++) {
+        unsigned char raw[8];
+        uint64_t count = 0, length;
+        TRY(store_read(file->range.store, file->range.file, at, raw, sizeof raw));
+        for (int i = 7; i >= 0; i--)
+            count = count << 8 | raw[i];
+        /* The size of a storage that no tensor uses is unknown, and so is the offset of the next one. */
+        if (!string_map_find(sizes, pickle_text(list, key), &element_nbytes))
+            return fail(RSD_EUNSUPPORTED, "storage belongs to no supported tensor");
+        if (__builtin_mul_overflow(count, (uint64_t)element_nbytes, &length) ||
+            length > nbytes - at - 8)
+            return fail(RSD_EFORMAT, "byte %llu: storage reaches beyond the file",
+                        (unsigned long long)at);
+        file->storages[n] = (struct torch_storage){at + 8, length};
+        TRY(string_map_add(&file->keys, pickle_text(list, key), n));
+        at += 8 + length;
+    }
+    return RSD_OK;
+}
+
+static rsd_status load_pickles(struct torch_file *file, uint64_t nbytes)
+{
+    struct store_range *range = &file->range;
+    struct string_map sizes = {0};
+    pickle_node keys;
+    uint64_t used;
+    TRY(skip_pickle(file, nbytes, true));
+    TRY(skip_pickle(file, nbytes, false));
+    TRY(skip_pickle(file, nbytes, false));
+    TRY(pickle_read(store_range_read, range, nbytes - range->offset, &file->tree, &file->root,
+                    &used));
+    range->offset += used;
+    TRY(pickle_read(store_range_read, range, nbytes - range->offset, &file->keys_tree, &keys,
+                    &used));
+    range->offset += used;
+    file->pickle_nbytes = range->offset;
+    uint64_t nodes_left = torch_file_max_visits(file);
+    rsd_status status = find_element_sizes(&file->tree, file->root, 0, &nodes_left, &sizes);
+    if (!status)
+        status = place_storages(file, keys, nbytes, &sizes);
+    string_map_drop(&sizes);
+    return status;
+}
+
+/* ---- both ---- */
+
+rsd_status torch_file_open(struct torch_file *file, struct store *store, uint32_t index)
+{
+    unsigned char start[2] = {0};
+    uint64_t nbytes;
+    *file = (struct torch_file){.range = {store, index, 0}, .root = PICKLE_ABSENT};
+    TRY(store_stat(store, index, &nbytes, NULL));
+    if (nbytes >= sizeof start)
+        TRY(store_read(store, index, 0, start, sizeof start));
+    rsd_status status = start[0] == 0x80 ? load_pickles(file, nbytes) : load_archive(file, nbytes);
+    if (status)
+        torch_file_close(file);
+    return status;
+}
+
+void torch_file_close(struct torch_file *file)
+{
+    pickle_tree_drop(&file->tree);
+    pickle_tree_drop(&file->keys_tree);
+    zip_close(&file->zip);
+    string_map_drop(&file->keys);
+    mem_free(file->storages);
+    file->storages = NULL;
+}
+
+static rsd_status find_storage(struct torch_file *file, struct slice key, struct stored_array *out)
+{
+    char name[300];
+    struct zip_record *record;
+    size_t number;
+    if (!file->archive) {
+        if (!string_map_find(&file->keys, key, &number))
+            return fail(RSD_EFORMAT, "storage %.*s is missing", (int)key.nbytes, key.bytes);
+        out->offset = file->storages[number].offset;
+        out->nbytes = file->storages[number].nbytes;
+        return RSD_OK;
+    }
+    snprintf(name, sizeof name, "data/%.*s", (int)(key.nbytes < 200 ? key.nbytes : 200), key.bytes);
+    TRY(zip_find(&file->zip, name, &record));
+    if (!record)
+        return fail(RSD_EFORMAT, "record %s is missing", name);
+    out->offset = record->data;
+    out->nbytes = record->nbytes;
+    out->crc = record->crc;
+    out->has_crc = record->crc || !record->nbytes; /* 0: torch did not compute it */
+    return RSD_OK;
+}
+
+rsd_status torch_file_find_tensor(struct torch_file *file, pickle_node tensor,
+                                  struct torch_view *view, struct stored_array *array)
+{
+    *array = (struct stored_array){.big_endian = file->big_endian};
+    TRY(torch_view_read(&file->tree, tensor, view));
+    TRY(find_storage(file, view->key, array));
+    TRY(torch_view_check(view, array->nbytes));
+    torch_view_set_array(view, array);
+    return RSD_OK;
+}

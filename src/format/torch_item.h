@@ -1,0 +1,99 @@
+/* torch_item.h - tensors and values as torch.save writes them. Private to format. */
+#ifndef TORCH_ITEM_H
+#define TORCH_ITEM_H
+
+#include "format.h"
+#include "zip.h"
+
+/* ---- torch_names.c ---- */
+
+/* Return 0 for a name that is not a dtype, and NULL for a dtype that has no such name. */
+rsd_dtype dtype_from_torch(struct slice name);
+rsd_dtype dtype_from_storage(struct slice name);
+rsd_dtype dtype_from_safetensors(struct slice name);
+const char *dtype_to_torch(rsd_dtype dtype);
+const char *dtype_to_storage(rsd_dtype dtype);
+const char *dtype_to_safetensors(rsd_dtype dtype);
+
+/* ---- torch_item_read.c: a tensor as torch pickles it ---- */
+
+struct torch_view {
+    rsd_dtype dtype;
+    int32_t ndim;
+    int64_t shape[RSD_MAX_DIMS], strides[RSD_MAX_DIMS], offset; /* in elements */
+    struct slice key;       /* of its storage; it points into the pickle's tree */
+    uint64_t storage_count; /* elements of the storage, or bytes if it is untyped */
+    bool untyped;
+};
+
+bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c);
+rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct torch_view *out);
+
+/* Returns EFORMAT unless the view lies inside a storage of record_nbytes, with no two elements in one
+ * place. */
+rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes);
+
+/* Sets the base and strides of a view that torch_view_check accepts. */
+void torch_view_set_array(const struct torch_view *view, struct stored_array *array);
+
+/* Reads the byte order of an archive, which is little-endian if it has none. */
+rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian);
+
+/* Finds the tensor in an item of torch.save. */
+rsd_status torch_item_locate(struct store *store, const struct extent *extent,
+                             struct torch_view *view, struct stored_array *array);
+
+/* The same in a compressed item. The stream is left at the tensor's first byte. */
+rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
+                                  struct torch_view *view, struct stored_array *array,
+                                  struct stored_stream **stream);
+
+/* ---- torch_file.c: a file of torch.save ---- */
+
+enum { TORCH_MAX_DEPTH = 64 }; /* of nested dicts and lists that are visited */
+
+struct torch_storage {
+    uint64_t offset, nbytes; /* in the file */
+};
+
+struct torch_file {
+    struct pickle_tree tree;
+    pickle_node root;       /* the object that was saved */
+    uint64_t pickle_nbytes; /* which limit how much may be made of the object */
+
+    /* Private to torch_file.c. */
+    struct store_range range; /* the file; before torch 1.6, from the current pickle on */
+    bool archive, big_endian;
+    struct zip zip;
+    struct pickle_tree keys_tree; /* before torch 1.6: the keys of the storages, and the storages */
+    struct string_map keys;
+    struct torch_storage *storages;
+};
+
+/* Reads the pickle of a file. The caller closes the file, except on failure. */
+rsd_status torch_file_open(struct torch_file *file, struct store *store, uint32_t index);
+void torch_file_close(struct torch_file *file);
+
+/* Finds the bytes of a tensor of the tree, for which torch_view_is_tensor is true. */
+rsd_status torch_file_find_tensor(struct torch_file *file, pickle_node tensor,
+                                  struct torch_view *view, struct stored_array *array);
+
+/* Returns how many nodes a reader may visit. A short pickle can refer to one node very often. */
+static inline uint64_t torch_file_max_visits(const struct torch_file *file)
+{
+    return (1 << 18) + 8 * file->pickle_nbytes;
+}
+
+/* ---- torch_item_write.c ---- */
+
+/* Adds what is before and behind the bytes of a dense tensor to head and tail. crc is the CRC-32 of the
+ * bytes, and `first` has the first eight of them; neither changes a length. Strides, in elements, are those
+ * that the item states; NULL: row-major. */
+rsd_status torch_item_frame(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                            const int64_t *strides, uint32_t crc, const unsigned char first[8],
+                            struct bytes *head, struct bytes *tail);
+
+/* Makes the item of a value from its pickle. */
+rsd_status torch_item_from_pickle(const struct bytes *pickle, struct bytes *out);
+
+#endif

@@ -1,0 +1,72 @@
+/* peer_state.h - the state of a peer, which the files of this module share. */
+#ifndef PEER_STATE_H
+#define PEER_STATE_H
+
+#include "peer.h"
+
+enum { ERROR_TEXT_NCHARS = 120 };
+
+/* What the ranks that were counted so far come to. Merging is a function of the set of ranks, so a rank may be
+ * counted twice. It travels as bytes: all of them are set. */
+struct ballot {
+    int32_t failed, status; /* the lowest rank that failed, and its status; RSD_OK: none */
+    char message[ERROR_TEXT_NCHARS];
+    int32_t lowest, differs; /* the lowest rank; the lowest that calls something else, -1: none */
+    struct peer_call call, other_call; /* of these two */
+};
+
+struct peer {
+    rsd_transport transport;
+    double timeout;
+    int32_t first_tag;
+    bool broken;
+    bool lost; /* the transport may still use this struct and its buffers */
+
+    uint64_t call; /* the number of the current call, or of the last one */
+    bool voting;
+    struct ballot result, out, in;
+    int64_t distance; /* of the current round */
+    struct peer_request send, recv;
+
+    struct host_group *host; /* NULL: no memory is shared */
+    bool hosts_known, any_host_shared;
+    char host_note[ERROR_TEXT_NCHARS + 40];
+
+    double since;    /* when something last moved, or waiting began */
+    double checked;  /* when processes were last looked for */
+    int32_t suspect; /* a rank whose process did not exist then; -1: none */
+    struct roll_call *roll_call;
+};
+
+/* ---- peer.c ---- */
+
+/* A status that another rank sent: EPEER if there is none with this number. */
+rsd_status status_received(int64_t number);
+
+/* ---- gather.c ---- */
+
+void ballot_merge(struct ballot *ballot, const struct ballot *other);
+/* Whether merging the ballots of two ranks would find nothing. */
+bool ballot_agrees(const struct ballot *ballot, const struct ballot *other);
+
+/* ---- host_group.c ---- */
+
+enum { HOST_PIECE_NBYTES = 256 }; /* of one rank in one gather */
+
+/* Whether all ranks share memory. */
+bool host_has_all(const struct peer *peer);
+/* Publishes this rank's ballot for the current call, and bytes beside it. */
+void host_enter(struct peer *peer, const void *data, size_t n);
+bool host_has_entered(const struct peer *peer, int32_t index);
+/* Whether all ranks have entered; then peer->result is that of all. */
+bool host_poll(struct peer *peer);
+void host_read(const struct peer *peer, int32_t index, void *data, size_t n);
+int32_t host_pid(const struct peer *peer, int32_t index);
+void host_close(struct peer *peer);
+
+/* ---- liveness.c ---- */
+
+/* The rank that the current round receives from. */
+int32_t round_source(const struct peer *peer);
+
+#endif
