@@ -45,7 +45,8 @@ static int64_t row_offset(const struct nest *nest, int64_t row, bool dst)
 {
     int64_t at = 0;
     for (uint32_t i = nest->nloops; i-- > 0;) {
-        at += row % nest->loops[i].count * (dst ? nest->loops[i].dst_stride : nest->loops[i].src_stride);
+        at += row % nest->loops[i].count *
+              (dst ? nest->loops[i].dst_stride : nest->loops[i].src_stride);
         row /= nest->loops[i].count;
     }
     return at;
@@ -64,7 +65,8 @@ static void run_copy(const struct gpu_copy *copy, const struct gpu_loop *loops, 
 {
     for (gpu_i64 number = 0; number < gpu_copy_ntiles(copy); number++) {
         struct gpu_tile tile;
-        gpu_u32 word = gpu_word((gpu_u64)(uintptr_t)arrays[0], (gpu_u64)(uintptr_t)arrays[1], copy->align);
+        gpu_u32 word =
+            gpu_word((gpu_u64)(uintptr_t)arrays[0], (gpu_u64)(uintptr_t)arrays[1], copy->align);
         gpu_copy_tile(copy, loops, number, word, word, &tile);
         for (gpu_u32 unit = 0; unit < tile.nunits; unit++) {
             gpu_i64 from, to;
@@ -145,8 +147,9 @@ static void check_find(void)
 
 static void check_casts(struct random *random)
 {
-    static const rsd_dtype dtypes[] = {RSD_F64, RSD_F32, RSD_F16, RSD_BF16, RSD_I64, RSD_I32, RSD_I16,
-                                       RSD_I8,  RSD_U64, RSD_U32, RSD_U16,  RSD_U8,  RSD_BOOL};
+    static const rsd_dtype dtypes[] = {RSD_F64, RSD_F32, RSD_F16, RSD_BF16, RSD_I64,
+                                       RSD_I32, RSD_I16, RSD_I8,  RSD_U64,  RSD_U32,
+                                       RSD_U16, RSD_U8,  RSD_BOOL};
     for (size_t f = 0; f < 13; f++)
         for (size_t t = 0; t < 13; t++) {
             rsd_dtype from = dtypes[f], to = dtypes[t];
@@ -165,9 +168,9 @@ static void check_casts(struct random *random)
                 cast_elements(to, &out, from, &bits, 1);
                 uint64_t got = gpu_cast((gpu_u32)to, (gpu_u32)from, bits);
                 got &= nout == 8 ? ~(uint64_t)0 : ((uint64_t)1 << 8 * nout) - 1;
-                if (!CHECK(got == out, "%s to %s: %llx gives %llx, on the CPU %llx", rsd_dtype_name(from),
-                           rsd_dtype_name(to), (unsigned long long)bits, (unsigned long long)got,
-                           (unsigned long long)out))
+                if (!CHECK(got == out, "%s to %s: %llx gives %llx, on the CPU %llx",
+                           rsd_dtype_name(from), rsd_dtype_name(to), (unsigned long long)bits,
+                           (unsigned long long)got, (unsigned long long)out))
                     break;
             }
         }
@@ -210,7 +213,8 @@ static void check_reduction(struct random *random, rsd_dtype dtype, rsd_reduce r
         gpu_element_start(&element, i);
         gpu_reduce_element(&element);
     }
-    CHECK(memcmp(got, expected, N * nbytes) == 0, "%s %s", rsd_dtype_name(dtype), rsd_reduce_name(reduce));
+    CHECK(memcmp(got, expected, N * nbytes) == 0, "%s %s", rsd_dtype_name(dtype),
+          rsd_reduce_name(reduce));
 }
 
 int main(void)

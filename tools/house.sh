@@ -8,16 +8,17 @@ complain() { echo "house: $*"; bad=1; }
 may_use() {
     case $1 in
     base) echo ;;
+    cuda) echo base layout memory ;;
     layout) echo base ;;
     plan) echo base layout ;;
     memory) echo base layout ;;
     peer) echo base layout memory ;;
-    exec) echo base layout plan memory peer ;;
+    exec) echo base layout plan memory peer cuda ;;
     codec) echo base ;;
     store) echo base ;;
     format) echo base layout codec store ;;
-    transfer) echo base layout plan memory codec store format ;;
-    checkpoint) echo base layout plan memory peer codec store format transfer ;;
+    transfer) echo base layout plan memory cuda codec store format ;;
+    checkpoint) echo base layout plan memory cuda peer codec store format transfer ;;
     mpi) echo cli ;;
     cli) echo ;;
     esac

@@ -7,7 +7,7 @@
 #ifndef CUDA_H
 #define CUDA_H
 
-#include "base.h"
+#include "memory.h"
 
 /* ---- device.c: addresses and devices ---- */
 
@@ -45,11 +45,52 @@ rsd_status cuda_pinned_new(struct cuda_device *device, size_t nbytes, struct cud
 /* Keeps the buffer for the next user. Nothing may still be queued that uses it. */
 void cuda_pinned_free(struct cuda_device *device, struct cuda_pinned *pinned);
 
+/* ---- ops.c: lists of copies, casts and reductions ---- */
+
+struct cuda_ops;
+
+rsd_status cuda_ops_new(struct cuda_ops **ops);
+void cuda_ops_free(struct cuda_ops *ops); /* accepts NULL */
+void cuda_ops_clear(struct cuda_ops *ops);
+bool cuda_ops_is_empty(const struct cuda_ops *ops);
+
+/* Bytes [begin, end) of rows of `run` bytes, which are numbered through all loops, outermost first. Arrays are
+ * numbers of addresses that a launch is given. Of a cast, run, begin and end count elements. */
+struct cuda_copy {
+    uint32_t src, dst;
+    int64_t src_offset, dst_offset; /* bytes */
+    int64_t run, begin, end;
+    const struct loop *loops;
+    int32_t nloops;
+};
+rsd_status cuda_ops_add_copy(struct cuda_ops *ops, const struct cuda_copy *copy);
+rsd_status cuda_ops_add_cast(struct cuda_ops *ops, const struct cuda_copy *cast, rsd_dtype from,
+                             rsd_dtype to);
+
+/* A box that is combined from terms. Its loops count elements, and only their dst_stride is used. Its terms
+ * must be added next, each with one stride per loop. */
+struct cuda_sum {
+    struct reduction reduction;
+    uint32_t dst;
+    int64_t dst_offset;
+    const struct loop *loops;
+    int32_t nloops;
+};
+rsd_status cuda_ops_add_sum(struct cuda_ops *ops, const struct cuda_sum *sum);
+rsd_status cuda_ops_add_term(struct cuda_ops *ops, uint32_t src, int64_t offset,
+                             const int64_t *strides, int32_t nstrides);
+
+/* Makes pageable memory of the caller's usable by kernels until it is unregistered. Requires whole pages.
+ * EUNSUPPORTED: the system does not pin it. */
+rsd_status cuda_register(struct cuda_device *device, void *memory, size_t nbytes);
+/* Nothing may still be queued that uses it. */
+void cuda_unregister(struct cuda_device *device, void *memory);
+
 /* ---- queue.c: work in the order of a stream ---- */
 
 struct cuda_queue;
 
-/* A queue with a stream of its own; one thread at a time may use it. */
+/* A queue with a stream of its own, for one thread at a time. Queues that are freed are kept for the next user. */
 rsd_status cuda_queue_new(struct cuda_device *device, struct cuda_queue **queue);
 void cuda_queue_free(struct cuda_queue *queue);
 
@@ -65,33 +106,18 @@ rsd_status cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark);
 rsd_status cuda_queue_test_mark(struct cuda_queue *queue, uint64_t mark, bool *done);
 rsd_status cuda_queue_wait_mark(struct cuda_queue *queue, uint64_t mark);
 
-/* What a launch works on. Arrays are addresses, to which the tables refer by number. Entries of a
- * table are in the order of their first tiles, which cuda_number_tiles sets. */
-struct gpu_copy;
-struct gpu_sum;
-struct gpu_loop;
-struct gpu_term;
+/* Queues the copies, casts and reductions of a list, one launch for each kind that is not empty. The list and
+ * the addresses are copied. */
+rsd_status cuda_queue_run(struct cuda_queue *queue, const struct cuda_ops *ops,
+                          const void *const *arrays, size_t narrays);
 
-struct cuda_tables {
-    struct gpu_copy *copies, *casts;
-    struct gpu_sum *sums;
-    const struct gpu_loop *loops;
-    const struct gpu_term *terms;
-    const int64_t *strides;
-    const void *const *arrays;
-    size_t ncopies, ncasts, nsums, nloops, nterms, nstrides, narrays;
-};
-
-/* Queues the copies, casts and reductions of the tables, one launch for each that is not empty. The
- * tables are copied. */
-rsd_status cuda_queue_run(struct cuda_queue *queue, const struct cuda_tables *tables);
-
-/* The same for tables that are run again and again with other arrays: they stay on the device. */
+/* The same for a list that is run many times with other addresses: its tables stay on the device. */
 struct cuda_program;
-rsd_status cuda_program_new(struct cuda_device *device, const struct cuda_tables *tables,
+rsd_status cuda_program_new(struct cuda_device *device, const struct cuda_ops *ops, size_t narrays,
                             struct cuda_program **program);
 rsd_status cuda_program_run(struct cuda_program *program, struct cuda_queue *queue,
                             const void *const *arrays);
+/* Requires that no run is still queued. Accepts NULL. */
 void cuda_program_free(struct cuda_program *program);
 
 /* ---- share.c: device memory of other processes of the host ---- */
@@ -127,12 +153,18 @@ void cuda_mapping_free(struct cuda_mapping *mapping);
 
 /* ---- digest.c ---- */
 
-struct gpu_digest;
+/* Rows of device memory. A loop's dst_stride is that of its rows in the bytes of the whole tensor, row-major;
+ * `after` bytes of the tensor follow the end of the first row. */
+struct cuda_rows {
+    const char *address;
+    int64_t run, after;
+    const struct loop *loops;
+    int32_t nloops;
+    uint32_t result;
+};
 
-/* Adds the remainders of rows in device memory to results, which are pairs of ECMA and Jones. Waits.
- * A digest's loops are in the list, and its array is a number of an address. */
-rsd_status cuda_digest(struct cuda_queue *queue, struct gpu_digest *digests, size_t n,
-                       const struct gpu_loop *loops, size_t nloops, const void *const *arrays,
-                       size_t narrays, uint64_t (*results)[2], size_t nresults);
+/* Adds the remainders of rows to results, which are pairs of ECMA and Jones (codec/crc.h). Waits. */
+rsd_status cuda_digest(struct cuda_queue *queue, const struct cuda_rows *rows, size_t n,
+                       uint64_t (*results)[2], size_t nresults);
 
 #endif

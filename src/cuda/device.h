@@ -16,6 +16,7 @@ struct cuda_device {
     struct cu_uuid uuid;
     pthread_mutex_t lock; /* of what follows */
     cu_function functions[NKERNELS];
+    struct cuda_queue *kept;  /* queues for the next user */
     cu_address digest_tables; /* powers, then nibbles; 0: not made yet */
 };
 

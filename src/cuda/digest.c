@@ -37,7 +37,7 @@ static void make_nibbles(const gpu_u64 *powers, gpu_u64 *nibbles)
                 *nibbles++ = gpu_shift(crc, powers, value << 4 * j, 256);
 }
 
-static rsd_status upload_tables(struct cuda_device *device)
+static rsd_status upload_powers(struct cuda_device *device)
 {
     const struct driver *cu = device->cu;
     size_t nbytes = (NPOWERS + NNIBBLES) * sizeof(gpu_u64);
@@ -64,62 +64,100 @@ static rsd_status prepare_digests(struct cuda_device *device, cu_function *funct
     TRY(device_kernel(device, KERNEL_DIGEST, function));
     pthread_mutex_lock(&device->lock);
     if (!device->digest_tables)
-        status = upload_tables(device);
+        status = upload_powers(device);
     pthread_mutex_unlock(&device->lock);
     TRY(status);
     CU_TRY(cuFuncSetAttribute, *function, CU_FUNCTION_MAX_DYNAMIC_SHARED, SHARED_NBYTES);
     return RSD_OK;
 }
 
-static int64_t number_tiles(struct gpu_digest *digests, size_t n, const struct gpu_loop *loops)
+/* The tables of one launch. */
+struct digest_tables {
+    struct gpu_digest *digests;
+    struct gpu_loop *loops;
+    const void **arrays;
+    size_t n, nloops;
+    int64_t ntiles;
+};
+
+static rsd_status make_tables(const struct cuda_rows *rows, size_t n, struct digest_tables *tables)
 {
-    int64_t next = 0;
+    size_t nloops = 0, next = 0;
+    for (size_t i = 0; i < n; i++)
+        nloops += (size_t)rows[i].nloops;
+    tables->digests = mem_new(n, sizeof *tables->digests);
+    tables->loops = mem_new(nloops, sizeof *tables->loops);
+    tables->arrays = mem_new(n, sizeof *tables->arrays);
+    if (!tables->digests || !tables->loops || !tables->arrays)
+        return RSD_ENOMEM;
+    if (n > UINT32_MAX || nloops > UINT32_MAX)
+        return fail(RSD_ELIMIT, "more than 2^32 rows for a GPU");
+    tables->n = n;
+    tables->nloops = nloops;
     for (size_t i = 0; i < n; i++) {
-        digests[i].first_tile = next;
-        next += gpu_digest_ntiles(&digests[i], loops);
+        struct gpu_digest *digest = &tables->digests[i];
+        *digest = (struct gpu_digest){.run = rows[i].run,
+                                      .nrows = 1,
+                                      .after = rows[i].after,
+                                      .first_tile = tables->ntiles,
+                                      .array = (gpu_u32)i,
+                                      .first_loop = (gpu_u32)next,
+                                      .nloops = (gpu_u32)rows[i].nloops,
+                                      .result = rows[i].result};
+        tables->arrays[i] = rows[i].address;
+        for (int32_t k = 0; k < rows[i].nloops; k++) {
+            const struct loop *loop = &rows[i].loops[k];
+            tables->loops[next++] =
+                (struct gpu_loop){loop->count, loop->src_stride, loop->dst_stride};
+            digest->nrows *= loop->count;
+        }
+        tables->ntiles += gpu_digest_ntiles(digest, tables->loops);
     }
-    return next;
+    return RSD_OK;
 }
 
-/* Tables and results in the ring, which kernels and the CPU both see. */
-static rsd_status launch_digests(struct cuda_queue *queue, const struct gpu_digest *digests,
-                                 size_t n, const struct gpu_loop *loops, size_t nloops,
-                                 const void *const *arrays, size_t narrays, int64_t ntiles,
+static void drop_tables(struct digest_tables *tables)
+{
+    mem_free(tables->digests);
+    mem_free(tables->loops);
+    mem_free(tables->arrays);
+}
+
+static rsd_status launch_digests(struct cuda_queue *queue, struct digest_tables *tables,
                                  cu_address results)
 {
     const struct driver *cu = queue->device->cu;
-    size_t digests_nbytes = n * sizeof *digests, loops_nbytes = nloops * sizeof *loops,
-           arrays_nbytes = narrays * sizeof *arrays;
+    size_t digests_nbytes = tables->n * sizeof *tables->digests,
+           loops_nbytes = tables->nloops * sizeof *tables->loops,
+           arrays_nbytes = tables->n * sizeof *tables->arrays;
     char *at;
     cu_function function;
     TRY(prepare_digests(queue->device, &function));
-    TRY(queue_take_ring(queue, digests_nbytes + loops_nbytes + arrays_nbytes, &at));
+    TRY(queue_take_ring(queue, (digests_nbytes + loops_nbytes + arrays_nbytes + 15) / 16 * 16,
+                        &at));
     cu_address where = (cu_address)(uintptr_t)at, loops_at = where + digests_nbytes,
                arrays_at = loops_at + loops_nbytes, powers = queue->device->digest_tables,
                nibbles = powers + NPOWERS * sizeof(gpu_u64);
-    uint32_t count = (uint32_t)n;
-    memcpy(at, digests, digests_nbytes);
+    uint32_t count = (uint32_t)tables->n;
+    memcpy(at, tables->digests, digests_nbytes);
     if (loops_nbytes)
-        memcpy(at + digests_nbytes, loops, loops_nbytes);
-    memcpy(at + digests_nbytes + loops_nbytes, arrays, arrays_nbytes);
+        memcpy(at + digests_nbytes, tables->loops, loops_nbytes);
+    memcpy(at + digests_nbytes + loops_nbytes, tables->arrays, arrays_nbytes);
     void *parameters[] = {&where,  &count,   &loops_at, &arrays_at,
-                          &powers, &nibbles, &results,  &ntiles};
+                          &powers, &nibbles, &results,  &tables->ntiles};
     unsigned nblocks =
-        (unsigned)min_i64(ceil_div(ntiles, NTHREADS / 32), queue->device->nprocessors);
+        (unsigned)min_i64(ceil_div(tables->ntiles, NTHREADS / 32), queue->device->nprocessors);
     CU_TRY(cuLaunchKernel, function, nblocks, 1, 1, NTHREADS, 1, 1, SHARED_NBYTES, queue->stream,
            parameters, NULL);
     return RSD_OK;
 }
 
-static rsd_status run_digests(struct cuda_queue *queue, struct gpu_digest *digests, size_t n,
-                              const struct gpu_loop *loops, size_t nloops,
-                              const void *const *arrays, size_t narrays, uint64_t (*results)[2],
-                              size_t nresults)
+static rsd_status run_digests(struct cuda_queue *queue, struct digest_tables *tables,
+                              uint64_t (*results)[2], size_t nresults)
 {
     const struct driver *cu = queue->device->cu;
     size_t nbytes = nresults * sizeof *results;
     cu_address sums;
-    int64_t ntiles = number_tiles(digests, n, loops);
     uint64_t(*found)[2] = mem_new(nresults, sizeof *found);
     if (!found)
         return RSD_ENOMEM;
@@ -128,8 +166,7 @@ static rsd_status run_digests(struct cuda_queue *queue, struct gpu_digest *diges
         status =
             driver_check(cu->cuMemsetD8Async(sums, 0, nbytes, queue->stream), "cuMemsetD8Async");
         if (!status)
-            status =
-                launch_digests(queue, digests, n, loops, nloops, arrays, narrays, ntiles, sums);
+            status = launch_digests(queue, tables, sums);
         if (!status)
             status = driver_check(cu->cuStreamSynchronize(queue->stream), "cuStreamSynchronize");
         if (!status)
@@ -144,15 +181,19 @@ static rsd_status run_digests(struct cuda_queue *queue, struct gpu_digest *diges
     return status;
 }
 
-rsd_status cuda_digest(struct cuda_queue *queue, struct gpu_digest *digests, size_t n,
-                       const struct gpu_loop *loops, size_t nloops, const void *const *arrays,
-                       size_t narrays, uint64_t (*results)[2], size_t nresults)
+rsd_status cuda_digest(struct cuda_queue *queue, const struct cuda_rows *rows, size_t n,
+                       uint64_t (*results)[2], size_t nresults)
 {
+    struct digest_tables tables = {0};
     if (n == 0)
         return RSD_OK;
-    TRY(device_enter(queue->device));
-    rsd_status status =
-        run_digests(queue, digests, n, loops, nloops, arrays, narrays, results, nresults);
-    device_leave(queue->device);
+    rsd_status status = make_tables(rows, n, &tables);
+    if (!status)
+        status = device_enter(queue->device);
+    if (!status) {
+        status = run_digests(queue, &tables, results, nresults);
+        device_leave(queue->device);
+    }
+    drop_tables(&tables);
     return status;
 }

@@ -83,6 +83,8 @@ struct cu_access {
     X(cuMemFree, "cuMemFree_v2", (cu_address address))                                             \
     X(cuMemHostAlloc, "cuMemHostAlloc", (void **address, size_t nbytes, unsigned flags))           \
     X(cuMemFreeHost, "cuMemFreeHost", (void *address))                                             \
+    X(cuMemHostRegister, "cuMemHostRegister_v2", (void *address, size_t nbytes, unsigned flags))   \
+    X(cuMemHostUnregister, "cuMemHostUnregister", (void *address))                                 \
     X(cuMemcpyDtoH, "cuMemcpyDtoH_v2", (void *to, cu_address from, size_t nbytes))                 \
     X(cuMemsetD8Async, "cuMemsetD8Async",                                                          \
       (cu_address to, unsigned char value, size_t nbytes, cu_stream stream))                       \

@@ -5,7 +5,7 @@
  */
 #include "device.h"
 
-enum { PORTABLE = 1, NKEPT = 256 };
+enum { PORTABLE = 1, READ_ONLY = 8, NKEPT = 256 };
 static const size_t keep_nbytes = (size_t)256 << 20;
 
 struct pinned_buffer {
@@ -74,4 +74,24 @@ void cuda_pinned_free(struct cuda_device *device, struct cuda_pinned *pinned)
         device_leave(device);
     }
     *pinned = (struct cuda_pinned){0};
+}
+
+rsd_status cuda_register(struct cuda_device *device, void *memory, size_t nbytes)
+{
+    TRY(device_enter(device));
+    cu_result result = device->cu->cuMemHostRegister(memory, nbytes, PORTABLE);
+    if (result) /* a source may be memory that must not be written */
+        result = device->cu->cuMemHostRegister(memory, nbytes, PORTABLE | READ_ONLY);
+    device_leave(device);
+    if (result == CU_OUT_OF_MEMORY)
+        return fail(RSD_ENOMEM, "cannot pin %zu bytes of host memory", nbytes);
+    return driver_check(result, "cuMemHostRegister");
+}
+
+void cuda_unregister(struct cuda_device *device, void *memory)
+{
+    if (device_enter(device))
+        return;
+    device->cu->cuMemHostUnregister(memory);
+    device_leave(device);
 }

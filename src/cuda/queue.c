@@ -7,7 +7,7 @@
  *     ring   | tables of launch 1 | tables of launch 2 |      free      |
  */
 #include "queue.h"
-#include "tables.h"
+#include "ops.h"
 
 enum { NTHREADS = 256, BLOCKS_PER_PROCESSOR = 8 };
 
@@ -21,35 +21,14 @@ static rsd_status start_queue(struct cuda_queue *queue)
     for (int i = 0; i < NMARKS; i++)
         CU_TRY(cuEventCreate, &queue->events[i], CU_EVENT_DISABLE_TIMING);
     CU_TRY(cuMemHostAlloc, (void **)&queue->ring, RING_NBYTES, 0);
+    queue->ring_nbytes = RING_NBYTES;
     return RSD_OK;
 }
 
-rsd_status cuda_queue_new(struct cuda_device *device, struct cuda_queue **out)
+static void destroy_queue(struct cuda_queue *queue)
 {
-    struct cuda_queue *queue = mem_new(1, sizeof *queue);
-    if (!queue)
-        return RSD_ENOMEM;
-    queue->device = device;
-    rsd_status status = device_enter(device);
-    if (!status) {
-        status = start_queue(queue);
-        device_leave(device);
-    }
-    if (status)
-        cuda_queue_free(queue);
-    else
-        *out = queue;
-    return status;
-}
-
-void cuda_queue_free(struct cuda_queue *queue)
-{
-    if (!queue)
-        return;
     const struct driver *cu = queue->device->cu;
     if (!device_enter(queue->device)) {
-        if (queue->nmarks)
-            cu->cuEventSynchronize(queue->events[(queue->nmarks - 1) % NMARKS]);
         for (int i = 0; i < NMARKS && queue->events[i]; i++)
             cu->cuEventDestroy(queue->events[i]);
         if (queue->ring)
@@ -59,6 +38,50 @@ void cuda_queue_free(struct cuda_queue *queue)
         device_leave(queue->device);
     }
     mem_free(queue);
+}
+
+rsd_status cuda_queue_new(struct cuda_device *device, struct cuda_queue **out)
+{
+    pthread_mutex_lock(&device->lock);
+    struct cuda_queue *queue = device->kept;
+    if (queue)
+        device->kept = queue->next;
+    pthread_mutex_unlock(&device->lock);
+    if (queue) {
+        *out = queue;
+        return RSD_OK;
+    }
+    queue = mem_new(1, sizeof *queue);
+    if (!queue)
+        return RSD_ENOMEM;
+    queue->device = device;
+    rsd_status status = device_enter(device);
+    if (!status) {
+        status = start_queue(queue);
+        device_leave(device);
+    }
+    if (status)
+        destroy_queue(queue);
+    else
+        *out = queue;
+    return status;
+}
+
+/* A queue that failed is not kept: its stream may be unusable. */
+void cuda_queue_free(struct cuda_queue *queue)
+{
+    if (!queue)
+        return;
+    struct cuda_device *device = queue->device;
+    if (cuda_queue_wait(queue)) {
+        destroy_queue(queue);
+        return;
+    }
+    queue->stream = queue->own;
+    pthread_mutex_lock(&device->lock);
+    queue->next = device->kept;
+    device->kept = queue;
+    pthread_mutex_unlock(&device->lock);
 }
 
 /* ---- marks ---- */
@@ -172,15 +195,14 @@ static size_t padded(size_t nbytes)
     return (nbytes + 15) & ~(size_t)15;
 }
 
-static size_t tables_nbytes(const struct cuda_tables *tables)
+static size_t tables_nbytes(const struct cuda_ops *tables)
 {
     return padded(tables->ncopies * sizeof *tables->copies) +
            padded(tables->ncasts * sizeof *tables->casts) +
            padded(tables->nsums * sizeof *tables->sums) +
            padded(tables->nloops * sizeof *tables->loops) +
            padded(tables->nterms * sizeof *tables->terms) +
-           padded(tables->nstrides * sizeof *tables->strides) +
-           padded(tables->narrays * sizeof *tables->arrays);
+           padded(tables->nstrides * sizeof *tables->strides);
 }
 
 static char *put_table(char **at, const void *table, size_t nbytes)
@@ -194,7 +216,7 @@ static char *put_table(char **at, const void *table, size_t nbytes)
 
 /* Copies tables one after the other to `at`, numbers their tiles, and says where kernels find them if
  * they find `at` at `seen`. */
-static void put_tables(const struct cuda_tables *tables, char *at, cu_address seen,
+static void put_tables(const struct cuda_ops *tables, char *at, cu_address seen,
                        struct launch *launch)
 {
     const char *begin = at;
@@ -203,7 +225,7 @@ static void put_tables(const struct cuda_tables *tables, char *at, cu_address se
     struct gpu_copy *copies = (void *)PUT(copies, ncopies), *casts = (void *)PUT(casts, ncasts);
     struct gpu_sum *sums = (void *)PUT(sums, nsums);
     char *loops = PUT(loops, nloops), *terms = PUT(terms, nterms),
-         *strides = PUT(strides, nstrides), *arrays = PUT(arrays, narrays);
+         *strides = PUT(strides, nstrides);
 #undef PUT
 #define SEEN(place) (seen + (cu_address)((const char *)(place)-begin))
     *launch = (struct launch){.copies = SEEN(copies),
@@ -212,7 +234,6 @@ static void put_tables(const struct cuda_tables *tables, char *at, cu_address se
                               .loops = SEEN(loops),
                               .terms = SEEN(terms),
                               .strides = SEEN(strides),
-                              .arrays = SEEN(arrays),
                               .ncopies = (uint32_t)tables->ncopies,
                               .ncasts = (uint32_t)tables->ncasts,
                               .nsums = (uint32_t)tables->nsums};
@@ -248,40 +269,75 @@ static rsd_status launch_all(struct cuda_queue *queue, struct launch *l)
     return launch_kernel(queue, KERNEL_CAST, l->cast_tiles, casts);
 }
 
+/* Replaces the ring by one whose halves have at least nbytes bytes. */
+static rsd_status grow_ring(struct cuda_queue *queue, size_t nbytes)
+{
+    const struct driver *cu = queue->device->cu;
+    size_t half = queue->ring_nbytes / 2;
+    char *ring;
+    while (half < nbytes)
+        half *= 2;
+    CU_TRY(cuMemHostAlloc, (void **)&ring, 2 * half, 0);
+    CU_TRY(cuStreamSynchronize, queue->stream);
+    CU_TRY(cuMemFreeHost, queue->ring);
+    queue->ring = ring;
+    queue->ring_nbytes = 2 * half;
+    queue->ring_at = 0;
+    queue->ring_used[0] = queue->ring_used[1] = false;
+    return RSD_OK;
+}
+
 rsd_status queue_take_ring(struct cuda_queue *queue, size_t nbytes, char **out)
 {
-    enum { HALF = RING_NBYTES / 2 };
-    if (nbytes > HALF)
-        return fail(RSD_ELIMIT, "tables of %zu bytes for one launch, at most %d fit", nbytes, HALF);
-    size_t half = queue->ring_at / HALF, end = (half + 1) * HALF;
-    if (queue->ring_at + nbytes > end) {
+    if (nbytes > queue->ring_nbytes / 2)
+        TRY(grow_ring(queue, nbytes));
+    size_t half_nbytes = queue->ring_nbytes / 2, half = queue->ring_at >= half_nbytes;
+    if (queue->ring_at + nbytes > (half + 1) * half_nbytes) {
         TRY(make_mark(queue, &queue->ring_mark[half]));
+        queue->ring_used[half] = true;
         half = 1 - half;
-        queue->ring_at = half * HALF;
-        if (queue->ring_used[half])
+        queue->ring_at = half * half_nbytes;
+        if (queue->ring_used[half] && !is_forgotten(queue, queue->ring_mark[half]))
             TRY(driver_check(queue->device->cu->cuEventSynchronize(
                                  queue->events[queue->ring_mark[half] % NMARKS]),
                              "cuEventSynchronize"));
-        queue->ring_used[1 - half] = true;
     }
     *out = queue->ring + queue->ring_at;
     queue->ring_at += nbytes;
     return RSD_OK;
 }
 
-static rsd_status run_from_ring(struct cuda_queue *queue, const struct cuda_tables *tables)
+/* The addresses change with every run, so they travel in the ring. */
+static rsd_status put_addresses(struct cuda_queue *queue, const void *const *arrays, size_t n,
+                                cu_address *where)
+{
+    char *at;
+    TRY(queue_take_ring(queue, padded(n * sizeof *arrays), &at));
+    if (n)
+        memcpy(at, arrays, n * sizeof *arrays);
+    *where = (cu_address)(uintptr_t)at;
+    return RSD_OK;
+}
+
+static rsd_status run_from_ring(struct cuda_queue *queue, const struct cuda_ops *tables,
+                                const void *const *arrays, size_t narrays)
 {
     struct launch launch;
     char *at;
-    TRY(queue_take_ring(queue, tables_nbytes(tables), &at));
+    size_t nbytes = tables_nbytes(tables);
+    TRY(queue_take_ring(queue, nbytes + padded(narrays * sizeof *arrays), &at));
     put_tables(tables, at, (cu_address)(uintptr_t)at, &launch);
+    if (narrays)
+        memcpy(at + nbytes, arrays, narrays * sizeof *arrays);
+    launch.arrays = (cu_address)(uintptr_t)(at + nbytes);
     return launch_all(queue, &launch);
 }
 
-rsd_status cuda_queue_run(struct cuda_queue *queue, const struct cuda_tables *tables)
+rsd_status cuda_queue_run(struct cuda_queue *queue, const struct cuda_ops *ops,
+                          const void *const *arrays, size_t narrays)
 {
     TRY(device_enter(queue->device));
-    rsd_status status = run_from_ring(queue, tables);
+    rsd_status status = run_from_ring(queue, ops, arrays, narrays);
     device_leave(queue->device);
     return status;
 }
@@ -295,7 +351,7 @@ struct cuda_program {
     size_t narrays;
 };
 
-static rsd_status upload_tables(struct cuda_program *program, const struct cuda_tables *tables)
+static rsd_status upload_tables(struct cuda_program *program, const struct cuda_ops *tables)
 {
     const struct driver *cu = program->device->cu;
     size_t nbytes = tables_nbytes(tables);
@@ -311,17 +367,17 @@ static rsd_status upload_tables(struct cuda_program *program, const struct cuda_
     return status;
 }
 
-rsd_status cuda_program_new(struct cuda_device *device, const struct cuda_tables *tables,
+rsd_status cuda_program_new(struct cuda_device *device, const struct cuda_ops *ops, size_t narrays,
                             struct cuda_program **out)
 {
     struct cuda_program *program = mem_new(1, sizeof *program);
     if (!program)
         return RSD_ENOMEM;
     program->device = device;
-    program->narrays = tables->narrays;
+    program->narrays = narrays;
     rsd_status status = device_enter(device);
     if (!status) {
-        status = upload_tables(program, tables);
+        status = upload_tables(program, ops);
         device_leave(device);
     }
     if (status)
@@ -342,16 +398,12 @@ void cuda_program_free(struct cuda_program *program)
     mem_free(program);
 }
 
-/* The addresses change with every run, so they travel in the ring. */
 static rsd_status run_program(struct cuda_program *program, struct cuda_queue *queue,
                               const void *const *arrays)
 {
-    char *at;
-    size_t nbytes = program->narrays * sizeof *arrays;
-    TRY(queue_take_ring(queue, padded(nbytes), &at));
-    memcpy(at, arrays, nbytes);
-    program->launch.arrays = (cu_address)(uintptr_t)at;
-    return launch_all(queue, &program->launch);
+    struct launch launch = program->launch;
+    TRY(put_addresses(queue, arrays, program->narrays, &launch.arrays));
+    return launch_all(queue, &launch);
 }
 
 rsd_status cuda_program_run(struct cuda_program *program, struct cuda_queue *queue,

@@ -4,14 +4,16 @@
 
 #include "device.h"
 
-enum { NMARKS = 64, RING_NBYTES = 4 << 20 };
+enum { NMARKS = 64, RING_NBYTES = 1 << 20 };
 
 struct cuda_queue {
     struct cuda_device *device;
+    struct cuda_queue *next; /* while it is kept */
     cu_stream stream, own;
     cu_event events[NMARKS]; /* of mark i: i modulo NMARKS */
     uint64_t nmarks;         /* made so far */
     char *ring;
+    size_t ring_nbytes;
     size_t ring_at;        /* where the next tables go */
     uint64_t ring_mark[2]; /* behind the last launch that reads each half */
     bool ring_used[2];     /* the half has such a mark */
