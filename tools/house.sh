@@ -27,7 +27,7 @@ may_use() {
 for file in src/*/*.c src/*/*.h; do
     module=$(basename "$(dirname "$file")")
     for header in $(sed -n 's/^#include "\(.*\)"/\1/p' "$file"); do
-        case $header in reshard.h | reshard_mpi.h | reshard_experimental.h) continue ;; esac
+        case $header in reshard.h | reshard_cuda.h | reshard_mpi.h | reshard_experimental.h) continue ;; esac
         [ -e "src/$module/$header" ] && continue
         used=$(basename "$(dirname "$(ls src/*/"$header")")")
         case " $(may_use "$module") " in

@@ -11,14 +11,18 @@
 
 /* ---- device.c: addresses and devices ---- */
 
+/* Whether this process has loaded libcuda. If not, no address is CUDA's. Never loads it. */
+bool cuda_is_loaded(void);
+
 struct cuda_place {
-    int device;          /* the device whose memory it is; -1: memory of the host */
+    int device; /* the device whose memory it is, or that manages it; -1: memory of the host */
     bool for_kernels;    /* kernels may use it: device memory, managed and pinned memory */
     bool for_host;       /* the CPU may use it: everything but device memory */
     uint64_t allocation; /* a number of the allocation that is never used again; 0: not CUDA's */
 };
 
-/* Where an address lies. Memory that CUDA does not know is the host's. */
+/* Where an address lies. Memory that CUDA does not know is the host's. Device memory of the parent of a fork is for
+ * neither kernels nor the CPU. */
 struct cuda_place cuda_find_place(const void *address);
 
 struct cuda_device;

@@ -6,6 +6,8 @@
 #include "device.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum { MAX_DEVICES = 64 };
 
@@ -16,9 +18,21 @@ static struct {
 
 /* ---- addresses ---- */
 
+bool cuda_is_loaded(void)
+{
+    return driver_if_loaded() != NULL;
+}
+
+/* The driver does not answer in the child of a fork, where memory of devices is not mapped. */
+static bool is_mapped(const void *address)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    unsigned char resident;
+    return mincore((char *)without_const(address) - (uintptr_t)address % page, 1, &resident) == 0;
+}
+
 struct cuda_place cuda_find_place(const void *address)
 {
-    struct cuda_place host = {.device = -1, .for_host = true};
     const struct driver *cu = driver_if_loaded();
     unsigned type = 0;
     int ordinal = -1;
@@ -27,13 +41,15 @@ struct cuda_place cuda_find_place(const void *address)
     int attributes[] = {CU_POINTER_MEMORY_TYPE, CU_POINTER_DEVICE_ORDINAL, CU_POINTER_IS_MANAGED,
                         CU_POINTER_BUFFER_ID};
     void *values[] = {&type, &ordinal, &managed, &number};
-    if (!cu || cu->cuPointerGetAttributes(4, attributes, values, (cu_address)(uintptr_t)address) ||
-        type == 0)
-        return host;
-    bool on_device = type != CU_MEMORY_TYPE_HOST && !managed;
-    return (struct cuda_place){.device = on_device ? ordinal : -1,
+    cu_result result =
+        cu ? cu->cuPointerGetAttributes(4, attributes, values, (cu_address)(uintptr_t)address) : 0;
+    if (!cu || result || type == 0)
+        return (struct cuda_place){
+            .device = -1, .for_host = !result || !driver_is_forked() || is_mapped(address)};
+    bool pinned = type == CU_MEMORY_TYPE_HOST && !managed;
+    return (struct cuda_place){.device = pinned ? -1 : ordinal,
                                .for_kernels = true,
-                               .for_host = !on_device,
+                               .for_host = pinned || managed,
                                .allocation = number};
 }
 

@@ -64,6 +64,11 @@ const struct driver *driver_if_loaded(void)
     return process.ready;
 }
 
+bool driver_is_forked(void)
+{
+    return process.ready && process.pid != getpid();
+}
+
 rsd_status driver_open(const struct driver **driver)
 {
     rsd_status status = RSD_OK;
@@ -73,7 +78,7 @@ rsd_status driver_open(const struct driver **driver)
     const struct driver *cu = process.ready;
     pthread_mutex_unlock(&process.lock);
     TRY(status);
-    if (process.pid != getpid())
+    if (driver_is_forked())
         return fail(RSD_EUNSUPPORTED, "CUDA cannot be used in a forked process whose parent uses "
                                       "CUDA; start processes with exec or spawn");
     CU_TRY(cuInit, 0);

@@ -140,6 +140,9 @@ struct driver {
  * only if somebody in this process uses CUDA. */
 const struct driver *driver_if_loaded(void);
 
+/* Whether this is the child of a process that had loaded the driver: CUDA does not work here. */
+bool driver_is_forked(void);
+
 /* EUNSUPPORTED: libcuda is missing, too old, or was initialised before a fork. */
 rsd_status driver_open(const struct driver **driver);
 

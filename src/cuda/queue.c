@@ -67,13 +67,20 @@ rsd_status cuda_queue_new(struct cuda_device *device, struct cuda_queue **out)
     return status;
 }
 
+static rsd_status wait_for_all(struct cuda_queue *queue)
+{
+    if (queue->unmarked)
+        return cuda_queue_wait(queue);
+    return queue->nmarks ? cuda_queue_wait_mark(queue, queue->nmarks - 1) : RSD_OK;
+}
+
 /* A queue that failed is not kept: its stream may be unusable. */
 void cuda_queue_free(struct cuda_queue *queue)
 {
     if (!queue)
         return;
     struct cuda_device *device = queue->device;
-    if (cuda_queue_wait(queue)) {
+    if (wait_for_all(queue)) {
         destroy_queue(queue);
         return;
     }
@@ -93,6 +100,7 @@ static rsd_status make_mark(struct cuda_queue *queue, uint64_t *mark)
     if (queue->nmarks >= NMARKS)
         CU_TRY(cuEventSynchronize, event);
     CU_TRY(cuEventRecord, event, queue->stream);
+    queue->unmarked = false;
     *mark = queue->nmarks++;
     return RSD_OK;
 }
@@ -140,13 +148,16 @@ rsd_status cuda_queue_wait(struct cuda_queue *queue)
     return driver_check(result, "cuStreamSynchronize");
 }
 
-/* What was queued in the stream before is ordered before what is queued in the next. */
+/* What was queued in the stream before is ordered before what is queued in the next. A stream of the caller's may
+ * be destroyed once its work is marked, so it is not used again then. */
 static rsd_status change_stream(struct cuda_queue *queue, cu_stream next)
 {
     const struct driver *cu = queue->device->cu;
     uint64_t mark;
-    TRY(make_mark(queue, &mark));
-    CU_TRY(cuStreamWaitEvent, next, queue->events[mark % NMARKS], 0);
+    if (queue->unmarked)
+        TRY(make_mark(queue, &mark));
+    if (queue->nmarks)
+        CU_TRY(cuStreamWaitEvent, next, queue->events[(queue->nmarks - 1) % NMARKS], 0);
     queue->stream = next;
     return RSD_OK;
 }
@@ -255,6 +266,7 @@ static rsd_status launch_kernel(struct cuda_queue *queue, enum kernel_id id, int
     TRY(device_kernel(device, id, &function));
     CU_TRY(cuLaunchKernel, function, (unsigned)min_i64(ntiles, most), 1, 1, NTHREADS, 1, 1, 0,
            queue->stream, parameters, NULL);
+    queue->unmarked = true;
     return RSD_OK;
 }
 

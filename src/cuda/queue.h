@@ -12,6 +12,7 @@ struct cuda_queue {
     cu_stream stream, own;
     cu_event events[NMARKS]; /* of mark i: i modulo NMARKS */
     uint64_t nmarks;         /* made so far */
+    bool unmarked;           /* work was queued after the last mark */
     char *ring;
     size_t ring_nbytes;
     size_t ring_at;        /* where the next tables go */
