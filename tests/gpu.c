@@ -45,7 +45,10 @@ bool gpu_open(char **argv)
 {
     char path[4096], *self = realpath("/proc/self/exe", NULL);
     if (gpu_is_emulated() && self) {
-        snprintf(path, sizeof path, "%s/emulator", dirname(self));
+        char *directory = dirname(self); /* of the test, or of those over MPI below it */
+        snprintf(path, sizeof path, "%s/emulator", directory);
+        if (access(path, F_OK) != 0)
+            snprintf(path, sizeof path, "%s/../emulator", directory);
         const char *now = getenv("LD_LIBRARY_PATH");
         if (!now || strcmp(now, path) != 0) {
             setenv("LD_LIBRARY_PATH", path, 1);

@@ -100,7 +100,7 @@ static void in_streams(void)
     char *src = gpu_new(ON_GPU, N), *dst = gpu_new(ON_GPU, N);
     void *streams[] = {gpu_stream_new(), gpu_stream_new()};
     CASE("runs are ordered in the stream of the caller");
-    OK(rsd_problem_parse("u8[65536] : 2:S0 -> 2:BC16", &a, &b));
+    OK(rsd_problem_parse("u8[65536] : 2:S0 -> 2:C(0,16)", &a, &b));
     OK(rsd_plan_new(a, b, NULL, &plan));
     OK(rsd_bind_threads(plan, NULL, &exec));
     const void *from[] = {src, src + N / 2};

@@ -2,12 +2,13 @@
 #ifndef DEVICE_RUN_H
 #define DEVICE_RUN_H
 
-#include "cuda.h"
+#include "device_arrays.h"
 #include "program.h"
 
-/* Returns the device whose kernels must do a run, or -1 if the CPU can do it. With `ordered`, the run belongs
- * into a stream, so managed memory is left to kernels too. */
-int device_run_choose(const struct run_arrays *arrays, bool ordered);
+/* Adds a copy of a program. Its source is array op->src of the sources, or nsrc + op->src of the destinations that
+ * follow them; its destination is array first_dst + op->dst. */
+rsd_status device_add_copy(struct cuda_ops *ops, const struct program *program,
+                           const struct copy_op *op, int64_t nsrc, int64_t first_dst);
 
 /* What an exec keeps between its runs on a device. */
 struct device_run;

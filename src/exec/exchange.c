@@ -24,15 +24,18 @@ static rsd_status collect_terms(struct exchange *x, const struct combined_box *b
         if (term->channel) {
             TRY(channel_peek(x, term->channel, &term->box, r->at, n, &r->terms[i]));
             *all = r->terms[i] != NULL;
-        } else {
-            array_box_pack(x, &term->box, x->arrays.src[term->box.array], r->at, n, r->own);
-            r->terms[i] = r->own;
+            continue;
         }
+        if (x->on_device)
+            TRY(exchange_device_copy_box(x, &term->box, true, r->at, n, r->own));
+        else
+            array_box_pack(x, &term->box, x->arrays.src[term->box.array], r->at, n, r->own);
+        r->terms[i] = r->own;
     }
     return RSD_OK;
 }
 
-static void combine_terms(struct exchange *x, const struct combined_box *box, size_t nbytes)
+static rsd_status combine_terms(struct exchange *x, const struct combined_box *box, size_t nbytes)
 {
     struct reducer *r = &x->reducer;
     int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(box->reduction.dtype),
@@ -45,7 +48,10 @@ static void combine_terms(struct exchange *x, const struct combined_box *box, si
             reduce_next(&box->reduction, &sums, some, r->terms[i] + offset, element_nbytes);
         reduce_store(&box->reduction, &sums, some, r->result + offset, element_nbytes);
     }
+    if (x->on_device)
+        return exchange_device_copy_box(x, &box->to, false, r->at, nbytes, r->result);
     array_box_unpack(x, &box->to, r->at, nbytes, r->result);
+    return RSD_OK;
 }
 
 static rsd_status push_reducer(struct exchange *x, bool *moved)
@@ -61,7 +67,7 @@ static rsd_status push_reducer(struct exchange *x, bool *moved)
     if (!all)
         return RSD_OK;
     *moved = true;
-    combine_terms(x, box, n);
+    TRY(combine_terms(x, box, n));
     for (size_t i = 0; i < box->nterms; i++)
         if (x->terms[box->first_term + i].channel)
             channel_advance(x, x->terms[box->first_term + i].channel, n);
@@ -76,8 +82,10 @@ static rsd_status push_reducer(struct exchange *x, bool *moved)
 /* ---- running ---- */
 
 /* Copies what stays on this rank, before it waits for anything. */
-static void copy_own(struct exchange *x, int32_t stage)
+static rsd_status copy_own(struct exchange *x, int32_t stage)
 {
+    if (x->on_device)
+        return exchange_device_copy_own(x, stage);
     for (size_t i = 0; i < x->program.ncopies; i++) {
         const struct copy_op *op = &x->program.copies[i];
         if (op->stage != stage || op->peer != x->rank)
@@ -86,6 +94,7 @@ static void copy_own(struct exchange *x, int32_t stage)
         copy_block(&x->copier, x->stream, &op->block, from + op->src_offset,
                    x->arrays.dst[op->dst] + op->dst_offset, 0, op->block.nrows);
     }
+    return RSD_OK;
 }
 
 static rsd_status push_stage(struct exchange *x, bool *moved, bool *done)
@@ -101,6 +110,8 @@ static rsd_status push_stage(struct exchange *x, bool *moved, bool *done)
     if (x->stage == 0)
         TRY(push_reducer(x, moved));
     *done = *done && (x->stage > 0 || x->reducer.box == x->ncombined);
+    if (*done && x->on_device)
+        return exchange_device_own_done(x, done);
     return RSD_OK;
 }
 
@@ -111,7 +122,11 @@ static rsd_status push_run(struct exchange *x, bool *moved, bool *done)
     *done = x->stage == x->nstages;
     if (*done)
         return RSD_OK;
-    if (x->stage < 0) {
+    if (x->stage == -2) {
+        TRY(exchange_device_ready(x, &passed));
+        if (passed)
+            peer_vote_start(x->peer, RSD_OK, &x->call);
+    } else if (x->stage < 0) {
         rsd_status status = peer_vote_poll(x->peer, moved, &passed);
         x->refused = status && passed;
         TRY(status);
@@ -123,8 +138,8 @@ static rsd_status push_run(struct exchange *x, bool *moved, bool *done)
     *moved = true;
     if (++x->stage == x->nstages)
         *done = true;
-    else
-        copy_own(x, x->stage);
+    else if (x->stage >= 0)
+        return copy_own(x, x->stage);
     return RSD_OK;
 }
 
@@ -167,10 +182,13 @@ static rsd_status exchange_start(rsd_exec *exec, const void *const *src, void *c
         channel_rewind(x, &x->channels[i]);
     x->reducer.box = 0;
     x->reducer.at = 0;
-    x->stage = -1;
     x->refused = false;
     host_data_publish(x);
-    peer_vote_start(x->peer, status, &x->call);
+    if (!status)
+        status = exchange_device_prepare(x);
+    x->stage = status || !x->on_device ? -1 : -2;
+    if (x->stage == -1)
+        peer_vote_start(x->peer, status, &x->call);
     x->early = RSD_OK;
     exchange_progress(exec);
     return RSD_OK;
@@ -198,6 +216,8 @@ static rsd_status exchange_wait(rsd_exec *exec)
             channel_cancel(x, &x->channels[i]);
         peer_break(x->peer);
     }
+    if (x->on_device && x->device)
+        exchange_device_end(x, status);
     return status;
 }
 
@@ -209,19 +229,21 @@ static rsd_status exchange_run(rsd_exec *exec, const void *const *src, void *con
 
 static const char *exchange_describe(const rsd_exec *exec)
 {
-    return ((const struct exchange *)exec)->note;
+    const struct exchange *x = (const struct exchange *)exec;
+    return x->on_device && x->device ? exchange_device_note(x) : x->note;
 }
 
 static void exchange_free(rsd_exec *exec)
 {
     struct exchange *x = (struct exchange *)exec;
+    exchange_device_drop(x);
     host_data_drop(x);
     compile_drop(x);
     for (int64_t i = 0; x->labels && i < x->nplans; i++)
         mem_free(x->labels[i]);
     mem_free(x->labels);
     mem_free(x->channels);
-    mem_free(x->reducer.own);
+    mem_free(x->reducer.own_memory);
     mem_free(x->reducer.terms);
     if (!x->lost) /* else a message may still be read from there, or written */
         mem_free(x->buffers);

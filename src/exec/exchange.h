@@ -3,6 +3,8 @@
  *     exchange_compile.c   what this rank sends and receives: messages of packed boxes, and combined boxes
  *     host_data.c          arrays and ring buffers that the ranks of a host export to each other
  *     channel.c            one message under way: by a transport or through shared memory
+ *     exchange_device.c    the same for arrays on a CUDA device
+ *     device_share.c       device memory that the ranks of a host export to each other
  *     exchange_bind.c      binding
  *     exchange.c           running
  */
@@ -50,13 +52,18 @@ struct position {
 /* At most two chunks of a message are under way: one is filled while the other travels. */
 enum { NBUFFERS = 2 };
 
+/* How a receiver gets a message: packed, or out of the arrays of the sender. */
+enum direct_way { PACKED, DIRECT_ARENA, DIRECT_DEVICE };
+
 /* In shared memory: where the chunks of one message lie, and how many were written and read. The counters only
  * grow, so that nothing is reset between runs. */
 struct ring {
     _Alignas(64) _Atomic uint64_t written;
-    int32_t to, stage, reduce, direct;
-    uint64_t buffers; /* the offset of the first */
+    int32_t to, stage, reduce, direct; /* direct: enum direct_way */
+    uint64_t buffers;                  /* the offset of the first */
     _Alignas(64) _Atomic uint64_t read;
+    _Atomic uint64_t
+        refused; /* the counter of a chunk that offered device memory, which cannot be read */
 };
 
 struct channel {
@@ -74,7 +81,12 @@ struct channel {
     struct host_rank *host; /* NULL: by messages */
     struct ring *ring;
     uint64_t before; /* chunks that the ring had counted before this run */
-    bool opened, direct;
+    bool opened;
+    enum direct_way direct;
+    bool offered;     /* device memory was offered: the receiver reads it, or refuses */
+    bool was_refused; /* in an earlier run: it is not offered again */
+    bool copying;     /* by a kernel, until mark */
+    uint64_t mark;
     size_t first_direct, ndirect; /* copies of the program */
 };
 
@@ -83,6 +95,7 @@ struct reducer {
     size_t box;
     uint64_t at;        /* bytes of it that are done */
     char *own, *result; /* one chunk each */
+    char *own_memory;   /* of both; NULL: pinned memory of the device */
     const char **terms;
 };
 
@@ -117,8 +130,11 @@ struct exchange {
     struct channel *channels;
     size_t nchannels;
     char *buffers; /* of all channels */
+    size_t buffers_nbytes;
+    struct exchange_device *device; /* NULL: no run was done by a GPU yet */
+    bool on_device;                 /* the current run */
     struct reducer reducer;
-    int32_t stage;    /* -1: voting */
+    int32_t stage;    /* -2: the device is busy with work queued before; -1: voting */
     bool refused;     /* the vote failed, on all ranks */
     rsd_status early; /* a failure before rsd_exec_wait, which returns it */
     char error[240];
@@ -162,9 +178,16 @@ void array_box_unpack(const struct exchange *x, const struct array_box *box, uin
 
 /* ---- host_data.c ---- */
 
+/* Where a rank lists its arrays on a device (device_share.c). */
+struct device_table_name {
+    struct shared_segment_name segment;
+    _Atomic uint64_t version; /* 0: nothing was exported yet */
+};
+
 /* What another rank of the host exports. It is checked before it is used. */
 struct host_rank {
     int32_t rank;
+    const struct device_table_name *exported;
     struct shared_segment segment, arena;
     const int64_t *strides;   /* of its arrays, as this rank lists its own; a copy */
     _Atomic int64_t *offsets; /* of its arrays of this run in its arena; -1: not there */
@@ -179,6 +202,7 @@ struct host_rank {
 struct host_data {
     struct shared_segment segment; /* of this rank */
     _Atomic int64_t *offsets;
+    struct device_table_name *exported;
     struct ring *rings; /* one for each of its sends */
     const struct shared_segment *arena;
     struct host_rank *ranks; /* by their index in the peer; that of this rank is empty */
@@ -210,6 +234,38 @@ void host_data_publish(struct exchange *x);
 bool host_data_is_direct(const struct exchange *x, const struct message *message);
 /* The array of a rank, or NULL with EPEER set. */
 const char *host_rank_array(const struct host_rank *host, int64_t array, bool from_destination);
+
+/* ---- exchange_device.c ---- */
+
+/* At the start of a run: sets on_device if kernels must do the run of this rank, and exports its arrays. */
+rsd_status exchange_device_prepare(struct exchange *x);
+/* Whether the work that was queued before the run is done. */
+rsd_status exchange_device_ready(struct exchange *x, bool *ready);
+/* After a run. */
+void exchange_device_end(struct exchange *x, rsd_status status);
+const char *exchange_device_note(const struct exchange *x);
+void exchange_device_drop(struct exchange *x);
+
+/* Queues the copies that stay on this rank, and whether they are done. */
+rsd_status exchange_device_copy_own(struct exchange *x, int32_t stage);
+rsd_status exchange_device_own_done(struct exchange *x, bool *done);
+
+/* Packs boxes or unpacks them: begin, add, queue, and test the mark. */
+void exchange_device_begin_boxes(struct exchange *x);
+rsd_status exchange_device_add_box(struct exchange *x, const struct array_box *box, bool sending,
+                                   uint64_t at, size_t n, const char *packed);
+rsd_status exchange_device_queue_boxes(struct exchange *x, uint64_t *mark);
+rsd_status exchange_device_test(struct exchange *x, uint64_t mark, bool *done);
+/* The same for one box, and waits. */
+rsd_status exchange_device_copy_box(struct exchange *x, const struct array_box *box, bool sending,
+                                    uint64_t at, size_t n, const char *packed);
+
+/* Whether all that a message sends is exported. */
+bool exchange_device_exports(const struct exchange *x, const struct message *message);
+void exchange_device_count_packed(struct exchange *x);
+/* Makes the arrays of a sender usable by kernels of this rank; then queues the copies from them. */
+rsd_status exchange_device_open(struct exchange *x, struct channel *channel);
+rsd_status exchange_device_copy_direct(struct exchange *x, struct channel *channel);
 
 /* ---- channel.c ---- */
 

@@ -14,6 +14,7 @@
 struct host_header {
     uint64_t nstrides, noffsets, nrings;
     uint64_t strides, offsets, rings; /* offsets in the segment */
+    struct device_table_name exported;
 };
 
 static uint64_t align_up(uint64_t offset)
@@ -43,7 +44,8 @@ static uint64_t lay_out_header(const struct exchange *x, struct host_header *hea
 static void fill_segment(struct exchange *x, const struct host_header *header, uint64_t buffers)
 {
     char *data = shared_segment_data(&x->host->segment);
-    *(struct host_header *)(void *)data = *header;
+    memcpy(data, header, sizeof *header);
+    x->host->exported = &((struct host_header *)(void *)data)->exported;
     x->host->offsets = (void *)(data + header->offsets);
     x->host->rings = (void *)(data + header->rings);
     if (x->nstrides)
@@ -129,6 +131,7 @@ static rsd_status read_host_header(struct host_rank *host, const int64_t **strid
         !fits_segment(&host->segment, header.rings, header.nrings, sizeof(struct ring)))
         return fail(RSD_EPEER, "invalid shared memory header");
     *strides = (const void *)(data + header.strides);
+    host->exported = &((const struct host_header *)(const void *)data)->exported;
     host->offsets = (void *)(data + header.offsets);
     host->rings = (void *)(data + header.rings);
     host->nstrides = header.nstrides;

@@ -200,7 +200,7 @@ static void reset_stages(struct threads_exec *x)
 /* Queues the run if kernels must do it. */
 static rsd_status start_on_device(struct threads_exec *x, bool *pageable)
 {
-    int device = device_run_choose(&x->arrays, x->exec.has_stream);
+    int device = device_arrays_choose(&x->arrays, x->exec.has_stream);
     x->on_device = device >= 0;
     if (!x->on_device)
         return RSD_OK;

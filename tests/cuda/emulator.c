@@ -21,8 +21,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { ILLEGAL_ADDRESS = 700, INVALID_VALUE = 1, INVALID_HANDLE = 400, MAX_RANGES = 1 << 16 };
-enum { UNUSED, ON_DEVICE, HOST, MANAGED, RESERVED, MAPPED };
+enum { ILLEGAL_ADDRESS = 700, INVALID_VALUE = 1, INVALID_HANDLE = 400, MAX_RANGES = 1 << 12 };
+enum { UNUSED, RESERVED, ON_DEVICE, HOST, MANAGED, MAPPED };
 
 /* A range of addresses that CUDA knows. */
 struct range {
@@ -82,22 +82,30 @@ static pid_t initialised_by;
 
 static struct range *find_range(cu_address address)
 {
+    static struct range *recent = ranges; /* most accesses follow others */
+    if (recent->visible && recent->kind > RESERVED &&
+        address - (cu_address)(uintptr_t)recent->visible < recent->nbytes)
+        return recent;
     for (size_t i = nranges; i-- > 0;) {
         struct range *range = &ranges[i];
-        if (range->visible && range->kind != RESERVED && range->kind != UNUSED &&
+        if (range->visible && range->kind > RESERVED &&
             address - (cu_address)(uintptr_t)range->visible < range->nbytes)
-            return range;
+            return recent = range;
     }
     return NULL;
 }
 
 static struct range *add_range(char *visible, char *shadow, size_t nbytes, int kind, int fd)
 {
-    if (nranges == MAX_RANGES)
+    size_t i = 0;
+    while (i < nranges && ranges[i].kind != UNUSED)
+        i++;
+    if (i == MAX_RANGES)
         abort();
-    ranges[nranges] = (struct range){visible, shadow, nbytes, kind, fd, 0};
-    ranges[nranges].id = (uint64_t)getpid() << 32 | next_id++;
-    return &ranges[nranges++];
+    nranges += i == nranges;
+    ranges[i] = (struct range){visible, shadow, nbytes, kind, fd, 0};
+    ranges[i].id = (uint64_t)getpid() << 32 | next_id++;
+    return &ranges[i];
 }
 
 static size_t whole_pages(size_t nbytes)
