@@ -203,6 +203,12 @@ void gpu_fill_async(void *to, int value, size_t nbytes, void *stream)
          (unsigned char)value, nbytes, stream);
 }
 
+void gpu_copy_async(void *to, const void *from, size_t nbytes, void *stream)
+{
+    CALL("cuMemcpyAsync", (uint64_t, uint64_t, size_t, void *), (uint64_t)(uintptr_t)to,
+         (uint64_t)(uintptr_t)from, nbytes, stream);
+}
+
 /* ---- arrays of the oracle ---- */
 
 struct gpu_memory gpu_memory_of(const struct memory *memory, enum gpu_kind (*choose)(void *),

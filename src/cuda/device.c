@@ -5,8 +5,9 @@
  */
 #include "device.h"
 
+#include <errno.h>
 #include <pthread.h>
-#include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { MAX_DEVICES = 64 };
@@ -23,12 +24,12 @@ bool cuda_is_loaded(void)
     return driver_if_loaded() != NULL;
 }
 
-/* The driver does not answer in the child of a fork, where memory of devices is not mapped. */
-static bool is_mapped(const void *address)
+/* The driver does not answer in the child of a fork, where memory of devices cannot be read. */
+static bool is_readable(const void *address)
 {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    unsigned char resident;
-    return mincore((char *)without_const(address) - (uintptr_t)address % page, 1, &resident) == 0;
+    char byte;
+    struct iovec here = {&byte, 1}, there = {without_const(address), 1};
+    return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1 || errno != EFAULT;
 }
 
 struct cuda_place cuda_find_place(const void *address)
@@ -36,7 +37,7 @@ struct cuda_place cuda_find_place(const void *address)
     const struct driver *cu = driver_if_loaded();
     unsigned type = 0;
     int ordinal = -1;
-    bool managed = false;
+    uint64_t managed = 0; /* how many bytes of it are written depends on the driver */
     uint64_t number = 0;
     int attributes[] = {CU_POINTER_MEMORY_TYPE, CU_POINTER_DEVICE_ORDINAL, CU_POINTER_IS_MANAGED,
                         CU_POINTER_BUFFER_ID};
@@ -45,7 +46,7 @@ struct cuda_place cuda_find_place(const void *address)
         cu ? cu->cuPointerGetAttributes(4, attributes, values, (cu_address)(uintptr_t)address) : 0;
     if (!cu || result || type == 0)
         return (struct cuda_place){
-            .device = -1, .for_host = !result || !driver_is_forked() || is_mapped(address)};
+            .device = -1, .for_host = !result || !driver_is_forked() || is_readable(address)};
     bool pinned = type == CU_MEMORY_TYPE_HOST && !managed;
     return (struct cuda_place){.device = pinned ? -1 : ordinal,
                                .for_kernels = true,
