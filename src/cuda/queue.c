@@ -367,6 +367,8 @@ static rsd_status upload_tables(struct cuda_program *program, const struct cuda_
 {
     const struct driver *cu = program->device->cu;
     size_t nbytes = tables_nbytes(tables);
+    if (nbytes == 0)
+        return RSD_OK;
     char *copy = mem_new(nbytes, 1);
     if (!copy)
         return RSD_ENOMEM;

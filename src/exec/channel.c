@@ -212,8 +212,7 @@ static void open_ring(struct exchange *x, struct channel *channel)
     channel->opened = true;
     if (host_data_is_direct(x, channel->message))
         channel->direct = DIRECT_ARENA;
-    else if (x->on_device && !channel->was_refused && !channel->message->reduce &&
-             exchange_device_exports(x, channel->message))
+    else if (x->on_device && !channel->was_refused && exchange_device_exports(x, channel->message))
         channel->direct = DIRECT_DEVICE;
     else if (x->on_device)
         exchange_device_count_packed(x);
@@ -320,7 +319,7 @@ static rsd_status copy_direct(struct exchange *x, struct channel *channel)
     return exchange_device_copy_direct(x, channel);
 }
 
-/* Whether device memory that is offered can be read; if not, it is refused. */
+/* Whether device memory that is offered can be read; if not, it is refused. The reducer reads packed terms. */
 static bool takes_offer(struct exchange *x, struct channel *channel)
 {
     if (channel->direct != DIRECT_DEVICE ||
@@ -350,7 +349,7 @@ static rsd_status begin_reading(struct exchange *x, struct channel *channel)
 static rsd_status read_ring(struct exchange *x, struct channel *channel, bool *moved)
 {
     bool copied;
-    if (channel->message->reduce) /* the reducer takes them */
+    if (channel->message->reduce && !x->sums_on_device) /* the reducer takes them */
         return RSD_OK;
     if (!channel->copying) {
         if (channel->here.left == 0 || !has_chunk(channel))
@@ -368,6 +367,26 @@ static rsd_status read_ring(struct exchange *x, struct channel *channel, bool *m
     count_read(channel);
     *moved = true;
     return RSD_OK;
+}
+
+bool channels_decide(struct exchange *x, int32_t stage, bool *together)
+{
+    *together =
+        stage > 0 || x->ncombined == 0 || x->program.nsums > 0; /* else terms of other hosts */
+    for (size_t i = 0; i < x->nchannels && *together; i++) {
+        struct channel *channel = &x->channels[i];
+        if (channel->sending || channel->message->stage != stage)
+            continue;
+        if (channel->host && !has_chunk(channel))
+            return false;
+        *together = channel->host && channel->direct;
+    }
+    for (size_t i = 0; i < x->nchannels && *together; i++) {
+        const struct channel *channel = &x->channels[i];
+        if (!channel->sending && channel->message->stage == stage)
+            *together = exchange_device_open(x, channel) == RSD_OK;
+    }
+    return true;
 }
 
 /* ---- all kinds ---- */

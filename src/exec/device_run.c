@@ -15,44 +15,55 @@ struct device_run {
 /* ---- translating the program ---- */
 
 rsd_status device_add_copy(struct cuda_ops *ops, const struct program *program,
-                           const struct copy_op *op, int64_t nsrc, int64_t first_dst)
+                           const struct copy_op *op, struct array_bases from, int64_t first_dst)
 {
     int64_t nbytes = op->block.nrows * (int64_t)op->block.run;
     return cuda_ops_add_copy(
-        ops, &(struct cuda_copy){.src = (uint32_t)(op->src + (op->from_destination ? nsrc : 0)),
-                                 .dst = (uint32_t)(op->dst + first_dst),
-                                 .src_offset = op->src_offset,
-                                 .dst_offset = op->dst_offset,
-                                 .run = (int64_t)op->block.run,
-                                 .end = nbytes,
-                                 .loops = program->loops + op->first_loop,
-                                 .nloops = op->block.nloops});
+        ops, &(struct cuda_copy){
+                 .src = (uint32_t)(op->src + (op->from_destination ? from.dst : from.src)),
+                 .dst = (uint32_t)(op->dst + first_dst),
+                 .src_offset = op->src_offset,
+                 .dst_offset = op->dst_offset,
+                 .run = (int64_t)op->block.run,
+                 .end = nbytes,
+                 .loops = program->loops + op->first_loop,
+                 .nloops = op->block.nloops});
 }
 
-static rsd_status add_sum_op(struct cuda_ops *ops, const struct program *program,
-                             const struct sum_op *sum, int64_t nsrc)
+rsd_status device_add_sum(struct cuda_ops *ops, const struct program *program,
+                          const struct sum_op *sum, array_bases_of *bases_of, const void *context,
+                          int64_t first_dst)
 {
     TRY(cuda_ops_add_sum(ops, &(struct cuda_sum){.reduction = sum->reduction,
-                                                 .dst = (uint32_t)(sum->dst + nsrc),
+                                                 .dst = (uint32_t)(sum->dst + first_dst),
                                                  .dst_offset = sum->dst_offset,
                                                  .loops = program->loops + sum->first_loop,
                                                  .nloops = sum->nloops}));
     for (int64_t t = 0; t < sum->reduction.nterms; t++) {
         const struct sum_term *term = &program->terms[sum->first_term + t];
-        TRY(cuda_ops_add_term(ops, (uint32_t)term->src, term->offset,
-                              program->strides + term->first_stride, sum->nloops));
+        TRY(cuda_ops_add_term(ops, (uint32_t)(bases_of(context, term->peer).src + term->src),
+                              term->offset, program->strides + term->first_stride, sum->nloops));
     }
     return RSD_OK;
 }
 
-static rsd_status add_stage_ops(struct cuda_ops *ops, const struct program *program, int32_t stage,
-                                int64_t nsrc)
+/* In one process, the arrays of all ranks are numbered together. */
+static struct array_bases bases_of_process(const void *context, int32_t rank)
 {
+    (void)rank;
+    return (struct array_bases){.dst = ((const struct run_arrays *)context)->nsrc};
+}
+
+static rsd_status add_stage_ops(struct cuda_ops *ops, const struct program *program, int32_t stage,
+                                const struct run_arrays *arrays)
+{
+    struct array_bases bases = bases_of_process(arrays, 0);
     for (size_t i = 0; stage == 0 && i < program->nsums; i++)
-        TRY(add_sum_op(ops, program, &program->sums[i], nsrc));
+        TRY(device_add_sum(ops, program, &program->sums[i], bases_of_process, arrays,
+                           arrays->nsrc));
     for (size_t i = 0; i < program->ncopies; i++)
         if (program->copies[i].stage == stage)
-            TRY(device_add_copy(ops, program, &program->copies[i], nsrc, nsrc));
+            TRY(device_add_copy(ops, program, &program->copies[i], bases, arrays->nsrc));
     return RSD_OK;
 }
 
@@ -65,7 +76,7 @@ static rsd_status translate_program(struct device_run *run, const struct program
     rsd_status status = RSD_OK;
     for (int32_t stage = 0; stage < MAX_STAGES && !status; stage++) {
         cuda_ops_clear(ops);
-        status = add_stage_ops(ops, program, stage, arrays->nsrc);
+        status = add_stage_ops(ops, program, stage, arrays);
         if (!status && !cuda_ops_is_empty(ops))
             status = cuda_program_new(run->arrays.device, ops, narrays, &run->stages[stage]);
     }

@@ -5,10 +5,18 @@
 #include "device_arrays.h"
 #include "program.h"
 
-/* Adds a copy of a program. Its source is array op->src of the sources, or nsrc + op->src of the destinations that
- * follow them; its destination is array first_dst + op->dst. */
+/* The numbers of the first source and the first destination of a rank, in the addresses of a launch. */
+struct array_bases {
+    int64_t src, dst;
+};
+typedef struct array_bases array_bases_of(const void *context, int32_t rank);
+
+/* Adds a copy or a sum of a program, whose destination is array first_dst + dst. */
 rsd_status device_add_copy(struct cuda_ops *ops, const struct program *program,
-                           const struct copy_op *op, int64_t nsrc, int64_t first_dst);
+                           const struct copy_op *op, struct array_bases from, int64_t first_dst);
+rsd_status device_add_sum(struct cuda_ops *ops, const struct program *program,
+                          const struct sum_op *sum, array_bases_of *bases_of, const void *context,
+                          int64_t first_dst);
 
 /* What an exec keeps between its runs on a device. */
 struct device_run;

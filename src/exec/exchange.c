@@ -58,7 +58,7 @@ static rsd_status push_reducer(struct exchange *x, bool *moved)
 {
     struct reducer *r = &x->reducer;
     bool all;
-    if (r->box == x->ncombined)
+    if (r->box == x->ncombined || x->sums_on_device)
         return RSD_OK;
     const struct combined_box *box = &x->combined[r->box];
     uint64_t rest = box->to.packed.nbytes - r->at, most = reduce_chunk_nbytes(x);
@@ -84,8 +84,9 @@ static rsd_status push_reducer(struct exchange *x, bool *moved)
 /* Copies what stays on this rank, before it waits for anything. */
 static rsd_status copy_own(struct exchange *x, int32_t stage)
 {
+    x->decided = false;
     if (x->on_device)
-        return exchange_device_copy_own(x, stage);
+        return RSD_OK; /* when it is decided how */
     for (size_t i = 0; i < x->program.ncopies; i++) {
         const struct copy_op *op = &x->program.copies[i];
         if (op->stage != stage || op->peer != x->rank)
@@ -97,22 +98,40 @@ static rsd_status copy_own(struct exchange *x, int32_t stage)
     return RSD_OK;
 }
 
+/* On a device: one launch for all receives of the stage if possible, else each by itself. */
+static rsd_status decide_stage(struct exchange *x, bool *moved)
+{
+    bool together;
+    if (!channels_decide(x, x->stage, &together))
+        return RSD_OK;
+    x->decided = *moved = true;
+    if (!together)
+        return exchange_device_copy_own(x, x->stage);
+    x->sums_on_device = x->stage == 0;
+    return exchange_device_copy_all(x, x->stage);
+}
+
 static rsd_status push_stage(struct exchange *x, bool *moved, bool *done)
 {
     *done = true;
+    if (x->on_device && !x->decided)
+        TRY(decide_stage(x, moved));
     for (size_t i = 0; i < x->nchannels; i++) {
         struct channel *channel = &x->channels[i];
         if (channel->message->stage != x->stage)
             continue;
+        if (x->on_device && !x->decided && !channel->sending) {
+            *done = false;
+            continue;
+        }
         TRY(channel_push(x, channel, moved));
         *done = *done && channel_is_finished(channel);
     }
     if (x->stage == 0)
         TRY(push_reducer(x, moved));
-    *done = *done && (x->stage > 0 || x->reducer.box == x->ncombined);
-    if (*done && x->on_device)
-        return exchange_device_own_done(x, done);
-    return RSD_OK;
+    *done = *done && (x->stage > 0 || x->sums_on_device || x->reducer.box == x->ncombined);
+    *done = *done && (x->decided || !x->on_device);
+    return *done && x->on_device ? exchange_device_stage_done(x, done) : RSD_OK;
 }
 
 /* Does what can be done now. */
@@ -182,6 +201,7 @@ static rsd_status exchange_start(rsd_exec *exec, const void *const *src, void *c
         channel_rewind(x, &x->channels[i]);
     x->reducer.box = 0;
     x->reducer.at = 0;
+    x->sums_on_device = false;
     x->refused = false;
     host_data_publish(x);
     if (!status)

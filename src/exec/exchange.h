@@ -133,6 +133,8 @@ struct exchange {
     size_t buffers_nbytes;
     struct exchange_device *device; /* NULL: no run was done by a GPU yet */
     bool on_device;                 /* the current run */
+    bool decided;                   /* how the receives of the current stage on a device are done */
+    bool sums_on_device;            /* the reductions of this run */
     struct reducer reducer;
     int32_t stage;    /* -2: the device is busy with work queued before; -1: voting */
     bool refused;     /* the vote failed, on all ranks */
@@ -232,6 +234,8 @@ char *ring_buffer(const struct shared_segment *segment, const struct ring *ring,
 void host_data_publish(struct exchange *x);
 /* Whether all that a message sends lies in the arena. */
 bool host_data_is_direct(const struct exchange *x, const struct message *message);
+/* Whether an array lies in its arena, as its owner says; destinations come after sources. */
+bool host_rank_has(const struct host_rank *host, int64_t number);
 /* The array of a rank, or NULL with EPEER set. */
 const char *host_rank_array(const struct host_rank *host, int64_t array, bool from_destination);
 
@@ -246,9 +250,11 @@ void exchange_device_end(struct exchange *x, rsd_status status);
 const char *exchange_device_note(const struct exchange *x);
 void exchange_device_drop(struct exchange *x);
 
-/* Queues the copies that stay on this rank, and whether they are done. */
+/* Queues the copies of a stage: those that stay on this rank, or all of them with the sums. The latter requires
+ * that all receives of the stage are direct and open. Then whether they are done. */
 rsd_status exchange_device_copy_own(struct exchange *x, int32_t stage);
-rsd_status exchange_device_own_done(struct exchange *x, bool *done);
+rsd_status exchange_device_copy_all(struct exchange *x, int32_t stage);
+rsd_status exchange_device_stage_done(struct exchange *x, bool *done);
 
 /* Packs boxes or unpacks them: begin, add, queue, and test the mark. */
 void exchange_device_begin_boxes(struct exchange *x);
@@ -264,7 +270,7 @@ rsd_status exchange_device_copy_box(struct exchange *x, const struct array_box *
 bool exchange_device_exports(const struct exchange *x, const struct message *message);
 void exchange_device_count_packed(struct exchange *x);
 /* Makes the arrays of a sender usable by kernels of this rank; then queues the copies from them. */
-rsd_status exchange_device_open(struct exchange *x, struct channel *channel);
+rsd_status exchange_device_open(struct exchange *x, const struct channel *channel);
 rsd_status exchange_device_copy_direct(struct exchange *x, struct channel *channel);
 
 /* ---- channel.c ---- */
@@ -273,6 +279,9 @@ uint64_t reduce_chunk_nbytes(const struct exchange *x);
 uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *message, bool shared);
 void channel_rewind(const struct exchange *x, struct channel *channel);
 bool channel_is_finished(const struct channel *channel);
+/* Decides whether the receives of a stage are done by one launch: all are direct, and this rank can read what the
+ * senders export. Returns false as long as a sender has not said how it sends. */
+bool channels_decide(struct exchange *x, int32_t stage, bool *together);
 /* Does what can be done without waiting. */
 rsd_status channel_push(struct exchange *x, struct channel *channel, bool *moved);
 void channel_cancel(struct exchange *x, struct channel *channel);

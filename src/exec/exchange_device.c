@@ -1,6 +1,6 @@
 /* exchange_device.c - runs between ranks whose arrays lie on a CUDA device.
  *
- *     a rank of the host      a kernel of the receiver reads the device memory of the sender
+ *     ranks of the host       one kernel of the receiver reads the device memory of all senders
  *     where that fails        a kernel packs into a ring buffer or a message, another one unpacks
  *
  * Ring buffers and messages are pinned host memory, which kernels use directly. A run waits for the work that was
@@ -22,15 +22,19 @@ struct exchange_device {
     struct device_exports exports;
     struct cuda_queue *queue;
     struct cuda_ops *ops;
-    const void **addresses; /* of the launch that is put together */
+    const void **addresses; /* of boxes that are packed or unpacked */
     size_t naddresses, addresses_capacity;
+    const void **arrays_of_host; /* the arrays of this rank, then those of each rank of its host */
+    int64_t *first_of_host;      /* the number of the first, by index in the host */
+    size_t narrays_of_host;
+    struct cuda_program *all[MAX_STAGES]; /* all copies and sums of a stage */
     struct cuda_program *own[MAX_STAGES]; /* copies that stay on this rank */
     struct cuda_program **direct;         /* by channel: copies from arrays of its sender */
     struct device_peer *peers;            /* by index in the host */
     struct cuda_pinned buffers, reducer;
     bool segment_pinned;
-    uint64_t before, own_mark; /* marks: what the run waits for, and the copies of this stage */
-    bool waits_own;
+    uint64_t before, stage_mark; /* marks: what the run waits for, and the launch of this stage */
+    bool waits_stage;
     int32_t ndirect, npacked; /* channels of this run */
     char why[160];
     char note[320];
@@ -60,8 +64,10 @@ void exchange_device_drop(struct exchange *x)
     if (!device)
         return;
     cuda_queue_free(device->queue); /* waits */
-    for (int32_t stage = 0; stage < MAX_STAGES; stage++)
+    for (int32_t stage = 0; stage < MAX_STAGES; stage++) {
         cuda_program_free(device->own[stage]);
+        cuda_program_free(device->all[stage]);
+    }
     for (size_t i = 0; device->direct && i < x->nchannels; i++)
         cuda_program_free(device->direct[i]);
     mem_free(device->direct);
@@ -74,6 +80,8 @@ void exchange_device_drop(struct exchange *x)
     device_arrays_drop(&device->arrays);
     cuda_ops_free(device->ops);
     mem_free(device->addresses);
+    mem_free(device->arrays_of_host);
+    mem_free(device->first_of_host);
     mem_free(device);
     x->device = NULL;
 }
@@ -120,21 +128,67 @@ static rsd_status pin_segments(struct exchange *x, struct exchange_device *devic
     return RSD_OK;
 }
 
-static rsd_status make_own_programs(struct exchange *x, struct exchange_device *device)
+/* ---- programs ---- */
+
+/* Numbers the arrays of this rank and of all ranks of its host. */
+static rsd_status number_arrays(struct exchange *x, struct exchange_device *device)
 {
-    size_t narrays = (size_t)(x->arrays.nsrc + x->arrays.ndst);
-    for (int32_t stage = 0; stage < x->nstages; stage++) {
-        cuda_ops_clear(device->ops);
-        for (size_t i = 0; i < x->program.ncopies; i++) {
-            const struct copy_op *op = &x->program.copies[i];
-            if (op->stage == stage && op->peer == x->rank)
-                TRY(device_add_copy(device->ops, &x->program, op, x->arrays.nsrc, x->arrays.nsrc));
-        }
-        if (!cuda_ops_is_empty(device->ops))
-            TRY(cuda_program_new(device->arrays.device, device->ops, narrays, &device->own[stage]));
+    int32_t nhost = x->host ? x->host->n : 0;
+    device->first_of_host = mem_new((size_t)nhost, sizeof *device->first_of_host);
+    if (!device->first_of_host)
+        return RSD_ENOMEM;
+    int64_t n = x->arrays.nsrc + x->arrays.ndst;
+    for (int32_t i = 0; i < nhost; i++) {
+        device->first_of_host[i] = n;
+        n += x->host->ranks[i].arrays.nsrc + x->host->ranks[i].arrays.ndst;
     }
-    return RSD_OK;
+    if (n > UINT32_MAX)
+        return fail(RSD_ELIMIT, "more than 2^32 arrays for a GPU");
+    device->narrays_of_host = (size_t)n;
+    device->arrays_of_host = mem_new((size_t)n, sizeof *device->arrays_of_host);
+    return device->arrays_of_host ? RSD_OK : RSD_ENOMEM;
 }
+
+static struct array_bases bases_of_rank(const void *context, int32_t rank)
+{
+    const struct exchange *x = context;
+    const struct host_rank *host = host_data_rank(x, rank);
+    if (!host)
+        return (struct array_bases){.dst = x->arrays.nsrc};
+    int64_t first = x->device->first_of_host[host - x->host->ranks];
+    return (struct array_bases){.src = first, .dst = first + host->arrays.nsrc};
+}
+
+/* Makes a program of the copies of a stage: those of one sender, or of all with the sums. */
+static rsd_status make_program(struct exchange *x, int32_t stage, int32_t sender, bool all,
+                               struct cuda_program **program)
+{
+    struct exchange_device *device = x->device;
+    cuda_ops_clear(device->ops);
+    for (size_t i = 0; all && stage == 0 && i < x->program.nsums; i++)
+        TRY(device_add_sum(device->ops, &x->program, &x->program.sums[i], bases_of_rank, x,
+                           x->arrays.nsrc));
+    for (size_t i = 0; i < x->program.ncopies; i++) {
+        const struct copy_op *op = &x->program.copies[i];
+        if (op->stage == stage && (all || op->peer == sender))
+            TRY(device_add_copy(device->ops, &x->program, op, bases_of_rank(x, op->peer),
+                                x->arrays.nsrc));
+    }
+    return cuda_program_new(device->arrays.device, device->ops, device->narrays_of_host, program);
+}
+
+/* Queues a program that is made at its first use. */
+static rsd_status queue_program(struct exchange *x, int32_t stage, int32_t sender, bool all,
+                                struct cuda_program **program, uint64_t *mark)
+{
+    struct exchange_device *device = x->device;
+    if (!*program)
+        TRY(make_program(x, stage, sender, all, program));
+    TRY(cuda_program_run(*program, device->queue, device->arrays_of_host));
+    return cuda_queue_mark(device->queue, mark);
+}
+
+/* ---- starting ---- */
 
 static rsd_status start_device(struct exchange *x, int ordinal)
 {
@@ -152,7 +206,7 @@ static rsd_status start_device(struct exchange *x, int ordinal)
     if (!status)
         status = pin_segments(x, device);
     if (!status)
-        status = make_own_programs(x, device);
+        status = number_arrays(x, device);
     if (!status)
         status = pin_buffers(x, device); /* last: what it moves stays moved */
     if (status)
@@ -177,9 +231,12 @@ rsd_status exchange_device_prepare(struct exchange *x)
         return fail(RSD_EUNSUPPORTED, "arrays were on CUDA device %d, and now are on device %d",
                     device->arrays.ordinal, ordinal);
     device->ndirect = device->npacked = 0;
-    device->waits_own = false;
+    device->waits_stage = false;
     device->why[0] = '\0';
     TRY(device_arrays_prepare(&device->arrays, &x->arrays));
+    for (size_t i = 0; i < device->narrays_of_host; i++)
+        device->arrays_of_host[i] =
+            i < (size_t)(x->arrays.nsrc + x->arrays.ndst) ? device->arrays.addresses[i] : NULL;
     TRY(device_export_arrays(x, &device->arrays, &device->exports));
     TRY(cuda_queue_use_stream(device->queue, x->exec.stream));
     return cuda_queue_mark(device->queue, &device->before);
@@ -208,24 +265,36 @@ const char *exchange_device_note(const struct exchange *x)
     return x->device->note;
 }
 
-/* ---- copies that stay on this rank ---- */
+/* ---- stages ---- */
 
 rsd_status exchange_device_copy_own(struct exchange *x, int32_t stage)
 {
-    struct exchange_device *device = x->device;
-    if (!device->own[stage])
-        return RSD_OK;
-    TRY(cuda_program_run(device->own[stage], device->queue, device->arrays.addresses));
-    device->waits_own = true;
-    return cuda_queue_mark(device->queue, &device->own_mark);
+    x->device->waits_stage = true;
+    return queue_program(x, stage, x->rank, false, &x->device->own[stage], &x->device->stage_mark);
 }
 
-rsd_status exchange_device_own_done(struct exchange *x, bool *done)
+rsd_status exchange_device_copy_all(struct exchange *x, int32_t stage)
+{
+    struct exchange_device *device = x->device;
+    device->waits_stage = true;
+    TRY(queue_program(x, stage, x->rank, true, &device->all[stage], &device->stage_mark));
+    for (size_t i = 0; i < x->nchannels; i++) {
+        struct channel *channel = &x->channels[i];
+        if (channel->sending || channel->message->stage != stage)
+            continue;
+        channel->copying = true;
+        channel->mark = device->stage_mark;
+        device->ndirect++;
+    }
+    return RSD_OK;
+}
+
+rsd_status exchange_device_stage_done(struct exchange *x, bool *done)
 {
     *done = true;
-    if (x->device->waits_own)
-        TRY(cuda_queue_test_mark(x->device->queue, x->device->own_mark, done));
-    x->device->waits_own = !*done;
+    if (x->device->waits_stage)
+        TRY(cuda_queue_test_mark(x->device->queue, x->device->stage_mark, done));
+    x->device->waits_stage = !*done;
     return RSD_OK;
 }
 
@@ -315,73 +384,73 @@ void exchange_device_count_packed(struct exchange *x)
         snprintf(x->device->why, sizeof x->device->why, "%s", x->device->exports.why);
 }
 
-/* The addresses of a sender's arrays, as kernels of this rank see them, then those of this rank's destinations. */
+/* Writes down the addresses of a sender's arrays, as kernels of this rank use them. */
 static rsd_status list_addresses(struct exchange *x, const struct channel *channel)
 {
     struct exchange_device *device = x->device;
     const struct host_rank *host = channel->host;
-    struct device_peer *peer = &device->peers[host - x->host->ranks];
-    int64_t nsrc = host->arrays.nsrc, nthere = nsrc + host->arrays.ndst;
-    uint32_t number;
-    device->naddresses = 0;
-    for (int64_t i = 0; i < nthere; i++)
-        TRY(add_address(
-            device, channel->direct == DIRECT_DEVICE ? peer->imports.addresses[i] : NULL, &number));
-    for (size_t i = 0; i < channel->ndirect; i++) {
-        const struct copy_op *op = &x->program.copies[channel->first_direct + i];
-        const void **address = &device->addresses[op->src + (op->from_destination ? nsrc : 0)];
-        if (channel->direct == DIRECT_ARENA && !*address)
-            *address = host_rank_array(host, op->src, op->from_destination);
-        if (!*address)
-            return fail(RSD_EPEER, "rank %d exported no device memory for array %lld",
-                        (int)host->rank, (long long)op->src);
-    }
-    for (int64_t i = 0; i < x->arrays.ndst; i++)
-        TRY(add_address(device, x->arrays.dst[i], &number));
+    int64_t index = host - x->host->ranks, n = host->arrays.nsrc + host->arrays.ndst;
+    const struct device_imports *imports = &device->peers[index].imports;
+    const void **addresses = device->arrays_of_host + device->first_of_host[index];
+    for (int64_t i = 0; i < n; i++)
+        if (channel->direct == DIRECT_DEVICE && imports->addresses[i])
+            addresses[i] = imports->addresses[i];
+        else if (channel->direct == DIRECT_ARENA && host_rank_has(host, i))
+            addresses[i] = i < host->arrays.nsrc
+                               ? host_rank_array(host, i, false)
+                               : host_rank_array(host, i - host->arrays.nsrc, true);
     return RSD_OK;
 }
 
-static rsd_status make_direct_program(struct exchange *x, const struct channel *channel,
-                                      struct cuda_program **program)
+static rsd_status check_addresses(const struct exchange *x, const struct channel *channel)
 {
-    struct exchange_device *device = x->device;
-    int64_t nsrc = channel->host->arrays.nsrc, nthere = nsrc + channel->host->arrays.ndst;
-    cuda_ops_clear(device->ops);
-    for (size_t i = 0; i < channel->ndirect; i++)
-        TRY(device_add_copy(device->ops, &x->program, &x->program.copies[channel->first_direct + i],
-                            nsrc, nthere));
-    return cuda_program_new(device->arrays.device, device->ops, (size_t)(nthere + x->arrays.ndst),
-                            program);
+    const struct exchange_device *device = x->device;
+    struct array_bases bases = bases_of_rank(x, channel->message->peer);
+    for (size_t i = 0; i < channel->ndirect; i++) {
+        const struct copy_op *op = &x->program.copies[channel->first_direct + i];
+        if (!device->arrays_of_host[op->src + (op->from_destination ? bases.dst : bases.src)])
+            return fail(RSD_EPEER, "rank %d exported no memory for array %lld",
+                        (int)channel->message->peer, (long long)op->src);
+    }
+    for (size_t i = 0; channel->message->reduce && i < x->program.nterms; i++) {
+        const struct sum_term *term = &x->program.terms[i];
+        if (term->peer == channel->message->peer && !device->arrays_of_host[term->src + bases.src])
+            return fail(RSD_EPEER, "rank %d exported no memory for array %lld",
+                        (int)channel->message->peer, (long long)term->src);
+    }
+    return RSD_OK;
 }
 
-rsd_status exchange_device_open(struct exchange *x, struct channel *channel)
+static rsd_status open_arena(struct exchange *x, int64_t index)
+{
+    struct shared_segment *arena = &x->host->ranks[index].arena;
+    if (x->device->peers[index].arena_pinned)
+        return RSD_OK;
+    TRY(cuda_register(x->device->arrays.device, arena->base, arena->nbytes));
+    x->device->peers[index].arena_pinned = true;
+    return RSD_OK;
+}
+
+rsd_status exchange_device_open(struct exchange *x, const struct channel *channel)
 {
     struct exchange_device *device = x->device;
     int64_t index = channel->host - x->host->ranks;
-    struct device_peer *peer = &device->peers[index];
-    struct shared_segment *arena = &x->host->ranks[index].arena;
-    if (channel->direct == DIRECT_DEVICE) {
-        rsd_status status =
-            device_import_arrays(channel->host, device->arrays.device, &peer->imports);
-        if (status)
-            snprintf(device->why, sizeof device->why, "%s", rsd_error());
-        return status;
-    }
-    if (!peer->arena_pinned) {
-        TRY(cuda_register(device->arrays.device, arena->base, arena->nbytes));
-        peer->arena_pinned = true;
-    }
-    return RSD_OK;
+    rsd_status status = channel->direct == DIRECT_DEVICE
+                            ? device_import_arrays(channel->host, device->arrays.device,
+                                                   &device->peers[index].imports)
+                            : open_arena(x, index);
+    if (!status)
+        status = list_addresses(x, channel);
+    if (!status)
+        status = check_addresses(x, channel);
+    if (status)
+        snprintf(device->why, sizeof device->why, "%s", rsd_error());
+    return status;
 }
 
 rsd_status exchange_device_copy_direct(struct exchange *x, struct channel *channel)
 {
-    struct exchange_device *device = x->device;
-    struct cuda_program **program = &device->direct[channel - x->channels];
-    TRY(list_addresses(x, channel));
-    if (!*program)
-        TRY(make_direct_program(x, channel, program));
-    device->ndirect++;
-    TRY(cuda_program_run(*program, device->queue, device->addresses));
-    return cuda_queue_mark(device->queue, &channel->mark);
+    x->device->ndirect++;
+    return queue_program(x, channel->message->stage, channel->message->peer, false,
+                         &x->device->direct[channel - x->channels], &channel->mark);
 }

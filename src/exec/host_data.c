@@ -246,6 +246,11 @@ bool host_data_is_direct(const struct exchange *x, const struct message *message
     return x->host->arena != NULL;
 }
 
+bool host_rank_has(const struct host_rank *host, int64_t number)
+{
+    return atomic_load_explicit(&host->offsets[number], memory_order_relaxed) >= 0;
+}
+
 const char *host_rank_array(const struct host_rank *host, int64_t array, bool from_destination)
 {
     const struct array_span *spans =
