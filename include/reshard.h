@@ -18,7 +18,7 @@
  * The interface has three tiers:
  *
  *   simple         In memory: rsd_layout_parse, rsd_layout_local, rsd_reshard. Files: rsd_checkpoint_open,
- *                  rsd_load, rsd_save, rsd_convert. Most programs need no more.
+ *                  rsd_read, rsd_load, rsd_save, rsd_convert. Most programs need no more.
  *   full           everything in reshard.h, reshard_checkpoint.h (files), reshard_transport.h (processes)
  *                  and reshard_mpi.h (a library of its own).
  *   experimental   reshard_experimental.h. It may change in any version.

@@ -6,6 +6,8 @@
 #include "tap.h"
 #include "truth.h"
 
+#include "reshard_experimental.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -276,7 +278,7 @@ int main(void)
                                       .format = i == 1 ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP,
                                       .compress = i == 2 ? 1 : 0,
                                       .overwrite = 1,
-                                      .choose = i == 1 ? NULL : choose_rows};
+                                      .map = i == 1 ? NULL : choose_rows};
             every_failure((enum kind)kind, convert, false);
             if (i == 0)
                 every_failure((enum kind)kind, convert, true);

@@ -16,15 +16,14 @@ rsd_status checkpoint_list_owned(const char *path, struct name_list *owned);
 /* ---- spread.c: one call, many ranks ---- */
 
 struct operation {
-    rsd_transport transport;
-    int32_t rank, nranks; /* 1: this process alone */
-    double timeout, began;
-    rsd_on_progress *on_progress;
-    void *context;
+    rsd_io io;
+    rsd_transport transport; /* a copy of io.transport */
+    int32_t rank, nranks;    /* 1: this process alone */
+    uint64_t tile_limit;     /* for each thread */
+    double began;
     struct peer_step *step; /* at hand */
 };
-rsd_status operation_open(struct operation *operation, const rsd_transport *given, double timeout,
-                          rsd_on_progress *on_progress, void *context);
+rsd_status operation_open(struct operation *operation, const rsd_io *given);
 void operation_follow(struct operation *operation, struct batch *batch); /* sets its on_progress */
 
 /* Collective, and at once for a process alone: does the work, merges what all said, returns one status. */
@@ -185,6 +184,7 @@ struct origin {
 
 struct rsd_async_save {
     rsd_save_options options;
+    int32_t only; /* the rank whose file this process writes; -1: all */
     char *path;
     struct manifest manifest;
     struct hash drafted;    /* of the draft, before it is written */
@@ -195,7 +195,6 @@ struct rsd_async_save {
     size_t *tensor_of; /* by extent */
     size_t *first_job; /* of each file, and one more */
     size_t njobs;
-    uint64_t tile_limit;
     int64_t nbytes;
     pthread_t thread;
     rsd_report report;
@@ -214,8 +213,8 @@ void save_drop(rsd_async_save *saving);
 
 static inline bool save_is_mine(const rsd_async_save *saving, size_t extent)
 {
-    return !saving->options.one_rank ||
-           saving->manifest.catalog.extents[extent].file == (uint32_t)saving->options.rank;
+    return saving->only < 0 ||
+           saving->manifest.catalog.extents[extent].file == (uint32_t)saving->only;
 }
 
 rsd_status save_open_output(const char *path, enum output_mode mode, bool overwrite,
@@ -224,7 +223,7 @@ rsd_status save_write_files(rsd_async_save *saving);
 
 /* ---- save_spread.c: by many ranks ---- */
 
-rsd_status save_as_one_rank(rsd_async_save *saving);
+rsd_status save_check_ranks(rsd_async_save *saving);
 rsd_status save_meet(rsd_async_save *saving, rsd_status status);
 rsd_status save_own_part(void *saving);
 rsd_status save_together(rsd_async_save *saving,
@@ -265,7 +264,6 @@ struct converting {
     size_t njobs, jobs_capacity;
     size_t *first_job; /* of each lane, and one more */
     size_t nlanes;
-    uint64_t tile_limit;
     int64_t nbytes, nleft_out;
     _Atomic int64_t nbytes_needed;
 

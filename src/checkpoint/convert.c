@@ -45,7 +45,7 @@ static rsd_status open_job(void *context, size_t index, struct transfer *transfe
         output_sink(&c->output, job->tensor, box, &sink);
         transfer_add_sink(transfer, &sink);
     }
-    TRY(transfer_from_files(transfer, c->in, source, c->tile_limit));
+    TRY(transfer_from_files(transfer, c->in, source, c->operation.tile_limit));
     transfer->in_order = transfer->in_order || c->manifest.compress;
     return RSD_OK;
 }
@@ -81,7 +81,7 @@ static rsd_status close_job(void *context, size_t index, struct transfer *transf
 
 static rsd_status haul_all(struct converting *c)
 {
-    struct batch batch = {.pool = c->options.pool,
+    struct batch batch = {.pool = c->operation.io.pool,
                           .nlanes = c->nlanes,
                           .first_job = c->first_job,
                           .one_per_lane = c->manifest.compress != 0,
@@ -309,7 +309,7 @@ static rsd_status meet(struct converting *c, rsd_status status)
         hash_i64(&what, c->options.dry);
         hash_i64(&what, c->options.nside_files);
     }
-    return operation_agree(&c->operation, status, what, &c->tile_limit);
+    return operation_agree(&c->operation, status, what, &c->operation.tile_limit);
 }
 
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
@@ -319,10 +319,8 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
     TRY(options_copy("rsd_convert_options", options, &c.options, sizeof c.options));
     if (report)
         TRY(report_check("rsd_report", report));
-    TRY(operation_open(&c.operation, c.options.transport, c.options.timeout, c.options.on_progress,
-                       c.options.context));
+    TRY(operation_open(&c.operation, c.options.io));
     partial_crcs_open(&c.seen);
-    c.tile_limit = tile_limit(c.options.max_nbytes, c.options.pool);
     rsd_status status = meet(&c, convert_prepare(&c, c.one_file));
     if (!status && c.options.dry)
         status = operation_lead(&c.operation, check_place, &c);

@@ -118,7 +118,7 @@ static rsd_status share_tensors(const struct converting *c, struct partition *mi
 /* Those of one file make a lane, or, where tensors go to many files, lanes are about equal. */
 static rsd_status list_tensors(struct converting *c)
 {
-    c->nlanes = c->whole ? c->manifest.nfiles : (size_t)pool_nthreads(c->options.pool);
+    c->nlanes = c->whole ? c->manifest.nfiles : (size_t)pool_nthreads(c->operation.io.pool);
     int64_t *load = mem_new(c->nlanes, sizeof *load);
     struct partition mine = {0};
     rsd_status status = load ? share_tensors(c, &mine) : RSD_ENOMEM;

@@ -67,7 +67,7 @@ static rsd_status choose_one(struct converting *c, struct string_map *known, siz
     rsd_tensor_target choice = {
         .struct_nbytes = sizeof choice, .keep = 1, .dtype = tensor.dtype, .name = tensor.name};
     rsd_status status =
-        c->options.choose ? c->options.choose(c->options.choose_context, &tensor, &choice) : RSD_OK;
+        c->options.map ? c->options.map(c->options.map_context, &tensor, &choice) : RSD_OK;
     if (!status && choice.keep) {
         status = add_choice(c, known, index, &tensor, &choice);
         if (status)

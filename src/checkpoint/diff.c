@@ -25,8 +25,6 @@ struct comparing {
     size_t n;
     size_t *jobs; /* those whose elements are compared */
     size_t njobs;
-    uint64_t tile_limit;
-    rsd_pool *pool;
     pthread_mutex_t lock;
     struct scratch *free; /* of the other side, to be used again */
     size_t nfree, free_capacity;
@@ -117,8 +115,9 @@ static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
     size_t index = c->jobs[c->mine.list[job].job];
     struct compared *compared = &c->list[index];
     compared->other_open = true;
-    TRY(transfer_whole(&compared->other, c->b, compared->b, compare_block, NULL, c->tile_limit));
-    TRY(transfer_whole(transfer, c->a, compared->a, take_block, c, c->tile_limit));
+    TRY(transfer_whole(&compared->other, c->b, compared->b, compare_block, NULL,
+                       c->operation.tile_limit));
+    TRY(transfer_whole(transfer, c->a, compared->a, take_block, c, c->operation.tile_limit));
     transfer->sinks[0].index = index;
     transfer->in_order = transfer->in_order || compared->other.in_order;
     return RSD_OK;
@@ -332,8 +331,11 @@ static rsd_status share_pairs(struct comparing *c)
 static rsd_status run(void *context)
 {
     struct comparing *c = context;
-    struct batch batch = {
-        .pool = c->pool, .open = open_job, .close = close_job, .context = c, .seen = &c->seen};
+    struct batch batch = {.pool = c->operation.io.pool,
+                          .open = open_job,
+                          .close = close_job,
+                          .context = c,
+                          .seen = &c->seen};
     TRY(share_pairs(c));
     batch.parts = c->mine.list;
     operation_follow(&c->operation, &batch);
@@ -413,7 +415,7 @@ static rsd_status compare(struct comparing *c)
     hash_start(&what, "diff");
     catalog_hash(&c->a->catalog, &what);
     catalog_hash(&c->b->catalog, &what);
-    TRY(operation_agree(&c->operation, pair_up(c), what, &c->tile_limit));
+    TRY(operation_agree(&c->operation, pair_up(c), what, &c->operation.tile_limit));
     TRY(operation_step(&c->operation, &c->step));
     return hear(c);
 }
@@ -437,21 +439,16 @@ static void drop(struct comparing *c)
     pthread_mutex_destroy(&c->lock);
 }
 
-rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_prove_options *given,
+rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_io *io,
                     rsd_on_difference *on_difference, void *context, int64_t *ndiffer,
                     rsd_report *report)
 {
-    rsd_prove_options options;
     int64_t n = 0;
-    TRY(options_copy("rsd_prove_options", given, &options, sizeof options));
     if (report)
         TRY(report_check("rsd_report", report));
-    struct comparing c = {.a = a,
-                          .b = b,
-                          .pool = options.pool,
-                          .tile_limit = tile_limit(options.max_nbytes, options.pool) / 2 + 1};
-    TRY(operation_open(&c.operation, options.transport, options.timeout, options.on_progress,
-                       options.context));
+    struct comparing c = {.a = a, .b = b};
+    TRY(operation_open(&c.operation, io));
+    c.operation.tile_limit = c.operation.tile_limit / 2 + 1; /* two sides share it */
     pthread_mutex_init(&c.lock, NULL);
     partial_crcs_open(&c.seen);
     c.step.work = run;

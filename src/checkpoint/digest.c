@@ -16,8 +16,6 @@ struct digesting {
     const int64_t *tensors; /* NULL: all */
     size_t n;
     struct digest *digests;
-    uint64_t tile_limit;
-    rsd_pool *pool;
     struct operation operation;
     struct peer_step step;
     struct partition mine; /* what this rank reads */
@@ -84,7 +82,7 @@ static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
     struct digesting *d = context;
     size_t index = d->mine.list[job].job;
     return transfer_whole(transfer, d->checkpoint, tensor_of(d, index), take_block,
-                          &d->digests[index], d->tile_limit);
+                          &d->digests[index], d->operation.tile_limit);
 }
 
 static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
@@ -135,8 +133,11 @@ static rsd_status share_tensors(struct digesting *d)
 static rsd_status run(void *context)
 {
     struct digesting *d = context;
-    struct batch batch = {
-        .pool = d->pool, .open = open_job, .close = close_job, .context = d, .seen = &d->seen};
+    struct batch batch = {.pool = d->operation.io.pool,
+                          .open = open_job,
+                          .close = close_job,
+                          .context = d,
+                          .seen = &d->seen};
     TRY(share_tensors(d));
     batch.parts = d->mine.list;
     operation_follow(&d->operation, &batch);
@@ -209,7 +210,7 @@ static rsd_status meet(struct digesting *d, rsd_status status)
         catalog_hash(&d->checkpoint->catalog, &what);
         hash_i64s(&what, d->tensors, d->tensors ? d->n : 0);
     }
-    return operation_agree(&d->operation, status, what, &d->tile_limit);
+    return operation_agree(&d->operation, status, what, &d->operation.tile_limit);
 }
 
 static rsd_status check_tensors(const struct digesting *d)
@@ -223,21 +224,15 @@ static rsd_status check_tensors(const struct digesting *d)
 }
 
 rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
-                      const rsd_prove_options *given, char (*digests)[RSD_DIGEST_NCHARS],
-                      rsd_report *report)
+                      const rsd_io *io, char (*digests)[RSD_DIGEST_NCHARS], rsd_report *report)
 {
-    rsd_prove_options options;
     const struct catalog *catalog = &checkpoint->catalog;
-    TRY(options_copy("rsd_prove_options", given, &options, sizeof options));
     if (report)
         TRY(report_check("rsd_report", report));
     struct digesting d = {.checkpoint = checkpoint,
                           .tensors = tensors,
-                          .n = tensors ? (size_t)max_i64(ntensors, 0) : catalog->ntensors,
-                          .pool = options.pool,
-                          .tile_limit = tile_limit(options.max_nbytes, options.pool)};
-    TRY(operation_open(&d.operation, options.transport, options.timeout, options.on_progress,
-                       options.context));
+                          .n = tensors ? (size_t)max_i64(ntensors, 0) : catalog->ntensors};
+    TRY(operation_open(&d.operation, io));
     partial_crcs_open(&d.seen);
     d.step.work = run;
     d.step.merge = merge;

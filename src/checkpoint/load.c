@@ -23,7 +23,6 @@ struct loading {
     size_t *first; /* of each job in wanted; one more at the end */
     size_t njobs;
     int64_t *job_nbytes;
-    uint64_t tile_limit;
     struct operation operation;
     struct peer_step step;
     rsd_report report;
@@ -131,7 +130,8 @@ static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
     }
     transfer->stream = nbytes >= STREAM_MIN_TOTAL;
     if (!status)
-        status = transfer_from_files(transfer, loading->checkpoint, tensor, loading->tile_limit);
+        status = transfer_from_files(transfer, loading->checkpoint, tensor,
+                                     loading->operation.tile_limit);
     local_boxes_drop(&boxes);
     return status;
 }
@@ -182,8 +182,10 @@ static rsd_status check_jobs(struct loading *loading)
 static rsd_status run(void *context)
 {
     struct loading *loading = context;
-    struct batch batch = {
-        .pool = loading->options->pool, .open = open_job, .close = close_job, .context = loading};
+    struct batch batch = {.pool = loading->operation.io.pool,
+                          .open = open_job,
+                          .close = close_job,
+                          .context = loading};
     operation_follow(&loading->operation, &batch);
     TRY(batch_run_evenly(&batch, loading->job_nbytes, loading->njobs));
     report_add_stats(&loading->report, &batch.stats);
@@ -230,11 +232,8 @@ rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_tenso
     if (report)
         TRY(report_check("rsd_report", report));
     size_t n = (size_t)max_i64(nlocals, 0);
-    struct loading loading = {.checkpoint = checkpoint,
-                              .options = &options,
-                              .tile_limit = tile_limit(options.max_nbytes, options.pool)};
-    TRY(operation_open(&loading.operation, options.transport, options.timeout, options.on_progress,
-                       options.context));
+    struct loading loading = {.checkpoint = checkpoint, .options = &options};
+    TRY(operation_open(&loading.operation, options.io));
     loading.step.work = run;
     loading.step.merge = merge;
     loading.step.context = &loading;
@@ -253,4 +252,54 @@ rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_tenso
     if (!status && report)
         report_copy(report, &loading.report, sizeof loading.report);
     return status;
+}
+
+/* ---- one box ---- */
+
+static rsd_status check_read_box(const rsd_tensor_info *tensor, const rsd_box *box)
+{
+    char text[BOX_TEXT_NCHARS], shape[SHAPE_TEXT_NCHARS];
+    if (box->ndim != tensor->ndim)
+        return fail(RSD_EINVAL, "%s: box has %d dims, tensor has %d", tensor->name, (int)box->ndim,
+                    (int)tensor->ndim);
+    for (int32_t d = 0; d < box->ndim; d++)
+        if (box->lo[d] < 0 || box->len[d] < 0 || box->lo[d] > tensor->shape[d] ||
+            box->len[d] > tensor->shape[d] - box->lo[d])
+            return fail(RSD_EINVAL, "%s: box %s is not inside shape %s", tensor->name,
+                        box_text(box->ndim, box->lo, box->len, text),
+                        shape_text(tensor->ndim, tensor->shape, shape));
+    return RSD_OK;
+}
+
+static rsd_status read_box(rsd_checkpoint *checkpoint, const rsd_tensor_info *tensor,
+                           const rsd_box *box, rsd_dtype dtype, void *out, size_t nbytes)
+{
+    rsd_layout *layout;
+    rsd_load_options options = {.struct_nbytes = sizeof options, .allow_cast = 1};
+    rsd_tensor array = {.struct_nbytes = sizeof array, .name = tensor->name, .arrays = &out};
+    TRY(check_read_box(tensor, box));
+    TRY(catalog_boxes_layout(dtype, tensor->ndim, tensor->shape, 1, box->lo, box->len, &layout));
+    size_t expected = (size_t)box_volume(box->ndim, box->len) * rsd_dtype_nbytes(dtype);
+    array.layout = layout;
+    rsd_status status = RSD_OK;
+    if (nbytes != expected)
+        status = fail(RSD_EINVAL, "%s: array has %zu bytes, and %zu are needed", tensor->name,
+                      nbytes, expected);
+    else
+        status = rsd_load(checkpoint, 1, &array, &options, NULL);
+    rsd_layout_free(layout);
+    return status;
+}
+
+rsd_status rsd_read(rsd_checkpoint *checkpoint, const char *name, const rsd_box *box,
+                    rsd_dtype dtype, void *out, size_t nbytes)
+{
+    int64_t index;
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    rsd_box whole = {0};
+    TRY(rsd_checkpoint_find(checkpoint, name, &index));
+    TRY(rsd_checkpoint_tensor(checkpoint, index, &tensor));
+    box_set(&whole, tensor.ndim, whole.lo, tensor.shape);
+    return read_box(checkpoint, &tensor, box ? box : &whole, dtype ? dtype : tensor.dtype, out,
+                    nbytes);
 }

@@ -5,18 +5,15 @@
 
 /* ---- opening ---- */
 
-rsd_status operation_open(struct operation *operation, const rsd_transport *given, double timeout,
-                          rsd_on_progress *on_progress, void *context)
+rsd_status operation_open(struct operation *operation, const rsd_io *given)
 {
-    *operation = (struct operation){.transport.nranks = 1,
-                                    .nranks = 1,
-                                    .timeout = timeout,
-                                    .on_progress = on_progress,
-                                    .context = context};
-    operation->began = seconds_now();
-    if (!given)
+    *operation = (struct operation){.transport.nranks = 1, .nranks = 1, .began = seconds_now()};
+    rsd_io *io = &operation->io;
+    TRY(options_copy("rsd_io", given, io, sizeof *io));
+    operation->tile_limit = tile_limit(io->max_nbytes, io->pool);
+    if (!io->transport)
         return RSD_OK;
-    TRY(peer_check_transport(given, &operation->transport));
+    TRY(peer_check_transport(io->transport, &operation->transport));
     operation->rank = operation->transport.rank;
     operation->nranks = operation->transport.nranks;
     return RSD_OK;
@@ -34,8 +31,8 @@ static int follow(void *context, const rsd_progress *progress)
 void operation_follow(struct operation *operation, struct batch *batch)
 {
     bool alone = operation->nranks == 1;
-    batch->on_progress = alone ? operation->on_progress : follow;
-    batch->progress_context = alone ? operation->context : operation;
+    batch->on_progress = alone ? operation->io.on_progress : follow;
+    batch->progress_context = alone ? operation->io.context : operation;
 }
 
 /* ---- steps ---- */
@@ -44,10 +41,10 @@ rsd_status operation_step(struct operation *operation, struct peer_step *step)
 {
     operation->step = step;
     if (!step->lead) {
-        step->on_progress = operation->on_progress;
-        step->progress_context = operation->context;
+        step->on_progress = operation->io.on_progress;
+        step->progress_context = operation->io.context;
     }
-    return peer_step(&operation->transport, operation->timeout, step);
+    return peer_step(&operation->transport, operation->io.timeout, step);
 }
 
 static rsd_status hear_first(void *context, const struct payload *all, struct payload *result)

@@ -2,10 +2,6 @@
  *
  *     locals --deal--> who writes what --draft--> files and places --hauls--> bytes --part--> published
  *
- * Every process of a save drafts all of it, from the layouts alone, and writes its own file; so they need
- * not talk to each other. Each then leaves the metadata of its part, in the form torch has for saves
- * without collectives, and the last step joins them.
- *
  * A save that goes on in the background is the same, after everything was copied.
  */
 #include "checkpoint.h"
@@ -27,7 +23,7 @@ static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
     transfer_add_sink(transfer, &sink);
     transfer->in_order = saving->manifest.compress != 0;
     return transfer_from_memory(transfer, saving->origins[extent].memory,
-                                saving->origins[extent].strides, saving->tile_limit);
+                                saving->origins[extent].strides, saving->operation.tile_limit);
 }
 
 static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
@@ -41,16 +37,15 @@ static rsd_status close_job(void *context, size_t job, struct transfer *transfer
 
 rsd_status save_write_files(rsd_async_save *saving)
 {
-    const rsd_save_options *options = &saving->options;
-    struct batch batch = {.pool = options->pool,
+    struct batch batch = {.pool = saving->operation.io.pool,
                           .first_job = saving->first_job,
                           .nlanes = saving->manifest.nfiles,
                           .one_per_lane = saving->manifest.compress != 0,
                           .open = open_job,
                           .close = close_job,
                           .context = saving,
-                          .on_progress = options->on_progress,
-                          .progress_context = options->context,
+                          .on_progress = saving->operation.io.on_progress,
+                          .progress_context = saving->operation.io.context,
                           .nbytes_total = saving->nbytes};
     if (!saving->staged) /* in the background nobody talks */
         operation_follow(&saving->operation, &batch);
@@ -66,76 +61,11 @@ rsd_status save_write_files(rsd_async_save *saving)
 
 /* ---- the whole of it ---- */
 
-/* What this rank wrote: the same contents without what others have. */
-static rsd_status own_part(const rsd_async_save *saving, struct catalog *own)
+static rsd_status write_and_finish(rsd_async_save *saving, struct store_output *dest)
 {
-    const struct catalog *all = &saving->manifest.catalog;
-    for (size_t t = 0; t < all->ntensors; t++) {
-        const struct stored_tensor *tensor = &all->tensors[t];
-        TRY(catalog_add_tensor(own, (struct slice){tensor->name, strlen(tensor->name)},
-                               tensor->dtype, tensor->ndim, tensor_shape(all, tensor)));
-        TRY(catalog_copy_text(own, tensor->path, &own->tensors[t].path));
-        for (size_t box = 0; box < tensor->nboxes; box++)
-            if (save_is_mine(saving, tensor->first_extent + box))
-                TRY(catalog_add_box(own, tensor_box_lo(all, tensor, box),
-                                    tensor_box_len(all, tensor, box),
-                                    all->extents[tensor->first_extent + box]));
-    }
-    for (size_t i = 0; i < all->nvalues; i++) {
-        const struct stored_value *value = &all->values[i];
-        if (value->extent.file != (uint32_t)saving->options.rank)
-            continue;
-        TRY(catalog_add_value(own, (struct slice){value->name, strlen(value->name)}, value->extent,
-                              NULL));
-        TRY(catalog_copy_text(own, value->path, &own->values[own->nvalues - 1].path));
-    }
-    return RSD_OK;
-}
-
-/* Ranks that save together say so: all leave the same line. */
-static void part_line(const rsd_async_save *saving, char line[64])
-{
-    char digest[RSD_DIGEST_NCHARS];
-    hash_text(saving->drafted, digest);
-    snprintf(line, 64, "%s %lld\n", digest, (long long)saving->options.nranks);
-}
-
-/* What an earlier save left of this rank does not count. */
-static rsd_status forget_part(const rsd_async_save *saving, struct store *store)
-{
-    char name[64];
-    snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
-    rsd_status status = store_remove(store, name);
-    return !status || status == RSD_ENOENT ? store_sync_names(store) : status;
-}
-
-static rsd_status leave_part(rsd_async_save *saving)
-{
-    struct catalog own = {0};
-    char name[64];
-    rsd_status status = own_part(saving, &own);
-    char line[64];
-    part_line(saving, line);
-    snprintf(name, sizeof name, "__%d.reshard", (int)saving->options.rank);
-    if (!status)
-        status = store_put(saving->output.store, name, line, strlen(line));
-    snprintf(name, sizeof name, "__%d.metadata", (int)saving->options.rank);
-    if (!status)
-        status = dcp_write_metadata(&own, saving->output.store, name);
-    catalog_drop(&own);
-    return status;
-}
-
-static rsd_status write_and_publish(rsd_async_save *saving, struct store_output *dest)
-{
-    if (saving->options.one_rank)
-        TRY(forget_part(saving, dest->store));
-    TRY(output_open(&saving->output, &saving->manifest, dest, NULL,
-                    saving->options.one_rank ? saving->options.rank : -1));
+    TRY(output_open(&saving->output, &saving->manifest, dest, NULL, -1));
     rsd_status status = save_write_files(saving);
-    if (!status && saving->options.one_rank)
-        status = leave_part(saving);
-    else if (!status)
+    if (!status)
         status = saving->manifest.format->writer->finish(&saving->manifest, saving->output.store);
     output_close(&saving->output);
     return status;
@@ -155,13 +85,11 @@ static rsd_status save_prepared(rsd_async_save *saving)
 {
     struct store_output *dest;
     double began = seconds_now();
-    bool alone = !saving->options.one_rank;
-    TRY(save_open_output(saving->path, alone ? OUTPUT_REPLACE : OUTPUT_SHARED,
-                         saving->options.overwrite != 0, &dest));
-    rsd_status status = write_and_publish(saving, dest);
-    if (!status && alone)
+    TRY(save_open_output(saving->path, OUTPUT_REPLACE, saving->options.overwrite != 0, &dest));
+    rsd_status status = write_and_finish(saving, dest);
+    if (!status)
         status = store_commit(dest);
-    store_close_output(dest, !status || !alone);
+    store_close_output(dest, !status);
     saving->report.seconds = seconds_now() - began;
     return status;
 }
@@ -221,14 +149,13 @@ static rsd_status check_options(const rsd_save_options *options)
 static rsd_status prepare(rsd_async_save *saving, const char *path, int64_t nlocals,
                           const rsd_tensor *locals, bool staged)
 {
-    saving->tile_limit = tile_limit(saving->options.max_nbytes, saving->options.pool);
     saving->path = mem_copy(path, strlen(path) + 1, 1);
     if (!saving->path)
         return RSD_ENOMEM;
     TRY(manifest_start(&saving->manifest, RSD_FORMAT_DCP, saving->options.compress));
     TRY(check_options(&saving->options));
     if (saving->operation.nranks > 1)
-        TRY(save_as_one_rank(saving));
+        TRY(save_check_ranks(saving));
     TRY(save_prepare(saving, nlocals, locals));
     manifest_hash(&saving->manifest, &saving->drafted);
     return staged ? stage(saving) : RSD_OK;
@@ -243,8 +170,8 @@ static rsd_status new_saving(const char *path, int64_t nlocals, const rsd_tensor
     if (!saving)
         return RSD_ENOMEM;
     saving->options = options;
-    rsd_status status = operation_open(&saving->operation, options.transport, options.timeout,
-                                       options.on_progress, options.context);
+    saving->only = -1;
+    rsd_status status = operation_open(&saving->operation, options.io);
     if (!status) {
         status = prepare(saving, path, nlocals, locals, staged);
         if (saving->operation.nranks > 1)
@@ -272,128 +199,6 @@ rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_tensor *locals,
     return status;
 }
 
-/* ---- joining what every rank left ---- */
-
-static rsd_status check_joined(rsd_checkpoint *joined)
-{
-    const struct catalog *catalog = &joined->catalog;
-    for (size_t t = 0; t < catalog->ntensors; t++) {
-        rsd_layout *layout;
-        rsd_coverage check = {.struct_nbytes = sizeof check};
-        char text[BOX_TEXT_NCHARS];
-        TRY(catalog_tensor_layout(catalog, &catalog->tensors[t], true, &layout));
-        rsd_status status = rsd_layout_coverage(layout, &check);
-        rsd_layout_free(layout);
-        TRY(status);
-        if (check.kind == RSD_MISSES)
-            return fail(RSD_EMISMATCH, "%s: no rank wrote %s", catalog->tensors[t].name,
-                        box_text(check.box.ndim, check.box.lo, check.box.len, text));
-    }
-    for (size_t i = 0; i < catalog->nextents; i++) {
-        const struct extent *extent = &catalog->extents[i];
-        rsd_status status =
-            store_check_range(joined->store, extent->file, extent->offset, extent->nbytes);
-        if (status)
-            return store_fail_in(joined->store, extent->file, status);
-    }
-    return RSD_OK;
-}
-
-static rsd_status open_joined(const char *path, int64_t nranks, rsd_checkpoint *joined)
-{
-    char name[64];
-    const char *none;
-    uint32_t file;
-    rsd_status status = store_open(path, &joined->store, &none);
-    for (int64_t rank = 0; rank < nranks && !status; rank++) {
-        int n = snprintf(name, sizeof name, "__%lld.metadata", (long long)rank);
-        status = store_add_file(joined->store, (struct slice){name, (size_t)n}, &file);
-    }
-    if (!status)
-        status = joined->format->open(joined->store, &joined->catalog);
-    if (!status)
-        status = catalog_finish(&joined->catalog);
-    return status;
-}
-
-/* All parts are of one save, of so many ranks. */
-static rsd_status check_lines(struct store *store, int64_t nranks)
-{
-    char first[64] = "", name[64], expected[24];
-    snprintf(expected, sizeof expected, " %lld\n", (long long)nranks);
-    for (int64_t rank = 0; rank < nranks; rank++) {
-        uint32_t index;
-        char *line;
-        size_t n;
-        int length = snprintf(name, sizeof name, "__%lld.reshard", (long long)rank);
-        TRY(store_add_file(store, (struct slice){name, (size_t)length}, &index));
-        rsd_status status = store_load(store, index, sizeof first - 1, &line, &n);
-        if (status)
-            return store_fail_in(store, index, status);
-        bool same = rank == 0 ? strstr(line, expected) != NULL : strcmp(line, first) == 0;
-        if (rank == 0)
-            snprintf(first, sizeof first, "%s", line);
-        mem_free(line);
-        if (!same)
-            return fail(RSD_EMISMATCH,
-                        "%s: rank %lld saved something else than rank 0, or for another number of "
-                        "ranks",
-                        store->path, (long long)rank);
-    }
-    return RSD_OK;
-}
-
-/* The notes of all ranks go, and so does what ranks beyond left that are not of this save. */
-static rsd_status clear_notes(struct store *store, int64_t nranks)
-{
-    struct store_listing listing;
-    rsd_status status = store_list(store, "", &listing);
-    for (size_t i = 0; i < listing.n && !status; i++) {
-        const char *name = listing.entries[i].name;
-        long long rank;
-        int end = 0;
-        if (sscanf(name, "__%lld%n", &rank, &end) != 1)
-            continue;
-        bool note = strcmp(name + end, ".reshard") == 0 || strcmp(name + end, ".metadata") == 0;
-        if (note || rank >= nranks)
-            status = store_remove(store, name);
-    }
-    store_listing_drop(&listing);
-    return status;
-}
-
-static rsd_status join_parts(const char *path, int64_t nranks)
-{
-    rsd_checkpoint joined = {.format = format_find(RSD_FORMAT_DCP)};
-    rsd_status status = open_joined(path, nranks, &joined);
-    if (!status)
-        status = check_lines(joined.store, nranks);
-    if (!status)
-        status = check_joined(&joined);
-    if (!status)
-        status = dcp_write_metadata(&joined.catalog, joined.store, ".metadata");
-    if (!status)
-        status = clear_notes(joined.store, nranks);
-    if (!status)
-        status = store_sync_names(joined.store);
-    store_close(joined.store);
-    catalog_drop(&joined.catalog);
-    return status;
-}
-
-rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite)
-{
-    struct store_output *dest;
-    if (nranks < 1)
-        return fail(RSD_EINVAL, "%lld ranks", (long long)nranks);
-    TRY(save_open_output(path, OUTPUT_FINISH, overwrite != 0, &dest));
-    rsd_status status = join_parts(dest->store->path, nranks);
-    if (!status)
-        status = store_commit(dest);
-    store_close_output(dest, true);
-    return status;
-}
-
 /* ---- in the background ---- */
 
 static void *save_in_thread(void *context)
@@ -410,7 +215,7 @@ rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_tensor *l
 {
     rsd_async_save *saving;
     TRY(new_saving(path, nlocals, locals, options, true, &saving));
-    saving->options.pool = pool_share(saving->options.pool);
+    saving->operation.io.pool = pool_share(saving->operation.io.pool);
     if (pthread_create(&saving->thread, NULL, save_in_thread, saving) == 0) {
         *out = saving;
         return RSD_OK;
@@ -420,7 +225,7 @@ rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_tensor *l
         *out = saving;
         return RSD_OK;
     }
-    rsd_pool_free(saving->options.pool);
+    rsd_pool_free(saving->operation.io.pool);
     save_drop(saving);
     return fail(RSD_ENOMEM, "no thread could be started");
 }
@@ -445,7 +250,7 @@ rsd_status rsd_save_wait(rsd_async_save *saving, rsd_report *report)
         status = report_check("rsd_report", report);
     if (!status && report)
         report_copy(report, &saving->report, sizeof saving->report);
-    rsd_pool_free(saving->options.pool);
+    rsd_pool_free(saving->operation.io.pool);
     save_drop(saving);
     return status;
 }

@@ -131,10 +131,6 @@ static rsd_status count_ranks(rsd_async_save *saving, const struct saved_tensors
     if (saving->options.nranks < world || saving->options.nranks > MOST_RANKS)
         return fail(RSD_EINVAL, "%lld ranks, and layouts name %lld",
                     (long long)saving->options.nranks, (long long)world);
-    if (saving->options.one_rank &&
-        (saving->options.rank < 0 || saving->options.rank >= saving->options.nranks))
-        return fail(RSD_EINVAL, "rank %d of %lld", (int)saving->options.rank,
-                    (long long)saving->options.nranks);
     return RSD_OK;
 }
 

@@ -12,19 +12,15 @@
 #include <string.h>
 
 /* A rank of the transport is a rank of the layouts. */
-rsd_status save_as_one_rank(rsd_async_save *saving)
+rsd_status save_check_ranks(rsd_async_save *saving)
 {
     rsd_save_options *options = &saving->options;
     const struct operation *operation = &saving->operation;
     if (options->nranks && options->nranks != operation->nranks)
         return fail(RSD_EINVAL, "files for %lld ranks, and %d save", (long long)options->nranks,
                     (int)operation->nranks);
-    if (options->one_rank && options->rank != operation->rank)
-        return fail(RSD_EINVAL, "rank %d saves what is of rank %d", (int)operation->rank,
-                    (int)options->rank);
     options->nranks = operation->nranks;
-    options->one_rank = 1;
-    options->rank = operation->rank;
+    saving->only = operation->rank;
     return RSD_OK;
 }
 
@@ -53,7 +49,7 @@ rsd_status save_own_part(void *context)
     struct output_options joined = {.mode = OUTPUT_JOIN};
     if (saving->operation.rank > 0)
         TRY(store_open_output(saving->path, &joined, &saving->dest));
-    TRY(output_open(&saving->output, &saving->manifest, saving->dest, NULL, saving->options.rank));
+    TRY(output_open(&saving->output, &saving->manifest, saving->dest, NULL, saving->only));
     TRY(save_write_files(saving));
     saving->report.seconds = seconds_now() - began;
     return RSD_OK;

@@ -21,9 +21,7 @@ struct finding {
 
 struct verifying {
     rsd_checkpoint *checkpoint;
-    rsd_pool *pool;
     size_t *tensor_of; /* by extent */
-    uint64_t tile_limit;
     rsd_on_finding *on_finding;
     void *context;
     int64_t nfindings;
@@ -92,7 +90,8 @@ static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
     copy_i64s(sink.len, tensor_box_len(catalog, tensor, box), tensor->ndim);
     TRY(transfer_start(transfer, catalog, v->tensor_of[extent], 1));
     transfer_add_sink(transfer, &sink);
-    return transfer_from_box(transfer, v->checkpoint, v->tensor_of[extent], box, v->tile_limit);
+    return transfer_from_box(transfer, v->checkpoint, v->tensor_of[extent], box,
+                             v->operation.tile_limit);
 }
 
 static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
@@ -133,7 +132,7 @@ static rsd_status share_boxes(struct verifying *v)
 
 static rsd_status read_boxes(struct verifying *v)
 {
-    struct batch batch = {.pool = v->pool,
+    struct batch batch = {.pool = v->operation.io.pool,
                           .open = open_job,
                           .close = close_job,
                           .forgive = forgive,
@@ -300,26 +299,18 @@ static rsd_status verify(struct verifying *v)
     struct hash what;
     hash_start(&what, "verify");
     catalog_hash(&v->checkpoint->catalog, &what);
-    TRY(operation_agree(&v->operation, RSD_OK, what, &v->tile_limit));
+    TRY(operation_agree(&v->operation, RSD_OK, what, &v->operation.tile_limit));
     TRY(operation_step(&v->operation, &v->step));
     return tell_heard(v);
 }
 
-rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *given,
-                      rsd_on_finding *on_finding, void *context, int64_t *nfindings,
-                      rsd_report *report)
+rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_io *io, rsd_on_finding *on_finding,
+                      void *context, int64_t *nfindings, rsd_report *report)
 {
-    rsd_prove_options options;
-    TRY(options_copy("rsd_prove_options", given, &options, sizeof options));
     if (report)
         TRY(report_check("rsd_report", report));
-    struct verifying v = {.checkpoint = checkpoint,
-                          .pool = options.pool,
-                          .on_finding = on_finding,
-                          .context = context,
-                          .tile_limit = tile_limit(options.max_nbytes, options.pool)};
-    TRY(operation_open(&v.operation, options.transport, options.timeout, options.on_progress,
-                       options.context));
+    struct verifying v = {.checkpoint = checkpoint, .on_finding = on_finding, .context = context};
+    TRY(operation_open(&v.operation, io));
     partial_crcs_open(&v.seen);
     v.step.work = run;
     v.step.merge = merge;

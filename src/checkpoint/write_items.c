@@ -8,6 +8,8 @@
  */
 #include "checkpoint.h"
 
+#include "reshard_experimental.h"
+
 #include <string.h>
 
 /* Sorts the dims of a tensor by falling strides, and says whether it is dense then. */
@@ -223,11 +225,10 @@ rsd_status rsd_dcp_write_items(const char *path, int64_t nitems, const rsd_item 
     drafting.saving = mem_new(1, sizeof *drafting.saving);
     if (!drafting.saving)
         return RSD_ENOMEM;
-    drafting.saving->options = (rsd_save_options){
-        .pool = options.pool, .on_progress = options.on_progress, .context = options.context};
-    drafting.saving->tile_limit = tile_limit(options.max_nbytes, options.pool);
-    rsd_status status =
-        operation_open(&drafting.saving->operation, NULL, 0, options.on_progress, options.context);
+    drafting.saving->only = -1;
+    rsd_status status = operation_open(&drafting.saving->operation, options.io);
+    if (!status && drafting.saving->operation.io.transport)
+        status = fail(RSD_EINVAL, "rsd_dcp_write_items does not take a transport");
     if (!status)
         status = manifest_start(&drafting.saving->manifest, RSD_FORMAT_DCP, options.compress);
     if (!status)
