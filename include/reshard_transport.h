@@ -1,4 +1,4 @@
-/* reshard_transport.h - part 7 of reshard.h, which includes it: plans between processes. */
+/* reshard_transport.h - part 7 of reshard.h, which includes it: plans between processes. The full tier. */
 #ifndef RESHARD_TRANSPORT_H
 #define RESHARD_TRANSPORT_H
 
@@ -53,13 +53,13 @@ typedef struct rsd_transport {
     void (*release)(void *context);
 } rsd_transport;
 
-/* Local. For the functions of a transport: makes message what rsd_error returns, and returns status. */
+/* Local. For the functions of a transport: makes message what rsd_error returns, and returns status. Since 0.2. */
 rsd_status rsd_set_error(rsd_status status, const char *message);
 
 /* Collective. Gathers nbytes bytes of every rank: `all` has space for nranks * nbytes, in the order of ranks. For small
  * data: every rank gets all of it. own and all may be NULL if nbytes is 0; then it is a barrier. timeout: seconds
  * without progress; 0: 300.
- * EMISMATCH on all ranks names a rank that passes another nbytes. ETIMEOUT names a rank that does not call it. */
+ * EMISMATCH on all ranks names a rank that passes another nbytes. ETIMEOUT names a rank that does not call it. Since 0.2. */
 rsd_status rsd_gather(const rsd_transport *transport, const void *own, size_t nbytes, void *all,
                       double timeout);
 
@@ -69,7 +69,7 @@ rsd_status rsd_transport_nodes(const rsd_transport *transport, int32_t *node_of)
 
 /* Memory that the ranks of one host share: a receiver copies directly out of an array in an arena. (Any other array
  * works too: it is packed into shared memory first.) An arena needs no space in /dev/shm. All its pages are
- * allocated at once. An arena must not be used by two threads at the same time; its memory may be. */
+ * allocated at once. One thread; its memory may be used by any. */
 typedef struct rsd_arena rsd_arena;
 
 /* Local. ENOMEM: the machine, or a cgroup (version 2) of this process, has too little memory left. */
@@ -121,7 +121,7 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
                               const rsd_exchange_options *options, rsd_exec **exec);
 
 /* Local. How an exec between processes moves data, in a line: which ranks share memory, or why they do not. Valid as
- * long as the exec. "" for other execs. */
+ * long as the exec. "" for other execs. Since 0.2. */
 const char *rsd_exec_describe(const rsd_exec *exec);
 
 /* Ranks that are threads of one process: for tests, and for programs whose workers share their memory. Bytes are copied
@@ -132,8 +132,7 @@ const char *rsd_exec_describe(const rsd_exec *exec);
  *     rsd_transport transport = {.struct_nbytes = sizeof transport};
  *     rsd_thread_group_transport(group, rank, &transport);
  *
- * Threads may use the transports of different ranks at the same time; the transport of one rank is for one thread at a
- * time. The group must be freed last. */
+ * Shared. The transport of one rank: One thread. The group must be freed last. Since 0.2. */
 typedef struct rsd_thread_group rsd_thread_group;
 
 rsd_status rsd_thread_group_new(int32_t nranks, rsd_thread_group **group);
