@@ -405,7 +405,7 @@ static void choices(void)
     OK(rsd_convert(in, in_folder("doubled"), &options, &report));
     CHECK(!is_there(in_folder("doubled")) && no_part(in_folder("doubled")));
     options = (rsd_convert_options){.struct_nbytes = sizeof options, .max_shard_nbytes = 10};
-    FAILS(RSD_EINVAL, "files are needed",
+    FAILS(RSD_EINVAL, "pass a directory",
           rsd_convert(in, in_folder("x.safetensors"), &options, NULL));
     rsd_checkpoint_close(in);
 }

@@ -210,6 +210,27 @@ static void save_in_background(void)
     rsd_pool_free(pool);
 }
 
+static void wrong_report(void)
+{
+    CASE("a report of the wrong size fails before anything is published");
+    rsd_layout *layout;
+    float numbers[4] = {1, 2, 3, 4};
+    void *arrays[] = {numbers};
+    rsd_async_save *saving;
+    rsd_report report = {.struct_nbytes = 3};
+    const char *path = path_in(folder, "wrong_report");
+    OK(rsd_layout_parse("f32[4] @ 1:R", &layout));
+    rsd_tensor tensor = {
+        .struct_nbytes = sizeof tensor, .name = "w", .layout = layout, .arrays = arrays};
+    FAILS(RSD_EINVAL, "rsd_report", rsd_save(path, 1, &tensor, NULL, &report));
+    CHECK(!is_there(path));
+    if (OK(rsd_save_start(path, 1, &tensor, NULL, &saving)))
+        FAILS(RSD_EINVAL, "rsd_report", rsd_save_wait(saving, &report));
+    CHECK(!is_there(path), "the checkpoint was published");
+    CHECK(!is_there(path_in(folder, "wrong_report.reshard-part")));
+    rsd_layout_free(layout);
+}
+
 /* ---- what is there already ---- */
 
 static rsd_status save_one(const char *path, const char *text, int overwrite)
@@ -383,6 +404,7 @@ int main(void)
     save_at_once();
     save_by_rank();
     save_in_background();
+    wrong_report();
     existing();
     refused();
     values_survive();
