@@ -2,7 +2,7 @@
 # make demo       shows the main job
 # make test       every test that needs no PyTorch
 # make test-torch tests of the Python package and against a live PyTorch, which it installs in build/venv
-# make lint       format, static analysis, house rules
+# make lint       format, static analysis, rules of the source tree
 # make bench      ours beside the limits of this machine
 # make bench-torch  the same beside PyTorch, in its own processes
 # make fuzz       fuzzes every parser for FUZZ_SECONDS each

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Format, static analysis and house rules; prints what is wrong and exits 1.
+# Format, static analysis and rules of the source tree; prints what is wrong and exits 1.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 bad=0
@@ -18,8 +18,8 @@ else
 fi
 all=$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cpp')
 
-echo "== house rules"
-tools/house.sh || bad=1
+echo "== rules of the source tree"
+tools/check_tree.sh || bad=1
 echo "== Python"
 git ls-files -co --exclude-standard '*.py' | xargs python3 tools/lint_python.py || bad=1
 echo "== clang-format"

@@ -266,7 +266,7 @@ static bool bounds_overlap(int32_t ndim, const int64_t *bounds, const int64_t *l
     return true;
 }
 
-static void push_node(struct box_tree_search *search, int64_t node, int64_t first, int64_t end)
+static void push_tree_node(struct box_tree_search *search, int64_t node, int64_t first, int64_t end)
 {
     search->path[search->depth].node = node;
     search->path[search->depth].first = first;
@@ -280,7 +280,7 @@ int64_t box_tree_next(const struct box_tree *tree, struct box_tree_search *searc
     if (!search->started) {
         search->started = true;
         if (tree->nboxes > 0)
-            push_node(search, 0, 0, tree->nboxes);
+            push_tree_node(search, 0, 0, tree->nboxes);
     }
     for (;;) {
         while (search->first < search->end) {
@@ -301,7 +301,7 @@ int64_t box_tree_next(const struct box_tree *tree, struct box_tree_search *searc
             continue;
         }
         int64_t middle = first + (end - first) / 2;
-        push_node(search, 2 * node + 2, middle, end);
-        push_node(search, 2 * node + 1, first, middle);
+        push_tree_node(search, 2 * node + 2, middle, end);
+        push_tree_node(search, 2 * node + 1, first, middle);
     }
 }

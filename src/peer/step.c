@@ -134,7 +134,7 @@ static int64_t own_kind(const struct step_run *run)
     return run->status && !was_stopped(run) ? BEAT_FAILED : BEAT_FINISHED;
 }
 
-static void report_progress(struct step_run *run, double now, bool finally)
+static void report_step_progress(struct step_run *run, double now, bool finally)
 {
     struct peer_step *step = run->step;
     if (!step->on_progress || run->cancelled || run->closing)
@@ -174,11 +174,11 @@ static void check_work(struct step_run *run, double now)
         join_work(run);
         note_cancelled(run);
         if (!run->status)
-            report_progress(run, now, true);
+            report_step_progress(run, now, true);
         send_beats_now(run);
     }
     int64_t before = own_kind(run);
-    report_progress(run, now, false);
+    report_step_progress(run, now, false);
     if (own_kind(run) != before)
         send_beats_now(run);
 }
