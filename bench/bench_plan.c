@@ -180,7 +180,7 @@ static int by_number(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Seconds to sort n numbers: the yardstick of anything that is to be near-linear. */
+/* Seconds to sort n numbers: the reference for code that should be near-linear. */
 static double sorting(int64_t n)
 {
     int64_t *numbers = touched((size_t)n * sizeof *numbers);

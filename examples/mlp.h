@@ -275,7 +275,7 @@ static int run_mlp(const rsd_transport *transport)
                NBLOCKS, NSTEPS, (double)plain.loss[0], (double)plain.loss[NSTEPS - 1]);
         printf(
             "activations that all ranks have: %lld bytes on each without the stash, %lld with it\n",
-            (long long)plain.nbytes_kept, (long long)usage.nbytes_held_most);
+            (long long)plain.nbytes_kept, (long long)usage.nbytes_kept_most);
         printf("losses and gradients with and without it: %s\n",
                ndiffer ? "they differ" : "the same, to the last bit");
     }

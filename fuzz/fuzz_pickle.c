@@ -1,4 +1,4 @@
-/* fuzz_pickle.c - any bytes as a pickle: what loads becomes JSON and a pickle again, and that pickle gives
+/* fuzz_pickle.c - any bytes as a pickle: what loads becomes JSON and a pickle again, and that pickle has
  * the same JSON. */
 #include "torch_item.h"
 

@@ -100,7 +100,7 @@ static int is_partial(const rsd_layout *layout)
 }
 
 /* Random bytes, made consistent by going through a layout that holds everything once; there and
- * back again must give the same. */
+ * back again must restore them. */
 static void check_move(const rsd_layout *src, const rsd_layout *dst)
 {
     char *text;

@@ -44,7 +44,7 @@ typedef struct rsd_transport {
      * has another length. */
     rsd_status (*test)(void *context, void *request, int32_t *done);
 
-    /* Gives up a request after a failure, and ends it. Returns 1 if its memory is not read or written any more. Returns
+    /* Ends a request after a failure. Returns 1 if its memory is not read or written any more. Returns
      * 0 if it may be: then the library never frees nor reuses that memory. */
     int32_t (*cancel)(void *context, void *request);
 
@@ -102,7 +102,7 @@ typedef struct rsd_exchange_options {
  *
  * rsd_exec_run and rsd_exec_wait on all ranks:
  *   - Before anything moves, all ranks compare their arrays. If one rank passes NULL, or a destination that overlaps
- *     a source where that can be seen, every rank returns EINVAL and the error names that rank. If ranks run different
+ *     a source where the library detects it, every rank returns EINVAL and the error names that rank. If ranks run different
  *     plans, every rank returns EMISMATCH. The exec can be used again.
  *   - If a rank does not call it, or stops, the others return ETIMEOUT. If a process of the same host terminates,
  *     they return EPEER. The error names that rank and a tensor. A failure of the transport is returned by the rank

@@ -255,7 +255,7 @@ static rsd_status read_ring(struct exchange *x, struct channel *channel, bool *m
 
 /* ---- all kinds ---- */
 
-rsd_status channel_push(struct exchange *x, struct channel *channel, bool *moved)
+rsd_status channel_progress(struct exchange *x, struct channel *channel, bool *moved)
 {
     if (!channel->host)
         return channel->sending ? push_sends(x, channel, moved) : push_receives(x, channel, moved);

@@ -218,7 +218,7 @@ uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *me
 void channel_rewind(const struct exchange *x, struct channel *channel);
 bool channel_is_finished(const struct channel *channel);
 /* Does what can be done without waiting. */
-rsd_status channel_push(struct exchange *x, struct channel *channel, bool *moved);
+rsd_status channel_progress(struct exchange *x, struct channel *channel, bool *moved);
 void channel_cancel(struct exchange *x, struct channel *channel);
 
 /* Of a reduction: the next n bytes of a term, or NULL if they have not arrived; and moves on past them. */

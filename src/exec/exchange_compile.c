@@ -134,7 +134,7 @@ static rsd_status append_piece(struct piece_list *pieces, const struct array_box
     return RSD_OK;
 }
 
-/* The walk gives the terms of one box one after the other. */
+/* The walk returns the terms of one box one after the other. */
 static rsd_status add_combined_term(struct rank_compiler *c, const rsd_piece *piece)
 {
     struct exchange *x = c->x;

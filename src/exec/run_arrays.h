@@ -32,7 +32,7 @@ rsd_status run_arrays_finish(struct run_arrays *arrays);
 void run_arrays_drop(struct run_arrays *arrays);
 
 /* Takes the pointers of a run; a NULL list is one of NULL pointers. Allocates nothing. EINVAL: an array that is used
- * is NULL, or a destination overlaps a source where that can be seen without comparing all elements. */
+ * is NULL, or a destination overlaps a source where that is detected without comparing all elements. */
 rsd_status run_arrays_set(struct run_arrays *arrays, const void *const *src, void *const *dst);
 
 #endif

@@ -129,9 +129,9 @@ static void count_entry(rsd_stash *stash, const struct stash_entry *entry, int64
     rsd_stash_usage *u = &stash->usage;
     size_t start;
     u->nbuffers += sign;
-    u->nbytes_held += sign * (int64_t)slice_nbytes(stash, entry->nbytes, &start);
+    u->nbytes_kept += sign * (int64_t)slice_nbytes(stash, entry->nbytes, &start);
     u->nbytes_total += sign * (int64_t)entry->nbytes;
-    u->nbytes_held_most = max_i64(u->nbytes_held_most, u->nbytes_held);
+    u->nbytes_kept_most = max_i64(u->nbytes_kept_most, u->nbytes_kept);
     u->nbytes_total_most = max_i64(u->nbytes_total_most, u->nbytes_total);
 }
 

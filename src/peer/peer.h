@@ -34,7 +34,7 @@ rsd_status peer_check_transport(const rsd_transport *given, rsd_transport *trans
  * DEFAULT_TIMEOUT. ENOMEM: this rank cannot tell the others, which time out. */
 rsd_status peer_open(const rsd_transport *transport, double timeout, int32_t first_tag,
                      struct peer **peer);
-/* Gives up what is under way. Memory that the transport may still use is never freed. Accepts NULL. */
+/* Cancels messages in progress. Memory that the transport may still use is never freed. Accepts NULL. */
 void peer_close(struct peer *peer);
 
 int32_t peer_rank(const struct peer *peer);
@@ -54,7 +54,7 @@ rsd_status peer_test(const struct peer *peer, struct peer_request *request, bool
 /* Makes a request inactive. Returns false if the transport may still use its memory. */
 bool peer_cancel(const struct peer *peer, struct peer_request *request);
 
-/* After a failure that ranks have not agreed on: gives up what is under way. Only peer_close may follow. */
+/* Cancels messages in progress, after a failure that ranks have not agreed on. Only peer_close may follow. */
 void peer_break(struct peer *peer);
 /* EINVAL: the peer is broken. */
 rsd_status peer_check_usable(const struct peer *peer);

@@ -35,7 +35,7 @@ struct peer {
     double since;    /* when something last moved, or waiting began */
     double checked;  /* when processes were last looked for */
     int32_t suspect; /* a rank whose process did not exist then; -1: none */
-    struct roll_call *roll_call;
+    struct liveness_check *liveness_check;
 };
 
 /* ---- peer.c ---- */

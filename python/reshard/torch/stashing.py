@@ -27,19 +27,19 @@ _live: "weakref.WeakSet[_Slice]" = weakref.WeakSet()
 
 
 class Stashed(NamedTuple):
-    """What saved tensors cost this rank now: `nbytes_held` of the `nbytes_whole` that they have. `nwhole` of
+    """What saved tensors cost this rank now: `nbytes_kept` of the `nbytes_whole` that they have. `nwhole` of
     the `nbuffers` are kept as they are, because they differ between ranks or have too few elements."""
 
     nbuffers: int
     nwhole: int
-    nbytes_held: int
+    nbytes_kept: int
     nbytes_whole: int
 
 
 def stashed() -> Stashed:
     """What is kept for backward by all modules with input_reshard. Parameters are not counted."""
     found = list(_live)
-    return Stashed(len(found), sum(one.part is None for one in found), sum(one.nbytes_held for one in found),
+    return Stashed(len(found), sum(one.part is None for one in found), sum(one.nbytes_kept for one in found),
                    sum(one.nbytes for one in found))
 
 
@@ -50,13 +50,13 @@ class _Slice:
         self.home, self.dtype, self.device, self.numel = home, flat.dtype, flat.device, flat.numel()
         self.nbytes = flat.numel() * flat.element_size()
         self.part: Optional[torch.Tensor] = None
-        self.nbytes_held = self.nbytes
+        self.nbytes_kept = self.nbytes
         if not whole:
             rank, nranks = home.transport.rank, home.transport.nranks
             length, longer = divmod(self.numel, nranks)  # as B(0): the first ones have one more
             first = rank * length + min(rank, longer)
             self.part = flat[first:first + length + (rank < longer)].clone()
-            self.nbytes_held = self.part.numel() * self.part.element_size()
+            self.nbytes_kept = self.part.numel() * self.part.element_size()
         _live.add(self)
 
     def gather(self) -> torch.Tensor:
