@@ -19,16 +19,17 @@ UNFINISHED = ("src/checkpoint/", "src/transfer/", "include/reshard_checkpoint.h"
 NAME_LENGTHS = range(7, 33)  # of static functions
 
 # Words of an older source tree, and what replaced them:
-#   haul: transfer; draft: manifest; deal: dedup, assign; lane: channel, queue; berth, board: ring buffer, shared header;
-#   roll call: liveness; nest, cell, shares: program, box group, split; spread, portion: operation, partition;
-#   said, heard, give, get: sent, received, send, receive; near: same host; room, door, house: module, header, tree;
-#   parcel: message; meeting, greet: gather, vote; seen: partial CRC; tally: stats; held: shard; carrier: backend;
-#   team, seat: thread group, thread rank; folder: directory; poke: progress.
-BANNED = re.compile(r"(haul|draft|deal|lane|berth|board|rollcall|cell|spread|said|heard|giver?|getter|near|whom|room|door"
-                    r"|house|portion|parcel|meeting|greet|seen|tally|carrier|team|seat|folder|poke)s?|nests|shares|held")
-PHRASES = re.compile(r"\b(?:(?:haul|draft|deal|lane|berth|board|roll ?call|nest|cell|spread|giver|getter|room|door|house"
-                     r"|portion|parcel|meeting|greet|carrier|team|seat|folder|poke)s?|dealt|said|heard|near|whom|seen"
-                     r"|tally|gives?|gave|held|(?<!there )(?:is|are|was|were) no|there is something)\b", re.I)
+#   haul: transfer; draft: manifest; deal: dedup, assign; lane: channel, queue; berth, board: ring buffer, shared
+#   header; roll call: liveness; nest, cell, shares: program, box group, split; spread, portion: operation,
+#   partition; said, heard, give, get: sent, received, send, receive; near: same host; room, door, house: module,
+#   header, tree; parcel: message; meeting, greet: gather, vote; seen: partial CRC; tally: stats; held: shard;
+#   carrier: backend; team, seat: thread group, thread rank; folder: directory; poke: progress.
+BANNED = re.compile(r"(haul|draft|deal|lane|berth|board|rollcall|cell|spread|said|heard|giver?|getter|near|whom|room"
+                    r"|door|house|portion|parcel|meeting|greet|seen|tally|carrier|team|seat|folder|poke)s?"
+                    r"|nests|shares|held")
+PHRASES = re.compile(r"\b(?:(?:haul|draft|deal|lane|berth|board|roll ?call|nest|cell|spread|giver|getter|room|door"
+                     r"|house|portion|parcel|meeting|greet|carrier|team|seat|folder|poke)s?|dealt|said|heard|near|whom"
+                     r"|seen|tally|gives?|gave|held|(?<!there )(?:is|are|was|were) no|there is something)\b", re.I)
 # What the words of PHRASES mean elsewhere. A finding is ignored if one of these patterns covers it.
 ALLOWED = re.compile(
     r"\"draft 2\"|(?:is|are) no longer|\blanes\b|\bcells?\b|nest(?= of loops)|near-linear", re.I)
@@ -98,7 +99,8 @@ def text_of(path):
 
 def check_words(findings):
     """Comments, strings and documents."""
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], stdout=subprocess.PIPE, check=True, text=True)
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], stdout=subprocess.PIPE, check=True,
+                            text=True)
     for name in sorted(set(listed.stdout.split("\n"))):
         path = pathlib.Path(name)
         text = text_of(path) if path.is_file() and path != pathlib.Path("tools/names.py") else None
