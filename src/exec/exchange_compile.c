@@ -1,14 +1,14 @@
-/* exchange_compile.c - what one rank sends and receives, compiled for its own arrays.
+/* exchange_compile.c - compiles what one rank sends and receives, for its own arrays.
  *
- * A message between two ranks is their pieces of one stage, packed one after the other, each row by row in the order
- * of its box. Both sides walk the plan in the same order, so nothing but bytes is sent.
+ * A message has all pieces that one rank sends to another in one stage, packed one after the other, each row by row.
+ * Both ranks walk the plan in the same order, so a message needs no header.
  */
 #include "exchange.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* One plan while it is compiled. */
+/* The plan that is being compiled. */
 struct rank_compiler {
     struct exchange *x;
     const rsd_plan *plan;
@@ -21,7 +21,7 @@ struct rank_compiler {
 
 /* ---- packed boxes ---- */
 
-/* Keeps the loops of a box in the list of the exchange. The list may still move, so the box has a number. */
+/* Appends the loops of a box to the list of the exchange. The list may be reallocated, so the box has an index. */
 static rsd_status fill_loops(struct exchange *x, struct array_box *box, int32_t ndim,
                              const int64_t *len, const int64_t *strides, size_t element_nbytes)
 {
@@ -71,7 +71,7 @@ void array_box_unpack(const struct exchange *x, const struct array_box *box, uin
 
 /* ---- pieces ---- */
 
-/* A piece before it is sorted into messages. */
+/* A piece before pieces are sorted into messages. */
 struct piece_box {
     struct array_box box;
     int32_t peer, stage;
@@ -134,7 +134,7 @@ static rsd_status append_piece(struct piece_list *pieces, const struct array_box
     return RSD_OK;
 }
 
-/* The walk returns the terms of one box one after the other. */
+/* Adds a term. The walk returns the terms of one box consecutively. */
 static rsd_status add_combined_term(struct rank_compiler *c, const rsd_piece *piece)
 {
     struct exchange *x = c->x;
@@ -246,7 +246,7 @@ static rsd_status compile_plan(struct exchange *x, int32_t number, const rsd_pla
     return run_arrays_add_dst(&x->arrays, plan->dst, c.first_dst, c.ndst, c.dst_strides);
 }
 
-/* Whether the first dim of all arrays of this rank is the fastest. */
+/* Returns whether the first dim of all arrays of this rank has the smallest stride. */
 static bool lie_by_columns(const rsd_layout *layout, int32_t rank, const int64_t *strides)
 {
     int64_t first, n;
@@ -360,7 +360,7 @@ void compile_drop(struct exchange *x)
 
 /* ---- copies from arrays of ranks on this host ---- */
 
-/* The strides of the array that has a piece, and its number, as its rank numbers its arrays. */
+/* Returns the strides of the array of another rank that contains a piece, and its number on that rank. */
 static const int64_t *host_strides(const struct rank_compiler *c, const struct host_rank *host,
                                    const rsd_piece *piece, int64_t *array)
 {
@@ -409,7 +409,7 @@ static rsd_status compile_host_plan(struct rank_compiler *c, size_t *next_term)
     return status;
 }
 
-/* Every rank lists its strides in the same order. */
+/* Advances to the next plan in the strides that a rank exported: every rank lists them plan by plan. */
 static void skip_host_plan(struct exchange *x, const rsd_plan *plan)
 {
     for (int32_t i = 0; i < x->host->n; i++) {

@@ -1,4 +1,4 @@
-/* run_arrays.c - the arrays of a run: their pointers, how far they reach, and that they do not overlap. */
+/* run_arrays.c - the arrays of a run: pointers, extents in bytes, and the check that they do not overlap. */
 #include "run_arrays.h"
 
 /* Returns false if strides are negative, or overflow. */
@@ -78,7 +78,7 @@ static uintptr_t address_of(const struct run_arrays *arrays, int64_t number)
                                  : (uintptr_t)arrays->dst[number - arrays->nsrc];
 }
 
-/* Most runs have the arrays of the run before: then this is one pass. */
+/* Most runs have the same arrays as the previous run. Then this is one pass. */
 static void sort_by_address(struct run_arrays *arrays)
 {
     int64_t *order = arrays->order;
@@ -91,11 +91,12 @@ static void sort_by_address(struct run_arrays *arrays)
     }
 }
 
-/* The first element of an array lies in a dense array before it, or where another one begins. Strided arrays that
- * interleave are allowed. */
+/* Returns EINVAL if a source and a destination overlap: one begins inside of the other, which is dense, or both begin at
+ * the same address. Strided arrays that interleave are allowed. */
 static rsd_status check_overlap(struct run_arrays *arrays)
 {
-    uintptr_t start[2] = {0}, dense_end[2] = {0}; /* of sources and destinations so far */
+    uintptr_t start[2] = {0},
+              dense_end[2] = {0}; /* of the last source and of the last destination */
     sort_by_address(arrays);
     for (int64_t i = 0; i < arrays->nsrc + arrays->ndst; i++) {
         int64_t number = arrays->order[i];
