@@ -1,11 +1,11 @@
 /* exchange.c - runs of an exec between ranks.
  *
- * A run starts with a vote whether all ranks are ready. Then it executes the stages of its plans one after the other. In
- * a stage, all channels and the reducer progress independently. For each chunk of a combined box, the reducer collects
- * all terms, combines them in the order of the plan and stores the result.
+ * A run starts with a vote whether all ranks are ready. Then it executes the stages of its plans one after the other.
+ * In a stage, all channels and the reducer progress independently. For each chunk of a combined box, the reducer
+ * collects all terms, combines them in the order of the plan and stores the result.
  *
- * A rank that waits progresses everything that can move. If nothing moves for the time-out, the run fails and names the
- * rank that is late.
+ * A rank that waits progresses everything that can move. If nothing moves for the time-out, the run fails and names
+ * the rank that is late.
  */
 #include "exchange.h"
 

@@ -50,8 +50,8 @@ struct position {
 /* The chunks of a message that may be in progress: one is packed while the other is sent. */
 enum { NBUFFERS = 2 };
 
-/* A ring of NBUFFERS chunks of one message, in the shared memory of the sender. The counters of chunks written and read
- * grow from run to run, so nothing is reset between runs. */
+/* A ring of NBUFFERS chunks of one message, in the shared memory of the sender. The counters of chunks written and
+ * read grow from run to run, so nothing is reset between runs. */
 struct ring {
     _Alignas(64) _Atomic uint64_t written;
     int32_t to, stage, reduce, direct;

@@ -185,8 +185,8 @@ static bool any_offer_failed(struct exchange *x, const struct data_offer *offers
     return false;
 }
 
-/* Collective. Exports data on every host, and creates channels. Sets *own_made if this rank has its channels, and *made
- * if all ranks have theirs. */
+/* Collective. Exports data on every host, and creates channels. Sets *own_made if this rank has its channels, and
+ * *made if all ranks have theirs. */
 static rsd_status share_data(struct peer *peer, rsd_status status, struct exchange *x,
                              int64_t nplans, const rsd_plan *const *plans, const rsd_arena *arena,
                              struct data_offer *offers, bool *made, bool *own_made)

@@ -91,12 +91,12 @@ static void sort_by_address(struct run_arrays *arrays)
     }
 }
 
-/* Returns EINVAL if a source and a destination overlap: one begins inside of the other, which is dense, or both begin at
- * the same address. Strided arrays that interleave are allowed. */
+/* Returns EINVAL if a source and a destination overlap: one begins inside of the other, which is dense, or both begin
+ * at the same address. Strided arrays that interleave are allowed. */
 static rsd_status check_overlap(struct run_arrays *arrays)
 {
     uintptr_t start[2] = {0},
-              dense_end[2] = {0}; /* of the last source and of the last destination */
+              dense_end[2] = {0}; /* of the sources [0] and destinations [1] so far */
     sort_by_address(arrays);
     for (int64_t i = 0; i < arrays->nsrc + arrays->ndst; i++) {
         int64_t number = arrays->order[i];

@@ -18,11 +18,11 @@ struct run_arrays {
     char **dst;
     struct array_span *src_spans, *dst_spans;
     size_t src_capacity, dst_capacity;
-    int64_t *order; /* by address: destinations come after sources in the numbers used here */
+    int64_t *order; /* all arrays by address; destination i has the number nsrc + i */
 };
 
-/* Add n arrays of a layout, from number `first` of the layout on. Strides are in bytes, array by array. ELIMIT: a stride
- * is negative, or an extent overflows. */
+/* Add n arrays of a layout, from number `first` of the layout on. Strides are in bytes, array by array. ELIMIT: a
+ * stride is negative, or an extent overflows. */
 rsd_status run_arrays_add_src(struct run_arrays *arrays, const rsd_layout *layout, int64_t first,
                               int64_t n, const int64_t *strides);
 rsd_status run_arrays_add_dst(struct run_arrays *arrays, const rsd_layout *layout, int64_t first,

@@ -1,9 +1,9 @@
 /* liveness.c - finds ranks that are late or dead.
  *
- * A rank that waits checks whether the processes of its host exist. When nothing has moved for half of the time-out, it
- * starts a liveness check: it sends the number of its current call to every other rank, and receives theirs. When the
- * time-out is over, a rank that has not sent its number is late. A rank that finds a process of its host dead reports
- * it to the ranks of other hosts in the same way.
+ * A rank that waits checks whether the processes of its host exist. When nothing has moved for half of the time-out,
+ * it starts a liveness check: it sends the number of its current call to every other rank, and receives theirs. When
+ * the time-out is over, a rank that has not sent its number is late. A rank that finds a process of its host dead
+ * reports it to the ranks of other hosts in the same way.
  */
 #include "peer_state.h"
 

@@ -1,15 +1,15 @@
-/* step.c - steps that all ranks take together, and end with one status.
+/* step.c - collective steps: all ranks work, and return the same status.
  *
  *     rank 0   work ...... finished | receives all  merges  sends the result |
  *     rank 1   work .. finished     | sends its payload             receives |
  *     rank 2   work ......... finished  sends its payload           receives |
  *
- * Rank 0 exchanges messages with every rank, the others with rank 0 only. The work runs in a thread of its own,
- * while the calling thread sends heartbeats: so a slow rank is distinguished from a dead one. A rank that fails or is
- * cancelled says so at once, and the others stop.
+ * Rank 0 exchanges messages with every rank, the others with rank 0 only. The work runs in a separate thread, while
+ * the calling thread sends heartbeats. So a slow rank is distinguished from a dead one. If a rank fails or is
+ * cancelled, the others stop at once.
  *
- * Invariant: the messages of a pair are a sequence that both sides know (heartbeats, the last one, its payload), so
- * a step that ended in an agreed status leaves nothing in the transport.
+ * Invariant: both sides of a pair know the sequence of its messages (heartbeats, the last heartbeat, its payload). So
+ * a step that ends with an agreed status leaves nothing in the transport.
  */
 #include "peer_state.h"
 
@@ -24,7 +24,7 @@ _Static_assert((int)TAG_STEP + (int)NTAGS <= (int)TAG_END, "a transport has 64 t
 
 enum { CHUNK_NBYTES = 1 << 24, MESSAGE_NCHARS = 1024 };
 static const double beat_seconds = 0.2, progress_seconds = 0.05;
-static const double farewell_seconds = 2; /* to tell the others that a rank is lost */
+static const double farewell_seconds = 2; /* time to notify the others that a rank is lost */
 
 enum beat_kind {
     BEAT_WORKING,  /* the rank is alive */
@@ -35,7 +35,7 @@ enum beat_kind {
 };
 
 struct heartbeat {
-    int64_t kind, status, stopped; /* stopped: it failed only because others did */
+    int64_t kind, status, stopped; /* stopped: the work failed only because it was told to stop */
     int64_t nbytes_done, nbytes_total;
     uint64_t npayload;
 };
@@ -47,26 +47,26 @@ struct chunked_payload {
     struct peer_request request;
 };
 
-/* The rank at the other end. */
+/* Another rank that this rank exchanges messages with. */
 struct member {
     int32_t rank;
     struct heartbeat in, out, latest; /* being received, being sent, and the last one received */
     struct peer_request in_request, out_request;
     struct chunked_payload in_payload, out_payload;
-    struct payload payload; /* that came with its last heartbeat */
+    struct payload payload; /* that followed its last heartbeat */
     double received_at, sent_at;
-    bool last_started; /* to send the last heartbeat */
-    bool complete;     /* all that it sends was received */
+    bool last_started; /* sending the last heartbeat has started */
+    bool complete;     /* everything that it sends was received */
 };
 
-/* This rank in a step. A transport may use its memory after a failure: so it is allocated. */
+/* The state of this rank in a step. It is allocated, since a transport may still use it after a failure. */
 struct step_run {
     struct peer peer; /* for its transport, tags and time-out */
     struct peer_step *step;
     pthread_t thread;
     bool threaded, joined, cancelled;
     _Atomic bool finished;
-    rsd_status returned, status; /* by the thread; of this rank, and at the end of all */
+    rsd_status returned, status; /* of the thread; of this rank, and at the end of all ranks */
     char message[MESSAGE_NCHARS], result_message[MESSAGE_NCHARS]; /* of the work; of all */
     bool closing;
     double progress_at;
@@ -96,7 +96,7 @@ static void start_work(struct step_run *run)
         return;
     }
     run->threaded = pthread_create(&run->thread, NULL, work_in_thread, run) == 0;
-    if (!run->threaded) /* then without heartbeats meanwhile */
+    if (!run->threaded) /* no thread could be started: the work runs without heartbeats */
         work_in_thread(run);
 }
 
@@ -110,7 +110,7 @@ static void join_work(struct step_run *run)
     run->status = run->returned;
 }
 
-/* Work that was done before it could be stopped counts as cancelled too. */
+/* Work that finished before it could be stopped counts as cancelled too. */
 static void note_cancelled(struct step_run *run)
 {
     if (!run->cancelled || !run->joined || run->status)
@@ -121,7 +121,7 @@ static void note_cancelled(struct step_run *run)
              (long long)atomic_load(&run->step->nbytes_total));
 }
 
-/* Whether it failed only because it was told to stop. */
+/* Returns whether the work failed only because it was told to stop. */
 static bool was_stopped(const struct step_run *run)
 {
     return run->status == RSD_ECANCELLED && !run->cancelled && run->closing;
@@ -145,7 +145,7 @@ static void report_step_progress(struct step_run *run, double now, bool finally)
     rsd_progress progress = {.struct_nbytes = sizeof progress};
     progress.nbytes_done = atomic_load(&step->nbytes_done);
     progress.nbytes_total = atomic_load(&step->nbytes_total);
-    if (run->peer.transport.rank > 0) { /* what rank 0 added up, which is older */
+    if (run->peer.transport.rank > 0) { /* the sums of rank 0, which are older */
         const struct heartbeat *all = &run->members[0].latest;
         progress.nbytes_done = max_i64(progress.nbytes_done, all->nbytes_done);
         progress.nbytes_total = max_i64(progress.nbytes_total, all->nbytes_total);
@@ -190,7 +190,7 @@ static bool is_member(const struct step_run *run)
     return run->peer.transport.rank > 0;
 }
 
-/* Starts a heartbeat. With the last one, the payload follows. */
+/* Starts to send a heartbeat. The payload follows the last one. */
 static rsd_status send_beat(struct step_run *run, struct member *member, int64_t kind, double now)
 {
     const struct peer_step *step = run->step;
@@ -211,9 +211,9 @@ static rsd_status send_beat(struct step_run *run, struct member *member, int64_t
     return RSD_OK;
 }
 
-/* Moves a payload on by at most one chunk. */
-static rsd_status push_payload(struct step_run *run, struct chunked_payload *payload, int32_t rank,
-                               bool sending, bool *moved)
+/* Sends or receives at most one chunk of a payload, without waiting. */
+static rsd_status progress_payload(struct step_run *run, struct chunked_payload *payload,
+                                   int32_t rank, bool sending, bool *moved)
 {
     bool up = sending == is_member(run), arrived = false;
     int32_t tag = up ? UP_PAYLOAD_TAG : DOWN_PAYLOAD_TAG;
@@ -243,7 +243,7 @@ static rsd_status push_outgoing(struct step_run *run, struct member *member, boo
     TRY(peer_test(&run->peer, &member->out_request, moved));
     if (member->out_request.active || !member->last_started)
         return RSD_OK;
-    return push_payload(run, &member->out_payload, member->rank, true, moved);
+    return progress_payload(run, &member->out_payload, member->rank, true, moved);
 }
 
 static rsd_status read_beat(struct member *member)
@@ -267,7 +267,7 @@ static rsd_status push_incoming(struct step_run *run, struct member *member, dou
 {
     bool arrived = false;
     if (member->latest.kind == BEAT_LAST) {
-        TRY(push_payload(run, &member->in_payload, member->rank, false, &arrived));
+        TRY(progress_payload(run, &member->in_payload, member->rank, false, &arrived));
         member->complete = member->in_payload.done == member->in_payload.nbytes;
     } else if (!member->in_request.active) {
         TRY(peer_recv(&run->peer, member->rank, is_member(run) ? DOWN_TAG : UP_TAG, &member->in,
@@ -348,13 +348,13 @@ static rsd_status run_as_member(struct step_run *run)
         }
         ended = lead->complete && ended == 0 ? now : ended;
         if (lead->complete && (!lead->last_started || now - ended > farewell_seconds))
-            break; /* rank 0 went on without this rank */
+            break; /* rank 0 continued without this rank */
         if (run->closing && run->joined && !lead->out_request.active && !lead->last_started)
             TRY(send_last_beat(run, lead, now));
         pause_loop(moved, &nidle);
     }
     rsd_status status = (rsd_status)lead->latest.status;
-    if (status) /* the payload is the error */
+    if (status) /* the payload is the error message */
         return fail(status, "%.*s", (int)lead->payload.n, lead->payload.bytes);
     run->step->result = lead->payload;
     lead->payload = (struct payload){0};
@@ -383,7 +383,7 @@ static bool count_members(struct step_run *run, int64_t *nfinished)
     return complete;
 }
 
-/* Until every rank has sent its last heartbeat. */
+/* Waits until every rank has sent its last heartbeat and its payload. */
 static rsd_status collect_members(struct step_run *run)
 {
     for (int nidle = 0;;) {
@@ -414,8 +414,8 @@ static bool same_failure(const struct step_run *run, const struct member *member
            memcmp(member->payload.bytes, run->message, member->payload.n) == 0;
 }
 
-/* The status of all: that of the first rank which failed by itself. EFORMAT is about a file, whichever rank read
- * it: the rank is not named. */
+/* Returns the status of the step: that of the first rank that failed by itself. EFORMAT is about a file, which any
+ * rank may have read, so the error does not name the rank. */
 static rsd_status find_failure(const struct step_run *run)
 {
     bool all_same = true;
@@ -450,7 +450,7 @@ static rsd_status merge_payloads(struct step_run *run)
     return status;
 }
 
-/* Sends all ranks the result. If a rank is lost, only to those that still receive, for a moment. */
+/* Sends the result to all ranks. If a rank is lost, waits only farewell_seconds for the others. */
 static rsd_status send_result(struct step_run *run, rsd_status status, bool lost)
 {
     struct chunked_payload payload = {.data = run->step->result.bytes,
@@ -520,7 +520,7 @@ static rsd_status open_run(const rsd_transport *transport, double timeout, struc
     return RSD_OK;
 }
 
-/* What the transport may still use is never freed: not even a payload, which the caller would drop. */
+/* Memory that the transport may still use is never freed, not even a payload, which the caller would drop. */
 static void close_run(struct step_run *run)
 {
     bool unused = true, payloads_unused = true;
@@ -559,7 +559,7 @@ rsd_status peer_step(const rsd_transport *transport, double timeout, struct peer
     start_work(run);
     rsd_status status = transport->rank == 0 ? run_as_lead(run) : run_as_member(run);
     atomic_store(&step->stop, true);
-    if (!run->joined) { /* a rank is lost, and the work is in vain */
+    if (!run->joined) { /* a rank is lost, so the work is useless */
         char message[MESSAGE_NCHARS];
         snprintf(message, sizeof message, "%s", rsd_error());
         join_work(run);
