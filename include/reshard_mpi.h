@@ -13,7 +13,7 @@
  * a collective call fails on one rank, it fails on all ranks with the same status, and the error names that rank.
  * After a time-out, or if a process terminates, ranks may return different statuses; see rsd_bind_transport.
  *
- * MPI must be initialized, with MPI_THREAD_FUNNELED or more. These functions, and functions that use such a transport,
+ * MPI must be initialized; MPI_THREAD_FUNNELED is enough. These functions, and functions that use such a transport,
  * must not be called by two threads at the same time.
  */
 #ifndef RESHARD_MPI_H

@@ -92,7 +92,7 @@ typedef struct rsd_exchange_options {
         max_nbytes; /* of buffers for messages, on this rank; 0: 256 MiB. The smallest of all ranks is used */
     double timeout;         /* seconds without progress after which a call fails; 0: 300 */
     const rsd_arena *arena; /* of this rank; NULL: none */
-    int64_t node; /* ranks with equal numbers share memory; 0: detected; -1: does not share memory */
+    int64_t node; /* ranks with equal numbers share memory; 0: detected; -1: shares none */
     const char *const *names; /* of the tensors, one per plan, for errors; NULL: none */
 } rsd_exchange_options;
 
