@@ -4,7 +4,7 @@
 comma := ,
 TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c tests/stash_cases.c tests/crew.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
-TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step together together_save \
+TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step transport together together_save \
     together_stops
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
          tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh \
