@@ -253,6 +253,6 @@ const struct stash_case stash_cases[] = {
     {"in many chunks, with the least max_nbytes", large_buffers, 1},
     {"many at a time, prefetched, got and dropped in any order, with reductions in between",
      in_any_order, 3},
-    {"what is held is counted", accounting, 1},
+    {"kept bytes are counted", accounting, 1},
 };
 const int nstash_cases = sizeof stash_cases / sizeof *stash_cases;

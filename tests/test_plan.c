@@ -3,7 +3,7 @@
 
 static void known_problems(void)
 {
-    CASE("known plans move the least");
+    CASE("known plans move the least bytes");
     static const struct {
         const char *problem;
         int64_t pieces, messages, moved, stages;
@@ -60,7 +60,7 @@ static void replicas(void)
     check_messages("f32[8,8] : 2x4:R,S0 -> 2x2 ranks=8-11:R,S0", 0, 7, 1);
     check_messages("f32[16,8] : 4:R -> 4x2 ranks=8-15:S0,S1", 0, 3, 2);
     check_messages("f32[8,8] : { : | : | : } -> 6 ranks=3-8:S0", 0, 2, 2);
-    CASE("replicas of a mesh serve their own group");
+    CASE("replicas of a mesh send to their own group");
     rsd_plan *plan;
     if (make("f32[8,8] : dp=2,tp=4:R,S0 -> dp=2,tp=4:R,S1", NULL, &plan)) {
         int64_t nbytes;
