@@ -18,7 +18,7 @@ def names_used(tree):
 
 
 def imported(tree):
-    """Yields (name, line) of the imports at the top of a file, except dotted modules, which may be imported for effect."""
+    """Yields (name, line) of imports at the top of a file. Dotted modules may be imported for effect, so not those."""
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)) and getattr(node, "module", "") != "__future__":
             for one in node.names:
