@@ -10,10 +10,10 @@ builds_on() {
     case $1 in
     layout | codec | store) echo base ;;
     plan | memory) echo layout ;;
-    peer) echo memory ;;
-    exec) echo plan memory peer ;;
+    peer | cuda) echo memory ;;
+    exec) echo plan memory cuda peer ;;
     format) echo layout codec store ;;
-    transfer) echo plan memory format ;;
+    transfer) echo plan memory cuda format ;;
     checkpoint) echo transfer peer ;;
     mpi) echo cli ;;
     esac
