@@ -105,7 +105,7 @@ class Package(unittest.TestCase):
                                       env={**env, "PYTHONPATH": folder, **variables})
                 return made.stderr.decode()
 
-            self.assertIn("say where it is in RESHARD_LIB", told())
+            self.assertIn("or set RESHARD_LIB", told())
             header = os.path.join(folder, "reshard/include/reshard.h")
             with open(header, encoding="ascii") as file:
                 text = file.read()
