@@ -15,7 +15,9 @@ import subprocess
 import sys
 
 # Findings in these places are printed, but do not fail. Remove a place when it is done.
-UNFINISHED = ("src/checkpoint/", "src/transfer/", "include/reshard_checkpoint.h", "python/", "tests/")
+UNFINISHED = ("src/checkpoint/", "src/transfer/", "include/reshard_checkpoint.h", "python/reshard/__init__.py",
+              "python/reshard/checkpoint.py", "python/reshard/local.py", "python/reshard/saving.py",
+              "python/reshard/torch/reader.py", "python/reshard/torch/writer.py")
 NAME_LENGTHS = range(7, 33)  # of static functions
 
 # Words of an older source tree, and what replaced them:
@@ -32,7 +34,7 @@ PHRASES = re.compile(r"\b(?:(?:haul|draft|deal|lane|berth|board|roll ?call|nest|
                      r"|seen|tally|gives?|gave|held|(?<!there )(?:is|are|was|were) no|there is something)\b", re.I)
 # What the words of PHRASES mean elsewhere. A finding is ignored if one of these patterns covers it.
 ALLOWED = re.compile(
-    r"\"draft 2\"|(?:is|are) no longer|\blanes\b|\bcells?\b|nest(?= of loops)|near-linear", re.I)
+    r"\"draft 2\"|folder\.[ch]|(?:is|are) no longer|\blanes\b|\bcells?\b|nest(?= of loops)|near-linear", re.I)
 
 C_CODE = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|^[ \t]*#(?:\\\n|[^\n])*', re.S | re.M)
 C_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.S)

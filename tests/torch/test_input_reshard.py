@@ -113,7 +113,7 @@ def trained():
 
 
 def replicated_only():
-    """A module whose activations are the same everywhere: exactly the n-th part of them is held."""
+    """A module whose activations are the same everywhere: each rank keeps exactly 1/n of them."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     n = mesh.size()
     for check in (True, False):
@@ -234,7 +234,7 @@ def views():
     module = rt.input_reshard(Lambda(lambda x: x.sin() + x.cos() + x.t().exp().t() + x.view(-1).sin().view(8, 6)),
                               mesh, 0)
     y = module(x.requires_grad_())
-    assert rt.stashed().nbuffers == 2, rt.stashed()  # x in four ways, and what exp gave
+    assert rt.stashed().nbuffers == 2, rt.stashed()  # x in four ways, and the result of exp
     del y
 
 
@@ -286,7 +286,7 @@ def forward_raises(install):
 
 
 def interrupted():
-    """What is no Exception, in forward and in the hooks around it, also in a module inside of another."""
+    """BaseExceptions in forward and in hooks, also in a nested module."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
     def stop(*_):
@@ -485,7 +485,7 @@ class InputReshard(unittest.TestCase):
         self.assertFalse(module._forward_hooks or module._forward_pre_hooks)
 
     def test_views(self):
-        """transposed, strided, expanded and overlapping tensors come back, and one of them is held once"""
+        """transposed, strided, expanded and overlapping tensors come back, and are kept once"""
         worlds.run(4, views)
 
     def test_what_stays(self):
