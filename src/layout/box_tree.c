@@ -66,6 +66,7 @@ static int64_t box_center(const struct given_boxes *given, int64_t box, int32_t 
     return given->lo[box * given->ndim + d] + given->len[box * given->ndim + d] / 2;
 }
 
+/* Chooses the dims of the curve, in which centers differ, and how many bits of each are used. */
 static struct curve choose_curve(const struct given_boxes *given)
 {
     struct curve curve = {0};
@@ -89,6 +90,7 @@ static struct curve choose_curve(const struct given_boxes *given)
     return curve;
 }
 
+/* Returns the position of a box along the curve. */
 static uint64_t curve_key(const struct given_boxes *given, const struct curve *curve, int64_t box)
 {
     if (curve->ndims == 1)
@@ -121,6 +123,7 @@ static void widen_bounds(int32_t ndim, int64_t *bounds, const int64_t *lo, const
     }
 }
 
+/* Sets the bounds of a node and of all nodes below it. The node has the boxes [first, end) of the order. */
 static void set_bounds(const struct box_tree *tree, int64_t node, int64_t first, int64_t end)
 {
     int32_t ndim = tree->ndim;
@@ -143,6 +146,7 @@ static void set_bounds(const struct box_tree *tree, int64_t node, int64_t first,
         widen_bounds(ndim, bounds, bounds_of_box(tree, i), bounds_of_box(tree, i) + ndim);
 }
 
+/* Sorts the boxes along the curve and sets all bounds. `spare` is memory for the sort. */
 static void fill_tree(struct box_tree *tree, const struct given_boxes *given,
                       struct keyed_box *keys, struct keyed_box *spare)
 {
