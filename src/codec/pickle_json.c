@@ -130,6 +130,7 @@ static void add_json_float(struct text *out, double value)
 
 static bool add_json_value(struct plain_writer *w, pickle_node c, int depth);
 
+/* Adds the key of a dict as JSON text. Returns false if it is not a string, number, boolean or None. */
 static bool add_json_key(struct plain_writer *w, pickle_node key)
 {
     struct slice text = pickle_text(w->tree, key);
@@ -287,6 +288,7 @@ static bool add_pickle_number(struct plain_writer *w, pickle_node c)
     return true;
 }
 
+/* Adds a list or tuple. */
 static bool add_pickle_items(struct plain_writer *w, pickle_node c, int depth)
 {
     bool tuple = pickle_kind(w->tree, c) == NODE_TUPLE;

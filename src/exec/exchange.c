@@ -32,6 +32,7 @@ static rsd_status collect_terms(struct exchange *x, const struct combined_box *b
     return RSD_OK;
 }
 
+/* Combines the terms of a chunk in the order of the plan, and writes the result to its destination array. */
 static void combine_terms(struct exchange *x, const struct combined_box *box, size_t nbytes)
 {
     struct reducer *r = &x->reducer;
@@ -48,6 +49,7 @@ static void combine_terms(struct exchange *x, const struct combined_box *box, si
     array_box_unpack(x, &box->to, r->at, nbytes, r->result);
 }
 
+/* Combines the next chunk, if all of its terms have arrived. */
 static rsd_status progress_reducer(struct exchange *x, bool *moved)
 {
     struct reducer *r = &x->reducer;
@@ -88,6 +90,7 @@ static void copy_own_boxes(struct exchange *x, int32_t stage)
     }
 }
 
+/* Progresses all channels of the current stage, and the reducer. *done is set if the stage is complete. */
 static rsd_status progress_stage(struct exchange *x, bool *moved, bool *done)
 {
     *done = true;

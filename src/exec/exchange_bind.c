@@ -38,6 +38,7 @@ static void find_direct(struct exchange *x, struct channel *channel)
     }
 }
 
+/* Adds a channel for a message that is not empty, through shared memory if its peer exports any. */
 static rsd_status add_channel(struct exchange *x, const struct message *message, bool sending)
 {
     if (message->nbytes == 0)
@@ -69,6 +70,7 @@ static size_t nbuffers_of(const struct channel *channel)
     return !channel->host ? NBUFFERS : reduces ? 1 : 0;
 }
 
+/* Allocates the buffers of all channels in one block. */
 static rsd_status add_buffers(struct exchange *x)
 {
     size_t nbytes = 0;
@@ -85,6 +87,7 @@ static rsd_status add_buffers(struct exchange *x)
     return RSD_OK;
 }
 
+/* Connects terms to their channels, and allocates the buffers of the reducer. */
 static rsd_status add_reducer(struct exchange *x)
 {
     size_t most = 0, chunk = x->ncombined ? (size_t)reduce_chunk_nbytes(x) : 0;
@@ -109,6 +112,7 @@ static rsd_status add_reducer(struct exchange *x)
     return RSD_OK;
 }
 
+/* Creates all channels, or creates them again without shared memory. */
 static rsd_status make_channels(struct exchange *x)
 {
     int64_t nbytes = 0;
@@ -295,6 +299,7 @@ static rsd_status find_different_plan(struct peer *peer, const rsd_plan *const *
     return RSD_OK;
 }
 
+/* Collective if plans differ. Returns EMISMATCH if the plans of the ranks differ. */
 static rsd_status compare_facts(struct peer *peer, const rsd_plan *const *plans,
                                 const struct bind_facts *all)
 {
@@ -316,6 +321,7 @@ static rsd_status compare_facts(struct peer *peer, const rsd_plan *const *plans,
 
 /* ---- the exec ---- */
 
+/* Sets the text by which errors name each plan. */
 static rsd_status label_plans(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
                               const char *const *names)
 {
@@ -339,6 +345,7 @@ static rsd_status label_plans(struct exchange *x, int64_t nplans, const rsd_plan
     return RSD_OK;
 }
 
+/* Creates an exec without channels: compiles what this rank sends and receives. */
 static rsd_status compile_exchange(struct peer *peer, int64_t nplans, const rsd_plan *const *plans,
                                    const rsd_bind_options *bind,
                                    const rsd_exchange_options *options, bool by_columns,

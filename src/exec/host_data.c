@@ -41,6 +41,7 @@ static uint64_t lay_out_header(const struct exchange *x, struct host_header *hea
     return align_up(header->rings + header->nrings * sizeof(struct ring));
 }
 
+/* Writes the header, the strides and the rings of this rank into its segment. */
 static void fill_segment(struct exchange *x, const struct host_header *header, uint64_t buffers)
 {
     char *data = shared_segment_data(&x->host->segment);
@@ -118,6 +119,7 @@ static bool fits_segment(const struct shared_segment *segment, uint64_t offset, 
     return offset % 64 == 0 && offset <= capacity && count <= (capacity - offset) / element_nbytes;
 }
 
+/* Reads the header of another rank, and checks that everything lies in its segment. */
 static rsd_status read_host_header(struct host_rank *host, const int64_t **strides)
 {
     char *data = shared_segment_data(&host->segment);
@@ -211,6 +213,7 @@ char *ring_buffer(const struct shared_segment *segment, const struct ring *ring,
     return fits_segment(segment, at, nbytes, 1) ? shared_segment_data(segment) + at : NULL;
 }
 
+/* Returns the offset of an array in the arena, or -1 if it is not in it. */
 static int64_t arena_offset(const struct shared_segment *arena, const char *array)
 {
     if (!arena || !array)

@@ -16,6 +16,7 @@
 
 /* ---- lists ---- */
 
+/* Adds a copy with its loops to the program. */
 static rsd_status append_copy(struct program *program, struct copy_op op, const struct loops *loops)
 {
     TRY(GROW(program->copies, program->copies_capacity, program->ncopies + 1));
@@ -142,6 +143,7 @@ static size_t count_repeats(const struct span_overlap *list, size_t n)
     return count;
 }
 
+/* Groups the overlaps along one dim into progressions. */
 static rsd_status find_progressions(struct span_overlap *list, size_t n, struct family *family)
 {
     family->n = 0;
@@ -165,6 +167,7 @@ static rsd_status find_progressions(struct span_overlap *list, size_t n, struct 
     return RSD_OK;
 }
 
+/* Adds the copy for one progression per dim. */
 static rsd_status add_combination(const struct plan_compiler *c, const struct receiver *receiver,
                                   const struct family *families, const size_t *at)
 {
@@ -192,6 +195,7 @@ static rsd_status add_combination(const struct plan_compiler *c, const struct re
     return append_long_copy(c->program, op, &loops);
 }
 
+/* Adds the copies of one destination array: all combinations of the progressions of its dims. */
 static rsd_status add_array_families(const struct plan_compiler *c, int64_t array,
                                      struct overlap *overlap, struct family *families)
 {
@@ -291,6 +295,7 @@ static rsd_status start_sum(const struct plan_compiler *c, const rsd_piece *piec
     return RSD_OK;
 }
 
+/* Adds a term to the last sum. */
 static rsd_status append_term(const struct plan_compiler *c, const rsd_piece *piece)
 {
     struct program *program = c->program;
@@ -357,6 +362,7 @@ static void merge_sum(struct program *program)
     put_longest_inside(program, sum);
 }
 
+/* Compiles a plan piece by piece. */
 static rsd_status compile_pieces(const struct plan_compiler *c)
 {
     rsd_cursor *cursor;

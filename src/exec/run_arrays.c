@@ -1,7 +1,8 @@
 /* run_arrays.c - the arrays of a run: pointers, extents in bytes, and the check that they do not overlap. */
 #include "run_arrays.h"
 
-/* Returns false if strides are negative, or overflow. */
+/* Computes the bytes from the first to the last element of an array. Returns false if strides are negative or
+ * overflow. */
 static bool measure_span(const rsd_layout *layout, int64_t array, const int64_t *strides,
                          struct array_span *span)
 {
@@ -21,6 +22,7 @@ static bool measure_span(const rsd_layout *layout, int64_t array, const int64_t 
     return true;
 }
 
+/* Adds the spans of n arrays of a layout to a list. */
 static rsd_status add_spans(struct array_span **spans, size_t *capacity, int64_t *count,
                             const rsd_layout *layout, int64_t first, int64_t n,
                             const int64_t *strides)

@@ -167,6 +167,7 @@ static struct stash_plan *reuse_plan(rsd_stash *stash)
     return oldest;
 }
 
+/* Creates the plan that gathers a buffer of nbytes from the slices of all ranks. */
 static rsd_status make_gather(const rsd_stash *stash, size_t nbytes, rsd_plan **plan)
 {
     int nranks = peer_nranks(stash->peer);
@@ -216,6 +217,7 @@ static void finish_get(rsd_stash *stash)
             (int64_t)(entry->nbytes - slice_nbytes(stash, entry->nbytes, &start));
 }
 
+/* Collective. Starts a get, after an earlier one is complete. */
 static rsd_status start_get(rsd_stash *stash, struct stash_entry *entry, void *out)
 {
     struct peer_call call = get_call(entry->id, entry->nbytes, true);
@@ -284,6 +286,7 @@ rsd_status rsd_stash_get(rsd_stash *stash, int64_t id, void *out)
 
 /* ---- puts ---- */
 
+/* Creates an entry with a copy of this rank's slice. It is not in the list yet. */
 static rsd_status make_entry(rsd_stash *stash, const void *data, size_t nbytes,
                              struct stash_entry **entry)
 {

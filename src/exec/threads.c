@@ -61,6 +61,7 @@ static rsd_status add_part_units(struct threads_exec *x, struct work_unit unit, 
     return RSD_OK;
 }
 
+/* Adds the units of the copies of a stage: several small copies each, or some rows of a large one. */
 static rsd_status add_copy_units(struct threads_exec *x, int32_t stage, int64_t unit_nbytes)
 {
     struct work_unit open = {.stage = stage};
@@ -133,6 +134,7 @@ static void run_copy(struct threads_exec *x, const struct copy_op *op, int64_t f
                x->arrays.dst[op->dst] + op->dst_offset, first_row, nrows ? nrows : op->block.nrows);
 }
 
+/* Computes one row of a sum: combines a batch of elements of all terms. */
 static void run_sum_row(struct threads_exec *x, const struct sum_op *sum, int64_t row)
 {
     const struct program *program = &x->program;
@@ -240,6 +242,7 @@ static const struct backend threads_backend = {threads_start, threads_wait, thre
 
 /* ---- binding ---- */
 
+/* Marks the arrays that a run reads or writes. */
 static void mark_arrays(struct threads_exec *x)
 {
     struct array_span *src = x->arrays.src_spans, *dst = x->arrays.dst_spans;

@@ -68,6 +68,8 @@ static rsd_status find_element_sizes(const struct pickle_tree *tree, pickle_node
     return RSD_OK;
 }
 
+/* Finds the storages of a file of torch before 1.6: they follow the pickles, each with its number of elements in
+ * front. */
 static rsd_status place_storages(struct torch_file *file, pickle_node keys, uint64_t nbytes,
                                  const struct string_map *sizes)
 {

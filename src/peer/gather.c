@@ -124,6 +124,7 @@ static rsd_status start_ballot_round(struct peer *peer)
     return start_round(peer, &peer->out, &peer->in, sizeof peer->in);
 }
 
+/* Progresses the rounds of a vote, without waiting. *done is set after the last round. */
 static rsd_status poll_rounds(struct peer *peer, bool *moved, bool *done)
 {
     bool over = false;
@@ -207,6 +208,7 @@ rsd_status peer_vote(struct peer *peer, rsd_status status, const struct peer_cal
 
 /* ---- gathers ---- */
 
+/* Gathers through shared memory, in pieces of HOST_PIECE_NBYTES. Each piece is a vote of its own. */
 static rsd_status gather_on_host(struct peer *peer, rsd_status status, const struct peer_call *call,
                                  const char *own, size_t nbytes, char *all)
 {
@@ -222,6 +224,7 @@ static rsd_status gather_on_host(struct peer *peer, rsd_status status, const str
     return RSD_OK;
 }
 
+/* Waits until the messages of the current round are complete. */
 static rsd_status finish_round(struct peer *peer)
 {
     for (bool done = false; !done;) {
@@ -247,6 +250,7 @@ static rsd_status gather_blocks(struct peer *peer, char *blocks, size_t n)
     return RSD_OK;
 }
 
+/* Gathers in rounds, at most `most` bytes of each rank at a time. `blocks` is memory for these. */
 static rsd_status gather_by_messages(struct peer *peer, const char *own, size_t nbytes, char *all,
                                      char *blocks, size_t most)
 {
@@ -262,6 +266,7 @@ static rsd_status gather_by_messages(struct peer *peer, const char *own, size_t 
     return RSD_OK;
 }
 
+/* Votes, and then gathers by messages. */
 static rsd_status vote_and_gather(struct peer *peer, rsd_status status,
                                   const struct peer_call *call, const void *own, size_t nbytes,
                                   void *all)

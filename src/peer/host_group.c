@@ -48,6 +48,7 @@ static bool any_share_host(const int64_t *host_of, int32_t nranks)
     return false;
 }
 
+/* Creates the group of the ranks of this host, without its segment. */
 static rsd_status new_group(const struct peer *peer, const int64_t *host_of,
                             struct host_group **group)
 {
@@ -126,6 +127,7 @@ static bool any_failed(struct peer *peer, const struct host_group *group,
     return false;
 }
 
+/* Collective. Creates and opens the segment. If a rank of this host fails, the peer stays without shared memory. */
 static rsd_status share_segment(struct peer *peer, rsd_status status, struct host_group *group,
                                 struct host_offer *offers)
 {

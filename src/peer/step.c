@@ -87,6 +87,7 @@ static void *work_in_thread(void *context)
     return NULL;
 }
 
+/* Starts the work in a thread, or takes its status if it is done already. */
 static void start_work(struct step_run *run)
 {
     if (!run->step->work) {
@@ -127,6 +128,7 @@ static bool was_stopped(const struct step_run *run)
     return run->status == RSD_ECANCELLED && !run->cancelled && run->closing;
 }
 
+/* Returns the kind of the next heartbeat of this rank. */
 static int64_t own_kind(const struct step_run *run)
 {
     if (!run->joined)
@@ -134,6 +136,8 @@ static int64_t own_kind(const struct step_run *run)
     return run->status && !was_stopped(run) ? BEAT_FAILED : BEAT_FINISHED;
 }
 
+/* Calls on_progress with the sums of all ranks, at most every progress_seconds unless `finally`. Cancels the step
+ * if it returns non-zero. */
 static void report_step_progress(struct step_run *run, double now, bool finally)
 {
     struct peer_step *step = run->step;
@@ -162,12 +166,15 @@ static void report_step_progress(struct step_run *run, double now, bool finally)
     }
 }
 
+/* Makes the next heartbeat to every member due at once. */
 static void send_beats_now(struct step_run *run)
 {
     for (int32_t i = 0; i < run->nmembers; i++)
         run->members[i].sent_at = 0;
 }
 
+/* Joins the thread when the work is finished, and reports progress. If the state of this rank changed, the next
+ * heartbeat is sent at once. */
 static void check_work(struct step_run *run, double now)
 {
     if (!run->joined && atomic_load(&run->finished)) {
@@ -185,6 +192,7 @@ static void check_work(struct step_run *run, double now)
 
 /* ---- messages with one member ---- */
 
+/* Returns whether this rank is not rank 0. */
 static bool is_member(const struct step_run *run)
 {
     return run->peer.transport.rank > 0;
@@ -238,7 +246,8 @@ static bool is_sending(const struct member *member)
     return member->out_request.active || unsent;
 }
 
-static rsd_status push_outgoing(struct step_run *run, struct member *member, bool *moved)
+/* Completes the heartbeat that is being sent. After the last one, sends the payload. */
+static rsd_status progress_outgoing(struct step_run *run, struct member *member, bool *moved)
 {
     TRY(peer_test(&run->peer, &member->out_request, moved));
     if (member->out_request.active || !member->last_started)
@@ -246,6 +255,7 @@ static rsd_status push_outgoing(struct step_run *run, struct member *member, boo
     return progress_payload(run, &member->out_payload, member->rank, true, moved);
 }
 
+/* Checks a heartbeat that arrived. After the last one, prepares to receive the payload. */
 static rsd_status read_beat(struct member *member)
 {
     member->latest = member->in;
@@ -262,8 +272,9 @@ static rsd_status read_beat(struct member *member)
     return RSD_OK;
 }
 
-static rsd_status push_incoming(struct step_run *run, struct member *member, double now,
-                                bool *moved)
+/* Receives heartbeats and the payload of a member, without waiting. */
+static rsd_status progress_incoming(struct step_run *run, struct member *member, double now,
+                                    bool *moved)
 {
     bool arrived = false;
     if (member->latest.kind == BEAT_LAST) {
@@ -284,7 +295,8 @@ static rsd_status push_incoming(struct step_run *run, struct member *member, dou
     return RSD_OK;
 }
 
-static rsd_status name_failure(rsd_status status, const struct member *member)
+/* Turns a failure of the transport into EPEER, which names the member. */
+static rsd_status fail_transport_in(rsd_status status, const struct member *member)
 {
     return status ? fail_in(RSD_EPEER,
                             "transport failed with %s at rank %d: ", rsd_status_name(status),
@@ -292,16 +304,17 @@ static rsd_status name_failure(rsd_status status, const struct member *member)
                   : RSD_OK;
 }
 
+/* Sends and receives what is due between this rank and a member. ETIMEOUT: no heartbeat arrived in time. */
 static rsd_status serve_member(struct step_run *run, struct member *member, int64_t kind,
                                double now, bool *moved)
 {
-    rsd_status status = member->complete ? RSD_OK : push_incoming(run, member, now, moved);
+    rsd_status status = member->complete ? RSD_OK : progress_incoming(run, member, now, moved);
     bool busy = member->out_request.active || member->last_started;
     if (!status && !busy && now - member->sent_at >= beat_seconds)
         status = send_beat(run, member, kind, now);
     if (!status)
-        status = push_outgoing(run, member, moved);
-    TRY(name_failure(status, member));
+        status = progress_outgoing(run, member, moved);
+    TRY(fail_transport_in(status, member));
     if (now - member->received_at <= run->peer.timeout || member->complete)
         return RSD_OK;
     return fail(RSD_ETIMEOUT, "timed out: no heartbeat from rank %d for %g s", (int)member->rank,
@@ -330,9 +343,10 @@ static rsd_status send_last_beat(struct step_run *run, struct member *lead, doub
     else if (!was_stopped(run))
         lead->out_payload =
             (struct chunked_payload){.data = run->message, .nbytes = strlen(run->message)};
-    return name_failure(send_beat(run, lead, BEAT_LAST, now), lead);
+    return fail_transport_in(send_beat(run, lead, BEAT_LAST, now), lead);
 }
 
+/* Runs the step on a rank other than 0, until rank 0 has sent the result. */
 static rsd_status run_as_member(struct step_run *run)
 {
     struct member *lead = &run->members[0];
@@ -436,6 +450,7 @@ static rsd_status find_failure(const struct step_run *run)
     return RSD_OK;
 }
 
+/* Merges the payloads of all ranks into the result, on rank 0. */
 static rsd_status merge_payloads(struct step_run *run)
 {
     struct peer_step *step = run->step;
@@ -473,9 +488,9 @@ static rsd_status send_result(struct step_run *run, rsd_status status, bool lost
             if (!member->out_request.active && !member->last_started)
                 pushed = send_beat(run, member, BEAT_LAST, now);
             if (!pushed)
-                pushed = push_outgoing(run, member, &moved);
+                pushed = progress_outgoing(run, member, &moved);
             if (pushed && !lost)
-                return name_failure(pushed, member);
+                return fail_transport_in(pushed, member);
             left += !pushed && (!member->last_started || is_sending(member));
         }
         if (left > 0 && now - began > limit)
@@ -485,6 +500,7 @@ static rsd_status send_result(struct step_run *run, rsd_status status, bool lost
     return status ? fail(status, "%s", run->result_message) : RSD_OK;
 }
 
+/* Runs the step on rank 0: collects all ranks, merges, and sends the result. */
 static rsd_status run_as_lead(struct step_run *run)
 {
     rsd_status status = collect_members(run);
@@ -500,6 +516,7 @@ static rsd_status run_as_lead(struct step_run *run)
 
 /* ---- all ranks ---- */
 
+/* Creates the state of a step. Rank 0 has all others as members, the others rank 0. */
 static rsd_status open_run(const rsd_transport *transport, double timeout, struct peer_step *step,
                            struct step_run **run)
 {

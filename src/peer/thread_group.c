@@ -179,6 +179,7 @@ static bool take_messages(struct thread_rank *own, struct thread_message *receiv
     return done;
 }
 
+/* The test of the transport. */
 static rsd_status thread_test(void *context, void *request, int32_t *done)
 {
     struct thread_rank *own = context;
@@ -194,6 +195,7 @@ static rsd_status thread_test(void *context, void *request, int32_t *done)
     return RSD_OK;
 }
 
+/* The cancel of the transport. Waits while another thread copies the message. */
 static int32_t thread_cancel(void *context, void *request)
 {
     struct thread_rank *own = context;
