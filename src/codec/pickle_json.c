@@ -283,7 +283,7 @@ static bool add_pickle_number(struct plain_writer *w, pickle_node c)
     if (text.nbytes > 255)
         return false;
     pickle_write_op(w->pickle, "\x8a");
-    pickle_write_number(w->pickle, text.nbytes, 1);
+    bytes_put_number(w->pickle, text.nbytes, 1);
     bytes_put(w->pickle, text.bytes, text.nbytes);
     return true;
 }

@@ -57,7 +57,7 @@ struct metadata_pickler {
 static uint32_t memoize_entry(struct metadata_pickler *p)
 {
     pickle_write_op(p->out, p->memo < 256 ? "q" : "r");
-    pickle_write_number(p->out, p->memo, p->memo < 256 ? 1 : 4);
+    bytes_put_number(p->out, p->memo, p->memo < 256 ? 1 : 4);
     return ++p->memo;
 }
 
@@ -66,7 +66,7 @@ static bool recall_entry(struct metadata_pickler *p, uint32_t entry)
     if (entry == 0)
         return false;
     pickle_write_op(p->out, entry - 1 < 256 ? "h" : "j");
-    pickle_write_number(p->out, entry - 1, entry - 1 < 256 ? 1 : 4);
+    bytes_put_number(p->out, entry - 1, entry - 1 < 256 ? 1 : 4);
     return true;
 }
 

@@ -189,7 +189,7 @@ static rsd_status make_header(struct manifest *manifest, struct manifest_file *f
     if (!status && text.length > MAX_HEADER_NBYTES)
         status = fail(RSD_ELIMIT, "%s: header of %zu bytes exceeds the limit of %d bytes",
                       file->name, text.length, (int)MAX_HEADER_NBYTES);
-    pickle_write_number(&file->header, text.length, 8);
+    bytes_put_number(&file->header, text.length, 8);
     bytes_put(&file->header, text.chars, text.length);
     if (!status && (text.failed || file->header.failed))
         status = fail(RSD_ENOMEM, "no memory for a header");
