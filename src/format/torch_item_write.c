@@ -50,6 +50,7 @@ static void put_pickle_tuple(struct bytes *out, int32_t n, const int64_t *values
         memoize_item(out, memo);
 }
 
+/* Adds the pickle that torch.save writes for a dense tensor, or one with the given strides. */
 static void put_pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim,
                               const int64_t *shape, const int64_t *strides)
 {
@@ -142,6 +143,7 @@ static void fold_id(struct archive_writer *archive, uint64_t value)
     archive->id = id ^ (value + 0x9e3779b9u + (id << 6) + (id >> 2));
 }
 
+/* Adds the header of a record, padded so that its bytes begin at a multiple of ALIGNMENT. */
 static void put_record_header(struct archive_writer *archive, const char *name, uint64_t nbytes)
 {
     struct bytes *out = archive->out;
@@ -166,6 +168,7 @@ static void put_record_header(struct archive_writer *archive, const char *name, 
         bytes_put_text(out, "Z");
 }
 
+/* Adds the CRC-32 and the size behind the last record. */
 static void put_descriptor(struct archive_writer *archive, uint32_t crc)
 {
     struct archive_entry *entry = &archive->entries[archive->n - 1];
@@ -196,6 +199,7 @@ static void put_record(struct archive_writer *archive, const char *name, const v
     put_descriptor(archive, crc32_of(data, n));
 }
 
+/* Adds the directory of an archive and its end records. */
 static void put_archive_directory(struct archive_writer *archive)
 {
     struct bytes *out = archive->out;

@@ -250,6 +250,7 @@ static rsd_status wait_for_ranks(MPI_Comm comm, double timeout)
     return done ? RSD_OK : fail_late(rank, timeout);
 }
 
+/* Creates the duplicate, within the time-out. Fails at once if an earlier call timed out. */
 static rsd_status duplicate_comm(MPI_Comm comm, double timeout, MPI_Comm *out)
 {
     static MPI_Comm duplicate; /* after a time-out MPI may still write to it */
@@ -283,6 +284,7 @@ static rsd_status make_duplicate(MPI_Comm comm, double timeout, MPI_Comm *out)
     return status;
 }
 
+/* Creates the keys of the attributes, once per process. */
 static rsd_status make_keys(void)
 {
     if (duplicate_key != MPI_KEYVAL_INVALID)
@@ -298,6 +300,7 @@ static rsd_status make_keys(void)
     return RSD_OK;
 }
 
+/* Returns the duplicate of a communicator, and creates it in the first call. */
 static rsd_status find_duplicate(MPI_Comm comm, double timeout, MPI_Comm *out)
 {
     int found = 0, inter = 0;
