@@ -1,16 +1,16 @@
-/* channel.c - one message under way from one rank to another.
+/* channel.c - sends or receives one message, in one of three ways:
  *
- *     messages                pack -> buffer -> send ... recv -> buffer -> unpack
- *     a rank of the host      pack -> ring buffer in shared memory -> unpack
- *     its arena               copied from its array to ours: the sender only waits
+ *     over the transport        pack -> buffer -> send ... recv -> buffer -> unpack
+ *     through shared memory     pack -> ring buffer -> unpack
+ *     from the sender's arena   the receiver copies from the sender's array to its own
  *
- * Two buffers take turns. A channel never waits: a push does what can be done now.
+ * Two buffers are used in turn. No function here waits.
  */
 #include "exchange.h"
 
 #include <stdatomic.h>
 
-/* A chunk in shared memory should still be in the cache when it is unpacked, and so should one of a reduction. */
+/* Small enough that a chunk is still in the cache when it is unpacked or combined. */
 enum { SHARED_CHUNK_NBYTES = 512 << 10, REDUCE_CHUNK_NBYTES = 256 << 10 };
 
 static uint64_t lesser_of(uint64_t a, uint64_t b)
@@ -23,7 +23,7 @@ uint64_t reduce_chunk_nbytes(const struct exchange *x)
     return lesser_of(x->chunk, REDUCE_CHUNK_NBYTES);
 }
 
-/* Both ends come to the same: the bytes of a message are the same there. */
+/* Sender and receiver compute the same value, since it depends on the message only. */
 uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *message, bool shared)
 {
     uint64_t most = message->reduce ? reduce_chunk_nbytes(x)
@@ -34,7 +34,7 @@ uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *me
 
 /* ---- positions ---- */
 
-/* As much as fits, and of a reduction no more than one box. */
+/* Returns the bytes of the next chunk: as many as fit, and for a reduction at most the rest of one box. */
 static size_t next_chunk(const struct exchange *x, const struct channel *channel,
                          const struct position *position)
 {
@@ -52,7 +52,7 @@ static void move_position(const struct exchange *x, struct position *position, s
         position->at -= x->boxes[position->box++].packed.nbytes;
 }
 
-/* Packs the next n bytes, or unpacks them. */
+/* Packs or unpacks the next n bytes, and advances channel->here. */
 static void copy_chunk(const struct exchange *x, struct channel *channel, char *packed, size_t n)
 {
     struct position *here = &channel->here;
@@ -76,7 +76,7 @@ void channel_rewind(const struct exchange *x, struct channel *channel)
 {
     const struct message *message = channel->message;
     channel->here = (struct position){.box = message->first_box, .left = message->nbytes};
-    move_position(x, &channel->here, 0); /* past boxes without bytes */
+    move_position(x, &channel->here, 0); /* skips boxes without bytes */
     channel->posted = channel->here;
     channel->before += channel->end;
     channel->first = channel->end = 0;
@@ -97,7 +97,7 @@ static int32_t message_tag(const struct message *message)
     return message->reduce ? TAG_REDUCE : TAG_DATA + message->stage;
 }
 
-static rsd_status push_sends(struct exchange *x, struct channel *channel, bool *moved)
+static rsd_status progress_send(struct exchange *x, struct channel *channel, bool *moved)
 {
     if (channel->first < channel->end) {
         struct chunk_buffer *oldest = &channel->buffers[channel->first % NBUFFERS];
@@ -130,7 +130,7 @@ static rsd_status post_receives(struct exchange *x, struct channel *channel, boo
     return RSD_OK;
 }
 
-/* The buffer of the first chunk, or NULL if it has not arrived. */
+/* Returns the buffer of the first chunk in progress, or NULL if it has not arrived. */
 static rsd_status first_arrived(struct exchange *x, struct channel *channel,
                                 struct chunk_buffer **buffer)
 {
@@ -145,11 +145,11 @@ static rsd_status first_arrived(struct exchange *x, struct channel *channel,
     return RSD_OK;
 }
 
-static rsd_status push_receives(struct exchange *x, struct channel *channel, bool *moved)
+static rsd_status progress_receive(struct exchange *x, struct channel *channel, bool *moved)
 {
     struct chunk_buffer *buffer;
     TRY(post_receives(x, channel, moved));
-    if (channel->message->reduce) /* the reducer takes them */
+    if (channel->message->reduce) /* the reducer reads them with channel_peek */
         return RSD_OK;
     TRY(first_arrived(x, channel, &buffer));
     if (!buffer)
@@ -197,7 +197,7 @@ static void write_ring(struct exchange *x, struct channel *channel, bool *moved)
     *moved = true;
 }
 
-/* Whether a chunk can be read; the first time, also whether it has to be copied from the arena. */
+/* Returns whether a chunk can be read. The first time, also reads whether the sender's arrays are in its arena. */
 static bool has_chunk(struct channel *channel)
 {
     uint64_t nwritten = load_counter(channel, &channel->ring->written);
@@ -255,10 +255,11 @@ static rsd_status read_ring(struct exchange *x, struct channel *channel, bool *m
 
 /* ---- all kinds ---- */
 
-rsd_status channel_push(struct exchange *x, struct channel *channel, bool *moved)
+rsd_status channel_progress(struct exchange *x, struct channel *channel, bool *moved)
 {
     if (!channel->host)
-        return channel->sending ? push_sends(x, channel, moved) : push_receives(x, channel, moved);
+        return channel->sending ? progress_send(x, channel, moved)
+                                : progress_receive(x, channel, moved);
     if (!channel->sending)
         return read_ring(x, channel, moved);
     write_ring(x, channel, moved);

@@ -1,4 +1,4 @@
-/* exec.c - running a bound plan, whatever its backend. */
+/* exec.c - the public calls on an exec, which call its backend. */
 #include "exec.h"
 
 static rsd_status check_idle(const rsd_exec *exec, const char *call)

@@ -1,4 +1,4 @@
-/* test_mpi.c - plans between processes equal the oracle: every case of every backend, many in one bind, by
+/* test_mpi.c - results of plans between processes equal the oracle: the cases of all backends, many in one bind, by
  * messages, through shared memory and from arenas; random layouts; several execs at once. */
 #include "reshard_mpi.h"
 
@@ -12,7 +12,7 @@
 static int rank, nranks;
 static long failures;
 
-/* Tells what a rank found on a line of its own; rank 0 reports for all when a group ends. */
+/* Checks a condition. Each rank prints its failures; rank 0 reports the result of all ranks at the end of a group. */
 #define HOLDS(condition, ...)                                                                      \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
@@ -56,7 +56,7 @@ static void copy(void *to, const void *from, size_t nbytes)
         memcpy(to, from, nbytes);
 }
 
-/* The arrays of this rank, in an arena if there is one. */
+/* Copies the arrays of this rank into an arena, if there is one. */
 static void place(rsd_arena *arena, struct one *one)
 {
     int64_t first, n;
@@ -97,7 +97,7 @@ static void forget(struct one *one)
     rsd_layout_free(one->b);
 }
 
-/* The strides of this rank alone. */
+/* Returns the strides of the arrays of this rank. */
 static const int64_t *own(const int64_t *strides, const rsd_layout *layout)
 {
     int64_t first, n;
@@ -175,7 +175,7 @@ static void add(void *context, const char *problem, enum arrangement from, enum 
         run_batch();
 }
 
-/* Ends a group on all ranks: rank 0 says how it went. */
+/* Ends a group on all ranks. Rank 0 prints its result. */
 static void begin(void *context, const char *name)
 {
     long all = 0;
@@ -215,7 +215,7 @@ static void random_layouts(void)
     }
 }
 
-/* Two of the same kind at once, waited for in the other order; and the way back. */
+/* Two execs of one plan at once, waited for in the other order; and the inverse plan. */
 static void several_execs(void)
 {
     char problem[100];
