@@ -1,4 +1,4 @@
-# Benchmarks: programs that print ours beside the limit of the same run.
+# Benchmarks: programs that print each result beside the limit, measured in the same run.
 
 BENCH_NAMES := $(patsubst bench/bench_%.c,%,$(sort $(wildcard bench/bench_*.c)))
 
@@ -12,7 +12,7 @@ $(BUILD)/bench_%: $(BUILD)/obj/bench/bench_%.o $(BUILD)/libreshard.a
 	@echo "  link  $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
-# Over MPI, where it is installed; beside ScaLAPACK, where that is.
+# Benchmarks over MPI, and beside ScaLAPACK, if they are installed.
 SCALAPACK := $(wildcard /usr/lib/*/libscalapack-openmpi.so)
 MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
     OMPI_MCA_mpi_yield_when_idle=1 mpirun

@@ -168,7 +168,7 @@ static void check_casts(struct random *random)
                 cast_elements(to, &out, from, &bits, 1);
                 uint64_t got = gpu_cast((gpu_u32)to, (gpu_u32)from, bits);
                 got &= nout == 8 ? ~(uint64_t)0 : ((uint64_t)1 << 8 * nout) - 1;
-                if (!CHECK(got == out, "%s to %s: %llx gives %llx, on the CPU %llx",
+                if (!CHECK(got == out, "%s to %s: %llx is %llx, on the CPU %llx",
                            rsd_dtype_name(from), rsd_dtype_name(to), (unsigned long long)bits,
                            (unsigned long long)got, (unsigned long long)out))
                     break;
@@ -220,7 +220,7 @@ static void check_reduction(struct random *random, rsd_dtype dtype, rsd_reduce r
 int main(void)
 {
     struct random random = {7};
-    CASE("copies move the bytes of their nests");
+    CASE("copies move the bytes of their loops");
     for (int i = 0; i < 400; i++)
         check_nest(&random);
     CASE("loops of more than 2^31 rows");

@@ -155,7 +155,7 @@ const char *cuda_mapping_base(const struct cuda_mapping *mapping);
 /* Nothing may still be queued that uses it. */
 void cuda_mapping_free(struct cuda_mapping *mapping);
 
-/* ---- digest.c ---- */
+/* ---- device_digest.c ---- */
 
 /* Rows of device memory. A loop's dst_stride is that of its rows in the bytes of the whole tensor, row-major;
  * `after` bytes of the tensor follow the end of the first row. */

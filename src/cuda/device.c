@@ -56,7 +56,7 @@ struct cuda_place cuda_find_place(const void *address)
 
 /* ---- devices ---- */
 
-static rsd_status start_device(const struct driver *cu, int ordinal, struct cuda_device *device)
+static rsd_status open_context(const struct driver *cu, int ordinal, struct cuda_device *device)
 {
     device->cu = cu;
     device->ordinal = ordinal;
@@ -81,7 +81,7 @@ rsd_status cuda_open_device(int ordinal, struct cuda_device **out)
     pthread_mutex_lock(&devices.lock);
     if (!devices.list[ordinal]) {
         struct cuda_device *device = mem_new(1, sizeof *device);
-        status = device ? start_device(cu, ordinal, device) : RSD_ENOMEM;
+        status = device ? open_context(cu, ordinal, device) : RSD_ENOMEM;
         if (status)
             mem_free(device);
         else

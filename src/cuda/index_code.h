@@ -1,10 +1,10 @@
 /* index_code.h - the tables of the kernels and their index arithmetic, in C that is also CUDA C++.
  *
- * The text between the brackets is compiled twice: by the C compiler, which gives the host the structs of
- * the tables and the tests the arithmetic (tables.h), and by NVRTC as a part of the kernels (kernels.c).
+ * The text between the brackets is compiled twice: by the C compiler, which provides the structs of the
+ * tables to the host and the arithmetic to the tests (tables.h), and by NVRTC as a part of the kernels (kernels.c).
  * It has no preprocessor directives. The other files called ..._code.h are of the same kind.
  *
- *     a copy      rows of `run` bytes at the addresses of a loop nest; the units of all its rows are
+ *     a copy      rows of `run` bytes at the addresses of nested loops; the units of all its rows are
  *                 numbered, and a tile is a range of these numbers
  *     a unit      one word of a copy, or one element of a cast or a reduction
  */
@@ -17,12 +17,12 @@ typedef unsigned long long gpu_u64;
 typedef unsigned int gpu_u32;
 typedef unsigned short gpu_u16;
 
-/* One loop of a nest, strides in bytes; innermost loops come last. */
+/* One of several nested loops, strides in bytes; innermost loops come last. */
 struct gpu_loop {
     gpu_i64 count, src_stride, dst_stride;
 };
 
-/* Units [begin, end) of a nest around a run. `from` and `to` are dtypes of a cast, 0 for a copy.
+/* Units [begin, end) of loops around a run. `from` and `to` are dtypes of a cast, 0 for a copy.
  * A copy counts bytes, and `align` is the largest power of two up to 16 that divides the run, the
  * strides, the offsets, begin and end. A cast counts elements. */
 struct gpu_copy {
@@ -34,7 +34,7 @@ struct gpu_copy {
     gpu_u32 align, from, to, unused;
 };
 
-/* Elements [begin, end) of a nest, each combined from nterms terms in their order. */
+/* Elements [begin, end) of loops, each combined from nterms terms in their order. */
 struct gpu_sum {
     gpu_i64 dst_offset, begin, end, divisor;
     gpu_i64 first_tile;

@@ -165,22 +165,22 @@ extern "C" __global__ void __launch_bounds__(256) rsd_reduce(const gpu_sum *sums
 }
 
 );
-/* Each lane keeps the remainders of every 32nd word, so that a step multiplies by x^2048. That product is
- * the sum of 16 table entries, one for each nibble. Every lane has a copy of the tables in its own banks
+/* Each thread keeps the remainders of every 32nd word, so that a step multiplies by x^2048. That product is
+ * the sum of 16 table entries, one for each nibble. Every thread has a copy of the tables in its own banks
  * of shared memory. */
 static const char digest_text[] = CODE(
 
-extern "C" __shared__ gpu_u64 nibbles[];  /* [crc][nibble][value][lane] */
+extern "C" __shared__ gpu_u64 nibbles[];  /* [crc][nibble][value][thread] */
 
-template <int Crc> static __device__ __forceinline__ gpu_u64 step_words(gpu_u64 state, unsigned lane)
+template <int Crc> static __device__ __forceinline__ gpu_u64 step_words(gpu_u64 state, unsigned thread)
 {
     gpu_u64 product = 0;
     for (int j = 0; j < 16; j++)
-        product ^= nibbles[((Crc * 16 + j) * 16 + (int)(state >> 4 * j & 15)) * 32 + lane];
+        product ^= nibbles[((Crc * 16 + j) * 16 + (int)(state >> 4 * j & 15)) * 32 + thread];
     return product;
 }
 
-static __device__ gpu_u64 sum_lanes(gpu_u64 value)
+static __device__ gpu_u64 sum_threads(gpu_u64 value)
 {
     for (int step = 16; step > 0; step /= 2)
         value ^= __shfl_xor_sync(0xffffffffu, value, step);
@@ -192,11 +192,11 @@ static __device__ void add_result(gpu_u64 *results, gpu_u32 result, int crc, gpu
     atomicXor(&results[result * GPU_NCRC + crc], value);
 }
 
-/* n bytes that `after` bytes follow, by the lanes of a warp. */
+/* n bytes that `after` bytes follow, by the threads of a warp. */
 static __device__ void add_segment(const char *at, gpu_i64 n, gpu_u64 after, gpu_u32 result,
                                    const gpu_u64 *powers, gpu_u64 *results)
 {
-    const unsigned lane = threadIdx.x % 32;
+    const unsigned thread = threadIdx.x % 32;
     gpu_i64 head = (gpu_i64)((8 - ((gpu_u64)at & 7)) & 7);
     if (head > n)
         head = n;
@@ -205,19 +205,19 @@ static __device__ void add_segment(const char *at, gpu_i64 n, gpu_u64 after, gpu
     const gpu_u64 *words = (const gpu_u64 *)(at + head);
     gpu_u64 ecma = 0;
     gpu_u64 jones = 0;
-    /* Zeros before the first word change nothing, so that the last word is lane 31's. */
-    gpu_i64 i = (gpu_i64)lane - (32 - nwords % 32) % 32;
+    /* Zeros before the first word change nothing, so that the last word is thread 31's. */
+    gpu_i64 i = (gpu_i64)thread - (32 - nwords % 32) % 32;
     for (; i < nwords; i += 32) {
         gpu_u64 word = i < 0 ? 0 : words[i];
-        ecma = step_words<GPU_ECMA>(ecma, lane) ^ word;
-        jones = step_words<GPU_JONES>(jones, lane) ^ word;
+        ecma = step_words<GPU_ECMA>(ecma, thread) ^ word;
+        jones = step_words<GPU_JONES>(jones, thread) ^ word;
     }
     /* A word has been added, not yet reduced: it counts as followed by its own 8 bytes of zeros. */
-    gpu_u64 lane_after = 8 * (31 - lane) + 8;
-    ecma = sum_lanes(gpu_shift(GPU_ECMA, powers, ecma, lane_after));
-    jones = sum_lanes(gpu_shift(GPU_JONES, powers, jones, lane_after));
-    if (lane < GPU_NCRC) {
-        int crc = (int)lane;
+    gpu_u64 thread_after = 8 * (31 - thread) + 8;
+    ecma = sum_threads(gpu_shift(GPU_ECMA, powers, ecma, thread_after));
+    jones = sum_threads(gpu_shift(GPU_JONES, powers, jones, thread_after));
+    if (thread < GPU_NCRC) {
+        int crc = (int)thread;
         gpu_u64 body = crc == GPU_ECMA ? ecma : jones;
         gpu_u64 sum = gpu_crc_bytes(crc, 0, at, (gpu_u32)head);
         sum = gpu_shift(crc, powers, sum, 8 * nwords) ^ body;
@@ -226,18 +226,18 @@ static __device__ void add_segment(const char *at, gpu_i64 n, gpu_u64 after, gpu
     }
 }
 
-/* Short rows of the innermost loop: each lane takes every 32nd. */
+/* Short rows of the innermost loop: each thread takes every 32nd. */
 static __device__ void add_rows(const gpu_digest &digest, const gpu_loop *loops, gpu_i64 first, gpu_i64 nrows,
                                 const char *array, const gpu_u64 *powers, gpu_u64 *results)
 {
-    const unsigned lane = threadIdx.x % 32;
+    const unsigned thread = threadIdx.x % 32;
     gpu_i64 stride = digest.nloops ? loops[digest.first_loop + digest.nloops - 1].dst_stride : 0;
     for (int crc = 0; crc < GPU_NCRC; crc++) {
         gpu_u64 step = gpu_shift(crc, powers, 1ull << 63, (gpu_u64)(32 * stride));
         gpu_u64 sum = 0;
         gpu_i64 at;
         gpu_i64 after = 0;
-        for (gpu_i64 i = lane; i < nrows; i += 32) {
+        for (gpu_i64 i = thread; i < nrows; i += 32) {
             gpu_digest_row(&digest, loops, first + i, &at, &after);
             sum = gpu_times(crc, sum, step) ^ gpu_crc_bytes(crc, 0, array + at, (gpu_u32)digest.run);
         }

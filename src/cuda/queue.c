@@ -201,19 +201,19 @@ static int64_t number_sums(struct gpu_sum *sums, size_t n)
     return next;
 }
 
-static size_t padded(size_t nbytes)
+static size_t padded_nbytes(size_t nbytes)
 {
     return (nbytes + 15) & ~(size_t)15;
 }
 
 static size_t tables_nbytes(const struct cuda_ops *tables)
 {
-    return padded(tables->ncopies * sizeof *tables->copies) +
-           padded(tables->ncasts * sizeof *tables->casts) +
-           padded(tables->nsums * sizeof *tables->sums) +
-           padded(tables->nloops * sizeof *tables->loops) +
-           padded(tables->nterms * sizeof *tables->terms) +
-           padded(tables->nstrides * sizeof *tables->strides);
+    return padded_nbytes(tables->ncopies * sizeof *tables->copies) +
+           padded_nbytes(tables->ncasts * sizeof *tables->casts) +
+           padded_nbytes(tables->nsums * sizeof *tables->sums) +
+           padded_nbytes(tables->nloops * sizeof *tables->loops) +
+           padded_nbytes(tables->nterms * sizeof *tables->terms) +
+           padded_nbytes(tables->nstrides * sizeof *tables->strides);
 }
 
 static char *put_table(char **at, const void *table, size_t nbytes)
@@ -221,13 +221,13 @@ static char *put_table(char **at, const void *table, size_t nbytes)
     char *begin = *at;
     if (nbytes)
         memcpy(begin, table, nbytes);
-    *at += padded(nbytes);
+    *at += padded_nbytes(nbytes);
     return begin;
 }
 
-/* Copies tables one after the other to `at`, numbers their tiles, and says where kernels find them if
- * they find `at` at `seen`. */
-static void put_tables(const struct cuda_ops *tables, char *at, cu_address seen,
+/* Copies tables one after the other to `at`, numbers their tiles, and sets their addresses for kernels, which
+ * find `at` at `device_at`. */
+static void put_tables(const struct cuda_ops *tables, char *at, cu_address device_at,
                        struct launch *launch)
 {
     const char *begin = at;
@@ -238,17 +238,17 @@ static void put_tables(const struct cuda_ops *tables, char *at, cu_address seen,
     char *loops = PUT(loops, nloops), *terms = PUT(terms, nterms),
          *strides = PUT(strides, nstrides);
 #undef PUT
-#define SEEN(place) (seen + (cu_address)((const char *)(place)-begin))
-    *launch = (struct launch){.copies = SEEN(copies),
-                              .casts = SEEN(casts),
-                              .sums = SEEN(sums),
-                              .loops = SEEN(loops),
-                              .terms = SEEN(terms),
-                              .strides = SEEN(strides),
+#define AT_DEVICE(place) (device_at + (cu_address)((const char *)(place)-begin))
+    *launch = (struct launch){.copies = AT_DEVICE(copies),
+                              .casts = AT_DEVICE(casts),
+                              .sums = AT_DEVICE(sums),
+                              .loops = AT_DEVICE(loops),
+                              .terms = AT_DEVICE(terms),
+                              .strides = AT_DEVICE(strides),
                               .ncopies = (uint32_t)tables->ncopies,
                               .ncasts = (uint32_t)tables->ncasts,
                               .nsums = (uint32_t)tables->nsums};
-#undef SEEN
+#undef AT_DEVICE
     launch->copy_tiles = number_copies(copies, tables->ncopies);
     launch->cast_tiles = number_copies(casts, tables->ncasts);
     launch->sum_tiles = number_sums(sums, tables->nsums);
@@ -324,7 +324,7 @@ static rsd_status put_addresses(struct cuda_queue *queue, const void *const *arr
                                 cu_address *where)
 {
     char *at;
-    TRY(queue_take_ring(queue, padded(n * sizeof *arrays), &at));
+    TRY(queue_take_ring(queue, padded_nbytes(n * sizeof *arrays), &at));
     if (n)
         memcpy(at, arrays, n * sizeof *arrays);
     *where = (cu_address)(uintptr_t)at;
@@ -337,7 +337,7 @@ static rsd_status run_from_ring(struct cuda_queue *queue, const struct cuda_ops 
     struct launch launch;
     char *at;
     size_t nbytes = tables_nbytes(tables);
-    TRY(queue_take_ring(queue, nbytes + padded(narrays * sizeof *arrays), &at));
+    TRY(queue_take_ring(queue, nbytes + padded_nbytes(narrays * sizeof *arrays), &at));
     put_tables(tables, at, (cu_address)(uintptr_t)at, &launch);
     if (narrays)
         memcpy(at + nbytes, arrays, narrays * sizeof *arrays);

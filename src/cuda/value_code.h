@@ -5,7 +5,7 @@ CODE(
 
 /* ---- values ----
  *
- * Dtypes are numbered as rsd_dtype. Conversions give the bits that memory/cast.c gives on the CPU,
+ * Dtypes are numbered as rsd_dtype. Conversions have the bits of memory/cast.c on the CPU,
  * those of a NaN included, which is why a NaN is never converted by the hardware. */
 
 enum {

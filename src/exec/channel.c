@@ -1,4 +1,4 @@
-/* channel.c - one message under way from one rank to another.
+/* channel.c - sends or receives one message, in one of three ways:
  *
  *     messages                pack -> buffer -> send ... recv -> buffer -> unpack
  *     a rank of the host      pack -> ring buffer in shared memory -> unpack
@@ -11,7 +11,7 @@
 
 #include <stdatomic.h>
 
-/* A chunk in shared memory should still be in the cache when it is unpacked, and so should one of a reduction. */
+/* Small enough that a chunk is still in the cache when it is unpacked or combined. */
 enum { SHARED_CHUNK_NBYTES = 512 << 10, REDUCE_CHUNK_NBYTES = 256 << 10 };
 
 static uint64_t lesser_of(uint64_t a, uint64_t b)
@@ -24,7 +24,7 @@ uint64_t reduce_chunk_nbytes(const struct exchange *x)
     return lesser_of(x->chunk, REDUCE_CHUNK_NBYTES);
 }
 
-/* Both ends come to the same: the bytes of a message are the same there. */
+/* Sender and receiver compute the same value, since it depends on the message only. */
 uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *message, bool shared)
 {
     uint64_t most = message->reduce ? reduce_chunk_nbytes(x)
@@ -35,7 +35,7 @@ uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *me
 
 /* ---- positions ---- */
 
-/* As much as fits, and of a reduction no more than one box. */
+/* Returns the bytes of the next chunk: as many as fit, and for a reduction at most the rest of one box. */
 static size_t next_chunk(const struct exchange *x, const struct channel *channel,
                          const struct position *position)
 {
@@ -95,7 +95,7 @@ void channel_rewind(const struct exchange *x, struct channel *channel)
 {
     const struct message *message = channel->message;
     channel->here = (struct position){.box = message->first_box, .left = message->nbytes};
-    move_position(x, &channel->here, 0); /* past boxes without bytes */
+    move_position(x, &channel->here, 0); /* skips boxes without bytes */
     channel->posted = channel->here;
     channel->before += channel->end;
     channel->first = channel->end = 0;
@@ -127,7 +127,7 @@ static rsd_status send_buffer(struct exchange *x, struct channel *channel, bool 
     return RSD_OK;
 }
 
-static rsd_status push_sends(struct exchange *x, struct channel *channel, bool *moved)
+static rsd_status progress_send(struct exchange *x, struct channel *channel, bool *moved)
 {
     bool was_copying = channel->copying, copied;
     if (channel->first < channel->end) {
@@ -160,7 +160,7 @@ static rsd_status post_receives(struct exchange *x, struct channel *channel, boo
     return RSD_OK;
 }
 
-/* The buffer of the first chunk, or NULL if it has not arrived. */
+/* Returns the buffer of the first chunk in progress, or NULL if it has not arrived. */
 static rsd_status first_arrived(struct exchange *x, struct channel *channel,
                                 struct chunk_buffer **buffer)
 {
@@ -175,12 +175,12 @@ static rsd_status first_arrived(struct exchange *x, struct channel *channel,
     return RSD_OK;
 }
 
-static rsd_status push_receives(struct exchange *x, struct channel *channel, bool *moved)
+static rsd_status progress_receive(struct exchange *x, struct channel *channel, bool *moved)
 {
     struct chunk_buffer *buffer;
     bool copied;
     TRY(post_receives(x, channel, moved));
-    if (channel->message->reduce) /* the reducer takes them */
+    if (channel->message->reduce) /* the reducer reads them with channel_peek */
         return RSD_OK;
     if (!channel->copying) {
         TRY(first_arrived(x, channel, &buffer));
@@ -391,10 +391,11 @@ bool channels_decide(struct exchange *x, int32_t stage, bool *together)
 
 /* ---- all kinds ---- */
 
-rsd_status channel_push(struct exchange *x, struct channel *channel, bool *moved)
+rsd_status channel_progress(struct exchange *x, struct channel *channel, bool *moved)
 {
     if (!channel->host)
-        return channel->sending ? push_sends(x, channel, moved) : push_receives(x, channel, moved);
+        return channel->sending ? progress_send(x, channel, moved)
+                                : progress_receive(x, channel, moved);
     return channel->sending ? write_ring(x, channel, moved) : read_ring(x, channel, moved);
 }
 

@@ -1,11 +1,11 @@
 /* exchange.c - runs of an exec between ranks.
  *
- * A run votes whether all ranks are ready, then passes through the stages of its plans. In a stage all channels move
- * independently of each other, and so does the reducer: for each part of a combined box it collects all terms,
- * combines them in the order of the plan and stores the result.
+ * A run starts with a vote whether all ranks are ready. Then it executes the stages of its plans one after the other.
+ * In a stage, all channels and the reducer progress independently. For each chunk of a combined box, the reducer
+ * collects all terms, combines them in the order of the plan and stores the result.
  *
- * A rank never waits for one rank alone: it pushes all that could move. If nothing moves for the time-out, it gives up
- * and names the rank that is late.
+ * A rank that waits progresses everything that can move. If nothing moves for the time-out, the run fails and names
+ * the rank that is late.
  */
 #include "exchange.h"
 
@@ -13,7 +13,7 @@
 
 /* ---- reductions ---- */
 
-/* Finds the terms of the current part; *all is false if one has not arrived. */
+/* Finds the terms of the current chunk. *all is false if one has not arrived. */
 static rsd_status collect_terms(struct exchange *x, const struct combined_box *box, size_t n,
                                 bool *all)
 {
@@ -35,6 +35,7 @@ static rsd_status collect_terms(struct exchange *x, const struct combined_box *b
     return RSD_OK;
 }
 
+/* Combines the terms of a chunk in the order of the plan, and writes the result to its destination array. */
 static rsd_status combine_terms(struct exchange *x, const struct combined_box *box, size_t nbytes)
 {
     struct reducer *r = &x->reducer;
@@ -54,7 +55,8 @@ static rsd_status combine_terms(struct exchange *x, const struct combined_box *b
     return RSD_OK;
 }
 
-static rsd_status push_reducer(struct exchange *x, bool *moved)
+/* Combines the next chunk, if all of its terms have arrived. */
+static rsd_status progress_reducer(struct exchange *x, bool *moved)
 {
     struct reducer *r = &x->reducer;
     bool all;
@@ -82,7 +84,7 @@ static rsd_status push_reducer(struct exchange *x, bool *moved)
 /* ---- running ---- */
 
 /* Copies what stays on this rank, before it waits for anything. */
-static rsd_status copy_own(struct exchange *x, int32_t stage)
+static rsd_status copy_own_boxes(struct exchange *x, int32_t stage)
 {
     x->decided = false;
     if (x->on_device)
@@ -111,7 +113,8 @@ static rsd_status decide_stage(struct exchange *x, bool *moved)
     return exchange_device_copy_all(x, x->stage);
 }
 
-static rsd_status push_stage(struct exchange *x, bool *moved, bool *done)
+/* Progresses all channels of the current stage, and the reducer. *done is set if the stage is complete. */
+static rsd_status progress_stage(struct exchange *x, bool *moved, bool *done)
 {
     *done = true;
     if (x->on_device && !x->decided)
@@ -124,18 +127,18 @@ static rsd_status push_stage(struct exchange *x, bool *moved, bool *done)
             *done = false;
             continue;
         }
-        TRY(channel_push(x, channel, moved));
+        TRY(channel_progress(x, channel, moved));
         *done = *done && channel_is_finished(channel);
     }
     if (x->stage == 0)
-        TRY(push_reducer(x, moved));
+        TRY(progress_reducer(x, moved));
     *done = *done && (x->stage > 0 || x->sums_on_device || x->reducer.box == x->ncombined);
     *done = *done && (x->decided || !x->on_device);
     return *done && x->on_device ? exchange_device_stage_done(x, done) : RSD_OK;
 }
 
-/* Does what can be done now. */
-static rsd_status push_run(struct exchange *x, bool *moved, bool *done)
+/* Progresses the vote or the current stage, without waiting. Starts the next stage when one is complete. */
+static rsd_status progress_run(struct exchange *x, bool *moved, bool *done)
 {
     bool passed = false;
     *done = x->stage == x->nstages;
@@ -150,7 +153,7 @@ static rsd_status push_run(struct exchange *x, bool *moved, bool *done)
         x->refused = status && passed;
         TRY(status);
     } else {
-        TRY(push_stage(x, moved, &passed));
+        TRY(progress_stage(x, moved, &passed));
     }
     if (!passed)
         return RSD_OK;
@@ -158,11 +161,12 @@ static rsd_status push_run(struct exchange *x, bool *moved, bool *done)
     if (++x->stage == x->nstages)
         *done = true;
     else if (x->stage >= 0)
-        return copy_own(x, x->stage);
+        return copy_own_boxes(x, x->stage);
     return RSD_OK;
 }
 
-/* Whether this rank waits for another in the current stage, and for which tensor. While it votes, any stage counts. */
+/* Returns whether this rank waits for another in the current stage, and writes the tensor to `what`. During the vote,
+ * all stages count. Of type peer_waits_for. */
 static bool waits_for_rank(void *context, int32_t rank, char *what, size_t n)
 {
     const struct exchange *x = context;
@@ -179,14 +183,14 @@ static bool waits_for_rank(void *context, int32_t rank, char *what, size_t n)
     return false;
 }
 
-/* What fails here is returned by exchange_wait. */
+/* Errors are kept for exchange_wait. */
 static void exchange_progress(rsd_exec *exec)
 {
     struct exchange *x = (struct exchange *)exec;
     bool moved = true, done = false;
     while (!x->early && moved && !done) {
         moved = false;
-        x->early = push_run(x, &moved, &done);
+        x->early = progress_run(x, &moved, &done);
         if (x->early)
             snprintf(x->error, sizeof x->error, "%s", rsd_error());
     }
@@ -221,10 +225,10 @@ static rsd_status exchange_wait(rsd_exec *exec)
     rsd_status status = x->early;
     if (status)
         error_set("%s", x->error);
-    peer_wait_start(x->peer); /* what the caller did before does not count as waiting */
+    peer_wait_start(x->peer); /* the time since exchange_start does not count as waiting */
     while (!status && !done) {
         bool moved = false;
-        status = push_run(x, &moved, &done);
+        status = progress_run(x, &moved, &done);
         if (moved)
             peer_moved(x->peer);
         else if (!status && !done)
@@ -265,7 +269,7 @@ static void exchange_free(rsd_exec *exec)
     mem_free(x->channels);
     mem_free(x->reducer.own_memory);
     mem_free(x->reducer.terms);
-    if (!x->lost) /* else a message may still be read from there, or written */
+    if (!x->lost) /* else the transport may still use them */
         mem_free(x->buffers);
     if (x->owns_peer)
         peer_close(x->peer);

@@ -190,7 +190,7 @@ static rsd_status queue_program(struct exchange *x, int32_t stage, int32_t sende
 
 /* ---- starting ---- */
 
-static rsd_status start_device(struct exchange *x, int ordinal)
+static rsd_status start_exchange_device(struct exchange *x, int ordinal)
 {
     struct exchange_device *device = x->device = mem_new(1, sizeof *device);
     if (!device)
@@ -223,7 +223,7 @@ rsd_status exchange_device_prepare(struct exchange *x)
     if (ordinal < 0 && !x->device)
         return RSD_OK;
     if (!x->device)
-        TRY(start_device(x, ordinal));
+        TRY(start_exchange_device(x, ordinal));
     struct exchange_device *device = x->device;
     x->on_device =
         true; /* from the first such run on: its buffers are pinned, and kernels use any memory */

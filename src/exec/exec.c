@@ -1,4 +1,4 @@
-/* exec.c - running a bound plan, whatever its backend. */
+/* exec.c - the public calls on an exec, which call its backend. */
 #include "exec.h"
 #include "reshard_cuda.h"
 

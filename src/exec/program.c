@@ -1,12 +1,12 @@
 /* program.c - a plan compiled into loops over bytes, for arrays with given strides.
  *
- * Where both layouts are formulas, the overlaps of one array with one rank often repeat along a dim at a constant
- * distance (those of a block-cyclic layout do), and then are one progression:
+ * If both layouts are formulas, the overlaps of one array with one rank often repeat along a dim at a constant
+ * distance, for example in a block-cyclic layout. Such overlaps are one progression:
  *
  *     |--len--|       |--len--|       |--len--|        count times, src_step and dst_step apart
  *
- * A combination of one progression per dim is one copy: at most two loops per dim, however many pieces it stands
- * for. All other plans are compiled piece by piece.
+ * A combination of one progression per dim is one copy with at most two loops per dim, for any number of pieces. All
+ * other plans are compiled piece by piece.
  */
 #include "program.h"
 
@@ -16,6 +16,7 @@
 
 /* ---- lists ---- */
 
+/* Adds a copy with its loops to the program. */
 static rsd_status append_copy(struct program *program, struct copy_op op, const struct loops *loops)
 {
     TRY(GROW(program->copies, program->copies_capacity, program->ncopies + 1));
@@ -72,7 +73,7 @@ void program_drop(struct program *program)
 
 /* ---- strides ---- */
 
-/* Makes a list of the strides in bytes of all arrays of a layout: narrays * ndim. */
+/* Returns the strides in bytes of all arrays of a layout: narrays * ndim numbers. */
 static rsd_status layout_strides(const rsd_layout *layout, const int64_t *given, bool column_major,
                                  bool written, int64_t **out)
 {
@@ -90,7 +91,7 @@ static rsd_status layout_strides(const rsd_layout *layout, const int64_t *given,
     return status;
 }
 
-/* ---- the plan that is compiled ---- */
+/* ---- the plan that is being compiled ---- */
 
 struct plan_compiler {
     struct program *program;
@@ -109,10 +110,10 @@ static const int64_t *dst_strides_of(const struct plan_compiler *c, int64_t arra
     return c->dst_strides + array * c->plan->dst->ndim;
 }
 
-/* ---- families ---- */
+/* ---- progressions ---- */
 
 struct progression {
-    int64_t pos;            /* in the mesh of the sender, as far as this dim decides it */
+    int64_t pos;            /* contribution of this dim to the mesh position of the sender */
     int64_t src_at, dst_at; /* of the first */
     int64_t len, count, src_step, dst_step;
 };
@@ -130,7 +131,7 @@ static int compare_overlaps(const void *a, const void *b)
     return (x->lo > y->lo) - (x->lo < y->lo);
 }
 
-/* Counts the overlaps from the first on that follow at the distance of the second. */
+/* Returns how many overlaps, from the first on, have the distance of the first two. */
 static size_t count_repeats(const struct span_overlap *list, size_t n)
 {
     size_t count = 1;
@@ -142,6 +143,7 @@ static size_t count_repeats(const struct span_overlap *list, size_t n)
     return count;
 }
 
+/* Groups the overlaps along one dim into progressions. */
 static rsd_status find_progressions(struct span_overlap *list, size_t n, struct family *family)
 {
     family->n = 0;
@@ -165,6 +167,7 @@ static rsd_status find_progressions(struct span_overlap *list, size_t n, struct 
     return RSD_OK;
 }
 
+/* Adds the copy for one progression per dim. */
 static rsd_status add_combination(const struct plan_compiler *c, const struct receiver *receiver,
                                   const struct family *families, const size_t *at)
 {
@@ -192,6 +195,7 @@ static rsd_status add_combination(const struct plan_compiler *c, const struct re
     return append_long_copy(c->program, op, &loops);
 }
 
+/* Adds the copies of one destination array: all combinations of the progressions of its dims. */
 static rsd_status add_array_families(const struct plan_compiler *c, int64_t array,
                                      struct overlap *overlap, struct family *families)
 {
@@ -289,6 +293,7 @@ static rsd_status start_sum(struct program *program, const rsd_plan *plan, const
     return RSD_OK;
 }
 
+/* Adds a term to the last sum. */
 static rsd_status append_term(struct program *program, const rsd_piece *piece,
                               const int64_t *from_strides, int64_t src)
 {
@@ -306,7 +311,7 @@ static rsd_status append_term(struct program *program, const rsd_piece *piece,
     return RSD_OK;
 }
 
-/* Sums are computed in batches along the innermost loop: if that is short, the longest one takes its place. */
+/* Sums are computed in batches along the innermost loop. If that is short, it is exchanged with the longest loop. */
 static void put_longest_inside(struct program *program, struct sum_op *sum)
 {
     struct loop *loops = program->loops + sum->first_loop, *last = loops + sum->nloops - 1;
@@ -355,6 +360,7 @@ static void merge_sum(struct program *program)
     put_longest_inside(program, sum);
 }
 
+/* Compiles a plan piece by piece. */
 rsd_status program_add_term(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
                             const int64_t *from_strides, const int64_t *to_strides, int64_t src,
                             int64_t dst, int64_t *missing)

@@ -1,5 +1,5 @@
-# Tests over real processes, under mpirun; built wherever mpicc is found. The address sanitizer looks at our own
-# code alone: MPI keeps what it allocates.
+# Tests between processes, under mpirun. They are built if mpicc is found. The leak check is off, since MPI does not free
+# everything.
 
 MPI_TEST_NAMES := $(patsubst tests/mpi/%.c,%,$(sort $(wildcard tests/mpi/test_*.c)))
 LINK_test_mpi_faults := -Wl,--wrap=calloc,--wrap=realloc
@@ -20,7 +20,7 @@ ifneq ($(MPI_FOUND),)
 test-all: $(MPI_TESTS)
 endif
 
-# The same on another MPI, with two ranks.
+# The same tests with MPICH, on two ranks.
 .PHONY: test-mpich
 test-mpich:
 	@tools/need.sh mpicc.mpich:libmpich-dev mpirun.mpich:mpich

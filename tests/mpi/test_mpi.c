@@ -16,7 +16,7 @@ static bool with_gpu;
 static struct random dice;
 static long failures;
 
-/* Tells what a rank found on a line of its own; rank 0 reports for all when a group ends. */
+/* Checks a condition. Each rank prints its failures; rank 0 reports the result of all ranks at the end of a group. */
 #define HOLDS(condition, ...)                                                                      \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
@@ -128,7 +128,7 @@ static void forget(struct one *one)
     rsd_layout_free(one->b);
 }
 
-/* The strides of this rank alone. */
+/* Returns the strides of the arrays of this rank. */
 static const int64_t *own(const int64_t *strides, const rsd_layout *layout)
 {
     int64_t first, n;
@@ -208,7 +208,7 @@ static void add(void *context, const char *problem, enum arrangement from, enum 
         run_batch();
 }
 
-/* Ends a group on all ranks: rank 0 says how it went. */
+/* Ends a group on all ranks. Rank 0 prints its result. */
 static void begin(void *context, const char *name)
 {
     long all = 0;
@@ -248,7 +248,7 @@ static void random_layouts(void)
     }
 }
 
-/* Two of the same kind at once, waited for in the other order; and the way back. */
+/* Two execs of one plan at once, waited for in the other order; and the inverse plan. */
 static void several_execs(void)
 {
     char problem[100];

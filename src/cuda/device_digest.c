@@ -1,4 +1,4 @@
-/* digest.c - the remainders of memory on a device, computed there.
+/* device_digest.c - the remainders of memory on a device, computed there.
  *
  * Two tables are made once for each device: powers of x, by which the remainder of a run is moved to its
  * place in the tensor, and the products of nibbles with x^2048, by which a warp steps over 256 bytes.
