@@ -124,7 +124,9 @@ static int stop_at_once(void *context, const rsd_progress *progress)
 static void leave_a_part(void)
 {
     rsd_convert_options options = {
-        .struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP, .on_progress = stop_at_once};
+        .struct_nbytes = sizeof options,
+        .format = RSD_FORMAT_DCP,
+        .io = &(rsd_io){.struct_nbytes = sizeof(rsd_io), .on_progress = stop_at_once}};
     CHECK(convert(in_folder("out"), &options) == RSD_ECANCELLED);
     CHECK(is_there(in_folder("out.reshard-part/reshard-journal")));
 }
@@ -201,8 +203,9 @@ static void swapped_during_the_run(void)
         rsd_convert_options options = {.struct_nbytes = sizeof options,
                                        .format = RSD_FORMAT_DCP,
                                        .overwrite = over,
-                                       .on_progress = swap_paths,
-                                       .context = &swapped};
+                                       .io = &(rsd_io){.struct_nbytes = sizeof(rsd_io),
+                                                       .on_progress = swap_paths,
+                                                       .context = &swapped}};
         copy_golden(in_folder("victim"));
         if (over)
             copy_golden(in_folder("out"));
@@ -230,8 +233,9 @@ static void two_runs_at_once(void)
     for (int resume = 0; resume < 2; resume++) {
         rsd_convert_options options = {.struct_nbytes = sizeof options,
                                        .format = RSD_FORMAT_DCP,
-                                       .on_progress = run_again,
-                                       .context = &resume};
+                                       .io = &(rsd_io){.struct_nbytes = sizeof(rsd_io),
+                                                       .on_progress = run_again,
+                                                       .context = &resume}};
         OK(convert(in_folder("out"), &options));
         CHECK(!is_there(in_folder("out.reshard-part")));
         folder_remove(in_folder("out"));

@@ -147,6 +147,9 @@ struct bytes {
     bool failed;
 };
 void bytes_put(struct bytes *out, const void *data, size_t n);
+void bytes_put_text(struct bytes *out, const char *text); /* without its NUL */
+void bytes_put_number(struct bytes *out, uint64_t value,
+                      int nbytes); /* little-endian, at most 8 bytes */
 void bytes_drop(struct bytes *bytes);
 
 /* Reads n bytes from an offset on, all of them or none. Codecs read through one, so that they need not know
@@ -157,8 +160,8 @@ typedef rsd_status read_at(void *context, uint64_t offset, void *out, size_t n);
 
 /* The work that a file may still cause. */
 struct budget {
-    int64_t steps, memory; /* that are left; a step is some ten nanoseconds, memory is in bytes */
-    int64_t spare;         /* steps at the start */
+    int64_t steps, memory;   /* that are left; a step is some ten nanoseconds, memory is in bytes */
+    int64_t spare;           /* steps at the start */
     bool exceeded, reported; /* reported: budget_fail has set the error */
     struct budget *outer;
 };

@@ -15,7 +15,7 @@ static rsd_status check_finished(const struct store_listing *listing)
 
 /* file: the name of the one file that the path names; NULL: the path is a directory. */
 static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const char *file,
-                             const rsd_open_options *options)
+                             const rsd_open_options *options, bool staged)
 {
     struct store_listing listing = {0};
     rsd_status status = RSD_OK;
@@ -23,7 +23,7 @@ static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const
         status = store_listing_add(&listing, "", file, false);
     else if (!options->metadata)
         status = store_list(checkpoint->store, "", &listing);
-    if (!status)
+    if (!status && !staged)
         status = check_finished(&listing);
     if (status)
         status = fail_in(status, "%s: ", path);
@@ -33,33 +33,58 @@ static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const
     return status;
 }
 
-rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
-                               rsd_checkpoint **out)
+/* Opens the files of a store within a budget, which is in proportion to what is read of them. */
+static rsd_status open_within_budget(rsd_checkpoint *checkpoint, const char *path, const char *file,
+                                     const rsd_open_options *options, bool staged)
 {
-    rsd_open_options options;
+    struct budget budget;
+    checkpoint->spare_steps = START_STEPS;
+    checkpoint->store->follow_links = options->follow_links != 0;
+    budget_begin(&budget, START_STEPS);
+    rsd_status status =
+        budget_end(&budget, open_files(checkpoint, path, file, options, staged), NULL);
+    if (budget.exceeded && !budget.reported && status == RSD_EFORMAT)
+        status = fail_in(status, "%s: ", path);
+    return status;
+}
+
+static rsd_status open_path(const char *path, const rsd_open_options *options, bool staged,
+                            rsd_checkpoint **out)
+{
     const char *file;
-    TRY(options_copy("rsd_open_options", given, &options, sizeof options));
     rsd_checkpoint *checkpoint = mem_new(1, sizeof *checkpoint);
     if (!checkpoint)
         return RSD_ENOMEM;
-    checkpoint->spare_steps = START_STEPS;
     rsd_status status = item_cache_open(&checkpoint->items);
     if (!status)
         status = store_open(path, &checkpoint->store, &file);
-    if (!status) {
-        struct budget budget;
-        int64_t spare;
-        checkpoint->store->follow_links = options.follow_links != 0;
-        budget_begin(&budget, START_STEPS);
-        status = open_files(checkpoint, path, file, &options);
-        status = budget_end(&budget, status, &spare);
-        if (budget.exceeded && !budget.reported && status == RSD_EFORMAT)
-            status = fail_in(status, "%s: ", path);
-    }
+    if (!status)
+        status = open_within_budget(checkpoint, path, file, options, staged);
     if (status)
         rsd_checkpoint_close(checkpoint);
     else
         *out = checkpoint;
+    return status;
+}
+
+rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
+                               rsd_checkpoint **out)
+{
+    rsd_open_options options;
+    TRY(options_copy("rsd_open_options", given, &options, sizeof options));
+    return open_path(path, &options, false, out);
+}
+
+rsd_status checkpoint_open_staged(const struct store_output *output, const char *file,
+                                  rsd_checkpoint **checkpoint)
+{
+    const rsd_open_options options = {.struct_nbytes = sizeof options};
+    struct text text = {0};
+    char *path;
+    text_add(&text, "%s%s%s", output->store->path, file ? "/" : "", file ? file : "");
+    TRY(text_take(&text, &path));
+    rsd_status status = open_path(path, &options, true, checkpoint);
+    rsd_free(path);
     return status;
 }
 
@@ -92,7 +117,49 @@ rsd_status checkpoint_list_owned(const char *path, struct name_list *owned)
     return status;
 }
 
-/* ---- asking ---- */
+/* ---- questions of other files ---- */
+
+rsd_status checkpoint_fail_in(const rsd_checkpoint *checkpoint, uint32_t file, const char *name,
+                              rsd_status status)
+{
+    return store_fail_in(checkpoint->store, file, fail_in(status, "%.300s: ", name));
+}
+
+rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder)
+{
+    rsd_coverage coverage = {.struct_nbytes = sizeof coverage};
+    char text[BOX_TEXT_NCHARS];
+    TRY(rsd_layout_coverage(layout, &coverage));
+    if (coverage.kind != RSD_MISSES)
+        return RSD_OK;
+    const rsd_box *box = &coverage.box;
+    return fail(RSD_EMISMATCH, "no %s has %s", holder,
+                box_text(box->ndim, box->lo, box->len, text));
+}
+
+rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor)
+{
+    rsd_layout *layout;
+    TRY(catalog_tensor_layout(catalog, &catalog->tensors[tensor], true, &layout));
+    rsd_status status = layout_check_coverage(layout, "file");
+    rsd_layout_free(layout);
+    return status ? fail_in(status, "%s: ", catalog->tensors[tensor].name) : RSD_OK;
+}
+
+size_t tensor_of_extent(const struct catalog *catalog, size_t extent)
+{
+    size_t low = 0, high = catalog->ntensors; /* the last tensor that begins there or before */
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (catalog->tensors[middle].first_extent <= extent)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* ---- queries ---- */
 
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint)
 {
@@ -198,25 +265,30 @@ const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t 
     return there ? checkpoint->catalog.values[index].path : NULL;
 }
 
-rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json)
+static rsd_status value_at(const rsd_checkpoint *checkpoint, int64_t index,
+                           const struct stored_value **value)
 {
     if (index < 0 || (uint64_t)index >= checkpoint->catalog.nvalues)
         return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
                     checkpoint->catalog.nvalues);
-    const struct stored_value *value = &checkpoint->catalog.values[index];
-    if (value->extent.kind == EXTENT_NONE) {
-        *json = NULL;
-        if (!value->json)
-            return RSD_OK;
-        char *copy = mem_copy(value->json, strlen(value->json) + 1, 1);
-        *json = copy;
-        return copy ? RSD_OK : RSD_ENOMEM;
+    *value = &checkpoint->catalog.values[index];
+    return RSD_OK;
+}
+
+rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json)
+{
+    const struct stored_value *value;
+    TRY(value_at(checkpoint, index, &value));
+    if (value->extent.kind != EXTENT_NONE) {
+        rsd_status status = value_read_json(checkpoint, value, json);
+        return status ? checkpoint_fail_in(checkpoint, value->extent.file, value->name, status)
+                      : RSD_OK;
     }
-    rsd_status status = value_read_json(checkpoint, value, json);
-    if (status)
-        status = store_fail_in(checkpoint->store, value->extent.file,
-                               fail_in(status, "%.300s: ", value->name));
-    return status;
+    char *copy = value->json ? mem_copy(value->json, strlen(value->json) + 1, 1) : NULL;
+    if (value->json && !copy)
+        return RSD_ENOMEM;
+    *json = copy;
+    return RSD_OK;
 }
 
 rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct stored_value *value)
@@ -224,26 +296,22 @@ rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct store
     if (value->extent.kind == EXTENT_NONE)
         return RSD_OK;
     rsd_status status = value_check(checkpoint, value);
-    return status ? store_fail_in(checkpoint->store, value->extent.file,
-                                  fail_in(status, "%.300s: ", value->name))
+    return status ? checkpoint_fail_in(checkpoint, value->extent.file, value->name, status)
                   : RSD_OK;
 }
 
 rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, void **item,
                                      size_t *nbytes)
 {
+    const struct stored_value *value;
     struct bytes bytes = {0};
-    if (index < 0 || (uint64_t)index >= checkpoint->catalog.nvalues)
-        return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
-                    checkpoint->catalog.nvalues);
-    const struct stored_value *value = &checkpoint->catalog.values[index];
-    if (value->extent.kind != EXTENT_NONE) {
-        rsd_status status = value_read_item(checkpoint, value, &bytes);
-        if (status) {
-            bytes_drop(&bytes);
-            return store_fail_in(checkpoint->store, value->extent.file,
-                                 fail_in(status, "%.300s: ", value->name));
-        }
+    TRY(value_at(checkpoint, index, &value));
+    rsd_status status = RSD_OK;
+    if (value->extent.kind != EXTENT_NONE)
+        status = value_read_item(checkpoint, value, &bytes);
+    if (status) {
+        bytes_drop(&bytes);
+        return checkpoint_fail_in(checkpoint, value->extent.file, value->name, status);
     }
     *item = bytes.data;
     *nbytes = bytes.n;

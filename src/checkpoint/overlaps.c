@@ -44,19 +44,24 @@ static bool have_same_crc(const struct source *a, const struct source *b)
 }
 
 /* Compares a region that fits into the buffers; *same stays true if it is equal. */
-static rsd_status compare_block_of(const struct overlap_search *search, struct source *sources,
+static rsd_status compare_block_of(struct overlap_search *search, struct source *sources,
                                    const int64_t *lo, const int64_t *len, bool *same)
 {
     struct io_stats stats = {0};
     size_t n = (size_t)box_volume(sources->ndim, len) * sources->element_nbytes;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        if (!search->bytes[i])
+            search->bytes[i] = mem_new((size_t)search->tile_limit, 1);
+        if (!search->bytes[i])
+            return RSD_ENOMEM;
         TRY(source_read(&sources[i], lo, len, search->bytes[i], search->tile_limit, &stats));
+    }
     *same = memcmp(search->bytes[0], search->bytes[1], n) == 0;
     return RSD_OK;
 }
 
 /* Compares a region in slabs, in ascending order: some indices of dim k, single ones of the dims before. */
-static rsd_status compare_region(const struct overlap_search *search, struct source *sources,
+static rsd_status compare_region(struct overlap_search *search, struct source *sources,
                                  const int64_t *lo, const int64_t *len, bool *same)
 {
     int32_t ndim = sources->ndim, k = ndim - 1;
@@ -85,7 +90,7 @@ static rsd_status compare_region(const struct overlap_search *search, struct sou
 }
 
 /* Compares two boxes where they overlap. */
-static rsd_status compare_boxes(const struct overlap_search *search, size_t a, size_t b, bool *same)
+static rsd_status compare_boxes(struct overlap_search *search, size_t a, size_t b, bool *same)
 {
     const struct catalog *catalog = &search->checkpoint->catalog;
     const struct stored_tensor *tensor = searched_tensor(search);
@@ -113,7 +118,7 @@ static rsd_status compare_boxes(const struct overlap_search *search, size_t a, s
 }
 
 /* Compares two boxes. Returns EFORMAT if they differ. Boxes that cannot be read are reported elsewhere. */
-static rsd_status check_pair(const struct overlap_search *search, size_t a, size_t b)
+static rsd_status check_pair(struct overlap_search *search, size_t a, size_t b)
 {
     const struct stored_tensor *tensor = searched_tensor(search);
     const int64_t *one = box_coordinates(search, a), *other = box_coordinates(search, b);
@@ -219,10 +224,7 @@ rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t index, uint64_t til
         search.tile_limit = element_nbytes;
     search.order = mem_new(tensor->nboxes, sizeof *search.order);
     search.distinct = mem_new(tensor->nboxes, sizeof *search.distinct);
-    search.bytes[0] = mem_new((size_t)search.tile_limit, 1);
-    search.bytes[1] = mem_new((size_t)search.tile_limit, 1);
-    bool fine = search.order && search.distinct && search.bytes[0] && search.bytes[1];
-    rsd_status status = fine ? check_copies(&search) : RSD_ENOMEM;
+    rsd_status status = search.order && search.distinct ? check_copies(&search) : RSD_ENOMEM;
     if (!status && search.ndistinct > 1)
         status = check_distinct(&search);
     mem_free(search.order);
