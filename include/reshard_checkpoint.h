@@ -99,6 +99,8 @@ typedef struct rsd_extent {
     rsd_box box;
     int64_t file;            /* -1: no file is known to hold the bytes */
     uint64_t offset, nbytes; /* of the item in the file, with what is around the bytes */
+    /* The transforms that the item went through, as a JSON list of names; NULL: none. */
+    const char *transforms;
 } rsd_extent;
 
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
@@ -111,6 +113,13 @@ int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint);
 const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t index);
 const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t index);
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json);
+
+/* The id that torch gave to the save; NULL: none. Valid as long as the checkpoint. */
+const char *rsd_checkpoint_save_id(const rsd_checkpoint *checkpoint);
+
+/* Where the item of a value is; its box has no dims. */
+rsd_status rsd_checkpoint_value_extent(const rsd_checkpoint *checkpoint, int64_t index,
+                                       rsd_extent *extent);
 
 /* Returns the stored item of a value, decompressed: what torch.save wrote. Its pickle may contain anything:
  * unpickle it only if you trust the file. Free it with rsd_free; it is NULL if the value has no item. */

@@ -29,13 +29,19 @@ FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.sa
 
 class Stored(NamedTuple):
     """One stored box of a tensor. `file` is a name in the folder, or None if nothing says where the bytes
-    are; `offset` and `nbytes` are of the item in the file, with what is around the bytes."""
+    are; `offset` and `nbytes` are of the item in the file, with what is around the bytes. `transforms` are the
+    names of what was done to the item, such as "stream.zstd/1"."""
 
     lo: Tuple[int, ...]
     len: Tuple[int, ...]
     file: Optional[str]
     offset: int
     nbytes: int
+    transforms: Tuple[str, ...] = ()
+
+
+def _transforms(stored: Any) -> Tuple[str, ...]:
+    return () if stored.transforms is None else tuple(json.loads(stored.transforms))
 
 
 class LazyTensor:
@@ -93,7 +99,7 @@ class LazyTensor:
                 _c.lib.rsd_checkpoint_box(handle, self._index, box, C.byref(stored))
                 file = files[stored.file] if stored.file >= 0 else None
                 found.append(Stored(tuple(stored.box.lo[:n]), tuple(stored.box.len[:n]), file, stored.offset,
-                                    stored.nbytes))
+                                    stored.nbytes, _transforms(stored)))
         return found
 
     def __getitem__(self, index: Any) -> Any:
@@ -180,6 +186,14 @@ class _Values(Mapping[str, Any]):
             found = _c.lib.rsd_checkpoint_value_path(handle, self._index[name])
         return None if found is None else tuple(json.loads(found))
 
+    def stored(self, name: str) -> Stored:
+        """Where the item of a value is."""
+        found = _c.Extent()
+        with self._checkpoint.in_use() as handle:
+            _c.lib.rsd_checkpoint_value_extent(handle, self._index[name], C.byref(found))
+        file = self._checkpoint.files[found.file] if found.file >= 0 else None
+        return Stored((), (), file, found.offset, found.nbytes, _transforms(found))
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._index)
 
@@ -209,18 +223,21 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     _free = "rsd_checkpoint_close"
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",
-                 format: Optional[str] = None, metadata: Optional[str] = None) -> None:
+                 format: Optional[str] = None, metadata: Optional[str] = None,
+                 follow_links: bool = False) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"no format is called {format!r}: there are {' '.join(FORMATS)}")
         handle = Address()
         _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
             format=0 if format is None else FORMATS[format],
-            metadata=None if metadata is None else _c.path_bytes(metadata))), C.byref(handle))
+            metadata=None if metadata is None else _c.path_bytes(metadata),
+            follow_links=follow_links)), C.byref(handle))
         self._handle = handle.value
         self._lock, self._nusers = threading.Lock(), 0
         self._later: Optional[int] = None
         self._names: Optional[List[str]] = None
+        self._files: Optional[List[str]] = None
         self._values: Optional[_Values] = None
 
     def close(self) -> None:
@@ -263,11 +280,20 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
             return _c.lib.rsd_format_name(_c.lib.rsd_checkpoint_format(handle)).decode()
 
     @property
+    def save_id(self) -> Optional[str]:
+        """The id that torch gave to the save."""
+        with self.in_use() as handle:
+            found = _c.lib.rsd_checkpoint_save_id(handle)
+        return None if found is None else found.decode()
+
+    @property
     def files(self) -> List[str]:
         """The files that tensors lie in."""
-        with self.in_use() as handle:
-            return [os.fsdecode(_c.lib.rsd_checkpoint_file(handle, index))
-                    for index in range(_c.lib.rsd_checkpoint_nfiles(handle))]
+        if self._files is None:
+            with self.in_use() as handle:
+                self._files = [os.fsdecode(_c.lib.rsd_checkpoint_file(handle, index))
+                               for index in range(_c.lib.rsd_checkpoint_nfiles(handle))]
+        return self._files
 
     @property
     def plain_values(self) -> "_Values":
@@ -425,10 +451,10 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
 
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
-         format: Optional[str] = None, metadata: Optional[str] = None) -> Checkpoint:
+         format: Optional[str] = None, metadata: Optional[str] = None, follow_links: bool = False) -> Checkpoint:
     """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, or a torch.save file.
 
     Which one it is, is found out by looking, unless `format` says it. What is read is "numpy", "torch", "raw"
     or "memoryview" (`like`). Nothing in a file is ever run or built: a pickle is read as data. `metadata`
     names the one file of a folder that counts, such as "__3.metadata" of ranks that saved by themselves."""
-    return Checkpoint(path, like=like, format=format, metadata=metadata)
+    return Checkpoint(path, like=like, format=format, metadata=metadata, follow_links=follow_links)

@@ -141,7 +141,7 @@ rsd_status catalog_check_transforms(const struct catalog *catalog, const struct 
     if (!extent->unknown)
         return RSD_OK;
     return fail(RSD_EUNSUPPORTED, "item was stored through the unknown transform '%s'",
-                catalog->transforms[extent->detail]);
+                catalog->transforms[extent->detail].unknown);
 }
 
 /* ---- where bytes are ---- */

@@ -47,7 +47,7 @@ struct metadata_reader {
     uint64_t boxes_left;            /* that may still be added */
     struct string_map names;        /* to ordinals */
     struct string_map paths;        /* to numbers of files */
-    struct string_map unknown;      /* names of transforms, to their numbers */
+    struct string_map unknown;      /* lists of transforms, to their numbers */
     struct metadata_entry *entries; /* by ordinal, then part */
     size_t nentries, entries_capacity;
     size_t *number;   /* of the tensor or value in the catalog, by ordinal */
@@ -256,17 +256,19 @@ static rsd_status find_data_file(struct metadata_reader *reader, struct slice pa
 }
 
 /* Marks an extent whose item went through an unknown transform. */
-static rsd_status take_unknown_transform(struct metadata_reader *reader, struct slice name,
-                                         struct extent *extent)
+/* Keeps the names of an item's transforms, one of which is unknown. Equal lists are kept once. */
+static rsd_status keep_transforms(struct metadata_reader *reader, struct slice unknown,
+                                  struct slice names, struct extent *extent)
 {
     struct catalog *catalog = reader->catalog;
+    struct stored_transforms kept;
     size_t number;
-    if (!string_map_find(&reader->unknown, name, &number)) {
-        const char *kept;
+    if (!string_map_find(&reader->unknown, names, &number)) {
         number = catalog->ntransforms;
-        TRY(catalog_add_name(catalog, name, &kept));
+        TRY(catalog_add_name(catalog, unknown, &kept.unknown));
+        TRY(catalog_add_name(catalog, names, &kept.names));
         TRY(GROW(catalog->transforms, catalog->transforms_capacity, number + 1));
-        TRY(string_map_add(&reader->unknown, (struct slice){kept, name.nbytes}, number));
+        TRY(string_map_add(&reader->unknown, (struct slice){kept.names, names.nbytes}, number));
         catalog->transforms[catalog->ntransforms++] = kept;
     }
     extent->unknown = 1;
@@ -274,26 +276,46 @@ static rsd_status take_unknown_transform(struct metadata_reader *reader, struct 
     return RSD_OK;
 }
 
-/* Takes a list with "stream.zstd/1" for each compression; an item with another name cannot be read. */
-static rsd_status take_transforms(struct metadata_reader *reader, const struct pickle_tree *tree,
-                                  pickle_node list, struct extent *extent)
+/* Takes a list with "stream.zstd/1" for each compression; an item with another name cannot be read. `names`
+ * becomes the list as JSON. */
+static rsd_status take_transform_names(const struct pickle_tree *tree, pickle_node list,
+                                       struct extent *extent, struct slice *unknown,
+                                       struct text *names)
 {
     struct pickle_walk walk = pickle_walk(tree, list);
     pickle_node item;
-    TRY(check_metadata(list == PICKLE_ABSENT || list == PICKLE_NONE ||
-                           pickle_kind(tree, list) == NODE_LIST,
-                       "transforms are not a list"));
     while (pickle_walk_next(&walk, &item)) {
         struct slice name = pickle_text(tree, item);
         TRY(check_metadata(pickle_kind(tree, item) == NODE_STRING,
                            "name of a transform is not a string"));
-        if (slice_is(name, "stream.zstd/1") || slice_is(name, "stream.zstd")) {
+        if (!budget_take_text(name.nbytes) || !budget_take_memory(name.nbytes))
+            return budget_fail();
+        text_add(names, names->length ? ", " : "[");
+        json_add_string(names, name.bytes, name.nbytes);
+        bool known = slice_is(name, "stream.zstd/1") || slice_is(name, "stream.zstd");
+        if (!known && !unknown->bytes)
+            *unknown = name;
+        if (known)
             TRY(check_metadata(extent->nzstd++ < 8, "item was compressed more than 8 times"));
-            continue;
-        }
-        TRY(take_unknown_transform(reader, name, extent));
     }
-    return RSD_OK;
+    text_add(names, names->length ? "]" : "[]");
+    return names->failed ? fail(RSD_ENOMEM, "no memory for the names of transforms") : RSD_OK;
+}
+
+static rsd_status take_transforms(struct metadata_reader *reader, const struct pickle_tree *tree,
+                                  pickle_node list, struct extent *extent)
+{
+    struct slice unknown = {0};
+    struct text names = {0};
+    if (list == PICKLE_ABSENT || list == PICKLE_NONE)
+        return RSD_OK;
+    TRY(check_metadata(pickle_kind(tree, list) == NODE_LIST, "transforms are not a list"));
+    rsd_status status = take_transform_names(tree, list, extent, &unknown, &names);
+    if (!status && unknown.bytes)
+        status =
+            keep_transforms(reader, unknown, (struct slice){names.chars, names.length}, extent);
+    text_drop(&names);
+    return status;
 }
 
 static rsd_status take_storage_info(struct metadata_reader *reader, const struct pickle_tree *tree,
@@ -516,6 +538,18 @@ static rsd_status fail_without_metadata(const struct pickle_tree *tree, pickle_n
 }
 
 /* Reads the pickle of one metadata file, and finds its three parts. */
+/* Takes the id that the writer gave to the save, if there is one. */
+static rsd_status take_save_id(struct metadata_reader *reader, const struct pickle_tree *tree,
+                               pickle_node storage_meta)
+{
+    pickle_node id =
+        pickle_find(tree, object_state(tree, storage_meta, KNOWN_STORAGE_META), "save_id");
+    struct slice text = pickle_text(tree, id);
+    if (pickle_kind(tree, id) != NODE_STRING || memchr(text.bytes, '\0', text.nbytes))
+        return RSD_OK;
+    return catalog_add_name(reader->catalog, text, &reader->catalog->save_id);
+}
+
 static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t file,
                                      struct metadata_part *part)
 {
@@ -535,6 +569,9 @@ static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t fi
         part->planner = pickle_find(&part->tree, state, "planner_data");
         if (pickle_kind(&part->tree, part->tensors) != NODE_DICT)
             status = fail_without_metadata(&part->tree, root);
+        else
+            status =
+                take_save_id(reader, &part->tree, pickle_find(&part->tree, state, "storage_meta"));
     }
     return status ? store_fail_in(reader->store, file, status) : RSD_OK;
 }

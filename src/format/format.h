@@ -59,6 +59,12 @@ struct stored_value {
     struct bytes pickle; /* likewise */
 };
 
+/* The transforms of an item, if one of them is unknown. */
+struct stored_transforms {
+    const char *unknown; /* the first unknown one */
+    const char *names;   /* of all, as a JSON list */
+};
+
 struct catalog_name {
     const char *name;
     size_t index;
@@ -69,9 +75,10 @@ struct catalog {
     int64_t *coordinates;
     struct extent *extents;
     struct stored_value *values;
-    struct stored_array *arrays; /* of extents of EXTENT_ARRAY */
-    const char **transforms;     /* names of unknown ones */
-    char **names;                /* blocks of names */
+    struct stored_array *arrays;          /* of extents of EXTENT_ARRAY */
+    struct stored_transforms *transforms; /* lists with an unknown one */
+    const char *save_id;                  /* that the writer gave to the save; NULL: none */
+    char **names;                         /* blocks of names */
     char *next_name;
     struct catalog_name *tensor_names, *value_names; /* sorted */
     size_t ntensors, tensors_capacity, ncoordinates, coordinates_capacity, nextents,
