@@ -13,17 +13,17 @@ _reshard_options()
 {
     local target="--mesh --place --rules --preset --default"
     local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run
-        --resume --verify --force --json --quiet --help"
+        --resume --verify --force --json --follow-links --quiet --help"
     case $1 in
-    inspect) echo "--json --tree --svg --html --help" ;;
+    inspect) echo "--json --tree --svg --html --follow-links --help" ;;
     plan) echo "--json --pairs --ranks --pieces --rank --ranks-per-node --no-picture --svg --html
         --format --compress --max-shard-size $target $common" ;;
     convert) echo "--format --compress --max-shard-size $target $common" ;;
     merge) echo "--max-shard-size --all --config-from $common" ;;
     split) echo "$target $common" ;;
-    verify) echo "--json --max-memory --threads --quiet --help" ;;
-    diff | digest) echo "--only --json --max-memory --threads --quiet --help" ;;
-    extract) echo "--slice --cast --raw --force --help" ;;
+    verify) echo "--json --max-memory --threads --follow-links --quiet --help" ;;
+    diff | digest) echo "--only --json --max-memory --threads --follow-links --quiet --help" ;;
+    extract) echo "--slice --cast --raw --force --follow-links --help" ;;
     esac
 }
 

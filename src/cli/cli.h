@@ -72,6 +72,25 @@ typedef bool input_needs(const void *context, const rsd_tensor_info *tensor,
 int input_check_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
                       input_needs *needs, const void *context);
 
+/* Says that links of all inputs may lead out of their directories. */
+void input_follow_links(void);
+
+/* ---- out_file.c: files that are written ---- */
+
+struct out_file {
+    FILE *stream;
+    int directory_fd;
+    char *name, *staged; /* in the directory: its last name, and its name until it is complete */
+    bool replace;
+};
+
+/* Opens a file for writing. Returns false and sets errno on failure; out_file_close is called in any case. */
+bool out_file_open(struct out_file *file, const char *path, bool replace);
+
+/* Closes the file: puts it at its path if it is complete, else removes it. Returns false and sets errno if it is
+ * not at its path. */
+bool out_file_close(struct out_file *file, bool complete);
+
 /* ---- cli_text.c: numbers and texts ---- */
 
 /* Parses an integer in [least, most]. */

@@ -19,6 +19,7 @@
     "  --force               Replace an existing checkpoint; keep other files of its directory\n"  \
     "  --json                Print the report as one JSON object\n"                                \
     "  -q, --quiet           Print no progress, notes or report\n"                                 \
+    "  --follow-links        Follow links that lead out of a checkpoint\n"                         \
     "  -h, --help            Print this help\n"
 
 #define TARGET_HELP                                                                                \
@@ -96,6 +97,7 @@ const char plan_help[] =
     "  --no-picture          Print no picture\n"
     "  --svg FILE            Write the picture to FILE as SVG\n"
     "  --html FILE           Write the picture to FILE as an HTML page that shows the numbers\n"
+    "  --follow-links        Follow links that lead out of a checkpoint\n"
     "  -h, --help            Print this help\n"
     "\n"
     "Options with a CHECKPOINT:\n" FORMAT_HELP TARGET_HELP COMPRESS_HELP SHARD_SIZE_HELP

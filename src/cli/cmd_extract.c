@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char extract_help[] =
@@ -18,6 +19,7 @@ static const char extract_help[] =
     "  --cast DTYPE          Convert to DTYPE. NumPy has no bf16: use --cast f32\n"
     "  --raw                 Write raw bytes in row-major order, also to a .npy file\n"
     "  --force               Replace an existing file\n"
+    "  --follow-links        Follow links that lead out of a checkpoint\n"
     "  -h, --help            Print this help\n";
 
 struct extraction {
@@ -177,23 +179,18 @@ static int write_array(const struct extraction *request, rsd_dtype dtype, const 
         return cli_fail("extract", EXIT_CANNOT,
                         "NumPy has no %s: convert with --cast f32, or write bytes with --raw",
                         rsd_dtype_name(dtype));
-    if (!to_stdout && !request->force && access(request->out, F_OK) == 0)
+    struct out_file file = {.stream = stdout};
+    struct stat found;
+    if (!to_stdout && !request->force && lstat(request->out, &found) == 0)
         return cli_fail("extract", EXIT_CANNOT, "%s already exists; use --force to replace it",
                         request->out);
-    char *staged = cli_new_text("%s.reshard-part", request->out);
-    FILE *out = to_stdout ? stdout : fopen(staged, "wb");
-    bool fine = out != NULL;
+    bool fine = to_stdout || out_file_open(&file, request->out, request->force);
     if (fine && npy)
-        write_npy_header(out, npy_dtype(dtype), box);
-    fine = fine && fwrite(bytes, 1, nbytes, out) == nbytes;
-    if (out && !to_stdout)
-        fine = fclose(out) == 0 && fine && rename(staged, request->out) == 0;
-    int code =
-        fine ? EXIT_YES : cli_fail("extract", EXIT_IO, "%s: %s", request->out, strerror(errno));
-    if (!fine && !to_stdout)
-        remove(staged);
-    free(staged);
-    return code;
+        write_npy_header(file.stream, npy_dtype(dtype), box);
+    fine = fine && fwrite(bytes, 1, nbytes, file.stream) == nbytes;
+    if (!to_stdout)
+        fine = out_file_close(&file, fine);
+    return fine ? EXIT_YES : cli_fail("extract", EXIT_IO, "%s: %s", request->out, strerror(errno));
 }
 
 /* ---- the tensor ---- */

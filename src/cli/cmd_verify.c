@@ -9,6 +9,7 @@
     "  --max-memory SIZE    Limit buffers to SIZE. Default: 256MiB\n"                              \
     "  --threads N          Use N threads. Default: one per core, at most 16\n"                    \
     "  -q, --quiet          Print no progress and no summary\n"                                    \
+    "  --follow-links       Follow links that lead out of a checkpoint\n"                          \
     "  -h, --help           Print this help\n"
 
 #define ONLY_HELP "  --only REGEX         Select tensors whose name contains a match\n"

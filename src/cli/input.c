@@ -7,9 +7,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static bool follow_links;
+
+void input_follow_links(void)
+{
+    follow_links = true;
+}
+
 int input_open(const char *verb, const char *path, rsd_checkpoint **checkpoint)
 {
-    return cli_fail_status(verb, rsd_checkpoint_open(path, NULL, checkpoint));
+    rsd_open_options options = {.struct_nbytes = sizeof options, .follow_links = follow_links};
+    return cli_fail_status(verb, rsd_checkpoint_open(path, &options, checkpoint));
 }
 
 /* Marks the files that have an extent which is needed. */

@@ -234,6 +234,15 @@ static rsd_status load_item_pickle(struct zip *zip, struct pickle_tree *tree, pi
     return zip_read_pickle(zip, record, tree, root);
 }
 
+static rsd_status take_byteorder(struct slice text, bool *big_endian)
+{
+    *big_endian = slice_is(text, "big");
+    if (!*big_endian && !slice_is(text, "little"))
+        return fail(RSD_EFORMAT, "record byteorder has '%.*s'; expected little or big",
+                    (int)(text.nbytes < 8 ? text.nbytes : 8), text.bytes);
+    return RSD_OK;
+}
+
 rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian)
 {
     struct zip_record *record;
@@ -244,10 +253,7 @@ rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian)
         return RSD_OK;
     size_t n = record->nbytes < sizeof text - 1 ? (size_t)record->nbytes : sizeof text - 1;
     TRY(zip->read(zip->context, record->data, text, n));
-    *big_endian = strcmp(text, "big") == 0;
-    if (!*big_endian && strcmp(text, "little") != 0)
-        return fail(RSD_EFORMAT, "record byteorder has '%s'; expected little or big", text);
-    return RSD_OK;
+    return take_byteorder((struct slice){text, strlen(text)}, big_endian);
 }
 
 static rsd_status find_item_tensor(struct zip *zip, struct torch_view *view,
@@ -454,7 +460,7 @@ static rsd_status go_to_tensor(struct stored_stream *start, struct torch_view *v
             bool order = slice_is(name, "byteorder");
             status = step_small(start, &content);
             if (!status && order)
-                array->big_endian = slice_is(content, "big");
+                status = take_byteorder(content, &array->big_endian);
         }
     }
     pickle_tree_drop(&tree);
