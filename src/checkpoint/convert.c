@@ -93,8 +93,15 @@ static rsd_status convert_close_job(void *context, const struct batch_job *job,
 /* Runs the jobs of this rank. A run that is stopped writes its complete items to the journal. */
 static rsd_status run_jobs(struct conversion_run *c)
 {
-    struct batch batch = {
-        .open = convert_open_job, .close = convert_close_job, .check_records = true, .context = c};
+    size_t written = c->operation.io.max_nbytes > 0
+                         ? zstd_writer_memory(c->manifest.compress)
+                         : 0; /* compression is not slowed down unless memory is limited */
+    struct batch batch = {.open = convert_open_job,
+                          .close = convert_close_job,
+                          .check_records = true,
+                          .stream_nbytes =
+                              written + zstd_reader_memory(catalog_max_layers(&c->in->catalog)),
+                          .context = c};
     rsd_status status = convert_list_jobs(c, &batch);
     if (!status)
         status = operation_run_batch(&c->operation, &batch);

@@ -99,6 +99,8 @@ rsd_status catalog_finish(struct catalog *catalog);
 
 /* Returns EUNSUPPORTED for an item that went through an unknown transform. */
 rsd_status catalog_check_transforms(const struct catalog *catalog, const struct extent *extent);
+int catalog_max_layers(
+    const struct catalog *catalog); /* how often an item was compressed at most */
 rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const char **out);
 void catalog_drop(struct catalog *catalog);
 
