@@ -11,7 +11,7 @@
 # V=1 shows every command. ZSTD=no builds without support for compressed checkpoints, MPI=no without libreshard_mpi.
 
 VERSION := $(shell sed -n 's/^.define RSD_VERSION  *"\(.*\)"/\1/p' include/reshard.h)
-SOVERSION := 0
+SOVERSION := 1
 PREFIX ?= /usr/local
 OBJCOPY ?= objcopy
 BUILD := build

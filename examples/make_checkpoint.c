@@ -4,9 +4,8 @@
  *     build/examples/make_checkpoint ckpt dp=2,tp=4 'S(0),R'   another mesh, one placement per axis
  *     build/examples/make_checkpoint --fused ckpt              with fused QKV and gate-up weights
  *
- * One process plays all ranks here. In a real run each rank saves its own arrays: the same call with
- * one_rank, and rsd_save_publish when all have returned. Introduces: rsd_layout_parse_on, rsd_reshard,
- * rsd_save.
+ * One process has the arrays of all ranks here. In a real run each rank saves its own arrays: the same call with
+ * a transport in rsd_io. Introduces: rsd_layout_parse_on, rsd_reshard, rsd_save.
  */
 #include "reshard.h"
 

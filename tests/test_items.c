@@ -2,7 +2,7 @@
 #include "folder.h"
 #include "tap.h"
 
-#include "reshard.h"
+#include "reshard_experimental.h"
 
 #include <stdlib.h>
 
@@ -84,8 +84,9 @@ static void as_saved(int compress, rsd_pool *pool)
     save(path, compress);
     void *value = value_item(path, &nvalue);
     list_items(items, value, nvalue);
+    rsd_io io = {.struct_nbytes = sizeof io, .pool = pool};
     rsd_items_options options = {
-        .struct_nbytes = sizeof options, .pool = pool, .compress = compress, .sync = 1};
+        .struct_nbytes = sizeof options, .io = &io, .compress = compress, .sync = 1};
     rsd_report report = {.struct_nbytes = sizeof report};
     OK(rsd_dcp_write_items(file, NITEMS, items, &options, places, &report));
     CHECK(same_files(file, path_in(path, "__0_0.distcp")));

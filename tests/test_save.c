@@ -1,5 +1,6 @@
 /* test_save.c - tensors of any layout are saved, and loaded into any other: by one call for all ranks, by one call per
  * rank, compressed, in the background, and over an older checkpoint. */
+#include "crew.h"
 #include "folder.h"
 #include "oracle.h"
 #include "random.h"
@@ -111,8 +112,9 @@ static void save_at_once(void)
     for (int i = 0; i < 150; i++) {
         struct tensors tensors;
         make_tensors(&random, &tensors);
+        rsd_io io = {.struct_nbytes = sizeof io, .pool = i % 2 ? pool : NULL};
         rsd_save_options options = {.struct_nbytes = sizeof options,
-                                    .pool = i % 2 ? pool : NULL,
+                                    .io = &io,
                                     .overwrite = 1,
                                     .compress = i % 5 == 4 ? 1 : 0,
                                     .to_lowest_rank = i % 3 == 0};
@@ -129,79 +131,56 @@ static void save_at_once(void)
     rsd_pool_free(pool);
 }
 
-static void save_by_rank(void)
+/* A save by ranks that are threads: the files are those of one process. */
+struct by_rank {
+    struct tensors tensors;
+    const char *path;
+    int32_t compress;
+};
+
+static rsd_status save_rank(struct hand *hand)
 {
-    CASE("every rank saves its own part, and one rank publishes");
-    struct random random = {8};
-    for (int i = 0; i < 60; i++) {
-        struct tensors tensors;
-        make_tensors(&random, &tensors);
-        char path[256], once[256];
-        snprintf(path, sizeof path, "%s/by_rank", folder);
-        snprintf(once, sizeof once, "%s/by_all", folder);
-        int64_t world = world_of(&tensors);
-        rsd_save_options options = {.struct_nbytes = sizeof options,
-                                    .nranks = world,
-                                    .one_rank = 1,
-                                    .overwrite = 1,
-                                    .compress = i % 4 == 3};
-        for (int64_t rank = 0; rank < world; rank++) {
-            rsd_tensor local[MOST_TENSORS];
-            options.rank = (int32_t)rank;
-            for (int k = 0; k < tensors.n; k++) {
-                int64_t first, count;
-                rsd_layout_arrays_of(tensors.layout[k], (int32_t)rank, &first, &count);
-                local[k] = tensors.local[k];
-                local[k].rank = (int32_t)rank;
-                local[k].arrays = tensors.memory[k].array + first;
-            }
-            OK(rsd_save(path, tensors.n, local, &options, NULL));
-        }
-        OK(rsd_save_publish(path, world, 1));
-        check_saved(&random, path, &tensors);
-        options.one_rank = 0;
-        OK(rsd_save(once, tensors.n, tensors.local, &options, NULL));
-        for (int64_t rank = 0; rank < world; rank++) {
-            char name[64], a[512], b[512];
-            snprintf(name, sizeof name, "__%lld_0.distcp", (long long)rank);
-            snprintf(a, sizeof a, "%s", path_in(path, name));
-            snprintf(b, sizeof b, "%s", path_in(once, name));
-            CHECK(same_files(a, b), "%s differs", name);
-        }
-        drop_tensors(&tensors);
+    const struct by_rank *task = hand->task;
+    rsd_tensor local[MOST_TENSORS];
+    for (int k = 0; k < task->tensors.n; k++) {
+        int64_t first, count;
+        rsd_layout_arrays_of(task->tensors.layout[k], hand->transport.rank, &first, &count);
+        local[k] = task->tensors.local[k];
+        local[k].rank = hand->transport.rank;
+        local[k].arrays = task->tensors.memory[k].array + first;
     }
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = &hand->transport};
+    rsd_save_options options = {
+        .struct_nbytes = sizeof options, .overwrite = 1, .compress = task->compress, .io = &io};
+    return rsd_save(task->path, task->tensors.n, local, &options, &hand->report);
 }
 
-static void other_values(void)
+static void save_by_rank(void)
 {
-    CASE("ranks that save different values are refused");
-    char path[512];
-    snprintf(path, sizeof path, "%s", path_in(folder, "values_by_rank"));
-    static const char *const steps[] = {"7", "8", "7"};
-    rsd_layout *layout;
-    OK(rsd_layout_parse("f32[4] @ 2 : R", &layout));
-    struct memory memory = oracle_memory(layout, NULL);
-    for (int32_t i = 0; i < 3; i++) {
-        int32_t rank = i > 0;
-        rsd_value step = {.struct_nbytes = sizeof step, .name = "step", .json = steps[i]};
-        rsd_tensor local = {.struct_nbytes = sizeof local,
-                            .name = "w",
-                            .layout = layout,
-                            .rank = rank,
-                            .arrays = memory.array + rank};
-        rsd_save_options options = {.struct_nbytes = sizeof options,
-                                    .nranks = 2,
-                                    .one_rank = 1,
-                                    .rank = rank,
-                                    .nvalues = 1,
-                                    .values = &step};
-        OK(rsd_save(path, 1, &local, &options, NULL));
-        if (i == 1)
-            FAILS(RSD_EMISMATCH, "rank 1 saved something else", rsd_save_publish(path, 2, 0));
+    CASE("every rank saves its own arrays of any layout");
+    struct random random = {8};
+    for (int i = 0; i < 60; i++) {
+        struct by_rank task = {.compress = i % 4 == 3};
+        struct crew crew;
+        char path[256], once[256];
+        make_tensors(&random, &task.tensors);
+        int64_t world = world_of(&task.tensors);
+        snprintf(path, sizeof path, "%s/by_rank", folder);
+        snprintf(once, sizeof once, "%s/by_all", folder);
+        rsd_save_options options = {
+            .struct_nbytes = sizeof options, .overwrite = 1, .compress = task.compress};
+        task.path = path;
+        if (world <= MOST_CREW) {
+            crew_run(&crew, (int32_t)world, save_rank, &task, 0);
+            for (int32_t rank = 0; rank < crew.n; rank++)
+                CHECK(crew.hands[rank].status == RSD_OK, "%s", crew.hands[rank].message);
+            check_saved(&random, path, &task.tensors);
+            OK(rsd_save(once, task.tensors.n, task.tensors.local, &options, NULL));
+            CHECK(same_folders(path, once));
+            crew_free(&crew);
+        }
+        drop_tensors(&task.tensors);
     }
-    OK(rsd_save_publish(path, 2, 0));
-    oracle_memory_free(&memory);
-    rsd_layout_free(layout);
 }
 
 static void save_in_background(void)
@@ -213,8 +192,8 @@ static void save_in_background(void)
     for (int i = 0; i < 30; i++) {
         struct tensors tensors;
         make_tensors(&random, &tensors);
-        rsd_save_options options = {
-            .struct_nbytes = sizeof options, .pool = i % 2 ? pool : NULL, .overwrite = 1};
+        rsd_io io = {.struct_nbytes = sizeof io, .pool = i % 2 ? pool : NULL};
+        rsd_save_options options = {.struct_nbytes = sizeof options, .io = &io, .overwrite = 1};
         rsd_async_save *saving;
         rsd_report report = {.struct_nbytes = sizeof report};
         const char *path = path_in(folder, "background");
@@ -229,6 +208,27 @@ static void save_in_background(void)
         drop_tensors(&tensors);
     }
     rsd_pool_free(pool);
+}
+
+static void wrong_report(void)
+{
+    CASE("a report of the wrong size fails before anything is published");
+    rsd_layout *layout;
+    float numbers[4] = {1, 2, 3, 4};
+    void *arrays[] = {numbers};
+    rsd_async_save *saving;
+    rsd_report report = {.struct_nbytes = 3};
+    const char *path = path_in(folder, "wrong_report");
+    OK(rsd_layout_parse("f32[4] @ 1:R", &layout));
+    rsd_tensor tensor = {
+        .struct_nbytes = sizeof tensor, .name = "w", .layout = layout, .arrays = arrays};
+    FAILS(RSD_EINVAL, "rsd_report", rsd_save(path, 1, &tensor, NULL, &report));
+    CHECK(!is_there(path));
+    if (OK(rsd_save_start(path, 1, &tensor, NULL, &saving)))
+        FAILS(RSD_EINVAL, "rsd_report", rsd_save_wait(saving, &report));
+    CHECK(!is_there(path), "the checkpoint was published");
+    CHECK(!is_there(path_in(folder, "wrong_report.reshard-part")));
+    rsd_layout_free(layout);
 }
 
 /* ---- existing files ---- */
@@ -403,8 +403,8 @@ int main(void)
     folder = name;
     save_at_once();
     save_by_rank();
-    other_values();
     save_in_background();
+    wrong_report();
     existing();
     refused();
     values_survive();

@@ -17,7 +17,7 @@ static void convert_every_way(const char *in)
     task.convert.compress = 3;
     convert_and_compare(task, "zstd");
     task.any_layout = false;
-    task.convert = (rsd_convert_options){.every_replica = 1, .choose = choose_copies};
+    task.convert = (rsd_convert_options){.every_replica = 1, .map = choose_copies};
     convert_and_compare(task, "a file a rank");
 }
 
@@ -54,21 +54,21 @@ static rsd_status prove_as(const struct task *task, const rsd_transport *transpo
                            struct hand *hand)
 {
     rsd_checkpoint *a = NULL, *b = NULL;
-    rsd_prove_options options = {.struct_nbytes = sizeof options, .transport = transport};
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = transport};
     int64_t ndiffer = 0, nfindings = 0;
     rsd_status status = rsd_checkpoint_open(task->in, NULL, &a);
     if (!status)
         status = rsd_checkpoint_open(task->other, NULL, &b);
     if (!status)
-        status = rsd_verify(a, &options, note_finding, hand, &nfindings, &hand->report);
+        status = rsd_verify(a, &io, note_finding, hand, &nfindings, &hand->report);
     size_t n = status ? 0 : (size_t)rsd_checkpoint_ntensors(b);
     char(*digests)[RSD_DIGEST_NCHARS] = malloc((n + 1) * sizeof *digests);
     if (!status)
-        status = rsd_digest(b, 0, NULL, &options, digests, NULL);
+        status = rsd_digest(b, 0, NULL, &io, digests, NULL);
     for (size_t i = 0; i < n && !status; i++)
         hand_tell(hand, digests[i]);
     if (!status && nfindings == 0)
-        status = rsd_diff(a, b, &options, note_difference, hand, &ndiffer, NULL);
+        status = rsd_diff(a, b, &io, note_difference, hand, &ndiffer, NULL);
     hand->found = nfindings;
     hand->number = ndiffer;
     free(digests);
@@ -197,7 +197,7 @@ static void large_is_split(void)
     struct task task = {.in = in};
     CASE("a tensor larger than all others is split, and all files are the same");
     convert_and_compare(task, "one file");
-    task.convert = (rsd_convert_options){.format = RSD_FORMAT_DCP, .choose = choose_rows};
+    task.convert = (rsd_convert_options){.format = RSD_FORMAT_DCP, .map = choose_rows};
     convert_and_compare(task, "dcp by rows");
     task.convert.compress = 1;
     convert_and_compare(task, "zstd by rows");

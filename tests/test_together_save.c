@@ -92,9 +92,11 @@ static rsd_status save_hand(struct hand *hand)
     fill_locals(task, hand->transport.rank, locals);
     if (task->without == hand->transport.rank + 1)
         locals[1].arrays = none;
-    options.transport = &hand->transport;
-    options.on_progress = task->cancels ? on_progress : NULL;
-    options.context = hand;
+    rsd_io io = {.struct_nbytes = sizeof io,
+                 .transport = &hand->transport,
+                 .on_progress = task->cancels ? on_progress : NULL,
+                 .context = hand};
+    options.io = &io;
     if (task->late == hand->transport.rank + 1)
         value.json = "1199";
     if (task->nested == hand->transport.rank + 1)
@@ -144,7 +146,8 @@ static rsd_status load_hand(struct hand *hand)
     const struct load_task *task = hand->task;
     rsd_checkpoint *checkpoint;
     rsd_tensor locals[NTENSORS];
-    rsd_load_options options = {.struct_nbytes = sizeof options, .transport = &hand->transport};
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = &hand->transport};
+    rsd_load_options options = {.struct_nbytes = sizeof options, .io = &io};
     rsd_status status = rsd_checkpoint_open(task->path, NULL, &checkpoint);
     if (status)
         return status;

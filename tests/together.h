@@ -66,15 +66,15 @@ static inline rsd_status convert_as(const struct task *task, const rsd_transport
     if (status)
         return status;
     options.struct_nbytes = sizeof options;
-    options.transport = transport;
-    options.timeout = task->timeout;
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = transport, .timeout = task->timeout};
+    options.io = &io;
     if (task->any_layout) {
-        options.choose = random_choice;
-        options.choose_context = &random;
+        options.map = random_choice;
+        options.map_context = &random;
     }
     if (transport) {
-        options.on_progress = on_progress;
-        options.context = hand;
+        io.on_progress = on_progress;
+        io.context = hand;
     }
     bool apart = transport && transport->rank == 1 && task->out_of_one;
     status = rsd_convert(in, apart ? task->out_of_one : task->out, &options, &hand->report);

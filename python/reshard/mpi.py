@@ -33,7 +33,7 @@ def _load() -> _c.Functions:
         try:
             path = _c.shared_object("libreshard_mpi", "RESHARD_MPI_LIB")
         except ImportError:
-            path = "libreshard_mpi.so.0"
+            path = "libreshard_mpi.so.1"
         try:
             _functions = _c.Functions(path, _c.header)
         except OSError as error:

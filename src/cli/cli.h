@@ -128,6 +128,7 @@ struct conversion {
     bool has_mesh;
     const char *needs_mesh; /* an option that was given and needs --mesh; NULL: none */
     rsd_convert_options convert;
+    rsd_io io; /* of convert and of --verify */
     const char *config_from;
     bool all, json, quiet, verify;
     long long threads;

@@ -317,7 +317,7 @@ static int take_option(struct conversion *request, int option, const char *value
     case MAX_SHARD_SIZE:
         return take_size(request, "--max-shard-size", value, &request->convert.max_shard_nbytes);
     case MAX_MEMORY:
-        return take_size(request, "--max-memory", value, &request->convert.max_nbytes);
+        return take_size(request, "--max-memory", value, &request->io.max_nbytes);
     case THREADS:
         return take_threads(request, value);
     case CONFIG_FROM:

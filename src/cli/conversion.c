@@ -112,8 +112,7 @@ static int64_t find_free_space(const char *path)
 
 static int64_t memory_limit(const struct conversion *request)
 {
-    return request->convert.max_nbytes ? request->convert.max_nbytes
-                                       : (int64_t)DEFAULT_MEMORY_MIB << 20;
+    return request->io.max_nbytes ? request->io.max_nbytes : (int64_t)DEFAULT_MEMORY_MIB << 20;
 }
 
 static void print_json_report(const struct conversion *request, rsd_format in,
@@ -262,8 +261,7 @@ static rsd_status pair_tensors(struct conversion *request, rsd_checkpoint *in, r
 }
 
 /* Compares the digests of input and output. Returns EXIT_YES or an exit code. */
-static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
-                           const rsd_prove_options *options)
+static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out)
 {
     struct tensor_pairs pairs = {0};
     struct name_sample changed = {0};
@@ -271,9 +269,9 @@ static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_c
     char(*a)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *a));
     char(*b)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *b));
     if (!status)
-        status = rsd_digest(in, (int64_t)pairs.n, pairs.in, options, a, NULL);
+        status = rsd_digest(in, (int64_t)pairs.n, pairs.in, &request->io, a, NULL);
     if (!status)
-        status = rsd_digest(out, (int64_t)pairs.n, pairs.out, options, b, NULL);
+        status = rsd_digest(out, (int64_t)pairs.n, pairs.out, &request->io, b, NULL);
     for (size_t i = 0; i < pairs.n && !status; i++) {
         rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         status = rsd_checkpoint_tensor(out, pairs.out[i], &tensor);
@@ -307,15 +305,11 @@ static int verify_output(struct conversion *request, rsd_checkpoint *in)
         return code;
     }
     progress_start(&progress, "verify", request->quiet);
-    rsd_prove_options options = {.struct_nbytes = sizeof options,
-                                 .pool = request->convert.pool,
-                                 .max_nbytes = request->convert.max_nbytes,
-                                 .on_progress = progress_report,
-                                 .context = &progress,
-                                 .transport = ranks_transport()};
-    rsd_status status = rsd_verify(out, &options, print_output_finding, request, &nfindings, NULL);
+    request->io.context = &progress;
+    rsd_status status =
+        rsd_verify(out, &request->io, print_output_finding, request, &nfindings, NULL);
     if (!status)
-        code = compare_digests(request, in, out, &options);
+        code = compare_digests(request, in, out);
     progress_end(&progress);
     if (status)
         code = cli_fail_status(verb, status);
@@ -364,11 +358,13 @@ static int convert_and_report(struct conversion *request, rsd_checkpoint *in)
     struct progress_line progress;
     rsd_report report = {.struct_nbytes = sizeof report};
     progress_start(&progress, request->verb, request->quiet || request->convert.dry);
-    request->convert.choose = rsd_rules_map;
-    request->convert.choose_context = request->rules;
-    request->convert.on_progress = progress_report;
-    request->convert.context = &progress;
-    request->convert.transport = ranks_transport();
+    request->convert.map = rsd_rules_map;
+    request->convert.map_context = request->rules;
+    request->convert.io = &request->io;
+    request->io.struct_nbytes = sizeof request->io;
+    request->io.on_progress = progress_report;
+    request->io.context = &progress;
+    request->io.transport = ranks_transport();
     rsd_status status = rsd_convert(in, request->out, &request->convert, &report);
     progress_end(&progress);
     if (status)
@@ -438,11 +434,11 @@ int conversion_run(struct conversion *request)
         code = input_check_files(request->verb, request->in, in, NULL, NULL);
     if (!code)
         code = cli_fail_status(request->verb,
-                               rsd_pool_new((int32_t)request->threads, &request->convert.pool));
+                               rsd_pool_new((int32_t)request->threads, &request->io.pool));
     code = ranks_agree(request->verb, code);
     if (!code)
         code = convert_and_report(request, in);
-    rsd_pool_free(request->convert.pool);
+    rsd_pool_free(request->io.pool);
     rsd_checkpoint_close(in);
     return code;
 }

@@ -77,7 +77,7 @@ class Header(unittest.TestCase):
                                                     C.POINTER(C.c_void_p)))
         self.assertEqual((kinds["send"]._restype_, kinds["cancel"]._restype_), (C.c_int, C.c_int32))
         self.assertEqual(_c.OnDifference._argtypes_, (C.c_void_p, C.c_char_p, C.c_int, C.c_char_p))
-        self.assertIs(dict(_c.LoadOptions._fields_)["on_progress"], _c.OnProgress)
+        self.assertIs(dict(_c.Io._fields_)["on_progress"], _c.OnProgress)
 
     def test_refused(self):
         """an unknown declaration is an error"""
