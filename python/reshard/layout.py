@@ -174,7 +174,7 @@ class Array(NamedTuple):
     nbytes: int
 
 
-class Held(NamedTuple):
+class LocalBox(NamedTuple):
     """A box that a rank holds, its array, and where it begins in that array."""
 
     lo: Tuple[int, ...]
@@ -365,11 +365,11 @@ class Layout(_c.Handle):
         _c.lib.rsd_layout_arrays_of(self.handle, rank, C.byref(first), C.byref(count))
         return [self.array(index) for index in range(first.value, first.value + count.value)]
 
-    def boxes(self, rank: int) -> List[Held]:
+    def boxes(self, rank: int) -> List[LocalBox]:
         """Returns all boxes of a rank, array by array. A strided, segmented or cyclic shard has several."""
         found, count, n = C.POINTER(_c.Shard)(), Int64(), self.ndim
         _c.lib.rsd_layout_boxes(self.handle, rank, C.byref(found), C.byref(count))
-        made = [Held(tuple(one.box.lo[:n]), tuple(one.box.len[:n]), one.array, tuple(one.at[:n]))
+        made = [LocalBox(tuple(one.box.lo[:n]), tuple(one.box.len[:n]), one.array, tuple(one.at[:n]))
                 for one in found[:count.value]]
         _c.lib.rsd_free(C.cast(found, Address))
         return made
