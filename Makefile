@@ -20,7 +20,7 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 
-MODULES := base layout plan memory peer exec codec store format transfer checkpoint
+MODULES := base layout plan memory cuda peer exec codec store format transfer checkpoint
 LIB_SRC := $(foreach module,$(MODULES),$(sort $(wildcard src/$(module)/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 

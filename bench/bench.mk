@@ -31,7 +31,19 @@ $(BUILD)/bench_mpi $(BUILD)/bench_scalapack: $(BUILD)/bench_%: $(BUILD)/mpi/benc
 	@echo "  link  $@"
 	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
-# dcp.load, dcp.save and others, of reshard and of torch in turns, in the environment of the torch tests.
+# On a GPU, beside copies by the driver.
+.PHONY: bench-cuda
+bench-cuda: $(BUILD)/bench_cuda
+	@RESHARD_GPU=1 $(BUILD)/bench_cuda $(BUILD)/bench.json
+	@RESHARD_GPU=1 $(MPIRUN) -np 4 $(BUILD)/bench_cuda $(BUILD)/bench.json ranks
+
+$(BUILD)/bench_cuda: ALL_CPPFLAGS += -Itests
+$(BUILD)/bench_cuda: $(BUILD)/mpi/bench/cuda/bench_cuda.o $(BUILD)/obj/tests/gpu.o \
+        $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard.a
+	@echo "  link  $@"
+	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
+
+# dcp.load, dcp.save and the like, ours and torch's in turns; in the environment of the torch tests.
 .PHONY: bench-torch
 bench-torch: $(BUILD)/libreshard.so $(BUILD)/venv/ready
 	@for name in $(sort $(wildcard bench/bench_torch_*.py)); do \

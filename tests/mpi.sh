@@ -30,6 +30,11 @@ for n in 1 2 3 4 7 8; do
     report "every case on $n processes"
 done
 
+for n in 1 2; do
+    timeout 300 mpirun -np $n "$MPI_TESTS/test_mpi" gpu >"$out" 2>&1 && ! grep -q '^not ok' "$out"
+    report "every case on $n processes with arrays on a GPU"
+done
+
 for n in 1 2 3 4 7 8; do
     timeout 300 mpirun -np $n "$MPI_TESTS/test_mpi_stash" >"$out" 2>&1 && ! grep -q '^not ok' "$out"
     report "stashes on $n processes"

@@ -2,7 +2,7 @@
 # Tests that use threads also run with the thread sanitizer.
 
 comma := ,
-TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c tests/stash_cases.c tests/crew.c
+TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c tests/stash_cases.c tests/crew.c tests/gpu.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step transport together together_save \
     together_stops
@@ -41,7 +41,16 @@ test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLE
 
 $(BUILD)/asan/test_%: $(BUILD)/asan/tests/test_%.o $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
 	@echo "  link  $@"
-	$(Q)$(CC) $(SAN_asan) $(LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS) -lm
+	$(Q)$(CC) $(SAN_asan) $(LINK_$*) -o $@ $(filter %.o,$^) $(ALL_LDLIBS) $(LDLIBS) -lm
+
+# A GPU in software, as the two libraries that are opened at run time.
+EMULATOR := $(BUILD)/asan/emulator/libcuda.so.1 $(BUILD)/asan/emulator/libnvrtc.so.13
+EMULATOR_SRC := $(sort $(wildcard tests/cuda/emulator*.c))
+$(EMULATOR): $(BUILD)/asan/emulator/lib%: $(EMULATOR_SRC) tests/cuda/emulator.h $(wildcard src/cuda/*.h)
+	@mkdir -p $(@D)
+	@echo "  link  $@"
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -Itests/cuda -Wno-missing-prototypes -fPIC -shared -Wl,-soname,lib$* -o $@ $(EMULATOR_SRC) -lm
+$(BUILD)/asan/test_device: $(EMULATOR)
 
 $(BUILD)/tsan/test_%: $(BUILD)/tsan/tests/test_%.o $(call objects,tsan,$(TEST_HELPERS) $(LIB_SRC))
 	@echo "  link  $@"

@@ -2,9 +2,11 @@
  *
  *     exchange_compile.c   what this rank sends and receives: messages of packed boxes, and combined boxes
  *     host_data.c          arrays and ring buffers that the ranks of a host export to each other
- *     channel.c            one message in progress, over the transport or through shared memory
- *     exchange_bind.c      binds plans
- *     exchange.c           runs them
+ *     channel.c            one message under way: by a transport or through shared memory
+ *     exchange_device.c    the same for arrays on a CUDA device
+ *     device_share.c       device memory that the ranks of a host export to each other
+ *     exchange_bind.c      binding
+ *     exchange.c           running
  */
 #ifndef EXCHANGE_H
 #define EXCHANGE_H
@@ -50,13 +52,18 @@ struct position {
 /* The chunks of a message that may be in progress: one is packed while the other is sent. */
 enum { NBUFFERS = 2 };
 
-/* A ring of NBUFFERS chunks of one message, in the shared memory of the sender. The counters of chunks written and
- * read grow from run to run, so nothing is reset between runs. */
+/* How a receiver gets a message: packed, or out of the arrays of the sender. */
+enum direct_way { PACKED, DIRECT_ARENA, DIRECT_DEVICE };
+
+/* In shared memory: where the chunks of one message lie, and how many were written and read. The counters only
+ * grow, so that nothing is reset between runs. */
 struct ring {
     _Alignas(64) _Atomic uint64_t written;
-    int32_t to, stage, reduce, direct;
-    uint64_t buffers; /* offset of the first buffer in the segment */
+    int32_t to, stage, reduce, direct; /* direct: enum direct_way */
+    uint64_t buffers;                  /* the offset of the first */
     _Alignas(64) _Atomic uint64_t read;
+    _Atomic uint64_t
+        refused; /* the counter of a chunk that offered device memory, which cannot be read */
 };
 
 /* A message while it is sent or received. */
@@ -75,9 +82,14 @@ struct channel {
     struct host_rank
         *host; /* the other rank, if memory is shared with it; NULL: over the transport */
     struct ring *ring;
-    uint64_t before; /* value of the counters of the ring at the start of this run */
-    bool opened, direct;
-    size_t first_direct, ndirect; /* in exchange.program: copies from the arena of the sender */
+    uint64_t before; /* chunks that the ring had counted before this run */
+    bool opened;
+    enum direct_way direct;
+    bool offered;     /* device memory was offered: the receiver reads it, or refuses */
+    bool was_refused; /* in an earlier run: it is not offered again */
+    bool copying;     /* by a kernel, until mark */
+    uint64_t mark;
+    size_t first_direct, ndirect; /* copies of the program */
 };
 
 /* The combined box that is being computed. */
@@ -85,6 +97,7 @@ struct reducer {
     size_t box;
     uint64_t at;        /* bytes of it that are done */
     char *own, *result; /* one chunk each */
+    char *own_memory;   /* of both; NULL: pinned memory of the device */
     const char **terms;
 };
 
@@ -120,8 +133,13 @@ struct exchange {
     struct channel *channels;
     size_t nchannels;
     char *buffers; /* of all channels */
+    size_t buffers_nbytes;
+    struct exchange_device *device; /* NULL: no run was done by a GPU yet */
+    bool on_device;                 /* the current run */
+    bool decided;                   /* how the receives of the current stage on a device are done */
+    bool sums_on_device;            /* the reductions of this run */
     struct reducer reducer;
-    int32_t stage;    /* -1: voting */
+    int32_t stage;    /* -2: the device is busy with work queued before; -1: voting */
     bool refused;     /* the vote failed, on all ranks */
     rsd_status early; /* a failure that rsd_exec_wait returns, with `error` */
     char error[240];
@@ -165,9 +183,16 @@ void array_box_unpack(const struct exchange *x, const struct array_box *box, uin
 
 /* ---- host_data.c ---- */
 
-/* The export of another rank of the host. It is checked before it is used. */
+/* Where a rank lists its arrays on a device (device_share.c). */
+struct device_table_name {
+    struct shared_segment_name segment;
+    _Atomic uint64_t version; /* 0: nothing was exported yet */
+};
+
+/* What another rank of the host exports. It is checked before it is used. */
 struct host_rank {
     int32_t rank;
+    const struct device_table_name *exported;
     struct shared_segment segment, arena;
     const int64_t
         *strides; /* a copy of the strides of its arrays, in the order of exchange.strides */
@@ -183,6 +208,7 @@ struct host_rank {
 struct host_data {
     struct shared_segment segment; /* of this rank */
     _Atomic int64_t *offsets;
+    struct device_table_name *exported;
     struct ring *rings; /* one for each of its sends */
     const struct shared_segment *arena;
     struct host_rank *ranks; /* by their index in the peer; the entry of this rank is empty */
@@ -213,8 +239,44 @@ char *ring_buffer(const struct shared_segment *segment, const struct ring *ring,
 void host_data_publish(struct exchange *x);
 /* Returns whether all arrays of a message lie in the arena of this rank. */
 bool host_data_is_direct(const struct exchange *x, const struct message *message);
-/* Returns an array of another rank. Returns NULL and sets the error text if it lies outside of its arena. */
+/* Whether an array lies in its arena, as its owner says; destinations come after sources. */
+bool host_rank_has(const struct host_rank *host, int64_t number);
+/* The array of a rank, or NULL with EPEER set. */
 const char *host_rank_array(const struct host_rank *host, int64_t array, bool from_destination);
+
+/* ---- exchange_device.c ---- */
+
+/* At the start of a run: sets on_device if kernels must do the run of this rank, and exports its arrays. */
+rsd_status exchange_device_prepare(struct exchange *x);
+/* Whether the work that was queued before the run is done. */
+rsd_status exchange_device_ready(struct exchange *x, bool *ready);
+/* After a run. */
+void exchange_device_end(struct exchange *x, rsd_status status);
+const char *exchange_device_note(const struct exchange *x);
+void exchange_device_drop(struct exchange *x);
+
+/* Queues the copies of a stage: those that stay on this rank, or all of them with the sums. The latter requires
+ * that all receives of the stage are direct and open. Then whether they are done. */
+rsd_status exchange_device_copy_own(struct exchange *x, int32_t stage);
+rsd_status exchange_device_copy_all(struct exchange *x, int32_t stage);
+rsd_status exchange_device_stage_done(struct exchange *x, bool *done);
+
+/* Packs boxes or unpacks them: begin, add, queue, and test the mark. */
+void exchange_device_begin_boxes(struct exchange *x);
+rsd_status exchange_device_add_box(struct exchange *x, const struct array_box *box, bool sending,
+                                   uint64_t at, size_t n, const char *packed);
+rsd_status exchange_device_queue_boxes(struct exchange *x, uint64_t *mark);
+rsd_status exchange_device_test(struct exchange *x, uint64_t mark, bool *done);
+/* The same for one box, and waits. */
+rsd_status exchange_device_copy_box(struct exchange *x, const struct array_box *box, bool sending,
+                                    uint64_t at, size_t n, const char *packed);
+
+/* Whether all that a message sends is exported. */
+bool exchange_device_exports(const struct exchange *x, const struct message *message);
+void exchange_device_count_packed(struct exchange *x);
+/* Makes the arrays of a sender usable by kernels of this rank; then queues the copies from them. */
+rsd_status exchange_device_open(struct exchange *x, const struct channel *channel);
+rsd_status exchange_device_copy_direct(struct exchange *x, struct channel *channel);
 
 /* ---- channel.c ---- */
 
@@ -222,7 +284,10 @@ uint64_t reduce_chunk_nbytes(const struct exchange *x);
 uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *message, bool shared);
 void channel_rewind(const struct exchange *x, struct channel *channel);
 bool channel_is_finished(const struct channel *channel);
-/* Sends or receives what is possible without waiting. Sets *moved if it was anything. */
+/* Decides whether the receives of a stage are done by one launch: all are direct, and this rank can read what the
+ * senders export. Returns false until every sender has announced how it sends. */
+bool channels_decide(struct exchange *x, int32_t stage, bool *together);
+/* Does what can be done without waiting. */
 rsd_status channel_progress(struct exchange *x, struct channel *channel, bool *moved);
 void channel_cancel(struct exchange *x, struct channel *channel);
 

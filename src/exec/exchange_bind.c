@@ -78,6 +78,7 @@ static rsd_status add_buffers(struct exchange *x)
         nbytes += nbuffers_of(&x->channels[i]) * x->channels[i].chunk;
     mem_free(x->buffers);
     x->buffers = mem_new(nbytes, 1);
+    x->buffers_nbytes = nbytes;
     if (!x->buffers)
         return RSD_ENOMEM;
     char *next = x->buffers;
@@ -102,9 +103,9 @@ static rsd_status add_reducer(struct exchange *x)
     mem_free(channel_of);
     for (size_t i = 0; i < x->ncombined; i++)
         most = x->combined[i].nterms > most ? x->combined[i].nterms : most;
-    mem_free(x->reducer.own);
+    mem_free(x->reducer.own_memory);
     mem_free(x->reducer.terms);
-    x->reducer.own = mem_new(2 * chunk, 1);
+    x->reducer.own = x->reducer.own_memory = mem_new(2 * chunk, 1);
     x->reducer.terms = mem_new(most, sizeof *x->reducer.terms);
     if (!x->reducer.own || !x->reducer.terms)
         return RSD_ENOMEM;

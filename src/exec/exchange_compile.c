@@ -400,18 +400,46 @@ static rsd_status compile_host_piece(struct rank_compiler *c, const struct host_
     return fill_loops(x, &term->box, ndim, piece->box.len, there, element_nbytes);
 }
 
-/* Adds all pieces of a plan that come from ranks which share memory with this one. */
+/* Whether every term of a reduction lies in an array of this rank, or of one on its host. */
+static bool terms_are_local(const struct exchange *x)
+{
+    for (size_t i = 0; i < x->nterms; i++)
+        if (x->terms[i].peer != x->rank && !host_data_rank(x, x->terms[i].peer))
+            return false;
+    return true;
+}
+
+/* Adds a term to the sums that a device computes. */
+static rsd_status add_host_term(struct rank_compiler *c, const struct host_rank *host,
+                                const rsd_piece *piece, int64_t *missing)
+{
+    int32_t ndim = c->plan->src->ndim;
+    int64_t array = piece->from_array - c->first_src, to = piece->to_array - c->first_dst;
+    const int64_t *from_strides = c->src_strides + array * ndim;
+    array += c->src_base;
+    if (host)
+        from_strides = host_strides(c, host, piece, &array);
+    return program_add_term(&c->x->program, c->plan, piece, from_strides,
+                            c->dst_strides + to * ndim, array, to + c->dst_base, missing);
+}
+
 static rsd_status compile_host_plan(struct rank_compiler *c, size_t *next_term)
 {
     struct exchange *x = c->x;
     rsd_cursor *cursor;
     const rsd_piece *piece;
+    bool sums = terms_are_local(x);
+    int64_t missing = 0;
     TRY(rsd_plan_walk(c->plan, c->rank, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
         struct combined_term *term = piece->reduce ? &x->terms[(*next_term)++] : NULL;
         const struct host_rank *host = host_data_rank(x, piece->from);
-        if (host && (status = compile_host_piece(c, host, piece, term)))
+        if (host)
+            status = compile_host_piece(c, host, piece, term);
+        if (!status && term && sums)
+            status = add_host_term(c, host, piece, &missing);
+        if (status)
             break;
     }
     rsd_cursor_free(cursor);

@@ -20,6 +20,8 @@ struct backend {
 struct rsd_exec {
     const struct backend *backend;
     bool started;
+    bool has_stream;
+    void *stream; /* of CUDA, in which runs are ordered; NULL: the default stream */
 };
 
 #endif

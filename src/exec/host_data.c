@@ -15,6 +15,7 @@
 struct host_header {
     uint64_t nstrides, noffsets, nrings;
     uint64_t strides, offsets, rings; /* offsets in the segment */
+    struct device_table_name exported;
 };
 
 static uint64_t align_up(uint64_t offset)
@@ -45,7 +46,8 @@ static uint64_t lay_out_header(const struct exchange *x, struct host_header *hea
 static void fill_segment(struct exchange *x, const struct host_header *header, uint64_t buffers)
 {
     char *data = shared_segment_data(&x->host->segment);
-    *(struct host_header *)(void *)data = *header;
+    memcpy(data, header, sizeof *header);
+    x->host->exported = &((struct host_header *)(void *)data)->exported;
     x->host->offsets = (void *)(data + header->offsets);
     x->host->rings = (void *)(data + header->rings);
     if (x->nstrides)
@@ -132,6 +134,7 @@ static rsd_status read_host_header(struct host_rank *host, const int64_t **strid
         !fits_segment(&host->segment, header.rings, header.nrings, sizeof(struct ring)))
         return fail(RSD_EPEER, "invalid shared memory header");
     *strides = (const void *)(data + header.strides);
+    host->exported = &((const struct host_header *)(const void *)data)->exported;
     host->offsets = (void *)(data + header.offsets);
     host->rings = (void *)(data + header.rings);
     host->nstrides = header.nstrides;
@@ -245,6 +248,11 @@ bool host_data_is_direct(const struct exchange *x, const struct message *message
             return false;
     }
     return x->host->arena != NULL;
+}
+
+bool host_rank_has(const struct host_rank *host, int64_t number)
+{
+    return atomic_load_explicit(&host->offsets[number], memory_order_relaxed) >= 0;
 }
 
 const char *host_rank_array(const struct host_rank *host, int64_t array, bool from_destination)

@@ -270,15 +270,13 @@ static rsd_status add_copy(const struct plan_compiler *c, const rsd_piece *piece
                              c->first_dst + piece->to_array);
 }
 
-/* Starts a sum with the loops of its destination, outermost first. Dims of extent 1 have no loop. */
-static rsd_status start_sum(const struct plan_compiler *c, const rsd_piece *piece)
+/* Begins a sum with the loops of its destination, outermost first; extents of 1 need none. */
+static rsd_status start_sum(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
+                            const int64_t *to_strides, int64_t dst)
 {
-    struct program *program = c->program;
-    const rsd_plan *plan = c->plan;
-    const int64_t *to = dst_strides_of(c, piece->to_array);
     struct sum_op sum = {
-        .dst = c->first_dst + piece->to_array,
-        .dst_offset = byte_offset(plan->dst->ndim, piece->to_at, to),
+        .dst = dst,
+        .dst_offset = byte_offset(plan->dst->ndim, piece->to_at, to_strides),
         .first_loop = (int64_t)program->nloops,
         .first_term = (int64_t)program->nterms,
         .reduction = {plan->src->dtype, plan->reduce, plan->divisor, plan->reduced.total}};
@@ -286,7 +284,7 @@ static rsd_status start_sum(const struct plan_compiler *c, const rsd_piece *piec
     for (int32_t d = 0; d < plan->dst->ndim; d++)
         if (piece->box.len[d] > 1) {
             program->loops[program->nloops++] =
-                (struct loop){.count = piece->box.len[d], .dst_stride = to[d]};
+                (struct loop){.count = piece->box.len[d], .dst_stride = to_strides[d]};
             sum.nloops++;
         }
     TRY(GROW(program->sums, program->sums_capacity, program->nsums + 1));
@@ -296,19 +294,19 @@ static rsd_status start_sum(const struct plan_compiler *c, const rsd_piece *piec
 }
 
 /* Adds a term to the last sum. */
-static rsd_status append_term(const struct plan_compiler *c, const rsd_piece *piece)
+static rsd_status append_term(struct program *program, const rsd_piece *piece,
+                              const int64_t *from_strides, int64_t src)
 {
-    struct program *program = c->program;
-    int32_t ndim = c->plan->src->ndim;
-    const int64_t *from = src_strides_of(c, piece->from_array);
-    struct sum_term term = {.src = c->first_src + piece->from_array,
-                            .offset = byte_offset(ndim, piece->from_at, from),
-                            .first_stride = (int64_t)program->nstrides};
+    int32_t ndim = piece->box.ndim;
+    struct sum_term term = {.src = src,
+                            .offset = byte_offset(ndim, piece->from_at, from_strides),
+                            .first_stride = (int64_t)program->nstrides,
+                            .peer = piece->from};
     TRY(GROW(program->terms, program->terms_capacity, program->nterms + 1));
     TRY(GROW(program->strides, program->strides_capacity, program->nstrides + (size_t)ndim));
     for (int32_t d = 0; d < ndim; d++)
         if (piece->box.len[d] > 1)
-            program->strides[program->nstrides++] = from[d];
+            program->strides[program->nstrides++] = from_strides[d];
     program->terms[program->nterms++] = term;
     return RSD_OK;
 }
@@ -363,26 +361,35 @@ static void merge_sum(struct program *program)
 }
 
 /* Compiles a plan piece by piece. */
+rsd_status program_add_term(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
+                            const int64_t *from_strides, const int64_t *to_strides, int64_t src,
+                            int64_t dst, int64_t *missing)
+{
+    if (*missing == 0) {
+        TRY(start_sum(program, plan, piece, to_strides, dst));
+        *missing = plan->reduced.total;
+    }
+    TRY(append_term(program, piece, from_strides, src));
+    if (--*missing == 0)
+        merge_sum(program);
+    return RSD_OK;
+}
+
 static rsd_status compile_pieces(const struct plan_compiler *c)
 {
     rsd_cursor *cursor;
     const rsd_piece *piece;
-    int64_t missing = 0; /* terms of the current sum */
+    int64_t missing = 0;
     TRY(rsd_plan_walk(c->plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
-        if (!piece->reduce) {
+        if (piece->reduce)
+            status = program_add_term(
+                c->program, c->plan, piece, src_strides_of(c, piece->from_array),
+                dst_strides_of(c, piece->to_array), c->first_src + piece->from_array,
+                c->first_dst + piece->to_array, &missing);
+        else
             status = add_copy(c, piece);
-        } else {
-            if (missing == 0) {
-                status = start_sum(c, piece);
-                missing = c->plan->reduced.total;
-            }
-            if (!status)
-                status = append_term(c, piece);
-            if (!status && --missing == 0)
-                merge_sum(c->program);
-        }
         if (status)
             break;
     }

@@ -27,7 +27,8 @@ struct sum_op {
 
 struct sum_term {
     int64_t src, offset;
-    int64_t first_stride; /* index into program.strides: one per loop */
+    int64_t first_stride; /* into program.strides: one per loop */
+    int32_t peer;         /* the rank that has it */
 };
 
 struct program {
@@ -53,7 +54,13 @@ rsd_status program_add_piece(struct program *program, const rsd_piece *piece, si
                              const int64_t *from_strides, const int64_t *to_strides, int64_t src,
                              int64_t dst);
 
-/* Completes the program. Requires that everything is added. */
+/* Adds a piece that is one term of a sum. The terms of a sum come one after the other: *missing starts as 0, and
+ * counts those that are still to come. */
+rsd_status program_add_term(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
+                            const int64_t *from_strides, const int64_t *to_strides, int64_t src,
+                            int64_t dst, int64_t *missing);
+
+/* Requires that all is added. Must precede the first run. */
 void program_finish(struct program *program);
 void program_drop(struct program *program);
 

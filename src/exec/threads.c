@@ -4,7 +4,7 @@
  * take units in order. A unit of a later stage waits until all units of the previous stage are done. Those were taken
  * earlier, so a thread is working on each of them.
  */
-#include "program.h"
+#include "device_run.h"
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -34,6 +34,8 @@ struct threads_exec {
     int64_t stage_nunits[MAX_STAGES];
     _Atomic int64_t stage_done[MAX_STAGES];
     struct pool_job job;
+    struct device_run *device; /* NULL: no run was done by a GPU yet */
+    bool on_device;            /* the current run */
 };
 
 /* ---- units ---- */
@@ -197,10 +199,24 @@ static void reset_stages(struct threads_exec *x)
         atomic_store_explicit(&x->stage_done[stage], 0, memory_order_relaxed);
 }
 
+/* Queues the run if kernels must do it. */
+static rsd_status start_on_device(struct threads_exec *x, bool *pageable)
+{
+    int device = device_arrays_choose(&x->arrays, x->exec.has_stream);
+    x->on_device = device >= 0;
+    if (!x->on_device)
+        return RSD_OK;
+    return device_run_start(&x->device, device, &x->program, &x->arrays, x->exec.stream, pageable);
+}
+
 static rsd_status threads_run(rsd_exec *exec, const void *const *src, void *const *dst)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
+    bool pageable = false;
     TRY(run_arrays_set(&x->arrays, src, dst));
+    TRY(start_on_device(x, &pageable));
+    if (x->on_device)
+        return exec->has_stream && !pageable ? RSD_OK : device_run_wait(x->device);
     reset_stages(x);
     rsd_pool *pool = x->program.nbytes > ALONE_MAX_TOTAL ? x->pool : NULL;
     pool_run(pool, (int64_t)x->nunits, run_unit, x);
@@ -210,7 +226,11 @@ static rsd_status threads_run(rsd_exec *exec, const void *const *src, void *cons
 static rsd_status threads_start(rsd_exec *exec, const void *const *src, void *const *dst)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
+    bool pageable;
     TRY(run_arrays_set(&x->arrays, src, dst));
+    TRY(start_on_device(x, &pageable));
+    if (x->on_device)
+        return RSD_OK;
     reset_stages(x);
     pool_start(x->pool, &x->job, (int64_t)x->nunits, run_unit, x);
     return RSD_OK;
@@ -219,6 +239,8 @@ static rsd_status threads_start(rsd_exec *exec, const void *const *src, void *co
 static rsd_status threads_wait(rsd_exec *exec)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
+    if (x->on_device)
+        return device_run_wait(x->device);
     if (!pool_wait(x->pool, &x->job)) {
         /* This is a child process after a fork during the run. The run starts again. */
         reset_stages(x);
@@ -230,6 +252,7 @@ static rsd_status threads_wait(rsd_exec *exec)
 static void threads_free(rsd_exec *exec)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
+    device_run_free(x->device);
     program_drop(&x->program);
     run_arrays_drop(&x->arrays);
     mem_free(x->units);

@@ -13,7 +13,8 @@ $(BUILD)/asan/mpi/%.o: %.c | $(BUILD)/ready
 $(BUILD)/asan/mpi/%: $(BUILD)/asan/mpi/tests/mpi/%.o $(call objects,asan/mpi,$(MPI_SRC)) \
                      $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
 	@echo "  link  $@"
-	$(Q)$(MPICC) $(SAN_asan) $(LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS) -lm
+	$(Q)$(MPICC) $(SAN_asan) $(LINK_$*) -o $@ $(filter %.o,$^) $(ALL_LDLIBS) $(LDLIBS) -lm
+$(BUILD)/asan/mpi/test_mpi: $(EMULATOR)
 
 ifneq ($(MPI_FOUND),)
 test-all: $(MPI_TESTS)
