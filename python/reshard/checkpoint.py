@@ -203,6 +203,13 @@ class _Values(Mapping[str, Any]):
         return f"<values: {', '.join(self)}>"
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Returns a name, or the number of names and the first three of them."""
+    if len(names) == 1:
+        return names[0]
+    return f"{len(names)} entries: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+
+
 class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     """The tensors of a checkpoint by name, in the order of the file. Several threads may use one."""
 
@@ -353,14 +360,12 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         missing = [one.name for one in tensors if one.name not in self]
         missing += [name for name in values if name not in self.plain_values]
         if missing and strict:
-            kind = "value" if missing[0] in values else "tensor"
-            more = f", and not {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise MissingError(f"the checkpoint has no {kind} {missing[0]}{more}")
+            raise MissingError(f"the checkpoint lacks {_listed(missing)}")
         found = {name: self.plain_values[name] for name in values if name in self.plain_values}
         opaque = [name for name, value in found.items() if value is OPAQUE]
         if opaque and strict:
-            raise UnsupportedError(f"{opaque[0]} is an object in the checkpoint, which cannot be loaded; "
-                                   "strict=False leaves the entry unchanged")
+            raise UnsupportedError(f"values that are not plain cannot be loaded: {_listed(opaque)}; "
+                                   "strict=False leaves these entries unchanged")
         report = self._load([one.struct(writable=True, cast=cast) for one in tensors], pool,
                             missing=not strict, cast=cast, max_nbytes=max_nbytes, progress=progress,
                             transport=transport, timeout=timeout)
