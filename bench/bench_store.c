@@ -1,7 +1,7 @@
-/* bench_store.c - checkpoints beside what the same files cost without any thought: cp, pread, pwrite.
+/* bench_store.c - calls on checkpoints beside plain cp, pread and pwrite of the same files.
  *
- * A Llama-like model of 1.9 GB, saved by 8 ranks, in memory (/dev/shm) and on the disk (build/). What is on
- * the disk is flushed on both sides. */
+ * The checkpoint is a Llama-like model of 1.9 GB, saved by 8 ranks, in memory (/dev/shm) and on the disk (build/).
+ * Files on the disk are flushed on both sides. */
 #include "bench.h"
 
 #include <fcntl.h>
@@ -370,7 +370,7 @@ static void digesting(void)
               1e-9 * (double)model.memory_nbytes / limit, "GB/s", "adding it up");
 }
 
-/* A .metadata of a million chunks as torch writes it, opened in a process of its own. */
+/* Opens a .metadata of a million chunks, as torch writes it, in a separate process. */
 static void opening(void)
 {
     static const char folder[] = "build/bench-metadata", file[] = "build/bench-metadata/.metadata";

@@ -70,9 +70,9 @@ rsd_status rsd_stash_drop(rsd_stash *stash, int64_t id);
 typedef struct rsd_stash_usage {
     size_t struct_nbytes;      /* sizeof(rsd_stash_usage), set by the caller */
     int64_t nbuffers;          /* in the stash now */
-    int64_t nbytes_held;       /* in slices of this rank, now */
+    int64_t nbytes_kept;       /* in slices of this rank, now */
     int64_t nbytes_total;      /* of the same buffers */
-    int64_t nbytes_held_most;  /* at any time so far */
+    int64_t nbytes_kept_most;  /* at any time so far */
     int64_t nbytes_total_most; /* at any time so far */
     int64_t nbytes_received;   /* from other ranks */
 } rsd_stash_usage;

@@ -1,5 +1,5 @@
-/* test_convert.c - checkpoints become other checkpoints and stay what they are: every golden one to
- * safetensors, to DCP of any layout and back; casts, names and choices; stopped, killed and resumed. */
+/* test_convert.c - conversions keep all tensors: every golden checkpoint to safetensors, to DCP of any layout and
+ * back; casts, names and selection; runs that are stopped, killed and resumed. */
 #include "folder.h"
 #include "random.h"
 #include "tap.h"
@@ -230,7 +230,7 @@ static bool no_part(const char *out)
 
 static void cancelled_and_resumed(void)
 {
-    CASE("what was cancelled is resumed, and reports what it did itself");
+    CASE("a cancelled run is resumed, and reports only its own work");
     make_large_checkpoint(in_folder("source"), 4, 901);
     for (int kind = 0; kind < 3; kind++)
         for (int64_t after = 0; after < 6000000; after += 1100000) {
@@ -297,7 +297,7 @@ static void changed_sources(void)
 
 static void killed_and_resumed(void)
 {
-    CASE("what was killed at any moment is resumed, over an older checkpoint too");
+    CASE("a run that was killed at any moment is resumed, also over an older checkpoint");
     struct random random = {5};
     make_checkpoint(in_folder("source"), 4);
     make_checkpoint(in_folder("older"), 2);
@@ -430,7 +430,7 @@ static rsd_status choose_packed(void *context, const rsd_tensor_info *tensor,
 
 static void packed_shards(void)
 {
-    CASE("a rank's boxes of one tensor are packed in one array, and found again");
+    CASE("the boxes of a rank are packed into one array, and read back");
     make_checkpoint(in_folder("source"), 3);
     for (int way = 0; way < 3; way++) {
         rsd_convert_options options = {.struct_nbytes = sizeof options,
@@ -452,7 +452,7 @@ static void packed_shards(void)
 
 static void shards(void)
 {
-    CASE("shards of safetensors: each replica once, or every rank with all it holds");
+    CASE("safetensors shards: each box once, or all boxes of every rank");
     make_checkpoint(in_folder("source"), 3);
     rsd_convert_options options = {
         .struct_nbytes = sizeof options, .map = choose_columns, .overwrite = 1};
@@ -475,7 +475,7 @@ static void side_files(void)
     const char *side = directory;
     rsd_convert_options options = {
         .struct_nbytes = sizeof options, .nside_files = 1, .side_files = &side};
-    errno = ENOENT; /* of some earlier call */
+    errno = ENOENT; /* of an earlier call */
     FAILS(RSD_EIO, "regular file",
           convert(in_folder("source"), in_folder("with_side_files"), &options));
     side = missing;
@@ -506,7 +506,7 @@ static rsd_status note_finding(void *context, const char *text)
 
 static void damage(void)
 {
-    CASE("one flipped bit is found, and where it is");
+    CASE("one flipped bit is detected, with its position");
     make_checkpoint(in_folder("source"), 3);
     make_checkpoint(in_folder("damaged"), 3);
     rsd_checkpoint *good, *bad;

@@ -1,7 +1,7 @@
-/* test_disk_faults.c - the nth allocation, open, read, write, flush or rename fails, for every n: a status
- * comes back, nothing leaks, no reader accepts what is not complete, and a second run finishes.
+/* test_disk_faults.c - the nth allocation, open, read, write, flush or rename fails, for every n. The call returns a
+ * status, nothing leaks, no reader accepts an incomplete output, and a second run completes it.
  *
- * The linker puts these calls here (--wrap), so that the library is tested as it is. */
+ * The linker redirects these calls to this file (--wrap), so the library needs no hook. */
 #include "folder.h"
 #include "tap.h"
 #include "truth.h"
@@ -88,7 +88,7 @@ int __wrap_fsync(int fd)
         errno = EIO;
         return -1;
     }
-    return 0; /* nobody pulls the plug here */
+    return 0; /* power failures are not tested */
 }
 
 int __real_rename(const char *from, const char *to);
@@ -212,7 +212,7 @@ static void every_failure(enum kind kind, rsd_status (*what)(void), bool over)
             options.resume = 1;
             rsd_checkpoint *none;
             rsd_status opened = rsd_checkpoint_open(part, NULL, &none);
-            if (!opened) { /* all of it was there, but for its name */
+            if (!opened) { /* the output was complete, except for its name */
                 rsd_checkpoint_close(none);
             }
             OK(convert());
@@ -271,7 +271,7 @@ static void journal_in_short_reads(void)
     folder_remove(target);
 }
 
-/* ---- items by somebody else's plan ---- */
+/* ---- items that another planner assigned ---- */
 
 static int32_t items_compress;
 

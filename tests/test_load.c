@@ -1,4 +1,4 @@
-/* test_load.c - checkpoints that real torch wrote are opened, listed and loaded, into any layout. */
+/* test_load.c - checkpoints that torch wrote are opened, listed and loaded into any layout. */
 #include "folder.h"
 #include "oracle.h"
 #include "random.h"
@@ -92,7 +92,7 @@ static void golden_loads(void)
     rsd_pool *pool;
     OK(rsd_pool_new(3, &pool));
     for (const char *const *name = golden; *name; name++) {
-        CASE("%s: every tensor loads equal, into any layout", *name);
+        CASE("%s: every tensor is loaded into any layout", *name);
         rsd_checkpoint *checkpoint = NULL, *truth = NULL;
         const char *truth_path = golden_path(*name, "truth.safetensors");
         if (OK(rsd_checkpoint_open(golden_path(*name, "ckpt"), NULL, &checkpoint)) &&

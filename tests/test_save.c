@@ -1,5 +1,5 @@
-/* test_save.c - what is saved from any layout loads into any other: by all ranks in one call, by each in
- * its own, compressed, in the background, over an older checkpoint. */
+/* test_save.c - tensors of any layout are saved, and loaded into any other: by one call for all ranks, by one call per
+ * rank, compressed, in the background, and over an older checkpoint. */
 #include "crew.h"
 #include "folder.h"
 #include "oracle.h"
@@ -33,7 +33,7 @@ static rsd_layout *random_layout(struct random *random, const struct random_tens
     return layout;
 }
 
-/* Boxes that overlap and begin at one place cannot be stored; random ones do that now and then. */
+/* Boxes that overlap and begin at the same index cannot be stored. Some random layouts have them. */
 static bool can_be_saved(const rsd_layout *layout)
 {
     rsd_coverage check = {.struct_nbytes = sizeof check};
@@ -67,7 +67,7 @@ static void drop_tensors(struct tensors *tensors)
     }
 }
 
-/* Loads all into layouts of their own, and compares. */
+/* Loads every tensor into a random layout, and compares. */
 static void check_saved(struct random *random, const char *path, const struct tensors *tensors)
 {
     rsd_checkpoint *checkpoint = NULL;
@@ -101,11 +101,11 @@ static int64_t world_of(const struct tensors *tensors)
     return world;
 }
 
-/* ---- the ways to save ---- */
+/* ---- kinds of saves ---- */
 
 static void save_at_once(void)
 {
-    CASE("any layout is saved by one call and loads into any other");
+    CASE("any layout is saved by one call, and loaded into any other");
     struct random random = {7};
     rsd_pool *pool;
     OK(rsd_pool_new(3, &pool));
@@ -185,7 +185,7 @@ static void save_by_rank(void)
 
 static void save_in_background(void)
 {
-    CASE("a save in the background has what was there when it began");
+    CASE("a save in the background writes the data of its start");
     struct random random = {9};
     rsd_pool *pool;
     OK(rsd_pool_new(2, &pool));
@@ -231,7 +231,7 @@ static void wrong_report(void)
     rsd_layout_free(layout);
 }
 
-/* ---- what is there already ---- */
+/* ---- existing files ---- */
 
 static rsd_status save_one(const char *path, const char *text, int overwrite)
 {
@@ -261,7 +261,7 @@ static void write_note(const char *path)
 
 static void existing(void)
 {
-    CASE("what is there is kept, or replaced when asked, with what others put there");
+    CASE("an existing checkpoint is kept, or replaced if requested; other files stay");
     const char *path = path_in(folder, "existing");
     char text[256];
     OK(save_one(path, "f32[8] @ 4 : S(0)", 0));
@@ -276,7 +276,7 @@ static void existing(void)
 
     const char *other = path_in(folder, "other");
     mkdir(other, 0777);
-    OK(save_one(other, "f32[8] @ 2 : S(0)", 0)); /* an empty folder is no obstacle */
+    OK(save_one(other, "f32[8] @ 2 : S(0)", 0)); /* an empty directory is replaced */
     folder_remove(other);
     mkdir(other, 0777);
     write_note(path_in(other, "notes.txt"));
@@ -289,7 +289,7 @@ static void existing(void)
 
 static void refused(void)
 {
-    CASE("what cannot be saved is refused before anything is made");
+    CASE("invalid saves are refused before a file is created");
     const char *path = path_in(folder, "refused");
     FAILS(RSD_EINVAL, "Partial", save_one(path, "f32[8] @ 2 : P", 0));
     CHECK(!is_there(path) && !is_there("refused.reshard-part"));
@@ -316,7 +316,7 @@ static void refused(void)
 
 static void values_survive(void)
 {
-    CASE("values and nested names survive");
+    CASE("values and nested names are restored");
     static const char json[] =
         "{\"lr\":0.125,\"steps\":[1,-2,3000000000,null,true],\"name\":\"\\u00e9\"}";
     const char *path = path_in(folder, "values");
@@ -360,7 +360,7 @@ static void values_survive(void)
     rsd_layout_free(layout);
 }
 
-/* Rows far apart come from one file, and are read without what lies between them. */
+/* Rows of one file that are far apart are read separately. */
 static void rows_apart(void)
 {
     enum { NROWS = 8000, WIDTH = 32, NWANTED = 4 };
@@ -373,7 +373,7 @@ static void rows_apart(void)
     rsd_layout *one = NULL, *some = NULL;
     rsd_checkpoint *checkpoint = NULL;
     rsd_report report = {.struct_nbytes = sizeof report};
-    CASE("rows far apart are read without what lies between");
+    CASE("rows that are far apart are read separately");
     for (int i = 0; i < NROWS; i++)
         for (int j = 0; j < WIDTH; j++)
             whole[i][j] = (float)(i * WIDTH + j);

@@ -28,8 +28,7 @@ FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.sa
 
 
 class Stored(NamedTuple):
-    """One stored box of a tensor. `file` is a name in the folder, or None if nothing says where the bytes
-    are; `offset` and `nbytes` are of the item in the file, with what is around the bytes."""
+    """One stored box of a tensor. `file` is a name in the directory, or None if no file is known to have the bytes; `offset` and `nbytes` are of the item in the file, with what is around the bytes."""
 
     lo: Tuple[int, ...]
     len: Tuple[int, ...]
@@ -426,9 +425,9 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
          format: Optional[str] = None, metadata: Optional[str] = None) -> Checkpoint:
-    """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, or a torch.save file.
+    """Opens a checkpoint: a directory of PyTorch's distributed checkpoints, safetensors, or a torch.save file.
 
     Which one it is, is found out by looking, unless `format` says it. What is read is "numpy", "torch", "raw"
     or "memoryview" (`like`). Nothing in a file is ever run or built: a pickle is read as data. `metadata`
-    names the one file of a folder that counts, such as "__3.metadata" of ranks that saved by themselves."""
+    names the one metadata file of a directory to read, such as "__3.metadata" of ranks that saved separately."""
     return Checkpoint(path, like=like, format=format, metadata=metadata)

@@ -18,6 +18,7 @@ static bool ends_in(const char *text, const char *suffix)
     return n > m && strcmp(text + n - m, suffix) == 0;
 }
 
+/* Sets the output format and the options that the verb implies. Returns GO_ON or an exit code. */
 static int set_format_and_limits(struct conversion *request, rsd_format in)
 {
     rsd_convert_options *convert = &request->convert;
@@ -58,6 +59,7 @@ static int by_path(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+/* Lists the configs and tokenizer files to copy. Returns GO_ON or an exit code. */
 static int find_side_files(struct conversion *request)
 {
     const char *directory = request->config_from ? request->config_from : request->in;
@@ -230,6 +232,7 @@ struct tensor_pairs {
     size_t n;
 };
 
+/* Lists the tensors of the input that the output has with the same dtype, and their indices in both. */
 static rsd_status pair_tensors(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
                                struct tensor_pairs *pairs)
 {
@@ -257,6 +260,7 @@ static rsd_status pair_tensors(struct conversion *request, rsd_checkpoint *in, r
     return status;
 }
 
+/* Compares the digests of input and output. Returns EXIT_YES or an exit code. */
 static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out)
 {
     struct tensor_pairs pairs = {0};
@@ -348,6 +352,7 @@ static int explain_stop(const struct conversion *request, rsd_status status)
     return code;
 }
 
+/* Converts, verifies if requested, and prints the report. Returns the exit code. */
 static int convert_and_report(struct conversion *request, rsd_checkpoint *in)
 {
     struct progress_line progress;
@@ -391,6 +396,7 @@ static int check_verify(const struct conversion *request)
     return GO_ON;
 }
 
+/* Prints a problem or a note of the rules. */
 static rsd_status print_rule_message(void *context, int32_t is_problem, const char *text)
 {
     const struct conversion *request = context;
@@ -401,6 +407,7 @@ static rsd_status print_rule_message(void *context, int32_t is_problem, const ch
     return RSD_OK;
 }
 
+/* Prints all problems of the rules for this input. Returns GO_ON, or EXIT_CANNOT if there are any. */
 static int check_rules(struct conversion *request, rsd_checkpoint *in)
 {
     int64_t nproblems = 0;
@@ -409,6 +416,7 @@ static int check_rules(struct conversion *request, rsd_checkpoint *in)
     return status ? cli_fail_status(request->verb, status) : nproblems ? EXIT_CANNOT : GO_ON;
 }
 
+/* Collective. Checks on each rank return GO_ON or an exit code; ranks_agree compares them before the work starts. */
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;

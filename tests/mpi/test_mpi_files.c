@@ -1,7 +1,7 @@
-/* test_mpi_files.c - ranks of MPI save together, at once and in the background, and load in another layout: every
- * rank checks its own arrays. Exits with 1 if anything is not as it should be.
+/* test_mpi_files.c - ranks of MPI save a checkpoint, directly and in the background, and load it in another layout.
+ * Every rank checks its own arrays. Exits with 1 if a check fails.
  *
- *     mpirun -np 3 test_mpi_files FOLDER */
+ *     mpirun -np 3 test_mpi_files DIRECTORY */
 #include "oracle.h"
 #include "reshard_mpi.h"
 

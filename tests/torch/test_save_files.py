@@ -106,7 +106,7 @@ class SaveFiles(unittest.TestCase):
                     self.same_files(folder("ours"), folder("torch", named(mesh)))
 
     def test_meshes(self):
-        """every layout of worlds of 1 to 8 ranks, replicas spread over their holders"""
+        """every layout of worlds of 1 to 8 ranks, replicas assigned to their holders"""
         self.every_mesh(0)
 
     def test_lowest_rank(self):
@@ -114,7 +114,7 @@ class SaveFiles(unittest.TestCase):
         self.every_mesh(1)
 
     def test_empty(self):
-        """tensors without elements, which count as one byte when they are dealt out"""
+        """tensors without elements, which count as one byte when they are assigned"""
         with worlds.Folder() as folder:
             worlds.run(3, torch_saves_empty, folder)
             self.save(folder("ours"), tensors((3,), EMPTY))

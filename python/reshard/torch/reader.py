@@ -3,7 +3,7 @@
     dcp.load(state, storage_reader=reshard.torch.Reader(path))
 
 What the planner asks for is read by the library: only the bytes that are needed, by several threads, checked
-against their CRC-32. It takes the place of torch's FileSystemReader, and reads what that one reads; folders
+against their CRC-32. It takes the place of torch's FileSystemReader, and reads what that one reads; directories
 of safetensors and files of torch.save too.
 """
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _in_place(target: torch.Tensor, stored: torch.dtype) -> bool:
 
 
 class Reader(FileSystemReader):
-    """Reads a checkpoint for dcp.load: a folder that torch or this package saved, safetensors, or a file of
+    """Reads a checkpoint for dcp.load: a directory that torch or this package saved, safetensors, or a file of
     torch.save.
 
     `path` and `_extension_registry` are those of torch's FileSystemReader. Differently from it, a wanted part
@@ -218,7 +218,7 @@ class Reader(FileSystemReader):
     def _is_of_others(self, members: Sequence[_Wanted]) -> bool:
         """Whether items are what only torch and others read, and nothing is wrong with them: a planner saved
         elements of another dtype than its metadata says, or safetensors went through an extension. If not,
-        what the library said about them is true."""
+        what the library reported about them is true."""
         for index in {one.item.storage_index for one in members}:
             try:
                 data, about = self._decoded(index), self._about(index.fqn)
@@ -295,7 +295,7 @@ class Reader(FileSystemReader):
         place = self.storage_data[index]
         name = os.fspath(place.relative_path)
         if os.path.isabs(name) or any(part in ("", ".", "..") for part in name.split("/")):
-            raise FormatError(f"{self.path}: {name!r} leads out of the folder")
+            raise FormatError(f"{self.path}: {name!r} leads out of the directory")
         path = os.path.join(self.path, name)
         with open(path, "rb") as file:
             file.seek(place.offset)

@@ -3,7 +3,7 @@
     dcp.save(state, storage_writer=reshard.torch.Writer(path))
     dcp.async_save(state, storage_writer=reshard.torch.Writer(path))
 
-What the planner deals out to a rank is written by the library, by several threads, as the files that torch's
+What the planner assigns to a rank is written by the library, by several threads, as the files that torch's
 FileSystemWriter writes, to the byte. An older checkpoint at the path stays readable until the new one is
 complete: new data files get names of their own, and .metadata is replaced in one step.
 """
@@ -50,7 +50,7 @@ class _Data(NamedTuple):
 
 
 def _global_nbytes(item: WriteItem) -> int:
-    """Of the whole tensor that an item is a part of: torch deals by that."""
+    """Of the whole tensor that an item is a part of: torch assigns by that."""
     assert item.tensor_data is not None
     count = torch._utils._element_size(item.tensor_data.properties.dtype)  # type: ignore[attr-defined]
     for extent in item.tensor_data.size:
@@ -59,7 +59,7 @@ def _global_nbytes(item: WriteItem) -> int:
 
 
 def _buckets(count: int, items: Sequence[WriteItem]) -> List[List[WriteItem]]:
-    """One list of items for each file, dealt out as torch does it: bytes in turn, tensors from the largest
+    """One list of items for each file, assigned as torch does it: bytes in turn, tensors from the largest
     to the file that has least."""
     if count == 1:
         return [list(items)]
@@ -173,7 +173,7 @@ class Writer(FileSystemWriter):
     # -- planning --
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[List[WriteResult]]":
-        """Writes what a plan deals out to this rank."""
+        """Writes what a plan assigns to this rank."""
         for item in plan.items:
             states.check_name(item.index.fqn)  # readers other than torch's refuse all of a checkpoint for one
         prefix = self._free_prefix(plan.storage_data.prefix)
@@ -181,7 +181,7 @@ class Writer(FileSystemWriter):
             buckets = _buckets(self.thread_count, plan.items)
         else:
             buckets = [[item] for item in plan.items]
-        # One for all files, held until they are written.
+        # One pool for all files, kept until they are written.
         pool = pool_of(self._pool) if self._by_library else None
         jobs = [(pool, f"{prefix}{number}.distcp", bucket) for number, bucket in enumerate(buckets)]
         results: List[WriteResult] = []
@@ -267,10 +267,10 @@ class Writer(FileSystemWriter):
         found = planner.resolve_data(item)
         if item.type == WriteItemType.BYTE_IO:
             if not isinstance(found, io.BytesIO):
-                raise InvalidError(f"{item.index.fqn}: a planner gave a {type(found).__name__}, not bytes")
+                raise InvalidError(f"{item.index.fqn}: the planner returned a {type(found).__name__}, not bytes")
             return _Data(item, None, found.getvalue())
         if not isinstance(found, torch.Tensor):
-            raise InvalidError(f"{item.index.fqn}: a planner gave a {type(found).__name__}, not a tensor")
+            raise InvalidError(f"{item.index.fqn}: the planner returned a {type(found).__name__}, not a tensor")
         _check_size(item, found)
         tensor = found.detach().cpu()
         if not (_known(tensor) and tensor.is_contiguous() and tensor.numel()):
