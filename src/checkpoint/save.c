@@ -127,16 +127,16 @@ static rsd_status write_own_files(void *context)
     return save_write_files(&save->operation, &save->items, &save->writer);
 }
 
-static rsd_status put_own_extents(void *context, struct payload *own)
+static rsd_status put_own_files(void *context, struct payload *own)
 {
     const rsd_async_save *save = context;
-    return writer_put_extents(&save->writer, false, own);
+    return writer_put_files(&save->writer, true, own);
 }
 
-static rsd_status take_extents(void *context, const struct payload *sent, size_t *at)
+static rsd_status take_own_files(void *context, const struct payload *sent, size_t *at)
 {
     rsd_async_save *save = context;
-    return writer_take_extents(&save->writer, sent, at);
+    return writer_take_files(&save->writer, sent, at);
 }
 
 static rsd_status commit_save(void *context)
@@ -165,7 +165,7 @@ static rsd_status drop_save(rsd_async_save *save, rsd_status status, rsd_report 
 static rsd_status end_save(rsd_async_save *save, rsd_status (*work)(void *save), rsd_report *report)
 {
     struct operation_call call = {
-        .work = work, .put = put_own_extents, .take = take_extents, .context = save};
+        .work = work, .put = put_own_files, .take = take_own_files, .context = save};
     rsd_status status = operation_run(&save->operation, &call);
     if (!status)
         status = operation_lead(&save->operation, commit_save, save, NULL);
