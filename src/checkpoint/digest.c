@@ -79,6 +79,7 @@ static rsd_status digest_open_job(void *context, const struct batch_job *job,
                                &d->digests[job->id], d->operation.tile_limit);
 }
 
+/* Each rank: reads its part of the tensors, and adds the remainders of its bytes. */
 static rsd_status digest_jobs(void *context)
 {
     struct digesting *d = context;
@@ -121,6 +122,7 @@ static rsd_status put_digests(void *context, struct payload *payload)
     return RSD_OK;
 }
 
+/* On rank 0: adds the remainders of another rank. */
 static rsd_status take_digests(void *context, const struct payload *sent, size_t *at)
 {
     struct digesting *d = context;

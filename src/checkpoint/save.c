@@ -47,6 +47,7 @@ static struct memory_item find_item(const struct memory_batch *b, size_t extent)
     return (struct memory_item){tensor, extent - catalog->tensors[tensor].first_extent};
 }
 
+/* Opens the transfer of a box: from its memory to its item. */
 static rsd_status save_open_job(void *context, const struct batch_job *job,
                                 struct transfer *transfer)
 {
@@ -193,6 +194,7 @@ static size_t copy_array(struct memory_manifest *items, const struct copier *cop
     return (size_t)box_nbytes(catalog, tensor, box);
 }
 
+/* Copies all arrays that are written, so that the caller may change them. */
 static rsd_status copy_arrays(rsd_async_save *save)
 {
     struct memory_manifest *items = &save->items;
@@ -212,6 +214,7 @@ static rsd_status copy_arrays(rsd_async_save *save)
     return RSD_OK;
 }
 
+/* Lists what is saved, and for a save in the background copies it. */
 static rsd_status prepare_save(rsd_async_save *save, const char *path, int64_t ntensors,
                                const rsd_tensor *tensors, rsd_save_options *options,
                                bool background)

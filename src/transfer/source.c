@@ -132,6 +132,7 @@ static rsd_status read_stream(struct source *source, uint64_t at, char *out, siz
     return source->stream_at == source->array.nbytes ? end_stream(source) : RSD_OK;
 }
 
+/* Reads n bytes of the record from `at` on, and adds them to its CRC-32. */
 static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size_t n,
                              struct io_stats *stats)
 {
@@ -299,6 +300,7 @@ static rsd_status read_kept(struct source *source, uint64_t at, const struct loo
     return RSD_OK;
 }
 
+/* Reads a region of the box, packed row by row. Chooses by the order of its bytes in the file. */
 static rsd_status read_region(struct source *source, const int64_t *lo, const int64_t *len,
                               char *out, uint64_t max_kept, struct io_stats *stats)
 {

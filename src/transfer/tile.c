@@ -62,6 +62,7 @@ static int by_sink(const void *a, const void *b)
     return x->sink != y->sink ? (x->sink < y->sink ? -1 : 1) : by_source_and_lo(a, b);
 }
 
+/* Lists the pieces of the transfer in this tile, by source and position. */
 static rsd_status find_parts(struct tile *tile)
 {
     const struct transfer *transfer = tile->transfer;
@@ -303,6 +304,7 @@ static void fill_array(const struct tile *tile, const struct tile_part *part)
                     element_nbytes, from, strides, sink_address(transfer, part), sink->strides);
 }
 
+/* Passes the parts of the tile to their sinks: copied to memory, or as blocks. */
 static rsd_status fill_sinks(const struct tile *tile)
 {
     if (tile->nparts > 1)
