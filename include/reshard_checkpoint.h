@@ -19,12 +19,13 @@ struct rsd_transport; /* reshard_transport.h: how processes talk to each other *
 
 /* ---- 6.1 Looking -----------------------------------------------------------------------------
  *
- * A checkpoint is a layout whose ranks are files. Three formats are read, and which one it is, is found
+ * A checkpoint is a layout whose ranks are files. Four formats are read, and which one it is, is found
  * out by looking:
  *
  *     PyTorch's distributed checkpoints     a folder with .metadata, or __0.metadata, __1.metadata, ...
  *     safetensors                           a file, or a folder with an index.json or with shards
  *     what torch.save writes                a file (.pt, .pth, .bin), or a folder with its index
+ *     Orbax                                 a folder with _METADATA or manifest.ocdbt, or a manager's
  *
  * Nothing in a file is ever run or built: a pickle is read as data. Opening reads names, shapes and
  * places; bytes of tensors are read when they are loaded. Names found in a file cannot lead out of its
@@ -35,10 +36,11 @@ typedef struct rsd_checkpoint rsd_checkpoint;
 typedef enum rsd_format {
     RSD_FORMAT_DCP = 1,
     RSD_FORMAT_SAFETENSORS = 2,
-    RSD_FORMAT_TORCH_SAVE = 3
+    RSD_FORMAT_TORCH_SAVE = 3,
+    RSD_FORMAT_ORBAX = 7
 } rsd_format;
 
-/* "dcp", "safetensors", "torch.save"; NULL for a number that is no format. */
+/* "dcp", "safetensors", "torch.save", "orbax"; NULL for a number that is no format. */
 const char *rsd_format_name(rsd_format format);
 
 typedef struct rsd_open_options {
