@@ -109,19 +109,18 @@ static bool find_grid_index(const struct zarr_array *zarr, struct slice rest, in
     return at == rest.nbytes;
 }
 
-/* Notes the array of which a key has a chunk. The name of the array is the longest that fits. */
+/* Notes the array of which a key has a chunk. The name of the array is the longest that fits, and is empty
+ * if the tree is one array. */
 static rsd_status add_chunk_key(struct array_reader *reader, size_t index)
 {
-    struct slice text = key_list_text(&reader->item->keys, index);
-    size_t end = text.nbytes, array;
-    for (int parts = 0; parts < RSD_MAX_DIMS + 1; parts++) {
-        const char *slash = end ? memrchr(text.bytes, '/', end) : NULL;
-        if (!slash)
-            return RSD_OK;
-        end = (size_t)(slash - text.bytes);
-        struct slice rest = {slash + 1, text.nbytes - end - 1};
+    struct slice text = key_list_text(&reader->item->keys, index), name = text;
+    for (int parts = 0; parts < RSD_MAX_DIMS + 1 && name.nbytes > 0; parts++) {
+        const char *slash = memrchr(name.bytes, '/', name.nbytes);
+        size_t end = slash ? (size_t)(slash - text.bytes) : 0, skip = slash ? end + 1 : 0, array;
+        struct slice rest = {text.bytes + skip, text.nbytes - skip};
         struct chunk_key chunk = {.key = index};
-        if (!string_map_find(&reader->names, (struct slice){text.bytes, end}, &array) ||
+        name.nbytes = end;
+        if (!string_map_find(&reader->names, name, &array) ||
             !find_grid_index(&reader->arrays[array].zarr, rest, &chunk.index))
             continue;
         chunk.array = array;

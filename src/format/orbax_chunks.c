@@ -238,25 +238,37 @@ static rsd_status add_key_boxes(struct catalog *catalog, struct key_list *keys,
     return add_chunk_box(catalog, array, key, lo, 0, key->value_nbytes);
 }
 
+/* Adds the chunks [from, to) of an array that no key has. */
+static rsd_status add_absent_chunks(struct catalog *catalog, const struct key_list *keys,
+                                    struct orbax_array *array, const int64_t *count, int64_t from,
+                                    int64_t to)
+{
+    static const int64_t origin[RSD_MAX_DIMS];
+    rsd_status status = add_fill_boxes(catalog, array, origin, count, array->zarr.chunk, from, to);
+    return status ? fail_in(status, "%s: %.*s: ", keys->store->path, (int)array->name.nbytes,
+                            array->name.bytes)
+                  : RSD_OK;
+}
+
 rsd_status orbax_add_boxes(struct catalog *catalog, struct key_list *keys,
                            struct orbax_array *array, const struct chunk_key *chunks, size_t n)
 {
     static const int64_t origin[RSD_MAX_DIMS];
     const struct zarr_array *zarr = &array->zarr;
     struct stored_array described = describe_chunk(zarr);
-    int64_t count[RSD_MAX_DIMS], all = 1, filled = 0;
+    int64_t count[RSD_MAX_DIMS], all = 1, next = 0;
     TRY(add_described(catalog, &described, &array->chunks));
     array->fill = UINT32_MAX;
     for (int32_t d = 0; d < zarr->ndim; d++)
         all *= count[d] = zarr_grid_count(zarr, d);
     for (size_t i = 0; i < n; i++) {
-        TRY(add_fill_boxes(catalog, array, origin, count, zarr->chunk, filled, chunks[i].index));
-        filled = chunks[i].index + 1;
+        TRY(add_absent_chunks(catalog, keys, array, count, next, chunks[i].index));
+        next = chunks[i].index + 1;
         rsd_status status = add_key_boxes(catalog, keys, array, &chunks[i], count);
         if (status)
             return key_list_fail_in(keys, chunks[i].key, status);
     }
-    TRY(add_fill_boxes(catalog, array, origin, count, zarr->chunk, filled, all));
+    TRY(add_absent_chunks(catalog, keys, array, count, next, all));
     if (all > 0)
         return RSD_OK;
     struct extent empty = {.kind = EXTENT_ARRAY, .file = array->file, .detail = array->chunks};

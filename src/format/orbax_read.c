@@ -256,6 +256,8 @@ static bool orbax_probe_below(struct store *store, const struct store_listing *l
 {
     const char *slash = strrchr(store->path, '/');
     size_t last;
+    if (strstr(store->path, unfinished) && find_signs(listing).step)
+        return true; /* so that the error says so */
     return find_kind(store, slash && slash[1] ? slash + 1 : store->path, listing) !=
                DIRECTORY_OTHER ||
            find_last_step(store, listing, &last) != DIRECTORY_OTHER;

@@ -16,7 +16,11 @@ enum { MAX_METADATA_NBYTES = 1 << 30 };
 
 void orbax_add_name(const struct orbax_item *item, struct slice name, struct text *text)
 {
-    text_add(text, "%s%s%.*s", item->name, *item->name ? "." : "", (int)name.nbytes, name.bytes);
+    if (name.nbytes == 0) /* the tree is one array */
+        text_add(text, "%s", *item->name ? item->name : "tensor");
+    else
+        text_add(text, "%s%s%.*s", item->name, *item->name ? "." : "", (int)name.nbytes,
+                 name.bytes);
 }
 
 struct tree_entry *orbax_tree_find(const struct orbax_tree *tree, struct slice name)

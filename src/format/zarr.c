@@ -71,6 +71,7 @@ static rsd_status take_dtype(struct json *j, bool v3, struct zarr_array *array)
     struct slice name;
     if (json_peek(j) != '"') { /* a list of fields, or a type with settings */
         note_refused(array, "structured dtype", (struct slice){"", 0});
+        array->dtype = RSD_U8;
         return json_skip(j);
     }
     TRY(json_string(j, &name));
@@ -198,7 +199,7 @@ static rsd_status take_v2_member(struct json *j, struct slice key, struct zarr_m
         return RSD_OK;
     }
     if (slice_is(key, "filters") && json_peek(j) == '[')
-        note_refused(array, "filters", (struct slice){"", 0});
+        note_refused(array, "list of filters", (struct slice){"", 0});
     return json_skip(j);
 }
 
