@@ -186,6 +186,8 @@ rsd_status file_table_take(struct frame_body *body, struct key_list *keys, struc
     uint64_t *columns = mem_new(3 * n + 1, sizeof *columns);
     table->paths = mem_new(n, sizeof *table->paths);
     rsd_status status = columns && table->paths ? RSD_OK : RSD_ENOMEM;
+    if (!status)
+        status = GROW(table->texts.data, table->texts.capacity, 1); /* paths may all be empty */
     if (!status && n > 0)
         status = body_take_column(body, n - 1, columns + 1); /* the first path shares nothing */
     if (!status)

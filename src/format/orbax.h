@@ -110,6 +110,7 @@ struct orbax_array {
     struct slice name;     /* the directory of its keys */
     uint32_t file;         /* with its metadata */
     uint32_t chunks, fill; /* arrays of the catalog: of its chunks, of its fill value */
+    bool complete;         /* every chunk was stored, so one that is not there is lost */
     struct zarr_array zarr;
 };
 
@@ -170,6 +171,7 @@ struct orbax_tree {
     struct tree_entry *list;
     size_t n, capacity;
     struct string_map names;
+    bool complete; /* chunks that have nothing but the fill value were stored too */
 };
 
 rsd_status orbax_tree_read(struct orbax_item *item, uint32_t file);

@@ -67,6 +67,7 @@ static rsd_status add_array(struct array_reader *reader, size_t index)
     if (!is_array)
         return RSD_OK;
     array.name = name;
+    array.complete = reader->item->tree->complete;
     TRY(GROW(reader->arrays, reader->arrays_capacity, reader->narrays + 1));
     reader->arrays[reader->narrays] = array;
     return string_map_add(&reader->names, name, reader->narrays++);
@@ -192,6 +193,8 @@ static rsd_status read_element(const struct orbax_item *item, unsigned char *out
     struct stored_array array;
     struct stored_stream *stream;
     rsd_status status;
+    if (extent->kind == EXTENT_NONE)
+        return fail(RSD_EFORMAT, "chunk is missing");
     TRY(orbax_locate(&checkpoint, tensor, 0, &array));
     if (array.stream) {
         TRY(orbax_open_stream(&checkpoint, tensor, 0, &stream));

@@ -1,8 +1,9 @@
 /* orbax_chunks.c - the chunks of a zarr array as boxes of a tensor.
  *
  * Chunks at the edge are stored whole, and what is outside of the tensor is not part of the box. A chunk
- * that is not stored has the fill value in all elements. Such chunks become boxes too, as few as possible,
- * since the grid may be far larger than the checkpoint.
+ * that is not stored has the fill value in all elements, unless _METADATA says that all were stored: then it
+ * is lost. Such chunks become boxes too, as few as possible, since the grid may be far larger than the
+ * checkpoint.
  *
  * A shard is a grid of chunks with an index: the offset and length of each chunk, and a CRC-32C.
  */
@@ -92,10 +93,13 @@ static rsd_status add_fill_boxes(struct catalog *catalog, struct orbax_array *ar
         from += step * nchunks;
         if (!clip_box(zarr, lo, len))
             continue;
-        TRY(add_fill_array(catalog, array));
-        TRY(catalog_add_box(
-            catalog, lo, len,
-            (struct extent){.kind = EXTENT_ARRAY, .file = array->file, .detail = array->fill}));
+        struct extent extent = {.kind = EXTENT_NONE, .file = array->file};
+        if (!array->complete) {
+            TRY(add_fill_array(catalog, array));
+            extent.kind = EXTENT_ARRAY;
+            extent.detail = array->fill;
+        }
+        TRY(catalog_add_box(catalog, lo, len, extent));
     }
     return RSD_OK;
 }

@@ -208,9 +208,12 @@ rsd_status orbax_tree_read(struct orbax_item *item, uint32_t file)
         return store_fail_in(store, file, status);
     json_start(&j, text, n);
     status = json_enter(&j, '{');
-    while (!status && !(status = json_next_key(&j, &key, &more)) && more)
-        status = slice_is(key, "tree_metadata") && json_peek(&j) == '{' ? take_tree(item, &j)
-                                                                        : json_skip(&j);
+    while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
+        if (slice_is(key, "store_array_data_equal_to_fill_value"))
+            item->tree->complete = json_peek(&j) == 't';
+        bool tree = slice_is(key, "tree_metadata") && json_peek(&j) == '{';
+        status = tree ? take_tree(item, &j) : json_skip(&j);
+    }
     if (!status)
         status = json_end(&j);
     json_drop(&j);
