@@ -302,8 +302,11 @@ static rsd_status add_only_piece(struct transfer *transfer, uint64_t max_nbytes)
     const struct sink *sink = &transfer->sinks[0];
     rsd_piece piece = {.nbytes = box_volume(transfer->ndim, sink->len) *
                                  (int64_t)transfer->element_nbytes};
+    const struct stored_array *array = &transfer->sources[0].array;
+    bool read =
+        !array->memory || array->stream; /* a fill value may be that of any number of elements */
     transfer->nsources = 1;
-    if (piece.nbytes > 0) {
+    if (piece.nbytes > 0 && read) {
         box_set(&piece.box, transfer->ndim, sink->lo, sink->len);
         TRY(add_piece(transfer, &piece));
     }

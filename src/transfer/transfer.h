@@ -37,6 +37,7 @@ struct source {
 
     struct stored_stream *stream; /* while it is read, by one thread */
     uint64_t stream_at, stream_crc;
+    uint64_t delivered; /* bytes of the box that were read from the stream */
 };
 
 void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, const int64_t *lo,
