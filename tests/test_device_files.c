@@ -128,6 +128,64 @@ static void load_kinds(rsd_checkpoint *checkpoint, const struct problem *problem
     free(strides);
 }
 
+/* ---- digests ---- */
+
+/* Ranks that are threads, each with its arrays in memory of any kind. */
+static rsd_status digest_rank(struct hand *hand)
+{
+    const struct problem *problems = hand->task;
+    rsd_tensor tensors[NPROBLEMS];
+    char digests[NPROBLEMS][RSD_DIGEST_NCHARS];
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = &hand->transport};
+    for (int i = 0; i < NPROBLEMS; i++) {
+        int64_t first, n;
+        tensors[i] = problems[i].tensor;
+        rsd_layout_arrays_of(problems[i].from, hand->transport.rank, &first, &n);
+        tensors[i].rank = hand->transport.rank;
+        tensors[i].arrays += first;
+    }
+    rsd_status status = rsd_digest_tensors(NPROBLEMS, tensors, &io, digests);
+    for (int i = 0; i < NPROBLEMS && !status; i++)
+        hand_tell(hand, digests[i]);
+    return status;
+}
+
+static void digest_kinds(struct problem *problems, rsd_checkpoint *checkpoint)
+{
+    char stored[NPROBLEMS][RSD_DIGEST_NCHARS], digests[NPROBLEMS][RSD_DIGEST_NCHARS],
+        all[4096] = "";
+    rsd_tensor tensors[NPROBLEMS];
+    struct gpu_memory there[NPROBLEMS];
+    struct problem on_gpu[NPROBLEMS];
+    OK(rsd_digest(checkpoint, 0, NULL, NULL, stored, NULL));
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < NPROBLEMS; i++) {
+            there[i] = gpu_memory_of(&problems[i].memory, any_kind, NULL);
+            gpu_memory_put(&there[i], &problems[i].memory);
+            on_gpu[i] = problems[i];
+            on_gpu[i].tensor.arrays = there[i].array;
+            tensors[i] = round == 0 ? problems[i].tensor : on_gpu[i].tensor;
+        }
+        OK(rsd_digest_tensors(NPROBLEMS, tensors, NULL, digests));
+        all[0] = '\0';
+        for (int i = 0; i < NPROBLEMS; i++) {
+            int64_t index = -1;
+            OK(rsd_checkpoint_find(checkpoint, problems[i].tensor.name, &index));
+            CHECK(strcmp(digests[i], stored[index]) == 0, "%s: %s, stored %s", problems[i].saved,
+                  digests[i], stored[index]);
+            snprintf(all + strlen(all), sizeof all - strlen(all), "%s\n", digests[i]);
+        }
+        struct crew crew;
+        crew_run(&crew, 4, digest_rank, on_gpu, 0);
+        for (int32_t rank = 0; rank < crew.n; rank++)
+            CHECK(!crew.hands[rank].status && strcmp(crew.hands[rank].told, all) == 0,
+                  "rank %d: %s", (int)rank, crew.hands[rank].message);
+        crew_free(&crew);
+        for (int i = 0; i < NPROBLEMS; i++)
+            gpu_memory_free(&there[i]);
+    }
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -163,6 +221,8 @@ int main(int argc, char **argv)
             for (int i = 0; i < NPROBLEMS; i++)
                 load_kinds(checkpoint, &problems[i], round % 2 ? pool : NULL,
                            (enum arrangement)(round % 3));
+        CASE("digests of any memory are those of the checkpoint%s", compress ? ", compressed" : "");
+        digest_kinds(problems, checkpoint);
         rsd_checkpoint_close(checkpoint);
     }
     drop_problems(problems);
