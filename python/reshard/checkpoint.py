@@ -24,7 +24,8 @@ from .slicing import Reading, Selection
 from .states import OPAQUE
 from .transport import AnyTransport
 
-FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE}
+FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE,
+           "orbax": _c.FORMAT_ORBAX}
 
 
 class Stored(NamedTuple):
@@ -265,7 +266,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     @property
     def format(self) -> str:
-        """ "dcp", "safetensors" or "torch.save"."""
+        """ "dcp", "safetensors", "torch.save" or "orbax"."""
         with self.in_use() as handle:
             return _c.lib.rsd_format_name(_c.lib.rsd_checkpoint_format(handle)).decode()
 

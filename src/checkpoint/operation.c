@@ -231,6 +231,7 @@ rsd_status operation_run_batch(struct operation *operation, struct batch *batch)
     bool alone = operation->nranks == 1;
     rsd_report *report = &operation->report;
     batch->pool = operation->io.pool;
+    batch->stream = operation->io.stream;
     batch->partial_crcs = &operation->partial_crcs;
     batch->on_progress = alone ? operation->io.on_progress : note_progress;
     batch->progress_context = alone ? operation->io.context : operation;

@@ -264,13 +264,16 @@ static void run_queue(struct batch_state *s, struct job_queue *queue, struct scr
 static void run_thread(void *context, int64_t thread)
 {
     struct batch_state *s = context;
-    struct scratch scratch = {.copier = copier_best()};
+    struct scratch scratch = {.copier = copier_best(), .stream = s->batch->stream};
     struct io_stats stats = {0};
     (void)thread;
     for (struct job_queue *queue; (queue = enter_queue(s));) {
         run_queue(s, queue, &scratch, &stats);
         leave_queue(s, queue);
     }
+    rsd_status status = tile_device_finish(&scratch);
+    if (status)
+        stop_batch(s, status);
     pthread_mutex_lock(&s->lock);
     struct io_stats *sum = &s->batch->stats;
     sum->nbytes_read += stats.nbytes_read;
