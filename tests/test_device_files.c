@@ -1,10 +1,10 @@
 /* test_device_files.c - checkpoints of arrays on a GPU: the files are those of arrays in host memory, to the byte,
  * and they are loaded into memory of any kind, with any strides, and converted to the bits of the CPU. */
-#include "crew.h"
 #include "folder.h"
 #include "gpu.h"
 #include "random.h"
 #include "tap.h"
+#include "workers.h"
 
 #include <stdlib.h>
 #include <string.h>
