@@ -28,7 +28,8 @@ FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.sa
 
 
 class Stored(NamedTuple):
-    """One stored box of a tensor. `file` is a name in the directory, or None if no file is known to have the bytes; `offset` and `nbytes` are of the item in the file, with what is around the bytes."""
+    """One stored box of a tensor. `file` is a name in the directory, or None if no file is known to have the bytes.
+    `offset` and `nbytes` are of the item in the file, with what is around the bytes."""
 
     lo: Tuple[int, ...]
     len: Tuple[int, ...]
