@@ -138,8 +138,8 @@ typedef struct rsd_io {
     void *context;                         /* of on_progress */
     const struct rsd_transport *transport; /* NULL: this process alone; else see 6.7 */
     double timeout; /* seconds without a heartbeat after which a rank counts as lost; 0: 300 */
-    void *
-        stream; /* of CUDA: its work is done before arrays on a device are used; NULL: the default stream */
+    /* A stream of CUDA, whose work is done before arrays on a device are used. NULL: the default stream. */
+    void *stream;
 } rsd_io;
 
 /* What a call did. Where it is an argument, NULL means that nobody needs it. */

@@ -245,8 +245,8 @@ static void journal_in_short_reads(void)
     CASE("a journal that is read piece by piece is read to its end");
     rsd_report report = {.struct_nbytes = sizeof report};
     rsd_checkpoint *in = NULL;
-    snprintf(source, sizeof source, "%s", golden_path("hf_sharded", "ckpt"));
-    options = (rsd_convert_options){.struct_nbytes = sizeof options, .max_shard_nbytes = 1000};
+    snprintf(source, sizeof source, "%s", golden_path("fsdp2_adamw", "ckpt"));
+    options = (rsd_convert_options){.struct_nbytes = sizeof options, .max_shard_nbytes = 1};
     OK(rsd_checkpoint_open(source, NULL, &in));
     OK(rsd_convert(in, target, &options, &report));
     int nfiles = (int)report.nfiles_written, ncomplete = 0;

@@ -7,7 +7,7 @@
 
 int main(void)
 {
-    static const int generations[][2] = {{7, 5}, {8, 0}, {9, 0}, {10, 0}, {99, 0}};
+    static const int generations[][2] = {{7, 5}, {9, 0}};
     int failed = 0;
     for (int id = 0; id < NKERNELS; id++)
         for (size_t i = 0; i < sizeof generations / sizeof *generations; i++) {
