@@ -138,6 +138,8 @@ typedef struct rsd_io {
     void *context;                         /* of on_progress */
     const struct rsd_transport *transport; /* NULL: this process alone; else see 6.7 */
     double timeout; /* seconds without a heartbeat after which a rank counts as lost; 0: 300 */
+    void *
+        stream; /* of CUDA: its work is done before arrays on a device are used; NULL: the default stream */
 } rsd_io;
 
 /* What a call did. Where it is an argument, NULL means that nobody needs it. */
@@ -285,7 +287,13 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
 rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
                       const rsd_io *io, char (*digests)[RSD_DIGEST_NCHARS], rsd_report *report);
 
-/* The digest of a dense row-major array in memory. */
+/* digests[i] is the digest of tensors[i], in memory: the arrays of all ranks, or with a transport in io those of
+ * this rank. Every element is read once, by the lowest rank that has it, and nothing is gathered. Arrays on a
+ * CUDA device are read there. EMISMATCH: no array has some element. Since 0.2. */
+rsd_status rsd_digest_tensors(int64_t ntensors, const rsd_tensor *tensors, const rsd_io *io,
+                              char (*digests)[RSD_DIGEST_NCHARS]);
+
+/* The digest of a dense row-major array in memory, of the host or of a CUDA device. */
 rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const void *array,
                             char digest[RSD_DIGEST_NCHARS]);
 

@@ -1,6 +1,6 @@
 """Orbax checkpoints that break one rule each, for make_bad.py: OCDBT databases, zarr arrays, trees.
 
-As in bad_parts.py, every function gives bytes, right ones unless it is told what to say wrongly.
+As in bad_parts.py, every function has bytes, right ones unless it is told what to say wrongly.
 """
 
 import json

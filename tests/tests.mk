@@ -50,7 +50,7 @@ $(EMULATOR): $(BUILD)/asan/emulator/lib%: $(EMULATOR_SRC) tests/cuda/emulator.h 
 	@mkdir -p $(@D)
 	@echo "  link  $@"
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -Itests/cuda -Wno-missing-prototypes -fPIC -shared -Wl,-soname,lib$* -o $@ $(EMULATOR_SRC) -lm
-$(BUILD)/asan/test_device: $(EMULATOR)
+$(BUILD)/asan/test_device $(BUILD)/asan/test_device_files: $(EMULATOR)
 
 $(BUILD)/tsan/test_%: $(BUILD)/tsan/tests/test_%.o $(call objects,tsan,$(TEST_HELPERS) $(LIB_SRC))
 	@echo "  link  $@"

@@ -42,10 +42,10 @@ static rsd_status find_file(struct ocdbt_reader *reader, struct slice prefix,
     if (n + 1 + prefix.nbytes + path->nbytes > sizeof text)
         return fail(RSD_EFORMAT, "path of a file is too long");
     n = 0;
-    append_bytes(text, &n, reader->keys->directory, strlen(reader->keys->directory));
-    append_bytes(text, &n, "/", n > 0);
-    append_bytes(text, &n, prefix.bytes, prefix.nbytes);
-    append_bytes(text, &n, table->texts.data + path->text, path->nbytes);
+    ocdbt_append_bytes(text, &n, reader->keys->directory, strlen(reader->keys->directory));
+    ocdbt_append_bytes(text, &n, "/", n > 0);
+    ocdbt_append_bytes(text, &n, prefix.bytes, prefix.nbytes);
+    ocdbt_append_bytes(text, &n, table->texts.data + path->text, path->nbytes);
     struct slice name = {text, n};
     if (string_map_find(&reader->files, name, &number)) {
         *file = (uint32_t)number;

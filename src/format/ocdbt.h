@@ -41,7 +41,7 @@ rsd_status file_table_take(struct frame_body *body, struct key_list *keys,
 void file_table_drop(struct file_table *table);
 
 /* Adds bytes to a text. They may be NULL if they are none, from which memcpy must not copy. */
-static inline void append_bytes(char *text, size_t *n, const void *more, size_t nbytes)
+static inline void ocdbt_append_bytes(char *text, size_t *n, const void *more, size_t nbytes)
 {
     if (nbytes)
         memcpy(text + *n, more, nbytes);

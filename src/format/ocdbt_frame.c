@@ -170,8 +170,8 @@ static rsd_status join_paths(struct frame_body *body, const uint64_t *shared,
             return body_fail(body, "base of a path is longer than the path");
         TRY(key_list_reserve(keys, path->nbytes));
         size_t n = 0;
-        append_bytes(text, &n, table->texts.data + before->text, (size_t)shared[i]);
-        append_bytes(text, &n, rest.bytes, rest.nbytes);
+        ocdbt_append_bytes(text, &n, table->texts.data + before->text, (size_t)shared[i]);
+        ocdbt_append_bytes(text, &n, rest.bytes, rest.nbytes);
         bytes_put(&table->texts, text, n);
         if (table->texts.failed)
             return RSD_ENOMEM;

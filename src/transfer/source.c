@@ -65,6 +65,7 @@ void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, cons
     copy_i64s(source->lo, lo, ndim);
     copy_i64s(source->len, len, ndim);
     copy_i64s(source->array.strides, strides, ndim);
+    source->on_device = tile_device_has(memory, &source->device);
     pthread_mutex_init(&source->lock, NULL);
     pthread_mutex_init(&source->keeping, NULL);
 }
@@ -132,6 +133,7 @@ static rsd_status read_stream(struct source *source, uint64_t at, char *out, siz
     return source->stream_at == source->array.nbytes ? end_stream(source) : RSD_OK;
 }
 
+/* Reads n bytes of the record from `at` on, and adds them to its CRC-32. */
 static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size_t n,
                              struct io_stats *stats)
 {
@@ -311,6 +313,7 @@ static rsd_status read_kept(struct source *source, uint64_t at, const struct loo
     return RSD_OK;
 }
 
+/* Reads a region of the box, packed row by row. Chooses by the order of its bytes in the file. */
 static rsd_status read_region(struct source *source, const int64_t *lo, const int64_t *len,
                               char *out, uint64_t max_kept, struct io_stats *stats)
 {

@@ -233,7 +233,13 @@ rsd_status transfer_start(struct transfer *transfer, const struct catalog *catal
 
 void transfer_add_sink(struct transfer *transfer, const struct sink *sink)
 {
-    transfer->sinks[transfer->nsinks++] = *sink;
+    struct sink *added = &transfer->sinks[transfer->nsinks++];
+    *added = *sink;
+    added->on_device = sink->kind == SINK_MEMORY && tile_device_has(sink->memory, &added->device);
+    if (added->on_device) {
+        transfer->on_device = true;
+        transfer->device = added->device;
+    }
 }
 
 /* Makes the layout of all sinks. */
@@ -333,6 +339,8 @@ rsd_status transfer_open_memory(struct transfer *transfer, const char *memory,
         return RSD_ENOMEM;
     source_in_memory(&transfer->sources[0], transfer->dtype, transfer->ndim, sink->lo, sink->len,
                      memory, strides);
+    transfer->on_device = transfer->sources[0].on_device;
+    transfer->device = transfer->sources[0].device;
     return add_only_piece(transfer, max_nbytes);
 }
 
