@@ -304,11 +304,6 @@ rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n)
 rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32_t *crc);
 void stored_stream_close(struct stored_stream *stream); /* accepts NULL */
 
-/* ---- dcp_write.c ---- */
-
-/* Writes metadata under another name than the marker's. */
-rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store, const char *name);
-
 /* ---- values.c ---- */
 
 /* Reads a value that has an item as JSON; *json is NULL if it is not plain. */
