@@ -22,8 +22,9 @@ rsd_status checkpoint_list_owned(const char *path, struct name_list *owned);
 rsd_status checkpoint_fail_in(const rsd_checkpoint *checkpoint, uint32_t file, const char *name,
                               rsd_status status);
 
-/* Returns EMISMATCH unless a layout covers its tensor. `holder` is what its ranks are: "rank" or "file". */
+/* Return EMISMATCH unless a layout covers its tensor; unless it has this shape. `holder` is what its ranks are: "rank" or "file". */
 rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder);
+rsd_status layout_check_shape(const rsd_layout *layout, int32_t ndim, const int64_t *shape);
 rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor);
 
 /* Returns the tensor that an extent belongs to. */

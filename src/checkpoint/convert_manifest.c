@@ -15,18 +15,6 @@ struct target_list {
     bool whole;              /* no layout was given for any tensor */
 };
 
-static rsd_status check_layout_shape(const rsd_tensor_info *tensor, const rsd_layout *layout)
-{
-    char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
-    bool same = layout->ndim == tensor->ndim;
-    for (int32_t d = 0; d < tensor->ndim && same; d++)
-        same = layout->shape[d] == tensor->shape[d];
-    return same ? RSD_OK
-                : fail(RSD_EMISMATCH, "shape differs: tensor %s, layout %s",
-                       shape_text(tensor->ndim, tensor->shape, one),
-                       shape_text(layout->ndim, layout->shape, other));
-}
-
 /* Adds a target, and takes its layout over. */
 static rsd_status add_target(struct target_list *targets, const rsd_tensor_info *tensor,
                              size_t source, rsd_tensor_target *given)
@@ -47,7 +35,7 @@ static rsd_status add_target(struct target_list *targets, const rsd_tensor_info 
     TRY(catalog_add_name(&targets->names, name, &target.name));
     TRY(string_map_add(&targets->known, (struct slice){target.name, name.nbytes}, targets->n));
     if (given->layout)
-        TRY(check_layout_shape(tensor, given->layout));
+        TRY(layout_check_shape(given->layout, tensor->ndim, tensor->shape));
     targets->whole = targets->whole && !given->layout;
     if (!given->layout)
         TRY(catalog_boxes_layout(given->dtype, tensor->ndim, tensor->shape, 1, origin,

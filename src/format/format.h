@@ -316,11 +316,6 @@ rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
 rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                          struct stored_array *array);
 
-/* ---- dcp_write.c ---- */
-
-/* Writes metadata under another name than the marker's. */
-rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store, const char *name);
-
 /* ---- values.c ---- */
 
 /* Reads a value that has an item as JSON; *json is NULL if it is not plain. */

@@ -123,8 +123,8 @@ struct transfer {
     uint64_t max_kept;  /* records up to this may be kept whole */
 
     struct transfer_piece *pieces; /* before sources are open, they name boxes of the tensor */
-    int64_t *coordinates;          /* lo and len of each piece */
-    size_t npieces, pieces_capacity, coordinates_capacity;
+    int64_t *piece_lo, *piece_len; /* of each piece in turn */
+    size_t npieces, pieces_capacity, lo_capacity, len_capacity;
     struct box_tree tree;
     int64_t nbytes;                              /* of all pieces */
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* around all pieces */
