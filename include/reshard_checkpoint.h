@@ -55,6 +55,9 @@ typedef struct rsd_open_options {
     /* The one metadata file of a DCP directory to read, such as __3.metadata. NULL: .metadata, or all of
      * __0.metadata, __1.metadata, ... */
     const char *metadata;
+    /* 1: links in the directory may lead out of it. 0: only a link in a snapshot of a Hugging Face cache may,
+     * to a blob of the same cache. */
+    int32_t follow_links;
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
@@ -254,6 +257,10 @@ typedef struct rsd_tensor_target {
 typedef rsd_status rsd_map_tensor(void *context, const rsd_tensor_info *tensor,
                                   rsd_tensor_target *target);
 
+/* Checks an output before it is put at its path. Collective, if the conversion is. A status other than RSD_OK
+ * ends the conversion, and nothing is put at the path. */
+typedef rsd_status rsd_check_output(void *context, rsd_checkpoint *output);
+
 typedef struct rsd_convert_options {
     size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
     rsd_format format;        /* RSD_FORMAT_DCP or RSD_FORMAT_SAFETENSORS; 0: safetensors */
@@ -269,6 +276,8 @@ typedef struct rsd_convert_options {
     rsd_map_tensor *map; /* called for every tensor in turn; NULL: all tensors as they are, whole */
     void *map_context;
     const rsd_io *io;
+    rsd_check_output *check; /* NULL: the output is not checked */
+    void *check_context;
 } rsd_convert_options;
 
 /* options and report may be NULL. For safetensors, a path that ends in .safetensors is one file. EEXIST:

@@ -52,7 +52,7 @@ int __wrap_openat(int folder, const char *name, int flags, ...)
         mode = va_arg(args, mode_t);
     va_end(args);
     if (fails(OPEN)) {
-        errno = EMFILE;
+        errno = EACCES; /* not EMFILE, after which the library closes files and goes on */
         return -1;
     }
     return __real_openat(folder, name, flags, mode);
