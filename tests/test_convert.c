@@ -611,7 +611,7 @@ static void damage_is_not_hidden(void)
     static const char *const placements[] = {NULL, "S(0)", "S(1)", "R"};
     for (int from = 0; from < 2; from++)
         for (int to = 0; to < 3; to++) {
-            CASE("no conversion gives damaged bytes a fresh CRC-32 (%d, %d)", from, to);
+            CASE("no conversion adds a fresh CRC-32 to damaged bytes (%d, %d)", from, to);
             rsd_convert_options make = {.struct_nbytes = sizeof make,
                                         .format = RSD_FORMAT_DCP,
                                         .compress = from,
