@@ -47,6 +47,10 @@ typedef struct rsd_open_options {
     const char
         *metadata; /* the one file of a DCP folder that says what is in it, such as __3.metadata;
                            * NULL: .metadata, or all of __0.metadata, __1.metadata, ... */
+    int32_t as_is; /* 1: open one rank's file of several by itself, with the parts that it has */
+    int32_t
+        take_rank_0; /* 1: where copies of a tensor differ between ranks, take the lowest rank's.
+                          * 0: EMISMATCH */
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: not
@@ -83,6 +87,10 @@ rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index
 int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint);
 const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint,
                                 int64_t index); /* NULL: no such */
+
+/* What a user should know of a checkpoint and cannot see in its tensors and values, such as files that were
+ * not read. NULL: there are no more. */
+const char *rsd_checkpoint_note(const rsd_checkpoint *checkpoint, int64_t index);
 
 /* One stored box of a tensor. file is -1 if nothing says where its bytes are. */
 typedef struct rsd_extent {

@@ -143,6 +143,12 @@ int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint)
     return (int64_t)checkpoint->store->names.n;
 }
 
+const char *rsd_checkpoint_note(const rsd_checkpoint *checkpoint, int64_t index)
+{
+    bool known = index >= 0 && (uint64_t)index < checkpoint->catalog.nnotes;
+    return known ? checkpoint->catalog.notes[index] : NULL;
+}
+
 const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index)
 {
     bool there = index >= 0 && (uint64_t)index < checkpoint->store->names.n;

@@ -310,7 +310,7 @@ static rsd_status open_joined(const char *path, int64_t nranks, rsd_checkpoint *
         status = store_add_file(joined->store, (struct slice){name, (size_t)n}, &file);
     }
     if (!status)
-        status = joined->format->open(joined->store, &joined->catalog);
+        status = joined->format->open(joined->store, &joined->catalog, &(rsd_open_options){0});
     if (!status)
         status = catalog_finish(&joined->catalog);
     return status;

@@ -9,6 +9,8 @@
  */
 #include "rows.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,6 +126,19 @@ rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct 
     return RSD_OK;
 }
 
+rsd_status catalog_add_note(struct catalog *catalog, const char *format, ...)
+{
+    char text[1000];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    TRY(GROW(catalog->notes, catalog->notes_capacity, catalog->nnotes + 1));
+    TRY(catalog_copy_text(catalog, text, &catalog->notes[catalog->nnotes]));
+    catalog->nnotes++;
+    return RSD_OK;
+}
+
 rsd_status catalog_check_transforms(const struct catalog *catalog, const struct extent *extent)
 {
     if (!extent->unknown)
@@ -232,6 +247,7 @@ void catalog_drop(struct catalog *catalog)
     }
     mem_free(catalog->names);
     mem_free(catalog->transforms);
+    mem_free(catalog->notes);
     mem_free(catalog->tensors);
     mem_free(catalog->coordinates);
     mem_free(catalog->extents);

@@ -531,8 +531,9 @@ static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t fi
     return status ? store_fail_in(reader->store, file, status) : RSD_OK;
 }
 
-rsd_status dcp_open(struct store *store, struct catalog *catalog)
+rsd_status dcp_open(struct store *store, struct catalog *catalog, const rsd_open_options *options)
 {
+    (void)options;
     struct metadata_reader reader = {.catalog = catalog, .store = store};
     size_t n = store->names.n;
     reader.parts = mem_new(n, sizeof *reader.parts);

@@ -71,12 +71,13 @@ struct catalog {
     struct stored_value *values;
     struct stored_array *arrays; /* of extents of EXTENT_ARRAY */
     const char **transforms;     /* names of unknown ones */
+    const char **notes;          /* what a user should know of what was read */
     char **names;                /* blocks of names */
     char *next_name;
     struct catalog_name *tensor_names, *value_names; /* sorted */
     size_t ntensors, tensors_capacity, ncoordinates, coordinates_capacity, nextents,
         extents_capacity, nvalues, values_capacity, narrays, arrays_capacity, ntransforms,
-        transforms_capacity, nnames, names_capacity, names_left;
+        transforms_capacity, nnotes, notes_capacity, nnames, names_capacity, names_left;
 };
 
 rsd_status catalog_add_name(struct catalog *catalog, struct slice name, const char **out);
@@ -88,6 +89,10 @@ rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const i
                              uint32_t file, const struct stored_array *array); /* likewise */
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json); /* takes json over on success */
+
+/* Adds a sentence about what the checkpoint has and the catalog does not. It names the file. */
+rsd_status catalog_add_note(struct catalog *catalog, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 rsd_status catalog_finish(struct catalog *catalog);
 
 /* Returns EUNSUPPORTED for an item that went through an unknown transform. */
@@ -233,7 +238,8 @@ struct format {
                  struct slice start);
 
     /* Reads what the checkpoint holds. The store has the files of which probe was surest. */
-    rsd_status (*open)(struct store *store, struct catalog *catalog);
+    rsd_status (*open)(struct store *store, struct catalog *catalog,
+                       const rsd_open_options *options);
 
     /* Finds the bytes of a box; its extent is not EXTENT_NONE. */
     rsd_status (*locate)(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,

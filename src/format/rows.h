@@ -34,7 +34,7 @@ rsd_status catalog_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_
 /* ---- dcp_read.c ---- */
 
 /* Reads metadata, of all ranks or one file each, that the store has as its first files. */
-rsd_status dcp_open(struct store *store, struct catalog *catalog);
+rsd_status dcp_open(struct store *store, struct catalog *catalog, const rsd_open_options *options);
 
 /* ---- values.c ---- */
 
@@ -48,6 +48,24 @@ rsd_status dcp_read_item(const rsd_checkpoint *checkpoint, const struct stored_v
 rsd_status safetensors_find_tensor(struct store *store, uint32_t file, uint64_t at,
                                    const char *name, rsd_dtype *dtype, int32_t *ndim,
                                    int64_t *shape, uint64_t *begin);
+
+/* ---- rank_files.c: names with numbers in them ---- */
+
+/* Returns whether a name has the form of a pattern, in which # stands for a decimal number below 2^31 and * for
+ * any text. numbers[i] is that of the i-th #. */
+bool name_has_form(const char *name, const char *pattern, int64_t *numbers);
+
+/* The files of a directory that have one form, by the number of their rank. Starts as {0}. */
+struct rank_files {
+    uint32_t *files; /* UINT32_MAX: there is none */
+    int64_t nranks;
+};
+
+/* Adds the files of a listing whose names have the form "..._#_..._#...": the number of ranks, and the rank.
+ * Files of another number of ranks do not count. Files are added to the store. */
+rsd_status rank_files_add(struct rank_files *ranks, struct store *store,
+                          const struct store_listing *listing, const char *pattern, int64_t nranks);
+void rank_files_drop(struct rank_files *ranks);
 
 static inline bool has_suffix(const char *name, const char *suffix)
 {
