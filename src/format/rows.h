@@ -31,6 +31,14 @@ rsd_status index_add_files(struct store *store, uint32_t index);
 rsd_status catalog_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                           struct stored_array *array);
 
+/* ---- copies.c ---- */
+
+/* Says whether two arrays of one dtype and shape have the same elements. Those with equal CRC-32s are not read.
+ * An error names the file. */
+rsd_status copies_compare(struct store *store, rsd_dtype dtype, int32_t ndim, const int64_t *len,
+                          const uint32_t files[2], const struct stored_array *a,
+                          const struct stored_array *b, bool *equal);
+
 /* ---- dcp_read.c ---- */
 
 /* Reads metadata, of all ranks or one file each, that the store has as its first files. */
