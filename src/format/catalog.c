@@ -115,6 +115,36 @@ rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const i
                                            .detail = (uint32_t)(catalog->narrays - 1)});
 }
 
+rsd_status catalog_add_range(struct catalog *catalog, int64_t begin, int64_t count, uint32_t file,
+                             const struct stored_array *array, int64_t at)
+{
+    size_t last = catalog->ntensors - 1;
+    int32_t ndim = catalog->tensors[last].ndim;
+    rsd_dtype dtype = catalog->tensors[last].dtype;
+    int64_t shape[RSD_MAX_DIMS], lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(dtype), n;
+    copy_i64s(shape, tensor_shape(catalog, &catalog->tensors[last]), ndim);
+    for (int64_t done = 0; done < count; done += n) {
+        struct stored_array box;
+        n = box_of_range(ndim, shape, begin + done, begin + count, lo, len);
+        int64_t base = array->base + (at + done) * element_nbytes;
+        stored_array_set_dense(&box, dtype, ndim, len, array->offset + (uint64_t)base);
+        if (array->big_endian || (array->has_crc && box.nbytes == array->nbytes)) {
+            struct stored_array whole = *array;
+            whole.base = base;
+            copy_i64s(whole.strides, box.strides, ndim);
+            TRY(catalog_add_array(catalog, lo, len, file, &whole));
+        } else {
+            TRY(catalog_add_box(catalog, lo, len,
+                                (struct extent){.kind = EXTENT_DENSE,
+                                                .file = file,
+                                                .offset = box.offset,
+                                                .nbytes = box.nbytes}));
+        }
+    }
+    return RSD_OK;
+}
+
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json)
 {

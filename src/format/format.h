@@ -87,6 +87,11 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
                            struct extent extent); /* to the last tensor */
 rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const int64_t *len,
                              uint32_t file, const struct stored_array *array); /* likewise */
+
+/* Adds elements [begin, begin + count) of the last tensor, in row-major order. In the file they follow each
+ * other, from element `at` of the array on. */
+rsd_status catalog_add_range(struct catalog *catalog, int64_t begin, int64_t count, uint32_t file,
+                             const struct stored_array *array, int64_t at);
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json); /* takes json over on success */
 
