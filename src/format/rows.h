@@ -4,7 +4,7 @@
 
 #include "format.h"
 
-extern const struct format format_dcp, format_safetensors, format_torch_save;
+extern const struct format format_dcp, format_safetensors, format_torch_save, format_zero;
 extern const struct format_writer dcp_writer, safetensors_writer;
 
 /* How sure a format is that a file belongs to it. The best sign in a directory decides. */
@@ -13,6 +13,8 @@ enum sureness {
     SURE_OF_SUFFIX, /* the user named the file, and its bytes say nothing */
     SURE_OF_BYTES,  /* the user named the file, and its first bytes are those of the format */
     SURE_OF_TORCH_FILE,
+    SURE_OF_ZERO_TAG,  /* DeepSpeed: latest */
+    SURE_OF_ZERO_FILE, /* DeepSpeed: mp_rank_00_model_states.pt */
     SURE_OF_TORCH_INDEX,
     SURE_OF_RANK_METADATA, /* __0.metadata */
     SURE_OF_SAFETENSORS,
