@@ -7,12 +7,46 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const golden[] = {
-    "cols_uneven",    "dtypes",     "empty_shards", "fsdp2_adamw",       "fsdp2_tp_adamw",
-    "hf_sharded",     "hsdp_adamw", "many_files",   "mesh_2d",           "mesh_3d",
-    "no_collectives", "replicated", "rows_1d",      "safetensors_items", "sharded_tensor",
-    "torch113",       "torch24",    "transposed",   "two_threads",       "values",
-    "zstd",           NULL};
+const char *const golden[] = {"cols_uneven",
+                              "dtypes",
+                              "empty_shards",
+                              "fsdp2_adamw",
+                              "fsdp2_tp_adamw",
+                              "hf_sharded",
+                              "hsdp_adamw",
+                              "many_files",
+                              "mesh_2d",
+                              "mesh_3d",
+                              "no_collectives",
+                              "replicated",
+                              "rows_1d",
+                              "safetensors_items",
+                              "sharded_tensor",
+                              "torch113",
+                              "torch24",
+                              "transposed",
+                              "two_threads",
+                              "values",
+                              "zstd",
+                              "ds_universal_z2",
+                              "ds_universal_z3",
+                              "ds_z0",
+                              "ds_z1",
+                              "ds_z1_bf16_optimizer",
+                              "ds_z1_elastic",
+                              "ds_z1_one_rank",
+                              "ds_z2",
+                              "ds_z2_aligned",
+                              "ds_z2_fp32",
+                              "ds_z2_no_frozen",
+                              "ds_z2_round_robin",
+                              "ds_z3",
+                              "ds_z3_fp32",
+                              "ds_z3_subgroups",
+                              "mcore_dist_bias",
+                              "mcore_dist_tp",
+                              "mcore_dist_tp_pp",
+                              NULL};
 
 const char *golden_path(const char *name, const char *what)
 {

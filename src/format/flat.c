@@ -159,7 +159,7 @@ rsd_status flat_set_add_state(struct flat_set *set, struct slice key, uint32_t g
 
 /* ---- finding ---- */
 
-static int compare_numbers(uint32_t a, uint32_t b)
+static int compare_u32(uint32_t a, uint32_t b)
 {
     return (a > b) - (a < b);
 }
@@ -167,10 +167,10 @@ static int compare_numbers(uint32_t a, uint32_t b)
 static int compare_runs(const void *a, const void *b)
 {
     const struct flat_run *x = a, *y = b;
-    int order = compare_numbers(x->state, y->state);
+    int order = compare_u32(x->state, y->state);
     if (!order)
-        order = compare_numbers(x->group, y->group);
-    return order ? order : compare_numbers(x->rank, y->rank);
+        order = compare_u32(x->group, y->group);
+    return order ? order : compare_u32(x->rank, y->rank);
 }
 
 rsd_status flat_set_finish(struct flat_set *set)

@@ -56,7 +56,7 @@ static rsd_status add_other_vectors(struct zero_reader *reader)
     return RSD_OK;
 }
 
-static rsd_status add_json_value(struct catalog *catalog, struct slice name, const char *json)
+static rsd_status add_scalar_value(struct catalog *catalog, struct slice name, const char *json)
 {
     struct bytes pickle = {0};
     char *copy = mem_copy(json, strlen(json) + 1, 1);
@@ -90,7 +90,7 @@ static rsd_status add_state_scalars(struct zero_reader *reader)
         for (size_t i = first; i < list->n && list->params[i].vector == scalar->group; i++) {
             TRY(make_state_name(list->params[i].name, list->set.keys.list[scalar->state], text,
                                 sizeof text, &name));
-            TRY(add_json_value(reader->catalog, name, scalar->json));
+            TRY(add_scalar_value(reader->catalog, name, scalar->json));
         }
     }
     return RSD_OK;
@@ -136,7 +136,7 @@ static rsd_status add_param_names(struct torch_visit *visit, pickle_node ids)
         }
     text_add(&text, "]");
     TRY(text_take(&text, &json));
-    rsd_status status = add_json_value(visit->catalog, torch_visit_name(visit), json);
+    rsd_status status = add_scalar_value(visit->catalog, torch_visit_name(visit), json);
     rsd_free(json);
     return status;
 }
@@ -273,7 +273,7 @@ static rsd_status add_plain_state(struct torch_visit *visit, pickle_node c)
         TRY(flat_read_scalar(visit->file, visit->index, c, &json));
     if (!json)
         return torch_visit_add_tensor(visit, c);
-    rsd_status status = add_json_value(visit->catalog, torch_visit_name(visit), json);
+    rsd_status status = add_scalar_value(visit->catalog, torch_visit_name(visit), json);
     rsd_free(json);
     return status;
 }
