@@ -12,7 +12,7 @@
 #include <string.h>
 
 static const struct format *const formats[] = {&format_dcp, &format_safetensors, &format_torch_save,
-                                               NULL};
+                                               &format_dtensor, NULL};
 
 const struct format *format_find(rsd_format id)
 {
