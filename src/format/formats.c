@@ -12,7 +12,7 @@
 #include <string.h>
 
 static const struct format *const formats[] = {&format_dcp, &format_safetensors, &format_torch_save,
-                                               &format_zero, NULL};
+                                               &format_dtensor, &format_zero, NULL};
 
 const struct format *format_find(rsd_format id)
 {

@@ -123,13 +123,18 @@ void torch_visit_start(struct torch_visit *visit, struct torch_file *file, struc
                        uint32_t index);
 void torch_visit_end(struct torch_visit *visit);
 
-/* Visits a node and what is below it. All names begin with the prefix, which may be "". May be called several
- * times; the limits are those of all calls together. */
-rsd_status torch_visit_run(struct torch_visit *visit, pickle_node c, const char *prefix);
+/* Adds a part to the front of all names until it is left again. number: it is an index of a list. */
+rsd_status torch_visit_enter(struct torch_visit *visit, struct slice part, bool number);
+void torch_visit_leave(struct torch_visit *visit);
+
+/* Visits a node and what is below it. May be called several times; the limits are those of all calls
+ * together. */
+rsd_status torch_visit_run(struct torch_visit *visit, pickle_node c);
 
 /* For functions that are called: the name of the current node (in which a key may have put a zero), and what
  * is done without them. torch_visit_reserve limits what is made of a short pickle. */
 struct slice torch_visit_name(const struct torch_visit *visit);
+rsd_status torch_visit_path(struct torch_visit *visit, const char **out); /* JSON, in the catalog */
 rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c);
 rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c);
 rsd_status torch_visit_reserve(struct torch_visit *visit, uint64_t nbytes);

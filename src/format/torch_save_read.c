@@ -13,7 +13,7 @@ static rsd_status add_torch_file(struct store *store, struct catalog *catalog, u
     rsd_status status = torch_file_open(&file, store, index);
     if (!status) {
         torch_visit_start(&visit, &file, catalog, index);
-        status = torch_visit_run(&visit, file.root, "");
+        status = torch_visit_run(&visit, file.root);
         torch_visit_end(&visit);
         torch_file_close(&file);
     }

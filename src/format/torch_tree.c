@@ -45,7 +45,7 @@ rsd_status torch_visit_reserve(struct torch_visit *visit, uint64_t nbytes)
 /* ---- tensors ---- */
 
 /* Adds the path of the current node: its keys as JSON texts, its indices as numbers. */
-static rsd_status add_torch_path(struct torch_visit *visit, const char **out)
+rsd_status torch_visit_path(struct torch_visit *visit, const char **out)
 {
     struct text text = {0};
     char *json;
@@ -85,7 +85,7 @@ rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c)
                                        sizeof(struct stored_tensor)));
     TRY(torch_file_find_tensor(visit->file, c, &view, &array));
     TRY(catalog_add_tensor(catalog, torch_visit_name(visit), view.dtype, view.ndim, view.shape));
-    TRY(add_torch_path(visit, &catalog->tensors[catalog->ntensors - 1].path));
+    TRY(torch_visit_path(visit, &catalog->tensors[catalog->ntensors - 1].path));
     return catalog_add_array(catalog, origin, view.shape, visit->index, &array);
 }
 
@@ -115,7 +115,7 @@ rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c)
         catalog->values[catalog->nvalues - 1].pickle = pickle;
     else
         bytes_drop(&pickle);
-    return add_torch_path(visit, &catalog->values[catalog->nvalues - 1].path);
+    return torch_visit_path(visit, &catalog->values[catalog->nvalues - 1].path);
 }
 
 /* ---- what a node contains ---- */
@@ -232,8 +232,15 @@ static rsd_status fail_depth(const struct torch_visit *visit)
                 (int)TORCH_MAX_DEPTH);
 }
 
-static rsd_status visit_named_node(struct torch_visit *visit, struct slice name, bool number,
-                                   pickle_node c, size_t length)
+/* Returns the length of the name of the current node. */
+static size_t base_nbytes(const struct torch_visit *visit)
+{
+    return visit->nsteps ? visit->steps[visit->nsteps - 1].end : 0;
+}
+
+/* Adds a part to a name of `length` bytes. */
+static rsd_status push_step(struct torch_visit *visit, struct slice name, bool number,
+                            size_t length)
 {
     size_t need = name.nbytes + (length ? 1 : 0);
     if (length + need >= sizeof visit->name)
@@ -245,7 +252,14 @@ static rsd_status visit_named_node(struct torch_visit *visit, struct slice name,
     if (visit->nsteps == sizeof visit->steps / sizeof *visit->steps)
         return fail_depth(visit);
     visit->steps[visit->nsteps++] = (struct torch_step){length, length + name.nbytes, number};
-    rsd_status status = visit_node(visit, c, length + name.nbytes);
+    return RSD_OK;
+}
+
+static rsd_status visit_named_node(struct torch_visit *visit, struct slice name, bool number,
+                                   pickle_node c, size_t length)
+{
+    TRY(push_step(visit, name, number, length));
+    rsd_status status = visit_node(visit, c, base_nbytes(visit));
     visit->nsteps--;
     return status;
 }
@@ -488,14 +502,22 @@ static rsd_status visit_node(struct torch_visit *visit, pickle_node c, size_t le
     return status;
 }
 
-rsd_status torch_visit_run(struct torch_visit *visit, pickle_node c, const char *prefix)
+/* ---- the visit ---- */
+
+rsd_status torch_visit_enter(struct torch_visit *visit, struct slice part, bool number)
 {
-    size_t n = strlen(prefix);
-    if (n >= sizeof visit->name)
-        return fail(RSD_ELIMIT, "name exceeds %d bytes", (int)TORCH_MAX_NAME_NBYTES);
-    memcpy(visit->name, prefix, n + 1);
-    visit->nsteps = visit->ncontainers = 0;
-    if (n > 0)
-        visit->steps[visit->nsteps++] = (struct torch_step){0, n, false};
+    return push_step(visit, part, number, base_nbytes(visit));
+}
+
+void torch_visit_leave(struct torch_visit *visit)
+{
+    visit->nsteps--;
+}
+
+rsd_status torch_visit_run(struct torch_visit *visit, pickle_node c)
+{
+    size_t n = base_nbytes(visit);
+    visit->name[n] = '\0';
+    visit->ncontainers = 0;
     return visit_node(visit, c, n);
 }

@@ -127,6 +127,10 @@ rsd_status zero_add_tensor(struct zero_reader *reader, const struct zero_list *l
 
 /* ---- zero_values.c ---- */
 
+/* Adds what is below a node, under "PREFIX.NAME" or "NAME". */
+rsd_status zero_visit(struct torch_visit *visit, pickle_node node, const char *prefix,
+                      struct slice name);
+
 /* Adds the states of the optimizer, and its values. */
 rsd_status zero_add_states(struct zero_reader *reader);
 

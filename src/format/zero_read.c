@@ -173,17 +173,12 @@ static bool is_placeholder(const struct zero_reader *reader, const struct zero_e
 static rsd_status add_stored_entry(struct zero_reader *reader, const struct zero_entry *entry,
                                    struct torch_visit *visit)
 {
-    char name[TORCH_MAX_NAME_NBYTES];
-    if (entry->name.nbytes >= sizeof name)
-        return fail(RSD_ELIMIT, "name exceeds %d bytes", (int)TORCH_MAX_NAME_NBYTES);
     if (is_placeholder(reader, entry))
         return fail(RSD_EFORMAT,
                     "%.*s: the model file has no elements of the parameter, and "
                     "neither param_shapes nor frozen_param_shapes lists it",
                     zero_name_nbytes(entry->name), entry->name.bytes);
-    memcpy(name, entry->name.bytes, entry->name.nbytes);
-    name[entry->name.nbytes] = '\0';
-    return torch_visit_run(visit, entry->node, name);
+    return zero_visit(visit, entry->node, "", entry->name);
 }
 
 static rsd_status add_entry(struct zero_reader *reader, const struct shared_names *shared,

@@ -4,6 +4,19 @@
 #include <stdio.h>
 #include <string.h>
 
+rsd_status zero_visit(struct torch_visit *visit, pickle_node node, const char *prefix,
+                      struct slice name)
+{
+    if (*prefix)
+        TRY(torch_visit_enter(visit, (struct slice){prefix, strlen(prefix)}, false));
+    TRY(torch_visit_enter(visit, name, false));
+    TRY(torch_visit_run(visit, node));
+    torch_visit_leave(visit);
+    if (*prefix)
+        torch_visit_leave(visit);
+    return RSD_OK;
+}
+
 /* ---- optimizer states ---- */
 
 /* Writes "optimizer.state.NAME.KEY". */
@@ -180,15 +193,12 @@ static rsd_status add_optimizer_values(struct zero_reader *reader, struct torch_
     visit->context = reader;
     visit->on_value = add_group_value;
     if (groups != PICKLE_ABSENT)
-        TRY(torch_visit_run(visit, groups, "optimizer.param_groups"));
+        TRY(zero_visit(visit, groups, "optimizer", (struct slice){"param_groups", 12}));
     visit->on_value = NULL;
     while (pickle_is_dict(tree, states) && pickle_walk_next_pair(&walk, &key, &value)) {
-        char name[TORCH_MAX_NAME_NBYTES];
         struct slice text = pickle_text(tree, key);
-        if (pickle_kind(tree, key) != NODE_STRING || is_layout_key(text))
-            continue;
-        snprintf(name, sizeof name, "optimizer.%.*s", zero_name_nbytes(text), text.bytes);
-        TRY(torch_visit_run(visit, value, name));
+        if (pickle_kind(tree, key) == NODE_STRING && !is_layout_key(text))
+            TRY(zero_visit(visit, value, "optimizer", text));
     }
     return RSD_OK;
 }
@@ -284,7 +294,6 @@ rsd_status zero_add_model_values(struct zero_reader *reader, struct torch_visit 
     struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, reader->model.root));
     pickle_node key, value;
     while (pickle_walk_next_pair(&walk, &key, &value)) {
-        char name[TORCH_MAX_NAME_NBYTES];
         struct slice text = pickle_text(tree, key);
         size_t known;
         bool optimizer = slice_is(text, "optimizer");
@@ -294,10 +303,8 @@ rsd_status zero_add_model_values(struct zero_reader *reader, struct torch_visit 
             continue;
         /* What the user saved may have the name of a tensor of the model. */
         bool taken = string_map_find(&reader->entries_by_name, text, &known);
-        snprintf(name, sizeof name, "%s%.*s", taken ? "client_state." : "", zero_name_nbytes(text),
-                 text.bytes);
         visit->on_tensor = optimizer ? add_plain_state : NULL;
-        TRY(torch_visit_run(visit, value, name));
+        TRY(zero_visit(visit, value, taken ? "client_state" : "", text));
         visit->on_tensor = NULL;
     }
     return RSD_OK;
