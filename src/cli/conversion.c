@@ -416,7 +416,8 @@ static int check_rules(struct conversion *request, rsd_checkpoint *in)
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;
-    int code = ranks_agree(request->verb, input_open(request->verb, request->in, &in));
+    int code =
+        ranks_agree(request->verb, input_open(request->verb, request->in, request->quiet, &in));
     if (code)
         return code;
     code = set_format_and_limits(request, rsd_checkpoint_format(in));
