@@ -56,14 +56,17 @@ static const char merge_help[] =
     "\n"
     "Write whole tensors as safetensors that transformers loads. OUT is a directory, or one file "
     "if\n"
-    "it ends in .safetensors. If the state dict has a key 'model', only that part is written, and\n"
-    "names lose the prefix 'model.'. Configs and tokenizer files are copied.\n"
+    "it ends in .safetensors. Only the model of what a trainer wrote is written, under the names "
+    "that\n"
+    "it has without the trainer: below 'model', 'state_dict' or 'module', without '_orig_mod.'.\n"
+    "Configs and tokenizer files are copied.\n"
     "\n"
     "  reshard merge step-1000/ hf/ --max-shard-size 5GB\n"
     "\n"
     "  --max-shard-size SIZE Limit files to SIZE. Default: 5GB\n"
     "  --all                 Write every tensor under its own name\n"
-    "  --config-from DIR     Copy configs and tokenizer files from DIR. Default: IN\n" COMMON_HELP;
+    "  --config-from DIR     Copy configs and tokenizer files from DIR. Default: IN, or\n"
+    "                        IN/huggingface\n" COMMON_HELP;
 
 static const char split_help[] =
     "usage: reshard split [options] IN OUT\n"
@@ -365,7 +368,7 @@ static int read_conversion_options(int argc, char **argv, struct conversion *req
     if (request->kind == SPLIT && !request->has_mesh)
         return cli_fail(verb, EXIT_USAGE, "--mesh is needed, such as --mesh tp=4");
     return request->kind == MERGE && !request->all
-               ? take_rule(request, rsd_rules_add(request->rules, RSD_RULE_PART, "model"))
+               ? take_rule(request, rsd_rules_add(request->rules, RSD_RULE_MODEL, ""))
                : GO_ON;
 }
 
