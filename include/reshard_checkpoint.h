@@ -433,8 +433,12 @@ typedef enum rsd_rule {
     RSD_RULE_STRIP_PREFIX = 5, /* TEXT: remove it from the start of names; the first that fits */
     RSD_RULE_RENAME = 6,       /* s/EXPRESSION/NEW/ or s/EXPRESSION/NEW/g, as in sed */
     RSD_RULE_CAST = 7,         /* DTYPE of all floating-point tensors, or EXPRESSION=DTYPE */
-    RSD_RULE_PART = 8          /* KEY: if the state dict has it, keep only what is below it, and
+    RSD_RULE_PART = 8,         /* KEY: if the state dict has it, keep only what is below it, and
                                 * remove "KEY." from names */
+    RSD_RULE_MODEL = 9         /* "": keep only the model of what a trainer wrote, under the names
+                                * that it has without the trainer and without wrappers. If it cannot
+                                * be told which part that is, rsd_rules_check fails with EINVAL,
+                                * unless rules of ONLY or STRIP_PREFIX choose */
 } rsd_rule;
 
 /* EINVAL: the text is not valid for this kind of rule. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define COMMON_HELP                                                                                \
+    INPUT_HELP("        ")                                                                         \
     "  --json               Print one JSON object\n"                                               \
     "  --max-memory SIZE    Limit buffers to SIZE. Default: 256MiB\n"                              \
     "  --threads N          Use N threads. Default: one per core, at most 16\n"                    \
@@ -67,6 +68,7 @@ static const struct option verify_options[] = {
     {"max-memory", required_argument, NULL, MAX_MEMORY},
     {"threads", required_argument, NULL, THREADS},
     {"only", required_argument, NULL, ONLY},
+    INPUT_OPTIONS,
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
@@ -110,7 +112,7 @@ static int take_verify_option(struct verification *request, int option, char **a
                    ? GO_ON
                    : cli_fail(verb, EXIT_USAGE, "--threads %s must be from 1 to 4096", optarg);
     default:
-        return cli_fail_option(verb, option, argv);
+        return input_take_option(option) ? GO_ON : cli_fail_option(verb, option, argv);
     }
 }
 
@@ -333,7 +335,7 @@ static int open_inputs(struct verification *request)
     int code =
         cli_fail_status(verb, rsd_pool_new((int32_t)request->threads, &request->options.pool));
     for (int i = 0; i < request->verb->npaths && !code; i++)
-        code = input_open(verb, request->paths[i], &request->checkpoints[i]);
+        code = input_open(verb, request->paths[i], request->quiet, &request->checkpoints[i]);
     for (int i = 0; i < request->verb->npaths && !code && request->verb->run != run_verify; i++)
         code = input_check_files(verb, request->paths[i], request->checkpoints[i],
                                  needs_every_extent, NULL);

@@ -58,9 +58,20 @@ static int by_path(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-static int find_side_files(struct conversion *request)
+/* Returns the directory that configs are copied from: IN, or the one that verl puts into it. */
+static char *find_config_directory(const struct conversion *request)
 {
-    const char *directory = request->config_from ? request->config_from : request->in;
+    struct stat about;
+    char *beside = cli_new_text("%s/huggingface", request->in);
+    bool found = !request->config_from && stat(beside, &about) == 0 && S_ISDIR(about.st_mode);
+    if (found)
+        return beside;
+    free(beside);
+    return cli_new_text("%s", request->config_from ? request->config_from : request->in);
+}
+
+static int list_side_files(struct conversion *request, const char *directory)
+{
     if (ends_in(request->out, ".safetensors"))
         return !request->config_from ? GO_ON
                                      : cli_fail("merge", EXIT_USAGE,
@@ -87,6 +98,14 @@ static int find_side_files(struct conversion *request)
     request->convert.side_files = (const char *const *)request->side_files;
     request->convert.nside_files = (int64_t)request->nside_files;
     return GO_ON;
+}
+
+static int find_side_files(struct conversion *request)
+{
+    char *directory = find_config_directory(request);
+    int code = list_side_files(request, directory);
+    free(directory);
+    return code;
 }
 
 /* ---- reports ---- */
@@ -416,7 +435,8 @@ static int check_rules(struct conversion *request, rsd_checkpoint *in)
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;
-    int code = ranks_agree(request->verb, input_open(request->verb, request->in, &in));
+    int code =
+        ranks_agree(request->verb, input_open(request->verb, request->in, request->quiet, &in));
     if (code)
         return code;
     code = set_format_and_limits(request, rsd_checkpoint_format(in));

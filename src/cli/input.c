@@ -7,9 +7,23 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int input_open(const char *verb, const char *path, rsd_checkpoint **checkpoint)
+static rsd_open_options input_options = {.struct_nbytes = sizeof input_options};
+
+bool input_take_option(int option)
 {
-    return cli_fail_status(verb, rsd_checkpoint_open(path, NULL, checkpoint));
+    if (option == INPUT_AS_IS)
+        input_options.as_is = 1;
+    else if (option == INPUT_TAKE_RANK_0)
+        input_options.take_rank_0 = 1;
+    return option == INPUT_AS_IS || option == INPUT_TAKE_RANK_0;
+}
+
+int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **checkpoint)
+{
+    int code = cli_fail_status(verb, rsd_checkpoint_open(path, &input_options, checkpoint));
+    for (int64_t i = 0; !code && !quiet && rsd_checkpoint_note(*checkpoint, i); i++)
+        cli_note(verb, "%s: %s", path, rsd_checkpoint_note(*checkpoint, i));
+    return code;
 }
 
 /* Marks the files that have an extent which is needed. */

@@ -34,4 +34,9 @@ rsd_status rank_tensor_read(struct torch_file *file, pickle_node c, int64_t rank
                             struct mesh_cache *cache, struct rank_tensor *out);
 void rank_tensor_drop(struct rank_tensor *tensor);
 
+/* Finds the part of a distributed tensor that a file has, as a plain tensor, and the shape of the whole. EUNSUPPORTED:
+ * there is no part, or several. */
+rsd_status dtensor_find_local(const struct pickle_tree *tree, pickle_node c, pickle_node *local,
+                              int32_t *ndim, int64_t *shape);
+
 #endif

@@ -552,3 +552,30 @@ void rank_tensor_drop(struct rank_tensor *tensor)
     mem_free(tensor->boxes);
     *tensor = (struct rank_tensor){0};
 }
+
+rsd_status dtensor_find_local(const struct pickle_tree *tree, pickle_node c, pickle_node *local,
+                              int32_t *ndim, int64_t *shape)
+{
+    struct rank_tensor whole = {0};
+    struct wrapper_parts parts;
+    char text[GLOBAL_TEXT_NCHARS];
+    pickle_node shards = PICKLE_ABSENT, shard;
+    if (!find_wrapper(tree, c, &parts))
+        return fail(RSD_EFORMAT, "distributed tensor is invalid");
+    TRY(take_wrapped_type(tree, parts.args, &whole));
+    *local = find_in_state(tree, parts.state, "_local_tensor");
+    if (pickle_kind(tree, parts.state) == NODE_TUPLE && pickle_count(tree, parts.state) > 0)
+        shards = pickle_item(tree, parts.state, 0);
+    struct pickle_walk walk = pickle_walk(tree, shards);
+    if (pickle_kind(tree, shards) == NODE_LIST && pickle_count(tree, shards) == 1 &&
+        pickle_walk_next(&walk, &shard))
+        *local = pickle_attribute(tree, shard, "tensor");
+    if (!torch_view_is_tensor(tree, *local))
+        return fail(RSD_EUNSUPPORTED,
+                    "tensors of the class %s without one local tensor are not "
+                    "supported",
+                    pickle_global_text(tree, parts.type, text));
+    *ndim = whole.ndim;
+    copy_i64s(shape, whole.shape, whole.ndim);
+    return RSD_OK;
+}

@@ -31,7 +31,7 @@ struct tensor_place {
     size_t tensor;
 };
 
-static int by_place(const void *a, const void *b)
+static int by_tensor_place(const void *a, const void *b)
 {
     const struct tensor_place *x = a, *y = b;
     if (x->place != y->place)
@@ -52,7 +52,7 @@ rsd_status optimizer_names_finish(struct optimizer_names *names, const struct ra
         any_sharded = any_sharded || parts->tensors[i].sharded;
     }
     if (!status && n > 1)
-        qsort(places, n, sizeof *places, by_place);
+        qsort(places, n, sizeof *places, by_tensor_place);
     for (size_t i = 1; i < n && !status; i++)
         tied[places[i].tensor] = places[i].place && places[i].place == places[i - 1].place;
     for (size_t i = 0; i < n && !status; i++)

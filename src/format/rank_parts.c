@@ -90,8 +90,8 @@ rsd_status rank_parts_add(struct rank_parts *parts, struct slice name, const cha
 
 /* ---- copies ---- */
 
-static int compare_boxes(const struct rank_parts *parts, const struct joint_box *a,
-                         const struct joint_box *b)
+static int order_boxes(const struct rank_parts *parts, const struct joint_box *a,
+                       const struct joint_box *b)
 {
     int32_t n = 2 * parts->tensors[a->tensor].ndim;
     const int64_t *x = parts->coordinates + a->coordinates,
@@ -107,7 +107,7 @@ static int by_tensor_and_box(const void *a, const void *b, void *context)
     const struct joint_box *x = a, *y = b;
     if (x->tensor != y->tensor)
         return x->tensor < y->tensor ? -1 : 1;
-    int order = compare_boxes(context, x, y);
+    int order = order_boxes(context, x, y);
     return order ? order : (x->rank > y->rank) - (x->rank < y->rank);
 }
 
@@ -177,7 +177,7 @@ static rsd_status finish_joint_tensor(struct rank_parts *parts, size_t index,
     }
     for (size_t i = 0; i < n; i++) {
         const int64_t *lo = parts->coordinates + boxes[i].coordinates;
-        if (last && compare_boxes(parts, last, &boxes[i]) == 0) {
+        if (last && order_boxes(parts, last, &boxes[i]) == 0) {
             TRY(compare_box_copies(parts, last, &boxes[i]));
             continue;
         }

@@ -93,10 +93,11 @@ static inline uint64_t torch_file_max_visits(const struct torch_file *file)
 
 enum { TORCH_MAX_NAME_NBYTES = 2000 };
 
-/* One part of a name, and whether it is an index of a list. */
+/* One part of a name: a key, or an index of a list. */
 struct torch_step {
     size_t begin, end;
     bool number;
+    bool module; /* the names of modules, one below the other, which are one key of a state dict */
 };
 
 /* Visits what is below a node of a file. The functions are called for every tensor and every value; NULL:

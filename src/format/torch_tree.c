@@ -251,7 +251,8 @@ static rsd_status push_step(struct torch_visit *visit, struct slice name, bool n
     visit->name[length + name.nbytes] = '\0';
     if (visit->nsteps == sizeof visit->steps / sizeof *visit->steps)
         return fail_depth(visit);
-    visit->steps[visit->nsteps++] = (struct torch_step){length, length + name.nbytes, number};
+    visit->steps[visit->nsteps++] =
+        (struct torch_step){length, length + name.nbytes, number, false};
     return RSD_OK;
 }
 
@@ -261,6 +262,26 @@ static rsd_status visit_named_node(struct torch_visit *visit, struct slice name,
     TRY(push_step(visit, name, number, length));
     rsd_status status = visit_node(visit, c, base_nbytes(visit));
     visit->nsteps--;
+    return status;
+}
+
+/* Visits what a module has. Its name is added to that of the module, if that is in a module too. */
+static rsd_status visit_module_child(struct torch_visit *visit, struct slice name, pickle_node c,
+                                     size_t length)
+{
+    struct torch_step *last = visit->nsteps ? &visit->steps[visit->nsteps - 1] : NULL;
+    bool joins = last && last->module && last->end == length;
+    TRY(push_step(visit, name, false, length));
+    if (joins) {
+        visit->nsteps--;
+        last->end = visit->steps[visit->nsteps].end;
+    }
+    visit->steps[visit->nsteps - 1].module = true;
+    rsd_status status = visit_node(visit, c, base_nbytes(visit));
+    if (joins)
+        last->end = length;
+    else
+        visit->nsteps--;
     return status;
 }
 
@@ -383,7 +404,7 @@ static rsd_status visit_module_part(struct torch_visit *visit, pickle_node dict,
         bool found;
         TRY(has_tensor(visit, value, &found));
         if (found && !is_transient(tree, transient, name))
-            TRY(visit_named_node(visit, name, false, value, length));
+            TRY(visit_module_child(visit, name, value, length));
     }
     return RSD_OK;
 }
