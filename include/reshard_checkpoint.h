@@ -37,7 +37,8 @@ typedef enum rsd_format {
     RSD_FORMAT_SAFETENSORS = 2,
     RSD_FORMAT_TORCH_SAVE = 3,
     RSD_FORMAT_FSDP = 4,
-    RSD_FORMAT_DEEPSPEED = 5
+    RSD_FORMAT_DEEPSPEED = 5,
+    RSD_FORMAT_MEGATRON = 6
 } rsd_format;
 
 /* "dcp", "safetensors", "torch.save"; NULL for a number that is no format. */

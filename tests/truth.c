@@ -46,6 +46,9 @@ const char *const golden[] = {"cols_uneven",
                               "mcore_dist_bias",
                               "mcore_dist_tp",
                               "mcore_dist_tp_pp",
+                              "mcore_legacy_pp_bias",
+                              "mcore_legacy_tp",
+                              "mcore_legacy_tp_pp",
                               NULL};
 
 const char *golden_path(const char *name, const char *what)

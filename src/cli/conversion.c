@@ -47,6 +47,9 @@ static bool is_side_file(const char *name)
                                            ".py",   ".tiktoken", NULL};
     if (name[0] == '.' || ends_in(name, ".index.json") || strstr(name, "reshard-"))
         return false;
+    if (strcmp(name, "metadata.json") == 0 || strncmp(name, "latest_", 7) == 0 ||
+        strcmp(name, "zero_to_fp32.py") == 0)
+        return false; /* of Megatron and DeepSpeed: it says how IN is stored */
     for (const char *const *suffix = suffixes; *suffix; suffix++)
         if (ends_in(name, *suffix))
             return true;

@@ -11,8 +11,13 @@
 
 #include <string.h>
 
-static const struct format *const formats[] = {&format_dcp, &format_safetensors, &format_torch_save,
-                                               &format_dtensor, &format_zero, NULL};
+static const struct format *const formats[] = {&format_dcp,
+                                               &format_safetensors,
+                                               &format_torch_save,
+                                               &format_dtensor,
+                                               &format_zero,
+                                               &format_megatron,
+                                               NULL};
 
 const struct format *format_find(rsd_format id)
 {
@@ -64,7 +69,7 @@ static rsd_status add_files(struct store *store, const struct store_listing *lis
     uint32_t file;
     for (size_t i = 0; i < listing->n; i++) {
         const struct store_entry *entry = &listing->entries[i];
-        if (guess.format->probe(listing, entry, start) == guess.sureness)
+        if (!entry->directory && guess.format->probe(listing, entry, start) == guess.sureness)
             TRY(store_add_file(store, (struct slice){entry->name, strlen(entry->name)}, &file));
     }
     return RSD_OK;

@@ -5,7 +5,7 @@
 #include "format.h"
 
 extern const struct format format_dcp, format_safetensors, format_torch_save, format_dtensor,
-    format_zero;
+    format_zero, format_megatron;
 extern const struct format_writer dcp_writer, safetensors_writer;
 
 /* How sure a format is that a file belongs to it. The best sign in a directory decides. */
@@ -14,8 +14,10 @@ enum sureness {
     SURE_OF_SUFFIX, /* the user named the file, and its bytes say nothing */
     SURE_OF_BYTES,  /* the user named the file, and its first bytes are those of the format */
     SURE_OF_TORCH_FILE,
-    SURE_OF_ZERO_TAG,  /* DeepSpeed: latest */
-    SURE_OF_ZERO_FILE, /* DeepSpeed: mp_rank_00_model_states.pt */
+    SURE_OF_MEGATRON_TAG,  /* latest_checkpointed_iteration.txt */
+    SURE_OF_MEGATRON_RANK, /* a directory mp_rank_00 */
+    SURE_OF_ZERO_TAG,      /* DeepSpeed: latest */
+    SURE_OF_ZERO_FILE,     /* DeepSpeed: mp_rank_00_model_states.pt */
     SURE_OF_TORCH_INDEX,
     SURE_OF_RANK_METADATA, /* __0.metadata */
     SURE_OF_SAFETENSORS,
