@@ -23,7 +23,8 @@ from .local import Local, Progress, Report
 from .slicing import Reading, Selection
 from .states import OPAQUE
 
-FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE}
+FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE,
+           "fsdp": _c.FORMAT_FSDP}
 
 
 class Stored(NamedTuple):
@@ -208,14 +209,16 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     _free = "rsd_checkpoint_close"
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",
-                 format: Optional[str] = None, metadata: Optional[str] = None) -> None:
+                 format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
+                 take_rank_0: bool = False) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"no format is called {format!r}: there are {' '.join(FORMATS)}")
         handle = Address()
         _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
             format=0 if format is None else FORMATS[format],
-            metadata=None if metadata is None else _c.path_bytes(metadata))), C.byref(handle))
+            metadata=None if metadata is None else _c.path_bytes(metadata), as_is=as_is,
+            take_rank_0=take_rank_0)), C.byref(handle))
         self._handle = handle.value
         self._lock, self._nusers = threading.Lock(), 0
         self._later: Optional[int] = None
@@ -257,7 +260,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     @property
     def format(self) -> str:
-        """ "dcp", "safetensors" or "torch.save"."""
+        """ "dcp", "safetensors", "torch.save" or "fsdp"."""
         with self.in_use() as handle:
             return _c.lib.rsd_format_name(_c.lib.rsd_checkpoint_format(handle)).decode()
 
@@ -267,6 +270,15 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         with self.in_use() as handle:
             return [os.fsdecode(_c.lib.rsd_checkpoint_file(handle, index))
                     for index in range(_c.lib.rsd_checkpoint_nfiles(handle))]
+
+    @property
+    def notes(self) -> List[str]:
+        """What a user should know of the checkpoint and cannot see in it, such as files that were not read."""
+        found: List[str] = []
+        with self.in_use() as handle:
+            while (note := _c.lib.rsd_checkpoint_note(handle, len(found))) is not None:
+                found.append(note.decode(errors="replace"))
+        return found
 
     @property
     def plain_values(self) -> "_Values":
@@ -417,10 +429,14 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
 
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
-         format: Optional[str] = None, metadata: Optional[str] = None) -> Checkpoint:
-    """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, or a torch.save file.
+         format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
+         take_rank_0: bool = False) -> Checkpoint:
+    """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, a torch.save file, or the
+    per-rank files of verl, SkyRL and FSDP.
 
     Which one it is, is found out by looking, unless `format` says it. What is read is "numpy", "torch", "raw"
     or "memoryview" (`like`). Nothing in a file is ever run or built: a pickle is read as data. `metadata`
-    names the one file of a folder that counts, such as "__3.metadata" of ranks that saved by themselves."""
-    return Checkpoint(path, like=like, format=format, metadata=metadata)
+    names the one file of a folder that counts, such as "__3.metadata" of ranks that saved by themselves. `as_is`
+    opens one rank's file of several by itself, with the parts that it has. `take_rank_0` takes the lowest rank's
+    copy where copies of a tensor differ, which is an error otherwise."""
+    return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0)
