@@ -54,6 +54,10 @@ typedef struct rsd_open_options {
     int32_t
         take_rank_0; /* 1: where copies of a tensor differ between ranks, take the lowest rank's.
                           * 0: EMISMATCH */
+    int32_t model_dtype; /* DeepSpeed, 1: parameters as the model file has them, not in fp32 */
+    int32_t unstack;     /* Megatron's torch_dist, 1: one tensor per layer, decoder.layers.0. and so
+                          * on; optimizer states as optimizer.state.NAME.KEY */
+    int64_t vocab_size;  /* Megatron: rows of embeddings and output layers; 0: with their padding */
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: not

@@ -15,7 +15,7 @@ static const char inspect_help[] =
     "  --tree            Print names as a tree\n"
     "  --svg FILE        With TENSOR: write a picture of its boxes to FILE as SVG\n"
     "  --html FILE       With TENSOR: write that picture to FILE as an HTML page\n" INPUT_HELP(
-        "     ") "  -h, --help        Print this help\n";
+        "    ") "  -h, --help        Print this help\n";
 
 struct inspection {
     const char *path, *tensor, *svg, *html;

@@ -50,6 +50,8 @@ struct stored_tensor {
     size_t shape, boxes; /* into coordinates: the shape; lo and len of each box in turn */
     size_t first_extent, nboxes;
     const char *path; /* in a nested state dict, as JSON; NULL: not known */
+    bool unstacked;   /* items have one more dim in front, of one index */
+    bool rows_cut;    /* items may have more rows than their boxes */
 };
 
 struct stored_value {

@@ -111,7 +111,10 @@ static rsd_status add_rank_files(struct store *store, struct megatron_files *fil
 {
     for (size_t i = 0; i < listing->n; i++) {
         int32_t numbers[3] = {0};
+        const char *name = listing->entries[i].name;
         int32_t n = parse_rank_directory(listing->entries[i].base, numbers);
+        if (strcmp(listing->entries[i].base, ".metadata") == 0)
+            return store_add_file(store, (struct slice){name, strlen(name)}, &files->metadata);
         if (n == 0 || !listing->entries[i].directory)
             continue;
         if (files->n > 0 && n != files->nnumbers)
@@ -127,11 +130,12 @@ rsd_status megatron_find_files(struct store *store, struct megatron_files *files
 {
     struct store_listing listing;
     rsd_status status = store_list(store, files->directory, &listing);
+    files->metadata = UINT32_MAX;
     if (status)
         return fail_in(status, "%s/%s: ", store->path, files->directory);
     status = add_rank_files(store, files, &listing);
     store_listing_drop(&listing);
-    if (!status && files->n == 0)
+    if (!status && files->n == 0 && files->metadata == UINT32_MAX)
         status = fail(RSD_EFORMAT, "%s%s%s: found no mp_rank_00", store->path,
                       *files->directory ? "/" : "", files->directory);
     return status;

@@ -1,5 +1,5 @@
 /* megatron_read.c - reads Megatron's checkpoints of the format `torch`: one file per tensor-parallel rank and
- * pipeline stage.
+ * pipeline stage. Checkpoints of the format torch_dist are DCP.
  *
  * The parts of tensor-parallel ranks are joined by rules. Each stage counts its layers from 0, and so does each
  * chunk of a virtual pipeline (model0, model1, ...). Layers follow each other chunk by chunk, and stage by stage
@@ -528,8 +528,10 @@ static rsd_status megatron_open(struct store *store, struct catalog *catalog,
     rsd_status status = megatron_find_directory(store, &reader.files.directory);
     if (!status)
         status = megatron_find_files(store, &reader.files);
-    if (!status)
-        status = read_ranks(&reader);
+    if (!status && reader.files.metadata != UINT32_MAX)
+        status = dcp_open_from(store, reader.files.metadata, catalog, options);
+    else if (!status && !(status = read_ranks(&reader)))
+        status = megatron_cut_vocabulary(catalog, options);
     megatron_files_drop(&reader.files);
     rank_parts_drop(&reader.parts);
     string_map_drop(&reader.plain_names);
@@ -552,8 +554,21 @@ static int megatron_probe(const struct store_listing *listing, const struct stor
     return megatron_is_rank_directory(entry->base) ? SURE_OF_MEGATRON_RANK : NOT_SURE;
 }
 
+/* Tensors of torch_dist are items of DCP. */
+static rsd_status megatron_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                                  struct stored_array *array)
+{
+    const struct catalog *catalog = &checkpoint->catalog;
+    size_t extent = catalog->tensors[tensor].first_extent + box;
+    return catalog->extents[extent].kind == EXTENT_ITEM
+               ? dcp_locate(checkpoint, tensor, box, array)
+               : catalog_locate(checkpoint, tensor, box, array);
+}
+
 const struct format format_megatron = {.id = RSD_FORMAT_MEGATRON,
                                        .name = "megatron",
                                        .probe = megatron_probe,
                                        .open = megatron_open,
-                                       .locate = catalog_locate};
+                                       .locate = megatron_locate,
+                                       .open_stream = dcp_open_stream,
+                                       .read_item = dcp_read_item};

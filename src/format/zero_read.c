@@ -35,8 +35,12 @@ rsd_status zero_add_tensor(struct zero_reader *reader, const struct zero_list *l
 static rsd_status add_param_tensor(struct zero_reader *reader, struct zero_list *list,
                                    struct zero_param *param, struct slice name)
 {
+    const struct flat_run *runs = zero_find_runs(list, param, 0);
+    if (!runs)
+        return fail(RSD_EFORMAT, "%.*s: no file has the parameter", zero_name_nbytes(name),
+                    name.bytes);
     param->added = param->added || name.bytes == param->name.bytes;
-    return zero_add_tensor(reader, list, param, name, zero_find_runs(list, param, 0));
+    return zero_add_tensor(reader, list, param, name, runs);
 }
 
 /* ---- shared parameters ---- */
@@ -48,10 +52,15 @@ struct tied_place {
     struct zero_param *param;
 };
 
+/* An entry of shared_params. */
+struct shared_name {
+    struct slice name, owner;
+};
+
 /* Other names of parameters. */
 struct shared_names {
-    struct string_map owners; /* from another name to the number of its entry in shared_params */
-    pickle_node *list;        /* names of owners */
+    struct string_map by_name; /* to the number in the list */
+    struct shared_name *list;
     size_t n, capacity;
     struct tied_place *places; /* sorted */
     size_t nplaces;
@@ -111,29 +120,28 @@ static rsd_status read_shared_names(struct zero_reader *reader, struct shared_na
             pickle_kind(tree, owner) != NODE_STRING)
             return fail(RSD_EFORMAT, "shared_params is not a dict of names");
         TRY(GROW(shared->list, shared->capacity, shared->n + 1));
-        TRY(string_map_add(&shared->owners, name, shared->n));
-        shared->list[shared->n++] = owner;
+        TRY(string_map_add(&shared->by_name, name, shared->n));
+        shared->list[shared->n++] = (struct shared_name){name, pickle_text(tree, owner)};
     }
     return read_places(reader, shared);
 }
 
 static void drop_shared_names(struct shared_names *shared)
 {
-    string_map_drop(&shared->owners);
+    string_map_drop(&shared->by_name);
     mem_free(shared->list);
     mem_free(shared->places);
 }
 
 /* Finds the parameter that an entry is another name of. The state dict says it too: both are in one place. */
-static struct zero_param *find_owner(const struct zero_reader *reader,
-                                     const struct shared_names *shared,
-                                     const struct zero_entry *entry, const struct zero_list **list)
+static struct zero_param *find_owner(struct zero_reader *reader, const struct shared_names *shared,
+                                     const struct zero_entry *entry, struct zero_list **list)
 {
     struct tied_place key, *place = NULL;
     size_t number;
     *list = &reader->trained;
-    if (string_map_find(&shared->owners, entry->name, &number)) {
-        struct slice owner = pickle_text(&reader->model.tree, shared->list[number]);
+    if (string_map_find(&shared->by_name, entry->name, &number)) {
+        struct slice owner = shared->list[number].owner;
         struct zero_param *param = zero_list_find(&reader->trained, owner);
         if (!param) {
             *list = &reader->frozen;
@@ -185,14 +193,33 @@ static rsd_status add_entry(struct zero_reader *reader, const struct shared_name
                             const struct zero_entry *entry, struct torch_visit *visit)
 {
     struct zero_param *param = zero_list_find(&reader->trained, entry->name);
-    const struct zero_list *list;
-    if (param)
+    struct zero_list *list;
+    if (param && !reader->options->model_dtype)
         return add_param_tensor(reader, &reader->trained, param, param->name);
+    if (param)
+        param->added = true;
     if ((param = zero_list_find(&reader->frozen, entry->name)))
         return add_param_tensor(reader, &reader->frozen, param, param->name);
-    if ((param = find_owner(reader, shared, entry, &list)))
-        return zero_add_tensor(reader, list, param, entry->name, zero_find_runs(list, param, 0));
+    param = find_owner(reader, shared, entry, &list);
+    if (param && !reader->options->model_dtype)
+        return add_param_tensor(reader, list, param, entry->name);
     return add_stored_entry(reader, entry, visit);
+}
+
+/* Adds a name of shared_params that the state dict does not have. */
+static rsd_status add_unlisted_name(struct zero_reader *reader, const struct shared_names *shared,
+                                    size_t number)
+{
+    const struct zero_entry entry = {.name = shared->list[number].name, .node = PICKLE_NONE};
+    struct zero_list *list;
+    size_t listed;
+    if (string_map_find(&reader->entries_by_name, entry.name, &listed) ||
+        !string_map_find(&shared->by_name, entry.name, &listed) || listed != number)
+        return RSD_OK;
+    struct zero_param *param = find_owner(reader, shared, &entry, &list);
+    return param && !reader->options->model_dtype
+               ? add_param_tensor(reader, list, param, entry.name)
+               : RSD_OK;
 }
 
 /* Adds the parameters that the state dict does not have. */
@@ -213,6 +240,8 @@ static rsd_status add_state_dict(struct zero_reader *reader, struct torch_visit 
         status = read_buffer_names(reader);
     for (size_t i = 0; i < reader->nentries && !status; i++)
         status = add_entry(reader, &shared, &reader->entries[i], visit);
+    for (size_t i = 0; i < shared.n && !status; i++)
+        status = add_unlisted_name(reader, &shared, i);
     drop_shared_names(&shared);
     if (!status)
         status = add_other_params(reader, &reader->trained);
@@ -223,21 +252,35 @@ static rsd_status add_state_dict(struct zero_reader *reader, struct torch_visit 
 
 /* ---- the row ---- */
 
+/* Checks that the files have what is asked for. */
+static rsd_status check_files(const struct zero_reader *reader)
+{
+    bool model_dtype = reader->options->model_dtype != 0, stage_3 = reader->files.model_by_rank;
+    if (model_dtype && stage_3)
+        return fail(RSD_EUNSUPPORTED,
+                    "stage 3 has no parameters in the model's dtype; leave out model_dtype "
+                    "(--dtype model), and convert with --cast");
+    if (reader->files.universal)
+        return RSD_OK;
+    if (reader->has_shapes && reader->files.noptim == 0 && !model_dtype)
+        return fail(RSD_ENOENT,
+                    "its optimizer files (*_optim_states.pt), which have the fp32 parameters, are "
+                    "missing%s",
+                    stage_3 ? "" : "; set model_dtype (--dtype model) to read those of this file");
+    if (!reader->has_shapes && reader->files.noptim > 0)
+        return fail(RSD_EFORMAT, "param_shapes is missing; it names the parameters");
+    return RSD_OK;
+}
+
 static rsd_status read_model(struct zero_reader *reader)
 {
     uint32_t first = reader->files.model[0];
     struct torch_visit visit;
     rsd_status status = zero_read_params(reader);
+    if (!status)
+        status = check_files(reader);
     if (status)
         return store_fail_in(reader->store, first, status);
-    if (!reader->files.universal && reader->has_shapes && reader->files.noptim == 0)
-        return store_fail_in(reader->store, first,
-                             fail(RSD_EFORMAT,
-                                  "its optimizer files (*_optim_states.pt), which have the fp32 "
-                                  "parameters, are missing"));
-    if (!reader->has_shapes && reader->files.noptim > 0)
-        return store_fail_in(reader->store, first,
-                             fail(RSD_EFORMAT, "param_shapes is missing; it names the parameters"));
     if (reader->files.universal)
         TRY(zero_read_universal(reader));
     else if (reader->files.noptim > 0)
