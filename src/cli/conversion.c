@@ -73,6 +73,36 @@ static char *find_config_directory(const struct conversion *request)
     return cli_new_text("%s", request->config_from ? request->config_from : request->in);
 }
 
+/* Takes a path over. One that is not a file is left out. */
+static void add_side_file(struct conversion *request, char *path)
+{
+    struct stat about;
+    if (stat(path, &about) != 0 || !S_ISREG(about.st_mode)) {
+        free(path);
+        return;
+    }
+    request->side_files = cli_need_memory(
+        realloc(request->side_files, (request->nside_files + 1) * sizeof *request->side_files));
+    request->side_files[request->nside_files++] = path;
+    request->convert.side_files = (const char *const *)request->side_files;
+    request->convert.nside_files = (int64_t)request->nside_files;
+}
+
+/* Megatron reads a DCP only with its own two files beside .metadata. */
+static void find_megatron_files(struct conversion *request, const rsd_checkpoint *in)
+{
+    for (int64_t i = 0; i < rsd_checkpoint_nfiles(in); i++) {
+        const char *file = rsd_checkpoint_file(in, i), *slash = strrchr(file, '/');
+        int n = slash ? (int)(slash + 1 - file) : 0;
+        if (strcmp(file + n, ".metadata") != 0)
+            continue;
+        add_side_file(request, cli_new_text("%s/%.*scommon.pt", request->in, n, file));
+        if (request->nside_files > 0)
+            add_side_file(request, cli_new_text("%s/%.*smetadata.json", request->in, n, file));
+        return;
+    }
+}
+
 static int list_side_files(struct conversion *request, const char *directory)
 {
     if (ends_in(request->out, ".safetensors"))
@@ -84,22 +114,12 @@ static int list_side_files(struct conversion *request, const char *directory)
         return cli_fail("merge", EXIT_USAGE, "--config-from %s: %s", directory, strerror(errno));
     if (!entries)
         return GO_ON; /* IN is one file. */
-    for (struct dirent *entry; (entry = readdir(entries));) {
-        char *path = cli_new_text("%s/%s", directory, entry->d_name);
-        struct stat about;
-        if (!is_side_file(entry->d_name) || stat(path, &about) != 0 || !S_ISREG(about.st_mode)) {
-            free(path);
-            continue;
-        }
-        request->side_files = cli_need_memory(
-            realloc(request->side_files, (request->nside_files + 1) * sizeof *request->side_files));
-        request->side_files[request->nside_files++] = path;
-    }
+    for (struct dirent *entry; (entry = readdir(entries));)
+        if (is_side_file(entry->d_name))
+            add_side_file(request, cli_new_text("%s/%s", directory, entry->d_name));
     closedir(entries);
     if (request->nside_files > 1)
         qsort(request->side_files, request->nside_files, sizeof *request->side_files, by_path);
-    request->convert.side_files = (const char *const *)request->side_files;
-    request->convert.nside_files = (int64_t)request->nside_files;
     return GO_ON;
 }
 
@@ -449,6 +469,8 @@ int conversion_run(struct conversion *request)
         code = check_rules(request, in);
     if (code == GO_ON && request->kind == MERGE)
         code = find_side_files(request);
+    if (code == GO_ON && request->kind == CONVERT && request->convert.format == RSD_FORMAT_DCP)
+        find_megatron_files(request, in);
     if (code == GO_ON)
         code = input_check_files(request->verb, request->in, in, NULL, NULL);
     if (!code)
