@@ -24,7 +24,7 @@ from .slicing import Reading, Selection
 from .states import OPAQUE
 
 FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE,
-           "fsdp": _c.FORMAT_FSDP}
+           "fsdp": _c.FORMAT_FSDP, "deepspeed": _c.FORMAT_DEEPSPEED, "megatron": _c.FORMAT_MEGATRON}
 
 
 class Stored(NamedTuple):
@@ -210,7 +210,8 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",
                  format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
-                 take_rank_0: bool = False) -> None:
+                 take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
+                 vocab_size: int = 0) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"no format is called {format!r}: there are {' '.join(FORMATS)}")
@@ -218,7 +219,8 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
             format=0 if format is None else FORMATS[format],
             metadata=None if metadata is None else _c.path_bytes(metadata), as_is=as_is,
-            take_rank_0=take_rank_0)), C.byref(handle))
+            take_rank_0=take_rank_0, model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size)),
+            C.byref(handle))
         self._handle = handle.value
         self._lock, self._nusers = threading.Lock(), 0
         self._later: Optional[int] = None
@@ -260,7 +262,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     @property
     def format(self) -> str:
-        """ "dcp", "safetensors", "torch.save" or "fsdp"."""
+        """ "dcp", "safetensors", "torch.save", "fsdp", "deepspeed" or "megatron"."""
         with self.in_use() as handle:
             return _c.lib.rsd_format_name(_c.lib.rsd_checkpoint_format(handle)).decode()
 
@@ -430,13 +432,18 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
          format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
-         take_rank_0: bool = False) -> Checkpoint:
-    """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, a torch.save file, or the
-    per-rank files of verl, SkyRL and FSDP.
+         take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
+         vocab_size: int = 0) -> Checkpoint:
+    """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, a torch.save file, the
+    per-rank files of verl, SkyRL and FSDP, or what DeepSpeed and Megatron write.
 
     Which one it is, is found out by looking, unless `format` says it. What is read is "numpy", "torch", "raw"
     or "memoryview" (`like`). Nothing in a file is ever run or built: a pickle is read as data. `metadata`
     names the one file of a folder that counts, such as "__3.metadata" of ranks that saved by themselves. `as_is`
     opens one rank's file of several by itself, with the parts that it has. `take_rank_0` takes the lowest rank's
-    copy where copies of a tensor differ, which is an error otherwise."""
-    return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0)
+    copy where copies of a tensor differ, which is an error otherwise.
+
+    `model_dtype` reads DeepSpeed's parameters as the model file has them, not in fp32. `unstack` reads Megatron's
+    stacked layers as one tensor per layer, and `vocab_size` so many rows of its padded vocabulary."""
+    return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0,
+                      model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size)

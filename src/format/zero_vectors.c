@@ -130,7 +130,8 @@ bool zero_is_param_state(const struct zero_list *list, const struct flat_run *ru
     const struct flat_run *master = flat_set_find_runs(&list->set, 0, runs->group, &n);
     if (n == 0 || list->set.each_cut)
         return n > 0 && runs->count == master->count;
-    return runs->count >= master->count && runs->count - master->count < list->max_padding;
+    int64_t more = runs->count - master->count; /* one of them may have no padding */
+    return more < list->max_padding && -more < list->max_padding;
 }
 
 const struct flat_run *zero_find_runs(const struct zero_list *list, const struct zero_param *param,
