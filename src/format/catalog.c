@@ -116,31 +116,23 @@ rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const i
 }
 
 rsd_status catalog_add_range(struct catalog *catalog, int64_t begin, int64_t count, uint32_t file,
-                             const struct stored_array *array, int64_t at)
+                             uint32_t array, int64_t at)
 {
     size_t last = catalog->ntensors - 1;
     int32_t ndim = catalog->tensors[last].ndim;
-    rsd_dtype dtype = catalog->tensors[last].dtype;
     int64_t shape[RSD_MAX_DIMS], lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(dtype), n;
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(catalog->tensors[last].dtype), n;
+    uint64_t first = catalog->arrays[array].offset + (uint64_t)catalog->arrays[array].base;
     copy_i64s(shape, tensor_shape(catalog, &catalog->tensors[last]), ndim);
     for (int64_t done = 0; done < count; done += n) {
-        struct stored_array box;
         n = box_of_range(ndim, shape, begin + done, begin + count, lo, len);
-        int64_t base = array->base + (at + done) * element_nbytes;
-        stored_array_set_dense(&box, dtype, ndim, len, array->offset + (uint64_t)base);
-        if (array->big_endian || (array->has_crc && box.nbytes == array->nbytes)) {
-            struct stored_array whole = *array;
-            whole.base = base;
-            copy_i64s(whole.strides, box.strides, ndim);
-            TRY(catalog_add_array(catalog, lo, len, file, &whole));
-        } else {
-            TRY(catalog_add_box(catalog, lo, len,
-                                (struct extent){.kind = EXTENT_DENSE,
-                                                .file = file,
-                                                .offset = box.offset,
-                                                .nbytes = box.nbytes}));
-        }
+        TRY(catalog_add_box(
+            catalog, lo, len,
+            (struct extent){.kind = EXTENT_RANGE,
+                            .file = file,
+                            .offset = first + (uint64_t)((at + done) * element_nbytes),
+                            .nbytes = (uint64_t)(n * element_nbytes),
+                            .detail = array}));
     }
     return RSD_OK;
 }
@@ -199,11 +191,21 @@ rsd_status catalog_locate(const rsd_checkpoint *checkpoint, size_t index, size_t
     const struct catalog *catalog = &checkpoint->catalog;
     const struct stored_tensor *tensor = &catalog->tensors[index];
     const struct extent *extent = &catalog->extents[tensor->first_extent + box];
-    if (extent->kind == EXTENT_ARRAY)
+    if (extent->kind == EXTENT_ARRAY) {
         *array = catalog->arrays[extent->detail];
-    else
-        stored_array_set_dense(array, tensor->dtype, tensor->ndim,
-                               tensor_box_len(catalog, tensor, box), extent->offset);
+        return RSD_OK;
+    }
+    stored_array_set_dense(array, tensor->dtype, tensor->ndim, tensor_box_len(catalog, tensor, box),
+                           extent->offset);
+    if (extent->kind == EXTENT_RANGE) {
+        const struct stored_array *record = &catalog->arrays[extent->detail];
+        array->base = (int64_t)(extent->offset - record->offset);
+        array->offset = record->offset;
+        array->nbytes = record->nbytes;
+        array->crc = record->crc;
+        array->has_crc = record->has_crc;
+        array->big_endian = record->big_endian;
+    }
     return RSD_OK;
 }
 

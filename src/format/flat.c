@@ -45,19 +45,17 @@ rsd_status flat_set_add_run(struct flat_set *set, uint32_t state, uint32_t group
     TRY(torch_file_find_tensor(file, tensor, &view, &array));
     if (!is_dense_view(&view))
         return fail(RSD_EUNSUPPORTED, "elements of a flat tensor are not in row-major order");
+    struct catalog *catalog = set->catalog;
+    TRY(GROW(catalog->arrays, catalog->arrays_capacity, catalog->narrays + 1));
     TRY(GROW(set->runs, set->runs_capacity, set->nruns + 1));
     set->runs[set->nruns++] = (struct flat_run){.state = state,
                                                 .group = group,
                                                 .rank = rank,
                                                 .file = index,
                                                 .dtype = view.dtype,
-                                                .count = box_volume(view.ndim, view.shape),
-                                                .offset = array.offset,
-                                                .nbytes = array.nbytes,
-                                                .base = array.base,
-                                                .crc = array.crc,
-                                                .has_crc = array.has_crc,
-                                                .big_endian = array.big_endian};
+                                                .array = (uint32_t)catalog->narrays,
+                                                .count = box_volume(view.ndim, view.shape)};
+    catalog->arrays[catalog->narrays++] = array;
     return RSD_OK;
 }
 
@@ -203,20 +201,8 @@ const struct flat_run *flat_set_find_runs(const struct flat_set *set, uint32_t s
     return set->runs + lo;
 }
 
-rsd_status flat_run_add_range(const struct flat_run *run, struct catalog *catalog, int64_t begin,
-                              int64_t count, int64_t at)
-{
-    const struct stored_array array = {.offset = run->offset,
-                                       .nbytes = run->nbytes,
-                                       .base = run->base,
-                                       .crc = run->crc,
-                                       .has_crc = run->has_crc,
-                                       .big_endian = run->big_endian};
-    return catalog_add_range(catalog, begin, count, run->file, &array, at);
-}
-
-rsd_status flat_set_add_ranges(const struct flat_set *set, struct catalog *catalog,
-                               const struct flat_run *runs, int64_t at, int64_t numel)
+rsd_status flat_set_add_ranges(const struct flat_set *set, const struct flat_run *runs, int64_t at,
+                               int64_t numel)
 {
     int64_t each = ceil_div(numel, set->nranks), begin = 0, before = 0;
     for (uint32_t r = 0; r < set->nranks && begin < numel; r++) {
@@ -226,7 +212,7 @@ rsd_status flat_set_add_ranges(const struct flat_set *set, struct catalog *catal
         before += run->count;
         if (count <= 0)
             continue;
-        TRY(flat_run_add_range(run, catalog, begin, count, in_run));
+        TRY(catalog_add_range(set->catalog, begin, count, run->file, run->array, in_run));
         begin += count;
     }
     return RSD_OK;

@@ -13,11 +13,8 @@
 struct flat_run {
     uint32_t state, group, rank, file;
     rsd_dtype dtype;
+    uint32_t array; /* of the catalog: its record, and its first element there */
     int64_t count;
-    uint64_t offset, nbytes; /* of its record */
-    int64_t base;            /* of its first element, bytes from the start of the record */
-    uint32_t crc;
-    bool has_crc, big_endian;
 };
 
 /* A number of a state that belongs to all tensors of a group. */
@@ -26,8 +23,9 @@ struct flat_scalar {
     char *json;
 };
 
-/* State 0 has the parameters. Each other state has a key, such as "exp_avg". */
+/* State 0 has the parameters. Each other state has a key, such as "exp_avg". Starts with a catalog. */
 struct flat_set {
+    struct catalog *catalog;
     uint32_t nranks;
     bool each_cut; /* each tensor is cut over all ranks; false: the vector of the group is */
     struct name_list keys; /* of states */
@@ -40,7 +38,7 @@ struct flat_set {
 /* Finds the number of a key, which is added if it is new. */
 rsd_status flat_set_find_state(struct flat_set *set, struct slice key, uint32_t *state);
 
-/* Adds a tensor of a file. EUNSUPPORTED: its elements are not in row-major order without gaps. */
+/* Adds a tensor of a file, whose record is added to the catalog. EUNSUPPORTED: its elements are not in row-major order without gaps. */
 rsd_status flat_set_add_run(struct flat_set *set, uint32_t state, uint32_t group, uint32_t rank,
                             struct torch_file *file, uint32_t index, pickle_node tensor);
 
@@ -63,12 +61,9 @@ const struct flat_run *flat_set_find_runs(const struct flat_set *set, uint32_t s
 
 /* Adds to the last tensor of the catalog `numel` elements that begin at element `at` of the group. Requires
  * that the runs have them. */
-rsd_status flat_set_add_ranges(const struct flat_set *set, struct catalog *catalog,
-                               const struct flat_run *runs, int64_t at, int64_t numel);
+rsd_status flat_set_add_ranges(const struct flat_set *set, const struct flat_run *runs, int64_t at,
+                               int64_t numel);
 
-/* Adds to the last tensor `count` elements from `begin` on, which begin at element `at` of the run. */
-rsd_status flat_run_add_range(const struct flat_run *run, struct catalog *catalog, int64_t begin,
-                              int64_t count, int64_t at);
 void flat_set_drop(struct flat_set *set);
 
 #endif

@@ -15,6 +15,7 @@ enum extent_kind {
     EXTENT_NONE,  /* no file is known to hold the bytes */
     EXTENT_DENSE, /* a dense row-major array, little-endian */
     EXTENT_ARRAY, /* an array of the catalog describes the bytes */
+    EXTENT_RANGE, /* the same as EXTENT_DENSE, in the record of an array of the catalog */
     EXTENT_ITEM,  /* the format finds the bytes inside */
 };
 
@@ -26,7 +27,7 @@ struct extent {
     uint8_t nzstd;   /* how often the item was compressed */
     uint8_t unknown; /* 1: it went through an unknown transform, whose number is `detail` */
     uint32_t
-        detail; /* EXTENT_ARRAY: number of the array; manifests: number of the box in its rank */
+        detail; /* EXTENT_ARRAY, EXTENT_RANGE: number of the array; manifests: number of the box in its rank */
 };
 
 /* How the bytes of a stored box lie in their record, which is a run of bytes with one CRC-32. */
@@ -91,9 +92,9 @@ rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const i
                              uint32_t file, const struct stored_array *array); /* likewise */
 
 /* Adds elements [begin, begin + count) of the last tensor, in row-major order. In the file they follow each
- * other, from element `at` of the array on. */
+ * other, from element `at` on of an array of the catalog. */
 rsd_status catalog_add_range(struct catalog *catalog, int64_t begin, int64_t count, uint32_t file,
-                             const struct stored_array *array, int64_t at);
+                             uint32_t array, int64_t at);
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json); /* takes json over on success */
 

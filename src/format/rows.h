@@ -33,7 +33,7 @@ rsd_status index_add_files(struct store *store, uint32_t index);
 
 /* ---- catalog.c ---- */
 
-/* The locate of formats whose extents are EXTENT_DENSE or EXTENT_ARRAY. */
+/* The locate of formats whose extents are EXTENT_DENSE, EXTENT_ARRAY or EXTENT_RANGE. */
 rsd_status catalog_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                           struct stored_array *array);
 

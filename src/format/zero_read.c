@@ -27,7 +27,7 @@ rsd_status zero_add_tensor(struct zero_reader *reader, const struct zero_list *l
         status = catalog_add_box(catalog, origin, shape,
                                  (struct extent){.kind = EXTENT_DENSE, .file = runs->file});
     else if (!status)
-        status = flat_set_add_ranges(&list->set, catalog, runs, param->at, param->numel);
+        status = flat_set_add_ranges(&list->set, runs, param->at, param->numel);
     return status ? fail_in(status, "%.*s: ", zero_name_nbytes(name), name.bytes) : RSD_OK;
 }
 
@@ -299,7 +299,11 @@ static rsd_status read_model(struct zero_reader *reader)
 static rsd_status zero_open(struct store *store, struct catalog *catalog,
                             const rsd_open_options *options)
 {
-    struct zero_reader reader = {.store = store, .catalog = catalog, .options = options};
+    struct zero_reader reader = {.store = store,
+                                 .catalog = catalog,
+                                 .options = options,
+                                 .trained.set.catalog = catalog,
+                                 .frozen.set.catalog = catalog};
     rsd_status status = zero_find_files(store, &reader.files);
     if (!status) {
         status = torch_file_open(&reader.model, store, reader.files.model[0]);

@@ -64,7 +64,7 @@ static rsd_status add_other_vectors(struct zero_reader *reader)
         TRY(make_state_name((struct slice){owner, n}, set->keys.list[run->state], text, sizeof text,
                             &name));
         TRY(catalog_add_tensor(reader->catalog, name, run->dtype, 1, &run->count));
-        TRY(flat_run_add_range(run, reader->catalog, 0, run->count, 0));
+        TRY(catalog_add_range(reader->catalog, 0, run->count, run->file, run->array, 0));
     }
     return RSD_OK;
 }
