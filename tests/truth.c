@@ -7,12 +7,36 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const golden[] = {
-    "cols_uneven",    "dtypes",     "empty_shards", "fsdp2_adamw",       "fsdp2_tp_adamw",
-    "hf_sharded",     "hsdp_adamw", "many_files",   "mesh_2d",           "mesh_3d",
-    "no_collectives", "replicated", "rows_1d",      "safetensors_items", "sharded_tensor",
-    "torch113",       "torch24",    "transposed",   "two_threads",       "values",
-    "zstd",           NULL};
+const char *const golden[] = {"cols_uneven",
+                              "dtypes",
+                              "empty_shards",
+                              "fsdp2_adamw",
+                              "fsdp2_tp_adamw",
+                              "hf_sharded",
+                              "hsdp_adamw",
+                              "many_files",
+                              "mesh_2d",
+                              "mesh_3d",
+                              "no_collectives",
+                              "replicated",
+                              "rows_1d",
+                              "safetensors_items",
+                              "sharded_tensor",
+                              "torch113",
+                              "torch24",
+                              "transposed",
+                              "two_threads",
+                              "values",
+                              "zstd",
+                              "verl_fsdp2_tp",
+                              "verl_fsdp2_tp_t28",
+                              "verl_placements_t26",
+                              "verl_placements_t210",
+                              "verl_groups",
+                              "verl_fsdp1_hsdp",
+                              "fsdp1_sharded_tensor",
+                              "verl_model_only",
+                              NULL};
 
 const char *golden_path(const char *name, const char *what)
 {
