@@ -141,8 +141,12 @@ struct slice torch_visit_name(const struct torch_visit *visit);
 rsd_status torch_visit_path(struct torch_visit *visit, const char **out); /* JSON, in the catalog */
 rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c);
 rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c);
-rsd_status
-torch_visit_add_refused(struct torch_visit *visit); /* for the reason of the last error */
+
+/* Adds a value that is JSON, which it takes over on success. */
+rsd_status torch_visit_add_json(struct torch_visit *visit, char *json);
+
+/* Adds a tensor that cannot be read, for the reason of the last error. */
+rsd_status torch_visit_add_refused(struct torch_visit *visit);
 rsd_status torch_visit_reserve(struct torch_visit *visit, uint64_t nbytes);
 
 /* ---- torch_item_write.c ---- */

@@ -136,6 +136,25 @@ rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c)
     return torch_visit_path(visit, &catalog->values[catalog->nvalues - 1].path);
 }
 
+rsd_status torch_visit_add_json(struct torch_visit *visit, char *json)
+{
+    struct catalog *catalog = visit->catalog;
+    struct bytes pickle = {0};
+    rsd_status status = pickle_write_json(json, &pickle);
+    if (!status)
+        status = torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_value) +
+                                                pickle.n + strlen(json));
+    if (!status)
+        status = catalog_add_value(catalog, torch_visit_name(visit),
+                                   (struct extent){.kind = EXTENT_NONE}, json);
+    if (status) {
+        bytes_drop(&pickle);
+        return status;
+    }
+    catalog->values[catalog->nvalues - 1].pickle = pickle;
+    return torch_visit_path(visit, &catalog->values[catalog->nvalues - 1].path);
+}
+
 /* ---- what a node contains ---- */
 
 /* Goes through the nodes that a node refers to. Starts with {tree, node}. */
