@@ -49,6 +49,14 @@ const char *const golden[] = {"cols_uneven",
                               "mcore_legacy_pp_bias",
                               "mcore_legacy_tp",
                               "mcore_legacy_tp_pp",
+                              "verl_fsdp2_tp",
+                              "verl_fsdp2_tp_t28",
+                              "verl_placements_t26",
+                              "verl_placements_t210",
+                              "verl_groups",
+                              "verl_fsdp1_hsdp",
+                              "fsdp1_sharded_tensor",
+                              "verl_model_only",
                               NULL};
 
 const char *golden_path(const char *name, const char *what)

@@ -123,6 +123,9 @@ rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index
 rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index)
 {
     size_t found = catalog_find_tensor(&checkpoint->catalog, name);
+    size_t value = found == SIZE_MAX ? catalog_find_value(&checkpoint->catalog, name) : SIZE_MAX;
+    if (value != SIZE_MAX && checkpoint->catalog.values[value].refused)
+        return fail(RSD_EUNSUPPORTED, "%s: %s", name, checkpoint->catalog.values[value].refused);
     if (found == SIZE_MAX)
         return fail(RSD_EMISMATCH, "%s: the checkpoint has no such tensor", name);
     *index = (int64_t)found;
@@ -198,6 +201,8 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
         return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
                     checkpoint->catalog.nvalues);
     const struct stored_value *value = &checkpoint->catalog.values[index];
+    if (value->refused)
+        return fail(RSD_EUNSUPPORTED, "%.300s: %s", value->name, value->refused);
     if (value->extent.kind == EXTENT_NONE) {
         *json = NULL;
         if (!value->json)

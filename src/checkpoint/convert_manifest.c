@@ -78,6 +78,21 @@ static rsd_status choose_one(struct converting *c, struct string_map *known, siz
     return status;
 }
 
+/* Fails if a tensor is wanted that cannot be read. Its name alone is known. */
+static rsd_status check_refused(struct converting *c, const struct stored_value *value)
+{
+    const rsd_tensor_info tensor = {
+        .struct_nbytes = sizeof tensor, .name = value->name, .path = value->path};
+    rsd_tensor_target choice = {.struct_nbytes = sizeof choice, .keep = 1, .name = value->name};
+    rsd_status status =
+        c->options.choose ? c->options.choose(c->options.choose_context, &tensor, &choice) : RSD_OK;
+    rsd_layout_free(choice.layout);
+    return status || choice.keep
+               ? fail(RSD_EUNSUPPORTED, "%s: %s; leave it out to convert the others", value->name,
+                      value->refused)
+               : RSD_OK;
+}
+
 static rsd_status choose_all(struct converting *c)
 {
     struct string_map known = {0};
@@ -88,6 +103,9 @@ static rsd_status choose_all(struct converting *c)
         return RSD_ENOMEM;
     for (size_t i = 0; i < c->in->catalog.ntensors && !status; i++)
         status = choose_one(c, &known, i);
+    for (size_t i = 0; i < c->in->catalog.nvalues && !status; i++)
+        if (c->in->catalog.values[i].refused)
+            status = check_refused(c, &c->in->catalog.values[i]);
     string_map_drop(&known);
     return status;
 }

@@ -168,6 +168,22 @@ static int check_selection(const struct verification *request)
                     request->only_text);
 }
 
+/* Fails if a selected tensor cannot be read: an answer about the others would be taken for one about all. */
+static int check_readable(const struct verification *request)
+{
+    for (int i = 0; i < request->verb->npaths; i++) {
+        const rsd_checkpoint *checkpoint = request->checkpoints[i];
+        for (int64_t k = 0, index; k < rsd_checkpoint_nvalues(checkpoint); k++) {
+            const char *name = rsd_checkpoint_value_name(checkpoint, k);
+            if (is_selected(request, name) &&
+                rsd_checkpoint_find(checkpoint, name, &index) == RSD_EUNSUPPORTED)
+                return cli_fail(request->verb->name, EXIT_CANNOT, "%s: %s", request->paths[i],
+                                rsd_error());
+        }
+    }
+    return EXIT_YES;
+}
+
 static const char *finish_list(struct verification *request)
 {
     fflush(request->list);
@@ -339,6 +355,8 @@ static int open_inputs(struct verification *request)
     for (int i = 0; i < request->verb->npaths && !code && request->verb->run != run_verify; i++)
         code = input_check_files(verb, request->paths[i], request->checkpoints[i],
                                  needs_every_extent, NULL);
+    if (!code && request->verb->run != run_verify)
+        code = check_readable(request);
     return code ? code : check_selection(request);
 }
 

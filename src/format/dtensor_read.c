@@ -2,7 +2,7 @@
  *
  *     model_world_size_N_rank_R.pt         the state dict of rank R
  *     optim_world_size_N_rank_R.pt         the state of its optimizer, with parameters by number
- *     extra_state_world_size_N_rank_R.pt   the learning rate, and the state of the random numbers of the rank
+ *     extra_state_world_size_N_rank_R.pt   the learning rate, and the state of random numbers, which is not read
  *     fsdp_config.json                     the version of FSDP and N; older programs do not write it
  *
  * Names are those of the state dict, without the names of wrappers. Optimizer state is called
@@ -187,7 +187,11 @@ static rsd_status add_rank_tensor(struct torch_visit *visit, pickle_node c)
 static rsd_status add_rank_value(struct torch_visit *visit, pickle_node c)
 {
     const struct dtensor_reader *reader = visit->context;
-    return reader->first_file ? torch_visit_add_value(visit, c) : RSD_OK;
+    if (!reader->first_file)
+        return RSD_OK;
+    return optimizer_has_names(reader, torch_visit_name(visit))
+               ? optimizer_add_names(reader, visit, c)
+               : torch_visit_add_value(visit, c);
 }
 
 /* ---- files ---- */
@@ -272,13 +276,15 @@ static int64_t list_missing(const struct rank_files *files, char *text, size_t n
     return n;
 }
 
-static rsd_status fail_missing(const struct dtensor_reader *reader, const struct rank_files *files,
-                               const char *kind)
+/* Adds which files are missing: "model_world_size_4_rank_2.pt is missing". */
+static void add_missing(struct text *text, const struct rank_files *files, const char *kind)
 {
     char ranks[MOST_MISSING * 24];
     int64_t n = list_missing(files, ranks, sizeof ranks);
-    return fail(RSD_ENOENT, "%s: %s_world_size_%lld_rank_R.pt is missing for rank%s %s",
-                reader->store->path, kind, (long long)files->nranks, n == 1 ? "" : "s", ranks);
+    text_add(text, "%s_world_size_%lld_rank_%s.pt is missing", kind, (long long)files->nranks,
+             n == 1 ? ranks : "R");
+    if (n > 1)
+        text_add(text, " for R = %s", ranks);
 }
 
 /* Ranks may lack a file if the mesh shows that they have copies only: others have all, and know of them. */
@@ -286,27 +292,30 @@ static rsd_status check_missing(struct dtensor_reader *reader, const struct rank
                                 const char *kind, size_t first, size_t end, size_t hole,
                                 const char *box)
 {
-    char ranks[MOST_MISSING * 24];
+    char ranks[MOST_MISSING * 24], *message;
     int64_t missing = list_missing(files, ranks, sizeof ranks);
-    bool sharded = false, everywhere = true;
+    bool sharded = false, everywhere = true, incomplete = hole >= first && hole < end;
+    struct text text = {0};
     if (missing == files->nranks)
         return RSD_OK; /* no rank wrote this file */
     for (size_t i = first; i < end; i++) {
         sharded = sharded || reader->parts.tensors[i].sharded;
         everywhere = everywhere && reader->parts.tensors[i].nranks == files->nranks - missing;
     }
-    bool incomplete = hole >= first && hole < end;
-    if (missing && (incomplete || !sharded || (!everywhere && !reader->take_rank_0)))
-        return fail_missing(reader, files, kind);
-    if (incomplete)
-        return fail(RSD_EFORMAT, "%s: %s: no rank has %s", reader->store->path,
-                    reader->parts.tensors[hole].name.bytes, box);
     if (!missing)
-        return RSD_OK;
-    return catalog_add_note(reader->parts.catalog,
-                            "%s_world_size_%lld_rank_R.pt is missing for rank%s %s, whose tensors "
-                            "other ranks have too",
-                            kind, (long long)files->nranks, missing == 1 ? "" : "s", ranks);
+        return incomplete ? fail(RSD_EFORMAT, "%s: %s: no rank has %s", reader->store->path,
+                                 reader->parts.tensors[hole].name.bytes, box)
+                          : RSD_OK;
+    add_missing(&text, files, kind);
+    TRY(text_take(&text, &message));
+    rsd_status status;
+    if (incomplete || !sharded || (!everywhere && !reader->take_rank_0))
+        status = fail(RSD_ENOENT, "%s: %s", reader->store->path, message);
+    else
+        status = catalog_add_note(reader->parts.catalog, "%s; other ranks have its tensors too",
+                                  message);
+    rsd_free(message);
+    return status;
 }
 
 /* ---- the row ---- */
@@ -330,9 +339,7 @@ static rsd_status read_all_files(struct dtensor_reader *reader, struct rank_file
     if (files[2].files[0] == UINT32_MAX)
         return RSD_OK;
     reader->first_file = true;
-    TRY(read_rank_file(reader, files[2].files[0], visit_extra));
-    return catalog_add_note(reader->parts.catalog,
-                            "the states of random numbers were not read: each rank has its own");
+    return read_rank_file(reader, files[2].files[0], visit_extra);
 }
 
 static rsd_status read_directory(struct dtensor_reader *reader, const struct store_listing *listing)

@@ -60,6 +60,7 @@ struct stored_value {
     struct extent extent;
     char *json;          /* of a plain value without an extent; else NULL */
     struct bytes pickle; /* likewise */
+    const char *refused; /* a tensor that cannot be read: why; NULL: a value */
 };
 
 struct catalog_name {

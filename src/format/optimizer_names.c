@@ -288,3 +288,37 @@ rsd_status optimizer_visit_file(struct dtensor_reader *reader, struct torch_visi
                ? visit_part(reader, visit, "param_groups", groups)
                : RSD_OK;
 }
+
+bool optimizer_has_names(const struct dtensor_reader *reader, struct slice value)
+{
+    int64_t group;
+    return reader->names.nnames > 0 &&
+           name_has_form(value.bytes, "optimizer.param_groups.#.params", &group);
+}
+
+rsd_status optimizer_add_names(const struct dtensor_reader *reader, struct torch_visit *visit,
+                               pickle_node numbers)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    struct pickle_walk walk = pickle_walk(tree, numbers);
+    struct text text = {0};
+    pickle_node item;
+    char *json;
+    for (bool first = true; pickle_walk_next(&walk, &item); first = false) {
+        int64_t number;
+        text_add(&text, first ? "[" : ", ");
+        if (!pickle_as_i64(tree, item, &number) || number < 0 ||
+            (uint64_t)number >= reader->names.nnames) {
+            text_drop(&text);
+            return torch_visit_add_value(visit, numbers);
+        }
+        json_add_string(&text, reader->names.names[number].bytes,
+                        reader->names.names[number].nbytes);
+    }
+    text_add(&text, text.length ? "]" : "[]");
+    TRY(text_take(&text, &json));
+    rsd_status status = torch_visit_add_json(visit, json);
+    if (status)
+        rsd_free(json);
+    return status;
+}

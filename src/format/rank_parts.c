@@ -127,7 +127,8 @@ static rsd_status compare_box_copies(const struct rank_parts *parts, const struc
     if (equal)
         return RSD_OK;
     return fail(RSD_EMISMATCH,
-                "copies of %s on ranks %d and %d differ; take_rank_0 takes that of rank %d",
+                "copies of %s on ranks %d and %d differ; set take_rank_0 (--take-rank-0) to take "
+                "that of rank %d",
                 tensor->sharded ? box_text(tensor->ndim, lo, len, text) : "the tensor", first->rank,
                 copy->rank, first->rank);
 }

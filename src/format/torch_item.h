@@ -34,8 +34,11 @@ rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct
  * subclass that wraps tensors. */
 bool torch_is_sharded(const struct pickle_tree *tree, pickle_node c);
 
-/* Returns EFORMAT unless the view lies inside a storage of record_nbytes, with no two elements in one
- * place. */
+/* Returns whether a node is a tensor of a kind that cannot be read (quantized, sparse), or a bare storage. */
+bool torch_is_odd_tensor(const struct pickle_tree *tree, pickle_node c);
+
+/* Returns EFORMAT unless the view lies inside a storage of record_nbytes. EUNSUPPORTED: elements share bytes,
+ * and there are too many of them. */
 rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes);
 
 /* Sets the base and strides of a view that torch_view_check accepts. */
@@ -138,6 +141,12 @@ struct slice torch_visit_name(const struct torch_visit *visit);
 rsd_status torch_visit_path(struct torch_visit *visit, const char **out); /* JSON, in the catalog */
 rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c);
 rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c);
+
+/* Adds a value that is JSON, which it takes over on success. */
+rsd_status torch_visit_add_json(struct torch_visit *visit, char *json);
+
+/* Adds a tensor that cannot be read, for the reason of the last error. */
+rsd_status torch_visit_add_refused(struct torch_visit *visit);
 rsd_status torch_visit_reserve(struct torch_visit *visit, uint64_t nbytes);
 
 /* ---- torch_item_write.c ---- */

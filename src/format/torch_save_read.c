@@ -109,8 +109,12 @@ static rsd_status add_file_tensor(struct torch_visit *visit, pickle_node c)
     struct torch_view view;
     if (!torch_is_sharded(tree, c))
         return torch_visit_add_tensor(visit, c);
-    TRY(dtensor_find_local(tree, c, &c, &ndim, shape));
-    TRY(torch_view_read(tree, c, &view));
+    rsd_status status = dtensor_find_local(tree, c, &c, &ndim, shape);
+    if (!status)
+        status = torch_view_read(tree, c, &view);
+    if (status == RSD_EUNSUPPORTED)
+        return torch_visit_add_refused(visit);
+    TRY(status);
     if (!options->as_is &&
         (view.ndim != ndim || memcmp(view.shape, shape, (size_t)ndim * sizeof *shape) != 0))
         return fail(RSD_EUNSUPPORTED,

@@ -75,6 +75,21 @@ struct slice torch_visit_name(const struct torch_visit *visit)
     return (struct slice){visit->name, visit->name_nbytes};
 }
 
+rsd_status torch_visit_add_refused(struct torch_visit *visit)
+{
+    struct catalog *catalog = visit->catalog;
+    char reason[300];
+    const char *kept;
+    snprintf(reason, sizeof reason, "%s", rsd_error());
+    TRY(torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_value)));
+    TRY(catalog_copy_text(catalog, reason, &kept));
+    TRY(catalog_add_value(catalog, torch_visit_name(visit), (struct extent){.kind = EXTENT_NONE},
+                          NULL));
+    struct stored_value *value = &catalog->values[catalog->nvalues - 1];
+    value->refused = kept;
+    return torch_visit_path(visit, &value->path);
+}
+
 rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c)
 {
     static const int64_t origin[RSD_MAX_DIMS];
@@ -83,7 +98,10 @@ rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c)
     struct stored_array array;
     TRY(torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_array) +
                                        sizeof(struct stored_tensor)));
-    TRY(torch_file_find_tensor(visit->file, c, &view, &array));
+    rsd_status status = torch_file_find_tensor(visit->file, c, &view, &array);
+    if (status == RSD_EUNSUPPORTED)
+        return torch_visit_add_refused(visit);
+    TRY(status);
     TRY(catalog_add_tensor(catalog, torch_visit_name(visit), view.dtype, view.ndim, view.shape));
     TRY(torch_visit_path(visit, &catalog->tensors[catalog->ntensors - 1].path));
     return catalog_add_array(catalog, origin, view.shape, visit->index, &array);
@@ -115,6 +133,25 @@ rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c)
         catalog->values[catalog->nvalues - 1].pickle = pickle;
     else
         bytes_drop(&pickle);
+    return torch_visit_path(visit, &catalog->values[catalog->nvalues - 1].path);
+}
+
+rsd_status torch_visit_add_json(struct torch_visit *visit, char *json)
+{
+    struct catalog *catalog = visit->catalog;
+    struct bytes pickle = {0};
+    rsd_status status = pickle_write_json(json, &pickle);
+    if (!status)
+        status = torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_value) +
+                                                pickle.n + strlen(json));
+    if (!status)
+        status = catalog_add_value(catalog, torch_visit_name(visit),
+                                   (struct extent){.kind = EXTENT_NONE}, json);
+    if (status) {
+        bytes_drop(&pickle);
+        return status;
+    }
+    catalog->values[catalog->nvalues - 1].pickle = pickle;
     return torch_visit_path(visit, &catalog->values[catalog->nvalues - 1].path);
 }
 
@@ -157,7 +194,8 @@ static bool next_part(struct node_parts *parts, pickle_node *out)
 
 static bool is_any_tensor(const struct pickle_tree *tree, pickle_node c)
 {
-    return torch_view_is_tensor(tree, c) || torch_is_sharded(tree, c);
+    return torch_view_is_tensor(tree, c) || torch_is_sharded(tree, c) ||
+           torch_is_odd_tensor(tree, c);
 }
 
 /* Returns the mark that says that a node was searched and has no tensor; NULL: it cannot have one. */
