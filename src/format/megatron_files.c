@@ -118,8 +118,10 @@ static rsd_status add_rank_files(struct store *store, struct megatron_files *fil
         if (n == 0 || !listing->entries[i].directory)
             continue;
         if (files->n > 0 && n != files->nnumbers)
-            return fail(RSD_EFORMAT, "%s/%s: other directories have %d numbers in their names",
-                        store->path, listing->entries[i].name, files->nnumbers);
+            return fail(RSD_EFORMAT,
+                        "%s/%s: name has %d numbers, and those of other ranks have %d; move files "
+                        "of other runs away",
+                        store->path, listing->entries[i].name, n, files->nnumbers);
         files->nnumbers = n;
         TRY(add_rank_file(store, files, &listing->entries[i], numbers));
     }

@@ -402,6 +402,8 @@ static rsd_status visit_chunks(struct megatron_reader *reader, struct torch_visi
     pickle_node dict = pickle_dict_items(tree, visit->file->root);
     pickle_node model = pickle_find(tree, dict, "model");
     reader->chunk = 0;
+    if (model != PICKLE_ABSENT && !pickle_is_dict(tree, model))
+        return fail(RSD_EFORMAT, "'model' is not a state dict");
     if (model != PICKLE_ABSENT) {
         reader->nchunks = reader->nchunks > 1 ? reader->nchunks : 1;
         return torch_visit_run(visit, model);

@@ -54,6 +54,7 @@ struct zero_list {
     struct string_map by_name;
     struct flat_set set;
     int64_t max_padding; /* elements of a vector that are not of a parameter */
+    bool by_param;       /* each parameter has a vector of its own */
 };
 
 /* An entry of the state dict in the model file. */

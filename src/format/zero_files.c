@@ -45,7 +45,7 @@ static struct zero_name parse_zero_name(const char *name)
 {
     struct zero_name out = {0};
     const char *at = name;
-    if (take_word(&at, "layer_") && has_suffix(name, "_model_states.pt")) {
+    if (take_word(&at, "layer_") && has_suffix(name, "model_states.pt")) {
         out.role = strstr(name, "expert") ? ROLE_EXPERT : ROLE_LAYER;
         return out;
     }
@@ -221,7 +221,7 @@ static rsd_status add_role_files(const struct role_files *files, struct store *s
 {
     for (uint32_t r = 0; r < files->n && r <= files->nfound; r++)
         if (r == files->nfound || !files->names[r])
-            return fail(RSD_EFORMAT,
+            return fail(RSD_ENOENT,
                         "%s%s%s: %s file of rank %u is missing: a file of rank %u is there",
                         store->path, *directory ? "/" : "", directory, kind, r, files->n - 1);
     *out = mem_new(files->n, sizeof **out);
@@ -272,7 +272,7 @@ static rsd_status take_entries(struct zero_files *files, struct tag_listing *tag
                     store->path, slash, files->directory);
     const struct role_files *model = tag->model.n > 0 ? &tag->model : &tag->rank_model;
     if (model->n == 0)
-        return fail(RSD_EFORMAT, "%s%s%s: found no mp_rank_00_model_states.pt", store->path, slash,
+        return fail(RSD_ENOENT, "%s%s%s: found no mp_rank_00_model_states.pt", store->path, slash,
                     files->directory);
     TRY(add_role_files(model, store, files->directory, "model", &files->model));
     TRY(add_role_files(&tag->optim, store, files->directory, "optimizer", &files->optim));

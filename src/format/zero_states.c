@@ -157,10 +157,9 @@ static rsd_status check_partition_count(const struct partition_file *part)
     int64_t count, noptim = part->reader->files.noptim;
     TRY(read_partition_count(part, &count));
     if (count > noptim)
-        return fail(RSD_EFORMAT,
-                    "%lld ranks wrote the checkpoint; the optimizer files of ranks %lld to %lld "
-                    "are missing",
-                    (long long)count, (long long)noptim, (long long)count - 1);
+        return fail(RSD_ENOENT,
+                    "%lld ranks wrote the checkpoint; the optimizer file of rank %lld is missing",
+                    (long long)count, (long long)noptim);
     if (count > 0 && count < noptim)
         return fail(RSD_EUNSUPPORTED,
                     "vectors are cut over %lld ranks, and %lld ranks have files: partition groups "
@@ -286,6 +285,7 @@ rsd_status zero_read_fragments(struct zero_reader *reader)
     uint32_t master;
     if (list->n == 0)
         return RSD_OK;
+    list->by_param = true;
     list->set.nranks = reader->files.nmodel;
     list->set.each_cut = true;
     TRY(flat_set_find_state(&list->set, (struct slice){"", 0}, &master));

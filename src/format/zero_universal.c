@@ -147,7 +147,7 @@ static rsd_status check_directories(const struct zero_reader *reader)
         const struct slice name = reader->trained.params[i].name;
         flat_set_find_runs(&reader->trained.set, 0, (uint32_t)i, &n);
         if (n == 0)
-            return fail(RSD_EFORMAT, "%s/%s%szero/%.*s/fp32.pt is missing", reader->store->path,
+            return fail(RSD_ENOENT, "%s/%s%szero/%.*s/fp32.pt is missing", reader->store->path,
                         reader->files.directory, *reader->files.directory ? "/" : "",
                         zero_name_nbytes(name), name.bytes);
     }

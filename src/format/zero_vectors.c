@@ -5,6 +5,8 @@
  */
 #include "zero.h"
 
+#include <stdio.h>
+
 /* ---- placing ---- */
 
 /* Places the parameters of stages 1 and 2: those of a group one after the other. */
@@ -63,18 +65,30 @@ static rsd_status place_cut_params(struct zero_list *list, uint32_t nvectors)
 
 /* ---- checking ---- */
 
-static const char *vector_key(const struct zero_list *list, const struct flat_run *run)
+enum { VECTOR_TEXT_NCHARS = 400 };
+
+/* Writes "exp_avg of group 0", or the name of a parameter that has a vector of its own. Returns text. */
+static const char *vector_text(const struct zero_list *list, const struct flat_run *run,
+                               char text[VECTOR_TEXT_NCHARS])
 {
     const char *key = list->set.keys.list[run->state].bytes;
-    return *key ? key : "fp32 vector";
+    if (list->by_param)
+        snprintf(text, VECTOR_TEXT_NCHARS, "fragment of %.*s",
+                 zero_name_nbytes(list->params[run->group].name),
+                 list->params[run->group].name.bytes);
+    else
+        snprintf(text, VECTOR_TEXT_NCHARS, "%.100s of group %u", *key ? key : "fp32 vector",
+                 run->group);
+    return text;
 }
 
 static rsd_status fail_length(const struct zero_reader *reader, const struct zero_list *list,
                               const struct flat_run *run, const char *what, int64_t expected)
 {
+    char text[VECTOR_TEXT_NCHARS];
     return store_fail_in(reader->store, run->file,
-                         fail(RSD_EFORMAT, "%.100s of group %u has %lld elements; %s %lld",
-                              vector_key(list, run), run->group, (long long)run->count, what,
+                         fail(RSD_EFORMAT, "%s has %lld elements; %s %lld",
+                              vector_text(list, run, text), (long long)run->count, what,
                               (long long)expected));
 }
 
@@ -82,16 +96,15 @@ static rsd_status fail_length(const struct zero_reader *reader, const struct zer
 static rsd_status check_ranks(const struct zero_reader *reader, const struct zero_list *list,
                               const struct flat_run *runs, size_t n, const uint32_t *files)
 {
+    char text[VECTOR_TEXT_NCHARS];
     for (uint32_t r = 0; r < list->set.nranks; r++) {
         if (r >= n || runs[r].rank != r)
             return store_fail_in(reader->store, files[r],
-                                 fail(RSD_EFORMAT, "%.100s of group %u is missing",
-                                      vector_key(list, runs), runs->group));
+                                 fail(RSD_EFORMAT, "%s is missing", vector_text(list, runs, text)));
         if (runs[r].dtype != runs->dtype)
             return store_fail_in(reader->store, files[r],
-                                 fail(RSD_EFORMAT,
-                                      "%.100s of group %u has another dtype than that of rank 0",
-                                      vector_key(list, runs), runs->group));
+                                 fail(RSD_EFORMAT, "%s has another dtype than that of rank 0",
+                                      vector_text(list, runs, text)));
     }
     return RSD_OK;
 }
@@ -101,6 +114,7 @@ static rsd_status check_lengths(const struct zero_reader *reader, const struct z
                                 const struct flat_run *runs, int64_t needed)
 {
     int64_t each = runs->count, total = 0;
+    char text[VECTOR_TEXT_NCHARS];
     for (uint32_t r = 0; r < list->set.nranks; r++) {
         total += runs[r].count;
         if (runs[r].count > each || (runs[r].count < each && total < needed))
@@ -109,9 +123,8 @@ static rsd_status check_lengths(const struct zero_reader *reader, const struct z
     if (total < needed || total - needed >= list->max_padding)
         return store_fail_in(
             reader->store, runs->file,
-            fail(RSD_EFORMAT,
-                 "%.100s of group %u has %lld elements on all ranks; its parameters have %lld",
-                 vector_key(list, runs), runs->group, (long long)total, (long long)needed));
+            fail(RSD_EFORMAT, "%s has %lld elements on all ranks; its parameters have %lld",
+                 vector_text(list, runs, text), (long long)total, (long long)needed));
     return RSD_OK;
 }
 
@@ -185,16 +198,14 @@ rsd_status zero_check_fragments(const struct zero_reader *reader)
         int64_t each = ceil_div(param->numel, list->set.nranks);
         size_t n;
         const struct flat_run *runs = flat_set_find_runs(&list->set, 0, param->vector, &n);
-        rsd_status status = RSD_OK;
         if (n == 0)
-            status = store_fail_in(
-                reader->store, reader->files.model[0],
-                fail(RSD_EFORMAT, "frozen_param_fragments does not have the parameter"));
-        else if (!(status = check_ranks(reader, list, runs, n, reader->files.model)) &&
-                 !(status = check_equal_lengths(reader, list, runs)) && runs->count != each)
-            status = fail_length(reader, list, runs, "its shape needs, on each rank,", each);
-        if (status)
-            return fail_in(status, "%.*s: ", zero_name_nbytes(param->name), param->name.bytes);
+            return store_fail_in(reader->store, reader->files.model[0],
+                                 fail(RSD_EFORMAT, "frozen_param_fragments lacks %.*s",
+                                      zero_name_nbytes(param->name), param->name.bytes));
+        TRY(check_ranks(reader, list, runs, n, reader->files.model));
+        TRY(check_equal_lengths(reader, list, runs));
+        if (runs->count != each)
+            return fail_length(reader, list, runs, "its shape needs, on each rank,", each);
     }
     return RSD_OK;
 }
