@@ -267,9 +267,10 @@ static rsd_status take_entries(struct zero_files *files, struct tag_listing *tag
     const char *slash = *files->directory ? "/" : "";
     TRY(sort_entries(tag, store, listing));
     if (tag->model.n > 0 && tag->rank_model.n > 0)
-        return fail(RSD_EFORMAT,
-                    "%s%s%s has model files of stage 3 and of another stage; move one of them away",
-                    store->path, slash, files->directory);
+        return fail(
+            RSD_EFORMAT,
+            "%s%s%s: found model files of stage 3 and of another stage; move one of them away",
+            store->path, slash, files->directory);
     const struct role_files *model = tag->model.n > 0 ? &tag->model : &tag->rank_model;
     if (model->n == 0)
         return fail(RSD_ENOENT, "%s%s%s: found no mp_rank_00_model_states.pt", store->path, slash,
