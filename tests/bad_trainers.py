@@ -77,7 +77,8 @@ def zero_models():
             shapes_missing=state(module=state(w=EMPTY)), shapes_number=model(shapes=num(1)),
             shapes_numbers=model(shapes=lst(num(1))), shape_number=model(shapes=lst(state(w=num(4)))),
             shape_large=model(shapes=lst(state(w=size(3, 4)))), shape_small=model(shapes=lst(state(w=size(1, 4)))),
-            shape_negative=model(shapes=lst(state(w=size(-2, 4)))), shape_17=model(shapes=lst(state(w=size(*[1] * 17)))),
+            shape_negative=model(shapes=lst(state(w=size(-2, 4)))),
+            shape_17=model(shapes=lst(state(w=size(*[1] * 17)))),
             shape_2_62=model(shapes=lst(state(w=size(2**61, 4)))), twice=model(shapes=lst(SHAPE, SHAPE)),
             more=model(shapes=lst(state(w=size(2, 4), u=size(4)))),
             placeholder=model(state(w=EMPTY, u=EMPTY)), shared_numbers=model(shared_params=dct((num(1), num(2)))),
@@ -95,7 +96,8 @@ def zero_vectors():
     for what, body in dict(
             count_3=vectors(count=num(3)), count_1=vectors(count=num(1)), vectors_missing=state(partition_count=num(2)),
             vector_number=vectors(lst(num(1))), vector_beyond=vectors(lst(flat(5))),
-            vector_strided=vectors(lst(tensor(shape=(2,), strides=(2,), count=4))), vectors_two=vectors(lst(flat(), flat())),
+            vector_strided=vectors(lst(tensor(shape=(2,), strides=(2,), count=4))),
+            vectors_two=vectors(lst(flat(), flat())),
             state_key=vectors(states=dct((text("x"), state()))), state_number=vectors(states=dct((num(7), state()))),
             state_name=vectors(states=dct((num(0), dct((num(1), flat())))))).items():
         zero(f"zero_{what}", optims={0: body})

@@ -140,7 +140,7 @@ static struct zero_param *find_owner(struct zero_reader *reader, const struct sh
     struct tied_place key, *place = NULL;
     size_t number;
     *list = &reader->trained;
-    if (string_map_find(&shared->by_name, entry->name, &number)) {
+    if (string_map_find(&shared->by_name, entry->name, &number) && number < shared->n) {
         struct slice owner = shared->list[number].owner;
         struct zero_param *param = zero_list_find(&reader->trained, owner);
         if (!param) {

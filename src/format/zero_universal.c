@@ -116,7 +116,7 @@ static rsd_status add_universal_file(struct zero_reader *reader, const char *dir
 static rsd_status add_universal_param(struct zero_reader *reader, const struct store_entry *entry)
 {
     struct store_listing listing;
-    size_t number;
+    size_t number = 0;
     rsd_status status = store_list(reader->store, entry->name, &listing);
     if (status)
         return fail_in(status, "%s/%s: ", reader->store->path, entry->name);
