@@ -168,7 +168,7 @@ static rsd_status fail_rank(const struct store *store, const struct megatron_fil
 {
     char text[96];
     size_t n = (size_t)snprintf(text, sizeof text, "mp_rank_%02lld", (long long)numbers[0]);
-    for (int32_t i = 1; i < files->nnumbers; i++)
+    for (int32_t i = 1; i < 3 && i < files->nnumbers; i++)
         n += (size_t)snprintf(text + n, sizeof text - n, "_%03lld", (long long)numbers[i]);
     return fail(RSD_ENOENT, "%s%s%s: %s is missing", store->path, *files->directory ? "/" : "",
                 files->directory, text);
