@@ -58,6 +58,10 @@ typedef struct rsd_open_options {
     int32_t unstack;     /* Megatron's torch_dist, 1: one tensor per layer, decoder.layers.0. and so
                           * on; optimizer states as optimizer.state.NAME.KEY */
     int64_t vocab_size;  /* Megatron: rows of embeddings and output layers; 0: with their padding */
+    int64_t nfrom_rules;
+    const char *const
+        *from_rules; /* Megatron: rules "RE=S(1)" that say how tensor-parallel ranks cut
+                              * parameters whose whole name matches: S(d), R, or gated */
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: not

@@ -211,16 +211,17 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",
                  format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
                  take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
-                 vocab_size: int = 0) -> None:
+                 vocab_size: int = 0, from_rules: Sequence[str] = ()) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"no format is called {format!r}: there are {' '.join(FORMATS)}")
         handle = Address()
+        rules = [rule.encode() for rule in from_rules]
         _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
             format=0 if format is None else FORMATS[format],
             metadata=None if metadata is None else _c.path_bytes(metadata), as_is=as_is,
-            take_rank_0=take_rank_0, model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size)),
-            C.byref(handle))
+            take_rank_0=take_rank_0, model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size,
+            nfrom_rules=len(rules), from_rules=(_c.Text * max(1, len(rules)))(*rules))), C.byref(handle))
         self._handle = handle.value
         self._lock, self._nusers = threading.Lock(), 0
         self._later: Optional[int] = None
@@ -433,7 +434,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
          format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
          take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
-         vocab_size: int = 0) -> Checkpoint:
+         vocab_size: int = 0, from_rules: Sequence[str] = ()) -> Checkpoint:
     """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, a torch.save file, the
     per-rank files of verl, SkyRL and FSDP, or what DeepSpeed and Megatron write.
 
@@ -444,6 +445,7 @@ def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: 
     copy where copies of a tensor differ, which is an error otherwise.
 
     `model_dtype` reads DeepSpeed's parameters as the model file has them, not in fp32. `unstack` reads Megatron's
-    stacked layers as one tensor per layer, and `vocab_size` so many rows of its padded vocabulary."""
+    stacked layers as one tensor per layer, and `vocab_size` so many rows of its padded vocabulary. `from_rules` has
+    rules "RE=S(1)" that say how its tensor-parallel ranks cut parameters that the library does not know."""
     return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0,
-                      model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size)
+                      model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size, from_rules=from_rules)

@@ -10,7 +10,8 @@
 
 static rsd_open_options input_options = {.struct_nbytes = sizeof input_options};
 
-static char *invalid_input; /* what is wrong with an option; NULL: nothing */
+static const char **input_rules; /* of --from */
+static char *invalid_input;      /* what is wrong with an option; NULL: nothing */
 
 /* Takes an option with a value. An invalid value is reported when a checkpoint is opened. */
 static void take_input_value(int option, const char *value)
@@ -23,6 +24,12 @@ static void take_input_value(int option, const char *value)
         invalid_input = cli_new_text("--vocab-size %s must be a number of at least 1", value);
     if (option == INPUT_VOCAB_SIZE)
         input_options.vocab_size = number;
+    if (option == INPUT_FROM) {
+        size_t n = (size_t)input_options.nfrom_rules++;
+        input_rules = cli_need_memory(realloc(input_rules, (n + 1) * sizeof *input_rules));
+        input_rules[n] = value;
+        input_options.from_rules = input_rules;
+    }
 }
 
 bool input_take_option(int option)
@@ -39,6 +46,7 @@ bool input_take_option(int option)
         return true;
     case INPUT_DTYPE:
     case INPUT_VOCAB_SIZE:
+    case INPUT_FROM:
         take_input_value(option, optarg);
         return true;
     default:

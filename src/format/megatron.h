@@ -9,13 +9,27 @@
 enum megatron_join {
     JOIN_UNKNOWN, /* no rule: copies, or it cannot be read */
     JOIN_COPIES,  /* every rank has all of it */
-    JOIN_ROWS,    /* dim 0 is cut */
-    JOIN_COLUMNS, /* dim 1 is cut */
-    JOIN_GATED /* dim 0 is cut; of a gated MLP each rank has rows of the gate, then rows of the other half */
+    JOIN_PARTS,   /* a dim is cut */
+    JOIN_GATED /* the same; of a gated MLP each rank has a part of the gate, then one of the other half */
 };
 
-/* Finds the rule of a parameter by the end of its name. */
-enum megatron_join megatron_find_rule(struct slice name);
+struct megatron_rule {
+    enum megatron_join join;
+    int32_t dim; /* that is cut */
+};
+
+/* The rules of the caller, which come before those of the table. Starts as {0}. */
+struct megatron_rules {
+    struct user_rule *list;
+    size_t n;
+};
+
+/* Reads the rules of the options: "RE=S(1)". EINVAL: one is invalid. */
+rsd_status megatron_rules_open(struct megatron_rules *rules, const rsd_open_options *options);
+void megatron_rules_close(struct megatron_rules *rules);
+
+/* Finds the rule of a parameter: one of the caller by the whole name, or one of the table by the end. */
+struct megatron_rule megatron_rules_find(const struct megatron_rules *rules, const char *name);
 
 /* ---- megatron_files.c: the ranks of a checkpoint ---- */
 

@@ -39,6 +39,7 @@ struct megatron_reader {
     struct layer_stack stacks[MAX_STACKS];
     int32_t nstacks, nchunks;
     struct rank_parts parts;
+    struct megatron_rules rules;
     const struct megatron_file *file; /* that is read now */
     int64_t rank;                     /* its number */
     int32_t chunk;
@@ -286,8 +287,8 @@ static rsd_status check_plain_tensor(struct megatron_reader *reader, struct slic
         return RSD_OK;
     return fail(RSD_EUNSUPPORTED,
                 "tensor-parallel ranks have different parts %s, and no rule says which dim is cut; "
-                "a rule for names that end in this one is needed: S(0), S(1) or gated",
-                shape_text(view->ndim, view->shape, shape));
+                "add the rule '%.300s=S(0)' to from_rules (--from), or one with S(1), gated or R",
+                shape_text(view->ndim, view->shape, shape), name.bytes);
 }
 
 /* Checks that the first MLP layer of a rank has as many rows as args says. */
@@ -332,8 +333,11 @@ static rsd_status join_tensor(struct megatron_reader *reader, struct slice name,
                               const struct torch_view *view, const struct stored_array *array,
                               struct rank_tensor *tensor)
 {
-    enum megatron_join join = reader->ntensor > 1 ? megatron_find_rule(name) : JOIN_COPIES;
-    int32_t dim = join == JOIN_COLUMNS ? 1 : 0;
+    struct megatron_rule rule = {.join = JOIN_COPIES};
+    if (reader->ntensor > 1)
+        rule = megatron_rules_find(&reader->rules, name.bytes);
+    enum megatron_join join = rule.join;
+    int32_t dim = rule.dim;
     if (join == JOIN_UNKNOWN)
         TRY(check_plain_tensor(reader, name, reader->file->index, view, array));
     if (join == JOIN_UNKNOWN || join == JOIN_COPIES) {
@@ -345,7 +349,7 @@ static rsd_status join_tensor(struct megatron_reader *reader, struct slice name,
     if (view->ndim <= dim)
         return fail(RSD_EFORMAT, "tensor has %d dims; dim %d is cut", (int)view->ndim, (int)dim);
     if (join == JOIN_GATED)
-        TRY(check_gate(reader, name, view->shape[0]));
+        TRY(check_gate(reader, name, view->shape[dim]));
     return cut_rank_tensor(reader, dim, join == JOIN_GATED && reader->args.gated ? 2 : 1, array,
                            tensor);
 }
@@ -527,13 +531,16 @@ static rsd_status megatron_open(struct store *store, struct catalog *catalog,
         .store = store,
         .catalog = catalog,
         .parts = {.catalog = catalog, .store = store, .take_rank_0 = options->take_rank_0 != 0}};
-    rsd_status status = megatron_find_directory(store, &reader.files.directory);
+    rsd_status status = megatron_rules_open(&reader.rules, options);
+    if (!status)
+        status = megatron_find_directory(store, &reader.files.directory);
     if (!status)
         status = megatron_find_files(store, &reader.files);
     if (!status && reader.files.metadata != UINT32_MAX)
         status = dcp_open_from(store, reader.files.metadata, catalog, options);
     else if (!status && !(status = read_ranks(&reader)))
         status = megatron_cut_vocabulary(catalog, options);
+    megatron_rules_close(&reader.rules);
     megatron_files_drop(&reader.files);
     rank_parts_drop(&reader.parts);
     string_map_drop(&reader.plain_names);

@@ -155,8 +155,12 @@ class Megatron(unittest.TestCase):
         with worlds.Folder() as folder:
             write(folder, model, 2, [[1]],
                   change=lambda where, parts: parts[0].update(alpha=torch.ones(3) * where[0]))
-            with self.assertRaisesRegex(reshard.Error, "alpha: .*no rule says which dim is cut"):
+            with self.assertRaisesRegex(reshard.Error, "alpha: .*no rule says which dim is cut; add .*'alpha=S"):
                 reshard.open(folder(""))
+            joined = torch.cat([torch.zeros(3), torch.ones(3)])
+            self.equal(folder(""), {**model.tensors, "alpha": joined}, from_rules=["alp.*=S(0)"])
+            with self.assertRaisesRegex(reshard.Error, "rule 'alpha' is invalid"):
+                reshard.open(folder(""), from_rules=["alpha"])
 
     def test_copies(self):
         """a copy that differs is refused, unless rank 0's is asked for"""
