@@ -263,7 +263,9 @@ static void every_failure_of_items(enum kind kind)
 int main(void)
 {
     char folder[256];
-    static const char *const sources[] = {"values", "zstd", "hf_sharded"};
+    static const char *const sources[] = {"values", "zstd", "hf_sharded", "verl_model_only"};
+    static const rsd_format formats[] = {RSD_FORMAT_DCP, RSD_FORMAT_SAFETENSORS, RSD_FORMAT_DCP,
+                                         RSD_FORMAT_TORCH_SAVE};
     snprintf(folder, sizeof folder, "%s", folder_new("faults"));
     snprintf(target, sizeof target, "%s/target", folder);
     snprintf(part, sizeof part, "%s/target.reshard-part", folder);
@@ -273,10 +275,10 @@ int main(void)
             CASE("%s: every %s fails once", sources[i], kind_names[kind]);
             options =
                 (rsd_convert_options){.struct_nbytes = sizeof options,
-                                      .format = i == 1 ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP,
+                                      .format = formats[i],
                                       .compress = i == 2 ? 1 : 0,
                                       .overwrite = 1,
-                                      .choose = i == 1 ? NULL : choose_rows};
+                                      .choose = formats[i] == RSD_FORMAT_DCP ? choose_rows : NULL};
             every_failure((enum kind)kind, convert, false);
             if (i == 0)
                 every_failure((enum kind)kind, convert, true);

@@ -317,6 +317,7 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
 {
     struct converting c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
     TRY(options_copy("rsd_convert_options", options, &c.options, sizeof c.options));
+    c.one_file = c.one_file || format_names_file(c.options.format, out);
     if (report)
         TRY(report_check("rsd_report", report));
     TRY(operation_open(&c.operation, c.options.transport, c.options.timeout, c.options.on_progress,

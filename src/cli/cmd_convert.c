@@ -33,12 +33,12 @@
     "  --default PLACES      Shard tensors that no rule matches. Default: report an error\n"
 
 #define FORMAT_HELP                                                                                \
-    "  --format FORMAT       Write dcp or safetensors. Default: by the name of OUT, else as IN\n"
+    "  --format FORMAT       Write dcp, safetensors or torch.save. Default: by the name of OUT,\n" \
+    "                        else as IN\n"
 #define COMPRESS_HELP                                                                              \
     "  --compress zstd[:N]   Compress DCP files, N from 1 to 19. Default: none; N is 3\n"
 #define SHARD_SIZE_HELP                                                                            \
-    "  --max-shard-size SIZE Limit safetensors files of whole tensors to SIZE. Default: one "      \
-    "file\n"
+    "  --max-shard-size SIZE Limit files of whole tensors to SIZE. Default: one file\n"
 
 static const char convert_help[] =
     "usage: reshard convert [options] IN OUT\n"
@@ -195,8 +195,11 @@ static int take_format(struct conversion *request, const char *text)
         request->convert.format = RSD_FORMAT_DCP;
     else if (strcasecmp(text, "safetensors") == 0)
         request->convert.format = RSD_FORMAT_SAFETENSORS;
+    else if (strcasecmp(text, "torch.save") == 0)
+        request->convert.format = RSD_FORMAT_TORCH_SAVE;
     else
-        return cli_fail(request->verb, EXIT_USAGE, "--format %s must be dcp or safetensors", text);
+        return cli_fail(request->verb, EXIT_USAGE,
+                        "--format %s must be dcp, safetensors or torch.save", text);
     return GO_ON;
 }
 

@@ -21,22 +21,25 @@ static bool ends_in(const char *text, const char *suffix)
 static int set_format_and_limits(struct conversion *request, rsd_format in)
 {
     rsd_convert_options *convert = &request->convert;
-    bool one_file = ends_in(request->out, ".safetensors");
+    bool torch_file = ends_in(request->out, ".pt") || ends_in(request->out, ".pth") ||
+                      ends_in(request->out, ".bin");
+    bool one_file = ends_in(request->out, ".safetensors") || torch_file;
     if (request->kind == PLAN)
         convert->dry = 1;
     if (request->kind == SPLIT)
         convert->every_replica = 1;
-    if (request->kind == MERGE || request->kind == SPLIT)
+    if (torch_file && !convert->format && request->kind != SPLIT)
+        convert->format = RSD_FORMAT_TORCH_SAVE;
+    if (request->kind == SPLIT || (request->kind == MERGE && !convert->format))
         convert->format = RSD_FORMAT_SAFETENSORS;
     else if (!convert->format)
         convert->format =
             one_file || in != RSD_FORMAT_DCP ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP;
     if (request->kind == MERGE && !convert->max_shard_nbytes && !one_file)
         convert->max_shard_nbytes = MERGE_SHARD_GB * (int64_t)1000000000;
-    if (convert->max_shard_nbytes &&
-        (convert->format != RSD_FORMAT_SAFETENSORS || request->has_mesh))
+    if (convert->max_shard_nbytes && (convert->format == RSD_FORMAT_DCP || request->has_mesh))
         return cli_fail(request->verb, EXIT_USAGE,
-                        "--max-shard-size applies to safetensors output of whole tensors only");
+                        "--max-shard-size applies to output of whole tensors only, not to DCP");
     return GO_ON;
 }
 
@@ -72,7 +75,8 @@ static char *find_config_directory(const struct conversion *request)
 
 static int list_side_files(struct conversion *request, const char *directory)
 {
-    if (ends_in(request->out, ".safetensors"))
+    if (ends_in(request->out, ".safetensors") || ends_in(request->out, ".pt") ||
+        ends_in(request->out, ".pth") || ends_in(request->out, ".bin"))
         return !request->config_from ? GO_ON
                                      : cli_fail("merge", EXIT_USAGE,
                                                 "--config-from needs an OUT that is a directory");
@@ -228,7 +232,7 @@ static void note_left_out(const struct conversion *request, const rsd_checkpoint
             name_sample_add(&tensors, tensor.name);
         rsd_layout_free(target.layout);
     }
-    if (request->convert.format == RSD_FORMAT_SAFETENSORS)
+    if (request->convert.format != RSD_FORMAT_DCP)
         for (int64_t i = 0; i < rsd_checkpoint_nvalues(in); i++)
             name_sample_add(&values, rsd_checkpoint_value_name(in, i));
     print_left_out(request, "tensor", &tensors);

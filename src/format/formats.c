@@ -36,6 +36,16 @@ bool format_is_marker(const char *name)
     return false;
 }
 
+bool format_names_file(rsd_format id, const char *path)
+{
+    const struct format *format = format_find(id);
+    const char *const *suffix = format && format->writer ? format->writer->file_suffixes : NULL;
+    for (; suffix && *suffix; suffix++)
+        if (has_suffix(path, *suffix))
+            return true;
+    return false;
+}
+
 /* ---- finding out ---- */
 
 /* What the surest format says of the files in a directory. */
