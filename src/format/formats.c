@@ -54,6 +54,7 @@ struct format_guess {
     int sureness;
 };
 
+/* Returns the format that is surest of a file in the listing. `wanted` 0: any format. */
 static struct format_guess guess_format(const struct store_listing *listing, struct slice start,
                                         rsd_format wanted)
 {

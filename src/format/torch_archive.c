@@ -33,14 +33,14 @@ static void put_zip64(struct bytes *out, const struct archive_entry *entry, uint
     size_t n = zip64_nbytes(entry);
     if (n == 0)
         return;
-    pickle_write_number(out, 1, 2);
-    pickle_write_number(out, n - 4, 2);
+    bytes_put_number(out, 1, 2);
+    bytes_put_number(out, n - 4, 2);
     if (entry->nbytes >= large) {
-        pickle_write_number(out, entry->nbytes, 8);
-        pickle_write_number(out, stored, 8);
+        bytes_put_number(out, entry->nbytes, 8);
+        bytes_put_number(out, stored, 8);
     }
     if (entry->header >= large)
-        pickle_write_number(out, entry->header, 8);
+        bytes_put_number(out, entry->header, 8);
 }
 
 void archive_fold_id(struct archive_writer *archive, uint64_t value)
@@ -58,19 +58,19 @@ void archive_add_header(struct archive_writer *archive, const char *name, uint64
     size_t extra = zip64_nbytes(entry);
     uint64_t data = entry->header + 30 + strlen(name) + extra + 4;
     size_t padding = (size_t)(-data & (ALIGNMENT - 1));
-    pickle_write_op(out, "PK\3\4");
-    pickle_write_number(out, 0, 2);
-    pickle_write_number(out, nbytes ? 0x0808 : 0x0800, 2);
+    bytes_put_text(out, "PK\3\4");
+    bytes_put_number(out, 0, 2);
+    bytes_put_number(out, nbytes ? 0x0808 : 0x0800, 2);
     for (int i = 0; i < 9; i++) /* method, time, date, CRC and both sizes: known at the end */
-        pickle_write_number(out, 0, 2);
-    pickle_write_number(out, strlen(name), 2);
-    pickle_write_number(out, extra + 4 + padding, 2);
-    pickle_write_op(out, name);
+        bytes_put_number(out, 0, 2);
+    bytes_put_number(out, strlen(name), 2);
+    bytes_put_number(out, extra + 4 + padding, 2);
+    bytes_put_text(out, name);
     put_zip64(out, entry, 0);
-    pickle_write_op(out, "FB");
-    pickle_write_number(out, padding, 2);
+    bytes_put_text(out, "FB");
+    bytes_put_number(out, padding, 2);
     for (size_t i = 0; i < padding; i++)
-        pickle_write_op(out, "Z");
+        bytes_put_text(out, "Z");
 }
 
 void archive_add_descriptor(struct archive_writer *archive, uint32_t crc)
@@ -80,10 +80,10 @@ void archive_add_descriptor(struct archive_writer *archive, uint32_t crc)
     if (entry->nbytes == 0)
         return;
     int width = is_large(entry) ? 8 : 4;
-    pickle_write_op(archive->out, "PK\7\x08");
-    pickle_write_number(archive->out, crc, 4);
-    pickle_write_number(archive->out, entry->nbytes, width);
-    pickle_write_number(archive->out, entry->nbytes, width);
+    bytes_put_text(archive->out, "PK\7\x08");
+    bytes_put_number(archive->out, crc, 4);
+    bytes_put_number(archive->out, entry->nbytes, width);
+    bytes_put_number(archive->out, entry->nbytes, width);
     archive_fold_id(archive, crc);
 }
 
@@ -101,42 +101,42 @@ static void put_archive_directory(struct archive_writer *archive)
     for (size_t i = 0; i < archive->n; i++) {
         const struct archive_entry *entry = &archive->entries[i];
         uint64_t nbytes = entry->nbytes < large ? entry->nbytes : large;
-        pickle_write_op(out, "PK\1\2");
-        pickle_write_number(out, 0, 4); /* versions */
-        pickle_write_number(out, entry->nbytes ? 0x0808 : 0x0800, 2);
-        pickle_write_number(out, 0, 6); /* method, time, date */
-        pickle_write_number(out, entry->crc, 4);
-        pickle_write_number(out, nbytes, 4);
-        pickle_write_number(out, nbytes, 4);
-        pickle_write_number(out, strlen(entry->name), 2);
-        pickle_write_number(out, zip64_nbytes(entry), 2);
-        pickle_write_number(out, 0, 8); /* comment, disk, attributes */
-        pickle_write_number(out, 0, 2);
-        pickle_write_number(out, entry->header < large ? entry->header : large, 4);
-        pickle_write_op(out, entry->name);
+        bytes_put_text(out, "PK\1\2");
+        bytes_put_number(out, 0, 4); /* versions */
+        bytes_put_number(out, entry->nbytes ? 0x0808 : 0x0800, 2);
+        bytes_put_number(out, 0, 6); /* method, time, date */
+        bytes_put_number(out, entry->crc, 4);
+        bytes_put_number(out, nbytes, 4);
+        bytes_put_number(out, nbytes, 4);
+        bytes_put_number(out, strlen(entry->name), 2);
+        bytes_put_number(out, zip64_nbytes(entry), 2);
+        bytes_put_number(out, 0, 8); /* comment, disk, attributes */
+        bytes_put_number(out, 0, 2);
+        bytes_put_number(out, entry->header < large ? entry->header : large, 4);
+        bytes_put_text(out, entry->name);
         put_zip64(out, entry, entry->nbytes);
     }
     uint64_t end = archive->base + out->n, nbytes = end - at;
-    pickle_write_op(out, "PK\6\6");
-    pickle_write_number(out, 44, 8);
-    pickle_write_number(out, 0x031e, 2);
-    pickle_write_number(out, 0x002d, 2);
-    pickle_write_number(out, 0, 8); /* disks */
-    pickle_write_number(out, archive->n, 8);
-    pickle_write_number(out, archive->n, 8);
-    pickle_write_number(out, nbytes, 8);
-    pickle_write_number(out, at, 8);
-    pickle_write_op(out, "PK\6\7");
-    pickle_write_number(out, 0, 4);
-    pickle_write_number(out, end, 8);
-    pickle_write_number(out, 1, 4);
-    pickle_write_op(out, "PK\5\6");
-    pickle_write_number(out, 0, 4);
-    pickle_write_number(out, archive->n < 0xffff ? archive->n : 0xffff, 2);
-    pickle_write_number(out, archive->n < 0xffff ? archive->n : 0xffff, 2);
-    pickle_write_number(out, nbytes < large ? nbytes : large, 4);
-    pickle_write_number(out, at < large ? at : large, 4);
-    pickle_write_number(out, 0, 2);
+    bytes_put_text(out, "PK\6\6");
+    bytes_put_number(out, 44, 8);
+    bytes_put_number(out, 0x031e, 2);
+    bytes_put_number(out, 0x002d, 2);
+    bytes_put_number(out, 0, 8); /* disks */
+    bytes_put_number(out, archive->n, 8);
+    bytes_put_number(out, archive->n, 8);
+    bytes_put_number(out, nbytes, 8);
+    bytes_put_number(out, at, 8);
+    bytes_put_text(out, "PK\6\7");
+    bytes_put_number(out, 0, 4);
+    bytes_put_number(out, end, 8);
+    bytes_put_number(out, 1, 4);
+    bytes_put_text(out, "PK\5\6");
+    bytes_put_number(out, 0, 4);
+    bytes_put_number(out, archive->n < 0xffff ? archive->n : 0xffff, 2);
+    bytes_put_number(out, archive->n < 0xffff ? archive->n : 0xffff, 2);
+    bytes_put_number(out, nbytes < large ? nbytes : large, 4);
+    bytes_put_number(out, at < large ? at : large, 4);
+    bytes_put_number(out, 0, 2);
 }
 
 void archive_add_last(struct archive_writer *archive, const char *names_id)

@@ -19,7 +19,7 @@ enum { ITEM_NRECORDS = 7 };
 static void memoize_item(struct bytes *out, int *memo)
 {
     pickle_write_op(out, "q");
-    pickle_write_number(out, (uint64_t)(*memo)++, 1);
+    bytes_put_number(out, (uint64_t)(*memo)++, 1);
 }
 
 static void put_pickle_text(struct bytes *out, const char *text, int *memo)
@@ -46,6 +46,7 @@ static void put_pickle_tuple(struct bytes *out, int32_t n, const int64_t *values
         memoize_item(out, memo);
 }
 
+/* Adds the pickle that torch.save writes for a dense tensor, or one with the given strides. */
 static void put_pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim,
                               const int64_t *shape, const int64_t *strides)
 {
