@@ -28,6 +28,7 @@ struct rsd_transport; /* reshard_transport.h: messages between processes */
  *     PyTorch's distributed checkpoints     a directory with .metadata, or __0.metadata, __1.metadata, ...
  *     safetensors                           a file, or a directory with an index.json or with shards
  *     what torch.save writes                a file (.pt, .pth, .bin), or a directory with its index
+ *     what ranks save with FSDP             a directory with model_world_size_N_rank_R.pt of every rank R
  *
  * The library never runs or builds what a file contains: it reads a pickle as data. Opening reads names,
  * shapes and offsets; bytes of tensors are read by the calls below. Names in a file cannot lead out of its
@@ -44,7 +45,7 @@ typedef enum rsd_format {
     RSD_FORMAT_FSDP = 4
 } rsd_format;
 
-/* Returns "dcp", "safetensors" or "torch.save"; NULL if the format is invalid. */
+/* Returns "dcp", "safetensors", "torch.save" or "fsdp"; NULL if the format is invalid. */
 const char *rsd_format_name(rsd_format format);
 
 typedef struct rsd_open_options {
@@ -239,8 +240,8 @@ rsd_status rsd_save_wait(rsd_async_save *save, rsd_report *report);
 
 /* ---- 6.5 Converting ---------------------------------------------------------------------------
  *
- * A conversion writes any format that can be read as DCP or safetensors, in any layout, within a memory
- * limit. A conversion that was stopped (by a full disk, by a signal) can be resumed.
+ * A conversion writes any format that can be read as DCP, safetensors or torch.save, within a memory limit.
+ * DCP and safetensors have any layout, torch.save has whole tensors. A conversion that was stopped (by a full disk, by a signal) can be resumed.
  */
 
 /* What becomes of a tensor. Before the call: keep is 1, name and dtype are the tensor's own, layout is NULL.
@@ -259,8 +260,8 @@ typedef rsd_status rsd_map_tensor(void *context, const rsd_tensor_info *tensor,
 
 typedef struct rsd_convert_options {
     size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
-    rsd_format format;        /* RSD_FORMAT_DCP or RSD_FORMAT_SAFETENSORS; 0: safetensors */
-    int64_t max_shard_nbytes; /* safetensors, whole tensors: limit of a file; 0: all in one file */
+    rsd_format format;        /* 0: safetensors. RSD_FORMAT_FSDP cannot be written */
+    int64_t max_shard_nbytes; /* whole tensors: limit of a file; 0: all in one file */
     int64_t nranks;           /* DCP: to write files for; 0: as many as the layouts name */
     int32_t every_replica;    /* safetensors: one file per rank, with all that the rank holds */
     int32_t compress;         /* DCP: 0, or the level of zstd */
@@ -274,8 +275,8 @@ typedef struct rsd_convert_options {
     const rsd_io *io;
 } rsd_convert_options;
 
-/* options and report may be NULL. For safetensors, a path that ends in .safetensors is one file. EEXIST:
- * the path exists, or an earlier run left its staging directory. ECANCELLED, EIO and ENOENT keep what is
+/* options and report may be NULL. A path that ends in .safetensors is one file, and for torch.save one that ends
+ * in .pt, .pth or .bin. EEXIST: the path exists, or an earlier run left its staging directory. ECANCELLED, EIO and ENOENT keep what is
  * complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report);
