@@ -241,7 +241,8 @@ rsd_status rsd_save_wait(rsd_async_save *save, rsd_report *report);
 /* ---- 6.5 Converting ---------------------------------------------------------------------------
  *
  * A conversion writes any format that can be read as DCP, safetensors or torch.save, within a memory limit.
- * DCP and safetensors have any layout, torch.save has whole tensors. A conversion that was stopped (by a full disk, by a signal) can be resumed.
+ * DCP and safetensors have any layout, torch.save has whole tensors. A conversion that was stopped (by a full
+ * disk, by a signal) can be resumed.
  */
 
 /* What becomes of a tensor. Before the call: keep is 1, name and dtype are the tensor's own, layout is NULL.
@@ -276,8 +277,8 @@ typedef struct rsd_convert_options {
 } rsd_convert_options;
 
 /* options and report may be NULL. A path that ends in .safetensors is one file, and for torch.save one that ends
- * in .pt, .pth or .bin. EEXIST: the path exists, or an earlier run left its staging directory. ECANCELLED, EIO and ENOENT keep what is
- * complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
+ * in .pt, .pth or .bin. EEXIST: the path exists, or an earlier run left its staging directory. ECANCELLED, EIO
+ * and ENOENT keep what is complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report);
 
