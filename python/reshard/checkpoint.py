@@ -29,7 +29,7 @@ FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.sa
 
 
 class Stored(NamedTuple):
-    """One stored box of a tensor. `file` is a name in the folder, or None if nothing says where the bytes
+    """One stored box of a tensor. `file` is a name in the directory, or None if nothing says where the bytes
     are; `offset` and `nbytes` are of the item in the file, with what is around the bytes."""
 
     lo: Tuple[int, ...]
@@ -439,12 +439,12 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
          format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
          take_rank_0: bool = False) -> Checkpoint:
-    """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, a torch.save file, or the
+    """Opens a checkpoint: a directory of PyTorch's distributed checkpoints, safetensors, a torch.save file, or the
     per-rank files of verl, SkyRL and FSDP.
 
     Which one it is, is found out by looking, unless `format` says it. What is read is "numpy", "torch", "raw"
     or "memoryview" (`like`). Nothing in a file is ever run or built: a pickle is read as data. `metadata`
-    names the one file of a folder that counts, such as "__3.metadata" of ranks that saved by themselves. `as_is`
+    names the one file of a directory that counts, such as "__3.metadata" of ranks that saved by themselves. `as_is`
     opens one rank's file of several by itself, with the parts that it has. `take_rank_0` takes the lowest rank's
     copy where copies of a tensor differ, which is an error otherwise."""
     return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0)

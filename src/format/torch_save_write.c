@@ -18,12 +18,12 @@ enum { SMALL_NRECORDS = 6, DESCRIPTOR_CRC = 4 };
 
 /* ---- the pickle ---- */
 
-static void put_text(struct bytes *out, const char *text)
+static void put_saved_text(struct bytes *out, const char *text)
 {
     pickle_write_text(out, (struct slice){text, strlen(text)});
 }
 
-static void put_tuple(struct bytes *out, int32_t n, const int64_t *values)
+static void put_saved_tuple(struct bytes *out, int32_t n, const int64_t *values)
 {
     pickle_write_op(out, "(");
     for (int32_t i = 0; i < n; i++)
@@ -32,8 +32,8 @@ static void put_tuple(struct bytes *out, int32_t n, const int64_t *values)
 }
 
 /* Writes the call that makes a tensor of a whole storage, whose key is a number. */
-static void put_tensor(struct bytes *out, const struct catalog *catalog,
-                       const struct stored_tensor *tensor, size_t key)
+static void put_saved_tensor(struct bytes *out, const struct catalog *catalog,
+                             const struct stored_tensor *tensor, size_t key)
 {
     const int64_t *shape = tensor_shape(catalog, tensor);
     int64_t strides[RSD_MAX_DIMS], stride = 1, volume = box_volume(tensor->ndim, shape);
@@ -46,16 +46,16 @@ static void put_tensor(struct bytes *out, const struct catalog *catalog,
     snprintf(digits, sizeof digits, "%zu", key);
     pickle_write_global(out, "torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
     pickle_write_op(out, "((");
-    put_text(out, "storage");
+    put_saved_text(out, "storage");
     pickle_write_global(out, storage ? "torch" : "torch.storage",
                         storage ? storage : "UntypedStorage");
-    put_text(out, digits);
-    put_text(out, "cpu");
+    put_saved_text(out, digits);
+    put_saved_text(out, "cpu");
     pickle_write_int(out, storage ? volume : volume * (int64_t)rsd_dtype_nbytes(tensor->dtype));
     pickle_write_op(out, "tQ");
     pickle_write_int(out, 0);
-    put_tuple(out, tensor->ndim, shape);
-    put_tuple(out, tensor->ndim, strides);
+    put_saved_tuple(out, tensor->ndim, shape);
+    put_saved_tuple(out, tensor->ndim, strides);
     pickle_write_op(out, "\x89");
     pickle_write_global(out, "collections", "OrderedDict");
     pickle_write_op(out, ")R");
@@ -70,13 +70,13 @@ static bool is_in_file(const struct catalog *catalog, size_t tensor, size_t file
     return one->nboxes > 0 && catalog->extents[one->first_extent].file == file;
 }
 
-static void put_state_dict(struct bytes *out, const struct catalog *catalog, size_t file)
+static void put_saved_dict(struct bytes *out, const struct catalog *catalog, size_t file)
 {
     bytes_put(out, "\x80\x02}(", 4);
     for (size_t t = 0; t < catalog->ntensors; t++)
         if (is_in_file(catalog, t, file)) {
-            put_text(out, catalog->tensors[t].name);
-            put_tensor(out, catalog, &catalog->tensors[t], t);
+            put_saved_text(out, catalog->tensors[t].name);
+            put_saved_tensor(out, catalog, &catalog->tensors[t], t);
         }
     bytes_put(out, "u.", 2);
 }
@@ -118,7 +118,7 @@ static rsd_status make_end(const struct manifest *manifest, size_t file, uint64_
     struct archive_writer archive = {.out = &skipped, .entries = entries};
     if (!entries)
         return RSD_ENOMEM;
-    put_state_dict(&pickle, catalog, file);
+    put_saved_dict(&pickle, catalog, file);
     archive_add_first(&archive, &pickle); /* as they are in the header of the file */
     for (size_t t = 0; t < catalog->ntensors; t++) {
         const struct stored_tensor *tensor = &catalog->tensors[t];
@@ -148,7 +148,7 @@ static rsd_status place_file(struct manifest *manifest, size_t index)
     struct bytes pickle = {0}, end = {0};
     struct archive_entry entries[SMALL_NRECORDS];
     struct archive_writer archive = {.out = &file->header, .entries = entries};
-    put_state_dict(&pickle, catalog, index);
+    put_saved_dict(&pickle, catalog, index);
     archive_add_first(&archive, &pickle);
     rsd_status status = pickle.failed || file->header.failed ? RSD_ENOMEM : RSD_OK;
     bytes_drop(&pickle);
