@@ -45,7 +45,7 @@ _reshard()
         return
     fi
     case $before in
-    --format) mapfile -t COMPREPLY < <(compgen -W "dcp safetensors" -- "$current") ;;
+    --format) mapfile -t COMPREPLY < <(compgen -W "dcp safetensors torch.save" -- "$current") ;;
     --preset) mapfile -t COMPREPLY < <(compgen -W "fsdp hsdp llama-tp replicate" -- "$current") ;;
     --compress) mapfile -t COMPREPLY < <(compgen -W "none zstd" -- "$current") ;;
     --dtype) mapfile -t COMPREPLY < <(compgen -W "model" -- "$current") ;;

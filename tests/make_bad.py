@@ -14,8 +14,9 @@ import zlib
 import bad_trainers
 from bad_parts import (
     about, archive, call, chunk, compressed, dcp, dct, glob, index, info, legacy, lst, meta, metadata, num,
-    obj, pickle, pieces, place, placed, mesh, layout_mesh, dtensor, sharded, ranks, record, safe, saved, shards, state, storage, streamed, tensor, text, tup,
-    value, write, zstd, DATA, FALSE, FOLDER, GOOD, ITEM, NONE, ONE, STREAM, SYSTEM, TRUE, ZSTD,
+    obj, pickle, pieces, place, placed, mesh, layout_mesh, dtensor, sharded, ranks, record, safe, saved,
+    shards, state, storage, streamed, tensor, text, tup, value, write, zstd, DATA, FALSE, FOLDER, GOOD,
+    ITEM, NONE, ONE, STREAM, SYSTEM, TRUE, ZSTD,
 )
 
 
@@ -229,22 +230,30 @@ def rank_files():
     ranks("ranks_order_dim", order=tup(tup(num(5), tup(num(0)))))
     ranks("ranks_shape", shape=(3, 4))
     ranks("ranks_shape_2_62", shape=(2**62, 4))
-    ranks("ranks_shapes_differ", shape=lambda rank: (2 + 2 * rank, 4), local=lambda rank: tensor(count=4 + 4 * rank, shape=(1 + rank, 4)))
+    ranks("ranks_shapes_differ", shape=lambda rank: (2 + 2 * rank, 4),
+          local=lambda rank: tensor(count=4 + 4 * rank, shape=(1 + rank, 4)))
     ranks("ranks_local_shape", local=lambda rank: tensor(count=4, shape=(4, 1), strides=(1, 1)))
     ranks("ranks_local_dtype", local=lambda rank: tensor(count=4, shape=(1, 4), cls="IntStorage"))
     ranks("ranks_local_none", local=lambda rank: NONE)
     ranks("ranks_plain_differ", whole=lambda rank: tensor(count=4, shape=(4,), strides=(1,)))
     ranks("ranks_plain_shapes", whole=lambda rank: tensor(count=4, shape=(1 + 3 * rank,), strides=(1,)))
     ranks("ranks_plain_missing", whole=lambda rank: tensor(count=4, shape=(4,), strides=(1,)), skip=1)
-    ranks("ranks_kinds", whole=lambda rank: tensor(count=4, shape=(2, 4), strides=(0, 1)) if rank else dtensor(rank))
-    ranks("ranks_shards_overlap", local=lambda rank: sharded(rank, offset=0, rows=2, count=8) if rank else sharded(0))
+    ranks("ranks_kinds",
+          whole=lambda rank: tensor(count=4, shape=(2, 4), strides=(0, 1)) if rank else dtensor(rank))
+    ranks("ranks_shards_overlap",
+          local=lambda rank: sharded(rank, offset=0, rows=2, count=8) if rank else sharded(0))
     ranks("ranks_shards_outside", local=lambda rank: sharded(rank, offset=2 * rank))
     ranks("ranks_shards_negative", local=lambda rank: sharded(rank, offset=-rank))
     ranks("ranks_shards_rows", local=lambda rank: sharded(rank, sizes=(2, 4)))
     ranks("ranks_class", local=lambda rank: dtensor(rank, cls=("torchao.dtypes", "Tensor")))
-    ranks("ranks_optim_params", optim=lambda rank: dct((text("state"), dct()), (text("param_groups"), lst(dct((text("params"), text("w")))))))
+    def optimizer(state, params):
+        groups = lst(dct((text("params"), params)))
+        return dct((text("state"), state), (text("param_groups"), groups))
+
+    ranks("ranks_optim_params", optim=lambda rank: optimizer(dct(), text("w")))
     ranks("ranks_optim_text", optim=lambda rank: text("x"))
-    ranks("ranks_optim_missing", optim=lambda rank: dct((text("state"), dct((num(0), dct((text("m"), dtensor(rank)))))), (text("param_groups"), lst(dct((text("params"), lst(num(0))))))), skip_optim=1)
+    ranks("ranks_optim_missing", skip_optim=1,
+          optim=lambda rank: optimizer(dct((num(0), dct((text("m"), dtensor(rank))))), lst(num(0))))
     write("rank_alone/model_world_size_2_rank_0.pt", saved(state(w=tensor())))
 
 

@@ -16,7 +16,7 @@ from .layout import (Array, Balanced, Box, Check, Cyclic, Held, Layout, Mesh, Pa
 from .local import Local, Report
 from .plan import Piece, Plan, Reduction
 from .proving import Difference, diff, digest, digest_array, verify
-from .saving import Saving, publish, save, save_start
+from .saving import Saving, save, save_start
 from .states import OPAQUE
 from .transport import Transport
 
@@ -26,7 +26,7 @@ __all__ = [
     "diff", "Difference", "digest", "digest_array", "Error", "Exec", "ExistsError", "FileError",
     "FormatError", "Held", "InvalidError", "Layout", "LazyTensor", "LimitError", "Local", "merge",
     "Mesh", "MismatchError", "MissingError", "MissingFileError", "OPAQUE", "open", "OutOfMemoryError",
-    "Partial", "PeerError", "Piece", "Placement", "Plan", "Pool", "problem", "publish", "Reduction",
+    "Partial", "PeerError", "Piece", "Placement", "Plan", "Pool", "problem", "Reduction",
     "Replicate", "Report", "reshard", "save", "save_start", "Saving", "Segmented", "Shard", "Stored",
     "Strided", "TimedOutError", "Transport", "UnsupportedError", "verify",
 ]

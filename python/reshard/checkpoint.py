@@ -16,19 +16,20 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 
 from . import _c, dtypes, frameworks, local, memory, states
 from ._c import Address, Int64
-from .carry import AnyPool, Pool
+from .carry import AnyPool
 from .errors import InvalidError, MismatchError, MissingError, UnsupportedError
 from .layout import Layout
 from .local import Local, Progress, Report
 from .slicing import Reading, Selection
 from .states import OPAQUE
+from .transport import AnyTransport
 
 FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE,
            "fsdp": _c.FORMAT_FSDP, "deepspeed": _c.FORMAT_DEEPSPEED, "megatron": _c.FORMAT_MEGATRON}
 
 
 class Stored(NamedTuple):
-    """One stored box of a tensor. `file` is a name in the folder, or None if nothing says where the bytes
+    """One stored box of a tensor. `file` is a name in the directory, or None if nothing says where the bytes
     are; `offset` and `nbytes` are of the item in the file, with what is around the bytes."""
 
     lo: Tuple[int, ...]
@@ -343,7 +344,8 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     def load(self, state: Any, *, layouts: Optional[Mapping[str, Union[str, Layout]]] = None,
              rank: Optional[int] = None, strict: bool = True, cast: bool = False,
              pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-             progress: Optional[Progress] = None) -> Report:
+             progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
+             timeout: float = 0.0) -> Report:
         """Loads into the arrays of a state dict, nested or with dotted names, and puts the checkpoint's
         values where it has values; or into a list of `Local`.
 
@@ -351,11 +353,16 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         of all ranks, if it is None) in that layout, or just the array if it is one. Everything in the state
         has to be in the checkpoint, in the same dtype, and no object of some class; with `strict=False` what
         is not there or cannot be made is left as it is, and with `cast=True` elements are converted. Nothing
-        is read into arrays before all that is checked."""
+        is read into arrays before all that is checked.
+
+        With a `transport` the call is collective: every rank passes its own arrays, `rank` is by default its
+        rank in the transport, and all ranks return together or raise the same error."""
+        if rank is None and transport is not None:
+            rank = transport.rank
         values: Dict[str, states.Leaf] = {}
         if isinstance(state, Mapping):
             tensors, values = self._sorted(state, layouts, rank)
-        elif layouts is not None or rank is not None:
+        elif layouts is not None or (rank is not None and transport is None):
             raise InvalidError("layouts and a rank are for a state dict")
         else:
             tensors = list(state)
@@ -371,7 +378,8 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
             raise UnsupportedError(f"{opaque[0]}: an object in the checkpoint, which is not made here; "
                                    "strict=False leaves it as it is")
         report = self._load([one.struct(writable=True, cast=cast) for one in tensors], pool,
-                            missing=not strict, cast=cast, max_nbytes=max_nbytes, progress=progress)
+                            missing=not strict, cast=cast, max_nbytes=max_nbytes, progress=progress,
+                            transport=transport, timeout=timeout)
         for name, value in found.items():
             if value is not OPAQUE:
                 states.put(values[name], name, value)
@@ -404,10 +412,10 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     def _load(self, locals_: Sequence[Any], pool: AnyPool, *, missing: bool = False,
               cast: bool = False, max_nbytes: Union[str, int] = 0,
-              progress: Optional[Progress] = None) -> Report:
-        call, threads = local.Call(progress), Pool.of(pool)
-        options = _c.LoadOptions(pool=threads.handle, max_nbytes=local.size(max_nbytes),
-                                 allow_missing=missing, allow_cast=cast, **call.options)
+              progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
+              timeout: float = 0.0) -> Report:
+        call = local.Call(progress, pool, max_nbytes, transport, timeout)
+        options = _c.LoadOptions(allow_missing=missing, allow_cast=cast, io=call.io)
         with self.in_use() as handle:
             return call(_c.lib.rsd_load, handle, len(locals_), _c.packed(_c.Tensor, locals_), C.byref(options))
 
@@ -435,12 +443,12 @@ def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: 
          format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
          take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
          vocab_size: int = 0, from_rules: Sequence[str] = ()) -> Checkpoint:
-    """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, a torch.save file, the
+    """Opens a checkpoint: a directory of PyTorch's distributed checkpoints, safetensors, a torch.save file, the
     per-rank files of verl, SkyRL and FSDP, or what DeepSpeed and Megatron write.
 
     Which one it is, is found out by looking, unless `format` says it. What is read is "numpy", "torch", "raw"
     or "memoryview" (`like`). Nothing in a file is ever run or built: a pickle is read as data. `metadata`
-    names the one file of a folder that counts, such as "__3.metadata" of ranks that saved by themselves. `as_is`
+    names the one file of a directory that counts, such as "__3.metadata" of ranks that saved by themselves. `as_is`
     opens one rank's file of several by itself, with the parts that it has. `take_rank_0` takes the lowest rank's
     copy where copies of a tensor differ, which is an error otherwise.
 

@@ -11,7 +11,7 @@ import os
 from typing import Any, List, Optional, Sequence, Union
 
 from . import _c, local
-from .carry import AnyPool, Pool
+from .carry import AnyPool
 from .checkpoint import FORMATS
 from .errors import InvalidError
 from .layout import Mesh
@@ -19,6 +19,7 @@ from .local import Progress, Report
 from .proving import Source, opened
 from .rules import Cast, Names, Place, Places, Rename, Rules
 from .saving import Pathlike, compress_level
+from .transport import AnyTransport
 
 _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 
@@ -31,11 +32,12 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             compress: Union[str, int, bool, None] = None, every_replica: bool = False, nranks: int = 0,
             side_files: Sequence[Pathlike] = (), overwrite: bool = False, resume: bool = False,
             dry_run: bool = False, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-            progress: Optional[Progress] = None) -> Report:
+            progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
+            timeout: float = 0.0) -> Report:
     """Writes a checkpoint in another format or layout.
 
-    format      "dcp" or "safetensors". Default: safetensors if `out` ends in .safetensors or the source is not
-                DCP, else DCP
+    format      "dcp", "safetensors" or "torch.save". Default: torch.save if `out` ends in .pt, .pth or .bin,
+                safetensors if it ends in .safetensors or the source is not DCP, else DCP
     mesh        the ranks to write for: 8, "2x4" or "dp=2,tp=4". Default: tensors stay whole
     place       how tensors are sharded: placements of all ("S(0)"); a dict of expressions that match whole names
                 and placements, of which the first match applies; or a function of the tensor that returns
@@ -59,26 +61,29 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
     dry_run     check everything and report what would be done, but write nothing
     max_nbytes  limit of the buffers. Default: 256 MiB
     progress    called with the bytes done and the bytes in total; an exception stops the conversion
+    transport   the ranks that convert together: each makes the same call, reads and writes a part, and rank 0
+                publishes. Default: this process alone
+    timeout     seconds without a heartbeat after which a rank counts as lost. Default: 300
     """
     with opened(source) as checkpoint:
         if format is None:
             safe = os.fspath(out).endswith(".safetensors") or checkpoint.format != "dcp"
-            format = "safetensors" if safe else "dcp"
-        if format not in ("dcp", "safetensors"):
-            raise InvalidError(f"format={format!r} cannot be written; use 'dcp' or 'safetensors'")
-        if max_shard_size and (format != "safetensors" or mesh is not None):
-            raise InvalidError("max_shard_size applies to safetensors output of whole tensors only")
+            torch_file = os.fspath(out).endswith((".pt", ".pth", ".bin"))
+            format = "torch.save" if torch_file else "safetensors" if safe else "dcp"
+        if format not in ("dcp", "safetensors", "torch.save"):
+            raise InvalidError(f"format={format!r} cannot be written; use 'dcp', 'safetensors' or 'torch.save'")
+        if max_shard_size and (format == "dcp" or mesh is not None):
+            raise InvalidError("max_shard_size applies to output of whole tensors only, not to DCP")
         rules = Rules(checkpoint, mesh=mesh, place=place, preset=preset, default=default, only=only,
                       exclude=exclude, rename=rename, cast=cast, part=part)
         rules.check()
-        call, threads = local.Call(progress), Pool.of(pool)
+        call = local.Call(progress, pool, max_nbytes, transport, timeout)
         files = [_c.path_bytes(path) for path in side_files]
         options = _c.ConvertOptions(
-            format=FORMATS[format], pool=threads.handle, max_nbytes=local.size(max_nbytes),
-            max_shard_nbytes=local.size(max_shard_size), nranks=nranks, every_replica=every_replica,
-            compress=compress_level(compress), overwrite=overwrite, resume=resume, dry=dry_run,
-            nside_files=len(files), side_files=(_c.Text * max(1, len(files)))(*files),
-            choose=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), choose_context=rules.handle, **call.options)
+            format=FORMATS[format], max_shard_nbytes=local.size(max_shard_size), nranks=nranks,
+            every_replica=every_replica, compress=compress_level(compress), overwrite=overwrite, resume=resume,
+            dry=dry_run, nside_files=len(files), side_files=(_c.Text * max(1, len(files)))(*files),
+            map=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), map_context=rules.handle, io=call.io)
         with rules.kept:
             return call(_c.lib.rsd_convert, checkpoint.handle, _c.path_bytes(out), C.byref(options))
 

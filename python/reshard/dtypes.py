@@ -1,4 +1,4 @@
-"""Dtypes by the names of the notation, and what NumPy, torch and buffers call them."""
+"""Dtypes, with their names in the notation, NumPy, torch and the buffer protocol."""
 from __future__ import annotations
 
 import ctypes as C
@@ -10,9 +10,8 @@ from .errors import InvalidError, UnsupportedError
 
 
 class Dtype(NamedTuple):
-    """A dtype: `name` in the notation, `number` in the library, bytes of an element, what torch calls it,
-    NumPy's name (None: NumPy has none of its own), and a format of the struct module (of the bits, if there
-    is none)."""
+    """A dtype: `name` in the notation, `number` in the library, bytes of an element, its name in torch, its name in
+    NumPy (None: NumPy does not have it), and its format in the struct module (of its bits, if there is none)."""
 
     name: str
     number: int
@@ -47,17 +46,17 @@ _BY_WORD = {word: one for one in DTYPES.values() for word in (one.name, one.torc
 
 
 def by_number(number: int) -> Dtype:
-    """The dtype of a number of the library's."""
+    """Returns the dtype with a number of the library."""
     return _BY_NUMBER[number]
 
 
 def dtype(what: Any) -> Dtype:
-    """The dtype that is meant: "f32" or "float32", a torch.dtype, or what else NumPy takes for a dtype."""
+    """Returns a dtype from "f32" or "float32", a torch.dtype, or anything that NumPy accepts as a dtype."""
     if isinstance(what, Dtype):
         return what
     try:
         return _FOUND[what]
-    except (KeyError, TypeError):  # not asked before, or cannot be a key
+    except (KeyError, TypeError):  # not in the cache, or not hashable
         pass
     found = _find(what)
     if not isinstance(what, (str, int)):
@@ -76,7 +75,7 @@ def _find(what: Any) -> Dtype:
     if word in _BY_WORD:
         return _BY_WORD[word]
     numpy = sys.modules.get("numpy")
-    if numpy is not None and not isinstance(what, str):  # "i8" is not what NumPy takes it for
+    if numpy is not None and not isinstance(what, str):  # "i8" has another meaning in NumPy
         try:
             made = numpy.dtype(what)
         except TypeError:
@@ -90,8 +89,8 @@ def _find(what: Any) -> Dtype:
 
 
 def numpy_dtype(one: Dtype, raw: bool = False) -> Any:
-    """NumPy's dtype: its own, ml_dtypes' where it has none and that is installed, or with `raw` the
-    unsigned integer of the same bits."""
+    """Returns the dtype of NumPy, or of ml_dtypes if NumPy does not have it. With `raw`, returns the unsigned
+    integer of the same width instead."""
     import numpy
     if one.numpy is not None:
         return numpy.dtype(one.numpy)
@@ -106,7 +105,7 @@ def numpy_dtype(one: Dtype, raw: bool = False) -> Any:
 
 
 def torch_dtype(one: Dtype) -> Any:
-    """torch's dtype."""
+    """Returns the dtype of torch."""
     import torch
     made = getattr(torch, one.torch, None)
     if made is None:

@@ -1,4 +1,4 @@
-"""What loading, saving, converting and proving share: tensors in memory, progress and reports."""
+"""What loading, saving, converting and verifying share: tensors in memory, progress and reports."""
 from __future__ import annotations
 
 import ctypes as C
@@ -7,11 +7,14 @@ import threading
 from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 from . import _c, dtypes, memory
-from .carry import flat_strides, in_order, see_all
+from .carry import AnyPool, Pool, flat_strides, in_order, see_all
 from .layout import Layout
+from .transport import AnyTransport
 
 # Called with the bytes that are done and those there are. An exception in it stops the work and is raised.
 Progress = Callable[[int, int], Any]
+
+Size = Union[str, int, None]  # bytes: a number, or a text such as "256MB"
 
 
 class Report:
@@ -40,27 +43,39 @@ class Report:
 
 
 class Call:
-    """One call that tells how far it is: its callbacks, and what they raised.
+    """One call on checkpoints: how it reads and writes (an rsd_io), and what its callbacks raised.
 
-        call = Call(progress)
-        options = _c.LoadOptions(**call.options)
-        report = call(_c.lib.rsd_load, checkpoint, n, locals, options)
+        call = Call(progress, pool, max_nbytes, transport)
+        report = call(_c.lib.rsd_load, checkpoint, n, locals, C.byref(_c.LoadOptions(io=call.io)))
     """
 
-    def __init__(self, progress: Optional[Progress] = None) -> None:
+    def __init__(self, progress: Optional[Progress] = None, pool: AnyPool = None, max_nbytes: Size = 0,
+                 transport: Optional[AnyTransport] = None, timeout: float = 0.0) -> None:
         self.kept = _c.Kept()
-        self.options: Dict[str, Any] = {}
-        # The main thread is told even if nobody asked: between two bytecodes is where Ctrl-C is noticed.
+        self._pool, self._transport = Pool.of(pool), transport
+        io = _c.Io(pool=self._pool.handle, max_nbytes=size(max_nbytes), timeout=timeout)
+        if transport is not None:
+            io.transport = C.addressof(transport.table)
+        # The main thread is called even without `progress`: Python notices Ctrl-C between two bytecodes.
         if progress is not None or threading.current_thread() is threading.main_thread():
-            def told(_: Any, about: Any) -> None:
+            def report_progress(_: Any, about: Any) -> None:
                 if progress is not None:
                     progress(about.contents.nbytes_done, about.contents.nbytes_total)
-            self.options["on_progress"] = self.kept.callback(_c.OnProgress, told)
+            io.on_progress = self.kept.callback(_c.OnProgress, report_progress)
+        self.io = C.pointer(io)
+
+    def run(self, function: Any, *args: Any) -> None:
+        """Makes a call. Raises what a callback or the transport raised, else what the status says."""
+        with self.kept:
+            if self._transport is None:
+                function(*args)
+            else:
+                with self._transport.kept:
+                    function(*args)
 
     def __call__(self, function: Any, *args: Any) -> Report:
         report = _c.Report()
-        with self.kept:
-            function(*args, C.byref(report))
+        self.run(function, *args, C.byref(report))
         return Report(report)
 
 
@@ -102,7 +117,7 @@ class Local:
         return made
 
 
-def size(text: Union[str, int, None]) -> int:
+def size(text: Size) -> int:
     """Bytes: a number, or a text such as "256MB", "5GB", "1GiB"; None is 0."""
     if text is None or isinstance(text, int):
         return text or 0
@@ -114,4 +129,4 @@ def size(text: Union[str, int, None]) -> int:
     try:
         return int(float(number) * units[unit])
     except (ValueError, KeyError):
-        raise ValueError(f"{text!r} is no number of bytes: 256MB, 5GB, 1GiB") from None
+        raise ValueError(f"{text!r} is not a number of bytes, such as 256MB, 5GB or 1GiB") from None

@@ -1,12 +1,11 @@
-"""Memory of others, seen without copies: NumPy arrays, torch tensors, and whatever speaks DLPack or the
-buffer protocol.
+"""The memory of NumPy arrays, torch tensors, and objects with DLPack or the buffer protocol, without copies.
 
-    seen = memory.see(array, writable=True)
-    seen.address, seen.dtype, seen.shape, seen.strides          strides in elements
+    view = memory.see(array, writable=True)
+    view.address, view.dtype, view.shape, view.strides          strides in elements
 
-A view keeps its object alive. Raw bytes (bytes, bytearray, mmap: one dim of "B") stand for a dense array of
-any dtype and shape of as many bytes, and unsigned integers for a dtype of the same width that NumPy does
-not have.
+A view keeps its object alive. Raw bytes (bytes, bytearray, mmap: one dim of "B") stand for a dense array of any dtype
+and shape with the same number of bytes. Unsigned integers stand for a dtype of the same width that NumPy does not
+have.
 """
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from .errors import InvalidError, MismatchError, UnsupportedError
 
 
 class Memory:
-    """Where an object's elements are. `raw` is true of plain bytes, without a dtype of their own."""
+    """The memory of an object. `raw` is true for plain bytes, which have no dtype."""
 
     __slots__ = ("address", "dtype", "shape", "strides", "writable", "raw", "nbytes", "kept")
 
@@ -35,14 +34,14 @@ class Memory:
 
     @property
     def dense(self) -> bool:
-        """Whether the elements lie one after the other, the last dim running fastest."""
+        """Whether the elements are contiguous in row-major order."""
         return self.nbytes == 0 or all(
             extent == 1 or mine == right
             for extent, mine, right in zip(self.shape, self.strides, dense_strides(self.shape)))
 
     def fits(self, dtype: Dtype, shape: Sequence[int], what: str, cast: bool = False) -> "Memory":
-        """The same memory as an array of a dtype and shape; MismatchError if it is none. With `cast`
-        another dtype is fine."""
+        """Returns the same memory as an array of a dtype and shape. MismatchError if they differ. With `cast`,
+        another dtype is accepted."""
         shape = tuple(shape)
         if self.raw:
             nbytes = dtype.nbytes
@@ -61,7 +60,7 @@ class Memory:
 
 
 def dense_strides(shape: Sequence[int]) -> Tuple[int, ...]:
-    """In elements, of an array whose last dim runs fastest."""
+    """Returns the strides of a dense row-major array, in elements."""
     strides, step = [0] * len(shape), 1
     for dim in reversed(range(len(shape))):
         strides[dim] = step
@@ -70,24 +69,24 @@ def dense_strides(shape: Sequence[int]) -> Tuple[int, ...]:
 
 
 def see(what: Any, name: str, writable: bool = False) -> Memory:
-    """The memory of an object, which errors call `name`. It is refused if it cannot be written and is to
-    be, is not in this process's memory, or has strides that the library does not take."""
+    """Returns the memory of an object. Errors call the object `name`. InvalidError: it is read-only but must be
+    writable, is not in memory of the CPU, or has strides that the library does not support."""
     torch = sys.modules.get("torch")
     if isinstance(what, Memory):
-        seen = what
+        view = what
     elif torch is not None and isinstance(what, torch.Tensor):
-        seen = _see_torch(what, name, torch)
+        view = _see_torch(what, name, torch)
     elif hasattr(what, "__array_interface__"):
-        seen = _see_numpy(what, name)
+        view = _see_numpy(what, name)
     elif hasattr(what, "__dlpack__"):
-        seen = _see_dlpack(what, name)
+        view = _see_dlpack(what, name)
     else:
-        seen = _see_buffer(what, name)
-    if writable and not seen.writable:
+        view = _see_buffer(what, name)
+    if writable and not view.writable:
         raise InvalidError(f"{name}: the {type(what).__name__} is read-only")
-    if seen.nbytes and any(stride < 0 for stride, extent in zip(seen.strides, seen.shape) if extent > 1):
-        raise InvalidError(f"{name}: strides {list(seen.strides)}: they may not be negative, take a copy")
-    return seen
+    if view.nbytes and any(stride < 0 for stride, extent in zip(view.strides, view.shape) if extent > 1):
+        raise InvalidError(f"{name}: strides {list(view.strides)}: they may not be negative, take a copy")
+    return view
 
 
 def _see_torch(tensor: Any, name: str, torch: Any) -> Memory:
@@ -160,9 +159,9 @@ def _see_dlpack(what: Any, name: str) -> Memory:
                                "of the CPU can be used")
     try:
         capsule = what.__dlpack__(max_version=(1, 0))
-    except TypeError:  # it is older than that argument
+    except TypeError:  # an older version without this argument
         capsule = what.__dlpack__()
-    # Nobody takes the capsule over, so it frees what it holds when it goes.
+    # The capsule keeps its ownership, and frees the memory when it is deleted.
     writable = True
     if _capsule_is(capsule, b"dltensor_versioned"):
         versioned = _DLVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
@@ -220,6 +219,6 @@ def _see_buffer(what: Any, name: str) -> Memory:
     strides = None
     if buffer.strides:
         strides = _in_elements(buffer.strides[:buffer.ndim], shape, found.nbytes, name)
-    seen = Memory(buffer.buf, found, shape, strides, not buffer.readonly, (what, buffer))
-    seen.raw = letters in "Bc" and len(shape) == 1 and seen.dense
-    return seen
+    view = Memory(buffer.buf, found, shape, strides, not buffer.readonly, (what, buffer))
+    view.raw = letters in "Bc" and len(shape) == 1 and view.dense
+    return view

@@ -33,7 +33,7 @@ def _load() -> _c.Functions:
         try:
             path = _c.shared_object("libreshard_mpi", "RESHARD_MPI_LIB")
         except ImportError:
-            path = "libreshard_mpi.so.0"
+            path = "libreshard_mpi.so.1"
         try:
             _functions = _c.Functions(path, _c.header)
         except OSError as error:
@@ -43,8 +43,8 @@ def _load() -> _c.Functions:
 
 
 class MPITransport(AnyTransport):
-    """A communicator of MPI as a transport. A rank of a layout is a rank of the communicator. It must not be used by two
-    threads at the same time."""
+    """A communicator of MPI as a transport. A rank of a layout is a rank of the communicator. It must not be used by
+    two threads at the same time."""
 
     def __init__(self, comm: Any) -> None:
         self._mpi = _load()

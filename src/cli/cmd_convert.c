@@ -33,12 +33,12 @@
     "  --default PLACES      Shard tensors that no rule matches. Default: report an error\n"
 
 #define FORMAT_HELP                                                                                \
-    "  --format FORMAT       Write dcp or safetensors. Default: by the name of OUT, else as IN\n"
+    "  --format FORMAT       Write dcp, safetensors or torch.save. Default: by the name of OUT,\n" \
+    "                        else as IN\n"
 #define COMPRESS_HELP                                                                              \
     "  --compress zstd[:N]   Compress DCP files, N from 1 to 19. Default: none; N is 3\n"
 #define SHARD_SIZE_HELP                                                                            \
-    "  --max-shard-size SIZE Limit safetensors files of whole tensors to SIZE. Default: one "      \
-    "file\n"
+    "  --max-shard-size SIZE Limit files of whole tensors to SIZE. Default: one file\n"
 
 static const char convert_help[] =
     "usage: reshard convert [options] IN OUT\n"
@@ -195,8 +195,11 @@ static int take_format(struct conversion *request, const char *text)
         request->convert.format = RSD_FORMAT_DCP;
     else if (strcasecmp(text, "safetensors") == 0)
         request->convert.format = RSD_FORMAT_SAFETENSORS;
+    else if (strcasecmp(text, "torch.save") == 0)
+        request->convert.format = RSD_FORMAT_TORCH_SAVE;
     else
-        return cli_fail(request->verb, EXIT_USAGE, "--format %s must be dcp or safetensors", text);
+        return cli_fail(request->verb, EXIT_USAGE,
+                        "--format %s must be dcp, safetensors or torch.save", text);
     return GO_ON;
 }
 
@@ -290,6 +293,7 @@ static int take_flag(struct conversion *request, int option)
     return GO_ON;
 }
 
+/* Stores one option in the request, or adds it to the rules. Returns GO_ON or an exit code. */
 static int take_option(struct conversion *request, int option, const char *value)
 {
     rsd_rules *rules = request->rules;
@@ -322,7 +326,7 @@ static int take_option(struct conversion *request, int option, const char *value
     case MAX_SHARD_SIZE:
         return take_size(request, "--max-shard-size", value, &request->convert.max_shard_nbytes);
     case MAX_MEMORY:
-        return take_size(request, "--max-memory", value, &request->convert.max_nbytes);
+        return take_size(request, "--max-memory", value, &request->io.max_nbytes);
     case THREADS:
         return take_threads(request, value);
     case CONFIG_FROM:
@@ -333,6 +337,7 @@ static int take_option(struct conversion *request, int option, const char *value
     }
 }
 
+/* Reads the command line into the request. Returns GO_ON or an exit code. */
 static int read_conversion_options(int argc, char **argv, struct conversion *request)
 {
     static const char *const helps[] = {convert_help, merge_help, split_help, plan_help};
@@ -372,6 +377,7 @@ static int read_conversion_options(int argc, char **argv, struct conversion *req
                : GO_ON;
 }
 
+/* Runs convert, merge, split or plan of a checkpoint. Returns the exit code. */
 static int run_conversion_verb(enum conversion_kind kind, int argc, char **argv)
 {
     struct conversion request = {

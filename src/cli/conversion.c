@@ -18,25 +18,29 @@ static bool ends_in(const char *text, const char *suffix)
     return n > m && strcmp(text + n - m, suffix) == 0;
 }
 
+/* Sets the output format and the options that the verb implies. Returns GO_ON or an exit code. */
 static int set_format_and_limits(struct conversion *request, rsd_format in)
 {
     rsd_convert_options *convert = &request->convert;
-    bool one_file = ends_in(request->out, ".safetensors");
+    bool torch_file = ends_in(request->out, ".pt") || ends_in(request->out, ".pth") ||
+                      ends_in(request->out, ".bin");
+    bool one_file = ends_in(request->out, ".safetensors") || torch_file;
     if (request->kind == PLAN)
         convert->dry = 1;
     if (request->kind == SPLIT)
         convert->every_replica = 1;
-    if (request->kind == MERGE || request->kind == SPLIT)
+    if (torch_file && !convert->format && request->kind != SPLIT)
+        convert->format = RSD_FORMAT_TORCH_SAVE;
+    if (request->kind == SPLIT || (request->kind == MERGE && !convert->format))
         convert->format = RSD_FORMAT_SAFETENSORS;
     else if (!convert->format)
         convert->format =
             one_file || in != RSD_FORMAT_DCP ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP;
     if (request->kind == MERGE && !convert->max_shard_nbytes && !one_file)
         convert->max_shard_nbytes = MERGE_SHARD_GB * (int64_t)1000000000;
-    if (convert->max_shard_nbytes &&
-        (convert->format != RSD_FORMAT_SAFETENSORS || request->has_mesh))
+    if (convert->max_shard_nbytes && (convert->format == RSD_FORMAT_DCP || request->has_mesh))
         return cli_fail(request->verb, EXIT_USAGE,
-                        "--max-shard-size applies to safetensors output of whole tensors only");
+                        "--max-shard-size applies to output of whole tensors only, not to DCP");
     return GO_ON;
 }
 
@@ -105,7 +109,8 @@ static void find_megatron_files(struct conversion *request, const rsd_checkpoint
 
 static int list_side_files(struct conversion *request, const char *directory)
 {
-    if (ends_in(request->out, ".safetensors"))
+    if (ends_in(request->out, ".safetensors") || ends_in(request->out, ".pt") ||
+        ends_in(request->out, ".pth") || ends_in(request->out, ".bin"))
         return !request->config_from ? GO_ON
                                      : cli_fail("merge", EXIT_USAGE,
                                                 "--config-from needs an OUT that is a directory");
@@ -152,8 +157,7 @@ static int64_t find_free_space(const char *path)
 
 static int64_t memory_limit(const struct conversion *request)
 {
-    return request->convert.max_nbytes ? request->convert.max_nbytes
-                                       : (int64_t)DEFAULT_MEMORY_MIB << 20;
+    return request->io.max_nbytes ? request->io.max_nbytes : (int64_t)DEFAULT_MEMORY_MIB << 20;
 }
 
 static void print_json_report(const struct conversion *request, rsd_format in,
@@ -251,7 +255,7 @@ static void note_left_out(const struct conversion *request, const rsd_checkpoint
             name_sample_add(&tensors, tensor.name);
         rsd_layout_free(target.layout);
     }
-    if (request->convert.format == RSD_FORMAT_SAFETENSORS)
+    if (request->convert.format != RSD_FORMAT_DCP)
         for (int64_t i = 0; i < rsd_checkpoint_nvalues(in); i++)
             name_sample_add(&values, rsd_checkpoint_value_name(in, i));
     print_left_out(request, "tensor", &tensors);
@@ -273,6 +277,7 @@ struct tensor_pairs {
     size_t n;
 };
 
+/* Lists the tensors of the input that the output has with the same dtype, and their indices in both. */
 static rsd_status pair_tensors(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
                                struct tensor_pairs *pairs)
 {
@@ -300,8 +305,8 @@ static rsd_status pair_tensors(struct conversion *request, rsd_checkpoint *in, r
     return status;
 }
 
-static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
-                           const rsd_prove_options *options)
+/* Compares the digests of input and output. Returns EXIT_YES or an exit code. */
+static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out)
 {
     struct tensor_pairs pairs = {0};
     struct name_sample changed = {0};
@@ -309,9 +314,9 @@ static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_c
     char(*a)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *a));
     char(*b)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *b));
     if (!status)
-        status = rsd_digest(in, (int64_t)pairs.n, pairs.in, options, a, NULL);
+        status = rsd_digest(in, (int64_t)pairs.n, pairs.in, &request->io, a, NULL);
     if (!status)
-        status = rsd_digest(out, (int64_t)pairs.n, pairs.out, options, b, NULL);
+        status = rsd_digest(out, (int64_t)pairs.n, pairs.out, &request->io, b, NULL);
     for (size_t i = 0; i < pairs.n && !status; i++) {
         rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         status = rsd_checkpoint_tensor(out, pairs.out[i], &tensor);
@@ -345,15 +350,11 @@ static int verify_output(struct conversion *request, rsd_checkpoint *in)
         return code;
     }
     progress_start(&progress, "verify", request->quiet);
-    rsd_prove_options options = {.struct_nbytes = sizeof options,
-                                 .pool = request->convert.pool,
-                                 .max_nbytes = request->convert.max_nbytes,
-                                 .on_progress = progress_report,
-                                 .context = &progress,
-                                 .transport = ranks_transport()};
-    rsd_status status = rsd_verify(out, &options, print_output_finding, request, &nfindings, NULL);
+    request->io.context = &progress;
+    rsd_status status =
+        rsd_verify(out, &request->io, print_output_finding, request, &nfindings, NULL);
     if (!status)
-        code = compare_digests(request, in, out, &options);
+        code = compare_digests(request, in, out);
     progress_end(&progress);
     if (status)
         code = cli_fail_status(verb, status);
@@ -396,16 +397,19 @@ static int explain_stop(const struct conversion *request, rsd_status status)
     return code;
 }
 
+/* Converts, verifies if requested, and prints the report. Returns the exit code. */
 static int convert_and_report(struct conversion *request, rsd_checkpoint *in)
 {
     struct progress_line progress;
     rsd_report report = {.struct_nbytes = sizeof report};
     progress_start(&progress, request->verb, request->quiet || request->convert.dry);
-    request->convert.choose = rsd_rules_map;
-    request->convert.choose_context = request->rules;
-    request->convert.on_progress = progress_report;
-    request->convert.context = &progress;
-    request->convert.transport = ranks_transport();
+    request->convert.map = rsd_rules_map;
+    request->convert.map_context = request->rules;
+    request->convert.io = &request->io;
+    request->io.struct_nbytes = sizeof request->io;
+    request->io.on_progress = progress_report;
+    request->io.context = &progress;
+    request->io.transport = ranks_transport();
     rsd_status status = rsd_convert(in, request->out, &request->convert, &report);
     progress_end(&progress);
     if (status)
@@ -437,6 +441,7 @@ static int check_verify(const struct conversion *request)
     return GO_ON;
 }
 
+/* Prints a problem or a note of the rules. */
 static rsd_status print_rule_message(void *context, int32_t is_problem, const char *text)
 {
     const struct conversion *request = context;
@@ -447,6 +452,7 @@ static rsd_status print_rule_message(void *context, int32_t is_problem, const ch
     return RSD_OK;
 }
 
+/* Prints all problems of the rules for this input. Returns GO_ON, or EXIT_CANNOT if there are any. */
 static int check_rules(struct conversion *request, rsd_checkpoint *in)
 {
     int64_t nproblems = 0;
@@ -455,6 +461,7 @@ static int check_rules(struct conversion *request, rsd_checkpoint *in)
     return status ? cli_fail_status(request->verb, status) : nproblems ? EXIT_CANNOT : GO_ON;
 }
 
+/* Collective. Checks on each rank return GO_ON or an exit code; ranks_agree compares them before the work starts. */
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;
@@ -475,11 +482,11 @@ int conversion_run(struct conversion *request)
         code = input_check_files(request->verb, request->in, in, NULL, NULL);
     if (!code)
         code = cli_fail_status(request->verb,
-                               rsd_pool_new((int32_t)request->threads, &request->convert.pool));
+                               rsd_pool_new((int32_t)request->threads, &request->io.pool));
     code = ranks_agree(request->verb, code);
     if (!code)
         code = convert_and_report(request, in);
-    rsd_pool_free(request->convert.pool);
+    rsd_pool_free(request->io.pool);
     rsd_checkpoint_close(in);
     return code;
 }

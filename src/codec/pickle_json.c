@@ -134,6 +134,7 @@ static void add_json_float(struct text *out, double value)
 
 static bool add_json_value(struct plain_writer *w, pickle_node c, int depth);
 
+/* Adds the key of a dict as JSON text. Returns false if it is not a string, number, boolean or None. */
 static bool add_json_key(struct plain_writer *w, pickle_node key)
 {
     struct slice text = pickle_text(w->tree, key);
@@ -287,11 +288,12 @@ static bool add_pickle_number(struct plain_writer *w, pickle_node c)
     if (text.nbytes > 255)
         return false;
     pickle_write_op(w->pickle, "\x8a");
-    pickle_write_number(w->pickle, text.nbytes, 1);
+    bytes_put_number(w->pickle, text.nbytes, 1);
     bytes_put(w->pickle, text.bytes, text.nbytes);
     return true;
 }
 
+/* Adds a list or tuple. */
 static bool add_pickle_items(struct plain_writer *w, pickle_node c, int depth)
 {
     bool tuple = pickle_kind(w->tree, c) == NODE_TUPLE;

@@ -274,6 +274,7 @@ enum { FILE_NAME_NCHARS = 96 };
 struct format_writer {
     const char *marker;                /* the file that finish writes */
     const char *suffix_until_complete; /* of file names, if readers need no marker; else "" */
+    const char *const *file_suffixes;  /* of outputs that are one file; NULL: none */
     bool wide_first;  /* tensors of a file are sorted: the widest elements first, then by name */
     bool fills_files; /* tensors that are not cut fill one file after the other */
 
@@ -300,6 +301,9 @@ struct format_writer {
 
 const struct format *format_find(rsd_format id); /* NULL: there is no such format */
 bool format_is_marker(const char *name);         /* of any format */
+
+/* Returns whether an output path names one file of the format, by its suffix. */
+bool format_names_file(rsd_format id, const char *path);
 
 /* Finds the format of the files at a path, and reads what they hold. `listing` is that of the directory, or
  * has the one file that the path names. */

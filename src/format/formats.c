@@ -41,6 +41,16 @@ bool format_is_marker(const char *name)
     return false;
 }
 
+bool format_names_file(rsd_format id, const char *path)
+{
+    const struct format *format = format_find(id);
+    const char *const *suffix = format && format->writer ? format->writer->file_suffixes : NULL;
+    for (; suffix && *suffix; suffix++)
+        if (has_suffix(path, *suffix))
+            return true;
+    return false;
+}
+
 /* ---- finding out ---- */
 
 /* What the surest format says of the files in a directory. */
@@ -49,6 +59,7 @@ struct format_guess {
     int sureness;
 };
 
+/* Returns the format that is surest of a file in the listing. `wanted` 0: any format. */
 static struct format_guess guess_format(const struct store_listing *listing, struct slice start,
                                         rsd_format wanted)
 {

@@ -6,7 +6,7 @@
 
 extern const struct format format_dcp, format_safetensors, format_torch_save, format_dtensor,
     format_zero, format_megatron;
-extern const struct format_writer dcp_writer, safetensors_writer;
+extern const struct format_writer dcp_writer, safetensors_writer, torch_save_writer;
 
 /* How sure a format is that a file belongs to it. The best sign in a directory decides. */
 enum sureness {
@@ -30,6 +30,9 @@ enum sureness {
 
 /* Adds the files that an index.json names to the store, each once. */
 rsd_status index_add_files(struct store *store, uint32_t index);
+
+/* Writes the index of whole tensors in several files. */
+rsd_status index_write(const struct manifest *manifest, struct store *store, const char *name);
 
 /* ---- catalog.c ---- */
 

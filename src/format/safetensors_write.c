@@ -76,6 +76,7 @@ static void add_piece_list(struct text *out, const struct catalog *catalog,
     text_add(out, "]");
 }
 
+/* Adds an object that maps names to the positions of their shards: of torch, or with `ours` of this library. */
 static void add_places(struct text *out, const struct catalog *catalog,
                        const struct file_places *places, bool ours)
 {
@@ -112,6 +113,7 @@ static rsd_status add_nested(struct text *out, const char *key, struct text *nes
     return RSD_OK;
 }
 
+/* Adds the positions of shards to the metadata of a header, for torch and for this library. */
 static rsd_status add_sharding(struct text *out, const struct catalog *catalog,
                                const struct file_places *places)
 {
@@ -137,6 +139,7 @@ static rsd_status add_sharding(struct text *out, const struct catalog *catalog,
 
 /* ---- one header ---- */
 
+/* Adds one array to a header. Returns an error for a name or dtype that the format does not have. */
 static rsd_status add_header_entry(struct text *out, const struct array_place *place,
                                    uint64_t begin, uint64_t nbytes)
 {
@@ -160,6 +163,7 @@ static rsd_status add_header_entry(struct text *out, const struct array_place *p
     return RSD_OK;
 }
 
+/* Makes the header of a file, and sets the offsets of its items and its length. */
 static rsd_status make_header(struct manifest *manifest, struct manifest_file *file,
                               const struct file_places *places)
 {
@@ -189,7 +193,7 @@ static rsd_status make_header(struct manifest *manifest, struct manifest_file *f
     if (!status && text.length > MAX_HEADER_NBYTES)
         status = fail(RSD_ELIMIT, "%s: header of %zu bytes exceeds the limit of %d bytes",
                       file->name, text.length, (int)MAX_HEADER_NBYTES);
-    pickle_write_number(&file->header, text.length, 8);
+    bytes_put_number(&file->header, text.length, 8);
     bytes_put(&file->header, text.chars, text.length);
     if (!status && (text.failed || file->header.failed))
         status = fail(RSD_ENOMEM, "no memory for a header");
@@ -277,30 +281,6 @@ static rsd_status safetensors_place(struct manifest *manifest)
     return status;
 }
 
-static rsd_status make_index(const struct manifest *manifest, struct text *out)
-{
-    const struct catalog *catalog = &manifest->catalog;
-    uint64_t total = 0;
-    bool first = true;
-    for (size_t t = 0; t < catalog->ntensors; t++)
-        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++)
-            total += box_nbytes(catalog, &catalog->tensors[t], box);
-    text_add(out, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
-             (unsigned long long)total);
-    for (size_t t = 0; t < catalog->ntensors; t++) {
-        const struct stored_tensor *tensor = &catalog->tensors[t];
-        if (tensor->nboxes == 0)
-            continue;
-        text_add(out, "%s\n    ", first ? "" : ",");
-        add_json_name(out, tensor->name);
-        text_add(out, ": ");
-        add_json_name(out, manifest->files[catalog->extents[tensor->first_extent].file].name);
-        first = false;
-    }
-    text_add(out, "\n  }\n}\n");
-    return out->failed ? fail(RSD_ENOMEM, "no memory for an index") : RSD_OK;
-}
-
 /* ---- the writer ---- */
 
 static rsd_status safetensors_check(const rsd_convert_options *options, bool one_file)
@@ -325,14 +305,9 @@ static void safetensors_name_file(const struct manifest *manifest, size_t file, 
 /* Writes an index if whole tensors are in several files. Shards need none. */
 static rsd_status safetensors_finish(const struct manifest *manifest, struct store *store)
 {
-    struct text text = {0};
-    if (manifest->files_of != FILES_OF_TENSORS || manifest->nfiles == 1)
-        return RSD_OK;
-    rsd_status status = make_index(manifest, &text);
-    if (!status)
-        status = store_put(store, safetensors_writer.marker, text.chars, text.length);
-    text_drop(&text);
-    return status;
+    return manifest->files_of == FILES_OF_TENSORS && manifest->nfiles > 1
+               ? index_write(manifest, store, safetensors_writer.marker)
+               : RSD_OK;
 }
 
 const struct format_writer safetensors_writer = {.marker = "model.safetensors.index.json",

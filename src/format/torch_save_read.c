@@ -212,4 +212,5 @@ const struct format format_torch_save = {.id = RSD_FORMAT_TORCH_SAVE,
                                          .name = "torch.save",
                                          .probe = torch_save_probe,
                                          .open = torch_save_open,
-                                         .locate = catalog_locate};
+                                         .locate = catalog_locate,
+                                         .writer = &torch_save_writer};

@@ -2,7 +2,6 @@
 import os
 import signal
 import tempfile
-import threading
 import unittest
 from collections import OrderedDict
 
@@ -10,6 +9,7 @@ import numpy as np
 import reshard
 import tap
 from reshard import Local, saving, states
+from test_transports import Mailbox, Post, on_every_rank
 
 WHOLE = np.arange(96, dtype="f4").reshape(12, 8)
 
@@ -92,22 +92,43 @@ class States(unittest.TestCase):
             self.assertTrue((parts[0].arrays == WHOLE[2:4]).all() and (parts[1].arrays == WHOLE[9:, 1:2]).all())
 
     def test_ranks(self):
-        """every rank saves its part, and one of them publishes"""
-        def save(rank):
-            reshard.save(self.path, {"w": WHOLE[6 * rank:6 * rank + 6], "same": WHOLE, "step": 3}, rank=rank, nranks=2,
-                         layouts={"w": "f32[12,8] @ 2:S0"}, compress="zstd:5")
+        """ranks save, load, convert and verify together over a transport"""
+        post, other, loaded = Post(2), self.path + ".dcp", []
+        layouts = {"w": "f32[12,8] @ 2:S0"}
 
-        threads = [threading.Thread(target=save, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        with self.assertRaises(FileNotFoundError):
-            reshard.open(self.path)
-        reshard.publish(self.path, 2)
+        def work(rank):
+            transport = Mailbox(post, rank)
+            state = {"w": WHOLE[6 * rank:6 * rank + 6], "same": WHOLE, "step": 3}
+            saved = reshard.save(self.path, state, layouts=layouts, compress="zstd:5", transport=transport)
+            reshard.save_start(self.path, state, layouts=layouts, overwrite=True, transport=transport).wait()
+            mine = {"w": np.zeros((12, 4), "f4"), "step": 0}
+            with reshard.open(self.path) as checkpoint:
+                checkpoint.load(mine, layouts={"w": "f32[12,8] @ 2:S1"}, transport=transport)
+            loaded.append((rank, mine))
+            reshard.convert(self.path, other, mesh=2, place="R", transport=transport, timeout=60)
+            digests = reshard.digest(other, transport=transport)
+            return (saved.nfiles_written, sorted(digests), reshard.diff(self.path, other, transport=transport),
+                    reshard.verify(other, transport=transport))
+
+        self.assertEqual(on_every_rank(2, work), [(2, ["same", "w"], [], [])] * 2)
+        for rank, mine in loaded:
+            self.assertTrue((mine["w"] == WHOLE[:, 4 * rank:4 * rank + 4]).all())
+            self.assertEqual(mine["step"], 3)
         with reshard.open(self.path) as checkpoint:
             self.assertTrue((checkpoint["w"][:] == WHOLE).all() and (checkpoint["same"][:] == WHOLE).all())
             self.assertEqual(checkpoint.plain_values["step"], 3)
+
+    def test_ranks_differ(self):
+        """ranks that save different values all fail, and nothing is published"""
+        post = Post(2)
+
+        def work(rank):
+            reshard.save(self.path, {"w": WHOLE, "step": rank}, transport=Mailbox(post, rank))
+
+        for error in on_every_rank(2, work):
+            self.assertIsInstance(error, reshard.MismatchError)
+            self.assertIn("rank 1", str(error))
+        self.assertFalse(os.path.exists(self.path))
 
     def test_levels(self):
         """levels of zstd that there are, and others refused before anything is written"""

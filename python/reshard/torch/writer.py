@@ -294,9 +294,8 @@ class Writer(FileSystemWriter):
                                data=one.tensor.data_ptr() or None)
                 made.kept = one.tensor
             structs.append(made)
-        call, places = local.Call(), (C.c_uint64 * max(1, 2 * len(data)))()
-        options = _c.ItemsOptions(pool=pool.handle, offset=offset, compress=self._level,
-                                  sync=self.sync_files and last, **call.options)
+        call, places = local.Call(pool=pool), (C.c_uint64 * max(1, 2 * len(data)))()
+        options = _c.ItemsOptions(offset=offset, compress=self._level, sync=self.sync_files and last, io=call.io)
         call(_c.lib.rsd_dcp_write_items, _c.path_bytes(path), len(data), _c.packed(_c.Item, structs),
              C.byref(options), places)
         return [(places[2 * i], places[2 * i + 1]) for i in range(len(data))]
