@@ -391,6 +391,7 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
 {
     struct conversion_run c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
     TRY(options_copy("rsd_convert_options", options, &c.options, sizeof c.options));
+    c.one_file = c.one_file || format_names_file(c.options.format, out);
     TRY(operation_open(&c.operation, c.options.io, report));
     rsd_status status = agree_on_conversion(&c, convert_prepare(&c));
     if (!status)

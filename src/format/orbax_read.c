@@ -263,8 +263,10 @@ static bool orbax_probe_below(struct store *store, const struct store_listing *l
            find_last_step(store, listing, &last) != DIRECTORY_OTHER;
 }
 
-static rsd_status orbax_open(struct store *store, struct catalog *catalog)
+static rsd_status orbax_open(struct store *store, struct catalog *catalog,
+                             const rsd_open_options *options)
 {
+    (void)options;
     struct store_listing listing;
     if (strstr(store->path, unfinished))
         return fail(RSD_EFORMAT, "%s is not finished, as its name says", store->path);
