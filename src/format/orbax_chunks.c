@@ -208,8 +208,8 @@ static rsd_status add_shard(struct catalog *catalog, struct key_list *keys, size
     const struct zarr_array *zarr = &array->zarr;
     int64_t count[RSD_MAX_DIMS], n = 1, filled = 0;
     unsigned char *index;
-    for (int32_t d = 0; d < zarr->ndim; d++) {
-        count[d] = zarr->chunk[d] / zarr->inner[d];
+    for (int32_t d = 0; d < RSD_MAX_DIMS; d++) {
+        count[d] = d < zarr->ndim ? zarr->chunk[d] / zarr->inner[d] : 1;
         n *= count[d];
     }
     TRY(load_index(keys, key, zarr, n, &index));
@@ -263,8 +263,8 @@ rsd_status orbax_add_boxes(struct catalog *catalog, struct key_list *keys,
     int64_t count[RSD_MAX_DIMS], all = 1, next = 0;
     TRY(add_described(catalog, &described, &array->chunks));
     array->fill = UINT32_MAX;
-    for (int32_t d = 0; d < zarr->ndim; d++)
-        all *= count[d] = zarr_grid_count(zarr, d);
+    for (int32_t d = 0; d < RSD_MAX_DIMS; d++)
+        all *= count[d] = d < zarr->ndim ? zarr_grid_count(zarr, d) : 1;
     for (size_t i = 0; i < n; i++) {
         TRY(add_absent_chunks(catalog, keys, array, count, next, chunks[i].index));
         next = chunks[i].index + 1;
