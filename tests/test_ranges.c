@@ -1,5 +1,5 @@
 /* test_ranges.c - ranges of elements in row-major order become boxes: of any shape and range, each element is in
- * one box, in order, and the boxes are as few as they can be said to be. */
+ * one box, in order, and the boxes are as few as they can be stated to be. */
 #include "layout.h"
 #include "random.h"
 #include "tap.h"

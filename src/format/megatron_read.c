@@ -389,7 +389,7 @@ static rsd_status add_model_value(struct torch_visit *visit, pickle_node c)
     return torch_visit_add_value(visit, c);
 }
 
-static rsd_status add_tensors(struct megatron_reader *reader, struct torch_visit *visit)
+static rsd_status add_megatron_tensors(struct megatron_reader *reader, struct torch_visit *visit)
 {
     visit->context = reader;
     visit->on_tensor = add_megatron_tensor;
@@ -514,7 +514,7 @@ static rsd_status read_ranks(struct megatron_reader *reader)
             TRY(read_rank(reader, i, count_layers, false));
     TRY(check_layers(reader));
     for (size_t i = 0; i < reader->files.n; i++)
-        TRY(read_rank(reader, i, add_tensors, i == 0));
+        TRY(read_rank(reader, i, add_megatron_tensors, i == 0));
     rsd_status status = rank_parts_finish(&reader->parts, &hole, box);
     if (!status && hole != SIZE_MAX)
         status =

@@ -202,8 +202,8 @@ static rsd_status add_shard_chunk(struct catalog *catalog, struct orbax_array *a
     return add_chunk_box(catalog, array, key, lo, offset, nbytes);
 }
 
-static rsd_status add_shard(struct catalog *catalog, struct key_list *keys, size_t key,
-                            struct orbax_array *array, const int64_t *origin)
+static rsd_status add_orbax_shard(struct catalog *catalog, struct key_list *keys, size_t key,
+                                  struct orbax_array *array, const int64_t *origin)
 {
     const struct zarr_array *zarr = &array->zarr;
     int64_t count[RSD_MAX_DIMS], n = 1, filled = 0;
@@ -237,7 +237,7 @@ static rsd_status add_key_boxes(struct catalog *catalog, struct key_list *keys,
     }
     TRY(key_list_find_value(keys, chunk->key));
     if (zarr->sharded)
-        return add_shard(catalog, keys, chunk->key, array, lo);
+        return add_orbax_shard(catalog, keys, chunk->key, array, lo);
     const struct stored_key *key = &keys->list[chunk->key];
     return add_chunk_box(catalog, array, key, lo, 0, key->value_nbytes);
 }

@@ -66,7 +66,7 @@ struct shared_names {
     size_t nplaces;
 };
 
-static int compare_places(const void *a, const void *b)
+static int compare_vector_places(const void *a, const void *b)
 {
     const struct tied_place *x = a, *y = b;
     size_t n = x->key.nbytes < y->key.nbytes ? x->key.nbytes : y->key.nbytes;
@@ -105,7 +105,7 @@ static rsd_status read_places(struct zero_reader *reader, struct shared_names *s
         }
     }
     if (shared->nplaces > 1)
-        qsort(shared->places, shared->nplaces, sizeof *shared->places, compare_places);
+        qsort(shared->places, shared->nplaces, sizeof *shared->places, compare_vector_places);
     return RSD_OK;
 }
 
@@ -150,7 +150,7 @@ static struct zero_param *find_owner(struct zero_reader *reader, const struct sh
         return param;
     }
     if (shared->nplaces > 0 && find_place(reader, entry, &key))
-        place = bsearch(&key, shared->places, shared->nplaces, sizeof key, compare_places);
+        place = bsearch(&key, shared->places, shared->nplaces, sizeof key, compare_vector_places);
     return place ? place->param : NULL;
 }
 
