@@ -310,20 +310,24 @@ static void every_failure_of_items(enum kind kind)
 int main(void)
 {
     char folder[256];
-    static const char *const sources[] = {"values", "zstd", "hf_sharded"};
+    static const char *const sources[] = {
+        "values/ckpt",           "zstd/ckpt", "hf_sharded/ckpt", "../bad/good_ocdbt_inner",
+        "../bad/zarr_zstd_good",
+    };
     snprintf(folder, sizeof folder, "%s", folder_new("faults"));
     snprintf(target, sizeof target, "%s/target", folder);
     snprintf(part, sizeof part, "%s/target.reshard-part", folder);
     for (size_t i = 0; i < sizeof sources / sizeof *sources; i++)
         for (int kind = 0; kind < NKINDS; kind++) {
-            snprintf(source, sizeof source, "%s", golden_path(sources[i], "ckpt"));
+            bool whole = i == 1 || i > 2;
+            snprintf(source, sizeof source, "%s", golden_path(sources[i], ""));
             CASE("%s: every %s fails once", sources[i], kind_names[kind]);
             options =
                 (rsd_convert_options){.struct_nbytes = sizeof options,
-                                      .format = i == 1 ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP,
+                                      .format = whole ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP,
                                       .compress = i == 2 ? 1 : 0,
                                       .overwrite = 1,
-                                      .map = i == 1 ? NULL : choose_rows};
+                                      .map = whole ? NULL : choose_rows};
             every_failure((enum kind)kind, convert, false);
             if (i == 0)
                 every_failure((enum kind)kind, convert, true);

@@ -241,6 +241,31 @@ rsd_status save_write_files(struct operation *operation, const struct memory_man
                             struct writer *writer);
 void memory_manifest_drop(struct memory_manifest *items);
 
+/* ---- digest.c, digest_tensors.c ---- */
+
+/* The remainders of the bytes of a tensor that were added so far. Starts as {0}. */
+struct digest {
+    _Atomic uint64_t ecma, jones;
+};
+
+/* Adds n bytes, behind which `after` bytes of the tensor follow. Any thread. */
+void digest_add_bytes(struct digest *digest, const char *bytes, size_t n, uint64_t after);
+/* Adds rows in device memory, after the work of a stream of the caller, and waits. */
+rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
+                                  struct digest *digest);
+void digest_format(const struct digest *digest, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                   char text[RSD_DIGEST_NCHARS]);
+
+/* Digests that ranks compute together: what one rank sends, is added on rank 0, and replaces those of all. */
+struct digest_list {
+    struct digest *list;
+    size_t n;
+};
+rsd_status digest_list_put(const struct digest_list *digests, struct payload *payload);
+rsd_status digest_list_add(struct digest_list *digests, const struct payload *sent, size_t *at);
+rsd_status digest_list_replace(struct digest_list *digests, const struct payload *result,
+                               size_t *at);
+
 /* ---- convert_manifest.c, convert.c: from files ---- */
 
 struct conversion_run {

@@ -48,6 +48,7 @@ static rsd_status add_target(struct target_list *targets, const rsd_tensor_info 
     return RSD_OK;
 }
 
+/* Adds the target of one tensor of the input, as the map function of the caller chooses it. */
 static rsd_status map_tensor(struct conversion_run *c, struct target_list *targets, size_t index)
 {
     rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
@@ -152,6 +153,7 @@ static rsd_status make_value(struct conversion_run *c, const struct stored_value
     return RSD_OK;
 }
 
+/* Adds the values of the input to the manifest. Objects that the format cannot hold are left out. */
 static rsd_status copy_values(struct conversion_run *c, const int32_t *ranks)
 {
     const struct catalog *in = &c->in->catalog;
@@ -184,6 +186,7 @@ static rsd_status copy_values(struct conversion_run *c, const int32_t *ranks)
 
 /* ---- the manifest ---- */
 
+/* Adds all tensors and values, with the rank that writes each of them. */
 static rsd_status add_tensors_and_values(struct conversion_run *c,
                                          const struct target_list *targets, int64_t nranks)
 {
@@ -200,6 +203,7 @@ static rsd_status add_tensors_and_values(struct conversion_run *c,
     return status;
 }
 
+/* Adds the targets to the manifest: how many files there are, and what is in which file. */
 static rsd_status add_targets(struct conversion_run *c, struct target_list *targets)
 {
     const struct format_writer *writer = c->manifest.format->writer;
@@ -256,6 +260,7 @@ rsd_status convert_open_side_file(const char *path, struct store **store, uint32
     return status;
 }
 
+/* Checks that a side file exists, and that its name is not taken. */
 static rsd_status check_side_file(const struct conversion_run *c, int64_t index)
 {
     const char *path = c->options.side_files[index], *name = base_name(path);

@@ -44,6 +44,7 @@ static rsd_status partition_files(const struct conversion_run *c, struct job_lis
     return status;
 }
 
+/* Lists the items of the files that this rank writes, as one job each. */
 static rsd_status list_item_jobs(const struct conversion_run *c, const struct job_list *files,
                                  struct job_list *jobs)
 {
@@ -160,6 +161,7 @@ rsd_status convert_put_written(void *context, struct payload *own)
     return writer_put_files(&c->writer, true, own);
 }
 
+/* On rank 0: adds the CRCs that a rank has of items that several ranks wrote. */
 static rsd_status take_split_items(struct conversion_run *c, const struct payload *sent, size_t *at)
 {
     uint64_t n;

@@ -169,6 +169,7 @@ static rsd_status list_rank_boxes(struct rank_shards *all, const rsd_layout *lay
     return RSD_OK;
 }
 
+/* Adds the boxes of all ranks of a tensor, each box once with its holders. */
 static rsd_status dedup_tensor(struct dedup_state *state, size_t tensor)
 {
     const rsd_layout *layout = state->input->targets[tensor].layout;
@@ -268,6 +269,7 @@ rsd_status target_add_tensor(const struct target *target, struct manifest *manif
     return catalog_copy_text(catalog, target->path, &catalog->tensors[i].path);
 }
 
+/* Adds the tensors and their boxes to the manifest, in the file of the rank that writes each box. */
 static rsd_status add_tensors(struct dedup_state *state, struct manifest *manifest)
 {
     if (state->nboxes > 1)

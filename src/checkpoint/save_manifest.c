@@ -14,6 +14,7 @@ struct saved_tensors {
     size_t ngiven, n;
 };
 
+/* Finds or adds the target of a tensor of the caller. EMISMATCH: it was passed before with another layout. */
 static rsd_status add_saved_tensor(struct saved_tensors *tensors, struct string_map *known,
                                    const rsd_tensor *tensor, size_t *number)
 {
@@ -31,6 +32,7 @@ static rsd_status add_saved_tensor(struct saved_tensors *tensors, struct string_
     return string_map_add(known, name, *number);
 }
 
+/* Lists the tensors of the caller, and the target of each. */
 static rsd_status list_saved_tensors(struct saved_tensors *tensors, int64_t given_n,
                                      const rsd_tensor *given)
 {
@@ -62,6 +64,7 @@ static void drop_saved_tensors(struct saved_tensors *tensors)
 
 /* ---- the manifest ---- */
 
+/* Adds a value to the file of a rank. */
 static rsd_status add_value(struct manifest *manifest, const rsd_value *value, int32_t rank)
 {
     struct catalog *catalog = &manifest->catalog;
@@ -77,6 +80,7 @@ static rsd_status add_value(struct manifest *manifest, const rsd_value *value, i
     return status == RSD_EFORMAT ? RSD_EINVAL : status;
 }
 
+/* Adds the values of the caller, in the files of the given ranks. */
 static rsd_status add_saved_values(struct manifest *manifest, const rsd_save_options *options,
                                    const int32_t *ranks)
 {
@@ -98,6 +102,7 @@ static rsd_status add_saved_values(struct manifest *manifest, const rsd_save_opt
     return RSD_OK;
 }
 
+/* Makes the manifest of a save: which rank writes which box and value, and where. */
 static rsd_status make_saved_manifest(struct manifest *manifest,
                                       const struct saved_tensors *tensors,
                                       const rsd_save_options *options)
@@ -144,6 +149,7 @@ static size_t find_extent(const struct catalog *catalog, const struct stored_ten
     return found ? low : SIZE_MAX;
 }
 
+/* Sets the memory of the boxes of one tensor of the caller. */
 static rsd_status find_memory(struct memory_manifest *items, const struct saved_tensors *tensors,
                               size_t given)
 {

@@ -33,6 +33,7 @@ static bool find_dense_order(int32_t ndim, const int64_t *shape, const int64_t *
     return true;
 }
 
+/* Checks the shape, the strides and the pointer of an item. */
 static rsd_status check_item(const rsd_item *item)
 {
     rsd_layout *checked;
@@ -73,6 +74,7 @@ static rsd_status add_bytes_item(struct item_list *list, const rsd_item *item, s
     return RSD_OK;
 }
 
+/* Adds a tensor. If its memory is dense in some order of dims, it is written in that order, with its strides. */
 static rsd_status add_tensor_item(struct item_list *list, const rsd_item *item, struct slice name)
 {
     struct manifest *manifest = &list->items.manifest;
@@ -109,6 +111,7 @@ static rsd_status add_tensor_item(struct item_list *list, const rsd_item *item, 
     return RSD_OK;
 }
 
+/* Lists the items, which follow each other in the file from `offset` on. */
 static rsd_status list_items(struct item_list *list, size_t n, const rsd_item *given,
                              const char *file, uint64_t offset)
 {
@@ -143,6 +146,7 @@ static rsd_status list_items(struct item_list *list, size_t n, const rsd_item *g
 
 /* ---- writing ---- */
 
+/* Writes the items into a file of the directory, in place. */
 static rsd_status write_listed_items(struct operation *operation, struct item_list *list,
                                      const char *directory, bool sync)
 {
@@ -172,6 +176,7 @@ static void copy_extents(const struct item_list *list, size_t n, uint64_t *place
     }
 }
 
+/* Checks the arguments, lists the items and writes them. */
 static rsd_status write_items(struct operation *operation, struct item_list *list, const char *path,
                               int64_t n, const rsd_item *items, const rsd_items_options *options)
 {

@@ -119,6 +119,7 @@ static rsd_status compress_item(struct writer *writer, struct extent *extent,
 
 /* ---- values ---- */
 
+/* Copies the item of a value from the input, block by block. */
 static rsd_status copy_value(struct writer *writer, const struct stored_value *to,
                              const struct stored_value *from)
 {
@@ -139,6 +140,7 @@ static rsd_status copy_value(struct writer *writer, const struct stored_value *t
     return status;
 }
 
+/* Writes the item of a value: copied, or made from its pickle, compressed if the file is. */
 static rsd_status write_value(struct writer *writer, size_t i)
 {
     struct stored_value *to = &writer->manifest->catalog.values[i];
@@ -166,6 +168,7 @@ static rsd_status write_value(struct writer *writer, size_t i)
 
 /* ---- files ---- */
 
+/* Creates a file of the output, with its values. */
 static rsd_status create_file(struct writer *writer, uint32_t file)
 {
     const struct manifest *manifest = writer->manifest;
@@ -193,6 +196,7 @@ static rsd_status ensure_created(struct writer *writer, uint32_t file)
     return status;
 }
 
+/* Writes the header of a file whose items are complete, flushes it, and adds it to the journal. */
 static rsd_status complete_file(struct writer *writer, uint32_t file)
 {
     struct manifest_file *about = &writer->manifest->files[file];
@@ -301,6 +305,7 @@ static rsd_status make_frame(const struct writer *writer, size_t tensor, size_t 
     return manifest->format->writer->frame(manifest, tensor, box, head, tail);
 }
 
+/* Starts the stream of a compressed item with what is before the bytes of its tensor. */
 static rsd_status begin_compressed(struct writer *writer, size_t index, size_t box,
                                    struct extent *extent)
 {
@@ -402,6 +407,7 @@ static rsd_status write_rows(struct writer *writer, const struct sink *sink, con
     return RSD_OK;
 }
 
+/* Writes a block of a box to its item. It is the function of the sinks of writer_begin_item. */
 static rsd_status write_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
                               const int64_t *len, const char *block)
 {

@@ -218,7 +218,13 @@ rsd_status transfer_start(struct transfer *transfer, const struct catalog *catal
 
 void transfer_add_sink(struct transfer *transfer, const struct sink *sink)
 {
-    transfer->sinks[transfer->nsinks++] = *sink;
+    struct sink *added = &transfer->sinks[transfer->nsinks++];
+    *added = *sink;
+    added->on_device = sink->kind == SINK_MEMORY && tile_device_has(sink->memory, &added->device);
+    if (added->on_device) {
+        transfer->on_device = true;
+        transfer->device = added->device;
+    }
 }
 
 /* Makes the layout of all sinks. */
@@ -287,8 +293,11 @@ static rsd_status add_only_piece(struct transfer *transfer, uint64_t max_nbytes)
     const struct sink *sink = &transfer->sinks[0];
     rsd_piece piece = {.nbytes = box_volume(transfer->ndim, sink->len) *
                                  (int64_t)transfer->element_nbytes};
+    const struct stored_array *array = &transfer->sources[0].array;
+    bool read =
+        !array->memory || array->stream; /* a fill value may be that of any number of elements */
     transfer->nsources = 1;
-    if (piece.nbytes > 0) {
+    if (piece.nbytes > 0 && read) {
         box_set(&piece.box, transfer->ndim, sink->lo, sink->len);
         TRY(add_piece(transfer, &piece));
     }
@@ -315,6 +324,8 @@ rsd_status transfer_open_memory(struct transfer *transfer, const char *memory,
         return RSD_ENOMEM;
     source_in_memory(&transfer->sources[0], transfer->dtype, transfer->ndim, sink->lo, sink->len,
                      memory, strides);
+    transfer->on_device = transfer->sources[0].on_device;
+    transfer->device = transfer->sources[0].device;
     return add_only_piece(transfer, max_nbytes);
 }
 
