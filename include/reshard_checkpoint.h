@@ -286,7 +286,8 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
 rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
                       const rsd_io *io, char (*digests)[RSD_DIGEST_NCHARS], rsd_report *report);
 
-/* The digest of a dense row-major array in memory. */
+/* The digest of a dense row-major array in memory. If that is the memory of a CUDA device, the device computes the
+ * digest, after the work that its default stream has. */
 rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const void *array,
                             char digest[RSD_DIGEST_NCHARS]);
 

@@ -128,6 +128,28 @@ static void load_kinds(rsd_checkpoint *checkpoint, const struct problem *problem
     free(strides);
 }
 
+/* ---- digests ---- */
+
+static void digest_kinds(void)
+{
+    enum { MOST = 300000 };
+    static char bytes[MOST];
+    static const int64_t sizes[] = {0, 1, 7, 4096, 65537, MOST};
+    char expected[RSD_DIGEST_NCHARS], got[RSD_DIGEST_NCHARS];
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (char)random_below(&dice, 256);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int kind = 0; kind < NGPU_KINDS; kind++) {
+            void *there = gpu_new((enum gpu_kind)kind, MOST);
+            gpu_put((enum gpu_kind)kind, there, bytes, MOST);
+            OK(rsd_digest_array(RSD_U8, 1, &sizes[i], bytes, expected));
+            OK(rsd_digest_array(RSD_U8, 1, &sizes[i], there, got));
+            CHECK(strcmp(got, expected) == 0, "%lld bytes in memory of kind %d",
+                  (long long)sizes[i], kind);
+            gpu_free((enum gpu_kind)kind, there);
+        }
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -165,6 +187,8 @@ int main(int argc, char **argv)
                            (enum arrangement)(round % 3));
         rsd_checkpoint_close(checkpoint);
     }
+    CASE("an array has the same digest in any memory");
+    digest_kinds();
     drop_problems(problems);
     rsd_pool_free(pool);
     folder_remove(folder);

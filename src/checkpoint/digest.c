@@ -38,19 +38,50 @@ static void format_digest(const struct digest *digest, rsd_dtype dtype, int32_t 
     hash_text(hash, text);
 }
 
+static void digest_on_host(struct digest *digest, const char *array, uint64_t nbytes)
+{
+    enum { BLOCK = 1 << 20 }; /* both remainders while the block is in the cache */
+    for (uint64_t at = 0; at < nbytes; at += BLOCK) {
+        size_t n = nbytes - at < BLOCK ? (size_t)(nbytes - at) : BLOCK;
+        digest_bytes(digest, array + at, n, nbytes - at - n);
+    }
+}
+
+static rsd_status digest_on_device(struct digest *digest, int ordinal, const char *array,
+                                   uint64_t nbytes)
+{
+    enum { BLOCK = 1 << 30 };
+    struct cuda_device *device;
+    struct cuda_queue *queue;
+    uint64_t remainders[1][2] = {{0, 0}};
+    TRY(cuda_open_device(ordinal, &device));
+    TRY(cuda_queue_new(device, &queue));
+    rsd_status status = cuda_queue_follow(queue, NULL);
+    for (uint64_t at = 0; at < nbytes && !status; at += BLOCK) {
+        struct cuda_rows rows = {.address = array + at,
+                                 .run = nbytes - at < BLOCK ? (int64_t)(nbytes - at) : BLOCK};
+        rows.after = (int64_t)(nbytes - at) - rows.run;
+        status = cuda_digest(queue, &rows, 1, remainders, 1);
+    }
+    cuda_queue_free(queue);
+    digest->ecma = remainders[0][0];
+    digest->jones = remainders[0][1];
+    return status;
+}
+
 rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const void *array,
                             char text[RSD_DIGEST_NCHARS])
 {
-    enum { BLOCK = 1 << 20 }; /* both remainders while the block is in the cache */
     struct digest digest = {0};
+    int device;
     rsd_layout *checked;
     TRY(layout_start(dtype, ndim, shape, &checked));
     uint64_t all = (uint64_t)checked->volume * rsd_dtype_nbytes(dtype);
     rsd_layout_free(checked);
-    for (uint64_t at = 0; at < all; at += BLOCK) {
-        size_t n = all - at < BLOCK ? (size_t)(all - at) : BLOCK;
-        digest_bytes(&digest, (const char *)array + at, n, all - at - n);
-    }
+    if (all > 0 && tile_device_has(array, &device))
+        TRY(digest_on_device(&digest, device, array, all));
+    else
+        digest_on_host(&digest, array, all);
     format_digest(&digest, dtype, ndim, shape, text);
     return RSD_OK;
 }
