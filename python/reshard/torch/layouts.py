@@ -27,6 +27,15 @@ except ImportError:
     class _StridedShard:  # type: ignore[no-redef]
         """Stands for the class in versions without strided shards."""
 
+try:
+    from torch.distributed.tensor.placement_types import _MaskPartial
+except ImportError:
+    try:
+        from torch.distributed.tensor._ops._embedding_ops import _MaskPartial  # type: ignore[no-redef]
+    except ImportError:
+        class _MaskPartial:  # type: ignore[no-redef]
+            """Stands for the class in versions that have it elsewhere."""
+
 from .. import _c
 from ..errors import InvalidError, UnsupportedError
 from ..layout import (Box, Layout, Mesh, Partial, Placement, Replicate, Shard, Strided)
@@ -78,7 +87,7 @@ def placement_of(placement: Any, ndim: int) -> Placement:
         return Shard(_dim(placement.dim, ndim))
     if placement.is_replicate():
         return Replicate()
-    if type(placement) is dt.Partial:
+    if type(placement) in (dt.Partial, _MaskPartial):
         return Partial(_REDUCTIONS.get(placement.reduce_op, str(placement.reduce_op)))
     raise UnsupportedError(f"placement {placement} is not supported")
 
@@ -87,6 +96,11 @@ def _dim(dim: int, ndim: int) -> int:
     if not -ndim <= dim < ndim:
         raise InvalidError(f"Shard({dim}) out of range: the tensor has {ndim} dims")
     return dim % ndim
+
+
+def without_masks(found: Sequence[Any]) -> Tuple[Any, ...]:
+    """Returns placements where that of a sharded embedding is its Partial without the mask, which is a buffer."""
+    return tuple(dt.Partial(one.reduce_op) if isinstance(one, _MaskPartial) else one for one in found)
 
 
 def normalized(found: Sequence[Any], mesh: Any, ndim: int) -> Tuple[Any, ...]:
