@@ -19,6 +19,7 @@ from .. import _c, dtypes
 from ..carry import bind
 from ..errors import Error, InvalidError, MismatchError
 from ..plan import Plan
+from .layouts import mesh_ranks
 from .group import Group, check_initialized, forget_groups, has_host, is_made, made_group, ranks_of
 
 MAX_PLANS = 256
@@ -344,6 +345,6 @@ def _find_key(ranks: Tuple[int, ...], meshes: Sequence[Any]) -> Hashable:
     if ranks == tuple(range(dist.get_world_size())):
         return _key_of(None)
     for mesh in meshes:
-        if mesh.ndim == 1 and tuple(sorted(mesh.mesh.tolist())) == ranks:
+        if mesh.ndim == 1 and tuple(sorted(mesh_ranks(mesh))) == ranks:
             return _key_of(mesh.get_group())
     return _key_of_ranks(ranks)

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch.distributed._shard.sharding_spec import (ChunkShardingSpec, EnumerableShardingSpec,
                                                     ShardMetadata)
+from torch.utils._python_dispatch import _disable_current_modes
 
 try:
     from torch.distributed import tensor as dt
@@ -60,7 +61,8 @@ def mesh_key(mesh: Any) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
     its process groups."""
     found = _known.get(mesh)
     if found is None:
-        found = _known[mesh] = (tuple(mesh.mesh.shape), tuple(map(int, mesh.mesh.flatten().tolist())))
+        with _disable_current_modes():  # the ranks are a tensor with data, also in FakeTensor mode
+            found = _known[mesh] = (tuple(mesh.mesh.shape), tuple(map(int, mesh.mesh.flatten().tolist())))
     return found
 
 
@@ -74,9 +76,9 @@ def mesh_of(mesh: Any, numbers: Numbers = None) -> Mesh:
     ranks = [rank if numbers is None else numbers[rank] for rank in mesh_ranks(mesh)]
     names = mesh.mesh_dim_names
     try:
-        return Mesh.of(tuple(mesh.mesh.shape), None if names is None else list(names), ranks)
+        return Mesh.of(mesh_key(mesh)[0], None if names is None else list(names), ranks)
     except InvalidError:
-        return Mesh.of(tuple(mesh.mesh.shape), None, ranks)  # a name that is invalid in the notation
+        return Mesh.of(mesh_key(mesh)[0], None, ranks)  # a name that is invalid in the notation
 
 
 def placement_of(placement: Any, ndim: int) -> Placement:
@@ -155,7 +157,7 @@ def ordered_layout_on(dtype: Any, shape: Sequence[int], mesh: Any, found: Sequen
         return None
     if any(one.is_partial() for one in found):
         return None
-    orders = axis_orders(normalized(found, mesh, len(shape)), tuple(mesh.mesh.shape), len(shape))
+    orders = axis_orders(normalized(found, mesh, len(shape)), mesh_key(mesh)[0], len(shape))
     if orders is None:
         return None
     return Layout.by_dim(dtype, tuple(shape), mesh_of(mesh, numbers), orders)

@@ -111,8 +111,8 @@ def _nothing(ndim: int, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
 
 
 def _outside(x: Any, needs_grad: bool = False) -> Any:
-    """Replaces the local tensor of a rank outside of the mesh by an empty one, as in torch. If it needs a gradient it has
-    the dims of the DTensor, since the backward of to_local requires them; without dims it has one element."""
+    """Replaces the local tensor of a rank outside of the mesh by an empty one, as in torch. If it needs a gradient it
+    has the dims of the DTensor, since the backward of to_local requires them; without dims it has one element."""
     if x.device_mesh.get_coordinate() is None:
         x._local_tensor = x._local_tensor.new_zeros((0,) * x.ndim if needs_grad else OUTSIDE)
     return x
@@ -146,8 +146,8 @@ class _Moving:
         return any(isinstance(one, _StridedShard) for one in (*self.src_placements, *self.placements))
 
     def run(self, async_op: bool) -> Tuple[torch.Tensor, bool]:
-        """Collective. Returns this rank's part in the other layout, and whether the strided shards of the source are cut
-        left to right. With `to_plain`, those of the result are."""
+        """Collective. Returns this rank's part in the other layout, and whether the strided shards of the source are
+        cut left to right. With `to_plain`, those of the result are."""
         x, mesh, dtype, shape = self.x, self.mesh, self.dtype, self.shape
         home = home_of_ranks(self.ranks, (self.src_mesh, mesh))
         inside = self.src_mesh.get_coordinate() is not None
@@ -177,12 +177,18 @@ class _Moving:
         return later(made[0], pending) if made else _nothing(x.ndim, dtype), plain
 
     def move(self) -> Move:
-        """Returns the move as text. Strided shards are read as an order of axes where that is possible."""
-        numbers = {rank: number for number, rank in enumerate(self.ranks)}
-        sides = [ordered_layout_on(self.dtype, self.shape, mesh, placements, numbers)
-                 or layout_on(self.dtype, self.shape, mesh, placements, numbers)
-                 for mesh, placements in ((self.src_mesh, self.src_placements), (self.mesh, self.placements))]
-        return Move(self.ranks, *sides)
+        """Returns the move of the operator."""
+        return _move_of(self.dtype, self.shape, self.src_mesh, self.src_placements, self.mesh, self.placements)
+
+
+def _move_of(dtype: torch.dtype, shape: Sequence[int], src_mesh: Any, src_placements: Sequence[Any], mesh: Any,
+             placements: Sequence[Any]) -> Move:
+    """Returns a move. Strided shards are read as an order of axes where that is possible."""
+    ranks = union(mesh_ranks(src_mesh), mesh_ranks(mesh))
+    numbers = {rank: number for number, rank in enumerate(ranks)}
+    src, dst = (ordered_layout_on(dtype, shape, one, found, numbers) or layout_on(dtype, shape, one, found, numbers)
+                for one, found in ((src_mesh, src_placements), (mesh, placements)))
+    return Move(ranks, src, dst)
 
 
 def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, to_plain: bool,
@@ -244,10 +250,10 @@ class PartialTargetError(InvalidError, RuntimeError):
     """Raised for a target that is Partial where the input is not. Torch raises RuntimeError."""
 
 
-def _check_partial(x: Any, mesh: Any, placements: Sequence[Any]) -> None:
+def _check_partials(src_mesh: Any, src_placements: Sequence[Any], mesh: Any, placements: Sequence[Any]) -> None:
     for axis, one in enumerate(placements):
-        if one.is_partial() and (mesh != x.device_mesh or x.placements[axis] != one):
-            now = x.placements[axis] if mesh == x.device_mesh else "another mesh"
+        if one.is_partial() and (mesh != src_mesh or src_placements[axis] != one):
+            now = src_placements[axis] if mesh == src_mesh else "another mesh"
             raise PartialTargetError(f"Can not redistribute from {now} to {one}: which rank holds "
                                      "which term is not defined")
 
@@ -266,12 +272,53 @@ def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional
     if not isinstance(x, DTensor):
         raise InvalidError(f"a {type(x).__name__} is not a DTensor")
     mesh = x.device_mesh if device_mesh is None else device_mesh
+    if torch.compiler.is_dynamo_compiling():
+        return _compiled(x, mesh, placements, forward_dtype)
     made = _mesh_and_placements(mesh, placements, x.ndim)
-    _check_partial(x, mesh, made)
+    _check_partials(x.device_mesh, x.placements, mesh, made)
     if mesh != x.device_mesh and torch.is_grad_enabled():
         x = _with_grad(x, mesh)
     dtype = forward_dtype or x._local_tensor.dtype
     return _Redistribute.apply(x, mesh, made, dtype, dtype, backward_dtype, False, async_op)
+
+
+# ---- torch.compile ----
+
+
+def _constant(function: Any) -> Any:
+    """Marks a function whose result torch.compile takes as a constant, as torch._dynamo.assume_constant_result, which
+    takes seconds to import."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+@_constant
+def _targets(mesh: Any, placements: Optional[Sequence[Any]], src_mesh: Any, src_placements: Sequence[Any],
+             ndim: int) -> Tuple[Any, ...]:
+    made = _mesh_and_placements(mesh, placements, ndim)
+    _check_partials(src_mesh, src_placements, mesh, made)
+    return made
+
+
+@_constant
+def _text(dtype: torch.dtype, shape: Tuple[int, ...], src_mesh: Any, src_placements: Sequence[Any], mesh: Any,
+          placements: Sequence[Any]) -> str:
+    return _move_of(dtype, shape, src_mesh, src_placements, mesh, placements).text()
+
+
+def _compiled(x: Any, mesh: Any, placements: Optional[Sequence[Any]], dtype: Optional[torch.dtype]) -> Any:
+    """The same in terms that torch.compile understands: the local tensors, and the operator between them. The gradient
+    has the dtype of the result."""
+    src_mesh, before, shape = x.device_mesh, x.placements, tuple(x.shape)
+    made = _targets(mesh, placements, src_mesh, before, x.ndim)
+    if any(isinstance(one, _MaskPartial) for one in before):
+        return x.redistribute(mesh, made, forward_dtype=dtype)  # the mask is a buffer that torch fills
+    local = x.to_local(grad_placements=[dt.Replicate() if one.is_partial() else one for one in before])
+    if dtype is not None:
+        local = local.to(dtype)
+    if mesh != src_mesh or made != tuple(before):
+        local = operator(local, _text(local.dtype, shape, src_mesh, before, mesh, made))
+    return DTensor.from_local(local, mesh, made, run_check=False, shape=x.shape, stride=x.stride())
 
 
 def _with_grad(x: Any, mesh: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from ..plan import Plan
 from .bound import home_of_ranks
 
 try:
-    from torch.distributed._local_tensor import LocalTensor
+    from torch.distributed._local_tensor import LocalTensor, maybe_disable_local_tensor_mode
 except ImportError:  # an older torch
     LocalTensor = None  # type: ignore[assignment,misc]
 
@@ -107,12 +107,12 @@ def is_simulated(local: torch.Tensor) -> bool:
 
 def redistribute_simulated(local: Any, move: Move) -> Any:
     """Returns the local tensors of all ranks in another layout. Nothing is communicated."""
-    given = {rank: one.detach() for rank, one in local._local_tensors.items()}
-    src: List[torch.Tensor] = [given[move.ranks[one.rank]].contiguous() for one in move.src.arrays()]
-    made = Plan(move.src, move.dst).run(src, like="torch")
-    results = dict(zip((move.ranks[one.rank] for one in move.dst.arrays()), made))
-    dtype: Optional[torch.dtype] = made[0].dtype if made else None
-    return LocalTensor({rank: results.get(rank, one.new_empty(OUTSIDE, dtype=dtype)) for rank, one in given.items()})
+    with maybe_disable_local_tensor_mode():
+        given = {rank: one.detach() for rank, one in local._local_tensors.items()}
+        src: List[torch.Tensor] = [given[move.ranks[one.rank]].contiguous() for one in move.src.arrays()]
+        made = Plan(move.src, move.dst).run(src, like="torch")
+        results = dict(zip((move.ranks[one.rank] for one in move.dst.arrays()), made))
+        return LocalTensor({rank: results.get(rank, one.new_empty(OUTSIDE)) for rank, one in given.items()})
 
 
 def union(*lists: Sequence[int]) -> Tuple[int, ...]:

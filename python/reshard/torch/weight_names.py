@@ -133,8 +133,8 @@ def combined(stated: Sequence[Dict[str, Any]], side: str) -> Side:
                 first, ranks = whole.setdefault(name, (kind, []))
                 ranks.append(rank)
                 if kind != first:
-                    raise MismatchError(f"{name} is {_word(first)} on rank {ranks[0]} of the {side}, and {_word(kind)} on "
-                                        f"rank {rank}")
+                    raise MismatchError(f"{name} is {_word(first)} on rank {ranks[0]} of the {side}, and "
+                                        f"{_word(kind)} on rank {rank}")
             else:
                 texts, first_rank = fits.setdefault(name, (about["fits"], rank))
                 common = [text for text in texts if text in about["fits"]]
@@ -143,8 +143,8 @@ def combined(stated: Sequence[Dict[str, Any]], side: str) -> Side:
                                         f"{about['fits'][0]} on rank {rank}")
                 fits[name] = (common, first_rank)
             if name in whole and name in fits:
-                raise MismatchError(f"{name} is a whole tensor on rank {whole[name][1][0]} of the {side}, and has a layout "
-                                    f"on rank {fits[name][1]}")
+                raise MismatchError(f"{name} is a whole tensor on rank {whole[name][1][0]} of the {side}, and has a "
+                                    f"layout on rank {fits[name][1]}")
         for names in one[side]["tied"]:
             tied[names[0]] = names
     layouts = {name: Layout(texts[0]) for name, (texts, _) in fits.items()}
@@ -193,13 +193,14 @@ def _fused_layout(target: str, layout: Layout, dim: int, lengths: Sequence[int])
     if not cuts or placements[cuts[0]].kind == _c.SEGMENTED:
         return layout
     if len(cuts) > 1 or placements[cuts[0]].kind != _c.SHARD:
-        raise UnsupportedError(f"{target} is fused along dim {dim}, which must be cut by one axis, as S({dim}): {layout}")
+        raise UnsupportedError(f"{target} is fused along dim {dim}, which must be cut by one axis, as "
+                               f"S({dim}): {layout}")
     made = list(placements)
     made[cuts[0]] = Segmented(dim, lengths)
     segmented = Layout.on(layout.dtype, layout.shape, mesh, made)
     if [one.shape for one in segmented.arrays()] != [one.shape for one in layout.arrays()]:
-        raise MismatchError(f"{target}: with sources of {list(lengths)} along dim {dim}, the layout {segmented} has arrays "
-                            f"of other shapes than {layout}")
+        raise MismatchError(f"{target}: with sources of {list(lengths)} along dim {dim}, the layout {segmented} has "
+                            f"arrays of other shapes than {layout}")
     return segmented
 
 
@@ -215,7 +216,8 @@ def matched(source: Side, target: Side, fuse: Mapping[str, Any], allow_missing: 
     """Returns which source goes where. MismatchError lists names that are missing, left over or tied."""
     for side, one in (("source", source), ("target", target)):
         if one.tied and not allow_tied:
-            raise MismatchError(f"the {side} has names that share memory: {_listed(one.tied[0])}; allow_tied permits it")
+            raise MismatchError(f"the {side} has names that share memory: {_listed(one.tied[0])}; allow_tied permits "
+                                "it")
     parts: List[Part] = []
     targets = dict(target.layouts)
     missing: List[str] = []

@@ -1,7 +1,6 @@
 """Updates of the weights of an inference engine from a trainer.
 
-    sync = reshard.torch.WeightSync(trainer.state_dict(), engine_tensors,
-                                    fuse={"*.qkv_proj.weight": ["*.q_proj.weight", "*.k_proj.weight", "*.v_proj.weight"]})
+    sync = reshard.torch.WeightSync(trainer.state_dict(), engine_tensors, fuse={"*.qkv": ["*.q", "*.k", "*.v"]})
     sync.update()                                 as often as wanted
     sync.verify()                                 both sides have the same elements
 
@@ -14,7 +13,6 @@ import hashlib
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
-import torch.distributed as dist
 
 from .. import _c, dtypes, memory
 from ..carry import Exec, bind
@@ -197,8 +195,9 @@ class WeightSync:
         for part in matching.parts:
             src, dst = sources[part.source], matching.targets[part.target]
             if src.dtype != dst.dtype and not (cast and {src.dtype, dst.dtype} <= _FLOATS):
-                raise MismatchError(f"{part.target} is {dst.dtype}, but its source {part.source} is {src.dtype}"
-                                    + ("; only floating-point numbers are converted" if cast else "; cast=True converts"))
+                why = "only floating-point numbers are converted" if cast else "cast=True converts"
+                raise MismatchError(f"{part.target} is {dst.dtype}, but its source {part.source} is {src.dtype}; "
+                                    f"{why}")
             if _nelements(src.shape):
                 yield from self._boxes(part, src, dst, ((0,) * src.ndim, src.shape))
 
