@@ -3,9 +3,9 @@
     view = memory.see(array, writable=True)
     view.address, view.dtype, view.shape, view.strides          strides in elements
 
-A view keeps its object alive. Memory is that of the host, or of a CUDA device. Raw bytes (bytes, bytearray, mmap: one dim of "B") stand for a dense array of any dtype
-and shape with the same number of bytes. Unsigned integers stand for a dtype of the same width that NumPy does not
-have.
+A view keeps its object alive. Memory is that of the host, or of a CUDA device. Raw bytes (bytes, bytearray, mmap: one
+dim of "B") stand for a dense array of any dtype and shape with the same number of bytes. Unsigned integers stand for a
+dtype of the same width that NumPy does not have.
 """
 from __future__ import annotations
 

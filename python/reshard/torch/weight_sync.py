@@ -126,6 +126,14 @@ class _Round:
         with self._home.transport.kept:
             _c.lib.rsd_exec_run(self._exec.handle, *self._pointers)
 
+    def fail(self) -> None:
+        """Makes the run fail on the other ranks too, which passing NULL does."""
+        try:
+            with self._home.transport.kept:
+                _c.lib.rsd_exec_run(self._exec.handle, *[_c.pointers([None] * len(side)) for side in self._arrays])
+        except Error:
+            pass
+
     def describe(self) -> str:
         return self._exec.describe()
 
@@ -169,7 +177,7 @@ class WeightSync:
                 own[side] = described(tensors, layouts or {}, self._home.numbers, self._rank)
             own["fuse"] = {name: [list(getattr(one, "names", one)), getattr(one, "dim", 0)]
                            for name, one in (fuse or {}).items()}
-        except Error as error:
+        except Exception as error:  # also those of a function that renames: all ranks must learn of it
             own["error"] = [number_of(error), str(error)]
         stated = exchanged(self._home.transport, own)
         self._check(stated)
@@ -254,7 +262,12 @@ class WeightSync:
 
     def update(self) -> None:
         """Copies all sources into their targets. Returns when they have arrived."""
-        self._check_memory()
+        try:
+            self._check_memory()
+        except InvalidError:
+            for one in self._rounds:
+                one.fail()
+            raise
         for one in self._rounds:
             one.run()
         for job in self._jobs:
@@ -274,7 +287,14 @@ class WeightSync:
     def verify(self) -> None:
         """Compares the elements of both sides by digests. MismatchError names the first target that differs, and the
         lowest rank that has it. No tensor is sent."""
-        self._check_memory()
+        own = ""
+        try:
+            self._check_memory()
+        except InvalidError as error:
+            own = str(error)
+        for rank, one in enumerate(exchanged(self._home.transport, own)):
+            if one:
+                raise InvalidError(one if rank == self._rank else f"rank {rank}: {one}")
         sent, received = (torch.zeros(len(self._jobs), self._home.nranks, 2, dtype=torch.int64) for _ in range(2))
         for number, job in enumerate(self._jobs):
             plan = Plan(job.src.layout.of_dtype(job.dst.layout.dtype), job.dst.layout)
