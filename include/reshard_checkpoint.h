@@ -55,6 +55,9 @@ typedef struct rsd_open_options {
     /* The one metadata file of a DCP directory to read, such as __3.metadata. NULL: .metadata, or all of
      * __0.metadata, __1.metadata, ... */
     const char *metadata;
+    /* 1: links in the directory may lead out of it. 0: only a link in a snapshot of a Hugging Face cache may,
+     * to a blob of the same cache. */
+    int32_t follow_links;
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
@@ -138,7 +141,8 @@ typedef struct rsd_io {
     void *context;                         /* of on_progress */
     const struct rsd_transport *transport; /* NULL: this process alone; else see 6.7 */
     double timeout; /* seconds without a heartbeat after which a rank counts as lost; 0: 300 */
-    void *stream;   /* of CUDA: its work is done before arrays on a device are used; NULL: the default stream */
+    /* A stream of CUDA, whose work is done before arrays on a device are used. NULL: the default stream. */
+    void *stream;
 } rsd_io;
 
 /* What a call did. Where it is an argument, NULL means that nobody needs it. */
@@ -253,6 +257,10 @@ typedef struct rsd_tensor_target {
 typedef rsd_status rsd_map_tensor(void *context, const rsd_tensor_info *tensor,
                                   rsd_tensor_target *target);
 
+/* Checks an output before it is put at its path. Collective, if the conversion is. A status other than RSD_OK
+ * ends the conversion, and nothing is put at the path. */
+typedef rsd_status rsd_check_output(void *context, rsd_checkpoint *output);
+
 typedef struct rsd_convert_options {
     size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
     rsd_format format;        /* RSD_FORMAT_DCP or RSD_FORMAT_SAFETENSORS; 0: safetensors */
@@ -268,6 +276,8 @@ typedef struct rsd_convert_options {
     rsd_map_tensor *map; /* called for every tensor in turn; NULL: all tensors as they are, whole */
     void *map_context;
     const rsd_io *io;
+    rsd_check_output *check; /* NULL: the output is not checked */
+    void *check_context;
 } rsd_convert_options;
 
 /* options and report may be NULL. For safetensors, a path that ends in .safetensors is one file. EEXIST:
@@ -286,8 +296,13 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
 rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
                       const rsd_io *io, char (*digests)[RSD_DIGEST_NCHARS], rsd_report *report);
 
-/* The digest of a dense row-major array in memory. If that is the memory of a CUDA device, the device computes the
- * digest, after the work that its default stream has. */
+/* digests[i] is the digest of tensors[i], in memory: the arrays of all ranks, or with a transport in io those of
+ * this rank. Every element is read once, by the lowest rank that has it, and nothing is gathered. Arrays on a
+ * CUDA device are read there. EMISMATCH: no array has some element. Since 0.2. */
+rsd_status rsd_digest_tensors(int64_t ntensors, const rsd_tensor *tensors, const rsd_io *io,
+                              char (*digests)[RSD_DIGEST_NCHARS]);
+
+/* The digest of a dense row-major array in memory, of the host or of a CUDA device. */
 rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const void *array,
                             char digest[RSD_DIGEST_NCHARS]);
 

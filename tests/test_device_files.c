@@ -1,10 +1,10 @@
 /* test_device_files.c - checkpoints of arrays on a GPU: the files are those of arrays in host memory, to the byte,
  * and they are loaded into memory of any kind, with any strides, and converted to the bits of the CPU. */
-#include "crew.h"
 #include "folder.h"
 #include "gpu.h"
 #include "random.h"
 #include "tap.h"
+#include "workers.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -130,24 +130,60 @@ static void load_kinds(rsd_checkpoint *checkpoint, const struct problem *problem
 
 /* ---- digests ---- */
 
-static void digest_kinds(void)
+/* Ranks that are threads, each with its arrays in memory of any kind. */
+static rsd_status digest_rank(struct worker *worker)
 {
-    enum { MOST = 300000 };
-    static char bytes[MOST];
-    static const int64_t sizes[] = {0, 1, 7, 4096, 65537, MOST};
-    char expected[RSD_DIGEST_NCHARS], got[RSD_DIGEST_NCHARS];
-    for (size_t i = 0; i < sizeof bytes; i++)
-        bytes[i] = (char)random_below(&dice, 256);
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        for (int kind = 0; kind < NGPU_KINDS; kind++) {
-            void *there = gpu_new((enum gpu_kind)kind, MOST);
-            gpu_put((enum gpu_kind)kind, there, bytes, MOST);
-            OK(rsd_digest_array(RSD_U8, 1, &sizes[i], bytes, expected));
-            OK(rsd_digest_array(RSD_U8, 1, &sizes[i], there, got));
-            CHECK(strcmp(got, expected) == 0, "%lld bytes in memory of kind %d",
-                  (long long)sizes[i], kind);
-            gpu_free((enum gpu_kind)kind, there);
+    const struct problem *problems = worker->task;
+    rsd_tensor tensors[NPROBLEMS];
+    char digests[NPROBLEMS][RSD_DIGEST_NCHARS];
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = &worker->transport};
+    for (int i = 0; i < NPROBLEMS; i++) {
+        int64_t first, n;
+        tensors[i] = problems[i].tensor;
+        rsd_layout_arrays_of(problems[i].from, worker->transport.rank, &first, &n);
+        tensors[i].rank = worker->transport.rank;
+        tensors[i].arrays += first;
+    }
+    rsd_status status = rsd_digest_tensors(NPROBLEMS, tensors, &io, digests);
+    for (int i = 0; i < NPROBLEMS && !status; i++)
+        worker_add_line(worker, digests[i]);
+    return status;
+}
+
+static void digest_kinds(struct problem *problems, rsd_checkpoint *checkpoint)
+{
+    char stored[NPROBLEMS][RSD_DIGEST_NCHARS], digests[NPROBLEMS][RSD_DIGEST_NCHARS],
+        all[4096] = "";
+    rsd_tensor tensors[NPROBLEMS];
+    struct gpu_memory there[NPROBLEMS];
+    struct problem on_gpu[NPROBLEMS];
+    OK(rsd_digest(checkpoint, 0, NULL, NULL, stored, NULL));
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < NPROBLEMS; i++) {
+            there[i] = gpu_memory_of(&problems[i].memory, any_kind, NULL);
+            gpu_memory_put(&there[i], &problems[i].memory);
+            on_gpu[i] = problems[i];
+            on_gpu[i].tensor.arrays = there[i].array;
+            tensors[i] = round == 0 ? problems[i].tensor : on_gpu[i].tensor;
         }
+        OK(rsd_digest_tensors(NPROBLEMS, tensors, NULL, digests));
+        all[0] = '\0';
+        for (int i = 0; i < NPROBLEMS; i++) {
+            int64_t index = -1;
+            OK(rsd_checkpoint_find(checkpoint, problems[i].tensor.name, &index));
+            CHECK(strcmp(digests[i], stored[index]) == 0, "%s: %s, stored %s", problems[i].saved,
+                  digests[i], stored[index]);
+            snprintf(all + strlen(all), sizeof all - strlen(all), "%s\n", digests[i]);
+        }
+        struct workers workers;
+        workers_run(&workers, 4, digest_rank, on_gpu, 0);
+        for (int32_t rank = 0; rank < workers.n; rank++)
+            CHECK(!workers.list[rank].status && strcmp(workers.list[rank].lines, all) == 0,
+                  "rank %d: %s", (int)rank, workers.list[rank].message);
+        workers_free(&workers);
+        for (int i = 0; i < NPROBLEMS; i++)
+            gpu_memory_free(&there[i]);
+    }
 }
 
 int main(int argc, char **argv)
@@ -185,10 +221,10 @@ int main(int argc, char **argv)
             for (int i = 0; i < NPROBLEMS; i++)
                 load_kinds(checkpoint, &problems[i], round % 2 ? pool : NULL,
                            (enum arrangement)(round % 3));
+        CASE("digests of any memory are those of the checkpoint%s", compress ? ", compressed" : "");
+        digest_kinds(problems, checkpoint);
         rsd_checkpoint_close(checkpoint);
     }
-    CASE("an array has the same digest in any memory");
-    digest_kinds();
     drop_problems(problems);
     rsd_pool_free(pool);
     folder_remove(folder);

@@ -15,18 +15,6 @@ struct target_list {
     bool whole;              /* no layout was given for any tensor */
 };
 
-static rsd_status check_layout_shape(const rsd_tensor_info *tensor, const rsd_layout *layout)
-{
-    char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
-    bool same = layout->ndim == tensor->ndim;
-    for (int32_t d = 0; d < tensor->ndim && same; d++)
-        same = layout->shape[d] == tensor->shape[d];
-    return same ? RSD_OK
-                : fail(RSD_EMISMATCH, "shape differs: tensor %s, layout %s",
-                       shape_text(tensor->ndim, tensor->shape, one),
-                       shape_text(layout->ndim, layout->shape, other));
-}
-
 /* Adds a target, and takes its layout over. */
 static rsd_status add_target(struct target_list *targets, const rsd_tensor_info *tensor,
                              size_t source, rsd_tensor_target *given)
@@ -47,7 +35,7 @@ static rsd_status add_target(struct target_list *targets, const rsd_tensor_info 
     TRY(catalog_add_name(&targets->names, name, &target.name));
     TRY(string_map_add(&targets->known, (struct slice){target.name, name.nbytes}, targets->n));
     if (given->layout)
-        TRY(check_layout_shape(tensor, given->layout));
+        TRY(layout_check_shape(given->layout, tensor->ndim, tensor->shape));
     targets->whole = targets->whole && !given->layout;
     if (!given->layout)
         TRY(catalog_boxes_layout(given->dtype, tensor->ndim, tensor->shape, 1, origin,
@@ -252,12 +240,15 @@ static const char *base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
-rsd_status convert_open_side_file(const char *path, struct store **store, uint32_t *file)
+rsd_status convert_open_side_file(const struct conversion_run *c, const char *path,
+                                  struct store **store, uint32_t *file)
 {
     const char *name;
     uint64_t nbytes;
     TRY(store_open(path, store, &name));
     rsd_status status = RSD_OK;
+    (*store)->links_checked = true; /* side files are found in a directory, not named by the user */
+    (*store)->follow_links = c->in->store->follow_links;
     if (!name)
         status = fail(RSD_EIO, "%s is not a regular file", path);
     else
@@ -278,7 +269,7 @@ static rsd_status check_side_file(const struct conversion_run *c, int64_t index)
     const char *path = c->options.side_files[index], *name = base_name(path);
     struct store *store;
     uint32_t file;
-    TRY(convert_open_side_file(path, &store, &file));
+    TRY(convert_open_side_file(c, path, &store, &file));
     store_close(store);
     if (format_is_marker(name) || strcmp(name, JOURNAL_NAME) == 0)
         return fail(RSD_EINVAL, "side file %s: the checkpoint has a file of this name", path);
@@ -345,6 +336,7 @@ rsd_status convert_prepare(struct conversion_run *c)
 {
     rsd_format format = c->options.format ? c->options.format : RSD_FORMAT_SAFETENSORS;
     struct target_list targets = {0};
+    TRY(format_check_claims(c->in));
     TRY(manifest_start(&c->manifest, format, c->options.compress));
     TRY(c->manifest.format->writer->check(&c->options, c->one_file));
     rsd_status status = list_targets(c, &targets);

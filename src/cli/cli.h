@@ -133,6 +133,8 @@ struct conversion {
     bool all, json, quiet, verify;
     long long threads;
     int64_t nverified;
+    rsd_checkpoint *input;
+    int verify_code; /* of a verification that failed; 0: none did */
     char **side_files;
     size_t nside_files;
 };

@@ -20,6 +20,8 @@ enum { NAMES_BLOCK = 1 << 16 };
 rsd_status catalog_add_name(struct catalog *catalog, struct slice name, const char **out)
 {
     size_t need = name.nbytes + 1;
+    if (!budget_take_text(need) || !budget_take_memory(need))
+        return budget_fail();
     if (catalog->names_left < need) {
         size_t capacity = need > NAMES_BLOCK ? need : NAMES_BLOCK;
         TRY(GROW(catalog->names, catalog->names_capacity, catalog->nnames + 1));
@@ -46,6 +48,8 @@ rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const ch
 
 static rsd_status add_catalog_coordinates(struct catalog *catalog, const int64_t *values, int32_t n)
 {
+    if (!budget_take_memory((uint64_t)n * sizeof *values))
+        return budget_fail();
     TRY(GROW(catalog->coordinates, catalog->coordinates_capacity,
              catalog->ncoordinates + (size_t)n + 1)); /* one more: never NULL */
     copy_i64s(catalog->coordinates + catalog->ncoordinates, values, n);
@@ -68,6 +72,8 @@ rsd_status catalog_add_tensor(struct catalog *catalog, struct slice name, rsd_dt
     rsd_layout *checked; /* only its checks are needed */
     struct stored_tensor tensor = {.dtype = dtype, .ndim = ndim};
     TRY(check_tensor_name(name));
+    if (!budget_take_memory(sizeof tensor))
+        return budget_fail();
     TRY(layout_start(dtype, ndim, shape, &checked));
     rsd_layout_free(checked);
     TRY(catalog_add_name(catalog, name, &tensor.name));
@@ -91,6 +97,8 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
         if (lo[d] < 0 || len[d] < 0 || (!empty && (lo[d] > shape[d] || len[d] > shape[d] - lo[d])))
             return fail(RSD_EFORMAT, "box %s lies outside the tensor",
                         box_text(tensor->ndim, lo, len, text));
+    if (!budget_take_memory(sizeof extent))
+        return budget_fail();
     TRY(GROW(catalog->extents, catalog->extents_capacity, catalog->nextents + 1));
     TRY(add_catalog_coordinates(catalog, lo, tensor->ndim));
     TRY(add_catalog_coordinates(catalog, len, tensor->ndim));
@@ -103,6 +111,8 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
 rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const int64_t *len,
                              uint32_t file, const struct stored_array *array)
 {
+    if (!budget_take_memory(sizeof *array))
+        return budget_fail();
     TRY(GROW(catalog->arrays, catalog->arrays_capacity, catalog->narrays + 1));
     catalog->arrays[catalog->narrays++] = *array;
     return catalog_add_box(catalog, lo, len,
@@ -118,6 +128,8 @@ rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct 
 {
     struct stored_value value = {.extent = extent, .json = json};
     TRY(check_tensor_name(name));
+    if (!budget_take_memory(sizeof value))
+        return budget_fail();
     TRY(catalog_add_name(catalog, name, &value.name));
     TRY(GROW(catalog->values, catalog->values_capacity, catalog->nvalues + 1));
     catalog->values[catalog->nvalues++] = value;

@@ -221,7 +221,14 @@ struct rsd_checkpoint {
     const struct format *format;
     struct store *store;
     struct catalog catalog;
+    _Atomic int64_t spare_steps;   /* of the budgets of its values */
+    _Atomic bool values_plausible; /* format_check_values has accepted them */
+    struct item_cache *items;
 };
+
+/* What was parsed of items that many tensors may refer to. */
+rsd_status item_cache_open(struct item_cache **cache);
+void item_cache_close(struct item_cache *cache); /* accepts NULL */
 
 /* A record that must be read from its start. A format puts it first in a struct of its own. */
 struct stored_stream {
@@ -316,15 +323,22 @@ rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
 rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                          struct stored_array *array);
 
-/* ---- dcp_write.c ---- */
-
-/* Writes metadata under another name than the marker's. */
-rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store, const char *name);
+/* Returns EFORMAT if the tensors claim far more bytes than the files can have. To read them all would take
+ * time out of proportion to the files. */
+rsd_status format_check_claims(const rsd_checkpoint *checkpoint);
+rsd_status format_check_values(rsd_checkpoint *checkpoint); /* likewise of the items of values */
 
 /* ---- values.c ---- */
 
+/* Reads the item of a value, within a budget. */
+rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value *value,
+                           struct bytes *item);
+
 /* Reads a value that has an item as JSON; *json is NULL if it is not plain. */
-rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
+rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value *value,
                            char **json);
+
+/* Checks the item of a value: it is an archive of torch.save, and the CRC-32 of every record is right. */
+rsd_status value_check(rsd_checkpoint *checkpoint, const struct stored_value *value);
 
 #endif

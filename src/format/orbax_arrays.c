@@ -285,7 +285,7 @@ static rsd_status add_all_arrays(struct array_reader *reader)
         struct catalog before = *item->catalog;
         for (n = 0; first + n < reader->nchunks && reader->chunks[first + n].array == i; n++)
             continue;
-        TRY(add_array_tensor(reader, array, entry, reader->chunks + first, n));
+        TRY(add_array_tensor(reader, array, entry, n ? reader->chunks + first : NULL, n));
         if (is_plain_scalar(array, entry))
             TRY(make_scalar_value(item, array->name, entry->path, &before));
         if (entry)

@@ -43,14 +43,6 @@ rsd_status dcp_open(struct store *store, struct catalog *catalog);
 rsd_status dcp_read_item(const rsd_checkpoint *checkpoint, const struct stored_value *value,
                          struct bytes *item);
 
-/* ---- safetensors_read.c ---- */
-
-/* Finds a tensor of a blob that begins at an offset of a file: its dtype and shape, and where its bytes
- * begin in the file. */
-rsd_status safetensors_find_tensor(struct store *store, uint32_t file, uint64_t at,
-                                   const char *name, rsd_dtype *dtype, int32_t *ndim,
-                                   int64_t *shape, uint64_t *begin);
-
 static inline bool has_suffix(const char *name, const char *suffix)
 {
     size_t n = strlen(name), m = strlen(suffix);

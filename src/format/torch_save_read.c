@@ -60,7 +60,9 @@ static rsd_status add_torch_path(struct torch_reader *reader, const char **out)
     }
     text_add(&text, "]");
     TRY(text_take(&text, &json));
-    rsd_status status = reserve_nbytes(reader, strlen(json));
+    rsd_status status = budget_take_text(strlen(json)) ? RSD_OK : budget_fail();
+    if (!status)
+        status = reserve_nbytes(reader, strlen(json));
     if (!status)
         status = catalog_copy_text(reader->catalog, json, out);
     rsd_free(json);
@@ -144,6 +146,8 @@ static rsd_status visit_named_node(struct torch_reader *reader, struct slice nam
                                    pickle_node c, size_t length, int depth)
 {
     size_t need = name.nbytes + (length ? 1 : 0);
+    if (!budget_take_text(need))
+        return budget_fail();
     if (length + need >= sizeof reader->name)
         return fail(RSD_ELIMIT, "name exceeds %d bytes", (int)MAX_NAME_NBYTES);
     if (length)

@@ -74,10 +74,11 @@ static rsd_status find_parts(struct tile *tile)
     for (int64_t i; (i = box_tree_next(&transfer->tree, &search, tile->lo, tile->len)) >= 0; n++) {
         TRY(GROW(scratch->parts, scratch->parts_capacity, n + 1));
         struct tile_part *part = &scratch->parts[n];
-        const int64_t *lo = transfer->coordinates + (size_t)i * 2 * ndim;
+        const int64_t *lo = transfer->piece_lo + (size_t)i * ndim;
         *part = (struct tile_part){.source = transfer->pieces[i].source,
                                    .sink = transfer->pieces[i].sink};
-        box_overlap(transfer->ndim, tile->lo, tile->len, lo, lo + ndim, part->lo, part->len);
+        box_overlap(transfer->ndim, tile->lo, tile->len, lo, transfer->piece_len + (size_t)i * ndim,
+                    part->lo, part->len);
     }
     tile->parts = scratch->parts;
     tile->nparts = n;

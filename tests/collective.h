@@ -1,22 +1,22 @@
-/* together.h - conversions by one process and by many ranks, which must have the same result. A header, since the
+/* collective.h - conversions by one process and by many ranks, which must have the same result. A header, since the
  * counters of tap.h are static. */
-#ifndef TOGETHER_H
-#define TOGETHER_H
+#ifndef COLLECTIVE_H
+#define COLLECTIVE_H
 
-#include "crew.h"
 #include "folder.h"
 #include "random.h"
 #include "tap.h"
 #include "truth.h"
+#include "workers.h"
 
 static char folder[256];
 
 /* Returns the numbers of ranks in turn, two for each conversion. */
-static inline int32_t next_crew(void)
+static inline int32_t next_nworkers(void)
 {
-    static const int32_t crews[] = {2, 5, 3, 8};
+    static const int32_t sizes[] = {2, 5, 3, 8};
     static unsigned turn;
-    return crews[turn++ % 4];
+    return sizes[turn++ % 4];
 }
 enum { NCREWS = 2 };
 
@@ -50,14 +50,14 @@ static inline rsd_status choose_copies(void *context, const rsd_tensor_info *ten
 
 static inline int on_progress(void *context, const rsd_progress *progress)
 {
-    const struct hand *hand = context;
-    const struct task *task = hand->task;
+    const struct worker *worker = context;
+    const struct task *task = worker->task;
     return progress->nbytes_done > progress->nbytes_total ||
-           task->cancels == hand->transport.rank + 1;
+           task->cancels == worker->transport.rank + 1;
 }
 
 static inline rsd_status convert_as(const struct task *task, const rsd_transport *transport,
-                                    struct hand *hand)
+                                    struct worker *worker)
 {
     rsd_checkpoint *in;
     struct random random = {7}; /* the same on all ranks */
@@ -74,44 +74,44 @@ static inline rsd_status convert_as(const struct task *task, const rsd_transport
     }
     if (transport) {
         io.on_progress = on_progress;
-        io.context = hand;
+        io.context = worker;
     }
     bool apart = transport && transport->rank == 1 && task->out_of_one;
-    status = rsd_convert(in, apart ? task->out_of_one : task->out, &options, &hand->report);
+    status = rsd_convert(in, apart ? task->out_of_one : task->out, &options, &worker->report);
     rsd_checkpoint_close(in);
     return status;
 }
 
-static inline rsd_status convert_hand(struct hand *hand)
+static inline rsd_status convert_as_rank(struct worker *worker)
 {
-    return convert_as(hand->task, &hand->transport, hand);
+    return convert_as(worker->task, &worker->transport, worker);
 }
 
 static inline rsd_status convert_alone(const struct task *task, rsd_report *report)
 {
-    struct hand hand = {.task = task};
-    hand.report.struct_nbytes = sizeof hand.report;
-    rsd_status status = convert_as(task, NULL, &hand);
-    *report = hand.report;
+    struct worker worker = {.task = task};
+    worker.report.struct_nbytes = sizeof worker.report;
+    rsd_status status = convert_as(task, NULL, &worker);
+    *report = worker.report;
     return status;
 }
 
-static inline void check_all(const struct crew *crew, rsd_status status, const char *text)
+static inline void check_all(const struct workers *workers, rsd_status status, const char *text)
 {
-    for (int32_t i = 0; i < crew->n; i++)
-        CHECK(crew->hands[i].status == status && strstr(crew->hands[i].message, text) &&
-                  strcmp(crew->hands[i].message, crew->hands[0].message) == 0,
-              "rank %d of %d: %s, %s; rank 0: %s", (int)i, (int)crew->n,
-              rsd_status_name(crew->hands[i].status), crew->hands[i].message,
-              crew->hands[0].message);
+    for (int32_t i = 0; i < workers->n; i++)
+        CHECK(workers->list[i].status == status && strstr(workers->list[i].message, text) &&
+                  strcmp(workers->list[i].message, workers->list[0].message) == 0,
+              "rank %d of %d: %s, %s; rank 0: %s", (int)i, (int)workers->n,
+              rsd_status_name(workers->list[i].status), workers->list[i].message,
+              workers->list[0].message);
 }
 
 /* All ranks have the same report as one process. */
-static inline void check_reports(const struct crew *crew, const rsd_report *alone)
+static inline void check_reports(const struct workers *workers, const rsd_report *alone)
 {
-    for (int32_t i = 0; i < crew->n; i++) {
-        const rsd_report *r = &crew->hands[i].report;
-        CHECK(memcmp(r, &crew->hands[0].report, sizeof *r) == 0, "rank %d reports otherwise",
+    for (int32_t i = 0; i < workers->n; i++) {
+        const rsd_report *r = &workers->list[i].report;
+        CHECK(memcmp(r, &workers->list[0].report, sizeof *r) == 0, "rank %d reports otherwise",
               (int)i);
         CHECK(r->ntensors == alone->ntensors && r->nbytes_needed == alone->nbytes_needed,
               "tensors %lld and %lld, needed %lld and %lld", (long long)r->ntensors,
@@ -138,7 +138,7 @@ static inline bool same_outputs(const char *a, const char *b)
 /* Converts with several numbers of ranks, and compares with the result of one process. */
 static inline void convert_and_compare(struct task task, const char *label)
 {
-    struct crew crew;
+    struct workers workers;
     rsd_report alone;
     char one[300], many[300];
     bool file = strstr(label, "one file") != NULL;
@@ -149,10 +149,10 @@ static inline void convert_and_compare(struct task task, const char *label)
         return;
     task.out = many;
     for (int i = 0; i < NCREWS; i++) {
-        int32_t n = next_crew();
-        crew_run(&crew, n, convert_hand, &task, 0);
-        check_all(&crew, RSD_OK, "");
-        check_reports(&crew, &alone);
+        int32_t n = next_nworkers();
+        workers_run(&workers, n, convert_as_rank, &task, 0);
+        check_all(&workers, RSD_OK, "");
+        check_reports(&workers, &alone);
         CHECK(same_outputs(one, many), "%s by %d ranks", label, (int)n);
         folder_remove(many);
     }

@@ -1,5 +1,5 @@
-/* crew.c - see crew.h. */
-#include "crew.h"
+/* workers.c - see workers.h. */
+#include "workers.h"
 #include "folder.h"
 
 #include <dirent.h>
@@ -10,33 +10,34 @@
 
 struct started {
     pthread_t thread;
-    struct hand *hand;
-    hand_work *work;
+    struct worker *worker;
+    worker_function *work;
 };
 
 static void *run(void *context)
 {
     struct started *started = context;
-    struct hand *hand = started->hand;
-    hand->status = started->work(hand);
-    snprintf(hand->message, sizeof hand->message, "%s", hand->status ? rsd_error() : "");
+    struct worker *worker = started->worker;
+    worker->status = started->work(worker);
+    snprintf(worker->message, sizeof worker->message, "%s", worker->status ? rsd_error() : "");
     return NULL;
 }
 
-void crew_run(struct crew *crew, int32_t n, hand_work *work, const void *task, unsigned absent)
+void workers_run(struct workers *workers, int32_t n, worker_function *work, const void *task,
+                 unsigned absent)
 {
     rsd_thread_group *group = NULL;
-    struct started started[MOST_CREW];
-    *crew = (struct crew){.n = n};
+    struct started started[MOST_WORKERS];
+    *workers = (struct workers){.n = n};
     if (rsd_thread_group_new(n, &group))
         abort();
     for (int32_t i = 0; i < n; i++) {
-        crew->hands[i] =
-            (struct hand){.transport.struct_nbytes = sizeof(rsd_transport), .task = task};
-        if (rsd_thread_group_transport(group, i, &crew->hands[i].transport))
+        workers->list[i] =
+            (struct worker){.transport.struct_nbytes = sizeof(rsd_transport), .task = task};
+        if (rsd_thread_group_transport(group, i, &workers->list[i].transport))
             abort();
-        crew->hands[i].report.struct_nbytes = sizeof(rsd_report);
-        started[i] = (struct started){.hand = &crew->hands[i], .work = work};
+        workers->list[i].report.struct_nbytes = sizeof(rsd_report);
+        started[i] = (struct started){.worker = &workers->list[i], .work = work};
         if (!(absent >> i & 1))
             pthread_create(&started[i].thread, NULL, run, &started[i]);
     }
@@ -46,20 +47,20 @@ void crew_run(struct crew *crew, int32_t n, hand_work *work, const void *task, u
     rsd_thread_group_free(group);
 }
 
-void crew_free(struct crew *crew)
+void workers_free(struct workers *workers)
 {
-    for (int32_t i = 0; i < crew->n; i++)
-        free(crew->hands[i].told);
+    for (int32_t i = 0; i < workers->n; i++)
+        free(workers->list[i].lines);
 }
 
-void hand_tell(struct hand *hand, const char *text)
+void worker_add_line(struct worker *worker, const char *text)
 {
     size_t n = strlen(text);
-    hand->told = realloc(hand->told, hand->ntold + n + 2);
-    memcpy(hand->told + hand->ntold, text, n);
-    hand->told[hand->ntold + n] = '\n';
-    hand->told[hand->ntold + n + 1] = '\0';
-    hand->ntold += n + 1;
+    worker->lines = realloc(worker->lines, worker->nchars + n + 2);
+    memcpy(worker->lines + worker->nchars, text, n);
+    worker->lines[worker->nchars + n] = '\n';
+    worker->lines[worker->nchars + n + 1] = '\0';
+    worker->nchars += n + 1;
 }
 
 bool same_folders(const char *a, const char *b)

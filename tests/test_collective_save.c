@@ -1,9 +1,9 @@
-/* test_together_save.c - many ranks save and load, each with its own arrays: the files are those of one process that
+/* test_collective_save.c - many ranks save and load, each with its own arrays: the files are those of one process that
  * has all arrays. If one rank fails, all fail, and the old checkpoint stays. */
-#include "crew.h"
 #include "folder.h"
 #include "oracle.h"
 #include "tap.h"
+#include "workers.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -75,40 +75,40 @@ static void fill_locals(const struct task *task, int32_t rank, rsd_tensor *local
 
 static int on_progress(void *context, const rsd_progress *progress)
 {
-    const struct hand *hand = context;
+    const struct worker *worker = context;
     (void)progress;
-    return ((const struct task *)hand->task)->cancels == hand->transport.rank + 1;
+    return ((const struct task *)worker->task)->cancels == worker->transport.rank + 1;
 }
 
-static rsd_status save_hand(struct hand *hand)
+static rsd_status save_as_rank(struct worker *worker)
 {
-    const struct task *task = hand->task;
+    const struct task *task = worker->task;
     rsd_tensor locals[NTENSORS];
     rsd_save_options options = task->options;
     rsd_value value = step;
     void *none[1] = {NULL};
     char path[320];
     rsd_async_save *saving;
-    fill_locals(task, hand->transport.rank, locals);
-    if (task->without == hand->transport.rank + 1)
+    fill_locals(task, worker->transport.rank, locals);
+    if (task->without == worker->transport.rank + 1)
         locals[1].arrays = none;
     rsd_io io = {.struct_nbytes = sizeof io,
-                 .transport = &hand->transport,
+                 .transport = &worker->transport,
                  .on_progress = task->cancels ? on_progress : NULL,
-                 .context = hand};
+                 .context = worker};
     options.io = &io;
-    if (task->late == hand->transport.rank + 1)
+    if (task->late == worker->transport.rank + 1)
         value.json = "1199";
-    if (task->nested == hand->transport.rank + 1)
+    if (task->nested == worker->transport.rank + 1)
         value.path = "[\"state\", \"step\"]";
     options.values = &value;
     options.nvalues = 1;
     snprintf(path, sizeof path, "%s%s", task->path,
-             task->elsewhere == hand->transport.rank + 1 ? "-elsewhere" : "");
+             task->elsewhere == worker->transport.rank + 1 ? "-elsewhere" : "");
     if (!task->background)
-        return rsd_save(path, NTENSORS, locals, &options, &hand->report);
+        return rsd_save(path, NTENSORS, locals, &options, &worker->report);
     rsd_status status = rsd_save_start(path, NTENSORS, locals, &options, &saving);
-    return status ? status : rsd_save_wait(saving, &hand->report);
+    return status ? status : rsd_save_wait(saving, &worker->report);
 }
 
 static rsd_status save_alone(const struct task *task, const char *path)
@@ -121,13 +121,13 @@ static rsd_status save_alone(const struct task *task, const char *path)
     return rsd_save(path, NTENSORS, locals, &options, NULL);
 }
 
-static void check_all(const struct crew *crew, rsd_status status, const char *text)
+static void check_all(const struct workers *workers, rsd_status status, const char *text)
 {
-    for (int32_t i = 0; i < crew->n; i++) {
-        CHECK(crew->hands[i].status == status && strstr(crew->hands[i].message, text),
-              "rank %d of %d: %s, %s", (int)i, (int)crew->n, rsd_status_name(crew->hands[i].status),
-              crew->hands[i].message);
-        CHECK(memcmp(&crew->hands[i].report, &crew->hands[0].report, sizeof(rsd_report)) == 0,
+    for (int32_t i = 0; i < workers->n; i++) {
+        CHECK(workers->list[i].status == status && strstr(workers->list[i].message, text),
+              "rank %d of %d: %s, %s", (int)i, (int)workers->n,
+              rsd_status_name(workers->list[i].status), workers->list[i].message);
+        CHECK(memcmp(&workers->list[i].report, &workers->list[0].report, sizeof(rsd_report)) == 0,
               "rank %d reports otherwise", (int)i);
     }
 }
@@ -141,28 +141,28 @@ struct load_task {
     int32_t wrong; /* the rank that requests a missing tensor, plus one */
 };
 
-static rsd_status load_hand(struct hand *hand)
+static rsd_status load_as_rank(struct worker *worker)
 {
-    const struct load_task *task = hand->task;
+    const struct load_task *task = worker->task;
     rsd_checkpoint *checkpoint;
     rsd_tensor locals[NTENSORS];
-    rsd_io io = {.struct_nbytes = sizeof io, .transport = &hand->transport};
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = &worker->transport};
     rsd_load_options options = {.struct_nbytes = sizeof options, .io = &io};
     rsd_status status = rsd_checkpoint_open(task->path, NULL, &checkpoint);
     if (status)
         return status;
     for (int i = 0; i < NTENSORS; i++) {
         int64_t first, count;
-        rsd_layout_arrays_of(task->layouts[i], hand->transport.rank, &first, &count);
+        rsd_layout_arrays_of(task->layouts[i], worker->transport.rank, &first, &count);
         locals[i] = (rsd_tensor){.struct_nbytes = sizeof(rsd_tensor),
                                  .name = names[i],
                                  .layout = task->layouts[i],
-                                 .rank = hand->transport.rank,
+                                 .rank = worker->transport.rank,
                                  .arrays = task->memory[i].array + first};
     }
-    if (task->wrong == hand->transport.rank + 1)
+    if (task->wrong == worker->transport.rank + 1)
         locals[2].name = "no such tensor";
-    status = rsd_load(checkpoint, NTENSORS, locals, &options, &hand->report);
+    status = rsd_load(checkpoint, NTENSORS, locals, &options, &worker->report);
     rsd_checkpoint_close(checkpoint);
     return status;
 }
@@ -171,19 +171,19 @@ static void load_and_check(const char *path, int32_t n)
 {
     static const char *const placements[] = {"S(1)", "S(0)", "S(0)", "R"};
     struct load_task task = {.path = path};
-    struct crew crew;
+    struct workers workers;
     for (int i = 0; i < NTENSORS; i++) {
         task.layouts[i] = layout_of(i, n, placements[i]);
         task.memory[i] = oracle_memory(task.layouts[i], NULL);
     }
-    crew_run(&crew, n, load_hand, &task, 0);
-    check_all(&crew, RSD_OK, "");
+    workers_run(&workers, n, load_as_rank, &task, 0);
+    check_all(&workers, RSD_OK, "");
     for (int i = 0; i < NTENSORS; i++)
         CHECK(oracle_check(task.layouts[i], task.layouts[i], NULL, &task.memory[i]), "%s, %d ranks",
               names[i], (int)n);
     task.wrong = n;
-    crew_run(&crew, n, load_hand, &task, 0);
-    check_all(&crew, RSD_EMISMATCH, "no such tensor: the checkpoint has no such tensor");
+    workers_run(&workers, n, load_as_rank, &task, 0);
+    check_all(&workers, RSD_EMISMATCH, "no such tensor: the checkpoint has no such tensor");
     for (int i = 0; i < NTENSORS; i++) {
         oracle_memory_free(&task.memory[i]);
         rsd_layout_free(task.layouts[i]);
@@ -194,26 +194,26 @@ static void load_and_check(const char *path, int32_t n)
 
 static void saved_as_by_one(void)
 {
-    static const int32_t crews[] = {2, 3, 5, 8};
-    for (size_t i = 0; i < sizeof crews / sizeof *crews; i++)
+    static const int32_t sizes[] = {2, 3, 5, 8};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int kind = 0; kind < 4; kind++) {
             struct task task;
-            struct crew crew;
+            struct workers workers;
             char alone[300];
-            CASE("%d ranks save%s%s, and load in another layout", (int)crews[i],
+            CASE("%d ranks save%s%s, and load in another layout", (int)sizes[i],
                  kind & 1 ? " compressed" : "", kind & 2 ? " in the background" : "");
-            make_task(&task, "many", crews[i]);
+            make_task(&task, "many", sizes[i]);
             snprintf(alone, sizeof alone, "%s/alone", folder);
             task.options.compress = kind & 1 ? 3 : 0;
             task.background = (kind & 2) != 0;
             OK(save_alone(&task, alone));
-            crew_run(&crew, crews[i], save_hand, &task, 0);
-            check_all(&crew, RSD_OK, "");
-            CHECK(crew.hands[0].report.nfiles_written == crews[i] &&
-                      crew.hands[0].report.ntensors == NTENSORS,
-                  "%lld files", (long long)crew.hands[0].report.nfiles_written);
+            workers_run(&workers, sizes[i], save_as_rank, &task, 0);
+            check_all(&workers, RSD_OK, "");
+            CHECK(workers.list[0].report.nfiles_written == sizes[i] &&
+                      workers.list[0].report.ntensors == NTENSORS,
+                  "%lld files", (long long)workers.list[0].report.nfiles_written);
             CHECK(same_folders(alone, task.path));
-            load_and_check(task.path, crews[i]);
+            load_and_check(task.path, sizes[i]);
             folder_remove(alone);
             folder_remove(task.path);
             free_task(&task);
@@ -224,7 +224,7 @@ static void one_fails(void)
 {
     for (int background = 0; background < 2; background++) {
         struct task task;
-        struct crew crew;
+        struct workers workers;
         char old[300], part[340];
         make_task(&task, "kept", 3);
         task.background = background;
@@ -233,22 +233,22 @@ static void one_fails(void)
         OK(save_alone(&task, old));
         OK(save_alone(&task, task.path));
         CASE("the path already exists%s", background ? ", in the background" : "");
-        crew_run(&crew, 3, save_hand, &task, 0);
-        check_all(&crew, RSD_EEXIST, "already exists");
+        workers_run(&workers, 3, save_as_rank, &task, 0);
+        check_all(&workers, RSD_EEXIST, "already exists");
         task.options.overwrite = 1;
         CASE("a rank without its array: nothing is replaced%s",
              background ? ", in the background" : "");
         for (int32_t rank = 0; rank < 3; rank++) {
             task.without = rank + 1;
-            crew_run(&crew, 3, save_hand, &task, 0);
-            check_all(&crew, RSD_EINVAL, "w2: array 0 of rank");
+            workers_run(&workers, 3, save_as_rank, &task, 0);
+            check_all(&workers, RSD_EINVAL, "w2: array 0 of rank");
             CHECK(same_folders(old, task.path) && !is_there(part));
         }
         task.without = 0;
         CASE("a rank with another path%s", background ? ", in the background" : "");
         task.elsewhere = 2;
-        crew_run(&crew, 3, save_hand, &task, 0);
-        check_all(&crew, RSD_EMISMATCH, "rank 1 passed different arguments");
+        workers_run(&workers, 3, save_as_rank, &task, 0);
+        check_all(&workers, RSD_EMISMATCH, "rank 1 passed different arguments");
         CHECK(same_folders(old, task.path) && !is_there(part));
         task.elsewhere = 0;
         CASE("a rank with another value, or of another dict%s",
@@ -257,24 +257,24 @@ static void one_fails(void)
             char text[64];
             snprintf(text, sizeof text, "rank %d passed different arguments", (int)rank);
             task.late = rank + 1;
-            crew_run(&crew, 3, save_hand, &task, 0);
-            check_all(&crew, RSD_EMISMATCH, text);
+            workers_run(&workers, 3, save_as_rank, &task, 0);
+            check_all(&workers, RSD_EMISMATCH, text);
             task.late = 0;
             task.nested = rank + 1;
-            crew_run(&crew, 3, save_hand, &task, 0);
-            check_all(&crew, RSD_EMISMATCH, text);
+            workers_run(&workers, 3, save_as_rank, &task, 0);
+            check_all(&workers, RSD_EMISMATCH, text);
             task.nested = 0;
         }
         CHECK(same_folders(old, task.path) && !is_there(part));
         CASE("cancelled on one rank%s", background ? ", in the background" : "");
         task.cancels = 3;
-        crew_run(&crew, 3, save_hand, &task, 0);
-        check_all(&crew, RSD_ECANCELLED, "stopped");
+        workers_run(&workers, 3, save_as_rank, &task, 0);
+        check_all(&workers, RSD_ECANCELLED, "stopped");
         CHECK(same_folders(old, task.path) && !is_there(part));
         CASE("and then it is replaced%s", background ? ", in the background" : "");
         task.cancels = 0;
-        crew_run(&crew, 3, save_hand, &task, 0);
-        check_all(&crew, RSD_OK, "");
+        workers_run(&workers, 3, save_as_rank, &task, 0);
+        check_all(&workers, RSD_OK, "");
         CHECK(same_folders(old, task.path) && !is_there(part));
         folder_remove(old);
         folder_remove(task.path);
@@ -284,7 +284,7 @@ static void one_fails(void)
 
 int main(void)
 {
-    snprintf(folder, sizeof folder, "%s", folder_new("together_save"));
+    snprintf(folder, sizeof folder, "%s", folder_new("collective_save"));
     saved_as_by_one();
     one_fails();
     folder_remove(folder);

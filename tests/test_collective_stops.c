@@ -1,6 +1,6 @@
-/* test_together_stops.c - many ranks convert, and one fails, is cancelled or is lost, or all are killed: all ranks
+/* test_collective_stops.c - many ranks convert, and one fails, is cancelled or is lost, or all are killed: all ranks
  * return the same, no incomplete output is a checkpoint, and any number of ranks can resume. */
-#include "together.h"
+#include "collective.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -31,49 +31,50 @@ ssize_t __wrap_pwrite(int fd, const void *from, size_t n, off_t at)
 
 static void one_rank_is_wrong(void)
 {
-    struct crew crew;
+    struct workers workers;
     char in[300], out[300], other[300];
     snprintf(in, sizeof in, "%s", golden_path("fsdp2_tp_adamw", "ckpt"));
     snprintf(out, sizeof out, "%s/out", folder);
     snprintf(other, sizeof other, "%s/elsewhere", folder);
     struct task task = {.in = in, .out = out, .out_of_one = other};
     CASE("a rank with another path is named, and nothing is written");
-    crew_run(&crew, 3, convert_hand, &task, 0);
-    check_all(&crew, RSD_EMISMATCH, "rank 1 passed different arguments");
+    workers_run(&workers, 3, convert_as_rank, &task, 0);
+    check_all(&workers, RSD_EMISMATCH, "rank 1 passed different arguments");
     CHECK(!is_there(out) && !is_there(other) && !is_there(in_folder("out.reshard-part")));
     CASE("all ranks report an error that only rank 0 detects");
     task.out_of_one = NULL;
     OK(convert_alone(&task, &(rsd_report){0}));
-    crew_run(&crew, 3, convert_hand, &task, 0);
-    check_all(&crew, RSD_EEXIST, "out already exists");
-    CHECK(strncmp(crew.hands[2].message, folder, strlen(folder)) == 0, "%s", crew.hands[2].message);
+    workers_run(&workers, 3, convert_as_rank, &task, 0);
+    check_all(&workers, RSD_EEXIST, "out already exists");
+    CHECK(strncmp(workers.list[2].message, folder, strlen(folder)) == 0, "%s",
+          workers.list[2].message);
     CASE("many ranks replace a checkpoint");
     task.convert.overwrite = 1;
-    crew_run(&crew, 3, convert_hand, &task, 0);
-    check_all(&crew, RSD_OK, "");
+    workers_run(&workers, 3, convert_as_rank, &task, 0);
+    check_all(&workers, RSD_OK, "");
     CASE("a dry run votes, and writes nothing");
     task.convert.dry = 1;
     task.out = other;
-    crew_run(&crew, 3, convert_hand, &task, 0);
-    check_all(&crew, RSD_OK, "");
+    workers_run(&workers, 3, convert_as_rank, &task, 0);
+    check_all(&workers, RSD_OK, "");
     CHECK(!is_there(other));
     folder_remove(out);
 }
 
 static void one_rank_is_lost(void)
 {
-    struct crew crew;
+    struct workers workers;
     char in[300], out[300];
     snprintf(in, sizeof in, "%s", golden_path("fsdp2_tp_adamw", "ckpt"));
     snprintf(out, sizeof out, "%s/lost", folder);
     struct task task = {.in = in, .out = out, .timeout = 1.5};
     for (int32_t lost = 0; lost < 2; lost++) {
         CASE("rank %d never makes the call, and the others return", (int)lost);
-        crew_run(&crew, 3, convert_hand, &task, 1u << lost);
+        workers_run(&workers, 3, convert_as_rank, &task, 1u << lost);
         for (int32_t i = 0; i < 3; i++)
-            CHECK(i == lost || (crew.hands[i].status == RSD_ETIMEOUT &&
-                                strstr(crew.hands[i].message, lost ? "rank 1" : "rank 0")),
-                  "rank %d: %s", (int)i, crew.hands[i].message);
+            CHECK(i == lost || (workers.list[i].status == RSD_ETIMEOUT &&
+                                strstr(workers.list[i].message, lost ? "rank 1" : "rank 0")),
+                  "rank %d: %s", (int)i, workers.list[i].message);
     }
 }
 
@@ -91,15 +92,15 @@ static const char *const kinds[] = {"safetensors", "dcp", "zstd"};
 
 static void resume_and_compare(struct task task, const char *whole, int32_t nranks, long n)
 {
-    struct crew crew;
+    struct workers workers;
     rsd_report alone;
     task.convert.resume = 1;
     task.cancels = 0;
     if (nranks == 1) {
         OK(convert_alone(&task, &alone));
     } else {
-        crew_run(&crew, nranks, convert_hand, &task, 0);
-        check_all(&crew, RSD_OK, "");
+        workers_run(&workers, nranks, convert_as_rank, &task, 0);
+        check_all(&workers, RSD_OK, "");
     }
     CHECK(same_folders(whole, task.out), "stopped at write %ld, resumed by %d", n, (int)nranks);
     CHECK(!is_there(in_folder("stopped.reshard-part")));
@@ -113,7 +114,7 @@ static void stopped_and_resumed(void)
     snprintf(out, sizeof out, "%s/stopped", folder);
     snprintf(whole, sizeof whole, "%s/whole", folder);
     for (int kind = 0; kind < 3; kind++) {
-        struct crew crew;
+        struct workers workers;
         rsd_report alone;
         struct task task = task_to_resume(kind, in, whole);
         OK(convert_alone(&task, &alone));
@@ -122,9 +123,9 @@ static void stopped_and_resumed(void)
              kinds[kind]);
         for (long n = 0, failed = 1; failed; n += 1 + n / 3) {
             atomic_store(&writes_left, n);
-            crew_run(&crew, 3, convert_hand, &task, 0);
+            workers_run(&workers, 3, convert_as_rank, &task, 0);
             failed = atomic_exchange(&writes_left, -1) < 0;
-            check_all(&crew, failed ? RSD_EIO : RSD_OK, failed ? "No space left" : "");
+            check_all(&workers, failed ? RSD_EIO : RSD_OK, failed ? "No space left" : "");
             CHECK(is_there(out) == !failed);
             if (failed)
                 resume_and_compare(task, whole, (int32_t[]){1, 2, 5, 3}[n % 4], n);
@@ -133,8 +134,8 @@ static void stopped_and_resumed(void)
         CASE("%s: cancelled on one rank, resumed by another number of ranks", kinds[kind]);
         for (int32_t rank = 0; rank < 3; rank++) {
             task.cancels = rank + 1;
-            crew_run(&crew, 3, convert_hand, &task, 0);
-            check_all(&crew, RSD_ECANCELLED, "stopped");
+            workers_run(&workers, 3, convert_as_rank, &task, 0);
+            check_all(&workers, RSD_ECANCELLED, "stopped");
             CHECK(!is_there(out) && is_there(in_folder("stopped.reshard-part")));
             resume_and_compare(task, whole, rank + 1, -1);
         }
@@ -160,10 +161,10 @@ static void killed_and_resumed(void)
             fflush(stdout);
             pid_t child = fork();
             if (child == 0) {
-                struct crew crew;
+                struct workers workers;
                 kill_instead = true;
                 atomic_store(&writes_left, n);
-                crew_run(&crew, 3, convert_hand, &task, 0);
+                workers_run(&workers, 3, convert_as_rank, &task, 0);
                 _exit(0);
             }
             waitpid(child, &status, 0);
@@ -178,7 +179,7 @@ static void killed_and_resumed(void)
 
 int main(void)
 {
-    snprintf(folder, sizeof folder, "%s", folder_new("together_stops"));
+    snprintf(folder, sizeof folder, "%s", folder_new("collective_stops"));
     killed_and_resumed(); /* first, because it forks, and later tests have started threads */
     one_rank_is_wrong();
     one_rank_is_lost();

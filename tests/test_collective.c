@@ -1,5 +1,5 @@
-/* test_together.c - many ranks convert, digest, compare and verify: files and findings are those of one process. */
-#include "together.h"
+/* test_collective.c - many ranks convert, digest, compare and verify: files and findings are those of one process. */
+#include "collective.h"
 
 #include <stdlib.h>
 
@@ -37,7 +37,7 @@ static void golden_converts(void)
 
 static rsd_status note_finding(void *context, const char *text)
 {
-    hand_tell(context, text);
+    worker_add_line(context, text);
     return RSD_OK;
 }
 
@@ -46,12 +46,12 @@ static rsd_status note_difference(void *context, const char *name, rsd_differenc
 {
     char line[1000];
     snprintf(line, sizeof line, "%s %d %s", name, (int)difference, text);
-    hand_tell(context, line);
+    worker_add_line(context, line);
     return RSD_OK;
 }
 
 static rsd_status prove_as(const struct task *task, const rsd_transport *transport,
-                           struct hand *hand)
+                           struct worker *worker)
 {
     rsd_checkpoint *a = NULL, *b = NULL;
     rsd_io io = {.struct_nbytes = sizeof io, .transport = transport};
@@ -60,51 +60,51 @@ static rsd_status prove_as(const struct task *task, const rsd_transport *transpo
     if (!status)
         status = rsd_checkpoint_open(task->other, NULL, &b);
     if (!status)
-        status = rsd_verify(a, &io, note_finding, hand, &nfindings, &hand->report);
+        status = rsd_verify(a, &io, note_finding, worker, &nfindings, &worker->report);
     size_t n = status ? 0 : (size_t)rsd_checkpoint_ntensors(b);
     char(*digests)[RSD_DIGEST_NCHARS] = malloc((n + 1) * sizeof *digests);
     if (!status)
         status = rsd_digest(b, 0, NULL, &io, digests, NULL);
     for (size_t i = 0; i < n && !status; i++)
-        hand_tell(hand, digests[i]);
+        worker_add_line(worker, digests[i]);
     if (!status && nfindings == 0)
-        status = rsd_diff(a, b, &io, note_difference, hand, &ndiffer, NULL);
-    hand->found = nfindings;
-    hand->number = ndiffer;
+        status = rsd_diff(a, b, &io, note_difference, worker, &ndiffer, NULL);
+    worker->found = nfindings;
+    worker->number = ndiffer;
     free(digests);
     rsd_checkpoint_close(a);
     rsd_checkpoint_close(b);
     return status;
 }
 
-static rsd_status prove_hand(struct hand *hand)
+static rsd_status prove_as_rank(struct worker *worker)
 {
-    return prove_as(hand->task, &hand->transport, hand);
+    return prove_as(worker->task, &worker->transport, worker);
 }
 
 static void prove_and_compare(const struct task *task, int64_t nfindings, int64_t ndiffer)
 {
-    struct crew crew;
-    struct hand alone = {.task = task};
+    struct workers workers;
+    struct worker alone = {.task = task};
     alone.report.struct_nbytes = sizeof alone.report;
     OK(prove_as(task, NULL, &alone));
     CHECK(alone.found == nfindings && alone.number == ndiffer, "%lld findings, %lld differ",
           (long long)alone.found, (long long)alone.number);
     for (int i = 0; i < NCREWS; i++) {
-        crew_run(&crew, next_crew(), prove_hand, task, 0);
-        check_all(&crew, RSD_OK, "");
-        check_reports(&crew, &alone.report);
-        for (int32_t r = 0; r < crew.n; r++) {
-            const struct hand *hand = &crew.hands[r];
-            CHECK(hand->ntold == alone.ntold && hand->told && alone.told &&
-                      memcmp(hand->told, alone.told, hand->ntold) == 0,
-                  "rank %d of %d was told\n%s\nand a process alone\n%s", (int)r, (int)crew.n,
-                  hand->told ? hand->told : "", alone.told ? alone.told : "");
-            CHECK(hand->found == alone.found && hand->number == alone.number);
+        workers_run(&workers, next_nworkers(), prove_as_rank, task, 0);
+        check_all(&workers, RSD_OK, "");
+        check_reports(&workers, &alone.report);
+        for (int32_t r = 0; r < workers.n; r++) {
+            const struct worker *worker = &workers.list[r];
+            CHECK(worker->nchars == alone.nchars && worker->lines && alone.lines &&
+                      memcmp(worker->lines, alone.lines, worker->nchars) == 0,
+                  "rank %d of %d was lines\n%s\nand a process alone\n%s", (int)r, (int)workers.n,
+                  worker->lines ? worker->lines : "", alone.lines ? alone.lines : "");
+            CHECK(worker->found == alone.found && worker->number == alone.number);
         }
-        crew_free(&crew);
+        workers_free(&workers);
     }
-    free(alone.told);
+    free(alone.lines);
 }
 
 static void damage(const char *path, long at, char with)
@@ -189,7 +189,7 @@ static rsd_status choose_rows(void *context, const rsd_tensor_info *tensor,
 static void large_is_split(void)
 {
     char in[300], out[300];
-    struct crew crew;
+    struct workers workers;
     rsd_report alone;
     snprintf(in, sizeof in, "%s/large", folder);
     snprintf(out, sizeof out, "%s/plain.safetensors", folder);
@@ -220,8 +220,8 @@ static void large_is_split(void)
     prove_and_compare(&task, 1, 0);
     snprintf(out, sizeof out, "%s/never", folder);
     task.out = out;
-    crew_run(&crew, 5, convert_hand, &task, 0);
-    check_all(&crew, RSD_EFORMAT, "__1_0.distcp: embedding: bytes");
+    workers_run(&workers, 5, convert_as_rank, &task, 0);
+    check_all(&workers, RSD_EFORMAT, "__1_0.distcp: embedding: bytes");
     CHECK(!is_there(out) && !is_there(in_folder("never.reshard-part")), "something was left");
     folder_remove(in);
     folder_remove(in_folder("plain.safetensors"));
@@ -233,7 +233,7 @@ static void large_is_split(void)
 static struct {
     char bytes[256];
     size_t nbytes;
-} first_payloads[MOST_CREW];
+} first_payloads[MOST_WORKERS];
 
 static rsd_status record_send(void *context, int32_t to, int32_t tag, const void *data,
                               size_t nbytes, void **request)
@@ -267,37 +267,37 @@ static int32_t record_cancel(void *context, void *request)
     return real->cancel(real->context, request);
 }
 
-static rsd_status digest_recorded(struct hand *hand)
+static rsd_status digest_recorded(struct worker *worker)
 {
-    rsd_transport real = hand->transport, recording = real;
+    rsd_transport real = worker->transport, recording = real;
     recording.context = &real;
     recording.send = record_send;
     recording.recv = record_recv;
     recording.test = record_test;
     recording.cancel = record_cancel;
-    return prove_as(hand->task, &recording, hand);
+    return prove_as(worker->task, &recording, worker);
 }
 
 /* Ranks that make the same call send the same bytes: no addresses, and nothing that was not set. */
 static void no_addresses_are_sent(void)
 {
     CASE("ranks that make the same call send the same hash to rank 0");
-    struct crew crew;
+    struct workers workers;
     char in[300];
     snprintf(in, sizeof in, "%s", golden_path("fsdp2_tp_adamw", "ckpt"));
     struct task task = {.in = in, .other = in};
-    crew_run(&crew, 3, digest_recorded, &task, 0);
-    check_all(&crew, RSD_OK, "");
+    workers_run(&workers, 3, digest_recorded, &task, 0);
+    check_all(&workers, RSD_OK, "");
     CHECK(first_payloads[1].nbytes > 0 && first_payloads[1].nbytes == first_payloads[2].nbytes &&
               memcmp(first_payloads[1].bytes, first_payloads[2].bytes, first_payloads[1].nbytes) ==
                   0,
           "ranks 1 and 2 sent different bytes");
-    crew_free(&crew);
+    workers_free(&workers);
 }
 
 int main(void)
 {
-    snprintf(folder, sizeof folder, "%s", folder_new("together"));
+    snprintf(folder, sizeof folder, "%s", folder_new("collective"));
     golden_converts();
     golden_is_proved();
     large_is_split();
