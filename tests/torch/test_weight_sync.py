@@ -12,6 +12,7 @@ import tap
 import worlds
 from moves import mesh_over, number
 
+DEVICE = "cpu"  # test_cuda.py has another one
 HEADS, KV, WIDTH, INNER, LAYERS = 16, 8, 12, 20, 2
 
 
@@ -34,7 +35,7 @@ ROWS, COLUMNS = ("qkv.weight", "gate_up.weight", "embed.weight", "head.weight"),
 
 def trainer(mesh, dtype=torch.float32, seed=0):
     """FSDP: every tensor is cut along dim 0."""
-    return {name: distribute_tensor(one, mesh, [Shard(0)]) for name, one in weights(dtype, seed).items()}
+    return {name: rt.distribute_tensor(one.to(DEVICE), mesh, [Shard(0)]) for name, one in weights(dtype, seed).items()}
 
 
 def engine_values(rank, nranks, seed=0):
@@ -62,7 +63,7 @@ def engine(mesh, dtype=torch.float32):
     if at is None:
         return None
     for name, one in engine_values(at[0], mesh.size()).items():
-        local = torch.full(one.shape, -1.0).to(dtype)
+        local = torch.full(one.shape, -1.0, device=DEVICE).to(dtype)
         placement = Shard(1) if name.endswith(COLUMNS) else Shard(0) if name.endswith(ROWS) else None
         made[name] = local if placement is None else DTensor.from_local(local, mesh, [placement])
     return made
@@ -73,12 +74,12 @@ def check_engine(target, mesh, seed=0, dtype=torch.float32):
         return
     for name, right in engine_values(mesh.get_coordinate()[0], mesh.size(), seed).items():
         got = getattr(target[name], "_local_tensor", target[name])
-        assert got.dtype == dtype and torch.equal(got, right.to(dtype)), name
+        assert got.dtype == dtype and got.device.type == DEVICE and torch.equal(got.cpu(), right.to(dtype)), name
 
 
 def updated(src_ranks, dst_ranks):
     """From FSDP to tensor parallelism, several updates, and proofs."""
-    fsdp, tp = mesh_over(src_ranks), mesh_over(dst_ranks)
+    fsdp, tp = mesh_over(src_ranks, kind=DEVICE), mesh_over(dst_ranks, kind=DEVICE)
     source = trainer(fsdp) if dist.get_rank() in src_ranks else None
     target = engine(tp)
     with rt.WeightSync(source, target, fuse=FUSE) as sync:
@@ -111,7 +112,7 @@ def updated(src_ranks, dst_ranks):
 
 
 def cast(max_nbytes, one_run):
-    fsdp, tp = mesh_over([0, 1, 2]), mesh_over([2, 3])
+    fsdp, tp = mesh_over([0, 1, 2], kind=DEVICE), mesh_over([2, 3], kind=DEVICE)
     source = trainer(fsdp) if dist.get_rank() < 3 else None
     target = engine(tp, torch.bfloat16)
     try:
