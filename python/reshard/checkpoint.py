@@ -141,6 +141,7 @@ class LazyTensor:
                      for _, _, at in reading.boxes]
         made = _c.Tensor(name=self.name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
                         strides=_c.ints(list(strides) * len(addresses)))
+        made.devices = [seen.device]
         self._checkpoint._load([made], pool, cast=kind is not self._dtype)
 
     def numpy(self) -> Any:
@@ -419,7 +420,8 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
               cast: bool = False, max_nbytes: Union[str, int] = 0,
               progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
               timeout: float = 0.0) -> Report:
-        call = local.Call(progress, pool, max_nbytes, transport, timeout)
+        stream = memory.ordered(device for one in locals_ for device in getattr(one, "devices", ()))
+        call = local.Call(progress, pool, max_nbytes, transport, timeout, stream)
         options = _c.LoadOptions(allow_missing=missing, allow_cast=cast, io=call.io)
         with self.in_use() as handle:
             return call(_c.lib.rsd_load, handle, len(locals_), _c.packed(_c.Tensor, locals_), C.byref(options))

@@ -78,7 +78,6 @@ class _Request:
                  compress: Union[str, int, bool, None], to_lowest_rank: bool, pool: AnyPool,
                  max_nbytes: Union[str, int], progress: Optional[Progress], values: Sequence[Tuple[Any, ...]],
                  transport: Optional[AnyTransport], timeout: float) -> None:
-        self.call = local.Call(progress, pool, max_nbytes, transport, timeout)
         if isinstance(state, MappingBase):
             tensors, found = _sorted(state, layouts, transport)
         elif layouts is not None:
@@ -88,6 +87,8 @@ class _Request:
         for name in [one.name for one in tensors] + [str(one[0]) for one in (*found, *values)]:
             states.check_name(name)
         locals_ = [one.struct(writable=False) for one in tensors]
+        stream = memory.ordered(device for one in locals_ for device in one.devices)
+        self.call = local.Call(progress, pool, max_nbytes, transport, timeout, stream)
         pairs = [_value(*one) for one in [*found, *values]]
         self.options = _c.SaveOptions(
             nranks=nranks, overwrite=overwrite, to_lowest_rank=to_lowest_rank, compress=compress_level(compress),

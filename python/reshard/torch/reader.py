@@ -25,6 +25,7 @@ from ..carry import AnyPool, Pool
 from ..checkpoint import Checkpoint
 from ..errors import FormatError, LimitError, MismatchError, MissingFileError, UnsupportedError
 from ..layout import Layout
+from ..memory import is_direct
 from ..states import OPAQUE
 from . import metadata as metadata_
 from .boxes import check_filled
@@ -45,9 +46,9 @@ class _Wanted(NamedTuple):
 
 
 def _in_place(target: torch.Tensor, stored: torch.dtype) -> bool:
-    """Returns whether the library can fill a tensor: it is in host memory, and its dtype is one that the library
-    converts to as torch does."""
-    if target.device.type != "cpu" or target.layout != torch.strided or target.is_quantized:
+    """Returns whether the library can fill a tensor: it is in memory of the host or of a CUDA device, and its dtype is
+    one that the library converts to as torch does."""
+    if target.is_meta or not is_direct(target) or target.layout != torch.strided or target.is_quantized:
         return False
     if target.is_conj() or target.is_neg() or type(target) not in (torch.Tensor, torch.nn.Parameter):
         return False
@@ -243,6 +244,7 @@ class Reader(FileSystemReader):
         made = _c.Tensor(name=name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
                         strides=_c.ints(strides))
         made.kept = layout
+        made.devices = [target.device.index for _, target, staged in members if staged is None]
         return made
 
     # -- items that the library does not read --
