@@ -22,12 +22,12 @@ def run(verb, path):
     """What is wrong with a run of the command; nothing if it is fine."""
     with subprocess.Popen([COMMAND, *verb.split(), path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                           preexec_fn=limit) as process:
-        said = process.stderr.read()
+        output = process.stderr.read()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     megabytes = used.ru_maxrss // 1024
     if process.returncode < 0 or process.returncode > 5:
-        return f"ended with {process.returncode}: {said[-200:]!r}"
+        return f"ended with {process.returncode}: {output[-200:]!r}"
     return f"took {megabytes} MB" if megabytes > MAX_MEGABYTES else ""
 
 
@@ -36,7 +36,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, os.path.join(HERE, "make_costly.py"), folder], check=True)
         for name in sorted(os.listdir(folder)):
-            wrong = [f"{verb}: {said}" for verb in VERBS if (said := run(verb, os.path.join(folder, name)))]
+            wrong = [f"{verb}: {output}" for verb in VERBS if (output := run(verb, os.path.join(folder, name)))]
             n += 1
             failed += bool(wrong)
             print(f"{'not ' if wrong else ''}ok {n} - {name}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes files of less than a megabyte that describe far more work than their size: make_costly.py FOLDER.
+"""Writes files of less than a megabyte that describe far more work than their size: make_costly.py DIRECTORY.
 
 Each refers to one thing very often, or says the same thing in a way that is expensive to read. Nothing but
 the standard library is used. costly.py runs the command on each of them.

@@ -137,6 +137,18 @@ rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder)
                 box_text(box->ndim, box->lo, box->len, text));
 }
 
+rsd_status layout_check_shape(const rsd_layout *layout, int32_t ndim, const int64_t *shape)
+{
+    char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
+    bool same = layout->ndim == ndim;
+    for (int32_t d = 0; d < ndim && same; d++)
+        same = layout->shape[d] == shape[d];
+    return same
+               ? RSD_OK
+               : fail(RSD_EMISMATCH, "shape differs: tensor %s, layout %s",
+                      shape_text(ndim, shape, one), shape_text(layout->ndim, layout->shape, other));
+}
+
 rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor)
 {
     rsd_layout *layout;
@@ -202,6 +214,9 @@ rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index
 rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index)
 {
     size_t found = catalog_find_tensor(&checkpoint->catalog, name);
+    size_t value = found == SIZE_MAX ? catalog_find_value(&checkpoint->catalog, name) : SIZE_MAX;
+    if (value != SIZE_MAX && checkpoint->catalog.values[value].refused)
+        return fail(RSD_EUNSUPPORTED, "%s: %s", name, checkpoint->catalog.values[value].refused);
     if (found == SIZE_MAX)
         return fail(RSD_EMISMATCH, "%s: the checkpoint has no such tensor", name);
     *index = (int64_t)found;
@@ -220,6 +235,12 @@ rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index
 int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint)
 {
     return (int64_t)checkpoint->store->names.n;
+}
+
+const char *rsd_checkpoint_note(const rsd_checkpoint *checkpoint, int64_t index)
+{
+    bool known = index >= 0 && (uint64_t)index < checkpoint->catalog.nnotes;
+    return known ? checkpoint->catalog.notes[index] : NULL;
 }
 
 const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index)
@@ -304,6 +325,8 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
 {
     const struct stored_value *value;
     TRY(value_at(checkpoint, index, &value));
+    if (value->refused)
+        return fail(RSD_EUNSUPPORTED, "%.300s: %s", value->name, value->refused);
     if (value->extent.kind != EXTENT_NONE) {
         rsd_status status = value_read_json(checkpoint, value, json);
         return status ? checkpoint_fail_in(checkpoint, value->extent.file, value->name, status)

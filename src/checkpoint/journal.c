@@ -106,6 +106,7 @@ rsd_status journal_redo_file(const struct store_output *dest, uint32_t file)
 
 /* ---- reading ---- */
 
+/* Reads the first n bytes of a journal. */
 static rsd_status read_journal(const struct store_output *dest, int fd, char *out, size_t n)
 {
     for (size_t at = 0; at < n;) {
@@ -150,6 +151,7 @@ static rsd_status read_lines(const struct store_output *dest, int fd, char **tex
 
 typedef rsd_status visit_journal(const struct store_output *dest, const char *name);
 
+/* Calls a function for the journal of each other rank, and writes the directory to disk. */
 static rsd_status visit_journals(const struct store_output *dest, visit_journal *visit)
 {
     static const char prefix[] = JOURNAL_NAME ".";
@@ -215,6 +217,7 @@ static rsd_status merge_journals(const struct store_output *dest)
 
 /* ---- resuming ---- */
 
+/* Checks one of the first three lines. EMISMATCH: the earlier run had other sources or targets. */
 static rsd_status check_line(const struct store_output *dest, const char *line, size_t number,
                              const char *source, const char *target)
 {
@@ -233,6 +236,7 @@ static rsd_status check_line(const struct store_output *dest, const char *line, 
                 dest->store->path, changes[number]);
 }
 
+/* Takes the offset and the length of a compressed item or value. Ignores other lines. */
 static void take_extent_line(struct catalog *catalog, const char *line)
 {
     size_t index;
@@ -255,6 +259,7 @@ static void forget_items(struct writer *writer, uint32_t file)
             writer->manifest->items[i].done = false;
 }
 
+/* Takes a line of the journal. Ignores a line that is invalid, so that more is written again. */
 static void take_entry(struct writer *writer, const char *line)
 {
     struct manifest *manifest = writer->manifest;

@@ -62,8 +62,39 @@ bool ranks_have_lost(void);
 
 /* ---- input.c: checkpoints that are read ---- */
 
-/* Returns EXIT_YES or an exit code. */
-int input_open(const char *verb, const char *path, rsd_checkpoint **checkpoint);
+/* Options of all verbs that read a checkpoint, for their tables and their help. input_take_option stores one,
+ * and returns false for any other option. */
+enum {
+    INPUT_AS_IS = 1000,
+    INPUT_TAKE_RANK_0,
+    INPUT_DTYPE,
+    INPUT_UNSTACK,
+    INPUT_VOCAB_SIZE,
+    INPUT_FROM
+};
+/* clang-format off */
+#define INPUT_OPTIONS                                                                              \
+    {"as-is", no_argument, NULL, INPUT_AS_IS},                                                     \
+    {"take-rank-0", no_argument, NULL, INPUT_TAKE_RANK_0},                                         \
+    {"dtype", required_argument, NULL, INPUT_DTYPE},                                               \
+    {"unstack", no_argument, NULL, INPUT_UNSTACK},                                                 \
+    {"vocab-size", required_argument, NULL, INPUT_VOCAB_SIZE},                                     \
+    {"from", required_argument, NULL, INPUT_FROM}
+/* clang-format on */
+#define INPUT_HELP(space)                                                                          \
+    "  --follow-links" space "Follow links that lead out of a checkpoint\n"                        \
+    "  --as-is       " space "Read one rank's file of several by itself, with the parts it has\n"  \
+    "  --take-rank-0 " space "Take the lowest rank's copy where copies of a tensor differ\n"       \
+    "  --dtype model " space "Read DeepSpeed's parameters in the model's dtype. Default: fp32\n"   \
+    "  --unstack     " space "Read Megatron's stacked layers as one tensor per layer\n"            \
+    "  --vocab-size N" space "Read N rows of Megatron's padded vocabulary. Default: all\n"         \
+    "  --from 'RE=P' " space                                                                       \
+    "Join Megatron's parts of tensors whose whole name matches RE: S(0),\n"                        \
+    "                " space "S(1), R or gated. May be repeated\n"
+bool input_take_option(int option);
+
+/* Opens a checkpoint, and prints the notes about it unless `quiet`. Returns EXIT_YES or an exit code. */
+int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **checkpoint);
 
 /* Checks before the work starts that files exist: all, or those with an extent for which needs(context, ...)
  * returns true. Returns EXIT_YES or an exit code. */

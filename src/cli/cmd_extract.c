@@ -18,9 +18,8 @@ static const char extract_help[] =
     "  --slice '[A:B, ...]'  Select one range or index per dim; : selects all. Default: all\n"
     "  --cast DTYPE          Convert to DTYPE. NumPy has no bf16: use --cast f32\n"
     "  --raw                 Write raw bytes in row-major order, also to a .npy file\n"
-    "  --force               Replace an existing file\n"
-    "  --follow-links        Follow links that lead out of a checkpoint\n"
-    "  -h, --help            Print this help\n";
+    "  --force               Replace an existing file\n" INPUT_HELP(
+        "        ") "  -h, --help            Print this help\n";
 
 struct extraction {
     const char *path, *tensor, *out, *slice;
@@ -31,9 +30,13 @@ struct extraction {
 enum { SLICE = 256, CAST, RAW, FORCE };
 
 static const struct option extract_options[] = {
-    {"slice", required_argument, NULL, SLICE}, {"cast", required_argument, NULL, CAST},
-    {"raw", no_argument, NULL, RAW},           {"force", no_argument, NULL, FORCE},
-    {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
+    {"slice", required_argument, NULL, SLICE},
+    {"cast", required_argument, NULL, CAST},
+    {"raw", no_argument, NULL, RAW},
+    {"force", no_argument, NULL, FORCE},
+    INPUT_OPTIONS,
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
 };
 
 static int read_extract_options(int argc, char **argv, struct extraction *request)
@@ -57,6 +60,8 @@ static int read_extract_options(int argc, char **argv, struct extraction *reques
             request->force = true;
             break;
         default:
+            if (input_take_option(option))
+                break;
             return cli_fail_option("extract", option, argv);
         }
     if (argc - optind != 3)
@@ -254,7 +259,7 @@ int command_extract(int argc, char **argv)
     int code = read_extract_options(argc, argv, &request);
     if (code != GO_ON)
         return code;
-    code = input_open("extract", request.path, &checkpoint);
+    code = input_open("extract", request.path, false, &checkpoint);
     if (code)
         return code;
     code = extract_tensor(&request, checkpoint);

@@ -243,11 +243,30 @@ static rsd_status add_metadata_groups(struct metadata_reader *reader)
 
 /* ---- storage ---- */
 
+/* Adds a data file. It is in the directory of the metadata. */
+static rsd_status add_data_file(struct metadata_reader *reader, struct slice path, uint32_t *file)
+{
+    const char *first = store_file_name(reader->store, reader->parts[0].file);
+    const char *slash = strrchr(first, '/');
+    if (!slash)
+        return store_add_file(reader->store, path, file);
+    TRY(store_check_name(path));
+    size_t n = (size_t)(slash + 1 - first);
+    char *whole = mem_new(n + path.nbytes + 1, 1);
+    if (!whole)
+        return RSD_ENOMEM;
+    memcpy(whole, first, n);
+    memcpy(whole + n, path.bytes, path.nbytes);
+    rsd_status status = store_add_file(reader->store, (struct slice){whole, n + path.nbytes}, file);
+    mem_free(whole);
+    return status;
+}
+
 static rsd_status find_data_file(struct metadata_reader *reader, struct slice path, uint32_t *file)
 {
     size_t number;
     if (!string_map_find(&reader->paths, path, &number)) {
-        TRY(store_add_file(reader->store, path, file));
+        TRY(add_data_file(reader, path, file));
         number = *file;
         TRY(string_map_add(&reader->paths, path, number));
     }
@@ -576,14 +595,15 @@ static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t fi
     return status ? store_fail_in(reader->store, file, status) : RSD_OK;
 }
 
-rsd_status dcp_open(struct store *store, struct catalog *catalog)
+rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *catalog,
+                         const rsd_open_options *options)
 {
     struct metadata_reader reader = {.catalog = catalog, .store = store};
-    size_t n = store->names.n;
+    uint32_t n = (uint32_t)store->names.n - first;
     reader.parts = mem_new(n, sizeof *reader.parts);
     rsd_status status = reader.parts ? RSD_OK : RSD_ENOMEM;
     for (uint32_t i = 0; i < n && !status; i++)
-        status = load_metadata_part(&reader, i, &reader.parts[i]);
+        status = load_metadata_part(&reader, first + i, &reader.parts[i]);
     bool parsed = !status;
     if (!status)
         status = find_metadata_entries(&reader);
@@ -594,7 +614,9 @@ rsd_status dcp_open(struct store *store, struct catalog *catalog)
     if (!status)
         status = add_metadata_paths(&reader);
     if (status && parsed)
-        status = store_fail_in(store, 0, status);
+        status = store_fail_in(store, first, status);
+    if (!status && pickle_kind(&reader.parts[0].tree, reader.parts[0].planner) != NODE_DICT)
+        status = megatron_finish_stacks(store, first, catalog, options);
     for (size_t i = 0; i < reader.nparts; i++)
         pickle_tree_drop(&reader.parts[i].tree);
     mem_free(reader.parts);
@@ -607,4 +629,9 @@ rsd_status dcp_open(struct store *store, struct catalog *catalog)
     string_map_drop(&reader.paths);
     string_map_drop(&reader.unknown);
     return status;
+}
+
+rsd_status dcp_open(struct store *store, struct catalog *catalog, const rsd_open_options *options)
+{
+    return dcp_open_from(store, 0, catalog, options);
 }

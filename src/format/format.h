@@ -15,8 +15,12 @@ enum extent_kind {
     EXTENT_NONE,  /* no file is known to hold the bytes */
     EXTENT_DENSE, /* a dense row-major array, little-endian */
     EXTENT_ARRAY, /* an array of the catalog describes the bytes */
+    EXTENT_RANGE, /* the same as EXTENT_DENSE, in the record of an array of the catalog */
     EXTENT_ITEM,  /* the format finds the bytes inside */
 };
+
+/* Where a CRC-32C follows the bytes of an item, which is a chunk. */
+enum extent_crc32c { CRC32C_INSIDE = 1, /* of what was compressed */ CRC32C_OUTSIDE = 2 };
 
 /* Where the bytes of a box or value are. */
 struct extent {
@@ -25,8 +29,9 @@ struct extent {
     uint8_t kind;    /* enum extent_kind */
     uint8_t nzstd;   /* how often the item was compressed */
     uint8_t unknown; /* 1: it went through an unknown transform, whose number is `detail` */
+    uint8_t crc32c;  /* enum extent_crc32c */
     uint32_t
-        detail; /* EXTENT_ARRAY: number of the array; manifests: number of the box in its rank */
+        detail; /* EXTENT_ARRAY, EXTENT_RANGE: number of the array; manifests: number of the box in its rank */
 };
 
 /* How the bytes of a stored box lie in their record, which is a run of bytes with one CRC-32. */
@@ -36,7 +41,8 @@ struct stored_array {
     int64_t strides[RSD_MAX_DIMS]; /* bytes; 0 where the box has one index or is empty */
     uint32_t crc;
     bool has_crc, big_endian;
-    bool stream; /* the record is compressed, and is read from its start */
+    bool stream;        /* the record is compressed, and is read from its start */
+    const char *memory; /* the record itself, if it is in memory and not in a file; else NULL */
 };
 
 /* Describes a dense row-major array that begins at an offset of its file. */
@@ -50,6 +56,8 @@ struct stored_tensor {
     size_t shape, boxes; /* into coordinates: the shape; lo and len of each box in turn */
     size_t first_extent, nboxes;
     const char *path; /* in a nested state dict, as JSON; NULL: not known */
+    bool unstacked;   /* items have one more dim in front, of one index */
+    bool rows_cut;    /* items may have more rows than their boxes */
 };
 
 struct stored_value {
@@ -57,6 +65,7 @@ struct stored_value {
     struct extent extent;
     char *json;          /* of a plain value without an extent; else NULL */
     struct bytes pickle; /* likewise */
+    const char *refused; /* a tensor that cannot be read: why; NULL: a value */
 };
 
 /* The transforms of an item, if one of them is unknown. */
@@ -78,12 +87,13 @@ struct catalog {
     struct stored_array *arrays;          /* of extents of EXTENT_ARRAY */
     struct stored_transforms *transforms; /* lists with an unknown one */
     const char *save_id;                  /* that the writer gave to the save; NULL: none */
+    const char **notes;                   /* what a user should know of what was read */
     char **names;                         /* blocks of names */
     char *next_name;
     struct catalog_name *tensor_names, *value_names; /* sorted */
     size_t ntensors, tensors_capacity, ncoordinates, coordinates_capacity, nextents,
         extents_capacity, nvalues, values_capacity, narrays, arrays_capacity, ntransforms,
-        transforms_capacity, nnames, names_capacity, names_left;
+        transforms_capacity, nnotes, notes_capacity, nnames, names_capacity, names_left;
 };
 
 rsd_status catalog_add_name(struct catalog *catalog, struct slice name, const char **out);
@@ -93,8 +103,17 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
                            struct extent extent); /* to the last tensor */
 rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const int64_t *len,
                              uint32_t file, const struct stored_array *array); /* likewise */
+
+/* Adds elements [begin, begin + count) of the last tensor, in row-major order. In the file they follow each
+ * other, from element `at` on of an array of the catalog. */
+rsd_status catalog_add_range(struct catalog *catalog, int64_t begin, int64_t count, uint32_t file,
+                             uint32_t array, int64_t at);
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json); /* takes json over on success */
+
+/* Adds a sentence about what the checkpoint has and the catalog does not. It names the file. */
+rsd_status catalog_add_note(struct catalog *catalog, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 rsd_status catalog_finish(struct catalog *catalog);
 
 /* Returns EUNSUPPORTED for an item that went through an unknown transform. */
@@ -234,8 +253,19 @@ struct rsd_checkpoint {
 rsd_status item_cache_open(struct item_cache **cache);
 void item_cache_close(struct item_cache *cache); /* accepts NULL */
 
-/* A record that must be read from its start. */
-struct stored_stream;
+/* A record that must be read from its start. A format puts it first in a struct of its own. */
+struct stored_stream {
+    rsd_status (*read)(struct stored_stream *stream, void *out, size_t n); /* the next n bytes */
+
+    /* Reads the CRC-32 behind the last byte of the record; *has_crc is false if there is none. */
+    rsd_status (*end)(struct stored_stream *stream, bool *has_crc, uint32_t *crc);
+    void (*close)(struct stored_stream *stream);
+};
+static inline void stored_stream_close(struct stored_stream *stream) /* accepts NULL */
+{
+    if (stream)
+        stream->close(stream);
+}
 
 /* One row per format. Errors name the byte or the tensor; the caller adds the path of the file. Only open
  * adds paths itself, because it works on several files. */
@@ -248,8 +278,13 @@ struct format {
     int (*probe)(const struct store_listing *listing, const struct store_entry *entry,
                  struct slice start);
 
+    /* Says whether directories below the one that is listed make up one checkpoint. It is called if no format
+     * has a sign in the directory itself. NULL: they never do. */
+    bool (*probe_below)(struct store *store, const struct store_listing *listing);
+
     /* Reads what the checkpoint holds. The store has the files of which probe was surest. */
-    rsd_status (*open)(struct store *store, struct catalog *catalog);
+    rsd_status (*open)(struct store *store, struct catalog *catalog,
+                       const rsd_open_options *options);
 
     /* Finds the bytes of a box; its extent is not EXTENT_NONE. */
     rsd_status (*locate)(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
@@ -275,6 +310,7 @@ enum { FILE_NAME_NCHARS = 96 };
 struct format_writer {
     const char *marker;                /* the file that finish writes */
     const char *suffix_until_complete; /* of file names, if readers need no marker; else "" */
+    const char *const *file_suffixes;  /* of outputs that are one file; NULL: none */
     bool wide_first;  /* tensors of a file are sorted: the widest elements first, then by name */
     bool fills_files; /* tensors that are not cut fill one file after the other */
 
@@ -302,6 +338,9 @@ struct format_writer {
 const struct format *format_find(rsd_format id); /* NULL: there is no such format */
 bool format_is_marker(const char *name);         /* of any format */
 
+/* Returns whether an output path names one file of the format, by its suffix. */
+bool format_names_file(rsd_format id, const char *path);
+
 /* Finds the format of the files at a path, and reads what they hold. `listing` is that of the directory, or
  * has the one file that the path names. */
 rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
@@ -316,19 +355,6 @@ rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t
  * time out of proportion to the files. */
 rsd_status format_check_claims(const rsd_checkpoint *checkpoint);
 rsd_status format_check_values(rsd_checkpoint *checkpoint); /* likewise of the items of values */
-
-/* ---- torch_item_read.c: streams ---- */
-
-rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n);
-
-/* Reads the CRC-32 behind the last byte of the record; *has_crc is false if there is none. */
-rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32_t *crc);
-void stored_stream_close(struct stored_stream *stream); /* accepts NULL */
-
-/* ---- dcp_write.c ---- */
-
-/* Writes metadata under another name than the marker's. */
-rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store, const char *name);
 
 /* ---- values.c ---- */
 

@@ -7,8 +7,8 @@
  *     storage = persistent id ('storage', class, key, location, number of elements)
  *
  * v3 is for dtypes without a storage class: its class is UntypedStorage, and its elements are bytes. A
- * Parameter wraps a view once more. Quantized, sparse, conjugated and subclassed tensors are refused, and
- * the error names what they are made by.
+ * Parameter wraps a view once more, and so does _rebuild_from_type_v2, which adds attributes or a subclass.
+ * Expanded tensors have stride 0. Quantized, sparse and conjugated tensors are refused, and the error names what they are made by.
  *
  * An item in a file is an archive, read from its directory. A compressed item is read from its start, since
  * its directory is at its end. The pickle ends where it stops, the records before the tensor have a few
@@ -22,7 +22,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WINDOW_NBYTES = 4096, MAX_START_NBYTES = 1 << 16, HEADER_NBYTES = 30 };
+enum {
+    WINDOW_NBYTES = 4096,
+    MAX_START_NBYTES = 1 << 16,
+    HEADER_NBYTES = 30,
+    MAX_WRAPPED = 8,
+    MAX_EXPANDED_NBYTES = 1 << 30
+};
 
 /* ---- a pickled tensor ---- */
 
@@ -117,6 +123,8 @@ static rsd_status take_view_args(const struct pickle_tree *tree, pickle_node arg
 
 static rsd_status fail_not_tensor(const struct pickle_tree *tree, pickle_node c)
 {
+    if (pickle_kind(tree, c) == NODE_PERSISTENT)
+        return fail(RSD_EUNSUPPORTED, "storages without a tensor are not supported");
     if (pickle_kind(tree, c) != NODE_CALL)
         return fail(RSD_EFORMAT, "item is not a tensor");
     char text[GLOBAL_TEXT_NCHARS];
@@ -124,33 +132,89 @@ static rsd_status fail_not_tensor(const struct pickle_tree *tree, pickle_node c)
                 pickle_global_text(tree, pickle_part(tree, c, NODE_WHAT), text));
 }
 
-bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c)
+/* Steps from a tensor to what it wraps: the data of a Parameter, or the call that makes a tensor with
+ * attributes. *what and *args are those of the innermost call. Returns false for any other value. */
+static bool unwrap_tensor(const struct pickle_tree *tree, pickle_node c, pickle_node *what,
+                          pickle_node *args)
 {
     if (pickle_kind(tree, c) != NODE_CALL)
         return false;
-    enum known known = pickle_known(tree, pickle_part(tree, c, NODE_WHAT));
+    *what = pickle_part(tree, c, NODE_WHAT);
+    *args = pickle_part(tree, c, NODE_ARGS);
+    for (int depth = 0; depth < MAX_WRAPPED; depth++) {
+        enum known known = pickle_known(tree, *what);
+        uint32_t n = pickle_count(tree, *args);
+        pickle_node first = n > 0 ? pickle_item(tree, *args, 0) : PICKLE_NONE;
+        if (known == KNOWN_REBUILD_PARAMETER && pickle_kind(tree, first) == NODE_CALL) {
+            *what = pickle_part(tree, first, NODE_WHAT);
+            *args = pickle_part(tree, first, NODE_ARGS);
+        } else if (known == KNOWN_REBUILD_FROM_TYPE && n >= 3 &&
+                   pickle_kind(tree, pickle_item(tree, *args, 2)) == NODE_TUPLE) {
+            *what = first;
+            *args = pickle_item(tree, *args, 2);
+        } else {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c)
+{
+    pickle_node what, args;
+    if (!unwrap_tensor(tree, c, &what, &args))
+        return false;
+    enum known known = pickle_known(tree, what);
     return known == KNOWN_REBUILD_TENSOR_V2 || known == KNOWN_REBUILD_TENSOR_V3 ||
            known == KNOWN_REBUILD_PARAMETER;
+}
+
+bool torch_is_odd_tensor(const struct pickle_tree *tree, pickle_node c)
+{
+    pickle_node what, args;
+    if (pickle_kind(tree, c) == NODE_PERSISTENT)
+        return true;
+    if (!unwrap_tensor(tree, c, &what, &args) || pickle_kind(tree, what) != NODE_GLOBAL)
+        return false;
+    struct slice module = pickle_text(tree, pickle_part(tree, what, NODE_WHAT)),
+                 name = pickle_text(tree, pickle_part(tree, what, NODE_ARGS));
+    return slice_is(module, "torch._utils") && name.nbytes > 8 &&
+           memcmp(name.bytes, "_rebuild", 8) == 0;
+}
+
+bool torch_is_sharded(const struct pickle_tree *tree, pickle_node c)
+{
+    pickle_node what, args;
+    return unwrap_tensor(tree, c, &what, &args) &&
+           pickle_known(tree, what) == KNOWN_REBUILD_WRAPPER;
 }
 
 rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct torch_view *out)
 {
     struct torch_view view = {0};
-    for (int wrapped = 0; wrapped < 2; wrapped++) {
-        if (!torch_view_is_tensor(tree, c))
-            return fail_not_tensor(tree, c);
-        pickle_node args = pickle_part(tree, c, NODE_ARGS);
-        enum known known = pickle_known(tree, pickle_part(tree, c, NODE_WHAT));
-        if (known != KNOWN_REBUILD_PARAMETER) {
-            TRY(take_view_args(tree, args, known == KNOWN_REBUILD_TENSOR_V3, &view));
-            *out = view;
-            return RSD_OK;
-        }
-        if (pickle_count(tree, args) < 1)
-            return fail_view("is a Parameter without data");
-        c = pickle_item(tree, args, 0);
-    }
-    return fail_view("is a Parameter of a Parameter");
+    pickle_node what, args;
+    if (!torch_view_is_tensor(tree, c) || !unwrap_tensor(tree, c, &what, &args))
+        return fail_not_tensor(tree, c);
+    enum known known = pickle_known(tree, what);
+    if (known == KNOWN_REBUILD_PARAMETER)
+        return fail_view("is a Parameter without data");
+    TRY(take_view_args(tree, args, known == KNOWN_REBUILD_TENSOR_V3, &view));
+    *out = view;
+    return RSD_OK;
+}
+
+/* Elements of an expanded tensor share bytes. What a few bytes may stand for is limited. */
+static rsd_status check_expanded(const struct torch_view *view)
+{
+    int64_t n = (int64_t)rsd_dtype_nbytes(view->dtype);
+    if (!strides_overlap(view->ndim, view->shape, view->strides))
+        return RSD_OK;
+    for (int32_t d = 0; d < view->ndim; d++)
+        if (!mul_i64(n, view->shape[d], &n) || n > MAX_EXPANDED_NBYTES)
+            return fail(RSD_EUNSUPPORTED,
+                        "tensor whose elements share bytes exceeds the limit of %d bytes",
+                        (int)MAX_EXPANDED_NBYTES);
+    return RSD_OK;
 }
 
 rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes)
@@ -172,9 +236,7 @@ rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbyte
     if (last >= nbytes / element_nbytes)
         return fail(RSD_EFORMAT, "tensor reaches element %lld of a storage of %lld elements",
                     (long long)last, (long long)(nbytes / element_nbytes));
-    if (strides_overlap(view->ndim, view->shape, view->strides))
-        return fail_view("has elements that overlap");
-    return RSD_OK;
+    return check_expanded(view);
 }
 
 void torch_view_set_array(const struct torch_view *view, struct stored_array *array)
@@ -183,6 +245,8 @@ void torch_view_set_array(const struct torch_view *view, struct stored_array *ar
     if (box_is_empty(view->ndim, view->shape)) /* its offset and strides may be any number */
         return;
     array->base = view->offset * element_nbytes;
+    if (strides_overlap(view->ndim, view->shape, view->strides))
+        array->has_crc = false;              /* no byte of the record is read exactly once */
     for (int32_t d = 0; d < view->ndim; d++) /* so may the stride of a single index */
         array->strides[d] = view->shape[d] > 1 ? view->strides[d] * element_nbytes : 0;
 }
@@ -309,14 +373,15 @@ rsd_status torch_item_locate(struct store *store, const struct extent *extent,
 /* ---- a compressed archive ---- */
 
 /* A compressed archive. The bytes behind `at` were produced and not used yet. */
-struct stored_stream {
+struct archive_stream {
+    struct stored_stream base;
     struct store_range range;
     struct zstd_reader *zstd;
     size_t n, at;
     unsigned char bytes[MAX_START_NBYTES];
 };
 
-static rsd_status produce_start(struct stored_stream *start, size_t n)
+static rsd_status produce_start(struct archive_stream *start, size_t n)
 {
     if (n > MAX_START_NBYTES)
         return fail(RSD_EFORMAT, "more than %d bytes precede the tensor", (int)MAX_START_NBYTES);
@@ -338,7 +403,7 @@ static uint32_t little_32(const unsigned char *bytes)
 }
 
 /* Steps over a header, to the first byte of its record. *name is without its directory. */
-static rsd_status step_header(struct stored_stream *start, struct slice *name)
+static rsd_status step_header(struct archive_stream *start, struct slice *name)
 {
     TRY(produce_start(start, start->at + HEADER_NBYTES));
     const unsigned char *header = start->bytes + start->at;
@@ -362,7 +427,7 @@ static rsd_status step_header(struct stored_stream *start, struct slice *name)
 }
 
 /* Steps over a small record. It ends where a descriptor with its length begins. */
-static rsd_status step_small(struct stored_stream *start, struct slice *content)
+static rsd_status step_small(struct archive_stream *start, struct slice *content)
 {
     size_t first = start->at;
     for (size_t n = 0; n < 256; n++) {
@@ -380,14 +445,14 @@ static rsd_status step_small(struct stored_stream *start, struct slice *content)
 
 static rsd_status read_start(void *context, uint64_t at, void *out, size_t n)
 {
-    struct stored_stream *start = context;
+    struct archive_stream *start = context;
     TRY(produce_start(start, start->at + (size_t)at + n));
     memcpy(out, start->bytes + start->at + at, n);
     return RSD_OK;
 }
 
 /* Steps over a pickle of n bytes and its descriptor. */
-static rsd_status step_checked(struct stored_stream *start, size_t n)
+static rsd_status step_checked(struct archive_stream *start, size_t n)
 {
     TRY(produce_start(start, start->at + n + 16));
     const unsigned char *end = start->bytes + start->at + n;
@@ -406,7 +471,7 @@ static rsd_status step_checked(struct stored_stream *start, size_t n)
 
 /* Steps over the pickle. Its length is not known, and the stream may end soon behind it, so it is read with
  * twice as many bytes each time. */
-static rsd_status step_pickle(struct stored_stream *start, struct pickle_tree *tree,
+static rsd_status step_pickle(struct archive_stream *start, struct pickle_tree *tree,
                               pickle_node *root)
 {
     for (size_t n = 512;; n *= 2) {
@@ -432,7 +497,7 @@ static bool same_slice(struct slice a, struct slice b)
     return a.nbytes == b.nbytes && memcmp(a.bytes, b.bytes, a.nbytes) == 0;
 }
 
-static rsd_status go_to_tensor(struct stored_stream *start, struct torch_view *view,
+static rsd_status go_to_tensor(struct archive_stream *start, struct torch_view *view,
                                struct stored_array *array)
 {
     struct pickle_tree tree = {0};
@@ -468,7 +533,7 @@ static rsd_status go_to_tensor(struct stored_stream *start, struct torch_view *v
     return status;
 }
 
-static rsd_status start_stream(struct stored_stream *stream, const struct extent *extent,
+static rsd_status start_stream(struct archive_stream *stream, const struct extent *extent,
                                struct torch_view *view, struct stored_array *array)
 {
     TRY(zstd_reader_open(store_range_read, &stream->range, extent->nbytes, extent->nzstd,
@@ -481,45 +546,50 @@ static rsd_status start_stream(struct stored_stream *stream, const struct extent
     return RSD_OK;
 }
 
-rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
-                                  struct torch_view *view, struct stored_array *array,
-                                  struct stored_stream **out)
+static struct archive_stream *archive_of(struct stored_stream *stream)
 {
-    struct stored_stream *stream = mem_new(1, sizeof *stream);
-    if (!stream)
-        return RSD_ENOMEM;
-    stream->range = (struct store_range){store, extent->file, extent->offset};
-    rsd_status status = start_stream(stream, extent, view, array);
-    if (status)
-        stored_stream_close(stream);
-    else
-        *out = stream;
-    return status;
+    return (struct archive_stream *)(void *)stream;
 }
 
-void stored_stream_close(struct stored_stream *stream)
+static void close_archive(struct stored_stream *stream)
 {
-    if (!stream)
-        return;
-    zstd_reader_close(stream->zstd);
+    zstd_reader_close(archive_of(stream)->zstd);
     mem_free(stream);
 }
 
-rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n)
+static rsd_status read_archive(struct stored_stream *base, void *out, size_t n)
 {
+    struct archive_stream *stream = archive_of(base);
     size_t ready = stream->n - stream->at, first = ready < n ? ready : n;
     memcpy(out, stream->bytes + stream->at, first);
     stream->at += first;
     return first < n ? zstd_reader_read(stream->zstd, (char *)out + first, n - first) : RSD_OK;
 }
 
-rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32_t *crc)
+static rsd_status end_archive(struct stored_stream *stream, bool *has_crc, uint32_t *crc)
 {
     unsigned char descriptor[8];
-    TRY(stored_stream_read(stream, descriptor, sizeof descriptor));
+    TRY(read_archive(stream, descriptor, sizeof descriptor));
     if (memcmp(descriptor, "PK\7\x08", 4) != 0)
         return fail(RSD_EFORMAT, "descriptor behind the bytes is missing");
     *crc = little_32(descriptor + 4);
     *has_crc = *crc != 0; /* 0: torch did not compute it */
     return RSD_OK;
+}
+
+rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
+                                  struct torch_view *view, struct stored_array *array,
+                                  struct stored_stream **out)
+{
+    struct archive_stream *stream = mem_new(1, sizeof *stream);
+    if (!stream)
+        return RSD_ENOMEM;
+    stream->base = (struct stored_stream){read_archive, end_archive, close_archive};
+    stream->range = (struct store_range){store, extent->file, extent->offset};
+    rsd_status status = start_stream(stream, extent, view, array);
+    if (status)
+        close_archive(&stream->base);
+    else
+        *out = &stream->base;
+    return status;
 }

@@ -111,7 +111,8 @@ static rsd_status check_archive(struct zip *zip)
     return RSD_OK;
 }
 
-static rsd_status check_item(const rsd_checkpoint *checkpoint, const struct stored_value *value)
+static rsd_status check_value_item(const rsd_checkpoint *checkpoint,
+                                   const struct stored_value *value)
 {
     const struct extent *extent = &value->extent;
     struct store_range range = {checkpoint->store, extent->file, extent->offset};
@@ -179,5 +180,5 @@ rsd_status value_check(rsd_checkpoint *checkpoint, const struct stored_value *va
     struct budget budget;
     TRY(format_check_values(checkpoint));
     begin_value(checkpoint, &budget);
-    return end_value(checkpoint, &budget, check_item(checkpoint, value));
+    return end_value(checkpoint, &budget, check_value_item(checkpoint, value));
 }

@@ -40,6 +40,12 @@ struct local_file {
     struct local_slot slots[NSLOTS];
 };
 
+/* A slot that has an open descriptor. */
+struct open_slot {
+    uint32_t file;
+    int slot;
+};
+
 struct local_directory {
     struct store base;
     int fd;
@@ -48,7 +54,9 @@ struct local_directory {
     pthread_cond_t unpinned;
     struct local_file *files;
     size_t files_capacity;
-    int nopen, max_open;
+    struct open_slot *open; /* so that one of many files is found without a look at all */
+    size_t nopen, open_capacity;
+    size_t max_open;
     uint64_t clock;
 };
 
@@ -73,12 +81,12 @@ static rsd_status fail_errno(void)
 /* ---- the directory ---- */
 
 /* Returns how many files a store may have open: a quarter of what the process may, for there are others. */
-static int max_open_files(void)
+static size_t max_open_files(void)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 4 > MAX_OPEN)
         return MAX_OPEN;
-    return limit.rlim_cur / 4 < MIN_OPEN ? MIN_OPEN : (int)(limit.rlim_cur / 4);
+    return limit.rlim_cur / 4 < MIN_OPEN ? (size_t)MIN_OPEN : (size_t)(limit.rlim_cur / 4);
 }
 
 rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct store **out)
@@ -144,6 +152,7 @@ static void local_close(struct store *store)
             if (directory->files[i].slots[k].fd >= 0)
                 close(directory->files[i].slots[k].fd);
     mem_free(directory->files);
+    mem_free(directory->open);
     close(directory->fd);
     pthread_cond_destroy(&directory->unpinned);
     pthread_mutex_destroy(&directory->lock);
@@ -203,17 +212,20 @@ static rsd_status local_list(struct store *store, const char *name, struct store
 static bool close_least_used(struct local_directory *directory)
 {
     struct local_slot *least = NULL;
-    for (size_t i = 0; i < directory->base.names.n; i++)
-        for (int k = 0; k < NSLOTS; k++) {
-            struct local_slot *slot = &directory->files[i].slots[k];
-            if (slot->fd >= 0 && slot->nusers == 0 && (!least || slot->used_at < least->used_at))
-                least = slot;
+    size_t at = 0;
+    for (size_t i = 0; i < directory->nopen; i++) {
+        const struct open_slot *open = &directory->open[i];
+        struct local_slot *slot = &directory->files[open->file].slots[open->slot];
+        if (slot->nusers == 0 && (!least || slot->used_at < least->used_at)) {
+            least = slot;
+            at = i;
         }
+    }
     if (!least)
         return false;
     close(least->fd);
     least->fd = -1;
-    directory->nopen--;
+    directory->open[at] = directory->open[--directory->nopen];
     return true;
 }
 
@@ -267,6 +279,7 @@ static rsd_status open_slot(struct local_directory *directory, uint32_t index,
 {
     bool writable = directory->base.writable;
     struct stat found;
+    TRY(GROW(directory->open, directory->open_capacity, directory->nopen + 1));
     int fd = open_file(directory, index);
     if (fd < 0)
         return fail_open(errno);
@@ -282,7 +295,8 @@ static rsd_status open_slot(struct local_directory *directory, uint32_t index,
         return status;
     }
     slot->fd = fd;
-    directory->nopen++;
+    directory->open[directory->nopen++] =
+        (struct open_slot){index, (int)(slot - directory->files[index].slots)};
     return RSD_OK;
 }
 

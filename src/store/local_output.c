@@ -236,7 +236,7 @@ static rsd_status check_path(const struct local_output *output)
 static rsd_status open_journal(struct local_output *output)
 {
     enum output_mode mode = output->options.mode;
-    int lock = mode == OUTPUT_JOIN ? 0 : mode == OUTPUT_SHARED ? LOCK_SH : LOCK_EX;
+    int lock = mode == OUTPUT_JOIN ? 0 : LOCK_EX;
     if (!output->options.journal)
         return RSD_OK;
     return local_open_mark(output->staging_fd, output->options.journal, O_RDWR | O_CREAT | O_APPEND,
@@ -259,9 +259,9 @@ static rsd_status make_staging(struct local_output *output)
     enum output_mode mode = output->options.mode;
     struct stat found;
     bool any = false, made = false;
-    if (mode != OUTPUT_FINISH && mode != OUTPUT_JOIN)
+    if (mode != OUTPUT_JOIN)
         made = mkdirat(output->parent_fd, local_staging_name(output), 0777) == 0;
-    if (!made && mode != OUTPUT_FINISH && mode != OUTPUT_JOIN && errno != EEXIST)
+    if (!made && mode != OUTPUT_JOIN && errno != EEXIST)
         return local_fail_at(output->staging);
     output->staging_fd = local_open_real(output->parent_fd, local_staging_name(output));
     if (output->staging_fd < 0)
@@ -297,10 +297,10 @@ static rsd_status open_staging(struct local_output *output, const char *path)
         return open_in_place(output, path);
     TRY(set_paths(output, path));
     TRY(open_parent(output));
-    if (mode != OUTPUT_SHARED && mode != OUTPUT_FINISH && mode != OUTPUT_JOIN)
+    if (mode != OUTPUT_JOIN) {
         TRY(local_recover(output));
-    if (mode != OUTPUT_JOIN)
         TRY(check_path(output));
+    }
     return make_staging(output);
 }
 

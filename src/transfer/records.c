@@ -71,7 +71,7 @@ static rsd_status read_record(const struct source *source, struct stored_stream 
     for (uint64_t at = 0; at < source->array.nbytes; at += BLOCK_NBYTES) {
         uint64_t left = source->array.nbytes - at;
         size_t n = left < BLOCK_NBYTES ? (size_t)left : BLOCK_NBYTES;
-        TRY(stream ? stored_stream_read(stream, block, n)
+        TRY(stream ? stream->read(stream, block, n)
                    : store_read(source->checkpoint->store, source->file, source->array.offset + at,
                                 block, n));
         *raw = crc_update(CRC_ZIP, *raw, block, n);
@@ -85,7 +85,7 @@ static rsd_status check_record(const struct source *source, bool *has_crc)
     const rsd_checkpoint *checkpoint = source->checkpoint;
     struct stored_stream *stream = NULL;
     uint32_t expected = source->array.crc;
-    uint64_t raw;
+    uint64_t raw = 0;
     char *block = mem_new(BLOCK_NBYTES, 1);
     rsd_status status = block ? RSD_OK : RSD_ENOMEM;
     if (!status && source->array.stream)
@@ -94,7 +94,7 @@ static rsd_status check_record(const struct source *source, bool *has_crc)
         status = read_record(source, stream, block, &raw);
     *has_crc = true;
     if (!status && stream)
-        status = stored_stream_end(stream, has_crc, &expected);
+        status = stream->end(stream, has_crc, &expected);
     stored_stream_close(stream);
     mem_free(block);
     TRY(status);

@@ -4,7 +4,7 @@
     exec = reshard.bind(plan, transport=reshard.torch.Group(mesh.get_group("tp")))
 
 Bytes are sent from host memory. For a group without a backend for host memory (NCCL only), a gloo group of the same
-ranks is created. Ranks of one host share memory, and use the group only to bind.
+ranks is created. Ranks of one host share memory, also that of CUDA devices, and use the group only to bind.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, Deque, Dict, List, Optional, Tuple
 import torch
 import torch.distributed as dist
 
-from ..errors import InvalidError, PeerError
+from ..errors import InvalidError, PeerError, UnsupportedError
 from ..transport import Transport, bytes_at
 
 # Tags of these messages: far from the tags of programs, and below the limit of MPI.
@@ -69,14 +69,31 @@ def ranks_of(group: Any) -> List[int]:
     return list(dist.get_process_group_ranks(group))
 
 
+def is_made(group: Any) -> bool:
+    """Returns whether made_group returned it."""
+    return any(one is group for one in _made.values())
+
+
+def check_initialized() -> None:
+    """Raises InvalidError without a process group of the world."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise InvalidError("no process group exists; call torch.distributed.init_process_group first")
+
+
+_SIMULATED = {"fake": "sends nothing", "threaded": "has threads of one process as its ranks"}
+
+
 def host_group(group: Optional[Any] = None) -> Any:
     """Collective the first time. Returns the group, or one of the same ranks if it has no backend for host memory."""
-    if not dist.is_available() or not dist.is_initialized():
-        raise InvalidError("there is no process group: call torch.distributed.init_process_group first")
+    check_initialized()
     group = dist.group.WORLD if group is None else group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidError("this rank is not in the process group")
-    if any(one is group for one in _made.values()) or has_host(group):
+    if is_made(group) or has_host(group):
+        why = _SIMULATED.get(_backend(group))
+        if why is not None:
+            raise UnsupportedError(f"the backend of the process group is {_backend(group)!r}, which {why}; ranks must "
+                                   "be processes, such as with gloo or nccl")
         return group
     return made_group(tuple(sorted(dist.get_process_group_ranks(group))))
 
