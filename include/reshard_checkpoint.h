@@ -57,6 +57,10 @@ typedef struct rsd_open_options {
     int32_t as_is; /* 1: open one rank's file of several by itself, with the parts that it has */
     /* 1: where copies of a tensor differ between ranks, take that of the lowest rank. 0: EMISMATCH. */
     int32_t take_rank_0;
+    /* A directory with one file per rank, of which no file says how the tensors are cut: rules with the mesh
+     * of the ranks and the places of the tensors. Files are in the order of the numbers in their names.
+     * NULL: files say it. */
+    struct rsd_rules *from;
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the

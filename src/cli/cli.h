@@ -64,15 +64,22 @@ bool ranks_have_lost(void);
 
 /* Options of all verbs that read a checkpoint, for their tables and their help. input_take_option stores one,
  * and returns false for any other option. */
-enum { INPUT_AS_IS = 1000, INPUT_TAKE_RANK_0 };
+enum { INPUT_AS_IS = 1000, INPUT_TAKE_RANK_0, INPUT_FROM, INPUT_FROM_PLACE };
 /* clang-format off */
 #define INPUT_OPTIONS                                                                              \
     {"as-is", no_argument, NULL, INPUT_AS_IS},                                                     \
-    {"take-rank-0", no_argument, NULL, INPUT_TAKE_RANK_0}
+    {"take-rank-0", no_argument, NULL, INPUT_TAKE_RANK_0},                                         \
+    {"from", required_argument, NULL, INPUT_FROM},                                                 \
+    {"from-place", required_argument, NULL, INPUT_FROM_PLACE}
 /* clang-format on */
 #define INPUT_HELP(space)                                                                          \
     "  --as-is      " space "Read one rank's file of several by itself, with the parts it has\n"   \
-    "  --take-rank-0" space "Take the lowest rank's copy where copies of a tensor differ\n"
+    "  --take-rank-0" space "Take the lowest rank's copy where copies of a tensor differ\n"        \
+    "  --from MESH  " space                                                                        \
+    "Read one file per rank of MESH, where no file says how they are cut\n"                        \
+    "  --from-place " space                                                                        \
+    "'RE=PLACES': with --from, tensors that match are cut so. Others are\n"                        \
+    "               " space "copies. May be repeated\n"
 bool input_take_option(int option);
 
 /* Opens a checkpoint, and prints the notes about it unless `quiet`. Returns EXIT_YES or an exit code. */

@@ -7,20 +7,78 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { MOST_PLACES = 256 };
+
 static rsd_open_options input_options = {.struct_nbytes = sizeof input_options};
+
+/* The values of --from and --from-place. */
+static const char *from_mesh, *from_places[MOST_PLACES];
+static size_t nfrom_places;
 
 bool input_take_option(int option)
 {
-    if (option == INPUT_AS_IS)
+    switch (option) {
+    case INPUT_AS_IS:
         input_options.as_is = 1;
-    else if (option == INPUT_TAKE_RANK_0)
+        return true;
+    case INPUT_TAKE_RANK_0:
         input_options.take_rank_0 = 1;
-    return option == INPUT_AS_IS || option == INPUT_TAKE_RANK_0;
+        return true;
+    case INPUT_FROM:
+        from_mesh = optarg;
+        return true;
+    case INPUT_FROM_PLACE:
+        if (nfrom_places == MOST_PLACES)
+            return false;
+        from_places[nfrom_places++] = optarg;
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Makes the rules of --from: tensors that no --from-place matches are copies. */
+static rsd_status make_from_rules(rsd_rules *rules)
+{
+    rsd_mesh *mesh;
+    rsd_status status = rsd_mesh_parse(from_mesh, &mesh);
+    if (status)
+        return status;
+    char *copies = cli_new_text("R");
+    for (int32_t a = 1; a < rsd_mesh_naxes(mesh); a++) {
+        char *more = cli_new_text("%s,R", copies);
+        free(copies);
+        copies = more;
+    }
+    status = rsd_rules_set_mesh(rules, mesh);
+    for (size_t i = 0; i < nfrom_places && !status; i++)
+        status = rsd_rules_add(rules, RSD_RULE_PLACE, from_places[i]);
+    if (!status)
+        status = rsd_rules_add(rules, RSD_RULE_DEFAULT, copies);
+    free(copies);
+    rsd_mesh_free(mesh);
+    return status;
 }
 
 int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **checkpoint)
 {
+    rsd_rules *rules = NULL;
+    rsd_status status = RSD_OK;
+    if (nfrom_places && !from_mesh)
+        return cli_fail(verb, EXIT_USAGE, "--from-place needs --from");
+    if (from_mesh) {
+        status = rsd_rules_new(NULL, &rules);
+        if (!status)
+            status = make_from_rules(rules);
+        if (status) {
+            rsd_rules_free(rules);
+            return cli_fail(verb, EXIT_USAGE, "--from: %s", rsd_error());
+        }
+        input_options.from = rules;
+    }
     int code = cli_fail_status(verb, rsd_checkpoint_open(path, &input_options, checkpoint));
+    rsd_rules_free(rules);
+    input_options.from = NULL;
     for (int64_t i = 0; !code && !quiet && rsd_checkpoint_note(*checkpoint, i); i++)
         cli_note(verb, "%s: %s", path, rsd_checkpoint_note(*checkpoint, i));
     return code;

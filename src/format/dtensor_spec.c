@@ -226,7 +226,7 @@ static rsd_status read_rank_tensor(struct torch_file *file, pickle_node tensor, 
 static rsd_status read_mesh_layout(struct torch_file *file, pickle_node layout, pickle_node ranks,
                                    int64_t rank, struct mesh_cache *out)
 {
-    struct mesh_axis axes[RSD_MAX_AXES];
+    struct mesh_axis axes[RSD_MAX_AXES] = {{0}};
     struct torch_view view;
     int64_t index = 0;
     out->naxes = take_layout_axes(&file->tree, layout, axes);
