@@ -29,6 +29,8 @@ struct rsd_transport; /* reshard_transport.h: messages between processes */
  *     safetensors                           a file, or a directory with an index.json or with shards
  *     what torch.save writes                a file (.pt, .pth, .bin), or a directory with its index
  *     what ranks save with FSDP             a directory with model_world_size_N_rank_R.pt of every rank R
+ *     Orbax                                 a directory with _METADATA or manifest.ocdbt; a step of a
+ *                                           CheckpointManager, or its directory, of which the last step
  *
  * The library never runs or builds what a file contains: it reads a pickle as data. Opening reads names,
  * shapes and offsets; bytes of tensors are read by the calls below. Names in a file cannot lead out of its
@@ -42,10 +44,11 @@ typedef enum rsd_format {
     RSD_FORMAT_DCP = 1,
     RSD_FORMAT_SAFETENSORS = 2,
     RSD_FORMAT_TORCH_SAVE = 3,
-    RSD_FORMAT_FSDP = 4
+    RSD_FORMAT_FSDP = 4,
+    RSD_FORMAT_ORBAX = 7
 } rsd_format;
 
-/* Returns "dcp", "safetensors", "torch.save" or "fsdp"; NULL if the format is invalid. */
+/* Returns "dcp", "safetensors", "torch.save", "fsdp" or "orbax"; NULL if the format is invalid. */
 const char *rsd_format_name(rsd_format format);
 
 typedef struct rsd_open_options {
@@ -148,6 +151,8 @@ typedef struct rsd_io {
     void *context;                         /* of on_progress */
     const struct rsd_transport *transport; /* NULL: this process alone; else see 6.7 */
     double timeout; /* seconds without a heartbeat after which a rank counts as lost; 0: 300 */
+    /* A stream of CUDA, whose work is done before arrays on a device are used. NULL: the default stream. */
+    void *stream;
 } rsd_io;
 
 /* What a call did. Where it is an argument, NULL means that nobody needs it. */
@@ -296,7 +301,13 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
 rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
                       const rsd_io *io, char (*digests)[RSD_DIGEST_NCHARS], rsd_report *report);
 
-/* The digest of a dense row-major array in memory. */
+/* digests[i] is the digest of tensors[i], in memory: the arrays of all ranks, or with a transport in io those of
+ * this rank. Every element is read once, by the lowest rank that has it, and nothing is gathered. Arrays on a
+ * CUDA device are read there. EMISMATCH: no array has some element. Since 0.2. */
+rsd_status rsd_digest_tensors(int64_t ntensors, const rsd_tensor *tensors, const rsd_io *io,
+                              char (*digests)[RSD_DIGEST_NCHARS]);
+
+/* The digest of a dense row-major array in memory, of the host or of a CUDA device. */
 rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const void *array,
                             char digest[RSD_DIGEST_NCHARS]);
 

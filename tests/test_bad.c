@@ -249,6 +249,11 @@ static char *copy_of(const char *folder, const char *name, const char *file, siz
     char from[256];
     snprintf(from, sizeof from, "tests/bad/%s%s%s", name, file ? "/" : "", file ? file : "");
     char *bytes = read_whole(from, n);
+    for (const char *slash = file ? file : ""; (slash = strchr(slash, '/')); slash++) {
+        char inner[256];
+        snprintf(inner, sizeof inner, "%.*s", (int)(slash - file), file);
+        mkdir(path_in(folder, inner), 0777);
+    }
     FILE *copy = fopen(path_in(folder, file ? file : name), "wb");
     CHECK(bytes && copy && fwrite(bytes, 1, *n, copy) == *n, "%s", from);
     if (copy)
@@ -290,7 +295,10 @@ int main(void)
                                             {"good_zstd", "__0_0.distcp", ".metadata", false},
                                             {"good.pt", NULL, NULL, false},
                                             {"good_legacy.pt", NULL, NULL, true},
-                                            {"good.safetensors", NULL, NULL, true}};
+                                            {"good.safetensors", NULL, NULL, true},
+                                            {"good_ocdbt", "manifest.ocdbt", "d/0", false},
+                                            {"good_ocdbt", "d/0", "manifest.ocdbt", true},
+                                            {"good_ocdbt_shard", "d/0", "manifest.ocdbt", true}};
     __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
     read_expectations();
     check_folder(getenv("RECORD") != NULL);

@@ -10,8 +10,10 @@
 
 /* ---- checksums ---- */
 
-static const uint64_t polynomials[] = {
-    [CRC_ZIP] = 0xedb88320u, [CRC_ECMA] = 0xc96c5795d7870f42u, [CRC_JONES] = 0x95ac9329ac4bc9b5u};
+static const uint64_t polynomials[] = {[CRC_ZIP] = 0xedb88320u,
+                                       [CRC_CASTAGNOLI] = 0x82f63b78u,
+                                       [CRC_ECMA] = 0xc96c5795d7870f42u,
+                                       [CRC_JONES] = 0x95ac9329ac4bc9b5u};
 
 static uint64_t bit_by_bit(enum crc_kind kind, uint64_t state, const unsigned char *data, size_t n)
 {
@@ -32,11 +34,13 @@ static void checksums(void)
         data[i] = (unsigned char)random_next(&r);
     CASE("every implementation of a CRC equals the definition, for any length and alignment");
     CHECK(crc32_of("123456789", 9) == 0xcbf43926u && crc32_of("", 0) == 0);
+    CHECK(crc32c_of("123456789", 9) == 0xe3069283u && crc32c_of("", 0) == 0);
     for (enum crc_kind kind = CRC_ZIP; kind <= CRC_JONES; kind++)
         for (int i = 0; i < 1500; i++) {
             size_t n = (size_t)(i < 700 ? i : random_below(&r, N));
             const unsigned char *at = data + random_below(&r, 64);
-            uint64_t state = random_next(&r) & (kind == CRC_ZIP ? 0xffffffffu : ~(uint64_t)0);
+            uint64_t state =
+                random_next(&r) & (kind <= CRC_CASTAGNOLI ? 0xffffffffu : ~(uint64_t)0);
             uint64_t right = bit_by_bit(kind, state, at, n);
             for (int level = 0; level < crc_nlevels(); level++)
                 CHECK(crc_at_level(level, kind, state, at, n) == right,

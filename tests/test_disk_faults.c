@@ -245,8 +245,8 @@ static void journal_in_short_reads(void)
     CASE("a journal that is read piece by piece is read to its end");
     rsd_report report = {.struct_nbytes = sizeof report};
     rsd_checkpoint *in = NULL;
-    snprintf(source, sizeof source, "%s", golden_path("hf_sharded", "ckpt"));
-    options = (rsd_convert_options){.struct_nbytes = sizeof options, .max_shard_nbytes = 1000};
+    snprintf(source, sizeof source, "%s", golden_path("fsdp2_adamw", "ckpt"));
+    options = (rsd_convert_options){.struct_nbytes = sizeof options, .max_shard_nbytes = 1};
     OK(rsd_checkpoint_open(source, NULL, &in));
     OK(rsd_convert(in, target, &options, &report));
     int nfiles = (int)report.nfiles_written, ncomplete = 0;
@@ -310,22 +310,26 @@ static void every_failure_of_items(enum kind kind)
 int main(void)
 {
     char folder[256];
-    static const char *const sources[] = {"values", "zstd", "hf_sharded", "verl_model_only"};
-    static const rsd_format formats[] = {RSD_FORMAT_DCP, RSD_FORMAT_SAFETENSORS, RSD_FORMAT_DCP,
-                                         RSD_FORMAT_TORCH_SAVE};
+    static const char *const sources[] = {
+        "values/ckpt",           "zstd/ckpt",
+        "hf_sharded/ckpt",       "../bad/good_ocdbt_inner",
+        "../bad/zarr_zstd_good", "verl_model_only/ckpt",
+    };
     snprintf(folder, sizeof folder, "%s", folder_new("faults"));
     snprintf(target, sizeof target, "%s/target", folder);
     snprintf(part, sizeof part, "%s/target.reshard-part", folder);
     for (size_t i = 0; i < sizeof sources / sizeof *sources; i++)
         for (int kind = 0; kind < NKINDS; kind++) {
-            snprintf(source, sizeof source, "%s", golden_path(sources[i], "ckpt"));
+            bool whole = i == 1 || i > 2;
+            snprintf(source, sizeof source, "%s", golden_path(sources[i], ""));
             CASE("%s: every %s fails once", sources[i], kind_names[kind]);
-            options =
-                (rsd_convert_options){.struct_nbytes = sizeof options,
-                                      .format = formats[i],
-                                      .compress = i == 2 ? 1 : 0,
-                                      .overwrite = 1,
-                                      .map = formats[i] == RSD_FORMAT_DCP ? choose_rows : NULL};
+            options = (rsd_convert_options){.struct_nbytes = sizeof options,
+                                            .format = i == 5  ? RSD_FORMAT_TORCH_SAVE
+                                                      : whole ? RSD_FORMAT_SAFETENSORS
+                                                              : RSD_FORMAT_DCP,
+                                            .compress = i == 2 ? 1 : 0,
+                                            .overwrite = 1,
+                                            .map = whole ? NULL : choose_rows};
             every_failure((enum kind)kind, convert, false);
             if (i == 0)
                 every_failure((enum kind)kind, convert, true);

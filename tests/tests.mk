@@ -2,10 +2,10 @@
 # Tests that use threads also run with the thread sanitizer.
 
 comma := ,
-TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c tests/stash_cases.c tests/crew.c tests/gpu.c
+TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c tests/stash_cases.c tests/workers.c tests/gpu.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
-TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step transport together together_save \
-    together_stops
+TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step transport collective collective_save \
+    collective_stops
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
          tests/cli.sh tests/terminal.sh tests/file_systems.sh tests/completion.sh tests/examples.sh \
          tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
@@ -16,7 +16,7 @@ ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))
 LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
 LINK_stash_faults := $(LINK_faults)
 LINK_rules := $(LINK_faults)
-LINK_together_stops := -Wl,--wrap=pwrite
+LINK_collective_stops := -Wl,--wrap=pwrite
 LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread pwrite fsync rename renameat renameat2)
 
 .PHONY: test test-ready test-mpi-ready test-all
@@ -50,7 +50,7 @@ $(EMULATOR): $(BUILD)/asan/emulator/lib%: $(EMULATOR_SRC) tests/cuda/emulator.h 
 	@mkdir -p $(@D)
 	@echo "  link  $@"
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -Itests/cuda -Wno-missing-prototypes -fPIC -shared -Wl,-soname,lib$* -o $@ $(EMULATOR_SRC) -lm
-$(BUILD)/asan/test_device: $(EMULATOR)
+$(BUILD)/asan/test_device $(BUILD)/asan/test_device_files: $(EMULATOR)
 
 $(BUILD)/tsan/test_%: $(BUILD)/tsan/tests/test_%.o $(call objects,tsan,$(TEST_HELPERS) $(LIB_SRC))
 	@echo "  link  $@"

@@ -11,7 +11,7 @@ from .converting import convert, merge
 from .errors import (CancelledError, Error, ExistsError, FileError, FormatError, InvalidError, LimitError,
                      MismatchError, MissingError, MissingFileError, OutOfMemoryError, PeerError,
                      TimedOutError, UnsupportedError)
-from .layout import (Array, Balanced, Box, Check, Cyclic, Held, Layout, Mesh, Partial, Placement, Replicate,
+from .layout import (Array, Balanced, Box, Check, Cyclic, LocalBox, Layout, Mesh, Partial, Placement, Replicate,
                      Segmented, Shard, Strided, problem)
 from .local import Local, Report
 from .plan import Piece, Plan, Reduction
@@ -24,7 +24,7 @@ __version__ = _lib.rsd_version().decode()
 __all__ = [
     "Arena", "Array", "Balanced", "bind", "Box", "CancelledError", "Check", "Checkpoint", "convert", "Cyclic",
     "diff", "Difference", "digest", "digest_array", "Error", "Exec", "ExistsError", "FileError",
-    "FormatError", "Held", "InvalidError", "Layout", "LazyTensor", "LimitError", "Local", "merge",
+    "FormatError", "LocalBox", "InvalidError", "Layout", "LazyTensor", "LimitError", "Local", "merge",
     "Mesh", "MismatchError", "MissingError", "MissingFileError", "OPAQUE", "open", "OutOfMemoryError",
     "Partial", "PeerError", "Piece", "Placement", "Plan", "Pool", "problem", "Reduction",
     "Replicate", "Report", "reshard", "save", "save_start", "Saving", "Segmented", "Shard", "Stored",

@@ -101,16 +101,16 @@ def in_order(arrays: Any, wanted: Sequence[Array], side: str) -> List[Any]:
         ranks = sorted({one.rank for one in wanted})
         for rank in ranks:
             if rank not in arrays:
-                raise MismatchError(f"{side}: no arrays of rank {rank}")
+                raise MismatchError(f"{side}: arrays of rank {rank} are missing")
             own = arrays[rank]
             given.extend(own if isinstance(own, (list, tuple)) else [own])
         strange = sorted(set(arrays) - set(ranks))
         if strange:
-            raise MismatchError(f"{side}: arrays of rank {strange[0]}, which the layout does not name")
+            raise MismatchError(f"{side}: rank {strange[0]} is not in the layout")
     else:
         given = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
     if len(given) != len(wanted):
-        raise MismatchError(f"{side}: {len(given)} arrays, and the layout has {len(wanted)}")
+        raise MismatchError(f"{side}: got {len(given)} arrays, but the layout has {len(wanted)}")
     return given
 
 
@@ -123,7 +123,7 @@ def see_all(arrays: Sequence[Any], wanted: Sequence[Array], dtype: Any, side: st
         name = f"{side}, array {about.number} of rank {about.rank}"
         if one is None:
             if about.nbytes:
-                raise MismatchError(f"{name}: None, expected {dtypes.dtype(dtype).name}{list(about.shape)}")
+                raise MismatchError(f"{name} is None; expected {dtypes.dtype(dtype).name}{list(about.shape)}")
             seen.append(None)
         else:
             seen.append(memory.see(one, name, writable).fits(dtypes.dtype(dtype), about.shape, name, cast))
@@ -160,8 +160,8 @@ class _Side:
     def seen(self, arrays: Any, writable: bool) -> List[Optional[Memory]]:
         seen = see_all(in_order(arrays, self.wanted, self.side), self.wanted, self.dtype, self.side, writable)
         if flat_strides(seen, self.wanted)[0] != self.strides:
-            raise MismatchError(f"{self.side}: the arrays do not lie as those that were bound "
-                                f"({'dense ones' if self.dense else 'strided ones'})")
+            raise MismatchError(f"{self.side}: strides differ from those of the bound arrays, which are "
+                                f"{'dense' if self.dense else 'strided'}")
         return seen
 
 
@@ -204,7 +204,7 @@ class Exec(_c.Handle):
         if len(self.plans) == 1:
             return [arrays]
         if len(arrays) != len(self.plans):
-            raise MismatchError(f"arrays of {len(arrays)} plans, and {len(self.plans)} are bound")
+            raise MismatchError(f"got arrays of {len(arrays)} plans, but {len(self.plans)} are bound")
         return list(arrays)
 
     def _addresses(self, sides: Sequence[_Side], arrays: Any, writable: bool) -> Tuple[Any, List[Any]]:
@@ -271,7 +271,7 @@ def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None
     if transport is None and (max_nbytes or timeout or arena or node or names):
         raise InvalidError("max_nbytes, timeout, arena, node and names need a transport")
     if names is not None and len(names) != len(plans):
-        raise InvalidError(f"{len(names)} names for {len(plans)} plans")
+        raise InvalidError(f"got {len(names)} names for {len(plans)} plans")
     if transport is not None and pool is not None:
         raise InvalidError("pool and transport exclude each other: pass one of them")
     options = _c.ExchangeOptions(max_nbytes=max_nbytes, timeout=timeout, node=node,

@@ -83,9 +83,9 @@ def _find(what: Any) -> Dtype:
         else:
             if made.isnative and made.name in _BY_WORD:
                 return _BY_WORD[made.name]
-            raise UnsupportedError(f"no dtype for NumPy's {made.name}"
-                                   + ("" if made.isnative else ", which is of the other byte order"))
-    raise InvalidError(f"no dtype is called {word!r}: there are {' '.join(DTYPES)}")
+            raise UnsupportedError(f"dtype {made.name} of NumPy is not supported"
+                                   + ("" if made.isnative else " in the other byte order"))
+    raise InvalidError(f"unknown dtype {word!r}; dtypes are {' '.join(DTYPES)}")
 
 
 def numpy_dtype(one: Dtype, raw: bool = False) -> Any:
@@ -100,8 +100,8 @@ def numpy_dtype(one: Dtype, raw: bool = False) -> Any:
         import ml_dtypes
         return numpy.dtype(getattr(ml_dtypes, one.torch))
     except (ImportError, AttributeError):
-        raise UnsupportedError(f'NumPy has no dtype for {one.name}: ask for another one (dtype="f32"), for '
-                               f'like="torch", or for the bits as integers with like="raw"') from None
+        raise UnsupportedError(f'NumPy has no dtype {one.name}: pass another dtype (dtype="f32"), like="torch", '
+                               f'or like="raw" for the bits as integers') from None
 
 
 def torch_dtype(one: Dtype) -> Any:
@@ -109,5 +109,5 @@ def torch_dtype(one: Dtype) -> Any:
     import torch
     made = getattr(torch, one.torch, None)
     if made is None:
-        raise UnsupportedError(f"this torch has no {one.torch}")
+        raise UnsupportedError(f"this version of torch has no dtype {one.torch}")
     return made

@@ -21,7 +21,7 @@ LIKES = ("numpy", "torch", "raw", "memoryview")
 def check(like: str) -> str:
     """Returns the name of a framework. InvalidError if it is unknown."""
     if like not in LIKES:
-        raise InvalidError(f"no arrays are like {like!r}: there are {' '.join(LIKES)}")
+        raise InvalidError(f"unknown kind of array {like!r}; kinds are {' '.join(LIKES)}")
     return like
 
 

@@ -36,9 +36,9 @@ class Mesh(_c.Handle):
         for count in counts:
             total *= count
         if ranks is not None and len(ranks) != total:
-            raise InvalidError(f"{len(ranks)} ranks for a mesh of {total}")
+            raise InvalidError(f"got {len(ranks)} ranks for a mesh of {total}")
         if names is not None and len(names) != len(counts):
-            raise InvalidError(f"{len(names)} names for a mesh of {len(counts)} axes")
+            raise InvalidError(f"got {len(names)} names for a mesh of {len(counts)} axes")
         words = None if names is None else (_c.Text * max(1, len(names)))(
             *[name.encode() if name is not None else None for name in names])
         _c.lib.rsd_mesh_new(len(counts), _c.ints(counts), words,
@@ -90,7 +90,7 @@ class Mesh(_c.Handle):
     def rank(self, *coords: int) -> int:
         """Returns the rank at coordinates, one per axis."""
         if len(coords) != self.naxes:
-            raise InvalidError(f"{len(coords)} coordinates for a mesh of {self.naxes} axes")
+            raise InvalidError(f"got {len(coords)} coordinates for a mesh of {self.naxes} axes")
         found = Int32()
         _c.lib.rsd_mesh_rank(self.handle, _c.ints(coords), C.byref(found))
         return found.value
@@ -132,7 +132,7 @@ def Partial(reduce: str = "sum") -> Placement:  # noqa: N802
     for number in range(_c.REDUCE_BXOR + 1):
         if _c.lib.rsd_reduce_name(number).decode() == reduce:
             return Placement(_c.PARTIAL, 0, number)
-    raise InvalidError(f"no reduction is called {reduce!r}")
+    raise InvalidError(f"unknown reduction {reduce!r}")
 
 
 def Balanced(dim: int) -> Placement:  # noqa: N802
@@ -174,7 +174,7 @@ class Array(NamedTuple):
     nbytes: int
 
 
-class Held(NamedTuple):
+class LocalBox(NamedTuple):
     """A box that a rank holds, its array, and where it begins in that array."""
 
     lo: Tuple[int, ...]
@@ -219,7 +219,7 @@ class Layout(_c.Handle):
             return cls._of(handle)
         placements = list(placements)
         if len(placements) != mesh.naxes:
-            raise InvalidError(f"{len(placements)} placements for a mesh of {mesh.naxes} axes ({mesh})")
+            raise InvalidError(f"got {len(placements)} placements for a mesh of {mesh.naxes} axes ({mesh})")
         block = _c.packed(_c.Placement, [
             _c.Placement(kind=one.kind, dim=one.dim, reduce=one.reduce, nsegments=len(one.segments),
                          segments=_c.ints(one.segments), factor=one.factor) for one in placements])
@@ -232,7 +232,7 @@ class Layout(_c.Handle):
         """Creates a layout from the mesh axes that cut each dim, in order, as numbers or names, as in JAX."""
         mesh = Mesh(mesh) if isinstance(mesh, str) else mesh
         if len(axes) != len(shape):
-            raise InvalidError(f"axes for {len(axes)} dims, and the tensor has {len(shape)}")
+            raise InvalidError(f"got axes for {len(axes)} dims, but the tensor has {len(shape)}")
         names, flat = mesh.names, []
         for one in (axis for dim in axes for axis in dim):
             if isinstance(one, str) and one not in names:
@@ -252,7 +252,7 @@ class Layout(_c.Handle):
         made = [Box(*one) for one in boxes]
         for one in made:
             if len(one.lo) != len(shape) or len(one.len) != len(shape):
-                raise InvalidError(f"the box {tuple(one)} of a tensor of {len(shape)} dims")
+                raise InvalidError(f"box {tuple(one)} does not have the {len(shape)} dims of the tensor")
         handle = Address()
         make = _c.lib.rsd_layout_new_enumerable if enumerable else _c.lib.rsd_layout_new_boxes
         make(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), len(made),
@@ -365,11 +365,11 @@ class Layout(_c.Handle):
         _c.lib.rsd_layout_arrays_of(self.handle, rank, C.byref(first), C.byref(count))
         return [self.array(index) for index in range(first.value, first.value + count.value)]
 
-    def boxes(self, rank: int) -> List[Held]:
+    def boxes(self, rank: int) -> List[LocalBox]:
         """Returns all boxes of a rank, array by array. A strided, segmented or cyclic shard has several."""
         found, count, n = C.POINTER(_c.Shard)(), Int64(), self.ndim
         _c.lib.rsd_layout_boxes(self.handle, rank, C.byref(found), C.byref(count))
-        made = [Held(tuple(one.box.lo[:n]), tuple(one.box.len[:n]), one.array, tuple(one.at[:n]))
+        made = [LocalBox(tuple(one.box.lo[:n]), tuple(one.box.len[:n]), one.array, tuple(one.at[:n]))
                 for one in found[:count.value]]
         _c.lib.rsd_free(C.cast(found, Address))
         return made

@@ -48,15 +48,15 @@ class Memory:
             for extent in shape:
                 nbytes *= extent
             if self.nbytes != nbytes:
-                raise MismatchError(f"{what}: {self.nbytes} bytes, {dtype.name}{list(shape)} has {nbytes}")
+                raise MismatchError(f"{what} has {self.nbytes} bytes; {dtype.name}{list(shape)} has {nbytes}")
             return Memory(self.address, dtype, shape, None, self.writable, self.kept)
         if self.shape != shape:
-            raise MismatchError(f"{what}: shape {list(self.shape)}, expected {list(shape)}")
+            raise MismatchError(f"{what} has shape {list(self.shape)}; expected {list(shape)}")
         if self.dtype is dtype or cast:
             return self
         if dtype.numpy is None and self.dtype.name == f"u{8 * dtype.nbytes}":
             return Memory(self.address, dtype, shape, self.strides, self.writable, self.kept)
-        raise MismatchError(f"{what}: dtype {self.dtype.name}, expected {dtype.name}")
+        raise MismatchError(f"{what} has dtype {self.dtype.name}; expected {dtype.name}")
 
 
 def dense_strides(shape: Sequence[int]) -> Tuple[int, ...]:
@@ -85,21 +85,21 @@ def see(what: Any, name: str, writable: bool = False) -> Memory:
     if writable and not view.writable:
         raise InvalidError(f"{name}: the {type(what).__name__} is read-only")
     if view.nbytes and any(stride < 0 for stride, extent in zip(view.strides, view.shape) if extent > 1):
-        raise InvalidError(f"{name}: strides {list(view.strides)}: they may not be negative, take a copy")
+        raise InvalidError(f"{name} has negative strides {list(view.strides)}; pass a copy")
     return view
 
 
 def _see_torch(tensor: Any, name: str, torch: Any) -> Memory:
     if hasattr(tensor, "_local_tensor") or hasattr(tensor, "local_shards"):
-        raise InvalidError(f"{name}: a {type(tensor).__name__} is a part of a tensor: take its local tensor")
+        raise InvalidError(f"{name} is a {type(tensor).__name__}; pass its local tensor")
     if tensor.device.type != "cpu":
-        raise UnsupportedError(f"{name}: the tensor is on {tensor.device}, only memory of the CPU can be "
-                               "used: take tensor.cpu()")
+        raise UnsupportedError(f"{name} is on {tensor.device}; only memory of the CPU is supported, such as "
+                               "tensor.cpu()")
     if tensor.layout != torch.strided or tensor.is_quantized:
-        raise UnsupportedError(f"{name}: a tensor of layout {tensor.layout}, only strided ones can be used")
+        raise UnsupportedError(f"{name} has the layout {tensor.layout}; only strided tensors are supported")
     if tensor.is_conj() or tensor.is_neg():
-        raise UnsupportedError(f"{name}: a lazily conjugated or negated tensor: take resolve_conj() or "
-                               "resolve_neg()")
+        raise UnsupportedError(f"{name} is lazily conjugated or negated; pass resolve_conj() or resolve_neg() "
+                               "of it")
     found = dtypes.dtype(tensor.dtype)
     return Memory(tensor.data_ptr(), found, tensor.shape, tensor.stride(), True, tensor)
 
@@ -122,8 +122,8 @@ def _in_elements(strides: Sequence[int], shape: Sequence[int], nbytes: int, name
     made = []
     for stride, extent in zip(strides, shape):
         if stride % nbytes and extent > 1:
-            raise UnsupportedError(f"{name}: strides of {list(strides)} bytes, elements are {nbytes} bytes: "
-                                   "take a copy")
+            raise UnsupportedError(f"{name} has strides of {list(strides)} bytes, which are not multiples of its "
+                                   f"{nbytes} bytes per element; pass a copy")
         made.append(stride // nbytes if extent > 1 else 1)
     return made
 
@@ -155,8 +155,8 @@ _capsule_is.restype, _capsule_is.argtypes = C.c_int, [C.py_object, C.c_char_p]
 def _see_dlpack(what: Any, name: str) -> Memory:
     device = what.__dlpack_device__()
     if int(device[0]) != _DL_CPU:
-        raise UnsupportedError(f"{name}: the memory is of DLPack device {tuple(map(int, device))}, only that "
-                               "of the CPU can be used")
+        raise UnsupportedError(f"{name} is on the DLPack device {tuple(map(int, device))}; only memory of the CPU "
+                               "is supported")
     try:
         capsule = what.__dlpack__(max_version=(1, 0))
     except TypeError:  # an older version without this argument
@@ -171,8 +171,8 @@ def _see_dlpack(what: Any, name: str) -> Memory:
     word = _DL_CODES.get(about.code, "?")
     word += str(about.bits) if word in ("i", "u", "f", "bf", "c") else ""
     if word not in dtypes.DTYPES or about.lanes != 1:
-        raise UnsupportedError(f"{name}: no dtype for DLPack's code {about.code}, {about.bits} bits, "
-                               f"{about.lanes} lanes")
+        raise UnsupportedError(f"{name}: DLPack type code {about.code} with {about.bits} bits and {about.lanes} lanes "
+                               "is not supported")
     strides = about.strides[:about.ndim] if about.strides else None
     return Memory((about.data or 0) + about.byte_offset, dtypes.DTYPES[word], about.shape[:about.ndim],
                   strides, writable, (what, capsule))
@@ -207,13 +207,13 @@ def _see_buffer(what: Any, name: str) -> Memory:
     try:
         _get_buffer(what, C.byref(buffer), _FULL_READ_ONLY)
     except (TypeError, BufferError) as error:
-        raise TypeError(f"{name}: a {type(what).__name__} has no memory that could be used: "
+        raise TypeError(f"{name}: a {type(what).__name__} is not an array: "
                         f"{error}") from None
     letters = (buffer.format or b"B").decode()
     if letters[0] in "@=" or (letters[0] == "<" and sys.byteorder == "little"):
         letters = letters[1:]
     if letters not in _LETTERS or buffer.suboffsets:
-        raise UnsupportedError(f"{name}: no dtype for the buffer format {letters!r}")
+        raise UnsupportedError(f"{name}: buffer format {letters!r} is not supported")
     found = dtypes.DTYPES[_LETTERS[letters]]
     shape = buffer.shape[:buffer.ndim]
     strides = None

@@ -22,7 +22,7 @@ Source = Union[str, "os.PathLike[str]", Checkpoint]
 
 @contextlib.contextmanager
 def opened(source: Source) -> Iterator[Checkpoint]:
-    """A checkpoint that is open already, or is opened as long as it is needed."""
+    """Yields an open checkpoint, or opens one for the duration of the call."""
     if isinstance(source, Checkpoint):
         with source.in_use():
             yield source
@@ -32,8 +32,8 @@ def opened(source: Source) -> Iterator[Checkpoint]:
 
 
 class Difference(NamedTuple):
-    """How a tensor differs: `kind` is "only_in_a", "only_in_b", "dtype", "shape" or "element"; `text` is a
-    line that says it, for an element the first one in row-major order with its index and both values."""
+    """A difference of a tensor. `kind` is "only_in_a", "only_in_b", "dtype", "shape" or "element". `text` describes
+    it in one line; for an element it has the index of the first one in row-major order, and both values."""
 
     name: str
     kind: str
@@ -43,8 +43,8 @@ class Difference(NamedTuple):
 def digest(source: Source, names: Optional[Sequence[str]] = None, *, pool: AnyPool = None,
            max_nbytes: Union[str, int] = 0, progress: Optional[Progress] = None,
            transport: Optional[AnyTransport] = None, timeout: float = 0.0) -> Dict[str, str]:
-    """The digests of tensors, 32 hex digits each: the same whatever the layout, the format and the byte order
-    of the file. They find accidents, not malice."""
+    """Returns the digests of tensors, 32 hexadecimal digits each. They do not depend on layout, format and byte
+    order. They detect accidental changes, not attacks."""
     with opened(source) as checkpoint:
         chosen = list(checkpoint) if names is None else list(names)
         call, n = local.Call(progress, pool, max_nbytes, transport, timeout), _c.DIGEST_NCHARS
@@ -56,7 +56,7 @@ def digest(source: Source, names: Optional[Sequence[str]] = None, *, pool: AnyPo
 
 
 def digest_array(array: Any) -> str:
-    """The same of an array in memory."""
+    """Returns the digest of an array in memory."""
     seen = memory.see(array, "the array")
     if not seen.dense:
         layout = Layout.whole(seen.dtype, seen.shape)
@@ -70,7 +70,7 @@ def digest_array(array: Any) -> str:
 def diff(a: Source, b: Source, *, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
          progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
          timeout: float = 0.0) -> List[Difference]:
-    """Compares all tensors of two checkpoints, bit by bit, whatever their formats. Empty: all the same."""
+    """Compares all tensors of two checkpoints bit by bit, in any formats. Returns an empty list if all are the same."""
     words = {_c.ONLY_IN_A: "only_in_a", _c.ONLY_IN_B: "only_in_b", _c.OTHER_DTYPE: "dtype",
              _c.OTHER_SHAPE: "shape", _c.OTHER_ELEMENT: "element"}
     found: List[Difference] = []
@@ -88,8 +88,8 @@ def diff(a: Source, b: Source, *, pool: AnyPool = None, max_nbytes: Union[str, i
 def verify(source: Source, *, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
            progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
            timeout: float = 0.0) -> List[str]:
-    """Reads everything: sizes, places, coverage, CRCs. Each finding is a line that names the file, the
-    tensor and, where it can be known, the byte. Empty: all is well."""
+    """Reads everything, and checks sizes, offsets, coverage and CRCs. Each finding is one line with the file, the
+    tensor and, if known, the byte. Returns an empty list if there is no damage."""
     found: List[str] = []
 
     def told(_: Any, text: bytes) -> None:

@@ -22,11 +22,11 @@ from .transport import AnyTransport
 
 Layouts = Mapping[str, Union[str, Layout]]
 Pathlike = Union[str, "os.PathLike[str]"]
-_HIGHEST = 19  # level of zstd that the library takes
+_HIGHEST = 19  # highest level of zstd
 
 
 def compress_level(compress: Union[str, int, bool, None]) -> int:
-    """0, or the level of zstd, 1 to 19: None, False and 0; 3, "zstd", "zstd:3"."""
+    """Returns the level of zstd, 1 to 19, for 3, "zstd" or "zstd:3"; 0 for None, False and 0."""
     if compress is None or isinstance(compress, bool):
         return 3 if compress else 0
     if isinstance(compress, str):
@@ -37,18 +37,18 @@ def compress_level(compress: Union[str, int, bool, None]) -> int:
         if level == 0:
             return 0
     if not 1 <= level <= _HIGHEST:
-        raise InvalidError(f"compress={compress!r}: there is zstd, and zstd:1 to zstd:{_HIGHEST}")
+        raise InvalidError(f"compress={compress!r} must be zstd, or zstd:1 to zstd:{_HIGHEST}")
     return level
 
 
 def _sorted(state: Any, layouts: Optional[Layouts],
             transport: Optional[AnyTransport]) -> Tuple[List[Local], List[Tuple[Any, ...]]]:
-    """The tensors of a state dict, and its values as (name, value, path)."""
+    """Returns the tensors of a state dict, and its values as (name, value, path)."""
     rank = None if transport is None else transport.rank
     leaves = states.flatten(state, layouts or {})
     for name in layouts or {}:
         if name not in leaves:
-            raise MissingError(f"a layout for {name}, which is not in the state")
+            raise MissingError(f"layouts has {name}, which is not in the state")
     tensors: List[Local] = []
     values: List[Tuple[Any, ...]] = []
     for name, leaf in leaves.items():
@@ -59,7 +59,7 @@ def _sorted(state: Any, layouts: Optional[Layouts],
             values.append((name, leaf.what, path))
         elif transport is None:
             tensors.append(Local.whole(name, leaf.what, path=path))
-        else:  # every rank has all of it
+        else:  # every rank has the whole tensor
             seen = memory.see(leaf.what, name)
             everywhere = Layout.on(seen.dtype, seen.shape, str(transport.nranks), "R")
             tensors.append(Local(name, everywhere, [seen], rank, path=path))
@@ -72,7 +72,7 @@ def _value(name: str, value: Any, path: Optional[Sequence[Union[str, int]]] = No
 
 
 class _Request:
-    """The arguments of a save, and what they point to."""
+    """The arguments of a save, and the objects that they point to."""
 
     def __init__(self, path: Pathlike, state: Any, layouts: Optional[Layouts], nranks: int, overwrite: bool,
                  compress: Union[str, int, bool, None], to_lowest_rank: bool, pool: AnyPool,
@@ -82,7 +82,7 @@ class _Request:
         if isinstance(state, MappingBase):
             tensors, found = _sorted(state, layouts, transport)
         elif layouts is not None:
-            raise InvalidError("layouts are for a state dict")
+            raise InvalidError("layouts require a state dict")
         else:
             tensors, found = list(state), []
         for name in [one.name for one in tensors] + [str(one[0]) for one in (*found, *values)]:
@@ -121,20 +121,20 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nrank
 
 
 class Saving:
-    """A save that goes on in the background. `wait` ends it, and has to be called."""
+    """A save in the background. `wait` must be called."""
 
     def __init__(self, request: _Request) -> None:
         handle = Address()
         request.call.run(_c.lib.rsd_save_start, *request.args, C.byref(handle))
         self._request: Optional[_Request] = request
         self._handle = handle
-        # The arrays are copied: they may change, and go.
+        # The arrays are copied, so they may change or be freed.
         request.args = ()
 
     def wait(self) -> Report:
-        """Waits for the files, publishes them, and says what was done."""
+        """Waits until the checkpoint is complete, and returns the report."""
         if self._request is None:
-            raise ValueError("this save has been waited for")
+            raise ValueError("wait was called already")
         request, self._request = self._request, None
         return request.call(_c.lib.rsd_save_wait, self._handle)
 
@@ -142,7 +142,7 @@ class Saving:
         if getattr(self, "_request", None) is not None:
             try:
                 self.wait()
-            except Exception:  # nobody asked how it went
+            except Exception:  # wait was not called
                 pass
 
 

@@ -111,12 +111,12 @@ def _cut(one: Any, extent: int, dim: int) -> Cut:
         start, stop, step = one.indices(extent)
         return Cut(start, len(range(start, stop, step)), step, False)
     if isinstance(one, bool) or type(one).__name__ in ("bool_", "bool"):
-        raise TypeError("a tensor of a checkpoint is not indexed by booleans: read it first, tensor[...]")
+        raise TypeError("a tensor of a checkpoint cannot be indexed by booleans; read it first: tensor[...]")
     try:
         at = operator.index(one)
     except TypeError:
-        raise TypeError(f"a tensor of a checkpoint is indexed by whole numbers, slices, ... and None, not by "
-                        f"a {type(one).__name__}: read it first, tensor[...]") from None
+        raise TypeError(f"a tensor of a checkpoint can be indexed by integers, slices, ... and None, not by "
+                        f"a {type(one).__name__}; read it first: tensor[...]") from None
     if not -extent <= at < extent:
         raise IndexError(f"index {at} is out of bounds for dim {dim} with {extent} elements")
     return Cut(at % extent, 1, 1, True)

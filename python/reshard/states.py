@@ -54,7 +54,7 @@ def flatten(state: Mapping[str, Any], whole: Container[str] = ()) -> Dict[str, L
     for path, what, holder, key in _walk((), state, None, None, whole):
         name = ".".join(map(str, path))
         if name in found:
-            raise InvalidError(f"two things of the state are called {name}")
+            raise InvalidError(f"two entries of the state have the name {name}")
         found[name] = Leaf(path, what, holder, key)
     return found
 

@@ -55,7 +55,7 @@ class Transport(AnyTransport):
 
     def __init__(self, rank: int, nranks: int) -> None:
         if not 0 <= rank < nranks:
-            raise InvalidError(f"rank {rank} of {nranks}")
+            raise InvalidError(f"rank {rank} out of range: the transport has {nranks} ranks")
         super().__init__(_c.Transport(rank=rank, nranks=nranks))
         self._requests: Dict[int, Any] = {}
         self._next = 1

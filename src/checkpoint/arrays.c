@@ -1,6 +1,8 @@
 /* arrays.c - tensors in the caller's memory, as boxes with an address and strides. */
 #include "checkpoint.h"
 
+/* Adds a box of a rank, with the address and the strides of its memory. first_array is the first array of the
+ * caller. */
 static rsd_status add_array_slice(struct array_slices *boxes, const rsd_tensor *tensor,
                                   const rsd_shard *shard, int64_t first_array, bool written)
 {
@@ -24,6 +26,7 @@ static rsd_status add_array_slice(struct array_slices *boxes, const rsd_tensor *
     return RSD_OK;
 }
 
+/* Adds all boxes of a rank. */
 static rsd_status add_rank_slices(struct array_slices *boxes, const rsd_tensor *tensor,
                                   int32_t rank, int64_t first_array, bool written)
 {

@@ -102,6 +102,18 @@ rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder)
                 box_text(box->ndim, box->lo, box->len, text));
 }
 
+rsd_status layout_check_shape(const rsd_layout *layout, int32_t ndim, const int64_t *shape)
+{
+    char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
+    bool same = layout->ndim == ndim;
+    for (int32_t d = 0; d < ndim && same; d++)
+        same = layout->shape[d] == shape[d];
+    return same
+               ? RSD_OK
+               : fail(RSD_EMISMATCH, "shape differs: tensor %s, layout %s",
+                      shape_text(ndim, shape, one), shape_text(layout->ndim, layout->shape, other));
+}
+
 rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor)
 {
     rsd_layout *layout;

@@ -22,8 +22,9 @@ rsd_status checkpoint_list_owned(const char *path, struct name_list *owned);
 rsd_status checkpoint_fail_in(const rsd_checkpoint *checkpoint, uint32_t file, const char *name,
                               rsd_status status);
 
-/* Returns EMISMATCH unless a layout covers its tensor. `holder` is what its ranks are: "rank" or "file". */
+/* Return EMISMATCH unless a layout covers its tensor; unless it has this shape. `holder` is what its ranks are: "rank" or "file". */
 rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder);
+rsd_status layout_check_shape(const rsd_layout *layout, int32_t ndim, const int64_t *shape);
 rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor);
 
 /* Returns the tensor that an extent belongs to. */
@@ -108,40 +109,32 @@ void arrays_drop_slices(struct array_slices *boxes);
 
 /* ---- dedup.c: which rank writes which box ---- */
 
+/* A tensor that is written. */
+struct target {
+    const char *name, *path; /* in a nested state dict; NULL: not known */
+    rsd_dtype dtype;         /* in the file; that of the layout does not matter */
+    const rsd_layout *layout;
+    size_t source; /* converting: the tensor of the input */
+    size_t file;   /* if files have whole tensors */
+};
+rsd_status target_add_tensor(const struct target *target, struct manifest *manifest);
+
 enum dedup_mode { DEDUP_EVENLY, DEDUP_TO_LOWEST, DEDUP_KEEP_ALL };
 
-/* A box, and the rank that writes it. */
-struct dedup_box {
-    size_t tensor;
-    int32_t rank;
-    uint32_t order;     /* among the boxes that the rank holds */
-    size_t coordinates; /* of its lo, its len, and where it is in the array of its first holder */
-};
-struct dedup {
-    struct dedup_box *list; /* by tensor, then rank */
-    int64_t *coordinates;
-    int32_t *value_ranks;
-    size_t n, ncoordinates, coordinates_capacity;
-};
-
-/* What is to be written. widths: bytes of an element of each tensor; NULL: those of the layouts. */
 struct dedup_input {
-    size_t ntensors, nvalues;
-    const char *const *names;
-    const rsd_layout *const *layouts;
-    const size_t *widths;
+    const struct target *targets;
+    size_t ntargets, nvalues;
     int64_t nranks;
     enum dedup_mode mode;
 };
-rsd_status dedup_assign(struct dedup *dedup, const struct dedup_input *input);
-void dedup_drop(struct dedup *dedup);
 
-/* Adds the boxes of a tensor to the last tensor of a manifest. *next is the position in the list. */
-rsd_status dedup_add_boxes(const struct dedup *dedup, size_t tensor, size_t *next,
-                           struct manifest *manifest);
+/* Adds all targets to a manifest, each box to the file of the rank that writes it. The caller frees the list of the
+ * ranks that write the values. */
+rsd_status dedup_add_tensors(struct manifest *manifest, const struct dedup_input *input,
+                             int32_t **value_ranks);
 
-/* Returns the number of files to write: nranks, or as many as the layouts name if it is 0. */
-rsd_status dedup_count_ranks(size_t ntensors, const rsd_layout *const *layouts, int64_t *nranks);
+/* Sets *nranks to the number of ranks that the layouts name, if it is 0. EINVAL: they name more. */
+rsd_status dedup_count_ranks(size_t ntargets, const struct target *targets, int64_t *nranks);
 
 /* ---- journal.c: what of an output is complete ---- */
 
@@ -219,10 +212,10 @@ rsd_status writer_create_files(struct writer *writer);
 rsd_status writer_flush(struct writer *writer);
 rsd_status writer_end_split_items(struct writer *writer);
 
-/* Puts where the compressed items of complete files lie into a payload, and takes it. With `touched`, only of files
- * that this process wrote. */
-rsd_status writer_put_extents(const struct writer *writer, bool touched, struct payload *payload);
-rsd_status writer_take_extents(struct writer *writer, const struct payload *payload, size_t *at);
+/* Puts the state of all files, and where the compressed items of complete files lie, into a payload; and takes it.
+ * With `own`, only of files that this process has completed. */
+rsd_status writer_put_files(const struct writer *writer, bool own, struct payload *payload);
+rsd_status writer_take_files(struct writer *writer, const struct payload *payload, size_t *at);
 
 /* ---- save_manifest.c, save.c: from memory ---- */
 
@@ -247,6 +240,31 @@ rsd_status save_prepare(struct memory_manifest *items, int64_t ntensors, const r
 rsd_status save_write_files(struct operation *operation, const struct memory_manifest *items,
                             struct writer *writer);
 void memory_manifest_drop(struct memory_manifest *items);
+
+/* ---- digest.c, digest_tensors.c ---- */
+
+/* The remainders of the bytes of a tensor that were added so far. Starts as {0}. */
+struct digest {
+    _Atomic uint64_t ecma, jones;
+};
+
+/* Adds n bytes, behind which `after` bytes of the tensor follow. Any thread. */
+void digest_add_bytes(struct digest *digest, const char *bytes, size_t n, uint64_t after);
+/* Adds rows in device memory, after the work of a stream of the caller, and waits. */
+rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
+                                  struct digest *digest);
+void digest_format(const struct digest *digest, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                   char text[RSD_DIGEST_NCHARS]);
+
+/* Digests that ranks compute together: what one rank sends, is added on rank 0, and replaces those of all. */
+struct digest_list {
+    struct digest *list;
+    size_t n;
+};
+rsd_status digest_list_put(const struct digest_list *digests, struct payload *payload);
+rsd_status digest_list_add(struct digest_list *digests, const struct payload *sent, size_t *at);
+rsd_status digest_list_replace(struct digest_list *digests, const struct payload *result,
+                               size_t *at);
 
 /* ---- convert_manifest.c, convert.c: from files ---- */
 

@@ -42,6 +42,7 @@ static bool next_box(const struct conversion_run *c, struct job_boxes *boxes, si
     return false;
 }
 
+/* Opens the transfer of a job: from the files of the input to the items that are not complete. */
 static rsd_status convert_open_job(void *context, const struct batch_job *job,
                                    struct transfer *transfer)
 {
@@ -75,6 +76,7 @@ static rsd_status add_split_item(struct conversion_run *c, size_t tensor, size_t
     return status;
 }
 
+/* Ends the items of a job, or keeps what rank 0 needs to end an item that several ranks wrote. */
 static rsd_status convert_close_job(void *context, const struct batch_job *job,
                                     struct transfer *transfer)
 {
@@ -225,6 +227,7 @@ static rsd_status join_convert_output(struct conversion_run *c)
     return convert_take_state(c);
 }
 
+/* Each rank: reads and writes its jobs, and fills in its report. */
 static rsd_status convert_jobs(void *context)
 {
     struct conversion_run *c = context;
@@ -279,6 +282,8 @@ static bool can_resume(const struct conversion_run *c, rsd_status status)
            (status == RSD_EMISMATCH && c->dest && c->dest->resumed);
 }
 
+/* Collective. Opens the output, converts, and commits. After a failure, keeps what can be resumed and removes the
+ * rest. */
 static rsd_status write_conversion(struct conversion_run *c)
 {
     struct operation_call call = {.work = convert_jobs,
@@ -330,6 +335,7 @@ static bool ends_with(const char *text, const char *end)
     return n > m && strcmp(text + n - m, end) == 0;
 }
 
+/* Collective. Returns EMISMATCH if ranks passed different arguments. */
 static rsd_status agree_on_conversion(struct conversion_run *c, rsd_status status)
 {
     struct hash arguments = {0};

@@ -7,45 +7,23 @@
 
 /* ---- targets ---- */
 
-/* A tensor that is written. */
-struct target {
-    size_t source; /* tensor of the input */
-    const char *name;
-    rsd_dtype dtype;
-    rsd_layout *layout;
-    size_t file; /* if files have whole tensors */
-};
-
 struct target_list {
     struct target *list;
     size_t n;
     struct string_map known; /* names that are taken */
     struct catalog names;    /* only for its names */
-    bool whole;              /* no tensor has a layout of its own */
+    bool whole;              /* no layout was given for any tensor */
 };
-
-static rsd_status check_layout_shape(const rsd_tensor_info *tensor, const rsd_layout *layout)
-{
-    char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
-    bool same = layout->ndim == tensor->ndim;
-    for (int32_t d = 0; d < tensor->ndim && same; d++)
-        same = layout->shape[d] == tensor->shape[d];
-    return same ? RSD_OK
-                : fail(RSD_EMISMATCH, "shape differs: tensor %s, layout %s",
-                       shape_text(tensor->ndim, tensor->shape, one),
-                       shape_text(layout->ndim, layout->shape, other));
-}
 
 /* Adds a target, and takes its layout over. */
 static rsd_status add_target(struct target_list *targets, const rsd_tensor_info *tensor,
-                             rsd_tensor_target *given)
+                             size_t source, rsd_tensor_target *given)
 {
     static const int64_t origin[RSD_MAX_DIMS];
-    struct target *target = &targets->list[targets->n];
+    struct target target = {.source = source, .dtype = given->dtype};
     struct slice name = {given->name ? given->name : "", 0};
     size_t other;
     name.nbytes = strlen(name.bytes);
-    target->dtype = given->dtype;
     if (!name.nbytes)
         return fail(RSD_EINVAL, "the new name is empty");
     if (!cast_supported(given->dtype, tensor->dtype))
@@ -54,20 +32,23 @@ static rsd_status add_target(struct target_list *targets, const rsd_tensor_info 
                                                  : "an invalid dtype");
     if (string_map_find(&targets->known, name, &other))
         return fail(RSD_EINVAL, "two tensors would be called %s", name.bytes);
-    TRY(catalog_add_name(&targets->names, name, &target->name));
-    TRY(string_map_add(&targets->known, (struct slice){target->name, name.nbytes}, targets->n));
+    TRY(catalog_add_name(&targets->names, name, &target.name));
+    TRY(string_map_add(&targets->known, (struct slice){target.name, name.nbytes}, targets->n));
     if (given->layout)
-        TRY(check_layout_shape(tensor, given->layout));
+        TRY(layout_check_shape(given->layout, tensor->ndim, tensor->shape));
     targets->whole = targets->whole && !given->layout;
     if (!given->layout)
         TRY(catalog_boxes_layout(given->dtype, tensor->ndim, tensor->shape, 1, origin,
                                  tensor->shape, &given->layout));
-    target->layout = given->layout;
+    bool renamed = strcmp(target.name, tensor->name) != 0;
+    target.path = renamed ? NULL : tensor->path;
+    target.layout = given->layout;
     given->layout = NULL;
-    targets->n++;
+    targets->list[targets->n++] = target;
     return RSD_OK;
 }
 
+/* Adds the target of one tensor of the input, as the map function of the caller chooses it. */
 static rsd_status map_tensor(struct conversion_run *c, struct target_list *targets, size_t index)
 {
     rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
@@ -78,8 +59,7 @@ static rsd_status map_tensor(struct conversion_run *c, struct target_list *targe
     if (c->options.map)
         status = c->options.map(c->options.map_context, &tensor, &target);
     if (!status && target.keep) {
-        targets->list[targets->n] = (struct target){.source = index};
-        status = add_target(targets, &tensor, &target);
+        status = add_target(targets, &tensor, index, &target);
         if (status)
             status = fail_in(status, "%s: ", tensor.name);
     }
@@ -106,7 +86,7 @@ static rsd_status check_refused(struct conversion_run *c, const struct stored_va
 static void drop_targets(struct target_list *targets)
 {
     for (size_t i = 0; i < targets->n; i++)
-        rsd_layout_free(targets->list[i].layout);
+        rsd_layout_free(without_const(targets->list[i].layout));
     mem_free(targets->list);
     string_map_drop(&targets->known);
     catalog_drop(&targets->names);
@@ -160,28 +140,14 @@ static int by_width_and_name(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* ---- tensors ---- */
-
-static rsd_status add_target_tensor(struct conversion_run *c, const struct target *target)
-{
-    const struct stored_tensor *source = &c->in->catalog.tensors[target->source];
-    struct catalog *catalog = &c->manifest.catalog;
-    size_t i = catalog->ntensors;
-    TRY(catalog_add_tensor(catalog, (struct slice){target->name, strlen(target->name)},
-                           target->dtype, target->layout->ndim, target->layout->shape));
-    c->source_of[i] = target->source;
-    bool renamed = strcmp(target->name, source->name) != 0;
-    return catalog_copy_text(catalog, renamed ? NULL : source->path, &catalog->tensors[i].path);
-}
-
-static rsd_status add_whole_tensors(struct conversion_run *c, const struct target_list *targets)
+static rsd_status add_whole_tensors(struct manifest *manifest, const struct target_list *targets)
 {
     static const int64_t origin[RSD_MAX_DIMS];
     for (size_t i = 0; i < targets->n; i++) {
         const struct target *target = &targets->list[i];
         struct extent extent = {.kind = EXTENT_DENSE, .file = (uint32_t)target->file};
-        TRY(add_target_tensor(c, target));
-        TRY(catalog_add_box(&c->manifest.catalog, origin, target->layout->shape, extent));
+        TRY(target_add_tensor(target, manifest));
+        TRY(catalog_add_box(&manifest->catalog, origin, target->layout->shape, extent));
     }
     return RSD_OK;
 }
@@ -205,7 +171,8 @@ static rsd_status make_value(struct conversion_run *c, const struct stored_value
     return RSD_OK;
 }
 
-static rsd_status copy_values(struct conversion_run *c, const struct dedup *dedup)
+/* Adds the values of the input to the manifest. Objects that the format cannot hold are left out. */
+static rsd_status copy_values(struct conversion_run *c, const int32_t *ranks)
 {
     const struct catalog *in = &c->in->catalog;
     struct catalog *catalog = &c->manifest.catalog;
@@ -216,7 +183,7 @@ static rsd_status copy_values(struct conversion_run *c, const struct dedup *dedu
         const struct stored_value *value = &in->values[i];
         size_t next = catalog->nvalues;
         struct manifest_value *out = &c->manifest.values[next];
-        struct extent extent = {.kind = EXTENT_ITEM, .file = (uint32_t)dedup->value_ranks[next]};
+        struct extent extent = {.kind = EXTENT_ITEM, .file = (uint32_t)ranks[next]};
         bool writable;
         rsd_status status = make_value(c, value, out, &writable);
         if (status)
@@ -235,74 +202,32 @@ static rsd_status copy_values(struct conversion_run *c, const struct dedup *dedu
     return RSD_OK;
 }
 
-/* ---- files of ranks ---- */
+/* ---- the manifest ---- */
 
-static rsd_status add_assigned_boxes(struct conversion_run *c, const struct target_list *targets,
-                                     const struct dedup_input *input)
+/* Adds all tensors and values, with the rank that writes each of them. */
+static rsd_status add_tensors_and_values(struct conversion_run *c,
+                                         const struct target_list *targets, int64_t nranks)
 {
-    struct dedup dedup = {0};
-    size_t next = 0;
-    TRY(dedup_assign(&dedup, input));
-    rsd_status status = RSD_OK;
-    for (size_t i = 0; i < targets->n && !status; i++) {
-        status = add_target_tensor(c, &targets->list[i]);
-        if (!status)
-            status = dedup_add_boxes(&dedup, i, &next, &c->manifest);
-    }
-    if (!status && input->nvalues)
-        status = copy_values(c, &dedup);
-    dedup_drop(&dedup);
-    return status;
-}
-
-static rsd_status add_boxes_of_ranks(struct conversion_run *c, const struct target_list *targets,
-                                     int64_t nranks)
-{
-    size_t n = targets->n, *widths = mem_new(n, sizeof *widths);
-    const char **names = mem_new(n, sizeof *names);
-    const rsd_layout **layouts = mem_new(n, sizeof *layouts);
     struct dedup_input input = {
-        .ntensors = n,
+        .targets = targets->list,
+        .ntargets = targets->n,
         .nvalues = c->manifest.format->writer->make_value ? c->in->catalog.nvalues : 0,
-        .names = names,
-        .layouts = layouts,
-        .widths = widths,
         .nranks = nranks,
         .mode = c->options.every_replica ? DEDUP_KEEP_ALL : DEDUP_EVENLY};
-    rsd_status status = names && layouts && widths ? RSD_OK : RSD_ENOMEM;
-    for (size_t i = 0; i < n && !status; i++) {
-        names[i] = targets->list[i].name;
-        layouts[i] = targets->list[i].layout;
-        widths[i] = rsd_dtype_nbytes(targets->list[i].dtype);
-    }
-    if (!status)
-        status = add_assigned_boxes(c, targets, &input);
-    mem_free(names);
-    mem_free(layouts);
-    mem_free(widths);
+    int32_t *value_ranks;
+    TRY(dedup_add_tensors(&c->manifest, &input, &value_ranks));
+    rsd_status status = input.nvalues ? copy_values(c, value_ranks) : RSD_OK;
+    mem_free(value_ranks);
     return status;
 }
 
-static rsd_status count_target_ranks(const struct conversion_run *c,
-                                     const struct target_list *targets, int64_t *nranks)
-{
-    const rsd_layout **layouts = mem_new(targets->n, sizeof *layouts);
-    if (!layouts)
-        return RSD_ENOMEM;
-    for (size_t i = 0; i < targets->n; i++)
-        layouts[i] = targets->list[i].layout;
-    *nranks = c->options.nranks;
-    rsd_status status = dedup_count_ranks(targets->n, layouts, nranks);
-    mem_free(layouts);
-    return status;
-}
-
+/* Adds the targets to the manifest: how many files there are, and what is in which file. */
 static rsd_status add_targets(struct conversion_run *c, struct target_list *targets)
 {
     const struct format_writer *writer = c->manifest.format->writer;
     bool whole = targets->whole && writer->fills_files && !c->options.every_replica;
-    int64_t nranks;
-    TRY(count_target_ranks(c, targets, &nranks));
+    int64_t nranks = c->options.nranks;
+    TRY(dedup_count_ranks(targets->n, targets->list, &nranks));
     c->manifest.files_of = whole                      ? FILES_OF_TENSORS
                            : c->options.every_replica ? FILES_OF_HOLDERS
                                                       : FILES_OF_RANKS;
@@ -313,7 +238,10 @@ static rsd_status add_targets(struct conversion_run *c, struct target_list *targ
     TRY(manifest_add_files(&c->manifest, nfiles));
     if (writer->wide_first && targets->n > 1)
         qsort(targets->list, targets->n, sizeof *targets->list, by_width_and_name);
-    TRY(whole ? add_whole_tensors(c, targets) : add_boxes_of_ranks(c, targets, nranks));
+    for (size_t i = 0; i < targets->n; i++)
+        c->source_of[i] = targets->list[i].source;
+    TRY(whole ? add_whole_tensors(&c->manifest, targets)
+              : add_tensors_and_values(c, targets, nranks));
     if (c->one_file && nfiles > 1)
         return fail(RSD_EINVAL, "output needs %zu files, but %s names one file; pass a directory",
                     nfiles, c->out);
@@ -350,6 +278,7 @@ rsd_status convert_open_side_file(const char *path, struct store **store, uint32
     return status;
 }
 
+/* Checks that a side file exists, and that its name is not taken. */
 static rsd_status check_side_file(const struct conversion_run *c, int64_t index)
 {
     const char *path = c->options.side_files[index], *name = base_name(path);

@@ -41,6 +41,7 @@ static rsd_status partition_files(const struct conversion_run *c, struct job_lis
     return RSD_OK;
 }
 
+/* Lists the items of the files that this rank writes, as one job each. */
 static rsd_status list_item_jobs(const struct conversion_run *c, const struct job_list *files,
                                  struct job_list *jobs)
 {
@@ -126,77 +127,38 @@ rsd_status convert_list_jobs(const struct conversion_run *c, struct batch *batch
 
 /* ---- the state, at the start ---- */
 
-struct file_state {
-    uint64_t done, noted, nbytes;
-};
-
 rsd_status convert_put_state(struct conversion_run *c)
 {
-    struct payload *state = &c->state;
-    for (size_t i = 0; i < c->manifest.nfiles; i++) {
-        const struct writer_file *file = &c->writer.files[i];
-        struct file_state one = {file->done, file->noted, c->manifest.files[i].nbytes};
-        TRY(payload_put(state, &one, sizeof one));
-    }
     for (size_t i = 0; i < c->manifest.catalog.nextents; i++) {
         char done = c->manifest.items[i].done;
-        TRY(payload_put(state, &done, 1));
+        TRY(payload_put(&c->state, &done, 1));
     }
-    return writer_put_extents(&c->writer, false, state);
+    return writer_put_files(&c->writer, false, &c->state);
 }
 
 rsd_status convert_take_state(struct conversion_run *c)
 {
-    const struct payload *state = &c->state;
     size_t at = 0;
-    for (size_t i = 0; i < c->manifest.nfiles; i++) {
-        struct writer_file *file = &c->writer.files[i];
-        struct file_state one;
-        TRY(payload_take(state, &at, &one, sizeof one));
-        file->done = one.done != 0;
-        file->noted = one.noted != 0;
-        file->created = c->writer.shared;
-        c->manifest.files[i].nbytes = one.nbytes;
-    }
+    for (size_t i = 0; i < c->manifest.nfiles; i++)
+        c->writer.files[i].created = c->writer.shared;
     for (size_t i = 0; i < c->manifest.catalog.nextents; i++) {
         char done;
-        TRY(payload_take(state, &at, &done, 1));
+        TRY(payload_take(&c->state, &at, &done, 1));
         c->manifest.items[i].done = done != 0;
     }
-    return writer_take_extents(&c->writer, state, &at);
+    return writer_take_files(&c->writer, &c->state, &at);
 }
 
 /* ---- what was written, at the end ---- */
-
-/* A compressed file that a rank has completed. */
-struct written_file {
-    uint64_t file, nbytes;
-};
-
-static rsd_status put_files(const struct conversion_run *c, struct payload *own)
-{
-    struct payload files = {0};
-    rsd_status status = RSD_OK;
-    for (size_t i = 0; i < c->manifest.nfiles && !status && !c->writer.shared; i++) {
-        struct written_file one = {i, c->manifest.files[i].nbytes};
-        if (c->writer.files[i].done && c->writer.files[i].touched)
-            status = payload_put(&files, &one, sizeof one);
-    }
-    if (!status)
-        status = payload_put_list(own, files.bytes, files.n / sizeof(struct written_file),
-                                  sizeof(struct written_file));
-    payload_drop(&files);
-    return status;
-}
 
 rsd_status convert_put_written(void *context, struct payload *own)
 {
     const struct conversion_run *c = context;
     TRY(payload_put_list(own, c->split, c->nsplit, sizeof *c->split));
-    TRY(put_files(c, own));
-    return writer_put_extents(&c->writer, true, own);
+    return writer_put_files(&c->writer, true, own);
 }
 
+/* On rank 0: adds the CRCs that a rank has of items that several ranks wrote. */
 static rsd_status take_split_items(struct conversion_run *c, const struct payload *sent, size_t *at)
 {
     uint64_t n;
@@ -216,26 +178,9 @@ static rsd_status take_split_items(struct conversion_run *c, const struct payloa
     return RSD_OK;
 }
 
-static rsd_status take_files(struct conversion_run *c, const struct payload *sent, size_t *at)
-{
-    uint64_t n;
-    TRY(payload_take(sent, at, &n, sizeof n));
-    for (uint64_t i = 0; i < n; i++) {
-        struct written_file one;
-        TRY(payload_take(sent, at, &one, sizeof one));
-        if (one.file >= c->manifest.nfiles)
-            return fail(RSD_EPEER, "a rank wrote file %llu of %zu", (unsigned long long)one.file,
-                        c->manifest.nfiles);
-        c->writer.files[one.file].done = true;
-        c->manifest.files[one.file].nbytes = one.nbytes;
-    }
-    return RSD_OK;
-}
-
 rsd_status convert_take_written(void *context, const struct payload *sent, size_t *at)
 {
     struct conversion_run *c = context;
     TRY(take_split_items(c, sent, at));
-    TRY(take_files(c, sent, at));
-    return writer_take_extents(&c->writer, sent, at);
+    return writer_take_files(&c->writer, sent, at);
 }

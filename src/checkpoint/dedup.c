@@ -14,6 +14,7 @@
 #include "checkpoint.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { MAX_RANKS = 1 << 26 };
 
@@ -30,17 +31,18 @@ struct rank_shard {
 
 /* A box and all ranks that hold it. */
 struct box_copies {
-    size_t tensor, coordinates;
+    size_t tensor;
+    size_t coordinates; /* of its lo, its len, and where it is in the array of its first holder */
     size_t first_holder, nholders;
     struct box_holder writer; /* first the lowest holder, then the one that writes */
 };
 
 struct dedup_state {
-    struct dedup *dedup;
     const struct dedup_input *input;
     struct box_holder *holders;
     struct box_copies *boxes;
-    size_t nholders, holders_capacity, nboxes, boxes_capacity;
+    int64_t *coordinates;
+    size_t nholders, holders_capacity, nboxes, boxes_capacity, ncoordinates, coordinates_capacity;
     uint64_t *nbytes; /* assigned to each rank */
 };
 
@@ -81,14 +83,13 @@ static int by_place(const void *a, const void *b)
 
 static rsd_status add_box(struct dedup_state *state, size_t tensor, const rsd_shard *shard)
 {
-    struct dedup *dedup = state->dedup;
-    size_t ndim = (size_t)shard->box.ndim, n = dedup->ncoordinates;
+    size_t ndim = (size_t)shard->box.ndim, n = state->ncoordinates;
     TRY(GROW(state->boxes, state->boxes_capacity, state->nboxes + 1));
-    TRY(GROW(dedup->coordinates, dedup->coordinates_capacity, n + 3 * ndim));
-    copy_i64s(dedup->coordinates + n, shard->box.lo, shard->box.ndim);
-    copy_i64s(dedup->coordinates + n + ndim, shard->box.len, shard->box.ndim);
-    copy_i64s(dedup->coordinates + n + 2 * ndim, shard->at, shard->box.ndim);
-    dedup->ncoordinates += 3 * ndim;
+    TRY(GROW(state->coordinates, state->coordinates_capacity, n + 3 * ndim));
+    copy_i64s(state->coordinates + n, shard->box.lo, shard->box.ndim);
+    copy_i64s(state->coordinates + n + ndim, shard->box.len, shard->box.ndim);
+    copy_i64s(state->coordinates + n + 2 * ndim, shard->at, shard->box.ndim);
+    state->ncoordinates += 3 * ndim;
     state->boxes[state->nboxes++] =
         (struct box_copies){.tensor = tensor, .coordinates = n, .first_holder = state->nholders};
     return RSD_OK;
@@ -166,9 +167,10 @@ static rsd_status list_rank_boxes(struct rank_shards *all, const rsd_layout *lay
     return RSD_OK;
 }
 
+/* Adds the boxes of all ranks of a tensor, each box once with its holders. */
 static rsd_status dedup_tensor(struct dedup_state *state, size_t tensor)
 {
-    const rsd_layout *layout = state->input->layouts[tensor];
+    const rsd_layout *layout = state->input->targets[tensor].layout;
     if (layout->terms.ndigits > 0)
         return fail(RSD_EINVAL, "a Partial layout cannot be saved: its values are not known yet");
     TRY(layout_check_coverage(layout, "rank"));
@@ -205,11 +207,8 @@ static int by_appearance(const void *a, const void *b)
 static void choose_writer(struct dedup_state *state, struct box_copies *box)
 {
     const struct box_holder *holders = state->holders + box->first_holder;
-    const rsd_layout *layout = state->input->layouts[box->tensor];
-    size_t width =
-        state->input->widths ? state->input->widths[box->tensor] : rsd_dtype_nbytes(layout->dtype);
-    uint64_t nbytes = (uint64_t)box_volume(layout->ndim, layout->shape) * width;
-    box->writer = holders[0];
+    const struct target *target = &state->input->targets[box->tensor];
+    uint64_t nbytes = (uint64_t)target->layout->volume * rsd_dtype_nbytes(target->dtype);
     for (size_t i = 1; i < box->nholders; i++)
         if (state->nbytes[holders[i].rank] < state->nbytes[box->writer.rank])
             box->writer = holders[i];
@@ -217,7 +216,7 @@ static void choose_writer(struct dedup_state *state, struct box_copies *box)
 }
 
 /* All ranks have the values. So rank 0 lists them, behind its tensors. */
-static void choose_value_writers(struct dedup_state *state)
+static void choose_value_writers(struct dedup_state *state, int32_t *value_ranks)
 {
     for (size_t i = 0; i < state->input->nvalues; i++) {
         int32_t least = 0;
@@ -225,58 +224,73 @@ static void choose_value_writers(struct dedup_state *state)
             if (state->nbytes[rank] < state->nbytes[least])
                 least = rank;
         state->nbytes[least]++;
-        state->dedup->value_ranks[i] = least;
+        value_ranks[i] = least;
     }
 }
 
-static int by_tensor_and_rank(const void *a, const void *b)
+/* Sets the writers of boxes and values; values that no rank was chosen for stay with rank 0. */
+static void choose_writers(struct dedup_state *state, int32_t *value_ranks)
 {
-    const struct dedup_box *x = a, *y = b;
-    if (x->tensor != y->tensor)
-        return x->tensor < y->tensor ? -1 : 1;
-    if (x->rank != y->rank)
-        return x->rank < y->rank ? -1 : 1;
-    return (x->order > y->order) - (x->order < y->order);
-}
-
-static rsd_status choose_writers(struct dedup_state *state)
-{
-    struct dedup *dedup = state->dedup;
-    bool evenly = state->input->mode == DEDUP_EVENLY; /* else rank 0 has all values */
-    bool values_chosen = !evenly;
-    dedup->list = mem_new(state->nboxes, sizeof *dedup->list);
-    dedup->value_ranks = mem_new(state->input->nvalues, sizeof *dedup->value_ranks);
-    if (!dedup->list || !dedup->value_ranks)
-        return RSD_ENOMEM;
+    bool evenly = state->input->mode == DEDUP_EVENLY, values_chosen = false;
     for (size_t i = 0; i < state->nboxes; i++)
         state->boxes[i].writer = state->holders[state->boxes[i].first_holder];
     if (state->nboxes > 1)
         qsort(state->boxes, state->nboxes, sizeof *state->boxes, by_appearance);
-    for (size_t i = 0; i < state->nboxes; i++) {
-        struct box_copies *box = &state->boxes[i];
-        if (!values_chosen && box->writer.rank > 0) {
-            choose_value_writers(state);
+    for (size_t i = 0; i < state->nboxes && evenly; i++) {
+        if (!values_chosen && state->boxes[i].writer.rank > 0) {
+            choose_value_writers(state, value_ranks);
             values_chosen = true;
         }
-        if (evenly)
-            choose_writer(state, box);
-        dedup->list[dedup->n++] = (struct dedup_box){.tensor = box->tensor,
-                                                     .rank = box->writer.rank,
-                                                     .order = box->writer.order,
-                                                     .coordinates = box->coordinates};
+        choose_writer(state, &state->boxes[i]);
     }
-    if (!values_chosen)
-        choose_value_writers(state);
-    if (dedup->n > 1)
-        qsort(dedup->list, dedup->n, sizeof *dedup->list, by_tensor_and_rank);
+    if (evenly && !values_chosen)
+        choose_value_writers(state, value_ranks);
+}
+
+/* ---- the manifest ---- */
+
+static int by_tensor_and_writer(const void *a, const void *b)
+{
+    const struct box_copies *x = a, *y = b;
+    if (x->tensor != y->tensor)
+        return x->tensor < y->tensor ? -1 : 1;
+    return compare_holders(&x->writer, &y->writer);
+}
+
+rsd_status target_add_tensor(const struct target *target, struct manifest *manifest)
+{
+    struct catalog *catalog = &manifest->catalog;
+    struct slice name = {target->name, strlen(target->name)};
+    size_t i = catalog->ntensors;
+    TRY(catalog_add_tensor(catalog, name, target->dtype, target->layout->ndim,
+                           target->layout->shape));
+    return catalog_copy_text(catalog, target->path, &catalog->tensors[i].path);
+}
+
+/* Adds the tensors and their boxes to the manifest, in the file of the rank that writes each box. */
+static rsd_status add_tensors(struct dedup_state *state, struct manifest *manifest)
+{
+    if (state->nboxes > 1)
+        qsort(state->boxes, state->nboxes, sizeof *state->boxes, by_tensor_and_writer);
+    for (size_t i = 0, next = 0; i < state->input->ntargets; i++) {
+        const struct target *target = &state->input->targets[i];
+        TRY(target_add_tensor(target, manifest));
+        for (; next < state->nboxes && state->boxes[next].tensor == i; next++) {
+            const struct box_copies *box = &state->boxes[next];
+            const int64_t *lo = state->coordinates + box->coordinates;
+            const int64_t *len = lo + target->layout->ndim, *at = len + target->layout->ndim;
+            TRY(manifest_add_box(manifest, lo, len, at, (uint32_t)box->writer.rank,
+                                 box->writer.order));
+        }
+    }
     return RSD_OK;
 }
 
-rsd_status dedup_count_ranks(size_t ntensors, const rsd_layout *const *layouts, int64_t *nranks)
+rsd_status dedup_count_ranks(size_t ntargets, const struct target *targets, int64_t *nranks)
 {
     int64_t world = 1;
-    for (size_t i = 0; i < ntensors; i++)
-        world = max_i64(world, rsd_layout_world(layouts[i]));
+    for (size_t i = 0; i < ntargets; i++)
+        world = max_i64(world, rsd_layout_world(targets[i].layout));
     if (*nranks == 0)
         *nranks = world;
     if (*nranks < world || *nranks > MAX_RANKS)
@@ -285,43 +299,29 @@ rsd_status dedup_count_ranks(size_t ntensors, const rsd_layout *const *layouts, 
     return RSD_OK;
 }
 
-rsd_status dedup_assign(struct dedup *dedup, const struct dedup_input *input)
+rsd_status dedup_add_tensors(struct manifest *manifest, const struct dedup_input *input,
+                             int32_t **out)
 {
-    struct dedup_state state = {.dedup = dedup, .input = input};
+    struct dedup_state state = {.input = input};
+    int32_t *value_ranks = mem_new(input->nvalues, sizeof *value_ranks);
     state.nbytes = mem_new((size_t)input->nranks, sizeof *state.nbytes);
-    rsd_status status = state.nbytes ? RSD_OK : RSD_ENOMEM;
-    for (size_t i = 0; i < input->ntensors && !status; i++) {
+    rsd_status status = state.nbytes && value_ranks ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < input->ntargets && !status; i++) {
         status = dedup_tensor(&state, i);
         if (status)
-            status = fail_in(status, "%s: ", input->names[i]);
+            status = fail_in(status, "%s: ", input->targets[i].name);
     }
-    if (!status)
-        status = choose_writers(&state);
+    if (!status) {
+        choose_writers(&state, value_ranks);
+        status = add_tensors(&state, manifest);
+    }
     mem_free(state.nbytes);
     mem_free(state.holders);
     mem_free(state.boxes);
+    mem_free(state.coordinates);
     if (status)
-        dedup_drop(dedup);
+        mem_free(value_ranks);
+    else
+        *out = value_ranks;
     return status;
-}
-
-rsd_status dedup_add_boxes(const struct dedup *dedup, size_t tensor, size_t *next,
-                           struct manifest *manifest)
-{
-    int32_t ndim = manifest->catalog.tensors[manifest->catalog.ntensors - 1].ndim;
-    for (; *next < dedup->n && dedup->list[*next].tensor == tensor; ++*next) {
-        const struct dedup_box *box = &dedup->list[*next];
-        const int64_t *lo = dedup->coordinates + box->coordinates;
-        TRY(manifest_add_box(manifest, lo, lo + ndim, lo + 2 * ndim, (uint32_t)box->rank,
-                             box->order));
-    }
-    return RSD_OK;
-}
-
-void dedup_drop(struct dedup *dedup)
-{
-    mem_free(dedup->list);
-    mem_free(dedup->coordinates);
-    mem_free(dedup->value_ranks);
-    *dedup = (struct dedup){0};
 }

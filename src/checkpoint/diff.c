@@ -38,6 +38,7 @@ struct block_of_a {
     uint64_t at; /* in the tensor */
 };
 
+/* Compares a block of b with the same block of a, and keeps the first element that differs. */
 static rsd_status compare_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
                                 const int64_t *len, const char *block)
 {
@@ -169,6 +170,7 @@ static rsd_status match_tensors(struct comparing *c)
     return RSD_OK;
 }
 
+/* Each rank: compares its part of the tensors that both checkpoints have. */
 static rsd_status diff_jobs(void *context)
 {
     struct comparing *c = context;
@@ -246,6 +248,7 @@ static void describe_element(const struct comparing *c, const struct compared *c
         text_add(out, " in other bits");
 }
 
+/* Adds the text of a difference. */
 static rsd_status describe_difference(const struct comparing *c, const struct compared *compared,
                                       struct text *out)
 {
@@ -302,6 +305,7 @@ struct first_element {
     unsigned char in_a[16], in_b[16];
 };
 
+/* Each rank: sends the first element that differs of each tensor that it compared. */
 static rsd_status put_first_elements(void *context, struct payload *payload)
 {
     const struct comparing *c = context;
@@ -317,6 +321,7 @@ static rsd_status put_first_elements(void *context, struct payload *payload)
     return RSD_OK;
 }
 
+/* On rank 0: keeps the first element that differs of all ranks. */
 static rsd_status take_first_elements(void *context, const struct payload *sent, size_t *at)
 {
     struct comparing *c = context;

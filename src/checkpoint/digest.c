@@ -7,26 +7,21 @@
  */
 #include "checkpoint.h"
 
-struct digest {
-    _Atomic uint64_t ecma, jones;
-};
-
 struct digesting {
     struct operation operation;
     rsd_checkpoint *checkpoint;
     const int64_t *tensors; /* NULL: all */
-    size_t n;
-    struct digest *digests;
+    struct digest_list digests;
 };
 
-static void digest_bytes(struct digest *digest, const char *bytes, size_t n, uint64_t after)
+void digest_add_bytes(struct digest *digest, const char *bytes, size_t n, uint64_t after)
 {
     digest->ecma ^= crc_shift(CRC_ECMA, crc_update(CRC_ECMA, 0, bytes, n), after);
     digest->jones ^= crc_shift(CRC_JONES, crc_update(CRC_JONES, 0, bytes, n), after);
 }
 
-static void format_digest(const struct digest *digest, rsd_dtype dtype, int32_t ndim,
-                          const int64_t *shape, char text[RSD_DIGEST_NCHARS])
+void digest_format(const struct digest *digest, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                   char text[RSD_DIGEST_NCHARS])
 {
     struct hash hash;
     hash_start(&hash, "tensor 1");
@@ -46,13 +41,36 @@ rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
     rsd_layout *checked;
     TRY(layout_start(dtype, ndim, shape, &checked));
     uint64_t all = (uint64_t)checked->volume * rsd_dtype_nbytes(dtype);
+    int device;
     rsd_layout_free(checked);
+    if (all > 0 && tile_device_has(array, &device)) {
+        struct cuda_rows rows = {.address = array, .run = (int64_t)all};
+        TRY(digest_add_device_rows(device, NULL, &rows, 1, &digest));
+        all = 0;
+    }
     for (uint64_t at = 0; at < all; at += BLOCK) {
         size_t n = all - at < BLOCK ? (size_t)(all - at) : BLOCK;
-        digest_bytes(&digest, (const char *)array + at, n, all - at - n);
+        digest_add_bytes(&digest, (const char *)array + at, n, all - at - n);
     }
-    format_digest(&digest, dtype, ndim, shape, text);
+    digest_format(&digest, dtype, ndim, shape, text);
     return RSD_OK;
+}
+
+rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
+                                  struct digest *digest)
+{
+    struct cuda_device *device;
+    struct cuda_queue *queue;
+    uint64_t sums[1][2] = {{0}};
+    TRY(cuda_open_device(ordinal, &device));
+    TRY(cuda_queue_new(device, &queue));
+    rsd_status status = cuda_queue_follow(queue, stream);
+    if (!status)
+        status = cuda_digest(queue, rows, n, sums, 1);
+    cuda_queue_free(queue);
+    digest->ecma ^= sums[0][0];
+    digest->jones ^= sums[0][1];
+    return status;
 }
 
 /* ---- tensors of a checkpoint ---- */
@@ -67,7 +85,7 @@ static rsd_status digest_block(const struct sink *sink, struct scratch *scratch,
 {
     uint64_t nbytes = sink_nbytes(sink, len), all = sink_nbytes(sink, sink->len);
     (void)scratch;
-    digest_bytes(sink->context, block, (size_t)nbytes, all - sink_offset(sink, lo) - nbytes);
+    digest_add_bytes(sink->context, block, (size_t)nbytes, all - sink_offset(sink, lo) - nbytes);
     return RSD_OK;
 }
 
@@ -76,16 +94,17 @@ static rsd_status digest_open_job(void *context, const struct batch_job *job,
 {
     struct digesting *d = context;
     return transfer_open_whole(transfer, d->checkpoint, digest_tensor(d, job->id), digest_block,
-                               &d->digests[job->id], d->operation.tile_limit);
+                               &d->digests.list[job->id], d->operation.tile_limit);
 }
 
+/* Each rank: reads its part of the tensors, and adds the remainders of its bytes. */
 static rsd_status digest_jobs(void *context)
 {
     struct digesting *d = context;
     const struct catalog *catalog = &d->checkpoint->catalog;
     struct batch batch = {.open = digest_open_job, .context = d};
     rsd_status status = RSD_OK;
-    for (size_t i = 0; i < d->n && !status; i++) {
+    for (size_t i = 0; i < d->digests.n && !status; i++) {
         const struct stored_tensor *tensor = &catalog->tensors[digest_tensor(d, i)];
         int64_t nbytes = tensor_nbytes(catalog, tensor);
         status = job_list_add(&batch.jobs,
@@ -98,7 +117,7 @@ static rsd_status digest_jobs(void *context)
     if (!status)
         status = operation_run_batch(&d->operation, &batch);
     job_list_drop(&batch.jobs);
-    d->operation.report.ntensors = (int64_t)d->n;
+    d->operation.report.ntensors = (int64_t)d->digests.n;
     d->operation.report.nbytes_needed = batch.nbytes_total;
     return status;
 }
@@ -110,39 +129,51 @@ struct digest_part {
     uint64_t index, ecma, jones;
 };
 
-static rsd_status put_digests(void *context, struct payload *payload)
+rsd_status digest_list_put(const struct digest_list *digests, struct payload *payload)
 {
-    struct digesting *d = context;
-    for (size_t i = 0; i < d->n; i++) {
-        struct digest_part part = {i, d->digests[i].ecma, d->digests[i].jones};
+    for (size_t i = 0; i < digests->n; i++) {
+        struct digest_part part = {i, digests->list[i].ecma, digests->list[i].jones};
         if (part.ecma || part.jones)
             TRY(payload_put(payload, &part, sizeof part));
     }
     return RSD_OK;
 }
 
-static rsd_status take_digests(void *context, const struct payload *sent, size_t *at)
+rsd_status digest_list_add(struct digest_list *digests, const struct payload *sent, size_t *at)
 {
-    struct digesting *d = context;
     while (*at < sent->n) {
         struct digest_part part;
         TRY(payload_take(sent, at, &part, sizeof part));
-        if (part.index >= d->n)
+        if (part.index >= digests->n)
             return fail(RSD_EPEER, "a rank sent digest %llu of %zu", (unsigned long long)part.index,
-                        d->n);
-        d->digests[part.index].ecma ^= part.ecma;
-        d->digests[part.index].jones ^= part.jones;
+                        digests->n);
+        digests->list[part.index].ecma ^= part.ecma;
+        digests->list[part.index].jones ^= part.jones;
     }
     return RSD_OK;
 }
 
-/* The sums of all ranks replace what this rank has. */
+rsd_status digest_list_replace(struct digest_list *digests, const struct payload *result,
+                               size_t *at)
+{
+    for (size_t i = 0; i < digests->n; i++)
+        digests->list[i] = (struct digest){0};
+    return digest_list_add(digests, result, at);
+}
+
+static rsd_status put_digests(void *context, struct payload *payload)
+{
+    return digest_list_put(&((struct digesting *)context)->digests, payload);
+}
+
+static rsd_status take_digests(void *context, const struct payload *sent, size_t *at)
+{
+    return digest_list_add(&((struct digesting *)context)->digests, sent, at);
+}
+
 static rsd_status take_sums(void *context, const struct payload *result, size_t *at)
 {
-    struct digesting *d = context;
-    for (size_t i = 0; i < d->n; i++)
-        d->digests[i] = (struct digest){0};
-    return take_digests(d, result, at);
+    return digest_list_replace(&((struct digesting *)context)->digests, result, at);
 }
 
 static rsd_status digest_damaged(void *context, const struct partial_crc *crc, rsd_status status)
@@ -159,13 +190,13 @@ static rsd_status check_tensors(struct digesting *d, struct hash *arguments)
     size_t all = d->checkpoint->catalog.ntensors;
     hash_start(arguments, "digest");
     hash_catalog(arguments, &d->checkpoint->catalog);
-    hash_i64s(arguments, d->tensors, d->tensors ? d->n : 0);
-    for (size_t i = 0; i < d->n; i++)
+    hash_i64s(arguments, d->tensors, d->tensors ? d->digests.n : 0);
+    for (size_t i = 0; i < d->digests.n; i++)
         if (d->tensors && (d->tensors[i] < 0 || (uint64_t)d->tensors[i] >= all))
             return fail(RSD_EINVAL, "invalid tensor %lld: the checkpoint has %zu",
                         (long long)d->tensors[i], all);
-    d->digests = mem_new(d->n, sizeof *d->digests);
-    return d->digests ? RSD_OK : RSD_ENOMEM;
+    d->digests.list = mem_new(d->digests.n, sizeof *d->digests.list);
+    return d->digests.list ? RSD_OK : RSD_ENOMEM;
 }
 
 rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
@@ -174,7 +205,7 @@ rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_
     const struct catalog *catalog = &checkpoint->catalog;
     struct digesting d = {.checkpoint = checkpoint,
                           .tensors = tensors,
-                          .n = tensors ? (size_t)max_i64(ntensors, 0) : catalog->ntensors};
+                          .digests.n = tensors ? (size_t)max_i64(ntensors, 0) : catalog->ntensors};
     struct operation_call call = {.work = digest_jobs,
                                   .put = put_digests,
                                   .take = take_digests,
@@ -188,11 +219,11 @@ rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_
     status = operation_agree(&d.operation, status, arguments);
     if (!status)
         status = operation_run(&d.operation, &call);
-    for (size_t i = 0; i < d.n && !status; i++) {
+    for (size_t i = 0; i < d.digests.n && !status; i++) {
         const struct stored_tensor *tensor = &catalog->tensors[digest_tensor(&d, i)];
-        format_digest(&d.digests[i], tensor->dtype, tensor->ndim, tensor_shape(catalog, tensor),
-                      digests[i]);
+        digest_format(&d.digests.list[i], tensor->dtype, tensor->ndim,
+                      tensor_shape(catalog, tensor), digests[i]);
     }
-    mem_free(d.digests);
+    mem_free(d.digests.list);
     return operation_close(&d.operation, status, report);
 }

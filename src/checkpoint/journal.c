@@ -108,6 +108,7 @@ rsd_status journal_redo_file(const struct store_output *dest, uint32_t file)
 
 /* ---- reading ---- */
 
+/* Reads the first n bytes of a journal. */
 static rsd_status read_journal(const struct store_output *dest, int fd, char *out, size_t n)
 {
     for (size_t at = 0; at < n;) {
@@ -152,6 +153,7 @@ static rsd_status read_lines(const struct store_output *dest, int fd, char **tex
 
 typedef rsd_status visit_journal(const struct store_output *dest, int directory, const char *name);
 
+/* Calls a function for the journal of each other rank, and writes the directory to disk. */
 static rsd_status visit_journals(const struct store_output *dest, visit_journal *visit)
 {
     static const char prefix[] = JOURNAL_NAME ".";
@@ -180,6 +182,7 @@ rsd_status journal_clear(const struct store_output *dest)
     return visit_journals(dest, remove_journal);
 }
 
+/* Appends the complete lines of the journal of another rank. */
 static rsd_status append_journal(const struct store_output *dest, int directory, const char *name)
 {
     char *text;
@@ -219,6 +222,7 @@ static rsd_status merge_journals(const struct store_output *dest)
 
 /* ---- resuming ---- */
 
+/* Checks one of the first three lines. EMISMATCH: the earlier run had other sources or targets. */
 static rsd_status check_line(const struct store_output *dest, const char *line, size_t number,
                              const char *source, const char *target)
 {
@@ -237,6 +241,7 @@ static rsd_status check_line(const struct store_output *dest, const char *line, 
                 dest->store->path, changes[number]);
 }
 
+/* Takes the offset and the length of a compressed item or value. Ignores other lines. */
 static void take_extent_line(struct catalog *catalog, const char *line)
 {
     size_t index;
@@ -259,6 +264,7 @@ static void forget_items(struct writer *writer, uint32_t file)
             writer->manifest->items[i].done = false;
 }
 
+/* Takes a line of the journal. Ignores a line that is invalid, so that more is written again. */
 static void take_entry(struct writer *writer, const char *line)
 {
     struct manifest *manifest = writer->manifest;

@@ -27,18 +27,12 @@ struct loading {
 
 /* ---- what is loaded ---- */
 
+/* Checks that a stored tensor can be loaded into a layout. */
 static rsd_status check_target(const struct loading *loading, const struct stored_tensor *tensor,
                                const rsd_layout *layout)
 {
-    const int64_t *shape = tensor_shape(&loading->checkpoint->catalog, tensor);
-    char saved[SHAPE_TEXT_NCHARS], wanted[SHAPE_TEXT_NCHARS];
-    bool same = layout->ndim == tensor->ndim;
-    for (int32_t d = 0; d < layout->ndim && same; d++)
-        same = layout->shape[d] == shape[d];
-    if (!same)
-        return fail(RSD_EMISMATCH, "shape differs: checkpoint %s, layout %s",
-                    shape_text(tensor->ndim, shape, saved),
-                    shape_text(layout->ndim, layout->shape, wanted));
+    TRY(layout_check_shape(layout, tensor->ndim,
+                           tensor_shape(&loading->checkpoint->catalog, tensor)));
     if (layout->dtype != tensor->dtype && !loading->options.allow_cast)
         return fail(RSD_EMISMATCH, "dtype differs: checkpoint %s, layout %s",
                     rsd_dtype_name(tensor->dtype), rsd_dtype_name(layout->dtype));
@@ -50,6 +44,7 @@ static rsd_status check_target(const struct loading *loading, const struct store
     return RSD_OK;
 }
 
+/* Finds the stored tensor of each tensor of the caller, and checks it. */
 static rsd_status find_targets(struct loading *loading, const rsd_tensor *given, size_t n)
 {
     const struct catalog *catalog = &loading->checkpoint->catalog;
@@ -105,6 +100,8 @@ static rsd_status start_transfer(const struct loading *loading, size_t first, si
     return status;
 }
 
+/* Adds the job of one stored tensor, for targets [first, end). Plans it, which checks that files have every
+ * element. */
 static rsd_status add_load_job(struct loading *loading, size_t first, size_t end)
 {
     const struct catalog *catalog = &loading->checkpoint->catalog;
@@ -120,6 +117,7 @@ static rsd_status add_load_job(struct loading *loading, size_t first, size_t end
         (struct batch_job){.id = loading->jobs.n, .to = transfer->nbytes, .of = transfer->nbytes});
 }
 
+/* Lists one job for each stored tensor, with all arrays that are loaded from it. */
 static rsd_status list_load_jobs(struct loading *loading, int64_t n, const rsd_tensor *given)
 {
     if (n < 0)
@@ -192,6 +190,7 @@ rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t n, const rsd_tensor *ten
 
 /* ---- one box ---- */
 
+/* Checks that a box lies inside of a tensor. */
 static rsd_status check_read_box(const rsd_tensor_info *tensor, const rsd_box *box)
 {
     char text[BOX_TEXT_NCHARS], shape[SHAPE_TEXT_NCHARS];
@@ -207,6 +206,7 @@ static rsd_status check_read_box(const rsd_tensor_info *tensor, const rsd_box *b
     return RSD_OK;
 }
 
+/* Loads a box into a dense array, as a layout of one explicit box. */
 static rsd_status read_box(rsd_checkpoint *checkpoint, const rsd_tensor_info *tensor,
                            const rsd_box *box, rsd_dtype dtype, void *out, size_t nbytes)
 {

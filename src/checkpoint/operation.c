@@ -62,6 +62,7 @@ struct comparison {
     int32_t nranks;
 };
 
+/* On rank 0: compares the arguments of all ranks. The result is the smallest tile limit. */
 static rsd_status compare_arguments(void *context, const struct payload *all,
                                     struct payload *result)
 {
@@ -128,6 +129,7 @@ struct call_run {
     struct peer_step step;
 };
 
+/* Each rank: works, and puts its report, its partial CRCs and its results into its payload. */
 static rsd_status work_and_put(void *context)
 {
     struct call_run *run = context;
@@ -143,6 +145,7 @@ static rsd_status work_and_put(void *context)
     return call->put ? call->put(call->context, own) : RSD_OK;
 }
 
+/* Adds the report of a rank to the sum. */
 static rsd_status take_report(const struct payload *payload, size_t *at, rsd_report *sum)
 {
     rsd_report one;
@@ -176,6 +179,7 @@ static rsd_status take_payloads(struct call_run *run, const struct payload *all,
     return RSD_OK;
 }
 
+/* On rank 0: merges the payloads of all ranks, checks CRCs of split records, and puts the result for all ranks. */
 static rsd_status merge_call(void *context, const struct payload *all, struct payload *result)
 {
     struct call_run *run = context;
@@ -227,6 +231,7 @@ rsd_status operation_run_batch(struct operation *operation, struct batch *batch)
     bool alone = operation->nranks == 1;
     rsd_report *report = &operation->report;
     batch->pool = operation->io.pool;
+    batch->stream = operation->io.stream;
     batch->partial_crcs = &operation->partial_crcs;
     batch->on_progress = alone ? operation->io.on_progress : note_progress;
     batch->progress_context = alone ? operation->io.context : operation;

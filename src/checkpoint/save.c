@@ -47,6 +47,7 @@ static struct memory_item find_item(const struct memory_batch *b, size_t extent)
     return (struct memory_item){tensor, extent - catalog->tensors[tensor].first_extent};
 }
 
+/* Opens the transfer of a box: from its memory to its item. */
 static rsd_status save_open_job(void *context, const struct batch_job *job,
                                 struct transfer *transfer)
 {
@@ -127,16 +128,16 @@ static rsd_status write_own_files(void *context)
     return save_write_files(&save->operation, &save->items, &save->writer);
 }
 
-static rsd_status put_own_extents(void *context, struct payload *own)
+static rsd_status put_own_files(void *context, struct payload *own)
 {
     const rsd_async_save *save = context;
-    return writer_put_extents(&save->writer, false, own);
+    return writer_put_files(&save->writer, true, own);
 }
 
-static rsd_status take_extents(void *context, const struct payload *sent, size_t *at)
+static rsd_status take_own_files(void *context, const struct payload *sent, size_t *at)
 {
     rsd_async_save *save = context;
-    return writer_take_extents(&save->writer, sent, at);
+    return writer_take_files(&save->writer, sent, at);
 }
 
 static rsd_status commit_save(void *context)
@@ -165,7 +166,7 @@ static rsd_status drop_save(rsd_async_save *save, rsd_status status, rsd_report 
 static rsd_status end_save(rsd_async_save *save, rsd_status (*work)(void *save), rsd_report *report)
 {
     struct operation_call call = {
-        .work = work, .put = put_own_extents, .take = take_extents, .context = save};
+        .work = work, .put = put_own_files, .take = take_own_files, .context = save};
     rsd_status status = operation_run(&save->operation, &call);
     if (!status)
         status = operation_lead(&save->operation, commit_save, save, NULL);
@@ -175,9 +176,9 @@ static rsd_status end_save(rsd_async_save *save, rsd_status (*work)(void *save),
 
 /* ---- starting ---- */
 
-/* Copies the array of an extent, and makes the copy its memory. */
-static size_t copy_array(struct memory_manifest *items, const struct copier *copier, size_t extent,
-                         char *to)
+/* Copies the array of an extent, and makes the copy its memory. Adds its bytes to *at. */
+static rsd_status copy_array(struct memory_manifest *items, struct scratch *scratch, size_t extent,
+                             char *copies, size_t *at)
 {
     const struct catalog *catalog = &items->manifest.catalog;
     const struct stored_tensor *tensor = &catalog->tensors[tensor_of_extent(catalog, extent)];
@@ -185,19 +186,27 @@ static size_t copy_array(struct memory_manifest *items, const struct copier *cop
     size_t box = extent - tensor->first_extent, element_nbytes = rsd_dtype_nbytes(tensor->dtype);
     const int64_t *len = tensor_box_len(catalog, tensor, box);
     int64_t dense[RSD_MAX_DIMS] = {0};
+    char *to = copies + *at;
+    int device;
     box_packed_strides(tensor->ndim, len, element_nbytes, dense);
-    array_read_box(copier, true, tensor->ndim, len, element_nbytes, memory->memory, memory->strides,
-                   to, dense);
+    if (tile_device_has(memory->memory, &device))
+        TRY(tile_device_read_array(scratch, device, tensor->ndim, len, element_nbytes,
+                                   memory->memory, memory->strides, to));
+    else
+        array_read_box(&scratch->copier, true, tensor->ndim, len, element_nbytes, memory->memory,
+                       memory->strides, to, dense);
     memory->memory = to;
     copy_i64s(memory->strides, dense, tensor->ndim);
-    return (size_t)box_nbytes(catalog, tensor, box);
+    *at += (size_t)box_nbytes(catalog, tensor, box);
+    return RSD_OK;
 }
 
+/* Copies all arrays that are written, so that the caller may change them. */
 static rsd_status copy_arrays(rsd_async_save *save)
 {
     struct memory_manifest *items = &save->items;
     const struct catalog *catalog = &items->manifest.catalog;
-    struct copier copier = copier_best();
+    struct scratch scratch = {.copier = copier_best(), .stream = save->operation.io.stream};
     size_t at = 0, all = 0;
     for (size_t t = 0; t < catalog->ntensors; t++)
         for (size_t box = 0; box < catalog->tensors[t].nboxes; box++)
@@ -206,12 +215,15 @@ static rsd_status copy_arrays(rsd_async_save *save)
     save->copies = mem_new(all, 1);
     if (!save->copies)
         return RSD_ENOMEM;
-    for (size_t i = 0; i < catalog->nextents; i++)
+    rsd_status status = RSD_OK;
+    for (size_t i = 0; i < catalog->nextents && !status; i++)
         if (items->memory[i].memory)
-            at += copy_array(items, &copier, i, save->copies + at);
-    return RSD_OK;
+            status = copy_array(items, &scratch, i, save->copies, &at);
+    scratch_drop(&scratch);
+    return status;
 }
 
+/* Lists what is saved, and for a save in the background copies it. */
 static rsd_status prepare_save(rsd_async_save *save, const char *path, int64_t ntensors,
                                const rsd_tensor *tensors, rsd_save_options *options,
                                bool background)

@@ -9,30 +9,30 @@
 /* The tensors of a save: each name once, in order. */
 struct saved_tensors {
     rsd_tensor *given;
-    size_t *of_given; /* the tensor of each struct of the caller */
-    const char **names, **paths;
-    const rsd_layout **layouts;
+    size_t *of_given; /* the target of each struct of the caller */
+    struct target *targets;
     size_t ngiven, n;
 };
 
+/* Finds or adds the target of a tensor of the caller. EMISMATCH: it was passed before with another layout. */
 static rsd_status add_saved_tensor(struct saved_tensors *tensors, struct string_map *known,
                                    const rsd_tensor *tensor, size_t *number)
 {
     struct slice name = {tensor->name, strlen(tensor->name)};
+    const rsd_layout *layout = tensor->layout;
     if (string_map_find(known, name, number)) {
-        const rsd_layout *layout = tensors->layouts[*number];
-        if (rsd_layout_equal(layout, tensor->layout) && layout->dtype == tensor->layout->dtype)
+        const struct target *target = &tensors->targets[*number];
+        if (rsd_layout_equal(target->layout, layout) && target->dtype == layout->dtype)
             return RSD_OK;
         return fail(RSD_EMISMATCH, "%s has two different layouts", tensor->name);
     }
-    *number = tensors->n;
-    TRY(string_map_add(known, name, *number));
-    tensors->names[tensors->n] = tensor->name;
-    tensors->layouts[tensors->n] = tensor->layout;
-    tensors->paths[tensors->n++] = tensor->path;
-    return RSD_OK;
+    *number = tensors->n++;
+    tensors->targets[*number] = (struct target){
+        .name = tensor->name, .path = tensor->path, .dtype = layout->dtype, .layout = layout};
+    return string_map_add(known, name, *number);
 }
 
+/* Lists the tensors of the caller, and the target of each. */
 static rsd_status list_saved_tensors(struct saved_tensors *tensors, int64_t given_n,
                                      const rsd_tensor *given)
 {
@@ -42,11 +42,8 @@ static rsd_status list_saved_tensors(struct saved_tensors *tensors, int64_t give
     size_t n = tensors->ngiven = (size_t)given_n;
     tensors->given = mem_new(n, sizeof *tensors->given);
     tensors->of_given = mem_new(n, sizeof *tensors->of_given);
-    tensors->names = mem_new(n, sizeof *tensors->names);
-    tensors->paths = mem_new(n, sizeof *tensors->paths);
-    tensors->layouts = mem_new(n, sizeof *tensors->layouts);
-    if (!tensors->given || !tensors->of_given || !tensors->names || !tensors->paths ||
-        !tensors->layouts)
+    tensors->targets = mem_new(n, sizeof *tensors->targets);
+    if (!tensors->given || !tensors->of_given || !tensors->targets)
         return RSD_ENOMEM;
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < n && !status; i++) {
@@ -62,13 +59,12 @@ static void drop_saved_tensors(struct saved_tensors *tensors)
 {
     mem_free(tensors->given);
     mem_free(tensors->of_given);
-    mem_free(tensors->names);
-    mem_free(tensors->paths);
-    mem_free(tensors->layouts);
+    mem_free(tensors->targets);
 }
 
 /* ---- the manifest ---- */
 
+/* Adds a value to the file of a rank. */
 static rsd_status add_value(struct manifest *manifest, const rsd_value *value, int32_t rank)
 {
     struct catalog *catalog = &manifest->catalog;
@@ -84,8 +80,9 @@ static rsd_status add_value(struct manifest *manifest, const rsd_value *value, i
     return status == RSD_EFORMAT ? RSD_EINVAL : status;
 }
 
+/* Adds the values of the caller, in the files of the given ranks. */
 static rsd_status add_saved_values(struct manifest *manifest, const rsd_save_options *options,
-                                   const struct dedup *dedup)
+                                   const int32_t *ranks)
 {
     const char *at = (const char *)options->values;
     manifest->values = mem_new((size_t)options->nvalues, sizeof *manifest->values);
@@ -98,51 +95,35 @@ static rsd_status add_saved_values(struct manifest *manifest, const rsd_save_opt
         if (!value.name || !value.json)
             return fail(RSD_EINVAL, "value %lld has no %s", (long long)i,
                         value.name ? "json" : "name");
-        rsd_status status = add_value(manifest, &value, dedup->value_ranks[i]);
+        rsd_status status = add_value(manifest, &value, ranks[i]);
         if (status)
             return fail_in(status, "%s: ", value.name);
     }
     return RSD_OK;
 }
 
-static rsd_status add_saved_items(struct manifest *manifest, const struct saved_tensors *tensors,
-                                  const rsd_save_options *options, const struct dedup *dedup)
-{
-    struct catalog *catalog = &manifest->catalog;
-    size_t next = 0;
-    for (size_t i = 0; i < tensors->n; i++) {
-        const rsd_layout *layout = tensors->layouts[i];
-        struct slice name = {tensors->names[i], strlen(tensors->names[i])};
-        TRY(catalog_add_tensor(catalog, name, layout->dtype, layout->ndim, layout->shape));
-        TRY(catalog_copy_text(catalog, tensors->paths[i], &catalog->tensors[i].path));
-        TRY(dedup_add_boxes(dedup, i, &next, manifest));
-    }
-    TRY(add_saved_values(manifest, options, dedup));
-    TRY(manifest_check(manifest));
-    return manifest_place(manifest);
-}
-
+/* Makes the manifest of a save: which rank writes which box and value, and where. */
 static rsd_status make_saved_manifest(struct manifest *manifest,
                                       const struct saved_tensors *tensors,
                                       const rsd_save_options *options)
 {
-    struct dedup dedup = {0};
-    struct dedup_input input = {.ntensors = tensors->n,
+    struct dedup_input input = {.targets = tensors->targets,
+                                .ntargets = tensors->n,
                                 .nvalues = (size_t)options->nvalues,
-                                .names = tensors->names,
-                                .layouts = tensors->layouts,
                                 .nranks = options->nranks,
                                 .mode = options->to_lowest_rank ? DEDUP_TO_LOWEST : DEDUP_EVENLY};
+    int32_t *value_ranks;
     if (options->nvalues < 0)
         return fail(RSD_EINVAL, "invalid number of values %lld", (long long)options->nvalues);
     TRY(manifest_start(manifest, RSD_FORMAT_DCP, options->compress));
-    TRY(dedup_count_ranks(input.ntensors, input.layouts, &input.nranks));
-    TRY(dedup_assign(&dedup, &input));
-    rsd_status status = manifest_add_files(manifest, (size_t)input.nranks);
-    if (!status)
-        status = add_saved_items(manifest, tensors, options, &dedup);
-    dedup_drop(&dedup);
-    return status;
+    TRY(dedup_count_ranks(input.ntargets, input.targets, &input.nranks));
+    TRY(manifest_add_files(manifest, (size_t)input.nranks));
+    TRY(dedup_add_tensors(manifest, &input, &value_ranks));
+    rsd_status status = add_saved_values(manifest, options, value_ranks);
+    mem_free(value_ranks);
+    TRY(status);
+    TRY(manifest_check(manifest));
+    return manifest_place(manifest);
 }
 
 /* ---- where the bytes come from ---- */
@@ -168,6 +149,7 @@ static size_t find_extent(const struct catalog *catalog, const struct stored_ten
     return found ? low : SIZE_MAX;
 }
 
+/* Sets the memory of the boxes of one tensor of the caller. */
 static rsd_status find_memory(struct memory_manifest *items, const struct saved_tensors *tensors,
                               size_t given)
 {

@@ -72,6 +72,7 @@ static rsd_status find_holes(struct verifying *v)
     return v->stopped;
 }
 
+/* Opens the transfer of a stored box, whose bytes are read, checked and discarded. */
 static rsd_status verify_open_job(void *context, const struct batch_job *job,
                                   struct transfer *transfer)
 {
@@ -96,6 +97,7 @@ static bool verify_forgive(void *context, const struct batch_job *job, rsd_statu
     return add_finding(v, FINDING_BOX, job->id) == RSD_OK && !v->stopped;
 }
 
+/* Reads every stored box, and adds findings for those that cannot be read or are damaged. */
 static rsd_status read_boxes(struct verifying *v)
 {
     const struct catalog *catalog = &v->checkpoint->catalog;
@@ -117,6 +119,7 @@ static rsd_status read_boxes(struct verifying *v)
     return v->stopped ? v->stopped : status;
 }
 
+/* Reads every value, and adds findings for those that cannot be read. */
 static rsd_status read_values(struct verifying *v)
 {
     for (int64_t i = 0; i < rsd_checkpoint_nvalues(v->checkpoint); i++) {
@@ -152,6 +155,7 @@ static rsd_status put_findings(void *context, struct payload *own)
     return payload_put(own, v->texts.bytes, v->texts.n);
 }
 
+/* On rank 0: adds the findings of another rank. */
 static rsd_status take_findings(void *context, const struct payload *sent, size_t *at)
 {
     struct verifying *v = context;
@@ -203,6 +207,7 @@ static rsd_status put_sorted_findings(void *context, struct payload *result)
     return RSD_OK;
 }
 
+/* Passes the findings of all ranks to the caller, in the order of the checkpoint. */
 static rsd_status report_findings(void *context, const struct payload *result, size_t *at)
 {
     struct verifying *v = context;

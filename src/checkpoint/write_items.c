@@ -33,31 +33,21 @@ static bool find_dense_order(int32_t ndim, const int64_t *shape, const int64_t *
     return true;
 }
 
-static rsd_status check_item(const rsd_item *item, const char *name)
+/* Checks the shape, the strides and the pointer of an item. */
+static rsd_status check_item(const rsd_item *item)
 {
-    int64_t nbytes = (int64_t)rsd_dtype_nbytes(item->dtype);
-    if (item->dtype == 0)
-        return item->nbytes > 0 && !item->data ? fail(RSD_EINVAL, "%s: data is NULL", name)
-                                               : RSD_OK;
-    if (nbytes == 0)
-        return fail(RSD_EINVAL, "%s: invalid dtype %d", name, (int)item->dtype);
-    if (item->ndim < 0 || item->ndim > RSD_MAX_DIMS)
-        return fail(RSD_EINVAL, "%s: ndim %d out of range (0 to %d)", name, (int)item->ndim,
-                    (int)RSD_MAX_DIMS);
-    for (int32_t d = 0; d < item->ndim; d++) {
-        if (item->shape[d] < 0)
-            return fail(RSD_EINVAL, "%s: invalid shape: dim %d has %lld elements", name, (int)d,
-                        (long long)item->shape[d]);
-        if (item->strides && item->strides[d] < 0)
-            return fail(RSD_EINVAL, "%s: invalid stride %lld of dim %d", name,
-                        (long long)item->strides[d], (int)d);
+    rsd_layout *checked;
+    uint64_t nbytes = item->nbytes;
+    if (item->dtype) {
+        TRY(layout_start(item->dtype, item->ndim, item->shape, &checked));
+        nbytes = (uint64_t)checked->volume;
+        rsd_layout_free(checked);
     }
-    for (int32_t d = 0; d < item->ndim; d++)
-        if (!mul_i64(nbytes, max_i64(item->shape[d], 1), &nbytes))
-            return fail(RSD_ELIMIT, "%s: more than 2^63 bytes", name);
-    if (box_volume(item->ndim, item->shape) > 0 && !item->data)
-        return fail(RSD_EINVAL, "%s: data is NULL", name);
-    return RSD_OK;
+    for (int32_t d = 0; item->dtype && item->strides && d < item->ndim; d++)
+        if (item->strides[d] < 0)
+            return fail(RSD_EINVAL, "invalid stride %lld of dim %d", (long long)item->strides[d],
+                        (int)d);
+    return nbytes > 0 && !item->data ? fail(RSD_EINVAL, "data is NULL") : RSD_OK;
 }
 
 /* ---- the manifest ---- */
@@ -84,6 +74,7 @@ static rsd_status add_bytes_item(struct item_list *list, const rsd_item *item, s
     return RSD_OK;
 }
 
+/* Adds a tensor. If its memory is dense in some order of dims, it is written in that order, with its strides. */
 static rsd_status add_tensor_item(struct item_list *list, const rsd_item *item, struct slice name)
 {
     struct manifest *manifest = &list->items.manifest;
@@ -99,9 +90,9 @@ static rsd_status add_tensor_item(struct item_list *list, const rsd_item *item, 
     bool dense = item->strides && !empty && find_dense_order(n, item->shape, item->strides, order);
     for (int32_t d = 0; d < n; d++)
         shape[d] = item->shape[dense ? order[d] : d];
-    for (int32_t d = n - 1; d >= 0; d--) {
+    for (int32_t d = n - 1; d >= 0 && !empty; d--) {
         memory->strides[d] = element_nbytes * (item->strides && !dense ? item->strides[d] : stride);
-        stride *= max_i64(shape[d], 1);
+        stride *= shape[d];
     }
     memory->memory = item->data;
     TRY(catalog_add_tensor(catalog, name, item->dtype, n, shape));
@@ -120,6 +111,7 @@ static rsd_status add_tensor_item(struct item_list *list, const rsd_item *item, 
     return RSD_OK;
 }
 
+/* Lists the items, which follow each other in the file from `offset` on. */
 static rsd_status list_items(struct item_list *list, size_t n, const rsd_item *given,
                              const char *file, uint64_t offset)
 {
@@ -141,7 +133,9 @@ static rsd_status list_items(struct item_list *list, size_t n, const rsd_item *g
         at += given->struct_nbytes;
         struct slice name = {item.name ? item.name : "item", 0};
         name.nbytes = strlen(name.bytes);
-        TRY(check_item(&item, name.bytes));
+        rsd_status status = check_item(&item);
+        if (status)
+            return fail_in(status, "%s: ", name.bytes);
         list->extent_of[i] =
             item.dtype ? manifest->catalog.nextents : n + manifest->catalog.nvalues;
         TRY(item.dtype ? add_tensor_item(list, &item, name) : add_bytes_item(list, &item, name));
@@ -152,6 +146,7 @@ static rsd_status list_items(struct item_list *list, size_t n, const rsd_item *g
 
 /* ---- writing ---- */
 
+/* Writes the items into a file of the directory, in place. */
 static rsd_status write_listed_items(struct operation *operation, struct item_list *list,
                                      const char *directory, bool sync)
 {
@@ -181,6 +176,7 @@ static void copy_extents(const struct item_list *list, size_t n, uint64_t *place
     }
 }
 
+/* Checks the arguments, lists the items and writes them. */
 static rsd_status write_items(struct operation *operation, struct item_list *list, const char *path,
                               int64_t n, const rsd_item *items, const rsd_items_options *options)
 {

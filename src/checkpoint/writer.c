@@ -119,6 +119,7 @@ static rsd_status compress_item(struct writer *writer, struct extent *extent,
 
 /* ---- values ---- */
 
+/* Copies the item of a value from the input, block by block. */
 static rsd_status copy_value(struct writer *writer, const struct stored_value *to,
                              const struct stored_value *from)
 {
@@ -139,6 +140,7 @@ static rsd_status copy_value(struct writer *writer, const struct stored_value *t
     return status;
 }
 
+/* Writes the item of a value: copied, or made from its pickle, compressed if the file is. */
 static rsd_status write_value(struct writer *writer, size_t i)
 {
     struct stored_value *to = &writer->manifest->catalog.values[i];
@@ -166,6 +168,7 @@ static rsd_status write_value(struct writer *writer, size_t i)
 
 /* ---- files ---- */
 
+/* Creates a file of the output, with its values. */
 static rsd_status create_file(struct writer *writer, uint32_t file)
 {
     const struct manifest *manifest = writer->manifest;
@@ -193,6 +196,7 @@ static rsd_status ensure_created(struct writer *writer, uint32_t file)
     return status;
 }
 
+/* Writes the header of a file whose items are complete, flushes it, and adds it to the journal. */
 static rsd_status complete_file(struct writer *writer, uint32_t file)
 {
     struct manifest_file *about = &writer->manifest->files[file];
@@ -204,7 +208,7 @@ static rsd_status complete_file(struct writer *writer, uint32_t file)
     if (status)
         return store_fail_in(writer->store, file, status);
     pthread_mutex_lock(&writer->lock);
-    writer->files[file].done = true;
+    writer->files[file].done = writer->files[file].touched = true;
     if (writer->manifest->compress)
         about->nbytes = writer->files[file].end;
     writer->nfiles_written++;
@@ -301,6 +305,7 @@ static rsd_status make_frame(const struct writer *writer, size_t tensor, size_t 
     return manifest->format->writer->frame(manifest, tensor, box, head, tail);
 }
 
+/* Starts the stream of a compressed item with what is before the bytes of its tensor. */
 static rsd_status begin_compressed(struct writer *writer, size_t index, size_t box,
                                    struct extent *extent)
 {
@@ -402,6 +407,7 @@ static rsd_status write_rows(struct writer *writer, const struct sink *sink, con
     return RSD_OK;
 }
 
+/* Writes a block of a box to its item. It is the function of the sinks of writer_begin_item. */
 static rsd_status write_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
                               const int64_t *len, const char *block)
 {
@@ -447,52 +453,75 @@ rsd_status writer_begin_item(struct writer *writer, size_t index, size_t box, st
 
 /* ---- between ranks ---- */
 
+struct file_state {
+    uint64_t file, done, noted, nbytes;
+};
+
 /* Where a compressed item lies, which only its writer knows. */
 struct extent_update {
     uint64_t index, offset, nbytes; /* values have the numbers behind all extents */
 };
 
-static struct extent *extent_or_value(struct catalog *catalog, size_t index)
+static struct extent *extent_or_value(struct catalog *catalog, uint64_t index)
 {
     return index < catalog->nextents ? &catalog->extents[index]
                                      : &catalog->values[index - catalog->nextents].extent;
 }
 
-rsd_status writer_put_extents(const struct writer *writer, bool touched, struct payload *payload)
+static bool is_own_file(const struct writer_file *file)
+{
+    return file->done && file->touched;
+}
+
+rsd_status writer_put_files(const struct writer *writer, bool own, struct payload *payload)
 {
     struct catalog *catalog = &writer->manifest->catalog;
-    size_t all = writer->manifest->compress ? catalog->nextents + catalog->nvalues : 0;
-    struct payload updates = {0};
-    rsd_status status = RSD_OK;
-    for (size_t i = 0; i < all && !status; i++) {
+    uint64_t nfiles = writer->manifest->nfiles, n = 0, end = UINT64_MAX,
+             nitems = writer->manifest->compress ? catalog->nextents + catalog->nvalues : 0;
+    for (size_t i = 0; i < nfiles; i++)
+        n += !own || is_own_file(&writer->files[i]);
+    TRY(payload_put(payload, &n, sizeof n));
+    for (size_t i = 0; i < nfiles; i++) {
+        const struct writer_file *file = &writer->files[i];
+        struct file_state one = {i, file->done, file->noted, writer->manifest->files[i].nbytes};
+        if (!own || is_own_file(file))
+            TRY(payload_put(payload, &one, sizeof one));
+    }
+    for (uint64_t i = 0; i < nitems; i++) {
         const struct extent *extent = extent_or_value(catalog, i);
         const struct writer_file *file = &writer->files[extent->file];
         struct extent_update one = {i, extent->offset, extent->nbytes};
-        if (file->done && (!touched || file->touched))
-            status = payload_put(&updates, &one, sizeof one);
+        if (own ? is_own_file(file) : file->done)
+            TRY(payload_put(payload, &one, sizeof one));
     }
-    if (!status)
-        status = payload_put_list(payload, updates.bytes, updates.n / sizeof(struct extent_update),
-                                  sizeof(struct extent_update));
-    payload_drop(&updates);
-    return status;
+    return payload_put(payload, &end, sizeof end);
 }
 
-rsd_status writer_take_extents(struct writer *writer, const struct payload *payload, size_t *at)
+rsd_status writer_take_files(struct writer *writer, const struct payload *payload, size_t *at)
 {
-    struct catalog *catalog = &writer->manifest->catalog;
-    size_t all = catalog->nextents + catalog->nvalues;
-    uint64_t n;
+    struct manifest *manifest = writer->manifest;
+    struct catalog *catalog = &manifest->catalog;
+    uint64_t n, index;
     TRY(payload_take(payload, at, &n, sizeof n));
     for (uint64_t i = 0; i < n; i++) {
-        struct extent_update one;
+        struct file_state one;
         TRY(payload_take(payload, at, &one, sizeof one));
-        if (one.index >= all)
-            return fail(RSD_EPEER, "a rank wrote item %llu of %zu", (unsigned long long)one.index,
-                        all);
-        struct extent *extent = extent_or_value(catalog, (size_t)one.index);
-        extent->offset = one.offset;
-        extent->nbytes = one.nbytes;
+        if (one.file >= manifest->nfiles)
+            return fail(RSD_EPEER, "a rank wrote file %llu of %zu", (unsigned long long)one.file,
+                        manifest->nfiles);
+        writer->files[one.file].done = one.done != 0;
+        writer->files[one.file].noted = one.noted != 0;
+        manifest->files[one.file].nbytes = one.nbytes;
     }
-    return RSD_OK;
+    for (;;) {
+        TRY(payload_take(payload, at, &index, sizeof index));
+        if (index == UINT64_MAX)
+            return RSD_OK;
+        if (index >= catalog->nextents + catalog->nvalues)
+            return fail(RSD_EPEER, "a rank wrote item %llu of %zu", (unsigned long long)index,
+                        catalog->nextents);
+        struct extent *extent = extent_or_value(catalog, index);
+        TRY(payload_take(payload, at, &extent->offset, sizeof extent->offset));
+        TRY(payload_take(payload, at, &extent->nbytes, sizeof extent->nbytes));
+    }
 }

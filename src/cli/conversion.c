@@ -49,7 +49,8 @@ static bool is_side_file(const char *name)
 {
     static const char *const suffixes[] = {".json", ".model",    ".txt", ".jinja",
                                            ".py",   ".tiktoken", NULL};
-    if (name[0] == '.' || ends_in(name, ".index.json") || strstr(name, "reshard-"))
+    if (name[0] == '.' || name[0] == '_' || strcmp(name, "commit_success.txt") == 0 ||
+        ends_in(name, ".index.json") || strstr(name, "reshard-"))
         return false;
     for (const char *const *suffix = suffixes; *suffix; suffix++)
         if (ends_in(name, *suffix))

@@ -101,6 +101,9 @@ void cuda_queue_free(struct cuda_queue *queue);
 /* Work that follows is ordered in this stream of the caller's (0: the default stream of the device). */
 rsd_status cuda_queue_use_stream(struct cuda_queue *queue, void *stream);
 
+/* Work that follows begins after the work that a stream has now (NULL: the default stream). */
+rsd_status cuda_queue_follow(struct cuda_queue *queue, void *stream);
+
 /* Waits until everything queued so far is done. */
 rsd_status cuda_queue_wait(struct cuda_queue *queue);
 

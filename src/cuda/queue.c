@@ -172,6 +172,26 @@ rsd_status cuda_queue_use_stream(struct cuda_queue *queue, void *stream)
     return status;
 }
 
+static rsd_status follow_stream(struct cuda_queue *queue, cu_stream stream)
+{
+    const struct driver *cu = queue->device->cu;
+    cu_event event = queue->events[queue->nmarks % NMARKS];
+    if (queue->nmarks >= NMARKS)
+        CU_TRY(cuEventSynchronize, event);
+    queue->nmarks++; /* the event is used up, like that of a mark */
+    CU_TRY(cuEventRecord, event, stream);
+    CU_TRY(cuStreamWaitEvent, queue->stream, event, 0);
+    return RSD_OK;
+}
+
+rsd_status cuda_queue_follow(struct cuda_queue *queue, void *stream)
+{
+    TRY(device_enter(queue->device));
+    rsd_status status = follow_stream(queue, stream);
+    device_leave(queue->device);
+    return status;
+}
+
 /* ---- launches ---- */
 
 /* Where the tables of a launch lie, for kernels, and how many tiles each kernel has. */

@@ -273,9 +273,9 @@ static rsd_status open_journal(struct local_output *output)
     if (!path)
         return RSD_ENOMEM;
     int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
-    int lock = (mode == OUTPUT_SHARED ? LOCK_SH : LOCK_EX) | LOCK_NB;
     rsd_status status = fd < 0 ? fail_at(path) : RSD_OK;
-    if (!status && mode != OUTPUT_JOIN && (flock(fd, lock) != 0 || !is_same_file(fd, path)))
+    if (!status && mode != OUTPUT_JOIN &&
+        (flock(fd, LOCK_EX | LOCK_NB) != 0 || !is_same_file(fd, path)))
         status = fail(RSD_EEXIST, "%s is locked by another process", output->staging);
     output->base.journal_fd = fd;
     mem_free(path);
@@ -288,8 +288,6 @@ static rsd_status make_staging(struct local_output *output)
     enum output_mode mode = output->options.mode;
     struct stat found;
     bool any = false;
-    if (mode == OUTPUT_FINISH && stat(output->staging, &found) != 0)
-        return fail_at(output->staging);
     bool made = mkdir(output->staging, 0777) == 0;
     if (!made && errno != EEXIST)
         return fail_at(output->staging);
@@ -319,8 +317,7 @@ static rsd_status open_staging(struct local_output *output, const char *path)
     TRY(set_paths(output, path));
     if (mode == OUTPUT_JOIN)
         return open_journal(output);
-    if (mode != OUTPUT_SHARED && mode != OUTPUT_FINISH)
-        TRY(recover_output(output));
+    TRY(recover_output(output));
     TRY(check_path(output));
     return make_staging(output);
 }

@@ -135,8 +135,6 @@ enum output_mode {
     OUTPUT_NEW,     /* EEXIST if a run left something */
     OUTPUT_RESUME,  /* goes on from what it left */
     OUTPUT_REPLACE, /* removes what it left */
-    OUTPUT_SHARED,  /* several processes do the same at once, each for its own files */
-    OUTPUT_FINISH,  /* they are done, and this one commits */
     OUTPUT_JOIN,    /* another process has opened the output, and commits it */
     OUTPUT_IN_PLACE /* writes files of the directory at the path; nothing is committed */
 };

@@ -148,6 +148,7 @@ static void close_transfer(struct batch_state *s, struct open_transfer *open,
     drop_open_transfer(open);
 }
 
+/* Opens the transfer of a job, and limits it to this rank's tiles of the job. */
 static rsd_status open_transfer(struct batch_state *s, struct open_transfer *open)
 {
     const struct batch *batch = s->batch;
@@ -212,6 +213,7 @@ static bool claim_tiles(struct batch_state *s, struct job_queue *queue, struct i
 
 /* ---- threads ---- */
 
+/* Returns the queue with jobs that has the fewest threads, and joins it. NULL: no queue has jobs. */
 static struct job_queue *enter_queue(struct batch_state *s)
 {
     struct job_queue *best = NULL;
@@ -237,6 +239,7 @@ static void leave_queue(struct batch_state *s, struct job_queue *queue)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Claims and runs tiles of a queue until it is empty. Closes a transfer after its last tile. */
 static void run_queue(struct batch_state *s, struct job_queue *queue, struct scratch *scratch,
                       struct io_stats *stats)
 {
@@ -257,16 +260,20 @@ static void run_queue(struct batch_state *s, struct job_queue *queue, struct scr
     }
 }
 
+/* Runs one queue after the other, and adds what this thread read to the statistics. */
 static void run_thread(void *context, int64_t thread)
 {
     struct batch_state *s = context;
-    struct scratch scratch = {.copier = copier_best()};
+    struct scratch scratch = {.copier = copier_best(), .stream = s->batch->stream};
     struct io_stats stats = {0};
     (void)thread;
     for (struct job_queue *queue; (queue = enter_queue(s));) {
         run_queue(s, queue, &scratch, &stats);
         leave_queue(s, queue);
     }
+    rsd_status status = tile_device_finish(&scratch);
+    if (status)
+        stop_batch(s, status);
     pthread_mutex_lock(&s->lock);
     struct io_stats *sum = &s->batch->stats;
     sum->nbytes_read += stats.nbytes_read;
@@ -303,6 +310,7 @@ static void choose_queues(struct batch *batch, size_t nqueues)
     }
 }
 
+/* Sorts the jobs into queues. */
 static rsd_status open_queues(struct batch_state *s)
 {
     struct batch *batch = s->batch;

@@ -65,6 +65,7 @@ void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, cons
     copy_i64s(source->lo, lo, ndim);
     copy_i64s(source->len, len, ndim);
     copy_i64s(source->array.strides, strides, ndim);
+    source->on_device = tile_device_has(memory, &source->device);
     pthread_mutex_init(&source->lock, NULL);
     pthread_mutex_init(&source->keeping, NULL);
 }
@@ -93,7 +94,7 @@ static rsd_status end_stream(struct source *source)
     rsd_status status = RSD_OK;
     bool has_crc = false;
     if (source->checkable)
-        status = stored_stream_end(source->stream, &has_crc, &source->array.crc);
+        status = source->stream->end(source->stream, &has_crc, &source->array.crc);
     if (!status && has_crc) {
         source->crc_sum = source->stream_crc;
         source->crc_nbytes = source->stream_at;
@@ -104,7 +105,7 @@ static rsd_status end_stream(struct source *source)
 
 static rsd_status read_next(struct source *source, char *out, size_t n)
 {
-    TRY(stored_stream_read(source->stream, out, n));
+    TRY(source->stream->read(source->stream, out, n));
     source->stream_at += n;
     if (source->checkable)
         source->stream_crc = crc_update(CRC_ZIP, source->stream_crc, out, n);
@@ -132,12 +133,17 @@ static rsd_status read_stream(struct source *source, uint64_t at, char *out, siz
     return source->stream_at == source->array.nbytes ? end_stream(source) : RSD_OK;
 }
 
+/* Reads n bytes of the record from `at` on, and adds them to its CRC-32. */
 static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size_t n,
                              struct io_stats *stats)
 {
     stats->nbytes_read += n;
     if (source->array.stream)
         return read_stream(source, at, out, n, stats);
+    if (source->array.memory) {
+        memcpy(out, source->array.memory + at, n);
+        return RSD_OK;
+    }
     TRY(store_read(source->checkpoint->store, source->file, source->array.offset + at, out, n));
     if (!source->checkable)
         return RSD_OK;
@@ -170,6 +176,14 @@ rsd_status source_check(const struct source *source, struct io_stats *stats)
 {
     rsd_status status = source_compare_crc(source, stats);
     return status ? fail_in_source(source, status) : RSD_OK;
+}
+
+/* All that is wanted was read, so that a tensor of many boxes has few of them open at a time. */
+static void release_stream(struct source *source)
+{
+    close_stream(source);
+    mem_free(source->kept);
+    source->kept = NULL;
 }
 
 /* ---- reading regions ---- */
@@ -299,6 +313,7 @@ static rsd_status read_kept(struct source *source, uint64_t at, const struct loo
     return RSD_OK;
 }
 
+/* Reads a region of the box, packed row by row. Chooses by the order of its bytes in the file. */
 static rsd_status read_region(struct source *source, const int64_t *lo, const int64_t *len,
                               char *out, uint64_t max_kept, struct io_stats *stats)
 {
@@ -325,7 +340,10 @@ rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *
     rsd_status status = read_region(source, lo, len, out, max_kept, stats);
     if (status)
         return fail_in_source(source, status);
+    size_t nbytes = (size_t)box_volume(source->ndim, len) * source->element_nbytes;
     if (source->array.big_endian)
-        swap_elements(source, out, (size_t)box_volume(source->ndim, len) * source->element_nbytes);
+        swap_elements(source, out, nbytes);
+    if (source->array.stream && (source->delivered += nbytes) >= source->wanted)
+        release_stream(source);
     return RSD_OK;
 }

@@ -1,6 +1,6 @@
 /* tile.c - one tile of a transfer: reads its part of each source, and passes it to the sinks.
  *
- * A source in memory is used in place. Bytes that have the same order in a file and in an array are read directly
+ * A source in memory is used in place. Arrays on a CUDA device are copied by tile_device.c. Bytes that have the same order in a file and in an array are read directly
  * into the array. The others are read into a buffer, source by source, and copied from there.
  */
 #include "transfer.h"
@@ -16,6 +16,7 @@ struct tile {
     struct io_stats *stats;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     struct tile_part *parts; /* sorted by source, then by lo; while sinks are filled, by sink */
+    char *in, *out;          /* buffers: for what is read, and for a block */
     size_t nparts;
 };
 
@@ -41,6 +42,7 @@ void scratch_drop(struct scratch *scratch)
     mem_free(scratch->cast);
     mem_free(scratch->parts);
     mem_free(scratch->staged);
+    tile_device_drop(scratch);
     *scratch = (struct scratch){0};
 }
 
@@ -62,6 +64,7 @@ static int by_sink(const void *a, const void *b)
     return x->sink != y->sink ? (x->sink < y->sink ? -1 : 1) : by_source_and_lo(a, b);
 }
 
+/* Lists the pieces of the transfer in this tile, by source and position. */
 static rsd_status find_parts(struct tile *tile)
 {
     const struct transfer *transfer = tile->transfer;
@@ -71,10 +74,11 @@ static rsd_status find_parts(struct tile *tile)
     for (int64_t i; (i = box_tree_next(&transfer->tree, &search, tile->lo, tile->len)) >= 0; n++) {
         TRY(GROW(scratch->parts, scratch->parts_capacity, n + 1));
         struct tile_part *part = &scratch->parts[n];
-        const int64_t *lo = transfer->coordinates + (size_t)i * 2 * ndim;
+        const int64_t *lo = transfer->piece_lo + (size_t)i * ndim;
         *part = (struct tile_part){.source = transfer->pieces[i].source,
                                    .sink = transfer->pieces[i].sink};
-        box_overlap(transfer->ndim, tile->lo, tile->len, lo, lo + ndim, part->lo, part->len);
+        box_overlap(transfer->ndim, tile->lo, tile->len, lo, transfer->piece_len + (size_t)i * ndim,
+                    part->lo, part->len);
     }
     tile->parts = scratch->parts;
     tile->nparts = n;
@@ -112,7 +116,7 @@ static rsd_status read_into_array(const struct tile *tile, struct tile_part *par
     const struct transfer *transfer = tile->transfer;
     const struct sink *sink = &transfer->sinks[part->sink];
     int64_t packed[RSD_MAX_DIMS];
-    if (sink->kind != SINK_MEMORY || sink->dtype != transfer->dtype)
+    if (sink->kind != SINK_MEMORY || sink->on_device || sink->dtype != transfer->dtype)
         return RSD_OK;
     box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
     if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, packed, sink->strides).n > 0)
@@ -142,7 +146,6 @@ static rsd_status stage_parts(const struct tile *tile, struct tile_part *parts, 
                               size_t *at, struct staged_box *staged)
 {
     const struct transfer *transfer = tile->transfer;
-    struct scratch *scratch = tile->scratch;
     struct source *source = &transfer->sources[parts[0].source];
     int64_t len[RSD_MAX_DIMS] = {0};
     if (source->memory) {
@@ -157,8 +160,8 @@ static rsd_status stage_parts(const struct tile *tile, struct tile_part *parts, 
         return RSD_OK;
     bound_parts(transfer->ndim, parts, n, staged->lo, len);
     box_packed_strides(transfer->ndim, len, transfer->element_nbytes, staged->strides);
-    staged->bytes = scratch->in + *at;
-    TRY(source_read(source, staged->lo, len, scratch->in + *at, transfer->max_kept, tile->stats));
+    staged->bytes = tile->in + *at;
+    TRY(source_read(source, staged->lo, len, tile->in + *at, transfer->max_kept, tile->stats));
     *at += (size_t)box_volume(transfer->ndim, len) * transfer->element_nbytes;
     return RSD_OK;
 }
@@ -183,7 +186,7 @@ static size_t parts_of_source(const struct tile *tile, size_t first)
 }
 
 /* Reserves buffers for what the tile reads: usually its size, more if sources overlap. */
-static rsd_status reserve_buffers(const struct tile *tile)
+static rsd_status reserve_buffers(struct tile *tile)
 {
     const struct transfer *transfer = tile->transfer;
     struct scratch *scratch = tile->scratch;
@@ -199,10 +202,19 @@ static rsd_status reserve_buffers(const struct tile *tile)
         need += (size_t)box_volume(transfer->ndim, len) * transfer->element_nbytes;
     }
     TRY(GROW(scratch->staged, scratch->staged_capacity, ngroups));
-    TRY(reserve_bytes(&scratch->in, &scratch->in_capacity, need));
     size_t volume = (size_t)box_volume(transfer->ndim, tile->len);
+    TRY(reserve_bytes(&scratch->cast, &scratch->cast_capacity, volume * transfer->cast_nbytes));
+    if (transfer->on_device)
+        return tile_device_reserve(scratch, transfer->device, need,
+                                   volume * (transfer->cast_nbytes > transfer->element_nbytes
+                                                 ? transfer->cast_nbytes
+                                                 : transfer->element_nbytes),
+                                   &tile->in, &tile->out);
+    TRY(reserve_bytes(&scratch->in, &scratch->in_capacity, need));
     TRY(reserve_bytes(&scratch->out, &scratch->out_capacity, volume * transfer->element_nbytes));
-    return reserve_bytes(&scratch->cast, &scratch->cast_capacity, volume * transfer->cast_nbytes);
+    tile->in = scratch->in;
+    tile->out = scratch->out;
+    return RSD_OK;
 }
 
 static rsd_status stage_all(const struct tile *tile)
@@ -230,16 +242,33 @@ static const char *staged_address(const struct tile *tile, const struct tile_par
     return from->bytes + box_offset(tile->transfer->ndim, part->lo, from->lo, from->strides);
 }
 
+/* Copies a part of a source on a device into a block, and waits. */
+static rsd_status gather_from_device(const struct tile *tile, const struct tile_part *part,
+                                     const int64_t *strides, char *block)
+{
+    const struct transfer *transfer = tile->transfer;
+    int device = transfer->sources[part->source].device;
+    TRY(tile_device_copy(tile->scratch, device, transfer->ndim, part->len, transfer->dtype,
+                         staged_address(tile, part), staged_of(tile, part)->strides,
+                         transfer->dtype, block, strides));
+    return tile_device_wait(tile->scratch);
+}
+
 /* Copies the n parts of one sink into a dense block that begins at lo. */
-static void gather_parts(const struct tile *tile, const struct tile_part *parts, size_t n,
-                         const int64_t *lo, const int64_t *strides, char *block)
+static rsd_status gather_parts(const struct tile *tile, const struct tile_part *parts, size_t n,
+                               const int64_t *lo, const int64_t *strides, char *block)
 {
     const struct transfer *transfer = tile->transfer;
     for (size_t i = 0; i < n; i++)
-        array_read_box(&tile->scratch->copier, false, transfer->ndim, parts[i].len,
-                       transfer->element_nbytes, staged_address(tile, &parts[i]),
-                       staged_of(tile, &parts[i])->strides,
-                       block + box_offset(transfer->ndim, parts[i].lo, lo, strides), strides);
+        if (transfer->sources[parts[i].source].on_device)
+            TRY(gather_from_device(tile, &parts[i], strides,
+                                   block + box_offset(transfer->ndim, parts[i].lo, lo, strides)));
+        else
+            array_read_box(&tile->scratch->copier, false, transfer->ndim, parts[i].len,
+                           transfer->element_nbytes, staged_address(tile, &parts[i]),
+                           staged_of(tile, &parts[i])->strides,
+                           block + box_offset(transfer->ndim, parts[i].lo, lo, strides), strides);
+    return RSD_OK;
 }
 
 /* Returns the address of a block that is one part and contiguous there, or NULL. */
@@ -247,7 +276,8 @@ static const char *in_place(const struct tile *tile, const struct tile_part *par
                             const int64_t *strides, int64_t volume)
 {
     const struct transfer *transfer = tile->transfer;
-    if (box_volume(transfer->ndim, part->len) != volume)
+    if (box_volume(transfer->ndim, part->len) != volume ||
+        transfer->sources[part->source].on_device)
         return NULL;
     const int64_t *from = staged_of(tile, part)->strides;
     if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, from, strides).n > 0)
@@ -277,14 +307,14 @@ static rsd_status fill_block(const struct tile *tile, const struct tile_part *pa
     int64_t volume = box_volume(transfer->ndim, len);
     const char *block = in_place(tile, parts, strides, volume);
     if (!block) {
-        gather_parts(tile, parts, n, lo, strides, tile->scratch->out);
-        block = tile->scratch->out;
+        TRY(gather_parts(tile, parts, n, lo, strides, tile->out));
+        block = tile->out;
     }
     return sink->take(sink, tile->scratch, lo, len, cast_block(tile, sink, volume, block));
 }
 
 /* Writes a part to the array of its sink. To convert it, packs it first. */
-static void fill_array(const struct tile *tile, const struct tile_part *part)
+static rsd_status fill_array(const struct tile *tile, const struct tile_part *part)
 {
     const struct transfer *transfer = tile->transfer;
     const struct sink *sink = &transfer->sinks[part->sink];
@@ -294,15 +324,46 @@ static void fill_array(const struct tile *tile, const struct tile_part *part)
     int64_t packed[RSD_MAX_DIMS];
     if (sink->dtype != transfer->dtype) {
         box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
-        gather_parts(tile, part, 1, part->lo, packed, tile->scratch->out);
-        from = cast_block(tile, sink, box_volume(transfer->ndim, part->len), tile->scratch->out);
+        TRY(gather_parts(tile, part, 1, part->lo, packed, tile->out));
+        from = cast_block(tile, sink, box_volume(transfer->ndim, part->len), tile->out);
         box_packed_strides(transfer->ndim, part->len, element_nbytes, packed);
         strides = packed;
     }
     array_write_box(&tile->scratch->copier, transfer->stream, transfer->ndim, part->len,
                     element_nbytes, from, strides, sink_address(transfer, part), sink->strides);
+    return RSD_OK;
 }
 
+/* Converts a part on the CPU, for a device that does not convert it, and waits until the device has it. */
+static rsd_status fill_device_with_cast(const struct tile *tile, const struct tile_part *part)
+{
+    const struct transfer *transfer = tile->transfer;
+    const struct sink *sink = &transfer->sinks[part->sink];
+    size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
+    int64_t packed[RSD_MAX_DIMS], volume = box_volume(transfer->ndim, part->len);
+    box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
+    TRY(gather_parts(tile, part, 1, part->lo, packed, tile->out));
+    memcpy(tile->out, cast_block(tile, sink, volume, tile->out), (size_t)volume * element_nbytes);
+    box_packed_strides(transfer->ndim, part->len, element_nbytes, packed);
+    TRY(tile_device_copy(tile->scratch, sink->device, transfer->ndim, part->len, sink->dtype,
+                         tile->out, packed, sink->dtype, sink_address(transfer, part),
+                         sink->strides));
+    return tile_device_wait(tile->scratch);
+}
+
+/* Queues the copy of a part to an array on a device. */
+static rsd_status fill_device(const struct tile *tile, const struct tile_part *part)
+{
+    const struct transfer *transfer = tile->transfer;
+    const struct sink *sink = &transfer->sinks[part->sink];
+    if (sink->dtype != transfer->dtype && !tile_device_casts(transfer->dtype, sink->dtype))
+        return fill_device_with_cast(tile, part);
+    return tile_device_copy(tile->scratch, sink->device, transfer->ndim, part->len, transfer->dtype,
+                            staged_address(tile, part), staged_of(tile, part)->strides, sink->dtype,
+                            sink_address(transfer, part), sink->strides);
+}
+
+/* Passes the parts of the tile to their sinks: copied to memory, or as blocks. */
 static rsd_status fill_sinks(const struct tile *tile)
 {
     if (tile->nparts > 1)
@@ -310,13 +371,15 @@ static rsd_status fill_sinks(const struct tile *tile)
     for (size_t first = 0, end = 0; first < tile->nparts; first = end) {
         const struct tile_part *parts = &tile->parts[first];
         enum sink_kind kind = tile->transfer->sinks[parts[0].sink].kind;
+        bool on_device = tile->transfer->sinks[parts[0].sink].on_device;
         while (end < tile->nparts && tile->parts[end].sink == parts[0].sink)
             end++;
         if (kind == SINK_BLOCKS)
             TRY(fill_block(tile, parts, end - first));
         for (size_t i = first; i < end && kind == SINK_MEMORY; i++)
             if (!tile->parts[i].done)
-                fill_array(tile, &tile->parts[i]);
+                TRY(on_device ? fill_device(tile, &tile->parts[i])
+                              : fill_array(tile, &tile->parts[i]));
     }
     return RSD_OK;
 }

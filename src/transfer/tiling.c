@@ -31,31 +31,15 @@ static rsd_status add_piece(struct transfer *transfer, const rsd_piece *piece)
 {
     size_t n = transfer->npieces, ndim = (size_t)transfer->ndim;
     TRY(GROW(transfer->pieces, transfer->pieces_capacity, n + 1));
-    TRY(GROW(transfer->coordinates, transfer->coordinates_capacity, (n + 1) * 2 * ndim));
+    TRY(GROW(transfer->piece_lo, transfer->lo_capacity, (n + 1) * ndim + 1));
+    TRY(GROW(transfer->piece_len, transfer->len_capacity, (n + 1) * ndim + 1));
     transfer->pieces[n] =
         (struct transfer_piece){(size_t)piece->from_array, (size_t)piece->to_array};
-    copy_i64s(transfer->coordinates + n * 2 * ndim, piece->box.lo, transfer->ndim);
-    copy_i64s(transfer->coordinates + n * 2 * ndim + ndim, piece->box.len, transfer->ndim);
+    copy_i64s(transfer->piece_lo + n * ndim, piece->box.lo, transfer->ndim);
+    copy_i64s(transfer->piece_len + n * ndim, piece->box.len, transfer->ndim);
     transfer->npieces++;
     transfer->nbytes += piece->nbytes;
     return RSD_OK;
-}
-
-/* Builds the tree of all pieces, from separate lists of their lo and len. */
-static rsd_status index_pieces(struct transfer *transfer)
-{
-    size_t n = transfer->npieces, ndim = (size_t)transfer->ndim;
-    int64_t *lo = mem_new(n * ndim, sizeof *lo), *len = mem_new(n * ndim, sizeof *len);
-    rsd_status status = lo && len ? RSD_OK : RSD_ENOMEM;
-    for (size_t i = 0; i < n && !status; i++) {
-        copy_i64s(lo + i * ndim, transfer->coordinates + i * 2 * ndim, transfer->ndim);
-        copy_i64s(len + i * ndim, transfer->coordinates + i * 2 * ndim + ndim, transfer->ndim);
-    }
-    if (!status)
-        status = box_tree_build(&transfer->tree, transfer->ndim, (int64_t)n, lo, len);
-    mem_free(lo);
-    mem_free(len);
-    return status;
 }
 
 static rsd_status list_pieces(struct transfer *transfer, const rsd_plan *plan)
@@ -188,7 +172,7 @@ static rsd_status open_sources(struct transfer *transfer, rsd_checkpoint *checkp
 static void count_wanted(struct transfer *transfer)
 {
     for (size_t i = 0; i < transfer->npieces; i++) {
-        const int64_t *len = transfer->coordinates + (2 * i + 1) * (size_t)transfer->ndim;
+        const int64_t *len = transfer->piece_len + i * (size_t)transfer->ndim;
         transfer->sources[transfer->pieces[i].source].wanted +=
             (uint64_t)box_volume(transfer->ndim, len) * transfer->element_nbytes;
     }
@@ -210,7 +194,8 @@ static rsd_status cut_tiles(struct transfer *transfer, uint64_t max_nbytes)
     transfer->max_kept = max_nbytes;
     if (transfer->cast_nbytes > transfer->element_nbytes) /* wider elements need larger buffers */
         max_nbytes /= transfer->cast_nbytes / transfer->element_nbytes;
-    TRY(index_pieces(transfer));
+    TRY(box_tree_build(&transfer->tree, transfer->ndim, (int64_t)transfer->npieces,
+                       transfer->piece_lo, transfer->piece_len));
     bound_pieces(transfer);
     choose_tiles(transfer, max_nbytes > 0 ? max_nbytes : 1);
     return RSD_OK;
@@ -233,7 +218,13 @@ rsd_status transfer_start(struct transfer *transfer, const struct catalog *catal
 
 void transfer_add_sink(struct transfer *transfer, const struct sink *sink)
 {
-    transfer->sinks[transfer->nsinks++] = *sink;
+    struct sink *added = &transfer->sinks[transfer->nsinks++];
+    *added = *sink;
+    added->on_device = sink->kind == SINK_MEMORY && tile_device_has(sink->memory, &added->device);
+    if (added->on_device) {
+        transfer->on_device = true;
+        transfer->device = added->device;
+    }
 }
 
 /* Makes the layout of all sinks. */
@@ -302,8 +293,11 @@ static rsd_status add_only_piece(struct transfer *transfer, uint64_t max_nbytes)
     const struct sink *sink = &transfer->sinks[0];
     rsd_piece piece = {.nbytes = box_volume(transfer->ndim, sink->len) *
                                  (int64_t)transfer->element_nbytes};
+    const struct stored_array *array = &transfer->sources[0].array;
+    bool read =
+        !array->memory || array->stream; /* a fill value may be that of any number of elements */
     transfer->nsources = 1;
-    if (piece.nbytes > 0) {
+    if (piece.nbytes > 0 && read) {
         box_set(&piece.box, transfer->ndim, sink->lo, sink->len);
         TRY(add_piece(transfer, &piece));
     }
@@ -330,6 +324,8 @@ rsd_status transfer_open_memory(struct transfer *transfer, const char *memory,
         return RSD_ENOMEM;
     source_in_memory(&transfer->sources[0], transfer->dtype, transfer->ndim, sink->lo, sink->len,
                      memory, strides);
+    transfer->on_device = transfer->sources[0].on_device;
+    transfer->device = transfer->sources[0].device;
     return add_only_piece(transfer, max_nbytes);
 }
 
@@ -358,7 +354,8 @@ void transfer_drop(struct transfer *transfer)
     mem_free(transfer->sources);
     mem_free(transfer->sinks);
     mem_free(transfer->pieces);
-    mem_free(transfer->coordinates);
+    mem_free(transfer->piece_lo);
+    mem_free(transfer->piece_len);
     box_tree_drop(&transfer->tree);
     *transfer = (struct transfer){0};
 }

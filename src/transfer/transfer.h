@@ -2,6 +2,7 @@
 #ifndef TRANSFER_H
 #define TRANSFER_H
 
+#include "cuda.h"
 #include "format.h"
 #include "memory.h"
 #include "plan.h"
@@ -18,6 +19,8 @@ struct io_stats {
 
 struct source {
     const char *memory; /* of the first element of the box; NULL: it is in a file */
+    bool on_device;
+    int device; /* that has the memory, if one does */
     rsd_checkpoint *checkpoint;
     size_t tensor, box;
     uint32_t file;
@@ -37,6 +40,7 @@ struct source {
 
     struct stored_stream *stream; /* while it is read, by one thread */
     uint64_t stream_at, stream_crc;
+    uint64_t delivered; /* bytes of the box that were read from the stream */
 };
 
 void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, const int64_t *lo,
@@ -74,6 +78,8 @@ struct sink {
     int32_t ndim;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     char *memory;                  /* SINK_MEMORY: of the first element of the box */
+    bool on_device;                /* set by transfer_add_sink, and */
+    int device;                    /* the device that has the memory */
     int64_t strides[RSD_MAX_DIMS]; /* bytes */
     sink_take *take; /* SINK_BLOCKS: takes blocks of the box, each dense and row-major */
     void *context;
@@ -112,11 +118,13 @@ struct transfer {
     size_t cast_nbytes; /* of the widest element that sinks convert to; 0: none converts */
     bool in_order;      /* tiles must be done one after the other */
     bool stream;        /* sinks in memory are large: stores bypass the cache */
+    bool on_device;     /* an array of the caller is on a device, and */
+    int device;         /* one that has such an array */
     uint64_t max_kept;  /* records up to this may be kept whole */
 
     struct transfer_piece *pieces; /* before sources are open, they name boxes of the tensor */
-    int64_t *coordinates;          /* lo and len of each piece */
-    size_t npieces, pieces_capacity, coordinates_capacity;
+    int64_t *piece_lo, *piece_len; /* of each piece in turn */
+    size_t npieces, pieces_capacity, lo_capacity, len_capacity;
     struct box_tree tree;
     int64_t nbytes;                              /* of all pieces */
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* around all pieces */
@@ -174,7 +182,9 @@ struct scratch {
     size_t in_capacity, out_capacity, cast_capacity;
     struct tile_part *parts;
     struct staged_box *staged;
-    const void *user; /* for `take` */
+    const void *user;           /* for `take` */
+    void *stream;               /* of the caller, behind which work on devices begins */
+    struct tile_device *device; /* NULL: no device was used yet */
     size_t parts_capacity, staged_capacity;
 };
 void scratch_drop(struct scratch *scratch);
@@ -182,7 +192,7 @@ void scratch_drop(struct scratch *scratch);
 rsd_status transfer_run_box(const struct transfer *transfer, const int64_t *lo, const int64_t *len,
                             struct scratch *scratch, struct io_stats *stats);
 
-/* Copy a box out of an array of the caller, and into one. Nothing else reads or writes these arrays, except
+/* Copy a box out of an array of the caller in host memory, and into one. Nothing else reads or writes these arrays, except
  * source_read, which reads a file directly into an array of the host. Strides are in bytes. */
 void array_read_box(const struct copier *copier, bool stream, int32_t ndim, const int64_t *len,
                     size_t element_nbytes, const char *array, const int64_t *array_strides,
@@ -190,6 +200,32 @@ void array_read_box(const struct copier *copier, bool stream, int32_t ndim, cons
 void array_write_box(const struct copier *copier, bool stream, int32_t ndim, const int64_t *len,
                      size_t element_nbytes, const char *in, const int64_t *strides, char *array,
                      const int64_t *array_strides);
+
+/* ---- tile_device.c: arrays on CUDA devices ---- */
+
+/* Returns whether an address is on a device, which the CPU cannot use, and sets the device. */
+bool tile_device_has(const void *address, int *device);
+
+/* Reserves pinned buffers of a thread: one to read into, which the last two calls do not share, and one to write
+ * from. Waits for the kernels that use them. */
+rsd_status tile_device_reserve(struct scratch *scratch, int ordinal, size_t in_nbytes,
+                               size_t out_nbytes, char **in, char **out);
+
+/* Queues the copy of a box between an array and a pinned buffer, converted if tile_device_casts. */
+bool tile_device_casts(rsd_dtype from, rsd_dtype to);
+rsd_status tile_device_copy(struct scratch *scratch, int ordinal, int32_t ndim, const int64_t *len,
+                            rsd_dtype from, const char *src, const int64_t *src_strides,
+                            rsd_dtype to, char *dst, const int64_t *dst_strides);
+
+/* Waits for what was queued since the last tile_device_reserve; or for everything. */
+rsd_status tile_device_wait(struct scratch *scratch);
+rsd_status tile_device_finish(struct scratch *scratch);
+void tile_device_drop(struct scratch *scratch);
+
+/* Copies an array of a device into dense memory of the host, and waits. */
+rsd_status tile_device_read_array(struct scratch *scratch, int ordinal, int32_t ndim,
+                                  const int64_t *len, size_t element_nbytes, const char *array,
+                                  const int64_t *strides, char *out);
 
 /* ---- partition.c: which rank does what ---- */
 
@@ -262,6 +298,7 @@ struct batch {
     void *context;
     rsd_on_progress *on_progress;
     void *progress_context;
+    void *stream; /* of the caller, if arrays are on a CUDA device */
 
     struct partial_crc_list *partial_crcs; /* takes the sources of jobs that are not whole */
 

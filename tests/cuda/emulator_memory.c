@@ -92,6 +92,8 @@ static void drop_range(struct range *range)
         munmap(range->shadow, whole_pages(range->nbytes));
         close(range->fd);
     }
+    if (range->kind == MANAGED)
+        free(range->visible);
     *range = (struct range){0};
 }
 

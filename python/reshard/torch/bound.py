@@ -53,11 +53,11 @@ class Bound:
 
     def _checked(self, src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         if len(src) != len(self.src):
-            raise MismatchError(f"{len(src)} local tensors, and the layout has {len(self.src)} on this rank: "
+            raise MismatchError(f"got {len(src)} local tensors, but the layout has {len(self.src)} on this rank: "
                                 f"{self.plan.src}")
         for one, about in zip(src, self.src):
             if tuple(one.shape) != about.shape or one.dtype != self.dtype:
-                raise MismatchError(f"the local tensor is {one.dtype} {list(one.shape)}, and the layout says "
+                raise MismatchError(f"the local tensor is {one.dtype} {list(one.shape)}; the layout has "
                                     f"{self.dtype} {list(about.shape)} on this rank: {self.plan.src}")
         return [one.contiguous() for one in src]
 
@@ -228,7 +228,7 @@ def home_of_ranks(ranks: Tuple[int, ...], meshes: Sequence[Any] = ()) -> Home:
 
 def _group_of(ranks: Tuple[int, ...], meshes: Sequence[Any]) -> Any:
     if not dist.is_initialized():
-        raise InvalidError("there is no process group: call torch.distributed.init_process_group first")
+        raise InvalidError("no process group exists; call torch.distributed.init_process_group first")
     if ranks == tuple(range(dist.get_world_size())):
         return host_group()
     for mesh in meshes:

@@ -101,9 +101,9 @@ def _strided_parts(name: str, tensor: DTensor) -> List[Part]:
         rank = rank * tensor.device_mesh.size(axis) + at
     shape, own = layout.arrays(rank)[0].shape, tuple(tensor._local_tensor.shape)
     if shape != own:
-        raise MismatchError(f"{name}: the local tensor is {list(own)}, and {list(tensor.placements)} of "
+        raise MismatchError(f"{name}: the local tensor is {list(own)}, but {list(tensor.placements)} of "
                             f"{list(tensor.shape)} on a mesh of {list(tensor.device_mesh.shape)} is "
-                            f"{list(shape)} there, as FSDP2 cuts it")
+                            f"{list(shape)} on this rank, as in FSDP2")
     if not volume(tensor.shape):  # one empty box, so that the checkpoint has the tensor
         start = (0,) * tensor.ndim
         return [Part(start, own, MetadataIndex(name, start, 0), start)]
@@ -116,8 +116,8 @@ def check_strided(name: str, tensor: DTensor) -> None:
     computed = [(tuple(one.offsets), tuple(one.sizes)) for one in _create_chunk_list(tensor)]
     own = [(one.lo, one.len) for one in parts(name, tensor) if volume(one.len)]
     if [one for one in computed if volume(one[1])] != own:
-        raise MismatchError(f"{name}: with {list(tensor.placements)} this rank has {own}, and torch's planner "
-                            f"computes {computed}: plan with reshard.torch.LoadPlanner and SavePlanner")
+        raise MismatchError(f"{name}: with {list(tensor.placements)} this rank has {own}, but the planner of torch "
+                            f"computes {computed}; use reshard.torch.LoadPlanner and SavePlanner")
 
 
 # ---- reads ----

@@ -72,7 +72,7 @@ def ranks_of(group: Any) -> List[int]:
 def host_group(group: Optional[Any] = None) -> Any:
     """Collective the first time. Returns the group, or one of the same ranks if it has no backend for host memory."""
     if not dist.is_available() or not dist.is_initialized():
-        raise InvalidError("there is no process group: call torch.distributed.init_process_group first")
+        raise InvalidError("no process group exists; call torch.distributed.init_process_group first")
     group = dist.group.WORLD if group is None else group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidError("this rank is not in the process group")

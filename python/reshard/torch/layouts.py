@@ -80,12 +80,12 @@ def placement_of(placement: Any, ndim: int) -> Placement:
         return Replicate()
     if type(placement) is dt.Partial:
         return Partial(_REDUCTIONS.get(placement.reduce_op, str(placement.reduce_op)))
-    raise UnsupportedError(f"no layout for the placement {placement}")
+    raise UnsupportedError(f"placement {placement} is not supported")
 
 
 def _dim(dim: int, ndim: int) -> int:
     if not -ndim <= dim < ndim:
-        raise InvalidError(f"Shard({dim}) of a tensor of {ndim} dims")
+        raise InvalidError(f"Shard({dim}) out of range: the tensor has {ndim} dims")
     return dim % ndim
 
 
@@ -93,7 +93,7 @@ def normalized(found: Sequence[Any], mesh: Any, ndim: int) -> Tuple[Any, ...]:
     """Returns placements without negative dims, one per axis of the mesh."""
     made = list(found)
     if len(made) != mesh.ndim:
-        raise InvalidError(f"{len(made)} placements for a mesh of {mesh.ndim} axes: "
+        raise InvalidError(f"got {len(made)} placements for a mesh of {mesh.ndim} axes: "
                            f"{', '.join(map(str, made))}")
     for axis, one in enumerate(made):
         if isinstance(one, _StridedShard):
@@ -120,7 +120,8 @@ def placements_of(x: Any) -> Tuple[Any, ...]:
             if factor > 1:
                 made[axis] = _StridedShard(entry.tensor_dim, split_factor=factor)
     if tuple(made) != found and any(one.is_partial() for one in found):
-        raise UnsupportedError(f"partial values, and shards in another order than left to right: {x._spec}")
+        raise UnsupportedError("partial values with shards in another order than left to right are not supported: "
+                               f"{x._spec}")
     return tuple(made)
 
 
@@ -231,7 +232,7 @@ def rank_of(placement: Any) -> int:
     """Returns the rank in a device such as "rank:0/cuda:0"."""
     rank = placement.rank() if hasattr(placement, "rank") else None
     if rank is None:
-        raise UnsupportedError(f"the placement {placement} names no rank")
+        raise UnsupportedError(f"placement {placement} has no rank")
     return int(rank)
 
 
@@ -239,13 +240,13 @@ def layout_of_spec(spec: Any, dtype: Any, shape: Sequence[int], numbers: Numbers
     """Returns the layout of a ChunkShardingSpec or an EnumerableShardingSpec for a tensor."""
     if isinstance(spec, ChunkShardingSpec):
         if not isinstance(spec.dim, int):
-            raise UnsupportedError(f"a ChunkShardingSpec of the named dim {spec.dim!r}")
+            raise UnsupportedError(f"ChunkShardingSpec of the named dim {spec.dim!r} is not supported")
         ranks = [rank_of(one) for one in spec.placements]
         return Layout.from_chunks(dtype, tuple(shape), _dim(spec.dim, len(shape)),
                                   ranks if numbers is None else [numbers[rank] for rank in ranks])
     if isinstance(spec, EnumerableShardingSpec):
         return layout_of_shards(spec.shards, dtype, shape, numbers, enumerable=True)
-    raise UnsupportedError(f"no layout for a {type(spec).__name__}")
+    raise UnsupportedError(f"a {type(spec).__name__} is not supported")
 
 
 def layout_of_shards(shards: Sequence[Any], dtype: Any, shape: Sequence[int], numbers: Numbers = None,

@@ -102,9 +102,9 @@ def read(path: "os.PathLike[str]") -> Metadata:
         except (OSError, MemoryError):
             raise
         except Exception as error:  # an invalid pickle can raise almost any exception
-            raise FormatError(f"{os.fspath(path)}: no pickle of metadata: {error}") from None
+            raise FormatError(f"{os.fspath(path)}: not a pickle of metadata: {error}") from None
     if not isinstance(found, Metadata):
-        raise FormatError(f"{os.fspath(path)}: no metadata of a checkpoint")
+        raise FormatError(f"{os.fspath(path)}: not the metadata of a checkpoint")
     _check(found, os.fspath(path))
     return found
 
@@ -112,13 +112,14 @@ def read(path: "os.PathLike[str]") -> Metadata:
 def _check(found: Metadata, path: str) -> None:
     tensors, places = getattr(found, "state_dict_metadata", None), getattr(found, "storage_data", None)
     if not isinstance(tensors, dict) or not isinstance(places, dict):
-        raise FormatError(f"{path}: metadata without {'places' if isinstance(tensors, dict) else 'tensors'}")
+        missing = "storage_data" if isinstance(tensors, dict) else "state_dict_metadata"
+        raise FormatError(f"{path}: metadata lacks {missing}")
     for name, about in tensors.items():
         if not isinstance(name, str) or not isinstance(about, (TensorStorageMetadata, BytesStorageMetadata)):
-            raise FormatError(f"{path}: {name}: neither a tensor nor bytes")
+            raise FormatError(f"{path}: {name} is neither a tensor nor bytes")
     for index, place in places.items():
         if not isinstance(index, MetadataIndex) or not isinstance(place, _StorageInfo):
-            raise FormatError(f"{path}: a place that is none")
+            raise FormatError(f"{path}: entry of storage_data is invalid")
     if not hasattr(found, "planner_data"):
         found.planner_data = None
     if getattr(found, "storage_meta", None) is None:

@@ -27,11 +27,11 @@ def waited(local: torch.Tensor) -> torch.Tensor:
     if hasattr(local, "wait") and not callable(getattr(local, "local_shards", None)):
         local = local.wait()  # collectives of torch may return a tensor that is not complete yet
     if hasattr(local, "local_shards"):
-        raise UnsupportedError("the local tensor is several shards (LocalShardsWrapper): a layout of "
-                               "placements has one")
+        raise UnsupportedError("the local tensor has several shards (LocalShardsWrapper); placements "
+                               "require one")
     if local.is_meta or local.layout != torch.strided:
-        raise UnsupportedError(f"the local tensor is on {local.device} and of layout {local.layout}: only "
-                               "tensors with values in memory can be moved")
+        raise UnsupportedError(f"the local tensor is on {local.device} with layout {local.layout}; only "
+                               "strided tensors in memory are supported")
     return local.resolve_conj().resolve_neg().cpu()
 
 
@@ -90,7 +90,7 @@ def _ordered(x: Any, local: Optional[torch.Tensor], readings: Tuple[Layout, Opti
     for bits in home.gathered(fits):
         everybody &= bits
     if not everybody:
-        raise MismatchError(f"the local tensors fit neither {plain} nor {ordered}")
+        raise MismatchError(f"the local tensors match neither {plain} nor {ordered}")
     return not everybody & _FITS_PLAIN
 
 
@@ -190,8 +190,8 @@ def _check_partial(x: Any, mesh: Any, placements: Sequence[Any]) -> None:
     for axis, one in enumerate(placements):
         if one.is_partial() and (mesh != x.device_mesh or x.placements[axis] != one):
             now = x.placements[axis] if mesh == x.device_mesh else "another mesh"
-            raise PartialTargetError(f"Can not redistribute from {now} to {one}: nothing says which rank would "
-                                     "hold which term")
+            raise PartialTargetError(f"Can not redistribute from {now} to {one}: which rank holds "
+                                     "which term is not defined")
 
 
 def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional[Sequence[Any]] = None, *,
@@ -236,14 +236,14 @@ def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Option
     A Partial placement gets its terms as in torch: a sum is divided among the ranks, and average, minimum
     and maximum have the value itself."""
     if isinstance(tensor, DTensor):
-        raise InvalidError("this is a DTensor already: use redistribute")
+        raise InvalidError("the tensor is a DTensor; use redistribute")
     if not tensor.is_leaf:
-        raise InvalidError("distribute_tensor takes leaf tensors: this one has a history")
+        raise InvalidError("distribute_tensor needs a leaf tensor")
     made = _mesh_and_placements(device_mesh, placements, tensor.ndim)
     ranks, me = mesh_ranks(device_mesh), dist.get_rank()
     origin = ranks[0] if src_rank is None else src_rank
     if not 0 <= origin < dist.get_world_size():
-        raise InvalidError(f"src_rank {origin} in a world of {dist.get_world_size()}")
+        raise InvalidError(f"src_rank {origin} out of range: the world has {dist.get_world_size()} ranks")
     whole = tuple(dt.Replicate() if one.is_partial() else one for one in made)
     shape, dtype = tuple(tensor.shape), tensor.dtype
     local = _nothing(tensor.ndim, dtype, device_mesh.device_type)
@@ -274,7 +274,7 @@ def _terms(local: torch.Tensor, placements: Sequence[Any], mesh: Any) -> torch.T
             if one.reduce_op == "sum":
                 local = local / mesh.size(axis)
             elif one.reduce_op not in ("avg", "min", "max"):
-                raise InvalidError(f"no terms for {one}: torch has none either")
+                raise InvalidError(f"{one} is not supported, as in torch")
     return local
 
 
@@ -288,9 +288,9 @@ def full_tensor(x: Any, dst_rank: Optional[int] = None, *,
         gathered: torch.Tensor = whole.to_local(grad_placements=grad_placements)
         return gathered
     if grad_placements is not None:
-        raise InvalidError("grad_placements and dst_rank: what is on one rank alone has no gradient")
+        raise InvalidError("grad_placements and dst_rank exclude each other: a tensor on one rank has no gradient")
     if not 0 <= dst_rank < dist.get_world_size():
-        raise InvalidError(f"dst_rank {dst_rank} in a world of {dist.get_world_size()}")
+        raise InvalidError(f"dst_rank {dst_rank} out of range: the world has {dist.get_world_size()} ranks")
     mesh, me = x.device_mesh, dist.get_rank()
     union = _union(mesh_ranks(mesh), [dst_rank])
     if me not in union:

@@ -50,7 +50,7 @@ class LoadPlanner(DefaultLoadPlanner):
             try:
                 wanted = parts(name, obj)
             except ValueError as error:
-                raise MismatchError(f"{name}: a tensor in the checkpoint, and here a {type(obj).__name__}: "
+                raise MismatchError(f"{name} is a tensor in the checkpoint, but a {type(obj).__name__} in the state: "
                                     f"{error}") from None
             items += read_items(name, about, wanted)
         return LoadPlan(items)
@@ -111,5 +111,5 @@ class SavePlanner(DefaultSavePlanner):
             return found
         part: Optional[Any] = next((one for one in parts(index.fqn, obj) if one.index == index), None)
         if part is None:
-            raise MismatchError(f"{index.fqn}: nothing here begins at {list(index.offset or ())}")
+            raise MismatchError(f"{index.fqn}: no box of this rank begins at {list(index.offset or ())}")
         return found[tuple(slice(at, at + extent) for at, extent in zip(part.at, part.len))]

@@ -41,12 +41,12 @@ def new_metadata(spec: Any, size: Sequence[int], properties: Any) -> List[ShardM
     if isinstance(spec, EnumerableShardingSpec):
         return list(spec.build_metadata(torch.Size(size), properties).shards_metadata)
     if not isinstance(spec, ChunkShardingSpec):
-        raise UnsupportedError(f"no shards of a {type(spec).__name__}: ChunkShardingSpec and "
-                               "EnumerableShardingSpec say where they are")
+        raise UnsupportedError(f"a {type(spec).__name__} is not supported; use ChunkShardingSpec or "
+                               "EnumerableShardingSpec")
     if not isinstance(spec.dim, int):
-        raise UnsupportedError(f"a ChunkShardingSpec of the named dim {spec.dim!r}")
+        raise UnsupportedError(f"ChunkShardingSpec of the named dim {spec.dim!r} is not supported")
     if not -len(size) <= spec.dim < len(size):
-        raise InvalidError(f"a ChunkShardingSpec of dim {spec.dim} for a tensor of {len(size)} dims")
+        raise InvalidError(f"ChunkShardingSpec of dim {spec.dim} out of range: the tensor has {len(size)} dims")
     dim = spec.dim % len(size)
     length = -(-size[dim] // len(spec.placements))
     shards, at = [], 0
@@ -63,7 +63,7 @@ def _device(shard: ShardMetadata) -> torch.device:
     placement: Any = shard.placement
     device = torch.device(placement.device())
     if device.type != "cpu" and not getattr(torch, device.type).is_available():
-        raise UnsupportedError(f"the shard at {list(shard.shard_offsets)} is to be on {placement}, and "
+        raise UnsupportedError(f"the shard at {list(shard.shard_offsets)} belongs on {placement}, but "
                                f"this process has no {device.type}")
     return device
 
@@ -81,7 +81,7 @@ def reshard(sharded_tensor: Any, spec: Any, process_group: Optional[Any] = None)
     shards = new_metadata(spec, metadata.size, metadata.tensor_properties)
     for one in (*metadata.shards_metadata, *shards):
         if rank_of(one.placement) not in home.numbers:
-            raise InvalidError(f"the shard at {list(one.shard_offsets)} is on {one.placement}, and rank "
+            raise InvalidError(f"the shard at {list(one.shard_offsets)} is on {one.placement}, but rank "
                                f"{rank_of(one.placement)} is not in the process group")
     dtype, rank = metadata.tensor_properties.dtype, home.ranks[home.transport.rank]
     src = layout_of_shards(metadata.shards_metadata, dtype, metadata.size, home.numbers)
@@ -105,8 +105,8 @@ def _in_order(st: Any, rank: int) -> List[torch.Tensor]:
         own = [shard for shard in left if list(shard.metadata.shard_sizes) == sizes
                and (0 in sizes or list(shard.metadata.shard_offsets) == offsets)]
         if not own:
-            raise InvalidError(f"the metadata has a shard of {sizes} at {offsets} on this rank, and there is "
-                               "none")
+            raise InvalidError(f"the metadata has a shard of {sizes} at {offsets} on this rank, but the tensor "
+                               "does not")
         left = [shard for shard in left if shard is not own[0]]
         found.append(own[0].tensor)
     return found
@@ -122,8 +122,8 @@ def _move(home: Home, src: Layout, dst: Layout, local: Sequence[torch.Tensor],
         needed = any(home.gathered(int(any(one.requires_grad for one in given))))
         if needed and len(getting) < len(everybody):
             without = next(home.ranks[rank] for rank in everybody if rank not in getting)
-            raise InvalidError(f"rank {without} is left without a shard, where its part of backward would "
-                               "begin: use torch.no_grad(), or a spec with a shard on every rank")
+            raise InvalidError(f"rank {without} is left without a shard, which backward needs; "
+                               "use torch.no_grad(), or a spec with a shard on every rank")
         if needed and not given:
             given = [torch.empty(0, requires_grad=True)]
     return list(_Reshard.apply(home, src, dst, devices, *given))[:len(own)]
