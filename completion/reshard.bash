@@ -11,7 +11,7 @@ _reshard_tensors()
 
 _reshard_options()
 {
-    local input="--as-is --take-rank-0 --from --from-place"
+    local input="--as-is --take-rank-0 --dtype --unstack --vocab-size --from --from-mesh"
     local target="--mesh --place --rules --preset --default"
     local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run
         --resume --verify --force --json --quiet --help $input"
@@ -32,9 +32,9 @@ _reshard()
 {
     local verbs="inspect plan convert merge split verify diff digest extract"
     [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
-    local takes=" --from --from-place --format --mesh --place --rules --preset --default --compress --max-shard-size --only
+    local takes=" --from-mesh --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
-        --ranks-per-node --slice "
+        --ranks-per-node --slice --dtype --vocab-size --from "
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local i count=0 checkpoint=
     takes=${takes//[[:space:]]/ }
@@ -48,6 +48,7 @@ _reshard()
     --format) mapfile -t COMPREPLY < <(compgen -W "dcp safetensors torch.save" -- "$current") ;;
     --preset) mapfile -t COMPREPLY < <(compgen -W "fsdp hsdp llama-tp replicate" -- "$current") ;;
     --compress) mapfile -t COMPREPLY < <(compgen -W "none zstd" -- "$current") ;;
+    --dtype) mapfile -t COMPREPLY < <(compgen -W "model" -- "$current") ;;
     --cast) mapfile -t COMPREPLY < <(compgen -W "bf16 f16 f32 f64" -- "$current") ;;
     --config-from) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
     --rules | --svg | --html) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;

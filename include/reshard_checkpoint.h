@@ -28,9 +28,9 @@ struct rsd_transport; /* reshard_transport.h: messages between processes */
  *     PyTorch's distributed checkpoints     a directory with .metadata, or __0.metadata, __1.metadata, ...
  *     safetensors                           a file, or a directory with an index.json or with shards
  *     what torch.save writes                a file (.pt, .pth, .bin), or a directory with its index
- *     what ranks save with FSDP             a directory with model_world_size_N_rank_R.pt of every rank R
  *     Orbax                                 a directory with _METADATA or manifest.ocdbt; a step of a
  *                                           CheckpointManager, or its directory, of which the last step
+ *     what ranks save with FSDP             a directory with model_world_size_N_rank_R.pt of every rank R
  *
  * The library never runs or builds what a file contains: it reads a pickle as data. Opening reads names,
  * shapes and offsets; bytes of tensors are read by the calls below. Names in a file cannot lead out of its
@@ -45,10 +45,12 @@ typedef enum rsd_format {
     RSD_FORMAT_SAFETENSORS = 2,
     RSD_FORMAT_TORCH_SAVE = 3,
     RSD_FORMAT_FSDP = 4,
+    RSD_FORMAT_DEEPSPEED = 5,
+    RSD_FORMAT_MEGATRON = 6,
     RSD_FORMAT_ORBAX = 7
 } rsd_format;
 
-/* Returns "dcp", "safetensors", "torch.save", "fsdp" or "orbax"; NULL if the format is invalid. */
+/* Returns "dcp", "safetensors", "torch.save", "fsdp", "deepspeed", "megatron" or "orbax"; NULL if the format is invalid. */
 const char *rsd_format_name(rsd_format format);
 
 typedef struct rsd_open_options {
@@ -57,9 +59,21 @@ typedef struct rsd_open_options {
     /* The one metadata file of a DCP directory to read, such as __3.metadata. NULL: .metadata, or all of
      * __0.metadata, __1.metadata, ... */
     const char *metadata;
+    /* 1: links in the directory may lead out of it. 0: only a link in a snapshot of a Hugging Face cache may,
+     * to a blob of the same cache. */
+    int32_t follow_links;
     int32_t as_is; /* 1: open one rank's file of several by itself, with the parts that it has */
     /* 1: where copies of a tensor differ between ranks, take that of the lowest rank. 0: EMISMATCH. */
     int32_t take_rank_0;
+    int32_t model_dtype; /* DeepSpeed, 1: parameters as the model file has them, not in fp32 */
+    /* Megatron's torch_dist, 1: one tensor per layer, decoder.layers.0. and so on, and optimizer states as
+     * optimizer.state.NAME.KEY. */
+    int32_t unstack;
+    int64_t vocab_size; /* Megatron: rows of embeddings and output layers; 0: with their padding */
+    /* Megatron: rules "RE=S(1)" that say how tensor-parallel ranks cut parameters whose whole name matches:
+     * S(d), R, or gated. */
+    int64_t nfrom_rules;
+    const char *const *from_rules;
     /* A directory with one file per rank, of which no file says how the tensors are cut: rules with the mesh
      * of the ranks and the places of the tensors. Files are in the order of the numbers in their names.
      * NULL: files say it. */
@@ -268,6 +282,10 @@ typedef struct rsd_tensor_target {
 typedef rsd_status rsd_map_tensor(void *context, const rsd_tensor_info *tensor,
                                   rsd_tensor_target *target);
 
+/* Checks an output before it is put at its path. Collective, if the conversion is. A status other than RSD_OK
+ * ends the conversion, and nothing is put at the path. */
+typedef rsd_status rsd_check_output(void *context, rsd_checkpoint *output);
+
 typedef struct rsd_convert_options {
     size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
     rsd_format format;        /* 0: safetensors. RSD_FORMAT_FSDP cannot be written */
@@ -283,6 +301,8 @@ typedef struct rsd_convert_options {
     rsd_map_tensor *map; /* called for every tensor in turn; NULL: all tensors as they are, whole */
     void *map_context;
     const rsd_io *io;
+    rsd_check_output *check; /* NULL: the output is not checked */
+    void *check_context;
 } rsd_convert_options;
 
 /* options and report may be NULL. A path that ends in .safetensors is one file, and for torch.save one that ends

@@ -12,6 +12,7 @@ import struct
 import zlib
 
 import bad_orbax
+import bad_trainers
 from bad_parts import (
     about, archive, call, chunk, compressed, dcp, dct, glob, index, info, legacy, lst, meta, metadata, num,
     obj, pickle, pieces, place, placed, mesh, layout_mesh, dtensor, sharded, ranks, record, safe, saved,
@@ -419,9 +420,9 @@ def blobs():
 def main():
     shutil.rmtree(FOLDER, ignore_errors=True)
     for make in (good_ones, names_that_leave, indices, extents_of_items, boxes, shapes, names_and_classes,
-                 what_must_never_run, streams, transforms, zstd_streams, legacy_files, views, torch_files,
-                 rank_files, records, directories, checksums, values, headers, tensors_in_headers, shards_of_one, blobs,
-                 *bad_orbax.RULES):
+                 what_must_never_run, streams, transforms, zstd_streams, legacy_files, views, torch_files, rank_files,
+                 records, directories, checksums, values, headers, tensors_in_headers, shards_of_one, blobs,
+                 *bad_orbax.RULES, *bad_trainers.MAKERS):
         make()
 
 

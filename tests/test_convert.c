@@ -548,6 +548,101 @@ static void damage(void)
     rsd_checkpoint_close(bad);
 }
 
+/* ---- damage ---- */
+
+static rsd_status cut_rows(void *context, const rsd_tensor_info *tensor, rsd_tensor_target *target)
+{
+    char text[128];
+    const char *placement = context;
+    if (!placement || tensor->ndim != 2)
+        return RSD_OK;
+    snprintf(text, sizeof text, "f32[%lld,%lld] @ 3 : %s", (long long)tensor->shape[0],
+             (long long)tensor->shape[1], placement);
+    return rsd_layout_parse(text, &target->layout);
+}
+
+/* Flips a bit in the middle of the largest box of a checkpoint. */
+static void damage_largest(const char *path)
+{
+    rsd_checkpoint *checkpoint;
+    rsd_extent largest = {.struct_nbytes = sizeof largest};
+    char name[600];
+    OK(rsd_checkpoint_open(path, NULL, &checkpoint));
+    for (int64_t t = 0; t < rsd_checkpoint_ntensors(checkpoint); t++) {
+        rsd_extent extent = {.struct_nbytes = sizeof extent};
+        OK(rsd_checkpoint_box(checkpoint, t, 0, &extent));
+        if (extent.nbytes > largest.nbytes)
+            largest = extent;
+    }
+    snprintf(name, sizeof name, "%s/%s", path, rsd_checkpoint_file(checkpoint, largest.file));
+    rsd_checkpoint_close(checkpoint);
+    flip_bit(name, (long)(largest.offset + largest.nbytes / 2));
+}
+
+static rsd_status refuse_output(void *context, rsd_checkpoint *output)
+{
+    int *ncalls = context;
+    ++*ncalls;
+    CHECK(rsd_checkpoint_ntensors(output) == 6);
+    return rsd_set_error(RSD_EFORMAT, "refused by the test");
+}
+
+static void checked_before_the_end(void)
+{
+    static const char *const outs[] = {"target", "target.safetensors"};
+    CASE("an output that its check refuses is not put at its path");
+    make_checkpoint(in_folder("source"), 2);
+    for (int over = 0; over < 2; over++)
+        for (int one = 0; one < 2; one++) {
+            int ncalls = 0;
+            rsd_convert_options options = {.struct_nbytes = sizeof options,
+                                           .format = one ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP,
+                                           .overwrite = over};
+            if (over)
+                OK(convert(in_folder("source"), in_folder(outs[one]), &options));
+            options.check = refuse_output;
+            options.check_context = &ncalls;
+            FAILS(RSD_EFORMAT, "refused by the test",
+                  convert(in_folder("source"), in_folder(outs[one]), &options));
+            CHECK(ncalls == 1 && no_part(in_folder(outs[one])));
+            CHECK(is_there(in_folder(outs[one])) == over);
+            if (over)
+                check_same(in_folder("source"), in_folder(outs[one]), NULL);
+            folder_remove(in_folder("target"));
+            remove(in_folder("target.safetensors"));
+        }
+}
+
+static void damage_is_not_hidden(void)
+{
+    static const char *const placements[] = {NULL, "S(0)", "S(1)", "R"};
+    for (int from = 0; from < 2; from++)
+        for (int to = 0; to < 3; to++) {
+            CASE("no conversion adds a fresh CRC-32 to damaged bytes (%d, %d)", from, to);
+            rsd_convert_options make = {.struct_nbytes = sizeof make,
+                                        .format = RSD_FORMAT_DCP,
+                                        .compress = from,
+                                        .overwrite = 1};
+            make_checkpoint(in_folder("plain"), 2);
+            OK(convert(in_folder("plain"), in_folder("damaged"), &make));
+            damage_largest(in_folder("damaged"));
+            for (size_t i = 0; i < sizeof placements / sizeof *placements; i++) {
+                rsd_convert_options options = {.struct_nbytes = sizeof options,
+                                               .format = to == 2 ? RSD_FORMAT_SAFETENSORS
+                                                                 : RSD_FORMAT_DCP,
+                                               .compress = to == 1,
+                                               .map = cut_rows,
+                                               .map_context = (void *)(uintptr_t)placements[i]};
+                rsd_status status = convert(in_folder("damaged"), in_folder("target"), &options);
+                CHECK(status == RSD_EFORMAT, "%s: %s", placements[i], rsd_status_name(status));
+                CHECK(!is_there(in_folder("target")) && no_part(in_folder("target")));
+                folder_remove(in_folder("target"));
+            }
+        }
+    folder_remove(in_folder("damaged"));
+    folder_remove(in_folder("plain"));
+}
+
 int main(void)
 {
     snprintf(folder, sizeof folder, "%s", folder_new("convert"));
@@ -556,6 +651,8 @@ int main(void)
     cancelled_and_resumed();
     changed_sources();
     killed_and_resumed();
+    damage_is_not_hidden();
+    checked_before_the_end();
     choices();
     shards();
     packed_shards();

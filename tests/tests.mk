@@ -7,7 +7,7 @@ TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step transport collective collective_save \
     collective_stops
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
-         tests/cli.sh tests/terminal.sh tests/file_systems.sh tests/completion.sh tests/examples.sh \
+         tests/cli.sh tests/costly.sh tests/terminal.sh tests/file_systems.sh tests/completion.sh tests/examples.sh \
          tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
          $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 
@@ -34,7 +34,7 @@ test-mpi-ready:
 test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES) $(CPP_EXAMPLE) $(MPI_EXAMPLES)
 	TSAN_OPTIONS=halt_on_error=1 EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
 	    CPP_EXAMPLE="$(addprefix $(CURDIR)/,$(CPP_EXAMPLE))" \
-	    RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" RESHARD_MPI="$(CURDIR)/$(BUILD)/reshard-mpi" \
+	    RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" PLAIN_RESHARD="$(CURDIR)/$(BUILD)/reshard" RESHARD_MPI="$(CURDIR)/$(BUILD)/reshard-mpi" \
 	    MPI_TESTS="$(if $(MPI_FOUND),$(CURDIR)/$(BUILD)/asan/mpi)" \
 	    MPI_EXAMPLES="$(addprefix $(CURDIR)/,$(MPI_EXAMPLES))" \
 	    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)

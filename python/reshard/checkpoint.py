@@ -25,7 +25,8 @@ from .states import OPAQUE
 from .transport import AnyTransport
 
 FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE,
-           "fsdp": _c.FORMAT_FSDP, "orbax": _c.FORMAT_ORBAX}
+           "fsdp": _c.FORMAT_FSDP, "deepspeed": _c.FORMAT_DEEPSPEED, "megatron": _c.FORMAT_MEGATRON,
+           "orbax": _c.FORMAT_ORBAX}
 
 
 class Stored(NamedTuple):
@@ -218,15 +219,18 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",
                  format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
-                 take_rank_0: bool = False) -> None:
+                 take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
+                 vocab_size: int = 0, from_rules: Sequence[str] = ()) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"unknown format {format!r}; formats are {' '.join(FORMATS)}")
         handle = Address()
+        rules = [rule.encode() for rule in from_rules]
         _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
             format=0 if format is None else FORMATS[format],
             metadata=None if metadata is None else _c.path_bytes(metadata), as_is=as_is,
-            take_rank_0=take_rank_0)), C.byref(handle))
+            take_rank_0=take_rank_0, model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size,
+            nfrom_rules=len(rules), from_rules=(_c.Text * max(1, len(rules)))(*rules))), C.byref(handle))
         self._handle = handle.value
         self._lock, self._nusers = threading.Lock(), 0
         self._later: Optional[int] = None
@@ -268,7 +272,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     @property
     def format(self) -> str:
-        """ "dcp", "safetensors", "torch.save", "fsdp" or "orbax"."""
+        """ "dcp", "safetensors", "torch.save", "fsdp", "deepspeed", "megatron" or "orbax"."""
         with self.in_use() as handle:
             return _c.lib.rsd_format_name(_c.lib.rsd_checkpoint_format(handle)).decode()
 
@@ -442,12 +446,19 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
          format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
-         take_rank_0: bool = False) -> Checkpoint:
-    """Opens a checkpoint: a directory of DCP, safetensors, Orbax or per-rank files of FSDP, or a torch.save file.
+         take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
+         vocab_size: int = 0, from_rules: Sequence[str] = ()) -> Checkpoint:
+    """Opens a checkpoint: a directory of DCP or safetensors, a torch.save file, the per-rank files of verl, SkyRL and
+    FSDP, or a directory of DeepSpeed, Megatron or Orbax.
 
     The format is detected, unless `format` names it. Arrays are of the kind `like`: "numpy", "torch", "raw" or
     "memoryview". Pickles are parsed as data, and nothing in a file is executed. `metadata` names the metadata file
     to use, such as "__3.metadata" of a rank that saved without collectives. `as_is` opens one rank's file of several
     by itself, with the parts that it has. `take_rank_0` takes the lowest rank's copy where copies of a tensor differ,
-    which is an error otherwise."""
-    return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0)
+    which is an error otherwise.
+
+    `model_dtype` reads DeepSpeed's parameters as the model file has them, not in fp32. `unstack` reads Megatron's
+    stacked layers as one tensor per layer, and `vocab_size` so many rows of its padded vocabulary. `from_rules` has
+    rules "RE=S(1)" that say how its tensor-parallel ranks cut parameters that the library does not know."""
+    return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0,
+                      model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size, from_rules=from_rules)

@@ -15,7 +15,7 @@ static rsd_status check_finished(const struct store_listing *listing)
 
 /* file: the name of the one file that the path names; NULL: the path is a directory. */
 static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const char *file,
-                             const rsd_open_options *options)
+                             const rsd_open_options *options, bool staged)
 {
     struct store_listing listing = {0};
     rsd_status status = RSD_OK;
@@ -23,7 +23,7 @@ static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const
         status = store_listing_add(&listing, "", file, false);
     else if (!options->metadata)
         status = store_list(checkpoint->store, "", &listing);
-    if (!status)
+    if (!status && !staged)
         status = check_finished(&listing);
     if (status)
         status = fail_in(status, "%s: ", path);
@@ -35,22 +35,58 @@ static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const
     return status;
 }
 
-rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
-                               rsd_checkpoint **out)
+/* Opens the files of a store within a budget, which is in proportion to what is read of them. */
+static rsd_status open_within_budget(rsd_checkpoint *checkpoint, const char *path, const char *file,
+                                     const rsd_open_options *options, bool staged)
 {
-    rsd_open_options options;
+    struct budget budget;
+    checkpoint->spare_steps = START_STEPS;
+    checkpoint->store->follow_links = options->follow_links != 0;
+    budget_begin(&budget, START_STEPS);
+    rsd_status status =
+        budget_end(&budget, open_files(checkpoint, path, file, options, staged), NULL);
+    if (budget.exceeded && !budget.reported && status == RSD_EFORMAT)
+        status = fail_in(status, "%s: ", path);
+    return status;
+}
+
+static rsd_status open_path(const char *path, const rsd_open_options *options, bool staged,
+                            rsd_checkpoint **out)
+{
     const char *file;
-    TRY(options_copy("rsd_open_options", given, &options, sizeof options));
     rsd_checkpoint *checkpoint = mem_new(1, sizeof *checkpoint);
     if (!checkpoint)
         return RSD_ENOMEM;
-    rsd_status status = store_open(path, &checkpoint->store, &file);
+    rsd_status status = item_cache_open(&checkpoint->items);
     if (!status)
-        status = open_files(checkpoint, path, file, &options);
+        status = store_open(path, &checkpoint->store, &file);
+    if (!status)
+        status = open_within_budget(checkpoint, path, file, options, staged);
     if (status)
         rsd_checkpoint_close(checkpoint);
     else
         *out = checkpoint;
+    return status;
+}
+
+rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
+                               rsd_checkpoint **out)
+{
+    rsd_open_options options;
+    TRY(options_copy("rsd_open_options", given, &options, sizeof options));
+    return open_path(path, &options, false, out);
+}
+
+rsd_status checkpoint_open_staged(const struct store_output *output, const char *file,
+                                  rsd_checkpoint **checkpoint)
+{
+    const rsd_open_options options = {.struct_nbytes = sizeof options};
+    struct text text = {0};
+    char *path;
+    text_add(&text, "%s%s%s", output->store->path, file ? "/" : "", file ? file : "");
+    TRY(text_take(&text, &path));
+    rsd_status status = open_path(path, &options, true, checkpoint);
+    rsd_free(path);
     return status;
 }
 
@@ -59,6 +95,7 @@ void rsd_checkpoint_close(rsd_checkpoint *checkpoint)
     if (!checkpoint)
         return;
     store_close(checkpoint->store);
+    item_cache_close(checkpoint->items);
     catalog_drop(&checkpoint->catalog);
     mem_free(checkpoint);
 }
@@ -279,6 +316,15 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
     return RSD_OK;
 }
 
+rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct stored_value *value)
+{
+    if (value->extent.kind == EXTENT_NONE)
+        return RSD_OK;
+    rsd_status status = value_check(checkpoint, value);
+    return status ? checkpoint_fail_in(checkpoint, value->extent.file, value->name, status)
+                  : RSD_OK;
+}
+
 rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, void **item,
                                      size_t *nbytes)
 {
@@ -287,7 +333,7 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
     TRY(value_at(checkpoint, index, &value));
     rsd_status status = RSD_OK;
     if (value->extent.kind != EXTENT_NONE)
-        status = checkpoint->format->read_item(checkpoint, value, &bytes);
+        status = value_read_item(checkpoint, value, &bytes);
     if (status) {
         bytes_drop(&bytes);
         return checkpoint_fail_in(checkpoint, value->extent.file, value->name, status);

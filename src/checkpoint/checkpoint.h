@@ -18,6 +18,20 @@
 /* Lists the files that belong to the checkpoint at a path. */
 rsd_status checkpoint_list_owned(const char *path, struct name_list *owned);
 
+/* Checks the CRC-32 of every record in the item of a value. An error names the file and the value. */
+rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct stored_value *value);
+
+/* Opens an output that is complete and not at its path yet. */
+rsd_status checkpoint_open_staged(const struct store_output *output, const char *file,
+                                  rsd_checkpoint **checkpoint);
+
+/* ---- overlaps.c ---- */
+
+/* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there. */
+rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t tile_limit);
+
+/* ---- checkpoint.c ---- */
+
 /* Adds the file and the name of a value, or of a tensor, to the last error. */
 rsd_status checkpoint_fail_in(const rsd_checkpoint *checkpoint, uint32_t file, const char *name,
                               rsd_status status);
@@ -39,6 +53,7 @@ struct operation {
     uint64_t tile_limit;                  /* bytes of a tile */
     rsd_report report;                    /* of this rank; after operation_run, of all ranks */
     struct partial_crc_list partial_crcs; /* of this rank */
+    struct record_set records;            /* that this rank has checked */
     double began;
     _Atomic(struct peer_step *) step; /* in progress; NULL: none */
 };
@@ -299,7 +314,8 @@ rsd_status convert_prepare(struct conversion_run *conversion);
 rsd_status convert_find_read_files(const struct conversion_run *conversion, bool **read_files);
 
 /* Opens the directory of a side file, which must be a regular file. */
-rsd_status convert_open_side_file(const char *path, struct store **store, uint32_t *file);
+rsd_status convert_open_side_file(const struct conversion_run *conversion, const char *path,
+                                  struct store **store, uint32_t *file);
 
 /* ---- convert_ranks.c: which rank converts what, and what ranks send each other ---- */
 

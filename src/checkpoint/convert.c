@@ -95,7 +95,8 @@ static rsd_status convert_close_job(void *context, const struct batch_job *job,
 /* Runs the jobs of this rank. A run that is stopped writes its complete items to the journal. */
 static rsd_status run_jobs(struct conversion_run *c)
 {
-    struct batch batch = {.open = convert_open_job, .close = convert_close_job, .context = c};
+    struct batch batch = {
+        .open = convert_open_job, .close = convert_close_job, .check_records = true, .context = c};
     rsd_status status = convert_list_jobs(c, &batch);
     if (!status)
         status = operation_run_batch(&c->operation, &batch);
@@ -173,18 +174,18 @@ static rsd_status rename_files(struct conversion_run *c)
 }
 
 /* Copies a file into the directory, under its own name. */
-static rsd_status copy_side_file(struct store *output, const char *path)
+static rsd_status copy_side_file(const struct conversion_run *c, const char *path)
 {
     struct store *store;
     char *bytes = NULL;
     uint32_t file;
     size_t n;
-    TRY(convert_open_side_file(path, &store, &file));
+    TRY(convert_open_side_file(c, path, &store, &file));
     rsd_status status = store_load(store, file, MAX_SIDE_FILE_NBYTES, &bytes, &n);
     if (status)
         store_fail_in(store, file, status);
     else
-        status = store_put(output, store_file_name(store, file), bytes, n);
+        status = store_put(c->writer.store, store_file_name(store, file), bytes, n);
     mem_free(bytes);
     store_close(store);
     return status;
@@ -252,8 +253,8 @@ static rsd_status convert_damaged(void *context, const struct partial_crc *crc, 
     return checkpoint_fail_in(c->in, (uint32_t)crc->file, name, status);
 }
 
-/* Rank 0: completes the files, and commits. */
-static rsd_status commit_conversion(void *context)
+/* Rank 0: completes the files. */
+static rsd_status complete_files(void *context)
 {
     struct conversion_run *c = context;
     rsd_report *report = &c->operation.report;
@@ -264,13 +265,41 @@ static rsd_status commit_conversion(void *context)
         TRY(journal_clear(c->dest));
     TRY(rename_files(c));
     for (int64_t i = 0; i < c->options.nside_files; i++)
-        TRY(copy_side_file(c->writer.store, c->options.side_files[i]));
+        TRY(copy_side_file(c, c->options.side_files[i]));
     TRY(c->manifest.format->writer->finish(&c->manifest, c->writer.store));
     report->nbytes_written += (int64_t)c->writer.nbytes_written;
     report->nfiles_written += c->writer.nfiles_written;
     writer_close(&c->writer);
+    return RSD_OK;
+}
+
+/* Returns whether the files of the output can be read before it is at its path. */
+static bool is_staged(const struct conversion_run *c)
+{
+    return c->dest->journal_fd >= 0;
+}
+
+/* Lets the caller check the output. All ranks then have one status. */
+static rsd_status check_output(struct conversion_run *c)
+{
+    rsd_checkpoint *output = NULL;
+    struct hash none = {0};
+    const char *file = c->one_file && c->manifest.nfiles ? c->manifest.files[0].name : NULL;
+    rsd_status status = is_staged(c) ? checkpoint_open_staged(c->dest, file, &output)
+                                     : rsd_checkpoint_open(c->out, NULL, &output);
+    status = operation_agree(&c->operation, status, none);
+    if (!status)
+        status = c->options.check(c->options.check_context, output);
+    rsd_checkpoint_close(output);
+    return operation_agree(&c->operation, status, none);
+}
+
+/* Rank 0: puts the output at its path. */
+static rsd_status commit_conversion(void *context)
+{
+    struct conversion_run *c = context;
     TRY(store_commit(c->dest));
-    report->seconds = seconds_now() - c->operation.began;
+    c->operation.report.seconds = seconds_now() - c->operation.began;
     return RSD_OK;
 }
 
@@ -295,7 +324,13 @@ static rsd_status write_conversion(struct conversion_run *c)
     if (!status)
         status = operation_run(&c->operation, &call);
     if (!status)
+        status = operation_lead(&c->operation, complete_files, c, NULL);
+    if (!status && c->options.check && is_staged(c))
+        status = check_output(c);
+    if (!status)
         status = operation_lead(&c->operation, commit_conversion, c, NULL);
+    if (!status && c->options.check && !is_staged(c))
+        status = check_output(c);
     writer_close(&c->writer);
     bool removed = status && c->operation.rank == 0 && !can_resume(c, status);
     store_close_output(c->dest, !removed);

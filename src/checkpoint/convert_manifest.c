@@ -258,12 +258,15 @@ static const char *base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
-rsd_status convert_open_side_file(const char *path, struct store **store, uint32_t *file)
+rsd_status convert_open_side_file(const struct conversion_run *c, const char *path,
+                                  struct store **store, uint32_t *file)
 {
     const char *name;
     uint64_t nbytes;
     TRY(store_open(path, store, &name));
     rsd_status status = RSD_OK;
+    (*store)->links_checked = true; /* side files are found in a directory, not named by the user */
+    (*store)->follow_links = c->in->store->follow_links;
     if (!name)
         status = fail(RSD_EIO, "%s is not a regular file", path);
     else
@@ -284,7 +287,7 @@ static rsd_status check_side_file(const struct conversion_run *c, int64_t index)
     const char *path = c->options.side_files[index], *name = base_name(path);
     struct store *store;
     uint32_t file;
-    TRY(convert_open_side_file(path, &store, &file));
+    TRY(convert_open_side_file(c, path, &store, &file));
     store_close(store);
     if (format_is_marker(name) || strcmp(name, JOURNAL_NAME) == 0)
         return fail(RSD_EINVAL, "side file %s: the checkpoint has a file of this name", path);
@@ -351,6 +354,7 @@ rsd_status convert_prepare(struct conversion_run *c)
 {
     rsd_format format = c->options.format ? c->options.format : RSD_FORMAT_SAFETENSORS;
     struct target_list targets = {0};
+    TRY(format_check_claims(c->in));
     TRY(manifest_start(&c->manifest, format, c->options.compress));
     TRY(c->manifest.format->writer->check(&c->options, c->one_file));
     rsd_status status = list_targets(c, &targets);

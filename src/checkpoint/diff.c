@@ -159,6 +159,8 @@ static void add_compared(struct comparing *c, const char *name, size_t a, size_t
 static rsd_status match_tensors(struct comparing *c)
 {
     const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
+    TRY(format_check_claims(c->a));
+    TRY(format_check_claims(c->b));
     c->list = mem_new(a->ntensors + b->ntensors, sizeof *c->list);
     if (!c->list)
         return RSD_ENOMEM;

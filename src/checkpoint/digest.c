@@ -102,7 +102,7 @@ static rsd_status digest_jobs(void *context)
 {
     struct digesting *d = context;
     const struct catalog *catalog = &d->checkpoint->catalog;
-    struct batch batch = {.open = digest_open_job, .context = d};
+    struct batch batch = {.open = digest_open_job, .check_records = true, .context = d};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < d->digests.n && !status; i++) {
         const struct stored_tensor *tensor = &catalog->tensors[digest_tensor(d, i)];
@@ -195,6 +195,7 @@ static rsd_status check_tensors(struct digesting *d, struct hash *arguments)
         if (d->tensors && (d->tensors[i] < 0 || (uint64_t)d->tensors[i] >= all))
             return fail(RSD_EINVAL, "invalid tensor %lld: the checkpoint has %zu",
                         (long long)d->tensors[i], all);
+    TRY(format_check_claims(d->checkpoint));
     d->digests.list = mem_new(d->digests.n, sizeof *d->digests.list);
     return d->digests.list ? RSD_OK : RSD_ENOMEM;
 }

@@ -20,12 +20,14 @@ rsd_status operation_open(struct operation *operation, const rsd_io *given,
         operation->nranks = operation->transport.nranks;
     }
     partial_crcs_open(&operation->partial_crcs);
+    record_set_open(&operation->records);
     return RSD_OK;
 }
 
 rsd_status operation_close(struct operation *operation, rsd_status status, rsd_report *report)
 {
     partial_crcs_close(&operation->partial_crcs);
+    record_set_close(&operation->records);
     if (!status && report)
         report_copy(report, &operation->report, sizeof operation->report);
     return status;
@@ -233,6 +235,7 @@ rsd_status operation_run_batch(struct operation *operation, struct batch *batch)
     batch->pool = operation->io.pool;
     batch->stream = operation->io.stream;
     batch->partial_crcs = &operation->partial_crcs;
+    batch->records = &operation->records;
     batch->on_progress = alone ? operation->io.on_progress : note_progress;
     batch->progress_context = alone ? operation->io.context : operation;
     rsd_status status = batch_run(batch);

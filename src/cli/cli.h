@@ -64,22 +64,35 @@ bool ranks_have_lost(void);
 
 /* Options of all verbs that read a checkpoint, for their tables and their help. input_take_option stores one,
  * and returns false for any other option. */
-enum { INPUT_AS_IS = 1000, INPUT_TAKE_RANK_0, INPUT_FROM, INPUT_FROM_PLACE };
+enum {
+    INPUT_AS_IS = 1000,
+    INPUT_TAKE_RANK_0,
+    INPUT_DTYPE,
+    INPUT_UNSTACK,
+    INPUT_VOCAB_SIZE,
+    INPUT_FROM,
+    INPUT_FROM_MESH
+};
 /* clang-format off */
 #define INPUT_OPTIONS                                                                              \
     {"as-is", no_argument, NULL, INPUT_AS_IS},                                                     \
     {"take-rank-0", no_argument, NULL, INPUT_TAKE_RANK_0},                                         \
+    {"dtype", required_argument, NULL, INPUT_DTYPE},                                               \
+    {"unstack", no_argument, NULL, INPUT_UNSTACK},                                                 \
+    {"vocab-size", required_argument, NULL, INPUT_VOCAB_SIZE},                                     \
     {"from", required_argument, NULL, INPUT_FROM},                                                 \
-    {"from-place", required_argument, NULL, INPUT_FROM_PLACE}
+    {"from-mesh", required_argument, NULL, INPUT_FROM_MESH}
 /* clang-format on */
 #define INPUT_HELP(space)                                                                          \
-    "  --as-is      " space "Read one rank's file of several by itself, with the parts it has\n"   \
-    "  --take-rank-0" space "Take the lowest rank's copy where copies of a tensor differ\n"        \
-    "  --from MESH  " space                                                                        \
-    "Read one file per rank of MESH, where no file says how they are cut\n"                        \
-    "  --from-place " space                                                                        \
-    "'RE=PLACES': with --from, tensors that match are cut so. Others are\n"                        \
-    "               " space "copies. May be repeated\n"
+    "  --as-is       " space "Read one rank's file of several by itself, with the parts it has\n"  \
+    "  --take-rank-0 " space "Take the lowest rank's copy where copies of a tensor differ\n"       \
+    "  --dtype model " space "Read DeepSpeed's parameters in the model's dtype. Default: fp32\n"   \
+    "  --unstack     " space "Read Megatron's stacked layers as one tensor per layer\n"            \
+    "  --vocab-size N" space "Read N rows of Megatron's padded vocabulary. Default: all\n"         \
+    "  --from 'RE=P' " space "Join parts of tensors whose whole name matches RE: S(0), S(1), R,\n" \
+    "                " space "or Megatron's gated. May be repeated\n"                              \
+    "  --from-mesh M " space "Read one file per rank of the mesh M, cut as --from says. Default\n" \
+    "                " space "for other tensors: R, copies that must be equal\n"
 bool input_take_option(int option);
 
 /* Opens a checkpoint, and prints the notes about it unless `quiet`. Returns EXIT_YES or an exit code. */
@@ -153,6 +166,8 @@ struct conversion {
     bool all, json, quiet, verify;
     long long threads;
     int64_t nverified;
+    rsd_checkpoint *input;
+    int verify_code; /* of a verification that failed; 0: none did */
     char **side_files;
     size_t nside_files;
 };

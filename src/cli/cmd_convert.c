@@ -12,16 +12,16 @@
     "  --strip-prefix TEXT   Remove TEXT from the start of names. May be repeated\n"               \
     "  --cast DTYPE          Convert floating-point tensors to bf16, f16, f32 or "                 \
     "f64\n" INPUT_HELP(                                                                            \
-        "         ") "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MiB\n"            \
-                     "  --threads N           Use N threads. Default: one per core, at most 16\n"  \
-                     "  --dry-run             Report what would be done; write nothing\n"          \
-                     "  --resume              Continue a run that was stopped\n"                   \
-                     "  --verify              Read the result again and compare it with IN\n"      \
-                     "  --force               Replace an existing checkpoint; keep other files "   \
-                     "of its directory\n"                                                          \
-                     "  --json                Print the report as one JSON object\n"               \
-                     "  -q, --quiet           Print no progress, notes or report\n"                \
-                     "  -h, --help            Print this help\n"
+        "        ") "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MiB\n"             \
+                    "  --threads N           Use N threads. Default: one per core, at most 16\n"   \
+                    "  --dry-run             Report what would be done; write nothing\n"           \
+                    "  --resume              Continue a run that was stopped\n"                    \
+                    "  --verify              Read the result again and compare it with IN\n"       \
+                    "  --force               Replace an existing checkpoint; keep other files "    \
+                    "of its directory\n"                                                           \
+                    "  --json                Print the report as one JSON object\n"                \
+                    "  -q, --quiet           Print no progress, notes or report\n"                 \
+                    "  -h, --help            Print this help\n"
 
 #define TARGET_HELP                                                                                \
     "  --mesh MESH           Write for the ranks of MESH: 8, 2x4 or dp=2,tp=4\n"                   \

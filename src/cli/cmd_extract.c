@@ -18,7 +18,7 @@ static const char extract_help[] =
     "  --cast DTYPE          Convert to DTYPE. NumPy has no bf16: use --cast f32\n"
     "  --raw                 Write raw bytes in row-major order, also to a .npy file\n"
     "  --force               Replace an existing file\n" INPUT_HELP(
-        "         ") "  -h, --help            Print this help\n";
+        "        ") "  -h, --help            Print this help\n";
 
 struct extraction {
     const char *path, *tensor, *out, *slice;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define COMMON_HELP                                                                                \
-    INPUT_HELP("        ")                                                                         \
+    INPUT_HELP("       ")                                                                          \
     "  --json               Print one JSON object\n"                                               \
     "  --max-memory SIZE    Limit buffers to SIZE. Default: 256MiB\n"                              \
     "  --threads N          Use N threads. Default: one per core, at most 16\n"                    \

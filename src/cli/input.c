@@ -2,18 +2,36 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MOST_PLACES = 256 };
-
 static rsd_open_options input_options = {.struct_nbytes = sizeof input_options};
 
-/* The values of --from and --from-place. */
-static const char *from_mesh, *from_places[MOST_PLACES];
-static size_t nfrom_places;
+static const char **input_rules; /* of --from */
+static const char *input_mesh;   /* of --from-mesh */
+static char *invalid_input;      /* what is wrong with an option; NULL: nothing */
+
+/* Takes an option with a value. An invalid value is reported when a checkpoint is opened. */
+static void take_input_value(int option, const char *value)
+{
+    long long number = 0;
+    input_options.model_dtype = input_options.model_dtype || option == INPUT_DTYPE;
+    if (option == INPUT_DTYPE && strcmp(value, "model") != 0)
+        invalid_input = cli_new_text("--dtype %s must be model", value);
+    if (option == INPUT_VOCAB_SIZE && !cli_parse_number(value, 1, LLONG_MAX, &number))
+        invalid_input = cli_new_text("--vocab-size %s must be a number of at least 1", value);
+    if (option == INPUT_VOCAB_SIZE)
+        input_options.vocab_size = number;
+    if (option == INPUT_FROM) {
+        size_t n = (size_t)input_options.nfrom_rules++;
+        input_rules = cli_need_memory(realloc(input_rules, (n + 1) * sizeof *input_rules));
+        input_rules[n] = value;
+        input_options.from_rules = input_rules;
+    }
+}
 
 bool input_take_option(int option)
 {
@@ -24,24 +42,27 @@ bool input_take_option(int option)
     case INPUT_TAKE_RANK_0:
         input_options.take_rank_0 = 1;
         return true;
-    case INPUT_FROM:
-        from_mesh = optarg;
+    case INPUT_UNSTACK:
+        input_options.unstack = 1;
         return true;
-    case INPUT_FROM_PLACE:
-        if (nfrom_places == MOST_PLACES)
-            return false;
-        from_places[nfrom_places++] = optarg;
+    case INPUT_FROM_MESH:
+        input_mesh = optarg;
+        return true;
+    case INPUT_DTYPE:
+    case INPUT_VOCAB_SIZE:
+    case INPUT_FROM:
+        take_input_value(option, optarg);
         return true;
     default:
         return false;
     }
 }
 
-/* Makes the rules of --from: tensors that no --from-place matches are copies. */
+/* Makes the rules of --from-mesh: tensors that no --from matches are copies. */
 static rsd_status make_from_rules(rsd_rules *rules)
 {
     rsd_mesh *mesh;
-    rsd_status status = rsd_mesh_parse(from_mesh, &mesh);
+    rsd_status status = rsd_mesh_parse(input_mesh, &mesh);
     if (status)
         return status;
     char *copies = cli_new_text("R");
@@ -51,8 +72,8 @@ static rsd_status make_from_rules(rsd_rules *rules)
         copies = more;
     }
     status = rsd_rules_set_mesh(rules, mesh);
-    for (size_t i = 0; i < nfrom_places && !status; i++)
-        status = rsd_rules_add(rules, RSD_RULE_PLACE, from_places[i]);
+    for (int64_t i = 0; i < input_options.nfrom_rules && !status; i++)
+        status = rsd_rules_add(rules, RSD_RULE_PLACE, input_rules[i]);
     if (!status)
         status = rsd_rules_add(rules, RSD_RULE_DEFAULT, copies);
     free(copies);
@@ -60,25 +81,29 @@ static rsd_status make_from_rules(rsd_rules *rules)
     return status;
 }
 
+/* Opens a directory with one file per rank of --from-mesh. */
+static int open_ranks(const char *verb, const char *path, rsd_checkpoint **checkpoint)
+{
+    rsd_open_options options = input_options;
+    rsd_rules *rules = NULL;
+    rsd_status status = rsd_rules_new(NULL, &rules);
+    if (!status)
+        status = make_from_rules(rules);
+    options.from = rules;
+    options.nfrom_rules = 0;
+    int code = status ? cli_fail(verb, EXIT_USAGE, "--from-mesh %s: %s", input_mesh, rsd_error())
+                      : cli_fail_status(verb, rsd_checkpoint_open(path, &options, checkpoint));
+    rsd_rules_free(rules);
+    return code;
+}
+
 int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **checkpoint)
 {
-    rsd_rules *rules = NULL;
-    rsd_status status = RSD_OK;
-    if (nfrom_places && !from_mesh)
-        return cli_fail(verb, EXIT_USAGE, "--from-place needs --from");
-    if (from_mesh) {
-        status = rsd_rules_new(NULL, &rules);
-        if (!status)
-            status = make_from_rules(rules);
-        if (status) {
-            rsd_rules_free(rules);
-            return cli_fail(verb, EXIT_USAGE, "--from: %s", rsd_error());
-        }
-        input_options.from = rules;
-    }
-    int code = cli_fail_status(verb, rsd_checkpoint_open(path, &input_options, checkpoint));
-    rsd_rules_free(rules);
-    input_options.from = NULL;
+    if (invalid_input)
+        return cli_fail(verb, EXIT_USAGE, "%s", invalid_input);
+    int code = input_mesh
+                   ? open_ranks(verb, path, checkpoint)
+                   : cli_fail_status(verb, rsd_checkpoint_open(path, &input_options, checkpoint));
     for (int64_t i = 0; !code && !quiet && rsd_checkpoint_note(*checkpoint, i); i++)
         cli_note(verb, "%s: %s", path, rsd_checkpoint_note(*checkpoint, i));
     return code;

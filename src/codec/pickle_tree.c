@@ -63,6 +63,8 @@ static rsd_status add_segments(struct pickle_tree *tree, uint64_t nwords)
     uint64_t begin = (uint64_t)tree->nsegments << tree->shift;
     if (begin + n * segment > (uint64_t)1 << 30)
         return fail(RSD_ELIMIT, "values of the pickle exceed 4 GiB");
+    if (!budget_take_memory(n * segment * sizeof(uint32_t)))
+        return budget_fail();
     TRY(GROW(tree->segments, tree->segments_capacity, tree->nsegments + (size_t)n));
     TRY(GROW(tree->owned, tree->owned_capacity, tree->nowned + 1));
     uint32_t *words = mem_new((size_t)(n * segment), sizeof *words);
@@ -259,10 +261,12 @@ bool pickle_walk_next(struct pickle_walk *walk, pickle_node *item)
         const uint32_t *batch = node_of(walk->tree, walk->batch);
         if (walk->at < count_of(batch)) {
             *item = batch[2 + walk->at++];
-            return true;
+            return budget_take(1);
         }
         walk->batch = batch[1];
         walk->at = 0;
+        if (!budget_take(1))
+            break;
     }
     return false;
 }

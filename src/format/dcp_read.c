@@ -10,8 +10,8 @@
  * tensor. An entry of storage_data is matched to its chunk by the index that torch writes with it, or else
  * by its offset.
  *
- * The size of the catalog is limited by the length of the pickles: otherwise a short pickle could refer to
- * one list many times.
+ * The number of boxes is limited by the length of the pickles: otherwise a short pickle could refer to one
+ * list many times. All other work is limited by the budget of the call.
  */
 #include "pickle.h"
 #include "rows.h"
@@ -20,7 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { START_PATH_NBYTES = 1 << 16, MAX_GROWTH = 64, MAX_PATH_STEPS = 1000 };
+enum { MAX_PATH_STEPS = 1000 };
+enum { SORT_STEPS = 32 }; /* to sort one box among many */
 
 /* The metadata of one rank, or of all. */
 struct metadata_part {
@@ -44,15 +45,13 @@ struct metadata_reader {
     struct metadata_part *parts;
     size_t nparts;
     uint64_t boxes_left;            /* that may still be added */
-    uint64_t path_nbytes_left;      /* that paths may still take */
     struct string_map names;        /* to ordinals */
     struct string_map paths;        /* to numbers of files */
     struct string_map unknown;      /* names of transforms, to their numbers */
     struct metadata_entry *entries; /* by ordinal, then part */
     size_t nentries, entries_capacity;
-    size_t *number;  /* of the tensor or value in the catalog, by ordinal */
-    int64_t *sorted; /* boxes of one tensor by offset, made when an index is wrong */
-    size_t sorted_ordinal;
+    size_t *number;   /* of the tensor or value in the catalog, by ordinal */
+    int64_t **sorted; /* by ordinal: boxes of the tensor by offset, made when an index is wrong */
 };
 
 /* ---- parts of the pickle ---- */
@@ -244,11 +243,30 @@ static rsd_status add_metadata_groups(struct metadata_reader *reader)
 
 /* ---- storage ---- */
 
+/* Adds a data file. It is in the directory of the metadata. */
+static rsd_status add_data_file(struct metadata_reader *reader, struct slice path, uint32_t *file)
+{
+    const char *first = store_file_name(reader->store, reader->parts[0].file);
+    const char *slash = strrchr(first, '/');
+    if (!slash)
+        return store_add_file(reader->store, path, file);
+    TRY(store_check_name(path));
+    size_t n = (size_t)(slash + 1 - first);
+    char *whole = mem_new(n + path.nbytes + 1, 1);
+    if (!whole)
+        return RSD_ENOMEM;
+    memcpy(whole, first, n);
+    memcpy(whole + n, path.bytes, path.nbytes);
+    rsd_status status = store_add_file(reader->store, (struct slice){whole, n + path.nbytes}, file);
+    mem_free(whole);
+    return status;
+}
+
 static rsd_status find_data_file(struct metadata_reader *reader, struct slice path, uint32_t *file)
 {
     size_t number;
     if (!string_map_find(&reader->paths, path, &number)) {
-        TRY(store_add_file(reader->store, path, file));
+        TRY(add_data_file(reader, path, file));
         number = *file;
         TRY(string_map_add(&reader->paths, path, number));
     }
@@ -329,18 +347,24 @@ static rsd_status sort_tensor_boxes(struct metadata_reader *reader, size_t ordin
 {
     int32_t ndim = tensor->ndim;
     size_t width = (size_t)ndim + 1;
-    if (reader->sorted && reader->sorted_ordinal == ordinal)
-        return RSD_OK;
-    mem_free(reader->sorted);
-    reader->sorted = mem_new(tensor->nboxes * width, sizeof *reader->sorted);
+    if (!reader->sorted)
+        reader->sorted = mem_new(reader->names.n, sizeof *reader->sorted);
     if (!reader->sorted)
         return RSD_ENOMEM;
-    reader->sorted_ordinal = ordinal;
+    if (reader->sorted[ordinal])
+        return RSD_OK;
+    if (!budget_take(tensor->nboxes * SORT_STEPS) ||
+        !budget_take_memory(tensor->nboxes * width * sizeof **reader->sorted))
+        return budget_fail();
+    int64_t *sorted = mem_new(tensor->nboxes * width, sizeof *sorted);
+    if (!sorted)
+        return RSD_ENOMEM;
+    reader->sorted[ordinal] = sorted;
     for (size_t i = 0; i < tensor->nboxes; i++) {
-        copy_i64s(reader->sorted + i * width, tensor_box_lo(reader->catalog, tensor, i), ndim);
-        reader->sorted[i * width + (size_t)ndim] = (int64_t)i;
+        copy_i64s(sorted + i * width, tensor_box_lo(reader->catalog, tensor, i), ndim);
+        sorted[i * width + (size_t)ndim] = (int64_t)i;
     }
-    qsort_r(reader->sorted, tensor->nboxes, width * sizeof *reader->sorted, by_box_offset, &ndim);
+    qsort_r(sorted, tensor->nboxes, width * sizeof *sorted, by_box_offset, &ndim);
     return RSD_OK;
 }
 
@@ -356,16 +380,16 @@ static rsd_status find_tensor_box(struct metadata_reader *reader, size_t ordinal
         by_box_offset(tensor_box_lo(reader->catalog, tensor, hint), lo, &ndim) == 0)
         return RSD_OK;
     TRY(sort_tensor_boxes(reader, ordinal, tensor));
+    const int64_t *sorted = reader->sorted[ordinal];
     while (first < end) {
         size_t middle = first + (end - first) / 2;
-        if (by_box_offset(reader->sorted + middle * width, lo, &ndim) < 0)
+        if (by_box_offset(sorted + middle * width, lo, &ndim) < 0)
             first = middle + 1;
         else
             end = middle;
     }
-    bool found =
-        first < tensor->nboxes && by_box_offset(reader->sorted + first * width, lo, &ndim) == 0;
-    *box = found ? (size_t)reader->sorted[first * width + (size_t)ndim] : tensor->nboxes;
+    bool found = first < tensor->nboxes && by_box_offset(sorted + first * width, lo, &ndim) == 0;
+    *box = found ? (size_t)sorted[first * width + (size_t)ndim] : tensor->nboxes;
     return RSD_OK;
 }
 
@@ -388,10 +412,8 @@ static rsd_status place_item(struct metadata_reader *reader, size_t part, pickle
     int64_t lo[RSD_MAX_DIMS] = {0}, index = 0;
     size_t box;
     if (entry->value) {
-        struct stored_value *value = &reader->catalog->values[reader->number[ordinal]];
-        if (value->extent.kind == EXTENT_NONE)
-            value->extent = extent;
-        return RSD_OK;
+        reader->catalog->values[reader->number[ordinal]].extent = extent;
+        return RSD_OK; /* of two entries with one index, the last one counts, as in Python */
     }
     const struct stored_tensor *tensor = &reader->catalog->tensors[reader->number[ordinal]];
     if (offset != PICKLE_ABSENT && offset != PICKLE_NONE)
@@ -445,7 +467,8 @@ static rsd_status add_storages(struct metadata_reader *reader)
 /* Says whether a path is a tuple of texts and numbers. */
 static bool is_plain_path(const struct pickle_tree *tree, pickle_node path)
 {
-    bool fine = pickle_kind(tree, path) == NODE_TUPLE && pickle_count(tree, path) <= MAX_PATH_STEPS;
+    bool fine = pickle_kind(tree, path) == NODE_TUPLE &&
+                pickle_count(tree, path) <= MAX_PATH_STEPS && budget_take(pickle_count(tree, path));
     for (uint32_t i = 0; fine && i < pickle_count(tree, path); i++) {
         enum pickle_kind kind = pickle_kind(tree, pickle_item(tree, path, i));
         fine = kind == NODE_STRING || kind == NODE_INT;
@@ -471,13 +494,9 @@ static rsd_status add_metadata_path(struct metadata_reader *reader, size_t part,
         mem_free(json);
         return RSD_OK;
     }
-    rsd_status status = check_metadata(n <= reader->path_nbytes_left,
-                                       "paths are more than 64 times as long as the metadata");
-    if (!status)
-        status = catalog_add_name(reader->catalog, (struct slice){json, n}, &kept);
+    rsd_status status = catalog_add_name(reader->catalog, (struct slice){json, n}, &kept);
     mem_free(json);
     TRY(status);
-    reader->path_nbytes_left -= n;
     if (entry->value)
         reader->catalog->values[reader->number[ordinal]].path = kept;
     else
@@ -529,7 +548,6 @@ static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t fi
     if (!status) {
         reader->nparts++;
         reader->boxes_left += nbytes;
-        reader->path_nbytes_left += START_PATH_NBYTES + nbytes * MAX_GROWTH;
         pickle_node state = object_state(&part->tree, root, KNOWN_METADATA);
         part->tensors = pickle_find(&part->tree, state, "state_dict_metadata");
         part->storage = pickle_find(&part->tree, state, "storage_data");
@@ -540,15 +558,15 @@ static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t fi
     return status ? store_fail_in(reader->store, file, status) : RSD_OK;
 }
 
-rsd_status dcp_open(struct store *store, struct catalog *catalog, const rsd_open_options *options)
+rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *catalog,
+                         const rsd_open_options *options)
 {
-    (void)options;
     struct metadata_reader reader = {.catalog = catalog, .store = store};
-    size_t n = store->names.n;
+    uint32_t n = (uint32_t)store->names.n - first;
     reader.parts = mem_new(n, sizeof *reader.parts);
     rsd_status status = reader.parts ? RSD_OK : RSD_ENOMEM;
     for (uint32_t i = 0; i < n && !status; i++)
-        status = load_metadata_part(&reader, i, &reader.parts[i]);
+        status = load_metadata_part(&reader, first + i, &reader.parts[i]);
     bool parsed = !status;
     if (!status)
         status = find_metadata_entries(&reader);
@@ -559,15 +577,24 @@ rsd_status dcp_open(struct store *store, struct catalog *catalog, const rsd_open
     if (!status)
         status = add_metadata_paths(&reader);
     if (status && parsed)
-        status = store_fail_in(store, 0, status);
+        status = store_fail_in(store, first, status);
+    if (!status && pickle_kind(&reader.parts[0].tree, reader.parts[0].planner) != NODE_DICT)
+        status = megatron_finish_stacks(store, first, catalog, options);
     for (size_t i = 0; i < reader.nparts; i++)
         pickle_tree_drop(&reader.parts[i].tree);
     mem_free(reader.parts);
     mem_free(reader.entries);
     mem_free(reader.number);
+    for (size_t i = 0; reader.sorted && i < reader.names.n; i++)
+        mem_free(reader.sorted[i]);
     mem_free(reader.sorted);
     string_map_drop(&reader.names);
     string_map_drop(&reader.paths);
     string_map_drop(&reader.unknown);
     return status;
+}
+
+rsd_status dcp_open(struct store *store, struct catalog *catalog, const rsd_open_options *options)
+{
+    return dcp_open_from(store, 0, catalog, options);
 }

@@ -15,6 +15,7 @@ enum extent_kind {
     EXTENT_NONE,  /* no file is known to hold the bytes */
     EXTENT_DENSE, /* a dense row-major array, little-endian */
     EXTENT_ARRAY, /* an array of the catalog describes the bytes */
+    EXTENT_RANGE, /* the same as EXTENT_DENSE, in the record of an array of the catalog */
     EXTENT_ITEM,  /* the format finds the bytes inside */
 };
 
@@ -30,7 +31,7 @@ struct extent {
     uint8_t unknown; /* 1: it went through an unknown transform, whose number is `detail` */
     uint8_t crc32c;  /* enum extent_crc32c */
     uint32_t
-        detail; /* EXTENT_ARRAY: number of the array; manifests: number of the box in its rank */
+        detail; /* EXTENT_ARRAY, EXTENT_RANGE: number of the array; manifests: number of the box in its rank */
 };
 
 /* How the bytes of a stored box lie in their record, which is a run of bytes with one CRC-32. */
@@ -55,6 +56,8 @@ struct stored_tensor {
     size_t shape, boxes; /* into coordinates: the shape; lo and len of each box in turn */
     size_t first_extent, nboxes;
     const char *path; /* in a nested state dict, as JSON; NULL: not known */
+    bool unstacked;   /* items have one more dim in front, of one index */
+    bool rows_cut;    /* items may have more rows than their boxes */
 };
 
 struct stored_value {
@@ -93,6 +96,11 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
                            struct extent extent); /* to the last tensor */
 rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const int64_t *len,
                              uint32_t file, const struct stored_array *array); /* likewise */
+
+/* Adds elements [begin, begin + count) of the last tensor, in row-major order. In the file they follow each
+ * other, from element `at` on of an array of the catalog. */
+rsd_status catalog_add_range(struct catalog *catalog, int64_t begin, int64_t count, uint32_t file,
+                             uint32_t array, int64_t at);
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json); /* takes json over on success */
 
@@ -227,7 +235,14 @@ struct rsd_checkpoint {
     const struct format *format;
     struct store *store;
     struct catalog catalog;
+    _Atomic int64_t spare_steps;   /* of the budgets of its values */
+    _Atomic bool values_plausible; /* format_check_values has accepted them */
+    struct item_cache *items;
 };
+
+/* What was parsed of items that many tensors may refer to. */
+rsd_status item_cache_open(struct item_cache **cache);
+void item_cache_close(struct item_cache *cache); /* accepts NULL */
 
 /* A record that must be read from its start. A format puts it first in a struct of its own. */
 struct stored_stream {
@@ -337,10 +352,22 @@ rsd_status format_open_joined(rsd_checkpoint *checkpoint, const struct store_lis
 rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                          struct stored_array *array);
 
+/* Returns EFORMAT if the tensors claim far more bytes than the files can have. To read them all would take
+ * time out of proportion to the files. */
+rsd_status format_check_claims(const rsd_checkpoint *checkpoint);
+rsd_status format_check_values(rsd_checkpoint *checkpoint); /* likewise of the items of values */
+
 /* ---- values.c ---- */
 
+/* Reads the item of a value, within a budget. */
+rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value *value,
+                           struct bytes *item);
+
 /* Reads a value that has an item as JSON; *json is NULL if it is not plain. */
-rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
+rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value *value,
                            char **json);
+
+/* Checks the item of a value: it is an archive of torch.save, and the CRC-32 of every record is right. */
+rsd_status value_check(rsd_checkpoint *checkpoint, const struct stored_value *value);
 
 #endif

@@ -215,8 +215,8 @@ static rsd_status read_step(struct store *store, struct catalog *catalog,
     return RSD_OK;
 }
 
-static rsd_status read_directory(struct store *store, struct catalog *catalog,
-                                 const struct store_listing *listing)
+static rsd_status read_orbax_directory(struct store *store, struct catalog *catalog,
+                                       const struct store_listing *listing)
 {
     struct store_listing below;
     size_t last;
@@ -273,7 +273,7 @@ static rsd_status orbax_open(struct store *store, struct catalog *catalog,
     rsd_status status = store_list(store, "", &listing);
     if (status)
         return fail_in(status, "%s: ", store->path);
-    status = read_directory(store, catalog, &listing);
+    status = read_orbax_directory(store, catalog, &listing);
     store_listing_drop(&listing);
     return status;
 }

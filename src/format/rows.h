@@ -5,7 +5,7 @@
 #include "format.h"
 
 extern const struct format format_dcp, format_safetensors, format_torch_save, format_dtensor,
-    format_orbax;
+    format_zero, format_megatron, format_orbax;
 extern const struct format_writer dcp_writer, safetensors_writer, torch_save_writer;
 
 /* How sure a format is that a file belongs to it. The best sign in a directory decides. */
@@ -14,6 +14,10 @@ enum sureness {
     SURE_OF_SUFFIX, /* the user named the file, and its bytes say nothing */
     SURE_OF_BYTES,  /* the user named the file, and its first bytes are those of the format */
     SURE_OF_TORCH_FILE,
+    SURE_OF_MEGATRON_TAG,  /* latest_checkpointed_iteration.txt */
+    SURE_OF_MEGATRON_RANK, /* a directory mp_rank_00 */
+    SURE_OF_ZERO_TAG,      /* DeepSpeed: latest */
+    SURE_OF_ZERO_FILE,     /* DeepSpeed: mp_rank_00_model_states.pt */
     SURE_OF_TORCH_INDEX,
     SURE_OF_RANK_METADATA, /* __0.metadata */
     SURE_OF_SAFETENSORS,
@@ -34,7 +38,7 @@ rsd_status index_write(const struct manifest *manifest, struct store *store, con
 
 /* ---- catalog.c ---- */
 
-/* The locate of formats whose extents are EXTENT_DENSE or EXTENT_ARRAY. */
+/* The locate of formats whose extents are EXTENT_DENSE, EXTENT_ARRAY or EXTENT_RANGE. */
 rsd_status catalog_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                           struct stored_array *array);
 
@@ -50,6 +54,27 @@ rsd_status copies_compare(struct store *store, rsd_dtype dtype, int32_t ndim, co
 
 /* Reads metadata, of all ranks or one file each, that the store has as its first files. */
 rsd_status dcp_open(struct store *store, struct catalog *catalog, const rsd_open_options *options);
+
+/* The same, for the files from `first` on. Data files are in the directory of the first of them. */
+rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *catalog,
+                         const rsd_open_options *options);
+
+/* ---- dcp_item.c ---- */
+
+rsd_status dcp_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                      struct stored_array *array);
+rsd_status dcp_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                           struct stored_stream **stream);
+
+/* ---- megatron_stacks.c ---- */
+
+/* Changes the tensors of a DCP that Megatron wrote, as the options ask for it: stacked layers become tensors of
+ * their own, and the vocabulary loses its padding. Does nothing for any other DCP. */
+rsd_status megatron_finish_stacks(struct store *store, uint32_t metadata, struct catalog *catalog,
+                                  const rsd_open_options *options);
+
+/* Cuts rows of embeddings and output layers, as the options ask for it. */
+rsd_status megatron_cut_vocabulary(struct catalog *catalog, const rsd_open_options *options);
 
 /* ---- values.c ---- */
 

@@ -51,6 +51,10 @@ rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian);
 rsd_status torch_item_locate(struct store *store, const struct extent *extent,
                              struct torch_view *view, struct stored_array *array);
 
+/* The same, and a large item is parsed once in the life of a checkpoint. */
+rsd_status archive_locate(const rsd_checkpoint *checkpoint, const struct extent *extent,
+                          struct torch_view *view, struct stored_array *array);
+
 /* The same in a compressed item. The stream is left at the tensor's first byte. */
 rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
                                   struct torch_view *view, struct stored_array *array,

@@ -63,7 +63,9 @@ rsd_status torch_visit_path(struct torch_visit *visit, const char **out)
     }
     text_add(&text, "]");
     TRY(text_take(&text, &json));
-    rsd_status status = torch_visit_reserve(visit, strlen(json));
+    rsd_status status = budget_take_text(strlen(json)) ? RSD_OK : budget_fail();
+    if (!status)
+        status = torch_visit_reserve(visit, strlen(json));
     if (!status)
         status = catalog_copy_text(visit->catalog, json, out);
     rsd_free(json);
@@ -281,6 +283,8 @@ static rsd_status push_step(struct torch_visit *visit, struct slice name, bool n
                             size_t length)
 {
     size_t need = name.nbytes + (length ? 1 : 0);
+    if (!budget_take_text(need))
+        return budget_fail();
     if (length + need >= sizeof visit->name)
         return fail(RSD_ELIMIT, "name exceeds %d bytes", (int)TORCH_MAX_NAME_NBYTES);
     if (length)

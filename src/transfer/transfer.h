@@ -31,7 +31,8 @@ struct source {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* the box */
     struct stored_array array;                   /* where its bytes are; in memory, the strides */
     bool checkable;                              /* its CRC-32 can be compared */
-    uint64_t wanted;                             /* bytes of the box that the transfer reads */
+    bool checked;    /* its record was read whole elsewhere, and its CRC-32 is right */
+    uint64_t wanted; /* bytes of the box that the transfer reads */
 
     pthread_mutex_t lock;         /* protects the next line */
     uint64_t crc_sum, crc_nbytes; /* of the bytes that were read so far */
@@ -60,6 +61,19 @@ rsd_status source_check(const struct source *source, struct io_stats *stats);
 
 /* Returns whether the rows of a record run in another order than those of its tensor, as in a transposed one. */
 bool source_runs_across(const struct source *source);
+
+/* ---- records.c: records that are not read whole ---- */
+
+/* The records that were checked. */
+struct record_set {
+    struct string_map map;
+    pthread_mutex_t lock;
+};
+void record_set_open(struct record_set *set);
+void record_set_close(struct record_set *set);
+
+/* Reads the whole record of a source and checks its CRC-32, unless the set has it. EFORMAT: it is wrong. */
+rsd_status record_set_check(struct record_set *set, struct source *source);
 
 /* ---- tiling.c: one tensor from its sources to its sinks ---- */
 
@@ -301,6 +315,8 @@ struct batch {
     void *stream; /* of the caller, if arrays are on a CUDA device */
 
     struct partial_crc_list *partial_crcs; /* takes the sources of jobs that are not whole */
+    bool check_records;         /* records that no transfer reads whole are read once more */
+    struct record_set *records; /* that were checked */
 
     struct io_stats stats; /* set by the run */
     int64_t nbytes_total;
