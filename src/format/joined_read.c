@@ -141,8 +141,8 @@ static rsd_status add_joined_part(struct joined_reader *reader, const struct sto
     return status;
 }
 
-static rsd_status join_tensor(struct joined_reader *reader, size_t index,
-                              const rsd_placement *placements)
+static rsd_status join_rank_tensor(struct joined_reader *reader, size_t index,
+                                   const rsd_placement *placements)
 {
     const struct stored_tensor *first = &reader->files[0].checkpoint.catalog.tensors[index];
     int64_t shape[RSD_MAX_DIMS];
@@ -162,7 +162,8 @@ static rsd_status join_tensor(struct joined_reader *reader, size_t index,
     return status;
 }
 
-static rsd_status join_tensors(struct joined_reader *reader, joined_places *places, void *context)
+static rsd_status join_rank_tensors(struct joined_reader *reader, joined_places *places,
+                                    void *context)
 {
     const struct catalog *first = &reader->files[0].checkpoint.catalog;
     rsd_placement placements[RSD_MAX_AXES];
@@ -177,7 +178,7 @@ static rsd_status join_tensors(struct joined_reader *reader, joined_places *plac
     for (size_t i = 0; i < first->ntensors; i++) {
         rsd_status status = places(context, &reader->files[0].checkpoint, i, placements);
         if (!status)
-            status = join_tensor(reader, i, placements);
+            status = join_rank_tensor(reader, i, placements);
         if (status)
             return fail_in(status, "%.300s: ", first->tensors[i].name);
     }
@@ -192,7 +193,7 @@ static rsd_status read_joined(struct joined_reader *reader, const struct store_l
     size_t hole;
     char box[BOX_TEXT_NCHARS];
     TRY(open_parts(reader, listing));
-    rsd_status status = join_tensors(reader, places, context);
+    rsd_status status = join_rank_tensors(reader, places, context);
     if (!status)
         status = rank_parts_finish(&reader->parts, &hole, box);
     return status ? fail_in(status, "%s: ", reader->store->path) : RSD_OK;
