@@ -204,10 +204,9 @@ static rsd_status find_mesh_rank(struct torch_file *file, pickle_node tensor, in
     if ((view->dtype != RSD_I32 && view->dtype != RSD_I64) || file->big_endian)
         return fail_mesh("has ranks that are not int32 or int64, little-endian");
     for (int32_t d = 0; d < view->ndim; d++)
-        if (!mul_i64(n, view->shape[d], &n) || n > MAX_MESH_RANKS)
+        if (!mul_i64(n, view->shape[d], &n) || n > MAX_MESH_RANKS ||
+            array.nbytes > MAX_MESH_RANKS * sizeof(int64_t))
             return fail_mesh("has too many ranks");
-    if (array.nbytes > MAX_MESH_RANKS * sizeof(int64_t))
-        return fail_mesh("has too many ranks");
     unsigned char *record = mem_new((size_t)array.nbytes + 1, 1);
     if (!record)
         return RSD_ENOMEM;
@@ -509,7 +508,6 @@ static rsd_status read_sharded_tensor(struct torch_file *file, pickle_node state
     const struct pickle_tree *tree = &file->tree;
     size_t capacity = 0;
     int64_t saved_rank;
-    pickle_node shard;
     if (pickle_kind(tree, state) != NODE_TUPLE || pickle_count(tree, state) < 3 ||
         pickle_kind(tree, pickle_item(tree, state, 0)) != NODE_LIST)
         return fail(RSD_EFORMAT, "ShardedTensor has an invalid state");
@@ -518,7 +516,7 @@ static rsd_status read_sharded_tensor(struct torch_file *file, pickle_node state
         return fail(RSD_EMISMATCH, "ShardedTensor was saved by rank %lld, not by rank %lld",
                     (long long)saved_rank, (long long)rank);
     struct pickle_walk walk = pickle_walk(tree, pickle_item(tree, state, 0));
-    while (pickle_walk_next(&walk, &shard))
+    for (pickle_node shard; pickle_walk_next(&walk, &shard);)
         TRY(add_shard(file, shard, out, &capacity));
     return RSD_OK;
 }
@@ -552,13 +550,11 @@ rsd_status rank_tensor_read(struct torch_file *file, pickle_node c, int64_t rank
     } else {
         tensor.sharded = true;
         status = take_wrapped_type(tree, parts.args, &tensor);
-        if (status)
-            ;
-        else if (pickle_is_global(tree, parts.type, DISTRIBUTED, "DTensor"))
+        if (!status && pickle_is_global(tree, parts.type, DISTRIBUTED, "DTensor"))
             status = read_dtensor(file, parts.state, rank, cache, &tensor);
-        else if (pickle_is_global(tree, parts.type, DISTRIBUTED, "ShardedTensor"))
+        else if (!status && pickle_is_global(tree, parts.type, DISTRIBUTED, "ShardedTensor"))
             status = read_sharded_tensor(file, parts.state, rank, &tensor);
-        else
+        else if (!status)
             status = fail(RSD_EUNSUPPORTED, "tensors of the class %s are not supported",
                           pickle_global_text(tree, parts.type, text));
     }
