@@ -74,6 +74,10 @@ typedef struct rsd_open_options {
      * S(d), R, or gated. */
     int64_t nfrom_rules;
     const char *const *from_rules;
+    /* A directory with one file per rank, of which no file says how the tensors are cut: rules with the mesh
+     * of the ranks and the places of the tensors. Files are in the order of the numbers in their names.
+     * NULL: files say it. */
+    struct rsd_rules *from;
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
