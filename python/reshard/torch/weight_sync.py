@@ -109,7 +109,7 @@ class _Round:
         self._arrays = [[one for list_ in side for one in list_] for side in (src, dst)]
         self._pointers = [_c.pointers([one.data_ptr() if one.numel() else None for one in side])
                           for side in self._arrays]
-        self._devices = {one.device.index for side in self._arrays for one in side if one.is_cuda}
+        self._devices = {memory.cuda_device(one) for side in self._arrays for one in side}
 
     def _staged(self, job: _Job) -> List[torch.Tensor]:
         dtype = dtypes.torch_dtype(dtypes.dtype(job.dst.layout.dtype))
