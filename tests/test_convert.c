@@ -94,6 +94,14 @@ static void golden_converts(void)
         safe.max_shard_nbytes = 1000;
         OK(convert(ckpt, in_folder("several"), &safe));
         check_same(truth, in_folder("several"), NULL);
+        safe.format = RSD_FORMAT_TORCH_SAVE;
+        OK(convert(ckpt, in_folder("files"), &safe));
+        check_same(truth, in_folder("files"), pool);
+        safe.max_shard_nbytes = 0;
+        OK(convert(in_folder("files"), in_folder("one.pt"), &safe));
+        check_same(truth, in_folder("one.pt"), NULL);
+        safe.format = RSD_FORMAT_SAFETENSORS;
+        folder_remove(in_folder("files"));
         OK(convert(ckpt, in_folder("dcp"), &dcp));
         check_same(truth, in_folder("dcp"), pool);
         dcp.compress = 3;
@@ -395,8 +403,7 @@ static void choices(void)
     }
     options.map = choose_one_name;
     FAILS(RSD_EINVAL, "two tensors", rsd_convert(in, in_folder("doubled"), &options, NULL));
-    options =
-        (rsd_convert_options){.struct_nbytes = sizeof options, .format = RSD_FORMAT_TORCH_SAVE};
+    options = (rsd_convert_options){.struct_nbytes = sizeof options, .format = RSD_FORMAT_FSDP};
     FAILS(RSD_EUNSUPPORTED, "cannot be written",
           rsd_convert(in, in_folder("doubled"), &options, NULL));
     options = (rsd_convert_options){.struct_nbytes = sizeof options, .compress = 3};

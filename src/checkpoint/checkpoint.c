@@ -214,6 +214,9 @@ rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index
 rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index)
 {
     size_t found = catalog_find_tensor(&checkpoint->catalog, name);
+    size_t value = found == SIZE_MAX ? catalog_find_value(&checkpoint->catalog, name) : SIZE_MAX;
+    if (value != SIZE_MAX && checkpoint->catalog.values[value].refused)
+        return fail(RSD_EUNSUPPORTED, "%s: %s", name, checkpoint->catalog.values[value].refused);
     if (found == SIZE_MAX)
         return fail(RSD_EMISMATCH, "%s: the checkpoint has no such tensor", name);
     *index = (int64_t)found;
@@ -234,10 +237,38 @@ int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint)
     return (int64_t)checkpoint->store->names.n;
 }
 
+const char *rsd_checkpoint_note(const rsd_checkpoint *checkpoint, int64_t index)
+{
+    bool known = index >= 0 && (uint64_t)index < checkpoint->catalog.nnotes;
+    return known ? checkpoint->catalog.notes[index] : NULL;
+}
+
 const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index)
 {
     bool there = index >= 0 && (uint64_t)index < checkpoint->store->names.n;
     return there ? checkpoint->store->names.list[index].bytes : NULL;
+}
+
+/* Returns the names of the transforms of an item as JSON; NULL: none. */
+static const char *transform_names(const struct catalog *catalog, const struct extent *extent)
+{
+#define ZSTD_NAME "\"stream.zstd/1\""
+    static const char *const compressed[] = {
+        NULL, "[" ZSTD_NAME "]", "[" ZSTD_NAME ", " ZSTD_NAME "]",
+        "[" ZSTD_NAME ", " ZSTD_NAME ", " ZSTD_NAME "]",
+        "[" ZSTD_NAME ", " ZSTD_NAME ", " ZSTD_NAME ", " ZSTD_NAME "]"};
+    if (extent->unknown)
+        return catalog->transforms[extent->detail].names;
+    size_t most = sizeof compressed / sizeof *compressed - 1;
+    return compressed[extent->nzstd < most ? extent->nzstd : most]; /* more are only counted */
+}
+
+static rsd_extent make_extent(const struct catalog *catalog, const struct extent *extent)
+{
+    return (rsd_extent){.file = extent->kind == EXTENT_NONE ? -1 : (int64_t)extent->file,
+                        .offset = extent->offset,
+                        .nbytes = extent->nbytes,
+                        .transforms = transform_names(catalog, extent)};
 }
 
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t index, int64_t box,
@@ -251,13 +282,16 @@ rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t index, i
         return fail(RSD_EINVAL, "%s: invalid box %lld: the tensor has %zu", tensor->name,
                     (long long)box, tensor->nboxes);
     const struct extent *extent = &catalog->extents[tensor->first_extent + (size_t)box];
-    rsd_extent result = {.file = extent->kind == EXTENT_NONE ? -1 : (int64_t)extent->file,
-                         .offset = extent->offset,
-                         .nbytes = extent->nbytes};
+    rsd_extent result = make_extent(catalog, extent);
     box_set(&result.box, tensor->ndim, tensor_box_lo(catalog, tensor, (size_t)box),
             tensor_box_len(catalog, tensor, (size_t)box));
     report_copy(out, &result, sizeof result);
     return RSD_OK;
+}
+
+const char *rsd_checkpoint_save_id(const rsd_checkpoint *checkpoint)
+{
+    return checkpoint->catalog.save_id;
 }
 
 int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint)
@@ -291,6 +325,8 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
 {
     const struct stored_value *value;
     TRY(value_at(checkpoint, index, &value));
+    if (value->refused)
+        return fail(RSD_EUNSUPPORTED, "%.300s: %s", value->name, value->refused);
     if (value->extent.kind != EXTENT_NONE) {
         rsd_status status = value_read_json(checkpoint, value, json);
         return status ? checkpoint_fail_in(checkpoint, value->extent.file, value->name, status)
@@ -300,6 +336,19 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
     if (value->json && !copy)
         return RSD_ENOMEM;
     *json = copy;
+    return RSD_OK;
+}
+
+rsd_status rsd_checkpoint_value_extent(const rsd_checkpoint *checkpoint, int64_t index,
+                                       rsd_extent *out)
+{
+    const struct catalog *catalog = &checkpoint->catalog;
+    TRY(report_check("rsd_extent", out));
+    if (index < 0 || (uint64_t)index >= catalog->nvalues)
+        return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
+                    catalog->nvalues);
+    rsd_extent result = make_extent(catalog, &catalog->values[index].extent);
+    report_copy(out, &result, sizeof result);
     return RSD_OK;
 }
 

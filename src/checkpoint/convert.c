@@ -95,8 +95,15 @@ static rsd_status convert_close_job(void *context, const struct batch_job *job,
 /* Runs the jobs of this rank. A run that is stopped writes its complete items to the journal. */
 static rsd_status run_jobs(struct conversion_run *c)
 {
-    struct batch batch = {
-        .open = convert_open_job, .close = convert_close_job, .check_records = true, .context = c};
+    size_t written = c->operation.io.max_nbytes > 0
+                         ? zstd_writer_memory(c->manifest.compress)
+                         : 0; /* compression is not slowed down unless memory is limited */
+    struct batch batch = {.open = convert_open_job,
+                          .close = convert_close_job,
+                          .check_records = true,
+                          .stream_nbytes =
+                              written + zstd_reader_memory(catalog_max_layers(&c->in->catalog)),
+                          .context = c};
     rsd_status status = convert_list_jobs(c, &batch);
     if (!status)
         status = operation_run_batch(&c->operation, &batch);
@@ -391,6 +398,7 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
 {
     struct conversion_run c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
     TRY(options_copy("rsd_convert_options", options, &c.options, sizeof c.options));
+    c.one_file = c.one_file || format_names_file(c.options.format, out);
     TRY(operation_open(&c.operation, c.options.io, report));
     rsd_status status = agree_on_conversion(&c, convert_prepare(&c));
     if (!status)

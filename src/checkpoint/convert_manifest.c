@@ -68,6 +68,21 @@ static rsd_status map_tensor(struct conversion_run *c, struct target_list *targe
     return status;
 }
 
+/* Fails if a tensor is wanted that cannot be read. Its name alone is known. */
+static rsd_status check_refused(struct conversion_run *c, const struct stored_value *value)
+{
+    const rsd_tensor_info tensor = {
+        .struct_nbytes = sizeof tensor, .name = value->name, .path = value->path};
+    rsd_tensor_target target = {.struct_nbytes = sizeof target, .keep = 1, .name = value->name};
+    rsd_status status =
+        c->options.map ? c->options.map(c->options.map_context, &tensor, &target) : RSD_OK;
+    rsd_layout_free(target.layout);
+    return status || target.keep
+               ? fail(RSD_EUNSUPPORTED, "%s: %s; leave it out to convert the others", value->name,
+                      value->refused)
+               : RSD_OK;
+}
+
 static void drop_targets(struct target_list *targets)
 {
     for (size_t i = 0; i < targets->n; i++)
@@ -86,6 +101,9 @@ static rsd_status list_targets(struct conversion_run *c, struct target_list *tar
         return RSD_ENOMEM;
     for (size_t i = 0; i < n; i++)
         TRY(map_tensor(c, targets, i));
+    for (size_t i = 0; i < c->in->catalog.nvalues; i++)
+        if (c->in->catalog.values[i].refused)
+            TRY(check_refused(c, &c->in->catalog.values[i]));
     return RSD_OK;
 }
 

@@ -178,7 +178,11 @@ static rsd_status diff_jobs(void *context)
     struct comparing *c = context;
     const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
     rsd_report *report = &c->operation.report;
-    struct batch batch = {.open = diff_open_job, .close = diff_close_job, .context = c};
+    struct batch batch = {.open = diff_open_job,
+                          .close = diff_close_job,
+                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(&c->a->catalog)) +
+                                           zstd_reader_memory(catalog_max_layers(&c->b->catalog)),
+                          .context = c};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < c->n && !status; i++) {
         const struct compared *compared = &c->list[i];

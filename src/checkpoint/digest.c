@@ -102,7 +102,10 @@ static rsd_status digest_jobs(void *context)
 {
     struct digesting *d = context;
     const struct catalog *catalog = &d->checkpoint->catalog;
-    struct batch batch = {.open = digest_open_job, .check_records = true, .context = d};
+    struct batch batch = {.open = digest_open_job,
+                          .check_records = true,
+                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),
+                          .context = d};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < d->digests.n && !status; i++) {
         const struct stored_tensor *tensor = &catalog->tensors[digest_tensor(d, i)];

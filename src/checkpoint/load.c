@@ -152,7 +152,11 @@ static rsd_status load_jobs(void *context)
 {
     struct loading *loading = context;
     rsd_report *report = &loading->operation.report;
-    struct batch batch = {.jobs = loading->jobs, .open = load_open_job, .context = loading};
+    const struct catalog *catalog = &loading->checkpoint->catalog;
+    struct batch batch = {.jobs = loading->jobs,
+                          .open = load_open_job,
+                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),
+                          .context = loading};
     report->ntensors = (int64_t)loading->jobs.n;
     loading->jobs = (struct job_list){0};
     TRY(operation_run_batch(&loading->operation, &batch));

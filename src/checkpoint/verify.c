@@ -104,8 +104,11 @@ static bool verify_forgive(void *context, const struct batch_job *job, rsd_statu
 static rsd_status read_boxes(struct verifying *v)
 {
     const struct catalog *catalog = &v->checkpoint->catalog;
-    struct batch batch = {
-        .open = verify_open_job, .forgive = verify_forgive, .check_records = true, .context = v};
+    struct batch batch = {.open = verify_open_job,
+                          .forgive = verify_forgive,
+                          .check_records = true,
+                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),
+                          .context = v};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < catalog->nextents && !status; i++) {
         const struct stored_tensor *tensor = &catalog->tensors[tensor_of_extent(catalog, i)];

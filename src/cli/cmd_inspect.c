@@ -14,8 +14,8 @@ static const char inspect_help[] =
     "                    TENSOR only\n"
     "  --tree            Print names as a tree\n"
     "  --svg FILE        With TENSOR: write a picture of its boxes to FILE as SVG\n"
-    "  --html FILE       With TENSOR: write that picture to FILE as an HTML page\n"
-    "  -h, --help        Print this help\n";
+    "  --html FILE       With TENSOR: write that picture to FILE as an HTML page\n" INPUT_HELP(
+        "    ") "  -h, --help        Print this help\n";
 
 struct inspection {
     const char *path, *tensor, *svg, *html;
@@ -25,9 +25,13 @@ struct inspection {
 enum { JSON = 256, TREE, SVG, HTML };
 
 static const struct option inspect_options[] = {
-    {"json", no_argument, NULL, JSON},     {"tree", no_argument, NULL, TREE},
-    {"svg", required_argument, NULL, SVG}, {"html", required_argument, NULL, HTML},
-    {"help", no_argument, NULL, 'h'},      {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, JSON},
+    {"tree", no_argument, NULL, TREE},
+    {"svg", required_argument, NULL, SVG},
+    {"html", required_argument, NULL, HTML},
+    INPUT_OPTIONS,
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
 };
 
 static int read_inspect_options(int argc, char **argv, struct inspection *request)
@@ -50,6 +54,8 @@ static int read_inspect_options(int argc, char **argv, struct inspection *reques
             request->html = optarg;
             break;
         default:
+            if (input_take_option(option))
+                break;
             return cli_fail_option("inspect", option, argv);
         }
     if (argc - optind < 1 || argc - optind > 2)
@@ -315,7 +321,7 @@ int command_inspect(int argc, char **argv)
     int code = read_inspect_options(argc, argv, &request);
     if (code != GO_ON)
         return code;
-    code = input_open("inspect", request.path, &checkpoint);
+    code = input_open("inspect", request.path, false, &checkpoint);
     if (code)
         return code;
     if (request.tensor)

@@ -22,22 +22,25 @@ static bool ends_in(const char *text, const char *suffix)
 static int set_format_and_limits(struct conversion *request, rsd_format in)
 {
     rsd_convert_options *convert = &request->convert;
-    bool one_file = ends_in(request->out, ".safetensors");
+    bool torch_file = ends_in(request->out, ".pt") || ends_in(request->out, ".pth") ||
+                      ends_in(request->out, ".bin");
+    bool one_file = ends_in(request->out, ".safetensors") || torch_file;
     if (request->kind == PLAN)
         convert->dry = 1;
     if (request->kind == SPLIT)
         convert->every_replica = 1;
-    if (request->kind == MERGE || request->kind == SPLIT)
+    if (torch_file && !convert->format && request->kind != SPLIT)
+        convert->format = RSD_FORMAT_TORCH_SAVE;
+    if (request->kind == SPLIT || (request->kind == MERGE && !convert->format))
         convert->format = RSD_FORMAT_SAFETENSORS;
     else if (!convert->format)
         convert->format =
             one_file || in != RSD_FORMAT_DCP ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP;
     if (request->kind == MERGE && !convert->max_shard_nbytes && !one_file)
         convert->max_shard_nbytes = MERGE_SHARD_GB * (int64_t)1000000000;
-    if (convert->max_shard_nbytes &&
-        (convert->format != RSD_FORMAT_SAFETENSORS || request->has_mesh))
+    if (convert->max_shard_nbytes && (convert->format == RSD_FORMAT_DCP || request->has_mesh))
         return cli_fail(request->verb, EXIT_USAGE,
-                        "--max-shard-size applies to safetensors output of whole tensors only");
+                        "--max-shard-size applies to output of whole tensors only, not to DCP");
     return GO_ON;
 }
 
@@ -49,6 +52,9 @@ static bool is_side_file(const char *name)
     if (name[0] == '.' || name[0] == '_' || strcmp(name, "commit_success.txt") == 0 ||
         ends_in(name, ".index.json") || strstr(name, "reshard-"))
         return false;
+    if (strcmp(name, "metadata.json") == 0 || strncmp(name, "latest_", 7) == 0 ||
+        strcmp(name, "zero_to_fp32.py") == 0)
+        return false; /* of Megatron and DeepSpeed: it says how IN is stored */
     for (const char *const *suffix = suffixes; *suffix; suffix++)
         if (ends_in(name, *suffix))
             return true;
@@ -60,11 +66,52 @@ static int by_path(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Lists the configs and tokenizer files to copy. Returns GO_ON or an exit code. */
-static int find_side_files(struct conversion *request)
+/* Returns the directory that configs are copied from: IN, or the one that verl puts into it. */
+static char *find_config_directory(const struct conversion *request)
 {
-    const char *directory = request->config_from ? request->config_from : request->in;
-    if (ends_in(request->out, ".safetensors"))
+    struct stat about;
+    char *beside = cli_new_text("%s/huggingface", request->in);
+    bool found = !request->config_from && stat(beside, &about) == 0 && S_ISDIR(about.st_mode);
+    if (found)
+        return beside;
+    free(beside);
+    return cli_new_text("%s", request->config_from ? request->config_from : request->in);
+}
+
+/* Takes a path over. One that is not a file is left out. */
+static void add_side_file(struct conversion *request, char *path)
+{
+    struct stat about;
+    if (stat(path, &about) != 0 || !S_ISREG(about.st_mode)) {
+        free(path);
+        return;
+    }
+    request->side_files = cli_need_memory(
+        realloc(request->side_files, (request->nside_files + 1) * sizeof *request->side_files));
+    request->side_files[request->nside_files++] = path;
+    request->convert.side_files = (const char *const *)request->side_files;
+    request->convert.nside_files = (int64_t)request->nside_files;
+}
+
+/* Megatron reads a DCP only with its own two files beside .metadata. */
+static void find_megatron_files(struct conversion *request, const rsd_checkpoint *in)
+{
+    for (int64_t i = 0; i < rsd_checkpoint_nfiles(in); i++) {
+        const char *file = rsd_checkpoint_file(in, i), *slash = strrchr(file, '/');
+        int n = slash ? (int)(slash + 1 - file) : 0;
+        if (strcmp(file + n, ".metadata") != 0)
+            continue;
+        add_side_file(request, cli_new_text("%s/%.*scommon.pt", request->in, n, file));
+        if (request->nside_files > 0)
+            add_side_file(request, cli_new_text("%s/%.*smetadata.json", request->in, n, file));
+        return;
+    }
+}
+
+static int list_side_files(struct conversion *request, const char *directory)
+{
+    if (ends_in(request->out, ".safetensors") || ends_in(request->out, ".pt") ||
+        ends_in(request->out, ".pth") || ends_in(request->out, ".bin"))
         return !request->config_from ? GO_ON
                                      : cli_fail("merge", EXIT_USAGE,
                                                 "--config-from needs an OUT that is a directory");
@@ -73,23 +120,21 @@ static int find_side_files(struct conversion *request)
         return cli_fail("merge", EXIT_USAGE, "--config-from %s: %s", directory, strerror(errno));
     if (!entries)
         return GO_ON; /* IN is one file. */
-    for (struct dirent *entry; (entry = readdir(entries));) {
-        char *path = cli_new_text("%s/%s", directory, entry->d_name);
-        struct stat about;
-        if (!is_side_file(entry->d_name) || stat(path, &about) != 0 || !S_ISREG(about.st_mode)) {
-            free(path);
-            continue;
-        }
-        request->side_files = cli_need_memory(
-            realloc(request->side_files, (request->nside_files + 1) * sizeof *request->side_files));
-        request->side_files[request->nside_files++] = path;
-    }
+    for (struct dirent *entry; (entry = readdir(entries));)
+        if (is_side_file(entry->d_name))
+            add_side_file(request, cli_new_text("%s/%s", directory, entry->d_name));
     closedir(entries);
     if (request->nside_files > 1)
         qsort(request->side_files, request->nside_files, sizeof *request->side_files, by_path);
-    request->convert.side_files = (const char *const *)request->side_files;
-    request->convert.nside_files = (int64_t)request->nside_files;
     return GO_ON;
+}
+
+static int find_side_files(struct conversion *request)
+{
+    char *directory = find_config_directory(request);
+    int code = list_side_files(request, directory);
+    free(directory);
+    return code;
 }
 
 /* ---- reports ---- */
@@ -211,7 +256,7 @@ static void note_left_out(const struct conversion *request, const rsd_checkpoint
             name_sample_add(&tensors, tensor.name);
         rsd_layout_free(target.layout);
     }
-    if (request->convert.format == RSD_FORMAT_SAFETENSORS)
+    if (request->convert.format != RSD_FORMAT_DCP)
         for (int64_t i = 0; i < rsd_checkpoint_nvalues(in); i++)
             name_sample_add(&values, rsd_checkpoint_value_name(in, i));
     print_left_out(request, "tensor", &tensors);
@@ -416,7 +461,8 @@ static int check_rules(struct conversion *request, rsd_checkpoint *in)
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;
-    int code = ranks_agree(request->verb, input_open(request->verb, request->in, &in));
+    int code =
+        ranks_agree(request->verb, input_open(request->verb, request->in, request->quiet, &in));
     if (code)
         return code;
     code = set_format_and_limits(request, rsd_checkpoint_format(in));
@@ -426,6 +472,8 @@ int conversion_run(struct conversion *request)
         code = check_rules(request, in);
     if (code == GO_ON && request->kind == MERGE)
         code = find_side_files(request);
+    if (code == GO_ON && request->kind == CONVERT && request->convert.format == RSD_FORMAT_DCP)
+        find_megatron_files(request, in);
     if (code == GO_ON)
         code = input_check_files(request->verb, request->in, in, NULL, NULL);
     if (!code)

@@ -17,7 +17,7 @@
 
 enum { MAX_DEPTH = 64, MAX_NODES = 1 << 20, MAX_DIGIT_BYTES = 256 };
 enum { MAX_GROWTH = 8, START_NBYTES = 1 << 16 };    /* bytes written for each byte of nodes */
-enum { FLOAT_STEPS = 128, SUBNORMAL_STEPS = 1024 }; /* to print a float */
+enum { FLOAT_STEPS = 256, SUBNORMAL_STEPS = 1024 }; /* to print a float */
 
 struct plain_writer {
     const struct pickle_tree *tree;
@@ -43,10 +43,14 @@ static bool may_grow(const struct plain_writer *w, size_t written, size_t n)
            budget_take_memory(NODE_NBYTES + n);
 }
 
+/* An OrderedDict, or an instance of any class that was given entries as a dict is. */
 static bool is_dict_like(const struct pickle_tree *tree, pickle_node c)
 {
-    return pickle_kind(tree, c) == NODE_CALL &&
-           pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) == KNOWN_ORDERED_DICT;
+    enum pickle_kind kind = pickle_kind(tree, c);
+    if (kind != NODE_CALL && kind != NODE_OBJECT)
+        return false;
+    return pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) == KNOWN_ORDERED_DICT ||
+           pickle_kind(tree, pickle_part(tree, c, NODE_ITEMS)) == NODE_DICT;
 }
 
 pickle_node pickle_dict_items(const struct pickle_tree *tree, pickle_node c)
@@ -246,6 +250,7 @@ static bool add_json_value(struct plain_writer *w, pickle_node c, int depth)
     case NODE_DICT:
         return add_json_dict(w, c, depth);
     case NODE_CALL:
+    case NODE_OBJECT:
         if (is_dict_like(tree, c))
             return add_json_dict(w, pickle_dict_items(tree, c), depth);
         return find_encoded_bytes(tree, c, &text) &&
@@ -365,6 +370,7 @@ static bool add_pickle_value(struct plain_writer *w, pickle_node c, int depth)
     case NODE_DICT:
         return add_pickle_dict(w, c, depth);
     case NODE_CALL:
+    case NODE_OBJECT:
         if (is_dict_like(tree, c))
             return add_pickle_dict(w, pickle_dict_items(tree, c), depth);
         if (!find_encoded_bytes(tree, c, &text) || !may_grow(w, w->pickle->n, text.nbytes))

@@ -312,6 +312,9 @@ static const struct {
     {"torch._utils", "_rebuild_tensor_v3", KNOWN_REBUILD_TENSOR_V3},
     {"torch._utils", "_rebuild_parameter", KNOWN_REBUILD_PARAMETER},
     {"torch._utils", "_rebuild_parameter_with_state", KNOWN_REBUILD_PARAMETER},
+    {"torch._tensor", "_rebuild_from_type", KNOWN_REBUILD_FROM_TYPE},
+    {"torch._tensor", "_rebuild_from_type_v2", KNOWN_REBUILD_FROM_TYPE},
+    {"torch._utils", "_rebuild_wrapper_subclass", KNOWN_REBUILD_WRAPPER},
     {"torch.serialization", "_get_layout", KNOWN_GET_LAYOUT},
     {"torch.storage", "UntypedStorage", KNOWN_UNTYPED_STORAGE},
     {"_codecs", "encode", KNOWN_ENCODE},
@@ -343,6 +346,34 @@ static bool starts_with(struct slice slice, const char *prefix)
 {
     size_t n = strlen(prefix);
     return slice.nbytes >= n && memcmp(slice.bytes, prefix, n) == 0;
+}
+
+bool pickle_is_global(const struct pickle_tree *tree, pickle_node c, const char *prefix,
+                      const char *name)
+{
+    return pickle_kind(tree, c) == NODE_GLOBAL &&
+           slice_is(pickle_text(tree, pickle_part(tree, c, NODE_ARGS)), name) &&
+           starts_with(pickle_text(tree, pickle_part(tree, c, NODE_WHAT)), prefix);
+}
+
+bool pickle_is_instance(const struct pickle_tree *tree, pickle_node c, const char *prefix,
+                        const char *name)
+{
+    enum pickle_kind kind = pickle_kind(tree, c);
+    return (kind == NODE_CALL || kind == NODE_OBJECT) &&
+           pickle_is_global(tree, pickle_part(tree, c, NODE_WHAT), prefix, name);
+}
+
+pickle_node pickle_attribute(const struct pickle_tree *tree, pickle_node c, const char *name)
+{
+    enum pickle_kind kind = pickle_kind(tree, c);
+    if (kind != NODE_CALL && kind != NODE_OBJECT)
+        return PICKLE_ABSENT;
+    pickle_node state = pickle_part(tree, c, NODE_STATE), found = PICKLE_ABSENT;
+    bool pair = pickle_kind(tree, state) == NODE_TUPLE && pickle_count(tree, state) == 2;
+    for (uint32_t i = 0; i < 2 && pair && found == PICKLE_ABSENT; i++)
+        found = pickle_find(tree, pickle_item(tree, state, i), name);
+    return pair ? found : pickle_find(tree, state, name);
 }
 
 enum known pickle_known_global(struct slice module, struct slice name)

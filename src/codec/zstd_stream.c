@@ -33,6 +33,27 @@ struct zstd_reader {
     struct zstd_layer layers[MAX_LAYERS];
 };
 
+/* The windows of all layers together have at most 32 MiB, and each at most 16 MiB. */
+static int max_window_log(int nlayers)
+{
+    return nlayers <= 2 ? MAX_WINDOW_LOG : nlayers <= 4 ? MAX_WINDOW_LOG - 1 : MAX_WINDOW_LOG - 2;
+}
+
+size_t zstd_reader_memory(int nlayers)
+{
+    size_t window = (size_t)1 << max_window_log(nlayers);
+    return nlayers > 0 ? (size_t)nlayers * (window + 2 * INPUT_NBYTES) : 0;
+}
+
+size_t zstd_writer_memory(int level)
+{
+    /* As zstd has it for long streams, in MiB. It is less for short ones. */
+    static const unsigned char needs[] = {0,  2,  3,  5,  6,  8,  10, 12, 16, 20,
+                                          24, 32, 36, 40, 44, 48, 80, 88, 92, 96};
+    int last = (int)sizeof needs - 1;
+    return (size_t)needs[level < 0 ? 0 : level < last ? level : last] << 20;
+}
+
 rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int nlayers,
                             struct zstd_reader **out)
 {
@@ -52,7 +73,7 @@ rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int n
             zstd_reader_close(reader);
             return fail(RSD_ENOMEM, "no memory for a zstd stream");
         }
-        ZSTD_DCtx_setParameter(layer->stream, ZSTD_d_windowLogMax, MAX_WINDOW_LOG);
+        ZSTD_DCtx_setParameter(layer->stream, ZSTD_d_windowLogMax, max_window_log(nlayers));
     }
     *out = reader;
     return RSD_OK;
@@ -208,6 +229,18 @@ static rsd_status fail_without_zstd(void)
     return fail(RSD_EUNSUPPORTED,
                 "item is compressed by zstd, which this build of the library lacks; "
                 "install libzstd-dev and build again");
+}
+
+size_t zstd_reader_memory(int nlayers)
+{
+    (void)nlayers;
+    return 0;
+}
+
+size_t zstd_writer_memory(int level)
+{
+    (void)level;
+    return 0;
 }
 
 rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int nlayers,

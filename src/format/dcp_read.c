@@ -47,7 +47,7 @@ struct metadata_reader {
     uint64_t boxes_left;            /* that may still be added */
     struct string_map names;        /* to ordinals */
     struct string_map paths;        /* to numbers of files */
-    struct string_map unknown;      /* names of transforms, to their numbers */
+    struct string_map unknown;      /* lists of transforms, to their numbers */
     struct metadata_entry *entries; /* by ordinal, then part */
     size_t nentries, entries_capacity;
     size_t *number;   /* of the tensor or value in the catalog, by ordinal */
@@ -243,11 +243,30 @@ static rsd_status add_metadata_groups(struct metadata_reader *reader)
 
 /* ---- storage ---- */
 
+/* Adds a data file. It is in the directory of the metadata. */
+static rsd_status add_data_file(struct metadata_reader *reader, struct slice path, uint32_t *file)
+{
+    const char *first = store_file_name(reader->store, reader->parts[0].file);
+    const char *slash = strrchr(first, '/');
+    if (!slash)
+        return store_add_file(reader->store, path, file);
+    TRY(store_check_name(path));
+    size_t n = (size_t)(slash + 1 - first);
+    char *whole = mem_new(n + path.nbytes + 1, 1);
+    if (!whole)
+        return RSD_ENOMEM;
+    memcpy(whole, first, n);
+    memcpy(whole + n, path.bytes, path.nbytes);
+    rsd_status status = store_add_file(reader->store, (struct slice){whole, n + path.nbytes}, file);
+    mem_free(whole);
+    return status;
+}
+
 static rsd_status find_data_file(struct metadata_reader *reader, struct slice path, uint32_t *file)
 {
     size_t number;
     if (!string_map_find(&reader->paths, path, &number)) {
-        TRY(store_add_file(reader->store, path, file));
+        TRY(add_data_file(reader, path, file));
         number = *file;
         TRY(string_map_add(&reader->paths, path, number));
     }
@@ -256,17 +275,19 @@ static rsd_status find_data_file(struct metadata_reader *reader, struct slice pa
 }
 
 /* Marks an extent whose item went through an unknown transform. */
-static rsd_status take_unknown_transform(struct metadata_reader *reader, struct slice name,
-                                         struct extent *extent)
+/* Keeps the names of an item's transforms, one of which is unknown. Equal lists are kept once. */
+static rsd_status keep_transforms(struct metadata_reader *reader, struct slice unknown,
+                                  struct slice names, struct extent *extent)
 {
     struct catalog *catalog = reader->catalog;
+    struct stored_transforms kept;
     size_t number;
-    if (!string_map_find(&reader->unknown, name, &number)) {
-        const char *kept;
+    if (!string_map_find(&reader->unknown, names, &number)) {
         number = catalog->ntransforms;
-        TRY(catalog_add_name(catalog, name, &kept));
+        TRY(catalog_add_name(catalog, unknown, &kept.unknown));
+        TRY(catalog_add_name(catalog, names, &kept.names));
         TRY(GROW(catalog->transforms, catalog->transforms_capacity, number + 1));
-        TRY(string_map_add(&reader->unknown, (struct slice){kept, name.nbytes}, number));
+        TRY(string_map_add(&reader->unknown, (struct slice){kept.names, names.nbytes}, number));
         catalog->transforms[catalog->ntransforms++] = kept;
     }
     extent->unknown = 1;
@@ -274,26 +295,46 @@ static rsd_status take_unknown_transform(struct metadata_reader *reader, struct 
     return RSD_OK;
 }
 
-/* Takes a list with "stream.zstd/1" for each compression; an item with another name cannot be read. */
-static rsd_status take_transforms(struct metadata_reader *reader, const struct pickle_tree *tree,
-                                  pickle_node list, struct extent *extent)
+/* Takes a list with "stream.zstd/1" for each compression; an item with another name cannot be read. `names`
+ * becomes the list as JSON. */
+static rsd_status take_transform_names(const struct pickle_tree *tree, pickle_node list,
+                                       struct extent *extent, struct slice *unknown,
+                                       struct text *names)
 {
     struct pickle_walk walk = pickle_walk(tree, list);
     pickle_node item;
-    TRY(check_metadata(list == PICKLE_ABSENT || list == PICKLE_NONE ||
-                           pickle_kind(tree, list) == NODE_LIST,
-                       "transforms are not a list"));
     while (pickle_walk_next(&walk, &item)) {
         struct slice name = pickle_text(tree, item);
         TRY(check_metadata(pickle_kind(tree, item) == NODE_STRING,
                            "name of a transform is not a string"));
-        if (slice_is(name, "stream.zstd/1") || slice_is(name, "stream.zstd")) {
+        if (!budget_take_text(name.nbytes) || !budget_take_memory(name.nbytes))
+            return budget_fail();
+        text_add(names, names->length ? ", " : "[");
+        json_add_string(names, name.bytes, name.nbytes);
+        bool known = slice_is(name, "stream.zstd/1") || slice_is(name, "stream.zstd");
+        if (!known && !unknown->bytes)
+            *unknown = name;
+        if (known)
             TRY(check_metadata(extent->nzstd++ < 8, "item was compressed more than 8 times"));
-            continue;
-        }
-        TRY(take_unknown_transform(reader, name, extent));
     }
-    return RSD_OK;
+    text_add(names, names->length ? "]" : "[]");
+    return names->failed ? fail(RSD_ENOMEM, "no memory for the names of transforms") : RSD_OK;
+}
+
+static rsd_status take_transforms(struct metadata_reader *reader, const struct pickle_tree *tree,
+                                  pickle_node list, struct extent *extent)
+{
+    struct slice unknown = {0};
+    struct text names = {0};
+    if (list == PICKLE_ABSENT || list == PICKLE_NONE)
+        return RSD_OK;
+    TRY(check_metadata(pickle_kind(tree, list) == NODE_LIST, "transforms are not a list"));
+    rsd_status status = take_transform_names(tree, list, extent, &unknown, &names);
+    if (!status && unknown.bytes)
+        status =
+            keep_transforms(reader, unknown, (struct slice){names.chars, names.length}, extent);
+    text_drop(&names);
+    return status;
 }
 
 static rsd_status take_storage_info(struct metadata_reader *reader, const struct pickle_tree *tree,
@@ -516,6 +557,18 @@ static rsd_status fail_without_metadata(const struct pickle_tree *tree, pickle_n
 }
 
 /* Reads the pickle of one metadata file, and finds its three parts. */
+/* Takes the id that the writer gave to the save, if there is one. */
+static rsd_status take_save_id(struct metadata_reader *reader, const struct pickle_tree *tree,
+                               pickle_node storage_meta)
+{
+    pickle_node id =
+        pickle_find(tree, object_state(tree, storage_meta, KNOWN_STORAGE_META), "save_id");
+    struct slice text = pickle_text(tree, id);
+    if (pickle_kind(tree, id) != NODE_STRING || memchr(text.bytes, '\0', text.nbytes))
+        return RSD_OK;
+    return catalog_add_name(reader->catalog, text, &reader->catalog->save_id);
+}
+
 static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t file,
                                      struct metadata_part *part)
 {
@@ -535,18 +588,22 @@ static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t fi
         part->planner = pickle_find(&part->tree, state, "planner_data");
         if (pickle_kind(&part->tree, part->tensors) != NODE_DICT)
             status = fail_without_metadata(&part->tree, root);
+        else
+            status =
+                take_save_id(reader, &part->tree, pickle_find(&part->tree, state, "storage_meta"));
     }
     return status ? store_fail_in(reader->store, file, status) : RSD_OK;
 }
 
-rsd_status dcp_open(struct store *store, struct catalog *catalog)
+rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *catalog,
+                         const rsd_open_options *options)
 {
     struct metadata_reader reader = {.catalog = catalog, .store = store};
-    size_t n = store->names.n;
+    uint32_t n = (uint32_t)store->names.n - first;
     reader.parts = mem_new(n, sizeof *reader.parts);
     rsd_status status = reader.parts ? RSD_OK : RSD_ENOMEM;
     for (uint32_t i = 0; i < n && !status; i++)
-        status = load_metadata_part(&reader, i, &reader.parts[i]);
+        status = load_metadata_part(&reader, first + i, &reader.parts[i]);
     bool parsed = !status;
     if (!status)
         status = find_metadata_entries(&reader);
@@ -557,7 +614,9 @@ rsd_status dcp_open(struct store *store, struct catalog *catalog)
     if (!status)
         status = add_metadata_paths(&reader);
     if (status && parsed)
-        status = store_fail_in(store, 0, status);
+        status = store_fail_in(store, first, status);
+    if (!status && pickle_kind(&reader.parts[0].tree, reader.parts[0].planner) != NODE_DICT)
+        status = megatron_finish_stacks(store, first, catalog, options);
     for (size_t i = 0; i < reader.nparts; i++)
         pickle_tree_drop(&reader.parts[i].tree);
     mem_free(reader.parts);
@@ -570,4 +629,9 @@ rsd_status dcp_open(struct store *store, struct catalog *catalog)
     string_map_drop(&reader.paths);
     string_map_drop(&reader.unknown);
     return status;
+}
+
+rsd_status dcp_open(struct store *store, struct catalog *catalog, const rsd_open_options *options)
+{
+    return dcp_open_from(store, 0, catalog, options);
 }

@@ -12,8 +12,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
-static const struct format *const formats[] = {&format_dcp, &format_safetensors, &format_torch_save,
-                                               &format_orbax, NULL};
+static const struct format *const formats[] = {
+    &format_dcp,  &format_safetensors, &format_torch_save, &format_dtensor,
+    &format_zero, &format_megatron,    &format_orbax,      NULL};
 
 const struct format *format_find(rsd_format id)
 {
@@ -33,6 +34,16 @@ bool format_is_marker(const char *name)
 {
     for (size_t i = 0; formats[i]; i++)
         if (formats[i]->writer && strcmp(formats[i]->writer->marker, name) == 0)
+            return true;
+    return false;
+}
+
+bool format_names_file(rsd_format id, const char *path)
+{
+    const struct format *format = format_find(id);
+    const char *const *suffix = format && format->writer ? format->writer->file_suffixes : NULL;
+    for (; suffix && *suffix; suffix++)
+        if (has_suffix(path, *suffix))
             return true;
     return false;
 }
@@ -77,7 +88,8 @@ static rsd_status add_files(struct store *store, const struct store_listing *lis
     uint32_t file;
     for (size_t i = 0; i < listing->n; i++) {
         const struct store_entry *entry = &listing->entries[i];
-        if (guess.sureness > 0 && guess.format->probe(listing, entry, start) == guess.sureness)
+        if (!entry->directory && guess.sureness > 0 &&
+            guess.format->probe(listing, entry, start) == guess.sureness)
             TRY(store_add_file(store, (struct slice){entry->name, strlen(entry->name)}, &file));
     }
     return RSD_OK;
@@ -106,23 +118,26 @@ static rsd_status fail_without_sign(struct store *store, const struct store_list
 /* ---- opening ---- */
 
 static rsd_status open_directory_files(rsd_checkpoint *checkpoint,
-                                       const struct store_listing *listing, rsd_format wanted)
+                                       const struct store_listing *listing,
+                                       const rsd_open_options *options)
 {
     struct slice none = {0};
-    struct format_guess guess = guess_format(listing, none, wanted);
+    struct format_guess guess = guess_format(listing, none, options->format);
     if (!guess.format)
-        guess.format = guess_format_below(checkpoint->store, listing, wanted);
+        guess.format = guess_format_below(checkpoint->store, listing, options->format);
     if (!guess.format)
         return fail_without_sign(checkpoint->store, listing);
     checkpoint->format = guess.format;
     TRY(add_files(checkpoint->store, listing, none, guess));
-    return guess.format->open(checkpoint->store, &checkpoint->catalog);
+    return guess.format->open(checkpoint->store, &checkpoint->catalog, options);
 }
 
 /* Opens the one file that the user named, which is file 0 of the store. */
 static rsd_status open_one_file(rsd_checkpoint *checkpoint, const char *path,
-                                const struct store_listing *listing, rsd_format wanted)
+                                const struct store_listing *listing,
+                                const rsd_open_options *options)
 {
+    rsd_format wanted = options->format;
     struct store *store = checkpoint->store;
     char bytes[9];
     uint64_t nbytes;
@@ -143,12 +158,13 @@ static rsd_status open_one_file(rsd_checkpoint *checkpoint, const char *path,
         return fail(RSD_EFORMAT, "%s has the format %s, not %s", path, guess.format->name,
                     rsd_format_name(wanted) ? rsd_format_name(wanted) : "a known one");
     checkpoint->format = guess.format;
-    return guess.format->open(store, &checkpoint->catalog);
+    return guess.format->open(store, &checkpoint->catalog, options);
 }
 
 /* Opens a directory of DCP by the one file that says what is in it. */
-static rsd_status open_metadata(rsd_checkpoint *checkpoint, const char *name)
+static rsd_status open_metadata(rsd_checkpoint *checkpoint, const rsd_open_options *options)
 {
+    const char *name = options->metadata;
     struct slice one = {name, strlen(name)};
     uint32_t file;
     if (store_check_name(one))
@@ -156,7 +172,7 @@ static rsd_status open_metadata(rsd_checkpoint *checkpoint, const char *name)
                     checkpoint->store->path);
     TRY(store_add_file(checkpoint->store, one, &file));
     checkpoint->format = &format_dcp;
-    return checkpoint->format->open(checkpoint->store, &checkpoint->catalog);
+    return checkpoint->format->open(checkpoint->store, &checkpoint->catalog, options);
 }
 
 rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
@@ -165,11 +181,11 @@ rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
 {
     rsd_status status = RSD_OK;
     if (one_file)
-        status = open_one_file(checkpoint, path, listing, options->format);
+        status = open_one_file(checkpoint, path, listing, options);
     else if (options->metadata)
-        status = open_metadata(checkpoint, options->metadata);
+        status = open_metadata(checkpoint, options);
     else
-        status = open_directory_files(checkpoint, listing, options->format);
+        status = open_directory_files(checkpoint, listing, options);
     TRY(status);
     status = catalog_finish(&checkpoint->catalog);
     return status ? fail_in(status, "%s: ", path) : RSD_OK;

@@ -111,7 +111,8 @@ static rsd_status check_archive(struct zip *zip)
     return RSD_OK;
 }
 
-static rsd_status check_value_item(const rsd_checkpoint *checkpoint, const struct stored_value *value)
+static rsd_status check_value_item(const rsd_checkpoint *checkpoint,
+                                   const struct stored_value *value)
 {
     const struct extent *extent = &value->extent;
     struct store_range range = {checkpoint->store, extent->file, extent->offset};

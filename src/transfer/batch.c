@@ -369,7 +369,10 @@ rsd_status batch_run(struct batch *batch)
     struct batch_state s = {.batch = batch};
     TRY(open_queues(&s));
     pthread_mutex_init(&s.lock, NULL);
-    pool_run(batch->pool, pool_nthreads(batch->pool), run_thread, &s);
+    int32_t nthreads = pool_nthreads(batch->pool);
+    if (batch->max_threads > 0 && batch->max_threads < nthreads)
+        nthreads = batch->max_threads;
+    pool_run(batch->pool, nthreads, run_thread, &s);
     close_queues(&s);
     if (!s.status) {
         atomic_store(&s.nbytes_done, batch->nbytes_total); /* parts are rounded to tiles */

@@ -315,7 +315,9 @@ struct batch {
     void *stream; /* of the caller, if arrays are on a CUDA device */
 
     struct partial_crc_list *partial_crcs; /* takes the sources of jobs that are not whole */
-    bool check_records;         /* records that no transfer reads whole are read once more */
+    size_t stream_nbytes; /* memory of the streams that a thread has open besides its buffers */
+    int32_t max_threads;  /* 0: those of the pool */
+    bool check_records;   /* records that no transfer reads whole are read once more */
     struct record_set *records; /* that were checked */
 
     struct io_stats stats; /* set by the run */

@@ -28,10 +28,10 @@ from torch.futures import Future
 
 from .. import _c, dtypes, local, memory, states
 from ..carry import AnyPool, Pool
+from ..checkpoint import Checkpoint
 from ..errors import Error, InvalidError, MismatchError, UnsupportedError
 from ..memory import is_direct
 from ..saving import compress_level
-from . import metadata as metadata_
 from .staging import Stage
 from .threads import pool_of
 
@@ -369,10 +369,10 @@ class Writer(FileSystemWriter):
         if not os.path.exists(path):
             return []
         try:
-            found = metadata_.read(path)  # type: ignore[arg-type]
+            with Checkpoint(folder, metadata=name) as found:
+                return [one for one in found.files if one != name]
         except (Error, OSError):
             return []
-        return [str(place.relative_path) for place in found.storage_data.values()]
 
     @staticmethod
     def _remove_old(folder: str, name: str, before: Sequence[str], metadata: Metadata) -> None:
