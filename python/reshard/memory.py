@@ -105,7 +105,7 @@ def _see_torch(tensor: Any, name: str, torch: Any) -> Memory:
                                "of it")
     found = dtypes.dtype(tensor.dtype)
     return Memory(tensor.data_ptr(), found, tensor.shape, tensor.stride(), True, tensor,
-                  device=tensor.device.index if tensor.device.type == "cuda" else None)
+                  device=cuda_device(tensor))
 
 
 # ---- CUDA devices ----
@@ -115,6 +115,11 @@ def is_direct(tensor: Any) -> bool:
     """Returns whether the library uses the memory of a torch tensor: that of the CPU, or of a CUDA device."""
     kind = tensor.device.type
     return kind == "cpu" or (kind == "cuda" and sys.modules["torch"].version.cuda is not None)
+
+
+def cuda_device(tensor: Any) -> Optional[int]:
+    """Returns the number of the CUDA device of a torch tensor, or None."""
+    return tensor.device.index if tensor.device.type == "cuda" else None
 
 
 def stream_of(device: int) -> int:

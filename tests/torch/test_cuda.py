@@ -123,7 +123,7 @@ def in_streams():
 
 
 def reused(expandable):
-    """Memory that the allocator frees, reuses and gives back to the driver between calls."""
+    """Memory that the allocator frees, reuses and returns to the driver between calls."""
     if expandable:
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             os.environ[name] = "expandable_segments:True"

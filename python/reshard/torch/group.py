@@ -195,7 +195,7 @@ class Group(Transport):
 
     def gather(self, own: Any, timeout: float = 0.0) -> List[bytes]:
         """Collective. As gather of every transport, but by one operation of the group, which has its own time-out."""
-        mine = _tensor(memoryview(own))
+        mine = _tensor(memoryview(bytearray(own)))
         found = [torch.empty_like(mine) for _ in range(self.nranks)]
         self.group.allgather([found], [mine]).wait()
         return [bytes(_bytes_of(one)) for one in found]

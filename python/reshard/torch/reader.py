@@ -26,7 +26,7 @@ from ..carry import AnyPool, Pool
 from ..checkpoint import Checkpoint
 from ..errors import FormatError, LimitError, MismatchError, MissingFileError, UnsupportedError
 from ..layout import Layout
-from ..memory import is_direct
+from ..memory import cuda_device, is_direct
 from ..states import OPAQUE
 from . import metadata as metadata_
 from .boxes import check_filled
@@ -246,7 +246,7 @@ class Reader(FileSystemReader):
         made = _c.Tensor(name=name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
                         strides=_c.ints(strides))
         made.kept = layout
-        made.devices = [target.device.index for _, target, staged in members if staged is None]
+        made.devices = [cuda_device(target) for _, target, staged in members if staged is None]
         return made
 
     # -- items that the library does not read --

@@ -48,6 +48,11 @@ def local_tensor(tensor: Any) -> torch.Tensor:
     return local.detach()  # type: ignore[no-any-return]
 
 
+def address_of(tensor: Any) -> int:
+    """Returns the address of the tensor of this rank."""
+    return int((tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data_ptr())
+
+
 def renamed(tensors: Optional[Tensors], rename: Rename) -> Dict[str, Any]:
     """Returns tensors by their new names. Those that are renamed to None are left out."""
     made: Dict[str, Any] = {}

@@ -22,8 +22,8 @@ from ..local import size
 from ..plan import Plan
 from ..proving import digest_array
 from .bound import Home, home_of
-from .weight_names import (Layouts, Matching, Part, Rename, Tensors, combined, described, exchanged, local_tensor,
-                           matched, renamed)
+from .weight_names import (Layouts, Matching, Part, Rename, Tensors, address_of, combined, described, exchanged,
+                           local_tensor, matched, renamed)
 
 DEFAULT_NBYTES = 256 << 20
 _FLOATS = {"f64", "f32", "f16", "bf16"}
@@ -83,24 +83,59 @@ def _cut(layout: Layout, box: Box, tensor: Optional[torch.Tensor], rank: int) ->
     return _Cut(Layout.from_boxes(layout.dtype, extents, boxes), views)
 
 
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 16) * 16  # the widest word that kernels copy
+
+
 def _staged_nbytes(layout: Layout, nbytes: int) -> int:
     """Returns the most memory that a rank needs for converted elements."""
     found: Dict[int, int] = {}
     for one in layout.arrays():
-        found[one.rank] = found.get(one.rank, 0) + _nelements(one.shape) * nbytes
+        found[one.rank] = found.get(one.rank, 0) + _aligned(_nelements(one.shape) * nbytes)
     return max(found.values(), default=0)
+
+
+class _Staging:
+    """Memory for converted elements, of each device. All rounds use it, one after the other."""
+
+    def __init__(self, rounds: Sequence[Sequence[_Job]]) -> None:
+        most: Dict[torch.device, int] = {}
+        for jobs in rounds:
+            needed: Dict[torch.device, int] = {}
+            for job in jobs:
+                for view in job.src.views if job.casts else ():
+                    nbytes = _aligned(view.numel() * dtypes.dtype(job.dst.layout.dtype).nbytes)
+                    needed[view.device] = needed.get(view.device, 0) + nbytes
+            for device, nbytes in needed.items():
+                most[device] = max(most.get(device, 0), nbytes)
+        self.buffers = {device: torch.empty(nbytes, dtype=torch.uint8, device=device)
+                        for device, nbytes in most.items()}
+        self._used: Dict[torch.device, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.buffers.values())
+
+    def start_round(self) -> None:
+        self._used = {}
+
+    def like(self, view: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Returns a dense tensor of the shape of a view in memory that this round has not used."""
+        first, nbytes = self._used.get(view.device, 0), view.numel() * dtype.itemsize
+        self._used[view.device] = first + _aligned(nbytes)
+        return self.buffers[view.device][first:first + nbytes].view(dtype).reshape(view.shape)
 
 
 class _Round:
     """Jobs that run together. Elements that are converted are staged in one buffer."""
 
-    def __init__(self, jobs: Sequence[_Job], home: Home, max_nbytes: int, timeout: float) -> None:
-        self._home, self.casts = home, []  # type: Tuple[Home, List[Tuple[torch.Tensor, torch.Tensor]]]
+    def __init__(self, jobs: Sequence[_Job], home: Home, staging: _Staging, max_nbytes: int, timeout: float) -> None:
+        self._home, self._casts = home, []  # type: Tuple[Home, List[Tuple[torch.Tensor, torch.Tensor]]]
         plans, src, dst = [], [], []
         for job in jobs:
             from_ = job.src.layout.of_dtype(job.dst.layout.dtype) if job.casts else job.src.layout
             plans.append(Plan(from_, job.dst.layout, nodes=home.nodes))
-            src.append(self._staged(job) if job.casts else job.src.views)
+            src.append(self._staged(job, staging) if job.casts else job.src.views)
             dst.append(job.dst.views)
         single = len(plans) == 1
         self._exec: Exec = bind(plans, src=src[0] if single else src, dst=dst[0] if single else dst,
@@ -109,16 +144,16 @@ class _Round:
         self._arrays = [[one for list_ in side for one in list_] for side in (src, dst)]
         self._pointers = [_c.pointers([one.data_ptr() if one.numel() else None for one in side])
                           for side in self._arrays]
-        self._devices = {one.device.index for side in self._arrays for one in side if one.is_cuda}
+        self._devices = {memory.cuda_device(one) for side in self._arrays for one in side}
 
-    def _staged(self, job: _Job) -> List[torch.Tensor]:
+    def _staged(self, job: _Job, staging: _Staging) -> List[torch.Tensor]:
         dtype = dtypes.torch_dtype(dtypes.dtype(job.dst.layout.dtype))
-        made = [torch.empty(view.shape, dtype=dtype, device=view.device) for view in job.src.views]
-        self.casts += zip(made, job.src.views)
+        made = [staging.like(view, dtype) for view in job.src.views]
+        self._casts += zip(made, job.src.views)
         return made
 
     def run(self) -> None:
-        for staged, view in self.casts:
+        for staged, view in self._casts:
             staged.copy_(view)
         stream = memory.ordered(self._devices)
         if stream is not None:
@@ -156,7 +191,8 @@ class WeightSync:
     allow_missing   leaves targets without a source unchanged
     allow_unused    ignores sources without a target
     allow_tied      permits names of one side that share memory
-    max_nbytes      limit of additional memory of this rank, such as "1GB"; 256 MiB by default
+    max_nbytes      limit of the memory for converted elements, and of that for messages, of this rank, such as "1GB";
+                    256 MiB by default
     timeout         seconds without progress after which a call fails; 0: 300"""
 
     def __init__(self, source: Optional[Tensors], target: Optional[Tensors], *, group: Optional[Any] = None,
@@ -186,6 +222,9 @@ class WeightSync:
                            allow_unused, allow_tied)
         self._jobs = list(self._split(matching, combined(stated, "source").layouts, cast))
         self._bound = self._addresses()
+        written = {job.part.target for job in self._jobs}
+        self._versions = [local_tensor(tensor) for name, tensor in self._target.items() if name in written
+                          and hasattr(torch.autograd.graph, "increment_version") and not tensor.is_inference()]
         self._rounds = self._bind(timeout)
 
     def _check(self, stated: Sequence[Any]) -> None:
@@ -240,16 +279,19 @@ class WeightSync:
                 staged = 0
             rounds[-1].append(job)
             staged += nbytes
+        self._staging = _Staging(rounds)
         made: List[_Round] = []
         for jobs in rounds:
             if jobs:
-                made.append(_Round(jobs, self._home, self._max_nbytes, timeout))
+                self._staging.start_round()
+                messages = max(1, self._max_nbytes // len(rounds))  # every run keeps its buffers
+                made.append(_Round(jobs, self._home, self._staging, messages, timeout))
         return made
 
     # -- running --
 
     def _addresses(self) -> List[Tuple[str, Any, int]]:
-        return [(name, tensor, local_tensor(tensor).data_ptr()) for side in (self._source, self._target)
+        return [(name, tensor, address_of(tensor)) for side in (self._source, self._target)
                 for name, tensor in side.items()]
 
     def _check_memory(self) -> None:
@@ -257,7 +299,7 @@ class WeightSync:
         if self._closed:
             raise InvalidError("this WeightSync is closed")
         for name, tensor, address in self._bound:
-            if local_tensor(tensor).data_ptr() != address:
+            if address_of(tensor) != address:
                 raise InvalidError(f"{name} has other memory than when it was bound; create another WeightSync")
 
     def update(self) -> None:
@@ -270,14 +312,17 @@ class WeightSync:
             raise
         for one in self._rounds:
             one.run()
-        for job in self._jobs:
-            for view in job.dst.views:
-                if not view.is_inference() and hasattr(torch.autograd.graph, "increment_version"):
-                    torch.autograd.graph.increment_version(view)
+        for tensor in self._versions:  # so that autograd notices the change
+            torch.autograd.graph.increment_version(tensor)
 
     def describe(self) -> str:
         """Describes how data moves between ranks, which is known after the first update."""
         return "\n".join(one.describe() for one in self._rounds)
+
+    @property
+    def nbytes_staged(self) -> int:
+        """The memory that this rank keeps for converted elements."""
+        return self._staging.nbytes
 
     @property
     def nruns(self) -> int:

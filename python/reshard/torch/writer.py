@@ -294,7 +294,7 @@ class Writer(FileSystemWriter):
                                data=one.tensor.data_ptr() or None)
                 made.kept = one.tensor
             structs.append(made)
-        stream = memory.ordered(one.tensor.device.index for one in data if one.tensor is not None)
+        stream = memory.ordered(memory.cuda_device(one.tensor) for one in data if one.tensor is not None)
         call, places = local.Call(pool=pool, stream=stream), (C.c_uint64 * max(1, 2 * len(data)))()
         options = _c.ItemsOptions(offset=offset, compress=self._level, sync=self.sync_files and last, io=call.io)
         call(_c.lib.rsd_dcp_write_items, _c.path_bytes(path), len(data), _c.packed(_c.Item, structs),
