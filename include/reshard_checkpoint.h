@@ -141,7 +141,7 @@ const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t 
 const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t index);
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json);
 
-/* The id that torch gave to the save; NULL: none. Valid as long as the checkpoint. */
+/* The id that torch assigned to the save; NULL: none. Valid as long as the checkpoint. */
 const char *rsd_checkpoint_save_id(const rsd_checkpoint *checkpoint);
 
 /* Where the item of a value is; its box has no dims. */

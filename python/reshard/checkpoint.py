@@ -295,7 +295,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     @property
     def save_id(self) -> Optional[str]:
-        """The id that torch gave to the save."""
+        """The id that torch assigned to the save."""
         with self.in_use() as handle:
             found = _c.lib.rsd_checkpoint_save_id(handle)
         return None if found is None else found.decode()

@@ -86,7 +86,7 @@ struct catalog {
     struct stored_value *values;
     struct stored_array *arrays;          /* of extents of EXTENT_ARRAY */
     struct stored_transforms *transforms; /* lists with an unknown one */
-    const char *save_id;                  /* that the writer gave to the save; NULL: none */
+    const char *save_id;                  /* that the writer assigned to the save; NULL: none */
     const char **notes;                   /* what a user should know of what was read */
     char **names;                         /* blocks of names */
     char *next_name;
