@@ -81,14 +81,6 @@ rsd_status megatron_cut_vocabulary(struct catalog *catalog, const rsd_open_optio
 rsd_status dcp_read_item(const rsd_checkpoint *checkpoint, const struct stored_value *value,
                          struct bytes *item);
 
-/* ---- safetensors_read.c ---- */
-
-/* Finds a tensor of a blob that begins at an offset of a file: its dtype and shape, and where its bytes
- * begin in the file. */
-rsd_status safetensors_find_tensor(struct store *store, uint32_t file, uint64_t at,
-                                   const char *name, rsd_dtype *dtype, int32_t *ndim,
-                                   int64_t *shape, uint64_t *begin);
-
 /* ---- rank_files.c: names with numbers in them ---- */
 
 /* Returns whether a name has the form of a pattern, in which # stands for a decimal number below 2^31 and * for
