@@ -265,9 +265,6 @@ struct digest {
 
 /* Adds n bytes, behind which `after` bytes of the tensor follow. Any thread. */
 void digest_add_bytes(struct digest *digest, const char *bytes, size_t n, uint64_t after);
-/* Adds rows in device memory, after the work of a stream of the caller, and waits. */
-rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
-                                  struct digest *digest);
 void digest_format(const struct digest *digest, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
                    char text[RSD_DIGEST_NCHARS]);
 
@@ -276,6 +273,9 @@ struct digest_list {
     struct digest *list;
     size_t n;
 };
+/* Adds rows in device memory, after the work of a stream of the caller, and waits. */
+rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
+                                  struct digest_list *digests);
 rsd_status digest_list_put(const struct digest_list *digests, struct payload *payload);
 rsd_status digest_list_add(struct digest_list *digests, const struct payload *sent, size_t *at);
 rsd_status digest_list_replace(struct digest_list *digests, const struct payload *result,

@@ -266,7 +266,10 @@ rsd_status transfer_plan(struct transfer *transfer, const struct catalog *catalo
 rsd_status transfer_open_files(struct transfer *transfer, rsd_checkpoint *checkpoint,
                                uint64_t max_nbytes)
 {
+    enum { DEVICE_TILE_NBYTES = 2 << 20 }; /* its CRC is computed while it is in the cache */
     TRY(open_sources(transfer, checkpoint));
+    if (transfer->on_device && max_nbytes > DEVICE_TILE_NBYTES)
+        max_nbytes = DEVICE_TILE_NBYTES;
     return cut_tiles(transfer, max_nbytes);
 }
 
