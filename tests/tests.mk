@@ -49,7 +49,7 @@ EMULATOR_SRC := $(sort $(wildcard tests/cuda/emulator*.c))
 $(EMULATOR): $(BUILD)/asan/emulator/lib%: $(EMULATOR_SRC) tests/cuda/emulator.h $(wildcard src/cuda/*.h)
 	@mkdir -p $(@D)
 	@echo "  link  $@"
-	$(Q)$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -Itests/cuda -Wno-missing-prototypes -fPIC -shared -Wl,-soname,lib$* -o $@ $(EMULATOR_SRC) -lm
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -Itests/cuda -fPIC -shared -Wl,-soname,lib$* -o $@ $(EMULATOR_SRC) -lm
 $(BUILD)/asan/test_device $(BUILD)/asan/test_device_files: $(EMULATOR)
 
 $(BUILD)/tsan/test_%: $(BUILD)/tsan/tests/test_%.o $(call objects,tsan,$(TEST_HELPERS) $(LIB_SRC))

@@ -488,4 +488,5 @@ def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: 
     stacked layers as one tensor per layer, and `vocab_size` so many rows of its padded vocabulary. `from_rules` has
     rules "RE=S(1)" that say how its tensor-parallel ranks cut parameters that the library does not know."""
     return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0,
-                      model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size, from_rules=from_rules, follow_links=follow_links)
+                      model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size, from_rules=from_rules,
+                      follow_links=follow_links)
