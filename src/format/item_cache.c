@@ -105,7 +105,7 @@ static rsd_status take_header_nbytes(struct item_cache *cache, struct store *sto
 static rsd_status add_blob(struct item_cache *cache, struct store *store, uint32_t file,
                            uint64_t at, struct blob **out)
 {
-    TRY(GROW(cache->list, cache->capacity, cache->n + 1));
+    TRY(mem_grow(&cache->list, &cache->capacity, cache->n + 1, sizeof(struct blob *)));
     struct blob *blob = mem_new(1, sizeof *blob);
     if (!blob)
         return RSD_ENOMEM;
