@@ -284,7 +284,7 @@ rsd_status format_check_claims(const rsd_checkpoint *checkpoint)
 {
     struct claims claims = {0};
     bool known;
-    const struct extent **last = mem_new(checkpoint->store->names.n, sizeof *last);
+    const struct extent **last = mem_new(checkpoint->store->names.n, sizeof(struct extent *));
     if (!last)
         return RSD_ENOMEM;
     sum_claims(checkpoint, last, &claims);

@@ -167,7 +167,8 @@ static rsd_status keep_archive(struct item_cache *cache, const uint64_t key[3],
     memcpy(archive->key, key, sizeof archive->key);
     snprintf(archive->message, sizeof archive->message, "%s", rsd_error());
     pthread_mutex_lock(&cache->lock);
-    rsd_status status = GROW(cache->archives, cache->archives_capacity, cache->narchives + 1);
+    rsd_status status = mem_grow(&cache->archives, &cache->archives_capacity, cache->narchives + 1,
+                                 sizeof(struct located_archive *));
     if (!status)
         status = string_map_add(&cache->archive_map,
                                 (struct slice){(const char *)archive->key, sizeof archive->key},

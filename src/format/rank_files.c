@@ -57,7 +57,7 @@ static rsd_status take_rank_files(struct rank_files *ranks, struct store *store,
 {
     for (size_t i = 0; i < listing->n; i++) {
         const struct store_entry *entry = &listing->entries[i];
-        int64_t numbers[2];
+        int64_t numbers[2] = {0};
         if (entry->directory || !name_has_form(entry->base, pattern, numbers) ||
             numbers[0] != ranks->nranks)
             continue;
