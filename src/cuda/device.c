@@ -108,6 +108,15 @@ void device_leave(const struct cuda_device *device)
     device->cu->cuCtxPopCurrent(&context);
 }
 
+rsd_status device_upload(const struct cuda_device *device, cu_address to, const void *from,
+                         size_t nbytes)
+{
+    const struct driver *cu = device->cu;
+    CU_TRY(cuMemcpyHtoD, to, from, nbytes);
+    CU_TRY(cuStreamSynchronize, NULL);
+    return RSD_OK;
+}
+
 rsd_status cuda_enable_peer(struct cuda_device *device, int other, bool *can)
 {
     const struct driver *cu = device->cu;

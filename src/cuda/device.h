@@ -24,6 +24,11 @@ struct cuda_device {
 rsd_status device_enter(const struct cuda_device *device);
 void device_leave(const struct cuda_device *device);
 
+/* Copies bytes to the device, and waits: for small copies the driver returns before the bytes are there, and kernels of
+ * other streams would not wait for them. Requires device_enter. */
+rsd_status device_upload(const struct cuda_device *device, cu_address to, const void *from,
+                         size_t nbytes);
+
 /* A kernel, compiled at its first use. Requires device_enter. */
 rsd_status device_kernel(struct cuda_device *device, enum kernel_id id, cu_function *function);
 
