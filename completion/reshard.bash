@@ -11,7 +11,7 @@ _reshard_tensors()
 
 _reshard_options()
 {
-    local input="--follow-links --as-is --take-rank-0 --dtype --unstack --vocab-size --from"
+    local input="--follow-links --as-is --take-rank-0 --dtype --unstack --vocab-size --from --from-mesh"
     local target="--mesh --place --rules --preset --default"
     local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run
         --resume --verify --force --json --quiet --help $input"
@@ -32,7 +32,7 @@ _reshard()
 {
     local verbs="inspect plan convert merge split verify diff digest extract"
     [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
-    local takes=" --format --mesh --place --rules --preset --default --compress --max-shard-size --only
+    local takes=" --from-mesh --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
         --ranks-per-node --slice --dtype --vocab-size --from "
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}

@@ -74,6 +74,10 @@ typedef struct rsd_open_options {
      * S(d), R, or gated. */
     int64_t nfrom_rules;
     const char *const *from_rules;
+    /* A directory with one file per rank, of which no file says how the tensors are cut: rules with the mesh
+     * of the ranks and the places of the tensors. Files are in the order of the numbers in their names.
+     * NULL: files say it. */
+    struct rsd_rules *from;
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
@@ -137,7 +141,7 @@ const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t 
 const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t index);
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json);
 
-/* The id that torch gave to the save; NULL: none. Valid as long as the checkpoint. */
+/* The id that torch assigned to the save; NULL: none. Valid as long as the checkpoint. */
 const char *rsd_checkpoint_save_id(const rsd_checkpoint *checkpoint);
 
 /* Where the item of a value is; its box has no dims. */

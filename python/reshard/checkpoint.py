@@ -295,7 +295,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     @property
     def save_id(self) -> Optional[str]:
-        """The id that torch gave to the save."""
+        """The id that torch assigned to the save."""
         with self.in_use() as handle:
             found = _c.lib.rsd_checkpoint_save_id(handle)
         return None if found is None else found.decode()
@@ -480,8 +480,9 @@ def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: 
 
     The format is detected, unless `format` names it. Arrays are of the kind `like`: "numpy", "torch", "raw" or
     "memoryview". Pickles are parsed as data, and nothing in a file is executed. `metadata` names the metadata file
-    to use, such as "__3.metadata" of a rank that saved without collectives. `as_is` opens one rank's file of several by itself, with the parts that it has. `take_rank_0` takes the lowest rank's
-    copy where copies of a tensor differ, which is an error otherwise.
+    to use, such as "__3.metadata" of a rank that saved without collectives. `as_is` opens one rank's file of several
+    by itself, with the parts that it has. `take_rank_0` takes the lowest rank's copy where copies of a tensor differ,
+    which is an error otherwise.
 
     `model_dtype` reads DeepSpeed's parameters as the model file has them, not in fp32. `unstack` reads Megatron's
     stacked layers as one tensor per layer, and `vocab_size` so many rows of its padded vocabulary. `from_rules` has

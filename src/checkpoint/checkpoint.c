@@ -1,5 +1,5 @@
 /* checkpoint.c - opens a checkpoint, and answers what is in it. */
-#include "checkpoint.h"
+#include "rules.h"
 
 #include <string.h>
 
@@ -27,6 +27,8 @@ static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const
         status = check_finished(&listing);
     if (status)
         status = fail_in(status, "%s: ", path);
+    else if (options->from && !file)
+        status = rules_open_joined(checkpoint, &listing, options);
     else
         status = format_open(checkpoint, path, &listing, file != NULL, options);
     store_listing_drop(&listing);

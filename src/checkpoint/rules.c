@@ -500,3 +500,34 @@ rsd_status rsd_rules_map(void *context, const rsd_tensor_info *tensor, rsd_tenso
     rsd_status status = rules_map_tensor(rules, tensor, target);
     return status ? fail_in(status, "%s: ", tensor->name) : RSD_OK;
 }
+
+/* ---- files of ranks ---- */
+
+/* Finds the placements of a part, which the rules have for any tensor of its name and number of dims. */
+static rsd_status place_part(void *context, const rsd_checkpoint *first, size_t tensor,
+                             rsd_placement *placements)
+{
+    rsd_rules *rules = context;
+    rsd_tensor_info info = {.struct_nbytes = sizeof info};
+    rsd_tensor_target target = {.struct_nbytes = sizeof target, .keep = 1};
+    if (tensor == SIZE_MAX)
+        return rules_use_checkpoint(rules, first);
+    TRY(rsd_checkpoint_tensor(first, (int64_t)tensor, &info));
+    rsd_status status = make_layout(rules, &info, &target.layout);
+    for (int32_t a = 0; a < rsd_mesh_naxes(rules->mesh) && !status; a++)
+        status = rsd_layout_placement(target.layout, a, &placements[a]);
+    rsd_layout_free(target.layout);
+    return status;
+}
+
+rsd_status rules_open_joined(rsd_checkpoint *checkpoint, const struct store_listing *listing,
+                             const rsd_open_options *options)
+{
+    rsd_rules *rules = options->from;
+    if (!rules->mesh)
+        return fail(RSD_EINVAL, "rules of files of ranks need a mesh");
+    rsd_status status =
+        format_open_joined(checkpoint, listing, options, rules->mesh, place_part, rules);
+    rules->checkpoint = NULL; /* the first file is closed */
+    return status;
+}

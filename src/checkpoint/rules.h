@@ -80,6 +80,10 @@ rsd_status rules_map_tensor(rsd_rules *rules, const rsd_tensor_info *tensor,
 /* Prepares rsd_rules_map for a checkpoint. */
 rsd_status rules_use_checkpoint(rsd_rules *rules, const rsd_checkpoint *checkpoint);
 
+/* Opens the files of the ranks of the mesh of the rules, as rsd_open_options.from says. */
+rsd_status rules_open_joined(rsd_checkpoint *checkpoint, const struct store_listing *listing,
+                             const rsd_open_options *options);
+
 /* Adds a PLACE rule behind all others of its source. The label says in messages where it is from. */
 rsd_status rules_add_place(rsd_rules *rules, enum rule_source source, const char *label,
                            struct slice expression, const char *placements);

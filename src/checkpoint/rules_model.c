@@ -74,7 +74,7 @@ static enum key_role role_of_key(const char *key)
     static const char *const state_words[] = {"optim", "sched", "rng_state", NULL};
     char text[64];
     size_t n = 0;
-    for (; key[n] && n < sizeof text - 1; n++)
+    for (; key && n < sizeof text - 1 && key[n]; n++)
         text[n] = (char)tolower((unsigned char)key[n]);
     text[n] = '\0';
     if (is_one_of(text, models))

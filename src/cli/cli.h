@@ -70,7 +70,8 @@ enum {
     INPUT_DTYPE,
     INPUT_UNSTACK,
     INPUT_VOCAB_SIZE,
-    INPUT_FROM
+    INPUT_FROM,
+    INPUT_FROM_MESH
 };
 /* clang-format off */
 #define INPUT_OPTIONS                                                                              \
@@ -79,7 +80,8 @@ enum {
     {"dtype", required_argument, NULL, INPUT_DTYPE},                                               \
     {"unstack", no_argument, NULL, INPUT_UNSTACK},                                                 \
     {"vocab-size", required_argument, NULL, INPUT_VOCAB_SIZE},                                     \
-    {"from", required_argument, NULL, INPUT_FROM}
+    {"from", required_argument, NULL, INPUT_FROM},                                                 \
+    {"from-mesh", required_argument, NULL, INPUT_FROM_MESH}
 /* clang-format on */
 #define INPUT_HELP(space)                                                                          \
     "  --follow-links" space "Follow links that lead out of a checkpoint\n"                        \
@@ -88,9 +90,10 @@ enum {
     "  --dtype model " space "Read DeepSpeed's parameters in the model's dtype. Default: fp32\n"   \
     "  --unstack     " space "Read Megatron's stacked layers as one tensor per layer\n"            \
     "  --vocab-size N" space "Read N rows of Megatron's padded vocabulary. Default: all\n"         \
-    "  --from 'RE=P' " space                                                                       \
-    "Join Megatron's parts of tensors whose whole name matches RE: S(0),\n"                        \
-    "                " space "S(1), R or gated. May be repeated\n"
+    "  --from 'RE=P' " space "Join parts of tensors whose whole name matches RE: S(0), S(1), R,\n" \
+    "                " space "or Megatron's gated. May be repeated\n"                              \
+    "  --from-mesh M " space "Read one file per rank of the mesh M, cut as --from says. Default\n" \
+    "                " space "for other tensors: R, copies that must be equal\n"
 bool input_take_option(int option);
 
 /* Opens a checkpoint, and prints the notes about it unless `quiet`. Returns EXIT_YES or an exit code. */

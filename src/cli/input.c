@@ -16,6 +16,7 @@ void input_follow_links(void)
 }
 
 static const char **input_rules; /* of --from */
+static const char *input_mesh;   /* of --from-mesh */
 static char *invalid_input;      /* what is wrong with an option; NULL: nothing */
 
 /* Takes an option with a value. An invalid value is reported when a checkpoint is opened. */
@@ -49,6 +50,9 @@ bool input_take_option(int option)
     case INPUT_UNSTACK:
         input_options.unstack = 1;
         return true;
+    case INPUT_FROM_MESH:
+        input_mesh = optarg;
+        return true;
     case INPUT_DTYPE:
     case INPUT_VOCAB_SIZE:
     case INPUT_FROM:
@@ -59,11 +63,52 @@ bool input_take_option(int option)
     }
 }
 
+/* Makes the rules of --from-mesh: tensors that no --from matches are copies. */
+static rsd_status make_from_rules(rsd_rules *rules)
+{
+    rsd_mesh *mesh;
+    rsd_status status = rsd_mesh_parse(input_mesh, &mesh);
+    if (status)
+        return status;
+    char *copies = cli_new_text("R");
+    for (int32_t a = 1; a < rsd_mesh_naxes(mesh); a++) {
+        char *more = cli_new_text("%s,R", copies);
+        free(copies);
+        copies = more;
+    }
+    status = rsd_rules_set_mesh(rules, mesh);
+    for (int64_t i = 0; i < input_options.nfrom_rules && !status; i++)
+        status = rsd_rules_add(rules, RSD_RULE_PLACE, input_rules[i]);
+    if (!status)
+        status = rsd_rules_add(rules, RSD_RULE_DEFAULT, copies);
+    free(copies);
+    rsd_mesh_free(mesh);
+    return status;
+}
+
+/* Opens a directory with one file per rank of --from-mesh. */
+static int open_ranks(const char *verb, const char *path, rsd_checkpoint **checkpoint)
+{
+    rsd_open_options options = input_options;
+    rsd_rules *rules = NULL;
+    rsd_status status = rsd_rules_new(NULL, &rules);
+    if (!status)
+        status = make_from_rules(rules);
+    options.from = rules;
+    options.nfrom_rules = 0;
+    int code = status ? cli_fail(verb, EXIT_USAGE, "--from-mesh %s: %s", input_mesh, rsd_error())
+                      : cli_fail_status(verb, rsd_checkpoint_open(path, &options, checkpoint));
+    rsd_rules_free(rules);
+    return code;
+}
+
 int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **checkpoint)
 {
     if (invalid_input)
         return cli_fail(verb, EXIT_USAGE, "%s", invalid_input);
-    int code = cli_fail_status(verb, rsd_checkpoint_open(path, &input_options, checkpoint));
+    int code = input_mesh
+                   ? open_ranks(verb, path, checkpoint)
+                   : cli_fail_status(verb, rsd_checkpoint_open(path, &input_options, checkpoint));
     for (int64_t i = 0; !code && !quiet && rsd_checkpoint_note(*checkpoint, i); i++)
         cli_note(verb, "%s: %s", path, rsd_checkpoint_note(*checkpoint, i));
     return code;

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static bool is_own_file(const struct stat *found)
+static bool is_regular_own(const struct stat *found)
 {
     return S_ISREG(found->st_mode) && found->st_nlink == 1;
 }
@@ -22,7 +22,7 @@ static int create_staged(const struct out_file *file)
 {
     struct stat found;
     if (fstatat(file->directory_fd, file->staged, &found, AT_SYMLINK_NOFOLLOW) == 0) {
-        if (!is_own_file(&found)) {
+        if (!is_regular_own(&found)) {
             errno = EEXIST;
             return -1;
         }

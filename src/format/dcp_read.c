@@ -13,8 +13,7 @@
  * The number of boxes is limited by the length of the pickles: otherwise a short pickle could refer to one
  * list many times. All other work is limited by the budget of the call.
  */
-#include "pickle.h"
-#include "rows.h"
+#include "dcp_nodes.h"
 #include "torch_item.h"
 
 #include <stdlib.h>
@@ -54,51 +53,6 @@ struct metadata_reader {
     int64_t **sorted; /* by ordinal: boxes of the tensor by offset, made when an index is wrong */
 };
 
-/* ---- parts of the pickle ---- */
-
-static rsd_status check_metadata(bool holds, const char *what)
-{
-    return holds ? RSD_OK : fail(RSD_EFORMAT, "%s", what);
-}
-
-/* Returns the state of an instance of a known class; PICKLE_ABSENT for any other value. */
-static pickle_node object_state(const struct pickle_tree *tree, pickle_node c, enum known known)
-{
-    if (pickle_kind(tree, c) != NODE_OBJECT ||
-        pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) != known)
-        return PICKLE_ABSENT;
-    return pickle_part(tree, c, NODE_STATE);
-}
-
-static bool take_sizes(const struct pickle_tree *tree, pickle_node tuple, int32_t ndim,
-                       int64_t *out)
-{
-    if (pickle_kind(tree, tuple) != NODE_TUPLE || pickle_count(tree, tuple) != (uint32_t)ndim)
-        return false;
-    for (int32_t d = 0; d < ndim; d++)
-        if (!pickle_as_i64(tree, pickle_item(tree, tuple, (uint32_t)d), &out[d]) || out[d] < 0 ||
-            out[d] > MAX_EXTENT)
-            return false;
-    return true;
-}
-
-/* Takes the dtype from (dtype, layout, requires_grad, memory format, pinned [, strides]). */
-static rsd_status take_metadata_dtype(const struct pickle_tree *tree, pickle_node properties,
-                                      rsd_dtype *dtype)
-{
-    pickle_node state = object_state(tree, properties, KNOWN_TENSOR_PROPERTIES);
-    char text[GLOBAL_TEXT_NCHARS];
-    TRY(check_metadata(pickle_kind(tree, state) == NODE_TUPLE && pickle_count(tree, state) >= 5,
-                       "properties of the tensor are invalid"));
-    pickle_node name = pickle_item(tree, state, 0);
-    *dtype = (rsd_dtype)0;
-    if (pickle_known(tree, name) == KNOWN_TORCH_NAME)
-        *dtype = dtype_from_torch(pickle_text(tree, pickle_part(tree, name, NODE_ARGS)));
-    return *dtype ? RSD_OK
-                  : fail(RSD_EUNSUPPORTED, "dtype %s is not supported",
-                         pickle_global_text(tree, name, text));
-}
-
 /* ---- entries ---- */
 
 /* Adds a tensor or value of one part to the list of entries. */
@@ -108,7 +62,7 @@ static rsd_status add_metadata_entry(struct metadata_reader *reader, size_t part
     const struct pickle_tree *tree = &reader->parts[part].tree;
     struct metadata_entry entry = {.part = part, .name = name, .meta = meta};
     struct slice text = pickle_text(tree, name);
-    TRY(check_metadata(pickle_kind(tree, name) == NODE_STRING && text.nbytes > 0,
+    TRY(metadata_check(pickle_kind(tree, name) == NODE_STRING && text.nbytes > 0,
                        "tensor name is empty or not a string"));
     bool object = pickle_kind(tree, meta) == NODE_OBJECT;
     enum known known = object ? pickle_known(tree, pickle_part(tree, meta, NODE_WHAT)) : KNOWN_NOT;
@@ -158,14 +112,15 @@ static rsd_status add_chunks(struct metadata_reader *reader, size_t part, pickle
     const struct extent nowhere = {.kind = EXTENT_NONE, .file = reader->parts[part].file};
     struct pickle_walk walk = pickle_walk(tree, chunks);
     pickle_node chunk;
-    TRY(check_metadata(pickle_kind(tree, chunks) == NODE_LIST, "chunks are not a list"));
+    TRY(metadata_check(pickle_kind(tree, chunks) == NODE_LIST, "chunks are not a list"));
     while (pickle_walk_next(&walk, &chunk)) {
         int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-        pickle_node state = object_state(tree, chunk, KNOWN_CHUNK);
-        TRY(check_metadata(reader->boxes_left-- > 0, "metadata has more chunks than bytes"));
-        TRY(check_metadata(take_sizes(tree, pickle_find(tree, state, "offsets"), ndim, lo) &&
-                               take_sizes(tree, pickle_find(tree, state, "sizes"), ndim, len),
-                           "chunk has invalid offsets or sizes"));
+        pickle_node state = metadata_state(tree, chunk, KNOWN_CHUNK);
+        TRY(metadata_check(reader->boxes_left-- > 0, "metadata has more chunks than bytes"));
+        TRY(metadata_check(
+            metadata_take_sizes(tree, pickle_find(tree, state, "offsets"), ndim, lo) &&
+                metadata_take_sizes(tree, pickle_find(tree, state, "sizes"), ndim, len),
+            "chunk has invalid offsets or sizes"));
         TRY(catalog_add_box(reader->catalog, lo, len, nowhere));
     }
     return RSD_OK;
@@ -179,9 +134,10 @@ static rsd_status take_metadata_tensor(const struct pickle_tree *tree, pickle_no
     uint32_t n = pickle_count(tree, size);
     if (n > RSD_MAX_DIMS && pickle_kind(tree, size) == NODE_TUPLE)
         return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d", n, (int)RSD_MAX_DIMS);
-    TRY(check_metadata(take_sizes(tree, size, (int32_t)n, shape), "size of the tensor is invalid"));
+    TRY(metadata_check(metadata_take_sizes(tree, size, (int32_t)n, shape),
+                       "size of the tensor is invalid"));
     *ndim = (int32_t)n;
-    return take_metadata_dtype(tree, pickle_find(tree, state, "properties"), dtype);
+    return metadata_take_dtype(tree, pickle_find(tree, state, "properties"), dtype);
 }
 
 /* Adds one tensor, from its entries in all parts. */
@@ -199,7 +155,7 @@ static rsd_status add_metadata_tensor(struct metadata_reader *reader,
     for (size_t i = 0; i < n; i++) {
         tree = &reader->parts[entries[i].part].tree;
         TRY(take_metadata_tensor(tree, entries[i].meta, &other_dtype, &other_ndim, other));
-        TRY(check_metadata(other_dtype == dtype && other_ndim == ndim &&
+        TRY(metadata_check(other_dtype == dtype && other_ndim == ndim &&
                                memcmp(shape, other, (size_t)ndim * sizeof *shape) == 0,
                            "ranks disagree on the dtype or shape"));
         entries[i].first_box = tensor->nboxes;
@@ -214,8 +170,8 @@ static rsd_status add_metadata_group(struct metadata_reader *reader, struct slic
                                      struct metadata_entry *entries, size_t n)
 {
     for (size_t i = 1; i < n; i++) {
-        TRY(check_metadata(entries[i].part != entries[i - 1].part, "name is not unique"));
-        TRY(check_metadata(entries[i].value == entries[0].value,
+        TRY(metadata_check(entries[i].part != entries[i - 1].part, "name is not unique"));
+        TRY(metadata_check(entries[i].value == entries[0].value,
                            "name is a tensor on one rank and a value on another"));
     }
     if (!entries[0].value)
@@ -295,32 +251,6 @@ static rsd_status keep_transforms(struct metadata_reader *reader, struct slice u
     return RSD_OK;
 }
 
-/* Takes a list with "stream.zstd/1" for each compression; an item with another name cannot be read. `names`
- * becomes the list as JSON. */
-static rsd_status take_transform_names(const struct pickle_tree *tree, pickle_node list,
-                                       struct extent *extent, struct slice *unknown,
-                                       struct text *names)
-{
-    struct pickle_walk walk = pickle_walk(tree, list);
-    pickle_node item;
-    while (pickle_walk_next(&walk, &item)) {
-        struct slice name = pickle_text(tree, item);
-        TRY(check_metadata(pickle_kind(tree, item) == NODE_STRING,
-                           "name of a transform is not a string"));
-        if (!budget_take_text(name.nbytes) || !budget_take_memory(name.nbytes))
-            return budget_fail();
-        text_add(names, names->length ? ", " : "[");
-        json_add_string(names, name.bytes, name.nbytes);
-        bool known = slice_is(name, "stream.zstd/1") || slice_is(name, "stream.zstd");
-        if (!known && !unknown->bytes)
-            *unknown = name;
-        if (known)
-            TRY(check_metadata(extent->nzstd++ < 8, "item was compressed more than 8 times"));
-    }
-    text_add(names, names->length ? "]" : "[]");
-    return names->failed ? fail(RSD_ENOMEM, "no memory for the names of transforms") : RSD_OK;
-}
-
 static rsd_status take_transforms(struct metadata_reader *reader, const struct pickle_tree *tree,
                                   pickle_node list, struct extent *extent)
 {
@@ -328,8 +258,8 @@ static rsd_status take_transforms(struct metadata_reader *reader, const struct p
     struct text names = {0};
     if (list == PICKLE_ABSENT || list == PICKLE_NONE)
         return RSD_OK;
-    TRY(check_metadata(pickle_kind(tree, list) == NODE_LIST, "transforms are not a list"));
-    rsd_status status = take_transform_names(tree, list, extent, &unknown, &names);
+    TRY(metadata_check(pickle_kind(tree, list) == NODE_LIST, "transforms are not a list"));
+    rsd_status status = metadata_take_transforms(tree, list, extent, &unknown, &names);
     if (!status && unknown.bytes)
         status =
             keep_transforms(reader, unknown, (struct slice){names.chars, names.length}, extent);
@@ -340,10 +270,10 @@ static rsd_status take_transforms(struct metadata_reader *reader, const struct p
 static rsd_status take_storage_info(struct metadata_reader *reader, const struct pickle_tree *tree,
                                     pickle_node info, struct extent *extent)
 {
-    pickle_node state = object_state(tree, info, KNOWN_STORAGE_INFO);
+    pickle_node state = metadata_state(tree, info, KNOWN_STORAGE_INFO);
     pickle_node path = pickle_find(tree, state, "relative_path");
     int64_t offset, length;
-    TRY(check_metadata(pickle_as_i64(tree, pickle_find(tree, state, "offset"), &offset) &&
+    TRY(metadata_check(pickle_as_i64(tree, pickle_find(tree, state, "offset"), &offset) &&
                            offset >= 0 &&
                            pickle_as_i64(tree, pickle_find(tree, state, "length"), &length) &&
                            length >= 0 && pickle_kind(tree, path) == NODE_STRING,
@@ -439,7 +369,7 @@ static rsd_status place_item(struct metadata_reader *reader, size_t part, pickle
     }
     const struct stored_tensor *tensor = &reader->catalog->tensors[reader->number[ordinal]];
     if (offset != PICKLE_ABSENT && offset != PICKLE_NONE)
-        TRY(check_metadata(take_sizes(tree, offset, tensor->ndim, lo),
+        TRY(metadata_check(metadata_take_sizes(tree, offset, tensor->ndim, lo),
                            "offset of the chunk is invalid"));
     bool hinted = pickle_as_i64(tree, pickle_find(tree, state, "index"), &index) && index >= 0;
     TRY(find_tensor_box(reader, ordinal, tensor,
@@ -454,11 +384,12 @@ static rsd_status add_storage(struct metadata_reader *reader, size_t part, pickl
                               pickle_node info)
 {
     const struct pickle_tree *tree = &reader->parts[part].tree;
-    pickle_node state = object_state(tree, key, KNOWN_INDEX), fqn = pickle_find(tree, state, "fqn");
+    pickle_node state = metadata_state(tree, key, KNOWN_INDEX),
+                fqn = pickle_find(tree, state, "fqn");
     struct slice name = pickle_text(tree, fqn);
     struct extent extent;
     size_t ordinal;
-    TRY(check_metadata(pickle_kind(tree, fqn) == NODE_STRING, "storage index has no name"));
+    TRY(metadata_check(pickle_kind(tree, fqn) == NODE_STRING, "storage index has no name"));
     rsd_status status = take_storage_info(reader, tree, info, &extent);
     const struct metadata_entry *entry = string_map_find(&reader->names, name, &ordinal)
                                              ? find_metadata_entry(reader, ordinal, part)
@@ -476,7 +407,7 @@ static rsd_status add_storages(struct metadata_reader *reader)
         const struct pickle_tree *tree = &reader->parts[part].tree;
         struct pickle_walk walk = pickle_walk(tree, reader->parts[part].storage);
         pickle_node key, info;
-        TRY(check_metadata(pickle_kind(tree, reader->parts[part].storage) == NODE_DICT,
+        TRY(metadata_check(pickle_kind(tree, reader->parts[part].storage) == NODE_DICT,
                            "storage_data is missing"));
         while (pickle_walk_next_pair(&walk, &key, &info))
             TRY(add_storage(reader, part, key, info));
@@ -540,35 +471,19 @@ static rsd_status add_metadata_paths(struct metadata_reader *reader)
 
 /* ---- opening ---- */
 
-/* Fails, and names the global that the pickle would have called. */
-static rsd_status fail_without_metadata(const struct pickle_tree *tree, pickle_node root)
-{
-    enum pickle_kind kind = pickle_kind(tree, root);
-    pickle_node what =
-        kind == NODE_CALL || kind == NODE_OBJECT ? pickle_part(tree, root, NODE_WHAT) : root;
-    if (pickle_kind(tree, what) != NODE_GLOBAL)
-        return check_metadata(false,
-                              "state_dict_metadata is missing; the pickle is not metadata of DCP");
-    struct slice module = pickle_text(tree, pickle_part(tree, what, NODE_WHAT));
-    struct slice name = pickle_text(tree, pickle_part(tree, what, NODE_ARGS));
-    return fail(RSD_EFORMAT, "pickle is not metadata of DCP: it calls %.*s.%.*s, which is refused",
-                (int)(module.nbytes < 100 ? module.nbytes : 100), module.bytes,
-                (int)(name.nbytes < 100 ? name.nbytes : 100), name.bytes);
-}
-
-/* Reads the pickle of one metadata file, and finds its three parts. */
-/* Takes the id that the writer gave to the save, if there is one. */
+/* Takes the id that the writer assigned to the save, if there is one. */
 static rsd_status take_save_id(struct metadata_reader *reader, const struct pickle_tree *tree,
                                pickle_node storage_meta)
 {
     pickle_node id =
-        pickle_find(tree, object_state(tree, storage_meta, KNOWN_STORAGE_META), "save_id");
+        pickle_find(tree, metadata_state(tree, storage_meta, KNOWN_STORAGE_META), "save_id");
     struct slice text = pickle_text(tree, id);
     if (pickle_kind(tree, id) != NODE_STRING || memchr(text.bytes, '\0', text.nbytes))
         return RSD_OK;
     return catalog_add_name(reader->catalog, text, &reader->catalog->save_id);
 }
 
+/* Reads the pickle of one metadata file, and finds its three parts. */
 static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t file,
                                      struct metadata_part *part)
 {
@@ -582,12 +497,12 @@ static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t fi
     if (!status) {
         reader->nparts++;
         reader->boxes_left += nbytes;
-        pickle_node state = object_state(&part->tree, root, KNOWN_METADATA);
+        pickle_node state = metadata_state(&part->tree, root, KNOWN_METADATA);
         part->tensors = pickle_find(&part->tree, state, "state_dict_metadata");
         part->storage = pickle_find(&part->tree, state, "storage_data");
         part->planner = pickle_find(&part->tree, state, "planner_data");
         if (pickle_kind(&part->tree, part->tensors) != NODE_DICT)
-            status = fail_without_metadata(&part->tree, root);
+            status = metadata_fail_without(&part->tree, root);
         else
             status =
                 take_save_id(reader, &part->tree, pickle_find(&part->tree, state, "storage_meta"));

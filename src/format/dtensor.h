@@ -20,12 +20,19 @@ struct rank_tensor {
     size_t nboxes;
 };
 
-/* The last device mesh that was read, because tensors of one file share a few of them. Starts as {0}. */
-struct mesh_cache {
+/* A device mesh, and where the rank of the file is in it. */
+struct rank_mesh {
     pickle_node node;
     bool known, member; /* member: the rank is in the mesh */
     int32_t naxes;
     int64_t counts[RSD_MAX_AXES], coordinates[RSD_MAX_AXES];
+};
+
+/* The last meshes that were read, because tensors of one file share a few of them. Starts as {0}. */
+enum { MESH_CACHE_N = 8 };
+struct mesh_cache {
+    struct rank_mesh meshes[MESH_CACHE_N];
+    size_t next;
 };
 
 /* Reads a tensor of any kind from the file of a rank. The caller drops it. EMISMATCH: what the file says of the

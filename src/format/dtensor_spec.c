@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-enum { MAX_MESH_RANKS = 1 << 20, MAX_SPANS = 1 << 20, MAX_AXIS_PARTS = 16 };
+enum { MAX_MESH_RANKS = 1 << 17, MAX_SPANS = 1 << 20, MAX_AXIS_PARTS = 16 };
 
 static const char DISTRIBUTED[] = "torch.distributed.";
 
@@ -173,40 +173,54 @@ static rsd_status fail_mesh(const char *what)
     return fail(RSD_EFORMAT, "device mesh %s", what);
 }
 
-/* Finds a rank among the ranks of a mesh: *index is its place in row-major order. */
+/* Looks for a rank in the bytes of a record: *index is its place in row-major order of the view. */
+static bool search_rank(const struct torch_view *view, const struct stored_array *array,
+                        const unsigned char *record, int64_t n, int64_t rank, int64_t *index)
+{
+    size_t width = rsd_dtype_nbytes(view->dtype);
+    int64_t at[RSD_MAX_DIMS] = {0};
+    for (*index = 0; *index < n; ++*index) {
+        const unsigned char *bytes = record + array->base;
+        uint64_t value = 0;
+        for (int32_t d = 0; d < view->ndim; d++)
+            bytes += at[d] * array->strides[d];
+        for (size_t k = 0; k < width; k++)
+            value |= (uint64_t)bytes[k] << 8 * k;
+        if (value == (uint64_t)rank)
+            return true;
+        for (int32_t d = view->ndim - 1; d >= 0 && ++at[d] == view->shape[d]; d--)
+            at[d] = 0;
+    }
+    return false;
+}
+
+/* Finds a rank among the ranks of a mesh. */
 static rsd_status find_mesh_rank(struct torch_file *file, pickle_node tensor, int64_t rank,
                                  struct torch_view *view, int64_t *index, bool *found)
 {
     struct stored_array array;
+    int64_t n = 1;
     TRY(torch_file_find_tensor(file, tensor, view, &array));
-    size_t width = rsd_dtype_nbytes(view->dtype);
-    int64_t n = 1, at[RSD_MAX_DIMS] = {0};
     if ((view->dtype != RSD_I32 && view->dtype != RSD_I64) || file->big_endian)
         return fail_mesh("has ranks that are not int32 or int64, little-endian");
     for (int32_t d = 0; d < view->ndim; d++)
-        if (!mul_i64(n, view->shape[d], &n) || n > MAX_MESH_RANKS)
+        if (!mul_i64(n, view->shape[d], &n) || n > MAX_MESH_RANKS ||
+            array.nbytes > MAX_MESH_RANKS * sizeof(int64_t))
             return fail_mesh("has too many ranks");
-    *found = false;
-    for (int64_t i = 0; i < n && !*found; i++) {
-        unsigned char bytes[8] = {0};
-        int64_t offset = array.base, value = 0;
-        for (int32_t d = 0; d < view->ndim; d++)
-            offset += at[d] * array.strides[d];
-        TRY(store_read(file->range.store, file->range.file, array.offset + (uint64_t)offset, bytes,
-                       width));
-        for (size_t k = 0; k < width; k++)
-            value |= (int64_t)((uint64_t)bytes[k] << 8 * k);
-        *found = value == rank;
-        *index = i;
-        for (int32_t d = view->ndim - 1; d >= 0 && ++at[d] == view->shape[d]; d--)
-            at[d] = 0;
-    }
-    return RSD_OK;
+    unsigned char *record = mem_new((size_t)array.nbytes + 1, 1);
+    if (!record)
+        return RSD_ENOMEM;
+    rsd_status status =
+        store_read(file->range.store, file->range.file, array.offset, record, (size_t)array.nbytes);
+    if (!status)
+        *found = search_rank(view, &array, record, n, rank, index);
+    mem_free(record);
+    return status;
 }
 
 /* Up to torch 2.8: a tensor of ranks has the shape of the mesh. */
 static rsd_status read_rank_tensor(struct torch_file *file, pickle_node tensor, int64_t rank,
-                                   struct mesh_cache *out)
+                                   struct rank_mesh *out)
 {
     struct torch_view view;
     int64_t index = 0;
@@ -224,9 +238,9 @@ static rsd_status read_rank_tensor(struct torch_file *file, pickle_node tensor, 
 
 /* Later: a layout has shapes and strides in a list of ranks. */
 static rsd_status read_mesh_layout(struct torch_file *file, pickle_node layout, pickle_node ranks,
-                                   int64_t rank, struct mesh_cache *out)
+                                   int64_t rank, struct rank_mesh *out)
 {
-    struct mesh_axis axes[RSD_MAX_AXES];
+    struct mesh_axis axes[RSD_MAX_AXES] = {{0}};
     struct torch_view view;
     int64_t index = 0;
     out->naxes = take_layout_axes(&file->tree, layout, axes);
@@ -251,7 +265,7 @@ static rsd_status read_mesh_layout(struct torch_file *file, pickle_node layout, 
 
 /* Compares the coordinates that the file claims with those of the mesh. None: the rank is not in it. */
 static rsd_status check_coordinates(const struct pickle_tree *tree, pickle_node mesh, int64_t rank,
-                                    struct mesh_cache *out)
+                                    struct rank_mesh *out)
 {
     pickle_node claimed = pickle_attribute(tree, mesh, "_coordinate_on_dim");
     int64_t coordinates[RSD_MAX_AXES];
@@ -271,13 +285,17 @@ static rsd_status check_coordinates(const struct pickle_tree *tree, pickle_node 
     return RSD_OK;
 }
 
+/* Finds a mesh among those that were read, or reads it. */
 static rsd_status read_mesh(struct torch_file *file, pickle_node mesh, int64_t rank,
-                            struct mesh_cache *cache)
+                            struct mesh_cache *cache, const struct rank_mesh **found)
 {
     const struct pickle_tree *tree = &file->tree;
-    struct mesh_cache out = {.node = mesh, .known = true};
-    if (cache->known && cache->node == mesh)
-        return RSD_OK;
+    struct rank_mesh out = {.node = mesh, .known = true};
+    for (size_t i = 0; i < MESH_CACHE_N; i++) {
+        *found = &cache->meshes[i];
+        if (cache->meshes[i].known && cache->meshes[i].node == mesh)
+            return RSD_OK;
+    }
     pickle_node ranks = pickle_attribute(tree, mesh, "mesh"),
                 layout = pickle_attribute(tree, mesh, "_layout");
     if (layout != PICKLE_ABSENT)
@@ -287,7 +305,9 @@ static rsd_status read_mesh(struct torch_file *file, pickle_node mesh, int64_t r
     else
         return fail_mesh("has neither ranks nor a layout");
     TRY(check_coordinates(tree, mesh, rank, &out));
-    *cache = out;
+    *found = &cache->meshes[cache->next];
+    cache->meshes[cache->next] = out;
+    cache->next = (cache->next + 1) % MESH_CACHE_N;
     return RSD_OK;
 }
 
@@ -366,24 +386,24 @@ static rsd_status take_cut_order(const struct pickle_tree *tree, pickle_node ord
 
 /* Makes the layout that mesh and placements describe, on ranks in row-major order of the mesh. */
 static rsd_status make_spec_layout(const struct pickle_tree *tree, pickle_node spec,
-                                   const struct mesh_cache *cache, const struct rank_tensor *tensor,
+                                   const struct rank_mesh *in, const struct rank_tensor *tensor,
                                    rsd_layout **layout)
 {
     pickle_node list = pickle_attribute(tree, spec, "placements");
     rsd_placement placements[RSD_MAX_AXES];
     struct cut_order order;
     rsd_mesh *mesh;
-    if (pickle_kind(tree, list) != NODE_TUPLE || pickle_count(tree, list) != (uint32_t)cache->naxes)
+    if (pickle_kind(tree, list) != NODE_TUPLE || pickle_count(tree, list) != (uint32_t)in->naxes)
         return fail(RSD_EFORMAT, "number of placements is not that of the mesh's %d axes",
-                    (int)cache->naxes);
-    for (int32_t a = 0; a < cache->naxes; a++)
+                    (int)in->naxes);
+    for (int32_t a = 0; a < in->naxes; a++)
         TRY(take_placement(tree, pickle_item(tree, list, (uint32_t)a), tensor->ndim,
                            &placements[a]));
-    TRY(take_cut_order(tree, pickle_attribute(tree, spec, "shard_order"), cache->naxes, placements,
+    TRY(take_cut_order(tree, pickle_attribute(tree, spec, "shard_order"), in->naxes, placements,
                        tensor->ndim, &order));
-    if (cache->naxes < 1)
+    if (in->naxes < 1)
         return fail_mesh("has no axes");
-    TRY(rsd_mesh_new(cache->naxes, cache->counts, NULL, NULL, &mesh));
+    TRY(rsd_mesh_new(in->naxes, in->counts, NULL, NULL, &mesh));
     rsd_status status =
         order.other
             ? rsd_layout_new_by_dim(tensor->dtype, tensor->ndim, tensor->shape, mesh, order.naxes,
@@ -434,9 +454,10 @@ static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64
     struct torch_view view;
     struct stored_array array;
     rsd_layout *layout;
+    const struct rank_mesh *mesh;
     int64_t position = 0, all = 1;
-    TRY(read_mesh(file, pickle_attribute(tree, spec, "mesh"), rank, cache));
-    if (!cache->member)
+    TRY(read_mesh(file, pickle_attribute(tree, spec, "mesh"), rank, cache, &mesh));
+    if (!mesh->member)
         return RSD_OK;
     if (!torch_view_is_tensor(tree, local))
         return fail(RSD_EUNSUPPORTED, "local part of the DTensor is not a plain tensor");
@@ -445,12 +466,12 @@ static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64
         return fail(RSD_EFORMAT, "local tensor has the dtype %s, and the DTensor %s",
                     rsd_dtype_name(view.dtype), rsd_dtype_name(out->dtype));
     out->place = array.offset + (uint64_t)array.base;
-    for (int32_t a = 0; a < cache->naxes; a++) {
-        if (!mul_i64(all, cache->counts[a], &all) || all > MAX_MESH_RANKS)
+    for (int32_t a = 0; a < mesh->naxes; a++) {
+        if (!mul_i64(all, mesh->counts[a], &all) || all > MAX_MESH_RANKS)
             return fail_mesh("has too many ranks");
-        position = position * cache->counts[a] + cache->coordinates[a];
+        position = position * mesh->counts[a] + mesh->coordinates[a];
     }
-    TRY(make_spec_layout(tree, spec, cache, out, &layout));
+    TRY(make_spec_layout(tree, spec, mesh, out, &layout));
     rsd_status status = add_local_boxes(layout, position, &view, &array, out);
     rsd_layout_free(layout);
     return status;
@@ -487,7 +508,6 @@ static rsd_status read_sharded_tensor(struct torch_file *file, pickle_node state
     const struct pickle_tree *tree = &file->tree;
     size_t capacity = 0;
     int64_t saved_rank;
-    pickle_node shard;
     if (pickle_kind(tree, state) != NODE_TUPLE || pickle_count(tree, state) < 3 ||
         pickle_kind(tree, pickle_item(tree, state, 0)) != NODE_LIST)
         return fail(RSD_EFORMAT, "ShardedTensor has an invalid state");
@@ -496,7 +516,7 @@ static rsd_status read_sharded_tensor(struct torch_file *file, pickle_node state
         return fail(RSD_EMISMATCH, "ShardedTensor was saved by rank %lld, not by rank %lld",
                     (long long)saved_rank, (long long)rank);
     struct pickle_walk walk = pickle_walk(tree, pickle_item(tree, state, 0));
-    while (pickle_walk_next(&walk, &shard))
+    for (pickle_node shard; pickle_walk_next(&walk, &shard);)
         TRY(add_shard(file, shard, out, &capacity));
     return RSD_OK;
 }
@@ -530,13 +550,11 @@ rsd_status rank_tensor_read(struct torch_file *file, pickle_node c, int64_t rank
     } else {
         tensor.sharded = true;
         status = take_wrapped_type(tree, parts.args, &tensor);
-        if (status)
-            ;
-        else if (pickle_is_global(tree, parts.type, DISTRIBUTED, "DTensor"))
+        if (!status && pickle_is_global(tree, parts.type, DISTRIBUTED, "DTensor"))
             status = read_dtensor(file, parts.state, rank, cache, &tensor);
-        else if (pickle_is_global(tree, parts.type, DISTRIBUTED, "ShardedTensor"))
+        else if (!status && pickle_is_global(tree, parts.type, DISTRIBUTED, "ShardedTensor"))
             status = read_sharded_tensor(file, parts.state, rank, &tensor);
-        else
+        else if (!status)
             status = fail(RSD_EUNSUPPORTED, "tensors of the class %s are not supported",
                           pickle_global_text(tree, parts.type, text));
     }

@@ -86,7 +86,7 @@ struct catalog {
     struct stored_value *values;
     struct stored_array *arrays;          /* of extents of EXTENT_ARRAY */
     struct stored_transforms *transforms; /* lists with an unknown one */
-    const char *save_id;                  /* that the writer gave to the save; NULL: none */
+    const char *save_id;                  /* that the writer assigned to the save; NULL: none */
     const char **notes;                   /* what a user should know of what was read */
     char **names;                         /* blocks of names */
     char *next_name;
@@ -346,6 +346,16 @@ bool format_names_file(rsd_format id, const char *path);
 rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
                        const struct store_listing *listing, bool one_file,
                        const rsd_open_options *options);
+
+/* Says how a tensor of the first file is placed on the mesh. Called first with SIZE_MAX, for all of them. */
+typedef rsd_status joined_places(void *context, const rsd_checkpoint *first, size_t tensor,
+                                 rsd_placement *placements);
+
+/* Opens the files of several ranks, of which no file says how they are put together: file r has the parts of
+ * the r-th rank of the mesh. */
+rsd_status format_open_joined(rsd_checkpoint *checkpoint, const struct store_listing *listing,
+                              const rsd_open_options *options, const rsd_mesh *mesh,
+                              joined_places *places, void *context);
 
 /* As in struct format. EFORMAT: no file is known to hold the bytes of the box. */
 rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,

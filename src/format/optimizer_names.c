@@ -130,15 +130,14 @@ static rsd_status compare_state_shapes(struct state_shapes *shapes, int64_t numb
                                        pickle_node state)
 {
     const struct pickle_tree *tree = &shapes->file->tree;
-    const struct dtensor_reader *reader = shapes->reader;
+    struct dtensor_reader *reader = shapes->reader;
     struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, state));
     pickle_node key, value;
     while (pickle_walk_next_pair(&walk, &key, &value)) {
         struct rank_tensor tensor;
-        struct mesh_cache mesh = {0};
         if (!torch_view_is_tensor(tree, value) && !torch_is_sharded(tree, value))
             continue;
-        TRY(rank_tensor_read(shapes->file, value, reader->rank, &mesh, &tensor));
+        TRY(rank_tensor_read(shapes->file, value, reader->rank, &reader->mesh, &tensor));
         rank_tensor_drop(&tensor); /* its shape stays */
         if (!tensor.sharded && tensor.ndim == 0)
             continue;

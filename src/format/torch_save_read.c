@@ -181,8 +181,9 @@ static rsd_status fail_several(struct store *store, size_t n)
     rsd_status status =
         form ? fail(RSD_EUNSUPPORTED,
                     "%s: found %zu torch.save files with one rank's part each, as %s and %s; no "
-                    "file says how they are put together. Name one and set as_is (--as-is) to read "
-                    "that part alone",
+                    "file says how they are put together. Set from (--from-mesh) to say it, or "
+                    "name one "
+                    "file and set as_is (--as-is) to read that part alone",
                     store->path, n, name, other)
              : fail(RSD_EFORMAT, "%s: found %zu torch.save files and no index; name one of them",
                     store->path, n);

@@ -83,4 +83,7 @@ rsd_status local_retire_old(const struct local_output *output, int old_fd, int n
 /* Finishes what a killed run left between two renames. */
 rsd_status local_recover(const struct local_output *output);
 
+/* Returns how many files a store may have open. */
+size_t local_max_open(void);
+
 #endif

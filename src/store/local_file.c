@@ -20,7 +20,7 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
-enum { NSLOTS = 4, MIN_OPEN = 2, MAX_OPEN = 200, FLUSH_NBYTES = 32 << 20 };
+enum { NSLOTS = 4, FLUSH_NBYTES = 32 << 20 };
 
 /* An open descriptor. A file has several, because the kernel reads ahead for each of them: one for each
  * run of reads in which the next begins where the last ended. */
@@ -80,15 +80,6 @@ static rsd_status fail_errno(void)
 
 /* ---- the directory ---- */
 
-/* Returns how many files a store may have open: a quarter of what the process may, for there are others. */
-static size_t max_open_files(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 4 > MAX_OPEN)
-        return MAX_OPEN;
-    return limit.rlim_cur / 4 < MIN_OPEN ? (size_t)MIN_OPEN : (size_t)(limit.rlim_cur / 4);
-}
-
 rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct store **out)
 {
     struct local_directory *directory = mem_new(1, sizeof *directory);
@@ -101,7 +92,7 @@ rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct stor
     }
     memcpy(copy, path, n);
     directory->fd = fd;
-    directory->max_open = max_open_files();
+    directory->max_open = local_max_open();
     directory->base = (struct store){.ops = &local_store, .path = copy};
     pthread_mutex_init(&directory->lock, NULL);
     pthread_cond_init(&directory->unpinned, NULL);

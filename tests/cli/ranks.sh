@@ -46,4 +46,15 @@ try merge differ x --all
 try verify differ
 try merge differ first --all -q --take-rank-0
 try inspect first
+echo "# files that say nothing: two ranks with one row each"
+mkdir cut && for r in 0 1; do reshard merge "$GOLDEN/../bad/ranks_plain_differ/model_world_size_2_rank_$r.pt" cut/consolidated.0$r.pth --as-is -q; done
+try inspect cut
+try inspect cut/consolidated.00.pth
+try inspect cut --from-mesh tp=2 --from 'w=S(0)'
+try extract cut w whole.npy --from-mesh tp=2 --from 'w=S(0)'
+try inspect cut --from-mesh tp=2
+try inspect cut --from-mesh tp=3
+try inspect cut --from-mesh 2x
+try inspect cut --from 'w=S(0)'
+try inspect cut --from-mesh tp=2 --from 'w=B(0)'
 ls

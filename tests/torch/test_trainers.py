@@ -12,6 +12,7 @@ from torch import nn
 import reshard
 import tap
 import worlds
+from tensors import bits
 
 warnings.simplefilter("ignore")
 
@@ -142,6 +143,27 @@ class Trainers(unittest.TestCase):
                 merged = load_file(folder("out/model.safetensors"))
                 for name, value in readable.items():
                     self.assertTrue(torch.equal(merged[name], value), name)
+
+
+    def test_written(self):
+        """torch.save files are read by torch.load with weights_only=True, with all dtypes and names"""
+        state = {f"{dtype}".split(".")[1]: torch.ones(3, 5).to(dtype) for dtype in
+                 (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8,
+                  torch.complex64, torch.float8_e4m3fn, torch.uint16)}
+        state |= {"empty": torch.ones(0, 4), "scalar": torch.tensor(2.5), "a name \u00e4'\n": torch.ones(2)}
+        with worlds.Folder() as folder:
+            torch.save(state, folder("x.pt"))
+            reshard.convert(folder("x.pt"), folder("one.pt"))
+            reshard.convert(folder("x.pt"), folder("many"), format="torch.save", max_shard_size=100)
+            found = {"one": torch.load(folder("one.pt"), weights_only=True), "many": {}}
+            for name in sorted(os.listdir(folder("many"))):
+                if name.endswith(".bin"):
+                    found["many"] |= torch.load(folder("many", name), weights_only=True)
+            for label, tensors in found.items():
+                self.assertEqual(set(tensors), set(state), label)
+                for name, value in state.items():
+                    self.assertEqual(tensors[name].dtype, value.dtype, name)
+                    self.assertTrue(torch.equal(bits(tensors[name]), bits(value)), f"{label}: {name}")
 
 
 if __name__ == "__main__":

@@ -336,13 +336,13 @@ class Reader(FileSystemReader):
 
 
 def _open_regular(path: str, folder: str) -> BinaryIO:
-    """Opens a data file. What is no regular file could block, and a link could lead anywhere: it may lead out of the
-    folder only to a blob of the same cache of downloads."""
+    """Opens a data file. A file that is not regular could block, and a link could lead anywhere: it may lead out of the
+    directory only to a blob of the same cache of downloads."""
     real, inside = os.path.realpath(path), os.path.realpath(folder)
     cache, snapshots, _ = inside.rpartition("/snapshots/")
     blob = bool(snapshots) and os.path.dirname(real) == os.path.join(cache, "blobs")
     if not blob and os.path.commonpath([real, inside]) != inside:
-        raise FormatError(f"{path}: a link that leads out of the folder")
+        raise FormatError(f"{path}: a link that leads out of the directory")
     fd = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
