@@ -1,7 +1,9 @@
 """redistribute where torch traces, simulates or waits later: torch.compile, FakeTensor and LocalTensor modes, simulated
 process groups, asynchronous results, and moves that need no other rank."""
+import os
 import threading
 import time
+import traceback
 import unittest
 
 import torch
@@ -96,6 +98,30 @@ def fake_group():
         dist.destroy_process_group()
 
 
+def threads():
+    """Each rank is a thread of this process."""
+    from torch.testing._internal.distributed import multi_threaded_pg
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    multi_threaded_pg._install_threaded_pg()
+    store, raised = dist.HashStore(), []
+
+    def work(rank):
+        dist.init_process_group("threaded", rank=rank, world_size=2, store=store)
+        x = DTensor.from_local(torch.ones(2, 8), init_device_mesh("cpu", (2,)), [S0])
+        try:
+            rt.redistribute(x, x.device_mesh, [S1])
+        except reshard.UnsupportedError as error:
+            raised.append(str(error))
+
+    ranks = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join()
+    multi_threaded_pg._uninstall_threaded_pg()
+    assert len(raised) == 2 and all("'threaded', which has threads" in one for one in raised), raised
+
+
 def later():
     mesh, value = init_device_mesh("cpu", (2,)), number((6, 4), 3)
     x = distribute_tensor(value, mesh, [S0])
@@ -152,6 +178,19 @@ def alone(nobody):
     assert not group._made and threading.active_count() == 1
 
 
+def in_child(work):
+    """Runs it in a process of its own, since torch keeps what it registers."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 class Modes(unittest.TestCase):
     def test_compiled(self):
         """torch.compile without graph breaks, and gradients"""
@@ -167,11 +206,12 @@ class Modes(unittest.TestCase):
 
     def test_simulated(self):
         """LocalTensor mode: the ranks of one process, as torch moves them"""
-        simulated()
+        in_child(simulated)
 
     def test_fake_group(self):
-        """a fake process group is refused"""
-        fake_group()
+        """a fake process group is refused, and so is one whose ranks are threads"""
+        in_child(fake_group)
+        in_child(threads)
 
     def test_later(self):
         """async_op=True: a tensor that is waited for at its first use, in any order, and gradients"""

@@ -43,6 +43,7 @@ def made_group(ranks: Tuple[int, ...]) -> Any:
     once. It is not registered in torch.distributed: new_group requires every rank of the world, or names the
     group differently on ranks that belong to different numbers of groups."""
     if ranks not in _made:
+        _check_processes(dist.group.WORLD)
         if not _made:
             weakref.finalize(dist.group.WORLD, forget_groups, _age)
         _nmade[ranks] = _nmade.get(ranks, 0) + 1
@@ -83,17 +84,24 @@ def check_initialized() -> None:
 _SIMULATED = {"fake": "sends nothing", "threaded": "has threads of one process as its ranks"}
 
 
+def _check_processes(group: Any) -> None:
+    """Raises UnsupportedError if the ranks of a group are not processes."""
+    name = dist.get_backend(group)
+    if name in _SIMULATED:
+        raise UnsupportedError(f"the backend of the process group is {name!r}, which {_SIMULATED[name]}; ranks must be "
+                               "processes, such as with gloo or nccl")
+
+
 def host_group(group: Optional[Any] = None) -> Any:
     """Collective the first time. Returns the group, or one of the same ranks if it has no backend for host memory."""
     check_initialized()
     group = dist.group.WORLD if group is None else group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidError("this rank is not in the process group")
-    if is_made(group) or has_host(group):
-        why = _SIMULATED.get(_backend(group))
-        if why is not None:
-            raise UnsupportedError(f"the backend of the process group is {_backend(group)!r}, which {why}; ranks must "
-                                   "be processes, such as with gloo or nccl")
+    if is_made(group):
+        return group
+    _check_processes(group)
+    if has_host(group):
         return group
     return made_group(tuple(sorted(dist.get_process_group_ranks(group))))
 
