@@ -65,7 +65,6 @@ static rsd_status open_context(const struct driver *cu, int ordinal, struct cuda
     CU_TRY(cuDeviceGetAttribute, &device->major, CU_DEVICE_MAJOR, device->device);
     CU_TRY(cuDeviceGetAttribute, &device->minor, CU_DEVICE_MINOR, device->device);
     CU_TRY(cuDeviceGetAttribute, &device->nprocessors, CU_DEVICE_MULTIPROCESSORS, device->device);
-    CU_TRY(cuDeviceGetUuid, &device->uuid, device->device);
     CU_TRY(cuDevicePrimaryCtxRetain, &device->context, device->device);
     return RSD_OK;
 }
@@ -90,11 +89,6 @@ rsd_status cuda_open_device(int ordinal, struct cuda_device **out)
     *out = devices.list[ordinal];
     pthread_mutex_unlock(&devices.lock);
     return status;
-}
-
-void cuda_device_uuid(const struct cuda_device *device, unsigned char uuid[16])
-{
-    memcpy(uuid, device->uuid.bytes, 16);
 }
 
 rsd_status device_enter(const struct cuda_device *device)

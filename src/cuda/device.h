@@ -13,7 +13,6 @@ struct cuda_device {
     int ordinal, major, minor, nprocessors;
     cu_device device;
     cu_context context;
-    struct cu_uuid uuid;
     pthread_mutex_t lock; /* of what follows */
     cu_function functions[NKERNELS];
     struct cuda_queue *kept;  /* queues for the next user */
