@@ -318,26 +318,6 @@ static rsd_status choose_part(const rsd_checkpoint *checkpoint, struct model_par
 
 /* ---- wrappers ---- */
 
-/* Removes the parts that wrappers add to names. */
-static void remove_wrappers(char *name)
-{
-    static const char *const wrappers[] = {"_orig_mod.", "_fsdp_wrapped_module.",
-                                           "_checkpoint_wrapped_module.", NULL};
-    char *out = name;
-    for (const char *at = name; *at;) {
-        const char *const *wrapper = wrappers;
-        bool first = at == name || at[-1] == '.';
-        while (first && *wrapper && strncmp(at, *wrapper, strlen(*wrapper)) != 0)
-            wrapper++;
-        size_t n = first && *wrapper ? strlen(*wrapper) : 0;
-        if (n && at[n])
-            at += n;
-        else
-            *out++ = *at++;
-    }
-    *out = '\0';
-}
-
 /* How the names of the part begin. */
 struct name_starts {
     char prefix[64]; /* the first part of all names, with its dot; "": there are several */
@@ -434,7 +414,7 @@ rsd_status model_part_name(const struct model_part *part, const char *name, char
     char *copy = mem_copy(name, strlen(name) + 1, 1);
     if (!copy)
         return RSD_ENOMEM;
-    remove_wrappers(copy);
+    torch_strip_wrappers(copy);
     size_t n = strlen(part->strip);
     if (n && strncmp(copy, part->strip, n) == 0 && copy[n])
         memmove(copy, copy + n, strlen(copy + n) + 1);

@@ -96,25 +96,6 @@ static rsd_status find_nranks(struct dtensor_reader *reader, const struct store_
 
 /* ---- names ---- */
 
-/* Removes the parts that wrappers add to names: of FSDP, of torch.compile and of activation checkpoints. */
-static void strip_wrappers(char *name)
-{
-    static const char *const wrappers[] = {"_fsdp_wrapped_module.", "_orig_mod.",
-                                           "_checkpoint_wrapped_module.", NULL};
-    char *out = name;
-    for (const char *at = name; *at;) {
-        const char *const *wrapper = wrappers;
-        bool first = at == name || at[-1] == '.';
-        while (first && *wrapper && strncmp(at, *wrapper, strlen(*wrapper)) != 0)
-            wrapper++;
-        if (first && *wrapper)
-            at += strlen(*wrapper);
-        else
-            *out++ = *at++;
-    }
-    *out = '\0';
-}
-
 /* Returns whether all keys of a state dict begin with "module.", as DistributedDataParallel leaves them. */
 static bool has_module_prefix(const struct pickle_tree *tree, pickle_node root)
 {
@@ -125,7 +106,7 @@ static bool has_module_prefix(const struct pickle_tree *tree, pickle_node root)
         char name[64];
         struct slice text = pickle_text(tree, key);
         snprintf(name, sizeof name, "%.*s", (int)(text.nbytes < 63 ? text.nbytes : 63), text.bytes);
-        strip_wrappers(name);
+        torch_strip_wrappers(name);
         any = true;
         if (pickle_kind(tree, key) != NODE_STRING || strncmp(name, "module.", 7) != 0)
             return false;
@@ -163,7 +144,7 @@ static rsd_status add_rank_tensor(struct torch_visit *visit, pickle_node c)
         return fail(RSD_EFORMAT, "name of a tensor or value is empty or contains NUL");
     memcpy(name, full.bytes, full.nbytes + 1);
     if (reader->in_model) {
-        strip_wrappers(name);
+        torch_strip_wrappers(name);
         if (reader->module_prefix && strncmp(name, "module.", 7) == 0)
             memmove(name, name + 7, strlen(name + 7) + 1);
     }

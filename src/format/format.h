@@ -366,6 +366,12 @@ rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t
 rsd_status format_check_claims(const rsd_checkpoint *checkpoint);
 rsd_status format_check_values(rsd_checkpoint *checkpoint); /* likewise of the items of values */
 
+/* ---- torch_names.c ---- */
+
+/* Removes the parts that wrappers add to the name of a parameter: of FSDP, of torch.compile and of activation
+ * checkpoints. */
+void torch_strip_wrappers(char *name);
+
 /* ---- values.c ---- */
 
 /* Reads the item of a value, within a budget. */
