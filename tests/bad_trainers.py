@@ -81,7 +81,7 @@ def zero_models():
             shape_17=model(shapes=lst(state(w=size(*[1] * 17)))),
             shape_2_62=model(shapes=lst(state(w=size(2**61, 4)))), twice=model(shapes=lst(SHAPE, SHAPE)),
             more=model(shapes=lst(state(w=size(2, 4), u=size(4)))),
-            placeholder=model(state(w=EMPTY, u=EMPTY)), shared_numbers=model(shared_params=dct((num(1), num(2)))),
+            emptied=model(state(w=EMPTY, u=EMPTY)), shared_numbers=model(shared_params=dct((num(1), num(2)))),
             never_run=model(SYSTEM)).items():
         zero(f"zero_{what}", models={0: body})
     frozen = dict(frozen_param_shapes=state(u=size(8)))

@@ -168,7 +168,7 @@ static rsd_status read_buffer_names(struct zero_reader *reader)
 }
 
 /* Returns whether an entry of stage 3 stands for a parameter that is elsewhere. */
-static bool is_placeholder(const struct zero_reader *reader, const struct zero_entry *entry)
+static bool is_emptied(const struct zero_reader *reader, const struct zero_entry *entry)
 {
     struct tied_place place;
     size_t known;
@@ -181,7 +181,7 @@ static bool is_placeholder(const struct zero_reader *reader, const struct zero_e
 static rsd_status add_stored_entry(struct zero_reader *reader, const struct zero_entry *entry,
                                    struct torch_visit *visit)
 {
-    if (is_placeholder(reader, entry))
+    if (is_emptied(reader, entry))
         return fail(RSD_EFORMAT,
                     "%.*s: the model file has no elements of the parameter, and "
                     "neither param_shapes nor frozen_param_shapes lists it",

@@ -50,16 +50,16 @@ class Model:
         return {**values, **{name: values[owner] for name, owner in self.shared.items()}, **self.frozen,
                 **self.buffers, **states}
 
-    def module(self, placeholders):
+    def module(self, emptied):
         """The state dict; of stage 3 it has parameters without elements."""
-        of = (lambda value: torch.zeros(0, dtype=self.dtype)) if placeholders else (lambda value: value.to(self.dtype))
+        of = (lambda value: torch.zeros(0, dtype=self.dtype)) if emptied else (lambda value: value.to(self.dtype))
         trained = {name: of(value) for name, value in self.trained().items()}
         shared = {name: trained[owner] for name, owner in self.shared.items()}
         frozen = {name: of(value) for name, value in self.frozen.items()}
         return OrderedDict({**trained, **shared, **frozen, **self.buffers})
 
     def file(self, shapes, **more):
-        return {"module": self.module(more.pop("placeholders", False)), "buffer_names": list(self.buffers),
+        return {"module": self.module(more.pop("emptied", False)), "buffer_names": list(self.buffers),
                 "param_shapes": shapes, "shared_params": self.shared, "optimizer": None, "global_steps": 3,
                 "ds_version": "0", "note": "hello", **more}
 
@@ -129,7 +129,7 @@ def write_cut(model, rng, folder, world):
                       "optimizer_state_dict": {"state": state, "param_groups": [
                           {"lr": 0.5, "params": list(range(len(subgroups)))}]}})
         shapes = [OrderedDict((name, trained[name].shape) for name in names) for names in subgroups]
-        torch.save(model.file(shapes, placeholders=True, frozen_param_shapes=OrderedDict(
+        torch.save(model.file(shapes, emptied=True, frozen_param_shapes=OrderedDict(
             (name, value.shape) for name, value in model.frozen.items()), frozen_param_fragments=OrderedDict(
                 (name, pieces(value)[rank]) for name, value in model.frozen.items())),
             folder(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"))

@@ -8,6 +8,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
+from torch import library
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
@@ -54,7 +55,7 @@ def operator():
     from reshard.torch.moving import _move_of
     text = _move_of(torch.float32, (4, 6), mesh, [S0], mesh, [S1]).text()
     local = number((2, 6), dist.get_rank()).requires_grad_()
-    torch.library.opcheck(torch.ops.reshard.redistribute.default, (local, text),
+    library.opcheck(torch.ops.reshard.redistribute.default, (local, text),
                           test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
 
 

@@ -13,6 +13,7 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
+from torch import library
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -87,8 +88,8 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> Tuple[Any, None]:
     return operator(gradient, _backward_of(ctx.move)), None
 
 
-if hasattr(torch.library, "custom_op"):
-    operator: Any = torch.library.custom_op("reshard::redistribute", mutates_args=())(_redistribute)
+if hasattr(library, "custom_op"):
+    operator: Any = library.custom_op("reshard::redistribute", mutates_args=())(_redistribute)
     operator.register_fake(_fake)
     operator.register_autograd(_backward, setup_context=_keep_move)
 else:  # before 2.4
