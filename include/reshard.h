@@ -93,8 +93,8 @@ const char *rsd_error(void);
 
 /* The version of this header, as text and as 10000 * major + 100 * minor + patch. rsd_version returns the
  * version of the library that runs. */
-#define RSD_VERSION        "0.1.0"
-#define RSD_VERSION_NUMBER 100
+#define RSD_VERSION        "0.2.0"
+#define RSD_VERSION_NUMBER 200
 const char *rsd_version(void);
 
 /* Frees text or a list that a call returned through a pointer. Accepts NULL. */
