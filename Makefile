@@ -118,6 +118,7 @@ $(BUILD)/examples/%: $(BUILD)/obj/examples/%.o $(BUILD)/libreshard.a
 
 include fuzz/fuzz.mk
 include tests/tests.mk
+include tools/wheel.mk
 include tests/torch/torch.mk
 include tests/cuda/cuda.mk
 include bench/bench.mk

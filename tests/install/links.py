@@ -1,5 +1,5 @@
-"""links.py DIRECTORY: prints every relative link in the Markdown files of a directory that leads nowhere: a file that does
-not exist, or a heading that the file does not have."""
+"""links.py DIRECTORY: prints every relative link in the Markdown files of a directory that leads nowhere: a file that
+does not exist, or a heading that the file does not have."""
 import pathlib
 import re
 import sys
