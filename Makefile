@@ -124,6 +124,25 @@ include tests/cuda/cuda.mk
 include bench/bench.mk
 include tests/mpi/mpi_tests.mk
 
+.PHONY: docs
+docs:
+	@tools/need.sh doxygen:doxygen python3:python3
+	@rm -rf $(BUILD)/docs
+	@mkdir -p $(BUILD)/docs
+	$(Q)(cat tools/docs/Doxyfile; echo "PROJECT_NUMBER = $(VERSION)"; echo "INPUT = include"; \
+	    echo "OUTPUT_DIRECTORY = $(BUILD)/docs") | doxygen -
+	@echo "  docs  $(BUILD)/docs/html/index.html, $(BUILD)/docs/man/man3"
+
+# The interface of the last release is in tools/abi. abi-record replaces it; docs/versions.md says when.
+.PHONY: abi-check abi-record
+abi-check: all
+	@tools/need.sh abidiff:abigail-tools readelf:binutils
+	@tools/abi.sh check $(BUILD)
+
+abi-record: all
+	@tools/need.sh abidw:abigail-tools
+	@tools/abi.sh record $(BUILD)
+
 demo: all $(EXAMPLES) $(CPP_EXAMPLE)
 	@tools/demo.sh $(BUILD)
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs to an empty directory, builds programs against what is there, checks the links in the documents, and uninstalls.
+# Builds the reference, installs to an empty directory, builds programs against what is there, checks the documents and the
+# manual pages, and uninstalls.
 tree=$(cd "$(dirname "$0")/.." && pwd) build=${BUILD_DIR:?where is the build?}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -40,6 +41,13 @@ check "$(try_make demo)" installs "make demo as root installs them"
 
 # ---- the installed files ----
 
+if has doxygen; then
+    make -C "$tree" docs > "$work/log" 2>&1
+    check "$? $(grep -c warning: "$work/log")" "0 0" "make docs, without warnings"
+else
+    skip "make docs" "doxygen is not installed"
+fi
+
 prefix=$work/usr lib=$work/usr/lib/$(${CC:-cc} -print-multiarch)
 make_quietly install PREFIX="$prefix" LIBDIR="$lib"
 check "$("$prefix/bin/reshard" --version)" "reshard $(sed -n 's/^#define RSD_VERSION  *"\(.*\)"/\1/p' "$tree/include/reshard.h")" \
@@ -51,6 +59,25 @@ for page in reshard.1 reshard-mpi.1; do
     fi
 done
 check "$(python3 "$tree/tests/install/links.py" "$prefix/share/doc/reshard")" "" "every link in the installed documents works"
+
+# Prints the functions of the headers whose manual page does not exist or does not describe anything.
+undocumented() {
+    for library in "$build"/libreshard.so "$build"/libreshard_mpi.so; do
+        [ ! -e "$library" ] || nm -D --defined-only "$library" | sed -n 's/.* \(rsd_[a-z0-9_]*\)@.*/\1/p'
+    done | while read -r name; do
+        page=$prefix/share/man/man3/$name.3
+        linked=$(sed -n '1s|^[.]so man3/||p' "$page" 2> /dev/null)
+        sed -n '/^[.]SH "Detailed Description"/,/^[.]SH "[^D]/p' "$prefix/share/man/man3/${linked:-$name.3}" 2> /dev/null |
+            grep -q '^[^.]' || echo "$name"
+    done
+}
+if has doxygen; then
+    check "$(undocumented)" "" "every public function has a manual page with a description"
+    check "$(ls "$prefix"/share/man/man3/rsd_*.3 | wc -l | awk '{ print ($1 > 150) }')" 1 "they are many"
+    html=$prefix/share/doc/reshard/html
+    check "$(grep -c init_search "$html/index.html") $(grep -lq rsd_plan_new "$html"/search/*.js && echo found)" \
+        "1 found" "the HTML has a search box that knows the functions"
+fi
 
 run_app() { LD_LIBRARY_PATH=$lib "$work/app" "$@" 2>&1; }
 problem='f32[8,6] : 4:S0 -> 2x2:S0,S1'

@@ -8,7 +8,7 @@ TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gat
     collective_stops
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
          tests/cli.sh tests/costly.sh tests/terminal.sh tests/file_systems.sh tests/completion.sh tests/examples.sh \
-         tests/install.sh tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
+         tests/install.sh tests/abi.sh tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
          $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 
 ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))
@@ -33,7 +33,7 @@ test-mpi-ready:
 
 # Without these, the tests that use them are skipped.
 test-tools-ready:
-	@tools/need.sh cmake:cmake pkg-config:pkg-config man:man-db || echo "some tests are skipped"
+	@tools/need.sh cmake:cmake pkg-config:pkg-config man:man-db abidiff:abigail-tools doxygen:doxygen || echo "some tests are skipped"
 
 test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES) $(CPP_EXAMPLE) $(MPI_EXAMPLES)
 	TSAN_OPTIONS=halt_on_error=1 BUILD_DIR="$(CURDIR)/$(BUILD)" EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \

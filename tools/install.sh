@@ -73,7 +73,7 @@ put 644 "$docs/examples/python" examples/python/*.py
 
 # The reference, if make docs has built it.
 if [ "$verb" = install ] && [ -d "$BUILD/docs" ]; then
-    put 644 "$share/man/man3" "$BUILD"/docs/man/man3/rsd_*.3
+    put 644 "$share/man/man3" "$BUILD"/docs/man/man3/rsd_*.3 "$BUILD"/docs/man/man3/reshard*.3
     rm -rf "$DESTDIR$docs/html"
     (cd "$BUILD/docs" && find html -type d) | while read -r directory; do
         find "$BUILD/docs/$directory" -maxdepth 1 -type f | {
@@ -83,7 +83,7 @@ if [ "$verb" = install ] && [ -d "$BUILD/docs" ]; then
         }
     done
 elif [ "$verb" = uninstall ]; then
-    rm -f "$DESTDIR$share"/man/man3/rsd_*.3
+    rm -f "$DESTDIR$share"/man/man3/rsd_*.3 "$DESTDIR$share"/man/man3/reshard*.3
     rm -rf "$DESTDIR$docs/html"
     for directory in "$docs/examples/python" "$docs/examples" "$docs/docs" "$docs" "$LIBDIR/cmake/reshard"; do
         [ ! -d "$DESTDIR$directory" ] || rmdir "$DESTDIR$directory" || true
