@@ -29,7 +29,7 @@ WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wpedantic -Wstrict-prototypes -
             -Wvla -Wpointer-arith -Wcast-qual -Wformat=2
 CFLAGS ?= -O2 -g -DNDEBUG
 ALL_CFLAGS := -std=c11 -ffp-contract=off $(WARNINGS)
-ALL_LDLIBS := -lpthread
+ALL_LDLIBS := -lpthread -ldl
 ifneq ($(ZSTD),no)
 ALL_CPPFLAGS += -DRSD_HAVE_ZSTD=1
 ALL_LDLIBS += -lzstd

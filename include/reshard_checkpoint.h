@@ -16,6 +16,7 @@ extern "C" {
 #endif
 
 struct rsd_transport; /* reshard_transport.h: how processes talk to each other */
+struct rsd_storage;   /* reshard_storage.h: credentials and limits for URLs */
 
 /* ---- 6.1 Looking -----------------------------------------------------------------------------
  *
@@ -47,6 +48,7 @@ typedef struct rsd_open_options {
     const char
         *metadata; /* the one file of a DCP folder that says what is in it, such as __3.metadata;
                            * NULL: .metadata, or all of __0.metadata, __1.metadata, ... */
+    struct rsd_storage *storage; /* reshard_storage.h: for s3:// and https://; NULL: unsigned */
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: not
@@ -197,6 +199,7 @@ typedef struct rsd_save_options {
     void *context;
     const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
     double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
+    struct rsd_storage *storage; /* as that of rsd_open_options */
 } rsd_save_options;
 
 /* Saves as a DCP checkpoint. Every element has to be in some rank's array, else EMISMATCH. A Partial
@@ -240,6 +243,7 @@ typedef struct rsd_items_options {
     int32_t sync;         /* 1: it is on disk when the call returns */
     rsd_on_progress *on_progress;
     void *context;
+    struct rsd_storage *storage; /* as that of rsd_open_options */
 } rsd_items_options;
 
 /* Item i lies at byte places[2 * i] of the file, in places[2 * i + 1] bytes. options and report may be
@@ -287,6 +291,7 @@ typedef struct rsd_convert_options {
     void *context;
     const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
     double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
+    struct rsd_storage *storage; /* as that of rsd_open_options */
 } rsd_convert_options;
 
 /* options and report may be NULL. With safetensors, an out that ends in .safetensors is one file.

@@ -11,7 +11,7 @@
 /* ---- checkpoint.c ---- */
 
 /* Lists the files that belong to the checkpoint at a path. */
-rsd_status checkpoint_list_owned(const char *path, struct name_list *owned);
+rsd_status checkpoint_list_owned(const char *path, rsd_storage *storage, struct name_list *owned);
 
 /* ---- spread.c: one call, many ranks ---- */
 
@@ -298,7 +298,8 @@ rsd_status convert_say_written(struct converting *converting);
 rsd_status convert_merge(void *converting, const struct payload *all, struct payload *result);
 
 /* Opens the directory of a side file, which must be a regular file. */
-rsd_status convert_open_side_file(const char *path, struct store **store, uint32_t *file);
+rsd_status convert_open_side_file(const char *path, rsd_storage *storage, struct store **store,
+                                  uint32_t *file);
 
 /* Everything but the writing. */
 rsd_status convert_prepare(struct converting *converting, bool one_file);

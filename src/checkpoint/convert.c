@@ -161,18 +161,18 @@ static rsd_status settle_names(struct converting *c)
 }
 
 /* Copies a file into the folder, under its own name. */
-static rsd_status add_side_file(struct store *output, const char *path)
+static rsd_status add_side_file(const struct converting *c, const char *path)
 {
     struct store *store;
     char *bytes = NULL;
     uint32_t file;
     size_t n;
-    TRY(convert_open_side_file(path, &store, &file));
+    TRY(convert_open_side_file(path, c->options.storage, &store, &file));
     rsd_status status = store_load(store, file, MOST_SIDE_FILE, &bytes, &n);
     if (status)
         store_fail_in(store, file, status);
     else
-        status = store_put(output, store_file_name(store, file), bytes, n);
+        status = store_put(c->output.store, store_file_name(store, file), bytes, n);
     mem_free(bytes);
     store_close(store);
     return status;
@@ -232,7 +232,7 @@ static rsd_status finish_all(void *context)
         TRY(journal_clear(c->dest));
     TRY(settle_names(c));
     for (int64_t i = 0; i < c->options.nside_files; i++)
-        TRY(add_side_file(c->output.store, c->options.side_files[i]));
+        TRY(add_side_file(c, c->options.side_files[i]));
     TRY(c->manifest.format->writer->finish(&c->manifest, c->output.store));
     c->report.nbytes_written += (int64_t)c->output.nbytes_written;
     c->report.nfiles_written += c->output.nfiles_written;

@@ -272,11 +272,12 @@ static const char *base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
-rsd_status convert_open_side_file(const char *path, struct store **store, uint32_t *file)
+rsd_status convert_open_side_file(const char *path, rsd_storage *storage, struct store **store,
+                                  uint32_t *file)
 {
     const char *name;
     uint64_t nbytes;
-    TRY(store_open(path, store, &name));
+    TRY(store_open(path, storage, store, &name));
     rsd_status status = RSD_OK;
     if (!name)
         status = fail(RSD_EIO, "%s is not a regular file", path);
@@ -297,7 +298,7 @@ static rsd_status check_side_file(const struct converting *c, int64_t index)
     const char *path = c->options.side_files[index], *name = base_name(path);
     struct store *store;
     uint32_t file;
-    TRY(convert_open_side_file(path, &store, &file));
+    TRY(convert_open_side_file(path, c->options.storage, &store, &file));
     store_close(store);
     if (format_is_marker(name) || strcmp(name, JOURNAL_NAME) == 0)
         return fail(RSD_EINVAL, "%s: the checkpoint has a file of this name", path);

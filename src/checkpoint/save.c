@@ -304,7 +304,7 @@ static rsd_status open_joined(const char *path, int64_t nranks, rsd_checkpoint *
     char name[64];
     const char *none;
     uint32_t file;
-    rsd_status status = store_open(path, &joined->store, &none);
+    rsd_status status = store_open(path, NULL, &joined->store, &none);
     for (int64_t rank = 0; rank < nranks && !status; rank++) {
         int n = snprintf(name, sizeof name, "__%lld.metadata", (long long)rank);
         status = store_add_file(joined->store, (struct slice){name, (size_t)n}, &file);

@@ -330,6 +330,9 @@ static int open_inputs(struct verification *request)
     request->options.on_progress = progress_report;
     request->options.context = &request->progress;
     request->options.transport = ranks_transport();
+    request->options.max_nbytes =
+        urls_limit_memory(request->paths[0], request->verb->npaths > 1 ? request->paths[1] : "",
+                          request->options.max_nbytes);
     int code =
         cli_fail_status(verb, rsd_pool_new((int32_t)request->threads, &request->options.pool));
     for (int i = 0; i < request->verb->npaths && !code; i++)

@@ -9,7 +9,11 @@
 
 int input_open(const char *verb, const char *path, rsd_checkpoint **checkpoint)
 {
-    return cli_fail_status(verb, rsd_checkpoint_open(path, NULL, checkpoint));
+    rsd_open_options options = {.struct_nbytes = sizeof options};
+    rsd_status status = urls_open_storage(path, &options.storage);
+    if (!status)
+        status = rsd_checkpoint_open(path, &options, checkpoint);
+    return cli_fail_status(verb, status);
 }
 
 /* Marks the files that have an extent which is needed. */
@@ -44,6 +48,8 @@ static char *find_input_directory(const char *path)
 int input_check_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
                       input_needs *needs, const void *context)
 {
+    if (urls_is_url(path)) /* a request for each would cost more than a late error */
+        return EXIT_YES;
     bool *marks = mark_files(checkpoint, needs, context);
     char *directory = find_input_directory(path);
     struct name_sample bad = {0};

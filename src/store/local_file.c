@@ -89,8 +89,10 @@ rsd_status local_open_directory(const char *path, size_t n, struct store **out)
     return RSD_OK;
 }
 
-static rsd_status local_open(const char *path, struct store **store, const char **file)
+static rsd_status local_open(const char *path, rsd_storage *storage, struct store **store,
+                             const char **file)
 {
+    (void)storage;
     struct stat found;
     const char *slash = strrchr(path, '/');
     *file = NULL;

@@ -158,7 +158,7 @@ static rsd_status move_entry(void *context, int directory_fd, const char *name)
 static rsd_status move_other_files(const struct local_output *output, const char *old)
 {
     struct retirement retirement = {.new_fd = -1};
-    rsd_status status = output->options.list_owned(old, &retirement.owned);
+    rsd_status status = output->options.list_owned(old, NULL, &retirement.owned);
     if (!status) {
         retirement.new_fd = open(output->base.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         status = retirement.new_fd < 0 ? fail_at(output->base.path)
@@ -200,7 +200,7 @@ static rsd_status check_directory(const struct local_output *output)
         return RSD_OK; /* an empty directory is as good as none */
     if (!output->options.overwrite)
         return fail(RSD_EEXIST, "%s already exists; set overwrite to replace it", path);
-    rsd_status status = output->options.list_owned(path, &owned);
+    rsd_status status = output->options.list_owned(path, NULL, &owned);
     name_list_drop(&owned);
     return status ? fail(RSD_EEXIST,
                          "%s exists and is not a checkpoint; not replaced. Remove it or choose "

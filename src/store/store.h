@@ -47,12 +47,16 @@ struct store_output;
  * once, but for open, close and add. */
 struct store_ops {
     const char *scheme; /* "s3" for paths that begin with s3://; NULL: of the local store */
-    rsd_status (*open)(const char *path, struct store **store, const char **file);
+    rsd_status (*open)(const char *path, rsd_storage *storage, struct store **store,
+                       const char **file);
     void (*close)(struct store *store);
     rsd_status (*add)(struct store *store); /* prepares one more file */
     rsd_status (*list)(struct store *store, const char *directory, struct store_listing *out);
     rsd_status (*stat)(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
     rsd_status (*read)(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
+    /* NULL: reading ahead is of no use. */
+    void (*prefetch)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
+    void (*release)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
     rsd_status (*create)(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
     rsd_status (*write)(struct store *store, uint32_t file, uint64_t offset, const void *data,
                         size_t n);
@@ -69,8 +73,10 @@ struct store_ops {
 };
 
 /* Opens the directory at a path. If a file is there, opens the directory that the file is in, and *file is
- * its name there, a part of `path`; else *file is NULL. ENOENT: nothing is there. */
-rsd_status store_open(const char *path, struct store **store, const char **file);
+ * its name there, a part of `path`; else *file is NULL. ENOENT: nothing is there. storage: for URLs; may be
+ * NULL. */
+rsd_status store_open(const char *path, rsd_storage *storage, struct store **store,
+                      const char **file);
 void store_close(struct store *store); /* accepts NULL */
 
 /* Lists a directory of the store; "" is the store itself. The caller drops the listing. What the store
@@ -96,6 +102,15 @@ rsd_status store_stat(struct store *store, uint32_t file, uint64_t *nbytes, int6
 
 /* Reads n bytes, all of them. EFORMAT: the file has fewer. EIO: it changed since it was first opened. */
 rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
+
+/* Says that bytes will be read soon, and that they will not be read again: a store far away requests them
+ * ahead, and keeps them until then. Both may be ignored. */
+void store_prefetch(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
+void store_release(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
+static inline bool store_can_prefetch(const struct store *store)
+{
+    return store->ops->prefetch != NULL;
+}
 
 /* Returns EFORMAT unless a file has these bytes; unless nbytes has them. */
 rsd_status store_check_range(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
@@ -142,7 +157,8 @@ enum output_mode {
 };
 
 /* Lists the files that belong to a checkpoint at a path. Fails if there is none. */
-typedef rsd_status store_list_owned(const char *path, struct name_list *owned);
+typedef rsd_status store_list_owned(const char *path, rsd_storage *storage,
+                                    struct name_list *owned);
 
 struct output_options {
     enum output_mode mode;
@@ -152,6 +168,7 @@ struct output_options {
      * locked, except to join. NULL: none, to join or in place. The text must outlive the output. */
     const char *journal;
     store_list_owned *list_owned;
+    rsd_storage *storage; /* for URLs; may be NULL */
 };
 
 /* An output that is being written. It appears at its path in one step, when it is committed. */

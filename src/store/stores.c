@@ -1,10 +1,12 @@
 /* stores.c - the table of stores, and what all of them have in common. */
 #include "local.h"
+#include "remote.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-static const struct store_ops *const stores[] = {&local_store, NULL};
+static const struct store_ops *const stores[] = {&local_store, &s3_store, &https_store, &http_store,
+                                                 NULL};
 
 /* ---- names ---- */
 
@@ -56,9 +58,10 @@ static const struct store_ops *find_store(const char *path)
     return &local_store;
 }
 
-rsd_status store_open(const char *path, struct store **store, const char **file)
+rsd_status store_open(const char *path, rsd_storage *storage, struct store **store,
+                      const char **file)
 {
-    return find_store(path)->open(path, store, file);
+    return find_store(path)->open(path, storage, store, file);
 }
 
 void store_close(struct store *store)
@@ -165,6 +168,18 @@ rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void 
     return store->ops->read(store, file, offset, out, n);
 }
 
+void store_prefetch(struct store *store, uint32_t file, uint64_t offset, uint64_t n)
+{
+    if (store->ops->prefetch && n > 0)
+        store->ops->prefetch(store, file, offset, n);
+}
+
+void store_release(struct store *store, uint32_t file, uint64_t offset, uint64_t n)
+{
+    if (store->ops->release && n > 0)
+        store->ops->release(store, file, offset, n);
+}
+
 rsd_status store_range_read(void *context, uint64_t offset, void *out, size_t n)
 {
     const struct store_range *range = context;
@@ -232,12 +247,18 @@ rsd_status store_remove(struct store *store, const char *name)
 rsd_status store_open_output(const char *path, const struct output_options *options,
                              struct store_output **output)
 {
-    return find_store(path)->open_output(path, options, output);
+    const struct store_ops *ops = find_store(path);
+    if (!ops->open_output)
+        return fail(RSD_EUNSUPPORTED, "%s: %s:// is for reading only", path, ops->scheme);
+    return ops->open_output(path, options, output);
 }
 
 rsd_status store_check_output(const char *path, const struct output_options *options)
 {
-    return find_store(path)->check_output(path, options);
+    const struct store_ops *ops = find_store(path);
+    if (!ops->check_output)
+        return fail(RSD_EUNSUPPORTED, "%s: %s:// is for reading only", path, ops->scheme);
+    return ops->check_output(path, options);
 }
 
 rsd_status store_commit(struct store_output *output)
