@@ -79,12 +79,22 @@ static rsd_status close_job(void *context, size_t index, struct transfer *transf
     return RSD_OK;
 }
 
+/* The tensor that a job reads whole, for reading ahead. */
+static size_t whole_tensor(void *context, size_t index)
+{
+    const struct converting *c = context;
+    bool whole = c->jobs[index].box == SIZE_MAX && !c->dest->resumed;
+    return whole ? c->source_of[c->jobs[index].tensor] : SIZE_MAX;
+}
+
 static rsd_status haul_all(struct converting *c)
 {
     struct batch batch = {.pool = c->options.pool,
                           .nlanes = c->nlanes,
                           .first_job = c->first_job,
                           .one_per_lane = c->manifest.compress != 0,
+                          .from = c->in,
+                          .whole_tensor = whole_tensor,
                           .open = open_job,
                           .close = close_job,
                           .context = c,

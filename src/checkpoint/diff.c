@@ -118,6 +118,7 @@ static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
     struct compared *compared = &c->list[index];
     compared->other_open = true;
     TRY(transfer_whole(&compared->other, c->b, compared->b, compare_block, NULL, c->tile_limit));
+    prefetch_tiles(&compared->other, 0, compared->other.ntiles);
     TRY(transfer_whole(transfer, c->a, compared->a, take_block, c, c->tile_limit));
     transfer->sinks[0].index = index;
     transfer->in_order = transfer->in_order || compared->other.in_order;

@@ -87,6 +87,12 @@ static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
                           &d->digests[index], d->tile_limit);
 }
 
+static size_t whole_digest_tensor(void *context, size_t job)
+{
+    const struct digesting *d = context;
+    return tensor_of(d, d->mine.list[job].job);
+}
+
 static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
 {
     (void)context, (void)job, (void)transfer;
@@ -135,8 +141,13 @@ static rsd_status share_tensors(struct digesting *d)
 static rsd_status run(void *context)
 {
     struct digesting *d = context;
-    struct batch batch = {
-        .pool = d->pool, .open = open_job, .close = close_job, .context = d, .seen = &d->seen};
+    struct batch batch = {.pool = d->pool,
+                          .from = d->checkpoint,
+                          .whole_tensor = whole_digest_tensor,
+                          .open = open_job,
+                          .close = close_job,
+                          .context = d,
+                          .seen = &d->seen};
     TRY(share_tensors(d));
     batch.parts = d->mine.list;
     operation_follow(&d->operation, &batch);

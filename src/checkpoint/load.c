@@ -136,6 +136,16 @@ static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
     return status;
 }
 
+/* A tensor of which all is loaded, for reading ahead. */
+static size_t whole_loaded_tensor(void *context, size_t job)
+{
+    const struct loading *loading = context;
+    const struct catalog *catalog = &loading->checkpoint->catalog;
+    size_t tensor = loading->wanted[loading->first[job]].tensor;
+    bool whole = loading->job_nbytes[job] >= tensor_nbytes(catalog, &catalog->tensors[tensor]);
+    return whole ? tensor : SIZE_MAX;
+}
+
 static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
 {
     (void)context;
@@ -182,8 +192,12 @@ static rsd_status check_jobs(struct loading *loading)
 static rsd_status run(void *context)
 {
     struct loading *loading = context;
-    struct batch batch = {
-        .pool = loading->options->pool, .open = open_job, .close = close_job, .context = loading};
+    struct batch batch = {.pool = loading->options->pool,
+                          .from = loading->checkpoint,
+                          .whole_tensor = whole_loaded_tensor,
+                          .open = open_job,
+                          .close = close_job,
+                          .context = loading};
     operation_follow(&loading->operation, &batch);
     TRY(batch_run_evenly(&batch, loading->job_nbytes, loading->njobs));
     report_add_stats(&loading->report, &batch.stats);

@@ -95,6 +95,15 @@ static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
     return transfer_from_box(transfer, v->checkpoint, v->tensor_of[extent], box, v->tile_limit);
 }
 
+/* The tensor of which a job reads the first box, for reading ahead: the others follow. */
+static size_t whole_verified_tensor(void *context, size_t job)
+{
+    const struct verifying *v = context;
+    size_t extent = v->mine.list[job].job, tensor = v->tensor_of[extent];
+    bool first = extent == v->checkpoint->catalog.tensors[tensor].first_extent;
+    return first && v->operation.nranks == 1 ? tensor : SIZE_MAX;
+}
+
 static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
 {
     (void)context, (void)job, (void)transfer;
@@ -134,6 +143,8 @@ static rsd_status share_boxes(struct verifying *v)
 static rsd_status read_boxes(struct verifying *v)
 {
     struct batch batch = {.pool = v->pool,
+                          .from = v->checkpoint,
+                          .whole_tensor = whole_verified_tensor,
                           .open = open_job,
                           .close = close_job,
                           .forgive = forgive,

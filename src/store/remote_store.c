@@ -379,8 +379,7 @@ static rsd_status add_blocks(struct remote_store *store, uint32_t file, uint64_t
         uint64_t end = *at && (*at)->offset < offset + n ? (*at)->offset : offset + n, taken;
         if (end <= offset) { /* inside a block */
             uint64_t left = (*at)->offset + (*at)->nbytes - offset;
-            taken = n < left ? n : left;
-            (*at)->wanted += taken;
+            taken = n < left ? n : left; /* who says it twice reads it once */
         } else {
             taken = end - offset < BLOCK_NBYTES ? end - offset : BLOCK_NBYTES;
             uint64_t extended = before ? extend_block(before, offset, taken) : 0;

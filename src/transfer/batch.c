@@ -30,7 +30,8 @@ struct running {
 
 struct lane_state {
     pthread_mutex_t lock;
-    size_t next, end; /* jobs */
+    size_t next, end;  /* jobs */
+    size_t prefetched; /* jobs before it are */
     struct running *current;
     int32_t nworkers; /* under the transfer's lock, like done */
     bool done;
@@ -173,6 +174,7 @@ static rsd_status open_next(struct state *s, struct lane_state *lane, struct io_
         if (!running)
             return RSD_ENOMEM;
         running->job = lane->next++;
+        prefetch_jobs(t, running->job, lane->end, &lane->prefetched);
         rsd_status status = t->open(t->context, running->job, &running->transfer);
         if (status) {
             job_failed(s, running, status);
@@ -187,6 +189,7 @@ static rsd_status open_next(struct state *s, struct lane_state *lane, struct io_
             running->next = partition_tile(part, part->from, running->transfer.ntiles);
             running->end = partition_tile(part, part->to, running->transfer.ntiles);
         }
+        prefetch_tiles(&running->transfer, running->next, running->end);
         atomic_init(&running->left, running->end - running->next);
         if (running->next == running->end)
             close_haul(s, running, stats);

@@ -134,7 +134,7 @@ static void choose_tiles(struct transfer *transfer, uint64_t most_nbytes)
     }
 }
 
-static void tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len)
+void transfer_tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len)
 {
     for (int32_t d = transfer->ndim - 1; d >= 0; d--) {
         int64_t count = ceil_div(transfer->len[d], transfer->tile[d]), i = index % count;
@@ -344,6 +344,6 @@ rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
                              struct scratch *scratch, struct io_stats *stats)
 {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    tile_box(transfer, index, lo, len);
+    transfer_tile_box(transfer, index, lo, len);
     return transfer_run_box(transfer, lo, len, scratch, stats);
 }

@@ -49,6 +49,9 @@ void source_close(struct source *source);
 rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
                        uint64_t keep_most, struct io_stats *stats);
 
+/* Tells the store which bytes of a region will be read. */
+void source_prefetch(struct source *source, const int64_t *lo, const int64_t *len);
+
 /* When everything is read: EFORMAT if the CRC-32 is wrong; counts what could not be checked. */
 rsd_status source_check(struct source *source, struct io_stats *stats);
 
@@ -162,6 +165,7 @@ rsd_status transfer_from_box(struct transfer *transfer, rsd_checkpoint *checkpoi
 rsd_status transfer_from_memory(struct transfer *transfer, const char *memory,
                                 const int64_t *strides, uint64_t most_nbytes); /* its only sink */
 
+void transfer_tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len);
 rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
                              struct scratch *scratch, struct io_stats *stats);
 rsd_status transfer_run_box(const struct transfer *transfer, const int64_t *lo, const int64_t *len,
@@ -224,6 +228,9 @@ struct batch {
     bool one_per_lane;             /* only one thread at a time may be at a lane */
     const struct job_part *parts;  /* of each job; NULL: all of it */
     struct partial_crc_list *seen; /* gets the sources of those that are not whole */
+    /* For reading ahead: the tensor of `from` that a job reads whole, or SIZE_MAX. from: NULL: not used. */
+    rsd_checkpoint *from;
+    size_t (*whole_tensor)(void *context, size_t job);
     rsd_status (*open)(void *context, size_t job, struct transfer *transfer);
     rsd_status (*close)(void *context, size_t job,
                         struct transfer *transfer);                /* when all of it is done */
@@ -238,6 +245,15 @@ rsd_status batch_run(struct batch *batch);
 
 /* Runs jobs of so many bytes that may be done in any order: one lane a thread, about equal. */
 rsd_status batch_run_evenly(struct batch *batch, const int64_t *nbytes, size_t njobs);
+
+/* ---- prefetch.c: what is read ahead ---- */
+
+/* Tells the store what the jobs from `job` to `end` will read, as far ahead as is of use. *next: the first of
+ * which it was not told. */
+void prefetch_jobs(const struct batch *batch, size_t job, size_t end, size_t *next);
+
+/* The same of tiles [first, end) of a transfer. */
+void prefetch_tiles(const struct transfer *transfer, int64_t first, int64_t end);
 
 uint64_t tile_limit(int64_t max_nbytes, const rsd_pool *pool); /* for each thread */
 void report_add_stats(rsd_report *report, const struct io_stats *stats);
