@@ -105,11 +105,11 @@ rsd_status dedup_add_boxes(const struct dedup *dedup, size_t tensor, size_t *nex
 #define JOURNAL_NAME "reshard-journal"
 
 struct output;
-rsd_status journal_start(const struct store_output *dest, const char *source, const char *target);
-rsd_status journal_resume(const struct store_output *dest, const char *source, const char *target,
+rsd_status journal_start(struct store_output *dest, const char *source, const char *target);
+rsd_status journal_resume(struct store_output *dest, const char *source, const char *target,
                           struct output *output);
-rsd_status journal_add(const struct store_output *dest, const struct output *output, uint32_t file);
-rsd_status journal_redo(const struct store_output *dest, uint32_t file);
+rsd_status journal_add(struct store_output *dest, const struct output *output, uint32_t file);
+rsd_status journal_redo(struct store_output *dest, uint32_t file);
 rsd_status journal_add_items(const struct store_output *dest, const size_t *extents, size_t n);
 rsd_status journal_clear(const struct store_output *dest); /* what ranks noted, each by itself */
 
@@ -219,7 +219,7 @@ static inline bool save_is_mine(const rsd_async_save *saving, size_t extent)
 }
 
 rsd_status save_open_output(const char *path, enum output_mode mode, bool overwrite,
-                            struct store_output **dest);
+                            rsd_storage *storage, struct store_output **dest);
 rsd_status save_write_files(rsd_async_save *saving);
 
 /* ---- save_spread.c: by many ranks ---- */

@@ -201,7 +201,8 @@ static struct output_options convert_output_options(const struct converting *c)
                                    .overwrite = c->options.overwrite != 0,
                                    .one_file = c->one_file,
                                    .journal = JOURNAL_NAME,
-                                   .list_owned = checkpoint_list_owned};
+                                   .list_owned = checkpoint_list_owned,
+                                   .storage = c->options.storage};
 }
 
 /* Rank 0 makes the folder, or finds what an earlier run left in it. */
@@ -212,7 +213,7 @@ static rsd_status open_all(void *context)
     TRY(store_open_output(c->out, &options, &c->dest));
     TRY(output_open(&c->output, &c->manifest, c->dest, c->in, -1));
     TRY(begin(c));
-    c->output.shared = is_spread(c) && !c->manifest.compress;
+    c->output.shared = is_spread(c) && !c->manifest.compress && c->dest->store->ops->random_write;
     if (c->output.shared)
         TRY(output_make_files(&c->output));
     return is_spread(c) ? convert_say_state(c) : RSD_OK;

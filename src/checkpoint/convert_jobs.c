@@ -8,6 +8,8 @@
 
 #include <stdlib.h>
 
+enum { MOST_UPLOADS = 8 }; /* of which a few parts are kept in memory at a time */
+
 static rsd_status add_job(struct converting *c, struct convert_job job)
 {
     TRY(GROW(c->jobs, c->jobs_capacity, c->njobs + 1));
@@ -150,9 +152,17 @@ static int by_lane(const void *a, const void *b)
     return (x->box > y->box) - (x->box < y->box);
 }
 
+/* Parts of files that are uploaded are kept in memory until they are full, so many files are written one
+ * after the other; and a rank uploads whole files. */
+static bool has_file_order(const struct converting *c)
+{
+    return !c->dest->store->ops->random_write &&
+           (c->operation.nranks > 1 || (c->manifest.nfiles > MOST_UPLOADS && !c->whole));
+}
+
 rsd_status convert_list_jobs(struct converting *c)
 {
-    TRY(c->manifest.compress ? list_items(c) : list_tensors(c));
+    TRY(c->manifest.compress || has_file_order(c) ? list_items(c) : list_tensors(c));
     if (c->njobs > 1)
         qsort(c->jobs, c->njobs, sizeof *c->jobs, by_lane);
     c->first_job = mem_new(c->nlanes + 1, sizeof *c->first_job);

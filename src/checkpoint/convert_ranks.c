@@ -74,11 +74,12 @@ rsd_status convert_hear_state(struct converting *c)
     const struct payload *result = &c->open.result;
     size_t at = 0;
     snprintf(c->journal_name, sizeof c->journal_name, JOURNAL_NAME ".%d", (int)c->operation.rank);
-    struct output_options options = {.mode = OUTPUT_JOIN, .journal = c->journal_name};
+    struct output_options options = {
+        .mode = OUTPUT_JOIN, .journal = c->journal_name, .storage = c->options.storage};
     TRY(store_open_output(c->out, &options, &c->dest));
     TRY(output_open(&c->output, &c->manifest, c->dest, c->in, -1));
     c->output.journal = true;
-    c->output.shared = !c->manifest.compress;
+    c->output.shared = !c->manifest.compress && c->dest->store->ops->random_write;
     for (size_t i = 0; i < c->manifest.nfiles; i++) {
         struct file_state one;
         TRY(payload_take(result, &at, &one, sizeof one));

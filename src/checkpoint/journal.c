@@ -47,16 +47,23 @@ static rsd_status append_text(const struct store_output *dest, struct text *text
     return status;
 }
 
-rsd_status journal_start(const struct store_output *dest, const char *source, const char *target)
+/* Appends what a run that goes on must find. */
+static rsd_status append_note(struct store_output *dest, struct text *text)
+{
+    TRY(append_text(dest, text));
+    return store_sync_journal(dest);
+}
+
+rsd_status journal_start(struct store_output *dest, const char *source, const char *target)
 {
     struct text text = {0};
     text_add(&text, "reshard-journal 1\nsource %s\ntarget %s\n", source, target);
-    rsd_status status = append_text(dest, &text);
+    rsd_status status = append_note(dest, &text);
     text_drop(&text);
     return status;
 }
 
-rsd_status journal_add(const struct store_output *dest, const struct output *output, uint32_t file)
+rsd_status journal_add(struct store_output *dest, const struct output *output, uint32_t file)
 {
     const struct catalog *catalog = &output->manifest->catalog;
     struct text text = {0};
@@ -74,7 +81,7 @@ rsd_status journal_add(const struct store_output *dest, const struct output *out
     }
     text_add(&text, "file %lu %llu\n", (unsigned long)file,
              (unsigned long long)output->manifest->files[file].nbytes);
-    rsd_status status = append_text(dest, &text);
+    rsd_status status = append_note(dest, &text);
     text_drop(&text);
     return status;
 }
@@ -89,11 +96,11 @@ rsd_status journal_add_items(const struct store_output *dest, const size_t *exte
     return status;
 }
 
-rsd_status journal_redo(const struct store_output *dest, uint32_t file)
+rsd_status journal_redo(struct store_output *dest, uint32_t file)
 {
     struct text text = {0};
     text_add(&text, "redo %lu\n", (unsigned long)file);
-    rsd_status status = append_text(dest, &text);
+    rsd_status status = append_note(dest, &text);
     text_drop(&text);
     if (!status && fsync(dest->journal_fd) != 0)
         status = fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
@@ -183,6 +190,20 @@ static size_t lines_nbytes(const char *text, size_t n, size_t nlines)
     return at;
 }
 
+/* Items whose bytes the store has are complete, whatever was noted. What is around them is written anew. */
+static void find_written_items(struct output *output, uint32_t file)
+{
+    const struct catalog *catalog = &output->manifest->catalog;
+    for (size_t i = 0; i < catalog->nextents; i++) {
+        const struct extent *extent = &catalog->extents[i];
+        if (extent->file != file)
+            continue;
+        bool there = store_has(output->store, file, extent->offset, extent->nbytes);
+        output->manifest->items[i].done = there;
+        output->states[file].left -= there;
+    }
+}
+
 /* A file that is not complete goes on being written, if all of its items that are noted can be in it. */
 static void check_items(struct output *output, uint32_t file)
 {
@@ -190,6 +211,10 @@ static void check_items(struct output *output, uint32_t file)
     struct out_state *state = &output->states[file];
     uint64_t reach = 0, nbytes;
     size_t n = 0;
+    if (!output->store->ops->random_write) {
+        find_written_items(output, file);
+        return;
+    }
     for (size_t i = 0; i < catalog->nextents; i++)
         if (catalog->extents[i].file == file && output->manifest->items[i].done) {
             uint64_t end = catalog->extents[i].offset + catalog->extents[i].nbytes;
@@ -224,6 +249,8 @@ static void check_file(struct output *output, uint32_t file)
         store_stat(output->store, file, &nbytes, NULL) == RSD_OK && nbytes == state->noted_nbytes;
     if (state->done)
         about->nbytes = state->noted_nbytes;
+    else if (!output->store->ops->random_write)
+        check_items(output, file);
 }
 
 /* ---- what ranks noted, each by itself ---- */
@@ -233,6 +260,8 @@ typedef rsd_status each_journal(const struct store_output *dest, int folder_fd, 
 static rsd_status for_each_journal(const struct store_output *dest, each_journal *element_nbytes)
 {
     static const char before[] = JOURNAL_NAME ".";
+    if (!dest->store->ops->random_write)
+        return RSD_OK; /* the store has taken them itself */
     DIR *folder = opendir(dest->store->path);
     if (!folder)
         return fail(RSD_EIO, "%s: %s", dest->store->path, strerror(errno));
@@ -300,7 +329,7 @@ static rsd_status absorb(const struct store_output *dest)
     return journal_clear(dest);
 }
 
-rsd_status journal_resume(const struct store_output *dest, const char *source, const char *target,
+rsd_status journal_resume(struct store_output *dest, const char *source, const char *target,
                           struct output *output)
 {
     char *text, *next, expected[64];

@@ -142,12 +142,13 @@ static rsd_status write_and_publish(rsd_async_save *saving, struct store_output 
 }
 
 rsd_status save_open_output(const char *path, enum output_mode mode, bool overwrite,
-                            struct store_output **dest)
+                            rsd_storage *storage, struct store_output **dest)
 {
     struct output_options options = {.mode = mode,
                                      .overwrite = overwrite,
                                      .journal = JOURNAL_NAME,
-                                     .list_owned = checkpoint_list_owned};
+                                     .list_owned = checkpoint_list_owned,
+                                     .storage = storage};
     return store_open_output(path, &options, dest);
 }
 
@@ -157,7 +158,7 @@ static rsd_status save_prepared(rsd_async_save *saving)
     double began = seconds_now();
     bool alone = !saving->options.one_rank;
     TRY(save_open_output(saving->path, alone ? OUTPUT_REPLACE : OUTPUT_SHARED,
-                         saving->options.overwrite != 0, &dest));
+                         saving->options.overwrite != 0, saving->options.storage, &dest));
     rsd_status status = write_and_publish(saving, dest);
     if (!status && alone)
         status = store_commit(dest);
@@ -386,7 +387,7 @@ rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite)
     struct store_output *dest;
     if (nranks < 1)
         return fail(RSD_EINVAL, "%lld ranks", (long long)nranks);
-    TRY(save_open_output(path, OUTPUT_FINISH, overwrite != 0, &dest));
+    TRY(save_open_output(path, OUTPUT_FINISH, overwrite != 0, NULL, &dest));
     rsd_status status = join_parts(dest->store->path, nranks);
     if (!status)
         status = store_commit(dest);

@@ -32,7 +32,7 @@ static rsd_status make_part(void *context)
 {
     rsd_async_save *saving = context;
     return save_open_output(saving->path, OUTPUT_REPLACE, saving->options.overwrite != 0,
-                            &saving->dest);
+                            saving->options.storage, &saving->dest);
 }
 
 rsd_status save_meet(rsd_async_save *saving, rsd_status status)
@@ -50,7 +50,7 @@ rsd_status save_own_part(void *context)
 {
     rsd_async_save *saving = context;
     double began = seconds_now();
-    struct output_options joined = {.mode = OUTPUT_JOIN};
+    struct output_options joined = {.mode = OUTPUT_JOIN, .storage = saving->options.storage};
     if (saving->operation.rank > 0)
         TRY(store_open_output(saving->path, &joined, &saving->dest));
     TRY(output_open(&saving->output, &saving->manifest, saving->dest, NULL, saving->options.rank));

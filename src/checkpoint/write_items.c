@@ -162,7 +162,7 @@ static rsd_status draft_items(struct drafting *drafting, int64_t nitems, const r
 
 static rsd_status write_drafted(rsd_async_save *saving, const char *folder, bool sync)
 {
-    struct output_options options = {.mode = OUTPUT_IN_PLACE};
+    struct output_options options = {.mode = OUTPUT_IN_PLACE, .storage = saving->options.storage};
     struct store_output *dest;
     double began = seconds_now();
     TRY(store_open_output(folder, &options, &dest));
@@ -223,8 +223,10 @@ rsd_status rsd_dcp_write_items(const char *path, int64_t nitems, const rsd_item 
     drafting.saving = mem_new(1, sizeof *drafting.saving);
     if (!drafting.saving)
         return RSD_ENOMEM;
-    drafting.saving->options = (rsd_save_options){
-        .pool = options.pool, .on_progress = options.on_progress, .context = options.context};
+    drafting.saving->options = (rsd_save_options){.pool = options.pool,
+                                                  .on_progress = options.on_progress,
+                                                  .context = options.context,
+                                                  .storage = options.storage};
     drafting.saving->tile_limit = tile_limit(options.max_nbytes, options.pool);
     rsd_status status =
         operation_open(&drafting.saving->operation, NULL, 0, options.on_progress, options.context);

@@ -23,7 +23,9 @@ static rsd_status add_name(struct output *output, const struct manifest_file *fi
     char name[4200];
     uint32_t index;
     int n = snprintf(name, sizeof name, "%s%s", file->name,
-                     output->manifest->format->writer->suffix_until_complete);
+                     output->store->ops->random_write
+                         ? output->manifest->format->writer->suffix_until_complete
+                         : ""); /* it appears when it is complete */
     return store_add_file(output->store, (struct slice){name, (size_t)n}, &index);
 }
 
@@ -198,8 +200,10 @@ static rsd_status complete(struct output *output, uint32_t file)
     rsd_status status = RSD_OK;
     if (about->header.n)
         status = put_bytes(output, file, 0, about->header.data, about->header.n);
-    if (!status && !output->unsynced)
-        status = store_sync(output->store, file);
+    if (!status)
+        status = store_end_file(output->store, file,
+                                output->manifest->compress ? output->states[file].cursor
+                                                           : about->nbytes);
     if (status)
         return store_fail_in(output->store, file, status);
     pthread_mutex_lock(&output->lock);

@@ -436,7 +436,8 @@ static rsd_status local_remove(struct store *store, const char *name)
     return unlinkat(directory_of(store)->fd, name, 0) == 0 ? RSD_OK : fail_open(errno);
 }
 
-const struct store_ops local_store = {.open = local_open,
+const struct store_ops local_store = {.random_write = true,
+                                      .open = local_open,
                                       .close = local_close,
                                       .add = local_add,
                                       .list = local_list,

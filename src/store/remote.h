@@ -252,8 +252,7 @@ struct rsd_storage {
 
     pthread_mutex_t lock; /* for what follows */
     pthread_cond_t freed;
-    uint64_t nbytes_used; /* of data read ahead and parts being uploaded */
-    uint64_t nbytes_most;
+    uint64_t nbytes_used[2];    /* by enum storage_use */
     struct http_engine *engine; /* NULL: no request yet */
 };
 
@@ -265,9 +264,14 @@ rsd_status storage_sign(struct http_request *request, struct text *header_lines)
 /* Makes the next signature load credentials. Returns false if they are fixed. */
 bool storage_expire_credentials(rsd_storage *storage);
 
-/* Counts memory. Without `force`, returns false if it would exceed the limit and something else is in use. */
-bool storage_reserve(rsd_storage *storage, uint64_t nbytes, bool force);
-void storage_release(rsd_storage *storage, uint64_t nbytes);
+/* Counts memory; each use has half of the limit. Without `force`, returns false if the limit would be exceeded
+ * and something is in use. */
+enum storage_use { STORAGE_READS, STORAGE_WRITES };
+bool storage_reserve(rsd_storage *storage, enum storage_use use, uint64_t nbytes, bool force);
+/* The same, but waits until there is memory, or *nactive is 0: then nobody would free any. */
+void storage_reserve_wait(rsd_storage *storage, enum storage_use use, uint64_t nbytes,
+                          _Atomic int *nactive);
+void storage_release(rsd_storage *storage, enum storage_use use, uint64_t nbytes);
 
 /* Sets options that the caller left open from "NAME=value" texts and the files that they name. */
 rsd_status credentials_find(rsd_storage *storage, const rsd_storage_options *options);
@@ -301,6 +305,8 @@ struct remote_known {
     uint64_t nbytes;
 };
 
+struct s3_uploads;
+
 struct remote_store {
     struct store base;
     const struct remote_kind *kind;
@@ -317,6 +323,7 @@ struct remote_store {
     struct string_map known_names;
     struct remote_block *waiting, **waiting_end; /* not requested yet */
     int nactive;                                 /* blocks being requested */
+    struct s3_uploads *uploads;                  /* of an output; else NULL */
 };
 
 rsd_status remote_open(const struct store_ops *ops, const struct remote_kind *kind,

@@ -59,7 +59,7 @@ rsd_status remote_open(const struct store_ops *ops, const struct remote_kind *ki
 static void drop_block(struct remote_block *block)
 {
     if (block->data)
-        storage_release(block->store->storage, block->nbytes);
+        storage_release(block->store->storage, STORAGE_READS, block->nbytes);
     mem_free(block->data);
     http_request_drop(&block->request);
     mem_free(block);
@@ -275,7 +275,7 @@ static void request_block(struct remote_block *block)
                                                     (size_t)block->nbytes, &block->request)
                                     : RSD_ENOMEM;
     if (!block->data)
-        storage_release(store->storage, block->nbytes);
+        storage_release(store->storage, STORAGE_READS, block->nbytes);
     block->request.done = finish_block;
     block->request.context = block;
     if (!status)
@@ -293,7 +293,7 @@ static void start_blocks(struct remote_store *store)
 {
     while (store->waiting && store->nactive < store->storage->max_requests) {
         struct remote_block *block = store->waiting;
-        if (!storage_reserve(store->storage, block->nbytes, false))
+        if (!storage_reserve(store->storage, STORAGE_READS, block->nbytes, false))
             return;
         store->waiting = block->next_waiting;
         if (!store->waiting)
@@ -313,7 +313,7 @@ static void force_block(struct remote_store *store, struct remote_block *block)
     store->waiting_end = &store->waiting;
     while (*store->waiting_end)
         store->waiting_end = &(*store->waiting_end)->next_waiting;
-    storage_reserve(store->storage, block->nbytes, true);
+    storage_reserve(store->storage, STORAGE_READS, block->nbytes, true);
     request_block(block);
 }
 

@@ -76,13 +76,13 @@ const struct remote_kind s3_kind = {.set_request = set_file_request};
 
 /* ---- listings ---- */
 
-rsd_status s3_load_document(struct remote_store *store, const char *query, const char *root,
-                            s3_take_element *take, void *context)
+rsd_status s3_load_document(struct remote_store *store, const char *key, const char *query,
+                            const char *root, s3_take_element *take, void *context)
 {
     rsd_status status = RSD_OK;
     for (int attempt = 1; attempt <= PAGE_ATTEMPTS; attempt++) {
         struct http_request request = {.method = "GET", .limit = MAX_PAGE_NBYTES};
-        status = s3_set_request(store, "", query, &request);
+        status = s3_set_request(store, key, query, &request);
         if (!status)
             status = http_run(&request);
         if (!status) {
@@ -213,7 +213,7 @@ static rsd_status load_page(struct s3_page *page)
     page->token = NULL;
     page->truncated = false;
     rsd_status status =
-        s3_load_document(page->store, chars, "ListBucketResult", take_list_element, page);
+        s3_load_document(page->store, "", chars, "ListBucketResult", take_list_element, page);
     rsd_free(chars);
     if (!status && page->truncated && (!page->token || !*page->token))
         status = fail(RSD_EIO, "the service cuts the listing off and does not say how to go on");
@@ -290,8 +290,7 @@ rsd_status s3_open_prefix(const char *path, size_t n, rsd_storage *storage,
     return status ? status : RSD_ENOMEM;
 }
 
-static rsd_status s3_open(const char *path, rsd_storage *storage, struct store **out,
-                          const char **file)
+rsd_status s3_open(const char *path, rsd_storage *storage, struct store **out, const char **file)
 {
     size_t n = strlen(path);
     const char *slash = strrchr(path, '/');
@@ -319,13 +318,3 @@ static rsd_status s3_open(const char *path, rsd_storage *storage, struct store *
     *out = &store->base;
     return RSD_OK;
 }
-
-const struct store_ops s3_store = {.scheme = "s3",
-                                   .open = s3_open,
-                                   .close = remote_close,
-                                   .add = remote_add,
-                                   .list = s3_list,
-                                   .stat = remote_stat,
-                                   .read = remote_read,
-                                   .prefetch = remote_prefetch,
-                                   .release = remote_release};

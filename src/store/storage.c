@@ -203,24 +203,37 @@ rsd_status storage_sign(struct http_request *request, struct text *lines)
 
 /* ---- memory ---- */
 
-bool storage_reserve(rsd_storage *storage, uint64_t nbytes, bool force)
+/* The lock is taken. */
+static bool fits_limit(const rsd_storage *storage, enum storage_use use, uint64_t nbytes)
+{
+    uint64_t used = storage->nbytes_used[use], most = storage->max_nbytes / 2;
+    return used == 0 || (used <= most && nbytes <= most - used);
+}
+
+bool storage_reserve(rsd_storage *storage, enum storage_use use, uint64_t nbytes, bool force)
 {
     pthread_mutex_lock(&storage->lock);
-    uint64_t used = storage->nbytes_used;
-    bool fits =
-        force || used == 0 || (used <= storage->max_nbytes && nbytes <= storage->max_nbytes - used);
+    bool fits = force || fits_limit(storage, use, nbytes);
     if (fits)
-        storage->nbytes_used += nbytes;
-    if (storage->nbytes_used > storage->nbytes_most)
-        storage->nbytes_most = storage->nbytes_used;
+        storage->nbytes_used[use] += nbytes;
     pthread_mutex_unlock(&storage->lock);
     return fits;
 }
 
-void storage_release(rsd_storage *storage, uint64_t nbytes)
+void storage_reserve_wait(rsd_storage *storage, enum storage_use use, uint64_t nbytes,
+                          _Atomic int *nactive)
 {
     pthread_mutex_lock(&storage->lock);
-    storage->nbytes_used -= nbytes;
+    while (!fits_limit(storage, use, nbytes) && atomic_load(nactive) > 0)
+        pthread_cond_wait(&storage->freed, &storage->lock);
+    storage->nbytes_used[use] += nbytes;
+    pthread_mutex_unlock(&storage->lock);
+}
+
+void storage_release(rsd_storage *storage, enum storage_use use, uint64_t nbytes)
+{
+    pthread_mutex_lock(&storage->lock);
+    storage->nbytes_used[use] -= nbytes;
     pthread_cond_broadcast(&storage->freed);
     pthread_mutex_unlock(&storage->lock);
 }

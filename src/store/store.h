@@ -46,6 +46,7 @@ struct store_output;
 /* One row per kind of store; the scheme of the path selects it. Functions may run in several threads at
  * once, but for open, close and add. */
 struct store_ops {
+    bool random_write;  /* files may be written by several processes, and read back */
     const char *scheme; /* "s3" for paths that begin with s3://; NULL: of the local store */
     rsd_status (*open)(const char *path, rsd_storage *storage, struct store **store,
                        const char **file);
@@ -60,6 +61,8 @@ struct store_ops {
     rsd_status (*create)(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
     rsd_status (*write)(struct store *store, uint32_t file, uint64_t offset, const void *data,
                         size_t n);
+    rsd_status (*end_file)(struct store *store, uint32_t file, uint64_t nbytes);
+    bool (*has)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
     rsd_status (*sync)(struct store *store, uint32_t file);
     rsd_status (*sync_names)(struct store *store);
     rsd_status (*put)(struct store *store, const char *name, const void *data, size_t n);
@@ -68,6 +71,7 @@ struct store_ops {
     rsd_status (*open_output)(const char *path, const struct output_options *options,
                               struct store_output **output);
     rsd_status (*check_output)(const char *path, const struct output_options *options);
+    rsd_status (*sync_journal)(struct store_output *output);
     rsd_status (*commit)(struct store_output *output);
     void (*close_output)(struct store_output *output, bool keep);
 };
@@ -132,6 +136,12 @@ rsd_status store_create(struct store *store, uint32_t file, uint64_t kept, uint6
 rsd_status store_write(struct store *store, uint32_t file, uint64_t offset, const void *data,
                        size_t n);
 rsd_status store_sync(struct store *store, uint32_t file);
+
+/* Says that a file of so many bytes is written, and syncs it unless the store is `unsynced`. */
+rsd_status store_end_file(struct store *store, uint32_t file, uint64_t nbytes);
+
+/* Whether an earlier run has written bytes of a file, for stores that know. */
+bool store_has(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
 rsd_status store_sync_names(struct store *store);
 
 /* These take a file by its name, and name it in an error. store_put writes a whole file, which appears in
@@ -185,6 +195,9 @@ rsd_status store_open_output(const char *path, const struct output_options *opti
 
 /* Says whether an output could be opened, and changes nothing. */
 rsd_status store_check_output(const char *path, const struct output_options *options);
+
+/* Brings the journal to where a run that goes on will find it. */
+rsd_status store_sync_journal(struct store_output *output);
 
 /* Puts the output at its path. Every file must be on disk. */
 rsd_status store_commit(struct store_output *output);

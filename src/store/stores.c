@@ -222,6 +222,18 @@ rsd_status store_sync(struct store *store, uint32_t file)
     return store->ops->sync(store, file);
 }
 
+rsd_status store_end_file(struct store *store, uint32_t file, uint64_t nbytes)
+{
+    if (store->ops->end_file)
+        return store->ops->end_file(store, file, nbytes);
+    return store->unsynced ? RSD_OK : store->ops->sync(store, file);
+}
+
+bool store_has(struct store *store, uint32_t file, uint64_t offset, uint64_t n)
+{
+    return store->ops->has && store->ops->has(store, file, offset, n);
+}
+
 rsd_status store_sync_names(struct store *store)
 {
     return store->ops->sync_names(store);
@@ -259,6 +271,11 @@ rsd_status store_check_output(const char *path, const struct output_options *opt
     if (!ops->check_output)
         return fail(RSD_EUNSUPPORTED, "%s: %s:// is for reading only", path, ops->scheme);
     return ops->check_output(path, options);
+}
+
+rsd_status store_sync_journal(struct store_output *output)
+{
+    return output->ops->sync_journal ? output->ops->sync_journal(output) : RSD_OK;
 }
 
 rsd_status store_commit(struct store_output *output)
