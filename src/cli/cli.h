@@ -166,6 +166,7 @@ int command_verify(int argc, char **argv);
 int command_diff(int argc, char **argv);
 int command_digest(int argc, char **argv);
 int command_extract(int argc, char **argv);
+int command_uploads(int argc, char **argv);
 
 int command_plan_checkpoint(int argc, char **argv);
 

@@ -23,6 +23,8 @@ static const struct command commands[] = {
     {"diff", command_diff, true, "Compare the tensors of two checkpoints"},
     {"digest", command_digest, true, "Print a digest of each tensor"},
     {"extract", command_extract, false, "Write one tensor, or a slice of it, to a file"},
+    {"uploads", command_uploads, false,
+     "List and remove uploads that killed runs left in a bucket"},
 };
 
 enum { NCOMMANDS = sizeof commands / sizeof *commands };

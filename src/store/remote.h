@@ -22,7 +22,7 @@ void sha256_at_level(int level, const void *data, size_t n, unsigned char digest
 
 /* Adds text with everything but letters, digits and -._~ as %XX; with `slashes`, / stays. */
 void url_add_encoded(struct text *text, const char *from, size_t n, bool slashes);
-/* Replaces %XX in place. Returns false for an invalid one, or one that is a zero byte. */
+/* Replaces %XX, and + by a space, in place, as in a form. Returns false for an invalid one, or one that is a zero byte. */
 bool url_decode(char *text);
 void hex_write(const unsigned char *bytes, size_t n, char *hex);
 enum { BASE64_NCHARS = 48 }; /* of a SHA-256, with the final zero */

@@ -34,7 +34,7 @@ bool url_decode(char *text)
     char *to = text;
     for (const char *from = text; *from; from++, to++) {
         if (*from != '%') {
-            *to = *from;
+            *to = *from == '+' ? ' ' : *from;
             continue;
         }
         int high = hex_digit(from[1]), low = high < 0 ? -1 : hex_digit(from[2]);

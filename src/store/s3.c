@@ -87,7 +87,12 @@ rsd_status s3_load_document(struct remote_store *store, const char *key, const c
             status = http_run(&request);
         if (!status) {
             status = s3_parse_document(&request.document, root, NULL, NULL);
-            if (!status) { /* it is whole: only now is anything of it used */
+            char encoding[8] = "";
+            xml_find_text(request.document.data, request.document.n, "EncodingType", encoding,
+                          sizeof encoding);
+            if (!status) /* it is whole: only now is anything of it used */
+                status = take(context, "EncodingType", false, encoding);
+            if (!status) {
                 status = s3_parse_document(&request.document, root, take, context);
                 attempt = PAGE_ATTEMPTS;
             }
@@ -109,7 +114,7 @@ rsd_status s3_parse_document(const struct bytes *document, const char *root, s3_
     enum xml_step step = document->n ? XML_NEXT : XML_BROKEN;
     bool first = true;
     while (!status && step == XML_NEXT && (step = xml_read_next(&reader)) == XML_NEXT) {
-        if (first && (!reader.entered || strcmp(reader.name, root) != 0))
+        if (first && (!reader.entered || strncmp(reader.name, root, strlen(root)) != 0))
             status = fail(RSD_EIO, "the service sent <%s> instead of <%s>", reader.name, root);
         else if (take)
             status = take(context, reader.name, reader.entered,
@@ -128,7 +133,7 @@ struct s3_page {
     const char *directory;
     const char *prefix; /* of all keys */
     struct store_listing *out;
-    bool truncated;
+    bool truncated, encoded;
     char *token;
     char *key, *etag; /* of the element at hand */
     unsigned long long nbytes;
@@ -138,7 +143,7 @@ struct s3_page {
 static const char *name_below(const struct s3_page *page, char *key)
 {
     size_t n = strlen(page->prefix);
-    if (!url_decode(key) || strncmp(key, page->prefix, n) != 0)
+    if ((page->encoded && !url_decode(key)) || strncmp(key, page->prefix, n) != 0)
         return NULL;
     size_t m = strlen(key + n);
     if (m > 0 && key[n + m - 1] == '/')
@@ -183,6 +188,8 @@ static rsd_status take_list_element(void *context, const char *name, bool entere
         return add_entry(page, prefixes);
     if (strcmp(name, "Key") == 0 || strcmp(name, "Prefix") == 0)
         return keep_text(&page->key, text);
+    if (strcmp(name, "EncodingType") == 0)
+        page->encoded = strcmp(text, "url") == 0;
     if (strcmp(name, "ETag") == 0)
         return strlen(text) < MAX_ETAG ? keep_text(&page->etag, text) : RSD_OK;
     if (strcmp(name, "Size") == 0) {

@@ -20,10 +20,10 @@ rsd_status s3_set_request(struct remote_store *store, const char *key, const cha
 rsd_status s3_key(const struct remote_store *store, const char *name,
                   char **key); /* for rsd_free */
 
-/* Called for each element that is entered or left, with its text when it is left. */
+/* Called for each element that is entered or left, with its text when it is left. EncodingType comes first. */
 typedef rsd_status s3_take_element(void *context, const char *name, bool entered, const char *text);
 
-/* Reads a document whose root has this name. It is checked whole before anything is taken. */
+/* Reads a document whose root begins with this name: services differ in the rest. It is checked whole before anything is taken. */
 rsd_status s3_load_document(struct remote_store *store, const char *key, const char *query,
                             const char *root, s3_take_element *take, void *context);
 rsd_status s3_parse_document(const struct bytes *document, const char *root, s3_take_element *take,

@@ -494,7 +494,7 @@ rsd_status s3_adopt_upload(struct s3_uploads *uploads, struct s3_upload *upload)
         url_add_encoded(&query, upload->id, strlen(upload->id), false);
         TRY(text_take(&query, &chars));
         page.truncated = false;
-        status = s3_load_document(uploads->remote, upload->key, chars, "ListPartsResult",
+        status = s3_load_document(uploads->remote, upload->key, chars, "ListParts",
                                   take_part_element, &page);
         rsd_free(chars);
     }
