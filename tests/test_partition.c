@@ -1,6 +1,6 @@
 /* test_partition.c - how the bytes of a call are divided among ranks: every tile of every job belongs to exactly
  * one rank, and borders between ranks are exact. */
-#include "checkpoint.h"
+#include "transfer.h"
 #include "random.h"
 #include "tap.h"
 
@@ -50,9 +50,8 @@ static void test_partitions(void)
             splits[i] = random_below(&random, 2);
         }
         for (int32_t rank = 0; rank < nranks; rank++) {
-            struct operation operation = {.rank = rank, .nranks = nranks};
             struct partition mine = {0};
-            OK(partition_jobs(&operation, nbytes, splits, NJOBS, &mine));
+            OK(partition_jobs(rank, nranks, nbytes, splits, NJOBS, &mine));
             for (size_t i = 0; i < mine.n; i++) {
                 const struct job_part *part = &mine.list[i];
                 int64_t first = partition_tile(part, part->from, ntiles[part->job]);
