@@ -22,6 +22,7 @@ from .layout import Layout
 from .local import Local, Progress, Report
 from .slicing import Reading, Selection
 from .states import OPAQUE
+from .storage import Storage, handle_for
 
 FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE}
 
@@ -208,14 +209,16 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     _free = "rsd_checkpoint_close"
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",
-                 format: Optional[str] = None, metadata: Optional[str] = None) -> None:
+                 format: Optional[str] = None, metadata: Optional[str] = None,
+                 storage: Optional[Storage] = None) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"no format is called {format!r}: there are {' '.join(FORMATS)}")
         handle = Address()
         _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
             format=0 if format is None else FORMATS[format],
-            metadata=None if metadata is None else _c.path_bytes(metadata))), C.byref(handle))
+            metadata=None if metadata is None else _c.path_bytes(metadata),
+            storage=handle_for(self.path, storage))), C.byref(handle))
         self._handle = handle.value
         self._lock, self._nusers = threading.Lock(), 0
         self._later: Optional[int] = None
@@ -417,10 +420,14 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
 
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
-         format: Optional[str] = None, metadata: Optional[str] = None) -> Checkpoint:
+         format: Optional[str] = None, metadata: Optional[str] = None,
+         storage: Optional[Storage] = None) -> Checkpoint:
     """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, or a torch.save file.
 
     Which one it is, is found out by looking, unless `format` says it. What is read is "numpy", "torch", "raw"
     or "memoryview" (`like`). Nothing in a file is ever run or built: a pickle is read as data. `metadata`
-    names the one file of a folder that counts, such as "__3.metadata" of ranks that saved by themselves."""
-    return Checkpoint(path, like=like, format=format, metadata=metadata)
+    names the one file of a folder that counts, such as "__3.metadata" of ranks that saved by themselves.
+
+    The path may be s3://BUCKET/PREFIX or https://HOST/PATH. `storage` has its credentials and limits. Default:
+    those of the environment."""
+    return Checkpoint(path, like=like, format=format, metadata=metadata, storage=storage)

@@ -19,6 +19,7 @@ from .local import Progress, Report
 from .proving import Source, opened
 from .rules import Cast, Names, Place, Places, Rename, Rules
 from .saving import Pathlike, compress_level
+from .storage import Storage, handle_for
 
 _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 
@@ -31,7 +32,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             compress: Union[str, int, bool, None] = None, every_replica: bool = False, nranks: int = 0,
             side_files: Sequence[Pathlike] = (), overwrite: bool = False, resume: bool = False,
             dry_run: bool = False, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-            progress: Optional[Progress] = None) -> Report:
+            progress: Optional[Progress] = None, storage: Optional[Storage] = None) -> Report:
     """Writes a checkpoint in another format or layout.
 
     format      "dcp" or "safetensors". Default: safetensors if `out` ends in .safetensors or the source is not
@@ -58,8 +59,9 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
     dry_run     check everything and report what would be done, but write nothing
     max_nbytes  limit of the buffers. Default: 256 MiB
     progress    called with the bytes done and the bytes in total; an exception stops the conversion
+    storage     credentials and limits of s3:// and https:// paths. Default: those of the environment
     """
-    with opened(source) as checkpoint:
+    with opened(source, storage) as checkpoint:
         if format is None:
             safe = os.fspath(out).endswith(".safetensors") or checkpoint.format != "dcp"
             format = "safetensors" if safe else "dcp"
@@ -76,6 +78,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             format=FORMATS[format], pool=threads.handle, max_nbytes=local.size(max_nbytes),
             max_shard_nbytes=local.size(max_shard_size), nranks=nranks, every_replica=every_replica,
             compress=compress_level(compress), overwrite=overwrite, resume=resume, dry=dry_run,
+            storage=handle_for(os.fspath(out), storage),
             nside_files=len(files), side_files=(_c.Text * max(1, len(files)))(*files),
             choose=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), choose_context=rules.handle, **call.options)
         with rules.kept:
@@ -93,7 +96,7 @@ def merge(source: Source, out: Pathlike, *, everything: bool = False, config_fro
     one_file = os.fspath(out).endswith(".safetensors")
     if max_shard_size is None:
         max_shard_size = 0 if one_file else "5GB"
-    with opened(source) as checkpoint:
+    with opened(source, options.get("storage")) as checkpoint:
         directory = os.fspath(config_from) if config_from is not None else checkpoint.path
         return convert(checkpoint, out, format="safetensors", part="" if everything else "model",
                        side_files=[] if one_file else _side_files(directory), max_shard_size=max_shard_size, **options)

@@ -13,18 +13,19 @@ from .checkpoint import Checkpoint, open as open_checkpoint
 from .layout import Layout
 from .local import Progress
 from .plan import Plan
+from .storage import Storage
 
 Source = Union[str, "os.PathLike[str]", Checkpoint]
 
 
 @contextlib.contextmanager
-def opened(source: Source) -> Iterator[Checkpoint]:
+def opened(source: Source, storage: Optional[Storage] = None) -> Iterator[Checkpoint]:
     """A checkpoint that is open already, or is opened as long as it is needed."""
     if isinstance(source, Checkpoint):
         with source.in_use():
             yield source
     else:
-        with open_checkpoint(source) as checkpoint:
+        with open_checkpoint(source, storage=storage) as checkpoint:
             yield checkpoint
 
 

@@ -19,6 +19,7 @@ from .carry import AnyPool, Pool
 from .errors import InvalidError, MissingError
 from .layout import Layout
 from .local import Local, Progress, Report
+from .storage import Storage, handle_for
 
 Layouts = Mapping[str, Union[str, Layout]]
 Pathlike = Union[str, "os.PathLike[str]"]
@@ -78,7 +79,7 @@ class _Request:
     def __init__(self, path: Pathlike, state: Any, layouts: Optional[Layouts], rank: Optional[int],
                  nranks: int, overwrite: bool, compress: Union[str, int, bool, None], to_lowest_rank: bool,
                  pool: AnyPool, max_nbytes: Union[str, int], progress: Optional[Progress],
-                 values: Sequence[Tuple[Any, ...]]) -> None:
+                 values: Sequence[Tuple[Any, ...]], storage: Optional[Storage]) -> None:
         if rank is not None and (rank < 0 or 0 < nranks <= rank):
             raise InvalidError(f"rank {rank} of {nranks}")
         self.call, self.pool = local.Call(progress), Pool.of(pool)
@@ -95,7 +96,9 @@ class _Request:
         self.options = _c.SaveOptions(
             pool=self.pool.handle, nranks=nranks, max_nbytes=local.size(max_nbytes), overwrite=overwrite,
             to_lowest_rank=to_lowest_rank, compress=compress_level(compress), one_rank=rank is not None,
-            rank=rank or 0, nvalues=len(pairs), values=_c.packed(_c.Value, pairs), **self.call.options)
+            rank=rank or 0, nvalues=len(pairs), values=_c.packed(_c.Value, pairs),
+            storage=handle_for(os.fspath(path), storage), **self.call.options)
+        self.storage = storage
         self.args: Tuple[Any, ...] = (_c.path_bytes(path), len(locals_), _c.packed(_c.Tensor, locals_),
                                       C.byref(self.options))
 
@@ -103,7 +106,8 @@ class _Request:
 def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, rank: Optional[int] = None,
          nranks: int = 0, overwrite: bool = False, compress: Union[str, int, bool, None] = None,
          to_lowest_rank: bool = False, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-         progress: Optional[Progress] = None, values: Sequence[Tuple[Any, ...]] = ()) -> Report:
+         progress: Optional[Progress] = None, values: Sequence[Tuple[Any, ...]] = (),
+         storage: Optional[Storage] = None) -> Report:
     """Saves a state dict, nested or with dotted names, or a list of `Local`, as torch saves it: a folder with
     .metadata and __R_0.distcp for each rank R.
 
@@ -115,9 +119,10 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, rank:
 
     `values` are more of what is no tensor, as (name, value) or (name, value, path in a nested dict).
     `compress` is "zstd" or "zstd:LEVEL"; `overwrite` replaces a checkpoint that is there, which stays
-    readable until the new one is complete."""
+    readable until the new one is complete; in a bucket, until it is about to be completed. `storage` is for
+    s3://BUCKET/PREFIX. Default: the credentials of the environment."""
     request = _Request(path, state, layouts, rank, nranks, overwrite, compress, to_lowest_rank, pool,
-                       max_nbytes, progress, values)
+                       max_nbytes, progress, values, storage)
     return request.call(_c.lib.rsd_save, *request.args)
 
 
@@ -157,7 +162,7 @@ def save_start(path: Pathlike, state: Any, **options: Any) -> Saving:
     """The same as `save` in two halves: returns when everything is copied, and the arrays may change again.
     A relative path is looked up later."""
     every: Dict[str, Any] = dict(layouts=None, rank=None, nranks=0, overwrite=False, compress=None,
-                                 to_lowest_rank=False, pool=None, max_nbytes=0, progress=None, values=())
+                                 to_lowest_rank=False, pool=None, max_nbytes=0, progress=None, values=(), storage=None)
     strange = [name for name in options if name not in every]
     if strange:
         raise TypeError(f"save_start() got an unexpected keyword argument {strange[0]!r}")
