@@ -2,6 +2,7 @@
 # make demo       shows the main job
 # make test       every test that needs no PyTorch
 # make test-torch tests of the Python package and against a live PyTorch, which it installs in build/venv
+# make test-s3    tests of s3:// and https://, against a server that it installs in build/venv-s3
 # make lint       format, static analysis, house rules
 # make bench      ours beside the limits of this machine
 # make bench-torch  the same beside PyTorch, in its own processes
@@ -114,6 +115,7 @@ $(BUILD)/examples/%: $(BUILD)/obj/examples/%.o $(BUILD)/libreshard.a
 include fuzz/fuzz.mk
 include tests/tests.mk
 include tests/torch/torch.mk
+include tests/s3/s3.mk
 include bench/bench.mk
 include tests/mpi/mpi_tests.mk
 

@@ -316,7 +316,8 @@ rsd_status s3_open(const char *path, rsd_storage *storage, struct store **out, c
             *file = slash + 1;
             return RSD_OK;
         }
-        bool denied = strstr(rsd_error(), "status 403") != NULL; /* also if it does not exist */
+        /* HEAD is not told why it is refused, and an object that does not exist may be refused too. */
+        bool denied = strstr(rsd_error(), "status 403") || strstr(rsd_error(), "status 400");
         store_close(&store->base);
         if (status != RSD_ENOENT && !denied)
             return fail_in(status, "%s: ", path);
