@@ -153,6 +153,7 @@ static rsd_status list_entries(struct store *base, const char *directory, struct
     {                                                                                              \
         .scheme = (name), .open = open_url, .close = remote_close, .add = remote_add,              \
         .list = list_entries, .stat = remote_stat, .read = remote_read,                            \
-        .prefetch = remote_prefetch, .release = remote_release                                     \
+        .prefetch = remote_prefetch, .start_prefetch = remote_start_prefetch,                      \
+        .release = remote_release                                                                  \
     }
 const struct store_ops http_store = URL_STORE("http"), https_store = URL_STORE("https");

@@ -333,6 +333,7 @@ rsd_status remote_add(struct store *store);
 rsd_status remote_stat(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
 rsd_status remote_read(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
 void remote_prefetch(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
+void remote_start_prefetch(struct store *store);
 void remote_release(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
 /* Keeps what a listing told of a file. */
 rsd_status remote_note_file(struct remote_store *store, const char *name, uint64_t nbytes,

@@ -1,7 +1,8 @@
 /* remote_store.c - files that are read through requests, and blocks of them that are read ahead.
  *
- *     remote_prefetch   these bytes will be read: they become blocks, which are requested as the limits on
- *                       requests and memory allow. Ranges that are a little apart become one request.
+ *     remote_prefetch   these bytes will be read: they become blocks. Ranges that are a little apart become
+ *                       one request.
+ *     remote_start_...  blocks are requested as the limits on requests and memory allow
  *     remote_read       copies from a block, waiting for it if need be; other bytes are requested at once
  *     remote_release    these bytes are not read again: a block of which all are released is freed
  *
@@ -403,6 +404,13 @@ void remote_prefetch(struct store *base, uint32_t file, uint64_t offset, uint64_
                   store->files[file].nblocks < MAX_BLOCKS;
     if (inside) /* without memory, readers request what they need */
         (void)add_blocks(store, file, offset, n);
+    pthread_mutex_unlock(&store->lock);
+}
+
+void remote_start_prefetch(struct store *base)
+{
+    struct remote_store *store = remote_of(base);
+    pthread_mutex_lock(&store->lock);
     start_blocks(store);
     pthread_mutex_unlock(&store->lock);
 }

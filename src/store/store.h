@@ -57,6 +57,7 @@ struct store_ops {
     rsd_status (*read)(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
     /* NULL: reading ahead is of no use. */
     void (*prefetch)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
+    void (*start_prefetch)(struct store *store);
     void (*release)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
     rsd_status (*create)(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
     rsd_status (*write)(struct store *store, uint32_t file, uint64_t offset, const void *data,
@@ -107,9 +108,10 @@ rsd_status store_stat(struct store *store, uint32_t file, uint64_t *nbytes, int6
 /* Reads n bytes, all of them. EFORMAT: the file has fewer. EIO: it changed since it was first opened. */
 rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
 
-/* Says that bytes will be read soon, and that they will not be read again: a store far away requests them
- * ahead, and keeps them until then. Both may be ignored. */
+/* Says that bytes will be read soon, that all such bytes are told for now, and that bytes will not be read
+ * again: a store far away requests them ahead, and keeps them until then. All may be ignored. */
 void store_prefetch(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
+void store_start_prefetch(struct store *store);
 void store_release(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
 static inline bool store_can_prefetch(const struct store *store)
 {

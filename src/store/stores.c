@@ -174,6 +174,12 @@ void store_prefetch(struct store *store, uint32_t file, uint64_t offset, uint64_
         store->ops->prefetch(store, file, offset, n);
 }
 
+void store_start_prefetch(struct store *store)
+{
+    if (store->ops->start_prefetch)
+        store->ops->start_prefetch(store);
+}
+
 void store_release(struct store *store, uint32_t file, uint64_t offset, uint64_t n)
 {
     if (store->ops->release && n > 0)

@@ -31,6 +31,7 @@ void prefetch_jobs(const struct batch *batch, size_t job, size_t end, size_t *ne
             prefetch_tensor(from, tensor);
         *next = i >= *next ? i + 1 : *next;
     }
+    store_start_prefetch(from->store);
 }
 
 void prefetch_tiles(const struct transfer *transfer, int64_t first, int64_t end)
@@ -49,4 +50,5 @@ void prefetch_tiles(const struct transfer *transfer, int64_t first, int64_t end)
             source_prefetch(&transfer->sources[transfer->pieces[i].source], part_lo, part_len);
         }
     }
+    store_start_prefetch(transfer->sources[0].checkpoint->store);
 }

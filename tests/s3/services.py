@@ -180,8 +180,8 @@ class Bucket:
             aws_secret_access_key="root", config=Config(s3={"addressing_style": "path"}))
         self.client.create_bucket(Bucket=name)
 
-    def put(self, key, data):
-        self.client.put_object(Bucket=self.name, Key=key, Body=data)
+    def put(self, key, data, **options):
+        self.client.put_object(Bucket=self.name, Key=key, Body=data, **options)
 
     def get(self, key):
         return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
