@@ -24,16 +24,18 @@ _reshard_options()
     verify) echo "--json --max-memory --threads --quiet --help" ;;
     diff | digest) echo "--only --json --max-memory --threads --quiet --help" ;;
     extract) echo "--slice --cast --raw --force --help" ;;
+    uploads) echo "--remove --help" ;;
     esac
 }
 
 _reshard()
 {
-    local verbs="inspect plan convert merge split verify diff digest extract"
+    local verbs="inspect plan convert merge split verify diff digest extract uploads"
     [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
     local takes=" --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
-        --ranks-per-node --slice "
+        --ranks-per-node --slice --endpoint-url --region --profile --ca-bundle "
+    local urls="--endpoint-url --region --profile --ca-bundle --no-sign-request"
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local i count=0 checkpoint=
     takes=${takes//[[:space:]]/ }
@@ -49,13 +51,13 @@ _reshard()
     --compress) mapfile -t COMPREPLY < <(compgen -W "none zstd" -- "$current") ;;
     --cast) mapfile -t COMPREPLY < <(compgen -W "bf16 f16 f32 f64" -- "$current") ;;
     --config-from) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
-    --rules | --svg | --html) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
+    --rules | --svg | --html | --ca-bundle) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
     esac
     # Nothing is offered for a value that only the user knows, such as a mesh.
     case $takes in *" $before "*) return ;; esac
 
     if [[ $current == -* ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$(_reshard_options "$verb")" -- "$current")
+        mapfile -t COMPREPLY < <(compgen -W "$(_reshard_options "$verb") $urls" -- "$current")
         return
     fi
     for ((i = 2; i < COMP_CWORD; i++)); do
