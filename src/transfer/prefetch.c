@@ -36,7 +36,7 @@ void prefetch_jobs(const struct batch *batch, size_t job, size_t end, size_t *ne
 
 void prefetch_tiles(const struct transfer *transfer, int64_t first, int64_t end)
 {
-    if (transfer->nsources == 0 || transfer->sources[0].memory ||
+    if (transfer->nsources == 0 || !transfer->sources[0].checkpoint || /* in memory */
         !store_can_prefetch(transfer->sources[0].checkpoint->store))
         return;
     for (int64_t tile = first; tile < end; tile++) {
