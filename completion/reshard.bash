@@ -13,7 +13,7 @@ _reshard_options()
 {
     local target="--mesh --place --rules --preset --default"
     local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run
-        --resume --verify --force --json --quiet --help"
+        --resume --verify --force --reflink --unchecked --torch-places --json --quiet --help"
     case $1 in
     inspect) echo "--json --tree --svg --html --help" ;;
     plan) echo "--json --pairs --ranks --pieces --rank --ranks-per-node --no-picture --svg --html
@@ -34,7 +34,7 @@ _reshard()
     [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
     local takes=" --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
-        --ranks-per-node --slice --endpoint-url --region --profile --ca-bundle "
+        --ranks-per-node --slice --endpoint-url --region --profile --ca-bundle --reflink "
     local urls="--endpoint-url --region --profile --ca-bundle --no-sign-request"
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local i count=0 checkpoint=
@@ -50,6 +50,7 @@ _reshard()
     --preset) mapfile -t COMPREPLY < <(compgen -W "fsdp hsdp llama-tp replicate" -- "$current") ;;
     --compress) mapfile -t COMPREPLY < <(compgen -W "none zstd" -- "$current") ;;
     --cast) mapfile -t COMPREPLY < <(compgen -W "bf16 f16 f32 f64" -- "$current") ;;
+    --reflink) mapfile -t COMPREPLY < <(compgen -W "auto always never" -- "$current") ;;
     --config-from) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
     --rules | --svg | --html | --ca-bundle) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
     esac

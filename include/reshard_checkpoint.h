@@ -151,6 +151,7 @@ typedef struct rsd_report {
     int64_t nbytes_memory;        /* most buffers at one time */
     int64_t nleft_out;            /* tensors and values of the source that the target has not */
     double seconds;
+    int64_t nbytes_shared; /* of files that were not written, but share extents with the source */
 } rsd_report;
 
 typedef struct rsd_load_options {
@@ -200,6 +201,7 @@ typedef struct rsd_save_options {
     const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
     double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
     struct rsd_storage *storage; /* as that of rsd_open_options */
+    int32_t torch_places; /* as that of rsd_convert_options */
 } rsd_save_options;
 
 /* Saves as a DCP checkpoint. Every element has to be in some rank's array, else EMISMATCH. A Partial
@@ -271,6 +273,14 @@ typedef struct rsd_tensor_target {
 typedef rsd_status rsd_map_tensor(void *context, const rsd_tensor_info *tensor,
                                   rsd_tensor_target *choice);
 
+/* Whether files of the output share extents with those of the input, on file systems that can (XFS, btrfs).
+ * ALWAYS: EUNSUPPORTED if the file system cannot. */
+typedef enum rsd_reflink {
+    RSD_REFLINK_AUTO = 0,
+    RSD_REFLINK_ALWAYS = 1,
+    RSD_REFLINK_NEVER = 2
+} rsd_reflink;
+
 typedef struct rsd_convert_options {
     size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
     rsd_format format;        /* RSD_FORMAT_DCP or RSD_FORMAT_SAFETENSORS; 0: safetensors */
@@ -292,6 +302,10 @@ typedef struct rsd_convert_options {
     const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
     double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
     struct rsd_storage *storage; /* as that of rsd_open_options */
+    rsd_reflink reflink;
+    int32_t unchecked;    /* 1: what is shared is not read to check its CRC, where the output needs none */
+    int32_t torch_places; /* 1: DCP items follow each other as torch places them, and safetensors headers
+                           * are as short as they can be; 0: large ones begin at multiples of 4 KiB */
 } rsd_convert_options;
 
 /* options and report may be NULL. With safetensors, an out that ends in .safetensors is one file.

@@ -7,7 +7,7 @@ TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step together together_save \
     together_stops
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
-         tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh \
+         tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh tests/reflink.sh \
          tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
          $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 

@@ -21,6 +21,7 @@ from .rules import Cast, Names, Place, Places, Rename, Rules
 from .saving import Pathlike, compress_level
 from .storage import Storage, handle_for
 
+_REFLINKS = {"auto": _c.REFLINK_AUTO, "always": _c.REFLINK_ALWAYS, "never": _c.REFLINK_NEVER}
 _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 
 
@@ -32,7 +33,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             compress: Union[str, int, bool, None] = None, every_replica: bool = False, nranks: int = 0,
             side_files: Sequence[Pathlike] = (), overwrite: bool = False, resume: bool = False,
             dry_run: bool = False, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-            progress: Optional[Progress] = None, storage: Optional[Storage] = None) -> Report:
+            progress: Optional[Progress] = None, storage: Optional[Storage] = None, reflink: str = "auto",
+            unchecked: bool = False, torch_places: bool = False) -> Report:
     """Writes a checkpoint in another format or layout.
 
     format      "dcp" or "safetensors". Default: safetensors if `out` ends in .safetensors or the source is not
@@ -60,11 +62,16 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
     max_nbytes  limit of the buffers. Default: 256 MiB
     progress    called with the bytes done and the bytes in total; an exception stops the conversion
     storage     credentials and limits of s3:// and https:// paths. Default: those of the environment
+    reflink     share extents with the source on file systems that can: "auto", "always" or "never"
+    unchecked   do not read shared data of safetensors output to check its CRCs
+    torch_places    place data as torch does, not at multiples of 4 KiB
     """
     with opened(source, storage) as checkpoint:
         if format is None:
             safe = os.fspath(out).endswith(".safetensors") or checkpoint.format != "dcp"
             format = "safetensors" if safe else "dcp"
+        if reflink not in _REFLINKS:
+            raise InvalidError(f"reflink={reflink!r} is not 'auto', 'always' or 'never'")
         if format not in ("dcp", "safetensors"):
             raise InvalidError(f"format={format!r} cannot be written; use 'dcp' or 'safetensors'")
         if max_shard_size and (format != "safetensors" or mesh is not None):
@@ -78,7 +85,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             format=FORMATS[format], pool=threads.handle, max_nbytes=local.size(max_nbytes),
             max_shard_nbytes=local.size(max_shard_size), nranks=nranks, every_replica=every_replica,
             compress=compress_level(compress), overwrite=overwrite, resume=resume, dry=dry_run,
-            storage=handle_for(os.fspath(out), storage),
+            storage=handle_for(os.fspath(out), storage), reflink=_REFLINKS[reflink], unchecked=unchecked,
+            torch_places=torch_places,
             nside_files=len(files), side_files=(_c.Text * max(1, len(files)))(*files),
             choose=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), choose_context=rules.handle, **call.options)
         with rules.kept:

@@ -79,7 +79,7 @@ class _Request:
     def __init__(self, path: Pathlike, state: Any, layouts: Optional[Layouts], rank: Optional[int],
                  nranks: int, overwrite: bool, compress: Union[str, int, bool, None], to_lowest_rank: bool,
                  pool: AnyPool, max_nbytes: Union[str, int], progress: Optional[Progress],
-                 values: Sequence[Tuple[Any, ...]], storage: Optional[Storage]) -> None:
+                 values: Sequence[Tuple[Any, ...]], storage: Optional[Storage], torch_places: bool) -> None:
         if rank is not None and (rank < 0 or 0 < nranks <= rank):
             raise InvalidError(f"rank {rank} of {nranks}")
         self.call, self.pool = local.Call(progress), Pool.of(pool)
@@ -97,7 +97,7 @@ class _Request:
             pool=self.pool.handle, nranks=nranks, max_nbytes=local.size(max_nbytes), overwrite=overwrite,
             to_lowest_rank=to_lowest_rank, compress=compress_level(compress), one_rank=rank is not None,
             rank=rank or 0, nvalues=len(pairs), values=_c.packed(_c.Value, pairs),
-            storage=handle_for(os.fspath(path), storage), **self.call.options)
+            storage=handle_for(os.fspath(path), storage), torch_places=torch_places, **self.call.options)
         self.storage = storage
         self.args: Tuple[Any, ...] = (_c.path_bytes(path), len(locals_), _c.packed(_c.Tensor, locals_),
                                       C.byref(self.options))
@@ -107,7 +107,7 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, rank:
          nranks: int = 0, overwrite: bool = False, compress: Union[str, int, bool, None] = None,
          to_lowest_rank: bool = False, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
          progress: Optional[Progress] = None, values: Sequence[Tuple[Any, ...]] = (),
-         storage: Optional[Storage] = None) -> Report:
+         storage: Optional[Storage] = None, torch_places: bool = False) -> Report:
     """Saves a state dict, nested or with dotted names, or a list of `Local`, as torch saves it: a folder with
     .metadata and __R_0.distcp for each rank R.
 
@@ -120,9 +120,10 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, rank:
     `values` are more of what is no tensor, as (name, value) or (name, value, path in a nested dict).
     `compress` is "zstd" or "zstd:LEVEL"; `overwrite` replaces a checkpoint that is there, which stays
     readable until the new one is complete; in a bucket, until it is about to be completed. `storage` is for
-    s3://BUCKET/PREFIX. Default: the credentials of the environment."""
+    s3://BUCKET/PREFIX. Default: the credentials of the environment. With `torch_places`, data files are torch's to the
+    byte; else large tensors begin at multiples of 4 KiB, so that later conversions can share them."""
     request = _Request(path, state, layouts, rank, nranks, overwrite, compress, to_lowest_rank, pool,
-                       max_nbytes, progress, values, storage)
+                       max_nbytes, progress, values, storage, torch_places)
     return request.call(_c.lib.rsd_save, *request.args)
 
 
@@ -162,7 +163,8 @@ def save_start(path: Pathlike, state: Any, **options: Any) -> Saving:
     """The same as `save` in two halves: returns when everything is copied, and the arrays may change again.
     A relative path is looked up later."""
     every: Dict[str, Any] = dict(layouts=None, rank=None, nranks=0, overwrite=False, compress=None,
-                                 to_lowest_rank=False, pool=None, max_nbytes=0, progress=None, values=(), storage=None)
+                                 to_lowest_rank=False, pool=None, max_nbytes=0, progress=None, values=(), storage=None,
+                                 torch_places=False)
     strange = [name for name in options if name not in every]
     if strange:
         raise TypeError(f"save_start() got an unexpected keyword argument {strange[0]!r}")

@@ -127,6 +127,15 @@ struct out_state {
     struct zstd_writer *zstd; /* of the item at hand */
 };
 
+/* Bytes of a file that are shared with the input, and not written. */
+struct cloned_range {
+    uint64_t lo, hi;
+};
+struct cloned_ranges {
+    struct cloned_range *list;
+    size_t n, capacity;
+};
+
 struct output {
     struct manifest *manifest;
     struct store_output *dest;
@@ -140,6 +149,10 @@ struct output {
     pthread_mutex_t lock;
     _Atomic uint64_t nbytes_written; /* by this process, in this run */
     int64_t nfiles_written;
+    _Atomic int reflink;          /* enum rsd_reflink */
+    bool unchecked;               /* what is shared need not be read */
+    struct cloned_ranges *cloned; /* by extent; NULL: nothing is shared */
+    uint64_t nbytes_shared;
     size_t *pending; /* extents that are complete and not noted yet */
     size_t npending, pending_capacity;
     uint64_t pending_nbytes;
@@ -169,6 +182,17 @@ rsd_status output_end(struct output *output, size_t tensor, size_t box);
 
 /* What is left when all items are written: files without any, and the names of directories on disk. */
 rsd_status output_finish(struct output *output);
+
+/* ---- reflink.c: what is shared with the input ---- */
+
+/* Shares what can be shared of the pieces of a transfer. */
+rsd_status reflink_share(struct output *output, struct transfer *transfer);
+rsd_status output_note_cloned(struct output *output, size_t extent, uint64_t lo, uint64_t hi);
+void output_drop_cloned(struct output *output);
+
+/* Moves *at to the next byte before `end` that is not shared. Returns how many follow that are not. */
+uint64_t output_find_uncloned(const struct output *output, size_t extent, uint64_t *at,
+                              uint64_t end);
 
 /* Shared: rank 0 makes all files, all bring what they wrote to disk, and rank 0 ends what was split. */
 rsd_status output_make_files(struct output *output);

@@ -46,6 +46,8 @@ static rsd_status open_job(void *context, size_t index, struct transfer *transfe
         transfer_add_sink(transfer, &sink);
     }
     TRY(transfer_from_files(transfer, c->in, source, c->tile_limit));
+    if (job_part_is_whole(&job->part))
+        TRY(reflink_share(&c->output, transfer));
     transfer->in_order = transfer->in_order || c->manifest.compress;
     return RSD_OK;
 }
@@ -152,6 +154,8 @@ static rsd_status begin(struct converting *c)
     hash_text(source, source_text);
     hash_text(target, target_text);
     c->output.journal = true;
+    c->output.reflink = c->options.reflink;
+    c->output.unchecked = c->options.unchecked != 0;
     return c->dest->resumed ? journal_resume(c->dest, source_text, target_text, &c->output)
                             : journal_start(c->dest, source_text, target_text);
 }
@@ -247,6 +251,7 @@ static rsd_status finish_all(void *context)
     TRY(c->manifest.format->writer->finish(&c->manifest, c->output.store));
     c->report.nbytes_written += (int64_t)c->output.nbytes_written;
     c->report.nfiles_written += c->output.nfiles_written;
+    c->report.nbytes_shared += (int64_t)c->output.nbytes_shared;
     output_close(&c->output);
     TRY(store_commit(c->dest));
     return payload_put_report(&c->operation, &c->finish.own, &c->report);

@@ -358,6 +358,7 @@ static rsd_status check_options(struct converting *c, bool one_file)
 {
     rsd_format format = c->options.format ? c->options.format : RSD_FORMAT_SAFETENSORS;
     TRY(manifest_start(&c->manifest, format, c->options.compress));
+    c->manifest.aligned = !c->options.torch_places;
     return c->manifest.format->writer->check(&c->options, one_file);
 }
 

@@ -227,6 +227,7 @@ static rsd_status prepare(rsd_async_save *saving, const char *path, int64_t nloc
     if (!saving->path)
         return RSD_ENOMEM;
     TRY(manifest_start(&saving->manifest, RSD_FORMAT_DCP, saving->options.compress));
+    saving->manifest.aligned = !saving->options.torch_places && !saving->options.one_rank;
     TRY(check_options(&saving->options));
     if (saving->operation.nranks > 1)
         TRY(save_as_one_rank(saving));

@@ -53,6 +53,8 @@ void output_close(struct output *output)
 {
     for (size_t i = 0; output->states && i < output->manifest->nfiles; i++)
         zstd_writer_close(output->states[i].zstd);
+    if (output->dest)
+        output_drop_cloned(output);
     mem_free(output->states);
     mem_free(output->pending);
     output->states = NULL;
@@ -427,6 +429,17 @@ static rsd_status put_rows(struct output *output, const struct sink *sink, const
     return RSD_OK;
 }
 
+/* Writes what of a block is not shared with the input. */
+static rsd_status put_uncloned(struct output *output, size_t extent, uint64_t at, const char *block,
+                               size_t n)
+{
+    uint32_t file = output->manifest->catalog.extents[extent].file;
+    uint64_t begin = at, end = at + n;
+    for (uint64_t some; (some = output_find_uncloned(output, extent, &at, end)) > 0; at += some)
+        TRY(put_bytes(output, file, at, block + (at - begin), (size_t)some));
+    return RSD_OK;
+}
+
 static rsd_status take_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
                              const int64_t *len, const char *block)
 {
@@ -447,7 +460,7 @@ static rsd_status take_block(const struct sink *sink, struct scratch *scratch, c
     else if (item->at)
         status = put_rows(output, sink, lo, len, block);
     else
-        status = put_bytes(output, extent->file, extent->offset + item->head + at, block, nbytes);
+        status = put_uncloned(output, sink->index, extent->offset + item->head + at, block, nbytes);
     return fail_in_item(output, extent->file, sink->name, status);
 }
 

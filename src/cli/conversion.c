@@ -140,6 +140,8 @@ static void print_json_report(const struct conversion *request, rsd_format in,
                report->seconds);
     if (!request->convert.dry && request->verify)
         printf(", \"verified\": %lld", (long long)request->nverified);
+    if (report->nbytes_shared)
+        printf(", \"shared\": %lld", (long long)report->nbytes_shared);
     if (urls_have_traffic(&traffic))
         printf(", \"network\": {\"received\": %lld, \"sent\": %lld, \"requests\": %lld, "
                "\"retries\": %lld}",
@@ -194,6 +196,9 @@ static void print_text_report(const struct conversion *request, rsd_format in,
                cli_size_text(find_free_space(request->out)));
         return;
     }
+    if (report->nbytes_shared)
+        printf("%-8s %s with %s\n", "shared", cli_size_text(report->nbytes_shared),
+               cli_plain_text(request->in));
     print_network_line();
     printf("%-8s buffers of %s\n", "memory", cli_size_text(report->nbytes_memory));
     printf("%-8s %.2f s, %s/s\n", "time", report->seconds,

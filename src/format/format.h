@@ -166,8 +166,13 @@ enum manifest_files {
 };
 
 /* A checkpoint that is going to be written. */
+/* Large arrays begin at whole blocks of file systems, so that files can share them. */
+#define ALIGNED_NBYTES ((uint64_t)4096)
+#define ALIGNED_LEAST  ((uint64_t)128 << 10)
+
 struct manifest {
     const struct format *format;
+    bool aligned;     /* large arrays are; else as torch places them */
     int32_t compress; /* a level of zstd; 0: not compressed */
     enum manifest_files files_of;
     struct catalog catalog;        /* what the checkpoint will hold, and where */

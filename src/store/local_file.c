@@ -11,10 +11,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <linux/magic.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
@@ -389,6 +391,30 @@ static rsd_status local_write(struct store *store, uint32_t index, uint64_t offs
     return status;
 }
 
+static rsd_status local_clone(struct store *store, uint32_t index, uint64_t offset,
+                              struct store *from, uint32_t from_index, uint64_t from_offset,
+                              uint64_t n)
+{
+    struct local_slot *slot, *from_slot;
+    TRY(pin_slot(from, from_index, from_offset, n, &from_slot));
+    rsd_status status = pin_slot(store, index, offset, n, &slot);
+    if (!status) {
+        struct file_clone_range range = {.src_fd = from_slot->fd,
+                                         .src_offset = from_offset,
+                                         .src_length = n,
+                                         .dest_offset = offset};
+        if (ioctl(slot->fd, FICLONERANGE, &range) != 0)
+            status =
+                errno == ENOSPC || errno == EIO || errno == EDQUOT
+                    ? fail(RSD_EIO, "byte %llu: %s", (unsigned long long)offset, strerror(errno))
+                    : fail(RSD_EUNSUPPORTED, "%s and %s cannot share extents: %s", from->path,
+                           store->path, strerror(errno));
+        unpin_slot(store, slot);
+    }
+    unpin_slot(from, from_slot);
+    return status;
+}
+
 static rsd_status local_sync(struct store *store, uint32_t index)
 {
     struct local_slot *slot;
@@ -445,6 +471,7 @@ const struct store_ops local_store = {.random_write = true,
                                       .read = local_read,
                                       .create = local_create,
                                       .write = local_write,
+                                      .clone = local_clone,
                                       .sync = local_sync,
                                       .sync_names = local_sync_names,
                                       .put = local_put,

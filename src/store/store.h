@@ -62,6 +62,9 @@ struct store_ops {
     rsd_status (*create)(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
     rsd_status (*write)(struct store *store, uint32_t file, uint64_t offset, const void *data,
                         size_t n);
+    /* Lets a file share bytes of a file of another store of this kind. EUNSUPPORTED: they cannot. */
+    rsd_status (*clone)(struct store *store, uint32_t file, uint64_t offset, struct store *from,
+                        uint32_t from_file, uint64_t from_offset, uint64_t n);
     rsd_status (*end_file)(struct store *store, uint32_t file, uint64_t nbytes);
     bool (*has)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
     rsd_status (*sync)(struct store *store, uint32_t file);
@@ -137,6 +140,10 @@ rsd_status store_range_read(void *range, uint64_t offset, void *out, size_t n);
 rsd_status store_create(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
 rsd_status store_write(struct store *store, uint32_t file, uint64_t offset, const void *data,
                        size_t n);
+/* Lets a file share the bytes of another one: offsets and n are multiples of 4096. EUNSUPPORTED: the file
+ * system cannot. */
+rsd_status store_clone(struct store *store, uint32_t file, uint64_t offset, struct store *from,
+                       uint32_t from_file, uint64_t from_offset, uint64_t n);
 rsd_status store_sync(struct store *store, uint32_t file);
 
 /* Says that a file of so many bytes is written, and syncs it unless the store is `unsynced`. */

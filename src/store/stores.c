@@ -223,6 +223,14 @@ rsd_status store_write(struct store *store, uint32_t file, uint64_t offset, cons
     return store->ops->write(store, file, offset, data, n);
 }
 
+rsd_status store_clone(struct store *store, uint32_t file, uint64_t offset, struct store *from,
+                       uint32_t from_file, uint64_t from_offset, uint64_t n)
+{
+    if (!store->ops->clone || from->ops != store->ops)
+        return fail(RSD_EUNSUPPORTED, "%s and %s cannot share extents", from->path, store->path);
+    return store->ops->clone(store, file, offset, from, from_file, from_offset, n);
+}
+
 rsd_status store_sync(struct store *store, uint32_t file)
 {
     return store->ops->sync(store, file);

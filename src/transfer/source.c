@@ -245,6 +245,17 @@ static uint64_t region_loops(const struct source *source, const int64_t *lo, con
                       box_offset(source->ndim, lo, source->lo, source->array.strides));
 }
 
+bool source_find_run(const struct source *source, const int64_t *lo, const int64_t *len,
+                     uint64_t *at, uint64_t *n)
+{
+    struct loops loops;
+    if (source->memory || source->array.stream)
+        return false;
+    *at = region_loops(source, lo, len, &loops);
+    *n = loops.run;
+    return loops.n == 0;
+}
+
 void source_prefetch(struct source *source, const int64_t *lo, const int64_t *len)
 {
     struct store *store = source->checkpoint->store;

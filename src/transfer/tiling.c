@@ -33,7 +33,7 @@ static rsd_status add_piece(struct transfer *transfer, const rsd_piece *piece)
     TRY(GROW(transfer->pieces, transfer->pieces_capacity, n + 1));
     TRY(GROW(transfer->coordinates, transfer->coordinates_capacity, (n + 1) * 2 * ndim));
     transfer->pieces[n] =
-        (struct transfer_piece){(size_t)piece->from_array, (size_t)piece->to_array};
+        (struct transfer_piece){(size_t)piece->from_array, (size_t)piece->to_array, false};
     copy_i64s(transfer->coordinates + n * 2 * ndim, piece->box.lo, transfer->ndim);
     copy_i64s(transfer->coordinates + n * 2 * ndim + ndim, piece->box.len, transfer->ndim);
     transfer->npieces++;

@@ -52,6 +52,10 @@ rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *
 /* Tells the store which bytes of a region will be read. */
 void source_prefetch(struct source *source, const int64_t *lo, const int64_t *len);
 
+/* Whether a region is one run of bytes in the record, and where. */
+bool source_find_run(const struct source *source, const int64_t *lo, const int64_t *len,
+                     uint64_t *at, uint64_t *n);
+
 /* When everything is read: EFORMAT if the CRC-32 is wrong; counts what could not be checked. */
 rsd_status source_check(struct source *source, struct io_stats *stats);
 
@@ -92,6 +96,7 @@ static inline uint64_t offset_in_box(const struct sink *sink, const int64_t *lo)
 
 struct transfer_piece {
     size_t source, sink;
+    bool done; /* it is where it belongs already */
 };
 
 struct transfer {
