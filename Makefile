@@ -1,18 +1,18 @@
-# make            the library and the command, in build/
-# make demo       shows the main job
-# make test       every test that needs no PyTorch
-# make test-torch tests of the Python package and against a live PyTorch, which it installs in build/venv
-# make test-s3    tests of s3:// and https://, against a server that it installs in build/venv-s3
-# make lint       format, static analysis, house rules
-# make bench      ours beside the limits of this machine
-# make bench-torch  the same beside PyTorch, in its own processes
-# make fuzz       fuzzes every parser for FUZZ_SECONDS each
-# make install    to PREFIX (/usr/local), with DESTDIR
+# make              builds the library and the command in build/
+# make demo         shows the main use
+# make test         runs the tests that do not need PyTorch
+# make test-torch   tests the Python package, also with PyTorch, which it installs in build/venv
+# make test-s3      tests s3:// and https:// against a server, which it installs in build/venv-s3
+# make lint         checks format, static analysis and the rules of the source tree
+# make bench        prints results beside the limits of this machine
+# make bench-torch  prints results beside those of PyTorch
+# make fuzz         fuzzes every parser for FUZZ_SECONDS each
+# make install      installs to PREFIX (/usr/local); supports DESTDIR
 #
-# V=1 shows every command. ZSTD=no builds without compressed checkpoints, MPI=no without libreshard_mpi.
+# V=1 shows every command. ZSTD=no builds without support for compressed checkpoints, MPI=no without libreshard_mpi.
 
 VERSION := $(shell sed -n 's/^.define RSD_VERSION  *"\(.*\)"/\1/p' include/reshard.h)
-SOVERSION := 0
+SOVERSION := 1
 PREFIX ?= /usr/local
 OBJCOPY ?= objcopy
 BUILD := build
@@ -21,7 +21,7 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 
-MODULES := base layout plan memory peer exec codec store format transfer checkpoint
+MODULES := base layout plan memory cuda peer exec codec store format transfer checkpoint
 LIB_SRC := $(foreach module,$(MODULES),$(sort $(wildcard src/$(module)/*.c)))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 
@@ -53,7 +53,7 @@ $(BUILD)/symbols: $(HEADERS) tools/symbols.sh
 $(BUILD)/reshard.map: $(BUILD)/symbols
 	$(Q)(echo "RESHARD_$(SOVERSION) {"; echo "global:"; sed 's/.*/    &;/' $<; echo "local:"; echo "    *;"; echo "};") > $@
 
-# One object in which only the header's symbols are visible: the modules' own names stay inside.
+# One object file in which only the functions of the public headers are visible.
 $(BUILD)/libreshard.a: $(LIB_OBJ) $(BUILD)/symbols
 	$(Q)$(LD) -r -o $(BUILD)/reshard.o $(LIB_OBJ)
 	$(Q)$(OBJCOPY) --keep-global-symbols=$(BUILD)/symbols $(BUILD)/reshard.o
@@ -96,7 +96,7 @@ install: all $(MPI_INSTALL)
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(filter-out %_mpi.c,$(sort $(wildcard examples/*.c))))
 
-# From C++, where there is a compiler for it.
+# Built if a C++ compiler is installed.
 CXX_FOUND := $(shell command -v $(CXX) 2>/dev/null)
 CPP_EXAMPLE := $(if $(CXX_FOUND),$(BUILD)/examples/plan)
 $(BUILD)/examples/plan: examples/plan.cpp include/reshard.h $(BUILD)/libreshard.a

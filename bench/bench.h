@@ -1,8 +1,8 @@
-/* bench.h - timing and reporting: ours beside the limit of the same run.
+/* bench.h - timing and reporting: each result beside the limit of the machine, measured in the same run.
  *
- * Memory is touched before any clock starts, every figure is the best of several repetitions, and
- * ours and the limit take turns, since these machines are shared. Each row goes to stdout as text
- * and, as one JSON object, to the file named on the command line.
+ * Memory is touched before the clock starts. Every figure is the best of several repetitions. The library and the
+ * limit are measured in turns, since the machine may be shared. Each row is printed as text, and written as one JSON
+ * object to the file named on the command line.
  */
 #ifndef BENCH_H
 #define BENCH_H
@@ -21,7 +21,7 @@ static inline double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Ends the program if a call fails: a benchmark has nothing to fall back on. */
+/* Ends the program if a call fails. */
 static inline void must(rsd_status status)
 {
     if (status) {
@@ -41,7 +41,7 @@ static inline void *touched(size_t nbytes)
 
 typedef void work_fn(void *context);
 
-/* Best seconds of each of n works, taken in turn `rounds` times. */
+/* Measures n functions in turn, `rounds` times, and returns the best seconds of each. */
 static inline void best_of(int rounds, int n, work_fn *const *works, void *context, double *seconds)
 {
     for (int i = 0; i < n; i++)
@@ -69,7 +69,7 @@ static inline void bench_title(const char *title)
     printf("\n%s\n%-64s %12s %12s %-8s %7s\n", title, "problem", "ours", "limit", "unit", "ratio");
 }
 
-/* ratio > 1 is better than the limit, for seconds and for bytes a second alike. */
+/* Prints a row. A ratio above 1 is better than the limit, for seconds and for bytes per second. */
 static inline void bench_row(const char *problem, double ours, double limit, const char *unit,
                              const char *limit_is)
 {

@@ -1,4 +1,4 @@
-# Benchmarks: programs that print ours beside the limit of the same run.
+# Benchmarks: programs that print each result beside the limit, measured in the same run.
 
 BENCH_NAMES := $(patsubst bench/bench_%.c,%,$(sort $(wildcard bench/bench_*.c)))
 
@@ -12,7 +12,7 @@ $(BUILD)/bench_%: $(BUILD)/obj/bench/bench_%.o $(BUILD)/libreshard.a
 	@echo "  link  $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
-# Over MPI, where it is installed; beside ScaLAPACK, where that is.
+# Benchmarks over MPI, and beside ScaLAPACK, if they are installed.
 SCALAPACK := $(wildcard /usr/lib/*/libscalapack-openmpi.so)
 MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
     OMPI_MCA_mpi_yield_when_idle=1 mpirun
@@ -27,6 +27,18 @@ bench-mpi: $(BUILD)/bench_mpi $(if $(SCALAPACK),$(BUILD)/bench_scalapack)
 $(BUILD)/mpi/bench/%.o: ALL_CPPFLAGS += -Ibench
 $(BUILD)/bench_scalapack: ALL_LDLIBS += -lscalapack-openmpi
 $(BUILD)/bench_mpi $(BUILD)/bench_scalapack: $(BUILD)/bench_%: $(BUILD)/mpi/bench/mpi/bench_%.o \
+        $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard.a
+	@echo "  link  $@"
+	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
+
+# On a GPU, beside copies by the driver.
+.PHONY: bench-cuda
+bench-cuda: $(BUILD)/bench_cuda
+	@RESHARD_GPU=1 $(BUILD)/bench_cuda $(BUILD)/bench.json
+	@RESHARD_GPU=1 $(MPIRUN) -np 4 $(BUILD)/bench_cuda $(BUILD)/bench.json ranks
+
+$(BUILD)/bench_cuda: ALL_CPPFLAGS += -Itests
+$(BUILD)/bench_cuda: $(BUILD)/mpi/bench/cuda/bench_cuda.o $(BUILD)/obj/tests/gpu.o \
         $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard.a
 	@echo "  link  $@"
 	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)

@@ -45,7 +45,7 @@ static row_fn *row_past_cache(void)
 }
 #endif
 
-/* Rows of `run` bytes from pitch to pitch, all of them, shared by nthreads threads. */
+/* Rows of `run` bytes, copied between two pitches by nthreads threads. */
 struct rows {
     char *dst;
     const char *src;
@@ -58,7 +58,7 @@ static void *do_rows(void *context)
 {
     struct rows *r = context;
     size_t run = r->run;
-    if (r->row == row_memcpy && run == 64) /* a constant size is the best a compiler can do */
+    if (r->row == row_memcpy && run == 64) /* a constant size is the fastest for a compiler */
         for (int64_t i = 0; i < r->count; i++)
             memcpy(r->dst + (size_t)i * r->dst_pitch, r->src + (size_t)i * r->src_pitch, 64);
     else
@@ -176,7 +176,7 @@ static void rows_to_columns(const char *dtype, size_t each, int64_t n, int nthre
     }
     bool large = (size_t)(n * n) * each >= (size_t)4 << 20;
     work_fn *const works[] = {ours, hand_memcpy,
-                              hand_past_cache}; /* the last takes whole lines only */
+                              hand_past_cache}; /* the last copies whole cache lines only */
     double seconds[3];
     best_of(rounds, large ? 3 : 2, works, &blocks, seconds);
     double scale = 1e3 / repeat;

@@ -1,4 +1,4 @@
-/* bench_plan.c - planning at scale: time and memory, beside writing as many pieces into a list. */
+/* bench_plan.c - time and memory of large plans, beside writing as many pieces into a list. */
 #include "bench.h"
 
 #include <malloc.h>
@@ -20,7 +20,7 @@ static int64_t walk(const rsd_plan *plan, int32_t rank, rsd_side side)
     return npieces;
 }
 
-/* Seconds to write n pieces, as large as those of a 2-d plan need to be, into touched memory. */
+/* Returns the seconds to write n pieces of a 2-d plan into memory that was touched before. */
 static double listing(int64_t n)
 {
     struct small {
@@ -180,7 +180,7 @@ static int by_number(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Seconds to sort n numbers: the yardstick of anything that is to be near-linear. */
+/* Returns the seconds to sort n numbers: the reference for code that should be near-linear. */
 static double sorting(int64_t n)
 {
     int64_t *numbers = touched((size_t)n * sizeof *numbers);
@@ -198,7 +198,7 @@ struct tiling {
     int64_t *lo, *len;
 };
 
-/* Halves a box at a random place of its longer side until there are n boxes in all. */
+/* Cuts a box at a random position of its longer side, recursively, into n boxes. */
 static void split(struct tiling *tiling, int64_t y, int64_t x, int64_t h, int64_t w, int64_t n)
 {
     if (n == 1) {

@@ -1,7 +1,7 @@
-/* bench_store.c - checkpoints beside what the same files cost without any thought: cp, pread, pwrite.
+/* bench_store.c - calls on checkpoints beside plain cp, pread and pwrite of the same files.
  *
- * A Llama-like model of 1.9 GB, saved by 8 ranks, in memory (/dev/shm) and on the disk (build/). What is on
- * the disk is flushed on both sides. */
+ * The checkpoint is a Llama-like model of 1.9 GB, saved by 8 ranks, in memory (/dev/shm) and on the disk (build/).
+ * Files on the disk are flushed on both sides. */
 #include "bench.h"
 
 #include <fcntl.h>
@@ -79,7 +79,8 @@ static void save_as(const char *path, int nranks, int dim)
                                  .rank = RSD_EVERY_RANK,
                                  .arrays = arrays[i]};
     }
-    rsd_save_options options = {.struct_nbytes = sizeof options, .pool = pool, .overwrite = 1};
+    rsd_io io = {.struct_nbytes = sizeof io, .pool = pool};
+    rsd_save_options options = {.struct_nbytes = sizeof options, .overwrite = 1, .io = &io};
     must(rsd_save(path, model.n, locals, &options, NULL));
     for (int i = 0; i < model.n; i++)
         rsd_layout_free(layouts[i]);
@@ -99,10 +100,9 @@ static void remove_all(const char *path)
 static rsd_report convert(const char *from, const char *to, int64_t max_shard, int64_t budget)
 {
     rsd_checkpoint *in;
-    rsd_convert_options options = {.struct_nbytes = sizeof options,
-                                   .pool = pool,
-                                   .max_shard_nbytes = max_shard,
-                                   .max_nbytes = budget};
+    rsd_io io = {.struct_nbytes = sizeof io, .pool = pool, .max_nbytes = budget};
+    rsd_convert_options options = {
+        .struct_nbytes = sizeof options, .max_shard_nbytes = max_shard, .io = &io};
     rsd_report report = {.struct_nbytes = sizeof report};
     must(rsd_checkpoint_open(from, NULL, &in));
     must(rsd_convert(in, to, &options, &report));
@@ -251,7 +251,8 @@ static void loading(const char *source)
                                      .rank = RSD_EVERY_RANK,
                                      .arrays = arrays[i]};
         }
-        rsd_load_options options = {.struct_nbytes = sizeof options, .pool = pool};
+        rsd_io io = {.struct_nbytes = sizeof io, .pool = pool};
+        rsd_load_options options = {.struct_nbytes = sizeof options, .io = &io};
         must(rsd_checkpoint_open(source, NULL, &in));
         must(rsd_load(in, model.n, locals, &options, NULL));
         rsd_checkpoint_close(in);
@@ -304,10 +305,10 @@ static void cold(const char *source)
         drop_caches();
         rsd_checkpoint *in;
         char(*digests)[RSD_DIGEST_NCHARS] = malloc(MOST * sizeof *digests);
-        rsd_prove_options options = {.struct_nbytes = sizeof options, .pool = pool};
+        rsd_io io = {.struct_nbytes = sizeof io, .pool = pool};
         double start = now();
         must(rsd_checkpoint_open(source, NULL, &in));
-        must(rsd_digest(in, 0, NULL, &options, digests, NULL));
+        must(rsd_digest(in, 0, NULL, &io, digests, NULL));
         rsd_checkpoint_close(in);
         took = now() - start;
         ours = took < ours ? took : ours;
@@ -369,7 +370,7 @@ static void digesting(void)
               1e-9 * (double)model.memory_nbytes / limit, "GB/s", "adding it up");
 }
 
-/* A .metadata of a million chunks as torch writes it, opened in a process of its own. */
+/* Opens a .metadata of a million chunks, as torch writes it, in a separate process. */
 static void opening(void)
 {
     static const char folder[] = "build/bench-metadata", file[] = "build/bench-metadata/.metadata";

@@ -1,6 +1,6 @@
 """dcp.load and dcp.save with Reader and Writer beside torch's own, in the same processes, in turns.
 
-    bench_torch_dcp.py [MEGABYTES] [FOLDER]
+    bench_torch_dcp.py [MEGABYTES] [DIRECTORY]
 
 The state has layers of Llama 3 8B, bf16, on one rank and on two: saved as FSDP cuts it (rows), loaded as it was
 saved, as tensor parallel cuts it, and whole. Nothing waits for a disk on either side (sync_files=False), and what
@@ -102,7 +102,7 @@ def live(rank, nranks, megabytes, folder):
     paths = {side: os.path.join(folder, side) for side in ("ours", "torch")}
 
     def save(side, writer):
-        def work(turn):  # into a new folder each time, as training does
+        def work(turn):  # into a new directory each time, as training does
             if rank == 0:
                 shutil.rmtree(paths[side], ignore_errors=True)
             dist.barrier()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make_metadata.py FOLDER [NTENSORS [NCHUNKS]]: a .metadata as torch would write it for NTENSORS tensors of
+"""make_metadata.py DIRECTORY [NTENSORS [NCHUNKS]]: a .metadata as torch would write it for NTENSORS tensors of
 NCHUNKS chunks each (1,000 of 1,000), with classes of torch's names and the pickler of this Python. Nothing
 but the standard library is needed, and no data files are made."""
 import collections

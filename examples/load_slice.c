@@ -1,8 +1,8 @@
-/* load_slice.c - what one rank has of one tensor, loaded from a checkpoint that was cut in another way.
+/* load_slice.c - loads the shard of one rank from a checkpoint with another layout.
  *
  *     build/examples/load_slice ckpt model.lm_head.weight 'tp=4 : S(0)' 1
  *
- * Only the bytes that this rank needs are read, from however many files they lie in. Introduces:
+ * Only the bytes that this rank needs are read, from any number of files. Introduces:
  * rsd_checkpoint_open, rsd_checkpoint_find, rsd_checkpoint_tensor, rsd_load, rsd_digest_array.
  */
 #include "reshard.h"
@@ -31,7 +31,7 @@ int main(int argc, char **argv)
     or_die(rsd_checkpoint_find(checkpoint, argv[2], &index));
     or_die(rsd_checkpoint_tensor(checkpoint, index, &tensor));
 
-    /* The notation after the @ is what this rank and its peers agree on; it needs no files. */
+    /* All ranks of a program use the same notation after the @. */
     char text[1024];
     int n = snprintf(text, sizeof text, "%s[", rsd_dtype_name(tensor.dtype));
     for (int32_t d = 0; d < tensor.ndim; d++)

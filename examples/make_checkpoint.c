@@ -1,12 +1,11 @@
-/* make_checkpoint.c - saves a small Llama-like model with its optimizer, as a training run leaves it.
+/* make_checkpoint.c - saves a small Llama-like model with its optimizer, as a training run does.
  *
  *     build/examples/make_checkpoint ckpt                      as 8 FSDP ranks
  *     build/examples/make_checkpoint ckpt dp=2,tp=4 'S(0),R'   another mesh, one placement per axis
  *     build/examples/make_checkpoint --fused ckpt              with fused QKV and gate-up weights
  *
- * One process plays all ranks here. In a real run each rank saves its own arrays: the same call with
- * one_rank, and rsd_save_publish when all have returned. Introduces: rsd_layout_parse_on, rsd_reshard,
- * rsd_save.
+ * One process has the arrays of all ranks here. In a real run each rank saves its own arrays: the same call with
+ * a transport in rsd_io. Introduces: rsd_layout_parse_on, rsd_reshard, rsd_save.
  */
 #include "reshard.h"
 
@@ -44,7 +43,7 @@ static void *memory(size_t nbytes)
     return memory;
 }
 
-/* Some finite numbers, the same in every run: small, of both signs, different from tensor to tensor. */
+/* Fills an array with small finite numbers of both signs, which depend on the seed only. */
 static void fill(rsd_dtype dtype, void *array, size_t n, uint64_t seed)
 {
     for (size_t i = 0; i < n; i++) {
@@ -60,14 +59,14 @@ static void fill(rsd_dtype dtype, void *array, size_t n, uint64_t seed)
     }
 }
 
-/* Every axis replicates: what has no dims cannot be cut. */
+/* Returns R for every axis, for tensors without dims. */
 static const char *replicated(const rsd_mesh *mesh)
 {
     static const char text[] = "R,R,R,R,R,R,R,R,R,R,R,R,R,R,R,R";
     return text + 2 * (RSD_MAX_AXES - rsd_mesh_naxes(mesh));
 }
 
-/* Makes the whole tensor, and cuts it as the mesh says: that is a move from one rank to all. */
+/* Creates the whole tensor on one rank, and moves it to the layout. */
 static void **cut(const rsd_layout *layout, uint64_t seed)
 {
     rsd_dtype dtype = rsd_layout_dtype(layout);
@@ -92,7 +91,7 @@ static void **cut(const rsd_layout *layout, uint64_t seed)
     return dst;
 }
 
-/* The path says where it was in the nested state dict, so that torch builds that dict again. */
+/* Adds a tensor. Its path is its position in the nested state dict, which torch restores. */
 static void add(struct model *model, const char *part, const char *name, const char *slot,
                 rsd_dtype dtype, int32_t ndim, const int64_t *shape)
 {
@@ -114,7 +113,7 @@ static void add(struct model *model, const char *part, const char *name, const c
                                     .path = model->paths[i]};
 }
 
-/* A weight in bf16, or what AdamW keeps of it in f32: a state dict has all of the one, then the other. */
+/* Adds a weight in bf16, or its AdamW state in f32. A state dict has all weights first, then all states. */
 static void add_weight(struct model *model, const char *name, int64_t rows, int64_t columns)
 {
     int64_t shape[] = {rows, columns};
@@ -133,7 +132,7 @@ static void add_layer(struct model *model, int layer)
     static const struct {
         const char *name;
         int64_t rows, columns;
-        int when_fused; /* 1: only then, 0: only if not, -1: always */
+        int when_fused; /* 1: only with --fused, 0: only without, -1: always */
     } weights[] = {
         {"input_layernorm", HIDDEN, 0, -1},
         {"self_attn.qkv_proj", HIDDEN + 2 * KV, HIDDEN, 1},

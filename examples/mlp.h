@@ -1,4 +1,4 @@
-/* mlp.h - a tensor-parallel MLP, trained by hand over any transport: mlp.c runs it on threads, mlp_mpi.c over MPI.
+/* mlp.h - trains a tensor-parallel MLP over any transport: mlp.c runs it on threads, mlp_mpi.c over MPI.
  *
  * Blocks of two layers, one after the other, on m ranks:
  *
@@ -7,8 +7,8 @@
  *     W2 [HIDDEN,WIDTH]     sharded by rows: B(0)          h W2 is a term of the sum on each rank: P(sum)
  *     x + sum               the next x: the plan P -> R    backward: the gradient of x is such a sum too
  *
- * Backward needs the x of every block again. Without a stash each rank keeps all of it, with a stash 1/m of it. Losses
- * and gradients are the same to the last bit. Introduces: rsd_bind_transport, rsd_gather, rsd_stash_new, _put,
+ * Backward needs the x of every block. Without a stash each rank keeps all of it, with a stash 1/m of it. Losses and
+ * gradients have the same bits. Introduces: rsd_bind_transport, rsd_gather, rsd_stash_new, _put,
  * _prefetch, _get, _drop, _stats.
  */
 #ifndef MLP_H
@@ -32,7 +32,7 @@ struct mlp {
     float *grad1, *grad2; /* of all blocks and steps, so that they can be compared */
     float loss[NSTEPS];
 
-    /* What forward keeps for backward. */
+    /* Data that forward keeps for backward. */
     rsd_stash *stash;    /* NULL: the whole of x is kept */
     float *x[NBLOCKS];   /* without a stash */
     int64_t id[NBLOCKS]; /* with one */
@@ -58,7 +58,7 @@ static float *floats(int64_t n)
     return memory;
 }
 
-/* Between -0.5 and 0.5, made from an index. */
+/* Returns a number between -0.5 and 0.5 that depends on an index. */
 static float noise(uint64_t index)
 {
     index = (index + 1) * 0x9e3779b97f4a7c15u;
@@ -66,7 +66,7 @@ static float noise(uint64_t index)
     return (float)(index >> 40) / (float)(1 << 24) - 0.5f;
 }
 
-/* c += a b, where a is [rows,inner] and b [inner,cols], each as it is or transposed. */
+/* c += a b, where a is [rows,inner] and b is [inner,cols]; each may be stored transposed. */
 static void multiply(float *c, const float *a, int a_transposed, const float *b, int b_transposed,
                      int64_t rows, int64_t inner, int64_t cols)
 {
@@ -100,7 +100,7 @@ static void connect(struct mlp *mlp)
     or_die(rsd_bind_transport(1, plans, NULL, mlp->transport, NULL, &mlp->sum));
     rsd_plan_free(plan);
 
-    rsd_layout *columns; /* where this rank's part of W1 is */
+    rsd_layout *columns; /* the layout of W1 */
     rsd_shard *shards;
     int64_t nshards;
     snprintf(text, sizeof text, "f32[%d,%d] @ %d:B1", WIDTH, HIDDEN, m);
@@ -112,7 +112,7 @@ static void connect(struct mlp *mlp)
     rsd_layout_free(columns);
 }
 
-/* out += the sum of all ranks' terms. */
+/* Adds the sum of the terms of all ranks to out. */
 static void add_sum(struct mlp *mlp, const float *term, float *out)
 {
     static _Thread_local float sum[X_NUMEL];
@@ -123,7 +123,7 @@ static void add_sum(struct mlp *mlp, const float *term, float *out)
         out[i] += sum[i];
 }
 
-/* ---- what is kept ---- */
+/* ---- activations ---- */
 
 static void keep(struct mlp *mlp, int block, const float *x)
 {
@@ -137,7 +137,7 @@ static void keep(struct mlp *mlp, int block, const float *x)
     }
 }
 
-/* The x of a block again. That of the block before is gathered while this one is computed: two buffers take turns. */
+/* Returns the x of a block. Starts to gather that of the previous block, into the other of two buffers. */
 static const float *again(struct mlp *mlp, int block, float buffers[2][X_NUMEL])
 {
     if (!mlp->stash)
@@ -174,7 +174,7 @@ static void forward(struct mlp *mlp, float *x)
     }
 }
 
-/* dx: the gradient of the last x, and in the end that of the first. */
+/* dx is the gradient of the last x, and on return that of the first. */
 static void backward(struct mlp *mlp, int step, float *dx)
 {
     static _Thread_local float buffers[2][X_NUMEL];
@@ -208,7 +208,8 @@ static void train(struct mlp *mlp)
         mlp->w1[block] = floats(WIDTH * mlp->n);
         mlp->w2[block] = floats(WIDTH * mlp->n);
         for (int64_t i = 0; i < WIDTH; i++)
-            for (int64_t k = 0; k < mlp->n; k++) { /* the same whole matrix, however it is cut */
+            for (int64_t k = 0; k < mlp->n;
+                 k++) { /* the whole matrix does not depend on the number of ranks */
                 uint64_t at = (uint64_t)((block * WIDTH + i) * HIDDEN + mlp->first + k);
                 mlp->w1[block][i * mlp->n + k] = 0.3f * noise(2 * at);
                 mlp->w2[block][k * WIDTH + i] = 0.3f * noise(2 * at + 1);
@@ -242,7 +243,7 @@ static void free_mlp(struct mlp *mlp)
     rsd_exec_free(mlp->sum);
 }
 
-/* ---- with and without ---- */
+/* ---- with and without a stash ---- */
 
 static int differ(const struct mlp *a, const struct mlp *b)
 {
@@ -251,7 +252,7 @@ static int differ(const struct mlp *a, const struct mlp *b)
            memcmp(a->grad2, b->grad2, all) != 0;
 }
 
-/* The work of one rank. Returns 0 if all ranks get the same results with and without a stash. */
+/* Runs the training on one rank. Returns 0 if all ranks have the same results with and without a stash. */
 static int run_mlp(const rsd_transport *transport)
 {
     struct mlp plain = {.transport = transport}, stashed = {.transport = transport};
@@ -275,7 +276,7 @@ static int run_mlp(const rsd_transport *transport)
                NBLOCKS, NSTEPS, (double)plain.loss[0], (double)plain.loss[NSTEPS - 1]);
         printf(
             "activations that all ranks have: %lld bytes on each without the stash, %lld with it\n",
-            (long long)plain.nbytes_kept, (long long)usage.nbytes_held_most);
+            (long long)plain.nbytes_kept, (long long)usage.nbytes_kept_most);
         printf("losses and gradients with and without it: %s\n",
                ndiffer ? "they differ" : "the same, to the last bit");
     }

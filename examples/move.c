@@ -1,10 +1,9 @@
-/* move.c - the smallest whole program: a tensor moved between two layouts in one process.
+/* move.c - a minimal program: moves a tensor between two layouts in one process.
  *
  *     build/examples/move 'f32[4096,4096] : 4:S0 -> 2x2:S0,S1'
  *
- * Every element is filled with a value made from its own global index, so each rank can check what
- * it got without asking anyone. Introduces: rsd_problem_parse, rsd_layout_array, rsd_layout_boxes,
- * rsd_reshard.
+ * Every element is computed from its global index, so each rank can check its result. Introduces: rsd_problem_parse,
+ * rsd_layout_array, rsd_layout_boxes, rsd_reshard.
  */
 #include "reshard.h"
 
@@ -30,7 +29,7 @@ static void *memory(size_t nbytes)
     return memory;
 }
 
-/* One array for each rank, or for each explicit box. */
+/* Allocates one array for each rank, or for each explicit box. */
 static void **allocate(const rsd_layout *layout)
 {
     int64_t n = rsd_layout_narrays(layout);
@@ -68,7 +67,7 @@ static uint64_t value_of(uint64_t index)
     return (index ^ index >> 29) * 0xbf58476d1ce4e5b9u;
 }
 
-/* Goes through every element of a layout: fills it, or counts those that are not as filled. */
+/* Fills every element of a layout, or returns the number of elements that are wrong. */
 static int64_t for_each_element(const rsd_layout *layout, void **arrays, int fill,
                                 int64_t *nelements)
 {
@@ -81,7 +80,7 @@ static int64_t for_each_element(const rsd_layout *layout, void **arrays, int fil
         int64_t first;
         or_die(rsd_layout_rank_at(layout, place, &rank));
         or_die(rsd_layout_position(layout, rank, &first));
-        if (first != place) /* a rank with several boxes has several places */
+        if (first != place) /* a rank may have several boxes */
             continue;
         or_die(rsd_layout_boxes(layout, rank, &held, &nboxes));
         for (int64_t k = 0; k < nboxes; k++) {

@@ -35,7 +35,7 @@ static void try_compressed(struct store *store, const struct extent *extent)
     char bytes[64];
     if (torch_item_open_stream(store, extent, &view, &array, &stream))
         return;
-    stored_stream_read(stream, bytes, array.nbytes < sizeof bytes ? array.nbytes : sizeof bytes);
+    stream->read(stream, bytes, array.nbytes < sizeof bytes ? array.nbytes : sizeof bytes);
     stored_stream_close(stream);
 }
 

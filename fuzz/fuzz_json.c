@@ -1,5 +1,5 @@
-/* fuzz_json.c - any bytes as JSON: what is right is so however it is gone through, and strings that are
- * written again come back. */
+/* fuzz_json.c - any bytes as JSON: parsing and skipping accept the same texts, and strings that are written again are
+ * the same. */
 #include "json.h"
 
 #include <stdlib.h>
@@ -20,7 +20,7 @@ static void string_comes_back(struct slice string)
     text_drop(&text);
 }
 
-/* Goes through a value part by part. */
+/* Parses a value part by part. */
 static rsd_status walk(struct json *j)
 {
     struct slice string;

@@ -1,5 +1,5 @@
-/* fuzz_notation.c - any text as a layout, a problem or a mesh: what parses prints one canonical
- * form, and that parses to the same. */
+/* fuzz_notation.c - any text as a layout, a problem or a mesh: a text that can be parsed has one canonical form, which
+ * is parsed to the same object. */
 #include "reshard.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@ static void check_layout(rsd_layout *layout)
     char *text, *again;
     rsd_layout *other;
     if (rsd_layout_print(layout, &text))
-        return; /* explicit boxes of far-away ranks have no text */
+        return; /* explicit boxes of high ranks have no text */
     if (rsd_layout_parse(text, &other) || !rsd_layout_equal(layout, other) ||
         rsd_layout_print(other, &again) || strcmp(text, again) != 0)
         abort();

@@ -1,12 +1,12 @@
-/* fuzz_pickle.c - any bytes as a pickle: what loads becomes JSON and a pickle again, and that pickle gives
- * the same JSON. */
+/* fuzz_pickle.c - any bytes as a pickle: a pickle that can be read is written as JSON and as a pickle again, and that
+ * pickle has the same JSON. */
 #include "torch_item.h"
 
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-/* A tensor may be looked at, whatever it says. */
+/* Reads the root as a tensor, which must not fail in any other way than with a status. */
 static void try_view(const struct pickle_tree *tree, pickle_node root)
 {
     struct torch_view view;

@@ -1,6 +1,5 @@
-/* fuzz_plan.c - any problem small enough to check: every destination element is written exactly
- * once, what is sent is what is received, totals agree, an identity moves nothing, and the way back
- * brings everything back. */
+/* fuzz_plan.c - any small problem: every destination element is written exactly once, ranks send what others receive,
+ * totals agree, a plan between equal layouts moves nothing, and the inverse restores the source. */
 #include "reshard.h"
 
 #include <stdio.h>
@@ -99,8 +98,8 @@ static int is_partial(const rsd_layout *layout)
     return 0;
 }
 
-/* Random bytes, made consistent by going through a layout that holds everything once; there and
- * back again must give the same. */
+/* Random bytes are made consistent by a move through a layout that holds every element once. A move to the destination
+ * and back must restore them. */
 static void check_move(const rsd_layout *src, const rsd_layout *dst)
 {
     char *text;

@@ -1,5 +1,5 @@
-/* fuzz_safetensors.c - any bytes as a file of safetensors, or of torch.save: it is opened, listed and
- * loaded. The file is in memory. */
+/* fuzz_safetensors.c - any bytes as a file of safetensors or torch.save, which is opened, listed and loaded. The file
+ * is in memory. */
 #include "opened.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* fuzz_zip.c - any bytes as an archive: every record that is found lies inside, and no two share a byte. */
+/* fuzz_zip.c - any bytes as an archive: every record that is found lies inside, and no two records overlap. */
 #include "zip.h"
 
 #include <stdlib.h>

@@ -27,7 +27,8 @@ int main(int argc, char **argv)
         uint8_t *data = malloc(room);
         size_t n = data ? fread(data, 1, room, file) : 0;
         fclose(file);
-        uint8_t *exact = malloc(n ? n : 1); /* so that a read beyond the end is noticed */
+        uint8_t *exact =
+            malloc(n ? n : 1); /* so that the address sanitizer detects a read beyond the end */
         for (size_t i = 0; exact && i < n; i++)
             exact[i] = data[i];
         if (exact)

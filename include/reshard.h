@@ -18,7 +18,7 @@
  * The interface has three tiers:
  *
  *   simple         In memory: rsd_layout_parse, rsd_layout_local, rsd_reshard. Files: rsd_checkpoint_open,
- *                  rsd_load, rsd_save, rsd_convert. Most programs need no more.
+ *                  rsd_read, rsd_load, rsd_save, rsd_convert. Most programs need no more.
  *   full           everything in reshard.h, reshard_checkpoint.h (files), reshard_transport.h (processes)
  *                  and reshard_mpi.h (a library of its own).
  *   experimental   reshard_experimental.h. It may change in any version.
@@ -576,7 +576,7 @@ rsd_status rsd_bind_threads_many(int64_t nplans, const rsd_plan *const *plans,
                                  const rsd_bind_options *options, rsd_pool *pool, rsd_exec **exec);
 void rsd_exec_free(rsd_exec *exec); /* waits for a run in progress */
 
-/* Runs the plan and returns when all data has arrived. */
+/* Runs the plan and returns when all data has arrived. The four calls that follow are since 0.2. */
 rsd_status rsd_exec_run(rsd_exec *exec, const void *const *src, void *const *dst);
 
 /* The same in two calls, with other work of the caller in between. rsd_exec_start copies the lists of

@@ -1,10 +1,14 @@
 /* reshard_checkpoint.h - part 6 of reshard.h, which includes it: tensors in checkpoints.
  *
  *     rsd_checkpoint_open("step-1000", NULL, &checkpoint);
- *     rsd_load(checkpoint, 1, &local, NULL, NULL);               any layout in the files, any in memory
- *     rsd_save("step-2000", 1, &local, NULL, NULL);              as torch saves it
+ *     rsd_read(checkpoint, "w", NULL, RSD_F32, array, nbytes);   one tensor, whole
+ *     rsd_load(checkpoint, 1, &tensor, NULL, NULL);              into any layout
+ *     rsd_save("step-2000", 1, &tensor, NULL, NULL);             as torch saves it
  *     rsd_convert(checkpoint, "hf", NULL, NULL);                 whole tensors, as safetensors
- *     rsd_diff(checkpoint, other, NULL, NULL, NULL, &n, NULL);   the same tensors, bit by bit?
+ *     rsd_diff(checkpoint, other, NULL, NULL, NULL, &n, NULL);   compares all tensors, bit by bit
+ *
+ * rsd_checkpoint_open, rsd_read, rsd_load, rsd_save and rsd_convert are the simple tier. The rest is the full
+ * tier. Conventions, such as "Shared" and "since 0.2", are those of reshard.h.
  */
 #ifndef RESHARD_CHECKPOINT_H
 #define RESHARD_CHECKPOINT_H
@@ -15,263 +19,245 @@
 extern "C" {
 #endif
 
-struct rsd_transport; /* reshard_transport.h: how processes talk to each other */
+struct rsd_transport; /* reshard_transport.h: messages between processes */
 struct rsd_storage;   /* reshard_storage.h: credentials and limits for URLs */
 
-/* ---- 6.1 Looking -----------------------------------------------------------------------------
+/* ---- 6.1 Opening ------------------------------------------------------------------------------
  *
- * A checkpoint is a layout whose ranks are files. Three formats are read, and which one it is, is found
- * out by looking:
+ * A checkpoint is a layout whose ranks are files. The format is detected:
  *
- *     PyTorch's distributed checkpoints     a folder with .metadata, or __0.metadata, __1.metadata, ...
- *     safetensors                           a file, or a folder with an index.json or with shards
- *     what torch.save writes                a file (.pt, .pth, .bin), or a folder with its index
+ *     PyTorch's distributed checkpoints     a directory with .metadata, or __0.metadata, __1.metadata, ...
+ *     safetensors                           a file, or a directory with an index.json or with shards
+ *     what torch.save writes                a file (.pt, .pth, .bin), or a directory with its index
+ *     Orbax                                 a directory with _METADATA or manifest.ocdbt; a step of a
+ *                                           CheckpointManager, or its directory, of which the last step
  *
- * Nothing in a file is ever run or built: a pickle is read as data. Opening reads names, shapes and
- * places; bytes of tensors are read when they are loaded. Names found in a file cannot lead out of its
- * folder. EFORMAT names the file, the tensor and the byte. Several threads may use one checkpoint at once.
+ * The library never runs or builds what a file contains: it reads a pickle as data. Opening reads names,
+ * shapes and offsets; bytes of tensors are read by the calls below. Names in a file cannot lead out of its
+ * directory. EFORMAT names the file, the tensor and the byte.
  */
+
+/* An open checkpoint. Shared. */
 typedef struct rsd_checkpoint rsd_checkpoint;
 
 typedef enum rsd_format {
     RSD_FORMAT_DCP = 1,
     RSD_FORMAT_SAFETENSORS = 2,
-    RSD_FORMAT_TORCH_SAVE = 3
+    RSD_FORMAT_TORCH_SAVE = 3,
+    RSD_FORMAT_ORBAX = 7
 } rsd_format;
 
-/* "dcp", "safetensors", "torch.save"; NULL for a number that is no format. */
+/* Returns "dcp", "safetensors", "torch.save" or "orbax"; NULL if the format is invalid. */
 const char *rsd_format_name(rsd_format format);
 
 typedef struct rsd_open_options {
     size_t struct_nbytes; /* sizeof(rsd_open_options) */
-    rsd_format format;    /* 0: find out */
-    const char
-        *metadata; /* the one file of a DCP folder that says what is in it, such as __3.metadata;
-                           * NULL: .metadata, or all of __0.metadata, __1.metadata, ... */
-    struct rsd_storage *storage; /* reshard_storage.h: for s3:// and https://; NULL: unsigned */
+    rsd_format format;    /* 0: detect it */
+    /* The one metadata file of a DCP directory to read, such as __3.metadata. NULL: .metadata, or all of
+     * __0.metadata, __1.metadata, ... */
+    const char *metadata;
+    struct rsd_storage *storage; /* for s3:// and https:// paths; NULL: requests are not signed */
 } rsd_open_options;
 
-/* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: not
- * a checkpoint, or a broken one. */
+/* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
+ * path is not a checkpoint, or the checkpoint is damaged. */
 rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options,
                                rsd_checkpoint **checkpoint);
 void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
 
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint);
 
-/* Tensors are numbered in the order of the file. */
+/* A tensor of a checkpoint. Since 0.2. */
 typedef struct rsd_tensor_info {
     size_t struct_nbytes; /* sizeof(rsd_tensor_info), set by the caller */
-    const char *name;     /* valid as long as the checkpoint */
+    const char *name;     /* valid until the checkpoint is closed */
     rsd_dtype dtype;
     int32_t ndim;
     int64_t shape[RSD_MAX_DIMS];
     int64_t nbytes;   /* of the whole tensor */
-    int64_t nboxes;   /* in how many parts it is stored */
+    int64_t nboxes;   /* the number of its stored boxes */
     const char *path; /* in a nested state dict, as a JSON list; NULL: not known */
 } rsd_tensor_info;
 
+/* Tensors are numbered in the order of the file. */
 int64_t rsd_checkpoint_ntensors(const rsd_checkpoint *checkpoint);
 rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index,
                                  rsd_tensor_info *tensor);
 
-/* EMISMATCH: there is no tensor of this name. */
+/* EMISMATCH: the checkpoint has no tensor of this name. */
 rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index);
 
-/* Where a tensor lies in the files: explicit boxes, the rank being the number of the file. */
+/* The layout of a tensor in the files: explicit boxes, whose rank is the number of the file. */
 rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index,
                                  rsd_layout **layout);
 
+/* rsd_checkpoint_file returns NULL if the index is invalid. */
 int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint);
-const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint,
-                                int64_t index); /* NULL: no such */
+const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index);
 
-/* One stored box of a tensor. file is -1 if nothing says where its bytes are. */
+/* One stored box of a tensor. Since 0.2. */
 typedef struct rsd_extent {
     size_t struct_nbytes; /* sizeof(rsd_extent), set by the caller */
     rsd_box box;
-    int64_t file;
+    int64_t file;            /* -1: no file is known to hold the bytes */
     uint64_t offset, nbytes; /* of the item in the file, with what is around the bytes */
 } rsd_extent;
 
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
-                              rsd_extent *stored);
+                              rsd_extent *extent);
 
-/* Values are what is not a tensor: step counts, learning rates, names. json is the value as JSON if it
- * is plain (numbers, text, bytes, lists and dicts of them), else NULL; give it back with rsd_free. */
+/* Values are all that is not a tensor: step counts, learning rates, names. *json is the value as JSON if
+ * it is plain (numbers, text, bytes, and lists and dicts of them), else NULL. Free it with rsd_free. A
+ * value's path is like that of rsd_tensor_info. Names and paths are NULL if the index is invalid. */
 int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint);
 const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t index);
-const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint,
-                                      int64_t index); /* as that of rsd_tensor_info */
+const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t index);
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json);
 
-/* The item of a value as it is stored, decompressed: what torch.save wrote. Its pickle may be anything, so
- * it is for those who trust the file. Give it back with rsd_free; NULL if the value has no item. */
+/* Returns the stored item of a value, decompressed: what torch.save wrote. Its pickle may contain anything:
+ * unpickle it only if you trust the file. Free it with rsd_free; it is NULL if the value has no item. */
 rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, void **item,
                                      size_t *nbytes);
 
-/* ---- 6.2 Loading ------------------------------------------------------------------------------
- *
- * Loading goes from any layout in the files to any layout in memory, and reads only what is needed,
- * each byte once.
- */
+/* ---- 6.2 What all calls share -----------------------------------------------------------------*/
 
-/* A tensor in the caller's memory: what one rank has of it, or every rank. */
-typedef struct rsd_tensor {
-    size_t struct_nbytes;     /* sizeof(rsd_tensor) */
-    const char *name;         /* in the checkpoint */
-    const rsd_layout *layout; /* explicit boxes that do not cover the tensor are fine for loading */
-    int32_t rank;             /* or RSD_EVERY_RANK */
-    int32_t column_major;     /* 1: dense arrays whose first dim runs fastest */
-    void *const *arrays;      /* of the rank, or all, in the order of rsd_layout_array */
-    const int64_t *strides;   /* in elements, one per dim of each of these arrays; NULL: dense */
-    const char *path;         /* saving: where it is in a nested state dict, as a JSON list of texts
-                               * and numbers; NULL: under its name */
-} rsd_tensor;
-
-/* How far the work is, told after every megabyte or so. Calls come one at a time, from any thread; to
- * return anything but 0 is to stop it: it then fails with ECANCELLED. The work waits for the answer, so it
- * should come soon. */
+/* The progress of a call, reported about once per megabyte and at the end. Calls come one at a time,
+ * from any thread. A callback that does not return 0 cancels the call, which then fails with ECANCELLED.
+ * The work waits for the callback. */
 typedef struct rsd_progress {
     size_t struct_nbytes;
     int64_t nbytes_done, nbytes_total; /* of tensors, as wide as they are read */
 } rsd_progress;
 typedef int rsd_on_progress(void *context, const rsd_progress *progress);
 
-/* What was done. */
+/* How a call reads and writes: its threads, memory, progress and ranks. Where it is an argument, NULL stands
+ * for the defaults. Since 0.2. */
+typedef struct rsd_io {
+    size_t struct_nbytes; /* sizeof(rsd_io) */
+    rsd_pool *pool;       /* NULL: the calling thread alone */
+    int64_t max_nbytes;   /* limit of the buffers of this process; 0: 256 MiB */
+    rsd_on_progress *on_progress;
+    void *context;                         /* of on_progress */
+    const struct rsd_transport *transport; /* NULL: this process alone; else see 6.7 */
+    double timeout; /* seconds without a heartbeat after which a rank counts as lost; 0: 300 */
+    void *
+        stream; /* of CUDA: its work is done before arrays on a device are used; NULL: the default stream */
+    struct rsd_storage *storage; /* of paths that are written; as that of rsd_open_options */
+} rsd_io;
+
+/* What a call did. Where it is an argument, NULL means that nobody needs it. */
 typedef struct rsd_report {
     size_t struct_nbytes;         /* sizeof(rsd_report), set by the caller */
     int64_t ntensors;             /* that were read or written */
     int64_t nbytes_needed;        /* of tensors, in what was read */
-    int64_t nbytes_read;          /* for them */
-    int64_t nbytes_decoded_again; /* of compressed items that had to be entered more than once */
-    int64_t nbytes_unchecked;     /* read in part only, or stored without a CRC-32 */
+    int64_t nbytes_read;          /* from files, for them */
+    int64_t nbytes_decoded_again; /* of compressed items that were decompressed more than once */
+    int64_t nbytes_unchecked;     /* read only in part, or stored without a CRC-32 */
     int64_t nbytes_written;       /* to files */
-    int64_t nfiles_written;       /* those that a resumed run found complete not counted */
-    int64_t nbytes_memory;        /* most buffers at one time */
-    int64_t nleft_out;            /* tensors and values of the source that the target has not */
+    int64_t nfiles_written;       /* without those that a resumed run found complete */
+    int64_t nbytes_memory;        /* the largest size of all buffers at one time */
+    int64_t nleft_out;            /* tensors and values of the source that the target lacks */
     double seconds;
     int64_t nbytes_shared; /* of files that were not written, but share extents with the source */
 } rsd_report;
 
+/* ---- 6.3 Loading ------------------------------------------------------------------------------
+ *
+ * Loading reads from any layout in files into any layout in memory. It reads only the bytes that are needed,
+ * each once.
+ */
+
+/* Reads a box of one tensor (NULL: all of it) into a dense row-major array, in the calling thread. dtype
+ * is that of the array: 0 means as stored, and elements of another dtype are converted. EINVAL: nbytes
+ * is not the size of the array, or the box is not inside the tensor. EMISMATCH: no such tensor, or no
+ * file has some element. EUNSUPPORTED: the elements cannot be converted. Since 0.2. */
+rsd_status rsd_read(rsd_checkpoint *checkpoint, const char *name, const rsd_box *box,
+                    rsd_dtype dtype, void *out, size_t nbytes);
+
+/* A tensor in the caller's memory: the arrays of one rank, or of every rank. Since 0.2. */
+typedef struct rsd_tensor {
+    size_t struct_nbytes;     /* sizeof(rsd_tensor) */
+    const char *name;         /* in the checkpoint */
+    const rsd_layout *layout; /* for loading, explicit boxes need not cover the tensor */
+    int32_t rank;             /* or RSD_EVERY_RANK */
+    int32_t column_major;     /* 1: dense arrays whose first dim is contiguous */
+    void *const *arrays;      /* of the rank, or all, in the order of rsd_layout_array */
+    const int64_t *strides;   /* in elements, one per dim of each of these arrays; NULL: dense */
+    const char *path;         /* saving: in a nested state dict, as a JSON list; NULL: the name */
+} rsd_tensor;
+
 typedef struct rsd_load_options {
     size_t struct_nbytes;  /* sizeof(rsd_load_options) */
-    rsd_pool *pool;        /* NULL: the calling thread alone */
-    int64_t max_nbytes;    /* for buffers; 0: 256 MiB */
-    int32_t allow_missing; /* 1: tensors that are not there are left out, their memory untouched */
-    int32_t allow_cast;    /* 1: dtypes may differ and are converted */
-    rsd_on_progress *on_progress;
-    void *context;
-    const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
-    double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
+    int32_t allow_missing; /* 1: skip tensors that are not in the checkpoint */
+    int32_t allow_cast;    /* 1: convert elements of another dtype */
+    const rsd_io *io;
 } rsd_load_options;
 
-/* options and report may be NULL. Several locals may be of one tensor. EMISMATCH before anything is read:
- * a tensor that is not there, another shape or dtype, a box that no file has. The structs are one
- * struct_nbytes apart. */
-rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_tensor *locals,
+/* options and report may be NULL. Several structs may be of one tensor. The structs lie struct_nbytes apart.
+ * EMISMATCH before anything is read: a missing tensor, another shape or dtype, or an element that no file
+ * has. */
+rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t ntensors, const rsd_tensor *tensors,
                     const rsd_load_options *options, rsd_report *report);
 
-/* ---- 6.3 Saving -------------------------------------------------------------------------------
+/* ---- 6.4 Saving -------------------------------------------------------------------------------
  *
- * A save is built beside its path, in PATH.reshard-part, and renamed when it is complete and on disk: a
- * reader finds the old checkpoint or the new one, never a part of either. The files are those that torch
- * writes for the same tensors: __R_0.distcp for each rank R, replicas spread over their holders.
+ * A save is written beside its path, in the staging directory PATH.reshard-part, and renamed when it is
+ * complete and on disk: a reader finds the old checkpoint or the new one, never a part of either. The files
+ * are those that torch writes for the same tensors: __R_0.distcp for each rank R, with replicas distributed
+ * over the ranks that hold them.
  */
 typedef struct rsd_value {
     size_t struct_nbytes; /* sizeof(rsd_value) */
     const char *name, *json;
-    const char *path; /* as that of rsd_tensor */
+    const char *path; /* like that of rsd_tensor */
 } rsd_value;
 
 typedef struct rsd_save_options {
     size_t struct_nbytes;   /* sizeof(rsd_save_options) */
-    rsd_pool *pool;         /* NULL: the calling thread alone */
-    int64_t nranks;         /* files are made for so many; 0: as many as the layouts name */
-    int64_t max_nbytes;     /* for buffers; 0: 256 MiB */
-    int32_t overwrite;      /* 1: replace a checkpoint that is there. Other files there are kept */
-    int32_t to_lowest_rank; /* 1: the first holder of a replica writes it */
-    int32_t compress;       /* 0: no. Else zstd, of this level; torch uses 3 */
-    int32_t one_rank;       /* 1: this process writes what `rank` has; rsd_save_publish ends it */
-    int32_t rank;
+    int64_t nranks;         /* to write files for; 0: as many as the layouts name */
+    int32_t overwrite;      /* 1: replace a checkpoint; other files in its directory stay */
+    int32_t to_lowest_rank; /* 1: the lowest rank that holds a replica writes it */
+    int32_t compress;       /* 0: no; else the level of zstd, 1 to 19; torch uses 3 */
     int64_t nvalues;
-    const rsd_value *values; /* each written by one rank, as torch deals them out */
-    rsd_on_progress *on_progress;
-    void *context;
-    const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
-    double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
-    struct rsd_storage *storage; /* as that of rsd_open_options */
+    const rsd_value *values; /* each is written by one rank, the one that torch selects */
+    const rsd_io *io;
     int32_t torch_places; /* as that of rsd_convert_options */
 } rsd_save_options;
 
-/* Saves as a DCP checkpoint. Every element has to be in some rank's array, else EMISMATCH. A Partial
- * layout is refused with EINVAL: its values are not known yet. EEXIST: there is something at the path.
- * options and report may be NULL.
- *
- * With one_rank, every rank's process makes the same call with the same tensors, layouts and values in the
- * same order, each with its own arrays, and when all have returned, one of them calls rsd_save_publish:
- * EMISMATCH if some rank saved something else. */
-rsd_status rsd_save(const char *path, int64_t nlocals, const rsd_tensor *locals,
+/* Saves a DCP checkpoint. EMISMATCH: no array has some element. EINVAL: a Partial layout, whose values
+ * are not known yet. EEXIST: the path exists. options and report may be NULL. */
+rsd_status rsd_save(const char *path, int64_t ntensors, const rsd_tensor *tensors,
                     const rsd_save_options *options, rsd_report *report);
-rsd_status rsd_save_publish(const char *path, int64_t nranks, int32_t overwrite);
 
-/* The same in two halves: rsd_save_start returns when everything is copied, and the arrays may change
- * again; the files are written by a thread of its own, so a relative path is looked up later. rsd_save_wait
- * waits for them, publishes, and frees the save, also when it fails. */
+/* A save in progress, which a thread of its own writes. One thread. Since 0.2. */
 typedef struct rsd_async_save rsd_async_save;
-rsd_status rsd_save_start(const char *path, int64_t nlocals, const rsd_tensor *locals,
-                          const rsd_save_options *options, rsd_async_save **saving);
-rsd_status rsd_save_wait(rsd_async_save *saving, rsd_report *report);
 
-/* For whoever plans a checkpoint and writes its metadata himself: items into one data file, one behind the
- * other in their order, as torch.save writes them. */
-typedef struct rsd_item {
-    size_t struct_nbytes; /* sizeof(rsd_item) */
-    const char *name;     /* for messages */
-    rsd_dtype dtype;      /* 0: bytes, which are written as they are */
-    int32_t ndim;
-    const int64_t *shape;
-    const int64_t *strides; /* in elements; NULL: dense. Another order is kept, as torch does */
-    const void *data;
-    uint64_t nbytes; /* of bytes; for a tensor it is not looked at */
-} rsd_item;
+/* A save in two parts. rsd_save_start returns when everything is copied: the arrays may then change.
+ * rsd_save_wait waits until the files are written, publishes them at the path, and frees the save, also if it
+ * fails. The transport must not be freed before. */
+rsd_status rsd_save_start(const char *path, int64_t ntensors, const rsd_tensor *tensors,
+                          const rsd_save_options *options, rsd_async_save **save);
+rsd_status rsd_save_wait(rsd_async_save *save, rsd_report *report);
 
-typedef struct rsd_items_options {
-    size_t struct_nbytes; /* sizeof(rsd_items_options) */
-    rsd_pool *pool;       /* NULL: the calling thread alone */
-    int64_t max_nbytes;   /* for buffers; 0: 256 MiB */
-    uint64_t offset;      /* where to begin: what the file has before it is kept; 0: a new file */
-    int32_t compress;     /* 0: no. Else zstd, of this level, for each item; by one thread */
-    int32_t sync;         /* 1: it is on disk when the call returns */
-    rsd_on_progress *on_progress;
-    void *context;
-    struct rsd_storage *storage; /* as that of rsd_open_options */
-} rsd_items_options;
-
-/* Item i lies at byte places[2 * i] of the file, in places[2 * i + 1] bytes. options and report may be
- * NULL. After a failure the file has what it has. */
-rsd_status rsd_dcp_write_items(const char *path, int64_t nitems, const rsd_item *items,
-                               const rsd_items_options *options, uint64_t *places,
-                               rsd_report *report);
-
-/* ---- 6.4 Converting ---------------------------------------------------------------------------
+/* ---- 6.5 Converting ---------------------------------------------------------------------------
  *
- * From any format that can be read to DCP or safetensors, in any layout, within a memory budget. What
- * cannot be finished (a full disk, a kill) can be resumed.
+ * A conversion writes any format that can be read as DCP or safetensors, in any layout, within a memory
+ * limit. A conversion that was stopped (by a full disk, by a signal) can be resumed.
  */
 
-/* What becomes of a tensor. Set to what it is before the call: keep, its own name, its own dtype, no
- * layout. */
+/* What becomes of a tensor. Before the call: keep is 1, name and dtype are the tensor's own, layout is NULL.
+ * Since 0.2. */
 typedef struct rsd_tensor_target {
     size_t struct_nbytes;
     int32_t keep;       /* 0: leave it out */
-    rsd_dtype dtype;    /* another one: its elements are converted */
+    rsd_dtype dtype;    /* another one: convert its elements */
     const char *name;   /* copied when the call returns */
-    rsd_layout *layout; /* taken over; its dtype does not matter. NULL: whole, on rank 0 */
+    rsd_layout *layout; /* now owned by the library; its dtype is ignored. NULL: whole, on rank 0 */
 } rsd_tensor_target;
-/* Anything but RSD_OK ends the conversion with that status; the message is rsd_error's. */
+
+/* Any status but RSD_OK ends the conversion with that status and the message of rsd_error. Since 0.2. */
 typedef rsd_status rsd_map_tensor(void *context, const rsd_tensor_info *tensor,
-                                  rsd_tensor_target *choice);
+                                  rsd_tensor_target *target);
 
 /* Whether files of the output share extents with those of the input, on file systems that can (XFS, btrfs).
  * ALWAYS: EUNSUPPORTED if the file system cannot. */
@@ -284,57 +270,47 @@ typedef enum rsd_reflink {
 typedef struct rsd_convert_options {
     size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
     rsd_format format;        /* RSD_FORMAT_DCP or RSD_FORMAT_SAFETENSORS; 0: safetensors */
-    rsd_pool *pool;           /* NULL: the calling thread alone */
-    int64_t max_nbytes;       /* for buffers; 0: 256 MiB */
-    int64_t max_shard_nbytes; /* safetensors, whole tensors: of one file; 0: all in one */
-    int64_t nranks;           /* DCP: files are made for so many; 0: as many as the layouts name */
-    int32_t every_replica;    /* safetensors: one file a rank, with all that the rank holds */
-    int32_t compress;         /* DCP: 0, or zstd of this level */
-    int32_t overwrite;   /* 1: replace a checkpoint that is there. Other files there are kept */
-    int32_t resume;      /* 1: go on from what a stopped run of the same kind left */
-    int32_t dry;         /* 1: check everything, report what would be done, and do nothing */
-    int64_t nside_files; /* files that go into the folder too, such as a config */
+    int64_t max_shard_nbytes; /* safetensors, whole tensors: limit of a file; 0: all in one file */
+    int64_t nranks;           /* DCP: to write files for; 0: as many as the layouts name */
+    int32_t every_replica;    /* safetensors: one file per rank, with all that the rank holds */
+    int32_t compress;         /* DCP: 0, or the level of zstd */
+    int32_t overwrite;   /* 1: replace an existing checkpoint; other files in its directory stay */
+    int32_t resume;      /* 1: continue a stopped run of the same kind */
+    int32_t dry;         /* 1: check everything and report what would be done, but write nothing */
+    int64_t nside_files; /* files to copy into the directory, such as a config */
     const char *const *side_files;
-    rsd_map_tensor *choose; /* called for every tensor in turn; NULL: all as they are, whole */
-    void *choose_context;
-    rsd_on_progress *on_progress;
-    void *context;
-    const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
-    double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
-    struct rsd_storage *storage; /* as that of rsd_open_options */
+    rsd_map_tensor *map; /* called for every tensor in turn; NULL: all tensors as they are, whole */
+    void *map_context;
+    const rsd_io *io;
     rsd_reflink reflink;
-    int32_t unchecked;    /* 1: what is shared is not read to check its CRC, where the output needs none */
+    int32_t unchecked;    /* 1: do not read shared data to check its CRC, where the output needs none */
     int32_t torch_places; /* 1: DCP items follow each other as torch places them, and safetensors headers
-                           * are as short as they can be; 0: large ones begin at multiples of 4 KiB */
+                           * are as short as possible; 0: large ones begin at multiples of 4 KiB */
 } rsd_convert_options;
 
-/* options and report may be NULL. With safetensors, an out that ends in .safetensors is one file.
- * EEXIST: there is something at the path, or what an earlier run left. ECANCELLED, EIO and ENOENT leave what is
- * complete in OUT.reshard-part, for `resume`; after other failures there is nothing. */
+/* options and report may be NULL. For safetensors, a path that ends in .safetensors is one file. EEXIST:
+ * the path exists, or an earlier run left its staging directory. ECANCELLED, EIO and ENOENT keep what is
+ * complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report);
 
-/* ---- 6.5 Proving -----------------------------------------------------------------------------
+/* ---- 6.6 Verifying ----------------------------------------------------------------------------
  *
- * The digest of a tensor is 128 bits of its values, dtype and shape: the same whatever the layout, the
- * format, the byte order of the file and the number of threads. It finds accidents, not malice.
+ * The digest of a tensor is 128 bits that depend on its values, dtype and shape, not on its layout, the
+ * format, the byte order of the file or the number of threads. It detects accidents, not attacks.
  */
-typedef struct rsd_prove_options {
-    size_t struct_nbytes; /* sizeof(rsd_prove_options) */
-    rsd_pool *pool;       /* NULL: the calling thread alone */
-    int64_t max_nbytes;   /* for buffers; 0: 256 MiB */
-    rsd_on_progress *on_progress;
-    void *context;
-    const struct rsd_transport *transport; /* NULL: this process alone. 6.6 says more */
-    double timeout;                        /* seconds without a sign of life of some rank; 0: 300 */
-} rsd_prove_options;
 
-/* digests[i] is that of tensors[i]; NULL tensors: of all, in the order of the checkpoint. */
+/* digests[i] is the digest of tensors[i]. If tensors is NULL: of all, in the order of the checkpoint. */
 rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
-                      const rsd_prove_options *options, char (*digests)[RSD_DIGEST_NCHARS],
-                      rsd_report *report);
+                      const rsd_io *io, char (*digests)[RSD_DIGEST_NCHARS], rsd_report *report);
 
-/* The same of an array in memory, dense and row-major. */
+/* digests[i] is the digest of tensors[i], in memory: the arrays of all ranks, or with a transport in io those of
+ * this rank. Every element is read once, by the lowest rank that has it, and nothing is gathered. Arrays on a
+ * CUDA device are read there. EMISMATCH: no array has some element. Since 0.2. */
+rsd_status rsd_digest_tensors(int64_t ntensors, const rsd_tensor *tensors, const rsd_io *io,
+                              char (*digests)[RSD_DIGEST_NCHARS]);
+
+/* The digest of a dense row-major array in memory, of the host or of a CUDA device. */
 rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const void *array,
                             char digest[RSD_DIGEST_NCHARS]);
 
@@ -347,49 +323,49 @@ typedef enum rsd_difference {
     RSD_OTHER_ELEMENT = 5
 } rsd_difference;
 
-/* A line of text says what differs: for an element, the first one in row-major order, with its index and
- * both values. What does not differ is not told. */
+/* Called for each tensor that differs. The text is one line: for an element, the first one that differs in
+ * row-major order, with its index and both values. */
 typedef rsd_status rsd_on_difference(void *context, const char *name, rsd_difference difference,
                                      const char *text);
 
-/* Compares all tensors, bit by bit. *ndiffer is how many differ. */
-rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_prove_options *options,
+/* Compares all tensors, bit by bit. *ndiffer is the number of tensors that differ. */
+rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_io *io,
                     rsd_on_difference *on_difference, void *context, int64_t *ndiffer,
                     rsd_report *report);
 
-/* Reads everything: sizes, places, coverage, CRCs. Each finding is a line that names the file, the tensor
- * and, where it can be known, the byte. */
+/* Reads everything, and checks sizes, offsets, coverage and CRCs. Each finding is one line that names
+ * the file, the tensor and, where it is known, the byte. */
 typedef rsd_status rsd_on_finding(void *context, const char *text);
-rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *options,
-                      rsd_on_finding *on_finding, void *context, int64_t *nfindings,
-                      rsd_report *report);
+rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_io *io, rsd_on_finding *on_finding,
+                      void *context, int64_t *nfindings, rsd_report *report);
 
-/* ---- 6.6 Many processes ------------------------------------------------------------------------
+/* ---- 6.7 Collective calls ---------------------------------------------------------------------
  *
- * With a transport in their options, rsd_load, rsd_save, rsd_convert and those of 6.5 are collective: every
- * rank of it calls them with the same arguments, the work is spread, and all return the same status. What
- * one rank cannot do, none has done: the message names it. Cancelled on one rank is cancelled on all.
- * Only a wrong struct_nbytes, of the options, the report or the transport, is told to its own rank alone, which
- * then knows of no others; they wait for it until `timeout`.
+ * With a transport in rsd_io, rsd_load, rsd_save, rsd_convert and the calls of 6.6 are collective: every
+ * rank makes the same call with the same arguments, the work is divided, and all return the same status. If
+ * the call fails on one rank, it fails on all ranks, and the error names that rank. If one rank cancels,
+ * all are cancelled. Only an invalid struct_nbytes, of the options, the report or the transport, fails on
+ * its own rank alone: the other ranks then wait until the time-out.
  *
- *     options.transport = &transport;              of rsd_mpi_transport, or anybody's
- *     rsd_convert(in, "hf", &options, &report);    each rank reads and writes its share; rank 0 publishes
+ *     io.transport = &transport;                   of rsd_mpi_transport, or any other
+ *     options.io = &io;
+ *     rsd_convert(in, "hf", &options, &report);    every rank reads and writes; rank 0 publishes
  *
- * Loading and saving: each rank gives its own arrays; those that it saves are of its rank in the transport, and
- * one_rank, rank and rsd_save_publish are not needed. rsd_save_start agrees on what is saved before it
- * returns, then nobody talks until rsd_save_wait, which all ranks call.
+ * Loading and saving: each rank passes its own arrays. Those that it saves are of its rank in the
+ * transport. rsd_save_start agrees on what is saved before it returns. The ranks exchange no messages until
+ * rsd_save_wait, which all ranks call.
  *
- * Converting: the files are, byte by byte, those of one process. max_nbytes is that of each rank, and a run
- * that was stopped is resumed by any number of ranks. Proving: findings and differences are told on every
- * rank when all is known, in the order of the checkpoint.
+ * Converting: the files are the same, byte by byte, as those of one process. max_nbytes applies to each
+ * rank. Any number of ranks can resume a stopped run. Verifying: every rank calls on_finding and
+ * on_difference at the end, in the order of the checkpoint.
  *
- * Reports count all ranks together, but memory and seconds are the most of any; progress is of all ranks, and
- * comes from the calling thread. A rank that is at work says so again and again, so `timeout` is no limit for
- * the work; a rank of which nothing is heard for so long is named with ETIMEOUT. What has been written is then
- * left for `resume`, and the transport can only be freed. The transport is used by the calling thread alone.
+ * Reports are sums over all ranks, except memory and seconds, which are maxima. Progress is that of all
+ * ranks, and comes from the calling thread. A working rank sends heartbeats, so `timeout` does not limit
+ * the work. ETIMEOUT names a rank without heartbeats. What was written is then kept for `resume`, and the
+ * transport can only be freed. Only the calling thread uses the transport.
  */
 
-/* ---- 6.7 Rules --------------------------------------------------------------------------------
+/* ---- 6.8 Rules --------------------------------------------------------------------------------
  *
  * Rules decide what becomes of each tensor of a conversion: whether it is kept, its new name, its new dtype
  * and its layout. The command and the Python package use them; docs/rules.md describes them.
@@ -399,12 +375,14 @@ rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_prove_options *optio
  *     rsd_rules_add(rules, RSD_RULE_PLACE, ".*[.]weight=S(0)");
  *     rsd_rules_add(rules, RSD_RULE_DEFAULT, "R");
  *     rsd_rules_check(rules, checkpoint, print_message, NULL, &nproblems);
- *     options.choose = rsd_rules_map;
- *     options.choose_context = rules;
+ *     options.map = rsd_rules_map;
+ *     options.map_context = rules;
  *     rsd_convert(checkpoint, "out", &options, &report);
  *
- * One thread at a time may use a set of rules. The checkpoint must stay open while they are used.
+ * The checkpoint must stay open while rules are used. All of 6.8 is since 0.2.
  */
+
+/* A set of rules. One thread. */
 typedef struct rsd_rules rsd_rules;
 
 /* Sets *matches to 1 if the expression matches: the whole name (whole is 1), or some part of it (0). Any
@@ -454,7 +432,8 @@ rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text);
 rsd_status rsd_rules_add_file(rsd_rules *rules, const char *path);
 
 /* One message of a check: a problem (1), or a note about a rule without effect (0). A problem that many
- * tensors have is one message, with their number and the first names. Any status but RSD_OK ends the check. */
+ * tensors have is one message, with their number and the first names. Any status but RSD_OK ends the
+ * check. */
 typedef rsd_status rsd_on_rule_message(void *context, int32_t is_problem, const char *text);
 
 /* Applies the rules to every tensor of a checkpoint and reports all problems: tensors that cannot be mapped,

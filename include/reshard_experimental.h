@@ -1,4 +1,6 @@
-/* reshard_experimental.h - calls that may change in any version. Not included by reshard.h. */
+/* reshard_experimental.h - the experimental tier: calls that may change in any version. Not included by reshard.h.
+ *
+ * It has the stash, and rsd_dcp_write_items. Conventions, such as "One thread", are those of reshard.h. */
 #ifndef RESHARD_EXPERIMENTAL_H
 #define RESHARD_EXPERIMENTAL_H
 
@@ -26,9 +28,11 @@ extern "C" {
  * same status, and the error names that rank; EMISMATCH names a rank that gets another buffer than rank 0. The stash
  * can be used again. After ETIMEOUT, EPEER or a failure of the transport it can only be freed.
  *
- * A stash uses tags 16 to 31 of its transport: execs can share the transport, a second stash cannot. A stash must not
- * be used by two threads at the same time. docs/stash.md says what it costs.
+ * A stash uses tags 16 to 31 of its transport: execs can share the transport, a second stash cannot. docs/stash.md says
+ * what it costs.
  */
+
+/* A stash. One thread. */
 typedef struct rsd_stash rsd_stash;
 
 typedef struct rsd_stash_options {
@@ -66,15 +70,46 @@ rsd_status rsd_stash_drop(rsd_stash *stash, int64_t id);
 typedef struct rsd_stash_usage {
     size_t struct_nbytes;      /* sizeof(rsd_stash_usage), set by the caller */
     int64_t nbuffers;          /* in the stash now */
-    int64_t nbytes_held;       /* in slices of this rank, now */
+    int64_t nbytes_kept;       /* in slices of this rank, now */
     int64_t nbytes_total;      /* of the same buffers */
-    int64_t nbytes_held_most;  /* at any time so far */
+    int64_t nbytes_kept_most;  /* at any time so far */
     int64_t nbytes_total_most; /* at any time so far */
     int64_t nbytes_received;   /* from other ranks */
 } rsd_stash_usage;
 
 /* Local. */
 rsd_status rsd_stash_stats(const rsd_stash *stash, rsd_stash_usage *usage);
+
+/* ---- Items of a DCP checkpoint, for programs that plan the checkpoint and write its metadata -----------------------
+ *
+ *     rsd_dcp_write_items("step-1000/__0_0.distcp", nitems, items, NULL, places, NULL);
+ */
+
+/* A tensor or a run of bytes that becomes one item, as torch.save writes it. */
+typedef struct rsd_item {
+    size_t struct_nbytes; /* sizeof(rsd_item) */
+    const char *name;     /* for messages; NULL: none */
+    rsd_dtype dtype;      /* 0: bytes, which are written as they are */
+    int32_t ndim;
+    const int64_t *shape;
+    const int64_t *strides; /* in elements; NULL: dense. The order of dims is kept, as in torch */
+    const void *data;
+    uint64_t nbytes; /* of bytes; ignored for a tensor */
+} rsd_item;
+
+typedef struct rsd_items_options {
+    size_t struct_nbytes; /* sizeof(rsd_items_options) */
+    uint64_t offset;      /* where to start: the file keeps what is before it; 0: a new file */
+    int32_t compress;     /* 0: no; else the level of zstd, for each item; one thread compresses */
+    int32_t sync;         /* 1: wait until the file is on disk */
+    const rsd_io *io;     /* without a transport */
+} rsd_items_options;
+
+/* Writes items to one data file, one behind the other. Item i is at byte places[2 * i] of the file, in
+ * places[2 * i + 1] bytes. options and report may be NULL. On failure the contents of the file are unspecified. */
+rsd_status rsd_dcp_write_items(const char *path, int64_t nitems, const rsd_item *items,
+                               const rsd_items_options *options, uint64_t *places,
+                               rsd_report *report);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,6 @@
 """The parts that make_bad.py puts together: pickles, archives, items, metadata, zstd frames and headers.
 
-Every function gives bytes, right ones unless it is told what to say wrongly.
+Every function returns bytes, which are valid unless arguments make them invalid.
 """
 
 import json
@@ -18,7 +18,7 @@ def write(name, content):
         file.write(content)
 
 
-# ---- pickles: each function gives the opcodes that push one value ----
+# ---- pickles: each function returns the opcodes that push one value ----
 
 
 def num(n):
@@ -194,7 +194,7 @@ ONE = pickle(metadata([("w", meta())], [(index("w", (0, 0)), info())]))
 
 
 def dcp(name, tensors=None, stored=None, planner=NONE, data=ITEM, pickled=None, file=".metadata", **of_info):
-    """A folder with the tensor w of shape [2, 4] in one item, but for what is given."""
+    """Returns the files of a directory with the tensor w of shape [2, 4] in one item, except for the arguments."""
     tensors = [("w", meta())] if tensors is None else tensors
     stored = [(index("w", (0, 0)), info(**(dict(length=len(data)) | of_info)))] if stored is None else stored
     write(f"{name}/{file}", pickled or pickle(metadata(tensors, stored, planner)))
@@ -202,7 +202,7 @@ def dcp(name, tensors=None, stored=None, planner=NONE, data=ITEM, pickled=None, 
 
 
 def value(name, data=VALUE, **of_info):
-    """A folder with the value v in one item."""
+    """Returns the files of a directory with the value v in one item."""
     stored = [(index("v"), info(**(dict(length=len(data)) | of_info)))]
     dcp(name, [("v", obj("BytesStorageMetadata"))], stored, data=data)
 

@@ -169,7 +169,7 @@ static void strided_and_nested(const struct cases *to_each)
     one(to_each, "i32[5,5] : 2x2:S1,S1 -> 4:S1", ROWS, ROWS);
     one(to_each, "i32[4] : 2x3:S0,S0 -> 6:R", ROWS, ROWS);
     one(to_each, "i32[10] : 2x3:S0,S0 -> 3x2:S0,S0", ROWS, ROWS);
-    group(to_each, "fused tensors: segments are sharded each by itself");
+    group(to_each, "fused tensors: each segment is sharded separately");
     one(to_each, "f32[16,4] : 4:S(0;8,4,4) -> 2:S(0;8,4,4)", ROWS, ROWS);
     one(to_each, "f32[17,4] : 4:S(0;8,4,5) -> 3x2:S(0;8,4,5),S(0;8,4,5)", ROWS, ROWS);
     one(to_each, "f32[12,4] : 2x2:S(0;6,3,3),S0 -> 4:S1", ROWS, ROWS);
@@ -228,7 +228,7 @@ static void dtypes_and_strides(const struct cases *to_each)
                 snprintf(problem, sizeof problem, "%s[9,10,11] : 2x2:S0,S1 -> 4:S2", moved[i]);
                 one(to_each, problem, (enum arrangement)from, (enum arrangement)to);
             }
-    group(to_each, "every dtype that has reductions, by every reduction it has");
+    group(to_each, "every dtype with every reduction that it has");
     static const char *const floats[] = {"f64", "f32", "f16", "bf16"};
     static const char *const integers[] = {"i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8"};
     static const char *const ops[] = {"sum", "avg", "min", "max", "product", "band", "bor", "bxor"};
@@ -253,7 +253,7 @@ static void dtypes_and_strides(const struct cases *to_each)
                 one(to_each, problem, ROWS, PADDED);
             }
     }
-    group(to_each, "large enough for threads and for stores past the cache");
+    group(to_each, "large enough for threads and for stores that bypass the cache");
     one(to_each, "f32[1024,1500] : 4:S0 -> 4:S1", ROWS, ROWS);
     one(to_each, "u8[3000,2003] : 4:S1 -> 3:S0", ROWS, ROWS);
     one(to_each, "u8[5000011] : 4:S0 -> 3:S0", ROWS, ROWS);

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What bash completion offers, and whether help, completion and the manual page name the same options. The
-# command is $RESHARD.
+# Checks the bash completion, and that help, completion and the manual page have the same options. The command is
+# $RESHARD.
 cd "$(dirname "$0")/.." || exit 1
 bin=$(mktemp -d)
 trap 'rm -rf "$bin"' EXIT

@@ -1,4 +1,4 @@
-/* crew.h - the ranks of a test, as threads with a transport between them; and folders that must be equal. */
+/* crew.h - the ranks of a test, which are threads with a transport between them; and comparison of directories. */
 #ifndef CREW_H
 #define CREW_H
 
@@ -8,7 +8,7 @@
 
 enum { MOST_CREW = 8 };
 
-/* What one rank does, with what it came to. */
+/* The work of one rank, and its results. */
 struct hand {
     rsd_transport transport;
     const void *task;
@@ -31,7 +31,7 @@ void crew_run(struct crew *crew, int32_t n, hand_work *work, const void *task, u
 void crew_free(struct crew *crew);
 void hand_tell(struct hand *hand, const char *text); /* adds a line */
 
-/* Whether two folders hold the same files with the same bytes; says what is not. */
+/* Returns whether two directories have the same files with the same bytes. Prints the first difference. */
 bool same_folders(const char *a, const char *b);
 
 #endif

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The examples, built as the tests are: they do what the first lines of their sources say.
+# Runs the examples, built with sanitizers as the tests are, and compares their output.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -36,11 +36,11 @@ fi
 got=$("$examples/make_checkpoint" ckpt 2>&1)
 check "$got" "ckpt: 156 tensors, 11359233 bytes in 8 files of 8 ranks" "make_checkpoint"
 "$reshard" verify -q ckpt
-check $? 0 "what it made is whole"
+check $? 0 "verify finds no damage in its output"
 
 "$examples/make_checkpoint" other dp=2,tp=3 'R,S(0)' > /dev/null
 "$reshard" diff -q ckpt other
-check $? 0 "on another mesh it makes the same tensors"
+check $? 0 "the tensors are the same on another mesh"
 
 "$examples/make_checkpoint" --fused fused > /dev/null
 got=$("$examples/load_slice" ckpt model.lm_head.weight 'tp=4 : S(0)' 1 2>&1)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Four hosts made of network namespaces, two ranks each: right elements, and no more bytes on the wire than the
-# plan needs.
+# Four hosts made of network namespaces, with two ranks each: the results are right, and the network carries no more
+# bytes than the plan needs.
 set -u
 if [ -z "${MPI_TESTS:-}" ]; then
     echo "1..0 # SKIP no MPI here (apt-get install libopenmpi-dev openmpi-bin)"

@@ -11,6 +11,7 @@ import shutil
 import struct
 import zlib
 
+import bad_orbax
 from bad_parts import (
     about, archive, call, chunk, compressed, dcp, dct, glob, index, info, legacy, lst, meta, metadata, num,
     obj, pickle, pieces, place, record, safe, saved, shards, state, storage, streamed, tensor, text, tup,
@@ -357,7 +358,8 @@ def main():
     shutil.rmtree(FOLDER, ignore_errors=True)
     for make in (good_ones, names_that_leave, indices, extents_of_items, boxes, shapes, names_and_classes,
                  what_must_never_run, streams, transforms, zstd_streams, legacy_files, views, torch_files,
-                 records, directories, checksums, values, headers, tensors_in_headers, shards_of_one, blobs):
+                 records, directories, checksums, values, headers, tensors_in_headers, shards_of_one, blobs,
+                 *bad_orbax.RULES):
         make()
 
 

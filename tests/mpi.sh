@@ -1,6 +1,6 @@
 #!/bin/sh
-# Plans between processes, under mpirun: every case on 1 to 8 ranks, and everything that can go wrong.
-# Programs are in $MPI_TESTS; skipped where there is no MPI.
+# Plans between processes, under mpirun: every case on 1 to 8 ranks, and failures of one rank. The programs are in
+# $MPI_TESTS. Skipped if MPI is not installed.
 set -u
 if [ -z "${MPI_TESTS:-}" ] || ! command -v mpirun >/dev/null 2>&1; then
     echo "1..0 # SKIP no MPI here (apt-get install libopenmpi-dev openmpi-bin)"
@@ -12,7 +12,7 @@ number=0 failed=0
 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
 
-# report NAME: by the exit status of the command before
+# report NAME: prints the result of the previous command
 report() {
     status=$?
     number=$((number + 1))
@@ -30,6 +30,11 @@ for n in 1 2 3 4 7 8; do
     report "every case on $n processes"
 done
 
+for n in 1 2; do
+    timeout 300 mpirun -np $n "$MPI_TESTS/test_mpi" gpu >"$out" 2>&1 && ! grep -q '^not ok' "$out"
+    report "every case on $n processes with arrays on a GPU"
+done
+
 for n in 1 2 3 4 7 8; do
     timeout 300 mpirun -np $n "$MPI_TESTS/test_mpi_stash" >"$out" 2>&1 && ! grep -q '^not ok' "$out"
     report "stashes on $n processes"
@@ -38,7 +43,7 @@ done
 timeout 300 mpirun -np 2 "$MPI_TESTS/test_mpi_large" >"$out" 2>&1 && ! grep -q '^not ok' "$out"
 report "pieces of more than 2^31 bytes"
 
-# good RANKS SCENARIO HOW: at least so many ranks say that they saw what they should
+# good RANKS SCENARIO HOW: at least this number of ranks must print "good"
 good() {
     wanted=$1 scenario=$2 how=$3
     timeout 120 mpirun --enable-recovery -np 4 "$MPI_TESTS/test_mpi_faults" "$scenario" "$how" >"$out" 2>&1

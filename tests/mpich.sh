@@ -1,6 +1,6 @@
 #!/bin/sh
-# The same programs on MPICH, with two ranks. MPICH ends the job when one rank leaves, so of the ranks that wait
-# for a late one only the first is sure to speak.
+# The same programs on MPICH, with two ranks. MPICH ends the job when one rank ends, so if ranks wait for a late one,
+# only the first of them is sure to print its result.
 set -u
 export ASAN_OPTIONS=detect_leaks=0
 number=0 failed=0

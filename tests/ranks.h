@@ -1,4 +1,4 @@
-/* ranks.h - ranks that are threads, for tests: each does the same work, and says what it found wrong. */
+/* ranks.h - ranks that are threads, for tests. Each does the same work, and reports what is wrong. */
 #ifndef RANKS_H
 #define RANKS_H
 
@@ -15,7 +15,7 @@ struct rank {
     int32_t rank, nranks;
     void (*work)(struct rank *rank, void *context);
     void *context;
-    char wrong[300]; /* the first thing; empty: nothing */
+    char wrong[300]; /* the first failure; empty: none */
 };
 
 /* In a rank's work: NEED(rank, condition, "format", values ...). */
@@ -42,7 +42,7 @@ static inline void *rank_main(void *context)
     return NULL;
 }
 
-/* True if no rank found anything wrong. */
+/* Runs the work on all ranks. Returns whether no rank found anything wrong. */
 static inline bool on_ranks(int32_t nranks, void (*work)(struct rank *rank, void *context),
                             void *context)
 {

@@ -73,8 +73,8 @@ static void put_and_get(struct rank *rank, rsd_stash *stash, size_t nbytes)
     memset(from.bytes, 0, nbytes);
     rsd_stash_usage usage = usage_of(rank, stash);
     NEED(rank, usage.nbytes_total == n, "%lld bytes in all", (long long)usage.nbytes_total);
-    NEED(rank, usage.nbytes_held >= n / m && usage.nbytes_held <= (n + m - 1) / m,
-         "holds %lld of %lld bytes", (long long)usage.nbytes_held, (long long)n);
+    NEED(rank, usage.nbytes_kept >= n / m && usage.nbytes_kept <= (n + m - 1) / m,
+         "holds %lld of %lld bytes", (long long)usage.nbytes_kept, (long long)n);
     for (int again = 0; again < 2; again++) {
         NEED_OK(rank, rsd_stash_get(stash, id, to.bytes));
         NEED(rank, is_filled(&to), "%zu bytes: other bytes came back", nbytes);
@@ -231,17 +231,17 @@ static void accounting(struct rank *rank, void *context)
     rsd_stash_usage full = usage_of(rank, stash);
     NEED(rank, full.nbuffers == N && full.nbytes_total == N * NBYTES, "%lld bytes in all",
          (long long)full.nbytes_total);
-    NEED(rank, full.nbytes_held / N == NBYTES / m || full.nbytes_held / N == NBYTES / m + 1,
-         "holds %lld bytes", (long long)full.nbytes_held);
+    NEED(rank, full.nbytes_kept / N == NBYTES / m || full.nbytes_kept / N == NBYTES / m + 1,
+         "holds %lld bytes", (long long)full.nbytes_kept);
     NEED_OK(rank, rsd_stash_get(stash, ids[0], b.bytes));
     for (int i = 0; i < N; i++)
         NEED_OK(rank, rsd_stash_drop(stash, ids[i]));
     rsd_stash_usage empty = usage_of(rank, stash);
-    NEED(rank, empty.nbuffers == 0 && empty.nbytes_held == 0 && empty.nbytes_total == 0,
-         "%lld bytes are left", (long long)empty.nbytes_held);
-    NEED(rank, empty.nbytes_held_most == full.nbytes_held && empty.nbytes_total_most == N * NBYTES,
-         "%lld most", (long long)empty.nbytes_held_most);
-    NEED(rank, empty.nbytes_received == NBYTES - full.nbytes_held / N, "%lld received",
+    NEED(rank, empty.nbuffers == 0 && empty.nbytes_kept == 0 && empty.nbytes_total == 0,
+         "%lld bytes are left", (long long)empty.nbytes_kept);
+    NEED(rank, empty.nbytes_kept_most == full.nbytes_kept && empty.nbytes_total_most == N * NBYTES,
+         "%lld most", (long long)empty.nbytes_kept_most);
+    NEED(rank, empty.nbytes_received == NBYTES - full.nbytes_kept / N, "%lld received",
          (long long)empty.nbytes_received);
     rsd_stash_free(stash);
     free(b.memory);
@@ -253,6 +253,6 @@ const struct stash_case stash_cases[] = {
     {"in many chunks, with the least max_nbytes", large_buffers, 1},
     {"many at a time, prefetched, got and dropped in any order, with reductions in between",
      in_any_order, 3},
-    {"what is held is counted", accounting, 1},
+    {"kept bytes are counted", accounting, 1},
 };
 const int nstash_cases = sizeof stash_cases / sizeof *stash_cases;

@@ -1,4 +1,4 @@
-/* stash_cases.h - what goes into a stash comes out of it: the same cases for every transport. */
+/* stash_cases.h - a stash returns the bytes that were put: the same cases for every transport. */
 #ifndef STASH_CASES_H
 #define STASH_CASES_H
 

@@ -1,7 +1,7 @@
-/* tap.h - tests that report as TAP, for prove: CHECK a condition, CASE a name for what follows.
+/* tap.h - tests that report as TAP, for prove. CASE names the checks that follow it, CHECK checks a condition.
  *
- * A test program calls tap_end() last. Checks between two CASEs are one line of output; the first
- * that fails says where and why.
+ * The checks of a CASE are one line of output. The first check that fails prints its place and values. A test program
+ * calls tap_end() last.
  */
 #ifndef TAP_H
 #define TAP_H
@@ -69,10 +69,10 @@ tap_check(bool holds, const char *file, int line, const char *format, ...)
     CHECK_PICK(__VA_ARGS__, CHECKF, CHECKF, CHECKF, CHECKF, CHECKF, CHECKF, CHECKF, CHECK1, )      \
     (__VA_ARGS__)
 
-/* A call that succeeds; the library's own message if it does not. */
+/* Checks that a call succeeds. On failure prints the message of the library. */
 #define OK(call) tap_check((call) == RSD_OK, __FILE__, __LINE__, "%s: %s", #call, rsd_error())
 
-/* A call that fails with this status and a message that contains this text. */
+/* Checks that a call fails with this status and a message that contains this text. */
 #define FAILS(status, text, call)                                                                  \
     do {                                                                                           \
         rsd_status got_ = (call);                                                                  \

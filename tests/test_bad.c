@@ -1,9 +1,9 @@
-/* test_bad.c - every checkpoint in tests/bad breaks one rule, and is refused for just that: with the right
- * status, in a message that names the file, the tensor and the byte, and in memory that stays in
- * proportion. tests/make_bad.py says how each is wrong, and tests/bad.txt what is expected: a name, how far
- * it gets, the status, and the message after the path. RECORD=1 writes that anew.
+/* test_bad.c - every checkpoint in tests/bad violates one rule, and is refused for it: with the right status, a
+ * message that names the file, the tensor and the byte, and memory that is proportional to the file.
+ * tests/make_bad.py creates the checkpoints. tests/bad.txt has the expected results: a name, the step that fails,
+ * the status, and the message after the path. RECORD=1 writes it again.
  *
- * A good checkpoint with any bit flipped, or cut short anywhere, is refused too or gives the same values.
+ * A valid checkpoint with any bit flipped, or truncated anywhere, is refused too, or has the same values.
  */
 #include "folder.h"
 #include "reshard.h"
@@ -23,7 +23,7 @@ int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile v
 size_t __sanitizer_get_allocated_size(const volatile void *memory);
 const char *__asan_default_options(void);
 
-/* An absurd allocation fails, and so is seen as ENOMEM. */
+/* Huge allocations fail, so that the test receives ENOMEM. */
 const char *__asan_default_options(void)
 {
     return "max_allocation_size_mb=64:allocator_may_return_null=1";
@@ -112,8 +112,8 @@ static size_t nbytes_of(const char *path)
 
 enum { MOST_BADS = 1000 };
 
-/* One line of bad.txt. How far: the checkpoint does not open, its tensor w does not load, its value v
- * cannot be read; or all of that is fine, and the line has the value as JSON. */
+/* One line of bad.txt. The step that fails: opening the checkpoint, loading its tensor w, or reading its value v. If
+ * none fails, the line has the value as JSON. */
 struct bad {
     char name[80], how_far[16], status[16], message[1100];
 };
@@ -139,7 +139,7 @@ static void read_expectations(void)
         fclose(file);
 }
 
-/* What opens can be verified, tensor by tensor and value by value, and what is wrong is a finding. */
+/* A checkpoint that opens can be verified, and errors in tensors and values are findings. */
 static void verify_all(rsd_checkpoint *checkpoint, const char *name)
 {
     int64_t nfindings;
@@ -148,7 +148,7 @@ static void verify_all(rsd_checkpoint *checkpoint, const char *name)
     CHECK(!status, "%s: verify: %s: %s", name, rsd_status_name(status), rsd_error());
 }
 
-/* What the library says of a checkpoint, as such a line. */
+/* Returns the result for a checkpoint, as such a line. */
 static void look_at(const char *name, struct bad *out)
 {
     char path[512], *json = NULL;
@@ -193,7 +193,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct bad *)a)->name, ((const struct bad *)b)->name);
 }
 
-/* Each in the folder is expected, and the other way round. */
+/* Every file in the directory has an expected result, and every result has a file. */
 static void check_folder(bool record)
 {
     static struct bad found[MOST_BADS];
@@ -222,11 +222,11 @@ static void check_folder(bool record)
 
 /* ---- any damage ---- */
 
-/* A folder, or a file, to be damaged: one file of it is written anew each time. */
+/* A directory or file to damage. One file of it is written again each time. */
 struct victim {
     const char *name; /* in tests/bad */
     const char *file, *beside;
-    bool unchecked; /* there is no CRC-32, so values may change unseen */
+    bool unchecked; /* without a CRC-32, changes of values are not detected */
 };
 
 static void try_damaged(const char *path, bool unchecked, const char *what, size_t at)
@@ -243,12 +243,17 @@ static void try_damaged(const char *path, bool unchecked, const char *what, size
           rsd_status_name(status), rsd_error());
 }
 
-/* What a file of a folder of tests/bad has in it, or one of its own; also put into another folder. */
+/* Returns the bytes of a file of tests/bad, and copies it to another directory. */
 static char *copy_of(const char *folder, const char *name, const char *file, size_t *n)
 {
     char from[256];
     snprintf(from, sizeof from, "tests/bad/%s%s%s", name, file ? "/" : "", file ? file : "");
     char *bytes = read_whole(from, n);
+    for (const char *slash = file ? file : ""; (slash = strchr(slash, '/')); slash++) {
+        char inner[256];
+        snprintf(inner, sizeof inner, "%.*s", (int)(slash - file), file);
+        mkdir(path_in(folder, inner), 0777);
+    }
     FILE *copy = fopen(path_in(folder, file ? file : name), "wb");
     CHECK(bytes && copy && fwrite(bytes, 1, *n, copy) == *n, "%s", from);
     if (copy)
@@ -260,7 +265,8 @@ static void damage(const struct victim *victim)
 {
     size_t n = 0, nbeside;
     const char *folder = folder_new("damaged");
-    CASE("%s %s: any bit flipped, or cut short", victim->name, victim->file ? victim->file : "");
+    CASE("%s %s: any bit flipped, or truncated anywhere", victim->name,
+         victim->file ? victim->file : "");
     if (victim->beside)
         free(copy_of(folder, victim->name, victim->beside, &nbeside));
     char *bytes = copy_of(folder, victim->name, victim->file, &n);
@@ -289,7 +295,10 @@ int main(void)
                                             {"good_zstd", "__0_0.distcp", ".metadata", false},
                                             {"good.pt", NULL, NULL, false},
                                             {"good_legacy.pt", NULL, NULL, true},
-                                            {"good.safetensors", NULL, NULL, true}};
+                                            {"good.safetensors", NULL, NULL, true},
+                                            {"good_ocdbt", "manifest.ocdbt", "d/0", false},
+                                            {"good_ocdbt", "d/0", "manifest.ocdbt", true},
+                                            {"good_ocdbt_shard", "d/0", "manifest.ocdbt", true}};
     __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
     read_expectations();
     check_folder(getenv("RECORD") != NULL);
@@ -297,7 +306,7 @@ int main(void)
         check_bad(&bads[i]);
     for (size_t i = 0; i < sizeof victims / sizeof *victims; i++)
         damage(&victims[i]);
-    CASE("nothing that a file names was run");
+    CASE("no code that a file names was executed");
     CHECK(access("this_must_never_run", F_OK) != 0);
     return tap_end();
 }

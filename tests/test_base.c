@@ -65,7 +65,7 @@ static void test_chosen_names(void)
 {
     static char names[NCHOSEN][24];
     struct string_map map = {0};
-    CASE("names that collide under a hash without a key do not fill one place of the map");
+    CASE("names that collide under a hash without a key are distributed over the map");
     for (size_t n = 0, i = 0; n < NCHOSEN; i++) {
         snprintf(names[n], sizeof names[n], "w%zu", i);
         n += public_hash(slice_of(names[n])) % 2048 == 0;

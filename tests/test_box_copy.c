@@ -127,7 +127,7 @@ static void packs(struct random *random)
 {
     static struct array array, before;
     static char packed[MAX_NBYTES], expected[MAX_NBYTES], again[MAX_NBYTES];
-    CASE("any bytes of the packed form, out of an array and into it");
+    CASE("any bytes of the packed form are packed and unpacked");
     for (int round = 0; round < NROUNDS; round++) {
         struct copier copier = copier_level((int)random_below(random, copier_nlevels()));
         bool column_major = random_below(random, 2), stream = random_below(random, 2);
@@ -151,7 +151,7 @@ static void packs(struct random *random)
         memset(expected + at + n, 1, sizeof expected - at - n);
         CHECK(memcmp(packed, expected, sizeof packed) == 0, "packed, round %d", round);
 
-        /* Other bytes into the same range: they are in the packed form then, and nothing else changed. */
+        /* After unpacking other bytes into the range, the packed form has them, and nothing else has changed. */
         pack_elements(&box, array.strides, first_element(&array), column_major, expected);
         for (size_t i = 0; i < n; i++)
             expected[at + i] = packed[at + i] = (char)random_below(random, 256);

@@ -1,4 +1,4 @@
-/* test_codec.c - what bytes in files mean: checksums, JSON, items of torch.save, names of dtypes, casts. */
+/* test_codec.c - CRCs, JSON, items of torch.save, names of dtypes, and casts. */
 #include "crc.h"
 #include "memory.h"
 #include "random.h"
@@ -10,8 +10,10 @@
 
 /* ---- checksums ---- */
 
-static const uint64_t polynomials[] = {
-    [CRC_ZIP] = 0xedb88320u, [CRC_ECMA] = 0xc96c5795d7870f42u, [CRC_JONES] = 0x95ac9329ac4bc9b5u};
+static const uint64_t polynomials[] = {[CRC_ZIP] = 0xedb88320u,
+                                       [CRC_CASTAGNOLI] = 0x82f63b78u,
+                                       [CRC_ECMA] = 0xc96c5795d7870f42u,
+                                       [CRC_JONES] = 0x95ac9329ac4bc9b5u};
 
 static uint64_t bit_by_bit(enum crc_kind kind, uint64_t state, const unsigned char *data, size_t n)
 {
@@ -30,20 +32,22 @@ static void checksums(void)
     struct random r = {1};
     for (size_t i = 0; i < sizeof data; i++)
         data[i] = (unsigned char)random_next(&r);
-    CASE("every way to compute a CRC agrees with the bits, at any length and alignment");
+    CASE("every implementation of a CRC equals the definition, for any length and alignment");
     CHECK(crc32_of("123456789", 9) == 0xcbf43926u && crc32_of("", 0) == 0);
+    CHECK(crc32c_of("123456789", 9) == 0xe3069283u && crc32c_of("", 0) == 0);
     for (enum crc_kind kind = CRC_ZIP; kind <= CRC_JONES; kind++)
         for (int i = 0; i < 1500; i++) {
             size_t n = (size_t)(i < 700 ? i : random_below(&r, N));
             const unsigned char *at = data + random_below(&r, 64);
-            uint64_t state = random_next(&r) & (kind == CRC_ZIP ? 0xffffffffu : ~(uint64_t)0);
+            uint64_t state =
+                random_next(&r) & (kind <= CRC_CASTAGNOLI ? 0xffffffffu : ~(uint64_t)0);
             uint64_t right = bit_by_bit(kind, state, at, n);
             for (int level = 0; level < crc_nlevels(); level++)
                 CHECK(crc_at_level(level, kind, state, at, n) == right,
                       "kind %d, level %d, %zu bytes", (int)kind, level, n);
             CHECK(crc_update(kind, state, at, n) == right);
         }
-    CASE("parts of a string give its CRC, in any order");
+    CASE("the CRC of a string is combined from its parts in any order");
     for (enum crc_kind kind = CRC_ZIP; kind <= CRC_JONES; kind++)
         for (int i = 0; i < 200; i++) {
             size_t n = (size_t)random_below(&r, N), cut = (size_t)random_below(&r, (int64_t)n + 1);
@@ -72,7 +76,7 @@ static rsd_status json_whole(const char *text, size_t n)
 
 static void json_texts(void)
 {
-    CASE("JSON that is right is gone through");
+    CASE("valid JSON is parsed");
     static const char *const right[] = {"{}",
                                         "[]",
                                         " [ ] \n",
@@ -95,7 +99,7 @@ static void json_texts(void)
                                         "\t{\"k\" : [ null ] }\r\n"};
     for (size_t i = 0; i < sizeof right / sizeof *right; i++)
         CHECK(json_whole(right[i], strlen(right[i])) == RSD_OK, "%s: %s", right[i], rsd_error());
-    CASE("JSON that is wrong is refused with the byte");
+    CASE("invalid JSON is refused, and the error names the byte");
     static const struct {
         const char *text, *message;
     } wrong[] = {{"", "byte 0: expected a value"},
@@ -146,7 +150,7 @@ static void json_texts(void)
                   strstr(rsd_error(), wrong[i].message),
               "%s: '%s' is not in '%s'", wrong[i].text, wrong[i].message, rsd_error());
     CHECK(json_whole("1\0", 2) == RSD_EFORMAT && json_whole("\"a\0b\"", 5) == RSD_EFORMAT);
-    CASE("JSON may be 64 deep and no deeper");
+    CASE("JSON may have 64 levels, and not more");
     char deep[200];
     for (int depth = 63; depth <= 66; depth++) {
         memset(deep, '[', (size_t)depth);
@@ -164,7 +168,7 @@ static void json_values(void)
     struct slice key, string;
     bool more;
     uint64_t n;
-    CASE("JSON gives the numbers and strings that stand there");
+    CASE("numbers and strings of JSON have the right values");
     json_start(&j, text, sizeof text - 1);
     OK(json_enter(&j, '{'));
     CHECK(json_next_key(&j, &key, &more) == RSD_OK && more && slice_is(key, "n"));
@@ -235,7 +239,7 @@ static rsd_status read_bytes(void *context, uint64_t at, void *out, size_t n)
     return RSD_OK;
 }
 
-/* What we write, our own reader finds: any dtype, any number of dims. */
+/* The reader finds the tensor in an item that the writer made. */
 static void item_comes_back(rsd_dtype dtype, int32_t ndim)
 {
     int64_t shape[RSD_MAX_DIMS];
@@ -280,7 +284,7 @@ static void items(void)
 {
     static const int64_t matrix[] = {2, 4}, nothing[] = {0};
     static const float arange[] = {0, 1, 2, 3, 4, 5, 6, 7};
-    CASE("items are what torch.save writes, byte for byte");
+    CASE("items have the same bytes as torch.save writes");
     same_item("item_f32_2x4_arange8", 2, matrix, arange);
     same_item("item_f32_empty", 1, nothing, arange);
     size_t n;
@@ -292,7 +296,7 @@ static void items(void)
     bytes_drop(&pickle);
     bytes_drop(&item);
     free(golden);
-    CASE("items of every dtype and number of dims are found again");
+    CASE("items of every dtype and number of dims are read back");
     for (rsd_dtype dtype = RSD_F64; dtype <= RSD_C32; dtype++)
         for (int32_t ndim = 0; ndim <= RSD_MAX_DIMS; ndim++)
             item_comes_back(dtype, ndim);
@@ -307,7 +311,7 @@ static struct slice slice_of(const char *text)
 
 static void dtype_names(void)
 {
-    CASE("dtypes have the names that torch and safetensors give them, both ways");
+    CASE("names of dtypes in torch and safetensors, both ways");
     for (rsd_dtype dtype = RSD_F64; dtype <= RSD_C32; dtype++) {
         const char *storage = dtype_to_storage(dtype), *safe = dtype_to_safetensors(dtype);
         CHECK(dtype_from_torch(slice_of(dtype_to_torch(dtype))) == dtype);
@@ -362,7 +366,7 @@ union element {
     uint8_t u8;
 };
 
-/* Every number of every dtype is exact in this. */
+/* A type in which every number of every dtype is exact. */
 static long double number_of(rsd_dtype dtype, union element e)
 {
     switch (dtype) {
@@ -492,13 +496,13 @@ static void cast_all(rsd_dtype to, rsd_dtype from, struct random *r)
 static void casts(void)
 {
     struct random r = {7};
-    CASE("every number casts as C does, with the edges as torch has them");
+    CASE("casts equal those of C, and those of torch at the limits of a dtype");
     for (int i = 0; i < NNUMBERS; i++)
         for (int k = 0; k < NNUMBERS; k++) {
             CHECK(cast_supported(numbers[i], numbers[k]));
             cast_all(numbers[i], numbers[k], &r);
         }
-    CASE("complex numbers cast part by part, and what is opaque does not");
+    CASE("complex numbers are cast part by part; opaque dtypes are not cast");
     const float pair[4] = {1.5f, -2, INFINITY, 1e-30f};
     double wide[4];
     float back[4];

@@ -1,5 +1,5 @@
-/* test_convert.c - checkpoints become other checkpoints and stay what they are: every golden one to
- * safetensors, to DCP of any layout and back; casts, names and choices; stopped, killed and resumed. */
+/* test_convert.c - conversions keep all tensors: every golden checkpoint to safetensors, to DCP of any layout and
+ * back; casts, names and selection; runs that are stopped, killed and resumed. */
 #include "folder.h"
 #include "random.h"
 #include "tap.h"
@@ -32,18 +32,18 @@ static void check_same(const char *a_path, const char *b_path, rsd_pool *pool)
 {
     rsd_checkpoint *a = NULL, *b = NULL;
     int64_t n = -1, nfindings = -1;
-    rsd_prove_options options = {.struct_nbytes = sizeof options, .pool = pool};
+    rsd_io io = {.struct_nbytes = sizeof io, .pool = pool};
     rsd_report report = {.struct_nbytes = sizeof report};
     if (OK(rsd_checkpoint_open(a_path, NULL, &a)) && OK(rsd_checkpoint_open(b_path, NULL, &b))) {
-        if (OK(rsd_diff(a, b, &options, tell, NULL, &n, &report)))
+        if (OK(rsd_diff(a, b, &io, tell, NULL, &n, &report)))
             CHECK(n == 0, "%s and %s: %lld tensors differ", a_path, b_path, (long long)n);
-        if (OK(rsd_verify(b, &options, NULL, NULL, &nfindings, &report)))
+        if (OK(rsd_verify(b, &io, NULL, NULL, &nfindings, &report)))
             CHECK(nfindings == 0, "%s: %lld findings, %s", b_path, (long long)nfindings,
                   rsd_error());
         size_t na = (size_t)rsd_checkpoint_ntensors(a), nb = (size_t)rsd_checkpoint_ntensors(b);
         char(*of_a)[RSD_DIGEST_NCHARS] = malloc(na * sizeof *of_a + 1);
         char(*of_b)[RSD_DIGEST_NCHARS] = malloc(nb * sizeof *of_b + 1);
-        if (OK(rsd_digest(a, 0, NULL, &options, of_a, NULL)) &&
+        if (OK(rsd_digest(a, 0, NULL, &io, of_a, NULL)) &&
             OK(rsd_digest(b, 0, NULL, NULL, of_b, NULL)))
             for (size_t i = 0; i < na; i++) {
                 rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
@@ -81,13 +81,14 @@ static void golden_converts(void)
         char ckpt[256], truth[256];
         snprintf(ckpt, sizeof ckpt, "%s", golden_path(*name, "ckpt"));
         snprintf(truth, sizeof truth, "%s", golden_path(*name, "truth.safetensors"));
-        rsd_convert_options safe = {.struct_nbytes = sizeof safe, .pool = pool, .overwrite = 1};
+        rsd_io io = {.struct_nbytes = sizeof io, .pool = pool};
+        rsd_convert_options safe = {.struct_nbytes = sizeof safe, .io = &io, .overwrite = 1};
         rsd_convert_options dcp = {.struct_nbytes = sizeof dcp,
                                    .format = RSD_FORMAT_DCP,
-                                   .pool = pool,
+                                   .io = &io,
                                    .overwrite = 1,
-                                   .choose = random_choice,
-                                   .choose_context = &random};
+                                   .map = random_choice,
+                                   .map_context = &random};
         OK(convert(ckpt, in_folder("one.safetensors"), &safe));
         check_same(truth, in_folder("one.safetensors"), pool);
         safe.max_shard_nbytes = 1000;
@@ -181,16 +182,17 @@ static void progress_calls(void)
     make_large_checkpoint(in_folder("source"), 4, 1001);
     for (int threads = 1; threads <= 4; threads += 3) {
         struct heard_progress heard = {.least_step = INT64_MAX};
-        rsd_convert_options options = {.struct_nbytes = sizeof options,
-                                       .max_nbytes = 100000,
-                                       .on_progress = note_progress,
-                                       .context = &heard};
-        OK(rsd_pool_new(threads, &options.pool));
+        rsd_io io = {.struct_nbytes = sizeof io,
+                     .max_nbytes = 100000,
+                     .on_progress = note_progress,
+                     .context = &heard};
+        rsd_convert_options options = {.struct_nbytes = sizeof options, .io = &io};
+        OK(rsd_pool_new(threads, &io.pool));
         OK(convert(in_folder("source"), in_folder("target"), &options));
         CHECK(heard.nbytes_done == heard.nbytes_total && heard.nbytes_total > 7000000);
         CHECK(heard.least_step >= 1 << 20, "a call after %lld bytes", (long long)heard.least_step);
         CHECK(heard.ncalls >= 5 && heard.ncalls <= 8, "%lld calls", (long long)heard.ncalls);
-        rsd_pool_free(options.pool);
+        rsd_pool_free(io.pool);
         folder_remove(in_folder("target"));
     }
 }
@@ -228,18 +230,19 @@ static bool no_part(const char *out)
 
 static void cancelled_and_resumed(void)
 {
-    CASE("what was cancelled is resumed, and reports what it did itself");
+    CASE("a cancelled run is resumed, and reports only its own work");
     make_large_checkpoint(in_folder("source"), 4, 901);
     for (int kind = 0; kind < 3; kind++)
         for (int64_t after = 0; after < 6000000; after += 1100000) {
             struct stopping stopping = {.after = after};
+            rsd_io io = {
+                .struct_nbytes = sizeof io, .on_progress = stop_after, .context = &stopping};
             rsd_convert_options options = {.struct_nbytes = sizeof options,
+                                           .io = &io,
                                            .format = kind ? RSD_FORMAT_DCP : RSD_FORMAT_SAFETENSORS,
                                            .max_shard_nbytes = kind ? 0 : 2500000,
                                            .compress = kind == 2,
-                                           .choose = kind ? choose_columns : NULL,
-                                           .on_progress = stop_after,
-                                           .context = &stopping};
+                                           .map = kind ? choose_columns : NULL};
             rsd_status status = convert(in_folder("source"), in_folder("target"), &options);
             CHECK(status == RSD_OK || status == RSD_ECANCELLED, "%s", rsd_error());
             if (status == RSD_ECANCELLED) {
@@ -250,7 +253,7 @@ static void cancelled_and_resumed(void)
                 FAILS(RSD_EEXIST, "resume",
                       convert(in_folder("source"), in_folder("target"), &options));
                 options.resume = 1;
-                options.on_progress = NULL;
+                io.on_progress = NULL;
                 rsd_checkpoint *in;
                 rsd_report report = {.struct_nbytes = sizeof report};
                 OK(rsd_checkpoint_open(in_folder("source"), NULL, &in));
@@ -274,10 +277,9 @@ static void changed_sources(void)
     CASE("a resumed run refuses other sources and other targets");
     make_checkpoint(in_folder("source"), 4);
     struct stopping stopping = {.after = 600000};
-    rsd_convert_options options = {.struct_nbytes = sizeof options,
-                                   .max_shard_nbytes = 400000,
-                                   .on_progress = stop_after,
-                                   .context = &stopping};
+    rsd_io io = {.struct_nbytes = sizeof io, .on_progress = stop_after, .context = &stopping};
+    rsd_convert_options options = {
+        .struct_nbytes = sizeof options, .max_shard_nbytes = 400000, .io = &io};
     CHECK(convert(in_folder("source"), in_folder("target"), &options) == RSD_ECANCELLED);
     options.resume = 1;
     options.max_shard_nbytes = 1000000;
@@ -288,14 +290,14 @@ static void changed_sources(void)
     FAILS(RSD_EMISMATCH, "changed", convert(in_folder("source"), in_folder("target"), &options));
     CHECK(!no_part(in_folder("target")));
     folder_remove(in_folder("target.reshard-part"));
-    options.on_progress = NULL;
+    io.on_progress = NULL;
     OK(convert(in_folder("source"), in_folder("target"), &options));
     folder_remove(in_folder("target"));
 }
 
 static void killed_and_resumed(void)
 {
-    CASE("what was killed at any moment is resumed, over an older checkpoint too");
+    CASE("a run that was killed at any moment is resumed, also over an older checkpoint");
     struct random random = {5};
     make_checkpoint(in_folder("source"), 4);
     make_checkpoint(in_folder("older"), 2);
@@ -308,7 +310,7 @@ static void killed_and_resumed(void)
                                        .compress = kind == 2,
                                        .overwrite = over,
                                        .resume = 1,
-                                       .choose = kind ? choose_columns : NULL};
+                                       .map = kind ? choose_columns : NULL};
         if (over) {
             make_checkpoint(in_folder("target"), 2);
             FILE *notes = fopen(in_folder("target/notes.txt"), "w");
@@ -375,7 +377,7 @@ static void choices(void)
 {
     CASE("tensors are left out, renamed and cast");
     make_checkpoint(in_folder("source"), 3);
-    rsd_convert_options options = {.struct_nbytes = sizeof options, .choose = choose_some};
+    rsd_convert_options options = {.struct_nbytes = sizeof options, .map = choose_some};
     rsd_checkpoint *in, *out;
     rsd_report report = {.struct_nbytes = sizeof report};
     OK(rsd_checkpoint_open(in_folder("source"), NULL, &in));
@@ -391,7 +393,7 @@ static void choices(void)
         CHECK(rsd_checkpoint_find(out, "renamed.layer.3", &index) == RSD_EMISMATCH);
         rsd_checkpoint_close(out);
     }
-    options.choose = choose_one_name;
+    options.map = choose_one_name;
     FAILS(RSD_EINVAL, "two tensors", rsd_convert(in, in_folder("doubled"), &options, NULL));
     options =
         (rsd_convert_options){.struct_nbytes = sizeof options, .format = RSD_FORMAT_TORCH_SAVE};
@@ -403,7 +405,7 @@ static void choices(void)
     OK(rsd_convert(in, in_folder("doubled"), &options, &report));
     CHECK(!is_there(in_folder("doubled")) && no_part(in_folder("doubled")));
     options = (rsd_convert_options){.struct_nbytes = sizeof options, .max_shard_nbytes = 10};
-    FAILS(RSD_EINVAL, "files are needed",
+    FAILS(RSD_EINVAL, "pass a directory",
           rsd_convert(in, in_folder("x.safetensors"), &options, NULL));
     rsd_checkpoint_close(in);
 }
@@ -428,12 +430,12 @@ static rsd_status choose_packed(void *context, const rsd_tensor_info *tensor,
 
 static void packed_shards(void)
 {
-    CASE("a rank's boxes of one tensor are packed in one array, and found again");
+    CASE("the boxes of a rank are packed into one array, and read back");
     make_checkpoint(in_folder("source"), 3);
     for (int way = 0; way < 3; way++) {
         rsd_convert_options options = {.struct_nbytes = sizeof options,
-                                       .choose = choose_packed,
-                                       .choose_context = &way,
+                                       .map = choose_packed,
+                                       .map_context = &way,
                                        .every_replica = way != 1,
                                        .overwrite = 1};
         OK(convert(in_folder("source"), in_folder("packed"), &options));
@@ -450,10 +452,10 @@ static void packed_shards(void)
 
 static void shards(void)
 {
-    CASE("shards of safetensors: each replica once, or every rank with all it holds");
+    CASE("safetensors shards: each box once, or all boxes of every rank");
     make_checkpoint(in_folder("source"), 3);
     rsd_convert_options options = {
-        .struct_nbytes = sizeof options, .choose = choose_columns, .overwrite = 1};
+        .struct_nbytes = sizeof options, .map = choose_columns, .overwrite = 1};
     OK(convert(in_folder("source"), in_folder("shards"), &options));
     CHECK(is_there(in_folder("shards/shard-00003-model-00001-of-00001.safetensors")));
     check_same(in_folder("source"), in_folder("shards"), NULL);
@@ -473,7 +475,7 @@ static void side_files(void)
     const char *side = directory;
     rsd_convert_options options = {
         .struct_nbytes = sizeof options, .nside_files = 1, .side_files = &side};
-    errno = ENOENT; /* of some earlier call */
+    errno = ENOENT; /* of an earlier call */
     FAILS(RSD_EIO, "regular file",
           convert(in_folder("source"), in_folder("with_side_files"), &options));
     side = missing;
@@ -504,7 +506,7 @@ static rsd_status note_finding(void *context, const char *text)
 
 static void damage(void)
 {
-    CASE("one flipped bit is found, and where it is");
+    CASE("one flipped bit is detected, with its position");
     make_checkpoint(in_folder("source"), 3);
     make_checkpoint(in_folder("damaged"), 3);
     rsd_checkpoint *good, *bad;

@@ -1,10 +1,12 @@
-/* test_disk_faults.c - the nth allocation, open, read, write, flush or rename fails, for every n: a status
- * comes back, nothing leaks, no reader accepts what is not complete, and a second run finishes.
+/* test_disk_faults.c - the nth allocation, open, read, write, flush or rename fails, for every n. The call returns a
+ * status, nothing leaks, no reader accepts an incomplete output, and a second run completes it.
  *
- * The linker puts these calls here (--wrap), so that the library is tested as it is. */
+ * The linker redirects these calls to this file (--wrap), so the library needs no hook. */
 #include "folder.h"
 #include "tap.h"
 #include "truth.h"
+
+#include "reshard_experimental.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -86,7 +88,7 @@ int __wrap_fsync(int fd)
         errno = EIO;
         return -1;
     }
-    return 0; /* nobody pulls the plug here */
+    return 0; /* power failures are not tested */
 }
 
 int __real_rename(const char *from, const char *to);
@@ -210,7 +212,7 @@ static void every_failure(enum kind kind, rsd_status (*what)(void), bool over)
             options.resume = 1;
             rsd_checkpoint *none;
             rsd_status opened = rsd_checkpoint_open(part, NULL, &none);
-            if (!opened) { /* all of it was there, but for its name */
+            if (!opened) { /* the output was complete, except for its name */
                 rsd_checkpoint_close(none);
             }
             OK(convert());
@@ -224,7 +226,52 @@ static void every_failure(enum kind kind, rsd_status (*what)(void), bool over)
     folder_remove(part);
 }
 
-/* ---- items by somebody else's plan ---- */
+/* ---- the journal ---- */
+
+static int count_journal_files(void)
+{
+    char line[200];
+    int n = 0;
+    FILE *journal = fopen(path_in(part, "reshard-journal"), "r");
+    while (journal && fgets(line, sizeof line, journal))
+        n += strncmp(line, "file ", 5) == 0;
+    if (journal)
+        fclose(journal);
+    return n;
+}
+
+static void journal_in_short_reads(void)
+{
+    CASE("a journal that is read piece by piece is read to its end");
+    rsd_report report = {.struct_nbytes = sizeof report};
+    rsd_checkpoint *in = NULL;
+    snprintf(source, sizeof source, "%s", golden_path("hf_sharded", "ckpt"));
+    options = (rsd_convert_options){.struct_nbytes = sizeof options, .max_shard_nbytes = 1000};
+    OK(rsd_checkpoint_open(source, NULL, &in));
+    OK(rsd_convert(in, target, &options, &report));
+    int nfiles = (int)report.nfiles_written, ncomplete = 0;
+    folder_remove(target);
+    for (long n = 0; ncomplete < nfiles - 1 && n < 1000; n++) { /* until all but one are complete */
+        folder_remove(part);
+        failing = WRITE;
+        left = n;
+        rsd_status status = rsd_convert(in, target, &options, NULL);
+        failing = -1;
+        ncomplete = count_journal_files();
+        if (!CHECK(status == RSD_EIO, "%s", rsd_status_name(status)))
+            break;
+    }
+    options.resume = 1;
+    CHECK(nfiles > 3, "%d files", nfiles);
+    OK(rsd_convert(in, target, &options, &report));
+    CHECK(report.nfiles_written == nfiles - ncomplete, "%lld files were written again, not %d",
+          (long long)report.nfiles_written, nfiles - ncomplete);
+    CHECK(target_is_whole());
+    rsd_checkpoint_close(in);
+    folder_remove(target);
+}
+
+/* ---- items that another planner assigned ---- */
 
 static int32_t items_compress;
 
@@ -276,13 +323,14 @@ int main(void)
                                       .format = i == 1 ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP,
                                       .compress = i == 2 ? 1 : 0,
                                       .overwrite = 1,
-                                      .choose = i == 1 ? NULL : choose_rows};
+                                      .map = i == 1 ? NULL : choose_rows};
             every_failure((enum kind)kind, convert, false);
             if (i == 0)
                 every_failure((enum kind)kind, convert, true);
             if (kind < WRITE)
                 every_failure((enum kind)kind, prove, false);
         }
+    journal_in_short_reads();
     for (int kind = 0; kind < NKINDS; kind++) {
         CASE("items: every %s fails once", kind_names[kind]);
         for (items_compress = 0; items_compress < 2; items_compress++)

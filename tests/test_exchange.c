@@ -1,5 +1,5 @@
-/* test_exchange.c - plans between ranks that share no arrays, over a transport of threads: the same elements, the same
- * bits, whatever the budget. */
+/* test_exchange.c - plans between ranks that have only their own arrays, over a transport between threads: the results
+ * have the same bits with every budget. */
 #include "oracle.h"
 #include "random.h"
 #include "tap.h"
@@ -28,7 +28,7 @@ struct rank {
     char message[300];
 };
 
-/* Arrays in an arena, as the rank's own are. */
+/* Copies the arrays of a rank into an arena. */
 static void **move_in(rsd_arena *arena, int64_t n, const void *const *arrays, const size_t *nbytes)
 {
     void **copies = calloc((size_t)n + 1, sizeof *copies);
@@ -94,7 +94,7 @@ static void *run_rank(void *context)
 /* How data moves. */
 enum way { MESSAGES, STAGED, DIRECT };
 
-/* Every rank is a thread, with its own arrays alone. */
+/* Moves a tensor. Every rank is a thread that has only its own arrays. */
 static bool move_arranged(const char *problem, int64_t budget, enum way way,
                           enum arrangement arrangement)
 {
@@ -172,10 +172,10 @@ static void known_moves(void)
     static const char *const names[] = {"by messages", "through shared memory", "from arenas"};
     for (int way = MESSAGES; way <= DIRECT; way++) {
         const char *how = names[way];
-        CASE("moves between ranks equal the oracle, %s", how);
+        CASE("results of runs between ranks equal the oracle, %s", how);
         for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
             move_rows(problems[i], 0, (enum way)way);
-        CASE("the same in many rounds, under the least budget, %s", how);
+        CASE("the same in many messages, with the smallest budget, %s", how);
         for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
             move_rows(problems[i], 1, (enum way)way);
         move_rows("f64[200,300] : 4:S0 -> 4:S1", 1, (enum way)way);
@@ -193,7 +193,8 @@ static void random_moves(void)
 {
     CASE("random layouts");
     struct random random = {11};
-    int rounds = getenv("TSAN_OPTIONS") ? 25 : 150; /* threads are dear there */
+    int rounds =
+        getenv("TSAN_OPTIONS") ? 25 : 150; /* threads are slow under the thread sanitizer */
     for (int i = 0; i < rounds; i++) {
         static const char *const dtypes[] = {"f32", "i64", "bf16", "u8"};
         const char *dtype = dtypes[random_below(&random, 4)];

@@ -1,5 +1,5 @@
-/* test_exchange_wrong.c - what one rank does wrong fails on all ranks with one status, before anything moves, and the
- * exec can be used again; ranks that are late are named. */
+/* test_exchange_wrong.c - an invalid argument of one rank fails on all ranks with the same status before data moves,
+ * and the exec can be used again. Errors name ranks that are late. */
 #include "ranks.h"
 
 #include <sys/resource.h>
@@ -59,7 +59,7 @@ static void null_arrays(struct rank *rank, void *context)
                    rsd_exec_run(exec, odd ? NULL : &src, &dst));
         gather_all(rank, exec);
     }
-    /* In two parts: the error is that of the run, whatever was called in between. */
+    /* With start and wait, the error is that of the run, also if other calls failed in between. */
     NEED_OK(rank, rsd_exec_start(exec, odd ? &no_src : &src, &dst));
     NEED_FAILS(rank, RSD_EINVAL, "call rsd_exec_wait", rsd_exec_start(exec, &src, &dst));
     NEED_OK(rank, rsd_exec_progress(exec));
@@ -87,7 +87,7 @@ static void overlapping_arrays(struct rank *rank, void *context)
              strncmp(rsd_error(), "rank 1: ", 8) == 0 && strstr(rsd_error(), "array 0 overlaps a"),
              "%s", rsd_error());
     }
-    const void *src = memory + PART + NUMEL; /* next to each other */
+    const void *src = memory + PART + NUMEL; /* adjacent arrays do not overlap */
     void *dst = memory + PART;
     NEED_OK(rank, rsd_exec_run(exec, &src, &dst));
     src = memory;
@@ -211,7 +211,7 @@ static void without_shared_memory(struct rank *rank, void *context)
 
 static void no_descriptors(void)
 {
-    CASE("without shared memory messages are used, and the reason is told");
+    CASE("without shared memory the transport is used, and the description has the reason");
     struct rlimit before, none;
     CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
     none = (struct rlimit){0, before.rlim_max};
@@ -273,7 +273,7 @@ int main(void)
         on_ranks(NRANKS, interleaved_arrays, node);
         CASE("different plans, %s", ways[i].name);
         on_ranks(NRANKS, different_plans, node);
-        CASE("a rank that is late is named, %s", ways[i].name);
+        CASE("the error names a rank that is late, %s", ways[i].name);
         on_ranks(NRANKS, late_to_run, node);
         on_ranks(NRANKS, late_to_bind, node);
     }

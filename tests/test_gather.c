@@ -1,5 +1,5 @@
-/* test_gather.c - votes and gathers between ranks that are threads: all get the same bytes and the same status, a rank
- * that fails, differs or is late is named on all ranks, and nothing is left in the transport. */
+/* test_gather.c - votes and gathers between ranks that are threads. All ranks receive the same bytes and return the
+ * same status, errors name a rank that fails, differs or is late, and no message is left in the transport. */
 #include "peer_state.h"
 #include "ranks.h"
 
@@ -175,7 +175,7 @@ static void one_is_late(struct rank *rank, void *context)
     peer_close(peer);
 }
 
-/* Without a roll call nobody would know. */
+/* Only a liveness check finds the late rank. */
 static void late_in_gather(struct rank *rank, void *context)
 {
     int32_t late = (int32_t)(uintptr_t)context;
@@ -187,7 +187,7 @@ static void late_in_gather(struct rank *rank, void *context)
 
 /* ---- transports ---- */
 
-/* A transport that counts requests, and fails where it is told to. */
+/* A transport that counts requests, and fails at a given call. */
 struct counting {
     rsd_transport real;
     _Atomic long nactive;
@@ -267,7 +267,8 @@ static void requests_end(struct rank *rank, void *context)
     rank->transport = real;
 }
 
-/* Rank 1 cannot send, receive or test, at any call: it says so, the others name a rank, and all requests end. */
+/* A send, receive or test of rank 1 fails, at any call. Rank 1 returns that, the others name a rank, and all requests
+ * end. */
 static void transport_fails(struct rank *rank, void *context)
 {
     int function = (int)((uintptr_t)context % 3);
@@ -416,7 +417,7 @@ static void cannot_cancel(struct rank *rank, void *context)
     rank->transport = real;
 }
 
-/* ---- a rank that sends nonsense ---- */
+/* ---- a rank that sends invalid bytes ---- */
 
 static void vote_with_nonsense(struct rank *rank, void *context)
 {
@@ -448,12 +449,12 @@ int main(void)
 {
     static const int32_t counts[] = {1, 2, 3, 4, 5, 7, 8};
     enum { NCOUNTS = sizeof counts / sizeof *counts };
-    CASE("every rank gets the bytes of all");
+    CASE("every rank receives the bytes of all ranks");
     for (int i = 0; i < NCOUNTS; i++)
         on_ranks(counts[i], gather_sizes, NULL);
     on_ranks(3, gather_much, NULL);
     on_ranks(5, gather_nodes, NULL);
-    CASE("a rank that calls something else is named on all ranks, which can go on");
+    CASE("all ranks name a rank that makes another call, and can continue");
     for (uintptr_t odd = 0; odd < 4; odd++)
         on_ranks(4, gather_differently, (void *)odd);
     for (uintptr_t sharing = 0; sharing < NSHARING; sharing++) {
@@ -465,11 +466,11 @@ int main(void)
         CASE("gathers of any size, %s", names[sharing]);
         for (int i = 0; i < NCOUNTS; i++)
             on_ranks(counts[i], gather_often, (void *)sharing);
-        CASE("a late rank is named by all others, %s", names[sharing]);
+        CASE("all other ranks name a late rank, %s", names[sharing]);
         for (int32_t late = 0; late < 5; late++)
             on_ranks(5, one_is_late, &(struct lateness){late, (enum sharing)sharing});
     }
-    CASE("a rank that does not gather is named by all others");
+    CASE("all other ranks name a rank that does not gather");
     for (uintptr_t late = 0; late < 5; late++)
         on_ranks(5, late_in_gather, (void *)late);
     CASE("every request ends");
@@ -479,7 +480,7 @@ int main(void)
     CASE("memory that a transport may still use is never freed");
     for (uintptr_t call = 0; call < 3; call++)
         on_ranks(3, cannot_cancel, (void *)call);
-    CASE("nonsense is refused");
+    CASE("invalid arguments are refused");
     for (uintptr_t seed = 1; seed < 200; seed++)
         on_ranks(2, vote_with_nonsense, (void *)seed);
     return tap_end();

@@ -1,5 +1,5 @@
-/* test_host.c - what the host says of itself: how much memory is left, that no more is asked of it, and that it is
- * the same host when there is no descriptor left. */
+/* test_host.c - the available memory of the host, arenas that exceed it, and the number of the host when no file
+ * descriptor is free. */
 #include "folder.h"
 #include "memory.h"
 #include "tap.h"
@@ -26,7 +26,7 @@ static uint64_t left(void)
 
 static void machine(void)
 {
-    CASE("the machine's memory, and its swap");
+    CASE("the memory and the swap of the machine");
     CHECK(left() == UINT64_MAX);
     put("meminfo", "MemTotal:       900 kB\nMemFree:        100 kB\n");
     CHECK(left() == UINT64_MAX);
@@ -38,7 +38,7 @@ static void machine(void)
 
 static void groups(void)
 {
-    CASE("the groups of a process, and those above, may allow less");
+    CASE("a cgroup of the process, or a parent of it, may have a lower limit");
     mkdir(path_in(folder, "a"), 0700);
     mkdir(path_in(folder, "a/b"), 0700);
     put("cgroup", "4:memory:/x\n0::/a/b\n");
@@ -64,10 +64,10 @@ static void groups(void)
     CHECK(left() == 320 * 1024);
 }
 
-/* Nothing is allocated for these: what has no room is refused before. Where that is not known, they would be. */
+/* Arenas that exceed the memory are refused before anything is allocated. */
 static void arenas(void)
 {
-    CASE("an arena larger than memory is refused, with both numbers");
+    CASE("an arena larger than the memory is refused, and the error has both sizes");
     rsd_arena *arena = NULL;
     if (memory_available("/proc/meminfo", "", "") > (uint64_t)1 << 49)
         return;
@@ -81,8 +81,7 @@ static void arenas(void)
 
 static void no_descriptors(void)
 {
-    CASE("without a free descriptor it is the same host, and the reason for messages is the true "
-         "one");
+    CASE("without a free descriptor the host has the same number, and the error names the cause");
     struct rlimit before, none;
     rsd_arena *arena = NULL;
     int64_t node = host_number();

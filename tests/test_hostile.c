@@ -1,5 +1,5 @@
-/* test_hostile.c - absurd and contradictory arguments: a status and a message with the values,
- * never a crash, never a silent wrap. */
+/* test_hostile.c - huge and contradictory arguments: a status and a message with the values, never a crash or an
+ * overflow. */
 #include "random.h"
 #include "reshard.h"
 #include "tap.h"
@@ -8,7 +8,7 @@
 
 static void absurd_sizes(void)
 {
-    CASE("absurd sizes are refused or planned, and nothing wraps");
+    CASE("huge sizes are refused or planned, without overflow");
     static const struct {
         const char *text;
         rsd_status status;
@@ -60,7 +60,7 @@ static void absurd_sizes(void)
         rsd_layout_free(a);
         rsd_layout_free(b);
     }
-    CASE("totals that do not fit are an error");
+    CASE("totals that exceed 63 bits are an error");
     rsd_layout *a, *b;
     rsd_plan *plan;
     rsd_rank_totals part = {.struct_nbytes = sizeof part};
@@ -87,7 +87,7 @@ static void absurd_sizes(void)
     rsd_plan_free(plan);
     rsd_layout_free(a);
     rsd_layout_free(b);
-    CASE("an empty tensor of absurd extents has nothing to count");
+    CASE("an empty tensor with huge extents has totals of 0");
     OK(rsd_problem_parse("u8[4611686018427387904,4611686018427387904,0] : 2:R -> 2:R", &a, &b));
     OK(rsd_plan_new(a, b, NULL, &plan));
     OK(rsd_plan_nbytes(plan, 0, 0, &nbytes));
@@ -97,7 +97,7 @@ static void absurd_sizes(void)
     rsd_plan_free(plan);
     rsd_layout_free(a);
     rsd_layout_free(b);
-    CASE("more runs than can be listed are an error");
+    CASE("more spans than the limit are an error");
     OK(rsd_problem_parse("u8[4611686018427387904] : 2147483647:S0 -> 2:S0", &a, &b));
     FAILS(RSD_ELIMIT, "cut into about 2147483647 spans", rsd_plan_new(a, b, NULL, &plan));
     rsd_layout_free(a);
@@ -113,7 +113,7 @@ static void wrong_arguments(void)
     rsd_mesh *mesh = NULL;
     rsd_layout *layout = NULL;
     rsd_pool *pool = NULL;
-    CASE("arguments that make no sense");
+    CASE("invalid arguments");
     FAILS(RSD_EINVAL, "mesh axes 0", rsd_mesh_new(0, counts, NULL, NULL, &mesh));
     FAILS(RSD_EINVAL, "mesh axes 17", rsd_mesh_new(17, counts, NULL, NULL, &mesh));
     FAILS(RSD_EINVAL, "0 ranks", rsd_mesh_new(1, zero, NULL, NULL, &mesh));
@@ -166,10 +166,10 @@ static void wrong_arguments(void)
     CHECK(strcmp(rsd_status_name((rsd_status)77), "unknown status") == 0);
 }
 
-/* Boxes inside each other, which no two cells can share: the holders of all cells are too many. */
+/* Nested boxes: no two groups have the same holders, and all groups together have too many. */
 static void nested_boxes(void)
 {
-    CASE("boxes that overlap in too many ways are refused in time");
+    CASE("boxes that overlap in too many ways are refused quickly");
     enum { N = 5000 };
     static int32_t ranks[N];
     static int64_t lo[N], len[N];
@@ -188,10 +188,10 @@ static void nested_boxes(void)
           rsd_layout_new_enumerable(RSD_U8, 1, &shape, N, ranks, lo, len, &layout));
 }
 
-/* Ranks at the far end cost nothing. */
+/* High ranks cost no memory. */
 static void far_ranks(void)
 {
-    CASE("the last rank there can be");
+    CASE("the highest possible rank");
     rsd_layout *a, *b;
     rsd_plan *plan;
     char *text;
@@ -214,7 +214,7 @@ static void mangled_texts(int count)
     static const char alphabet[] = "0123456789SRPBC_[]{}():;,|.-> xdtf32ranks=";
     struct random r = {1};
     int planned = 0;
-    CASE("%d mangled problems", count);
+    CASE("%d problems with random changes", count);
     for (int i = 0; i < count; i++) {
         char a[2048], b[2048], problem[4400];
         struct random_tensor t = random_tensor(&r, "f32");

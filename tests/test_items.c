@@ -1,8 +1,8 @@
-/* test_items.c - items into one file, as somebody else plans them: the bytes are those of a save. */
+/* test_items.c - items that another planner assigned to a file have the same bytes as those of a save. */
 #include "folder.h"
 #include "tap.h"
 
-#include "reshard.h"
+#include "reshard_experimental.h"
 
 #include <stdlib.h>
 
@@ -84,8 +84,9 @@ static void as_saved(int compress, rsd_pool *pool)
     save(path, compress);
     void *value = value_item(path, &nvalue);
     list_items(items, value, nvalue);
+    rsd_io io = {.struct_nbytes = sizeof io, .pool = pool};
     rsd_items_options options = {
-        .struct_nbytes = sizeof options, .pool = pool, .compress = compress, .sync = 1};
+        .struct_nbytes = sizeof options, .io = &io, .compress = compress, .sync = 1};
     rsd_report report = {.struct_nbytes = sizeof report};
     OK(rsd_dcp_write_items(file, NITEMS, items, &options, places, &report));
     CHECK(same_files(file, path_in(path, "__0_0.distcp")));
@@ -94,7 +95,7 @@ static void as_saved(int compress, rsd_pool *pool)
         CHECK(places[2 * i] == places[2 * i - 2] + places[2 * i - 1], "item %d", i);
     CHECK(report.nbytes_written == (int64_t)(places[2 * NITEMS - 2] + places[2 * NITEMS - 1]));
 
-    /* In two calls, over something longer. */
+    /* In two calls, over a longer file. */
     options.sync = 0;
     OK(rsd_dcp_write_items(file, 2, items, &options, again, NULL));
     options.offset = again[2] + again[3];
@@ -104,7 +105,7 @@ static void as_saved(int compress, rsd_pool *pool)
     rsd_free(value);
 }
 
-/* What lies across is stored as it lies: the same bytes as those of the array that it is. */
+/* A transposed array is stored in the order of its memory, with its strides. */
 static void kept_strides(void)
 {
     static const int64_t turned[2] = {1, ROWS};
@@ -125,7 +126,7 @@ static void kept_strides(void)
     CHECK(bytes && memmem(bytes, 512, "K\x46\x86q\x06K\x01M\x2c\x01\x86", 10), "its strides");
     free(bytes);
 
-    /* Columns of something wider are no dense array: they are gathered. */
+    /* Columns of a wider array are not dense, so they are gathered. */
     static const int64_t apart[2] = {2 * COLUMNS, 2};
     float *both = calloc(ROWS, 2 * COLUMNS * sizeof *both);
     for (int i = 0; i < ROWS; i++)
@@ -200,17 +201,17 @@ int main(void)
     folder = name;
     fill();
     OK(rsd_pool_new(3, &pool));
-    CASE("the bytes of a save, at once and in two calls");
+    CASE("the bytes equal those of a save, in one call and in two");
     as_saved(0, NULL);
     folder_remove(path_in(folder, "saved"));
     as_saved(0, pool);
     CASE("compressed items");
     as_saved(3, pool);
-    CASE("an array whose dims are in another order stays as it is");
+    CASE("an array with dims in another order is written without a copy");
     kept_strides();
-    CASE("what makes no sense is refused");
+    CASE("invalid arguments are refused");
     refused();
-    CASE("one file says what is in a folder");
+    CASE("one metadata file selects the content of a directory");
     one_metadata();
     rsd_pool_free(pool);
     folder_remove(folder);

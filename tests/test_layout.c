@@ -253,7 +253,7 @@ static void box_is(const char *text, int32_t rank, int64_t lo, int64_t len)
 
 static void cutting_rules(void)
 {
-    CASE("shards as torch.chunk: the last may be short or empty, and empty ones lie at the end");
+    CASE("shards equal torch.chunk: the last may be short or empty");
     static const int64_t five[][2] = {{0, 2}, {2, 2}, {4, 1}, {5, 0}};
     static const int64_t nested[][2] = {{0, 2}, {2, 1}, {3, 1}, {4, 1}};
     static const int64_t balanced[][2] = {{0, 2}, {2, 1}, {3, 1}, {4, 1}};

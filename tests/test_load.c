@@ -1,4 +1,5 @@
-/* test_load.c - checkpoints that real torch wrote are opened, listed and loaded, into any layout. */
+/* test_load.c - checkpoints that torch wrote are opened, listed and loaded into any layout. */
+#include "folder.h"
 #include "oracle.h"
 #include "random.h"
 #include "tap.h"
@@ -12,7 +13,8 @@ static void load_into(rsd_checkpoint *checkpoint, const char *name, const rsd_la
 {
     struct memory expected = oracle_memory(layout, NULL), got = oracle_memory(layout, NULL);
     int64_t *strides = arrangement == COLUMNS ? oracle_strides(layout, COLUMNS) : NULL;
-    rsd_load_options options = {.struct_nbytes = sizeof options, .pool = pool};
+    rsd_io io = {.struct_nbytes = sizeof io, .pool = pool};
+    rsd_load_options options = {.struct_nbytes = sizeof options, .io = &io};
     rsd_report report = {.struct_nbytes = sizeof report};
     truth_cut(layout, whole, expected.array);
     if (!by_rank) {
@@ -90,7 +92,7 @@ static void golden_loads(void)
     rsd_pool *pool;
     OK(rsd_pool_new(3, &pool));
     for (const char *const *name = golden; *name; name++) {
-        CASE("%s: every tensor loads equal, into any layout", *name);
+        CASE("%s: every tensor is loaded into any layout", *name);
         rsd_checkpoint *checkpoint = NULL, *truth = NULL;
         const char *truth_path = golden_path(*name, "truth.safetensors");
         if (OK(rsd_checkpoint_open(golden_path(*name, "ckpt"), NULL, &checkpoint)) &&
@@ -117,8 +119,84 @@ static void golden_loads(void)
     rsd_pool_free(pool);
 }
 
+/* ---- rsd_read ---- */
+
+static void read_boxes(rsd_checkpoint *checkpoint, struct random *random)
+{
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+        OK(rsd_checkpoint_tensor(checkpoint, i, &tensor));
+        size_t each = rsd_dtype_nbytes(tensor.dtype), nbytes = (size_t)tensor.nbytes;
+        char *whole = calloc(nbytes + 1, 1), *part = calloc(nbytes + 1, 1);
+        OK(rsd_read(checkpoint, tensor.name, NULL, 0, whole, nbytes));
+        rsd_box box = {.ndim = tensor.ndim};
+        size_t volume = 1;
+        for (int32_t d = 0; d < tensor.ndim; d++) {
+            box.lo[d] = random_below(random, tensor.shape[d] + 1);
+            box.len[d] = random_below(random, tensor.shape[d] - box.lo[d] + 1);
+            volume *= (size_t)box.len[d];
+        }
+        OK(rsd_read(checkpoint, tensor.name, &box, tensor.dtype, part, volume * each));
+        int64_t at[RSD_MAX_DIMS] = {0};
+        for (size_t k = 0; k < volume; k++) {
+            int64_t from = 0;
+            for (int32_t d = 0; d < tensor.ndim; d++)
+                from = from * tensor.shape[d] + box.lo[d] + at[d];
+            if (!CHECK(memcmp(part + k * each, whole + (size_t)from * each, each) == 0, "%s: %zu",
+                       tensor.name, k))
+                break;
+            for (int32_t d = tensor.ndim - 1; d >= 0 && ++at[d] == box.len[d]; d--)
+                at[d] = 0;
+        }
+        free(whole);
+        free(part);
+    }
+}
+
+static void reads(void)
+{
+    CASE("rsd_read: a box, a whole tensor, another dtype, and what is refused");
+    struct random random = {3};
+    rsd_checkpoint *checkpoint = NULL;
+    for (const char *const *name = golden; *name; name++)
+        if (OK(rsd_checkpoint_open(golden_path(*name, "ckpt"), NULL, &checkpoint))) {
+            read_boxes(checkpoint, &random);
+            rsd_checkpoint_close(checkpoint);
+        }
+    char path[256];
+    snprintf(path, sizeof path, "%s/read", folder_new("load"));
+    rsd_layout *layout;
+    float saved[2][3] = {{1, 2, 3}, {4, 5, 6}};
+    double got[2] = {0};
+    void *array = saved;
+    OK(rsd_layout_parse("f32[2,3] @ 1:R", &layout));
+    rsd_tensor tensor = {
+        .struct_nbytes = sizeof tensor, .name = "w", .layout = layout, .arrays = &array};
+    rsd_save_options over = {.struct_nbytes = sizeof over, .overwrite = 1};
+    OK(rsd_save(path, 1, &tensor, &over, NULL));
+    OK(rsd_checkpoint_open(path, NULL, &checkpoint));
+    rsd_box column = {.ndim = 2, .lo = {0, 1}, .len = {2, 1}};
+    OK(rsd_read(checkpoint, "w", &column, RSD_F64, got, sizeof got));
+    CHECK(got[0] == 2 && got[1] == 5, "%g %g", got[0], got[1]);
+    FAILS(RSD_EMISMATCH, "no such tensor", rsd_read(checkpoint, "v", NULL, 0, got, sizeof got));
+    FAILS(RSD_EINVAL, "8 are needed", rsd_read(checkpoint, "w", &column, 0, got, sizeof got));
+    FAILS(RSD_EINVAL, "dtype", rsd_read(checkpoint, "w", &column, (rsd_dtype)99, got, 16));
+    FAILS(RSD_EUNSUPPORTED, "f8e4m3", rsd_read(checkpoint, "w", &column, RSD_F8E4M3, got, 2));
+    column.lo[1] = 3;
+    FAILS(RSD_EINVAL, "not inside", rsd_read(checkpoint, "w", &column, 0, got, 8));
+    column.lo[1] = INT64_MAX;
+    FAILS(RSD_EINVAL, "not inside", rsd_read(checkpoint, "w", &column, 0, got, 8));
+    column.ndim = 1;
+    FAILS(RSD_EINVAL, "1 dims", rsd_read(checkpoint, "w", &column, 0, got, 8));
+    rsd_checkpoint_close(checkpoint);
+    rsd_layout_free(layout);
+    *strrchr(path, '/') = '\0';
+    folder_remove(path);
+}
+
 int main(void)
 {
     golden_loads();
+    reads();
     return tap_end();
 }

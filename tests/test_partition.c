@@ -1,8 +1,8 @@
 /* test_partition.c - how the bytes of a call are divided among ranks: every tile of every job belongs to exactly
  * one rank, and borders between ranks are exact. */
-#include "transfer.h"
 #include "random.h"
 #include "tap.h"
+#include "transfer.h"
 
 #include <stdlib.h>
 
@@ -28,8 +28,8 @@ static void test_borders(void)
     };
     CASE("borders between ranks are rounded down exactly");
     for (size_t i = 0; i < sizeof borders / sizeof *borders; i++) {
-        struct job_part part = {.to = borders[i].of, .of = borders[i].of};
-        int64_t tile = partition_tile(&part, borders[i].at, borders[i].ntiles);
+        struct batch_job job = {.to = borders[i].of, .of = borders[i].of};
+        int64_t tile = batch_job_tile(&job, borders[i].at, borders[i].ntiles);
         CHECK(tile == borders[i].tile, "byte %lld of %lld is tile %lld of %lld, should be %lld",
               (long long)borders[i].at, (long long)borders[i].of, (long long)tile,
               (long long)borders[i].ntiles, (long long)borders[i].tile);
@@ -41,25 +41,29 @@ static void test_partitions(void)
     struct random random = {5};
     CASE("every tile of every job belongs to one rank");
     for (int round = 0; round < 300; round++) {
-        int64_t nbytes[NJOBS], next[NJOBS] = {0}, ntiles[NJOBS];
-        bool splits[NJOBS];
+        int64_t next[NJOBS] = {0}, ntiles[NJOBS];
+        struct batch_job jobs[NJOBS] = {{0}};
         int32_t nranks = 1 + (int32_t)random_below(&random, MAX_RANKS);
         for (size_t i = 0; i < NJOBS; i++) {
-            nbytes[i] = random_below(&random, random_below(&random, 2) ? 1000 : (int64_t)1 << 40);
+            jobs[i].id = i;
+            jobs[i].of = jobs[i].to =
+                random_below(&random, random_below(&random, 2) ? 1000 : (int64_t)1 << 40);
+            jobs[i].can_split = random_below(&random, 2);
             ntiles[i] = 1 + random_below(&random, 1000);
-            splits[i] = random_below(&random, 2);
         }
         for (int32_t rank = 0; rank < nranks; rank++) {
-            struct partition mine = {0};
-            OK(partition_jobs(rank, nranks, nbytes, splits, NJOBS, &mine));
+            struct job_list mine = {0};
+            for (size_t i = 0; i < NJOBS; i++)
+                OK(job_list_add(&mine, jobs[i]));
+            job_list_partition(&mine, rank, nranks);
             for (size_t i = 0; i < mine.n; i++) {
-                const struct job_part *part = &mine.list[i];
-                int64_t first = partition_tile(part, part->from, ntiles[part->job]);
-                CHECK(first == next[part->job], "job %zu: rank %d begins at tile %lld, not %lld",
-                      part->job, (int)rank, (long long)first, (long long)next[part->job]);
-                next[part->job] = partition_tile(part, part->to, ntiles[part->job]);
+                const struct batch_job *job = &mine.list[i];
+                int64_t first = batch_job_tile(job, job->from, ntiles[job->id]);
+                CHECK(first == next[job->id], "job %zu: rank %d begins at tile %lld, not %lld",
+                      job->id, (int)rank, (long long)first, (long long)next[job->id]);
+                next[job->id] = batch_job_tile(job, job->to, ntiles[job->id]);
             }
-            partition_drop(&mine);
+            job_list_drop(&mine);
         }
         for (size_t i = 0; i < NJOBS; i++)
             CHECK(next[i] == ntiles[i], "job %zu: %lld of %lld tiles", i, (long long)next[i],

@@ -1,5 +1,5 @@
-/* test_pickle.c - pickles as data: what Python's own pickler writes comes out as the value it stands for,
- * what is not plain stays opaque, and what is hostile is refused. */
+/* test_pickle.c - pickles as data: pickles of Python are read as their values, values that are not plain are opaque,
+ * and hostile pickles are refused. */
 #include "pickle.h"
 #include "tap.h"
 
@@ -10,7 +10,7 @@
         (text), sizeof(text) - 1                                                                   \
     }
 
-/* A pickle as JSON, to be freed; NULL: it is no plain value. */
+/* Returns a pickle as JSON, which the caller frees, or NULL if the value is not plain. */
 static rsd_status pickle_json(struct slice pickle, char **json)
 {
     struct pickle_tree tree;
@@ -23,7 +23,7 @@ static rsd_status pickle_json(struct slice pickle, char **json)
     return status;
 }
 
-/* The same value, pickled by us. */
+/* Reads a value and pickles it again. */
 static rsd_status pickle_again(struct slice pickle, struct bytes *out, bool *plain)
 {
     struct pickle_tree tree;
@@ -127,7 +127,7 @@ static const struct {
 
 static void plain_values(void)
 {
-    CASE("pickles of every protocol give the value, as JSON");
+    CASE("pickles of every protocol become the same JSON");
     for (size_t i = 0; i < sizeof pickled / sizeof *pickled; i++) {
         char *json = NULL;
         const char *right = pickled[i].json ? pickled[i].json : "(opaque)";
@@ -136,7 +136,7 @@ static void plain_values(void)
                   json ? json : "(opaque)", right);
         free(json);
     }
-    CASE("a value that we pickle again is the same value");
+    CASE("a value that is pickled again is the same value");
     for (size_t i = 0; i < sizeof pickled / sizeof *pickled; i++) {
         struct bytes again = {0};
         char *json = NULL;
@@ -150,7 +150,7 @@ static void plain_values(void)
     }
 }
 
-/* ---- what is wrong ---- */
+/* ---- invalid pickles ---- */
 
 static const struct {
     struct slice pickle;
@@ -219,7 +219,7 @@ static const struct {
 
 static void wrong_pickles(void)
 {
-    CASE("pickles that are wrong are refused with the byte");
+    CASE("invalid pickles are refused, and the error names the byte");
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char *json = NULL;
         rsd_status status = pickle_json(wrong[i].pickle, &json);
@@ -229,17 +229,18 @@ static void wrong_pickles(void)
               rsd_error());
         free(json);
     }
-    CASE("a pickle that is cut short anywhere is refused");
+    CASE("a pickle that is truncated anywhere is refused");
     struct slice whole = pickled[0].pickle;
     for (size_t n = 0; n < whole.nbytes; n++) {
-        char *exact = malloc(n ? n : 1), *json = NULL; /* so that a byte too far is noticed */
+        char *exact = malloc(n ? n : 1),
+             *json = NULL; /* so that the address sanitizer detects a read past the end */
         memcpy(exact, whole.bytes, n);
         CHECK(pickle_json((struct slice){exact, n}, &json) == RSD_EFORMAT, "%zu bytes", n);
         free(exact);
     }
 }
 
-/* ---- much out of little ---- */
+/* ---- small pickles of large values ---- */
 
 /* A pickle with a text or list that is used again and again. */
 static struct bytes shared_text(size_t nbytes, size_t nuses)
@@ -296,7 +297,7 @@ static void bombs(void)
         {"tuples 100000 deep", 0, 0, 0, 100000, false},
     };
     for (size_t i = 0; i < sizeof bombs / sizeof *bombs; i++) {
-        CASE("%s: %s", bombs[i].what, bombs[i].plain ? "plain" : "opaque, and costs little");
+        CASE("%s: %s", bombs[i].what, bombs[i].plain ? "plain" : "opaque, with little memory");
         struct bytes p = bombs[i].text        ? shared_text(bombs[i].text, bombs[i].uses)
                          : bombs[i].doublings ? doubled_list(bombs[i].doublings)
                                               : deep_list(bombs[i].depth);

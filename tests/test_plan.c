@@ -3,7 +3,7 @@
 
 static void known_problems(void)
 {
-    CASE("known plans move the least");
+    CASE("known plans move the least bytes");
     static const struct {
         const char *problem;
         int64_t pieces, messages, moved, stages;
@@ -60,7 +60,7 @@ static void replicas(void)
     check_messages("f32[8,8] : 2x4:R,S0 -> 2x2 ranks=8-11:R,S0", 0, 7, 1);
     check_messages("f32[16,8] : 4:R -> 4x2 ranks=8-15:S0,S1", 0, 3, 2);
     check_messages("f32[8,8] : { : | : | : } -> 6 ranks=3-8:S0", 0, 2, 2);
-    CASE("replicas of a mesh serve their own group");
+    CASE("replicas of a mesh send to their own group");
     rsd_plan *plan;
     if (make("f32[8,8] : dp=2,tp=4:R,S0 -> dp=2,tp=4:R,S1", NULL, &plan)) {
         int64_t nbytes;
@@ -341,6 +341,32 @@ static void wrong_walks(void)
     rsd_cursor_free(cursor);
 }
 
+/* The loop that the header shows, with a rank that exists and with an invalid one. */
+static void header_loop(void)
+{
+    static const struct {
+        int32_t rank;
+        rsd_status status;
+        int npieces;
+    } walks[] = {{1, RSD_OK, 4}, {-2, RSD_EINVAL, 0}};
+    rsd_plan *plan = NULL;
+    CASE("the loop over pieces that the header shows, also where the walk cannot start");
+    if (!make("f32[8,8] : 4:S0 -> 4:S1", NULL, &plan))
+        return;
+    for (size_t i = 0; i < sizeof walks / sizeof *walks; i++) {
+        int n = 0;
+        rsd_cursor *cursor = NULL;
+        const rsd_piece *piece = NULL;
+        rsd_status status = rsd_plan_walk(plan, walks[i].rank, RSD_RECEIVES, &cursor);
+        while (!status && !(status = rsd_cursor_next(cursor, &piece)) && piece)
+            n++;
+        rsd_cursor_free(cursor);
+        CHECK(status == walks[i].status && n == walks[i].npieces, "rank %d: %s, %d pieces",
+              (int)walks[i].rank, rsd_status_name(status), n);
+    }
+    rsd_plan_free(plan);
+}
+
 /* A partial axis that can stay on its own number does, also if an axis before it would match. */
 static void kept_axes(void)
 {
@@ -366,5 +392,6 @@ int main(void)
     structs_that_grow();
     reductions();
     wrong_walks();
+    header_loop();
     return tap_end();
 }

@@ -38,7 +38,7 @@ int main(void)
     static atomic_int counts[MOST];
     rsd_pool *pool;
     struct pool_job job;
-    CASE("every index is worked on once");
+    CASE("the function is called once for every index");
     OK(rsd_pool_new(4, &pool));
     CHECK(pool_nthreads(pool) == 4 && pool_nthreads(NULL) == 1);
     pool_run(pool, MOST, count_one, counts);

@@ -1,7 +1,7 @@
-/* test_rules.c - rules decide what becomes of each tensor: by expressions of either kind, presets and
- * functions; problems are folded; and every allocation fails once.
+/* test_rules.c - rules of a conversion: expressions, presets and functions, one message for a problem of many tensors,
+ * and every allocation fails once.
  *
- * The linker sends the library's allocations here (--wrap). */
+ * The linker redirects allocations of the library to this file (--wrap). */
 #include "folder.h"
 #include "reshard.h"
 #include "tap.h"
@@ -141,7 +141,8 @@ static void place_tensors(void)
     MAPS(rules, "model.up.bias", "model.up.bias f32 @ replicate=2,colwise=2 : R,S(0)");
     rsd_rules_free(rules);
 
-    CASE("presets have the axis tp in any case, and are made anew for another mesh");
+    CASE("presets find the axis tp in upper and lower case, and are computed again for another "
+         "mesh");
     rules = new_rules("TP=2,dp=2", NULL);
     OK(rsd_rules_set_preset(rules, "llama-tp"));
     OK(rsd_rules_add(rules, RSD_RULE_DEFAULT, "R,R"));
@@ -184,7 +185,7 @@ static void name_and_cast(void)
     MAPS(rules, "optim.state.up.weight.step", "left out");
     rsd_rules_free(rules);
 
-    CASE("a cast of some names, of any dtype");
+    CASE("a cast of some tensors, from any dtype");
     rules = new_rules(NULL, NULL);
     OK(rsd_rules_add(rules, RSD_RULE_CAST, "model[.]pos=i32"));
     OK(rsd_rules_add(rules, RSD_RULE_CAST, "model.*=f64"));
@@ -196,7 +197,7 @@ static void name_and_cast(void)
 
 static void refuse_rules(void)
 {
-    CASE("rules that cannot be read");
+    CASE("invalid rules");
     static const struct {
         rsd_rule kind;
         const char *text, *reason;
@@ -252,7 +253,7 @@ static void report_problems(void)
         "...): place 'model.*': placements 'S(1)': ",
         "");
 
-    CASE("rules without effect, and nothing left");
+    CASE("rules without effect, and rules that select nothing");
     rules = new_rules("2", NULL);
     OK(rsd_rules_add(rules, RSD_RULE_DEFAULT, "R"));
     OK(rsd_rules_add(rules, RSD_RULE_PLACE, ".*weight=S(0)"));
@@ -269,7 +270,7 @@ static void report_problems(void)
 
 static void read_file(void)
 {
-    CASE("a file of rules, after those of the caller");
+    CASE("rules of a file come after those of the caller");
     const char *path = path_in(directory, "rules");
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     static const char text[] =
@@ -329,7 +330,7 @@ static rsd_status decide(void *context, const rsd_tensor_info *tensor, rsd_tenso
 
 static void use_functions(void)
 {
-    CASE("the caller matches and decides");
+    CASE("functions of the caller match expressions and decide about tensors");
     rsd_mesh *mesh;
     OK(rsd_mesh_parse("2", &mesh));
     rsd_rules_options options = {

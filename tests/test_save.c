@@ -1,5 +1,6 @@
-/* test_save.c - what is saved from any layout loads into any other: by all ranks in one call, by each in
- * its own, compressed, in the background, over an older checkpoint. */
+/* test_save.c - tensors of any layout are saved, and loaded into any other: by one call for all ranks, by one call per
+ * rank, compressed, in the background, and over an older checkpoint. */
+#include "crew.h"
 #include "folder.h"
 #include "oracle.h"
 #include "random.h"
@@ -32,7 +33,7 @@ static rsd_layout *random_layout(struct random *random, const struct random_tens
     return layout;
 }
 
-/* Boxes that overlap and begin at one place cannot be stored; random ones do that now and then. */
+/* Boxes that overlap and begin at the same index cannot be stored. Some random layouts have them. */
 static bool can_be_saved(const rsd_layout *layout)
 {
     rsd_coverage check = {.struct_nbytes = sizeof check};
@@ -66,7 +67,7 @@ static void drop_tensors(struct tensors *tensors)
     }
 }
 
-/* Loads all into layouts of their own, and compares. */
+/* Loads every tensor into a random layout, and compares. */
 static void check_saved(struct random *random, const char *path, const struct tensors *tensors)
 {
     rsd_checkpoint *checkpoint = NULL;
@@ -100,19 +101,20 @@ static int64_t world_of(const struct tensors *tensors)
     return world;
 }
 
-/* ---- the ways to save ---- */
+/* ---- kinds of saves ---- */
 
 static void save_at_once(void)
 {
-    CASE("any layout is saved by one call and loads into any other");
+    CASE("any layout is saved by one call, and loaded into any other");
     struct random random = {7};
     rsd_pool *pool;
     OK(rsd_pool_new(3, &pool));
     for (int i = 0; i < 150; i++) {
         struct tensors tensors;
         make_tensors(&random, &tensors);
+        rsd_io io = {.struct_nbytes = sizeof io, .pool = i % 2 ? pool : NULL};
         rsd_save_options options = {.struct_nbytes = sizeof options,
-                                    .pool = i % 2 ? pool : NULL,
+                                    .io = &io,
                                     .overwrite = 1,
                                     .compress = i % 5 == 4 ? 1 : 0,
                                     .to_lowest_rank = i % 3 == 0};
@@ -129,92 +131,69 @@ static void save_at_once(void)
     rsd_pool_free(pool);
 }
 
-static void save_by_rank(void)
+/* A save by ranks that are threads: the files are those of one process. */
+struct by_rank {
+    struct tensors tensors;
+    const char *path;
+    int32_t compress;
+};
+
+static rsd_status save_rank(struct hand *hand)
 {
-    CASE("every rank saves its own part, one publishes");
-    struct random random = {8};
-    for (int i = 0; i < 60; i++) {
-        struct tensors tensors;
-        make_tensors(&random, &tensors);
-        char path[256], once[256];
-        snprintf(path, sizeof path, "%s/by_rank", folder);
-        snprintf(once, sizeof once, "%s/by_all", folder);
-        int64_t world = world_of(&tensors);
-        rsd_save_options options = {.struct_nbytes = sizeof options,
-                                    .nranks = world,
-                                    .one_rank = 1,
-                                    .overwrite = 1,
-                                    .compress = i % 4 == 3};
-        for (int64_t rank = 0; rank < world; rank++) {
-            rsd_tensor local[MOST_TENSORS];
-            options.rank = (int32_t)rank;
-            for (int k = 0; k < tensors.n; k++) {
-                int64_t first, count;
-                rsd_layout_arrays_of(tensors.layout[k], (int32_t)rank, &first, &count);
-                local[k] = tensors.local[k];
-                local[k].rank = (int32_t)rank;
-                local[k].arrays = tensors.memory[k].array + first;
-            }
-            OK(rsd_save(path, tensors.n, local, &options, NULL));
-        }
-        OK(rsd_save_publish(path, world, 1));
-        check_saved(&random, path, &tensors);
-        options.one_rank = 0;
-        OK(rsd_save(once, tensors.n, tensors.local, &options, NULL));
-        for (int64_t rank = 0; rank < world; rank++) {
-            char name[64], a[512], b[512];
-            snprintf(name, sizeof name, "__%lld_0.distcp", (long long)rank);
-            snprintf(a, sizeof a, "%s", path_in(path, name));
-            snprintf(b, sizeof b, "%s", path_in(once, name));
-            CHECK(same_files(a, b), "%s differs", name);
-        }
-        drop_tensors(&tensors);
+    const struct by_rank *task = hand->task;
+    rsd_tensor local[MOST_TENSORS];
+    for (int k = 0; k < task->tensors.n; k++) {
+        int64_t first, count;
+        rsd_layout_arrays_of(task->tensors.layout[k], hand->transport.rank, &first, &count);
+        local[k] = task->tensors.local[k];
+        local[k].rank = hand->transport.rank;
+        local[k].arrays = task->tensors.memory[k].array + first;
     }
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = &hand->transport};
+    rsd_save_options options = {
+        .struct_nbytes = sizeof options, .overwrite = 1, .compress = task->compress, .io = &io};
+    return rsd_save(task->path, task->tensors.n, local, &options, &hand->report);
 }
 
-static void other_values(void)
+static void save_by_rank(void)
 {
-    CASE("ranks that save other values are not joined");
-    char path[512];
-    snprintf(path, sizeof path, "%s", path_in(folder, "values_by_rank"));
-    static const char *const steps[] = {"7", "8", "7"};
-    rsd_layout *layout;
-    OK(rsd_layout_parse("f32[4] @ 2 : R", &layout));
-    struct memory memory = oracle_memory(layout, NULL);
-    for (int32_t i = 0; i < 3; i++) {
-        int32_t rank = i > 0;
-        rsd_value step = {.struct_nbytes = sizeof step, .name = "step", .json = steps[i]};
-        rsd_tensor local = {.struct_nbytes = sizeof local,
-                            .name = "w",
-                            .layout = layout,
-                            .rank = rank,
-                            .arrays = memory.array + rank};
-        rsd_save_options options = {.struct_nbytes = sizeof options,
-                                    .nranks = 2,
-                                    .one_rank = 1,
-                                    .rank = rank,
-                                    .nvalues = 1,
-                                    .values = &step};
-        OK(rsd_save(path, 1, &local, &options, NULL));
-        if (i == 1)
-            FAILS(RSD_EMISMATCH, "rank 1 saved something else", rsd_save_publish(path, 2, 0));
+    CASE("every rank saves its own arrays of any layout");
+    struct random random = {8};
+    for (int i = 0; i < 60; i++) {
+        struct by_rank task = {.compress = i % 4 == 3};
+        struct crew crew;
+        char path[256], once[256];
+        make_tensors(&random, &task.tensors);
+        int64_t world = world_of(&task.tensors);
+        snprintf(path, sizeof path, "%s/by_rank", folder);
+        snprintf(once, sizeof once, "%s/by_all", folder);
+        rsd_save_options options = {
+            .struct_nbytes = sizeof options, .overwrite = 1, .compress = task.compress};
+        task.path = path;
+        if (world <= MOST_CREW) {
+            crew_run(&crew, (int32_t)world, save_rank, &task, 0);
+            for (int32_t rank = 0; rank < crew.n; rank++)
+                CHECK(crew.hands[rank].status == RSD_OK, "%s", crew.hands[rank].message);
+            check_saved(&random, path, &task.tensors);
+            OK(rsd_save(once, task.tensors.n, task.tensors.local, &options, NULL));
+            CHECK(same_folders(path, once));
+            crew_free(&crew);
+        }
+        drop_tensors(&task.tensors);
     }
-    OK(rsd_save_publish(path, 2, 0));
-    oracle_memory_free(&memory);
-    rsd_layout_free(layout);
 }
 
 static void save_in_background(void)
 {
-    CASE("a save in the background has what was there when it began");
+    CASE("a save in the background writes the data of its start");
     struct random random = {9};
     rsd_pool *pool;
     OK(rsd_pool_new(2, &pool));
     for (int i = 0; i < 30; i++) {
         struct tensors tensors;
         make_tensors(&random, &tensors);
-        rsd_save_options options = {
-            .struct_nbytes = sizeof options, .pool = i % 2 ? pool : NULL, .overwrite = 1};
+        rsd_io io = {.struct_nbytes = sizeof io, .pool = i % 2 ? pool : NULL};
+        rsd_save_options options = {.struct_nbytes = sizeof options, .io = &io, .overwrite = 1};
         rsd_async_save *saving;
         rsd_report report = {.struct_nbytes = sizeof report};
         const char *path = path_in(folder, "background");
@@ -231,7 +210,28 @@ static void save_in_background(void)
     rsd_pool_free(pool);
 }
 
-/* ---- what is there already ---- */
+static void wrong_report(void)
+{
+    CASE("a report of the wrong size fails before anything is published");
+    rsd_layout *layout;
+    float numbers[4] = {1, 2, 3, 4};
+    void *arrays[] = {numbers};
+    rsd_async_save *saving;
+    rsd_report report = {.struct_nbytes = 3};
+    const char *path = path_in(folder, "wrong_report");
+    OK(rsd_layout_parse("f32[4] @ 1:R", &layout));
+    rsd_tensor tensor = {
+        .struct_nbytes = sizeof tensor, .name = "w", .layout = layout, .arrays = arrays};
+    FAILS(RSD_EINVAL, "rsd_report", rsd_save(path, 1, &tensor, NULL, &report));
+    CHECK(!is_there(path));
+    if (OK(rsd_save_start(path, 1, &tensor, NULL, &saving)))
+        FAILS(RSD_EINVAL, "rsd_report", rsd_save_wait(saving, &report));
+    CHECK(!is_there(path), "the checkpoint was published");
+    CHECK(!is_there(path_in(folder, "wrong_report.reshard-part")));
+    rsd_layout_free(layout);
+}
+
+/* ---- existing files ---- */
 
 static rsd_status save_one(const char *path, const char *text, int overwrite)
 {
@@ -261,7 +261,7 @@ static void write_note(const char *path)
 
 static void existing(void)
 {
-    CASE("what is there is kept, or replaced when asked, with what others put there");
+    CASE("an existing checkpoint is kept, or replaced if requested; other files stay");
     const char *path = path_in(folder, "existing");
     char text[256];
     OK(save_one(path, "f32[8] @ 4 : S(0)", 0));
@@ -276,7 +276,7 @@ static void existing(void)
 
     const char *other = path_in(folder, "other");
     mkdir(other, 0777);
-    OK(save_one(other, "f32[8] @ 2 : S(0)", 0)); /* an empty folder is no obstacle */
+    OK(save_one(other, "f32[8] @ 2 : S(0)", 0)); /* an empty directory is replaced */
     folder_remove(other);
     mkdir(other, 0777);
     write_note(path_in(other, "notes.txt"));
@@ -289,7 +289,7 @@ static void existing(void)
 
 static void refused(void)
 {
-    CASE("what cannot be saved is refused before anything is made");
+    CASE("invalid saves are refused before a file is created");
     const char *path = path_in(folder, "refused");
     FAILS(RSD_EINVAL, "Partial", save_one(path, "f32[8] @ 2 : P", 0));
     CHECK(!is_there(path) && !is_there("refused.reshard-part"));
@@ -316,7 +316,7 @@ static void refused(void)
 
 static void values_survive(void)
 {
-    CASE("values and nested names survive");
+    CASE("values and nested names are restored");
     static const char json[] =
         "{\"lr\":0.125,\"steps\":[1,-2,3000000000,null,true],\"name\":\"\\u00e9\"}";
     const char *path = path_in(folder, "values");
@@ -360,7 +360,7 @@ static void values_survive(void)
     rsd_layout_free(layout);
 }
 
-/* Rows far apart come from one file, and are read without what lies between them. */
+/* Rows of one file that are far apart are read separately. */
 static void rows_apart(void)
 {
     enum { NROWS = 8000, WIDTH = 32, NWANTED = 4 };
@@ -373,7 +373,7 @@ static void rows_apart(void)
     rsd_layout *one = NULL, *some = NULL;
     rsd_checkpoint *checkpoint = NULL;
     rsd_report report = {.struct_nbytes = sizeof report};
-    CASE("rows far apart are read without what lies between");
+    CASE("rows that are far apart are read separately");
     for (int i = 0; i < NROWS; i++)
         for (int j = 0; j < WIDTH; j++)
             whole[i][j] = (float)(i * WIDTH + j);
@@ -403,8 +403,8 @@ int main(void)
     folder = name;
     save_at_once();
     save_by_rank();
-    other_values();
     save_in_background();
+    wrong_report();
     existing();
     refused();
     values_survive();

@@ -1,7 +1,7 @@
-/* test_stash_faults.c - every allocation of one rank fails once: the call fails on all ranks or on none, no rank hangs,
- * and nothing leaks.
+/* test_stash_faults.c - every allocation of one rank fails once: the call fails on all ranks or on none, no rank
+ * hangs, and nothing leaks.
  *
- * The linker sends the library's allocations here, so that the library needs no hook of its own.
+ * The linker redirects allocations of the library to this file, so the library needs no hook.
  */
 #include "ranks.h"
 #include "reshard_experimental.h"
@@ -34,7 +34,7 @@ void *__wrap_realloc(void *memory, size_t nbytes)
 
 enum { NRANKS = 3, ODD = 1, NUMEL = 35 };
 
-/* What each rank came to. */
+/* The result of each rank. */
 struct outcome {
     long nth;
     int check;
@@ -43,7 +43,7 @@ struct outcome {
     char message[NRANKS][200];
 };
 
-/* The first one counts. */
+/* Keeps the first failure and its message. */
 static rsd_status keep_first(rsd_status first, rsd_status status, char *message)
 {
     if (status && !first)
@@ -51,7 +51,7 @@ static rsd_status keep_first(rsd_status first, rsd_status status, char *message)
     return first ? first : status;
 }
 
-/* Puts two buffers and gets them again. Ids stay equal on all ranks, so a rank goes on where a put failed. */
+/* Puts two buffers and gets them. Ids stay equal on all ranks, so a rank continues after a put that failed. */
 static rsd_status use_all(const rsd_transport *transport, int check, bool *right, char *message)
 {
     rsd_stash_options options = {.struct_nbytes = sizeof options, .check = check, .timeout = 0.5};
@@ -97,7 +97,7 @@ int main(void)
         for (; outcome.failed; n++) {
             outcome = (struct outcome){.nth = n, .check = check};
             on_ranks(NRANKS, one_rank, &outcome);
-            bool fine = outcome.status[ODD] == RSD_OK; /* it can do without shared memory */
+            bool fine = outcome.status[ODD] == RSD_OK; /* shared memory is optional */
             CHECK(fine || (outcome.failed && outcome.status[ODD] == RSD_ENOMEM),
                   "allocation %ld: %s, %s", n, rsd_status_name(outcome.status[ODD]),
                   outcome.message[ODD]);
@@ -106,7 +106,7 @@ int main(void)
                 bool named = strstr(outcome.message[i], "rank 1") != NULL;
                 if (i == ODD || (status == RSD_OK && fine))
                     continue;
-                /* A put without check fails on one rank: it is told where the others get that buffer. */
+                /* If a put without check fails on one rank, the get of that buffer fails on all ranks. */
                 CHECK((status == RSD_ENOMEM || status == RSD_EINVAL || status == RSD_ETIMEOUT) &&
                           named,
                       "allocation %ld: rank %d: %s, %s", n, i, rsd_status_name(status),

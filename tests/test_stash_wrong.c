@@ -1,5 +1,5 @@
-/* test_stash_wrong.c - buffers that differ between ranks, ranks that fail, get another buffer or do not come: all ranks
- * return, and the error names the rank that it is about. */
+/* test_stash_wrong.c - buffers that differ between ranks, and ranks that fail, get another buffer or do not make the
+ * call: all ranks return, and the error names that rank. */
 #include "ranks.h"
 #include "reshard_experimental.h"
 
@@ -76,7 +76,7 @@ static void differing(struct rank *rank, void *context)
     (void)context;
     fill(data, 3);
     NEED_OK(rank, rsd_stash_put(stash, data, sizeof data, &first));
-    NEED_OK(rank, rsd_stash_prefetch(stash, first, more)); /* is in progress while puts vote */
+    NEED_OK(rank, rsd_stash_prefetch(stash, first, more)); /* in progress while puts vote */
     fill(data, 0);
     if (odd)
         data[NUMEL - 1] = -1; /* one element */
@@ -156,7 +156,7 @@ static const struct {
     [MISSING] = {RSD_ETIMEOUT, "rank 2 has not entered the call"},
 };
 
-/* One rank's get is not like that of the others: before the first bind or after it, with or without one in progress. */
+/* The get of one rank differs: before the first bind or after it, with or without a get in progress. */
 static void one_fails(struct rank *rank, void *context)
 {
     enum way way = (enum way)((uintptr_t)context % NWAYS);
@@ -213,11 +213,11 @@ int main(void)
     on_ranks(1, refused, NULL);
     on_ranks(NRANKS, refused, NULL);
     on_ranks(NRANKS, refused, "check");
-    CASE("with check, a buffer that differs is refused, and the rank is named");
+    CASE("with check, a buffer that differs is refused, and the error names the rank");
     on_ranks(NRANKS, differing, NULL);
-    CASE("a rank with other options is named");
+    CASE("the error names a rank with other options");
     on_ranks(NRANKS, other_options, NULL);
-    CASE("a rank whose get fails, is another one, or is missing is named on all ranks");
+    CASE("all ranks name a rank whose get fails, differs or is missing");
     for (uintptr_t way = 0; way < 4 * NWAYS; way++)
         on_ranks(NRANKS, one_fails, (void *)way);
     return tap_end();

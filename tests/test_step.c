@@ -1,5 +1,5 @@
-/* test_step.c - steps that ranks take together, as threads: all end with one status, one failure stops all, a slow
- * rank is waited for, and a lost one is named. */
+/* test_step.c - collective steps of ranks that are threads: all return the same status, a failure stops all ranks,
+ * slow ranks are not lost, and errors name a lost rank. */
 #include "peer.h"
 #include "tap.h"
 
@@ -123,7 +123,7 @@ static void payloads_arrive(void)
                   "rank %d: %s, %d, %d calls of on_progress", (int)i, members[i].message,
                   (int)members[i].nright, (int)members[i].ncalls);
     }
-    CASE("payloads longer than a message may be");
+    CASE("payloads that exceed the size of a message");
     struct member members[2] = {{.nsteps = 1, .large = true}, {.nsteps = 1, .large = true}};
     run_all(members, 2);
     for (int32_t i = 0; i < 2; i++)
@@ -132,7 +132,7 @@ static void payloads_arrive(void)
 
 static void slow_is_not_dead(void)
 {
-    CASE("a rank that works for longer than the time-out is waited for");
+    CASE("work may take longer than the time-out");
     struct member members[3] = {{.nsteps = 1}, {.nsteps = 1, .slow = true}, {.nsteps = 1}};
     for (int32_t i = 0; i < 3; i++)
         members[i].timeout = 2;
@@ -145,7 +145,7 @@ static void slow_is_not_dead(void)
 static void one_failure_stops_all(void)
 {
     for (int32_t failing = 0; failing < 3; failing++) {
-        CASE("rank %d fails: all return its status, whatever they are doing", (int)failing);
+        CASE("rank %d fails: all ranks return its status, during any work", (int)failing);
         struct member members[3] = {{.nsteps = 0}};
         char expected[64];
         snprintf(expected, sizeof expected, "rank %d: it failed on purpose", (int)failing);
@@ -181,7 +181,7 @@ static void one_stops_all(void)
         for (int32_t i = 0; i < 3; i++)
             CHECK(members[i].status == RSD_ECANCELLED, "rank %d: %s", (int)i, members[i].message);
     }
-    CASE("after a cancelled step the ranks can go on");
+    CASE("after a cancelled step the ranks can continue");
     struct member members[3] = {{.nsteps = 0}};
     for (int32_t i = 0; i < 3; i++)
         members[i] = (struct member){.nsteps = 3, .fails_at = 3, .cancels = i == 1};
@@ -202,7 +202,7 @@ static void one_rank_alone(void)
           "%s", m.message);
 }
 
-/* ---- a rank that sends nonsense ---- */
+/* ---- a rank that sends invalid bytes ---- */
 
 enum { LAST_BEAT = 4, INVALID_STATUS = 12345 };
 struct raw_beat {

@@ -1,5 +1,5 @@
-/* test_thread_group.c - the transport between threads: messages in order, whichever request is tested first, and
- * nothing left behind by a cancel. */
+/* test_thread_group.c - the transport between threads: messages arrive in order, whichever request is tested first,
+ * and a cancelled message leaves nothing. */
 #include "reshard.h"
 #include "tap.h"
 
@@ -24,7 +24,7 @@ static bool is_done(const rsd_transport *t, void *request)
 
 static void in_one_thread(void)
 {
-    CASE("messages of one tag come in order, those of another pass them by");
+    CASE("messages with one tag arrive in order, independently of other tags");
     rsd_thread_group *group;
     OK(rsd_thread_group_new(2, &group));
     rsd_transport a = transport_of(group, 0), b = transport_of(group, 1);
@@ -41,7 +41,7 @@ static void in_one_thread(void)
     }
     CHECK(in[0] == 10 && in[1] == 11 && in[2] == 12, "%d %d %d", in[0], in[1], in[2]);
 
-    CASE("receives that are about the same are served in their order, whichever is tested");
+    CASE("receives with the same rank and tag complete in order, whichever is tested first");
     for (int i = 0; i < 2; i++) {
         OK(b.recv(b.context, 0, 5, &in[i], sizeof(int), &received[i]));
         OK(a.send(a.context, 1, 5, &out[i], sizeof(int), &sent[i]));
@@ -49,7 +49,7 @@ static void in_one_thread(void)
     CHECK(is_done(&b, received[1]) && is_done(&a, sent[1]) && is_done(&a, sent[0]));
     CHECK(in[0] == 10 && in[1] == 11 && is_done(&b, received[0]), "%d %d", in[0], in[1]);
 
-    CASE("a rank can send to itself, and nothing at all");
+    CASE("a rank can send to itself, and can send an empty message");
     OK(a.send(a.context, 0, 0, &out[1], sizeof(int), &sent[0]));
     OK(a.recv(a.context, 0, 0, &in[0], sizeof(int), &received[0]));
     CHECK(is_done(&a, received[0]) && is_done(&a, sent[0]) && in[0] == 11);
@@ -57,7 +57,7 @@ static void in_one_thread(void)
     OK(b.recv(b.context, 0, 0, NULL, 0, &received[0]));
     CHECK(is_done(&b, received[0]) && is_done(&a, sent[0]));
 
-    CASE("what is cancelled is gone, on both sides");
+    CASE("a cancelled message is removed on both sides");
     OK(a.send(a.context, 1, 5, &out[0], sizeof(int), &sent[0]));
     OK(b.recv(b.context, 0, 5, &in[0], sizeof(int), &received[0]));
     CHECK(a.cancel(a.context, sent[0]) == 1);
@@ -68,7 +68,7 @@ static void in_one_thread(void)
     CHECK(is_done(&b, received[1]) && is_done(&a, sent[1]) && in[1] == 11);
     OK(a.send(a.context, 1, 5, &out[0], sizeof(int), &sent[0])); /* freed with the group */
 
-    CASE("what makes no sense is refused");
+    CASE("invalid arguments are refused");
     int32_t done;
     OK(b.recv(b.context, 0, 5, in, 2 * sizeof(int), &received[0]));
     FAILS(RSD_EPEER, "rank 0 sent 4 bytes where rank 1 expects 8",
@@ -76,7 +76,7 @@ static void in_one_thread(void)
     CHECK(b.cancel(b.context, received[0]) == 1);
     CHECK(is_done(&a, sent[0]));
     for (int i = 0; i < 2;
-         i++) { /* it is the first receive that gets the first message, whichever is tested */
+         i++) { /* the first receive matches the first message, whichever is tested first */
         OK(b.recv(b.context, 0, 5, in + i, i ? sizeof(int) : 1, &received[i]));
         OK(a.send(a.context, 1, 5, &out[i], sizeof(int), &sent[i]));
     }
@@ -108,7 +108,7 @@ struct member {
     bool wrong;
 };
 
-/* Each rank sends every rank a number, again and again. */
+/* Each rank sends a number to every rank, many times. */
 static void *exchange_numbers(void *context)
 {
     struct member *member = context;
@@ -142,7 +142,7 @@ static void between_threads(void)
 {
     struct member members[NRANKS];
     rsd_thread_group *group;
-    CASE("what threads send each other arrives, whichever comes first");
+    CASE("messages between threads arrive, whether the send or the receive comes first");
     OK(rsd_thread_group_new(NRANKS, &group));
     for (int32_t i = 0; i < NRANKS; i++) {
         members[i] = (struct member){.group = group, .rank = i};

@@ -1,5 +1,4 @@
-/* test_together.c - many ranks convert, digest, compare and verify: the files are byte by byte those of one
- * process, and so is what is told. */
+/* test_together.c - many ranks convert, digest, compare and verify: files and findings are those of one process. */
 #include "together.h"
 
 #include <stdlib.h>
@@ -18,7 +17,7 @@ static void convert_every_way(const char *in)
     task.convert.compress = 3;
     convert_and_compare(task, "zstd");
     task.any_layout = false;
-    task.convert = (rsd_convert_options){.every_replica = 1, .choose = choose_copies};
+    task.convert = (rsd_convert_options){.every_replica = 1, .map = choose_copies};
     convert_and_compare(task, "a file a rank");
 }
 
@@ -27,14 +26,14 @@ static void golden_converts(void)
     static const char *const some[] = {"fsdp2_tp_adamw", "zstd",   "transposed",  "hf_sharded",
                                        "dtypes",         "values", "empty_shards"};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
-        CASE("%s: converted by many ranks, every way", some[i]);
+        CASE("%s: converted by many ranks, with all options", some[i]);
         char in[300];
         snprintf(in, sizeof in, "%s", golden_path(some[i], "ckpt"));
         convert_every_way(in);
     }
 }
 
-/* ---- proving ---- */
+/* ---- verify, digest, diff ---- */
 
 static rsd_status note_finding(void *context, const char *text)
 {
@@ -55,21 +54,21 @@ static rsd_status prove_as(const struct task *task, const rsd_transport *transpo
                            struct hand *hand)
 {
     rsd_checkpoint *a = NULL, *b = NULL;
-    rsd_prove_options options = {.struct_nbytes = sizeof options, .transport = transport};
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = transport};
     int64_t ndiffer = 0, nfindings = 0;
     rsd_status status = rsd_checkpoint_open(task->in, NULL, &a);
     if (!status)
         status = rsd_checkpoint_open(task->other, NULL, &b);
     if (!status)
-        status = rsd_verify(a, &options, note_finding, hand, &nfindings, &hand->report);
+        status = rsd_verify(a, &io, note_finding, hand, &nfindings, &hand->report);
     size_t n = status ? 0 : (size_t)rsd_checkpoint_ntensors(b);
     char(*digests)[RSD_DIGEST_NCHARS] = malloc((n + 1) * sizeof *digests);
     if (!status)
-        status = rsd_digest(b, 0, NULL, &options, digests, NULL);
+        status = rsd_digest(b, 0, NULL, &io, digests, NULL);
     for (size_t i = 0; i < n && !status; i++)
         hand_tell(hand, digests[i]);
     if (!status && nfindings == 0)
-        status = rsd_diff(a, b, &options, note_difference, hand, &ndiffer, NULL);
+        status = rsd_diff(a, b, &io, note_difference, hand, &ndiffer, NULL);
     hand->found = nfindings;
     hand->number = ndiffer;
     free(digests);
@@ -132,7 +131,7 @@ static void golden_is_proved(void)
     }
 }
 
-/* ---- tensors that are worth splitting ---- */
+/* ---- tensors that are split ---- */
 
 enum { ROWS = 3000, COLUMNS = 4001 }; /* 48 MB of f32 */
 
@@ -198,22 +197,22 @@ static void large_is_split(void)
     struct task task = {.in = in};
     CASE("a tensor larger than all others is split, and all files are the same");
     convert_and_compare(task, "one file");
-    task.convert = (rsd_convert_options){.format = RSD_FORMAT_DCP, .choose = choose_rows};
+    task.convert = (rsd_convert_options){.format = RSD_FORMAT_DCP, .map = choose_rows};
     convert_and_compare(task, "dcp by rows");
     task.convert.compress = 1;
     convert_and_compare(task, "zstd by rows");
-    CASE("and proved in parts");
+    CASE("and it is verified in parts");
     task = (struct task){.in = in, .out = out, .other = out};
     OK(convert_alone(&task, &alone));
     prove_and_compare(&task, 0, 0);
     task.in = out;
     task.other = in;
     prove_and_compare(&task, 0, 0);
-    CASE("one element that differs is found wherever it is");
+    CASE("one element that differs is found at any position");
     damage(out, 30000000, 4);
     damage(out, 9000000, 4);
     prove_and_compare(&task, 0, 1);
-    CASE("one bit in a part is found by the sum of all parts");
+    CASE("one flipped bit is found by the combined CRC of all parts");
     char file[300];
     snprintf(file, sizeof file, "%s/large/__1_0.distcp", folder);
     damage(file, 9000000, 4);
@@ -228,7 +227,7 @@ static void large_is_split(void)
     folder_remove(in_folder("plain.safetensors"));
 }
 
-/* ---- what is sent ---- */
+/* ---- messages ---- */
 
 /* The first payload that each rank sends to rank 0. */
 static struct {
@@ -282,7 +281,7 @@ static rsd_status digest_recorded(struct hand *hand)
 /* Ranks that make the same call send the same bytes: no addresses, and nothing that was not set. */
 static void no_addresses_are_sent(void)
 {
-    CASE("ranks that make the same call tell rank 0 the same");
+    CASE("ranks that make the same call send the same hash to rank 0");
     struct crew crew;
     char in[300];
     snprintf(in, sizeof in, "%s", golden_path("fsdp2_tp_adamw", "ckpt"));

@@ -1,5 +1,5 @@
-/* test_together_save.c - many ranks save and load, each with its own arrays: the files are those of one process
- * that has them all; what one rank cannot do, none does, and the old checkpoint stays. */
+/* test_together_save.c - many ranks save and load, each with its own arrays: the files are those of one process that
+ * has all arrays. If one rank fails, all fail, and the old checkpoint stays. */
 #include "crew.h"
 #include "folder.h"
 #include "oracle.h"
@@ -18,10 +18,10 @@ struct task {
     struct memory memory[NTENSORS];
     rsd_save_options options;
     bool background;
-    int32_t without; /* the rank that forgets an array, plus one */
+    int32_t without; /* the rank that passes NULL for an array, plus one */
     int32_t elsewhere;
-    int32_t late;   /* the rank that is at another step, plus one */
-    int32_t nested; /* the rank that had it in another dict, plus one */
+    int32_t late;   /* the rank with another step value, plus one */
+    int32_t nested; /* the rank with another path of the value, plus one */
     int32_t cancels;
 };
 
@@ -58,7 +58,7 @@ static void free_task(struct task *task)
 
 static const rsd_value step = {.struct_nbytes = sizeof step, .name = "step", .json = "1200"};
 
-/* The locals of one rank, or of all. */
+/* Fills in the tensors of one rank, or of all ranks. */
 static void fill_locals(const struct task *task, int32_t rank, rsd_tensor *locals)
 {
     for (int i = 0; i < NTENSORS; i++) {
@@ -92,9 +92,11 @@ static rsd_status save_hand(struct hand *hand)
     fill_locals(task, hand->transport.rank, locals);
     if (task->without == hand->transport.rank + 1)
         locals[1].arrays = none;
-    options.transport = &hand->transport;
-    options.on_progress = task->cancels ? on_progress : NULL;
-    options.context = hand;
+    rsd_io io = {.struct_nbytes = sizeof io,
+                 .transport = &hand->transport,
+                 .on_progress = task->cancels ? on_progress : NULL,
+                 .context = hand};
+    options.io = &io;
     if (task->late == hand->transport.rank + 1)
         value.json = "1199";
     if (task->nested == hand->transport.rank + 1)
@@ -136,7 +138,7 @@ struct load_task {
     const char *path;
     rsd_layout *layouts[NTENSORS];
     struct memory memory[NTENSORS];
-    int32_t wrong; /* the rank that wants what is not there, plus one */
+    int32_t wrong; /* the rank that requests a missing tensor, plus one */
 };
 
 static rsd_status load_hand(struct hand *hand)
@@ -144,7 +146,8 @@ static rsd_status load_hand(struct hand *hand)
     const struct load_task *task = hand->task;
     rsd_checkpoint *checkpoint;
     rsd_tensor locals[NTENSORS];
-    rsd_load_options options = {.struct_nbytes = sizeof options, .transport = &hand->transport};
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = &hand->transport};
+    rsd_load_options options = {.struct_nbytes = sizeof options, .io = &io};
     rsd_status status = rsd_checkpoint_open(task->path, NULL, &checkpoint);
     if (status)
         return status;

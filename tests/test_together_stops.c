@@ -1,5 +1,5 @@
-/* test_together_stops.c - many ranks convert, and one fails, is cancelled or is lost, or all are killed: all say
- * the same, nothing half-written is taken for a checkpoint, and any other number of ranks resumes it. */
+/* test_together_stops.c - many ranks convert, and one fails, is cancelled or is lost, or all are killed: all ranks
+ * return the same, no incomplete output is a checkpoint, and any number of ranks can resume. */
 #include "together.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* ---- the disk fails, or everybody is killed, at the nth write ---- */
+/* ---- the disk fails, or all ranks are killed, at the nth write ---- */
 
 static _Atomic long writes_left = -1;
 static bool kill_instead;
@@ -27,7 +27,7 @@ ssize_t __wrap_pwrite(int fd, const void *from, size_t n, off_t at)
     return __real_pwrite(fd, from, n, at);
 }
 
-/* ---- what goes wrong ---- */
+/* ---- failures ---- */
 
 static void one_rank_is_wrong(void)
 {
@@ -41,17 +41,17 @@ static void one_rank_is_wrong(void)
     crew_run(&crew, 3, convert_hand, &task, 0);
     check_all(&crew, RSD_EMISMATCH, "rank 1 passed different arguments");
     CHECK(!is_there(out) && !is_there(other) && !is_there(in_folder("out.reshard-part")));
-    CASE("what only rank 0 can see is said by all");
+    CASE("all ranks report an error that only rank 0 detects");
     task.out_of_one = NULL;
     OK(convert_alone(&task, &(rsd_report){0}));
     crew_run(&crew, 3, convert_hand, &task, 0);
     check_all(&crew, RSD_EEXIST, "out already exists");
     CHECK(strncmp(crew.hands[2].message, folder, strlen(folder)) == 0, "%s", crew.hands[2].message);
-    CASE("it is replaced by many ranks");
+    CASE("many ranks replace a checkpoint");
     task.convert.overwrite = 1;
     crew_run(&crew, 3, convert_hand, &task, 0);
     check_all(&crew, RSD_OK, "");
-    CASE("a dry run agrees and writes nothing");
+    CASE("a dry run votes, and writes nothing");
     task.convert.dry = 1;
     task.out = other;
     crew_run(&crew, 3, convert_hand, &task, 0);
@@ -68,7 +68,7 @@ static void one_rank_is_lost(void)
     snprintf(out, sizeof out, "%s/lost", folder);
     struct task task = {.in = in, .out = out, .timeout = 1.5};
     for (int32_t lost = 0; lost < 2; lost++) {
-        CASE("rank %d never comes, and the others return", (int)lost);
+        CASE("rank %d never makes the call, and the others return", (int)lost);
         crew_run(&crew, 3, convert_hand, &task, 1u << lost);
         for (int32_t i = 0; i < 3; i++)
             CHECK(i == lost || (crew.hands[i].status == RSD_ETIMEOUT &&
@@ -118,7 +118,8 @@ static void stopped_and_resumed(void)
         struct task task = task_to_resume(kind, in, whole);
         OK(convert_alone(&task, &alone));
         task.out = out;
-        CASE("%s: a rank that cannot write stops all, and others resume it", kinds[kind]);
+        CASE("%s: a rank that cannot write stops all ranks, and another number of ranks resumes",
+             kinds[kind]);
         for (long n = 0, failed = 1; failed; n += 1 + n / 3) {
             atomic_store(&writes_left, n);
             crew_run(&crew, 3, convert_hand, &task, 0);
@@ -129,7 +130,7 @@ static void stopped_and_resumed(void)
                 resume_and_compare(task, whole, (int32_t[]){1, 2, 5, 3}[n % 4], n);
         }
         folder_remove(out);
-        CASE("%s: cancelled on one rank, resumed by another number", kinds[kind]);
+        CASE("%s: cancelled on one rank, resumed by another number of ranks", kinds[kind]);
         for (int32_t rank = 0; rank < 3; rank++) {
             task.cancels = rank + 1;
             crew_run(&crew, 3, convert_hand, &task, 0);
@@ -151,7 +152,7 @@ static void killed_and_resumed(void)
     for (int kind = 0; kind < 3; kind++) {
         rsd_report alone;
         struct task task = task_to_resume(kind, in, whole);
-        CASE("%s: killed in the middle, resumed by another number", kinds[kind]);
+        CASE("%s: killed in the middle, resumed by another number of ranks", kinds[kind]);
         OK(convert_alone(&task, &alone));
         task.out = out;
         for (long n = 0, killed = 1; killed; n += 1 + n / 2) {
@@ -178,7 +179,7 @@ static void killed_and_resumed(void)
 int main(void)
 {
     snprintf(folder, sizeof folder, "%s", folder_new("together_stops"));
-    killed_and_resumed(); /* first: a child of many threads is no good to others */
+    killed_and_resumed(); /* first, because it forks, and later tests have started threads */
     one_rank_is_wrong();
     one_rank_is_lost();
     stopped_and_resumed();

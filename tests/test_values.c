@@ -1,4 +1,4 @@
-/* test_values.c - what reductions give, to the bit: order, rounding, NaN, and the 16-bit floats. */
+/* test_values.c - the exact results of reductions: order, rounding, NaN, and the 16-bit floats. */
 #include "base.h"
 #include "tap.h"
 
@@ -16,7 +16,7 @@ static double value_of_f16(uint16_t half)
     return half & 0x8000 ? -value : value;
 }
 
-/* The f16 nearest to a finite value, by looking at all: ties to even. */
+/* Returns the f16 that is nearest to a finite value, by comparing all; ties to even. */
 static uint16_t nearest_f16(double value)
 {
     uint16_t best = 0;
@@ -35,7 +35,7 @@ static uint16_t nearest_f16(double value)
 
 static void halves(void)
 {
-    CASE("every f16 and bf16 widens exactly and comes back");
+    CASE("every f16 and bf16 is converted to f32 exactly, and back");
     for (uint32_t half = 0; half < 0x10000; half++) {
         float wide = f32_from_f16((uint16_t)half);
         double value = value_of_f16((uint16_t)half);
@@ -48,13 +48,13 @@ static void halves(void)
         CHECK(bits_of(b) == half << 16);
         CHECK(isnan(b) ? isnan(f32_from_bf16(bf16_from_f32(b))) : bf16_from_f32(b) == half);
     }
-    CASE("f32 narrows to the nearest, ties to even");
+    CASE("f32 is rounded to the nearest f16, ties to even");
     uint32_t random = 1;
     for (int i = 0; i < 3000; i++) {
         random = random * 1664525u + 1013904223u;
-        float value =
-            float_of((random & 0x8fffffffu) | (0x30u + random % 24) << 23); /* near f16's range */
-        CHECK(f16_from_f32(value) == nearest_f16(value), "%a gives %04x, not %04x", (double)value,
+        float value = float_of((random & 0x8fffffffu) | (0x30u + random % 24)
+                                                            << 23); /* about the range of f16 */
+        CHECK(f16_from_f32(value) == nearest_f16(value), "%a becomes %04x, not %04x", (double)value,
               f16_from_f32(value), nearest_f16(value));
     }
     for (uint32_t half = 0; half < 0x7bff;
@@ -105,7 +105,7 @@ static void reduced(const char *problem, const void *terms, void *result, size_t
 static void order_and_rounding(void)
 {
     float f32[8] = {1e8f, 1.25f, -1e8f, 3e-3f, 7.7f, -2.2e7f, 0.3f, 2.2e7f}, sum = 0, got;
-    CASE("terms combine in ascending rank, whatever the order of the mesh");
+    CASE("terms are combined in ascending rank, for any order of the mesh");
     for (int i = 0; i < 8; i++)
         sum = i ? sum + f32[i] : f32[i];
     reduced("f32[1] : 8:P -> 8:R", f32, &got, 4);
@@ -136,7 +136,7 @@ static void order_and_rounding(void)
     }
     reduced("bf16[1] : 8:P -> 8:R", half, &result, 2);
     CHECK(result == bf16_from_f32(exact) && f32_from_bf16(result) > 256);
-    CASE("NaN wins a minimum and a maximum");
+    CASE("the minimum and maximum with NaN are NaN");
     float with_nan[4] = {3, NAN, -5, 8};
     reduced("f32[1] : 4:P(min) -> 4:R", with_nan, &got, 4);
     CHECK(isnan(got));
@@ -151,7 +151,7 @@ static void order_and_rounding(void)
 
 static void integers(void)
 {
-    CASE("integers wrap in the end only, averages drop the fraction");
+    CASE("integers wrap once at the end, averages drop the fraction");
     int8_t i8[4] = {100, 100, 100, -3}, r8;
     reduced("i8[1] : 4:P -> 4:R", i8, &r8, 1);
     CHECK(r8 == (int8_t)297);
@@ -185,10 +185,10 @@ static void integers(void)
     CHECK(rc[0] == -5 && rc[1] == 5); /* (1+2i)(3-i) = 5+5i, times i */
 }
 
-/* The same partial values reduced by plans of different shape give the same bits. */
+/* The same partial values have the same result in plans of different shapes. */
 static void same_bits(void)
 {
-    CASE("the same terms give the same bits whatever the destination");
+    CASE("the same terms have the same result on any destination");
     enum { N = 1000, RANKS = 8 };
     static float terms[RANKS][N], whole[N], parts[RANKS][N];
     const void *src[RANKS];
@@ -220,7 +220,7 @@ static void same_bits(void)
     rsd_layout_free(a);
     rsd_layout_free(b);
 
-    CASE("and whichever copy of the terms a destination takes");
+    CASE("and from any copies of the terms");
     /* Two copies of four terms, whose ranks ascend in different orders. */
     OK(rsd_problem_parse("f32[1000] : 4x2 ranks=0,7,1,6,2,5,3,4 : P,R -> 8:R", &a, &b));
     for (int r = 0; r < RANKS; r++)

@@ -1,13 +1,14 @@
-# Every test is a program that reports as TAP, run by prove. All run with the address and
-# undefined-behaviour sanitizers; those that use threads run with the thread sanitizer too.
+# Every test is a program that prints TAP, run by prove. All run with the address and undefined-behaviour sanitizers.
+# Tests that use threads also run with the thread sanitizer.
 
 comma := ,
-TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c tests/stash_cases.c tests/crew.c
+TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c tests/stash_cases.c tests/crew.c tests/gpu.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
-TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step together together_save \
+TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step transport together together_save \
     together_stops
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
-         tests/cli.sh tests/terminal.sh tests/surroundings.sh tests/completion.sh tests/examples.sh tests/reflink.sh \
+         tests/cli.sh tests/terminal.sh tests/file_systems.sh tests/completion.sh tests/examples.sh \
+         tests/reflink.sh \
          tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
          $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 
@@ -23,13 +24,13 @@ LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread p
 test-ready:
 	@tools/need.sh prove:perl
 
-# What is installed here is only found by another make.
+# A second make, since variables of the first do not know packages that test-ready installed.
 test: test-ready test-mpi-ready
 	@$(MAKE) --no-print-directory test-all
 
 test-mpi-ready:
 	@[ "$(MPI)" = no ] || tools/need.sh $(MPICC):libopenmpi-dev mpirun:openmpi-bin ip:iproute2 || \
-	    echo "without MPI its tests are skipped"
+	    echo "MPI is not installed; its tests are skipped"
 
 test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES) $(CPP_EXAMPLE) $(MPI_EXAMPLES)
 	TSAN_OPTIONS=halt_on_error=1 EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
@@ -41,7 +42,16 @@ test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLE
 
 $(BUILD)/asan/test_%: $(BUILD)/asan/tests/test_%.o $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
 	@echo "  link  $@"
-	$(Q)$(CC) $(SAN_asan) $(LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS) -lm
+	$(Q)$(CC) $(SAN_asan) $(LINK_$*) -o $@ $(filter %.o,$^) $(ALL_LDLIBS) $(LDLIBS) -lm
+
+# A GPU in software, as the two libraries that are opened at run time.
+EMULATOR := $(BUILD)/asan/emulator/libcuda.so.1 $(BUILD)/asan/emulator/libnvrtc.so.13
+EMULATOR_SRC := $(sort $(wildcard tests/cuda/emulator*.c))
+$(EMULATOR): $(BUILD)/asan/emulator/lib%: $(EMULATOR_SRC) tests/cuda/emulator.h $(wildcard src/cuda/*.h)
+	@mkdir -p $(@D)
+	@echo "  link  $@"
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -Itests/cuda -Wno-missing-prototypes -fPIC -shared -Wl,-soname,lib$* -o $@ $(EMULATOR_SRC) -lm
+$(BUILD)/asan/test_device $(BUILD)/asan/test_device_files: $(EMULATOR)
 
 $(BUILD)/tsan/test_%: $(BUILD)/tsan/tests/test_%.o $(call objects,tsan,$(TEST_HELPERS) $(LIB_SRC))
 	@echo "  link  $@"

@@ -1,5 +1,5 @@
-/* together.h - conversions by one process and by many ranks, which must come to the same; in a header, since
- * tap.h counts by program. */
+/* together.h - conversions by one process and by many ranks, which must have the same result. A header, since the
+ * counters of tap.h are static. */
 #ifndef TOGETHER_H
 #define TOGETHER_H
 
@@ -11,7 +11,7 @@
 
 static char folder[256];
 
-/* Two crews for each conversion, others for the next one. */
+/* Returns the numbers of ranks in turn, two for each conversion. */
 static inline int32_t next_crew(void)
 {
     static const int32_t crews[] = {2, 5, 3, 8};
@@ -66,15 +66,15 @@ static inline rsd_status convert_as(const struct task *task, const rsd_transport
     if (status)
         return status;
     options.struct_nbytes = sizeof options;
-    options.transport = transport;
-    options.timeout = task->timeout;
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = transport, .timeout = task->timeout};
+    options.io = &io;
     if (task->any_layout) {
-        options.choose = random_choice;
-        options.choose_context = &random;
+        options.map = random_choice;
+        options.map_context = &random;
     }
     if (transport) {
-        options.on_progress = on_progress;
-        options.context = hand;
+        io.on_progress = on_progress;
+        io.context = hand;
     }
     bool apart = transport && transport->rank == 1 && task->out_of_one;
     status = rsd_convert(in, apart ? task->out_of_one : task->out, &options, &hand->report);
@@ -106,7 +106,7 @@ static inline void check_all(const struct crew *crew, rsd_status status, const c
               crew->hands[0].message);
 }
 
-/* All ranks report the same: what one process does. */
+/* All ranks have the same report as one process. */
 static inline void check_reports(const struct crew *crew, const rsd_report *alone)
 {
     for (int32_t i = 0; i < crew->n; i++) {
@@ -135,7 +135,7 @@ static inline bool same_outputs(const char *a, const char *b)
     return count_entries(a) >= 0 ? same_folders(a, b) : same_files(a, b);
 }
 
-/* Converts with every crew, and compares with what a process alone makes. */
+/* Converts with several numbers of ranks, and compares with the result of one process. */
 static inline void convert_and_compare(struct task task, const char *label)
 {
     struct crew crew;

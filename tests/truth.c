@@ -7,12 +7,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const golden[] = {
-    "cols_uneven",    "dtypes",     "empty_shards", "fsdp2_adamw",       "fsdp2_tp_adamw",
-    "hf_sharded",     "hsdp_adamw", "many_files",   "mesh_2d",           "mesh_3d",
-    "no_collectives", "replicated", "rows_1d",      "safetensors_items", "sharded_tensor",
-    "torch113",       "torch24",    "transposed",   "two_threads",       "values",
-    "zstd",           NULL};
+const char *const golden[] = {"cols_uneven",
+                              "dtypes",
+                              "empty_shards",
+                              "fsdp2_adamw",
+                              "fsdp2_tp_adamw",
+                              "hf_sharded",
+                              "hsdp_adamw",
+                              "many_files",
+                              "mesh_2d",
+                              "mesh_3d",
+                              "no_collectives",
+                              "orbax_chunked",
+                              "orbax_chunked_zarr2",
+                              "orbax_manager",
+                              "orbax_ocdbt_deep",
+                              "orbax_ocdbt_zarr2",
+                              "orbax_ocdbt_zarr3",
+                              "orbax_plain_zarr2",
+                              "orbax_plain_zarr3",
+                              "orbax_two_processes",
+                              "replicated",
+                              "rows_1d",
+                              "safetensors_items",
+                              "sharded_tensor",
+                              "torch113",
+                              "torch24",
+                              "transposed",
+                              "two_threads",
+                              "values",
+                              "zstd",
+                              NULL};
 
 const char *golden_path(const char *name, const char *what)
 {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The main use of this project: a checkpoint of 8 ranks is needed in other layouts.
+# Shows the main use of reshard: a checkpoint of 8 ranks is converted to other layouts.
 set -eu
 exec 2>&1
 build=$(cd "$1" && pwd)
@@ -26,7 +26,7 @@ lines() { sed "$1q"; }
 
 say "1  A tensor is sharded over a mesh of 2 x 4 ranks, and is needed on 8 ranks in another layout."
 try reshard plan 'f32[4096,4096] : dp=2,tp=4 : S(0),S(1) -> 8 : S(1)' --no-picture
-say "   The same move in memory. Every element has a value made from its own index."
+say "   The same move in memory. Every element is computed from its index."
 try move 'f32[4096,4096] : dp=2,tp=4 : S(0),S(1) -> 8 : S(1)'
 
 say "2  Eight FSDP ranks save a small Llama and its optimizer, as PyTorch does."

@@ -1,12 +1,12 @@
 #!/bin/sh
-# hosts.sh PROGRAM ARGUMENTS: runs a program of MPI on four hosts made of network namespaces, two ranks each.
-# The launcher and the switch have a namespace of their own, and all vanish in the end. Exits 77, saying why,
-# where that is not possible.
+# hosts.sh PROGRAM ARGUMENTS: runs an MPI program on four hosts made of network namespaces, with two ranks each. The
+# launcher and the bridge have another namespace. All namespaces are removed at the end. If they cannot be created,
+# prints the reason and exits 77.
 set -u
 skip() { echo "$*"; exit 77; }
-command -v mpirun >/dev/null 2>&1 || skip "no MPI here (apt-get install libopenmpi-dev openmpi-bin)"
-command -v ip >/dev/null 2>&1 || skip "no ip command here (apt-get install iproute2)"
-command -v unshare >/dev/null 2>&1 || skip "no unshare command here"
+command -v mpirun >/dev/null 2>&1 || skip "MPI is not installed (apt-get install libopenmpi-dev openmpi-bin)"
+command -v ip >/dev/null 2>&1 || skip "ip is not installed (apt-get install iproute2)"
+command -v unshare >/dev/null 2>&1 || skip "unshare is not installed"
 [ "$(id -u)" = 0 ] || skip "network namespaces need root"
 
 name=rsd$$
@@ -32,9 +32,9 @@ ip netns add "$head" 2>/dev/null || skip "network namespaces are not allowed her
         ip -n "$name-$i" link set eth0 up
         ip -n "$name-$i" link set lo up
     done
-} 2>"$work/errors" || skip "no bridge of namespaces here: $(head -n 1 "$work/errors")"
+} 2>"$work/errors" || skip "cannot create a bridge of namespaces: $(head -n 1 "$work/errors")"
 
-# How the launcher reaches a host: a name, a /dev/shm and IPC of its own.
+# The launcher starts a process on a host with this script. A host has its own name, /dev/shm and IPC.
 cat >"$work/agent" <<'AGENT'
 #!/bin/sh
 host=$1

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Format, static analysis and house rules; prints what is wrong and exits 1.
+# Checks format, static analysis and the rules of the source tree. Prints findings and exits 1 if there are any.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 bad=0
-git rev-parse --git-dir >/dev/null || { echo "lint: needs the git repository, to know its files"; exit 1; }
+git rev-parse --git-dir >/dev/null || { echo "lint: run it in the git repository"; exit 1; }
 modules=$(printf -- '-iquote %s ' src/*/)
 flags="-std=c11 -Iinclude $modules -Itests -Ibench -D_GNU_SOURCE"
 sources=$(git ls-files -co --exclude-standard 'src/*.c')
@@ -11,15 +11,15 @@ checked=$(git ls-files -co --exclude-standard '*.c')
 if mpi=$(mpicc -showme:incdirs 2>/dev/null); then
     for dir in $mpi; do flags="$flags -isystem $dir"; done
 else
-    echo "lint: no OpenMPI here, so what includes mpi.h is left out"
+    echo "lint: OpenMPI is not installed; files that include mpi.h are not checked"
     with_mpi=$(grep -lE '^#include [<"](reshard_)?mpi.h' $checked | paste -sd'|')
     sources=$(echo "$sources" | grep -vxE "$with_mpi")
     checked=$(echo "$checked" | grep -vxE "$with_mpi")
 fi
 all=$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cpp')
 
-echo "== house rules"
-tools/house.sh || bad=1
+echo "== rules of the source tree"
+tools/check_tree.sh || bad=1
 echo "== Python"
 git ls-files -co --exclude-standard '*.py' | xargs python3 tools/lint_python.py || bad=1
 echo "== clang-format"
@@ -32,7 +32,7 @@ for compiler in gcc clang; do
     echo "$checked" |
         xargs -P2 -I{} $compiler $flags -O2 $warnings -Werror -fsyntax-only {} || bad=1
 done
-echo "== the header stands alone, in C and in C++"
+echo "== each public header compiles alone, in C and in C++"
 for header in include/*.h; do
     case $header in *mpi*) continue ;; esac
     echo "#include \"$header\"" | gcc -std=c99 -Wall -Wextra -Wpedantic -Werror -I. -Iinclude -fsyntax-only -xc - || bad=1
@@ -53,5 +53,5 @@ cppcheck -q -j2 --std=c11 --enable=warning,performance,portability --inline-supp
 echo "== clang-tidy"
 # shellcheck disable=SC2086
 echo $sources | tr ' ' '\n' | xargs -P2 -n1 sh -c 'clang-tidy --quiet "$@" -- '"$flags"' 2>/dev/null' x || bad=1
-[ $bad = 0 ] && echo "lint: all is well"
+[ $bad = 0 ] && echo "lint: no findings"
 exit $bad

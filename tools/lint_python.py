@@ -1,5 +1,5 @@
-"""Checks Python files: the package is Python 3.9's, nothing is imported and not used, lines are no longer than
-120 characters, every file says what it is. Prints what is wrong and exits 1."""
+"""Checks Python files: the package has the syntax of Python 3.9, no import is unused, lines have at most 120
+characters, and every file has a docstring. Prints findings and exits 1 if there are any."""
 import ast
 import os
 import re
@@ -9,7 +9,7 @@ LONGEST = 120
 
 
 def names_used(tree):
-    """All names that a file mentions, in strings that are annotations or lists of names too."""
+    """Returns all names in a file, including those in strings such as annotations and __all__."""
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
@@ -18,7 +18,7 @@ def names_used(tree):
 
 
 def imported(tree):
-    """(name, line) of what a file imports at its top; a dotted module imported for what it does is not told."""
+    """Yields (name, line) of imports at the top of a file. Dotted modules may be imported for effect, so not those."""
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)) and getattr(node, "module", "") != "__future__":
             for one in node.names:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# need.sh COMMAND:PACKAGE ...   installs the Debian packages of commands that are missing, saying
-# which; without root it says what to run instead. A name with a slash is a file to look for.
+# need.sh COMMAND:PACKAGE ...   installs the Debian packages of missing commands, and prints their names. Without root,
+# prints the command to run and exits 1. A COMMAND with a slash is a file that must exist.
 set -eu
 missing=
 for pair in "$@"; do
@@ -12,7 +12,7 @@ for pair in "$@"; do
 done
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-    echo "missing packages; please run: apt-get install --no-install-recommends$missing" >&2
+    echo "packages are missing; run: apt-get install --no-install-recommends$missing" >&2
     exit 1
 fi
 echo "installing Debian packages:$missing"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The functions that public headers declare, one a line: exactly these are exported.
+# Prints the functions that the public headers declare, one per line. The library exports exactly these.
 set -eu
 cat "$@" | tr '\n' ' ' | sed 's|/\*[^*]*\*\+\([^/*][^*]*\*\+\)*/| |g' |
     grep -o 'rsd_[a-z0-9_]* *(' | tr -d ' (' | sort -u

@@ -1,4 +1,4 @@
-# The same sources, built several ways: plain for use, with sanitizers for tests.
+# Builds the same sources in several variants: plain for use, with sanitizers for tests.
 #   build/obj/...    plain          build/asan/...   address and undefined behaviour
 #   build/tsan/...   threads
 
@@ -10,7 +10,7 @@ objects = $(patsubst %.c,$(BUILD)/$(1)/%.o,$(2))
 LIB_OBJ := $(call objects,obj,$(LIB_SRC))
 CLI_OBJ := $(call objects,obj,$(CLI_SRC))
 
-# Before the first compilation: a compiler that finds its headers, and zstd.
+# Before the first compilation: checks that the compiler finds its headers, and zstd.
 $(BUILD)/ready:
 	@mkdir -p $(@D)
 	@tools/need.sh "$(CC):gcc" "$(LD):binutils" "$(OBJCOPY):binutils"

@@ -1,5 +1,5 @@
-/* bench_mpi.c - plans over MPI beside what one writes by hand for the same boxes: MPI_Alltoallw and MPI_Isend with
- * subarray types, and packing into messages. */
+/* bench_mpi.c - plans over MPI beside hand-written code for the same boxes: MPI_Alltoallw and MPI_Isend with subarray
+ * types, and packing into messages. */
 #include "bench_mpi.h"
 
 enum { MOST = 64 };
@@ -220,7 +220,7 @@ static void drop_job(struct job *job, rsd_arena *arena)
     free(job->arena_dst);
 }
 
-/* The best of the three by hand, and which it was. */
+/* Prints the best of the three hand-written ways, and its name. */
 static void report(const char *problem, const double *seconds)
 {
     static const char *const names[] = {"MPI_Alltoallw", "MPI_Isend of subarrays",

@@ -1,5 +1,5 @@
-/* bench_mpi.h - timing over ranks: the slowest rank counts, the best of several rounds is reported, and what is
- * compared takes turns. */
+/* bench_mpi.h - timing over ranks: the time of the slowest rank, the best of several rounds. Alternatives are measured
+ * in turns. */
 #ifndef BENCH_MPI_H
 #define BENCH_MPI_H
 
@@ -29,7 +29,7 @@ static inline void best_of_ranks(int rounds, int n, ranks_work *const *works, vo
         }
 }
 
-/* This rank's array of a layout of mesh and placements. */
+/* Returns this rank's array of a layout of mesh and placements. */
 static inline rsd_array own_array(const rsd_layout *layout)
 {
     rsd_array array = {0};

@@ -1,7 +1,7 @@
-/* bench_scalapack.c - from one block-cyclic distribution to another, beside ScaLAPACK's own pdgemr2d. */
+/* bench_scalapack.c - moves between two block-cyclic distributions, beside pdgemr2d of ScaLAPACK. */
 #include "bench_mpi.h"
 
-/* Of ScaLAPACK, which has no C header. */
+/* Declarations of ScaLAPACK, which has no C header. */
 void Cblacs_get(int context, int what, int *value);
 void Cblacs_gridinit(int *context, char *order, int nrows, int ncolumns);
 void Cblacs_gridinfo(int context, int *nrows, int *ncolumns, int *row, int *column);

@@ -1,7 +1,7 @@
 """FSDP2 saves a model on four ranks, and tensor parallel loads it on two: dcp.save and dcp.load as always, with
 reshard's Writer and Reader.
 
-    python examples/python/fsdp_to_tp.py [FOLDER]
+    python examples/python/fsdp_to_tp.py [DIRECTORY]
 
 Runs on CPUs, over gloo, each rank a process of this machine."""
 import os

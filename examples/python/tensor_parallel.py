@@ -40,28 +40,28 @@ class Block(nn.Module):
 
 
 def train(wrap):
-    """Gradients of one step on an axis of a 2-d mesh, and what was held for it."""
+    """Returns the gradients of one step on an axis of a 2-d mesh, and the memory of its activations."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)
     block = parallelize_module(Block(64), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     block = wrap(block, mesh["tp"])
     loss = block(torch.randn(8, 64)).square().mean()
-    held = rt.stashed()
+    usage = rt.stashed()
     loss.backward()
     return [rt.full_tensor(one.grad) if hasattr(one.grad, "placements") else one.grad
-            for one in block.parameters()], held
+            for one in block.parameters()], usage
 
 
-def live(rank, nranks, folder):
+def live(rank, nranks, directory):
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{os.path.join(folder, 'store')}", rank=rank,
+    dist.init_process_group("gloo", init_method=f"file://{os.path.join(directory, 'store')}", rank=rank,
                             world_size=nranks)
     move_a_weight()
     plain, _ = train(lambda block, mesh: block)
-    sliced, held = train(lambda block, mesh: rt.input_reshard(block, mesh, 0))
+    sliced, usage = train(lambda block, mesh: rt.input_reshard(block, mesh, 0))
     assert all(a.equal(b) for a, b in zip(plain, sliced))
     if rank == 0:
-        print(f"the same gradients, with {held.nbytes_held} of {held.nbytes_whole} bytes held for backward")
+        print(f"the same gradients, with {usage.nbytes_kept} of {usage.nbytes_whole} bytes kept for backward")
     dist.destroy_process_group()
 
 

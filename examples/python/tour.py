@@ -5,7 +5,7 @@
 # %% [markdown]
 # # A tour of reshard
 #
-# A layout says where every element lives. A plan is where two layouts meet. Everything else carries a plan out.
+# A layout says which rank holds which elements of a tensor. A plan moves a tensor from one layout to another.
 
 # %%
 """A tour of the package, in cells."""
@@ -15,12 +15,12 @@ import tempfile
 import numpy as np
 import reshard
 
-folder = tempfile.TemporaryDirectory()
+directory = tempfile.TemporaryDirectory()
 print("reshard", reshard.__version__)
 
 # %% [markdown]
 # ## Layouts
-# One line of text names any layout. Objects say the same.
+# A layout is one line of text, or is made from objects.
 
 # %%
 rows = reshard.Layout("f32[8,8] @ 4 : S(0)")
@@ -32,17 +32,17 @@ print("covers its tensor", tiles.check().cover)
 
 # %% [markdown]
 # ## Plans
-# What a move costs is known before it happens.
+# A plan reports the cost of a move before data moves.
 
 # %%
 plan = reshard.Plan(rows, tiles)
 print(plan.explain(ranks=True))
 for piece in plan.pieces(rank=1):
-    print(f"  rank 1 gets {piece.lo} + {piece.len} from rank {piece.from_rank}")
+    print(f"  rank 1 receives {piece.lo} + {piece.len} from rank {piece.from_rank}")
 
 # %% [markdown]
 # ## Moving
-# Arrays of NumPy, tensors of torch, and whatever has a buffer or speaks DLPack, as they lie in memory.
+# NumPy arrays, torch tensors, and objects with DLPack or the buffer protocol are used in place.
 
 # %%
 whole = np.arange(64, dtype="f4").reshape(8, 8)
@@ -51,13 +51,13 @@ dst = plan.run(src)
 print(dst[3])
 assert (dst[3] == whole[4:, 4:]).all()
 
-bound = reshard.bind(plan, pool=2)  # planned once, run many times
+bound = reshard.bind(plan, pool=2)  # can be run many times
 for step in range(3):
     bound.run([part + step for part in src], dst)
 assert (dst[0] == whole[:4, :4] + 2).all()
 
 # %% [markdown]
-# Partial values are reduced on the way, with the same bits wherever it happens.
+# Partial values are reduced, with the same bits on every rank and backend.
 
 # %%
 terms = [np.full(6, rank, "f4") for rank in range(3)]
@@ -65,10 +65,10 @@ print(reshard.reshard("f32[6] @ 3 : P(sum)", "f32[6] @ 2 : S(0)", terms))
 
 # %% [markdown]
 # ## Checkpoints
-# Saved as torch saves them, each rank its own file; opened as a mapping of tensors that stay in their files.
+# `save` writes what torch writes, one file per rank. `open` returns a mapping of tensors; reading is lazy.
 
 # %%
-path = os.path.join(folder.name, "step-1000")
+path = os.path.join(directory.name, "step-1000")
 state = {"model": {"up.weight": src, "norm.weight": np.ones(8, "f4")},
          "optim": {"state": {"up.weight": {"exp_avg": whole / 10}}}, "step": 1000}
 report = reshard.save(path, state, layouts={"model.up.weight": rows})
@@ -81,13 +81,13 @@ print("step", checkpoint.plain_values["step"])
 
 # %%
 print(checkpoint["model.up.weight"][3:5, ::-2])  # reads two rows
-mine = {"model.up.weight": np.empty((8, 3), "f4")}  # the third of rank 0, cut in another way than the files
+mine = {"model.up.weight": np.empty((8, 3), "f4")}  # the third of rank 0, in another layout than the files
 checkpoint.load(mine, layouts={"model.up.weight": "f32[8,8] @ 3 : S(1)"}, rank=0)
 assert (mine["model.up.weight"] == whole[:, :3]).all()
 
 # %% [markdown]
-# ## Converting and proving
-# Four ranks to three, with the optimizer; then whole tensors that transformers loads.
+# ## Conversion and verification
+# Four ranks become three, with optimizer state. Then `merge` writes whole tensors that transformers loads.
 
 # %%
 three = path + ".dp3"
@@ -96,14 +96,14 @@ reshard.convert(checkpoint, three, mesh="3", preset="fsdp",
 print("differences:", reshard.diff(path, three), "damage:", reshard.verify(three))
 assert reshard.digest(path) == reshard.digest(three)
 
-reshard.merge(three, os.path.join(folder.name, "hf"), cast="bf16")
-with reshard.open(os.path.join(folder.name, "hf")) as merged:
+reshard.merge(three, os.path.join(directory.name, "hf"), cast="bf16")
+with reshard.open(os.path.join(directory.name, "hf")) as merged:
     print(list(merged.values()))
     print(merged["up.weight"].read(slice(0, 1), dtype="f32"))
 
 # %% [markdown]
-# ## When something is wrong
-# Errors say it with names and values, and are the builtin exceptions that fit.
+# ## Errors
+# Messages have names and values. Exceptions are also builtin exceptions, such as ValueError.
 
 # %%
 for work in (lambda: reshard.Layout("f32[8,8] @ 4 : S(2)"),
@@ -117,4 +117,4 @@ for work in (lambda: reshard.Layout("f32[8,8] @ 4 : S(2)"),
         print(f"  {error.status}, a {builtin}: {error}")
 
 checkpoint.close()
-folder.cleanup()
+directory.cleanup()

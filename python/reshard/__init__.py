@@ -11,12 +11,12 @@ from .converting import convert, merge
 from .errors import (CancelledError, Error, ExistsError, FileError, FormatError, InvalidError, LimitError,
                      MismatchError, MissingError, MissingFileError, OutOfMemoryError, PeerError,
                      TimedOutError, UnsupportedError)
-from .layout import (Array, Balanced, Box, Check, Cyclic, Held, Layout, Mesh, Partial, Placement, Replicate,
+from .layout import (Array, Balanced, Box, Check, Cyclic, LocalBox, Layout, Mesh, Partial, Placement, Replicate,
                      Segmented, Shard, Strided, problem)
 from .local import Local, Report
 from .plan import Piece, Plan, Reduction
 from .proving import Difference, diff, digest, digest_array, verify
-from .saving import Saving, publish, save, save_start
+from .saving import Saving, save, save_start
 from .states import OPAQUE
 from .storage import Storage, Traffic, Upload
 from .transport import Transport
@@ -25,9 +25,9 @@ __version__ = _lib.rsd_version().decode()
 __all__ = [
     "Arena", "Array", "Balanced", "bind", "Box", "CancelledError", "Check", "Checkpoint", "convert", "Cyclic",
     "diff", "Difference", "digest", "digest_array", "Error", "Exec", "ExistsError", "FileError",
-    "FormatError", "Held", "InvalidError", "Layout", "LazyTensor", "LimitError", "Local", "merge",
+    "FormatError", "LocalBox", "InvalidError", "Layout", "LazyTensor", "LimitError", "Local", "merge",
     "Mesh", "MismatchError", "MissingError", "MissingFileError", "OPAQUE", "open", "OutOfMemoryError",
-    "Partial", "PeerError", "Piece", "Placement", "Plan", "Pool", "problem", "publish", "Reduction",
+    "Partial", "PeerError", "Piece", "Placement", "Plan", "Pool", "problem", "Reduction",
     "Replicate", "Report", "reshard", "save", "save_start", "Saving", "Segmented", "Shard", "Storage",
     "Stored", "Strided", "TimedOutError", "Traffic", "Transport", "UnsupportedError", "Upload", "verify",
 ]

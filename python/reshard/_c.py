@@ -1,12 +1,12 @@
-"""The C library as it is: every function, struct and constant of its headers.
+"""The C library: every function, struct and constant of its headers.
 
-    _c.lib.rsd_layout_parse(b"f32[8,8] @ 4:S0", C.byref(handle))     raises what the status says
+    _c.lib.rsd_layout_parse(b"f32[8,8] @ 4:S0", C.byref(handle))     raises an exception for a status
     _c.LoadOptions(allow_cast=1)                                     a struct rsd_load_options
     _c.FORMAT_DCP                                                    a constant RSD_FORMAT_DCP
     _c.OnProgress(function)                                          a callback rsd_on_progress
 
-Calls release the interpreter's lock. The library is that of RESHARD_LIB, else the one installed with the
-package, else the one that make built in the tree this file is in.
+Calls release the GIL. The library is the one that RESHARD_LIB names, else the one installed with the package, else the
+one that make built in the source tree of this file.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Int32, Int64, Text, Address = C.c_int32, C.c_int64, C.c_char_p, C.c_void_p
 
 
 def _header_paths() -> List[str]:
-    """The headers that came with the package, else those of the tree; not those that need MPI's."""
+    """Returns the headers of the package, else those of the source tree, without the one that needs MPI."""
     for folder in (os.path.join(_HERE, "include"), os.path.join(_TREE, "include")):
         paths = sorted(glob.glob(os.path.join(folder, "*.h")))
         if paths:
@@ -34,7 +34,7 @@ def _header_paths() -> List[str]:
 
 
 def shared_object(name: str = "libreshard", variable: str = "RESHARD_LIB") -> str:
-    """Where the shared library is."""
+    """Returns the path of the shared library."""
     tried = [os.path.join(_HERE, name + ".so")]
     if os.path.exists(os.path.join(_TREE, "include", "reshard.h")):
         tried += [os.path.join(_TREE, "build", folder, name + ".so") for folder in ("", "python")]
@@ -44,11 +44,11 @@ def shared_object(name: str = "libreshard", variable: str = "RESHARD_LIB") -> st
         if os.path.exists(path):
             return path
     raise ImportError(f"reshard: no library at {' nor at '.join(tried)}: install the package, "
-                      f"run make, or say where it is in {variable}")
+                      f"run make, or set {variable}")
 
 
 class Functions:
-    """The functions of the library by name. One that returns a status raises it."""
+    """The functions of the library by name. A status other than OK is raised as an exception."""
 
     def __init__(self, path: str, header: Header) -> None:
         self._header, self._path = header, path
@@ -63,9 +63,9 @@ class Functions:
         except AttributeError:
             raise AttributeError(f"{self._path} is older than the header: it has no {name}") from None
         function.restype, function.argtypes = about.answer, about.takes
-        if about.fails and name != "rsd_set_error":  # which answers with what it was told
+        if about.fails and name != "rsd_set_error":  # it returns the status that it was passed
             function.errcheck = _raise_status  # type: ignore[assignment]
-        setattr(self, name, function)  # the next time it is found without this
+        setattr(self, name, function)  # so that the next lookup finds it directly
         return function
 
 
@@ -93,7 +93,7 @@ def _python_name(name: str) -> str:
     return "".join(part.title() for part in name.split("_")[1:])
 
 
-if TYPE_CHECKING:  # what follows is read from the headers
+if TYPE_CHECKING:  # the names below are read from the headers
     def __getattr__(name: str) -> Any: ...
 
 globals().update(header.constants)
@@ -102,7 +102,7 @@ globals().update({_python_name(name): kind for name, kind in header.callbacks.it
 
 
 def taken(pointer: C.c_void_p) -> Optional[str]:
-    """Text that the library returned through a pointer, given back to it."""
+    """Returns a text that the library allocated, and frees it."""
     if not pointer.value:
         return None
     text = (C.cast(pointer, Text).value or b"").decode()
@@ -111,17 +111,17 @@ def taken(pointer: C.c_void_p) -> Optional[str]:
 
 
 def ints(numbers: Sequence[int], kind: Any = Int64) -> Any:
-    """An array of numbers; not empty, so that it always has an address."""
+    """Returns an array of numbers. It is never empty, so that it has an address."""
     return (kind * max(1, len(numbers)))(*numbers)
 
 
 def pointers(addresses: Sequence[Optional[int]]) -> Any:
-    """An array of addresses."""
+    """Returns an array of addresses."""
     return (Address * max(1, len(addresses)))(*addresses)
 
 
 def packed(kind: Any, structs: Sequence[Struct]) -> Any:
-    """Structs one after the other, as the library takes them. What they point to is kept alive."""
+    """Returns an array of structs. Objects that they point to are kept alive."""
     block = (kind * max(1, len(structs)))()
     for i, struct in enumerate(structs):
         block[i] = struct
@@ -130,13 +130,13 @@ def packed(kind: Any, structs: Sequence[Struct]) -> Any:
 
 
 def path_bytes(path: Union[str, bytes, "os.PathLike[str]"]) -> bytes:
-    """A path as the library takes it."""
+    """Returns a path as bytes for the library."""
     return os.fsencode(path)
 
 
 class Kept:
-    """Callbacks from C, whose exceptions cannot pass through it: the first is kept, the call is made to
-    fail, and raised again when the call is back.
+    """Callbacks from C. Exceptions cannot pass through C, so the first one is kept, the call of the library fails, and
+    the exception is raised when the call returns.
 
         kept = Kept()
         told = kept.callback(_c.OnFinding, lambda context, text: found.append(text))
@@ -149,8 +149,8 @@ class Kept:
         self._callbacks: List[Any] = []
 
     def callback(self, kind: Any, function: Callable[..., Any], failed: Any = None) -> Any:
-        """`function` as a callback. It returns None or the number that C gets; an exception gives `failed`,
-        by default ECANCELLED."""
+        """Returns `function` as a callback. It returns None or a number for C. After an exception C receives
+        `failed`, by default ECANCELLED."""
         answer = globals()["ECANCELLED"] if failed is None else failed
 
         def called(*args: Any) -> Any:
@@ -171,25 +171,25 @@ class Kept:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self.error is not None:
             kept, self.error = self.error, None
-            raise kept from kept.__cause__  # the status is only its echo
+            raise kept from kept.__cause__  # the status of the call was caused by it
 
 
 class Handle:
-    """Something of the library's that is given back when nobody needs it any more."""
+    """An object of the library, which is freed when it is no longer used."""
 
-    _free = ""  # the function that gives it back
+    _free = ""  # the function that frees it
     _handle: Optional[int] = None
 
     @classmethod
     def _of(cls, handle: Any) -> Any:
-        """Takes over a handle."""
+        """Takes ownership of a handle."""
         made = cls.__new__(cls)
         made._handle = handle.value if isinstance(handle, C.c_void_p) else handle
         return made
 
     @property
     def handle(self) -> int:
-        """The address, for functions of `_c.lib`."""
+        """Returns the address, for functions of `_c.lib`."""
         if self._handle is None:
             raise ValueError(f"this {type(self).__name__} is closed")
         return self._handle
@@ -211,4 +211,4 @@ class Handle:
         return self
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"a {type(self).__name__} is of this process, and cannot be sent to another")
+        raise TypeError(f"a {type(self).__name__} belongs to this process and cannot be pickled")

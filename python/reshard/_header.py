@@ -1,14 +1,14 @@
 """Reads the public headers of the library: its constants, structs, callbacks and functions, as ctypes.
 
-The headers are the one description of the library, so nothing here can say something else:
+The headers are the only description of the library, so the package cannot differ from them:
 
     enum { RSD_MAX_DIMS = 16 }           constants["MAX_DIMS"]
     struct rsd_load_options              structs["rsd_load_options"], a Struct
     typedef int rsd_on_progress(...)     callbacks["rsd_on_progress"], a CFUNCTYPE
     rsd_status rsd_load(...)             functions["rsd_load"], a Function
 
-What a pointer becomes: text that is read is c_char_p; structs, numbers and lists of addresses are POINTER;
-what has no fields here (layouts, plans, bytes) and text that is given back by rsd_free is c_void_p.
+Pointers to constant text are c_char_p. Pointers to structs, numbers and addresses are POINTER. Pointers to objects
+without fields (layouts, plans, bytes) and to text that rsd_free frees are c_void_p.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DECLARED = re.compile(r"((?:const )?\w+)\s*([* ]*(?:const\b[* ]*)*)(\w*)\s*(?:\
 
 
 class Struct(C.Structure):
-    """A struct of the library. One that may grow says its own size, and what is not given is 0."""
+    """A struct of the library. struct_nbytes is set; fields that are not passed are 0."""
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
@@ -39,12 +39,12 @@ class Struct(C.Structure):
             self.struct_nbytes = C.sizeof(self)
 
     def as_dict(self) -> Dict[str, Any]:
-        """The fields by name, without the one that says the size."""
+        """Returns the fields by name, without struct_nbytes."""
         return {name: getattr(self, name) for name, *_ in self._fields_ if name != "struct_nbytes"}
 
 
 class Function(NamedTuple):
-    """What a function answers and takes. `fails` is true of those that return a status."""
+    """The types of a function. `fails` is true if it returns a status."""
 
     answer: Any
     takes: List[Any]
@@ -52,7 +52,7 @@ class Function(NamedTuple):
 
 
 class Header:
-    """All that the headers declare."""
+    """Everything that the headers declare."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.constants: Dict[str, int] = {}
@@ -66,14 +66,14 @@ class Header:
         self.add(text)
 
     def add(self, text: str) -> None:
-        """Reads one more header."""
+        """Adds the declarations of a header."""
         text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
         text = re.sub(r"^#(?:.*\\\n)*.*$|extern \"C\" \{", "", text, flags=re.M)
         for _, name, body in _ENUM.findall(text):
             for word, number in re.findall(r"RSD_(\w+)\s*=\s*(-?\d+)", body):
                 self.constants[word] = int(number)
             self._types[name] = C.c_int
-        # Structs and callbacks name each other, always what came before.
+        # A struct or callback refers only to earlier ones.
         pieces = [(found.start(), found) for kind in (_STRUCT, _CALLBACK) for found in kind.finditer(text)]
         for _, found in sorted(pieces, key=lambda piece: piece[0]):
             if found.re is _STRUCT:
@@ -143,7 +143,7 @@ class Header:
                 raise ValueError(f"the header does not say what {kind} is")
             return known
         made: Any
-        if kind == "char":  # text that is given back is an address, so that it can be
+        if kind == "char":  # text that the caller frees is an address, which rsd_free needs
             made = C.c_char_p if const else C.c_void_p
         else:
             made = C.POINTER(known) if known is not None else C.c_void_p

@@ -1,10 +1,10 @@
-"""Running plans: in one process on a pool of threads, or between processes over a transport.
+"""Runs plans: in one process on a pool of threads, or between processes over a transport.
 
     dst = reshard(src_layout, dst_layout, src)             plan, bind and run, once
 
-    exec = bind(plan, src=src, dst=dst)                    bound once, for arrays that lie like these
+    exec = bind(plan, src=src, dst=dst)                    bound once, for arrays with these strides
     exec.run(src, dst)                                     run many times
-    exec.start(src, dst); ...; exec.wait()                 the same in two halves
+    exec.start(src, dst); ...; exec.wait()                 the same in two calls
 
     exec = bind(plan, transport=transport)                 each process has the arrays of its own rank
 """
@@ -26,8 +26,8 @@ from .transport import AnyTransport
 
 
 class Pool(_c.Handle):
-    """Threads that wait for work. Whatever takes a pool also takes a number, for a pool of its own, and
-    None, for the one of the process: as many threads as it may use CPUs."""
+    """A pool of threads. Arguments named `pool` also accept a number of threads, and None for the pool of the process,
+    which has one thread per CPU that the process may use."""
 
     _free = "rsd_pool_free"
 
@@ -39,7 +39,7 @@ class Pool(_c.Handle):
 
     @staticmethod
     def of(pool: Union["Pool", int, None]) -> "Pool":
-        """The pool that is meant."""
+        """Returns the pool for an argument `pool`."""
         global _shared
         if pool is not None:
             return pool if isinstance(pool, Pool) else Pool(pool)
@@ -54,7 +54,7 @@ _shared: Optional[Pool] = None
 
 
 def _forked() -> None:
-    """A forked child has no threads in the pool, and nobody in it who would give the lock back."""
+    """Makes a new lock and pool in a forked child, where the threads do not exist and the lock may be locked."""
     global _lock, _shared
     _lock, _shared = threading.Lock(), None
 
@@ -65,8 +65,8 @@ AnyPool = Union[Pool, int, None]
 
 
 class Arena(_c.Handle):
-    """Memory that the ranks of one host share: a receiver copies directly out of an array in an arena, without a
-    message. It lives as long as its arrays and execs. It must not be used by two threads at the same time."""
+    """Memory that the ranks of one host share. A receiver copies directly from an array in an arena. It is freed
+    after its arrays and execs. It must not be used by two threads at the same time."""
 
     _free = "rsd_arena_free"
 
@@ -76,7 +76,7 @@ class Arena(_c.Handle):
         self._handle, self.nbytes = handle.value, nbytes
 
     def alloc(self, nbytes: int) -> memoryview:
-        """Some of it, aligned to 64 bytes."""
+        """Returns memory of the arena, aligned to 64 bytes."""
         found = Address()
         _c.lib.rsd_arena_alloc(self.handle, nbytes, C.byref(found))
         block = (C.c_char * nbytes).from_address(found.value or 0)
@@ -84,46 +84,46 @@ class Arena(_c.Handle):
         return memoryview(block).cast("B")
 
     def empty(self, shape: Sequence[int], dtype: Any, *, like: str = "numpy") -> Any:
-        """A new array in it, whose values are not set."""
+        """Returns a new array in the arena, with unspecified values."""
         one = dtypes.dtype(dtype)
         return frameworks.over(self.alloc(one.nbytes * math.prod(shape)), shape, one, like)
 
     def clear(self) -> None:
-        """Takes all of it back: arrays that were made in it must not be used any more."""
+        """Frees all arrays of the arena, which must not be used any more."""
         _c.lib.rsd_arena_clear(self.handle)
 
 
 def in_order(arrays: Any, wanted: Sequence[Array], side: str) -> List[Any]:
-    """Arrays in the order of the layout. They are given as a list, as a dict of those of each rank, or,
-    where there is only one, by themselves. What is None has to be empty."""
+    """Returns arrays in the order of the layout. The argument is a list, a dict from ranks to arrays, or a single
+    array. An array may be None if it is empty."""
     if isinstance(arrays, Mapping):
         given: List[Any] = []
         ranks = sorted({one.rank for one in wanted})
         for rank in ranks:
             if rank not in arrays:
-                raise MismatchError(f"{side}: no arrays of rank {rank}")
+                raise MismatchError(f"{side}: arrays of rank {rank} are missing")
             own = arrays[rank]
             given.extend(own if isinstance(own, (list, tuple)) else [own])
         strange = sorted(set(arrays) - set(ranks))
         if strange:
-            raise MismatchError(f"{side}: arrays of rank {strange[0]}, which the layout does not name")
+            raise MismatchError(f"{side}: rank {strange[0]} is not in the layout")
     else:
         given = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
     if len(given) != len(wanted):
-        raise MismatchError(f"{side}: {len(given)} arrays, and the layout has {len(wanted)}")
+        raise MismatchError(f"{side}: got {len(given)} arrays, but the layout has {len(wanted)}")
     return given
 
 
 def see_all(arrays: Sequence[Any], wanted: Sequence[Array], dtype: Any, side: str, writable: bool,
             cast: bool = False) -> List[Optional[Memory]]:
-    """The memory of arrays, each of the shape and dtype that the layout says. With `cast` all are of one
-    dtype, their own."""
+    """Returns the memory of arrays, and checks their shapes and dtypes. With `cast` they may have another dtype,
+    which is the same for all."""
     seen: List[Optional[Memory]] = []
     for one, about in zip(arrays, wanted):
         name = f"{side}, array {about.number} of rank {about.rank}"
         if one is None:
             if about.nbytes:
-                raise MismatchError(f"{name}: None, expected {dtypes.dtype(dtype).name}{list(about.shape)}")
+                raise MismatchError(f"{name} is None; expected {dtypes.dtype(dtype).name}{list(about.shape)}")
             seen.append(None)
         else:
             seen.append(memory.see(one, name, writable).fits(dtypes.dtype(dtype), about.shape, name, cast))
@@ -131,7 +131,7 @@ def see_all(arrays: Sequence[Any], wanted: Sequence[Array], dtype: Any, side: st
 
 
 def flat_strides(seen: Iterable[Optional[Memory]], wanted: Iterable[Array]) -> Tuple[Tuple[int, ...], bool]:
-    """Strides of arrays one after the other, and whether all are dense."""
+    """Returns the strides of all arrays in one list, and whether all arrays are dense."""
     strides: List[int] = []
     dense = True
     for one, about in zip(seen, wanted):
@@ -146,7 +146,7 @@ def flat_strides(seen: Iterable[Optional[Memory]], wanted: Iterable[Array]) -> T
 
 
 class _Side:
-    """One side of one plan: which arrays a run takes, and how they lie."""
+    """One side of a plan: the arrays of a run, and their strides."""
 
     def __init__(self, layout: Layout, rank: Optional[int], side: str) -> None:
         self.side, self.dtype = side, dtypes.dtype(layout.dtype)
@@ -160,13 +160,13 @@ class _Side:
     def seen(self, arrays: Any, writable: bool) -> List[Optional[Memory]]:
         seen = see_all(in_order(arrays, self.wanted, self.side), self.wanted, self.dtype, self.side, writable)
         if flat_strides(seen, self.wanted)[0] != self.strides:
-            raise MismatchError(f"{self.side}: the arrays do not lie as those that were bound "
-                                f"({'dense ones' if self.dense else 'strided ones'})")
+            raise MismatchError(f"{self.side}: strides differ from those of the bound arrays, which are "
+                                f"{'dense' if self.dense else 'strided'}")
         return seen
 
 
 class Exec(_c.Handle):
-    """Plans bound to threads or to a transport. It must not be used by two threads at the same time."""
+    """Plans that are bound to threads or to a transport. It must not be used by two threads at the same time."""
 
     _free = "rsd_exec_free"
 
@@ -204,7 +204,7 @@ class Exec(_c.Handle):
         if len(self.plans) == 1:
             return [arrays]
         if len(arrays) != len(self.plans):
-            raise MismatchError(f"arrays of {len(arrays)} plans, and {len(self.plans)} are bound")
+            raise MismatchError(f"got arrays of {len(arrays)} plans, but {len(self.plans)} are bound")
         return list(arrays)
 
     def _addresses(self, sides: Sequence[_Side], arrays: Any, writable: bool) -> Tuple[Any, List[Any]]:
@@ -212,26 +212,26 @@ class Exec(_c.Handle):
         return _c.pointers([None if one is None or not one.nbytes else one.address for one in seen]), seen
 
     def run(self, src: Any, dst: Any) -> None:
-        """Moves everything. `src` and `dst` are the arrays of the layouts (between processes: those of this
-        rank); with several plans a list of them, one for each plan."""
+        """Runs the plans. `src` and `dst` are the arrays of the layouts; between processes, those of this rank.
+        With several plans they are lists with one entry per plan."""
         src, kept_src = self._addresses(self._src, src, False)
         dst, kept_dst = self._addresses(self._dst, dst, True)
         self._call(_c.lib.rsd_exec_run, self.handle, src, dst)
         del kept_src, kept_dst
 
     def start(self, src: Any, dst: Any) -> None:
-        """The first half of a run; the arrays are in use until `wait` returns."""
+        """Starts a run. The arrays are in use until `wait` returns."""
         src, kept_src = self._addresses(self._src, src, False)
         dst, kept_dst = self._addresses(self._dst, dst, True)
         self._call(_c.lib.rsd_exec_start, self.handle, src, dst)
         self._flight = (kept_src, kept_dst)
 
     def progress(self) -> None:
-        """Between start and wait: lets a run between processes progress as far as it can without waiting."""
+        """Progresses a run between processes as far as possible without waiting."""
         self._call(_c.lib.rsd_exec_progress, self.handle)
 
     def wait(self) -> None:
-        """The second half."""
+        """Waits until the run is complete."""
         try:
             self._call(_c.lib.rsd_exec_wait, self.handle)
         finally:
@@ -245,11 +245,11 @@ class Exec(_c.Handle):
                 function(*args)
 
     def describe(self) -> str:
-        """How data moves between processes: which ranks share memory, or why they do not."""
+        """Describes how data moves between processes: which ranks share memory, or why they do not."""
         return _c.lib.rsd_exec_describe(self.handle).decode()
 
     def close(self) -> None:
-        """Gives it back, and waits for a run in flight."""
+        """Frees the exec, after a run in progress is complete."""
         self._close()
 
 
@@ -259,19 +259,19 @@ def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None
          names: Optional[Sequence[str]] = None) -> Exec:
     """Binds one plan or several to threads, or to a transport between processes.
 
-    src and dst are arrays that lie as those of the runs will: without them, dense. With a transport the
-    call is collective, and these count:
+    src and dst are arrays with the same strides as those of the runs. Without them, arrays are dense. With a
+    transport the call is collective, and has these options:
 
-    max_nbytes  for messages under way; 0: 256 MiB
+    max_nbytes  of buffers for messages; 0: 256 MiB
     timeout     seconds without progress after which a call fails; 0: 300
-    arena       of this rank, in which its arrays may be
-    node        ranks with equal numbers share memory; 0: found from the host, -1: none
+    arena       of this rank, for its arrays
+    node        ranks with equal numbers share memory; 0: detected, -1: shares none
     names       of the tensors, one per plan, for errors"""
     plans = [plans] if isinstance(plans, Plan) else list(plans)
     if transport is None and (max_nbytes or timeout or arena or node or names):
         raise InvalidError("max_nbytes, timeout, arena, node and names need a transport")
     if names is not None and len(names) != len(plans):
-        raise InvalidError(f"{len(names)} names for {len(plans)} plans")
+        raise InvalidError(f"got {len(names)} names for {len(plans)} plans")
     if transport is not None and pool is not None:
         raise InvalidError("pool and transport exclude each other: pass one of them")
     options = _c.ExchangeOptions(max_nbytes=max_nbytes, timeout=timeout, node=node,
@@ -283,7 +283,7 @@ def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None
 
 def run(plan: Plan, src: Any, dst: Any = None, *, pool: AnyPool = None,
         like: Optional[str] = None) -> Any:
-    """Runs a plan once in this process; returns `dst`, or new arrays where there is none."""
+    """Runs a plan once in this process. Returns `dst`, or new arrays if it is None."""
     if dst is None:
         if like is None:
             like = frameworks.like_of(src)
@@ -295,9 +295,9 @@ def run(plan: Plan, src: Any, dst: Any = None, *, pool: AnyPool = None,
 
 def reshard(src_layout: Union[str, Layout], dst_layout: Union[str, Layout], src: Any, dst: Any = None, *,
             pool: AnyPool = None, like: Optional[str] = None) -> Any:
-    """Moves the arrays of all ranks, which are all in this process, from one layout to another.
+    """Moves a tensor from one layout to another. The arrays of all ranks are in this process.
 
-    `src` lists them in the order of `src_layout.arrays()` (by ascending rank), or is a dict of those of each
-    rank; so is `dst`, which is written and returned. Without `dst` new arrays are made, of the kind of the
-    first of `src`, or "numpy", "torch", "raw" or "memoryview" (`like`)."""
+    `src` lists them in the order of `src_layout.arrays()` (by ascending rank), or is a dict from ranks to arrays.
+    `dst` has the same form; it is written and returned. Without `dst`, new arrays are returned, of the same kind as
+    the first of `src`, or of the kind `like`: "numpy", "torch", "raw" or "memoryview"."""
     return run(Plan(src_layout, dst_layout), src, dst, pool=pool, like=like)

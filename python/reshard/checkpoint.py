@@ -1,9 +1,9 @@
-"""Checkpoints: a mapping of names to tensors that stay in their files until a part of them is asked for.
+"""Checkpoints: mappings of names to tensors, which are read when an index selects a part of them.
 
     with reshard.open("step-1000") as ckpt:
         ckpt["model.w"].shape
-        rows = ckpt["model.w"][10:20]                   reads those rows, and no others
-        ckpt.load(model.state_dict())                   into memory that is there, any layout
+        rows = ckpt["model.w"][10:20]                   reads only these rows
+        ckpt.load(model.state_dict())                   fills existing memory, in any layout
 """
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 
 from . import _c, dtypes, frameworks, local, memory, states
 from ._c import Address, Int64
-from .carry import AnyPool, Pool
+from .carry import AnyPool
 from .errors import InvalidError, MismatchError, MissingError, UnsupportedError
 from .layout import Layout
 from .local import Local, Progress, Report
 from .slicing import Reading, Selection
 from .states import OPAQUE
 from .storage import Storage, handle_for
+from .transport import AnyTransport
 
-FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE}
+FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE,
+           "orbax": _c.FORMAT_ORBAX}
 
 
 class Stored(NamedTuple):
-    """One stored box of a tensor. `file` is a name in the folder, or None if nothing says where the bytes
-    are; `offset` and `nbytes` are of the item in the file, with what is around the bytes."""
+    """One stored box of a tensor. `file` is a name in the directory, or None if it is not known. `offset` and
+    `nbytes` are those of the item in the file, including its header."""
 
     lo: Tuple[int, ...]
     len: Tuple[int, ...]
@@ -39,7 +41,7 @@ class Stored(NamedTuple):
 
 
 class LazyTensor:
-    """A tensor of a checkpoint. An index reads the part it names, by NumPy's rules: whole numbers, slices
+    """A tensor of a checkpoint. An index reads the part that it selects, by the rules of NumPy: integers, slices
     with any step, `...` and None."""
 
     def __init__(self, checkpoint: "Checkpoint", index: int) -> None:
@@ -57,7 +59,7 @@ class LazyTensor:
 
     @property
     def path(self) -> Optional[states.Path]:
-        """Where it was in a nested state dict, if that is known."""
+        """The path in the nested state dict, or None if it is not known."""
         return None if self._path is None else tuple(json.loads(self._path))
 
     @property
@@ -77,7 +79,7 @@ class LazyTensor:
 
     @property
     def layout(self) -> Layout:
-        """Where it lies in the files: explicit boxes, the rank being the number of the file."""
+        """The layout in the files: explicit boxes, where the rank is the number of the file."""
         handle = Address()
         with self._checkpoint.in_use() as checkpoint:
             _c.lib.rsd_checkpoint_layout(checkpoint, self._index, C.byref(handle))
@@ -101,10 +103,10 @@ class LazyTensor:
 
     def read(self, index: Any = ..., *, like: Optional[str] = None, dtype: Any = None, out: Any = None,
              pool: AnyPool = None) -> Any:
-        """The part that an index names, in new memory: "numpy", "torch", "raw" or "memoryview" (`like`), and
-        converted to another `dtype` if one is given. With `out` it is read into that array, and the index has
-        no steps."""
-        self._checkpoint.handle  # closed is closed, also for what would be empty
+        """Returns the part that an index selects, in a new array of the kind `like`: "numpy", "torch", "raw" or
+        "memoryview". With `dtype`, converts it. With `out`, reads it into that array; the index must not have
+        steps."""
+        self._checkpoint.handle  # a closed checkpoint is an error, also for an empty selection
         selection = Selection(index, self.shape)
         if out is not None:
             return self._read_into(out, selection, dtype, pool)
@@ -120,11 +122,11 @@ class LazyTensor:
 
     def _read_into(self, out: Any, selection: Selection, dtype: Any, pool: AnyPool) -> Any:
         if not selection.plain:
-            raise InvalidError(f"{self.name}: an index with steps is not read into an array")
+            raise InvalidError(f"{self.name}: an index with steps cannot be read into `out`")
         kind = self._dtype if dtype is None else dtypes.dtype(dtype)
         seen = memory.see(out, self.name, True).fits(kind, selection.shape, self.name)
         if not selection.empty:
-            # The dims of the tensor: those that None made are not, those that a number took away are.
+            # The dims of the tensor: without those that None added, with those that an integer removed.
             kept = iter([stride for stride, new in zip(seen.strides, selection.new) if not new])
             strides = [1 if cut.drop else next(kept) for cut in selection.cuts]
             self._read(selection.reading(self._dtype.nbytes), seen, strides, kind, pool)
@@ -132,7 +134,7 @@ class LazyTensor:
 
     def _read(self, reading: Reading, seen: memory.Memory, strides: Sequence[int], kind: dtypes.Dtype,
               pool: AnyPool) -> None:
-        """Reads boxes into memory in which the array of the reading has these strides."""
+        """Reads boxes into memory with these strides."""
         layout = Layout.from_boxes(kind, self.shape, [(0, lo, length) for lo, length, _ in reading.boxes])
         base = seen.address or 0
         addresses = [base + kind.nbytes * sum(a * s for a, s in zip(at, strides))
@@ -142,22 +144,22 @@ class LazyTensor:
         self._checkpoint._load([made], pool, cast=kind is not self._dtype)
 
     def numpy(self) -> Any:
-        """All of it, as a NumPy array."""
+        """Returns the whole tensor as a NumPy array."""
         return self.read(like="numpy")
 
     def torch(self) -> Any:
-        """All of it, as a torch tensor."""
+        """Returns the whole tensor as a torch tensor."""
         return self.read(like="torch")
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
         if copy is False:
-            raise ValueError(f"{self.name} is in a file, and has to be read")
+            raise ValueError(f"{self.name} is in a file and must be read first")
         array = self.read(like="numpy")
         return array if dtype is None else array.astype(dtype, copy=False)
 
 
 class _Values(Mapping[str, Any]):
-    """What is not a tensor, by name, read when it is asked for."""
+    """Values that are not tensors, by name. They are read when they are accessed."""
 
     def __init__(self, checkpoint: "Checkpoint") -> None:
         self._checkpoint = checkpoint
@@ -175,7 +177,7 @@ class _Values(Mapping[str, Any]):
         return states.from_json(_c.taken(text))
 
     def path(self, name: str) -> Optional[states.Path]:
-        """Where a value was in a nested state dict, if that is known."""
+        """Returns the path of a value in the nested state dict, or None if it is not known."""
         with self._checkpoint.in_use() as handle:
             found = _c.lib.rsd_checkpoint_value_path(handle, self._index[name])
         return None if found is None else tuple(json.loads(found))
@@ -187,7 +189,7 @@ class _Values(Mapping[str, Any]):
         return len(self._index)
 
     def item(self, name: str) -> Optional[bytes]:
-        """What torch.save wrote for a value, decompressed; None if it has no item of its own."""
+        """Returns the bytes that torch.save wrote for a value, decompressed, or None if it has no item."""
         if name not in self._index:
             raise MissingError(f"there is no value {name}")
         address, count = Address(), C.c_size_t()
@@ -203,6 +205,13 @@ class _Values(Mapping[str, Any]):
         return f"<values: {', '.join(self)}>"
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Returns a name, or the number of names and the first three of them."""
+    if len(names) == 1:
+        return names[0]
+    return f"{len(names)} entries: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+
+
 class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     """The tensors of a checkpoint by name, in the order of the file. Several threads may use one."""
 
@@ -213,7 +222,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
                  storage: Optional[Storage] = None) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
-            raise InvalidError(f"no format is called {format!r}: there are {' '.join(FORMATS)}")
+            raise InvalidError(f"unknown format {format!r}; formats are {' '.join(FORMATS)}")
         handle = Address()
         _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
             format=0 if format is None else FORMATS[format],
@@ -226,7 +235,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         self._values: Optional[_Values] = None
 
     def close(self) -> None:
-        """Closes it. Its tensors cannot be read any more; what other threads are reading is finished."""
+        """Closes the checkpoint, after reads of other threads are complete. Its tensors cannot be read any more."""
         with self._lock:
             handle, self._handle = self._handle, None
             if handle is not None and self._nusers:
@@ -237,7 +246,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[int]:
-        """The handle, for a call: it stays as long as that, also if it is closed meanwhile."""
+        """Yields the handle for a call. It stays valid during the call, also if the checkpoint is closed."""
         with self._lock:
             handle = self.handle
             self._nusers += 1
@@ -256,32 +265,32 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    # -- looking --
+    # -- queries --
 
     @property
     def format(self) -> str:
-        """ "dcp", "safetensors" or "torch.save"."""
+        """ "dcp", "safetensors", "torch.save" or "orbax"."""
         with self.in_use() as handle:
             return _c.lib.rsd_format_name(_c.lib.rsd_checkpoint_format(handle)).decode()
 
     @property
     def files(self) -> List[str]:
-        """The files that tensors lie in."""
+        """The files that contain tensors."""
         with self.in_use() as handle:
             return [os.fsdecode(_c.lib.rsd_checkpoint_file(handle, index))
                     for index in range(_c.lib.rsd_checkpoint_nfiles(handle))]
 
     @property
     def plain_values(self) -> "_Values":
-        """What is not a tensor (step counts, learning rates, names), by name. Tuples come as lists, and what
-        is not plain, an object of some class, as reshard.OPAQUE."""
+        """Values that are not tensors (step counts, learning rates, names), by name. Tuples are lists, and a value
+        that is not plain, such as an object of a class, is reshard.OPAQUE."""
         if self._values is None:
             self._values = _Values(self)
         return self._values
 
     def __getitem__(self, name: str) -> LazyTensor:
         if not isinstance(name, str):
-            raise TypeError(f"tensors have names, and {name!r} is a {type(name).__name__}")
+            raise TypeError(f"name of a tensor must be text, not a {type(name).__name__}: {name!r}")
         return LazyTensor(self, self._find(name))
 
     def _find(self, name: str) -> int:
@@ -331,35 +340,39 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     def load(self, state: Any, *, layouts: Optional[Mapping[str, Union[str, Layout]]] = None,
              rank: Optional[int] = None, strict: bool = True, cast: bool = False,
              pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-             progress: Optional[Progress] = None) -> Report:
-        """Loads into the arrays of a state dict, nested or with dotted names, and puts the checkpoint's
-        values where it has values; or into a list of `Local`.
+             progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
+             timeout: float = 0.0) -> Report:
+        """Fills the arrays of a state dict, nested or with dotted names, and replaces its values; or fills a list
+        of `Local`.
 
-        A tensor is whole, unless `layouts` has its name: then there is the list of the arrays of `rank` (or
-        of all ranks, if it is None) in that layout, or just the array if it is one. Everything in the state
-        has to be in the checkpoint, in the same dtype, and no object of some class; with `strict=False` what
-        is not there or cannot be made is left as it is, and with `cast=True` elements are converted. Nothing
-        is read into arrays before all that is checked."""
+        A tensor is whole, unless `layouts` has its name. Then the state has the list of the arrays of `rank` in
+        that layout (of all ranks, if it is None), or a single array. The checkpoint must contain everything in the
+        state, with the same dtypes, and values must be plain. With `strict=False`, other entries stay unchanged.
+        With `cast=True`, elements are converted. Everything is checked before data is read.
+
+        With a `transport` the call is collective: every rank passes its own arrays, `rank` is by default its rank
+        in the transport. All ranks raise the same error."""
+        if rank is None and transport is not None:
+            rank = transport.rank
         values: Dict[str, states.Leaf] = {}
         if isinstance(state, Mapping):
             tensors, values = self._sorted(state, layouts, rank)
-        elif layouts is not None or rank is not None:
-            raise InvalidError("layouts and a rank are for a state dict")
+        elif layouts is not None or (rank is not None and transport is None):
+            raise InvalidError("layouts and rank require a state dict")
         else:
             tensors = list(state)
         missing = [one.name for one in tensors if one.name not in self]
         missing += [name for name in values if name not in self.plain_values]
         if missing and strict:
-            kind = "value" if missing[0] in values else "tensor"
-            more = f", and not {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise MissingError(f"the checkpoint has no {kind} {missing[0]}{more}")
+            raise MissingError(f"the checkpoint lacks {_listed(missing)}")
         found = {name: self.plain_values[name] for name in values if name in self.plain_values}
         opaque = [name for name, value in found.items() if value is OPAQUE]
         if opaque and strict:
-            raise UnsupportedError(f"{opaque[0]}: an object in the checkpoint, which is not made here; "
-                                   "strict=False leaves it as it is")
+            raise UnsupportedError(f"values that are not plain cannot be loaded: {_listed(opaque)}; "
+                                   "strict=False leaves these entries unchanged")
         report = self._load([one.struct(writable=True, cast=cast) for one in tensors], pool,
-                            missing=not strict, cast=cast, max_nbytes=max_nbytes, progress=progress)
+                            missing=not strict, cast=cast, max_nbytes=max_nbytes, progress=progress,
+                            transport=transport, timeout=timeout)
         for name, value in found.items():
             if value is not OPAQUE:
                 states.put(values[name], name, value)
@@ -367,12 +380,12 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     def _sorted(self, state: Any, layouts: Optional[Mapping[str, Union[str, Layout]]],
                 rank: Optional[int]) -> Tuple[List[Local], Dict[str, states.Leaf]]:
-        """The tensors of a state dict, and what else it has."""
+        """Returns the tensors of a state dict, and its other entries."""
         leaves = states.flatten(state, layouts or {})
         tensors, values = [], {}
         for name in layouts or {}:
             if name not in leaves:
-                raise MissingError(f"a layout for {name}, which is not in the state")
+                raise MissingError(f"layouts has {name}, which is not in the state")
         for name, leaf in leaves.items():
             if layouts is not None and name in layouts:
                 tensors.append(Local(name, layouts[name], leaf.what, rank))
@@ -392,21 +405,21 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     def _load(self, locals_: Sequence[Any], pool: AnyPool, *, missing: bool = False,
               cast: bool = False, max_nbytes: Union[str, int] = 0,
-              progress: Optional[Progress] = None) -> Report:
-        call, threads = local.Call(progress), Pool.of(pool)
-        options = _c.LoadOptions(pool=threads.handle, max_nbytes=local.size(max_nbytes),
-                                 allow_missing=missing, allow_cast=cast, **call.options)
+              progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
+              timeout: float = 0.0) -> Report:
+        call = local.Call(progress, pool, max_nbytes, transport, timeout)
+        options = _c.LoadOptions(allow_missing=missing, allow_cast=cast, io=call.io)
         with self.in_use() as handle:
             return call(_c.lib.rsd_load, handle, len(locals_), _c.packed(_c.Tensor, locals_), C.byref(options))
 
     def state_dict(self, *, like: Optional[str] = None, nested: bool = True,
                    pool: AnyPool = None) -> Dict[str, Any]:
-        """Everything, read: the state dict that was saved, nested where that is known."""
+        """Reads everything. Returns the state dict that was saved, nested if the paths are known."""
         like = frameworks.check(self.like if like is None else like)
         tensors = {name: self[name] for name in self}
         leaves: Dict[str, Any] = {name: frameworks.empty(one.shape, one.dtype, like)
                                   for name, one in tensors.items()}
-        # New arrays are dense, whatever dtype and shape the framework has for them.
+        # New arrays are dense, for any dtype and shape of the framework.
         made = [Local(name, Layout.whole(one.dtype, one.shape),
                       [memory.Memory(memory.see(leaves[name], name).address, one._dtype, one.shape, None, True,
                                      leaves[name])], 0) for name, one in tensors.items()]
@@ -422,11 +435,11 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
          format: Optional[str] = None, metadata: Optional[str] = None,
          storage: Optional[Storage] = None) -> Checkpoint:
-    """Opens a checkpoint: a folder of PyTorch's distributed checkpoints, safetensors, or a torch.save file.
+    """Opens a checkpoint: a directory of DCP or safetensors, or a torch.save file.
 
-    Which one it is, is found out by looking, unless `format` says it. What is read is "numpy", "torch", "raw"
-    or "memoryview" (`like`). Nothing in a file is ever run or built: a pickle is read as data. `metadata`
-    names the one file of a folder that counts, such as "__3.metadata" of ranks that saved by themselves.
+    The format is detected, unless `format` names it. Arrays are of the kind `like`: "numpy", "torch", "raw" or
+    "memoryview". Pickles are parsed as data, and nothing in a file is executed. `metadata` names the metadata file
+    to use, such as "__3.metadata" of a rank that saved without collectives.
 
     The path may be s3://BUCKET/PREFIX or https://HOST/PATH. `storage` has its credentials and limits. Default:
     those of the environment."""

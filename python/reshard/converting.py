@@ -11,7 +11,7 @@ import os
 from typing import Any, List, Optional, Sequence, Union
 
 from . import _c, local
-from .carry import AnyPool, Pool
+from .carry import AnyPool
 from .checkpoint import FORMATS
 from .errors import InvalidError
 from .layout import Mesh
@@ -20,6 +20,7 @@ from .proving import Source, opened
 from .rules import Cast, Names, Place, Places, Rename, Rules
 from .saving import Pathlike, compress_level
 from .storage import Storage, handle_for
+from .transport import AnyTransport
 
 _REFLINKS = {"auto": _c.REFLINK_AUTO, "always": _c.REFLINK_ALWAYS, "never": _c.REFLINK_NEVER}
 _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
@@ -33,7 +34,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             compress: Union[str, int, bool, None] = None, every_replica: bool = False, nranks: int = 0,
             side_files: Sequence[Pathlike] = (), overwrite: bool = False, resume: bool = False,
             dry_run: bool = False, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-            progress: Optional[Progress] = None, storage: Optional[Storage] = None, reflink: str = "auto",
+            progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
+            timeout: float = 0.0, storage: Optional[Storage] = None, reflink: str = "auto",
             unchecked: bool = False, torch_places: bool = False) -> Report:
     """Writes a checkpoint in another format or layout.
 
@@ -61,17 +63,20 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
     dry_run     check everything and report what would be done, but write nothing
     max_nbytes  limit of the buffers. Default: 256 MiB
     progress    called with the bytes done and the bytes in total; an exception stops the conversion
+    transport   the ranks that convert together: each makes the same call, reads and writes a part, and rank 0
+                publishes. Default: this process alone
+    timeout     seconds without a heartbeat after which a rank counts as lost. Default: 300
     storage     credentials and limits of s3:// and https:// paths. Default: those of the environment
     reflink     share extents with the source on file systems that can: "auto", "always" or "never"
     unchecked   do not read shared data of safetensors output to check its CRCs
     torch_places    place data as torch does, not at multiples of 4 KiB
     """
     with opened(source, storage) as checkpoint:
+        if reflink not in _REFLINKS:
+            raise InvalidError(f"reflink={reflink!r} must be 'auto', 'always' or 'never'")
         if format is None:
             safe = os.fspath(out).endswith(".safetensors") or checkpoint.format != "dcp"
             format = "safetensors" if safe else "dcp"
-        if reflink not in _REFLINKS:
-            raise InvalidError(f"reflink={reflink!r} is not 'auto', 'always' or 'never'")
         if format not in ("dcp", "safetensors"):
             raise InvalidError(f"format={format!r} cannot be written; use 'dcp' or 'safetensors'")
         if max_shard_size and (format != "safetensors" or mesh is not None):
@@ -79,16 +84,15 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
         rules = Rules(checkpoint, mesh=mesh, place=place, preset=preset, default=default, only=only,
                       exclude=exclude, rename=rename, cast=cast, part=part)
         rules.check()
-        call, threads = local.Call(progress), Pool.of(pool)
+        call = local.Call(progress, pool, max_nbytes, transport, timeout)
+        call.io.contents.storage = handle_for(os.fspath(out), storage)
         files = [_c.path_bytes(path) for path in side_files]
         options = _c.ConvertOptions(
-            format=FORMATS[format], pool=threads.handle, max_nbytes=local.size(max_nbytes),
-            max_shard_nbytes=local.size(max_shard_size), nranks=nranks, every_replica=every_replica,
-            compress=compress_level(compress), overwrite=overwrite, resume=resume, dry=dry_run,
-            storage=handle_for(os.fspath(out), storage), reflink=_REFLINKS[reflink], unchecked=unchecked,
-            torch_places=torch_places,
-            nside_files=len(files), side_files=(_c.Text * max(1, len(files)))(*files),
-            choose=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), choose_context=rules.handle, **call.options)
+            format=FORMATS[format], max_shard_nbytes=local.size(max_shard_size), nranks=nranks,
+            every_replica=every_replica, compress=compress_level(compress), overwrite=overwrite, resume=resume,
+            dry=dry_run, nside_files=len(files), side_files=(_c.Text * max(1, len(files)))(*files),
+            map=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), map_context=rules.handle, io=call.io,
+            reflink=_REFLINKS[reflink], unchecked=unchecked, torch_places=torch_places)
         with rules.kept:
             return call(_c.lib.rsd_convert, checkpoint.handle, _c.path_bytes(out), C.byref(options))
 

@@ -1,4 +1,4 @@
-"""Dtypes by the names of the notation, and what NumPy, torch and buffers call them."""
+"""Dtypes, with their names in the notation, NumPy, torch and the buffer protocol."""
 from __future__ import annotations
 
 import ctypes as C
@@ -10,9 +10,8 @@ from .errors import InvalidError, UnsupportedError
 
 
 class Dtype(NamedTuple):
-    """A dtype: `name` in the notation, `number` in the library, bytes of an element, what torch calls it,
-    NumPy's name (None: NumPy has none of its own), and a format of the struct module (of the bits, if there
-    is none)."""
+    """A dtype: `name` in the notation, `number` in the library, bytes of an element, its name in torch, its name in
+    NumPy (None: NumPy does not have it), and its format in the struct module (of its bits, if there is none)."""
 
     name: str
     number: int
@@ -47,17 +46,17 @@ _BY_WORD = {word: one for one in DTYPES.values() for word in (one.name, one.torc
 
 
 def by_number(number: int) -> Dtype:
-    """The dtype of a number of the library's."""
+    """Returns the dtype with a number of the library."""
     return _BY_NUMBER[number]
 
 
 def dtype(what: Any) -> Dtype:
-    """The dtype that is meant: "f32" or "float32", a torch.dtype, or what else NumPy takes for a dtype."""
+    """Returns a dtype from "f32" or "float32", a torch.dtype, or anything that NumPy accepts as a dtype."""
     if isinstance(what, Dtype):
         return what
     try:
         return _FOUND[what]
-    except (KeyError, TypeError):  # not asked before, or cannot be a key
+    except (KeyError, TypeError):  # not in the cache, or not hashable
         pass
     found = _find(what)
     if not isinstance(what, (str, int)):
@@ -76,7 +75,7 @@ def _find(what: Any) -> Dtype:
     if word in _BY_WORD:
         return _BY_WORD[word]
     numpy = sys.modules.get("numpy")
-    if numpy is not None and not isinstance(what, str):  # "i8" is not what NumPy takes it for
+    if numpy is not None and not isinstance(what, str):  # "i8" has another meaning in NumPy
         try:
             made = numpy.dtype(what)
         except TypeError:
@@ -84,14 +83,14 @@ def _find(what: Any) -> Dtype:
         else:
             if made.isnative and made.name in _BY_WORD:
                 return _BY_WORD[made.name]
-            raise UnsupportedError(f"no dtype for NumPy's {made.name}"
-                                   + ("" if made.isnative else ", which is of the other byte order"))
-    raise InvalidError(f"no dtype is called {word!r}: there are {' '.join(DTYPES)}")
+            raise UnsupportedError(f"dtype {made.name} of NumPy is not supported"
+                                   + ("" if made.isnative else " in the other byte order"))
+    raise InvalidError(f"unknown dtype {word!r}; dtypes are {' '.join(DTYPES)}")
 
 
 def numpy_dtype(one: Dtype, raw: bool = False) -> Any:
-    """NumPy's dtype: its own, ml_dtypes' where it has none and that is installed, or with `raw` the
-    unsigned integer of the same bits."""
+    """Returns the dtype of NumPy, or of ml_dtypes if NumPy does not have it. With `raw`, returns the unsigned
+    integer of the same width instead."""
     import numpy
     if one.numpy is not None:
         return numpy.dtype(one.numpy)
@@ -101,14 +100,14 @@ def numpy_dtype(one: Dtype, raw: bool = False) -> Any:
         import ml_dtypes
         return numpy.dtype(getattr(ml_dtypes, one.torch))
     except (ImportError, AttributeError):
-        raise UnsupportedError(f'NumPy has no dtype for {one.name}: ask for another one (dtype="f32"), for '
-                               f'like="torch", or for the bits as integers with like="raw"') from None
+        raise UnsupportedError(f'NumPy has no dtype {one.name}: pass another dtype (dtype="f32"), like="torch", '
+                               f'or like="raw" for the bits as integers') from None
 
 
 def torch_dtype(one: Dtype) -> Any:
-    """torch's dtype."""
+    """Returns the dtype of torch."""
     import torch
     made = getattr(torch, one.torch, None)
     if made is None:
-        raise UnsupportedError(f"this torch has no {one.torch}")
+        raise UnsupportedError(f"this version of torch has no dtype {one.torch}")
     return made

@@ -1,12 +1,11 @@
-"""What can go wrong, by who can fix it. Each error carries the library's one line, with the values in it,
-and is also the builtin exception that fits."""
+"""Exceptions. Each has the message of the library, which is one line, and is also a builtin exception."""
 from __future__ import annotations
 
 from typing import Dict, Type
 
 
 class Error(Exception):
-    """An error of the library. `status` is its code as text: "EMISMATCH"."""
+    """An error of the library. `status` is its name, such as "EMISMATCH"."""
 
     status = ""
 
@@ -24,77 +23,77 @@ class Error(Exception):
 
 
 class InvalidError(Error, ValueError):
-    """An argument that makes no sense by itself."""
+    """An argument is invalid."""
 
     status = "EINVAL"
 
 
 class MismatchError(Error, ValueError):
-    """Two things that do not fit each other: shapes that differ, data that is missing."""
+    """Arguments do not match each other, or data is missing."""
 
     status = "EMISMATCH"
 
 
 class MissingError(MismatchError, KeyError):
-    """A tensor that is not there."""
+    """A tensor does not exist."""
 
 
 class LimitError(Error, OverflowError):
-    """More than fits."""
+    """A value exceeds a limit."""
 
     status = "ELIMIT"
 
 
 class ExistsError(Error, FileExistsError):
-    """An output that is already there."""
+    """An output already exists."""
 
     status = "EEXIST"
 
 
 class CancelledError(Error):
-    """A stop that was asked for."""
+    """The call was cancelled."""
 
     status = "ECANCELLED"
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """The machine has no memory left."""
+    """Memory could not be allocated."""
 
     status = "ENOMEM"
 
 
 class FileError(Error, OSError):
-    """A file could not be read or written."""
+    """A file cannot be read or written."""
 
     status = "EIO"
 
 
 class MissingFileError(FileError, FileNotFoundError):
-    """A file that does not exist."""
+    """A file does not exist."""
 
     status = "ENOENT"
 
 
 class FormatError(Error, ValueError):
-    """A file that breaks its format."""
+    """A file violates its format."""
 
     status = "EFORMAT"
 
 
 class UnsupportedError(Error, NotImplementedError):
-    """Well formed, but nothing here can do it."""
+    """The data is valid, but the library does not support it."""
 
     status = "EUNSUPPORTED"
 
 
 class PeerError(Error, ConnectionError):
-    """Another rank failed."""
+    """Another rank failed or terminated."""
 
     status = "EPEER"
 
 
 class TimedOutError(Error, TimeoutError):
-    """Another rank was late."""
+    """Another rank did not respond in time."""
 
     status = "ETIMEOUT"
 
@@ -106,14 +105,14 @@ _BY_STATUS: Dict[str, Type[Error]] = {
 
 
 def made(status: int, message: str) -> Error:
-    """The exception for a status of the library."""
+    """Returns the exception for a status of the library."""
     from . import _c
     name = _c.lib.rsd_status_name(status).decode()
     return _BY_STATUS.get(name, Error)(message, name)
 
 
 def number_of(error: BaseException) -> int:
-    """The status for an exception: what a callback that failed with it returns to C."""
+    """Returns the status for an exception, which a failed callback returns to C."""
     from . import _c
     if isinstance(error, Error) and error.status:
         return _c.header.constants[error.status]

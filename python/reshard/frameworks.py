@@ -1,9 +1,9 @@
-"""New arrays for results, in the framework that is asked for. None of them is imported before that.
+"""New arrays for results, of the requested framework. A framework is imported when it is needed.
 
     "numpy"         NumPy arrays; dtypes that NumPy does not have need ml_dtypes, or are refused
     "torch"         torch tensors on the CPU
     "raw"           NumPy arrays, dtypes that NumPy does not have as unsigned integers of the same bits
-    "memoryview"    memoryviews of bytearrays, without any package; complex numbers and the like as bits
+    "memoryview"    memoryviews of bytearrays, without any package; complex numbers and others as bits
 """
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LIKES = ("numpy", "torch", "raw", "memoryview")
 
 
 def check(like: str) -> str:
-    """The name of a framework; InvalidError if it is none."""
+    """Returns the name of a framework. InvalidError if it is unknown."""
     if like not in LIKES:
-        raise InvalidError(f"no arrays are like {like!r}: there are {' '.join(LIKES)}")
+        raise InvalidError(f"unknown kind of array {like!r}; kinds are {' '.join(LIKES)}")
     return like
 
 
 def like_of(arrays: Any) -> str:
-    """The framework of the first of some arrays."""
+    """Returns the framework of the first array."""
     if isinstance(arrays, Mapping):
         arrays = list(arrays.values())
     while isinstance(arrays, (list, tuple)):
@@ -40,7 +40,7 @@ def like_of(arrays: Any) -> str:
 
 
 def empty(shape: Sequence[int], dtype: Any, like: str) -> Any:
-    """A new dense array whose values are not set."""
+    """Returns a new dense array with unspecified values."""
     one = dtypes.dtype(dtype)
     if check(like) == "torch":
         import torch
@@ -52,7 +52,7 @@ def empty(shape: Sequence[int], dtype: Any, like: str) -> Any:
 
 
 def over(flat: memoryview, shape: Sequence[int], dtype: Any, like: str) -> Any:
-    """An array over memory that is there, as many bytes as it needs."""
+    """Returns an array over existing memory of the right size."""
     one = dtypes.dtype(dtype)
     if check(like) == "memoryview":
         return _cast(flat, shape, one)
@@ -68,17 +68,17 @@ def over(flat: memoryview, shape: Sequence[int], dtype: Any, like: str) -> Any:
 def _cast(flat: memoryview, shape: Sequence[int], one: dtypes.Dtype) -> memoryview:
     letter: Any = one.format
     extents = list(shape)
-    if len(letter) > 1:  # memoryviews have no complex numbers: a pair of halves is one more dim
+    if len(letter) > 1:  # memoryviews have no complex numbers, so they have one more dim of two halves
         letter, extents = letter[1:], extents + [2]
-    if 0 in extents or len(extents) == 1:  # with a 0 in it a shape cannot be cast to
+    if 0 in extents or len(extents) == 1:  # memoryview.cast refuses shapes that contain 0
         return flat.cast(letter)
     return flat.cast(letter, extents)
 
 
 def finished(array: Any, whole: Sequence[int], index: Tuple[slice, ...], shape: Sequence[int], dtype: Any,
              like: str) -> Any:
-    """array[index] as a dense array of a shape, for slices with steps of either sign. `whole` is the shape of
-    the array."""
+    """Returns array[index] as a dense array, for slices with positive or negative steps. `whole` is the shape of the
+    array."""
     stepped = any(one.step not in (None, 1) for one in index)
     if like == "memoryview":
         flat = _picked(array.cast("B"), whole, index, dtypes.dtype(dtype)) if stepped else array.cast("B")
@@ -95,7 +95,7 @@ def finished(array: Any, whole: Sequence[int], index: Tuple[slice, ...], shape: 
 
 
 def _picked(flat: memoryview, whole: Sequence[int], index: Tuple[slice, ...], one: dtypes.Dtype) -> memoryview:
-    """The bytes of array[index], row by row: memoryviews have steps in one dim only."""
+    """Returns the bytes of array[index], row by row, since memoryviews support steps in one dim only."""
     letter: Any = one.format[-1]
     parts = len(one.format)  # of an element: complex numbers are pairs
     taken = [range(extent)[cut] for extent, cut in zip(whole, index)]

@@ -1,10 +1,10 @@
-"""Layouts: where every element of a tensor lives.
+"""Layouts: which rank holds which elements of a tensor.
 
     Layout("f32[4096,4096] @ dp=2,tp=4 : S(0),S(1)")                      in the notation
     Layout.on("f32", (4096, 4096), Mesh("dp=2,tp=4"), [Shard(0), Shard(1)])
     Layout.from_boxes("f32", (16, 1), [Box(0, (0, 0), (4, 1)), ...])      explicit boxes
 
-Layouts never change, and threads may share them.
+Layouts are immutable. Any number of threads may use them.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .errors import InvalidError
 
 
 class Mesh(_c.Handle):
-    """A grid of ranks with one placement per axis: Mesh("dp=2,tp=4"), Mesh("2x2 ranks=4-7")."""
+    """An n-dimensional array of ranks with named axes: Mesh("dp=2,tp=4"), Mesh("2x2 ranks=4-7")."""
 
     _free = "rsd_mesh_free"
 
@@ -29,16 +29,16 @@ class Mesh(_c.Handle):
     @classmethod
     def of(cls, counts: Sequence[int], names: Optional[Sequence[Optional[str]]] = None,
            ranks: Optional[Sequence[int]] = None) -> "Mesh":
-        """`counts[a]` ranks along axis a, the last axis running fastest; `ranks` lists the rank at each
-        position, row-major, or is None for 0, 1, 2, ..."""
+        """Creates a mesh with `counts[a]` ranks along axis a. `ranks` lists the rank at each position, row-major:
+        the last axis changes fastest. None: 0, 1, 2, ..."""
         handle = Address()
         total = 1
         for count in counts:
             total *= count
         if ranks is not None and len(ranks) != total:
-            raise InvalidError(f"{len(ranks)} ranks for a mesh of {total}")
+            raise InvalidError(f"got {len(ranks)} ranks for a mesh of {total}")
         if names is not None and len(names) != len(counts):
-            raise InvalidError(f"{len(names)} names for a mesh of {len(counts)} axes")
+            raise InvalidError(f"got {len(names)} names for a mesh of {len(counts)} axes")
         words = None if names is None else (_c.Text * max(1, len(names)))(
             *[name.encode() if name is not None else None for name in names])
         _c.lib.rsd_mesh_new(len(counts), _c.ints(counts), words,
@@ -68,12 +68,12 @@ class Mesh(_c.Handle):
 
     @property
     def counts(self) -> Tuple[int, ...]:
-        """Ranks along each axis."""
+        """The number of ranks along each axis."""
         return tuple(_c.lib.rsd_mesh_count(self.handle, axis) for axis in range(self.naxes))
 
     @property
     def names(self) -> Tuple[Optional[str], ...]:
-        """The name of each axis, None if it has none."""
+        """The name of each axis, or None."""
         found = (_c.lib.rsd_mesh_name(self.handle, axis) for axis in range(self.naxes))
         return tuple(None if name is None else name.decode() for name in found)
 
@@ -82,22 +82,22 @@ class Mesh(_c.Handle):
         return _c.lib.rsd_mesh_nranks(self.handle)
 
     def coords(self, rank: int) -> Tuple[int, ...]:
-        """Where a rank is, one coordinate per axis."""
+        """Returns the coordinates of a rank, one per axis."""
         found = (Int64 * _c.MAX_AXES)()
         _c.lib.rsd_mesh_coords(self.handle, rank, found)
         return tuple(found[:self.naxes])
 
     def rank(self, *coords: int) -> int:
-        """The rank at coordinates, one per axis."""
+        """Returns the rank at coordinates, one per axis."""
         if len(coords) != self.naxes:
-            raise InvalidError(f"{len(coords)} coordinates for a mesh of {self.naxes} axes")
+            raise InvalidError(f"got {len(coords)} coordinates for a mesh of {self.naxes} axes")
         found = Int32()
         _c.lib.rsd_mesh_rank(self.handle, _c.ints(coords), C.byref(found))
         return found.value
 
 
 class Placement(NamedTuple):
-    """What one mesh axis does to the tensor. Shard, Replicate and the others below make them."""
+    """What one mesh axis does to a tensor. Created by Shard, Replicate and the functions below."""
 
     kind: int
     dim: int = 0
@@ -118,12 +118,12 @@ class Placement(NamedTuple):
 
 
 def Shard(dim: int) -> Placement:  # noqa: N802 (named as DTensor's)
-    """S(dim): ceil(n/m) each, as torch.chunk."""
+    """S(dim): chunks of ceil(n/m), as torch.chunk."""
     return Placement(_c.SHARD, dim)
 
 
 def Replicate() -> Placement:  # noqa: N802
-    """R: every rank holds everything."""
+    """R: every rank holds the whole."""
     return Placement(_c.REPLICATE)
 
 
@@ -132,16 +132,16 @@ def Partial(reduce: str = "sum") -> Placement:  # noqa: N802
     for number in range(_c.REDUCE_BXOR + 1):
         if _c.lib.rsd_reduce_name(number).decode() == reduce:
             return Placement(_c.PARTIAL, 0, number)
-    raise InvalidError(f"no reduction is called {reduce!r}")
+    raise InvalidError(f"unknown reduction {reduce!r}")
 
 
 def Balanced(dim: int) -> Placement:  # noqa: N802
-    """B(dim): lengths differ by at most one."""
+    """B(dim): lengths differ by at most 1."""
     return Placement(_c.BALANCED, dim)
 
 
 def Segmented(dim: int, segments: Sequence[int]) -> Placement:  # noqa: N802
-    """S(dim;4,2,2): dim is made of segments (fused QKV, gate-up), each sharded by itself."""
+    """S(dim;4,2,2): dim consists of segments (fused QKV, gate-up), each sharded separately."""
     return Placement(_c.SEGMENTED, dim, 0, tuple(segments))
 
 
@@ -151,12 +151,12 @@ def Strided(dim: int, factor: int) -> Placement:  # noqa: N802
 
 
 def Cyclic(dim: int, block: int) -> Placement:  # noqa: N802
-    """C(dim,block): blocks dealt out in turn, as ScaLAPACK."""
+    """C(dim,block): blocks assigned to the ranks in turn, as ScaLAPACK."""
     return Placement(_c.CYCLIC, dim, 0, (), block)
 
 
 class Box(NamedTuple):
-    """A block of elements that a rank holds: `lo[d] <= index[d] < lo[d] + len[d]`."""
+    """A box of elements of a rank: `lo[d] <= index[d] < lo[d] + len[d]`."""
 
     rank: int
     lo: Tuple[int, ...]
@@ -164,8 +164,8 @@ class Box(NamedTuple):
 
 
 class Array(NamedTuple):
-    """A piece of memory that a layout stands for. Arrays are numbered by ascending rank; `place` is the
-    position in placement order, `nbytes` are those of a dense array."""
+    """An array of a layout. Arrays are numbered by ascending rank. `place` is the position in placement order,
+    `nbytes` the size of a dense array."""
 
     number: int
     rank: int
@@ -174,8 +174,8 @@ class Array(NamedTuple):
     nbytes: int
 
 
-class Held(NamedTuple):
-    """A box that a rank holds, and where it begins in which array of the layout."""
+class LocalBox(NamedTuple):
+    """A box that a rank holds, its array, and where it begins in that array."""
 
     lo: Tuple[int, ...]
     len: Tuple[int, ...]
@@ -184,8 +184,8 @@ class Held(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Whether a layout covers its tensor: `cover` is "once", "evenly", "unevenly" or "misses", `copies` how
-    often, `box` one that is doubled or missing."""
+    """How a layout covers its tensor. `cover` is "once", "evenly", "unevenly" or "misses", `copies` the number of
+    copies, `box` a box with more copies than others, or a missing one."""
 
     cover: str
     copies: int
@@ -196,7 +196,7 @@ Placements = Union[str, Sequence[Placement]]
 
 
 class Layout(_c.Handle):
-    """A dtype, a global shape and, for each rank, the boxes it holds."""
+    """A dtype, a global shape and, for each rank, the boxes that it holds."""
 
     _free = "rsd_layout_free"
 
@@ -205,11 +205,12 @@ class Layout(_c.Handle):
         _c.lib.rsd_layout_parse(text.encode(), C.byref(handle))
         self._handle = handle.value
 
-    # -- making --
+    # -- creation --
 
     @classmethod
     def on(cls, dtype: Any, shape: Sequence[int], mesh: Union[str, Mesh], placements: Placements) -> "Layout":
-        """One placement per mesh axis, applied left to right; or their text, "S0,R" or "[tp.dp, -]"."""
+        """Creates a layout from one placement per mesh axis, applied left to right, or from text: "S0,R" or
+        "[tp.dp, -]"."""
         mesh = Mesh(mesh) if isinstance(mesh, str) else mesh
         handle, number = Address(), dtypes.dtype(dtype).number
         if isinstance(placements, str):
@@ -218,7 +219,7 @@ class Layout(_c.Handle):
             return cls._of(handle)
         placements = list(placements)
         if len(placements) != mesh.naxes:
-            raise InvalidError(f"{len(placements)} placements for a mesh of {mesh.naxes} axes ({mesh})")
+            raise InvalidError(f"got {len(placements)} placements for a mesh of {mesh.naxes} axes ({mesh})")
         block = _c.packed(_c.Placement, [
             _c.Placement(kind=one.kind, dim=one.dim, reduce=one.reduce, nsegments=len(one.segments),
                          segments=_c.ints(one.segments), factor=one.factor) for one in placements])
@@ -228,10 +229,10 @@ class Layout(_c.Handle):
     @classmethod
     def by_dim(cls, dtype: Any, shape: Sequence[int], mesh: Union[str, Mesh],
                axes: Sequence[Sequence[Union[int, str]]]) -> "Layout":
-        """Per tensor dim the mesh axes that cut it, first to last, as numbers or names, as JAX says it."""
+        """Creates a layout from the mesh axes that cut each dim, in order, as numbers or names, as in JAX."""
         mesh = Mesh(mesh) if isinstance(mesh, str) else mesh
         if len(axes) != len(shape):
-            raise InvalidError(f"axes for {len(axes)} dims, and the tensor has {len(shape)}")
+            raise InvalidError(f"got axes for {len(axes)} dims, but the tensor has {len(shape)}")
         names, flat = mesh.names, []
         for one in (axis for dim in axes for axis in dim):
             if isinstance(one, str) and one not in names:
@@ -246,12 +247,12 @@ class Layout(_c.Handle):
     @classmethod
     def from_boxes(cls, dtype: Any, shape: Sequence[int], boxes: Iterable[Union[Box, Tuple[Any, ...]]],
                    enumerable: bool = False) -> "Layout":
-        """Explicit boxes (rank, lo, len), one array each. They may overlap and leave holes, unless
-        `enumerable`, as torch's EnumerableShardingSpec."""
+        """Creates a layout of explicit boxes (rank, lo, len), with one array each. With `enumerable`, boxes must
+        cover the tensor without overlaps, as in torch's EnumerableShardingSpec."""
         made = [Box(*one) for one in boxes]
         for one in made:
             if len(one.lo) != len(shape) or len(one.len) != len(shape):
-                raise InvalidError(f"the box {tuple(one)} of a tensor of {len(shape)} dims")
+                raise InvalidError(f"box {tuple(one)} does not have the {len(shape)} dims of the tensor")
         handle = Address()
         make = _c.lib.rsd_layout_new_enumerable if enumerable else _c.lib.rsd_layout_new_boxes
         make(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), len(made),
@@ -261,7 +262,8 @@ class Layout(_c.Handle):
 
     @classmethod
     def from_chunks(cls, dtype: Any, shape: Sequence[int], dim: int, ranks: Sequence[int]) -> "Layout":
-        """As torch's ChunkShardingSpec: dim is cut into len(ranks) chunks, and chunk i goes to ranks[i]."""
+        """Creates the layout of torch's ChunkShardingSpec: cuts dim into len(ranks) chunks; chunk i belongs to
+        ranks[i]."""
         handle = Address()
         _c.lib.rsd_layout_new_chunks(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), dim, len(ranks),
                                      _c.ints(ranks, Int32), C.byref(handle))
@@ -269,15 +271,15 @@ class Layout(_c.Handle):
 
     @classmethod
     def whole(cls, dtype: Any, shape: Sequence[int], rank: int = 0) -> "Layout":
-        """The whole tensor on one rank."""
+        """Creates a layout of the whole tensor on one rank."""
         return cls.from_boxes(dtype, shape, [Box(rank, (0,) * len(shape), tuple(shape))])
 
     @classmethod
     def borrowed(cls, handle: Any) -> "Layout":
-        """A layout of its own for a handle that belongs to something else."""
+        """Returns a layout with a new reference to a handle that another object owns."""
         return cls._of(_c.lib.rsd_layout_share(handle))
 
-    # -- asking --
+    # -- queries --
 
     def __str__(self) -> str:
         text = Address()
@@ -307,17 +309,17 @@ class Layout(_c.Handle):
 
     @property
     def shape(self) -> Tuple[int, ...]:
-        """Of the whole tensor."""
+        """The shape of the whole tensor."""
         return tuple(_c.lib.rsd_layout_shape(self.handle)[:self.ndim])
 
     @property
     def world(self) -> int:
-        """The highest rank that is named, plus one."""
+        """The highest rank, plus 1."""
         return _c.lib.rsd_layout_world(self.handle)
 
     @property
     def nranks(self) -> int:
-        """How many ranks are named."""
+        """The number of different ranks."""
         return _c.lib.rsd_layout_nranks(self.handle)
 
     @property
@@ -328,7 +330,8 @@ class Layout(_c.Handle):
 
     @property
     def placements(self) -> Optional[Tuple[Placement, ...]]:
-        """One per mesh axis, or None for explicit boxes. `axes` has the order of several on one dim."""
+        """The placements, one per mesh axis, or None for explicit boxes. `axes` has the order of several axes on
+        one dim."""
         mesh = self.mesh
         if mesh is None:
             return None
@@ -340,7 +343,7 @@ class Layout(_c.Handle):
         return tuple(found)
 
     def axes(self, dim: int) -> Tuple[int, ...]:
-        """The mesh axes that cut a dim, first to last."""
+        """Returns the mesh axes that cut a dim, in order."""
         found = (Int32 * _c.MAX_AXES)()
         return tuple(found[:_c.lib.rsd_layout_axes(self.handle, dim, found)])
 
@@ -349,30 +352,30 @@ class Layout(_c.Handle):
         return _c.lib.rsd_layout_narrays(self.handle)
 
     def array(self, index: int) -> Array:
-        """One of the arrays that the layout stands for."""
+        """Returns the array with a number."""
         found = _c.Array()
         _c.lib.rsd_layout_array(self.handle, index, C.byref(found))
         return Array(index, found.rank, found.place, tuple(found.shape[:found.ndim]), found.nbytes)
 
     def arrays(self, rank: Optional[int] = None) -> List[Array]:
-        """The arrays of a rank, or all, in the order in which runs take them."""
+        """Returns the arrays of a rank, or of all ranks, in the order of the arguments of a run."""
         if rank is None:
             return [self.array(index) for index in range(self.narrays)]
         first, count = Int64(), Int64()
         _c.lib.rsd_layout_arrays_of(self.handle, rank, C.byref(first), C.byref(count))
         return [self.array(index) for index in range(first.value, first.value + count.value)]
 
-    def boxes(self, rank: int) -> List[Held]:
-        """All boxes of a rank, array by array. A strided, segmented or cyclic shard is several."""
+    def boxes(self, rank: int) -> List[LocalBox]:
+        """Returns all boxes of a rank, array by array. A strided, segmented or cyclic shard has several."""
         found, count, n = C.POINTER(_c.Shard)(), Int64(), self.ndim
         _c.lib.rsd_layout_boxes(self.handle, rank, C.byref(found), C.byref(count))
-        made = [Held(tuple(one.box.lo[:n]), tuple(one.box.len[:n]), one.array, tuple(one.at[:n]))
+        made = [LocalBox(tuple(one.box.lo[:n]), tuple(one.box.len[:n]), one.array, tuple(one.at[:n]))
                 for one in found[:count.value]]
         _c.lib.rsd_free(C.cast(found, Address))
         return made
 
     def ranks(self) -> Iterator[int]:
-        """The ranks that are named, ascending."""
+        """Returns all ranks, ascending."""
         last = None
         for index in range(self.narrays):
             rank = self.array(index).rank
@@ -381,24 +384,24 @@ class Layout(_c.Handle):
             last = rank
 
     def rank_at(self, position: int) -> int:
-        """The rank at a position in placement order."""
+        """Returns the rank at a position in placement order."""
         found = Int32()
         _c.lib.rsd_layout_rank_at(self.handle, position, C.byref(found))
         return found.value
 
     def position(self, rank: int) -> int:
-        """The first position of a rank in placement order."""
+        """Returns the first position of a rank in placement order."""
         found = Int64()
         _c.lib.rsd_layout_position(self.handle, rank, C.byref(found))
         return found.value
 
     @property
     def nplaces(self) -> int:
-        """Places in placement order: one per rank of a mesh, or one per explicit box."""
+        """The number of places: one per rank of a mesh, or one per explicit box."""
         return _c.lib.rsd_layout_nplaces(self.handle)
 
     def check(self) -> Check:
-        """Does the layout cover its tensor?"""
+        """Returns how the layout covers its tensor."""
         found, n = _c.Coverage(), self.ndim
         _c.lib.rsd_layout_coverage(self.handle, C.byref(found))
         word = {_c.COVERS_ONCE: "once", _c.COVERS_EVENLY: "evenly", _c.COVERS_UNEVENLY: "unevenly",
@@ -407,14 +410,14 @@ class Layout(_c.Handle):
         return Check(word, found.copies, box)
 
     def of_dtype(self, dtype: Any) -> "Layout":
-        """The same layout of another dtype."""
+        """Returns the same layout with another dtype."""
         made = dtypes.dtype(dtype)
         text = str(self)
         return Layout(made.name + text[text.index("["):])
 
 
 def problem(text: str) -> Tuple[Layout, Layout]:
-    """Both layouts of "f32[8,8] : 4:S0 -> 2x2:S0,S1"."""
+    """Returns both layouts of a problem, such as "f32[8,8] : 4:S0 -> 2x2:S0,S1"."""
     src, dst = Address(), Address()
     _c.lib.rsd_problem_parse(text.encode(), C.byref(src), C.byref(dst))
     return Layout._of(src), Layout._of(dst)

@@ -1,4 +1,4 @@
-"""What loading, saving, converting and proving share: tensors in memory, progress and reports."""
+"""Tensors in memory, progress and reports, for all calls on checkpoints."""
 from __future__ import annotations
 
 import ctypes as C
@@ -7,25 +7,28 @@ import threading
 from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 from . import _c, dtypes, memory
-from .carry import flat_strides, in_order, see_all
+from .carry import AnyPool, Pool, flat_strides, in_order, see_all
 from .layout import Layout
+from .transport import AnyTransport
 
 # Called with the bytes that are done and those there are. An exception in it stops the work and is raised.
 Progress = Callable[[int, int], Any]
 
+Size = Union[str, int, None]  # bytes: a number, or a text such as "256MB"
+
 
 class Report:
-    """What was done."""
+    """The report of a call."""
 
     ntensors: int  #: that were read or written
     nbytes_needed: int  #: of tensors, in what was read
     nbytes_read: int  #: for them
-    nbytes_decoded_again: int  #: of compressed items that had to be entered more than once
+    nbytes_decoded_again: int  #: of compressed items, decoded more than once
     nbytes_unchecked: int  #: read in part only, or stored without a CRC-32
     nbytes_written: int  #: to files
-    nfiles_written: int  #: those that a resumed run found complete not counted
+    nfiles_written: int  #: without those that a resumed run found complete
     nbytes_memory: int  #: most buffers at one time
-    nleft_out: int  #: tensors and values of the source that the target has not
+    nleft_out: int  #: tensors and values of the source that the target does not have
     seconds: float
     nbytes_shared: int  #: not written, but shared with the source
 
@@ -41,36 +44,48 @@ class Report:
 
 
 class Call:
-    """One call that tells how far it is: its callbacks, and what they raised.
+    """One call on checkpoints: its rsd_io, and exceptions of its callbacks.
 
-        call = Call(progress)
-        options = _c.LoadOptions(**call.options)
-        report = call(_c.lib.rsd_load, checkpoint, n, locals, options)
+        call = Call(progress, pool, max_nbytes, transport)
+        report = call(_c.lib.rsd_load, checkpoint, n, locals, C.byref(_c.LoadOptions(io=call.io)))
     """
 
-    def __init__(self, progress: Optional[Progress] = None) -> None:
+    def __init__(self, progress: Optional[Progress] = None, pool: AnyPool = None, max_nbytes: Size = 0,
+                 transport: Optional[AnyTransport] = None, timeout: float = 0.0) -> None:
         self.kept = _c.Kept()
-        self.options: Dict[str, Any] = {}
-        # The main thread is told even if nobody asked: between two bytecodes is where Ctrl-C is noticed.
+        self._pool, self._transport = Pool.of(pool), transport
+        io = _c.Io(pool=self._pool.handle, max_nbytes=size(max_nbytes), timeout=timeout)
+        if transport is not None:
+            io.transport = C.addressof(transport.table)
+        # The main thread is called also without `progress`, since Python handles Ctrl-C between two bytecodes.
         if progress is not None or threading.current_thread() is threading.main_thread():
-            def told(_: Any, about: Any) -> None:
+            def report_progress(_: Any, about: Any) -> None:
                 if progress is not None:
                     progress(about.contents.nbytes_done, about.contents.nbytes_total)
-            self.options["on_progress"] = self.kept.callback(_c.OnProgress, told)
+            io.on_progress = self.kept.callback(_c.OnProgress, report_progress)
+        self.io = C.pointer(io)
+
+    def run(self, function: Any, *args: Any) -> None:
+        """Makes a call. Raises the exception of a callback or the transport, else that of the status."""
+        with self.kept:
+            if self._transport is None:
+                function(*args)
+            else:
+                with self._transport.kept:
+                    function(*args)
 
     def __call__(self, function: Any, *args: Any) -> Report:
         report = _c.Report()
-        with self.kept:
-            function(*args, C.byref(report))
+        self.run(function, *args, C.byref(report))
         return Report(report)
 
 
 class Local:
-    """A tensor in memory: what one rank has of it, or every rank.
+    """A tensor in memory: the arrays of one rank, or of every rank.
 
-    `arrays` are those of `rank`, or of all ranks if it is None, in the order of `layout.arrays(rank)`: a
-    list, a dict of those of each rank, or just the array if there is one. `path` is where the tensor is in
-    a nested state dict that is saved. Lists of these are loaded and saved, several of one tensor too."""
+    `arrays` are those of `rank`, or of all ranks if it is None, in the order of `layout.arrays(rank)`: a list, a
+    dict from ranks to arrays, or a single array. `path` is the path of the tensor in a nested state dict. `load`
+    and `save` take lists of these, also several of one tensor."""
 
     def __init__(self, name: str, layout: Union[str, Layout], arrays: Any, rank: Optional[int] = None, *,
                  path: Optional[Sequence[Union[str, int]]] = None) -> None:
@@ -79,13 +94,13 @@ class Local:
 
     @classmethod
     def whole(cls, name: str, array: Any, *, path: Optional[Sequence[Union[str, int]]] = None) -> "Local":
-        """A whole tensor that is one array, of the array's dtype and shape."""
+        """Returns a whole tensor with the dtype and shape of one array."""
         seen = memory.see(array, name)
         return cls(name, Layout.whole(seen.dtype, seen.shape), [seen], 0, path=path)
 
     def struct(self, *, writable: bool, cast: bool = False) -> Any:
-        """The rsd_tensor, whose memory has been checked. What it points to lives as long as it does. With
-        `cast` the arrays may be of another dtype than the layout, all of one."""
+        """Returns the rsd_tensor, after its memory is checked, and keeps alive what it points to. With `cast` the
+        arrays may have another dtype than the layout, which is the same for all."""
         layout, wanted = self.layout, self.layout.arrays(self.rank)
         given = in_order(self.arrays, wanted, self.name)
         seen = see_all(given, wanted, layout.dtype, self.name, writable, cast)
@@ -103,8 +118,8 @@ class Local:
         return made
 
 
-def size(text: Union[str, int, None]) -> int:
-    """Bytes: a number, or a text such as "256MB", "5GB", "1GiB"; None is 0."""
+def size(text: Size) -> int:
+    """Returns bytes from a number, or a text such as "256MB", "5GB", "1GiB"; 0 for None."""
     if text is None or isinstance(text, int):
         return text or 0
     units = {"": 1, "B": 1}
@@ -115,4 +130,4 @@ def size(text: Union[str, int, None]) -> int:
     try:
         return int(float(number) * units[unit])
     except (ValueError, KeyError):
-        raise ValueError(f"{text!r} is no number of bytes: 256MB, 5GB, 1GiB") from None
+        raise ValueError(f"{text!r} is not a number of bytes, such as 256MB, 5GB or 1GiB") from None

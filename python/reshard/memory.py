@@ -1,12 +1,11 @@
-"""Memory of others, seen without copies: NumPy arrays, torch tensors, and whatever speaks DLPack or the
-buffer protocol.
+"""The memory of NumPy arrays, torch tensors, and objects with DLPack or the buffer protocol, without copies.
 
-    seen = memory.see(array, writable=True)
-    seen.address, seen.dtype, seen.shape, seen.strides          strides in elements
+    view = memory.see(array, writable=True)
+    view.address, view.dtype, view.shape, view.strides          strides in elements
 
-A view keeps its object alive. Raw bytes (bytes, bytearray, mmap: one dim of "B") stand for a dense array of
-any dtype and shape of as many bytes, and unsigned integers for a dtype of the same width that NumPy does
-not have.
+A view keeps its object alive. Raw bytes (bytes, bytearray, mmap: one dim of "B") stand for a dense array of any dtype
+and shape with the same number of bytes. Unsigned integers stand for a dtype of the same width that NumPy does not
+have.
 """
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from .errors import InvalidError, MismatchError, UnsupportedError
 
 
 class Memory:
-    """Where an object's elements are. `raw` is true of plain bytes, without a dtype of their own."""
+    """The memory of an object. `raw` is true for plain bytes, which have no dtype."""
 
     __slots__ = ("address", "dtype", "shape", "strides", "writable", "raw", "nbytes", "kept")
 
@@ -35,33 +34,33 @@ class Memory:
 
     @property
     def dense(self) -> bool:
-        """Whether the elements lie one after the other, the last dim running fastest."""
+        """Whether the elements are contiguous in row-major order."""
         return self.nbytes == 0 or all(
             extent == 1 or mine == right
             for extent, mine, right in zip(self.shape, self.strides, dense_strides(self.shape)))
 
     def fits(self, dtype: Dtype, shape: Sequence[int], what: str, cast: bool = False) -> "Memory":
-        """The same memory as an array of a dtype and shape; MismatchError if it is none. With `cast`
-        another dtype is fine."""
+        """Returns the same memory as an array of a dtype and shape. MismatchError if they differ. With `cast`,
+        another dtype is accepted."""
         shape = tuple(shape)
         if self.raw:
             nbytes = dtype.nbytes
             for extent in shape:
                 nbytes *= extent
             if self.nbytes != nbytes:
-                raise MismatchError(f"{what}: {self.nbytes} bytes, {dtype.name}{list(shape)} has {nbytes}")
+                raise MismatchError(f"{what} has {self.nbytes} bytes; {dtype.name}{list(shape)} has {nbytes}")
             return Memory(self.address, dtype, shape, None, self.writable, self.kept)
         if self.shape != shape:
-            raise MismatchError(f"{what}: shape {list(self.shape)}, expected {list(shape)}")
+            raise MismatchError(f"{what} has shape {list(self.shape)}; expected {list(shape)}")
         if self.dtype is dtype or cast:
             return self
         if dtype.numpy is None and self.dtype.name == f"u{8 * dtype.nbytes}":
             return Memory(self.address, dtype, shape, self.strides, self.writable, self.kept)
-        raise MismatchError(f"{what}: dtype {self.dtype.name}, expected {dtype.name}")
+        raise MismatchError(f"{what} has dtype {self.dtype.name}; expected {dtype.name}")
 
 
 def dense_strides(shape: Sequence[int]) -> Tuple[int, ...]:
-    """In elements, of an array whose last dim runs fastest."""
+    """Returns the strides of a dense row-major array, in elements."""
     strides, step = [0] * len(shape), 1
     for dim in reversed(range(len(shape))):
         strides[dim] = step
@@ -70,37 +69,37 @@ def dense_strides(shape: Sequence[int]) -> Tuple[int, ...]:
 
 
 def see(what: Any, name: str, writable: bool = False) -> Memory:
-    """The memory of an object, which errors call `name`. It is refused if it cannot be written and is to
-    be, is not in this process's memory, or has strides that the library does not take."""
+    """Returns the memory of an object. Errors call the object `name`. InvalidError: it is read-only but must be
+    writable, is not in memory of the CPU, or has strides that the library does not support."""
     torch = sys.modules.get("torch")
     if isinstance(what, Memory):
-        seen = what
+        view = what
     elif torch is not None and isinstance(what, torch.Tensor):
-        seen = _see_torch(what, name, torch)
+        view = _see_torch(what, name, torch)
     elif hasattr(what, "__array_interface__"):
-        seen = _see_numpy(what, name)
+        view = _see_numpy(what, name)
     elif hasattr(what, "__dlpack__"):
-        seen = _see_dlpack(what, name)
+        view = _see_dlpack(what, name)
     else:
-        seen = _see_buffer(what, name)
-    if writable and not seen.writable:
+        view = _see_buffer(what, name)
+    if writable and not view.writable:
         raise InvalidError(f"{name}: the {type(what).__name__} is read-only")
-    if seen.nbytes and any(stride < 0 for stride, extent in zip(seen.strides, seen.shape) if extent > 1):
-        raise InvalidError(f"{name}: strides {list(seen.strides)}: they may not be negative, take a copy")
-    return seen
+    if view.nbytes and any(stride < 0 for stride, extent in zip(view.strides, view.shape) if extent > 1):
+        raise InvalidError(f"{name} has negative strides {list(view.strides)}; pass a copy")
+    return view
 
 
 def _see_torch(tensor: Any, name: str, torch: Any) -> Memory:
     if hasattr(tensor, "_local_tensor") or hasattr(tensor, "local_shards"):
-        raise InvalidError(f"{name}: a {type(tensor).__name__} is a part of a tensor: take its local tensor")
+        raise InvalidError(f"{name} is a {type(tensor).__name__}; pass its local tensor")
     if tensor.device.type != "cpu":
-        raise UnsupportedError(f"{name}: the tensor is on {tensor.device}, only memory of the CPU can be "
-                               "used: take tensor.cpu()")
+        raise UnsupportedError(f"{name} is on {tensor.device}; only memory of the CPU is supported, such as "
+                               "tensor.cpu()")
     if tensor.layout != torch.strided or tensor.is_quantized:
-        raise UnsupportedError(f"{name}: a tensor of layout {tensor.layout}, only strided ones can be used")
+        raise UnsupportedError(f"{name} has the layout {tensor.layout}; only strided tensors are supported")
     if tensor.is_conj() or tensor.is_neg():
-        raise UnsupportedError(f"{name}: a lazily conjugated or negated tensor: take resolve_conj() or "
-                               "resolve_neg()")
+        raise UnsupportedError(f"{name} is lazily conjugated or negated; pass resolve_conj() or resolve_neg() "
+                               "of it")
     found = dtypes.dtype(tensor.dtype)
     return Memory(tensor.data_ptr(), found, tensor.shape, tensor.stride(), True, tensor)
 
@@ -123,8 +122,8 @@ def _in_elements(strides: Sequence[int], shape: Sequence[int], nbytes: int, name
     made = []
     for stride, extent in zip(strides, shape):
         if stride % nbytes and extent > 1:
-            raise UnsupportedError(f"{name}: strides of {list(strides)} bytes, elements are {nbytes} bytes: "
-                                   "take a copy")
+            raise UnsupportedError(f"{name} has strides of {list(strides)} bytes, which are not multiples of its "
+                                   f"{nbytes} bytes per element; pass a copy")
         made.append(stride // nbytes if extent > 1 else 1)
     return made
 
@@ -156,13 +155,13 @@ _capsule_is.restype, _capsule_is.argtypes = C.c_int, [C.py_object, C.c_char_p]
 def _see_dlpack(what: Any, name: str) -> Memory:
     device = what.__dlpack_device__()
     if int(device[0]) != _DL_CPU:
-        raise UnsupportedError(f"{name}: the memory is of DLPack device {tuple(map(int, device))}, only that "
-                               "of the CPU can be used")
+        raise UnsupportedError(f"{name} is on the DLPack device {tuple(map(int, device))}; only memory of the CPU "
+                               "is supported")
     try:
         capsule = what.__dlpack__(max_version=(1, 0))
-    except TypeError:  # it is older than that argument
+    except TypeError:  # an older version without this argument
         capsule = what.__dlpack__()
-    # Nobody takes the capsule over, so it frees what it holds when it goes.
+    # The capsule keeps its ownership, and frees the memory when it is deleted.
     writable = True
     if _capsule_is(capsule, b"dltensor_versioned"):
         versioned = _DLVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
@@ -172,8 +171,8 @@ def _see_dlpack(what: Any, name: str) -> Memory:
     word = _DL_CODES.get(about.code, "?")
     word += str(about.bits) if word in ("i", "u", "f", "bf", "c") else ""
     if word not in dtypes.DTYPES or about.lanes != 1:
-        raise UnsupportedError(f"{name}: no dtype for DLPack's code {about.code}, {about.bits} bits, "
-                               f"{about.lanes} lanes")
+        raise UnsupportedError(f"{name}: DLPack type code {about.code} with {about.bits} bits and {about.lanes} lanes "
+                               "is not supported")
     strides = about.strides[:about.ndim] if about.strides else None
     return Memory((about.data or 0) + about.byte_offset, dtypes.DTYPES[word], about.shape[:about.ndim],
                   strides, writable, (what, capsule))
@@ -208,18 +207,18 @@ def _see_buffer(what: Any, name: str) -> Memory:
     try:
         _get_buffer(what, C.byref(buffer), _FULL_READ_ONLY)
     except (TypeError, BufferError) as error:
-        raise TypeError(f"{name}: a {type(what).__name__} has no memory that could be used: "
+        raise TypeError(f"{name}: a {type(what).__name__} is not an array: "
                         f"{error}") from None
     letters = (buffer.format or b"B").decode()
     if letters[0] in "@=" or (letters[0] == "<" and sys.byteorder == "little"):
         letters = letters[1:]
     if letters not in _LETTERS or buffer.suboffsets:
-        raise UnsupportedError(f"{name}: no dtype for the buffer format {letters!r}")
+        raise UnsupportedError(f"{name}: buffer format {letters!r} is not supported")
     found = dtypes.DTYPES[_LETTERS[letters]]
     shape = buffer.shape[:buffer.ndim]
     strides = None
     if buffer.strides:
         strides = _in_elements(buffer.strides[:buffer.ndim], shape, found.nbytes, name)
-    seen = Memory(buffer.buf, found, shape, strides, not buffer.readonly, (what, buffer))
-    seen.raw = letters in "Bc" and len(shape) == 1 and seen.dense
-    return seen
+    view = Memory(buffer.buf, found, shape, strides, not buffer.readonly, (what, buffer))
+    view.raw = letters in "Bc" and len(shape) == 1 and view.dense
+    return view

@@ -24,16 +24,16 @@ _functions: Optional[_c.Functions] = None
 
 
 def _load() -> _c.Functions:
-    """The library, loaded when it is first needed: MPI itself is loaded by then."""
+    """Returns the library, which is loaded when it is first needed, after MPI."""
     global _functions
     if _functions is None:
         text = _c.read(os.path.join(os.path.dirname(_c.header_paths[0]), "reshard_mpi.h"))
-        # Functions that take an MPI_Comm are for C: its type is not known here.
+        # Functions that take an MPI_Comm cannot be called from Python.
         _c.header.add(re.sub(r"^\w+ rsd_\w+\([^;]*MPI_Comm[^;]*\);", "", text, flags=re.M))
         try:
             path = _c.shared_object("libreshard_mpi", "RESHARD_MPI_LIB")
         except ImportError:
-            path = "libreshard_mpi.so.0"
+            path = "libreshard_mpi.so.1"
         try:
             _functions = _c.Functions(path, _c.header)
         except OSError as error:
@@ -43,8 +43,8 @@ def _load() -> _c.Functions:
 
 
 class MPITransport(AnyTransport):
-    """A communicator of MPI as a transport. A rank of a layout is a rank of the communicator. It must not be used by two
-    threads at the same time."""
+    """A communicator of MPI as a transport. A rank of a layout is a rank of the communicator. It must not be used by
+    two threads at the same time."""
 
     def __init__(self, comm: Any) -> None:
         self._mpi = _load()
@@ -59,7 +59,7 @@ class MPITransport(AnyTransport):
 
 
 def transport(comm: Any) -> MPITransport:
-    """Collective. A communicator of mpi4py as a transport, for every call that takes one."""
+    """Collective. Returns a communicator of mpi4py as a transport."""
     if not hasattr(comm, "py2f"):
         raise TypeError(f"a {type(comm).__name__} is not a communicator of mpi4py")
     return MPITransport(comm)

@@ -1,10 +1,10 @@
-"""Plans: who gives which box to whom so that one layout becomes another.
+"""Plans: which rank sends which box to which rank, so that one layout becomes another.
 
     plan = Plan("f32[4096,4096] : 4:S0 -> 2x2:S0,S1")
     print(plan.explain())
     dst = plan.run(src)                  the arrays of all ranks, in this process
 
-Plans never change, and threads may share them.
+Plans are immutable. Any number of threads may use them.
 """
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .layout import Layout, problem
 
 
 class Piece(NamedTuple):
-    """One piece of a plan: the box `lo`, `len` of the global tensor goes from a rank's array to another's.
-    With `from_destination` it is given from the giver's destination array, which an earlier stage filled; with
-    `reduce` it is one of the partial values that are combined into this box."""
+    """One piece of a plan: the box `lo`, `len` of the global tensor, from an array of one rank to an array of
+    another. With `from_destination` it is sent from the destination array of the sender, filled in an earlier
+    stage. With `reduce` it is one of the partial values that are combined into the box."""
 
     from_rank: int
     to_rank: int
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How partial values become one: `nterms` of them combined by `reduce`, the result divided."""
+    """How partial values are combined: `nterms` values by `reduce`, and the result divided by `divisor`."""
 
     reduce: str
     nterms: int
@@ -47,8 +47,8 @@ class Reduction(NamedTuple):
 class Plan(_c.Handle):
     """A plan from one layout to another: Plan(src, dst), or Plan("f32[8] : 2:S0 -> 4:S0").
 
-    `nodes` lists the host of each rank, by any numbers: a replicated destination then crosses each host
-    boundary once and fans out inside."""
+    `nodes` lists a number for the host of each rank. A replicated destination then crosses each host boundary once,
+    and is copied inside of the host."""
 
     _free = "rsd_plan_free"
 
@@ -67,12 +67,12 @@ class Plan(_c.Handle):
 
     @property
     def src(self) -> Layout:
-        """The layout it starts from."""
+        """The source layout."""
         return Layout.borrowed(_c.lib.rsd_plan_src(self.handle))
 
     @property
     def dst(self) -> Layout:
-        """The layout it arrives at."""
+        """The destination layout."""
         return Layout.borrowed(_c.lib.rsd_plan_dst(self.handle))
 
     def __str__(self) -> str:
@@ -92,19 +92,19 @@ class Plan(_c.Handle):
 
     @property
     def digest(self) -> str:
-        """32 hex digits: the same for the same layouts, options and planner, everywhere."""
+        """32 hexadecimal digits, which depend on layouts, options and the planner only."""
         text = C.create_string_buffer(_c.DIGEST_NCHARS)
         _c.lib.rsd_plan_digest(self.handle, text)
         return text.value.decode()
 
     def inverse(self) -> "Plan":
-        """The plan that brings everything back."""
+        """Returns the plan from the destination to the source."""
         handle = Address()
         _c.lib.rsd_plan_inverse(self.handle, C.byref(handle))
         return Plan._of(handle)
 
     def backward(self, gradient: Union[str, Layout]) -> "Plan":
-        """The backward of a redistribution: from the gradient's layout to the layout of the source, in which
+        """Returns the plan of the backward pass: from the layout of the gradient to that of the source, where
         Partial becomes Replicate."""
         gradient = Layout(gradient) if isinstance(gradient, str) else gradient
         handle = Address()
@@ -113,13 +113,13 @@ class Plan(_c.Handle):
 
     @property
     def reduction(self) -> Reduction:
-        """How partial values become one; nterms is 1 if nothing is reduced."""
+        """How partial values are combined. nterms is 1 if nothing is reduced."""
         reduce, nterms, divisor = C.c_int(), Int64(), Int64()
         _c.lib.rsd_plan_reduction(self.handle, C.byref(reduce), C.byref(nterms), C.byref(divisor))
         return Reduction(_c.lib.rsd_reduce_name(reduce.value).decode(), nterms.value, divisor.value)
 
     def nbytes(self, from_rank: int, to_rank: int) -> int:
-        """Bytes that a rank gives to another; to itself: what it keeps."""
+        """Returns the bytes that a rank sends to another, or keeps if both are the same."""
         found = Int64()
         _c.lib.rsd_plan_nbytes(self.handle, from_rank, to_rank, C.byref(found))
         return found.value
@@ -132,13 +132,15 @@ class Plan(_c.Handle):
         return found.as_dict()
 
     def rank_totals(self, rank: int) -> Dict[str, int]:
-        """One rank's part: npieces_, nmessages_ and nbytes_ _received, _sent and _kept; nbytes_src, _dst."""
+        """Returns the totals of one rank: npieces_, nmessages_ and nbytes_ _received, _sent and _kept; nbytes_src,
+        _dst."""
         found = _c.RankTotals()
         _c.lib.rsd_plan_rank_totals(self.handle, rank, C.byref(found))
         return found.as_dict()
 
     def pieces(self, rank: Optional[int] = None, *, sends: bool = False) -> Iterator[Piece]:
-        """The pieces that a rank gets (or with `sends` gives), stage by stage; or those of every rank."""
+        """Iterates over the pieces that a rank receives, or with `sends` sends, by stage; or over those of every
+        rank."""
         cursor, found, n = Address(), C.POINTER(_c.Piece)(), self.src.ndim
         _c.lib.rsd_plan_walk(self.handle, _c.EVERY_RANK if rank is None else rank,
                              _c.SENDS if sends else _c.RECEIVES, C.byref(cursor))
@@ -155,11 +157,11 @@ class Plan(_c.Handle):
             _c.lib.rsd_cursor_free(cursor)
 
     def explain(self, *, pairs: bool = False, ranks: bool = False) -> str:
-        """What the plan does, how much moves and how close that is to the least possible, as text."""
+        """Describes the plan as text: what moves, and the lower bound."""
         return self._explain(0, pairs, ranks)
 
     def as_dict(self, *, pairs: bool = False, ranks: bool = False) -> Dict[str, Any]:
-        """The same as a dict; docs/json.md lists its keys."""
+        """Returns the same as a dict. docs/json.md lists its keys."""
         found: Dict[str, Any] = json.loads(self._explain(_c.EXPLAIN_JSON, pairs, ranks))
         return found
 
@@ -170,6 +172,6 @@ class Plan(_c.Handle):
         return _c.taken(text) or ""
 
     def run(self, src: Any, dst: Any = None, **options: Any) -> Any:
-        """Moves the arrays of all ranks, which are all in this process; see `reshard.reshard`."""
+        """Moves the arrays of all ranks, which are in this process; see `reshard.reshard`."""
         from .carry import run
         return run(self, src, dst, **options)

@@ -1,7 +1,7 @@
 """Rules: how a conversion selects, renames, casts and shards the tensors of a checkpoint.
 
-They are the rules of the library and of the command (docs/rules.md). Expressions are Python's, and functions
-may decide in their place.
+They are the rules of the library and of the command (docs/rules.md), with regular expressions of Python. Functions may
+replace rules.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Cast = Union[str, Mapping[str, Any], Callable[[LazyTensor], Any]]
 
 
 class Rules(_c.Handle):
-    """Rules for one checkpoint. `kept` has what their functions raised while the library used them."""
+    """Rules for one checkpoint. `kept` has exceptions of their functions."""
 
     _free = "rsd_rules_free"
 
@@ -33,7 +33,7 @@ class Rules(_c.Handle):
             raise InvalidError("place, preset and default need a mesh, such as mesh='dp=2,tp=4'")
         self.checkpoint, self.kept, self._rename = checkpoint, _c.Kept(), rename
         self._mesh: Any = Mesh(str(mesh)) if isinstance(mesh, (str, int)) else mesh
-        # What is a function is called by _decide; everything else is a rule of the library.
+        # Functions are called by _decide; everything else is a rule of the library.
         self._only, self._exclude, self._place, self._cast = functions = [
             one if callable(one) and not isinstance(one, type) else None for one in (only, exclude, place, cast)]
         self._decided: Dict[str, Tuple[bool, bytes, Optional[int], Optional[Layout]]] = {}
@@ -63,7 +63,7 @@ class Rules(_c.Handle):
         _c.lib.rsd_rules_add(self.handle, kind, text.encode())
 
     def check(self) -> None:
-        """Raises all problems that the rules have with the checkpoint."""
+        """Raises an error with all problems of the rules for this checkpoint."""
         problems: List[str] = []
         told = self.kept.callback(_c.OnRuleMessage, lambda _, is_problem, text:
                                   problems.append(text.decode(errors="replace")) if is_problem else None)
@@ -74,7 +74,7 @@ class Rules(_c.Handle):
 
     def _decide(self, _: Any, tensor: Any, target: Any) -> Optional[int]:
         name, made = tensor.contents.name.decode(), target.contents
-        if name not in self._decided:  # the library asks twice: for the check and for the conversion
+        if name not in self._decided:  # the library maps each tensor twice: for the check and for the conversion
             try:
                 self._decided[name] = self._ask(self.checkpoint[name], tensor, made.name.decode())
             except ValueError as error:
@@ -83,12 +83,12 @@ class Rules(_c.Handle):
         if dtype is not None:
             made.dtype = dtype
         if layout is not None:
-            made.layout = _c.lib.rsd_layout_share(layout.handle)  # which is taken over
+            made.layout = _c.lib.rsd_layout_share(layout.handle)  # which takes ownership
         return None
 
     def _ask(self, tensor: LazyTensor, about: Any, name: str) -> Tuple[bool, bytes, Optional[int], Optional[Layout]]:
-        """What the functions say about a tensor: whether to keep it, its name (until now `name`), dtype and
-        layout. What is None is left to the rules."""
+        """Calls the functions for a tensor. Returns whether to keep it, its new name (so far `name`), dtype and
+        layout; None: the rules decide."""
         if (self._only and not self._only(tensor)) or (self._exclude and self._exclude(tensor)):
             return False, b"", None, None
         name = self._rename(name) if callable(self._rename) else name
@@ -108,7 +108,7 @@ def _match(_: Any, expression: bytes, whole: int, name: bytes, matches: Any) -> 
 
 
 def _pairs(given: Any, pattern: str = "") -> Any:
-    """The patterns and values of a dict; one value belongs to `pattern`, and None to nothing."""
+    """Returns the patterns and values of a dict. A single value has the pattern `pattern`; None has none."""
     return given.items() if isinstance(given, Mapping) else [] if given is None else [(pattern, given)]
 
 

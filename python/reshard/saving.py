@@ -1,9 +1,8 @@
 """Saving: state dicts as PyTorch's distributed checkpoints, by one process or by every rank.
 
     save("step-2000", {"model": {"w": w}, "step": 2000})                       whole tensors
-    save("step-2000", {"w": parts}, layouts={"w": "f32[8,8] @ 4:S0"})          all ranks' arrays
-    save("step-2000", {"w": mine}, layouts={...}, rank=r, nranks=4)            every rank's process calls it,
-    publish("step-2000", 4)                                                    and then one of them this
+    save("step-2000", {"w": parts}, layouts={"w": "f32[8,8] @ 4:S0"})          the arrays of all ranks
+    save("step-2000", {"w": mine}, layouts={...}, transport=transport)         every rank passes its own arrays
 """
 from __future__ import annotations
 
@@ -15,19 +14,20 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _c, local, memory, states
 from ._c import Address
-from .carry import AnyPool, Pool
+from .carry import AnyPool
 from .errors import InvalidError, MissingError
 from .layout import Layout
 from .local import Local, Progress, Report
 from .storage import Storage, handle_for
+from .transport import AnyTransport
 
 Layouts = Mapping[str, Union[str, Layout]]
 Pathlike = Union[str, "os.PathLike[str]"]
-_HIGHEST = 19  # level of zstd that the library takes
+_HIGHEST = 19  # highest level of zstd
 
 
 def compress_level(compress: Union[str, int, bool, None]) -> int:
-    """0, or the level of zstd, 1 to 19: None, False and 0; 3, "zstd", "zstd:3"."""
+    """Returns the level of zstd, 1 to 19, for 3, "zstd" or "zstd:3"; 0 for None, False and 0."""
     if compress is None or isinstance(compress, bool):
         return 3 if compress else 0
     if isinstance(compress, str):
@@ -38,17 +38,18 @@ def compress_level(compress: Union[str, int, bool, None]) -> int:
         if level == 0:
             return 0
     if not 1 <= level <= _HIGHEST:
-        raise InvalidError(f"compress={compress!r}: there is zstd, and zstd:1 to zstd:{_HIGHEST}")
+        raise InvalidError(f"compress={compress!r} must be zstd, or zstd:1 to zstd:{_HIGHEST}")
     return level
 
 
-def _sorted(state: Any, layouts: Optional[Layouts], rank: Optional[int],
-            nranks: int) -> Tuple[List[Local], List[Tuple[Any, ...]]]:
-    """The tensors of a state dict, and its values as (name, value, path)."""
+def _sorted(state: Any, layouts: Optional[Layouts],
+            transport: Optional[AnyTransport]) -> Tuple[List[Local], List[Tuple[Any, ...]]]:
+    """Returns the tensors of a state dict, and its values as (name, value, path)."""
+    rank = None if transport is None else transport.rank
     leaves = states.flatten(state, layouts or {})
     for name in layouts or {}:
         if name not in leaves:
-            raise MissingError(f"a layout for {name}, which is not in the state")
+            raise MissingError(f"layouts has {name}, which is not in the state")
     tensors: List[Local] = []
     values: List[Tuple[Any, ...]] = []
     for name, leaf in leaves.items():
@@ -57,13 +58,11 @@ def _sorted(state: Any, layouts: Optional[Layouts], rank: Optional[int],
             tensors.append(Local(name, layouts[name], leaf.what, rank, path=path))
         elif not states.is_tensor(leaf.what):
             values.append((name, leaf.what, path))
-        elif rank is None:
+        elif transport is None:
             tensors.append(Local.whole(name, leaf.what, path=path))
-        elif not nranks:
-            raise InvalidError(f"{name} has no layout: nranks says how many ranks save it together")
-        else:  # every rank has all of it
+        else:  # every rank has the whole tensor
             seen = memory.see(leaf.what, name)
-            everywhere = Layout.on(seen.dtype, seen.shape, str(nranks), "R")
+            everywhere = Layout.on(seen.dtype, seen.shape, str(transport.nranks), "R")
             tensors.append(Local(name, everywhere, [seen], rank, path=path))
     return tensors, values
 
@@ -74,19 +73,19 @@ def _value(name: str, value: Any, path: Optional[Sequence[Union[str, int]]] = No
 
 
 class _Request:
-    """The arguments of a save, and what they point to."""
+    """The arguments of a save, and the objects that they point to."""
 
-    def __init__(self, path: Pathlike, state: Any, layouts: Optional[Layouts], rank: Optional[int],
-                 nranks: int, overwrite: bool, compress: Union[str, int, bool, None], to_lowest_rank: bool,
-                 pool: AnyPool, max_nbytes: Union[str, int], progress: Optional[Progress],
-                 values: Sequence[Tuple[Any, ...]], storage: Optional[Storage], torch_places: bool) -> None:
-        if rank is not None and (rank < 0 or 0 < nranks <= rank):
-            raise InvalidError(f"rank {rank} of {nranks}")
-        self.call, self.pool = local.Call(progress), Pool.of(pool)
+    def __init__(self, path: Pathlike, state: Any, layouts: Optional[Layouts], nranks: int, overwrite: bool,
+                 compress: Union[str, int, bool, None], to_lowest_rank: bool, pool: AnyPool,
+                 max_nbytes: Union[str, int], progress: Optional[Progress], values: Sequence[Tuple[Any, ...]],
+                 transport: Optional[AnyTransport], timeout: float, storage: Optional[Storage],
+                 torch_places: bool) -> None:
+        self.call, self.storage = local.Call(progress, pool, max_nbytes, transport, timeout), storage
+        self.call.io.contents.storage = handle_for(os.fspath(path), storage)
         if isinstance(state, MappingBase):
-            tensors, found = _sorted(state, layouts, rank, nranks)
+            tensors, found = _sorted(state, layouts, transport)
         elif layouts is not None:
-            raise InvalidError("layouts are for a state dict")
+            raise InvalidError("layouts require a state dict")
         else:
             tensors, found = list(state), []
         for name in [one.name for one in tensors] + [str(one[0]) for one in (*found, *values)]:
@@ -94,60 +93,55 @@ class _Request:
         locals_ = [one.struct(writable=False) for one in tensors]
         pairs = [_value(*one) for one in [*found, *values]]
         self.options = _c.SaveOptions(
-            pool=self.pool.handle, nranks=nranks, max_nbytes=local.size(max_nbytes), overwrite=overwrite,
-            to_lowest_rank=to_lowest_rank, compress=compress_level(compress), one_rank=rank is not None,
-            rank=rank or 0, nvalues=len(pairs), values=_c.packed(_c.Value, pairs),
-            storage=handle_for(os.fspath(path), storage), torch_places=torch_places, **self.call.options)
-        self.storage = storage
+            nranks=nranks, overwrite=overwrite, to_lowest_rank=to_lowest_rank, compress=compress_level(compress),
+            nvalues=len(pairs), values=_c.packed(_c.Value, pairs), torch_places=torch_places, io=self.call.io)
         self.args: Tuple[Any, ...] = (_c.path_bytes(path), len(locals_), _c.packed(_c.Tensor, locals_),
                                       C.byref(self.options))
 
 
-def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, rank: Optional[int] = None,
-         nranks: int = 0, overwrite: bool = False, compress: Union[str, int, bool, None] = None,
-         to_lowest_rank: bool = False, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-         progress: Optional[Progress] = None, values: Sequence[Tuple[Any, ...]] = (),
-         storage: Optional[Storage] = None, torch_places: bool = False) -> Report:
-    """Saves a state dict, nested or with dotted names, or a list of `Local`, as torch saves it: a folder with
+def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nranks: int = 0,
+         overwrite: bool = False, compress: Union[str, int, bool, None] = None, to_lowest_rank: bool = False,
+         pool: AnyPool = None, max_nbytes: Union[str, int] = 0, progress: Optional[Progress] = None,
+         values: Sequence[Tuple[Any, ...]] = (), transport: Optional[AnyTransport] = None,
+         timeout: float = 0.0, storage: Optional[Storage] = None, torch_places: bool = False) -> Report:
+    """Saves a state dict, nested or with dotted names, or a list of `Local`, as torch saves it: a directory with
     .metadata and __R_0.distcp for each rank R.
 
-    A tensor is whole, on rank 0, unless `layouts` has its name: then there is the list of all its arrays in
-    that layout. What is no tensor has to be plain: None, booleans, numbers, text, lists of these.
+    A tensor is whole, on rank 0, unless `layouts` has its name: then the state has the list of all its arrays in
+    that layout. All that is not a tensor must be plain: None, booleans, numbers, text, lists of these.
 
-    With `rank` and `nranks` every rank's process makes the same call, each with its own arrays (what has no
-    layout is whole on every rank), and when all have returned, one of them calls `publish`.
+    With a `transport` the call is collective: every rank passes its own arrays. A tensor without a layout is whole
+    on every rank. Rank 0 publishes when all have written; if one rank fails, all raise its error and nothing is
+    published. `timeout` is in seconds without a heartbeat of a rank; 0: 300.
 
-    `values` are more of what is no tensor, as (name, value) or (name, value, path in a nested dict).
-    `compress` is "zstd" or "zstd:LEVEL"; `overwrite` replaces a checkpoint that is there, which stays
-    readable until the new one is complete; in a bucket, until it is about to be completed. `storage` is for
-    s3://BUCKET/PREFIX. Default: the credentials of the environment. With `torch_places`, data files are torch's to the
-    byte; else large tensors begin at multiples of 4 KiB, so that later conversions can share them."""
-    request = _Request(path, state, layouts, rank, nranks, overwrite, compress, to_lowest_rank, pool,
-                       max_nbytes, progress, values, storage, torch_places)
+    `nranks` is the number of ranks to write files for; 0: as many as the layouts name. `values` are more of what
+    is not a tensor, as (name, value) or (name, value, path in a nested dict). `compress` is "zstd" or
+    "zstd:LEVEL"; `overwrite` replaces an existing checkpoint, which stays readable until the new one is
+    complete; in a bucket, until all of the new one is uploaded.
+
+    `storage` has the credentials and limits of an s3:// path. Default: those of the environment. With
+    `torch_places`, data files are torch's to the byte. Otherwise large tensors begin at multiples of 4 KiB, so that
+    later conversions can share them."""
+    request = _Request(path, state, layouts, nranks, overwrite, compress, to_lowest_rank, pool, max_nbytes,
+                       progress, values, transport, timeout, storage, torch_places)
     return request.call(_c.lib.rsd_save, *request.args)
 
 
-def publish(path: Pathlike, nranks: int, *, overwrite: bool = False) -> None:
-    """Ends a save that every rank made its part of."""
-    _c.lib.rsd_save_publish(_c.path_bytes(path), nranks, overwrite)
-
-
 class Saving:
-    """A save that goes on in the background. `wait` ends it, and has to be called."""
+    """A save in the background. `wait` must be called."""
 
     def __init__(self, request: _Request) -> None:
         handle = Address()
-        with request.call.kept:
-            _c.lib.rsd_save_start(*request.args, C.byref(handle))
+        request.call.run(_c.lib.rsd_save_start, *request.args, C.byref(handle))
         self._request: Optional[_Request] = request
         self._handle = handle
-        # The arrays are copied: they may change, and go.
+        # The arrays are copied, so they may change or be freed.
         request.args = ()
 
     def wait(self) -> Report:
-        """Waits for the files, publishes them, and says what was done."""
+        """Waits until the checkpoint is complete, and returns the report."""
         if self._request is None:
-            raise ValueError("this save has been waited for")
+            raise ValueError("wait was called already")
         request, self._request = self._request, None
         return request.call(_c.lib.rsd_save_wait, self._handle)
 
@@ -155,16 +149,16 @@ class Saving:
         if getattr(self, "_request", None) is not None:
             try:
                 self.wait()
-            except Exception:  # nobody asked how it went
+            except Exception:  # wait was not called
                 pass
 
 
 def save_start(path: Pathlike, state: Any, **options: Any) -> Saving:
-    """The same as `save` in two halves: returns when everything is copied, and the arrays may change again.
-    A relative path is looked up later."""
-    every: Dict[str, Any] = dict(layouts=None, rank=None, nranks=0, overwrite=False, compress=None,
-                                 to_lowest_rank=False, pool=None, max_nbytes=0, progress=None, values=(), storage=None,
-                                 torch_places=False)
+    """The same as `save` in two parts: returns when everything is copied, and the arrays may change again. With a
+    `transport`, all ranks call `wait` too."""
+    every: Dict[str, Any] = dict(layouts=None, nranks=0, overwrite=False, compress=None, to_lowest_rank=False,
+                                 pool=None, max_nbytes=0, progress=None, values=(), transport=None, timeout=0.0,
+                                 storage=None, torch_places=False)
     strange = [name for name in options if name not in every]
     if strange:
         raise TypeError(f"save_start() got an unexpected keyword argument {strange[0]!r}")

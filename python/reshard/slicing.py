@@ -1,8 +1,8 @@
-"""Which part of a tensor an index asks for, by NumPy's rules, and which boxes to read for it.
+"""Which elements an index selects, by the rules of NumPy, and which boxes to read for it.
 
     w[10:20, ::-3, 5, None]
 
-Whole numbers, slices, `...` and None are taken; arrays of indices are not.
+Integers, slices, `...` and None are supported; arrays of indices are not.
 """
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import itertools
 import operator
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
-# What lies between two wanted elements is read and dropped if it is less than a page or there would be
-# more boxes than this.
+# Bytes between two selected elements are read and dropped if they are less than a page, or if there would be more boxes
+# than this.
 GAP_NBYTES = 4096
 MOST_BOXES = 4096
 
 
 class Cut(NamedTuple):
-    """What is asked of one dim: `many` elements from `start`, `step` apart. `drop`: the dim goes away."""
+    """The selection of one dim: `many` elements from `start`, `step` apart. `drop`: the result does not have the
+    dim."""
 
     start: int
     many: int
@@ -26,17 +27,17 @@ class Cut(NamedTuple):
 
     @property
     def low(self) -> int:
-        """The lowest index that is asked for."""
+        """The lowest selected index."""
         return self.start if self.step > 0 else self.start + (self.many - 1) * self.step
 
     @property
     def span(self) -> int:
-        """From the lowest to the highest, both counted."""
+        """The number of indices from the lowest to the highest."""
         return (self.many - 1) * abs(self.step) + 1 if self.many else 0
 
 
 class Selection:
-    """An index, applied to a shape. `shape` is that of the result, `new` says which of its dims None made."""
+    """An index, applied to a shape. `shape` is that of the result, `new` lists its dims that None added."""
 
     def __init__(self, index: Any, shape: Sequence[int]) -> None:
         index = index if isinstance(index, tuple) else (index,)
@@ -72,13 +73,13 @@ class Selection:
 
     @property
     def plain(self) -> bool:
-        """Whether it is one box, without steps."""
+        """Whether the selection is one box, without steps."""
         return all(cut.step == 1 or cut.many <= 1 for cut in self.cuts)
 
     def reading(self, nbytes: int) -> "Reading":
-        """The boxes to read of a tensor whose elements have so many bytes."""
+        """Returns the boxes to read, for elements of `nbytes` bytes."""
         split, inner, boxes = [False] * len(self.cuts), nbytes, 1
-        # From the last dim on, so that what lies inside one step is known.
+        # Starts with the last dim, so that the bytes of one step are known.
         for dim in reversed(range(len(self.cuts))):
             cut = self.cuts[dim]
             if cut.many > 1 and cut.step != 1:
@@ -90,8 +91,8 @@ class Selection:
 
 
 class Reading:
-    """What is read for a selection: into an array of `shape`, the box at (lo, len) to the place `at`.
-    `after` is the index that makes the selection of that array, dims that are dropped not counted."""
+    """The reads of a selection: the box (lo, len) is read into an array of `shape`, at position `at`. `after` is
+    the index that selects the result from that array, without the dims that are dropped."""
 
     def __init__(self, cuts: Sequence[Cut], split: Sequence[bool]) -> None:
         self.shape = tuple(cut.many if one else cut.span for cut, one in zip(cuts, split))
@@ -110,12 +111,12 @@ def _cut(one: Any, extent: int, dim: int) -> Cut:
         start, stop, step = one.indices(extent)
         return Cut(start, len(range(start, stop, step)), step, False)
     if isinstance(one, bool) or type(one).__name__ in ("bool_", "bool"):
-        raise TypeError("a tensor of a checkpoint is not indexed by booleans: read it first, tensor[...]")
+        raise TypeError("a tensor of a checkpoint cannot be indexed by booleans; read it first: tensor[...]")
     try:
         at = operator.index(one)
     except TypeError:
-        raise TypeError(f"a tensor of a checkpoint is indexed by whole numbers, slices, ... and None, not by "
-                        f"a {type(one).__name__}: read it first, tensor[...]") from None
+        raise TypeError(f"a tensor of a checkpoint can be indexed by integers, slices, ... and None, not by "
+                        f"a {type(one).__name__}; read it first: tensor[...]") from None
     if not -extent <= at < extent:
         raise IndexError(f"index {at} is out of bounds for dim {dim} with {extent} elements")
     return Cut(at % extent, 1, 1, True)

@@ -1,8 +1,8 @@
-"""State dicts: nested dicts and lists, with tensors and plain values in them, flattened as torch does it.
+"""State dicts: nested dicts and lists of tensors and plain values, flattened as in torch.
 
     {"model": {"w": tensor}, "step": 7}   ->   model.w at ["model", "w"], step at ["step"]
 
-Dicts are always gone into; lists if a tensor, a dict or such a list is in them; all else is a value.
+Dicts are always entered. Lists are entered if they contain a tensor, a dict or such a list. All else is a value.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Path = Tuple[Union[str, int], ...]
 
 
 class Leaf(NamedTuple):
-    """Something in a state dict: its way there, what it is, and the dict or list it is in, with its key."""
+    """A leaf of a state dict: its path, its value, and the dict or list that contains it, with its key."""
 
     path: Path
     what: Any
@@ -27,7 +27,7 @@ class Leaf(NamedTuple):
 
 
 def is_tensor(what: Any) -> bool:
-    """Whether something is an array, as opposed to a plain value. NumPy's scalars and bytes are values."""
+    """Returns whether an object is an array and not a plain value. Scalars and bytes of NumPy are values."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(what, torch.Tensor):
         return True
@@ -39,22 +39,22 @@ def is_tensor(what: Any) -> bool:
 
 
 def check_name(name: str) -> None:
-    """InvalidError if a tensor or value cannot be called so. C would take what is before a NUL for all of it."""
+    """InvalidError if the name of a tensor or value is invalid. C would end the name at a NUL."""
     try:
         proper = bool(name.encode()) and "\0" not in name
     except UnicodeEncodeError:
         proper = False
     if not proper:
-        raise InvalidError(f"{name!r} is no name for a tensor or value: names are text, not empty, without NUL")
+        raise InvalidError(f"{name!r} is not a valid name of a tensor or value: names are text, not empty, without NUL")
 
 
 def flatten(state: Mapping[str, Any], whole: Container[str] = ()) -> Dict[str, Leaf]:
-    """The leaves by their dotted names. Names in `whole` are leaves whatever is there."""
+    """Returns the leaves by their dotted names. Names in `whole` are always leaves."""
     found: Dict[str, Leaf] = {}
     for path, what, holder, key in _walk((), state, None, None, whole):
         name = ".".join(map(str, path))
         if name in found:
-            raise InvalidError(f"two things of the state are called {name}")
+            raise InvalidError(f"two entries of the state have the name {name}")
         found[name] = Leaf(path, what, holder, key)
     return found
 
@@ -79,8 +79,8 @@ def _walk(path: Path, what: Any, holder: Any, key: Any, whole: Container[str]) -
 
 
 def put(leaf: Leaf, name: str, value: Any) -> None:
-    """Puts a value where a leaf is. What JSON has no number for comes as text, and is a number again where
-    there is one."""
+    """Replaces the value of a leaf. Numbers that JSON lacks are text; they become numbers again if the leaf is a
+    float."""
     if type(leaf.what) is float and value in ("nan", "inf", "-inf"):
         value = float(value)
     if not isinstance(leaf.holder, (MutableMapping, list)):
@@ -88,23 +88,23 @@ def put(leaf: Leaf, name: str, value: Any) -> None:
     leaf.holder[leaf.key] = value
 
 
-_ODD = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')  # floats that JSON lacks, and the text around them
-_INFINITE = {"Infinity": "1e999", "-Infinity": "-1e999"}  # numbers that only infinity is near
+_ODD = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')  # floats that JSON lacks, and the text before and after them
+_INFINITE = {"Infinity": "1e999", "-Infinity": "-1e999"}  # numbers that are read as infinity
 
 
 def to_json(name: str, value: Any) -> bytes:
-    """A plain value as the library takes it: None, booleans, numbers, text, lists and dicts of them. Tuples
+    """Returns a plain value as JSON for the library: None, booleans, numbers, text, lists and dicts of them. Tuples
     become lists."""
     numpy = sys.modules.get("numpy")
 
     def plain(one: Any) -> Any:
         if numpy is not None and isinstance(one, numpy.generic):
             return one.item()
-        raise UnsupportedError(f"{name}: a {type(one).__name__} is no plain value, and cannot be saved")
+        raise UnsupportedError(f"{name}: a {type(one).__name__} is not a plain value and cannot be saved")
 
     def spelled(found: "re.Match[str]") -> str:
         if found.group() == "NaN":
-            raise UnsupportedError(f"{name}: {value!r} cannot be saved: the library has no word for NaN")
+            raise UnsupportedError(f"{name}: {value!r} cannot be saved: NaN is not supported")
         return _INFINITE.get(found.group(), found.group())
 
     try:
@@ -114,7 +114,7 @@ def to_json(name: str, value: Any) -> bytes:
 
 
 class _Opaque:
-    """Stands for a value of a checkpoint that is not plain: an object of some class."""
+    """Stands for a value of a checkpoint that is not plain data: an object of a class."""
 
     def __repr__(self) -> str:
         return "OPAQUE"
@@ -124,7 +124,7 @@ OPAQUE = _Opaque()
 
 
 def from_json(text: Union[str, None]) -> Any:
-    """The value of a text of the library's; bytes are {"bytes": "hex digits"} there."""
+    """Returns the value of a JSON text of the library, where bytes are {"bytes": "hex digits"}."""
     if text is None:
         return OPAQUE
     return json.loads(text, object_hook=_bytes_again)
@@ -140,7 +140,7 @@ def _bytes_again(found: Dict[str, Any]) -> Any:
 
 
 def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Optional[Path]]) -> Dict[str, Any]:
-    """The nested dict that things at paths make; what has no path is under its name."""
+    """Returns the nested dict of values at paths. A value without a path is under its name."""
     state: Dict[str, Any] = {}
     for name, what in leaves.items():
         path: List[Any] = list(paths.get(name) or (name,))

@@ -1,7 +1,7 @@
-"""Transports: how bytes get from one process to another, written in Python.
+"""Transports written in Python.
 
-A subclass of Transport has four methods, and `bind(plan, transport=...)` does the rest: it packs, sends chunks within
-a budget, unpacks, reduces and watches the clock.
+A subclass of Transport sends and receives bytes with four methods. `bind(plan, transport=...)` uses it to run plans
+between processes.
 
     class OverSockets(Transport):
         def __init__(self, ...):
@@ -11,8 +11,8 @@ a budget, unpacks, reduces and watches the clock.
         def test(self, request): ...                returns whether it is done
         def cancel(self, request): ...              returns whether its memory is not used any more
 
-All calls come from the thread that runs the exec. An exception in a method makes the call fail, which then raises it.
-include/reshard_transport.h has the rules that both sides obey.
+All calls come from the thread that calls the library. If a method raises an exception, that call fails and raises it.
+include/reshard_transport.h states the rules.
 """
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .errors import InvalidError
 
 
 class AnyTransport:
-    """The transport of one process: an rsd_transport, and what was raised in it. `rank` and `nranks` are numbered as
-    in the layouts of the plans. It must not be used by two threads at the same time."""
+    """The transport of one process: an rsd_transport, and exceptions of its methods. `rank` and `nranks` are those of
+    the layouts. It must not be used by two threads at the same time."""
 
     def __init__(self, table: Any) -> None:
         self.table, self.kept = table, _c.Kept()
@@ -33,8 +33,8 @@ class AnyTransport:
         self.nranks: int = table.nranks
 
     def gather(self, own: Any, timeout: float = 0.0) -> List[bytes]:
-        """Collective. The bytes of every rank, in the order of ranks: all pass as many. For small data. `timeout` is in
-        seconds without progress; 0: 300."""
+        """Collective. Returns the bytes of every rank, in the order of ranks. All ranks pass the same number of
+        bytes. It is for small data. `timeout`: seconds without progress; 0: 300."""
         given = bytes(own)
         found = C.create_string_buffer(max(1, len(given) * self.nranks))
         with self.kept:
@@ -42,7 +42,7 @@ class AnyTransport:
         return [found.raw[i * len(given):(i + 1) * len(given)] for i in range(self.nranks)]
 
     def nodes(self) -> List[int]:
-        """Collective. A number for the host of every rank: the `nodes` that a plan takes, so that replicas cross
+        """Collective. Returns a number for the host of every rank: the `nodes` of a plan, with which replicas cross
         between hosts once."""
         found = (_c.Int32 * self.nranks)()
         with self.kept:
@@ -55,7 +55,7 @@ class Transport(AnyTransport):
 
     def __init__(self, rank: int, nranks: int) -> None:
         if not 0 <= rank < nranks:
-            raise InvalidError(f"rank {rank} of {nranks}")
+            raise InvalidError(f"rank {rank} out of range: the transport has {nranks} ranks")
         super().__init__(_c.Transport(rank=rank, nranks=nranks))
         self._requests: Dict[int, Any] = {}
         self._next = 1
@@ -64,11 +64,11 @@ class Transport(AnyTransport):
             setattr(self.table, name, self._guarded(kinds[name], getattr(self, "_" + name)))
         self.table.cancel = self.kept.callback(kinds["cancel"], self._cancel, 0)
 
-    # -- what a subclass defines --
+    # -- methods of a subclass --
 
     def send(self, to: int, tag: int, data: memoryview) -> Any:
-        """Starts to send `data` to a rank and returns a request. The memory does not change until `test` returns True.
-        Messages from one rank to another with one tag arrive in order; tags are 0 to 63."""
+        """Starts to send `data` to a rank, and returns a request. The memory does not change until `test` returns True.
+        Messages from one rank to another with one tag arrive in order. Tags are 0 to 63."""
         raise NotImplementedError
 
     def recv(self, origin: int, tag: int, data: memoryview) -> Any:
@@ -76,15 +76,15 @@ class Transport(AnyTransport):
         raise NotImplementedError
 
     def test(self, request: Any) -> bool:
-        """Whether a request is done, which ends it. It must not wait. It is called repeatedly."""
+        """Returns whether a request is done, which ends it. It is called repeatedly, and must not wait."""
         raise NotImplementedError
 
     def cancel(self, request: Any) -> Optional[bool]:
-        """Gives up a request after a failure, and ends it. Returns True if its memory is not read or written any more.
-        Otherwise the library never frees that memory."""
+        """Ends a request after a failure. Returns True if its memory is no longer used. Otherwise the library never
+        frees that memory."""
         return False
 
-    # -- what the library calls --
+    # -- functions that the library calls --
 
     def _guarded(self, kind: Any, function: Any) -> Any:
         kept = self.kept
@@ -93,7 +93,7 @@ class Transport(AnyTransport):
             try:
                 function(*args)
                 return 0
-            except BaseException as error:  # nothing passes through C; the call raises it
+            except BaseException as error:  # exceptions cannot pass through C; the call raises it
                 if kept.error is None:
                     kept.error = error
                 return _c.lib.rsd_set_error(errors.number_of(error), f"{type(error).__name__}: {error}".encode())
@@ -122,5 +122,5 @@ class Transport(AnyTransport):
 
 
 def bytes_at(address: Optional[int], nbytes: int) -> memoryview:
-    """Memory of the library, not a copy."""
+    """Returns memory of the library, not a copy."""
     return memoryview((C.c_char * nbytes).from_address(address or 0)).cast("B")

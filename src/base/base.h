@@ -147,6 +147,9 @@ struct bytes {
     bool failed;
 };
 void bytes_put(struct bytes *out, const void *data, size_t n);
+void bytes_put_text(struct bytes *out, const char *text); /* without its NUL */
+void bytes_put_number(struct bytes *out, uint64_t value,
+                      int nbytes); /* little-endian, at most 8 bytes */
 void bytes_drop(struct bytes *bytes);
 
 /* Reads n bytes from an offset on, all of them or none. Codecs read through one, so that they need not know

@@ -53,6 +53,7 @@ static void enqueue_job(rsd_pool *pool, struct pool_job *job)
     pool->last = &job->next_job;
 }
 
+/* Removes a job from the queue, if it is there. Requires the lock. */
 static void dequeue_job(rsd_pool *pool, struct pool_job *job)
 {
     if (!job->queued)
@@ -99,6 +100,7 @@ static void *thread_main(void *context)
     return NULL;
 }
 
+/* Ends all threads of the pool and waits for them. */
 static void close_pool(rsd_pool *pool)
 {
     pthread_mutex_lock(&pool->lock);

@@ -62,6 +62,19 @@ void bytes_put(struct bytes *out, const void *data, size_t n)
     out->n += n;
 }
 
+void bytes_put_text(struct bytes *out, const char *text)
+{
+    bytes_put(out, text, strlen(text));
+}
+
+void bytes_put_number(struct bytes *out, uint64_t value, int nbytes)
+{
+    unsigned char bytes[8];
+    for (int i = 0; i < nbytes; i++, value >>= 8)
+        bytes[i] = (unsigned char)value;
+    bytes_put(out, bytes, (size_t)nbytes);
+}
+
 void bytes_drop(struct bytes *bytes)
 {
     mem_free(bytes->data);

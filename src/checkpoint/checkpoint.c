@@ -81,7 +81,49 @@ rsd_status checkpoint_list_owned(const char *path, rsd_storage *storage, struct 
     return status;
 }
 
-/* ---- asking ---- */
+/* ---- questions of other files ---- */
+
+rsd_status checkpoint_fail_in(const rsd_checkpoint *checkpoint, uint32_t file, const char *name,
+                              rsd_status status)
+{
+    return store_fail_in(checkpoint->store, file, fail_in(status, "%.300s: ", name));
+}
+
+rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder)
+{
+    rsd_coverage coverage = {.struct_nbytes = sizeof coverage};
+    char text[BOX_TEXT_NCHARS];
+    TRY(rsd_layout_coverage(layout, &coverage));
+    if (coverage.kind != RSD_MISSES)
+        return RSD_OK;
+    const rsd_box *box = &coverage.box;
+    return fail(RSD_EMISMATCH, "no %s has %s", holder,
+                box_text(box->ndim, box->lo, box->len, text));
+}
+
+rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor)
+{
+    rsd_layout *layout;
+    TRY(catalog_tensor_layout(catalog, &catalog->tensors[tensor], true, &layout));
+    rsd_status status = layout_check_coverage(layout, "file");
+    rsd_layout_free(layout);
+    return status ? fail_in(status, "%s: ", catalog->tensors[tensor].name) : RSD_OK;
+}
+
+size_t tensor_of_extent(const struct catalog *catalog, size_t extent)
+{
+    size_t low = 0, high = catalog->ntensors; /* the last tensor that begins there or before */
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (catalog->tensors[middle].first_extent <= extent)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* ---- queries ---- */
 
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint)
 {
@@ -187,42 +229,44 @@ const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t 
     return there ? checkpoint->catalog.values[index].path : NULL;
 }
 
-rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json)
+static rsd_status value_at(const rsd_checkpoint *checkpoint, int64_t index,
+                           const struct stored_value **value)
 {
     if (index < 0 || (uint64_t)index >= checkpoint->catalog.nvalues)
         return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
                     checkpoint->catalog.nvalues);
-    const struct stored_value *value = &checkpoint->catalog.values[index];
-    if (value->extent.kind == EXTENT_NONE) {
-        *json = NULL;
-        if (!value->json)
-            return RSD_OK;
-        char *copy = mem_copy(value->json, strlen(value->json) + 1, 1);
-        *json = copy;
-        return copy ? RSD_OK : RSD_ENOMEM;
+    *value = &checkpoint->catalog.values[index];
+    return RSD_OK;
+}
+
+rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json)
+{
+    const struct stored_value *value;
+    TRY(value_at(checkpoint, index, &value));
+    if (value->extent.kind != EXTENT_NONE) {
+        rsd_status status = value_read_json(checkpoint, value, json);
+        return status ? checkpoint_fail_in(checkpoint, value->extent.file, value->name, status)
+                      : RSD_OK;
     }
-    rsd_status status = value_read_json(checkpoint, value, json);
-    if (status)
-        status = store_fail_in(checkpoint->store, value->extent.file,
-                               fail_in(status, "%.300s: ", value->name));
-    return status;
+    char *copy = value->json ? mem_copy(value->json, strlen(value->json) + 1, 1) : NULL;
+    if (value->json && !copy)
+        return RSD_ENOMEM;
+    *json = copy;
+    return RSD_OK;
 }
 
 rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, void **item,
                                      size_t *nbytes)
 {
+    const struct stored_value *value;
     struct bytes bytes = {0};
-    if (index < 0 || (uint64_t)index >= checkpoint->catalog.nvalues)
-        return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
-                    checkpoint->catalog.nvalues);
-    const struct stored_value *value = &checkpoint->catalog.values[index];
-    if (value->extent.kind != EXTENT_NONE) {
-        rsd_status status = checkpoint->format->read_item(checkpoint, value, &bytes);
-        if (status) {
-            bytes_drop(&bytes);
-            return store_fail_in(checkpoint->store, value->extent.file,
-                                 fail_in(status, "%.300s: ", value->name));
-        }
+    TRY(value_at(checkpoint, index, &value));
+    rsd_status status = RSD_OK;
+    if (value->extent.kind != EXTENT_NONE)
+        status = checkpoint->format->read_item(checkpoint, value, &bytes);
+    if (status) {
+        bytes_drop(&bytes);
+        return checkpoint_fail_in(checkpoint, value->extent.file, value->name, status);
     }
     *item = bytes.data;
     *nbytes = bytes.n;

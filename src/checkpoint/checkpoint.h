@@ -1,4 +1,9 @@
-/* checkpoint.h - the calls on checkpoints. */
+/* checkpoint.h - the calls on checkpoints.
+ *
+ *     options -> jobs -> all ranks agree -> each rank runs its jobs -> rank 0 merges
+ *
+ * Every call has this one path. With one rank, each step between ranks returns at once.
+ */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
@@ -13,118 +18,148 @@
 /* Lists the files that belong to the checkpoint at a path. */
 rsd_status checkpoint_list_owned(const char *path, rsd_storage *storage, struct name_list *owned);
 
-/* ---- spread.c: one call, many ranks ---- */
+/* Adds the file and the name of a value, or of a tensor, to the last error. */
+rsd_status checkpoint_fail_in(const rsd_checkpoint *checkpoint, uint32_t file, const char *name,
+                              rsd_status status);
+
+/* Returns EMISMATCH unless a layout covers its tensor. `holder` is what its ranks are: "rank" or "file". */
+rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder);
+rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor);
+
+/* Returns the tensor that an extent belongs to. */
+size_t tensor_of_extent(const struct catalog *catalog, size_t extent);
+
+/* ---- operation.c: one call, on one rank or on many ---- */
 
 struct operation {
-    rsd_transport transport;
-    int32_t rank, nranks; /* 1: this process alone */
-    double timeout, began;
-    rsd_on_progress *on_progress;
-    void *context;
-    struct peer_step *step; /* at hand */
+    rsd_io io;
+    rsd_transport transport;              /* a copy of io.transport */
+    int32_t rank, nranks;                 /* nranks is 1 without a transport */
+    uint64_t tile_limit;                  /* bytes of a tile */
+    rsd_report report;                    /* of this rank; after operation_run, of all ranks */
+    struct partial_crc_list partial_crcs; /* of this rank */
+    double began;
+    _Atomic(struct peer_step *) step; /* in progress; NULL: none */
 };
-rsd_status operation_open(struct operation *operation, const rsd_transport *given, double timeout,
-                          rsd_on_progress *on_progress, void *context);
-void operation_follow(struct operation *operation, struct batch *batch); /* sets its on_progress */
 
-/* Collective, and at once for a process alone: does the work, merges what all said, returns one status. */
-rsd_status operation_step(struct operation *operation, struct peer_step *step);
+/* Opens an operation with the options of the caller. `report` is the caller's, or NULL: its size is checked
+ * before anything is done. */
+rsd_status operation_open(struct operation *operation, const rsd_io *io, const rsd_report *report);
 
-/* Rank 0 alone works, and all hear how it went; with a step, also what it said. */
+/* Closes an operation, and copies its report to the caller's on success. Returns `status`. */
+rsd_status operation_close(struct operation *operation, rsd_status status, rsd_report *report);
+
+/* Collective. The first step of a call, with the status of its preparation. EMISMATCH: ranks pass different
+ * arguments, of which `arguments` is the hash. Sets the smallest tile limit of all ranks. */
+rsd_status operation_agree(struct operation *operation, rsd_status status, struct hash arguments);
+void hash_catalog(struct hash *hash, const struct catalog *catalog);
+
+/* What the ranks of a call do together. Each function but work may be NULL. */
+struct operation_call {
+    rsd_status (*work)(void *context);
+    rsd_status (*put)(void *context, struct payload *own); /* what this rank sends to rank 0 */
+
+    /* On rank 0: takes what another rank sent, reports a damaged source, and puts what all ranks receive. */
+    rsd_status (*take)(void *context, const struct payload *sent, size_t *at);
+    partial_crc_damaged *damaged;
+    rsd_status (*put_result)(void *context, struct payload *result);
+
+    rsd_status (*take_result)(void *context, const struct payload *result, size_t *at);
+    void *context;
+};
+/* Collective. Returns the same on all ranks, which then have the report of all. */
+rsd_status operation_run(struct operation *operation, const struct operation_call *call);
+
+/* Collective. Only rank 0 works; then all ranks have its status, its report and its `state` (NULL: none). */
 rsd_status operation_lead(struct operation *operation, rsd_status (*work)(void *context),
-                          void *context);
-rsd_status operation_lead_step(struct operation *operation, struct peer_step *step);
+                          void *context, struct payload *state);
 
-/* The first step of a call: how preparing went, that all call for the same, and the least tile limit. */
-rsd_status operation_agree(struct operation *operation, rsd_status status, struct hash what,
-                           uint64_t *tile_limit);
-void catalog_hash(const struct catalog *catalog, struct hash *hash);
+/* Runs a batch for an operation, adds what it read to the report, and drops its jobs. */
+rsd_status operation_run_batch(struct operation *operation, struct batch *batch);
 
-/* Lists and reports, as they are said and heard. What is heard is added to the list or the sum. */
+/* Lists in a payload. What is taken is added to the list. */
 rsd_status payload_put_list(struct payload *payload, const void *list, size_t n,
                             size_t element_nbytes);
 rsd_status payload_take_list(const struct payload *payload, size_t *at, void *list_pointer,
                              size_t *n, size_t *capacity, size_t element_nbytes);
-rsd_status payload_put_report(const struct operation *operation, struct payload *payload,
-                              rsd_report *report); /* with the seconds up to now */
-struct extent_update {                             /* where something compressed came to lie */
-    uint64_t value, index, offset, nbytes;
-};
-rsd_status payload_take_extent(const struct payload *payload, size_t *at, struct catalog *catalog);
-rsd_status payload_take_report(const struct payload *payload, size_t *at, rsd_report *sum);
-rsd_status merge_reports(const struct operation *operation, const struct payload *all,
-                         struct payload *result);
 
-/* ---- local.c: tensors in the caller's memory ---- */
+/* ---- arrays.c: tensors in the caller's memory ---- */
 
-struct local_box {
+/* A box of an array of the caller. */
+struct array_slice {
     rsd_box box;
     int32_t rank;
     uint32_t order; /* among the boxes of its rank */
     rsd_dtype dtype;
-    char *memory;                  /* of its first element */
+    char *memory;                  /* of its first element; NULL if it is empty */
     int64_t strides[RSD_MAX_DIMS]; /* bytes */
 };
-struct local_boxes {
-    struct local_box *list;
+struct array_slices {
+    struct array_slice *list;
     size_t n, capacity;
 };
-rsd_status take_local(const rsd_tensor *given, int64_t index, rsd_tensor *out);
-rsd_status local_boxes(const rsd_tensor *local, bool written, struct local_boxes *out);
-void local_boxes_drop(struct local_boxes *boxes);
 
-/* ---- deal.c: who writes which box ---- */
+/* Copies struct `index` of a list of the caller, and checks it. */
+rsd_status arrays_take_tensor(const rsd_tensor *given, int64_t index, rsd_tensor *out);
+
+/* Adds the boxes of all arrays of a tensor. */
+rsd_status arrays_list_slices(const rsd_tensor *tensor, bool written, struct array_slices *boxes);
+void arrays_drop_slices(struct array_slices *boxes);
+
+/* ---- dedup.c: which rank writes which box ---- */
+
+/* A tensor that is written. */
+struct target {
+    const char *name, *path; /* in a nested state dict; NULL: not known */
+    rsd_dtype dtype;         /* in the file; that of the layout does not matter */
+    const rsd_layout *layout;
+    size_t source; /* converting: the tensor of the input */
+    size_t file;   /* if files have whole tensors */
+};
+rsd_status target_add_tensor(const struct target *target, struct manifest *manifest);
 
 enum dedup_mode { DEDUP_EVENLY, DEDUP_TO_LOWEST, DEDUP_KEEP_ALL };
 
-struct dedup_box {
-    size_t tensor;
-    int32_t rank;
-    uint32_t order;     /* among the boxes that the rank holds */
-    size_t coordinates; /* of its lo, its len, and where it is in its first holder's array */
+struct dedup_input {
+    const struct target *targets;
+    size_t ntargets, nvalues;
+    int64_t nranks;
+    enum dedup_mode mode;
 };
-struct dedup {
-    struct dedup_box *list; /* by tensor, then rank */
-    int64_t *coordinates;
-    int32_t *value_ranks;
-    size_t n, ncoordinates, coordinates_capacity;
-};
-/* widths: bytes of an element of each; NULL: as the layouts say. */
-rsd_status dedup_assign(struct dedup *dedup, size_t ntensors, const rsd_layout *const *layouts,
-                        const size_t *widths, const char *const *names, int64_t nranks,
-                        size_t nvalues, enum dedup_mode to);
-void dedup_drop(struct dedup *dedup);
 
-/* Adds the boxes of a tensor to the last tensor of a manifest; *next goes through the list. */
-rsd_status dedup_add_boxes(const struct dedup *dedup, size_t tensor, size_t *next,
-                           struct manifest *manifest);
+/* Adds all targets to a manifest, each box to the file of the rank that writes it. The caller frees the list of the
+ * ranks that write the values. */
+rsd_status dedup_add_tensors(struct manifest *manifest, const struct dedup_input *input,
+                             int32_t **value_ranks);
+
+/* Sets *nranks to the number of ranks that the layouts name, if it is 0. EINVAL: they name more. */
+rsd_status dedup_count_ranks(size_t ntargets, const struct target *targets, int64_t *nranks);
 
 /* ---- journal.c: what of an output is complete ---- */
 
-/* In a directory that is being written; nothing there is a checkpoint yet. */
-#define JOURNAL_NAME "reshard-journal"
+#define JOURNAL_NAME "reshard-journal" /* in a directory that is not a checkpoint yet */
 
-struct output;
+struct writer;
 rsd_status journal_start(struct store_output *dest, const char *source, const char *target);
 rsd_status journal_resume(struct store_output *dest, const char *source, const char *target,
-                          struct output *output);
-rsd_status journal_add(struct store_output *dest, const struct output *output, uint32_t file);
-rsd_status journal_redo(struct store_output *dest, uint32_t file);
+                          struct writer *writer);
+rsd_status journal_add_file(struct store_output *dest, const struct writer *writer, uint32_t file);
 rsd_status journal_add_items(const struct store_output *dest, const size_t *extents, size_t n);
-rsd_status journal_clear(const struct store_output *dest); /* what ranks noted, each by itself */
+rsd_status journal_redo_file(struct store_output *dest, uint32_t file);
+rsd_status journal_clear(const struct store_output *dest); /* removes the journals of other ranks */
 
-/* ---- output.c: files that are being written ---- */
+/* ---- writer.c: files that are being written ---- */
 
-struct out_state {
-    struct output *output;
+struct writer_file {
+    struct writer *writer;
     uint32_t file;
     bool created, done;
     bool touched; /* by this process */
-    bool noted;   /* the journal said once that it is complete, with this length */
+    bool noted;   /* the journal has it as complete, with this length */
     uint64_t noted_nbytes;
     size_t left;              /* items that are not complete */
-    uint64_t cursor;          /* compressed: where the next item goes */
-    struct zstd_writer *zstd; /* of the item at hand */
+    uint64_t end;             /* compressed: where the next item begins */
+    struct zstd_writer *zstd; /* of the item in progress */
 };
 
 /* Bytes of a file that are shared with the input, and not written. */
@@ -136,16 +171,16 @@ struct cloned_ranges {
     size_t n, capacity;
 };
 
-struct output {
+struct writer {
     struct manifest *manifest;
     struct store_output *dest;
     rsd_checkpoint *from; /* of values that are copied */
-    int32_t only;         /* the only file that is written; -1: all */
+    int32_t only;         /* the only file that this process writes; -1: all */
     bool journal;
-    bool shared;   /* files are made by rank 0, written by all ranks, and completed by rank 0 */
-    bool unsynced; /* nobody waits for the disk */
+    bool shared;         /* rank 0 creates and completes the files, all ranks write to them */
+    bool unsynced;       /* nothing waits for the disk */
     struct store *store; /* of dest; its first files are those of the manifest */
-    struct out_state *states;
+    struct writer_file *files;
     pthread_mutex_t lock;
     _Atomic uint64_t nbytes_written; /* by this process, in this run */
     int64_t nfiles_written;
@@ -153,180 +188,154 @@ struct output {
     bool unchecked;               /* what is shared need not be read */
     struct cloned_ranges *cloned; /* by extent; NULL: nothing is shared */
     uint64_t nbytes_shared;
-    size_t *pending; /* extents that are complete and not noted yet */
+    size_t *pending; /* extents that are complete and not in the journal yet */
     size_t npending, pending_capacity;
     uint64_t pending_nbytes;
 };
 
-rsd_status output_open(struct output *output, struct manifest *manifest, struct store_output *dest,
+rsd_status writer_open(struct writer *writer, struct manifest *manifest, struct store_output *dest,
                        rsd_checkpoint *from, int32_t only);
-void output_close(struct output *output);
-static inline bool output_wants(const struct output *output, uint32_t file)
+void writer_close(struct writer *writer);
+
+static inline bool writer_wants_file(const struct writer *writer, uint32_t file)
 {
-    return !output->states[file].done && (output->only < 0 || (uint32_t)output->only == file);
+    return !writer->files[file].done && (writer->only < 0 || (uint32_t)writer->only == file);
 }
 
-static inline bool output_wants_item(const struct output *output, size_t extent)
+static inline bool writer_wants_item(const struct writer *writer, size_t extent)
 {
-    return output_wants(output, output->manifest->catalog.extents[extent].file) &&
-           !output->manifest->items[extent].done;
+    return writer_wants_file(writer, writer->manifest->catalog.extents[extent].file) &&
+           !writer->manifest->items[extent].done;
 }
 
-/* Brings what is complete to disk and notes it, so that a run that is stopped can go on from there. */
-rsd_status output_note(struct output *output);
+/* Begins the item of a box, and makes the sink that writes its blocks. The item is ended after the last block. */
+rsd_status writer_begin_item(struct writer *writer, size_t tensor, size_t box, struct sink *sink);
+rsd_status writer_end_item(struct writer *writer, size_t tensor, size_t box);
 
-/* A sink for one box; its item is begun before the first block and ended after the last. */
-void output_sink(struct output *output, size_t tensor, size_t box, struct sink *sink);
-rsd_status output_begin(struct output *output, size_t tensor, size_t box);
-rsd_status output_end(struct output *output, size_t tensor, size_t box);
+/* Writes complete items to disk and to the journal, so that a stopped run can be resumed from there. */
+rsd_status writer_save_items(struct writer *writer);
 
-/* What is left when all items are written: files without any, and the names of directories on disk. */
-rsd_status output_finish(struct output *output);
+/* Completes files without items, and writes the names of directories to disk. */
+rsd_status writer_finish(struct writer *writer);
 
 /* ---- reflink.c: what is shared with the input ---- */
 
 /* Shares what can be shared of the pieces of a transfer. */
-rsd_status reflink_share(struct output *output, struct transfer *transfer);
-rsd_status output_note_cloned(struct output *output, size_t extent, uint64_t lo, uint64_t hi);
-void output_drop_cloned(struct output *output);
+rsd_status reflink_share(struct writer *writer, struct transfer *transfer);
+rsd_status writer_note_cloned(struct writer *writer, size_t extent, uint64_t lo, uint64_t hi);
+void writer_drop_cloned(struct writer *writer);
 
 /* Moves *at to the next byte before `end` that is not shared. Returns how many follow that are not. */
-uint64_t output_find_uncloned(const struct output *output, size_t extent, uint64_t *at,
+uint64_t writer_find_uncloned(const struct writer *writer, size_t extent, uint64_t *at,
                               uint64_t end);
 
-/* Shared: rank 0 makes all files, all bring what they wrote to disk, and rank 0 ends what was split. */
-rsd_status output_make_files(struct output *output);
-rsd_status output_flush(struct output *output);
-rsd_status output_end_split(struct output *output);
+/* Shared: rank 0 creates all files; each rank writes its bytes to disk; rank 0 ends the items that were split. */
+rsd_status writer_create_files(struct writer *writer);
+rsd_status writer_flush(struct writer *writer);
+rsd_status writer_end_split_items(struct writer *writer);
 
-/* ---- save_draft.c, save.c: from memory ---- */
+/* Puts the state of all files, and where the compressed items of complete files lie, into a payload; and takes it.
+ * With `own`, only of files that this process has completed. */
+rsd_status writer_put_files(const struct writer *writer, bool own, struct payload *payload);
+rsd_status writer_take_files(struct writer *writer, const struct payload *payload, size_t *at);
+
+/* ---- save_manifest.c, save.c: from memory ---- */
 
 /* The memory that an extent is written from. */
-struct origin {
+struct extent_memory {
     const char *memory;
     int64_t strides[RSD_MAX_DIMS];
 };
 
-struct rsd_async_save {
-    rsd_save_options options;
-    char *path;
+/* A manifest whose tensors are in memory. */
+struct memory_manifest {
     struct manifest manifest;
-    struct hash drafted;    /* of the draft, before it is written */
-    struct origin *origins; /* by extent */
-    char *staged;           /* copies, if there are any */
-    struct output output;
-    size_t *jobs;      /* extents, by file */
-    size_t *tensor_of; /* by extent */
-    size_t *first_job; /* of each file, and one more */
-    size_t njobs;
-    uint64_t tile_limit;
-    int64_t nbytes;
-    pthread_t thread;
-    rsd_report report;
-    rsd_status status;
-    char *message;
+    struct extent_memory *memory; /* by extent */
+    int32_t only;                 /* the only file that this process writes; -1: all */
+};
+
+/* Lists what a save writes, where, and from which memory. */
+rsd_status save_prepare(struct memory_manifest *items, int64_t ntensors, const rsd_tensor *tensors,
+                        const rsd_save_options *options);
+
+/* Writes the files of an open writer, and reports what was written. */
+rsd_status save_write_files(struct operation *operation, const struct memory_manifest *items,
+                            struct writer *writer);
+void memory_manifest_drop(struct memory_manifest *items);
+
+/* ---- digest.c, digest_tensors.c ---- */
+
+/* The remainders of the bytes of a tensor that were added so far. Starts as {0}. */
+struct digest {
+    _Atomic uint64_t ecma, jones;
+};
+
+/* Adds n bytes, behind which `after` bytes of the tensor follow. Any thread. */
+void digest_add_bytes(struct digest *digest, const char *bytes, size_t n, uint64_t after);
+/* Adds rows in device memory, after the work of a stream of the caller, and waits. */
+rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
+                                  struct digest *digest);
+void digest_format(const struct digest *digest, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                   char text[RSD_DIGEST_NCHARS]);
+
+/* Digests that ranks compute together: what one rank sends, is added on rank 0, and replaces those of all. */
+struct digest_list {
+    struct digest *list;
+    size_t n;
+};
+rsd_status digest_list_put(const struct digest_list *digests, struct payload *payload);
+rsd_status digest_list_add(struct digest_list *digests, const struct payload *sent, size_t *at);
+rsd_status digest_list_replace(struct digest_list *digests, const struct payload *result,
+                               size_t *at);
+
+/* ---- convert_manifest.c, convert.c: from files ---- */
+
+struct conversion_run {
     struct operation operation;
-    struct store_output *dest; /* of many ranks, and below */
-    bool published, threadless;
+    rsd_checkpoint *in;
+    const char *out;
+    rsd_convert_options options;
+    bool one_file; /* the output is a file, not a directory */
+    struct manifest manifest;
+    size_t *source_of; /* by tensor of the manifest: the tensor of the input */
+    int64_t nleft_out;
+    struct store_output *dest;
+    struct writer writer;
+    bool item_jobs;        /* a job is an item, else a tensor */
+    char journal_name[40]; /* of this rank */
+    struct payload state;  /* what an earlier run has completed, for the other ranks */
+    _Atomic int64_t nbytes_needed;
+    struct split_item *split; /* under the lock of the partial CRCs */
+    size_t nsplit, split_capacity;
 };
 
-/* Everything but the writing: who writes what, where, and from which memory. Jobs are listed last. */
-rsd_status save_list_jobs(rsd_async_save *saving);
-rsd_status save_prepare(rsd_async_save *saving, int64_t nlocals, const rsd_tensor *locals);
-
-void save_drop(rsd_async_save *saving);
-
-static inline bool save_is_mine(const rsd_async_save *saving, size_t extent)
-{
-    return !saving->options.one_rank ||
-           saving->manifest.catalog.extents[extent].file == (uint32_t)saving->options.rank;
-}
-
-rsd_status save_open_output(const char *path, enum output_mode mode, bool overwrite,
-                            rsd_storage *storage, struct store_output **dest);
-rsd_status save_write_files(rsd_async_save *saving);
-
-/* ---- save_spread.c: by many ranks ---- */
-
-rsd_status save_as_one_rank(rsd_async_save *saving);
-rsd_status save_meet(rsd_async_save *saving, rsd_status status);
-rsd_status save_own_part(void *saving);
-rsd_status save_together(rsd_async_save *saving,
-                         rsd_status (*work)(void *saving)); /* which is save_own_part, or waits */
-void save_drop_together(rsd_async_save *saving);
-
-/* ---- convert_draft.c, convert.c: from files ---- */
-
-struct chosen {
-    size_t source; /* tensor of the input */
-    const char *name;
-    rsd_dtype dtype;
-    rsd_layout *layout; /* of the target's dtype */
-    size_t file;        /* safetensors with whole tensors */
-};
-
-/* An item of which one rank wrote a part. */
+/* An item of which this rank wrote a part. */
 struct split_item {
     uint64_t extent, crc;
     unsigned char first[8];
 };
 
-struct converting {
-    rsd_checkpoint *in;
-    rsd_convert_options options;
-    bool whole;           /* no tensor is cut: files are filled one after the other */
-    struct catalog names; /* of what was chosen */
-    struct chosen *chosen;
-    size_t nchosen;
-    struct manifest manifest;
-    size_t *source_of; /* by tensor of the draft */
-    bool *read_files;  /* by file of the source */
-    struct store_output *dest;
-    char journal_name[40]; /* of this rank */
-    struct output output;
-    struct convert_job *jobs; /* lane by lane */
-    struct job_part *parts;   /* by job */
-    size_t njobs, jobs_capacity;
-    size_t *first_job; /* of each lane, and one more */
-    size_t nlanes;
-    uint64_t tile_limit;
-    int64_t nbytes, nleft_out;
-    _Atomic int64_t nbytes_needed;
+/* Everything before the output is opened: options, targets, files, coverage, side files. */
+rsd_status convert_prepare(struct conversion_run *conversion);
 
-    struct operation operation;
-    struct peer_step open, transfer, finish; /* the steps of a conversion */
-    struct partial_crc_list seen;            /* its lock is that of the split items too */
-    struct split_item *split;
-    size_t nsplit, split_capacity;
-    const char *out;
-    bool one_file;
-    rsd_report report;
-};
-
-/* A tensor with all its boxes that are not there yet, or one box of it. */
-struct convert_job {
-    size_t tensor, lane;
-    size_t box; /* SIZE_MAX: all */
-    struct job_part part;
-};
-
-/* ---- convert_jobs.c: what this rank hauls ---- */
-
-rsd_status convert_list_jobs(struct converting *converting);
-
-/* ---- convert_spread.c: what ranks tell each other ---- */
-
-rsd_status convert_say_state(struct converting *converting);
-rsd_status convert_hear_state(struct converting *converting);
-rsd_status convert_say_written(struct converting *converting);
-rsd_status convert_merge(void *converting, const struct payload *all, struct payload *result);
+/* Marks the files of the input that are read. The caller frees the list. */
+rsd_status convert_find_read_files(const struct conversion_run *conversion, bool **read_files);
 
 /* Opens the directory of a side file, which must be a regular file. */
 rsd_status convert_open_side_file(const char *path, rsd_storage *storage, struct store **store,
                                   uint32_t *file);
 
-/* Everything but the writing. */
-rsd_status convert_prepare(struct converting *converting, bool one_file);
-void convert_drop(struct converting *converting);
+/* ---- convert_ranks.c: which rank converts what, and what ranks send each other ---- */
+
+/* Lists the jobs of this rank. Their ids are tensors, or extents if the output is compressed. */
+rsd_status convert_list_jobs(struct conversion_run *conversion, struct batch *batch);
+
+/* What an earlier run has completed: rank 0 puts it, the other ranks take it. */
+rsd_status convert_put_state(struct conversion_run *conversion);
+rsd_status convert_take_state(struct conversion_run *conversion);
+
+/* What a rank has written: each rank puts it, rank 0 takes it. */
+rsd_status convert_put_written(void *conversion, struct payload *own);
+rsd_status convert_take_written(void *conversion, const struct payload *sent, size_t *at);
 
 #endif

@@ -1,151 +1,164 @@
 /* convert.c - from files into files.
  *
- *     choose --> draft --> hauls, one a tensor --> files complete, one by one --> published
+ *     all ranks   make the same manifest, and agree on it
+ *     rank 0      opens the output, and reads the journal of an earlier run
+ *     all ranks   read and write the tensors that are not complete
+ *     rank 0      completes the files, writes the metadata, and commits
  *
- * A file that is complete is in the journal, so a run that was stopped goes on from there: a tensor is then
- * hauled only to the files that are not complete.
+ * The journal has the files and items that are complete, so a run that was stopped can be resumed.
  */
 #include "checkpoint.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { MOST_SIDE_FILE = 1 << 30 };
+enum { MAX_SIDE_FILE_NBYTES = 1 << 30 };
 
-/* ---- hauls ---- */
+/* ---- jobs ---- */
 
-/* The boxes of a job, one after the other. */
-static bool next_box(const struct converting *c, const struct convert_job *job, size_t *box)
+/* The boxes of a job: one item, or the boxes of a tensor that are not complete. */
+struct job_boxes {
+    size_t tensor, next, end;
+};
+
+static struct job_boxes find_boxes(const struct conversion_run *c, const struct batch_job *job)
 {
     const struct catalog *catalog = &c->manifest.catalog;
-    const struct stored_tensor *tensor = &catalog->tensors[job->tensor];
-    if (job->box != SIZE_MAX) {
-        bool first = *box == SIZE_MAX;
-        *box = job->box;
-        return first;
-    }
-    while (++*box < tensor->nboxes)
-        if (output_wants_item(&c->output, tensor->first_extent + *box))
+    if (!c->item_jobs)
+        return (struct job_boxes){job->id, 0, catalog->tensors[job->id].nboxes};
+    size_t tensor = tensor_of_extent(catalog, job->id);
+    size_t box = job->id - catalog->tensors[tensor].first_extent;
+    return (struct job_boxes){tensor, box, box + 1};
+}
+
+static bool next_box(const struct conversion_run *c, struct job_boxes *boxes, size_t *box)
+{
+    const struct stored_tensor *tensor = &c->manifest.catalog.tensors[boxes->tensor];
+    while (boxes->next < boxes->end) {
+        *box = boxes->next++;
+        if (writer_wants_item(&c->writer, tensor->first_extent + *box))
             return true;
+    }
     return false;
 }
 
-static rsd_status open_job(void *context, size_t index, struct transfer *transfer)
+/* Opens the transfer of a job: from the files of the input to the items that are not complete. */
+static rsd_status convert_open_job(void *context, const struct batch_job *job,
+                                   struct transfer *transfer)
 {
-    struct converting *c = context;
-    const struct convert_job *job = &c->jobs[index];
-    const struct stored_tensor *tensor = &c->manifest.catalog.tensors[job->tensor];
-    size_t source = c->source_of[job->tensor];
-    TRY(transfer_start(transfer, &c->in->catalog, source, tensor->nboxes));
-    for (size_t box = SIZE_MAX; next_box(c, job, &box);) {
+    struct conversion_run *c = context;
+    struct job_boxes boxes = find_boxes(c, job);
+    TRY(transfer_start(transfer, &c->in->catalog, c->source_of[boxes.tensor], boxes.end));
+    for (size_t box; next_box(c, &boxes, &box);) {
         struct sink sink;
-        TRY(output_begin(&c->output, job->tensor, box));
-        output_sink(&c->output, job->tensor, box, &sink);
+        TRY(writer_begin_item(&c->writer, boxes.tensor, box, &sink));
         transfer_add_sink(transfer, &sink);
     }
-    TRY(transfer_from_files(transfer, c->in, source, c->tile_limit));
-    if (job_part_is_whole(&job->part))
-        TRY(reflink_share(&c->output, transfer));
+    TRY(transfer_plan(transfer, &c->in->catalog));
+    TRY(transfer_open_files(transfer, c->in, c->operation.tile_limit));
+    if (batch_job_is_whole(job))
+        TRY(reflink_share(&c->writer, transfer));
     transfer->in_order = transfer->in_order || c->manifest.compress;
     return RSD_OK;
 }
 
-/* What rank 0 has to know of an item that it ends. */
-static rsd_status keep_part(struct converting *c, size_t tensor, size_t box)
+/* Keeps what rank 0 needs to end an item of which this rank wrote a part. */
+static rsd_status add_split_item(struct conversion_run *c, size_t tensor, size_t box)
 {
     size_t extent = c->manifest.catalog.tensors[tensor].first_extent + box;
-    const struct manifest_item *item = &c->manifest.items[extent];
+    struct manifest_item *item = &c->manifest.items[extent];
     struct split_item part = {.extent = extent, .crc = item->crc};
     memcpy(part.first, item->first, sizeof part.first);
-    pthread_mutex_lock(&c->seen.lock);
+    pthread_mutex_lock(&c->operation.partial_crcs.lock);
+    item->split = true;
     rsd_status status = GROW(c->split, c->split_capacity, c->nsplit + 1);
     if (!status)
         c->split[c->nsplit++] = part;
-    pthread_mutex_unlock(&c->seen.lock);
+    pthread_mutex_unlock(&c->operation.partial_crcs.lock);
     return status;
 }
 
-static rsd_status close_job(void *context, size_t index, struct transfer *transfer)
+/* Ends the items of a job, or keeps what rank 0 needs to end an item that several ranks wrote. */
+static rsd_status convert_close_job(void *context, const struct batch_job *job,
+                                    struct transfer *transfer)
 {
-    struct converting *c = context;
+    struct conversion_run *c = context;
     const struct catalog *in = &c->in->catalog;
-    const struct convert_job *job = &c->jobs[index];
-    if (job->part.from == 0) /* the first of those that share it counts it */
+    struct job_boxes boxes = find_boxes(c, job);
+    if (job->from == 0) /* the first rank of a split job counts it */
         c->nbytes_needed +=
-            min_i64(transfer->nbytes, tensor_nbytes(in, &in->tensors[c->source_of[job->tensor]]));
-    for (size_t box = SIZE_MAX; next_box(c, job, &box);)
-        TRY(job_part_is_whole(&job->part) ? output_end(&c->output, job->tensor, box)
-                                          : keep_part(c, job->tensor, box));
+            min_i64(transfer->nbytes, tensor_nbytes(in, &in->tensors[transfer->tensor]));
+    for (size_t box; next_box(c, &boxes, &box);)
+        TRY(batch_job_is_whole(job) ? writer_end_item(&c->writer, boxes.tensor, box)
+                                    : add_split_item(c, boxes.tensor, box));
     return RSD_OK;
 }
 
 /* The tensor that a job reads whole, for reading ahead. */
-static size_t whole_tensor(void *context, size_t index)
+static size_t whole_convert_tensor(void *context, const struct batch_job *job)
 {
-    const struct converting *c = context;
-    bool whole = c->jobs[index].box == SIZE_MAX && !c->dest->resumed;
-    return whole ? c->source_of[c->jobs[index].tensor] : SIZE_MAX;
+    const struct conversion_run *c = context;
+    return c->item_jobs || c->dest->resumed ? SIZE_MAX : c->source_of[job->id];
 }
 
-static rsd_status haul_all(struct converting *c)
+/* Runs the jobs of this rank. A run that is stopped writes its complete items to the journal. */
+static rsd_status run_jobs(struct conversion_run *c)
 {
-    struct batch batch = {.pool = c->options.pool,
-                          .nlanes = c->nlanes,
-                          .first_job = c->first_job,
-                          .one_per_lane = c->manifest.compress != 0,
-                          .from = c->in,
-                          .whole_tensor = whole_tensor,
-                          .open = open_job,
-                          .close = close_job,
-                          .context = c,
-                          .parts = c->parts,
-                          .seen = &c->seen,
-                          .nbytes_total = c->nbytes};
-    operation_follow(&c->operation, &batch);
-    rsd_status status = batch_run(&batch);
+    struct batch batch = {.from = c->in,
+                          .whole_tensor = whole_convert_tensor,
+                          .open = convert_open_job,
+                          .close = convert_close_job,
+                          .context = c};
+    rsd_status status = convert_list_jobs(c, &batch);
+    if (!status)
+        status = operation_run_batch(&c->operation, &batch);
+    job_list_drop(&batch.jobs);
     if (status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_ENOENT) {
         char *message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
-        output_note(&c->output); /* if even that fails, more is done again */
-        error_set("%s", message ? message : "stopped");
+        writer_save_items(&c->writer); /* if this fails, more is written again */
+        error_set("%s", message ? message : "no memory for a message");
         mem_free(message);
     }
-    report_add_stats(&c->report, &batch.stats);
     return status;
 }
 
-/* ---- the source ---- */
+/* ---- the journal ---- */
 
-/* What the files that are read look like from outside. */
-static rsd_status hash_source(const struct converting *c, struct hash *hash)
+/* Hashes the names, sizes and versions of the files that are read. */
+static rsd_status hash_source(const struct conversion_run *c, struct hash *hash)
 {
     struct store *store = c->in->store;
+    bool *read_files;
+    TRY(convert_find_read_files(c, &read_files));
+    rsd_status status = RSD_OK;
     hash_start(hash, "source 1");
-    for (uint32_t i = 0; i < store->names.n; i++) {
-        if (!c->read_files[i])
-            continue;
+    for (uint32_t i = 0; i < store->names.n && !status; i++) {
         uint64_t nbytes;
         int64_t version;
-        rsd_status status = store_stat(store, i, &nbytes, &version);
-        if (status)
-            return store_fail_in(store, i, status);
+        if (!read_files[i])
+            continue;
+        status = store_stat(store, i, &nbytes, &version);
+        if (status) {
+            store_fail_in(store, i, status);
+            break;
+        }
         hash_string(hash, store_file_name(store, i));
         hash_i64(hash, (int64_t)nbytes);
         hash_i64(hash, version);
     }
-    return RSD_OK;
+    mem_free(read_files);
+    return status;
 }
 
-/* What is written, and from what. */
-static void hash_target(const struct converting *c, struct hash *hash)
+/* Hashes what is written, and from which tensors. */
+static void hash_target(const struct conversion_run *c, struct hash *hash)
 {
     manifest_hash(&c->manifest, hash);
     for (size_t i = 0; i < c->manifest.catalog.ntensors; i++)
         hash_string(hash, c->in->catalog.tensors[c->source_of[i]].name);
 }
 
-static rsd_status begin(struct converting *c)
+static rsd_status start_journal(struct conversion_run *c)
 {
     struct hash source, target;
     char source_text[RSD_DIGEST_NCHARS], target_text[RSD_DIGEST_NCHARS];
@@ -153,19 +166,19 @@ static rsd_status begin(struct converting *c)
     hash_target(c, &target);
     hash_text(source, source_text);
     hash_text(target, target_text);
-    c->output.journal = true;
-    c->output.reflink = c->options.reflink;
-    c->output.unchecked = c->options.unchecked != 0;
-    return c->dest->resumed ? journal_resume(c->dest, source_text, target_text, &c->output)
+    c->writer.journal = true;
+    c->writer.reflink = c->options.reflink;
+    c->writer.unchecked = c->options.unchecked != 0;
+    return c->dest->resumed ? journal_resume(c->dest, source_text, target_text, &c->writer)
                             : journal_start(c->dest, source_text, target_text);
 }
 
 /* ---- the end ---- */
 
-/* Names without .part, now that all files are complete. */
-static rsd_status settle_names(struct converting *c)
+/* Removes .part from the names, when all files are complete. */
+static rsd_status rename_files(struct conversion_run *c)
 {
-    struct store *store = c->output.store;
+    struct store *store = c->writer.store;
     for (uint32_t i = 0; i < c->manifest.nfiles; i++) {
         const char *from = store_file_name(store, i), *to = c->manifest.files[i].name;
         if (strcmp(from, to) != 0)
@@ -174,19 +187,19 @@ static rsd_status settle_names(struct converting *c)
     return store_sync_names(store);
 }
 
-/* Copies a file into the folder, under its own name. */
-static rsd_status add_side_file(const struct converting *c, const char *path)
+/* Copies a file into the directory, under its own name. */
+static rsd_status copy_side_file(const struct conversion_run *c, const char *path)
 {
     struct store *store;
     char *bytes = NULL;
     uint32_t file;
     size_t n;
-    TRY(convert_open_side_file(path, c->options.storage, &store, &file));
-    rsd_status status = store_load(store, file, MOST_SIDE_FILE, &bytes, &n);
+    TRY(convert_open_side_file(path, c->operation.io.storage, &store, &file));
+    rsd_status status = store_load(store, file, MAX_SIDE_FILE_NBYTES, &bytes, &n);
     if (status)
         store_fail_in(store, file, status);
     else
-        status = store_put(c->output.store, store_file_name(store, file), bytes, n);
+        status = store_put(c->writer.store, store_file_name(store, file), bytes, n);
     mem_free(bytes);
     store_close(store);
     return status;
@@ -194,90 +207,146 @@ static rsd_status add_side_file(const struct converting *c, const char *path)
 
 /* ---- the steps ---- */
 
-static bool is_spread(const struct converting *c)
-{
-    return c->operation.nranks > 1;
-}
-
-static struct output_options convert_output_options(const struct converting *c)
+static struct output_options make_output_options(const struct conversion_run *c)
 {
     return (struct output_options){.mode = c->options.resume ? OUTPUT_RESUME : OUTPUT_NEW,
                                    .overwrite = c->options.overwrite != 0,
                                    .one_file = c->one_file,
                                    .journal = JOURNAL_NAME,
                                    .list_owned = checkpoint_list_owned,
-                                   .storage = c->options.storage};
+                                   .storage = c->operation.io.storage};
 }
 
-/* Rank 0 makes the folder, or finds what an earlier run left in it. */
-static rsd_status open_all(void *context)
+/* Rank 0: creates the output, or finds what an earlier run left in it. */
+static rsd_status open_convert_output(void *context)
 {
-    struct converting *c = context;
-    struct output_options options = convert_output_options(c);
+    struct conversion_run *c = context;
+    struct output_options options = make_output_options(c);
     TRY(store_open_output(c->out, &options, &c->dest));
-    TRY(output_open(&c->output, &c->manifest, c->dest, c->in, -1));
-    TRY(begin(c));
-    c->output.shared = is_spread(c) && !c->manifest.compress && c->dest->store->ops->random_write;
-    if (c->output.shared)
-        TRY(output_make_files(&c->output));
-    return is_spread(c) ? convert_say_state(c) : RSD_OK;
+    TRY(writer_open(&c->writer, &c->manifest, c->dest, c->in, -1));
+    TRY(start_journal(c));
+    c->writer.shared =
+        c->operation.nranks > 1 && !c->manifest.compress && c->dest->store->ops->random_write;
+    if (c->writer.shared)
+        TRY(writer_create_files(&c->writer));
+    return c->operation.nranks > 1 ? convert_put_state(c) : RSD_OK;
 }
 
-/* Every rank writes its share. */
-static rsd_status haul_own(void *context)
+/* The other ranks: join the output. */
+static rsd_status join_convert_output(struct conversion_run *c)
 {
-    struct converting *c = context;
+    snprintf(c->journal_name, sizeof c->journal_name, JOURNAL_NAME ".%d", (int)c->operation.rank);
+    struct output_options options = {
+        .mode = OUTPUT_JOIN, .journal = c->journal_name, .storage = c->operation.io.storage};
+    TRY(store_open_output(c->out, &options, &c->dest));
+    TRY(writer_open(&c->writer, &c->manifest, c->dest, c->in, -1));
+    c->writer.journal = true;
+    c->writer.shared = !c->manifest.compress && c->dest->store->ops->random_write;
+    return convert_take_state(c);
+}
+
+/* Each rank: reads and writes its jobs, and fills in its report. */
+static rsd_status convert_jobs(void *context)
+{
+    struct conversion_run *c = context;
+    rsd_report *report = &c->operation.report;
     if (c->operation.rank > 0)
-        TRY(convert_hear_state(c));
-    TRY(convert_list_jobs(c));
-    TRY(haul_all(c));
-    if (is_spread(c))
-        TRY(output_flush(&c->output));
-    return convert_say_written(c);
+        TRY(join_convert_output(c));
+    TRY(run_jobs(c));
+    if (c->operation.nranks > 1)
+        TRY(writer_flush(&c->writer));
+    report->nbytes_needed = c->nbytes_needed;
+    if (c->operation.rank > 0) { /* rank 0 counts its own at the end */
+        report->nbytes_written = (int64_t)c->writer.nbytes_written;
+        report->nfiles_written = c->writer.nfiles_written;
+    }
+    return RSD_OK;
 }
 
-/* Rank 0 ends it. */
-static rsd_status finish_all(void *context)
+static rsd_status convert_damaged(void *context, const struct partial_crc *crc, rsd_status status)
 {
-    struct converting *c = context;
-    if (c->output.shared)
-        TRY(output_end_split(&c->output));
-    TRY(output_finish(&c->output));
-    if (is_spread(c))
+    const struct conversion_run *c = context;
+    const char *name = c->in->catalog.tensors[c->source_of[crc->job]].name;
+    return checkpoint_fail_in(c->in, (uint32_t)crc->file, name, status);
+}
+
+/* Rank 0: completes the files, and commits. */
+static rsd_status commit_conversion(void *context)
+{
+    struct conversion_run *c = context;
+    rsd_report *report = &c->operation.report;
+    if (c->writer.shared)
+        TRY(writer_end_split_items(&c->writer));
+    TRY(writer_finish(&c->writer));
+    if (c->operation.nranks > 1)
         TRY(journal_clear(c->dest));
-    TRY(settle_names(c));
+    TRY(rename_files(c));
     for (int64_t i = 0; i < c->options.nside_files; i++)
-        TRY(add_side_file(c, c->options.side_files[i]));
-    TRY(c->manifest.format->writer->finish(&c->manifest, c->output.store));
-    c->report.nbytes_written += (int64_t)c->output.nbytes_written;
-    c->report.nfiles_written += c->output.nfiles_written;
-    c->report.nbytes_shared += (int64_t)c->output.nbytes_shared;
-    output_close(&c->output);
+        TRY(copy_side_file(c, c->options.side_files[i]));
+    TRY(c->manifest.format->writer->finish(&c->manifest, c->writer.store));
+    report->nbytes_written += (int64_t)c->writer.nbytes_written;
+    report->nfiles_written += c->writer.nfiles_written;
+    report->nbytes_shared += (int64_t)c->writer.nbytes_shared;
+    writer_close(&c->writer);
     TRY(store_commit(c->dest));
-    return payload_put_report(&c->operation, &c->finish.own, &c->report);
+    report->seconds = seconds_now() - c->operation.began;
+    return RSD_OK;
 }
 
-static rsd_status take_steps(struct converting *c)
-{
-    size_t at = 0;
-    c->open.work = open_all;
-    c->transfer.work = haul_own;
-    c->transfer.merge = convert_merge;
-    c->finish.work = finish_all;
-    c->open.context = c->transfer.context = c->finish.context = c;
-    TRY(operation_lead_step(&c->operation, &c->open));
-    TRY(operation_step(&c->operation, &c->transfer));
-    TRY(operation_lead_step(&c->operation, &c->finish));
-    return payload_take(&c->finish.result, &at, &c->report, sizeof c->report);
-}
-
-/* Whether what there is can be resumed. */
-static bool is_kept(const struct converting *c, rsd_status status)
+/* Returns whether what was written can be resumed after a failure. */
+static bool can_resume(const struct conversion_run *c, rsd_status status)
 {
     return status == RSD_EIO || status == RSD_ENOENT || status == RSD_ECANCELLED ||
            status == RSD_EEXIST || status == RSD_ETIMEOUT || status == RSD_EPEER ||
            (status == RSD_EMISMATCH && c->dest && c->dest->resumed);
 }
+
+/* Collective. Opens the output, converts, and commits. After a failure, keeps what can be resumed and removes the
+ * rest. */
+static rsd_status write_conversion(struct conversion_run *c)
+{
+    struct operation_call call = {.work = convert_jobs,
+                                  .put = convert_put_written,
+                                  .take = convert_take_written,
+                                  .damaged = convert_damaged,
+                                  .context = c};
+    rsd_status status = operation_lead(&c->operation, open_convert_output, c, &c->state);
+    if (!status)
+        status = operation_run(&c->operation, &call);
+    if (!status)
+        status = operation_lead(&c->operation, commit_conversion, c, NULL);
+    writer_close(&c->writer);
+    bool removed = status && c->operation.rank == 0 && !can_resume(c, status);
+    store_close_output(c->dest, !removed);
+    return status;
+}
+
+/* ---- without writing ---- */
+
+static rsd_status check_convert_output(void *context)
+{
+    const struct conversion_run *c = context;
+    struct output_options options = make_output_options(c);
+    return store_check_output(c->out, &options);
+}
+
+/* Reports what a run would do. Compressed items are counted with their uncompressed length. */
+static rsd_status estimate_report(struct conversion_run *c)
+{
+    const struct catalog *in = &c->in->catalog;
+    rsd_report *report = &c->operation.report;
+    TRY(operation_lead(&c->operation, check_convert_output, c, NULL));
+    for (size_t t = 0; t < c->manifest.catalog.ntensors; t++)
+        report->nbytes_needed += tensor_nbytes(in, &in->tensors[c->source_of[t]]);
+    report->nbytes_read = report->nbytes_needed;
+    for (size_t i = 0; i < c->manifest.nfiles; i++)
+        report->nbytes_written += (int64_t)c->manifest.files[i].nbytes;
+    report->nfiles_written = (int64_t)c->manifest.nfiles;
+    report->seconds = seconds_now() - c->operation.began;
+    return RSD_OK;
+}
+
+/* ---- the call ---- */
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -285,75 +354,36 @@ static bool ends_with(const char *text, const char *end)
     return n > m && strcmp(text + n - m, end) == 0;
 }
 
-static rsd_status convert_to(struct converting *c)
+/* Collective. Returns EMISMATCH if ranks passed different arguments. */
+static rsd_status agree_on_conversion(struct conversion_run *c, rsd_status status)
 {
-    rsd_status status = take_steps(c);
-    output_close(&c->output);
-    bool removed = status && c->operation.rank == 0 && !is_kept(c, status);
-    store_close_output(c->dest, !removed);
-    return status;
-}
-
-static rsd_status check_place(void *context)
-{
-    const struct converting *c = context;
-    struct output_options options = convert_output_options(c);
-    return store_check_output(c->out, &options);
-}
-
-/* What a run would report. Compressed items are counted as if they were not. */
-static void foresee(const struct converting *c, rsd_report *report)
-{
-    const struct catalog *in = &c->in->catalog;
-    for (size_t t = 0; t < c->manifest.catalog.ntensors; t++)
-        report->nbytes_needed += tensor_nbytes(in, &in->tensors[c->source_of[t]]);
-    report->nbytes_read = report->nbytes_needed;
-    for (size_t i = 0; i < c->manifest.nfiles; i++)
-        report->nbytes_written += (int64_t)c->manifest.files[i].nbytes;
-    report->nfiles_written = (int64_t)c->manifest.nfiles;
-}
-
-static rsd_status meet(struct converting *c, rsd_status status)
-{
-    struct hash what = {0};
+    struct hash arguments = {0};
     if (!status) {
-        hash_target(c, &what);
-        catalog_hash(&c->in->catalog, &what);
-        hash_string(&what, c->out);
-        hash_i64(&what, c->options.overwrite);
-        hash_i64(&what, c->options.resume);
-        hash_i64(&what, c->options.dry);
-        hash_i64(&what, c->options.nside_files);
+        hash_target(c, &arguments);
+        hash_catalog(&arguments, &c->in->catalog);
+        hash_string(&arguments, c->out);
+        hash_i64(&arguments, c->options.overwrite);
+        hash_i64(&arguments, c->options.resume);
+        hash_i64(&arguments, c->options.dry);
+        hash_i64(&arguments, c->options.nside_files);
     }
-    return operation_agree(&c->operation, status, what, &c->tile_limit);
+    return operation_agree(&c->operation, status, arguments);
 }
 
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report)
 {
-    struct converting c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
+    struct conversion_run c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
     TRY(options_copy("rsd_convert_options", options, &c.options, sizeof c.options));
-    if (report)
-        TRY(report_check("rsd_report", report));
-    TRY(operation_open(&c.operation, c.options.transport, c.options.timeout, c.options.on_progress,
-                       c.options.context));
-    partial_crcs_open(&c.seen);
-    c.tile_limit = tile_limit(c.options.max_nbytes, c.options.pool);
-    rsd_status status = meet(&c, convert_prepare(&c, c.one_file));
-    if (!status && c.options.dry)
-        status = operation_lead(&c.operation, check_place, &c);
-    if (!status && c.options.dry)
-        foresee(&c, &c.report);
-    else if (!status)
-        status = convert_to(&c);
-    c.report.ntensors = (int64_t)c.nchosen;
-    c.report.nleft_out = c.nleft_out;
-    convert_drop(&c);
-    if (status)
-        return status;
-    if (c.options.dry)
-        c.report.seconds = seconds_now() - c.operation.began;
-    if (report)
-        report_copy(report, &c.report, sizeof c.report);
-    return RSD_OK;
+    TRY(operation_open(&c.operation, c.options.io, report));
+    rsd_status status = agree_on_conversion(&c, convert_prepare(&c));
+    if (!status)
+        status = c.options.dry ? estimate_report(&c) : write_conversion(&c);
+    c.operation.report.ntensors = (int64_t)c.manifest.catalog.ntensors;
+    c.operation.report.nleft_out = c.nleft_out;
+    manifest_drop(&c.manifest);
+    mem_free(c.source_of);
+    mem_free(c.split);
+    payload_drop(&c.state);
+    return operation_close(&c.operation, status, report);
 }

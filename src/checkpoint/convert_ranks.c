@@ -1,213 +1,199 @@
-/* convert_spread.c - what the ranks of a conversion tell each other.
+/* convert_ranks.c - which rank converts what, and what ranks send each other.
  *
- *     rank 0 --state--> all        which files and items an earlier run has completed
- *     all --written--> rank 0      sums of what was split, and where compressed items came to lie
+ *     rank 0 --state--> all ranks      files and items that an earlier run has completed
+ *     all ranks --written--> rank 0    CRCs of split items, and offsets of compressed ones
  *
- * Drafts need not travel: every rank has made the same one.
+ * Manifests are not sent: every rank has made the same one.
  */
 #include "checkpoint.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* ---- the state, at the beginning ---- */
+enum { MAX_UPLOADS = 8 }; /* of which a few parts are in memory at a time */
 
-enum { FILE_DONE = 1, FILE_NOTED = 2 };
+/* ---- jobs ---- */
 
-struct file_state {
-    uint64_t flags, nbytes;
-};
-
-/* Where the compressed items and values of some files lie: of those that are done, or of those that this
- * process has written. */
-static rsd_status say_places(const struct converting *c, struct payload *own, bool touched)
+/* Returns the bytes of a box, as wide as they are read; 0 if the box is complete. */
+static int64_t wanted_nbytes(const struct conversion_run *c, size_t t, size_t box, bool *wanted)
 {
     const struct catalog *catalog = &c->manifest.catalog;
-    struct payload places = {0};
-    rsd_status status = RSD_OK;
-    for (size_t i = 0; i < catalog->nextents + catalog->nvalues && !status; i++) {
-        bool value = i >= catalog->nextents;
-        size_t index = value ? i - catalog->nextents : i;
-        const struct extent *extent =
-            value ? &catalog->values[index].extent : &catalog->extents[index];
-        const struct out_state *state = &c->output.states[extent->file];
-        struct extent_update one = {value, index, extent->offset, extent->nbytes};
-        if (c->manifest.compress && state->done && (!touched || state->touched))
-            status = payload_put(&places, &one, sizeof one);
-    }
-    if (!status)
-        status = payload_put_list(own, places.bytes, places.n, 1);
-    payload_drop(&places);
-    return status;
+    const struct stored_tensor *tensor = &catalog->tensors[t];
+    if (!writer_wants_item(&c->writer, tensor->first_extent + box))
+        return 0;
+    *wanted = true;
+    return box_volume(tensor->ndim, tensor_box_len(catalog, tensor, box)) *
+           (int64_t)rsd_dtype_nbytes(c->in->catalog.tensors[c->source_of[t]].dtype);
 }
 
-static rsd_status hear_places(struct converting *c, const struct payload *payload, size_t *at)
+/* A compressed file is one stream after the other. So a rank has whole files, a job is an item, and a queue is a
+ * file. */
+static rsd_status partition_files(const struct conversion_run *c, struct job_list *files)
 {
-    uint64_t n;
-    TRY(payload_take(payload, at, &n, sizeof n));
-    for (size_t end = *at + (size_t)n; *at < end;)
-        TRY(payload_take_extent(payload, at, &c->manifest.catalog));
+    const struct catalog *catalog = &c->manifest.catalog;
+    for (size_t i = 0; i < c->manifest.nfiles; i++)
+        TRY(job_list_add(files, (struct batch_job){.id = i}));
+    for (size_t t = 0; t < catalog->ntensors; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
+            bool wanted = false;
+            size_t file = catalog->extents[catalog->tensors[t].first_extent + box].file;
+            files->list[file].of += wanted_nbytes(c, t, box, &wanted);
+        }
+    job_list_partition(files, c->operation.rank, c->operation.nranks);
     return RSD_OK;
 }
 
-rsd_status convert_say_state(struct converting *c)
+/* Lists the items of the files that this rank writes, as one job each. */
+static rsd_status list_item_jobs(const struct conversion_run *c, const struct job_list *files,
+                                 struct job_list *jobs)
 {
     const struct catalog *catalog = &c->manifest.catalog;
-    struct payload *own = &c->open.own;
-    for (size_t i = 0; i < c->manifest.nfiles; i++) {
-        const struct out_state *state = &c->output.states[i];
-        struct file_state one = {.flags = (state->done ? FILE_DONE : 0u) |
-                                          (state->noted ? FILE_NOTED : 0u),
-                                 .nbytes = c->manifest.files[i].nbytes};
-        TRY(payload_put(own, &one, sizeof one));
-    }
-    for (size_t i = 0; i < catalog->nextents; i++) {
-        char done = c->manifest.items[i].done;
-        TRY(payload_put(own, &done, 1));
-    }
-    return say_places(c, own, false);
+    bool *mine = mem_new(c->manifest.nfiles, sizeof *mine);
+    rsd_status status = mine ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < files->n && !status; i++)
+        mine[files->list[i].id] = true;
+    for (size_t t = 0; t < catalog->ntensors && !status; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes && !status; box++) {
+            bool wanted = false;
+            size_t extent = catalog->tensors[t].first_extent + box;
+            struct batch_job job = {.id = extent, .queue = catalog->extents[extent].file};
+            job.of = job.to = wanted_nbytes(c, t, box, &wanted);
+            if (wanted && mine[job.queue])
+                status = job_list_add(jobs, job);
+        }
+    mem_free(mine);
+    return status;
 }
 
-rsd_status convert_hear_state(struct converting *c)
+/* A job is a tensor with all boxes that are not complete, so that bytes that several of them need are read once. Where
+ * files have whole tensors, its queue is a file. */
+static rsd_status list_tensor_jobs(const struct conversion_run *c, struct job_list *jobs)
 {
-    const struct catalog *catalog = &c->manifest.catalog;
-    const struct payload *result = &c->open.result;
-    size_t at = 0;
-    snprintf(c->journal_name, sizeof c->journal_name, JOURNAL_NAME ".%d", (int)c->operation.rank);
-    struct output_options options = {
-        .mode = OUTPUT_JOIN, .journal = c->journal_name, .storage = c->options.storage};
-    TRY(store_open_output(c->out, &options, &c->dest));
-    TRY(output_open(&c->output, &c->manifest, c->dest, c->in, -1));
-    c->output.journal = true;
-    c->output.shared = !c->manifest.compress && c->dest->store->ops->random_write;
-    for (size_t i = 0; i < c->manifest.nfiles; i++) {
-        struct file_state one;
-        TRY(payload_take(result, &at, &one, sizeof one));
-        c->output.states[i].done = (one.flags & FILE_DONE) != 0;
-        c->output.states[i].noted = (one.flags & FILE_NOTED) != 0;
-        c->output.states[i].created = c->output.shared;
-        c->manifest.files[i].nbytes = one.nbytes;
+    const struct catalog *catalog = &c->manifest.catalog, *in = &c->in->catalog;
+    for (size_t t = 0; t < catalog->ntensors; t++) {
+        const struct stored_tensor *tensor = &catalog->tensors[t];
+        bool wanted = false;
+        struct batch_job job = {.id = t,
+                                .can_split = tensor_can_split(in, &in->tensors[c->source_of[t]])};
+        for (size_t box = tensor->nboxes; box-- > 0;) {
+            bool one = false;
+            job.of += wanted_nbytes(c, t, box, &one);
+            if (one)
+                job.queue = catalog->extents[tensor->first_extent + box].file;
+            wanted = wanted || one;
+        }
+        job.to = job.of;
+        if (wanted)
+            TRY(job_list_add(jobs, job));
     }
-    for (size_t i = 0; i < catalog->nextents; i++) {
+    job_list_partition(jobs, c->operation.rank, c->operation.nranks);
+    return RSD_OK;
+}
+
+/* Puts each job into the queue with the fewest bytes. */
+static rsd_status balance_queues(struct job_list *jobs, size_t nqueues)
+{
+    int64_t *nbytes = mem_new(nqueues, sizeof *nbytes);
+    if (!nbytes)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < jobs->n; i++) {
+        struct batch_job *job = &jobs->list[i];
+        job->queue = 0;
+        for (size_t queue = 1; queue < nqueues; queue++)
+            if (nbytes[queue] < nbytes[job->queue])
+                job->queue = queue;
+        nbytes[job->queue] += job->to - job->from;
+    }
+    mem_free(nbytes);
+    return RSD_OK;
+}
+
+/* Parts of files that are uploaded are kept in memory until they are full, so many files are written one after the
+ * other; and a rank uploads whole files. */
+static bool has_file_order(const struct conversion_run *c)
+{
+    return !c->dest->store->ops->random_write &&
+           (c->operation.nranks > 1 ||
+            (c->manifest.nfiles > MAX_UPLOADS &&
+             c->manifest.catalog.nextents > c->manifest.catalog.ntensors));
+}
+
+rsd_status convert_list_jobs(struct conversion_run *c, struct batch *batch)
+{
+    struct job_list files = {0};
+    c->item_jobs = c->manifest.compress || has_file_order(c);
+    batch->nqueues = c->manifest.nfiles;
+    batch->one_per_queue = c->manifest.compress != 0;
+    if (c->item_jobs) {
+        rsd_status status = partition_files(c, &files);
+        if (!status)
+            status = list_item_jobs(c, &files, &batch->jobs);
+        job_list_drop(&files);
+        return status;
+    }
+    TRY(list_tensor_jobs(c, &batch->jobs));
+    if (c->manifest.files_of == FILES_OF_TENSORS)
+        return RSD_OK;
+    batch->nqueues = (size_t)pool_nthreads(c->operation.io.pool);
+    return balance_queues(&batch->jobs, batch->nqueues);
+}
+
+/* ---- the state, at the start ---- */
+
+rsd_status convert_put_state(struct conversion_run *c)
+{
+    for (size_t i = 0; i < c->manifest.catalog.nextents; i++) {
+        char done = c->manifest.items[i].done;
+        TRY(payload_put(&c->state, &done, 1));
+    }
+    return writer_put_files(&c->writer, false, &c->state);
+}
+
+rsd_status convert_take_state(struct conversion_run *c)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < c->manifest.nfiles; i++)
+        c->writer.files[i].created = c->writer.shared;
+    for (size_t i = 0; i < c->manifest.catalog.nextents; i++) {
         char done;
-        TRY(payload_take(result, &at, &done, 1));
+        TRY(payload_take(&c->state, &at, &done, 1));
         c->manifest.items[i].done = done != 0;
     }
-    return hear_places(c, result, &at);
+    return writer_take_files(&c->writer, &c->state, &at);
 }
 
 /* ---- what was written, at the end ---- */
 
-/* A compressed file that a rank has completed. */
-struct file_written {
-    uint64_t file, nbytes;
-};
-
-static rsd_status say_files(const struct converting *c, struct payload *own)
+rsd_status convert_put_written(void *context, struct payload *own)
 {
-    struct payload files = {0};
-    rsd_status status = RSD_OK;
-    for (size_t i = 0; i < c->manifest.nfiles && !status && !c->output.shared; i++) {
-        struct file_written one = {i, c->manifest.files[i].nbytes};
-        if (c->output.states[i].done && c->output.states[i].touched)
-            status = payload_put(&files, &one, sizeof one);
-    }
-    if (!status)
-        status = payload_put_list(own, files.bytes, files.n, 1);
-    payload_drop(&files);
-    return status;
-}
-
-rsd_status convert_say_written(struct converting *c)
-{
-    struct payload *own = &c->transfer.own;
-    c->report.nbytes_needed = c->nbytes_needed;
-    if (c->operation.rank > 0) { /* rank 0 counts its own in the end */
-        c->report.nbytes_written = (int64_t)c->output.nbytes_written;
-        c->report.nfiles_written = c->output.nfiles_written;
-    }
-    TRY(payload_put_report(&c->operation, own, &c->report));
-    TRY(payload_put_list(own, c->seen.list, c->seen.n, sizeof *c->seen.list));
+    const struct conversion_run *c = context;
     TRY(payload_put_list(own, c->split, c->nsplit, sizeof *c->split));
-    TRY(say_files(c, own));
-    return say_places(c, own, true);
+    return writer_put_files(&c->writer, true, own);
 }
 
-static void take_part(struct converting *c, const struct split_item *part, bool own)
-{
-    struct manifest_item *item = &c->manifest.items[part->extent];
-    item->split = true;
-    if (own)
-        return; /* it is in there already */
-    item->crc ^= part->crc;
-    for (size_t i = 0; i < sizeof item->first; i++)
-        item->first[i] ^= part->first[i];
-}
-
-static rsd_status hear_parts(struct converting *c, const struct payload *payload, size_t *at,
-                             bool own)
-{
-    struct split_item *list = NULL;
-    size_t n = 0, capacity = 0;
-    rsd_status status = payload_take_list(payload, at, &list, &n, &capacity, sizeof *list);
-    for (size_t i = 0; i < n && !status; i++)
-        if (list[i].extent >= c->manifest.catalog.nextents)
-            status = fail(RSD_EPEER, "a rank wrote a part of item %llu of %zu",
-                          (unsigned long long)list[i].extent, c->manifest.catalog.nextents);
-        else
-            take_part(c, &list[i], own);
-    mem_free(list);
-    return status;
-}
-
-static rsd_status hear_files(struct converting *c, const struct payload *payload, size_t *at)
+/* On rank 0: adds the CRCs that a rank has of items that several ranks wrote. */
+static rsd_status take_split_items(struct conversion_run *c, const struct payload *sent, size_t *at)
 {
     uint64_t n;
-    TRY(payload_take(payload, at, &n, sizeof n));
-    for (size_t end = *at + (size_t)n; *at < end;) {
-        struct file_written one;
-        TRY(payload_take(payload, at, &one, sizeof one));
-        if (one.file >= c->manifest.nfiles)
-            return fail(RSD_EPEER, "a rank wrote file %llu of %zu", (unsigned long long)one.file,
-                        c->manifest.nfiles);
-        c->output.states[one.file].done = true;
-        c->manifest.files[one.file].nbytes = one.nbytes;
+    TRY(payload_take(sent, at, &n, sizeof n));
+    for (uint64_t i = 0; i < n; i++) {
+        struct split_item one;
+        TRY(payload_take(sent, at, &one, sizeof one));
+        if (one.extent >= c->manifest.catalog.nextents)
+            return fail(RSD_EPEER, "a rank wrote a part of item %llu of %zu",
+                        (unsigned long long)one.extent, c->manifest.catalog.nextents);
+        struct manifest_item *item = &c->manifest.items[one.extent];
+        item->split = true;
+        item->crc ^= one.crc;
+        for (size_t k = 0; k < sizeof item->first; k++)
+            item->first[k] ^= one.first[k];
     }
     return RSD_OK;
 }
 
-static rsd_status damaged(void *context, const struct partial_crc *seen, rsd_status status)
+rsd_status convert_take_written(void *context, const struct payload *sent, size_t *at)
 {
-    const struct converting *c = context;
-    const struct stored_tensor *tensor = &c->in->catalog.tensors[c->source_of[seen->job]];
-    return store_fail_in(c->in->store, (uint32_t)seen->file,
-                         fail_in(status, "%.300s: ", tensor->name));
-}
-
-/* On rank 0, which ends what was split and writes the metadata. */
-rsd_status convert_merge(void *context, const struct payload *all, struct payload *result)
-{
-    struct converting *c = context;
-    struct partial_crc *seen = NULL;
-    size_t nseen = 0, capacity = 0;
-    rsd_report sum = {0};
-    rsd_status status = RSD_OK;
-    for (int32_t rank = 0; rank < c->operation.nranks && !status; rank++) {
-        size_t at = 0;
-        status = payload_take_report(&all[rank], &at, &sum);
-        if (!status)
-            status = payload_take_list(&all[rank], &at, &seen, &nseen, &capacity, sizeof *seen);
-        if (!status)
-            status = hear_parts(c, &all[rank], &at, rank == 0);
-        if (!status)
-            status = hear_files(c, &all[rank], &at);
-        if (!status)
-            status = hear_places(c, &all[rank], &at);
-    }
-    if (!status)
-        status = partial_crcs_check(seen, nseen, &sum, damaged, c);
-    mem_free(seen);
-    c->report = sum;
-    (void)result; /* all hear the report in the end */
-    return status;
+    struct conversion_run *c = context;
+    TRY(take_split_items(c, sent, at));
+    return writer_take_files(&c->writer, sent, at);
 }

@@ -1,330 +1,327 @@
-/* deal.c - who writes which box.
+/* dedup.c - which rank writes which box.
  *
- * Every holder of a box could write it; one does. torch deals boxes out in the order in which ranks list
- * them (all of rank 0's, then what rank 1 has beyond that, and so on), each to the holder that has been
- * given the fewest bytes so far, counted as if it wrote the whole tensor each time. To write the same
- * files, so does this.
+ * Every rank that holds a box could write it; one does. torch assigns boxes in the order in which ranks list them
+ * (all boxes of rank 0, then the others of rank 1, and so on), each to the holder with the fewest bytes so far,
+ * and counts the whole tensor each time. This writes the same files, so it does the same.
  *
- *     rank 0   a b c         a: 0 and 1 have it -> 0 (nobody has anything yet)
- *     rank 1   a b d         b: 0 and 1         -> 1
- *                            c: 0               -> 0         d: 1 -> 1
+ *     rank 0   a b c         a: on 0 and 1 -> 0 (no rank has bytes yet)
+ *     rank 1   a b d         b: on 0 and 1 -> 1
+ *                            c: on 0       -> 0         d: on 1 -> 1
  *
- * Boxes are told apart by where they begin, as in torch's metadata. Empty ones of different ranks that
- * begin at the same place are one.
+ * Boxes are identified by where they begin, as in torch's metadata. Empty boxes of different ranks that begin at
+ * the same place are one box.
  */
 #include "checkpoint.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-/* A box of one rank, while the holders of one tensor are sorted. */
-struct held_by {
-    const rsd_shard *held;
+enum { MAX_RANKS = 1 << 26 };
+
+struct box_holder {
     int32_t rank;
     uint32_t order; /* among the boxes of the rank */
 };
 
-struct holder {
-    int32_t rank;
-    uint32_t order;
+/* A box of one rank, while the holders of one tensor are sorted. */
+struct rank_shard {
+    const rsd_shard *shard;
+    struct box_holder holder;
 };
 
-/* A box and all that hold it. */
-struct group {
-    size_t tensor, coordinates;
+/* A box and all ranks that hold it. */
+struct box_copies {
+    size_t tensor;
+    size_t coordinates; /* of its lo, its len, and where it is in the array of its first holder */
     size_t first_holder, nholders;
-    struct holder winner;
+    struct box_holder writer; /* first the lowest holder, then the one that writes */
 };
 
-struct dealing {
-    struct dedup *dedup;
-    struct holder *holders;
-    struct group *groups;
-    size_t nholders, holders_capacity, ngroups, groups_capacity;
-    uint64_t *given; /* bytes by rank */
+struct dedup_state {
+    const struct dedup_input *input;
+    struct box_holder *holders;
+    struct box_copies *boxes;
+    int64_t *coordinates;
+    size_t nholders, holders_capacity, nboxes, boxes_capacity, ncoordinates, coordinates_capacity;
+    uint64_t *nbytes; /* assigned to each rank */
 };
 
 /* ---- the boxes of one tensor ---- */
 
-static int compare_boxes(const struct held_by *x, const struct held_by *y)
+static int compare_places(const struct rank_shard *x, const struct rank_shard *y)
 {
-    for (int32_t d = 0; d < x->held->box.ndim; d++)
-        if (x->held->box.lo[d] != y->held->box.lo[d])
-            return x->held->box.lo[d] < y->held->box.lo[d] ? -1 : 1;
+    for (int32_t d = 0; d < x->shard->box.ndim; d++)
+        if (x->shard->box.lo[d] != y->shard->box.lo[d])
+            return x->shard->box.lo[d] < y->shard->box.lo[d] ? -1 : 1;
     return 0;
+}
+
+static int compare_holders(const struct box_holder *x, const struct box_holder *y)
+{
+    if (x->rank != y->rank)
+        return x->rank < y->rank ? -1 : 1;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+static int64_t shard_volume(const rsd_shard *shard)
+{
+    return box_volume(shard->box.ndim, shard->box.len);
 }
 
 /* By place; the largest first, then by rank. */
 static int by_place(const void *a, const void *b)
 {
-    const struct held_by *x = a, *y = b;
-    int places = compare_boxes(x, y);
-    int64_t volume = box_volume(x->held->box.ndim, x->held->box.len),
-            other = box_volume(y->held->box.ndim, y->held->box.len);
+    const struct rank_shard *x = a, *y = b;
+    int places = compare_places(x, y);
+    int64_t volume = shard_volume(x->shard), other = shard_volume(y->shard);
     if (places)
         return places;
     if (volume != other)
         return volume > other ? -1 : 1;
-    if (x->rank != y->rank)
-        return x->rank < y->rank ? -1 : 1;
-    return (x->order > y->order) - (x->order < y->order);
+    return compare_holders(&x->holder, &y->holder);
 }
 
-static rsd_status add_coordinates(struct dedup *dedup, const rsd_shard *held)
+static rsd_status add_box(struct dedup_state *state, size_t tensor, const rsd_shard *shard)
 {
-    size_t ndim = (size_t)held->box.ndim, n = dedup->ncoordinates;
-    TRY(GROW(dedup->coordinates, dedup->coordinates_capacity, n + 3 * ndim));
-    copy_i64s(dedup->coordinates + n, held->box.lo, held->box.ndim);
-    copy_i64s(dedup->coordinates + n + ndim, held->box.len, held->box.ndim);
-    copy_i64s(dedup->coordinates + n + 2 * ndim, held->at, held->box.ndim);
-    dedup->ncoordinates += 3 * ndim;
+    size_t ndim = (size_t)shard->box.ndim, n = state->ncoordinates;
+    TRY(GROW(state->boxes, state->boxes_capacity, state->nboxes + 1));
+    TRY(GROW(state->coordinates, state->coordinates_capacity, n + 3 * ndim));
+    copy_i64s(state->coordinates + n, shard->box.lo, shard->box.ndim);
+    copy_i64s(state->coordinates + n + ndim, shard->box.len, shard->box.ndim);
+    copy_i64s(state->coordinates + n + 2 * ndim, shard->at, shard->box.ndim);
+    state->ncoordinates += 3 * ndim;
+    state->boxes[state->nboxes++] =
+        (struct box_copies){.tensor = tensor, .coordinates = n, .first_holder = state->nholders};
     return RSD_OK;
 }
 
-static rsd_status add_group(struct dealing *dealing, size_t tensor, const struct held_by *first)
-{
-    TRY(GROW(dealing->groups, dealing->groups_capacity, dealing->ngroups + 1));
-    dealing->groups[dealing->ngroups++] =
-        (struct group){.tensor = tensor,
-                       .coordinates = dealing->dedup->ncoordinates,
-                       .first_holder = dealing->nholders};
-    return add_coordinates(dealing->dedup, first->held);
-}
-
-/* Of boxes that begin at one place only one can be stored: the one that has all the others in it. */
-static rsd_status compare_lengths(const struct held_by *a, const struct held_by *b, bool *same)
+/* Compares two boxes that begin at one place. Only one can be stored, so `a` must contain `b`: EINVAL. *same is
+ * whether they are equal, or both empty. */
+static rsd_status compare_lengths(const struct rank_shard *a, const struct rank_shard *b,
+                                  bool *same)
 {
     char one[BOX_TEXT_NCHARS], other[BOX_TEXT_NCHARS];
-    int32_t ndim = a->held->box.ndim;
-    bool empty = box_volume(ndim, b->held->box.len) == 0;
-    *same = empty && box_volume(ndim, a->held->box.len) == 0;
+    const rsd_box *x = &a->shard->box, *y = &b->shard->box;
+    bool empty = shard_volume(b->shard) == 0;
+    *same = empty && shard_volume(a->shard) == 0;
     if (empty)
         return RSD_OK;
     *same = true;
-    for (int32_t d = 0; d < ndim; d++) {
-        *same = *same && a->held->box.len[d] == b->held->box.len[d];
-        if (a->held->box.len[d] < b->held->box.len[d])
-            return fail(RSD_EINVAL, "ranks %d and %d have %s and %s, which begin at one place",
-                        (int)a->rank, (int)b->rank,
-                        box_text(ndim, a->held->box.lo, a->held->box.len, one),
-                        box_text(ndim, b->held->box.lo, b->held->box.len, other));
+    for (int32_t d = 0; d < x->ndim; d++) {
+        *same = *same && x->len[d] == y->len[d];
+        if (x->len[d] < y->len[d])
+            return fail(
+                RSD_EINVAL,
+                "boxes %s of rank %d and %s of rank %d begin at the same place, and neither "
+                "contains the other",
+                box_text(x->ndim, x->lo, x->len, one), (int)a->holder.rank,
+                box_text(y->ndim, y->lo, y->len, other), (int)b->holder.rank);
     }
     return RSD_OK;
 }
 
-static rsd_status group_boxes(struct dealing *dealing, size_t tensor, struct held_by *list,
-                              size_t n, bool every)
+/* Adds each box of a tensor once, with its holders; or each box of each rank. */
+static rsd_status group_boxes(struct dedup_state *state, size_t tensor, struct rank_shard *list,
+                              size_t n)
 {
-    const struct held_by *first = NULL;
+    const struct rank_shard *first = NULL;
+    bool keep_all = state->input->mode == DEDUP_KEEP_ALL;
     if (n > 1)
         qsort(list, n, sizeof *list, by_place);
     for (size_t i = 0; i < n; i++) {
-        bool new_place = !first || compare_boxes(first, &list[i]) != 0, same = true;
-        if (!new_place && !every)
+        bool new_place = !first || compare_places(first, &list[i]) != 0, same = true;
+        if (!new_place && !keep_all)
             TRY(compare_lengths(first, &list[i], &same));
         if (!same)
             continue;
-        if (new_place || every) {
+        if (new_place || keep_all) {
             first = &list[i];
-            TRY(add_group(dealing, tensor, first));
+            TRY(add_box(state, tensor, first->shard));
         }
-        struct group *group = &dealing->groups[dealing->ngroups - 1];
-        if (group->nholders > 0 && dealing->holders[dealing->nholders - 1].rank == list[i].rank)
-            continue; /* a rank that has it twice */
-        TRY(GROW(dealing->holders, dealing->holders_capacity, dealing->nholders + 1));
-        dealing->holders[dealing->nholders++] = (struct holder){list[i].rank, list[i].order};
-        group->nholders++;
+        struct box_copies *box = &state->boxes[state->nboxes - 1];
+        if (box->nholders > 0 && state->holders[state->nholders - 1].rank == list[i].holder.rank)
+            continue; /* the rank holds it twice */
+        TRY(GROW(state->holders, state->holders_capacity, state->nholders + 1));
+        state->holders[state->nholders++] = list[i].holder;
+        box->nholders++;
     }
     return RSD_OK;
 }
 
-struct held_list {
-    rsd_shard *boxes;
-};
-
-/* The boxes of every rank: lists of rsd_layout_boxes, which hold the boxes, and pointers into them. */
-struct gathered {
-    struct held_list *lists;
-    struct held_by *boxes;
+/* The boxes of every rank: pointers into the lists of rsd_layout_boxes, which the caller frees. */
+struct rank_shards {
+    rsd_shard **lists;
+    struct rank_shard *boxes;
     size_t nlists, lists_capacity, nboxes, boxes_capacity;
 };
 
-static void drop_gathered(struct gathered *gathered)
-{
-    for (size_t i = 0; i < gathered->nlists; i++)
-        rsd_free(gathered->lists[i].boxes);
-    mem_free(gathered->lists);
-    mem_free(gathered->boxes);
-}
-
-static rsd_status gather(struct gathered *gathered, const rsd_layout *layout, int32_t rank)
+static rsd_status list_rank_boxes(struct rank_shards *all, const rsd_layout *layout, int32_t rank)
 {
     int64_t n;
-    TRY(GROW(gathered->lists, gathered->lists_capacity, gathered->nlists + 1));
-    TRY(rsd_layout_boxes(layout, rank, &gathered->lists[gathered->nlists].boxes, &n));
-    const rsd_shard *held = gathered->lists[gathered->nlists++].boxes;
-    TRY(GROW(gathered->boxes, gathered->boxes_capacity, gathered->nboxes + (size_t)n));
+    TRY(GROW(all->lists, all->lists_capacity, all->nlists + 1));
+    TRY(rsd_layout_boxes(layout, rank, &all->lists[all->nlists], &n));
+    const rsd_shard *shards = all->lists[all->nlists++];
+    TRY(GROW(all->boxes, all->boxes_capacity, all->nboxes + (size_t)n));
     for (int64_t i = 0; i < n; i++)
-        gathered->boxes[gathered->nboxes++] = (struct held_by){&held[i], rank, (uint32_t)i};
+        all->boxes[all->nboxes++] = (struct rank_shard){&shards[i], {rank, (uint32_t)i}};
     return RSD_OK;
 }
 
-/* What is written has to be all of it. */
-static rsd_status check_cover(const rsd_layout *layout)
+/* Adds the boxes of all ranks of a tensor, each box once with its holders. */
+static rsd_status dedup_tensor(struct dedup_state *state, size_t tensor)
 {
-    rsd_coverage check = {.struct_nbytes = sizeof check};
-    char text[BOX_TEXT_NCHARS];
-    TRY(rsd_layout_coverage(layout, &check));
-    if (check.kind == RSD_MISSES)
-        return fail(RSD_EMISMATCH, "no rank has %s",
-                    box_text(check.box.ndim, check.box.lo, check.box.len, text));
-    return RSD_OK;
-}
-
-static rsd_status deal_tensor(struct dealing *dealing, size_t tensor, const rsd_layout *layout,
-                              int64_t nranks, bool every)
-{
+    const rsd_layout *layout = state->input->targets[tensor].layout;
     if (layout->terms.ndigits > 0)
         return fail(RSD_EINVAL, "a Partial layout cannot be saved: its values are not known yet");
-    if (rsd_layout_world(layout) > nranks)
-        return fail(RSD_EINVAL, "the layout names rank %lld of %lld",
-                    (long long)rsd_layout_world(layout) - 1, (long long)nranks);
-    TRY(check_cover(layout));
-    struct gathered gathered = {0};
+    TRY(layout_check_coverage(layout, "rank"));
+    struct rank_shards all = {0};
     rsd_status status = RSD_OK;
     for (int64_t array = 0, n; array < rsd_layout_narrays(layout) && !status; array += n) {
         int32_t rank = layout_array_rank(layout, array);
         int64_t first;
         rsd_layout_arrays_of(layout, rank, &first, &n);
-        status = gather(&gathered, layout, rank);
+        status = list_rank_boxes(&all, layout, rank);
     }
     if (!status)
-        status = group_boxes(dealing, tensor, gathered.boxes, gathered.nboxes, every);
-    drop_gathered(&gathered);
+        status = group_boxes(state, tensor, all.boxes, all.nboxes);
+    for (size_t i = 0; i < all.nlists; i++)
+        rsd_free(all.lists[i]);
+    mem_free(all.lists);
+    mem_free(all.boxes);
     return status;
 }
 
 /* ---- choosing ---- */
 
-/* In the order in which torch meets them: by the first rank that has it, then as that rank lists it. */
+/* In torch's order: by the first rank that holds a box, then as that rank lists it. */
 static int by_appearance(const void *a, const void *b)
 {
-    const struct group *x = a, *y = b;
-    if (x->winner.rank != y->winner.rank)
-        return x->winner.rank < y->winner.rank ? -1 : 1;
+    const struct box_copies *x = a, *y = b;
+    if (x->writer.rank != y->writer.rank)
+        return x->writer.rank < y->writer.rank ? -1 : 1;
     if (x->tensor != y->tensor)
         return x->tensor < y->tensor ? -1 : 1;
-    return (x->winner.order > y->winner.order) - (x->winner.order < y->winner.order);
+    return (x->writer.order > y->writer.order) - (x->writer.order < y->writer.order);
 }
 
-static void choose(struct dealing *dealing, struct group *group, uint64_t tensor_nbytes)
+static void choose_writer(struct dedup_state *state, struct box_copies *box)
 {
-    const struct holder *holders = dealing->holders + group->first_holder;
-    group->winner = holders[0];
-    for (size_t i = 1; i < group->nholders; i++)
-        if (dealing->given[holders[i].rank] < dealing->given[group->winner.rank])
-            group->winner = holders[i];
-    dealing->given[group->winner.rank] += tensor_nbytes ? tensor_nbytes : 1;
+    const struct box_holder *holders = state->holders + box->first_holder;
+    const struct target *target = &state->input->targets[box->tensor];
+    uint64_t nbytes = (uint64_t)target->layout->volume * rsd_dtype_nbytes(target->dtype);
+    for (size_t i = 1; i < box->nholders; i++)
+        if (state->nbytes[holders[i].rank] < state->nbytes[box->writer.rank])
+            box->writer = holders[i];
+    state->nbytes[box->writer.rank] += nbytes ? nbytes : 1;
 }
 
-static int by_tensor(const void *a, const void *b)
+/* All ranks have the values. So rank 0 lists them, behind its tensors. */
+static void choose_value_writers(struct dedup_state *state, int32_t *value_ranks)
 {
-    const struct dedup_box *x = a, *y = b;
-    if (x->tensor != y->tensor)
-        return x->tensor < y->tensor ? -1 : 1;
-    if (x->rank != y->rank)
-        return x->rank < y->rank ? -1 : 1;
-    return (x->order > y->order) - (x->order < y->order);
-}
-
-/* Everyone has the values, so rank 0 lists them, behind its tensors. */
-static void choose_values(struct dealing *dealing, int64_t nranks, size_t nvalues)
-{
-    for (size_t i = 0; i < nvalues; i++) {
+    for (size_t i = 0; i < state->input->nvalues; i++) {
         int32_t least = 0;
-        for (int32_t rank = 1; rank < nranks; rank++)
-            if (dealing->given[rank] < dealing->given[least])
+        for (int32_t rank = 1; rank < state->input->nranks; rank++)
+            if (state->nbytes[rank] < state->nbytes[least])
                 least = rank;
-        dealing->given[least]++;
-        dealing->dedup->value_ranks[i] = least;
+        state->nbytes[least]++;
+        value_ranks[i] = least;
     }
 }
 
-static rsd_status choose_all(struct dealing *dealing, const rsd_layout *const *layouts,
-                             const size_t *widths, int64_t nranks, size_t nvalues,
-                             enum dedup_mode to)
+/* Sets the writers of boxes and values; values that no rank was chosen for stay with rank 0. */
+static void choose_writers(struct dedup_state *state, int32_t *value_ranks)
 {
-    struct dedup *dedup = dealing->dedup;
-    bool values_chosen = to != DEDUP_EVENLY; /* else the lowest rank has them all */
-    dedup->list = mem_new(dealing->ngroups, sizeof *dedup->list);
-    dedup->value_ranks = mem_new(nvalues, sizeof *dedup->value_ranks);
-    if (!dedup->list || !dedup->value_ranks)
-        return RSD_ENOMEM;
-    for (size_t i = 0; i < dealing->ngroups; i++)
-        dealing->groups[i].winner = dealing->holders[dealing->groups[i].first_holder];
-    if (dealing->ngroups > 1)
-        qsort(dealing->groups, dealing->ngroups, sizeof *dealing->groups, by_appearance);
-    for (size_t i = 0; i < dealing->ngroups; i++) {
-        struct group *group = &dealing->groups[i];
-        const rsd_layout *layout = layouts[group->tensor];
-        if (!values_chosen && group->winner.rank > 0) {
-            choose_values(dealing, nranks, nvalues);
+    bool evenly = state->input->mode == DEDUP_EVENLY, values_chosen = false;
+    for (size_t i = 0; i < state->nboxes; i++)
+        state->boxes[i].writer = state->holders[state->boxes[i].first_holder];
+    if (state->nboxes > 1)
+        qsort(state->boxes, state->nboxes, sizeof *state->boxes, by_appearance);
+    for (size_t i = 0; i < state->nboxes && evenly; i++) {
+        if (!values_chosen && state->boxes[i].writer.rank > 0) {
+            choose_value_writers(state, value_ranks);
             values_chosen = true;
         }
-        if (to == DEDUP_EVENLY)
-            choose(dealing, group,
-                   (uint64_t)box_volume(layout->ndim, layout->shape) *
-                       (widths ? widths[group->tensor] : rsd_dtype_nbytes(layout->dtype)));
-        dedup->list[dedup->n++] = (struct dedup_box){.tensor = group->tensor,
-                                                     .rank = group->winner.rank,
-                                                     .order = group->winner.order,
-                                                     .coordinates = group->coordinates};
+        choose_writer(state, &state->boxes[i]);
     }
-    if (!values_chosen)
-        choose_values(dealing, nranks, nvalues);
-    if (dedup->n > 1)
-        qsort(dedup->list, dedup->n, sizeof *dedup->list, by_tensor);
+    if (evenly && !values_chosen)
+        choose_value_writers(state, value_ranks);
+}
+
+/* ---- the manifest ---- */
+
+static int by_tensor_and_writer(const void *a, const void *b)
+{
+    const struct box_copies *x = a, *y = b;
+    if (x->tensor != y->tensor)
+        return x->tensor < y->tensor ? -1 : 1;
+    return compare_holders(&x->writer, &y->writer);
+}
+
+rsd_status target_add_tensor(const struct target *target, struct manifest *manifest)
+{
+    struct catalog *catalog = &manifest->catalog;
+    struct slice name = {target->name, strlen(target->name)};
+    size_t i = catalog->ntensors;
+    TRY(catalog_add_tensor(catalog, name, target->dtype, target->layout->ndim,
+                           target->layout->shape));
+    return catalog_copy_text(catalog, target->path, &catalog->tensors[i].path);
+}
+
+/* Adds the tensors and their boxes to the manifest, in the file of the rank that writes each box. */
+static rsd_status add_tensors(struct dedup_state *state, struct manifest *manifest)
+{
+    if (state->nboxes > 1)
+        qsort(state->boxes, state->nboxes, sizeof *state->boxes, by_tensor_and_writer);
+    for (size_t i = 0, next = 0; i < state->input->ntargets; i++) {
+        const struct target *target = &state->input->targets[i];
+        TRY(target_add_tensor(target, manifest));
+        for (; next < state->nboxes && state->boxes[next].tensor == i; next++) {
+            const struct box_copies *box = &state->boxes[next];
+            const int64_t *lo = state->coordinates + box->coordinates;
+            const int64_t *len = lo + target->layout->ndim, *at = len + target->layout->ndim;
+            TRY(manifest_add_box(manifest, lo, len, at, (uint32_t)box->writer.rank,
+                                 box->writer.order));
+        }
+    }
     return RSD_OK;
 }
 
-rsd_status dedup_assign(struct dedup *dedup, size_t ntensors, const rsd_layout *const *layouts,
-                        const size_t *widths, const char *const *names, int64_t nranks,
-                        size_t nvalues, enum dedup_mode to)
+rsd_status dedup_count_ranks(size_t ntargets, const struct target *targets, int64_t *nranks)
 {
-    struct dealing dealing = {.dedup = dedup};
-    dealing.given = mem_new((size_t)nranks, sizeof *dealing.given);
-    rsd_status status = dealing.given ? RSD_OK : RSD_ENOMEM;
-    for (size_t i = 0; i < ntensors && !status; i++) {
-        status = deal_tensor(&dealing, i, layouts[i], nranks, to == DEDUP_KEEP_ALL);
+    int64_t world = 1;
+    for (size_t i = 0; i < ntargets; i++)
+        world = max_i64(world, rsd_layout_world(targets[i].layout));
+    if (*nranks == 0)
+        *nranks = world;
+    if (*nranks < world || *nranks > MAX_RANKS)
+        return fail(RSD_EINVAL, "nranks is %lld, but the layouts name %lld ranks",
+                    (long long)*nranks, (long long)world);
+    return RSD_OK;
+}
+
+rsd_status dedup_add_tensors(struct manifest *manifest, const struct dedup_input *input,
+                             int32_t **out)
+{
+    struct dedup_state state = {.input = input};
+    int32_t *value_ranks = mem_new(input->nvalues, sizeof *value_ranks);
+    state.nbytes = mem_new((size_t)input->nranks, sizeof *state.nbytes);
+    rsd_status status = state.nbytes && value_ranks ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < input->ntargets && !status; i++) {
+        status = dedup_tensor(&state, i);
         if (status)
-            status = fail_in(status, "%s: ", names[i]);
+            status = fail_in(status, "%s: ", input->targets[i].name);
     }
-    if (!status)
-        status = choose_all(&dealing, layouts, widths, nranks, nvalues, to);
-    mem_free(dealing.given);
-    mem_free(dealing.holders);
-    mem_free(dealing.groups);
+    if (!status) {
+        choose_writers(&state, value_ranks);
+        status = add_tensors(&state, manifest);
+    }
+    mem_free(state.nbytes);
+    mem_free(state.holders);
+    mem_free(state.boxes);
+    mem_free(state.coordinates);
     if (status)
-        dedup_drop(dedup);
+        mem_free(value_ranks);
+    else
+        *out = value_ranks;
     return status;
-}
-
-rsd_status dedup_add_boxes(const struct dedup *dedup, size_t tensor, size_t *next,
-                           struct manifest *manifest)
-{
-    int32_t ndim = manifest->catalog.tensors[manifest->catalog.ntensors - 1].ndim;
-    for (; *next < dedup->n && dedup->list[*next].tensor == tensor; ++*next) {
-        const struct dedup_box *box = &dedup->list[*next];
-        const int64_t *lo = dedup->coordinates + box->coordinates;
-        TRY(manifest_add_box(manifest, lo, lo + ndim, lo + 2 * ndim, (uint32_t)box->rank,
-                             box->order));
-    }
-    return RSD_OK;
-}
-
-void dedup_drop(struct dedup *dedup)
-{
-    mem_free(dedup->list);
-    mem_free(dedup->coordinates);
-    mem_free(dedup->value_ranks);
-    *dedup = (struct dedup){0};
 }

@@ -1,41 +1,33 @@
-/* diff.c - are two checkpoints the same, bit by bit, whatever their layouts and formats?
+/* diff.c - compares two checkpoints bit by bit, whatever their layouts and formats.
  *
  * Each tile of one is read from the other too, and compared while both are in the cache. Of a tensor that
- * differs, the first element in row-major order is told, whichever thread came upon one first.
+ * differs, the first element in row-major order is reported, whichever thread found a difference first.
  */
 #include "checkpoint.h"
 
 #include <stdio.h>
 #include <string.h>
 
+/* A tensor of both checkpoints, or of one. */
 struct compared {
     const char *name;
-    size_t a, b; /* tensors; SIZE_MAX: not there */
+    size_t a, b; /* tensors; SIZE_MAX: not in this checkpoint */
     rsd_difference difference;
-    struct transfer other;
-    bool other_open;
+    struct transfer other; /* of b, while a is transferred */
     pthread_mutex_t lock;
     uint64_t first; /* element that differs; UINT64_MAX: none so far */
     unsigned char in_a[16], in_b[16];
 };
 
 struct comparing {
+    struct operation operation;
     rsd_checkpoint *a, *b;
     struct compared *list;
     size_t n;
-    size_t *jobs; /* those whose elements are compared */
-    size_t njobs;
-    uint64_t tile_limit;
-    rsd_pool *pool;
     pthread_mutex_t lock;
-    struct scratch *free; /* of the other side, to be used again */
-    size_t nfree, free_capacity;
-    struct io_stats other_tally;
-    struct operation operation;
-    struct peer_step step;
-    struct partition mine; /* of the jobs */
-    struct partial_crc_list seen;
-    rsd_report report;
+    struct scratch *scratches; /* for b, not in use */
+    size_t nscratches, scratches_capacity;
+    struct io_stats other_stats; /* of b */
 };
 
 /* ---- blocks ---- */
@@ -46,14 +38,14 @@ struct block_of_a {
     uint64_t at; /* in the tensor */
 };
 
+/* Compares a block of b with the same block of a, and keeps the first element that differs. */
 static rsd_status compare_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
                                 const int64_t *len, const char *block)
 {
     const struct block_of_a *a = scratch->user;
     size_t element_nbytes = rsd_dtype_nbytes(sink->dtype), at = 0;
-    size_t nbytes = (size_t)box_volume(sink->ndim, len) * element_nbytes;
     (void)lo;
-    if (memcmp(a->bytes, block, nbytes) == 0)
+    if (memcmp(a->bytes, block, (size_t)sink_nbytes(sink, len)) == 0)
         return RSD_OK;
     while (a->bytes[at] == block[at])
         at++;
@@ -70,80 +62,72 @@ static rsd_status compare_block(const struct sink *sink, struct scratch *scratch
     return RSD_OK;
 }
 
-static void borrow(struct comparing *c, struct scratch *out)
+static struct scratch take_scratch(struct comparing *c)
 {
+    struct scratch scratch = {.copier = copier_best()};
     pthread_mutex_lock(&c->lock);
-    if (c->nfree > 0)
-        *out = c->free[--c->nfree];
-    else
-        *out = (struct scratch){.copier = copier_best()};
+    if (c->nscratches > 0)
+        scratch = c->scratches[--c->nscratches];
     pthread_mutex_unlock(&c->lock);
+    return scratch;
 }
 
-static void give_back(struct comparing *c, struct scratch *scratch, const struct io_stats *stats)
+static void return_scratch(struct comparing *c, struct scratch *scratch,
+                           const struct io_stats *stats)
 {
     pthread_mutex_lock(&c->lock);
-    c->other_tally.nbytes_read += stats->nbytes_read;
-    c->other_tally.again += stats->again;
-    bool kept = GROW(c->free, c->free_capacity, c->nfree + 1) == RSD_OK;
+    c->other_stats.nbytes_read += stats->nbytes_read;
+    c->other_stats.nbytes_decoded_again += stats->nbytes_decoded_again;
+    bool kept = GROW(c->scratches, c->scratches_capacity, c->nscratches + 1) == RSD_OK;
     if (kept)
-        c->free[c->nfree++] = *scratch;
+        c->scratches[c->nscratches++] = *scratch;
     pthread_mutex_unlock(&c->lock);
     if (!kept)
         scratch_drop(scratch);
 }
 
-static rsd_status take_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
-                             const int64_t *len, const char *block)
+/* Takes a block of a, and compares it with the same block of b. */
+static rsd_status read_other_block(const struct sink *sink, struct scratch *scratch,
+                                   const int64_t *lo, const int64_t *len, const char *block)
 {
     struct comparing *c = sink->context;
     struct compared *compared = &c->list[sink->index];
-    struct block_of_a a = {block, compared, offset_in_box(sink, lo)};
-    struct scratch other;
+    struct block_of_a a = {block, compared, sink_offset(sink, lo)};
+    struct scratch other = take_scratch(c);
     struct io_stats stats = {0};
     (void)scratch;
-    borrow(c, &other);
     other.user = &a;
     rsd_status status = transfer_run_box(&compared->other, lo, len, &other, &stats);
-    give_back(c, &other, &stats);
+    return_scratch(c, &other, &stats);
     return status;
 }
 
 /* ---- tensors ---- */
 
-static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
+static rsd_status diff_open_job(void *context, const struct batch_job *job,
+                                struct transfer *transfer)
 {
     struct comparing *c = context;
-    size_t index = c->jobs[c->mine.list[job].job];
-    struct compared *compared = &c->list[index];
-    compared->other_open = true;
-    TRY(transfer_whole(&compared->other, c->b, compared->b, compare_block, NULL, c->tile_limit));
+    struct compared *compared = &c->list[job->id];
+    uint64_t limit = c->operation.tile_limit;
+    TRY(transfer_open_whole(&compared->other, c->b, compared->b, compare_block, NULL, limit));
     prefetch_tiles(&compared->other, 0, compared->other.ntiles);
-    TRY(transfer_whole(transfer, c->a, compared->a, take_block, c, c->tile_limit));
-    transfer->sinks[0].index = index;
+    TRY(transfer_open_whole(transfer, c->a, compared->a, read_other_block, c, limit));
+    transfer->sinks[0].index = job->id;
     transfer->in_order = transfer->in_order || compared->other.in_order;
     return RSD_OK;
 }
 
-static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
+static rsd_status diff_close_job(void *context, const struct batch_job *job,
+                                 struct transfer *transfer)
 {
     struct comparing *c = context;
-    const struct job_part *part = &c->mine.list[job];
-    struct compared *compared = &c->list[c->jobs[part->job]];
-    bool whole = job_part_is_whole(part);
+    struct transfer *other = &c->list[job->id].other;
+    struct io_stats stats = {0}; /* what could not be checked is counted once, for a */
     (void)transfer;
-    if (!whole)
-        TRY(partial_crcs_add(&c->seen, part, 1, &compared->other));
-    for (size_t i = 0; i < compared->other.nsources && whole; i++) {
-        struct source *source = &compared->other.sources[i];
-        struct io_stats stats = {0};
-        rsd_status status = source_check(source, &stats);
-        if (status)
-            return store_fail_in(source->checkpoint->store, source->file,
-                                 fail_in(status, "%.300s: ", compared->name));
-    }
-    transfer_drop(&compared->other);
-    compared->other_open = false;
+    TRY(batch_job_is_whole(job) ? transfer_check_sources(other, &stats)
+                                : partial_crcs_add(&c->operation.partial_crcs, job, 1, other));
+    transfer_drop(other);
     return RSD_OK;
 }
 
@@ -170,17 +154,14 @@ static void add_compared(struct comparing *c, const char *name, size_t a, size_t
         compared->difference = a == SIZE_MAX ? RSD_ONLY_IN_B : RSD_ONLY_IN_A;
     else
         compared->difference = compare_shapes(c, compared);
-    if (compared->difference == RSD_SAME)
-        c->jobs[c->njobs++] = c->n;
     c->n++;
 }
 
-static rsd_status pair_up(struct comparing *c)
+static rsd_status match_tensors(struct comparing *c)
 {
     const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
     c->list = mem_new(a->ntensors + b->ntensors, sizeof *c->list);
-    c->jobs = mem_new(a->ntensors, sizeof *c->jobs);
-    if (!c->list || !c->jobs)
+    if (!c->list)
         return RSD_ENOMEM;
     for (size_t i = 0; i < a->ntensors; i++)
         add_compared(c, a->tensors[i].name, i, catalog_find_tensor(b, a->tensors[i].name));
@@ -190,9 +171,40 @@ static rsd_status pair_up(struct comparing *c)
     return RSD_OK;
 }
 
-/* ---- what is told ---- */
+/* Each rank: compares its part of the tensors that both checkpoints have. */
+static rsd_status diff_jobs(void *context)
+{
+    struct comparing *c = context;
+    const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
+    rsd_report *report = &c->operation.report;
+    struct batch batch = {.open = diff_open_job, .close = diff_close_job, .context = c};
+    rsd_status status = RSD_OK;
+    for (size_t i = 0; i < c->n && !status; i++) {
+        const struct compared *compared = &c->list[i];
+        if (compared->difference != RSD_SAME)
+            continue;
+        const struct stored_tensor *tensor = &a->tensors[compared->a];
+        int64_t nbytes = tensor_nbytes(a, tensor);
+        bool can_split =
+            tensor_can_split(a, tensor) && tensor_can_split(b, &b->tensors[compared->b]);
+        status = job_list_add(
+            &batch.jobs,
+            (struct batch_job){.id = i, .to = nbytes, .of = nbytes, .can_split = can_split});
+    }
+    job_list_partition(&batch.jobs, c->operation.rank, c->operation.nranks);
+    if (!status)
+        status = operation_run_batch(&c->operation, &batch);
+    job_list_drop(&batch.jobs);
+    report->nbytes_read += (int64_t)c->other_stats.nbytes_read;
+    report->nbytes_decoded_again += (int64_t)c->other_stats.nbytes_decoded_again;
+    report->ntensors = (int64_t)c->n;
+    report->nbytes_needed = 2 * batch.nbytes_total;
+    return status;
+}
 
-static void add_number(char *text, size_t capacity, rsd_dtype dtype, const unsigned char *bytes)
+/* ---- reporting differences ---- */
+
+static void format_number(char *text, size_t capacity, rsd_dtype dtype, const unsigned char *bytes)
 {
     size_t n = rsd_dtype_nbytes(dtype), at = 0;
     double value;
@@ -211,7 +223,7 @@ static void add_number(char *text, size_t capacity, rsd_dtype dtype, const unsig
     } else if (cast_supported(RSD_U64, dtype)) {
         cast_elements(RSD_U64, &natural, dtype, bytes, 1);
         snprintf(text, capacity, "%llu", (unsigned long long)natural);
-    } else { /* opaque: its bits */
+    } else { /* no number: its bits */
         at = (size_t)snprintf(text, capacity, "0x");
         for (size_t i = n; i-- > 0;)
             at += (size_t)snprintf(text + at, capacity - at, "%02x", bytes[i]);
@@ -229,16 +241,17 @@ static void describe_element(const struct comparing *c, const struct compared *c
         index[d] = rest % shape[d];
         rest /= shape[d];
     }
-    add_number(in_a, sizeof in_a, tensor->dtype, compared->in_a);
-    add_number(in_b, sizeof in_b, tensor->dtype, compared->in_b);
+    format_number(in_a, sizeof in_a, tensor->dtype, compared->in_a);
+    format_number(in_b, sizeof in_b, tensor->dtype, compared->in_b);
     bool bits = strcmp(in_a, in_b) == 0; /* NaNs, and zeros of both signs */
     text_add(out, "element %s is %s and %s", shape_text(tensor->ndim, index, where), in_a, in_b);
     if (bits)
         text_add(out, " in other bits");
 }
 
-static rsd_status describe(const struct comparing *c, const struct compared *compared,
-                           struct text *out)
+/* Adds the text of a difference. */
+static rsd_status describe_difference(const struct comparing *c, const struct compared *compared,
+                                      struct text *out)
 {
     const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
     char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
@@ -264,8 +277,8 @@ static rsd_status describe(const struct comparing *c, const struct compared *com
     return out->failed ? fail(RSD_ENOMEM, "no memory for a message") : RSD_OK;
 }
 
-static rsd_status tell_all(struct comparing *c, rsd_on_difference *on_difference, void *context,
-                           int64_t *ndiffer)
+static rsd_status report_differences(struct comparing *c, rsd_on_difference *on_difference,
+                                     void *context, int64_t *ndiffer)
 {
     *ndiffer = 0;
     for (size_t i = 0; i < c->n; i++) {
@@ -276,7 +289,7 @@ static rsd_status tell_all(struct comparing *c, rsd_on_difference *on_difference
         if (compared->difference == RSD_SAME)
             continue;
         ++*ndiffer;
-        rsd_status status = describe(c, compared, &text);
+        rsd_status status = describe_difference(c, compared, &text);
         if (!status && on_difference)
             status = on_difference(context, compared->name, compared->difference, text.chars);
         text_drop(&text);
@@ -285,7 +298,7 @@ static rsd_status tell_all(struct comparing *c, rsd_on_difference *on_difference
     return RSD_OK;
 }
 
-/* ---- together ---- */
+/* ---- between ranks ---- */
 
 /* The first element that differs, of those that one rank compared. */
 struct first_element {
@@ -293,11 +306,10 @@ struct first_element {
     unsigned char in_a[16], in_b[16];
 };
 
-static rsd_status say_differences(struct comparing *c)
+/* Each rank: sends the first element that differs of each tensor that it compared. */
+static rsd_status put_first_elements(void *context, struct payload *payload)
 {
-    struct payload *own = &c->step.own;
-    TRY(payload_put_report(&c->operation, own, &c->report));
-    TRY(payload_put_list(own, c->seen.list, c->seen.n, sizeof *c->seen.list));
+    const struct comparing *c = context;
     for (size_t i = 0; i < c->n; i++) {
         const struct compared *compared = &c->list[i];
         struct first_element one = {.index = i, .first = compared->first};
@@ -305,167 +317,80 @@ static rsd_status say_differences(struct comparing *c)
             continue;
         memcpy(one.in_a, compared->in_a, sizeof one.in_a);
         memcpy(one.in_b, compared->in_b, sizeof one.in_b);
-        TRY(payload_put(own, &one, sizeof one));
+        TRY(payload_put(payload, &one, sizeof one));
     }
     return RSD_OK;
 }
 
-static rsd_status share_pairs(struct comparing *c)
-{
-    const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
-    int64_t *nbytes = mem_new(c->njobs, sizeof *nbytes);
-    bool *splits = mem_new(c->njobs, sizeof *splits);
-    rsd_status status = nbytes && splits ? RSD_OK : RSD_ENOMEM;
-    for (size_t i = 0; i < c->njobs && !status; i++) {
-        const struct compared *compared = &c->list[c->jobs[i]];
-        nbytes[i] = tensor_nbytes(a, &a->tensors[compared->a]);
-        splits[i] = partition_can_split(a, &a->tensors[compared->a]) &&
-                    partition_can_split(b, &b->tensors[compared->b]);
-    }
-    if (!status)
-        status = partition_jobs(c->operation.rank, c->operation.nranks, nbytes, splits, c->njobs,
-                                &c->mine);
-    mem_free(nbytes);
-    mem_free(splits);
-    return status;
-}
-
-static rsd_status run(void *context)
+/* On rank 0: keeps the first element that differs of all ranks. */
+static rsd_status take_first_elements(void *context, const struct payload *sent, size_t *at)
 {
     struct comparing *c = context;
-    struct batch batch = {
-        .pool = c->pool, .open = open_job, .close = close_job, .context = c, .seen = &c->seen};
-    TRY(share_pairs(c));
-    batch.parts = c->mine.list;
-    operation_follow(&c->operation, &batch);
-    TRY(batch_run_evenly(&batch, c->mine.nbytes, c->mine.n));
-    report_add_stats(&c->report, &batch.stats);
-    report_add_stats(&c->report, &c->other_tally);
-    c->report.ntensors = (int64_t)c->n;
-    c->report.nbytes_needed = 2 * batch.nbytes_total;
-    return say_differences(c);
+    while (*at < sent->n) {
+        struct first_element one;
+        TRY(payload_take(sent, at, &one, sizeof one));
+        if (one.index >= c->n)
+            return fail(RSD_EPEER, "a rank compared tensor %llu of %zu",
+                        (unsigned long long)one.index, c->n);
+        struct compared *compared = &c->list[one.index];
+        if (one.first >= compared->first)
+            continue;
+        compared->first = one.first;
+        memcpy(compared->in_a, one.in_a, sizeof one.in_a);
+        memcpy(compared->in_b, one.in_b, sizeof one.in_b);
+    }
+    return RSD_OK;
 }
 
-static rsd_status damaged(void *context, const struct partial_crc *seen, rsd_status status)
+static rsd_status diff_damaged(void *context, const struct partial_crc *crc, rsd_status status)
 {
     const struct comparing *c = context;
-    const struct store *store = seen->side ? c->b->store : c->a->store;
-    return store_fail_in(store, (uint32_t)seen->file,
-                         fail_in(status, "%.300s: ", c->list[c->jobs[seen->job]].name));
+    return checkpoint_fail_in(crc->side ? c->b : c->a, (uint32_t)crc->file, c->list[crc->job].name,
+                              status);
 }
 
-static void note_first(struct comparing *c, const struct first_element *one)
-{
-    struct compared *compared = &c->list[one->index];
-    if (one->first >= compared->first)
-        return;
-    compared->first = one->first;
-    memcpy(compared->in_a, one->in_a, sizeof one->in_a);
-    memcpy(compared->in_b, one->in_b, sizeof one->in_b);
-}
+/* ---- the call ---- */
 
-/* All say what they found, and all hear all of it. */
-static rsd_status merge(void *context, const struct payload *all, struct payload *result)
-{
-    struct comparing *c = context;
-    struct partial_crc *seen = NULL;
-    size_t nseen = 0, capacity = 0;
-    rsd_report report = {0};
-    struct payload firsts = {0};
-    rsd_status status = RSD_OK;
-    for (int32_t rank = 0; rank < c->operation.nranks && !status; rank++) {
-        size_t at = 0;
-        status = payload_take_report(&all[rank], &at, &report);
-        if (!status)
-            status = payload_take_list(&all[rank], &at, &seen, &nseen, &capacity, sizeof *seen);
-        if (!status)
-            status = payload_put(&firsts, all[rank].bytes + at, all[rank].n - at);
-    }
-    if (!status)
-        status = partial_crcs_check(seen, nseen, &report, damaged, c);
-    if (!status)
-        status = payload_put(result, &report, sizeof report);
-    if (!status)
-        status = payload_put(result, firsts.bytes, firsts.n);
-    payload_drop(&firsts);
-    mem_free(seen);
-    return status;
-}
-
-static rsd_status hear(struct comparing *c)
-{
-    const struct payload *result = &c->step.result;
-    size_t at = 0;
-    TRY(payload_take(result, &at, &c->report, sizeof c->report));
-    while (at < result->n) {
-        struct first_element one;
-        TRY(payload_take(result, &at, &one, sizeof one));
-        if (one.index < c->n)
-            note_first(c, &one);
-    }
-    return RSD_OK;
-}
-
-/* ---- all of it ---- */
-
-static rsd_status compare(struct comparing *c)
-{
-    struct hash what;
-    hash_start(&what, "diff");
-    catalog_hash(&c->a->catalog, &what);
-    catalog_hash(&c->b->catalog, &what);
-    TRY(operation_agree(&c->operation, pair_up(c), what, &c->tile_limit));
-    TRY(operation_step(&c->operation, &c->step));
-    return hear(c);
-}
-
-static void drop(struct comparing *c)
+static void drop_comparing(struct comparing *c)
 {
     for (size_t i = 0; i < c->n; i++) {
-        if (c->list[i].other_open)
-            transfer_drop(&c->list[i].other);
+        transfer_drop(&c->list[i].other);
         pthread_mutex_destroy(&c->list[i].lock);
     }
-    for (size_t i = 0; i < c->nfree; i++)
-        scratch_drop(&c->free[i]);
+    for (size_t i = 0; i < c->nscratches; i++)
+        scratch_drop(&c->scratches[i]);
     mem_free(c->list);
-    mem_free(c->jobs);
-    mem_free(c->free);
-    partition_drop(&c->mine);
-    partial_crcs_close(&c->seen);
-    payload_drop(&c->step.own);
-    payload_drop(&c->step.result);
+    mem_free(c->scratches);
     pthread_mutex_destroy(&c->lock);
 }
 
-rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_prove_options *given,
+rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_io *io,
                     rsd_on_difference *on_difference, void *context, int64_t *ndiffer,
                     rsd_report *report)
 {
-    rsd_prove_options options;
+    struct comparing c = {.a = a, .b = b};
+    struct operation_call call = {.work = diff_jobs,
+                                  .put = put_first_elements,
+                                  .take = take_first_elements,
+                                  .damaged = diff_damaged,
+                                  .put_result = put_first_elements,
+                                  .take_result = take_first_elements,
+                                  .context = &c};
+    struct hash arguments;
     int64_t n = 0;
-    TRY(options_copy("rsd_prove_options", given, &options, sizeof options));
-    if (report)
-        TRY(report_check("rsd_report", report));
-    struct comparing c = {.a = a,
-                          .b = b,
-                          .pool = options.pool,
-                          .tile_limit = tile_limit(options.max_nbytes, options.pool) / 2 + 1};
-    TRY(operation_open(&c.operation, options.transport, options.timeout, options.on_progress,
-                       options.context));
+    TRY(operation_open(&c.operation, io, report));
+    c.operation.tile_limit = c.operation.tile_limit / 2 + 1; /* for both sides */
     pthread_mutex_init(&c.lock, NULL);
-    partial_crcs_open(&c.seen);
-    c.step.work = run;
-    c.step.merge = merge;
-    c.step.context = &c;
-    rsd_status status = compare(&c);
+    hash_start(&arguments, "diff");
+    hash_catalog(&arguments, &a->catalog);
+    hash_catalog(&arguments, &b->catalog);
+    rsd_status status = operation_agree(&c.operation, match_tensors(&c), arguments);
     if (!status)
-        status = tell_all(&c, on_difference, context, &n);
-    drop(&c);
-    if (status)
-        return status;
-    *ndiffer = n;
-    if (report)
-        report_copy(report, &c.report, sizeof c.report);
-    return RSD_OK;
+        status = operation_run(&c.operation, &call);
+    if (!status)
+        status = report_differences(&c, on_difference, context, &n);
+    drop_comparing(&c);
+    if (!status)
+        *ndiffer = n;
+    return operation_close(&c.operation, status, report);
 }

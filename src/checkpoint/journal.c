@@ -1,17 +1,18 @@
-/* journal.c - what of an output is complete, for a run that goes on where another was stopped.
+/* journal.c - what of an output is complete, so that a stopped run can be resumed.
  *
  *     reshard-journal 1
  *     source 0123...            sizes and times of the files that are read
- *     target 4567...            names, boxes and places of what is written
- *     item 12 4096 350          compressed: where an item lies, and how long it is
- *     done 12                   an item that is complete, in a file that is not
- *     file 3 123456             a file that is complete, with its length
- *     redo 3                    no: it is made anew
+ *     target 4567...            names, boxes and offsets of what is written
+ *     item 12 4096 350          compressed: offset and length of an item
+ *     value 2 4446 80           compressed: the same of a value
+ *     done 12                   an item is complete, in a file that is not
+ *     file 3 123456             a file is complete, with its length
+ *     redo 3                    a file is not complete any more: it is written again
  *
- * A file is noted after its bytes are on disk. A line without its end was not written to the end, and does
- * not count. What is noted is looked at again: a file that is gone or has another length is made anew.
+ * A line is added after the bytes are on disk. A last line without its end was not written completely, and is
+ * ignored. A resumed run compares the lengths: a file that is missing or has another length is written again.
  *
- * Of many ranks, rank 0 has the journal, and each other notes by itself in reshard-journal.RANK.
+ * Rank 0 has the journal, and each other rank its own, reshard-journal.RANK.
  */
 #include "checkpoint.h"
 
@@ -24,26 +25,37 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static rsd_status append(const struct store_output *dest, const char *text, size_t n)
+static rsd_status fail_in_journal(const struct store_output *dest)
+{
+    return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
+}
+
+/* ---- adding ---- */
+
+static rsd_status append_chars(const struct store_output *dest, const char *chars, size_t n)
 {
     while (n > 0) {
-        ssize_t put = write(dest->journal_fd, text, n);
-        if (put < 0 && errno == EINTR)
+        ssize_t written = write(dest->journal_fd, chars, n);
+        if (written < 0 && errno == EINTR)
             continue;
-        if (put <= 0)
-            return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
-        text += put;
-        n -= (size_t)put;
+        if (written <= 0)
+            return fail_in_journal(dest);
+        chars += written;
+        n -= (size_t)written;
     }
     return RSD_OK;
 }
 
+/* Appends a text, and frees it. */
 static rsd_status append_text(const struct store_output *dest, struct text *text)
 {
     char *chars;
-    TRY(text_take(text, &chars));
-    rsd_status status = append(dest, chars, strlen(chars));
-    rsd_free(chars);
+    rsd_status status = text_take(text, &chars);
+    if (!status) {
+        status = append_chars(dest, chars, strlen(chars));
+        rsd_free(chars);
+    }
+    text_drop(text);
     return status;
 }
 
@@ -58,32 +70,30 @@ rsd_status journal_start(struct store_output *dest, const char *source, const ch
 {
     struct text text = {0};
     text_add(&text, "reshard-journal 1\nsource %s\ntarget %s\n", source, target);
-    rsd_status status = append_note(dest, &text);
-    text_drop(&text);
-    return status;
+    return append_note(dest, &text);
 }
 
-rsd_status journal_add(struct store_output *dest, const struct output *output, uint32_t file)
+static void add_extent_line(struct text *text, const char *kind, size_t index,
+                            const struct extent *extent)
 {
-    const struct catalog *catalog = &output->manifest->catalog;
+    text_add(text, "%s %zu %llu %llu\n", kind, index, (unsigned long long)extent->offset,
+             (unsigned long long)extent->nbytes);
+}
+
+rsd_status journal_add_file(struct store_output *dest, const struct writer *writer, uint32_t file)
+{
+    const struct manifest *manifest = writer->manifest;
+    const struct catalog *catalog = &manifest->catalog;
     struct text text = {0};
-    if (output->manifest->compress) {
-        for (size_t i = 0; i < catalog->nextents; i++)
-            if (catalog->extents[i].file == file)
-                text_add(&text, "item %zu %llu %llu\n", i,
-                         (unsigned long long)catalog->extents[i].offset,
-                         (unsigned long long)catalog->extents[i].nbytes);
-        for (size_t i = 0; i < catalog->nvalues; i++)
-            if (catalog->values[i].extent.file == file)
-                text_add(&text, "value %zu %llu %llu\n", i,
-                         (unsigned long long)catalog->values[i].extent.offset,
-                         (unsigned long long)catalog->values[i].extent.nbytes);
-    }
+    for (size_t i = 0; i < catalog->nextents && manifest->compress; i++)
+        if (catalog->extents[i].file == file)
+            add_extent_line(&text, "item", i, &catalog->extents[i]);
+    for (size_t i = 0; i < catalog->nvalues && manifest->compress; i++)
+        if (catalog->values[i].extent.file == file)
+            add_extent_line(&text, "value", i, &catalog->values[i].extent);
     text_add(&text, "file %lu %llu\n", (unsigned long)file,
-             (unsigned long long)output->manifest->files[file].nbytes);
-    rsd_status status = append_note(dest, &text);
-    text_drop(&text);
-    return status;
+             (unsigned long long)manifest->files[file].nbytes);
+    return append_note(dest, &text);
 }
 
 rsd_status journal_add_items(const struct store_output *dest, const size_t *extents, size_t n)
@@ -91,52 +101,157 @@ rsd_status journal_add_items(const struct store_output *dest, const size_t *exte
     struct text text = {0};
     for (size_t i = 0; i < n; i++)
         text_add(&text, "done %zu\n", extents[i]);
-    rsd_status status = append_text(dest, &text);
-    text_drop(&text);
-    return status;
+    return append_text(dest, &text);
 }
 
-rsd_status journal_redo(struct store_output *dest, uint32_t file)
+rsd_status journal_redo_file(struct store_output *dest, uint32_t file)
 {
     struct text text = {0};
     text_add(&text, "redo %lu\n", (unsigned long)file);
-    rsd_status status = append_note(dest, &text);
-    text_drop(&text);
-    if (!status && fsync(dest->journal_fd) != 0)
-        status = fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
+    TRY(append_note(dest, &text));
+    return fsync(dest->journal_fd) == 0 ? RSD_OK : fail_in_journal(dest);
+}
+
+/* ---- reading ---- */
+
+/* Reads the first n bytes of a journal. */
+static rsd_status read_journal(const struct store_output *dest, int fd, char *out, size_t n)
+{
+    for (size_t at = 0; at < n;) {
+        ssize_t got = pread(fd, out + at, n - at, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return fail_in_journal(dest);
+        if (got == 0)
+            return fail(RSD_EIO, "%s/%s became shorter while it was read", dest->store->path,
+                        JOURNAL_NAME);
+        at += (size_t)got;
+    }
+    return RSD_OK;
+}
+
+/* Reads all whole lines of a journal, and returns the length of its file too. */
+static rsd_status read_lines(const struct store_output *dest, int fd, char **text, size_t *n,
+                             size_t *file_nbytes)
+{
+    struct stat about;
+    if (fstat(fd, &about) != 0)
+        return fail_in_journal(dest);
+    if (about.st_size > INT32_MAX)
+        return fail(RSD_EIO, "%s/%s is too long to be a journal", dest->store->path, JOURNAL_NAME);
+    size_t all = (size_t)about.st_size;
+    char *chars = mem_new(all + 1, 1);
+    rsd_status status = chars ? read_journal(dest, fd, chars, all) : RSD_ENOMEM;
+    if (status) {
+        mem_free(chars);
+        return status;
+    }
+    *file_nbytes = all;
+    while (all > 0 && chars[all - 1] != '\n')
+        all--;
+    *text = chars;
+    *n = all;
+    return RSD_OK;
+}
+
+/* ---- the journals of other ranks ---- */
+
+typedef rsd_status visit_journal(const struct store_output *dest, int directory, const char *name);
+
+/* Calls a function for the journal of each other rank, and writes the directory to disk. */
+static rsd_status visit_journals(const struct store_output *dest, visit_journal *visit)
+{
+    static const char prefix[] = JOURNAL_NAME ".";
+    if (!dest->store->ops->random_write)
+        return RSD_OK; /* the store has taken them itself */
+    DIR *directory = opendir(dest->store->path);
+    if (!directory)
+        return fail(RSD_EIO, "%s: %s", dest->store->path, strerror(errno));
+    rsd_status status = RSD_OK;
+    for (struct dirent *entry; !status && (entry = readdir(directory));)
+        if (strncmp(entry->d_name, prefix, sizeof prefix - 1) == 0)
+            status = visit(dest, dirfd(directory), entry->d_name);
+    if (!status && fsync(dirfd(directory)) != 0)
+        status = fail(RSD_EIO, "%s: %s", dest->store->path, strerror(errno));
+    closedir(directory);
     return status;
 }
 
-/* ---- going on ---- */
-
-static rsd_status load(const struct store_output *dest, char **text, size_t *n)
+static rsd_status remove_journal(const struct store_output *dest, int directory, const char *name)
 {
-    struct stat found;
-    if (fstat(dest->journal_fd, &found) != 0 || found.st_size > INT32_MAX)
-        return fail(RSD_EIO, "%s/%s cannot be read", dest->store->path, JOURNAL_NAME);
-    *text = mem_new((size_t)found.st_size + 1, 1);
-    if (!*text)
-        return RSD_ENOMEM;
-    ssize_t got = pread(dest->journal_fd, *text, (size_t)found.st_size, 0);
-    *n = got < 0 ? 0 : (size_t)got;
-    if (got >= 0)
-        return RSD_OK;
-    mem_free(*text);
-    return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
+    if (unlinkat(directory, name, 0) != 0)
+        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, name, strerror(errno));
+    return RSD_OK;
 }
 
-static rsd_status check_line(const struct store_output *dest, const char *line,
-                             const char *expected, const char *what)
+rsd_status journal_clear(const struct store_output *dest)
 {
+    return visit_journals(dest, remove_journal);
+}
+
+/* Appends the complete lines of the journal of another rank. */
+static rsd_status append_journal(const struct store_output *dest, int directory, const char *name)
+{
+    char *text;
+    size_t n, file_nbytes;
+    int fd = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, name, strerror(errno));
+    rsd_status status = read_lines(dest, fd, &text, &n, &file_nbytes);
+    close(fd);
+    TRY(status);
+    status = append_chars(dest, text, n);
+    mem_free(text);
+    return status;
+}
+
+/* Cuts the incomplete last line off, and appends the journals of other ranks. They stay until they are in the journal
+ * on disk: a run that is stopped in between appends them again, which does no harm. */
+static rsd_status merge_journals(const struct store_output *dest)
+{
+    char *text;
+    size_t n, file_nbytes, nlines = 0;
+    TRY(read_lines(dest, dest->journal_fd, &text, &n, &file_nbytes));
+    for (size_t i = 0; i < n; i++)
+        nlines += text[i] == '\n';
+    mem_free(text);
+    if (nlines < 3) /* stopped before it began: nothing in other journals counts */
+        n = 0;
+    if (n < file_nbytes && ftruncate(dest->journal_fd, (off_t)n) != 0)
+        return fail_in_journal(dest);
+    if (n > 0) {
+        TRY(visit_journals(dest, append_journal));
+        if (fsync(dest->journal_fd) != 0)
+            return fail_in_journal(dest);
+    }
+    return journal_clear(dest);
+}
+
+/* ---- resuming ---- */
+
+/* Checks one of the first three lines. EMISMATCH: the earlier run had other sources or targets. */
+static rsd_status check_line(const struct store_output *dest, const char *line, size_t number,
+                             const char *source, const char *target)
+{
+    static const char *const changes[] = {"had another version",
+                                          "read other files, or they were changed since",
+                                          "was to write something else"};
+    char expected[64];
+    if (number == 0)
+        snprintf(expected, sizeof expected, "reshard-journal 1");
+    else
+        snprintf(expected, sizeof expected, number == 1 ? "source %s" : "target %s",
+                 number == 1 ? source : target);
     if (strcmp(line, expected) == 0)
         return RSD_OK;
-    return fail(RSD_EMISMATCH, "%s: the earlier run %s: remove this folder to begin anew",
-                dest->store->path, what);
+    return fail(RSD_EMISMATCH, "%s: the earlier run %s; remove this directory to start again",
+                dest->store->path, changes[number]);
 }
 
-static void note_place(struct output *output, const char *line)
+/* Takes the offset and the length of a compressed item or value. Ignores other lines. */
+static void take_extent_line(struct catalog *catalog, const char *line)
 {
-    struct catalog *catalog = &output->manifest->catalog;
     size_t index;
     unsigned long long offset, nbytes;
     struct extent *extent = NULL;
@@ -150,220 +265,116 @@ static void note_place(struct output *output, const char *line)
     }
 }
 
-static void forget_items(struct output *output, uint32_t file)
+static void forget_items(struct writer *writer, uint32_t file)
 {
-    for (size_t i = 0; i < output->manifest->catalog.nextents; i++)
-        if (output->manifest->catalog.extents[i].file == file)
-            output->manifest->items[i].done = false;
+    for (size_t i = 0; i < writer->manifest->catalog.nextents; i++)
+        if (writer->manifest->catalog.extents[i].file == file)
+            writer->manifest->items[i].done = false;
 }
 
-static void note_item(struct output *output, const char *line)
+/* Takes a line of the journal. Ignores a line that is invalid, so that more is written again. */
+static void take_entry(struct writer *writer, const char *line)
 {
+    struct manifest *manifest = writer->manifest;
     size_t extent;
-    if (sscanf(line, "done %zu", &extent) != 1 || extent >= output->manifest->catalog.nextents)
-        return;
-    output->manifest->items[extent].done = true;
-    output->states[output->manifest->catalog.extents[extent].file].noted = true;
-}
-
-static void note_file(struct output *output, const char *line)
-{
     unsigned long file;
     unsigned long long nbytes;
-    if (sscanf(line, "redo %lu", &file) == 1 && file < output->manifest->nfiles) {
-        output->states[file].done = false;
-        forget_items(output, (uint32_t)file);
+    take_extent_line(&manifest->catalog, line);
+    if (sscanf(line, "done %zu", &extent) == 1 && extent < manifest->catalog.nextents) {
+        manifest->items[extent].done = true;
+        writer->files[manifest->catalog.extents[extent].file].noted = true;
     }
-    if (sscanf(line, "file %lu %llu", &file, &nbytes) != 2 || file >= output->manifest->nfiles)
-        return;
-    output->states[file].noted = true;
-    output->states[file].done = true;
-    output->states[file].noted_nbytes = nbytes;
-}
-
-/* How long so many lines are, whose ends became NULs. */
-static size_t lines_nbytes(const char *text, size_t n, size_t nlines)
-{
-    size_t at = 0;
-    for (size_t i = 0; i < nlines && at < n; i++)
-        at += strlen(text + at) + 1;
-    return at;
+    if (sscanf(line, "redo %lu", &file) == 1 && file < manifest->nfiles) {
+        writer->files[file].done = false;
+        forget_items(writer, (uint32_t)file);
+    }
+    if (sscanf(line, "file %lu %llu", &file, &nbytes) == 2 && file < manifest->nfiles) {
+        writer->files[file].noted = true;
+        writer->files[file].done = true;
+        writer->files[file].noted_nbytes = nbytes;
+    }
 }
 
 /* Items whose bytes the store has are complete, whatever was noted. What is around them is written anew. */
-static void find_written_items(struct output *output, uint32_t file)
+static void find_written_items(struct writer *writer, uint32_t file)
 {
-    const struct catalog *catalog = &output->manifest->catalog;
+    const struct catalog *catalog = &writer->manifest->catalog;
     for (size_t i = 0; i < catalog->nextents; i++) {
         const struct extent *extent = &catalog->extents[i];
         if (extent->file != file)
             continue;
-        bool there = store_has(output->store, file, extent->offset, extent->nbytes);
-        output->manifest->items[i].done = there;
-        output->states[file].left -= there;
+        bool there = store_has(writer->store, file, extent->offset, extent->nbytes);
+        writer->manifest->items[i].done = there;
+        writer->files[file].left -= there;
     }
 }
 
-/* A file that is not complete goes on being written, if all of its items that are noted can be in it. */
-static void check_items(struct output *output, uint32_t file)
+/* Continues a file that is not complete, if it is long enough for all of its items that are. */
+static void check_items(struct writer *writer, uint32_t file)
 {
-    const struct catalog *catalog = &output->manifest->catalog;
-    struct out_state *state = &output->states[file];
-    uint64_t reach = 0, nbytes;
+    const struct catalog *catalog = &writer->manifest->catalog;
+    uint64_t end = 0, nbytes;
     size_t n = 0;
-    if (!output->store->ops->random_write) {
-        find_written_items(output, file);
+    if (!writer->store->ops->random_write) {
+        find_written_items(writer, file);
         return;
     }
     for (size_t i = 0; i < catalog->nextents; i++)
-        if (catalog->extents[i].file == file && output->manifest->items[i].done) {
-            uint64_t end = catalog->extents[i].offset + catalog->extents[i].nbytes;
-            reach = end > reach ? end : reach;
+        if (catalog->extents[i].file == file && writer->manifest->items[i].done) {
+            uint64_t item_end = catalog->extents[i].offset + catalog->extents[i].nbytes;
+            end = item_end > end ? item_end : end;
             n++;
         }
     if (n == 0)
         return;
-    if (store_stat(output->store, file, &nbytes, NULL) || nbytes < reach) {
-        forget_items(output, file);
+    if (store_stat(writer->store, file, &nbytes, NULL) || nbytes < end) {
+        forget_items(writer, file);
         return;
     }
-    state->created = true;
-    state->left -= n;
+    writer->files[file].created = true;
+    writer->files[file].left -= n;
 }
 
-/* Is a noted file really there? It may have got its last name already. */
-static void check_file(struct output *output, uint32_t file)
+/* Checks that a complete file exists, perhaps under its final name. */
+static void check_file(struct writer *writer, uint32_t index)
 {
-    struct out_state *state = &output->states[file];
-    struct manifest_file *about = &output->manifest->files[file];
-    const char *name = store_file_name(output->store, file);
+    struct writer_file *file = &writer->files[index];
+    struct manifest_file *about = &writer->manifest->files[index];
+    const char *name = store_file_name(writer->store, index);
     uint64_t nbytes;
-    if (!state->done) {
-        check_items(output, file);
+    if (!file->done) {
+        check_items(writer, index);
         return;
     }
-    if (store_stat(output->store, file, &nbytes, NULL) == RSD_ENOENT &&
+    if (store_stat(writer->store, index, &nbytes, NULL) == RSD_ENOENT &&
         strcmp(name, about->name) != 0)
-        store_rename(output->store, about->name, name);
-    state->done =
-        store_stat(output->store, file, &nbytes, NULL) == RSD_OK && nbytes == state->noted_nbytes;
-    if (state->done)
-        about->nbytes = state->noted_nbytes;
-    else if (!output->store->ops->random_write)
-        check_items(output, file);
-}
-
-/* ---- what ranks noted, each by itself ---- */
-
-typedef rsd_status each_journal(const struct store_output *dest, int folder_fd, const char *name);
-
-static rsd_status for_each_journal(const struct store_output *dest, each_journal *element_nbytes)
-{
-    static const char before[] = JOURNAL_NAME ".";
-    if (!dest->store->ops->random_write)
-        return RSD_OK; /* the store has taken them itself */
-    DIR *folder = opendir(dest->store->path);
-    if (!folder)
-        return fail(RSD_EIO, "%s: %s", dest->store->path, strerror(errno));
-    rsd_status status = RSD_OK;
-    for (struct dirent *entry; !status && (entry = readdir(folder));)
-        if (strncmp(entry->d_name, before, sizeof before - 1) == 0)
-            status = element_nbytes(dest, dirfd(folder), entry->d_name);
-    if (!status && fsync(dirfd(folder)) != 0)
-        status = fail(RSD_EIO, "%s: %s", dest->store->path, strerror(errno));
-    closedir(folder);
-    return status;
-}
-
-static rsd_status remove_one(const struct store_output *dest, int folder_fd, const char *name)
-{
-    if (unlinkat(folder_fd, name, 0) != 0)
-        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, name, strerror(errno));
-    return RSD_OK;
-}
-
-rsd_status journal_clear(const struct store_output *dest)
-{
-    return for_each_journal(dest, remove_one);
-}
-
-/* Its whole lines, behind ours. */
-static rsd_status append_one(const struct store_output *dest, int folder_fd, const char *name)
-{
-    struct store_output other = {.store = dest->store};
-    char *text;
-    size_t n;
-    other.journal_fd = openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (other.journal_fd < 0)
-        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, name, strerror(errno));
-    rsd_status status = load(&other, &text, &n);
-    close(other.journal_fd);
-    TRY(status);
-    while (n > 0 && text[n - 1] != '\n')
-        n--;
-    status = append(dest, text, n);
-    mem_free(text);
-    return status;
-}
-
-/* Ranks that worked together have each left notes: they become part of the journal, whoever goes on. Until
- * they are in it, on disk, they stay where they are; to add them twice does no harm. */
-static rsd_status absorb(const struct store_output *dest)
-{
-    char *text;
-    size_t n, nlines = 0, whole = 0;
-    TRY(load(dest, &text, &n));
-    for (size_t i = 0; i < n; i++)
-        if (text[i] == '\n') {
-            nlines++;
-            whole = i + 1;
-        }
-    mem_free(text);
-    if (whole < n && ftruncate(dest->journal_fd, (off_t)whole) != 0)
-        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
-    if (nlines >= 3) { /* else there was nothing yet that notes could be about */
-        TRY(for_each_journal(dest, append_one));
-        if (fsync(dest->journal_fd) != 0)
-            return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
-    }
-    return journal_clear(dest);
+        store_rename(writer->store, about->name, name);
+    file->done =
+        store_stat(writer->store, index, &nbytes, NULL) == RSD_OK && nbytes == file->noted_nbytes;
+    if (file->done)
+        about->nbytes = file->noted_nbytes;
+    else if (!writer->store->ops->random_write)
+        check_items(writer, index);
 }
 
 rsd_status journal_resume(struct store_output *dest, const char *source, const char *target,
-                          struct output *output)
+                          struct writer *writer)
 {
-    char *text, *next, expected[64];
-    size_t n, number = 0;
-    TRY(absorb(dest));
-    TRY(load(dest, &text, &n));
+    char *text, *end;
+    size_t n, file_nbytes, number = 0;
+    TRY(merge_journals(dest));
+    TRY(read_lines(dest, dest->journal_fd, &text, &n, &file_nbytes));
     rsd_status status = RSD_OK;
-    for (char *line = text; !status && (next = strchr(line, '\n')); line = next + 1, number++) {
-        *next = '\0';
-        if (number == 0) {
-            status = check_line(dest, line, "reshard-journal 1", "was of another version");
-        } else if (number == 1) {
-            snprintf(expected, sizeof expected, "source %s", source);
-            status =
-                check_line(dest, line, expected, "read other files, or they were changed since");
-        } else if (number == 2) {
-            snprintf(expected, sizeof expected, "target %s", target);
-            status = check_line(dest, line, expected, "was to write something else");
-        } else {
-            note_place(output, line);
-            note_item(output, line);
-            note_file(output, line);
-        }
+    for (char *line = text; !status && line < text + n; line = end + 1, number++) {
+        end = memchr(line, '\n', (size_t)(text + n - line)); /* the last line has one */
+        *end = '\0';
+        if (number < 3)
+            status = check_line(dest, line, number, source, target);
+        else
+            take_entry(writer, line);
     }
-    for (uint32_t file = 0; !status && file < output->manifest->nfiles; file++)
-        check_file(output, file);
-    size_t whole = status ? n : lines_nbytes(text, n, number);
     mem_free(text);
-    if (!status && whole < n && ftruncate(dest->journal_fd, (off_t)whole) != 0)
-        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
-    if (!status && number < 3) { /* stopped before it began: begin now */
-        if (ftruncate(dest->journal_fd, 0) != 0)
-            return fail(RSD_EIO, "%s/%s: %s", dest->store->path, JOURNAL_NAME, strerror(errno));
-        return journal_start(dest, source, target);
-    }
-    return status;
+    for (uint32_t file = 0; !status && file < writer->manifest->nfiles; file++)
+        check_file(writer, file);
+    return !status && number == 0 ? journal_start(dest, source, target) : status;
 }

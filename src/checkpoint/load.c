@@ -1,270 +1,264 @@
 /* load.c - from files into memory.
  *
- * Everything is checked before the first byte of a tensor is read: that the tensors are there, fit, and
- * that some file has every element that is wanted. All locals of one tensor are loaded together, so that
- * bytes which several of them want are read once.
+ * Everything is checked before the first byte of a tensor is read: that the tensors exist and match, and that some
+ * file has every element. All arrays of one tensor are one job, so that bytes that several of them need are
+ * read once. The job keeps the pieces of the plan that checked it.
  */
 #include "checkpoint.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct wanted {
-    size_t tensor; /* SIZE_MAX: not there, and that is allowed */
-    size_t local;
+/* A tensor of the caller, and its tensor in the checkpoint. */
+struct load_target {
+    size_t stored, given;
 };
 
 struct loading {
-    rsd_checkpoint *checkpoint;
-    const rsd_tensor *locals;
-    const rsd_load_options *options;
-    struct wanted *wanted; /* by tensor */
-    size_t nwanted;
-    size_t *first; /* of each job in wanted; one more at the end */
-    size_t njobs;
-    int64_t *job_nbytes;
-    uint64_t tile_limit;
     struct operation operation;
-    struct peer_step step;
-    rsd_report report;
+    rsd_checkpoint *checkpoint;
+    rsd_load_options options;
+    rsd_tensor *given;
+    struct load_target *targets;
+    size_t ntargets;
+    struct transfer *transfers; /* by job */
+    struct job_list jobs;
 };
 
-/* ---- what is wanted ---- */
+/* ---- what is loaded ---- */
 
-static rsd_status check_local(const struct loading *loading, const struct stored_tensor *tensor,
-                              const rsd_tensor *local)
+/* Checks that a stored tensor can be loaded into a layout. */
+static rsd_status check_target(const struct loading *loading, const struct stored_tensor *tensor,
+                               const rsd_layout *layout)
 {
-    const rsd_layout *layout = local->layout;
     const int64_t *shape = tensor_shape(&loading->checkpoint->catalog, tensor);
     char saved[SHAPE_TEXT_NCHARS], wanted[SHAPE_TEXT_NCHARS];
     bool same = layout->ndim == tensor->ndim;
     for (int32_t d = 0; d < layout->ndim && same; d++)
         same = layout->shape[d] == shape[d];
     if (!same)
-        return fail(RSD_EMISMATCH, "saved with shape %s, wanted with %s",
+        return fail(RSD_EMISMATCH, "shape differs: checkpoint %s, layout %s",
                     shape_text(tensor->ndim, shape, saved),
                     shape_text(layout->ndim, layout->shape, wanted));
-    if (layout->dtype != tensor->dtype && !loading->options->allow_cast)
-        return fail(RSD_EMISMATCH, "saved as %s, wanted as %s", rsd_dtype_name(tensor->dtype),
-                    rsd_dtype_name(layout->dtype));
+    if (layout->dtype != tensor->dtype && !loading->options.allow_cast)
+        return fail(RSD_EMISMATCH, "dtype differs: checkpoint %s, layout %s",
+                    rsd_dtype_name(tensor->dtype), rsd_dtype_name(layout->dtype));
     if (!cast_supported(layout->dtype, tensor->dtype))
-        return fail(RSD_EUNSUPPORTED, "%s cannot become %s", rsd_dtype_name(tensor->dtype),
+        return fail(RSD_EUNSUPPORTED, "%s cannot be converted to %s", rsd_dtype_name(tensor->dtype),
                     rsd_dtype_name(layout->dtype));
     if (layout->terms.ndigits > 0)
-        return fail(RSD_EINVAL, "a Partial layout cannot be loaded into");
+        return fail(RSD_EINVAL, "cannot load into a Partial layout");
     return RSD_OK;
 }
 
-static rsd_status find_wanted(struct loading *loading, const rsd_tensor *given, int64_t n,
-                              rsd_tensor *locals)
+/* Finds the stored tensor of each tensor of the caller, and checks it. */
+static rsd_status find_targets(struct loading *loading, const rsd_tensor *given, size_t n)
 {
     const struct catalog *catalog = &loading->checkpoint->catalog;
-    for (int64_t i = 0; i < n; i++) {
-        TRY(take_local(given, i, &locals[i]));
-        size_t tensor = catalog_find_tensor(catalog, locals[i].name);
-        if (tensor == SIZE_MAX && loading->options->allow_missing)
+    for (size_t i = 0; i < n; i++) {
+        rsd_tensor *tensor = &loading->given[i];
+        TRY(arrays_take_tensor(given, (int64_t)i, tensor));
+        size_t stored = catalog_find_tensor(catalog, tensor->name);
+        if (stored == SIZE_MAX && loading->options.allow_missing)
             continue;
         rsd_status status = RSD_OK;
-        if (tensor == SIZE_MAX)
+        if (stored == SIZE_MAX)
             status = fail(RSD_EMISMATCH, "the checkpoint has no such tensor");
         else
-            status = check_local(loading, &catalog->tensors[tensor], &locals[i]);
+            status = check_target(loading, &catalog->tensors[stored], tensor->layout);
         if (status)
-            return fail_in(status, "%s: ", locals[i].name);
-        loading->wanted[loading->nwanted++] = (struct wanted){tensor, (size_t)i};
+            return fail_in(status, "%s: ", tensor->name);
+        loading->targets[loading->ntargets++] = (struct load_target){stored, i};
     }
     return RSD_OK;
 }
 
-static int by_tensor(const void *a, const void *b)
+static int by_stored_tensor(const void *a, const void *b)
 {
-    const struct wanted *x = a, *y = b;
-    if (x->tensor != y->tensor)
-        return x->tensor < y->tensor ? -1 : 1;
-    return (x->local > y->local) - (x->local < y->local);
+    const struct load_target *x = a, *y = b;
+    if (x->stored != y->stored)
+        return x->stored < y->stored ? -1 : 1;
+    return (x->given > y->given) - (x->given < y->given);
 }
 
-static void group_wanted(struct loading *loading)
-{
-    struct wanted *wanted = loading->wanted;
-    if (loading->nwanted > 1)
-        qsort(wanted, loading->nwanted, sizeof *wanted, by_tensor);
-    for (size_t i = 0; i < loading->nwanted; i++)
-        if (i == 0 || wanted[i].tensor != wanted[i - 1].tensor)
-            loading->first[loading->njobs++] = i;
-    loading->first[loading->njobs] = loading->nwanted;
-}
+/* ---- jobs ---- */
 
-/* ---- one tensor ---- */
-
-static rsd_status collect(const struct loading *loading, size_t job, struct local_boxes *boxes)
+/* Starts the transfer of targets [first, end), which are of one tensor, and adds their arrays as sinks. */
+static rsd_status start_transfer(const struct loading *loading, size_t first, size_t end,
+                                 struct transfer *transfer)
 {
-    for (size_t i = loading->first[job]; i < loading->first[job + 1]; i++) {
-        const rsd_tensor *local = &loading->locals[loading->wanted[i].local];
-        size_t before = boxes->n, kept = before;
-        TRY(local_boxes(local, true, boxes));
-        for (size_t k = before; k < boxes->n; k++) /* without the empty ones */
-            if (box_volume(boxes->list[k].box.ndim, boxes->list[k].box.len) > 0)
-                boxes->list[kept++] = boxes->list[k];
-        boxes->n = kept;
-    }
-    return RSD_OK;
-}
-
-static rsd_status open_job(void *context, size_t job, struct transfer *transfer)
-{
-    struct loading *loading = context;
-    size_t tensor = loading->wanted[loading->first[job]].tensor;
-    struct local_boxes boxes = {0};
-    int64_t nbytes = 0;
-    rsd_status status = collect(loading, job, &boxes);
+    struct array_slices boxes = {0};
+    rsd_status status = RSD_OK;
+    for (size_t i = first; i < end && !status; i++)
+        status = arrays_list_slices(&loading->given[loading->targets[i].given], true, &boxes);
     if (!status)
-        status = transfer_start(transfer, &loading->checkpoint->catalog, tensor, boxes.n);
+        status = transfer_start(transfer, &loading->checkpoint->catalog,
+                                loading->targets[first].stored, boxes.n);
     for (size_t i = 0; i < boxes.n && !status; i++) {
-        const struct local_box *box = &boxes.list[i];
+        const struct array_slice *box = &boxes.list[i];
         struct sink sink = {.kind = SINK_MEMORY, .dtype = box->dtype, .memory = box->memory};
         copy_i64s(sink.lo, box->box.lo, transfer->ndim);
         copy_i64s(sink.len, box->box.len, transfer->ndim);
         copy_i64s(sink.strides, box->strides, transfer->ndim);
-        transfer_add_sink(transfer, &sink);
-        nbytes += box_volume(transfer->ndim, sink.len) * (int64_t)rsd_dtype_nbytes(sink.dtype);
+        if (box->memory)
+            transfer_add_sink(transfer, &sink);
     }
-    transfer->stream = nbytes >= STREAM_MIN_TOTAL;
-    if (!status)
-        status = transfer_from_files(transfer, loading->checkpoint, tensor, loading->tile_limit);
-    local_boxes_drop(&boxes);
+    arrays_drop_slices(&boxes);
     return status;
+}
+
+/* Adds the job of one stored tensor, for targets [first, end). Plans it, which checks that files have every
+ * element. */
+static rsd_status add_load_job(struct loading *loading, size_t first, size_t end)
+{
+    const struct catalog *catalog = &loading->checkpoint->catalog;
+    struct transfer *transfer = &loading->transfers[loading->jobs.n];
+    rsd_status status = start_transfer(loading, first, end, transfer);
+    if (!status)
+        status = transfer_plan(transfer, catalog);
+    if (status)
+        return fail_in(status, "%s: ", catalog->tensors[loading->targets[first].stored].name);
+    transfer->stream = transfer->nbytes >= STREAM_MIN_TOTAL;
+    return job_list_add(
+        &loading->jobs,
+        (struct batch_job){.id = loading->jobs.n, .to = transfer->nbytes, .of = transfer->nbytes});
+}
+
+/* Lists one job for each stored tensor, with all arrays that are loaded from it. */
+static rsd_status list_load_jobs(struct loading *loading, int64_t n, const rsd_tensor *given)
+{
+    if (n < 0)
+        return fail(RSD_EINVAL, "invalid number of tensors %lld", (long long)n);
+    struct load_target *targets = loading->targets = mem_new((size_t)n, sizeof *targets);
+    loading->given = mem_new((size_t)n, sizeof *loading->given);
+    loading->transfers = mem_new((size_t)n, sizeof *loading->transfers);
+    if (!targets || !loading->given || !loading->transfers)
+        return RSD_ENOMEM;
+    TRY(find_targets(loading, given, (size_t)n));
+    if (loading->ntargets > 1)
+        qsort(targets, loading->ntargets, sizeof *targets, by_stored_tensor);
+    for (size_t first = 0, end; first < loading->ntargets; first = end) {
+        for (end = first + 1; end < loading->ntargets; end++)
+            if (targets[end].stored != targets[first].stored)
+                break;
+        TRY(add_load_job(loading, first, end));
+    }
+    return RSD_OK;
+}
+
+static rsd_status load_open_job(void *context, const struct batch_job *job,
+                                struct transfer *transfer)
+{
+    struct loading *loading = context;
+    *transfer = loading->transfers[job->id];
+    loading->transfers[job->id] = (struct transfer){0};
+    return transfer_open_files(transfer, loading->checkpoint, loading->operation.tile_limit);
 }
 
 /* A tensor of which all is loaded, for reading ahead. */
-static size_t whole_loaded_tensor(void *context, size_t job)
+static size_t whole_load_tensor(void *context, const struct batch_job *job)
 {
     const struct loading *loading = context;
     const struct catalog *catalog = &loading->checkpoint->catalog;
-    size_t tensor = loading->wanted[loading->first[job]].tensor;
-    bool whole = loading->job_nbytes[job] >= tensor_nbytes(catalog, &catalog->tensors[tensor]);
-    return whole ? tensor : SIZE_MAX;
+    const struct transfer *transfer = &loading->transfers[job->id];
+    bool waits = transfer->nsinks > 0; /* it was not opened yet */
+    return waits && job->of >= tensor_nbytes(catalog, &catalog->tensors[transfer->tensor])
+               ? transfer->tensor
+               : SIZE_MAX;
 }
 
-static rsd_status close_job(void *context, size_t job, struct transfer *transfer)
-{
-    (void)context;
-    (void)job;
-    (void)transfer;
-    return RSD_OK;
-}
-
-/* Is everything there? A plan says so, before any haul reads. */
-static rsd_status check_job(struct loading *loading, size_t job)
-{
-    const struct catalog *catalog = &loading->checkpoint->catalog;
-    const struct stored_tensor *tensor =
-        &catalog->tensors[loading->wanted[loading->first[job]].tensor];
-    size_t ndim = (size_t)tensor->ndim, element_nbytes = rsd_dtype_nbytes(tensor->dtype);
-    struct local_boxes boxes = {0};
-    rsd_plan *plan = NULL;
-    rsd_status status = collect(loading, job, &boxes);
-    int64_t *lo = mem_new(boxes.n * ndim, sizeof *lo), *len = mem_new(boxes.n * ndim, sizeof *len);
-    if (!status && (!lo || !len))
-        status = RSD_ENOMEM;
-    for (size_t i = 0; i < boxes.n && !status; i++) {
-        copy_i64s(lo + i * ndim, boxes.list[i].box.lo, tensor->ndim);
-        copy_i64s(len + i * ndim, boxes.list[i].box.len, tensor->ndim);
-        loading->job_nbytes[job] +=
-            box_volume(tensor->ndim, len + i * ndim) * (int64_t)element_nbytes;
-    }
-    if (!status)
-        status = transfer_plan(catalog, tensor, boxes.n, lo, len, &plan);
-    rsd_plan_free(plan);
-    mem_free(lo);
-    mem_free(len);
-    local_boxes_drop(&boxes);
-    return status ? fail_in(status, "%s: ", tensor->name) : RSD_OK;
-}
-
-static rsd_status check_jobs(struct loading *loading)
-{
-    for (size_t job = 0; job < loading->njobs; job++)
-        TRY(check_job(loading, job));
-    return RSD_OK;
-}
-
-static rsd_status run(void *context)
+static rsd_status load_jobs(void *context)
 {
     struct loading *loading = context;
-    struct batch batch = {.pool = loading->options->pool,
+    rsd_report *report = &loading->operation.report;
+    struct batch batch = {.jobs = loading->jobs,
                           .from = loading->checkpoint,
-                          .whole_tensor = whole_loaded_tensor,
-                          .open = open_job,
-                          .close = close_job,
+                          .whole_tensor = whole_load_tensor,
+                          .open = load_open_job,
                           .context = loading};
-    operation_follow(&loading->operation, &batch);
-    TRY(batch_run_evenly(&batch, loading->job_nbytes, loading->njobs));
-    report_add_stats(&loading->report, &batch.stats);
-    loading->report.ntensors = (int64_t)loading->njobs;
-    loading->report.nbytes_needed = batch.nbytes_total;
-    return payload_put_report(&loading->operation, &loading->step.own, &loading->report);
+    report->ntensors = (int64_t)loading->jobs.n;
+    loading->jobs = (struct job_list){0};
+    TRY(operation_run_batch(&loading->operation, &batch));
+    report->nbytes_needed = batch.nbytes_total;
+    return RSD_OK;
 }
 
-static rsd_status merge(void *context, const struct payload *all, struct payload *result)
+static void drop_loading(struct loading *loading, size_t n)
 {
-    const struct loading *loading = context;
-    return merge_reports(&loading->operation, all, result);
+    for (size_t i = 0; loading->transfers && i < n; i++)
+        transfer_drop(&loading->transfers[i]);
+    job_list_drop(&loading->jobs);
+    mem_free(loading->transfers);
+    mem_free(loading->targets);
+    mem_free(loading->given);
 }
 
-/* Every rank has its own arrays; what they have in common is the checkpoint. */
-static rsd_status load(struct loading *loading, const rsd_tensor *given, int64_t nlocals,
-                       rsd_tensor *locals)
+rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t n, const rsd_tensor *tensors,
+                    const rsd_load_options *options, rsd_report *report)
 {
-    struct hash what;
-    rsd_status status = RSD_OK;
-    size_t at = 0;
-    if (!locals || !loading->wanted || !loading->first || !loading->job_nbytes)
-        status = RSD_ENOMEM;
-    if (!status && nlocals < 0)
-        status = fail(RSD_EINVAL, "%lld locals", (long long)nlocals);
+    struct loading loading = {.checkpoint = checkpoint};
+    struct operation_call call = {.work = load_jobs, .context = &loading};
+    struct hash arguments;
+    TRY(options_copy("rsd_load_options", options, &loading.options, sizeof loading.options));
+    TRY(operation_open(&loading.operation, loading.options.io, report));
+    hash_start(&arguments, "load");
+    hash_catalog(&arguments, &checkpoint->catalog); /* each rank has arrays of its own */
+    rsd_status status = list_load_jobs(&loading, n, tensors);
+    status = operation_agree(&loading.operation, status, arguments);
     if (!status)
-        status = find_wanted(loading, given, nlocals, locals);
-    if (!status) {
-        group_wanted(loading);
-        status = check_jobs(loading);
-    }
-    hash_start(&what, "load");
-    catalog_hash(&loading->checkpoint->catalog, &what);
-    TRY(operation_agree(&loading->operation, status, what, NULL));
-    TRY(operation_step(&loading->operation, &loading->step));
-    return payload_take(&loading->step.result, &at, &loading->report, sizeof loading->report);
+        status = operation_run(&loading.operation, &call);
+    drop_loading(&loading, (size_t)max_i64(n, 0));
+    return operation_close(&loading.operation, status, report);
 }
 
-rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t nlocals, const rsd_tensor *given,
-                    const rsd_load_options *given_options, rsd_report *report)
+/* ---- one box ---- */
+
+/* Checks that a box lies inside of a tensor. */
+static rsd_status check_read_box(const rsd_tensor_info *tensor, const rsd_box *box)
 {
-    rsd_load_options options;
-    TRY(options_copy("rsd_load_options", given_options, &options, sizeof options));
-    if (report)
-        TRY(report_check("rsd_report", report));
-    size_t n = (size_t)max_i64(nlocals, 0);
-    struct loading loading = {.checkpoint = checkpoint,
-                              .options = &options,
-                              .tile_limit = tile_limit(options.max_nbytes, options.pool)};
-    TRY(operation_open(&loading.operation, options.transport, options.timeout, options.on_progress,
-                       options.context));
-    loading.step.work = run;
-    loading.step.merge = merge;
-    loading.step.context = &loading;
-    rsd_tensor *locals = mem_new(n, sizeof *locals);
-    loading.locals = locals;
-    loading.wanted = mem_new(n, sizeof *loading.wanted);
-    loading.first = mem_new(n + 1, sizeof *loading.first);
-    loading.job_nbytes = mem_new(n, sizeof *loading.job_nbytes);
-    rsd_status status = load(&loading, given, nlocals, locals);
-    mem_free(locals);
-    mem_free(loading.wanted);
-    mem_free(loading.first);
-    mem_free(loading.job_nbytes);
-    payload_drop(&loading.step.own);
-    payload_drop(&loading.step.result);
-    if (!status && report)
-        report_copy(report, &loading.report, sizeof loading.report);
+    char text[BOX_TEXT_NCHARS], shape[SHAPE_TEXT_NCHARS];
+    if (box->ndim != tensor->ndim)
+        return fail(RSD_EINVAL, "%s: box has %d dims, tensor has %d", tensor->name, (int)box->ndim,
+                    (int)tensor->ndim);
+    for (int32_t d = 0; d < box->ndim; d++)
+        if (box->lo[d] < 0 || box->len[d] < 0 || box->lo[d] > tensor->shape[d] ||
+            box->len[d] > tensor->shape[d] - box->lo[d])
+            return fail(RSD_EINVAL, "%s: box %s is not inside shape %s", tensor->name,
+                        box_text(box->ndim, box->lo, box->len, text),
+                        shape_text(tensor->ndim, tensor->shape, shape));
+    return RSD_OK;
+}
+
+/* Loads a box into a dense array, as a layout of one explicit box. */
+static rsd_status read_box(rsd_checkpoint *checkpoint, const rsd_tensor_info *tensor,
+                           const rsd_box *box, rsd_dtype dtype, void *out, size_t nbytes)
+{
+    rsd_layout *layout;
+    rsd_load_options options = {.struct_nbytes = sizeof options, .allow_cast = 1};
+    rsd_tensor array = {.struct_nbytes = sizeof array, .name = tensor->name, .arrays = &out};
+    TRY(check_read_box(tensor, box));
+    TRY(catalog_boxes_layout(dtype, tensor->ndim, tensor->shape, 1, box->lo, box->len, &layout));
+    size_t expected = (size_t)box_volume(box->ndim, box->len) * rsd_dtype_nbytes(dtype);
+    array.layout = layout;
+    rsd_status status = RSD_OK;
+    if (nbytes != expected)
+        status = fail(RSD_EINVAL, "%s: array has %zu bytes, and %zu are needed", tensor->name,
+                      nbytes, expected);
+    else
+        status = rsd_load(checkpoint, 1, &array, &options, NULL);
+    rsd_layout_free(layout);
     return status;
+}
+
+rsd_status rsd_read(rsd_checkpoint *checkpoint, const char *name, const rsd_box *box,
+                    rsd_dtype dtype, void *out, size_t nbytes)
+{
+    int64_t index;
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    rsd_box whole = {0};
+    TRY(rsd_checkpoint_find(checkpoint, name, &index));
+    TRY(rsd_checkpoint_tensor(checkpoint, index, &tensor));
+    box_set(&whole, tensor.ndim, whole.lo, tensor.shape);
+    return read_box(checkpoint, &tensor, box ? box : &whole, dtype ? dtype : tensor.dtype, out,
+                    nbytes);
 }

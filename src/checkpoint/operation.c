@@ -1,101 +1,79 @@
-/* operation.c - one call, many ranks: its steps, what ranks must agree on, progress and reports. */
+/* operation.c - one call, on one rank or on many: its options, its steps, progress and reports. */
 #include "checkpoint.h"
 
 #include <stdatomic.h>
 
-/* ---- opening ---- */
+/* ---- opening and closing ---- */
 
-rsd_status operation_open(struct operation *operation, const rsd_transport *given, double timeout,
-                          rsd_on_progress *on_progress, void *context)
+rsd_status operation_open(struct operation *operation, const rsd_io *given,
+                          const rsd_report *report)
 {
-    *operation = (struct operation){.transport.nranks = 1,
-                                    .nranks = 1,
-                                    .timeout = timeout,
-                                    .on_progress = on_progress,
-                                    .context = context};
-    operation->began = seconds_now();
-    if (!given)
-        return RSD_OK;
-    TRY(peer_check_transport(given, &operation->transport));
-    operation->rank = operation->transport.rank;
-    operation->nranks = operation->transport.nranks;
+    *operation = (struct operation){.transport.nranks = 1, .nranks = 1, .began = seconds_now()};
+    rsd_io *io = &operation->io;
+    if (report)
+        TRY(report_check("rsd_report", report));
+    TRY(options_copy("rsd_io", given, io, sizeof *io));
+    operation->tile_limit = batch_tile_limit(io->max_nbytes, io->pool);
+    if (io->transport) {
+        TRY(peer_check_transport(io->transport, &operation->transport));
+        operation->rank = operation->transport.rank;
+        operation->nranks = operation->transport.nranks;
+    }
+    partial_crcs_open(&operation->partial_crcs);
     return RSD_OK;
 }
 
-/* Progress of one rank, from any of its threads. */
-static int follow(void *context, const rsd_progress *progress)
+rsd_status operation_close(struct operation *operation, rsd_status status, rsd_report *report)
 {
-    struct operation *operation = context;
-    atomic_store(&operation->step->nbytes_total, progress->nbytes_total);
-    atomic_store(&operation->step->nbytes_done, progress->nbytes_done);
-    return atomic_load(&operation->step->stop);
-}
-
-void operation_follow(struct operation *operation, struct batch *batch)
-{
-    bool alone = operation->nranks == 1;
-    batch->on_progress = alone ? operation->on_progress : follow;
-    batch->progress_context = alone ? operation->context : operation;
+    partial_crcs_close(&operation->partial_crcs);
+    if (!status && report)
+        report_copy(report, &operation->report, sizeof operation->report);
+    return status;
 }
 
 /* ---- steps ---- */
 
-rsd_status operation_step(struct operation *operation, struct peer_step *step)
+static rsd_status take_step(struct operation *operation, struct peer_step *step)
 {
-    operation->step = step;
     if (!step->lead) {
-        step->on_progress = operation->on_progress;
-        step->progress_context = operation->context;
+        step->on_progress = operation->io.on_progress;
+        step->progress_context = operation->io.context;
     }
-    return peer_step(&operation->transport, operation->timeout, step);
-}
-
-static rsd_status hear_first(void *context, const struct payload *all, struct payload *result)
-{
-    (void)context;
-    return payload_put(result, all[0].bytes, all[0].n);
-}
-
-rsd_status operation_lead_step(struct operation *operation, struct peer_step *step)
-{
-    step->work = operation->rank == 0 ? step->work : NULL;
-    step->merge = hear_first;
-    step->lead = true;
-    return operation_step(operation, step);
-}
-
-rsd_status operation_lead(struct operation *operation, rsd_status (*work)(void *context),
-                          void *context)
-{
-    struct peer_step step = {.work = operation->rank == 0 ? work : NULL, .context = context};
-    step.lead = true;
-    rsd_status status = operation_step(operation, &step);
-    payload_drop(&step.own);
-    payload_drop(&step.result);
+    atomic_store(&operation->step, step);
+    rsd_status status = peer_step(&operation->transport, operation->io.timeout, step);
+    atomic_store(&operation->step, NULL);
     return status;
 }
 
-/* What each rank sends: no pointers, which other ranks could not use. */
-struct called {
-    struct hash what;
+static void drop_payloads(struct peer_step *step)
+{
+    payload_drop(&step->own);
+    payload_drop(&step->result);
+}
+
+/* What each rank sends to agree: no pointers, which other ranks could not use. */
+struct call_arguments {
+    struct hash arguments;
     uint64_t tile_limit;
 };
 
 struct comparison {
-    const struct operation *operation;
-    struct called own;
+    struct call_arguments own;
+    int32_t nranks;
 };
 
-static rsd_status merge_calls(void *context, const struct payload *all, struct payload *result)
+/* On rank 0: compares the arguments of all ranks. The result is the smallest tile limit. */
+static rsd_status compare_arguments(void *context, const struct payload *all,
+                                    struct payload *result)
 {
     const struct comparison *comparison = context;
-    const struct called *own = &comparison->own;
-    uint64_t least = own->tile_limit;
-    for (int32_t rank = 0; rank < comparison->operation->nranks; rank++) {
-        struct called other;
+    const struct hash *own = &comparison->own.arguments;
+    uint64_t least = comparison->own.tile_limit;
+    for (int32_t rank = 0; rank < comparison->nranks; rank++) {
+        struct call_arguments other;
         size_t at = 0;
         TRY(payload_take(&all[rank], &at, &other, sizeof other));
-        if (other.what.a != own->what.a || other.what.b != own->what.b)
+        if (other.arguments.a != own->a || other.arguments.b != own->b)
             return fail(RSD_EMISMATCH,
                         "rank %d passed different arguments than rank 0, or reads a different "
                         "checkpoint",
@@ -105,27 +83,26 @@ static rsd_status merge_calls(void *context, const struct payload *all, struct p
     return payload_put(result, &least, sizeof least);
 }
 
-rsd_status operation_agree(struct operation *operation, rsd_status status, struct hash what,
-                           uint64_t *tile_limit)
+rsd_status operation_agree(struct operation *operation, rsd_status status, struct hash arguments)
 {
     if (operation->nranks == 1)
         return status;
-    struct comparison comparison = {
-        .operation = operation, .own = {.what = what, .tile_limit = tile_limit ? *tile_limit : 0}};
-    struct peer_step step = {.already = status, .merge = merge_calls, .context = &comparison};
-    step.lead = true; /* nothing to follow; what fails everywhere is said once */
+    struct comparison comparison = {.own = {arguments, operation->tile_limit},
+                                    .nranks = operation->nranks};
+    struct peer_step step = {.already = status, .merge = compare_arguments, .context = &comparison};
+    step.lead = true; /* no progress; an error of all ranks is reported once */
     if (!status)
         step.already = payload_put(&step.own, &comparison.own, sizeof comparison.own);
-    status = operation_step(operation, &step);
+    status = take_step(operation, &step);
     size_t at = 0;
-    if (!status && tile_limit)
-        status = payload_take(&step.result, &at, tile_limit, sizeof *tile_limit);
-    payload_drop(&step.own);
-    payload_drop(&step.result);
+    if (!status)
+        status =
+            payload_take(&step.result, &at, &operation->tile_limit, sizeof operation->tile_limit);
+    drop_payloads(&step);
     return status;
 }
 
-void catalog_hash(const struct catalog *catalog, struct hash *hash)
+void hash_catalog(struct hash *hash, const struct catalog *catalog)
 {
     for (size_t i = 0; i < catalog->ntensors; i++) {
         const struct stored_tensor *tensor = &catalog->tensors[i];
@@ -143,38 +120,33 @@ void catalog_hash(const struct catalog *catalog, struct hash *hash)
     }
 }
 
-/* ---- what ranks say ---- */
+/* ---- work of all ranks ---- */
 
-rsd_status payload_put_list(struct payload *payload, const void *list, size_t n,
-                            size_t element_nbytes)
+/* A call in progress. */
+struct call_run {
+    struct operation *operation;
+    const struct operation_call *call;
+    struct peer_step step;
+};
+
+/* Each rank: works, and puts its report, its partial CRCs and its results into its payload. */
+static rsd_status work_and_put(void *context)
 {
-    uint64_t count = n;
-    TRY(payload_put(payload, &count, sizeof count));
-    return payload_put(payload, list, n * element_nbytes);
+    struct call_run *run = context;
+    struct operation *operation = run->operation;
+    const struct operation_call *call = run->call;
+    struct payload *own = &run->step.own;
+    TRY(call->work(call->context));
+    if (operation->report.seconds == 0) /* a background save has set it */
+        operation->report.seconds = seconds_now() - operation->began;
+    TRY(payload_put(own, &operation->report, sizeof operation->report));
+    TRY(payload_put_list(own, operation->partial_crcs.list, operation->partial_crcs.n,
+                         sizeof *operation->partial_crcs.list));
+    return call->put ? call->put(call->context, own) : RSD_OK;
 }
 
-rsd_status payload_take_list(const struct payload *payload, size_t *at, void *list_pointer,
-                             size_t *n, size_t *capacity, size_t element_nbytes)
-{
-    uint64_t count;
-    TRY(payload_take(payload, at, &count, sizeof count));
-    if (count > (payload->n - *at) / element_nbytes)
-        return fail(RSD_EPEER, "a rank says a list that is longer than all it said");
-    TRY(mem_grow(list_pointer, capacity, *n + (size_t)count, element_nbytes));
-    char *list = *(char **)list_pointer;
-    TRY(payload_take(payload, at, list + *n * element_nbytes, (size_t)count * element_nbytes));
-    *n += (size_t)count;
-    return RSD_OK;
-}
-
-rsd_status payload_put_report(const struct operation *operation, struct payload *payload,
-                              rsd_report *report)
-{
-    report->seconds = seconds_now() - operation->began;
-    return payload_put(payload, report, sizeof *report);
-}
-
-rsd_status payload_take_report(const struct payload *payload, size_t *at, rsd_report *sum)
+/* Adds the report of a rank to the sum. */
+static rsd_status take_report(const struct payload *payload, size_t *at, rsd_report *sum)
 {
     rsd_report one;
     TRY(payload_take(payload, at, &one, sizeof one));
@@ -192,27 +164,149 @@ rsd_status payload_take_report(const struct payload *payload, size_t *at, rsd_re
     return RSD_OK;
 }
 
-rsd_status payload_take_extent(const struct payload *payload, size_t *at, struct catalog *catalog)
+/* Takes what each rank sent. What rank 0 put itself, it has. */
+static rsd_status take_payloads(struct call_run *run, const struct payload *all, rsd_report *sum,
+                                struct partial_crc_list *crcs)
 {
-    struct extent_update one;
-    TRY(payload_take(payload, at, &one, sizeof one));
-    if (one.index >= (one.value ? catalog->nvalues : catalog->nextents))
-        return fail(RSD_EPEER, "a rank wrote item %llu of %zu", (unsigned long long)one.index,
-                    catalog->nextents);
-    struct extent *extent =
-        one.value ? &catalog->values[one.index].extent : &catalog->extents[one.index];
-    extent->offset = one.offset;
-    extent->nbytes = one.nbytes;
+    const struct operation_call *call = run->call;
+    for (int32_t rank = 0; rank < run->operation->nranks; rank++) {
+        size_t at = 0;
+        TRY(take_report(&all[rank], &at, sum));
+        TRY(payload_take_list(&all[rank], &at, &crcs->list, &crcs->n, &crcs->capacity,
+                              sizeof *crcs->list));
+        if (call->take && rank > 0)
+            TRY(call->take(call->context, &all[rank], &at));
+    }
     return RSD_OK;
 }
 
-rsd_status merge_reports(const struct operation *operation, const struct payload *all,
-                         struct payload *result)
+/* On rank 0: merges the payloads of all ranks, checks CRCs of split records, and puts the result for all ranks. */
+static rsd_status merge_call(void *context, const struct payload *all, struct payload *result)
 {
+    struct call_run *run = context;
+    const struct operation_call *call = run->call;
     rsd_report sum = {0};
-    for (int32_t rank = 0; rank < operation->nranks; rank++) {
-        size_t at = 0;
-        TRY(payload_take_report(&all[rank], &at, &sum));
-    }
-    return payload_put(result, &sum, sizeof sum);
+    struct partial_crc_list crcs = {0};
+    struct io_stats stats = {0};
+    rsd_status status = take_payloads(run, all, &sum, &crcs);
+    if (!status)
+        status = partial_crcs_check(&crcs, &stats, call->damaged, call->context);
+    mem_free(crcs.list);
+    TRY(status);
+    sum.nbytes_unchecked += (int64_t)stats.nbytes_unchecked;
+    TRY(payload_put(result, &sum, sizeof sum));
+    return call->put_result ? call->put_result(call->context, result) : RSD_OK;
+}
+
+rsd_status operation_run(struct operation *operation, const struct operation_call *call)
+{
+    struct call_run run = {.operation = operation, .call = call};
+    size_t at = 0;
+    run.step.work = work_and_put;
+    run.step.merge = merge_call;
+    run.step.context = &run;
+    rsd_status status = take_step(operation, &run.step);
+    if (!status)
+        status = payload_take(&run.step.result, &at, &operation->report, sizeof operation->report);
+    if (!status && call->take_result)
+        status = call->take_result(call->context, &run.step.result, &at);
+    drop_payloads(&run.step);
+    return status;
+}
+
+/* Passes the progress of this rank, from any of its threads, to the step. A background save has no step until the
+ * caller waits for it. */
+static int note_progress(void *context, const rsd_progress *progress)
+{
+    struct operation *operation = context;
+    struct peer_step *step = atomic_load(&operation->step);
+    if (!step)
+        return 0;
+    atomic_store(&step->nbytes_total, progress->nbytes_total);
+    atomic_store(&step->nbytes_done, progress->nbytes_done);
+    return atomic_load(&step->stop);
+}
+
+rsd_status operation_run_batch(struct operation *operation, struct batch *batch)
+{
+    bool alone = operation->nranks == 1;
+    rsd_report *report = &operation->report;
+    batch->pool = operation->io.pool;
+    batch->stream = operation->io.stream;
+    batch->partial_crcs = &operation->partial_crcs;
+    batch->on_progress = alone ? operation->io.on_progress : note_progress;
+    batch->progress_context = alone ? operation->io.context : operation;
+    rsd_status status = batch_run(batch);
+    job_list_drop(&batch->jobs);
+    report->nbytes_read += (int64_t)batch->stats.nbytes_read;
+    report->nbytes_unchecked += (int64_t)batch->stats.nbytes_unchecked;
+    report->nbytes_decoded_again += (int64_t)batch->stats.nbytes_decoded_again;
+    report->nbytes_memory = max_i64(report->nbytes_memory, batch->stats.nbytes_memory);
+    return status;
+}
+
+/* ---- work of rank 0 ---- */
+
+struct lead_run {
+    struct operation *operation;
+    rsd_status (*work)(void *context);
+    void *context;
+    struct payload *state;
+    struct peer_step step;
+};
+
+static rsd_status lead_and_put(void *context)
+{
+    struct lead_run *run = context;
+    struct payload *own = &run->step.own;
+    TRY(run->work(run->context));
+    TRY(payload_put(own, &run->operation->report, sizeof run->operation->report));
+    return run->state ? payload_put(own, run->state->bytes, run->state->n) : RSD_OK;
+}
+
+static rsd_status pass_payload(void *context, const struct payload *all, struct payload *result)
+{
+    (void)context;
+    return payload_put(result, all[0].bytes, all[0].n);
+}
+
+rsd_status operation_lead(struct operation *operation, rsd_status (*work)(void *context),
+                          void *context, struct payload *state)
+{
+    struct lead_run run = {operation, work, context, state, {.merge = pass_payload}};
+    size_t at = 0;
+    run.step.work = operation->rank == 0 ? lead_and_put : NULL;
+    run.step.context = &run;
+    run.step.lead = true;
+    rsd_status status = take_step(operation, &run.step);
+    if (!status)
+        status = payload_take(&run.step.result, &at, &operation->report, sizeof operation->report);
+    if (!status && state && operation->rank > 0)
+        status = payload_put(state, run.step.result.bytes + at, run.step.result.n - at);
+    drop_payloads(&run.step);
+    return status;
+}
+
+/* ---- payloads ---- */
+
+rsd_status payload_put_list(struct payload *payload, const void *list, size_t n,
+                            size_t element_nbytes)
+{
+    uint64_t count = n;
+    TRY(payload_put(payload, &count, sizeof count));
+    return payload_put(payload, list, n * element_nbytes);
+}
+
+rsd_status payload_take_list(const struct payload *payload, size_t *at, void *list_pointer,
+                             size_t *n, size_t *capacity, size_t element_nbytes)
+{
+    uint64_t count;
+    TRY(payload_take(payload, at, &count, sizeof count));
+    if (count > (payload->n - *at) / element_nbytes)
+        return fail(RSD_EPEER, "a rank sent a list that is longer than its message");
+    TRY(mem_grow(list_pointer, capacity, *n + (size_t)count, element_nbytes));
+    char *list = *(char **)list_pointer;
+    TRY(payload_take(payload, at, list + *n * element_nbytes, (size_t)count * element_nbytes));
+    *n += (size_t)count;
+    return RSD_OK;
 }

@@ -50,6 +50,7 @@ static struct failed_tensors *find_reason(struct rules_check *check)
     return &check->failed[i];
 }
 
+/* Records a tensor under the reason for which it cannot be mapped. */
 static rsd_status note_failed_tensor(struct rules_check *check, const rsd_tensor_info *tensor)
 {
     struct failed_tensors *failed = find_reason(check);
@@ -80,6 +81,7 @@ static bool is_problem_of_tensor(rsd_status status)
            status == RSD_EUNSUPPORTED;
 }
 
+/* Maps one tensor, and records why it cannot be mapped. */
 static rsd_status check_tensor(struct rules_check *check, int64_t index)
 {
     rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
@@ -95,6 +97,7 @@ static rsd_status check_tensor(struct rules_check *check, int64_t index)
     return status;
 }
 
+/* Sends one message for each reason, with the number of tensors and the first names. */
 static rsd_status report_failed_tensors(struct rules_check *check)
 {
     struct text text = {0};

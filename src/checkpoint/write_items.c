@@ -1,17 +1,20 @@
-/* items.c - items into a data file whose plan and metadata are somebody else's.
+/* write_items.c - items in a data file whose plan and metadata another program makes.
  *
- *     | what is kept | item | item | item | ...
+ *     | bytes that are kept | item | item | item | ...
  *
- * It is a save of one file: a draft with a place for each item, and the jobs of a save that fill it. A
- * tensor whose dims are stored in another order is written as the dense array that it is, and its item
- * says the shape and strides that make it what it was.
+ * It is a save of one file: a manifest with an offset for each item, and its memory. A tensor whose dims have
+ * another order in memory is written as the dense array that it is, and its item states the shape and strides that
+ * it had.
  */
 #include "checkpoint.h"
 
+#include "reshard_experimental.h"
+
 #include <string.h>
 
-/* Sorts the dims of a tensor by falling strides, and says whether it is dense then. */
-static bool dense_order(int32_t ndim, const int64_t *shape, const int64_t *strides, int32_t *order)
+/* Sorts the dims of a tensor by falling strides, and returns whether it is dense in that order. */
+static bool find_dense_order(int32_t ndim, const int64_t *shape, const int64_t *strides,
+                             int32_t *order)
 {
     int64_t next = 1;
     for (int32_t i = 0; i < ndim; i++) {
@@ -30,215 +33,184 @@ static bool dense_order(int32_t ndim, const int64_t *shape, const int64_t *strid
     return true;
 }
 
-static rsd_status check_item(const rsd_item *item, const char *name)
+/* Checks the shape, the strides and the pointer of an item. */
+static rsd_status check_item(const rsd_item *item)
 {
-    int64_t nbytes = (int64_t)rsd_dtype_nbytes(item->dtype);
-    if (item->dtype == 0)
-        return item->nbytes > 0 && !item->data ? fail(RSD_EINVAL, "%s: no data", name) : RSD_OK;
-    if (nbytes == 0)
-        return fail(RSD_EINVAL, "%s: %d is no dtype", name, (int)item->dtype);
-    if (item->ndim < 0 || item->ndim > RSD_MAX_DIMS)
-        return fail(RSD_EINVAL, "%s: %d dims: 0 to %d are possible", name, (int)item->ndim,
-                    (int)RSD_MAX_DIMS);
-    for (int32_t d = 0; d < item->ndim; d++) {
-        if (item->shape[d] < 0)
-            return fail(RSD_EINVAL, "%s: dim %d of %lld elements", name, (int)d,
-                        (long long)item->shape[d]);
-        if (item->strides && item->strides[d] < 0)
-            return fail(RSD_EINVAL, "%s: stride %lld of dim %d", name, (long long)item->strides[d],
-                        (int)d);
+    rsd_layout *checked;
+    uint64_t nbytes = item->nbytes;
+    if (item->dtype) {
+        TRY(layout_start(item->dtype, item->ndim, item->shape, &checked));
+        nbytes = (uint64_t)checked->volume;
+        rsd_layout_free(checked);
     }
-    for (int32_t d = 0; d < item->ndim; d++)
-        if (!mul_i64(nbytes, max_i64(item->shape[d], 1), &nbytes))
-            return fail(RSD_ELIMIT, "%s: more than 2^63 bytes", name);
-    if (box_volume(item->ndim, item->shape) > 0 && !item->data)
-        return fail(RSD_EINVAL, "%s: no data", name);
-    return RSD_OK;
+    for (int32_t d = 0; item->dtype && item->strides && d < item->ndim; d++)
+        if (item->strides[d] < 0)
+            return fail(RSD_EINVAL, "invalid stride %lld of dim %d", (long long)item->strides[d],
+                        (int)d);
+    return nbytes > 0 && !item->data ? fail(RSD_EINVAL, "data is NULL") : RSD_OK;
 }
 
-/* ---- the draft ---- */
+/* ---- the manifest ---- */
 
-struct drafting {
-    rsd_async_save *saving;
-    int64_t *forms; /* shape and strides of each tensor, one behind the other */
+struct item_list {
+    struct memory_manifest items;
+    int64_t *forms; /* shape and strides of tensors, one behind the other */
     size_t nforms;
-    uint64_t at;
-    size_t *value_of; /* by item: its value, or SIZE_MAX */
-    size_t *extent_of;
+    uint64_t end;      /* of the last item, in the file */
+    size_t *extent_of; /* by item: its extent; of bytes, the value behind all extents */
 };
 
-static rsd_status add_bytes(struct drafting *drafting, const rsd_item *item, struct slice name)
+static rsd_status add_bytes_item(struct item_list *list, const rsd_item *item, struct slice name)
 {
-    struct manifest *manifest = &drafting->saving->manifest;
-    size_t i = manifest->catalog.nvalues;
-    struct extent extent = {.offset = drafting->at, .nbytes = item->nbytes, .kind = EXTENT_ITEM};
+    struct manifest *manifest = &list->items.manifest;
+    struct bytes *bytes = &manifest->values[manifest->catalog.nvalues].item;
+    struct extent extent = {.offset = list->end, .nbytes = item->nbytes, .kind = EXTENT_ITEM};
     TRY(catalog_add_value(&manifest->catalog, name, extent, NULL));
-    bytes_put(&manifest->values[i].item, item->data, (size_t)item->nbytes);
-    if (manifest->values[i].item.failed)
+    bytes_put(bytes, item->data, (size_t)item->nbytes);
+    if (bytes->failed)
         return fail(RSD_ENOMEM, "no memory for an item");
     manifest->files[0].nvalues++;
-    drafting->at += item->nbytes;
+    list->end += item->nbytes;
     return RSD_OK;
 }
 
-static rsd_status add_tensor(struct drafting *drafting, const rsd_item *item, struct slice name)
+/* Adds a tensor. If its memory is dense in some order of dims, it is written in that order, with its strides. */
+static rsd_status add_tensor_item(struct item_list *list, const rsd_item *item, struct slice name)
 {
-    struct manifest *manifest = &drafting->saving->manifest;
+    struct manifest *manifest = &list->items.manifest;
     struct catalog *catalog = &manifest->catalog;
-    int64_t shape[RSD_MAX_DIMS] = {0}, zeros[RSD_MAX_DIMS] = {0}, strides[RSD_MAX_DIMS] = {0};
-    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(item->dtype), next = 1;
-    int32_t order[RSD_MAX_DIMS], n = item->ndim;
     size_t i = catalog->nextents;
+    struct extent_memory *memory = &list->items.memory[i];
+    struct extent extent = {
+        .offset = list->end, .kind = EXTENT_ITEM, .nzstd = manifest->compress != 0};
+    int64_t shape[RSD_MAX_DIMS] = {0}, zeros[RSD_MAX_DIMS] = {0}, stride = 1;
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(item->dtype);
+    int32_t order[RSD_MAX_DIMS], n = item->ndim;
     bool empty = box_volume(n, item->shape) == 0;
-    bool dense = item->strides && !empty && dense_order(n, item->shape, item->strides, order);
+    bool dense = item->strides && !empty && find_dense_order(n, item->shape, item->strides, order);
     for (int32_t d = 0; d < n; d++)
         shape[d] = item->shape[dense ? order[d] : d];
-    for (int32_t d = n - 1; d >= 0; d--) {
-        strides[d] = element_nbytes * (item->strides && !dense ? item->strides[d] : next);
-        next *= max_i64(shape[d], 1);
+    for (int32_t d = n - 1; d >= 0 && !empty; d--) {
+        memory->strides[d] = element_nbytes * (item->strides && !dense ? item->strides[d] : stride);
+        stride *= shape[d];
     }
+    memory->memory = item->data;
     TRY(catalog_add_tensor(catalog, name, item->dtype, n, shape));
-    TRY(catalog_add_box(catalog, zeros, shape,
-                        (struct extent){.offset = drafting->at,
-                                        .kind = EXTENT_ITEM,
-                                        .nzstd = manifest->compress != 0}));
-    int64_t *form = NULL;
+    TRY(catalog_add_box(catalog, zeros, shape, extent));
     if (dense || (item->strides && empty)) {
-        form = drafting->forms + drafting->nforms;
+        int64_t *form = list->forms + list->nforms;
         copy_i64s(form, item->shape, n);
         copy_i64s(form + n, item->strides, n);
-        drafting->nforms += 2 * (size_t)n;
+        list->nforms += 2 * (size_t)n;
+        manifest->items[i].form = form;
     }
-    manifest->items[i].form = form;
-    drafting->saving->origins[i].memory = item->data;
-    copy_i64s(drafting->saving->origins[i].strides, strides, n);
     TRY(manifest_item_nbytes(manifest, catalog->ntensors - 1, 0, &manifest->items[i].head,
                              &catalog->extents[i].nbytes));
-    drafting->at += catalog->extents[i].nbytes;
+    list->end += catalog->extents[i].nbytes;
     manifest->files[0].nitems++;
     return RSD_OK;
 }
 
-static rsd_status add_items(struct drafting *drafting, int64_t nitems, const rsd_item *given)
+/* Lists the items, which follow each other in the file from `offset` on. */
+static rsd_status list_items(struct item_list *list, size_t n, const rsd_item *given,
+                             const char *file, uint64_t offset)
 {
     const char *at = (const char *)given;
-    struct catalog *catalog = &drafting->saving->manifest.catalog;
-    for (int64_t i = 0; i < nitems; i++) {
+    struct manifest *manifest = &list->items.manifest;
+    list->items.memory = mem_new(n, sizeof *list->items.memory);
+    list->forms = mem_new(n, 2 * RSD_MAX_DIMS * sizeof *list->forms);
+    list->extent_of = mem_new(n, sizeof *list->extent_of);
+    manifest->values = mem_new(n, sizeof *manifest->values);
+    manifest->items = mem_new(n, sizeof *manifest->items);
+    if (!list->items.memory || !list->forms || !list->extent_of || !manifest->values ||
+        !manifest->items)
+        return RSD_ENOMEM;
+    TRY(manifest_add_file(manifest, file));
+    manifest->files[0].kept = list->end = offset;
+    for (size_t i = 0; i < n; i++) {
         rsd_item item;
         TRY(options_copy("rsd_item", at, &item, sizeof item));
         at += given->struct_nbytes;
-        const char *name = item.name ? item.name : "an item";
-        TRY(check_item(&item, name));
-        drafting->value_of[i] = item.dtype ? SIZE_MAX : catalog->nvalues;
-        drafting->extent_of[i] = catalog->nextents;
-        struct slice slice = {name, strlen(name)};
-        TRY(item.dtype ? add_tensor(drafting, &item, slice) : add_bytes(drafting, &item, slice));
+        struct slice name = {item.name ? item.name : "item", 0};
+        name.nbytes = strlen(name.bytes);
+        rsd_status status = check_item(&item);
+        if (status)
+            return fail_in(status, "%s: ", name.bytes);
+        list->extent_of[i] =
+            item.dtype ? manifest->catalog.nextents : n + manifest->catalog.nvalues;
+        TRY(item.dtype ? add_tensor_item(list, &item, name) : add_bytes_item(list, &item, name));
     }
+    manifest->files[0].nbytes = list->end;
     return RSD_OK;
-}
-
-static rsd_status draft_items(struct drafting *drafting, int64_t nitems, const rsd_item *items,
-                              const char *file, uint64_t offset)
-{
-    struct manifest *manifest = &drafting->saving->manifest;
-    size_t n = (size_t)nitems;
-    drafting->saving->origins = mem_new(n, sizeof *drafting->saving->origins);
-    drafting->forms = mem_new(n, 2 * RSD_MAX_DIMS * sizeof *drafting->forms);
-    drafting->value_of = mem_new(n, sizeof *drafting->value_of);
-    drafting->extent_of = mem_new(n, sizeof *drafting->extent_of);
-    manifest->values = mem_new(n, sizeof *manifest->values);
-    manifest->items = mem_new(n, sizeof *manifest->items);
-    if (!drafting->saving->origins || !drafting->forms || !drafting->value_of ||
-        !drafting->extent_of || !manifest->values || !manifest->items)
-        return RSD_ENOMEM;
-    TRY(manifest_add_file(manifest, file));
-    manifest->files[0].kept = drafting->at = offset;
-    TRY(add_items(drafting, nitems, items));
-    manifest->files[0].nbytes = drafting->at;
-    return save_list_jobs(drafting->saving);
 }
 
 /* ---- writing ---- */
 
-static rsd_status write_drafted(rsd_async_save *saving, const char *folder, bool sync)
+/* Writes the items into a file of the directory, in place. */
+static rsd_status write_listed_items(struct operation *operation, struct item_list *list,
+                                     const char *directory, bool sync)
 {
-    struct output_options options = {.mode = OUTPUT_IN_PLACE, .storage = saving->options.storage};
+    struct output_options options = {.mode = OUTPUT_IN_PLACE, .storage = operation->io.storage};
+    struct writer writer = {0};
     struct store_output *dest;
-    double began = seconds_now();
-    TRY(store_open_output(folder, &options, &dest));
-    rsd_status status = output_open(&saving->output, &saving->manifest, dest, NULL, -1);
+    TRY(store_open_output(directory, &options, &dest));
+    rsd_status status = writer_open(&writer, &list->items.manifest, dest, NULL, -1);
     if (!status) {
-        saving->output.unsynced = dest->store->unsynced = !sync;
-        status = save_write_files(saving);
-        output_close(&saving->output);
+        writer.unsynced = dest->store->unsynced = !sync;
+        status = save_write_files(operation, &list->items, &writer);
     }
+    writer_close(&writer);
     store_close_output(dest, true);
-    saving->report.seconds = seconds_now() - began;
     return status;
 }
 
-static void tell_places(const struct drafting *drafting, int64_t nitems, uint64_t *places)
+static void copy_extents(const struct item_list *list, size_t n, uint64_t *places)
 {
-    const struct catalog *catalog = &drafting->saving->manifest.catalog;
-    for (int64_t i = 0; i < nitems; i++) {
-        size_t value = drafting->value_of[i];
-        const struct extent *extent = value == SIZE_MAX ? &catalog->extents[drafting->extent_of[i]]
-                                                        : &catalog->values[value].extent;
+    const struct catalog *catalog = &list->items.manifest.catalog;
+    for (size_t i = 0; i < n; i++) {
+        size_t index = list->extent_of[i];
+        const struct extent *extent =
+            index < n ? &catalog->extents[index] : &catalog->values[index - n].extent;
         places[2 * i] = extent->offset;
         places[2 * i + 1] = extent->nbytes;
     }
 }
 
-static rsd_status write_items(struct drafting *drafting, const char *path, int64_t nitems,
-                              const rsd_item *items, const rsd_items_options *options,
-                              uint64_t *places)
+/* Checks the arguments, lists the items and writes them. */
+static rsd_status write_items(struct operation *operation, struct item_list *list, const char *path,
+                              int64_t n, const rsd_item *items, const rsd_items_options *options)
 {
-    const char *slash = strrchr(path, '/');
-    size_t n = slash ? (size_t)(slash - path) : 0;
-    const char *name = slash ? slash + 1 : path;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (operation->io.transport)
+        return fail(RSD_EINVAL, "rsd_dcp_write_items does not take a transport");
+    if (n < 0)
+        return fail(RSD_EINVAL, "invalid number of items %lld", (long long)n);
     TRY(store_check_name((struct slice){name, strlen(name)}));
-    char *folder = mem_new(n + 2, 1);
-    if (!folder)
+    TRY(manifest_start(&list->items.manifest, RSD_FORMAT_DCP, options->compress));
+    TRY(list_items(list, (size_t)n, items, name, options->offset));
+    size_t directory_n = slash == path ? 1 : slash ? (size_t)(slash - path) : 0;
+    char *directory = mem_new(directory_n + 1, 1);
+    if (!directory)
         return RSD_ENOMEM;
-    memcpy(folder, slash == path ? "/" : path, slash == path ? 1 : n);
-    rsd_status status = draft_items(drafting, nitems, items, name, options->offset);
-    if (!status)
-        status = write_drafted(drafting->saving, folder, options->sync != 0);
-    if (!status)
-        tell_places(drafting, nitems, places);
-    mem_free(folder);
+    memcpy(directory, path, directory_n);
+    rsd_status status = write_listed_items(operation, list, directory, options->sync != 0);
+    mem_free(directory);
     return status;
 }
 
-rsd_status rsd_dcp_write_items(const char *path, int64_t nitems, const rsd_item *items,
+rsd_status rsd_dcp_write_items(const char *path, int64_t n, const rsd_item *items,
                                const rsd_items_options *given, uint64_t *places, rsd_report *report)
 {
     rsd_items_options options;
-    struct drafting drafting = {0};
+    struct operation operation;
+    struct item_list list = {.items.only = -1};
     TRY(options_copy("rsd_items_options", given, &options, sizeof options));
-    if (report)
-        TRY(report_check("rsd_report", report));
-    if (nitems < 0)
-        return fail(RSD_EINVAL, "%lld items", (long long)nitems);
-    drafting.saving = mem_new(1, sizeof *drafting.saving);
-    if (!drafting.saving)
-        return RSD_ENOMEM;
-    drafting.saving->options = (rsd_save_options){.pool = options.pool,
-                                                  .on_progress = options.on_progress,
-                                                  .context = options.context,
-                                                  .storage = options.storage};
-    drafting.saving->tile_limit = tile_limit(options.max_nbytes, options.pool);
-    rsd_status status =
-        operation_open(&drafting.saving->operation, NULL, 0, options.on_progress, options.context);
+    TRY(operation_open(&operation, options.io, report));
+    rsd_status status = write_items(&operation, &list, path, n, items, &options);
     if (!status)
-        status = manifest_start(&drafting.saving->manifest, RSD_FORMAT_DCP, options.compress);
-    if (!status)
-        status = write_items(&drafting, path, nitems, items, &options, places);
-    if (!status && report)
-        report_copy(report, &drafting.saving->report, sizeof drafting.saving->report);
-    mem_free(drafting.forms);
-    mem_free(drafting.value_of);
-    mem_free(drafting.extent_of);
-    save_drop(drafting.saving);
-    return status;
+        copy_extents(&list, (size_t)n, places);
+    memory_manifest_drop(&list.items);
+    mem_free(list.forms);
+    mem_free(list.extent_of);
+    return operation_close(&operation, status, report);
 }

@@ -1,12 +1,12 @@
-/* output.c - the files of a draft, while they are written.
+/* writer.c - the files of a manifest, while they are written.
  *
- * Plain items are written where the draft says, block by block, by any thread; what stands around their
- * bytes comes last, since it has their CRC-32 in it. Compressed items are streams, one after the other in
- * their file, and their places are known when they are done. A file is complete when its last item is:
- * then it is brought to disk and noted in the journal.
+ * Plain items are written at the offsets of the manifest, block by block, by any thread. What is around their bytes
+ * comes last, because it contains their CRC-32. Compressed items are streams, one after the other in their file, and
+ * their offsets are known when they are complete. A file is complete when its last item is: then it is written to
+ * disk and noted in the journal.
  *
- * Safetensors files have no marker of their own, so their headers are written when everything else is
- * there, and until all files are complete their names end in .part.
+ * Safetensors files have no marker, so their headers are written last, and until all files are complete their names
+ * end in .part.
  */
 #include "checkpoint.h"
 
@@ -14,401 +14,385 @@
 #include <string.h>
 
 enum { COPY_NBYTES = 1 << 20 };
-#define NOTE_NBYTES ((uint64_t)4 << 30)
+#define SAVE_NBYTES ((uint64_t)4 << 30) /* of items between two entries of the journal */
 
 /* ---- opening ---- */
 
-static rsd_status add_name(struct output *output, const struct manifest_file *file)
+static rsd_status add_file_name(struct writer *writer, const struct manifest_file *file)
 {
     char name[4200];
     uint32_t index;
     int n = snprintf(name, sizeof name, "%s%s", file->name,
-                     output->store->ops->random_write
-                         ? output->manifest->format->writer->suffix_until_complete
+                     writer->store->ops->random_write
+                         ? writer->manifest->format->writer->suffix_until_complete
                          : ""); /* it appears when it is complete */
-    return store_add_file(output->store, (struct slice){name, (size_t)n}, &index);
+    return store_add_file(writer->store, (struct slice){name, (size_t)n}, &index);
 }
 
-rsd_status output_open(struct output *output, struct manifest *manifest, struct store_output *dest,
+rsd_status writer_open(struct writer *writer, struct manifest *manifest, struct store_output *dest,
                        rsd_checkpoint *from, int32_t only)
 {
-    *output = (struct output){
+    *writer = (struct writer){
         .manifest = manifest, .dest = dest, .store = dest->store, .from = from, .only = only};
-    pthread_mutex_init(&output->lock, NULL);
-    output->states = mem_new(manifest->nfiles, sizeof *output->states);
-    rsd_status status = output->states ? RSD_OK : RSD_ENOMEM;
+    pthread_mutex_init(&writer->lock, NULL);
+    writer->files = mem_new(manifest->nfiles, sizeof *writer->files);
+    rsd_status status = writer->files ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < manifest->nfiles && !status; i++) {
-        output->states[i] = (struct out_state){.output = output,
-                                               .file = (uint32_t)i,
-                                               .left = manifest->files[i].nitems,
-                                               .cursor = manifest->files[i].kept};
-        status = add_name(output, &manifest->files[i]);
+        writer->files[i] = (struct writer_file){.writer = writer,
+                                                .file = (uint32_t)i,
+                                                .left = manifest->files[i].nitems,
+                                                .end = manifest->files[i].kept};
+        status = add_file_name(writer, &manifest->files[i]);
     }
     if (status)
-        output_close(output);
+        writer_close(writer);
     return status;
 }
 
-void output_close(struct output *output)
+void writer_close(struct writer *writer)
 {
-    for (size_t i = 0; output->states && i < output->manifest->nfiles; i++)
-        zstd_writer_close(output->states[i].zstd);
-    if (output->dest)
-        output_drop_cloned(output);
-    mem_free(output->states);
-    mem_free(output->pending);
-    output->states = NULL;
-    output->pending = NULL;
-    if (output->dest)
-        pthread_mutex_destroy(&output->lock);
-    output->dest = NULL;
+    for (size_t i = 0; writer->files && i < writer->manifest->nfiles; i++)
+        zstd_writer_close(writer->files[i].zstd);
+    if (writer->dest)
+        writer_drop_cloned(writer);
+    mem_free(writer->files);
+    mem_free(writer->pending);
+    writer->files = NULL;
+    writer->pending = NULL;
+    if (writer->dest)
+        pthread_mutex_destroy(&writer->lock);
+    writer->dest = NULL;
 }
 
-/* Names the file of an extent, and the tensor or value, in the last error. */
-static rsd_status fail_in_item(const struct output *output, uint32_t file, const char *name,
+/* Adds the file of an extent, and the name of its tensor or value, to the last error. */
+static rsd_status fail_in_item(const struct writer *writer, uint32_t file, const char *name,
                                rsd_status status)
 {
-    return status ? store_fail_in(output->store, file, fail_in(status, "%.300s: ", name)) : RSD_OK;
+    return status ? store_fail_in(writer->store, file, fail_in(status, "%.300s: ", name)) : RSD_OK;
 }
 
 /* Writes bytes and counts them. */
-static rsd_status put_bytes(struct output *output, uint32_t file, uint64_t at, const void *data,
-                            size_t n)
+static rsd_status write_bytes(struct writer *writer, uint32_t file, uint64_t at, const void *data,
+                              size_t n)
 {
-    TRY(store_write(output->store, file, at, data, n));
-    output->nbytes_written += n;
+    TRY(store_write(writer->store, file, at, data, n));
+    writer->nbytes_written += n;
     return RSD_OK;
 }
 
-static rsd_status sync_file(struct output *output, uint32_t file)
+static rsd_status sync_file(struct writer *writer, uint32_t file)
 {
-    rsd_status status = store_sync(output->store, file);
-    return status ? store_fail_in(output->store, file, status) : RSD_OK;
+    rsd_status status = store_sync(writer->store, file);
+    return status ? store_fail_in(writer->store, file, status) : RSD_OK;
 }
 
 /* ---- compressed items ---- */
 
-static rsd_status append(void *context, const void *data, size_t n)
+static rsd_status append_bytes(void *context, const void *data, size_t n)
 {
-    struct out_state *state = context;
-    TRY(put_bytes(state->output, state->file, state->cursor, data, n));
-    state->cursor += n;
+    struct writer_file *file = context;
+    TRY(write_bytes(file->writer, file->file, file->end, data, n));
+    file->end += n;
     return RSD_OK;
 }
 
-static rsd_status compress_item(struct output *output, struct extent *extent,
+static rsd_status begin_stream(struct writer *writer, struct extent *extent, uint64_t nbytes)
+{
+    struct writer_file *file = &writer->files[extent->file];
+    extent->offset = file->end;
+    return zstd_writer_open(writer->manifest->compress, nbytes, append_bytes, file, &file->zstd);
+}
+
+static rsd_status finish_stream(struct writer *writer, struct extent *extent)
+{
+    struct writer_file *file = &writer->files[extent->file];
+    rsd_status status = zstd_writer_end(file->zstd);
+    zstd_writer_close(file->zstd);
+    file->zstd = NULL;
+    extent->nbytes = file->end - extent->offset;
+    return status;
+}
+
+static rsd_status compress_item(struct writer *writer, struct extent *extent,
                                 const struct bytes *item)
 {
-    struct out_state *state = &output->states[extent->file];
-    extent->offset = state->cursor;
-    TRY(zstd_writer_open(output->manifest->compress, item->n, append, state, &state->zstd));
-    rsd_status status = zstd_writer_put(state->zstd, item->data, item->n);
-    if (!status)
-        status = zstd_writer_end(state->zstd);
-    zstd_writer_close(state->zstd);
-    state->zstd = NULL;
-    extent->nbytes = state->cursor - extent->offset;
-    return status;
+    TRY(begin_stream(writer, extent, item->n));
+    TRY(zstd_writer_put(writer->files[extent->file].zstd, item->data, item->n));
+    return finish_stream(writer, extent);
 }
 
 /* ---- values ---- */
 
-static rsd_status fail_in_value(const rsd_checkpoint *checkpoint, const struct stored_value *value,
-                                rsd_status status)
-{
-    return store_fail_in(checkpoint->store, value->extent.file,
-                         fail_in(status, "%.300s: ", value->name));
-}
-
-static rsd_status copy_value(struct output *output, const struct stored_value *to,
+/* Copies the item of a value from the input, block by block. */
+static rsd_status copy_value(struct writer *writer, const struct stored_value *to,
                              const struct stored_value *from)
 {
-    const struct extent *source = &from->extent;
+    const struct extent *source = &from->extent, *extent = &to->extent;
     char *block = mem_new(COPY_NBYTES, 1);
     rsd_status status = block ? RSD_OK : RSD_ENOMEM;
     for (uint64_t at = 0; at < source->nbytes && !status; at += COPY_NBYTES) {
         uint64_t left = source->nbytes - at;
         size_t n = left < COPY_NBYTES ? (size_t)left : COPY_NBYTES;
-        status = store_read(output->from->store, source->file, source->offset + at, block, n);
+        status = store_read(writer->from->store, source->file, source->offset + at, block, n);
         if (status)
-            status = fail_in_value(output->from, from, status);
+            status = checkpoint_fail_in(writer->from, source->file, from->name, status);
         else
-            status =
-                fail_in_item(output, to->extent.file, to->name,
-                             put_bytes(output, to->extent.file, to->extent.offset + at, block, n));
+            status = fail_in_item(writer, extent->file, to->name,
+                                  write_bytes(writer, extent->file, extent->offset + at, block, n));
     }
     mem_free(block);
     return status;
 }
 
-static rsd_status write_value(struct output *output, size_t i)
+/* Writes the item of a value: copied, or made from its pickle, compressed if the file is. */
+static rsd_status write_value(struct writer *writer, size_t i)
 {
-    struct stored_value *to = &output->manifest->catalog.values[i];
-    const struct manifest_value *value = &output->manifest->values[i];
+    struct stored_value *to = &writer->manifest->catalog.values[i];
+    const struct manifest_value *value = &writer->manifest->values[i];
+    const struct stored_value *from = value->from;
+    struct extent *extent = &to->extent;
     struct bytes item = {0};
     rsd_status status = RSD_OK;
-    if (value->from && !output->manifest->compress)
-        return copy_value(output, to, value->from);
-    if (value->from) {
-        status = output->from->format->read_item(output->from, value->from, &item);
-        if (status)
-            status = fail_in_value(output->from, value->from, status);
+    if (from && !writer->manifest->compress)
+        return copy_value(writer, to, from);
+    if (from)
+        status = writer->from->format->read_item(writer->from, from, &item);
+    if (status) {
+        bytes_drop(&item);
+        return checkpoint_fail_in(writer->from, from->extent.file, from->name, status);
     }
-    const struct bytes *bytes = value->from ? &item : &value->item;
-    if (!status && output->manifest->compress)
-        status = fail_in_item(output, to->extent.file, to->name,
-                              compress_item(output, &to->extent, bytes));
-    else if (!status)
-        status = fail_in_item(
-            output, to->extent.file, to->name,
-            put_bytes(output, to->extent.file, to->extent.offset, bytes->data, bytes->n));
+    const struct bytes *bytes = from ? &item : &value->item;
+    if (writer->manifest->compress)
+        status = compress_item(writer, extent, bytes);
+    else
+        status = write_bytes(writer, extent->file, extent->offset, bytes->data, bytes->n);
     bytes_drop(&item);
-    return status;
+    return fail_in_item(writer, extent->file, to->name, status);
 }
 
 /* ---- files ---- */
 
-static rsd_status create(struct output *output, uint32_t file)
+/* Creates a file of the output, with its values. */
+static rsd_status create_file(struct writer *writer, uint32_t file)
 {
-    const struct manifest *manifest = output->manifest;
+    const struct manifest *manifest = writer->manifest;
     uint64_t nbytes = manifest->compress ? 0 : manifest->files[file].nbytes;
-    if (output->states[file].noted) /* it will have its full length long before it is complete */
-        TRY(journal_redo(output->dest, file));
-    rsd_status status = store_create(output->store, file, manifest->files[file].kept, nbytes);
+    if (writer->files[file].noted) /* it has its full length before it is complete */
+        TRY(journal_redo_file(writer->dest, file));
+    rsd_status status = store_create(writer->store, file, manifest->files[file].kept, nbytes);
     if (status)
-        return store_fail_in(output->store, file, status);
+        return store_fail_in(writer->store, file, status);
     for (size_t i = 0; i < manifest->catalog.nvalues && manifest->files[file].nvalues; i++)
         if (manifest->catalog.values[i].extent.file == file)
-            TRY(write_value(output, i));
+            TRY(write_value(writer, i));
     return RSD_OK;
 }
 
-static rsd_status ensure_created(struct output *output, uint32_t file)
+static rsd_status ensure_created(struct writer *writer, uint32_t file)
 {
     rsd_status status = RSD_OK;
-    struct out_state *state = &output->states[file];
-    pthread_mutex_lock(&output->lock);
-    if (!state->created) {
-        status = create(output, file);
-        state->created = !status;
+    pthread_mutex_lock(&writer->lock);
+    if (!writer->files[file].created) {
+        status = create_file(writer, file);
+        writer->files[file].created = !status;
     }
-    pthread_mutex_unlock(&output->lock);
+    pthread_mutex_unlock(&writer->lock);
     return status;
 }
 
-static rsd_status complete(struct output *output, uint32_t file)
+/* Writes the header of a file whose items are complete, flushes it, and adds it to the journal. */
+static rsd_status complete_file(struct writer *writer, uint32_t file)
 {
-    struct manifest_file *about = &output->manifest->files[file];
+    struct manifest_file *about = &writer->manifest->files[file];
     rsd_status status = RSD_OK;
     if (about->header.n)
-        status = put_bytes(output, file, 0, about->header.data, about->header.n);
+        status = write_bytes(writer, file, 0, about->header.data, about->header.n);
     if (!status)
-        status = store_end_file(output->store, file,
-                                output->manifest->compress ? output->states[file].cursor
-                                                           : about->nbytes);
+        status =
+            store_end_file(writer->store, file,
+                           writer->manifest->compress ? writer->files[file].end : about->nbytes);
     if (status)
-        return store_fail_in(output->store, file, status);
-    pthread_mutex_lock(&output->lock);
-    output->states[file].done = true;
-    if (output->manifest->compress)
-        about->nbytes = output->states[file].cursor;
-    output->nfiles_written++;
-    status = output->journal ? journal_add(output->dest, output, file) : RSD_OK;
-    pthread_mutex_unlock(&output->lock);
+        return store_fail_in(writer->store, file, status);
+    pthread_mutex_lock(&writer->lock);
+    writer->files[file].done = writer->files[file].touched = true;
+    if (writer->manifest->compress)
+        about->nbytes = writer->files[file].end;
+    writer->nfiles_written++;
+    status = writer->journal ? journal_add_file(writer->dest, writer, file) : RSD_OK;
+    pthread_mutex_unlock(&writer->lock);
     return status;
 }
 
-rsd_status output_finish(struct output *output)
+rsd_status writer_finish(struct writer *writer)
 {
-    for (uint32_t file = 0; file < output->manifest->nfiles; file++)
-        if (output_wants(output, file) && (output->states[file].left == 0 || output->shared)) {
-            TRY(ensure_created(output, file));
-            TRY(complete(output, file));
+    for (uint32_t file = 0; file < writer->manifest->nfiles; file++)
+        if (writer_wants_file(writer, file) && (writer->files[file].left == 0 || writer->shared)) {
+            TRY(ensure_created(writer, file));
+            TRY(complete_file(writer, file));
         }
-    return output->unsynced ? RSD_OK : store_sync_names(output->store);
+    return writer->unsynced ? RSD_OK : store_sync_names(writer->store);
 }
 
-rsd_status output_make_files(struct output *output)
+rsd_status writer_create_files(struct writer *writer)
 {
-    for (uint32_t file = 0; file < output->manifest->nfiles; file++)
-        if (output_wants(output, file))
-            TRY(ensure_created(output, file));
-    return store_sync_names(output->store);
+    for (uint32_t file = 0; file < writer->manifest->nfiles; file++)
+        if (writer_wants_file(writer, file))
+            TRY(ensure_created(writer, file));
+    return store_sync_names(writer->store);
 }
 
-/* What a process has written, it alone can bring to disk: on a file system of a network nobody else has
- * it. */
-rsd_status output_flush(struct output *output)
+/* On a network file system, only the process that wrote bytes can write them to disk. */
+rsd_status writer_flush(struct writer *writer)
 {
-    for (uint32_t file = 0; file < output->manifest->nfiles && output->shared; file++)
-        if (output->states[file].touched)
-            TRY(sync_file(output, file));
-    TRY(output_note(output));
-    return store_sync_names(output->store);
+    for (uint32_t file = 0; file < writer->manifest->nfiles && writer->shared; file++)
+        if (writer->files[file].touched)
+            TRY(sync_file(writer, file));
+    TRY(writer_save_items(writer));
+    return store_sync_names(writer->store);
 }
 
-/* ---- items ---- */
+/* ---- the journal ---- */
 
-static struct extent *extent_of(struct output *output, size_t tensor, size_t box, size_t *index)
+/* Takes the list of complete items away from the other threads. */
+static size_t *take_pending(struct writer *writer, size_t *n)
 {
-    struct catalog *catalog = &output->manifest->catalog;
-    *index = catalog->tensors[tensor].first_extent + box;
-    return &catalog->extents[*index];
-}
-
-rsd_status output_begin(struct output *output, size_t tensor_index, size_t box)
-{
-    const struct catalog *catalog = &output->manifest->catalog;
-    const struct stored_tensor *tensor = &catalog->tensors[tensor_index];
-    size_t index;
-    struct extent *extent = extent_of(output, tensor_index, box, &index);
-    struct out_state *state = &output->states[extent->file];
-    TRY(ensure_created(output, extent->file));
-    pthread_mutex_lock(&output->lock);
-    state->touched = true;
-    pthread_mutex_unlock(&output->lock);
-    if (!output->manifest->compress)
-        return RSD_OK;
-    struct bytes head = {0}, tail = {0};
-    extent->offset = state->cursor;
-    rsd_status status =
-        output->manifest->format->writer->frame(output->manifest, tensor_index, box, &head, &tail);
-    uint64_t nbytes = head.n + box_nbytes(catalog, tensor, box) + tail.n;
-    if (!status)
-        status = zstd_writer_open(output->manifest->compress, nbytes, append, state, &state->zstd);
-    if (!status)
-        status = zstd_writer_put(state->zstd, head.data, head.n);
-    bytes_drop(&head);
-    bytes_drop(&tail);
-    return fail_in_item(output, extent->file, tensor->name, status);
-}
-
-static rsd_status end_plain(struct output *output, const struct extent *extent,
-                            const struct bytes *head, const struct bytes *tail)
-{
-    TRY(put_bytes(output, extent->file, extent->offset, head->data, head->n));
-    return put_bytes(output, extent->file, extent->offset + extent->nbytes - tail->n, tail->data,
-                     tail->n);
-}
-
-static rsd_status end_compressed(struct output *output, struct extent *extent,
-                                 const struct bytes *tail)
-{
-    struct out_state *state = &output->states[extent->file];
-    TRY(zstd_writer_put(state->zstd, tail->data, tail->n));
-    TRY(zstd_writer_end(state->zstd));
-    zstd_writer_close(state->zstd);
-    state->zstd = NULL;
-    extent->nbytes = state->cursor - extent->offset;
-    return RSD_OK;
-}
-
-/* Writes what stands around the bytes of an item, now that they are all known. */
-static rsd_status end_item(struct output *output, size_t tensor, size_t box)
-{
-    const struct manifest *manifest = output->manifest;
-    size_t index;
-    struct extent *extent = extent_of(output, tensor, box, &index);
-    struct bytes head = {0}, tail = {0};
-    if (!manifest->format->writer->frame)
-        return RSD_OK;
-    rsd_status status = manifest->format->writer->frame(manifest, tensor, box, &head, &tail);
-    if (!status && manifest->compress)
-        status = end_compressed(output, extent, &tail);
-    else if (!status)
-        status = end_plain(output, extent, &head, &tail);
-    bytes_drop(&head);
-    bytes_drop(&tail);
-    return fail_in_item(output, extent->file, manifest->catalog.tensors[tensor].name, status);
-}
-
-/* Takes over the list of what is complete. */
-static size_t *take_pending(struct output *output, size_t *n)
-{
-    pthread_mutex_lock(&output->lock);
-    size_t *list = output->pending;
-    *n = output->npending;
-    output->pending = NULL;
-    output->npending = output->pending_capacity = 0;
-    output->pending_nbytes = 0;
-    pthread_mutex_unlock(&output->lock);
+    pthread_mutex_lock(&writer->lock);
+    size_t *list = writer->pending;
+    *n = writer->npending;
+    writer->pending = NULL;
+    writer->npending = writer->pending_capacity = 0;
+    writer->pending_nbytes = 0;
+    pthread_mutex_unlock(&writer->lock);
     return list;
 }
 
-rsd_status output_note(struct output *output)
+rsd_status writer_save_items(struct writer *writer)
 {
-    const struct catalog *catalog = &output->manifest->catalog;
+    const struct catalog *catalog = &writer->manifest->catalog;
     size_t n;
-    size_t *list = take_pending(output, &n);
-    bool *synced = mem_new(output->manifest->nfiles, sizeof *synced);
+    size_t *list = take_pending(writer, &n);
+    bool *synced = mem_new(writer->manifest->nfiles, sizeof *synced);
     rsd_status status = synced ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < n && !status; i++) {
         uint32_t file = catalog->extents[list[i]].file;
         if (!synced[file])
-            status = sync_file(output, file);
+            status = sync_file(writer, file);
         synced[file] = true;
     }
     if (!status && n > 0)
-        status = journal_add_items(output->dest, list, n);
+        status = journal_add_items(writer->dest, list, n);
     mem_free(synced);
     mem_free(list);
     return status;
 }
 
-/* Compressed items have no place before they are written: their files are noted whole. */
-static rsd_status note_item(struct output *output, size_t extent, uint64_t nbytes)
+/* The journal has compressed files only when they are complete: their items have no offsets before. */
+static rsd_status add_pending(struct writer *writer, size_t extent, uint64_t nbytes)
 {
-    if (!output->journal || output->manifest->compress)
+    if (!writer->journal || writer->manifest->compress)
         return RSD_OK;
-    pthread_mutex_lock(&output->lock);
-    rsd_status status = GROW(output->pending, output->pending_capacity, output->npending + 1);
+    pthread_mutex_lock(&writer->lock);
+    rsd_status status = GROW(writer->pending, writer->pending_capacity, writer->npending + 1);
     if (!status) {
-        output->pending[output->npending++] = extent;
-        output->pending_nbytes += nbytes;
+        writer->pending[writer->npending++] = extent;
+        writer->pending_nbytes += nbytes;
     }
-    bool due = output->pending_nbytes >= NOTE_NBYTES;
-    pthread_mutex_unlock(&output->lock);
-    return !status && due ? output_note(output) : status;
+    bool due = writer->pending_nbytes >= SAVE_NBYTES;
+    pthread_mutex_unlock(&writer->lock);
+    return !status && due ? writer_save_items(writer) : status;
 }
 
-rsd_status output_end(struct output *output, size_t tensor, size_t box)
+/* ---- items ---- */
+
+static rsd_status make_frame(const struct writer *writer, size_t tensor, size_t box,
+                             struct bytes *head, struct bytes *tail)
 {
-    size_t index;
-    struct extent *extent = extent_of(output, tensor, box, &index);
-    TRY(end_item(output, tensor, box));
-    pthread_mutex_lock(&output->lock);
-    bool last = --output->states[extent->file].left == 0 && !output->shared;
-    pthread_mutex_unlock(&output->lock);
-    return last ? complete(output, extent->file) : note_item(output, index, extent->nbytes);
+    const struct manifest *manifest = writer->manifest;
+    return manifest->format->writer->frame(manifest, tensor, box, head, tail);
 }
 
-/* Whose bytes are all there, and whose sums are added up. */
-rsd_status output_end_split(struct output *output)
+/* Starts the stream of a compressed item with what is before the bytes of its tensor. */
+static rsd_status begin_compressed(struct writer *writer, size_t index, size_t box,
+                                   struct extent *extent)
 {
-    const struct catalog *catalog = &output->manifest->catalog;
-    for (size_t t = 0; t < catalog->ntensors; t++)
-        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++)
-            if (output->manifest->items[catalog->tensors[t].first_extent + box].split)
-                TRY(end_item(output, t, box));
+    const struct catalog *catalog = &writer->manifest->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    struct bytes head = {0}, tail = {0};
+    rsd_status status = make_frame(writer, index, box, &head, &tail);
+    if (!status)
+        status = begin_stream(writer, extent, head.n + box_nbytes(catalog, tensor, box) + tail.n);
+    if (!status)
+        status = zstd_writer_put(writer->files[extent->file].zstd, head.data, head.n);
+    bytes_drop(&head);
+    bytes_drop(&tail);
+    return fail_in_item(writer, extent->file, tensor->name, status);
+}
+
+/* Writes what is around the bytes of an item, when all bytes are known. */
+static rsd_status write_frame(struct writer *writer, size_t tensor, size_t box,
+                              struct extent *extent)
+{
+    struct bytes head = {0}, tail = {0};
+    if (!writer->manifest->format->writer->frame)
+        return RSD_OK;
+    rsd_status status = make_frame(writer, tensor, box, &head, &tail);
+    if (writer->manifest->compress) {
+        if (!status)
+            status = zstd_writer_put(writer->files[extent->file].zstd, tail.data, tail.n);
+        if (!status)
+            status = finish_stream(writer, extent);
+    } else {
+        uint64_t end = extent->offset + extent->nbytes;
+        if (!status)
+            status = write_bytes(writer, extent->file, extent->offset, head.data, head.n);
+        if (!status)
+            status = write_bytes(writer, extent->file, end - tail.n, tail.data, tail.n);
+    }
+    bytes_drop(&head);
+    bytes_drop(&tail);
+    return fail_in_item(writer, extent->file, writer->manifest->catalog.tensors[tensor].name,
+                        status);
+}
+
+rsd_status writer_end_item(struct writer *writer, size_t tensor, size_t box)
+{
+    struct catalog *catalog = &writer->manifest->catalog;
+    size_t index = catalog->tensors[tensor].first_extent + box;
+    struct extent *extent = &catalog->extents[index];
+    TRY(write_frame(writer, tensor, box, extent));
+    pthread_mutex_lock(&writer->lock);
+    bool last = --writer->files[extent->file].left == 0 && !writer->shared;
+    pthread_mutex_unlock(&writer->lock);
+    return last ? complete_file(writer, extent->file) : add_pending(writer, index, extent->nbytes);
+}
+
+rsd_status writer_end_split_items(struct writer *writer)
+{
+    struct catalog *catalog = &writer->manifest->catalog;
+    for (size_t i = 0; i < catalog->nextents; i++)
+        if (writer->manifest->items[i].split) {
+            size_t tensor = tensor_of_extent(catalog, i);
+            TRY(write_frame(writer, tensor, i - catalog->tensors[tensor].first_extent,
+                            &catalog->extents[i]));
+        }
     return RSD_OK;
 }
 
 /* ---- blocks ---- */
 
-static void note_bytes(struct manifest_item *item, uint64_t at, const char *block, size_t n,
-                       uint64_t all)
+static void add_item_crc(struct manifest_item *item, uint64_t at, const char *block, size_t n,
+                         uint64_t all)
 {
-    uint64_t part = crc_shift(CRC_ZIP, crc_update(CRC_ZIP, 0, block, n), all - at - n);
-    item->crc ^= part;
+    item->crc ^= crc_shift(CRC_ZIP, crc_update(CRC_ZIP, 0, block, n), all - at - n);
     for (size_t i = 0; i < n && at + i < sizeof item->first; i++)
         item->first[at + i] = (unsigned char)block[i];
 }
 
-/* Writes a block of a box that shares its array with others: its rows may lie apart there. */
-static rsd_status put_rows(struct output *output, const struct sink *sink, const int64_t *lo,
-                           const int64_t *len, const char *block)
+/* Writes a block of a box that shares its array with others, where its rows may lie apart. */
+static rsd_status write_rows(struct writer *writer, const struct sink *sink, const int64_t *lo,
+                             const int64_t *len, const char *block)
 {
-    const struct manifest *manifest = output->manifest;
+    const struct manifest *manifest = writer->manifest;
     const struct extent *extent = &manifest->catalog.extents[sink->index];
     const int64_t *at = manifest->places + manifest->items[sink->index].at,
                   *shape = at + sink->ndim;
@@ -424,57 +408,138 @@ static rsd_status put_rows(struct output *output, const struct sink *sink, const
     }
     loops_finish(&loops, (size_t)element_nbytes);
     do
-        TRY(put_bytes(output, extent->file, (uint64_t)to, block + from, loops.run));
+        TRY(write_bytes(writer, extent->file, (uint64_t)to, block + from, loops.run));
     while (loops_next(&loops, index, &from, &to));
     return RSD_OK;
 }
 
 /* Writes what of a block is not shared with the input. */
-static rsd_status put_uncloned(struct output *output, size_t extent, uint64_t at, const char *block,
-                               size_t n)
+static rsd_status write_uncloned(struct writer *writer, size_t extent, uint64_t at,
+                                 const char *block, size_t n)
 {
-    uint32_t file = output->manifest->catalog.extents[extent].file;
+    uint32_t file = writer->manifest->catalog.extents[extent].file;
     uint64_t begin = at, end = at + n;
-    for (uint64_t some; (some = output_find_uncloned(output, extent, &at, end)) > 0; at += some)
-        TRY(put_bytes(output, file, at, block + (at - begin), (size_t)some));
+    for (uint64_t some; (some = writer_find_uncloned(writer, extent, &at, end)) > 0; at += some)
+        TRY(write_bytes(writer, file, at, block + (at - begin), (size_t)some));
     return RSD_OK;
 }
 
-static rsd_status take_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
-                             const int64_t *len, const char *block)
+/* Writes a block of a box to its item. It is the function of the sinks of writer_begin_item. */
+static rsd_status write_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
+                              const int64_t *len, const char *block)
 {
-    struct output *output = sink->context;
-    const struct manifest *manifest = output->manifest;
+    struct writer *writer = sink->context;
+    const struct manifest *manifest = writer->manifest;
     const struct extent *extent = &manifest->catalog.extents[sink->index];
     struct manifest_item *item = &manifest->items[sink->index];
-    size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
-    size_t nbytes = (size_t)box_volume(sink->ndim, len) * element_nbytes;
-    uint64_t at = offset_in_box(sink, lo),
-             all = (uint64_t)box_volume(sink->ndim, sink->len) * element_nbytes;
+    size_t nbytes = (size_t)sink_nbytes(sink, len);
+    uint64_t at = sink_offset(sink, lo);
     (void)scratch;
     if (manifest->format->writer->frame)
-        note_bytes(item, at, block, nbytes, all);
+        add_item_crc(item, at, block, nbytes, sink_nbytes(sink, sink->len));
     rsd_status status;
     if (manifest->compress)
-        status = zstd_writer_put(output->states[extent->file].zstd, block, nbytes);
+        status = zstd_writer_put(writer->files[extent->file].zstd, block, nbytes);
     else if (item->at)
-        status = put_rows(output, sink, lo, len, block);
+        status = write_rows(writer, sink, lo, len, block);
     else
-        status = put_uncloned(output, sink->index, extent->offset + item->head + at, block, nbytes);
-    return fail_in_item(output, extent->file, sink->name, status);
+        status =
+            write_uncloned(writer, sink->index, extent->offset + item->head + at, block, nbytes);
+    return fail_in_item(writer, extent->file, sink->name, status);
 }
 
-void output_sink(struct output *output, size_t tensor_index, size_t box, struct sink *sink)
+rsd_status writer_begin_item(struct writer *writer, size_t index, size_t box, struct sink *sink)
 {
-    const struct catalog *catalog = &output->manifest->catalog;
-    const struct stored_tensor *tensor = &catalog->tensors[tensor_index];
+    struct catalog *catalog = &writer->manifest->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    struct extent *extent = &catalog->extents[tensor->first_extent + box];
     *sink = (struct sink){.kind = SINK_BLOCKS,
                           .name = tensor->name,
                           .dtype = tensor->dtype,
                           .ndim = tensor->ndim,
-                          .take = take_block,
-                          .context = output,
+                          .take = write_block,
+                          .context = writer,
                           .index = tensor->first_extent + box};
     copy_i64s(sink->lo, tensor_box_lo(catalog, tensor, box), tensor->ndim);
     copy_i64s(sink->len, tensor_box_len(catalog, tensor, box), tensor->ndim);
+    TRY(ensure_created(writer, extent->file));
+    pthread_mutex_lock(&writer->lock);
+    writer->files[extent->file].touched = true;
+    pthread_mutex_unlock(&writer->lock);
+    return writer->manifest->compress ? begin_compressed(writer, index, box, extent) : RSD_OK;
+}
+
+/* ---- between ranks ---- */
+
+struct file_state {
+    uint64_t file, done, noted, nbytes;
+};
+
+/* Where a compressed item lies, which only its writer knows. */
+struct extent_update {
+    uint64_t index, offset, nbytes; /* values have the numbers behind all extents */
+};
+
+static struct extent *extent_or_value(struct catalog *catalog, uint64_t index)
+{
+    return index < catalog->nextents ? &catalog->extents[index]
+                                     : &catalog->values[index - catalog->nextents].extent;
+}
+
+static bool is_own_file(const struct writer_file *file)
+{
+    return file->done && file->touched;
+}
+
+rsd_status writer_put_files(const struct writer *writer, bool own, struct payload *payload)
+{
+    struct catalog *catalog = &writer->manifest->catalog;
+    uint64_t nfiles = writer->manifest->nfiles, n = 0, end = UINT64_MAX,
+             nitems = writer->manifest->compress ? catalog->nextents + catalog->nvalues : 0;
+    for (size_t i = 0; i < nfiles; i++)
+        n += !own || is_own_file(&writer->files[i]);
+    TRY(payload_put(payload, &n, sizeof n));
+    for (size_t i = 0; i < nfiles; i++) {
+        const struct writer_file *file = &writer->files[i];
+        struct file_state one = {i, file->done, file->noted, writer->manifest->files[i].nbytes};
+        if (!own || is_own_file(file))
+            TRY(payload_put(payload, &one, sizeof one));
+    }
+    for (uint64_t i = 0; i < nitems; i++) {
+        const struct extent *extent = extent_or_value(catalog, i);
+        const struct writer_file *file = &writer->files[extent->file];
+        struct extent_update one = {i, extent->offset, extent->nbytes};
+        if (own ? is_own_file(file) : file->done)
+            TRY(payload_put(payload, &one, sizeof one));
+    }
+    return payload_put(payload, &end, sizeof end);
+}
+
+rsd_status writer_take_files(struct writer *writer, const struct payload *payload, size_t *at)
+{
+    struct manifest *manifest = writer->manifest;
+    struct catalog *catalog = &manifest->catalog;
+    uint64_t n, index;
+    TRY(payload_take(payload, at, &n, sizeof n));
+    for (uint64_t i = 0; i < n; i++) {
+        struct file_state one;
+        TRY(payload_take(payload, at, &one, sizeof one));
+        if (one.file >= manifest->nfiles)
+            return fail(RSD_EPEER, "a rank wrote file %llu of %zu", (unsigned long long)one.file,
+                        manifest->nfiles);
+        writer->files[one.file].done = one.done != 0;
+        writer->files[one.file].noted = one.noted != 0;
+        manifest->files[one.file].nbytes = one.nbytes;
+    }
+    for (;;) {
+        TRY(payload_take(payload, at, &index, sizeof index));
+        if (index == UINT64_MAX)
+            return RSD_OK;
+        if (index >= catalog->nextents + catalog->nvalues)
+            return fail(RSD_EPEER, "a rank wrote item %llu of %zu", (unsigned long long)index,
+                        catalog->nextents);
+        struct extent *extent = extent_or_value(catalog, index);
+        TRY(payload_take(payload, at, &extent->offset, sizeof extent->offset));
+        TRY(payload_take(payload, at, &extent->nbytes, sizeof extent->nbytes));
+    }
 }

@@ -56,7 +56,7 @@ int ranks_exit(int code);
 /* Keeps an error of a rank that does not print, until ranks_agree. */
 void ranks_keep_error(const char *verb, const char *text);
 
-/* Whether a rank was lost, so that no further communication is possible. */
+/* Record and return whether a rank was lost, so that no further communication is possible. */
 void ranks_note_lost(rsd_status status);
 bool ranks_have_lost(void);
 
@@ -65,8 +65,8 @@ bool ranks_have_lost(void);
 /* Returns EXIT_YES or an exit code. */
 int input_open(const char *verb, const char *path, rsd_checkpoint **checkpoint);
 
-/* Checks before the work starts that files exist: all, or those with an extent that needs(context, ...) asks
- * for. Returns EXIT_YES or an exit code. */
+/* Checks before the work starts that files exist: all, or those with an extent for which needs(context, ...)
+ * returns true. Returns EXIT_YES or an exit code. */
 typedef bool input_needs(const void *context, const rsd_tensor_info *tensor,
                          const rsd_extent *extent);
 int input_check_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
@@ -123,7 +123,7 @@ char *cli_new_text(const char *format, ...) __attribute__((format(printf, 1, 2))
 
 struct progress_line {
     const char *label;
-    bool shown; /* standard error is a terminal, and the user did not ask for quiet */
+    bool shown; /* standard error is a terminal, and --quiet was not passed */
     double started, printed;
     int width; /* of the line on the terminal now */
 };
@@ -145,6 +145,7 @@ struct conversion {
     bool has_mesh;
     const char *needs_mesh; /* an option that was given and needs --mesh; NULL: none */
     rsd_convert_options convert;
+    rsd_io io; /* of convert and of --verify */
     const char *config_from;
     bool all, json, quiet, verify;
     long long threads;
@@ -170,11 +171,11 @@ int command_uploads(int argc, char **argv);
 
 int command_plan_checkpoint(int argc, char **argv);
 
-/* The options of both uses of plan: an option of the other use gets a message of its own. */
+/* The options of both uses of plan. An option of the other use has its own error message. */
 extern const struct option conversion_options[], problem_options[];
 extern const char plan_help[];
 
-/* Whether an argument is one of the long options. */
+/* Returns whether an argument is one of the long options. */
 bool cli_has_option(const struct option *options, const char *argument);
 
 /* ---- draw.c: pictures in the terminal ---- */

@@ -312,6 +312,7 @@ static int take_flag(struct conversion *request, int option)
     return GO_ON;
 }
 
+/* Stores one option in the request, or adds it to the rules. Returns GO_ON or an exit code. */
 static int take_option(struct conversion *request, int option, const char *value)
 {
     rsd_rules *rules = request->rules;
@@ -344,7 +345,7 @@ static int take_option(struct conversion *request, int option, const char *value
     case MAX_SHARD_SIZE:
         return take_size(request, "--max-shard-size", value, &request->convert.max_shard_nbytes);
     case MAX_MEMORY:
-        return take_size(request, "--max-memory", value, &request->convert.max_nbytes);
+        return take_size(request, "--max-memory", value, &request->io.max_nbytes);
     case THREADS:
         return take_threads(request, value);
     case REFLINK:
@@ -357,6 +358,7 @@ static int take_option(struct conversion *request, int option, const char *value
     }
 }
 
+/* Reads the command line into the request. Returns GO_ON or an exit code. */
 static int read_conversion_options(int argc, char **argv, struct conversion *request)
 {
     static const char *const helps[] = {convert_help, merge_help, split_help, plan_help};
@@ -396,6 +398,7 @@ static int read_conversion_options(int argc, char **argv, struct conversion *req
                : GO_ON;
 }
 
+/* Runs convert, merge, split or plan of a checkpoint. Returns the exit code. */
 static int run_conversion_verb(enum conversion_kind kind, int argc, char **argv)
 {
     struct conversion request = {

@@ -222,24 +222,14 @@ static int load_and_write(const struct extraction *request, rsd_checkpoint *chec
                           const rsd_tensor_info *tensor, const rsd_box *box)
 {
     rsd_dtype dtype = request->cast ? request->cast : tensor->dtype;
-    rsd_layout *layout;
-    int32_t rank = 0;
-    rsd_array array = {0};
-    rsd_status status = rsd_layout_new_boxes(dtype, tensor->ndim, tensor->shape, 1, &rank, box->lo,
-                                             box->len, &layout);
-    if (status)
-        return cli_fail_status("extract", status);
-    status = rsd_layout_array(layout, 0, &array);
-    void *bytes = cli_need_memory(malloc(array.nbytes + 1));
-    rsd_tensor local = {
-        .struct_nbytes = sizeof local, .name = tensor->name, .layout = layout, .arrays = &bytes};
-    rsd_load_options options = {.struct_nbytes = sizeof options, .allow_cast = 1};
-    if (!status)
-        status = rsd_load(checkpoint, 1, &local, &options, NULL);
+    size_t nbytes = rsd_dtype_nbytes(dtype);
+    for (int32_t d = 0; d < box->ndim; d++)
+        nbytes *= (size_t)box->len[d]; /* fits, as the bytes of the whole tensor do */
+    void *bytes = cli_need_memory(malloc(nbytes + 1));
+    rsd_status status = rsd_read(checkpoint, tensor->name, box, dtype, bytes, nbytes);
     int code = status ? cli_fail_status("extract", status)
-                      : write_array(request, dtype, box, bytes, array.nbytes);
+                      : write_array(request, dtype, box, bytes, nbytes);
     free(bytes);
-    rsd_layout_free(layout);
     return code;
 }
 

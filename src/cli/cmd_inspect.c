@@ -199,7 +199,7 @@ static void print_tree_node(int indent, const char *text, int n)
     free(part);
 }
 
-/* By their parts, so that those of one branch are ranks_transport, and layers.2 comes before layers.10. */
+/* Compares names part by part, so that one branch stays together, and layers.2 comes before layers.10. */
 static int by_name_parts(const void *a, const void *b)
 {
     const char *x = ((const rsd_tensor_info *)a)->name, *y = ((const rsd_tensor_info *)b)->name;

@@ -44,7 +44,7 @@ struct verification {
     bool json, quiet;
     rsd_rules *only;       /* NULL: all tensors */
     const char *only_text; /* of --only */
-    rsd_prove_options options;
+    rsd_io io;
     struct progress_line progress;
     long long threads;
     int64_t nlisted; /* findings or differences */
@@ -101,7 +101,7 @@ static int take_verify_option(struct verification *request, int option, char **a
                               "option --only is not valid for 'verify'; see reshard verify --help")
                    : take_only(request, optarg);
     case MAX_MEMORY:
-        return cli_parse_size(optarg, &request->options.max_nbytes)
+        return cli_parse_size(optarg, &request->io.max_nbytes)
                    ? GO_ON
                    : cli_fail(verb, EXIT_USAGE, "--max-memory %s must be a size such as 256MiB",
                               optarg);
@@ -193,7 +193,7 @@ static int run_verify(struct verification *request)
     int64_t n = 0;
     rsd_report report = {.struct_nbytes = sizeof report};
     rsd_status status =
-        rsd_verify(request->checkpoints[0], &request->options, print_finding, request, &n, &report);
+        rsd_verify(request->checkpoints[0], &request->io, print_finding, request, &n, &report);
     progress_end(&request->progress);
     if (status)
         return cli_fail_status("verify", status);
@@ -242,8 +242,7 @@ static int run_diff(struct verification *request)
     rsd_checkpoint *a = request->checkpoints[0], *b = request->checkpoints[1];
     int64_t ndiffer = 0;
     rsd_report report = {.struct_nbytes = sizeof report};
-    rsd_status status =
-        rsd_diff(a, b, &request->options, print_difference, request, &ndiffer, &report);
+    rsd_status status = rsd_diff(a, b, &request->io, print_difference, request, &ndiffer, &report);
     progress_end(&request->progress);
     if (status)
         return cli_fail_status("diff", status);
@@ -296,8 +295,7 @@ static int run_digest(struct verification *request)
             tensors[n++] = (int64_t)i;
         }
     }
-    rsd_status status =
-        rsd_digest(checkpoint, (int64_t)n, tensors, &request->options, digests, NULL);
+    rsd_status status = rsd_digest(checkpoint, (int64_t)n, tensors, &request->io, digests, NULL);
     progress_end(&request->progress);
     for (size_t i = 0; i < n; i++)
         memcpy(lines[i].digest, digests[i], sizeof lines[i].digest);
@@ -326,15 +324,14 @@ static int open_inputs(struct verification *request)
 {
     const char *verb = request->verb->name;
     progress_start(&request->progress, verb, request->quiet);
-    request->options.struct_nbytes = sizeof request->options;
-    request->options.on_progress = progress_report;
-    request->options.context = &request->progress;
-    request->options.transport = ranks_transport();
-    request->options.max_nbytes =
+    request->io.struct_nbytes = sizeof request->io;
+    request->io.on_progress = progress_report;
+    request->io.context = &request->progress;
+    request->io.transport = ranks_transport();
+    request->io.max_nbytes =
         urls_limit_memory(request->paths[0], request->verb->npaths > 1 ? request->paths[1] : "",
-                          request->options.max_nbytes);
-    int code =
-        cli_fail_status(verb, rsd_pool_new((int32_t)request->threads, &request->options.pool));
+                          request->io.max_nbytes);
+    int code = cli_fail_status(verb, rsd_pool_new((int32_t)request->threads, &request->io.pool));
     for (int i = 0; i < request->verb->npaths && !code; i++)
         code = input_open(verb, request->paths[i], &request->checkpoints[i]);
     for (int i = 0; i < request->verb->npaths && !code && request->verb->run != run_verify; i++)
@@ -355,7 +352,7 @@ static int run_verify_verb(const struct verify_verb *verb, int argc, char **argv
     }
     rsd_checkpoint_close(request.checkpoints[0]);
     rsd_checkpoint_close(request.checkpoints[1]);
-    rsd_pool_free(request.options.pool);
+    rsd_pool_free(request.io.pool);
     rsd_rules_free(request.only);
     fclose(request.list);
     free(request.list_text);

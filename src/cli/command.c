@@ -170,6 +170,7 @@ static void replace_underscores(int argc, char **argv)
                     *c = '-';
 }
 
+/* Runs the verb of the command line. Returns the exit code. */
 static int run_verb(int argc, char **argv)
 {
     if (argc < 2) {

@@ -18,6 +18,7 @@ static bool ends_in(const char *text, const char *suffix)
     return n > m && strcmp(text + n - m, suffix) == 0;
 }
 
+/* Sets the output format and the options that the verb implies. Returns GO_ON or an exit code. */
 static int set_format_and_limits(struct conversion *request, rsd_format in)
 {
     rsd_convert_options *convert = &request->convert;
@@ -45,7 +46,8 @@ static bool is_side_file(const char *name)
 {
     static const char *const suffixes[] = {".json", ".model",    ".txt", ".jinja",
                                            ".py",   ".tiktoken", NULL};
-    if (name[0] == '.' || ends_in(name, ".index.json") || strstr(name, "reshard-"))
+    if (name[0] == '.' || name[0] == '_' || strcmp(name, "commit_success.txt") == 0 ||
+        ends_in(name, ".index.json") || strstr(name, "reshard-"))
         return false;
     for (const char *const *suffix = suffixes; *suffix; suffix++)
         if (ends_in(name, *suffix))
@@ -58,6 +60,7 @@ static int by_path(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+/* Lists the configs and tokenizer files to copy. Returns GO_ON or an exit code. */
 static int find_side_files(struct conversion *request)
 {
     const char *directory = request->config_from ? request->config_from : request->in;
@@ -110,8 +113,7 @@ static int64_t find_free_space(const char *path)
 
 static int64_t memory_limit(const struct conversion *request)
 {
-    return request->convert.max_nbytes ? request->convert.max_nbytes
-                                       : (int64_t)DEFAULT_MEMORY_MIB << 20;
+    return request->io.max_nbytes ? request->io.max_nbytes : (int64_t)DEFAULT_MEMORY_MIB << 20;
 }
 
 static void print_json_report(const struct conversion *request, rsd_format in,
@@ -252,6 +254,7 @@ struct tensor_pairs {
     size_t n;
 };
 
+/* Lists the tensors of the input that the output has with the same dtype, and their indices in both. */
 static rsd_status pair_tensors(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
                                struct tensor_pairs *pairs)
 {
@@ -279,8 +282,8 @@ static rsd_status pair_tensors(struct conversion *request, rsd_checkpoint *in, r
     return status;
 }
 
-static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
-                           const rsd_prove_options *options)
+/* Compares the digests of input and output. Returns EXIT_YES or an exit code. */
+static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out)
 {
     struct tensor_pairs pairs = {0};
     struct name_sample changed = {0};
@@ -288,9 +291,9 @@ static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_c
     char(*a)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *a));
     char(*b)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *b));
     if (!status)
-        status = rsd_digest(in, (int64_t)pairs.n, pairs.in, options, a, NULL);
+        status = rsd_digest(in, (int64_t)pairs.n, pairs.in, &request->io, a, NULL);
     if (!status)
-        status = rsd_digest(out, (int64_t)pairs.n, pairs.out, options, b, NULL);
+        status = rsd_digest(out, (int64_t)pairs.n, pairs.out, &request->io, b, NULL);
     for (size_t i = 0; i < pairs.n && !status; i++) {
         rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         status = rsd_checkpoint_tensor(out, pairs.out[i], &tensor);
@@ -323,15 +326,11 @@ static int verify_output(struct conversion *request, rsd_checkpoint *in)
         return code;
     }
     progress_start(&progress, "verify", request->quiet);
-    rsd_prove_options options = {.struct_nbytes = sizeof options,
-                                 .pool = request->convert.pool,
-                                 .max_nbytes = request->convert.max_nbytes,
-                                 .on_progress = progress_report,
-                                 .context = &progress,
-                                 .transport = ranks_transport()};
-    rsd_status status = rsd_verify(out, &options, print_output_finding, request, &nfindings, NULL);
+    request->io.context = &progress;
+    rsd_status status =
+        rsd_verify(out, &request->io, print_output_finding, request, &nfindings, NULL);
     if (!status)
-        code = compare_digests(request, in, out, &options);
+        code = compare_digests(request, in, out);
     progress_end(&progress);
     if (status)
         code = cli_fail_status(verb, status);
@@ -374,16 +373,19 @@ static int explain_stop(const struct conversion *request, rsd_status status)
     return code;
 }
 
+/* Converts, verifies if requested, and prints the report. Returns the exit code. */
 static int convert_and_report(struct conversion *request, rsd_checkpoint *in)
 {
     struct progress_line progress;
     rsd_report report = {.struct_nbytes = sizeof report};
     progress_start(&progress, request->verb, request->quiet || request->convert.dry);
-    request->convert.choose = rsd_rules_map;
-    request->convert.choose_context = request->rules;
-    request->convert.on_progress = progress_report;
-    request->convert.context = &progress;
-    request->convert.transport = ranks_transport();
+    request->convert.map = rsd_rules_map;
+    request->convert.map_context = request->rules;
+    request->convert.io = &request->io;
+    request->io.struct_nbytes = sizeof request->io;
+    request->io.on_progress = progress_report;
+    request->io.context = &progress;
+    request->io.transport = ranks_transport();
     rsd_status status = rsd_convert(in, request->out, &request->convert, &report);
     progress_end(&progress);
     if (status)
@@ -415,6 +417,7 @@ static int check_verify(const struct conversion *request)
     return GO_ON;
 }
 
+/* Prints a problem or a note of the rules. */
 static rsd_status print_rule_message(void *context, int32_t is_problem, const char *text)
 {
     const struct conversion *request = context;
@@ -425,6 +428,7 @@ static rsd_status print_rule_message(void *context, int32_t is_problem, const ch
     return RSD_OK;
 }
 
+/* Prints all problems of the rules for this input. Returns GO_ON, or EXIT_CANNOT if there are any. */
 static int check_rules(struct conversion *request, rsd_checkpoint *in)
 {
     int64_t nproblems = 0;
@@ -433,14 +437,15 @@ static int check_rules(struct conversion *request, rsd_checkpoint *in)
     return status ? cli_fail_status(request->verb, status) : nproblems ? EXIT_CANNOT : GO_ON;
 }
 
+/* Collective. Checks on each rank return GO_ON or an exit code; ranks_agree compares them before the work starts. */
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;
     const char *out = request->out ? request->out : "";
-    request->convert.max_nbytes = urls_limit_memory(request->in, out, request->convert.max_nbytes);
+    request->io.max_nbytes = urls_limit_memory(request->in, out, request->io.max_nbytes);
     int code = input_open(request->verb, request->in, &in);
     if (!code)
-        code = cli_fail_status(request->verb, urls_open_storage(out, &request->convert.storage));
+        code = cli_fail_status(request->verb, urls_open_storage(out, &request->io.storage));
     code = ranks_agree(request->verb, code);
     if (code)
         return code;
@@ -455,11 +460,11 @@ int conversion_run(struct conversion *request)
         code = input_check_files(request->verb, request->in, in, NULL, NULL);
     if (!code)
         code = cli_fail_status(request->verb,
-                               rsd_pool_new((int32_t)request->threads, &request->convert.pool));
+                               rsd_pool_new((int32_t)request->threads, &request->io.pool));
     code = ranks_agree(request->verb, code);
     if (!code)
         code = convert_and_report(request, in);
-    rsd_pool_free(request->convert.pool);
+    rsd_pool_free(request->io.pool);
     rsd_checkpoint_close(in);
     return code;
 }

@@ -28,6 +28,8 @@ static bool is_silent_rank(void)
     return ranks.transport && ranks.transport->rank > 0;
 }
 
+/* Starts a command with one rank or many. Ranks other than 0 print to /dev/null, and keep their standard error for
+ * an error that only they have. */
 void ranks_start(const rsd_transport *transport)
 {
     ranks.transport = transport && transport->nranks > 1 ? transport : NULL;

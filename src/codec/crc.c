@@ -1,4 +1,5 @@
-/* crc.c - remainders of bytes as polynomials: the CRC-32 of zip records, and two CRC-64s for digests.
+/* crc.c - remainders of bytes as polynomials: the CRC-32 of zip records, the CRC-32C of storage formats, and
+ * two CRC-64s for digests.
  *
  * All are raw (no inversion before or after), which makes them linear: the remainder of two strings one
  * after the other is that of the first, multiplied by a power of x, plus that of the second. So threads may
@@ -59,6 +60,12 @@ static const struct crc kinds[] = {
                  {0x7cc8e1e700000000u, 0x03f9f86300000000u},
                  TABLE(0x77073096u, 0xee0e612cu, 0x076dc419u, 0x0edb8832u, 0x1db71064u, 0x3b6e20c8u,
                        0x76dc4190u, 0xedb88320u)},
+    [CRC_CASTAGNOLI] = {0x82f63b78u,
+                        {0x1c19243b00000000u, 0x75bba45b00000000u},
+                        {0x3743f7bd00000000u, 0x3171d43000000000u},
+                        {0xe9a5d8be00000000u, 0x1426a81500000000u},
+                        TABLE(0xf26b8303u, 0xe13b70f7u, 0xc79a971fu, 0x8ad958cfu, 0x105ec76fu,
+                              0x20bd8edeu, 0x417b1dbcu, 0x82f63b78u)},
     [CRC_ECMA] = {0xc96c5795d7870f42u,
                   {0x6ae3efbb9dd441f3u, 0x081f6054a7842df4u},
                   {0xe05dd497ca393ae4u, 0xdabe95afc7875f40u},
@@ -205,7 +212,7 @@ uint64_t crc_update(enum crc_kind kind, uint64_t state, const void *data, size_t
 /* The word of x^0: its highest bit, since the bits are reflected. */
 static uint64_t word_of_one(enum crc_kind kind)
 {
-    return kind == CRC_ZIP ? (uint64_t)1 << 31 : (uint64_t)1 << 63;
+    return kind <= CRC_CASTAGNOLI ? (uint64_t)1 << 31 : (uint64_t)1 << 63;
 }
 
 static uint64_t multiply_words(enum crc_kind kind, uint64_t a, uint64_t b)
@@ -236,6 +243,11 @@ uint64_t crc_shift(enum crc_kind kind, uint64_t state, uint64_t nbytes)
 uint32_t crc32_of(const void *data, size_t n)
 {
     return (uint32_t)(crc_update(CRC_ZIP, 0xffffffffu, data, n) ^ 0xffffffffu);
+}
+
+uint32_t crc32c_of(const void *data, size_t n)
+{
+    return (uint32_t)(crc_update(CRC_CASTAGNOLI, 0xffffffffu, data, n) ^ 0xffffffffu);
 }
 
 uint32_t crc32_from_raw(uint64_t raw, uint64_t nbytes)

@@ -13,6 +13,8 @@
 
 #include <errno.h>
 #include <locale.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -387,4 +389,21 @@ void json_add_string(struct text *text, const char *string, size_t nbytes)
         run = ++at;
     }
     text_add(text, "%.*s\"", (int)(at - run), string + run);
+}
+
+void json_add_float(struct text *out, double value)
+{
+    char digits[40];
+    if (isnan(value) || isinf(value)) {
+        text_add(out, "\"%s\"", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+        return;
+    }
+    for (int precision = 1; precision <= 17;
+         precision++) { /* the shortest that reads as the same value */
+        double back;
+        snprintf(digits, sizeof digits, "%.*g", precision, value);
+        if (sscanf(digits, "%lf", &back) == 1 && back == value)
+            break;
+    }
+    text_add(out, "%s%s", digits, strpbrk(digits, ".e") ? "" : ".0");
 }

@@ -36,6 +36,8 @@ rsd_status json_end(struct json *j);
 
 /* Adds a string with its quotes, escaped. */
 void json_add_string(struct text *text, const char *string, size_t nbytes);
+/* Adds the shortest number that reads as the same value, or the text "nan", "inf" or "-inf". */
+void json_add_float(struct text *text, double value);
 bool json_is_utf8(const char *text, size_t nbytes);
 
 #endif

@@ -139,9 +139,6 @@ rsd_status pickle_read_memory(const void *bytes, size_t nbytes, struct pickle_tr
 /* ---- pickle_write.c ---- */
 
 void pickle_write_op(struct bytes *out, const char *op);
-
-/* Writes a little-endian number without an opcode. */
-void pickle_write_number(struct bytes *out, uint64_t value, int nbytes);
 void pickle_write_int(struct bytes *out, int64_t value);
 void pickle_write_float(struct bytes *out, double value);
 void pickle_write_text(struct bytes *out, struct slice text);

@@ -109,27 +109,11 @@ static double node_float(const struct pickle_tree *tree, pickle_node c)
     return value;
 }
 
-static void add_json_float(struct text *out, double value)
-{
-    char digits[40];
-    if (isnan(value) || isinf(value)) {
-        text_add(out, "\"%s\"", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
-        return;
-    }
-    for (int precision = 1; precision <= 17;
-         precision++) { /* the shortest that reads as the same value */
-        double back;
-        snprintf(digits, sizeof digits, "%.*g", precision, value);
-        if (sscanf(digits, "%lf", &back) == 1 && back == value)
-            break;
-    }
-    text_add(out, "%s%s", digits, strpbrk(digits, ".e") ? "" : ".0");
-}
-
 /* ---- JSON ---- */
 
 static bool add_json_value(struct plain_writer *w, pickle_node c, int depth);
 
+/* Adds the key of a dict as JSON text. Returns false if it is not a string, number, boolean or None. */
 static bool add_json_key(struct plain_writer *w, pickle_node key)
 {
     struct slice text = pickle_text(w->tree, key);
@@ -232,7 +216,7 @@ static bool add_json_value(struct plain_writer *w, pickle_node c, int depth)
         text_add(w->json, "%lld", (long long)number);
         return true;
     case NODE_FLOAT:
-        add_json_float(w->json, node_float(tree, c));
+        json_add_float(w->json, node_float(tree, c));
         return true;
     case NODE_STRING:
         json_add_string(w->json, text.bytes, text.nbytes);
@@ -282,11 +266,12 @@ static bool add_pickle_number(struct plain_writer *w, pickle_node c)
     if (text.nbytes > 255)
         return false;
     pickle_write_op(w->pickle, "\x8a");
-    pickle_write_number(w->pickle, text.nbytes, 1);
+    bytes_put_number(w->pickle, text.nbytes, 1);
     bytes_put(w->pickle, text.bytes, text.nbytes);
     return true;
 }
 
+/* Adds a list or tuple. */
 static bool add_pickle_items(struct plain_writer *w, pickle_node c, int depth)
 {
     bool tuple = pickle_kind(w->tree, c) == NODE_TUPLE;

@@ -142,6 +142,7 @@ static rsd_status pop_to_mark(struct pickle_machine *p, size_t *first, size_t *n
     return RSD_OK;
 }
 
+/* Stores the top of the stack in the memo. */
 static rsd_status set_memo(struct pickle_machine *p, uint64_t index)
 {
     pickle_node c;
@@ -383,6 +384,7 @@ static rsd_status add_one_entry(struct pickle_machine *p, enum pickle_kind kind,
     return add_entries(p, kind, p->depth - n, n);
 }
 
+/* Executes an opcode that uses all nodes above the last mark. */
 static rsd_status do_marked(struct pickle_machine *p, uint8_t opcode)
 {
     size_t first = 0, n = 0;
@@ -403,6 +405,7 @@ static rsd_status do_marked(struct pickle_machine *p, uint8_t opcode)
     }
 }
 
+/* Executes an opcode that is followed by a number of nbytes bytes. */
 static rsd_status do_numbered(struct pickle_machine *p, uint8_t opcode, int nbytes)
 {
     uint64_t n;

@@ -11,14 +11,6 @@ void pickle_write_op(struct bytes *out, const char *op)
     bytes_put(out, op, strlen(op));
 }
 
-void pickle_write_number(struct bytes *out, uint64_t value, int nbytes)
-{
-    unsigned char bytes[8];
-    for (int i = 0; i < nbytes; i++, value >>= 8)
-        bytes[i] = (unsigned char)value;
-    bytes_put(out, bytes, (size_t)nbytes);
-}
-
 /* Returns the first value that does not fit into n bytes, with its sign. */
 static int64_t reach_of(int n)
 {
@@ -29,20 +21,20 @@ void pickle_write_int(struct bytes *out, int64_t value)
 {
     if (value >= 0 && value < 256) {
         pickle_write_op(out, "K");
-        pickle_write_number(out, (uint64_t)value, 1);
+        bytes_put_number(out, (uint64_t)value, 1);
     } else if (value >= 0 && value < 65536) {
         pickle_write_op(out, "M");
-        pickle_write_number(out, (uint64_t)value, 2);
+        bytes_put_number(out, (uint64_t)value, 2);
     } else if (value >= INT32_MIN && value <= INT32_MAX) {
         pickle_write_op(out, "J");
-        pickle_write_number(out, (uint64_t)value, 4);
+        bytes_put_number(out, (uint64_t)value, 4);
     } else {
         int n = 5;
         while (n < 8 && (value >= reach_of(n) || value < -reach_of(n)))
             n++;
         pickle_write_op(out, "\x8a");
-        pickle_write_number(out, (uint64_t)n, 1);
-        pickle_write_number(out, (uint64_t)value, n);
+        bytes_put_number(out, (uint64_t)n, 1);
+        bytes_put_number(out, (uint64_t)value, n);
     }
 }
 
@@ -60,7 +52,7 @@ void pickle_write_float(struct bytes *out, double value)
 void pickle_write_text(struct bytes *out, struct slice text)
 {
     pickle_write_op(out, "X");
-    pickle_write_number(out, text.nbytes, 4);
+    bytes_put_number(out, text.nbytes, 4);
     bytes_put(out, text.bytes, text.nbytes);
 }
 
@@ -86,7 +78,7 @@ struct json_pickler {
 static void memoize_json(struct json_pickler *pickler)
 {
     pickle_write_op(pickler->out, pickler->memo < 256 ? "q" : "r");
-    pickle_write_number(pickler->out, pickler->memo, pickler->memo < 256 ? 1 : 4);
+    bytes_put_number(pickler->out, pickler->memo, pickler->memo < 256 ? 1 : 4);
     pickler->memo++;
 }
 

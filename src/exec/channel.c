@@ -1,16 +1,17 @@
-/* channel.c - one message under way from one rank to another.
+/* channel.c - sends or receives one message, in one of three ways:
  *
  *     messages                pack -> buffer -> send ... recv -> buffer -> unpack
  *     a rank of the host      pack -> ring buffer in shared memory -> unpack
- *     its arena               copied from its array to ours: the sender only waits
+ *     its arena, its device   copied from its array to ours: the sender only waits
  *
+ * Device memory is offered first, and packed if the receiver cannot read it. The offer counts as a chunk.
  * Two buffers take turns. A channel never waits: a push does what can be done now.
  */
 #include "exchange.h"
 
 #include <stdatomic.h>
 
-/* A chunk in shared memory should still be in the cache when it is unpacked, and so should one of a reduction. */
+/* Small enough that a chunk is still in the cache when it is unpacked or combined. */
 enum { SHARED_CHUNK_NBYTES = 512 << 10, REDUCE_CHUNK_NBYTES = 256 << 10 };
 
 static uint64_t lesser_of(uint64_t a, uint64_t b)
@@ -23,7 +24,7 @@ uint64_t reduce_chunk_nbytes(const struct exchange *x)
     return lesser_of(x->chunk, REDUCE_CHUNK_NBYTES);
 }
 
-/* Both ends come to the same: the bytes of a message are the same there. */
+/* Sender and receiver compute the same value, since it depends on the message only. */
 uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *message, bool shared)
 {
     uint64_t most = message->reduce ? reduce_chunk_nbytes(x)
@@ -34,7 +35,7 @@ uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *me
 
 /* ---- positions ---- */
 
-/* As much as fits, and of a reduction no more than one box. */
+/* Returns the bytes of the next chunk: as many as fit, and for a reduction at most the rest of one box. */
 static size_t next_chunk(const struct exchange *x, const struct channel *channel,
                          const struct position *position)
 {
@@ -52,14 +53,18 @@ static void move_position(const struct exchange *x, struct position *position, s
         position->at -= x->boxes[position->box++].packed.nbytes;
 }
 
-/* Packs the next n bytes, or unpacks them. */
-static void copy_chunk(const struct exchange *x, struct channel *channel, char *packed, size_t n)
+/* Packs the next n bytes, or unpacks them. On a device that takes until chunk_is_copied. */
+static rsd_status copy_chunk(struct exchange *x, struct channel *channel, char *packed, size_t n)
 {
     struct position *here = &channel->here;
+    if (x->on_device)
+        exchange_device_begin_boxes(x);
     while (n > 0) {
         const struct array_box *box = &x->boxes[here->box];
         size_t some = (size_t)lesser_of(box->packed.nbytes - here->at, n);
-        if (channel->sending)
+        if (x->on_device)
+            TRY(exchange_device_add_box(x, box, channel->sending, here->at, some, packed));
+        else if (channel->sending)
             array_box_pack(x, box,
                            box->from_destination ? x->arrays.dst[box->array]
                                                  : x->arrays.src[box->array],
@@ -70,22 +75,37 @@ static void copy_chunk(const struct exchange *x, struct channel *channel, char *
         n -= some;
         move_position(x, here, some);
     }
+    if (!x->on_device)
+        return RSD_OK;
+    channel->copying = true;
+    return exchange_device_queue_boxes(x, &channel->mark);
+}
+
+/* Whether what was begun last is complete. */
+static rsd_status chunk_is_copied(struct exchange *x, struct channel *channel, bool *copied)
+{
+    *copied = true;
+    if (channel->copying)
+        TRY(exchange_device_test(x, channel->mark, copied));
+    channel->copying = !*copied;
+    return RSD_OK;
 }
 
 void channel_rewind(const struct exchange *x, struct channel *channel)
 {
     const struct message *message = channel->message;
     channel->here = (struct position){.box = message->first_box, .left = message->nbytes};
-    move_position(x, &channel->here, 0); /* past boxes without bytes */
+    move_position(x, &channel->here, 0); /* skips boxes without bytes */
     channel->posted = channel->here;
     channel->before += channel->end;
     channel->first = channel->end = 0;
-    channel->opened = channel->direct = false;
+    channel->opened = channel->offered = channel->copying = false;
+    channel->direct = PACKED;
 }
 
 bool channel_is_finished(const struct channel *channel)
 {
-    return channel->here.left == 0 && channel->first == channel->end;
+    return channel->here.left == 0 && channel->first == channel->end && !channel->copying;
 }
 
 /* ---- messages ---- */
@@ -97,23 +117,33 @@ static int32_t message_tag(const struct message *message)
     return message->reduce ? TAG_REDUCE : TAG_DATA + message->stage;
 }
 
-static rsd_status push_sends(struct exchange *x, struct channel *channel, bool *moved)
+static rsd_status send_buffer(struct exchange *x, struct channel *channel, bool *moved)
 {
-    if (channel->first < channel->end) {
-        struct chunk_buffer *oldest = &channel->buffers[channel->first % NBUFFERS];
-        TRY(peer_test(x->peer, &oldest->request, moved));
-        channel->first += !oldest->request.active;
-    }
-    if (channel->here.left == 0 || channel->end - channel->first == NBUFFERS)
-        return RSD_OK;
     struct chunk_buffer *buffer = &channel->buffers[channel->end % NBUFFERS];
-    buffer->nbytes = next_chunk(x, channel, &channel->here);
-    copy_chunk(x, channel, buffer->data, buffer->nbytes);
     TRY(peer_send(x->peer, channel->message->peer, message_tag(channel->message), buffer->data,
                   buffer->nbytes, &buffer->request));
     channel->end++;
     *moved = true;
     return RSD_OK;
+}
+
+static rsd_status progress_send(struct exchange *x, struct channel *channel, bool *moved)
+{
+    bool was_copying = channel->copying, copied;
+    if (channel->first < channel->end) {
+        struct chunk_buffer *oldest = &channel->buffers[channel->first % NBUFFERS];
+        TRY(peer_test(x->peer, &oldest->request, moved));
+        channel->first += !oldest->request.active;
+    }
+    if (!was_copying) {
+        if (channel->here.left == 0 || channel->end - channel->first == NBUFFERS)
+            return RSD_OK;
+        struct chunk_buffer *buffer = &channel->buffers[channel->end % NBUFFERS];
+        buffer->nbytes = next_chunk(x, channel, &channel->here);
+        TRY(copy_chunk(x, channel, buffer->data, buffer->nbytes));
+    }
+    TRY(chunk_is_copied(x, channel, &copied));
+    return copied ? send_buffer(x, channel, moved) : RSD_OK;
 }
 
 static rsd_status post_receives(struct exchange *x, struct channel *channel, bool *moved)
@@ -130,7 +160,7 @@ static rsd_status post_receives(struct exchange *x, struct channel *channel, boo
     return RSD_OK;
 }
 
-/* The buffer of the first chunk, or NULL if it has not arrived. */
+/* Returns the buffer of the first chunk in progress, or NULL if it has not arrived. */
 static rsd_status first_arrived(struct exchange *x, struct channel *channel,
                                 struct chunk_buffer **buffer)
 {
@@ -145,18 +175,22 @@ static rsd_status first_arrived(struct exchange *x, struct channel *channel,
     return RSD_OK;
 }
 
-static rsd_status push_receives(struct exchange *x, struct channel *channel, bool *moved)
+static rsd_status progress_receive(struct exchange *x, struct channel *channel, bool *moved)
 {
     struct chunk_buffer *buffer;
+    bool copied;
     TRY(post_receives(x, channel, moved));
-    if (channel->message->reduce) /* the reducer takes them */
+    if (channel->message->reduce) /* the reducer reads them with channel_peek */
         return RSD_OK;
-    TRY(first_arrived(x, channel, &buffer));
-    if (!buffer)
-        return RSD_OK;
-    copy_chunk(x, channel, buffer->data, buffer->nbytes);
-    channel->first++;
-    *moved = true;
+    if (!channel->copying) {
+        TRY(first_arrived(x, channel, &buffer));
+        if (!buffer)
+            return RSD_OK;
+        TRY(copy_chunk(x, channel, buffer->data, buffer->nbytes));
+    }
+    TRY(chunk_is_copied(x, channel, &copied));
+    channel->first += copied;
+    *moved = *moved || copied;
     return RSD_OK;
 }
 
@@ -172,40 +206,77 @@ static void store_counter(const struct channel *channel, _Atomic uint64_t *count
     atomic_store_explicit(counter, channel->before + value, memory_order_release);
 }
 
-static void write_ring(struct exchange *x, struct channel *channel, bool *moved)
+/* Says how the receiver gets the message. */
+static void open_ring(struct exchange *x, struct channel *channel)
 {
+    channel->opened = true;
+    if (host_data_is_direct(x, channel->message))
+        channel->direct = DIRECT_ARENA;
+    else if (x->on_device && !channel->was_refused && exchange_device_exports(x, channel->message))
+        channel->direct = DIRECT_DEVICE;
+    else if (x->on_device)
+        exchange_device_count_packed(x);
+    channel->ring->direct = (int32_t)channel->direct;
+    channel->offered = channel->direct == DIRECT_DEVICE;
+    if (channel->direct == DIRECT_ARENA)
+        channel->here.left = 0;
+    if (channel->direct)
+        store_counter(channel, &channel->ring->written, ++channel->end);
+}
+
+/* The receiver has read the device memory that was offered, or refused it. */
+static void end_offer(struct exchange *x, struct channel *channel)
+{
+    channel->offered = false;
+    channel->was_refused = load_counter(channel, &channel->ring->refused) == channel->end;
+    if (!channel->was_refused) {
+        channel->here.left = 0;
+        return;
+    }
+    channel->direct = PACKED;
+    exchange_device_count_packed(x);
+}
+
+static rsd_status write_ring(struct exchange *x, struct channel *channel, bool *moved)
+{
+    bool copied;
     if (!channel->opened) {
-        channel->opened = true;
-        channel->direct = host_data_is_direct(x, channel->message);
-        channel->ring->direct = channel->direct;
-        if (channel->direct) {
-            channel->here.left = 0;
-            store_counter(channel, &channel->ring->written, ++channel->end);
-        }
+        open_ring(x, channel);
         *moved = true;
     }
     uint64_t nread = load_counter(channel, &channel->ring->read);
     if (nread > channel->first && nread <= channel->end) {
         channel->first = nread;
         *moved = true;
+        if (channel->offered)
+            end_offer(x, channel);
     }
-    if (channel->here.left == 0 || channel->end - channel->first == NBUFFERS)
-        return;
-    struct chunk_buffer *buffer = &channel->buffers[channel->end % NBUFFERS];
-    copy_chunk(x, channel, buffer->data, next_chunk(x, channel, &channel->here));
-    store_counter(channel, &channel->ring->written, ++channel->end);
-    *moved = true;
+    if (!channel->copying) {
+        if (channel->offered || channel->here.left == 0 ||
+            channel->end - channel->first == NBUFFERS)
+            return RSD_OK;
+        TRY(copy_chunk(x, channel, channel->buffers[channel->end % NBUFFERS].data,
+                       next_chunk(x, channel, &channel->here)));
+    }
+    TRY(chunk_is_copied(x, channel, &copied));
+    if (copied) {
+        store_counter(channel, &channel->ring->written, ++channel->end);
+        *moved = true;
+    }
+    return RSD_OK;
 }
 
-/* Whether a chunk can be read; the first time, also whether it has to be copied from the arena. */
+/* Whether a chunk can be read; the first time, also whether it has to be copied from the sender's arrays. */
 static bool has_chunk(struct channel *channel)
 {
     uint64_t nwritten = load_counter(channel, &channel->ring->written);
     if (nwritten == 0 || nwritten > NBUFFERS + channel->end ||
         (!channel->direct && nwritten == channel->end))
         return false;
-    if (!channel->opened)
-        channel->direct = channel->ring->direct != 0;
+    if (!channel->opened) {
+        int32_t direct = channel->ring->direct;
+        channel->direct = direct == DIRECT_DEVICE ? DIRECT_DEVICE : direct ? DIRECT_ARENA : PACKED;
+    }
     channel->opened = true;
     return true;
 }
@@ -216,7 +287,16 @@ static void count_read(struct channel *channel)
     store_counter(channel, &channel->ring->read, channel->end);
 }
 
-static rsd_status copy_direct(struct exchange *x, struct channel *channel)
+/* The offer of device memory counts as read; the next chunks are packed. */
+static void refuse_device(struct channel *channel)
+{
+    channel->direct = PACKED;
+    store_counter(channel, &channel->ring->refused, channel->end + 1);
+    count_read(channel);
+}
+
+/* Copies from arrays in an arena. */
+static rsd_status copy_from_arena(struct exchange *x, struct channel *channel)
 {
     for (size_t i = 0; i < channel->ndirect; i++) {
         const struct copy_op *op = &x->program.copies[channel->first_direct + i];
@@ -226,9 +306,27 @@ static rsd_status copy_direct(struct exchange *x, struct channel *channel)
         copy_block(&x->copier, x->stream, &op->block, array + op->src_offset,
                    x->arrays.dst[op->dst] + op->dst_offset, 0, op->block.nrows);
     }
-    channel->here.left = 0;
-    count_read(channel);
     return RSD_OK;
+}
+
+/* Copies from the arrays of the sender, if this rank can read them. */
+static rsd_status copy_direct(struct exchange *x, struct channel *channel)
+{
+    if (!x->on_device)
+        return copy_from_arena(x, channel);
+    TRY(exchange_device_open(x, channel));
+    channel->copying = true;
+    return exchange_device_copy_direct(x, channel);
+}
+
+/* Whether device memory that is offered can be read; if not, it is refused. The reducer reads packed terms. */
+static bool takes_offer(struct exchange *x, struct channel *channel)
+{
+    if (channel->direct != DIRECT_DEVICE ||
+        (x->on_device && !channel->message->reduce && exchange_device_open(x, channel) == RSD_OK))
+        return true;
+    refuse_device(channel);
+    return false;
 }
 
 static rsd_status next_ring_buffer(const struct channel *channel, char **data)
@@ -239,30 +337,66 @@ static rsd_status next_ring_buffer(const struct channel *channel, char **data)
                         (int)channel->host->rank);
 }
 
-static rsd_status read_ring(struct exchange *x, struct channel *channel, bool *moved)
+static rsd_status begin_reading(struct exchange *x, struct channel *channel)
 {
     char *data;
-    if (channel->here.left == 0 || channel->message->reduce || !has_chunk(channel))
-        return RSD_OK;
-    *moved = true;
     if (channel->direct)
         return copy_direct(x, channel);
     TRY(next_ring_buffer(channel, &data));
-    copy_chunk(x, channel, data, next_chunk(x, channel, &channel->here));
+    return copy_chunk(x, channel, data, next_chunk(x, channel, &channel->here));
+}
+
+static rsd_status read_ring(struct exchange *x, struct channel *channel, bool *moved)
+{
+    bool copied;
+    if (channel->message->reduce && !x->sums_on_device) /* the reducer takes them */
+        return RSD_OK;
+    if (!channel->copying) {
+        if (channel->here.left == 0 || !has_chunk(channel))
+            return RSD_OK;
+        *moved = true;
+        if (!takes_offer(x, channel))
+            return RSD_OK;
+        TRY(begin_reading(x, channel));
+    }
+    TRY(chunk_is_copied(x, channel, &copied));
+    if (!copied)
+        return RSD_OK;
+    if (channel->direct)
+        channel->here.left = 0;
     count_read(channel);
+    *moved = true;
     return RSD_OK;
+}
+
+bool channels_decide(struct exchange *x, int32_t stage, bool *together)
+{
+    *together =
+        stage > 0 || x->ncombined == 0 || x->program.nsums > 0; /* else terms of other hosts */
+    for (size_t i = 0; i < x->nchannels && *together; i++) {
+        struct channel *channel = &x->channels[i];
+        if (channel->sending || channel->message->stage != stage)
+            continue;
+        if (channel->host && !has_chunk(channel))
+            return false;
+        *together = channel->host && channel->direct;
+    }
+    for (size_t i = 0; i < x->nchannels && *together; i++) {
+        const struct channel *channel = &x->channels[i];
+        if (!channel->sending && channel->message->stage == stage)
+            *together = exchange_device_open(x, channel) == RSD_OK;
+    }
+    return true;
 }
 
 /* ---- all kinds ---- */
 
-rsd_status channel_push(struct exchange *x, struct channel *channel, bool *moved)
+rsd_status channel_progress(struct exchange *x, struct channel *channel, bool *moved)
 {
     if (!channel->host)
-        return channel->sending ? push_sends(x, channel, moved) : push_receives(x, channel, moved);
-    if (!channel->sending)
-        return read_ring(x, channel, moved);
-    write_ring(x, channel, moved);
-    return RSD_OK;
+        return channel->sending ? progress_send(x, channel, moved)
+                                : progress_receive(x, channel, moved);
+    return channel->sending ? write_ring(x, channel, moved) : read_ring(x, channel, moved);
 }
 
 rsd_status channel_peek(struct exchange *x, struct channel *channel, const struct array_box *box,
@@ -276,7 +410,7 @@ rsd_status channel_peek(struct exchange *x, struct channel *channel, const struc
         *data = buffer ? buffer->data : NULL;
         return RSD_OK;
     }
-    if (!has_chunk(channel))
+    if (!has_chunk(channel) || !takes_offer(x, channel))
         return RSD_OK;
     if (!channel->direct) {
         TRY(next_ring_buffer(channel, &shared));

@@ -1,11 +1,11 @@
 /* exchange.c - runs of an exec between ranks.
  *
- * A run votes whether all ranks are ready, then passes through the stages of its plans. In a stage all channels move
- * independently of each other, and so does the reducer: for each part of a combined box it collects all terms,
- * combines them in the order of the plan and stores the result.
+ * A run starts with a vote whether all ranks are ready. Then it executes the stages of its plans one after the other.
+ * In a stage, all channels and the reducer progress independently. For each chunk of a combined box, the reducer
+ * collects all terms, combines them in the order of the plan and stores the result.
  *
- * A rank never waits for one rank alone: it pushes all that could move. If nothing moves for the time-out, it gives up
- * and names the rank that is late.
+ * A rank that waits progresses everything that can move. If nothing moves for the time-out, the run fails and names
+ * the rank that is late.
  */
 #include "exchange.h"
 
@@ -13,7 +13,7 @@
 
 /* ---- reductions ---- */
 
-/* Finds the terms of the current part; *all is false if one has not arrived. */
+/* Finds the terms of the current chunk. *all is false if one has not arrived. */
 static rsd_status collect_terms(struct exchange *x, const struct combined_box *box, size_t n,
                                 bool *all)
 {
@@ -24,15 +24,19 @@ static rsd_status collect_terms(struct exchange *x, const struct combined_box *b
         if (term->channel) {
             TRY(channel_peek(x, term->channel, &term->box, r->at, n, &r->terms[i]));
             *all = r->terms[i] != NULL;
-        } else {
-            array_box_pack(x, &term->box, x->arrays.src[term->box.array], r->at, n, r->own);
-            r->terms[i] = r->own;
+            continue;
         }
+        if (x->on_device)
+            TRY(exchange_device_copy_box(x, &term->box, true, r->at, n, r->own));
+        else
+            array_box_pack(x, &term->box, x->arrays.src[term->box.array], r->at, n, r->own);
+        r->terms[i] = r->own;
     }
     return RSD_OK;
 }
 
-static void combine_terms(struct exchange *x, const struct combined_box *box, size_t nbytes)
+/* Combines the terms of a chunk in the order of the plan, and writes the result to its destination array. */
+static rsd_status combine_terms(struct exchange *x, const struct combined_box *box, size_t nbytes)
 {
     struct reducer *r = &x->reducer;
     int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(box->reduction.dtype),
@@ -45,14 +49,18 @@ static void combine_terms(struct exchange *x, const struct combined_box *box, si
             reduce_next(&box->reduction, &sums, some, r->terms[i] + offset, element_nbytes);
         reduce_store(&box->reduction, &sums, some, r->result + offset, element_nbytes);
     }
+    if (x->on_device)
+        return exchange_device_copy_box(x, &box->to, false, r->at, nbytes, r->result);
     array_box_unpack(x, &box->to, r->at, nbytes, r->result);
+    return RSD_OK;
 }
 
-static rsd_status push_reducer(struct exchange *x, bool *moved)
+/* Combines the next chunk, if all of its terms have arrived. */
+static rsd_status progress_reducer(struct exchange *x, bool *moved)
 {
     struct reducer *r = &x->reducer;
     bool all;
-    if (r->box == x->ncombined)
+    if (r->box == x->ncombined || x->sums_on_device)
         return RSD_OK;
     const struct combined_box *box = &x->combined[r->box];
     uint64_t rest = box->to.packed.nbytes - r->at, most = reduce_chunk_nbytes(x);
@@ -61,7 +69,7 @@ static rsd_status push_reducer(struct exchange *x, bool *moved)
     if (!all)
         return RSD_OK;
     *moved = true;
-    combine_terms(x, box, n);
+    TRY(combine_terms(x, box, n));
     for (size_t i = 0; i < box->nterms; i++)
         if (x->terms[box->first_term + i].channel)
             channel_advance(x, x->terms[box->first_term + i].channel, n);
@@ -76,8 +84,11 @@ static rsd_status push_reducer(struct exchange *x, bool *moved)
 /* ---- running ---- */
 
 /* Copies what stays on this rank, before it waits for anything. */
-static void copy_own(struct exchange *x, int32_t stage)
+static rsd_status copy_own_boxes(struct exchange *x, int32_t stage)
 {
+    x->decided = false;
+    if (x->on_device)
+        return RSD_OK; /* when it is decided how */
     for (size_t i = 0; i < x->program.ncopies; i++) {
         const struct copy_op *op = &x->program.copies[i];
         if (op->stage != stage || op->peer != x->rank)
@@ -86,49 +97,76 @@ static void copy_own(struct exchange *x, int32_t stage)
         copy_block(&x->copier, x->stream, &op->block, from + op->src_offset,
                    x->arrays.dst[op->dst] + op->dst_offset, 0, op->block.nrows);
     }
+    return RSD_OK;
 }
 
-static rsd_status push_stage(struct exchange *x, bool *moved, bool *done)
+/* On a device: one launch for all receives of the stage if possible, else each by itself. */
+static rsd_status decide_stage(struct exchange *x, bool *moved)
+{
+    bool together;
+    if (!channels_decide(x, x->stage, &together))
+        return RSD_OK;
+    x->decided = *moved = true;
+    if (!together)
+        return exchange_device_copy_own(x, x->stage);
+    x->sums_on_device = x->stage == 0;
+    return exchange_device_copy_all(x, x->stage);
+}
+
+/* Progresses all channels of the current stage, and the reducer. *done is set if the stage is complete. */
+static rsd_status progress_stage(struct exchange *x, bool *moved, bool *done)
 {
     *done = true;
+    if (x->on_device && !x->decided)
+        TRY(decide_stage(x, moved));
     for (size_t i = 0; i < x->nchannels; i++) {
         struct channel *channel = &x->channels[i];
         if (channel->message->stage != x->stage)
             continue;
-        TRY(channel_push(x, channel, moved));
+        if (x->on_device && !x->decided && !channel->sending) {
+            *done = false;
+            continue;
+        }
+        TRY(channel_progress(x, channel, moved));
         *done = *done && channel_is_finished(channel);
     }
     if (x->stage == 0)
-        TRY(push_reducer(x, moved));
-    *done = *done && (x->stage > 0 || x->reducer.box == x->ncombined);
-    return RSD_OK;
+        TRY(progress_reducer(x, moved));
+    *done = *done && (x->stage > 0 || x->sums_on_device || x->reducer.box == x->ncombined);
+    *done = *done && (x->decided || !x->on_device);
+    return *done && x->on_device ? exchange_device_stage_done(x, done) : RSD_OK;
 }
 
-/* Does what can be done now. */
-static rsd_status push_run(struct exchange *x, bool *moved, bool *done)
+/* Progresses the vote or the current stage, without waiting. Starts the next stage when one is complete. */
+static rsd_status progress_run(struct exchange *x, bool *moved, bool *done)
 {
     bool passed = false;
     *done = x->stage == x->nstages;
     if (*done)
         return RSD_OK;
-    if (x->stage < 0) {
+    if (x->stage == -2) {
+        TRY(exchange_device_ready(x, &passed));
+        if (passed)
+            peer_vote_start(x->peer, RSD_OK, &x->call);
+    } else if (x->stage < 0) {
         rsd_status status = peer_vote_poll(x->peer, moved, &passed);
         x->refused = status && passed;
         TRY(status);
     } else {
-        TRY(push_stage(x, moved, &passed));
+        TRY(progress_stage(x, moved, &passed));
     }
     if (!passed)
         return RSD_OK;
     *moved = true;
     if (++x->stage == x->nstages)
         *done = true;
-    else
-        copy_own(x, x->stage);
+    else if (x->stage >= 0)
+        return copy_own_boxes(x, x->stage);
     return RSD_OK;
 }
 
-/* Whether this rank waits for another in the current stage, and for which tensor. While it votes, any stage counts. */
+/* Returns whether this rank waits for another in the current stage, and writes the tensor to `what`. During the vote,
+ * all stages count. Of type peer_waits_for. */
 static bool waits_for_rank(void *context, int32_t rank, char *what, size_t n)
 {
     const struct exchange *x = context;
@@ -145,14 +183,14 @@ static bool waits_for_rank(void *context, int32_t rank, char *what, size_t n)
     return false;
 }
 
-/* What fails here is returned by exchange_wait. */
+/* Errors are kept for exchange_wait. */
 static void exchange_progress(rsd_exec *exec)
 {
     struct exchange *x = (struct exchange *)exec;
     bool moved = true, done = false;
     while (!x->early && moved && !done) {
         moved = false;
-        x->early = push_run(x, &moved, &done);
+        x->early = progress_run(x, &moved, &done);
         if (x->early)
             snprintf(x->error, sizeof x->error, "%s", rsd_error());
     }
@@ -167,10 +205,14 @@ static rsd_status exchange_start(rsd_exec *exec, const void *const *src, void *c
         channel_rewind(x, &x->channels[i]);
     x->reducer.box = 0;
     x->reducer.at = 0;
-    x->stage = -1;
+    x->sums_on_device = false;
     x->refused = false;
     host_data_publish(x);
-    peer_vote_start(x->peer, status, &x->call);
+    if (!status)
+        status = exchange_device_prepare(x);
+    x->stage = status || !x->on_device ? -1 : -2;
+    if (x->stage == -1)
+        peer_vote_start(x->peer, status, &x->call);
     x->early = RSD_OK;
     exchange_progress(exec);
     return RSD_OK;
@@ -183,10 +225,10 @@ static rsd_status exchange_wait(rsd_exec *exec)
     rsd_status status = x->early;
     if (status)
         error_set("%s", x->error);
-    peer_wait_start(x->peer); /* what the caller did before does not count as waiting */
+    peer_wait_start(x->peer); /* the time since exchange_start does not count as waiting */
     while (!status && !done) {
         bool moved = false;
-        status = push_run(x, &moved, &done);
+        status = progress_run(x, &moved, &done);
         if (moved)
             peer_moved(x->peer);
         else if (!status && !done)
@@ -198,6 +240,8 @@ static rsd_status exchange_wait(rsd_exec *exec)
             channel_cancel(x, &x->channels[i]);
         peer_break(x->peer);
     }
+    if (x->on_device && x->device)
+        exchange_device_end(x, status);
     return status;
 }
 
@@ -209,21 +253,23 @@ static rsd_status exchange_run(rsd_exec *exec, const void *const *src, void *con
 
 static const char *exchange_describe(const rsd_exec *exec)
 {
-    return ((const struct exchange *)exec)->note;
+    const struct exchange *x = (const struct exchange *)exec;
+    return x->on_device && x->device ? exchange_device_note(x) : x->note;
 }
 
 static void exchange_free(rsd_exec *exec)
 {
     struct exchange *x = (struct exchange *)exec;
+    exchange_device_drop(x);
     host_data_drop(x);
     compile_drop(x);
     for (int64_t i = 0; x->labels && i < x->nplans; i++)
         mem_free(x->labels[i]);
     mem_free(x->labels);
     mem_free(x->channels);
-    mem_free(x->reducer.own);
+    mem_free(x->reducer.own_memory);
     mem_free(x->reducer.terms);
-    if (!x->lost) /* else a message may still be read from there, or written */
+    if (!x->lost) /* else the transport may still use them */
         mem_free(x->buffers);
     if (x->owns_peer)
         peer_close(x->peer);

@@ -3,6 +3,8 @@
  *     exchange_compile.c   what this rank sends and receives: messages of packed boxes, and combined boxes
  *     host_data.c          arrays and ring buffers that the ranks of a host export to each other
  *     channel.c            one message under way: by a transport or through shared memory
+ *     exchange_device.c    the same for arrays on a CUDA device
+ *     device_share.c       device memory that the ranks of a host export to each other
  *     exchange_bind.c      binding
  *     exchange.c           running
  */
@@ -11,19 +13,19 @@
 
 #include "program.h"
 
-/* A piece in an array of this rank, or of one on its host. */
+/* A piece, and where it lies in an array of this rank or of another rank of its host. */
 struct array_box {
     int64_t array, offset; /* offset in bytes */
     int32_t plan;
     bool from_destination;
-    struct packed_box packed; /* its loops are those of the exchange from first_loop on */
+    struct packed_box packed; /* its loops are exchange.loops from first_loop on */
     size_t first_loop;
 };
 
 /* The pieces of one stage to or from one rank, packed one after the other. */
 struct message {
     int32_t peer, stage;
-    bool reduce; /* each piece by itself, since the receiver combines it with others */
+    bool reduce; /* pieces are terms, which the receiver combines: no chunk has two of them */
     size_t first_box, nboxes;
     uint64_t nbytes;
 };
@@ -36,53 +38,66 @@ struct combined_box {
 };
 struct combined_term {
     int32_t peer;
-    struct array_box box;    /* in an array of this rank or, when it is known, of one on its host */
-    struct channel *channel; /* NULL: of this rank */
+    struct array_box box;    /* in an array of this rank, or of one on its host if it is exported */
+    struct channel *channel; /* NULL: a term of this rank */
 };
 
-/* A place in a message. */
+/* A byte of a message. */
 struct position {
     size_t box;
     uint64_t at;   /* bytes of the box before it */
     uint64_t left; /* bytes of the message after it */
 };
 
-/* At most two chunks of a message are under way: one is filled while the other travels. */
+/* The chunks of a message that may be in progress: one is packed while the other is sent. */
 enum { NBUFFERS = 2 };
+
+/* How a receiver gets a message: packed, or out of the arrays of the sender. */
+enum direct_way { PACKED, DIRECT_ARENA, DIRECT_DEVICE };
 
 /* In shared memory: where the chunks of one message lie, and how many were written and read. The counters only
  * grow, so that nothing is reset between runs. */
 struct ring {
     _Alignas(64) _Atomic uint64_t written;
-    int32_t to, stage, reduce, direct;
-    uint64_t buffers; /* the offset of the first */
+    int32_t to, stage, reduce, direct; /* direct: enum direct_way */
+    uint64_t buffers;                  /* the offset of the first */
     _Alignas(64) _Atomic uint64_t read;
+    _Atomic uint64_t
+        refused; /* the counter of a chunk that offered device memory, which cannot be read */
 };
 
+/* A message while it is sent or received. */
 struct channel {
     const struct message *message;
     bool sending;
     struct position here;   /* packed or unpacked up to here */
     struct position posted; /* receives were started up to here */
-    uint64_t first, end;    /* chunks under way; chunk i is in buffer i modulo NBUFFERS */
+    uint64_t first, end;    /* chunks in progress; chunk i is in buffer i modulo NBUFFERS */
     struct chunk_buffer {
         char *data;
         size_t nbytes;
         struct peer_request request;
     } buffers[NBUFFERS];
-    uint64_t chunk;         /* bytes of a buffer */
-    struct host_rank *host; /* NULL: by messages */
+    uint64_t chunk; /* bytes of a buffer */
+    struct host_rank
+        *host; /* the other rank, if memory is shared with it; NULL: over the transport */
     struct ring *ring;
     uint64_t before; /* chunks that the ring had counted before this run */
-    bool opened, direct;
+    bool opened;
+    enum direct_way direct;
+    bool offered;     /* device memory was offered: the receiver reads it, or refuses */
+    bool was_refused; /* in an earlier run: it is not offered again */
+    bool copying;     /* by a kernel, until mark */
+    uint64_t mark;
     size_t first_direct, ndirect; /* copies of the program */
 };
 
-/* The combined box that is computed now. */
+/* The combined box that is being computed. */
 struct reducer {
     size_t box;
     uint64_t at;        /* bytes of it that are done */
     char *own, *result; /* one chunk each */
+    char *own_memory;   /* of both; NULL: pinned memory of the device */
     const char **terms;
 };
 
@@ -90,11 +105,12 @@ struct exchange {
     rsd_exec exec;
     struct peer *peer;
     bool owns_peer;
-    rsd_transport transport; /* to be released; {0}: it has another owner */
+    rsd_transport transport; /* released with the exec; {0}: the caller of exchange_bind owns it */
     int32_t rank, nranks;
-    struct peer_call call; /* what its runs vote on */
-    uint64_t chunk;        /* bytes of one message at most, the same on all ranks */
-    bool by_columns;       /* boxes are packed by columns: so are the arrays of all ranks */
+    struct peer_call call; /* that the ranks compare at the start of a run */
+    uint64_t chunk;        /* most bytes of one send, the same on all ranks */
+    bool
+        by_columns; /* boxes are packed in column-major order, because the arrays of all ranks are */
     int32_t nstages;
     int64_t nplans;
     char **labels; /* of the plans, for errors */
@@ -117,10 +133,15 @@ struct exchange {
     struct channel *channels;
     size_t nchannels;
     char *buffers; /* of all channels */
+    size_t buffers_nbytes;
+    struct exchange_device *device; /* NULL: no run was done by a GPU yet */
+    bool on_device;                 /* the current run */
+    bool decided;                   /* how the receives of the current stage on a device are done */
+    bool sums_on_device;            /* the reductions of this run */
     struct reducer reducer;
-    int32_t stage;    /* -1: voting */
+    int32_t stage;    /* -2: the device is busy with work queued before; -1: voting */
     bool refused;     /* the vote failed, on all ranks */
-    rsd_status early; /* a failure before rsd_exec_wait, which returns it */
+    rsd_status early; /* a failure that rsd_exec_wait returns, with `error` */
     char error[240];
     bool lost; /* the transport may still use the buffers */
     char note[240];
@@ -130,31 +151,31 @@ struct exchange {
 
 extern const struct backend exchange_backend;
 
-/* What the next runs vote on, instead of the plans. */
+/* Sets the call that ranks compare at the start of the next runs, instead of the plans. */
 void exchange_set_call(struct exchange *x, const struct peer_call *call);
 
 /* ---- exchange_bind.c ---- */
 
-/* Collective. Binds over a peer that has another owner. A status other than RSD_OK makes it fail on all ranks. */
+/* Collective. Binds plans over a peer of the caller. A status other than RSD_OK makes it fail on all ranks. */
 rsd_status exchange_bind(struct peer *peer, rsd_status status, int64_t nplans,
                          const rsd_plan *const *plans, const rsd_bind_options *bind,
                          const rsd_exchange_options *options, struct exchange **exchange);
 
 /* ---- exchange_compile.c ---- */
 
-/* Whether the arrays of this rank are best packed by columns. */
+/* Returns whether the arrays of this rank are column-major, so that boxes are best packed by columns. */
 bool compile_prefers_columns(int64_t nplans, const rsd_plan *const *plans,
                              const rsd_bind_options *bind, int32_t rank);
 
-/* Finds what this rank sends and receives in all plans. */
+/* Fills in boxes, messages, combined boxes and own copies of this rank for all plans. */
 rsd_status compile_plans(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
                          const rsd_bind_options *bind);
 void compile_drop(struct exchange *x);
 
-/* Adds what can be copied directly from arrays of ranks on this host, once their strides are known. */
+/* Adds the copies directly from arrays of other ranks of this host. Requires host_data_open. */
 rsd_status compile_host_copies(struct exchange *x, int64_t nplans, const rsd_plan *const *plans);
 
-/* Bytes [at, at + n) of a packed box: out of the array at base, or into its destination array. */
+/* Copy bytes [at, at + n) of the packed form of a box: from the array at base, or to its destination array. */
 void array_box_pack(const struct exchange *x, const struct array_box *box, const char *base,
                     uint64_t at, size_t n, char *out);
 void array_box_unpack(const struct exchange *x, const struct array_box *box, uint64_t at, size_t n,
@@ -162,16 +183,24 @@ void array_box_unpack(const struct exchange *x, const struct array_box *box, uin
 
 /* ---- host_data.c ---- */
 
+/* Where a rank lists its arrays on a device (device_share.c). */
+struct device_table_name {
+    struct shared_segment_name segment;
+    _Atomic uint64_t version; /* 0: nothing was exported yet */
+};
+
 /* What another rank of the host exports. It is checked before it is used. */
 struct host_rank {
     int32_t rank;
+    const struct device_table_name *exported;
     struct shared_segment segment, arena;
-    const int64_t *strides;   /* of its arrays, as this rank lists its own; a copy */
-    _Atomic int64_t *offsets; /* of its arrays of this run in its arena; -1: not there */
+    const int64_t
+        *strides; /* a copy of the strides of its arrays, in the order of exchange.strides */
+    _Atomic int64_t *offsets; /* of its arrays of this run in its arena; -1: not in the arena */
     struct ring *rings;
     uint64_t nstrides, noffsets, nrings;
-    struct run_arrays arrays; /* how far they reach */
-    /* while plans are compiled: of the current plan */
+    struct run_arrays arrays; /* their extents in bytes */
+    /* only while plans are compiled: of the current plan */
     size_t next_stride;
     int64_t src_base, dst_base;
 };
@@ -179,37 +208,75 @@ struct host_rank {
 struct host_data {
     struct shared_segment segment; /* of this rank */
     _Atomic int64_t *offsets;
+    struct device_table_name *exported;
     struct ring *rings; /* one for each of its sends */
     const struct shared_segment *arena;
-    struct host_rank *ranks; /* by their index in the peer; that of this rank is empty */
+    struct host_rank *ranks; /* by their index in the peer; the entry of this rank is empty */
     int32_t n;
 };
 
-/* Makes and exports the segment of this rank. Requires ranks that share memory. */
+/* Creates the segment of this rank. Requires that this rank shares memory with others. host_data_export returns its
+ * name, and that of the arena. */
 rsd_status host_data_make(struct exchange *x, const rsd_arena *arena);
 struct host_data_names {
     struct shared_segment_name segment, arena;
 };
 struct host_data_names host_data_export(const struct exchange *x);
-/* Opens and checks what a rank exports. */
+/* Opens and checks the segment and the arena of another rank. */
 rsd_status host_data_open(struct exchange *x, int32_t index, const struct host_data_names *names,
                           int64_t nplans, const rsd_plan *const *plans);
 void host_data_drop(struct exchange *x);
 
-/* NULL: the rank exports nothing to this one. */
+/* Return NULL if the rank exports nothing, or no ring for this message. */
 struct host_rank *host_data_rank(const struct exchange *x, int32_t rank);
 struct ring *host_data_ring(const struct exchange *x, const struct host_rank *host,
                             const struct message *message);
-/* The buffer of a chunk; NULL if it lies outside of the segment. */
+/* Returns the buffer of a chunk, or NULL if it lies outside of the segment. */
 char *ring_buffer(const struct shared_segment *segment, const struct ring *ring, uint64_t chunk,
                   uint64_t nbytes);
 
-/* At the start of a run: where the arrays of this rank are. */
+/* Exports the positions of the arrays of this rank, at the start of a run. */
 void host_data_publish(struct exchange *x);
-/* Whether all that a message sends lies in the arena. */
+/* Returns whether all arrays of a message lie in the arena of this rank. */
 bool host_data_is_direct(const struct exchange *x, const struct message *message);
+/* Whether an array lies in its arena, as its owner says; destinations come after sources. */
+bool host_rank_has(const struct host_rank *host, int64_t number);
 /* The array of a rank, or NULL with EPEER set. */
 const char *host_rank_array(const struct host_rank *host, int64_t array, bool from_destination);
+
+/* ---- exchange_device.c ---- */
+
+/* At the start of a run: sets on_device if kernels must do the run of this rank, and exports its arrays. */
+rsd_status exchange_device_prepare(struct exchange *x);
+/* Whether the work that was queued before the run is done. */
+rsd_status exchange_device_ready(struct exchange *x, bool *ready);
+/* After a run. */
+void exchange_device_end(struct exchange *x, rsd_status status);
+const char *exchange_device_note(const struct exchange *x);
+void exchange_device_drop(struct exchange *x);
+
+/* Queues the copies of a stage: those that stay on this rank, or all of them with the sums. The latter requires
+ * that all receives of the stage are direct and open. Then whether they are done. */
+rsd_status exchange_device_copy_own(struct exchange *x, int32_t stage);
+rsd_status exchange_device_copy_all(struct exchange *x, int32_t stage);
+rsd_status exchange_device_stage_done(struct exchange *x, bool *done);
+
+/* Packs boxes or unpacks them: begin, add, queue, and test the mark. */
+void exchange_device_begin_boxes(struct exchange *x);
+rsd_status exchange_device_add_box(struct exchange *x, const struct array_box *box, bool sending,
+                                   uint64_t at, size_t n, const char *packed);
+rsd_status exchange_device_queue_boxes(struct exchange *x, uint64_t *mark);
+rsd_status exchange_device_test(struct exchange *x, uint64_t mark, bool *done);
+/* The same for one box, and waits. */
+rsd_status exchange_device_copy_box(struct exchange *x, const struct array_box *box, bool sending,
+                                    uint64_t at, size_t n, const char *packed);
+
+/* Whether all that a message sends is exported. */
+bool exchange_device_exports(const struct exchange *x, const struct message *message);
+void exchange_device_count_packed(struct exchange *x);
+/* Makes the arrays of a sender usable by kernels of this rank; then queues the copies from them. */
+rsd_status exchange_device_open(struct exchange *x, const struct channel *channel);
+rsd_status exchange_device_copy_direct(struct exchange *x, struct channel *channel);
 
 /* ---- channel.c ---- */
 
@@ -217,11 +284,14 @@ uint64_t reduce_chunk_nbytes(const struct exchange *x);
 uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *message, bool shared);
 void channel_rewind(const struct exchange *x, struct channel *channel);
 bool channel_is_finished(const struct channel *channel);
+/* Decides whether the receives of a stage are done by one launch: all are direct, and this rank can read what the
+ * senders export. Returns false until every sender has announced how it sends. */
+bool channels_decide(struct exchange *x, int32_t stage, bool *together);
 /* Does what can be done without waiting. */
-rsd_status channel_push(struct exchange *x, struct channel *channel, bool *moved);
+rsd_status channel_progress(struct exchange *x, struct channel *channel, bool *moved);
 void channel_cancel(struct exchange *x, struct channel *channel);
 
-/* Of a reduction: the next n bytes of a term, or NULL if they have not arrived; and moves on past them. */
+/* For reductions: returns the next n bytes of a term, or NULL if they have not arrived. channel_advance skips them. */
 rsd_status channel_peek(struct exchange *x, struct channel *channel, const struct array_box *box,
                         uint64_t at, size_t n, const char **data);
 void channel_advance(struct exchange *x, struct channel *channel, size_t n);

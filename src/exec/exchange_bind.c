@@ -1,9 +1,9 @@
-/* exchange_bind.c - binding an exec between ranks.
+/* exchange_bind.c - binds plans to an exec between ranks, in these steps:
  *
- *     each rank compiles its part of the plans
- *     all ranks compare their plans, and agree on how boxes are packed and on the size of messages
- *     ranks of one host export arrays and ring buffers to each other; where that fails, messages are used
- *     each rank makes its channels
+ *     1. Each rank compiles its part of the plans.
+ *     2. All ranks compare their plans, and agree on the order of packed boxes and on the size of messages.
+ *     3. Ranks of one host export arrays and ring buffers to each other. If that fails, the transport is used.
+ *     4. Each rank creates its channels.
  */
 #include "exchange.h"
 
@@ -26,7 +26,7 @@ static int compare_copies(const void *a, const void *b)
     return (x->first_loop > y->first_loop) - (x->first_loop < y->first_loop);
 }
 
-/* The copies of a channel are one after the other. */
+/* Finds the copies of a channel in the program, where they are consecutive. */
 static void find_direct(struct exchange *x, struct channel *channel)
 {
     const struct copy_op *copies = x->program.copies;
@@ -38,6 +38,7 @@ static void find_direct(struct exchange *x, struct channel *channel)
     }
 }
 
+/* Adds a channel for a message that is not empty, through shared memory if its peer exports any. */
 static rsd_status add_channel(struct exchange *x, const struct message *message, bool sending)
 {
     if (message->nbytes == 0)
@@ -62,13 +63,14 @@ static rsd_status add_channel(struct exchange *x, const struct message *message,
     return RSD_OK;
 }
 
-/* Two for messages; one to pack into for a reduction of an array in another arena. */
+/* Over the transport two; to pack a term from another rank's arena one. */
 static size_t nbuffers_of(const struct channel *channel)
 {
     bool reduces = !channel->sending && channel->message->reduce;
     return !channel->host ? NBUFFERS : reduces ? 1 : 0;
 }
 
+/* Allocates the buffers of all channels in one block. */
 static rsd_status add_buffers(struct exchange *x)
 {
     size_t nbytes = 0;
@@ -76,6 +78,7 @@ static rsd_status add_buffers(struct exchange *x)
         nbytes += nbuffers_of(&x->channels[i]) * x->channels[i].chunk;
     mem_free(x->buffers);
     x->buffers = mem_new(nbytes, 1);
+    x->buffers_nbytes = nbytes;
     if (!x->buffers)
         return RSD_ENOMEM;
     char *next = x->buffers;
@@ -85,6 +88,7 @@ static rsd_status add_buffers(struct exchange *x)
     return RSD_OK;
 }
 
+/* Connects terms to their channels, and allocates the buffers of the reducer. */
 static rsd_status add_reducer(struct exchange *x)
 {
     size_t most = 0, chunk = x->ncombined ? (size_t)reduce_chunk_nbytes(x) : 0;
@@ -99,9 +103,9 @@ static rsd_status add_reducer(struct exchange *x)
     mem_free(channel_of);
     for (size_t i = 0; i < x->ncombined; i++)
         most = x->combined[i].nterms > most ? x->combined[i].nterms : most;
-    mem_free(x->reducer.own);
+    mem_free(x->reducer.own_memory);
     mem_free(x->reducer.terms);
-    x->reducer.own = mem_new(2 * chunk, 1);
+    x->reducer.own = x->reducer.own_memory = mem_new(2 * chunk, 1);
     x->reducer.terms = mem_new(most, sizeof *x->reducer.terms);
     if (!x->reducer.own || !x->reducer.terms)
         return RSD_ENOMEM;
@@ -109,6 +113,7 @@ static rsd_status add_reducer(struct exchange *x)
     return RSD_OK;
 }
 
+/* Creates all channels, or creates them again without shared memory. */
 static rsd_status make_channels(struct exchange *x)
 {
     int64_t nbytes = 0;
@@ -138,6 +143,7 @@ static rsd_status make_channels(struct exchange *x)
 
 /* ---- shared memory ---- */
 
+/* The names of a rank's shared memory, and whether it could be exported and imported. */
 struct data_offer {
     struct host_data_names names;
     int32_t status;
@@ -169,7 +175,7 @@ static rsd_status import_data(struct exchange *x, const struct data_offer *offer
     return make_channels(x);
 }
 
-/* Whether a rank that shares memory with this one failed, or this one: then no data goes through shared memory. */
+/* Returns whether this rank, or one that shares memory with it, failed. Then they use the transport. */
 static bool any_offer_failed(struct exchange *x, const struct data_offer *offers)
 {
     int32_t n = peer_host_nranks(x->peer);
@@ -184,7 +190,8 @@ static bool any_offer_failed(struct exchange *x, const struct data_offer *offers
     return false;
 }
 
-/* Collective. Exports data on every host, and makes channels. *made: on all ranks; *own_made: on this rank. */
+/* Collective. Exports data on every host, and creates channels. Sets *own_made if this rank has its channels, and
+ * *made if all ranks have theirs. */
 static rsd_status share_data(struct peer *peer, rsd_status status, struct exchange *x,
                              int64_t nplans, const rsd_plan *const *plans, const rsd_arena *arena,
                              struct data_offer *offers, bool *made, bool *own_made)
@@ -209,7 +216,7 @@ static rsd_status share_data(struct peer *peer, rsd_status status, struct exchan
     return RSD_OK;
 }
 
-/* Collective. With a status, x may be NULL. */
+/* Collective. Creates the channels. If status is not RSD_OK, x may be NULL, and all ranks return that status. */
 static rsd_status connect_ranks(struct peer *peer, rsd_status status, struct exchange *x,
                                 int64_t nplans, const rsd_plan *const *plans,
                                 const rsd_arena *arena)
@@ -236,9 +243,9 @@ static rsd_status connect_ranks(struct peer *peer, rsd_status status, struct exc
     return made ? status : peer_vote(peer, status, &call);
 }
 
-/* ---- comparing plans ---- */
+/* ---- plans of all ranks ---- */
 
-/* What each rank tells the others. */
+/* The facts that each rank sends to all others. */
 struct bind_facts {
     struct hash plans;
     int64_t nplans, node, by_columns, chunk;
@@ -256,7 +263,7 @@ static struct hash hash_plans(int64_t count, const rsd_plan *const *plans)
     return hash;
 }
 
-/* A plan, for comparing. */
+/* A plan as text, for the error that names a difference. */
 struct plan_text {
     struct hash hash;
     char text[TEXT_NCHARS];
@@ -274,7 +281,7 @@ static struct plan_text describe_plan(const rsd_plan *plan)
     return own;
 }
 
-/* Collective. Finds the first plan that is not the same on all ranks, one plan after the other. */
+/* Collective. Returns EMISMATCH for the first plan that differs between ranks. */
 static rsd_status find_different_plan(struct peer *peer, const rsd_plan *const *plans,
                                       int64_t nplans, struct plan_text *all)
 {
@@ -293,6 +300,7 @@ static rsd_status find_different_plan(struct peer *peer, const rsd_plan *const *
     return RSD_OK;
 }
 
+/* Collective if plans differ. Returns EMISMATCH if the plans of the ranks differ. */
 static rsd_status compare_facts(struct peer *peer, const rsd_plan *const *plans,
                                 const struct bind_facts *all)
 {
@@ -312,8 +320,9 @@ static rsd_status compare_facts(struct peer *peer, const rsd_plan *const *plans,
     return status;
 }
 
-/* ---- binding ---- */
+/* ---- the exec ---- */
 
+/* Sets the text by which errors name each plan. */
 static rsd_status label_plans(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
                               const char *const *names)
 {
@@ -337,6 +346,7 @@ static rsd_status label_plans(struct exchange *x, int64_t nplans, const rsd_plan
     return RSD_OK;
 }
 
+/* Creates an exec without channels: compiles what this rank sends and receives. */
 static rsd_status compile_exchange(struct peer *peer, int64_t nplans, const rsd_plan *const *plans,
                                    const rsd_bind_options *bind,
                                    const rsd_exchange_options *options, bool by_columns,
@@ -363,7 +373,7 @@ static rsd_status compile_exchange(struct peer *peer, int64_t nplans, const rsd_
     return status;
 }
 
-/* The bytes of each buffer of a rank, by its budget. */
+/* Returns the bytes of each buffer if all buffers of this rank have `budget` bytes together. */
 static int64_t chunk_of_budget(const struct exchange *x, int64_t budget)
 {
     int64_t n = NBUFFERS * (int64_t)(x->nsends + x->nreceives) + 2;
@@ -371,7 +381,7 @@ static int64_t chunk_of_budget(const struct exchange *x, int64_t budget)
                      MAX_CHUNK_NBYTES);
 }
 
-/* Collective. Compares the plans, and finds what all ranks agree on. */
+/* Collective. Compares the plans, and computes the facts that hold on all ranks. */
 static rsd_status agree_on_facts(struct peer *peer, rsd_status status, const struct exchange *x,
                                  const rsd_plan *const *plans, const rsd_exchange_options *options,
                                  struct bind_facts *agreed, int64_t *host_of)
@@ -440,7 +450,8 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
     rsd_transport transport;
     rsd_exchange_options options;
     struct peer *peer;
-    TRY(peer_check_transport(given, &transport)); /* else there is no rank to tell */
+    TRY(peer_check_transport(given,
+                             &transport)); /* without a transport, no other rank can be notified */
     rsd_status status =
         options_copy("rsd_exchange_options", given_options, &options, sizeof options);
     if (!status && nplans < 0)
@@ -448,7 +459,7 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
     TRY(peer_open(&transport, status ? 0 : options.timeout, TAG_DATA, &peer));
     struct exchange *x = NULL;
     status = exchange_bind(peer, status, nplans, plans, bind, &options, &x);
-    if (status || !x) { /* the transport stays with the caller */
+    if (status || !x) { /* the caller keeps the transport */
         peer_close(peer);
         return status;
     }

@@ -1,14 +1,14 @@
-/* exchange_compile.c - what one rank sends and receives, compiled for its own arrays.
+/* exchange_compile.c - compiles what one rank sends and receives, for its own arrays.
  *
- * A message between two ranks is their pieces of one stage, packed one after the other, each row by row in the order
- * of its box. Both sides walk the plan in the same order, so nothing but bytes is sent.
+ * A message has all pieces that one rank sends to another in one stage, packed one after the other, each row by row.
+ * Both ranks walk the plan in the same order, so a message needs no header.
  */
 #include "exchange.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* One plan while it is compiled. */
+/* The plan that is being compiled. */
 struct rank_compiler {
     struct exchange *x;
     const rsd_plan *plan;
@@ -21,7 +21,7 @@ struct rank_compiler {
 
 /* ---- packed boxes ---- */
 
-/* Keeps the loops of a box in the list of the exchange. The list may still move, so the box has a number. */
+/* Appends the loops of a box to the list of the exchange. The list may be reallocated, so the box has an index. */
 static rsd_status fill_loops(struct exchange *x, struct array_box *box, int32_t ndim,
                              const int64_t *len, const int64_t *strides, size_t element_nbytes)
 {
@@ -35,6 +35,7 @@ static rsd_status fill_loops(struct exchange *x, struct array_box *box, int32_t 
     return RSD_OK;
 }
 
+/* Sets where a piece lies in the array of this rank, as sender or receiver. */
 static rsd_status fill_box(struct rank_compiler *c, const rsd_piece *piece, bool sending,
                            struct array_box *box)
 {
@@ -71,7 +72,7 @@ void array_box_unpack(const struct exchange *x, const struct array_box *box, uin
 
 /* ---- pieces ---- */
 
-/* A piece before it is sorted into messages. */
+/* A piece before pieces are sorted into messages. */
 struct piece_box {
     struct array_box box;
     int32_t peer, stage;
@@ -96,6 +97,7 @@ static int compare_outgoing(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
+/* Sorts pieces by stage and peer, and groups them into messages. */
 static rsd_status make_messages(struct exchange *x, struct piece_list *pieces,
                                 struct message **messages, size_t *nmessages, size_t *capacity)
 {
@@ -121,6 +123,7 @@ static rsd_status make_messages(struct exchange *x, struct piece_list *pieces,
     return RSD_OK;
 }
 
+/* Adds a piece to the list of pieces to send or receive. */
 static rsd_status append_piece(struct piece_list *pieces, const struct array_box *box, int32_t peer,
                                const rsd_piece *piece)
 {
@@ -134,7 +137,7 @@ static rsd_status append_piece(struct piece_list *pieces, const struct array_box
     return RSD_OK;
 }
 
-/* The walk gives the terms of one box one after the other. */
+/* Adds a term. The walk returns the terms of one box consecutively. */
 static rsd_status add_combined_term(struct rank_compiler *c, const rsd_piece *piece)
 {
     struct exchange *x = c->x;
@@ -172,6 +175,7 @@ static rsd_status add_own_copy(struct rank_compiler *c, const rsd_piece *piece)
         to + c->dst_base);
 }
 
+/* Adds a piece to the messages, the own copies or the terms of a combined box. */
 static rsd_status compile_piece(struct rank_compiler *c, const rsd_piece *piece, rsd_side side,
                                 struct piece_list *pieces)
 {
@@ -190,6 +194,7 @@ static rsd_status compile_piece(struct rank_compiler *c, const rsd_piece *piece,
     return append_piece(pieces, &box, side == RSD_SENDS ? piece->to : piece->from, piece);
 }
 
+/* Adds all pieces that this rank sends or receives in a plan. */
 static rsd_status compile_side(struct rank_compiler *c, rsd_side side, struct piece_list *pieces)
 {
     rsd_cursor *cursor;
@@ -219,6 +224,7 @@ static rsd_status add_own_strides(struct exchange *x, const rsd_layout *layout, 
     return RSD_OK;
 }
 
+/* Adds a plan and its arrays to the exchange. */
 static rsd_status compile_plan(struct exchange *x, int32_t number, const rsd_plan *plan,
                                const rsd_bind_options *bind, struct piece_list *sends,
                                struct piece_list *receives)
@@ -246,8 +252,8 @@ static rsd_status compile_plan(struct exchange *x, int32_t number, const rsd_pla
     return run_arrays_add_dst(&x->arrays, plan->dst, c.first_dst, c.ndst, c.dst_strides);
 }
 
-/* Whether the first dim of all arrays of this rank is the fastest. */
-static bool lie_by_columns(const rsd_layout *layout, int32_t rank, const int64_t *strides)
+/* Returns whether the first dim of all arrays of this rank has the smallest stride. */
+static bool are_column_major(const rsd_layout *layout, int32_t rank, const int64_t *strides)
 {
     int64_t first, n;
     int32_t ndim = layout->ndim;
@@ -269,10 +275,10 @@ bool compile_prefers_columns(int64_t nplans, const rsd_plan *const *plans,
         rsd_bind_options how;
         if (!bind || options_copy("rsd_bind_options", given, &how, sizeof how))
             return false;
-        if (how.src_strides ? !lie_by_columns(plans[i]->src, rank, how.src_strides)
+        if (how.src_strides ? !are_column_major(plans[i]->src, rank, how.src_strides)
                             : !how.src_column_major)
             return false;
-        if (how.dst_strides ? !lie_by_columns(plans[i]->dst, rank, how.dst_strides)
+        if (how.dst_strides ? !are_column_major(plans[i]->dst, rank, how.dst_strides)
                             : !how.dst_column_major)
             return false;
     }
@@ -296,7 +302,8 @@ static void mark_messages(struct exchange *x, const struct message *messages, si
             mark_box(x, &x->boxes[messages[i].first_box + k], sending);
 }
 
-static void mark_all(struct exchange *x)
+/* Marks the arrays that a run reads or writes. */
+static void mark_used_arrays(struct exchange *x)
 {
     mark_messages(x, x->sends, x->nsends, true);
     mark_messages(x, x->receives, x->nreceives, false);
@@ -341,7 +348,7 @@ rsd_status compile_plans(struct exchange *x, int64_t nplans, const rsd_plan *con
     if (!status)
         status = run_arrays_finish(&x->arrays);
     if (!status)
-        mark_all(x);
+        mark_used_arrays(x);
     return status;
 }
 
@@ -360,7 +367,7 @@ void compile_drop(struct exchange *x)
 
 /* ---- copies from arrays of ranks on this host ---- */
 
-/* The strides of the array that has a piece, and its number, as its rank numbers its arrays. */
+/* Returns the strides of the array of another rank that contains a piece, and its number on that rank. */
 static const int64_t *host_strides(const struct rank_compiler *c, const struct host_rank *host,
                                    const rsd_piece *piece, int64_t *array)
 {
@@ -373,6 +380,7 @@ static const int64_t *host_strides(const struct rank_compiler *c, const struct h
     return strides + (own + (piece->from_destination ? nsrc : 0)) * c->plan->src->ndim;
 }
 
+/* Adds a copy directly from an array of another rank of this host, or sets where a term lies there. */
 static rsd_status compile_host_piece(struct rank_compiler *c, const struct host_rank *host,
                                      const rsd_piece *piece, struct combined_term *term)
 {
@@ -392,24 +400,53 @@ static rsd_status compile_host_piece(struct rank_compiler *c, const struct host_
     return fill_loops(x, &term->box, ndim, piece->box.len, there, element_nbytes);
 }
 
+/* Whether every term of a reduction lies in an array of this rank, or of one on its host. */
+static bool terms_are_local(const struct exchange *x)
+{
+    for (size_t i = 0; i < x->nterms; i++)
+        if (x->terms[i].peer != x->rank && !host_data_rank(x, x->terms[i].peer))
+            return false;
+    return true;
+}
+
+/* Adds a term to the sums that a device computes. */
+static rsd_status add_host_term(struct rank_compiler *c, const struct host_rank *host,
+                                const rsd_piece *piece, int64_t *missing)
+{
+    int32_t ndim = c->plan->src->ndim;
+    int64_t array = piece->from_array - c->first_src, to = piece->to_array - c->first_dst;
+    const int64_t *from_strides = c->src_strides + array * ndim;
+    array += c->src_base;
+    if (host)
+        from_strides = host_strides(c, host, piece, &array);
+    return program_add_term(&c->x->program, c->plan, piece, from_strides,
+                            c->dst_strides + to * ndim, array, to + c->dst_base, missing);
+}
+
 static rsd_status compile_host_plan(struct rank_compiler *c, size_t *next_term)
 {
     struct exchange *x = c->x;
     rsd_cursor *cursor;
     const rsd_piece *piece;
+    bool sums = terms_are_local(x);
+    int64_t missing = 0;
     TRY(rsd_plan_walk(c->plan, c->rank, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
         struct combined_term *term = piece->reduce ? &x->terms[(*next_term)++] : NULL;
         const struct host_rank *host = host_data_rank(x, piece->from);
-        if (host && (status = compile_host_piece(c, host, piece, term)))
+        if (host)
+            status = compile_host_piece(c, host, piece, term);
+        if (!status && term && sums)
+            status = add_host_term(c, host, piece, &missing);
+        if (status)
             break;
     }
     rsd_cursor_free(cursor);
     return status;
 }
 
-/* Every rank lists its strides in the same order. */
+/* Advances to the next plan in the strides that a rank exported: every rank lists them plan by plan. */
 static void skip_host_plan(struct exchange *x, const rsd_plan *plan)
 {
     for (int32_t i = 0; i < x->host->n; i++) {

@@ -1,5 +1,6 @@
-/* exec.c - running a bound plan, whatever its backend. */
+/* exec.c - the public calls on an exec, which call its backend. */
 #include "exec.h"
+#include "reshard_cuda.h"
 
 static rsd_status check_idle(const rsd_exec *exec, const char *call)
 {
@@ -48,6 +49,14 @@ void rsd_exec_free(rsd_exec *exec)
     if (exec->started)
         exec->backend->wait(exec);
     exec->backend->free(exec);
+}
+
+rsd_status rsd_exec_set_stream(rsd_exec *exec, void *stream)
+{
+    TRY(check_idle(exec, "rsd_exec_set_stream"));
+    exec->has_stream = true;
+    exec->stream = stream;
+    return RSD_OK;
 }
 
 const char *rsd_exec_describe(const rsd_exec *exec)

@@ -6,7 +6,7 @@
 #include "peer.h"
 #include "plan.h"
 
-/* What moves the bytes: threads of one process (threads.c), or ranks over a transport (exchange.c). */
+/* The functions that run an exec: by threads of one process (threads.c), or between ranks (exchange.c). */
 struct backend {
     rsd_status (*start)(rsd_exec *exec, const void *const *src, void *const *dst);
     rsd_status (*wait)(rsd_exec *exec);
@@ -20,6 +20,8 @@ struct backend {
 struct rsd_exec {
     const struct backend *backend;
     bool started;
+    bool has_stream;
+    void *stream; /* of CUDA, in which runs are ordered; NULL: the default stream */
 };
 
 #endif

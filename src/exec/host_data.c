@@ -1,11 +1,12 @@
 /* host_data.c - arrays and ring buffers that the ranks of a host export to each other.
  *
- * Every rank has a segment that the others of its host can read, and in which they write only how much they have read:
+ * Every rank has a segment of shared memory. The other ranks of its host read it, and write only the number of chunks
+ * that they have read:
  *
  *     | header | strides of its arrays | offsets of its arrays in its arena | rings | ring buffers ... |
  *
- * What another rank exports is checked before it is used: a wrong stride or offset may cost a run, never a read outside
- * of its arena.
+ * Everything that another rank exports is checked before it is used. A wrong stride or offset can make a run fail, but
+ * never reads outside of that rank's arena.
  */
 #include "exchange.h"
 
@@ -14,6 +15,7 @@
 struct host_header {
     uint64_t nstrides, noffsets, nrings;
     uint64_t strides, offsets, rings; /* offsets in the segment */
+    struct device_table_name exported;
 };
 
 static uint64_t align_up(uint64_t offset)
@@ -28,7 +30,7 @@ static uint64_t ring_nbytes(const struct exchange *x, const struct message *mess
     return align_up(channel_chunk_nbytes(x, message, true)) * NBUFFERS;
 }
 
-/* Returns where the ring buffers begin. */
+/* Sets the offsets in the header. Returns the offset of the first ring buffer. */
 static uint64_t lay_out_header(const struct exchange *x, struct host_header *header)
 {
     header->nstrides = x->nstrides;
@@ -40,10 +42,12 @@ static uint64_t lay_out_header(const struct exchange *x, struct host_header *hea
     return align_up(header->rings + header->nrings * sizeof(struct ring));
 }
 
+/* Writes the header, the strides and the rings of this rank into its segment. */
 static void fill_segment(struct exchange *x, const struct host_header *header, uint64_t buffers)
 {
     char *data = shared_segment_data(&x->host->segment);
-    *(struct host_header *)(void *)data = *header;
+    memcpy(data, header, sizeof *header);
+    x->host->exported = &((struct host_header *)(void *)data)->exported;
     x->host->offsets = (void *)(data + header->offsets);
     x->host->rings = (void *)(data + header->rings);
     if (x->nstrides)
@@ -108,7 +112,7 @@ void host_data_drop(struct exchange *x)
     x->host = NULL;
 }
 
-/* ---- those of other ranks ---- */
+/* ---- the segments of other ranks ---- */
 
 static bool fits_segment(const struct shared_segment *segment, uint64_t offset, uint64_t count,
                          uint64_t element_nbytes)
@@ -117,18 +121,20 @@ static bool fits_segment(const struct shared_segment *segment, uint64_t offset, 
     return offset % 64 == 0 && offset <= capacity && count <= (capacity - offset) / element_nbytes;
 }
 
+/* Reads the header of another rank, and checks that everything lies in its segment. */
 static rsd_status read_host_header(struct host_rank *host, const int64_t **strides)
 {
     char *data = shared_segment_data(&host->segment);
     struct host_header header = {0};
     bool whole = shared_segment_capacity(&host->segment) >= sizeof header;
     if (whole)
-        memcpy(&header, data, sizeof header); /* it may change: it is read once */
+        memcpy(&header, data, sizeof header); /* read once, because the other rank may change it */
     if (!whole || !fits_segment(&host->segment, header.strides, header.nstrides, sizeof(int64_t)) ||
         !fits_segment(&host->segment, header.offsets, header.noffsets, sizeof(int64_t)) ||
         !fits_segment(&host->segment, header.rings, header.nrings, sizeof(struct ring)))
         return fail(RSD_EPEER, "invalid shared memory header");
     *strides = (const void *)(data + header.strides);
+    host->exported = &((const struct host_header *)(const void *)data)->exported;
     host->offsets = (void *)(data + header.offsets);
     host->rings = (void *)(data + header.rings);
     host->nstrides = header.nstrides;
@@ -137,7 +143,7 @@ static rsd_status read_host_header(struct host_rank *host, const int64_t **strid
     return RSD_OK;
 }
 
-/* Measures the arrays of a rank, with strides that are not trusted. */
+/* Computes the extents of the arrays of a rank from its strides, which are not trusted. */
 static rsd_status measure_plans(struct host_rank *host, const int64_t *exported, int64_t nplans,
                                 const rsd_plan *const *plans)
 {
@@ -145,7 +151,7 @@ static rsd_status measure_plans(struct host_rank *host, const int64_t *exported,
     int64_t *strides = mem_copy(exported, (size_t)host->nstrides, sizeof *strides);
     if (!strides)
         return RSD_ENOMEM;
-    host->strides = strides; /* a copy, which no other rank can change */
+    host->strides = strides; /* a copy that no other rank can change */
     for (int64_t i = 0; i < nplans; i++) {
         const rsd_layout *src = plans[i]->src, *dst = plans[i]->dst;
         int64_t first_src, nsrc, first_dst, ndst, ndim = src->ndim;
@@ -182,7 +188,7 @@ rsd_status host_data_open(struct exchange *x, int32_t index, const struct host_d
     return status ? fail_in(status, "rank %d: ", (int)host->rank) : RSD_OK;
 }
 
-/* ---- while it runs ---- */
+/* ---- runs ---- */
 
 struct host_rank *host_data_rank(const struct exchange *x, int32_t rank)
 {
@@ -210,6 +216,7 @@ char *ring_buffer(const struct shared_segment *segment, const struct ring *ring,
     return fits_segment(segment, at, nbytes, 1) ? shared_segment_data(segment) + at : NULL;
 }
 
+/* Returns the offset of an array in the arena, or -1 if it is not in it. */
 static int64_t arena_offset(const struct shared_segment *arena, const char *array)
 {
     if (!arena || !array)
@@ -241,6 +248,11 @@ bool host_data_is_direct(const struct exchange *x, const struct message *message
             return false;
     }
     return x->host->arena != NULL;
+}
+
+bool host_rank_has(const struct host_rank *host, int64_t number)
+{
+    return atomic_load_explicit(&host->offsets[number], memory_order_relaxed) >= 0;
 }
 
 const char *host_rank_array(const struct host_rank *host, int64_t array, bool from_destination)

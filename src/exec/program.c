@@ -1,12 +1,12 @@
 /* program.c - a plan compiled into loops over bytes, for arrays with given strides.
  *
- * Where both layouts are formulas, the overlaps of one array with one rank often repeat along a dim at a constant
- * distance (those of a block-cyclic layout do), and then are one progression:
+ * If both layouts are formulas, the overlaps of one array with one rank often repeat along a dim at a constant
+ * distance, for example in a block-cyclic layout. Such overlaps are one progression:
  *
  *     |--len--|       |--len--|       |--len--|        count times, src_step and dst_step apart
  *
- * A combination of one progression per dim is one copy: at most two loops per dim, however many pieces it stands
- * for. All other plans are compiled piece by piece.
+ * A combination of one progression per dim is one copy with at most two loops per dim, for any number of pieces. All
+ * other plans are compiled piece by piece.
  */
 #include "program.h"
 
@@ -16,6 +16,7 @@
 
 /* ---- lists ---- */
 
+/* Adds a copy with its loops to the program. */
 static rsd_status append_copy(struct program *program, struct copy_op op, const struct loops *loops)
 {
     TRY(GROW(program->copies, program->copies_capacity, program->ncopies + 1));
@@ -72,7 +73,7 @@ void program_drop(struct program *program)
 
 /* ---- strides ---- */
 
-/* Makes a list of the strides in bytes of all arrays of a layout: narrays * ndim. */
+/* Returns the strides in bytes of all arrays of a layout: narrays * ndim numbers. */
 static rsd_status layout_strides(const rsd_layout *layout, const int64_t *given, bool column_major,
                                  bool written, int64_t **out)
 {
@@ -90,7 +91,7 @@ static rsd_status layout_strides(const rsd_layout *layout, const int64_t *given,
     return status;
 }
 
-/* ---- the plan that is compiled ---- */
+/* ---- the plan that is being compiled ---- */
 
 struct plan_compiler {
     struct program *program;
@@ -109,10 +110,10 @@ static const int64_t *dst_strides_of(const struct plan_compiler *c, int64_t arra
     return c->dst_strides + array * c->plan->dst->ndim;
 }
 
-/* ---- families ---- */
+/* ---- progressions ---- */
 
 struct progression {
-    int64_t pos;            /* in the mesh of the sender, as far as this dim decides it */
+    int64_t pos;            /* contribution of this dim to the mesh position of the sender */
     int64_t src_at, dst_at; /* of the first */
     int64_t len, count, src_step, dst_step;
 };
@@ -130,7 +131,7 @@ static int compare_overlaps(const void *a, const void *b)
     return (x->lo > y->lo) - (x->lo < y->lo);
 }
 
-/* Counts the overlaps from the first on that follow at the distance of the second. */
+/* Returns how many overlaps, from the first on, have the distance of the first two. */
 static size_t count_repeats(const struct span_overlap *list, size_t n)
 {
     size_t count = 1;
@@ -142,6 +143,7 @@ static size_t count_repeats(const struct span_overlap *list, size_t n)
     return count;
 }
 
+/* Groups the overlaps along one dim into progressions. */
 static rsd_status find_progressions(struct span_overlap *list, size_t n, struct family *family)
 {
     family->n = 0;
@@ -165,6 +167,7 @@ static rsd_status find_progressions(struct span_overlap *list, size_t n, struct 
     return RSD_OK;
 }
 
+/* Adds the copy for one progression per dim. */
 static rsd_status add_combination(const struct plan_compiler *c, const struct receiver *receiver,
                                   const struct family *families, const size_t *at)
 {
@@ -192,6 +195,7 @@ static rsd_status add_combination(const struct plan_compiler *c, const struct re
     return append_long_copy(c->program, op, &loops);
 }
 
+/* Adds the copies of one destination array: all combinations of the progressions of its dims. */
 static rsd_status add_array_families(const struct plan_compiler *c, int64_t array,
                                      struct overlap *overlap, struct family *families)
 {
@@ -267,14 +271,12 @@ static rsd_status add_copy(const struct plan_compiler *c, const rsd_piece *piece
 }
 
 /* Begins a sum with the loops of its destination, outermost first; extents of 1 need none. */
-static rsd_status start_sum(const struct plan_compiler *c, const rsd_piece *piece)
+static rsd_status start_sum(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
+                            const int64_t *to_strides, int64_t dst)
 {
-    struct program *program = c->program;
-    const rsd_plan *plan = c->plan;
-    const int64_t *to = dst_strides_of(c, piece->to_array);
     struct sum_op sum = {
-        .dst = c->first_dst + piece->to_array,
-        .dst_offset = byte_offset(plan->dst->ndim, piece->to_at, to),
+        .dst = dst,
+        .dst_offset = byte_offset(plan->dst->ndim, piece->to_at, to_strides),
         .first_loop = (int64_t)program->nloops,
         .first_term = (int64_t)program->nterms,
         .reduction = {plan->src->dtype, plan->reduce, plan->divisor, plan->reduced.total}};
@@ -282,7 +284,7 @@ static rsd_status start_sum(const struct plan_compiler *c, const rsd_piece *piec
     for (int32_t d = 0; d < plan->dst->ndim; d++)
         if (piece->box.len[d] > 1) {
             program->loops[program->nloops++] =
-                (struct loop){.count = piece->box.len[d], .dst_stride = to[d]};
+                (struct loop){.count = piece->box.len[d], .dst_stride = to_strides[d]};
             sum.nloops++;
         }
     TRY(GROW(program->sums, program->sums_capacity, program->nsums + 1));
@@ -291,24 +293,25 @@ static rsd_status start_sum(const struct plan_compiler *c, const rsd_piece *piec
     return RSD_OK;
 }
 
-static rsd_status append_term(const struct plan_compiler *c, const rsd_piece *piece)
+/* Adds a term to the last sum. */
+static rsd_status append_term(struct program *program, const rsd_piece *piece,
+                              const int64_t *from_strides, int64_t src)
 {
-    struct program *program = c->program;
-    int32_t ndim = c->plan->src->ndim;
-    const int64_t *from = src_strides_of(c, piece->from_array);
-    struct sum_term term = {.src = c->first_src + piece->from_array,
-                            .offset = byte_offset(ndim, piece->from_at, from),
-                            .first_stride = (int64_t)program->nstrides};
+    int32_t ndim = piece->box.ndim;
+    struct sum_term term = {.src = src,
+                            .offset = byte_offset(ndim, piece->from_at, from_strides),
+                            .first_stride = (int64_t)program->nstrides,
+                            .peer = piece->from};
     TRY(GROW(program->terms, program->terms_capacity, program->nterms + 1));
     TRY(GROW(program->strides, program->strides_capacity, program->nstrides + (size_t)ndim));
     for (int32_t d = 0; d < ndim; d++)
         if (piece->box.len[d] > 1)
-            program->strides[program->nstrides++] = from[d];
+            program->strides[program->nstrides++] = from_strides[d];
     program->terms[program->nterms++] = term;
     return RSD_OK;
 }
 
-/* Sums are computed in batches along the innermost loop: if that is short, the longest one takes its place. */
+/* Sums are computed in batches along the innermost loop. If that is short, it is exchanged with the longest loop. */
 static void put_longest_inside(struct program *program, struct sum_op *sum)
 {
     struct loop *loops = program->loops + sum->first_loop, *last = loops + sum->nloops - 1;
@@ -357,26 +360,36 @@ static void merge_sum(struct program *program)
     put_longest_inside(program, sum);
 }
 
+/* Compiles a plan piece by piece. */
+rsd_status program_add_term(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
+                            const int64_t *from_strides, const int64_t *to_strides, int64_t src,
+                            int64_t dst, int64_t *missing)
+{
+    if (*missing == 0) {
+        TRY(start_sum(program, plan, piece, to_strides, dst));
+        *missing = plan->reduced.total;
+    }
+    TRY(append_term(program, piece, from_strides, src));
+    if (--*missing == 0)
+        merge_sum(program);
+    return RSD_OK;
+}
+
 static rsd_status compile_pieces(const struct plan_compiler *c)
 {
     rsd_cursor *cursor;
     const rsd_piece *piece;
-    int64_t missing = 0; /* terms of the current sum */
+    int64_t missing = 0;
     TRY(rsd_plan_walk(c->plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
-        if (!piece->reduce) {
+        if (piece->reduce)
+            status = program_add_term(
+                c->program, c->plan, piece, src_strides_of(c, piece->from_array),
+                dst_strides_of(c, piece->to_array), c->first_src + piece->from_array,
+                c->first_dst + piece->to_array, &missing);
+        else
             status = add_copy(c, piece);
-        } else {
-            if (missing == 0) {
-                status = start_sum(c, piece);
-                missing = c->plan->reduced.total;
-            }
-            if (!status)
-                status = append_term(c, piece);
-            if (!status && --missing == 0)
-                merge_sum(c->program);
-        }
         if (status)
             break;
     }

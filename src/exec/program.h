@@ -8,10 +8,10 @@
 struct copy_op {
     int64_t src, dst;               /* arrays; src is a destination array with from_destination */
     int64_t src_offset, dst_offset; /* bytes */
-    size_t first_loop;              /* into program.loops, which move while they grow */
+    size_t first_loop;              /* index into program.loops, which may be reallocated */
     struct block block;
     int32_t stage;
-    int32_t peer; /* of an exchange: the rank that has the source */
+    int32_t peer; /* the rank that has the source; used by exchanges */
     bool from_destination;
 };
 
@@ -19,8 +19,8 @@ struct copy_op {
  * has strides of its own. */
 struct sum_op {
     int64_t dst, dst_offset;
-    int64_t first_loop; /* into program.loops; src_stride is not used */
-    int64_t first_term; /* into program.terms, reduction.nterms of them */
+    int64_t first_loop; /* index into program.loops; src_stride is not used */
+    int64_t first_term; /* index into program.terms, reduction.nterms of them */
     int32_t nloops;
     struct reduction reduction;
 };
@@ -28,6 +28,7 @@ struct sum_op {
 struct sum_term {
     int64_t src, offset;
     int64_t first_stride; /* into program.strides: one per loop */
+    int32_t peer;         /* the rank that has it */
 };
 
 struct program {
@@ -38,20 +39,26 @@ struct program {
     int64_t *strides;
     size_t ncopies, copies_capacity, nsums, sums_capacity, nloops, loops_capacity, nterms,
         terms_capacity, nstrides, strides_capacity;
-    int64_t nbytes; /* written in all */
+    int64_t nbytes; /* that all copies and sums write */
 };
 
 /* Copies the options of one plan and checks them. */
 rsd_status bind_options_copy(const rsd_bind_options *given, rsd_bind_options *options);
 
-/* Adds a plan between the arrays of all ranks, and those arrays. */
+/* Adds a plan between the arrays of all ranks to the program, and these arrays to `arrays`. */
 rsd_status program_add_plan(struct program *program, struct run_arrays *arrays,
                             const rsd_plan *plan, const rsd_bind_options *options);
 
-/* Adds a piece that is copied, between two arrays with these strides and numbers. */
+/* Adds a copy of a piece between two arrays with these strides and numbers. */
 rsd_status program_add_piece(struct program *program, const rsd_piece *piece, size_t element_nbytes,
                              const int64_t *from_strides, const int64_t *to_strides, int64_t src,
                              int64_t dst);
+
+/* Adds a piece that is one term of a sum. The terms of a sum come one after the other: *missing starts as 0, and
+ * counts those that are still to come. */
+rsd_status program_add_term(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
+                            const int64_t *from_strides, const int64_t *to_strides, int64_t src,
+                            int64_t dst, int64_t *missing);
 
 /* Requires that all is added. Must precede the first run. */
 void program_finish(struct program *program);

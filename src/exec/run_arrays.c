@@ -1,7 +1,8 @@
-/* run_arrays.c - the arrays of a run: their pointers, how far they reach, and that they do not overlap. */
+/* run_arrays.c - the arrays of a run: pointers, extents in bytes, and the check that they do not overlap. */
 #include "run_arrays.h"
 
-/* Returns false if strides are negative, or overflow. */
+/* Computes the bytes from the first to the last element of an array. Returns false if strides are negative or
+ * overflow. */
 static bool measure_span(const rsd_layout *layout, int64_t array, const int64_t *strides,
                          struct array_span *span)
 {
@@ -21,6 +22,7 @@ static bool measure_span(const rsd_layout *layout, int64_t array, const int64_t 
     return true;
 }
 
+/* Adds the spans of n arrays of a layout to a list. */
 static rsd_status add_spans(struct array_span **spans, size_t *capacity, int64_t *count,
                             const rsd_layout *layout, int64_t first, int64_t n,
                             const int64_t *strides)
@@ -78,7 +80,7 @@ static uintptr_t address_of(const struct run_arrays *arrays, int64_t number)
                                  : (uintptr_t)arrays->dst[number - arrays->nsrc];
 }
 
-/* Most runs have the arrays of the run before: then this is one pass. */
+/* Most runs have the same arrays as the previous run. Then this is one pass. */
 static void sort_by_address(struct run_arrays *arrays)
 {
     int64_t *order = arrays->order;
@@ -91,11 +93,12 @@ static void sort_by_address(struct run_arrays *arrays)
     }
 }
 
-/* The first element of an array lies in a dense array before it, or where another one begins. Strided arrays that
- * interleave are allowed. */
+/* Returns EINVAL if a source and a destination overlap: one begins inside of the other, which is dense, or both begin
+ * at the same address. Strided arrays that interleave are allowed. */
 static rsd_status check_overlap(struct run_arrays *arrays)
 {
-    uintptr_t start[2] = {0}, dense_end[2] = {0}; /* of sources and destinations so far */
+    uintptr_t start[2] = {0},
+              dense_end[2] = {0}; /* of the sources [0] and destinations [1] so far */
     sort_by_address(arrays);
     for (int64_t i = 0; i < arrays->nsrc + arrays->ndst; i++) {
         int64_t number = arrays->order[i];

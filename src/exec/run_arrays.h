@@ -7,32 +7,32 @@
 /* The bytes from the first to the last element of an array. */
 struct array_span {
     uint64_t nbytes;
-    bool dense; /* all of them belong to the array */
-    bool used;  /* by a run: it must not be NULL */
+    bool dense; /* the array has no gaps */
+    bool used;  /* by a run, so that it must not be NULL */
 };
 
-/* Starts as {0}. Arrays are numbered through all plans of an exec. */
+/* The arrays of an exec, numbered through all of its plans. Initialize with {0}. */
 struct run_arrays {
     int64_t nsrc, ndst;
     const char **src; /* of the current run */
     char **dst;
     struct array_span *src_spans, *dst_spans;
     size_t src_capacity, dst_capacity;
-    int64_t *order; /* by address: destinations come after sources in the numbers used here */
+    int64_t *order; /* all arrays by address; destination i has the number nsrc + i */
 };
 
-/* Adds n arrays of a layout, from number `first` of the layout on; strides in bytes, array by array. ELIMIT: strides
- * that are negative or overflow. */
+/* Add n arrays of a layout, from number `first` of the layout on. Strides are in bytes, array by array. ELIMIT: a
+ * stride is negative, or an extent overflows. */
 rsd_status run_arrays_add_src(struct run_arrays *arrays, const rsd_layout *layout, int64_t first,
                               int64_t n, const int64_t *strides);
 rsd_status run_arrays_add_dst(struct run_arrays *arrays, const rsd_layout *layout, int64_t first,
                               int64_t n, const int64_t *strides);
-/* Requires that all arrays are added. */
+/* Completes the list. Requires that all arrays are added. */
 rsd_status run_arrays_finish(struct run_arrays *arrays);
 void run_arrays_drop(struct run_arrays *arrays);
 
-/* Takes the pointers of a run; a NULL list is one of NULL pointers. Allocates nothing. EINVAL: an array that is used
- * is NULL, or a destination overlaps a source where that can be seen without comparing all elements. */
+/* Sets the pointers of a run. A NULL list stands for NULL pointers. Allocates nothing. EINVAL: an array that is used
+ * is NULL, or a destination overlaps a source where that is detected without comparing all elements. */
 rsd_status run_arrays_set(struct run_arrays *arrays, const void *const *src, void *const *dst);
 
 #endif

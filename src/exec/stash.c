@@ -1,8 +1,8 @@
 /* stash.c - buffers that are the same on all ranks, kept as one slice per rank.
  *
  * A get is a run of a plan that gathers the slices. Plans are bound once for each number of bytes, and share one peer.
- * The vote of a run has the id and the size of the buffer, so ranks that get different buffers find that out before
- * data moves.
+ * The vote of a run compares the id and the size of the buffer, so a difference between ranks is detected before data
+ * moves.
  *
  * At most one get is in progress. Gets start and end in the same calls on all ranks, so their votes, binds and
  * messages never mix, and all ranks bind and drop the same plans.
@@ -21,7 +21,7 @@ struct stash_entry {
     size_t nbytes; /* of the whole buffer */
     char *slice;
     enum { ENTRY_IDLE, ENTRY_RUNNING, ENTRY_FETCHED } state;
-    char *out; /* of a prefetch, and what it returned */
+    char *out; /* of a prefetch, and its status */
     rsd_status status;
     char error[STASH_ERROR_NCHARS];
 };
@@ -30,7 +30,7 @@ struct stash_entry {
 struct stash_plan {
     size_t nbytes;
     struct exchange *exchange;
-    int64_t last_used; /* by which get */
+    int64_t last_used; /* the number of the last get that used it */
 };
 
 struct rsd_stash {
@@ -48,7 +48,7 @@ struct rsd_stash {
     rsd_stash_usage usage;
 };
 
-/* ---- making and freeing ---- */
+/* ---- stashes ---- */
 
 static rsd_status agree_on_options(rsd_stash *stash, rsd_status status)
 {
@@ -91,7 +91,7 @@ static void free_entry(struct stash_entry *entry)
     mem_free(entry);
 }
 
-/* Where an id is, or would be. */
+/* Returns the index of the first entry whose id is not below `id`. */
 static size_t entry_index(const rsd_stash *stash, int64_t id)
 {
     size_t lo = 0, hi = stash->nentries;
@@ -105,7 +105,7 @@ static size_t entry_index(const rsd_stash *stash, int64_t id)
     return lo;
 }
 
-/* NULL, with EINVAL set: no such buffer. */
+/* Returns NULL and sets the error text if the stash does not have the buffer. */
 static struct stash_entry *find_buffer(const rsd_stash *stash, int64_t id)
 {
     size_t at = entry_index(stash, id);
@@ -115,7 +115,7 @@ static struct stash_entry *find_buffer(const rsd_stash *stash, int64_t id)
     return NULL;
 }
 
-/* The slice of this rank: the first slices have one byte more. */
+/* Returns the length of this rank's slice, and its start. The first slices may have one byte more than the others. */
 static size_t slice_nbytes(const rsd_stash *stash, size_t nbytes, size_t *start)
 {
     size_t n = (size_t)peer_nranks(stash->peer), rank = (size_t)peer_rank(stash->peer);
@@ -129,9 +129,9 @@ static void count_entry(rsd_stash *stash, const struct stash_entry *entry, int64
     rsd_stash_usage *u = &stash->usage;
     size_t start;
     u->nbuffers += sign;
-    u->nbytes_held += sign * (int64_t)slice_nbytes(stash, entry->nbytes, &start);
+    u->nbytes_kept += sign * (int64_t)slice_nbytes(stash, entry->nbytes, &start);
     u->nbytes_total += sign * (int64_t)entry->nbytes;
-    u->nbytes_held_most = max_i64(u->nbytes_held_most, u->nbytes_held);
+    u->nbytes_kept_most = max_i64(u->nbytes_kept_most, u->nbytes_kept);
     u->nbytes_total_most = max_i64(u->nbytes_total_most, u->nbytes_total);
 }
 
@@ -154,7 +154,7 @@ static struct stash_plan *find_plan(rsd_stash *stash, size_t nbytes)
     return NULL;
 }
 
-/* A new place among the plans that are kept: that of the one which was used least recently. */
+/* Returns the entry for a new plan. If the list is full, frees the plan that was used least recently. */
 static struct stash_plan *reuse_plan(rsd_stash *stash)
 {
     struct stash_plan *oldest = &stash->plans[0];
@@ -167,6 +167,7 @@ static struct stash_plan *reuse_plan(rsd_stash *stash)
     return oldest;
 }
 
+/* Creates the plan that gathers a buffer of nbytes from the slices of all ranks. */
 static rsd_status make_gather(const rsd_stash *stash, size_t nbytes, rsd_plan **plan)
 {
     int nranks = peer_nranks(stash->peer);
@@ -180,7 +181,7 @@ static rsd_status make_gather(const rsd_stash *stash, size_t nbytes, rsd_plan **
     return status;
 }
 
-/* Collective. All ranks first agree which buffer it is about. */
+/* Collective. Binds a plan for the size of a buffer, after ranks have compared id and size. */
 static rsd_status bind_plan(rsd_stash *stash, const struct stash_entry *entry,
                             struct stash_plan **bound)
 {
@@ -216,6 +217,7 @@ static void finish_get(rsd_stash *stash)
             (int64_t)(entry->nbytes - slice_nbytes(stash, entry->nbytes, &start));
 }
 
+/* Collective. Starts a get, after an earlier one is complete. */
 static rsd_status start_get(rsd_stash *stash, struct stash_entry *entry, void *out)
 {
     struct peer_call call = get_call(entry->id, entry->nbytes, true);
@@ -235,7 +237,7 @@ static rsd_status start_get(rsd_stash *stash, struct stash_entry *entry, void *o
     return RSD_OK;
 }
 
-/* Collective. A get that this rank cannot start, as rsd_error says: tells the others. */
+/* Collective. Fails the get on all ranks, because this rank cannot start it. Requires that rsd_error is set. */
 static rsd_status refuse_get(rsd_stash *stash, int64_t id)
 {
     struct peer_call call = get_call(id, 0, false);
@@ -284,6 +286,7 @@ rsd_status rsd_stash_get(rsd_stash *stash, int64_t id, void *out)
 
 /* ---- puts ---- */
 
+/* Creates an entry with a copy of this rank's slice. It is not in the list yet. */
 static rsd_status make_entry(rsd_stash *stash, const void *data, size_t nbytes,
                              struct stash_entry **entry)
 {
@@ -321,10 +324,9 @@ static rsd_status compare_buffers(rsd_stash *stash, rsd_status status, int64_t i
 rsd_status rsd_stash_put(rsd_stash *stash, const void *data, size_t nbytes, int64_t *id)
 {
     struct stash_entry *entry = NULL;
-    int64_t number =
-        stash->next_id++; /* also where it fails, so that ids stay equal on all ranks */
+    int64_t number = stash->next_id++; /* also on failure, so that ids stay equal on all ranks */
     if (stash->options.check)
-        finish_get(stash); /* its vote comes first */
+        finish_get(stash); /* votes must have the same order on all ranks */
     else if (stash->running)
         rsd_exec_progress(stash->exec);
     rsd_status status = make_entry(stash, data, nbytes, &entry);
@@ -342,7 +344,7 @@ rsd_status rsd_stash_put(rsd_stash *stash, const void *data, size_t nbytes, int6
     return RSD_OK;
 }
 
-/* ---- the rest ---- */
+/* ---- drops and statistics ---- */
 
 rsd_status rsd_stash_drop(rsd_stash *stash, int64_t id)
 {

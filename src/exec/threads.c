@@ -1,23 +1,23 @@
 /* threads.c - the backend of one process: a pool copies between the arrays of all ranks.
  *
  * Copies and sums are cut into units of about equal size: several small ones, or some rows of a large one. Threads
- * take units in order. A unit of a later stage waits until all units of the stage before are done; those were taken
+ * take units in order. A unit of a later stage waits until all units of the previous stage are done. Those were taken
  * earlier, so a thread is working on each of them.
  */
-#include "program.h"
+#include "device_run.h"
 
 #include <sched.h>
 #include <stdatomic.h>
 
-/* For fewer bytes, waking a thread takes longer than the work. */
+/* Up to this size the calling thread works alone: waking a thread would take longer. */
 #define ALONE_MAX_TOTAL ((int64_t)256 << 10)
 #define UNIT_MIN_NBYTES ((int64_t)128 << 10)
 #define UNIT_MAX_NBYTES ((int64_t)2 << 20)
 enum { UNITS_PER_THREAD = 16 };
 
 struct work_unit {
-    int64_t first, end;       /* copies, or sums */
-    int64_t first_row, nrows; /* of one copy or sum; nrows 0: all rows of all */
+    int64_t first, end;       /* range of copies or sums */
+    int64_t first_row, nrows; /* range of rows of one copy or sum; nrows 0: all rows of the range */
     int32_t stage;
     bool sums;
 };
@@ -34,6 +34,8 @@ struct threads_exec {
     int64_t stage_nunits[MAX_STAGES];
     _Atomic int64_t stage_done[MAX_STAGES];
     struct pool_job job;
+    struct device_run *device; /* NULL: no run was done by a GPU yet */
+    bool on_device;            /* the current run */
 };
 
 /* ---- units ---- */
@@ -52,7 +54,7 @@ static rsd_status add_part_units(struct threads_exec *x, struct work_unit unit, 
 {
     int64_t nparts = min_i64(nrows, ceil_div(nbytes, unit_nbytes));
     for (int64_t part = 0; part < nparts; part++) {
-        /* nrows * part may overflow: every part gets the quotient, the first ones a row more */
+        /* nrows * part may overflow, so every part has the quotient, and the first parts one row more */
         int64_t quotient = nrows / nparts, more = nrows % nparts;
         unit.first_row = quotient * part + min_i64(part, more);
         unit.nrows = quotient + (part < more);
@@ -61,6 +63,7 @@ static rsd_status add_part_units(struct threads_exec *x, struct work_unit unit, 
     return RSD_OK;
 }
 
+/* Adds the units of the copies of a stage: several small copies each, or some rows of a large one. */
 static rsd_status add_copy_units(struct threads_exec *x, int32_t stage, int64_t unit_nbytes)
 {
     struct work_unit open = {.stage = stage};
@@ -86,7 +89,7 @@ static rsd_status add_copy_units(struct threads_exec *x, int32_t stage, int64_t 
     return gathered > 0 ? add_unit(x, open) : RSD_OK;
 }
 
-/* A row of a sum is one batch along its innermost loop. */
+/* Returns the extent of the innermost loop. A row of a sum is one batch along it. */
 static int64_t sum_inner(const struct threads_exec *x, const struct sum_op *sum)
 {
     return sum->nloops ? x->program.loops[sum->first_loop + sum->nloops - 1].count : 1;
@@ -133,6 +136,7 @@ static void run_copy(struct threads_exec *x, const struct copy_op *op, int64_t f
                x->arrays.dst[op->dst] + op->dst_offset, first_row, nrows ? nrows : op->block.nrows);
 }
 
+/* Computes one row of a sum: combines a batch of elements of all terms. */
 static void run_sum_row(struct threads_exec *x, const struct sum_op *sum, int64_t row)
 {
     const struct program *program = &x->program;
@@ -195,10 +199,24 @@ static void reset_stages(struct threads_exec *x)
         atomic_store_explicit(&x->stage_done[stage], 0, memory_order_relaxed);
 }
 
+/* Queues the run if kernels must do it. */
+static rsd_status start_on_device(struct threads_exec *x, bool *pageable)
+{
+    int device = device_arrays_choose(&x->arrays, x->exec.has_stream);
+    x->on_device = device >= 0;
+    if (!x->on_device)
+        return RSD_OK;
+    return device_run_start(&x->device, device, &x->program, &x->arrays, x->exec.stream, pageable);
+}
+
 static rsd_status threads_run(rsd_exec *exec, const void *const *src, void *const *dst)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
+    bool pageable = false;
     TRY(run_arrays_set(&x->arrays, src, dst));
+    TRY(start_on_device(x, &pageable));
+    if (x->on_device)
+        return exec->has_stream && !pageable ? RSD_OK : device_run_wait(x->device);
     reset_stages(x);
     rsd_pool *pool = x->program.nbytes > ALONE_MAX_TOTAL ? x->pool : NULL;
     pool_run(pool, (int64_t)x->nunits, run_unit, x);
@@ -208,7 +226,11 @@ static rsd_status threads_run(rsd_exec *exec, const void *const *src, void *cons
 static rsd_status threads_start(rsd_exec *exec, const void *const *src, void *const *dst)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
+    bool pageable;
     TRY(run_arrays_set(&x->arrays, src, dst));
+    TRY(start_on_device(x, &pageable));
+    if (x->on_device)
+        return RSD_OK;
     reset_stages(x);
     pool_start(x->pool, &x->job, (int64_t)x->nunits, run_unit, x);
     return RSD_OK;
@@ -217,8 +239,10 @@ static rsd_status threads_start(rsd_exec *exec, const void *const *src, void *co
 static rsd_status threads_wait(rsd_exec *exec)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
+    if (x->on_device)
+        return device_run_wait(x->device);
     if (!pool_wait(x->pool, &x->job)) {
-        /* This is a child of fork, which copied the memory in the middle of the run: start again. */
+        /* This is a child process after a fork during the run. The run starts again. */
         reset_stages(x);
         pool_run(NULL, (int64_t)x->nunits, run_unit, x);
     }
@@ -228,6 +252,7 @@ static rsd_status threads_wait(rsd_exec *exec)
 static void threads_free(rsd_exec *exec)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
+    device_run_free(x->device);
     program_drop(&x->program);
     run_arrays_drop(&x->arrays);
     mem_free(x->units);
@@ -240,6 +265,7 @@ static const struct backend threads_backend = {threads_start, threads_wait, thre
 
 /* ---- binding ---- */
 
+/* Marks the arrays that a run reads or writes. */
 static void mark_arrays(struct threads_exec *x)
 {
     struct array_span *src = x->arrays.src_spans, *dst = x->arrays.dst_spans;

@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 
+/* Checks that the tensor in an item has the dtype and the shape that the metadata states. */
 static rsd_status check_stored(const struct stored_tensor *tensor, const int64_t *len,
                                const struct torch_view *view)
 {
@@ -25,6 +26,7 @@ static rsd_status check_stored(const struct stored_tensor *tensor, const int64_t
     return RSD_OK;
 }
 
+/* Finds the tensor in an item that is not compressed. */
 static rsd_status locate_plain(struct store *store, const struct extent *extent, const char *name,
                                struct torch_view *view, struct stored_array *array)
 {

@@ -102,6 +102,7 @@ static rsd_status take_metadata_dtype(const struct pickle_tree *tree, pickle_nod
 
 /* ---- entries ---- */
 
+/* Adds a tensor or value of one part to the list of entries. */
 static rsd_status add_metadata_entry(struct metadata_reader *reader, size_t part, pickle_node name,
                                      pickle_node meta)
 {
@@ -133,6 +134,7 @@ static int by_ordinal_and_part(const void *a, const void *b)
     return (x->part > y->part) - (x->part < y->part);
 }
 
+/* Lists the tensors and values of all parts, by name and part. */
 static rsd_status find_metadata_entries(struct metadata_reader *reader)
 {
     for (size_t part = 0; part < reader->nparts; part++) {
@@ -208,6 +210,7 @@ static rsd_status add_metadata_tensor(struct metadata_reader *reader,
     return RSD_OK;
 }
 
+/* Adds the tensor or value that has these entries, one per part. */
 static rsd_status add_metadata_group(struct metadata_reader *reader, struct slice name,
                                      struct metadata_entry *entries, size_t n)
 {
@@ -253,6 +256,7 @@ static rsd_status find_data_file(struct metadata_reader *reader, struct slice pa
     return RSD_OK;
 }
 
+/* Marks an extent whose item went through an unknown transform. */
 static rsd_status take_unknown_transform(struct metadata_reader *reader, struct slice name,
                                          struct extent *extent)
 {
@@ -319,6 +323,7 @@ static int by_box_offset(const void *a, const void *b, void *ndim)
     return 0;
 }
 
+/* Sorts the boxes of a tensor by offset, unless it is done already. */
 static rsd_status sort_tensor_boxes(struct metadata_reader *reader, size_t ordinal,
                                     const struct stored_tensor *tensor)
 {
@@ -373,6 +378,7 @@ static const struct metadata_entry *find_metadata_entry(const struct metadata_re
     return bsearch(&key, reader->entries, reader->nentries, sizeof key, by_ordinal_and_part);
 }
 
+/* Sets the extent of a value, or of the box of a tensor that a storage index names. */
 static rsd_status place_item(struct metadata_reader *reader, size_t part, pickle_node state,
                              size_t ordinal, const struct metadata_entry *entry,
                              struct extent extent)
@@ -399,6 +405,7 @@ static rsd_status place_item(struct metadata_reader *reader, size_t part, pickle
     return RSD_OK;
 }
 
+/* Reads one entry of storage_data: an index and where its bytes are. */
 static rsd_status add_storage(struct metadata_reader *reader, size_t part, pickle_node key,
                               pickle_node info)
 {
@@ -446,6 +453,7 @@ static bool is_plain_path(const struct pickle_tree *tree, pickle_node path)
     return fine;
 }
 
+/* Sets the path of a tensor or value in the nested state dict. Ignores a path that is not plain. */
 static rsd_status add_metadata_path(struct metadata_reader *reader, size_t part, pickle_node name,
                                     pickle_node path)
 {
@@ -507,6 +515,7 @@ static rsd_status fail_without_metadata(const struct pickle_tree *tree, pickle_n
                 (int)(name.nbytes < 100 ? name.nbytes : 100), name.bytes);
 }
 
+/* Reads the pickle of one metadata file, and finds its three parts. */
 static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t file,
                                      struct metadata_part *part)
 {

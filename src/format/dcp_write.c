@@ -57,7 +57,7 @@ struct metadata_pickler {
 static uint32_t memoize_entry(struct metadata_pickler *p)
 {
     pickle_write_op(p->out, p->memo < 256 ? "q" : "r");
-    pickle_write_number(p->out, p->memo, p->memo < 256 ? 1 : 4);
+    bytes_put_number(p->out, p->memo, p->memo < 256 ? 1 : 4);
     return ++p->memo;
 }
 
@@ -66,7 +66,7 @@ static bool recall_entry(struct metadata_pickler *p, uint32_t entry)
     if (entry == 0)
         return false;
     pickle_write_op(p->out, entry - 1 < 256 ? "h" : "j");
-    pickle_write_number(p->out, entry - 1, entry - 1 < 256 ? 1 : 4);
+    bytes_put_number(p->out, entry - 1, entry - 1 < 256 ? 1 : 4);
     return true;
 }
 
@@ -193,6 +193,7 @@ static rsd_status put_planner_data(struct metadata_pickler *p, const struct cata
     return RSD_OK;
 }
 
+/* Adds the storage info of an item: file, offset, length and transforms. */
 static void put_info(struct metadata_pickler *p, const struct extent *extent,
                      const struct name_list *files)
 {
@@ -217,6 +218,7 @@ static void put_info(struct metadata_pickler *p, const struct extent *extent,
     pickle_write_op(p->out, "ub");
 }
 
+/* Adds the start of the storage index of a value (index -1) or of a box. The caller adds the offset and the end. */
 static void put_index(struct metadata_pickler *p, uint32_t *name_entry, const char *name,
                       int64_t index)
 {
@@ -231,6 +233,7 @@ static void put_index(struct metadata_pickler *p, uint32_t *name_entry, const ch
         pickle_write_op(p->out, "N");
 }
 
+/* Adds storage_data: an index and an info for every value and box. */
 static void put_storage(struct metadata_pickler *p, const struct catalog *catalog,
                         const struct name_list *files)
 {

@@ -18,6 +18,9 @@ enum extent_kind {
     EXTENT_ITEM,  /* the format finds the bytes inside */
 };
 
+/* Where a CRC-32C follows the bytes of an item, which is a chunk. */
+enum extent_crc32c { CRC32C_INSIDE = 1, /* of what was compressed */ CRC32C_OUTSIDE = 2 };
+
 /* Where the bytes of a box or value are. */
 struct extent {
     uint64_t offset, nbytes; /* in the file */
@@ -25,6 +28,7 @@ struct extent {
     uint8_t kind;    /* enum extent_kind */
     uint8_t nzstd;   /* how often the item was compressed */
     uint8_t unknown; /* 1: it went through an unknown transform, whose number is `detail` */
+    uint8_t crc32c;  /* enum extent_crc32c */
     uint32_t
         detail; /* EXTENT_ARRAY: number of the array; manifests: number of the box in its rank */
 };
@@ -36,7 +40,8 @@ struct stored_array {
     int64_t strides[RSD_MAX_DIMS]; /* bytes; 0 where the box has one index or is empty */
     uint32_t crc;
     bool has_crc, big_endian;
-    bool stream; /* the record is compressed, and is read from its start */
+    bool stream;        /* the record is compressed, and is read from its start */
+    const char *memory; /* the record itself, if it is in memory and not in a file; else NULL */
 };
 
 /* Describes a dense row-major array that begins at an offset of its file. */
@@ -223,8 +228,19 @@ struct rsd_checkpoint {
     struct catalog catalog;
 };
 
-/* A record that must be read from its start. */
-struct stored_stream;
+/* A record that must be read from its start. A format puts it first in a struct of its own. */
+struct stored_stream {
+    rsd_status (*read)(struct stored_stream *stream, void *out, size_t n); /* the next n bytes */
+
+    /* Reads the CRC-32 behind the last byte of the record; *has_crc is false if there is none. */
+    rsd_status (*end)(struct stored_stream *stream, bool *has_crc, uint32_t *crc);
+    void (*close)(struct stored_stream *stream);
+};
+static inline void stored_stream_close(struct stored_stream *stream) /* accepts NULL */
+{
+    if (stream)
+        stream->close(stream);
+}
 
 /* One row per format. Errors name the byte or the tensor; the caller adds the path of the file. Only open
  * adds paths itself, because it works on several files. */
@@ -236,6 +252,10 @@ struct format {
      * has the first bytes of the file if the user named that file, and is empty in a directory. */
     int (*probe)(const struct store_listing *listing, const struct store_entry *entry,
                  struct slice start);
+
+    /* Says whether directories below the one that is listed make up one checkpoint. It is called if no format
+     * has a sign in the directory itself. NULL: they never do. */
+    bool (*probe_below)(struct store *store, const struct store_listing *listing);
 
     /* Reads what the checkpoint holds. The store has the files of which probe was surest. */
     rsd_status (*open)(struct store *store, struct catalog *catalog);
@@ -300,14 +320,6 @@ rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
 /* As in struct format. EFORMAT: no file is known to hold the bytes of the box. */
 rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                          struct stored_array *array);
-
-/* ---- torch_item_read.c: streams ---- */
-
-rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n);
-
-/* Reads the CRC-32 behind the last byte of the record; *has_crc is false if there is none. */
-rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32_t *crc);
-void stored_stream_close(struct stored_stream *stream); /* accepts NULL */
 
 /* ---- dcp_write.c ---- */
 

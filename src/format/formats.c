@@ -12,7 +12,7 @@
 #include <string.h>
 
 static const struct format *const formats[] = {&format_dcp, &format_safetensors, &format_torch_save,
-                                               NULL};
+                                               &format_orbax, NULL};
 
 const struct format *format_find(rsd_format id)
 {
@@ -44,6 +44,7 @@ struct format_guess {
     int sureness;
 };
 
+/* Returns the format that is surest of a file in the listing. `wanted` 0: any format. */
 static struct format_guess guess_format(const struct store_listing *listing, struct slice start,
                                         rsd_format wanted)
 {
@@ -57,6 +58,17 @@ static struct format_guess guess_format(const struct store_listing *listing, str
     return best;
 }
 
+/* Returns the format of which directories below this one are a checkpoint, or NULL. */
+static const struct format *
+guess_format_below(struct store *store, const struct store_listing *listing, rsd_format wanted)
+{
+    for (size_t i = 0; formats[i]; i++)
+        if (formats[i]->probe_below && (!wanted || formats[i]->id == wanted) &&
+            formats[i]->probe_below(store, listing))
+            return formats[i];
+    return NULL;
+}
+
 /* Adds the files of which the format is as sure to the store. */
 static rsd_status add_files(struct store *store, const struct store_listing *listing,
                             struct slice start, struct format_guess guess)
@@ -64,7 +76,7 @@ static rsd_status add_files(struct store *store, const struct store_listing *lis
     uint32_t file;
     for (size_t i = 0; i < listing->n; i++) {
         const struct store_entry *entry = &listing->entries[i];
-        if (guess.format->probe(listing, entry, start) == guess.sureness)
+        if (guess.sureness > 0 && guess.format->probe(listing, entry, start) == guess.sureness)
             TRY(store_add_file(store, (struct slice){entry->name, strlen(entry->name)}, &file));
     }
     return RSD_OK;
@@ -97,6 +109,8 @@ static rsd_status open_directory_files(rsd_checkpoint *checkpoint,
 {
     struct slice none = {0};
     struct format_guess guess = guess_format(listing, none, wanted);
+    if (!guess.format)
+        guess.format = guess_format_below(checkpoint->store, listing, wanted);
     if (!guess.format)
         return fail_without_sign(checkpoint->store, listing);
     checkpoint->format = guess.format;

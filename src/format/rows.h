@@ -4,7 +4,7 @@
 
 #include "format.h"
 
-extern const struct format format_dcp, format_safetensors, format_torch_save;
+extern const struct format format_dcp, format_safetensors, format_torch_save, format_orbax;
 extern const struct format_writer dcp_writer, safetensors_writer;
 
 /* How sure a format is that a file belongs to it. The best sign in a directory decides. */
@@ -17,6 +17,8 @@ enum sureness {
     SURE_OF_RANK_METADATA, /* __0.metadata */
     SURE_OF_SAFETENSORS,
     SURE_OF_SAFETENSORS_INDEX,
+    SURE_OF_PROCESS, /* ocdbt.process_0, a part of an Orbax checkpoint */
+    SURE_OF_ORBAX,   /* _METADATA, manifest.ocdbt */
     SURE_OF_METADATA /* .metadata */
 };
 

@@ -124,6 +124,7 @@ static rsd_status add_to_set(struct header_set *set, struct slice name, struct h
     return RSD_OK;
 }
 
+/* Returns the tensor of the current file with a name, or NULL. Tensors of this file begin at `first`. */
 static struct header_tensor *find_in_file(struct header_set *set, size_t first, struct slice name)
 {
     size_t ordinal;
@@ -198,6 +199,7 @@ static rsd_status take_place(struct header_set *set, struct json *j, struct head
     }
 }
 
+/* Takes an object that maps names to the positions of shards. Tensors of this file begin at `first`. */
 static rsd_status take_places(struct header_set *set, size_t first, struct json *j)
 {
     struct slice name;

@@ -79,6 +79,7 @@ static rsd_status add_shard_pieces(struct header_set *set, const struct header_t
     return RSD_OK;
 }
 
+/* Adds a tensor with all of its shards to the catalog. */
 static rsd_status add_tensor_shards(struct header_set *set, const struct header_tensor *shards,
                                     size_t n)
 {

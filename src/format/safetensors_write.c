@@ -76,6 +76,7 @@ static void add_piece_list(struct text *out, const struct catalog *catalog,
     text_add(out, "]");
 }
 
+/* Adds an object that maps names to the positions of their shards: of torch, or with `ours` of this library. */
 static void add_places(struct text *out, const struct catalog *catalog,
                        const struct file_places *places, bool ours)
 {
@@ -112,6 +113,7 @@ static rsd_status add_nested(struct text *out, const char *key, struct text *nes
     return RSD_OK;
 }
 
+/* Adds the positions of shards to the metadata of a header, for torch and for this library. */
 static rsd_status add_sharding(struct text *out, const struct catalog *catalog,
                                const struct file_places *places)
 {
@@ -137,6 +139,7 @@ static rsd_status add_sharding(struct text *out, const struct catalog *catalog,
 
 /* ---- one header ---- */
 
+/* Adds one array to a header. Returns an error for a name or dtype that the format does not have. */
 static rsd_status add_header_entry(struct text *out, const struct array_place *place,
                                    uint64_t begin, uint64_t nbytes)
 {
@@ -160,6 +163,7 @@ static rsd_status add_header_entry(struct text *out, const struct array_place *p
     return RSD_OK;
 }
 
+/* Makes the header of a file, and sets the offsets of its items and its length. */
 static bool is_aligned(const struct manifest *manifest, const struct file_places *places)
 {
     bool large = false;
@@ -215,7 +219,7 @@ static rsd_status make_header(struct manifest *manifest, struct manifest_file *f
     if (!status && text.length > MAX_HEADER_NBYTES)
         status = fail(RSD_ELIMIT, "%s: header of %zu bytes exceeds the limit of %d bytes",
                       file->name, text.length, (int)MAX_HEADER_NBYTES);
-    pickle_write_number(&file->header, text.length, 8);
+    bytes_put_number(&file->header, text.length, 8);
     bytes_put(&file->header, text.chars, text.length);
     if (!status && (text.failed || file->header.failed))
         status = fail(RSD_ENOMEM, "no memory for a header");
@@ -307,6 +311,7 @@ static rsd_status safetensors_place(struct manifest *manifest)
     return status;
 }
 
+/* Writes the index of several files, as Hugging Face does. */
 static rsd_status make_index(const struct manifest *manifest, struct text *out)
 {
     const struct catalog *catalog = &manifest->catalog;

@@ -10,6 +10,7 @@
 
 /* ---- archives ---- */
 
+/* Reads the pickle of an archive, as torch.save writes it since 1.6. */
 static rsd_status load_archive(struct torch_file *file, uint64_t nbytes)
 {
     struct zip_record *pickle, *script;
@@ -28,6 +29,7 @@ static rsd_status load_archive(struct torch_file *file, uint64_t nbytes)
 
 /* ---- files before torch 1.6 ---- */
 
+/* Reads a pickle and drops it. With `magic`, it must be the magic number of torch.save. */
 static rsd_status skip_pickle(struct torch_file *file, uint64_t nbytes, bool magic)
 {
     static const char number[] = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
@@ -68,6 +70,8 @@ static rsd_status find_element_sizes(const struct pickle_tree *tree, pickle_node
     return RSD_OK;
 }
 
+/* Finds the storages of a file of torch before 1.6: they follow the pickles, each with its number of elements in
+ * front. */
 static rsd_status place_storages(struct torch_file *file, pickle_node keys, uint64_t nbytes,
                                  const struct string_map *sizes)
 {
@@ -101,6 +105,7 @@ static rsd_status place_storages(struct torch_file *file, pickle_node keys, uint
     return RSD_OK;
 }
 
+/* Reads the five pickles of a file of torch before 1.6, and finds its storages. */
 static rsd_status load_pickles(struct torch_file *file, uint64_t nbytes)
 {
     struct store_range *range = &file->range;
@@ -151,6 +156,7 @@ void torch_file_close(struct torch_file *file)
     file->storages = NULL;
 }
 
+/* Finds the bytes of a storage by its key. */
 static rsd_status find_storage(struct torch_file *file, struct slice key, struct stored_array *out)
 {
     char name[300];

@@ -303,14 +303,15 @@ rsd_status torch_item_locate(struct store *store, const struct extent *extent,
 /* ---- a compressed archive ---- */
 
 /* A compressed archive. The bytes behind `at` were produced and not used yet. */
-struct stored_stream {
+struct archive_stream {
+    struct stored_stream base;
     struct store_range range;
     struct zstd_reader *zstd;
     size_t n, at;
     unsigned char bytes[MAX_START_NBYTES];
 };
 
-static rsd_status produce_start(struct stored_stream *start, size_t n)
+static rsd_status produce_start(struct archive_stream *start, size_t n)
 {
     if (n > MAX_START_NBYTES)
         return fail(RSD_EFORMAT, "more than %d bytes precede the tensor", (int)MAX_START_NBYTES);
@@ -332,7 +333,7 @@ static uint32_t little_32(const unsigned char *bytes)
 }
 
 /* Steps over a header, to the first byte of its record. *name is without its directory. */
-static rsd_status step_header(struct stored_stream *start, struct slice *name)
+static rsd_status step_header(struct archive_stream *start, struct slice *name)
 {
     TRY(produce_start(start, start->at + HEADER_NBYTES));
     const unsigned char *header = start->bytes + start->at;
@@ -356,7 +357,7 @@ static rsd_status step_header(struct stored_stream *start, struct slice *name)
 }
 
 /* Steps over a small record. It ends where a descriptor with its length begins. */
-static rsd_status step_small(struct stored_stream *start, struct slice *content)
+static rsd_status step_small(struct archive_stream *start, struct slice *content)
 {
     size_t first = start->at;
     for (size_t n = 0; n < 256; n++) {
@@ -374,14 +375,14 @@ static rsd_status step_small(struct stored_stream *start, struct slice *content)
 
 static rsd_status read_start(void *context, uint64_t at, void *out, size_t n)
 {
-    struct stored_stream *start = context;
+    struct archive_stream *start = context;
     TRY(produce_start(start, start->at + (size_t)at + n));
     memcpy(out, start->bytes + start->at + at, n);
     return RSD_OK;
 }
 
 /* Steps over a pickle of n bytes and its descriptor. */
-static rsd_status step_checked(struct stored_stream *start, size_t n)
+static rsd_status step_checked(struct archive_stream *start, size_t n)
 {
     TRY(produce_start(start, start->at + n + 16));
     const unsigned char *end = start->bytes + start->at + n;
@@ -400,7 +401,7 @@ static rsd_status step_checked(struct stored_stream *start, size_t n)
 
 /* Steps over the pickle. Its length is not known, and the stream may end soon behind it, so it is read with
  * twice as many bytes each time. */
-static rsd_status step_pickle(struct stored_stream *start, struct pickle_tree *tree,
+static rsd_status step_pickle(struct archive_stream *start, struct pickle_tree *tree,
                               pickle_node *root)
 {
     for (size_t n = 512;; n *= 2) {
@@ -426,7 +427,7 @@ static bool same_slice(struct slice a, struct slice b)
     return a.nbytes == b.nbytes && memcmp(a.bytes, b.bytes, a.nbytes) == 0;
 }
 
-static rsd_status go_to_tensor(struct stored_stream *start, struct torch_view *view,
+static rsd_status go_to_tensor(struct archive_stream *start, struct torch_view *view,
                                struct stored_array *array)
 {
     struct pickle_tree tree = {0};
@@ -462,7 +463,7 @@ static rsd_status go_to_tensor(struct stored_stream *start, struct torch_view *v
     return status;
 }
 
-static rsd_status start_stream(struct stored_stream *stream, const struct extent *extent,
+static rsd_status start_stream(struct archive_stream *stream, const struct extent *extent,
                                struct torch_view *view, struct stored_array *array)
 {
     TRY(zstd_reader_open(store_range_read, &stream->range, extent->nbytes, extent->nzstd,
@@ -475,45 +476,50 @@ static rsd_status start_stream(struct stored_stream *stream, const struct extent
     return RSD_OK;
 }
 
-rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
-                                  struct torch_view *view, struct stored_array *array,
-                                  struct stored_stream **out)
+static struct archive_stream *archive_of(struct stored_stream *stream)
 {
-    struct stored_stream *stream = mem_new(1, sizeof *stream);
-    if (!stream)
-        return RSD_ENOMEM;
-    stream->range = (struct store_range){store, extent->file, extent->offset};
-    rsd_status status = start_stream(stream, extent, view, array);
-    if (status)
-        stored_stream_close(stream);
-    else
-        *out = stream;
-    return status;
+    return (struct archive_stream *)(void *)stream;
 }
 
-void stored_stream_close(struct stored_stream *stream)
+static void close_archive(struct stored_stream *stream)
 {
-    if (!stream)
-        return;
-    zstd_reader_close(stream->zstd);
+    zstd_reader_close(archive_of(stream)->zstd);
     mem_free(stream);
 }
 
-rsd_status stored_stream_read(struct stored_stream *stream, void *out, size_t n)
+static rsd_status read_archive(struct stored_stream *base, void *out, size_t n)
 {
+    struct archive_stream *stream = archive_of(base);
     size_t ready = stream->n - stream->at, first = ready < n ? ready : n;
     memcpy(out, stream->bytes + stream->at, first);
     stream->at += first;
     return first < n ? zstd_reader_read(stream->zstd, (char *)out + first, n - first) : RSD_OK;
 }
 
-rsd_status stored_stream_end(struct stored_stream *stream, bool *has_crc, uint32_t *crc)
+static rsd_status end_archive(struct stored_stream *stream, bool *has_crc, uint32_t *crc)
 {
     unsigned char descriptor[8];
-    TRY(stored_stream_read(stream, descriptor, sizeof descriptor));
+    TRY(read_archive(stream, descriptor, sizeof descriptor));
     if (memcmp(descriptor, "PK\7\x08", 4) != 0)
         return fail(RSD_EFORMAT, "descriptor behind the bytes is missing");
     *crc = little_32(descriptor + 4);
     *has_crc = *crc != 0; /* 0: torch did not compute it */
     return RSD_OK;
+}
+
+rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
+                                  struct torch_view *view, struct stored_array *array,
+                                  struct stored_stream **out)
+{
+    struct archive_stream *stream = mem_new(1, sizeof *stream);
+    if (!stream)
+        return RSD_ENOMEM;
+    stream->base = (struct stored_stream){read_archive, end_archive, close_archive};
+    stream->range = (struct store_range){store, extent->file, extent->offset};
+    rsd_status status = start_stream(stream, extent, view, array);
+    if (status)
+        close_archive(&stream->base);
+    else
+        *out = &stream->base;
+    return status;
 }

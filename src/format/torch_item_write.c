@@ -23,7 +23,7 @@ enum { ALIGNMENT = 64, NRECORDS = 7 };
 static void memoize_item(struct bytes *out, int *memo)
 {
     pickle_write_op(out, "q");
-    pickle_write_number(out, (uint64_t)(*memo)++, 1);
+    bytes_put_number(out, (uint64_t)(*memo)++, 1);
 }
 
 static void put_pickle_text(struct bytes *out, const char *text, int *memo)
@@ -50,6 +50,7 @@ static void put_pickle_tuple(struct bytes *out, int32_t n, const int64_t *values
         memoize_item(out, memo);
 }
 
+/* Adds the pickle that torch.save writes for a dense tensor, or one with the given strides. */
 static void put_pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim,
                               const int64_t *shape, const int64_t *strides)
 {
@@ -126,14 +127,14 @@ static void put_zip64(struct bytes *out, const struct archive_entry *entry, uint
     size_t n = zip64_nbytes(entry);
     if (n == 0)
         return;
-    pickle_write_number(out, 1, 2);
-    pickle_write_number(out, n - 4, 2);
+    bytes_put_number(out, 1, 2);
+    bytes_put_number(out, n - 4, 2);
     if (entry->nbytes >= large) {
-        pickle_write_number(out, entry->nbytes, 8);
-        pickle_write_number(out, stored, 8);
+        bytes_put_number(out, entry->nbytes, 8);
+        bytes_put_number(out, stored, 8);
     }
     if (entry->header >= large)
-        pickle_write_number(out, entry->header, 8);
+        bytes_put_number(out, entry->header, 8);
 }
 
 static void fold_id(struct archive_writer *archive, uint64_t value)
@@ -142,6 +143,7 @@ static void fold_id(struct archive_writer *archive, uint64_t value)
     archive->id = id ^ (value + 0x9e3779b9u + (id << 6) + (id >> 2));
 }
 
+/* Adds the header of a record, padded so that its bytes begin at a multiple of ALIGNMENT. */
 static void put_record_header(struct archive_writer *archive, const char *name, uint64_t nbytes)
 {
     struct bytes *out = archive->out;
@@ -151,21 +153,22 @@ static void put_record_header(struct archive_writer *archive, const char *name, 
     size_t extra = zip64_nbytes(entry);
     uint64_t data = entry->header + 30 + strlen(name) + extra + 4;
     size_t padding = (size_t)(-data & (ALIGNMENT - 1));
-    pickle_write_op(out, "PK\3\4");
-    pickle_write_number(out, 0, 2);
-    pickle_write_number(out, nbytes ? 0x0808 : 0x0800, 2);
+    bytes_put_text(out, "PK\3\4");
+    bytes_put_number(out, 0, 2);
+    bytes_put_number(out, nbytes ? 0x0808 : 0x0800, 2);
     for (int i = 0; i < 9; i++) /* method, time, date, CRC and both sizes: known at the end */
-        pickle_write_number(out, 0, 2);
-    pickle_write_number(out, strlen(name), 2);
-    pickle_write_number(out, extra + 4 + padding, 2);
-    pickle_write_op(out, name);
+        bytes_put_number(out, 0, 2);
+    bytes_put_number(out, strlen(name), 2);
+    bytes_put_number(out, extra + 4 + padding, 2);
+    bytes_put_text(out, name);
     put_zip64(out, entry, 0);
-    pickle_write_op(out, "FB");
-    pickle_write_number(out, padding, 2);
+    bytes_put_text(out, "FB");
+    bytes_put_number(out, padding, 2);
     for (size_t i = 0; i < padding; i++)
-        pickle_write_op(out, "Z");
+        bytes_put_text(out, "Z");
 }
 
+/* Adds the CRC-32 and the size behind the last record. */
 static void put_descriptor(struct archive_writer *archive, uint32_t crc)
 {
     struct archive_entry *entry = &archive->entries[archive->n - 1];
@@ -173,10 +176,10 @@ static void put_descriptor(struct archive_writer *archive, uint32_t crc)
     if (entry->nbytes == 0)
         return;
     int width = is_large(entry) ? 8 : 4;
-    pickle_write_op(archive->out, "PK\7\x08");
-    pickle_write_number(archive->out, crc, 4);
-    pickle_write_number(archive->out, entry->nbytes, width);
-    pickle_write_number(archive->out, entry->nbytes, width);
+    bytes_put_text(archive->out, "PK\7\x08");
+    bytes_put_number(archive->out, crc, 4);
+    bytes_put_number(archive->out, entry->nbytes, width);
+    bytes_put_number(archive->out, entry->nbytes, width);
     fold_id(archive, crc);
 }
 
@@ -196,6 +199,7 @@ static void put_record(struct archive_writer *archive, const char *name, const v
     put_descriptor(archive, crc32_of(data, n));
 }
 
+/* Adds the directory of an archive and its end records. */
 static void put_archive_directory(struct archive_writer *archive)
 {
     struct bytes *out = archive->out;
@@ -203,42 +207,42 @@ static void put_archive_directory(struct archive_writer *archive)
     for (int i = 0; i < archive->n; i++) {
         const struct archive_entry *entry = &archive->entries[i];
         uint64_t nbytes = entry->nbytes < large ? entry->nbytes : large;
-        pickle_write_op(out, "PK\1\2");
-        pickle_write_number(out, 0, 4); /* versions */
-        pickle_write_number(out, entry->nbytes ? 0x0808 : 0x0800, 2);
-        pickle_write_number(out, 0, 6); /* method, time, date */
-        pickle_write_number(out, entry->crc, 4);
-        pickle_write_number(out, nbytes, 4);
-        pickle_write_number(out, nbytes, 4);
-        pickle_write_number(out, strlen(entry->name), 2);
-        pickle_write_number(out, zip64_nbytes(entry), 2);
-        pickle_write_number(out, 0, 8); /* comment, disk, attributes */
-        pickle_write_number(out, 0, 2);
-        pickle_write_number(out, entry->header < large ? entry->header : large, 4);
-        pickle_write_op(out, entry->name);
+        bytes_put_text(out, "PK\1\2");
+        bytes_put_number(out, 0, 4); /* versions */
+        bytes_put_number(out, entry->nbytes ? 0x0808 : 0x0800, 2);
+        bytes_put_number(out, 0, 6); /* method, time, date */
+        bytes_put_number(out, entry->crc, 4);
+        bytes_put_number(out, nbytes, 4);
+        bytes_put_number(out, nbytes, 4);
+        bytes_put_number(out, strlen(entry->name), 2);
+        bytes_put_number(out, zip64_nbytes(entry), 2);
+        bytes_put_number(out, 0, 8); /* comment, disk, attributes */
+        bytes_put_number(out, 0, 2);
+        bytes_put_number(out, entry->header < large ? entry->header : large, 4);
+        bytes_put_text(out, entry->name);
         put_zip64(out, entry, entry->nbytes);
     }
     uint64_t end = archive->base + out->n, nbytes = end - at;
-    pickle_write_op(out, "PK\6\6");
-    pickle_write_number(out, 44, 8);
-    pickle_write_number(out, 0x031e, 2);
-    pickle_write_number(out, 0x002d, 2);
-    pickle_write_number(out, 0, 8); /* disks */
-    pickle_write_number(out, (uint64_t)archive->n, 8);
-    pickle_write_number(out, (uint64_t)archive->n, 8);
-    pickle_write_number(out, nbytes, 8);
-    pickle_write_number(out, at, 8);
-    pickle_write_op(out, "PK\6\7");
-    pickle_write_number(out, 0, 4);
-    pickle_write_number(out, end, 8);
-    pickle_write_number(out, 1, 4);
-    pickle_write_op(out, "PK\5\6");
-    pickle_write_number(out, 0, 4);
-    pickle_write_number(out, (uint64_t)archive->n, 2);
-    pickle_write_number(out, (uint64_t)archive->n, 2);
-    pickle_write_number(out, nbytes < large ? nbytes : large, 4);
-    pickle_write_number(out, at < large ? at : large, 4);
-    pickle_write_number(out, 0, 2);
+    bytes_put_text(out, "PK\6\6");
+    bytes_put_number(out, 44, 8);
+    bytes_put_number(out, 0x031e, 2);
+    bytes_put_number(out, 0x002d, 2);
+    bytes_put_number(out, 0, 8); /* disks */
+    bytes_put_number(out, (uint64_t)archive->n, 8);
+    bytes_put_number(out, (uint64_t)archive->n, 8);
+    bytes_put_number(out, nbytes, 8);
+    bytes_put_number(out, at, 8);
+    bytes_put_text(out, "PK\6\7");
+    bytes_put_number(out, 0, 4);
+    bytes_put_number(out, end, 8);
+    bytes_put_number(out, 1, 4);
+    bytes_put_text(out, "PK\5\6");
+    bytes_put_number(out, 0, 4);
+    bytes_put_number(out, (uint64_t)archive->n, 2);
+    bytes_put_number(out, (uint64_t)archive->n, 2);
+    bytes_put_number(out, nbytes < large ? nbytes : large, 4);
+    bytes_put_number(out, at < large ? at : large, 4);
+    bytes_put_number(out, 0, 2);
 }
 
 static void put_last_records(struct archive_writer *archive, const char *names_id)

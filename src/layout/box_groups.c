@@ -37,6 +37,7 @@ static int64_t *group_len(const struct box_groups *groups, int64_t group)
     return groups->len + group * groups->ndim;
 }
 
+/* Adds a group without holders. */
 static rsd_status add_group(struct group_builder *builder, const int64_t *lo, const int64_t *len)
 {
     struct box_groups *groups = builder->groups;
@@ -116,6 +117,7 @@ static rsd_status find_equal_boxes(const rsd_layout *layout, struct group_builde
     return status;
 }
 
+/* Builds one group for each set of equal boxes, with all arrays that hold them. */
 static rsd_status group_equal_boxes(const rsd_layout *layout, struct box_groups *groups)
 {
     struct group_builder builder = {.groups = groups};
@@ -224,6 +226,7 @@ static void sort_ascending(int64_t *numbers, int64_t n)
         qsort(numbers, (size_t)n, sizeof *numbers, compare_numbers);
 }
 
+/* Adds a part as a group. Its holders are those of its group and of all other groups that it lies in. */
 static rsd_status add_part(struct group_cutter *cutter, const struct group_part *part,
                            struct group_builder *builder)
 {
@@ -283,6 +286,7 @@ static rsd_status cut_group(struct group_cutter *cutter, struct group_builder *b
     return RSD_OK;
 }
 
+/* Lists the groups that overlap the current one. ELIMIT: there are too many in total. */
 static rsd_status find_overlapping(struct group_cutter *cutter)
 {
     const struct box_groups *whole = cutter->whole;
@@ -301,6 +305,7 @@ static rsd_status find_overlapping(struct group_cutter *cutter)
     return RSD_OK;
 }
 
+/* Replaces groups of equal boxes by groups that do not overlap. */
 static rsd_status cut_overlaps(struct box_groups *groups)
 {
     struct box_groups cut = {.ndim = groups->ndim};

@@ -66,6 +66,7 @@ static int64_t box_center(const struct given_boxes *given, int64_t box, int32_t 
     return given->lo[box * given->ndim + d] + given->len[box * given->ndim + d] / 2;
 }
 
+/* Chooses the dims of the curve, in which centers differ, and how many bits of each are used. */
 static struct curve choose_curve(const struct given_boxes *given)
 {
     struct curve curve = {0};
@@ -89,6 +90,7 @@ static struct curve choose_curve(const struct given_boxes *given)
     return curve;
 }
 
+/* Returns the position of a box along the curve. */
 static uint64_t curve_key(const struct given_boxes *given, const struct curve *curve, int64_t box)
 {
     if (curve->ndims == 1)
@@ -121,6 +123,7 @@ static void widen_bounds(int32_t ndim, int64_t *bounds, const int64_t *lo, const
     }
 }
 
+/* Sets the bounds of a node and of all nodes below it. The node has the boxes [first, end) of the order. */
 static void set_bounds(const struct box_tree *tree, int64_t node, int64_t first, int64_t end)
 {
     int32_t ndim = tree->ndim;
@@ -143,6 +146,7 @@ static void set_bounds(const struct box_tree *tree, int64_t node, int64_t first,
         widen_bounds(ndim, bounds, bounds_of_box(tree, i), bounds_of_box(tree, i) + ndim);
 }
 
+/* Sorts the boxes along the curve and sets all bounds. `spare` is memory for the sort. */
 static void fill_tree(struct box_tree *tree, const struct given_boxes *given,
                       struct keyed_box *keys, struct keyed_box *spare)
 {
@@ -266,7 +270,7 @@ static bool bounds_overlap(int32_t ndim, const int64_t *bounds, const int64_t *l
     return true;
 }
 
-static void push_node(struct box_tree_search *search, int64_t node, int64_t first, int64_t end)
+static void push_tree_node(struct box_tree_search *search, int64_t node, int64_t first, int64_t end)
 {
     search->path[search->depth].node = node;
     search->path[search->depth].first = first;
@@ -280,7 +284,7 @@ int64_t box_tree_next(const struct box_tree *tree, struct box_tree_search *searc
     if (!search->started) {
         search->started = true;
         if (tree->nboxes > 0)
-            push_node(search, 0, 0, tree->nboxes);
+            push_tree_node(search, 0, 0, tree->nboxes);
     }
     for (;;) {
         while (search->first < search->end) {
@@ -301,7 +305,7 @@ int64_t box_tree_next(const struct box_tree *tree, struct box_tree_search *searc
             continue;
         }
         int64_t middle = first + (end - first) / 2;
-        push_node(search, 2 * node + 2, middle, end);
-        push_node(search, 2 * node + 1, first, middle);
+        push_tree_node(search, 2 * node + 2, middle, end);
+        push_tree_node(search, 2 * node + 1, first, middle);
     }
 }

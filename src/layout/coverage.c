@@ -6,6 +6,7 @@
  */
 #include "layout.h"
 
+/* Returns how many elements of [lo, lo+len) are in some group. Requires that groups are disjoint. */
 static int64_t covered_volume(const struct box_groups *groups, const int64_t *lo,
                               const int64_t *len)
 {
@@ -65,6 +66,7 @@ bool box_groups_find_hole(const struct box_groups *groups, const int64_t *lo, co
     return true;
 }
 
+/* Sets the kind of coverage, and the number of copies or a box that shows it. Requires disjoint groups. */
 static void classify_coverage(const rsd_layout *layout, const struct box_groups *groups,
                               rsd_coverage *coverage)
 {

@@ -226,7 +226,7 @@ static int64_t any_below(const struct cut_path *path, int32_t level, int64_t c, 
     }
 }
 
-static struct cut_run any_at(const struct cut_path *path, int32_t level, int64_t p)
+static struct cut_run cut_run_at(const struct cut_path *path, int32_t level, int64_t p)
 {
     const struct cut *cut = &path->cuts->cut[level];
     int64_t n = path->extent[level];
@@ -244,7 +244,8 @@ static struct cut_run any_at(const struct cut_path *path, int32_t level, int64_t
     }
 }
 
-static struct cut_run any_of(const struct cut_path *path, int32_t level, int64_t c, int64_t place)
+static struct cut_run cut_run_of(const struct cut_path *path, int32_t level, int64_t c,
+                                 int64_t place)
 {
     const struct cut *cut = &path->cuts->cut[level];
     int64_t n = path->extent[level];
@@ -291,7 +292,7 @@ struct span cuts_span_at(const struct cuts *cuts, int64_t index)
     path.cuts = cuts;
     path.extent[0] = cuts->extent;
     for (int32_t k = 0; k < cuts->ncuts; k++) {
-        struct cut_run run = any_at(&path, k, p);
+        struct cut_run run = cut_run_at(&path, k, p);
         span.len = min_i64(span.len, run.hi - p);
         span.pos += run.coord * cuts->cut[k].stride;
         path.coord[k] = run.coord;
@@ -310,7 +311,7 @@ struct span cuts_span_of(const struct cuts *cuts, int64_t position, int64_t at)
     struct span span = {.len = path.extent[cuts->ncuts] - at, .at = at};
     int64_t p = at;
     for (int32_t k = cuts->ncuts - 1; k >= 0; k--) {
-        struct cut_run run = any_of(&path, k, path.coord[k], p);
+        struct cut_run run = cut_run_of(&path, k, path.coord[k], p);
         p = run.lo + (p - run.place);
         span.len = min_i64(span.len, run.hi - p);
         span.pos += path.coord[k] * cuts->cut[k].stride;

@@ -63,6 +63,8 @@ static bool ranks_ascend(int64_t nboxes, const int32_t *ranks)
     return true;
 }
 
+/* Checks and copies the boxes of the caller, sorted by rank. If that changes their order, keeps the order of the
+ * caller in places. */
 static rsd_status store_boxes(rsd_layout *layout, int64_t nboxes, const int32_t *ranks,
                               const int64_t *lo, const int64_t *len)
 {
@@ -163,6 +165,7 @@ rsd_status rsd_layout_new_enumerable(rsd_dtype dtype, int32_t ndim, const int64_
     return RSD_OK;
 }
 
+/* Creates the layout of a chunk spec as explicit boxes, for ranks that a mesh cannot have twice. */
 static rsd_status chunks_as_boxes(rsd_dtype dtype, int32_t ndim, const int64_t *shape, int32_t dim,
                                   int64_t nplaces, const int32_t *ranks, rsd_layout **out)
 {
@@ -189,6 +192,7 @@ static int compare_ranks(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Sets *repeated if a rank occurs twice in the list. */
 static rsd_status find_repeated_rank(int64_t n, const int32_t *ranks, bool *repeated)
 {
     int32_t *sorted = mem_copy(ranks, (size_t)n, sizeof *ranks);

@@ -180,6 +180,7 @@ static rsd_status check_reductions(const rsd_placement *placements, int32_t naxe
     return RSD_OK;
 }
 
+/* Checks the placements and copies the fields that each kind uses, so that equal layouts have equal fields. */
 static rsd_status copy_placements(rsd_layout *layout, const rsd_placement *placements)
 {
     int32_t naxes = layout->mesh->naxes;
@@ -271,6 +272,7 @@ static void set_axis_order(rsd_layout *layout, const int32_t *naxes, const int32
         }
 }
 
+/* Creates a layout on a mesh. naxes and axes are the order of axes on each dim, or NULL for the order of the mesh. */
 static rsd_status new_on_mesh(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
                               const rsd_mesh *mesh, const rsd_placement *placements,
                               const int32_t *naxes, const int32_t *axes, rsd_layout **out)

@@ -61,6 +61,7 @@ static int compare_mesh_ranks(const void *a, const void *b)
     return (x[0] > y[0]) - (x[0] < y[0]);
 }
 
+/* Sets the ranks of a mesh. If they do not count up from the first, builds lists that map in both directions. */
 static rsd_status set_mesh_ranks(rsd_mesh *mesh, const int32_t *ranks)
 {
     size_t n = (size_t)mesh->nranks;

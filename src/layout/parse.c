@@ -85,6 +85,7 @@ static rsd_status parse_rank_ranges(struct parser *p, struct rank_range **ranges
     return RSD_OK;
 }
 
+/* Creates a mesh whose ranks are the given ranges, one after the other. */
 static rsd_status make_listed_mesh(int32_t naxes, const int64_t *counts, const char *const *names,
                                    const struct rank_range *ranges, size_t nranges, rsd_mesh **out)
 {
@@ -199,6 +200,7 @@ static rsd_status parse_shard(struct parser *p, const struct parsed_tensor *tens
     return scan_need(p, ")", "')'");
 }
 
+/* Parses the rest of _S(dim,factor) or C(dim,block). */
 static rsd_status parse_with_factor(struct parser *p, const struct parsed_tensor *tensor,
                                     rsd_placement *out)
 {
@@ -348,6 +350,7 @@ struct box_list {
     int64_t *lo, *len;
 };
 
+/* Adds a box of a rank to the list. */
 static rsd_status append_box(struct box_list *list, int32_t ndim, int32_t rank, const int64_t *lo,
                              const int64_t *len)
 {

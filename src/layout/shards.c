@@ -69,6 +69,7 @@ static void set_dim_of_shards(const struct cuts *cuts, int64_t position, int64_t
     }
 }
 
+/* Lists the boxes of an array of a mesh: all combinations of its spans, or one empty box. */
 static rsd_status list_mesh_shards(const rsd_layout *layout, int64_t array, rsd_shard **shards,
                                    int64_t *nshards)
 {

@@ -13,10 +13,12 @@
  *     bool             sum and max are "or", product and min are "and"
  *
  * The minimum and the maximum of floats are NaN if one of them is. Averages divide at the end; those of
- * integers drop the fraction.
+ * integers drop the fraction. A NaN that is stored is the quiet one without a payload, since the CPU and GPUs
+ * keep different payloads.
  */
 #include "memory.h"
 
+#include <math.h>
 #include <string.h>
 
 typedef void load_fn(void *to, const char *from, int64_t stride, int64_t n);
@@ -52,12 +54,15 @@ typedef void divide_fn(void *accumulated, int64_t divisor, int64_t n);
     STORE(name, stored, wide, store_as)
 
 #define UNCHANGED(x) (x)
+#define QUIET(x)     ((x) != (x) ? NAN : (x))
+#define TO_F16(x)    f16_from_f32(QUIET(x))
+#define TO_BF16(x)   bf16_from_f32(QUIET(x))
 #define TO_BOOL(x)   ((x) != 0)
 
-LOAD_AND_STORE(f64, double, double, UNCHANGED, UNCHANGED)
-LOAD_AND_STORE(f32, float, float, UNCHANGED, UNCHANGED)
-LOAD_AND_STORE(f16, uint16_t, float, f32_from_f16, f16_from_f32)
-LOAD_AND_STORE(bf16, uint16_t, float, f32_from_bf16, bf16_from_f32)
+LOAD_AND_STORE(f64, double, double, UNCHANGED, QUIET)
+LOAD_AND_STORE(f32, float, float, UNCHANGED, QUIET)
+LOAD_AND_STORE(f16, uint16_t, float, f32_from_f16, TO_F16)
+LOAD_AND_STORE(bf16, uint16_t, float, f32_from_bf16, TO_BF16)
 LOAD_AND_STORE(i64, int64_t, int64_t, UNCHANGED, UNCHANGED)
 LOAD_AND_STORE(i32, int32_t, int64_t, UNCHANGED, UNCHANGED)
 LOAD_AND_STORE(i16, int16_t, int64_t, UNCHANGED, UNCHANGED)
@@ -78,8 +83,10 @@ LOAD_AND_STORE(logical, uint8_t, uint64_t, TO_BOOL, UNCHANGED)
     static void store_##name(char *to, int64_t stride, const void *from, int64_t n)                \
     {                                                                                              \
         const part *in = from;                                                                     \
-        for (int64_t i = 0; i < n; i++, to += stride)                                              \
-            memcpy(to, in + 2 * i, 2 * sizeof *in);                                                \
+        for (int64_t i = 0; i < n; i++, to += stride) {                                            \
+            part x[2] = {(part)QUIET(in[2 * i]), (part)QUIET(in[2 * i + 1])};                      \
+            memcpy(to, x, sizeof x);                                                               \
+        }                                                                                          \
     }
 
 LOAD_AND_STORE_COMPLEX(c64, float)

@@ -26,7 +26,7 @@ struct first_page {
 
 /* ---- segments ---- */
 
-static rsd_status fail_errno(const char *what)
+static rsd_status fail_system_call(const char *what)
 {
     return fail(RSD_EIO, "%s: %s", what, strerror(errno));
 }
@@ -44,7 +44,7 @@ static rsd_status map_segment(int fd, size_t nbytes, struct shared_segment *segm
 {
     void *base = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     if (base == MAP_FAILED)
-        return fail_errno("mmap");
+        return fail_system_call("mmap");
     segment->base = base;
     segment->nbytes = nbytes;
     return RSD_OK;
@@ -70,9 +70,9 @@ static rsd_status fill_segment_file(struct shared_segment *segment, size_t nbyte
                     strerror(error));
     }
     if (fcntl(segment->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-        return fail_errno("fcntl(F_ADD_SEALS)");
+        return fail_system_call("fcntl(F_ADD_SEALS)");
     if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number)
-        return fail_errno("getrandom");
+        return fail_system_call("getrandom");
     TRY(map_segment(segment->fd, nbytes, segment));
     *(struct first_page *)(void *)segment->base = (struct first_page){number, nbytes};
     return RSD_OK;
@@ -87,7 +87,7 @@ rsd_status shared_segment_new(size_t nbytes, struct shared_segment *segment)
     *segment =
         (struct shared_segment){.fd = memfd_create("reshard", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
     if (segment->fd < 0)
-        return fail_errno("memfd_create");
+        return fail_system_call("memfd_create");
     rsd_status status = fill_segment_file(segment, nbytes);
     if (status)
         undo_segment(segment);
@@ -126,7 +126,7 @@ rsd_status shared_segment_open(const struct shared_segment_name *name,
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name->pid, (int)name->fd);
     *segment = (struct shared_segment){.fd = open(path, O_RDWR | O_CLOEXEC)};
     if (segment->fd < 0)
-        return fail_errno(path);
+        return fail_system_call(path);
     rsd_status status = check_segment(name, segment);
     if (status) {
         undo_segment(segment);

@@ -1,4 +1,4 @@
-# The library for MPI, apart from the other so that that needs no MPI. Built wherever mpicc is found.
+# The library for MPI. It is separate, so that libreshard does not need MPI. Built if mpicc is found.
 
 MPICC ?= mpicc
 MPI_FOUND := $(if $(filter no,$(MPI)),,$(shell command -v $(MPICC) 2>/dev/null))

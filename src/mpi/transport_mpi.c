@@ -1,9 +1,8 @@
 /* transport_mpi.c - MPI as a transport.
  *
- * All transports of a communicator share one hidden duplicate of it, which is kept as its attribute: some MPIs have few
- * communicators, and making one is slow. Each transport has 64 tags of its own in the duplicate.
- *
- * Nothing here waits without a time-out.
+ * All transports of a communicator share one hidden duplicate of it, which is stored as an attribute of the
+ * communicator: MPI may support few communicators, and creating one is slow. Each transport has 64 tags of its own in
+ * the duplicate. No function waits without a time-out.
  */
 #include "reshard_mpi.h"
 
@@ -17,10 +16,10 @@
 enum { NTAGS = 64, NAMED_RANKS_MOST = 256 };
 static const double default_timeout = 300; /* seconds */
 
-/* A message under way; free ones are a list. */
+/* A message in progress, or a free one in a list. */
 struct mpi_message {
     MPI_Request request;
-    int nbytes; /* to be received; -1: a send */
+    int nbytes; /* that a receive expects; -1: a send */
     struct mpi_message *next;
 };
 
@@ -134,7 +133,7 @@ static rsd_status link_recv(void *context, int32_t from, int32_t tag, void *data
     return finish_start(link, message, code, "MPI_Irecv", request);
 }
 
-/* MPI fails for a message that is longer than expected, and not for a shorter one. */
+/* MPI returns an error for a message that is longer than expected, but not for a shorter one. */
 static rsd_status check_length(const struct mpi_message *message, const MPI_Status *status)
 {
     int nbytes = 0;
@@ -162,12 +161,12 @@ static rsd_status link_test(void *context, void *request, int32_t *done)
     return RSD_OK;
 }
 
-/* MPI undoes a receive that was not matched, and no send. What is still under way may be read or written later. */
+/* MPI can cancel a receive that is not matched, but no send. Memory of other requests may still be read or written. */
 static int32_t link_cancel(void *context, void *request)
 {
     struct mpi_link *link = context;
     struct mpi_message *message = request;
-    int ended = message->request == MPI_REQUEST_NULL; /* as it is after a failure */
+    int ended = message->request == MPI_REQUEST_NULL; /* also after a failure */
     if (!ended && message->nbytes >= 0)
         MPI_Cancel(&message->request);
     if (!ended)
@@ -180,9 +179,9 @@ static int32_t link_cancel(void *context, void *request)
 
 /* ---- the duplicate ---- */
 
-/* Kept with a communicator: its duplicate (MPI_COMM_NULL: it could not be made). Kept with the duplicate: how many
- * transports it has had, and how many use it. The values are stored in the attributes themselves, so that a rank
- * without memory still takes part. The keys belong to this process. */
+/* Keys of attributes. A communicator has its duplicate (MPI_COMM_NULL: it could not be created). The duplicate has
+ * the number of transports created so far, and the number of its users. The values are stored in the attributes
+ * themselves, without an allocation that could fail on one rank only. */
 static int duplicate_key = MPI_KEYVAL_INVALID, serial_key = MPI_KEYVAL_INVALID,
            users_key = MPI_KEYVAL_INVALID;
 union attribute {
@@ -192,8 +191,8 @@ union attribute {
 };
 _Static_assert(sizeof(MPI_Comm) <= sizeof(void *), "a communicator fits into an attribute");
 
-/* Counts the users of a duplicate; the last one frees it. The communicator that it was made from is a user too, until
- * it is freed. */
+/* Adds to the number of users of a duplicate, and frees it when the last one leaves. The communicator itself is a user
+ * until it is freed. */
 static int add_users(MPI_Comm duplicate, int more)
 {
     int found = 0;
@@ -212,7 +211,7 @@ static int drop_duplicate(MPI_Comm comm, int keyval, void *value, void *extra)
     return kept.comm == MPI_COMM_NULL ? MPI_SUCCESS : add_users(kept.comm, -1);
 }
 
-/* *done: the request is done, and the time is not over. */
+/* Tests a request until it is done or the time `end` is reached. Sets *done if it is done. */
 static rsd_status wait_until(MPI_Request *request, const char *function, double end, int *done)
 {
     for (;;) {
@@ -223,9 +222,9 @@ static rsd_status wait_until(MPI_Request *request, const char *function, double 
     }
 }
 
-/* Waits until all ranks make their first call on a communicator. There is no duplicate yet, and messages in the
- * communicator itself might be received by its owner. So each rank sends each a byte in a collective call: the
- * byte of a rank that has not made the call is missing when the time is over. */
+/* Waits until all ranks make their first call on a communicator. The duplicate does not exist yet, and the program
+ * might receive messages on the communicator itself. So each rank sends a byte to each in a collective call. At the
+ * time-out, the bytes of ranks that have not made the call are missing. */
 static rsd_status wait_for_ranks(MPI_Comm comm, double timeout)
 {
     static int counts[NAMED_RANKS_MOST], send_at[NAMED_RANKS_MOST], recv_at[NAMED_RANKS_MOST];
@@ -251,6 +250,7 @@ static rsd_status wait_for_ranks(MPI_Comm comm, double timeout)
     return done ? RSD_OK : fail_late(rank, timeout);
 }
 
+/* Creates the duplicate, within the time-out. Fails at once if an earlier call timed out. */
 static rsd_status duplicate_comm(MPI_Comm comm, double timeout, MPI_Comm *out)
 {
     static MPI_Comm duplicate; /* after a time-out MPI may still write to it */
@@ -273,7 +273,7 @@ static rsd_status duplicate_comm(MPI_Comm comm, double timeout, MPI_Comm *out)
     return RSD_OK;
 }
 
-/* Tries once: after a time-out some ranks may have a duplicate and some not. */
+/* Creates the duplicate. Not repeated after a time-out, since some ranks may have a duplicate and others not. */
 static rsd_status make_duplicate(MPI_Comm comm, double timeout, MPI_Comm *out)
 {
     union attribute kept = {.value = NULL};
@@ -284,6 +284,7 @@ static rsd_status make_duplicate(MPI_Comm comm, double timeout, MPI_Comm *out)
     return status;
 }
 
+/* Creates the keys of the attributes, once per process. */
 static rsd_status make_keys(void)
 {
     if (duplicate_key != MPI_KEYVAL_INVALID)
@@ -299,6 +300,7 @@ static rsd_status make_keys(void)
     return RSD_OK;
 }
 
+/* Returns the duplicate of a communicator, and creates it in the first call. */
 static rsd_status find_duplicate(MPI_Comm comm, double timeout, MPI_Comm *out)
 {
     int found = 0, inter = 0;
@@ -320,7 +322,7 @@ static rsd_status find_duplicate(MPI_Comm comm, double timeout, MPI_Comm *out)
     return RSD_OK;
 }
 
-/* The tags of the next transport: all ranks count alike. */
+/* Returns the first tag of the next transport. All ranks count transports in the same order. */
 static rsd_status next_tags(MPI_Comm duplicate, int *first)
 {
     void *value = NULL;
@@ -408,7 +410,7 @@ void rsd_mpi_transport_free(rsd_transport *transport)
 
 /* ---- binding ---- */
 
-/* The time-out in options of any version. */
+/* Returns the time-out in options of any version. */
 static double timeout_of(const rsd_exchange_options *given)
 {
     rsd_exchange_options options = {.timeout = 0};

@@ -1,12 +1,12 @@
 /* gather.c - votes and small gathers.
  *
- * In a vote every rank learns the lowest rank that failed, and the lowest that calls something else than rank 0.
- * In each round a rank sends what it knows twice as far as before:
+ * A vote finds the lowest rank that failed, and the lowest rank whose call differs from that of rank 0. In each round
+ * a rank sends its ballot twice as far as in the previous round, and merges the one that it receives:
  *
  *     round 0   0->1->2->3->4->0        round 1   0->2->4->1->3->0        round 2   0->4->3->2->1->0
  *
- * A gather votes first, so that messages of different lengths never meet, and then sends the bytes of all ranks in
- * the same rounds. If all ranks share memory, they read each other's ballots and bytes there instead.
+ * A gather starts with a vote, which also detects different lengths. Then it sends the bytes of all ranks in the same
+ * rounds. If all ranks share memory, they read ballots and bytes there instead.
  */
 #include "peer_state.h"
 
@@ -14,7 +14,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { GATHER_NBYTES = 1 << 24 }; /* of all ranks, at a time */
+enum { GATHER_NBYTES = 1 << 24 }; /* most bytes of all ranks that are gathered at a time */
 
 struct peer_call peer_call_named(const char *format, ...)
 {
@@ -52,7 +52,7 @@ bool ballot_agrees(const struct ballot *ballot, const struct ballot *other)
     return !ballot->status && !other->status && same_call(&ballot->call, &other->call);
 }
 
-/* Takes a rank as the one that differs if it is lower than the one so far. */
+/* Records a rank whose call differs, if it is lower than the one that was recorded. */
 static void note_difference(struct ballot *ballot, int32_t rank, const struct peer_call *call)
 {
     if (rank < 0 || (ballot->differs >= 0 && ballot->differs <= rank))
@@ -78,7 +78,7 @@ void ballot_merge(struct ballot *ballot, const struct ballot *other)
     *ballot = low;
 }
 
-/* What all ranks come to. The bytes may be those of a hostile rank. */
+/* Returns the result of a vote, which is the same on all ranks. The bytes may come from a hostile rank. */
 static rsd_status settle_vote(struct ballot *ballot)
 {
     rsd_status status = status_received(ballot->status);
@@ -124,6 +124,7 @@ static rsd_status start_ballot_round(struct peer *peer)
     return start_round(peer, &peer->out, &peer->in, sizeof peer->in);
 }
 
+/* Progresses the rounds of a vote, without waiting. *done is set after the last round. */
 static rsd_status poll_rounds(struct peer *peer, bool *moved, bool *done)
 {
     bool over = false;
@@ -162,7 +163,7 @@ rsd_status peer_vote_poll(struct peer *peer, bool *moved, bool *done)
     rsd_status status = RSD_OK;
     *done = peer->transport.nranks == 1;
     if (*done)
-        status = (rsd_status)peer->result.status; /* rsd_error is its own still */
+        status = (rsd_status)peer->result.status; /* rsd_error still has its message */
     else if (host_has_all(peer))
         *done = host_poll(peer);
     else
@@ -176,7 +177,7 @@ rsd_status peer_vote_poll(struct peer *peer, bool *moved, bool *done)
     return settle_vote(&peer->result);
 }
 
-/* Waits for a vote that was started. A failure without agreement breaks the peer. */
+/* Waits for a vote that was started. A failure that ranks have not agreed on breaks the peer. */
 static rsd_status finish_vote(struct peer *peer)
 {
     bool done = false;
@@ -207,6 +208,7 @@ rsd_status peer_vote(struct peer *peer, rsd_status status, const struct peer_cal
 
 /* ---- gathers ---- */
 
+/* Gathers through shared memory, in pieces of HOST_PIECE_NBYTES. Each piece is a vote of its own. */
 static rsd_status gather_on_host(struct peer *peer, rsd_status status, const struct peer_call *call,
                                  const char *own, size_t nbytes, char *all)
 {
@@ -222,6 +224,7 @@ static rsd_status gather_on_host(struct peer *peer, rsd_status status, const str
     return RSD_OK;
 }
 
+/* Waits until the messages of the current round are complete. */
 static rsd_status finish_round(struct peer *peer)
 {
     for (bool done = false; !done;) {
@@ -235,7 +238,7 @@ static rsd_status finish_round(struct peer *peer)
     return RSD_OK;
 }
 
-/* Some bytes of every rank: afterwards blocks[i] is that of the i-th rank below this one. */
+/* Gathers n bytes of every rank. Afterwards blocks[i] is the block of the i-th rank below this one, cyclically. */
 static rsd_status gather_blocks(struct peer *peer, char *blocks, size_t n)
 {
     int64_t nranks = peer->transport.nranks;
@@ -247,6 +250,7 @@ static rsd_status gather_blocks(struct peer *peer, char *blocks, size_t n)
     return RSD_OK;
 }
 
+/* Gathers in rounds, at most `most` bytes of each rank at a time. `blocks` is memory for these. */
 static rsd_status gather_by_messages(struct peer *peer, const char *own, size_t nbytes, char *all,
                                      char *blocks, size_t most)
 {
@@ -262,6 +266,7 @@ static rsd_status gather_by_messages(struct peer *peer, const char *own, size_t 
     return RSD_OK;
 }
 
+/* Votes, and then gathers by messages. */
 static rsd_status vote_and_gather(struct peer *peer, rsd_status status,
                                   const struct peer_call *call, const void *own, size_t nbytes,
                                   void *all)
@@ -334,7 +339,7 @@ rsd_status rsd_transport_nodes(const rsd_transport *given, int32_t *node_of)
         gather_once(&transport, 0, all ? RSD_OK : RSD_ENOMEM, &call, &own, sizeof own, all);
     assert(status || all);
     for (int32_t i = 0; i < transport.nranks && !status; i++) {
-        int32_t first = 0; /* a host has the number of its first rank */
+        int32_t first = 0; /* the number of a host is its lowest rank */
         while (all[first] != all[i])
             first++;
         node_of[i] = first;

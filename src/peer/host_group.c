@@ -1,11 +1,11 @@
-/* host_group.c - ranks of one host, which vote through shared memory.
+/* host_group.c - votes and gathers of the ranks of one host, through shared memory.
  *
- * The lowest rank of a host makes one segment for all of them, with a slot for each:
+ * The lowest rank of a host creates one segment with a slot per rank:
  *
  *     slot of a rank   | ballot and bytes of calls with even numbers | of those with odd numbers |
  *
- * A rank enters the next call only when all have entered the current one, so nobody is two calls ahead, and a ballot
- * stays until all have read it. Only its owner writes to a slot. What is read there is copied before it is used.
+ * A rank enters the next call only when all have entered the current one. So no rank is two calls ahead, and a ballot
+ * stays until all ranks have read it. Only its owner writes to a slot. Data is copied from a slot before it is used.
  */
 #include "peer_state.h"
 
@@ -16,7 +16,7 @@
 
 struct host_slot {
     struct host_ballot {
-        _Alignas(64) _Atomic uint64_t call; /* what follows is of this call */
+        _Alignas(64) _Atomic uint64_t call; /* the call that the fields below belong to */
         struct ballot ballot;
         char data[HOST_PIECE_NBYTES];
     } ballots[2];
@@ -25,11 +25,11 @@ struct host_slot {
 struct host_group {
     struct shared_segment segment;
     struct host_slot *slots;
-    int32_t n, own;        /* ranks; the index of this one */
+    int32_t n, own;        /* number of ranks; index of this rank */
     int32_t *ranks, *pids; /* in ascending order of ranks */
 };
 
-/* What a rank tells the others. */
+/* The data that a rank sends to the others when memory is set up. */
 struct host_offer {
     struct shared_segment_name segment; /* of the lowest rank of a host */
     int32_t pid, status;
@@ -38,7 +38,7 @@ struct host_offer {
 
 /* ---- opening ---- */
 
-/* Whether any two ranks are on one host: every rank comes to the same answer. */
+/* Returns whether any two ranks are on one host. The result is the same on every rank. */
 static bool any_share_host(const int64_t *host_of, int32_t nranks)
 {
     for (int32_t i = 1; i < nranks; i++)
@@ -48,6 +48,7 @@ static bool any_share_host(const int64_t *host_of, int32_t nranks)
     return false;
 }
 
+/* Creates the group of the ranks of this host, without its segment. */
 static rsd_status new_group(const struct peer *peer, const int64_t *host_of,
                             struct host_group **group)
 {
@@ -85,7 +86,7 @@ static void record_failure(struct host_offer *own, rsd_status status)
     snprintf(own->why, sizeof own->why, "%s", status ? rsd_error() : "");
 }
 
-/* The lowest rank makes the segment. */
+/* Creates the segment. Called on the lowest rank of the host. */
 static rsd_status make_segment(struct host_group *group, struct host_offer *own)
 {
     if (group->own > 0 || group->n == 1)
@@ -95,7 +96,7 @@ static rsd_status make_segment(struct host_group *group, struct host_offer *own)
     return RSD_OK;
 }
 
-/* The others open it. */
+/* Opens the segment. Called on the other ranks. */
 static rsd_status open_segment(struct host_group *group, const struct host_offer *offers)
 {
     int32_t lowest = group->ranks[0];
@@ -111,7 +112,7 @@ static rsd_status open_segment(struct host_group *group, const struct host_offer
     return RSD_OK;
 }
 
-/* Whether a rank of this host failed; the note then says which. */
+/* Returns whether a rank of this host failed. If so, writes it to the note. */
 static bool any_failed(struct peer *peer, const struct host_group *group,
                        const struct host_offer *offers)
 {
@@ -126,6 +127,7 @@ static bool any_failed(struct peer *peer, const struct host_group *group,
     return false;
 }
 
+/* Collective. Creates and opens the segment. If a rank of this host fails, the peer stays without shared memory. */
 static rsd_status share_segment(struct peer *peer, rsd_status status, struct host_group *group,
                                 struct host_offer *offers)
 {

@@ -1,9 +1,9 @@
-/* liveness.c - which rank is late, and which is dead.
+/* liveness.c - finds ranks that are late or dead.
  *
- * A rank that waits looks for the processes of its host. When nothing has moved for half of the time-out, it sends
- * every other rank the number of the call that it is in (a roll call), and receives theirs: a rank that has not
- * sent its own when the time is over is the one that the others wait for. A rank that finds a process of its host
- * dead tells the ranks of other hosts in the same way.
+ * A rank that waits checks whether the processes of its host exist. When nothing has moved for half of the time-out,
+ * it starts a liveness check: it sends the number of its current call to every other rank, and receives theirs. When
+ * the time-out is over, a rank that has not sent its number is late. A rank that finds a process of its host dead
+ * reports it to the ranks of other hosts in the same way.
  */
 #include "peer_state.h"
 
@@ -15,7 +15,7 @@
 
 static const double check_seconds = 0.1; /* or a tenth of a shorter time-out */
 
-struct roll_call {
+struct liveness_check {
     struct alive {
         uint64_t call; /* that it is in */
         int64_t dead;  /* a rank that it knows to be dead; -1: none */
@@ -26,126 +26,128 @@ struct roll_call {
     int32_t dead, reporter;
 };
 
-/* ---- roll calls ---- */
+/* ---- liveness checks ---- */
 
 /* A rank that cannot be reached counts as unresponsive. */
 static void receive_alive(struct peer *peer, int32_t rank)
 {
-    struct roll_call *roll = peer->roll_call;
-    (void)peer_recv(peer, rank, TAG_ALIVE, &roll->received[rank], sizeof *roll->received,
-                    &roll->recvs[rank]);
+    struct liveness_check *check = peer->liveness_check;
+    (void)peer_recv(peer, rank, TAG_ALIVE, &check->received[rank], sizeof *check->received,
+                    &check->recvs[rank]);
 }
 
 static void send_alive(struct peer *peer, int32_t rank, const struct alive *alive)
 {
-    (void)peer_send(peer, rank, TAG_ALIVE, alive, sizeof *alive, &peer->roll_call->sends[rank]);
+    (void)peer_send(peer, rank, TAG_ALIVE, alive, sizeof *alive,
+                    &peer->liveness_check->sends[rank]);
 }
 
-static void free_roll_call(struct roll_call *roll)
+static void free_liveness_check(struct liveness_check *check)
 {
-    mem_free(roll->received);
-    mem_free(roll->sends);
-    mem_free(roll->entered);
-    mem_free(roll);
+    mem_free(check->received);
+    mem_free(check->sends);
+    mem_free(check->entered);
+    mem_free(check);
 }
 
-static struct roll_call *new_roll_call(size_t nranks)
+static struct liveness_check *new_liveness_check(size_t nranks)
 {
-    struct roll_call *roll = mem_new(1, sizeof *roll);
-    if (!roll)
+    struct liveness_check *check = mem_new(1, sizeof *check);
+    if (!check)
         return NULL;
-    roll->received = mem_new(nranks, sizeof *roll->received);
-    roll->sends = mem_new(2 * nranks, sizeof *roll->sends);
-    roll->entered = mem_new(2 * nranks, sizeof *roll->entered);
-    if (!roll->received || !roll->sends || !roll->entered) {
-        free_roll_call(roll);
+    check->received = mem_new(nranks, sizeof *check->received);
+    check->sends = mem_new(2 * nranks, sizeof *check->sends);
+    check->entered = mem_new(2 * nranks, sizeof *check->entered);
+    if (!check->received || !check->sends || !check->entered) {
+        free_liveness_check(check);
         return NULL;
     }
-    roll->recvs = roll->sends + nranks;
-    roll->waiting = roll->entered + nranks;
-    roll->dead = -1;
-    return roll;
+    check->recvs = check->sends + nranks;
+    check->waiting = check->entered + nranks;
+    check->dead = -1;
+    return check;
 }
 
-/* Without memory there is no roll call: the time-out then names a rank that this one waits for. */
-static void start_roll_call(struct peer *peer, int32_t dead)
+/* Without memory no check is started. The time-out then names a rank that this rank waits for. */
+static void start_liveness_check(struct peer *peer, int32_t dead)
 {
-    if (peer->roll_call || peer->transport.nranks == 1)
+    if (peer->liveness_check || peer->transport.nranks == 1)
         return;
-    struct roll_call *roll = peer->roll_call = new_roll_call((size_t)peer->transport.nranks);
-    if (!roll)
+    struct liveness_check *check = peer->liveness_check =
+        new_liveness_check((size_t)peer->transport.nranks);
+    if (!check)
         return;
-    roll->own = (struct alive){peer->call, dead};
+    check->own = (struct alive){peer->call, dead};
     for (int32_t i = 0; i < peer->transport.nranks; i++) {
         if (i == peer->transport.rank)
             continue;
         receive_alive(peer, i);
-        send_alive(peer, i, &roll->own);
+        send_alive(peer, i, &check->own);
     }
 }
 
-/* A rank enters a call when all have entered the one before: older numbers were left over. */
+/* A rank enters a call only when all have entered the previous one. So smaller numbers are left over and ignored. */
 static void note_alive(struct peer *peer, int32_t rank)
 {
-    struct roll_call *roll = peer->roll_call;
-    struct alive alive = roll->received[rank];
+    struct liveness_check *check = peer->liveness_check;
+    struct alive alive = check->received[rank];
     if (alive.call >= peer->call)
-        roll->entered[rank] = true;
+        check->entered[rank] = true;
     if (alive.call + 1 >= peer->call)
-        roll->waiting[rank] = true;
+        check->waiting[rank] = true;
     if (alive.call >= peer->call && alive.dead >= 0 && alive.dead < peer->transport.nranks) {
-        roll->dead = (int32_t)alive.dead;
-        roll->reporter = rank;
+        check->dead = (int32_t)alive.dead;
+        check->reporter = rank;
     }
 }
 
 /* EPEER: another rank reports a dead one. */
-static rsd_status poll_roll_call(struct peer *peer)
+static rsd_status poll_liveness_check(struct peer *peer)
 {
-    struct roll_call *roll = peer->roll_call;
-    for (int32_t i = 0; roll && i < peer->transport.nranks; i++) {
+    struct liveness_check *check = peer->liveness_check;
+    for (int32_t i = 0; check && i < peer->transport.nranks; i++) {
         bool sent = false, received = false;
-        peer_test(peer, &roll->sends[i], &sent);
-        peer_test(peer, &roll->recvs[i], &received);
+        peer_test(peer, &check->sends[i], &sent);
+        peer_test(peer, &check->recvs[i], &received);
         if (!received)
             continue;
         note_alive(peer, i);
         receive_alive(peer, i); /* it may report a dead rank later */
     }
-    return roll && roll->dead >= 0 ? fail(RSD_EPEER, "rank %d terminated (reported by rank %d)",
-                                          (int)roll->dead, (int)roll->reporter)
-                                   : RSD_OK;
+    return check && check->dead >= 0 ? fail(RSD_EPEER, "rank %d terminated (reported by rank %d)",
+                                            (int)check->dead, (int)check->reporter)
+                                     : RSD_OK;
 }
 
-/* Only ranks of its host see at once that a rank is dead. A roll call that starts here carries the news itself:
- * so the pointer is read before. */
+/* Reports a dead rank to ranks of other hosts, which cannot detect it. A check that starts here includes the report.
+ * So the pointer is read before: only an older check needs a second message. */
 static void report_dead(struct peer *peer, int32_t dead)
 {
-    struct roll_call *roll = peer->roll_call;
+    struct liveness_check *check = peer->liveness_check;
     if (host_has_all(peer))
         return;
-    start_roll_call(peer, dead);
-    poll_roll_call(peer);
-    if (roll)
-        roll->news = (struct alive){peer->call, dead};
-    for (int32_t i = 0; roll && i < peer->transport.nranks; i++)
-        if (i != peer->transport.rank && !roll->sends[i].active)
-            send_alive(peer, i, &roll->news);
-    poll_roll_call(peer);
+    start_liveness_check(peer, dead);
+    poll_liveness_check(peer);
+    if (check)
+        check->news = (struct alive){peer->call, dead};
+    for (int32_t i = 0; check && i < peer->transport.nranks; i++)
+        if (i != peer->transport.rank && !check->sends[i].active)
+            send_alive(peer, i, &check->news);
+    poll_liveness_check(peer);
 }
 
-static void end_roll_call(struct peer *peer)
+static void end_liveness_check(struct peer *peer)
 {
-    struct roll_call *roll = peer->roll_call;
+    struct liveness_check *check = peer->liveness_check;
     bool unused = true;
-    for (int32_t i = 0; roll && i < peer->transport.nranks; i++) {
-        bool received = peer_cancel(peer, &roll->recvs[i]),
-             sent = peer_cancel(peer, &roll->sends[i]);
+    for (int32_t i = 0; check && i < peer->transport.nranks; i++) {
+        bool received = peer_cancel(peer, &check->recvs[i]),
+             sent = peer_cancel(peer, &check->sends[i]);
         unused = unused && received && sent;
     }
-    peer->roll_call = NULL;
-    if (roll && unused) /* else the transport may still use its memory */
-        free_roll_call(roll);
+    peer->liveness_check = NULL;
+    if (check && unused) /* else the transport may still use its memory */
+        free_liveness_check(check);
 }
 
 /* ---- late ranks ---- */
@@ -155,13 +157,13 @@ static bool has_entered(const struct peer *peer, int32_t rank)
     int32_t index = peer_host_index(peer, rank);
     if (index >= 0)
         return host_has_entered(peer, index);
-    return !peer->roll_call || peer->roll_call->entered[rank];
+    return !peer->liveness_check || peer->liveness_check->entered[rank];
 }
 
-/* Whether a rank waits neither in this call nor in the one before: then the others wait for it, in whichever call. */
+/* Whether a rank waits neither in this call nor in the previous one. Then the other ranks wait for it. */
 static bool is_unresponsive(const struct peer *peer, int32_t rank)
 {
-    return peer->roll_call && !peer->roll_call->waiting[rank];
+    return peer->liveness_check && !peer->liveness_check->waiting[rank];
 }
 
 static bool is_waited_for(const struct peer *peer, int32_t rank, peer_waits_for *waits_for,
@@ -173,8 +175,8 @@ static bool is_waited_for(const struct peer *peer, int32_t rank, peer_waits_for 
     return !host_has_all(peer) || !has_entered(peer, rank);
 }
 
-static rsd_status name_late(const struct peer *peer, int32_t rank, const char *problem,
-                            peer_waits_for *waits_for, void *context)
+static rsd_status fail_late_rank(const struct peer *peer, int32_t rank, const char *problem,
+                                 peer_waits_for *waits_for, void *context)
 {
     char what[ERROR_TEXT_NCHARS] = "";
     bool known = waits_for && waits_for(context, rank, what, sizeof what);
@@ -182,8 +184,8 @@ static rsd_status name_late(const struct peer *peer, int32_t rank, const char *p
                 problem, known ? " (" : "", what, known ? ")" : "");
 }
 
-/* First looks for unresponsive ranks, then for others; of both first for those that have not entered the call, beginning
- * with the rank that the current round waits for. */
+/* Searches unresponsive ranks first, then the others; in both cases, ranks that have not entered the call first. The
+ * search starts with the rank that the current round waits for. */
 static rsd_status find_late(const struct peer *peer, peer_waits_for *waits_for, void *context)
 {
     int32_t n = peer->transport.nranks, first = round_source(peer);
@@ -194,18 +196,18 @@ static rsd_status find_late(const struct peer *peer, peer_waits_for *waits_for, 
             if (rank == peer->transport.rank || (unresponsive && !is_unresponsive(peer, rank)))
                 continue;
             if (absent && !has_entered(peer, rank))
-                return name_late(peer, rank, "has not entered the call", waits_for, context);
+                return fail_late_rank(peer, rank, "has not entered the call", waits_for, context);
             if (!absent && (peer->voting || is_waited_for(peer, rank, waits_for, context)))
-                return name_late(peer, rank, "stopped responding", waits_for, context);
+                return fail_late_rank(peer, rank, "stopped responding", waits_for, context);
         }
     return fail(RSD_ETIMEOUT, "timed out after %g s", peer->timeout);
 }
 
 /* ---- dead ranks ---- */
 
-/* What a process did last is received before it is looked for again: only then it counts as dead. A rank that has
- * done its part may end. */
-static rsd_status look_for_dead(struct peer *peer, peer_waits_for *waits_for, void *context)
+/* A process counts as dead if two checks in a row do not find it: its last messages are received in between. A rank
+ * that nothing is expected from may end. */
+static rsd_status find_dead(struct peer *peer, peer_waits_for *waits_for, void *context)
 {
     int32_t dead = -1, pid = 0;
     for (int32_t i = 0; i < peer_host_nranks(peer) && dead < 0; i++) {
@@ -238,7 +240,7 @@ void peer_moved(struct peer *peer)
 
 void peer_wait_end(struct peer *peer)
 {
-    end_roll_call(peer);
+    end_liveness_check(peer);
 }
 
 rsd_status peer_idle(struct peer *peer, peer_waits_for *waits_for, void *context)
@@ -246,13 +248,13 @@ rsd_status peer_idle(struct peer *peer, peer_waits_for *waits_for, void *context
     double now = seconds_now(), waited = now - peer->since;
     if (now - peer->checked > check_seconds || now - peer->checked > peer->timeout / 10) {
         peer->checked = now;
-        TRY(look_for_dead(peer, waits_for, context));
+        TRY(find_dead(peer, waits_for, context));
         if (waited > peer->timeout / 2)
-            start_roll_call(peer, -1);
-        TRY(poll_roll_call(peer));
+            start_liveness_check(peer, -1);
+        TRY(poll_liveness_check(peer));
     }
     if (waited > peer->timeout) {
-        TRY(poll_roll_call(peer));
+        TRY(poll_liveness_check(peer));
         return find_late(peer, waits_for, context);
     }
     sched_yield();

@@ -1,4 +1,4 @@
-/* packing.c - bytes that a rank sends or receives in a step. */
+/* packing.c - packs values into the payload of a step, and unpacks them. */
 #include "peer.h"
 
 rsd_status payload_put(struct payload *payload, const void *bytes, size_t n)

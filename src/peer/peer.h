@@ -1,7 +1,7 @@
 /* peer.h - communication between ranks, except tensor data.
  *
- * Two protocols: rounds carry votes and small gathers, by messages or, on one host, through shared memory;
- * steps carry long work, which rank 0 collects while every rank sends heartbeats.
+ * There are two protocols. Rounds are for votes and small gathers, by messages or, on one host, through shared memory.
+ * Steps are for long work: rank 0 collects the results while every rank sends heartbeats.
  */
 #ifndef PEER_H
 #define PEER_H
@@ -16,7 +16,7 @@ enum peer_tag {
     TAG_REDUCE = 4, /* reductions are in stage 0 only */
     TAG_VOTE = 5,
     TAG_ALIVE = 6,
-    TAG_NEXT = 7,   /* how many a peer uses */
+    TAG_NEXT = 7,   /* the number of tags of a peer */
     TAG_STASH = 16, /* the first tag of a stash */
     TAG_STEP = 60,  /* the first of four */
     TAG_END = 64
@@ -27,20 +27,20 @@ enum { MAX_STAGES = TAG_REDUCE - TAG_DATA };
 
 struct peer;
 
-/* Copies a table of functions and checks it. EINVAL: a rank that is not in the group, or a missing function. */
+/* Copies and checks a transport. EINVAL: the rank is out of range, or a function is missing. */
 rsd_status peer_check_transport(const rsd_transport *given, rsd_transport *transport);
 
 /* Local. Requires a checked transport, whose functions must outlive the peer. A timeout of 0 or less means
- * DEFAULT_TIMEOUT. ENOMEM: this rank cannot tell the others, which time out. */
+ * DEFAULT_TIMEOUT. ENOMEM: this rank cannot notify the others, which time out. */
 rsd_status peer_open(const rsd_transport *transport, double timeout, int32_t first_tag,
                      struct peer **peer);
-/* Gives up what is under way. Memory that the transport may still use is never freed. Accepts NULL. */
+/* Cancels messages in progress. Memory that the transport may still use is never freed. Accepts NULL. */
 void peer_close(struct peer *peer);
 
 int32_t peer_rank(const struct peer *peer);
 int32_t peer_nranks(const struct peer *peer);
 
-/* A message under way. Starts as {0}. */
+/* A message in progress. Initialize with {0}. */
 struct peer_request {
     void *request;
     bool active;
@@ -54,102 +54,101 @@ rsd_status peer_test(const struct peer *peer, struct peer_request *request, bool
 /* Makes a request inactive. Returns false if the transport may still use its memory. */
 bool peer_cancel(const struct peer *peer, struct peer_request *request);
 
-/* After a failure that ranks have not agreed on: gives up what is under way. Only peer_close may follow. */
+/* Cancels messages in progress, after a failure that ranks have not agreed on. Only peer_close may follow. */
 void peer_break(struct peer *peer);
-/* EINVAL: the peer is broken. */
+/* Returns EINVAL if the peer is broken. */
 rsd_status peer_check_usable(const struct peer *peer);
 
 /* ---- gather.c: votes and small gathers ---- */
 
 enum { CALL_NAME_NCHARS = 48 };
 
-/* What a rank calls. All ranks of a vote must call the same with the same arguments. */
+/* A call and its arguments, which must be the same on all ranks of a vote. */
 struct peer_call {
     char name[CALL_NAME_NCHARS]; /* for errors: "rsd_stash_get of buffer 3"; filled with zeros */
     struct hash arguments;
 };
 struct peer_call peer_call_named(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Collective. Returns the same on every rank: the status of the lowest rank that failed, or EMISMATCH if a
- * rank calls something else than rank 0; the error names the rank. A failure that ranks have not agreed on
- * (EPEER, ETIMEOUT or one of the transport) breaks the peer. With one rank, returns `status` at once. */
+/* Collective. Returns the same on every rank: the status of the lowest rank that failed, or EMISMATCH if the call of a
+ * rank differs from that of rank 0. The error names the rank. A failure that ranks have not agreed on (EPEER, ETIMEOUT
+ * or one of the transport) breaks the peer. With one rank, returns `status` at once. */
 rsd_status peer_vote(struct peer *peer, rsd_status status, const struct peer_call *call);
 
-/* Collective. A vote, and if it succeeds every rank's nbytes bytes in the order of ranks. */
+/* Collective. Votes, and then gathers nbytes of every rank into `all`, in the order of ranks. */
 rsd_status peer_gather(struct peer *peer, rsd_status status, const struct peer_call *call,
                        const void *own, size_t nbytes, void *all);
 
-/* A vote in two parts, without waiting and without allocating. A status from peer_vote_poll with *done set
- * was agreed on; without, the caller must break the peer. */
+/* A vote in two parts, which neither wait nor allocate. If peer_vote_poll fails with *done set, all ranks return the
+ * same status. If it fails with *done not set, the caller must call peer_break. */
 void peer_vote_start(struct peer *peer, rsd_status status, const struct peer_call *call);
 rsd_status peer_vote_poll(struct peer *peer, bool *moved, bool *done);
 
 /* ---- host_group.c: ranks of one host, which share memory ---- */
 
-/* Collective. Ranks with the same number in host_of share memory from here on: if these are all ranks, votes
- * and gathers need no messages. Where memory cannot be shared, messages are used: that is not a failure. Does nothing
- * the second time. */
+/* Collective. Lets ranks with the same number in host_of share memory. If these are all ranks, votes and gathers need
+ * no messages. If memory cannot be shared, messages are used, and the call succeeds. Does nothing the second time. */
 rsd_status peer_share_host(struct peer *peer, const int64_t *host_of);
-/* Whether any ranks are on one host: the same on all ranks. */
+/* Returns whether any two ranks are on one host. The result is the same on all ranks. */
 bool peer_any_host_shared(const struct peer *peer);
 
-/* The ranks that share memory with this one: their number with this rank, 0 if none; the rank at an index,
- * in ascending order; and the index of a rank, -1 if it does not. */
+/* The group of ranks that share memory, including this rank, in ascending order. Return their number (0 if no memory
+ * is shared), the rank at an index, and the index of a rank (-1 if it is not in the group). */
 int32_t peer_host_nranks(const struct peer *peer);
 int32_t peer_host_rank(const struct peer *peer, int32_t index);
 int32_t peer_host_index(const struct peer *peer, int32_t rank);
-/* Why memory is not shared. */
+/* Returns why memory is not shared. */
 const char *peer_host_note(const struct peer *peer);
 
 /* ---- liveness.c: ranks that are late or dead ---- */
 
-/* Whether this rank waits for data from or to a rank; then writes which into `what`, for errors. */
+/* Returns whether this rank waits for a message from or to `rank`. If so, writes a description to `what`. */
 typedef bool peer_waits_for(void *context, int32_t rank, char *what, size_t n);
 
-/* Around a loop that waits. peer_moved: something has moved since. */
+/* Called before a loop that waits, in it when something has moved, and after it. */
 void peer_wait_start(struct peer *peer);
 void peer_moved(struct peer *peer);
 void peer_wait_end(struct peer *peer);
 
-/* In such a loop, when nothing moved: yields. EPEER: a process of this host terminated, or another rank
- * reports that one did. ETIMEOUT: nothing moved for the time-out. Both name the rank. */
+/* Called in such a loop when nothing has moved. Yields the CPU. EPEER: a process of this host terminated, or another
+ * rank reports that one did. ETIMEOUT: nothing moved for the time-out. Both name the rank. */
 rsd_status peer_idle(struct peer *peer, peer_waits_for *waits_for, void *context);
 
-/* ---- packing.c: bytes that a rank sends or receives in a step ---- */
+/* ---- packing.c ---- */
 
-/* Starts as {0}. */
+/* Bytes that a rank sends or receives in a step. Initialize with {0}. */
 struct payload {
     char *bytes;
     size_t n, capacity;
 };
 rsd_status payload_put(struct payload *payload, const void *bytes, size_t n);
-/* Copies n bytes from *at on, and moves *at on. EPEER: there are fewer. */
+/* Copies n bytes from *at on, and advances *at. EPEER: the payload has fewer. */
 rsd_status payload_take(const struct payload *payload, size_t *at, void *out, size_t n);
 void payload_drop(struct payload *payload);
 
-/* ---- step.c: steps that all ranks take together ---- */
+/* ---- step.c ---- */
 
-/* One step of this rank. The work runs in a thread of its own, unless there is one rank only. It may return
- * ECANCELLED early once `stop` is set. The other ranks are told what it counts. */
+/* A collective step, as one rank sees it. The work runs in a separate thread, unless there is one rank only. It may
+ * return ECANCELLED once `stop` is set. Its counts of bytes are sent to the other ranks. */
 struct peer_step {
     rsd_status (*work)(
-        void *context); /* NULL: it is done, with the status `already` and rsd_error */
+        void *context); /* NULL: the work is done, with the status `already` and rsd_error */
     rsd_status already;
     rsd_status (*merge)(void *context, const struct payload *all,
                         struct payload *result); /* on rank 0; NULL: the result is empty */
     void *context;
-    bool lead;                    /* only rank 0 works: errors do not name it, no progress */
-    struct payload own;           /* set by the work */
-    struct payload result;        /* what rank 0 merged: the caller drops both */
+    bool lead;          /* only rank 0 works: errors do not name it, and no progress is reported */
+    struct payload own; /* set by the work */
+    struct payload result;        /* what rank 0 merged. The caller drops both payloads */
     rsd_on_progress *on_progress; /* called by the calling thread, for all ranks together */
     void *progress_context;
     _Atomic bool stop;
     _Atomic int64_t nbytes_done, nbytes_total; /* of this rank */
 };
 
-/* Collective. Returns the same on all ranks: RSD_OK, or the status of the first rank that failed by itself.
- * timeout: seconds without a heartbeat after which a rank counts as lost; 0: DEFAULT_TIMEOUT. After ETIMEOUT
- * or EPEER that no work returned, the transport must not be used again. With one rank (transport->nranks is
+/* Collective. Returns the same on all ranks: RSD_OK, or the status of the first rank that failed by itself. A rank is
+ * lost if it sends no heartbeat for `timeout` seconds (0: DEFAULT_TIMEOUT). If a rank is lost (ETIMEOUT) or the
+ * transport fails (EPEER), the transport must not be used again. With one rank (transport->nranks is
  * 1) the work runs in the calling thread, and the functions of the transport may be NULL. */
 rsd_status peer_step(const rsd_transport *transport, double timeout, struct peer_step *step);
 

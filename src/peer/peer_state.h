@@ -6,12 +6,13 @@
 
 enum { ERROR_TEXT_NCHARS = 120 };
 
-/* What the ranks that were counted so far come to. Merging is a function of the set of ranks, so a rank may be
- * counted twice. It travels as bytes: all of them are set. */
+/* The result of a vote over some of the ranks. Merging depends only on the set of ranks, so a rank may be merged
+ * twice. A ballot is sent as bytes, so all of its bytes are set. */
 struct ballot {
     int32_t failed, status; /* the lowest rank that failed, and its status; RSD_OK: none */
     char message[ERROR_TEXT_NCHARS];
-    int32_t lowest, differs; /* the lowest rank; the lowest that calls something else, -1: none */
+    int32_t lowest,
+        differs; /* the lowest rank; the lowest rank whose call differs from its call, -1: none */
     struct peer_call call, other_call; /* of these two */
 };
 
@@ -33,32 +34,32 @@ struct peer {
     char host_note[ERROR_TEXT_NCHARS + 40];
 
     double since;    /* when something last moved, or waiting began */
-    double checked;  /* when processes were last looked for */
+    double checked;  /* when processes were last checked */
     int32_t suspect; /* a rank whose process did not exist then; -1: none */
-    struct roll_call *roll_call;
+    struct liveness_check *liveness_check;
 };
 
 /* ---- peer.c ---- */
 
-/* A status that another rank sent: EPEER if there is none with this number. */
+/* Returns the status with a number that another rank sent, or EPEER if the number is invalid. */
 rsd_status status_received(int64_t number);
 
 /* ---- gather.c ---- */
 
 void ballot_merge(struct ballot *ballot, const struct ballot *other);
-/* Whether merging the ballots of two ranks would find nothing. */
+/* Returns whether merging two ballots finds no failure and no difference. */
 bool ballot_agrees(const struct ballot *ballot, const struct ballot *other);
 
 /* ---- host_group.c ---- */
 
-enum { HOST_PIECE_NBYTES = 256 }; /* of one rank in one gather */
+enum { HOST_PIECE_NBYTES = 256 }; /* most bytes of a rank in one gather */
 
-/* Whether all ranks share memory. */
+/* Returns whether all ranks share memory. */
 bool host_has_all(const struct peer *peer);
 /* Publishes this rank's ballot for the current call, and bytes beside it. */
 void host_enter(struct peer *peer, const void *data, size_t n);
 bool host_has_entered(const struct peer *peer, int32_t index);
-/* Whether all ranks have entered; then peer->result is that of all. */
+/* Returns whether all ranks have entered the call. If so, peer->result is the result of all. */
 bool host_poll(struct peer *peer);
 void host_read(const struct peer *peer, int32_t index, void *data, size_t n);
 int32_t host_pid(const struct peer *peer, int32_t index);
@@ -66,7 +67,7 @@ void host_close(struct peer *peer);
 
 /* ---- liveness.c ---- */
 
-/* The rank that the current round receives from. */
+/* Returns the rank that the current round receives from. */
 int32_t round_source(const struct peer *peer);
 
 #endif

@@ -1,15 +1,15 @@
-/* step.c - steps that all ranks take together, and end with one status.
+/* step.c - collective steps: all ranks work, and return the same status.
  *
  *     rank 0   work ...... finished | receives all  merges  sends the result |
  *     rank 1   work .. finished     | sends its payload             receives |
  *     rank 2   work ......... finished  sends its payload           receives |
  *
- * Rank 0 exchanges messages with every rank, the others with rank 0 only. The work runs in a thread of its own,
- * while the calling thread sends heartbeats: so a slow rank is distinguished from a dead one. A rank that fails or is
- * cancelled says so at once, and the others stop.
+ * Rank 0 exchanges messages with every rank, the others with rank 0 only. The work runs in a separate thread, while
+ * the calling thread sends heartbeats. So a slow rank is distinguished from a dead one. If a rank fails or is
+ * cancelled, the others stop at once.
  *
- * Invariant: the messages of a pair are a sequence that both sides know (heartbeats, the last one, its payload), so
- * a step that ended in an agreed status leaves nothing in the transport.
+ * Invariant: both sides of a pair know the sequence of its messages (heartbeats, the last heartbeat, its payload). So
+ * a step that ends with an agreed status leaves nothing in the transport.
  */
 #include "peer_state.h"
 
@@ -24,7 +24,7 @@ _Static_assert((int)TAG_STEP + (int)NTAGS <= (int)TAG_END, "a transport has 64 t
 
 enum { CHUNK_NBYTES = 1 << 24, MESSAGE_NCHARS = 1024 };
 static const double beat_seconds = 0.2, progress_seconds = 0.05;
-static const double farewell_seconds = 2; /* to tell the others that a rank is lost */
+static const double farewell_seconds = 2; /* time to notify the others that a rank is lost */
 
 enum beat_kind {
     BEAT_WORKING,  /* the rank is alive */
@@ -35,7 +35,7 @@ enum beat_kind {
 };
 
 struct heartbeat {
-    int64_t kind, status, stopped; /* stopped: it failed only because others did */
+    int64_t kind, status, stopped; /* stopped: the work failed only because it was told to stop */
     int64_t nbytes_done, nbytes_total;
     uint64_t npayload;
 };
@@ -47,26 +47,26 @@ struct chunked_payload {
     struct peer_request request;
 };
 
-/* The rank at the other end. */
+/* Another rank that this rank exchanges messages with. */
 struct member {
     int32_t rank;
     struct heartbeat in, out, latest; /* being received, being sent, and the last one received */
     struct peer_request in_request, out_request;
     struct chunked_payload in_payload, out_payload;
-    struct payload payload; /* that came with its last heartbeat */
+    struct payload payload; /* that followed its last heartbeat */
     double received_at, sent_at;
-    bool last_started; /* to send the last heartbeat */
-    bool complete;     /* all that it sends was received */
+    bool last_started; /* sending the last heartbeat has started */
+    bool complete;     /* everything that it sends was received */
 };
 
-/* This rank in a step. A transport may use its memory after a failure: so it is allocated. */
+/* The state of this rank in a step. It is allocated, since a transport may still use it after a failure. */
 struct step_run {
     struct peer peer; /* for its transport, tags and time-out */
     struct peer_step *step;
     pthread_t thread;
     bool threaded, joined, cancelled;
     _Atomic bool finished;
-    rsd_status returned, status; /* by the thread; of this rank, and at the end of all */
+    rsd_status returned, status; /* of the thread; of this rank, and at the end of all ranks */
     char message[MESSAGE_NCHARS], result_message[MESSAGE_NCHARS]; /* of the work; of all */
     bool closing;
     double progress_at;
@@ -87,6 +87,7 @@ static void *work_in_thread(void *context)
     return NULL;
 }
 
+/* Starts the work in a thread, or takes its status if it is done already. */
 static void start_work(struct step_run *run)
 {
     if (!run->step->work) {
@@ -96,7 +97,7 @@ static void start_work(struct step_run *run)
         return;
     }
     run->threaded = pthread_create(&run->thread, NULL, work_in_thread, run) == 0;
-    if (!run->threaded) /* then without heartbeats meanwhile */
+    if (!run->threaded) /* no thread could be started: the work runs without heartbeats */
         work_in_thread(run);
 }
 
@@ -110,7 +111,7 @@ static void join_work(struct step_run *run)
     run->status = run->returned;
 }
 
-/* Work that was done before it could be stopped counts as cancelled too. */
+/* Work that finished before it could be stopped counts as cancelled too. */
 static void note_cancelled(struct step_run *run)
 {
     if (!run->cancelled || !run->joined || run->status)
@@ -121,12 +122,13 @@ static void note_cancelled(struct step_run *run)
              (long long)atomic_load(&run->step->nbytes_total));
 }
 
-/* Whether it failed only because it was told to stop. */
+/* Returns whether the work failed only because it was told to stop. */
 static bool was_stopped(const struct step_run *run)
 {
     return run->status == RSD_ECANCELLED && !run->cancelled && run->closing;
 }
 
+/* Returns the kind of the next heartbeat of this rank. */
 static int64_t own_kind(const struct step_run *run)
 {
     if (!run->joined)
@@ -134,7 +136,9 @@ static int64_t own_kind(const struct step_run *run)
     return run->status && !was_stopped(run) ? BEAT_FAILED : BEAT_FINISHED;
 }
 
-static void report_progress(struct step_run *run, double now, bool finally)
+/* Calls on_progress with the sums of all ranks, at most every progress_seconds unless `finally`. Cancels the step
+ * if it returns non-zero. */
+static void report_step_progress(struct step_run *run, double now, bool finally)
 {
     struct peer_step *step = run->step;
     if (!step->on_progress || run->cancelled || run->closing)
@@ -145,7 +149,7 @@ static void report_progress(struct step_run *run, double now, bool finally)
     rsd_progress progress = {.struct_nbytes = sizeof progress};
     progress.nbytes_done = atomic_load(&step->nbytes_done);
     progress.nbytes_total = atomic_load(&step->nbytes_total);
-    if (run->peer.transport.rank > 0) { /* what rank 0 added up, which is older */
+    if (run->peer.transport.rank > 0) { /* the sums of rank 0, which are older */
         const struct heartbeat *all = &run->members[0].latest;
         progress.nbytes_done = max_i64(progress.nbytes_done, all->nbytes_done);
         progress.nbytes_total = max_i64(progress.nbytes_total, all->nbytes_total);
@@ -162,35 +166,39 @@ static void report_progress(struct step_run *run, double now, bool finally)
     }
 }
 
+/* Makes the next heartbeat to every member due at once. */
 static void send_beats_now(struct step_run *run)
 {
     for (int32_t i = 0; i < run->nmembers; i++)
         run->members[i].sent_at = 0;
 }
 
+/* Joins the thread when the work is finished, and reports progress. If the state of this rank changed, the next
+ * heartbeat is sent at once. */
 static void check_work(struct step_run *run, double now)
 {
     if (!run->joined && atomic_load(&run->finished)) {
         join_work(run);
         note_cancelled(run);
         if (!run->status)
-            report_progress(run, now, true);
+            report_step_progress(run, now, true);
         send_beats_now(run);
     }
     int64_t before = own_kind(run);
-    report_progress(run, now, false);
+    report_step_progress(run, now, false);
     if (own_kind(run) != before)
         send_beats_now(run);
 }
 
 /* ---- messages with one member ---- */
 
+/* Returns whether this rank is not rank 0. */
 static bool is_member(const struct step_run *run)
 {
     return run->peer.transport.rank > 0;
 }
 
-/* Starts a heartbeat. With the last one, the payload follows. */
+/* Starts to send a heartbeat. The payload follows the last one. */
 static rsd_status send_beat(struct step_run *run, struct member *member, int64_t kind, double now)
 {
     const struct peer_step *step = run->step;
@@ -211,9 +219,9 @@ static rsd_status send_beat(struct step_run *run, struct member *member, int64_t
     return RSD_OK;
 }
 
-/* Moves a payload on by at most one chunk. */
-static rsd_status push_payload(struct step_run *run, struct chunked_payload *payload, int32_t rank,
-                               bool sending, bool *moved)
+/* Sends or receives at most one chunk of a payload, without waiting. */
+static rsd_status progress_payload(struct step_run *run, struct chunked_payload *payload,
+                                   int32_t rank, bool sending, bool *moved)
 {
     bool up = sending == is_member(run), arrived = false;
     int32_t tag = up ? UP_PAYLOAD_TAG : DOWN_PAYLOAD_TAG;
@@ -238,14 +246,16 @@ static bool is_sending(const struct member *member)
     return member->out_request.active || unsent;
 }
 
-static rsd_status push_outgoing(struct step_run *run, struct member *member, bool *moved)
+/* Completes the heartbeat that is being sent. After the last one, sends the payload. */
+static rsd_status progress_outgoing(struct step_run *run, struct member *member, bool *moved)
 {
     TRY(peer_test(&run->peer, &member->out_request, moved));
     if (member->out_request.active || !member->last_started)
         return RSD_OK;
-    return push_payload(run, &member->out_payload, member->rank, true, moved);
+    return progress_payload(run, &member->out_payload, member->rank, true, moved);
 }
 
+/* Checks a heartbeat that arrived. After the last one, prepares to receive the payload. */
 static rsd_status read_beat(struct member *member)
 {
     member->latest = member->in;
@@ -262,12 +272,13 @@ static rsd_status read_beat(struct member *member)
     return RSD_OK;
 }
 
-static rsd_status push_incoming(struct step_run *run, struct member *member, double now,
-                                bool *moved)
+/* Receives heartbeats and the payload of a member, without waiting. */
+static rsd_status progress_incoming(struct step_run *run, struct member *member, double now,
+                                    bool *moved)
 {
     bool arrived = false;
     if (member->latest.kind == BEAT_LAST) {
-        TRY(push_payload(run, &member->in_payload, member->rank, false, &arrived));
+        TRY(progress_payload(run, &member->in_payload, member->rank, false, &arrived));
         member->complete = member->in_payload.done == member->in_payload.nbytes;
     } else if (!member->in_request.active) {
         TRY(peer_recv(&run->peer, member->rank, is_member(run) ? DOWN_TAG : UP_TAG, &member->in,
@@ -284,7 +295,8 @@ static rsd_status push_incoming(struct step_run *run, struct member *member, dou
     return RSD_OK;
 }
 
-static rsd_status name_failure(rsd_status status, const struct member *member)
+/* Turns a failure of the transport into EPEER, which names the member. */
+static rsd_status fail_transport_in(rsd_status status, const struct member *member)
 {
     return status ? fail_in(RSD_EPEER,
                             "transport failed with %s at rank %d: ", rsd_status_name(status),
@@ -292,16 +304,17 @@ static rsd_status name_failure(rsd_status status, const struct member *member)
                   : RSD_OK;
 }
 
+/* Sends and receives what is due between this rank and a member. ETIMEOUT: no heartbeat arrived in time. */
 static rsd_status serve_member(struct step_run *run, struct member *member, int64_t kind,
                                double now, bool *moved)
 {
-    rsd_status status = member->complete ? RSD_OK : push_incoming(run, member, now, moved);
+    rsd_status status = member->complete ? RSD_OK : progress_incoming(run, member, now, moved);
     bool busy = member->out_request.active || member->last_started;
     if (!status && !busy && now - member->sent_at >= beat_seconds)
         status = send_beat(run, member, kind, now);
     if (!status)
-        status = push_outgoing(run, member, moved);
-    TRY(name_failure(status, member));
+        status = progress_outgoing(run, member, moved);
+    TRY(fail_transport_in(status, member));
     if (now - member->received_at <= run->peer.timeout || member->complete)
         return RSD_OK;
     return fail(RSD_ETIMEOUT, "timed out: no heartbeat from rank %d for %g s", (int)member->rank,
@@ -330,9 +343,10 @@ static rsd_status send_last_beat(struct step_run *run, struct member *lead, doub
     else if (!was_stopped(run))
         lead->out_payload =
             (struct chunked_payload){.data = run->message, .nbytes = strlen(run->message)};
-    return name_failure(send_beat(run, lead, BEAT_LAST, now), lead);
+    return fail_transport_in(send_beat(run, lead, BEAT_LAST, now), lead);
 }
 
+/* Runs the step on a rank other than 0, until rank 0 has sent the result. */
 static rsd_status run_as_member(struct step_run *run)
 {
     struct member *lead = &run->members[0];
@@ -348,13 +362,13 @@ static rsd_status run_as_member(struct step_run *run)
         }
         ended = lead->complete && ended == 0 ? now : ended;
         if (lead->complete && (!lead->last_started || now - ended > farewell_seconds))
-            break; /* rank 0 went on without this rank */
+            break; /* rank 0 continued without this rank */
         if (run->closing && run->joined && !lead->out_request.active && !lead->last_started)
             TRY(send_last_beat(run, lead, now));
         pause_loop(moved, &nidle);
     }
     rsd_status status = (rsd_status)lead->latest.status;
-    if (status) /* the payload is the error */
+    if (status) /* the payload is the error message */
         return fail(status, "%.*s", (int)lead->payload.n, lead->payload.bytes);
     run->step->result = lead->payload;
     lead->payload = (struct payload){0};
@@ -383,7 +397,7 @@ static bool count_members(struct step_run *run, int64_t *nfinished)
     return complete;
 }
 
-/* Until every rank has sent its last heartbeat. */
+/* Waits until every rank has sent its last heartbeat and its payload. */
 static rsd_status collect_members(struct step_run *run)
 {
     for (int nidle = 0;;) {
@@ -414,8 +428,8 @@ static bool same_failure(const struct step_run *run, const struct member *member
            memcmp(member->payload.bytes, run->message, member->payload.n) == 0;
 }
 
-/* The status of all: that of the first rank which failed by itself. EFORMAT is about a file, whichever rank read
- * it: the rank is not named. */
+/* Returns the status of the step: that of the first rank that failed by itself. EFORMAT is about a file, which any
+ * rank may have read, so the error does not name the rank. */
 static rsd_status find_failure(const struct step_run *run)
 {
     bool all_same = true;
@@ -436,6 +450,7 @@ static rsd_status find_failure(const struct step_run *run)
     return RSD_OK;
 }
 
+/* Merges the payloads of all ranks into the result, on rank 0. */
 static rsd_status merge_payloads(struct step_run *run)
 {
     struct peer_step *step = run->step;
@@ -450,7 +465,7 @@ static rsd_status merge_payloads(struct step_run *run)
     return status;
 }
 
-/* Sends all ranks the result. If a rank is lost, only to those that still receive, for a moment. */
+/* Sends the result to all ranks. If a rank is lost, waits only farewell_seconds for the others. */
 static rsd_status send_result(struct step_run *run, rsd_status status, bool lost)
 {
     struct chunked_payload payload = {.data = run->step->result.bytes,
@@ -473,9 +488,9 @@ static rsd_status send_result(struct step_run *run, rsd_status status, bool lost
             if (!member->out_request.active && !member->last_started)
                 pushed = send_beat(run, member, BEAT_LAST, now);
             if (!pushed)
-                pushed = push_outgoing(run, member, &moved);
+                pushed = progress_outgoing(run, member, &moved);
             if (pushed && !lost)
-                return name_failure(pushed, member);
+                return fail_transport_in(pushed, member);
             left += !pushed && (!member->last_started || is_sending(member));
         }
         if (left > 0 && now - began > limit)
@@ -485,6 +500,7 @@ static rsd_status send_result(struct step_run *run, rsd_status status, bool lost
     return status ? fail(status, "%s", run->result_message) : RSD_OK;
 }
 
+/* Runs the step on rank 0: collects all ranks, merges, and sends the result. */
 static rsd_status run_as_lead(struct step_run *run)
 {
     rsd_status status = collect_members(run);
@@ -500,6 +516,7 @@ static rsd_status run_as_lead(struct step_run *run)
 
 /* ---- all ranks ---- */
 
+/* Creates the state of a step. Rank 0 has all others as members, the others rank 0. */
 static rsd_status open_run(const rsd_transport *transport, double timeout, struct peer_step *step,
                            struct step_run **run)
 {
@@ -520,7 +537,7 @@ static rsd_status open_run(const rsd_transport *transport, double timeout, struc
     return RSD_OK;
 }
 
-/* What the transport may still use is never freed: not even a payload, which the caller would drop. */
+/* Memory that the transport may still use is never freed, not even a payload, which the caller would drop. */
 static void close_run(struct step_run *run)
 {
     bool unused = true, payloads_unused = true;
@@ -559,7 +576,7 @@ rsd_status peer_step(const rsd_transport *transport, double timeout, struct peer
     start_work(run);
     rsd_status status = transport->rank == 0 ? run_as_lead(run) : run_as_member(run);
     atomic_store(&step->stop, true);
-    if (!run->joined) { /* a rank is lost, and the work is in vain */
+    if (!run->joined) { /* a rank is lost, so the work is useless */
         char message[MESSAGE_NCHARS];
         snprintf(message, sizeof message, "%s", rsd_error());
         join_work(run);

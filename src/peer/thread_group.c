@@ -1,8 +1,8 @@
 /* thread_group.c - a transport between threads of one process: every rank is a thread.
  *
- * A message waits in the inbox of its receiver, and its bytes stay where they are. A test of a receive finds it there
- * and copies the bytes; then the sender's test says done. Receives from one rank with one tag get messages in the
- * order in which they were started.
+ * A send puts a message into the inbox of the receiver. Its bytes stay with the sender. A test of a receive finds the
+ * message and copies the bytes. Then the send is done. Receives from one rank with one tag match messages in the order
+ * in which they were started.
  *
  * Invariants:
  *   (1) A message is in an inbox from its send until it is taken or cancelled, so a run that failed leaves nothing
@@ -14,7 +14,7 @@
 #include <pthread.h>
 #include <sched.h>
 
-/* A send or a receive, from its start until its test says done. */
+/* A send or a receive, from its start until it is done. */
 struct thread_message {
     int32_t from, to, tag;
     bool receives;
@@ -22,7 +22,7 @@ struct thread_message {
     const char *out;
     char *in;
     size_t nbytes;
-    size_t narrived; /* of a receive: bytes of the message that it got */
+    size_t narrived; /* of a receive: bytes of the message that it matched */
     struct thread_message *next;
 };
 
@@ -31,8 +31,8 @@ struct thread_rank {
     int32_t rank;
     pthread_mutex_t lock;
     struct thread_message *first, **last; /* the inbox */
-    struct thread_message *receives;      /* that were started, the first one first */
-    struct thread_message *unused;        /* of this rank, to be used again */
+    struct thread_message *receives;      /* receives in progress, in the order of their start */
+    struct thread_message *unused;        /* messages of this rank that can be reused */
 };
 
 struct rsd_thread_group {
@@ -112,7 +112,7 @@ static rsd_status thread_recv(void *context, int32_t from, int32_t tag, void *da
     return RSD_OK;
 }
 
-/* Takes out of an inbox the first message for a receive, or this very message. */
+/* Removes a message from an inbox: the first that matches a receive, or a given one. */
 static struct thread_message *unlink_message(struct thread_rank *receiver,
                                              const struct thread_message *wanted)
 {
@@ -145,7 +145,7 @@ static void unlink_receive(struct thread_rank *own, const struct thread_message 
     *at = receive->next;
 }
 
-/* The receive whose turn it is, among those from one rank with one tag. */
+/* Returns the oldest receive in progress with the rank and the tag of a given one. */
 static struct thread_message *first_receive(const struct thread_rank *own,
                                             const struct thread_message *receive)
 {
@@ -155,7 +155,7 @@ static struct thread_message *first_receive(const struct thread_rank *own,
     return first;
 }
 
-/* Takes messages until this receive has one, or the inbox has none for it. */
+/* Matches messages to receives until this receive has one. Returns false if the inbox has none for it. */
 static bool take_messages(struct thread_rank *own, struct thread_message *receive)
 {
     pthread_mutex_lock(&own->lock);
@@ -179,6 +179,7 @@ static bool take_messages(struct thread_rank *own, struct thread_message *receiv
     return done;
 }
 
+/* The test of the transport. */
 static rsd_status thread_test(void *context, void *request, int32_t *done)
 {
     struct thread_rank *own = context;
@@ -194,6 +195,7 @@ static rsd_status thread_test(void *context, void *request, int32_t *done)
     return RSD_OK;
 }
 
+/* The cancel of the transport. Waits while another thread copies the message. */
 static int32_t thread_cancel(void *context, void *request)
 {
     struct thread_rank *own = context;

@@ -91,6 +91,7 @@ static void merge_wanters(const rsd_plan *plan, bool nodes, struct wanted_region
     region->n = n;
 }
 
+/* Adds the bytes that any plan must move for one region to *bound. */
 static rsd_status add_region(const rsd_plan *plan, bool nodes, count_moves_fn *moves,
                              struct wanted_region *region, struct overlap *overlap, int64_t *bound)
 {
@@ -108,6 +109,7 @@ static rsd_status add_region(const rsd_plan *plan, bool nodes, count_moves_fn *m
     return RSD_OK;
 }
 
+/* Adds the regions of a destination mesh: one for each group of arrays that receive the same. */
 static rsd_status add_mesh_regions(const rsd_plan *plan, bool nodes, count_moves_fn *moves,
                                    struct wanter *wanters, struct overlap *overlap, int64_t *bound)
 {
@@ -123,6 +125,7 @@ static rsd_status add_mesh_regions(const rsd_plan *plan, bool nodes, count_moves
     return RSD_OK;
 }
 
+/* Adds the regions of explicit destination boxes, cut until they do not overlap. */
 static rsd_status add_box_regions(const rsd_plan *plan, bool nodes, count_moves_fn *moves,
                                   struct wanter *wanters, struct overlap *overlap, int64_t *bound)
 {
@@ -143,6 +146,7 @@ static rsd_status add_box_regions(const rsd_plan *plan, bool nodes, count_moves_
     return status;
 }
 
+/* Sets *bound to the sum over all regions. With `nodes`, counts moves between nodes instead of ranks. */
 static rsd_status sum_regions(const rsd_plan *plan, bool nodes, count_moves_fn *moves,
                               int64_t *bound)
 {

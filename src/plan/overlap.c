@@ -27,6 +27,7 @@ rsd_status overlap_check_nspans(const struct cuts *cuts, int32_t d)
 
 /* ---- spans of the own array ---- */
 
+/* Adds a span of the own array along a dim, or extends the last one if they are adjacent. */
 static rsd_status add_own_span(struct overlap *overlap, int32_t d, struct span span)
 {
     size_t *n = &overlap->dims[d].nown;
@@ -40,6 +41,7 @@ static rsd_status add_own_span(struct overlap *overlap, int32_t d, struct span s
     return RSD_OK;
 }
 
+/* Lists the spans of the own array along each dim. lo and len, if not NULL, limit an explicit array to a box. */
 static rsd_status list_own_spans(struct overlap *overlap, int64_t array, const int64_t *lo,
                                  const int64_t *len)
 {
@@ -86,6 +88,7 @@ static rsd_status add_span_overlap(struct overlap *overlap, int32_t d, struct sp
     return RSD_OK;
 }
 
+/* Lists the overlaps of the own spans with the spans of the other mesh, along each dim. */
 static rsd_status list_span_overlaps(struct overlap *overlap)
 {
     for (int32_t d = 0; d < overlap->ndim; d++) {
@@ -137,6 +140,7 @@ static int32_t step_product(struct overlap *overlap, bool with_mesh)
     return -1;
 }
 
+/* Sets the current overlap from the current entry of each dim. Dims before first_changed have not changed. */
 static void set_from_product(struct overlap *overlap, int32_t first_changed)
 {
     for (int32_t d = first_changed; d < overlap->ndim; d++) {
@@ -151,6 +155,7 @@ static void set_from_product(struct overlap *overlap, int32_t first_changed)
         overlap->other_position += overlap->dims[d].list[overlap->dims[d].at].other_pos;
 }
 
+/* Moves to the next overlap with a mesh. Returns false after the last. */
 static bool next_in_product(struct overlap *overlap)
 {
     int32_t changed = 0;
@@ -166,6 +171,8 @@ static bool next_in_product(struct overlap *overlap)
     return true;
 }
 
+/* Moves to the next overlap with explicit boxes: searches their groups for each own box. Returns false after the
+ * last. */
 static bool next_in_groups(struct overlap *overlap)
 {
     const struct box_groups *groups = overlap->groups;

@@ -66,6 +66,7 @@ static rsd_status match_kept_terms(rsd_plan *plan, bool taken[RSD_MAX_AXES])
     return RSD_OK;
 }
 
+/* Collects the partial source axes that do not stay partial: their terms are combined. */
 static rsd_status find_reduced_terms(rsd_plan *plan, const bool kept[RSD_MAX_AXES])
 {
     const rsd_layout *src = plan->src;
@@ -107,6 +108,7 @@ static rsd_status index_src_groups(rsd_plan *plan)
     return RSD_OK;
 }
 
+/* Sets the group of each destination array. */
 static rsd_status index_dst_groups(rsd_plan *plan)
 {
     const struct box_groups *groups = &plan->dst_groups;
@@ -176,6 +178,7 @@ static rsd_status check_spans(const rsd_layout *layout)
     return RSD_OK;
 }
 
+/* Checks the layouts and fills in the plan. */
 static rsd_status build_plan(rsd_plan *plan, const rsd_plan_options *options)
 {
     bool kept[RSD_MAX_AXES] = {false};

@@ -72,6 +72,7 @@ static struct overlap_counts count_overlaps(const struct overlap *overlap, int64
     return counts;
 }
 
+/* Counts the overlaps of one array. `self` is the position of its rank in the other mesh, or -1. */
 static rsd_status count_array(const rsd_plan *plan, bool sends, int64_t array, int64_t self,
                               struct overlap_counts *counts)
 {
@@ -128,6 +129,7 @@ static rsd_status fail_on_rank_total(int32_t rank)
     return fail(RSD_ELIMIT, "a total of rank %d exceeds 2^63 - 1", (int)rank);
 }
 
+/* Counts what a rank sends, receives and keeps, without a walk. Requires plan_is_direct. */
 static rsd_status count_rank_of_meshes(const rsd_plan *plan, int32_t rank, rsd_rank_totals *totals)
 {
     const rsd_mesh *src = plan->src->mesh, *dst = plan->dst->mesh;
@@ -190,6 +192,7 @@ rsd_status rank_list_add(struct rank_list *peers, int32_t rank, int64_t nbytes)
     return RSD_OK;
 }
 
+/* Counts what a rank sends or receives by a walk. What it keeps is counted with RSD_RECEIVES only. */
 static rsd_status count_side(const rsd_plan *plan, int32_t rank, rsd_side side, int64_t *pieces,
                              int64_t *messages, int64_t *nbytes, rsd_rank_totals *totals)
 {

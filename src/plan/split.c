@@ -42,6 +42,7 @@ static int compare_node_members(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
+/* Sorts the members of the group by node, and by number on each node. */
 static rsd_status sort_members_by_node(const rsd_plan *plan, struct split *split)
 {
     size_t n = split->nmembers;
@@ -151,6 +152,7 @@ static bool matches_sender(const struct split_query *q, const struct split_part 
            (part->array == q->only->array && part->from_destination == q->only->from_destination);
 }
 
+/* Adds a part to the list, unless only the parts of another sender are listed. */
 static rsd_status add_split_part(const struct split_query *q, const int64_t *lo, const int64_t *len,
                                  struct split_part part)
 {
@@ -271,6 +273,7 @@ static rsd_status add_leader_part(const struct split_query *q, const struct box_
     return add_delivery(q, from, part_lo, part_len);
 }
 
+/* Adds the parts of all leaders of a reduction that the receiver receives. */
 static rsd_status add_leader_parts(const struct split_query *q, const int64_t *lo,
                                    const int64_t *len)
 {

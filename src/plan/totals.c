@@ -79,6 +79,7 @@ static rsd_status count_kept(const rsd_plan *plan, rsd_totals *totals, int64_t *
     return RSD_OK;
 }
 
+/* Counts a plan between two meshes without a walk. Requires plan_is_direct. */
 static rsd_status count_meshes(const rsd_plan *plan, rsd_totals *totals)
 {
     const rsd_layout *src = plan->src, *dst = plan->dst;
@@ -116,6 +117,7 @@ static rsd_status count_piece(const rsd_plan *plan, const rsd_piece *piece, rsd_
                         piece->nbytes);
 }
 
+/* Adds the senders of one receiver to the number of messages, and clears the list. */
 static void count_messages(struct rank_list *senders, rsd_totals *totals)
 {
     rank_list_merge(senders);
@@ -123,6 +125,7 @@ static void count_messages(struct rank_list *senders, rsd_totals *totals)
     senders->n = 0;
 }
 
+/* Counts any plan by a walk over all pieces. */
 static rsd_status count_by_walk(const rsd_plan *plan, rsd_totals *totals)
 {
     struct rank_list senders = {0};

@@ -106,6 +106,7 @@ static const rsd_layout *own_layout(const rsd_cursor *cursor)
     return cursor->phase == SENDING ? cursor->plan->src : cursor->plan->dst;
 }
 
+/* Starts a phase of the walk, at its first own array. */
 static void enter_phase(rsd_cursor *cursor, enum walk_phase phase)
 {
     cursor->phase = phase;
@@ -143,6 +144,7 @@ static rsd_status start_group(rsd_cursor *cursor)
                          plan->dst, &plan->dst_groups);
 }
 
+/* Moves to the next own array, and starts its overlaps. */
 static rsd_status start_array(rsd_cursor *cursor)
 {
     const rsd_plan *plan = cursor->plan;
@@ -182,6 +184,7 @@ static rsd_status next_overlap(rsd_cursor *cursor, bool *more)
 
 /* ---- receives ---- */
 
+/* Sets the next piece that the rank receives. *more is false after the last. */
 static rsd_status next_received(rsd_cursor *cursor, bool *more)
 {
     if (cursor->whole) {
@@ -261,6 +264,7 @@ static rsd_status next_whole_sent(rsd_cursor *cursor, bool *more)
     return RSD_OK;
 }
 
+/* Sets the next piece that the rank sends: first from its source arrays, then what it forwards. */
 static rsd_status next_sent(rsd_cursor *cursor, bool *more)
 {
     if (cursor->whole)
@@ -290,6 +294,7 @@ static rsd_status next_piece(rsd_cursor *cursor, bool *more)
 
 /* ---- sorted ---- */
 
+/* Adds a copy of the current piece to the list of pieces. */
 static rsd_status add_piece_record(rsd_cursor *cursor)
 {
     const rsd_piece *piece = &cursor->piece;
@@ -331,6 +336,7 @@ static int compare_records(const void *a, const void *b, void *ndim)
     return order ? order : (x->number > y->number) - (x->number < y->number);
 }
 
+/* Walks all pieces, and sorts them into the order that both ranks of a pair see. */
 static rsd_status sort_pieces(rsd_cursor *cursor)
 {
     int32_t ndim = cursor->piece.box.ndim;
@@ -349,6 +355,7 @@ static rsd_status sort_pieces(rsd_cursor *cursor)
     return RSD_OK;
 }
 
+/* Sets the next piece of the sorted list. Returns false after the last. */
 static bool next_sorted(rsd_cursor *cursor)
 {
     if (cursor->next_record == cursor->nrecords)

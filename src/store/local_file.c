@@ -40,13 +40,20 @@ struct local_file {
     struct local_slot slots[NSLOTS];
 };
 
+/* A slot that has an open descriptor. */
+struct open_slot {
+    uint32_t file;
+    int slot;
+};
+
 struct local_directory {
     struct store base;
     int fd;
     pthread_mutex_t lock; /* for what follows, and for slots and sizes of files */
     struct local_file *files;
     size_t files_capacity;
-    int nopen;
+    struct open_slot *open; /* so that one of many files is found without a look at all */
+    size_t nopen, open_capacity;
     uint64_t clock;
 };
 
@@ -118,6 +125,7 @@ static void local_close(struct store *store)
             if (directory->files[i].slots[k].fd >= 0)
                 close(directory->files[i].slots[k].fd);
     mem_free(directory->files);
+    mem_free(directory->open);
     close(directory->fd);
     pthread_mutex_destroy(&directory->lock);
     mem_free(directory);
@@ -167,17 +175,20 @@ static rsd_status local_list(struct store *store, const char *name, struct store
 static void close_least_used(struct local_directory *directory)
 {
     struct local_slot *least = NULL;
-    for (size_t i = 0; i < directory->base.names.n; i++)
-        for (int k = 0; k < NSLOTS; k++) {
-            struct local_slot *slot = &directory->files[i].slots[k];
-            if (slot->fd >= 0 && slot->nusers == 0 && (!least || slot->used_at < least->used_at))
-                least = slot;
+    size_t at = 0;
+    for (size_t i = 0; i < directory->nopen; i++) {
+        const struct open_slot *open = &directory->open[i];
+        struct local_slot *slot = &directory->files[open->file].slots[open->slot];
+        if (slot->nusers == 0 && (!least || slot->used_at < least->used_at)) {
+            least = slot;
+            at = i;
         }
+    }
     if (!least)
         return;
     close(least->fd);
     least->fd = -1;
-    directory->nopen--;
+    directory->open[at] = directory->open[--directory->nopen];
 }
 
 /* Checks that a file is a regular file, and has not changed since it was first opened. */
@@ -201,6 +212,7 @@ static rsd_status open_slot(struct local_directory *directory, uint32_t index,
     struct stat found;
     if (directory->nopen >= MAX_OPEN)
         close_least_used(directory);
+    TRY(GROW(directory->open, directory->open_capacity, directory->nopen + 1));
     int how = store->writable ? O_RDWR | O_NOFOLLOW : O_RDONLY;
     int fd = openat(directory->fd, store_file_name(store, index),
                     how | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -217,7 +229,8 @@ static rsd_status open_slot(struct local_directory *directory, uint32_t index,
         return status;
     }
     slot->fd = fd;
-    directory->nopen++;
+    directory->open[directory->nopen++] =
+        (struct open_slot){index, (int)(slot - directory->files[index].slots)};
     return RSD_OK;
 }
 

@@ -3,8 +3,8 @@
  *     jobs     |  a  | b |        c         | d | e |        in a row, by their bytes
  *     ranks    |     0     |     1     |     2     |         equal parts of the row
  *
- * A large job that lies across a border is split there, between two tiles; any other is done by the rank in
- * which its middle lies. So each rank reads and writes things that lie together.
+ * A large job that lies across a border is split there, between two tiles. Any other job belongs to the rank in
+ * which its middle lies. So each rank reads and writes bytes that lie together.
  *
  * The CRC-32 of a source that several ranks read in part is the sum of theirs: each sends its partial CRCs
  * to rank 0, which adds them up and compares.
@@ -13,97 +13,92 @@
 
 #include <stdlib.h>
 
-#define SPLIT_NBYTES ((int64_t)8 << 20) /* less is not worth opening it twice */
+#define SPLIT_NBYTES ((int64_t)8 << 20) /* a smaller job is not worth opening twice */
 
-/* ---- portions ---- */
+/* ---- jobs ---- */
 
-/* Borders between ranks lie at equal distances in the row of all jobs. */
-static int64_t border(int64_t all, int32_t rank, int32_t nranks)
+rsd_status job_list_add(struct job_list *jobs, struct batch_job job)
+{
+    TRY(GROW(jobs->list, jobs->capacity, jobs->n + 1));
+    jobs->list[jobs->n++] = job;
+    return RSD_OK;
+}
+
+void job_list_drop(struct job_list *jobs)
+{
+    mem_free(jobs->list);
+    *jobs = (struct job_list){0};
+}
+
+/* Borders between ranks are at equal distances in the row of all jobs. */
+static int64_t rank_border(int64_t all, int32_t rank, int32_t nranks)
 {
     return all / nranks * rank + min_i64(rank, all % nranks);
 }
 
-static rsd_status add_portion(struct partition *mine, struct job_part part)
-{
-    TRY(GROW(mine->list, mine->capacity, mine->n + 1));
-    TRY(GROW(mine->nbytes, mine->nbytes_capacity, mine->n + 1));
-    mine->nbytes[mine->n] = part.to - part.from;
-    mine->list[mine->n++] = part;
-    return RSD_OK;
-}
-
-rsd_status partition_jobs(int32_t rank, int32_t nranks, const int64_t *nbytes, const bool *splits,
-                          size_t njobs, struct partition *mine)
+void job_list_partition(struct job_list *jobs, int32_t rank, int32_t nranks)
 {
     int64_t all = 0, at = 0;
-    for (size_t i = 0; i < njobs; i++)
-        all += nbytes[i];
-    int64_t lo = border(all, rank, nranks), hi = border(all, rank + 1, nranks);
-    bool last = rank == nranks - 1;
-    for (size_t i = 0; i < njobs; at += nbytes[i++]) {
-        struct job_part part = {.job = i, .to = nbytes[i], .of = nbytes[i]};
-        int64_t middle = at + nbytes[i] / 2;
-        bool whole = !splits || !splits[i] || nbytes[i] < SPLIT_NBYTES;
-        if (whole && (middle < lo || (middle >= hi && !last)))
-            continue;
-        if (!whole) {
-            part.from = clamp_i64(lo - at, 0, nbytes[i]);
-            part.to = clamp_i64(hi - at, 0, nbytes[i]);
-            if (part.from == part.to)
-                continue;
+    size_t kept = 0;
+    for (size_t i = 0; i < jobs->n; i++)
+        all += jobs->list[i].of;
+    int64_t lo = rank_border(all, rank, nranks), hi = rank_border(all, rank + 1, nranks);
+    for (size_t i = 0; i < jobs->n; i++) {
+        struct batch_job job = jobs->list[i];
+        int64_t middle = at + job.of / 2;
+        bool mine = middle >= lo && (middle < hi || rank == nranks - 1);
+        if (job.can_split && job.of >= SPLIT_NBYTES) {
+            job.from = clamp_i64(lo - at, 0, job.of);
+            job.to = clamp_i64(hi - at, 0, job.of);
+            mine = job.from < job.to;
         }
-        TRY(add_portion(mine, part));
+        at += job.of;
+        if (mine)
+            jobs->list[kept++] = job;
     }
-    return RSD_OK;
-}
-
-void partition_drop(struct partition *parts)
-{
-    mem_free(parts->list);
-    mem_free(parts->nbytes);
-    *parts = (struct partition){0};
+    jobs->n = kept;
 }
 
 /* Two ranks compute the border between them separately, so it is computed with integers. */
-int64_t partition_tile(const struct job_part *part, int64_t at, int64_t ntiles)
+int64_t batch_job_tile(const struct batch_job *job, int64_t at, int64_t ntiles)
 {
-    return at == part->of ? ntiles : mul_div_i64(ntiles, at, part->of);
+    return at == job->of ? ntiles : mul_div_i64(ntiles, at, job->of);
 }
 
-bool partition_can_split(const struct catalog *catalog, const struct stored_tensor *tensor)
+bool tensor_can_split(const struct catalog *catalog, const struct stored_tensor *tensor)
 {
     for (size_t box = 0; box < tensor->nboxes; box++)
         if (catalog->extents[tensor->first_extent + box].nzstd)
-            return false; /* a stream is read from its beginning */
+            return false; /* a stream is read from its start */
     return true;
 }
 
 /* ---- sources that several ranks read ---- */
 
-void partial_crcs_open(struct partial_crc_list *seen)
+void partial_crcs_open(struct partial_crc_list *crcs)
 {
-    *seen = (struct partial_crc_list){0};
-    pthread_mutex_init(&seen->lock, NULL);
+    *crcs = (struct partial_crc_list){0};
+    pthread_mutex_init(&crcs->lock, NULL);
 }
 
-void partial_crcs_close(struct partial_crc_list *seen)
+void partial_crcs_close(struct partial_crc_list *crcs)
 {
-    mem_free(seen->list);
-    pthread_mutex_destroy(&seen->lock);
+    mem_free(crcs->list);
+    pthread_mutex_destroy(&crcs->lock);
 }
 
-rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part *part,
-                            int64_t side, struct transfer *transfer)
+rsd_status partial_crcs_add(struct partial_crc_list *crcs, const struct batch_job *job,
+                            int64_t side, const struct transfer *transfer)
 {
     rsd_status status = RSD_OK;
-    pthread_mutex_lock(&seen->lock);
+    pthread_mutex_lock(&crcs->lock);
     for (size_t i = 0; i < transfer->nsources && !status; i++) {
         const struct source *source = &transfer->sources[i];
-        if (!source->wanted || (source->seen == 0 && part->from > 0))
+        if (!source->wanted || (source->crc_nbytes == 0 && job->from > 0))
             continue;
-        status = GROW(seen->list, seen->capacity, seen->n + 1);
+        status = GROW(crcs->list, crcs->capacity, crcs->n + 1);
         if (!status)
-            seen->list[seen->n++] = (struct partial_crc){.job = part->job,
+            crcs->list[crcs->n++] = (struct partial_crc){.job = job->id,
                                                          .side = side,
                                                          .source = (int64_t)i,
                                                          .file = source->file,
@@ -111,15 +106,15 @@ rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part
                                                          .crc = source->array.crc,
                                                          .wanted = source->wanted,
                                                          .nbytes = source->array.nbytes,
-                                                         .data = source->array.offset,
-                                                         .sum = source->crc_sum,
-                                                         .seen = source->seen};
+                                                         .offset = source->array.offset,
+                                                         .crc_sum = source->crc_sum,
+                                                         .crc_nbytes = source->crc_nbytes};
     }
-    pthread_mutex_unlock(&seen->lock);
+    pthread_mutex_unlock(&crcs->lock);
     return status;
 }
 
-static int by_source(const void *a, const void *b)
+static int by_job_and_source(const void *a, const void *b)
 {
     const struct partial_crc *x = a, *y = b;
     if (x->job != y->job)
@@ -129,35 +124,36 @@ static int by_source(const void *a, const void *b)
     return (x->source > y->source) - (x->source < y->source);
 }
 
-/* One that was read whole by some rank has been checked by the sum of that rank. */
-static void add_up(struct partial_crc *sum, const struct partial_crc *more)
+/* If one rank has read all bytes, its sum alone counts. */
+static void add_partial_crc(struct partial_crc *sum, const struct partial_crc *more)
 {
-    if (sum->seen == sum->nbytes)
+    if (sum->crc_nbytes == sum->nbytes)
         return;
-    if (more->seen == more->nbytes)
-        sum->sum = sum->seen = 0;
-    sum->sum ^= more->sum;
-    sum->seen += more->seen;
+    if (more->crc_nbytes == more->nbytes)
+        sum->crc_sum = sum->crc_nbytes = 0;
+    sum->crc_sum ^= more->crc_sum;
+    sum->crc_nbytes += more->crc_nbytes;
 }
 
-rsd_status partial_crcs_check(struct partial_crc *list, size_t n, rsd_report *report,
+rsd_status partial_crcs_check(struct partial_crc_list *crcs, struct io_stats *stats,
                               partial_crc_damaged *damaged, void *context)
 {
-    if (n > 1)
-        qsort(list, n, sizeof *list, by_source);
-    for (size_t i = 0, next; i < n; i = next) {
+    const struct partial_crc *list = crcs->list;
+    if (crcs->n > 1)
+        qsort(crcs->list, crcs->n, sizeof *crcs->list, by_job_and_source);
+    for (size_t i = 0, next; i < crcs->n; i = next) {
         struct partial_crc sum = list[i];
-        struct io_stats stats = {0};
-        for (next = i + 1; next < n && by_source(&list[i], &list[next]) == 0; next++)
-            add_up(&sum, &list[next]);
-        struct source source = {.checkable = sum.checkable != 0,
-                                .array = {.offset = sum.data, .nbytes = sum.nbytes, .crc = sum.crc},
-                                .wanted = sum.wanted,
-                                .crc_sum = sum.sum,
-                                .seen = sum.seen};
-        rsd_status status = source_check(&source, &stats);
-        if (sum.side == 0) /* the other side of a comparison is not counted */
-            report_add_stats(report, &stats);
+        struct io_stats other = {0};
+        for (next = i + 1; next < crcs->n && by_job_and_source(&list[i], &list[next]) == 0; next++)
+            add_partial_crc(&sum, &list[next]);
+        struct source source = {
+            .checkable = sum.checkable != 0,
+            .array = {.offset = sum.offset, .nbytes = sum.nbytes, .crc = sum.crc},
+            .wanted = sum.wanted,
+            .crc_sum = sum.crc_sum,
+            .crc_nbytes = sum.crc_nbytes};
+        /* The other side of a comparison is not counted. */
+        rsd_status status = source_compare_crc(&source, sum.side == 0 ? stats : &other);
         if (status)
             TRY(damaged(context, &sum, status));
     }

@@ -22,8 +22,9 @@ void prefetch_jobs(const struct batch *batch, size_t job, size_t end, size_t *ne
     if (!from || !store_can_prefetch(from->store))
         return;
     for (size_t i = job; i < end && i < job + AHEAD_JOBS && nbytes < AHEAD_NBYTES; i++) {
-        bool whole = !batch->parts || job_part_is_whole(&batch->parts[i]);
-        size_t tensor = whole ? batch->whole_tensor(batch->context, i) : SIZE_MAX;
+        const struct batch_job *one = &batch->jobs.list[i];
+        size_t tensor =
+            batch_job_is_whole(one) ? batch->whole_tensor(batch->context, one) : SIZE_MAX;
         if (tensor == SIZE_MAX)
             continue;
         nbytes += (uint64_t)tensor_nbytes(&from->catalog, &from->catalog.tensors[tensor]);

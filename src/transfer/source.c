@@ -1,13 +1,12 @@
-/* source.c - one stored box as bytes that can be read: where they are, how they lie, and whether they
- * are what was written.
+/* source.c - one box that can be read: where its bytes are, how they lie, and whether they are what was written.
  *
- * Whatever the format, a box comes down to a run of bytes in a file (or in a stream that has to be
- * decompressed up to them) and strides. Any region of the box can be read, packed row by row. Rows that
- * are apart in the file are read one by one; a box whose rows run another way (a transposed tensor) is
- * read whole and kept, if it is not too large.
+ * In every format, a stored box is a run of bytes with strides, in a file or in a stream that must be decompressed
+ * up to them. Any region of the box can be read, packed row by row. Rows that are apart in the file are read one
+ * by one. A box whose rows run in another order (a transposed tensor) is read whole and kept, if it is not too
+ * large.
  *
- * The CRC-32 of a record is linear, so parts that are read by several threads add up. It is checked when
- * every byte of the record was read once; what was read of other records is counted as unchecked.
+ * The CRC-32 of a record is linear, so the sums of several threads add up. It is compared when every byte of the
+ * record was read once. Bytes of other records are counted as unchecked.
  */
 #include "transfer.h"
 
@@ -20,7 +19,7 @@ enum { SHORT_RUN = 4096 };
 
 /* ---- opening ---- */
 
-/* A record is checked if the box is all of it, and all of the box is wanted. */
+/* Returns whether the box is all of its record. */
 static bool covers_record(const struct source *source)
 {
     return source->array.base == 0 &&
@@ -79,11 +78,12 @@ void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, cons
     copy_i64s(source->lo, lo, ndim);
     copy_i64s(source->len, len, ndim);
     copy_i64s(source->array.strides, strides, ndim);
+    source->on_device = tile_device_has(memory, &source->device);
     pthread_mutex_init(&source->lock, NULL);
     pthread_mutex_init(&source->keeping, NULL);
 }
 
-static void release_stream(const struct source *source)
+static void release_extent(const struct source *source)
 {
     const struct catalog *catalog = &source->checkpoint->catalog;
     const struct extent *extent =
@@ -94,7 +94,7 @@ static void release_stream(const struct source *source)
 void source_close(struct source *source)
 {
     if (source->checkpoint && source->array.stream)
-        release_stream(source);
+        release_extent(source);
     stored_stream_close(source->stream);
     mem_free(source->kept);
     pthread_mutex_destroy(&source->lock);
@@ -111,16 +111,16 @@ static void close_stream(struct source *source)
     source->stream = NULL;
 }
 
-/* All is read: the CRC-32 stands behind the bytes. */
+/* Reads the CRC-32 behind the last byte. */
 static rsd_status end_stream(struct source *source)
 {
     rsd_status status = RSD_OK;
     bool has_crc = false;
     if (source->checkable)
-        status = stored_stream_end(source->stream, &has_crc, &source->array.crc);
+        status = source->stream->end(source->stream, &has_crc, &source->array.crc);
     if (!status && has_crc) {
         source->crc_sum = source->stream_crc;
-        source->seen = source->stream_at;
+        source->crc_nbytes = source->stream_at;
     }
     close_stream(source);
     return status;
@@ -128,21 +128,21 @@ static rsd_status end_stream(struct source *source)
 
 static rsd_status read_next(struct source *source, char *out, size_t n)
 {
-    TRY(stored_stream_read(source->stream, out, n));
+    TRY(source->stream->read(source->stream, out, n));
     source->stream_at += n;
     if (source->checkable)
         source->stream_crc = crc_update(CRC_ZIP, source->stream_crc, out, n);
     return RSD_OK;
 }
 
-/* A stream goes forwards only; to go back is to begin again. */
+/* A stream can only be read forwards. To go back, it is opened again. */
 static rsd_status read_stream(struct source *source, uint64_t at, char *out, size_t n,
                               struct io_stats *stats)
 {
     char skipped[1 << 14];
     const rsd_checkpoint *checkpoint = source->checkpoint;
     if (!source->stream || at < source->stream_at) {
-        stats->again += source->stream_at;
+        stats->nbytes_decoded_again += source->stream_at;
         close_stream(source);
         TRY(checkpoint->format->open_stream(checkpoint, source->tensor, source->box,
                                             &source->stream));
@@ -156,12 +156,17 @@ static rsd_status read_stream(struct source *source, uint64_t at, char *out, siz
     return source->stream_at == source->array.nbytes ? end_stream(source) : RSD_OK;
 }
 
+/* Reads n bytes of the record from `at` on, and adds them to its CRC-32. */
 static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size_t n,
                              struct io_stats *stats)
 {
     stats->nbytes_read += n;
     if (source->array.stream)
         return read_stream(source, at, out, n, stats);
+    if (source->array.memory) {
+        memcpy(out, source->array.memory + at, n);
+        return RSD_OK;
+    }
     TRY(store_read(source->checkpoint->store, source->file, source->array.offset + at, out, n));
     store_release(source->checkpoint->store, source->file, source->array.offset + at, n);
     if (!source->checkable)
@@ -170,14 +175,14 @@ static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size
         crc_shift(CRC_ZIP, crc_update(CRC_ZIP, 0, out, n), source->array.nbytes - at - n);
     pthread_mutex_lock(&source->lock);
     source->crc_sum ^= part;
-    source->seen += n;
+    source->crc_nbytes += n;
     pthread_mutex_unlock(&source->lock);
     return RSD_OK;
 }
 
-rsd_status source_check(struct source *source, struct io_stats *stats)
+rsd_status source_compare_crc(const struct source *source, struct io_stats *stats)
 {
-    if (!source->checkable || source->seen != source->array.nbytes) {
+    if (!source->checkable || source->crc_nbytes != source->array.nbytes) {
         stats->nbytes_unchecked +=
             source->wanted < source->array.nbytes ? source->wanted : source->array.nbytes;
         return RSD_OK;
@@ -189,6 +194,20 @@ rsd_status source_check(struct source *source, struct io_stats *stats)
                     (unsigned long long)(source->array.offset + source->array.nbytes), crc,
                     source->array.crc);
     return RSD_OK;
+}
+
+rsd_status source_check(const struct source *source, struct io_stats *stats)
+{
+    rsd_status status = source_compare_crc(source, stats);
+    return status ? fail_in_source(source, status) : RSD_OK;
+}
+
+/* All that is wanted was read, so that a tensor of many boxes has few of them open at a time. */
+static void release_stream(struct source *source)
+{
+    close_stream(source);
+    mem_free(source->kept);
+    source->kept = NULL;
 }
 
 /* ---- reading regions ---- */
@@ -205,11 +224,11 @@ static void swap_elements(struct source *source, char *data, size_t nbytes)
         }
 }
 
-/* The whole record in memory, for boxes whose rows are too short to be read one by one. */
+/* Reads the whole record into memory, for boxes whose rows are too short to be read one by one. */
 static rsd_status keep_record(struct source *source, struct io_stats *stats)
 {
     rsd_status status = RSD_OK;
-    pthread_mutex_lock(&source->keeping); /* who comes later waits, and finds it */
+    pthread_mutex_lock(&source->keeping); /* a later thread waits, and finds it */
     if (!source->kept) {
         char *record = mem_new((size_t)source->array.nbytes + 1, 1);
         status = record ? read_bytes(source, 0, record, (size_t)source->array.nbytes, stats)
@@ -234,7 +253,7 @@ bool source_runs_across(const struct source *source)
     return !rows && !source->memory;
 }
 
-/* Where a region begins in the record, and how it is gone through. */
+/* Returns where a region begins in the record, and the loops over it. */
 static uint64_t region_loops(const struct source *source, const int64_t *lo, const int64_t *len,
                              struct loops *loops)
 {
@@ -278,8 +297,9 @@ static rsd_status read_rows(struct source *source, uint64_t at, const struct loo
     return RSD_OK;
 }
 
-/* Spreads n elements, one packed stride apart. */
-static void scatter(char *out, int64_t stride, const char *in, int64_t n, size_t element_nbytes)
+/* Copies n packed elements to places that are one stride apart. */
+static void scatter_elements(char *out, int64_t stride, const char *in, int64_t n,
+                             size_t element_nbytes)
 {
     switch (element_nbytes) {
     case 2:
@@ -296,7 +316,7 @@ static void scatter(char *out, int64_t stride, const char *in, int64_t n, size_t
     }
 }
 
-/* Reads along the dim in which the record runs on, and spreads what was read. */
+/* Reads along the dim that is contiguous in the record, and scatters what was read. */
 static rsd_status read_across(struct source *source, const int64_t *lo, const int64_t *len,
                               int32_t along, char *out, struct io_stats *stats)
 {
@@ -316,13 +336,13 @@ static rsd_status read_across(struct source *source, const int64_t *lo, const in
     do {
         status = read_bytes(source, (uint64_t)from, run, n, stats);
         if (!status)
-            scatter(out + to, packed[along], run, len[along], source->element_nbytes);
+            scatter_elements(out + to, packed[along], run, len[along], source->element_nbytes);
     } while (!status && loops_next(&others, index, &from, &to));
     mem_free(run);
     return status;
 }
 
-/* The dim along which elements follow each other in the record; -1: the last one, or none. */
+/* Returns the dim that is contiguous in the record; -1: the last one, or none. */
 static int32_t dim_along(const struct source *source, const int64_t *len)
 {
     for (int32_t d = 0; d + 1 < source->ndim; d++)
@@ -340,19 +360,20 @@ static rsd_status read_kept(struct source *source, uint64_t at, const struct loo
     return RSD_OK;
 }
 
+/* Reads a region of the box, packed row by row. Chooses by the order of its bytes in the file. */
 static rsd_status read_region(struct source *source, const int64_t *lo, const int64_t *len,
-                              char *out, uint64_t keep_most, struct io_stats *stats)
+                              char *out, uint64_t max_kept, struct io_stats *stats)
 {
     struct loops loops;
     uint64_t at = region_loops(source, lo, len, &loops);
     bool across = loops.n > 0 && loops.run < SHORT_RUN && source_runs_across(source);
-    if (across && source->array.nbytes <= keep_most)
+    if (across && source->array.nbytes <= max_kept)
         return read_kept(source, at, &loops, out, stats);
-    if (across && source->array.stream) /* it would be decoded again for every row */
+    if (across && source->array.stream) /* it would be decompressed again for every row */
         return fail(
             RSD_ELIMIT,
-            "a compressed box of %llu bytes whose rows run across: as much memory is needed "
-            "for each thread, five times over",
+            "compressed box of %llu bytes is stored transposed; raise the memory limit to 5 "
+            "times that size per thread",
             (unsigned long long)source->array.nbytes);
     int32_t along = across ? dim_along(source, len) : -1;
     if (along >= 0)
@@ -361,12 +382,15 @@ static rsd_status read_region(struct source *source, const int64_t *lo, const in
 }
 
 rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
-                       uint64_t keep_most, struct io_stats *stats)
+                       uint64_t max_kept, struct io_stats *stats)
 {
-    rsd_status status = read_region(source, lo, len, out, keep_most, stats);
+    rsd_status status = read_region(source, lo, len, out, max_kept, stats);
     if (status)
         return fail_in_source(source, status);
+    size_t nbytes = (size_t)box_volume(source->ndim, len) * source->element_nbytes;
     if (source->array.big_endian)
-        swap_elements(source, out, (size_t)box_volume(source->ndim, len) * source->element_nbytes);
+        swap_elements(source, out, nbytes);
+    if (source->array.stream && (source->delivered += nbytes) >= source->wanted)
+        release_stream(source);
     return RSD_OK;
 }

@@ -1,7 +1,7 @@
-/* tile.c - one tile of a haul: what of it each source has is read, and given to the sinks.
+/* tile.c - one tile of a transfer: reads its part of each source, and passes it to the sinks.
  *
- * A source that is in memory is used where it is. What lies in a file as it will lie in memory is read
- * straight to its place; the rest is read into a buffer, source by source, and copied from there.
+ * A source in memory is used in place. Arrays on a CUDA device are copied by tile_device.c. Bytes that have the same order in a file and in an array are read directly
+ * into the array. The others are read into a buffer, source by source, and copied from there.
  */
 #include "transfer.h"
 
@@ -16,10 +16,39 @@ struct tile {
     struct io_stats *stats;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     struct tile_part *parts; /* sorted by source, then by lo; while sinks are filled, by sink */
+    char *in, *out;          /* buffers: for what is read, and for a block */
     size_t nparts;
 };
 
-static int by_source(const void *a, const void *b)
+/* ---- buffers ---- */
+
+static rsd_status reserve_bytes(char **bytes, size_t *capacity, size_t need)
+{
+    if (need <= *capacity)
+        return RSD_OK;
+    char *larger = mem_new(need, 1);
+    if (!larger)
+        return RSD_ENOMEM;
+    mem_free(*bytes);
+    *bytes = larger;
+    *capacity = need;
+    return RSD_OK;
+}
+
+void scratch_drop(struct scratch *scratch)
+{
+    mem_free(scratch->in);
+    mem_free(scratch->out);
+    mem_free(scratch->cast);
+    mem_free(scratch->parts);
+    mem_free(scratch->staged);
+    tile_device_drop(scratch);
+    *scratch = (struct scratch){0};
+}
+
+/* ---- parts ---- */
+
+static int by_source_and_lo(const void *a, const void *b)
 {
     const struct tile_part *x = a, *y = b;
     if (x->source != y->source)
@@ -32,9 +61,10 @@ static int by_source(const void *a, const void *b)
 static int by_sink(const void *a, const void *b)
 {
     const struct tile_part *x = a, *y = b;
-    return x->sink != y->sink ? (x->sink < y->sink ? -1 : 1) : by_source(a, b);
+    return x->sink != y->sink ? (x->sink < y->sink ? -1 : 1) : by_source_and_lo(a, b);
 }
 
+/* Lists the pieces of the transfer in this tile, by source and position. */
 static rsd_status find_parts(struct tile *tile)
 {
     const struct transfer *transfer = tile->transfer;
@@ -55,39 +85,47 @@ static rsd_status find_parts(struct tile *tile)
     tile->parts = scratch->parts;
     tile->nparts = n;
     if (n > 1)
-        qsort(tile->parts, n, sizeof *tile->parts, by_source);
+        qsort(tile->parts, n, sizeof *tile->parts, by_source_and_lo);
     return RSD_OK;
 }
 
-static void copy_part(const struct tile *tile, const struct tile_part *part, size_t element_nbytes,
-                      const char *src, const int64_t *src_strides, char *dst,
-                      const int64_t *dst_strides)
+/* ---- arrays of the caller ---- */
+
+void array_read_box(const struct copier *copier, bool stream, int32_t ndim, const int64_t *len,
+                    size_t element_nbytes, const char *array, const int64_t *array_strides,
+                    char *out, const int64_t *strides)
 {
-    box_copy(&tile->scratch->copier, tile->transfer->stream, tile->transfer->ndim, part->len,
-             element_nbytes, src, src_strides, dst, dst_strides);
+    box_copy(copier, stream, ndim, len, element_nbytes, array, array_strides, out, strides);
 }
 
-/* The address of a part in the memory of its sink. */
+void array_write_box(const struct copier *copier, bool stream, int32_t ndim, const int64_t *len,
+                     size_t element_nbytes, const char *in, const int64_t *strides, char *array,
+                     const int64_t *array_strides)
+{
+    box_copy(copier, stream, ndim, len, element_nbytes, in, strides, array, array_strides);
+}
+
+/* Returns the address of a part in the array of its sink. */
 static char *sink_address(const struct transfer *transfer, const struct tile_part *part)
 {
     const struct sink *sink = &transfer->sinks[part->sink];
     return sink->memory + box_offset(transfer->ndim, part->lo, sink->lo, sink->strides);
 }
 
-/* Reads straight into memory what lies there as it lies in the source. */
-static rsd_status read_straight(const struct tile *tile, struct tile_part *part)
+/* Reads a part directly into the array of its sink, if its bytes have the same order there. */
+static rsd_status read_into_array(const struct tile *tile, struct tile_part *part)
 {
     const struct transfer *transfer = tile->transfer;
     const struct sink *sink = &transfer->sinks[part->sink];
     int64_t packed[RSD_MAX_DIMS];
-    if (sink->kind != SINK_MEMORY || sink->dtype != transfer->dtype)
+    if (sink->kind != SINK_MEMORY || sink->on_device || sink->dtype != transfer->dtype)
         return RSD_OK;
     box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
     if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, packed, sink->strides).n > 0)
         return RSD_OK;
     part->done = true;
     return source_read(&transfer->sources[part->source], part->lo, part->len,
-                       sink_address(transfer, part), transfer->keep_most, tile->stats);
+                       sink_address(transfer, part), transfer->max_kept, tile->stats);
 }
 
 /* The box around n parts of one source. */
@@ -105,13 +143,11 @@ static void bound_parts(int32_t ndim, const struct tile_part *parts, size_t n, i
     }
 }
 
-/* Makes n parts of one source readable: in place if it is in memory, else read into the scratch, from
- * *at on. */
-static rsd_status stage(const struct tile *tile, struct tile_part *parts, size_t n, size_t *at,
-                        struct staged *staged)
+/* Makes n parts of one source readable: an array in place, a file in the scratch from *at on. */
+static rsd_status stage_parts(const struct tile *tile, struct tile_part *parts, size_t n,
+                              size_t *at, struct staged_box *staged)
 {
     const struct transfer *transfer = tile->transfer;
-    struct scratch *scratch = tile->scratch;
     struct source *source = &transfer->sources[parts[0].source];
     int64_t len[RSD_MAX_DIMS] = {0};
     if (source->memory) {
@@ -121,19 +157,19 @@ static rsd_status stage(const struct tile *tile, struct tile_part *parts, size_t
         return RSD_OK;
     }
     if (n == 1)
-        TRY(read_straight(tile, parts));
+        TRY(read_into_array(tile, parts));
     if (parts[0].done)
         return RSD_OK;
     bound_parts(transfer->ndim, parts, n, staged->lo, len);
     box_packed_strides(transfer->ndim, len, transfer->element_nbytes, staged->strides);
-    staged->bytes = scratch->in + *at;
-    TRY(source_read(source, staged->lo, len, scratch->in + *at, transfer->keep_most, tile->stats));
+    staged->bytes = tile->in + *at;
+    TRY(source_read(source, staged->lo, len, tile->in + *at, transfer->max_kept, tile->stats));
     *at += (size_t)box_volume(transfer->ndim, len) * transfer->element_nbytes;
     return RSD_OK;
 }
 
-/* How many parts are read at once: those of one source that follow each other, up to a gap that is cheaper
- * to leave out than to read. What comes after it begins after it, so nothing is read twice. */
+/* Returns how many parts are read at once: those of one source that follow each other, up to a gap that is
+ * cheaper to skip than to read. The parts behind the gap begin behind it, so nothing is read twice. */
 static size_t parts_of_source(const struct tile *tile, size_t first)
 {
     const struct transfer *transfer = tile->transfer;
@@ -151,8 +187,8 @@ static size_t parts_of_source(const struct tile *tile, size_t first)
     return n;
 }
 
-/* Room for all that the tile reads: usually as much as the tile has, more if sources overlap. */
-static rsd_status make_room(const struct tile *tile)
+/* Reserves buffers for what the tile reads: usually its size, more if sources overlap. */
+static rsd_status reserve_buffers(struct tile *tile)
 {
     const struct transfer *transfer = tile->transfer;
     struct scratch *scratch = tile->scratch;
@@ -168,46 +204,73 @@ static rsd_status make_room(const struct tile *tile)
         need += (size_t)box_volume(transfer->ndim, len) * transfer->element_nbytes;
     }
     TRY(GROW(scratch->staged, scratch->staged_capacity, ngroups));
-    TRY(scratch_reserve(&scratch->in, &scratch->in_capacity, need));
     size_t volume = (size_t)box_volume(transfer->ndim, tile->len);
-    TRY(scratch_reserve(&scratch->out, &scratch->out_capacity, volume * transfer->element_nbytes));
-    return scratch_reserve(&scratch->cast, &scratch->cast_capacity, volume * transfer->cast_each);
+    TRY(reserve_bytes(&scratch->cast, &scratch->cast_capacity, volume * transfer->cast_nbytes));
+    if (transfer->on_device)
+        return tile_device_reserve(scratch, transfer->device, need,
+                                   volume * (transfer->cast_nbytes > transfer->element_nbytes
+                                                 ? transfer->cast_nbytes
+                                                 : transfer->element_nbytes),
+                                   &tile->in, &tile->out);
+    TRY(reserve_bytes(&scratch->in, &scratch->in_capacity, need));
+    TRY(reserve_bytes(&scratch->out, &scratch->out_capacity, volume * transfer->element_nbytes));
+    tile->in = scratch->in;
+    tile->out = scratch->out;
+    return RSD_OK;
 }
 
 static rsd_status stage_all(const struct tile *tile)
 {
-    struct staged *staged = tile->scratch->staged;
+    struct staged_box *staged = tile->scratch->staged;
     size_t at = 0;
     for (size_t i = 0, n; i < tile->nparts; i += n) {
         n = parts_of_source(tile, i);
-        TRY(stage(tile, &tile->parts[i], n, &at, &staged[tile->parts[i].staged]));
+        TRY(stage_parts(tile, &tile->parts[i], n, &at, &staged[tile->parts[i].staged]));
     }
     return RSD_OK;
 }
 
 /* ---- into sinks ---- */
 
-static const struct staged *staged_of(const struct tile *tile, const struct tile_part *part)
+static const struct staged_box *staged_of(const struct tile *tile, const struct tile_part *part)
 {
-    const struct staged *list = tile->scratch->staged;
+    const struct staged_box *list = tile->scratch->staged;
     return &list[part->staged];
 }
 
 static const char *staged_address(const struct tile *tile, const struct tile_part *part)
 {
-    const struct staged *from = staged_of(tile, part);
+    const struct staged_box *from = staged_of(tile, part);
     return from->bytes + box_offset(tile->transfer->ndim, part->lo, from->lo, from->strides);
 }
 
+/* Copies a part of a source on a device into a block, and waits. */
+static rsd_status gather_from_device(const struct tile *tile, const struct tile_part *part,
+                                     const int64_t *strides, char *block)
+{
+    const struct transfer *transfer = tile->transfer;
+    int device = transfer->sources[part->source].device;
+    TRY(tile_device_copy(tile->scratch, device, transfer->ndim, part->len, transfer->dtype,
+                         staged_address(tile, part), staged_of(tile, part)->strides,
+                         transfer->dtype, block, strides));
+    return tile_device_wait(tile->scratch);
+}
+
 /* Copies the n parts of one sink into a dense block that begins at lo. */
-static void gather(const struct tile *tile, const struct tile_part *parts, size_t n,
-                   const int64_t *lo, const int64_t *strides, char *block)
+static rsd_status gather_parts(const struct tile *tile, const struct tile_part *parts, size_t n,
+                               const int64_t *lo, const int64_t *strides, char *block)
 {
     const struct transfer *transfer = tile->transfer;
     for (size_t i = 0; i < n; i++)
-        copy_part(tile, &parts[i], transfer->element_nbytes, staged_address(tile, &parts[i]),
-                  staged_of(tile, &parts[i])->strides,
-                  block + box_offset(transfer->ndim, parts[i].lo, lo, strides), strides);
+        if (transfer->sources[parts[i].source].on_device)
+            TRY(gather_from_device(tile, &parts[i], strides,
+                                   block + box_offset(transfer->ndim, parts[i].lo, lo, strides)));
+        else
+            array_read_box(&tile->scratch->copier, false, transfer->ndim, parts[i].len,
+                           transfer->element_nbytes, staged_address(tile, &parts[i]),
+                           staged_of(tile, &parts[i])->strides,
+                           block + box_offset(transfer->ndim, parts[i].lo, lo, strides), strides);
+    return RSD_OK;
 }
 
 /* Returns the address of a block that is one part and contiguous there, or NULL. */
@@ -215,7 +278,8 @@ static const char *in_place(const struct tile *tile, const struct tile_part *par
                             const int64_t *strides, int64_t volume)
 {
     const struct transfer *transfer = tile->transfer;
-    if (box_volume(transfer->ndim, part->len) != volume)
+    if (box_volume(transfer->ndim, part->len) != volume ||
+        transfer->sources[part->source].on_device)
         return NULL;
     const int64_t *from = staged_of(tile, part)->strides;
     if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, from, strides).n > 0)
@@ -223,15 +287,15 @@ static const char *in_place(const struct tile *tile, const struct tile_part *par
     return staged_address(tile, part);
 }
 
-static rsd_status cast_block(const struct tile *tile, const struct sink *sink, int64_t volume,
-                             const char **block)
+/* Converts a block to the dtype of its sink. Returns where it is then. */
+static const char *cast_block(const struct tile *tile, const struct sink *sink, int64_t volume,
+                              const char *block)
 {
     const struct transfer *transfer = tile->transfer;
     if (sink->dtype == transfer->dtype)
-        return RSD_OK;
-    cast_elements(sink->dtype, tile->scratch->cast, transfer->dtype, *block, volume);
-    *block = tile->scratch->cast;
-    return RSD_OK;
+        return block;
+    cast_elements(sink->dtype, tile->scratch->cast, transfer->dtype, block, volume);
+    return tile->scratch->cast;
 }
 
 /* Passes the block that the n parts of one sink are to the sink. */
@@ -245,42 +309,63 @@ static rsd_status fill_block(const struct tile *tile, const struct tile_part *pa
     int64_t volume = box_volume(transfer->ndim, len);
     const char *block = in_place(tile, parts, strides, volume);
     if (!block) {
-        gather(tile, parts, n, lo, strides, tile->scratch->out);
-        block = tile->scratch->out;
+        TRY(gather_parts(tile, parts, n, lo, strides, tile->out));
+        block = tile->out;
     }
-    TRY(cast_block(tile, sink, volume, &block));
-    return sink->take(sink, tile->scratch, lo, len, block);
+    return sink->take(sink, tile->scratch, lo, len, cast_block(tile, sink, volume, block));
 }
 
-/* Memory of another dtype is filled from a block that was cast. */
-static rsd_status fill_cast_memory(const struct tile *tile, const struct tile_part *part)
+/* Writes a part to the array of its sink. To convert it, packs it first. */
+static rsd_status fill_array(const struct tile *tile, const struct tile_part *part)
 {
     const struct transfer *transfer = tile->transfer;
     const struct sink *sink = &transfer->sinks[part->sink];
     size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
+    const char *from = staged_address(tile, part);
+    const int64_t *strides = staged_of(tile, part)->strides;
     int64_t packed[RSD_MAX_DIMS];
-    box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
-    copy_part(tile, part, transfer->element_nbytes, staged_address(tile, part),
-              staged_of(tile, part)->strides, tile->scratch->out, packed);
-    const char *block = tile->scratch->out;
-    TRY(cast_block(tile, sink, box_volume(transfer->ndim, part->len), &block));
-    box_packed_strides(transfer->ndim, part->len, element_nbytes, packed);
-    copy_part(tile, part, element_nbytes, block, packed, sink_address(transfer, part),
-              sink->strides);
+    if (sink->dtype != transfer->dtype) {
+        box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
+        TRY(gather_parts(tile, part, 1, part->lo, packed, tile->out));
+        from = cast_block(tile, sink, box_volume(transfer->ndim, part->len), tile->out);
+        box_packed_strides(transfer->ndim, part->len, element_nbytes, packed);
+        strides = packed;
+    }
+    array_write_box(&tile->scratch->copier, transfer->stream, transfer->ndim, part->len,
+                    element_nbytes, from, strides, sink_address(transfer, part), sink->strides);
     return RSD_OK;
 }
 
-static rsd_status fill_memory(const struct tile *tile, const struct tile_part *part)
+/* Converts a part on the CPU, for a device that does not convert it, and waits until the device has it. */
+static rsd_status fill_device_with_cast(const struct tile *tile, const struct tile_part *part)
 {
     const struct transfer *transfer = tile->transfer;
     const struct sink *sink = &transfer->sinks[part->sink];
-    if (sink->dtype != transfer->dtype)
-        return fill_cast_memory(tile, part);
-    copy_part(tile, part, transfer->element_nbytes, staged_address(tile, part),
-              staged_of(tile, part)->strides, sink_address(transfer, part), sink->strides);
-    return RSD_OK;
+    size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
+    int64_t packed[RSD_MAX_DIMS], volume = box_volume(transfer->ndim, part->len);
+    box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
+    TRY(gather_parts(tile, part, 1, part->lo, packed, tile->out));
+    memcpy(tile->out, cast_block(tile, sink, volume, tile->out), (size_t)volume * element_nbytes);
+    box_packed_strides(transfer->ndim, part->len, element_nbytes, packed);
+    TRY(tile_device_copy(tile->scratch, sink->device, transfer->ndim, part->len, sink->dtype,
+                         tile->out, packed, sink->dtype, sink_address(transfer, part),
+                         sink->strides));
+    return tile_device_wait(tile->scratch);
 }
 
+/* Queues the copy of a part to an array on a device. */
+static rsd_status fill_device(const struct tile *tile, const struct tile_part *part)
+{
+    const struct transfer *transfer = tile->transfer;
+    const struct sink *sink = &transfer->sinks[part->sink];
+    if (sink->dtype != transfer->dtype && !tile_device_casts(transfer->dtype, sink->dtype))
+        return fill_device_with_cast(tile, part);
+    return tile_device_copy(tile->scratch, sink->device, transfer->ndim, part->len, transfer->dtype,
+                            staged_address(tile, part), staged_of(tile, part)->strides, sink->dtype,
+                            sink_address(transfer, part), sink->strides);
+}
+
+/* Passes the parts of the tile to their sinks: copied to memory, or as blocks. */
 static rsd_status fill_sinks(const struct tile *tile)
 {
     if (tile->nparts > 1)
@@ -288,13 +373,15 @@ static rsd_status fill_sinks(const struct tile *tile)
     for (size_t first = 0, end = 0; first < tile->nparts; first = end) {
         const struct tile_part *parts = &tile->parts[first];
         enum sink_kind kind = tile->transfer->sinks[parts[0].sink].kind;
+        bool on_device = tile->transfer->sinks[parts[0].sink].on_device;
         while (end < tile->nparts && tile->parts[end].sink == parts[0].sink)
             end++;
         if (kind == SINK_BLOCKS)
             TRY(fill_block(tile, parts, end - first));
         for (size_t i = first; i < end && kind == SINK_MEMORY; i++)
             if (!tile->parts[i].done)
-                TRY(fill_memory(tile, &tile->parts[i]));
+                TRY(on_device ? fill_device(tile, &tile->parts[i])
+                              : fill_array(tile, &tile->parts[i]));
     }
     return RSD_OK;
 }
@@ -306,32 +393,7 @@ rsd_status transfer_run_box(const struct transfer *transfer, const int64_t *lo, 
     copy_i64s(tile.lo, lo, transfer->ndim);
     copy_i64s(tile.len, len, transfer->ndim);
     TRY(find_parts(&tile));
-    TRY(make_room(&tile));
+    TRY(reserve_buffers(&tile));
     TRY(stage_all(&tile));
     return fill_sinks(&tile);
-}
-
-/* ---- scratch ---- */
-
-rsd_status scratch_reserve(char **bytes, size_t *capacity, size_t need)
-{
-    if (need <= *capacity)
-        return RSD_OK;
-    char *larger = mem_new(need, 1);
-    if (!larger)
-        return RSD_ENOMEM;
-    mem_free(*bytes);
-    *bytes = larger;
-    *capacity = need;
-    return RSD_OK;
-}
-
-void scratch_drop(struct scratch *scratch)
-{
-    mem_free(scratch->in);
-    mem_free(scratch->out);
-    mem_free(scratch->cast);
-    mem_free(scratch->parts);
-    mem_free(scratch->staged);
-    *scratch = (struct scratch){0};
 }

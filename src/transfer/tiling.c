@@ -1,8 +1,8 @@
-/* haul.c - one tensor on its way from its sources to its sinks, tile by tile.
+/* tiling.c - the transfer of one tensor from its sources to its sinks, tile by tile.
  *
  * A tile is a slab of the tensor: some indices of one dim, single ones of the dims before it, and all of
- * the dims behind it. What a slab shares with any box is one run of bytes in the box's array, so slabs are
- * read and written in large pieces whatever the layouts on both sides, and each byte once:
+ * the dims behind it. The overlap of a slab and any box is one run of bytes in the array of the box, so slabs are
+ * read and written in large runs whatever the layouts on both sides, and each byte once:
  *
  *        sources, cut by columns                tile                  sinks, cut by rows
  *        +-----+-----+-----+          +-------------------+          +-------------------+
@@ -11,11 +11,11 @@
  *        |     |     |     |           three reads, one write        |                   |
  *        +-----+-----+-----+                                         +-------------------+
  *
- * What lies the same way on both sides goes straight from one to the other. Tiles are as small as reads
- * and writes stay large, so that they pass through the cache.
+ * Bytes in the same order on both sides are not copied in between. Tiles are as small as possible with large
+ * reads and writes, so that they stay in the cache.
  *
  * Invariants:
- *   (1) Pieces cover what is wanted of each sink exactly once (they come from a plan).
+ *   (1) Pieces cover each sink exactly once (they come from a plan).
  *   (2) Tiles in ascending order read and write every array in ascending order, so streams can be used.
  */
 #include "transfer.h"
@@ -41,7 +41,7 @@ static rsd_status add_piece(struct transfer *transfer, const rsd_piece *piece)
     return RSD_OK;
 }
 
-/* lo and len of all pieces, each in a list of its own, for the tree. */
+/* Builds the tree of all pieces, from separate lists of their lo and len. */
 static rsd_status index_pieces(struct transfer *transfer)
 {
     size_t n = transfer->npieces, ndim = (size_t)transfer->ndim;
@@ -64,11 +64,11 @@ static rsd_status list_pieces(struct transfer *transfer, const rsd_plan *plan)
     const rsd_piece *piece;
     TRY(rsd_plan_walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
     rsd_status status;
-    while (!(status = rsd_cursor_next(cursor, &piece)) && piece && !status)
+    while (!(status = rsd_cursor_next(cursor, &piece)) && piece)
         if ((status = add_piece(transfer, piece)))
             break;
     rsd_cursor_free(cursor);
-    return status ? status : index_pieces(transfer);
+    return status;
 }
 
 /* ---- tiles ---- */
@@ -82,8 +82,8 @@ static void bound_pieces(struct transfer *transfer)
     }
 }
 
-/* The least bytes that one index of dim k has in any array: 0 if no array is there. */
-static int64_t least_row(const struct transfer *transfer, int32_t k)
+/* Returns the fewest bytes that one index of dim k has in any array, 0 without arrays. */
+static int64_t smallest_row(const struct transfer *transfer, int32_t k)
 {
     int64_t least = INT64_MAX;
     for (size_t i = 0; i < transfer->nsources + transfer->nsinks; i++) {
@@ -97,21 +97,21 @@ static int64_t least_row(const struct transfer *transfer, int32_t k)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Whether some source has to be read across, and is too large to be kept. */
-static bool runs_across(const struct transfer *transfer)
+/* Returns whether some source runs in another order, and is too large to be kept. */
+static bool any_runs_across(const struct transfer *transfer)
 {
     for (size_t i = 0; i < transfer->nsources; i++)
-        if (transfer->sources[i].array.nbytes > transfer->keep_most &&
+        if (transfer->sources[i].array.nbytes > transfer->max_kept &&
             source_runs_across(&transfer->sources[i]))
             return true;
     return false;
 }
 
-/* The first dim of which single indices are small enough to be taken several at a time, and how many. */
-static void choose_tiles(struct transfer *transfer, uint64_t most_nbytes)
+/* Finds the first dim of which a tile has several indices, and how many. */
+static void choose_tiles(struct transfer *transfer, uint64_t max_nbytes)
 {
     int64_t row = max_i64((int64_t)transfer->element_nbytes, 1),
-            most = (int64_t)(most_nbytes < INT64_MAX ? most_nbytes : INT64_MAX);
+            most = (int64_t)(max_nbytes < INT64_MAX ? max_nbytes : INT64_MAX);
     int32_t k = transfer->ndim - 1;
     for (int32_t d = 0; d < transfer->ndim; d++)
         transfer->tile[d] = 1;
@@ -120,18 +120,15 @@ static void choose_tiles(struct transfer *transfer, uint64_t most_nbytes)
         row *= transfer->tile[k--];
     }
     if (k >= 0) {
-        int64_t narrow = max_i64(least_row(transfer, k), 1);
+        int64_t narrow = max_i64(smallest_row(transfer, k), 1);
         int64_t rows = max_i64(TILE_NBYTES / row, ceil_div(BLOCK_NBYTES, narrow));
-        if (runs_across(transfer)) /* more rows at a time make its runs longer */
+        if (any_runs_across(transfer)) /* more rows at a time make its runs longer */
             rows = most / row;
         transfer->tile[k] = clamp_i64(min_i64(rows, most / row), 1, max_i64(transfer->len[k], 1));
     }
     transfer->ntiles = transfer->npieces > 0;
-    transfer->tile_nbytes = transfer->element_nbytes;
-    for (int32_t d = 0; d < transfer->ndim; d++) {
+    for (int32_t d = 0; d < transfer->ndim; d++)
         transfer->ntiles *= ceil_div(transfer->len[d], transfer->tile[d]);
-        transfer->tile_nbytes *= (size_t)transfer->tile[d];
-    }
 }
 
 void transfer_tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len)
@@ -146,14 +143,14 @@ void transfer_tile_box(const struct transfer *transfer, int64_t index, int64_t *
 
 /* ---- sources ---- */
 
-/* Numbers of boxes, each once. */
 static int by_number(const void *a, const void *b)
 {
     const size_t *x = a, *y = b;
     return (*x > *y) - (*x < *y);
 }
 
-static size_t drop_doubles(size_t *numbers, size_t n)
+/* Sorts numbers, and keeps each once. */
+static size_t sort_unique(size_t *numbers, size_t n)
 {
     size_t kept = 0;
     qsort(numbers, n, sizeof *numbers, by_number);
@@ -163,19 +160,19 @@ static size_t drop_doubles(size_t *numbers, size_t n)
     return kept;
 }
 
-/* Opens the boxes that some piece comes from; pieces then name sources instead of boxes. */
-static rsd_status open_sources(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor)
+/* Opens the boxes that some piece comes from. Pieces then name sources instead of boxes. */
+static rsd_status open_sources(struct transfer *transfer, rsd_checkpoint *checkpoint)
 {
     size_t *boxes = mem_new(transfer->npieces + 1, sizeof *boxes);
     if (!boxes)
         return RSD_ENOMEM;
     for (size_t i = 0; i < transfer->npieces; i++)
         boxes[i] = transfer->pieces[i].source;
-    size_t n = drop_doubles(boxes, transfer->npieces);
+    size_t n = sort_unique(boxes, transfer->npieces);
     transfer->sources = mem_new(n, sizeof *transfer->sources);
     rsd_status status = transfer->sources ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < n && !status; i++) {
-        status = source_open(&transfer->sources[i], checkpoint, tensor, boxes[i]);
+        status = source_open(&transfer->sources[i], checkpoint, transfer->tensor, boxes[i]);
         transfer->nsources += !status;
         if (!status && transfer->sources[i].array.stream)
             transfer->in_order = true;
@@ -188,66 +185,45 @@ static rsd_status open_sources(struct transfer *transfer, rsd_checkpoint *checkp
     return status;
 }
 
-static void finish(struct transfer *transfer, uint64_t most_nbytes)
+static void count_wanted(struct transfer *transfer)
 {
-    for (size_t i = 0; i < transfer->npieces; i++)
+    for (size_t i = 0; i < transfer->npieces; i++) {
+        const int64_t *len = transfer->coordinates + (2 * i + 1) * (size_t)transfer->ndim;
         transfer->sources[transfer->pieces[i].source].wanted +=
-            (uint64_t)box_volume(transfer->ndim,
-                                 transfer->coordinates + (2 * i + 1) * (size_t)transfer->ndim) *
-            transfer->element_nbytes;
-    for (size_t i = 0; i < transfer->nsources;
-         i++) /* a part that is read twice cannot be added up */
+            (uint64_t)box_volume(transfer->ndim, len) * transfer->element_nbytes;
+    }
+    for (size_t i = 0; i < transfer->nsources; i++) /* bytes that are read twice do not add up */
         if (transfer->sources[i].wanted < transfer->sources[i].array.nbytes)
             transfer->sources[i].checkable = false;
-    for (size_t i = 0; i < transfer->nsinks; i++)
-        if (transfer->sinks[i].dtype != transfer->dtype && transfer->sinks[i].kind != SINK_DISCARD)
-            transfer->cast_each = (size_t)max_i64(
-                (int64_t)transfer->cast_each, (int64_t)rsd_dtype_nbytes(transfer->sinks[i].dtype));
-    transfer->keep_most = most_nbytes;
-    if (transfer->cast_each >
-        transfer->element_nbytes) /* what is cast takes more room than what is read */
-        most_nbytes /= transfer->cast_each / transfer->element_nbytes;
-    bound_pieces(transfer);
-    choose_tiles(transfer, most_nbytes > 0 ? most_nbytes : 1);
 }
 
-rsd_status transfer_plan(const struct catalog *catalog, const struct stored_tensor *tensor,
-                         size_t n, const int64_t *lo, const int64_t *len, rsd_plan **plan)
+/* The last step of opening, when pieces and sources are known. */
+static rsd_status cut_tiles(struct transfer *transfer, uint64_t max_nbytes)
 {
-    rsd_layout *src = NULL, *dst = NULL;
-    rsd_status status = catalog_tensor_layout(catalog, tensor, false, &src);
-    if (!status)
-        status = catalog_boxes_layout(tensor->dtype, tensor->ndim, tensor_shape(catalog, tensor), n,
-                                      lo, len, &dst);
-    if (!status)
-        status = rsd_plan_new(src, dst, NULL, plan);
-    rsd_layout_free(src);
-    rsd_layout_free(dst);
-    return status;
-}
-
-static rsd_status plan_sinks(const struct transfer *transfer, const struct catalog *catalog,
-                             const struct stored_tensor *tensor, rsd_plan **plan)
-{
-    size_t ndim = (size_t)transfer->ndim, n = transfer->nsinks;
-    int64_t *lo = mem_new(n * ndim, sizeof *lo), *len = mem_new(n * ndim, sizeof *len);
-    rsd_status status = lo && len ? RSD_OK : RSD_ENOMEM;
-    for (size_t i = 0; i < n && !status; i++) {
-        copy_i64s(lo + i * ndim, transfer->sinks[i].lo, transfer->ndim);
-        copy_i64s(len + i * ndim, transfer->sinks[i].len, transfer->ndim);
+    count_wanted(transfer);
+    for (size_t i = 0; i < transfer->nsinks; i++) {
+        const struct sink *sink = &transfer->sinks[i];
+        size_t nbytes = rsd_dtype_nbytes(sink->dtype);
+        if (sink->dtype != transfer->dtype && nbytes > transfer->cast_nbytes)
+            transfer->cast_nbytes = nbytes;
     }
-    if (!status)
-        status = transfer_plan(catalog, tensor, n, lo, len, plan);
-    mem_free(lo);
-    mem_free(len);
-    return status;
+    transfer->max_kept = max_nbytes;
+    if (transfer->cast_nbytes > transfer->element_nbytes) /* wider elements need larger buffers */
+        max_nbytes /= transfer->cast_nbytes / transfer->element_nbytes;
+    TRY(index_pieces(transfer));
+    bound_pieces(transfer);
+    choose_tiles(transfer, max_nbytes > 0 ? max_nbytes : 1);
+    return RSD_OK;
 }
+
+/* ---- opening ---- */
 
 rsd_status transfer_start(struct transfer *transfer, const struct catalog *catalog, size_t index,
                           size_t nsinks)
 {
     const struct stored_tensor *tensor = &catalog->tensors[index];
-    *transfer = (struct transfer){.name = tensor->name,
+    *transfer = (struct transfer){.tensor = index,
+                                  .name = tensor->name,
                                   .dtype = tensor->dtype,
                                   .element_nbytes = rsd_dtype_nbytes(tensor->dtype),
                                   .ndim = tensor->ndim};
@@ -257,67 +233,105 @@ rsd_status transfer_start(struct transfer *transfer, const struct catalog *catal
 
 void transfer_add_sink(struct transfer *transfer, const struct sink *sink)
 {
-    transfer->sinks[transfer->nsinks++] = *sink;
+    struct sink *added = &transfer->sinks[transfer->nsinks++];
+    *added = *sink;
+    added->on_device = sink->kind == SINK_MEMORY && tile_device_has(sink->memory, &added->device);
+    if (added->on_device) {
+        transfer->on_device = true;
+        transfer->device = added->device;
+    }
 }
 
-rsd_status transfer_from_files(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t index,
-                               uint64_t most_nbytes)
+/* Makes the layout of all sinks. */
+static rsd_status layout_sinks(const struct transfer *transfer, const int64_t *shape,
+                               rsd_layout **layout)
+{
+    size_t ndim = (size_t)transfer->ndim, n = transfer->nsinks;
+    int64_t *lo = mem_new(n * ndim, sizeof *lo), *len = mem_new(n * ndim, sizeof *len);
+    rsd_status status = lo && len ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < n && !status; i++) {
+        copy_i64s(lo + i * ndim, transfer->sinks[i].lo, transfer->ndim);
+        copy_i64s(len + i * ndim, transfer->sinks[i].len, transfer->ndim);
+    }
+    if (!status)
+        status = catalog_boxes_layout(transfer->dtype, transfer->ndim, shape, n, lo, len, layout);
+    mem_free(lo);
+    mem_free(len);
+    return status;
+}
+
+rsd_status transfer_plan(struct transfer *transfer, const struct catalog *catalog)
+{
+    const struct stored_tensor *tensor = &catalog->tensors[transfer->tensor];
+    rsd_layout *src = NULL, *dst = NULL;
+    rsd_plan *plan = NULL;
+    rsd_status status = catalog_tensor_layout(catalog, tensor, false, &src);
+    if (!status)
+        status = layout_sinks(transfer, tensor_shape(catalog, tensor), &dst);
+    if (!status)
+        status = rsd_plan_new(src, dst, NULL, &plan);
+    if (!status)
+        status = list_pieces(transfer, plan);
+    rsd_plan_free(plan);
+    rsd_layout_free(src);
+    rsd_layout_free(dst);
+    return status;
+}
+
+rsd_status transfer_open_files(struct transfer *transfer, rsd_checkpoint *checkpoint,
+                               uint64_t max_nbytes)
+{
+    TRY(open_sources(transfer, checkpoint));
+    return cut_tiles(transfer, max_nbytes);
+}
+
+rsd_status transfer_open_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t index,
+                               sink_take *take, void *context, uint64_t max_nbytes)
 {
     const struct catalog *catalog = &checkpoint->catalog;
-    rsd_plan *plan;
-    TRY(plan_sinks(transfer, catalog, &catalog->tensors[index], &plan));
-    rsd_status status = list_pieces(transfer, plan);
-    rsd_plan_free(plan);
-    TRY(status);
-    TRY(open_sources(transfer, checkpoint, index));
-    finish(transfer, most_nbytes);
-    return RSD_OK;
-}
-
-rsd_status transfer_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t index,
-                          sink_take *take, void *context, uint64_t most_nbytes)
-{
-    const struct stored_tensor *tensor = &checkpoint->catalog.tensors[index];
+    const struct stored_tensor *tensor = &catalog->tensors[index];
     struct sink sink = {.kind = SINK_BLOCKS,
                         .dtype = tensor->dtype,
                         .ndim = tensor->ndim,
                         .take = take,
                         .context = context};
-    copy_i64s(sink.len, tensor_shape(&checkpoint->catalog, tensor), tensor->ndim);
-    TRY(transfer_start(transfer, &checkpoint->catalog, index, 1));
+    copy_i64s(sink.len, tensor_shape(catalog, tensor), tensor->ndim);
+    TRY(transfer_start(transfer, catalog, index, 1));
     transfer_add_sink(transfer, &sink);
-    return transfer_from_files(transfer, checkpoint, index, most_nbytes);
+    TRY(transfer_plan(transfer, catalog));
+    return transfer_open_files(transfer, checkpoint, max_nbytes);
 }
 
 /* One source, all of which goes to the only sink. */
-static rsd_status add_only_piece(struct transfer *transfer, uint64_t most_nbytes)
+static rsd_status add_only_piece(struct transfer *transfer, uint64_t max_nbytes)
 {
     const struct sink *sink = &transfer->sinks[0];
     rsd_piece piece = {.nbytes = box_volume(transfer->ndim, sink->len) *
                                  (int64_t)transfer->element_nbytes};
+    const struct stored_array *array = &transfer->sources[0].array;
+    bool read =
+        !array->memory || array->stream; /* a fill value may be that of any number of elements */
     transfer->nsources = 1;
-    if (piece.nbytes > 0) {
+    if (piece.nbytes > 0 && read) {
         box_set(&piece.box, transfer->ndim, sink->lo, sink->len);
         TRY(add_piece(transfer, &piece));
     }
-    TRY(index_pieces(transfer));
-    finish(transfer, most_nbytes);
-    return RSD_OK;
+    return cut_tiles(transfer, max_nbytes);
 }
 
-rsd_status transfer_from_box(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
-                             size_t box, uint64_t most_nbytes)
+rsd_status transfer_open_box(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t box,
+                             uint64_t max_nbytes)
 {
     transfer->sources = mem_new(1, sizeof *transfer->sources);
     if (!transfer->sources)
         return RSD_ENOMEM;
-    TRY(source_open(&transfer->sources[0], checkpoint, tensor, box));
+    TRY(source_open(&transfer->sources[0], checkpoint, transfer->tensor, box));
     transfer->in_order = transfer->sources[0].array.stream;
-    return add_only_piece(transfer, most_nbytes);
+    return add_only_piece(transfer, max_nbytes);
 }
 
-rsd_status transfer_from_memory(struct transfer *transfer, const char *memory,
-                                const int64_t *strides, uint64_t most_nbytes)
+rsd_status transfer_open_memory(struct transfer *transfer, const char *memory,
+                                const int64_t *strides, uint64_t max_nbytes)
 {
     const struct sink *sink = &transfer->sinks[0];
     transfer->sources = mem_new(1, sizeof *transfer->sources);
@@ -325,7 +339,27 @@ rsd_status transfer_from_memory(struct transfer *transfer, const char *memory,
         return RSD_ENOMEM;
     source_in_memory(&transfer->sources[0], transfer->dtype, transfer->ndim, sink->lo, sink->len,
                      memory, strides);
-    return add_only_piece(transfer, most_nbytes);
+    transfer->on_device = transfer->sources[0].on_device;
+    transfer->device = transfer->sources[0].device;
+    return add_only_piece(transfer, max_nbytes);
+}
+
+/* ---- running ---- */
+
+rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
+                             struct scratch *scratch, struct io_stats *stats)
+{
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
+    transfer_tile_box(transfer, index, lo, len);
+    return transfer_run_box(transfer, lo, len, scratch, stats);
+}
+
+rsd_status transfer_check_sources(const struct transfer *transfer, struct io_stats *stats)
+{
+    for (size_t i = 0; i < transfer->nsources; i++)
+        if (!transfer->sources[i].memory && transfer->sources[i].wanted)
+            TRY(source_check(&transfer->sources[i], stats));
+    return RSD_OK;
 }
 
 void transfer_drop(struct transfer *transfer)
@@ -338,12 +372,4 @@ void transfer_drop(struct transfer *transfer)
     mem_free(transfer->coordinates);
     box_tree_drop(&transfer->tree);
     *transfer = (struct transfer){0};
-}
-
-rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
-                             struct scratch *scratch, struct io_stats *stats)
-{
-    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    transfer_tile_box(transfer, index, lo, len);
-    return transfer_run_box(transfer, lo, len, scratch, stats);
 }

@@ -2,41 +2,45 @@
 #ifndef TRANSFER_H
 #define TRANSFER_H
 
+#include "cuda.h"
 #include "format.h"
 #include "memory.h"
 #include "plan.h"
 
 #include <pthread.h>
 
-/* ---- source.c: a stored box that can be read ---- */
+/* ---- source.c: a box that can be read, from a file or from memory ---- */
 
-/* What a transfer has read; each thread counts for itself. */
+/* What was read. Each thread counts for itself. */
 struct io_stats {
-    uint64_t nbytes_read, nbytes_unchecked, again;
-    int64_t nbytes_memory; /* of all threads together */
+    uint64_t nbytes_read, nbytes_unchecked, nbytes_decoded_again;
+    int64_t nbytes_memory; /* of the buffers of all threads */
 };
 
 struct source {
-    const char *memory; /* of the box's first element, if it is there and not in a file */
+    const char *memory; /* of the first element of the box; NULL: it is in a file */
+    bool on_device;
+    int device; /* that has the memory, if one does */
     rsd_checkpoint *checkpoint;
     size_t tensor, box;
     uint32_t file;
     const char *name; /* of the tensor */
     rsd_dtype dtype;
-    size_t element_nbytes; /* bytes of an element */
+    size_t element_nbytes;
     int32_t ndim;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* the box */
     struct stored_array array;                   /* where its bytes are; in memory, the strides */
-    bool checkable;
-    uint64_t wanted; /* bytes of the box that are wanted, set by whoever reads */
+    bool checkable;                              /* its CRC-32 can be compared */
+    uint64_t wanted;                             /* bytes of the box that the transfer reads */
 
-    pthread_mutex_t lock; /* for what follows */
-    uint64_t crc_sum, seen;
-    pthread_mutex_t keeping;
-    char *kept; /* the whole record */
+    pthread_mutex_t lock;         /* protects the next line */
+    uint64_t crc_sum, crc_nbytes; /* of the bytes that were read so far */
+    pthread_mutex_t keeping;      /* protects the next line */
+    char *kept;                   /* the whole record */
 
     struct stored_stream *stream; /* while it is read, by one thread */
     uint64_t stream_at, stream_crc;
+    uint64_t delivered; /* bytes of the box that were read from the stream */
 };
 
 void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, const int64_t *lo,
@@ -45,9 +49,9 @@ rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t
                        size_t box);
 void source_close(struct source *source);
 
-/* Reads a region of the box, packed row by row. Records of up to keep_most bytes may be kept whole. */
+/* Reads a region of a box in a file, packed row by row. Records of up to max_kept bytes may be kept whole. */
 rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
-                       uint64_t keep_most, struct io_stats *stats);
+                       uint64_t max_kept, struct io_stats *stats);
 
 /* Tells the store which bytes of a region will be read. */
 void source_prefetch(struct source *source, const int64_t *lo, const int64_t *len);
@@ -56,13 +60,15 @@ void source_prefetch(struct source *source, const int64_t *lo, const int64_t *le
 bool source_find_run(const struct source *source, const int64_t *lo, const int64_t *len,
                      uint64_t *at, uint64_t *n);
 
-/* When everything is read: EFORMAT if the CRC-32 is wrong; counts what could not be checked. */
-rsd_status source_check(struct source *source, struct io_stats *stats);
+/* When everything is read: EFORMAT if the CRC-32 is wrong. Counts what could not be checked. The second adds
+ * the file and the tensor to the error. */
+rsd_status source_compare_crc(const struct source *source, struct io_stats *stats);
+rsd_status source_check(const struct source *source, struct io_stats *stats);
 
-/* Whether its rows run another way than the tensor's, as those of a transposed one do. */
+/* Returns whether the rows of a record run in another order than those of its tensor, as in a transposed one. */
 bool source_runs_across(const struct source *source);
 
-/* ---- haul.c: one tensor from its sources to its sinks ---- */
+/* ---- tiling.c: one tensor from its sources to its sinks ---- */
 
 enum sink_kind { SINK_MEMORY, SINK_BLOCKS, SINK_DISCARD };
 
@@ -78,15 +84,23 @@ struct sink {
     rsd_dtype dtype;
     int32_t ndim;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    char *memory;                  /* of the box's first element */
+    char *memory;                  /* SINK_MEMORY: of the first element of the box */
+    bool on_device;                /* set by transfer_add_sink, and */
+    int device;                    /* the device that has the memory */
     int64_t strides[RSD_MAX_DIMS]; /* bytes */
     sink_take *take; /* SINK_BLOCKS: takes blocks of the box, each dense and row-major */
     void *context;
-    size_t index; /* for whoever takes */
+    size_t index; /* for `take` */
 };
 
-/* Where a block begins in the array of its box. Blocks are whole rows, so they are one run there. */
-static inline uint64_t offset_in_box(const struct sink *sink, const int64_t *lo)
+/* Returns the bytes of a box of a sink, and where a block begins in its array. Blocks are whole rows, so each is
+ * one run of the array. */
+static inline uint64_t sink_nbytes(const struct sink *sink, const int64_t *len)
+{
+    return (uint64_t)box_volume(sink->ndim, len) * rsd_dtype_nbytes(sink->dtype);
+}
+
+static inline uint64_t sink_offset(const struct sink *sink, const int64_t *lo)
 {
     int64_t index = 0;
     for (int32_t d = 0; d < sink->ndim; d++)
@@ -100,6 +114,7 @@ struct transfer_piece {
 };
 
 struct transfer {
+    size_t tensor; /* in its catalog */
     const char *name;
     rsd_dtype dtype; /* of the sources */
     size_t element_nbytes;
@@ -108,148 +123,204 @@ struct transfer {
     size_t nsources;
     struct sink *sinks;
     size_t nsinks;
-    size_t cast_each;   /* the longest element that one is cast to; 0: none is */
-    bool in_order;      /* tiles have to be done one after the other */
-    bool stream;        /* sinks in memory are large: stores go past the cache */
-    uint64_t keep_most; /* records up to this may be kept whole */
+    size_t cast_nbytes; /* of the widest element that sinks convert to; 0: none converts */
+    bool in_order;      /* tiles must be done one after the other */
+    bool stream;        /* sinks in memory are large: stores bypass the cache */
+    bool on_device;     /* an array of the caller is on a device, and */
+    int device;         /* one that has such an array */
+    uint64_t max_kept;  /* records up to this may be kept whole */
 
-    struct transfer_piece *pieces;
-    int64_t *coordinates; /* lo and len of each piece */
+    struct transfer_piece *pieces; /* before sources are open, they name boxes of the tensor */
+    int64_t *coordinates;          /* lo and len of each piece */
     size_t npieces, pieces_capacity, coordinates_capacity;
     struct box_tree tree;
-    int64_t nbytes;                              /* to be filled in all sinks */
+    int64_t nbytes;                              /* of all pieces */
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* around all pieces */
     int64_t tile[RSD_MAX_DIMS], ntiles;
-    size_t tile_nbytes;
 };
+
+/* Starts a transfer of one tensor; then its sinks are added. */
+rsd_status transfer_start(struct transfer *transfer, const struct catalog *catalog, size_t tensor,
+                          size_t nsinks);
+void transfer_add_sink(struct transfer *transfer, const struct sink *sink);
+
+/* Finds the pieces that fill all sinks. EMISMATCH: no file has some element. */
+rsd_status transfer_plan(struct transfer *transfer, const struct catalog *catalog);
+
+/* Opens the sources, and cuts tiles of at most max_nbytes: the boxes of the planned pieces; one box, for the only
+ * sink; or memory, for the only sink. */
+rsd_status transfer_open_files(struct transfer *transfer, rsd_checkpoint *checkpoint,
+                               uint64_t max_nbytes);
+rsd_status transfer_open_box(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t box,
+                             uint64_t max_nbytes);
+rsd_status transfer_open_memory(struct transfer *transfer, const char *memory,
+                                const int64_t *strides, uint64_t max_nbytes);
+
+/* All of the above for a whole tensor that goes to one sink. */
+rsd_status transfer_open_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
+                               sink_take *take, void *context, uint64_t max_nbytes);
+
+void transfer_tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len);
+rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
+                             struct scratch *scratch, struct io_stats *stats);
+
+/* When all tiles are done: checks the CRC-32 of each source. */
+rsd_status transfer_check_sources(const struct transfer *transfer, struct io_stats *stats);
+void transfer_drop(struct transfer *transfer); /* closes its sources */
+
+/* ---- tile.c: one tile ---- */
 
 /* The part of a piece that lies in the tile. */
 struct tile_part {
     size_t source, sink;
-    size_t staged; /* where the source is readable, in the scratch */
+    size_t staged; /* its index in the staged boxes of the scratch */
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     bool done;
 };
 
 /* What a tile has of a source: in memory, as an array with strides that begins at lo. */
-struct staged {
+struct staged_box {
     const char *bytes;
     int64_t lo[RSD_MAX_DIMS], strides[RSD_MAX_DIMS];
 };
 
-/* What a thread works with. Starts as {.copier = copier_best()}. */
+/* The buffers of a thread. Starts as {.copier = copier_best()}. */
 struct scratch {
     struct copier copier;
     char *in, *out, *cast;
     size_t in_capacity, out_capacity, cast_capacity;
     struct tile_part *parts;
-    struct staged *staged;
-    const void *user; /* for whoever takes blocks */
+    struct staged_box *staged;
+    const void *user;           /* for `take` */
+    void *stream;               /* of the caller, behind which work on devices begins */
+    struct tile_device *device; /* NULL: no device was used yet */
     size_t parts_capacity, staged_capacity;
 };
-rsd_status scratch_reserve(char **bytes, size_t *capacity, size_t need);
 void scratch_drop(struct scratch *scratch);
 
-/* Plans how boxes are filled from a stored tensor. EMISMATCH: no file has some element of them. */
-rsd_status transfer_plan(const struct catalog *catalog, const struct stored_tensor *tensor,
-                         size_t n, const int64_t *lo, const int64_t *len, rsd_plan **plan);
-
-/* A haul of one tensor: start it, add its sinks, and say where they are filled from. Tiles are of at most
- * so many bytes. */
-rsd_status transfer_start(struct transfer *transfer, const struct catalog *catalog, size_t tensor,
-                          size_t nsinks);
-void transfer_add_sink(struct transfer *transfer, const struct sink *sink);
-rsd_status transfer_from_files(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
-                               uint64_t most_nbytes);
-rsd_status transfer_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
-                          sink_take *take, void *context,
-                          uint64_t most_nbytes); /* all of it, into one sink */
-rsd_status transfer_from_box(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
-                             size_t box,
-                             uint64_t most_nbytes); /* its only sink, from this box alone */
-rsd_status transfer_from_memory(struct transfer *transfer, const char *memory,
-                                const int64_t *strides, uint64_t most_nbytes); /* its only sink */
-
-void transfer_tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len);
-rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
-                             struct scratch *scratch, struct io_stats *stats);
 rsd_status transfer_run_box(const struct transfer *transfer, const int64_t *lo, const int64_t *len,
                             struct scratch *scratch, struct io_stats *stats);
-void transfer_drop(struct transfer *transfer); /* closes its sources */
 
-/* ---- transfer.c: many hauls on many threads ---- */
+/* Copy a box out of an array of the caller in host memory, and into one. Nothing else reads or writes these arrays, except
+ * source_read, which reads a file directly into an array of the host. Strides are in bytes. */
+void array_read_box(const struct copier *copier, bool stream, int32_t ndim, const int64_t *len,
+                    size_t element_nbytes, const char *array, const int64_t *array_strides,
+                    char *out, const int64_t *strides);
+void array_write_box(const struct copier *copier, bool stream, int32_t ndim, const int64_t *len,
+                     size_t element_nbytes, const char *in, const int64_t *strides, char *array,
+                     const int64_t *array_strides);
 
-/* What one rank does of a job: bytes [from, to) of `of`, rounded to tiles. */
-struct job_part {
-    size_t job;
+/* ---- tile_device.c: arrays on CUDA devices ---- */
+
+/* Returns whether an address is on a device, which the CPU cannot use, and sets the device. */
+bool tile_device_has(const void *address, int *device);
+
+/* Reserves pinned buffers of a thread: one to read into, which the last two calls do not share, and one to write
+ * from. Waits for the kernels that use them. */
+rsd_status tile_device_reserve(struct scratch *scratch, int ordinal, size_t in_nbytes,
+                               size_t out_nbytes, char **in, char **out);
+
+/* Queues the copy of a box between an array and a pinned buffer, converted if tile_device_casts. */
+bool tile_device_casts(rsd_dtype from, rsd_dtype to);
+rsd_status tile_device_copy(struct scratch *scratch, int ordinal, int32_t ndim, const int64_t *len,
+                            rsd_dtype from, const char *src, const int64_t *src_strides,
+                            rsd_dtype to, char *dst, const int64_t *dst_strides);
+
+/* Waits for what was queued since the last tile_device_reserve; or for everything. */
+rsd_status tile_device_wait(struct scratch *scratch);
+rsd_status tile_device_finish(struct scratch *scratch);
+void tile_device_drop(struct scratch *scratch);
+
+/* Copies an array of a device into dense memory of the host, and waits. */
+rsd_status tile_device_read_array(struct scratch *scratch, int ordinal, int32_t ndim,
+                                  const int64_t *len, size_t element_nbytes, const char *array,
+                                  const int64_t *strides, char *out);
+
+/* ---- partition.c: which rank does what ---- */
+
+/* A job of a batch. A rank does bytes [from, to) of `of`, rounded to tiles. */
+struct batch_job {
+    size_t id, queue;
     int64_t from, to, of;
+    bool can_split;
 };
-static inline bool job_part_is_whole(const struct job_part *part)
+struct job_list {
+    struct batch_job *list;
+    size_t n, capacity;
+};
+rsd_status job_list_add(struct job_list *jobs, struct batch_job job);
+void job_list_drop(struct job_list *jobs);
+
+/* Keeps what one rank does of these jobs. */
+void job_list_partition(struct job_list *jobs, int32_t rank, int32_t nranks);
+
+static inline bool batch_job_is_whole(const struct batch_job *job)
 {
-    return part->from == 0 && part->to == part->of;
+    return job->from == 0 && job->to == job->of;
 }
 
-/* What of a source was read by a rank that had only a portion of it. */
+/* Returns the first tile of a job that begins at byte `at` or behind it. */
+int64_t batch_job_tile(const struct batch_job *job, int64_t at, int64_t ntiles);
+
+/* Returns whether several ranks can read parts of a tensor. */
+bool tensor_can_split(const struct catalog *catalog, const struct stored_tensor *tensor);
+
+/* What one rank has read of a source of which it read a part. */
 struct partial_crc {
     size_t job;
     int64_t side, source, file, checkable;
     uint32_t crc;
-    uint64_t wanted, nbytes, data, sum, seen; /* as in struct source */
+    uint64_t wanted, nbytes, offset, crc_sum, crc_nbytes; /* as in struct source */
 };
 struct partial_crc_list {
     struct partial_crc *list;
     size_t n, capacity;
     pthread_mutex_t lock;
 };
+void partial_crcs_open(struct partial_crc_list *crcs);
+void partial_crcs_close(struct partial_crc_list *crcs);
 
-/* The portions of this rank in jobs of so many bytes. splits: which may be split; NULL: none. */
-struct partition {
-    struct job_part *list;
-    int64_t *nbytes;
-    size_t n, capacity, nbytes_capacity;
-};
-rsd_status partition_jobs(int32_t rank, int32_t nranks, const int64_t *nbytes, const bool *splits,
-                          size_t njobs, struct partition *mine);
-void partition_drop(struct partition *parts);
-int64_t partition_tile(const struct job_part *part, int64_t at, int64_t ntiles);
-bool partition_can_split(const struct catalog *catalog, const struct stored_tensor *tensor);
+/* Adds the sources of a transfer. Any thread. */
+rsd_status partial_crcs_add(struct partial_crc_list *crcs, const struct batch_job *job,
+                            int64_t side, const struct transfer *transfer);
 
-/* Adds up what all ranks have seen of each source. The error of a damaged one is set, and what damaged
- * returns ends it. */
-typedef rsd_status partial_crc_damaged(void *context, const struct partial_crc *seen,
+/* Combines the lists of all ranks, and checks each source. `damaged` is called for a wrong CRC-32, whose error is
+ * set; a status that it returns ends the check. */
+typedef rsd_status partial_crc_damaged(void *context, const struct partial_crc *crc,
                                        rsd_status status);
-void partial_crcs_open(struct partial_crc_list *seen);
-void partial_crcs_close(struct partial_crc_list *seen);
-rsd_status partial_crcs_add(struct partial_crc_list *seen, const struct job_part *part,
-                            int64_t side, struct transfer *transfer);
-rsd_status partial_crcs_check(struct partial_crc *list, size_t n, rsd_report *report,
+rsd_status partial_crcs_check(struct partial_crc_list *crcs, struct io_stats *stats,
                               partial_crc_damaged *damaged, void *context);
 
-/* Jobs are numbered, those of one lane in a row. A job is opened, hauled and closed. */
+/* ---- batch.c: many transfers on many threads ---- */
+
+/* The jobs of a queue are started in the order of their ids. */
 struct batch {
     rsd_pool *pool;
-    const size_t *first_job; /* of each lane, and one more */
-    size_t nlanes;
-    bool one_per_lane;             /* only one thread at a time may be at a lane */
-    const struct job_part *parts;  /* of each job; NULL: all of it */
-    struct partial_crc_list *seen; /* gets the sources of those that are not whole */
+    struct job_list jobs; /* of the caller; the run sorts them */
+    size_t nqueues;       /* 0: any order, in one queue per thread */
+    bool one_per_queue;   /* at most one thread works on a queue */
     /* For reading ahead: the tensor of `from` that a job reads whole, or SIZE_MAX. from: NULL: not used. */
     rsd_checkpoint *from;
-    size_t (*whole_tensor)(void *context, size_t job);
-    rsd_status (*open)(void *context, size_t job, struct transfer *transfer);
-    rsd_status (*close)(void *context, size_t job,
-                        struct transfer *transfer);                /* when all of it is done */
-    bool (*forgive)(void *context, size_t job, rsd_status status); /* NULL: a failure ends it all */
+    size_t (*whole_tensor)(void *context, const struct batch_job *job);
+    rsd_status (*open)(void *context, const struct batch_job *job, struct transfer *transfer);
+    /* Called when all tiles of a job are done and its sources are checked. NULL: nothing to do. */
+    rsd_status (*close)(void *context, const struct batch_job *job, struct transfer *transfer);
+    /* Returns whether the other jobs go on after a failure. NULL: they do not. */
+    bool (*forgive)(void *context, const struct batch_job *job, rsd_status status);
     void *context;
     rsd_on_progress *on_progress;
     void *progress_context;
-    int64_t nbytes_total;
+    void *stream; /* of the caller, if arrays are on a CUDA device */
+
+    struct partial_crc_list *partial_crcs; /* takes the sources of jobs that are not whole */
+
     struct io_stats stats; /* set by the run */
+    int64_t nbytes_total;
 };
 rsd_status batch_run(struct batch *batch);
 
-/* Runs jobs of so many bytes that may be done in any order: one lane a thread, about equal. */
-rsd_status batch_run_evenly(struct batch *batch, const int64_t *nbytes, size_t njobs);
+/* Returns how many bytes a tile may have, if buffers of all threads may have max_nbytes. */
+uint64_t batch_tile_limit(int64_t max_nbytes, const rsd_pool *pool);
 
 /* ---- prefetch.c: what is read ahead ---- */
 
@@ -259,8 +330,5 @@ void prefetch_jobs(const struct batch *batch, size_t job, size_t end, size_t *ne
 
 /* The same of tiles [first, end) of a transfer. */
 void prefetch_tiles(const struct transfer *transfer, int64_t first, int64_t end);
-
-uint64_t tile_limit(int64_t max_nbytes, const rsd_pool *pool); /* for each thread */
-void report_add_stats(rsd_report *report, const struct io_stats *stats);
 
 #endif

@@ -1,10 +1,9 @@
 #!/bin/sh
-# reshard-mpi does what reshard does: each command line is run by one process and by three ranks, and both must
-# print the same, exit with the same code and write the same files.
+# Runs each command line with reshard in one process and with reshard-mpi on three ranks. Both must print the same,
+# exit with the same code and write the same files.
 #
-# $RESHARD and $RESHARD_MPI are the two commands. Times and memory are removed from what is printed. On standard error
-# MPI may print warnings of its own, and mpirun reports ranks that exit with another code than 0: lines that the one
-# process did not print, and that are not errors of reshard, are removed there.
+# $RESHARD and $RESHARD_MPI are the two commands. Times and sizes of memory are removed from the output. MPI and mpirun
+# may print to standard error too, so only lines that the one process prints, and errors of reshard, are compared.
 cd "$(dirname "$0")/.." || exit 1
 GOLDEN=$PWD/golden one=${RESHARD:-$PWD/../build/reshard} many=${RESHARD_MPI:-$PWD/../build/reshard-mpi}
 [ -x "$many" ] || { echo "1..0 # SKIP no reshard-mpi was built: there is no mpicc"; exit 0; }
@@ -16,10 +15,10 @@ work=$(mktemp -d) n=0 failed=0
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/one" "$work/many"
 
-# Every rank begins with a warning, as MPI prints one where there is no /sys.
+# Lets every rank print a warning first, as MPI does in a container without /sys.
 cat > "$work/noisy" << EOF
 #!/bin/sh
-echo "hwloc/linux: failed to find sysfs files (a warning that is not of reshard)" >&2
+echo "hwloc/linux: failed to find sysfs files (a warning that reshard did not print)" >&2
 exec "$many" "\$@"
 EOF
 chmod +x "$work/noisy"
@@ -30,12 +29,12 @@ plain() {
         -e 's/, "seconds": [0-9.]*//' -e 's/"memory": [0-9]*/"memory": N/' -e 's/, "free": [0-9]*//' "$1"
 }
 
-# known EXPECTED: the lines of standard input that are in a file, or are errors of reshard.
+# known EXPECTED: prints the lines of standard input that are in the file, or are errors of reshard.
 known() {
     awk -v file="$1" 'BEGIN { while ((getline line < file) > 0) expected[line] } ($0 in expected) || /^reshard/'
 }
 
-# same CODE LABEL ARGS: runs both; both exit with the code.
+# same CODE LABEL ARGS: runs both commands, which must exit with the code.
 same() {
     echo "$1" > "$work/code"
     label=$2
@@ -61,7 +60,7 @@ same() {
     fi
 }
 
-# both COMMAND: in both folders.
+# both COMMAND: runs a command in both directories.
 both() {
     (cd "$work/one" && eval "$1")
     (cd "$work/many" && eval "$1")
@@ -73,20 +72,20 @@ same 0 "convert to DCP of another layout, verified" convert "$fsdp" dcp8 --forma
 same 0 "convert, compressed" convert "$fsdp" zstd --format dcp --mesh 4 --default 'S(0)' --compress zstd --json
 same 0 "convert back" convert zstd back.safetensors
 same 3 "already exists" convert "$fsdp" safe --format safetensors
-same 0 "but it may be replaced" convert "$fsdp" safe --format safetensors --force -q
+same 0 "replaced with --force" convert "$fsdp" safe --format safetensors --force -q
 same 0 "a dry run" convert "$fsdp" dry --format dcp --mesh 2 --default R --dry-run
 same 0 "merge in shards" merge "$GOLDEN/fsdp2_adamw/ckpt" hf --max-shard-size 4kB --verify
 same 0 "split" split hf tp --mesh tp=4 --default 'S(0)' --json
 same 0 "digest" digest dcp8
 same 0 "digest as JSON" digest zstd --json --only weight
 same 0 "verify" verify dcp8
-same 0 "diff of what is the same" diff safe dcp8
+same 0 "diff of equal checkpoints" diff safe dcp8
 both 'printf "\1" | dd of=safe/model.safetensors bs=1 seek=30000 conv=notrunc 2>/dev/null'
-same 1 "diff of what is not" diff safe dcp8
+same 1 "diff of different checkpoints" diff safe dcp8
 both 'head -c 300 /dev/zero | tr "\0" "\7" | dd of=dcp8/__1_0.distcp bs=1 seek=3200 conv=notrunc 2>/dev/null'
 same 1 "verify finds damage" verify dcp8
 same 1 "as JSON" verify dcp8 --json
-same 4 "convert does not take it over" convert dcp8 never --format safetensors
+same 4 "convert refuses damaged data" convert dcp8 never --format safetensors
 same 4 "no such checkpoint" digest nothing
 same 2 "no such option" verify --no-such-option dcp8
 same 3 "a rule that nothing matches" convert "$fsdp" never --format dcp --mesh 2 --place 'nothing=S(0)'
@@ -101,8 +100,9 @@ else
     failed=1
 fi
 
-# says CODE LABEL TEXT FIRST : SECOND: what one of two ranks alone cannot do is said once, and both exit at once.
-says() {
+# reports CODE LABEL TEXT FIRST : SECOND: runs two ranks with different arguments. The error is printed once, and both
+# exit at once.
+reports() {
     code=$1 label=$2 text=$3
     shift 3
     first=
@@ -124,16 +124,16 @@ says() {
     fi
 }
 
-says 4 "a rank that does not see the checkpoint says so, once" 'rank 1: .*gone' digest "$fsdp" : digest "$work/gone"
-says 2 "rank 1 has an option that is none" 'digest: rank 1: .*--nope' digest "$fsdp" : digest --nope "$fsdp"
-says 2 "rank 0 has it" 'digest: .*--nope' digest --nope "$fsdp" : digest "$fsdp"
-says 2 "rank 1 has no verb" 'reshard: rank 1: a verb is needed' digest "$fsdp" :
-says 2 "rank 1 has a verb of one process" 'inspect: rank 1: runs in one' digest "$fsdp" : inspect "$fsdp"
-says 2 "rank 1 only says which version it is" 'reshard digest: rank 1 was started' digest "$fsdp" : --version
-says 2 "rank 1 does not see the rules" 'convert: rank 1: .*gone.rules' \
+reports 4 "a rank without the checkpoint reports it once" 'rank 1: .*gone' digest "$fsdp" : digest "$work/gone"
+reports 2 "rank 1 has an option that is none" 'digest: rank 1: .*--nope' digest "$fsdp" : digest --nope "$fsdp"
+reports 2 "rank 0 has it" 'digest: .*--nope' digest --nope "$fsdp" : digest "$fsdp"
+reports 2 "rank 1 has no verb" 'reshard: rank 1: a verb is needed' digest "$fsdp" :
+reports 2 "rank 1 has a verb of one process" 'inspect: rank 1: runs in one' digest "$fsdp" : inspect "$fsdp"
+reports 2 "rank 1 only prints its version" 'reshard digest: rank 1 was started' digest "$fsdp" : --version
+reports 2 "rank 1 does not see the rules" 'convert: rank 1: .*gone.rules' \
     convert "$fsdp" "$work/never" --format dcp --mesh 2 --default R : \
     convert "$fsdp" "$work/never" --format dcp --mesh 2 --default R --rules "$work/gone.rules"
-says 3 "rank 1 looks for other names" "digest: rank 1: --only 'nothing'" digest "$fsdp" : digest --only nothing "$fsdp"
+reports 3 "rank 1 looks for other names" "digest: rank 1: --only 'nothing'" digest "$fsdp" : digest --only nothing "$fsdp"
 # In a program: save and load.
 if [ -n "${MPI_TESTS:-}" ]; then
     n=$((n + 1))

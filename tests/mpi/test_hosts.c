@@ -1,6 +1,6 @@
-/* test_hosts.c - plans between hosts: what crosses the wire is what the plan says, counted by the interfaces.
+/* test_hosts.c - plans between hosts: the network interfaces count the bytes that the plan reports.
  *
- *     mpirun ... test_hosts INTERFACE       one TAP line a problem, from rank 0
+ *     mpirun ... test_hosts INTERFACE       rank 0 prints one TAP line per problem
  */
 #include "reshard_mpi.h"
 
@@ -13,7 +13,7 @@ static int rank, nranks;
 static int32_t *node_of;
 static const char *interface;
 
-/* Bytes that this host has sent; counted once a host. */
+/* Returns the bytes that this host has sent, counted by one rank per host. */
 static double sent_by_host(void)
 {
     char path[200];
@@ -46,7 +46,7 @@ static long worst(long own)
     return all;
 }
 
-/* What a message adds: headers of TCP, IP and Ethernet, and acknowledgements. */
+/* Moves a tensor, and compares the bytes sent with the plan. TCP, IP and Ethernet add headers and acknowledgements. */
 static void move(const char *problem, bool in_arena)
 {
     rsd_layout *a, *b;

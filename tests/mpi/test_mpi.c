@@ -1,8 +1,10 @@
 /* test_mpi.c - plans between processes equal the oracle: every case of every backend, many in one bind, by
- * messages, through shared memory and from arenas; random layouts; several execs at once. */
+ * messages, through shared memory and from arenas; random layouts; several execs at once. With the argument "gpu",
+ * arrays lie in the memory of a GPU, or in memory of any kind; see gpu.h. */
 #include "reshard_mpi.h"
 
 #include "cases.h"
+#include "gpu.h"
 #include "oracle.h"
 #include "random.h"
 #include "tap.h"
@@ -10,9 +12,11 @@
 #include <stdlib.h>
 
 static int rank, nranks;
+static bool with_gpu;
+static struct random dice;
 static long failures;
 
-/* Tells what a rank found on a line of its own; rank 0 reports for all when a group ends. */
+/* Checks a condition. Each rank prints its failures; rank 0 reports the result of all ranks at the end of a group. */
 #define HOLDS(condition, ...)                                                                      \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
@@ -44,8 +48,10 @@ static struct {
     rsd_bind_options bind[MOST];
     const void *from[MOST * 64];
     void *to[MOST * 64];
+    enum gpu_kind from_kind[MOST * 64], to_kind[MOST * 64];
     int64_t n, nfrom, nto;
     enum way way; /* of the next batch */
+    int round;
 } batch;
 
 static char group_name[256];
@@ -56,24 +62,38 @@ static void copy(void *to, const void *from, size_t nbytes)
         memcpy(to, from, nbytes);
 }
 
+/* On a GPU, in every third batch in memory of any kind, which differs between arrays and ranks. */
+static void *place_array(rsd_arena *arena, void *array, size_t nbytes, enum gpu_kind *kind)
+{
+    void *memory = array;
+    *kind = PAGEABLE;
+    if (with_gpu && array) {
+        *kind = batch.round % 3 == 2 ? (enum gpu_kind)random_below(&dice, NGPU_KINDS)
+                : batch.round % 2    ? ON_BLOCKS
+                                     : ON_GPU;
+        if (*kind != PAGEABLE) {
+            memory = gpu_new(*kind, nbytes);
+            gpu_put(*kind, memory, array, nbytes);
+        }
+    }
+    if (*kind == PAGEABLE && arena && !rsd_arena_alloc(arena, (int64_t)nbytes, &memory))
+        copy(memory, array, nbytes);
+    return memory;
+}
+
 /* The arrays of this rank, in an arena if there is one. */
 static void place(rsd_arena *arena, struct one *one)
 {
     int64_t first, n;
     rsd_layout_arrays_of(one->a, rank, &first, &n);
-    for (int64_t i = 0; i < n; i++) {
-        void *memory = one->src.array[first + i];
-        if (arena && !rsd_arena_alloc(arena, (int64_t)one->src.nbytes[first + i], &memory))
-            copy(memory, one->src.array[first + i], one->src.nbytes[first + i]);
-        batch.from[batch.nfrom++] = memory;
-    }
+    for (int64_t i = 0; i < n; i++, batch.nfrom++)
+        batch.from[batch.nfrom] =
+            place_array(arena, one->src.array[first + i], one->src.nbytes[first + i],
+                        &batch.from_kind[batch.nfrom]);
     rsd_layout_arrays_of(one->b, rank, &first, &n);
-    for (int64_t i = 0; i < n; i++) {
-        void *memory = one->dst.array[first + i];
-        if (arena && !rsd_arena_alloc(arena, (int64_t)one->dst.nbytes[first + i], &memory))
-            copy(memory, one->dst.array[first + i], one->dst.nbytes[first + i]);
-        batch.to[batch.nto++] = memory;
-    }
+    for (int64_t i = 0; i < n; i++, batch.nto++)
+        batch.to[batch.nto] = place_array(arena, one->dst.array[first + i],
+                                          one->dst.nbytes[first + i], &batch.to_kind[batch.nto]);
 }
 
 static void check(struct one *one, int64_t *next)
@@ -82,8 +102,19 @@ static void check(struct one *one, int64_t *next)
     rsd_layout_arrays_of(one->b, rank, &first, &n);
     for (int64_t i = 0; i < n; i++, ++*next)
         if (batch.to[*next] != one->dst.array[first + i])
-            copy(one->dst.array[first + i], batch.to[*next], one->dst.nbytes[first + i]);
+            gpu_get(batch.to_kind[*next], one->dst.array[first + i], batch.to[*next],
+                    one->dst.nbytes[first + i]);
     HOLDS(oracle_check_of(one->a, one->b, one->dst_strides, &one->dst, rank), "%s", one->text);
+}
+
+static void free_arrays(void)
+{
+    for (int64_t i = 0; i < batch.nfrom; i++)
+        if (batch.from_kind[i] != PAGEABLE)
+            gpu_free(batch.from_kind[i], (void *)(uintptr_t)batch.from[i]);
+    for (int64_t i = 0; i < batch.nto; i++)
+        if (batch.to_kind[i] != PAGEABLE)
+            gpu_free(batch.to_kind[i], batch.to[i]);
 }
 
 static void forget(struct one *one)
@@ -97,7 +128,7 @@ static void forget(struct one *one)
     rsd_layout_free(one->b);
 }
 
-/* The strides of this rank alone. */
+/* Returns the strides of the arrays of this rank. */
 static const int64_t *own(const int64_t *strides, const rsd_layout *layout)
 {
     int64_t first, n;
@@ -144,9 +175,11 @@ static void run_batch(void)
             check(&batch.list[i], &next);
         forget(&batch.list[i]);
     }
+    free_arrays();
     rsd_arena_free(arena);
     batch.n = batch.nfrom = batch.nto = 0;
     batch.way = (enum way)((batch.way + 1) % 3);
+    batch.round++;
 }
 
 static void add(void *context, const char *problem, enum arrangement from, enum arrangement to)
@@ -175,7 +208,7 @@ static void add(void *context, const char *problem, enum arrangement from, enum 
         run_batch();
 }
 
-/* Ends a group on all ranks: rank 0 says how it went. */
+/* Ends a group on all ranks. Rank 0 prints its result. */
 static void begin(void *context, const char *name)
 {
     long all = 0;
@@ -215,7 +248,7 @@ static void random_layouts(void)
     }
 }
 
-/* Two of the same kind at once, waited for in the other order; and the way back. */
+/* Two execs of one plan at once, waited for in the other order; and the inverse plan. */
 static void several_execs(void)
 {
     char problem[100];
@@ -264,9 +297,15 @@ static void several_execs(void)
 
 int main(int argc, char **argv)
 {
+    with_gpu = argc > 1 && strcmp(argv[1], "gpu") == 0;
+    if (with_gpu && !gpu_open(argv))
+        return 1;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &nranks);
+    if (with_gpu)
+        gpu_start();
+    dice.state = (uint64_t)rank + 1;
     batch.list = calloc(MOST, sizeof *batch.list);
     every_case(&(struct cases){begin, add, NULL});
     random_layouts();

@@ -1,8 +1,8 @@
-/* test_mpi_faults.c - what goes wrong on one rank is known to all, in time.
+/* test_mpi_faults.c - failures of one rank, which all other ranks must report within the time-out.
  *
  *     mpirun -np N test_mpi_faults SCENARIO messages|shared|hosts
  *
- * Rank 1 is the one that fails. Every rank that lives says "good" if it saw what it should. */
+ * Rank 1 is the one that fails. Every other rank prints "good" if its results were as expected. */
 #include "reshard_mpi.h"
 
 #include <errno.h>
@@ -44,7 +44,7 @@ void *__wrap_realloc(void *old, size_t nbytes)
     return allocations++ == failing ? NULL : __real_realloc(old, nbytes);
 }
 
-/* ---- saying what was seen ---- */
+/* ---- results ---- */
 
 static void expect(bool holds, const char *what, rsd_status status)
 {
@@ -78,7 +78,7 @@ static rsd_status bind_plans(rsd_exec **exec)
                              exec);
 }
 
-/* After a run that went well. */
+/* Returns an exec after a successful run. */
 static rsd_exec *bound(void)
 {
     rsd_exec *exec = NULL;
@@ -103,7 +103,7 @@ static void other_plan(void)
                                MPI_COMM_WORLD, &options, &exec);
     expect(status == RSD_EMISMATCH && says("rank 1 has 1 plans, rank 0 has 2"), "fewer plans",
            status);
-    status = bind_plans(&exec); /* and all is well again */
+    status = bind_plans(&exec); /* the transport can still be used */
     expect(status == RSD_OK && !rsd_exec_run(exec, src, dst), "the right plans", status);
     rsd_exec_free(exec);
 }
@@ -135,8 +135,7 @@ static void bad_argument(void)
     rsd_exec_free(exec);
 }
 
-/* Every allocation of a bind, one after the other. Without memory for what is shared, messages are used: that
- * is not a failure. */
+/* Every allocation of a bind fails once. Without shared memory, messages are used, and the bind succeeds. */
 static void no_memory(void)
 {
     make_plans("f32", "P");
@@ -195,7 +194,7 @@ static void late(void)
     rsd_exec_free(exec);
 }
 
-/* In the middle of a run: some have all they need of it and go on to the next. */
+/* Rank 1 stops in the middle of a run. Ranks that have received everything continue with the next run. */
 static void stalled(void)
 {
     rsd_status status = RSD_OK;
@@ -218,12 +217,12 @@ static void killed(void)
         rsd_exec_start(exec, src, dst);
         raise(SIGKILL);
     }
-    for (int i = 0; i < 3 && !status; i++) /* the first may have had all it needs */
+    for (int i = 0; i < 3 && !status; i++) /* the first run may have received everything */
         status = rsd_exec_run(exec, src, dst);
     expect((status == RSD_ETIMEOUT || status == RSD_EPEER) && says("rank 1"), "killed", status);
 }
 
-/* Where a call that has returned had its variables; messages that come for it now must not get there. */
+/* Messages of a call that has returned must not be written to its variables on the stack. */
 static void keep_stack(void)
 {
     volatile unsigned char stack[1 << 16];
@@ -234,7 +233,7 @@ static void keep_stack(void)
         MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
     for (size_t i = 0; i < sizeof stack; i++)
         wrong += stack[i] != 0xab;
-    expect(wrong == 0, "memory that was given back is written to", RSD_OK);
+    expect(wrong == 0, "memory that was freed is written to", RSD_OK);
 }
 
 static void late_at_bind(void)
@@ -251,8 +250,7 @@ static void late_at_bind(void)
     keep_stack();
 }
 
-/* The first call of all on a communicator. Its time-out counts also in options of an older version, which are
- * shorter. */
+/* The first call on a communicator. Its time-out is also used from options of an older version, which are shorter. */
 static void late_at_first(void)
 {
     rsd_exec *exec = NULL;
@@ -268,7 +266,7 @@ static void late_at_first(void)
     expect(status == RSD_EPEER && says("use another communicator"), "once more", status);
 }
 
-/* Between start and wait the caller may take its time. */
+/* The time between start and wait does not count for the time-out. */
 static void slow_callers(void)
 {
     rsd_exec *exec = NULL;
@@ -281,7 +279,7 @@ static void slow_callers(void)
     rsd_exec_free(exec);
 }
 
-/* Rank 0 gets from ranks 1 and 2. Rank 1 ends when it has given, rank 2 takes its time. */
+/* Rank 0 receives from ranks 1 and 2. Rank 1 ends after its send, rank 2 is slow. */
 static void leaving(void)
 {
     rsd_exec *exec = NULL;
@@ -293,7 +291,7 @@ static void leaving(void)
     rsd_exec_start(exec, src, dst);
     usleep(rank == 2 ? 1500000 : 0);
     status = rsd_exec_wait(exec);
-    expect(status == RSD_OK, "with what was given", status);
+    expect(status == RSD_OK, "a run whose sender has ended", status);
     if (rank == 1) {
         printf("good 1\n");
         fflush(stdout);
@@ -301,7 +299,7 @@ static void leaving(void)
     }
 }
 
-/* The communicator does not have to outlive the call. */
+/* The communicator may be freed after the bind. */
 static void freed_communicator(void)
 {
     MPI_Comm passing, other;
@@ -340,7 +338,7 @@ int main(int argc, char **argv)
     bool found = false;
     if (argc > 2 && strcmp(argv[2], "messages") == 0)
         options.node = -1;
-    if (argc > 2 && strcmp(argv[2], "hosts") == 0) /* as if two were on each */
+    if (argc > 2 && strcmp(argv[2], "hosts") == 0) /* as if two ranks were on each host */
         options.node = 1 + rank / 2;
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
         if (argc > 1 && strcmp(argv[1], scenarios[i].name) == 0) {
@@ -350,6 +348,6 @@ int main(int argc, char **argv)
     if (good && found)
         printf("good %d\n", rank);
     fflush(stdout);
-    sleep(3); /* who leaves now would be missed before the one that fails */
+    sleep(3); /* a rank that ends earlier would be reported instead of rank 1 */
     _exit(0); /* with a dead rank MPI_Finalize would wait */
 }

@@ -1,7 +1,7 @@
-/* test_mpi_files.c - ranks of MPI save together, at once and in the background, and load in another layout: every
- * rank checks its own arrays. Exits with 1 if anything is not as it should be.
+/* test_mpi_files.c - ranks of MPI save a checkpoint, directly and in the background, and load it in another layout.
+ * Every rank checks its own arrays. Exits with 1 if a check fails.
  *
- *     mpirun -np 3 test_mpi_files FOLDER */
+ *     mpirun -np 3 test_mpi_files DIRECTORY */
 #include "oracle.h"
 #include "reshard_mpi.h"
 
@@ -36,7 +36,8 @@ static void save(const char *path, const rsd_transport *transport, const rsd_lay
                         .layout = layout,
                         .rank = transport->rank,
                         .arrays = memory->array + transport->rank};
-    rsd_save_options options = {.struct_nbytes = sizeof options, .transport = transport};
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = transport};
+    rsd_save_options options = {.struct_nbytes = sizeof options, .io = &io};
     rsd_report report = {.struct_nbytes = sizeof report};
     rsd_async_save *saving = NULL;
     fine(rsd_save(path, 1, &local, &options, &report) == RSD_OK, transport->rank, "save");
@@ -53,7 +54,8 @@ static void load(const char *path, const rsd_transport *transport, const rsd_lay
 {
     struct memory expected = oracle_memory(layout, NULL), got = oracle_memory(layout, NULL);
     rsd_checkpoint *checkpoint = NULL;
-    rsd_load_options options = {.struct_nbytes = sizeof options, .transport = transport};
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = transport};
+    rsd_load_options options = {.struct_nbytes = sizeof options, .io = &io};
     int32_t rank = transport->rank;
     rsd_tensor local = {.struct_nbytes = sizeof local,
                         .name = "weight",

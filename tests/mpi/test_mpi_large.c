@@ -10,7 +10,7 @@
 
 static int rank;
 
-/* What byte `at` should be: nothing repeats at a power of two. */
+/* Returns the expected byte at an index. The sequence does not repeat at a power of two. */
 static unsigned char byte_at(uint64_t at)
 {
     uint64_t mixed = (at / 4093) * UINT64_C(0x9e3779b97f4a7c15) + at;
@@ -24,7 +24,7 @@ static unsigned char *get_memory(size_t nbytes)
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-/* Every 509th byte, and all near the places where 31 or 32 bits end: written, or looked at. */
+/* Writes or checks every 509th byte, and all bytes around 2^31 and 2^32. */
 static bool go_through(unsigned char *bytes, uint64_t first, uint64_t n, bool writing)
 {
     uint64_t step = 509;

@@ -1,4 +1,4 @@
-/* test_mpi_stash.c - stashes whose ranks are processes: the same cases as on threads. */
+/* test_mpi_stash.c - stashes between processes: the same cases as between threads. */
 #include "reshard_mpi.h"
 
 #include "stash_cases.h"

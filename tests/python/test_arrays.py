@@ -1,4 +1,4 @@
-"""Plans run on memory of every kind, without copies; what does not fit is refused."""
+"""Plans run on memory of every kind without copies. Arrays that do not match are refused."""
 import array
 import mmap
 import os
@@ -27,7 +27,7 @@ def put_together(quarters):
 
 
 class DLPack:
-    """Speaks DLPack and nothing else."""
+    """An object with DLPack only."""
 
     def __init__(self, of, device=None):
         self.of, self.device = of, device
@@ -40,7 +40,7 @@ class DLPack:
 
 
 class OldDLPack(DLPack):
-    """As it was before versions."""
+    """DLPack without versions."""
 
     def __dlpack__(self, stream=None):
         return self.of.__dlpack__()
@@ -60,7 +60,7 @@ class Arrays(unittest.TestCase):
         self.assertTrue(all((one == WHOLE[0]).all() for one in same))
 
     def test_no_copies(self):
-        """what is seen is the memory itself"""
+        """a view is the memory itself, not a copy"""
         for what, address in self.kinds():
             seen = memory.see(what, "it", writable=True)
             self.assertEqual(seen.address, address, type(what))
@@ -93,7 +93,7 @@ class Arrays(unittest.TestCase):
         src = [DLPack(ROWS[0]), bytes(ROWS[1].tobytes()), OldDLPack(ROWS[2]), memoryview(ROWS[3])]
         out = {0: bytearray(64), 1: array.array("f", [0] * 16), 2: [np.zeros((4, 4), "f4")],
                3: DLPack(np.zeros((4, 4), "f4"))}
-        with self.assertRaises(reshard.MismatchError):  # 16 numbers are no 4 by 4
+        with self.assertRaises(reshard.MismatchError):  # 16 numbers are not a 4 by 4 array
             reshard.reshard(A, B, src, out)
         out[1] = memoryview(bytearray(64)).cast("f", [4, 4])
         reshard.reshard(A, B, src, out)
@@ -101,7 +101,7 @@ class Arrays(unittest.TestCase):
         self.assertTrue((put_together(got) == WHOLE).all())
 
     def test_like(self):
-        """new arrays are of the kind of the old ones, or of the kind that is asked for"""
+        """new arrays are of the same kind as the sources, or of the requested kind"""
         self.assertIsInstance(reshard.reshard(A, B, ROWS)[0], np.ndarray)
         views = reshard.reshard(A, B, [one.tobytes() for one in ROWS])
         self.assertEqual((type(views[0]), views[0].shape, views[0][3, 3]), (memoryview, (4, 4), 27.0))
@@ -138,22 +138,22 @@ class Arrays(unittest.TestCase):
             self.assertIn(word, str(raised.exception))
 
     def test_refused(self):
-        """wrong counts, shapes, dtypes, strides and memory that cannot be written, with names and values"""
+        """errors for wrong counts, shapes, dtypes, strides and read-only memory have names and values"""
         fixed = WHOLE.copy()
         fixed.flags.writeable = False
         record = np.zeros((2, 8), [("a", "i1"), ("b", "f4")])["b"]
-        cases = [(ROWS[:3], None, reshard.MismatchError, "3 arrays, and the layout has 4"),
-                 ([one.astype("f8") for one in ROWS], None, reshard.MismatchError, "dtype f64, expected f32"),
-                 ([one.astype("u4") for one in ROWS], None, reshard.MismatchError, "dtype u32, expected f32"),
-                 ([one.T for one in ROWS], None, reshard.MismatchError, "shape [8, 2], expected [2, 8]"),
+        cases = [(ROWS[:3], None, reshard.MismatchError, "got 3 arrays, but the layout has 4"),
+                 ([one.astype("f8") for one in ROWS], None, reshard.MismatchError, "dtype f64; expected f32"),
+                 ([one.astype("u4") for one in ROWS], None, reshard.MismatchError, "dtype u32; expected f32"),
+                 ([one.T for one in ROWS], None, reshard.MismatchError, "shape [8, 2]; expected [2, 8]"),
                  ([one[::-1] for one in ROWS], None, reshard.InvalidError, "strides [-8, 1]"),
                  ([one.astype(">f4") for one in ROWS], None, reshard.UnsupportedError, "byte order"),
-                 ([record] * 4, None, reshard.UnsupportedError, "elements are 4 bytes"),
-                 ([None] * 4, None, reshard.MismatchError, "array 0 of rank 0: None"),
-                 (["text"] * 4, None, TypeError, "a str has no memory"),
-                 ([b"12"] * 4, None, reshard.MismatchError, "2 bytes, f32[2, 8] has 64"),
+                 ([record] * 4, None, reshard.UnsupportedError, "4 bytes per element"),
+                 ([None] * 4, None, reshard.MismatchError, "array 0 of rank 0 is None"),
+                 (["text"] * 4, None, TypeError, "a str is not an array"),
+                 ([b"12"] * 4, None, reshard.MismatchError, "2 bytes; f32[2, 8] has 64"),
                  ([DLPack(one, (2, 0)) for one in ROWS], None, reshard.UnsupportedError, "(2, 0)"),
-                 ({0: ROWS[0]}, None, reshard.MismatchError, "no arrays of rank 1"),
+                 ({0: ROWS[0]}, None, reshard.MismatchError, "arrays of rank 1 are missing"),
                  ({i: ROWS[i % 4] for i in range(5)}, None, reshard.MismatchError, "rank 4"),
                  (ROWS, [fixed], reshard.InvalidError, "read-only"),
                  (ROWS, [bytes(256)], reshard.InvalidError, "read-only"),
@@ -166,12 +166,12 @@ class Arrays(unittest.TestCase):
             self.assertIn(word, str(raised.exception))
 
     def test_empty(self):
-        """ranks with nothing have empty arrays, or None"""
+        """ranks without elements have empty arrays, or None"""
         got = reshard.reshard("f32[2] @ 4:S0", "f32[2] @ 3:S0", [WHOLE[0, :1], WHOLE[0, 1:2], None, WHOLE[0, :0]])
         self.assertEqual([one.tolist() for one in got], [[0.0], [1.0], []])
 
     def test_exec(self):
-        """bound once and run many times, at once and in two halves"""
+        """bound once and run many times, in one call and in two"""
         plan, out = Plan(A, B), [np.zeros((4, 4), "f4") for _ in range(4)]
         for pool in (None, 1, 3, reshard.Pool(2)):
             bound = reshard.bind(plan, pool=pool)
@@ -189,7 +189,7 @@ class Arrays(unittest.TestCase):
                 bound.run(ROWS, out)
 
     def test_bound_strides(self):
-        """arrays of a run lie as those that were bound"""
+        """arrays of a run must have the strides that were bound"""
         columns = [np.asfortranarray(one) for one in ROWS]
         bound, out = reshard.bind(Plan(A, B), src=columns), [np.zeros((4, 4), "f4") for _ in range(4)]
         bound.run(columns, out)
@@ -207,7 +207,7 @@ class Arrays(unittest.TestCase):
             bound.run([ROWS], out)
 
     def test_threads(self):
-        """threads share plans and a pool, and errors stay where they happened"""
+        """threads share plans and a pool, and each has its own errors"""
         plan, pool, wrong = Plan(A, B), reshard.Pool(2), []
 
         def work(number):

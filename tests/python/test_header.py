@@ -1,4 +1,4 @@
-"""What the package reads from the headers is what C makes of them."""
+"""The package reads the headers as a C compiler does."""
 import ctypes as C
 import glob
 import os
@@ -14,7 +14,7 @@ INCLUDE = os.path.dirname(_c.header_paths[0])
 
 
 def told_by_c(lines):
-    """What a C program prints that has these lines in its main."""
+    """Returns the output of a C program with these lines in its main."""
     with tempfile.TemporaryDirectory() as folder:
         source = os.path.join(folder, "told.c")
         with open(source, "w", encoding="ascii") as file:
@@ -28,7 +28,7 @@ def told_by_c(lines):
 
 class Header(unittest.TestCase):
     def test_structs(self):
-        """every field of every struct lies where C puts it"""
+        """every field of every struct has the offset of C"""
         structs = _c.header.structs
         fields = [(name, field) for name, struct in structs.items() for field, *_ in struct._fields_]
         lines = [f'printf("{name} %zu\\n", sizeof({name}));' for name in structs]
@@ -48,7 +48,7 @@ class Header(unittest.TestCase):
         self.assertEqual(told_by_c(lines), [f"{name} {value}" for name, value in names.items()])
 
     def test_functions(self):
-        """every exported function is declared, and every declared one is there"""
+        """every exported function is declared, and every declared function is exported"""
         text = "".join(open(path, encoding="ascii").read() for path in _c.header_paths)
         text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
         declared = set(re.findall(r"\b(rsd_\w+)\(", text)) - set(_c.header.callbacks)
@@ -58,7 +58,7 @@ class Header(unittest.TestCase):
             self.assertTrue(callable(getattr(_c.lib, name)), name)
 
     def test_prototypes(self):
-        """C takes as many arguments, of these sizes"""
+        """functions have as many arguments as in C, of the same sizes"""
         lines, right = [], []
         for name, function in _c.header.functions.items():
             if function.answer is not None:
@@ -77,21 +77,21 @@ class Header(unittest.TestCase):
                                                     C.POINTER(C.c_void_p)))
         self.assertEqual((kinds["send"]._restype_, kinds["cancel"]._restype_), (C.c_int, C.c_int32))
         self.assertEqual(_c.OnDifference._argtypes_, (C.c_void_p, C.c_char_p, C.c_int, C.c_char_p))
-        self.assertIs(dict(_c.LoadOptions._fields_)["on_progress"], _c.OnProgress)
+        self.assertIs(dict(_c.Io._fields_)["on_progress"], _c.OnProgress)
 
     def test_refused(self):
-        """a declaration that is not understood is an error, not a guess"""
+        """an unknown declaration is an error"""
         for text in ("typedef struct rsd_x { rsd_new_kind y; } rsd_x;", "rsd_status rsd_y(int (*z)[2], odd q);"):
             with self.assertRaises(ValueError):
                 _header.Header([text])
 
     def test_sizes(self):
-        """a struct that may grow says its own size"""
+        """struct_nbytes is set"""
         self.assertEqual(_c.LoadOptions().struct_nbytes, C.sizeof(_c.LoadOptions))
         self.assertEqual(_c.Box().ndim, 0)
 
     def test_shipped(self):
-        """all public headers but those that need MPI's are read"""
+        """all public headers are read, except the one that needs MPI"""
         found = {os.path.basename(path) for path in glob.glob(os.path.join(INCLUDE, "*.h"))}
         self.assertEqual({os.path.basename(path) for path in _c.header_paths},
                          {name for name in found if "mpi" not in name})

@@ -1,4 +1,4 @@
-"""Layouts and meshes from Python: made in every way, asked, printed and sent to another process."""
+"""Layouts and meshes in Python: creation, queries, printing and pickling."""
 import copy
 import pickle
 import unittest
@@ -26,7 +26,7 @@ class Layouts(unittest.TestCase):
         self.assertNotEqual(Layout(TEXTS[0]), TEXTS[0])
 
     def test_placements(self):
-        """placements as objects give what their text gives, and come back"""
+        """placements as objects are equal to their text, both ways"""
         P = reshard
         cases = [([P.Shard(0), P.Replicate()], "S(0),R"), ([P.Balanced(1), P.Partial("max")], "B(1),P(max)"),
                  ([P.Strided(0, 2), P.Shard(0)], "_S(0,2),S(0)"), ([P.Cyclic(1, 3), P.Shard(-2)], "C(1,3),S(0)"),
@@ -44,7 +44,7 @@ class Layouts(unittest.TestCase):
         self.assertEqual((made.axes(0), made.axes(1), made.axes(-2)), ((1, 0), (), (1, 0)))
 
     def test_boxes(self):
-        """explicit boxes and chunks, as torch's specs say them"""
+        """explicit boxes and chunks, as in specs of torch"""
         boxes = [(1, (0, 0), (2, 4)), (0, (2, 0), (3, 4)), (1, (5, 0), (0, 4))]
         made = Layout.from_boxes("f32", (5, 4), boxes)
         self.assertEqual((made.mesh, made.placements, made.nranks, made.world), (None, None, 2, 2))
@@ -84,12 +84,12 @@ class Layouts(unittest.TestCase):
         self.assertEqual(Mesh.of([4]), Mesh("4"))
 
     def test_many_ranks(self):
-        """a hundred thousand ranks cost as little as two"""
+        """a layout over a hundred thousand ranks is cheap"""
         layout = Layout("f32[1000000,64] @ dp=1000,tp=100 : S(0),S(1)")
         self.assertEqual((layout.nranks, layout.array(99999).shape), (100000, (1000, 0)))
 
     def test_refused(self):
-        """what makes no sense is refused with the values"""
+        """invalid arguments are refused, and errors have the values"""
         cases = [(lambda: Layout("f32[8,8] @ 4:S2"), "dim 2"), (lambda: Layout("f32[8"), "column 6"),
                  (lambda: Layout.on("f32", (8,), "2x2", [reshard.Shard(0)]), "1 placements for a mesh of 2"),
                  (lambda: Layout.on("f99", (8,), "2", "S0"), "f99"), (lambda: reshard.Partial("median"), "median"),

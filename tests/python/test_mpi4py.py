@@ -1,4 +1,4 @@
-"""mpi4py's communicators as transports, under mpiexec."""
+"""Communicators of mpi4py as transports, under mpiexec."""
 import os
 import shutil
 import subprocess
@@ -54,7 +54,7 @@ print("fine")
 
 
 def missing():
-    """Why it cannot be tested here, or None."""
+    """Returns why it cannot be tested here, or None."""
     try:
         import mpi4py
     except ImportError:

@@ -1,4 +1,4 @@
-"""The package itself: what it needs, what its errors are, and the wheel that pip makes of it."""
+"""The package: its requirements, its errors, and the wheel that pip builds."""
 import ast
 import glob
 import os
@@ -19,7 +19,7 @@ from reshard import _c, errors
 TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 SOURCES = sorted(glob.glob(os.path.join(TREE, "python/**/*.py"), recursive=True) + [os.path.join(TREE, "setup.py")])
 
-# What is done with a package that was just installed: without NumPy and torch, from its own folder.
+# Run with a new installation, without NumPy and torch, from its own directory.
 USE = """
 import array, os, sys
 import reshard
@@ -45,7 +45,7 @@ except reshard.UnsupportedError as error:
 
 class Package(unittest.TestCase):
     def test_syntax(self):
-        """every file is Python 3.9's, and evaluates no annotation"""
+        """every file has the syntax of Python 3.9, and evaluates no annotation"""
         self.assertGreater(len(SOURCES), 15)
         for path in SOURCES:
             with open(path, encoding="utf-8") as file:
@@ -56,7 +56,7 @@ class Package(unittest.TestCase):
                 self.assertIn("from __future__ import annotations", text, path)
 
     def test_documented(self):
-        """everything public says what it is"""
+        """everything public has a docstring"""
         for name in reshard.__all__:
             thing = getattr(reshard, name)
             if callable(thing):
@@ -67,13 +67,13 @@ class Package(unittest.TestCase):
                         self.assertTrue(one.__doc__, f"{name}.{member}")
 
     def test_light(self):
-        """importing it imports neither NumPy nor torch, and reads the headers quickly enough to not notice"""
+        """the import imports neither NumPy nor torch"""
         code = "import sys, reshard; print(sorted({'numpy', 'torch', 'mpi4py'} & set(sys.modules)))"
         said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout
         self.assertEqual(said.strip(), b"[]")
 
     def test_errors(self):
-        """every status is an exception, which is also a builtin one, and survives pickling"""
+        """every status has an exception, which is also a builtin one, and can be pickled"""
         builtin = {"EINVAL": ValueError, "EMISMATCH": ValueError, "ELIMIT": OverflowError, "EEXIST": FileExistsError,
                    "ECANCELLED": Exception, "ENOMEM": MemoryError, "EIO": OSError, "ENOENT": FileNotFoundError,
                    "EFORMAT": ValueError,
@@ -94,7 +94,7 @@ class Package(unittest.TestCase):
             self.assertEqual(errors.number_of(error), statuses[name])
 
     def test_no_library(self):
-        """without the library the import says what to do; with another version, too"""
+        """without the library, or with another version, the error of the import says what to do"""
         with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(os.path.join(TREE, "python/reshard"), os.path.join(folder, "reshard"))
             shutil.copytree(os.path.join(TREE, "include"), os.path.join(folder, "reshard/include"))
@@ -105,7 +105,7 @@ class Package(unittest.TestCase):
                                       env={**env, "PYTHONPATH": folder, **variables})
                 return made.stderr.decode()
 
-            self.assertIn("say where it is in RESHARD_LIB", told())
+            self.assertIn("or set RESHARD_LIB", told())
             header = os.path.join(folder, "reshard/include/reshard.h")
             with open(header, encoding="ascii") as file:
                 text = file.read()
@@ -115,7 +115,7 @@ class Package(unittest.TestCase):
 
 
 class Wheel(unittest.TestCase):
-    """Built from a copy of the tree, with a C compiler and nothing else in PATH."""
+    """Builds from a copy of the tree, with only a C compiler in PATH."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -142,7 +142,7 @@ class Wheel(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout.decode())
 
     def use(self, fill):
-        """Lets fill(site-packages) install it in an environment that has nothing else, and uses it there."""
+        """Calls fill(site-packages) to install the package in an empty environment, and uses it there."""
         venv = os.path.join(self.folder, "venv")
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--clear", venv], check=True)
         python = os.path.join(venv, "bin/python")
@@ -156,7 +156,7 @@ class Wheel(unittest.TestCase):
         return done.stdout.decode().strip()
 
     def test_wheel(self):
-        """pip wheel, for any Python 3 of this platform, used where there is neither NumPy nor torch"""
+        """pip wheel, for any Python 3 of this platform, used without NumPy and torch"""
         self.build("wheel", "--no-build-isolation", "--no-deps", "-q", "-w", self.folder, ".")
         wheels = glob.glob(os.path.join(self.folder, "*.whl"))
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
@@ -176,7 +176,7 @@ class Wheel(unittest.TestCase):
         self.assertEqual(shown, set(_c.header.functions), "it shows what the headers declare, and nothing else")
 
     def test_install(self):
-        """pip install, without zstd, which is said to be missing when it is needed"""
+        """pip install without zstd: a compressed checkpoint is an error that names it"""
         def fill(site):
             self.build("install", "--no-build-isolation", "--no-deps", "-q", "--target", site, ".",
                        RESHARD_ZSTD="no")
@@ -184,7 +184,7 @@ class Wheel(unittest.TestCase):
         self.assertIn("zstd", self.use(fill).partition("no zstd:")[2])
 
     def test_source(self):
-        """a source distribution has all that is needed"""
+        """a source distribution has all files"""
         env = {**os.environ, "PYTHONPATH": ""}
         subprocess.run([sys.executable, "setup.py", "-q", "sdist", "-d", self.folder], cwd=self.tree, check=True,
                        env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Plans from Python: what they say, what their pieces are, and that carrying the pieces by hand is the plan."""
+"""Plans in Python: descriptions, pieces, and copying the pieces one by one."""
 import random
 import unittest
 
@@ -23,7 +23,7 @@ def held(layout, whole):
 
 class Plans(unittest.TestCase):
     def test_pieces(self):
-        """carried by hand, piece by piece, everything arrives; so it does by a run"""
+        """copying every piece has the same result as a run"""
         whole = np.arange(120, dtype=np.int32).reshape(12, 10)
         for a in SIDES:
             for b in SIDES:
@@ -72,7 +72,7 @@ class Plans(unittest.TestCase):
         self.assertNotEqual(a, Plan("f32[8,8] : 4:S0 -> 4:S1", nodes=[0, 0, 1, 1]))
 
     def test_inverse_and_backward(self):
-        """the way back, and the way of a gradient"""
+        """the inverse plan, and the backward plan"""
         plan = Plan("f32[8,8] : 4:S0 -> 4:S1")
         self.assertEqual((plan.inverse().src, plan.inverse().dst), (plan.dst, plan.src))
         back = Plan("f32[8] : 4:P -> 4:S0").backward("f32[8] @ 4:S0")
@@ -81,7 +81,7 @@ class Plans(unittest.TestCase):
             Plan("f32[8] : 4:P -> 4:S0").inverse()
 
     def test_reduction(self):
-        """partial values become one"""
+        """partial values are combined"""
         plan = Plan("f32[6] : 3:P(avg) -> 2:S0")
         self.assertEqual(plan.reduction, ("sum", 3, 3))
         terms = [np.arange(6, dtype="f4") * n for n in (1, 4, 7)]
@@ -96,7 +96,7 @@ class Plans(unittest.TestCase):
         self.assertTrue(all((one == np.arange(64)).all() for one in got))
 
     def test_kept(self):
-        """pieces are kept apart from the walk that made them, which may be left in the middle"""
+        """pieces stay valid after the walk, which may be left early"""
         plan = Plan("f32[64,64] : 8:S0 -> 8:S1")
         random.seed(3)
         for _ in range(50):
@@ -106,7 +106,7 @@ class Plans(unittest.TestCase):
             self.assertEqual(len(set(found)), len(found))
 
     def test_refused(self):
-        """what does not fit is told with the values"""
+        """errors for layouts that do not match have the values"""
         for work, kind, word in (
                 (lambda: Plan("f32[8] @ 2:S0", "f32[9] @ 2:S0"), reshard.MismatchError, "9"),
                 (lambda: Plan("f32[8] @ { 0:4 }", "f32[8] @ 1:R"), reshard.MismatchError, "4:8"),

@@ -1,4 +1,4 @@
-"""Conversions from Python: rules, presets, names, casts, shards, stops and what they prove afterwards."""
+"""Conversions in Python: rules, presets, names, casts, shards, cancellation and verification."""
 import json
 import os
 import re
@@ -39,12 +39,12 @@ class Rules(unittest.TestCase):
         return os.path.join(self.made, *(names or ("out",)))
 
     def layouts(self, path):
-        """How many boxes each tensor has, and the shape of the first."""
+        """Returns the number of boxes of each tensor, and the shape of the first."""
         with reshard.open(path) as checkpoint:
             return {name: (tensor.nboxes, tensor.boxes[0].len) for name, tensor in checkpoint.items()}
 
     def test_as_the_command(self):
-        """the same rules give the same files as the command"""
+        """the same rules write the same files as the command"""
         for options, words in (({"preset": "fsdp", "mesh": "3"}, ["--preset", "fsdp", "--mesh", "3"]),
                                ({"preset": "llama-tp", "mesh": "dp=2,tp=2"},
                                 ["--preset", "llama-tp", "--mesh", "dp=2,tp=2"]),
@@ -61,7 +61,7 @@ class Rules(unittest.TestCase):
             self.assertEqual(reshard.diff(ours, self.path), [])
 
     def test_follows(self):
-        """optimizer state goes with its parameter, unless it has a rule of its own"""
+        """optimizer state has the rule of its parameter, unless it has its own"""
         out = self.out()
         reshard.convert(self.path, out, mesh="2", default="R", place={
             r"model\.layers\.0\.q_proj\.weight": "S(0)", r"model\.layers\.1\.q_proj\.weight": "S(1)",
@@ -87,7 +87,7 @@ class Rules(unittest.TestCase):
         self.assertEqual(reshard.diff(out, self.path), [])
 
     def test_same_words(self):
-        """axes and placements are written as the command takes them, expressions as Python does"""
+        """axes and placements are those of the command, expressions those of Python"""
         out = self.out()
         reshard.convert(self.path, out, mesh="TP=2,dp=1", preset="llama-tp", place={r".*\.\d\.norm\.\w+": "Colwise,R"},
                         exclude="step")
@@ -100,7 +100,7 @@ class Rules(unittest.TestCase):
         self.assertEqual(self.layouts(out)["model.layers.0.o_proj.weight"], (2, (6, 4)))
 
     def test_functions_fail(self):
-        """a function is called once for a tensor; its ValueErrors are collected, others come out"""
+        """a function is called once per tensor; its ValueErrors are collected, other exceptions are raised"""
         called = []
 
         def place(tensor):
@@ -121,7 +121,7 @@ class Rules(unittest.TestCase):
             reshard.convert(self.path, self.out(), only="(")
 
     def test_names_and_dtypes(self):
-        """chosen, renamed and cast"""
+        """tensors are selected, renamed and cast"""
         out = self.out("y.safetensors")
         report = reshard.convert(self.path, out, only=[r"^model\."], exclude="norm", cast="bf16",
                                  rename={r"^model\.": "", r"layers\.(\d)": r"block\1"})
@@ -139,7 +139,7 @@ class Rules(unittest.TestCase):
                              {"MODEL.LAYERS.0.NORM.WEIGHT": "f64", "MODEL.LAYERS.1.NORM.WEIGHT": "f32"})
 
     def test_merge(self):
-        """the model alone, as transformers reads it, in files of a size"""
+        """only the model, for transformers, in files of a limited size"""
         out = self.out("hf")
         report = reshard.merge(self.path, out, max_shard_size="400B")
         self.assertGreater(report.nfiles_written, 2)
@@ -161,7 +161,7 @@ class Rules(unittest.TestCase):
             self.assertEqual(set(checkpoint), {"layers.0.norm.weight", "layers.1.norm.weight"})
 
     def test_ranks_files(self):
-        """one file a rank, with all it holds"""
+        """one file per rank, with everything that the rank holds"""
         out = self.out("split")
         reshard.convert(self.path, out, format="safetensors", mesh="2", preset="fsdp", every_replica=True)
         self.assertEqual(sorted(os.listdir(out)),
@@ -169,13 +169,13 @@ class Rules(unittest.TestCase):
         self.assertEqual(reshard.diff(out, self.path), [])
 
     def test_dry_run(self):
-        """what would be done, and nothing is"""
+        """a dry run reports, and writes nothing"""
         out = self.out()
         report = reshard.convert(self.path, out, mesh="2", preset="fsdp", dry_run=True, compress="zstd")
         self.assertEqual((report.ntensors, os.path.exists(out)), (21, False))
 
     def test_stop_and_resume(self):
-        """an exception in progress stops it, resume goes on, and both is right"""
+        """an exception in progress stops a conversion, and resume completes it"""
         out, told = self.out(), []
 
         def stop(done, total):
@@ -196,7 +196,7 @@ class Rules(unittest.TestCase):
         reshard.convert(self.path, out, overwrite=True)
 
     def test_refused(self):
-        """rules that cannot be are told before anything is written, all at once"""
+        """all invalid rules are reported at once, before anything is written"""
         out = self.out()
         for options, kind, word in (
                 ({"mesh": "2", "place": {"nothing": "S0"}, "default": "R"}, reshard.MismatchError, "nothing"),
@@ -218,7 +218,7 @@ class Rules(unittest.TestCase):
             self.assertFalse(os.path.exists(out), options)
 
     def test_sizes(self):
-        """bytes as people write them"""
+        """sizes with units"""
         from reshard.local import size
         for text, right in (("256MB", 256000000), ("1GiB", 1 << 30), ("5GB", 5 * 10 ** 9), ("0.5 KiB", 512),
                             ("17", 17), (9, 9), (None, 0), ("2k", 2000)):

@@ -23,7 +23,7 @@ LIKES = ["numpy", "memoryview"] + (["torch"] if torch is not None else [])
 
 
 def write_safetensors(path, tensors):
-    """A file of the format, from (dtype name, array)."""
+    """Writes a file of the format from (dtype name, array)."""
     header, data = {}, b""
     for name, (dtype, array) in tensors.items():
         raw = np.ascontiguousarray(array).tobytes()
@@ -53,7 +53,7 @@ class Slices(unittest.TestCase):
                         place=lambda tensor: f"S({tensor.ndim - 1})" if tensor.ndim else "R")
 
     def index(self, shape):
-        """An index at random."""
+        """Returns a random index."""
         def one(extent):
             if random.random() < 0.25 and extent:
                 return random.randrange(-extent, extent)
@@ -83,7 +83,7 @@ class Slices(unittest.TestCase):
         self.assertTrue(np.asarray(got).flags.c_contiguous, about)
 
     def test_random(self):
-        """thousands of indices at random give what NumPy gives, in every framework"""
+        """thousands of random indices equal those of NumPy, in every framework"""
         random.seed(11)
         with reshard.open(self.path) as whole, reshard.open(self.cut) as cut:
             for name, array in self.arrays.items():
@@ -91,7 +91,7 @@ class Slices(unittest.TestCase):
                     self.compare(cut if i % 2 else whole, name, self.index(array.shape), LIKES[i % len(LIKES)])
 
     def test_splits(self):
-        """far steps are read box by box, near ones in one piece"""
+        """elements that are far apart are read separately, others together"""
         tensor = slicing.Selection((slice(None, None, 2), slice(None, None, 2)), (10, 8192))
         reading = tensor.reading(4)
         self.assertEqual((len(reading.boxes), reading.shape), (5, (5, 8191)))
@@ -117,7 +117,7 @@ class Slices(unittest.TestCase):
         self.assertEqual([one.nbytes_needed for one in told], [2 * 6000, 3 * 2 * 3000 * 4, 400])
 
     def test_into(self):
-        """into memory that is there, with its strides"""
+        """into existing memory, with its strides"""
         with reshard.open(self.cut) as checkpoint:
             wide = np.zeros((3, 30, 9), "i4")
             out = wide[:, ::2, 1:5]
@@ -138,7 +138,7 @@ class Slices(unittest.TestCase):
                     checkpoint["line"].read(index, out=array)
 
     def test_refused(self):
-        """what is no index is an IndexError or a TypeError, as NumPy's"""
+        """an invalid index is an IndexError or a TypeError, as in NumPy"""
         with reshard.open(self.path) as checkpoint:
             for name, index, kind in (("small", 7, IndexError), ("small", -8, IndexError), ("one", 0, IndexError),
                                       ("small", (0,) * 5, IndexError), ("small", (..., 0, ...), IndexError),
@@ -150,7 +150,7 @@ class Slices(unittest.TestCase):
             self.assertEqual(checkpoint["line"][np.int64(3)], self.arrays["line"][3])
 
     def test_mapping(self):
-        """a checkpoint is a mapping of tensors that know themselves"""
+        """a checkpoint is a mapping of names to tensors"""
         with reshard.open(self.cut) as checkpoint:
             self.assertEqual(set(checkpoint), set(self.arrays))
             self.assertEqual((len(checkpoint), checkpoint.format), (7, "dcp"))
@@ -179,7 +179,7 @@ class Slices(unittest.TestCase):
                 work()
 
     def test_golden(self):
-        """checkpoints that torch wrote are what their truth says"""
+        """checkpoints that torch wrote have the expected tensors"""
         seen = 0
         for name in sorted(os.listdir(GOLDEN)):
             paths = [os.path.join(GOLDEN, name, part) for part in ("ckpt", "truth.safetensors")]
@@ -202,7 +202,7 @@ class Slices(unittest.TestCase):
                 self.assertEqual(bytes(got) if like == "memoryview" else got.tobytes(), array.tobytes(), (name, like))
 
     def test_dtypes(self):
-        """dtypes that NumPy does not have: torch's, bits, another dtype, or a clear error"""
+        """dtypes that NumPy does not have: as torch, as bits, cast, or an error"""
         path = os.path.join(self.folder.name, "bf16.safetensors")
         write_safetensors(path, {"b": ("BF16", np.array([0x3F80, 0x4000, 0xC040], "u2"))})
         with reshard.open(path) as checkpoint:
@@ -223,7 +223,7 @@ class Slices(unittest.TestCase):
                 self.assertIn('like="raw"', str(raised.exception))
 
     def test_opening(self):
-        """what cannot be opened says why"""
+        """errors of open have the cause"""
         broken = os.path.join(self.folder.name, "broken.safetensors")
         with open(broken, "wb") as file:
             file.write(b"\xff" * 20)
@@ -257,7 +257,7 @@ class Slices(unittest.TestCase):
         self.assertEqual(wrong, [])
 
     def test_closed_while_read(self):
-        """what another thread is reading is finished before the checkpoint goes"""
+        """close waits for reads of other threads"""
         for _ in range(20):
             checkpoint, answers = reshard.open(self.cut), []
 

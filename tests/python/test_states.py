@@ -1,8 +1,7 @@
-"""State dicts saved and loaded: nested, whole and cut, by one process and by every rank."""
+"""State dicts are saved and loaded: nested, whole and sharded, by one process and by every rank."""
 import os
 import signal
 import tempfile
-import threading
 import unittest
 from collections import OrderedDict
 
@@ -10,6 +9,7 @@ import numpy as np
 import reshard
 import tap
 from reshard import Local, saving, states
+from test_transports import Mailbox, Post, on_every_rank
 
 WHOLE = np.arange(96, dtype="f4").reshape(12, 8)
 
@@ -41,7 +41,7 @@ class States(unittest.TestCase):
             self.assertEqual((type(a), a), (type(b), b))
 
     def test_round_trip(self):
-        """a nested state comes back, loaded into memory and read whole"""
+        """a nested state is restored, into existing memory and read as a whole"""
         report = reshard.save(self.path, state())
         self.assertEqual(report.ntensors, 4)
         self.assertGreater(report.nbytes_written, report.nbytes_needed)
@@ -60,7 +60,7 @@ class States(unittest.TestCase):
             self.assertIs(other["model"]["w"], place)
 
     def test_flat(self):
-        """dotted names are names, and load what nesting saved"""
+        """dotted names load what a nested state saved"""
         reshard.save(self.path, state())
         flat = {"model.w": np.zeros((12, 8), "f4"), "epoch": None}
         with reshard.open(self.path) as checkpoint:
@@ -73,7 +73,7 @@ class States(unittest.TestCase):
                               "none", "flags", "empty"})
 
     def test_layouts(self):
-        """cut in memory in one way, in the files in another"""
+        """memory has another layout than the files"""
         rows = [WHOLE[0:4], WHOLE[4:8], WHOLE[8:12]]
         reshard.save(self.path, {"w": rows, "v": {0: WHOLE[:, :4].copy(), 1: WHOLE[:, 4:].copy()}, "x": WHOLE},
                      layouts={"w": "f32[12,8] @ 3:S0", "v": reshard.Layout("f32[12,8] @ 2:S1")})
@@ -92,25 +92,46 @@ class States(unittest.TestCase):
             self.assertTrue((parts[0].arrays == WHOLE[2:4]).all() and (parts[1].arrays == WHOLE[9:, 1:2]).all())
 
     def test_ranks(self):
-        """every rank saves its part, and one of them publishes"""
-        def save(rank):
-            reshard.save(self.path, {"w": WHOLE[6 * rank:6 * rank + 6], "same": WHOLE, "step": 3}, rank=rank, nranks=2,
-                         layouts={"w": "f32[12,8] @ 2:S0"}, compress="zstd:5")
+        """ranks save, load, convert and verify together over a transport"""
+        post, other, loaded = Post(2), self.path + ".dcp", []
+        layouts = {"w": "f32[12,8] @ 2:S0"}
 
-        threads = [threading.Thread(target=save, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        with self.assertRaises(FileNotFoundError):
-            reshard.open(self.path)
-        reshard.publish(self.path, 2)
+        def work(rank):
+            transport = Mailbox(post, rank)
+            state = {"w": WHOLE[6 * rank:6 * rank + 6], "same": WHOLE, "step": 3}
+            saved = reshard.save(self.path, state, layouts=layouts, compress="zstd:5", transport=transport)
+            reshard.save_start(self.path, state, layouts=layouts, overwrite=True, transport=transport).wait()
+            mine = {"w": np.zeros((12, 4), "f4"), "step": 0}
+            with reshard.open(self.path) as checkpoint:
+                checkpoint.load(mine, layouts={"w": "f32[12,8] @ 2:S1"}, transport=transport)
+            loaded.append((rank, mine))
+            reshard.convert(self.path, other, mesh=2, place="R", transport=transport, timeout=60)
+            digests = reshard.digest(other, transport=transport)
+            return (saved.nfiles_written, sorted(digests), reshard.diff(self.path, other, transport=transport),
+                    reshard.verify(other, transport=transport))
+
+        self.assertEqual(on_every_rank(2, work), [(2, ["same", "w"], [], [])] * 2)
+        for rank, mine in loaded:
+            self.assertTrue((mine["w"] == WHOLE[:, 4 * rank:4 * rank + 4]).all())
+            self.assertEqual(mine["step"], 3)
         with reshard.open(self.path) as checkpoint:
             self.assertTrue((checkpoint["w"][:] == WHOLE).all() and (checkpoint["same"][:] == WHOLE).all())
             self.assertEqual(checkpoint.plain_values["step"], 3)
 
+    def test_ranks_differ(self):
+        """ranks that save different values all fail, and nothing is published"""
+        post = Post(2)
+
+        def work(rank):
+            reshard.save(self.path, {"w": WHOLE, "step": rank}, transport=Mailbox(post, rank))
+
+        for error in on_every_rank(2, work):
+            self.assertIsInstance(error, reshard.MismatchError)
+            self.assertIn("rank 1", str(error))
+        self.assertFalse(os.path.exists(self.path))
+
     def test_levels(self):
-        """levels of zstd that there are, and others refused before anything is written"""
+        """invalid levels of zstd are refused before anything is written"""
         for given, level in ((None, 0), (False, 0), (0, 0), (True, 3), ("zstd", 3), (19, 19), ("zstd:1", 1)):
             self.assertEqual(saving.compress_level(given), level)
         for given in ("zstd:0", "zstd:-1", "zstd:--5", "zstd:20", "zstd:", "zstd:\u0663", "gzip", "", -3, 20):
@@ -120,7 +141,7 @@ class States(unittest.TestCase):
         self.assertFalse(os.path.exists(self.path))
 
     def test_two_halves(self):
-        """arrays may change, and go, once a save has started"""
+        """arrays may change or be freed after a save has started"""
         array = WHOLE.copy()
         saving = reshard.save_start(self.path, {"w": array})
         array[:] = 0
@@ -136,7 +157,7 @@ class States(unittest.TestCase):
             reshard.save_start(self.path, {}, colour="blue")
 
     def test_overwrite(self):
-        """what is there is refused, or replaced when that is asked for"""
+        """an existing checkpoint is refused, or replaced if requested"""
         reshard.save(self.path, {"w": WHOLE})
         with self.assertRaises(reshard.ExistsError) as raised:
             reshard.save(self.path, {"w": WHOLE + 1})
@@ -146,20 +167,20 @@ class States(unittest.TestCase):
             self.assertTrue((checkpoint["w"][:] == WHOLE + 1).all())
 
     def test_strict(self):
-        """what is not there is an error before anything is read, or left as it is"""
+        """a missing entry is an error before anything is read, or stays unchanged"""
         reshard.save(self.path, {"w": WHOLE, "step": 1})
         with reshard.open(self.path) as checkpoint:
             target = {"w": np.zeros_like(WHOLE), "v": np.ones(3), "lr": 5, "step": 0}
             with self.assertRaises(KeyError) as raised:
                 checkpoint.load(target)
-            self.assertIn("no tensor v, and not 1 more", str(raised.exception))
+            self.assertIn("the checkpoint lacks 2 entries: v, ", str(raised.exception))
             self.assertFalse(target["w"].any())
             checkpoint.load(target, strict=False)
             self.assertTrue((target["w"] == WHOLE).all() and (target["v"] == 1).all())
             self.assertEqual((target["lr"], target["step"]), (5, 1))
 
     def test_misfits(self):
-        """other shapes and dtypes are refused; dtypes are converted when that is asked for"""
+        """other shapes and dtypes are refused; dtypes are converted if requested"""
         reshard.save(self.path, {"w": WHOLE})
         with reshard.open(self.path) as checkpoint:
             for array in (np.zeros((8, 12), "f4"), np.zeros((12, 8), "f8"), np.zeros((12, 8), "u4")):
@@ -185,7 +206,7 @@ class States(unittest.TestCase):
             self.assertEqual(bytes(raw["w"]), WHOLE.tobytes())
 
     def test_values(self):
-        """plain values are kept, others refused by name"""
+        """plain values are saved, others are refused by name"""
         values = {"i": 2 ** 62, "f": 1e-300, "t": "x\n\"", "l": [1, [2, [None]]], "np": np.float32(0.5), "pair": (1, 2)}
         reshard.save(self.path, values, values=[("more", 5), ("deep.er", "y", ["deep", "er"])])
         with reshard.open(self.path) as checkpoint:
@@ -199,7 +220,7 @@ class States(unittest.TestCase):
             reshard.save(self.path + "2", {"a.b": 1, "a": {"b": 2}})
 
     def test_infinity(self):
-        """infinity is kept, beside text that looks like it; it is read as text, and loaded as what was there"""
+        """infinity is saved, also beside equal text; it is read as text, and loaded as a float"""
         inf = float("inf")
         values = {"best": inf, "worst": -inf, "l": [1.5, [inf, "Infinity"]], "text": 'a "-Infinity" NaN \\', "b": 1e308}
         reshard.save(self.path, values)
@@ -211,7 +232,7 @@ class States(unittest.TestCase):
         self.assertEqual(got, {"best": inf, "worst": "-inf", "text": values["text"], "b": 1e308})
 
     def test_names(self):
-        """what cannot be a name is refused, and finds nothing"""
+        """an invalid name is refused, and not found"""
         for name in ("x\0y", "", "\ud800"):
             for what in (WHOLE, 5):
                 with self.assertRaises(reshard.InvalidError) as raised:
@@ -227,7 +248,7 @@ class States(unittest.TestCase):
                 checkpoint.load({"x\0y": WHOLE.copy()})
 
     def test_progress(self):
-        """progress is told, and an exception in it stops the work and comes out"""
+        """progress is called; an exception in it stops the work and is raised"""
         big, told = np.arange(3 << 20, dtype="f4"), []
         reshard.save(self.path, {"w": big}, progress=lambda done, total: told.append((done, total)))
         self.assertEqual(told[-1], (big.nbytes, big.nbytes))

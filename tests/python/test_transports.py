@@ -1,4 +1,4 @@
-"""Transports written in Python: plans between ranks that are threads here, and what happens to exceptions."""
+"""Transports written in Python: plans between ranks that are threads, and exceptions."""
 import collections
 import gc
 import itertools
@@ -53,7 +53,7 @@ class Mailbox(reshard.Transport):
 
 
 def on_every_rank(nranks, work):
-    """work(rank) of each rank in a thread of its own; their answers or exceptions."""
+    """Calls work(rank) in one thread per rank. Returns their results or exceptions."""
     answers = [None] * nranks
 
     def live(rank):
@@ -72,7 +72,7 @@ def on_every_rank(nranks, work):
 
 class Transports(unittest.TestCase):
     def test_moves(self):
-        """every rank has its own arrays, and gets its own"""
+        """every rank passes and receives only its own arrays"""
         whole = np.arange(12 * 10, dtype="i4").reshape(12, 10)
         sides = (("4:S0", "2x2:S0,S1"), ("4:S1", "4:R"), ("1:R", "3 ranks=1-3:S0"),
                  ("{ 0:5 | 5:12,0:4 ; 5:12,4:10 }", "4:S1"))
@@ -97,11 +97,11 @@ class Transports(unittest.TestCase):
 
             sent = on_every_rank(4, work)
             self.assertTrue(all(isinstance(one, int) for one in sent), sent)
-            if node < 0:  # nothing goes through shared memory
+            if node < 0:  # without shared memory
                 self.assertGreaterEqual(sum(sent), 3 * plan.totals["nbytes_moved"])
 
     def test_strides(self):
-        """this rank's arrays alone say how they lie"""
+        """strides are those of this rank's arrays only"""
         whole, post = np.arange(64, dtype="f8").reshape(8, 8), Post(2)
 
         def work(rank):
@@ -115,7 +115,7 @@ class Transports(unittest.TestCase):
         self.assertEqual(on_every_rank(2, work), [True, True])
 
     def test_arena(self):
-        """arrays in shared memory, of every kind, which live as long as somebody has them"""
+        """arrays in shared memory, of every kind, keep their arena alive"""
         whole, post = np.arange(64, dtype="f8").reshape(8, 8), Post(2)
 
         def work(rank):
@@ -147,14 +147,14 @@ class Transports(unittest.TestCase):
         self.assertEqual(found, [[found[0][0]] * 3] * 3)
 
     def test_other_plans(self):
-        """ranks that bind different plans are told so, all of them"""
+        """ranks that bind different plans all raise the error"""
         post = Post(2)
         texts = ["f32[8] : 2:S0 -> 2:R", "f32[9] : 2:S0 -> 2:R"]
         found = on_every_rank(2, lambda rank: reshard.bind(Plan(texts[rank]), transport=Mailbox(post, rank)))
         self.assertEqual([type(one) for one in found], [reshard.MismatchError] * 2)
 
     def test_exceptions(self):
-        """an exception in a method comes out of the call, as it is; the rest is told a status"""
+        """the call raises the exception of a method; other ranks have a status"""
         for method in ("send", "recv", "test"):
             post = Post(2)
 
@@ -178,7 +178,7 @@ class Transports(unittest.TestCase):
             self.assertNotIsInstance(other, KeyError)
 
     def test_time_out(self):
-        """a rank that never comes is named"""
+        """the error names a rank that does not make the call"""
         post = Post(2)
 
         def work(rank):
@@ -197,7 +197,7 @@ class Transports(unittest.TestCase):
         self.assertIn("rank 1", str(late))
 
     def test_gather(self):
-        """every rank gets the bytes of all; one that passes another number of bytes is named"""
+        """every rank receives the bytes of all; the error names a rank with another number of bytes"""
         for nranks in (1, 2, 3, 5):
             post = Post(nranks)
             found = on_every_rank(nranks, lambda rank: Mailbox(post, rank).gather(bytes([rank] * 3)))
@@ -215,7 +215,7 @@ class Transports(unittest.TestCase):
         self.assertIn("rank 1", str(late))
 
     def test_bad_arrays(self):
-        """arrays that one rank alone may not pass fail on all ranks, with one status"""
+        """invalid arrays of one rank fail on all ranks with the same status"""
         post, memory = Post(2), np.zeros(12, "f4")
 
         def work(rank):
@@ -231,7 +231,7 @@ class Transports(unittest.TestCase):
         self.assertEqual(on_every_rank(2, work), [[0.0] * 4 + [1.0] * 4] * 2)
 
     def test_wrong_arguments(self):
-        """what makes no sense is refused"""
+        """invalid arguments are refused"""
         for rank, nranks in ((2, 2), (-1, 2)):
             with self.assertRaises(reshard.InvalidError):
                 reshard.Transport(rank, nranks)
@@ -239,7 +239,7 @@ class Transports(unittest.TestCase):
             reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), timeout=3)
 
     def test_life(self):
-        """a transport lives as long as its exec, and goes with it"""
+        """an exec keeps its transport alive"""
         transport = Mailbox(Post(1), 0)
         gone, bound = weakref.ref(transport), reshard.bind(Plan("f32[8] : 1:R -> 1:R"), transport=transport)
         del transport

@@ -1,4 +1,4 @@
-"""Loading into another dtype gives what torch's `to` gives.
+"""Loading into another dtype has the same result as `to` of torch.
 
 Floats out of an integer's range are left out: C, and so torch, promises nothing of them.
 """

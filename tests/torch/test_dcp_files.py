@@ -68,11 +68,11 @@ class Broken(RuntimeError):
 
 
 class FailingPlanner(dcp.DefaultSavePlanner):
-    """Fails on rank 1, when it has given its first tensor."""
+    """Fails on rank 1, after its first tensor."""
 
     def resolve_data(self, item):
         if not dist.is_initialized() or dist.get_rank() == 1:
-            raise Broken(f"cannot give {item.index.fqn}")
+            raise Broken(f"cannot resolve {item.index.fqn}")
         return super().resolve_data(item)
 
 
@@ -86,7 +86,7 @@ def stopped(folder, kind):
     try:
         dcp.save(state(1), storage_writer=writer(folder(kind)), planner=FailingPlanner())
     except dcp.CheckpointException as error:
-        assert "cannot give" in str(error)
+        assert "cannot resolve" in str(error)
     else:
         raise AssertionError("it did not fail")
     got = {"w": sharded(torch.zeros(8, 3), ((2,), (S0,)), Meshes()[(2,)]), "v": torch.zeros(5), "turn": -1}
@@ -219,7 +219,7 @@ class DcpFiles(unittest.TestCase):
                     self.assertTrue(same(checkpoint["w"][:], truth(f"w {turn}", (8, 3))))
 
     def test_kept_by_ranks(self):
-        """a save by ranks alone does not touch what another checkpoint in the folder has"""
+        """a save without collectives does not change another checkpoint in the directory"""
         with worlds.Folder() as folder:
             dcp.save({"w": truth("w", (4,))}, storage_writer=Writer(folder("x")), no_dist=True)
             for turn in range(2):

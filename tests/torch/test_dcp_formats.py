@@ -66,7 +66,7 @@ class DcpFormats(unittest.TestCase):
             worlds.run(4, load_hf, folder, (4,), (2, 2))
 
     def test_one_file(self):
-        """a file of the safetensors library, a folder of two with an index, in part and cast"""
+        """a file of the safetensors library, a directory of two with an index, in part and cast"""
         state = {"a": truth("a", (5, 3)), "b": truth("b", (7,), torch.bfloat16)}
         with worlds.Folder() as folder:
             save_file(state, folder("x.safetensors"))
@@ -83,7 +83,7 @@ class DcpFormats(unittest.TestCase):
                     got["b"].nan_to_num(1), state["b"].float().nan_to_num(1)))
 
     def test_missing_shard(self):
-        """a folder that a shard is missing from is refused, or has what is left of it; torch says nothing"""
+        """a directory without one of its shards is refused, or has the other shards; torch has no error"""
         with worlds.Folder() as folder:
             worlds.run(3, save_rows, folder)
             shards = sorted(glob.glob(folder("rows", "*.safetensors")))

@@ -1,7 +1,7 @@
 """What torch's reader, writer and planners get wrong, shown beside what ours do. Each case says what torch 2.13
 does; a torch that does it right makes its half of the test fail, and then the case can go.
 
-Mended in 2.13 already: a reader that fails on .metadata says why (before it said "metadata is None")."""
+Fixed in 2.13: a reader that fails on .metadata has an error with the cause (before: "metadata is None")."""
 import os
 import pickle
 import re
@@ -128,7 +128,7 @@ def save_uneven(folder, n, writer, planner):
 
 
 def load_uneven(folder, n, reader, planner):
-    """Whether all is there afterwards, or what was said."""
+    """Returns whether everything is loaded, or the error."""
     model, whole = uneven_model(n)
     model[0].weight._local_tensor.zero_()
     try:
@@ -152,7 +152,7 @@ class DcpMended(unittest.TestCase):
                 if where == "root":
                     with open(folder("x", ".metadata"), "wb") as file:
                         pickle.dump(Tool(folder("made")), file)
-                    self.refused("no metadata of a checkpoint", Reader(folder("x")), (4,))
+                    self.refused("not the metadata of a checkpoint", Reader(folder("x")), (4,))
                 else:
                     change_metadata(folder("x"), lambda found: setattr(found, "more", Tool(folder("made"))))
                     self.assertTrue(same(load(Reader(folder("x")), (4,)), truth("w", (4,))))
@@ -207,7 +207,7 @@ class DcpMended(unittest.TestCase):
                         load(FileSystemReader(folder("x"), registry()), (40,))
 
     def test_names_that_lead_out(self):
-        """torch follows a name out of the folder; Reader refuses"""
+        """torch follows a name out of the directory; Reader refuses it"""
         for transformed in (False, True):
             options = {"_extensions": [Rot13Example()]} if transformed else {}
             with worlds.Folder() as folder:
@@ -271,7 +271,7 @@ class DcpMended(unittest.TestCase):
             self.assertEqual(set(worlds.run(6, save_uneven, folder, 7, FileSystemWriter, None)), {None})
             self.assertEqual(set(worlds.run(6, load_uneven, folder, 7, FileSystemReader, None)), {False})
             said = worlds.run(6, load_uneven, folder, 7, Reader, LoadPlanner())
-            self.assertTrue(all("stored with shape" in one for one in said), said)
+            self.assertTrue(all("in the item, but" in one for one in said), said)
         with worlds.Folder() as folder:
             said = worlds.run(6, save_uneven, folder, 7, Writer, None)
             self.assertTrue(all("SavePlanner" in one for one in said), said)

@@ -118,7 +118,7 @@ class DcpPlanner(unittest.TestCase):
             dcp.save({"w": torch.ones(4), "n": 5}, storage_writer=Writer(folder("x")), no_dist=True)
             for state, words in (({"v": torch.ones(4)}, "Missing key in checkpoint state_dict: v"),
                                  ({"w": torch.ones(5)}, "Size mismatch"),
-                                 ({"w": "text"}, "w: a tensor in the checkpoint, and here a str")):
+                                 ({"w": "text"}, "w is a tensor in the checkpoint, but a str in the state")):
                 with self.assertRaises(dcp.CheckpointException) as raised:
                     dcp.load(state, storage_reader=Reader(folder("x")), planner=LoadPlanner(), no_dist=True)
                 self.assertIn(words, str(raised.exception))

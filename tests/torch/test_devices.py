@@ -64,7 +64,7 @@ def sliced():
         held = rt.stashed()
         loss.backward()
         answers.append([one.grad.cpu() for one in module.parameters()])
-    assert held.nbuffers and held.nbytes_held * 2 == held.nbytes_whole, held
+    assert held.nbuffers and held.nbytes_kept * 2 == held.nbytes_whole, held
     assert all(same(a, b) for a, b in zip(*answers))
 
 

@@ -82,11 +82,11 @@ def a_rank_dies(folder):
     began = time.monotonic()
     try:
         found.run([torch.zeros(plan.src.arrays(transport.rank)[0].shape)], [made])
-        said = "nothing"
+        message = "nothing"
     except reshard.Error as error:
-        said = f"{type(error).__name__} {error}"
-    with open(folder(f"said{dist.get_rank()}"), "w") as file:
-        file.write(f"{time.monotonic() - began:.1f} {said}")
+        message = f"{type(error).__name__} {error}"
+    with open(folder(f"error{dist.get_rank()}"), "w") as file:
+        file.write(f"{time.monotonic() - began:.1f} {message}")
     os._exit(0)
 
 
@@ -165,8 +165,8 @@ class Groups(unittest.TestCase):
             except FileNotFoundError:
                 pass  # they leave no answers
             for rank in (0, 1):
-                seconds, said = open(folder(f"said{rank}")).read().split(" ", 1)
-                self.assertRegex(said, "PeerError|TimedOutError")
+                seconds, message = open(folder(f"error{rank}")).read().split(" ", 1)
+                self.assertRegex(message, "PeerError|TimedOutError")
                 self.assertLess(float(seconds), 60)
 
     def test_exception(self):

@@ -107,13 +107,13 @@ def trained():
     ours, held, _ = train(mesh, lambda one: rt.input_reshard(one, mesh, 0))
     assert all_same(ours, plain)
     # Sharded activations stay whole; of all others each rank holds its part.
-    assert 0 < held.nwhole < held.nbuffers and held.nbytes_held < before <= held.nbytes_whole, (held, before)
+    assert 0 < held.nwhole < held.nbuffers and held.nbytes_kept < before <= held.nbytes_whole, (held, before)
     assert rt.stashed() == (0, 0, 0, 0)
     return held
 
 
 def replicated_only():
-    """A module whose activations are the same everywhere: exactly the n-th part of them is held."""
+    """A module whose activations are the same everywhere: each rank keeps exactly 1/n of them."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     n = mesh.size()
     for check in (True, False):
@@ -126,7 +126,7 @@ def replicated_only():
         y = module(x)
         held = rt.stashed()
         assert held.nwhole == 0 and held.nbytes_whole == whole, (held, whole)
-        assert held.nbytes_held * n == whole, (held, whole)
+        assert held.nbytes_kept * n == whole, (held, whole)
         y.sum().backward(retain_graph=True)
         y.sum().backward()  # what is kept can be asked for twice
         plain(x.detach()).sum().backward()
@@ -234,7 +234,7 @@ def views():
     module = rt.input_reshard(Lambda(lambda x: x.sin() + x.cos() + x.t().exp().t() + x.view(-1).sin().view(8, 6)),
                               mesh, 0)
     y = module(x.requires_grad_())
-    assert rt.stashed().nbuffers == 2, rt.stashed()  # x in four ways, and what exp gave
+    assert rt.stashed().nbuffers == 2, rt.stashed()  # x in four ways, and the result of exp
     del y
 
 
@@ -286,7 +286,7 @@ def forward_raises(install):
 
 
 def interrupted():
-    """What is no Exception, in forward and in the hooks around it, also in a module inside of another."""
+    """BaseExceptions in forward and in hooks, also in a nested module."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
     def stop(*_):
@@ -366,7 +366,7 @@ def checkpoints():
             wrapper = Lambda(lambda x: checkpoint(module, x.sin(), use_reentrant=reentrant))
             y = rt.input_reshard(wrapper, mesh, 0)(x)
             held = rt.stashed()
-            assert held.nbytes_held == held.nbytes_whole // mesh.size() > 0, held
+            assert held.nbytes_kept == held.nbytes_whole // mesh.size() > 0, held
         else:
             y = checkpoint(module, x.sin() if where == "plain" else x, use_reentrant=reentrant)
         y.square().sum().backward()
@@ -396,7 +396,7 @@ def two_axes():
         module = rt.input_reshard(Lambda(torch.sin), tp, 0, check=False)
         y = module(x)
         held = rt.stashed()
-        assert (held.nbuffers == 1 and held.nbytes_held * 2 == held.nbytes_whole) == part, (placements, held)
+        assert (held.nbuffers == 1 and held.nbytes_kept * 2 == held.nbytes_whole) == part, (placements, held)
         y.backward(dtensor(_local(torch.ones(8, 6), mesh, placements), whole.shape, mesh, placements))
         assert same(x.grad.to_local(), torch.cos(_local(whole, mesh, placements))), placements
         assert x.grad.placements == tuple(placements)
@@ -424,7 +424,7 @@ def with_fsdp():
             optimizer.zero_grad()
     assert all_same(answers[0], answers[2]) and all_same(answers[1], answers[3])
     # Nothing of a parameter is in it: as much as without FSDP2, but for x, which needs no gradient.
-    assert 0 < held.nbytes_whole - held.nbytes_held <= 16896 // 2, held
+    assert 0 < held.nbytes_whole - held.nbytes_kept <= 16896 // 2, held
 
 
 def _local(whole, mesh, placements):
@@ -470,7 +470,7 @@ class InputReshard(unittest.TestCase):
             for held in worlds.run(nranks, trained):
                 # Of two blocks: x before and after each norm, and the means and deviations of both norms.
                 replicated = 2 * (4 * 2 * 8 * 32 * 4 + 4 * 2 * 8 * 4)
-                self.assertEqual((held.nbytes_whole - held.nbytes_held) * nranks, replicated * (nranks - 1))
+                self.assertEqual((held.nbytes_whole - held.nbytes_kept) * nranks, replicated * (nranks - 1))
         self.assertFalse(agrees(2, tp_model, upstream))
 
     def test_share(self):
@@ -485,7 +485,7 @@ class InputReshard(unittest.TestCase):
         self.assertFalse(module._forward_hooks or module._forward_pre_hooks)
 
     def test_views(self):
-        """transposed, strided, expanded and overlapping tensors come back, and one of them is held once"""
+        """transposed, strided, expanded and overlapping tensors come back, and are kept once"""
         worlds.run(4, views)
 
     def test_what_stays(self):

@@ -28,7 +28,7 @@ def large():
     return tensor
 
 
-@unittest.skipUnless(shutil.disk_usage(tempfile.gettempdir()).free > ROOM, "no room for 12 GiB")
+@unittest.skipUnless(shutil.disk_usage(tempfile.gettempdir()).free > ROOM, "the disk has less than 12 GiB")
 class Large(unittest.TestCase):
     def rows(self, path):
         """Single rows, and what comes after the large tensor."""

@@ -24,7 +24,7 @@ def rows(*groups, width=None):
 
 
 def tiles(nrows, ncols, height, width, nranks):
-    """Tiles of a grid, dealt out to the ranks in turn."""
+    """Returns the tiles of a grid, assigned to the ranks in turn."""
     found = [[] for _ in range(nranks)]
     grid = itertools.product(range(0, nrows, height), range(0, ncols, width))
     for i, (r, c) in enumerate(grid):

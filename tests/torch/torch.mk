@@ -1,6 +1,5 @@
-# Tests of the Python package, and against a live PyTorch, in an environment of their own that is made once.
-# The wheels without CUDA are a tenth of those with it: taken from where pip looks anyway, else from PyTorch's
-# own index.
+# Tests of the Python package, also with PyTorch, in a virtual environment that is created once. Wheels without CUDA
+# have a tenth of the size. They are installed from the default index of pip, else from the index of PyTorch.
 
 TORCH_NEEDS := tests/torch/requirements.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
@@ -25,7 +24,7 @@ $(BUILD)/venv/ready: $(TORCH_NEEDS)
 	$(Q)python3 -m venv $(@D)
 	$(Q)$(TORCH_PIP) install -q -r $< 2>/dev/null || \
 	    $(TORCH_PIP) install -q -r $< --extra-index-url $(TORCH_INDEX)
-	@# mpi4py comes as a wheel, or is built where mpicc is; its test is skipped where neither works.
+	@# mpi4py is installed as a wheel, or built with mpicc. If neither works, its test is skipped.
 	@$(TORCH_PIP) install -q mpi4py >/dev/null 2>&1 || echo "mpi4py cannot be installed: its test will be skipped"
 	@$(TORCH_PIP) freeze
 	@touch $@

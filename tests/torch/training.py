@@ -19,7 +19,7 @@ class Net(Module):
         super().__init__()
         self.up, self.down = Linear(width, 2 * width), Linear(2 * width, width)
         self.norm = LayerNorm(width)
-        self.register_buffer("seen", torch.arange(width))
+        self.register_buffer("positions", torch.arange(width))
 
     def forward(self, x):
         return self.norm(x + self.down(torch.relu(self.up(x))))

@@ -82,7 +82,7 @@ def run(nranks, work, *args):
 
 
 class Folder:
-    """A folder for a test's checkpoints, gone when the test is."""
+    """Returns a directory for the checkpoints of a test, removed at its end."""
 
     def __enter__(self):
         self.path = tempfile.mkdtemp(prefix="torch")

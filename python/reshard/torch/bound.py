@@ -1,8 +1,7 @@
-"""Plans bound to process groups, kept for the next call.
+"""A cache of plans that are bound to process groups.
 
-All ranks of a group make the same calls in the same order, so each knows without asking what the others have
-kept: what is kept, and what goes when it is too much, depends on nothing that only one rank knows. What is
-kept for a group goes with the group.
+All ranks of a group make the same calls in the same order. Which plans are cached, and which are removed, depends only
+on these calls, so all ranks have the same plans. The cache of a group is freed with the group.
 """
 from __future__ import annotations
 
@@ -23,18 +22,18 @@ from ..plan import Plan
 from .group import Group, forget_groups, host_group, made_group
 
 MAX_PLANS = 256
-MAX_NBYTES = 1 << 29  # of memory for messages, in all that is kept for one group
+MAX_NBYTES = 1 << 29  # buffers for messages, of all plans of one group
 MESSAGE_NBYTES = 1 << 25  # of one plan
 
 
 class Bound:
-    """A plan bound to a group, with what a call needs to know about this rank's arrays."""
+    """A plan that is bound to a group, and the arrays of this rank."""
 
     def __init__(self, plan: Plan, transport: Group) -> None:
         self.plan, rank = plan, transport.rank
         self.src, self.dst = plan.src.arrays(rank), plan.dst.arrays(rank)
         self.dtype = dtypes.torch_dtype(dtypes.dtype(plan.src.dtype))
-        # A plan in which nobody gives anything to anybody needs no meeting.
+        # A plan that sends nothing needs no communication.
         self.alone = plan.totals["nbytes_moved"] == 0 and plan.reduction.nterms == 1
         self.pieces = list(plan.pieces(rank)) if self.alone else []
         self.exec = None if self.alone else bind(plan, transport=transport, max_nbytes=MESSAGE_NBYTES)
@@ -44,7 +43,7 @@ class Bound:
         self.nbytes = 0 if self.alone else min(MESSAGE_NBYTES, nbytes)
 
     def run(self, src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """New arrays of this rank, from those it has."""
+        """Runs the plan. Returns the new arrays of this rank."""
         made = [empty(one.shape, self.dtype) for one in self.dst]
         if self.alone:
             self._copy(self._checked(src), made)
@@ -54,11 +53,11 @@ class Bound:
 
     def _checked(self, src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         if len(src) != len(self.src):
-            raise MismatchError(f"{len(src)} local tensors, and the layout has {len(self.src)} on this rank: "
+            raise MismatchError(f"got {len(src)} local tensors, but the layout has {len(self.src)} on this rank: "
                                 f"{self.plan.src}")
         for one, about in zip(src, self.src):
             if tuple(one.shape) != about.shape or one.dtype != self.dtype:
-                raise MismatchError(f"the local tensor is {one.dtype} {list(one.shape)}, and the layout says "
+                raise MismatchError(f"the local tensor is {one.dtype} {list(one.shape)}; the layout has "
                                     f"{self.dtype} {list(about.shape)} on this rank: {self.plan.src}")
         return [one.contiguous() for one in src]
 
@@ -67,7 +66,7 @@ class Bound:
         try:
             given = self._checked(src)
         except MismatchError:
-            # The other ranks are told by an array that is not there, and fail too.
+            # Passing NULL makes the run fail on the other ranks too.
             nothing = [_c.pointers([None] * len(one)) for one in (self.src, self.dst)]
             try:
                 _c.lib.rsd_exec_run(self.exec.handle, *nothing)
@@ -90,8 +89,8 @@ _madvise = getattr(C.CDLL(None), "madvise", None)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A new tensor. A large one is made of huge pages where the system has them: it costs more to get small
-    ones than to fill them."""
+    """Returns a new tensor. A large one uses huge pages if possible, since allocating small pages takes longer than
+    filling them."""
     made = torch.empty(tuple(shape), dtype=dtype)
     first = -(-made.data_ptr() // _HUGE) * _HUGE
     length = (made.data_ptr() + made.numel() * made.element_size() - first) // _HUGE * _HUGE
@@ -107,31 +106,31 @@ def _part(tensor: torch.Tensor, at: Sequence[int], lengths: Sequence[int]) -> to
 
 
 class Home:
-    """What is kept for one group."""
+    """The cache of one group."""
 
     def __init__(self, group: Any) -> None:
         self.transport = Group(group)
         self.ranks: Tuple[int, ...] = tuple(self.transport.ranks)
         self.numbers: Dict[int, int] = {rank: number for number, rank in enumerate(self.ranks)}
         self.bound: "OrderedDict[Hashable, Bound]" = OrderedDict()
-        self.alone: "OrderedDict[Hashable, Bound]" = OrderedDict()  # apart: their failures are one rank's own
+        self.alone: "OrderedDict[Hashable, Bound]" = OrderedDict()  # separate: failures of one rank only
         self.nbytes = 0
         self.readings: Dict[Hashable, Any] = {}  # of strided shards
         self.nodes = self._nodes()
 
     def _nodes(self) -> Optional[List[int]]:
-        """Collective. The host of each rank, None if it is one: copies then cross between hosts once."""
+        """Collective. Returns the host of each rank, or None if all are on one host."""
         found = _c.ints([0] * self.transport.nranks, _c.Int32)
         with self.transport.kept:
             _c.lib.rsd_transport_nodes(C.byref(self.transport.table), found)
         return list(found) if len(set(found)) > 1 else None
 
     def plan(self, src: Layout, dst: Layout) -> Plan:
-        """A plan between layouts whose ranks are those of the group."""
+        """Returns a plan between layouts whose ranks are those of the group."""
         return Plan(src, dst, nodes=self.nodes)
 
     def run(self, key: Hashable, make: Callable[[], Plan], src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """Collective. Carries out the plan that `make` makes, or the one that is kept under the key."""
+        """Collective. Runs the plan that is cached under the key, or a new one that `make` returns."""
         kept = self.alone if key in self.alone else self.bound
         found = kept.get(key)
         if found is None:
@@ -157,11 +156,11 @@ class Home:
                 found.exec.close()
 
     def gathered(self, number: int) -> List[int]:
-        """Collective. A number of each rank, 0 to 255."""
+        """Collective. Gathers a number from 0 to 255 of each rank."""
         return [one[0] for one in self.transport.gather(bytes([number]))]
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Frees everything."""
         while self.bound:
             self._drop(self.bound)
         self.alone.clear()
@@ -173,7 +172,7 @@ _world: Optional["weakref.ref[Any]"] = None
 
 
 def _sweep() -> None:
-    """Torch itself may hold a group that has been destroyed: what is kept for it goes at the next call."""
+    """Frees the caches of groups that were destroyed, also if torch still has a reference to the group."""
     global _world
     now = dist.group.WORLD
     if _world is None or _world() is not now:
@@ -187,7 +186,7 @@ def _sweep() -> None:
 
 
 def home_of(group: Optional[Any] = None) -> Home:
-    """Collective the first time. What is kept for a group."""
+    """Collective the first time. Returns the cache of a group."""
     _sweep()
     group = host_group(group)
     found = _homes.get(id(group))
@@ -204,9 +203,8 @@ def _leave(number: int) -> None:
 
 
 def release() -> None:
-    """Local, but for every rank or none. Gives back all that is kept between calls: plans that are bound, and
-    groups that were made for them. It goes by itself when torch lets go of a process group that was
-    destroyed."""
+    """Frees everything that is cached between calls: bound plans, and groups that were created for them. Local, but
+    all ranks must call it. After a process group is destroyed, its cache is freed without this call."""
     for number in list(_homes):
         _leave(number)
     _of_ranks.clear()
@@ -217,8 +215,8 @@ atexit.register(release)
 
 
 def home_of_ranks(ranks: Tuple[int, ...], meshes: Sequence[Any] = ()) -> Home:
-    """Collective in these ranks of the world, ascending, the first time. The group of the world if it has
-    these ranks and no others, that of a mesh, or one that is made."""
+    """Collective in these ranks of the world, ascending, the first time. Returns the group of exactly these ranks:
+    that of the world, of a mesh, or a new one."""
     _sweep()
     found = _of_ranks.get(ranks)
     group = None if found is None else found()
@@ -230,7 +228,7 @@ def home_of_ranks(ranks: Tuple[int, ...], meshes: Sequence[Any] = ()) -> Home:
 
 def _group_of(ranks: Tuple[int, ...], meshes: Sequence[Any]) -> Any:
     if not dist.is_initialized():
-        raise InvalidError("there is no process group: call torch.distributed.init_process_group first")
+        raise InvalidError("no process group exists; call torch.distributed.init_process_group first")
     if ranks == tuple(range(dist.get_world_size())):
         return host_group()
     for mesh in meshes:

@@ -1,8 +1,8 @@
-"""Boxes of tensors that torch's planners plan for: which a rank has, and whether files have them.
+"""Boxes of tensors for planners of torch: which boxes a rank has, and whether files have them.
 
-A DTensor is one box, as torch says, unless it has a strided shard: FSDP2 on top of tensor parallel cuts one
-dim twice, the later mesh axis first, and where that does not go evenly torch takes other rows to be there
-than there are. Here they are those that FSDP2 cuts, and that full_tensor puts together.
+A DTensor is one box, unless it has a strided shard. FSDP2 over tensor parallelism cuts one dim twice, the later mesh
+axis first. If that is uneven, torch computes rows that differ from those of the local tensor. Here the rows are those
+of FSDP2 and of full_tensor.
 """
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .layouts import placements_of
 
 
 class Part(NamedTuple):
-    """A box of a tensor that a rank has, or wants. `index` finds the memory it is in, and `at` is where it
-    begins there."""
+    """A box of a tensor that a rank has or requests. `index` identifies its memory, and `at` is where it begins
+    there."""
 
     lo: Tuple[int, ...]
     len: Tuple[int, ...]
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 def parts(name: str, obj: Any) -> List[Part]:
-    """The boxes of a tensor on this rank. ValueError if it is none."""
+    """Returns the boxes of a tensor on this rank. ValueError if the object is not a tensor."""
     if isinstance(obj, DTensor):
         if obj.device_mesh.get_coordinate() is None:
             return []
@@ -53,14 +53,14 @@ def parts(name: str, obj: Any) -> List[Part]:
 
 
 def is_strided(tensor: DTensor) -> bool:
-    """Whether the local tensor of a DTensor may be other rows than torch says."""
+    """Returns whether the local tensor of a DTensor may have other rows than torch computes."""
     strided = any(isinstance(one, _StridedShard) for one in placements_of(tensor))
     return strided and type(tensor._local_tensor) is torch.Tensor
 
 
 def _orders(tensor: DTensor) -> Optional[Dict[int, List[int]]]:
-    """The mesh axes that cut each dim, first to last; None if strided shards say something else. A strided
-    shard of factor f comes after later axes of f ranks in all."""
+    """Returns the mesh axes that cut each dim, in order, or None if the strided shards are not an order of axes. A
+    strided shard of factor f comes after later axes with f ranks in total."""
     orders: Dict[int, List[int]] = {}
     found = placements_of(tensor)
     for axis in reversed(range(tensor.device_mesh.ndim)):
@@ -101,10 +101,10 @@ def _strided_parts(name: str, tensor: DTensor) -> List[Part]:
         rank = rank * tensor.device_mesh.size(axis) + at
     shape, own = layout.arrays(rank)[0].shape, tuple(tensor._local_tensor.shape)
     if shape != own:
-        raise MismatchError(f"{name}: the local tensor is {list(own)}, and {list(tensor.placements)} of "
+        raise MismatchError(f"{name}: the local tensor is {list(own)}, but {list(tensor.placements)} of "
                             f"{list(tensor.shape)} on a mesh of {list(tensor.device_mesh.shape)} is "
-                            f"{list(shape)} there, as FSDP2 cuts it")
-    if not volume(tensor.shape):  # one box all the same, so that the tensor is in the checkpoint at all
+                            f"{list(shape)} on this rank, as in FSDP2")
+    if not volume(tensor.shape):  # one empty box, so that the checkpoint has the tensor
         start = (0,) * tensor.ndim
         return [Part(start, own, MetadataIndex(name, start, 0), start)]
     return [Part(one.lo, one.len, MetadataIndex(name, one.lo, number), one.at)
@@ -112,15 +112,15 @@ def _strided_parts(name: str, tensor: DTensor) -> List[Part]:
 
 
 def check_strided(name: str, tensor: DTensor) -> None:
-    """MismatchError if torch takes other rows to be there than there are."""
-    said = [(tuple(one.offsets), tuple(one.sizes)) for one in _create_chunk_list(tensor)]
+    """Raises MismatchError if the rows that torch computes differ from those of the local tensor."""
+    computed = [(tuple(one.offsets), tuple(one.sizes)) for one in _create_chunk_list(tensor)]
     own = [(one.lo, one.len) for one in parts(name, tensor) if volume(one.len)]
-    if [one for one in said if volume(one[1])] != own:
-        raise MismatchError(f"{name}: with {list(tensor.placements)} this rank has {own}, and torch's planner "
-                            f"takes it to be {said}: plan with reshard.torch.LoadPlanner and SavePlanner")
+    if [one for one in computed if volume(one[1])] != own:
+        raise MismatchError(f"{name}: with {list(tensor.placements)} this rank has {own}, but the planner of torch "
+                            f"computes {computed}; use reshard.torch.LoadPlanner and SavePlanner")
 
 
-# ---- what is read ----
+# ---- reads ----
 
 
 def _layout(dtype: Any, shape: Sequence[int], boxes: Sequence[Tuple[Any, Any]]) -> Layout:
@@ -136,13 +136,12 @@ def volume(sizes: Sequence[int]) -> int:
 
 
 def read_items(name: str, about: TensorStorageMetadata, wanted: Sequence[Part]) -> Iterator[ReadItem]:
-    """What has to be read so that all boxes are filled, each element once. MismatchError names a box that
-    no file has."""
+    """Returns the reads that fill all boxes, each element once. MismatchError names a box that no file has."""
     wanted = [one for one in wanted if volume(one.len)]
     if not wanted:
         return
     chunks = about.chunks
-    kind = dtypes.DTYPES["u8"]  # what a plan says does not depend on the dtype
+    kind = dtypes.DTYPES["u8"]  # plans do not depend on the dtype
     try:
         plan = Plan(_layout(kind, about.size, [(one.offsets, one.sizes) for one in chunks]),
                     _layout(kind, about.size, [(one.lo, one.len) for one in wanted]))
@@ -158,9 +157,8 @@ def read_items(name: str, about: TensorStorageMetadata, wanted: Sequence[Part]) 
 
 
 def check_filled(metadata: Metadata, planner: Any) -> None:
-    """MismatchError if some part of a tensor that torch's planner loads would be left as it is, without a
-    word: it is in no file, or it is not where the planner takes it to be. Planners that do not say what they
-    load are believed."""
+    """Raises MismatchError if a part of a tensor would stay unchanged without an error: no file has it, or the
+    planner of torch computed other rows. Planners that do not list what they load are not checked."""
     state = getattr(planner, "state_dict", None)
     if not isinstance(state, dict) or getattr(planner, "fills_all", False):
         return
@@ -176,7 +174,7 @@ def check_filled(metadata: Metadata, planner: Any) -> None:
 
 
 def _is_covered(about: TensorStorageMetadata) -> bool:
-    """Whether the stored boxes are the whole tensor."""
+    """Returns whether the stored boxes cover the whole tensor."""
     if len(about.chunks) == 1:
         return tuple(about.chunks[0].sizes) == tuple(about.size)
     if not volume(about.size):

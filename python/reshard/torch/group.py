@@ -3,8 +3,8 @@
     exec = reshard.bind(plan, transport=reshard.torch.Group())         of the world
     exec = reshard.bind(plan, transport=reshard.torch.Group(mesh.get_group("tp")))
 
-Bytes go through host memory. For a group without a backend for host memory (one of NCCL alone) a gloo group of the same
-ranks is made. Ranks of one host share memory, and use the group only to bind.
+Bytes are sent from host memory. For a group without a backend for host memory (NCCL only), a gloo group of the same
+ranks is created. Ranks of one host share memory, and use the group only to bind.
 """
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import torch.distributed as dist
 from ..errors import InvalidError, PeerError
 from ..transport import Transport, bytes_at
 
-# Tags of the group's own messages: far from those that programs give theirs, and below what MPI allows.
+# Tags of these messages: far from the tags of programs, and below the limit of MPI.
 TAG = 30000
 NTAGS = 64
 
 
 def has_host(group: Any) -> bool:
-    """Whether a group can move memory of the host."""
+    """Returns whether a group has a backend for host memory."""
     try:
         group._get_backend(torch.device("cpu"))
         return True
@@ -35,13 +35,13 @@ def has_host(group: Any) -> bool:
 
 _made: Dict[Tuple[int, ...], Any] = {}
 _nmade: Dict[Tuple[int, ...], int] = {}
-_age = 0  # of what is in _made
+_age = 0  # of the groups in _made
 
 
 def made_group(ranks: Tuple[int, ...]) -> Any:
-    """Collective in these ranks of the world, ascending: a gloo group of theirs, made once. It is not known to
-    torch.distributed: new_group would need every rank of the world, or name a group differently on ranks
-    that are in different numbers of groups."""
+    """Collective in these ranks of the world, ascending. Returns a gloo group of these ranks, which is created
+    once. It is not registered in torch.distributed: new_group requires every rank of the world, or names the
+    group differently on ranks that belong to different numbers of groups."""
     if ranks not in _made:
         if not _made:
             weakref.finalize(dist.group.WORLD, forget_groups, _age)
@@ -54,7 +54,7 @@ def made_group(ranks: Tuple[int, ...]) -> Any:
 
 
 def forget_groups(age: Optional[int] = None) -> None:
-    """Local. Those that were made are of a world that is no more, if they are still those of that age."""
+    """Local. Forgets groups of an earlier world, which was destroyed."""
     global _age
     if age is None or age == _age:
         _age += 1
@@ -62,7 +62,7 @@ def forget_groups(age: Optional[int] = None) -> None:
 
 
 def ranks_of(group: Any) -> List[int]:
-    """The ranks of a group in the world."""
+    """Returns the ranks of a group in the world."""
     for ranks, one in _made.items():
         if one is group:
             return list(ranks)
@@ -70,10 +70,9 @@ def ranks_of(group: Any) -> List[int]:
 
 
 def host_group(group: Optional[Any] = None) -> Any:
-    """Collective the first time. The group itself, or one of the same ranks if it cannot move memory of the
-    host."""
+    """Collective the first time. Returns the group, or one of the same ranks if it has no backend for host memory."""
     if not dist.is_available() or not dist.is_initialized():
-        raise InvalidError("there is no process group: call torch.distributed.init_process_group first")
+        raise InvalidError("no process group exists; call torch.distributed.init_process_group first")
     group = dist.group.WORLD if group is None else group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidError("this rank is not in the process group")
@@ -83,13 +82,13 @@ def host_group(group: Optional[Any] = None) -> Any:
 
 
 def _backend(group: Any) -> str:
-    """The name of what moves memory of the host."""
+    """Returns the name of the backend for host memory."""
     return str((group._get_backend(torch.device("cpu")) if hasattr(group, "_get_backend") else group).name())
 
 
 class _Waiter(threading.Thread):
-    """A thread that waits for one request after the other. gloo tells only a thread that waits for a request that it is
-    done, and a wait that times out breaks the connection."""
+    """A thread that waits for one request after the other. With gloo, a request completes only in a thread that
+    waits for it, and a wait that times out breaks the connection."""
 
     def __init__(self, idle: Deque["_Waiter"]) -> None:
         super().__init__(name="reshard-wait", daemon=True)
@@ -111,7 +110,7 @@ class _Waiter(threading.Thread):
 
 
 class _Request:
-    """A message under way, in memory of its own: the library may free its memory after a failure."""
+    """A message in progress, in its own memory, since the library may free its memory after a failure."""
 
     def __init__(self, tensor: torch.Tensor, into: Optional[memoryview]) -> None:
         self.tensor, self.into = tensor, into
@@ -135,7 +134,7 @@ class Group(Transport):
 
     @property
     def group(self) -> Any:
-        """The group that moves the bytes."""
+        """The group that sends the bytes."""
         group = self._group()
         if group is None:
             raise InvalidError("the process group has been destroyed")
@@ -165,7 +164,7 @@ class Group(Transport):
         if not (request.work.is_completed() if self._asks else request.done):
             return False
         if self._asks:
-            request.work.wait()  # raises what went wrong
+            request.work.wait()  # raises the error
         if request.error is not None:
             raise PeerError(f"the process group: {request.error}")
         if request.into is not None:
@@ -174,11 +173,11 @@ class Group(Transport):
         return True
 
     def cancel(self, request: _Request) -> bool:
-        request.into = None  # what still arrives is ignored
+        request.into = None  # a message that arrives later is ignored
         return True
 
     def gather(self, own: Any, timeout: float = 0.0) -> List[bytes]:
-        """Collective. As that of every transport, by one operation of the group, which has a time-out of its own."""
+        """Collective. As gather of every transport, but by one operation of the group, which has its own time-out."""
         mine = _tensor(memoryview(own))
         found = [torch.empty_like(mine) for _ in range(self.nranks)]
         self.group.allgather([found], [mine]).wait()
@@ -186,7 +185,7 @@ class Group(Transport):
 
 
 def _tensor(data: memoryview) -> torch.Tensor:
-    """A copy of memory of the library."""
+    """Returns a copy of memory of the library."""
     made = torch.empty(data.nbytes, dtype=torch.uint8)
     if data.nbytes:
         made.copy_(torch.frombuffer(data, dtype=torch.uint8))

@@ -1,10 +1,10 @@
-"""Layouts from what torch says about a tensor, and back.
+"""Layouts of tensors of torch, and the reverse.
 
-    layout(dtensor), layout(sharded_tensor)            of a tensor, its ranks numbered as in the world
+    layout(dtensor), layout(sharded_tensor)            of a tensor; ranks are those of the world
     layout_on(torch.float32, (8, 8), mesh, [Shard(0)]) of a DeviceMesh and placements
     layout_of_spec(spec, torch.float32, (8, 8))        of a ChunkShardingSpec or EnumerableShardingSpec
-    placements(layout), device_mesh(layout)            back to what DTensor takes
-    sharding_spec(layout, like=old_spec)               back to a spec, with the devices of another one
+    placements(layout), device_mesh(layout)            the arguments of DTensor
+    sharding_spec(layout, like=old_spec)               a spec, with the devices of another one
 """
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ try:
     from torch.distributed.tensor.placement_types import _StridedShard
 except ImportError:
     class _StridedShard:  # type: ignore[no-redef]
-        """What versions without strided shards never have."""
+        """Stands for the class in versions without strided shards."""
 
 from .. import _c
 from ..errors import InvalidError, UnsupportedError
 from ..layout import (Box, Layout, Mesh, Partial, Placement, Replicate, Shard, Strided)
 
-_REDUCTIONS = {"prod": "product"}  # what torch lets be said until it has to reduce
-Numbers = Optional[Mapping[int, int]]  # of ranks of the world in a group; None: as they are
+_REDUCTIONS = {"prod": "product"}  # torch accepts this name until it reduces
+Numbers = Optional[Mapping[int, int]]  # from ranks of the world to ranks of a group; None: unchanged
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether this is a ShardedTensor, which is no subclass of torch.Tensor in every version."""
+    """Returns whether this is a ShardedTensor, which is not a subclass of torch.Tensor in some versions."""
     return hasattr(tensor, "local_shards") and hasattr(tensor, "sharding_spec")
 
 
@@ -47,8 +47,8 @@ _known: "weakref.WeakKeyDictionary[Any, Tuple[Tuple[int, ...], Tuple[int, ...]]]
 
 
 def mesh_key(mesh: Any) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-    """The extents and the ranks of a DeviceMesh, row-major: what tells it from others, and does not hold the
-    process groups that it has."""
+    """Returns the extents and the ranks of a DeviceMesh, row-major. They identify the mesh without a reference to
+    its process groups."""
     found = _known.get(mesh)
     if found is None:
         found = _known[mesh] = (tuple(mesh.mesh.shape), tuple(map(int, mesh.mesh.flatten().tolist())))
@@ -56,22 +56,22 @@ def mesh_key(mesh: Any) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
 
 
 def mesh_ranks(mesh: Any) -> Tuple[int, ...]:
-    """The ranks of a DeviceMesh, row-major."""
+    """Returns the ranks of a DeviceMesh, row-major."""
     return mesh_key(mesh)[1]
 
 
 def mesh_of(mesh: Any, numbers: Numbers = None) -> Mesh:
-    """A DeviceMesh as a Mesh, with its names where the notation has them."""
+    """Returns a DeviceMesh as a Mesh, with its names if they are valid in the notation."""
     ranks = [rank if numbers is None else numbers[rank] for rank in mesh_ranks(mesh)]
     names = mesh.mesh_dim_names
     try:
         return Mesh.of(tuple(mesh.mesh.shape), None if names is None else list(names), ranks)
     except InvalidError:
-        return Mesh.of(tuple(mesh.mesh.shape), None, ranks)  # a name that is none in the notation
+        return Mesh.of(tuple(mesh.mesh.shape), None, ranks)  # a name that is invalid in the notation
 
 
 def placement_of(placement: Any, ndim: int) -> Placement:
-    """One of DTensor's placements."""
+    """Returns a placement of DTensor as a Placement."""
     if isinstance(placement, _StridedShard):
         return Strided(_dim(placement.dim, ndim), int(placement.split_factor))
     if placement.is_shard():
@@ -80,20 +80,20 @@ def placement_of(placement: Any, ndim: int) -> Placement:
         return Replicate()
     if type(placement) is dt.Partial:
         return Partial(_REDUCTIONS.get(placement.reduce_op, str(placement.reduce_op)))
-    raise UnsupportedError(f"no layout for the placement {placement}")
+    raise UnsupportedError(f"placement {placement} is not supported")
 
 
 def _dim(dim: int, ndim: int) -> int:
     if not -ndim <= dim < ndim:
-        raise InvalidError(f"Shard({dim}) of a tensor of {ndim} dims")
+        raise InvalidError(f"Shard({dim}) out of range: the tensor has {ndim} dims")
     return dim % ndim
 
 
 def normalized(found: Sequence[Any], mesh: Any, ndim: int) -> Tuple[Any, ...]:
-    """Placements with dims that are not negative, one per axis of the mesh."""
+    """Returns placements without negative dims, one per axis of the mesh."""
     made = list(found)
     if len(made) != mesh.ndim:
-        raise InvalidError(f"{len(made)} placements for a mesh of {mesh.ndim} axes: "
+        raise InvalidError(f"got {len(made)} placements for a mesh of {mesh.ndim} axes: "
                            f"{', '.join(map(str, made))}")
     for axis, one in enumerate(made):
         if isinstance(one, _StridedShard):
@@ -104,11 +104,11 @@ def normalized(found: Sequence[Any], mesh: Any, ndim: int) -> Tuple[Any, ...]:
 
 
 def placements_of(x: Any) -> Tuple[Any, ...]:
-    """The placements of a DTensor. Where its spec says apart from them in which order the axes cut a dim, and
-    that is not left to right, the shards are strided: they say it too."""
+    """Returns the placements of a DTensor. If its spec has a separate order of axes that is not left to right, the
+    result has strided shards for that order."""
     found = tuple(x.placements)
     stated = [one for one in getattr(x._spec, "shard_order", None) or ()
-              if list(one.mesh_dims) != sorted(one.mesh_dims)]  # older versions say none
+              if list(one.mesh_dims) != sorted(one.mesh_dims)]  # older versions have none
     if not stated or any(isinstance(one, _StridedShard) for one in found):
         return found
     made, counts = list(found), mesh_key(x.device_mesh)[0]
@@ -120,22 +120,23 @@ def placements_of(x: Any) -> Tuple[Any, ...]:
             if factor > 1:
                 made[axis] = _StridedShard(entry.tensor_dim, split_factor=factor)
     if tuple(made) != found and any(one.is_partial() for one in found):
-        raise UnsupportedError(f"partial values, and shards in another order than left to right: {x._spec}")
+        raise UnsupportedError("partial values with shards in another order than left to right are not supported: "
+                               f"{x._spec}")
     return tuple(made)
 
 
 def layout_on(dtype: Any, shape: Sequence[int], mesh: Any, found: Sequence[Any],
               numbers: Numbers = None) -> Layout:
-    """What `placements` on a DeviceMesh mean, applied left to right."""
+    """Returns the layout of `placements` on a DeviceMesh, applied left to right."""
     return Layout.on(dtype, tuple(shape), mesh_of(mesh, numbers),
                      [placement_of(one, len(shape)) for one in normalized(found, mesh, len(shape))])
 
 
 def ordered_layout_on(dtype: Any, shape: Sequence[int], mesh: Any, found: Sequence[Any],
                       numbers: Numbers = None) -> Optional[Layout]:
-    """What strided placements mean as an order of axes: [_StridedShard(0, split_factor=2), Shard(0)] on
-    (dp, tp=2) cuts by tp and then by dp. That is how FSDP2 cuts, and where a dim does not cut evenly it is
-    not the same as left to right. None if there is nothing strided, or no order says it."""
+    """Returns the layout of strided placements as an order of axes: [_StridedShard(0, split_factor=2), Shard(0)] on
+    (dp, tp=2) cuts by tp, then by dp. FSDP2 cuts in this way, which differs from left to right for uneven dims.
+    None if nothing is strided, or if there is no such order."""
     if not any(isinstance(one, _StridedShard) for one in found):
         return None
     if any(one.is_partial() for one in found):
@@ -147,8 +148,8 @@ def ordered_layout_on(dtype: Any, shape: Sequence[int], mesh: Any, found: Sequen
 
 
 def axis_orders(found: Sequence[Any], counts: Sequence[int], ndim: int) -> Optional[List[List[int]]]:
-    """Per dim the axes that cut it, first to last: each strided one goes where those before it cut into as
-    many pieces as its split factor says."""
+    """Returns the axes that cut each dim, in order. A strided axis comes after axes whose numbers of ranks multiply
+    to its split factor."""
     orders: List[List[int]] = [[] for _ in range(ndim)]
     for axis in reversed(range(len(found))):
         one = found[axis]
@@ -167,12 +168,12 @@ def axis_orders(found: Sequence[Any], counts: Sequence[int], ndim: int) -> Optio
 
 
 def same_places(a: Layout, b: Layout, ranks: Sequence[int]) -> bool:
-    """Whether two layouts give every rank the same elements in the same order."""
+    """Returns whether every rank has the same elements in the same order in both layouts."""
     return all(_merged(a.boxes(rank)) == _merged(b.boxes(rank)) for rank in ranks)
 
 
 def _merged(held: Sequence[Any]) -> List[Tuple[Any, ...]]:
-    """Boxes that are told in one way: those that touch along one dim become one."""
+    """Returns boxes in a canonical form: adjacent boxes along one dim are merged."""
     made: List[Tuple[List[int], List[int]]] = []
     for one in held:
         if 0 in one.len:
@@ -189,8 +190,8 @@ def _merged(held: Sequence[Any]) -> List[Tuple[Any, ...]]:
 
 
 def placements(found: Layout) -> Tuple[Any, ...]:
-    """What DTensor takes for a layout of a mesh. A layout whose axes cut a dim in another order than left to
-    right gives strided shards. UnsupportedError: a kind of placement that torch does not have."""
+    """Returns the placements of DTensor for a layout of a mesh. An order of axes other than left to right becomes
+    strided shards. UnsupportedError: torch does not have the kind of placement."""
     mesh = found.mesh
     made: List[Any] = []
     if mesh is None or found.placements is None:
@@ -213,7 +214,7 @@ def placements(found: Layout) -> Tuple[Any, ...]:
 
 
 def device_mesh(found: Layout, device_type: str = "cpu") -> Any:
-    """Collective in the world. The DeviceMesh of a layout of a mesh."""
+    """Collective in the world. Returns the DeviceMesh of a layout of a mesh."""
     from torch.distributed.device_mesh import DeviceMesh
     mesh = found.mesh
     if mesh is None:
@@ -228,29 +229,29 @@ def device_mesh(found: Layout, device_type: str = "cpu") -> Any:
 
 
 def rank_of(placement: Any) -> int:
-    """The rank of a device of the world: of "rank:0/cuda:0"."""
+    """Returns the rank in a device such as "rank:0/cuda:0"."""
     rank = placement.rank() if hasattr(placement, "rank") else None
     if rank is None:
-        raise UnsupportedError(f"the placement {placement} names no rank")
+        raise UnsupportedError(f"placement {placement} has no rank")
     return int(rank)
 
 
 def layout_of_spec(spec: Any, dtype: Any, shape: Sequence[int], numbers: Numbers = None) -> Layout:
-    """What a ChunkShardingSpec or an EnumerableShardingSpec means for a tensor."""
+    """Returns the layout of a ChunkShardingSpec or an EnumerableShardingSpec for a tensor."""
     if isinstance(spec, ChunkShardingSpec):
         if not isinstance(spec.dim, int):
-            raise UnsupportedError(f"a ChunkShardingSpec of the named dim {spec.dim!r}")
+            raise UnsupportedError(f"ChunkShardingSpec of the named dim {spec.dim!r} is not supported")
         ranks = [rank_of(one) for one in spec.placements]
         return Layout.from_chunks(dtype, tuple(shape), _dim(spec.dim, len(shape)),
                                   ranks if numbers is None else [numbers[rank] for rank in ranks])
     if isinstance(spec, EnumerableShardingSpec):
         return layout_of_shards(spec.shards, dtype, shape, numbers, enumerable=True)
-    raise UnsupportedError(f"no layout for a {type(spec).__name__}")
+    raise UnsupportedError(f"a {type(spec).__name__} is not supported")
 
 
 def layout_of_shards(shards: Sequence[Any], dtype: Any, shape: Sequence[int], numbers: Numbers = None,
                      enumerable: bool = False) -> Layout:
-    """What a list of ShardMetadata means."""
+    """Returns the layout of a list of ShardMetadata."""
     boxes = []
     for one in shards:
         rank = rank_of(one.placement)
@@ -260,7 +261,7 @@ def layout_of_shards(shards: Sequence[Any], dtype: Any, shape: Sequence[int], nu
 
 
 def layout(what: Any, numbers: Numbers = None) -> Layout:
-    """The layout of a DTensor, of a ShardedTensor or of its metadata. Ranks are those of the world."""
+    """Returns the layout of a DTensor, a ShardedTensor or its metadata. Ranks are those of the world."""
     if isinstance(what, DTensor):
         found = placements_of(what)
         stated = None
@@ -275,7 +276,7 @@ def layout(what: Any, numbers: Numbers = None) -> Layout:
 
 
 def _devices(like: Any) -> Dict[int, str]:
-    """The device of each rank that a spec, metadata or a mapping names."""
+    """Returns the device of each rank in a spec, metadata or a mapping."""
     if like is None:
         return {}
     if isinstance(like, Mapping):
@@ -289,9 +290,9 @@ def _devices(like: Any) -> Dict[int, str]:
 
 
 def sharding_spec(found: Layout, like: Any = None) -> Any:
-    """A ChunkShardingSpec where the layout is one, else an EnumerableShardingSpec. `like` says the device of
-    each rank: a spec, a ShardedTensorMetadata, or a dict such as {0: "rank:0/cuda:0"}; those of other ranks
-    are "rank:3/cpu"."""
+    """Returns a ChunkShardingSpec if possible, else an EnumerableShardingSpec. `like` has the device of each rank:
+    a spec, a ShardedTensorMetadata, or a dict such as {0: "rank:0/cuda:0"}. Other ranks have devices such as
+    "rank:3/cpu"."""
     devices = _devices(like)
 
     def device(rank: int) -> str:

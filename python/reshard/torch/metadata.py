@@ -1,7 +1,7 @@
-"""The metadata of checkpoints as torch's classes, without running what a file says.
+"""The metadata of checkpoints as classes of torch, without executing code of a file.
 
-A .metadata file is a pickle, and torch loads it as one: whoever wrote it can run what he likes. Here the
-classes that torch writes are built, and everything else is an empty object that does nothing.
+A .metadata file is a pickle. Torch unpickles it, so its author can execute any code. Here only the classes that torch
+writes are constructed. Everything else becomes an empty object that does nothing.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .. import dtypes
 from ..checkpoint import Checkpoint
 from ..errors import FormatError
 
-# The modules that torch's classes were in, in all its versions, and where they are now.
+# The modules of these classes in all versions of torch, and where they are now.
 _HERE = "torch.distributed.checkpoint."
 _MODULES = {
     "torch.distributed.checkpoint.metadata": _HERE + "metadata",
@@ -38,7 +38,7 @@ _PLAIN = {"set": set, "frozenset": frozenset, "complex": complex, "dict": dict, 
 
 
 class _Inert:
-    """Stands for an object that nobody here needs: it takes all that a pickle does to it, and does nothing."""
+    """Stands for an object that is not needed. It accepts all operations of a pickle, and does nothing."""
 
     def __new__(cls, *_: Any, **__: Any) -> "_Inert":
         return object.__new__(cls)
@@ -67,7 +67,7 @@ def _path(*parts: Any) -> Any:
 
 
 def _member(kind: Any, name: str) -> Any:
-    """A member of torch's enum of memory formats, which some versions of Python get by its name."""
+    """Returns a member of torch's enum of memory formats, which some versions of Python pickle by name."""
     named = getattr(kind, "__members__", {})
     return named[name] if name in named else _Inert()
 
@@ -95,16 +95,16 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read(path: "os.PathLike[str]") -> Metadata:
-    """The metadata in a file. FormatError if it is none, or does not say what a reader has to know."""
+    """Returns the metadata in a file. FormatError if the file is not metadata, or lacks what a reader needs."""
     with open(path, "rb") as file:
         try:
             found = _Unpickler(file).load()
         except (OSError, MemoryError):
             raise
-        except Exception as error:  # a pickle that is broken fails in as many ways as there are opcodes
-            raise FormatError(f"{os.fspath(path)}: no pickle of metadata: {error}") from None
+        except Exception as error:  # an invalid pickle can raise almost any exception
+            raise FormatError(f"{os.fspath(path)}: not a pickle of metadata: {error}") from None
     if not isinstance(found, Metadata):
-        raise FormatError(f"{os.fspath(path)}: no metadata of a checkpoint")
+        raise FormatError(f"{os.fspath(path)}: not the metadata of a checkpoint")
     _check(found, os.fspath(path))
     return found
 
@@ -112,13 +112,14 @@ def read(path: "os.PathLike[str]") -> Metadata:
 def _check(found: Metadata, path: str) -> None:
     tensors, places = getattr(found, "state_dict_metadata", None), getattr(found, "storage_data", None)
     if not isinstance(tensors, dict) or not isinstance(places, dict):
-        raise FormatError(f"{path}: metadata without {'places' if isinstance(tensors, dict) else 'tensors'}")
+        missing = "storage_data" if isinstance(tensors, dict) else "state_dict_metadata"
+        raise FormatError(f"{path}: metadata lacks {missing}")
     for name, about in tensors.items():
         if not isinstance(name, str) or not isinstance(about, (TensorStorageMetadata, BytesStorageMetadata)):
-            raise FormatError(f"{path}: {name}: neither a tensor nor bytes")
+            raise FormatError(f"{path}: {name} is neither a tensor nor bytes")
     for index, place in places.items():
         if not isinstance(index, MetadataIndex) or not isinstance(place, _StorageInfo):
-            raise FormatError(f"{path}: a place that is none")
+            raise FormatError(f"{path}: entry of storage_data is invalid")
     if not hasattr(found, "planner_data"):
         found.planner_data = None
     if getattr(found, "storage_meta", None) is None:
@@ -126,7 +127,7 @@ def _check(found: Metadata, path: str) -> None:
 
 
 def of_checkpoint(checkpoint: Checkpoint) -> Metadata:
-    """The metadata of a checkpoint in any format, as if torch had saved it."""
+    """Returns the metadata of a checkpoint in any format, as if torch had saved it."""
     tensors: Dict[str, Any] = {}
     places: Dict[MetadataIndex, Any] = {}
     paths: Dict[str, Tuple[Any, ...]] = {}

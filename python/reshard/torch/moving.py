@@ -1,10 +1,10 @@
-"""DTensors from any layout to any other, on one mesh or from one to another, as plans.
+"""Moves DTensors from any layout to any other, on one mesh or between meshes.
 
     redistribute(x, mesh, [Shard(1)])              as x.redistribute(mesh, [Shard(1)])
-    distribute_tensor(tensor, mesh, [Shard(0)])    as torch's, from any one rank
-    full_tensor(x), full_tensor(x, dst_rank=0)     as x.full_tensor(), or on one rank alone
+    distribute_tensor(tensor, mesh, [Shard(0)])    as in torch, from any rank
+    full_tensor(x), full_tensor(x, dst_rank=0)     as x.full_tensor(), or on one rank only
 
-Every rank of the meshes makes the same call; others may, and nothing happens there.
+Every rank of the meshes makes the same call. Other ranks may make it too, without effect.
 """
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .layouts import (DTensor, _StridedShard, dt, layout_on, mesh_key, mesh_rank
 
 
 def waited(local: torch.Tensor) -> torch.Tensor:
-    """A local tensor whose values have arrived, in the host's memory, without lazy signs."""
+    """Returns a local tensor in host memory, after pending collectives, and without lazy conjugation."""
     local = local.detach()
     if hasattr(local, "wait") and not callable(getattr(local, "local_shards", None)):
-        local = local.wait()  # torch's own collectives answer with what is still on its way
+        local = local.wait()  # collectives of torch may return a tensor that is not complete yet
     if hasattr(local, "local_shards"):
-        raise UnsupportedError("the local tensor is several shards (LocalShardsWrapper): a layout of "
-                               "placements has one")
+        raise UnsupportedError("the local tensor has several shards (LocalShardsWrapper); placements "
+                               "require one")
     if local.is_meta or local.layout != torch.strided:
-        raise UnsupportedError(f"the local tensor is on {local.device} and of layout {local.layout}: only "
-                               "tensors with values in memory can be moved")
+        raise UnsupportedError(f"the local tensor is on {local.device} with layout {local.layout}; only "
+                               "strided tensors in memory are supported")
     return local.resolve_conj().resolve_neg().cpu()
 
 
@@ -45,12 +45,12 @@ def _mesh_and_placements(mesh: Any, placements: Optional[Sequence[Any]], ndim: i
     return normalized(placements, mesh, ndim)
 
 
-# ---- what strided shards mean ----
+# ---- strided shards ----
 
 
 def _readings(dtype: Any, shape: Sequence[int], mesh: Any, placements: Sequence[Any],
               home: Home) -> Tuple[Layout, Optional[Layout]]:
-    """The layout, and the other one that its strided shards may mean if that differs."""
+    """Returns the layout, and the other meaning of its strided shards if it differs."""
     key = (dtype, tuple(shape), mesh_key(mesh), tuple(placements))
     if key not in home.readings:
         if len(home.readings) >= MAX_PLANS:
@@ -74,13 +74,13 @@ _FITS_PLAIN, _FITS_ORDERED = 1, 2
 
 def _ordered(x: Any, local: Optional[torch.Tensor], readings: Tuple[Layout, Optional[Layout]],
              home: Home) -> bool:
-    """Collective if there are two readings. Torch makes both kinds and mostly does not say which: the shapes
-    of the local tensors do, on all ranks together."""
+    """Collective if strided shards have two meanings. Torch creates both kinds, mostly without a mark. The shapes
+    of the local tensors of all ranks decide."""
     plain, ordered = readings
     if ordered is None:
         return False
     if placements_of(x) != tuple(x.placements):
-        return True  # the spec says an order of axes
+        return True  # the spec has an order of axes
     fits = 0
     for bit, one in ((_FITS_PLAIN, plain), (_FITS_ORDERED, ordered)):
         arrays = one.arrays(home.transport.rank)
@@ -90,7 +90,7 @@ def _ordered(x: Any, local: Optional[torch.Tensor], readings: Tuple[Layout, Opti
     for bits in home.gathered(fits):
         everybody &= bits
     if not everybody:
-        raise MismatchError(f"the local tensors fit neither {plain} nor {ordered}")
+        raise MismatchError(f"the local tensors match neither {plain} nor {ordered}")
     return not everybody & _FITS_PLAIN
 
 
@@ -98,14 +98,14 @@ def _ordered(x: Any, local: Optional[torch.Tensor], readings: Tuple[Layout, Opti
 
 
 def _nothing(ndim: int, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
-    """What a rank that has no part gives to from_local. Without dims it is an element all the same: torch
-    takes a shape of no dims for none given, and looks at this one."""
+    """Returns the local tensor of a rank without a part, for from_local. Without dims it has one element, because
+    torch ignores an empty shape and uses that of this tensor."""
     return torch.empty((0,) * ndim, dtype=dtype, device=device)
 
 
 def _outside(x: Any) -> Any:
-    """On a rank that is not in the mesh: what torch's own operations take for a part without elements; or,
-    without dims, for the element that it has to be, whose value does not count."""
+    """Returns the local tensor of a rank outside of the mesh: without elements, or without dims one element whose
+    value is ignored."""
     if x.device_mesh.get_coordinate() is None:
         x._local_tensor = x._local_tensor.new_zeros((0,) * x.ndim)
     return x
@@ -113,8 +113,8 @@ def _outside(x: Any) -> Any:
 
 def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, home: Home,
            to_plain: bool) -> Tuple[torch.Tensor, bool]:
-    """This rank's part of x in another layout, and whether x is cut left to right where its strided shards may
-    mean something else; with `to_plain` the result is."""
+    """Returns this rank's part of x in another layout, and whether the strided shards of x are cut left to right. With
+    `to_plain`, those of the result are."""
     src_mesh, src_placements, shape = x.device_mesh, placements_of(x), tuple(x.shape)
     inside = src_mesh.get_coordinate() is not None
     local = waited(x._local_tensor).to(dtype) if inside else None
@@ -124,7 +124,7 @@ def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, h
         readings = _readings(dtype, shape, src_mesh, src_placements, home)
         ordered = _ordered(x, local, readings, home)
         src, plain = readings[int(ordered)], readings[1] is not None and not ordered
-        # What torch cuts by itself it reads as an order of axes.
+        # Torch reads strided shards that it creates itself as an order of axes.
         left_to_right, other = _readings(dtype, shape, mesh, placements, home)
         dst = left_to_right if to_plain else other or left_to_right
     key = ("redistribute", mesh_key(src_mesh), src_placements, mesh_key(mesh), placements, shape, dtype, plain,
@@ -139,8 +139,8 @@ def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, h
 
 
 class _Redistribute(torch.autograd.Function):
-    """From one layout to another. The backward goes from the layout that the gradient has to the one that
-    the input had, in which Partial becomes Replicate."""
+    """Moves a tensor from one layout to another. Backward moves the gradient from its layout to that of the input,
+    where Partial becomes Replicate."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype,
@@ -174,7 +174,7 @@ class _Redistribute(torch.autograd.Function):
 
 
 def _device(mesh: Any, device: torch.device) -> torch.device:
-    """Where results on a mesh live: where the input does, if that is of the mesh's kind."""
+    """Returns the device of results on a mesh: that of the input, if its type is that of the mesh."""
     if device.type == mesh.device_type:
         return device
     if mesh.device_type == "cpu":
@@ -183,27 +183,27 @@ def _device(mesh: Any, device: torch.device) -> torch.device:
 
 
 class PartialTargetError(InvalidError, RuntimeError):
-    """A target that is Partial where the input is not: what torch raises as a RuntimeError."""
+    """Raised for a target that is Partial where the input is not. Torch raises RuntimeError."""
 
 
 def _check_partial(x: Any, mesh: Any, placements: Sequence[Any]) -> None:
     for axis, one in enumerate(placements):
         if one.is_partial() and (mesh != x.device_mesh or x.placements[axis] != one):
             now = x.placements[axis] if mesh == x.device_mesh else "another mesh"
-            raise PartialTargetError(f"Can not redistribute from {now} to {one}: nothing says which rank would "
-                                     "hold which term")
+            raise PartialTargetError(f"Can not redistribute from {now} to {one}: which rank holds "
+                                     "which term is not defined")
 
 
 def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional[Sequence[Any]] = None, *,
                  async_op: bool = False, forward_dtype: Optional[torch.dtype] = None,
                  backward_dtype: Optional[torch.dtype] = None) -> Any:
-    """Collective in the ranks of both meshes. `x` in another layout, as `x.redistribute` with the same
-    arguments, but from any layout to any other and also from one mesh to another. Differentiable: the
-    gradient's placements decide. With `async_op` the result is complete all the same.
+    """Collective in the ranks of both meshes. Returns `x` in another layout, as `x.redistribute` with the same
+    arguments, but between any two layouts and meshes. Differentiable, for any placements of the gradient. With
+    `async_op` the result is complete too.
 
     InvalidError, which is a RuntimeError as in torch: a target that is Partial where `x` is not."""
     if not isinstance(x, DTensor):
-        raise InvalidError(f"a {type(x).__name__} is no DTensor")
+        raise InvalidError(f"a {type(x).__name__} is not a DTensor")
     mesh = x.device_mesh if device_mesh is None else device_mesh
     made = _mesh_and_placements(mesh, placements, x.ndim)
     _check_partial(x, mesh, made)
@@ -214,8 +214,8 @@ def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional
 
 
 def _with_grad(x: Any, mesh: Any) -> Any:
-    """Collective if the meshes have different ranks. A rank that has nothing of x takes part in backward if
-    the others do."""
+    """Collective if the meshes have different ranks. A rank without a part of x takes part in backward if the
+    others do."""
     before, after = mesh_ranks(x.device_mesh), mesh_ranks(mesh)
     ranks = _union(before, after)
     if tuple(sorted(before)) == ranks or dist.get_rank() not in ranks:
@@ -230,20 +230,20 @@ def _with_grad(x: Any, mesh: Any) -> Any:
 def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Optional[Sequence[Any]] = None,
                       src_rank: Optional[int] = None) -> Any:
     """Collective in the ranks of the mesh and `src_rank`, a rank of the world: the tensor that this rank has
-    becomes a DTensor. The first rank of the mesh is the one by default, as in torch. The others give a
-    tensor of the same shape and dtype whose values do not matter: torch.empty(..., device="meta") will do.
+    becomes a DTensor. The first rank of the mesh is the one by default, as in torch. The others pass a
+    tensor of the same shape and dtype whose values are ignored, such as torch.empty(..., device="meta").
 
     A Partial placement gets its terms as in torch: a sum is divided among the ranks, and average, minimum
     and maximum have the value itself."""
     if isinstance(tensor, DTensor):
-        raise InvalidError("this is a DTensor already: use redistribute")
+        raise InvalidError("the tensor is a DTensor; use redistribute")
     if not tensor.is_leaf:
-        raise InvalidError("distribute_tensor takes leaf tensors: this one has a history")
+        raise InvalidError("distribute_tensor needs a leaf tensor")
     made = _mesh_and_placements(device_mesh, placements, tensor.ndim)
     ranks, me = mesh_ranks(device_mesh), dist.get_rank()
     origin = ranks[0] if src_rank is None else src_rank
     if not 0 <= origin < dist.get_world_size():
-        raise InvalidError(f"src_rank {origin} in a world of {dist.get_world_size()}")
+        raise InvalidError(f"src_rank {origin} out of range: the world has {dist.get_world_size()} ranks")
     whole = tuple(dt.Replicate() if one.is_partial() else one for one in made)
     shape, dtype = tuple(tensor.shape), tensor.dtype
     local = _nothing(tensor.ndim, dtype, device_mesh.device_type)
@@ -274,23 +274,23 @@ def _terms(local: torch.Tensor, placements: Sequence[Any], mesh: Any) -> torch.T
             if one.reduce_op == "sum":
                 local = local / mesh.size(axis)
             elif one.reduce_op not in ("avg", "min", "max"):
-                raise InvalidError(f"no terms for {one}: torch has none either")
+                raise InvalidError(f"{one} is not supported, as in torch")
     return local
 
 
 def full_tensor(x: Any, dst_rank: Optional[int] = None, *,
                 grad_placements: Optional[Sequence[Any]] = None) -> Optional[torch.Tensor]:
-    """Collective in the ranks of the mesh. The whole tensor: on every rank of the mesh, as
-    `x.full_tensor()`, differentiable; or with `dst_rank`, a rank of the world, on that rank alone, which is
-    not differentiable, and None on the others."""
+    """Collective in the ranks of the mesh. Returns the whole tensor on every rank of the mesh, as
+    `x.full_tensor()`, which is differentiable. With `dst_rank`, a rank of the world, returns it on that rank
+    only, and None on the others, which is not differentiable."""
     if dst_rank is None:
         whole = redistribute(x, x.device_mesh, [dt.Replicate()] * x.device_mesh.ndim)
         gathered: torch.Tensor = whole.to_local(grad_placements=grad_placements)
         return gathered
     if grad_placements is not None:
-        raise InvalidError("grad_placements and dst_rank: what is on one rank alone has no gradient")
+        raise InvalidError("grad_placements and dst_rank exclude each other: a tensor on one rank has no gradient")
     if not 0 <= dst_rank < dist.get_world_size():
-        raise InvalidError(f"dst_rank {dst_rank} in a world of {dist.get_world_size()}")
+        raise InvalidError(f"dst_rank {dst_rank} out of range: the world has {dist.get_world_size()} ranks")
     mesh, me = x.device_mesh, dist.get_rank()
     union = _union(mesh_ranks(mesh), [dst_rank])
     if me not in union:

@@ -1,10 +1,10 @@
-"""Planners for torch.distributed.checkpoint that plan as the library does:
+"""Planners for torch.distributed.checkpoint that use plans of the library:
 
     dcp.load(state, storage_reader=Reader(path), planner=reshard.torch.LoadPlanner())
     dcp.save(state, storage_writer=Writer(path), planner=reshard.torch.SavePlanner())
 
-torch's own load planner compares every stored box of a tensor with every wanted one; here the time grows with
-the boxes that meet. Both know what a strided shard that does not go evenly holds.
+The load planner of torch compares every stored box of a tensor with every requested box. Here the time depends on the
+number of boxes that overlap. Both planners support uneven strided shards.
 """
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .boxes import DTensor, is_strided, parts, read_items
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """As torch's DefaultLoadPlanner, with its keywords, for any number of stored boxes. Works with torch's
-    readers too. A part of a tensor that no file has is an error, with torch's reader too."""
+    """As DefaultLoadPlanner of torch, with its keywords, for any number of stored boxes. It also works with readers
+    of torch. A part of a tensor that no file has is an error, with any reader."""
 
-    fills_all = True  # so a reader need not look
+    fills_all = True  # so a reader need not check it
 
     def create_local_plan(self) -> LoadPlan:
-        """What this rank reads."""
+        """Returns the reads of this rank."""
         assert self.metadata is not None, "set_up_planner comes first"
         self._flatten_as_saved()
         items: List[ReadItem] = []
@@ -50,14 +50,14 @@ class LoadPlanner(DefaultLoadPlanner):
             try:
                 wanted = parts(name, obj)
             except ValueError as error:
-                raise MismatchError(f"{name}: a tensor in the checkpoint, and here a {type(obj).__name__}: "
+                raise MismatchError(f"{name} is a tensor in the checkpoint, but a {type(obj).__name__} in the state: "
                                     f"{error}") from None
             items += read_items(name, about, wanted)
         return LoadPlan(items)
 
     def _flatten_as_saved(self) -> None:
-        """torch before 2.4 kept dicts without tensors as one value: a checkpoint that has such a name, where
-        the state has none, is read with the names of then."""
+        """Torch before 2.4 saved dicts without tensors as one value. If a checkpoint has such a name and the state
+        does not, its old names are used."""
         if not self.flatten_state_dict or not hasattr(_version, "_derived_version"):
             return
         assert self.metadata is not None
@@ -74,11 +74,11 @@ class LoadPlanner(DefaultLoadPlanner):
 
 
 class SavePlanner(DefaultSavePlanner):
-    """As torch's DefaultSavePlanner, with its keywords. DTensors with strided shards that do not go evenly are
-    saved as the rows that they hold, several boxes if need be."""
+    """As DefaultSavePlanner of torch, with its keywords. DTensors with uneven strided shards are saved as the rows
+    that they hold, in several boxes if needed."""
 
     def create_local_plan(self) -> SavePlan:
-        """What this rank has to offer."""
+        """Returns the items that this rank can write."""
         plan = super().create_local_plan()
         strided = {name: obj for name, obj in self.state_dict.items() if isinstance(obj, DTensor)
                    and obj.device_mesh.get_coordinate() is not None and is_strided(obj)}
@@ -104,12 +104,12 @@ class SavePlanner(DefaultSavePlanner):
         return made
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """What is saved under an index: of a strided shard, the box that begins there."""
+        """Returns the tensor to save for an index: for a strided shard, the box that begins there."""
         obj = self.state_dict.get(index.fqn)
         found = super().lookup_object(index)
         if not isinstance(obj, DTensor) or not is_strided(obj):
             return found
         part: Optional[Any] = next((one for one in parts(index.fqn, obj) if one.index == index), None)
         if part is None:
-            raise MismatchError(f"{index.fqn}: nothing here begins at {list(index.offset or ())}")
+            raise MismatchError(f"{index.fqn}: no box of this rank begins at {list(index.offset or ())}")
         return found[tuple(slice(at, at + extent) for at, extent in zip(part.at, part.len))]

@@ -2,9 +2,8 @@
 
     dcp.load(state, storage_reader=reshard.torch.Reader(path))
 
-What the planner asks for is read by the library: only the bytes that are needed, by several threads, checked
-against their CRC-32. It takes the place of torch's FileSystemReader, and reads what that one reads; folders
-of safetensors and files of torch.save too.
+The library reads what the planner requests: only the bytes that are needed, with several threads, and checks their
+CRC-32. Reader replaces FileSystemReader of torch. It also reads directories of safetensors and files of torch.save.
 """
 from __future__ import annotations
 
@@ -31,14 +30,14 @@ from . import metadata as metadata_
 from .boxes import check_filled
 from .threads import pool_of
 
-# Tensors that cannot be read in place are read into memory of at most so many bytes at a time.
+# Tensors that cannot be read in place are read into buffers of at most this size.
 STAGED_NBYTES = 1 << 29
 _DTYPES = {getattr(torch, one.torch) for one in dtypes.DTYPES.values() if hasattr(torch, one.torch)}
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 
 class _Wanted(NamedTuple):
-    """A tensor item on its way: where the planner wants it, and where it is read to, if not there."""
+    """A tensor item that is being read: its destination, and the buffer that it is read into, if that differs."""
 
     item: ReadItem
     target: torch.Tensor
@@ -46,8 +45,8 @@ class _Wanted(NamedTuple):
 
 
 def _in_place(target: torch.Tensor, stored: torch.dtype) -> bool:
-    """Whether the library can fill a tensor: it lies in this process's memory, as plain elements of a dtype
-    that it converts to as torch does."""
+    """Returns whether the library can fill a tensor: it is in host memory, and its dtype is one that the library
+    converts to as torch does."""
     if target.device.type != "cpu" or target.layout != torch.strided or target.is_quantized:
         return False
     if target.is_conj() or target.is_neg() or type(target) not in (torch.Tensor, torch.nn.Parameter):
@@ -58,13 +57,12 @@ def _in_place(target: torch.Tensor, stored: torch.dtype) -> bool:
 
 
 class Reader(FileSystemReader):
-    """Reads a checkpoint for dcp.load: a folder that torch or this package saved, safetensors, or a file of
+    """Reads a checkpoint for dcp.load: a directory that torch or this package saved, safetensors, or a file of
     torch.save.
 
-    `path` and `_extension_registry` are those of torch's FileSystemReader. Differently from it, a wanted part
-    of a tensor that no file has is an error, and so are bytes whose CRC-32 is wrong; nothing in .metadata is
-    run; and several extensions are undone in the order that a writer's were done. `pool` is a number of
-    threads, or a reshard.Pool."""
+    `path` and `_extension_registry` are those of FileSystemReader of torch. In contrast to it, a part of a tensor
+    that no file has is an error, and so is a wrong CRC-32. Nothing in .metadata is executed. Several extensions are
+    undone in the reverse order of the writer. `pool` is a number of threads, or a reshard.Pool."""
 
     def __init__(self, path: Any, _extension_registry: Any = None, *, pool: AnyPool = None) -> None:
         if _extension_registry is None:
@@ -74,7 +72,7 @@ class Reader(FileSystemReader):
         self._pool = pool
         self._metadata: Optional[Metadata] = None
         self._opened: Optional[Checkpoint] = None
-        self._of_rank: Optional[int] = None  # whose metadata counts; None: that of all
+        self._of_rank: Optional[int] = None  # the rank whose metadata is used; None: that of all
 
     def reset(self, checkpoint_id: Any = None) -> None:
         super().reset(checkpoint_id)
@@ -85,13 +83,13 @@ class Reader(FileSystemReader):
         state["_pool"] = state["_pool"].nthreads if isinstance(state["_pool"], Pool) else state["_pool"]
         return state
 
-    # -- what is there --
+    # -- metadata --
 
     def _metadata_name(self, rank: Optional[int]) -> str:
         return ".metadata" if rank is None else f"__{rank}.metadata"
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The metadata of all ranks, or with rank=R that of one that saved by itself."""
+        """Returns the metadata of all ranks, or with rank=R that of one rank that saved without collectives."""
         rank = kwargs.get("rank")
         path = os.path.join(self.path, self._metadata_name(rank))
         self._of_rank, self._opened = rank, None
@@ -105,7 +103,7 @@ class Reader(FileSystemReader):
         return found
 
     def _metadata_of_others(self, path: str, rank: Optional[int]) -> Metadata:
-        """That of a checkpoint in another format, which says what is in it in its own way."""
+        """Returns the metadata of a checkpoint in another format."""
         if rank is None and os.path.exists(self.path):
             opened = Checkpoint(self.path)
             if opened.format != "dcp":
@@ -126,7 +124,7 @@ class Reader(FileSystemReader):
     # -- reading --
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
-        """Reads all that a plan asks for."""
+        """Reads everything that a plan requests."""
         assert self._metadata is not None, "set_up_storage_reader comes first"
         check_filled(self._metadata, planner)
         tensors: List[ReadItem] = []
@@ -156,7 +154,7 @@ class Reader(FileSystemReader):
 
     @staticmethod
     def _is_ours(place: Any) -> bool:
-        """Whether the library knows all that was done to an item."""
+        """Returns whether the library can undo all extensions of an item."""
         words = getattr(place, "transform_descriptors", None) or ()
         return all(word.partition("/")[0] == "stream.zstd" for word in words)
 
@@ -190,8 +188,8 @@ class Reader(FileSystemReader):
         return self._about(item.storage_index.fqn).properties.dtype
 
     def _load(self, batch: Sequence[_Wanted]) -> List[_Wanted]:
-        """Reads items: those of one tensor and dtype are boxes of one layout. Returns those that torch has to
-        read, as lazily conjugated ones."""
+        """Reads items. Those of one tensor and dtype are boxes of one layout. Returns the items that torch must
+        read, such as lazily conjugated ones."""
         groups: Dict[Tuple[str, torch.dtype], List[_Wanted]] = {}
         for one in batch:
             into = one.target if one.staged is None else one.staged
@@ -216,16 +214,16 @@ class Reader(FileSystemReader):
         return left
 
     def _is_of_others(self, members: Sequence[_Wanted]) -> bool:
-        """Whether items are what only torch and others read, and nothing is wrong with them: a planner saved
-        elements of another dtype than its metadata says, or safetensors went through an extension. If not,
-        what the library said about them is true."""
+        """Returns whether only torch can read these items, and they are valid: a planner saved elements of another
+        dtype than its metadata states, or safetensors went through an extension. If not, the error of the
+        library is right."""
         for index in {one.item.storage_index for one in members}:
             try:
                 data, about = self._decoded(index), self._about(index.fqn)
                 stored = self._tensor(index, data)
             except UnsupportedError:
-                raise  # they are, and what reads them is not here
-            except Exception:  # there are as many as there are ways to break a file
+                raise  # valid, but their reader is not installed
+            except Exception:  # an invalid file can raise almost any exception
                 return False
             sizes = [one.sizes for one in about.chunks if one.offsets == index.offset]
             ours = stored.dtype == about.properties.dtype and not _is_safetensors(data)
@@ -247,17 +245,17 @@ class Reader(FileSystemReader):
         made.kept = layout
         return made
 
-    # -- what the library does not read --
+    # -- items that the library does not read --
 
     def _value(self, index: Any, place: Any) -> bytes:
-        """What torch.save wrote for an object."""
+        """Returns the bytes that torch.save wrote for an object."""
         if self._opened is not None and self._opened.format != "dcp":
             return self._plain_value(self._opened, index.fqn)
         if getattr(place, "transform_descriptors", None) and self._is_ours(place):
             try:
                 return self._checkpoint().plain_values.item(index.fqn) or b""
             except LimitError:
-                pass  # some are larger than values are: with tensors in them
+                pass  # objects with tensors in them are larger than values
         return self._decoded(index)
 
     @staticmethod
@@ -269,12 +267,12 @@ class Reader(FileSystemReader):
         return stream.getvalue()
 
     def _where(self, index: Any) -> str:
-        """An item, for messages."""
+        """Returns the file and position of an item, for messages."""
         place = self.storage_data[index]
         return f"{os.path.join(self.path, place.relative_path)}: {index.fqn}, the item at byte {place.offset}"
 
     def _decoded(self, index: Any) -> bytes:
-        """An item of a file, with everything undone that extensions did to it: the last one first."""
+        """Returns the bytes of an item, after its extensions are undone, the last one first."""
         data, place = self._slice(index), self.storage_data[index]
         words = list(getattr(place, "transform_descriptors", None) or ())
         if words:
@@ -285,8 +283,8 @@ class Reader(FileSystemReader):
                     stream = one.transform_from(stream)
                 data = stream.read(-1)
             except (ImportError, MemoryError):
-                raise  # nothing is wrong with the file
-            except Exception as error:  # every extension has its own
+                raise  # the file is valid
+            except Exception as error:  # every extension has its own exceptions
                 raise FormatError(f"{self._where(index)}: {error}") from error
         _check_crcs(data, self._where(index))
         return data
@@ -295,7 +293,7 @@ class Reader(FileSystemReader):
         place = self.storage_data[index]
         name = os.fspath(place.relative_path)
         if os.path.isabs(name) or any(part in ("", ".", "..") for part in name.split("/")):
-            raise FormatError(f"{self.path}: {name!r} leads out of the folder")
+            raise FormatError(f"{self.path}: {name!r} leads out of the directory")
         path = os.path.join(self.path, name)
         with open(path, "rb") as file:
             file.seek(place.offset)
@@ -314,14 +312,14 @@ class Reader(FileSystemReader):
             raise UnsupportedError(f"{where}: safetensors that went through an extension: {error}") from None
         except MemoryError:
             raise
-        except Exception as error:  # as many as there are ways to break a file
+        except Exception as error:  # an invalid file can raise almost any exception
             raise FormatError(f"{where}: {error}") from error
         if not isinstance(found, torch.Tensor):
-            raise FormatError(f"{where}: no tensor")
+            raise FormatError(f"{where}: not a tensor")
         return found
 
     def _load_transformed(self, index: Any, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
-        """Items that went through an extension of somebody else's: decoded once, and cut as torch does."""
+        """Reads items that went through an unknown extension: decodes them once, and slices them as torch does."""
         stored = self._tensor(index, self._decoded(index))
         for item in items:
             part = narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
@@ -338,14 +336,14 @@ def _is_safetensors(data: bytes) -> bool:
 
 
 def _from_safetensors(data: bytes) -> Optional[torch.Tensor]:
-    """The tensor of an item that is safetensors of one."""
+    """Returns the tensor of an item that is a safetensors file with one tensor."""
     from safetensors.torch import load
     found = list(load(data).values())
     return found[0] if len(found) == 1 else None
 
 
 def _check_crcs(data: bytes, where: str) -> None:
-    """Those of the records in an item of torch.save; torch looks at none. One of 0 was not computed."""
+    """Checks the CRCs of the records in an item of torch.save, which torch does not. 0: it was not computed."""
     if data[:4] != b"PK\3\4":
         return
     try:

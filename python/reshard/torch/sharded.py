@@ -16,8 +16,8 @@ from .moving import waited
 
 
 class _Reshard(torch.autograd.Function):
-    """This rank's shards in one layout, from those in another; the backward is the way back. A rank that has
-    none gets an empty tensor."""
+    """Moves the shards of this rank to another layout; backward moves the gradients back. A rank without shards has
+    an empty tensor."""
 
     @staticmethod
     def forward(ctx: Any, home: Home, src: Layout, dst: Layout, devices: Tuple[torch.device, ...],
@@ -36,17 +36,17 @@ class _Reshard(torch.autograd.Function):
 
 
 def new_metadata(spec: Any, size: Sequence[int], properties: Any) -> List[ShardMetadata]:
-    """The shards of a spec, with its devices. Those of a chunk spec are by rank, as ShardedTensor.reshard
-    leaves them, and an empty one at the end is where the tensor ends."""
+    """Returns the shards of a spec, with its devices. Those of a chunk spec are ordered by rank, as after
+    ShardedTensor.reshard, and an empty last shard begins at the end of the tensor."""
     if isinstance(spec, EnumerableShardingSpec):
         return list(spec.build_metadata(torch.Size(size), properties).shards_metadata)
     if not isinstance(spec, ChunkShardingSpec):
-        raise UnsupportedError(f"no shards of a {type(spec).__name__}: ChunkShardingSpec and "
-                               "EnumerableShardingSpec say where they are")
+        raise UnsupportedError(f"a {type(spec).__name__} is not supported; use ChunkShardingSpec or "
+                               "EnumerableShardingSpec")
     if not isinstance(spec.dim, int):
-        raise UnsupportedError(f"a ChunkShardingSpec of the named dim {spec.dim!r}")
+        raise UnsupportedError(f"ChunkShardingSpec of the named dim {spec.dim!r} is not supported")
     if not -len(size) <= spec.dim < len(size):
-        raise InvalidError(f"a ChunkShardingSpec of dim {spec.dim} for a tensor of {len(size)} dims")
+        raise InvalidError(f"ChunkShardingSpec of dim {spec.dim} out of range: the tensor has {len(size)} dims")
     dim = spec.dim % len(size)
     length = -(-size[dim] // len(spec.placements))
     shards, at = [], 0
@@ -59,29 +59,29 @@ def new_metadata(spec: Any, size: Sequence[int], properties: Any) -> List[ShardM
 
 
 def _device(shard: ShardMetadata) -> torch.device:
-    """Where a shard lives: torch takes it nowhere else than where its placement says."""
+    """Returns the device of a shard, which must be that of its placement."""
     placement: Any = shard.placement
     device = torch.device(placement.device())
     if device.type != "cpu" and not getattr(torch, device.type).is_available():
-        raise UnsupportedError(f"the shard at {list(shard.shard_offsets)} is to be on {placement}, and "
+        raise UnsupportedError(f"the shard at {list(shard.shard_offsets)} belongs on {placement}, but "
                                f"this process has no {device.type}")
     return device
 
 
 def reshard(sharded_tensor: Any, spec: Any, process_group: Optional[Any] = None) -> Any:
-    """Collective in the process group, which is the tensor's own by default. The same ShardedTensor, with
-    its shards moved to another ChunkShardingSpec or EnumerableShardingSpec. A rank may hold any number of
-    shards before and after, and ranks are those of the world. Devices of the spec ("rank:0/cuda:0") are kept
-    as they are. Differentiable in the local shards."""
+    """Collective in the process group, by default that of the tensor. Moves the shards of a ShardedTensor to
+    another ChunkShardingSpec or EnumerableShardingSpec, and returns the same ShardedTensor. A rank may have any
+    number of shards before and after. Ranks are those of the world. Devices of the spec ("rank:0/cuda:0") stay
+    unchanged. Differentiable in the local shards."""
     if not is_sharded(sharded_tensor):
-        raise InvalidError(f"a {type(sharded_tensor).__name__} is no ShardedTensor")
+        raise InvalidError(f"a {type(sharded_tensor).__name__} is not a ShardedTensor")
     st, metadata = sharded_tensor, sharded_tensor.metadata()
     group = process_group if process_group is not None else st._process_group
     home = home_of(group)
     shards = new_metadata(spec, metadata.size, metadata.tensor_properties)
     for one in (*metadata.shards_metadata, *shards):
         if rank_of(one.placement) not in home.numbers:
-            raise InvalidError(f"the shard at {list(one.shard_offsets)} is on {one.placement}, and rank "
+            raise InvalidError(f"the shard at {list(one.shard_offsets)} is on {one.placement}, but rank "
                                f"{rank_of(one.placement)} is not in the process group")
     dtype, rank = metadata.tensor_properties.dtype, home.ranks[home.transport.rank]
     src = layout_of_shards(metadata.shards_metadata, dtype, metadata.size, home.numbers)
@@ -95,8 +95,8 @@ def reshard(sharded_tensor: Any, spec: Any, process_group: Optional[Any] = None)
 
 
 def _in_order(st: Any, rank: int) -> List[torch.Tensor]:
-    """The local shards in the order of the metadata, which is that of the layout's arrays. Torch is not of one
-    mind about where an empty one is."""
+    """Returns the local shards in the order of the metadata, which is that of the arrays of the layout. Versions of
+    torch differ in the position of an empty shard."""
     found, left = [], list(st.local_shards())
     for one in st.metadata().shards_metadata:
         if rank_of(one.placement) != rank:
@@ -105,8 +105,8 @@ def _in_order(st: Any, rank: int) -> List[torch.Tensor]:
         own = [shard for shard in left if list(shard.metadata.shard_sizes) == sizes
                and (0 in sizes or list(shard.metadata.shard_offsets) == offsets)]
         if not own:
-            raise InvalidError(f"the metadata has a shard of {sizes} at {offsets} on this rank, and there is "
-                               "none")
+            raise InvalidError(f"the metadata has a shard of {sizes} at {offsets} on this rank, but the tensor "
+                               "does not")
         left = [shard for shard in left if shard is not own[0]]
         found.append(own[0].tensor)
     return found
@@ -118,12 +118,12 @@ def _move(home: Home, src: Layout, dst: Layout, local: Sequence[torch.Tensor],
     everybody = range(home.transport.nranks)
     giving, getting = ([rank for rank in everybody if layout.arrays(rank)] for layout in (src, dst))
     if torch.is_grad_enabled() and not len(giving) == len(getting) == len(everybody):
-        # A rank that has no shard takes part in backward if the others do.
+        # A rank without shards takes part in backward if the others do.
         needed = any(home.gathered(int(any(one.requires_grad for one in given))))
         if needed and len(getting) < len(everybody):
             without = next(home.ranks[rank] for rank in everybody if rank not in getting)
-            raise InvalidError(f"rank {without} is left without a shard, where its part of backward would "
-                               "begin: use torch.no_grad(), or a spec with a shard on every rank")
+            raise InvalidError(f"rank {without} is left without a shard, which backward needs; "
+                               "use torch.no_grad(), or a spec with a shard on every rank")
         if needed and not given:
             given = [torch.empty(0, requires_grad=True)]
     return list(_Reshard.apply(home, src, dst, devices, *given))[:len(own)]

@@ -1,5 +1,5 @@
-"""Copies of state dicts in host memory, for saves that go on while training does. torch's own cannot copy a
-DTensor of the CPU whose local tensor is a view."""
+"""Copies of state dicts in host memory, for saves in the background. That of torch cannot copy a DTensor on the CPU
+whose local tensor is a view."""
 from __future__ import annotations
 
 import copy
@@ -18,16 +18,15 @@ except ImportError:  # an older torch
 
 
 class Stage:
-    """Memory for copies of state dicts. With `keep` it is used again by the next copy, where tensors have the
-    same shape and dtype; whoever keeps it waits until the last save is done."""
+    """Memory for copies of state dicts. With `keep`, the next copy reuses it for tensors of the same shape and
+    dtype. The caller must wait until the last save is complete."""
 
     def __init__(self, keep: bool = False) -> None:
         self._keep = keep
         self._kept: Dict[Tuple[Any, ...], torch.Tensor] = {}
 
     def copied(self, state: Mapping[str, Any]) -> Dict[str, Any]:
-        """A state dict of the same structure, in memory of its own. Tensors that are there twice are copied
-        once."""
+        """Returns a copy of a state dict, with the same structure. A tensor that occurs twice is copied once."""
         return self._copied((), state, {})  # type: ignore[no-any-return]
 
     def _copied(self, path: Tuple[Any, ...], what: Any, seen: Dict[int, Any]) -> Any:
@@ -67,7 +66,7 @@ class Stage:
             own = LocalShardsWrapper(shards, own.local_offsets())
         else:
             own = self._copied_tensor(path, own)
-        # Made as it was, without looking at the device of its mesh: the copy is only saved.
+        # The device of the mesh is not checked, since the copy is only saved.
         return DTensor(own, tensor._spec, requires_grad=False)
 
     def _copied_tensor(self, path: Tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:

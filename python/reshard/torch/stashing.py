@@ -1,9 +1,9 @@
-"""Activations that wait for backward in slices: input_reshard, as torch's of the same name.
+"""Keeps activations in slices until backward: input_reshard, as in torch.
 
-Under tensor parallelism every rank saves the same activations for backward. Each keeps the m-th part of the
-elements instead, and when backward asks for one, the ranks give each other what they have.
+Under tensor parallelism every rank saves the same activations for backward. With input_reshard each of m ranks keeps
+1/m of the elements, and backward gathers them.
 
-    saved tensor --cut--> slice ... slices --gather--> tensor, bit by bit and with the strides it had
+    saved tensor --cut--> slice ... slices --gather--> tensor, with the same bits and strides
 """
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ _live: "weakref.WeakSet[_Slice]" = weakref.WeakSet()
 
 
 class Stashed(NamedTuple):
-    """What saved tensors cost this rank now: `nbytes_held` of the `nbytes_whole` that they have. `nwhole` of
-    the `nbuffers` are kept as they are, because they differ between ranks or have too few elements."""
+    """The memory of saved tensors on this rank: `nbytes_kept` of `nbytes_whole`. `nwhole` of the `nbuffers` are
+    kept whole, because they differ between ranks or have too few elements."""
 
     nbuffers: int
     nwhole: int
-    nbytes_held: int
+    nbytes_kept: int
     nbytes_whole: int
 
 
 def stashed() -> Stashed:
-    """What is kept for backward by all modules with input_reshard. Parameters are not counted."""
+    """Returns the memory that all modules with input_reshard keep for backward. Parameters are not counted."""
     found = list(_live)
-    return Stashed(len(found), sum(one.part is None for one in found), sum(one.nbytes_held for one in found),
+    return Stashed(len(found), sum(one.part is None for one in found), sum(one.nbytes_kept for one in found),
                    sum(one.nbytes for one in found))
 
 
 class _Slice:
-    """This rank's part of a flat run of elements, or all of it where the ranks have different ones."""
+    """This rank's part of a flat list of elements, or the whole list if ranks have different ones."""
 
     def __init__(self, home: Home, flat: torch.Tensor, whole: bool) -> None:
         self.home, self.dtype, self.device, self.numel = home, flat.dtype, flat.device, flat.numel()
         self.nbytes = flat.numel() * flat.element_size()
         self.part: Optional[torch.Tensor] = None
-        self.nbytes_held = self.nbytes
+        self.nbytes_kept = self.nbytes
         if not whole:
             rank, nranks = home.transport.rank, home.transport.nranks
             length, longer = divmod(self.numel, nranks)  # as B(0): the first ones have one more
             first = rank * length + min(rank, longer)
             self.part = flat[first:first + length + (rank < longer)].clone()
-            self.nbytes_held = self.part.numel() * self.part.element_size()
+            self.nbytes_kept = self.part.numel() * self.part.element_size()
         _live.add(self)
 
     def gather(self) -> torch.Tensor:
-        """Collective. All elements."""
+        """Collective. Returns all elements."""
         assert self.part is not None
         found = self.home.run(("stash", self.numel, self.dtype), self._plan, [waited(self.part)])
         return found[0].to(self.device)
@@ -72,7 +72,7 @@ class _Slice:
 
 
 class _Kept:
-    """A saved tensor that stays as it is. Like autograd it notices when that is not so."""
+    """A saved tensor that is kept whole. As in autograd, a later change of the tensor is an error."""
 
     def __init__(self, tensor: torch.Tensor, counted: Optional[_Slice] = None) -> None:
         self.tensor, self.version, self.counted = tensor.detach(), tensor._version, counted
@@ -102,19 +102,19 @@ class _Cut:
 
 
 class _View(NamedTuple):
-    """How a tensor lies in a flat run of elements without holes."""
+    """The shape and strides of a tensor in a flat list of elements without gaps."""
 
     shape: Tuple[int, ...]
     strides: Tuple[int, ...]
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The tensor in such a run."""
+        """Returns the tensor in such a list."""
         return flat.as_strided(self.shape, self.strides)
 
 
 def _flattened(tensor: torch.Tensor) -> Tuple[torch.Tensor, _View]:
-    """The elements of a tensor as they lie. Dims that repeat one element are taken once, and what has holes
-    or overlaps otherwise becomes dense first."""
+    """Returns the elements of a tensor in memory order. Expanded dims are kept once. A tensor with gaps or overlaps
+    is copied to a dense one first."""
     repeats = [stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape)]
     once, strides = tensor, tensor.stride()
     for dim, again in enumerate(repeats):
@@ -137,11 +137,11 @@ def _is_run(tensor: torch.Tensor) -> bool:
 
 
 class _Forward:
-    """One forward of a module: what is packed in it, and what has been already."""
+    """One forward of a module, and the tensors that it has saved."""
 
     def __init__(self, owner: "_InputReshard", module: torch.nn.Module) -> None:
         self.owner = owner
-        # What the module keeps anyway: a slice of it would only be more.
+        # Parameters and buffers are kept anyway: a slice would need more memory.
         self.own = {_storage(one) for one in (*module.parameters(), *module.buffers())} - {0}
         self.seen: Dict[Tuple[Any, ...], "_Known"] = {}
         self.hooks: Optional[Any] = None
@@ -182,7 +182,7 @@ class _Forward:
         return _Kept(tensor, slice_) if whole else _Cut(slice_, view, wrapped)
 
     def _known(self, flat: torch.Tensor, version: int) -> "_Known":
-        """What there is of these elements already, if they were saved before: x of three projections, or x and
+        """Returns the slice of these elements if they were saved before: x of three projections, or x and
         x.view(...)."""
         storage = StorageWeakRef(flat.untyped_storage())
         key = (storage.cdata, flat.storage_offset(), flat.numel(), flat.dtype, version)
@@ -192,15 +192,15 @@ class _Forward:
         return found
 
     def _stays_whole(self, flat: torch.Tensor, wanted: bool, known: "_Known") -> bool:
-        """With check Collective, on every call: one rank may have nothing, or a view of a parameter, where
-        the others have something. Whether a rank wants it, or not all have the same elements."""
+        """Returns whether a rank keeps the tensor whole, or ranks have different elements. With check Collective,
+        on every call, since one rank may have nothing, or a view of a parameter, where others have a tensor."""
         if not self.owner.check:
             return wanted
         home = self.owner.home()
         if not wanted and known.digest is None:
             known.digest = proving.digest_array(waited(flat)).encode()
         said = b"-" * _DIGEST if wanted or known.digest is None else known.digest
-        found = home.transport.gather(said)  # also if this rank wants it
+        found = home.transport.gather(said)  # also if this rank keeps it whole
         return wanted or any(one != said for one in found)
 
 
@@ -208,38 +208,37 @@ _DIGEST = 32
 
 
 class _Known:
-    """Elements that were saved before, as long as their storage is there."""
+    """Elements that were saved before, as long as their storage exists."""
 
     def __init__(self, storage: StorageWeakRef) -> None:
         self.storage = storage
         self.digest: Optional[bytes] = None
-        self.slices: Dict[bool, _Slice] = {}  # a part, and whole
+        self.slices: Dict[bool, _Slice] = {}  # sliced, and whole
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
-    """Whether it is a parameter or a view of one, also if it was put together after forward began."""
+    """Returns whether it is a parameter or a view of one, also if the parameter was created during forward."""
     return isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
 
 
 def _is_plain(local: Any) -> bool:
-    """Whether a tensor is memory that can be cut at all."""
+    """Returns whether a tensor has memory that can be divided."""
     return type(local) in (torch.Tensor, torch.nn.Parameter) and local.layout == torch.strided \
         and not local.is_meta and not local.is_quantized
 
 
 def _storage(tensor: Any) -> int:
-    """Where a tensor's memory is; 0 if it has none."""
+    """Returns the address of a tensor's memory, or 0."""
     while isinstance(tensor, DTensor):
         tensor = tensor._local_tensor
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError, AttributeError):
-        return 0  # sparse ones and the like
+        return 0  # sparse tensors and others
 
 
 def _in_checkpoint() -> bool:
-    """Whether activation checkpointing holds what is saved here: then it is recomputed, and nothing of it
-    is there to be sliced."""
+    """Returns whether activation checkpointing is active: saved tensors are then recomputed, and not kept."""
     try:
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)
     except (AttributeError, TypeError, RuntimeError):
@@ -248,7 +247,7 @@ def _in_checkpoint() -> bool:
 
 
 class _InputReshard:
-    """What one call of input_reshard registers."""
+    """The hooks of one call of input_reshard."""
 
     def __init__(self, mesh: Any, check: bool) -> None:
         self.mesh, self.check = mesh, check
@@ -263,14 +262,14 @@ class _InputReshard:
         return home_of_ranks(self.ranks, (self.mesh,))
 
     def takes(self, local: torch.Tensor) -> bool:
-        """Whether there is a part for every rank, of a dtype that can be moved."""
+        """Returns whether every rank would have a part, of a dtype that can be moved."""
         try:
             return local.numel() >= len(self.ranks) and dtypes.dtype(local.dtype) is not None
         except Error:
             return False
 
     def replicates(self, tensor: Any) -> bool:
-        """Whether the ranks of the mesh have the same local tensor of a DTensor of any mesh."""
+        """Returns whether the ranks of the mesh have the same local tensor of a DTensor of any mesh."""
         mesh = tensor.device_mesh
         if mesh not in self._axes:
             self._axes[mesh] = self._differing(mesh)
@@ -278,7 +277,7 @@ class _InputReshard:
         return axes is not None and all(tensor.placements[axis].is_replicate() for axis in axes)
 
     def _differing(self, mesh: Any) -> Optional[Tuple[int, ...]]:
-        """The axes of a mesh along which the ranks differ; None if it does not have all of them."""
+        """Returns the axes of a mesh along which the ranks differ, or None if the mesh does not have all of them."""
         places: List[Sequence[int]] = []
         for rank in self.ranks:
             found = (mesh.mesh == rank).nonzero()
@@ -287,7 +286,7 @@ class _InputReshard:
             places.append(found[0].tolist())
         return tuple(axis for axis in range(mesh.ndim) if len({place[axis] for place in places}) > 1)
 
-    # Forwards of one module can be inside each other, and in several threads.
+    # Forwards of one module can be nested, and can run in several threads.
 
     def before(self, module: torch.nn.Module, _: Any) -> None:
         stack = self._threads.__dict__.setdefault("stack", [])
@@ -298,17 +297,17 @@ class _InputReshard:
         self.leave_to(self.depth() - 1)
 
     def depth(self) -> int:
-        """How many forwards of this thread have begun and not ended."""
+        """Returns the number of forwards in progress in this thread."""
         return len(self._threads.__dict__.get("stack", ()))
 
     def leave_to(self, depth: int) -> None:
-        """Ends forwards, the innermost first, until there are so many."""
+        """Ends forwards, the innermost first, until this number is left."""
         while self.depth() > max(0, depth):
             self._threads.stack.pop().leave()
 
     def guard(self, module: torch.nn.Module) -> None:
-        """Ends what a call leaves behind: torch calls no hook after KeyboardInterrupt and its like, in forward
-        or in a hook of somebody else's. A method, so that copies of the module get their own."""
+        """Ends forwards that a call left open: torch calls no hook after KeyboardInterrupt and other
+        BaseExceptions, in forward or in another hook. A method, so that copies of the module have their own."""
         call = module._call_impl.__func__  # type: ignore[attr-defined]
 
         def guarded(called: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -323,20 +322,20 @@ class _InputReshard:
 
 def input_reshard(module: torch.nn.Module, tp_device_mesh: Any, input_reshard_dim: Optional[int] = None, *,
                   check: bool = True) -> torch.nn.Module:
-    """Makes every tensor that autograd saves in this module's forward wait for backward in slices, one on
-    each rank of the mesh, and returns the module. A drop-in for
-    torch.distributed.tensor.parallel.input_reshard. All ranks of the mesh run forward and backward alike.
+    """Keeps every tensor that autograd saves in the forward of this module in slices, one on each rank of the mesh,
+    until backward. Returns the module. Replaces torch.distributed.tensor.parallel.input_reshard. All ranks of
+    the mesh run the same forward and backward.
 
-    With `input_reshard_dim` None nothing is done, as there. Any number will do: elements are cut in the
-    order in which they lie, so that all ranks have as many whatever the shape.
+    `input_reshard_dim` None turns it off. Any number has the same effect: elements are divided in memory order, so
+    that all ranks have the same number for any shape.
 
-    With `check` ranks compare digests of each tensor, which is a small message each, and one that differs
-    between them is kept whole. Without, plain tensors have to be the same on all ranks; DTensors that are
-    not replicated over these ranks are kept as they are anyway, and so are parameters."""
+    With `check`, ranks compare a digest of each tensor with one small message, and a tensor that differs is kept
+    whole. Without it, plain tensors must be the same on all ranks. Parameters, and DTensors that are not replicated
+    over these ranks, are always kept as they are."""
     if input_reshard_dim is None or tp_device_mesh.size() == 1:
         return module
     made = _InputReshard(tp_device_mesh, check)
-    # First in and last out, also when forward raises: whatever is saved in between is seen.
+    # The first pre-hook and the last hook, also when forward raises, so that they enclose all that is saved.
     module.register_forward_pre_hook(made.before, prepend=True)
     module.register_forward_hook(made.after, always_call=True)
     made.guard(module)

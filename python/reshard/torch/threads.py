@@ -1,4 +1,4 @@
-"""Threads for a rank: its share of those that the machine has."""
+"""The number of threads of a rank."""
 from __future__ import annotations
 
 import os
@@ -12,8 +12,8 @@ _own: Optional[Tuple[int, Pool]] = None
 
 
 def pool_of(pool: AnyPool) -> Pool:
-    """The pool that is meant. None: one for this process; where torchrun says how many ranks are on this
-    machine, with their share of the CPUs."""
+    """Returns the pool for an argument `pool`. None: the pool of this process. Under torchrun it has an equal part
+    of the CPUs of the machine."""
     global _own
     try:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -22,6 +22,6 @@ def pool_of(pool: AnyPool) -> Pool:
     if pool is not None or ranks <= 1:
         return Pool.of(pool)
     with _lock:
-        if _own is None or _own[0] != os.getpid():  # a forked child has no threads in it
+        if _own is None or _own[0] != os.getpid():  # a forked child does not have its threads
             _own = (os.getpid(), Pool(max(1, len(os.sched_getaffinity(0)) // ranks)))
         return _own[1]

@@ -3,9 +3,9 @@
     dcp.save(state, storage_writer=reshard.torch.Writer(path))
     dcp.async_save(state, storage_writer=reshard.torch.Writer(path))
 
-What the planner deals out to a rank is written by the library, by several threads, as the files that torch's
-FileSystemWriter writes, to the byte. An older checkpoint at the path stays readable until the new one is
-complete: new data files get names of their own, and .metadata is replaced in one step.
+The library writes what the planner assigned to a rank, with several threads. The files have the same bytes as those of
+FileSystemWriter of torch. An older checkpoint at the path stays readable until the new one is complete: new data files
+have other names, and .metadata is replaced in one step.
 """
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from . import metadata as metadata_
 from .staging import Stage
 from .threads import pool_of
 
-# Tensors of other devices are copied here before they are written, so many bytes at a time.
+# Tensors of other devices are copied to the host before they are written, at most this number of bytes at a time.
 STAGED_NBYTES = 1 << 30
 _DATA_FILE = re.compile(r"__(\d+)_(?:(\d+)-)?\d+\.distcp$")  # a rank, and the number of a save
-_NUMBERED = re.compile(rb"__\d+_(\d{1,18})-\d+\.distcp")  # the same where a pickle names it
+_NUMBERED = re.compile(rb"__\d+_(\d{1,18})-\d+\.distcp")  # the same in a pickle
 _RANK_METADATA = re.compile(r"__\d+\.metadata$")
 
 
 class _Data(NamedTuple):
-    """An item as it is written: a tensor in memory, or bytes."""
+    """An item to write: a tensor in memory, or bytes."""
 
     item: WriteItem
     tensor: Optional[torch.Tensor]
@@ -50,7 +50,7 @@ class _Data(NamedTuple):
 
 
 def _global_nbytes(item: WriteItem) -> int:
-    """Of the whole tensor that an item is a part of: torch deals by that."""
+    """Returns the bytes of the whole tensor of an item, by which torch assigns items to files."""
     assert item.tensor_data is not None
     count = torch._utils._element_size(item.tensor_data.properties.dtype)  # type: ignore[attr-defined]
     for extent in item.tensor_data.size:
@@ -59,8 +59,8 @@ def _global_nbytes(item: WriteItem) -> int:
 
 
 def _buckets(count: int, items: Sequence[WriteItem]) -> List[List[WriteItem]]:
-    """One list of items for each file, dealt out as torch does it: bytes in turn, tensors from the largest
-    to the file that has least."""
+    """Returns one list of items per file, assigned as in torch: bytes in turn, and tensors from the largest to the
+    file with the fewest bytes."""
     if count == 1:
         return [list(items)]
     made: List[List[WriteItem]] = [[] for _ in range(count)]
@@ -76,7 +76,7 @@ def _buckets(count: int, items: Sequence[WriteItem]) -> List[List[WriteItem]]:
 
 
 def _has_other_devices() -> bool:
-    """Whether tensors may be on a device from which they are copied."""
+    """Returns whether tensors may be on another device, from which they must be copied."""
     backend = torch._C._get_privateuse1_backend_name()
     other = getattr(torch, backend, None)
     return torch.cuda.is_available() or bool(other and other.is_available())
@@ -89,7 +89,7 @@ def _saved(what: Any) -> bytes:
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as torch stores it: on the CPU, detached, without more memory than its own elements."""
+    """Returns the tensor as torch stores it: on the CPU, detached, with only the memory of its own elements."""
     tensor = tensor.detach().cpu()
     if tensor.layout != torch.strided or tensor.untyped_storage().size() == tensor.nbytes:
         return tensor
@@ -97,16 +97,16 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_size(item: WriteItem, tensor: torch.Tensor) -> None:
-    """What a plan says has to be what is written: nobody could read it otherwise."""
+    """Raises an error if the plan does not match the tensor: the checkpoint could not be read."""
     chunk = getattr(item.tensor_data, "chunk", None)
     if chunk is not None and tuple(chunk.sizes) != tuple(tensor.shape):
-        raise MismatchError(f"{item.index.fqn}: the plan says {list(chunk.sizes)} at {list(chunk.offsets)}, and "
-                            f"the tensor there is {list(tensor.shape)}; strided shards that do not go evenly "
-                            "are planned by reshard.torch.SavePlanner")
+        raise MismatchError(f"{item.index.fqn}: the plan has {list(chunk.sizes)} at {list(chunk.offsets)}, but "
+                            f"the tensor is {list(tensor.shape)}; uneven strided shards "
+                            "need reshard.torch.SavePlanner")
 
 
 def _known(tensor: torch.Tensor) -> Optional[dtypes.Dtype]:
-    """The library's dtype, if it can write the tensor; else torch does."""
+    """Returns the dtype of the library, or None if torch must write the tensor."""
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
         return None
     if tensor.is_conj() or tensor.is_neg():
@@ -120,10 +120,10 @@ def _known(tensor: torch.Tensor) -> Optional[dtypes.Dtype]:
 class Writer(FileSystemWriter):
     """Writes a checkpoint for dcp.save and dcp.async_save.
 
-    The keywords of torch's FileSystemWriter are taken, `_extensions` too. `compress` is "zstd" or
-    "zstd:LEVEL", which needs no other package, and is what `_extensions=[ZStandard()]` does. `pool` is a
-    number of threads, or a reshard.Pool; files are still as many as `thread_count` says. What overwrites an
-    older checkpoint leaves it readable until the new one is complete, and then removes its files."""
+    It has the keywords of FileSystemWriter of torch, including `_extensions`. `compress` is "zstd" or "zstd:LEVEL",
+    which needs no other package, and is equal to `_extensions=[ZStandard()]`. `pool` is a number of threads, or a
+    reshard.Pool; the number of files is `thread_count`. An older checkpoint stays readable until the new one is
+    complete. Then its files are removed."""
 
     def __init__(self, path: Any, single_file_per_rank: bool = True, sync_files: bool = True,
                  thread_count: int = 1, per_thread_copy_ahead: int = 10_000_000,
@@ -149,9 +149,9 @@ class Writer(FileSystemWriter):
         self._level = compress_level(compress)
         self._safetensors = getattr(serialization_format, "value", "torch_save") == "safetensors"
         if self._level and self._names:
-            raise InvalidError("compress and _extensions: one of them says what becomes of the bytes")
+            raise InvalidError("compress and _extensions exclude each other: pass one of them")
         if self._level and self._safetensors:
-            raise InvalidError("compress and safetensors: what is compressed is what torch.save writes; "
+            raise InvalidError("compress does not apply to safetensors; "
                                "_extensions=[ZStandard()] compresses both")
         if self._names == ["stream.zstd/1"]:
             self._level = 3
@@ -166,27 +166,27 @@ class Writer(FileSystemWriter):
         return state
 
     def stage(self, state_dict: Any) -> Any:
-        """A copy of a state dict for async_save: CPU tensors, DTensors and ShardedTensors too."""
-        self.per_thread_copy_ahead = 0  # everything is here then
+        """Returns a copy of a state dict for async_save, including CPU tensors, DTensors and ShardedTensors."""
+        self.per_thread_copy_ahead = 0  # everything is copied then
         return self._stage.copied(state_dict)
 
     # -- planning --
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[List[WriteResult]]":
-        """Writes what a plan deals out to this rank."""
+        """Writes the items that a plan assigns to this rank."""
         for item in plan.items:
-            states.check_name(item.index.fqn)  # readers other than torch's refuse all of a checkpoint for one
+            states.check_name(item.index.fqn)  # other readers refuse the whole checkpoint because of one
         prefix = self._free_prefix(plan.storage_data.prefix)
         if self.single_file_per_rank:
             buckets = _buckets(self.thread_count, plan.items)
         else:
             buckets = [[item] for item in plan.items]
-        # One for all files, held until they are written.
+        # One pool for all files, kept until they are written.
         pool = pool_of(self._pool) if self._by_library else None
         jobs = [(pool, f"{prefix}{number}.distcp", bucket) for number, bucket in enumerate(buckets)]
         results: List[WriteResult] = []
         if len(jobs) > 1 and self.thread_count > 1 and (self._level or not self._by_library):
-            # Streams are made by one thread each.
+            # Each stream is written by one thread.
             with ThreadPoolExecutor(self.thread_count) as threads:
                 for found in threads.map(lambda job: self._write(planner, *job), jobs):
                     results += found
@@ -198,13 +198,14 @@ class Writer(FileSystemWriter):
         return done
 
     def _metadata_name(self) -> str:
-        """The file that this save replaces: that of all ranks, or of one that saves by itself."""
+        """Returns the metadata file that this save replaces: that of all ranks, or of one that saves without
+        collectives."""
         alone = not getattr(self, "use_collectives", True) and self.rank is not None
         return f"__{self.rank}.metadata" if alone else ".metadata"
 
     def _free_prefix(self, prefix: str) -> str:
-        """A start of names for data files: no checkpoint that is there has them, nor had one that somebody may
-        still have open. Saves are numbered, one more than the one they replace, which all ranks see alike."""
+        """Returns a prefix for data files that no existing checkpoint has, nor had one that a reader may still have
+        open. Saves are numbered: one more than the save that they replace, which is the same on all ranks."""
         names = os.listdir(self.path)
         if ".metadata" not in names and not any(map(_RANK_METADATA.match, names)):
             return prefix
@@ -216,7 +217,8 @@ class Writer(FileSystemWriter):
         return f"{prefix}{max(numbers) + 1}-" if numbers else prefix
 
     def _ordered(self, items: Sequence[WriteItem]) -> List[WriteItem]:
-        """The order in a file: bytes, then tensors; by their size where torch overlaps copies with writes."""
+        """Returns the items in the order of the file: bytes, then tensors, by size if torch overlaps copies with
+        writes."""
         tensors = [one for one in items if one.type != WriteItemType.BYTE_IO]
         if self.thread_count == 1 and self.per_thread_copy_ahead > 0 and _has_other_devices():
             tensors.sort(key=_global_nbytes)
@@ -242,7 +244,7 @@ class Writer(FileSystemWriter):
 
     @staticmethod
     def _batched(items: Sequence[WriteItem]) -> Iterator[List[WriteItem]]:
-        """All items at once, unless there may be copies of tensors from another device."""
+        """Yields batches of items: all at once, unless tensors may have to be copied from another device."""
         if not _has_other_devices():
             yield list(items)
             return
@@ -267,14 +269,14 @@ class Writer(FileSystemWriter):
         found = planner.resolve_data(item)
         if item.type == WriteItemType.BYTE_IO:
             if not isinstance(found, io.BytesIO):
-                raise InvalidError(f"{item.index.fqn}: a planner gave a {type(found).__name__}, not bytes")
+                raise InvalidError(f"{item.index.fqn}: the planner returned a {type(found).__name__}, not bytes")
             return _Data(item, None, found.getvalue())
         if not isinstance(found, torch.Tensor):
-            raise InvalidError(f"{item.index.fqn}: a planner gave a {type(found).__name__}, not a tensor")
+            raise InvalidError(f"{item.index.fqn}: the planner returned a {type(found).__name__}, not a tensor")
         _check_size(item, found)
         tensor = found.detach().cpu()
         if not (_known(tensor) and tensor.is_contiguous() and tensor.numel()):
-            tensor = _on_cpu(tensor)  # else it is one run, and can be written from where it is
+            tensor = _on_cpu(tensor)  # else it is contiguous, and is written without a copy
         return _Data(item, tensor, None) if _known(tensor) else _Data(item, None, _saved(tensor))
 
     def _write_batch(self, pool: Pool, path: str, data: Sequence[_Data], offset: int,
@@ -294,16 +296,15 @@ class Writer(FileSystemWriter):
                                data=one.tensor.data_ptr() or None)
                 made.kept = one.tensor
             structs.append(made)
-        call, places = local.Call(), (C.c_uint64 * max(1, 2 * len(data)))()
-        options = _c.ItemsOptions(pool=pool.handle, offset=offset, compress=self._level,
-                                  sync=self.sync_files and last, **call.options)
+        call, places = local.Call(pool=pool), (C.c_uint64 * max(1, 2 * len(data)))()
+        options = _c.ItemsOptions(offset=offset, compress=self._level, sync=self.sync_files and last, io=call.io)
         call(_c.lib.rsd_dcp_write_items, _c.path_bytes(path), len(data), _c.packed(_c.Item, structs),
              C.byref(options), places)
         return [(places[2 * i], places[2 * i + 1]) for i in range(len(data))]
 
     def _write_streams(self, planner: SavePlanner, name: str, path: str,
                        items: Sequence[WriteItem]) -> List[WriteResult]:
-        """Items through extensions, or as safetensors: one after the other, by Python."""
+        """Writes items through extensions, or as safetensors, one after the other, in Python."""
         results = []
         with open(path, "wb") as file:
             for item in items:
@@ -336,7 +337,7 @@ class Writer(FileSystemWriter):
     # -- the end --
 
     def finish(self, metadata: Metadata, results: List[List[WriteResult]]) -> None:
-        """Puts the metadata in place, in one step; then the files of what was there before are removed."""
+        """Replaces the metadata in one step. Then removes the files of the older checkpoint."""
         if hasattr(filesystem, "CURRENT_DCP_VERSION"):
             metadata.version = filesystem.CURRENT_DCP_VERSION
         metadata.storage_data = {one.index: one.storage_data for ranks in results for one in ranks}
@@ -364,7 +365,7 @@ class Writer(FileSystemWriter):
 
     @staticmethod
     def _files_of(folder: str, name: str) -> List[str]:
-        """The data files of a checkpoint that is there; none if nobody can say."""
+        """Returns the data files of an existing checkpoint, or none if its metadata cannot be read."""
         path = os.path.join(folder, name)
         if not os.path.exists(path):
             return []
@@ -376,8 +377,8 @@ class Writer(FileSystemWriter):
 
     @staticmethod
     def _remove_old(folder: str, name: str, before: Sequence[str], metadata: Metadata) -> None:
-        """Data files of the checkpoint that was replaced, and what a save that was stopped left. Those that
-        other metadata may speak of are left alone."""
+        """Returns the data files of the replaced checkpoint, and those that a stopped save left. Files that other
+        metadata may refer to are not included."""
         names = os.listdir(folder)
         others = [one for one in names if one != name and (one == ".metadata" or _RANK_METADATA.match(one))]
         old = set(before)
@@ -394,7 +395,6 @@ class Writer(FileSystemWriter):
 
 
 def _as_safetensors(item: WriteItem, tensor: torch.Tensor) -> bytes:
-    """One blob an item: several parts of one tensor, and bytes before them, do not get into each other's
-    way."""
+    """Writes one blob per item, so that several parts of one tensor do not conflict."""
     from safetensors.torch import save
     return save({item.index.fqn: tensor.contiguous()})

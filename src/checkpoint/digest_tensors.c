@@ -1,0 +1,172 @@
+/* digest_tensors.c - the digests of tensors in memory, of the host or of CUDA devices.
+ *
+ * It is a save that writes nothing: the manifest lists each box once, with the rank and the array that would write it.
+ * Each rank adds the remainders of its boxes, so that nothing is gathered. Arrays on a device are read there.
+ */
+#include "checkpoint.h"
+
+#include <stdio.h>
+
+struct tensor_digests {
+    struct operation operation;
+    struct memory_manifest items;
+    struct digest_list digests; /* by tensor of the manifest */
+};
+
+/* Whether this rank adds an extent. */
+static bool is_own_extent(const struct tensor_digests *d, size_t extent)
+{
+    const struct catalog *catalog = &d->items.manifest.catalog;
+    return d->items.memory[extent].memory &&
+           (d->items.only < 0 || catalog->extents[extent].file == (uint32_t)d->items.only);
+}
+
+/* ---- boxes in memory ---- */
+
+/* A box of a tensor in the bytes of the tensor: its loops, from strides in memory to those of the tensor. Returns
+ * how many bytes of the tensor follow its first row. */
+static int64_t box_in_tensor(const struct catalog *catalog, const struct stored_tensor *tensor,
+                             size_t box, const int64_t *strides, struct loops *loops)
+{
+    size_t element_nbytes = rsd_dtype_nbytes(tensor->dtype);
+    const int64_t *lo = tensor_box_lo(catalog, tensor, box);
+    int64_t whole[RSD_MAX_DIMS], zeros[RSD_MAX_DIMS] = {0};
+    box_packed_strides(tensor->ndim, tensor_shape(catalog, tensor), element_nbytes, whole);
+    *loops = box_loops(tensor->ndim, tensor_box_len(catalog, tensor, box), element_nbytes, strides,
+                       whole);
+    return tensor_nbytes(catalog, tensor) - box_offset(tensor->ndim, lo, zeros, whole) -
+           (int64_t)loops->run;
+}
+
+static rsd_status digest_box(struct tensor_digests *d, size_t index, size_t box)
+{
+    const struct catalog *catalog = &d->items.manifest.catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    const struct extent_memory *memory = &d->items.memory[tensor->first_extent + box];
+    struct digest *digest = &d->digests.list[index];
+    struct loops loops;
+    int64_t after = box_in_tensor(catalog, tensor, box, memory->strides, &loops);
+    int64_t at[MAX_LOOPS] = {0}, from = 0, to = 0;
+    int device;
+    if (tile_device_has(memory->memory, &device)) {
+        struct cuda_rows rows = {.address = memory->memory,
+                                 .run = (int64_t)loops.run,
+                                 .after = after,
+                                 .loops = loops.loop,
+                                 .nloops = loops.n};
+        return digest_add_device_rows(device, d->operation.io.stream, &rows, 1, digest);
+    }
+    do
+        digest_add_bytes(digest, memory->memory + from, loops.run, (uint64_t)(after - to));
+    while (loops_next(&loops, at, &from, &to));
+    return RSD_OK;
+}
+
+/* ---- on all threads ---- */
+
+struct box_digests {
+    struct tensor_digests *d;
+    pthread_mutex_t lock;
+    rsd_status status; /* of the first box that failed, with its message */
+    char message[1000];
+};
+
+static void digest_extent(void *context, int64_t extent)
+{
+    struct box_digests *all = context;
+    const struct catalog *catalog = &all->d->items.manifest.catalog;
+    size_t tensor = tensor_of_extent(catalog, (size_t)extent);
+    if (!is_own_extent(all->d, (size_t)extent))
+        return;
+    rsd_status status =
+        digest_box(all->d, tensor, (size_t)extent - catalog->tensors[tensor].first_extent);
+    if (!status)
+        return;
+    pthread_mutex_lock(&all->lock);
+    if (!all->status) {
+        all->status = status;
+        snprintf(all->message, sizeof all->message, "%.200s: %.700s", catalog->tensors[tensor].name,
+                 rsd_error());
+    }
+    pthread_mutex_unlock(&all->lock);
+}
+
+static rsd_status digest_extents(void *context)
+{
+    struct tensor_digests *d = context;
+    struct box_digests all = {.d = d};
+    pthread_mutex_init(&all.lock, NULL);
+    pool_run(d->operation.io.pool, (int64_t)d->items.manifest.catalog.nextents, digest_extent,
+             &all);
+    pthread_mutex_destroy(&all.lock);
+    return all.status ? fail(all.status, "%s", all.message) : RSD_OK;
+}
+
+/* ---- the call ---- */
+
+static rsd_status put_tensor_digests(void *context, struct payload *payload)
+{
+    return digest_list_put(&((struct tensor_digests *)context)->digests, payload);
+}
+
+static rsd_status take_tensor_digests(void *context, const struct payload *sent, size_t *at)
+{
+    return digest_list_add(&((struct tensor_digests *)context)->digests, sent, at);
+}
+
+static rsd_status take_tensor_sums(void *context, const struct payload *result, size_t *at)
+{
+    return digest_list_replace(&((struct tensor_digests *)context)->digests, result, at);
+}
+
+static rsd_status list_boxes(struct tensor_digests *d, int64_t n, const rsd_tensor *tensors,
+                             struct hash *arguments)
+{
+    rsd_save_options options = {.struct_nbytes = sizeof options, .to_lowest_rank = 1};
+    d->items.only = d->operation.nranks > 1 ? d->operation.rank : -1;
+    if (d->operation.nranks > 1)
+        options.nranks = d->operation.nranks;
+    TRY(save_prepare(&d->items, n, tensors, &options));
+    manifest_hash(&d->items.manifest, arguments);
+    d->digests.n = d->items.manifest.catalog.ntensors;
+    d->digests.list = mem_new(d->digests.n, sizeof *d->digests.list);
+    return d->digests.list ? RSD_OK : RSD_ENOMEM;
+}
+
+static rsd_status format_tensor_digests(const struct tensor_digests *d, int64_t n,
+                                        const rsd_tensor *given, char (*texts)[RSD_DIGEST_NCHARS])
+{
+    const struct catalog *catalog = &d->items.manifest.catalog;
+    for (int64_t i = 0; i < n; i++) {
+        rsd_tensor tensor;
+        TRY(arrays_take_tensor(given, i, &tensor));
+        size_t index = catalog_find_tensor(catalog, tensor.name);
+        const struct stored_tensor *stored = &catalog->tensors[index];
+        digest_format(&d->digests.list[index], stored->dtype, stored->ndim,
+                      tensor_shape(catalog, stored), texts[i]);
+    }
+    return RSD_OK;
+}
+
+rsd_status rsd_digest_tensors(int64_t n, const rsd_tensor *tensors, const rsd_io *io,
+                              char (*digests)[RSD_DIGEST_NCHARS])
+{
+    struct tensor_digests d = {.items.only = -1};
+    struct operation_call call = {.work = digest_extents,
+                                  .put = put_tensor_digests,
+                                  .take = take_tensor_digests,
+                                  .put_result = put_tensor_digests,
+                                  .take_result = take_tensor_sums,
+                                  .context = &d};
+    struct hash arguments = {0};
+    TRY(operation_open(&d.operation, io, NULL));
+    rsd_status status = list_boxes(&d, n, tensors, &arguments);
+    status = operation_agree(&d.operation, status, arguments);
+    if (!status)
+        status = operation_run(&d.operation, &call);
+    if (!status)
+        status = format_tensor_digests(&d, n, tensors, digests);
+    mem_free(d.digests.list);
+    memory_manifest_drop(&d.items);
+    return operation_close(&d.operation, status, NULL);
+}

@@ -1,0 +1,30 @@
+/* device.h - private to cuda: a device, its context and its kernels. */
+#ifndef DEVICE_H
+#define DEVICE_H
+
+#include "cuda.h"
+#include "driver.h"
+#include "kernels.h"
+
+#include <pthread.h>
+
+struct cuda_device {
+    const struct driver *cu;
+    int ordinal, major, minor, nprocessors;
+    cu_device device;
+    cu_context context;
+    struct cu_uuid uuid;
+    pthread_mutex_t lock; /* of what follows */
+    cu_function functions[NKERNELS];
+    struct cuda_queue *kept;  /* queues for the next user */
+    cu_address digest_tables; /* powers, then nibbles; 0: not made yet */
+};
+
+/* Makes the context of the device current until device_leave. */
+rsd_status device_enter(const struct cuda_device *device);
+void device_leave(const struct cuda_device *device);
+
+/* A kernel, compiled at its first use. Requires device_enter. */
+rsd_status device_kernel(struct cuda_device *device, enum kernel_id id, cu_function *function);
+
+#endif

@@ -1,0 +1,249 @@
+/* share.c - device memory that other processes of the host map.
+ *
+ * Memory of cudaMalloc has one IPC handle for the whole allocation. Memory of the virtual memory interface
+ * (PyTorch's expandable segments) consists of pieces, each of which is exported as a file descriptor; the
+ * importer takes the descriptors out of the exporter's process and maps the pieces one after the other.
+ *
+ *     exporter   |  piece 0  |  piece 1  |  piece 2  |        one address range
+ *     importer   |  piece 0  |  piece 1  |  piece 2  |        the same, at another address
+ *
+ * A mapping keeps the exporter's memory allocated, so mappings are released as soon as nothing uses them.
+ */
+#include "device.h"
+
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum {
+    CU_POINTER_MAPPING_SIZE = 18,
+    CU_POINTER_MAPPING_BASE = 19,
+    CU_POINTER_MEMORY_BLOCK_ID = 20,
+    CU_HANDLE_POSIX_FD = 1,
+    CU_LOCATION_DEVICE = 1,
+    CU_ACCESS_READ_WRITE = 3,
+    CU_INVALID_VALUE = 1
+};
+
+/* ---- exporting ---- */
+
+/* Pieces that were exported as descriptors, so that each is exported once. */
+struct exported {
+    uint64_t id;
+    int fd;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    struct exported *list;
+    size_t n, capacity;
+} exports = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static rsd_status export_descriptor(const struct driver *cu, cu_address base, int *fd)
+{
+    uint64_t handle;
+    CU_TRY(cuMemRetainAllocationHandle, &handle, (void *)(uintptr_t)base);
+    cu_result result = cu->cuMemExportToShareableHandle(fd, handle, CU_HANDLE_POSIX_FD, 0);
+    cu->cuMemRelease(handle);
+    return driver_check(result, "cuMemExportToShareableHandle");
+}
+
+static rsd_status find_descriptor(const struct driver *cu, cu_address base, uint64_t id, int *fd)
+{
+    for (size_t i = 0; i < exports.n; i++)
+        if (exports.list[i].id == id) {
+            *fd = exports.list[i].fd;
+            return RSD_OK;
+        }
+    TRY(GROW(exports.list, exports.capacity, exports.n + 1));
+    TRY(export_descriptor(cu, base, fd));
+    exports.list[exports.n++] = (struct exported){id, *fd};
+    return RSD_OK;
+}
+
+/* The mapping that has an address. */
+static rsd_status find_mapping(const struct driver *cu, cu_address address, cu_address *base,
+                               size_t *nbytes, uint64_t *id)
+{
+    int attributes[] = {CU_POINTER_MAPPING_BASE, CU_POINTER_MAPPING_SIZE,
+                        CU_POINTER_MEMORY_BLOCK_ID};
+    void *values[] = {base, nbytes, id};
+    CU_TRY(cuPointerGetAttributes, 3, attributes, values, address);
+    if (!*base || *nbytes == 0)
+        return fail(RSD_EUNSUPPORTED,
+                    "the driver does not say which mapping a device address is in");
+    return RSD_OK;
+}
+
+static rsd_status export_pieces(const struct driver *cu, cu_address address, size_t nbytes,
+                                struct cuda_piece_list *list)
+{
+    cu_address at = address;
+    while (at < address + nbytes || at == address) {
+        cu_address base;
+        size_t length;
+        struct cuda_piece piece = {.pid = getpid()};
+        TRY(find_mapping(cu, at, &base, &length, &piece.id));
+        pthread_mutex_lock(&exports.lock);
+        rsd_status status = find_descriptor(cu, base, piece.id, &piece.fd);
+        pthread_mutex_unlock(&exports.lock);
+        TRY(status);
+        piece.nbytes = length;
+        if (at == address)
+            list->offset = address - base;
+        TRY(GROW(list->list, list->capacity, list->n + 1));
+        list->list[list->n++] = piece;
+        at = base + length;
+    }
+    return RSD_OK;
+}
+
+static rsd_status export_range(const struct driver *cu, cu_address address, size_t nbytes,
+                               struct cuda_piece_list *list)
+{
+    struct cuda_piece piece = {.pid = getpid(), .fd = -1};
+    struct cu_ipc_handle handle;
+    cu_address base;
+    size_t length;
+    int attribute = CU_POINTER_BUFFER_ID;
+    void *value = &piece.id;
+    CU_TRY(cuMemGetAddressRange, &base, &length, address);
+    cu_result result = cu->cuIpcGetMemHandle(&handle, base);
+    if (result == CU_INVALID_VALUE)
+        return export_pieces(cu, address, nbytes, list);
+    TRY(driver_check(result, "cuIpcGetMemHandle"));
+    CU_TRY(cuPointerGetAttributes, 1, &attribute, &value, address);
+    TRY(GROW(list->list, list->capacity, list->n + 1));
+    memcpy(piece.handle, handle.bytes, sizeof piece.handle);
+    piece.nbytes = length;
+    list->offset = address - base;
+    list->list[list->n++] = piece;
+    return RSD_OK;
+}
+
+rsd_status cuda_export(struct cuda_device *device, const void *address, size_t nbytes,
+                       struct cuda_piece_list *list)
+{
+    TRY(device_enter(device));
+    list->n = 0;
+    rsd_status status = export_range(device->cu, (cu_address)(uintptr_t)address, nbytes, list);
+    device_leave(device);
+    return status;
+}
+
+void cuda_piece_list_drop(struct cuda_piece_list *list)
+{
+    mem_free(list->list);
+    *list = (struct cuda_piece_list){0};
+}
+
+/* ---- importing ---- */
+
+struct cuda_mapping {
+    struct cuda_device *device;
+    cu_address base;
+    size_t nbytes;  /* reserved; 0: an IPC handle */
+    size_t nmapped; /* bytes of it that are mapped */
+};
+
+/* A copy of a descriptor of another process. */
+static int copy_descriptor(int32_t pid, int32_t fd)
+{
+    int process = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (process < 0)
+        return -1;
+    int copied = (int)syscall(SYS_pidfd_getfd, process, fd, 0);
+    int error = errno;
+    close(process);
+    errno = error;
+    return copied;
+}
+
+static rsd_status map_piece(struct cuda_mapping *mapping, const struct cuda_piece *piece)
+{
+    const struct driver *cu = mapping->device->cu;
+    uint64_t handle;
+    int fd = copy_descriptor(piece->pid, piece->fd);
+    if (fd < 0)
+        return fail(RSD_EPEER, "cannot take device memory from pid %d: %s", (int)piece->pid,
+                    strerror(errno));
+    cu_result result =
+        cu->cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)fd, CU_HANDLE_POSIX_FD);
+    close(fd);
+    TRY(driver_check(result, "cuMemImportFromShareableHandle"));
+    result = cu->cuMemMap(mapping->base + mapping->nmapped, piece->nbytes, 0, handle, 0);
+    cu->cuMemRelease(handle);
+    TRY(driver_check(result, "cuMemMap"));
+    mapping->nmapped += piece->nbytes;
+    return RSD_OK;
+}
+
+static rsd_status map_pieces(struct cuda_mapping *mapping, const struct cuda_piece *pieces,
+                             size_t n)
+{
+    const struct driver *cu = mapping->device->cu;
+    struct cu_access access = {{CU_LOCATION_DEVICE, mapping->device->ordinal},
+                               CU_ACCESS_READ_WRITE};
+    size_t nbytes = 0;
+    for (size_t i = 0; i < n; i++)
+        if (__builtin_add_overflow(nbytes, pieces[i].nbytes, &nbytes))
+            return fail(RSD_EPEER, "pid %d exports pieces of more than 2^64 bytes",
+                        (int)pieces[i].pid);
+    CU_TRY(cuMemAddressReserve, &mapping->base, nbytes, 0, 0, 0);
+    mapping->nbytes = nbytes;
+    for (size_t i = 0; i < n; i++)
+        TRY(map_piece(mapping, &pieces[i]));
+    CU_TRY(cuMemSetAccess, mapping->base, nbytes, &access, 1);
+    return RSD_OK;
+}
+
+static rsd_status open_handle(struct cuda_mapping *mapping, const struct cuda_piece *piece)
+{
+    const struct driver *cu = mapping->device->cu;
+    struct cu_ipc_handle handle;
+    memcpy(handle.bytes, piece->handle, sizeof handle.bytes);
+    CU_TRY(cuIpcOpenMemHandle, &mapping->base, handle, CU_IPC_LAZY_PEER_ACCESS);
+    return RSD_OK;
+}
+
+rsd_status cuda_import(struct cuda_device *device, const struct cuda_piece *pieces, size_t n,
+                       struct cuda_mapping **out)
+{
+    struct cuda_mapping *mapping = mem_new(1, sizeof *mapping);
+    if (!mapping)
+        return RSD_ENOMEM;
+    mapping->device = device;
+    rsd_status status = device_enter(device);
+    if (!status) {
+        status = n == 1 && pieces[0].fd < 0 ? open_handle(mapping, pieces)
+                                            : map_pieces(mapping, pieces, n);
+        device_leave(device);
+    }
+    if (status)
+        cuda_mapping_free(mapping);
+    else
+        *out = mapping;
+    return status;
+}
+
+const char *cuda_mapping_base(const struct cuda_mapping *mapping)
+{
+    return (const char *)(uintptr_t)mapping->base;
+}
+
+void cuda_mapping_free(struct cuda_mapping *mapping)
+{
+    if (!mapping)
+        return;
+    const struct driver *cu = mapping->device->cu;
+    if (mapping->base && !device_enter(mapping->device)) {
+        if (mapping->nmapped)
+            cu->cuMemUnmap(mapping->base, mapping->nmapped);
+        if (mapping->nbytes)
+            cu->cuMemAddressFree(mapping->base, mapping->nbytes);
+        else
+            cu->cuIpcCloseMemHandle(mapping->base);
+        device_leave(mapping->device);
+    }
+    mem_free(mapping);
+}

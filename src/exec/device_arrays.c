@@ -1,0 +1,137 @@
+/* device_arrays.c - the arrays of a run, for kernels of a CUDA device.
+ *
+ * Kernels use memory of their device, of devices that it can access, managed memory and pinned memory. Pageable
+ * arrays are pinned for the time of the run.
+ */
+#include "device_arrays.h"
+
+#include <unistd.h>
+
+const void *device_arrays_address(const struct run_arrays *arrays, int64_t number)
+{
+    return number < arrays->nsrc ? (const void *)arrays->src[number]
+                                 : arrays->dst[number - arrays->nsrc];
+}
+
+static const struct array_span *array_span_of(const struct run_arrays *arrays, int64_t number)
+{
+    return number < arrays->nsrc ? &arrays->src_spans[number]
+                                 : &arrays->dst_spans[number - arrays->nsrc];
+}
+
+bool device_arrays_uses(const struct run_arrays *arrays, int64_t number)
+{
+    const struct array_span *span = array_span_of(arrays, number);
+    return span->used && span->nbytes > 0;
+}
+
+int device_arrays_choose(const struct run_arrays *arrays, bool ordered)
+{
+    if (!cuda_is_loaded())
+        return -1;
+    for (int64_t i = 0; i < arrays->nsrc + arrays->ndst; i++) {
+        const void *address = device_arrays_address(arrays, i);
+        if (!device_arrays_uses(arrays, i) || !address)
+            continue;
+        struct cuda_place place = cuda_find_place(address);
+        if (!place.for_host || (ordered && place.device >= 0))
+            return place.device < 0 ? 0 : place.device;
+    }
+    return -1;
+}
+
+rsd_status device_arrays_new(int ordinal, const struct run_arrays *arrays,
+                             struct device_arrays *out)
+{
+    size_t narrays = (size_t)(arrays->nsrc + arrays->ndst);
+    struct device_arrays there = {.ordinal = ordinal};
+    if (narrays > UINT32_MAX)
+        return fail(RSD_ELIMIT, "more than 2^32 arrays for a GPU");
+    there.addresses = mem_new(narrays, sizeof *there.addresses);
+    there.places = mem_new(narrays, sizeof *there.places);
+    there.pinned = mem_new(narrays, sizeof *there.pinned);
+    rsd_status status = there.addresses && there.places && there.pinned ? RSD_OK : RSD_ENOMEM;
+    if (!status)
+        status = cuda_open_device(ordinal, &there.device);
+    if (status)
+        device_arrays_drop(&there);
+    else
+        *out = there;
+    return status;
+}
+
+void device_arrays_release(struct device_arrays *there)
+{
+    while (there->npinned > 0)
+        cuda_unregister(there->device, there->pinned[--there->npinned].begin);
+}
+
+void device_arrays_drop(struct device_arrays *there)
+{
+    device_arrays_release(there);
+    mem_free(there->addresses);
+    mem_free(there->places);
+    mem_free(there->pinned);
+    *there = (struct device_arrays){0};
+}
+
+static rsd_status check_access(struct device_arrays *there, int other)
+{
+    bool can = true;
+    if (other < 0 || other == there->ordinal || there->accessible & (uint64_t)1 << other)
+        return RSD_OK;
+    TRY(cuda_enable_peer(there->device, other, &can));
+    if (!can)
+        return fail(RSD_EUNSUPPORTED, "CUDA device %d cannot access the memory of device %d",
+                    there->ordinal, other);
+    there->accessible |= (uint64_t)1 << other;
+    return RSD_OK;
+}
+
+/* Adds the pages of an array. Arrays come in the order of their addresses. */
+static void add_pages(struct device_arrays *there, const void *address, uint64_t nbytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    char *begin = (char *)without_const(address) - (uintptr_t)address % page;
+    size_t n = ((uintptr_t)address + nbytes - (uintptr_t)begin + page - 1) / page * page;
+    struct page_range *last = there->npinned ? &there->pinned[there->npinned - 1] : NULL;
+    if (!last || begin >= last->begin + last->nbytes)
+        there->pinned[there->npinned++] = (struct page_range){begin, n};
+    else if (begin + n > last->begin + last->nbytes)
+        last->nbytes = (size_t)(begin + n - last->begin);
+}
+
+static rsd_status pin_pages(struct device_arrays *there)
+{
+    size_t wanted = there->npinned;
+    for (there->npinned = 0; there->npinned < wanted; there->npinned++) {
+        const struct page_range *range = &there->pinned[there->npinned];
+        rsd_status status = cuda_register(there->device, range->begin, range->nbytes);
+        if (status) {
+            device_arrays_release(there);
+            return fail_in(status, "an array in pageable memory: ");
+        }
+    }
+    return RSD_OK;
+}
+
+rsd_status device_arrays_prepare(struct device_arrays *there, const struct run_arrays *arrays)
+{
+    device_arrays_release(there);
+    rsd_status status = RSD_OK;
+    for (int64_t i = 0; i < arrays->nsrc + arrays->ndst && !status; i++) {
+        int64_t number = arrays->order[i];
+        const void *address = device_arrays_address(arrays, number);
+        there->addresses[number] = address;
+        there->places[number] = (struct cuda_place){.device = -1};
+        if (!device_arrays_uses(arrays, number))
+            continue;
+        there->places[number] = cuda_find_place(address);
+        status = check_access(there, there->places[number].device);
+        if (!there->places[number].for_kernels)
+            add_pages(there, address, array_span_of(arrays, number)->nbytes);
+    }
+    if (status)
+        there->npinned = 0; /* nothing is pinned yet */
+    return status ? status : pin_pages(there);
+}

@@ -1,0 +1,41 @@
+/* device_arrays.h - the arrays of a run, for kernels of a CUDA device. Private to exec. */
+#ifndef DEVICE_ARRAYS_H
+#define DEVICE_ARRAYS_H
+
+#include "cuda.h"
+#include "run_arrays.h"
+
+/* Returns the device whose kernels must do a run, or -1 if the CPU can do it. With `ordered`, the run belongs
+ * into a stream, so managed memory is left to kernels too. */
+int device_arrays_choose(const struct run_arrays *arrays, bool ordered);
+
+/* Whole pages of pageable memory. */
+struct page_range {
+    char *begin;
+    size_t nbytes;
+};
+
+/* What is kept between runs. */
+struct device_arrays {
+    struct cuda_device *device;
+    int ordinal;
+    uint64_t accessible;       /* a bit for each other device that this one can access */
+    const void **addresses;    /* of the current run: sources, then destinations */
+    struct cuda_place *places; /* the same */
+    struct page_range *pinned; /* pageable memory that is pinned for the current run */
+    size_t npinned;
+};
+
+rsd_status device_arrays_new(int ordinal, const struct run_arrays *arrays,
+                             struct device_arrays *out);
+/* Makes the arrays of a run usable by kernels. EUNSUPPORTED: the device cannot use one of them. */
+rsd_status device_arrays_prepare(struct device_arrays *there, const struct run_arrays *arrays);
+/* After the run. Nothing may still be queued that uses the arrays. */
+void device_arrays_release(struct device_arrays *there);
+void device_arrays_drop(struct device_arrays *there);
+
+/* Whether a run uses the array, and its address; destinations come after sources. */
+bool device_arrays_uses(const struct run_arrays *arrays, int64_t number);
+const void *device_arrays_address(const struct run_arrays *arrays, int64_t number);
+
+#endif

@@ -1,0 +1,456 @@
+/* exchange_device.c - runs between ranks whose arrays lie on a CUDA device.
+ *
+ *     ranks of the host       one kernel of the receiver reads the device memory of all senders
+ *     where that fails        a kernel packs into a ring buffer or a message, another one unpacks
+ *
+ * Ring buffers and messages are pinned host memory, which kernels use directly. A run waits for the work that was
+ * queued in the caller's stream before it votes, since other ranks read this rank's arrays after the vote.
+ */
+#include "exchange_device.h"
+#include "device_run.h"
+
+#include <stdio.h>
+
+/* Another rank of the host. */
+struct device_peer {
+    struct device_imports imports;
+    bool segment_pinned, arena_pinned;
+};
+
+struct exchange_device {
+    struct device_arrays arrays;
+    struct device_exports exports;
+    struct cuda_queue *queue;
+    struct cuda_ops *ops;
+    const void **addresses; /* of boxes that are packed or unpacked */
+    size_t naddresses, addresses_capacity;
+    const void **arrays_of_host; /* the arrays of this rank, then those of each rank of its host */
+    int64_t *first_of_host;      /* the number of the first, by index in the host */
+    size_t narrays_of_host;
+    struct cuda_program *all[MAX_STAGES]; /* all copies and sums of a stage */
+    struct cuda_program *own[MAX_STAGES]; /* copies that stay on this rank */
+    struct cuda_program **direct;         /* by channel: copies from arrays of its sender */
+    struct device_peer *peers;            /* by index in the host */
+    struct cuda_pinned buffers, reducer;
+    bool segment_pinned;
+    uint64_t before, stage_mark; /* marks: what the run waits for, and the launch of this stage */
+    bool waits_stage;
+    int32_t ndirect, npacked; /* channels of this run */
+    char why[160];
+    char note[320];
+};
+
+/* ---- life ---- */
+
+static void drop_peers(struct exchange *x)
+{
+    struct exchange_device *device = x->device;
+    for (int32_t i = 0; device->peers && i < x->host->n; i++) {
+        struct device_peer *peer = &device->peers[i];
+        device_imports_drop(&peer->imports);
+        if (peer->segment_pinned)
+            cuda_unregister(device->arrays.device, x->host->ranks[i].segment.base);
+        if (peer->arena_pinned)
+            cuda_unregister(device->arrays.device, x->host->ranks[i].arena.base);
+    }
+    if (device->segment_pinned)
+        cuda_unregister(device->arrays.device, x->host->segment.base);
+    mem_free(device->peers);
+}
+
+void exchange_device_drop(struct exchange *x)
+{
+    struct exchange_device *device = x->device;
+    if (!device)
+        return;
+    cuda_queue_free(device->queue); /* waits */
+    for (int32_t stage = 0; stage < MAX_STAGES; stage++) {
+        cuda_program_free(device->own[stage]);
+        cuda_program_free(device->all[stage]);
+    }
+    for (size_t i = 0; device->direct && i < x->nchannels; i++)
+        cuda_program_free(device->direct[i]);
+    mem_free(device->direct);
+    if (x->host)
+        drop_peers(x);
+    if (!x->lost)
+        cuda_pinned_free(device->arrays.device, &device->buffers);
+    cuda_pinned_free(device->arrays.device, &device->reducer);
+    device_exports_drop(&device->exports);
+    device_arrays_drop(&device->arrays);
+    cuda_ops_free(device->ops);
+    mem_free(device->addresses);
+    mem_free(device->arrays_of_host);
+    mem_free(device->first_of_host);
+    mem_free(device);
+    x->device = NULL;
+}
+
+/* Moves the buffers of messages and of the reducer into pinned memory. */
+static rsd_status pin_buffers(struct exchange *x, struct exchange_device *device)
+{
+    size_t chunk = x->ncombined ? (size_t)reduce_chunk_nbytes(x) : 0;
+    if (x->buffers_nbytes) {
+        TRY(cuda_pinned_new(device->arrays.device, x->buffers_nbytes, &device->buffers));
+        for (size_t i = 0; i < x->nchannels; i++)
+            for (int k = 0; k < NBUFFERS; k++) {
+                char **data = &x->channels[i].buffers[k].data;
+                if (*data && (!x->channels[i].host || !x->channels[i].sending))
+                    *data = device->buffers.memory + (*data - x->buffers);
+            }
+    }
+    if (chunk) {
+        TRY(cuda_pinned_new(device->arrays.device, 2 * chunk, &device->reducer));
+        mem_free(x->reducer.own_memory);
+        x->reducer.own_memory = NULL;
+        x->reducer.own = device->reducer.memory;
+        x->reducer.result = x->reducer.own + chunk;
+    }
+    return RSD_OK;
+}
+
+static rsd_status pin_segments(struct exchange *x, struct exchange_device *device)
+{
+    if (!x->host)
+        return RSD_OK;
+    device->peers = mem_new((size_t)x->host->n, sizeof *device->peers);
+    if (!device->peers)
+        return RSD_ENOMEM;
+    TRY(cuda_register(device->arrays.device, x->host->segment.base, x->host->segment.nbytes));
+    device->segment_pinned = true;
+    for (int32_t i = 0; i < x->host->n; i++) {
+        struct shared_segment *segment = &x->host->ranks[i].segment;
+        if (!segment->base)
+            continue;
+        TRY(cuda_register(device->arrays.device, segment->base, segment->nbytes));
+        device->peers[i].segment_pinned = true;
+    }
+    return RSD_OK;
+}
+
+/* ---- programs ---- */
+
+/* Numbers the arrays of this rank and of all ranks of its host. */
+static rsd_status number_arrays(struct exchange *x, struct exchange_device *device)
+{
+    int32_t nhost = x->host ? x->host->n : 0;
+    device->first_of_host = mem_new((size_t)nhost, sizeof *device->first_of_host);
+    if (!device->first_of_host)
+        return RSD_ENOMEM;
+    int64_t n = x->arrays.nsrc + x->arrays.ndst;
+    for (int32_t i = 0; i < nhost; i++) {
+        device->first_of_host[i] = n;
+        n += x->host->ranks[i].arrays.nsrc + x->host->ranks[i].arrays.ndst;
+    }
+    if (n > UINT32_MAX)
+        return fail(RSD_ELIMIT, "more than 2^32 arrays for a GPU");
+    device->narrays_of_host = (size_t)n;
+    device->arrays_of_host = mem_new((size_t)n, sizeof *device->arrays_of_host);
+    return device->arrays_of_host ? RSD_OK : RSD_ENOMEM;
+}
+
+static struct array_bases bases_of_rank(const void *context, int32_t rank)
+{
+    const struct exchange *x = context;
+    const struct host_rank *host = host_data_rank(x, rank);
+    if (!host)
+        return (struct array_bases){.dst = x->arrays.nsrc};
+    int64_t first = x->device->first_of_host[host - x->host->ranks];
+    return (struct array_bases){.src = first, .dst = first + host->arrays.nsrc};
+}
+
+/* Makes a program of the copies of a stage: those of one sender, or of all with the sums. */
+static rsd_status make_program(struct exchange *x, int32_t stage, int32_t sender, bool all,
+                               struct cuda_program **program)
+{
+    struct exchange_device *device = x->device;
+    cuda_ops_clear(device->ops);
+    for (size_t i = 0; all && stage == 0 && i < x->program.nsums; i++)
+        TRY(device_add_sum(device->ops, &x->program, &x->program.sums[i], bases_of_rank, x,
+                           x->arrays.nsrc));
+    for (size_t i = 0; i < x->program.ncopies; i++) {
+        const struct copy_op *op = &x->program.copies[i];
+        if (op->stage == stage && (all || op->peer == sender))
+            TRY(device_add_copy(device->ops, &x->program, op, bases_of_rank(x, op->peer),
+                                x->arrays.nsrc));
+    }
+    return cuda_program_new(device->arrays.device, device->ops, device->narrays_of_host, program);
+}
+
+/* Queues a program that is made at its first use. */
+static rsd_status queue_program(struct exchange *x, int32_t stage, int32_t sender, bool all,
+                                struct cuda_program **program, uint64_t *mark)
+{
+    struct exchange_device *device = x->device;
+    if (!*program)
+        TRY(make_program(x, stage, sender, all, program));
+    TRY(cuda_program_run(*program, device->queue, device->arrays_of_host));
+    return cuda_queue_mark(device->queue, mark);
+}
+
+/* ---- starting ---- */
+
+static rsd_status start_exchange_device(struct exchange *x, int ordinal)
+{
+    struct exchange_device *device = x->device = mem_new(1, sizeof *device);
+    if (!device)
+        return RSD_ENOMEM;
+    rsd_status status = device_arrays_new(ordinal, &x->arrays, &device->arrays);
+    device->direct = mem_new(x->nchannels, sizeof(struct cuda_program *));
+    if (!status && !device->direct)
+        status = RSD_ENOMEM;
+    if (!status)
+        status = cuda_queue_new(device->arrays.device, &device->queue);
+    if (!status)
+        status = cuda_ops_new(&device->ops);
+    if (!status)
+        status = pin_segments(x, device);
+    if (!status)
+        status = number_arrays(x, device);
+    if (!status)
+        status = pin_buffers(x, device); /* last: what it moves stays moved */
+    if (status)
+        exchange_device_drop(x);
+    return status;
+}
+
+/* ---- the start of a run ---- */
+
+rsd_status exchange_device_prepare(struct exchange *x)
+{
+    int ordinal = device_arrays_choose(&x->arrays, x->exec.has_stream);
+    x->on_device = false;
+    if (ordinal < 0 && !x->device)
+        return RSD_OK;
+    if (!x->device)
+        TRY(start_exchange_device(x, ordinal));
+    struct exchange_device *device = x->device;
+    x->on_device =
+        true; /* from the first such run on: its buffers are pinned, and kernels use any memory */
+    if (ordinal >= 0 && ordinal != device->arrays.ordinal)
+        return fail(RSD_EUNSUPPORTED, "arrays were on CUDA device %d, and now are on device %d",
+                    device->arrays.ordinal, ordinal);
+    device->ndirect = device->npacked = 0;
+    device->waits_stage = false;
+    device->why[0] = '\0';
+    TRY(device_arrays_prepare(&device->arrays, &x->arrays));
+    for (size_t i = 0; i < device->narrays_of_host; i++)
+        device->arrays_of_host[i] =
+            i < (size_t)(x->arrays.nsrc + x->arrays.ndst) ? device->arrays.addresses[i] : NULL;
+    TRY(device_export_arrays(x, &device->arrays, &device->exports));
+    TRY(cuda_queue_use_stream(device->queue, x->exec.stream));
+    return cuda_queue_mark(device->queue, &device->before);
+}
+
+rsd_status exchange_device_ready(struct exchange *x, bool *ready)
+{
+    return cuda_queue_test_mark(x->device->queue, x->device->before, ready);
+}
+
+void exchange_device_end(struct exchange *x, rsd_status status)
+{
+    struct exchange_device *device = x->device;
+    if (status)
+        cuda_queue_wait(device->queue); /* what was queued may still use the arrays */
+    device_arrays_release(&device->arrays);
+    snprintf(device->note, sizeof device->note,
+             "CUDA device %d: %d messages read from device memory of other ranks, %d packed "
+             "through pinned memory%s%s",
+             device->arrays.ordinal, device->ndirect, device->npacked, device->why[0] ? ": " : "",
+             device->why);
+}
+
+const char *exchange_device_note(const struct exchange *x)
+{
+    return x->device->note;
+}
+
+/* ---- stages ---- */
+
+rsd_status exchange_device_copy_own(struct exchange *x, int32_t stage)
+{
+    x->device->waits_stage = true;
+    return queue_program(x, stage, x->rank, false, &x->device->own[stage], &x->device->stage_mark);
+}
+
+rsd_status exchange_device_copy_all(struct exchange *x, int32_t stage)
+{
+    struct exchange_device *device = x->device;
+    device->waits_stage = true;
+    TRY(queue_program(x, stage, x->rank, true, &device->all[stage], &device->stage_mark));
+    for (size_t i = 0; i < x->nchannels; i++) {
+        struct channel *channel = &x->channels[i];
+        if (channel->sending || channel->message->stage != stage)
+            continue;
+        channel->copying = true;
+        channel->mark = device->stage_mark;
+        device->ndirect++;
+    }
+    return RSD_OK;
+}
+
+rsd_status exchange_device_stage_done(struct exchange *x, bool *done)
+{
+    *done = true;
+    if (x->device->waits_stage)
+        TRY(cuda_queue_test_mark(x->device->queue, x->device->stage_mark, done));
+    x->device->waits_stage = !*done;
+    return RSD_OK;
+}
+
+/* ---- boxes between arrays and buffers ---- */
+
+static rsd_status add_address(struct exchange_device *device, const void *address, uint32_t *number)
+{
+    TRY(GROW(device->addresses, device->addresses_capacity, device->naddresses + 1));
+    *number = (uint32_t)device->naddresses;
+    device->addresses[device->naddresses++] = address;
+    return RSD_OK;
+}
+
+void exchange_device_begin_boxes(struct exchange *x)
+{
+    cuda_ops_clear(x->device->ops);
+    x->device->naddresses = 0;
+}
+
+rsd_status exchange_device_add_box(struct exchange *x, const struct array_box *box, bool sending,
+                                   uint64_t at, size_t n, const char *packed)
+{
+    struct exchange_device *device = x->device;
+    const struct packed_box *rows = &box->packed;
+    bool in_src = sending && !box->from_destination;
+    const char *array = device->arrays.addresses[box->array + (in_src ? 0 : x->arrays.nsrc)];
+    struct loop turned[RSD_MAX_DIMS];
+    uint32_t array_number, packed_number;
+    TRY(add_address(device, array, &array_number));
+    TRY(add_address(device, packed, &packed_number));
+    for (int32_t i = 0; i < rows->nloops; i++) {
+        struct loop loop = x->loops[box->first_loop + (size_t)i];
+        turned[i] = sending ? loop : (struct loop){loop.count, loop.dst_stride, loop.src_stride};
+    }
+    /* byte `at` of the packed rows is at `packed` */
+    struct cuda_copy copy = {.src = sending ? array_number : packed_number,
+                             .dst = sending ? packed_number : array_number,
+                             .src_offset = sending ? box->offset : -(int64_t)at,
+                             .dst_offset = sending ? -(int64_t)at : box->offset,
+                             .run = (int64_t)rows->run,
+                             .begin = (int64_t)at,
+                             .end = (int64_t)(at + n),
+                             .loops = turned,
+                             .nloops = rows->nloops};
+    return cuda_ops_add_copy(device->ops, &copy);
+}
+
+rsd_status exchange_device_queue_boxes(struct exchange *x, uint64_t *mark)
+{
+    struct exchange_device *device = x->device;
+    TRY(cuda_queue_run(device->queue, device->ops, device->addresses, device->naddresses));
+    return cuda_queue_mark(device->queue, mark);
+}
+
+rsd_status exchange_device_test(struct exchange *x, uint64_t mark, bool *done)
+{
+    return cuda_queue_test_mark(x->device->queue, mark, done);
+}
+
+rsd_status exchange_device_copy_box(struct exchange *x, const struct array_box *box, bool sending,
+                                    uint64_t at, size_t n, const char *packed)
+{
+    uint64_t mark;
+    exchange_device_begin_boxes(x);
+    TRY(exchange_device_add_box(x, box, sending, at, n, packed));
+    TRY(exchange_device_queue_boxes(x, &mark));
+    return cuda_queue_wait_mark(x->device->queue, mark);
+}
+
+/* ---- arrays of other ranks ---- */
+
+bool exchange_device_exports(const struct exchange *x, const struct message *message)
+{
+    for (size_t i = 0; i < message->nboxes; i++) {
+        const struct array_box *box = &x->boxes[message->first_box + i];
+        int64_t number = box->array + (box->from_destination ? x->arrays.nsrc : 0);
+        if (box->packed.nbytes && !device_exports_array(&x->device->exports, number))
+            return false;
+    }
+    return true;
+}
+
+void exchange_device_count_packed(struct exchange *x)
+{
+    x->device->npacked++;
+    if (x->device->exports.why[0])
+        snprintf(x->device->why, sizeof x->device->why, "%s", x->device->exports.why);
+}
+
+/* Writes down the addresses of a sender's arrays, as kernels of this rank use them. */
+static rsd_status list_addresses(struct exchange *x, const struct channel *channel)
+{
+    struct exchange_device *device = x->device;
+    const struct host_rank *host = channel->host;
+    int64_t index = host - x->host->ranks, n = host->arrays.nsrc + host->arrays.ndst;
+    const struct device_imports *imports = &device->peers[index].imports;
+    const void **addresses = device->arrays_of_host + device->first_of_host[index];
+    for (int64_t i = 0; i < n; i++)
+        if (channel->direct == DIRECT_DEVICE && imports->addresses[i])
+            addresses[i] = imports->addresses[i];
+        else if (channel->direct == DIRECT_ARENA && host_rank_has(host, i))
+            addresses[i] = i < host->arrays.nsrc
+                               ? host_rank_array(host, i, false)
+                               : host_rank_array(host, i - host->arrays.nsrc, true);
+    return RSD_OK;
+}
+
+static rsd_status check_addresses(const struct exchange *x, const struct channel *channel)
+{
+    const struct exchange_device *device = x->device;
+    struct array_bases bases = bases_of_rank(x, channel->message->peer);
+    for (size_t i = 0; i < channel->ndirect; i++) {
+        const struct copy_op *op = &x->program.copies[channel->first_direct + i];
+        if (!device->arrays_of_host[op->src + (op->from_destination ? bases.dst : bases.src)])
+            return fail(RSD_EPEER, "rank %d exported no memory for array %lld",
+                        (int)channel->message->peer, (long long)op->src);
+    }
+    for (size_t i = 0; channel->message->reduce && i < x->program.nterms; i++) {
+        const struct sum_term *term = &x->program.terms[i];
+        if (term->peer == channel->message->peer && !device->arrays_of_host[term->src + bases.src])
+            return fail(RSD_EPEER, "rank %d exported no memory for array %lld",
+                        (int)channel->message->peer, (long long)term->src);
+    }
+    return RSD_OK;
+}
+
+static rsd_status open_arena(struct exchange *x, int64_t index)
+{
+    struct shared_segment *arena = &x->host->ranks[index].arena;
+    if (x->device->peers[index].arena_pinned)
+        return RSD_OK;
+    TRY(cuda_register(x->device->arrays.device, arena->base, arena->nbytes));
+    x->device->peers[index].arena_pinned = true;
+    return RSD_OK;
+}
+
+rsd_status exchange_device_open(struct exchange *x, const struct channel *channel)
+{
+    struct exchange_device *device = x->device;
+    int64_t index = channel->host - x->host->ranks;
+    rsd_status status = channel->direct == DIRECT_DEVICE
+                            ? device_import_arrays(channel->host, device->arrays.device,
+                                                   &device->peers[index].imports)
+                            : open_arena(x, index);
+    if (!status)
+        status = list_addresses(x, channel);
+    if (!status)
+        status = check_addresses(x, channel);
+    if (status)
+        snprintf(device->why, sizeof device->why, "%s", rsd_error());
+    return status;
+}
+
+rsd_status exchange_device_copy_direct(struct exchange *x, struct channel *channel)
+{
+    x->device->ndirect++;
+    return queue_program(x, channel->message->stage, channel->message->peer, false,
+                         &x->device->direct[channel - x->channels], &channel->mark);
+}

@@ -1,0 +1,47 @@
+/* emulator.h - libcuda.so.1 and libnvrtc.so.13 for tests on machines without a GPU.
+ *
+ * It is as strict as a GPU, or stricter:
+ *
+ *   - The CPU cannot use device memory: its addresses are reserved without access. Kernels use a second mapping.
+ *   - Kernels cannot use pageable memory: CUDA_ERROR_ILLEGAL_ADDRESS, and everything fails from then on.
+ *   - Work in a stream is done as late as possible: when something waits for it, or at the second query of an
+ *     event behind it. So a missing wait is a wrong result.
+ *   - Kernels are the C code that they share with the GPU (src/cuda/..._code.h), with the tables that are in
+ *     memory at the time when they run.
+ *
+ * IPC handles and file descriptors work between processes of the host. There is one device.
+ *
+ *     emulator_memory.c    memory, and that of other processes
+ *     emulator_streams.c   kernels, streams and events
+ *     emulator.c           devices and NVRTC
+ */
+#ifndef EMULATOR_H
+#define EMULATOR_H
+
+#include "driver.h"
+
+#include <pthread.h>
+
+enum { ILLEGAL_ADDRESS = 700, INVALID_VALUE = 1, INVALID_HANDLE = 400 };
+
+extern pthread_mutex_t emulator_lock;
+extern cu_result emulator_failed; /* an error after which everything fails; 0: none */
+extern pid_t emulator_process;    /* that called cuInit; 0: none yet */
+
+#define EXPORT __attribute__((visibility("default")))
+#define ENTER                                                                                      \
+    pthread_mutex_lock(&emulator_lock);                                                            \
+    cu_result result = emulator_failed
+#define LEAVE                                                                                      \
+    pthread_mutex_unlock(&emulator_lock);                                                          \
+    return result
+
+/* Where the CPU finds memory that a kernel uses. NULL: a kernel cannot use it, which is an error from then on. */
+char *memory_for_kernel(uint64_t address);
+/* The same without an error. */
+char *memory_find(uint64_t address);
+
+/* Does all work that is queued. */
+void streams_run_all(void);
+
+#endif

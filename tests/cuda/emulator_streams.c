@@ -1,0 +1,333 @@
+/* emulator_streams.c - kernels, streams and events of the emulator. */
+#include "emulator.h"
+#include "tables.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct task {
+    enum { LAUNCH, RECORD, WAIT, SET } kind;
+    struct kernel_code *code;
+    uint64_t parameters[8];
+    struct event *event;
+    uint64_t record;
+    cu_address to;
+    size_t nbytes;
+    unsigned char value;
+    struct task *next;
+};
+
+struct stream {
+    struct task *first, *last;
+    struct stream *next;
+};
+
+struct event {
+    uint64_t records, done; /* recorded, and reached */
+    struct stream *stream;  /* of the last record */
+    int nqueries;
+};
+
+struct kernel_code {
+    const char *name;
+    void (*run)(const uint64_t *parameters);
+    int nparameters;
+};
+
+static struct stream default_stream;
+
+/* ---- kernels ---- */
+
+/* A table without entries may begin where the memory ends. */
+#define PARAMETER(type, i) ((type)(void *)memory_find(p[i]))
+
+/* A kernel may cross from one mapped block to the next, so each unit is translated by itself. */
+static void run_copy(const uint64_t *p)
+{
+    const struct gpu_copy *copies = PARAMETER(const struct gpu_copy *, 0);
+    const struct gpu_loop *all = PARAMETER(const struct gpu_loop *, 2);
+    const gpu_u64 *arrays = PARAMETER(const gpu_u64 *, 3);
+    gpu_i64 ntiles = (gpu_i64)p[4];
+    for (gpu_i64 number = 0; number < ntiles && !emulator_failed; number++) {
+        struct gpu_tile tile;
+        const struct gpu_copy *copy = &copies[gpu_find_copy(copies, (gpu_u32)p[1], number)];
+        const struct gpu_loop *loops = all + copy->first_loop;
+        gpu_u64 src = arrays[copy->src], dst = arrays[copy->dst];
+        bool cast = copy->from != 0;
+        gpu_u32 word = gpu_word(src, dst, cast ? 1 : copy->align),
+                in = cast ? gpu_nbytes(copy->from) : word, out = cast ? gpu_nbytes(copy->to) : word;
+        gpu_copy_tile(copy, all, number - copy->first_tile, in, out, &tile);
+        for (gpu_u32 unit = 0; unit < tile.nunits && !emulator_failed; unit++) {
+            gpu_i64 from, to;
+            gpu_tile_unit(&tile, loops, unit, &from, &to);
+            const char *source = memory_for_kernel(src + (gpu_u64)from);
+            char *target = source ? memory_for_kernel(dst + (gpu_u64)to) : NULL;
+            if (!target)
+                return;
+            if (cast)
+                gpu_store_bits(target, out,
+                               gpu_cast(copy->to, copy->from, gpu_load_bits(source, in)));
+            else
+                memcpy(target, source, word);
+        }
+    }
+}
+
+static void run_sums(const uint64_t *p)
+{
+    const struct gpu_sum *sums = PARAMETER(const struct gpu_sum *, 0);
+    gpu_u64 *arrays = PARAMETER(gpu_u64 *, 5), shadows[4096];
+    struct gpu_element element = {.loops = PARAMETER(const struct gpu_loop *, 2),
+                                  .terms = PARAMETER(const struct gpu_term *, 3),
+                                  .strides = PARAMETER(const gpu_i64 *, 4),
+                                  .arrays = shadows};
+    for (gpu_i64 number = 0; number < (gpu_i64)p[6] && !emulator_failed; number++) {
+        element.sum = sums + gpu_find_sum(sums, (gpu_u32)p[1], number);
+        gpu_i64 first = element.sum->begin + (number - element.sum->first_tile) * GPU_SUM_TILE;
+        shadows[element.sum->dst] = (gpu_u64)(uintptr_t)memory_for_kernel(arrays[element.sum->dst]);
+        for (gpu_u32 t = 0; t < element.sum->nterms; t++) {
+            gpu_u32 src = element.terms[element.sum->first_term + t].src;
+            shadows[src] = (gpu_u64)(uintptr_t)memory_for_kernel(arrays[src]);
+        }
+        for (gpu_i64 i = first;
+             i < first + GPU_SUM_TILE && i < element.sum->end && !emulator_failed; i++) {
+            gpu_element_start(&element, i);
+            gpu_reduce_element(&element);
+        }
+    }
+}
+
+/* Row by row, with the table of powers that the library made. */
+static void run_digests(const uint64_t *p)
+{
+    const struct gpu_digest *digests = PARAMETER(const struct gpu_digest *, 0);
+    const struct gpu_loop *loops = PARAMETER(const struct gpu_loop *, 2);
+    const gpu_u64 *arrays = PARAMETER(const gpu_u64 *, 3), *powers = PARAMETER(const gpu_u64 *, 4);
+    gpu_u64 *results = PARAMETER(gpu_u64 *, 6);
+    for (gpu_u32 i = 0; i < (gpu_u32)p[1] && !emulator_failed; i++)
+        for (gpu_i64 row = 0; row < digests[i].nrows && !emulator_failed; row++) {
+            gpu_i64 at, after;
+            gpu_digest_row(&digests[i], loops, row, &at, &after);
+            const char *bytes = memory_for_kernel(arrays[digests[i].array] + (gpu_u64)at);
+            for (int crc = 0; bytes && crc < GPU_NCRC; crc++)
+                results[digests[i].result * GPU_NCRC + (gpu_u32)crc] ^=
+                    gpu_shift(crc, powers, gpu_crc_bytes(crc, 0, bytes, (gpu_u32)digests[i].run),
+                              (gpu_u64)after);
+        }
+}
+
+static struct kernel_code codes[] = {{"rsd_copy", run_copy, 5},
+                                     {"rsd_cast", run_copy, 5},
+                                     {"rsd_reduce", run_sums, 7},
+                                     {"rsd_digest", run_digests, 8}};
+
+EXPORT cu_result cuModuleLoadData(cu_module *module, const void *image)
+{
+    *module = without_const(image);
+    return CU_SUCCESS;
+}
+
+EXPORT cu_result cuModuleGetFunction(cu_function *function, cu_module module, const char *name)
+{
+    (void)module;
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (strcmp(codes[i].name, name) == 0) {
+            *function = &codes[i];
+            return CU_SUCCESS;
+        }
+    return 500;
+}
+
+EXPORT cu_result cuFuncSetAttribute(cu_function function, int attribute, int value)
+{
+    (void)function;
+    (void)attribute;
+    (void)value;
+    return CU_SUCCESS;
+}
+
+/* ---- streams ---- */
+
+static struct stream *streams = &default_stream;
+
+static struct stream *stream_of(cu_stream stream)
+{
+    return stream ? stream : &default_stream;
+}
+
+static void add_task(struct stream *stream, struct task task)
+{
+    struct task *copy = malloc(sizeof *copy);
+    if (!copy)
+        abort();
+    *copy = task;
+    if (stream->last)
+        stream->last->next = copy;
+    else
+        stream->first = copy;
+    stream->last = copy;
+}
+
+static void run_until(struct event *event, uint64_t record);
+
+static void run_first(struct stream *stream)
+{
+    struct task *task = stream->first;
+    stream->first = task->next;
+    if (!task->next)
+        stream->last = NULL;
+    if (task->kind == LAUNCH && !emulator_failed)
+        task->code->run(task->parameters);
+    else if (task->kind == RECORD)
+        task->event->done = task->record;
+    else if (task->kind == WAIT)
+        run_until(task->event, task->record);
+    else if (task->kind == SET && !emulator_failed)
+        memset(memory_for_kernel(task->to), task->value, task->nbytes);
+    free(task);
+}
+
+static void run_stream(struct stream *stream)
+{
+    while (stream->first)
+        run_first(stream);
+}
+
+static void run_until(struct event *event, uint64_t record)
+{
+    while (event->done < record && event->stream->first)
+        run_first(event->stream);
+}
+
+void streams_run_all(void)
+{
+    for (struct stream *stream = streams; stream; stream = stream->next)
+        run_stream(stream);
+}
+
+EXPORT cu_result cuStreamCreate(cu_stream *stream, unsigned flags)
+{
+    ENTER;
+    (void)flags;
+    struct stream *made = calloc(1, sizeof *made);
+    made->next = streams->next;
+    streams->next = made;
+    *stream = made;
+    LEAVE;
+}
+
+EXPORT cu_result cuStreamDestroy_v2(cu_stream stream)
+{
+    ENTER;
+    run_stream(stream);
+    for (struct stream **at = &streams; *at; at = &(*at)->next)
+        if (*at == stream) {
+            *at = (*at)->next;
+            break;
+        }
+    free(stream);
+    LEAVE;
+}
+
+EXPORT cu_result cuStreamSynchronize(cu_stream stream)
+{
+    ENTER;
+    run_stream(stream_of(stream));
+    result = emulator_failed;
+    LEAVE;
+}
+
+EXPORT cu_result cuEventCreate(cu_event *event, unsigned flags)
+{
+    (void)flags;
+    *event = calloc(1, sizeof(struct event));
+    return *event ? CU_SUCCESS : CU_OUT_OF_MEMORY;
+}
+
+EXPORT cu_result cuEventDestroy_v2(cu_event event)
+{
+    ENTER;
+    struct event *destroyed = event;
+    run_until(destroyed, destroyed->records);
+    streams_run_all();
+    free(event);
+    LEAVE;
+}
+
+EXPORT cu_result cuEventRecord(cu_event event, cu_stream stream)
+{
+    ENTER;
+    struct event *recorded = event;
+    recorded->stream = stream_of(stream);
+    recorded->nqueries = 0;
+    add_task(recorded->stream,
+             (struct task){.kind = RECORD, .event = event, .record = ++recorded->records});
+    LEAVE;
+}
+
+EXPORT cu_result cuStreamWaitEvent(cu_stream stream, cu_event event, unsigned flags)
+{
+    ENTER;
+    (void)flags;
+    add_task(
+        stream_of(stream),
+        (struct task){.kind = WAIT, .event = event, .record = ((struct event *)event)->records});
+    LEAVE;
+}
+
+EXPORT cu_result cuEventSynchronize(cu_event event)
+{
+    ENTER;
+    run_until(event, ((struct event *)event)->records);
+    result = emulator_failed;
+    LEAVE;
+}
+
+EXPORT cu_result cuEventQuery(cu_event event)
+{
+    ENTER;
+    struct event *queried = event;
+    if (queried->done < queried->records && queried->nqueries++ == 0)
+        result = result ? result : CU_NOT_READY;
+    else
+        run_until(queried, queried->records);
+    if (emulator_failed)
+        result = emulator_failed;
+    LEAVE;
+}
+
+EXPORT cu_result cuLaunchKernel(cu_function function, unsigned grid_x, unsigned grid_y,
+                                unsigned grid_z, unsigned block_x, unsigned block_y,
+                                unsigned block_z, unsigned shared_nbytes, cu_stream stream,
+                                void **parameters, void **extra)
+{
+    ENTER;
+    struct kernel_code *code = function;
+    struct task task = {.kind = LAUNCH, .code = code};
+    (void)extra;
+    if (!result && (grid_x < 1 || grid_y != 1 || grid_z != 1 || block_x > 1024 || block_y != 1 ||
+                    block_z != 1 || shared_nbytes > 200 << 10))
+        result = INVALID_VALUE;
+    for (int i = 0; i < code->nparameters; i++) /* the second is a count of 32 bits */
+        memcpy(&task.parameters[i], parameters[i], i == 1 ? 4 : 8);
+    if (!result)
+        add_task(stream_of(stream), task);
+    LEAVE;
+}
+
+EXPORT cu_result cuMemsetD8Async(cu_address to, unsigned char value, size_t nbytes,
+                                 cu_stream stream)
+{
+    ENTER;
+    add_task(stream_of(stream),
+             (struct task){.kind = SET, .to = to, .value = value, .nbytes = nbytes});
+    LEAVE;
+}
+
+EXPORT cu_result cuMemcpyAsync(cu_address to, cu_address from, size_t nbytes, cu_stream stream)
+{
+    ENTER;
+    run_stream(stream_of(stream));
+    memcpy(memory_for_kernel(to), memory_for_kernel(from), nbytes);
+    LEAVE;
+}

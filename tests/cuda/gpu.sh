@@ -1,0 +1,34 @@
+#!/bin/sh
+# Tests on a real GPU: every case in one process, and between processes. The address sanitizer leaves the gap of its
+# shadow memory to CUDA.
+set -u
+export RESHARD_GPU=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
+    ASAN_OPTIONS=protect_shadow_gap=0:detect_leaks=0
+build=${BUILD:-build}
+if ! "$build/asan/test_device" >/dev/null 2>&1; [ $? = 77 ]; then
+    echo "1..0 # SKIP no GPU here"
+    exit 0
+fi
+number=0 failed=0
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+
+# try NAME COMMAND...
+try() {
+    number=$((number + 1)) name=$1
+    shift
+    if "$@" >"$out" 2>&1 && ! grep -q '^not ok' "$out"; then
+        echo "ok $number - $name"
+    else
+        grep -v '^ok' "$out" | head -40 | sed 's/^/# /'
+        echo "not ok $number - $name"
+        failed=1
+    fi
+}
+
+try "every case in one process" "$build/asan/test_device"
+for n in 1 2 4; do
+    try "every case on $n processes" timeout 300 mpirun -np $n "$build/asan/mpi/test_mpi" gpu
+done
+echo "1..$number"
+exit $failed

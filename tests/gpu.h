@@ -1,0 +1,42 @@
+/* gpu.h - memory of all kinds for tests with a GPU, or with the emulator of one. */
+#ifndef GPU_H
+#define GPU_H
+
+#include "oracle.h"
+
+enum gpu_kind { PAGEABLE, PINNED, ON_MANAGED, ON_GPU, ON_BLOCKS, NGPU_KINDS };
+
+/* Loads libcuda and makes a context. Starts the program again with the emulator's libraries, unless the
+ * environment has RESHARD_GPU=1. Must be the first call of main. Returns false if there is no GPU. */
+bool gpu_open(char **argv);
+bool gpu_is_emulated(void);
+
+/* Loads libcuda only: the child of a fork may do it. */
+void gpu_start(void);
+
+void *gpu_new(enum gpu_kind kind, size_t nbytes);
+void gpu_free(enum gpu_kind kind, void *address);
+void gpu_put(enum gpu_kind kind, void *to, const void *from, size_t nbytes);
+void gpu_get(enum gpu_kind kind, void *to, const void *from, size_t nbytes);
+
+void *gpu_stream_new(void);
+void gpu_stream_wait(void *stream);
+/* Queues bytes of one value in the order of a stream. */
+void gpu_fill_async(void *to, int value, size_t nbytes, void *stream);
+
+void gpu_copy_async(void *to, const void *from, size_t nbytes, void *stream);
+
+/* Arrays of the same sizes as those of the oracle, each of the kind that a bit pattern chooses. */
+struct gpu_memory {
+    int64_t narrays;
+    void **array;
+    size_t *nbytes;
+    enum gpu_kind *kinds;
+};
+struct gpu_memory gpu_memory_of(const struct memory *memory, enum gpu_kind (*choose)(void *),
+                                void *context);
+void gpu_memory_put(struct gpu_memory *to, const struct memory *from);
+void gpu_memory_get(struct memory *to, const struct gpu_memory *from);
+void gpu_memory_free(struct gpu_memory *memory);
+
+#endif

@@ -1,0 +1,186 @@
+/* test_device.c - moves in one process between arrays in pageable, pinned, managed and device memory, in any
+ * combination, equal the oracle; streams order them. Runs on a GPU with RESHARD_GPU=1, else on the emulator. */
+#include "cases.h"
+#include "gpu.h"
+#include "random.h"
+#include "reshard_cuda.h"
+#include "tap.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct random dice = {11};
+
+static enum gpu_kind any_kind(void *context)
+{
+    (void)context;
+    return (enum gpu_kind)random_below(&dice, NGPU_KINDS);
+}
+
+static enum gpu_kind this_kind(void *context)
+{
+    return *(enum gpu_kind *)context;
+}
+
+/* Moves a tensor between arrays of these kinds; NULL: each array is of any kind. */
+static void move_kinds(const char *problem, enum arrangement from, enum arrangement to,
+                       enum gpu_kind *src_kind, enum gpu_kind *dst_kind)
+{
+    rsd_layout *a, *b;
+    rsd_plan *plan;
+    rsd_exec *exec;
+    if (!CHECK(rsd_problem_parse(problem, &a, &b) == RSD_OK, "%s: %s", problem, rsd_error()))
+        return;
+    if (CHECK(rsd_plan_new(a, b, NULL, &plan) == RSD_OK, "%s: %s", problem, rsd_error())) {
+        int64_t *src_strides = oracle_strides(a, from), *dst_strides = oracle_strides(b, to);
+        rsd_bind_options options = {sizeof options, src_strides, dst_strides, 0, 0};
+        struct memory src = oracle_memory(a, src_strides), dst = oracle_memory(b, dst_strides);
+        struct gpu_memory src_there =
+                              gpu_memory_of(&src, src_kind ? this_kind : any_kind, src_kind),
+                          dst_there =
+                              gpu_memory_of(&dst, dst_kind ? this_kind : any_kind, dst_kind);
+        const rsd_plan *plans[] = {plan};
+        oracle_fill(a, src_strides, &src);
+        gpu_memory_put(&src_there, &src);
+        gpu_memory_put(&dst_there, &dst);
+        if (CHECK(rsd_bind_threads_many(1, plans, &options, NULL, &exec) == RSD_OK, "%s: %s",
+                  problem, rsd_error())) {
+            OK(rsd_exec_run(exec, (const void *const *)src_there.array, dst_there.array));
+            gpu_memory_get(&dst, &dst_there);
+            CHECK(oracle_check(a, b, dst_strides, &dst), "%s", problem);
+            rsd_exec_free(exec);
+        }
+        gpu_memory_free(&src_there);
+        gpu_memory_free(&dst_there);
+        oracle_memory_free(&src);
+        oracle_memory_free(&dst);
+        free(src_strides);
+        free(dst_strides);
+        rsd_plan_free(plan);
+    }
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+}
+
+static void begin_group(void *context, const char *name)
+{
+    (void)context;
+    CASE("%s", name);
+}
+
+static void move_any(void *context, const char *problem, enum arrangement from, enum arrangement to)
+{
+    enum gpu_kind on_gpu = ON_GPU;
+    (void)context;
+    move_kinds(problem, from, to, &on_gpu, &on_gpu);
+    move_kinds(problem, from, to, NULL, NULL);
+}
+
+static void every_pair(void)
+{
+    CASE("every kind of memory to every other");
+    for (enum gpu_kind from = PAGEABLE; from < NGPU_KINDS; from++)
+        for (enum gpu_kind to = PAGEABLE; to < NGPU_KINDS; to++) {
+            move_kinds("f32[37,41] : 4:S0 -> 2x2:S1,S0", ROWS, PADDED, &from, &to);
+            move_kinds("bf16[300,1100] : 4:P -> 4:S1", COLUMNS, ROWS, &from, &to);
+        }
+}
+
+/* ---- streams ---- */
+
+static void in_streams(void)
+{
+    enum { N = 1 << 16 };
+    rsd_layout *a, *b;
+    rsd_plan *plan;
+    rsd_exec *exec;
+    static unsigned char got[N];
+    char *src = gpu_new(ON_GPU, N), *dst = gpu_new(ON_GPU, N);
+    void *streams[] = {gpu_stream_new(), gpu_stream_new()};
+    CASE("runs are ordered in the stream of the caller");
+    OK(rsd_problem_parse("u8[65536] : 2:S0 -> 2:C(0,16)", &a, &b));
+    OK(rsd_plan_new(a, b, NULL, &plan));
+    OK(rsd_bind_threads(plan, NULL, &exec));
+    const void *from[] = {src, src + N / 2};
+    void *to[] = {dst, dst + N / 2};
+    for (int round = 0; round < 6; round++) {
+        void *stream = streams[round % 2];
+        OK(rsd_exec_set_stream(exec, stream));
+        gpu_fill_async(dst, 0xee, N, stream);
+        gpu_fill_async(src, 0x10 + round, N, stream);
+        if (round < 4) {
+            OK(rsd_exec_run(exec, from, to));
+        } else {
+            OK(rsd_exec_start(exec, from, to));
+            FAILS(RSD_EINVAL, "in progress", rsd_exec_set_stream(exec, NULL));
+            OK(rsd_exec_wait(exec));
+        }
+        gpu_fill_async(src, 0x77, N, stream); /* after the run */
+        gpu_stream_wait(stream);
+        gpu_get(ON_GPU, got, dst, N);
+        bool right = true;
+        for (int i = 0; i < N; i++)
+            right = right && got[i] == 0x10 + round;
+        CHECK(right, "round %d", round);
+    }
+    OK(rsd_exec_run(exec, from, to));
+    rsd_exec_free(exec); /* while its work is queued */
+    rsd_plan_free(plan);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+    gpu_free(ON_GPU, src);
+    gpu_free(ON_GPU, dst);
+}
+
+/* ---- what cannot work ---- */
+
+static void refused(void)
+{
+    rsd_layout *a, *b;
+    rsd_plan *plan;
+    rsd_exec *exec;
+    OK(rsd_problem_parse("f32[64] : 1:R -> 1:R", &a, &b));
+    OK(rsd_plan_new(a, b, NULL, &plan));
+    char *memory = gpu_new(ON_GPU, 1024);
+    const void *from[] = {memory};
+    void *to[] = {memory + 256}, *inside[] = {memory + 128};
+    CASE("overlap on the device is refused");
+    OK(rsd_bind_threads(plan, NULL, &exec));
+    OK(rsd_exec_run(exec, from, to));
+    FAILS(RSD_EINVAL, "overlaps", rsd_exec_run(exec, from, inside));
+    rsd_exec_free(exec);
+
+    CASE("a forked process is refused");
+    pid_t child = fork();
+    if (child == 0) {
+        rsd_status status = rsd_bind_threads(plan, NULL, &exec);
+        if (!status)
+            status = rsd_exec_run(exec, from, to);
+        _exit(status == RSD_EUNSUPPORTED && strstr(rsd_error(), "fork") ? 0 : 1);
+    }
+    int ended = 0;
+    waitpid(child, &ended, 0);
+    CHECK(WIFEXITED(ended) && WEXITSTATUS(ended) == 0, "status %d", ended);
+    rsd_plan_free(plan);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+    gpu_free(ON_GPU, memory);
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    if (!gpu_open(argv)) {
+        puts("1..0 # SKIP libcuda.so.1 cannot be loaded");
+        return 0;
+    }
+    gpu_start();
+    struct cases cases = {begin_group, move_any, NULL};
+    every_case(&cases);
+    every_pair();
+    in_streams();
+    refused();
+    return tap_end();
+}
