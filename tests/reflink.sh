@@ -1,6 +1,6 @@
 #!/bin/sh
 # Shared extents, on an XFS and a btrfs that are made in files and mounted: what is shared, that the bytes are the
-# same as without, and what is said where nothing can be shared. The command is $RESHARD. Needs root.
+# same as without, and the message where nothing can be shared. The command is $RESHARD. Needs root.
 cd "$(dirname "$0")" || exit 1
 command=${RESHARD:?where is the command?} n=0 failed=0
 work=$(mktemp -d)
@@ -11,11 +11,11 @@ check()
     n=$((n + 1))
     name=$1
     shift
-    if "$@" > "$work/said" 2>&1; then
+    if "$@" > "$work/output" 2>&1; then
         echo "ok $n - $name"
     else
         echo "not ok $n - $name"
-        sed 's/^/# /' "$work/said"
+        sed 's/^/# /' "$work/output"
         failed=1
     fi
 }
@@ -91,10 +91,10 @@ for system in xfs btrfs; do
     [ $system = xfs ] && options="-m reflink=1" || options=
     # shellcheck disable=SC2086
     if mkfs.$system -q $options "$work/$system.image" > /dev/null 2>&1 &&
-        mount -o loop "$work/$system.image" "$work/$system.mount" 2> "$work/said"; then
+        mount -o loop "$work/$system.image" "$work/$system.mount" 2> "$work/output"; then
         try_on $system
     else
-        n=$((n + 1)) && echo "ok $n - $system # SKIP cannot be mounted: $(head -1 "$work/said")"
+        n=$((n + 1)) && echo "ok $n - $system # SKIP cannot be mounted: $(head -1 "$work/output")"
     fi
 done
 

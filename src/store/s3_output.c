@@ -9,14 +9,8 @@
  * There is no rename in a bucket, so a reader may find no checkpoint for a moment, but never a part of one. A
  * run that is killed leaves the journal, with the identifiers of its uploads: another run goes on from there,
  * or removes them.
- *
- *     upload ID NBYTES KEY       an upload has begun; NBYTES: 0 if its length is not known
- *     ended NBYTES KEY           all of its parts are there
- *     owned NAME                 a file of the checkpoint that is replaced
- *
- * Other processes of the same run have a journal of their own, PREFIX/reshard-journal.X, with the first two.
  */
-#include "s3.h"
+#include "s3_output.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,41 +19,6 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-enum { MAX_JOURNAL = 1 << 28, QUICK_NOTES = 100 };
-#define NOTE_SECONDS 5.0
-#define JOURNAL      "reshard-journal"
-
-/* An upload of an earlier run, or of another process. */
-struct earlier_upload {
-    char *key, *id;
-    uint64_t nbytes, end;
-    bool ended;
-};
-
-/* A small file that is put when the output is committed. */
-struct pending_put {
-    char *name, *data;
-    size_t n;
-};
-
-struct s3_output {
-    struct store_output base;
-    struct output_options options;
-    struct remote_store *remote;
-    struct s3_uploads uploads;
-    char *journal_key;
-    pthread_mutex_t journal_lock; /* for what follows */
-    int fd;                       /* of the journal, in memory; also that of the base */
-    double noted_at;
-    size_t nnotes;
-    struct earlier_upload *earlier;
-    size_t nearlier, earlier_capacity;
-    struct name_list owned; /* files of the checkpoint that is replaced */
-    struct pending_put *puts;
-    size_t nputs, puts_capacity;
-    bool committed;
-};
 
 static struct s3_output *output_of(struct store *store)
 {
@@ -72,178 +31,10 @@ static rsd_status copy_string(const char *from, char **to)
     return *to ? RSD_OK : RSD_ENOMEM;
 }
 
-/* ---- the journal ---- */
-
-static rsd_status read_journal(const struct s3_output *output, char **text, size_t *n)
-{
-    struct stat found;
-    if (fstat(output->fd, &found) != 0)
-        return fail(RSD_EIO, "journal: %s", strerror(errno));
-    *text = mem_new((size_t)found.st_size + 1, 1);
-    if (!*text)
-        return RSD_ENOMEM;
-    ssize_t some = pread(output->fd, *text, (size_t)found.st_size, 0);
-    if (some == found.st_size) {
-        *n = (size_t)some;
-        return RSD_OK;
-    }
-    mem_free(*text);
-    return fail(RSD_EIO, "journal: %s", strerror(errno));
-}
-
-static rsd_status put_journal(struct s3_output *output, bool only_new)
-{
-    char *text;
-    size_t n;
-    TRY(read_journal(output, &text, &n));
-    rsd_status status =
-        s3_put_object(output->remote, output->journal_key, text, n, output->uploads.run, only_new);
-    mem_free(text);
-    if (!status)
-        output->noted_at = seconds_now();
-    if (status == RSD_EEXIST)
-        return fail(RSD_EEXIST, "%s is being written by another process", output->base.path);
-    return status ? fail_in(status, "%s: ", output->journal_key) : RSD_OK;
-}
-
-/* The first notes are put at once, later ones now and then: what is lost is uploaded again. */
-static rsd_status put_journal_if_due(struct s3_output *output, bool force)
-{
-    pthread_mutex_lock(&output->journal_lock);
-    bool due = force || ++output->nnotes <= QUICK_NOTES ||
-               seconds_now() - output->noted_at >= NOTE_SECONDS;
-    rsd_status status = due ? put_journal(output, false) : RSD_OK;
-    pthread_mutex_unlock(&output->journal_lock);
-    return status;
-}
-
 static rsd_status s3_sync_journal(struct store_output *base)
 {
     struct s3_output *output = (struct s3_output *)(void *)base;
-    return output->fd < 0 ? RSD_OK : put_journal_if_due(output, false);
-}
-
-static rsd_status append_journal(struct s3_output *output, struct text *line)
-{
-    char *chars;
-    TRY(text_take(line, &chars));
-    size_t n = strlen(chars);
-    bool written = write(output->fd, chars, n) == (ssize_t)n;
-    rsd_free(chars);
-    return written ? RSD_OK : fail(RSD_EIO, "journal: %s", strerror(errno));
-}
-
-static rsd_status note_upload(void *context, const struct s3_upload *upload)
-{
-    struct s3_output *output = context;
-    struct text line = {0};
-    if (output->fd < 0)
-        return RSD_OK;
-    if (upload->ended)
-        text_add(&line, "ended %llu %s\n", (unsigned long long)upload->end, upload->key);
-    else
-        text_add(&line, "upload %s %llu %s\n", upload->id, (unsigned long long)upload->nbytes,
-                 upload->key);
-    TRY(append_journal(output, &line));
-    /* Another process that commits has nothing but the journal. */
-    return put_journal_if_due(output, upload->ended && output->options.mode == OUTPUT_JOIN);
-}
-
-static struct earlier_upload *find_earlier(struct s3_output *output, const char *key)
-{
-    for (size_t i = output->nearlier; i > 0; i--) /* the last one counts */
-        if (strcmp(output->earlier[i - 1].key, key) == 0)
-            return &output->earlier[i - 1];
-    return NULL;
-}
-
-static rsd_status add_earlier(struct s3_output *output, const char *id, uint64_t nbytes,
-                              const char *key)
-{
-    struct earlier_upload one = {.nbytes = nbytes};
-    TRY(GROW(output->earlier, output->earlier_capacity, output->nearlier + 1));
-    rsd_status status = copy_string(id, &one.id);
-    if (!status)
-        status = copy_string(key, &one.key);
-    if (status)
-        mem_free(one.id);
-    else
-        output->earlier[output->nearlier++] = one;
-    return status;
-}
-
-/* Takes a line of a journal of an earlier run, or of another process. Others are not for the store. */
-static rsd_status take_line(struct s3_output *output, const char *line)
-{
-    unsigned long long nbytes;
-    char id[1100];
-    int at = 0;
-    if (sscanf(line, "upload %1099s %llu %n", id, &nbytes, &at) == 2 && at > 0 && line[at])
-        return add_earlier(output, id, nbytes, line + at);
-    if (sscanf(line, "ended %llu %n", &nbytes, &at) == 1 && at > 0 && line[at]) {
-        struct earlier_upload *one = find_earlier(output, line + at);
-        if (one) {
-            one->ended = true;
-            one->end = nbytes;
-        }
-    } else if (strncmp(line, "owned ", 6) == 0 && line[6])
-        return name_list_add(&output->owned, (struct slice){line + 6, strlen(line + 6)});
-    return RSD_OK;
-}
-
-static rsd_status take_lines(struct s3_output *output, struct bytes *text)
-{
-    rsd_status status = RSD_OK;
-    char *at = (char *)text->data;
-    for (size_t left = text->n; left > 0 && !status;) {
-        char *end = memchr(at, '\n', left);
-        if (!end)
-            break; /* a line without its end does not count */
-        *end = '\0';
-        status = take_line(output, at);
-        *end = '\n';
-        left -= (size_t)(end + 1 - at);
-        at = end + 1;
-    }
-    return status;
-}
-
-/* Reads a journal of the bucket. ENOENT: there is none. */
-static rsd_status load_journal(struct s3_output *output, const char *key, bool own)
-{
-    struct bytes text = {0};
-    char run[40] = "";
-    TRY(s3_load_object(output->remote, key, MAX_JOURNAL, &text, run));
-    rsd_status status = take_lines(output, &text);
-    if (!status && own && text.n > 0 && write(output->fd, text.data, text.n) != (ssize_t)text.n)
-        status = fail(RSD_EIO, "journal: %s", strerror(errno));
-    if (!status && own && run[0])
-        memcpy(output->uploads.run, run, sizeof run);
-    bytes_drop(&text);
-    return status;
-}
-
-/* Reads the journals of other processes. With `remove`, removes them. */
-static rsd_status visit_other_journals(struct s3_output *output, bool load, bool remove)
-{
-    struct store_listing listing = {0};
-    size_t n = strlen(JOURNAL ".");
-    rsd_status status = s3_list(&output->remote->base, "", &listing);
-    if (status == RSD_ENOENT)
-        status = RSD_OK;
-    for (size_t i = 0; i < listing.n && !status; i++) {
-        char *key;
-        if (strncmp(listing.entries[i].name, JOURNAL ".", n) != 0)
-            continue;
-        status = s3_key(output->remote, listing.entries[i].name, &key);
-        if (!status && load)
-            status = load_journal(output, key, false);
-        if (!status && remove)
-            status = s3_remove_object(output->remote, key);
-        rsd_free(key);
-    }
-    store_listing_drop(&listing);
-    return status;
+    return output->fd < 0 ? RSD_OK : s3_journal_put_if_due(output, false);
 }
 
 /* ---- opening ---- */
@@ -265,7 +56,7 @@ static rsd_status prepare_file(void *context, uint32_t file)
 /* Takes the parts that an earlier run has uploaded. */
 static rsd_status resume_file(struct s3_output *output, struct s3_upload *upload)
 {
-    const struct earlier_upload *one = find_earlier(output, upload->key);
+    const struct earlier_upload *one = s3_journal_find(output, upload->key);
     uint64_t sum = 0;
     if (!one || output->options.mode == OUTPUT_JOIN)
         return RSD_OK;
@@ -386,12 +177,12 @@ static rsd_status set_keys(struct s3_output *output, const char *path)
     if (options->one_file)
         TRY(s3_key(output->remote, slash + 1, &output->uploads.only_key));
     if (options->one_file)
-        text_add(&journal, "%s.reshard-part/%s", output->uploads.only_key, JOURNAL);
+        text_add(&journal, "%s.reshard-part/%s", output->uploads.only_key, S3_JOURNAL);
     else if (options->mode == OUTPUT_JOIN)
         text_add(&journal, "%s%s", output->remote->prefix,
-                 options->journal ? options->journal : JOURNAL);
+                 options->journal ? options->journal : S3_JOURNAL);
     else
-        text_add(&journal, "%s%s", output->remote->prefix, JOURNAL);
+        text_add(&journal, "%s%s", output->remote->prefix, S3_JOURNAL);
     if (options->mode == OUTPUT_JOIN && !options->journal)
         text_add(&journal, ".%s", output->uploads.run);
     return text_take(&journal, &output->journal_key);
@@ -401,10 +192,10 @@ static rsd_status set_keys(struct s3_output *output, const char *path)
 static rsd_status check_directory_free(struct s3_output *output)
 {
     struct store_listing listing = {0};
-    size_t n = strlen(JOURNAL), nothers = 0;
+    size_t n = strlen(S3_JOURNAL), nothers = 0;
     rsd_status status = s3_list(&output->remote->base, "", &listing);
     for (size_t i = 0; i < listing.n; i++)
-        nothers += strncmp(listing.entries[i].name, JOURNAL, n) != 0;
+        nothers += strncmp(listing.entries[i].name, S3_JOURNAL, n) != 0;
     store_listing_drop(&listing);
     if (status == RSD_ENOENT || (!status && nothers == 0))
         return RSD_OK;
@@ -439,12 +230,12 @@ static rsd_status check_free(struct s3_output *output)
 /* Removes the uploads and journals of an earlier run. */
 static rsd_status remove_earlier(struct s3_output *output)
 {
-    rsd_status status = load_journal(output, output->journal_key, false);
+    rsd_status status = s3_journal_load(output, output->journal_key, false);
     bool found = !status;
     if (status == RSD_ENOENT)
         status = RSD_OK;
     if (!status && !output->options.one_file)
-        status = visit_other_journals(output, true, true);
+        status = s3_journal_visit_others(output, true, true);
     for (size_t i = 0; i < output->nearlier && !status; i++)
         status = s3_remove_upload(output->remote, output->earlier[i].key, output->earlier[i].id);
     if (!status && found)
@@ -458,7 +249,7 @@ static rsd_status write_owned(struct s3_output *output)
     struct text lines = {0};
     for (size_t i = 0; i < output->owned.n; i++)
         text_add(&lines, "owned %s\n", output->owned.list[i].bytes);
-    return output->owned.n ? append_journal(output, &lines) : RSD_OK;
+    return output->owned.n ? s3_journal_append(output, &lines) : RSD_OK;
 }
 
 /* Finds what an earlier run has left. */
@@ -467,7 +258,7 @@ static rsd_status take_earlier(struct s3_output *output)
     enum output_mode mode = output->options.mode;
     if (mode == OUTPUT_REPLACE)
         return remove_earlier(output);
-    rsd_status status = load_journal(output, output->journal_key, mode == OUTPUT_RESUME);
+    rsd_status status = s3_journal_load(output, output->journal_key, mode == OUTPUT_RESUME);
     if (status == RSD_ENOENT)
         return RSD_OK;
     TRY(status);
@@ -475,7 +266,7 @@ static rsd_status take_earlier(struct s3_output *output)
         return fail(RSD_EEXIST, "%s was left by a run that did not finish; resume or remove it",
                     output->base.path);
     output->base.resumed = true;
-    return output->options.one_file ? RSD_OK : visit_other_journals(output, true, true);
+    return output->options.one_file ? RSD_OK : s3_journal_visit_others(output, true, true);
 }
 
 static rsd_status open_for_commit(struct s3_output *output)
@@ -485,7 +276,7 @@ static rsd_status open_for_commit(struct s3_output *output)
         return RSD_OK; /* what is at the path was checked by the run that is resumed */
     TRY(check_free(output));
     TRY(write_owned(output));
-    return put_journal(output, output->options.mode == OUTPUT_NEW);
+    return s3_journal_put(output, output->options.mode == OUTPUT_NEW);
 }
 
 static void s3_close_output(struct store_output *base, bool keep);
@@ -500,7 +291,7 @@ static rsd_status start_output(struct s3_output *output, const char *path)
     TRY(set_keys(output, path));
     if (mode == OUTPUT_IN_PLACE)
         return RSD_OK;
-    output->fd = memfd_create(JOURNAL, MFD_CLOEXEC);
+    output->fd = memfd_create(S3_JOURNAL, MFD_CLOEXEC);
     if (output->fd < 0 || fcntl(output->fd, F_SETFL, O_APPEND) != 0)
         return fail(RSD_EIO, "journal: %s", strerror(errno));
     output->base.journal_fd = output->fd;
@@ -518,7 +309,7 @@ static rsd_status s3_open_output(const char *path, const struct output_options *
     output->fd = -1;
     output->uploads.context = output;
     output->uploads.prepare = prepare_and_resume;
-    output->uploads.note_upload = note_upload;
+    output->uploads.note_upload = s3_journal_note_upload;
     output->uploads.in_place = options->mode == OUTPUT_IN_PLACE;
     pthread_mutex_init(&output->journal_lock, NULL);
     pthread_mutex_init(&output->uploads.lock, NULL);
@@ -562,14 +353,14 @@ static rsd_status collect_uploads(struct s3_output *output)
     for (uint32_t i = 0; i < store->names.n; i++)
         missing = missing || !output->uploads.files[i]->ended;
     if (missing && !output->options.one_file)
-        TRY(visit_other_journals(output, true, false));
+        TRY(s3_journal_visit_others(output, true, false));
     for (uint32_t i = 0; i < store->names.n; i++) {
         struct s3_upload *upload = output->uploads.files[i];
         if (upload->ended)
             continue;
         if (!upload->key)
             TRY(prepare_file(output, i));
-        const struct earlier_upload *one = find_earlier(output, upload->key);
+        const struct earlier_upload *one = s3_journal_find(output, upload->key);
         if (!one || !one->ended)
             return fail(RSD_EIO, "%s: no process has uploaded it", upload->key);
         s3_forget_parts(upload);
@@ -629,7 +420,7 @@ static rsd_status s3_commit(struct store_output *base)
 {
     struct s3_output *output = (struct s3_output *)(void *)base;
     TRY(collect_uploads(output));
-    TRY(put_journal_if_due(output, true));
+    TRY(s3_journal_put_if_due(output, true));
     TRY(remove_owned(output));
     for (uint32_t i = 0; i < output->remote->base.names.n; i++) {
         rsd_status status = s3_complete_upload(&output->uploads, output->uploads.files[i]);
@@ -638,7 +429,7 @@ static rsd_status s3_commit(struct store_output *base)
     }
     TRY(put_small_files(output));
     if (!output->options.one_file)
-        TRY(visit_other_journals(output, false, true));
+        TRY(s3_journal_visit_others(output, false, true));
     TRY(s3_remove_object(output->remote, output->journal_key));
     output->committed = true;
     return RSD_OK;
@@ -708,7 +499,7 @@ static void s3_close_output(struct store_output *base, bool keep)
         if (!in_place)
             s3_remove_object(output->remote, output->journal_key);
     } else if (!output->committed && output->options.mode != OUTPUT_JOIN)
-        (void)put_journal_if_due(output, true);
+        (void)s3_journal_put_if_due(output, true);
     drop_output(output);
     if (message)
         error_set("%s", message);

@@ -260,7 +260,7 @@ rsd_status s3_create(struct store *store, uint32_t file, uint64_t kept, uint64_t
     return begin_upload(uploads, upload);
 }
 
-/* Makes room for a part in memory. Several threads may want it at once. */
+/* Allocates a part in memory. Several threads may want it at once. */
 static rsd_status need_part_data(struct s3_uploads *uploads, struct s3_part *part)
 {
     if (part->data || part->started)

@@ -29,7 +29,7 @@ class Request:
 
 
 class Answer:
-    """What the server said; faults change it before it is sent."""
+    """The answer of the server; faults change it before it is sent."""
 
     def __init__(self, status, headers, body):
         self.status, self.headers, self.body = status, headers, body

@@ -183,7 +183,7 @@ class Writing(unittest.TestCase):
         self.assertEqual(bucket.keys("one.safetensors"), ["one.safetensors"])
 
     def test_replaced(self):
-        """an old checkpoint is replaced, other files stay; what is no checkpoint is not replaced"""
+        """an old checkpoint is replaced, other files stay; other files are not replaced"""
         run("convert", GOLDEN / "fsdp2_adamw/ckpt", "s3://bkt/old", "--mesh", "8", "--preset", "fsdp", "--quiet")
         bucket.put("old/notes.txt", b"mine")
         self.assertIn("already exists", run("convert", GOLDEN / "rows_1d/ckpt", "s3://bkt/old", code=3))
