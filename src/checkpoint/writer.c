@@ -342,7 +342,13 @@ static rsd_status write_frame(struct writer *writer, size_t tensor, size_t box,
         if (!status)
             status = finish_stream(writer, extent);
     } else {
+        static const char zeros[ALIGNED_NBYTES];
         uint64_t end = extent->offset + extent->nbytes;
+        size_t index = writer->manifest->catalog.tensors[tensor].first_extent + box;
+        size_t gap = (size_t)writer->manifest->items[index].gap;
+        if (!status && gap > 0 &&
+            !writer->store->ops->random_write) /* a part waits for all its bytes */
+            status = store_write(writer->store, extent->file, extent->offset - gap, zeros, gap);
         if (!status)
             status = write_bytes(writer, extent->file, extent->offset, head.data, head.n);
         if (!status)

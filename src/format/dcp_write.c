@@ -342,7 +342,8 @@ static rsd_status dcp_place(struct manifest *manifest)
             TRY(manifest_item_nbytes(manifest, t, box, &manifest->items[i].head, &extent->nbytes));
             extent->offset = file->nbytes;
             if (manifest->aligned && extent->nbytes >= ALIGNED_LEAST) /* a gap before it */
-                extent->offset += -(file->nbytes + manifest->items[i].head) % ALIGNED_NBYTES;
+                manifest->items[i].gap = -(file->nbytes + manifest->items[i].head) % ALIGNED_NBYTES;
+            extent->offset += manifest->items[i].gap;
             file->nbytes = extent->offset + extent->nbytes;
             file->nitems++;
         }

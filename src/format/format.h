@@ -141,6 +141,7 @@ enum { MAX_ZSTD_LEVEL = 19 }; /* a higher one needs more memory than readers all
 /* Beside each extent of the catalog. */
 struct manifest_item {
     uint64_t head;        /* bytes before the tensor's */
+    uint64_t gap;         /* zeros before the item, less than ALIGNED_NBYTES */
     _Atomic uint64_t crc; /* of the bytes that were written so far, raw */
     unsigned char first[8];
     bool done;           /* complete, and known to be on disk */

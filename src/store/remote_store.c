@@ -378,7 +378,7 @@ static rsd_status add_blocks(struct remote_store *store, uint32_t file, uint64_t
             at = &before->next;
         }
         uint64_t end = *at && (*at)->offset < offset + n ? (*at)->offset : offset + n, taken;
-        if (end <= offset) { /* inside a block */
+        if (*at && end <= offset) { /* inside a block */
             uint64_t left = (*at)->offset + (*at)->nbytes - offset;
             taken = n < left ? n : left; /* who says it twice reads it once */
         } else {

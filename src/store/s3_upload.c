@@ -283,7 +283,7 @@ static rsd_status need_part_data(struct s3_uploads *uploads, struct s3_part *par
 static rsd_status write_part(struct s3_uploads *uploads, struct s3_upload *upload, uint64_t offset,
                              const char *data, size_t n, size_t *taken)
 {
-    struct s3_part *part;
+    struct s3_part *part = NULL;
     bool start = false;
     pthread_mutex_lock(&uploads->lock);
     rsd_status status = upload->status ? fail(upload->status, "%s", upload->error) : RSD_OK;
@@ -306,7 +306,7 @@ static rsd_status write_part(struct s3_uploads *uploads, struct s3_upload *uploa
         part->started = part->started || start;
     }
     pthread_mutex_unlock(&uploads->lock);
-    return start ? start_part(part) : status;
+    return start && part ? start_part(part) : status;
 }
 
 rsd_status s3_write(struct store *store, uint32_t file, uint64_t offset, const void *data, size_t n)
