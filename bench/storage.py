@@ -39,7 +39,8 @@ class Server(http.server.BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         if "list-type" in query:
             prefix = re.search(r"prefix=([^&]*)", query).group(1).replace("%2F", "/")
-            entries = "".join(f"<Contents><Key>{key}</Key><Size>{len(OBJECTS['/b/' + key])}</Size><ETag>x</ETag></Contents>"
+            entry = "<Contents><Key>{}</Key><Size>{}</Size><ETag>x</ETag></Contents>"
+            entries = "".join(entry.format(key, len(OBJECTS["/b/" + key]))
                               for key in sorted(one[3:] for one in OBJECTS) if key.startswith(prefix))
             return self.reply(200, f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}"
                                    "</ListBucketResult>".encode())
@@ -125,9 +126,11 @@ def measure(url, nbytes, njobs):
             file.write(bytes(each))
         puts = [["-T", part, f"{url}/b/curl/{i}"] for i in range(njobs)]
         limit = timed(f"write: {njobs} curls", nbytes, lambda: curls(puts))
-        ours = timed("write: rsd_save", nbytes, lambda: reshard.save("s3://b/x", state, storage=used, overwrite=True, pool=2))
+        ours = timed("write: rsd_save", nbytes, lambda: reshard.save(
+            "s3://b/x", state, storage=used, overwrite=True, pool=2))
         print(f"{'':28} {limit / ours:6.2f} x\n")
-        gets = [["-r", f"{i * each}-{(i + 1) * each - 1}", "-o", "/dev/null", f"{url}/b/x/__0_0.distcp"] for i in range(njobs)]
+        gets = [["-r", f"{i * each}-{(i + 1) * each - 1}", "-o", "/dev/null", f"{url}/b/x/__0_0.distcp"]
+                for i in range(njobs)]
         limit = timed(f"read: {njobs} curls", nbytes, lambda: curls(gets))
         with reshard.open("s3://b/x", storage=used) as checkpoint:
             ours = timed("read: rsd_load", nbytes, lambda: checkpoint.load(state, pool=2))

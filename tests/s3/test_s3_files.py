@@ -320,7 +320,8 @@ class Accounts(unittest.TestCase):
     def used_by(self, *options, **variables):
         """The access key that signs, and the token."""
         proxy.reset()
-        run("inspect", "s3://bkt/account", *options, **{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", **variables})
+        run("inspect", "s3://bkt/account", *options,
+            **{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", **variables})
         headers = proxy.requests[-1].headers
         stated = headers.get("authorization", "")
         self.region = stated.split("/")[2] if stated else None
@@ -344,7 +345,8 @@ class Accounts(unittest.TestCase):
         self.assertEqual(self.used_by(**files), ("file", None))
         self.assertEqual(self.region, "eu-north-1")
         self.assertEqual(self.used_by(AWS_PROFILE="other", **files), ("other", "tok"))
-        self.assertEqual(self.used_by("--profile", "other", AWS_ACCESS_KEY_ID="env", AWS_SECRET_ACCESS_KEY="s", **files),
+        self.assertEqual(self.used_by("--profile", "other", AWS_ACCESS_KEY_ID="env", AWS_SECRET_ACCESS_KEY="s",
+                                      **files),
                          ("other", "tok"))
         self.assertEqual(self.region, "ap-south-1")
         self.assertEqual(self.used_by("--region=sa-east-1", **files), ("file", None))
@@ -354,7 +356,8 @@ class Accounts(unittest.TestCase):
     def test_container(self):
         """the service of a container"""
         url = f"http://127.0.0.1:{self.metadata.server_port}/creds"
-        self.assertEqual(self.used_by(AWS_CONTAINER_CREDENTIALS_FULL_URI=url, AWS_CONTAINER_AUTHORIZATION_TOKEN="sesame"),
+        self.assertEqual(self.used_by(AWS_CONTAINER_CREDENTIALS_FULL_URI=url,
+                                      AWS_CONTAINER_AUTHORIZATION_TOKEN="sesame"),
                          ("role", "token=/"))
         self.assertEqual(Metadata.asked[-1][2]["Authorization"], "sesame")
         self.assertIn("must be https", run("inspect", "s3://bkt/account", code=3, AWS_ACCESS_KEY_ID="",
@@ -394,7 +397,8 @@ def make_certificates():
     def certificate(name, key, issuer, issuer_key, is_authority):
         builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number())
-        builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
+        day = datetime.timedelta(days=1)
+        builder = builder.not_valid_before(now - day).not_valid_after(now + day)
         builder = builder.add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -479,7 +483,8 @@ class Plain(unittest.TestCase):
         """a private authority is trusted if it is named, and else not"""
         path = self.secure.url + "/fsdp2_adamw/ckpt"
         self.assertIn("certificate", run("inspect", path, code=5))
-        self.assertEqual(run("digest", path, "--ca-bundle", here / "ca.pem"), run("digest", GOLDEN / "fsdp2_adamw/ckpt"))
+        self.assertEqual(run("digest", path, "--ca-bundle", here / "ca.pem"),
+                         run("digest", GOLDEN / "fsdp2_adamw/ckpt"))
         upload(GOLDEN / "fsdp2_adamw/ckpt", "tls")
         self.assertEqual(run("digest", "s3://bkt/tls", AWS_ENDPOINT_URL=self.secure_bucket.url,
                              AWS_CA_BUNDLE=str(here / "ca.pem")), run("digest", GOLDEN / "fsdp2_adamw/ckpt"))
