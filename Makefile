@@ -116,6 +116,7 @@ include fuzz/fuzz.mk
 include tests/tests.mk
 include tests/torch/torch.mk
 include tests/s3/s3.mk
+include tests/cuda/cuda.mk
 include bench/bench.mk
 include tests/mpi/mpi_tests.mk
 

@@ -33,9 +33,11 @@ $(BUILD)/bench_mpi $(BUILD)/bench_scalapack: $(BUILD)/bench_%: $(BUILD)/mpi/benc
 
 # On a GPU, beside copies by the driver.
 .PHONY: bench-cuda
-bench-cuda: $(BUILD)/bench_cuda
-	@RESHARD_GPU=1 $(BUILD)/bench_cuda $(BUILD)/bench.json
+bench-cuda: $(BUILD)/bench_cuda $(BUILD)/libreshard.so
+	@RESHARD_GPU=1 $(BUILD)/bench_cuda $(BUILD)/bench.json /dev/shm
 	@RESHARD_GPU=1 $(MPIRUN) -np 4 $(BUILD)/bench_cuda $(BUILD)/bench.json ranks
+	@PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/python RESHARD_LIB=$(CURDIR)/$(BUILD)/libreshard.so \
+	    $(CUDA_PYTHON) bench/bench_torch_cuda.py
 
 $(BUILD)/bench_cuda: ALL_CPPFLAGS += -Itests
 $(BUILD)/bench_cuda: $(BUILD)/mpi/bench/cuda/bench_cuda.o $(BUILD)/obj/tests/gpu.o \

@@ -11,19 +11,20 @@ _reshard_tensors()
 
 _reshard_options()
 {
+    local input="--follow-links --as-is --take-rank-0 --dtype --unstack --vocab-size --from --from-mesh"
     local target="--mesh --place --rules --preset --default"
     local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run
-        --resume --verify --force --reflink --unchecked --torch-places --json --quiet --help"
+        --resume --verify --force --reflink --unchecked --torch-places --json --quiet --help $input"
     case $1 in
-    inspect) echo "--json --tree --svg --html --help" ;;
+    inspect) echo "--json --tree --svg --html --help $input" ;;
     plan) echo "--json --pairs --ranks --pieces --rank --ranks-per-node --no-picture --svg --html
         --format --compress --max-shard-size $target $common" ;;
     convert) echo "--format --compress --max-shard-size $target $common" ;;
     merge) echo "--max-shard-size --all --config-from $common" ;;
     split) echo "$target $common" ;;
-    verify) echo "--json --max-memory --threads --quiet --help" ;;
-    diff | digest) echo "--only --json --max-memory --threads --quiet --help" ;;
-    extract) echo "--slice --cast --raw --force --help" ;;
+    verify) echo "--json --max-memory --threads --quiet --help $input" ;;
+    diff | digest) echo "--only --json --max-memory --threads --quiet --help $input" ;;
+    extract) echo "--slice --cast --raw --force --help $input" ;;
     uploads) echo "--remove --help" ;;
     esac
 }
@@ -32,9 +33,9 @@ _reshard()
 {
     local verbs="inspect plan convert merge split verify diff digest extract uploads"
     [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
-    local takes=" --format --mesh --place --rules --preset --default --compress --max-shard-size --only
+    local takes=" --from-mesh --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
-        --ranks-per-node --slice --endpoint-url --region --profile --ca-bundle --reflink "
+        --ranks-per-node --slice --dtype --vocab-size --from --endpoint-url --region --profile --ca-bundle --reflink "
     local urls="--endpoint-url --region --profile --ca-bundle --no-sign-request"
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local i count=0 checkpoint=
@@ -46,9 +47,10 @@ _reshard()
         return
     fi
     case $before in
-    --format) mapfile -t COMPREPLY < <(compgen -W "dcp safetensors" -- "$current") ;;
+    --format) mapfile -t COMPREPLY < <(compgen -W "dcp safetensors torch.save" -- "$current") ;;
     --preset) mapfile -t COMPREPLY < <(compgen -W "fsdp hsdp llama-tp replicate" -- "$current") ;;
     --compress) mapfile -t COMPREPLY < <(compgen -W "none zstd" -- "$current") ;;
+    --dtype) mapfile -t COMPREPLY < <(compgen -W "model" -- "$current") ;;
     --cast) mapfile -t COMPREPLY < <(compgen -W "bf16 f16 f32 f64" -- "$current") ;;
     --reflink) mapfile -t COMPREPLY < <(compgen -W "auto always never" -- "$current") ;;
     --config-from) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;

@@ -1,6 +1,7 @@
 /* fuzz_item.c - any bytes as an item of a distributed checkpoint: what torch.save writes, plain or
  * compressed, a blob of safetensors, or a value. The file is in memory. */
 #include "rows.h"
+#include "safetensors.h"
 #include "torch_item.h"
 
 #include <stdio.h>
@@ -10,20 +11,17 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-static void try_plain(struct store *store, const struct extent *extent)
+static void try_plain(const rsd_checkpoint *checkpoint, const struct extent *extent)
 {
     struct torch_view view;
     struct stored_array array;
-    rsd_dtype dtype;
-    int32_t ndim;
-    int64_t shape[RSD_MAX_DIMS];
+    struct header_tensor tensor;
     uint64_t begin;
-    if (!torch_item_locate(store, extent, &view, &array) &&
+    if (!torch_item_locate(checkpoint->store, extent, &view, &array) &&
         (array.offset > extent->nbytes || array.nbytes > extent->nbytes - array.offset ||
          array.base < 0 || (uint64_t)array.base > array.nbytes))
         abort();
-    if (!safetensors_find_tensor(store, 0, 0, "w", &dtype, &ndim, shape, &begin) &&
-        begin > extent->nbytes)
+    if (!blob_find_tensor(checkpoint, 0, 0, "w", &tensor, &begin) && begin > extent->nbytes)
         abort();
 }
 
@@ -39,7 +37,7 @@ static void try_compressed(struct store *store, const struct extent *extent)
     stored_stream_close(stream);
 }
 
-static void try_value(const rsd_checkpoint *checkpoint, struct extent extent)
+static void try_value(rsd_checkpoint *checkpoint, struct extent extent)
 {
     const struct stored_value value = {.name = "v", .extent = extent};
     char *json = NULL;
@@ -63,12 +61,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     if (store_open("/proc/self/fd", &checkpoint.store, &none) ||
         store_add_file(checkpoint.store, (struct slice){name, (size_t)length}, &index))
         abort();
-    try_plain(checkpoint.store, &extent);
+    checkpoint.store->follow_links = true;
+    if (item_cache_open(&checkpoint.items))
+        abort();
+    try_plain(&checkpoint, &extent);
     try_value(&checkpoint, extent);
     for (extent.nzstd = 1; extent.nzstd <= 2; extent.nzstd++) {
         try_compressed(checkpoint.store, &extent);
         try_value(&checkpoint, extent);
     }
+    item_cache_close(checkpoint.items);
     store_close(checkpoint.store);
     return 0;
 }

@@ -31,6 +31,7 @@ struct rsd_storage;   /* reshard_storage.h: credentials and limits for URLs */
  *     what torch.save writes                a file (.pt, .pth, .bin), or a directory with its index
  *     Orbax                                 a directory with _METADATA or manifest.ocdbt; a step of a
  *                                           CheckpointManager, or its directory, of which the last step
+ *     what ranks save with FSDP             a directory with model_world_size_N_rank_R.pt of every rank R
  *
  * The library never runs or builds what a file contains: it reads a pickle as data. Opening reads names,
  * shapes and offsets; bytes of tensors are read by the calls below. Names in a file cannot lead out of its
@@ -44,10 +45,13 @@ typedef enum rsd_format {
     RSD_FORMAT_DCP = 1,
     RSD_FORMAT_SAFETENSORS = 2,
     RSD_FORMAT_TORCH_SAVE = 3,
+    RSD_FORMAT_FSDP = 4,
+    RSD_FORMAT_DEEPSPEED = 5,
+    RSD_FORMAT_MEGATRON = 6,
     RSD_FORMAT_ORBAX = 7
 } rsd_format;
 
-/* Returns "dcp", "safetensors", "torch.save" or "orbax"; NULL if the format is invalid. */
+/* Returns "dcp", "safetensors", "torch.save", "fsdp", "deepspeed", "megatron" or "orbax"; NULL if the format is invalid. */
 const char *rsd_format_name(rsd_format format);
 
 typedef struct rsd_open_options {
@@ -57,6 +61,25 @@ typedef struct rsd_open_options {
      * __0.metadata, __1.metadata, ... */
     const char *metadata;
     struct rsd_storage *storage; /* for s3:// and https:// paths; NULL: requests are not signed */
+    /* 1: links in the directory may lead out of it. 0: only a link in a snapshot of a Hugging Face cache may,
+     * to a blob of the same cache. */
+    int32_t follow_links;
+    int32_t as_is; /* 1: open one rank's file of several by itself, with the parts that it has */
+    /* 1: where copies of a tensor differ between ranks, take that of the lowest rank. 0: EMISMATCH. */
+    int32_t take_rank_0;
+    int32_t model_dtype; /* DeepSpeed, 1: parameters as the model file has them, not in fp32 */
+    /* Megatron's torch_dist, 1: one tensor per layer, decoder.layers.0. and so on, and optimizer states as
+     * optimizer.state.NAME.KEY. */
+    int32_t unstack;
+    int64_t vocab_size; /* Megatron: rows of embeddings and output layers; 0: with their padding */
+    /* Megatron: rules "RE=S(1)" that say how tensor-parallel ranks cut parameters whose whole name matches:
+     * S(d), R, or gated. */
+    int64_t nfrom_rules;
+    const char *const *from_rules;
+    /* A directory with one file per rank, of which no file says how the tensors are cut: rules with the mesh
+     * of the ranks and the places of the tensors. Files are in the order of the numbers in their names.
+     * NULL: files say it. */
+    struct rsd_rules *from;
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
@@ -95,12 +118,18 @@ rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index
 int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint);
 const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index);
 
+/* What a user should know of a checkpoint and cannot see in its tensors and values, such as files that were
+ * not read. Returns NULL behind the last note. */
+const char *rsd_checkpoint_note(const rsd_checkpoint *checkpoint, int64_t index);
+
 /* One stored box of a tensor. Since 0.2. */
 typedef struct rsd_extent {
     size_t struct_nbytes; /* sizeof(rsd_extent), set by the caller */
     rsd_box box;
     int64_t file;            /* -1: no file is known to hold the bytes */
     uint64_t offset, nbytes; /* of the item in the file, with what is around the bytes */
+    /* The transforms that the item went through, as a JSON list of names; NULL: none. */
+    const char *transforms;
 } rsd_extent;
 
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
@@ -113,6 +142,13 @@ int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint);
 const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t index);
 const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t index);
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json);
+
+/* The id that torch assigned to the save; NULL: none. Valid as long as the checkpoint. */
+const char *rsd_checkpoint_save_id(const rsd_checkpoint *checkpoint);
+
+/* Where the item of a value is; its box has no dims. */
+rsd_status rsd_checkpoint_value_extent(const rsd_checkpoint *checkpoint, int64_t index,
+                                       rsd_extent *extent);
 
 /* Returns the stored item of a value, decompressed: what torch.save wrote. Its pickle may contain anything:
  * unpickle it only if you trust the file. Free it with rsd_free; it is NULL if the value has no item. */
@@ -140,8 +176,8 @@ typedef struct rsd_io {
     void *context;                         /* of on_progress */
     const struct rsd_transport *transport; /* NULL: this process alone; else see 6.7 */
     double timeout; /* seconds without a heartbeat after which a rank counts as lost; 0: 300 */
-    void *
-        stream; /* of CUDA: its work is done before arrays on a device are used; NULL: the default stream */
+    /* A stream of CUDA, whose work is done before arrays on a device are used. NULL: the default stream. */
+    void *stream;
     struct rsd_storage *storage; /* of paths that are written; as that of rsd_open_options */
 } rsd_io;
 
@@ -241,8 +277,9 @@ rsd_status rsd_save_wait(rsd_async_save *save, rsd_report *report);
 
 /* ---- 6.5 Converting ---------------------------------------------------------------------------
  *
- * A conversion writes any format that can be read as DCP or safetensors, in any layout, within a memory
- * limit. A conversion that was stopped (by a full disk, by a signal) can be resumed.
+ * A conversion writes any format that can be read as DCP, safetensors or torch.save, within a memory limit.
+ * DCP and safetensors have any layout, torch.save has whole tensors. A conversion that was stopped (by a full
+ * disk, by a signal) can be resumed.
  */
 
 /* What becomes of a tensor. Before the call: keep is 1, name and dtype are the tensor's own, layout is NULL.
@@ -267,10 +304,14 @@ typedef enum rsd_reflink {
     RSD_REFLINK_NEVER = 2
 } rsd_reflink;
 
+/* Checks an output before it is put at its path. Collective, if the conversion is. A status other than RSD_OK
+ * ends the conversion, and nothing is put at the path. */
+typedef rsd_status rsd_check_output(void *context, rsd_checkpoint *output);
+
 typedef struct rsd_convert_options {
     size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
-    rsd_format format;        /* RSD_FORMAT_DCP or RSD_FORMAT_SAFETENSORS; 0: safetensors */
-    int64_t max_shard_nbytes; /* safetensors, whole tensors: limit of a file; 0: all in one file */
+    rsd_format format;        /* 0: safetensors. RSD_FORMAT_FSDP cannot be written */
+    int64_t max_shard_nbytes; /* whole tensors: limit of a file; 0: all in one file */
     int64_t nranks;           /* DCP: to write files for; 0: as many as the layouts name */
     int32_t every_replica;    /* safetensors: one file per rank, with all that the rank holds */
     int32_t compress;         /* DCP: 0, or the level of zstd */
@@ -283,14 +324,18 @@ typedef struct rsd_convert_options {
     void *map_context;
     const rsd_io *io;
     rsd_reflink reflink;
-    int32_t unchecked;    /* 1: do not read shared data to check its CRC, where the output needs none */
-    int32_t torch_places; /* 1: DCP items follow each other as torch places them, and safetensors headers
-                           * are as short as possible; 0: large ones begin at multiples of 4 KiB */
+    /* 1: do not read shared data to check its CRC, where the output needs none. */
+    int32_t unchecked;
+    /* 1: DCP items follow each other as torch places them, and safetensors headers are as short as possible.
+     * 0: large arrays begin at multiples of 4 KiB. */
+    int32_t torch_places;
+    rsd_check_output *check; /* NULL: the output is not checked */
+    void *check_context;
 } rsd_convert_options;
 
-/* options and report may be NULL. For safetensors, a path that ends in .safetensors is one file. EEXIST:
- * the path exists, or an earlier run left its staging directory. ECANCELLED, EIO and ENOENT keep what is
- * complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
+/* options and report may be NULL. A path that ends in .safetensors is one file, and for torch.save one that ends
+ * in .pt, .pth or .bin. EEXIST: the path exists, or an earlier run left its staging directory. ECANCELLED, EIO
+ * and ENOENT keep what is complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report);
 
@@ -420,8 +465,12 @@ typedef enum rsd_rule {
     RSD_RULE_STRIP_PREFIX = 5, /* TEXT: remove it from the start of names; the first that fits */
     RSD_RULE_RENAME = 6,       /* s/EXPRESSION/NEW/ or s/EXPRESSION/NEW/g, as in sed */
     RSD_RULE_CAST = 7,         /* DTYPE of all floating-point tensors, or EXPRESSION=DTYPE */
-    RSD_RULE_PART = 8          /* KEY: if the state dict has it, keep only what is below it, and
+    RSD_RULE_PART = 8,         /* KEY: if the state dict has it, keep only what is below it, and
                                 * remove "KEY." from names */
+    RSD_RULE_MODEL = 9         /* "": keep only the model of what a trainer wrote, under the names
+                                * that it has without the trainer and without wrappers. If it cannot
+                                * be told which part that is, rsd_rules_check fails with EINVAL,
+                                * unless rules of ONLY or STRIP_PREFIX choose */
 } rsd_rule;
 
 /* EINVAL: the text is not valid for this kind of rule. */

@@ -230,7 +230,8 @@ def metadata_of_arrays():
                             dtype=zarray(dtype="int4"), dtype_fields=zarray(dtype=[["a", "<f4"]]),
                             compressor=zarray(compressor={"id": "blosc"}),
                             compressor_none=zarray(compressor={"level": 1}), differs=zarray(dtype="<f8"),
-                            fill=zarray(fill_value=[1, 2]), deep=b'{"attributes": ' + b"[" * 100 + b"]" * 100 + b"}").items():
+                            fill=zarray(fill_value=[1, 2]),
+                            deep=b'{"attributes": ' + b"[" * 100 + b"]" * 100 + b"}").items():
         zarr(f"zarr_{what}", about)
     zarr("zarr_fill_unknown", zarray(dtype="float8_e4m3fn", fill_value=1.5), chunk=None)
     nested = codec("sharding_indexed", chunk_shape=[1, 4], codecs=[codec("sharding_indexed", chunk_shape=[1, 1])])

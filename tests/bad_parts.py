@@ -263,3 +263,85 @@ def shards(name, *files):
         write(f"{name}/shard-0000{i + 1}-model-00001-of-00001.safetensors", file)
 
 
+
+
+# ---- per-rank files ----
+
+TENSOR_TYPES = ("torch.distributed.tensor", "DTensor")
+
+
+def built(module, name, **attributes):
+    """An instance whose state is a dict."""
+    pairs = [(text(key), value) for key, value in attributes.items()]
+    return glob(module, name) + b")\x81" + dct(*pairs) + b"b"
+
+
+def placed(name, **attributes):
+    return built("torch.distributed.tensor.placement_types", name,
+                 **{key: num(value) for key, value in attributes.items()})
+
+
+def mesh(rank, ids=(0, 1), shape=(2,), strides=None, at=(), cls="IntStorage"):
+    """As up to torch 2.8: the ranks are a tensor, in the storage `ranks`."""
+    strides = strides or [1] * len(shape)
+    at = NONE if at is None else tup(*map(num, at or (rank,)))
+    ranks = tensor(shape=shape, strides=strides, key=f"ranks{''.join(map(str, ids))}", count=2, cls=cls)
+    return built("torch.distributed.device_mesh", "DeviceMesh", mesh=ranks, _coordinate_on_dim=at)
+
+
+def layout_mesh(rank, count=2, stride=1):
+    """As since torch 2.13: a layout in a list of ranks."""
+    flat = built("torch.distributed._mesh_layout", "_FlatLayout", shape=tup(num(count)), stride=tup(num(stride)))
+    layout = built("torch.distributed._mesh_layout", "_MeshLayout", axes=tup(flat))
+    return built("torch.distributed.device_mesh", "DeviceMesh", _layout=layout,
+                 _rank_map=tensor(shape=(2,), strides=(1,), key="ranks01", count=2, cls="IntStorage"),
+                 _coordinate_on_dim=tup(num(rank)))
+
+
+def wrapped(cls, shape, state):
+    """What torch pickles for a tensor without a storage of its own."""
+    args = tup(glob(*cls), glob("torch", "float32"), tup(*map(num, shape)), tup(), num(0), NONE, NONE, FALSE)
+    return call("torch._tensor", "_rebuild_from_type_v2", glob("torch._utils", "_rebuild_wrapper_subclass"),
+                glob(*cls), args, state)
+
+
+def dtensor(rank, device_mesh=None, places=None, local=None, shape=(2, 4), order=NONE, cls=TENSOR_TYPES):
+    spec = built("torch.distributed.tensor._dtensor_spec", "DTensorSpec", mesh=device_mesh or mesh(rank),
+                 placements=places or tup(placed("Shard", dim=0)), shard_order=order)
+    local = local or tensor(count=4, shape=(1, 4))
+    return wrapped(cls, shape, tup(NONE, dct((text("_local_tensor"), local), (text("_spec"), spec))))
+
+
+def sharded(rank, offset=None, rows=1, count=4, sizes=None):
+    sizes = sizes or (rows, 4)
+    offset = rank if offset is None else offset
+    about = built("torch.distributed._shard.metadata", "ShardMetadata",
+                  shard_offsets=lst(num(offset), num(0)), shard_sizes=lst(*map(num, sizes)))
+    shard = built("torch.distributed._shard.sharded_tensor.shard", "Shard",
+                  tensor=tensor(count=count, shape=(rows, 4)), metadata=about)
+    return wrapped(("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"), (2, 4),
+                   tup(lst(shard), NONE, NONE, NONE, FALSE))
+
+
+def ranks(name, mesh=None, local=None, whole=None, shape=(2, 4), skip=None, skip_optim=None, names=None, config=None,
+          optim=None, **given):
+    """A directory with the files of two ranks. `whole`: w as it is; `local`: its part, or all of it."""
+    data = struct.pack("<4f", 0, 1, 2, 3), struct.pack("<4f", 4, 5, 6, 7)
+    rows = [record(f"archive/data/ranks{a}{b}", struct.pack("<2i", a, b))
+            for a, b in ((0, 1), (0, 7), (1, 7), (7, 8))]
+    for rank in (0, 1)[:len(names) if names else 2]:
+        part = local(rank) if local else None
+        own = shape(rank) if callable(shape) else shape
+        body = whole(rank) if whole else part if part and b"_rebuild_wrapper" in part else dtensor(
+            rank, mesh(rank) if mesh else None, local=part, shape=own, **given)
+        n = max(4, body.count(b"K\x08t") and 8)
+        stored = (data[rank] * 2)[:4 * n]
+        if rank != skip:
+            file = names[rank] if names else f"model_world_size_2_rank_{rank}.pt"
+            write(f"{name}/{file}", archive(record("archive/data.pkl", pickle(state(w=body))),
+                                            record("archive/data/0", stored), *rows))
+        if optim and rank != skip_optim:
+            write(f"{name}/optim_world_size_2_rank_{rank}.pt", archive(
+                record("archive/data.pkl", pickle(optim(rank))), record("archive/data/0", data[rank]), *rows))
+    if config:
+        write(f"{name}/fsdp_config.json", json.dumps(config).encode())

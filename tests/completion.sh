@@ -56,10 +56,10 @@ same()
 }
 
 # The options that the manual page describes, of all verbs.
-manual=$(sed -n 's/^\.BR* .*\(\\-\\-[a-z\\-]*\).*/\1/p; s/^\.BI \(\\-\\-[a-z\\-]*\).*/\1/p' man/reshard.1 | tr -d '\\' | sort -u)
+manual=$(sed -n 's/^\.BR* .*\(\\-\\-[a-z0-9\\-]*\).*/\1/p; s/^\.BI \(\\-\\-[a-z0-9\\-]*\).*/\1/p' man/reshard.1 | tr -d '\\' | sort -u)
 all=
 for verb in inspect plan convert merge split verify diff digest extract uploads; do
-    help=$(reshard $verb --help | grep -o -- '^ *\(-.,\)* *--[a-z-]*' | grep -o -- '--.*' | sort -u)
+    help=$(reshard $verb --help | grep -o -- '^ *\(-.,\)* *--[a-z0-9-]*' | grep -o -- '--.*' | sort -u)
     same "options of $verb" "$help" "$(_reshard_options $verb | tr -s ' ' '\n' | sort -u)"
     all="$all $help"
 done

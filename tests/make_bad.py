@@ -12,10 +12,12 @@ import struct
 import zlib
 
 import bad_orbax
+import bad_trainers
 from bad_parts import (
     about, archive, call, chunk, compressed, dcp, dct, glob, index, info, legacy, lst, meta, metadata, num,
-    obj, pickle, pieces, place, record, safe, saved, shards, state, storage, streamed, tensor, text, tup,
-    value, write, zstd, DATA, FALSE, FOLDER, GOOD, ITEM, NONE, ONE, STREAM, SYSTEM, TRUE, ZSTD,
+    obj, pickle, pieces, place, placed, mesh, layout_mesh, dtensor, sharded, ranks, record, safe, saved,
+    shards, state, storage, streamed, tensor, text, tup, value, write, zstd, DATA, FALSE, FOLDER, GOOD,
+    ITEM, NONE, ONE, STREAM, SYSTEM, TRUE, ZSTD,
 )
 
 
@@ -178,7 +180,7 @@ def legacy_files():
 def views():
     for what, given in dict(
             stride_beyond=dict(strides=(5, 1)), offset_beyond=dict(offset=1), offset_2_62=dict(offset=2**62),
-            stride_2_62=dict(strides=(2**62, 1)), strides_overlap=dict(strides=(3, 1)),
+            stride_2_62=dict(strides=(2**62, 1)),
             stride_zero=dict(shape=(2**40,), strides=(0,)), extent_negative=dict(shape=(-2, 4)),
             stride_negative=dict(strides=(-4, 1)), storage_count=dict(count=9),
             storage_2_62=dict(count=2**62),
@@ -193,6 +195,67 @@ def views():
     parameter = call("torch._utils", "_rebuild_parameter", tensor(), FALSE, NONE)
     write("view_parameter_twice.pt", saved(state(w=call("torch._utils", "_rebuild_parameter", parameter))))
     dcp("view_quantized", data=saved(call("torch._utils", "_rebuild_qtensor", storage())))
+
+
+def rank_files():
+    """Two ranks with one row each of w, as verl writes them."""
+    ranks("good_ranks")
+    ranks("good_ranks_layout", mesh=lambda rank: layout_mesh(rank))
+    ranks("good_ranks_sharded", local=lambda rank: sharded(rank))
+    ranks("ranks_missing", skip=1)
+    ranks("ranks_swapped", mesh=lambda rank: mesh(1 - rank))
+    ranks("ranks_swapped_layout", mesh=lambda rank: layout_mesh(1 - rank))
+    ranks("ranks_twice", mesh=lambda rank: mesh(rank, at=(0,), ids=(rank, 7)))
+    ranks("ranks_more", names=("model_world_size_2_rank_0.pt", "model_world_size_2_rank_2.pt"))
+    ranks("ranks_two_sizes", names=("model_world_size_2_rank_0.pt", "model_world_size_3_rank_1.pt"))
+    ranks("ranks_config", config={"FSDP_version": 2, "world_size": 3})
+    ranks("ranks_config_good", config={"FSDP_version": 2, "world_size": 2})
+    ranks("ranks_config_text", config="two")
+    ranks("ranks_huge_world", names=("model_world_size_2000000000_rank_0.pt",))
+    ranks("ranks_outside", mesh=lambda rank: mesh(rank, at=None))
+    ranks("ranks_not_in_mesh", mesh=lambda rank: mesh(rank, ids=(7, 8)))
+    ranks("ranks_no_mesh", mesh=lambda rank: NONE)
+    ranks("ranks_mesh_float", mesh=lambda rank: mesh(rank, cls="FloatStorage"))
+    ranks("ranks_mesh_axes", mesh=lambda rank: mesh(rank, shape=(1,) * 16 + (2,), at=(0,) * 16 + (rank,)))
+    ranks("ranks_mesh_huge", mesh=lambda rank: mesh(rank, shape=(2**40,), strides=(0,)))
+    ranks("ranks_mesh_stride", mesh=lambda rank: layout_mesh(rank, stride=0))
+    ranks("ranks_mesh_count", mesh=lambda rank: layout_mesh(rank, count=2**40))
+    ranks("ranks_partial", places=tup(placed("Partial")))
+    ranks("ranks_dim_far", places=tup(placed("Shard", dim=2)))
+    ranks("ranks_dim_negative", places=tup(placed("Shard", dim=-1)))
+    ranks("ranks_places_two", places=tup(placed("Shard", dim=0), placed("Replicate")))
+    ranks("ranks_replicated", places=tup(placed("Replicate")))
+    ranks("ranks_factor_zero", places=tup(placed("_StridedShard", dim=0, split_factor=0)))
+    ranks("ranks_factor_huge", places=tup(placed("_StridedShard", dim=0, split_factor=2**40)))
+    ranks("ranks_order", order=tup(tup(num(0), tup(num(3)))))
+    ranks("ranks_order_dim", order=tup(tup(num(5), tup(num(0)))))
+    ranks("ranks_shape", shape=(3, 4))
+    ranks("ranks_shape_2_62", shape=(2**62, 4))
+    ranks("ranks_shapes_differ", shape=lambda rank: (2 + 2 * rank, 4),
+          local=lambda rank: tensor(count=4 + 4 * rank, shape=(1 + rank, 4)))
+    ranks("ranks_local_shape", local=lambda rank: tensor(count=4, shape=(4, 1), strides=(1, 1)))
+    ranks("ranks_local_dtype", local=lambda rank: tensor(count=4, shape=(1, 4), cls="IntStorage"))
+    ranks("ranks_local_none", local=lambda rank: NONE)
+    ranks("ranks_plain_differ", whole=lambda rank: tensor(count=4, shape=(4,), strides=(1,)))
+    ranks("ranks_plain_shapes", whole=lambda rank: tensor(count=4, shape=(1 + 3 * rank,), strides=(1,)))
+    ranks("ranks_plain_missing", whole=lambda rank: tensor(count=4, shape=(4,), strides=(1,)), skip=1)
+    ranks("ranks_kinds",
+          whole=lambda rank: tensor(count=4, shape=(2, 4), strides=(0, 1)) if rank else dtensor(rank))
+    ranks("ranks_shards_overlap",
+          local=lambda rank: sharded(rank, offset=0, rows=2, count=8) if rank else sharded(0))
+    ranks("ranks_shards_outside", local=lambda rank: sharded(rank, offset=2 * rank))
+    ranks("ranks_shards_negative", local=lambda rank: sharded(rank, offset=-rank))
+    ranks("ranks_shards_rows", local=lambda rank: sharded(rank, sizes=(2, 4)))
+    ranks("ranks_class", local=lambda rank: dtensor(rank, cls=("torchao.dtypes", "Tensor")))
+    def optimizer(state, params):
+        groups = lst(dct((text("params"), params)))
+        return dct((text("state"), state), (text("param_groups"), groups))
+
+    ranks("ranks_optim_params", optim=lambda rank: optimizer(dct(), text("w")))
+    ranks("ranks_optim_text", optim=lambda rank: text("x"))
+    ranks("ranks_optim_missing", skip_optim=1,
+          optim=lambda rank: optimizer(dct((num(0), dct((text("m"), dtensor(rank))))), lst(num(0))))
+    write("rank_alone/model_world_size_2_rank_0.pt", saved(state(w=tensor())))
 
 
 def torch_files():
@@ -357,9 +420,9 @@ def blobs():
 def main():
     shutil.rmtree(FOLDER, ignore_errors=True)
     for make in (good_ones, names_that_leave, indices, extents_of_items, boxes, shapes, names_and_classes,
-                 what_must_never_run, streams, transforms, zstd_streams, legacy_files, views, torch_files,
+                 what_must_never_run, streams, transforms, zstd_streams, legacy_files, views, torch_files, rank_files,
                  records, directories, checksums, values, headers, tensors_in_headers, shards_of_one, blobs,
-                 *bad_orbax.RULES):
+                 *bad_orbax.RULES, *bad_trainers.MAKERS):
         make()
 
 

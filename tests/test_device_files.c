@@ -1,10 +1,10 @@
 /* test_device_files.c - checkpoints of arrays on a GPU: the files are those of arrays in host memory, to the byte,
  * and they are loaded into memory of any kind, with any strides, and converted to the bits of the CPU. */
-#include "crew.h"
 #include "folder.h"
 #include "gpu.h"
 #include "random.h"
 #include "tap.h"
+#include "workers.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -131,22 +131,22 @@ static void load_kinds(rsd_checkpoint *checkpoint, const struct problem *problem
 /* ---- digests ---- */
 
 /* Ranks that are threads, each with its arrays in memory of any kind. */
-static rsd_status digest_rank(struct hand *hand)
+static rsd_status digest_rank(struct worker *worker)
 {
-    const struct problem *problems = hand->task;
+    const struct problem *problems = worker->task;
     rsd_tensor tensors[NPROBLEMS];
     char digests[NPROBLEMS][RSD_DIGEST_NCHARS];
-    rsd_io io = {.struct_nbytes = sizeof io, .transport = &hand->transport};
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = &worker->transport};
     for (int i = 0; i < NPROBLEMS; i++) {
         int64_t first, n;
         tensors[i] = problems[i].tensor;
-        rsd_layout_arrays_of(problems[i].from, hand->transport.rank, &first, &n);
-        tensors[i].rank = hand->transport.rank;
+        rsd_layout_arrays_of(problems[i].from, worker->transport.rank, &first, &n);
+        tensors[i].rank = worker->transport.rank;
         tensors[i].arrays += first;
     }
     rsd_status status = rsd_digest_tensors(NPROBLEMS, tensors, &io, digests);
     for (int i = 0; i < NPROBLEMS && !status; i++)
-        hand_tell(hand, digests[i]);
+        worker_add_line(worker, digests[i]);
     return status;
 }
 
@@ -175,12 +175,12 @@ static void digest_kinds(struct problem *problems, rsd_checkpoint *checkpoint)
                   digests[i], stored[index]);
             snprintf(all + strlen(all), sizeof all - strlen(all), "%s\n", digests[i]);
         }
-        struct crew crew;
-        crew_run(&crew, 4, digest_rank, on_gpu, 0);
-        for (int32_t rank = 0; rank < crew.n; rank++)
-            CHECK(!crew.hands[rank].status && strcmp(crew.hands[rank].told, all) == 0,
-                  "rank %d: %s", (int)rank, crew.hands[rank].message);
-        crew_free(&crew);
+        struct workers workers;
+        workers_run(&workers, 4, digest_rank, on_gpu, 0);
+        for (int32_t rank = 0; rank < workers.n; rank++)
+            CHECK(!workers.list[rank].status && strcmp(workers.list[rank].lines, all) == 0,
+                  "rank %d: %s", (int)rank, workers.list[rank].message);
+        workers_free(&workers);
         for (int i = 0; i < NPROBLEMS; i++)
             gpu_memory_free(&there[i]);
     }

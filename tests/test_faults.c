@@ -1,38 +1,12 @@
 /* test_faults.c - every allocation fails once: the status is ENOMEM, nothing leaks, no output is written.
  *
- * The linker redirects calloc and realloc to this file, so the library needs no hook.
+ * alloc_faults.h lets them fail.
  */
+#include "alloc_faults.h"
 #include "reshard.h"
 #include "tap.h"
 
 #include <stdlib.h>
-
-void *__real_calloc(size_t count, size_t nbytes);
-void *__real_realloc(void *memory, size_t nbytes);
-void *__wrap_calloc(size_t count, size_t nbytes);
-void *__wrap_realloc(void *memory, size_t nbytes);
-
-static long until_failure = -1; /* allocations that still succeed; negative: all */
-static bool failed;
-
-static bool fails_now(void)
-{
-    if (until_failure < 0 || until_failure-- > 0)
-        return false;
-    until_failure = -1;
-    failed = true;
-    return true;
-}
-
-void *__wrap_calloc(size_t count, size_t nbytes)
-{
-    return fails_now() ? NULL : __real_calloc(count, nbytes);
-}
-
-void *__wrap_realloc(void *memory, size_t nbytes)
-{
-    return fails_now() ? NULL : __real_realloc(memory, nbytes);
-}
 
 /* Calls everything that allocates, for one problem. */
 static rsd_status use_all(const char *problem, const int32_t *node_of)

@@ -1,7 +1,6 @@
 /* test_rules.c - rules of a conversion: expressions, presets and functions, one message for a problem of many tensors,
- * and every allocation fails once.
- *
- * The linker redirects allocations of the library to this file (--wrap). */
+ * and every allocation fails once. */
+#include "alloc_faults.h"
 #include "folder.h"
 #include "reshard.h"
 #include "tap.h"
@@ -11,33 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-void *__real_calloc(size_t count, size_t nbytes);
-void *__real_realloc(void *memory, size_t nbytes);
-void *__wrap_calloc(size_t count, size_t nbytes);
-void *__wrap_realloc(void *memory, size_t nbytes);
-
-static long until_failure = -1; /* allocations that still succeed; negative: all */
-static bool failed;
-
-static bool fails_now(void)
-{
-    if (until_failure < 0 || until_failure-- > 0)
-        return false;
-    until_failure = -1;
-    failed = true;
-    return true;
-}
-
-void *__wrap_calloc(size_t count, size_t nbytes)
-{
-    return fails_now() ? NULL : __real_calloc(count, nbytes);
-}
-
-void *__wrap_realloc(void *memory, size_t nbytes)
-{
-    return fails_now() ? NULL : __real_realloc(memory, nbytes);
-}
 
 static char directory[256];        /* of this test */
 static rsd_checkpoint *checkpoint; /* model.up.weight, optim.state.up.weight.exp_avg ... */

@@ -1,10 +1,10 @@
 /* test_save.c - tensors of any layout are saved, and loaded into any other: by one call for all ranks, by one call per
  * rank, compressed, in the background, and over an older checkpoint. */
-#include "crew.h"
 #include "folder.h"
 #include "oracle.h"
 #include "random.h"
 #include "tap.h"
+#include "workers.h"
 
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -138,21 +138,21 @@ struct by_rank {
     int32_t compress;
 };
 
-static rsd_status save_rank(struct hand *hand)
+static rsd_status save_rank(struct worker *worker)
 {
-    const struct by_rank *task = hand->task;
+    const struct by_rank *task = worker->task;
     rsd_tensor local[MOST_TENSORS];
     for (int k = 0; k < task->tensors.n; k++) {
         int64_t first, count;
-        rsd_layout_arrays_of(task->tensors.layout[k], hand->transport.rank, &first, &count);
+        rsd_layout_arrays_of(task->tensors.layout[k], worker->transport.rank, &first, &count);
         local[k] = task->tensors.local[k];
-        local[k].rank = hand->transport.rank;
+        local[k].rank = worker->transport.rank;
         local[k].arrays = task->tensors.memory[k].array + first;
     }
-    rsd_io io = {.struct_nbytes = sizeof io, .transport = &hand->transport};
+    rsd_io io = {.struct_nbytes = sizeof io, .transport = &worker->transport};
     rsd_save_options options = {
         .struct_nbytes = sizeof options, .overwrite = 1, .compress = task->compress, .io = &io};
-    return rsd_save(task->path, task->tensors.n, local, &options, &hand->report);
+    return rsd_save(task->path, task->tensors.n, local, &options, &worker->report);
 }
 
 static void save_by_rank(void)
@@ -161,7 +161,7 @@ static void save_by_rank(void)
     struct random random = {8};
     for (int i = 0; i < 60; i++) {
         struct by_rank task = {.compress = i % 4 == 3};
-        struct crew crew;
+        struct workers workers;
         char path[256], once[256];
         make_tensors(&random, &task.tensors);
         int64_t world = world_of(&task.tensors);
@@ -170,14 +170,14 @@ static void save_by_rank(void)
         rsd_save_options options = {
             .struct_nbytes = sizeof options, .overwrite = 1, .compress = task.compress};
         task.path = path;
-        if (world <= MOST_CREW) {
-            crew_run(&crew, (int32_t)world, save_rank, &task, 0);
-            for (int32_t rank = 0; rank < crew.n; rank++)
-                CHECK(crew.hands[rank].status == RSD_OK, "%s", crew.hands[rank].message);
+        if (world <= MOST_WORKERS) {
+            workers_run(&workers, (int32_t)world, save_rank, &task, 0);
+            for (int32_t rank = 0; rank < workers.n; rank++)
+                CHECK(workers.list[rank].status == RSD_OK, "%s", workers.list[rank].message);
             check_saved(&random, path, &task.tensors);
             OK(rsd_save(once, task.tensors.n, task.tensors.local, &options, NULL));
             CHECK(same_folders(path, once));
-            crew_free(&crew);
+            workers_free(&workers);
         }
         drop_tensors(&task.tensors);
     }

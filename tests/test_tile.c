@@ -36,24 +36,19 @@ static rsd_status check_block(const struct sink *sink, struct scratch *scratch, 
 static rsd_status add_pieces(struct transfer *transfer)
 {
     size_t n = transfer->nsources * transfer->nsinks;
-    int64_t *lo = malloc(n * 2 * sizeof *lo), *len = malloc(n * 2 * sizeof *len);
     transfer->pieces = mem_new(n, sizeof *transfer->pieces);
-    transfer->coordinates = mem_new(n * 4, sizeof *transfer->coordinates);
+    transfer->piece_lo = mem_new(n * 2, sizeof *transfer->piece_lo);
+    transfer->piece_len = mem_new(n * 2, sizeof *transfer->piece_len);
     for (size_t i = 0; i < n; i++) {
         size_t pair = (i * 7919) % n;
         const struct source *source = &transfer->sources[pair % transfer->nsources];
         const struct sink *sink = &transfer->sinks[pair / transfer->nsources];
         transfer->pieces[i] = (struct transfer_piece){pair % transfer->nsources, sink->index};
-        int64_t *at = transfer->coordinates + 4 * i;
-        box_overlap(2, source->lo, source->len, sink->lo, sink->len, at, at + 2);
-        copy_i64s(lo + 2 * i, at, 2);
-        copy_i64s(len + 2 * i, at + 2, 2);
+        box_overlap(2, source->lo, source->len, sink->lo, sink->len, transfer->piece_lo + 2 * i,
+                    transfer->piece_len + 2 * i);
     }
     transfer->npieces = n;
-    rsd_status status = box_tree_build(&transfer->tree, 2, (int64_t)n, lo, len);
-    free(lo);
-    free(len);
-    return status;
+    return box_tree_build(&transfer->tree, 2, (int64_t)n, transfer->piece_lo, transfer->piece_len);
 }
 
 static void run_grid(struct grid *grid)

@@ -2,7 +2,7 @@
 """Checks names and words: prints one line per finding, and exits 1 if there is one.
 
 In src/:
-- The name of a static function has at least two words and 7 to 32 characters, and is unique.
+- The name of a function has at least two words. That of a static one has 7 to 32 characters and is unique.
 - The name of a struct is unique.
 - No identifier contains a banned word.
 
@@ -36,6 +36,7 @@ C_CODE = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|^[ \t]*#(
 C_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.S)
 PYTHON_TEXT = re.compile(r'""".*?"""|#[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 FUNCTION = re.compile(r"^static [^;={}()]*?(?:__attribute__\(\(.*?\)\)[^;={}()]*?)?\b(\w+)\([^;]*?\)\s*\{", re.M | re.S)
+SHARED = re.compile(r"^(?!static|typedef)[a-z][\w ]*[ *](\w+)\([^;{}]*?\)\s*\{", re.M | re.S)
 STRUCT = re.compile(r"\b(?:struct|union) (\w+)\s*\{")
 
 
@@ -57,6 +58,9 @@ def check_names(findings):
         for found, places in ((FUNCTION, functions), (STRUCT, structs)):
             for match in found.finditer(text):
                 places[match.group(1)].append((path, line_at(text, match.start(1))))
+        for match in SHARED.finditer(text):
+            if "_" not in match.group(1) and match.group(1) != "main":
+                findings.append((path, line_at(text, match.start(1)), f"function '{match.group(1)}' has one word"))
         first_uses = {}
         for match in re.finditer(r"[A-Za-z_]\w*", text):
             first_uses.setdefault(match.group(), line_at(text, match.start()))

@@ -4,6 +4,11 @@
 #include "reshard_cuda.h"
 #include "reshard_mpi.h"
 
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
 enum { ROUNDS = 12, REPEATS = 5 };
 
 static int rank;
@@ -179,9 +184,116 @@ static void bench_ranks(const char *name, const char *problem, enum gpu_kind kin
     rsd_layout_free(b);
 }
 
+/* ---- files ---- */
+
+enum { NTENSORS = 40, FILE_CHUNK = 4 << 20 };
+#define TENSOR_NBYTES ((size_t)128 << 20)
+
+/* By hand: each thread reads chunks into pinned memory, and copies them to the device. */
+struct by_hand {
+    int fd;
+    size_t nbytes;
+    char *device;
+    _Atomic size_t next;
+};
+
+static void *read_by_hand(void *context)
+{
+    struct by_hand *all = context;
+    gpu_start();
+    char *pinned[2] = {gpu_new(PINNED, FILE_CHUNK), gpu_new(PINNED, FILE_CHUNK)};
+    void *streams[2] = {gpu_stream_new(), gpu_stream_new()};
+    for (size_t i = 0, at; (at = atomic_fetch_add(&all->next, FILE_CHUNK)) < all->nbytes; i++) {
+        gpu_stream_wait(streams[i % 2]);
+        if (pread(all->fd, pinned[i % 2], FILE_CHUNK, (off_t)at) <= 0)
+            break;
+        gpu_copy_async(all->device + at % TENSOR_NBYTES, pinned[i % 2], FILE_CHUNK, streams[i % 2]);
+    }
+    for (int k = 0; k < 2; k++) {
+        gpu_stream_wait(streams[k]);
+        gpu_free(PINNED, pinned[k]);
+    }
+    return NULL;
+}
+
+static double time_by_hand(const char *file, int nthreads, char *device)
+{
+    pthread_t threads[64];
+    struct by_hand all = {.fd = open(file, O_RDONLY), .device = device};
+    all.nbytes = (size_t)lseek(all.fd, 0, SEEK_END) / FILE_CHUNK * FILE_CHUNK;
+    double start = now();
+    for (int i = 0; i < nthreads; i++)
+        pthread_create(&threads[i], NULL, read_by_hand, &all);
+    for (int i = 0; i < nthreads; i++)
+        pthread_join(threads[i], NULL);
+    close(all.fd);
+    return now() - start;
+}
+
+/* Tensors of 128 MiB in bf16, to a checkpoint in memory and back. */
+static void bench_files(const char *directory)
+{
+    static const int counts[] = {1, 8, 16};
+    rsd_layout *layout;
+    rsd_tensor tensors[NTENSORS];
+    void *arrays[NTENSORS];
+    char names[NTENSORS][16], path[300], file[400], name[80];
+    must(rsd_layout_parse("bf16[8192,8192] @ 1:R", &layout));
+    snprintf(path, sizeof path, "%s/bench_cuda", directory);
+    snprintf(file, sizeof file, "%s/__0_0.distcp", path);
+    for (int i = 0; i < NTENSORS; i++) {
+        arrays[i] = gpu_new(ON_GPU, TENSOR_NBYTES);
+        gpu_fill_async(arrays[i], i, TENSOR_NBYTES, NULL);
+        snprintf(names[i], sizeof names[i], "t%d", i);
+        tensors[i] = (rsd_tensor){.struct_nbytes = sizeof(rsd_tensor),
+                                  .name = names[i],
+                                  .layout = layout,
+                                  .arrays = &arrays[i]};
+    }
+    for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+        rsd_pool *pool;
+        must(rsd_pool_new(counts[k], &pool));
+        rsd_io io = {.struct_nbytes = sizeof io, .pool = pool};
+        rsd_save_options save = {.struct_nbytes = sizeof save, .overwrite = 1, .io = &io};
+        rsd_load_options load = {.struct_nbytes = sizeof load, .io = &io};
+        rsd_checkpoint *checkpoint;
+        double saved = 1e99, loaded = 1e99, hand = 1e99;
+        for (int round = 0; round < 3; round++) {
+            double start = now();
+            must(rsd_save(path, NTENSORS, tensors, &save, NULL));
+            saved = now() - start < saved ? now() - start : saved;
+            must(rsd_checkpoint_open(path, NULL, &checkpoint));
+            start = now();
+            must(rsd_load(checkpoint, NTENSORS, tensors, &load, NULL));
+            loaded = now() - start < loaded ? now() - start : loaded;
+            rsd_checkpoint_close(checkpoint);
+            double took = time_by_hand(file, counts[k], arrays[0]);
+            hand = took < hand ? took : hand;
+        }
+        double gigabytes = NTENSORS * (double)TENSOR_NBYTES / 1e9;
+        snprintf(name, sizeof name, "load %d x bf16 8192^2, %d threads", NTENSORS, counts[k]);
+        bench_row(name, gigabytes / loaded, gigabytes / hand, "GB/s", "pread and copies by hand");
+        snprintf(name, sizeof name, "save %d x bf16 8192^2, %d threads", NTENSORS, counts[k]);
+        bench_row(name, gigabytes / saved, gigabytes / hand, "GB/s", "the same");
+        rsd_pool_free(pool);
+    }
+    char digests[NTENSORS][RSD_DIGEST_NCHARS];
+    double best = 1e99;
+    for (int round = 0; round < 3; round++) {
+        double start = now();
+        must(rsd_digest_tensors(NTENSORS, tensors, NULL, digests));
+        best = now() - start < best ? now() - start : best;
+    }
+    bench_row("digest of 40 x 128 MiB", NTENSORS * (double)TENSOR_NBYTES / 1e9 / best, 400, "GB/s",
+              "400 GB/s");
+    for (int i = 0; i < NTENSORS; i++)
+        gpu_free(ON_GPU, arrays[i]);
+    rsd_layout_free(layout);
+}
+
 int main(int argc, char **argv)
 {
-    bool ranks = argc > 2 && strcmp(argv[2], "ranks") == 0;
+    bool ranks = argc > 2 && strcmp(argv[2], "ranks") == 0; /* else the directory of files */
     if (!gpu_open(argv)) {
         puts("no GPU here: libcuda.so.1 cannot be loaded");
         return 0;
@@ -203,6 +315,8 @@ int main(int argc, char **argv)
         bench_problem("f64 8192^2 block-cyclic", "f64[8192,8192] : 2x2:C(0,64),C(1,64) -> 4:S0", 1);
         for (int64_t run = 8; run <= 65536; run *= run < 16 ? 2 : 4)
             bench_rows(run);
+        if (argc > 2)
+            bench_files(argv[2]);
     } else {
         bench_ranks("f64 8192^2 S0 -> S1, 4 processes", "f64[8192,8192] : 4:S0 -> 4:S1", ON_GPU);
         bench_ranks("the same, expandable segments", "f64[8192,8192] : 4:S0 -> 4:S1", ON_BLOCKS);

@@ -130,8 +130,11 @@ def packed(kind: Any, structs: Sequence[Struct]) -> Any:
 
 
 def path_bytes(path: Union[str, bytes, "os.PathLike[str]"]) -> bytes:
-    """Returns a path as bytes for the library."""
-    return os.fsencode(path)
+    """Returns a path as bytes for the library. A NUL would end it there, so it is refused."""
+    found = os.fsencode(path)
+    if b"\0" in found:
+        raise ValueError(f"path contains NUL: {found!r}")
+    return found
 
 
 class Kept:

@@ -207,22 +207,35 @@ class Exec(_c.Handle):
             raise MismatchError(f"got arrays of {len(arrays)} plans, but {len(self.plans)} are bound")
         return list(arrays)
 
+    def _order(self, *seen: Sequence[Optional[Memory]]) -> bool:
+        """Orders the next run in the current stream. Returns whether an array is on a CUDA device."""
+        stream = memory.ordered(one.device for list_ in seen for one in list_ if one is not None)
+        if stream is not None:
+            _c.lib.rsd_exec_set_stream(self.handle, stream or None)
+        return stream is not None
+
     def _addresses(self, sides: Sequence[_Side], arrays: Any, writable: bool) -> Tuple[Any, List[Any]]:
         seen = [one for side, own in zip(sides, self._per_plan(arrays)) for one in side.seen(own, writable)]
         return _c.pointers([None if one is None or not one.nbytes else one.address for one in seen]), seen
 
     def run(self, src: Any, dst: Any) -> None:
         """Runs the plans. `src` and `dst` are the arrays of the layouts; between processes, those of this rank.
-        With several plans they are lists with one entry per plan."""
+        With several plans they are lists with one entry per plan.
+
+        With arrays on a CUDA device, the run follows the work in the current stream of torch. In one process it
+        returns when it is queued there, and between processes when all data has arrived."""
         src, kept_src = self._addresses(self._src, src, False)
         dst, kept_dst = self._addresses(self._dst, dst, True)
+        on_device = self._order(kept_src, kept_dst)
         self._call(_c.lib.rsd_exec_run, self.handle, src, dst)
-        del kept_src, kept_dst
+        if on_device and self._transport is None:
+            memory.record([*kept_src, *kept_dst])
 
     def start(self, src: Any, dst: Any) -> None:
         """Starts a run. The arrays are in use until `wait` returns."""
         src, kept_src = self._addresses(self._src, src, False)
         dst, kept_dst = self._addresses(self._dst, dst, True)
+        self._order(kept_src, kept_dst)
         self._call(_c.lib.rsd_exec_start, self.handle, src, dst)
         self._flight = (kept_src, kept_dst)
 
@@ -287,7 +300,8 @@ def run(plan: Plan, src: Any, dst: Any = None, *, pool: AnyPool = None,
     if dst is None:
         if like is None:
             like = frameworks.like_of(src)
-        dst = [frameworks.empty(one.shape, plan.dst.dtype, like) for one in plan.dst.arrays()]
+        device = frameworks.device_of(src)
+        dst = [frameworks.empty(one.shape, plan.dst.dtype, like, device) for one in plan.dst.arrays()]
     exec_ = bind(plan, src=src, dst=dst, pool=pool)
     exec_.run(src, dst)
     return dst

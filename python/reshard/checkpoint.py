@@ -26,18 +26,25 @@ from .storage import Storage, handle_for
 from .transport import AnyTransport
 
 FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE,
+           "fsdp": _c.FORMAT_FSDP, "deepspeed": _c.FORMAT_DEEPSPEED, "megatron": _c.FORMAT_MEGATRON,
            "orbax": _c.FORMAT_ORBAX}
 
 
 class Stored(NamedTuple):
     """One stored box of a tensor. `file` is a name in the directory, or None if it is not known. `offset` and
-    `nbytes` are those of the item in the file, including its header."""
+    `nbytes` are those of the item in the file, including its header. `transforms` are the names of what was done to
+    the item, such as "stream.zstd/1"."""
 
     lo: Tuple[int, ...]
     len: Tuple[int, ...]
     file: Optional[str]
     offset: int
     nbytes: int
+    transforms: Tuple[str, ...] = ()
+
+
+def _transforms(stored: Any) -> Tuple[str, ...]:
+    return () if stored.transforms is None else tuple(json.loads(stored.transforms))
 
 
 class LazyTensor:
@@ -95,7 +102,7 @@ class LazyTensor:
                 _c.lib.rsd_checkpoint_box(handle, self._index, box, C.byref(stored))
                 file = files[stored.file] if stored.file >= 0 else None
                 found.append(Stored(tuple(stored.box.lo[:n]), tuple(stored.box.len[:n]), file, stored.offset,
-                                    stored.nbytes))
+                                    stored.nbytes, _transforms(stored)))
         return found
 
     def __getitem__(self, index: Any) -> Any:
@@ -141,6 +148,7 @@ class LazyTensor:
                      for _, _, at in reading.boxes]
         made = _c.Tensor(name=self.name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
                         strides=_c.ints(list(strides) * len(addresses)))
+        made.devices = [seen.device]
         self._checkpoint._load([made], pool, cast=kind is not self._dtype)
 
     def numpy(self) -> Any:
@@ -182,6 +190,14 @@ class _Values(Mapping[str, Any]):
             found = _c.lib.rsd_checkpoint_value_path(handle, self._index[name])
         return None if found is None else tuple(json.loads(found))
 
+    def stored(self, name: str) -> Stored:
+        """Where the item of a value is."""
+        found = _c.Extent()
+        with self._checkpoint.in_use() as handle:
+            _c.lib.rsd_checkpoint_value_extent(handle, self._index[name], C.byref(found))
+        file = self._checkpoint.files[found.file] if found.file >= 0 else None
+        return Stored((), (), file, found.offset, found.nbytes, _transforms(found))
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._index)
 
@@ -218,20 +234,26 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     _free = "rsd_checkpoint_close"
 
     def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",
-                 format: Optional[str] = None, metadata: Optional[str] = None,
-                 storage: Optional[Storage] = None) -> None:
+                 format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
+                 take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
+                 vocab_size: int = 0, from_rules: Sequence[str] = (),
+                 follow_links: bool = False, storage: Optional[Storage] = None) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"unknown format {format!r}; formats are {' '.join(FORMATS)}")
         handle = Address()
+        rules = [rule.encode() for rule in from_rules]
         _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
             format=0 if format is None else FORMATS[format],
-            metadata=None if metadata is None else _c.path_bytes(metadata),
+            metadata=None if metadata is None else _c.path_bytes(metadata), follow_links=follow_links, as_is=as_is,
+            take_rank_0=take_rank_0, model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size,
+            nfrom_rules=len(rules), from_rules=(_c.Text * max(1, len(rules)))(*rules),
             storage=handle_for(self.path, storage))), C.byref(handle))
         self._handle = handle.value
         self._lock, self._nusers = threading.Lock(), 0
         self._later: Optional[int] = None
         self._names: Optional[List[str]] = None
+        self._files: Optional[List[str]] = None
         self._values: Optional[_Values] = None
 
     def close(self) -> None:
@@ -269,16 +291,34 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     @property
     def format(self) -> str:
-        """ "dcp", "safetensors", "torch.save" or "orbax"."""
+        """ "dcp", "safetensors", "torch.save", "fsdp", "deepspeed", "megatron" or "orbax"."""
         with self.in_use() as handle:
             return _c.lib.rsd_format_name(_c.lib.rsd_checkpoint_format(handle)).decode()
 
     @property
+    def save_id(self) -> Optional[str]:
+        """The id that torch assigned to the save."""
+        with self.in_use() as handle:
+            found = _c.lib.rsd_checkpoint_save_id(handle)
+        return None if found is None else found.decode()
+
+    @property
     def files(self) -> List[str]:
         """The files that contain tensors."""
+        if self._files is None:
+            with self.in_use() as handle:
+                self._files = [os.fsdecode(_c.lib.rsd_checkpoint_file(handle, index))
+                               for index in range(_c.lib.rsd_checkpoint_nfiles(handle))]
+        return self._files
+
+    @property
+    def notes(self) -> List[str]:
+        """What a user should know of the checkpoint and cannot see in it, such as files that were not read."""
+        found: List[str] = []
         with self.in_use() as handle:
-            return [os.fsdecode(_c.lib.rsd_checkpoint_file(handle, index))
-                    for index in range(_c.lib.rsd_checkpoint_nfiles(handle))]
+            while (note := _c.lib.rsd_checkpoint_note(handle, len(found))) is not None:
+                found.append(note.decode(errors="replace"))
+        return found
 
     @property
     def plain_values(self) -> "_Values":
@@ -407,7 +447,8 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
               cast: bool = False, max_nbytes: Union[str, int] = 0,
               progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
               timeout: float = 0.0) -> Report:
-        call = local.Call(progress, pool, max_nbytes, transport, timeout)
+        stream = memory.ordered(device for one in locals_ for device in getattr(one, "devices", ()))
+        call = local.Call(progress, pool, max_nbytes, transport, timeout, stream)
         options = _c.LoadOptions(allow_missing=missing, allow_cast=cast, io=call.io)
         with self.in_use() as handle:
             return call(_c.lib.rsd_load, handle, len(locals_), _c.packed(_c.Tensor, locals_), C.byref(options))
@@ -433,14 +474,25 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
 
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
-         format: Optional[str] = None, metadata: Optional[str] = None,
+         format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
+         take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
+         vocab_size: int = 0, from_rules: Sequence[str] = (), follow_links: bool = False,
          storage: Optional[Storage] = None) -> Checkpoint:
-    """Opens a checkpoint: a directory of DCP or safetensors, or a torch.save file.
+    """Opens a checkpoint: a directory of DCP or safetensors, a torch.save file, the per-rank files of verl, SkyRL and
+    FSDP, or a directory of DeepSpeed, Megatron or Orbax.
 
     The format is detected, unless `format` names it. Arrays are of the kind `like`: "numpy", "torch", "raw" or
     "memoryview". Pickles are parsed as data, and nothing in a file is executed. `metadata` names the metadata file
-    to use, such as "__3.metadata" of a rank that saved without collectives.
+    to use, such as "__3.metadata" of a rank that saved without collectives. `as_is` opens one rank's file of several
+    by itself, with the parts that it has. `take_rank_0` takes the lowest rank's copy where copies of a tensor differ,
+    which is an error otherwise.
+
+    `model_dtype` reads DeepSpeed's parameters as the model file has them, not in fp32. `unstack` reads Megatron's
+    stacked layers as one tensor per layer, and `vocab_size` so many rows of its padded vocabulary. `from_rules` has
+    rules "RE=S(1)" that say how its tensor-parallel ranks cut parameters that the library does not know.
 
     The path may be s3://BUCKET/PREFIX or https://HOST/PATH. `storage` has its credentials and limits. Default:
     those of the environment."""
-    return Checkpoint(path, like=like, format=format, metadata=metadata, storage=storage)
+    return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0,
+                      model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size, from_rules=from_rules,
+                      follow_links=follow_links, storage=storage)

@@ -28,7 +28,7 @@ _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 
 def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             mesh: Union[str, int, Mesh, None] = None, place: Optional[Place] = None,
-            preset: Optional[str] = None, default: Optional[Places] = None, part: str = "",
+            preset: Optional[str] = None, default: Optional[Places] = None, part: Optional[str] = "",
             only: Optional[Names] = None, exclude: Optional[Names] = None, rename: Optional[Rename] = None,
             cast: Optional[Cast] = None, max_shard_size: Union[str, int] = 0,
             compress: Union[str, int, bool, None] = None, every_replica: bool = False, nranks: int = 0,
@@ -39,15 +39,16 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             unchecked: bool = False, torch_places: bool = False) -> Report:
     """Writes a checkpoint in another format or layout.
 
-    format      "dcp" or "safetensors". Default: safetensors if `out` ends in .safetensors or the source is not
-                DCP, else DCP
+    format      "dcp", "safetensors" or "torch.save". Default: torch.save if `out` ends in .pt, .pth or .bin,
+                safetensors if it ends in .safetensors or the source is not DCP, else DCP
     mesh        the ranks to write for: 8, "2x4" or "dp=2,tp=4". Default: tensors stay whole
     place       how tensors are sharded: placements of all ("S(0)"); a dict of expressions that match whole names
                 and placements, of which the first match applies; or a function of the tensor that returns
                 placements, a Layout, or None (whole)
     preset      "fsdp", "hsdp", "llama-tp" or "replicate"; `place` comes first
     default     placements of tensors that nothing matches. Default: such a tensor is an error
-    part        a key of a nested state dict: keep only tensors below it, and remove it from their names
+    part        a key of a nested state dict: keep only tensors below it, and remove it from their names. None:
+                keep only the model of what a trainer wrote, under the names that it has without the trainer
     only        keep tensors whose name contains a match: an expression or several, or a function of the tensor
     exclude     leave out tensors, given in the same ways
     rename      a dict of expressions and replacements, or a function of the name
@@ -76,11 +77,12 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             raise InvalidError(f"reflink={reflink!r} must be 'auto', 'always' or 'never'")
         if format is None:
             safe = os.fspath(out).endswith(".safetensors") or checkpoint.format != "dcp"
-            format = "safetensors" if safe else "dcp"
-        if format not in ("dcp", "safetensors"):
-            raise InvalidError(f"format={format!r} cannot be written; use 'dcp' or 'safetensors'")
-        if max_shard_size and (format != "safetensors" or mesh is not None):
-            raise InvalidError("max_shard_size applies to safetensors output of whole tensors only")
+            torch_file = os.fspath(out).endswith((".pt", ".pth", ".bin"))
+            format = "torch.save" if torch_file else "safetensors" if safe else "dcp"
+        if format not in ("dcp", "safetensors", "torch.save"):
+            raise InvalidError(f"format={format!r} cannot be written; use 'dcp', 'safetensors' or 'torch.save'")
+        if max_shard_size and (format == "dcp" or mesh is not None):
+            raise InvalidError("max_shard_size applies to output of whole tensors only, not to DCP")
         rules = Rules(checkpoint, mesh=mesh, place=place, preset=preset, default=default, only=only,
                       exclude=exclude, rename=rename, cast=cast, part=part)
         rules.check()
@@ -102,15 +104,17 @@ def merge(source: Source, out: Pathlike, *, everything: bool = False, config_fro
     """Writes whole tensors as safetensors that transformers loads: a directory, or one file if `out` ends in
     .safetensors. A file has at most `max_shard_size` bytes. Default: 5GB.
 
-    If the state dict has a key `model`, only that part is written, without the prefix in its names, unless
-    `everything` is true. Configs and tokenizers are copied from the directory of the source or from
-    `config_from`. The other options are those of `convert`."""
+    Only the model of what a trainer wrote is written, under the names that it has without the trainer, unless
+    `everything` is true. Configs and tokenizers are copied from the directory of the source, from `huggingface`
+    in it, or from `config_from`. The other options are those of `convert`."""
     one_file = os.fspath(out).endswith(".safetensors")
     if max_shard_size is None:
         max_shard_size = 0 if one_file else "5GB"
     with opened(source, options.get("storage")) as checkpoint:
         directory = os.fspath(config_from) if config_from is not None else checkpoint.path
-        return convert(checkpoint, out, format="safetensors", part="" if everything else "model",
+        beside = os.path.join(directory, "huggingface")
+        directory = beside if config_from is None and os.path.isdir(beside) else directory
+        return convert(checkpoint, out, format="safetensors", part="" if everything else None,
                        side_files=[] if one_file else _side_files(directory), max_shard_size=max_shard_size, **options)
 
 

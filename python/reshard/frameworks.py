@@ -1,7 +1,7 @@
 """New arrays for results, of the requested framework. A framework is imported when it is needed.
 
     "numpy"         NumPy arrays; dtypes that NumPy does not have need ml_dtypes, or are refused
-    "torch"         torch tensors on the CPU
+    "torch"         torch tensors, on the CPU unless a device is stated
     "raw"           NumPy arrays, dtypes that NumPy does not have as unsigned integers of the same bits
     "memoryview"    memoryviews of bytearrays, without any package; complex numbers and others as bits
 """
@@ -25,12 +25,24 @@ def check(like: str) -> str:
     return like
 
 
-def like_of(arrays: Any) -> str:
-    """Returns the framework of the first array."""
+def _first(arrays: Any) -> Any:
     if isinstance(arrays, Mapping):
         arrays = list(arrays.values())
     while isinstance(arrays, (list, tuple)):
         arrays = next((one for one in arrays if one is not None), None)
+    return arrays
+
+
+def device_of(arrays: Any) -> Any:
+    """Returns the CUDA device of the first array if it is a torch tensor on one, else None."""
+    first, torch = _first(arrays), sys.modules.get("torch")
+    on_device = torch is not None and isinstance(first, torch.Tensor) and first.device.type == "cuda"
+    return first.device if on_device else None
+
+
+def like_of(arrays: Any) -> str:
+    """Returns the framework of the first array."""
+    arrays = _first(arrays)
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(arrays, torch.Tensor):
         return "torch"
@@ -39,12 +51,12 @@ def like_of(arrays: Any) -> str:
     return "memoryview" if isinstance(arrays, (memoryview, bytes, bytearray)) else "numpy"
 
 
-def empty(shape: Sequence[int], dtype: Any, like: str) -> Any:
-    """Returns a new dense array with unspecified values."""
+def empty(shape: Sequence[int], dtype: Any, like: str, device: Any = None) -> Any:
+    """Returns a new dense array with unspecified values. `device` is for torch."""
     one = dtypes.dtype(dtype)
     if check(like) == "torch":
         import torch
-        return torch.empty(tuple(shape), dtype=dtypes.torch_dtype(one))
+        return torch.empty(tuple(shape), dtype=dtypes.torch_dtype(one), device=device)
     if like == "memoryview":
         return _cast(memoryview(bytearray(one.nbytes * math.prod(shape))), shape, one)
     import numpy

@@ -51,10 +51,12 @@ class Call:
     """
 
     def __init__(self, progress: Optional[Progress] = None, pool: AnyPool = None, max_nbytes: Size = 0,
-                 transport: Optional[AnyTransport] = None, timeout: float = 0.0) -> None:
+                 transport: Optional[AnyTransport] = None, timeout: float = 0.0,
+                 stream: Optional[int] = None) -> None:
         self.kept = _c.Kept()
         self._pool, self._transport = Pool.of(pool), transport
-        io = _c.Io(pool=self._pool.handle, max_nbytes=size(max_nbytes), timeout=timeout)
+        io = _c.Io(pool=self._pool.handle, max_nbytes=size(max_nbytes), timeout=timeout,
+                   stream=stream or None)
         if transport is not None:
             io.transport = C.addressof(transport.table)
         # The main thread is called also without `progress`, since Python handles Ctrl-C between two bytecodes.
@@ -115,6 +117,7 @@ class Local:
                         strides=None if dense else _c.ints(strides),
                         path=None if self.path is None else json.dumps(list(self.path)).encode())
         made.kept = (layout, seen)
+        made.devices = [one.device for one in seen if one is not None]
         return made
 
 

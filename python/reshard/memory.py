@@ -3,15 +3,15 @@
     view = memory.see(array, writable=True)
     view.address, view.dtype, view.shape, view.strides          strides in elements
 
-A view keeps its object alive. Raw bytes (bytes, bytearray, mmap: one dim of "B") stand for a dense array of any dtype
-and shape with the same number of bytes. Unsigned integers stand for a dtype of the same width that NumPy does not
-have.
+A view keeps its object alive. Memory is that of the host, or of a CUDA device. Raw bytes (bytes, bytearray, mmap: one
+dim of "B") stand for a dense array of any dtype and shape with the same number of bytes. Unsigned integers stand for a
+dtype of the same width that NumPy does not have.
 """
 from __future__ import annotations
 
 import ctypes as C
 import sys
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 from . import dtypes
 from .dtypes import Dtype
@@ -19,13 +19,15 @@ from .errors import InvalidError, MismatchError, UnsupportedError
 
 
 class Memory:
-    """The memory of an object. `raw` is true for plain bytes, which have no dtype."""
+    """The memory of an object. `raw` is true for plain bytes, which have no dtype. `device` is the number of the CUDA
+    device, or None for memory of the host."""
 
-    __slots__ = ("address", "dtype", "shape", "strides", "writable", "raw", "nbytes", "kept")
+    __slots__ = ("address", "dtype", "shape", "strides", "writable", "raw", "nbytes", "kept", "device")
 
     def __init__(self, address: Optional[int], dtype: Dtype, shape: Sequence[int],
-                 strides: Optional[Sequence[int]], writable: bool, kept: Any, raw: bool = False) -> None:
-        self.address = address or None
+                 strides: Optional[Sequence[int]], writable: bool, kept: Any, raw: bool = False,
+                 device: Optional[int] = None) -> None:
+        self.address, self.device = address or None, device
         self.dtype, self.shape, self.writable, self.kept, self.raw = dtype, tuple(shape), writable, kept, raw
         self.strides = dense_strides(self.shape) if strides is None else tuple(strides)
         self.nbytes = dtype.nbytes
@@ -55,7 +57,7 @@ class Memory:
         if self.dtype is dtype or cast:
             return self
         if dtype.numpy is None and self.dtype.name == f"u{8 * dtype.nbytes}":
-            return Memory(self.address, dtype, shape, self.strides, self.writable, self.kept)
+            return Memory(self.address, dtype, shape, self.strides, self.writable, self.kept, device=self.device)
         raise MismatchError(f"{what} has dtype {self.dtype.name}; expected {dtype.name}")
 
 
@@ -70,7 +72,8 @@ def dense_strides(shape: Sequence[int]) -> Tuple[int, ...]:
 
 def see(what: Any, name: str, writable: bool = False) -> Memory:
     """Returns the memory of an object. Errors call the object `name`. InvalidError: it is read-only but must be
-    writable, is not in memory of the CPU, or has strides that the library does not support."""
+    writable, or has strides that the library does not support. UnsupportedError: it is in memory of another device
+    than a CPU or a CUDA device."""
     torch = sys.modules.get("torch")
     if isinstance(what, Memory):
         view = what
@@ -92,16 +95,60 @@ def see(what: Any, name: str, writable: bool = False) -> Memory:
 def _see_torch(tensor: Any, name: str, torch: Any) -> Memory:
     if hasattr(tensor, "_local_tensor") or hasattr(tensor, "local_shards"):
         raise InvalidError(f"{name} is a {type(tensor).__name__}; pass its local tensor")
-    if tensor.device.type != "cpu":
-        raise UnsupportedError(f"{name} is on {tensor.device}; only memory of the CPU is supported, such as "
-                               "tensor.cpu()")
+    if not is_direct(tensor):
+        raise UnsupportedError(f"{name} is on {tensor.device}; only memory of the CPU and of CUDA devices is "
+                               "supported, such as tensor.cpu()")
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise UnsupportedError(f"{name} has the layout {tensor.layout}; only strided tensors are supported")
     if tensor.is_conj() or tensor.is_neg():
         raise UnsupportedError(f"{name} is lazily conjugated or negated; pass resolve_conj() or resolve_neg() "
                                "of it")
     found = dtypes.dtype(tensor.dtype)
-    return Memory(tensor.data_ptr(), found, tensor.shape, tensor.stride(), True, tensor)
+    return Memory(tensor.data_ptr(), found, tensor.shape, tensor.stride(), True, tensor,
+                  device=cuda_device(tensor))
+
+
+# ---- CUDA devices ----
+
+
+def is_direct(tensor: Any) -> bool:
+    """Returns whether the library uses the memory of a torch tensor: that of the CPU, or of a CUDA device."""
+    kind = tensor.device.type
+    return kind == "cpu" or (kind == "cuda" and sys.modules["torch"].version.cuda is not None)
+
+
+def cuda_device(tensor: Any) -> Optional[int]:
+    """Returns the number of the CUDA device of a torch tensor, or None."""
+    return tensor.device.index if tensor.device.type == "cuda" else None
+
+
+def stream_of(device: int) -> int:
+    """Returns the current stream of a CUDA device: that of torch, if torch uses CUDA, else the default stream."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def ordered(devices: Iterable[Optional[int]]) -> Optional[int]:
+    """Returns the stream for a call on arrays of these devices, or None if all are in memory of the host. A call takes
+    one stream, so this waits for the current streams of further devices."""
+    found = sorted({one for one in devices if one is not None})
+    if not found:
+        return None
+    torch = sys.modules.get("torch")
+    for other in found[1:]:
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.current_stream(other).synchronize()
+    return stream_of(found[0])
+
+
+def record(seen: Iterable[Optional[Memory]]) -> None:
+    """Tells the allocator of torch that queued work of the current streams uses this memory."""
+    for one in seen:
+        if one is not None and one.device is not None and hasattr(one.kept, "record_stream"):
+            torch = sys.modules["torch"]
+            one.kept.record_stream(torch.cuda.current_stream(one.device))
 
 
 def _see_numpy(array: Any, name: str) -> Memory:
@@ -145,7 +192,7 @@ class _DLVersioned(C.Structure):
 
 _DL_CODES = {0: "i", 1: "u", 2: "f", 4: "bf", 5: "c", 6: "bool", 10: "f8e4m3", 11: "f8e4m3fnuz",
              12: "f8e5m2", 13: "f8e5m2fnuz", 14: "f8e8m0"}
-_DL_CPU, _DL_READ_ONLY = 1, 1
+_DL_HOST, _DL_CUDA, _DL_READ_ONLY = (1, 3), (2, 13), 1  # the CPU and pinned memory; a GPU and managed memory
 _capsule_pointer = C.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = C.c_void_p, [C.py_object, C.c_char_p]
 _capsule_is = C.pythonapi.PyCapsule_IsValid
@@ -153,14 +200,16 @@ _capsule_is.restype, _capsule_is.argtypes = C.c_int, [C.py_object, C.c_char_p]
 
 
 def _see_dlpack(what: Any, name: str) -> Memory:
-    device = what.__dlpack_device__()
-    if int(device[0]) != _DL_CPU:
-        raise UnsupportedError(f"{name} is on the DLPack device {tuple(map(int, device))}; only memory of the CPU "
-                               "is supported")
+    kind, device = map(int, what.__dlpack_device__())
+    if kind not in (*_DL_HOST, *_DL_CUDA):
+        raise UnsupportedError(f"{name} is on the DLPack device {(kind, device)}; only memory of the CPU and of CUDA "
+                               "devices is supported")
+    # The object is ready in this stream then. 1 is the default stream.
+    options = {"stream": stream_of(device) or 1} if kind in _DL_CUDA else {}
     try:
-        capsule = what.__dlpack__(max_version=(1, 0))
+        capsule = what.__dlpack__(max_version=(1, 0), **options)
     except TypeError:  # an older version without this argument
-        capsule = what.__dlpack__()
+        capsule = what.__dlpack__(**options)
     # The capsule keeps its ownership, and frees the memory when it is deleted.
     writable = True
     if _capsule_is(capsule, b"dltensor_versioned"):
@@ -175,7 +224,7 @@ def _see_dlpack(what: Any, name: str) -> Memory:
                                "is not supported")
     strides = about.strides[:about.ndim] if about.strides else None
     return Memory((about.data or 0) + about.byte_offset, dtypes.DTYPES[word], about.shape[:about.ndim],
-                  strides, writable, (what, capsule))
+                  strides, writable, (what, capsule), device=device if kind in _DL_CUDA else None)
 
 
 # ---- the buffer protocol ----

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes as C
 import os
+import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 from . import _c, local, memory
@@ -57,8 +58,12 @@ def digest(source: Source, names: Optional[Sequence[str]] = None, *, pool: AnyPo
 
 
 def digest_array(array: Any) -> str:
-    """Returns the digest of an array in memory."""
+    """Returns the digest of an array in memory. The digest of a dense array on a CUDA device is computed there, after
+    the work in the current stream of torch."""
     seen = memory.see(array, "the array")
+    stream = memory.ordered([seen.device])
+    if stream:
+        sys.modules["torch"].cuda.current_stream(seen.device).synchronize()
     if not seen.dense:
         layout = Layout.whole(seen.dtype, seen.shape)
         seen = memory.see(run(Plan(layout, layout), [seen], [bytearray(seen.nbytes)])[0], "its copy").fits(

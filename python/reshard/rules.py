@@ -28,7 +28,8 @@ class Rules(_c.Handle):
 
     def __init__(self, checkpoint: Checkpoint, *, mesh: Union[str, int, Mesh, None], place: Optional[Place],
                  preset: Optional[str], default: Optional[Places], only: Optional[Names],
-                 exclude: Optional[Names], rename: Optional[Rename], cast: Optional[Cast], part: str = "") -> None:
+                 exclude: Optional[Names], rename: Optional[Rename], cast: Optional[Cast],
+                 part: Optional[str] = "") -> None:
         if mesh is None and not (place is None and preset is None and default is None):
             raise InvalidError("place, preset and default need a mesh, such as mesh='dp=2,tp=4'")
         self.checkpoint, self.kept, self._rename = checkpoint, _c.Kept(), rename
@@ -56,7 +57,9 @@ class Rules(_c.Handle):
         for kind, names in ((_c.RULE_ONLY, only), (_c.RULE_EXCLUDE, exclude)):
             for name in [names] if isinstance(names, str) else [] if names is None or callable(names) else names:
                 self._add(kind, name)
-        if part:
+        if part is None:
+            self._add(_c.RULE_MODEL, "")
+        elif part:
             self._add(_c.RULE_PART, part)
 
     def _add(self, kind: int, text: str) -> None:

@@ -80,8 +80,6 @@ class _Request:
                  max_nbytes: Union[str, int], progress: Optional[Progress], values: Sequence[Tuple[Any, ...]],
                  transport: Optional[AnyTransport], timeout: float, storage: Optional[Storage],
                  torch_places: bool) -> None:
-        self.call, self.storage = local.Call(progress, pool, max_nbytes, transport, timeout), storage
-        self.call.io.contents.storage = handle_for(os.fspath(path), storage)
         if isinstance(state, MappingBase):
             tensors, found = _sorted(state, layouts, transport)
         elif layouts is not None:
@@ -91,6 +89,9 @@ class _Request:
         for name in [one.name for one in tensors] + [str(one[0]) for one in (*found, *values)]:
             states.check_name(name)
         locals_ = [one.struct(writable=False) for one in tensors]
+        stream = memory.ordered(device for one in locals_ for device in one.devices)
+        self.call, self.storage = local.Call(progress, pool, max_nbytes, transport, timeout, stream), storage
+        self.call.io.contents.storage = handle_for(os.fspath(path), storage)
         pairs = [_value(*one) for one in [*found, *values]]
         self.options = _c.SaveOptions(
             nranks=nranks, overwrite=overwrite, to_lowest_rank=to_lowest_rank, compress=compress_level(compress),

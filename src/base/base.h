@@ -156,6 +156,40 @@ void bytes_drop(struct bytes *bytes);
  * where the bytes are. */
 typedef rsd_status read_at(void *context, uint64_t offset, void *out, size_t n);
 
+/* ---- budget.c ---- */
+
+/* The work that a file may still cause. */
+struct budget {
+    int64_t steps, memory;   /* that are left; a step is some ten nanoseconds, memory is in bytes */
+    int64_t spare;           /* steps at the start */
+    bool exceeded, reported; /* reported: budget_fail has set the error */
+    struct budget *outer;
+};
+
+enum { START_STEPS = 1 << 22, STEP_NBYTES = 16 }; /* one step copies or compares so many bytes */
+
+/* Starts a budget for this thread, in place of any other until its end. spare_steps may be taken besides
+ * those for the bytes that are read. */
+void budget_begin(struct budget *budget, int64_t spare_steps);
+
+/* Ends the budget. Returns EFORMAT if it was exceeded, else the status. *spare_steps, if not NULL, is what
+ * is left of the spare steps. */
+rsd_status budget_end(struct budget *budget, rsd_status status, int64_t *spare_steps);
+
+void budget_add_input(uint64_t nbytes); /* says that bytes of the file were read */
+
+/* Take from the budget of this thread. Return false if there is not enough left, true if no budget was
+ * started. A caller that gets false may stop with any result. */
+bool budget_take(uint64_t nsteps);
+bool budget_take_memory(uint64_t nbytes);
+
+static inline bool budget_take_text(size_t nbytes)
+{
+    return budget_take(1 + nbytes / STEP_NBYTES);
+}
+
+rsd_status budget_fail(void); /* sets the error of a budget that is exceeded */
+
 /* ---- hash.c ---- */
 
 /* 128 bits that tell plans, catalogs and calls apart. They protect against accidents, not against attacks. */

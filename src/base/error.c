@@ -52,13 +52,42 @@ const char *rsd_status_name(rsd_status status)
     return "unknown status";
 }
 
-/* Names in messages come from files, so control characters are replaced: they could break the line or
- * control a terminal. */
-static void mask_control_characters(void)
+/* Returns the length of a character that must not reach a terminal: a control character, or one that has no
+ * width or changes the direction of text. Returns 0 for any other. */
+static size_t hidden_nbytes(const unsigned char *c)
 {
-    for (char *c = last_error; *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 0x7f)
-            *c = '?';
+    if (c[0] < ' ' || c[0] == 0x7f)
+        return 1;
+    if (c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) /* U+0080 to U+009F */
+        return 2;
+    if ((c[0] == 0xc2 && c[1] == 0xad) || (c[0] == 0xd8 && c[1] == 0x9c)) /* U+00AD, U+061C */
+        return 2;
+    if (c[0] == 0xe2 && c[1] == 0x80 &&
+        ((c[2] >= 0x8b && c[2] <= 0x8f) || (c[2] >= 0xa8 && c[2] <= 0xae)))
+        return 3; /* U+200B to U+200F, U+2028 to U+202E */
+    if (c[0] == 0xe2 && c[1] == 0x81 && c[2] >= 0xa0 && c[2] <= 0xaf) /* U+2060 to U+206F */
+        return 3;
+    return c[0] == 0xef && c[1] == 0xbb && c[2] == 0xbf ? 3 : 0; /* U+FEFF */
+}
+
+/* Names in messages come from files, so what could break the line, control a terminal or hide is escaped. */
+static void escape_hidden(void)
+{
+    char plain[ERROR_NCHARS];
+    size_t n = 0;
+    bool any = false;
+    for (const unsigned char *c = (const unsigned char *)last_error; *c;) {
+        size_t hidden = hidden_nbytes(c);
+        any = any || hidden;
+        for (size_t i = 0; i < hidden && n + 5 < sizeof plain; i++)
+            n += (size_t)snprintf(plain + n, sizeof plain - n, "\\x%02x", c[i]);
+        if (!hidden && n + 1 < sizeof plain)
+            plain[n++] = (char)*c;
+        c += hidden ? hidden : 1;
+    }
+    plain[n] = '\0';
+    if (any)
+        memcpy(last_error, plain, n + 1);
 }
 
 void error_set(const char *format, ...)
@@ -67,7 +96,7 @@ void error_set(const char *format, ...)
     va_start(args, format);
     vsnprintf(last_error, sizeof last_error, format, args);
     va_end(args);
-    mask_control_characters();
+    escape_hidden();
 }
 
 rsd_status rsd_set_error(rsd_status status, const char *message)
@@ -85,7 +114,7 @@ void error_add_context(const char *format, ...)
     va_end(args);
     if (length >= 0 && (size_t)length < sizeof last_error)
         snprintf(last_error + length, sizeof last_error - (size_t)length, "%s", before);
-    mask_control_characters();
+    escape_hidden();
 }
 
 static size_t read_struct_nbytes(const void *given)

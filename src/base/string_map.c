@@ -63,6 +63,8 @@ static void choose_key(struct string_map *map)
 
 /* ---- the table ---- */
 
+enum { LOOKUP_STEPS = 4 };
+
 static bool is_entry_of(const struct string_map_entry *entry, struct slice name, uint64_t hash)
 {
     return entry->hash == hash && entry->name.nbytes == name.nbytes &&
@@ -100,7 +102,7 @@ static rsd_status grow_map(struct string_map *map)
 
 bool string_map_find(const struct string_map *map, struct slice name, size_t *number)
 {
-    if (map->capacity == 0)
+    if (map->capacity == 0 || !budget_take(LOOKUP_STEPS + name.nbytes / STEP_NBYTES))
         return false;
     size_t slot = find_slot(map->slots, map->capacity, name, hash_name(map->key, name));
     if (map->slots[slot].name.bytes)
@@ -110,12 +112,17 @@ bool string_map_find(const struct string_map *map, struct slice name, size_t *nu
 
 rsd_status string_map_add(struct string_map *map, struct slice name, size_t number)
 {
+    if (!budget_take_text(name.nbytes))
+        return budget_fail();
     if (map->n * 2 >= map->capacity)
         TRY(grow_map(map));
     uint64_t hash = hash_name(map->key, name);
     struct string_map_entry *slot = &map->slots[find_slot(map->slots, map->capacity, name, hash)];
-    map->n += slot->name.bytes == NULL;
-    *slot = (struct string_map_entry){name, hash, number};
+    if (!slot->name.bytes) {
+        *slot = (struct string_map_entry){.name = name, .hash = hash};
+        map->n++;
+    }
+    slot->number = number;
     return RSD_OK;
 }
 

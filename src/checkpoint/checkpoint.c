@@ -1,5 +1,5 @@
 /* checkpoint.c - opens a checkpoint, and answers what is in it. */
-#include "checkpoint.h"
+#include "rules.h"
 
 #include <string.h>
 
@@ -15,7 +15,7 @@ static rsd_status check_finished(const struct store_listing *listing)
 
 /* file: the name of the one file that the path names; NULL: the path is a directory. */
 static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const char *file,
-                             const rsd_open_options *options)
+                             const rsd_open_options *options, bool staged)
 {
     struct store_listing listing = {0};
     rsd_status status = RSD_OK;
@@ -23,13 +23,49 @@ static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const
         status = store_listing_add(&listing, "", file, false);
     else if (!options->metadata)
         status = store_list(checkpoint->store, "", &listing);
-    if (!status)
+    if (!status && !staged)
         status = check_finished(&listing);
     if (status)
         status = fail_in(status, "%s: ", path);
+    else if (options->from && !file)
+        status = rules_open_joined(checkpoint, &listing, options);
     else
         status = format_open(checkpoint, path, &listing, file != NULL, options);
     store_listing_drop(&listing);
+    return status;
+}
+
+/* Opens the files of a store within a budget, which is in proportion to what is read of them. */
+static rsd_status open_within_budget(rsd_checkpoint *checkpoint, const char *path, const char *file,
+                                     const rsd_open_options *options, bool staged)
+{
+    struct budget budget;
+    checkpoint->spare_steps = START_STEPS;
+    checkpoint->store->follow_links = options->follow_links != 0;
+    budget_begin(&budget, START_STEPS);
+    rsd_status status =
+        budget_end(&budget, open_files(checkpoint, path, file, options, staged), NULL);
+    if (budget.exceeded && !budget.reported && status == RSD_EFORMAT)
+        status = fail_in(status, "%s: ", path);
+    return status;
+}
+
+static rsd_status open_path(const char *path, const rsd_open_options *options, bool staged,
+                            rsd_checkpoint **out)
+{
+    const char *file;
+    rsd_checkpoint *checkpoint = mem_new(1, sizeof *checkpoint);
+    if (!checkpoint)
+        return RSD_ENOMEM;
+    rsd_status status = item_cache_open(&checkpoint->items);
+    if (!status)
+        status = store_open(path, options->storage, &checkpoint->store, &file);
+    if (!status)
+        status = open_within_budget(checkpoint, path, file, options, staged);
+    if (status)
+        rsd_checkpoint_close(checkpoint);
+    else
+        *out = checkpoint;
     return status;
 }
 
@@ -37,18 +73,20 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
                                rsd_checkpoint **out)
 {
     rsd_open_options options;
-    const char *file;
     TRY(options_copy("rsd_open_options", given, &options, sizeof options));
-    rsd_checkpoint *checkpoint = mem_new(1, sizeof *checkpoint);
-    if (!checkpoint)
-        return RSD_ENOMEM;
-    rsd_status status = store_open(path, options.storage, &checkpoint->store, &file);
-    if (!status)
-        status = open_files(checkpoint, path, file, &options);
-    if (status)
-        rsd_checkpoint_close(checkpoint);
-    else
-        *out = checkpoint;
+    return open_path(path, &options, false, out);
+}
+
+rsd_status checkpoint_open_staged(const struct store_output *output, const char *file,
+                                  rsd_checkpoint **checkpoint)
+{
+    const rsd_open_options options = {.struct_nbytes = sizeof options};
+    struct text text = {0};
+    char *path;
+    text_add(&text, "%s%s%s", output->store->path, file ? "/" : "", file ? file : "");
+    TRY(text_take(&text, &path));
+    rsd_status status = open_path(path, &options, true, checkpoint);
+    rsd_free(path);
     return status;
 }
 
@@ -57,6 +95,7 @@ void rsd_checkpoint_close(rsd_checkpoint *checkpoint)
     if (!checkpoint)
         return;
     store_close(checkpoint->store);
+    item_cache_close(checkpoint->items);
     catalog_drop(&checkpoint->catalog);
     mem_free(checkpoint);
 }
@@ -99,6 +138,18 @@ rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder)
     const rsd_box *box = &coverage.box;
     return fail(RSD_EMISMATCH, "no %s has %s", holder,
                 box_text(box->ndim, box->lo, box->len, text));
+}
+
+rsd_status layout_check_shape(const rsd_layout *layout, int32_t ndim, const int64_t *shape)
+{
+    char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
+    bool same = layout->ndim == ndim;
+    for (int32_t d = 0; d < ndim && same; d++)
+        same = layout->shape[d] == shape[d];
+    return same
+               ? RSD_OK
+               : fail(RSD_EMISMATCH, "shape differs: tensor %s, layout %s",
+                      shape_text(ndim, shape, one), shape_text(layout->ndim, layout->shape, other));
 }
 
 rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor)
@@ -166,6 +217,9 @@ rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index
 rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index)
 {
     size_t found = catalog_find_tensor(&checkpoint->catalog, name);
+    size_t value = found == SIZE_MAX ? catalog_find_value(&checkpoint->catalog, name) : SIZE_MAX;
+    if (value != SIZE_MAX && checkpoint->catalog.values[value].refused)
+        return fail(RSD_EUNSUPPORTED, "%s: %s", name, checkpoint->catalog.values[value].refused);
     if (found == SIZE_MAX)
         return fail(RSD_EMISMATCH, "%s: the checkpoint has no such tensor", name);
     *index = (int64_t)found;
@@ -186,10 +240,38 @@ int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint)
     return (int64_t)checkpoint->store->names.n;
 }
 
+const char *rsd_checkpoint_note(const rsd_checkpoint *checkpoint, int64_t index)
+{
+    bool known = index >= 0 && (uint64_t)index < checkpoint->catalog.nnotes;
+    return known ? checkpoint->catalog.notes[index] : NULL;
+}
+
 const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index)
 {
     bool there = index >= 0 && (uint64_t)index < checkpoint->store->names.n;
     return there ? checkpoint->store->names.list[index].bytes : NULL;
+}
+
+/* Returns the names of the transforms of an item as JSON; NULL: none. */
+static const char *transform_names(const struct catalog *catalog, const struct extent *extent)
+{
+#define ZSTD_NAME "\"stream.zstd/1\""
+    static const char *const compressed[] = {
+        NULL, "[" ZSTD_NAME "]", "[" ZSTD_NAME ", " ZSTD_NAME "]",
+        "[" ZSTD_NAME ", " ZSTD_NAME ", " ZSTD_NAME "]",
+        "[" ZSTD_NAME ", " ZSTD_NAME ", " ZSTD_NAME ", " ZSTD_NAME "]"};
+    if (extent->unknown)
+        return catalog->transforms[extent->detail].names;
+    size_t most = sizeof compressed / sizeof *compressed - 1;
+    return compressed[extent->nzstd < most ? extent->nzstd : most]; /* more are only counted */
+}
+
+static rsd_extent make_extent(const struct catalog *catalog, const struct extent *extent)
+{
+    return (rsd_extent){.file = extent->kind == EXTENT_NONE ? -1 : (int64_t)extent->file,
+                        .offset = extent->offset,
+                        .nbytes = extent->nbytes,
+                        .transforms = transform_names(catalog, extent)};
 }
 
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t index, int64_t box,
@@ -203,13 +285,16 @@ rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t index, i
         return fail(RSD_EINVAL, "%s: invalid box %lld: the tensor has %zu", tensor->name,
                     (long long)box, tensor->nboxes);
     const struct extent *extent = &catalog->extents[tensor->first_extent + (size_t)box];
-    rsd_extent result = {.file = extent->kind == EXTENT_NONE ? -1 : (int64_t)extent->file,
-                         .offset = extent->offset,
-                         .nbytes = extent->nbytes};
+    rsd_extent result = make_extent(catalog, extent);
     box_set(&result.box, tensor->ndim, tensor_box_lo(catalog, tensor, (size_t)box),
             tensor_box_len(catalog, tensor, (size_t)box));
     report_copy(out, &result, sizeof result);
     return RSD_OK;
+}
+
+const char *rsd_checkpoint_save_id(const rsd_checkpoint *checkpoint)
+{
+    return checkpoint->catalog.save_id;
 }
 
 int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint)
@@ -243,6 +328,8 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
 {
     const struct stored_value *value;
     TRY(value_at(checkpoint, index, &value));
+    if (value->refused)
+        return fail(RSD_EUNSUPPORTED, "%.300s: %s", value->name, value->refused);
     if (value->extent.kind != EXTENT_NONE) {
         rsd_status status = value_read_json(checkpoint, value, json);
         return status ? checkpoint_fail_in(checkpoint, value->extent.file, value->name, status)
@@ -255,6 +342,28 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
     return RSD_OK;
 }
 
+rsd_status rsd_checkpoint_value_extent(const rsd_checkpoint *checkpoint, int64_t index,
+                                       rsd_extent *out)
+{
+    const struct catalog *catalog = &checkpoint->catalog;
+    TRY(report_check("rsd_extent", out));
+    if (index < 0 || (uint64_t)index >= catalog->nvalues)
+        return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
+                    catalog->nvalues);
+    rsd_extent result = make_extent(catalog, &catalog->values[index].extent);
+    report_copy(out, &result, sizeof result);
+    return RSD_OK;
+}
+
+rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct stored_value *value)
+{
+    if (value->extent.kind == EXTENT_NONE)
+        return RSD_OK;
+    rsd_status status = value_check(checkpoint, value);
+    return status ? checkpoint_fail_in(checkpoint, value->extent.file, value->name, status)
+                  : RSD_OK;
+}
+
 rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, void **item,
                                      size_t *nbytes)
 {
@@ -263,7 +372,7 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
     TRY(value_at(checkpoint, index, &value));
     rsd_status status = RSD_OK;
     if (value->extent.kind != EXTENT_NONE)
-        status = checkpoint->format->read_item(checkpoint, value, &bytes);
+        status = value_read_item(checkpoint, value, &bytes);
     if (status) {
         bytes_drop(&bytes);
         return checkpoint_fail_in(checkpoint, value->extent.file, value->name, status);

@@ -18,12 +18,27 @@
 /* Lists the files that belong to the checkpoint at a path. */
 rsd_status checkpoint_list_owned(const char *path, rsd_storage *storage, struct name_list *owned);
 
+/* Checks the CRC-32 of every record in the item of a value. An error names the file and the value. */
+rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct stored_value *value);
+
+/* Opens an output that is complete and not at its path yet. */
+rsd_status checkpoint_open_staged(const struct store_output *output, const char *file,
+                                  rsd_checkpoint **checkpoint);
+
+/* ---- overlaps.c ---- */
+
+/* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there. */
+rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t tile_limit);
+
+/* ---- checkpoint.c ---- */
+
 /* Adds the file and the name of a value, or of a tensor, to the last error. */
 rsd_status checkpoint_fail_in(const rsd_checkpoint *checkpoint, uint32_t file, const char *name,
                               rsd_status status);
 
-/* Returns EMISMATCH unless a layout covers its tensor. `holder` is what its ranks are: "rank" or "file". */
+/* Return EMISMATCH unless a layout covers its tensor; unless it has this shape. `holder` is what its ranks are: "rank" or "file". */
 rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder);
+rsd_status layout_check_shape(const rsd_layout *layout, int32_t ndim, const int64_t *shape);
 rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor);
 
 /* Returns the tensor that an extent belongs to. */
@@ -38,6 +53,7 @@ struct operation {
     uint64_t tile_limit;                  /* bytes of a tile */
     rsd_report report;                    /* of this rank; after operation_run, of all ranks */
     struct partial_crc_list partial_crcs; /* of this rank */
+    struct record_set records;            /* that this rank has checked */
     double began;
     _Atomic(struct peer_step *) step; /* in progress; NULL: none */
 };
@@ -272,9 +288,6 @@ struct digest {
 
 /* Adds n bytes, behind which `after` bytes of the tensor follow. Any thread. */
 void digest_add_bytes(struct digest *digest, const char *bytes, size_t n, uint64_t after);
-/* Adds rows in device memory, after the work of a stream of the caller, and waits. */
-rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
-                                  struct digest *digest);
 void digest_format(const struct digest *digest, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
                    char text[RSD_DIGEST_NCHARS]);
 
@@ -283,6 +296,9 @@ struct digest_list {
     struct digest *list;
     size_t n;
 };
+/* Adds rows in device memory, after the work of a stream of the caller, and waits. */
+rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
+                                  struct digest_list *digests);
 rsd_status digest_list_put(const struct digest_list *digests, struct payload *payload);
 rsd_status digest_list_add(struct digest_list *digests, const struct payload *sent, size_t *at);
 rsd_status digest_list_replace(struct digest_list *digests, const struct payload *result,
@@ -322,8 +338,8 @@ rsd_status convert_prepare(struct conversion_run *conversion);
 rsd_status convert_find_read_files(const struct conversion_run *conversion, bool **read_files);
 
 /* Opens the directory of a side file, which must be a regular file. */
-rsd_status convert_open_side_file(const char *path, rsd_storage *storage, struct store **store,
-                                  uint32_t *file);
+rsd_status convert_open_side_file(const struct conversion_run *conversion, const char *path,
+                                  struct store **store, uint32_t *file);
 
 /* ---- convert_ranks.c: which rank converts what, and what ranks send each other ---- */
 

@@ -104,10 +104,16 @@ static size_t whole_convert_tensor(void *context, const struct batch_job *job)
 /* Runs the jobs of this rank. A run that is stopped writes its complete items to the journal. */
 static rsd_status run_jobs(struct conversion_run *c)
 {
+    size_t written = c->operation.io.max_nbytes > 0
+                         ? zstd_writer_memory(c->manifest.compress)
+                         : 0; /* compression is not slowed down unless memory is limited */
     struct batch batch = {.from = c->in,
                           .whole_tensor = whole_convert_tensor,
                           .open = convert_open_job,
                           .close = convert_close_job,
+                          .check_records = true,
+                          .stream_nbytes =
+                              written + zstd_reader_memory(catalog_max_layers(&c->in->catalog)),
                           .context = c};
     rsd_status status = convert_list_jobs(c, &batch);
     if (!status)
@@ -194,7 +200,7 @@ static rsd_status copy_side_file(const struct conversion_run *c, const char *pat
     char *bytes = NULL;
     uint32_t file;
     size_t n;
-    TRY(convert_open_side_file(path, c->operation.io.storage, &store, &file));
+    TRY(convert_open_side_file(c, path, &store, &file));
     rsd_status status = store_load(store, file, MAX_SIDE_FILE_NBYTES, &bytes, &n);
     if (status)
         store_fail_in(store, file, status);
@@ -270,8 +276,8 @@ static rsd_status convert_damaged(void *context, const struct partial_crc *crc, 
     return checkpoint_fail_in(c->in, (uint32_t)crc->file, name, status);
 }
 
-/* Rank 0: completes the files, and commits. */
-static rsd_status commit_conversion(void *context)
+/* Rank 0: completes the files. */
+static rsd_status complete_files(void *context)
 {
     struct conversion_run *c = context;
     rsd_report *report = &c->operation.report;
@@ -288,8 +294,38 @@ static rsd_status commit_conversion(void *context)
     report->nfiles_written += c->writer.nfiles_written;
     report->nbytes_shared += (int64_t)c->writer.nbytes_shared;
     writer_close(&c->writer);
+    return RSD_OK;
+}
+
+/* Returns whether the files of the output can be read before it is at its path. */
+static bool is_staged(const struct conversion_run *c)
+{
+    return c->dest->store->ops->random_write;
+}
+
+/* Lets the caller check the output. All ranks then have one status. */
+static rsd_status check_output(struct conversion_run *c)
+{
+    rsd_checkpoint *output = NULL;
+    struct hash none = {0};
+    const char *file = c->one_file && c->manifest.nfiles ? c->manifest.files[0].name : NULL;
+    const rsd_open_options options = {.struct_nbytes = sizeof options,
+                                      .storage = c->operation.io.storage};
+    rsd_status status = is_staged(c) ? checkpoint_open_staged(c->dest, file, &output)
+                                     : rsd_checkpoint_open(c->out, &options, &output);
+    status = operation_agree(&c->operation, status, none);
+    if (!status)
+        status = c->options.check(c->options.check_context, output);
+    rsd_checkpoint_close(output);
+    return operation_agree(&c->operation, status, none);
+}
+
+/* Rank 0: puts the output at its path. */
+static rsd_status commit_conversion(void *context)
+{
+    struct conversion_run *c = context;
     TRY(store_commit(c->dest));
-    report->seconds = seconds_now() - c->operation.began;
+    c->operation.report.seconds = seconds_now() - c->operation.began;
     return RSD_OK;
 }
 
@@ -314,9 +350,16 @@ static rsd_status write_conversion(struct conversion_run *c)
     if (!status)
         status = operation_run(&c->operation, &call);
     if (!status)
+        status = operation_lead(&c->operation, complete_files, c, NULL);
+    if (!status && c->options.check && is_staged(c))
+        status = check_output(c);
+    if (!status)
         status = operation_lead(&c->operation, commit_conversion, c, NULL);
+    bool committed = !status;
+    if (!status && c->options.check && !is_staged(c))
+        status = check_output(c);
     writer_close(&c->writer);
-    bool removed = status && c->operation.rank == 0 && !can_resume(c, status);
+    bool removed = status && c->operation.rank == 0 && (committed || !can_resume(c, status));
     store_close_output(c->dest, !removed);
     return status;
 }
@@ -375,6 +418,7 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
 {
     struct conversion_run c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
     TRY(options_copy("rsd_convert_options", options, &c.options, sizeof c.options));
+    c.one_file = c.one_file || format_names_file(c.options.format, out);
     TRY(operation_open(&c.operation, c.options.io, report));
     rsd_status status = agree_on_conversion(&c, convert_prepare(&c));
     if (!status)

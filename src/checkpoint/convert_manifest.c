@@ -15,18 +15,6 @@ struct target_list {
     bool whole;              /* no layout was given for any tensor */
 };
 
-static rsd_status check_layout_shape(const rsd_tensor_info *tensor, const rsd_layout *layout)
-{
-    char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
-    bool same = layout->ndim == tensor->ndim;
-    for (int32_t d = 0; d < tensor->ndim && same; d++)
-        same = layout->shape[d] == tensor->shape[d];
-    return same ? RSD_OK
-                : fail(RSD_EMISMATCH, "shape differs: tensor %s, layout %s",
-                       shape_text(tensor->ndim, tensor->shape, one),
-                       shape_text(layout->ndim, layout->shape, other));
-}
-
 /* Adds a target, and takes its layout over. */
 static rsd_status add_target(struct target_list *targets, const rsd_tensor_info *tensor,
                              size_t source, rsd_tensor_target *given)
@@ -47,7 +35,7 @@ static rsd_status add_target(struct target_list *targets, const rsd_tensor_info 
     TRY(catalog_add_name(&targets->names, name, &target.name));
     TRY(string_map_add(&targets->known, (struct slice){target.name, name.nbytes}, targets->n));
     if (given->layout)
-        TRY(check_layout_shape(tensor, given->layout));
+        TRY(layout_check_shape(given->layout, tensor->ndim, tensor->shape));
     targets->whole = targets->whole && !given->layout;
     if (!given->layout)
         TRY(catalog_boxes_layout(given->dtype, tensor->ndim, tensor->shape, 1, origin,
@@ -80,6 +68,21 @@ static rsd_status map_tensor(struct conversion_run *c, struct target_list *targe
     return status;
 }
 
+/* Fails if a tensor is wanted that cannot be read. Its name alone is known. */
+static rsd_status check_refused(struct conversion_run *c, const struct stored_value *value)
+{
+    const rsd_tensor_info tensor = {
+        .struct_nbytes = sizeof tensor, .name = value->name, .path = value->path};
+    rsd_tensor_target target = {.struct_nbytes = sizeof target, .keep = 1, .name = value->name};
+    rsd_status status =
+        c->options.map ? c->options.map(c->options.map_context, &tensor, &target) : RSD_OK;
+    rsd_layout_free(target.layout);
+    return status || target.keep
+               ? fail(RSD_EUNSUPPORTED, "%s: %s; leave it out to convert the others", value->name,
+                      value->refused)
+               : RSD_OK;
+}
+
 static void drop_targets(struct target_list *targets)
 {
     for (size_t i = 0; i < targets->n; i++)
@@ -98,6 +101,9 @@ static rsd_status list_targets(struct conversion_run *c, struct target_list *tar
         return RSD_ENOMEM;
     for (size_t i = 0; i < n; i++)
         TRY(map_tensor(c, targets, i));
+    for (size_t i = 0; i < c->in->catalog.nvalues; i++)
+        if (c->in->catalog.values[i].refused)
+            TRY(check_refused(c, &c->in->catalog.values[i]));
     return RSD_OK;
 }
 
@@ -252,13 +258,15 @@ static const char *base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
-rsd_status convert_open_side_file(const char *path, rsd_storage *storage, struct store **store,
-                                  uint32_t *file)
+rsd_status convert_open_side_file(const struct conversion_run *c, const char *path,
+                                  struct store **store, uint32_t *file)
 {
     const char *name;
     uint64_t nbytes;
-    TRY(store_open(path, storage, store, &name));
+    TRY(store_open(path, c->operation.io.storage, store, &name));
     rsd_status status = RSD_OK;
+    (*store)->links_checked = true; /* side files are found in a directory, not named by the user */
+    (*store)->follow_links = c->in->store->follow_links;
     if (!name)
         status = fail(RSD_EIO, "%s is not a regular file", path);
     else
@@ -279,7 +287,7 @@ static rsd_status check_side_file(const struct conversion_run *c, int64_t index)
     const char *path = c->options.side_files[index], *name = base_name(path);
     struct store *store;
     uint32_t file;
-    TRY(convert_open_side_file(path, c->operation.io.storage, &store, &file));
+    TRY(convert_open_side_file(c, path, &store, &file));
     store_close(store);
     if (format_is_marker(name) || strcmp(name, JOURNAL_NAME) == 0)
         return fail(RSD_EINVAL, "side file %s: the checkpoint has a file of this name", path);
@@ -346,6 +354,7 @@ rsd_status convert_prepare(struct conversion_run *c)
 {
     rsd_format format = c->options.format ? c->options.format : RSD_FORMAT_SAFETENSORS;
     struct target_list targets = {0};
+    TRY(format_check_claims(c->in));
     TRY(manifest_start(&c->manifest, format, c->options.compress));
     c->manifest.aligned = !c->options.torch_places;
     TRY(c->manifest.format->writer->check(&c->options, c->one_file));

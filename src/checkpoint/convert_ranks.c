@@ -31,16 +31,19 @@ static int64_t wanted_nbytes(const struct conversion_run *c, size_t t, size_t bo
 static rsd_status partition_files(const struct conversion_run *c, struct job_list *files)
 {
     const struct catalog *catalog = &c->manifest.catalog;
-    for (size_t i = 0; i < c->manifest.nfiles; i++)
-        TRY(job_list_add(files, (struct batch_job){.id = i}));
-    for (size_t t = 0; t < catalog->ntensors; t++)
+    int64_t *nbytes = mem_new(c->manifest.nfiles, sizeof *nbytes);
+    rsd_status status = nbytes ? RSD_OK : RSD_ENOMEM;
+    for (size_t t = 0; t < catalog->ntensors && !status; t++)
         for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
             bool wanted = false;
             size_t file = catalog->extents[catalog->tensors[t].first_extent + box].file;
-            files->list[file].of += wanted_nbytes(c, t, box, &wanted);
+            nbytes[file] += wanted_nbytes(c, t, box, &wanted);
         }
+    for (size_t i = 0; i < c->manifest.nfiles && !status; i++)
+        status = job_list_add(files, (struct batch_job){.id = i, .of = nbytes[i]});
     job_list_partition(files, c->operation.rank, c->operation.nranks);
-    return RSD_OK;
+    mem_free(nbytes);
+    return status;
 }
 
 /* Lists the items of the files that this rank writes, as one job each. */

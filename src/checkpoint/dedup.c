@@ -150,7 +150,9 @@ static rsd_status group_boxes(struct dedup_state *state, size_t tensor, struct r
 
 /* The boxes of every rank: pointers into the lists of rsd_layout_boxes, which the caller frees. */
 struct rank_shards {
-    rsd_shard **lists;
+    struct shard_list {
+        rsd_shard *shards;
+    } * lists;
     struct rank_shard *boxes;
     size_t nlists, lists_capacity, nboxes, boxes_capacity;
 };
@@ -159,8 +161,8 @@ static rsd_status list_rank_boxes(struct rank_shards *all, const rsd_layout *lay
 {
     int64_t n;
     TRY(GROW(all->lists, all->lists_capacity, all->nlists + 1));
-    TRY(rsd_layout_boxes(layout, rank, &all->lists[all->nlists], &n));
-    const rsd_shard *shards = all->lists[all->nlists++];
+    TRY(rsd_layout_boxes(layout, rank, &all->lists[all->nlists].shards, &n));
+    const rsd_shard *shards = all->lists[all->nlists++].shards;
     TRY(GROW(all->boxes, all->boxes_capacity, all->nboxes + (size_t)n));
     for (int64_t i = 0; i < n; i++)
         all->boxes[all->nboxes++] = (struct rank_shard){&shards[i], {rank, (uint32_t)i}};
@@ -185,7 +187,7 @@ static rsd_status dedup_tensor(struct dedup_state *state, size_t tensor)
     if (!status)
         status = group_boxes(state, tensor, all.boxes, all.nboxes);
     for (size_t i = 0; i < all.nlists; i++)
-        rsd_free(all.lists[i]);
+        rsd_free(all.lists[i].shards);
     mem_free(all.lists);
     mem_free(all.boxes);
     return status;

@@ -160,6 +160,8 @@ static void add_compared(struct comparing *c, const char *name, size_t a, size_t
 static rsd_status match_tensors(struct comparing *c)
 {
     const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
+    TRY(format_check_claims(c->a));
+    TRY(format_check_claims(c->b));
     c->list = mem_new(a->ntensors + b->ntensors, sizeof *c->list);
     if (!c->list)
         return RSD_ENOMEM;
@@ -177,7 +179,11 @@ static rsd_status diff_jobs(void *context)
     struct comparing *c = context;
     const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
     rsd_report *report = &c->operation.report;
-    struct batch batch = {.open = diff_open_job, .close = diff_close_job, .context = c};
+    struct batch batch = {.open = diff_open_job,
+                          .close = diff_close_job,
+                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(&c->a->catalog)) +
+                                           zstd_reader_memory(catalog_max_layers(&c->b->catalog)),
+                          .context = c};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < c->n && !status; i++) {
         const struct compared *compared = &c->list[i];

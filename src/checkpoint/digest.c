@@ -45,7 +45,7 @@ rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
     rsd_layout_free(checked);
     if (all > 0 && tile_device_has(array, &device)) {
         struct cuda_rows rows = {.address = array, .run = (int64_t)all};
-        TRY(digest_add_device_rows(device, NULL, &rows, 1, &digest));
+        TRY(digest_add_device_rows(device, NULL, &rows, 1, &(struct digest_list){&digest, 1}));
         all = 0;
     }
     for (uint64_t at = 0; at < all; at += BLOCK) {
@@ -57,19 +57,25 @@ rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
 }
 
 rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
-                                  struct digest *digest)
+                                  struct digest_list *digests)
 {
     struct cuda_device *device;
     struct cuda_queue *queue;
-    uint64_t sums[1][2] = {{0}};
-    TRY(cuda_open_device(ordinal, &device));
-    TRY(cuda_queue_new(device, &queue));
-    rsd_status status = cuda_queue_follow(queue, stream);
+    uint64_t(*sums)[2] = mem_new(digests->n, sizeof *sums);
+    rsd_status status = sums ? cuda_open_device(ordinal, &device) : RSD_ENOMEM;
     if (!status)
-        status = cuda_digest(queue, rows, n, sums, 1);
-    cuda_queue_free(queue);
-    digest->ecma ^= sums[0][0];
-    digest->jones ^= sums[0][1];
+        status = cuda_queue_new(device, &queue);
+    if (!status) {
+        status = cuda_queue_follow(queue, stream);
+        if (!status)
+            status = cuda_digest(queue, rows, n, sums, digests->n);
+        cuda_queue_free(queue);
+    }
+    for (size_t i = 0; i < digests->n && !status; i++) {
+        digests->list[i].ecma ^= sums[i][0];
+        digests->list[i].jones ^= sums[i][1];
+    }
+    mem_free(sums);
     return status;
 }
 
@@ -111,6 +117,8 @@ static rsd_status digest_jobs(void *context)
     struct batch batch = {.from = d->checkpoint,
                           .whole_tensor = whole_digest_tensor,
                           .open = digest_open_job,
+                          .check_records = true,
+                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),
                           .context = d};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < d->digests.n && !status; i++) {
@@ -204,6 +212,7 @@ static rsd_status check_tensors(struct digesting *d, struct hash *arguments)
         if (d->tensors && (d->tensors[i] < 0 || (uint64_t)d->tensors[i] >= all))
             return fail(RSD_EINVAL, "invalid tensor %lld: the checkpoint has %zu",
                         (long long)d->tensors[i], all);
+    TRY(format_check_claims(d->checkpoint));
     d->digests.list = mem_new(d->digests.n, sizeof *d->digests.list);
     return d->digests.list ? RSD_OK : RSD_ENOMEM;
 }

@@ -5,7 +5,7 @@
  */
 #include "checkpoint.h"
 
-#include <stdio.h>
+#include <string.h>
 
 struct tensor_digests {
     struct operation operation;
@@ -38,7 +38,69 @@ static int64_t box_in_tensor(const struct catalog *catalog, const struct stored_
            (int64_t)loops->run;
 }
 
-static rsd_status digest_box(struct tensor_digests *d, size_t index, size_t box)
+/* ---- boxes on devices ---- */
+
+/* Rows that one call of a device reads. The loops of row i begin at loops[MAX_LOOPS * i]. */
+struct device_rows {
+    int device;
+    struct cuda_rows *list;
+    struct loop *loops;
+    size_t n, capacity, loops_capacity;
+};
+
+static rsd_status add_device_box(struct tensor_digests *d, struct device_rows *rows, size_t index,
+                                 size_t box)
+{
+    const struct catalog *catalog = &d->items.manifest.catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    const struct extent_memory *memory = &d->items.memory[tensor->first_extent + box];
+    struct loops loops;
+    int64_t after = box_in_tensor(catalog, tensor, box, memory->strides, &loops);
+    TRY(GROW(rows->list, rows->capacity, rows->n + 1));
+    TRY(GROW(rows->loops, rows->loops_capacity, (rows->n + 1) * MAX_LOOPS));
+    memcpy(rows->loops + rows->n * MAX_LOOPS, loops.loop, sizeof loops.loop);
+    rows->list[rows->n++] = (struct cuda_rows){.address = memory->memory,
+                                               .run = (int64_t)loops.run,
+                                               .after = after,
+                                               .nloops = loops.n,
+                                               .result = (uint32_t)index};
+    return RSD_OK;
+}
+
+/* Lists the boxes of one device, and digests them in one call. */
+static rsd_status digest_device(struct tensor_digests *d, struct device_rows *rows)
+{
+    const struct catalog *catalog = &d->items.manifest.catalog;
+    for (size_t t = 0; t < catalog->ntensors; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
+            size_t extent = catalog->tensors[t].first_extent + box;
+            int device;
+            if (is_own_extent(d, extent) &&
+                tile_device_has(d->items.memory[extent].memory, &device) && device == rows->device)
+                TRY(add_device_box(d, rows, t, box));
+        }
+    for (size_t i = 0; i < rows->n; i++)
+        rows->list[i].loops = rows->loops + i * MAX_LOOPS;
+    return digest_add_device_rows(rows->device, d->operation.io.stream, rows->list, rows->n,
+                                  &d->digests);
+}
+
+static rsd_status digest_devices(struct tensor_digests *d, const bool *used, int ndevices)
+{
+    rsd_status status = RSD_OK;
+    for (int device = 0; device < ndevices && !status; device++) {
+        struct device_rows rows = {.device = device};
+        if (used[device])
+            status = digest_device(d, &rows);
+        mem_free(rows.list);
+        mem_free(rows.loops);
+    }
+    return status;
+}
+
+/* ---- boxes in host memory ---- */
+
+static void digest_box(struct tensor_digests *d, size_t index, size_t box)
 {
     const struct catalog *catalog = &d->items.manifest.catalog;
     const struct stored_tensor *tensor = &catalog->tensors[index];
@@ -47,28 +109,19 @@ static rsd_status digest_box(struct tensor_digests *d, size_t index, size_t box)
     struct loops loops;
     int64_t after = box_in_tensor(catalog, tensor, box, memory->strides, &loops);
     int64_t at[MAX_LOOPS] = {0}, from = 0, to = 0;
-    int device;
-    if (tile_device_has(memory->memory, &device)) {
-        struct cuda_rows rows = {.address = memory->memory,
-                                 .run = (int64_t)loops.run,
-                                 .after = after,
-                                 .loops = loops.loop,
-                                 .nloops = loops.n};
-        return digest_add_device_rows(device, d->operation.io.stream, &rows, 1, digest);
-    }
     do
         digest_add_bytes(digest, memory->memory + from, loops.run, (uint64_t)(after - to));
     while (loops_next(&loops, at, &from, &to));
-    return RSD_OK;
 }
 
-/* ---- on all threads ---- */
+/* ---- all boxes ---- */
+
+enum { MAX_DEVICES = 64 };
 
 struct box_digests {
     struct tensor_digests *d;
-    pthread_mutex_t lock;
-    rsd_status status; /* of the first box that failed, with its message */
-    char message[1000];
+    bool used[MAX_DEVICES]; /* devices that have a box */
+    pthread_mutex_t lock;   /* protects `used` */
 };
 
 static void digest_extent(void *context, int64_t extent)
@@ -76,21 +129,19 @@ static void digest_extent(void *context, int64_t extent)
     struct box_digests *all = context;
     const struct catalog *catalog = &all->d->items.manifest.catalog;
     size_t tensor = tensor_of_extent(catalog, (size_t)extent);
+    int device;
     if (!is_own_extent(all->d, (size_t)extent))
         return;
-    rsd_status status =
+    if (!tile_device_has(all->d->items.memory[extent].memory, &device)) {
         digest_box(all->d, tensor, (size_t)extent - catalog->tensors[tensor].first_extent);
-    if (!status)
         return;
-    pthread_mutex_lock(&all->lock);
-    if (!all->status) {
-        all->status = status;
-        snprintf(all->message, sizeof all->message, "%.200s: %.700s", catalog->tensors[tensor].name,
-                 rsd_error());
     }
+    pthread_mutex_lock(&all->lock);
+    all->used[device] = true;
     pthread_mutex_unlock(&all->lock);
 }
 
+/* Boxes in host memory are digested by all threads, then those of each device by the device. */
 static rsd_status digest_extents(void *context)
 {
     struct tensor_digests *d = context;
@@ -99,7 +150,7 @@ static rsd_status digest_extents(void *context)
     pool_run(d->operation.io.pool, (int64_t)d->items.manifest.catalog.nextents, digest_extent,
              &all);
     pthread_mutex_destroy(&all.lock);
-    return all.status ? fail(all.status, "%s", all.message) : RSD_OK;
+    return digest_devices(d, all.used, MAX_DEVICES);
 }
 
 /* ---- the call ---- */

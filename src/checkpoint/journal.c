@@ -16,9 +16,7 @@
  */
 #include "checkpoint.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -157,7 +155,7 @@ static rsd_status read_lines(const struct store_output *dest, int fd, char **tex
 
 /* ---- the journals of other ranks ---- */
 
-typedef rsd_status visit_journal(const struct store_output *dest, int directory, const char *name);
+typedef rsd_status visit_journal(const struct store_output *dest, const char *name);
 
 /* Calls a function for the journal of each other rank, and writes the directory to disk. */
 static rsd_status visit_journals(const struct store_output *dest, visit_journal *visit)
@@ -165,24 +163,20 @@ static rsd_status visit_journals(const struct store_output *dest, visit_journal 
     static const char prefix[] = JOURNAL_NAME ".";
     if (!dest->store->ops->random_write)
         return RSD_OK; /* the store has taken them itself */
-    DIR *directory = opendir(dest->store->path);
-    if (!directory)
-        return fail(RSD_EIO, "%s: %s", dest->store->path, strerror(errno));
-    rsd_status status = RSD_OK;
-    for (struct dirent *entry; !status && (entry = readdir(directory));)
-        if (strncmp(entry->d_name, prefix, sizeof prefix - 1) == 0)
-            status = visit(dest, dirfd(directory), entry->d_name);
-    if (!status && fsync(dirfd(directory)) != 0)
-        status = fail(RSD_EIO, "%s: %s", dest->store->path, strerror(errno));
-    closedir(directory);
-    return status;
+    struct store_listing listing;
+    rsd_status status = store_list(dest->store, "", &listing);
+    if (status)
+        return fail_in(status, "%s: ", dest->store->path);
+    for (size_t i = 0; i < listing.n && !status; i++)
+        if (strncmp(listing.entries[i].name, prefix, sizeof prefix - 1) == 0)
+            status = visit(dest, listing.entries[i].name);
+    store_listing_drop(&listing);
+    return status ? status : store_sync_names(dest->store);
 }
 
-static rsd_status remove_journal(const struct store_output *dest, int directory, const char *name)
+static rsd_status remove_journal(const struct store_output *dest, const char *name)
 {
-    if (unlinkat(directory, name, 0) != 0)
-        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, name, strerror(errno));
-    return RSD_OK;
+    return store_remove(dest->store, name);
 }
 
 rsd_status journal_clear(const struct store_output *dest)
@@ -191,16 +185,17 @@ rsd_status journal_clear(const struct store_output *dest)
 }
 
 /* Appends the complete lines of the journal of another rank. */
-static rsd_status append_journal(const struct store_output *dest, int directory, const char *name)
+static rsd_status append_journal(const struct store_output *dest, const char *name)
 {
+    uint32_t file;
     char *text;
-    size_t n, file_nbytes;
-    int fd = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0)
-        return fail(RSD_EIO, "%s/%s: %s", dest->store->path, name, strerror(errno));
-    rsd_status status = read_lines(dest, fd, &text, &n, &file_nbytes);
-    close(fd);
-    TRY(status);
+    size_t n;
+    TRY(store_add_file(dest->store, (struct slice){name, strlen(name)}, &file));
+    rsd_status status = store_load(dest->store, file, INT32_MAX, &text, &n);
+    if (status)
+        return store_fail_in(dest->store, file, status);
+    while (n > 0 && text[n - 1] != '\n')
+        n--;
     status = append_chars(dest, text, n);
     mem_free(text);
     return status;

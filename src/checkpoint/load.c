@@ -31,15 +31,8 @@ struct loading {
 static rsd_status check_target(const struct loading *loading, const struct stored_tensor *tensor,
                                const rsd_layout *layout)
 {
-    const int64_t *shape = tensor_shape(&loading->checkpoint->catalog, tensor);
-    char saved[SHAPE_TEXT_NCHARS], wanted[SHAPE_TEXT_NCHARS];
-    bool same = layout->ndim == tensor->ndim;
-    for (int32_t d = 0; d < layout->ndim && same; d++)
-        same = layout->shape[d] == shape[d];
-    if (!same)
-        return fail(RSD_EMISMATCH, "shape differs: checkpoint %s, layout %s",
-                    shape_text(tensor->ndim, shape, saved),
-                    shape_text(layout->ndim, layout->shape, wanted));
+    TRY(layout_check_shape(layout, tensor->ndim,
+                           tensor_shape(&loading->checkpoint->catalog, tensor)));
     if (layout->dtype != tensor->dtype && !loading->options.allow_cast)
         return fail(RSD_EMISMATCH, "dtype differs: checkpoint %s, layout %s",
                     rsd_dtype_name(tensor->dtype), rsd_dtype_name(layout->dtype));
@@ -171,10 +164,12 @@ static rsd_status load_jobs(void *context)
 {
     struct loading *loading = context;
     rsd_report *report = &loading->operation.report;
+    const struct catalog *catalog = &loading->checkpoint->catalog;
     struct batch batch = {.jobs = loading->jobs,
                           .from = loading->checkpoint,
                           .whole_tensor = whole_load_tensor,
                           .open = load_open_job,
+                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),
                           .context = loading};
     report->ntensors = (int64_t)loading->jobs.n;
     loading->jobs = (struct job_list){0};

@@ -72,8 +72,8 @@ static bool find_piece_run(const struct writer *writer, struct transfer *transfe
     const struct sink *sink = &transfer->sinks[transfer->pieces[piece].sink];
     const struct manifest_item *item = &writer->manifest->items[sink->index];
     const struct extent *extent = &writer->manifest->catalog.extents[sink->index];
-    const int64_t *lo = transfer->coordinates + 2 * piece * (size_t)transfer->ndim,
-                  *len = lo + transfer->ndim;
+    const int64_t *lo = transfer->piece_lo + piece * (size_t)transfer->ndim;
+    const int64_t *len = transfer->piece_len + piece * (size_t)transfer->ndim;
     int64_t packed[RSD_MAX_DIMS], strides[RSD_MAX_DIMS];
     uint64_t at;
     if (sink->dtype != transfer->dtype || item->at || source->array.big_endian ||
@@ -123,6 +123,7 @@ static rsd_status clone_piece(struct writer *writer, struct transfer *transfer, 
     if (!writer->unchecked || writer->manifest->format->writer->frame)
         return RSD_OK;
     TRY(copy_ends(writer, source, file, run, lo, hi));
+    transfer->sources[transfer->pieces[piece].source].unchecked = true;
     transfer->pieces[piece].done = true;
     return RSD_OK;
 }

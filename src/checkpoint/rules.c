@@ -37,6 +37,7 @@ void rsd_rules_free(rsd_rules *rules)
         drop_rule(&rules->list[i]);
     mem_free(rules->list);
     mem_free(rules->name);
+    model_part_drop(&rules->model);
     parameter_index_drop(&rules->parameters);
     rsd_mesh_free(rules->mesh);
     mem_free(rules);
@@ -176,6 +177,7 @@ rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text)
         break;
     case RSD_RULE_STRIP_PREFIX:
     case RSD_RULE_PART:
+    case RSD_RULE_MODEL:
         rule.value = mem_copy(text, strlen(text) + 1, 1);
         if (!rule.value)
             return RSD_ENOMEM;
@@ -283,6 +285,22 @@ static rsd_status check_mesh(const rsd_rules *rules)
     return RSD_OK;
 }
 
+static bool has_rule(const rsd_rules *rules, rsd_rule kind)
+{
+    for (size_t i = 0; i < rules->n; i++)
+        if (rules->list[i].kind == kind)
+            return true;
+    return false;
+}
+
+static rsd_status find_model(rsd_rules *rules, const rsd_checkpoint *checkpoint)
+{
+    bool chosen = has_rule(rules, RSD_RULE_ONLY) || has_rule(rules, RSD_RULE_STRIP_PREFIX);
+    model_part_drop(&rules->model);
+    return has_rule(rules, RSD_RULE_MODEL) ? model_part_find(&rules->model, checkpoint, chosen)
+                                           : RSD_OK;
+}
+
 rsd_status rules_use_checkpoint(rsd_rules *rules, const rsd_checkpoint *checkpoint)
 {
     rules->checkpoint = NULL;
@@ -293,8 +311,9 @@ rsd_status rules_use_checkpoint(rsd_rules *rules, const rsd_checkpoint *checkpoi
         TRY(preset_add_rules(rules->preset, rules));
     parameter_index_drop(&rules->parameters);
     TRY(parameter_index_open(&rules->parameters, checkpoint));
-    rules->checkpoint = checkpoint;
     rules->part = NULL;
+    TRY(find_model(rules, checkpoint));
+    rules->checkpoint = checkpoint;
     for (size_t i = 0; i < rules->n && !rules->part; i++)
         if (rules->list[i].kind == RSD_RULE_PART && has_part(checkpoint, rules->list[i].value))
             rules->part = rules->list[i].value;
@@ -325,6 +344,8 @@ static rsd_status select_tensor(const rsd_rules *rules, const rsd_tensor_info *t
 {
     struct rule *rule;
     *keep = !rules->part || is_in_part(tensor->path, rules->part);
+    if (rules->model.known)
+        TRY(model_part_has(&rules->model, tensor->path, tensor->name, keep));
     for (size_t i = 0; i < rules->n && *keep; i++)
         if (rules->list[i].kind == RSD_RULE_ONLY) {
             TRY(find_rule(rules, RSD_RULE_ONLY, FROM_CALLER, tensor->name, &rule));
@@ -338,7 +359,7 @@ static rsd_status select_tensor(const rsd_rules *rules, const rsd_tensor_info *t
     return RSD_OK;
 }
 
-static rsd_status make_name(rsd_rules *rules, const char *name)
+static rsd_status make_kept_name(rsd_rules *rules, const char *name)
 {
     bool stripped = false;
     size_t npart = rules->part ? strlen(rules->part) : 0;
@@ -360,6 +381,16 @@ static rsd_status make_name(rsd_rules *rules, const char *name)
             TRY(substitution_apply(&rule->expression, rule->value, rule->everywhere, &rules->name));
     }
     return RSD_OK;
+}
+
+static rsd_status make_name(rsd_rules *rules, const char *name)
+{
+    char *in_model = NULL;
+    if (rules->model.known)
+        TRY(model_part_name(&rules->model, name, &in_model));
+    rsd_status status = make_kept_name(rules, in_model ? in_model : name);
+    mem_free(in_model);
+    return status;
 }
 
 static bool is_float(rsd_dtype dtype)
@@ -456,7 +487,8 @@ static bool needs_checkpoint(const rsd_rules *rules)
 {
     bool needs = rules->mesh != NULL;
     for (size_t i = 0; i < rules->n; i++)
-        needs = needs || rules->list[i].kind == RSD_RULE_PART;
+        needs =
+            needs || rules->list[i].kind == RSD_RULE_PART || rules->list[i].kind == RSD_RULE_MODEL;
     return needs;
 }
 
@@ -467,4 +499,35 @@ rsd_status rsd_rules_map(void *context, const rsd_tensor_info *tensor, rsd_tenso
         return fail(RSD_EINVAL, "rsd_rules_map needs a call of rsd_rules_check first");
     rsd_status status = rules_map_tensor(rules, tensor, target);
     return status ? fail_in(status, "%s: ", tensor->name) : RSD_OK;
+}
+
+/* ---- files of ranks ---- */
+
+/* Finds the placements of a part, which the rules have for any tensor of its name and number of dims. */
+static rsd_status place_part(void *context, const rsd_checkpoint *first, size_t tensor,
+                             rsd_placement *placements)
+{
+    rsd_rules *rules = context;
+    rsd_tensor_info info = {.struct_nbytes = sizeof info};
+    rsd_tensor_target target = {.struct_nbytes = sizeof target, .keep = 1};
+    if (tensor == SIZE_MAX)
+        return rules_use_checkpoint(rules, first);
+    TRY(rsd_checkpoint_tensor(first, (int64_t)tensor, &info));
+    rsd_status status = make_layout(rules, &info, &target.layout);
+    for (int32_t a = 0; a < rsd_mesh_naxes(rules->mesh) && !status; a++)
+        status = rsd_layout_placement(target.layout, a, &placements[a]);
+    rsd_layout_free(target.layout);
+    return status;
+}
+
+rsd_status rules_open_joined(rsd_checkpoint *checkpoint, const struct store_listing *listing,
+                             const rsd_open_options *options)
+{
+    rsd_rules *rules = options->from;
+    if (!rules->mesh)
+        return fail(RSD_EINVAL, "rules of files of ranks need a mesh");
+    rsd_status status =
+        format_open_joined(checkpoint, listing, options, rules->mesh, place_part, rules);
+    rules->checkpoint = NULL; /* the first file is closed */
+    return status;
 }

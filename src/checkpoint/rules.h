@@ -49,6 +49,16 @@ struct parameter_index {
     size_t n;
 };
 
+/* The model in what a trainer wrote. */
+struct model_part {
+    bool known;     /* it was looked for and found */
+    bool direct;    /* keys beside the model's tensors have something else */
+    bool sure;      /* the last key names a model, or others beside it do not */
+    char *keys[3];  /* of the state dict, one below the other */
+    size_t nkeys;   /* 0: the model is not below a key */
+    char strip[64]; /* a prefix that a wrapper adds to all names; "": none */
+};
+
 struct rsd_rules {
     rsd_rules_options options;
     rsd_mesh *mesh;
@@ -58,8 +68,9 @@ struct rsd_rules {
 
     const rsd_checkpoint *checkpoint; /* of the last check; NULL: none yet */
     struct parameter_index parameters;
-    const char *part; /* the only part of the state dict that is kept; NULL: all of it */
-    char *name;       /* of the last tensor that was mapped */
+    const char *part;        /* the only part of the state dict that is kept; NULL: all of it */
+    struct model_part model; /* likewise, for MODEL */
+    char *name;              /* of the last tensor that was mapped */
 };
 
 /* As rsd_rules_map, but errors do not name the tensor. */
@@ -69,9 +80,27 @@ rsd_status rules_map_tensor(rsd_rules *rules, const rsd_tensor_info *tensor,
 /* Prepares rsd_rules_map for a checkpoint. */
 rsd_status rules_use_checkpoint(rsd_rules *rules, const rsd_checkpoint *checkpoint);
 
+/* Opens the files of the ranks of the mesh of the rules, as rsd_open_options.from says. */
+rsd_status rules_open_joined(rsd_checkpoint *checkpoint, const struct store_listing *listing,
+                             const rsd_open_options *options);
+
 /* Adds a PLACE rule behind all others of its source. The label says in messages where it is from. */
 rsd_status rules_add_place(rsd_rules *rules, enum rule_source source, const char *label,
                            struct slice expression, const char *placements);
+
+/* ---- rules_model.c: the model in what trainers write ---- */
+
+/* Finds the model. EINVAL: it cannot be told which part it is, and the rules do not choose tensors themselves;
+ * the error names the options that choose. */
+rsd_status model_part_find(struct model_part *part, const rsd_checkpoint *checkpoint, bool chosen);
+
+/* Says whether a tensor is in the part. */
+rsd_status model_part_has(const struct model_part *part, const char *path, const char *name,
+                          bool *has);
+
+/* Makes the name that a tensor has in the model. The caller frees it. */
+rsd_status model_part_name(const struct model_part *part, const char *name, char **out);
+void model_part_drop(struct model_part *part);
 
 /* ---- rules_presets.c ---- */
 

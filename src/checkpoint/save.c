@@ -270,8 +270,10 @@ static rsd_status begin_save(const char *path, int64_t ntensors, const rsd_tenso
     status = operation_agree(&save->operation, status, arguments);
     if (!status)
         status = operation_lead(&save->operation, open_save_output, save, NULL);
-    if (status)
-        return drop_save(save, status, NULL);
+    if (status) {
+        drop_save(save, status, NULL);
+        return status;
+    }
     *out = save;
     return RSD_OK;
 }

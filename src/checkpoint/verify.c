@@ -63,11 +63,14 @@ static rsd_status find_holes(struct verifying *v)
     const struct catalog *catalog = &v->checkpoint->catalog;
     for (size_t i = 0; i < catalog->ntensors && !v->stopped; i++) {
         rsd_status status = tensor_check_coverage(catalog, i);
-        if (status == RSD_EMISMATCH) {
+        if (status == RSD_EMISMATCH || status == RSD_ELIMIT) {
             error_add_context("%s: ", v->checkpoint->store->path);
-            status = add_finding(v, FINDING_COVERAGE, i);
+            TRY(add_finding(v, FINDING_COVERAGE, i));
+        } else {
+            TRY(status);
         }
-        TRY(status);
+        status = overlaps_check(v->checkpoint, i, v->operation.tile_limit);
+        TRY(status == RSD_EFORMAT ? add_finding(v, FINDING_COVERAGE, i) : status);
     }
     return v->stopped;
 }
@@ -115,11 +118,15 @@ static rsd_status read_boxes(struct verifying *v)
                           .whole_tensor = whole_verify_tensor,
                           .open = verify_open_job,
                           .forgive = verify_forgive,
+                          .check_records = true,
+                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),
                           .context = v};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < catalog->nextents && !status; i++) {
         const struct stored_tensor *tensor = &catalog->tensors[tensor_of_extent(catalog, i)];
-        int64_t nbytes = (int64_t)box_nbytes(catalog, tensor, i - tensor->first_extent);
+        int64_t nbytes = catalog->extents[i].kind == EXTENT_NONE
+                             ? 0
+                             : (int64_t)box_nbytes(catalog, tensor, i - tensor->first_extent);
         status = job_list_add(
             &batch.jobs,
             (struct batch_job){
@@ -139,13 +146,27 @@ static rsd_status read_values(struct verifying *v)
     for (int64_t i = 0; i < rsd_checkpoint_nvalues(v->checkpoint); i++) {
         char *json;
         rsd_status status = rsd_checkpoint_value(v->checkpoint, i, &json);
+        if (!status) {
+            rsd_free(json);
+            status = checkpoint_check_value(v->checkpoint, &v->checkpoint->catalog.values[i]);
+        }
         if (status == RSD_ENOMEM)
             return status;
         if (status)
             TRY(add_finding(v, FINDING_VALUE, (uint64_t)i));
-        else
-            rsd_free(json);
     }
+    return v->stopped;
+}
+
+/* Reads the boxes, unless they claim far more bytes than there are: that is one finding. */
+static rsd_status read_plausible_boxes(struct verifying *v)
+{
+    rsd_status status = format_check_claims(v->checkpoint);
+    if (!status)
+        return read_boxes(v);
+    if (status != RSD_EFORMAT || v->operation.rank > 0)
+        return status == RSD_EFORMAT ? RSD_OK : status;
+    TRY(add_finding(v, FINDING_COVERAGE, v->checkpoint->catalog.ntensors));
     return v->stopped;
 }
 
@@ -156,7 +177,7 @@ static rsd_status verify_jobs(void *context)
     v->operation.report.ntensors = (int64_t)v->checkpoint->catalog.ntensors;
     if (v->operation.rank == 0)
         TRY(find_holes(v));
-    TRY(read_boxes(v));
+    TRY(read_plausible_boxes(v));
     return v->operation.rank == 0 ? read_values(v) : RSD_OK;
 }
 

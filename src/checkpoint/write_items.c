@@ -85,7 +85,7 @@ static rsd_status add_tensor_item(struct item_list *list, const rsd_item *item, 
         .offset = list->end, .kind = EXTENT_ITEM, .nzstd = manifest->compress != 0};
     int64_t shape[RSD_MAX_DIMS] = {0}, zeros[RSD_MAX_DIMS] = {0}, stride = 1;
     int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(item->dtype);
-    int32_t order[RSD_MAX_DIMS], n = item->ndim;
+    int32_t order[RSD_MAX_DIMS] = {0}, n = item->ndim;
     bool empty = box_volume(n, item->shape) == 0;
     bool dense = item->strides && !empty && find_dense_order(n, item->shape, item->strides, order);
     for (int32_t d = 0; d < n; d++)

@@ -62,8 +62,42 @@ bool ranks_have_lost(void);
 
 /* ---- input.c: checkpoints that are read ---- */
 
-/* Returns EXIT_YES or an exit code. */
-int input_open(const char *verb, const char *path, rsd_checkpoint **checkpoint);
+/* Options of all verbs that read a checkpoint, for their tables and their help. input_take_option stores one,
+ * and returns false for any other option. */
+enum {
+    INPUT_AS_IS = 1000,
+    INPUT_TAKE_RANK_0,
+    INPUT_DTYPE,
+    INPUT_UNSTACK,
+    INPUT_VOCAB_SIZE,
+    INPUT_FROM,
+    INPUT_FROM_MESH
+};
+/* clang-format off */
+#define INPUT_OPTIONS                                                                              \
+    {"as-is", no_argument, NULL, INPUT_AS_IS},                                                     \
+    {"take-rank-0", no_argument, NULL, INPUT_TAKE_RANK_0},                                         \
+    {"dtype", required_argument, NULL, INPUT_DTYPE},                                               \
+    {"unstack", no_argument, NULL, INPUT_UNSTACK},                                                 \
+    {"vocab-size", required_argument, NULL, INPUT_VOCAB_SIZE},                                     \
+    {"from", required_argument, NULL, INPUT_FROM},                                                 \
+    {"from-mesh", required_argument, NULL, INPUT_FROM_MESH}
+/* clang-format on */
+#define INPUT_HELP(space)                                                                          \
+    "  --follow-links" space "Follow links that lead out of a checkpoint\n"                        \
+    "  --as-is       " space "Read one rank's file of several by itself, with the parts it has\n"  \
+    "  --take-rank-0 " space "Take the lowest rank's copy where copies of a tensor differ\n"       \
+    "  --dtype model " space "Read DeepSpeed's parameters in the model's dtype. Default: fp32\n"   \
+    "  --unstack     " space "Read Megatron's stacked layers as one tensor per layer\n"            \
+    "  --vocab-size N" space "Read N rows of Megatron's padded vocabulary. Default: all\n"         \
+    "  --from 'RE=P' " space "Join parts of tensors whose whole name matches RE: S(0), S(1), R,\n" \
+    "                " space "or Megatron's gated. May be repeated\n"                              \
+    "  --from-mesh M " space "Read one file per rank of the mesh M, cut as --from says. Default\n" \
+    "                " space "for other tensors: R, copies that must be equal\n"
+bool input_take_option(int option);
+
+/* Opens a checkpoint, and prints the notes about it unless `quiet`. Returns EXIT_YES or an exit code. */
+int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **checkpoint);
 
 /* Checks before the work starts that files exist: all, or those with an extent for which needs(context, ...)
  * returns true. Returns EXIT_YES or an exit code. */
@@ -88,6 +122,24 @@ rsd_status urls_open_storage(const char *path, rsd_storage **storage);
 /* Whether something went over the network, and what. */
 bool urls_have_traffic(rsd_traffic *traffic);
 void urls_end(void);
+/* Says that links of all inputs may lead out of their directories. */
+void input_follow_links(void);
+
+/* ---- out_file.c: files that are written ---- */
+
+struct out_file {
+    FILE *stream;
+    int directory_fd;
+    char *name, *staged; /* in the directory: its last name, and its name until it is complete */
+    bool replace;
+};
+
+/* Opens a file for writing. Returns false and sets errno on failure; out_file_close is called in any case. */
+bool out_file_open(struct out_file *file, const char *path, bool replace);
+
+/* Closes the file: puts it at its path if it is complete, else removes it. Returns false and sets errno if it is
+ * not at its path. */
+bool out_file_close(struct out_file *file, bool complete);
 
 /* ---- cli_text.c: numbers and texts ---- */
 
@@ -150,6 +202,8 @@ struct conversion {
     bool all, json, quiet, verify;
     long long threads;
     int64_t nverified;
+    rsd_checkpoint *input;
+    int verify_code; /* of a verification that failed; 0: none did */
     char **side_files;
     size_t nside_files;
 };

@@ -90,6 +90,17 @@ static bool is_control_char(const unsigned char *c)
     return *c < 0x20 || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0);
 }
 
+/* Returns whether a character is a control character, has no width or changes the direction of text. */
+static bool is_hidden_char(const unsigned char *c)
+{
+    if (is_control_char(c) || (c[0] == 0xc2 && c[1] == 0xad) || (c[0] == 0xd8 && c[1] == 0x9c))
+        return true;
+    if (c[0] == 0xe2 && c[1] == 0x80)
+        return (c[2] >= 0x8b && c[2] <= 0x8f) || (c[2] >= 0xa8 && c[2] <= 0xae);
+    return (c[0] == 0xe2 && c[1] == 0x81 && c[2] >= 0xa0 && c[2] <= 0xaf) ||
+           (c[0] == 0xef && c[1] == 0xbb && c[2] == 0xbf);
+}
+
 const char *cli_plain_text(const char *text)
 {
     static char *texts[4];
@@ -97,14 +108,14 @@ const char *cli_plain_text(const char *text)
     bool plain = true;
     for (const unsigned char *c = (const unsigned char *)text; *c && plain;
          c += plain ? utf8_char_nbytes(c) : 0)
-        plain = utf8_char_nbytes(c) > 0 && !is_control_char(c);
+        plain = utf8_char_nbytes(c) > 0 && !is_hidden_char(c);
     if (plain)
         return text;
     char **out = &texts[next++ % 4], *end;
     *out = end = cli_need_memory(realloc(*out, 4 * strlen(text) + 1));
     for (const unsigned char *c = (const unsigned char *)text; *c;) {
         int n = utf8_char_nbytes(c);
-        if (n == 0 || is_control_char(c)) {
+        if (n == 0 || is_hidden_char(c)) {
             end += sprintf(end, "\\x%02x", *c++);
             continue;
         }

@@ -10,19 +10,24 @@
     "  --rename 's/A/B/'     Replace A by B in names; \\1, & and s/A/B/g as in sed. May be "       \
     "repeated\n"                                                                                   \
     "  --strip-prefix TEXT   Remove TEXT from the start of names. May be repeated\n"               \
-    "  --cast DTYPE          Convert floating-point tensors to bf16, f16, f32 or f64\n"            \
-    "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MiB\n"                             \
-    "  --threads N           Use N threads. Default: one per core, at most 16\n"                   \
-    "  --dry-run             Report what would be done; write nothing\n"                           \
-    "  --resume              Continue a run that was stopped\n"                                    \
-    "  --verify              Read the result again and compare it with IN\n"                       \
-    "  --force               Replace an existing checkpoint; keep other files of its directory\n"  \
-    "  --reflink WHEN        Share extents with IN: auto, always or never. Default: auto\n"        \
-    "  --unchecked           Do not read shared data of safetensors output to check its CRCs\n"    \
-    "  --torch-places        Place data as torch does, not at multiples of 4 KiB\n"                \
-    "  --json                Print the report as one JSON object\n"                                \
-    "  -q, --quiet           Print no progress, notes or report\n"                                 \
-    "  -h, --help            Print this help\n"
+    "  --cast DTYPE          Convert floating-point tensors to bf16, f16, f32 or "                 \
+    "f64\n" INPUT_HELP(                                                                            \
+        "        ") "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MiB\n"             \
+                    "  --threads N           Use N threads. Default: one per core, at most 16\n"   \
+                    "  --dry-run             Report what would be done; write nothing\n"           \
+                    "  --resume              Continue a run that was stopped\n"                    \
+                    "  --verify              Read the result again and compare it with IN\n"       \
+                    "  --force               Replace an existing checkpoint; keep other files "    \
+                    "of its directory\n"                                                           \
+                    "  --reflink WHEN        Share extents with IN: auto, always or never. "       \
+                    "Default: auto\n"                                                              \
+                    "  --unchecked           Do not read shared data of safetensors output to "    \
+                    "check its CRCs\n"                                                             \
+                    "  --torch-places        Place data as torch does, not at multiples of 4 "     \
+                    "KiB\n"                                                                        \
+                    "  --json                Print the report as one JSON object\n"                \
+                    "  -q, --quiet           Print no progress, notes or report\n"                 \
+                    "  -h, --help            Print this help\n"
 
 #define TARGET_HELP                                                                                \
     "  --mesh MESH           Write for the ranks of MESH: 8, 2x4 or dp=2,tp=4\n"                   \
@@ -34,12 +39,12 @@
     "  --default PLACES      Shard tensors that no rule matches. Default: report an error\n"
 
 #define FORMAT_HELP                                                                                \
-    "  --format FORMAT       Write dcp or safetensors. Default: by the name of OUT, else as IN\n"
+    "  --format FORMAT       Write dcp, safetensors or torch.save. Default: by the name of OUT,\n" \
+    "                        else as IN\n"
 #define COMPRESS_HELP                                                                              \
     "  --compress zstd[:N]   Compress DCP files, N from 1 to 19. Default: none; N is 3\n"
 #define SHARD_SIZE_HELP                                                                            \
-    "  --max-shard-size SIZE Limit safetensors files of whole tensors to SIZE. Default: one "      \
-    "file\n"
+    "  --max-shard-size SIZE Limit files of whole tensors to SIZE. Default: one file\n"
 
 static const char convert_help[] =
     "usage: reshard convert [options] IN OUT\n"
@@ -57,14 +62,17 @@ static const char merge_help[] =
     "\n"
     "Write whole tensors as safetensors that transformers loads. OUT is a directory, or one file "
     "if\n"
-    "it ends in .safetensors. If the state dict has a key 'model', only that part is written, and\n"
-    "names lose the prefix 'model.'. Configs and tokenizer files are copied.\n"
+    "it ends in .safetensors. Only the model of what a trainer wrote is written, under the names "
+    "that\n"
+    "it has without the trainer: below 'model', 'state_dict' or 'module', without '_orig_mod.'.\n"
+    "Configs and tokenizer files are copied.\n"
     "\n"
     "  reshard merge step-1000/ hf/ --max-shard-size 5GB\n"
     "\n"
     "  --max-shard-size SIZE Limit files to SIZE. Default: 5GB\n"
     "  --all                 Write every tensor under its own name\n"
-    "  --config-from DIR     Copy configs and tokenizer files from DIR. Default: IN\n" COMMON_HELP;
+    "  --config-from DIR     Copy configs and tokenizer files from DIR. Default: IN, or\n"
+    "                        IN/huggingface\n" COMMON_HELP;
 
 static const char split_help[] =
     "usage: reshard split [options] IN OUT\n"
@@ -162,6 +170,7 @@ const struct option conversion_options[] = {
     {"reflink", required_argument, NULL, REFLINK},
     {"unchecked", no_argument, NULL, UNCHECKED},
     {"torch-places", no_argument, NULL, TORCH_PLACES},
+    INPUT_OPTIONS,
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
@@ -198,8 +207,11 @@ static int take_format(struct conversion *request, const char *text)
         request->convert.format = RSD_FORMAT_DCP;
     else if (strcasecmp(text, "safetensors") == 0)
         request->convert.format = RSD_FORMAT_SAFETENSORS;
+    else if (strcasecmp(text, "torch.save") == 0)
+        request->convert.format = RSD_FORMAT_TORCH_SAVE;
     else
-        return cli_fail(request->verb, EXIT_USAGE, "--format %s must be dcp or safetensors", text);
+        return cli_fail(request->verb, EXIT_USAGE,
+                        "--format %s must be dcp, safetensors or torch.save", text);
     return GO_ON;
 }
 
@@ -354,7 +366,7 @@ static int take_option(struct conversion *request, int option, const char *value
         request->config_from = value;
         return GO_ON;
     default:
-        return take_flag(request, option);
+        return input_take_option(option) ? GO_ON : take_flag(request, option);
     }
 }
 
@@ -394,7 +406,7 @@ static int read_conversion_options(int argc, char **argv, struct conversion *req
     if (request->kind == SPLIT && !request->has_mesh)
         return cli_fail(verb, EXIT_USAGE, "--mesh is needed, such as --mesh tp=4");
     return request->kind == MERGE && !request->all
-               ? take_rule(request, rsd_rules_add(request->rules, RSD_RULE_PART, "model"))
+               ? take_rule(request, rsd_rules_add(request->rules, RSD_RULE_MODEL, ""))
                : GO_ON;
 }
 

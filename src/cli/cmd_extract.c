@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char extract_help[] =
@@ -17,8 +18,8 @@ static const char extract_help[] =
     "  --slice '[A:B, ...]'  Select one range or index per dim; : selects all. Default: all\n"
     "  --cast DTYPE          Convert to DTYPE. NumPy has no bf16: use --cast f32\n"
     "  --raw                 Write raw bytes in row-major order, also to a .npy file\n"
-    "  --force               Replace an existing file\n"
-    "  -h, --help            Print this help\n";
+    "  --force               Replace an existing file\n" INPUT_HELP(
+        "        ") "  -h, --help            Print this help\n";
 
 struct extraction {
     const char *path, *tensor, *out, *slice;
@@ -29,9 +30,13 @@ struct extraction {
 enum { SLICE = 256, CAST, RAW, FORCE };
 
 static const struct option extract_options[] = {
-    {"slice", required_argument, NULL, SLICE}, {"cast", required_argument, NULL, CAST},
-    {"raw", no_argument, NULL, RAW},           {"force", no_argument, NULL, FORCE},
-    {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
+    {"slice", required_argument, NULL, SLICE},
+    {"cast", required_argument, NULL, CAST},
+    {"raw", no_argument, NULL, RAW},
+    {"force", no_argument, NULL, FORCE},
+    INPUT_OPTIONS,
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
 };
 
 static int read_extract_options(int argc, char **argv, struct extraction *request)
@@ -55,6 +60,8 @@ static int read_extract_options(int argc, char **argv, struct extraction *reques
             request->force = true;
             break;
         default:
+            if (input_take_option(option))
+                break;
             return cli_fail_option("extract", option, argv);
         }
     if (argc - optind != 3)
@@ -177,23 +184,18 @@ static int write_array(const struct extraction *request, rsd_dtype dtype, const 
         return cli_fail("extract", EXIT_CANNOT,
                         "NumPy has no %s: convert with --cast f32, or write bytes with --raw",
                         rsd_dtype_name(dtype));
-    if (!to_stdout && !request->force && access(request->out, F_OK) == 0)
+    struct out_file file = {.stream = stdout};
+    struct stat found;
+    if (!to_stdout && !request->force && lstat(request->out, &found) == 0)
         return cli_fail("extract", EXIT_CANNOT, "%s already exists; use --force to replace it",
                         request->out);
-    char *staged = cli_new_text("%s.reshard-part", request->out);
-    FILE *out = to_stdout ? stdout : fopen(staged, "wb");
-    bool fine = out != NULL;
+    bool fine = to_stdout || out_file_open(&file, request->out, request->force);
     if (fine && npy)
-        write_npy_header(out, npy_dtype(dtype), box);
-    fine = fine && fwrite(bytes, 1, nbytes, out) == nbytes;
-    if (out && !to_stdout)
-        fine = fclose(out) == 0 && fine && rename(staged, request->out) == 0;
-    int code =
-        fine ? EXIT_YES : cli_fail("extract", EXIT_IO, "%s: %s", request->out, strerror(errno));
-    if (!fine && !to_stdout)
-        remove(staged);
-    free(staged);
-    return code;
+        write_npy_header(file.stream, npy_dtype(dtype), box);
+    fine = fine && fwrite(bytes, 1, nbytes, file.stream) == nbytes;
+    if (!to_stdout)
+        fine = out_file_close(&file, fine);
+    return fine ? EXIT_YES : cli_fail("extract", EXIT_IO, "%s: %s", request->out, strerror(errno));
 }
 
 /* ---- the tensor ---- */
@@ -257,7 +259,7 @@ int command_extract(int argc, char **argv)
     int code = read_extract_options(argc, argv, &request);
     if (code != GO_ON)
         return code;
-    code = input_open("extract", request.path, &checkpoint);
+    code = input_open("extract", request.path, false, &checkpoint);
     if (code)
         return code;
     code = extract_tensor(&request, checkpoint);

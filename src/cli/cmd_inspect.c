@@ -14,8 +14,8 @@ static const char inspect_help[] =
     "                    TENSOR only\n"
     "  --tree            Print names as a tree\n"
     "  --svg FILE        With TENSOR: write a picture of its boxes to FILE as SVG\n"
-    "  --html FILE       With TENSOR: write that picture to FILE as an HTML page\n"
-    "  -h, --help        Print this help\n";
+    "  --html FILE       With TENSOR: write that picture to FILE as an HTML page\n" INPUT_HELP(
+        "    ") "  -h, --help        Print this help\n";
 
 struct inspection {
     const char *path, *tensor, *svg, *html;
@@ -25,9 +25,13 @@ struct inspection {
 enum { JSON = 256, TREE, SVG, HTML };
 
 static const struct option inspect_options[] = {
-    {"json", no_argument, NULL, JSON},     {"tree", no_argument, NULL, TREE},
-    {"svg", required_argument, NULL, SVG}, {"html", required_argument, NULL, HTML},
-    {"help", no_argument, NULL, 'h'},      {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, JSON},
+    {"tree", no_argument, NULL, TREE},
+    {"svg", required_argument, NULL, SVG},
+    {"html", required_argument, NULL, HTML},
+    INPUT_OPTIONS,
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
 };
 
 static int read_inspect_options(int argc, char **argv, struct inspection *request)
@@ -50,6 +54,8 @@ static int read_inspect_options(int argc, char **argv, struct inspection *reques
             request->html = optarg;
             break;
         default:
+            if (input_take_option(option))
+                break;
             return cli_fail_option("inspect", option, argv);
         }
     if (argc - optind < 1 || argc - optind > 2)
@@ -140,9 +146,10 @@ static int print_json_listing(rsd_checkpoint *checkpoint)
 
 static int64_t sum_nbytes(const rsd_checkpoint *checkpoint)
 {
-    int64_t total = 0;
+    int64_t total = 0; /* a file may claim more than any disk has */
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++)
-        total += need_tensor(checkpoint, i).nbytes;
+        if (__builtin_add_overflow(total, need_tensor(checkpoint, i).nbytes, &total))
+            return INT64_MAX;
     return total;
 }
 
@@ -199,11 +206,23 @@ static void print_tree_node(int indent, const char *text, int n)
     free(part);
 }
 
+/* Returns the length of the parts that two names begin with, up to the last dot. */
+static size_t count_same_parts(const char *x, const char *y)
+{
+    size_t same = 0;
+    while (x[same] && x[same] == y[same])
+        same++;
+    while (same > 0 && x[same - 1] != '.')
+        same--;
+    return same;
+}
+
 /* Compares names part by part, so that one branch stays together, and layers.2 comes before layers.10. */
 static int by_name_parts(const void *a, const void *b)
 {
     const char *x = ((const rsd_tensor_info *)a)->name, *y = ((const rsd_tensor_info *)b)->name;
-    for (;; x++, y++) {
+    size_t same = count_same_parts(x, y);
+    for (x += same, y += same;; x++, y++) {
         size_t n = strcspn(x, "."), m = strcspn(y, ".");
         char *one = cli_new_text("%.*s", (int)n, x), *other = cli_new_text("%.*s", (int)m, y);
         int order = strverscmp(one, other);
@@ -215,6 +234,8 @@ static int by_name_parts(const void *a, const void *b)
             return order ? order : (*x != 0) - (*y != 0);
     }
 }
+
+enum { MAX_TREE_DEPTH = 64 }; /* what is deeper is printed in one line */
 
 /* Leading parts that a name has in common with the one before it are not printed again. */
 static void print_name_tree(const rsd_checkpoint *checkpoint)
@@ -229,16 +250,12 @@ static void print_name_tree(const rsd_checkpoint *checkpoint)
     for (size_t i = 0; i < n; i++) {
         rsd_tensor_info tensor = tensors[i];
         const char *at = tensor.name;
-        size_t same = 0;
+        const char *end = at + count_same_parts(at, before), *dot;
         int depth = 0;
-        while (before[same] && before[same] == at[same])
-            same++;
-        while (same > 0 && at[same - 1] != '.')
-            same--;
-        for (const char *c = at; c < at + same; c++)
-            depth += *c == '.';
-        for (at += same; strchr(at, '.'); at = strchr(at, '.') + 1, depth++)
-            print_tree_node(2 * depth, at, (int)(strchr(at, '.') - at));
+        for (; at < end && depth < MAX_TREE_DEPTH; at = strchr(at, '.') + 1)
+            depth++;
+        for (; depth < MAX_TREE_DEPTH && (dot = strchr(at, '.')); at = dot + 1, depth++)
+            print_tree_node(2 * depth, at, (int)(dot - at));
         print_tensor_line(&tensor, 2 * depth, at);
         before = tensor.name;
     }
@@ -304,7 +321,7 @@ int command_inspect(int argc, char **argv)
     int code = read_inspect_options(argc, argv, &request);
     if (code != GO_ON)
         return code;
-    code = input_open("inspect", request.path, &checkpoint);
+    code = input_open("inspect", request.path, false, &checkpoint);
     if (code)
         return code;
     if (request.tensor)

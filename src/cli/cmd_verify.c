@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define COMMON_HELP                                                                                \
+    INPUT_HELP("       ")                                                                          \
     "  --json               Print one JSON object\n"                                               \
     "  --max-memory SIZE    Limit buffers to SIZE. Default: 256MiB\n"                              \
     "  --threads N          Use N threads. Default: one per core, at most 16\n"                    \
@@ -67,6 +68,7 @@ static const struct option verify_options[] = {
     {"max-memory", required_argument, NULL, MAX_MEMORY},
     {"threads", required_argument, NULL, THREADS},
     {"only", required_argument, NULL, ONLY},
+    INPUT_OPTIONS,
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
@@ -110,7 +112,7 @@ static int take_verify_option(struct verification *request, int option, char **a
                    ? GO_ON
                    : cli_fail(verb, EXIT_USAGE, "--threads %s must be from 1 to 4096", optarg);
     default:
-        return cli_fail_option(verb, option, argv);
+        return input_take_option(option) ? GO_ON : cli_fail_option(verb, option, argv);
     }
 }
 
@@ -164,6 +166,22 @@ static int check_selection(const struct verification *request)
             return EXIT_YES;
     return cli_fail(request->verb->name, EXIT_CANNOT, "--only '%s' matches no tensor",
                     request->only_text);
+}
+
+/* Fails if a selected tensor cannot be read: an answer about the others would be taken for one about all. */
+static int check_readable(const struct verification *request)
+{
+    for (int i = 0; i < request->verb->npaths; i++) {
+        const rsd_checkpoint *checkpoint = request->checkpoints[i];
+        for (int64_t k = 0, index; k < rsd_checkpoint_nvalues(checkpoint); k++) {
+            const char *name = rsd_checkpoint_value_name(checkpoint, k);
+            if (is_selected(request, name) &&
+                rsd_checkpoint_find(checkpoint, name, &index) == RSD_EUNSUPPORTED)
+                return cli_fail(request->verb->name, EXIT_CANNOT, "%s: %s", request->paths[i],
+                                rsd_error());
+        }
+    }
+    return EXIT_YES;
 }
 
 static const char *finish_list(struct verification *request)
@@ -333,10 +351,12 @@ static int open_inputs(struct verification *request)
                           request->io.max_nbytes);
     int code = cli_fail_status(verb, rsd_pool_new((int32_t)request->threads, &request->io.pool));
     for (int i = 0; i < request->verb->npaths && !code; i++)
-        code = input_open(verb, request->paths[i], &request->checkpoints[i]);
+        code = input_open(verb, request->paths[i], request->quiet, &request->checkpoints[i]);
     for (int i = 0; i < request->verb->npaths && !code && request->verb->run != run_verify; i++)
         code = input_check_files(verb, request->paths[i], request->checkpoints[i],
                                  needs_every_extent, NULL);
+    if (!code && request->verb->run != run_verify)
+        code = check_readable(request);
     return code ? code : check_selection(request);
 }
 

@@ -171,6 +171,22 @@ static void replace_underscores(int argc, char **argv)
 }
 
 /* Runs the verb of the command line. Returns the exit code. */
+/* Takes --follow-links, which all verbs have. Returns the number of arguments that are left. */
+static int take_follow_links(int argc, char **argv)
+{
+    int n = 0;
+    bool options = true;
+    for (int i = 0; i < argc; i++) {
+        options = options && strcmp(argv[i], "--") != 0;
+        if (options && strcmp(argv[i], "--follow-links") == 0)
+            input_follow_links();
+        else
+            argv[n++] = argv[i];
+    }
+    argv[n] = NULL;
+    return n;
+}
+
 static int run_verb(int argc, char **argv)
 {
     if (argc < 2) {
@@ -183,6 +199,7 @@ static int run_verb(int argc, char **argv)
     if (strcmp(verb, "--version") == 0)
         return show_version();
     replace_underscores(argc, argv);
+    argc = take_follow_links(argc, argv);
     for (const struct command *command = commands; command < commands + NCOMMANDS; command++) {
         if (strcmp(verb, command->verb) != 0)
             continue;

@@ -22,22 +22,25 @@ static bool ends_in(const char *text, const char *suffix)
 static int set_format_and_limits(struct conversion *request, rsd_format in)
 {
     rsd_convert_options *convert = &request->convert;
-    bool one_file = ends_in(request->out, ".safetensors");
+    bool torch_file = ends_in(request->out, ".pt") || ends_in(request->out, ".pth") ||
+                      ends_in(request->out, ".bin");
+    bool one_file = ends_in(request->out, ".safetensors") || torch_file;
     if (request->kind == PLAN)
         convert->dry = 1;
     if (request->kind == SPLIT)
         convert->every_replica = 1;
-    if (request->kind == MERGE || request->kind == SPLIT)
+    if (torch_file && !convert->format && request->kind != SPLIT)
+        convert->format = RSD_FORMAT_TORCH_SAVE;
+    if (request->kind == SPLIT || (request->kind == MERGE && !convert->format))
         convert->format = RSD_FORMAT_SAFETENSORS;
     else if (!convert->format)
         convert->format =
             one_file || in != RSD_FORMAT_DCP ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP;
     if (request->kind == MERGE && !convert->max_shard_nbytes && !one_file)
         convert->max_shard_nbytes = MERGE_SHARD_GB * (int64_t)1000000000;
-    if (convert->max_shard_nbytes &&
-        (convert->format != RSD_FORMAT_SAFETENSORS || request->has_mesh))
+    if (convert->max_shard_nbytes && (convert->format == RSD_FORMAT_DCP || request->has_mesh))
         return cli_fail(request->verb, EXIT_USAGE,
-                        "--max-shard-size applies to safetensors output of whole tensors only");
+                        "--max-shard-size applies to output of whole tensors only, not to DCP");
     return GO_ON;
 }
 
@@ -49,6 +52,9 @@ static bool is_side_file(const char *name)
     if (name[0] == '.' || name[0] == '_' || strcmp(name, "commit_success.txt") == 0 ||
         ends_in(name, ".index.json") || strstr(name, "reshard-"))
         return false;
+    if (strcmp(name, "metadata.json") == 0 || strncmp(name, "latest_", 7) == 0 ||
+        strcmp(name, "zero_to_fp32.py") == 0)
+        return false; /* of Megatron and DeepSpeed: it says how IN is stored */
     for (const char *const *suffix = suffixes; *suffix; suffix++)
         if (ends_in(name, *suffix))
             return true;
@@ -60,11 +66,52 @@ static int by_path(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Lists the configs and tokenizer files to copy. Returns GO_ON or an exit code. */
-static int find_side_files(struct conversion *request)
+/* Returns the directory that configs are copied from: IN, or the one that verl puts into it. */
+static char *find_config_directory(const struct conversion *request)
 {
-    const char *directory = request->config_from ? request->config_from : request->in;
-    if (ends_in(request->out, ".safetensors"))
+    struct stat about;
+    char *beside = cli_new_text("%s/huggingface", request->in);
+    bool found = !request->config_from && stat(beside, &about) == 0 && S_ISDIR(about.st_mode);
+    if (found)
+        return beside;
+    free(beside);
+    return cli_new_text("%s", request->config_from ? request->config_from : request->in);
+}
+
+/* Takes a path over. One that is not a file is left out. */
+static void add_side_file(struct conversion *request, char *path)
+{
+    struct stat about;
+    if (stat(path, &about) != 0 || !S_ISREG(about.st_mode)) {
+        free(path);
+        return;
+    }
+    request->side_files = cli_need_memory(
+        realloc(request->side_files, (request->nside_files + 1) * sizeof *request->side_files));
+    request->side_files[request->nside_files++] = path;
+    request->convert.side_files = (const char *const *)request->side_files;
+    request->convert.nside_files = (int64_t)request->nside_files;
+}
+
+/* Megatron reads a DCP only with its own two files beside .metadata. */
+static void find_megatron_files(struct conversion *request, const rsd_checkpoint *in)
+{
+    for (int64_t i = 0; i < rsd_checkpoint_nfiles(in); i++) {
+        const char *file = rsd_checkpoint_file(in, i), *slash = strrchr(file, '/');
+        int n = slash ? (int)(slash + 1 - file) : 0;
+        if (strcmp(file + n, ".metadata") != 0)
+            continue;
+        add_side_file(request, cli_new_text("%s/%.*scommon.pt", request->in, n, file));
+        if (request->nside_files > 0)
+            add_side_file(request, cli_new_text("%s/%.*smetadata.json", request->in, n, file));
+        return;
+    }
+}
+
+static int list_side_files(struct conversion *request, const char *directory)
+{
+    if (ends_in(request->out, ".safetensors") || ends_in(request->out, ".pt") ||
+        ends_in(request->out, ".pth") || ends_in(request->out, ".bin"))
         return !request->config_from ? GO_ON
                                      : cli_fail("merge", EXIT_USAGE,
                                                 "--config-from needs an OUT that is a directory");
@@ -73,23 +120,21 @@ static int find_side_files(struct conversion *request)
         return cli_fail("merge", EXIT_USAGE, "--config-from %s: %s", directory, strerror(errno));
     if (!entries)
         return GO_ON; /* IN is one file. */
-    for (struct dirent *entry; (entry = readdir(entries));) {
-        char *path = cli_new_text("%s/%s", directory, entry->d_name);
-        struct stat about;
-        if (!is_side_file(entry->d_name) || stat(path, &about) != 0 || !S_ISREG(about.st_mode)) {
-            free(path);
-            continue;
-        }
-        request->side_files = cli_need_memory(
-            realloc(request->side_files, (request->nside_files + 1) * sizeof *request->side_files));
-        request->side_files[request->nside_files++] = path;
-    }
+    for (struct dirent *entry; (entry = readdir(entries));)
+        if (is_side_file(entry->d_name))
+            add_side_file(request, cli_new_text("%s/%s", directory, entry->d_name));
     closedir(entries);
     if (request->nside_files > 1)
         qsort(request->side_files, request->nside_files, sizeof *request->side_files, by_path);
-    request->convert.side_files = (const char *const *)request->side_files;
-    request->convert.nside_files = (int64_t)request->nside_files;
     return GO_ON;
+}
+
+static int find_side_files(struct conversion *request)
+{
+    char *directory = find_config_directory(request);
+    int code = list_side_files(request, directory);
+    free(directory);
+    return code;
 }
 
 /* ---- reports ---- */
@@ -232,7 +277,7 @@ static void note_left_out(const struct conversion *request, const rsd_checkpoint
             name_sample_add(&tensors, tensor.name);
         rsd_layout_free(target.layout);
     }
-    if (request->convert.format == RSD_FORMAT_SAFETENSORS)
+    if (request->convert.format != RSD_FORMAT_DCP)
         for (int64_t i = 0; i < rsd_checkpoint_nvalues(in); i++)
             name_sample_add(&values, rsd_checkpoint_value_name(in, i));
     print_left_out(request, "tensor", &tensors);
@@ -283,15 +328,15 @@ static rsd_status pair_tensors(struct conversion *request, rsd_checkpoint *in, r
 }
 
 /* Compares the digests of input and output. Returns EXIT_YES or an exit code. */
-static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out)
+static rsd_status compare_digests(struct conversion *request, rsd_checkpoint *out)
 {
     struct tensor_pairs pairs = {0};
     struct name_sample changed = {0};
-    rsd_status status = pair_tensors(request, in, out, &pairs);
+    rsd_status status = pair_tensors(request, request->input, out, &pairs);
     char(*a)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *a));
     char(*b)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *b));
     if (!status)
-        status = rsd_digest(in, (int64_t)pairs.n, pairs.in, &request->io, a, NULL);
+        status = rsd_digest(request->input, (int64_t)pairs.n, pairs.in, &request->io, a, NULL);
     if (!status)
         status = rsd_digest(out, (int64_t)pairs.n, pairs.out, &request->io, b, NULL);
     for (size_t i = 0; i < pairs.n && !status; i++) {
@@ -301,43 +346,37 @@ static int compare_digests(struct conversion *request, rsd_checkpoint *in, rsd_c
         if (!status && strcmp(a[i], b[i]) != 0)
             name_sample_add(&changed, tensor.name);
     }
-    int code = cli_fail_status(request->verb, status);
-    if (!code && changed.n)
-        code = cli_fail(request->verb, EXIT_NO, "%s: %lld tensors differ from %s: %s", request->out,
-                        (long long)changed.n, request->in, changed.names);
+    if (!status && changed.n)
+        request->verify_code =
+            cli_fail(request->verb, EXIT_NO, "%s: %lld tensors differ from %s: %s", request->out,
+                     (long long)changed.n, request->in, changed.names);
     free(changed.names);
     free(a);
     free(b);
     free(pairs.in);
     free(pairs.out);
-    return code;
+    return status;
 }
 
-/* Verifies the output, and compares it with the input. */
-static int verify_output(struct conversion *request, rsd_checkpoint *in)
+/* Verifies the output before it is put at its path, and compares it with the input. An rsd_check_output. */
+static rsd_status verify_output(void *context, rsd_checkpoint *out)
 {
-    const char *verb = request->verb;
-    rsd_checkpoint *out = NULL;
+    struct conversion *request = context;
     int64_t nfindings = 0;
     struct progress_line progress;
-    int code = ranks_agree(verb, input_open(verb, request->out, &out));
-    if (code) {
-        rsd_checkpoint_close(out);
-        return code;
-    }
+    void *before = request->io.context;
+    progress_end(before);
     progress_start(&progress, "verify", request->quiet);
     request->io.context = &progress;
     rsd_status status =
         rsd_verify(out, &request->io, print_output_finding, request, &nfindings, NULL);
     if (!status)
-        code = compare_digests(request, in, out);
+        status = compare_digests(request, out);
     progress_end(&progress);
-    if (status)
-        code = cli_fail_status(verb, status);
-    else if (nfindings)
-        code = cli_fail(verb, EXIT_NO, "%s is damaged", request->out);
-    rsd_checkpoint_close(out);
-    return code;
+    request->io.context = before;
+    if (!status && nfindings)
+        request->verify_code = cli_fail(request->verb, EXIT_NO, "%s is damaged", request->out);
+    return status ? status : request->verify_code ? RSD_EFORMAT : RSD_OK;
 }
 
 /* ---- running ---- */
@@ -386,17 +425,19 @@ static int convert_and_report(struct conversion *request, rsd_checkpoint *in)
     request->io.on_progress = progress_report;
     request->io.context = &progress;
     request->io.transport = ranks_transport();
+    request->input = in;
+    if (request->verify) {
+        request->convert.check = verify_output;
+        request->convert.check_context = request;
+    }
     rsd_status status = rsd_convert(in, request->out, &request->convert, &report);
     progress_end(&progress);
+    if (request->verify_code) /* the message is printed */
+        return request->verify_code;
     if (status)
         return explain_stop(request, status);
     if (request->kind != PLAN && !request->quiet)
         note_left_out(request, in);
-    if (request->verify && !request->convert.dry) {
-        int code = verify_output(request, in);
-        if (code)
-            return code;
-    }
     if (request->json)
         print_json_report(request, rsd_checkpoint_format(in), &report);
     else if (!request->quiet || request->convert.dry)
@@ -443,7 +484,7 @@ int conversion_run(struct conversion *request)
     rsd_checkpoint *in;
     const char *out = request->out ? request->out : "";
     request->io.max_nbytes = urls_limit_memory(request->in, out, request->io.max_nbytes);
-    int code = input_open(request->verb, request->in, &in);
+    int code = input_open(request->verb, request->in, request->quiet, &in);
     if (!code)
         code = cli_fail_status(request->verb, urls_open_storage(out, &request->io.storage));
     code = ranks_agree(request->verb, code);
@@ -456,6 +497,8 @@ int conversion_run(struct conversion *request)
         code = check_rules(request, in);
     if (code == GO_ON && request->kind == MERGE)
         code = find_side_files(request);
+    if (code == GO_ON && request->kind == CONVERT && request->convert.format == RSD_FORMAT_DCP)
+        find_megatron_files(request, in);
     if (code == GO_ON)
         code = input_check_files(request->verb, request->in, in, NULL, NULL);
     if (!code)

@@ -2,18 +2,118 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-int input_open(const char *verb, const char *path, rsd_checkpoint **checkpoint)
+static rsd_open_options input_options = {.struct_nbytes = sizeof input_options};
+
+void input_follow_links(void)
 {
-    rsd_open_options options = {.struct_nbytes = sizeof options};
-    rsd_status status = urls_open_storage(path, &options.storage);
+    input_options.follow_links = 1;
+}
+
+static const char **input_rules; /* of --from */
+static const char *input_mesh;   /* of --from-mesh */
+static char *invalid_input;      /* what is wrong with an option; NULL: nothing */
+
+/* Takes an option with a value. An invalid value is reported when a checkpoint is opened. */
+static void take_input_value(int option, const char *value)
+{
+    long long number = 0;
+    input_options.model_dtype = input_options.model_dtype || option == INPUT_DTYPE;
+    if (option == INPUT_DTYPE && strcmp(value, "model") != 0)
+        invalid_input = cli_new_text("--dtype %s must be model", value);
+    if (option == INPUT_VOCAB_SIZE && !cli_parse_number(value, 1, LLONG_MAX, &number))
+        invalid_input = cli_new_text("--vocab-size %s must be a number of at least 1", value);
+    if (option == INPUT_VOCAB_SIZE)
+        input_options.vocab_size = number;
+    if (option == INPUT_FROM) {
+        size_t n = (size_t)input_options.nfrom_rules++;
+        input_rules = cli_need_memory(realloc(input_rules, (n + 1) * sizeof *input_rules));
+        input_rules[n] = value;
+        input_options.from_rules = input_rules;
+    }
+}
+
+bool input_take_option(int option)
+{
+    switch (option) {
+    case INPUT_AS_IS:
+        input_options.as_is = 1;
+        return true;
+    case INPUT_TAKE_RANK_0:
+        input_options.take_rank_0 = 1;
+        return true;
+    case INPUT_UNSTACK:
+        input_options.unstack = 1;
+        return true;
+    case INPUT_FROM_MESH:
+        input_mesh = optarg;
+        return true;
+    case INPUT_DTYPE:
+    case INPUT_VOCAB_SIZE:
+    case INPUT_FROM:
+        take_input_value(option, optarg);
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Makes the rules of --from-mesh: tensors that no --from matches are copies. */
+static rsd_status make_from_rules(rsd_rules *rules)
+{
+    rsd_mesh *mesh;
+    rsd_status status = rsd_mesh_parse(input_mesh, &mesh);
+    if (status)
+        return status;
+    char *copies = cli_new_text("R");
+    for (int32_t a = 1; a < rsd_mesh_naxes(mesh); a++) {
+        char *more = cli_new_text("%s,R", copies);
+        free(copies);
+        copies = more;
+    }
+    status = rsd_rules_set_mesh(rules, mesh);
+    for (int64_t i = 0; i < input_options.nfrom_rules && !status; i++)
+        status = rsd_rules_add(rules, RSD_RULE_PLACE, input_rules[i]);
     if (!status)
-        status = rsd_checkpoint_open(path, &options, checkpoint);
-    return cli_fail_status(verb, status);
+        status = rsd_rules_add(rules, RSD_RULE_DEFAULT, copies);
+    free(copies);
+    rsd_mesh_free(mesh);
+    return status;
+}
+
+/* Opens a directory with one file per rank of --from-mesh. */
+static int open_ranks(const char *verb, const char *path, rsd_open_options options,
+                      rsd_checkpoint **checkpoint)
+{
+    rsd_rules *rules = NULL;
+    rsd_status status = rsd_rules_new(NULL, &rules);
+    if (!status)
+        status = make_from_rules(rules);
+    options.from = rules;
+    options.nfrom_rules = 0;
+    int code = status ? cli_fail(verb, EXIT_USAGE, "--from-mesh %s: %s", input_mesh, rsd_error())
+                      : cli_fail_status(verb, rsd_checkpoint_open(path, &options, checkpoint));
+    rsd_rules_free(rules);
+    return code;
+}
+
+int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **checkpoint)
+{
+    if (invalid_input)
+        return cli_fail(verb, EXIT_USAGE, "%s", invalid_input);
+    rsd_open_options options = input_options;
+    int code = cli_fail_status(verb, urls_open_storage(path, &options.storage));
+    if (!code)
+        code = input_mesh ? open_ranks(verb, path, options, checkpoint)
+                          : cli_fail_status(verb, rsd_checkpoint_open(path, &options, checkpoint));
+    for (int64_t i = 0; !code && !quiet && rsd_checkpoint_note(*checkpoint, i); i++)
+        cli_note(verb, "%s: %s", path, rsd_checkpoint_note(*checkpoint, i));
+    return code;
 }
 
 /* Marks the files that have an extent which is needed. */

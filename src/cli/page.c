@@ -59,24 +59,15 @@ static void print_page_frame(FILE *out, const char *title, bool html, bool end)
 static rsd_status write_page(const char *path, bool html, const char *title, page_print_svg *print,
                              void *context)
 {
-    char *part = cli_new_text("%s.reshard-part", path);
-    FILE *out = fopen(part, "w");
+    struct out_file file;
     rsd_status status = RSD_OK;
-    bool fine = out != NULL;
-    if (fine) {
-        print_page_frame(out, title, html, false);
-        status = print(out, context);
-        print_page_frame(out, title, html, true);
-        fine = !ferror(out);
-        fine = fclose(out) == 0 && fine;
+    if (out_file_open(&file, path, true)) {
+        print_page_frame(file.stream, title, html, false);
+        status = print(file.stream, context);
+        print_page_frame(file.stream, title, html, true);
     }
-    fine = fine && !status && rename(part, path) == 0;
-    int why = errno;
-    if (!fine && out)
-        remove(part);
-    free(part);
-    if (!fine && !status)
-        exit(cli_fail(NULL, EXIT_IO, "%s: %s", path, strerror(why)));
+    if (!out_file_close(&file, !status) && !status)
+        exit(cli_fail(NULL, EXIT_IO, "%s: %s", path, strerror(errno)));
     return status;
 }
 

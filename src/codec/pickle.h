@@ -40,6 +40,8 @@ enum known {
     KNOWN_REBUILD_TENSOR_V2,
     KNOWN_REBUILD_TENSOR_V3,
     KNOWN_REBUILD_PARAMETER,
+    KNOWN_REBUILD_FROM_TYPE, /* of a tensor with attributes, or of a subclass */
+    KNOWN_REBUILD_WRAPPER,   /* of a subclass that has no storage of its own, such as DTensor */
     KNOWN_GET_LAYOUT,
     KNOWN_UNTYPED_STORAGE,
     KNOWN_STORAGE_CLASS, /* torch.FloatStorage and the like */
@@ -111,6 +113,18 @@ enum known pickle_known(const struct pickle_tree *tree, pickle_node c);
 /* Returns PICKLE_ABSENT if the dict has no such key, or is not a dict. */
 pickle_node pickle_find(const struct pickle_tree *tree, pickle_node dict, const char *key);
 
+/* Returns whether a value is a global of this name, in a module whose name begins with the prefix. */
+bool pickle_is_global(const struct pickle_tree *tree, pickle_node c, const char *prefix,
+                      const char *name);
+
+/* Returns whether a value is a call of such a global, or an instance of it. */
+bool pickle_is_instance(const struct pickle_tree *tree, pickle_node c, const char *prefix,
+                        const char *name);
+
+/* Returns the attribute of an instance. Its state is a dict, or a pair of dicts (the second has the slots).
+ * PICKLE_ABSENT: it has no such attribute, or is not an instance. */
+pickle_node pickle_attribute(const struct pickle_tree *tree, pickle_node c, const char *name);
+
 /* Returns "torch.qint8", for messages; "(not a global)" for any other value. */
 enum { GLOBAL_TEXT_NCHARS = 200 };
 const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,
@@ -157,7 +171,7 @@ rsd_status pickle_to_json(const struct pickle_tree *tree, pickle_node c, char **
 rsd_status pickle_to_plain_pickle(const struct pickle_tree *tree, pickle_node c, struct bytes *out,
                                   bool *plain);
 
-/* Of a dict or an OrderedDict. pickle_dict_items returns PICKLE_ABSENT if there are no entries. */
+/* Of a dict, an OrderedDict or an instance of a class that has entries as a dict has. pickle_dict_items returns PICKLE_ABSENT if there are no entries. */
 bool pickle_is_dict(const struct pickle_tree *tree, pickle_node c);
 pickle_node pickle_dict_items(const struct pickle_tree *tree, pickle_node c);
 

@@ -12,10 +12,12 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { MAX_DEPTH = 64, MAX_NODES = 1 << 20, MAX_DIGIT_BYTES = 256 };
-enum { MAX_GROWTH = 64, START_NBYTES = 1 << 16 }; /* bytes written for each byte of nodes */
+enum { MAX_GROWTH = 8, START_NBYTES = 1 << 16 };    /* bytes written for each byte of nodes */
+enum { FLOAT_STEPS = 256, SUBNORMAL_STEPS = 1024 }; /* to print a float */
 
 struct plain_writer {
     const struct pickle_tree *tree;
@@ -32,10 +34,23 @@ static struct plain_writer start_writer(const struct pickle_tree *tree)
         .tree = tree, .left = MAX_NODES, .limit = START_NBYTES + nbytes * MAX_GROWTH};
 }
 
+enum { MAX_ESCAPED = 6, NODE_NBYTES = 8 }; /* \u0001; what is written for a node besides its text */
+
+/* Returns whether a text of n bytes may be added to what is `written`, and takes it from the budget. */
+static bool may_grow(const struct plain_writer *w, size_t written, size_t n)
+{
+    return written <= w->limit && n <= w->limit - written && budget_take(1 + n / STEP_NBYTES) &&
+           budget_take_memory(NODE_NBYTES + n);
+}
+
+/* An OrderedDict, or an instance of any class that was given entries as a dict is. */
 static bool is_dict_like(const struct pickle_tree *tree, pickle_node c)
 {
-    return pickle_kind(tree, c) == NODE_CALL &&
-           pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) == KNOWN_ORDERED_DICT;
+    enum pickle_kind kind = pickle_kind(tree, c);
+    if (kind != NODE_CALL && kind != NODE_OBJECT)
+        return false;
+    return pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) == KNOWN_ORDERED_DICT ||
+           pickle_kind(tree, pickle_part(tree, c, NODE_ITEMS)) == NODE_DICT;
 }
 
 pickle_node pickle_dict_items(const struct pickle_tree *tree, pickle_node c)
@@ -73,7 +88,7 @@ static bool add_decimal(struct slice number, struct text *out)
     uint32_t limbs[MAX_DIGIT_BYTES / 4 + 1] = {0};
     char digits[MAX_DIGIT_BYTES * 3 + 2];
     size_t n = number.nbytes, nlimbs = n / 4 + 1, at = sizeof digits;
-    if (n == 0 || n > MAX_DIGIT_BYTES)
+    if (n == 0 || n > MAX_DIGIT_BYTES || !budget_take(n * n / STEP_NBYTES))
         return false;
     bool negative = (unsigned char)number.bytes[n - 1] >> 7;
     uint32_t carry = negative;
@@ -121,6 +136,8 @@ static bool add_json_key(struct plain_writer *w, pickle_node key)
     struct plain_writer inner = {.tree = w->tree, .left = 1, .limit = w->limit, .json = &plain};
     switch (pickle_kind(w->tree, key)) {
     case NODE_STRING:
+        if (!may_grow(w, w->json->length, text.nbytes * MAX_ESCAPED))
+            return false;
         json_add_string(w->json, text.bytes, text.nbytes);
         return true;
     case NODE_INT:
@@ -204,7 +221,8 @@ static bool add_json_value(struct plain_writer *w, pickle_node c, int depth)
     const struct pickle_tree *tree = w->tree;
     struct slice text = pickle_text(tree, c);
     int64_t number;
-    if (depth > MAX_DEPTH || w->left-- <= 0 || w->json->length > w->limit || w->json->failed)
+    if (depth > MAX_DEPTH || w->left-- <= 0 || w->json->failed ||
+        !may_grow(w, w->json->length, text.nbytes * MAX_ESCAPED))
         return false;
     switch (pickle_kind(tree, c)) {
     case NODE_ATOM:
@@ -216,6 +234,8 @@ static bool add_json_value(struct plain_writer *w, pickle_node c, int depth)
         text_add(w->json, "%lld", (long long)number);
         return true;
     case NODE_FLOAT:
+        if (!budget_take(isnormal(node_float(tree, c)) ? FLOAT_STEPS : SUBNORMAL_STEPS))
+            return false;
         json_add_float(w->json, node_float(tree, c));
         return true;
     case NODE_STRING:
@@ -230,9 +250,11 @@ static bool add_json_value(struct plain_writer *w, pickle_node c, int depth)
     case NODE_DICT:
         return add_json_dict(w, c, depth);
     case NODE_CALL:
+    case NODE_OBJECT:
         if (is_dict_like(tree, c))
             return add_json_dict(w, pickle_dict_items(tree, c), depth);
-        return find_encoded_bytes(tree, c, &text) && add_json_latin1(w->json, text);
+        return find_encoded_bytes(tree, c, &text) &&
+               may_grow(w, w->json->length, text.nbytes * 2) && add_json_latin1(w->json, text);
     default:
         return false;
     }
@@ -324,7 +346,8 @@ static bool add_pickle_value(struct plain_writer *w, pickle_node c, int depth)
 {
     const struct pickle_tree *tree = w->tree;
     struct slice text = pickle_text(tree, c);
-    if (depth > MAX_DEPTH || w->left-- <= 0 || w->pickle->n > w->limit || w->pickle->failed)
+    if (depth > MAX_DEPTH || w->left-- <= 0 || w->pickle->failed ||
+        !may_grow(w, w->pickle->n, text.nbytes * 2))
         return false;
     switch (pickle_kind(tree, c)) {
     case NODE_ATOM:
@@ -347,9 +370,10 @@ static bool add_pickle_value(struct plain_writer *w, pickle_node c, int depth)
     case NODE_DICT:
         return add_pickle_dict(w, c, depth);
     case NODE_CALL:
+    case NODE_OBJECT:
         if (is_dict_like(tree, c))
             return add_pickle_dict(w, pickle_dict_items(tree, c), depth);
-        if (!find_encoded_bytes(tree, c, &text))
+        if (!find_encoded_bytes(tree, c, &text) || !may_grow(w, w->pickle->n, text.nbytes))
             return false;
         add_pickle_encoded(w, text);
         return true;

@@ -97,6 +97,8 @@ static rsd_status take_number(struct pickle_machine *p, int n, uint64_t *out)
 static rsd_status push_node(struct pickle_machine *p, pickle_node c)
 {
     if (p->depth == p->stack_capacity) {
+        if (!budget_take_memory(p->stack_capacity * sizeof *p->stack))
+            return budget_fail();
         TRY(GROW(p->stack, p->stack_capacity, p->depth + 1));
     }
     p->stack[p->depth++] = c;
@@ -126,6 +128,8 @@ static rsd_status peek_node(struct pickle_machine *p, pickle_node *out)
 
 static rsd_status push_mark(struct pickle_machine *p)
 {
+    if (p->nmarks == p->marks_capacity && !budget_take_memory(p->nmarks * sizeof *p->marks))
+        return budget_fail();
     TRY(GROW(p->marks, p->marks_capacity, p->nmarks + 1));
     p->marks[p->nmarks++] = p->depth;
     return RSD_OK;
@@ -156,6 +160,8 @@ static rsd_status set_memo(struct pickle_machine *p, uint64_t index)
             p->memo[p->nmemo++] = NULL;
     }
     if (!p->memo[batch]) {
+        if (!budget_take_memory(MEMO_BATCH * sizeof **p->memo))
+            return budget_fail();
         p->memo[batch] = mem_new(MEMO_BATCH, sizeof **p->memo);
         if (!p->memo[batch])
             return RSD_ENOMEM;

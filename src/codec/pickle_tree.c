@@ -63,6 +63,8 @@ static rsd_status add_segments(struct pickle_tree *tree, uint64_t nwords)
     uint64_t begin = (uint64_t)tree->nsegments << tree->shift;
     if (begin + n * segment > (uint64_t)1 << 30)
         return fail(RSD_ELIMIT, "values of the pickle exceed 4 GiB");
+    if (!budget_take_memory(n * segment * sizeof(uint32_t)))
+        return budget_fail();
     TRY(GROW(tree->segments, tree->segments_capacity, tree->nsegments + (size_t)n));
     TRY(GROW(tree->owned, tree->owned_capacity, tree->nowned + 1));
     uint32_t *words = mem_new((size_t)(n * segment), sizeof *words);
@@ -259,10 +261,12 @@ bool pickle_walk_next(struct pickle_walk *walk, pickle_node *item)
         const uint32_t *batch = node_of(walk->tree, walk->batch);
         if (walk->at < count_of(batch)) {
             *item = batch[2 + walk->at++];
-            return true;
+            return budget_take(1);
         }
         walk->batch = batch[1];
         walk->at = 0;
+        if (!budget_take(1))
+            break;
     }
     return false;
 }
@@ -308,6 +312,9 @@ static const struct {
     {"torch._utils", "_rebuild_tensor_v3", KNOWN_REBUILD_TENSOR_V3},
     {"torch._utils", "_rebuild_parameter", KNOWN_REBUILD_PARAMETER},
     {"torch._utils", "_rebuild_parameter_with_state", KNOWN_REBUILD_PARAMETER},
+    {"torch._tensor", "_rebuild_from_type", KNOWN_REBUILD_FROM_TYPE},
+    {"torch._tensor", "_rebuild_from_type_v2", KNOWN_REBUILD_FROM_TYPE},
+    {"torch._utils", "_rebuild_wrapper_subclass", KNOWN_REBUILD_WRAPPER},
     {"torch.serialization", "_get_layout", KNOWN_GET_LAYOUT},
     {"torch.storage", "UntypedStorage", KNOWN_UNTYPED_STORAGE},
     {"_codecs", "encode", KNOWN_ENCODE},
@@ -339,6 +346,34 @@ static bool starts_with(struct slice slice, const char *prefix)
 {
     size_t n = strlen(prefix);
     return slice.nbytes >= n && memcmp(slice.bytes, prefix, n) == 0;
+}
+
+bool pickle_is_global(const struct pickle_tree *tree, pickle_node c, const char *prefix,
+                      const char *name)
+{
+    return pickle_kind(tree, c) == NODE_GLOBAL &&
+           slice_is(pickle_text(tree, pickle_part(tree, c, NODE_ARGS)), name) &&
+           starts_with(pickle_text(tree, pickle_part(tree, c, NODE_WHAT)), prefix);
+}
+
+bool pickle_is_instance(const struct pickle_tree *tree, pickle_node c, const char *prefix,
+                        const char *name)
+{
+    enum pickle_kind kind = pickle_kind(tree, c);
+    return (kind == NODE_CALL || kind == NODE_OBJECT) &&
+           pickle_is_global(tree, pickle_part(tree, c, NODE_WHAT), prefix, name);
+}
+
+pickle_node pickle_attribute(const struct pickle_tree *tree, pickle_node c, const char *name)
+{
+    enum pickle_kind kind = pickle_kind(tree, c);
+    if (kind != NODE_CALL && kind != NODE_OBJECT)
+        return PICKLE_ABSENT;
+    pickle_node state = pickle_part(tree, c, NODE_STATE), found = PICKLE_ABSENT;
+    bool pair = pickle_kind(tree, state) == NODE_TUPLE && pickle_count(tree, state) == 2;
+    for (uint32_t i = 0; i < 2 && pair && found == PICKLE_ABSENT; i++)
+        found = pickle_find(tree, pickle_item(tree, state, i), name);
+    return pair ? found : pickle_find(tree, state, name);
 }
 
 enum known pickle_known_global(struct slice module, struct slice name)

@@ -317,6 +317,17 @@ static rsd_status read_checked(void *context, uint64_t at, void *out, size_t n)
     return RSD_OK;
 }
 
+static rsd_status compare_crc(const struct zip_record *record, uint64_t raw)
+{
+    uint32_t crc = crc32_from_raw(raw, record->nbytes);
+    if (crc == record->crc)
+        return RSD_OK;
+    return fail(RSD_EFORMAT,
+                "byte %llu of the archive: %.*s is damaged: CRC-32 is %08x, expected %08x",
+                (unsigned long long)record->data, (int)record->name.nbytes, record->name.bytes, crc,
+                record->crc);
+}
+
 rsd_status zip_read_pickle(const struct zip *zip, const struct zip_record *record,
                            struct pickle_tree *tree, pickle_node *root)
 {
@@ -326,13 +337,22 @@ rsd_status zip_read_pickle(const struct zip *zip, const struct zip_record *recor
     /* torch writes 0 if it is told not to compute it. */
     if (record->crc == 0 || checked.at != record->nbytes || (status && status != RSD_EFORMAT))
         return status;
-    uint32_t crc = crc32_from_raw(checked.crc, record->nbytes);
-    if (crc == record->crc)
-        return status;
-    if (!status)
+    rsd_status damaged = compare_crc(record, checked.crc);
+    if (damaged && !status)
         pickle_tree_drop(tree);
-    return fail(RSD_EFORMAT,
-                "byte %llu of the archive: %.*s is damaged: CRC-32 is %08x, expected %08x",
-                (unsigned long long)record->data, (int)record->name.nbytes, record->name.bytes, crc,
-                record->crc);
+    return damaged ? damaged : status;
+}
+
+rsd_status zip_check(const struct zip *zip, struct zip_record *record)
+{
+    char block[1 << 14];
+    uint64_t crc = 0;
+    TRY(zip_locate(zip, record));
+    for (uint64_t at = 0; at < record->nbytes && record->crc; at += sizeof block) {
+        uint64_t left = record->nbytes - at;
+        size_t n = left < sizeof block ? (size_t)left : sizeof block;
+        TRY(zip->read(zip->context, record->data + at, block, n));
+        crc = crc_update(CRC_ZIP, crc, block, n);
+    }
+    return record->crc ? compare_crc(record, crc) : RSD_OK; /* 0: torch did not compute it */
 }

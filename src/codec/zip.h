@@ -35,6 +35,9 @@ void zip_close(struct zip *zip);
 rsd_status zip_find(struct zip *zip, const char *name, struct zip_record **out);
 rsd_status zip_locate(const struct zip *zip, struct zip_record *record);
 
+/* Reads all of a record. EFORMAT: its CRC-32 is wrong. */
+rsd_status zip_check(const struct zip *zip, struct zip_record *record);
+
 /* Reads a located record that is a pickle. EFORMAT: its CRC-32 is wrong. */
 rsd_status zip_read_pickle(const struct zip *zip, const struct zip_record *record,
                            struct pickle_tree *tree, pickle_node *root);

@@ -11,8 +11,12 @@
 #if RSD_HAVE_ZSTD
 
 #include <zstd.h>
+#include <zstd_errors.h>
 
 enum { INPUT_NBYTES = 1 << 17, MAX_LAYERS = 8, MAX_WINDOW_LOG = 24 };
+
+/* What layers but the last may produce: so many bytes, and so many for each compressed byte. */
+enum { START_INNER_NBYTES = 1 << 20, MAX_INNER_GROWTH = 256 };
 
 struct zstd_layer {
     ZSTD_DStream *stream;
@@ -24,9 +28,31 @@ struct zstd_reader {
     read_at *read;
     void *context;
     uint64_t at, nbytes; /* of the compressed data */
+    uint64_t inner_left; /* bytes that layers but the last may still produce */
     int nlayers;
     struct zstd_layer layers[MAX_LAYERS];
 };
+
+/* The windows of all layers together have at most 32 MiB, and each at most 16 MiB. */
+static int max_window_log(int nlayers)
+{
+    return nlayers <= 2 ? MAX_WINDOW_LOG : nlayers <= 4 ? MAX_WINDOW_LOG - 1 : MAX_WINDOW_LOG - 2;
+}
+
+size_t zstd_reader_memory(int nlayers)
+{
+    size_t window = (size_t)1 << max_window_log(nlayers);
+    return nlayers > 0 ? (size_t)nlayers * (window + 2 * INPUT_NBYTES) : 0;
+}
+
+size_t zstd_writer_memory(int level)
+{
+    /* As zstd has it for long streams, in MiB. It is less for short ones. */
+    static const unsigned char needs[] = {0,  2,  3,  5,  6,  8,  10, 12, 16, 20,
+                                          24, 32, 36, 40, 44, 48, 80, 88, 92, 96};
+    int last = (int)sizeof needs - 1;
+    return (size_t)needs[level < 0 ? 0 : level < last ? level : last] << 20;
+}
 
 rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int nlayers,
                             struct zstd_reader **out)
@@ -34,7 +60,11 @@ rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int n
     struct zstd_reader *reader = mem_new(1, sizeof *reader);
     if (!reader)
         return RSD_ENOMEM;
-    *reader = (struct zstd_reader){read, context, 0, nbytes, nlayers, {{0}}};
+    *reader = (struct zstd_reader){
+        .read = read, .context = context, .nbytes = nbytes, .nlayers = nlayers};
+    reader->inner_left = nbytes < UINT64_MAX / (2 * MAX_INNER_GROWTH)
+                             ? START_INNER_NBYTES + nbytes * MAX_INNER_GROWTH
+                             : UINT64_MAX;
     for (int i = 0; i < nlayers; i++) {
         struct zstd_layer *layer = &reader->layers[i];
         layer->stream = ZSTD_createDStream();
@@ -43,7 +73,7 @@ rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int n
             zstd_reader_close(reader);
             return fail(RSD_ENOMEM, "no memory for a zstd stream");
         }
-        ZSTD_DCtx_setParameter(layer->stream, ZSTD_d_windowLogMax, MAX_WINDOW_LOG);
+        ZSTD_DCtx_setParameter(layer->stream, ZSTD_d_windowLogMax, max_window_log(nlayers));
     }
     *out = reader;
     return RSD_OK;
@@ -68,8 +98,15 @@ static rsd_status refill_layer(struct zstd_reader *reader, int i)
 {
     struct zstd_layer *layer = &reader->layers[i];
     layer->at = layer->n = 0;
-    if (i > 0)
-        return produce_bytes(reader, i - 1, layer->input, INPUT_NBYTES, &layer->n);
+    if (i > 0) {
+        TRY(produce_bytes(reader, i - 1, layer->input, INPUT_NBYTES, &layer->n));
+        if (layer->n > reader->inner_left)
+            return fail(RSD_EFORMAT,
+                        "zstd stream: %d layers of compression grow more than %d times",
+                        reader->nlayers, (int)MAX_INNER_GROWTH);
+        reader->inner_left -= layer->n;
+        return RSD_OK;
+    }
     uint64_t left = reader->nbytes - reader->at;
     size_t n = left < INPUT_NBYTES ? (size_t)left : INPUT_NBYTES;
     TRY(reader->read(reader->context, reader->at, layer->input, n));
@@ -92,7 +129,9 @@ static rsd_status produce_bytes(struct zstd_reader *reader, int i, char *out, si
         size_t result = ZSTD_decompressStream(layer->stream, &to, &from);
         layer->at = from.pos;
         if (ZSTD_isError(result))
-            return fail(RSD_EFORMAT, "zstd stream: %s", ZSTD_getErrorName(result));
+            return fail(ZSTD_getErrorCode(result) == ZSTD_error_memory_allocation ? RSD_ENOMEM
+                                                                                  : RSD_EFORMAT,
+                        "zstd stream: %s", ZSTD_getErrorName(result));
         if (ended)
             break;
     }
@@ -190,6 +229,18 @@ static rsd_status fail_without_zstd(void)
     return fail(RSD_EUNSUPPORTED,
                 "item is compressed by zstd, which this build of the library lacks; "
                 "install libzstd-dev and build again");
+}
+
+size_t zstd_reader_memory(int nlayers)
+{
+    (void)nlayers;
+    return 0;
+}
+
+size_t zstd_writer_memory(int level)
+{
+    (void)level;
+    return 0;
 }
 
 rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int nlayers,

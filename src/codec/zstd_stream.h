@@ -11,6 +11,10 @@ rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int n
                             struct zstd_reader **out);
 void zstd_reader_close(struct zstd_reader *reader); /* accepts NULL */
 
+/* Return the memory that a stream may take: one that is read, at most; one that is written, about. */
+size_t zstd_reader_memory(int nlayers);
+size_t zstd_writer_memory(int level);
+
 /* Produces the next n bytes. EFORMAT: the stream ends before. */
 rsd_status zstd_reader_read(struct zstd_reader *reader, void *out, size_t n);
 

@@ -30,9 +30,6 @@ struct cuda_device;
 /* The device of an ordinal, with its primary context retained for the rest of the process. */
 rsd_status cuda_open_device(int ordinal, struct cuda_device **device);
 
-/* 16 bytes that tell one GPU from another in all processes. */
-void cuda_device_uuid(const struct cuda_device *device, unsigned char uuid[16]);
-
 /* Whether kernels of one device may use memory of another, which this makes possible. */
 rsd_status cuda_enable_peer(struct cuda_device *device, int other, bool *can);
 

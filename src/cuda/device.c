@@ -65,7 +65,6 @@ static rsd_status open_context(const struct driver *cu, int ordinal, struct cuda
     CU_TRY(cuDeviceGetAttribute, &device->major, CU_DEVICE_MAJOR, device->device);
     CU_TRY(cuDeviceGetAttribute, &device->minor, CU_DEVICE_MINOR, device->device);
     CU_TRY(cuDeviceGetAttribute, &device->nprocessors, CU_DEVICE_MULTIPROCESSORS, device->device);
-    CU_TRY(cuDeviceGetUuid, &device->uuid, device->device);
     CU_TRY(cuDevicePrimaryCtxRetain, &device->context, device->device);
     return RSD_OK;
 }
@@ -92,11 +91,6 @@ rsd_status cuda_open_device(int ordinal, struct cuda_device **out)
     return status;
 }
 
-void cuda_device_uuid(const struct cuda_device *device, unsigned char uuid[16])
-{
-    memcpy(uuid, device->uuid.bytes, 16);
-}
-
 rsd_status device_enter(const struct cuda_device *device)
 {
     return driver_check(device->cu->cuCtxPushCurrent(device->context), "cuCtxPushCurrent");
@@ -106,6 +100,15 @@ void device_leave(const struct cuda_device *device)
 {
     cu_context context;
     device->cu->cuCtxPopCurrent(&context);
+}
+
+rsd_status device_upload(const struct cuda_device *device, cu_address to, const void *from,
+                         size_t nbytes)
+{
+    const struct driver *cu = device->cu;
+    CU_TRY(cuMemcpyHtoD, to, from, nbytes);
+    CU_TRY(cuStreamSynchronize, NULL);
+    return RSD_OK;
 }
 
 rsd_status cuda_enable_peer(struct cuda_device *device, int other, bool *can)

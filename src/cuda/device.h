@@ -13,7 +13,6 @@ struct cuda_device {
     int ordinal, major, minor, nprocessors;
     cu_device device;
     cu_context context;
-    struct cu_uuid uuid;
     pthread_mutex_t lock; /* of what follows */
     cu_function functions[NKERNELS];
     struct cuda_queue *kept;  /* queues for the next user */
@@ -23,6 +22,11 @@ struct cuda_device {
 /* Makes the context of the device current until device_leave. */
 rsd_status device_enter(const struct cuda_device *device);
 void device_leave(const struct cuda_device *device);
+
+/* Copies bytes to the device, and waits: for small copies the driver returns before the bytes are there, and kernels of
+ * other streams would not wait for them. Requires device_enter. */
+rsd_status device_upload(const struct cuda_device *device, cu_address to, const void *from,
+                         size_t nbytes);
 
 /* A kernel, compiled at its first use. Requires device_enter. */
 rsd_status device_kernel(struct cuda_device *device, enum kernel_id id, cu_function *function);

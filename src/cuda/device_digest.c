@@ -49,7 +49,7 @@ static rsd_status upload_powers(struct cuda_device *device)
     make_nibbles(made, made + NPOWERS);
     rsd_status status = driver_check(cu->cuMemAlloc(&address, nbytes), "cuMemAlloc");
     if (!status)
-        status = driver_check(cu->cuMemcpyHtoD(address, made, nbytes), "cuMemcpyHtoD");
+        status = device_upload(device, address, made, nbytes);
     mem_free(made);
     TRY(status);
     device->digest_tables = address;

@@ -17,37 +17,27 @@ enum {
     CU_SUCCESS = 0,
     CU_OUT_OF_MEMORY = 2,
     CU_NOT_INITIALIZED = 3,
-    CU_DEINITIALIZED = 4,
-    CU_NO_DEVICE = 100,
     CU_NOT_READY = 600,
     CU_PEER_ACCESS_ALREADY_ENABLED = 704
 };
 
 /* Attributes of addresses and devices. */
 enum {
-    CU_POINTER_CONTEXT = 1,
     CU_POINTER_MEMORY_TYPE = 2,
-    CU_POINTER_DEVICE_POINTER = 3,
     CU_POINTER_BUFFER_ID = 7,
     CU_POINTER_IS_MANAGED = 8,
     CU_POINTER_DEVICE_ORDINAL = 9,
-    CU_POINTER_RANGE_START = 11,
-    CU_POINTER_RANGE_SIZE = 12,
     CU_MEMORY_TYPE_HOST = 1,
     CU_DEVICE_MULTIPROCESSORS = 16,
     CU_DEVICE_MAJOR = 75,
     CU_DEVICE_MINOR = 76
 };
 
-enum { CU_EVENT_DISABLE_TIMING = 2, CU_EVENT_BLOCKING_SYNC = 1, CU_STREAM_NON_BLOCKING = 1 };
+enum { CU_EVENT_DISABLE_TIMING = 2, CU_STREAM_NON_BLOCKING = 1 };
 enum { CU_IPC_LAZY_PEER_ACCESS = 1 };
 
 struct cu_ipc_handle {
     char bytes[64];
-};
-
-struct cu_uuid {
-    char bytes[16];
 };
 
 /* Where an allocation of the virtual memory interface lies, and how a mapping may be used. */
@@ -63,17 +53,13 @@ struct cu_access {
 /* Each function under its own name, the symbol that has its current version, and its parameters. */
 #define DRIVER_FUNCTIONS(X)                                                                        \
     X(cuInit, "cuInit", (unsigned flags))                                                          \
-    X(cuDriverGetVersion, "cuDriverGetVersion", (int *version))                                    \
     X(cuGetErrorName, "cuGetErrorName", (cu_result error, const char **name))                      \
     X(cuGetErrorString, "cuGetErrorString", (cu_result error, const char **text))                  \
     X(cuDeviceGet, "cuDeviceGet", (cu_device * device, int ordinal))                               \
-    X(cuDeviceGetCount, "cuDeviceGetCount", (int *count))                                          \
     X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, cu_device device)) \
-    X(cuDeviceGetUuid, "cuDeviceGetUuid_v2", (struct cu_uuid * uuid, cu_device device))            \
     X(cuDeviceCanAccessPeer, "cuDeviceCanAccessPeer", (int *can, cu_device from, cu_device to))    \
     X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",                                        \
       (cu_context * context, cu_device device))                                                    \
-    X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (cu_device device))               \
     X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (cu_context context))                               \
     X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (cu_context * context))                               \
     X(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", (cu_context peer, unsigned flags))           \
@@ -90,8 +76,6 @@ struct cu_access {
       (cu_address to, unsigned char value, size_t nbytes, cu_stream stream))                       \
     X(cuFuncSetAttribute, "cuFuncSetAttribute", (cu_function function, int attribute, int value))  \
     X(cuMemcpyHtoD, "cuMemcpyHtoD_v2", (cu_address to, const void *from, size_t nbytes))           \
-    X(cuMemcpyAsync, "cuMemcpyAsync",                                                              \
-      (cu_address to, cu_address from, size_t nbytes, cu_stream stream))                           \
     X(cuMemGetAddressRange, "cuMemGetAddressRange_v2",                                             \
       (cu_address * begin, size_t * nbytes, cu_address address))                                   \
     X(cuIpcGetMemHandle, "cuIpcGetMemHandle", (struct cu_ipc_handle * handle, cu_address address)) \

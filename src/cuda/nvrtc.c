@@ -170,7 +170,7 @@ static rsd_status report_failure(const struct nvrtc *nvrtc, nvrtc_program progra
 static rsd_status take_image(const struct nvrtc *nvrtc, nvrtc_program program, bool cubin,
                              void **image)
 {
-    size_t n;
+    size_t n = 0;
     int result = (cubin ? nvrtc->cubin_nbytes : nvrtc->ptx_nbytes)(program, &n);
     char *made = result ? NULL : mem_new(n + 1, 1);
     if (!result && !made)

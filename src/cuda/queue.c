@@ -395,7 +395,7 @@ static rsd_status upload_tables(struct cuda_program *program, const struct cuda_
     rsd_status status = driver_check(cu->cuMemAlloc(&program->tables, nbytes), "cuMemAlloc");
     if (!status) {
         put_tables(tables, copy, program->tables, &program->launch);
-        status = driver_check(cu->cuMemcpyHtoD(program->tables, copy, nbytes), "cuMemcpyHtoD");
+        status = device_upload(program->device, program->tables, copy, nbytes);
     }
     mem_free(copy);
     return status;

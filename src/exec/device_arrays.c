@@ -5,6 +5,7 @@
  */
 #include "device_arrays.h"
 
+#include <assert.h>
 #include <unistd.h>
 
 const void *device_arrays_address(const struct run_arrays *arrays, int64_t number)
@@ -94,6 +95,7 @@ static void add_pages(struct device_arrays *there, const void *address, uint64_t
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     char *begin = (char *)without_const(address) - (uintptr_t)address % page;
     size_t n = ((uintptr_t)address + nbytes - (uintptr_t)begin + page - 1) / page * page;
+    assert(there->pinned); /* it has one range per array */
     struct page_range *last = there->npinned ? &there->pinned[there->npinned - 1] : NULL;
     if (!last || begin >= last->begin + last->nbytes)
         there->pinned[there->npinned++] = (struct page_range){begin, n};

@@ -130,7 +130,7 @@ static rsd_status progress_stage(struct exchange *x, bool *moved, bool *done)
         TRY(channel_progress(x, channel, moved));
         *done = *done && channel_is_finished(channel);
     }
-    if (x->stage == 0)
+    if (x->stage == 0 && (x->decided || !x->on_device))
         TRY(progress_reducer(x, moved));
     *done = *done && (x->stage > 0 || x->sums_on_device || x->reducer.box == x->ncombined);
     *done = *done && (x->decided || !x->on_device);

@@ -385,7 +385,7 @@ void exchange_device_count_packed(struct exchange *x)
 }
 
 /* Writes down the addresses of a sender's arrays, as kernels of this rank use them. */
-static rsd_status list_addresses(struct exchange *x, const struct channel *channel)
+static void list_addresses(struct exchange *x, const struct channel *channel)
 {
     struct exchange_device *device = x->device;
     const struct host_rank *host = channel->host;
@@ -399,7 +399,6 @@ static rsd_status list_addresses(struct exchange *x, const struct channel *chann
             addresses[i] = i < host->arrays.nsrc
                                ? host_rank_array(host, i, false)
                                : host_rank_array(host, i - host->arrays.nsrc, true);
-    return RSD_OK;
 }
 
 static rsd_status check_addresses(const struct exchange *x, const struct channel *channel)
@@ -439,10 +438,10 @@ rsd_status exchange_device_open(struct exchange *x, const struct channel *channe
                             ? device_import_arrays(channel->host, device->arrays.device,
                                                    &device->peers[index].imports)
                             : open_arena(x, index);
-    if (!status)
-        status = list_addresses(x, channel);
-    if (!status)
+    if (!status) {
+        list_addresses(x, channel);
         status = check_addresses(x, channel);
+    }
     if (status)
         snprintf(device->why, sizeof device->why, "%s", rsd_error());
     return status;

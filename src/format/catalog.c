@@ -9,6 +9,8 @@
  */
 #include "rows.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +22,8 @@ enum { NAMES_BLOCK = 1 << 16 };
 rsd_status catalog_add_name(struct catalog *catalog, struct slice name, const char **out)
 {
     size_t need = name.nbytes + 1;
+    if (!budget_take_text(need) || !budget_take_memory(need))
+        return budget_fail();
     if (catalog->names_left < need) {
         size_t capacity = need > NAMES_BLOCK ? need : NAMES_BLOCK;
         TRY(GROW(catalog->names, catalog->names_capacity, catalog->nnames + 1));
@@ -46,6 +50,8 @@ rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const ch
 
 static rsd_status add_catalog_coordinates(struct catalog *catalog, const int64_t *values, int32_t n)
 {
+    if (!budget_take_memory((uint64_t)n * sizeof *values))
+        return budget_fail();
     TRY(GROW(catalog->coordinates, catalog->coordinates_capacity,
              catalog->ncoordinates + (size_t)n + 1)); /* one more: never NULL */
     copy_i64s(catalog->coordinates + catalog->ncoordinates, values, n);
@@ -68,6 +74,8 @@ rsd_status catalog_add_tensor(struct catalog *catalog, struct slice name, rsd_dt
     rsd_layout *checked; /* only its checks are needed */
     struct stored_tensor tensor = {.dtype = dtype, .ndim = ndim};
     TRY(check_tensor_name(name));
+    if (!budget_take_memory(sizeof tensor))
+        return budget_fail();
     TRY(layout_start(dtype, ndim, shape, &checked));
     rsd_layout_free(checked);
     TRY(catalog_add_name(catalog, name, &tensor.name));
@@ -91,6 +99,8 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
         if (lo[d] < 0 || len[d] < 0 || (!empty && (lo[d] > shape[d] || len[d] > shape[d] - lo[d])))
             return fail(RSD_EFORMAT, "box %s lies outside the tensor",
                         box_text(tensor->ndim, lo, len, text));
+    if (!budget_take_memory(sizeof extent))
+        return budget_fail();
     TRY(GROW(catalog->extents, catalog->extents_capacity, catalog->nextents + 1));
     TRY(add_catalog_coordinates(catalog, lo, tensor->ndim));
     TRY(add_catalog_coordinates(catalog, len, tensor->ndim));
@@ -103,6 +113,8 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
 rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const int64_t *len,
                              uint32_t file, const struct stored_array *array)
 {
+    if (!budget_take_memory(sizeof *array))
+        return budget_fail();
     TRY(GROW(catalog->arrays, catalog->arrays_capacity, catalog->narrays + 1));
     catalog->arrays[catalog->narrays++] = *array;
     return catalog_add_box(catalog, lo, len,
@@ -113,14 +125,51 @@ rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const i
                                            .detail = (uint32_t)(catalog->narrays - 1)});
 }
 
+rsd_status catalog_add_range(struct catalog *catalog, int64_t begin, int64_t count, uint32_t file,
+                             uint32_t array, int64_t at)
+{
+    size_t last = catalog->ntensors - 1;
+    int32_t ndim = catalog->tensors[last].ndim;
+    int64_t shape[RSD_MAX_DIMS], lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(catalog->tensors[last].dtype), n;
+    uint64_t first = catalog->arrays[array].offset + (uint64_t)catalog->arrays[array].base;
+    copy_i64s(shape, tensor_shape(catalog, &catalog->tensors[last]), ndim);
+    for (int64_t done = 0; done < count; done += n) {
+        n = box_of_range(ndim, shape, begin + done, begin + count, lo, len);
+        TRY(catalog_add_box(
+            catalog, lo, len,
+            (struct extent){.kind = EXTENT_RANGE,
+                            .file = file,
+                            .offset = first + (uint64_t)((at + done) * element_nbytes),
+                            .nbytes = (uint64_t)(n * element_nbytes),
+                            .detail = array}));
+    }
+    return RSD_OK;
+}
+
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json)
 {
     struct stored_value value = {.extent = extent, .json = json};
     TRY(check_tensor_name(name));
+    if (!budget_take_memory(sizeof value))
+        return budget_fail();
     TRY(catalog_add_name(catalog, name, &value.name));
     TRY(GROW(catalog->values, catalog->values_capacity, catalog->nvalues + 1));
     catalog->values[catalog->nvalues++] = value;
+    return RSD_OK;
+}
+
+rsd_status catalog_add_note(struct catalog *catalog, const char *format, ...)
+{
+    char text[1000];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    TRY(GROW(catalog->notes, catalog->notes_capacity, catalog->nnotes + 1));
+    TRY(catalog_copy_text(catalog, text, &catalog->notes[catalog->nnotes]));
+    catalog->nnotes++;
     return RSD_OK;
 }
 
@@ -129,7 +178,15 @@ rsd_status catalog_check_transforms(const struct catalog *catalog, const struct 
     if (!extent->unknown)
         return RSD_OK;
     return fail(RSD_EUNSUPPORTED, "item was stored through the unknown transform '%s'",
-                catalog->transforms[extent->detail]);
+                catalog->transforms[extent->detail].unknown);
+}
+
+int catalog_max_layers(const struct catalog *catalog)
+{
+    int most = 0;
+    for (size_t i = 0; i < catalog->nextents; i++)
+        most = catalog->extents[i].nzstd > most ? catalog->extents[i].nzstd : most;
+    return most;
 }
 
 /* ---- where bytes are ---- */
@@ -154,11 +211,21 @@ rsd_status catalog_locate(const rsd_checkpoint *checkpoint, size_t index, size_t
     const struct catalog *catalog = &checkpoint->catalog;
     const struct stored_tensor *tensor = &catalog->tensors[index];
     const struct extent *extent = &catalog->extents[tensor->first_extent + box];
-    if (extent->kind == EXTENT_ARRAY)
+    if (extent->kind == EXTENT_ARRAY) {
         *array = catalog->arrays[extent->detail];
-    else
-        stored_array_set_dense(array, tensor->dtype, tensor->ndim,
-                               tensor_box_len(catalog, tensor, box), extent->offset);
+        return RSD_OK;
+    }
+    stored_array_set_dense(array, tensor->dtype, tensor->ndim, tensor_box_len(catalog, tensor, box),
+                           extent->offset);
+    if (extent->kind == EXTENT_RANGE) {
+        const struct stored_array *record = &catalog->arrays[extent->detail];
+        array->base = (int64_t)(extent->offset - record->offset);
+        array->offset = record->offset;
+        array->nbytes = record->nbytes;
+        array->crc = record->crc;
+        array->has_crc = record->has_crc;
+        array->big_endian = record->big_endian;
+    }
     return RSD_OK;
 }
 
@@ -232,6 +299,7 @@ void catalog_drop(struct catalog *catalog)
     }
     mem_free(catalog->names);
     mem_free(catalog->transforms);
+    mem_free(catalog->notes);
     mem_free(catalog->tensors);
     mem_free(catalog->coordinates);
     mem_free(catalog->extents);

@@ -3,7 +3,7 @@
  * An item is what torch.save writes for a tensor, or a safetensors blob with the tensor in it. Either may
  * be compressed as a whole, and then its bytes are a stream.
  */
-#include "rows.h"
+#include "safetensors.h"
 #include "torch_item.h"
 
 #include <stdio.h>
@@ -16,9 +16,11 @@ static rsd_status check_stored(const struct stored_tensor *tensor, const int64_t
     if (view->dtype != tensor->dtype)
         return fail(RSD_EFORMAT, "dtype is %s in the item, but %s in the metadata",
                     rsd_dtype_name(view->dtype), rsd_dtype_name(tensor->dtype));
-    bool same = view->ndim == tensor->ndim;
+    int32_t first = tensor->unstacked ? 1 : 0;
+    bool same = view->ndim == tensor->ndim + first && (!first || view->shape[0] == 1);
     for (int32_t d = 0; d < tensor->ndim && same; d++)
-        same = view->shape[d] == len[d];
+        same = view->shape[first + d] == len[d] ||
+               (d == 0 && tensor->rows_cut && view->shape[first] > len[0]);
     if (!same)
         return fail(RSD_EFORMAT, "shape is %s in the item, but %s in the metadata",
                     shape_text(view->ndim, view->shape, stored),
@@ -27,20 +29,25 @@ static rsd_status check_stored(const struct stored_tensor *tensor, const int64_t
 }
 
 /* Finds the tensor in an item that is not compressed. */
-static rsd_status locate_plain(struct store *store, const struct extent *extent, const char *name,
-                               struct torch_view *view, struct stored_array *array)
+static rsd_status locate_plain(const rsd_checkpoint *checkpoint, const struct extent *extent,
+                               const char *name, struct torch_view *view,
+                               struct stored_array *array)
 {
+    struct store *store = checkpoint->store;
+    struct header_tensor tensor;
     unsigned char start[9]; /* of a blob: the length of its header, and the header's first brace */
     uint64_t begin;
     TRY(store_read(store, extent->file, extent->offset, start, sizeof start));
     if (memcmp(start, "PK\3\4", 4) == 0)
-        return torch_item_locate(store, extent, view, array);
+        return archive_locate(checkpoint, extent, view, array);
     if (start[8] != '{')
         return fail(RSD_EFORMAT, "byte %llu: item is neither a torch.save archive nor safetensors",
                     (unsigned long long)extent->offset);
     *view = (struct torch_view){0};
-    TRY(safetensors_find_tensor(store, extent->file, extent->offset, name, &view->dtype,
-                                &view->ndim, view->shape, &begin));
+    TRY(blob_find_tensor(checkpoint, extent->file, extent->offset, name, &tensor, &begin));
+    view->dtype = tensor.dtype;
+    view->ndim = tensor.ndim;
+    copy_i64s(view->shape, tensor.shape, tensor.ndim);
     stored_array_set_dense(array, view->dtype, view->ndim, view->shape, begin);
     return RSD_OK;
 }
@@ -60,16 +67,25 @@ static rsd_status open_item(const rsd_checkpoint *checkpoint, size_t index, size
     if (extent->nzstd)
         TRY(torch_item_open_stream(store, extent, &view, array, stream));
     else
-        TRY(locate_plain(store, extent, tensor->name, &view, array));
-    rsd_status status = check_stored(tensor, tensor_box_len(catalog, tensor, box), &view);
-    if (status)
+        TRY(locate_plain(checkpoint, extent, tensor->name, &view, array));
+    const int64_t *len = tensor_box_len(catalog, tensor, box);
+    rsd_status status = check_stored(tensor, len, &view);
+    if (status) {
         stored_stream_close(*stream);
-    return status;
+        return status;
+    }
+    for (int32_t d = 0; d < tensor->ndim && tensor->unstacked; d++)
+        array->strides[d] = array->strides[d + 1];
+    if (tensor->unstacked && tensor->ndim < RSD_MAX_DIMS)
+        array->strides[tensor->ndim] = 0;
+    if (tensor->rows_cut && tensor->ndim > 0 && len[0] == 1)
+        array->strides[0] = 0;
+    return RSD_OK;
 }
 
 /* A stream is closed again: many boxes may wait, each would have its window, and one is read at a time. */
-static rsd_status dcp_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
-                             struct stored_array *array)
+rsd_status dcp_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                      struct stored_array *array)
 {
     struct stored_stream *stream;
     TRY(open_item(checkpoint, tensor, box, array, &stream));
@@ -77,8 +93,8 @@ static rsd_status dcp_locate(const rsd_checkpoint *checkpoint, size_t tensor, si
     return RSD_OK;
 }
 
-static rsd_status dcp_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
-                                  struct stored_stream **stream)
+rsd_status dcp_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                           struct stored_stream **stream)
 {
     struct stored_array array;
     return open_item(checkpoint, tensor, box, &array, stream);

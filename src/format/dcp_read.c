@@ -10,17 +10,17 @@
  * tensor. An entry of storage_data is matched to its chunk by the index that torch writes with it, or else
  * by its offset.
  *
- * The size of the catalog is limited by the length of the pickles: otherwise a short pickle could refer to
- * one list many times.
+ * The number of boxes is limited by the length of the pickles: otherwise a short pickle could refer to one
+ * list many times. All other work is limited by the budget of the call.
  */
-#include "pickle.h"
-#include "rows.h"
+#include "dcp_nodes.h"
 #include "torch_item.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { START_PATH_NBYTES = 1 << 16, MAX_GROWTH = 64, MAX_PATH_STEPS = 1000 };
+enum { MAX_PATH_STEPS = 1000 };
+enum { SORT_STEPS = 32 }; /* to sort one box among many */
 
 /* The metadata of one rank, or of all. */
 struct metadata_part {
@@ -44,61 +44,14 @@ struct metadata_reader {
     struct metadata_part *parts;
     size_t nparts;
     uint64_t boxes_left;            /* that may still be added */
-    uint64_t path_nbytes_left;      /* that paths may still take */
     struct string_map names;        /* to ordinals */
     struct string_map paths;        /* to numbers of files */
-    struct string_map unknown;      /* names of transforms, to their numbers */
+    struct string_map unknown;      /* lists of transforms, to their numbers */
     struct metadata_entry *entries; /* by ordinal, then part */
     size_t nentries, entries_capacity;
-    size_t *number;  /* of the tensor or value in the catalog, by ordinal */
-    int64_t *sorted; /* boxes of one tensor by offset, made when an index is wrong */
-    size_t sorted_ordinal;
+    size_t *number;   /* of the tensor or value in the catalog, by ordinal */
+    int64_t **sorted; /* by ordinal: boxes of the tensor by offset, made when an index is wrong */
 };
-
-/* ---- parts of the pickle ---- */
-
-static rsd_status check_metadata(bool holds, const char *what)
-{
-    return holds ? RSD_OK : fail(RSD_EFORMAT, "%s", what);
-}
-
-/* Returns the state of an instance of a known class; PICKLE_ABSENT for any other value. */
-static pickle_node object_state(const struct pickle_tree *tree, pickle_node c, enum known known)
-{
-    if (pickle_kind(tree, c) != NODE_OBJECT ||
-        pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) != known)
-        return PICKLE_ABSENT;
-    return pickle_part(tree, c, NODE_STATE);
-}
-
-static bool take_sizes(const struct pickle_tree *tree, pickle_node tuple, int32_t ndim,
-                       int64_t *out)
-{
-    if (pickle_kind(tree, tuple) != NODE_TUPLE || pickle_count(tree, tuple) != (uint32_t)ndim)
-        return false;
-    for (int32_t d = 0; d < ndim; d++)
-        if (!pickle_as_i64(tree, pickle_item(tree, tuple, (uint32_t)d), &out[d]) || out[d] < 0 ||
-            out[d] > MAX_EXTENT)
-            return false;
-    return true;
-}
-
-/* Takes the dtype from (dtype, layout, requires_grad, memory format, pinned [, strides]). */
-static rsd_status take_metadata_dtype(const struct pickle_tree *tree, pickle_node properties,
-                                      rsd_dtype *dtype)
-{
-    pickle_node state = object_state(tree, properties, KNOWN_TENSOR_PROPERTIES);
-    char text[GLOBAL_TEXT_NCHARS];
-    TRY(check_metadata(pickle_kind(tree, state) == NODE_TUPLE && pickle_count(tree, state) >= 5,
-                       "properties of the tensor are invalid"));
-    pickle_node name = pickle_item(tree, state, 0);
-    *dtype = (rsd_dtype)0;
-    if (pickle_known(tree, name) == KNOWN_TORCH_NAME)
-        *dtype = dtype_from_torch(pickle_text(tree, pickle_part(tree, name, NODE_ARGS)));
-    return *dtype ? RSD_OK
-                  : fail(RSD_EUNSUPPORTED, "dtype %s is not supported",
-                         pickle_global_text(tree, name, text));
-}
 
 /* ---- entries ---- */
 
@@ -109,7 +62,7 @@ static rsd_status add_metadata_entry(struct metadata_reader *reader, size_t part
     const struct pickle_tree *tree = &reader->parts[part].tree;
     struct metadata_entry entry = {.part = part, .name = name, .meta = meta};
     struct slice text = pickle_text(tree, name);
-    TRY(check_metadata(pickle_kind(tree, name) == NODE_STRING && text.nbytes > 0,
+    TRY(metadata_check(pickle_kind(tree, name) == NODE_STRING && text.nbytes > 0,
                        "tensor name is empty or not a string"));
     bool object = pickle_kind(tree, meta) == NODE_OBJECT;
     enum known known = object ? pickle_known(tree, pickle_part(tree, meta, NODE_WHAT)) : KNOWN_NOT;
@@ -159,14 +112,15 @@ static rsd_status add_chunks(struct metadata_reader *reader, size_t part, pickle
     const struct extent nowhere = {.kind = EXTENT_NONE, .file = reader->parts[part].file};
     struct pickle_walk walk = pickle_walk(tree, chunks);
     pickle_node chunk;
-    TRY(check_metadata(pickle_kind(tree, chunks) == NODE_LIST, "chunks are not a list"));
+    TRY(metadata_check(pickle_kind(tree, chunks) == NODE_LIST, "chunks are not a list"));
     while (pickle_walk_next(&walk, &chunk)) {
         int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-        pickle_node state = object_state(tree, chunk, KNOWN_CHUNK);
-        TRY(check_metadata(reader->boxes_left-- > 0, "metadata has more chunks than bytes"));
-        TRY(check_metadata(take_sizes(tree, pickle_find(tree, state, "offsets"), ndim, lo) &&
-                               take_sizes(tree, pickle_find(tree, state, "sizes"), ndim, len),
-                           "chunk has invalid offsets or sizes"));
+        pickle_node state = metadata_state(tree, chunk, KNOWN_CHUNK);
+        TRY(metadata_check(reader->boxes_left-- > 0, "metadata has more chunks than bytes"));
+        TRY(metadata_check(
+            metadata_take_sizes(tree, pickle_find(tree, state, "offsets"), ndim, lo) &&
+                metadata_take_sizes(tree, pickle_find(tree, state, "sizes"), ndim, len),
+            "chunk has invalid offsets or sizes"));
         TRY(catalog_add_box(reader->catalog, lo, len, nowhere));
     }
     return RSD_OK;
@@ -180,9 +134,10 @@ static rsd_status take_metadata_tensor(const struct pickle_tree *tree, pickle_no
     uint32_t n = pickle_count(tree, size);
     if (n > RSD_MAX_DIMS && pickle_kind(tree, size) == NODE_TUPLE)
         return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d", n, (int)RSD_MAX_DIMS);
-    TRY(check_metadata(take_sizes(tree, size, (int32_t)n, shape), "size of the tensor is invalid"));
+    TRY(metadata_check(metadata_take_sizes(tree, size, (int32_t)n, shape),
+                       "size of the tensor is invalid"));
     *ndim = (int32_t)n;
-    return take_metadata_dtype(tree, pickle_find(tree, state, "properties"), dtype);
+    return metadata_take_dtype(tree, pickle_find(tree, state, "properties"), dtype);
 }
 
 /* Adds one tensor, from its entries in all parts. */
@@ -200,7 +155,7 @@ static rsd_status add_metadata_tensor(struct metadata_reader *reader,
     for (size_t i = 0; i < n; i++) {
         tree = &reader->parts[entries[i].part].tree;
         TRY(take_metadata_tensor(tree, entries[i].meta, &other_dtype, &other_ndim, other));
-        TRY(check_metadata(other_dtype == dtype && other_ndim == ndim &&
+        TRY(metadata_check(other_dtype == dtype && other_ndim == ndim &&
                                memcmp(shape, other, (size_t)ndim * sizeof *shape) == 0,
                            "ranks disagree on the dtype or shape"));
         entries[i].first_box = tensor->nboxes;
@@ -215,8 +170,8 @@ static rsd_status add_metadata_group(struct metadata_reader *reader, struct slic
                                      struct metadata_entry *entries, size_t n)
 {
     for (size_t i = 1; i < n; i++) {
-        TRY(check_metadata(entries[i].part != entries[i - 1].part, "name is not unique"));
-        TRY(check_metadata(entries[i].value == entries[0].value,
+        TRY(metadata_check(entries[i].part != entries[i - 1].part, "name is not unique"));
+        TRY(metadata_check(entries[i].value == entries[0].value,
                            "name is a tensor on one rank and a value on another"));
     }
     if (!entries[0].value)
@@ -244,11 +199,30 @@ static rsd_status add_metadata_groups(struct metadata_reader *reader)
 
 /* ---- storage ---- */
 
+/* Adds a data file. It is in the directory of the metadata. */
+static rsd_status add_data_file(struct metadata_reader *reader, struct slice path, uint32_t *file)
+{
+    const char *first = store_file_name(reader->store, reader->parts[0].file);
+    const char *slash = strrchr(first, '/');
+    if (!slash)
+        return store_add_file(reader->store, path, file);
+    TRY(store_check_name(path));
+    size_t n = (size_t)(slash + 1 - first);
+    char *whole = mem_new(n + path.nbytes + 1, 1);
+    if (!whole)
+        return RSD_ENOMEM;
+    memcpy(whole, first, n);
+    memcpy(whole + n, path.bytes, path.nbytes);
+    rsd_status status = store_add_file(reader->store, (struct slice){whole, n + path.nbytes}, file);
+    mem_free(whole);
+    return status;
+}
+
 static rsd_status find_data_file(struct metadata_reader *reader, struct slice path, uint32_t *file)
 {
     size_t number;
     if (!string_map_find(&reader->paths, path, &number)) {
-        TRY(store_add_file(reader->store, path, file));
+        TRY(add_data_file(reader, path, file));
         number = *file;
         TRY(string_map_add(&reader->paths, path, number));
     }
@@ -257,17 +231,19 @@ static rsd_status find_data_file(struct metadata_reader *reader, struct slice pa
 }
 
 /* Marks an extent whose item went through an unknown transform. */
-static rsd_status take_unknown_transform(struct metadata_reader *reader, struct slice name,
-                                         struct extent *extent)
+/* Keeps the names of an item's transforms, one of which is unknown. Equal lists are kept once. */
+static rsd_status keep_transforms(struct metadata_reader *reader, struct slice unknown,
+                                  struct slice names, struct extent *extent)
 {
     struct catalog *catalog = reader->catalog;
+    struct stored_transforms kept;
     size_t number;
-    if (!string_map_find(&reader->unknown, name, &number)) {
-        const char *kept;
+    if (!string_map_find(&reader->unknown, names, &number)) {
         number = catalog->ntransforms;
-        TRY(catalog_add_name(catalog, name, &kept));
+        TRY(catalog_add_name(catalog, unknown, &kept.unknown));
+        TRY(catalog_add_name(catalog, names, &kept.names));
         TRY(GROW(catalog->transforms, catalog->transforms_capacity, number + 1));
-        TRY(string_map_add(&reader->unknown, (struct slice){kept, name.nbytes}, number));
+        TRY(string_map_add(&reader->unknown, (struct slice){kept.names, names.nbytes}, number));
         catalog->transforms[catalog->ntransforms++] = kept;
     }
     extent->unknown = 1;
@@ -275,35 +251,29 @@ static rsd_status take_unknown_transform(struct metadata_reader *reader, struct 
     return RSD_OK;
 }
 
-/* Takes a list with "stream.zstd/1" for each compression; an item with another name cannot be read. */
 static rsd_status take_transforms(struct metadata_reader *reader, const struct pickle_tree *tree,
                                   pickle_node list, struct extent *extent)
 {
-    struct pickle_walk walk = pickle_walk(tree, list);
-    pickle_node item;
-    TRY(check_metadata(list == PICKLE_ABSENT || list == PICKLE_NONE ||
-                           pickle_kind(tree, list) == NODE_LIST,
-                       "transforms are not a list"));
-    while (pickle_walk_next(&walk, &item)) {
-        struct slice name = pickle_text(tree, item);
-        TRY(check_metadata(pickle_kind(tree, item) == NODE_STRING,
-                           "name of a transform is not a string"));
-        if (slice_is(name, "stream.zstd/1") || slice_is(name, "stream.zstd")) {
-            TRY(check_metadata(extent->nzstd++ < 8, "item was compressed more than 8 times"));
-            continue;
-        }
-        TRY(take_unknown_transform(reader, name, extent));
-    }
-    return RSD_OK;
+    struct slice unknown = {0};
+    struct text names = {0};
+    if (list == PICKLE_ABSENT || list == PICKLE_NONE)
+        return RSD_OK;
+    TRY(metadata_check(pickle_kind(tree, list) == NODE_LIST, "transforms are not a list"));
+    rsd_status status = metadata_take_transforms(tree, list, extent, &unknown, &names);
+    if (!status && unknown.bytes)
+        status =
+            keep_transforms(reader, unknown, (struct slice){names.chars, names.length}, extent);
+    text_drop(&names);
+    return status;
 }
 
 static rsd_status take_storage_info(struct metadata_reader *reader, const struct pickle_tree *tree,
                                     pickle_node info, struct extent *extent)
 {
-    pickle_node state = object_state(tree, info, KNOWN_STORAGE_INFO);
+    pickle_node state = metadata_state(tree, info, KNOWN_STORAGE_INFO);
     pickle_node path = pickle_find(tree, state, "relative_path");
     int64_t offset, length;
-    TRY(check_metadata(pickle_as_i64(tree, pickle_find(tree, state, "offset"), &offset) &&
+    TRY(metadata_check(pickle_as_i64(tree, pickle_find(tree, state, "offset"), &offset) &&
                            offset >= 0 &&
                            pickle_as_i64(tree, pickle_find(tree, state, "length"), &length) &&
                            length >= 0 && pickle_kind(tree, path) == NODE_STRING,
@@ -329,18 +299,24 @@ static rsd_status sort_tensor_boxes(struct metadata_reader *reader, size_t ordin
 {
     int32_t ndim = tensor->ndim;
     size_t width = (size_t)ndim + 1;
-    if (reader->sorted && reader->sorted_ordinal == ordinal)
-        return RSD_OK;
-    mem_free(reader->sorted);
-    reader->sorted = mem_new(tensor->nboxes * width, sizeof *reader->sorted);
+    if (!reader->sorted)
+        reader->sorted = mem_new(reader->names.n, sizeof *reader->sorted);
     if (!reader->sorted)
         return RSD_ENOMEM;
-    reader->sorted_ordinal = ordinal;
+    if (reader->sorted[ordinal])
+        return RSD_OK;
+    if (!budget_take(tensor->nboxes * SORT_STEPS) ||
+        !budget_take_memory(tensor->nboxes * width * sizeof **reader->sorted))
+        return budget_fail();
+    int64_t *sorted = mem_new(tensor->nboxes * width, sizeof *sorted);
+    if (!sorted)
+        return RSD_ENOMEM;
+    reader->sorted[ordinal] = sorted;
     for (size_t i = 0; i < tensor->nboxes; i++) {
-        copy_i64s(reader->sorted + i * width, tensor_box_lo(reader->catalog, tensor, i), ndim);
-        reader->sorted[i * width + (size_t)ndim] = (int64_t)i;
+        copy_i64s(sorted + i * width, tensor_box_lo(reader->catalog, tensor, i), ndim);
+        sorted[i * width + (size_t)ndim] = (int64_t)i;
     }
-    qsort_r(reader->sorted, tensor->nboxes, width * sizeof *reader->sorted, by_box_offset, &ndim);
+    qsort_r(sorted, tensor->nboxes, width * sizeof *sorted, by_box_offset, &ndim);
     return RSD_OK;
 }
 
@@ -356,16 +332,16 @@ static rsd_status find_tensor_box(struct metadata_reader *reader, size_t ordinal
         by_box_offset(tensor_box_lo(reader->catalog, tensor, hint), lo, &ndim) == 0)
         return RSD_OK;
     TRY(sort_tensor_boxes(reader, ordinal, tensor));
+    const int64_t *sorted = reader->sorted[ordinal];
     while (first < end) {
         size_t middle = first + (end - first) / 2;
-        if (by_box_offset(reader->sorted + middle * width, lo, &ndim) < 0)
+        if (by_box_offset(sorted + middle * width, lo, &ndim) < 0)
             first = middle + 1;
         else
             end = middle;
     }
-    bool found =
-        first < tensor->nboxes && by_box_offset(reader->sorted + first * width, lo, &ndim) == 0;
-    *box = found ? (size_t)reader->sorted[first * width + (size_t)ndim] : tensor->nboxes;
+    bool found = first < tensor->nboxes && by_box_offset(sorted + first * width, lo, &ndim) == 0;
+    *box = found ? (size_t)sorted[first * width + (size_t)ndim] : tensor->nboxes;
     return RSD_OK;
 }
 
@@ -388,14 +364,12 @@ static rsd_status place_item(struct metadata_reader *reader, size_t part, pickle
     int64_t lo[RSD_MAX_DIMS] = {0}, index = 0;
     size_t box;
     if (entry->value) {
-        struct stored_value *value = &reader->catalog->values[reader->number[ordinal]];
-        if (value->extent.kind == EXTENT_NONE)
-            value->extent = extent;
-        return RSD_OK;
+        reader->catalog->values[reader->number[ordinal]].extent = extent;
+        return RSD_OK; /* of two entries with one index, the last one counts, as in Python */
     }
     const struct stored_tensor *tensor = &reader->catalog->tensors[reader->number[ordinal]];
     if (offset != PICKLE_ABSENT && offset != PICKLE_NONE)
-        TRY(check_metadata(take_sizes(tree, offset, tensor->ndim, lo),
+        TRY(metadata_check(metadata_take_sizes(tree, offset, tensor->ndim, lo),
                            "offset of the chunk is invalid"));
     bool hinted = pickle_as_i64(tree, pickle_find(tree, state, "index"), &index) && index >= 0;
     TRY(find_tensor_box(reader, ordinal, tensor,
@@ -410,11 +384,12 @@ static rsd_status add_storage(struct metadata_reader *reader, size_t part, pickl
                               pickle_node info)
 {
     const struct pickle_tree *tree = &reader->parts[part].tree;
-    pickle_node state = object_state(tree, key, KNOWN_INDEX), fqn = pickle_find(tree, state, "fqn");
+    pickle_node state = metadata_state(tree, key, KNOWN_INDEX),
+                fqn = pickle_find(tree, state, "fqn");
     struct slice name = pickle_text(tree, fqn);
     struct extent extent;
     size_t ordinal;
-    TRY(check_metadata(pickle_kind(tree, fqn) == NODE_STRING, "storage index has no name"));
+    TRY(metadata_check(pickle_kind(tree, fqn) == NODE_STRING, "storage index has no name"));
     rsd_status status = take_storage_info(reader, tree, info, &extent);
     const struct metadata_entry *entry = string_map_find(&reader->names, name, &ordinal)
                                              ? find_metadata_entry(reader, ordinal, part)
@@ -432,7 +407,7 @@ static rsd_status add_storages(struct metadata_reader *reader)
         const struct pickle_tree *tree = &reader->parts[part].tree;
         struct pickle_walk walk = pickle_walk(tree, reader->parts[part].storage);
         pickle_node key, info;
-        TRY(check_metadata(pickle_kind(tree, reader->parts[part].storage) == NODE_DICT,
+        TRY(metadata_check(pickle_kind(tree, reader->parts[part].storage) == NODE_DICT,
                            "storage_data is missing"));
         while (pickle_walk_next_pair(&walk, &key, &info))
             TRY(add_storage(reader, part, key, info));
@@ -445,7 +420,8 @@ static rsd_status add_storages(struct metadata_reader *reader)
 /* Says whether a path is a tuple of texts and numbers. */
 static bool is_plain_path(const struct pickle_tree *tree, pickle_node path)
 {
-    bool fine = pickle_kind(tree, path) == NODE_TUPLE && pickle_count(tree, path) <= MAX_PATH_STEPS;
+    bool fine = pickle_kind(tree, path) == NODE_TUPLE &&
+                pickle_count(tree, path) <= MAX_PATH_STEPS && budget_take(pickle_count(tree, path));
     for (uint32_t i = 0; fine && i < pickle_count(tree, path); i++) {
         enum pickle_kind kind = pickle_kind(tree, pickle_item(tree, path, i));
         fine = kind == NODE_STRING || kind == NODE_INT;
@@ -471,13 +447,9 @@ static rsd_status add_metadata_path(struct metadata_reader *reader, size_t part,
         mem_free(json);
         return RSD_OK;
     }
-    rsd_status status = check_metadata(n <= reader->path_nbytes_left,
-                                       "paths are more than 64 times as long as the metadata");
-    if (!status)
-        status = catalog_add_name(reader->catalog, (struct slice){json, n}, &kept);
+    rsd_status status = catalog_add_name(reader->catalog, (struct slice){json, n}, &kept);
     mem_free(json);
     TRY(status);
-    reader->path_nbytes_left -= n;
     if (entry->value)
         reader->catalog->values[reader->number[ordinal]].path = kept;
     else
@@ -499,20 +471,16 @@ static rsd_status add_metadata_paths(struct metadata_reader *reader)
 
 /* ---- opening ---- */
 
-/* Fails, and names the global that the pickle would have called. */
-static rsd_status fail_without_metadata(const struct pickle_tree *tree, pickle_node root)
+/* Takes the id that the writer assigned to the save, if there is one. */
+static rsd_status take_save_id(struct metadata_reader *reader, const struct pickle_tree *tree,
+                               pickle_node storage_meta)
 {
-    enum pickle_kind kind = pickle_kind(tree, root);
-    pickle_node what =
-        kind == NODE_CALL || kind == NODE_OBJECT ? pickle_part(tree, root, NODE_WHAT) : root;
-    if (pickle_kind(tree, what) != NODE_GLOBAL)
-        return check_metadata(false,
-                              "state_dict_metadata is missing; the pickle is not metadata of DCP");
-    struct slice module = pickle_text(tree, pickle_part(tree, what, NODE_WHAT));
-    struct slice name = pickle_text(tree, pickle_part(tree, what, NODE_ARGS));
-    return fail(RSD_EFORMAT, "pickle is not metadata of DCP: it calls %.*s.%.*s, which is refused",
-                (int)(module.nbytes < 100 ? module.nbytes : 100), module.bytes,
-                (int)(name.nbytes < 100 ? name.nbytes : 100), name.bytes);
+    pickle_node id =
+        pickle_find(tree, metadata_state(tree, storage_meta, KNOWN_STORAGE_META), "save_id");
+    struct slice text = pickle_text(tree, id);
+    if (pickle_kind(tree, id) != NODE_STRING || memchr(text.bytes, '\0', text.nbytes))
+        return RSD_OK;
+    return catalog_add_name(reader->catalog, text, &reader->catalog->save_id);
 }
 
 /* Reads the pickle of one metadata file, and finds its three parts. */
@@ -529,25 +497,28 @@ static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t fi
     if (!status) {
         reader->nparts++;
         reader->boxes_left += nbytes;
-        reader->path_nbytes_left += START_PATH_NBYTES + nbytes * MAX_GROWTH;
-        pickle_node state = object_state(&part->tree, root, KNOWN_METADATA);
+        pickle_node state = metadata_state(&part->tree, root, KNOWN_METADATA);
         part->tensors = pickle_find(&part->tree, state, "state_dict_metadata");
         part->storage = pickle_find(&part->tree, state, "storage_data");
         part->planner = pickle_find(&part->tree, state, "planner_data");
         if (pickle_kind(&part->tree, part->tensors) != NODE_DICT)
-            status = fail_without_metadata(&part->tree, root);
+            status = metadata_fail_without(&part->tree, root);
+        else
+            status =
+                take_save_id(reader, &part->tree, pickle_find(&part->tree, state, "storage_meta"));
     }
     return status ? store_fail_in(reader->store, file, status) : RSD_OK;
 }
 
-rsd_status dcp_open(struct store *store, struct catalog *catalog)
+rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *catalog,
+                         const rsd_open_options *options)
 {
     struct metadata_reader reader = {.catalog = catalog, .store = store};
-    size_t n = store->names.n;
+    uint32_t n = (uint32_t)store->names.n - first;
     reader.parts = mem_new(n, sizeof *reader.parts);
     rsd_status status = reader.parts ? RSD_OK : RSD_ENOMEM;
     for (uint32_t i = 0; i < n && !status; i++)
-        status = load_metadata_part(&reader, i, &reader.parts[i]);
+        status = load_metadata_part(&reader, first + i, &reader.parts[i]);
     bool parsed = !status;
     if (!status)
         status = find_metadata_entries(&reader);
@@ -558,15 +529,24 @@ rsd_status dcp_open(struct store *store, struct catalog *catalog)
     if (!status)
         status = add_metadata_paths(&reader);
     if (status && parsed)
-        status = store_fail_in(store, 0, status);
+        status = store_fail_in(store, first, status);
+    if (!status && pickle_kind(&reader.parts[0].tree, reader.parts[0].planner) != NODE_DICT)
+        status = megatron_finish_stacks(store, first, catalog, options);
     for (size_t i = 0; i < reader.nparts; i++)
         pickle_tree_drop(&reader.parts[i].tree);
     mem_free(reader.parts);
     mem_free(reader.entries);
     mem_free(reader.number);
+    for (size_t i = 0; reader.sorted && i < reader.names.n; i++)
+        mem_free(reader.sorted[i]);
     mem_free(reader.sorted);
     string_map_drop(&reader.names);
     string_map_drop(&reader.paths);
     string_map_drop(&reader.unknown);
     return status;
+}
+
+rsd_status dcp_open(struct store *store, struct catalog *catalog, const rsd_open_options *options)
+{
+    return dcp_open_from(store, 0, catalog, options);
 }

@@ -290,16 +290,6 @@ static rsd_status make_metadata(const struct catalog *catalog, const struct name
     return status;
 }
 
-rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store, const char *name)
-{
-    struct bytes pickle = {0};
-    rsd_status status = make_metadata(catalog, &store->names, &pickle);
-    if (!status)
-        status = store_put(store, name, pickle.data, pickle.n);
-    bytes_drop(&pickle);
-    return status;
-}
-
 /* ---- the writer ---- */
 
 static rsd_status dcp_check(const rsd_convert_options *options, bool one_file)
@@ -365,7 +355,12 @@ static rsd_status dcp_frame(const struct manifest *manifest, size_t index, size_
 
 static rsd_status dcp_finish(const struct manifest *manifest, struct store *store)
 {
-    return dcp_write_metadata(&manifest->catalog, store, dcp_writer.marker);
+    struct bytes pickle = {0};
+    rsd_status status = make_metadata(&manifest->catalog, &store->names, &pickle);
+    if (!status)
+        status = store_put(store, dcp_writer.marker, pickle.data, pickle.n);
+    bytes_drop(&pickle);
+    return status;
 }
 
 const struct format_writer dcp_writer = {.marker = ".metadata",

@@ -15,6 +15,7 @@ enum extent_kind {
     EXTENT_NONE,  /* no file is known to hold the bytes */
     EXTENT_DENSE, /* a dense row-major array, little-endian */
     EXTENT_ARRAY, /* an array of the catalog describes the bytes */
+    EXTENT_RANGE, /* the same as EXTENT_DENSE, in the record of an array of the catalog */
     EXTENT_ITEM,  /* the format finds the bytes inside */
 };
 
@@ -30,7 +31,7 @@ struct extent {
     uint8_t unknown; /* 1: it went through an unknown transform, whose number is `detail` */
     uint8_t crc32c;  /* enum extent_crc32c */
     uint32_t
-        detail; /* EXTENT_ARRAY: number of the array; manifests: number of the box in its rank */
+        detail; /* EXTENT_ARRAY, EXTENT_RANGE: number of the array; manifests: number of the box in its rank */
 };
 
 /* How the bytes of a stored box lie in their record, which is a run of bytes with one CRC-32. */
@@ -55,6 +56,8 @@ struct stored_tensor {
     size_t shape, boxes; /* into coordinates: the shape; lo and len of each box in turn */
     size_t first_extent, nboxes;
     const char *path; /* in a nested state dict, as JSON; NULL: not known */
+    bool unstacked;   /* items have one more dim in front, of one index */
+    bool rows_cut;    /* items may have more rows than their boxes */
 };
 
 struct stored_value {
@@ -62,6 +65,13 @@ struct stored_value {
     struct extent extent;
     char *json;          /* of a plain value without an extent; else NULL */
     struct bytes pickle; /* likewise */
+    const char *refused; /* a tensor that cannot be read: why; NULL: a value */
+};
+
+/* The transforms of an item, if one of them is unknown. */
+struct stored_transforms {
+    const char *unknown; /* the first unknown one */
+    const char *names;   /* of all, as a JSON list */
 };
 
 struct catalog_name {
@@ -74,14 +84,16 @@ struct catalog {
     int64_t *coordinates;
     struct extent *extents;
     struct stored_value *values;
-    struct stored_array *arrays; /* of extents of EXTENT_ARRAY */
-    const char **transforms;     /* names of unknown ones */
-    char **names;                /* blocks of names */
+    struct stored_array *arrays;          /* of extents of EXTENT_ARRAY */
+    struct stored_transforms *transforms; /* lists with an unknown one */
+    const char *save_id;                  /* that the writer assigned to the save; NULL: none */
+    const char **notes;                   /* what a user should know of what was read */
+    char **names;                         /* blocks of names */
     char *next_name;
     struct catalog_name *tensor_names, *value_names; /* sorted */
     size_t ntensors, tensors_capacity, ncoordinates, coordinates_capacity, nextents,
         extents_capacity, nvalues, values_capacity, narrays, arrays_capacity, ntransforms,
-        transforms_capacity, nnames, names_capacity, names_left;
+        transforms_capacity, nnotes, notes_capacity, nnames, names_capacity, names_left;
 };
 
 rsd_status catalog_add_name(struct catalog *catalog, struct slice name, const char **out);
@@ -91,12 +103,23 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
                            struct extent extent); /* to the last tensor */
 rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const int64_t *len,
                              uint32_t file, const struct stored_array *array); /* likewise */
+
+/* Adds elements [begin, begin + count) of the last tensor, in row-major order. In the file they follow each
+ * other, from element `at` on of an array of the catalog. */
+rsd_status catalog_add_range(struct catalog *catalog, int64_t begin, int64_t count, uint32_t file,
+                             uint32_t array, int64_t at);
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json); /* takes json over on success */
+
+/* Adds a sentence about what the checkpoint has and the catalog does not. It names the file. */
+rsd_status catalog_add_note(struct catalog *catalog, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 rsd_status catalog_finish(struct catalog *catalog);
 
 /* Returns EUNSUPPORTED for an item that went through an unknown transform. */
 rsd_status catalog_check_transforms(const struct catalog *catalog, const struct extent *extent);
+int catalog_max_layers(
+    const struct catalog *catalog); /* how often an item was compressed at most */
 rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const char **out);
 void catalog_drop(struct catalog *catalog);
 
@@ -227,7 +250,14 @@ struct rsd_checkpoint {
     const struct format *format;
     struct store *store;
     struct catalog catalog;
+    _Atomic int64_t spare_steps;   /* of the budgets of its values */
+    _Atomic bool values_plausible; /* format_check_values has accepted them */
+    struct item_cache *items;
 };
+
+/* What was parsed of items that many tensors may refer to. */
+rsd_status item_cache_open(struct item_cache **cache);
+void item_cache_close(struct item_cache *cache); /* accepts NULL */
 
 /* A record that must be read from its start. A format puts it first in a struct of its own. */
 struct stored_stream {
@@ -259,7 +289,8 @@ struct format {
     bool (*probe_below)(struct store *store, const struct store_listing *listing);
 
     /* Reads what the checkpoint holds. The store has the files of which probe was surest. */
-    rsd_status (*open)(struct store *store, struct catalog *catalog);
+    rsd_status (*open)(struct store *store, struct catalog *catalog,
+                       const rsd_open_options *options);
 
     /* Finds the bytes of a box; its extent is not EXTENT_NONE. */
     rsd_status (*locate)(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
@@ -285,6 +316,7 @@ enum { FILE_NAME_NCHARS = 96 };
 struct format_writer {
     const char *marker;                /* the file that finish writes */
     const char *suffix_until_complete; /* of file names, if readers need no marker; else "" */
+    const char *const *file_suffixes;  /* of outputs that are one file; NULL: none */
     bool wide_first;  /* tensors of a file are sorted: the widest elements first, then by name */
     bool fills_files; /* tensors that are not cut fill one file after the other */
 
@@ -312,25 +344,51 @@ struct format_writer {
 const struct format *format_find(rsd_format id); /* NULL: there is no such format */
 bool format_is_marker(const char *name);         /* of any format */
 
+/* Returns whether an output path names one file of the format, by its suffix. */
+bool format_names_file(rsd_format id, const char *path);
+
 /* Finds the format of the files at a path, and reads what they hold. `listing` is that of the directory, or
  * has the one file that the path names. */
 rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
                        const struct store_listing *listing, bool one_file,
                        const rsd_open_options *options);
 
+/* Says how a tensor of the first file is placed on the mesh. Called first with SIZE_MAX, for all of them. */
+typedef rsd_status joined_places(void *context, const rsd_checkpoint *first, size_t tensor,
+                                 rsd_placement *placements);
+
+/* Opens the files of several ranks, of which no file says how they are put together: file r has the parts of
+ * the r-th rank of the mesh. */
+rsd_status format_open_joined(rsd_checkpoint *checkpoint, const struct store_listing *listing,
+                              const rsd_open_options *options, const rsd_mesh *mesh,
+                              joined_places *places, void *context);
+
 /* As in struct format. EFORMAT: no file is known to hold the bytes of the box. */
 rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                          struct stored_array *array);
 
-/* ---- dcp_write.c ---- */
+/* Returns EFORMAT if the tensors claim far more bytes than the files can have. To read them all would take
+ * time out of proportion to the files. */
+rsd_status format_check_claims(const rsd_checkpoint *checkpoint);
+rsd_status format_check_values(rsd_checkpoint *checkpoint); /* likewise of the items of values */
 
-/* Writes metadata under another name than the marker's. */
-rsd_status dcp_write_metadata(const struct catalog *catalog, struct store *store, const char *name);
+/* ---- torch_names.c ---- */
+
+/* Removes the parts that wrappers add to the name of a parameter: of FSDP, of torch.compile and of activation
+ * checkpoints. */
+void torch_strip_wrappers(char *name);
 
 /* ---- values.c ---- */
 
+/* Reads the item of a value, within a budget. */
+rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value *value,
+                           struct bytes *item);
+
 /* Reads a value that has an item as JSON; *json is NULL if it is not plain. */
-rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
+rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value *value,
                            char **json);
+
+/* Checks the item of a value: it is an archive of torch.save, and the CRC-32 of every record is right. */
+rsd_status value_check(rsd_checkpoint *checkpoint, const struct stored_value *value);
 
 #endif

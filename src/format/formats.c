@@ -9,10 +9,12 @@
  */
 #include "rows.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
-static const struct format *const formats[] = {&format_dcp, &format_safetensors, &format_torch_save,
-                                               &format_orbax, NULL};
+static const struct format *const formats[] = {
+    &format_dcp,  &format_safetensors, &format_torch_save, &format_dtensor,
+    &format_zero, &format_megatron,    &format_orbax,      NULL};
 
 const struct format *format_find(rsd_format id)
 {
@@ -32,6 +34,16 @@ bool format_is_marker(const char *name)
 {
     for (size_t i = 0; formats[i]; i++)
         if (formats[i]->writer && strcmp(formats[i]->writer->marker, name) == 0)
+            return true;
+    return false;
+}
+
+bool format_names_file(rsd_format id, const char *path)
+{
+    const struct format *format = format_find(id);
+    const char *const *suffix = format && format->writer ? format->writer->file_suffixes : NULL;
+    for (; suffix && *suffix; suffix++)
+        if (has_suffix(path, *suffix))
             return true;
     return false;
 }
@@ -76,7 +88,8 @@ static rsd_status add_files(struct store *store, const struct store_listing *lis
     uint32_t file;
     for (size_t i = 0; i < listing->n; i++) {
         const struct store_entry *entry = &listing->entries[i];
-        if (guess.sureness > 0 && guess.format->probe(listing, entry, start) == guess.sureness)
+        if (!entry->directory && guess.sureness > 0 &&
+            guess.format->probe(listing, entry, start) == guess.sureness)
             TRY(store_add_file(store, (struct slice){entry->name, strlen(entry->name)}, &file));
     }
     return RSD_OK;
@@ -105,23 +118,26 @@ static rsd_status fail_without_sign(struct store *store, const struct store_list
 /* ---- opening ---- */
 
 static rsd_status open_directory_files(rsd_checkpoint *checkpoint,
-                                       const struct store_listing *listing, rsd_format wanted)
+                                       const struct store_listing *listing,
+                                       const rsd_open_options *options)
 {
     struct slice none = {0};
-    struct format_guess guess = guess_format(listing, none, wanted);
+    struct format_guess guess = guess_format(listing, none, options->format);
     if (!guess.format)
-        guess.format = guess_format_below(checkpoint->store, listing, wanted);
+        guess.format = guess_format_below(checkpoint->store, listing, options->format);
     if (!guess.format)
         return fail_without_sign(checkpoint->store, listing);
     checkpoint->format = guess.format;
     TRY(add_files(checkpoint->store, listing, none, guess));
-    return guess.format->open(checkpoint->store, &checkpoint->catalog);
+    return guess.format->open(checkpoint->store, &checkpoint->catalog, options);
 }
 
 /* Opens the one file that the user named, which is file 0 of the store. */
 static rsd_status open_one_file(rsd_checkpoint *checkpoint, const char *path,
-                                const struct store_listing *listing, rsd_format wanted)
+                                const struct store_listing *listing,
+                                const rsd_open_options *options)
 {
+    rsd_format wanted = options->format;
     struct store *store = checkpoint->store;
     char bytes[9];
     uint64_t nbytes;
@@ -142,12 +158,13 @@ static rsd_status open_one_file(rsd_checkpoint *checkpoint, const char *path,
         return fail(RSD_EFORMAT, "%s has the format %s, not %s", path, guess.format->name,
                     rsd_format_name(wanted) ? rsd_format_name(wanted) : "a known one");
     checkpoint->format = guess.format;
-    return guess.format->open(store, &checkpoint->catalog);
+    return guess.format->open(store, &checkpoint->catalog, options);
 }
 
 /* Opens a directory of DCP by the one file that says what is in it. */
-static rsd_status open_metadata(rsd_checkpoint *checkpoint, const char *name)
+static rsd_status open_metadata(rsd_checkpoint *checkpoint, const rsd_open_options *options)
 {
+    const char *name = options->metadata;
     struct slice one = {name, strlen(name)};
     uint32_t file;
     if (store_check_name(one))
@@ -155,7 +172,7 @@ static rsd_status open_metadata(rsd_checkpoint *checkpoint, const char *name)
                     checkpoint->store->path);
     TRY(store_add_file(checkpoint->store, one, &file));
     checkpoint->format = &format_dcp;
-    return checkpoint->format->open(checkpoint->store, &checkpoint->catalog);
+    return checkpoint->format->open(checkpoint->store, &checkpoint->catalog, options);
 }
 
 rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
@@ -164,11 +181,11 @@ rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
 {
     rsd_status status = RSD_OK;
     if (one_file)
-        status = open_one_file(checkpoint, path, listing, options->format);
+        status = open_one_file(checkpoint, path, listing, options);
     else if (options->metadata)
-        status = open_metadata(checkpoint, options->metadata);
+        status = open_metadata(checkpoint, options);
     else
-        status = open_directory_files(checkpoint, listing, options->format);
+        status = open_directory_files(checkpoint, listing, options);
     TRY(status);
     status = catalog_finish(&checkpoint->catalog);
     return status ? fail_in(status, "%s: ", path) : RSD_OK;
@@ -187,4 +204,126 @@ rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t index, size_t 
                     box_text(tensor->ndim, tensor_box_lo(catalog, tensor, box),
                              tensor_box_len(catalog, tensor, box), text));
     return checkpoint->format->locate(checkpoint, index, box, array);
+}
+
+/* ---- what is claimed ---- */
+
+/* What boxes and items claim to be, for all bytes that are in the files: so many bytes, and so many times
+ * their sizes. Only compression makes much of little. */
+enum { MAX_COPIES = 64, MAX_COMPRESSION = 1024, MAX_ITEM_COPIES = 4 };
+#define START_CLAIM      ((uint64_t)64 << 20)
+#define START_COMPRESSED ((uint64_t)1 << 30)
+#define START_ITEMS      ((uint64_t)16 << 20)
+
+struct claims {
+    uint64_t boxes, compressed, items; /* bytes, added up without overflow */
+    uint64_t tensors;                  /* of whole tensors */
+    uint64_t stored;                   /* sizes of the files */
+};
+
+static uint64_t add_claim(uint64_t sum, uint64_t nbytes)
+{
+    return sum + nbytes < sum ? UINT64_MAX : sum + nbytes;
+}
+
+static uint64_t claim_limit(uint64_t start, uint64_t stored, uint64_t factor)
+{
+    return stored > (UINT64_MAX - start) / factor ? UINT64_MAX : start + stored * factor;
+}
+
+/* Adds an item. One that several boxes in a row refer to is parsed once or cheaply, and counts once. */
+static void add_item_claim(struct claims *claims, const struct extent *extent,
+                           const struct extent **last)
+{
+    const struct extent *before = last[extent->file];
+    if (extent->kind == EXTENT_ITEM &&
+        (!before || before->offset != extent->offset || before->nbytes != extent->nbytes))
+        claims->items = add_claim(claims->items, extent->nbytes);
+    last[extent->file] = extent;
+}
+
+static void sum_claims(const rsd_checkpoint *checkpoint, const struct extent **last,
+                       struct claims *claims)
+{
+    const struct catalog *catalog = &checkpoint->catalog;
+    bool dense = checkpoint->format->id == RSD_FORMAT_DCP ||
+                 checkpoint->format->id == RSD_FORMAT_SAFETENSORS ||
+                 checkpoint->format->id == RSD_FORMAT_TORCH_SAVE;
+    for (size_t t = 0; t < catalog->ntensors; t++) {
+        const struct stored_tensor *tensor = &catalog->tensors[t];
+        claims->tensors = add_claim(claims->tensors, (uint64_t)tensor_nbytes(catalog, tensor));
+        for (size_t box = 0; box < tensor->nboxes; box++) {
+            const struct extent *extent = &catalog->extents[tensor->first_extent + box];
+            if (extent->kind == EXTENT_NONE)
+                continue;
+            uint64_t *sum = dense && !extent->nzstd ? &claims->boxes : &claims->compressed;
+            *sum = add_claim(*sum, box_nbytes(catalog, tensor, box));
+            add_item_claim(claims, extent, last);
+        }
+    }
+}
+
+/* Adds the sizes of all files. *known is false if one cannot be found: that is reported where it is read. */
+static rsd_status sum_stored(const rsd_checkpoint *checkpoint, uint64_t *stored, bool *known)
+{
+    struct store *store = checkpoint->store;
+    *stored = 0;
+    *known = true;
+    for (uint32_t file = 0; file < store->names.n && *known; file++) {
+        uint64_t nbytes;
+        rsd_status status = store_stat(store, file, &nbytes, NULL);
+        if (status == RSD_ENOMEM)
+            return status;
+        *known = !status;
+        *stored = status ? 0 : add_claim(*stored, nbytes);
+    }
+    return RSD_OK;
+}
+
+rsd_status format_check_claims(const rsd_checkpoint *checkpoint)
+{
+    struct claims claims = {0};
+    bool known;
+    const struct extent **last = mem_new(checkpoint->store->names.n, sizeof(struct extent *));
+    if (!last)
+        return RSD_ENOMEM;
+    sum_claims(checkpoint, last, &claims);
+    mem_free(last);
+    if (claims.tensors > (uint64_t)1 << 62)
+        return fail(RSD_EFORMAT, "%s: tensors claim more than 2^62 bytes", checkpoint->store->path);
+    if (claims.boxes <= START_CLAIM && claims.compressed <= START_COMPRESSED &&
+        claims.items <= START_ITEMS)
+        return RSD_OK; /* as long as nothing is suspicious, no file is touched */
+    TRY(sum_stored(checkpoint, &claims.stored, &known));
+    if (!known ||
+        (claims.boxes <= claim_limit(START_CLAIM, claims.stored, MAX_COPIES) &&
+         claims.compressed <= claim_limit(START_COMPRESSED, claims.stored, MAX_COMPRESSION) &&
+         claims.items <= claim_limit(START_ITEMS, claims.stored, MAX_ITEM_COPIES)))
+        return RSD_OK;
+    return fail(
+        RSD_EFORMAT,
+        "%s: tensors claim %llu bytes, in items of %llu bytes, and the files have %llu; not "
+        "read",
+        checkpoint->store->path, (unsigned long long)add_claim(claims.boxes, claims.compressed),
+        (unsigned long long)claims.items, (unsigned long long)claims.stored);
+}
+
+rsd_status format_check_values(rsd_checkpoint *checkpoint)
+{
+    const struct catalog *catalog = &checkpoint->catalog;
+    uint64_t items = 0, stored;
+    bool known;
+    if (atomic_load(&checkpoint->values_plausible))
+        return RSD_OK;
+    for (size_t i = 0; i < catalog->nvalues; i++)
+        if (catalog->values[i].extent.kind != EXTENT_NONE)
+            items = add_claim(items, catalog->values[i].extent.nbytes);
+    if (items > START_ITEMS) {
+        TRY(sum_stored(checkpoint, &stored, &known));
+        if (known && items > claim_limit(START_ITEMS, stored, MAX_ITEM_COPIES))
+            return fail(RSD_EFORMAT, "items of values claim %llu bytes, and the files have %llu",
+                        (unsigned long long)items, (unsigned long long)stored);
+    }
+    atomic_store(&checkpoint->values_plausible, true);
+    return RSD_OK;
 }

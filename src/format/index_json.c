@@ -8,6 +8,8 @@
 
 #include "json.h"
 
+#include <string.h>
+
 enum { MAX_INDEX_NBYTES = 1 << 30 };
 
 static rsd_status add_weight_map_files(struct json *j, struct string_map *known,
@@ -58,4 +60,41 @@ rsd_status index_add_files(struct store *store, uint32_t index)
     mem_free(text);
     string_map_drop(&known);
     return status ? store_fail_in(store, index, status) : RSD_OK;
+}
+
+/* ---- writing ---- */
+
+static rsd_status make_index(const struct manifest *manifest, struct text *out)
+{
+    const struct catalog *catalog = &manifest->catalog;
+    uint64_t total = 0;
+    bool first = true;
+    for (size_t t = 0; t < catalog->ntensors; t++)
+        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++)
+            total += box_nbytes(catalog, &catalog->tensors[t], box);
+    text_add(out, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
+             (unsigned long long)total);
+    for (size_t t = 0; t < catalog->ntensors; t++) {
+        const struct stored_tensor *tensor = &catalog->tensors[t];
+        if (tensor->nboxes == 0)
+            continue;
+        text_add(out, "%s\n    ", first ? "" : ",");
+        json_add_string(out, tensor->name, strlen(tensor->name));
+        text_add(out, ": ");
+        const char *file = manifest->files[catalog->extents[tensor->first_extent].file].name;
+        json_add_string(out, file, strlen(file));
+        first = false;
+    }
+    text_add(out, "\n  }\n}\n");
+    return out->failed ? fail(RSD_ENOMEM, "no memory for an index") : RSD_OK;
+}
+
+rsd_status index_write(const struct manifest *manifest, struct store *store, const char *name)
+{
+    struct text text = {0};
+    rsd_status status = make_index(manifest, &text);
+    if (!status)
+        status = store_put(store, name, text.chars, text.length);
+    text_drop(&text);
+    return status;
 }

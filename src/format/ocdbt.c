@@ -334,7 +334,7 @@ static rsd_status read_manifest(struct ocdbt_reader *reader, struct frame_body *
                                 bool *empty)
 {
     struct file_table table = {0};
-    uint64_t file, nkeys;
+    uint64_t file = 0, nkeys = 0;
     TRY(take_settings(body));
     rsd_status status = file_table_take(body, reader->keys, &table);
     if (!status)

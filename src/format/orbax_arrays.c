@@ -115,7 +115,7 @@ static bool find_grid_index(const struct zarr_array *zarr, struct slice rest, in
 static rsd_status add_chunk_key(struct array_reader *reader, size_t index)
 {
     struct slice text = key_list_text(&reader->item->keys, index), name = text;
-    for (int parts = 0; parts < RSD_MAX_DIMS + 1 && name.nbytes > 0; parts++) {
+    for (int parts = 0; parts < RSD_MAX_DIMS + 1 && name.nbytes > 0 && reader->arrays; parts++) {
         const char *slash = memrchr(name.bytes, '/', name.nbytes);
         size_t end = slash ? (size_t)(slash - text.bytes) : 0, skip = slash ? end + 1 : 0, array;
         struct slice rest = {text.bytes + skip, text.nbytes - skip};
@@ -153,7 +153,8 @@ static rsd_status add_refused_box(struct catalog *catalog, const struct orbax_ar
                             .detail = (uint32_t)catalog->ntransforms};
     struct slice refused = {zarr->refused, strlen(zarr->refused)};
     TRY(GROW(catalog->transforms, catalog->transforms_capacity, catalog->ntransforms + 1));
-    TRY(catalog_add_name(catalog, refused, &catalog->transforms[catalog->ntransforms]));
+    TRY(catalog_add_name(catalog, refused, &catalog->transforms[catalog->ntransforms].unknown));
+    catalog->transforms[catalog->ntransforms].names = "[]";
     catalog->ntransforms++;
     return catalog_add_box(catalog, origin, zarr->shape, extent);
 }
@@ -218,7 +219,7 @@ static void add_element_json(rsd_dtype dtype, const unsigned char *element, stru
 {
     uint64_t bits = 0;
     double number;
-    size_t n = rsd_dtype_nbytes(dtype);
+    size_t n = rsd_dtype_nbytes(dtype), unused = n > 0 && n < 8 ? 64 - 8 * n : 0;
     for (size_t i = n; i-- > 0;)
         bits = bits << 8 | element[i];
     memcpy(&number, &bits, sizeof number);
@@ -235,7 +236,7 @@ static void add_element_json(rsd_dtype dtype, const unsigned char *element, stru
     else if (dtype >= RSD_U64 && dtype <= RSD_U8)
         text_add(out, "%llu", (unsigned long long)bits);
     else /* the sign is the highest bit of the element */
-        text_add(out, "%lld", (long long)((int64_t)(bits << (64 - 8 * n)) >> (64 - 8 * n)));
+        text_add(out, "%lld", (long long)((int64_t)(bits << unused) >> unused));
 }
 
 /* Turns the last tensor, which has one element, into a value. */
@@ -285,7 +286,7 @@ static rsd_status add_all_arrays(struct array_reader *reader)
         struct catalog before = *item->catalog;
         for (n = 0; first + n < reader->nchunks && reader->chunks[first + n].array == i; n++)
             continue;
-        TRY(add_array_tensor(reader, array, entry, reader->chunks + first, n));
+        TRY(add_array_tensor(reader, array, entry, n ? reader->chunks + first : NULL, n));
         if (is_plain_scalar(array, entry))
             TRY(make_scalar_value(item, array->name, entry->path, &before));
         if (entry)

@@ -202,14 +202,14 @@ static rsd_status add_shard_chunk(struct catalog *catalog, struct orbax_array *a
     return add_chunk_box(catalog, array, key, lo, offset, nbytes);
 }
 
-static rsd_status add_shard(struct catalog *catalog, struct key_list *keys, size_t key,
-                            struct orbax_array *array, const int64_t *origin)
+static rsd_status add_orbax_shard(struct catalog *catalog, struct key_list *keys, size_t key,
+                                  struct orbax_array *array, const int64_t *origin)
 {
     const struct zarr_array *zarr = &array->zarr;
     int64_t count[RSD_MAX_DIMS], n = 1, filled = 0;
     unsigned char *index;
-    for (int32_t d = 0; d < zarr->ndim; d++) {
-        count[d] = zarr->chunk[d] / zarr->inner[d];
+    for (int32_t d = 0; d < RSD_MAX_DIMS; d++) {
+        count[d] = d < zarr->ndim ? zarr->chunk[d] / zarr->inner[d] : 1;
         n *= count[d];
     }
     TRY(load_index(keys, key, zarr, n, &index));
@@ -237,7 +237,7 @@ static rsd_status add_key_boxes(struct catalog *catalog, struct key_list *keys,
     }
     TRY(key_list_find_value(keys, chunk->key));
     if (zarr->sharded)
-        return add_shard(catalog, keys, chunk->key, array, lo);
+        return add_orbax_shard(catalog, keys, chunk->key, array, lo);
     const struct stored_key *key = &keys->list[chunk->key];
     return add_chunk_box(catalog, array, key, lo, 0, key->value_nbytes);
 }
@@ -263,8 +263,8 @@ rsd_status orbax_add_boxes(struct catalog *catalog, struct key_list *keys,
     int64_t count[RSD_MAX_DIMS], all = 1, next = 0;
     TRY(add_described(catalog, &described, &array->chunks));
     array->fill = UINT32_MAX;
-    for (int32_t d = 0; d < zarr->ndim; d++)
-        all *= count[d] = zarr_grid_count(zarr, d);
+    for (int32_t d = 0; d < RSD_MAX_DIMS; d++)
+        all *= count[d] = d < zarr->ndim ? zarr_grid_count(zarr, d) : 1;
     for (size_t i = 0; i < n; i++) {
         TRY(add_absent_chunks(catalog, keys, array, count, next, chunks[i].index));
         next = chunks[i].index + 1;
@@ -287,7 +287,8 @@ rsd_status orbax_locate(const rsd_checkpoint *checkpoint, size_t index, size_t b
     const struct catalog *catalog = &checkpoint->catalog;
     const struct extent *extent = &catalog->extents[catalog->tensors[index].first_extent + box];
     if (extent->unknown)
-        return fail(RSD_EUNSUPPORTED, "%s is not supported", catalog->transforms[extent->detail]);
+        return fail(RSD_EUNSUPPORTED, "%s is not supported",
+                    catalog->transforms[extent->detail].unknown);
     *array = catalog->arrays[extent->detail];
     if (!array->stream && !array->memory)
         array->offset = extent->offset;

@@ -215,8 +215,8 @@ static rsd_status read_step(struct store *store, struct catalog *catalog,
     return RSD_OK;
 }
 
-static rsd_status read_directory(struct store *store, struct catalog *catalog,
-                                 const struct store_listing *listing)
+static rsd_status read_orbax_directory(struct store *store, struct catalog *catalog,
+                                       const struct store_listing *listing)
 {
     struct store_listing below;
     size_t last;
@@ -263,15 +263,17 @@ static bool orbax_probe_below(struct store *store, const struct store_listing *l
            find_last_step(store, listing, &last) != DIRECTORY_OTHER;
 }
 
-static rsd_status orbax_open(struct store *store, struct catalog *catalog)
+static rsd_status orbax_open(struct store *store, struct catalog *catalog,
+                             const rsd_open_options *options)
 {
+    (void)options;
     struct store_listing listing;
     if (strstr(store->path, unfinished))
         return fail(RSD_EFORMAT, "%s is not finished, as its name says", store->path);
     rsd_status status = store_list(store, "", &listing);
     if (status)
         return fail_in(status, "%s: ", store->path);
-    status = read_directory(store, catalog, &listing);
+    status = read_orbax_directory(store, catalog, &listing);
     store_listing_drop(&listing);
     return status;
 }

@@ -33,6 +33,21 @@ struct header_set {
 
 /* Adds the tensors of a file. */
 rsd_status header_set_add_file(struct header_set *set, uint32_t file);
+
+/* Adds the tensors of a blob that begins at an offset of a file; *data is where their bytes begin. */
+rsd_status header_set_add_blob(struct header_set *set, uint32_t file, uint64_t at, uint64_t *data);
+
+/* Returns a tensor of the only blob; NULL: there is none of this name. */
+const struct header_tensor *header_set_find(struct header_set *set, const char *name);
+
+/* Checks that a tensor has as many bytes as its shape and dtype need. */
+rsd_status header_tensor_check(const struct header_tensor *tensor);
 void header_set_drop(struct header_set *set);
+
+/* ---- item_cache.c ---- */
+
+/* Finds a tensor of a blob that begins at an offset of a file, and where its bytes begin in the file. */
+rsd_status blob_find_tensor(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t at,
+                            const char *name, struct header_tensor *tensor, uint64_t *begin);
 
 #endif

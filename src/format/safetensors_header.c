@@ -270,8 +270,7 @@ static int by_first_byte(const void *a, const void *b)
     return (x->end > y->end) - (x->end < y->end);
 }
 
-/* Checks that a tensor has as many bytes as its shape and dtype need. */
-static rsd_status check_nbytes(const struct header_tensor *tensor)
+rsd_status header_tensor_check(const struct header_tensor *tensor)
 {
     rsd_layout *checked; /* only its checks are needed */
     TRY(layout_start(tensor->dtype, tensor->ndim, tensor->shape, &checked));
@@ -291,7 +290,7 @@ static rsd_status check_header_coverage(struct header_set *set, size_t first, ui
         qsort(set->list + first, set->n - first, sizeof *set->list, by_first_byte);
     for (size_t i = first; i < set->n; i++) {
         const struct header_tensor *tensor = &set->list[i];
-        rsd_status status = check_nbytes(tensor);
+        rsd_status status = header_tensor_check(tensor);
         if (status)
             return fail_in(status, "%.300s: ", tensor->name);
         if (tensor->begin != at)
@@ -410,39 +409,23 @@ void header_set_drop(struct header_set *set)
 
 /* ---- blobs in other files ---- */
 
-rsd_status safetensors_find_tensor(struct store *store, uint32_t file, uint64_t at,
-                                   const char *name, rsd_dtype *dtype, int32_t *ndim,
-                                   int64_t *shape, uint64_t *begin)
+rsd_status header_set_add_blob(struct header_set *set, uint32_t file, uint64_t at, uint64_t *data)
 {
-    uint64_t nbytes, data = at + sizeof data;
+    uint64_t nbytes;
     size_t n = 0;
-    struct catalog catalog = {0};
-    struct header_set set = {.catalog = &catalog, .store = store};
     struct header_metadata metadata = {0};
-    TRY(store_check_range(store, file, at, sizeof data));
-    TRY(store_stat(store, file, &nbytes, NULL));
-    rsd_status status = read_header(&set, file, at, nbytes - at, &n, &metadata);
+    TRY(store_check_range(set->store, file, at, sizeof nbytes));
+    TRY(store_stat(set->store, file, &nbytes, NULL));
+    rsd_status status = read_header(set, file, at, nbytes - at, &n, &metadata);
     if (status == RSD_EFORMAT)
         status = fail_in(status, "blob at byte %llu, ", (unsigned long long)at);
-    const struct header_tensor *tensor =
-        status ? NULL : find_in_file(&set, 0, (struct slice){name, strlen(name)});
-    if (!status && !tensor)
-        status =
-            fail(RSD_EFORMAT, "blob at byte %llu has no tensor %s", (unsigned long long)at, name);
-    if (!status)
-        status = check_nbytes(tensor);
-    if (!status)
-        status =
-            store_check_range(store, file, data + n + tensor->begin, tensor->end - tensor->begin);
-    if (!status) {
-        *dtype = tensor->dtype;
-        *ndim = tensor->ndim;
-        copy_i64s(shape, tensor->shape, tensor->ndim);
-        *begin = data + n + tensor->begin;
-    }
     bytes_drop(&metadata.sharding);
     bytes_drop(&metadata.ours);
-    header_set_drop(&set);
-    catalog_drop(&catalog);
+    *data = at + sizeof nbytes + n;
     return status;
+}
+
+const struct header_tensor *header_set_find(struct header_set *set, const char *name)
+{
+    return find_in_file(set, 0, (struct slice){name, strlen(name)});
 }

@@ -139,8 +139,10 @@ static int safetensors_probe(const struct store_listing *listing, const struct s
     return named ? SURE_OF_SUFFIX : NOT_SURE;
 }
 
-static rsd_status safetensors_open(struct store *store, struct catalog *catalog)
+static rsd_status safetensors_open(struct store *store, struct catalog *catalog,
+                                   const rsd_open_options *options)
 {
+    (void)options;
     struct header_set set = {.catalog = catalog, .store = store};
     rsd_status status = RSD_OK;
     uint32_t first = 0;

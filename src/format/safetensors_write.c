@@ -311,31 +311,6 @@ static rsd_status safetensors_place(struct manifest *manifest)
     return status;
 }
 
-/* Writes the index of several files, as Hugging Face does. */
-static rsd_status make_index(const struct manifest *manifest, struct text *out)
-{
-    const struct catalog *catalog = &manifest->catalog;
-    uint64_t total = 0;
-    bool first = true;
-    for (size_t t = 0; t < catalog->ntensors; t++)
-        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++)
-            total += box_nbytes(catalog, &catalog->tensors[t], box);
-    text_add(out, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
-             (unsigned long long)total);
-    for (size_t t = 0; t < catalog->ntensors; t++) {
-        const struct stored_tensor *tensor = &catalog->tensors[t];
-        if (tensor->nboxes == 0)
-            continue;
-        text_add(out, "%s\n    ", first ? "" : ",");
-        add_json_name(out, tensor->name);
-        text_add(out, ": ");
-        add_json_name(out, manifest->files[catalog->extents[tensor->first_extent].file].name);
-        first = false;
-    }
-    text_add(out, "\n  }\n}\n");
-    return out->failed ? fail(RSD_ENOMEM, "no memory for an index") : RSD_OK;
-}
-
 /* ---- the writer ---- */
 
 static rsd_status safetensors_check(const rsd_convert_options *options, bool one_file)
@@ -360,14 +335,9 @@ static void safetensors_name_file(const struct manifest *manifest, size_t file, 
 /* Writes an index if whole tensors are in several files. Shards need none. */
 static rsd_status safetensors_finish(const struct manifest *manifest, struct store *store)
 {
-    struct text text = {0};
-    if (manifest->files_of != FILES_OF_TENSORS || manifest->nfiles == 1)
-        return RSD_OK;
-    rsd_status status = make_index(manifest, &text);
-    if (!status)
-        status = store_put(store, safetensors_writer.marker, text.chars, text.length);
-    text_drop(&text);
-    return status;
+    return manifest->files_of == FILES_OF_TENSORS && manifest->nfiles > 1
+               ? index_write(manifest, store, safetensors_writer.marker)
+               : RSD_OK;
 }
 
 const struct format_writer safetensors_writer = {.marker = "model.safetensors.index.json",

@@ -8,6 +8,8 @@
 
 #include <stdio.h>
 
+enum { MAX_SEARCH_DEPTH = 400 };
+
 /* ---- archives ---- */
 
 /* Reads the pickle of an archive, as torch.save writes it since 1.6. */
@@ -45,25 +47,61 @@ static rsd_status skip_pickle(struct torch_file *file, uint64_t nbytes, bool mag
     return fine ? RSD_OK : fail(RSD_EFORMAT, "pickle is not a torch.save file");
 }
 
-/* Finds the size of the elements of each storage, by key. Only the tensors that use a storage have it. */
+/* Returns the size of the elements of a class of storages; 0: it is not known. */
+static size_t storage_element_nbytes(const struct pickle_tree *tree, pickle_node class)
+{
+    static const struct {
+        const char *name;
+        size_t nbytes;
+    } others[] = {{"QInt8Storage", 1},    {"QUInt8Storage", 1}, {"QUInt4x2Storage", 1},
+                  {"QUInt2x4Storage", 1}, {"QInt32Storage", 4}, {NULL, 0}};
+    enum known known = pickle_known(tree, class);
+    if (known == KNOWN_UNTYPED_STORAGE)
+        return 1;
+    if (known != KNOWN_STORAGE_CLASS)
+        return 0;
+    struct slice name = pickle_text(tree, pickle_part(tree, class, NODE_ARGS));
+    for (size_t i = 0; others[i].name; i++)
+        if (slice_is(name, others[i].name))
+            return others[i].nbytes;
+    rsd_dtype dtype = dtype_from_storage(name);
+    return dtype ? rsd_dtype_nbytes(dtype) : 0;
+}
+
+static rsd_status add_element_size(const struct pickle_tree *tree, pickle_node id,
+                                   struct string_map *sizes)
+{
+    size_t nbytes, known;
+    if (pickle_kind(tree, id) != NODE_TUPLE || pickle_count(tree, id) < 5)
+        return RSD_OK;
+    struct slice key = pickle_text(tree, pickle_item(tree, id, 2));
+    nbytes = storage_element_nbytes(tree, pickle_item(tree, id, 1));
+    return nbytes == 0 || string_map_find(sizes, key, &known) ? RSD_OK
+                                                              : string_map_add(sizes, key, nbytes);
+}
+
+/* Finds the size of the elements of each storage, by key. It is in the references to the storage only. */
 static rsd_status find_element_sizes(const struct pickle_tree *tree, pickle_node c, int depth,
                                      uint64_t *nodes_left, struct string_map *sizes)
 {
-    struct torch_view view;
-    size_t known;
-    if (depth > TORCH_MAX_DEPTH || *nodes_left == 0)
+    enum pickle_kind kind = pickle_kind(tree, c);
+    if (depth > MAX_SEARCH_DEPTH || *nodes_left == 0)
         return RSD_OK;
     --*nodes_left;
-    if (torch_view_is_tensor(tree, c)) {
-        TRY(torch_view_read(tree, c, &view));
-        if (!string_map_find(sizes, view.key, &known))
-            TRY(string_map_add(sizes, view.key, view.untyped ? 1 : rsd_dtype_nbytes(view.dtype)));
+    if (kind == NODE_PERSISTENT)
+        return add_element_size(tree, pickle_part(tree, c, NODE_WHAT), sizes);
+    if (kind == NODE_CALL || kind == NODE_OBJECT) {
+        static const enum pickle_part parts[] = {NODE_ARGS, NODE_STATE, NODE_ITEMS};
+        for (int i = 0; i < 3; i++)
+            TRY(find_element_sizes(tree, pickle_part(tree, c, parts[i]), depth + 1, nodes_left,
+                                   sizes));
         return RSD_OK;
     }
-    pickle_node container = pickle_is_dict(tree, c) ? pickle_dict_items(tree, c) : c;
-    bool tuple = pickle_kind(tree, c) == NODE_TUPLE;
-    struct pickle_walk walk = pickle_walk(tree, container);
+    bool tuple = kind == NODE_TUPLE;
+    struct pickle_walk walk = pickle_walk(tree, c);
     pickle_node item;
+    if (!tuple && kind != NODE_LIST && kind != NODE_DICT)
+        return RSD_OK;
     for (uint32_t i = 0; tuple ? i < pickle_count(tree, c) : pickle_walk_next(&walk, &item); i++)
         TRY(find_element_sizes(tree, tuple ? pickle_item(tree, c, i) : item, depth + 1, nodes_left,
                                sizes));

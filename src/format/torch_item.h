@@ -26,11 +26,19 @@ struct torch_view {
     bool untyped;
 };
 
+/* Of a tensor with a storage. Attributes, Parameters and subclasses around it do not matter. */
 bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c);
 rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct torch_view *out);
 
-/* Returns EFORMAT unless the view lies inside a storage of record_nbytes, with no two elements in one
- * place. */
+/* Returns whether a node is a tensor without a storage of its own: a DTensor, a ShardedTensor or another
+ * subclass that wraps tensors. */
+bool torch_is_sharded(const struct pickle_tree *tree, pickle_node c);
+
+/* Returns whether a node is a tensor of a kind that cannot be read (quantized, sparse), or a bare storage. */
+bool torch_is_odd_tensor(const struct pickle_tree *tree, pickle_node c);
+
+/* Returns EFORMAT unless the view lies inside a storage of record_nbytes. EUNSUPPORTED: elements share bytes,
+ * and there are too many of them. */
 rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes);
 
 /* Sets the base and strides of a view that torch_view_check accepts. */
@@ -42,6 +50,10 @@ rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian);
 /* Finds the tensor in an item of torch.save. */
 rsd_status torch_item_locate(struct store *store, const struct extent *extent,
                              struct torch_view *view, struct stored_array *array);
+
+/* The same, and a large item is parsed once in the life of a checkpoint. */
+rsd_status archive_locate(const rsd_checkpoint *checkpoint, const struct extent *extent,
+                          struct torch_view *view, struct stored_array *array);
 
 /* The same in a compressed item. The stream is left at the tensor's first byte. */
 rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
@@ -83,6 +95,63 @@ static inline uint64_t torch_file_max_visits(const struct torch_file *file)
 {
     return (1 << 18) + 8 * file->pickle_nbytes;
 }
+
+/* ---- torch_tree.c: what is nested in a file ---- */
+
+enum { TORCH_MAX_NAME_NBYTES = 2000 };
+
+/* One part of a name: a key, or an index of a list. */
+struct torch_step {
+    size_t begin, end;
+    bool number;
+    bool module; /* the names of modules, one below the other, which are one key of a state dict */
+};
+
+/* Visits what is below a node of a file. The functions are called for every tensor and every value; NULL:
+ * it is added to the catalog under the name that torch_visit_name returns. */
+struct torch_visit {
+    struct torch_file *file;
+    struct catalog *catalog;
+    uint32_t index; /* of the file */
+    rsd_status (*on_tensor)(struct torch_visit *visit, pickle_node c);
+    rsd_status (*on_value)(struct torch_visit *visit, pickle_node c);
+    void *context;
+
+    /* Private to torch_tree.c. */
+    uint64_t nodes_left;              /* that may still be visited */
+    uint64_t nbytes_left;             /* that may still be made of them */
+    char name[TORCH_MAX_NAME_NBYTES]; /* of the current node, with a zero behind it */
+    size_t name_nbytes, nsteps, ncontainers;
+    struct torch_step steps[TORCH_MAX_DEPTH + 1];
+    pickle_node containers[TORCH_MAX_DEPTH + 1]; /* in which the current node is */
+    unsigned char *without_tensor;               /* a bit for each node; NULL: no one asked */
+};
+
+void torch_visit_start(struct torch_visit *visit, struct torch_file *file, struct catalog *catalog,
+                       uint32_t index);
+void torch_visit_end(struct torch_visit *visit);
+
+/* Adds a part to the front of all names until it is left again. number: it is an index of a list. */
+rsd_status torch_visit_enter(struct torch_visit *visit, struct slice part, bool number);
+void torch_visit_leave(struct torch_visit *visit);
+
+/* Visits a node and what is below it. May be called several times; the limits are those of all calls
+ * together. */
+rsd_status torch_visit_run(struct torch_visit *visit, pickle_node c);
+
+/* For functions that are called: the name of the current node (in which a key may have put a zero), and what
+ * is done without them. torch_visit_reserve limits what is made of a short pickle. */
+struct slice torch_visit_name(const struct torch_visit *visit);
+rsd_status torch_visit_path(struct torch_visit *visit, const char **out); /* JSON, in the catalog */
+rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c);
+rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c);
+
+/* Adds a value that is JSON, which it takes over on success. */
+rsd_status torch_visit_add_json(struct torch_visit *visit, char *json);
+
+/* Adds a tensor that cannot be read, for the reason of the last error. */
+rsd_status torch_visit_add_refused(struct torch_visit *visit);
+rsd_status torch_visit_reserve(struct torch_visit *visit, uint64_t nbytes);
 
 /* ---- torch_item_write.c ---- */
 

@@ -7,8 +7,8 @@
  *     storage = persistent id ('storage', class, key, location, number of elements)
  *
  * v3 is for dtypes without a storage class: its class is UntypedStorage, and its elements are bytes. A
- * Parameter wraps a view once more. Quantized, sparse, conjugated and subclassed tensors are refused, and
- * the error names what they are made by.
+ * Parameter wraps a view once more, and so does _rebuild_from_type_v2, which adds attributes or a subclass.
+ * Expanded tensors have stride 0. Quantized, sparse and conjugated tensors are refused, and the error names what they are made by.
  *
  * An item in a file is an archive, read from its directory. A compressed item is read from its start, since
  * its directory is at its end. The pickle ends where it stops, the records before the tensor have a few
@@ -22,7 +22,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WINDOW_NBYTES = 4096, MAX_START_NBYTES = 1 << 16, HEADER_NBYTES = 30 };
+enum {
+    WINDOW_NBYTES = 4096,
+    MAX_START_NBYTES = 1 << 16,
+    HEADER_NBYTES = 30,
+    MAX_WRAPPED = 8,
+    MAX_EXPANDED_NBYTES = 1 << 30
+};
 
 /* ---- a pickled tensor ---- */
 
@@ -117,6 +123,8 @@ static rsd_status take_view_args(const struct pickle_tree *tree, pickle_node arg
 
 static rsd_status fail_not_tensor(const struct pickle_tree *tree, pickle_node c)
 {
+    if (pickle_kind(tree, c) == NODE_PERSISTENT)
+        return fail(RSD_EUNSUPPORTED, "storages without a tensor are not supported");
     if (pickle_kind(tree, c) != NODE_CALL)
         return fail(RSD_EFORMAT, "item is not a tensor");
     char text[GLOBAL_TEXT_NCHARS];
@@ -124,33 +132,89 @@ static rsd_status fail_not_tensor(const struct pickle_tree *tree, pickle_node c)
                 pickle_global_text(tree, pickle_part(tree, c, NODE_WHAT), text));
 }
 
-bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c)
+/* Steps from a tensor to what it wraps: the data of a Parameter, or the call that makes a tensor with
+ * attributes. *what and *args are those of the innermost call. Returns false for any other value. */
+static bool unwrap_tensor(const struct pickle_tree *tree, pickle_node c, pickle_node *what,
+                          pickle_node *args)
 {
     if (pickle_kind(tree, c) != NODE_CALL)
         return false;
-    enum known known = pickle_known(tree, pickle_part(tree, c, NODE_WHAT));
+    *what = pickle_part(tree, c, NODE_WHAT);
+    *args = pickle_part(tree, c, NODE_ARGS);
+    for (int depth = 0; depth < MAX_WRAPPED; depth++) {
+        enum known known = pickle_known(tree, *what);
+        uint32_t n = pickle_count(tree, *args);
+        pickle_node first = n > 0 ? pickle_item(tree, *args, 0) : PICKLE_NONE;
+        if (known == KNOWN_REBUILD_PARAMETER && pickle_kind(tree, first) == NODE_CALL) {
+            *what = pickle_part(tree, first, NODE_WHAT);
+            *args = pickle_part(tree, first, NODE_ARGS);
+        } else if (known == KNOWN_REBUILD_FROM_TYPE && n >= 3 &&
+                   pickle_kind(tree, pickle_item(tree, *args, 2)) == NODE_TUPLE) {
+            *what = first;
+            *args = pickle_item(tree, *args, 2);
+        } else {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c)
+{
+    pickle_node what, args;
+    if (!unwrap_tensor(tree, c, &what, &args))
+        return false;
+    enum known known = pickle_known(tree, what);
     return known == KNOWN_REBUILD_TENSOR_V2 || known == KNOWN_REBUILD_TENSOR_V3 ||
            known == KNOWN_REBUILD_PARAMETER;
+}
+
+bool torch_is_odd_tensor(const struct pickle_tree *tree, pickle_node c)
+{
+    pickle_node what, args;
+    if (pickle_kind(tree, c) == NODE_PERSISTENT)
+        return true;
+    if (!unwrap_tensor(tree, c, &what, &args) || pickle_kind(tree, what) != NODE_GLOBAL)
+        return false;
+    struct slice module = pickle_text(tree, pickle_part(tree, what, NODE_WHAT)),
+                 name = pickle_text(tree, pickle_part(tree, what, NODE_ARGS));
+    return slice_is(module, "torch._utils") && name.nbytes > 8 &&
+           memcmp(name.bytes, "_rebuild", 8) == 0;
+}
+
+bool torch_is_sharded(const struct pickle_tree *tree, pickle_node c)
+{
+    pickle_node what, args;
+    return unwrap_tensor(tree, c, &what, &args) &&
+           pickle_known(tree, what) == KNOWN_REBUILD_WRAPPER;
 }
 
 rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct torch_view *out)
 {
     struct torch_view view = {0};
-    for (int wrapped = 0; wrapped < 2; wrapped++) {
-        if (!torch_view_is_tensor(tree, c))
-            return fail_not_tensor(tree, c);
-        pickle_node args = pickle_part(tree, c, NODE_ARGS);
-        enum known known = pickle_known(tree, pickle_part(tree, c, NODE_WHAT));
-        if (known != KNOWN_REBUILD_PARAMETER) {
-            TRY(take_view_args(tree, args, known == KNOWN_REBUILD_TENSOR_V3, &view));
-            *out = view;
-            return RSD_OK;
-        }
-        if (pickle_count(tree, args) < 1)
-            return fail_view("is a Parameter without data");
-        c = pickle_item(tree, args, 0);
-    }
-    return fail_view("is a Parameter of a Parameter");
+    pickle_node what, args;
+    if (!torch_view_is_tensor(tree, c) || !unwrap_tensor(tree, c, &what, &args))
+        return fail_not_tensor(tree, c);
+    enum known known = pickle_known(tree, what);
+    if (known == KNOWN_REBUILD_PARAMETER)
+        return fail_view("is a Parameter without data");
+    TRY(take_view_args(tree, args, known == KNOWN_REBUILD_TENSOR_V3, &view));
+    *out = view;
+    return RSD_OK;
+}
+
+/* Elements of an expanded tensor share bytes. What a few bytes may stand for is limited. */
+static rsd_status check_expanded(const struct torch_view *view)
+{
+    int64_t n = (int64_t)rsd_dtype_nbytes(view->dtype);
+    if (!strides_overlap(view->ndim, view->shape, view->strides))
+        return RSD_OK;
+    for (int32_t d = 0; d < view->ndim; d++)
+        if (!mul_i64(n, view->shape[d], &n) || n > MAX_EXPANDED_NBYTES)
+            return fail(RSD_EUNSUPPORTED,
+                        "tensor whose elements share bytes exceeds the limit of %d bytes",
+                        (int)MAX_EXPANDED_NBYTES);
+    return RSD_OK;
 }
 
 rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbytes)
@@ -172,9 +236,7 @@ rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbyte
     if (last >= nbytes / element_nbytes)
         return fail(RSD_EFORMAT, "tensor reaches element %lld of a storage of %lld elements",
                     (long long)last, (long long)(nbytes / element_nbytes));
-    if (strides_overlap(view->ndim, view->shape, view->strides))
-        return fail_view("has elements that overlap");
-    return RSD_OK;
+    return check_expanded(view);
 }
 
 void torch_view_set_array(const struct torch_view *view, struct stored_array *array)
@@ -183,6 +245,8 @@ void torch_view_set_array(const struct torch_view *view, struct stored_array *ar
     if (box_is_empty(view->ndim, view->shape)) /* its offset and strides may be any number */
         return;
     array->base = view->offset * element_nbytes;
+    if (strides_overlap(view->ndim, view->shape, view->strides))
+        array->has_crc = false;              /* no byte of the record is read exactly once */
     for (int32_t d = 0; d < view->ndim; d++) /* so may the stride of a single index */
         array->strides[d] = view->shape[d] > 1 ? view->strides[d] * element_nbytes : 0;
 }
@@ -234,6 +298,15 @@ static rsd_status load_item_pickle(struct zip *zip, struct pickle_tree *tree, pi
     return zip_read_pickle(zip, record, tree, root);
 }
 
+static rsd_status take_byteorder(struct slice text, bool *big_endian)
+{
+    *big_endian = slice_is(text, "big");
+    if (!*big_endian && !slice_is(text, "little"))
+        return fail(RSD_EFORMAT, "record byteorder has '%.*s'; expected little or big",
+                    (int)(text.nbytes < 8 ? text.nbytes : 8), text.bytes);
+    return RSD_OK;
+}
+
 rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian)
 {
     struct zip_record *record;
@@ -244,10 +317,7 @@ rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian)
         return RSD_OK;
     size_t n = record->nbytes < sizeof text - 1 ? (size_t)record->nbytes : sizeof text - 1;
     TRY(zip->read(zip->context, record->data, text, n));
-    *big_endian = strcmp(text, "big") == 0;
-    if (!*big_endian && strcmp(text, "little") != 0)
-        return fail(RSD_EFORMAT, "record byteorder has '%s'; expected little or big", text);
-    return RSD_OK;
+    return take_byteorder((struct slice){text, strlen(text)}, big_endian);
 }
 
 static rsd_status find_item_tensor(struct zip *zip, struct torch_view *view,
@@ -455,7 +525,7 @@ static rsd_status go_to_tensor(struct archive_stream *start, struct torch_view *
             bool order = slice_is(name, "byteorder");
             status = step_small(start, &content);
             if (!status && order)
-                array->big_endian = slice_is(content, "big");
+                status = take_byteorder(content, &array->big_endian);
         }
     }
     pickle_tree_drop(&tree);

@@ -1,4 +1,5 @@
-/* torch_names.c - the names of dtypes in files: torch's, those of its storage classes, and safetensors'. */
+/* torch_names.c - the names of dtypes in files (torch's, those of its storage classes, and safetensors'), and what
+ * wrappers add to the names of parameters. */
 #include "torch_item.h"
 
 #include <string.h>
@@ -70,4 +71,23 @@ const char *dtype_to_storage(rsd_dtype dtype)
 const char *dtype_to_safetensors(rsd_dtype dtype)
 {
     return names[dtype - 1].safetensors;
+}
+
+void torch_strip_wrappers(char *name)
+{
+    static const char *const wrappers[] = {"_orig_mod.", "_fsdp_wrapped_module.",
+                                           "_checkpoint_wrapped_module.", NULL};
+    char *out = name;
+    for (const char *at = name; *at;) {
+        const char *const *wrapper = wrappers;
+        bool first = at == name || at[-1] == '.';
+        while (first && *wrapper && strncmp(at, *wrapper, strlen(*wrapper)) != 0)
+            wrapper++;
+        size_t n = first && *wrapper ? strlen(*wrapper) : 0;
+        if (n && at[n])
+            at += n;
+        else
+            *out++ = *at++;
+    }
+    *out = '\0';
 }

@@ -4,6 +4,7 @@
 #include "zip.h"
 #include "zstd_stream.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 /* Limits of a value, and of its growth when it is decompressed. */
@@ -23,6 +24,8 @@ static rsd_status decompress_value(struct zstd_reader *zstd, uint64_t stored, st
                                                            : (uint64_t)MAX_VALUE_NBYTES;
     for (size_t n = sizeof block; n == sizeof block;) {
         TRY(zstd_reader_read_some(zstd, block, &n));
+        if (!budget_take_text(n) || !budget_take_memory(n))
+            return budget_fail();
         bytes_put(out, block, n);
         if (out->failed)
             return RSD_ENOMEM;
@@ -79,8 +82,8 @@ static rsd_status read_zip_json(struct zip *zip, char **json)
     return status;
 }
 
-rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
-                           char **json)
+static rsd_status read_item_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
+                                 char **json)
 {
     struct bytes item = {0};
     struct zip zip;
@@ -93,4 +96,89 @@ rsd_status value_read_json(const rsd_checkpoint *checkpoint, const struct stored
     }
     bytes_drop(&item);
     return status;
+}
+
+/* ---- checking ---- */
+
+static rsd_status check_archive(struct zip *zip)
+{
+    struct zip_record *pickle;
+    TRY(zip_find(zip, "data.pkl", &pickle));
+    if (!pickle)
+        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
+    for (size_t i = 0; i < zip->nrecords; i++)
+        TRY(zip_check(zip, &zip->records[i]));
+    return RSD_OK;
+}
+
+static rsd_status check_value_item(const rsd_checkpoint *checkpoint,
+                                   const struct stored_value *value)
+{
+    const struct extent *extent = &value->extent;
+    struct store_range range = {checkpoint->store, extent->file, extent->offset};
+    struct bytes item = {0};
+    struct zip zip;
+    rsd_status status = catalog_check_transforms(&checkpoint->catalog, extent);
+    if (!status && !extent->nzstd)
+        status = store_check_range(checkpoint->store, extent->file, extent->offset, extent->nbytes);
+    else if (!status)
+        status = checkpoint->format->read_item(checkpoint, value, &item);
+    if (!status)
+        status = extent->nzstd ? zip_open(&zip, copy_item, &item, item.n)
+                               : zip_open(&zip, store_range_read, &range, extent->nbytes);
+    if (!status) {
+        status = check_archive(&zip);
+        zip_close(&zip);
+    }
+    bytes_drop(&item);
+    return status;
+}
+
+/* ---- within a budget ---- */
+
+/* Starts a budget for one value. Many values may refer to one item, so all of them share what they may take
+ * besides the work for the bytes that they read. */
+static void begin_value(rsd_checkpoint *checkpoint, struct budget *budget)
+{
+    budget_begin(budget, atomic_load(&checkpoint->spare_steps));
+}
+
+static rsd_status end_value(rsd_checkpoint *checkpoint, struct budget *budget, rsd_status status)
+{
+    int64_t spare;
+    status = budget_end(budget, status, &spare);
+    atomic_fetch_sub(&checkpoint->spare_steps, budget->spare - spare);
+    return status;
+}
+
+rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value *value,
+                           struct bytes *item)
+{
+    struct budget budget;
+    TRY(format_check_values(checkpoint));
+    begin_value(checkpoint, &budget);
+    return end_value(checkpoint, &budget, checkpoint->format->read_item(checkpoint, value, item));
+}
+
+rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value *value,
+                           char **json)
+{
+    struct budget budget;
+    *json = NULL;
+    TRY(format_check_values(checkpoint));
+    begin_value(checkpoint, &budget);
+    rsd_status status = end_value(checkpoint, &budget, read_item_json(checkpoint, value, json));
+    if (status) {
+        mem_free(*json);
+        *json = NULL;
+    }
+    return status;
+}
+
+rsd_status value_check(rsd_checkpoint *checkpoint, const struct stored_value *value)
+{
+    struct budget budget;
+    TRY(format_check_values(checkpoint));
+    begin_value(checkpoint, &budget);
+    return end_value(checkpoint, &budget, check_value_item(checkpoint, value));
 }

@@ -169,7 +169,7 @@ static rsd_status take_compressor(struct json *j, struct zarr_array *array)
     return id.bytes ? RSD_OK : json_fail(j, "compressor has no id");
 }
 
-static rsd_status take_word(struct json *j, const char *a, const char *b, bool *is_b)
+static rsd_status take_zarr_word(struct json *j, const char *a, const char *b, bool *is_b)
 {
     struct slice text;
     TRY(json_string(j, &text));
@@ -192,9 +192,9 @@ static rsd_status take_v2_member(struct json *j, struct slice key, struct zarr_m
     if (slice_is(key, "compressor"))
         return take_compressor(j, array);
     if (slice_is(key, "order"))
-        return take_word(j, "C", "F", &array->column_major);
+        return take_zarr_word(j, "C", "F", &array->column_major);
     if (slice_is(key, "dimension_separator")) {
-        TRY(take_word(j, ".", "/", &slash));
+        TRY(take_zarr_word(j, ".", "/", &slash));
         array->separator = slash ? '/' : '.';
         return RSD_OK;
     }
@@ -226,7 +226,7 @@ static rsd_status take_sharding_member(struct json *j, struct slice key, struct 
         return take_codecs(j, &(struct codec_chain){.index = true}, true, array, members);
     }
     if (slice_is(key, "index_location"))
-        return take_word(j, "end", "start", &array->index_first);
+        return take_zarr_word(j, "end", "start", &array->index_first);
     return json_skip(j);
 }
 
@@ -241,7 +241,7 @@ static rsd_status take_codec_settings(struct json *j, struct slice name, struct 
         if (!more)
             return RSD_OK;
         if (slice_is(name, "bytes") && slice_is(key, "endian")) {
-            TRY(take_word(j, "little", "big", &big));
+            TRY(take_zarr_word(j, "little", "big", &big));
             *(chain->index ? &array->index_big_endian : &array->big_endian) = big;
         } else if (slice_is(name, "sharding_indexed")) {
             TRY(take_sharding_member(j, key, array, members));
@@ -366,7 +366,7 @@ static rsd_status take_named(struct json *j, char name[40], const char *wanted, 
                 TRY(take_extents(j, extents, ndim));
             } else {
                 bool slash;
-                TRY(take_word(j, ".", "/", &slash));
+                TRY(take_zarr_word(j, ".", "/", &slash));
                 *character = slash ? '/' : '.';
             }
         }

@@ -60,6 +60,29 @@ void box_set(rsd_box *box, int32_t ndim, const int64_t *lo, const int64_t *len)
     }
 }
 
+/* The box begins in the outermost dim in which the range covers whole indices. */
+int64_t box_of_range(int32_t ndim, const int64_t *shape, int64_t begin, int64_t end, int64_t *lo,
+                     int64_t *len)
+{
+    int64_t inner = 1, volume = 1, before = begin;
+    bool whole = true; /* the range begins and goes on at whole indices of the current dim */
+    for (int32_t d = ndim - 1; d >= 0; d--) {
+        int64_t index = before % shape[d], count = (end - begin) / inner;
+        before /= shape[d];
+        lo[d] = index;
+        len[d] = 1;
+        if (whole && count > 0) {
+            for (int32_t k = d + 1; k < ndim; k++)
+                len[k] = shape[k];
+            len[d] = min_i64(shape[d] - index, count);
+            volume = len[d] * inner;
+        }
+        whole = whole && index == 0;
+        inner *= shape[d];
+    }
+    return volume;
+}
+
 /* In ascending order, each stride must exceed the offset of the last element that the smaller ones reach. */
 bool strides_overlap(int32_t ndim, const int64_t *shape, const int64_t *strides)
 {

@@ -32,6 +32,12 @@ bool box_is_empty(int32_t ndim, const int64_t *len);
 int64_t box_volume(int32_t ndim, const int64_t *len);
 void box_set(rsd_box *box, int32_t ndim, const int64_t *lo, const int64_t *len);
 
+/* Elements [begin, end) of a tensor in row-major order are at most 2 * ndim - 1 boxes, each of which has its
+ * elements in that order. Finds the first of them, and returns how many elements it has. Requires that the
+ * range is not empty and lies in the tensor. */
+int64_t box_of_range(int32_t ndim, const int64_t *shape, int64_t begin, int64_t end, int64_t *lo,
+                     int64_t *len);
+
 /* Returns whether two elements of an array may have the same address. Requires that no stride is negative. */
 bool strides_overlap(int32_t ndim, const int64_t *shape, const int64_t *strides);
 

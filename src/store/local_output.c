@@ -12,7 +12,12 @@
  *
  *     it has a journal            an output that is being built
  *     it has reshard-complete     an output that is complete and not in place yet
- *     it has neither              an old checkpoint that was exchanged and not removed yet
+ *     it has reshard-replaced     an old checkpoint that was exchanged and not removed yet
+ *     OUT has reshard-complete    likewise, but the mark is not set yet
+ *     none of these               not a directory of this library: it is never touched
+ *
+ * Another process may change the path at any time. So directories are opened once, without following links,
+ * and all names are relative to their descriptors.
  */
 #include "local.h"
 
@@ -25,21 +30,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define COMPLETE_NAME  "reshard-complete"
-#define RETIRED_NAME   "reshard-retired"
-#define STAGING_SUFFIX ".reshard-part"
-#define OLD_SUFFIX     ".reshard-old"
-
-struct local_output {
-    struct store_output base;
-    struct output_options options;
-    char *staging; /* the directory */
-    bool moved;    /* the staging directory may be in place, or be the old checkpoint: it is kept */
-};
-
 /* ---- paths ---- */
 
-static char *join_path(const char *a, const char *separator, const char *b)
+char *local_join(const char *a, const char *separator, const char *b)
 {
     size_t n = strlen(a) + strlen(separator) + strlen(b) + 1;
     char *joined = mem_new(n, 1);
@@ -48,9 +41,30 @@ static char *join_path(const char *a, const char *separator, const char *b)
     return joined;
 }
 
-static rsd_status fail_at(const char *path)
+rsd_status local_fail_at(const char *path)
 {
     return fail(RSD_EIO, "%s: %s", path, strerror(errno));
+}
+
+rsd_status local_fail_foreign(const char *path)
+{
+    return fail(RSD_EEXIST, "%s was not created by reshard; move it away", path);
+}
+
+static rsd_status fail_locked(const char *path)
+{
+    return fail(RSD_EEXIST, "%s is locked by another process, which is still running", path);
+}
+
+/* Returns the name of the output in its parent directory. */
+const char *local_output_name(const struct local_output *output)
+{
+    return output->base.path + output->nparent;
+}
+
+const char *local_staging_name(const struct local_output *output)
+{
+    return output->staging + output->nparent;
 }
 
 static rsd_status set_paths(struct local_output *output, const char *path)
@@ -64,57 +78,69 @@ static rsd_status set_paths(struct local_output *output, const char *path)
     struct slice name = {last, (size_t)(path + n - last)};
     if (name.nbytes == 0 || slice_is(name, ".") || slice_is(name, ".."))
         return fail(RSD_EINVAL, "'%s' is not a valid output path", path);
+    output->nparent = (size_t)(last - path);
     output->base.path = mem_new(n + 1, 1);
     if (!output->base.path)
         return RSD_ENOMEM;
     memcpy(output->base.path, path, n);
-    output->staging = join_path(output->base.path, "", STAGING_SUFFIX);
+    output->staging = local_join(output->base.path, "", STAGING_SUFFIX);
     return output->staging ? RSD_OK : RSD_ENOMEM;
 }
 
-static bool exists_at(const char *path)
+static rsd_status open_parent(struct local_output *output)
 {
-    struct stat found;
-    return lstat(path, &found) == 0;
-}
-
-static bool exists_in(const char *directory, const char *name)
-{
-    char *path = join_path(directory, "/", name);
-    bool found = path && exists_at(path);
-    mem_free(path);
-    return found;
-}
-
-static rsd_status rename_in(const char *directory, const char *from, const char *to)
-{
-    char *old = join_path(directory, "/", from), *new = join_path(directory, "/", to);
-    rsd_status status = old && new ? RSD_OK : RSD_ENOMEM;
-    if (!status && rename(old, new) != 0)
-        status = fail_at(old);
-    mem_free(old);
-    mem_free(new);
+    char *parent = mem_new(output->nparent + 2, 1);
+    if (!parent)
+        return RSD_ENOMEM;
+    memcpy(parent, output->nparent ? output->base.path : ".",
+           output->nparent ? output->nparent : 1);
+    output->parent_fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    rsd_status status = output->parent_fd >= 0 ? RSD_OK : local_fail_at(output->staging);
+    mem_free(parent);
     return status;
 }
 
 /* ---- entries of a directory ---- */
 
-typedef rsd_status visit_entry(void *context, int directory_fd, const char *name);
-
-static rsd_status visit_directory(const char *path, visit_entry *visit, void *context)
+bool local_exists(int directory_fd, const char *name)
 {
-    DIR *directory = opendir(path);
-    if (!directory)
-        return fail_at(path);
+    struct stat found;
+    return fstatat(directory_fd, name, &found, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+/* Says whether a name in a directory is that of an open file or directory. A link is not. */
+static bool is_same_file(int fd, int directory_fd, const char *name)
+{
+    struct stat opened, named;
+    return fstat(fd, &opened) == 0 &&
+           fstatat(directory_fd, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+           opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
+int local_open_real(int directory_fd, const char *name)
+{
+    return openat(directory_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+rsd_status local_visit(int directory_fd, local_visit_entry *visit, void *context)
+{
+    int fd = openat(directory_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+    if (!directory) {
+        rsd_status status = fail(RSD_EIO, "cannot list the directory: %s", strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        return status;
+    }
     rsd_status status = RSD_OK;
     for (struct dirent *entry; !status && (entry = readdir(directory));)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            status = visit(context, dirfd(directory), entry->d_name);
+            status = visit(context, fd, entry->d_name);
     closedir(directory);
     return status;
 }
 
-static rsd_status note_entry(void *context, int directory_fd, const char *name)
+rsd_status local_note_entry(void *context, int directory_fd, const char *name)
 {
     (void)directory_fd, (void)name;
     *(bool *)context = true;
@@ -127,65 +153,39 @@ static rsd_status remove_entry(void *context, int directory_fd, const char *name
     const char *kept = context;
     if (kept && strcmp(name, kept) == 0)
         return RSD_OK;
-    return unlinkat(directory_fd, name, 0) == 0 ? RSD_OK : fail_at(name);
+    return unlinkat(directory_fd, name, 0) == 0 ? RSD_OK : local_fail_at(name);
 }
 
-static rsd_status remove_entries(const char *path, const char *kept)
+rsd_status local_remove_entries(int directory_fd, const char *kept)
 {
-    return visit_directory(path, remove_entry, without_const(kept));
+    return local_visit(directory_fd, remove_entry, without_const(kept));
 }
 
-/* ---- an old checkpoint ---- */
-
-/* The files that belong to an old checkpoint, and the directory for all others. */
-struct retirement {
-    struct name_list owned;
-    int new_fd;
-};
-
-static rsd_status move_entry(void *context, int directory_fd, const char *name)
+rsd_status local_open_mark(int directory_fd, const char *name, int flags, int lock,
+                           const char *path, int *out)
 {
-    const struct retirement *retirement = context;
-    bool owned = strcmp(name, COMPLETE_NAME) == 0;
-    for (size_t i = 0; i < retirement->owned.n && !owned; i++)
-        owned = strcmp(retirement->owned.list[i].bytes, name) == 0;
-    if (owned || faccessat(retirement->new_fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-        return RSD_OK; /* also if the new checkpoint has a file of this name */
-    return renameat(directory_fd, name, retirement->new_fd, name) == 0 ? RSD_OK : fail_at(name);
-}
-
-/* Moves what does not belong to the old checkpoint, and then marks that the rest may be removed. */
-static rsd_status move_other_files(const struct local_output *output, const char *old)
-{
-    struct retirement retirement = {.new_fd = -1};
-    rsd_status status = output->options.list_owned(old, NULL, &retirement.owned);
-    if (!status) {
-        retirement.new_fd = open(output->base.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        status = retirement.new_fd < 0 ? fail_at(output->base.path)
-                                       : visit_directory(old, move_entry, &retirement);
-    }
-    if (retirement.new_fd >= 0)
-        close(retirement.new_fd);
-    name_list_drop(&retirement.owned);
-    TRY(status);
-    char *mark = join_path(old, "/", RETIRED_NAME);
-    if (!mark)
-        return RSD_ENOMEM;
-    int fd = open(mark, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (fd < 0 || close(fd) != 0)
-        status = fail_at(mark);
-    mem_free(mark);
+    struct stat found;
+    int fd = openat(directory_fd, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return errno == ELOOP || errno == ENXIO ? local_fail_foreign(path) : local_fail_at(path);
+    rsd_status status = RSD_OK;
+    if (fstat(fd, &found) != 0 || !S_ISREG(found.st_mode) || found.st_nlink != 1)
+        status = local_fail_foreign(path);
+    else if (lock && (flock(fd, lock | LOCK_NB) != 0 || !is_same_file(fd, directory_fd, name)))
+        status = fail_locked(path);
+    if (status)
+        close(fd);
+    else
+        *out = fd;
     return status;
 }
 
-/* Removes an old checkpoint that is no longer at its path. The mark goes last. */
-static rsd_status retire_old(const struct local_output *output, const char *old)
+rsd_status local_list_owned(const struct local_output *output, int directory_fd,
+                            struct name_list *owned)
 {
-    if (!exists_in(old, RETIRED_NAME))
-        TRY(move_other_files(output, old));
-    TRY(remove_entries(old, RETIRED_NAME));
-    TRY(remove_entries(old, NULL));
-    return rmdir(old) == 0 ? RSD_OK : fail_at(old);
+    char path[40];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", directory_fd);
+    return output->options.list_owned(path, NULL, owned);
 }
 
 /* ---- what is at the path already ---- */
@@ -195,18 +195,22 @@ static rsd_status check_directory(const struct local_output *output)
     const char *path = output->base.path;
     struct name_list owned = {0};
     bool any = false;
-    TRY(visit_directory(path, note_entry, &any));
-    if (!any)
-        return RSD_OK; /* an empty directory is as good as none */
-    if (!output->options.overwrite)
-        return fail(RSD_EEXIST, "%s already exists; set overwrite to replace it", path);
-    rsd_status status = output->options.list_owned(path, NULL, &owned);
+    int fd = local_open_real(output->parent_fd, local_output_name(output));
+    if (fd < 0)
+        return local_fail_at(path);
+    rsd_status status = local_visit(fd, local_note_entry, &any);
+    if (status)
+        status = fail_in(status, "%s: ", path);
+    else if (any && !output->options.overwrite)
+        status = fail(RSD_EEXIST, "%s already exists; set overwrite to replace it", path);
+    else if (any && local_list_owned(output, fd, &owned)) /* an empty one is as good as none */
+        status = fail(RSD_EEXIST,
+                      "%s exists and is not a checkpoint; not replaced. Remove it or choose "
+                      "another path",
+                      path);
     name_list_drop(&owned);
-    return status ? fail(RSD_EEXIST,
-                         "%s exists and is not a checkpoint; not replaced. Remove it or choose "
-                         "another path",
-                         path)
-                  : RSD_OK;
+    close(fd);
+    return status;
 }
 
 static rsd_status check_path(const struct local_output *output)
@@ -214,8 +218,8 @@ static rsd_status check_path(const struct local_output *output)
     const struct output_options *options = &output->options;
     const char *path = output->base.path;
     struct stat found;
-    if (lstat(path, &found) != 0)
-        return errno == ENOENT ? RSD_OK : fail_at(path);
+    if (fstatat(output->parent_fd, local_output_name(output), &found, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno == ENOENT ? RSD_OK : local_fail_at(path);
     if (S_ISDIR(found.st_mode) && !options->one_file)
         return check_directory(output);
     if (S_ISDIR(found.st_mode) || !options->one_file || !S_ISREG(found.st_mode))
@@ -227,59 +231,26 @@ static rsd_status check_path(const struct local_output *output)
                : fail(RSD_EEXIST, "%s already exists; set overwrite to replace it", path);
 }
 
-/* Finishes what a killed run left between two renames. */
-static rsd_status recover_output(const struct local_output *output)
-{
-    const char *path = output->base.path, *staging = output->staging;
-    bool any = false;
-    char *aside = join_path(path, "", OLD_SUFFIX);
-    if (!aside)
-        return RSD_ENOMEM;
-    rsd_status status = RSD_OK;
-    if (exists_at(aside) && exists_at(path))
-        status = retire_old(output, aside);
-    else if (exists_at(aside) && rename(aside, path) != 0)
-        status = fail_at(aside);
-    mem_free(aside);
-    TRY(status);
-    if (!exists_at(staging) || output->options.one_file)
-        return RSD_OK;
-    if (exists_in(staging, COMPLETE_NAME)) /* an output that can be resumed */
-        return rename_in(staging, COMPLETE_NAME, output->options.journal);
-    TRY(visit_directory(staging, note_entry, &any));
-    if (!any || exists_in(staging, output->options.journal))
-        return RSD_OK;
-    if (exists_at(path) && retire_old(output, staging) == RSD_OK)
-        return RSD_OK;
-    return fail(RSD_EEXIST, "%s was not created by reshard; move it away", staging);
-}
-
 /* ---- opening ---- */
-
-/* Says whether the file that was locked is still the one at its path. */
-static bool is_same_file(int fd, const char *path)
-{
-    struct stat locked, named;
-    return fstat(fd, &locked) == 0 && stat(path, &named) == 0 && locked.st_dev == named.st_dev &&
-           locked.st_ino == named.st_ino;
-}
 
 static rsd_status open_journal(struct local_output *output)
 {
     enum output_mode mode = output->options.mode;
+    int lock = mode == OUTPUT_JOIN ? 0 : LOCK_EX;
     if (!output->options.journal)
         return RSD_OK;
-    char *path = join_path(output->staging, "/", output->options.journal);
-    if (!path)
-        return RSD_ENOMEM;
-    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
-    int lock = (mode == OUTPUT_SHARED ? LOCK_SH : LOCK_EX) | LOCK_NB;
-    rsd_status status = fd < 0 ? fail_at(path) : RSD_OK;
-    if (!status && mode != OUTPUT_JOIN && (flock(fd, lock) != 0 || !is_same_file(fd, path)))
-        status = fail(RSD_EEXIST, "%s is locked by another process", output->staging);
-    output->base.journal_fd = fd;
-    mem_free(path);
-    return status;
+    return local_open_mark(output->staging_fd, output->options.journal, O_RDWR | O_CREAT | O_APPEND,
+                           lock, output->staging, &output->base.journal_fd);
+}
+
+/* Fails because the staging directory is not empty: another process writes, or wrote, the same output. */
+static rsd_status fail_not_empty(struct local_output *output)
+{
+    if (local_exists(output->staging_fd, output->options.journal))
+        TRY(open_journal(output)); /* fails if the other process is alive */
+    return fail(RSD_EEXIST,
+                "%s was left by a run that did not finish; resume it or remove the directory",
+                output->staging);
 }
 
 /* Makes the staging directory, or takes the one that an earlier run left. */
@@ -287,42 +258,61 @@ static rsd_status make_staging(struct local_output *output)
 {
     enum output_mode mode = output->options.mode;
     struct stat found;
-    bool any = false;
-    if (mode == OUTPUT_FINISH && stat(output->staging, &found) != 0)
-        return fail_at(output->staging);
-    bool made = mkdir(output->staging, 0777) == 0;
-    if (!made && errno != EEXIST)
-        return fail_at(output->staging);
+    bool any = false, made = false;
+    if (mode != OUTPUT_JOIN)
+        made = mkdirat(output->parent_fd, local_staging_name(output), 0777) == 0;
+    if (!made && mode != OUTPUT_JOIN && errno != EEXIST)
+        return local_fail_at(output->staging);
+    output->staging_fd = local_open_real(output->parent_fd, local_staging_name(output));
+    if (output->staging_fd < 0)
+        return errno == ENOTDIR || errno == ELOOP ? local_fail_foreign(output->staging)
+                                                  : local_fail_at(output->staging);
     if (!made && mode == OUTPUT_NEW)
-        TRY(visit_directory(output->staging, note_entry, &any));
+        TRY(local_visit(output->staging_fd, local_note_entry, &any));
     if (any)
-        return fail(RSD_EEXIST,
-                    "%s was left by a run that did not finish; resume it or remove the directory",
-                    output->staging);
+        return fail_not_empty(output);
     TRY(open_journal(output));
     output->base.resumed =
         mode == OUTPUT_RESUME && fstat(output->base.journal_fd, &found) == 0 && found.st_size;
     if (made || (mode != OUTPUT_REPLACE && mode != OUTPUT_RESUME) || output->base.resumed)
         return RSD_OK;
     if (ftruncate(output->base.journal_fd, 0) != 0)
-        return fail_at(output->staging);
-    return remove_entries(output->staging, output->options.journal);
+        return local_fail_at(output->staging);
+    return local_remove_entries(output->staging_fd, output->options.journal);
+}
+
+static rsd_status open_in_place(struct local_output *output, const char *path)
+{
+    output->staging = local_join(path, "", "");
+    if (!output->staging)
+        return RSD_ENOMEM;
+    output->staging_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return output->staging_fd >= 0 ? RSD_OK : local_fail_at(path);
 }
 
 static rsd_status open_staging(struct local_output *output, const char *path)
 {
     enum output_mode mode = output->options.mode;
-    if (mode == OUTPUT_IN_PLACE) {
-        output->staging = join_path(path, "", "");
-        return output->staging ? RSD_OK : RSD_ENOMEM;
-    }
+    if (mode == OUTPUT_IN_PLACE)
+        return open_in_place(output, path);
     TRY(set_paths(output, path));
-    if (mode == OUTPUT_JOIN)
-        return open_journal(output);
-    if (mode != OUTPUT_SHARED && mode != OUTPUT_FINISH)
-        TRY(recover_output(output));
-    TRY(check_path(output));
+    TRY(open_parent(output));
+    if (mode != OUTPUT_JOIN) {
+        TRY(local_recover(output));
+        TRY(check_path(output));
+    }
     return make_staging(output);
+}
+
+/* The store has a descriptor of its own, which it closes. */
+static rsd_status open_output_store(struct local_output *output)
+{
+    int fd = openat(output->staging_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return local_fail_at(output->staging);
+    TRY(local_adopt_directory(fd, output->staging, strlen(output->staging), &output->base.store));
+    output->base.store->writable = true;
+    return RSD_OK;
 }
 
 rsd_status local_open_output(const char *path, const struct output_options *options,
@@ -333,28 +323,28 @@ rsd_status local_open_output(const char *path, const struct output_options *opti
         return RSD_ENOMEM;
     output->base = (struct store_output){.ops = &local_store, .journal_fd = -1};
     output->options = *options;
+    output->parent_fd = output->staging_fd = -1;
     rsd_status status = open_staging(output, path);
-    if (!status) {
-        status =
-            local_open_directory(output->staging, strlen(output->staging), &output->base.store);
-        if (status == RSD_ENOENT)
-            status = RSD_EIO; /* it is not an input that is missing */
-    }
+    if (!status)
+        status = open_output_store(output);
     if (status) {
         local_close_output(&output->base, true);
         return status;
     }
-    output->base.store->writable = true;
     *out = &output->base;
     return RSD_OK;
 }
 
 rsd_status local_check_output(const char *path, const struct output_options *options)
 {
-    struct local_output output = {.options = *options};
+    struct local_output output = {.options = *options, .parent_fd = -1};
     rsd_status status = set_paths(&output, path);
     if (!status)
+        status = open_parent(&output);
+    if (!status)
         status = check_path(&output);
+    if (output.parent_fd >= 0)
+        close(output.parent_fd);
     mem_free(output.base.path);
     mem_free(output.staging);
     return status;
@@ -365,11 +355,16 @@ void local_close_output(struct store_output *base, bool keep)
     struct local_output *output = (struct local_output *)(void *)base;
     store_close(base->store);
     if (!keep && base->journal_fd >= 0 && !output->moved) {
-        remove_entries(output->staging, NULL);
-        rmdir(output->staging);
+        local_remove_entries(output->staging_fd, NULL);
+        if (is_same_file(output->staging_fd, output->parent_fd, local_staging_name(output)))
+            unlinkat(output->parent_fd, local_staging_name(output), AT_REMOVEDIR);
     }
     if (base->journal_fd >= 0)
         close(base->journal_fd);
+    if (output->staging_fd >= 0)
+        close(output->staging_fd);
+    if (output->parent_fd >= 0)
+        close(output->parent_fd);
     mem_free(base->path);
     mem_free(output->staging);
     mem_free(output);
@@ -377,74 +372,86 @@ void local_close_output(struct store_output *base, bool keep)
 
 /* ---- into place ---- */
 
-static rsd_status sync_parent(const char *path)
+/* Fails unless the directory in which the output was built has this name. */
+static rsd_status check_staging_at(const struct local_output *output, const char *name)
 {
-    const char *slash = strrchr(path, '/');
-    size_t n = slash ? (size_t)(slash - path) + (slash == path) : 0;
-    char *parent = mem_new(n + 2, 1);
-    if (!parent)
-        return RSD_ENOMEM;
-    memcpy(parent, n ? path : ".", n ? n : 1);
-    int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    rsd_status status = fd >= 0 && fsync(fd) == 0 ? RSD_OK : fail_at(parent);
-    if (fd >= 0)
-        close(fd);
-    mem_free(parent);
-    return status;
+    if (is_same_file(output->staging_fd, output->parent_fd, name))
+        return RSD_OK;
+    return fail(RSD_EIO, "%.*s%s was moved or replaced by another process during the run",
+                (int)output->nparent, output->base.path, name);
 }
 
-static rsd_status remove_mark(const char *path)
+static rsd_status remove_complete_mark(const struct local_output *output)
 {
-    char *mark = join_path(path, "/", COMPLETE_NAME);
-    if (!mark)
-        return RSD_ENOMEM;
-    rsd_status status = unlink(mark) == 0 ? RSD_OK : fail_at(mark);
-    mem_free(mark);
-    return status;
+    if (unlinkat(output->staging_fd, COMPLETE_NAME, 0) == 0)
+        return RSD_OK;
+    return fail(RSD_EIO, "%s/%s: %s", output->base.path, COMPLETE_NAME, strerror(errno));
 }
 
 /* For file systems that cannot exchange two directories. For a moment nothing is at the path. */
-static rsd_status replace_in_steps(const struct local_output *output)
+static rsd_status replace_in_steps(const struct local_output *output, int old_fd)
 {
-    const char *path = output->base.path;
-    char *aside = join_path(path, "", OLD_SUFFIX);
-    if (!aside)
+    const char *name = local_output_name(output), *staging = local_staging_name(output);
+    int parent = output->parent_fd;
+    char *old = local_join(name, "", OLD_SUFFIX);
+    if (!old)
         return RSD_ENOMEM;
     rsd_status status = RSD_OK;
-    if (rename(path, aside) != 0)
-        status = fail_at(path);
-    else if (rename(output->staging, path) != 0) {
-        status = fail_at(output->staging);
-        rename(aside, path);
+    if (local_exists(parent, old))
+        status = fail(RSD_EEXIST, "%s%s was not created by reshard; move it away",
+                      output->base.path, OLD_SUFFIX);
+    else if (renameat(parent, name, parent, old) != 0)
+        status = local_fail_at(output->base.path);
+    else if (renameat(parent, staging, parent, name) != 0) {
+        status = local_fail_at(output->staging);
+        renameat(parent, old, parent, name);
     } else
-        status = retire_old(output, aside);
-    mem_free(aside);
+        status = local_retire_old(output, old_fd, output->staging_fd, old);
+    mem_free(old);
     return status;
+}
+
+static rsd_status replace_directory(struct local_output *output, int old_fd)
+{
+    const char *name = local_output_name(output), *staging = local_staging_name(output);
+    int parent = output->parent_fd;
+    output->moved = true;
+    if (renameat2(parent, staging, parent, name, RENAME_EXCHANGE) == 0) {
+        if (!is_same_file(old_fd, parent, staging))
+            return fail(RSD_EIO, "%s was replaced by another process during the run",
+                        output->base.path);
+        return local_retire_old(output, old_fd, output->staging_fd, staging);
+    }
+    if (errno != EINVAL && errno != ENOSYS)
+        return local_fail_at(output->base.path);
+    return replace_in_steps(output, old_fd);
 }
 
 static rsd_status commit_directory(struct local_output *output)
 {
-    const char *path = output->base.path, *staging = output->staging;
+    const char *path = output->base.path, *name = local_output_name(output);
+    int parent = output->parent_fd, staging = output->staging_fd;
+    TRY(check_staging_at(output, local_staging_name(output)));
     /* From here on the output is complete, and only its place is wrong. */
-    TRY(rename_in(staging, output->options.journal, COMPLETE_NAME));
-    if (rename(staging, path) == 0) { /* nothing was there, or an empty directory */
-        output->moved = true;
-        return remove_mark(path);
+    if (renameat(staging, output->options.journal, staging, COMPLETE_NAME) != 0)
+        return local_fail_at(output->staging);
+    if (renameat(parent, local_staging_name(output), parent, name) == 0) {
+        output->moved = true; /* nothing was there, or an empty directory */
+        TRY(check_staging_at(output, name));
+        return remove_complete_mark(output);
     }
     if (errno != ENOTEMPTY && errno != EEXIST)
-        return fail_at(path);
+        return local_fail_at(path);
     if (!output->options.overwrite)
         return fail(RSD_EEXIST, "%s was created by another process during the run; not replaced",
                     path);
-    output->moved = true;
-    if (renameat2(AT_FDCWD, staging, AT_FDCWD, path, RENAME_EXCHANGE) == 0) {
-        TRY(remove_mark(path));
-        return retire_old(output, staging);
-    }
-    if (errno != EINVAL && errno != ENOSYS)
-        return fail_at(path);
-    TRY(replace_in_steps(output));
-    return remove_mark(path);
+    int old_fd = local_open_real(parent, name);
+    if (old_fd < 0)
+        return local_fail_at(path);
+    rsd_status status = replace_directory(output, old_fd);
+    close(old_fd);
+    TRY(status);
+    return check_staging_at(output, name);
 }
 
 /* The only file of an output, besides the journal. */
@@ -461,33 +468,36 @@ static rsd_status find_only_file(void *context, int directory_fd, const char *na
         return RSD_OK;
     if (only->name)
         return fail(RSD_EIO, "%s: staging directory has a second file; expected one", name);
-    only->name = join_path(name, "", "");
+    only->name = local_join(name, "", "");
     return only->name ? RSD_OK : RSD_ENOMEM;
+}
+
+static rsd_status move_only_file(const struct local_output *output, const char *from)
+{
+    const char *name = local_output_name(output);
+    unsigned flags = output->options.overwrite ? 0 : RENAME_NOREPLACE;
+    int parent = output->parent_fd, staging = output->staging_fd;
+    int moved = renameat2(staging, from, parent, name, flags);
+    if (moved != 0 && errno == EINVAL && flags) { /* not every file system has the flag */
+        errno = EEXIST;
+        moved = local_exists(parent, name) ? -1 : renameat(staging, from, parent, name);
+    }
+    return moved == 0 ? RSD_OK : local_fail_at(output->base.path);
 }
 
 static rsd_status commit_file(const struct local_output *output)
 {
-    const char *path = output->base.path, *staging = output->staging;
     struct only_file only = {.journal = output->options.journal};
-    char *from = NULL;
-    rsd_status status = visit_directory(staging, find_only_file, &only);
-    if (!status && only.name) {
-        from = join_path(staging, "/", only.name);
-        status = from ? RSD_OK : RSD_ENOMEM;
-    }
-    if (!status && from) {
-        unsigned flags = output->options.overwrite ? 0 : RENAME_NOREPLACE;
-        int moved = renameat2(AT_FDCWD, from, AT_FDCWD, path, flags);
-        if (moved != 0 && errno == EINVAL && flags) /* not every file system has the flag */
-            moved = rename(from, path);
-        status = moved == 0 ? RSD_OK : fail_at(path);
-    }
+    rsd_status status = local_visit(output->staging_fd, find_only_file, &only);
+    if (!status && only.name)
+        status = move_only_file(output, only.name);
     if (!status)
-        status = remove_entries(staging, NULL); /* the journal */
-    if (!status && rmdir(staging) != 0)
-        status = fail_at(staging);
+        status = local_remove_entries(output->staging_fd, NULL); /* the journal */
+    if (!status)
+        status = check_staging_at(output, local_staging_name(output));
+    if (!status && unlinkat(output->parent_fd, local_staging_name(output), AT_REMOVEDIR) != 0)
+        status = local_fail_at(output->staging);
     mem_free(only.name);
-    mem_free(from);
     return status;
 }
 
@@ -495,5 +505,5 @@ rsd_status local_commit(struct store_output *base)
 {
     struct local_output *output = (struct local_output *)(void *)base;
     TRY(output->options.one_file ? commit_file(output) : commit_directory(output));
-    return sync_parent(base->path);
+    return fsync(output->parent_fd) == 0 ? RSD_OK : local_fail_at(base->path);
 }

@@ -184,7 +184,7 @@ static enum xml_step read_text(struct xml_reader *reader)
 }
 
 /* Reads one tag, whose < is at reader->at. */
-static enum xml_step read_tag(struct xml_reader *reader)
+static enum xml_step read_xml_tag(struct xml_reader *reader)
 {
     const char *at = reader->at + 1, *end = memchr(at, '>', (size_t)(reader->end - at));
     if (!end || *at == '!')
@@ -228,7 +228,7 @@ enum xml_step xml_read_next(struct xml_reader *reader)
     } while (skip_instruction(reader));
     if (reader->at == reader->end)
         return reader->depth == 0 ? XML_END : XML_BROKEN;
-    return read_tag(reader);
+    return read_xml_tag(reader);
 }
 
 void xml_reader_drop(struct xml_reader *reader)

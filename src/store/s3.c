@@ -151,7 +151,7 @@ static const char *name_below(const struct s3_page *page, char *key)
     return m > 0 && !strchr(key + n, '/') ? key + n : NULL;
 }
 
-static rsd_status add_entry(struct s3_page *page, bool directory)
+static rsd_status add_object(struct s3_page *page, bool directory)
 {
     const char *name = page->key ? name_below(page, page->key) : NULL;
     if (!name)
@@ -185,7 +185,7 @@ static rsd_status take_list_element(void *context, const char *name, bool entere
     if (entered)
         return RSD_OK;
     if (object || prefixes)
-        return add_entry(page, prefixes);
+        return add_object(page, prefixes);
     if (strcmp(name, "Key") == 0 || strcmp(name, "Prefix") == 0)
         return keep_text(&page->key, text);
     if (strcmp(name, "EncodingType") == 0)

@@ -284,9 +284,6 @@ static void s3_close_output(struct store_output *base, bool keep);
 static rsd_status start_output(struct s3_output *output, const char *path)
 {
     enum output_mode mode = output->options.mode;
-    if (mode == OUTPUT_SHARED || mode == OUTPUT_FINISH)
-        return fail(RSD_EUNSUPPORTED, "%s: processes without a transport cannot share a bucket",
-                    path);
     TRY(choose_run(output->uploads.run));
     TRY(set_keys(output, path));
     if (mode == OUTPUT_IN_PLACE)
@@ -485,6 +482,16 @@ static void drop_output(struct s3_output *output)
     mem_free(output);
 }
 
+/* Removes an output that is at its path: first what makes it a checkpoint. Failures leave objects behind. */
+static void remove_committed(const struct s3_output *output)
+{
+    struct store *store = &output->remote->base;
+    for (size_t i = output->nputs; i-- > 0;)
+        (void)store_remove(store, output->puts[i].name);
+    for (size_t i = 0; i < store->names.n; i++)
+        (void)s3_remove_object(output->remote, output->uploads.files[i]->key);
+}
+
 /* Keeps the error text of the failure that led here. */
 static void s3_close_output(struct store_output *base, bool keep)
 {
@@ -500,6 +507,8 @@ static void s3_close_output(struct store_output *base, bool keep)
             s3_remove_object(output->remote, output->journal_key);
     } else if (!output->committed && output->options.mode != OUTPUT_JOIN)
         (void)s3_journal_put_if_due(output, true);
+    else if (output->committed && !keep)
+        remove_committed(output);
     drop_output(output);
     if (message)
         error_set("%s", message);

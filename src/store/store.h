@@ -23,8 +23,11 @@ struct store {
     const struct store_ops *ops;
     char *path;             /* of the directory, for messages */
     struct name_list names; /* of the files, by number */
-    bool writable; /* its files are written; sizes are not checked against an earlier one */
-    bool unsynced; /* no caller waits until the bytes are on disk */
+    bool writable;     /* its files are written; sizes are not checked against an earlier one */
+    bool unsynced;     /* no caller waits until the bytes are on disk */
+    bool follow_links; /* links may lead out of the directory */
+    bool
+        links_checked; /* also that of the file which the path names; otherwise it may lead anywhere */
 };
 
 /* A file or a directory, by its name relative to the store. */
@@ -169,8 +172,6 @@ enum output_mode {
     OUTPUT_NEW,     /* EEXIST if a run left something */
     OUTPUT_RESUME,  /* goes on from what it left */
     OUTPUT_REPLACE, /* removes what it left */
-    OUTPUT_SHARED,  /* several processes do the same at once, each for its own files */
-    OUTPUT_FINISH,  /* they are done, and this one commits */
     OUTPUT_JOIN,    /* another process has opened the output, and commits it */
     OUTPUT_IN_PLACE /* writes files of the directory at the path; nothing is committed */
 };

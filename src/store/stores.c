@@ -165,6 +165,7 @@ rsd_status store_check_range(struct store *store, uint32_t file, uint64_t offset
 
 rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n)
 {
+    budget_add_input(n);
     return store->ops->read(store, file, offset, out, n);
 }
 

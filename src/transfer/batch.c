@@ -128,10 +128,27 @@ static void drop_open_transfer(struct open_transfer *open)
     mem_free(open);
 }
 
+/* Checks the records that were not read whole. Those of which other ranks read a part are added up. */
+static rsd_status check_records(const struct batch *batch, struct transfer *transfer, bool whole)
+{
+    for (size_t i = 0; i < transfer->nsources && batch->check_records; i++) {
+        struct source *source = &transfer->sources[i];
+        bool summed = source->checkable && (!whole || source->crc_nbytes == source->array.nbytes);
+        if (source->memory || source->unchecked || !source->wanted || !source->array.has_crc || summed)
+            continue;
+        rsd_status status = record_set_check(batch->records, source);
+        if (status)
+            return store_fail_in(source->checkpoint->store, source->file,
+                                 fail_in(status, "%.300s: ", source->name));
+    }
+    return RSD_OK;
+}
+
 /* Sources of which this rank reads a part are checked when all ranks have read theirs. */
 static rsd_status end_transfer(const struct batch *batch, struct open_transfer *open,
                                struct io_stats *stats)
 {
+    TRY(check_records(batch, &open->transfer, batch_job_is_whole(open->job)));
     TRY(batch_job_is_whole(open->job)
             ? transfer_check_sources(&open->transfer, stats)
             : partial_crcs_add(batch->partial_crcs, open->job, 0, &open->transfer));
@@ -355,7 +372,10 @@ rsd_status batch_run(struct batch *batch)
     struct batch_state s = {.batch = batch};
     TRY(open_queues(&s));
     pthread_mutex_init(&s.lock, NULL);
-    pool_run(batch->pool, pool_nthreads(batch->pool), run_thread, &s);
+    int32_t nthreads = pool_nthreads(batch->pool);
+    if (batch->max_threads > 0 && batch->max_threads < nthreads)
+        nthreads = batch->max_threads;
+    pool_run(batch->pool, nthreads, run_thread, &s);
     close_queues(&s);
     if (!s.status) {
         atomic_store(&s.nbytes_done, batch->nbytes_total); /* parts are rounded to tiles */

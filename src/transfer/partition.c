@@ -94,7 +94,7 @@ rsd_status partial_crcs_add(struct partial_crc_list *crcs, const struct batch_jo
     pthread_mutex_lock(&crcs->lock);
     for (size_t i = 0; i < transfer->nsources && !status; i++) {
         const struct source *source = &transfer->sources[i];
-        if (!source->wanted || (source->crc_nbytes == 0 && job->from > 0))
+        if (!source->wanted || source->checked || (source->crc_nbytes == 0 && job->from > 0))
             continue;
         status = GROW(crcs->list, crcs->capacity, crcs->n + 1);
         if (!status)

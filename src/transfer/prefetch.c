@@ -45,9 +45,10 @@ void prefetch_tiles(const struct transfer *transfer, int64_t first, int64_t end)
         struct box_tree_search search = {0};
         transfer_tile_box(transfer, tile, lo, len);
         for (int64_t i; (i = box_tree_next(&transfer->tree, &search, lo, len)) >= 0;) {
-            const int64_t *piece = transfer->coordinates + 2 * (size_t)i * (size_t)transfer->ndim;
+            size_t first_dim = (size_t)i * (size_t)transfer->ndim;
             int64_t part_lo[RSD_MAX_DIMS], part_len[RSD_MAX_DIMS];
-            box_overlap(transfer->ndim, lo, len, piece, piece + transfer->ndim, part_lo, part_len);
+            box_overlap(transfer->ndim, lo, len, transfer->piece_lo + first_dim,
+                        transfer->piece_len + first_dim, part_lo, part_len);
             source_prefetch(&transfer->sources[transfer->pieces[i].source], part_lo, part_len);
         }
     }

@@ -182,6 +182,8 @@ static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size
 
 rsd_status source_compare_crc(const struct source *source, struct io_stats *stats)
 {
+    if (source->checked)
+        return RSD_OK;
     if (!source->checkable || source->crc_nbytes != source->array.nbytes) {
         stats->nbytes_unchecked +=
             source->wanted < source->array.nbytes ? source->wanted : source->array.nbytes;

@@ -76,10 +76,11 @@ static rsd_status find_parts(struct tile *tile)
             continue;
         TRY(GROW(scratch->parts, scratch->parts_capacity, n + 1));
         struct tile_part *part = &scratch->parts[n];
-        const int64_t *lo = transfer->coordinates + (size_t)i * 2 * ndim;
+        const int64_t *lo = transfer->piece_lo + (size_t)i * ndim;
         *part = (struct tile_part){.source = transfer->pieces[i].source,
                                    .sink = transfer->pieces[i].sink};
-        box_overlap(transfer->ndim, tile->lo, tile->len, lo, lo + ndim, part->lo, part->len);
+        box_overlap(transfer->ndim, tile->lo, tile->len, lo, transfer->piece_len + (size_t)i * ndim,
+                    part->lo, part->len);
         n++;
     }
     tile->parts = scratch->parts;

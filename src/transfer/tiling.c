@@ -31,31 +31,15 @@ static rsd_status add_piece(struct transfer *transfer, const rsd_piece *piece)
 {
     size_t n = transfer->npieces, ndim = (size_t)transfer->ndim;
     TRY(GROW(transfer->pieces, transfer->pieces_capacity, n + 1));
-    TRY(GROW(transfer->coordinates, transfer->coordinates_capacity, (n + 1) * 2 * ndim));
+    TRY(GROW(transfer->piece_lo, transfer->lo_capacity, (n + 1) * ndim + 1));
+    TRY(GROW(transfer->piece_len, transfer->len_capacity, (n + 1) * ndim + 1));
     transfer->pieces[n] =
         (struct transfer_piece){(size_t)piece->from_array, (size_t)piece->to_array, false};
-    copy_i64s(transfer->coordinates + n * 2 * ndim, piece->box.lo, transfer->ndim);
-    copy_i64s(transfer->coordinates + n * 2 * ndim + ndim, piece->box.len, transfer->ndim);
+    copy_i64s(transfer->piece_lo + n * ndim, piece->box.lo, transfer->ndim);
+    copy_i64s(transfer->piece_len + n * ndim, piece->box.len, transfer->ndim);
     transfer->npieces++;
     transfer->nbytes += piece->nbytes;
     return RSD_OK;
-}
-
-/* Builds the tree of all pieces, from separate lists of their lo and len. */
-static rsd_status index_pieces(struct transfer *transfer)
-{
-    size_t n = transfer->npieces, ndim = (size_t)transfer->ndim;
-    int64_t *lo = mem_new(n * ndim, sizeof *lo), *len = mem_new(n * ndim, sizeof *len);
-    rsd_status status = lo && len ? RSD_OK : RSD_ENOMEM;
-    for (size_t i = 0; i < n && !status; i++) {
-        copy_i64s(lo + i * ndim, transfer->coordinates + i * 2 * ndim, transfer->ndim);
-        copy_i64s(len + i * ndim, transfer->coordinates + i * 2 * ndim + ndim, transfer->ndim);
-    }
-    if (!status)
-        status = box_tree_build(&transfer->tree, transfer->ndim, (int64_t)n, lo, len);
-    mem_free(lo);
-    mem_free(len);
-    return status;
 }
 
 static rsd_status list_pieces(struct transfer *transfer, const rsd_plan *plan)
@@ -188,7 +172,7 @@ static rsd_status open_sources(struct transfer *transfer, rsd_checkpoint *checkp
 static void count_wanted(struct transfer *transfer)
 {
     for (size_t i = 0; i < transfer->npieces; i++) {
-        const int64_t *len = transfer->coordinates + (2 * i + 1) * (size_t)transfer->ndim;
+        const int64_t *len = transfer->piece_len + i * (size_t)transfer->ndim;
         transfer->sources[transfer->pieces[i].source].wanted +=
             (uint64_t)box_volume(transfer->ndim, len) * transfer->element_nbytes;
     }
@@ -210,7 +194,8 @@ static rsd_status cut_tiles(struct transfer *transfer, uint64_t max_nbytes)
     transfer->max_kept = max_nbytes;
     if (transfer->cast_nbytes > transfer->element_nbytes) /* wider elements need larger buffers */
         max_nbytes /= transfer->cast_nbytes / transfer->element_nbytes;
-    TRY(index_pieces(transfer));
+    TRY(box_tree_build(&transfer->tree, transfer->ndim, (int64_t)transfer->npieces,
+                       transfer->piece_lo, transfer->piece_len));
     bound_pieces(transfer);
     choose_tiles(transfer, max_nbytes > 0 ? max_nbytes : 1);
     return RSD_OK;
@@ -281,7 +266,10 @@ rsd_status transfer_plan(struct transfer *transfer, const struct catalog *catalo
 rsd_status transfer_open_files(struct transfer *transfer, rsd_checkpoint *checkpoint,
                                uint64_t max_nbytes)
 {
+    enum { DEVICE_TILE_NBYTES = 2 << 20 }; /* its CRC is computed while it is in the cache */
     TRY(open_sources(transfer, checkpoint));
+    if (transfer->on_device && max_nbytes > DEVICE_TILE_NBYTES)
+        max_nbytes = DEVICE_TILE_NBYTES;
     return cut_tiles(transfer, max_nbytes);
 }
 
@@ -369,7 +357,8 @@ void transfer_drop(struct transfer *transfer)
     mem_free(transfer->sources);
     mem_free(transfer->sinks);
     mem_free(transfer->pieces);
-    mem_free(transfer->coordinates);
+    mem_free(transfer->piece_lo);
+    mem_free(transfer->piece_len);
     box_tree_drop(&transfer->tree);
     *transfer = (struct transfer){0};
 }

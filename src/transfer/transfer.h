@@ -31,7 +31,9 @@ struct source {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* the box */
     struct stored_array array;                   /* where its bytes are; in memory, the strides */
     bool checkable;                              /* its CRC-32 can be compared */
-    uint64_t wanted;                             /* bytes of the box that the transfer reads */
+    bool checked;    /* its record was read whole elsewhere, and its CRC-32 is right */
+    bool unchecked;  /* the caller does not want its record to be read only for its CRC-32 */
+    uint64_t wanted; /* bytes of the box that the transfer reads */
 
     pthread_mutex_t lock;         /* protects the next line */
     uint64_t crc_sum, crc_nbytes; /* of the bytes that were read so far */
@@ -67,6 +69,19 @@ rsd_status source_check(const struct source *source, struct io_stats *stats);
 
 /* Returns whether the rows of a record run in another order than those of its tensor, as in a transposed one. */
 bool source_runs_across(const struct source *source);
+
+/* ---- records.c: records that are not read whole ---- */
+
+/* The records that were checked. */
+struct record_set {
+    struct string_map map;
+    pthread_mutex_t lock;
+};
+void record_set_open(struct record_set *set);
+void record_set_close(struct record_set *set);
+
+/* Reads the whole record of a source and checks its CRC-32, unless the set has it. EFORMAT: it is wrong. */
+rsd_status record_set_check(struct record_set *set, struct source *source);
 
 /* ---- tiling.c: one tensor from its sources to its sinks ---- */
 
@@ -131,8 +146,8 @@ struct transfer {
     uint64_t max_kept;  /* records up to this may be kept whole */
 
     struct transfer_piece *pieces; /* before sources are open, they name boxes of the tensor */
-    int64_t *coordinates;          /* lo and len of each piece */
-    size_t npieces, pieces_capacity, coordinates_capacity;
+    int64_t *piece_lo, *piece_len; /* of each piece in turn */
+    size_t npieces, pieces_capacity, lo_capacity, len_capacity;
     struct box_tree tree;
     int64_t nbytes;                              /* of all pieces */
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* around all pieces */
@@ -313,6 +328,10 @@ struct batch {
     void *stream; /* of the caller, if arrays are on a CUDA device */
 
     struct partial_crc_list *partial_crcs; /* takes the sources of jobs that are not whole */
+    size_t stream_nbytes; /* memory of the streams that a thread has open besides its buffers */
+    int32_t max_threads;  /* 0: those of the pool */
+    bool check_records;   /* records that no transfer reads whole are read once more */
+    struct record_set *records; /* that were checked */
 
     struct io_stats stats; /* set by the run */
     int64_t nbytes_total;

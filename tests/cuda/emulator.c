@@ -19,12 +19,6 @@ EXPORT cu_result cuInit(unsigned flags)
     return emulator_process == getpid() ? CU_SUCCESS : CU_NOT_INITIALIZED;
 }
 
-EXPORT cu_result cuDriverGetVersion(int *version)
-{
-    *version = 13000;
-    return CU_SUCCESS;
-}
-
 EXPORT cu_result cuGetErrorName(cu_result error, const char **name)
 {
     *name = error == ILLEGAL_ADDRESS    ? "CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -46,23 +40,10 @@ EXPORT cu_result cuDeviceGet(cu_device *device, int ordinal)
     return ordinal == 0 ? CU_SUCCESS : 101;
 }
 
-EXPORT cu_result cuDeviceGetCount(int *count)
-{
-    *count = 1;
-    return CU_SUCCESS;
-}
-
 EXPORT cu_result cuDeviceGetAttribute(int *value, int attribute, cu_device device)
 {
     (void)device;
     *value = attribute == CU_DEVICE_MAJOR ? 9 : attribute == CU_DEVICE_MINOR ? 0 : 4;
-    return CU_SUCCESS;
-}
-
-EXPORT cu_result cuDeviceGetUuid_v2(struct cu_uuid *uuid, cu_device device)
-{
-    (void)device;
-    memset(uuid, 7, sizeof *uuid);
     return CU_SUCCESS;
 }
 
@@ -79,12 +60,6 @@ EXPORT cu_result cuDevicePrimaryCtxRetain(cu_context *context, cu_device device)
     static int primary;
     (void)device;
     *context = &primary;
-    return CU_SUCCESS;
-}
-
-EXPORT cu_result cuDevicePrimaryCtxRelease_v2(cu_device device)
-{
-    (void)device;
     return CU_SUCCESS;
 }
 

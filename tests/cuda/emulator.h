@@ -28,6 +28,9 @@ extern pthread_mutex_t emulator_lock;
 extern cu_result emulator_failed; /* an error after which everything fails; 0: none */
 extern pid_t emulator_process;    /* that called cuInit; 0: none yet */
 
+/* The functions are found by their names, so they have no prototypes. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+
 #define EXPORT __attribute__((visibility("default")))
 #define ENTER                                                                                      \
     pthread_mutex_lock(&emulator_lock);                                                            \

@@ -152,7 +152,7 @@ class Arrays(unittest.TestCase):
                  ([None] * 4, None, reshard.MismatchError, "array 0 of rank 0 is None"),
                  (["text"] * 4, None, TypeError, "a str is not an array"),
                  ([b"12"] * 4, None, reshard.MismatchError, "2 bytes; f32[2, 8] has 64"),
-                 ([DLPack(one, (2, 0)) for one in ROWS], None, reshard.UnsupportedError, "(2, 0)"),
+                 ([DLPack(one, (10, 0)) for one in ROWS], None, reshard.UnsupportedError, "(10, 0)"),
                  ({0: ROWS[0]}, None, reshard.MismatchError, "arrays of rank 1 are missing"),
                  ({i: ROWS[i % 4] for i in range(5)}, None, reshard.MismatchError, "rank 4"),
                  (ROWS, [fixed], reshard.InvalidError, "read-only"),

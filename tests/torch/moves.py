@@ -58,7 +58,7 @@ class Problem:
         local = torch.empty((0,) * len(self.shape), dtype=self.dtype)
         if coordinate is not None:
             local = self.local(position_of(device_mesh))
-        return dtensor(local, self.shape, device_mesh, self.placements)
+        return dtensor(local.to(device_mesh.device_type), self.shape, device_mesh, self.placements)
 
 
 def position_of(device_mesh):
@@ -81,14 +81,15 @@ def check(got, value, device_mesh, placements, what=""):
     assert got.shape == value.shape and got.dtype == value.dtype, (what, got)
     if device_mesh.get_coordinate() is not None:
         wanted = expected(value, device_mesh, placements)
-        assert same(got.to_local(), wanted), (what, got.to_local(), wanted)
+        assert got.to_local().device.type == device_mesh.device_type, (what, got.to_local().device)
+        assert same(got.to_local().cpu(), wanted), (what, got.to_local(), wanted)
         assert got.to_local().is_contiguous(), what
 
 
-def mesh_over(ranks, shape=None):
+def mesh_over(ranks, shape=None, kind="cpu"):
     """Collective. A mesh of some ranks of the world."""
     made = torch.tensor(ranks, dtype=torch.int)
-    return DeviceMesh("cpu", made if shape is None else made.reshape(shape))
+    return DeviceMesh(kind, made if shape is None else made.reshape(shape))
 
 
 P = Partial()

@@ -246,7 +246,7 @@ def several_hosts():
     """Told that ranks are on different hosts, plans copy between them once, and in more stages."""
     home = bound.home_of()
     assert home.nodes is None  # they are on one
-    home.nodes = [0, 0, 1, 1]
+    home._nodes = [0, 0, 1, 1]
     mesh = Meshes()[(2, 2)]
     for src, dst in (([S0, S1], [R, R]), ([P, S0], [R, S0]), ([S0, R], [R, S1]), ([P, P], [R, R])):
         problem = Problem((9, 6), (2, 2), src)

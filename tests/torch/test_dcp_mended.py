@@ -14,13 +14,15 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import planner_helpers
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension, ZStandard
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, SerializationFormat
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (ChunkStorageMetadata, MetadataIndex, TensorProperties,
+                                                   TensorStorageMetadata)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.checkpoint_utils import Rot13Example, get_test_extension_registry
 
 import boxed
+import reshard
 import tap
 import worlds
 from reshard.torch import LoadPlanner, Reader, SavePlanner, Writer
@@ -144,6 +146,38 @@ class DcpMended(unittest.TestCase):
             load(reader, shape, **options)
         self.assertRegex(str(raised.exception), words)
 
+    def test_metadata_that_changes_torch(self):
+        """no opcode of .metadata changes a class of torch, takes memory or time out of proportion"""
+        empty = (b"ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81}(X\x13\0\0\0state_dict_metadata}"
+                 b"X\x0c\0\0\0storage_data}ub")
+        build = b"N}(X\x05\0\0\0spoilX\x03\0\0\0yesu\x86b0"
+        doubled = b"Nq\0" + b"".join(b"0h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60)) + b"0}h\x3cNs0"
+        for what in (b"ctorch.distributed.checkpoint.metadata\nMetadataIndex\n" + build,
+                     b"ctorch.serialization\n_get_layout\n" + build, doubled,
+                     b"Nr\0\0\0\x0c0"):
+            with worlds.Folder() as folder:
+                os.mkdir(folder("x"))
+                with open(folder("x", ".metadata"), "wb") as file:
+                    file.write(b"\x80\x02" + what + empty + b".")
+                try:
+                    Reader(folder("x")).read_metadata()
+                except reshard.FormatError:
+                    pass
+                self.assertFalse(hasattr(MetadataIndex, "spoil"))
+                self.assertFalse(hasattr(torch.serialization._get_layout, "spoil"))
+
+    def test_data_files_that_are_none(self):
+        """a data file that is a FIFO or a link to somewhere else is not opened"""
+        with worlds.Folder() as folder:
+            dcp.save({"w": truth("w", (4,)), "n": 1}, storage_writer=Writer(folder("x")), no_dist=True)
+            name = [one for one in os.listdir(folder("x")) if one.endswith(".distcp")][0]
+            os.rename(folder("x", name), folder("moved"))
+            os.symlink(folder("moved"), folder("x", name))
+            self.refused("link that leads out|link leads out", Reader(folder("x")), (4,))
+            os.unlink(folder("x", name))
+            os.mkfifo(folder("x", name))
+            self.refused("not a regular file", Reader(folder("x")), (4,))
+
     def test_hostile_metadata(self):
         """torch runs what .metadata says; Reader does not"""
         for where in ("root", "inside"):
@@ -152,7 +186,7 @@ class DcpMended(unittest.TestCase):
                 if where == "root":
                     with open(folder("x", ".metadata"), "wb") as file:
                         pickle.dump(Tool(folder("made")), file)
-                    self.refused("not the metadata of a checkpoint", Reader(folder("x")), (4,))
+                    self.refused("not metadata of DCP", Reader(folder("x")), (4,))
                 else:
                     change_metadata(folder("x"), lambda found: setattr(found, "more", Tool(folder("made"))))
                     self.assertTrue(same(load(Reader(folder("x")), (4,)), truth("w", (4,))))

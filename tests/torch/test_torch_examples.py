@@ -23,6 +23,11 @@ class Examples(unittest.TestCase):
         self.says("tensor_parallel.py", "f32[7,5] @ 4 : S(0)  ->  f32[7,5] @ 2 ranks=2,3 : S(1): the same",
                   "the same gradients, with 10272 of 12352 bytes kept for backward")
 
+    def test_weight_update(self):
+        """a trainer and an engine with other ranks, names, dtypes and fused tensors"""
+        self.says("weight_update.py", "step 2: the engine has the weights of the trainer",
+                  "rank 3 has its heads of k: True")
+
 
 if __name__ == "__main__":
     tap.main()

@@ -102,7 +102,7 @@ class TorchSave(unittest.TestCase):
         """lazy conjugation, and strides by which a few bytes claim a lot, are refused by name"""
         for status, tensor in (("EUNSUPPORTED", truth("z", (3,), torch.complex64).conj()),
                                ("EUNSUPPORTED", torch._neg_view(truth("n", (3,)))),
-                               ("EFORMAT", truth("e", (1, 7)).expand(4, 7))):
+                               ("EUNSUPPORTED", truth("e", (1, 7)).expand(1 << 40, 7))):
             with worlds.Folder() as folder:
                 torch.save({"odd one": tensor}, folder("x.pt"))
                 with self.assertRaises(reshard.Error) as raised:

@@ -7,8 +7,10 @@ from .planner import LoadPlanner, SavePlanner
 from .reader import Reader
 from .sharded import reshard
 from .stashing import Stashed, input_reshard, stashed
+from .weight_names import Fuse
+from .weight_sync import WeightSync
 from .writer import Writer
 
-__all__ = ["device_mesh", "distribute_tensor", "full_tensor", "Group", "input_reshard", "layout",
+__all__ = ["device_mesh", "distribute_tensor", "full_tensor", "Fuse", "Group", "input_reshard", "layout",
            "layout_of_spec", "layout_on", "LoadPlanner", "placements", "Reader", "redistribute", "release",
-           "reshard", "SavePlanner", "sharding_spec", "Stashed", "stashed", "Writer"]
+           "reshard", "SavePlanner", "sharding_spec", "Stashed", "stashed", "WeightSync", "Writer"]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes as C
+import threading
 import weakref
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,9 @@ import torch.distributed as dist
 from .. import _c, dtypes
 from ..carry import bind
 from ..errors import Error, InvalidError, MismatchError
-from ..layout import Layout
 from ..plan import Plan
-from .group import Group, forget_groups, host_group, made_group
+from .layouts import mesh_ranks
+from .group import Group, check_initialized, forget_groups, has_host, is_made, made_group, ranks_of
 
 MAX_PLANS = 256
 MAX_NBYTES = 1 << 29  # buffers for messages, of all plans of one group
@@ -27,29 +28,32 @@ MESSAGE_NBYTES = 1 << 25  # of one plan
 
 
 class Bound:
-    """A plan that is bound to a group, and the arrays of this rank."""
+    """A plan that is bound to a group, and the arrays of this rank. A plan in which no rank sends anything needs no
+    group."""
 
-    def __init__(self, plan: Plan, transport: Group) -> None:
-        self.plan, rank = plan, transport.rank
+    def __init__(self, plan: Plan, rank: int, transport: Optional[Group]) -> None:
+        self.plan = plan
         self.src, self.dst = plan.src.arrays(rank), plan.dst.arrays(rank)
         self.dtype = dtypes.torch_dtype(dtypes.dtype(plan.src.dtype))
-        # A plan that sends nothing needs no communication.
-        self.alone = plan.totals["nbytes_moved"] == 0 and plan.reduction.nterms == 1
-        self.pieces = list(plan.pieces(rank)) if self.alone else []
-        self.exec = None if self.alone else bind(plan, transport=transport, max_nbytes=MESSAGE_NBYTES)
+        self.pieces = list(plan.pieces(rank)) if transport is None else []
+        self.exec = None if transport is None else bind(plan, transport=transport, max_nbytes=MESSAGE_NBYTES)
         nbytes = dtypes.dtype(plan.src.dtype).nbytes
         for extent in plan.src.shape:
             nbytes *= extent
-        self.nbytes = 0 if self.alone else min(MESSAGE_NBYTES, nbytes)
+        self.nbytes = 0 if transport is None else min(MESSAGE_NBYTES, nbytes)
 
-    def run(self, src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """Runs the plan. Returns the new arrays of this rank."""
-        made = [empty(one.shape, self.dtype) for one in self.dst]
-        if self.alone:
-            self._copy(self._checked(src), made)
+    def new_arrays(self, devices: "Devices") -> List[torch.Tensor]:
+        """Returns new arrays of this rank, on a device, or each on its own one."""
+        if devices is None or isinstance(devices, torch.device):
+            devices = [devices] * len(self.dst)
+        return [empty(one.shape, self.dtype, device) for one, device in zip(self.dst, devices)]
+
+    def run(self, src: Sequence[torch.Tensor], dst: List[torch.Tensor]) -> None:
+        """Runs the plan."""
+        if self.exec is None:
+            self._copy(self._checked(src), dst)
         else:
-            self._carry(src, made)
-        return made
+            self._exchange(src, dst)
 
     def _checked(self, src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         if len(src) != len(self.src):
@@ -61,7 +65,7 @@ class Bound:
                                     f"{self.dtype} {list(about.shape)} on this rank: {self.plan.src}")
         return [one.contiguous() for one in src]
 
-    def _carry(self, src: Sequence[torch.Tensor], dst: List[torch.Tensor]) -> None:
+    def _exchange(self, src: Sequence[torch.Tensor], dst: List[torch.Tensor]) -> None:
         assert self.exec is not None
         try:
             given = self._checked(src)
@@ -88,10 +92,12 @@ _MADV_HUGEPAGE = 14
 _madvise = getattr(C.CDLL(None), "madvise", None)
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns a new tensor. A large one uses huge pages if possible, since allocating small pages takes longer than
-    filling them."""
-    made = torch.empty(tuple(shape), dtype=dtype)
+def empty(shape: Sequence[int], dtype: torch.dtype, device: Optional[torch.device] = None) -> torch.Tensor:
+    """Returns a new tensor. A large one in memory of the host uses huge pages if possible, since allocating small
+    pages takes longer than filling them."""
+    made = torch.empty(tuple(shape), dtype=dtype, device=device)
+    if made.device.type != "cpu":
+        return made
     first = -(-made.data_ptr() // _HUGE) * _HUGE
     length = (made.data_ptr() + made.numel() * made.element_size() - first) // _HUGE * _HUGE
     if length > 0 and _madvise is not None:
@@ -105,47 +111,141 @@ def _part(tensor: torch.Tensor, at: Sequence[int], lengths: Sequence[int]) -> to
     return tensor
 
 
-class Home:
-    """The cache of one group."""
+class Pending:
+    """A run in a thread. Its arrays are in use until `wait` returns."""
 
-    def __init__(self, group: Any) -> None:
-        self.transport = Group(group)
-        self.ranks: Tuple[int, ...] = tuple(self.transport.ranks)
+    def __init__(self, work: Callable[[], None], stream: Any) -> None:
+        self._work, self._stream = work, stream
+        self._error: Optional[BaseException] = None
+        self._thread: Optional[threading.Thread] = threading.Thread(target=self._run, name="reshard-run", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            if self._stream is None:
+                self._work()
+            else:
+                with torch.cuda.stream(self._stream):  # the current stream is one of each thread
+                    self._work()
+        except BaseException as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Waits until the run is complete. Raises its error, once."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+class Home:
+    """The cache of one group. The group is opened when a plan sends something, or ranks compare something."""
+
+    def __init__(self, ranks: Sequence[int], open_group: Callable[[], Any], origin: Any = None) -> None:
+        self.ranks: Tuple[int, ...] = tuple(ranks)
         self.numbers: Dict[int, int] = {rank: number for number, rank in enumerate(self.ranks)}
+        self.rank = self.numbers[dist.get_rank()]
+        self.origin = None if origin is None else weakref.ref(origin)
         self.bound: "OrderedDict[Hashable, Bound]" = OrderedDict()
         self.alone: "OrderedDict[Hashable, Bound]" = OrderedDict()  # separate: failures of one rank only
         self.nbytes = 0
         self.readings: Dict[Hashable, Any] = {}  # of strided shards
-        self.nodes = self._nodes()
+        self._open_group = open_group
+        self._transport: Optional[Group] = None
+        self._nodes: Optional[List[int]] = None
+        self._pending: Optional[Pending] = None
 
-    def _nodes(self) -> Optional[List[int]]:
-        """Collective. Returns the host of each rank, or None if all are on one host."""
-        found = _c.ints([0] * self.transport.nranks, _c.Int32)
-        with self.transport.kept:
-            _c.lib.rsd_transport_nodes(C.byref(self.transport.table), found)
-        return list(found) if len(set(found)) > 1 else None
+    @property
+    def nranks(self) -> int:
+        """The number of ranks of the group."""
+        return len(self.ranks)
 
-    def plan(self, src: Layout, dst: Layout) -> Plan:
-        """Returns a plan between layouts whose ranks are those of the group."""
-        return Plan(src, dst, nodes=self.nodes)
+    @property
+    def transport(self) -> Group:
+        """Collective the first time. The group, after a run in progress is complete."""
+        self.finish()
+        if self._transport is None:
+            self._transport = Group(self._open_group())
+            found = _c.ints([0] * self.nranks, _c.Int32)
+            with self._transport.kept:
+                _c.lib.rsd_transport_nodes(C.byref(self._transport.table), found)
+            self._nodes = list(found) if len(set(found)) > 1 else None
+        return self._transport
 
-    def run(self, key: Hashable, make: Callable[[], Plan], src: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """Collective. Runs the plan that is cached under the key, or a new one that `make` returns."""
+    @property
+    def nodes(self) -> Optional[List[int]]:
+        """Collective the first time. The host of each rank, or None if all are on one host."""
+        self.transport
+        return self._nodes
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the group was destroyed, also if torch still has a reference to it."""
+        group = None if self.origin is None else self.origin()
+        if self.origin is None:
+            return False
+        return group is None or (isinstance(group, dist.ProcessGroup)
+                                 and group not in dist.distributed_c10d._world.pg_map)
+
+    def _bind(self, plan: Plan) -> Bound:
+        """Collective if ranks send something. The plan has the numbers of ranks of this group."""
+        if plan.totals["nbytes_moved"] == 0 and plan.reduction.nterms == 1:
+            return Bound(plan, self.rank, None)
+        if self.nodes is not None:
+            plan = Plan(plan.src, plan.dst, nodes=self.nodes)
+        return Bound(plan, self.rank, self.transport)
+
+    def _found(self, key: Hashable, make: Callable[[], Plan]) -> Bound:
         kept = self.alone if key in self.alone else self.bound
         found = kept.get(key)
         if found is None:
-            found = Bound(make(), self.transport)
-            kept = self.alone if found.alone else self.bound
+            found = self._bind(make())
+            kept = self.alone if found.exec is None else self.bound
             kept[key] = found
             self.nbytes += found.nbytes
             while len(kept) > MAX_PLANS or (self.nbytes > MAX_NBYTES and len(self.bound) > 1):
                 self._drop(kept if len(kept) > MAX_PLANS else self.bound)
         else:
             kept.move_to_end(key)
+        return found
+
+    def run(self, key: Hashable, make: Callable[[], Plan], src: Sequence[torch.Tensor],
+            devices: "Devices" = None) -> List[torch.Tensor]:
+        """Collective if ranks send something. Runs the plan that is cached under the key, or a new one that `make`
+        returns. The results are on a device, or each on its own one."""
+        self.finish()
+        found = self._found(key, make)
+        made = found.new_arrays(devices)
+        self._run(key, found, src, made)
+        return made
+
+    def start(self, key: Hashable, make: Callable[[], Plan], src: Sequence[torch.Tensor],
+              devices: "Devices" = None) -> Tuple[List[torch.Tensor], Optional[Pending]]:
+        """As `run`, but returns at once if ranks send something. Then the results are complete after `wait`."""
+        self.finish()
+        found = self._found(key, make)
+        made = found.new_arrays(devices)
+        if found.exec is None:
+            self._run(key, found, src, made)
+            return made, None
+        on_device = next((one.device for one in (*src, *made) if one.device.type == "cuda"), None)
+        stream = None if on_device is None else torch.cuda.current_stream(on_device)
+        self._pending = Pending(lambda: self._run(key, found, src, made), stream)
+        return made, self._pending
+
+    def finish(self) -> None:
+        """Waits for a run in progress. Its error is raised by its own `wait`."""
+        pending, self._pending = self._pending, None
+        if pending is not None and pending._thread is not None:
+            pending._thread.join()
+
+    def _run(self, key: Hashable, found: Bound, src: Sequence[torch.Tensor], made: List[torch.Tensor]) -> None:
         try:
-            return found.run(src)
+            found.run(src, made)
         except BaseException:
-            self._drop(kept, key)  # after some failures it can only be freed
+            self._drop(self.alone if found.exec is None else self.bound, key)  # some can only be freed
             raise
 
     def _drop(self, kept: "OrderedDict[Hashable, Bound]", key: Optional[Hashable] = None) -> None:
@@ -161,43 +261,60 @@ class Home:
 
     def close(self) -> None:
         """Frees everything."""
+        self.finish()
         while self.bound:
             self._drop(self.bound)
         self.alone.clear()
 
 
-_homes: Dict[int, Home] = {}  # by the id of the group
-_of_ranks: Dict[Tuple[int, ...], "weakref.ref[Any]"] = {}
+Devices = Union[torch.device, Sequence[torch.device], None]
+
+_homes: Dict[Hashable, Home] = {}  # by the id of the group, or by the ranks of a group that is made for them
+_of_ranks: Dict[Tuple[int, ...], Hashable] = {}
 _world: Optional["weakref.ref[Any]"] = None
 
 
 def _sweep() -> None:
     """Frees the caches of groups that were destroyed, also if torch still has a reference to the group."""
     global _world
+    check_initialized()
     now = dist.group.WORLD
     if _world is None or _world() is not now:
         release()
-        _world = None if now is None else weakref.ref(now)
-    known = dist.distributed_c10d._world.pg_map
-    for number, home in list(_homes.items()):
-        group = home.transport._group()
-        if group is None or (isinstance(group, dist.ProcessGroup) and group not in known):
-            _leave(number)
+        _world = weakref.ref(now)
+    for key, home in list(_homes.items()):
+        if home.is_lost:
+            _leave(key)
 
 
 def home_of(group: Optional[Any] = None) -> Home:
-    """Collective the first time. Returns the cache of a group."""
+    """Returns the cache of a group, by default that of the world."""
     _sweep()
-    group = host_group(group)
-    found = _homes.get(id(group))
-    if found is None:
-        found = _homes[id(group)] = Home(group)
-        weakref.finalize(group, _leave, id(group))
-    return found
+    return _homes[_key_of(group)]
 
 
-def _leave(number: int) -> None:
-    found = _homes.pop(number, None)
+def _key_of(group: Optional[Any]) -> Hashable:
+    group = dist.group.WORLD if group is None else group
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidError("this rank is not in the process group")
+    if not is_made(group) and not has_host(group):
+        return _key_of_ranks(tuple(sorted(dist.get_process_group_ranks(group))))
+    key = id(group)
+    if key not in _homes:
+        weak = weakref.ref(group)
+        _homes[key] = Home(ranks_of(group), weak, group)
+        weakref.finalize(group, _leave, key)
+    return key
+
+
+def _key_of_ranks(ranks: Tuple[int, ...]) -> Hashable:
+    if ranks not in _homes:
+        _homes[ranks] = Home(ranks, lambda: made_group(ranks))
+    return ranks
+
+
+def _leave(key: Hashable) -> None:
+    found = _homes.pop(key, None)
     if found is not None:
         found.close()
 
@@ -205,8 +322,8 @@ def _leave(number: int) -> None:
 def release() -> None:
     """Frees everything that is cached between calls: bound plans, and groups that were created for them. Local, but
     all ranks must call it. After a process group is destroyed, its cache is freed without this call."""
-    for number in list(_homes):
-        _leave(number)
+    for key in list(_homes):
+        _leave(key)
     _of_ranks.clear()
     forget_groups()
 
@@ -215,23 +332,19 @@ atexit.register(release)
 
 
 def home_of_ranks(ranks: Tuple[int, ...], meshes: Sequence[Any] = ()) -> Home:
-    """Collective in these ranks of the world, ascending, the first time. Returns the group of exactly these ranks:
-    that of the world, of a mesh, or a new one."""
+    """Returns the cache of the group of exactly these ranks of the world, ascending: that of the world, of a mesh, or
+    one that is made when ranks send something."""
     _sweep()
     found = _of_ranks.get(ranks)
-    group = None if found is None else found()
-    if group is None or id(group) not in _homes:
-        group = _group_of(ranks, meshes)
-        _of_ranks[ranks] = weakref.ref(group)
-    return home_of(group)
+    if found is None or found not in _homes:
+        found = _of_ranks[ranks] = _find_key(ranks, meshes)
+    return _homes[found]
 
 
-def _group_of(ranks: Tuple[int, ...], meshes: Sequence[Any]) -> Any:
-    if not dist.is_initialized():
-        raise InvalidError("no process group exists; call torch.distributed.init_process_group first")
+def _find_key(ranks: Tuple[int, ...], meshes: Sequence[Any]) -> Hashable:
     if ranks == tuple(range(dist.get_world_size())):
-        return host_group()
+        return _key_of(None)
     for mesh in meshes:
-        if mesh.ndim == 1 and tuple(sorted(mesh.mesh.tolist())) == ranks:
-            return host_group(mesh.get_group())
-    return made_group(ranks)
+        if mesh.ndim == 1 and tuple(sorted(mesh_ranks(mesh))) == ranks:
+            return _key_of(mesh.get_group())
+    return _key_of_ranks(ranks)

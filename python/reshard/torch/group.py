@@ -4,7 +4,7 @@
     exec = reshard.bind(plan, transport=reshard.torch.Group(mesh.get_group("tp")))
 
 Bytes are sent from host memory. For a group without a backend for host memory (NCCL only), a gloo group of the same
-ranks is created. Ranks of one host share memory, and use the group only to bind.
+ranks is created. Ranks of one host share memory, also that of CUDA devices, and use the group only to bind.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, Deque, Dict, List, Optional, Tuple
 import torch
 import torch.distributed as dist
 
-from ..errors import InvalidError, PeerError
+from ..errors import InvalidError, PeerError, UnsupportedError
 from ..transport import Transport, bytes_at
 
 # Tags of these messages: far from the tags of programs, and below the limit of MPI.
@@ -43,6 +43,7 @@ def made_group(ranks: Tuple[int, ...]) -> Any:
     once. It is not registered in torch.distributed: new_group requires every rank of the world, or names the
     group differently on ranks that belong to different numbers of groups."""
     if ranks not in _made:
+        _check_processes(dist.group.WORLD)
         if not _made:
             weakref.finalize(dist.group.WORLD, forget_groups, _age)
         _nmade[ranks] = _nmade.get(ranks, 0) + 1
@@ -69,14 +70,38 @@ def ranks_of(group: Any) -> List[int]:
     return list(dist.get_process_group_ranks(group))
 
 
-def host_group(group: Optional[Any] = None) -> Any:
-    """Collective the first time. Returns the group, or one of the same ranks if it has no backend for host memory."""
+def is_made(group: Any) -> bool:
+    """Returns whether made_group returned it."""
+    return any(one is group for one in _made.values())
+
+
+def check_initialized() -> None:
+    """Raises InvalidError without a process group of the world."""
     if not dist.is_available() or not dist.is_initialized():
         raise InvalidError("no process group exists; call torch.distributed.init_process_group first")
+
+
+_SIMULATED = {"fake": "sends nothing", "threaded": "has threads of one process as its ranks"}
+
+
+def _check_processes(group: Any) -> None:
+    """Raises UnsupportedError if the ranks of a group are not processes."""
+    name = dist.get_backend(group)
+    if name in _SIMULATED:
+        raise UnsupportedError(f"the backend of the process group is {name!r}, which {_SIMULATED[name]}; ranks must be "
+                               "processes, such as with gloo or nccl")
+
+
+def host_group(group: Optional[Any] = None) -> Any:
+    """Collective the first time. Returns the group, or one of the same ranks if it has no backend for host memory."""
+    check_initialized()
     group = dist.group.WORLD if group is None else group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidError("this rank is not in the process group")
-    if any(one is group for one in _made.values()) or has_host(group):
+    if is_made(group):
+        return group
+    _check_processes(group)
+    if has_host(group):
         return group
     return made_group(tuple(sorted(dist.get_process_group_ranks(group))))
 
@@ -178,7 +203,7 @@ class Group(Transport):
 
     def gather(self, own: Any, timeout: float = 0.0) -> List[bytes]:
         """Collective. As gather of every transport, but by one operation of the group, which has its own time-out."""
-        mine = _tensor(memoryview(own))
+        mine = _tensor(memoryview(bytearray(own)))
         found = [torch.empty_like(mine) for _ in range(self.nranks)]
         self.group.allgather([found], [mine]).wait()
         return [bytes(_bytes_of(one)) for one in found]

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch.distributed._shard.sharding_spec import (ChunkShardingSpec, EnumerableShardingSpec,
                                                     ShardMetadata)
+from torch.utils._python_dispatch import _disable_current_modes
 
 try:
     from torch.distributed import tensor as dt
@@ -26,6 +27,15 @@ try:
 except ImportError:
     class _StridedShard:  # type: ignore[no-redef]
         """Stands for the class in versions without strided shards."""
+
+try:
+    from torch.distributed.tensor.placement_types import _MaskPartial
+except ImportError:
+    try:
+        from torch.distributed.tensor._ops._embedding_ops import _MaskPartial  # type: ignore[no-redef]
+    except ImportError:
+        class _MaskPartial:  # type: ignore[no-redef]
+            """Stands for the class in versions that have it elsewhere."""
 
 from .. import _c
 from ..errors import InvalidError, UnsupportedError
@@ -51,7 +61,8 @@ def mesh_key(mesh: Any) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
     its process groups."""
     found = _known.get(mesh)
     if found is None:
-        found = _known[mesh] = (tuple(mesh.mesh.shape), tuple(map(int, mesh.mesh.flatten().tolist())))
+        with _disable_current_modes():  # the ranks are a tensor with data, also in FakeTensor mode
+            found = _known[mesh] = (tuple(mesh.mesh.shape), tuple(map(int, mesh.mesh.flatten().tolist())))
     return found
 
 
@@ -65,9 +76,9 @@ def mesh_of(mesh: Any, numbers: Numbers = None) -> Mesh:
     ranks = [rank if numbers is None else numbers[rank] for rank in mesh_ranks(mesh)]
     names = mesh.mesh_dim_names
     try:
-        return Mesh.of(tuple(mesh.mesh.shape), None if names is None else list(names), ranks)
+        return Mesh.of(mesh_key(mesh)[0], None if names is None else list(names), ranks)
     except InvalidError:
-        return Mesh.of(tuple(mesh.mesh.shape), None, ranks)  # a name that is invalid in the notation
+        return Mesh.of(mesh_key(mesh)[0], None, ranks)  # a name that is invalid in the notation
 
 
 def placement_of(placement: Any, ndim: int) -> Placement:
@@ -78,7 +89,7 @@ def placement_of(placement: Any, ndim: int) -> Placement:
         return Shard(_dim(placement.dim, ndim))
     if placement.is_replicate():
         return Replicate()
-    if type(placement) is dt.Partial:
+    if type(placement) in (dt.Partial, _MaskPartial):
         return Partial(_REDUCTIONS.get(placement.reduce_op, str(placement.reduce_op)))
     raise UnsupportedError(f"placement {placement} is not supported")
 
@@ -87,6 +98,11 @@ def _dim(dim: int, ndim: int) -> int:
     if not -ndim <= dim < ndim:
         raise InvalidError(f"Shard({dim}) out of range: the tensor has {ndim} dims")
     return dim % ndim
+
+
+def without_masks(found: Sequence[Any]) -> Tuple[Any, ...]:
+    """Returns placements where that of a sharded embedding is its Partial without the mask, which is a buffer."""
+    return tuple(dt.Partial(one.reduce_op) if isinstance(one, _MaskPartial) else one for one in found)
 
 
 def normalized(found: Sequence[Any], mesh: Any, ndim: int) -> Tuple[Any, ...]:
@@ -141,7 +157,7 @@ def ordered_layout_on(dtype: Any, shape: Sequence[int], mesh: Any, found: Sequen
         return None
     if any(one.is_partial() for one in found):
         return None
-    orders = axis_orders(normalized(found, mesh, len(shape)), tuple(mesh.mesh.shape), len(shape))
+    orders = axis_orders(normalized(found, mesh, len(shape)), mesh_key(mesh)[0], len(shape))
     if orders is None:
         return None
     return Layout.by_dim(dtype, tuple(shape), mesh_of(mesh, numbers), orders)

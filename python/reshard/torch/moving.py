@@ -15,14 +15,18 @@ import torch.distributed as dist
 
 from ..errors import InvalidError, MismatchError, UnsupportedError
 from ..layout import Layout
+from ..memory import is_direct
 from ..plan import Plan
 from .bound import MAX_PLANS, Home, home_of_ranks
-from .layouts import (DTensor, _StridedShard, dt, layout_on, mesh_key, mesh_ranks, normalized,
-                      ordered_layout_on, placements_of, same_places)
+from .layouts import (DTensor, _MaskPartial, _StridedShard, dt, layout_on, mesh_key, mesh_ranks, normalized,
+                      ordered_layout_on, placements_of, same_places, without_masks)
+from .operator import (OUTSIDE, Move, is_simulated, is_traced, operator, redistribute_simulated, union)
+from .pending import later
 
 
 def waited(local: torch.Tensor) -> torch.Tensor:
-    """Returns a local tensor in host memory, after pending collectives, and without lazy conjugation."""
+    """Returns a local tensor in memory of the host or of a CUDA device, after pending collectives, and without lazy
+    conjugation."""
     local = local.detach()
     if hasattr(local, "wait") and not callable(getattr(local, "local_shards", None)):
         local = local.wait()  # collectives of torch may return a tensor that is not complete yet
@@ -32,11 +36,14 @@ def waited(local: torch.Tensor) -> torch.Tensor:
     if local.is_meta or local.layout != torch.strided:
         raise UnsupportedError(f"the local tensor is on {local.device} with layout {local.layout}; only "
                                "strided tensors in memory are supported")
-    return local.resolve_conj().resolve_neg().cpu()
+    local = local.resolve_conj().resolve_neg()
+    return local if is_direct(local) else local.cpu()
 
 
-def _union(*lists: Sequence[int]) -> Tuple[int, ...]:
-    return tuple(sorted({rank for one in lists for rank in one}))
+def direct_device(device: torch.device) -> torch.device:
+    """Returns the device on which results for a device are made: itself, or the CPU if the library does not use its
+    memory."""
+    return device if device.type == "cuda" and torch.version.cuda is not None else torch.device("cpu")
 
 
 def _mesh_and_placements(mesh: Any, placements: Optional[Sequence[Any]], ndim: int) -> Tuple[Any, ...]:
@@ -83,7 +90,7 @@ def _ordered(x: Any, local: Optional[torch.Tensor], readings: Tuple[Layout, Opti
         return True  # the spec has an order of axes
     fits = 0
     for bit, one in ((_FITS_PLAIN, plain), (_FITS_ORDERED, ordered)):
-        arrays = one.arrays(home.transport.rank)
+        arrays = one.arrays(home.rank)
         if not arrays or (local is not None and tuple(local.shape) == arrays[0].shape):
             fits |= bit
     everybody = _FITS_PLAIN | _FITS_ORDERED
@@ -103,39 +110,98 @@ def _nothing(ndim: int, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
     return torch.empty((0,) * ndim, dtype=dtype, device=device)
 
 
-def _outside(x: Any) -> Any:
-    """Returns the local tensor of a rank outside of the mesh: without elements, or without dims one element whose
-    value is ignored."""
+def _outside(x: Any, needs_grad: bool = False) -> Any:
+    """Replaces the local tensor of a rank outside of the mesh by an empty one, as in torch. If it needs a gradient it
+    has the dims of the DTensor, since the backward of to_local requires them; without dims it has one element."""
     if x.device_mesh.get_coordinate() is None:
-        x._local_tensor = x._local_tensor.new_zeros((0,) * x.ndim)
+        x._local_tensor = x._local_tensor.new_zeros((0,) * x.ndim if needs_grad else OUTSIDE)
     return x
 
 
-def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, home: Home,
-           to_plain: bool) -> Tuple[torch.Tensor, bool]:
-    """Returns this rank's part of x in another layout, and whether the strided shards of x are cut left to right. With
-    `to_plain`, those of the result are."""
-    src_mesh, src_placements, shape = x.device_mesh, placements_of(x), tuple(x.shape)
-    inside = src_mesh.get_coordinate() is not None
-    local = waited(x._local_tensor).to(dtype) if inside else None
-    src, dst = None, None
-    plain = False
-    if any(isinstance(one, _StridedShard) for one in (*src_placements, *placements)):
-        readings = _readings(dtype, shape, src_mesh, src_placements, home)
-        ordered = _ordered(x, local, readings, home)
-        src, plain = readings[int(ordered)], readings[1] is not None and not ordered
-        # Torch reads strided shards that it creates itself as an order of axes.
-        left_to_right, other = _readings(dtype, shape, mesh, placements, home)
-        dst = left_to_right if to_plain else other or left_to_right
-    key = ("redistribute", mesh_key(src_mesh), src_placements, mesh_key(mesh), placements, shape, dtype, plain,
-           to_plain)
+def _terms_of(x: Any, local: torch.Tensor, placements: Sequence[Any], mesh: Any) -> torch.Tensor:
+    """Returns the local terms of a DTensor. Those of a sharded embedding are masked: rows that other ranks have count
+    as 0 when they are combined."""
+    masks = [one.mask_buffer for axis, one in enumerate(x.placements) if isinstance(one, _MaskPartial)
+             and not (mesh == x.device_mesh and placements[axis] == one)]
+    if masks:
+        local = local.clone()
+    for mask in masks:
+        mask.apply_mask(local)
+        mask.release_mask()
+    return local
 
-    def make() -> Plan:
-        return home.plan(src or layout_on(dtype, shape, src_mesh, src_placements, home.numbers),
-                         dst or layout_on(dtype, shape, mesh, placements, home.numbers))
 
-    made = home.run(key, make, [] if local is None else [local])
-    return made[0] if made else _nothing(x.ndim, dtype), plain
+class _Moving:
+    """One redistribution: where it comes from and goes to."""
+
+    def __init__(self, x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, to_plain: bool) -> None:
+        self.x, self.mesh, self.dtype, self.to_plain = x, mesh, dtype, to_plain
+        self.src_mesh, self.shape = x.device_mesh, tuple(map(int, x.shape))
+        self.src_placements, self.placements = without_masks(placements_of(x)), without_masks(placements)
+        self.ranks = union(mesh_ranks(self.src_mesh), mesh_ranks(mesh))
+        self.local = _terms_of(x, x._local_tensor, placements, mesh)
+
+    @property
+    def _is_strided(self) -> bool:
+        return any(isinstance(one, _StridedShard) for one in (*self.src_placements, *self.placements))
+
+    def run(self, async_op: bool) -> Tuple[torch.Tensor, bool]:
+        """Collective. Returns this rank's part in the other layout, and whether the strided shards of the source are
+        cut left to right. With `to_plain`, those of the result are."""
+        x, mesh, dtype, shape = self.x, self.mesh, self.dtype, self.shape
+        home = home_of_ranks(self.ranks, (self.src_mesh, mesh))
+        inside = self.src_mesh.get_coordinate() is not None
+        local = waited(self.local).to(dtype) if inside else None
+        src, dst = None, None
+        plain = False
+        if self._is_strided:
+            readings = _readings(dtype, shape, self.src_mesh, self.src_placements, home)
+            ordered = _ordered(x, local, readings, home)
+            src, plain = readings[int(ordered)], readings[1] is not None and not ordered
+            # Torch reads strided shards that it creates itself as an order of axes.
+            left_to_right, other = _readings(dtype, shape, mesh, self.placements, home)
+            dst = left_to_right if self.to_plain else other or left_to_right
+        key = ("redistribute", mesh_key(self.src_mesh), self.src_placements, mesh_key(mesh), self.placements, shape,
+               dtype, plain, self.to_plain)
+
+        def make() -> Plan:
+            return Plan(src or layout_on(dtype, shape, self.src_mesh, self.src_placements, home.numbers),
+                        dst or layout_on(dtype, shape, mesh, self.placements, home.numbers))
+
+        own = [] if local is None else [local]
+        device = direct_device(_device(mesh, x._local_tensor.device))
+        if not async_op:
+            made = home.run(key, make, own, device)
+            return made[0] if made else _nothing(x.ndim, dtype), plain
+        made, pending = home.start(key, make, own, device)
+        return later(made[0], pending) if made else _nothing(x.ndim, dtype), plain
+
+    def move(self) -> Move:
+        """Returns the move of the operator."""
+        return _move_of(self.dtype, self.shape, self.src_mesh, self.src_placements, self.mesh, self.placements)
+
+
+def _move_of(dtype: torch.dtype, shape: Sequence[int], src_mesh: Any, src_placements: Sequence[Any], mesh: Any,
+             placements: Sequence[Any]) -> Move:
+    """Returns a move. Strided shards are read as an order of axes where that is possible."""
+    ranks = union(mesh_ranks(src_mesh), mesh_ranks(mesh))
+    numbers = {rank: number for number, rank in enumerate(ranks)}
+    src, dst = (ordered_layout_on(dtype, shape, one, found, numbers) or layout_on(dtype, shape, one, found, numbers)
+                for one, found in ((src_mesh, src_placements), (mesh, placements)))
+    return Move(ranks, src, dst)
+
+
+def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, to_plain: bool,
+           async_op: bool) -> Tuple[torch.Tensor, bool]:
+    """Returns the local tensor in another layout, and whether the strided shards of x are cut left to right."""
+    moving = _Moving(x, mesh, placements, dtype, to_plain)
+    if is_simulated(x._local_tensor):
+        return redistribute_simulated(moving.local.to(dtype), moving.move()), False
+    if is_traced(x._local_tensor):
+        return operator(moving.local.to(dtype), moving.move().text()), False
+    if dist.get_rank() not in moving.ranks:
+        return _nothing(x.ndim, dtype, x._local_tensor.device), False
+    return moving.run(async_op)
 
 
 class _Redistribute(torch.autograd.Function):
@@ -144,22 +210,20 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype,
-                out_dtype: torch.dtype, backward_dtype: Optional[torch.dtype], to_plain: bool) -> Any:
+                out_dtype: torch.dtype, backward_dtype: Optional[torch.dtype], to_plain: bool, async_op: bool) -> Any:
         ctx.mesh, ctx.placements, ctx.dtype = x.device_mesh, placements_of(x), x._local_tensor.dtype
-        ctx.backward_dtype, ctx.forward_dtype, ctx.plain = backward_dtype, dtype, False
+        ctx.backward_dtype, ctx.forward_dtype, ctx.plain, ctx.async_op = backward_dtype, dtype, False, async_op
         device = x._local_tensor.device
         if mesh == x.device_mesh and placements == ctx.placements:
             local = x._local_tensor.to(dtype).to(out_dtype)
         else:
-            ranks = _union(mesh_ranks(x.device_mesh), mesh_ranks(mesh))
-            if dist.get_rank() in ranks:
-                home = home_of_ranks(ranks, (x.device_mesh, mesh))
-                local, ctx.plain = _moved(x, mesh, placements, dtype, home, to_plain)
+            local, ctx.plain = _moved(x, mesh, placements, dtype, to_plain, async_op)
+            if local.dtype != out_dtype or local.device != _device(mesh, device):
                 local = local.to(_device(mesh, device), out_dtype)
-            else:
-                local = _nothing(x.ndim, out_dtype, device)
-        return _outside(DTensor.from_local(local, mesh, placements, run_check=False, shape=x.shape,
-                                           stride=x.stride()))
+        if is_simulated(local):
+            return DTensor.from_local(local, mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
+        return _outside(DTensor.from_local(local, mesh, placements, run_check=False, shape=x.shape, stride=x.stride()),
+                        ctx.needs_input_grad[0])
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
@@ -169,8 +233,8 @@ class _Redistribute(torch.autograd.Function):
             kept = one.is_partial() and same and gradient.placements[axis] == one
             placements.append(one if kept or not one.is_partial() else dt.Replicate())
         made = _Redistribute.apply(gradient, ctx.mesh, tuple(placements), ctx.backward_dtype or ctx.dtype,
-                                   ctx.dtype, ctx.forward_dtype, ctx.plain)
-        return made, None, None, None, None, None, None
+                                   ctx.dtype, ctx.forward_dtype, ctx.plain, ctx.async_op)
+        return made, None, None, None, None, None, None, None
 
 
 def _device(mesh: Any, device: torch.device) -> torch.device:
@@ -186,10 +250,10 @@ class PartialTargetError(InvalidError, RuntimeError):
     """Raised for a target that is Partial where the input is not. Torch raises RuntimeError."""
 
 
-def _check_partial(x: Any, mesh: Any, placements: Sequence[Any]) -> None:
+def _check_partials(src_mesh: Any, src_placements: Sequence[Any], mesh: Any, placements: Sequence[Any]) -> None:
     for axis, one in enumerate(placements):
-        if one.is_partial() and (mesh != x.device_mesh or x.placements[axis] != one):
-            now = x.placements[axis] if mesh == x.device_mesh else "another mesh"
+        if one.is_partial() and (mesh != src_mesh or src_placements[axis] != one):
+            now = src_placements[axis] if mesh == src_mesh else "another mesh"
             raise PartialTargetError(f"Can not redistribute from {now} to {one}: which rank holds "
                                      "which term is not defined")
 
@@ -199,25 +263,69 @@ def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional
                  backward_dtype: Optional[torch.dtype] = None) -> Any:
     """Collective in the ranks of both meshes. Returns `x` in another layout, as `x.redistribute` with the same
     arguments, but between any two layouts and meshes. Differentiable, for any placements of the gradient. With
-    `async_op` the result is complete too.
+    `async_op` the local tensor of the result is waited for at its first use, as in torch.
+
+    Tensors in memory of CUDA devices are moved there, in the order of the current stream. Without `async_op` the
+    call returns when all data has arrived. It also works under torch.compile, and in FakeTensor and LocalTensor modes.
 
     InvalidError, which is a RuntimeError as in torch: a target that is Partial where `x` is not."""
     if not isinstance(x, DTensor):
         raise InvalidError(f"a {type(x).__name__} is not a DTensor")
     mesh = x.device_mesh if device_mesh is None else device_mesh
+    if torch.compiler.is_dynamo_compiling():
+        return _compiled(x, mesh, placements, forward_dtype)
     made = _mesh_and_placements(mesh, placements, x.ndim)
-    _check_partial(x, mesh, made)
+    _check_partials(x.device_mesh, x.placements, mesh, made)
     if mesh != x.device_mesh and torch.is_grad_enabled():
         x = _with_grad(x, mesh)
     dtype = forward_dtype or x._local_tensor.dtype
-    return _Redistribute.apply(x, mesh, made, dtype, dtype, backward_dtype, False)
+    return _Redistribute.apply(x, mesh, made, dtype, dtype, backward_dtype, False, async_op)
+
+
+# ---- torch.compile ----
+
+
+def _constant(function: Any) -> Any:
+    """Marks a function whose result torch.compile takes as a constant, as torch._dynamo.assume_constant_result, which
+    takes seconds to import."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+@_constant
+def _targets(mesh: Any, placements: Optional[Sequence[Any]], src_mesh: Any, src_placements: Sequence[Any],
+             ndim: int) -> Tuple[Any, ...]:
+    made = _mesh_and_placements(mesh, placements, ndim)
+    _check_partials(src_mesh, src_placements, mesh, made)
+    return made
+
+
+@_constant
+def _text(dtype: torch.dtype, shape: Tuple[int, ...], src_mesh: Any, src_placements: Sequence[Any], mesh: Any,
+          placements: Sequence[Any]) -> str:
+    return _move_of(dtype, shape, src_mesh, src_placements, mesh, placements).text()
+
+
+def _compiled(x: Any, mesh: Any, placements: Optional[Sequence[Any]], dtype: Optional[torch.dtype]) -> Any:
+    """The same in terms that torch.compile understands: the local tensors, and the operator between them. The gradient
+    has the dtype of the result."""
+    src_mesh, before, shape = x.device_mesh, x.placements, tuple(x.shape)
+    made = _targets(mesh, placements, src_mesh, before, x.ndim)
+    if any(isinstance(one, _MaskPartial) for one in before):
+        return x.redistribute(mesh, made, forward_dtype=dtype)  # the mask is a buffer that torch fills
+    local = x.to_local(grad_placements=[dt.Replicate() if one.is_partial() else one for one in before])
+    if dtype is not None:
+        local = local.to(dtype)
+    if mesh != src_mesh or made != tuple(before):
+        local = operator(local, _text(local.dtype, shape, src_mesh, before, mesh, made))
+    return DTensor.from_local(local, mesh, made, run_check=False, shape=x.shape, stride=x.stride())
 
 
 def _with_grad(x: Any, mesh: Any) -> Any:
     """Collective if the meshes have different ranks. A rank without a part of x takes part in backward if the
     others do."""
     before, after = mesh_ranks(x.device_mesh), mesh_ranks(mesh)
-    ranks = _union(before, after)
+    ranks = union(before, after)
     if tuple(sorted(before)) == ranks or dist.get_rank() not in ranks:
         return x
     needed = any(home_of_ranks(ranks, (x.device_mesh, mesh)).gathered(int(x.requires_grad)))
@@ -247,18 +355,19 @@ def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Option
     whole = tuple(dt.Replicate() if one.is_partial() else one for one in made)
     shape, dtype = tuple(tensor.shape), tensor.dtype
     local = _nothing(tensor.ndim, dtype, device_mesh.device_type)
-    union = _union(ranks, [origin])
-    if me in union:
-        home = home_of_ranks(union, (device_mesh,))
+    everybody = union(ranks, [origin])
+    if me in everybody:
+        home = home_of_ranks(everybody, (device_mesh,))
         key = ("distribute", origin, mesh_key(device_mesh), whole, shape, dtype)
 
         def make() -> Plan:
-            return home.plan(Layout.whole(dtype, shape, home.numbers[origin]),
+            return Plan(Layout.whole(dtype, shape, home.numbers[origin]),
                              layout_on(dtype, shape, device_mesh, whole, home.numbers))
 
-        found = home.run(key, make, [waited(tensor)] if me == origin else [])
+        device = _device(device_mesh, tensor.device)
+        found = home.run(key, make, [waited(tensor)] if me == origin else [], direct_device(device))
         if found:
-            local = _terms(found[0], made, device_mesh).to(_device(device_mesh, tensor.device))
+            local = _terms(found[0], made, device_mesh).to(device)
     x = _outside(DTensor.from_local(local, device_mesh, made, run_check=False, shape=tensor.shape,
                                     stride=_dense(tensor.shape)))
     return x.requires_grad_(tensor.requires_grad)
@@ -292,10 +401,10 @@ def full_tensor(x: Any, dst_rank: Optional[int] = None, *,
     if not 0 <= dst_rank < dist.get_world_size():
         raise InvalidError(f"dst_rank {dst_rank} out of range: the world has {dist.get_world_size()} ranks")
     mesh, me = x.device_mesh, dist.get_rank()
-    union = _union(mesh_ranks(mesh), [dst_rank])
-    if me not in union:
+    everybody = union(mesh_ranks(mesh), [dst_rank])
+    if me not in everybody:
         return None
-    home, shape, dtype = home_of_ranks(union, (mesh,)), tuple(x.shape), x._local_tensor.dtype
+    home, shape, dtype = home_of_ranks(everybody, (mesh,)), tuple(x.shape), x._local_tensor.dtype
     local = waited(x._local_tensor) if mesh.get_coordinate() is not None else None
     readings = _readings(dtype, shape, mesh, placements_of(x), home)
     ordered = _ordered(x, local, readings, home)
@@ -304,7 +413,8 @@ def full_tensor(x: Any, dst_rank: Optional[int] = None, *,
     def make() -> Plan:
         src = readings[1] if ordered else readings[0]
         assert src is not None
-        return home.plan(src, Layout.whole(dtype, shape, home.numbers[dst_rank]))
+        return Plan(src, Layout.whole(dtype, shape, home.numbers[dst_rank]))
 
-    made = home.run(key, make, [] if local is None else [local])
-    return made[0].to(x._local_tensor.device) if made else None
+    device = x._local_tensor.device
+    made = home.run(key, make, [] if local is None else [local], direct_device(device))
+    return made[0].to(device) if made else None

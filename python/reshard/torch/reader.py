@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import zipfile
 import zlib
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, BinaryIO, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
@@ -25,6 +26,7 @@ from ..carry import AnyPool, Pool
 from ..checkpoint import Checkpoint
 from ..errors import FormatError, LimitError, MismatchError, MissingFileError, UnsupportedError
 from ..layout import Layout
+from ..memory import cuda_device, is_direct
 from ..states import OPAQUE
 from . import metadata as metadata_
 from .boxes import check_filled
@@ -45,9 +47,9 @@ class _Wanted(NamedTuple):
 
 
 def _in_place(target: torch.Tensor, stored: torch.dtype) -> bool:
-    """Returns whether the library can fill a tensor: it is in host memory, and its dtype is one that the library
-    converts to as torch does."""
-    if target.device.type != "cpu" or target.layout != torch.strided or target.is_quantized:
+    """Returns whether the library can fill a tensor: it is in memory of the host or of a CUDA device, and its dtype is
+    one that the library converts to as torch does."""
+    if target.is_meta or not is_direct(target) or target.layout != torch.strided or target.is_quantized:
         return False
     if target.is_conj() or target.is_neg() or type(target) not in (torch.Tensor, torch.nn.Parameter):
         return False
@@ -93,11 +95,12 @@ class Reader(FileSystemReader):
         rank = kwargs.get("rank")
         path = os.path.join(self.path, self._metadata_name(rank))
         self._of_rank, self._opened = rank, None
-        if os.path.exists(path):
-            found = metadata_.read(path)  # type: ignore[arg-type]
+        if os.path.lexists(path):
+            self._opened = Checkpoint(self.path, metadata=self._metadata_name(rank))
+            found = metadata_.of_checkpoint(self._opened)
         else:
             found = self._metadata_of_others(path, rank)
-        if getattr(found, "storage_meta", None) is None:
+        if found.storage_meta is None:
             found.storage_meta = StorageMeta()
         found.storage_meta.load_id = self.load_id
         return found
@@ -243,6 +246,7 @@ class Reader(FileSystemReader):
         made = _c.Tensor(name=name.encode(), layout=layout.handle, arrays=_c.pointers(addresses),
                         strides=_c.ints(strides))
         made.kept = layout
+        made.devices = [cuda_device(target) for _, target, staged in members if staged is None]
         return made
 
     # -- items that the library does not read --
@@ -295,7 +299,7 @@ class Reader(FileSystemReader):
         if os.path.isabs(name) or any(part in ("", ".", "..") for part in name.split("/")):
             raise FormatError(f"{self.path}: {name!r} leads out of the directory")
         path = os.path.join(self.path, name)
-        with open(path, "rb") as file:
+        with _open_regular(path, os.fspath(self.path)) as file:
             file.seek(place.offset)
             data = file.read(place.length)
         if len(data) != place.length:
@@ -331,6 +335,21 @@ class Reader(FileSystemReader):
             planner.commit_tensor(item, target)
 
 
+def _open_regular(path: str, folder: str) -> BinaryIO:
+    """Opens a data file. A file that is not regular could block, and a link could lead anywhere: it may lead out of the
+    directory only to a blob of the same cache of downloads."""
+    real, inside = os.path.realpath(path), os.path.realpath(folder)
+    cache, snapshots, _ = inside.rpartition("/snapshots/")
+    blob = bool(snapshots) and os.path.dirname(real) == os.path.join(cache, "blobs")
+    if not blob and os.path.commonpath([real, inside]) != inside:
+        raise FormatError(f"{path}: a link that leads out of the directory")
+    fd = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FormatError(f"{path}: not a regular file")
+    return os.fdopen(fd, "rb")
+
+
 def _is_safetensors(data: bytes) -> bool:
     return data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data) - 8
 
@@ -349,6 +368,8 @@ def _check_crcs(data: bytes, where: str) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for record in archive.infolist():
+                if record.compress_type != zipfile.ZIP_STORED:
+                    raise zipfile.BadZipFile(f"record {record.filename} is compressed, which torch.save never does")
                 if record.CRC:
                     archive.read(record)
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:

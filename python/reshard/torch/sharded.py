@@ -10,9 +10,10 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec, Enumerable
 
 from ..errors import InvalidError, UnsupportedError
 from ..layout import Layout
+from ..plan import Plan
 from .bound import Home, home_of
 from .layouts import is_sharded, layout_of_shards, rank_of
-from .moving import waited
+from .moving import direct_device, waited
 
 
 class _Reshard(torch.autograd.Function):
@@ -24,13 +25,14 @@ class _Reshard(torch.autograd.Function):
                 *shards: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         ctx.home, ctx.src, ctx.dst = home, src, dst
         ctx.devices = tuple(one.device for one in shards)
-        given = [waited(one) for one in shards[:len(src.arrays(home.transport.rank))]]
-        made = home.run(("reshard", str(src), str(dst)), lambda: home.plan(src, dst), given)
+        given = [waited(one) for one in shards[:len(src.arrays(home.rank))]]
+        made = home.run(("reshard", str(src), str(dst)), lambda: Plan(src, dst), given,
+                        [direct_device(one) for one in devices])
         return tuple(one.to(device) for one, device in zip(made, devices)) or (torch.empty(0),)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        given = gradients[:len(ctx.dst.arrays(ctx.home.transport.rank))]
+        given = gradients[:len(ctx.dst.arrays(ctx.home.rank))]
         return (None, None, None, None,
                 *_Reshard.apply(ctx.home, ctx.dst, ctx.src, ctx.devices, *given)[:len(ctx.devices)])
 
@@ -83,7 +85,7 @@ def reshard(sharded_tensor: Any, spec: Any, process_group: Optional[Any] = None)
         if rank_of(one.placement) not in home.numbers:
             raise InvalidError(f"the shard at {list(one.shard_offsets)} is on {one.placement}, but rank "
                                f"{rank_of(one.placement)} is not in the process group")
-    dtype, rank = metadata.tensor_properties.dtype, home.ranks[home.transport.rank]
+    dtype, rank = metadata.tensor_properties.dtype, home.ranks[home.rank]
     src = layout_of_shards(metadata.shards_metadata, dtype, metadata.size, home.numbers)
     dst = layout_of_shards(shards, dtype, metadata.size, home.numbers)
     local, own = _in_order(st, rank), [one for one in shards if rank_of(one.placement) == rank]
@@ -115,7 +117,7 @@ def _in_order(st: Any, rank: int) -> List[torch.Tensor]:
 def _move(home: Home, src: Layout, dst: Layout, local: Sequence[torch.Tensor],
           own: Sequence[ShardMetadata]) -> List[torch.Tensor]:
     devices, given = tuple(_device(one) for one in own), list(local)
-    everybody = range(home.transport.nranks)
+    everybody = range(home.nranks)
     giving, getting = ([rank for rank in everybody if layout.arrays(rank)] for layout in (src, dst))
     if torch.is_grad_enabled() and not len(giving) == len(getting) == len(everybody):
         # A rank without shards takes part in backward if the others do.

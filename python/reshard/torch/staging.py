@@ -74,7 +74,12 @@ class Stage:
         kept: Optional[torch.Tensor] = self._kept.get(path)
         if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:
             return kept.copy_(tensor)
-        made = tensor.clone() if tensor.device.type == "cpu" else tensor.to("cpu")
+        if tensor.device.type == "cpu":
+            made = tensor.clone()
+        elif self._keep and tensor.is_cuda:  # pinning takes longer than one copy, but not than many
+            made = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
+        else:
+            made = tensor.to("cpu")
         if self._keep:
             self._kept[path] = made
         return made

@@ -21,7 +21,7 @@ from ..layout import Layout, Mesh
 from ..plan import Plan
 from .bound import Home, home_of_ranks
 from .layouts import DTensor, mesh_ranks, placements_of
-from .moving import waited
+from .moving import direct_device, waited
 
 _live: "weakref.WeakSet[_Slice]" = weakref.WeakSet()
 
@@ -52,7 +52,7 @@ class _Slice:
         self.part: Optional[torch.Tensor] = None
         self.nbytes_kept = self.nbytes
         if not whole:
-            rank, nranks = home.transport.rank, home.transport.nranks
+            rank, nranks = home.rank, home.nranks
             length, longer = divmod(self.numel, nranks)  # as B(0): the first ones have one more
             first = rank * length + min(rank, longer)
             self.part = flat[first:first + length + (rank < longer)].clone()
@@ -62,13 +62,13 @@ class _Slice:
     def gather(self) -> torch.Tensor:
         """Collective. Returns all elements."""
         assert self.part is not None
-        found = self.home.run(("stash", self.numel, self.dtype), self._plan, [waited(self.part)])
+        found = self.home.run(("stash", self.numel, self.dtype), self._plan, [waited(self.part)],
+                              direct_device(self.device))
         return found[0].to(self.device)
 
     def _plan(self) -> Plan:
-        dtype, mesh = dtypes.dtype(self.dtype), Mesh.of([self.home.transport.nranks])
-        return self.home.plan(Layout.on(dtype, (self.numel,), mesh, "B0"),
-                              Layout.on(dtype, (self.numel,), mesh, "R"))
+        dtype, mesh = dtypes.dtype(self.dtype), Mesh.of([self.home.nranks])
+        return Plan(Layout.on(dtype, (self.numel,), mesh, "B0"), Layout.on(dtype, (self.numel,), mesh, "R"))
 
 
 class _Kept:

@@ -26,15 +26,16 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from .. import _c, dtypes, local, states
+from .. import _c, dtypes, local, memory, states
 from ..carry import AnyPool, Pool
+from ..checkpoint import Checkpoint
 from ..errors import Error, InvalidError, MismatchError, UnsupportedError
+from ..memory import is_direct
 from ..saving import compress_level
-from . import metadata as metadata_
 from .staging import Stage
 from .threads import pool_of
 
-# Tensors of other devices are copied to the host before they are written, at most this number of bytes at a time.
+# Tensors that the library does not write in place are copied first, at most this number of bytes at a time.
 STAGED_NBYTES = 1 << 30
 _DATA_FILE = re.compile(r"__(\d+)_(?:(\d+)-)?\d+\.distcp$")  # a rank, and the number of a save
 _NUMBERED = re.compile(rb"__\d+_(\d{1,18})-\d+\.distcp")  # the same in a pickle
@@ -90,7 +91,11 @@ def _saved(what: Any) -> bytes:
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor as torch stores it: on the CPU, detached, with only the memory of its own elements."""
-    tensor = tensor.detach().cpu()
+    return _alone(tensor.detach().cpu())
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor with only the memory of its own elements, in the same order."""
     if tensor.layout != torch.strided or tensor.untyped_storage().size() == tensor.nbytes:
         return tensor
     return tensor.clone()
@@ -233,51 +238,44 @@ class Writer(FileSystemWriter):
             return self._write_streams(planner, name, path, self._ordered(items))
         results: List[WriteResult] = []
         offset = 0
-        batches = list(self._batched(self._ordered(items)))
-        for number, batch in enumerate(batches):
-            last = number == len(batches) - 1
-            data = [self._resolved(planner, item) for item in batch]
-            for one, (at, nbytes) in zip(data, self._write_batch(pool, path, data, offset, last)):
+        for batch, last in self._batches(planner, self._ordered(items)):
+            for one, (at, nbytes) in zip(batch, self._write_batch(pool, path, batch, offset, last)):
                 results.append(self._result(one.item, name, at, nbytes))
                 offset = at + nbytes
         return results
 
-    @staticmethod
-    def _batched(items: Sequence[WriteItem]) -> Iterator[List[WriteItem]]:
-        """Yields batches of items: all at once, unless tensors may have to be copied from another device."""
-        if not _has_other_devices():
-            yield list(items)
-            return
-        batch: List[WriteItem] = []
+    def _batches(self, planner: SavePlanner, items: Sequence[WriteItem]) -> Iterator[Tuple[List[_Data], bool]]:
+        """Yields batches of items, and whether it is the last one: all at once, unless tensors must be copied."""
+        batch: List[_Data] = []
         nbytes = 0
-        for item in items:
-            chunk = getattr(item.tensor_data, "chunk", None)
-            if chunk is not None and item.tensor_data is not None:
-                count = torch._utils._element_size(  # type: ignore[attr-defined]
-                    item.tensor_data.properties.dtype)
-                for extent in chunk.sizes:
-                    count *= extent
-                nbytes += count
-            batch.append(item)
-            if nbytes >= STAGED_NBYTES:
-                yield batch
+        for number, item in enumerate(items):
+            one, copied = self._resolved(planner, item)
+            batch.append(one)
+            nbytes += copied
+            if nbytes >= STAGED_NBYTES and number < len(items) - 1:
+                yield batch, False
                 batch, nbytes = [], 0
-        yield batch
+        yield batch, True
 
     @staticmethod
-    def _resolved(planner: SavePlanner, item: WriteItem) -> _Data:
+    def _resolved(planner: SavePlanner, item: WriteItem) -> Tuple[_Data, int]:
+        """Returns the data of an item, and the number of bytes that were copied for it."""
         found = planner.resolve_data(item)
         if item.type == WriteItemType.BYTE_IO:
             if not isinstance(found, io.BytesIO):
                 raise InvalidError(f"{item.index.fqn}: the planner returned a {type(found).__name__}, not bytes")
-            return _Data(item, None, found.getvalue())
+            return _Data(item, None, found.getvalue()), 0
         if not isinstance(found, torch.Tensor):
             raise InvalidError(f"{item.index.fqn}: the planner returned a {type(found).__name__}, not a tensor")
         _check_size(item, found)
-        tensor = found.detach().cpu()
+        tensor = found.detach()
+        if not is_direct(tensor) or not _known(tensor):
+            tensor = tensor.cpu()
         if not (_known(tensor) and tensor.is_contiguous() and tensor.numel()):
-            tensor = _on_cpu(tensor)  # else it is contiguous, and is written without a copy
-        return _Data(item, tensor, None) if _known(tensor) else _Data(item, None, _saved(tensor))
+            tensor = _alone(tensor)  # else it is contiguous, and is written without a copy
+        if not _known(tensor):
+            return _Data(item, None, _saved(tensor)), 0
+        return _Data(item, tensor, None), 0 if tensor.data_ptr() == found.data_ptr() else tensor.nbytes
 
     def _write_batch(self, pool: Pool, path: str, data: Sequence[_Data], offset: int,
                      last: bool) -> List[Tuple[int, int]]:
@@ -296,7 +294,8 @@ class Writer(FileSystemWriter):
                                data=one.tensor.data_ptr() or None)
                 made.kept = one.tensor
             structs.append(made)
-        call, places = local.Call(pool=pool), (C.c_uint64 * max(1, 2 * len(data)))()
+        stream = memory.ordered(memory.cuda_device(one.tensor) for one in data if one.tensor is not None)
+        call, places = local.Call(pool=pool, stream=stream), (C.c_uint64 * max(1, 2 * len(data)))()
         options = _c.ItemsOptions(offset=offset, compress=self._level, sync=self.sync_files and last, io=call.io)
         call(_c.lib.rsd_dcp_write_items, _c.path_bytes(path), len(data), _c.packed(_c.Item, structs),
              C.byref(options), places)
@@ -370,10 +369,10 @@ class Writer(FileSystemWriter):
         if not os.path.exists(path):
             return []
         try:
-            found = metadata_.read(path)  # type: ignore[arg-type]
+            with Checkpoint(folder, metadata=name) as found:
+                return [one for one in found.files if one != name]
         except (Error, OSError):
             return []
-        return [str(place.relative_path) for place in found.storage_data.values()]
 
     @staticmethod
     def _remove_old(folder: str, name: str, before: Sequence[str], metadata: Metadata) -> None:

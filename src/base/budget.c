@@ -1,0 +1,80 @@
+/* budget.c - how much work a file may cause: in proportion to the bytes that are read of it.
+ *
+ * A short file can describe a lot of work: one list that many entries refer to, one name that is looked up a
+ * million times. So each call that reads a checkpoint starts a budget for its thread. Every byte that is read
+ * adds to it. Everything that walks, copies or prints data takes from it, also for results that are thrown
+ * away. Functions stop when it is used up, in whatever state, and the end of the budget makes that an error.
+ */
+#include "base.h"
+
+enum { STEPS_PER_BYTE = 40, MEMORY_PER_BYTE = 24, START_MEMORY = 16 << 20 };
+
+static _Thread_local struct budget *current __attribute__((tls_model("initial-exec")));
+
+static int64_t add_clamped(int64_t sum, uint64_t nbytes, int64_t factor)
+{
+    int64_t more = nbytes > (uint64_t)(INT64_MAX / factor) ? INT64_MAX : (int64_t)nbytes * factor;
+    return add_i64(sum, more, &sum) ? sum : INT64_MAX;
+}
+
+void budget_begin(struct budget *budget, int64_t spare_steps)
+{
+    *budget = (struct budget){
+        .steps = spare_steps, .spare = spare_steps, .memory = START_MEMORY, .outer = current};
+    current = budget;
+}
+
+void budget_add_input(uint64_t nbytes)
+{
+    struct budget *budget = current;
+    if (!budget)
+        return;
+    budget->steps = add_clamped(budget->steps, nbytes, STEPS_PER_BYTE);
+    budget->memory = add_clamped(budget->memory, nbytes, MEMORY_PER_BYTE);
+}
+
+bool budget_take(uint64_t nsteps)
+{
+    struct budget *budget = current;
+    if (!budget)
+        return true;
+    if (budget->exceeded || nsteps > (uint64_t)budget->steps) {
+        budget->exceeded = true;
+        return false;
+    }
+    budget->steps -= (int64_t)nsteps;
+    return true;
+}
+
+bool budget_take_memory(uint64_t nbytes)
+{
+    struct budget *budget = current;
+    if (!budget)
+        return true;
+    if (budget->exceeded || nbytes > (uint64_t)budget->memory) {
+        budget->exceeded = true;
+        return false;
+    }
+    budget->memory -= (int64_t)nbytes;
+    return true;
+}
+
+rsd_status budget_fail(void)
+{
+    if (current)
+        current->reported = true;
+    return fail(RSD_EFORMAT,
+                "reading takes more work than %d steps and %d bytes of memory for each byte read",
+                (int)STEPS_PER_BYTE, (int)MEMORY_PER_BYTE);
+}
+
+rsd_status budget_end(struct budget *budget, rsd_status status, int64_t *spare_steps)
+{
+    current = budget->outer;
+    if (spare_steps)
+        *spare_steps = min_i64(budget->spare, budget->exceeded ? 0 : budget->steps);
+    bool fatal = status == RSD_ENOMEM || status == RSD_EIO || status == RSD_ENOENT;
+    if (!budget->exceeded || fatal || (budget->reported && status == RSD_EFORMAT))
+        return status; /* an error that was reported names the file */
+    return budget_fail();
+}

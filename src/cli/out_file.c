@@ -1,0 +1,87 @@
+/* out_file.c - a file that the command writes: under another name first, and renamed when it is complete.
+ *
+ * Links are never followed: the directory is opened once, and both names are relative to it. What is at the
+ * other name is removed only if it is a regular file with one name, as a killed run leaves it.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool is_regular_own(const struct stat *found)
+{
+    return S_ISREG(found->st_mode) && found->st_nlink == 1;
+}
+
+/* Creates the file under its other name. Returns -1 and sets errno on failure. */
+static int create_staged(const struct out_file *file)
+{
+    struct stat found;
+    if (fstatat(file->directory_fd, file->staged, &found, AT_SYMLINK_NOFOLLOW) == 0) {
+        if (!is_regular_own(&found)) {
+            errno = EEXIST;
+            return -1;
+        }
+        if (unlinkat(file->directory_fd, file->staged, 0) != 0)
+            return -1;
+    }
+    return openat(file->directory_fd, file->staged,
+                  O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+}
+
+bool out_file_open(struct out_file *file, const char *path, bool replace)
+{
+    const char *slash = strrchr(path, '/');
+    struct stat found;
+    *file = (struct out_file){.directory_fd = -1, .replace = replace};
+    file->name = cli_new_text("%s", slash ? slash + 1 : path);
+    file->staged = cli_new_text("%s.reshard-part", file->name);
+    char *directory = cli_new_text("%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    file->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    free(directory);
+    if (file->directory_fd < 0)
+        return false;
+    if (fstatat(file->directory_fd, file->name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
+        (!replace || S_ISDIR(found.st_mode))) {
+        errno = replace ? EISDIR : EEXIST;
+        return false;
+    }
+    int fd = create_staged(file);
+    file->stream = fd < 0 ? NULL : fdopen(fd, "wb");
+    if (fd >= 0 && !file->stream)
+        close(fd);
+    return file->stream != NULL;
+}
+
+bool out_file_close(struct out_file *file, bool complete)
+{
+    bool opened = file->stream != NULL;
+    if (opened) {
+        bool fine = !ferror(file->stream);
+        int error = errno;
+        complete = fclose(file->stream) == 0 && fine && complete;
+        if (!fine)
+            errno = error;
+    }
+    if (opened && complete) {
+        unsigned flags = file->replace ? 0 : RENAME_NOREPLACE;
+        int moved =
+            renameat2(file->directory_fd, file->staged, file->directory_fd, file->name, flags);
+        if (moved != 0 && errno == EINVAL && flags) /* not every file system has the flag */
+            moved = renameat(file->directory_fd, file->staged, file->directory_fd, file->name);
+        complete = moved == 0;
+    }
+    int error = errno;
+    if (opened && !complete)
+        unlinkat(file->directory_fd, file->staged, 0);
+    if (file->directory_fd >= 0)
+        close(file->directory_fd);
+    free(file->name);
+    free(file->staged);
+    errno = error;
+    return opened && complete;
+}

@@ -1,0 +1,89 @@
+/* dcp_nodes.c - parts of the pickle of DCP metadata, each checked before it is used. */
+#include "dcp_nodes.h"
+
+#include "torch_item.h"
+
+rsd_status metadata_check(bool holds, const char *what)
+{
+    return holds ? RSD_OK : fail(RSD_EFORMAT, "%s", what);
+}
+
+/* Returns the state of an instance of a known class; PICKLE_ABSENT for any other value. */
+pickle_node metadata_state(const struct pickle_tree *tree, pickle_node c, enum known known)
+{
+    if (pickle_kind(tree, c) != NODE_OBJECT ||
+        pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) != known)
+        return PICKLE_ABSENT;
+    return pickle_part(tree, c, NODE_STATE);
+}
+
+bool metadata_take_sizes(const struct pickle_tree *tree, pickle_node tuple, int32_t ndim,
+                         int64_t *out)
+{
+    if (pickle_kind(tree, tuple) != NODE_TUPLE || pickle_count(tree, tuple) != (uint32_t)ndim)
+        return false;
+    for (int32_t d = 0; d < ndim; d++)
+        if (!pickle_as_i64(tree, pickle_item(tree, tuple, (uint32_t)d), &out[d]) || out[d] < 0 ||
+            out[d] > MAX_EXTENT)
+            return false;
+    return true;
+}
+
+/* Takes the dtype from (dtype, layout, requires_grad, memory format, pinned [, strides]). */
+rsd_status metadata_take_dtype(const struct pickle_tree *tree, pickle_node properties,
+                               rsd_dtype *dtype)
+{
+    pickle_node state = metadata_state(tree, properties, KNOWN_TENSOR_PROPERTIES);
+    char text[GLOBAL_TEXT_NCHARS];
+    TRY(metadata_check(pickle_kind(tree, state) == NODE_TUPLE && pickle_count(tree, state) >= 5,
+                       "properties of the tensor are invalid"));
+    pickle_node name = pickle_item(tree, state, 0);
+    *dtype = (rsd_dtype)0;
+    if (pickle_known(tree, name) == KNOWN_TORCH_NAME)
+        *dtype = dtype_from_torch(pickle_text(tree, pickle_part(tree, name, NODE_ARGS)));
+    return *dtype ? RSD_OK
+                  : fail(RSD_EUNSUPPORTED, "dtype %s is not supported",
+                         pickle_global_text(tree, name, text));
+}
+
+/* Takes a list with "stream.zstd/1" for each compression; an item with another name cannot be read. `names`
+ * becomes the list as JSON. */
+rsd_status metadata_take_transforms(const struct pickle_tree *tree, pickle_node list,
+                                    struct extent *extent, struct slice *unknown,
+                                    struct text *names)
+{
+    struct pickle_walk walk = pickle_walk(tree, list);
+    pickle_node item;
+    while (pickle_walk_next(&walk, &item)) {
+        struct slice name = pickle_text(tree, item);
+        TRY(metadata_check(pickle_kind(tree, item) == NODE_STRING,
+                           "name of a transform is not a string"));
+        if (!budget_take_text(name.nbytes) || !budget_take_memory(name.nbytes))
+            return budget_fail();
+        text_add(names, names->length ? ", " : "[");
+        json_add_string(names, name.bytes, name.nbytes);
+        bool known = slice_is(name, "stream.zstd/1") || slice_is(name, "stream.zstd");
+        if (!known && !unknown->bytes)
+            *unknown = name;
+        if (known)
+            TRY(metadata_check(extent->nzstd++ < 8, "item was compressed more than 8 times"));
+    }
+    text_add(names, names->length ? "]" : "[]");
+    return names->failed ? fail(RSD_ENOMEM, "no memory for the names of transforms") : RSD_OK;
+}
+
+/* Fails, and names the global that the pickle would have called. */
+rsd_status metadata_fail_without(const struct pickle_tree *tree, pickle_node root)
+{
+    enum pickle_kind kind = pickle_kind(tree, root);
+    pickle_node what =
+        kind == NODE_CALL || kind == NODE_OBJECT ? pickle_part(tree, root, NODE_WHAT) : root;
+    if (pickle_kind(tree, what) != NODE_GLOBAL)
+        return metadata_check(false,
+                              "state_dict_metadata is missing; the pickle is not metadata of DCP");
+    struct slice module = pickle_text(tree, pickle_part(tree, what, NODE_WHAT));
+    struct slice name = pickle_text(tree, pickle_part(tree, what, NODE_ARGS));
+    return fail(RSD_EFORMAT, "pickle is not metadata of DCP: it calls %.*s.%.*s, which is refused",
+                (int)(module.nbytes < 100 ? module.nbytes : 100), module.bytes,
+                (int)(name.nbytes < 100 ? name.nbytes : 100), name.bytes);
+}

@@ -1,0 +1,599 @@
+/* dtensor_spec.c - finds out which boxes of a tensor one rank's file has.
+ *
+ *     DTensor        _local_tensor, and _spec: a device mesh and one placement per mesh axis
+ *     ShardedTensor  a list of shards, each with its offsets and sizes
+ *     Tensor         all of it
+ *
+ * A device mesh is pickled in three ways. Up to torch 2.8 it has its ranks as a tensor of its shape. Later it
+ * has a list of ranks and a layout, whose axes are shapes and strides in that list. The coordinates that the
+ * file claims for its rank must be those that the mesh has for it. The local tensor must have the shape that
+ * mesh, placements and coordinates demand.
+ */
+#include "dtensor.h"
+
+#include <string.h>
+
+enum { MAX_MESH_RANKS = 1 << 17, MAX_SPANS = 1 << 20, MAX_AXIS_PARTS = 16 };
+
+static const char DISTRIBUTED[] = "torch.distributed.";
+
+/* ---- parts of the pickle ---- */
+
+/* A tensor without a storage of its own: the parts of the call that makes it. */
+struct wrapper_parts {
+    pickle_node type, args, state;
+};
+
+/* Finds them inside of Parameters, if there are any. */
+static bool find_wrapper(const struct pickle_tree *tree, pickle_node c, struct wrapper_parts *out)
+{
+    for (int depth = 0; depth < 4 && pickle_kind(tree, c) == NODE_CALL; depth++) {
+        enum known known = pickle_known(tree, pickle_part(tree, c, NODE_WHAT));
+        pickle_node args = pickle_part(tree, c, NODE_ARGS);
+        uint32_t n = pickle_count(tree, args);
+        if (known == KNOWN_REBUILD_FROM_TYPE && n >= 4) {
+            *out = (struct wrapper_parts){pickle_item(tree, args, 1), pickle_item(tree, args, 2),
+                                          pickle_item(tree, args, 3)};
+            return pickle_known(tree, pickle_item(tree, args, 0)) == KNOWN_REBUILD_WRAPPER &&
+                   pickle_kind(tree, out->args) == NODE_TUPLE;
+        }
+        if (known != KNOWN_REBUILD_PARAMETER || n < 1)
+            return false;
+        c = pickle_item(tree, args, 0);
+    }
+    return false;
+}
+
+/* Finds an attribute in a state: a dict, or a pair of dicts. */
+static pickle_node find_in_state(const struct pickle_tree *tree, pickle_node state,
+                                 const char *name)
+{
+    pickle_node found = PICKLE_ABSENT;
+    if (pickle_kind(tree, state) != NODE_TUPLE)
+        return pickle_find(tree, state, name);
+    for (uint32_t i = 0; i < pickle_count(tree, state) && found == PICKLE_ABSENT; i++)
+        found = pickle_find(tree, pickle_item(tree, state, i), name);
+    return found;
+}
+
+/* Takes the numbers of a list or tuple, each from 0 to MAX_EXTENT. Returns their number, or -1. */
+static int32_t take_numbers(const struct pickle_tree *tree, pickle_node c, int32_t most,
+                            int64_t *out)
+{
+    bool tuple = pickle_kind(tree, c) == NODE_TUPLE;
+    struct pickle_walk walk = pickle_walk(tree, c);
+    pickle_node item;
+    int32_t n = 0;
+    if (!tuple && pickle_kind(tree, c) != NODE_LIST)
+        return -1;
+    while (tuple ? (uint32_t)n < pickle_count(tree, c) : pickle_walk_next(&walk, &item)) {
+        pickle_node one = tuple ? pickle_item(tree, c, (uint32_t)n) : item;
+        if (n == most || !pickle_as_i64(tree, one, &out[n]) || out[n] < 0 || out[n] > MAX_EXTENT)
+            return -1;
+        n++;
+    }
+    return n;
+}
+
+/* Takes the dtype and the shape of the whole tensor from the arguments of the wrapper. */
+static rsd_status take_wrapped_type(const struct pickle_tree *tree, pickle_node args,
+                                    struct rank_tensor *out)
+{
+    char text[GLOBAL_TEXT_NCHARS];
+    if (pickle_count(tree, args) < 3)
+        return fail(RSD_EFORMAT, "distributed tensor has too few arguments");
+    pickle_node dtype = pickle_item(tree, args, 1), shape = pickle_item(tree, args, 2);
+    if (pickle_known(tree, dtype) == KNOWN_TORCH_NAME)
+        out->dtype = dtype_from_torch(pickle_text(tree, pickle_part(tree, dtype, NODE_ARGS)));
+    if (!out->dtype)
+        return fail(RSD_EUNSUPPORTED, "dtype %s is not supported",
+                    pickle_global_text(tree, dtype, text));
+    if (pickle_kind(tree, shape) == NODE_TUPLE && pickle_count(tree, shape) > RSD_MAX_DIMS)
+        return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d",
+                    pickle_count(tree, shape), (int)RSD_MAX_DIMS);
+    out->ndim = take_numbers(tree, shape, RSD_MAX_DIMS, out->shape);
+    return out->ndim < 0 ? fail(RSD_EFORMAT, "shape of the distributed tensor is invalid") : RSD_OK;
+}
+
+static rsd_status add_rank_box(struct rank_tensor *tensor, size_t *capacity, const int64_t *lo,
+                               const int64_t *len, const struct stored_array *array)
+{
+    if (box_is_empty(tensor->ndim, len))
+        return RSD_OK;
+    TRY(GROW(tensor->boxes, *capacity, tensor->nboxes + 1));
+    struct rank_box *box = &tensor->boxes[tensor->nboxes++];
+    *box = (struct rank_box){.array = *array};
+    copy_i64s(box->lo, lo, tensor->ndim);
+    copy_i64s(box->len, len, tensor->ndim);
+    return RSD_OK;
+}
+
+static bool same_shape(int32_t ndim, const int64_t *a, int32_t mdim, const int64_t *b)
+{
+    return ndim == mdim && memcmp(a, b, (size_t)ndim * sizeof *a) == 0;
+}
+
+/* ---- meshes ---- */
+
+/* One axis of a mesh as shapes and strides in the list of ranks; an axis that was flattened has several. */
+struct mesh_axis {
+    int32_t n;
+    int64_t shape[MAX_AXIS_PARTS], stride[MAX_AXIS_PARTS];
+};
+
+/* Takes a number, or a tuple of numbers. */
+static int32_t take_axis_numbers(const struct pickle_tree *tree, pickle_node c, int64_t *out)
+{
+    if (pickle_as_i64(tree, c, out))
+        return *out >= 0 && *out <= MAX_EXTENT ? 1 : -1;
+    return take_numbers(tree, c, MAX_AXIS_PARTS, out);
+}
+
+static bool take_axis(const struct pickle_tree *tree, pickle_node shape, pickle_node stride,
+                      struct mesh_axis *out)
+{
+    out->n = take_axis_numbers(tree, shape, out->shape);
+    return out->n >= 0 && take_axis_numbers(tree, stride, out->stride) == out->n;
+}
+
+static pickle_node item_or_self(const struct pickle_tree *tree, pickle_node c, uint32_t i)
+{
+    bool tuple = pickle_kind(tree, c) == NODE_TUPLE;
+    if (!tuple)
+        return i == 0 ? c : PICKLE_NONE;
+    return i < pickle_count(tree, c) ? pickle_item(tree, c, i) : PICKLE_NONE;
+}
+
+/* Takes the axes of a layout: axes with shape and stride each, or a shape and a stride of all. */
+static int32_t take_layout_axes(const struct pickle_tree *tree, pickle_node layout,
+                                struct mesh_axis axes[RSD_MAX_AXES])
+{
+    pickle_node list = pickle_attribute(tree, layout, "axes"),
+                shape = pickle_attribute(tree, layout, "shape"),
+                stride = pickle_attribute(tree, layout, "stride");
+    bool split = pickle_kind(tree, list) == NODE_TUPLE;
+    uint32_t n = split ? pickle_count(tree, list) : pickle_count(tree, shape);
+    if (!split && pickle_kind(tree, shape) != NODE_TUPLE)
+        n = 1;
+    if (n > RSD_MAX_AXES)
+        return -1;
+    for (uint32_t i = 0; i < n; i++) {
+        pickle_node one = split ? pickle_item(tree, list, i) : PICKLE_NONE;
+        if (!take_axis(
+                tree, split ? pickle_attribute(tree, one, "shape") : item_or_self(tree, shape, i),
+                split ? pickle_attribute(tree, one, "stride") : item_or_self(tree, stride, i),
+                &axes[i]))
+            return -1;
+    }
+    return (int32_t)n;
+}
+
+static rsd_status fail_mesh(const char *what)
+{
+    return fail(RSD_EFORMAT, "device mesh %s", what);
+}
+
+/* Looks for a rank in the bytes of a record: *index is its place in row-major order of the view. */
+static bool search_rank(const struct torch_view *view, const struct stored_array *array,
+                        const unsigned char *record, int64_t n, int64_t rank, int64_t *index)
+{
+    size_t width = rsd_dtype_nbytes(view->dtype);
+    int64_t at[RSD_MAX_DIMS] = {0};
+    for (*index = 0; *index < n; ++*index) {
+        const unsigned char *bytes = record + array->base;
+        uint64_t value = 0;
+        for (int32_t d = 0; d < view->ndim; d++)
+            bytes += at[d] * array->strides[d];
+        for (size_t k = 0; k < width; k++)
+            value |= (uint64_t)bytes[k] << 8 * k;
+        if (value == (uint64_t)rank)
+            return true;
+        for (int32_t d = view->ndim - 1; d >= 0 && ++at[d] == view->shape[d]; d--)
+            at[d] = 0;
+    }
+    return false;
+}
+
+/* Finds a rank among the ranks of a mesh. */
+static rsd_status find_mesh_rank(struct torch_file *file, pickle_node tensor, int64_t rank,
+                                 struct torch_view *view, int64_t *index, bool *found)
+{
+    struct stored_array array;
+    int64_t n = 1;
+    TRY(torch_file_find_tensor(file, tensor, view, &array));
+    if ((view->dtype != RSD_I32 && view->dtype != RSD_I64) || file->big_endian)
+        return fail_mesh("has ranks that are not int32 or int64, little-endian");
+    for (int32_t d = 0; d < view->ndim; d++)
+        if (!mul_i64(n, view->shape[d], &n) || n > MAX_MESH_RANKS ||
+            array.nbytes > MAX_MESH_RANKS * sizeof(int64_t))
+            return fail_mesh("has too many ranks");
+    unsigned char *record = mem_new((size_t)array.nbytes + 1, 1);
+    if (!record)
+        return RSD_ENOMEM;
+    rsd_status status =
+        store_read(file->range.store, file->range.file, array.offset, record, (size_t)array.nbytes);
+    if (!status)
+        *found = search_rank(view, &array, record, n, rank, index);
+    mem_free(record);
+    return status;
+}
+
+/* Up to torch 2.8: a tensor of ranks has the shape of the mesh. */
+static rsd_status read_rank_tensor(struct torch_file *file, pickle_node tensor, int64_t rank,
+                                   struct rank_mesh *out)
+{
+    struct torch_view view;
+    int64_t index = 0;
+    TRY(find_mesh_rank(file, tensor, rank, &view, &index, &out->member));
+    if (view.ndim > RSD_MAX_AXES)
+        return fail_mesh("has too many axes");
+    out->naxes = view.ndim;
+    for (int32_t a = view.ndim - 1; a >= 0; a--) {
+        out->counts[a] = view.shape[a];
+        out->coordinates[a] = view.shape[a] ? index % view.shape[a] : 0;
+        index = view.shape[a] ? index / view.shape[a] : 0;
+    }
+    return RSD_OK;
+}
+
+/* Later: a layout has shapes and strides in a list of ranks. */
+static rsd_status read_mesh_layout(struct torch_file *file, pickle_node layout, pickle_node ranks,
+                                   int64_t rank, struct rank_mesh *out)
+{
+    struct mesh_axis axes[RSD_MAX_AXES] = {{0}};
+    struct torch_view view;
+    int64_t index = 0;
+    out->naxes = take_layout_axes(&file->tree, layout, axes);
+    if (out->naxes < 0)
+        return fail_mesh("has an invalid layout");
+    if (!torch_view_is_tensor(&file->tree, ranks))
+        return fail_mesh("has no ranks");
+    TRY(find_mesh_rank(file, ranks, rank, &view, &index, &out->member));
+    for (int32_t a = 0; a < out->naxes; a++) {
+        out->counts[a] = 1;
+        out->coordinates[a] = 0;
+        for (int32_t i = 0; i < axes[a].n; i++) {
+            int64_t count = axes[a].shape[i], stride = axes[a].stride[i];
+            if (count < 1 || stride < 1 || !mul_i64(out->counts[a], count, &out->counts[a]) ||
+                out->counts[a] > MAX_MESH_RANKS)
+                return fail_mesh("has an invalid layout");
+            out->coordinates[a] = out->coordinates[a] * count + index / stride % count;
+        }
+    }
+    return RSD_OK;
+}
+
+/* Compares the coordinates that the file claims with those of the mesh. None: the rank is not in it. */
+static rsd_status check_coordinates(const struct pickle_tree *tree, pickle_node mesh, int64_t rank,
+                                    struct rank_mesh *out)
+{
+    pickle_node claimed = pickle_attribute(tree, mesh, "_coordinate_on_dim");
+    int64_t coordinates[RSD_MAX_AXES];
+    if (claimed == PICKLE_ABSENT)
+        return RSD_OK;
+    if (claimed == PICKLE_NONE) {
+        out->member = false;
+        return RSD_OK;
+    }
+    int32_t n = take_numbers(tree, claimed, RSD_MAX_AXES, coordinates);
+    if (n != out->naxes || !out->member ||
+        memcmp(coordinates, out->coordinates, (size_t)n * sizeof *coordinates) != 0)
+        return fail(RSD_EMISMATCH,
+                    "coordinates in the device mesh are not those of rank %lld; the file belongs "
+                    "to another rank",
+                    (long long)rank);
+    return RSD_OK;
+}
+
+/* Finds a mesh among those that were read, or reads it. */
+static rsd_status read_mesh(struct torch_file *file, pickle_node mesh, int64_t rank,
+                            struct mesh_cache *cache, const struct rank_mesh **found)
+{
+    const struct pickle_tree *tree = &file->tree;
+    struct rank_mesh out = {.node = mesh, .known = true};
+    for (size_t i = 0; i < MESH_CACHE_N; i++) {
+        *found = &cache->meshes[i];
+        if (cache->meshes[i].known && cache->meshes[i].node == mesh)
+            return RSD_OK;
+    }
+    pickle_node ranks = pickle_attribute(tree, mesh, "mesh"),
+                layout = pickle_attribute(tree, mesh, "_layout");
+    if (layout != PICKLE_ABSENT)
+        TRY(read_mesh_layout(file, layout, pickle_attribute(tree, mesh, "_rank_map"), rank, &out));
+    else if (torch_view_is_tensor(tree, ranks))
+        TRY(read_rank_tensor(file, ranks, rank, &out));
+    else
+        return fail_mesh("has neither ranks nor a layout");
+    TRY(check_coordinates(tree, mesh, rank, &out));
+    *found = &cache->meshes[cache->next];
+    cache->meshes[cache->next] = out;
+    cache->next = (cache->next + 1) % MESH_CACHE_N;
+    return RSD_OK;
+}
+
+/* ---- placements ---- */
+
+static rsd_status take_placement(const struct pickle_tree *tree, pickle_node c, int32_t ndim,
+                                 rsd_placement *out)
+{
+    char text[GLOBAL_TEXT_NCHARS];
+    int64_t dim = 0, factor = 1;
+    *out = (rsd_placement){.kind = RSD_REPLICATE};
+    if (pickle_is_instance(tree, c, DISTRIBUTED, "Replicate"))
+        return RSD_OK;
+    bool shard = pickle_is_instance(tree, c, DISTRIBUTED, "Shard"),
+         strided = pickle_is_instance(tree, c, DISTRIBUTED, "_StridedShard");
+    if (!shard && !strided) {
+        enum pickle_kind kind = pickle_kind(tree, c);
+        bool object = kind == NODE_CALL || kind == NODE_OBJECT;
+        return fail(RSD_EUNSUPPORTED, "placement %s is not supported",
+                    pickle_global_text(tree, object ? pickle_part(tree, c, NODE_WHAT) : c, text));
+    }
+    if (!pickle_as_i64(tree, pickle_attribute(tree, c, "dim"), &dim) || dim < 0 || dim >= ndim)
+        return fail(RSD_EFORMAT, "placement shards a dim that the tensor does not have");
+    if (strided && (!pickle_as_i64(tree, pickle_attribute(tree, c, "split_factor"), &factor) ||
+                    factor < 1 || factor > MAX_SPANS))
+        return fail(RSD_EFORMAT, "split factor of a strided shard is invalid");
+    *out = (rsd_placement){
+        .kind = strided ? RSD_STRIDED : RSD_SHARD, .dim = (int32_t)dim, .factor = factor};
+    return RSD_OK;
+}
+
+/* The axes that cut each dim, in the order of cutting. */
+struct cut_order {
+    int32_t naxes[RSD_MAX_DIMS], axes[RSD_MAX_AXES];
+    bool other; /* than the order of the mesh */
+};
+
+/* Takes shard_order: entries of a tensor dim and the mesh axes that cut it. */
+static rsd_status take_cut_order(const struct pickle_tree *tree, pickle_node order, int32_t naxes,
+                                 const rsd_placement *placements, int32_t ndim,
+                                 struct cut_order *out)
+{
+    int32_t last = -1, total = 0, nshards = 0;
+    *out = (struct cut_order){0};
+    for (int32_t a = 0; a < naxes; a++) {
+        nshards += placements[a].kind == RSD_SHARD;
+        if (placements[a].kind == RSD_STRIDED) /* which say the order themselves */
+            return RSD_OK;
+    }
+    if (pickle_kind(tree, order) != NODE_TUPLE)
+        return RSD_OK;
+    for (uint32_t i = 0; i < pickle_count(tree, order); i++) {
+        pickle_node entry = pickle_item(tree, order, i);
+        enum pickle_kind kind = pickle_kind(tree, entry);
+        pickle_node pair =
+            kind == NODE_CALL || kind == NODE_OBJECT ? pickle_part(tree, entry, NODE_ARGS) : entry;
+        int64_t dim, axes[RSD_MAX_AXES];
+        if (pickle_kind(tree, pair) != NODE_TUPLE || pickle_count(tree, pair) != 2 ||
+            !pickle_as_i64(tree, pickle_item(tree, pair, 0), &dim) || dim <= last || dim >= ndim)
+            return fail(RSD_EFORMAT, "shard_order is invalid");
+        int32_t n = take_numbers(tree, pickle_item(tree, pair, 1), RSD_MAX_AXES, axes);
+        for (int32_t k = 0; k < n; k++) {
+            if (axes[k] >= naxes || placements[axes[k]].kind != RSD_SHARD ||
+                placements[axes[k]].dim != dim || total == naxes)
+                return fail(RSD_EFORMAT, "shard_order does not match the placements");
+            out->other = out->other || (k > 0 && axes[k] < axes[k - 1]);
+            out->axes[total++] = (int32_t)axes[k];
+        }
+        out->naxes[dim] = n < 0 ? 0 : n;
+        last = (int32_t)dim;
+    }
+    if (out->other && total != nshards)
+        return fail(RSD_EFORMAT, "shard_order does not match the placements");
+    return RSD_OK;
+}
+
+/* Makes the layout that mesh and placements describe, on ranks in row-major order of the mesh. */
+static rsd_status make_spec_layout(const struct pickle_tree *tree, pickle_node spec,
+                                   const struct rank_mesh *in, const struct rank_tensor *tensor,
+                                   rsd_layout **layout)
+{
+    pickle_node list = pickle_attribute(tree, spec, "placements");
+    rsd_placement placements[RSD_MAX_AXES];
+    struct cut_order order;
+    rsd_mesh *mesh;
+    if (pickle_kind(tree, list) != NODE_TUPLE || pickle_count(tree, list) != (uint32_t)in->naxes)
+        return fail(RSD_EFORMAT, "number of placements is not that of the mesh's %d axes",
+                    (int)in->naxes);
+    for (int32_t a = 0; a < in->naxes; a++)
+        TRY(take_placement(tree, pickle_item(tree, list, (uint32_t)a), tensor->ndim,
+                           &placements[a]));
+    TRY(take_cut_order(tree, pickle_attribute(tree, spec, "shard_order"), in->naxes, placements,
+                       tensor->ndim, &order));
+    if (in->naxes < 1)
+        return fail_mesh("has no axes");
+    TRY(rsd_mesh_new(in->naxes, in->counts, NULL, NULL, &mesh));
+    rsd_status status =
+        order.other
+            ? rsd_layout_new_by_dim(tensor->dtype, tensor->ndim, tensor->shape, mesh, order.naxes,
+                                    order.axes, layout)
+            : rsd_layout_new(tensor->dtype, tensor->ndim, tensor->shape, mesh, placements, layout);
+    rsd_mesh_free(mesh);
+    return status == RSD_EINVAL ? RSD_EFORMAT : status; /* what is invalid was in the file */
+}
+
+/* ---- DTensors ---- */
+
+/* Adds the boxes of a mesh position. Several of them lie in one local array. */
+static rsd_status add_local_boxes(const rsd_layout *layout, int64_t position,
+                                  const struct torch_view *view, const struct stored_array *array,
+                                  struct rank_tensor *out)
+{
+    int64_t local[RSD_MAX_DIMS], nspans = 1, nshards;
+    char expected[SHAPE_TEXT_NCHARS], text[SHAPE_TEXT_NCHARS];
+    size_t capacity = 0;
+    rsd_shard *shards;
+    layout_array_shape(layout, position, local);
+    if (!same_shape(view->ndim, view->shape, layout->ndim, local))
+        return fail(RSD_EFORMAT, "local tensor has the shape %s; its placements demand %s",
+                    shape_text(view->ndim, view->shape, text),
+                    shape_text(layout->ndim, local, expected));
+    for (int32_t d = 0; d < layout->ndim; d++)
+        if (!mul_i64(nspans, max_i64(cuts_nspans_bound(&layout->cuts[d]), 1), &nspans) ||
+            nspans > MAX_SPANS)
+            return fail(RSD_ELIMIT, "tensor is cut into more than %d boxes", (int)MAX_SPANS);
+    TRY(rsd_layout_boxes(layout, (int32_t)position, &shards, &nshards));
+    rsd_status status = RSD_OK;
+    for (int64_t i = 0; i < nshards && !status; i++) {
+        struct stored_array one = *array;
+        for (int32_t d = 0; d < layout->ndim; d++)
+            one.base += shards[i].at[d] * array->strides[d];
+        status = add_rank_box(out, &capacity, shards[i].box.lo, shards[i].box.len, &one);
+    }
+    rsd_free(shards);
+    return status;
+}
+
+static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64_t rank,
+                               struct mesh_cache *cache, struct rank_tensor *out)
+{
+    const struct pickle_tree *tree = &file->tree;
+    pickle_node local = find_in_state(tree, state, "_local_tensor"),
+                spec = find_in_state(tree, state, "_spec");
+    struct torch_view view;
+    struct stored_array array;
+    rsd_layout *layout;
+    const struct rank_mesh *mesh;
+    int64_t position = 0, all = 1;
+    TRY(read_mesh(file, pickle_attribute(tree, spec, "mesh"), rank, cache, &mesh));
+    if (!mesh->member)
+        return RSD_OK;
+    if (!torch_view_is_tensor(tree, local))
+        return fail(RSD_EUNSUPPORTED, "local part of the DTensor is not a plain tensor");
+    TRY(torch_file_find_tensor(file, local, &view, &array));
+    if (view.dtype != out->dtype)
+        return fail(RSD_EFORMAT, "local tensor has the dtype %s, and the DTensor %s",
+                    rsd_dtype_name(view.dtype), rsd_dtype_name(out->dtype));
+    out->place = array.offset + (uint64_t)array.base;
+    for (int32_t a = 0; a < mesh->naxes; a++) {
+        if (!mul_i64(all, mesh->counts[a], &all) || all > MAX_MESH_RANKS)
+            return fail_mesh("has too many ranks");
+        position = position * mesh->counts[a] + mesh->coordinates[a];
+    }
+    TRY(make_spec_layout(tree, spec, mesh, out, &layout));
+    rsd_status status = add_local_boxes(layout, position, &view, &array, out);
+    rsd_layout_free(layout);
+    return status;
+}
+
+/* ---- ShardedTensors ---- */
+
+static rsd_status add_shard(struct torch_file *file, pickle_node shard, struct rank_tensor *out,
+                            size_t *capacity)
+{
+    const struct pickle_tree *tree = &file->tree;
+    pickle_node tensor = pickle_attribute(tree, shard, "tensor"),
+                meta = pickle_attribute(tree, shard, "metadata");
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
+    struct torch_view view;
+    struct stored_array array;
+    if (take_numbers(tree, pickle_attribute(tree, meta, "shard_offsets"), RSD_MAX_DIMS, lo) !=
+            out->ndim ||
+        take_numbers(tree, pickle_attribute(tree, meta, "shard_sizes"), RSD_MAX_DIMS, len) !=
+            out->ndim)
+        return fail(RSD_EFORMAT, "shard has invalid offsets or sizes");
+    if (!torch_view_is_tensor(tree, tensor))
+        return fail(RSD_EUNSUPPORTED, "shard is not a plain tensor");
+    TRY(torch_file_find_tensor(file, tensor, &view, &array));
+    if (view.dtype != out->dtype || !same_shape(view.ndim, view.shape, out->ndim, len))
+        return fail(RSD_EFORMAT, "shard does not have the dtype and the sizes of its metadata");
+    out->place = array.offset + (uint64_t)array.base;
+    return add_rank_box(out, capacity, lo, len, &array);
+}
+
+static rsd_status read_sharded_tensor(struct torch_file *file, pickle_node state, int64_t rank,
+                                      struct rank_tensor *out)
+{
+    const struct pickle_tree *tree = &file->tree;
+    size_t capacity = 0;
+    int64_t saved_rank;
+    if (pickle_kind(tree, state) != NODE_TUPLE || pickle_count(tree, state) < 3 ||
+        pickle_kind(tree, pickle_item(tree, state, 0)) != NODE_LIST)
+        return fail(RSD_EFORMAT, "ShardedTensor has an invalid state");
+    pickle_node group = pickle_attribute(tree, pickle_item(tree, state, 2), "global_rank");
+    if (pickle_as_i64(tree, group, &saved_rank) && saved_rank != rank)
+        return fail(RSD_EMISMATCH, "ShardedTensor was saved by rank %lld, not by rank %lld",
+                    (long long)saved_rank, (long long)rank);
+    struct pickle_walk walk = pickle_walk(tree, pickle_item(tree, state, 0));
+    for (pickle_node shard; pickle_walk_next(&walk, &shard);)
+        TRY(add_shard(file, shard, out, &capacity));
+    return RSD_OK;
+}
+
+/* ---- all kinds ---- */
+
+static rsd_status read_plain_tensor(struct torch_file *file, pickle_node c, struct rank_tensor *out)
+{
+    static const int64_t origin[RSD_MAX_DIMS];
+    struct torch_view view;
+    struct stored_array array;
+    size_t capacity = 0;
+    TRY(torch_file_find_tensor(file, c, &view, &array));
+    out->dtype = view.dtype;
+    out->ndim = view.ndim;
+    copy_i64s(out->shape, view.shape, view.ndim);
+    out->place = array.offset + (uint64_t)array.base;
+    return add_rank_box(out, &capacity, origin, view.shape, &array);
+}
+
+rsd_status rank_tensor_read(struct torch_file *file, pickle_node c, int64_t rank,
+                            struct mesh_cache *cache, struct rank_tensor *out)
+{
+    const struct pickle_tree *tree = &file->tree;
+    struct rank_tensor tensor = {0};
+    struct wrapper_parts parts;
+    char text[GLOBAL_TEXT_NCHARS];
+    rsd_status status;
+    if (!find_wrapper(tree, c, &parts)) {
+        status = read_plain_tensor(file, c, &tensor);
+    } else {
+        tensor.sharded = true;
+        status = take_wrapped_type(tree, parts.args, &tensor);
+        if (!status && pickle_is_global(tree, parts.type, DISTRIBUTED, "DTensor"))
+            status = read_dtensor(file, parts.state, rank, cache, &tensor);
+        else if (!status && pickle_is_global(tree, parts.type, DISTRIBUTED, "ShardedTensor"))
+            status = read_sharded_tensor(file, parts.state, rank, &tensor);
+        else if (!status)
+            status = fail(RSD_EUNSUPPORTED, "tensors of the class %s are not supported",
+                          pickle_global_text(tree, parts.type, text));
+    }
+    if (status)
+        rank_tensor_drop(&tensor);
+    else
+        *out = tensor;
+    return status;
+}
+
+void rank_tensor_drop(struct rank_tensor *tensor)
+{
+    mem_free(tensor->boxes);
+    *tensor = (struct rank_tensor){0};
+}
+
+rsd_status dtensor_find_local(const struct pickle_tree *tree, pickle_node c, pickle_node *local,
+                              int32_t *ndim, int64_t *shape)
+{
+    struct rank_tensor whole = {0};
+    struct wrapper_parts parts;
+    char text[GLOBAL_TEXT_NCHARS];
+    pickle_node shards = PICKLE_ABSENT, shard;
+    if (!find_wrapper(tree, c, &parts))
+        return fail(RSD_EFORMAT, "distributed tensor is invalid");
+    TRY(take_wrapped_type(tree, parts.args, &whole));
+    *local = find_in_state(tree, parts.state, "_local_tensor");
+    if (pickle_kind(tree, parts.state) == NODE_TUPLE && pickle_count(tree, parts.state) > 0)
+        shards = pickle_item(tree, parts.state, 0);
+    struct pickle_walk walk = pickle_walk(tree, shards);
+    if (pickle_kind(tree, shards) == NODE_LIST && pickle_count(tree, shards) == 1 &&
+        pickle_walk_next(&walk, &shard))
+        *local = pickle_attribute(tree, shard, "tensor");
+    if (!torch_view_is_tensor(tree, *local))
+        return fail(RSD_EUNSUPPORTED,
+                    "tensors of the class %s without one local tensor are not "
+                    "supported",
+                    pickle_global_text(tree, parts.type, text));
+    *ndim = whole.ndim;
+    copy_i64s(shape, whole.shape, whole.ndim);
+    return RSD_OK;
+}

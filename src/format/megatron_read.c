@@ -1,0 +1,583 @@
+/* megatron_read.c - reads Megatron's checkpoints of the format `torch`: one file per tensor-parallel rank and
+ * pipeline stage. Checkpoints of the format torch_dist are DCP.
+ *
+ * The parts of tensor-parallel ranks are joined by rules. Each stage counts its layers from 0, and so does each
+ * chunk of a virtual pipeline (model0, model1, ...). Layers follow each other chunk by chunk, and stage by stage
+ * in a chunk:
+ *
+ *     stage 0   model0: layers 0, 1    model1: layers 4, 5
+ *     stage 1   model0: layers 2, 3    model1: layers 6, 7
+ *
+ * An expert-parallel rank counts its experts from 0 in the same way.
+ */
+#include "megatron.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_CHUNKS = 64, MAX_STACKS = 16 };
+
+/* Layers of one stack, such as "decoder", by chunk and stage. */
+struct layer_stack {
+    char *name;
+    int64_t *counts; /* chunk * stages + stage */
+};
+
+/* A tensor without a rule, as the first rank has it. */
+struct plain_tensor {
+    uint32_t file;
+    struct torch_view view;
+    struct stored_array array;
+};
+
+struct megatron_reader {
+    struct store *store;
+    struct catalog *catalog;
+    struct megatron_files files;
+    struct megatron_args args;
+    int64_t nstages, ntensor;
+    struct layer_stack stacks[MAX_STACKS];
+    int32_t nstacks, nchunks;
+    struct rank_parts parts;
+    struct megatron_rules rules;
+    const struct megatron_file *file; /* that is read now */
+    int64_t rank;                     /* its number */
+    int32_t chunk;
+    struct string_map plain_names; /* of tensors without a rule; the names are those of parts */
+    struct plain_tensor *plain;
+    size_t nplain, plain_capacity;
+};
+
+typedef rsd_status read_chunk(struct megatron_reader *reader, struct torch_visit *visit);
+
+/* ---- args ---- */
+
+static int64_t find_number(const struct pickle_tree *tree, pickle_node args, const char *name)
+{
+    int64_t number = 0;
+    pickle_as_i64(tree, pickle_attribute(tree, args, name), &number);
+    return number > 0 ? number : 0;
+}
+
+static rsd_status read_args(struct megatron_reader *reader, const struct torch_file *file)
+{
+    static const char *const gates[] = {"swiglu", "gated_linear_unit", "geglu"};
+    const struct pickle_tree *tree = &file->tree;
+    pickle_node dict = pickle_dict_items(tree, file->root), args = pickle_find(tree, dict, "args");
+    struct slice version = pickle_text(tree, pickle_find(tree, dict, "checkpoint_version"));
+    double number = 3;
+    if (pickle_kind(tree, pickle_find(tree, dict, "checkpoint_version")) == NODE_FLOAT)
+        memcpy(&number, version.bytes, sizeof number);
+    if (number < 3)
+        return fail(
+            RSD_EUNSUPPORTED,
+            "checkpoint_version is %g; before 3.0 query, key and value are in another order",
+            number);
+    reader->args = (struct megatron_args){
+        .ntensor = find_number(tree, args, "tensor_model_parallel_size"),
+        .nstages = find_number(tree, args, "pipeline_model_parallel_size"),
+        .nexpert = find_number(tree, args, "expert_model_parallel_size"),
+        .nexpert_tensor = find_number(tree, args, "expert_tensor_parallel_size"),
+        .nlayers = find_number(tree, args, "num_layers"),
+        .nexperts = find_number(tree, args, "num_experts"),
+        .ffn = find_number(tree, args, "ffn_hidden_size")};
+    for (size_t i = 0; i < sizeof gates / sizeof *gates; i++) {
+        pickle_node gated = pickle_attribute(tree, args, gates[i]);
+        reader->args.has_gated = reader->args.has_gated || gated != PICKLE_ABSENT;
+        reader->args.gated = reader->args.gated || gated == PICKLE_TRUE;
+    }
+    return RSD_OK;
+}
+
+/* ---- layers and experts ---- */
+
+/* Finds the number in "PREFIX.WORD.NUMBER.REST": where it begins and ends. */
+static bool find_part_number(struct slice name, const char *word, size_t *begin, size_t *end,
+                             int64_t *number)
+{
+    size_t n = strlen(word);
+    for (size_t i = 0; i + n < name.nbytes; i++) {
+        if ((i > 0 && name.bytes[i - 1] != '.') || memcmp(name.bytes + i, word, n) != 0)
+            continue;
+        size_t at = i + n;
+        for (*number = 0;
+             at < name.nbytes && at < i + n + 9 && name.bytes[at] >= '0' && name.bytes[at] <= '9';
+             at++)
+            *number = 10 * *number + (name.bytes[at] - '0');
+        if (at > i + n && at < name.nbytes && name.bytes[at] == '.') {
+            *begin = i + n;
+            *end = at;
+            return true;
+        }
+    }
+    return false;
+}
+
+static struct layer_stack *find_stack(struct megatron_reader *reader, struct slice name)
+{
+    for (int32_t i = 0; i < reader->nstacks; i++)
+        if (slice_is(name, reader->stacks[i].name))
+            return &reader->stacks[i];
+    return NULL;
+}
+
+static rsd_status add_stack(struct megatron_reader *reader, struct slice name,
+                            struct layer_stack **stack)
+{
+    if (reader->nstacks == MAX_STACKS)
+        return fail(RSD_EUNSUPPORTED, "model has more than %d stacks of layers", (int)MAX_STACKS);
+    *stack = &reader->stacks[reader->nstacks];
+    (*stack)->name = mem_new(name.nbytes + 1, 1);
+    (*stack)->counts = mem_new((size_t)(MAX_CHUNKS * reader->nstages), sizeof(int64_t));
+    reader->nstacks++;
+    if (!(*stack)->name || !(*stack)->counts)
+        return RSD_ENOMEM;
+    memcpy((*stack)->name, name.bytes, name.nbytes);
+    return RSD_OK;
+}
+
+/* Counts a layer of the current chunk and stage; called for every tensor of a first rank. */
+static rsd_status count_layer(struct torch_visit *visit, pickle_node c)
+{
+    struct megatron_reader *reader = visit->context;
+    struct slice name = torch_visit_name(visit);
+    size_t begin, end;
+    int64_t number;
+    (void)c;
+    if (!find_part_number(name, "layers.", &begin, &end, &number))
+        return RSD_OK;
+    name.nbytes = begin;
+    struct layer_stack *stack = find_stack(reader, name);
+    if (!stack)
+        TRY(add_stack(reader, name, &stack));
+    int64_t *count = &stack->counts[reader->chunk * reader->nstages + reader->file->stage];
+    *count = max_i64(*count, number + 1);
+    return RSD_OK;
+}
+
+static rsd_status skip_model_value(struct torch_visit *visit, pickle_node c)
+{
+    (void)visit, (void)c;
+    return RSD_OK;
+}
+
+static rsd_status count_layers(struct megatron_reader *reader, struct torch_visit *visit)
+{
+    visit->context = reader;
+    visit->on_tensor = count_layer;
+    visit->on_value = skip_model_value;
+    return RSD_OK;
+}
+
+/* Returns how many layers of a stack are before those of a chunk and stage. */
+static int64_t layers_before(const struct megatron_reader *reader, const struct layer_stack *stack,
+                             int32_t chunk, int64_t stage)
+{
+    int64_t sum = 0, last = chunk * reader->nstages + stage;
+    for (int64_t i = 0; i < last; i++)
+        sum += stack->counts[i];
+    return sum;
+}
+
+/* Checks that the stages together have as many layers as the model. */
+static rsd_status check_layers(const struct megatron_reader *reader)
+{
+    for (int32_t i = 0; i < reader->nstacks; i++) {
+        const char *name = reader->stacks[i].name;
+        bool decoder = strcmp(name, "decoder.layers.") == 0 ||
+                       strcmp(name, "language_model.encoder.layers.") == 0 ||
+                       strcmp(name, "language_model.transformer.layers.") == 0;
+        int64_t n = layers_before(reader, &reader->stacks[i], reader->nchunks, 0);
+        if (decoder && reader->args.nlayers > 0 && n != reader->args.nlayers)
+            return fail(RSD_EFORMAT,
+                        "%s%s%s: stages have %lld layers; args says num_layers is %lld",
+                        reader->store->path, *reader->files.directory ? "/" : "",
+                        reader->files.directory, (long long)n, (long long)reader->args.nlayers);
+    }
+    return RSD_OK;
+}
+
+/* Adds to a number that is at [begin, end) of a name. */
+static rsd_status renumber_name(char *text, size_t capacity, struct slice *name, size_t begin,
+                                size_t end, int64_t number)
+{
+    char copy[TORCH_MAX_NAME_NBYTES + 32];
+    int n = snprintf(copy, sizeof copy, "%.*s%lld%.*s", (int)begin, name->bytes, (long long)number,
+                     (int)(name->nbytes - end), name->bytes + end);
+    if (n < 0 || (size_t)n >= capacity)
+        return fail(RSD_ELIMIT, "name exceeds %zu bytes", capacity - 1);
+    memcpy(text, copy, (size_t)n + 1);
+    *name = (struct slice){text, (size_t)n};
+    return RSD_OK;
+}
+
+/* Finds the number of an expert: local_experts.3.linear_fc1.weight, or experts.linear_fc1.weight3. */
+static bool find_expert_number(struct slice name, size_t *begin, size_t *end, int64_t *number)
+{
+    size_t n = name.nbytes;
+    if (find_part_number(name, "local_experts.", begin, end, number))
+        return true;
+    while (n > 0 && name.bytes[n - 1] >= '0' && name.bytes[n - 1] <= '9' && name.nbytes - n < 9)
+        n--;
+    if (n == name.nbytes || n == 0 || name.bytes[n - 1] == '.' ||
+        !memmem(name.bytes, name.nbytes, ".experts.", 9))
+        return false;
+    *begin = n;
+    *end = name.nbytes;
+    for (*number = 0; n < name.nbytes; n++)
+        *number = 10 * *number + (name.bytes[n] - '0');
+    return true;
+}
+
+/* Writes the name that a tensor has in the whole model. */
+static rsd_status make_whole_name(struct megatron_reader *reader, struct slice *name, char *text,
+                                  size_t capacity)
+{
+    size_t begin, end;
+    int64_t number;
+    if (find_part_number(*name, "layers.", &begin, &end, &number)) {
+        struct layer_stack *stack = find_stack(reader, (struct slice){name->bytes, begin});
+        if (!stack ||
+            number >= stack->counts[reader->chunk * reader->nstages + reader->file->stage])
+            return fail(RSD_EFORMAT, "the first rank of this stage has no such layer");
+        number += layers_before(reader, stack, reader->chunk, reader->file->stage);
+        TRY(renumber_name(text, capacity, name, begin, end, number));
+    }
+    if (reader->args.nexpert <= 1 || !find_expert_number(*name, &begin, &end, &number))
+        return RSD_OK;
+    if (reader->args.nexperts % reader->args.nexpert != 0 ||
+        number >= reader->args.nexperts / reader->args.nexpert)
+        return fail(RSD_EFORMAT, "%lld experts on %lld ranks do not include this one",
+                    (long long)reader->args.nexperts, (long long)reader->args.nexpert);
+    if (reader->args.nexpert_tensor && reader->args.nexpert_tensor != reader->ntensor)
+        return fail(RSD_EUNSUPPORTED,
+                    "experts are cut over %lld tensor-parallel ranks and other tensors over %lld; "
+                    "sizes that differ are not supported",
+                    (long long)reader->args.nexpert_tensor, (long long)reader->ntensor);
+    number += reader->file->expert * (reader->args.nexperts / reader->args.nexpert);
+    return renumber_name(text, capacity, name, begin, end, number);
+}
+
+/* ---- tensors ---- */
+
+/* Refuses a tensor without a rule that is not the same on all tensor-parallel ranks. */
+static rsd_status check_plain_tensor(struct megatron_reader *reader, struct slice name,
+                                     uint32_t file, const struct torch_view *view,
+                                     const struct stored_array *array)
+{
+    size_t number;
+    bool equal = false;
+    char shape[SHAPE_TEXT_NCHARS];
+    if (!string_map_find(&reader->plain_names, name, &number)) {
+        const char *owned;
+        TRY(catalog_add_name(reader->catalog, name, &owned));
+        TRY(GROW(reader->plain, reader->plain_capacity, reader->nplain + 1));
+        TRY(string_map_add(&reader->plain_names, (struct slice){owned, name.nbytes},
+                           reader->nplain));
+        reader->plain[reader->nplain++] = (struct plain_tensor){file, *view, *array};
+        return RSD_OK;
+    }
+    const struct plain_tensor *first = &reader->plain[number];
+    const uint32_t files[2] = {first->file, file};
+    if (first->view.dtype == view->dtype && first->view.ndim == view->ndim &&
+        memcmp(first->view.shape, view->shape, (size_t)view->ndim * sizeof *view->shape) == 0)
+        TRY(copies_compare(reader->store, view->dtype, view->ndim, view->shape, files,
+                           &first->array, array, &equal));
+    if (equal)
+        return RSD_OK;
+    return fail(RSD_EUNSUPPORTED,
+                "tensor-parallel ranks have different parts %s, and no rule says which dim is cut; "
+                "add the rule '%.300s=S(0)' to from_rules (--from), or one with S(1), gated or R",
+                shape_text(view->ndim, view->shape, shape), name.bytes);
+}
+
+/* Checks that the first MLP layer of a rank has as many rows as args says. */
+static rsd_status check_gate(const struct megatron_reader *reader, struct slice name, int64_t rows)
+{
+    int64_t expected = reader->args.ffn * (reader->args.gated ? 2 : 1);
+    bool expert = memmem(name.bytes, name.nbytes, "expert", 6) != NULL;
+    if (!reader->args.has_gated)
+        return fail(RSD_EUNSUPPORTED, "args does not say whether the MLP is gated (swiglu), so its "
+                                      "parts cannot be joined");
+    if (reader->args.gated && rows % 2 != 0)
+        return fail(RSD_EFORMAT, "gated MLP has %lld rows, an odd number", (long long)rows);
+    if (!expert && reader->args.ffn > 0 && rows * reader->ntensor != expected)
+        return fail(RSD_EFORMAT, "ranks have %lld rows together; args says %lld",
+                    (long long)(rows * reader->ntensor), (long long)expected);
+    return RSD_OK;
+}
+
+/* Fills the boxes of a rank: of `count` equal parts along a dim, each of which is cut over all ranks. */
+static rsd_status cut_rank_tensor(const struct megatron_reader *reader, int32_t dim, int64_t count,
+                                  const struct stored_array *array, struct rank_tensor *tensor)
+{
+    int64_t rows = tensor->shape[dim] / count, whole;
+    if (!mul_i64(tensor->shape[dim], reader->ntensor, &whole) || whole > MAX_EXTENT)
+        return fail(RSD_ELIMIT, "tensor has more than 2^62 elements");
+    for (int64_t i = 0; i < count && !box_is_empty(tensor->ndim, tensor->shape); i++) {
+        struct rank_box *box = &tensor->boxes[tensor->nboxes++];
+        *box = (struct rank_box){.array = *array};
+        copy_i64s(box->len, tensor->shape, tensor->ndim);
+        box->len[dim] = rows;
+        box->lo[dim] = (i * reader->ntensor + reader->file->tensor) * rows;
+        box->array.base += i * rows * array->strides[dim];
+        if (rows == 1) /* the stride of a single index is 0 */
+            box->array.strides[dim] = 0;
+    }
+    tensor->shape[dim] = whole;
+    tensor->sharded = true;
+    return RSD_OK;
+}
+
+static rsd_status join_tensor(struct megatron_reader *reader, struct slice name,
+                              const struct torch_view *view, const struct stored_array *array,
+                              struct rank_tensor *tensor)
+{
+    struct megatron_rule rule = {.join = JOIN_COPIES};
+    if (reader->ntensor > 1)
+        rule = megatron_rules_find(&reader->rules, name.bytes);
+    enum megatron_join join = rule.join;
+    int32_t dim = rule.dim;
+    if (join == JOIN_UNKNOWN)
+        TRY(check_plain_tensor(reader, name, reader->file->index, view, array));
+    if (join == JOIN_UNKNOWN || join == JOIN_COPIES) {
+        tensor->boxes[0] = (struct rank_box){.array = *array};
+        copy_i64s(tensor->boxes[0].len, view->shape, view->ndim);
+        tensor->nboxes = box_is_empty(view->ndim, view->shape) ? 0 : 1;
+        return RSD_OK;
+    }
+    if (view->ndim <= dim)
+        return fail(RSD_EFORMAT, "tensor has %d dims; dim %d is cut", (int)view->ndim, (int)dim);
+    if (join == JOIN_GATED)
+        TRY(check_gate(reader, name, view->shape[dim]));
+    return cut_rank_tensor(reader, dim, join == JOIN_GATED && reader->args.gated ? 2 : 1, array,
+                           tensor);
+}
+
+static bool is_extra_state(struct slice name)
+{
+    return has_suffix(name.bytes, "_extra_state");
+}
+
+static rsd_status add_megatron_tensor(struct torch_visit *visit, pickle_node c)
+{
+    struct megatron_reader *reader = visit->context;
+    struct slice name = torch_visit_name(visit);
+    char text[TORCH_MAX_NAME_NBYTES];
+    struct torch_view view;
+    struct stored_array array;
+    struct rank_box boxes[2];
+    if (is_extra_state(name))
+        return RSD_OK;
+    if (!torch_view_is_tensor(&visit->file->tree, c))
+        return fail(RSD_EUNSUPPORTED, "tensor is distributed; only plain ones are supported");
+    TRY(make_whole_name(reader, &name, text, sizeof text));
+    TRY(torch_visit_reserve(visit, sizeof(struct joint_box) + sizeof(struct joint_tensor)));
+    TRY(torch_file_find_tensor(visit->file, c, &view, &array));
+    struct rank_tensor tensor = {.dtype = view.dtype, .ndim = view.ndim, .boxes = boxes};
+    copy_i64s(tensor.shape, view.shape, view.ndim);
+    TRY(join_tensor(reader, name, &view, &array, &tensor));
+    return rank_parts_add(&reader->parts, name, NULL, reader->rank, reader->file->index, &tensor);
+}
+
+/* Adds a value of a state dict, as the first rank has it. State of Transformer Engine is left out. */
+static rsd_status add_model_value(struct torch_visit *visit, pickle_node c)
+{
+    const struct megatron_reader *reader = visit->context;
+    if (is_extra_state(torch_visit_name(visit)) || c == PICKLE_NONE || reader->rank > 0)
+        return RSD_OK;
+    return torch_visit_add_value(visit, c);
+}
+
+static rsd_status add_megatron_tensors(struct megatron_reader *reader, struct torch_visit *visit)
+{
+    visit->context = reader;
+    visit->on_tensor = add_megatron_tensor;
+    visit->on_value = add_model_value;
+    return RSD_OK;
+}
+
+/* ---- files ---- */
+
+/* Visits the state dicts of a file: `model`, or model0, model1, ... */
+static rsd_status visit_chunks(struct megatron_reader *reader, struct torch_visit *visit)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    pickle_node dict = pickle_dict_items(tree, visit->file->root);
+    pickle_node model = pickle_find(tree, dict, "model");
+    reader->chunk = 0;
+    if (model != PICKLE_ABSENT && !pickle_is_dict(tree, model))
+        return fail(RSD_EFORMAT, "'model' is not a state dict");
+    if (model != PICKLE_ABSENT) {
+        reader->nchunks = reader->nchunks > 1 ? reader->nchunks : 1;
+        return torch_visit_run(visit, model);
+    }
+    for (; reader->chunk < MAX_CHUNKS; reader->chunk++) {
+        char key[24];
+        snprintf(key, sizeof key, "model%d", reader->chunk);
+        model = pickle_find(tree, dict, key);
+        if (model == PICKLE_ABSENT)
+            break;
+        TRY(torch_visit_run(visit, model));
+        reader->nchunks = reader->nchunks > reader->chunk ? reader->nchunks : reader->chunk + 1;
+    }
+    return reader->chunk > 0 ? RSD_OK : fail(RSD_EFORMAT, "file has neither 'model' nor 'model0'");
+}
+
+/* Adds the values of the first file. Random numbers and optimizers of single ranks are left out. */
+static rsd_status add_file_values(struct megatron_reader *reader, struct torch_visit *visit)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, visit->file->root));
+    pickle_node key, value;
+    int64_t number;
+    bool optimizer = reader->files.distributed_optimizer, random = false;
+    visit->on_tensor = NULL;
+    visit->on_value = NULL;
+    while (pickle_walk_next_pair(&walk, &key, &value)) {
+        char text[TORCH_MAX_NAME_NBYTES];
+        struct slice name = pickle_text(tree, key);
+        snprintf(text, sizeof text, "%.*s", (int)(name.nbytes < 100 ? name.nbytes : 100),
+                 name.bytes);
+        bool rng = strcmp(text, "rng_state") == 0;
+        bool state = strcmp(text, "optimizer") == 0 && value != PICKLE_NONE;
+        random = random || rng;
+        optimizer = optimizer || state;
+        if (pickle_kind(tree, key) != NODE_STRING || rng || state || strcmp(text, "model") == 0 ||
+            name_has_form(text, "model#", &number))
+            continue;
+        if (strcmp(text, "args") == 0 && pickle_kind(tree, value) == NODE_OBJECT)
+            value = pickle_part(tree, value, NODE_STATE);
+        TRY(torch_visit_enter(visit, name, false));
+        TRY(torch_visit_run(visit, value));
+        torch_visit_leave(visit);
+    }
+    if (random)
+        TRY(catalog_add_note(reader->catalog,
+                             "the states of random numbers were not read: each rank has its own"));
+    if (optimizer)
+        TRY(catalog_add_note(reader->catalog,
+                             "the optimizer state was not read: Megatron's format torch numbers "
+                             "parameters and does not name them"));
+    return RSD_OK;
+}
+
+static rsd_status read_rank(struct megatron_reader *reader, size_t number, read_chunk *start,
+                            bool values)
+{
+    struct torch_file file;
+    struct torch_visit visit;
+    reader->file = &reader->files.list[number];
+    reader->rank = (int64_t)number;
+    uint32_t index = reader->file->index;
+    rsd_status status = torch_file_open(&file, reader->store, index);
+    if (!status) {
+        torch_visit_start(&visit, &file, reader->catalog, index);
+        status = start(reader, &visit);
+        if (!status)
+            status = visit_chunks(reader, &visit);
+        if (!status && values)
+            status = add_file_values(reader, &visit);
+        torch_visit_end(&visit);
+        torch_file_close(&file);
+    }
+    return status ? store_fail_in(reader->store, index, status) : RSD_OK;
+}
+
+/* Reads args of the first file, which says how many ranks there are. */
+static rsd_status read_first_args(struct megatron_reader *reader)
+{
+    struct torch_file file;
+    uint32_t index = reader->files.list[0].index;
+    rsd_status status = torch_file_open(&file, reader->store, index);
+    if (!status) {
+        if (pickle_is_dict(&file.tree, file.root))
+            status = read_args(reader, &file);
+        else
+            status = fail(RSD_EFORMAT, "file is not a dict");
+        torch_file_close(&file);
+    }
+    return status ? store_fail_in(reader->store, index, status) : RSD_OK;
+}
+
+static rsd_status read_ranks(struct megatron_reader *reader)
+{
+    size_t hole;
+    char box[BOX_TEXT_NCHARS];
+    TRY(read_first_args(reader));
+    TRY(megatron_assign_ranks(reader->store, &reader->files, &reader->args));
+    const struct megatron_file *last = &reader->files.list[reader->files.n - 1];
+    reader->ntensor = last->tensor + 1;
+    reader->nstages = last->stage + 1;
+    for (size_t i = 0; i < reader->files.n; i++)
+        if (reader->files.list[i].tensor == 0 && reader->files.list[i].expert == 0)
+            TRY(read_rank(reader, i, count_layers, false));
+    TRY(check_layers(reader));
+    for (size_t i = 0; i < reader->files.n; i++)
+        TRY(read_rank(reader, i, add_megatron_tensors, i == 0));
+    rsd_status status = rank_parts_finish(&reader->parts, &hole, box);
+    if (!status && hole != SIZE_MAX)
+        status =
+            fail(RSD_EFORMAT, "%s: no rank has %s", reader->parts.tensors[hole].name.bytes, box);
+    return status ? fail_in(status, "%s: ", reader->store->path) : RSD_OK;
+}
+
+/* ---- the row ---- */
+
+static rsd_status megatron_open(struct store *store, struct catalog *catalog,
+                                const rsd_open_options *options)
+{
+    struct megatron_reader reader = {
+        .store = store,
+        .catalog = catalog,
+        .parts = {.catalog = catalog, .store = store, .take_rank_0 = options->take_rank_0 != 0}};
+    rsd_status status = megatron_rules_open(&reader.rules, options);
+    if (!status)
+        status = megatron_find_directory(store, &reader.files.directory);
+    if (!status)
+        status = megatron_find_files(store, &reader.files);
+    if (!status && reader.files.metadata != UINT32_MAX)
+        status = dcp_open_from(store, reader.files.metadata, catalog, options);
+    else if (!status && !(status = read_ranks(&reader)))
+        status = megatron_cut_vocabulary(catalog, options);
+    megatron_rules_close(&reader.rules);
+    megatron_files_drop(&reader.files);
+    rank_parts_drop(&reader.parts);
+    string_map_drop(&reader.plain_names);
+    mem_free(reader.plain);
+    for (int32_t i = 0; i < reader.nstacks; i++) {
+        mem_free(reader.stacks[i].name);
+        mem_free(reader.stacks[i].counts);
+    }
+    return status;
+}
+
+static int megatron_probe(const struct store_listing *listing, const struct store_entry *entry,
+                          struct slice start)
+{
+    (void)listing;
+    if (start.bytes)
+        return NOT_SURE;
+    if (!entry->directory)
+        return strcmp(entry->base, MEGATRON_TAG) == 0 ? SURE_OF_MEGATRON_TAG : NOT_SURE;
+    return megatron_is_rank_directory(entry->base) ? SURE_OF_MEGATRON_RANK : NOT_SURE;
+}
+
+/* Tensors of torch_dist are items of DCP. */
+static rsd_status megatron_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                                  struct stored_array *array)
+{
+    const struct catalog *catalog = &checkpoint->catalog;
+    size_t extent = catalog->tensors[tensor].first_extent + box;
+    return catalog->extents[extent].kind == EXTENT_ITEM
+               ? dcp_locate(checkpoint, tensor, box, array)
+               : catalog_locate(checkpoint, tensor, box, array);
+}
+
+const struct format format_megatron = {.id = RSD_FORMAT_MEGATRON,
+                                       .name = "megatron",
+                                       .probe = megatron_probe,
+                                       .open = megatron_open,
+                                       .locate = megatron_locate,
+                                       .open_stream = dcp_open_stream,
+                                       .read_item = dcp_read_item};

@@ -1,0 +1,101 @@
+/* rank_files.c - files of which each has one rank's part, known by the numbers in their names. */
+#include "rows.h"
+
+#include <string.h>
+
+/* More ranks than any job has; a name alone must not make us allocate for them. */
+enum { MAX_RANKS = 1 << 20 };
+
+static bool take_decimal(const char **text, int64_t *number)
+{
+    int64_t value = 0;
+    const char *at = *text;
+    for (; *at >= '0' && *at <= '9'; at++) {
+        value = 10 * value + (*at - '0');
+        if (value > INT32_MAX)
+            return false;
+    }
+    bool found = at != *text;
+    *text = at;
+    *number = value;
+    return found;
+}
+
+bool name_has_form(const char *name, const char *pattern, int64_t *numbers)
+{
+    for (; *pattern; pattern++) {
+        if (*pattern == '#') {
+            if (!take_decimal(&name, numbers++))
+                return false;
+        } else if (*pattern == '*') {
+            for (; *name; name++)
+                if (name_has_form(name, pattern + 1, numbers))
+                    return true;
+            return name_has_form(name, pattern + 1, numbers);
+        } else if (*name++ != *pattern) {
+            return false;
+        }
+    }
+    return *name == '\0';
+}
+
+/* Finds a file among those of the store, or adds it. */
+static rsd_status find_or_add_file(struct store *store, const struct string_map *known,
+                                   const char *name, uint32_t *file)
+{
+    struct slice text = {name, strlen(name)};
+    size_t number;
+    if (!string_map_find(known, text, &number))
+        return store_add_file(store, text, file);
+    *file = (uint32_t)number;
+    return RSD_OK;
+}
+
+static rsd_status take_rank_files(struct rank_files *ranks, struct store *store,
+                                  const struct store_listing *listing, const char *pattern,
+                                  const struct string_map *known)
+{
+    for (size_t i = 0; i < listing->n; i++) {
+        const struct store_entry *entry = &listing->entries[i];
+        int64_t numbers[2] = {0};
+        if (entry->directory || !name_has_form(entry->base, pattern, numbers) ||
+            numbers[0] != ranks->nranks)
+            continue;
+        if (numbers[1] >= ranks->nranks)
+            return fail(RSD_EFORMAT, "%s: rank %lld of %lld does not exist", entry->name,
+                        (long long)numbers[1], (long long)ranks->nranks);
+        if (ranks->files[numbers[1]] != UINT32_MAX)
+            return fail(RSD_EFORMAT, "%s: rank %lld has two files", entry->name,
+                        (long long)numbers[1]);
+        TRY(find_or_add_file(store, known, entry->name, &ranks->files[numbers[1]]));
+    }
+    return RSD_OK;
+}
+
+rsd_status rank_files_add(struct rank_files *ranks, struct store *store,
+                          const struct store_listing *listing, const char *pattern, int64_t nranks)
+{
+    if (nranks < 1 || nranks > MAX_RANKS)
+        return fail(RSD_EFORMAT, "number of ranks is %lld; expected 1 to %d", (long long)nranks,
+                    (int)MAX_RANKS);
+    ranks->files = mem_new((size_t)nranks, sizeof *ranks->files);
+    if (!ranks->files)
+        return RSD_ENOMEM;
+    ranks->nranks = nranks;
+    for (int64_t i = 0; i < nranks; i++)
+        ranks->files[i] = UINT32_MAX;
+    struct string_map known = {0};
+    rsd_status status = RSD_OK;
+    for (size_t i = 0; i < store->names.n && !status; i++)
+        status = string_map_add(&known, store->names.list[i], i);
+    if (!status)
+        status = take_rank_files(ranks, store, listing, pattern, &known);
+    string_map_drop(&known);
+    return status;
+}
+
+void rank_files_drop(struct rank_files *ranks)
+{
+    mem_free(ranks->files);
+    *ranks = (struct rank_files){0};
+}

@@ -1,0 +1,586 @@
+/* torch_tree.c - names what is nested in a torch.save file, and adds it to a catalog.
+ *
+ * The name of a tensor is its keys, joined by dots. These are visited:
+ *
+ *     dicts and their subclasses    by key; a key that is not a string or an integer is written as Python does
+ *     lists, tuples                 by index, if a tensor or dict is in them
+ *     modules of torch.nn           by the names that their state dicts have
+ *     other objects                 by attribute, if a tensor is in them
+ *
+ * Anything else is a value. A node that is referred to several times is visited as often, so the visits are
+ * limited by the length of the pickle. A node that contains itself is a value there.
+ */
+#include "rows.h"
+#include "torch_item.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_GROWTH = 64, START_NBYTES = 1 << 18, MAX_SEARCH_DEPTH = 400 };
+
+void torch_visit_start(struct torch_visit *visit, struct torch_file *file, struct catalog *catalog,
+                       uint32_t index)
+{
+    *visit = (struct torch_visit){.file = file,
+                                  .catalog = catalog,
+                                  .index = index,
+                                  .nodes_left = torch_file_max_visits(file),
+                                  .nbytes_left = START_NBYTES + file->pickle_nbytes * MAX_GROWTH};
+}
+
+void torch_visit_end(struct torch_visit *visit)
+{
+    mem_free(visit->without_tensor);
+    visit->without_tensor = NULL;
+}
+
+rsd_status torch_visit_reserve(struct torch_visit *visit, uint64_t nbytes)
+{
+    if (nbytes > visit->nbytes_left)
+        return fail(RSD_EFORMAT, "values are more than 64 times as long as their pickle");
+    visit->nbytes_left -= nbytes;
+    return RSD_OK;
+}
+
+/* ---- tensors ---- */
+
+/* Adds the path of the current node: its keys as JSON texts, its indices as numbers. */
+rsd_status torch_visit_path(struct torch_visit *visit, const char **out)
+{
+    struct text text = {0};
+    char *json;
+    if (visit->nsteps == 0)
+        return RSD_OK;
+    text_add(&text, "[");
+    for (size_t i = 0; i < visit->nsteps; i++) {
+        const struct torch_step *step = &visit->steps[i];
+        size_t n = step->end - step->begin;
+        text_add(&text, i ? ", " : "");
+        if (step->number)
+            text_add(&text, "%.*s", (int)n, visit->name + step->begin);
+        else
+            json_add_string(&text, visit->name + step->begin, n);
+    }
+    text_add(&text, "]");
+    TRY(text_take(&text, &json));
+    rsd_status status = budget_take_text(strlen(json)) ? RSD_OK : budget_fail();
+    if (!status)
+        status = torch_visit_reserve(visit, strlen(json));
+    if (!status)
+        status = catalog_copy_text(visit->catalog, json, out);
+    rsd_free(json);
+    return status;
+}
+
+struct slice torch_visit_name(const struct torch_visit *visit)
+{
+    return (struct slice){visit->name, visit->name_nbytes};
+}
+
+rsd_status torch_visit_add_refused(struct torch_visit *visit)
+{
+    struct catalog *catalog = visit->catalog;
+    char reason[300];
+    const char *kept;
+    snprintf(reason, sizeof reason, "%s", rsd_error());
+    TRY(torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_value)));
+    TRY(catalog_copy_text(catalog, reason, &kept));
+    TRY(catalog_add_value(catalog, torch_visit_name(visit), (struct extent){.kind = EXTENT_NONE},
+                          NULL));
+    struct stored_value *value = &catalog->values[catalog->nvalues - 1];
+    value->refused = kept;
+    return torch_visit_path(visit, &value->path);
+}
+
+rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c)
+{
+    static const int64_t origin[RSD_MAX_DIMS];
+    struct catalog *catalog = visit->catalog;
+    struct torch_view view;
+    struct stored_array array;
+    TRY(torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_array) +
+                                       sizeof(struct stored_tensor)));
+    rsd_status status = torch_file_find_tensor(visit->file, c, &view, &array);
+    if (status == RSD_EUNSUPPORTED)
+        return torch_visit_add_refused(visit);
+    TRY(status);
+    TRY(catalog_add_tensor(catalog, torch_visit_name(visit), view.dtype, view.ndim, view.shape));
+    TRY(torch_visit_path(visit, &catalog->tensors[catalog->ntensors - 1].path));
+    return catalog_add_array(catalog, origin, view.shape, visit->index, &array);
+}
+
+/* ---- values ---- */
+
+rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c)
+{
+    struct catalog *catalog = visit->catalog;
+    struct bytes pickle = {0};
+    char *json = NULL;
+    bool plain;
+    rsd_status status = pickle_to_json(&visit->file->tree, c, &json);
+    if (!status)
+        status = pickle_to_plain_pickle(&visit->file->tree, c, &pickle, &plain);
+    if (!status)
+        status = torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_value) +
+                                                pickle.n + (json ? strlen(json) : 0));
+    if (!status)
+        status = catalog_add_value(catalog, torch_visit_name(visit),
+                                   (struct extent){.kind = EXTENT_NONE}, json);
+    if (status) {
+        mem_free(json);
+        bytes_drop(&pickle);
+        return status;
+    }
+    if (plain)
+        catalog->values[catalog->nvalues - 1].pickle = pickle;
+    else
+        bytes_drop(&pickle);
+    return torch_visit_path(visit, &catalog->values[catalog->nvalues - 1].path);
+}
+
+rsd_status torch_visit_add_json(struct torch_visit *visit, char *json)
+{
+    struct catalog *catalog = visit->catalog;
+    struct bytes pickle = {0};
+    rsd_status status = pickle_write_json(json, &pickle);
+    if (!status)
+        status = torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_value) +
+                                                pickle.n + strlen(json));
+    if (!status)
+        status = catalog_add_value(catalog, torch_visit_name(visit),
+                                   (struct extent){.kind = EXTENT_NONE}, json);
+    if (status) {
+        bytes_drop(&pickle);
+        return status;
+    }
+    catalog->values[catalog->nvalues - 1].pickle = pickle;
+    return torch_visit_path(visit, &catalog->values[catalog->nvalues - 1].path);
+}
+
+/* ---- what a node contains ---- */
+
+/* Goes through the nodes that a node refers to. Starts with {tree, node}. */
+struct node_parts {
+    const struct pickle_tree *tree;
+    pickle_node node;
+    uint32_t at;
+    struct pickle_walk walk;
+};
+
+static bool is_instance_node(enum pickle_kind kind)
+{
+    return kind == NODE_CALL || kind == NODE_OBJECT;
+}
+
+static bool next_part(struct node_parts *parts, pickle_node *out)
+{
+    const struct pickle_tree *tree = parts->tree;
+    enum pickle_kind kind = pickle_kind(tree, parts->node);
+    uint32_t at = parts->at++;
+    if (kind == NODE_TUPLE) {
+        if (at >= pickle_count(tree, parts->node))
+            return false;
+        *out = pickle_item(tree, parts->node, at);
+        return true;
+    }
+    if (kind == NODE_LIST || kind == NODE_DICT) {
+        if (at == 0)
+            parts->walk = pickle_walk(tree, parts->node);
+        return pickle_walk_next(&parts->walk, out);
+    }
+    if (!is_instance_node(kind) || at >= 3)
+        return false;
+    *out = pickle_part(tree, parts->node, at == 0 ? NODE_ARGS : at == 1 ? NODE_STATE : NODE_ITEMS);
+    return true;
+}
+
+static bool is_any_tensor(const struct pickle_tree *tree, pickle_node c)
+{
+    return torch_view_is_tensor(tree, c) || torch_is_sharded(tree, c) ||
+           torch_is_odd_tensor(tree, c);
+}
+
+/* Returns the mark that says that a node was searched and has no tensor; NULL: it cannot have one. */
+static unsigned char *find_mark(struct torch_visit *visit, pickle_node c, unsigned char *bit)
+{
+    enum pickle_kind kind = pickle_kind(&visit->file->tree, c);
+    bool contains =
+        kind == NODE_TUPLE || kind == NODE_LIST || kind == NODE_DICT || is_instance_node(kind);
+    *bit = (unsigned char)(1 << (c >> 2 & 7));
+    return contains && c != PICKLE_EMPTY_TUPLE ? &visit->without_tensor[c >> 5] : NULL;
+}
+
+/* Says whether a tensor is in a node, at any depth. A node is searched once, unless a tensor is in it. */
+static bool search_tensor(struct torch_visit *visit, pickle_node c, int depth)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    unsigned char bit, *mark = find_mark(visit, c, &bit);
+    if (is_any_tensor(tree, c))
+        return true;
+    if (!mark || (*mark & bit))
+        return false;
+    if (depth > MAX_SEARCH_DEPTH) /* the visit fails there, so that nothing is left out */
+        return true;
+    *mark |= bit;
+    struct node_parts parts = {.tree = tree, .node = c};
+    pickle_node part;
+    while (next_part(&parts, &part))
+        if (search_tensor(visit, part, depth + 1)) {
+            *mark &= (unsigned char)~bit;
+            return true;
+        }
+    return false;
+}
+
+static rsd_status has_tensor(struct torch_visit *visit, pickle_node c, bool *found)
+{
+    if (!visit->without_tensor) {
+        size_t nnodes = visit->file->tree.nsegments << visit->file->tree.shift;
+        visit->without_tensor = mem_new(nnodes / 8 + 1, 1);
+        if (!visit->without_tensor)
+            return RSD_ENOMEM;
+    }
+    *found = search_tensor(visit, c, 0);
+    return RSD_OK;
+}
+
+/* Says whether a list or tuple has a tensor or dict in it, at any depth. */
+static bool has_parts(struct torch_visit *visit, pickle_node c, int depth)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    struct node_parts parts = {.tree = tree, .node = c};
+    pickle_node one;
+    while (next_part(&parts, &one)) {
+        enum pickle_kind kind = pickle_kind(tree, one);
+        if (visit->nodes_left == 0 || depth > TORCH_MAX_DEPTH)
+            return false;
+        visit->nodes_left--;
+        if (is_any_tensor(tree, one) || pickle_is_dict(tree, one) ||
+            ((kind == NODE_LIST || kind == NODE_TUPLE) && has_parts(visit, one, depth + 1)))
+            return true;
+    }
+    return false;
+}
+
+/* ---- names ---- */
+
+static rsd_status visit_node(struct torch_visit *visit, pickle_node c, size_t length);
+
+static rsd_status fail_depth(const struct torch_visit *visit)
+{
+    return fail(RSD_EFORMAT, "%.300s: nesting exceeds %d levels", visit->name,
+                (int)TORCH_MAX_DEPTH);
+}
+
+/* Returns the length of the name of the current node. */
+static size_t base_nbytes(const struct torch_visit *visit)
+{
+    return visit->nsteps ? visit->steps[visit->nsteps - 1].end : 0;
+}
+
+/* Adds a part to a name of `length` bytes. */
+static rsd_status push_step(struct torch_visit *visit, struct slice name, bool number,
+                            size_t length)
+{
+    size_t need = name.nbytes + (length ? 1 : 0);
+    if (!budget_take_text(need))
+        return budget_fail();
+    if (length + need >= sizeof visit->name)
+        return fail(RSD_ELIMIT, "name exceeds %d bytes", (int)TORCH_MAX_NAME_NBYTES);
+    if (length)
+        visit->name[length++] = '.';
+    memcpy(visit->name + length, name.bytes, name.nbytes);
+    visit->name[length + name.nbytes] = '\0';
+    if (visit->nsteps == sizeof visit->steps / sizeof *visit->steps)
+        return fail_depth(visit);
+    visit->steps[visit->nsteps++] =
+        (struct torch_step){length, length + name.nbytes, number, false};
+    return RSD_OK;
+}
+
+static rsd_status visit_named_node(struct torch_visit *visit, struct slice name, bool number,
+                                   pickle_node c, size_t length)
+{
+    TRY(push_step(visit, name, number, length));
+    rsd_status status = visit_node(visit, c, base_nbytes(visit));
+    visit->nsteps--;
+    return status;
+}
+
+/* Visits what a module has. Its name is added to that of the module, if that is in a module too. */
+static rsd_status visit_module_child(struct torch_visit *visit, struct slice name, pickle_node c,
+                                     size_t length)
+{
+    struct torch_step *last = visit->nsteps ? &visit->steps[visit->nsteps - 1] : NULL;
+    bool joins = last && last->module && last->end == length;
+    TRY(push_step(visit, name, false, length));
+    if (joins) {
+        visit->nsteps--;
+        last->end = visit->steps[visit->nsteps].end;
+    }
+    visit->steps[visit->nsteps - 1].module = true;
+    rsd_status status = visit_node(visit, c, base_nbytes(visit));
+    if (joins)
+        last->end = length;
+    else
+        visit->nsteps--;
+    return status;
+}
+
+/* Adds a key as Python writes it: None, 1.5, b'x', ('a', 0). False: it cannot be written. */
+static bool add_key_text(const struct pickle_tree *tree, pickle_node key, int depth,
+                         struct text *text)
+{
+    struct slice bytes = pickle_text(tree, key);
+    int64_t number;
+    double value;
+    char global[GLOBAL_TEXT_NCHARS];
+    if (depth > 8 || text->length > TORCH_MAX_NAME_NBYTES)
+        return false;
+    switch (pickle_kind(tree, key)) {
+    case NODE_ATOM:
+        text_add(text, "%s", key == PICKLE_NONE ? "None" : key == PICKLE_TRUE ? "True" : "False");
+        return true;
+    case NODE_INT:
+        if (pickle_as_i64(tree, key, &number))
+            text_add(text, "%lld", (long long)number);
+        return pickle_as_i64(tree, key, &number);
+    case NODE_FLOAT:
+        memcpy(&value, bytes.bytes, sizeof value);
+        text_add(text, "%.17g", value);
+        return true;
+    case NODE_STRING:
+        text_add(text, depth ? "'%.*s'" : "%.*s", (int)bytes.nbytes, bytes.bytes);
+        return !memchr(bytes.bytes, '\0', bytes.nbytes);
+    case NODE_TUPLE:
+        text_add(text, "(");
+        for (uint32_t i = 0; i < pickle_count(tree, key); i++) {
+            text_add(text, i ? ", " : "");
+            if (!add_key_text(tree, pickle_item(tree, key, i), depth + 1, text))
+                return false;
+        }
+        text_add(text, pickle_count(tree, key) == 1 ? ",)" : ")");
+        return true;
+    case NODE_GLOBAL:
+        text_add(text, "%s", pickle_global_text(tree, key, global));
+        return true;
+    case NODE_CALL:
+        return add_key_text(tree, pickle_part(tree, key, NODE_WHAT), depth + 1, text) &&
+               add_key_text(tree, pickle_part(tree, key, NODE_ARGS), depth + 1, text);
+    default:
+        return false;
+    }
+}
+
+static rsd_status visit_odd_key(struct torch_visit *visit, pickle_node key, pickle_node value,
+                                size_t length)
+{
+    struct text text = {0};
+    char *name;
+    bool named = add_key_text(&visit->file->tree, key, 0, &text);
+    TRY(text_take(&text, &name));
+    size_t n = strlen(name);
+    rsd_status status = RSD_OK;
+    if (named && n < TORCH_MAX_NAME_NBYTES)
+        status = visit_named_node(visit, (struct slice){name, n}, false, value, length);
+    else
+        status =
+            fail(RSD_EUNSUPPORTED, "%.300s: key of a dict cannot be written as text", visit->name);
+    rsd_free(name);
+    return status;
+}
+
+static rsd_status visit_dict(struct torch_visit *visit, pickle_node dict, size_t length)
+{
+    struct pickle_walk walk = pickle_walk(&visit->file->tree, dict);
+    pickle_node key, value;
+    while (pickle_walk_next_pair(&walk, &key, &value))
+        if (pickle_kind(&visit->file->tree, key) == NODE_STRING)
+            TRY(visit_named_node(visit, pickle_text(&visit->file->tree, key), false, value,
+                                 length));
+        else
+            TRY(visit_odd_key(visit, key, value, length));
+    return RSD_OK;
+}
+
+static rsd_status visit_list(struct torch_visit *visit, pickle_node list, size_t length)
+{
+    struct node_parts parts = {.tree = &visit->file->tree, .node = list};
+    pickle_node item;
+    for (uint32_t i = 0; next_part(&parts, &item); i++) {
+        char digits[24];
+        snprintf(digits, sizeof digits, "%u", i);
+        TRY(visit_named_node(visit, (struct slice){digits, strlen(digits)}, true, item, length));
+    }
+    return RSD_OK;
+}
+
+/* ---- objects ---- */
+
+/* Returns whether a buffer of a module is left out of its state dict. */
+static bool is_transient(const struct pickle_tree *tree, pickle_node transient, struct slice name)
+{
+    struct node_parts parts = {.tree = tree, .node = transient};
+    pickle_node item;
+    if (pickle_kind(tree, transient) == NODE_CALL) { /* set([...]) of protocol 2 */
+        pickle_node args = pickle_part(tree, transient, NODE_ARGS);
+        parts.node = pickle_count(tree, args) == 1 ? pickle_item(tree, args, 0) : PICKLE_NONE;
+    }
+    while (next_part(&parts, &item)) {
+        struct slice text = pickle_text(tree, item);
+        if (text.nbytes == name.nbytes && memcmp(text.bytes, name.bytes, name.nbytes) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Visits what a dict of a module has by the names that the state dict of the module has. */
+static rsd_status visit_module_part(struct torch_visit *visit, pickle_node dict,
+                                    pickle_node transient, size_t length)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, dict));
+    pickle_node key, value;
+    while (pickle_walk_next_pair(&walk, &key, &value)) {
+        struct slice name = pickle_text(tree, key);
+        bool found;
+        TRY(has_tensor(visit, value, &found));
+        if (found && !is_transient(tree, transient, name))
+            TRY(visit_module_child(visit, name, value, length));
+    }
+    return RSD_OK;
+}
+
+/* Visits the attributes in a dict that have a tensor in them. */
+static rsd_status visit_attributes(struct torch_visit *visit, pickle_node dict, bool module,
+                                   size_t length)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    pickle_node transient = pickle_find(tree, dict, "_non_persistent_buffers_set");
+    struct pickle_walk walk = pickle_walk(tree, dict);
+    pickle_node key, value;
+    while (pickle_kind(tree, dict) == NODE_DICT && pickle_walk_next_pair(&walk, &key, &value)) {
+        struct slice name = pickle_text(tree, key);
+        bool found, part = module && (slice_is(name, "_parameters") || slice_is(name, "_modules") ||
+                                      slice_is(name, "_buffers"));
+        if (part) {
+            TRY(visit_module_part(visit, value,
+                                  slice_is(name, "_buffers") ? transient : PICKLE_NONE, length));
+            continue;
+        }
+        TRY(has_tensor(visit, value, &found));
+        if (found && pickle_kind(tree, key) == NODE_STRING)
+            TRY(visit_named_node(visit, name, false, value, length));
+    }
+    return RSD_OK;
+}
+
+/* Visits an object with a tensor in it: its items, its attributes, and what it was made of. */
+static rsd_status visit_object(struct torch_visit *visit, pickle_node c, size_t length)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    pickle_node items = pickle_part(tree, c, NODE_ITEMS), state = pickle_part(tree, c, NODE_STATE),
+                args = pickle_part(tree, c, NODE_ARGS);
+    bool found, pair = pickle_kind(tree, state) == NODE_TUPLE && pickle_count(tree, state) == 2;
+    if (items != PICKLE_ABSENT)
+        TRY(pickle_kind(tree, items) == NODE_DICT ? visit_dict(visit, items, length)
+                                                  : visit_list(visit, items, length));
+    bool module = pickle_find(tree, state, "_parameters") != PICKLE_ABSENT &&
+                  pickle_find(tree, state, "_modules") != PICKLE_ABSENT;
+    for (uint32_t i = 0; i < 2 && pair; i++)
+        TRY(visit_attributes(visit, pickle_item(tree, state, i), false, length));
+    if (!pair && pickle_kind(tree, state) == NODE_DICT)
+        return visit_attributes(visit, state, module, length);
+    TRY(has_tensor(visit, args, &found));
+    if (found)
+        TRY(visit_list(visit, args, length));
+    if (pair || state == PICKLE_ABSENT)
+        return RSD_OK;
+    TRY(has_tensor(visit, state, &found));
+    return found ? visit_named_node(visit, (struct slice){"state", 5}, false, state, length)
+                 : RSD_OK;
+}
+
+/* ---- nodes ---- */
+
+/* Says whether the node is one of those in which the current node is. */
+static bool is_on_path(const struct torch_visit *visit, pickle_node c)
+{
+    for (size_t i = 0; i < visit->ncontainers; i++)
+        if (visit->containers[i] == c)
+            return true;
+    return false;
+}
+
+static rsd_status visit_leaf(struct torch_visit *visit, pickle_node c, size_t length)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    bool tensor = is_any_tensor(tree, c);
+    rsd_status status = RSD_OK;
+    visit->name_nbytes = length;
+    if (length == 0) /* the file is one tensor or one value */
+        visit->name_nbytes =
+            (size_t)snprintf(visit->name, sizeof visit->name, "%s", tensor ? "tensor" : "value");
+    if (tensor)
+        status = visit->on_tensor ? visit->on_tensor(visit, c) : torch_visit_add_tensor(visit, c);
+    else
+        status = visit->on_value ? visit->on_value(visit, c) : torch_visit_add_value(visit, c);
+    return status ? fail_in(status, "%.300s: ", visit->name) : RSD_OK;
+}
+
+static rsd_status visit_container(struct torch_visit *visit, pickle_node c, size_t length)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    enum pickle_kind kind = pickle_kind(tree, c);
+    bool found = false;
+    if (pickle_is_dict(tree, c)) {
+        if (kind != NODE_DICT)
+            TRY(has_tensor(visit, pickle_part(tree, c, NODE_STATE), &found));
+        return found ? visit_object(visit, c, length)
+                     : visit_dict(visit, pickle_dict_items(tree, c), length);
+    }
+    if (kind == NODE_LIST || kind == NODE_TUPLE)
+        return has_parts(visit, c, 0) ? visit_list(visit, c, length) : visit_leaf(visit, c, length);
+    TRY(has_tensor(visit, c, &found));
+    return found ? visit_object(visit, c, length) : visit_leaf(visit, c, length);
+}
+
+static rsd_status visit_node(struct torch_visit *visit, pickle_node c, size_t length)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    enum pickle_kind kind = pickle_kind(tree, c);
+    bool contains =
+        kind == NODE_DICT || kind == NODE_LIST || kind == NODE_TUPLE || is_instance_node(kind);
+    if (visit->nodes_left == 0)
+        return fail(RSD_EFORMAT, "%.300s: too many values for the length of the pickle",
+                    visit->name);
+    visit->nodes_left--;
+    if (!contains || is_any_tensor(tree, c) || is_on_path(visit, c))
+        return visit_leaf(visit, c, length);
+    if (visit->ncontainers == sizeof visit->containers / sizeof *visit->containers)
+        return fail_depth(visit);
+    visit->containers[visit->ncontainers++] = c;
+    rsd_status status = visit_container(visit, c, length);
+    visit->ncontainers--;
+    return status;
+}
+
+/* ---- the visit ---- */
+
+rsd_status torch_visit_enter(struct torch_visit *visit, struct slice part, bool number)
+{
+    return push_step(visit, part, number, base_nbytes(visit));
+}
+
+void torch_visit_leave(struct torch_visit *visit)
+{
+    visit->nsteps--;
+}
+
+rsd_status torch_visit_run(struct torch_visit *visit, pickle_node c)
+{
+    size_t n = base_nbytes(visit);
+    visit->name[n] = '\0';
+    visit->ncontainers = 0;
+    return visit_node(visit, c, n);
+}

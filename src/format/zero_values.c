@@ -1,0 +1,311 @@
+/* zero_values.c - optimizer states and values of DeepSpeed's checkpoints. */
+#include "zero.h"
+
+#include <stdio.h>
+#include <string.h>
+
+rsd_status zero_visit(struct torch_visit *visit, pickle_node node, const char *prefix,
+                      struct slice name)
+{
+    if (*prefix)
+        TRY(torch_visit_enter(visit, (struct slice){prefix, strlen(prefix)}, false));
+    TRY(torch_visit_enter(visit, name, false));
+    TRY(torch_visit_run(visit, node));
+    torch_visit_leave(visit);
+    if (*prefix)
+        torch_visit_leave(visit);
+    return RSD_OK;
+}
+
+/* ---- optimizer states ---- */
+
+/* Writes "optimizer.state.NAME.KEY". */
+static rsd_status make_state_name(struct slice param, struct slice key, char *name, size_t capacity,
+                                  struct slice *out)
+{
+    int n = snprintf(name, capacity, "optimizer.state.%.*s.%.*s", (int)param.nbytes, param.bytes,
+                     (int)key.nbytes, key.bytes);
+    if (n < 0 || (size_t)n >= capacity)
+        return fail(RSD_ELIMIT, "name exceeds %zu bytes", capacity - 1);
+    *out = (struct slice){name, (size_t)n};
+    return RSD_OK;
+}
+
+static rsd_status add_state_tensors(struct zero_reader *reader)
+{
+    const struct zero_list *list = &reader->trained;
+    char text[TORCH_MAX_NAME_NBYTES];
+    struct slice name;
+    for (size_t i = 0; i < list->n; i++)
+        for (uint32_t state = 1; state < list->set.keys.n; state++) {
+            const struct flat_run *runs = zero_find_runs(list, &list->params[i], state);
+            if (!runs)
+                continue;
+            TRY(make_state_name(list->params[i].name, list->set.keys.list[state], text, sizeof text,
+                                &name));
+            TRY(zero_add_tensor(reader, list, &list->params[i], name, runs));
+        }
+    return RSD_OK;
+}
+
+/* Adds vectors that have no element for each one of the parameters, such as the errors of 1-bit Adam. */
+static rsd_status add_other_vectors(struct zero_reader *reader)
+{
+    const struct flat_set *set = &reader->trained.set;
+    for (size_t i = 0; i < set->nruns; i++) {
+        const struct flat_run *run = &set->runs[i];
+        char text[TORCH_MAX_NAME_NBYTES], owner[64];
+        struct slice name;
+        size_t n;
+        if (zero_is_param_state(&reader->trained,
+                                flat_set_find_runs(set, run->state, run->group, &n)))
+            continue;
+        n = (size_t)snprintf(owner, sizeof owner, "group%u.rank%u", run->group, run->rank);
+        TRY(make_state_name((struct slice){owner, n}, set->keys.list[run->state], text, sizeof text,
+                            &name));
+        TRY(catalog_add_tensor(reader->catalog, name, run->dtype, 1, &run->count));
+        TRY(catalog_add_range(reader->catalog, 0, run->count, run->file, run->array, 0));
+    }
+    return RSD_OK;
+}
+
+static rsd_status add_scalar_value(struct catalog *catalog, struct slice name, const char *json)
+{
+    struct bytes pickle = {0};
+    char *copy = mem_copy(json, strlen(json) + 1, 1);
+    if (!copy)
+        return RSD_ENOMEM;
+    rsd_status status = pickle_write_json(json, &pickle);
+    if (!status)
+        status = catalog_add_value(catalog, name, (struct extent){.kind = EXTENT_NONE}, copy);
+    if (status) {
+        mem_free(copy);
+        bytes_drop(&pickle);
+        return status;
+    }
+    catalog->values[catalog->nvalues - 1].pickle = pickle;
+    return RSD_OK;
+}
+
+/* Adds the numbers of a group for each of its parameters. */
+static rsd_status add_state_scalars(struct zero_reader *reader)
+{
+    const struct zero_list *list = &reader->trained;
+    char text[TORCH_MAX_NAME_NBYTES];
+    struct slice name;
+    size_t first = 0;
+    for (size_t k = 0; k < list->set.nscalars; k++) {
+        const struct flat_scalar *scalar = &list->set.scalars[k];
+        while (first > 0 && list->params[first - 1].vector >= scalar->group)
+            first--;
+        while (first < list->n && list->params[first].vector < scalar->group)
+            first++;
+        for (size_t i = first; i < list->n && list->params[i].vector == scalar->group; i++) {
+            TRY(make_state_name(list->params[i].name, list->set.keys.list[scalar->state], text,
+                                sizeof text, &name));
+            TRY(add_scalar_value(reader->catalog, name, scalar->json));
+        }
+    }
+    return RSD_OK;
+}
+
+/* ---- values of the optimizer ---- */
+
+/* Returns the number of the first parameter of a group. Parameters are in the order of groups. */
+static size_t first_of_group(const struct zero_list *list, int64_t group)
+{
+    size_t lo = 0, hi = list->n;
+    while (lo < hi) {
+        size_t middle = lo + (hi - lo) / 2;
+        if (list->params[middle].group < group)
+            lo = middle + 1;
+        else
+            hi = middle;
+    }
+    return lo;
+}
+
+/* Adds the params of a group: names in place of the numbers of vectors. */
+static rsd_status add_param_names(struct torch_visit *visit, pickle_node ids)
+{
+    const struct zero_reader *reader = visit->context;
+    const struct pickle_tree *tree = &visit->file->tree;
+    const struct zero_list *list = &reader->trained;
+    struct pickle_walk walk = pickle_walk(tree, ids);
+    struct text text = {0};
+    char *json;
+    pickle_node item;
+    int64_t id;
+    text_add(&text, "[");
+    while (pickle_walk_next(&walk, &item) && pickle_as_i64(tree, item, &id))
+        for (size_t i = first_of_group(list, id); i < list->n && list->params[i].group == id; i++) {
+            rsd_status status = torch_visit_reserve(visit, list->params[i].name.nbytes + 4);
+            if (status) {
+                text_drop(&text);
+                return status;
+            }
+            text_add(&text, "%s", text.length > 1 ? ", " : "");
+            json_add_string(&text, list->params[i].name.bytes, list->params[i].name.nbytes);
+        }
+    text_add(&text, "]");
+    TRY(text_take(&text, &json));
+    rsd_status status = add_scalar_value(visit->catalog, torch_visit_name(visit), json);
+    rsd_free(json);
+    return status;
+}
+
+static rsd_status add_group_value(struct torch_visit *visit, pickle_node c)
+{
+    if (pickle_kind(&visit->file->tree, c) == NODE_LIST && has_suffix(visit->name, ".params"))
+        return add_param_names(visit, c);
+    return torch_visit_add_value(visit, c);
+}
+
+/* Returns whether a key of the optimizer says how vectors are cut. */
+static bool is_layout_key(struct slice key)
+{
+    static const char *const keys[] = {"base_optimizer_state",
+                                       "optimizer_state_dict",
+                                       "single_partition_of_fp32_groups",
+                                       "fp32_flat_groups",
+                                       "zero_stage",
+                                       "group_paddings",
+                                       "param_alignment_paddings",
+                                       "partition_count",
+                                       "param_slice_mappings",
+                                       "param_groups"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (slice_is(key, keys[i]))
+            return true;
+    return false;
+}
+
+/* Adds the values of optimizer_state_dict, or of optimizer_state.pt of a universal checkpoint. */
+static rsd_status add_optimizer_values(struct zero_reader *reader, struct torch_visit *visit,
+                                       pickle_node states)
+{
+    const struct pickle_tree *tree = &visit->file->tree;
+    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, states));
+    pickle_node key, value, groups = zero_find_key(tree, states, "param_groups");
+    const char *const optimizers[] = {"base_optimizer_state", "optimizer_state_dict"};
+    for (size_t i = 0; i < 2 && groups == PICKLE_ABSENT; i++)
+        groups = zero_find_key(tree, zero_find_key(tree, states, optimizers[i]), "param_groups");
+    visit->context = reader;
+    visit->on_value = add_group_value;
+    if (groups != PICKLE_ABSENT)
+        TRY(zero_visit(visit, groups, "optimizer", (struct slice){"param_groups", 12}));
+    visit->on_value = NULL;
+    while (pickle_is_dict(tree, states) && pickle_walk_next_pair(&walk, &key, &value)) {
+        struct slice text = pickle_text(tree, key);
+        if (pickle_kind(tree, key) == NODE_STRING && !is_layout_key(text))
+            TRY(zero_visit(visit, value, "optimizer", text));
+    }
+    return RSD_OK;
+}
+
+/* Adds the step of a universal checkpoint that has no step.pt: it is in optimizer_state.pt. */
+static rsd_status add_common_step(struct zero_reader *reader, struct torch_file *file,
+                                  uint32_t index)
+{
+    const struct pickle_tree *tree = &file->tree;
+    struct zero_list *list = &reader->trained;
+    pickle_node optimizer = zero_find_key(tree, file->root, "optimizer_state_dict");
+    pickle_node states = zero_find_key(tree, optimizer, "state"), key, value;
+    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, states));
+    if (list->set.nscalars > 0 || !pickle_is_dict(tree, states) ||
+        !pickle_walk_next_pair(&walk, &key, &value))
+        return RSD_OK;
+    pickle_node step = zero_find_key(tree, value, "step");
+    for (uint32_t i = 0; i < list->n && step != PICKLE_ABSENT; i++)
+        TRY(flat_set_add_state(&list->set, (struct slice){"step", 4}, i, 0, file, index, step));
+    return RSD_OK;
+}
+
+/* Adds the values of a file of the optimizer. */
+static rsd_status add_optimizer_file(struct zero_reader *reader, uint32_t index)
+{
+    struct torch_file file;
+    struct torch_visit visit;
+    rsd_status status = torch_file_open(&file, reader->store, index);
+    if (status)
+        return store_fail_in(reader->store, index, status);
+    torch_visit_start(&visit, &file, reader->catalog, index);
+    if (reader->files.universal)
+        status = add_common_step(reader, &file, index);
+    if (!status)
+        status = add_optimizer_values(
+            reader, &visit,
+            reader->files.universal ? file.root
+                                    : zero_find_key(&file.tree, file.root, "optimizer_state_dict"));
+    torch_visit_end(&visit);
+    torch_file_close(&file);
+    return status ? store_fail_in(reader->store, index, status) : RSD_OK;
+}
+
+rsd_status zero_add_states(struct zero_reader *reader)
+{
+    uint32_t index = reader->files.optimizer_state;
+    if (!reader->files.universal && reader->files.noptim > 0)
+        index = reader->files.optim[0];
+    TRY(add_state_tensors(reader));
+    TRY(add_other_vectors(reader));
+    if (index != UINT32_MAX)
+        TRY(add_optimizer_file(reader, index));
+    return add_state_scalars(reader);
+}
+
+/* ---- values of the model file ---- */
+
+/* Returns whether a key of the model file is read otherwise, or says how tensors are stored. */
+static bool is_model_key(struct slice key)
+{
+    static const char *const keys[] = {"module",
+                                       "buffer_names",
+                                       "param_shapes",
+                                       "frozen_param_shapes",
+                                       "frozen_param_fragments",
+                                       "shared_params"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (slice_is(key, keys[i]))
+            return true;
+    return false;
+}
+
+/* Adds a number without dims as a value, as for other stages; any other tensor as it is. */
+static rsd_status add_plain_state(struct torch_visit *visit, pickle_node c)
+{
+    struct torch_view view;
+    char *json = NULL;
+    if (!has_suffix(visit->name, ".step") || !torch_view_is_tensor(&visit->file->tree, c))
+        return torch_visit_add_tensor(visit, c);
+    TRY(torch_view_read(&visit->file->tree, c, &view));
+    if (view.ndim == 0)
+        TRY(flat_read_scalar(visit->file, visit->index, c, &json));
+    if (!json)
+        return torch_visit_add_tensor(visit, c);
+    rsd_status status = add_scalar_value(visit->catalog, torch_visit_name(visit), json);
+    rsd_free(json);
+    return status;
+}
+
+rsd_status zero_add_model_values(struct zero_reader *reader, struct torch_visit *visit)
+{
+    const struct pickle_tree *tree = &reader->model.tree;
+    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, reader->model.root));
+    pickle_node key, value;
+    while (pickle_walk_next_pair(&walk, &key, &value)) {
+        struct slice text = pickle_text(tree, key);
+        size_t known;
+        bool optimizer = slice_is(text, "optimizer");
+        if (pickle_kind(tree, key) != NODE_STRING)
+            return fail(RSD_EFORMAT, "model states have a key that is not a name");
+        if (is_model_key(text) || (optimizer && value == PICKLE_NONE))
+            continue;
+        /* What the user saved may have the name of a tensor of the model. */
+        bool taken = string_map_find(&reader->entries_by_name, text, &known);
+        visit->on_tensor = optimizer ? add_plain_state : NULL;
+        TRY(zero_visit(visit, value, taken ? "client_state" : "", text));
+        visit->on_tensor = NULL;
+    }
+    return RSD_OK;
+}

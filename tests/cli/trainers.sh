@@ -1,0 +1,23 @@
+# Checkpoints of DeepSpeed and Megatron: what is shown, read and refused.
+try inspect $GOLDEN/ds_z3/ckpt
+try merge $GOLDEN/ds_z1/ckpt fp32
+try merge $GOLDEN/ds_z1/ckpt/global_step3 model --dtype model -q
+try diff fp32 model
+try diff $GOLDEN/ds_z1/ckpt $GOLDEN/ds_z1/truth.safetensors
+try verify $GOLDEN/ds_universal_z3/ckpt
+try inspect $GOLDEN/ds_z3/ckpt --dtype model
+try inspect $GOLDEN/ds_z3/ckpt --dtype f16
+cp -r $GOLDEN/ds_z3/ckpt broken && rm broken/global_step3/bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt
+try inspect broken
+try inspect $GOLDEN/mcore_legacy_tp_pp/ckpt decoder.layers.3.mlp.linear_fc1.weight
+try merge $GOLDEN/mcore_legacy_tp_pp/ckpt merged --vocab-size 29
+try inspect merged embedding.word_embeddings.weight
+try merge $GOLDEN/mcore_legacy_tp_pp/ckpt none --vocab-size 33
+try merge $GOLDEN/mcore_legacy_tp_pp/ckpt none --vocab-size many
+try merge $GOLDEN/mcore_dist_tp_pp/ckpt unstacked --unstack --vocab-size 29 -q
+try inspect unstacked
+try convert $GOLDEN/mcore_dist_tp_pp/ckpt dcp --format dcp -q
+ls -A dcp
+mkdir root && cp -r dcp root/iter_0000005 && echo 5 > root/latest_checkpointed_iteration.txt
+try diff root $GOLDEN/mcore_dist_tp_pp/ckpt
+try digest $GOLDEN/ds_z0/ckpt --only count
