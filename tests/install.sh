@@ -129,7 +129,7 @@ if has cmake; then
         skip "a C++17 program, with CMake" "no C++ compiler found"
     fi
     if [ -e "$build/reshard-mpi" ]; then
-        build_with_cmake C mlp_mpi.c "reshard::mpi;m"
+        build_with_cmake C redistribute_mpi.c reshard::mpi
         check "$([ -x "$work/app" ] && echo built)" built "a program with MPI, with CMake"
     else
         skip "a program with MPI, with CMake" "MPI is not installed"

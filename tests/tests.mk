@@ -41,7 +41,7 @@ test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLE
 	    CPP_EXAMPLE="$(addprefix $(CURDIR)/,$(CPP_EXAMPLE))" \
 	    RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" PLAIN_RESHARD="$(CURDIR)/$(BUILD)/reshard" RESHARD_MPI="$(CURDIR)/$(BUILD)/reshard-mpi" \
 	    MPI_TESTS="$(if $(MPI_FOUND),$(CURDIR)/$(BUILD)/asan/mpi)" \
-	    MPI_EXAMPLES="$(addprefix $(CURDIR)/,$(MPI_EXAMPLES))" \
+	    MPI_EXAMPLES="$(if $(MPI_FOUND),$(CURDIR)/$(BUILD)/examples)" \
 	    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)
 
 $(BUILD)/asan/test_%: $(BUILD)/asan/tests/test_%.o $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
