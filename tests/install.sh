@@ -79,6 +79,9 @@ if has doxygen; then
         "1 found" "the HTML has a search box that knows the functions"
 fi
 
+statuses=$(sed -n 's/^    RSD_\(E[A-Z]*\) = .*/## \1/p' "$tree/include/reshard.h")
+check "$(grep -x '## E[A-Z]*' "$tree/docs/errors.md" | sort)" "$(echo "$statuses" | sort)" "errors.md describes every status"
+
 run_app() { LD_LIBRARY_PATH=$lib "$work/app" "$@" 2>&1; }
 problem='f32[8,6] : 4:S0 -> 2x2:S0,S1'
 moved="48 elements on 4 ranks -> 48 elements on 4 ranks: 0 are wrong"
