@@ -16,7 +16,7 @@ _reshard_options()
     local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run
         --resume --verify --force --json --quiet --help $input"
     case $1 in
-    inspect) echo "--json --tree --svg --html --help $input" ;;
+    inspect) echo "--json --only --tree --svg --html --help $input" ;;
     plan) echo "--json --pairs --ranks --pieces --rank --ranks-per-node --no-picture --svg --html
         --format --compress --max-shard-size $target $common" ;;
     convert) echo "--format --compress --max-shard-size $target $common" ;;
@@ -24,7 +24,7 @@ _reshard_options()
     split) echo "$target $common" ;;
     verify) echo "--json --max-memory --threads --quiet --help $input" ;;
     diff | digest) echo "--only --json --max-memory --threads --quiet --help $input" ;;
-    extract) echo "--slice --cast --raw --force --help $input" ;;
+    extract) echo "--slice --only --cast --raw --force --help $input" ;;
     esac
 }
 

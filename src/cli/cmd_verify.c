@@ -43,8 +43,7 @@ struct verification {
     const char *paths[2];
     rsd_checkpoint *checkpoints[2];
     bool json, quiet;
-    rsd_rules *only;       /* NULL: all tensors */
-    const char *only_text; /* of --only */
+    struct name_filter only;
     rsd_io io;
     struct progress_line progress;
     long long threads;
@@ -74,16 +73,6 @@ static const struct option verify_options[] = {
     {NULL, 0, NULL, 0},
 };
 
-static int take_only(struct verification *request, const char *text)
-{
-    rsd_rules_free(request->only);
-    request->only = NULL;
-    request->only_text = text;
-    if (rsd_rules_new(NULL, &request->only) || rsd_rules_add(request->only, RSD_RULE_ONLY, text))
-        return cli_fail(request->verb->name, EXIT_USAGE, "%s", rsd_error());
-    return GO_ON;
-}
-
 /* Returns GO_ON or an exit code. */
 static int take_verify_option(struct verification *request, int option, char **argv)
 {
@@ -101,7 +90,7 @@ static int take_verify_option(struct verification *request, int option, char **a
         return request->verb->help == verify_help
                    ? cli_fail(verb, EXIT_USAGE,
                               "option --only is not valid for 'verify'; see reshard verify --help")
-                   : take_only(request, optarg);
+                   : name_filter_add(&request->only, verb, optarg);
     case MAX_MEMORY:
         return cli_parse_size(optarg, &request->io.max_nbytes)
                    ? GO_ON
@@ -137,35 +126,15 @@ static int read_verify_options(int argc, char **argv, struct verification *reque
 
 /* ---- selection ---- */
 
-static bool is_selected(const struct verification *request, const char *name)
-{
-    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor, .name = name};
-    rsd_tensor_target target = {.struct_nbytes = sizeof target};
-    return !request->only ||
-           (rsd_rules_map(request->only, &tensor, &target) == RSD_OK && target.keep);
-}
-
-static int64_t count_selected(const struct verification *request, const rsd_checkpoint *checkpoint)
-{
-    int64_t n = 0;
-    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        n += rsd_checkpoint_tensor(checkpoint, i, &tensor) == RSD_OK &&
-             is_selected(request, tensor.name);
-    }
-    return n;
-}
-
 /* Fails if --only selects nothing: success would be taken for an answer about the tensors that were meant. */
 static int check_selection(const struct verification *request)
 {
-    if (!request->only)
+    if (!request->only.rules)
         return EXIT_YES;
     for (int i = 0; i < request->verb->npaths; i++)
-        if (count_selected(request, request->checkpoints[i]))
+        if (name_filter_list(&request->only, request->checkpoints[i], NULL))
             return EXIT_YES;
-    return cli_fail(request->verb->name, EXIT_CANNOT, "--only '%s' matches no tensor",
-                    request->only_text);
+    return name_filter_fail(&request->only, request->verb->name);
 }
 
 /* Fails if a selected tensor cannot be read: an answer about the others would be taken for one about all. */
@@ -175,7 +144,7 @@ static int check_readable(const struct verification *request)
         const rsd_checkpoint *checkpoint = request->checkpoints[i];
         for (int64_t k = 0, index; k < rsd_checkpoint_nvalues(checkpoint); k++) {
             const char *name = rsd_checkpoint_value_name(checkpoint, k);
-            if (is_selected(request, name) &&
+            if (name_filter_selects(&request->only, name) &&
                 rsd_checkpoint_find(checkpoint, name, &index) == RSD_EUNSUPPORTED)
                 return cli_fail(request->verb->name, EXIT_CANNOT, "%s: %s", request->paths[i],
                                 rsd_error());
@@ -240,7 +209,7 @@ static rsd_status print_difference(void *context, const char *name, rsd_differen
                                         "dtype", "shape",     "element"};
     struct verification *request = context;
     progress_end(&request->progress);
-    if (!is_selected(request, name))
+    if (!name_filter_selects(&request->only, name))
         return RSD_OK;
     if (request->json) {
         fprintf(request->list, "%s{\"name\": ", request->nlisted ? ",\n  " : "\n  ");
@@ -264,7 +233,8 @@ static int run_diff(struct verification *request)
     progress_end(&request->progress);
     if (status)
         return cli_fail_status("diff", status);
-    long long ntensors = request->only ? count_selected(request, a) : report.ntensors;
+    long long ntensors =
+        request->only.rules ? name_filter_list(&request->only, a, NULL) : report.ntensors;
     if (request->json)
         printf("{\"differences\": [%s], \"tensors\": %lld}\n", finish_list(request), ntensors);
     if (request->nlisted == 0 && !request->json && !request->quiet)
@@ -301,17 +271,15 @@ static void print_digests(const struct digest_line *lines, size_t n, bool json)
 static int run_digest(struct verification *request)
 {
     rsd_checkpoint *checkpoint = request->checkpoints[0];
-    size_t all = (size_t)rsd_checkpoint_ntensors(checkpoint), n = 0;
+    size_t all = (size_t)rsd_checkpoint_ntensors(checkpoint);
     int64_t *tensors = cli_need_memory(calloc(all + 1, sizeof *tensors));
     struct digest_line *lines = cli_need_memory(calloc(all + 1, sizeof *lines));
     char(*digests)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(all + 1, sizeof *digests));
-    for (size_t i = 0; i < all; i++) {
+    size_t n = (size_t)name_filter_list(&request->only, checkpoint, tensors);
+    for (size_t i = 0; i < n; i++) {
         rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        if (rsd_checkpoint_tensor(checkpoint, (int64_t)i, &tensor) == RSD_OK &&
-            is_selected(request, tensor.name)) {
-            lines[n].name = tensor.name;
-            tensors[n++] = (int64_t)i;
-        }
+        if (rsd_checkpoint_tensor(checkpoint, tensors[i], &tensor) == RSD_OK)
+            lines[i].name = tensor.name;
     }
     rsd_status status = rsd_digest(checkpoint, (int64_t)n, tensors, &request->io, digests, NULL);
     progress_end(&request->progress);
@@ -370,7 +338,7 @@ static int run_verify_verb(const struct verify_verb *verb, int argc, char **argv
     rsd_checkpoint_close(request.checkpoints[0]);
     rsd_checkpoint_close(request.checkpoints[1]);
     rsd_pool_free(request.io.pool);
-    rsd_rules_free(request.only);
+    name_filter_drop(&request.only);
     fclose(request.list);
     free(request.list_text);
     return code;
