@@ -23,7 +23,8 @@ _reshard_options()
     merge) echo "--max-shard-size --all --config-from $common" ;;
     split) echo "$target $common" ;;
     verify) echo "--json --max-memory --threads --quiet --help $input" ;;
-    diff | digest) echo "--only --json --max-memory --threads --quiet --help $input" ;;
+    diff) echo "--rtol --atol --rename --only --json --max-memory --threads --quiet --help $input" ;;
+    digest) echo "--only --json --max-memory --threads --quiet --help $input" ;;
     extract) echo "--slice --only --cast --raw --force --help $input" ;;
     esac
 }
@@ -34,7 +35,7 @@ _reshard()
     [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
     local takes=" --from-mesh --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
-        --ranks-per-node --slice --dtype --vocab-size --from "
+        --ranks-per-node --slice --rtol --atol --dtype --vocab-size --from "
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local i count=0 checkpoint=
     takes=${takes//[[:space:]]/ }

@@ -109,16 +109,16 @@ int input_check_files(const char *verb, const char *path, const rsd_checkpoint *
 /* Says that links of all inputs may lead out of their directories. */
 void input_follow_links(void);
 
-/* ---- name_filter.c: --only ---- */
+/* ---- name_filter.c: --only and --rename ---- */
 
-/* The tensors that --only selects. Starts as {0}, which selects all. */
+/* The tensors that --only selects, and their new names. Starts as {0}, which selects all. */
 struct name_filter {
-    rsd_rules *rules;
-    const char *text; /* of the last --only */
+    rsd_rules *rules; /* NULL: neither option was passed */
+    const char *text; /* of the last --only; NULL: none */
 };
 
-/* Adds an expression: a name is selected if it contains a match of one of them. Returns GO_ON or an exit code. */
-int name_filter_add(struct name_filter *filter, const char *verb, const char *text);
+/* Adds a rule of ONLY or RENAME. Returns GO_ON or an exit code. */
+int name_filter_add(struct name_filter *filter, const char *verb, rsd_rule kind, const char *text);
 bool name_filter_selects(const struct name_filter *filter, const char *name);
 
 /* Writes the numbers of the selected tensors to `tensors`, which may be NULL, and returns how many they are. */

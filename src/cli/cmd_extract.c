@@ -87,7 +87,7 @@ static int read_extract_options(int argc, char **argv, struct extraction *reques
             request->slice = optarg;
             break;
         case ONLY:
-            if (name_filter_add(&request->only, "extract", optarg) != GO_ON)
+            if (name_filter_add(&request->only, "extract", RSD_RULE_ONLY, optarg) != GO_ON)
                 return EXIT_USAGE;
             break;
         case CAST:

@@ -44,7 +44,7 @@ static int read_inspect_options(int argc, char **argv, struct inspection *reques
             request->json = true;
             break;
         case ONLY:
-            if (name_filter_add(&request->only, "inspect", optarg) != GO_ON)
+            if (name_filter_add(&request->only, "inspect", RSD_RULE_ONLY, optarg) != GO_ON)
                 return EXIT_USAGE;
             break;
         case TREE:

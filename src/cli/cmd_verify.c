@@ -1,6 +1,7 @@
 /* cmd_verify.c - `reshard verify`, `diff` and `digest`: reads checkpoints, and compares or checks them. */
 #include "cli.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,8 @@
     "  -q, --quiet          Print no progress and no summary\n"                                    \
     "  -h, --help           Print this help\n"
 
-#define ONLY_HELP "  --only REGEX         Select tensors whose name contains a match\n"
+#define ONLY_HELP                                                                                  \
+    "  --only REGEX         Select tensors whose name contains a match. May be repeated\n"
 
 static const char verify_help[] =
     "usage: reshard verify [options] CHECKPOINT\n"
@@ -29,7 +31,13 @@ static const char diff_help[] =
     "tensor\n"
     "that differs, print the first element that differs, with both values. Exit status: 0 all are\n"
     "equal, 1 some differ.\n"
-    "\n" ONLY_HELP COMMON_HELP;
+    "\n"
+    "  --rtol X             Take floating-point elements as equal if |a - b| <= atol + rtol * "
+    "|b|,\n"
+    "                       also between dtypes. Default: 0\n"
+    "  --atol X             See --rtol. Default: 0\n"
+    "  --rename 's/A/B/'    Replace A by B in names of the first checkpoint. May be "
+    "repeated\n" ONLY_HELP COMMON_HELP;
 
 static const char digest_help[] =
     "usage: reshard digest [options] CHECKPOINT\n"
@@ -43,7 +51,8 @@ struct verification {
     const char *paths[2];
     rsd_checkpoint *checkpoints[2];
     bool json, quiet;
-    struct name_filter only;
+    struct name_filter only; /* and what --rename does to names */
+    double rtol, atol;
     rsd_io io;
     struct progress_line progress;
     long long threads;
@@ -60,18 +69,38 @@ struct verify_verb {
     int (*run)(struct verification *request);
 };
 
-enum { JSON = 256, MAX_MEMORY, THREADS, ONLY };
+enum { JSON = 256, MAX_MEMORY, THREADS, ONLY, RENAME, RTOL, ATOL };
 
 static const struct option verify_options[] = {
     {"json", no_argument, NULL, JSON},
     {"max-memory", required_argument, NULL, MAX_MEMORY},
     {"threads", required_argument, NULL, THREADS},
     {"only", required_argument, NULL, ONLY},
+    {"rename", required_argument, NULL, RENAME},
+    {"rtol", required_argument, NULL, RTOL},
+    {"atol", required_argument, NULL, ATOL},
     INPUT_OPTIONS,
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
+
+static int take_tolerance(const char *verb, const char *option, double *value)
+{
+    char *end;
+    *value = strtod(optarg, &end);
+    return end != optarg && !*end && *value >= 0 && *value < HUGE_VAL
+               ? GO_ON
+               : cli_fail(verb, EXIT_USAGE, "%s %s must be a number that is not negative", option,
+                          optarg);
+}
+
+/* Returns whether the verb has an option. */
+static bool has_verify_option(const struct verify_verb *verb, int option)
+{
+    bool diff = verb->npaths == 2, verify = verb->help == verify_help;
+    return option == ONLY ? !verify : option < RENAME || option > ATOL || diff;
+}
 
 /* Returns GO_ON or an exit code. */
 static int take_verify_option(struct verification *request, int option, char **argv)
@@ -87,10 +116,13 @@ static int take_verify_option(struct verification *request, int option, char **a
         request->json = true;
         return GO_ON;
     case ONLY:
-        return request->verb->help == verify_help
-                   ? cli_fail(verb, EXIT_USAGE,
-                              "option --only is not valid for 'verify'; see reshard verify --help")
-                   : name_filter_add(&request->only, verb, optarg);
+        return name_filter_add(&request->only, verb, RSD_RULE_ONLY, optarg);
+    case RENAME:
+        return name_filter_add(&request->only, verb, RSD_RULE_RENAME, optarg);
+    case RTOL:
+        return take_tolerance(verb, "--rtol", &request->rtol);
+    case ATOL:
+        return take_tolerance(verb, "--atol", &request->atol);
     case MAX_MEMORY:
         return cli_parse_size(optarg, &request->io.max_nbytes)
                    ? GO_ON
@@ -110,7 +142,12 @@ static int read_verify_options(int argc, char **argv, struct verification *reque
     const char *verb = request->verb->name;
     int npaths = request->verb->npaths;
     opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, ":hq", verify_options, NULL)) != -1;) {
+    for (int option, index = 0;
+         (option = getopt_long(argc, argv, ":hq", verify_options, &index)) != -1;) {
+        if (!has_verify_option(request->verb, option))
+            return cli_fail(verb, EXIT_USAGE,
+                            "option --%s is not valid for '%s'; see reshard %s --help",
+                            verify_options[index].name, verb, verb);
         int code = take_verify_option(request, option, argv);
         if (code != GO_ON)
             return code;
@@ -129,7 +166,7 @@ static int read_verify_options(int argc, char **argv, struct verification *reque
 /* Fails if --only selects nothing: success would be taken for an answer about the tensors that were meant. */
 static int check_selection(const struct verification *request)
 {
-    if (!request->only.rules)
+    if (!request->only.text)
         return EXIT_YES;
     for (int i = 0; i < request->verb->npaths; i++)
         if (name_filter_list(&request->only, request->checkpoints[i], NULL))
@@ -229,16 +266,24 @@ static int run_diff(struct verification *request)
     rsd_checkpoint *a = request->checkpoints[0], *b = request->checkpoints[1];
     int64_t ndiffer = 0;
     rsd_report report = {.struct_nbytes = sizeof report};
-    rsd_status status = rsd_diff(a, b, &request->io, print_difference, request, &ndiffer, &report);
+    rsd_diff_options options = {.struct_nbytes = sizeof options,
+                                .rtol = request->rtol,
+                                .atol = request->atol,
+                                .map = request->only.rules ? rsd_rules_map : NULL,
+                                .map_context = request->only.rules,
+                                .io = &request->io};
+    rsd_status status = rsd_diff(a, b, &options, print_difference, request, &ndiffer, &report);
     progress_end(&request->progress);
     if (status)
         return cli_fail_status("diff", status);
     long long ntensors =
-        request->only.rules ? name_filter_list(&request->only, a, NULL) : report.ntensors;
+        request->only.text ? name_filter_list(&request->only, a, NULL) : report.ntensors;
     if (request->json)
         printf("{\"differences\": [%s], \"tensors\": %lld}\n", finish_list(request), ntensors);
     if (request->nlisted == 0 && !request->json && !request->quiet)
-        fprintf(stderr, "%lld tensor%s equal in both\n", ntensors, ntensors == 1 ? " is" : "s are");
+        fprintf(stderr, "%lld tensor%s equal in both%s\n", ntensors,
+                ntensors == 1 ? " is" : "s are",
+                request->rtol > 0 || request->atol > 0 ? ", within the tolerance" : "");
     return request->nlisted ? EXIT_NO : EXIT_YES;
 }
 

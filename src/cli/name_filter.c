@@ -1,13 +1,14 @@
-/* name_filter.c - the tensors that --only selects, for verbs that have no other rules. */
+/* name_filter.c - --only and --rename of verbs that have no other rules. */
 #include "cli.h"
 
-int name_filter_add(struct name_filter *filter, const char *verb, const char *text)
+int name_filter_add(struct name_filter *filter, const char *verb, rsd_rule kind, const char *text)
 {
     if (!filter->rules && rsd_rules_new(NULL, &filter->rules))
         return cli_fail_status(verb, RSD_ENOMEM);
-    if (rsd_rules_add(filter->rules, RSD_RULE_ONLY, text))
+    if (rsd_rules_add(filter->rules, kind, text))
         return cli_fail(verb, EXIT_USAGE, "%s", rsd_error());
-    filter->text = text;
+    if (kind == RSD_RULE_ONLY)
+        filter->text = text;
     return GO_ON;
 }
 
