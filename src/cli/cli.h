@@ -168,7 +168,7 @@ struct npy_array {
     rsd_dtype dtype; /* one that npy_dtype has */
     int32_t ndim;
     int64_t shape[RSD_MAX_DIMS];
-    const void *bytes; /* dense and row-major */
+    void *bytes; /* dense and row-major */
     size_t nbytes;
 };
 

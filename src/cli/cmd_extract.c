@@ -194,7 +194,7 @@ static int fail_written(const char *path)
     return cli_fail("extract", EXIT_IO, "%s: %s", path, strerror(errno));
 }
 
-/* Reads a slice. The caller frees its bytes. */
+/* Reads a slice. The caller frees its bytes, also after a failure. */
 static int read_slice(const struct extraction *request, const struct tensor_slice *slice,
                       struct npy_array *array)
 {
@@ -205,8 +205,6 @@ static int read_slice(const struct extraction *request, const struct tensor_slic
     memcpy(array->shape, slice->shape, sizeof array->shape);
     rsd_status status =
         rsd_read(request->checkpoint, slice->name, &slice->box, slice->dtype, bytes, nbytes);
-    if (status)
-        free(bytes);
     return cli_fail_status("extract", status);
 }
 
@@ -224,15 +222,15 @@ static int write_slice_file(const struct extraction *request, const struct tenso
     struct npy_array array;
     struct out_file file = {.stream = stdout};
     int code = read_slice(request, slice, &array);
-    if (code)
-        return code;
     bool to_stdout = strcmp(path, "-") == 0;
-    bool fine = to_stdout || out_file_open(&file, path, request->force);
-    fine = fine && write_npy_or_bytes(request, file.stream, &array);
-    if (!to_stdout)
-        fine = out_file_close(&file, fine);
-    code = fine ? EXIT_YES : fail_written(path);
-    free((void *)(uintptr_t)array.bytes);
+    if (!code) {
+        bool fine = to_stdout || out_file_open(&file, path, request->force);
+        fine = fine && write_npy_or_bytes(request, file.stream, &array);
+        if (!to_stdout)
+            fine = out_file_close(&file, fine);
+        code = fine ? EXIT_YES : fail_written(path);
+    }
+    free(array.bytes);
     return code;
 }
 
@@ -245,10 +243,8 @@ static int write_archive(const struct extraction *request)
     for (size_t i = 0; i < request->n && fine && !code; i++) {
         struct npy_array array;
         code = read_slice(request, &request->slices[i], &array);
-        if (code)
-            break;
-        fine = npz_add(&npz, file.stream, request->slices[i].name, &array);
-        free((void *)(uintptr_t)array.bytes);
+        fine = !code && npz_add(&npz, file.stream, request->slices[i].name, &array);
+        free(array.bytes);
     }
     if (fine && !code)
         npz_finish(&npz, file.stream);

@@ -54,7 +54,8 @@ static size_t make_npy_header(const struct npy_array *array, char header[NPY_HEA
                                 "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }",
                                 npy_dtype(array->dtype), shape);
     size_t padded = (10 + n + 1 + 63) / 64 * 64 - 10;
-    memcpy(header, "\x93NUMPY\x01\x00", 8);
+    static const char magic[8] = {'\x93', 'N', 'U', 'M', 'P', 'Y', 1, 0};
+    memcpy(header, magic, sizeof magic);
     header[8] = (char)(padded & 255);
     header[9] = (char)(padded >> 8);
     memset(header + 10, ' ', padded);
