@@ -169,7 +169,7 @@ typedef int rsd_on_progress(void *context, const rsd_progress *progress);
 typedef struct rsd_io {
     size_t struct_nbytes; /* sizeof(rsd_io) */
     rsd_pool *pool;       /* NULL: the calling thread alone */
-    int64_t max_nbytes;   /* limit of the buffers of this process; 0: 256 MiB */
+    int64_t max_nbytes;   /* limit of the buffers of this process; 0: 256 MB */
     rsd_on_progress *on_progress;
     void *context;                         /* of on_progress */
     const struct rsd_transport *transport; /* NULL: this process alone; else see 6.7 */

@@ -8,7 +8,7 @@
 #define COMMON_HELP                                                                                \
     INPUT_HELP("       ")                                                                          \
     "  --json               Print one JSON object\n"                                               \
-    "  --max-memory SIZE    Limit buffers to SIZE. Default: 256MiB\n"                              \
+    "  --max-memory SIZE    Limit buffers to SIZE. Default: 256MB\n"                              \
     "  --threads N          Use N threads. Default: one per core, at most 16\n"                    \
     "  -q, --quiet          Print no progress and no summary\n"                                    \
     "  -h, --help           Print this help\n"
@@ -126,7 +126,7 @@ static int take_verify_option(struct verification *request, int option, char **a
     case MAX_MEMORY:
         return cli_parse_size(optarg, &request->io.max_nbytes)
                    ? GO_ON
-                   : cli_fail(verb, EXIT_USAGE, "--max-memory %s must be a size such as 256MiB",
+                   : cli_fail(verb, EXIT_USAGE, "--max-memory %s must be a size such as 256MB",
                               optarg);
     case THREADS:
         return cli_parse_number(optarg, 1, 4096, &request->threads)
