@@ -288,12 +288,20 @@ bool cli_has_option(const struct option *options, const char *argument);
 
 /* ---- draw.c: pictures in the terminal ---- */
 
-/* The bytes between ranks, as a square matrix: rows send, columns receive. */
+/* The bytes from ranks or files to ranks, as a matrix: rows send, columns receive. If there are too many, a row
+ * or column stands for a group. */
 struct traffic {
-    int64_t group, nrows; /* ranks per row, and rows */
-    double *moved, *kept,
-        most; /* bytes between ranks, bytes that stay on a rank, and the most moved */
+    int64_t nsenders, row_group, nrows;
+    int64_t nreceivers, column_group, ncolumns;
+    double *moved, *kept;         /* by row and column; bytes that stay on a rank are kept */
+    double most;                  /* the most that one square moves */
+    const char *const *row_names; /* of files; NULL: ranks */
 };
+
+/* Allocates a matrix for at most so many rows and columns. */
+void draw_open_traffic(struct traffic *traffic, int64_t nsenders, int64_t nreceivers,
+                       int64_t most_rows);
+void draw_add_traffic(struct traffic *traffic, int64_t from, int64_t to, double nbytes, bool kept);
 rsd_status draw_count_traffic(const rsd_plan *plan, int64_t most_rows, struct traffic *traffic);
 void draw_free_traffic(struct traffic *traffic);
 rsd_status draw_traffic(FILE *out, const rsd_plan *plan);
@@ -305,10 +313,18 @@ rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t tenso
 rsd_status draw_choose_dims(const rsd_checkpoint *checkpoint, int64_t tensor, int32_t *down,
                             int32_t *across);
 
-/* ---- page.c: the same pictures as files ---- */
+/* ---- page_traffic.c, page_boxes.c: pictures as files ---- */
 
 rsd_status page_write_traffic(const char *path, bool html, const rsd_plan *plan);
-rsd_status page_write_boxes(const char *path, bool html, const rsd_checkpoint *checkpoint,
-                            int64_t tensor);
+
+/* What ranks read of the files of a checkpoint. */
+rsd_status page_write_reads(const char *path, bool html, const struct traffic *traffic,
+                            const char *checkpoint, const char *totals);
+
+/* The file of each box of a tensor, and what each file contains. */
+rsd_status page_write_boxes(const char *path, bool html, const char *checkpoint_path,
+                            const rsd_checkpoint *checkpoint, int64_t tensor);
+rsd_status page_write_checkpoint(const char *path, bool html, const char *checkpoint_path,
+                                 const rsd_checkpoint *checkpoint);
 
 #endif

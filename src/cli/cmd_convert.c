@@ -12,7 +12,7 @@
     "  --strip-prefix TEXT   Remove TEXT from the start of names. May be repeated\n"               \
     "  --cast DTYPE          Convert floating-point tensors to bf16, f16, f32 or "                 \
     "f64\n" INPUT_HELP(                                                                            \
-        "        ") "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MB\n"             \
+        "        ") "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MB\n"              \
                     "  --threads N           Use N threads. Default: one per core, at most 16\n"   \
                     "  --dry-run             Report what would be done; write nothing\n"           \
                     "  --resume              Continue a run that was stopped\n"                    \

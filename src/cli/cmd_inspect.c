@@ -14,8 +14,9 @@ static const char inspect_help[] =
     "                    TENSOR only\n"
     "  --only REGEX      Select tensors and values whose name contains a match. May be repeated\n"
     "  --tree            Print names as a tree\n"
-    "  --svg FILE        With TENSOR: write a picture of its boxes to FILE as SVG\n"
-    "  --html FILE       With TENSOR: write that picture to FILE as an HTML page\n" INPUT_HELP(
+    "  --svg FILE        Write a picture to FILE as SVG: what each file contains, or the boxes of\n"
+    "                    TENSOR\n"
+    "  --html FILE       Write that picture and a table to FILE as an HTML page\n" INPUT_HELP(
         "    ") "  -h, --help        Print this help\n";
 
 struct inspection {
@@ -70,8 +71,8 @@ static int read_inspect_options(int argc, char **argv, struct inspection *reques
         return cli_fail("inspect", EXIT_USAGE, "--tree excludes --json and TENSOR");
     if (request->only.rules && request->tensor)
         return cli_fail("inspect", EXIT_USAGE, "--only excludes TENSOR");
-    if ((request->svg || request->html) && !request->tensor)
-        return cli_fail("inspect", EXIT_USAGE, "--svg and --html need TENSOR");
+    if ((request->svg || request->html) && request->only.rules)
+        return cli_fail("inspect", EXIT_USAGE, "--svg and --html exclude --only");
     return GO_ON;
 }
 
@@ -355,6 +356,17 @@ static int print_text_listing(struct listing *listing)
     return EXIT_YES;
 }
 
+static rsd_status write_checkpoint_pages(const struct inspection *request,
+                                         const rsd_checkpoint *checkpoint)
+{
+    rsd_status status = RSD_OK;
+    if (request->svg)
+        status = page_write_checkpoint(request->svg, false, request->path, checkpoint);
+    if (!status && request->html)
+        status = page_write_checkpoint(request->html, true, request->path, checkpoint);
+    return status;
+}
+
 static int list_checkpoint(const struct inspection *request, rsd_checkpoint *checkpoint)
 {
     struct listing listing = {.request = request, .checkpoint = checkpoint};
@@ -368,6 +380,8 @@ static int list_checkpoint(const struct inspection *request, rsd_checkpoint *che
     if (request->only.rules && !listing.n && !nvalues)
         code = cli_fail("inspect", EXIT_CANNOT, "--only '%s' matches no tensor and no value",
                         request->only.text);
+    else if (write_checkpoint_pages(request, checkpoint))
+        code = cli_fail_status("inspect", RSD_EINVAL);
     else
         code = request->json ? print_json_listing(&listing) : print_text_listing(&listing);
     free(listing.tensors);
@@ -385,9 +399,9 @@ static int inspect_tensor(const struct inspection *request, rsd_checkpoint *chec
         return cli_fail("inspect", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
     rsd_tensor_info tensor = need_tensor(checkpoint, index);
     if (request->svg)
-        status = page_write_boxes(request->svg, false, checkpoint, index);
+        status = page_write_boxes(request->svg, false, request->path, checkpoint, index);
     if (!status && request->html)
-        status = page_write_boxes(request->html, true, checkpoint, index);
+        status = page_write_boxes(request->html, true, request->path, checkpoint, index);
     if (status)
         return cli_fail_status("inspect", status);
     if (request->json) {

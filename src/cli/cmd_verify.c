@@ -8,7 +8,7 @@
 #define COMMON_HELP                                                                                \
     INPUT_HELP("       ")                                                                          \
     "  --json               Print one JSON object\n"                                               \
-    "  --max-memory SIZE    Limit buffers to SIZE. Default: 256MB\n"                              \
+    "  --max-memory SIZE    Limit buffers to SIZE. Default: 256MB\n"                               \
     "  --threads N          Use N threads. Default: one per core, at most 16\n"                    \
     "  -q, --quiet          Print no progress and no summary\n"                                    \
     "  -h, --help           Print this help\n"

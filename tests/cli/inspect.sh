@@ -41,7 +41,7 @@ try inspect nosuch
 try inspect nosuch --json
 try inspect .
 try inspect /dev/null
-try inspect "$in" --svg x.svg
+try inspect "$in" --svg x.svg --only up
 try inspect "$in" --tree --json
 try inspect "$in" --tree model.up.bias
 try inspect "$in" --frob
