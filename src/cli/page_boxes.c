@@ -388,7 +388,8 @@ static void print_group_legend(FILE *out, const struct checkpoint_page *page)
         char *text = cli_new_text(
             "%s: %lld tensor%s, %s", name, (long long)page->groups[i].ntensors,
             page->groups[i].ntensors == 1 ? "" : "s", cli_size_text(page->groups[i].nbytes));
-        double box[4] = {16 + (double)(i % 3) * 300, 56 + PAGE_LINE * (double)(i / 3), 14, 12};
+        size_t line = i / 3, column = i % 3;
+        double box[4] = {16 + 300 * (double)column, 56 + PAGE_LINE * (double)line, 14, 12};
         char *fill = cli_new_text("fill=\"hsl(%d,60%%,68%%)\"", page_hue((int64_t)i));
         x = box[0];
         page_print_rect(out, box, fill, NULL);
