@@ -150,6 +150,7 @@ static rsd_status diff_open_job(void *context, const struct batch_job *job,
     uint64_t limit = c->operation.tile_limit;
     TRY(transfer_open_whole(&compared->other, c->b, compared->b, compared->dtype, compare_block, c,
                             limit));
+    prefetch_tiles(&compared->other, 0, compared->other.ntiles);
     TRY(transfer_open_whole(transfer, c->a, compared->a, compared->dtype, read_other_block, c,
                             limit));
     transfer->sinks[0].index = job->id;
