@@ -104,6 +104,9 @@ static inline double seconds_now(void)
 
 /* ---- alloc.c ---- */
 
+/* The limit of the buffers of a call whose caller names none. */
+enum { DEFAULT_MAX_NBYTES = 256000000 };
+
 /* Returns zeroed memory for count elements, also if count is 0. On failure returns NULL and sets the error
  * text. */
 void *mem_new(size_t count, size_t element_nbytes);
