@@ -22,6 +22,7 @@ from .layout import Layout
 from .local import Local, Progress, Report
 from .slicing import Reading, Selection
 from .states import OPAQUE
+from .storage import Storage, handle_for
 from .transport import AnyTransport
 
 FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE,
@@ -236,7 +237,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
                  format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
                  take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
                  vocab_size: int = 0, from_rules: Sequence[str] = (),
-                 follow_links: bool = False) -> None:
+                 follow_links: bool = False, storage: Optional[Storage] = None) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"unknown format {format!r}; formats are {' '.join(FORMATS)}")
@@ -246,7 +247,8 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
             format=0 if format is None else FORMATS[format],
             metadata=None if metadata is None else _c.path_bytes(metadata), follow_links=follow_links, as_is=as_is,
             take_rank_0=take_rank_0, model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size,
-            nfrom_rules=len(rules), from_rules=(_c.Text * max(1, len(rules)))(*rules))), C.byref(handle))
+            nfrom_rules=len(rules), from_rules=(_c.Text * max(1, len(rules)))(*rules),
+            storage=handle_for(self.path, storage))), C.byref(handle))
         self._handle = handle.value
         self._lock, self._nusers = threading.Lock(), 0
         self._later: Optional[int] = None
@@ -474,7 +476,8 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
          format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
          take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
-         vocab_size: int = 0, from_rules: Sequence[str] = (), follow_links: bool = False) -> Checkpoint:
+         vocab_size: int = 0, from_rules: Sequence[str] = (), follow_links: bool = False,
+         storage: Optional[Storage] = None) -> Checkpoint:
     """Opens a checkpoint: a directory of DCP or safetensors, a torch.save file, the per-rank files of verl, SkyRL and
     FSDP, or a directory of DeepSpeed, Megatron or Orbax.
 
@@ -486,7 +489,10 @@ def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: 
 
     `model_dtype` reads DeepSpeed's parameters as the model file has them, not in fp32. `unstack` reads Megatron's
     stacked layers as one tensor per layer, and `vocab_size` so many rows of its padded vocabulary. `from_rules` has
-    rules "RE=S(1)" that say how its tensor-parallel ranks cut parameters that the library does not know."""
+    rules "RE=S(1)" that say how its tensor-parallel ranks cut parameters that the library does not know.
+
+    The path may be s3://BUCKET/PREFIX or https://HOST/PATH. `storage` has its credentials and limits. Default:
+    those of the environment."""
     return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0,
                       model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size, from_rules=from_rules,
-                      follow_links=follow_links)
+                      follow_links=follow_links, storage=storage)

@@ -106,6 +106,22 @@ typedef bool input_needs(const void *context, const rsd_tensor_info *tensor,
 int input_check_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
                       input_needs *needs, const void *context);
 
+/* ---- urls.c: paths that are URLs ---- */
+
+bool urls_is_url(const char *path);
+
+/* Removes the options that all verbs have for URLs. Returns GO_ON or an exit code. */
+int urls_take_options(const char *verb, int *argc, char **argv);
+
+/* If one of two paths is a URL, half of the memory is for data on its way. Returns what is left. */
+int64_t urls_limit_memory(const char *one, const char *other, int64_t max_nbytes);
+
+/* The storage for a path; NULL: it is a local one, and no other was a URL. */
+rsd_status urls_open_storage(const char *path, rsd_storage **storage);
+
+/* Whether something went over the network, and what. */
+bool urls_have_traffic(rsd_traffic *traffic);
+void urls_end(void);
 /* Says that links of all inputs may lead out of their directories. */
 void input_follow_links(void);
 
@@ -205,6 +221,7 @@ int command_verify(int argc, char **argv);
 int command_diff(int argc, char **argv);
 int command_digest(int argc, char **argv);
 int command_extract(int argc, char **argv);
+int command_uploads(int argc, char **argv);
 
 int command_plan_checkpoint(int argc, char **argv);
 
