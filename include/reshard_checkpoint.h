@@ -88,6 +88,7 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options
                                rsd_checkpoint **checkpoint);
 void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
 
+/* Returns the format that was detected. */
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint);
 
 /* A tensor of a checkpoint. Since 0.2. */
@@ -132,6 +133,7 @@ typedef struct rsd_extent {
     const char *transforms;
 } rsd_extent;
 
+/* Returns one of the nboxes stored boxes of a tensor. */
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
                               rsd_extent *extent);
 
