@@ -212,6 +212,8 @@ static rsd_status find_mesh_rank(struct torch_file *file, pickle_node tensor, in
         return RSD_ENOMEM;
     rsd_status status =
         store_read(file->range.store, file->range.file, array.offset, record, (size_t)array.nbytes);
+    if (!status && !budget_take((uint64_t)n))
+        status = budget_fail();
     if (!status)
         *found = search_rank(view, &array, record, n, rank, index);
     mem_free(record);
@@ -433,6 +435,9 @@ static rsd_status add_local_boxes(const rsd_layout *layout, int64_t position,
         if (!mul_i64(nspans, max_i64(cuts_nspans_bound(&layout->cuts[d]), 1), &nspans) ||
             nspans > MAX_SPANS)
             return fail(RSD_ELIMIT, "tensor is cut into more than %d boxes", (int)MAX_SPANS);
+    if (!budget_take((uint64_t)nspans) ||
+        !budget_take_memory((uint64_t)nspans * (sizeof *shards + sizeof *out->boxes)))
+        return budget_fail();
     TRY(rsd_layout_boxes(layout, (int32_t)position, &shards, &nshards));
     rsd_status status = RSD_OK;
     for (int64_t i = 0; i < nshards && !status; i++) {
@@ -442,6 +447,7 @@ static rsd_status add_local_boxes(const rsd_layout *layout, int64_t position,
         status = add_rank_box(out, &capacity, shards[i].box.lo, shards[i].box.len, &one);
     }
     rsd_free(shards);
+    budget_return_memory((uint64_t)nspans * (sizeof *shards + sizeof *out->boxes));
     return status;
 }
 
