@@ -162,8 +162,8 @@ typedef enum rsd_dtype {
 } rsd_dtype;
 /* clang-format on */
 
-/* Return the name in the notation, such as "f32" (NULL if the dtype is invalid), the bytes of one element (0
- * if it is invalid), and the dtype of a name (EINVAL if it is unknown). */
+/* Return the name in the notation, such as "f32" (NULL if the dtype is invalid), the bytes of one element (0 if it is
+ * invalid), and the dtype of a name, also of PyTorch's and NumPy's, such as "float32" (EINVAL if it is unknown). */
 const char *rsd_dtype_name(rsd_dtype dtype);
 size_t rsd_dtype_nbytes(rsd_dtype dtype);
 rsd_status rsd_dtype_parse(const char *name, rsd_dtype *dtype);
@@ -279,8 +279,9 @@ typedef enum rsd_reduce {
 } rsd_reduce;
 /* clang-format on */
 
-/* Returns "sum", "avg", ..., or NULL if the reduction is invalid. */
+/* Return "sum", "avg", ... (NULL if the reduction is invalid), and the reduction of such a name, "mean" or "prod". */
 const char *rsd_reduce_name(rsd_reduce reduce);
+rsd_status rsd_reduce_parse(const char *name, rsd_reduce *reduce);
 
 /* What one mesh axis does to a tensor. Fields that a kind does not use are ignored. A negative dim counts
  * from the end. */

@@ -89,7 +89,7 @@ void rsd_arena_free(rsd_arena *arena);
 typedef struct rsd_exchange_options {
     size_t struct_nbytes; /* use RSD_INIT */
     int64_t
-        max_nbytes; /* of buffers for messages, on this rank; 0: 256 MiB. The smallest of all ranks is used */
+        max_nbytes; /* of buffers for messages, on this rank; 0: 256 MB. The smallest of all ranks is used */
     double timeout;         /* seconds without progress after which a call fails; 0: 300 */
     const rsd_arena *arena; /* of this rank; NULL: none */
     int64_t node; /* ranks with equal numbers share memory; 0: detected; -1: shares none */
