@@ -21,7 +21,7 @@ _reshard_options()
         --format --compress --max-shard-size $target $common" ;;
     convert) echo "--format --compress --max-shard-size $target $common" ;;
     merge) echo "--max-shard-size --all --config-from $common" ;;
-    split) echo "$target $common" ;;
+    split) echo "--config-from $target $common" ;;
     verify) echo "--json --max-memory --threads --quiet --help $input" ;;
     diff) echo "--rtol --atol --rename --only --json --max-memory --threads --quiet --help $input" ;;
     digest) echo "--only --json --max-memory --threads --quiet --help $input" ;;
