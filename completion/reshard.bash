@@ -11,7 +11,8 @@ _reshard_tensors()
 
 _reshard_options()
 {
-    local input="--follow-links --as-is --take-rank-0 --dtype --unstack --vocab-size --from --from-mesh"
+    local input="--follow-links --as-is --take-rank-0 --dtype --unstack --vocab-size --from --from-mesh
+        --names --heads"
     local target="--mesh --place --rules --preset --default"
     local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run
         --resume --verify --force --json --quiet --help $input"
@@ -24,17 +25,18 @@ _reshard_options()
     split) echo "$target $common" ;;
     verify) echo "--json --max-memory --threads --quiet --help $input" ;;
     diff | digest) echo "--only --json --max-memory --threads --quiet --help $input" ;;
+    names) echo "--help" ;;
     extract) echo "--slice --cast --raw --force --help $input" ;;
     esac
 }
 
 _reshard()
 {
-    local verbs="inspect plan convert merge split verify diff digest extract"
+    local verbs="inspect plan convert merge split verify diff digest extract names"
     [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
     local takes=" --from-mesh --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
-        --ranks-per-node --slice --dtype --vocab-size --from "
+        --ranks-per-node --slice --dtype --vocab-size --from --names --heads "
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local i count=0 checkpoint=
     takes=${takes//[[:space:]]/ }
@@ -50,6 +52,7 @@ _reshard()
     --compress) mapfile -t COMPREPLY < <(compgen -W "none zstd" -- "$current") ;;
     --dtype) mapfile -t COMPREPLY < <(compgen -W "model" -- "$current") ;;
     --cast) mapfile -t COMPREPLY < <(compgen -W "bf16 f16 f32 f64" -- "$current") ;;
+    --names) mapfile -t COMPREPLY < <(compgen -f -W "megatron-llama fused-llama" -- "$current") ;;
     --config-from) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
     --rules | --svg | --html) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
     esac
@@ -69,6 +72,10 @@ _reshard()
             ;;
         esac
     done
+    if [[ $verb == names ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "megatron-llama fused-llama" -- "$current")
+        return
+    fi
     if [[ $count == 1 && ($verb == inspect || $verb == extract) ]]; then
         local names
         names=$(_reshard_tensors "${COMP_WORDS[0]}" "${checkpoint/#\~\//$HOME/}")

@@ -18,7 +18,7 @@ from . import _c, dtypes, frameworks, local, memory, states
 from ._c import Address, Int64
 from .carry import AnyPool
 from .errors import InvalidError, MismatchError, MissingError, UnsupportedError
-from .layout import Layout
+from .layout import Layout, Mesh
 from .local import Local, Progress, Report
 from .slicing import Reading, Selection
 from .states import OPAQUE
@@ -227,6 +227,22 @@ def _listed(names: Sequence[str]) -> str:
     return f"{len(names)} entries: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
+class _PartRules(_c.Handle):
+    """How the files of the ranks of a mesh are put together: what no rule places are copies."""
+
+    _free = "rsd_rules_free"
+
+    def __init__(self, mesh: Union[str, int, Mesh], places: Sequence[bytes]) -> None:
+        mesh = Mesh(str(mesh)) if isinstance(mesh, (str, int)) else mesh
+        handle = Address()
+        _c.lib.rsd_rules_new(None, C.byref(handle))
+        self._handle = handle.value
+        _c.lib.rsd_rules_set_mesh(self.handle, mesh.handle)
+        for place in places:
+            _c.lib.rsd_rules_add(self.handle, _c.RULE_PLACE, place)
+        _c.lib.rsd_rules_add(self.handle, _c.RULE_DEFAULT, ",".join("R" * mesh.naxes).encode())
+
+
 class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     """The tensors of a checkpoint by name, in the order of the file. Several threads may use one."""
 
@@ -235,18 +251,26 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",
                  format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
                  take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
-                 vocab_size: int = 0, from_rules: Sequence[str] = (),
+                 vocab_size: int = 0, from_rules: Sequence[str] = (), from_mesh: Union[str, int, Mesh, None] = None,
+                 names: Union[str, "os.PathLike[str]", None] = None, heads: Union[int, Tuple[int, int]] = 0,
                  follow_links: bool = False) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"unknown format {format!r}; formats are {' '.join(FORMATS)}")
         handle = Address()
+        nheads, nkv_heads = (heads, 0) if isinstance(heads, int) else heads
         rules = [rule.encode() for rule in from_rules]
-        _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
+        options = _c.OpenOptions(
             format=0 if format is None else FORMATS[format],
             metadata=None if metadata is None else _c.path_bytes(metadata), follow_links=follow_links, as_is=as_is,
             take_rank_0=take_rank_0, model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size,
-            nfrom_rules=len(rules), from_rules=(_c.Text * max(1, len(rules)))(*rules))), C.byref(handle))
+            nfrom_rules=0 if from_mesh is not None else len(rules),
+            from_rules=(_c.Text * max(1, len(rules)))(*rules), nheads=nheads, nkv_heads=nkv_heads,
+            names=None if names is None else _c.path_bytes(names))
+        parts = None if from_mesh is None else _PartRules(from_mesh, rules)
+        if parts is not None:
+            setattr(options, "from", parts.handle)
+        _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(options), C.byref(handle))
         self._handle = handle.value
         self._lock, self._nusers = threading.Lock(), 0
         self._later: Optional[int] = None
@@ -474,7 +498,9 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
          format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
          take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
-         vocab_size: int = 0, from_rules: Sequence[str] = (), follow_links: bool = False) -> Checkpoint:
+         vocab_size: int = 0, from_rules: Sequence[str] = (), from_mesh: Union[str, int, Mesh, None] = None,
+         names: Union[str, "os.PathLike[str]", None] = None, heads: Union[int, Tuple[int, int]] = 0,
+         follow_links: bool = False) -> Checkpoint:
     """Opens a checkpoint: a directory of DCP or safetensors, a torch.save file, the per-rank files of verl, SkyRL and
     FSDP, or a directory of DeepSpeed, Megatron or Orbax.
 
@@ -486,7 +512,13 @@ def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: 
 
     `model_dtype` reads DeepSpeed's parameters as the model file has them, not in fp32. `unstack` reads Megatron's
     stacked layers as one tensor per layer, and `vocab_size` so many rows of its padded vocabulary. `from_rules` has
-    rules "RE=S(1)" that say how its tensor-parallel ranks cut parameters that the library does not know."""
+    rules "RE=S(1)" that say how its tensor-parallel ranks cut parameters that the library does not know. With
+    `from_mesh`, the directory has one file per rank of that mesh, and `from_rules` place its tensors; the others are
+    copies.
+
+    `names` reads tensors under other names: a map such as "megatron-llama", or the path of a file of one (see
+    docs/names.md). `heads` has the attention heads, and those of keys and values, if the checkpoint does not say
+    how many there are."""
     return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0,
                       model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size, from_rules=from_rules,
-                      follow_links=follow_links)
+                      from_mesh=from_mesh, names=names, heads=heads, follow_links=follow_links)

@@ -23,6 +23,7 @@ static const struct command commands[] = {
     {"diff", command_diff, true, "Compare the tensors of two checkpoints"},
     {"digest", command_digest, true, "Print a digest of each tensor"},
     {"extract", command_extract, false, "Write one tensor, or a slice of it, to a file"},
+    {"names", command_names, false, "Print the maps of tensor names that --names knows"},
 };
 
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
