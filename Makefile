@@ -2,6 +2,7 @@
 # make demo         shows the main use
 # make test         runs the tests that do not need PyTorch
 # make test-torch   tests the Python package, also with PyTorch, which it installs in build/venv
+# make test-s3      tests s3:// and https:// against a server, which it installs in build/venv-s3
 # make lint         checks format, static analysis and the rules of the source tree
 # make bench        prints results beside the limits of this machine
 # make bench-torch  prints results beside those of PyTorch
@@ -29,7 +30,7 @@ WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wpedantic -Wstrict-prototypes -
             -Wvla -Wpointer-arith -Wcast-qual -Wformat=2
 CFLAGS ?= -O2 -g -DNDEBUG
 ALL_CFLAGS := -std=c11 -ffp-contract=off $(WARNINGS)
-ALL_LDLIBS := -lpthread
+ALL_LDLIBS := -lpthread -ldl
 ifneq ($(ZSTD),no)
 ALL_CPPFLAGS += -DRSD_HAVE_ZSTD=1
 ALL_LDLIBS += -lzstd
@@ -114,6 +115,7 @@ $(BUILD)/examples/%: $(BUILD)/obj/examples/%.o $(BUILD)/libreshard.a
 include fuzz/fuzz.mk
 include tests/tests.mk
 include tests/torch/torch.mk
+include tests/s3/s3.mk
 include tests/cuda/cuda.mk
 include bench/bench.mk
 include tests/mpi/mpi_tests.mk

@@ -100,7 +100,7 @@ def build_library(objects, out):
     # The name by which libreshard_mpi asks for it.
     subprocess.run(compiler() + ["-shared", "-Wl,-soname,libreshard.so.0", "-o", out, *made,
                                  "-Wl,--version-script=" + shown, "-Wl,-z,defs", *given("LDFLAGS"),
-                                 *(compressed or []), "-lpthread"], check=True)
+                                 *(compressed or []), "-lpthread", "-ldl"], check=True)
 
 
 class BuildPackage(build_py):

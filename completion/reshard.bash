@@ -15,7 +15,7 @@ _reshard_options()
         --names --heads"
     local target="--mesh --place --rules --preset --default"
     local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run
-        --resume --verify --force --json --quiet --help $input"
+        --resume --verify --force --reflink --unchecked --torch-places --json --quiet --help $input"
     case $1 in
     inspect) echo "--json --tree --svg --html --help $input" ;;
     plan) echo "--json --pairs --ranks --pieces --rank --ranks-per-node --no-picture --svg --html
@@ -27,16 +27,19 @@ _reshard_options()
     diff | digest) echo "--only --json --max-memory --threads --quiet --help $input" ;;
     names) echo "--help" ;;
     extract) echo "--slice --cast --raw --force --help $input" ;;
+    uploads) echo "--remove --help" ;;
     esac
 }
 
 _reshard()
 {
-    local verbs="inspect plan convert merge split verify diff digest extract names"
+    local verbs="inspect plan convert merge split verify diff digest extract names uploads"
     [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
     local takes=" --from-mesh --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
-        --ranks-per-node --slice --dtype --vocab-size --from --names --heads "
+        --ranks-per-node --slice --dtype --vocab-size --from --names --heads --endpoint-url --region --profile
+        --ca-bundle --reflink "
+    local urls="--endpoint-url --region --profile --ca-bundle --no-sign-request"
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local i count=0 checkpoint=
     takes=${takes//[[:space:]]/ }
@@ -53,14 +56,15 @@ _reshard()
     --dtype) mapfile -t COMPREPLY < <(compgen -W "model" -- "$current") ;;
     --cast) mapfile -t COMPREPLY < <(compgen -W "bf16 f16 f32 f64" -- "$current") ;;
     --names) mapfile -t COMPREPLY < <(compgen -f -W "megatron-llama fused-llama" -- "$current") ;;
+    --reflink) mapfile -t COMPREPLY < <(compgen -W "auto always never" -- "$current") ;;
     --config-from) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
-    --rules | --svg | --html) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
+    --rules | --svg | --html | --ca-bundle) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
     esac
     # Nothing is offered for a value that only the user knows, such as a mesh.
     case $takes in *" $before "*) return ;; esac
 
     if [[ $current == -* ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$(_reshard_options "$verb")" -- "$current")
+        mapfile -t COMPREPLY < <(compgen -W "$(_reshard_options "$verb") $urls" -- "$current")
         return
     fi
     for ((i = 2; i < COMP_CWORD; i++)); do

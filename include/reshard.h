@@ -594,6 +594,7 @@ rsd_status rsd_exec_progress(rsd_exec *exec);
 #endif
 
 #include "reshard_checkpoint.h"
+#include "reshard_storage.h"
 #include "reshard_transport.h"
 
 #endif

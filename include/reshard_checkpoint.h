@@ -20,6 +20,7 @@ extern "C" {
 #endif
 
 struct rsd_transport; /* reshard_transport.h: messages between processes */
+struct rsd_storage;   /* reshard_storage.h: credentials and limits for URLs */
 
 /* ---- 6.1 Opening ------------------------------------------------------------------------------
  *
@@ -59,6 +60,7 @@ typedef struct rsd_open_options {
     /* The one metadata file of a DCP directory to read, such as __3.metadata. NULL: .metadata, or all of
      * __0.metadata, __1.metadata, ... */
     const char *metadata;
+    struct rsd_storage *storage; /* for s3:// and https:// paths; NULL: requests are not signed */
     /* 1: links in the directory may lead out of it. 0: only a link in a snapshot of a Hugging Face cache may,
      * to a blob of the same cache. */
     int32_t follow_links;
@@ -184,6 +186,7 @@ typedef struct rsd_io {
     double timeout; /* seconds without a heartbeat after which a rank counts as lost; 0: 300 */
     /* A stream of CUDA, whose work is done before arrays on a device are used. NULL: the default stream. */
     void *stream;
+    struct rsd_storage *storage; /* of paths that are written; as that of rsd_open_options */
 } rsd_io;
 
 /* What a call did. Where it is an argument, NULL means that nobody needs it. */
@@ -199,6 +202,7 @@ typedef struct rsd_report {
     int64_t nbytes_memory;        /* the largest size of all buffers at one time */
     int64_t nleft_out;            /* tensors and values of the source that the target lacks */
     double seconds;
+    int64_t nbytes_shared; /* of files that were not written, but share extents with the source */
 } rsd_report;
 
 /* ---- 6.3 Loading ------------------------------------------------------------------------------
@@ -261,6 +265,7 @@ typedef struct rsd_save_options {
     int64_t nvalues;
     const rsd_value *values; /* each is written by one rank, the one that torch selects */
     const rsd_io *io;
+    int32_t torch_places; /* as that of rsd_convert_options */
 } rsd_save_options;
 
 /* Saves a DCP checkpoint. EMISMATCH: no array has some element. EINVAL: a Partial layout, whose values
@@ -299,6 +304,14 @@ typedef struct rsd_tensor_target {
 typedef rsd_status rsd_map_tensor(void *context, const rsd_tensor_info *tensor,
                                   rsd_tensor_target *target);
 
+/* Whether files of the output share extents with those of the input, on file systems that can (XFS, btrfs).
+ * ALWAYS: EUNSUPPORTED if the file system cannot. */
+typedef enum rsd_reflink {
+    RSD_REFLINK_AUTO = 0,
+    RSD_REFLINK_ALWAYS = 1,
+    RSD_REFLINK_NEVER = 2
+} rsd_reflink;
+
 /* Checks an output before it is put at its path. Collective, if the conversion is. A status other than RSD_OK
  * ends the conversion, and nothing is put at the path. */
 typedef rsd_status rsd_check_output(void *context, rsd_checkpoint *output);
@@ -318,6 +331,12 @@ typedef struct rsd_convert_options {
     rsd_map_tensor *map; /* called for every tensor in turn; NULL: all tensors as they are, whole */
     void *map_context;
     const rsd_io *io;
+    rsd_reflink reflink;
+    /* 1: do not read shared data to check its CRC, where the output needs none. */
+    int32_t unchecked;
+    /* 1: DCP items follow each other as torch places them, and safetensors headers are as short as possible.
+     * 0: large arrays begin at multiples of 4 KiB. */
+    int32_t torch_places;
     rsd_check_output *check; /* NULL: the output is not checked */
     void *check_context;
 } rsd_convert_options;

@@ -18,6 +18,7 @@ from .plan import Piece, Plan, Reduction
 from .proving import Difference, diff, digest, digest_array, verify
 from .saving import Saving, save, save_start
 from .states import OPAQUE
+from .storage import Storage, Traffic, Upload
 from .transport import Transport
 
 __version__ = _lib.rsd_version().decode()
@@ -27,6 +28,6 @@ __all__ = [
     "FormatError", "LocalBox", "InvalidError", "Layout", "LazyTensor", "LimitError", "Local", "merge",
     "Mesh", "MismatchError", "MissingError", "MissingFileError", "OPAQUE", "open", "OutOfMemoryError",
     "Partial", "PeerError", "Piece", "Placement", "Plan", "Pool", "problem", "Reduction",
-    "Replicate", "Report", "reshard", "save", "save_start", "Saving", "Segmented", "Shard", "Stored",
-    "Strided", "TimedOutError", "Transport", "UnsupportedError", "verify",
+    "Replicate", "Report", "reshard", "save", "save_start", "Saving", "Segmented", "Shard", "Storage",
+    "Stored", "Strided", "TimedOutError", "Traffic", "Transport", "UnsupportedError", "Upload", "verify",
 ]

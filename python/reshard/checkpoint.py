@@ -22,6 +22,7 @@ from .layout import Layout, Mesh
 from .local import Local, Progress, Report
 from .slicing import Reading, Selection
 from .states import OPAQUE
+from .storage import Storage, handle_for
 from .transport import AnyTransport
 
 FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE,
@@ -253,7 +254,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
                  take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
                  vocab_size: int = 0, from_rules: Sequence[str] = (), from_mesh: Union[str, int, Mesh, None] = None,
                  names: Union[str, "os.PathLike[str]", None] = None, heads: Union[int, Tuple[int, int]] = 0,
-                 follow_links: bool = False) -> None:
+                 follow_links: bool = False, storage: Optional[Storage] = None) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"unknown format {format!r}; formats are {' '.join(FORMATS)}")
@@ -266,7 +267,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
             take_rank_0=take_rank_0, model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size,
             nfrom_rules=0 if from_mesh is not None else len(rules),
             from_rules=(_c.Text * max(1, len(rules)))(*rules), nheads=nheads, nkv_heads=nkv_heads,
-            names=None if names is None else _c.path_bytes(names))
+            names=None if names is None else _c.path_bytes(names), storage=handle_for(self.path, storage))
         parts = None if from_mesh is None else _PartRules(from_mesh, rules)
         if parts is not None:
             setattr(options, "from", parts.handle)
@@ -500,7 +501,7 @@ def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: 
          take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
          vocab_size: int = 0, from_rules: Sequence[str] = (), from_mesh: Union[str, int, Mesh, None] = None,
          names: Union[str, "os.PathLike[str]", None] = None, heads: Union[int, Tuple[int, int]] = 0,
-         follow_links: bool = False) -> Checkpoint:
+         follow_links: bool = False, storage: Optional[Storage] = None) -> Checkpoint:
     """Opens a checkpoint: a directory of DCP or safetensors, a torch.save file, the per-rank files of verl, SkyRL and
     FSDP, or a directory of DeepSpeed, Megatron or Orbax.
 
@@ -518,7 +519,11 @@ def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: 
 
     `names` reads tensors under other names: a map such as "megatron-llama", or the path of a file of one (see
     docs/names.md). `heads` has the attention heads, and those of keys and values, if the checkpoint does not say
-    how many there are."""
+    how many there are.
+
+    The path may be s3://BUCKET/PREFIX or https://HOST/PATH. `storage` has its credentials and limits. Default:
+    those of the environment."""
     return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0,
                       model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size, from_rules=from_rules,
-                      from_mesh=from_mesh, names=names, heads=heads, follow_links=follow_links)
+                      from_mesh=from_mesh, names=names, heads=heads, follow_links=follow_links,
+                      storage=storage)

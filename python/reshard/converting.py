@@ -19,8 +19,10 @@ from .local import Progress, Report
 from .proving import Source, opened
 from .rules import Cast, Names, Place, Places, Rename, Rules
 from .saving import Pathlike, compress_level
+from .storage import Storage, handle_for
 from .transport import AnyTransport
 
+_REFLINKS = {"auto": _c.REFLINK_AUTO, "always": _c.REFLINK_ALWAYS, "never": _c.REFLINK_NEVER}
 _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 
 
@@ -33,7 +35,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             side_files: Sequence[Pathlike] = (), overwrite: bool = False, resume: bool = False,
             dry_run: bool = False, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
             progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
-            timeout: float = 0.0) -> Report:
+            timeout: float = 0.0, storage: Optional[Storage] = None, reflink: str = "auto",
+            unchecked: bool = False, torch_places: bool = False) -> Report:
     """Writes a checkpoint in another format or layout.
 
     format      "dcp", "safetensors" or "torch.save". Default: torch.save if `out` ends in .pt, .pth or .bin,
@@ -64,8 +67,14 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
     transport   the ranks that convert together: each makes the same call, reads and writes a part, and rank 0
                 publishes. Default: this process alone
     timeout     seconds without a heartbeat after which a rank counts as lost. Default: 300
+    storage     credentials and limits of s3:// and https:// paths. Default: those of the environment
+    reflink     share extents with the source on file systems that can: "auto", "always" or "never"
+    unchecked   do not read shared data of safetensors output to check its CRCs
+    torch_places    place data as torch does, not at multiples of 4 KiB
     """
-    with opened(source) as checkpoint:
+    with opened(source, storage) as checkpoint:
+        if reflink not in _REFLINKS:
+            raise InvalidError(f"reflink={reflink!r} must be 'auto', 'always' or 'never'")
         if format is None:
             safe = os.fspath(out).endswith(".safetensors") or checkpoint.format != "dcp"
             torch_file = os.fspath(out).endswith((".pt", ".pth", ".bin"))
@@ -78,12 +87,14 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
                       exclude=exclude, rename=rename, cast=cast, part=part)
         rules.check()
         call = local.Call(progress, pool, max_nbytes, transport, timeout)
+        call.io.contents.storage = handle_for(os.fspath(out), storage)
         files = [_c.path_bytes(path) for path in side_files]
         options = _c.ConvertOptions(
             format=FORMATS[format], max_shard_nbytes=local.size(max_shard_size), nranks=nranks,
             every_replica=every_replica, compress=compress_level(compress), overwrite=overwrite, resume=resume,
             dry=dry_run, nside_files=len(files), side_files=(_c.Text * max(1, len(files)))(*files),
-            map=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), map_context=rules.handle, io=call.io)
+            map=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), map_context=rules.handle, io=call.io,
+            reflink=_REFLINKS[reflink], unchecked=unchecked, torch_places=torch_places)
         with rules.kept:
             return call(_c.lib.rsd_convert, checkpoint.handle, _c.path_bytes(out), C.byref(options))
 
@@ -99,7 +110,7 @@ def merge(source: Source, out: Pathlike, *, everything: bool = False, config_fro
     one_file = os.fspath(out).endswith(".safetensors")
     if max_shard_size is None:
         max_shard_size = 0 if one_file else "5GB"
-    with opened(source) as checkpoint:
+    with opened(source, options.get("storage")) as checkpoint:
         directory = os.fspath(config_from) if config_from is not None else checkpoint.path
         beside = os.path.join(directory, "huggingface")
         directory = beside if config_from is None and os.path.isdir(beside) else directory

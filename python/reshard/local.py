@@ -30,6 +30,7 @@ class Report:
     nbytes_memory: int  #: most buffers at one time
     nleft_out: int  #: tensors and values of the source that the target does not have
     seconds: float
+    nbytes_shared: int  #: not written, but shared with the source
 
     def __init__(self, struct: Any) -> None:
         self.__dict__.update(struct.as_dict())

@@ -16,19 +16,20 @@ from .checkpoint import Checkpoint, open as open_checkpoint
 from .layout import Layout
 from .local import Progress
 from .plan import Plan
+from .storage import Storage
 from .transport import AnyTransport
 
 Source = Union[str, "os.PathLike[str]", Checkpoint]
 
 
 @contextlib.contextmanager
-def opened(source: Source) -> Iterator[Checkpoint]:
+def opened(source: Source, storage: Optional[Storage] = None) -> Iterator[Checkpoint]:
     """Yields an open checkpoint, or opens one for the duration of the call."""
     if isinstance(source, Checkpoint):
         with source.in_use():
             yield source
     else:
-        with open_checkpoint(source) as checkpoint:
+        with open_checkpoint(source, storage=storage) as checkpoint:
             yield checkpoint
 
 

@@ -18,6 +18,7 @@ from .carry import AnyPool
 from .errors import InvalidError, MissingError
 from .layout import Layout
 from .local import Local, Progress, Report
+from .storage import Storage, handle_for
 from .transport import AnyTransport
 
 Layouts = Mapping[str, Union[str, Layout]]
@@ -77,7 +78,8 @@ class _Request:
     def __init__(self, path: Pathlike, state: Any, layouts: Optional[Layouts], nranks: int, overwrite: bool,
                  compress: Union[str, int, bool, None], to_lowest_rank: bool, pool: AnyPool,
                  max_nbytes: Union[str, int], progress: Optional[Progress], values: Sequence[Tuple[Any, ...]],
-                 transport: Optional[AnyTransport], timeout: float) -> None:
+                 transport: Optional[AnyTransport], timeout: float, storage: Optional[Storage],
+                 torch_places: bool) -> None:
         if isinstance(state, MappingBase):
             tensors, found = _sorted(state, layouts, transport)
         elif layouts is not None:
@@ -88,11 +90,12 @@ class _Request:
             states.check_name(name)
         locals_ = [one.struct(writable=False) for one in tensors]
         stream = memory.ordered(device for one in locals_ for device in one.devices)
-        self.call = local.Call(progress, pool, max_nbytes, transport, timeout, stream)
+        self.call, self.storage = local.Call(progress, pool, max_nbytes, transport, timeout, stream), storage
+        self.call.io.contents.storage = handle_for(os.fspath(path), storage)
         pairs = [_value(*one) for one in [*found, *values]]
         self.options = _c.SaveOptions(
             nranks=nranks, overwrite=overwrite, to_lowest_rank=to_lowest_rank, compress=compress_level(compress),
-            nvalues=len(pairs), values=_c.packed(_c.Value, pairs), io=self.call.io)
+            nvalues=len(pairs), values=_c.packed(_c.Value, pairs), torch_places=torch_places, io=self.call.io)
         self.args: Tuple[Any, ...] = (_c.path_bytes(path), len(locals_), _c.packed(_c.Tensor, locals_),
                                       C.byref(self.options))
 
@@ -101,7 +104,7 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nrank
          overwrite: bool = False, compress: Union[str, int, bool, None] = None, to_lowest_rank: bool = False,
          pool: AnyPool = None, max_nbytes: Union[str, int] = 0, progress: Optional[Progress] = None,
          values: Sequence[Tuple[Any, ...]] = (), transport: Optional[AnyTransport] = None,
-         timeout: float = 0.0) -> Report:
+         timeout: float = 0.0, storage: Optional[Storage] = None, torch_places: bool = False) -> Report:
     """Saves a state dict, nested or with dotted names, or a list of `Local`, as torch saves it: a directory with
     .metadata and __R_0.distcp for each rank R.
 
@@ -115,9 +118,13 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nrank
     `nranks` is the number of ranks to write files for; 0: as many as the layouts name. `values` are more of what
     is not a tensor, as (name, value) or (name, value, path in a nested dict). `compress` is "zstd" or
     "zstd:LEVEL"; `overwrite` replaces an existing checkpoint, which stays readable until the new one is
-    complete."""
+    complete; in a bucket, until all of the new one is uploaded.
+
+    `storage` has the credentials and limits of an s3:// path. Default: those of the environment. With
+    `torch_places`, data files are torch's to the byte. Otherwise large tensors begin at multiples of 4 KiB, so that
+    later conversions can share them."""
     request = _Request(path, state, layouts, nranks, overwrite, compress, to_lowest_rank, pool, max_nbytes,
-                       progress, values, transport, timeout)
+                       progress, values, transport, timeout, storage, torch_places)
     return request.call(_c.lib.rsd_save, *request.args)
 
 
@@ -151,7 +158,8 @@ def save_start(path: Pathlike, state: Any, **options: Any) -> Saving:
     """The same as `save` in two parts: returns when everything is copied, and the arrays may change again. With a
     `transport`, all ranks call `wait` too."""
     every: Dict[str, Any] = dict(layouts=None, nranks=0, overwrite=False, compress=None, to_lowest_rank=False,
-                                 pool=None, max_nbytes=0, progress=None, values=(), transport=None, timeout=0.0)
+                                 pool=None, max_nbytes=0, progress=None, values=(), transport=None, timeout=0.0,
+                                 storage=None, torch_places=False)
     strange = [name for name in options if name not in every]
     if strange:
         raise TypeError(f"save_start() got an unexpected keyword argument {strange[0]!r}")

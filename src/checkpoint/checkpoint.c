@@ -63,7 +63,7 @@ static rsd_status open_path(const char *path, const rsd_open_options *options, b
         return RSD_ENOMEM;
     rsd_status status = item_cache_open(&checkpoint->items);
     if (!status)
-        status = store_open(path, &checkpoint->store, &file);
+        status = store_open(path, options->storage, &checkpoint->store, &file);
     if (!status)
         status = open_within_budget(checkpoint, path, file, options, staged);
     if (status)
@@ -105,11 +105,12 @@ void rsd_checkpoint_close(rsd_checkpoint *checkpoint)
     mem_free(checkpoint);
 }
 
-rsd_status checkpoint_list_owned(const char *path, struct name_list *owned)
+rsd_status checkpoint_list_owned(const char *path, rsd_storage *storage, struct name_list *owned)
 {
+    rsd_open_options options = {.struct_nbytes = sizeof options, .storage = storage};
     rsd_checkpoint *checkpoint;
     struct store_listing listing;
-    TRY(rsd_checkpoint_open(path, NULL, &checkpoint));
+    TRY(rsd_checkpoint_open(path, &options, &checkpoint));
     const struct format *format = checkpoint->format;
     rsd_status status = store_list(checkpoint->store, "", &listing);
     for (size_t i = 0; i < checkpoint->store->names.n && !status; i++)

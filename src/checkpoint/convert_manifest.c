@@ -265,7 +265,7 @@ rsd_status convert_open_side_file(const struct conversion_run *c, const char *pa
 {
     const char *name;
     uint64_t nbytes;
-    TRY(store_open(path, store, &name));
+    TRY(store_open(path, c->operation.io.storage, store, &name));
     rsd_status status = RSD_OK;
     (*store)->links_checked = true; /* side files are found in a directory, not named by the user */
     (*store)->follow_links = c->in->store->follow_links;
@@ -358,6 +358,7 @@ rsd_status convert_prepare(struct conversion_run *c)
     struct target_list targets = {0};
     TRY(format_check_claims(c->in));
     TRY(manifest_start(&c->manifest, format, c->options.compress));
+    c->manifest.aligned = !c->options.torch_places;
     TRY(c->manifest.format->writer->check(&c->options, c->one_file));
     rsd_status status = list_targets(c, &targets);
     if (!status)

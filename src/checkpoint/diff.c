@@ -111,6 +111,7 @@ static rsd_status diff_open_job(void *context, const struct batch_job *job,
     struct compared *compared = &c->list[job->id];
     uint64_t limit = c->operation.tile_limit;
     TRY(transfer_open_whole(&compared->other, c->b, compared->b, compare_block, NULL, limit));
+    prefetch_tiles(&compared->other, 0, compared->other.ntiles);
     TRY(transfer_open_whole(transfer, c->a, compared->a, read_other_block, c, limit));
     transfer->sinks[0].index = job->id;
     transfer->in_order = transfer->in_order || compared->other.in_order;

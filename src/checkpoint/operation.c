@@ -161,6 +161,7 @@ static rsd_status take_report(const struct payload *payload, size_t *at, rsd_rep
     sum->nfiles_written += one.nfiles_written;
     sum->nbytes_memory = max_i64(sum->nbytes_memory, one.nbytes_memory);
     sum->nleft_out = max_i64(sum->nleft_out, one.nleft_out);
+    sum->nbytes_shared += one.nbytes_shared;
     sum->seconds = one.seconds > sum->seconds ? one.seconds : sum->seconds;
     return RSD_OK;
 }

@@ -92,6 +92,16 @@ static rsd_status verify_open_job(void *context, const struct batch_job *job,
     return transfer_open_box(transfer, v->checkpoint, box, v->operation.tile_limit);
 }
 
+/* The tensor of which a job reads the first box, for reading ahead: the others follow. */
+static size_t whole_verify_tensor(void *context, const struct batch_job *job)
+{
+    const struct verifying *v = context;
+    const struct catalog *catalog = &v->checkpoint->catalog;
+    size_t tensor = tensor_of_extent(catalog, job->id);
+    bool first = job->id == catalog->tensors[tensor].first_extent;
+    return first && v->operation.nranks == 1 ? tensor : SIZE_MAX;
+}
+
 static bool verify_forgive(void *context, const struct batch_job *job, rsd_status status)
 {
     struct verifying *v = context;
@@ -104,7 +114,9 @@ static bool verify_forgive(void *context, const struct batch_job *job, rsd_statu
 static rsd_status read_boxes(struct verifying *v)
 {
     const struct catalog *catalog = &v->checkpoint->catalog;
-    struct batch batch = {.open = verify_open_job,
+    struct batch batch = {.from = v->checkpoint,
+                          .whole_tensor = whole_verify_tensor,
+                          .open = verify_open_job,
                           .forgive = verify_forgive,
                           .check_records = true,
                           .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),

@@ -150,7 +150,7 @@ static rsd_status list_items(struct item_list *list, size_t n, const rsd_item *g
 static rsd_status write_listed_items(struct operation *operation, struct item_list *list,
                                      const char *directory, bool sync)
 {
-    struct output_options options = {.mode = OUTPUT_IN_PLACE};
+    struct output_options options = {.mode = OUTPUT_IN_PLACE, .storage = operation->io.storage};
     struct writer writer = {0};
     struct store_output *dest;
     TRY(store_open_output(directory, &options, &dest));

@@ -89,17 +89,16 @@ enum {
 /* clang-format on */
 #define INPUT_HELP(space)                                                                          \
     "  --follow-links" space "Follow links that lead out of a checkpoint\n"                        \
-    "  --as-is       " space "Read one rank's file of several by itself, with the parts it has\n"  \
-    "  --take-rank-0 " space "Take the lowest rank's copy where copies of a tensor differ\n"       \
+    "  --as-is       " space "Read one rank's file of several by itself\n"                         \
+    "  --take-rank-0 " space "Take the lowest rank's copy where copies differ\n"                   \
     "  --dtype model " space "Read DeepSpeed's parameters in the model's dtype. Default: fp32\n"   \
-    "  --unstack     " space "Read Megatron's stacked layers as one tensor per layer\n"            \
+    "  --unstack     " space "Read Megatron's stacked layers one by one\n"                         \
     "  --vocab-size N" space "Read N rows of Megatron's padded vocabulary. Default: all\n"         \
     "  --from 'RE=P' " space "Join parts of tensors whose whole name matches RE: S(0), S(1), R,\n" \
     "                " space "or Megatron's gated. May be repeated\n"                              \
-    "  --from-mesh M " space "Read one file per rank of the mesh M, cut as --from says. Default\n" \
-    "                " space "for other tensors: R, copies that must be equal\n"                   \
+    "  --from-mesh M " space "Read one file per rank of the mesh M, cut as --from says, else R\n"  \
     "  --names MAP   " space "Read tensors under other names; see reshard names\n"                 \
-    "  --heads N[,K] " space "Attention heads, and those of keys, for --names\n"
+    "  --heads N[,K] " space "Heads, and heads of keys, for --names\n"
 bool input_take_option(int option);
 
 /* Opens a checkpoint, and prints the notes about it unless `quiet`. Returns EXIT_YES or an exit code. */
@@ -112,6 +111,22 @@ typedef bool input_needs(const void *context, const rsd_tensor_info *tensor,
 int input_check_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
                       input_needs *needs, const void *context);
 
+/* ---- urls.c: paths that are URLs ---- */
+
+bool urls_is_url(const char *path);
+
+/* Removes the options that all verbs have for URLs. Returns GO_ON or an exit code. */
+int urls_take_options(const char *verb, int *argc, char **argv);
+
+/* If one of two paths is a URL, half of the memory is for data on its way. Returns what is left. */
+int64_t urls_limit_memory(const char *one, const char *other, int64_t max_nbytes);
+
+/* The storage for a path; NULL: it is a local one, and no other was a URL. */
+rsd_status urls_open_storage(const char *path, rsd_storage **storage);
+
+/* Whether something went over the network, and what. */
+bool urls_have_traffic(rsd_traffic *traffic);
+void urls_end(void);
 /* Says that links of all inputs may lead out of their directories. */
 void input_follow_links(void);
 
@@ -212,6 +227,7 @@ int command_diff(int argc, char **argv);
 int command_digest(int argc, char **argv);
 int command_extract(int argc, char **argv);
 int command_names(int argc, char **argv);
+int command_uploads(int argc, char **argv);
 
 int command_plan_checkpoint(int argc, char **argv);
 

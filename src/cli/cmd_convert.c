@@ -19,6 +19,12 @@
                     "  --verify              Read the result again and compare it with IN\n"       \
                     "  --force               Replace an existing checkpoint; keep other files "    \
                     "of its directory\n"                                                           \
+                    "  --reflink WHEN        Share extents with IN: auto, always or never. "       \
+                    "Default: auto\n"                                                              \
+                    "  --unchecked           Do not read shared data of safetensors output to "    \
+                    "check its CRCs\n"                                                             \
+                    "  --torch-places        Place data as torch does, not at multiples of 4 "     \
+                    "KiB\n"                                                                        \
                     "  --json                Print the report as one JSON object\n"                \
                     "  -q, --quiet           Print no progress, notes or report\n"                 \
                     "  -h, --help            Print this help\n"
@@ -132,7 +138,10 @@ enum {
     FORCE,
     JSON,
     ALL,
-    CONFIG_FROM
+    CONFIG_FROM,
+    REFLINK,
+    UNCHECKED,
+    TORCH_PLACES
 };
 
 const struct option conversion_options[] = {
@@ -158,6 +167,9 @@ const struct option conversion_options[] = {
     {"json", no_argument, NULL, JSON},
     {"all", no_argument, NULL, ALL},
     {"config-from", required_argument, NULL, CONFIG_FROM},
+    {"reflink", required_argument, NULL, REFLINK},
+    {"unchecked", no_argument, NULL, UNCHECKED},
+    {"torch-places", no_argument, NULL, TORCH_PLACES},
     INPUT_OPTIONS,
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
@@ -201,6 +213,19 @@ static int take_format(struct conversion *request, const char *text)
         return cli_fail(request->verb, EXIT_USAGE,
                         "--format %s must be dcp, safetensors or torch.save", text);
     return GO_ON;
+}
+
+static int take_reflink(struct conversion *request, const char *text)
+{
+    static const char *const names[] = {[RSD_REFLINK_AUTO] = "auto",
+                                        [RSD_REFLINK_ALWAYS] = "always",
+                                        [RSD_REFLINK_NEVER] = "never"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, names[i]) == 0) {
+            request->convert.reflink = (rsd_reflink)i;
+            return GO_ON;
+        }
+    return cli_fail(request->verb, EXIT_USAGE, "--reflink %s must be auto, always or never", text);
 }
 
 static int take_compression(struct conversion *request, const char *text)
@@ -286,6 +311,12 @@ static int take_flag(struct conversion *request, int option)
     case ALL:
         request->all = true;
         break;
+    case UNCHECKED:
+        request->convert.unchecked = 1;
+        break;
+    case TORCH_PLACES:
+        request->convert.torch_places = 1;
+        break;
     default:
         request->quiet = true;
         break;
@@ -329,6 +360,8 @@ static int take_option(struct conversion *request, int option, const char *value
         return take_size(request, "--max-memory", value, &request->io.max_nbytes);
     case THREADS:
         return take_threads(request, value);
+    case REFLINK:
+        return take_reflink(request, value);
     case CONFIG_FROM:
         request->config_from = value;
         return GO_ON;

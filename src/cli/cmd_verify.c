@@ -346,6 +346,9 @@ static int open_inputs(struct verification *request)
     request->io.on_progress = progress_report;
     request->io.context = &request->progress;
     request->io.transport = ranks_transport();
+    request->io.max_nbytes =
+        urls_limit_memory(request->paths[0], request->verb->npaths > 1 ? request->paths[1] : "",
+                          request->io.max_nbytes);
     int code = cli_fail_status(verb, rsd_pool_new((int32_t)request->threads, &request->io.pool));
     for (int i = 0; i < request->verb->npaths && !code; i++)
         code = input_open(verb, request->paths[i], request->quiet, &request->checkpoints[i]);

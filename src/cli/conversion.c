@@ -164,6 +164,7 @@ static int64_t memory_limit(const struct conversion *request)
 static void print_json_report(const struct conversion *request, rsd_format in,
                               const rsd_report *report)
 {
+    rsd_traffic traffic;
     printf("{\"verb\": \"%s\", \"in\": ", request->verb);
     cli_print_json_string(stdout, request->in);
     printf(", \"out\": ");
@@ -186,6 +187,13 @@ static void print_json_report(const struct conversion *request, rsd_format in,
                report->seconds);
     if (!request->convert.dry && request->verify)
         printf(", \"verified\": %lld", (long long)request->nverified);
+    if (report->nbytes_shared)
+        printf(", \"shared\": %lld", (long long)report->nbytes_shared);
+    if (urls_have_traffic(&traffic))
+        printf(", \"network\": {\"received\": %lld, \"sent\": %lld, \"requests\": %lld, "
+               "\"retries\": %lld}",
+               (long long)traffic.nbytes_received, (long long)traffic.nbytes_sent,
+               (long long)traffic.nrequests, (long long)traffic.nretries);
     printf("}\n");
 }
 
@@ -200,6 +208,15 @@ static void print_read_line(const rsd_report *report, bool dry)
     else if (!dry)
         printf(", CRCs checked");
     printf("\n");
+}
+
+static void print_network_line(void)
+{
+    rsd_traffic traffic;
+    if (urls_have_traffic(&traffic))
+        printf("%-8s %s received, %s sent in %lld requests, %lld of them repeated\n", "network",
+               cli_size_text(traffic.nbytes_received), cli_size_text(traffic.nbytes_sent),
+               (long long)traffic.nrequests, (long long)traffic.nretries);
 }
 
 static void print_text_report(const struct conversion *request, rsd_format in,
@@ -226,9 +243,13 @@ static void print_text_report(const struct conversion *request, rsd_format in,
                cli_size_text(find_free_space(request->out)));
         return;
     }
+    if (report->nbytes_shared)
+        printf("%-8s %s with %s\n", "shared", cli_size_text(report->nbytes_shared),
+               cli_plain_text(request->in));
+    print_network_line();
     printf("%-8s buffers of %s\n", "memory", cli_size_text(report->nbytes_memory));
     printf("%-8s %.2f s, %s/s\n", "time", report->seconds,
-           cli_size_text((int64_t)((double)report->nbytes_written /
+           cli_size_text((int64_t)((double)(report->nbytes_written + report->nbytes_shared) /
                                    (report->seconds > 0 ? report->seconds : 1))));
     if (request->verify)
         printf("%-8s %lld tensors: equal digests in both\n", "verified",
@@ -461,8 +482,12 @@ static int check_rules(struct conversion *request, rsd_checkpoint *in)
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;
-    int code =
-        ranks_agree(request->verb, input_open(request->verb, request->in, request->quiet, &in));
+    const char *out = request->out ? request->out : "";
+    request->io.max_nbytes = urls_limit_memory(request->in, out, request->io.max_nbytes);
+    int code = input_open(request->verb, request->in, request->quiet, &in);
+    if (!code)
+        code = cli_fail_status(request->verb, urls_open_storage(out, &request->io.storage));
+    code = ranks_agree(request->verb, code);
     if (code)
         return code;
     code = set_format_and_limits(request, rsd_checkpoint_format(in));

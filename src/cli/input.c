@@ -108,9 +108,9 @@ static rsd_status make_from_rules(rsd_rules *rules)
 }
 
 /* Opens a directory with one file per rank of --from-mesh. */
-static int open_ranks(const char *verb, const char *path, rsd_checkpoint **checkpoint)
+static int open_ranks(const char *verb, const char *path, rsd_open_options options,
+                      rsd_checkpoint **checkpoint)
 {
-    rsd_open_options options = input_options;
     rsd_rules *rules = NULL;
     rsd_status status = rsd_rules_new(NULL, &rules);
     if (!status)
@@ -127,9 +127,11 @@ int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **
 {
     if (invalid_input)
         return cli_fail(verb, EXIT_USAGE, "%s", invalid_input);
-    int code = input_mesh
-                   ? open_ranks(verb, path, checkpoint)
-                   : cli_fail_status(verb, rsd_checkpoint_open(path, &input_options, checkpoint));
+    rsd_open_options options = input_options;
+    int code = cli_fail_status(verb, urls_open_storage(path, &options.storage));
+    if (!code)
+        code = input_mesh ? open_ranks(verb, path, options, checkpoint)
+                          : cli_fail_status(verb, rsd_checkpoint_open(path, &options, checkpoint));
     for (int64_t i = 0; !code && !quiet && rsd_checkpoint_note(*checkpoint, i); i++)
         cli_note(verb, "%s: %s", path, rsd_checkpoint_note(*checkpoint, i));
     return code;
@@ -167,6 +169,8 @@ static char *find_input_directory(const char *path)
 int input_check_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
                       input_needs *needs, const void *context)
 {
+    if (urls_is_url(path)) /* a request for each would cost more than a late error */
+        return EXIT_YES;
     bool *marks = mark_files(checkpoint, needs, context);
     char *directory = find_input_directory(path);
     struct name_sample bad = {0};

@@ -164,6 +164,7 @@ enum { MAX_ZSTD_LEVEL = 19 }; /* a higher one needs more memory than readers all
 /* Beside each extent of the catalog. */
 struct manifest_item {
     uint64_t head;        /* bytes before the tensor's */
+    uint64_t gap;         /* zeros before the item, less than ALIGNED_NBYTES */
     _Atomic uint64_t crc; /* of the bytes that were written so far, raw */
     unsigned char first[8];
     bool done;           /* complete, and known to be on disk */
@@ -194,8 +195,13 @@ enum manifest_files {
 };
 
 /* A checkpoint that is going to be written. */
+/* Large arrays begin at whole blocks of file systems, so that files can share them. */
+#define ALIGNED_NBYTES ((uint64_t)4096)
+#define ALIGNED_LEAST  ((uint64_t)128 << 10)
+
 struct manifest {
     const struct format *format;
+    bool aligned;     /* large arrays are; else as torch places them */
     int32_t compress; /* a level of zstd; 0: not compressed */
     enum manifest_files files_of;
     struct catalog catalog;        /* what the checkpoint will hold, and where */

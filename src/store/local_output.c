@@ -185,7 +185,7 @@ rsd_status local_list_owned(const struct local_output *output, int directory_fd,
 {
     char path[40];
     snprintf(path, sizeof path, "/proc/self/fd/%d", directory_fd);
-    return output->options.list_owned(path, owned);
+    return output->options.list_owned(path, NULL, owned);
 }
 
 /* ---- what is at the path already ---- */
