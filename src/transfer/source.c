@@ -118,6 +118,7 @@ static rsd_status end_stream(struct source *source)
     bool has_crc = false;
     if (source->checkable)
         status = source->stream->end(source->stream, &has_crc, &source->array.crc);
+    source->ended = source->checkable && !status;
     if (!status && has_crc) {
         source->crc_sum = source->stream_crc;
         source->crc_nbytes = source->stream_at;
