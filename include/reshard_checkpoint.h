@@ -80,6 +80,11 @@ typedef struct rsd_open_options {
      * of the ranks and the places of the tensors. Files are in the order of the numbers in their names.
      * NULL: files say it. */
     struct rsd_rules *from;
+    /* Tensors under other names: the name of a built-in map, or the path of a file of one. Fused tensors are
+     * split, or put together. docs/names.md describes it. NULL: as stored. */
+    const char *names;
+    /* names: attention heads, and those of keys and values. 0: as the checkpoint says. */
+    int64_t nheads, nkv_heads;
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
@@ -87,6 +92,9 @@ typedef struct rsd_open_options {
 rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options,
                                rsd_checkpoint **checkpoint);
 void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
+
+/* Returns the name of a built-in map of names, and its text if `text` is not NULL; NULL if the index is invalid. */
+const char *rsd_name_map(int64_t index, const char **text);
 
 /* Returns the format that was detected. */
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint);

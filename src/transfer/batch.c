@@ -133,7 +133,8 @@ static rsd_status check_records(const struct batch *batch, struct transfer *tran
 {
     for (size_t i = 0; i < transfer->nsources && batch->check_records; i++) {
         struct source *source = &transfer->sources[i];
-        bool summed = source->checkable && (!whole || source->crc_nbytes == source->array.nbytes);
+        bool summed = source->checkable &&
+                      (!whole || source->ended || source->crc_nbytes == source->array.nbytes);
         if (source->memory || source->unchecked || !source->wanted || !source->array.has_crc ||
             summed)
             continue;
