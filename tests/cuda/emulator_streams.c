@@ -50,7 +50,8 @@ static void run_copy(const uint64_t *p)
     gpu_i64 ntiles = (gpu_i64)p[4];
     for (gpu_i64 number = 0; number < ntiles && !emulator_failed; number++) {
         struct gpu_tile tile;
-        const struct gpu_copy *copy = &copies[gpu_find_copy(copies, (gpu_u32)p[1], number)];
+        const struct gpu_copy *copy =
+            &copies[gpu_find_entry(copies, sizeof *copies, (gpu_u32)p[1], number)];
         const struct gpu_loop *loops = all + copy->first_loop;
         gpu_u64 src = arrays[copy->src], dst = arrays[copy->dst];
         bool cast = copy->from != 0;
@@ -82,7 +83,7 @@ static void run_sums(const uint64_t *p)
                                   .strides = PARAMETER(const gpu_i64 *, 4),
                                   .arrays = shadows};
     for (gpu_i64 number = 0; number < (gpu_i64)p[6] && !emulator_failed; number++) {
-        element.sum = sums + gpu_find_sum(sums, (gpu_u32)p[1], number);
+        element.sum = sums + gpu_find_entry(sums, sizeof *sums, (gpu_u32)p[1], number);
         gpu_i64 first = element.sum->begin + (number - element.sum->first_tile) * GPU_SUM_TILE;
         shadows[element.sum->dst] = (gpu_u64)(uintptr_t)memory_for_kernel(arrays[element.sum->dst]);
         for (gpu_u32 t = 0; t < element.sum->nterms; t++) {
@@ -90,7 +91,8 @@ static void run_sums(const uint64_t *p)
             shadows[src] = (gpu_u64)(uintptr_t)memory_for_kernel(arrays[src]);
         }
         for (gpu_i64 i = first;
-             i < first + GPU_SUM_TILE && i < element.sum->end && !emulator_failed; i++) {
+             i < first + GPU_SUM_TILE && i < element.sum->end && !emulator_failed;
+             i += element.sum->neighbours) {
             gpu_element_start(&element, i);
             gpu_reduce_element(&element);
         }
