@@ -209,14 +209,20 @@ static void check_reduction(struct random *random, rsd_dtype dtype, rsd_reduce r
                           .neighbours = neighbours};
     gpu_i64 stride = (gpu_i64)nbytes;
     struct gpu_term list[NTERMS];
-    gpu_u64 arrays[NTERMS + 1];
+    gpu_u64 arrays[NTERMS + 1], bases[GPU_NBASES + 1];
     for (gpu_u32 t = 0; t < NTERMS; t++) {
         list[t] = (struct gpu_term){.src = t};
         arrays[t] = (gpu_u64)(uintptr_t)terms[t];
     }
     arrays[NTERMS] = (gpu_u64)(uintptr_t)got;
-    struct gpu_element element = {
-        .sum = &sum, .loops = &loop, .terms = list, .strides = &stride, .arrays = arrays};
+    struct gpu_element element = {.sum = &sum,
+                                  .loops = &loop,
+                                  .terms = list,
+                                  .strides = &stride,
+                                  .arrays = arrays,
+                                  .bases = bases};
+    for (gpu_u32 i = 0; i <= GPU_NBASES; i++)
+        bases[i] = gpu_base_of(&element, i);
     for (int i = 0; i < N; i += (int)neighbours) {
         gpu_element_start(&element, i);
         gpu_reduce_element(&element);

@@ -49,7 +49,7 @@ struct gpu_term {
     gpu_u32 src, first_stride;
 };
 
-enum { GPU_COPY_TILE = 65536, GPU_CAST_TILE = 16384, GPU_SUM_TILE = 4096, GPU_MAX_LOOPS = 33 };
+enum { GPU_COPY_TILE = 65536, GPU_CAST_TILE = 16384, GPU_SUM_TILE = 8192, GPU_MAX_LOOPS = 33 };
 
 /* ---- index arithmetic ---- */
 

@@ -148,6 +148,8 @@ extern "C" __global__ void __launch_bounds__(256) rsd_reduce(const gpu_sum *sums
                                                              const gpu_i64 *strides,
                                                              const gpu_u64 *arrays, gpu_i64 ntiles)
 {
+    __shared__ gpu_u64 bases[GPU_NBASES + 1];
+    gpu_i64 outer[GPU_MAX_LOOPS];
     for (gpu_i64 number = blockIdx.x; number < ntiles; number += gridDim.x) {
         gpu_element element;
         element.sum = sums + gpu_find_entry(sums, sizeof *sums, nsums, number);
@@ -155,6 +157,11 @@ extern "C" __global__ void __launch_bounds__(256) rsd_reduce(const gpu_sum *sums
         element.terms = terms;
         element.strides = strides;
         element.arrays = arrays;
+        element.bases = bases;
+        element.outer = outer;
+        for (gpu_u32 i = threadIdx.x; i <= GPU_NBASES; i += blockDim.x)
+            bases[i] = gpu_base_of(&element, i);
+        __syncthreads();
         gpu_i64 first = element.sum->begin + (number - element.sum->first_tile) * GPU_SUM_TILE;
         gpu_i64 end = first + GPU_SUM_TILE < element.sum->end ? first + GPU_SUM_TILE : element.sum->end;
         gpu_u32 neighbours = element.sum->neighbours;
@@ -162,6 +169,7 @@ extern "C" __global__ void __launch_bounds__(256) rsd_reduce(const gpu_sum *sums
             gpu_element_start(&element, i);
             gpu_reduce_element(&element);
         }
+        __syncthreads();
     }
 }
 

@@ -92,21 +92,24 @@ DEVICE gpu_u64 gpu_part_of(gpu_u32 dtype, gpu_u64 bits)
     return bits;
 }
 
-/* Four parts of up to 4 bytes are loaded as words where their address allows it. */
+/* Whether four parts of up to 4 bytes can be moved as words. */
+DEVICE int gpu_has_words(gpu_u32 nbytes, gpu_u32 nparts, const char *at)
+{
+    return nparts == GPU_MAX_PARTS && nbytes < 8 && ((gpu_u64)at & (nbytes == 1 ? 3 : 7)) == 0;
+}
+
 DEVICE void gpu_load_parts(gpu_u32 dtype, gpu_u32 nparts, const char *at, gpu_u64 *parts)
 {
     gpu_u32 nbytes = gpu_nbytes(dtype);
-    gpu_u32 word = nbytes == 1 ? 4 : 8;
-    gpu_u32 per_word = word / nbytes;
-    int wide = nparts == GPU_MAX_PARTS && nbytes < 8 && ((gpu_u64)at & (word - 1)) == 0;
     gpu_u64 bits[GPU_MAX_PARTS] = {0};
-    if (wide) {
+    if (gpu_has_words(nbytes, nparts, at)) {
+        gpu_u64 first = gpu_load_bits(at, nbytes == 1 ? 4 : 8);
+        gpu_u64 second = nbytes == 4 ? gpu_load_bits(at + 8, 8) : nbytes == 2 ? first >> 32 : first >> 16;
         gpu_u64 mask = ((gpu_u64)1 << 8 * nbytes) - 1;
-        gpu_u64 words[2];
-        words[0] = gpu_load_bits(at, word);
-        words[1] = nbytes == 4 ? gpu_load_bits(at + 8, 8) : 0;
-        for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
-            bits[i] = words[i / per_word] >> 8 * nbytes * (i % per_word) & mask;
+        bits[0] = first & mask;
+        bits[1] = first >> 8 * nbytes & mask;
+        bits[2] = second & mask;
+        bits[3] = second >> 8 * nbytes & mask;
     } else {
         for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
             if (i < nparts)
@@ -161,6 +164,27 @@ DEVICE gpu_u64 gpu_reduced_part(gpu_u32 dtype, gpu_i64 divisor, gpu_u64 part)
     return gpu_class(dtype) == 2 ? (gpu_u64)((gpu_i64)part / divisor) : part / (gpu_u64)divisor;
 }
 
+/* Stores the results of parts, as words where their address allows it. */
+DEVICE void gpu_store_parts(gpu_u32 dtype, gpu_u32 nparts, gpu_i64 divisor, const gpu_u64 *parts, char *out)
+{
+    gpu_u32 nbytes = gpu_nbytes(dtype);
+    gpu_u64 mask = nbytes == 8 ? ~(gpu_u64)0 : ((gpu_u64)1 << 8 * nbytes) - 1;
+    gpu_u64 bits[GPU_MAX_PARTS];
+    for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
+        bits[i] = gpu_reduced_part(dtype, divisor, parts[i]) & mask;
+    if (gpu_has_words(nbytes, nparts, out)) {
+        gpu_u64 first = bits[0] | bits[1] << 8 * nbytes;
+        gpu_u64 second = bits[2] | bits[3] << 8 * nbytes;
+        if (nbytes == 4)
+            gpu_store_bits(out + 8, 8, second);
+        gpu_store_bits(out, nbytes == 1 ? 4 : 8, nbytes == 4 ? first : first | second << 16 * nbytes);
+        return;
+    }
+    for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
+        if (i < nparts)
+            gpu_store_bits(out + i * nbytes, nbytes, bits[i]);
+}
+
 /* ---- elements ---- */
 
 /* Where the terms of some neighbouring elements lie. */
@@ -170,9 +194,26 @@ struct gpu_element {
     const struct gpu_term *terms;
     const gpu_i64 *strides;
     const gpu_u64 *arrays;
-    gpu_i64 inner; /* the index of the innermost loop, which is in a register */
-    gpu_i64 index[GPU_MAX_LOOPS];
+    const gpu_u64 *bases; /* of the first terms, and at last of the result: `arrays` may be in host memory */
+    gpu_i64 inner;        /* the index of the innermost loop */
+    gpu_i64 *outer;       /* those of the others */
 };
+
+enum { GPU_NBASES = 255 };
+
+DEVICE gpu_u64 gpu_term_base(const struct gpu_element *element, gpu_u32 number)
+{
+    const struct gpu_term *term = &element->terms[element->sum->first_term + number];
+    return element->arrays[term->src] + (gpu_u64)term->offset;
+}
+
+/* What bases[number] is, for terms and for GPU_NBASES. */
+DEVICE gpu_u64 gpu_base_of(const struct gpu_element *element, gpu_u32 number)
+{
+    if (number == GPU_NBASES)
+        return element->arrays[element->sum->dst] + (gpu_u64)element->sum->dst_offset;
+    return number < element->sum->nterms ? gpu_term_base(element, number) : 0;
+}
 
 DEVICE gpu_i64 gpu_quotient(gpu_i64 value, gpu_i64 divisor)
 {
@@ -192,40 +233,41 @@ DEVICE void gpu_element_start(struct gpu_element *element, gpu_i64 number)
     element->inner -= number * loops[n - 1].count;
     for (gpu_u32 i = n - 1; i-- > 0;) {
         gpu_i64 next = gpu_quotient(number, loops[i].count);
-        element->index[i] = number - next * loops[i].count;
+        element->outer[i] = number - next * loops[i].count;
         number = next;
     }
 }
 
 DEVICE const char *gpu_element_term(const struct gpu_element *element, gpu_u32 number)
 {
-    const struct gpu_term *term = &element->terms[element->sum->first_term + number];
-    const gpu_i64 *strides = element->strides + term->first_stride;
+    const gpu_i64 *strides =
+        element->strides + element->terms[element->sum->first_term + number].first_stride;
     gpu_u32 n = element->sum->nloops;
-    gpu_i64 at = term->offset + (n > 0 ? element->inner * strides[n - 1] : 0);
+    gpu_u64 at = number < GPU_NBASES ? element->bases[number] : gpu_term_base(element, number);
+    if (n > 0)
+        at += (gpu_u64)(element->inner * strides[n - 1]);
     for (gpu_u32 i = 0; i + 1 < n; i++)
-        at += element->index[i] * strides[i];
-    return (const char *)(element->arrays[term->src] + (gpu_u64)at);
+        at += (gpu_u64)(element->outer[i] * strides[i]);
+    return (const char *)at;
 }
 
 DEVICE char *gpu_element_result(const struct gpu_element *element)
 {
     const struct gpu_loop *loops = element->loops + element->sum->first_loop;
     gpu_u32 n = element->sum->nloops;
-    gpu_i64 at = element->sum->dst_offset + (n > 0 ? element->inner * loops[n - 1].dst_stride : 0);
+    gpu_u64 at = element->bases[GPU_NBASES];
+    if (n > 0)
+        at += (gpu_u64)(element->inner * loops[n - 1].dst_stride);
     for (gpu_u32 i = 0; i + 1 < n; i++)
-        at += element->index[i] * loops[i].dst_stride;
-    return (char *)(element->arrays[element->sum->dst] + (gpu_u64)at);
+        at += (gpu_u64)(element->outer[i] * loops[i].dst_stride);
+    return (char *)at;
 }
 
 /* Combines the terms of neighbouring elements in their order. Some terms are loaded at once. */
-DEVICE void gpu_reduce_element(const struct gpu_element *element)
+DEVICE void gpu_reduce_parts(const struct gpu_element *element, gpu_u32 dtype, gpu_u32 nparts)
 {
     const struct gpu_sum *sum = element->sum;
-    gpu_u32 dtype = gpu_part_dtype(sum->dtype);
-    gpu_u32 nbytes = gpu_nbytes(dtype);
-    gpu_u32 nparts = dtype == sum->dtype ? sum->neighbours : 2;
-    int multiplies = dtype != sum->dtype && sum->reduce == GPU_PRODUCT;
+    int multiplies = nparts == 2 && sum->reduce == GPU_PRODUCT;
     gpu_u64 result[GPU_MAX_PARTS] = {0};
     gpu_u64 parts[GPU_TERMS_AT_ONCE][GPU_MAX_PARTS];
     for (gpu_u32 first = 0; first < sum->nterms; first += GPU_TERMS_AT_ONCE) {
@@ -242,10 +284,20 @@ DEVICE void gpu_reduce_element(const struct gpu_element *element)
                                            : gpu_combine_part(dtype, sum->reduce, result[i], parts[t][i]);
         }
     }
-    char *out = gpu_element_result(element);
-    for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
-        if (i < nparts)
-            gpu_store_bits(out + i * nbytes, nbytes, gpu_reduced_part(dtype, sum->divisor, result[i]));
+    gpu_store_parts(dtype, nparts, sum->divisor, result, gpu_element_result(element));
+}
+
+/* Common dtypes are constants of their calls, so that their code is short. */
+DEVICE void gpu_reduce_element(const struct gpu_element *element)
+{
+    gpu_u32 dtype = element->sum->dtype;
+    if (element->sum->neighbours == GPU_MAX_PARTS && dtype == GPU_F32)
+        gpu_reduce_parts(element, GPU_F32, GPU_MAX_PARTS);
+    else if (element->sum->neighbours == GPU_MAX_PARTS && dtype == GPU_BF16)
+        gpu_reduce_parts(element, GPU_BF16, GPU_MAX_PARTS);
+    else
+        gpu_reduce_parts(element, gpu_part_dtype(dtype),
+                         dtype == GPU_C64 || dtype == GPU_C128 ? 2 : element->sum->neighbours);
 }
 
 )
