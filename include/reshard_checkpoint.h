@@ -169,7 +169,7 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
 
 /* The progress of a call, reported about once per megabyte and at the end. Calls come one at a time,
  * from any thread. A callback that does not return 0 cancels the call, which then fails with ECANCELLED.
- * The work waits for the callback. */
+ * The thread that calls it does not work meanwhile; the others do. */
 typedef struct rsd_progress {
     size_t struct_nbytes;
     int64_t nbytes_done, nbytes_total; /* of tensors, as wide as they are read */
