@@ -104,6 +104,9 @@ static inline double seconds_now(void)
 
 /* ---- alloc.c ---- */
 
+/* The limit of the buffers of a call whose caller names none. */
+enum { DEFAULT_MAX_NBYTES = 256000000 };
+
 /* Returns zeroed memory for count elements, also if count is 0. On failure returns NULL and sets the error
  * text. */
 void *mem_new(size_t count, size_t element_nbytes);
@@ -139,6 +142,14 @@ struct slice {
     size_t nbytes;
 };
 bool slice_is(struct slice slice, const char *text);
+
+/* Returns EINVAL: the error names what is unknown, and the word that was probably meant, or else all words. A word
+ * was probably meant if at most a third of its characters differ, ignoring case. */
+rsd_status text_unknown(const char *what, const char *text, size_t nwords,
+                        const char *const *words);
+
+/* Returns the last equals sign that is not in parentheses, as in "EXPRESSION=Shard(dim=0)", or NULL. */
+const char *text_find_equals(const char *text);
 
 /* Bytes that grow. Initialize with {0}. After a failure `failed` is set, and further additions do nothing. */
 struct bytes {
@@ -216,6 +227,10 @@ void hash_text(struct hash hash, char hex[RSD_DIGEST_NCHARS]);
 
 /* Returns whether values of the dtype can be combined by the reduction. */
 bool dtype_reduces(rsd_dtype dtype, rsd_reduce reduce);
+
+/* The names in torch, such as "float32". They return NULL for an invalid dtype, and 0 for an unknown name. */
+const char *dtype_to_torch(rsd_dtype dtype);
+rsd_dtype dtype_from_torch(struct slice name);
 
 /* ---- 16-bit floats: conversion to f32 is exact, conversion from f32 rounds to nearest even ----
  *

@@ -8,10 +8,8 @@
 /* ---- torch_names.c ---- */
 
 /* Return 0 for a name that is not a dtype, and NULL for a dtype that has no such name. */
-rsd_dtype dtype_from_torch(struct slice name);
 rsd_dtype dtype_from_storage(struct slice name);
 rsd_dtype dtype_from_safetensors(struct slice name);
-const char *dtype_to_torch(rsd_dtype dtype);
 const char *dtype_to_storage(rsd_dtype dtype);
 const char *dtype_to_safetensors(rsd_dtype dtype);
 

@@ -257,6 +257,11 @@ rsd_status scan_number(struct parser *p, const char *what, int64_t *value);
 enum { NAME_NCHARS = 64 };
 bool scan_name(struct parser *p, char out[NAME_NCHARS]);
 
+/* ---- parse_placement.c ---- */
+
+/* Reads a placement of a tensor with ndim dims. *list has its segments; the caller frees it, also on failure. */
+rsd_status placement_parse(struct parser *p, int32_t ndim, rsd_placement *out, int64_t **list);
+
 /* ---- box_tree.c: finds boxes by their position ---- */
 
 struct box_tree {
