@@ -165,6 +165,7 @@ static rsd_status diff_close_job(void *context, const struct batch_job *job,
     struct transfer *other = &c->list[job->id].other;
     struct io_stats stats = {0}; /* what could not be checked is counted once, for a */
     (void)transfer;
+    TRY(transfer_check_records(other, &c->operation.records, batch_job_is_whole(job)));
     TRY(batch_job_is_whole(job) ? transfer_check_sources(other, &stats)
                                 : partial_crcs_add(&c->operation.partial_crcs, job, 1, other));
     transfer_drop(other);
@@ -289,6 +290,7 @@ static rsd_status diff_jobs(void *context)
     rsd_report *report = &c->operation.report;
     struct batch batch = {.open = diff_open_job,
                           .close = diff_close_job,
+                          .check_records = true,
                           .stream_nbytes = zstd_reader_memory(catalog_max_layers(&c->a->catalog)) +
                                            zstd_reader_memory(catalog_max_layers(&c->b->catalog)),
                           .context = c};
