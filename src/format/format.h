@@ -167,10 +167,11 @@ struct manifest_item {
     uint64_t gap;         /* zeros before the item, less than ALIGNED_NBYTES */
     _Atomic uint64_t crc; /* of the bytes that were written so far, raw */
     unsigned char first[8];
-    bool done;           /* complete, and known to be on disk */
-    bool split;          /* several ranks write it, and rank 0 completes it */
-    size_t at;           /* into `places` if its array has other boxes too; else 0 */
-    const int64_t *form; /* shape and strides that the item states, if not those of its box */
+    _Atomic bool reserved; /* space for it is reserved: its first block was read */
+    bool done;             /* complete, and known to be on disk */
+    bool split;            /* several ranks write it, and rank 0 completes it */
+    size_t at;             /* into `places` if its array has other boxes too; else 0 */
+    const int64_t *form;   /* shape and strides that the item states, if not those of its box */
 };
 
 struct manifest_value {
