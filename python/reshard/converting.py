@@ -39,7 +39,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             unchecked: bool = False, torch_places: bool = False) -> Report:
     """Writes a checkpoint in another format or layout.
 
-    format      "dcp", "safetensors" or "torch.save". Default: torch.save if `out` ends in .pt, .pth or .bin,
+    format      "dcp", "safetensors", "torch.save" or "fsdp". Default: torch.save if `out` ends in .pt, .pth or .bin,
                 safetensors if it ends in .safetensors or the source is not DCP, else DCP
     mesh        the ranks to write for: 8, "2x4" or "dp=2,tp=4". Default: tensors stay whole
     place       how tensors are sharded: placements of all ("S(0)"); a dict of expressions that match whole names
@@ -79,8 +79,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
             safe = os.fspath(out).endswith(".safetensors") or checkpoint.format != "dcp"
             torch_file = os.fspath(out).endswith((".pt", ".pth", ".bin"))
             format = "torch.save" if torch_file else "safetensors" if safe else "dcp"
-        if format not in ("dcp", "safetensors", "torch.save"):
-            raise InvalidError(f"format={format!r} cannot be written; use 'dcp', 'safetensors' or 'torch.save'")
+        if format not in ("dcp", "safetensors", "torch.save", "fsdp"):
+            raise InvalidError(f"format={format!r} cannot be written; use 'dcp', 'safetensors', 'torch.save' or 'fsdp'")
         if max_shard_size and (format == "dcp" or mesh is not None):
             raise InvalidError("max_shard_size applies to output of whole tensors only, not to DCP")
         rules = Rules(checkpoint, mesh=mesh, place=place, preset=preset, default=default, only=only,

@@ -360,6 +360,8 @@ rsd_status convert_prepare(struct conversion_run *c)
     TRY(manifest_start(&c->manifest, format, c->options.compress));
     c->manifest.aligned = !c->options.torch_places;
     TRY(c->manifest.format->writer->check(&c->options, c->one_file));
+    if (c->manifest.format->writer->every_rank)
+        c->options.every_replica = 1;
     rsd_status status = list_targets(c, &targets);
     if (!status)
         status = add_targets(c, &targets);
