@@ -275,7 +275,7 @@ def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None
     src and dst are arrays with the same strides as those of the runs. Without them, arrays are dense. With a
     transport the call is collective, and has these options:
 
-    max_nbytes  of buffers for messages; 0: 256 MiB
+    max_nbytes  of buffers for messages; 0: 256 MB
     timeout     seconds without progress after which a call fails; 0: 300
     arena       of this rank, for its arrays
     node        ranks with equal numbers share memory; 0: detected, -1: shares none

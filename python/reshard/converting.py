@@ -62,7 +62,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
     overwrite   replace an existing checkpoint
     resume      continue a run of the same kind that was stopped
     dry_run     check everything and report what would be done, but write nothing
-    max_nbytes  limit of the buffers. Default: 256 MiB
+    max_nbytes  limit of the buffers. Default: 256 MB
     progress    called with the bytes done and the bytes in total; an exception stops the conversion
     transport   the ranks that convert together: each makes the same call, reads and writes a part, and rank 0
                 publishes. Default: this process alone

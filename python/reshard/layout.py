@@ -128,11 +128,11 @@ def Replicate() -> Placement:  # noqa: N802
 
 
 def Partial(reduce: str = "sum") -> Placement:  # noqa: N802
-    """P(reduce): the value is the reduction over the axis."""
-    for number in range(_c.REDUCE_BXOR + 1):
-        if _c.lib.rsd_reduce_name(number).decode() == reduce:
-            return Placement(_c.PARTIAL, 0, number)
-    raise InvalidError(f"unknown reduction {reduce!r}")
+    """P(reduce): the value is the reduction over the axis: "sum", "avg" or "mean", "min", "max", "product", "band",
+    "bor", "bxor"."""
+    number = C.c_int()
+    _c.lib.rsd_reduce_parse(reduce.encode(), C.byref(number))
+    return Placement(_c.PARTIAL, 0, number.value)
 
 
 def Balanced(dim: int) -> Placement:  # noqa: N802

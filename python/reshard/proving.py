@@ -73,10 +73,13 @@ def digest_array(array: Any) -> str:
     return text.value.decode()
 
 
-def diff(a: Source, b: Source, *, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-         progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
+def diff(a: Source, b: Source, *, rtol: float = 0.0, atol: float = 0.0, pool: AnyPool = None,
+         max_nbytes: Union[str, int] = 0, progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
          timeout: float = 0.0) -> List[Difference]:
-    """Compares all tensors of two checkpoints bit by bit, in any formats. Returns an empty list if all are the same."""
+    """Compares all tensors of two checkpoints, in any formats. Returns an empty list if all are the same.
+
+    With `rtol` or `atol`, floating-point and complex elements are the same if |a - b| <= atol + rtol * |b|, also
+    between dtypes. Else elements are compared bit by bit."""
     words = {_c.ONLY_IN_A: "only_in_a", _c.ONLY_IN_B: "only_in_b", _c.OTHER_DTYPE: "dtype",
              _c.OTHER_SHAPE: "shape", _c.OTHER_ELEMENT: "element"}
     found: List[Difference] = []
@@ -86,7 +89,8 @@ def diff(a: Source, b: Source, *, pool: AnyPool = None, max_nbytes: Union[str, i
 
     with opened(a) as one, opened(b) as other:
         call, count = local.Call(progress, pool, max_nbytes, transport, timeout), Int64()
-        call(_c.lib.rsd_diff, one.handle, other.handle, call.io,
+        options = _c.DiffOptions(rtol=rtol, atol=atol, io=call.io)
+        call(_c.lib.rsd_diff, one.handle, other.handle, C.byref(options),
              call.kept.callback(_c.OnDifference, told), None, C.byref(count))
     return found
 

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-enum { MERGE_SHARD_GB = 5, DEFAULT_MEMORY_MIB = 256 };
+enum { MERGE_SHARD_GB = 5, DEFAULT_MEMORY_MB = 256 };
 
 /* ---- what each verb means ---- */
 
@@ -158,7 +158,7 @@ static int64_t find_free_space(const char *path)
 
 static int64_t memory_limit(const struct conversion *request)
 {
-    return request->io.max_nbytes ? request->io.max_nbytes : (int64_t)DEFAULT_MEMORY_MIB << 20;
+    return request->io.max_nbytes ? request->io.max_nbytes : DEFAULT_MEMORY_MB * (int64_t)1000000;
 }
 
 static void print_json_report(const struct conversion *request, rsd_format in,

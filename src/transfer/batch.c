@@ -53,7 +53,7 @@ struct batch_state {
 uint64_t batch_tile_limit(int64_t max_nbytes, const rsd_pool *pool)
 {
     /* Each thread has buffers for what it reads, what it writes, and perhaps a cast and a kept record. */
-    int64_t all = max_nbytes > 0 ? max_nbytes : (int64_t)256 << 20;
+    int64_t all = max_nbytes > 0 ? max_nbytes : DEFAULT_MAX_NBYTES;
     return (uint64_t)max_i64(all / pool_nthreads(pool) / 5, 1);
 }
 
