@@ -22,12 +22,12 @@ _reshard_options()
         --format --compress --max-shard-size $target $common" ;;
     convert) echo "--format --compress --max-shard-size $target $common" ;;
     merge) echo "--max-shard-size --all --config-from $common" ;;
-    split) echo "$target $common" ;;
+    split) echo "--config-from $target $common" ;;
     verify) echo "--json --max-memory --threads --quiet --help $input" ;;
     diff) echo "--rtol --atol --rename --only --json --max-memory --threads --quiet --help $input" ;;
     digest) echo "--only --json --max-memory --threads --quiet --help $input" ;;
-    names) echo "--help" ;;
     extract) echo "--slice --only --cast --raw --force --help $input" ;;
+    names) echo "--help" ;;
     uploads) echo "--remove --help" ;;
     esac
 }
@@ -38,8 +38,8 @@ _reshard()
     [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
     local takes=" --from-mesh --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
-        --ranks-per-node --slice --rtol --atol --dtype --vocab-size --from --names --heads --endpoint-url --region --profile
-        --ca-bundle --reflink "
+        --ranks-per-node --slice --rtol --atol --dtype --vocab-size --from --names --heads --endpoint-url --region
+        --profile --ca-bundle --reflink "
     local urls="--endpoint-url --region --profile --ca-bundle --no-sign-request"
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local i count=0 checkpoint=

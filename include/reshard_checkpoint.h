@@ -169,7 +169,7 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
 
 /* The progress of a call, reported about once per megabyte and at the end. Calls come one at a time,
  * from any thread. A callback that does not return 0 cancels the call, which then fails with ECANCELLED.
- * The work waits for the callback. */
+ * The thread that calls it does not work meanwhile; the others do. */
 typedef struct rsd_progress {
     size_t struct_nbytes;
     int64_t nbytes_done, nbytes_total; /* of tensors, as wide as they are read */
@@ -341,11 +341,12 @@ typedef struct rsd_convert_options {
     int32_t torch_places;
     rsd_check_output *check; /* NULL: the output is not checked */
     void *check_context;
+    int32_t adapter; /* 1: whole tensors are in one file, named as PEFT names that of an adapter */
 } rsd_convert_options;
 
 /* options and report may be NULL. A path that ends in .safetensors is one file, and for torch.save one that ends
- * in .pt, .pth or .bin. EEXIST: the path exists, or an earlier run left its staging directory. ECANCELLED, EIO
- * and ENOENT keep what is complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
+ * in .pt, .pth or .bin. EEXIST: the path exists, or an earlier run left its staging directory. ELIMIT: the file
+ * system has less space than the output is known to need. ECANCELLED, EIO and ENOENT keep what is complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report);
 

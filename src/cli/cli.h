@@ -273,7 +273,8 @@ struct conversion {
     bool has_mesh;
     const char *needs_mesh; /* an option that was given and needs --mesh; NULL: none */
     rsd_convert_options convert;
-    rsd_io io; /* of convert and of --verify */
+    rsd_io io;      /* of convert and of --verify */
+    rsd_dtype cast; /* 0: none */
     const char *config_from;
     bool all, json, quiet, verify;
     long long threads;
@@ -285,6 +286,28 @@ struct conversion {
 };
 
 int conversion_run(struct conversion *conversion); /* returns the exit code */
+
+/* ---- report.c ---- */
+
+/* Notes on standard error which tensors and values the output does not have, and which were not cast. */
+void report_notes(const struct conversion *request, const rsd_checkpoint *in);
+
+/* Prints the report as text or JSON, unless --quiet was passed. */
+void report_print(const struct conversion *request, rsd_format in, const rsd_report *report);
+
+/* After a dry run: EXIT_CANNOT if the output is known to need more space than there is. */
+int report_check_space(const struct conversion *request, const rsd_report *report);
+
+/* ---- side_files.c ---- */
+
+/* Finds the configs and tokenizers that are copied along. Returns GO_ON or an exit code. */
+int side_files_find(struct conversion *request, const rsd_checkpoint *in);
+
+/* Notes what transformers will miss in the output of merge. */
+void side_files_note_missing(const struct conversion *request);
+
+/* Copies those in subdirectories of --config-from, when the output is in its place. Returns the exit code. */
+int side_files_copy_below(const struct conversion *request);
 
 /* ---- one file per command ---- */
 

@@ -202,6 +202,7 @@ enum manifest_files {
 struct manifest {
     const struct format *format;
     bool aligned;     /* large arrays are; else as torch places them */
+    bool adapter;     /* the file is named as that of an adapter of PEFT */
     int32_t compress; /* a level of zstd; 0: not compressed */
     enum manifest_files files_of;
     struct catalog catalog;        /* what the checkpoint will hold, and where */
