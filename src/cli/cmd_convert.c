@@ -43,7 +43,7 @@
     "                        subdirectories. Default: IN, IN/huggingface, or beside IN\n"
 
 #define FORMAT_HELP                                                                                \
-    "  --format FORMAT       Write dcp, safetensors or torch.save. Default: by the name of OUT,\n" \
+    "  --format FORMAT       Write dcp, safetensors, torch.save or fsdp. Default: by OUT,\n"       \
     "                        else as IN\n"
 #define COMPRESS_HELP                                                                              \
     "  --compress zstd[:N]   Compress DCP files, N from 1 to 19. Default: none; N is 3\n"
@@ -212,9 +212,11 @@ static int take_format(struct conversion *request, const char *text)
         request->convert.format = RSD_FORMAT_SAFETENSORS;
     else if (strcasecmp(text, "torch.save") == 0)
         request->convert.format = RSD_FORMAT_TORCH_SAVE;
+    else if (strcasecmp(text, "fsdp") == 0)
+        request->convert.format = RSD_FORMAT_FSDP;
     else
         return cli_fail(request->verb, EXIT_USAGE,
-                        "--format %s must be dcp, safetensors or torch.save", text);
+                        "--format %s must be dcp, safetensors, torch.save or fsdp", text);
     return GO_ON;
 }
 

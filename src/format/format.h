@@ -322,6 +322,7 @@ struct format_writer {
     const char *const *file_suffixes;  /* of outputs that are one file; NULL: none */
     bool wide_first;  /* tensors of a file are sorted: the widest elements first, then by name */
     bool fills_files; /* tensors that are not cut fill one file after the other */
+    bool every_rank;  /* one file per rank, with all that the rank has */
 
     /* Returns EINVAL for options that the format cannot follow. one_file: the output is one file. */
     rsd_status (*check)(const rsd_convert_options *options, bool one_file);
