@@ -379,6 +379,16 @@ rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t
 rsd_status format_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                               struct stored_stream **stream);
 
+/* ---- wrong_file.c ---- */
+
+/* If a file of the store is known to be something else than a part of a checkpoint, says so instead of the error
+ * that it had. */
+rsd_status format_explain_failure(struct store *store, rsd_status status);
+
+/* Fails if a directory has data files of DCP, which need a .metadata. */
+rsd_status format_fail_without_metadata(const struct store *store,
+                                        const struct store_listing *listing);
+
 /* Returns EFORMAT if the tensors claim far more bytes than the files can have. To read them all would take
  * time out of proportion to the files. */
 rsd_status format_check_claims(const rsd_checkpoint *checkpoint);
