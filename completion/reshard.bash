@@ -16,15 +16,16 @@ _reshard_options()
     local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run
         --resume --verify --force --reflink --unchecked --torch-places --json --quiet --help $input"
     case $1 in
-    inspect) echo "--json --tree --svg --html --help $input" ;;
+    inspect) echo "--json --only --tree --svg --html --help $input" ;;
     plan) echo "--json --pairs --ranks --pieces --rank --ranks-per-node --no-picture --svg --html
         --format --compress --max-shard-size $target $common" ;;
     convert) echo "--format --compress --max-shard-size $target $common" ;;
     merge) echo "--max-shard-size --all --config-from $common" ;;
     split) echo "$target $common" ;;
     verify) echo "--json --max-memory --threads --quiet --help $input" ;;
-    diff | digest) echo "--only --json --max-memory --threads --quiet --help $input" ;;
-    extract) echo "--slice --cast --raw --force --help $input" ;;
+    diff) echo "--rtol --atol --rename --only --json --max-memory --threads --quiet --help $input" ;;
+    digest) echo "--only --json --max-memory --threads --quiet --help $input" ;;
+    extract) echo "--slice --only --cast --raw --force --help $input" ;;
     uploads) echo "--remove --help" ;;
     esac
 }
@@ -35,7 +36,7 @@ _reshard()
     [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
     local takes=" --from-mesh --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
-        --ranks-per-node --slice --dtype --vocab-size --from --endpoint-url --region --profile --ca-bundle --reflink "
+        --ranks-per-node --slice --rtol --atol --dtype --vocab-size --from --endpoint-url --region --profile --ca-bundle --reflink "
     local urls="--endpoint-url --region --profile --ca-bundle --no-sign-request"
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local i count=0 checkpoint=

@@ -88,6 +88,7 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options
                                rsd_checkpoint **checkpoint);
 void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
 
+/* Returns the format that was detected. */
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint);
 
 /* A tensor of a checkpoint. Since 0.2. */
@@ -132,6 +133,7 @@ typedef struct rsd_extent {
     const char *transforms;
 } rsd_extent;
 
+/* Returns one of the nboxes stored boxes of a tensor. */
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
                               rsd_extent *extent);
 
@@ -171,7 +173,7 @@ typedef int rsd_on_progress(void *context, const rsd_progress *progress);
 typedef struct rsd_io {
     size_t struct_nbytes; /* sizeof(rsd_io) */
     rsd_pool *pool;       /* NULL: the calling thread alone */
-    int64_t max_nbytes;   /* limit of the buffers of this process; 0: 256 MiB */
+    int64_t max_nbytes;   /* limit of the buffers of this process; 0: 256 MB */
     rsd_on_progress *on_progress;
     void *context;                         /* of on_progress */
     const struct rsd_transport *transport; /* NULL: this process alone; else see 6.7 */
@@ -373,8 +375,23 @@ typedef enum rsd_difference {
 typedef rsd_status rsd_on_difference(void *context, const char *name, rsd_difference difference,
                                      const char *text);
 
-/* Compares all tensors, bit by bit. *ndiffer is the number of tensors that differ. */
-rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_io *io,
+/* How rsd_diff compares. Since 0.2. */
+typedef struct rsd_diff_options {
+    size_t struct_nbytes; /* sizeof(rsd_diff_options) */
+    /* Floating-point and complex elements are equal if |a - b| <= atol + rtol * |b|, also between dtypes, and
+     * if they have the same bits. Other elements, and all if both are 0, are compared bit by bit. */
+    double rtol, atol;
+    /* Called for every tensor of a: the name in b, and the dtype that a is converted to before it is compared
+     * bit by bit. A tensor that is not kept is left out, and so is its partner. The layout is ignored. With the
+     * map of a conversion, its input is compared with its output. NULL: the same names and dtypes. */
+    rsd_map_tensor *map;
+    void *map_context;
+    const rsd_io *io;
+} rsd_diff_options;
+
+/* Compares all tensors. *ndiffer is the number of tensors that differ. options, on_difference and report may be
+ * NULL. */
+rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_diff_options *options,
                     rsd_on_difference *on_difference, void *context, int64_t *ndiffer,
                     rsd_report *report);
 

@@ -276,7 +276,7 @@ def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None
     or a number of threads; by default one thread per CPU of the process. With a transport the call is collective, and
     has these options:
 
-    max_nbytes  of buffers for messages; 0: 256 MiB
+    max_nbytes  of buffers for messages; 0: 256 MB
     timeout     seconds without progress after which a call fails; 0: 300
     arena       of this rank, for its arrays
     node        ranks with equal numbers share memory; 0: detected, -1: shares none

@@ -287,7 +287,12 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
                 setattr(options, "from", made)
                 _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(options), C.byref(handle))
         self._handle = handle.value
-        self._set_up()
+        self._lock, self._nusers = threading.Lock(), 0
+        self._later: Optional[int] = None
+        self._names: Optional[List[str]] = None
+        self._files: Optional[List[str]] = None
+        self._values: Optional[_Values] = None
+        self._words: Optional[List[str]] = None  # the same options for the command; None: it does not have them
         if format is None and metadata is None and storage is None:
             flags = {"--as-is": as_is, "--take-rank-0": take_rank_0, "--unstack": unstack,
                      "--follow-links": follow_links}
@@ -296,26 +301,6 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
             self._words += ["--vocab-size", str(vocab_size)] if vocab_size else []
             self._words += [] if from_mesh is None else ["--from-mesh", str(Mesh.of_any(from_mesh))]
             self._words += [word for rule in from_rules for word in ("--from", rule)]
-
-    @classmethod
-    @contextlib.contextmanager
-    def borrowed(cls, handle: int, path: str) -> "Iterator[Checkpoint]":
-        """Yields a checkpoint that the library has opened and will close."""
-        made = cls.__new__(cls)
-        made.path, made.like, made._handle = path, "numpy", handle
-        made._set_up()
-        try:
-            yield made
-        finally:
-            made._handle = None
-
-    def _set_up(self) -> None:
-        self._lock, self._nusers = threading.Lock(), 0
-        self._later: Optional[int] = None
-        self._names: Optional[List[str]] = None
-        self._files: Optional[List[str]] = None
-        self._values: Optional[_Values] = None
-        self._words: Optional[List[str]] = None  # the same options for the command; None: it does not have them
 
     def close(self) -> None:
         """Closes the checkpoint, after reads of other threads are complete. Its tensors cannot be read any more."""
@@ -471,7 +456,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         strict      False: entries that the checkpoint lacks stay unchanged
         cast        True: elements are converted to the dtypes of the arrays
         pool, threads   a Pool or a number of threads. Default: one thread per CPU of the process
-        max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MiB
+        max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MB
         progress    called with the bytes done and the bytes in total; an exception stops the work
         transport   the ranks that load together
         timeout     seconds without a heartbeat after which a rank counts as lost. Default: 300

@@ -70,7 +70,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
     verify      read the result again before it appears at its path, and compare it with the source
     pool        a Pool, or a number of threads. Default: one thread per CPU of the process
     threads     the same as a number, as in the command
-    max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MiB
+    max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MB
     progress    called with the bytes done and the bytes in total; an exception stops the conversion
     transport   the ranks that convert together: each makes the same call, reads and writes a part, and rank 0
                 publishes. Default: this process alone

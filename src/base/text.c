@@ -6,8 +6,18 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { FORMAT_STEPS = 6 }; /* of one call of vsnprintf */
+
+/* Grows a list of characters or bytes, at most to twice what is needed, and takes that from the budget. */
+static bool grow_chars(void *list, size_t *capacity, size_t need)
+{
+    return (need <= *capacity || budget_take_memory(2 * (uint64_t)need - *capacity)) &&
+           mem_grow(list, capacity, need, 1) == RSD_OK;
+}
+
 void text_add(struct text *text, const char *format, ...)
 {
+    text->failed = text->failed || !budget_take(FORMAT_STEPS);
     if (text->failed)
         return;
     for (;;) {
@@ -21,7 +31,8 @@ void text_add(struct text *text, const char *format, ...)
             text->length += (size_t)length;
             return;
         }
-        if (length < 0 || GROW(text->chars, text->capacity, text->length + (size_t)length + 1)) {
+        if (length < 0 ||
+            !grow_chars(&text->chars, &text->capacity, text->length + (size_t)length + 1)) {
             text->failed = true;
             return;
         }
@@ -42,6 +53,7 @@ rsd_status text_take(struct text *text, char **chars)
 
 void text_drop(struct text *text)
 {
+    budget_return_memory(text->capacity);
     mem_free(text->chars);
     *text = (struct text){0};
 }
@@ -115,7 +127,7 @@ void bytes_put(struct bytes *out, const void *data, size_t n)
 {
     if (out->failed)
         return;
-    if (GROW(out->data, out->capacity, out->n + n)) {
+    if (!budget_take_text(n) || !grow_chars(&out->data, &out->capacity, out->n + n)) {
         out->failed = true;
         return;
     }
@@ -139,6 +151,7 @@ void bytes_put_number(struct bytes *out, uint64_t value, int nbytes)
 
 void bytes_drop(struct bytes *bytes)
 {
+    budget_return_memory(bytes->capacity);
     mem_free(bytes->data);
     *bytes = (struct bytes){0};
 }

@@ -42,7 +42,7 @@ static rsd_status open_within_budget(rsd_checkpoint *checkpoint, const char *pat
     struct budget budget;
     checkpoint->spare_steps = START_STEPS;
     checkpoint->store->follow_links = options->follow_links != 0;
-    budget_begin(&budget, START_STEPS);
+    budget_begin(&budget, START_STEPS, true);
     rsd_status status =
         budget_end(&budget, open_files(checkpoint, path, file, options, staged), NULL);
     if (budget.exceeded && !budget.reported && status == RSD_EFORMAT)

@@ -27,8 +27,10 @@ rsd_status checkpoint_open_staged(const struct store_output *output, const char 
 
 /* ---- overlaps.c ---- */
 
-/* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there. */
-rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t tile_limit);
+/* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there, or if
+ * more pairs of boxes overlap in part than *pairs_left, which is counted down. */
+rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t tile_limit,
+                          uint64_t *pairs_left);
 
 /* ---- checkpoint.c ---- */
 

@@ -99,7 +99,9 @@ static rsd_status digest_open_job(void *context, const struct batch_job *job,
                                   struct transfer *transfer)
 {
     struct digesting *d = context;
-    return transfer_open_whole(transfer, d->checkpoint, digest_tensor(d, job->id), digest_block,
+    size_t tensor = digest_tensor(d, job->id);
+    return transfer_open_whole(transfer, d->checkpoint, tensor,
+                               d->checkpoint->catalog.tensors[tensor].dtype, digest_block,
                                &d->digests.list[job->id], d->operation.tile_limit);
 }
 

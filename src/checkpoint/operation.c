@@ -232,7 +232,7 @@ static int note_progress(void *context, const rsd_progress *progress)
 /* Returns how many threads may have streams of so many bytes open; 0: as many as there are. */
 static int32_t count_threads(const struct operation *operation, size_t stream_nbytes)
 {
-    int64_t all = operation->io.max_nbytes > 0 ? operation->io.max_nbytes : (int64_t)256 << 20;
+    int64_t all = operation->io.max_nbytes > 0 ? operation->io.max_nbytes : DEFAULT_MAX_NBYTES;
     int64_t most = pool_nthreads(operation->io.pool);
     return stream_nbytes ? (int32_t)clamp_i64(all / (int64_t)stream_nbytes, 1, most) : 0;
 }

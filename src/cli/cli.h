@@ -125,6 +125,26 @@ void urls_end(void);
 /* Says that links of all inputs may lead out of their directories. */
 void input_follow_links(void);
 
+/* ---- name_filter.c: --only and --rename ---- */
+
+/* The tensors that --only selects, and their new names. Starts as {0}, which selects all. */
+struct name_filter {
+    rsd_rules *rules; /* NULL: neither option was passed */
+    const char *text; /* of the last --only; NULL: none */
+};
+
+/* Adds a rule of ONLY or RENAME. Returns GO_ON or an exit code. */
+int name_filter_add(struct name_filter *filter, const char *verb, rsd_rule kind, const char *text);
+bool name_filter_selects(const struct name_filter *filter, const char *name);
+
+/* Writes the numbers of the selected tensors to `tensors`, which may be NULL, and returns how many they are. */
+int64_t name_filter_list(const struct name_filter *filter, const rsd_checkpoint *checkpoint,
+                         int64_t *tensors);
+
+/* Says that nothing is selected. Returns the exit code. */
+int name_filter_fail(const struct name_filter *filter, const char *verb);
+void name_filter_drop(struct name_filter *filter);
+
 /* ---- out_file.c: files that are written ---- */
 
 struct out_file {
@@ -141,6 +161,50 @@ bool out_file_open(struct out_file *file, const char *path, bool replace);
  * not at its path. */
 bool out_file_close(struct out_file *file, bool complete);
 
+/* ---- slice.c ---- */
+
+/* A slice of a tensor. */
+struct tensor_slice {
+    const char *name; /* of the checkpoint */
+    rsd_dtype dtype;  /* of the result */
+    rsd_box box;
+    int32_t ndim; /* of the result, which lacks the dims of which one index is selected */
+    int64_t shape[RSD_MAX_DIMS];
+};
+
+/* Parses a slice of a tensor. Returns NULL, or what is wrong with the text. */
+const char *slice_parse(const char *text, const rsd_tensor_info *tensor,
+                        struct tensor_slice *slice);
+
+/* ---- npz.c: files of NumPy ---- */
+
+enum { NPY_HEADER_NBYTES = RSD_MAX_DIMS * 22 + 256 };
+
+struct npy_array {
+    rsd_dtype dtype; /* one that npy_dtype has */
+    int32_t ndim;
+    int64_t shape[RSD_MAX_DIMS];
+    void *bytes; /* dense and row-major */
+    size_t nbytes;
+};
+
+const char *npy_dtype(rsd_dtype dtype); /* NULL: NumPy does not have it */
+bool npy_write(FILE *out, const struct npy_array *array);
+
+/* An archive that is being written. Starts as {0}. */
+struct npz {
+    struct npz_member {
+        char *name;
+        uint64_t offset, nbytes;
+        uint32_t crc;
+    } * members;
+    size_t n;
+    uint64_t nbytes; /* of what was written */
+};
+bool npz_add(struct npz *npz, FILE *out, const char *name, const struct npy_array *array);
+void npz_finish(struct npz *npz, FILE *out); /* errors are those of the stream */
+void npz_drop(struct npz *npz);
+
 /* ---- cli_text.c: numbers and texts ---- */
 
 /* Parses an integer in [least, most]. */
@@ -153,6 +217,13 @@ bool cli_parse_size(const char *text, int64_t *nbytes);
 const char *cli_size_text(int64_t nbytes);                                        /* "1.93 GB" */
 const char *cli_tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape); /* "f32[4,8]" */
 const char *cli_plain_text(const char *text); /* without control characters and invalid UTF-8 */
+
+/* Returns whether a text ends in a suffix and is longer than it. */
+bool cli_has_suffix(const char *text, const char *suffix);
+
+/* Prints a plain text, and blanks up to a width in characters. */
+void cli_print_padded(FILE *out, const char *text, int width);
+int cli_text_width(const char *text); /* of a plain text, in characters */
 
 /* The first names of a list, for one message about all of them: "a, b, c, ...". Starts as {0}. */
 struct name_sample {
@@ -234,12 +305,20 @@ bool cli_has_option(const struct option *options, const char *argument);
 
 /* ---- draw.c: pictures in the terminal ---- */
 
-/* The bytes between ranks, as a square matrix: rows send, columns receive. */
+/* The bytes from ranks or files to ranks, as a matrix: rows send, columns receive. If there are too many, a row
+ * or column stands for a group. */
 struct traffic {
-    int64_t group, nrows; /* ranks per row, and rows */
-    double *moved, *kept,
-        most; /* bytes between ranks, bytes that stay on a rank, and the most moved */
+    int64_t nsenders, row_group, nrows;
+    int64_t nreceivers, column_group, ncolumns;
+    double *moved, *kept;         /* by row and column; bytes that stay on a rank are kept */
+    double most;                  /* the most that one square moves */
+    const char *const *row_names; /* of files; NULL: ranks */
 };
+
+/* Allocates a matrix for at most so many rows and columns. */
+void draw_open_traffic(struct traffic *traffic, int64_t nsenders, int64_t nreceivers,
+                       int64_t most_rows);
+void draw_add_traffic(struct traffic *traffic, int64_t from, int64_t to, double nbytes, bool kept);
 rsd_status draw_count_traffic(const rsd_plan *plan, int64_t most_rows, struct traffic *traffic);
 void draw_free_traffic(struct traffic *traffic);
 rsd_status draw_traffic(FILE *out, const rsd_plan *plan);
@@ -251,10 +330,18 @@ rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t tenso
 rsd_status draw_choose_dims(const rsd_checkpoint *checkpoint, int64_t tensor, int32_t *down,
                             int32_t *across);
 
-/* ---- page.c: the same pictures as files ---- */
+/* ---- page_traffic.c, page_boxes.c: pictures as files ---- */
 
 rsd_status page_write_traffic(const char *path, bool html, const rsd_plan *plan);
-rsd_status page_write_boxes(const char *path, bool html, const rsd_checkpoint *checkpoint,
-                            int64_t tensor);
+
+/* What ranks read of the files of a checkpoint. */
+rsd_status page_write_reads(const char *path, bool html, const struct traffic *traffic,
+                            const char *checkpoint, const char *totals);
+
+/* The file of each box of a tensor, and what each file contains. */
+rsd_status page_write_boxes(const char *path, bool html, const char *checkpoint_path,
+                            const rsd_checkpoint *checkpoint, int64_t tensor);
+rsd_status page_write_checkpoint(const char *path, bool html, const char *checkpoint_path,
+                                 const rsd_checkpoint *checkpoint);
 
 #endif

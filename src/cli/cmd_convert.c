@@ -12,7 +12,7 @@
     "  --strip-prefix TEXT   Remove TEXT from the start of names. May be repeated\n"               \
     "  --cast DTYPE          Convert floating-point tensors to bf16, f16, f32 or "                 \
     "f64\n" INPUT_HELP(                                                                            \
-        "        ") "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MiB\n"             \
+        "        ") "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MB\n"              \
                     "  --threads N           Use N threads. Default: one per core, at most 16\n"   \
                     "  --dry-run             Report what would be done; write nothing\n"           \
                     "  --resume              Continue a run that was stopped\n"                    \
@@ -246,7 +246,7 @@ static int take_size(const struct conversion *request, const char *option, const
 {
     return cli_parse_size(text, nbytes)
                ? GO_ON
-               : cli_fail(request->verb, EXIT_USAGE, "%s %s must be a size such as 5GB or 256MiB",
+               : cli_fail(request->verb, EXIT_USAGE, "%s %s must be a size such as 5GB or 256MB",
                           option, text);
 }
 

@@ -22,7 +22,7 @@ static const struct command commands[] = {
     {"verify", command_verify, true, "Read a checkpoint and report damaged or missing data"},
     {"diff", command_diff, true, "Compare the tensors of two checkpoints"},
     {"digest", command_digest, true, "Print a digest of each tensor"},
-    {"extract", command_extract, false, "Write one tensor, or a slice of it, to a file"},
+    {"extract", command_extract, false, "Write tensors, or slices of them, to files"},
     {"uploads", command_uploads, false,
      "List and remove uploads that killed runs left in a bucket"},
 };

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-enum { MERGE_SHARD_GB = 5, DEFAULT_MEMORY_MIB = 256 };
+enum { MERGE_SHARD_GB = 5, DEFAULT_MEMORY_MB = 256 };
 
 /* ---- what each verb means ---- */
 
@@ -158,7 +158,7 @@ static int64_t find_free_space(const char *path)
 
 static int64_t memory_limit(const struct conversion *request)
 {
-    return request->io.max_nbytes ? request->io.max_nbytes : (int64_t)DEFAULT_MEMORY_MIB << 20;
+    return request->io.max_nbytes ? request->io.max_nbytes : DEFAULT_MEMORY_MB * (int64_t)1000000;
 }
 
 static void print_json_report(const struct conversion *request, rsd_format in,
@@ -249,7 +249,7 @@ static void print_text_report(const struct conversion *request, rsd_format in,
     print_network_line();
     printf("%-8s buffers of %s\n", "memory", cli_size_text(report->nbytes_memory));
     printf("%-8s %.2f s, %s/s\n", "time", report->seconds,
-           cli_size_text((int64_t)((double)report->nbytes_written /
+           cli_size_text((int64_t)((double)(report->nbytes_written + report->nbytes_shared) /
                                    (report->seconds > 0 ? report->seconds : 1))));
     if (request->verify)
         printf("%-8s %lld tensors: equal digests in both\n", "verified",

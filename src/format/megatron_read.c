@@ -240,6 +240,8 @@ static rsd_status make_whole_name(struct megatron_reader *reader, struct slice *
         if (!stack ||
             number >= stack->counts[reader->chunk * reader->nstages + reader->file->stage])
             return fail(RSD_EFORMAT, "the first rank of this stage has no such layer");
+        if (!budget_take((uint64_t)(reader->chunk * reader->nstages) / STEP_NBYTES))
+            return budget_fail();
         number += layers_before(reader, stack, reader->chunk, reader->file->stage);
         TRY(renumber_name(text, capacity, name, begin, end, number));
     }
@@ -372,7 +374,6 @@ static rsd_status add_megatron_tensor(struct torch_visit *visit, pickle_node c)
     if (!torch_view_is_tensor(&visit->file->tree, c))
         return fail(RSD_EUNSUPPORTED, "tensor is distributed; only plain ones are supported");
     TRY(make_whole_name(reader, &name, text, sizeof text));
-    TRY(torch_visit_reserve(visit, sizeof(struct joint_box) + sizeof(struct joint_tensor)));
     TRY(torch_file_find_tensor(visit->file, c, &view, &array));
     struct rank_tensor tensor = {.dtype = view.dtype, .ndim = view.ndim, .boxes = boxes};
     copy_i64s(tensor.shape, view.shape, view.ndim);

@@ -218,8 +218,11 @@ static rsd_status add_layers(struct new_catalog *new, const struct stored_tensor
     if (nlayers > (int64_t)tensor->nboxes)
         return fail(RSD_EFORMAT, "%.300s: %lld layers are in %zu boxes", tensor->name,
                     (long long)nlayers, tensor->nboxes);
-    for (int64_t i = 0; i < nlayers; i++)
+    for (int64_t i = 0; i < nlayers; i++) {
+        if (!budget_take(tensor->nboxes))
+            return budget_fail();
         TRY(add_layer(new, tensor, i));
+    }
     return RSD_OK;
 }
 

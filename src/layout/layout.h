@@ -175,6 +175,7 @@ struct rsd_layout {
     int64_t *box_lo, *box_len; /* nboxes * ndim each */
     int64_t *places;           /* of each box, its index in the caller's list; NULL: the same */
     int32_t *place_ranks;      /* ranks in the order of the caller; NULL if places is */
+    bool from_file;            /* a file has the boxes, so they may overlap in few ways only */
 };
 
 /* Checks dtype and shape, and creates a layout that has nothing else yet. */

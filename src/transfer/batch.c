@@ -53,7 +53,7 @@ struct batch_state {
 uint64_t batch_tile_limit(int64_t max_nbytes, const rsd_pool *pool)
 {
     /* Each thread has buffers for what it reads, what it writes, and perhaps a cast and a kept record. */
-    int64_t all = max_nbytes > 0 ? max_nbytes : (int64_t)256 << 20;
+    int64_t all = max_nbytes > 0 ? max_nbytes : DEFAULT_MAX_NBYTES;
     return (uint64_t)max_i64(all / pool_nthreads(pool) / 5, 1);
 }
 
@@ -134,7 +134,8 @@ static rsd_status check_records(const struct batch *batch, struct transfer *tran
     for (size_t i = 0; i < transfer->nsources && batch->check_records; i++) {
         struct source *source = &transfer->sources[i];
         bool summed = source->checkable && (!whole || source->crc_nbytes == source->array.nbytes);
-        if (source->memory || source->unchecked || !source->wanted || !source->array.has_crc || summed)
+        if (source->memory || source->unchecked || !source->wanted || !source->array.has_crc ||
+            summed)
             continue;
         rsd_status status = record_set_check(batch->records, source);
         if (status)

@@ -274,12 +274,12 @@ rsd_status transfer_open_files(struct transfer *transfer, rsd_checkpoint *checkp
 }
 
 rsd_status transfer_open_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t index,
-                               sink_take *take, void *context, uint64_t max_nbytes)
+                               rsd_dtype dtype, sink_take *take, void *context, uint64_t max_nbytes)
 {
     const struct catalog *catalog = &checkpoint->catalog;
     const struct stored_tensor *tensor = &catalog->tensors[index];
     struct sink sink = {.kind = SINK_BLOCKS,
-                        .dtype = tensor->dtype,
+                        .dtype = dtype,
                         .ndim = tensor->ndim,
                         .take = take,
                         .context = context};

@@ -171,9 +171,10 @@ rsd_status transfer_open_box(struct transfer *transfer, rsd_checkpoint *checkpoi
 rsd_status transfer_open_memory(struct transfer *transfer, const char *memory,
                                 const int64_t *strides, uint64_t max_nbytes);
 
-/* All of the above for a whole tensor that goes to one sink. */
+/* All of the above for a whole tensor that goes to one sink, converted to a dtype. */
 rsd_status transfer_open_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
-                               sink_take *take, void *context, uint64_t max_nbytes);
+                               rsd_dtype dtype, sink_take *take, void *context,
+                               uint64_t max_nbytes);
 
 void transfer_tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len);
 rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
