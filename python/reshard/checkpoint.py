@@ -438,8 +438,9 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
             return pictures.page(None, f"<p>{escape(repr(self))}</p>")
         tensors = [self[name] for name in itertools.islice(self, pictures.MOST_ROWS)]
         rows = [(one.name, f"{one.dtype}{list(one.shape)}", one.nbytes, one.nboxes) for one in tensors]
-        return pictures.page(self._repr_svg_(), f"<p>{escape(repr(self)[1:-1])}</p>",
-                             pictures.table(("tensor", "dtype and shape", "bytes", "boxes"), rows, len(self)))
+        listed = pictures.table(("tensor", "dtype and shape", "bytes", "boxes"), rows, len(self))
+        summary = f"<summary>{escape(repr(self)[1:-1])}</summary>"
+        return pictures.page(self._repr_svg_(), f"<details>{summary}{listed}</details>")
 
     # -- loading --
 
