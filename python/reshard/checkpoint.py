@@ -16,7 +16,7 @@ import threading
 from html import escape
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from . import _c, dtypes, frameworks, local, memory, pictures, states
+from . import _c, dtypes, frameworks, local, memory, opening, pictures, states
 from ._c import Address, Int64
 from .carry import AnyPool
 from .errors import InvalidError, MismatchError, MissingError, UnsupportedError
@@ -241,21 +241,6 @@ def _listed(names: Sequence[str]) -> str:
     return f"{len(names)} entries: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
-@contextlib.contextmanager
-def _rank_rules(mesh: Mesh, rules: Sequence[bytes]) -> Iterator[Any]:
-    """Yields the rules of a directory with one file per rank of a mesh. Tensors that no rule matches are copies."""
-    handle = Address()
-    _c.lib.rsd_rules_new(None, C.byref(handle))
-    try:
-        _c.lib.rsd_rules_set_mesh(handle, mesh.handle)
-        for rule in rules:
-            _c.lib.rsd_rules_add(handle, _c.RULE_PLACE, rule)
-        _c.lib.rsd_rules_add(handle, _c.RULE_DEFAULT, ",".join("R" * mesh.naxes).encode())
-        yield handle
-    finally:
-        _c.lib.rsd_rules_free(handle)
-
-
 class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     """The tensors of a checkpoint by name, in the order of the file. Several threads may use one.
 
@@ -268,22 +253,25 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
                  format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
                  take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
                  vocab_size: int = 0, from_rules: Sequence[str] = (), from_mesh: AnyMesh = None,
+                 names: Union[str, "os.PathLike[str]", None] = None, heads: Union[int, Tuple[int, int]] = 0,
                  follow_links: bool = False, storage: Optional[Storage] = None) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"unknown format {format!r}; formats are {' '.join(FORMATS)}")
         handle = Address()
+        nheads, nkv_heads = (heads, 0) if isinstance(heads, int) else heads
         rules = [rule.encode() for rule in from_rules]
         options = _c.OpenOptions(
             format=0 if format is None else FORMATS[format],
             metadata=None if metadata is None else _c.path_bytes(metadata), follow_links=follow_links, as_is=as_is,
             take_rank_0=take_rank_0, model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size,
+            nheads=nheads, nkv_heads=nkv_heads, names=None if names is None else _c.path_bytes(names),
             storage=handle_for(self.path, storage))
         if from_mesh is None:
             options.nfrom_rules, options.from_rules = len(rules), (_c.Text * max(1, len(rules)))(*rules)
             _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(options), C.byref(handle))
         else:
-            with _rank_rules(Mesh.of_any(from_mesh), rules) as made:
+            with opening.rank_rules(Mesh.of_any(from_mesh), rules) as made:
                 setattr(options, "from", made)
                 _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(options), C.byref(handle))
         self._handle = handle.value
@@ -296,11 +284,11 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         if format is None and metadata is None and storage is None:
             flags = {"--as-is": as_is, "--take-rank-0": take_rank_0, "--unstack": unstack,
                      "--follow-links": follow_links}
-            self._words = [word for word, is_set in flags.items() if is_set]
-            self._words += ["--dtype", "model"] if model_dtype else []
-            self._words += ["--vocab-size", str(vocab_size)] if vocab_size else []
-            self._words += [] if from_mesh is None else ["--from-mesh", str(Mesh.of_any(from_mesh))]
-            self._words += [word for rule in from_rules for word in ("--from", rule)]
+            values = {"--dtype": "model" if model_dtype else None, "--vocab-size": vocab_size or None,
+                      "--from-mesh": None if from_mesh is None else Mesh.of_any(from_mesh),
+                      "--names": None if names is None else os.fspath(names),
+                      "--heads": f"{nheads},{nkv_heads}" if nkv_heads else nheads or None}
+            self._words = opening.command_words(flags, values, from_rules)
 
     def close(self) -> None:
         """Closes the checkpoint, after reads of other threads are complete. Its tensors cannot be read any more."""
@@ -557,6 +545,7 @@ def open(path: Union[str, "os.PathLike[str]"], *, like: str = "auto",  # noqa: A
          format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
          take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
          vocab_size: int = 0, from_rules: Sequence[str] = (), from_mesh: AnyMesh = None,
+         names: Union[str, "os.PathLike[str]", None] = None, heads: Union[int, Tuple[int, int]] = 0,
          follow_links: bool = False, storage: Optional[Storage] = None) -> Checkpoint:
     """Opens a checkpoint: a directory of DCP or safetensors, a torch.save file, the per-rank files of verl, SkyRL and
     FSDP, or a directory of DeepSpeed, Megatron or Orbax. Pickles are parsed as data, and nothing in a file is executed.
@@ -575,9 +564,12 @@ def open(path: Union[str, "os.PathLike[str]"], *, like: str = "auto",  # noqa: A
                 know, or with `from_mesh` how ranks cut tensors
     from_mesh   the mesh of a directory with one file per rank, which do not say how tensors are cut. Tensors that no
                 rule matches are copies
+    names       read tensors under other names: a map such as "megatron-llama", or the path of a file of one (see
+                docs/names.md)
+    heads       number of attention heads, or a pair with that of keys and values, if the checkpoint does not say
     follow_links    follow links that lead out of the directory
     storage     credentials and limits of a URL. Default: those of the environment
     """
     return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0,
                       model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size, from_rules=from_rules,
-                      from_mesh=from_mesh, follow_links=follow_links, storage=storage)
+                      from_mesh=from_mesh, names=names, heads=heads, follow_links=follow_links, storage=storage)
