@@ -245,7 +245,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     """The tensors of a checkpoint by name, in the order of the file. Several threads may use one.
 
     `reshard.open` makes one and describes its keywords: like, format, metadata, as_is, take_rank_0, model_dtype,
-    unstack, vocab_size, from_rules, from_mesh, follow_links, storage."""
+    unstack, vocab_size, from_rules, from_mesh, names, heads, follow_links, storage."""
 
     _free = "rsd_checkpoint_close"
 
