@@ -197,6 +197,10 @@ const struct option conversion_options[] = {
     {"reflink", required_argument, NULL, REFLINK},
     {"unchecked", no_argument, NULL, UNCHECKED},
     {"torch-places", no_argument, NULL, TORCH_PLACES},
+    /* Python's words for the same. */
+    {"overwrite", no_argument, NULL, FORCE},
+    {"everything", no_argument, NULL, ALL},
+    {"max-nbytes", required_argument, NULL, MAX_MEMORY},
     INPUT_OPTIONS,
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
