@@ -58,7 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     if (fd < 0 || ftruncate(fd, 0) != 0 || pwrite(fd, data, n, 0) != (ssize_t)n)
         abort();
     int length = snprintf(name, sizeof name, "%d", fd);
-    if (store_open("/proc/self/fd", &checkpoint.store, &none) ||
+    if (store_open("/proc/self/fd", NULL, &checkpoint.store, &none) ||
         store_add_file(checkpoint.store, (struct slice){name, (size_t)length}, &index))
         abort();
     checkpoint.store->follow_links = true;

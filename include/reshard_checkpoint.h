@@ -20,6 +20,7 @@ extern "C" {
 #endif
 
 struct rsd_transport; /* reshard_transport.h: messages between processes */
+struct rsd_storage;   /* reshard_storage.h: credentials and limits for URLs */
 
 /* ---- 6.1 Opening ------------------------------------------------------------------------------
  *
@@ -59,6 +60,7 @@ typedef struct rsd_open_options {
     /* The one metadata file of a DCP directory to read, such as __3.metadata. NULL: .metadata, or all of
      * __0.metadata, __1.metadata, ... */
     const char *metadata;
+    struct rsd_storage *storage; /* for s3:// and https:// paths; NULL: requests are not signed */
     /* 1: links in the directory may lead out of it. 0: only a link in a snapshot of a Hugging Face cache may,
      * to a blob of the same cache. */
     int32_t follow_links;
@@ -78,6 +80,11 @@ typedef struct rsd_open_options {
      * of the ranks and the places of the tensors. Files are in the order of the numbers in their names.
      * NULL: files say it. */
     struct rsd_rules *from;
+    /* Tensors under other names: the name of a built-in map, or the path of a file of one. Fused tensors are
+     * split, or put together. docs/names.md describes it. NULL: as stored. */
+    const char *names;
+    /* names: attention heads, and those of keys and values. 0: as the checkpoint says. */
+    int64_t nheads, nkv_heads;
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
@@ -86,6 +93,10 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options
                                rsd_checkpoint **checkpoint);
 void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
 
+/* Returns the name of a built-in map of names, and its text if `text` is not NULL; NULL if the index is invalid. */
+const char *rsd_name_map(int64_t index, const char **text);
+
+/* Returns the format that was detected. */
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint);
 
 /* A tensor of a checkpoint. Since 0.2. */
@@ -130,6 +141,7 @@ typedef struct rsd_extent {
     const char *transforms;
 } rsd_extent;
 
+/* Returns one of the nboxes stored boxes of a tensor. */
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
                               rsd_extent *extent);
 
@@ -169,13 +181,14 @@ typedef int rsd_on_progress(void *context, const rsd_progress *progress);
 typedef struct rsd_io {
     size_t struct_nbytes; /* sizeof(rsd_io) */
     rsd_pool *pool;       /* NULL: the calling thread alone */
-    int64_t max_nbytes;   /* limit of the buffers of this process; 0: 256 MiB */
+    int64_t max_nbytes;   /* limit of the buffers of this process; 0: 256 MB */
     rsd_on_progress *on_progress;
     void *context;                         /* of on_progress */
     const struct rsd_transport *transport; /* NULL: this process alone; else see 6.7 */
     double timeout; /* seconds without a heartbeat after which a rank counts as lost; 0: 300 */
     /* A stream of CUDA, whose work is done before arrays on a device are used. NULL: the default stream. */
     void *stream;
+    struct rsd_storage *storage; /* of paths that are written; as that of rsd_open_options */
 } rsd_io;
 
 /* What a call did. Where it is an argument, NULL means that nobody needs it. */
@@ -191,6 +204,7 @@ typedef struct rsd_report {
     int64_t nbytes_memory;        /* the largest size of all buffers at one time */
     int64_t nleft_out;            /* tensors and values of the source that the target lacks */
     double seconds;
+    int64_t nbytes_shared; /* of files that were not written, but share extents with the source */
 } rsd_report;
 
 /* ---- 6.3 Loading ------------------------------------------------------------------------------
@@ -253,6 +267,7 @@ typedef struct rsd_save_options {
     int64_t nvalues;
     const rsd_value *values; /* each is written by one rank, the one that torch selects */
     const rsd_io *io;
+    int32_t torch_places; /* as that of rsd_convert_options */
 } rsd_save_options;
 
 /* Saves a DCP checkpoint. EMISMATCH: no array has some element. EINVAL: a Partial layout, whose values
@@ -291,6 +306,14 @@ typedef struct rsd_tensor_target {
 typedef rsd_status rsd_map_tensor(void *context, const rsd_tensor_info *tensor,
                                   rsd_tensor_target *target);
 
+/* Whether files of the output share extents with those of the input, on file systems that can (XFS, btrfs).
+ * ALWAYS: EUNSUPPORTED if the file system cannot. */
+typedef enum rsd_reflink {
+    RSD_REFLINK_AUTO = 0,
+    RSD_REFLINK_ALWAYS = 1,
+    RSD_REFLINK_NEVER = 2
+} rsd_reflink;
+
 /* Checks an output before it is put at its path. Collective, if the conversion is. A status other than RSD_OK
  * ends the conversion, and nothing is put at the path. */
 typedef rsd_status rsd_check_output(void *context, rsd_checkpoint *output);
@@ -310,13 +333,20 @@ typedef struct rsd_convert_options {
     rsd_map_tensor *map; /* called for every tensor in turn; NULL: all tensors as they are, whole */
     void *map_context;
     const rsd_io *io;
+    rsd_reflink reflink;
+    /* 1: do not read shared data to check its CRC, where the output needs none. */
+    int32_t unchecked;
+    /* 1: DCP items follow each other as torch places them, and safetensors headers are as short as possible.
+     * 0: large arrays begin at multiples of 4 KiB. */
+    int32_t torch_places;
     rsd_check_output *check; /* NULL: the output is not checked */
     void *check_context;
+    int32_t adapter; /* 1: whole tensors are in one file, named as PEFT names that of an adapter */
 } rsd_convert_options;
 
 /* options and report may be NULL. A path that ends in .safetensors is one file, and for torch.save one that ends
- * in .pt, .pth or .bin. EEXIST: the path exists, or an earlier run left its staging directory. ECANCELLED, EIO
- * and ENOENT keep what is complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
+ * in .pt, .pth or .bin. EEXIST: the path exists, or an earlier run left its staging directory. ELIMIT: the file
+ * system has less space than the output is known to need. ECANCELLED, EIO and ENOENT keep what is complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report);
 
@@ -354,8 +384,23 @@ typedef enum rsd_difference {
 typedef rsd_status rsd_on_difference(void *context, const char *name, rsd_difference difference,
                                      const char *text);
 
-/* Compares all tensors, bit by bit. *ndiffer is the number of tensors that differ. */
-rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_io *io,
+/* How rsd_diff compares. Since 0.2. */
+typedef struct rsd_diff_options {
+    size_t struct_nbytes; /* sizeof(rsd_diff_options) */
+    /* Floating-point and complex elements are equal if |a - b| <= atol + rtol * |b|, also between dtypes, and
+     * if they have the same bits. Other elements, and all if both are 0, are compared bit by bit. */
+    double rtol, atol;
+    /* Called for every tensor of a: the name in b, and the dtype that a is converted to before it is compared
+     * bit by bit. A tensor that is not kept is left out, and so is its partner. The layout is ignored. With the
+     * map of a conversion, its input is compared with its output. NULL: the same names and dtypes. */
+    rsd_map_tensor *map;
+    void *map_context;
+    const rsd_io *io;
+} rsd_diff_options;
+
+/* Compares all tensors. *ndiffer is the number of tensors that differ. options, on_difference and report may be
+ * NULL. */
+rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_diff_options *options,
                     rsd_on_difference *on_difference, void *context, int64_t *ndiffer,
                     rsd_report *report);
 

@@ -89,7 +89,7 @@ void rsd_arena_free(rsd_arena *arena);
 typedef struct rsd_exchange_options {
     size_t struct_nbytes; /* use RSD_INIT */
     int64_t
-        max_nbytes; /* of buffers for messages, on this rank; 0: 256 MiB. The smallest of all ranks is used */
+        max_nbytes; /* of buffers for messages, on this rank; 0: 256 MB. The smallest of all ranks is used */
     double timeout;         /* seconds without progress after which a call fails; 0: 300 */
     const rsd_arena *arena; /* of this rank; NULL: none */
     int64_t node; /* ranks with equal numbers share memory; 0: detected; -1: shares none */
@@ -139,6 +139,7 @@ const char *rsd_exec_describe(const rsd_exec *exec);
  * 0.2. */
 typedef struct rsd_thread_group rsd_thread_group;
 
+/* Creates a group of nranks ranks, returns the transport of one rank, and frees the group. */
 rsd_status rsd_thread_group_new(int32_t nranks, rsd_thread_group **group);
 rsd_status rsd_thread_group_transport(rsd_thread_group *group, int32_t rank,
                                       rsd_transport *transport);

@@ -40,6 +40,7 @@ offers "reshard inspect tests/golden/fsdp2_adamw/ckpt model.up." "model.up.weigh
 offers "reshard extract --cast f32 tests/golden/fsdp2_adamw/ckpt model.down.w" "model.down.weight"
 offers "reshard inspect no/such/checkpoint " ""
 offers "reshard inspect README.md m" ""
+offers "reshard verify --no-s" "--no-sign-request"
 
 # same LABEL A B: both lists have the same lines.
 same()
@@ -57,11 +58,14 @@ same()
 # The options that the manual page describes, of all verbs.
 manual=$(sed -n 's/^\.BR* .*\(\\-\\-[a-z0-9\\-]*\).*/\1/p; s/^\.BI \(\\-\\-[a-z0-9\\-]*\).*/\1/p' man/reshard.1 | tr -d '\\' | sort -u)
 all=
-for verb in inspect plan convert merge split verify diff digest extract; do
+for verb in inspect plan convert merge split verify diff digest extract uploads; do
     help=$(reshard $verb --help | grep -o -- '^ *\(-.,\)* *--[a-z0-9-]*' | grep -o -- '--.*' | sort -u)
     same "options of $verb" "$help" "$(_reshard_options $verb | tr -s ' ' '\n' | sort -u)"
     all="$all $help"
 done
+help=$(reshard --help | grep -o -- "^ *--[a-z-]*" | grep -o -- "--.*" | sort -u)
+same "options for URLs" "$help" "$(sed -n 's/.*local urls="\(.*\)"/\1/p' completion/reshard.bash | tr " " "\n" | sort -u)"
+all="$all $help"
 same "options of the manual page" "$(echo $all --version | tr ' ' '\n' | sort -u)" "$manual"
 presets=$(reshard convert a b --preset none 2>&1 | sed 's/.*presets are //; s/,//g')
 COMP_WORDS=(reshard convert --preset "") COMP_CWORD=3

@@ -24,9 +24,10 @@ static inline void conversion_check_same(const char *a_path, const char *b_path,
     rsd_checkpoint *a = NULL, *b = NULL;
     int64_t n = -1, nfindings = -1;
     rsd_io io = {.struct_nbytes = sizeof io, .pool = pool};
+    rsd_diff_options options = {.struct_nbytes = sizeof options, .io = &io};
     rsd_report report = {.struct_nbytes = sizeof report};
     if (OK(rsd_checkpoint_open(a_path, NULL, &a)) && OK(rsd_checkpoint_open(b_path, NULL, &b))) {
-        if (OK(rsd_diff(a, b, &io, conversion_print_difference, NULL, &n, &report)))
+        if (OK(rsd_diff(a, b, &options, conversion_print_difference, NULL, &n, &report)))
             CHECK(n == 0, "%s and %s: %lld tensors differ", a_path, b_path, (long long)n);
         if (OK(rsd_verify(b, &io, NULL, NULL, &nfindings, &report)))
             CHECK(nfindings == 0, "%s: %lld findings, %s", b_path, (long long)nfindings,

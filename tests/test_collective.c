@@ -55,6 +55,7 @@ static rsd_status prove_as(const struct task *task, const rsd_transport *transpo
 {
     rsd_checkpoint *a = NULL, *b = NULL;
     rsd_io io = {.struct_nbytes = sizeof io, .transport = transport};
+    rsd_diff_options options = {.struct_nbytes = sizeof options, .io = &io};
     int64_t ndiffer = 0, nfindings = 0;
     rsd_status status = rsd_checkpoint_open(task->in, NULL, &a);
     if (!status)
@@ -68,7 +69,7 @@ static rsd_status prove_as(const struct task *task, const rsd_transport *transpo
     for (size_t i = 0; i < n && !status; i++)
         worker_add_line(worker, digests[i]);
     if (!status && nfindings == 0)
-        status = rsd_diff(a, b, &io, note_difference, worker, &ndiffer, NULL);
+        status = rsd_diff(a, b, &options, note_difference, worker, &ndiffer, NULL);
     worker->found = nfindings;
     worker->number = ndiffer;
     free(digests);

@@ -32,7 +32,11 @@ static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const
     else
         status = format_open(checkpoint, path, &listing, file != NULL, options);
     store_listing_drop(&listing);
-    return status;
+    TRY(status);
+    status = format_derive_tensors(checkpoint, options);
+    if (!status && options->names)
+        status = names_apply(checkpoint, options);
+    return status ? fail_in(status, "%s: ", path) : RSD_OK;
 }
 
 /* Opens the files of a store within a budget, which is in proportion to what is read of them. */
@@ -42,7 +46,7 @@ static rsd_status open_within_budget(rsd_checkpoint *checkpoint, const char *pat
     struct budget budget;
     checkpoint->spare_steps = START_STEPS;
     checkpoint->store->follow_links = options->follow_links != 0;
-    budget_begin(&budget, START_STEPS);
+    budget_begin(&budget, START_STEPS, true);
     rsd_status status =
         budget_end(&budget, open_files(checkpoint, path, file, options, staged), NULL);
     if (budget.exceeded && !budget.reported && status == RSD_EFORMAT)
@@ -59,7 +63,7 @@ static rsd_status open_path(const char *path, const rsd_open_options *options, b
         return RSD_ENOMEM;
     rsd_status status = item_cache_open(&checkpoint->items);
     if (!status)
-        status = store_open(path, &checkpoint->store, &file);
+        status = store_open(path, options->storage, &checkpoint->store, &file);
     if (!status)
         status = open_within_budget(checkpoint, path, file, options, staged);
     if (status)
@@ -96,15 +100,17 @@ void rsd_checkpoint_close(rsd_checkpoint *checkpoint)
         return;
     store_close(checkpoint->store);
     item_cache_close(checkpoint->items);
+    derive_drop(checkpoint->derivation);
     catalog_drop(&checkpoint->catalog);
     mem_free(checkpoint);
 }
 
-rsd_status checkpoint_list_owned(const char *path, struct name_list *owned)
+rsd_status checkpoint_list_owned(const char *path, rsd_storage *storage, struct name_list *owned)
 {
+    rsd_open_options options = {.struct_nbytes = sizeof options, .storage = storage};
     rsd_checkpoint *checkpoint;
     struct store_listing listing;
-    TRY(rsd_checkpoint_open(path, NULL, &checkpoint));
+    TRY(rsd_checkpoint_open(path, &options, &checkpoint));
     const struct format *format = checkpoint->format;
     rsd_status status = store_list(checkpoint->store, "", &listing);
     for (size_t i = 0; i < checkpoint->store->names.n && !status; i++)

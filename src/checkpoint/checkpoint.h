@@ -16,7 +16,7 @@
 /* ---- checkpoint.c ---- */
 
 /* Lists the files that belong to the checkpoint at a path. */
-rsd_status checkpoint_list_owned(const char *path, struct name_list *owned);
+rsd_status checkpoint_list_owned(const char *path, rsd_storage *storage, struct name_list *owned);
 
 /* Checks the CRC-32 of every record in the item of a value. An error names the file and the value. */
 rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct stored_value *value);
@@ -25,10 +25,17 @@ rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct store
 rsd_status checkpoint_open_staged(const struct store_output *output, const char *file,
                                   rsd_checkpoint **checkpoint);
 
+/* ---- names_apply.c ---- */
+
+/* Derives the tensors of a checkpoint under the names of the other column of a map, as rsd_open_options.names says. */
+rsd_status names_apply(rsd_checkpoint *checkpoint, const rsd_open_options *options);
+
 /* ---- overlaps.c ---- */
 
-/* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there. */
-rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t tile_limit);
+/* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there, or if
+ * more pairs of boxes overlap in part than *pairs_left, which is counted down. */
+rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t tile_limit,
+                          uint64_t *pairs_left);
 
 /* ---- checkpoint.c ---- */
 
@@ -156,13 +163,12 @@ rsd_status dedup_count_ranks(size_t ntargets, const struct target *targets, int6
 #define JOURNAL_NAME "reshard-journal" /* in a directory that is not a checkpoint yet */
 
 struct writer;
-rsd_status journal_start(const struct store_output *dest, const char *source, const char *target);
-rsd_status journal_resume(const struct store_output *dest, const char *source, const char *target,
+rsd_status journal_start(struct store_output *dest, const char *source, const char *target);
+rsd_status journal_resume(struct store_output *dest, const char *source, const char *target,
                           struct writer *writer);
-rsd_status journal_add_file(const struct store_output *dest, const struct writer *writer,
-                            uint32_t file);
+rsd_status journal_add_file(struct store_output *dest, const struct writer *writer, uint32_t file);
 rsd_status journal_add_items(const struct store_output *dest, const size_t *extents, size_t n);
-rsd_status journal_redo_file(const struct store_output *dest, uint32_t file);
+rsd_status journal_redo_file(struct store_output *dest, uint32_t file);
 rsd_status journal_clear(const struct store_output *dest); /* removes the journals of other ranks */
 
 /* ---- writer.c: files that are being written ---- */
@@ -179,6 +185,15 @@ struct writer_file {
     struct zstd_writer *zstd; /* of the item in progress */
 };
 
+/* Bytes of a file that are shared with the input, and not written. */
+struct cloned_range {
+    uint64_t lo, hi;
+};
+struct cloned_ranges {
+    struct cloned_range *list;
+    size_t n, capacity;
+};
+
 struct writer {
     struct manifest *manifest;
     struct store_output *dest;
@@ -192,6 +207,10 @@ struct writer {
     pthread_mutex_t lock;
     _Atomic uint64_t nbytes_written; /* by this process, in this run */
     int64_t nfiles_written;
+    _Atomic int reflink;          /* enum rsd_reflink */
+    bool unchecked;               /* what is shared need not be read */
+    struct cloned_ranges *cloned; /* by extent; NULL: nothing is shared */
+    uint64_t nbytes_shared;
     size_t *pending; /* extents that are complete and not in the journal yet */
     size_t npending, pending_capacity;
     uint64_t pending_nbytes;
@@ -221,6 +240,17 @@ rsd_status writer_save_items(struct writer *writer);
 
 /* Completes files without items, and writes the names of directories to disk. */
 rsd_status writer_finish(struct writer *writer);
+
+/* ---- reflink.c: what is shared with the input ---- */
+
+/* Shares what can be shared of the pieces of a transfer. */
+rsd_status reflink_share(struct writer *writer, struct transfer *transfer);
+rsd_status writer_note_cloned(struct writer *writer, size_t extent, uint64_t lo, uint64_t hi);
+void writer_drop_cloned(struct writer *writer);
+
+/* Moves *at to the next byte before `end` that is not shared. Returns how many follow that are not. */
+uint64_t writer_find_uncloned(const struct writer *writer, size_t extent, uint64_t *at,
+                              uint64_t end);
 
 /* Shared: rank 0 creates all files; each rank writes its bytes to disk; rank 0 ends the items that were split. */
 rsd_status writer_create_files(struct writer *writer);
@@ -294,6 +324,7 @@ struct conversion_run {
     int64_t nleft_out;
     struct store_output *dest;
     struct writer writer;
+    bool item_jobs;        /* a job is an item, else a tensor */
     char journal_name[40]; /* of this rank */
     struct payload state;  /* what an earlier run has completed, for the other ranks */
     _Atomic int64_t nbytes_needed;
@@ -320,7 +351,7 @@ rsd_status convert_open_side_file(const struct conversion_run *conversion, const
 /* ---- convert_ranks.c: which rank converts what, and what ranks send each other ---- */
 
 /* Lists the jobs of this rank. Their ids are tensors, or extents if the output is compressed. */
-rsd_status convert_list_jobs(const struct conversion_run *conversion, struct batch *batch);
+rsd_status convert_list_jobs(struct conversion_run *conversion, struct batch *batch);
 
 /* What an earlier run has completed: rank 0 puts it, the other ranks take it. */
 rsd_status convert_put_state(struct conversion_run *conversion);

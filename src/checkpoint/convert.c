@@ -24,7 +24,7 @@ struct job_boxes {
 static struct job_boxes find_boxes(const struct conversion_run *c, const struct batch_job *job)
 {
     const struct catalog *catalog = &c->manifest.catalog;
-    if (!c->manifest.compress)
+    if (!c->item_jobs)
         return (struct job_boxes){job->id, 0, catalog->tensors[job->id].nboxes};
     size_t tensor = tensor_of_extent(catalog, job->id);
     size_t box = job->id - catalog->tensors[tensor].first_extent;
@@ -56,6 +56,8 @@ static rsd_status convert_open_job(void *context, const struct batch_job *job,
     }
     TRY(transfer_plan(transfer, &c->in->catalog));
     TRY(transfer_open_files(transfer, c->in, c->operation.tile_limit));
+    if (batch_job_is_whole(job))
+        TRY(reflink_share(&c->writer, transfer));
     transfer->in_order = transfer->in_order || c->manifest.compress;
     return RSD_OK;
 }
@@ -92,13 +94,22 @@ static rsd_status convert_close_job(void *context, const struct batch_job *job,
     return RSD_OK;
 }
 
+/* The tensor that a job reads whole, for reading ahead. */
+static size_t whole_convert_tensor(void *context, const struct batch_job *job)
+{
+    const struct conversion_run *c = context;
+    return c->item_jobs || c->dest->resumed ? SIZE_MAX : c->source_of[job->id];
+}
+
 /* Runs the jobs of this rank. A run that is stopped writes its complete items to the journal. */
 static rsd_status run_jobs(struct conversion_run *c)
 {
     size_t written = c->operation.io.max_nbytes > 0
                          ? zstd_writer_memory(c->manifest.compress)
                          : 0; /* compression is not slowed down unless memory is limited */
-    struct batch batch = {.open = convert_open_job,
+    struct batch batch = {.from = c->in,
+                          .whole_tensor = whole_convert_tensor,
+                          .open = convert_open_job,
                           .close = convert_close_job,
                           .check_records = true,
                           .stream_nbytes =
@@ -162,6 +173,8 @@ static rsd_status start_journal(struct conversion_run *c)
     hash_text(source, source_text);
     hash_text(target, target_text);
     c->writer.journal = true;
+    c->writer.reflink = c->options.reflink;
+    c->writer.unchecked = c->options.unchecked != 0;
     return c->dest->resumed ? journal_resume(c->dest, source_text, target_text, &c->writer)
                             : journal_start(c->dest, source_text, target_text);
 }
@@ -200,13 +213,27 @@ static rsd_status copy_side_file(const struct conversion_run *c, const char *pat
 
 /* ---- the steps ---- */
 
+/* Returns the bytes that the files need; 0: that is not known before they are compressed. */
+static uint64_t count_output_nbytes(const struct conversion_run *c)
+{
+    uint64_t nbytes = 0;
+    for (size_t i = 0; i < c->manifest.nfiles && !c->manifest.compress; i++)
+        nbytes = nbytes > UINT64_MAX - c->manifest.files[i].nbytes
+                     ? UINT64_MAX
+                     : nbytes + c->manifest.files[i].nbytes;
+    return nbytes;
+}
+
 static struct output_options make_output_options(const struct conversion_run *c)
 {
     return (struct output_options){.mode = c->options.resume ? OUTPUT_RESUME : OUTPUT_NEW,
                                    .overwrite = c->options.overwrite != 0,
                                    .one_file = c->one_file,
                                    .journal = JOURNAL_NAME,
-                                   .list_owned = checkpoint_list_owned};
+                                   .list_owned = checkpoint_list_owned,
+                                   .storage = c->operation.io.storage,
+                                   .nbytes = count_output_nbytes(c),
+                                   .may_share = c->options.reflink != RSD_REFLINK_NEVER};
 }
 
 /* Rank 0: creates the output, or finds what an earlier run left in it. */
@@ -217,7 +244,8 @@ static rsd_status open_convert_output(void *context)
     TRY(store_open_output(c->out, &options, &c->dest));
     TRY(writer_open(&c->writer, &c->manifest, c->dest, c->in, -1));
     TRY(start_journal(c));
-    c->writer.shared = c->operation.nranks > 1 && !c->manifest.compress;
+    c->writer.shared =
+        c->operation.nranks > 1 && !c->manifest.compress && c->dest->store->ops->random_write;
     if (c->writer.shared)
         TRY(writer_create_files(&c->writer));
     return c->operation.nranks > 1 ? convert_put_state(c) : RSD_OK;
@@ -227,11 +255,12 @@ static rsd_status open_convert_output(void *context)
 static rsd_status join_convert_output(struct conversion_run *c)
 {
     snprintf(c->journal_name, sizeof c->journal_name, JOURNAL_NAME ".%d", (int)c->operation.rank);
-    struct output_options options = {.mode = OUTPUT_JOIN, .journal = c->journal_name};
+    struct output_options options = {
+        .mode = OUTPUT_JOIN, .journal = c->journal_name, .storage = c->operation.io.storage};
     TRY(store_open_output(c->out, &options, &c->dest));
     TRY(writer_open(&c->writer, &c->manifest, c->dest, c->in, -1));
     c->writer.journal = true;
-    c->writer.shared = !c->manifest.compress;
+    c->writer.shared = !c->manifest.compress && c->dest->store->ops->random_write;
     return convert_take_state(c);
 }
 
@@ -276,6 +305,7 @@ static rsd_status complete_files(void *context)
     TRY(c->manifest.format->writer->finish(&c->manifest, c->writer.store));
     report->nbytes_written += (int64_t)c->writer.nbytes_written;
     report->nfiles_written += c->writer.nfiles_written;
+    report->nbytes_shared += (int64_t)c->writer.nbytes_shared;
     writer_close(&c->writer);
     return RSD_OK;
 }
@@ -283,7 +313,7 @@ static rsd_status complete_files(void *context)
 /* Returns whether the files of the output can be read before it is at its path. */
 static bool is_staged(const struct conversion_run *c)
 {
-    return c->dest->journal_fd >= 0;
+    return c->dest->store->ops->random_write;
 }
 
 /* Lets the caller check the output. All ranks then have one status. */
@@ -292,8 +322,10 @@ static rsd_status check_output(struct conversion_run *c)
     rsd_checkpoint *output = NULL;
     struct hash none = {0};
     const char *file = c->one_file && c->manifest.nfiles ? c->manifest.files[0].name : NULL;
+    const rsd_open_options options = {.struct_nbytes = sizeof options,
+                                      .storage = c->operation.io.storage};
     rsd_status status = is_staged(c) ? checkpoint_open_staged(c->dest, file, &output)
-                                     : rsd_checkpoint_open(c->out, NULL, &output);
+                                     : rsd_checkpoint_open(c->out, &options, &output);
     status = operation_agree(&c->operation, status, none);
     if (!status)
         status = c->options.check(c->options.check_context, output);
@@ -336,10 +368,11 @@ static rsd_status write_conversion(struct conversion_run *c)
         status = check_output(c);
     if (!status)
         status = operation_lead(&c->operation, commit_conversion, c, NULL);
+    bool committed = !status;
     if (!status && c->options.check && !is_staged(c))
         status = check_output(c);
     writer_close(&c->writer);
-    bool removed = status && c->operation.rank == 0 && !can_resume(c, status);
+    bool removed = status && c->operation.rank == 0 && (committed || !can_resume(c, status));
     store_close_output(c->dest, !removed);
     return status;
 }

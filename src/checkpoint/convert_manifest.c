@@ -185,6 +185,8 @@ static rsd_status copy_values(struct conversion_run *c, const int32_t *ranks)
         struct manifest_value *out = &c->manifest.values[next];
         struct extent extent = {.kind = EXTENT_ITEM, .file = (uint32_t)ranks[next]};
         bool writable;
+        if (value->beside)
+            continue;
         rsd_status status = make_value(c, value, out, &writable);
         if (status)
             return fail_in(status, "%s: ", value->name);
@@ -234,7 +236,8 @@ static rsd_status add_targets(struct conversion_run *c, struct target_list *targ
     c->source_of = mem_new(targets->n, sizeof *c->source_of);
     if (!c->source_of)
         return RSD_ENOMEM;
-    size_t nfiles = whole ? fill_files(targets, c->options.max_shard_nbytes) : (size_t)nranks;
+    int64_t max_shard_nbytes = c->options.adapter ? 0 : c->options.max_shard_nbytes;
+    size_t nfiles = whole ? fill_files(targets, max_shard_nbytes) : (size_t)nranks;
     TRY(manifest_add_files(&c->manifest, nfiles));
     if (writer->wide_first && targets->n > 1)
         qsort(targets->list, targets->n, sizeof *targets->list, by_width_and_name);
@@ -263,7 +266,7 @@ rsd_status convert_open_side_file(const struct conversion_run *c, const char *pa
 {
     const char *name;
     uint64_t nbytes;
-    TRY(store_open(path, store, &name));
+    TRY(store_open(path, c->operation.io.storage, store, &name));
     rsd_status status = RSD_OK;
     (*store)->links_checked = true; /* side files are found in a directory, not named by the user */
     (*store)->follow_links = c->in->store->follow_links;
@@ -356,6 +359,8 @@ rsd_status convert_prepare(struct conversion_run *c)
     struct target_list targets = {0};
     TRY(format_check_claims(c->in));
     TRY(manifest_start(&c->manifest, format, c->options.compress));
+    c->manifest.aligned = !c->options.torch_places;
+    c->manifest.adapter = c->options.adapter != 0;
     TRY(c->manifest.format->writer->check(&c->options, c->one_file));
     rsd_status status = list_targets(c, &targets);
     if (!status)

@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { MAX_UPLOADS = 8 }; /* of which a few parts are in memory at a time */
+
 /* ---- jobs ---- */
 
 /* Returns the bytes of a box, as wide as they are read; 0 if the box is complete. */
@@ -109,12 +111,23 @@ static rsd_status balance_queues(struct job_list *jobs, size_t nqueues)
     return RSD_OK;
 }
 
-rsd_status convert_list_jobs(const struct conversion_run *c, struct batch *batch)
+/* Parts of files that are uploaded are kept in memory until they are full, so many files are written one after the
+ * other; and a rank uploads whole files. */
+static bool has_file_order(const struct conversion_run *c)
+{
+    return !c->dest->store->ops->random_write &&
+           (c->operation.nranks > 1 ||
+            (c->manifest.nfiles > MAX_UPLOADS &&
+             c->manifest.catalog.nextents > c->manifest.catalog.ntensors));
+}
+
+rsd_status convert_list_jobs(struct conversion_run *c, struct batch *batch)
 {
     struct job_list files = {0};
+    c->item_jobs = c->manifest.compress || has_file_order(c);
     batch->nqueues = c->manifest.nfiles;
     batch->one_per_queue = c->manifest.compress != 0;
-    if (c->manifest.compress) {
+    if (c->item_jobs) {
         rsd_status status = partition_files(c, &files);
         if (!status)
             status = list_item_jobs(c, &files, &batch->jobs);

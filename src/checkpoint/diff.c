@@ -1,17 +1,19 @@
-/* diff.c - compares two checkpoints bit by bit, whatever their layouts and formats.
+/* diff.c - compares two checkpoints bit by bit or within a tolerance, whatever their layouts and formats.
  *
  * Each tile of one is read from the other too, and compared while both are in the cache. Of a tensor that
  * differs, the first element in row-major order is reported, whichever thread found a difference first.
  */
 #include "checkpoint.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 /* A tensor of both checkpoints, or of one. */
 struct compared {
     const char *name;
-    size_t a, b; /* tensors; SIZE_MAX: not in this checkpoint */
+    size_t a, b;     /* tensors; SIZE_MAX: not in this checkpoint */
+    rsd_dtype dtype; /* in which both are compared */
     rsd_difference difference;
     struct transfer other; /* of b, while a is transferred */
     pthread_mutex_t lock;
@@ -21,6 +23,7 @@ struct compared {
 
 struct comparing {
     struct operation operation;
+    rsd_diff_options options;
     rsd_checkpoint *a, *b;
     struct compared *list;
     size_t n;
@@ -38,25 +41,60 @@ struct block_of_a {
     uint64_t at; /* in the tensor */
 };
 
+static bool has_tolerance(const struct comparing *c)
+{
+    return c->options.rtol > 0 || c->options.atol > 0;
+}
+
+/* Returns whether two numbers, or parts of complex numbers, are equal within the tolerance. */
+static bool is_close(const rsd_diff_options *options, double a, double b)
+{
+    return a == b || fabs(a - b) <= options->atol + options->rtol * fabs(b);
+}
+
+/* Returns the first element in which two blocks differ; n: none. Equal bits are equal. */
+static size_t find_other_element(const struct comparing *c, rsd_dtype dtype, const char *a,
+                                 const char *b, size_t n)
+{
+    size_t element_nbytes = rsd_dtype_nbytes(dtype), i = 0;
+    int nparts = !has_tolerance(c) ? 0 : dtype == RSD_F64 ? 1 : dtype == RSD_C128 ? 2 : 0;
+    for (; i < n; i++) {
+        const char *x = a + i * element_nbytes, *y = b + i * element_nbytes;
+        double in_a[2], in_b[2];
+        if (memcmp(x, y, element_nbytes) == 0)
+            continue;
+        if (!nparts)
+            return i;
+        memcpy(in_a, x, element_nbytes);
+        memcpy(in_b, y, element_nbytes);
+        for (int part = 0; part < nparts; part++)
+            if (!is_close(&c->options, in_a[part], in_b[part]))
+                return i;
+    }
+    return i;
+}
+
 /* Compares a block of b with the same block of a, and keeps the first element that differs. */
 static rsd_status compare_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
                                 const int64_t *len, const char *block)
 {
     const struct block_of_a *a = scratch->user;
-    size_t element_nbytes = rsd_dtype_nbytes(sink->dtype), at = 0;
+    const struct comparing *c = sink->context;
+    size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
+    size_t nbytes = (size_t)sink_nbytes(sink, len), n = nbytes / element_nbytes;
     (void)lo;
-    if (memcmp(a->bytes, block, (size_t)sink_nbytes(sink, len)) == 0)
+    if (memcmp(a->bytes, block, nbytes) == 0)
         return RSD_OK;
-    while (a->bytes[at] == block[at])
-        at++;
-    uint64_t element = (a->at + at) / element_nbytes;
-    at -= at % element_nbytes;
+    size_t at = find_other_element(c, sink->dtype, a->bytes, block, n);
+    if (at == n)
+        return RSD_OK;
+    uint64_t element = a->at / element_nbytes + at;
     struct compared *compared = a->compared;
     pthread_mutex_lock(&compared->lock);
     if (element < compared->first) {
         compared->first = element;
-        memcpy(compared->in_a, a->bytes + at, element_nbytes);
-        memcpy(compared->in_b, block + at, element_nbytes);
+        memcpy(compared->in_a, a->bytes + at * element_nbytes, element_nbytes);
+        memcpy(compared->in_b, block + at * element_nbytes, element_nbytes);
     }
     pthread_mutex_unlock(&compared->lock);
     return RSD_OK;
@@ -110,8 +148,11 @@ static rsd_status diff_open_job(void *context, const struct batch_job *job,
     struct comparing *c = context;
     struct compared *compared = &c->list[job->id];
     uint64_t limit = c->operation.tile_limit;
-    TRY(transfer_open_whole(&compared->other, c->b, compared->b, compare_block, NULL, limit));
-    TRY(transfer_open_whole(transfer, c->a, compared->a, read_other_block, c, limit));
+    TRY(transfer_open_whole(&compared->other, c->b, compared->b, compared->dtype, compare_block, c,
+                            limit));
+    prefetch_tiles(&compared->other, 0, compared->other.ntiles);
+    TRY(transfer_open_whole(transfer, c->a, compared->a, compared->dtype, read_other_block, c,
+                            limit));
     transfer->sinks[0].index = job->id;
     transfer->in_order = transfer->in_order || compared->other.in_order;
     return RSD_OK;
@@ -130,7 +171,26 @@ static rsd_status diff_close_job(void *context, const struct batch_job *job,
     return RSD_OK;
 }
 
-static rsd_difference compare_shapes(const struct comparing *c, const struct compared *compared)
+/* Returns the widest dtype of its kind, in which numbers are compared within a tolerance; 0: of other kinds. */
+static rsd_dtype widest_dtype(rsd_dtype dtype)
+{
+    switch (dtype) {
+    case RSD_F64:
+    case RSD_F32:
+    case RSD_F16:
+    case RSD_BF16:
+        return RSD_F64;
+    case RSD_C64:
+    case RSD_C128:
+        return RSD_C128;
+    default:
+        return 0;
+    }
+}
+
+/* Compares shapes, and chooses the dtype in which both tensors are compared; a is first converted to a dtype. */
+static rsd_difference compare_shapes(const struct comparing *c, struct compared *compared,
+                                     rsd_dtype converted)
 {
     const struct stored_tensor *a = &c->a->catalog.tensors[compared->a];
     const struct stored_tensor *b = &c->b->catalog.tensors[compared->b];
@@ -141,10 +201,14 @@ static rsd_difference compare_shapes(const struct comparing *c, const struct com
         same = shape[d] == other[d];
     if (!same)
         return RSD_OTHER_SHAPE;
-    return a->dtype == b->dtype ? RSD_SAME : RSD_OTHER_DTYPE;
+    rsd_dtype widest = has_tolerance(c) ? widest_dtype(a->dtype) : 0;
+    bool close = widest && widest == widest_dtype(b->dtype);
+    compared->dtype = close ? widest : b->dtype;
+    return close || converted == b->dtype ? RSD_SAME : RSD_OTHER_DTYPE;
 }
 
-static void add_compared(struct comparing *c, const char *name, size_t a, size_t b)
+static void add_compared(struct comparing *c, const char *name, size_t a, size_t b,
+                         rsd_dtype converted)
 {
     struct compared *compared = &c->list[c->n];
     *compared = (struct compared){.name = name, .a = a, .b = b, .first = UINT64_MAX};
@@ -152,8 +216,32 @@ static void add_compared(struct comparing *c, const char *name, size_t a, size_t
     if (a == SIZE_MAX || b == SIZE_MAX)
         compared->difference = a == SIZE_MAX ? RSD_ONLY_IN_B : RSD_ONLY_IN_A;
     else
-        compared->difference = compare_shapes(c, compared);
+        compared->difference = compare_shapes(c, compared, converted);
     c->n++;
+}
+
+/* Finds what a tensor of a is compared with, as the map function of the caller chooses it, and marks that. */
+static rsd_status match_tensor(struct comparing *c, size_t index, bool *matched)
+{
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    TRY(rsd_checkpoint_tensor(c->a, (int64_t)index, &tensor));
+    rsd_tensor_target target = {
+        .struct_nbytes = sizeof target, .keep = 1, .dtype = tensor.dtype, .name = tensor.name};
+    rsd_status status =
+        c->options.map ? c->options.map(c->options.map_context, &tensor, &target) : RSD_OK;
+    rsd_layout_free(target.layout);
+    TRY(status);
+    if (target.keep && !cast_supported(target.dtype, tensor.dtype))
+        return fail(RSD_EUNSUPPORTED, "%s: %s cannot be converted to %s", tensor.name,
+                    rsd_dtype_name(tensor.dtype),
+                    rsd_dtype_name(target.dtype) ? rsd_dtype_name(target.dtype)
+                                                 : "an invalid dtype");
+    size_t other = target.name ? catalog_find_tensor(&c->b->catalog, target.name) : SIZE_MAX;
+    if (other != SIZE_MAX)
+        matched[other] = true;
+    if (target.keep)
+        add_compared(c, c->a->catalog.tensors[index].name, index, other, target.dtype);
+    return RSD_OK;
 }
 
 static rsd_status match_tensors(struct comparing *c)
@@ -161,15 +249,36 @@ static rsd_status match_tensors(struct comparing *c)
     const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
     TRY(format_check_claims(c->a));
     TRY(format_check_claims(c->b));
+    if (!(c->options.rtol >= 0 && c->options.atol >= 0))
+        return fail(RSD_EINVAL, "rtol %g and atol %g must not be negative", c->options.rtol,
+                    c->options.atol);
     c->list = mem_new(a->ntensors + b->ntensors, sizeof *c->list);
-    if (!c->list)
-        return RSD_ENOMEM;
-    for (size_t i = 0; i < a->ntensors; i++)
-        add_compared(c, a->tensors[i].name, i, catalog_find_tensor(b, a->tensors[i].name));
-    for (size_t i = 0; i < b->ntensors; i++)
-        if (catalog_find_tensor(a, b->tensors[i].name) == SIZE_MAX)
-            add_compared(c, b->tensors[i].name, SIZE_MAX, i);
-    return RSD_OK;
+    bool *matched = mem_new(b->ntensors, sizeof *matched);
+    rsd_status status = c->list && matched ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < a->ntensors && !status; i++)
+        status = match_tensor(c, i, matched);
+    for (size_t i = 0; i < b->ntensors && !status; i++)
+        if (!matched[i])
+            add_compared(c, b->tensors[i].name, SIZE_MAX, i, b->tensors[i].dtype);
+    mem_free(matched);
+    return status;
+}
+
+/* What all ranks must agree on. */
+static struct hash hash_comparing(const struct comparing *c)
+{
+    struct hash hash;
+    hash_start(&hash, "diff");
+    hash_catalog(&hash, &c->a->catalog);
+    hash_catalog(&hash, &c->b->catalog);
+    hash_bytes(&hash, &c->options.rtol, sizeof c->options.rtol);
+    hash_bytes(&hash, &c->options.atol, sizeof c->options.atol);
+    for (size_t i = 0; i < c->n; i++) {
+        hash_i64(&hash, (int64_t)c->list[i].a);
+        hash_i64(&hash, (int64_t)c->list[i].b);
+        hash_i64(&hash, c->list[i].dtype);
+    }
+    return hash;
 }
 
 /* Each rank: compares its part of the tensors that both checkpoints have. */
@@ -209,7 +318,8 @@ static rsd_status diff_jobs(void *context)
 
 /* ---- reporting differences ---- */
 
-static void format_number(char *text, size_t capacity, rsd_dtype dtype, const unsigned char *bytes)
+static void format_number(char *text, size_t capacity, rsd_dtype dtype, const unsigned char *bytes,
+                          bool exact)
 {
     size_t n = rsd_dtype_nbytes(dtype), at = 0;
     double value;
@@ -221,7 +331,7 @@ static void format_number(char *text, size_t capacity, rsd_dtype dtype, const un
         snprintf(text, capacity, "%.17g%+.17gi", parts[0], parts[1]);
     } else if (dtype == RSD_F64 || dtype == RSD_F32 || dtype == RSD_F16 || dtype == RSD_BF16) {
         cast_elements(RSD_F64, &value, dtype, bytes, 1);
-        snprintf(text, capacity, dtype == RSD_F64 ? "%.17g" : "%.9g", value);
+        snprintf(text, capacity, dtype == RSD_F64 && exact ? "%.17g" : "%.9g", value);
     } else if (dtype == RSD_I64 || dtype == RSD_I32 || dtype == RSD_I16 || dtype == RSD_I8) {
         cast_elements(RSD_I64, &integer, dtype, bytes, 1);
         snprintf(text, capacity, "%lld", (long long)integer);
@@ -246,8 +356,9 @@ static void describe_element(const struct comparing *c, const struct compared *c
         index[d] = rest % shape[d];
         rest /= shape[d];
     }
-    format_number(in_a, sizeof in_a, tensor->dtype, compared->in_a);
-    format_number(in_b, sizeof in_b, tensor->dtype, compared->in_b);
+    bool exact = tensor->dtype == RSD_F64;
+    format_number(in_a, sizeof in_a, compared->dtype, compared->in_a, exact);
+    format_number(in_b, sizeof in_b, compared->dtype, compared->in_b, exact);
     bool bits = strcmp(in_a, in_b) == 0; /* NaNs, and zeros of both signs */
     text_add(out, "element %s is %s and %s", shape_text(tensor->ndim, index, where), in_a, in_b);
     if (bits)
@@ -369,7 +480,7 @@ static void drop_comparing(struct comparing *c)
     pthread_mutex_destroy(&c->lock);
 }
 
-rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_io *io,
+rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_diff_options *options,
                     rsd_on_difference *on_difference, void *context, int64_t *ndiffer,
                     rsd_report *report)
 {
@@ -381,15 +492,13 @@ rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_io *io,
                                   .put_result = put_first_elements,
                                   .take_result = take_first_elements,
                                   .context = &c};
-    struct hash arguments;
     int64_t n = 0;
-    TRY(operation_open(&c.operation, io, report));
+    TRY(options_copy("rsd_diff_options", options, &c.options, sizeof c.options));
+    TRY(operation_open(&c.operation, c.options.io, report));
     c.operation.tile_limit = c.operation.tile_limit / 2 + 1; /* for both sides */
     pthread_mutex_init(&c.lock, NULL);
-    hash_start(&arguments, "diff");
-    hash_catalog(&arguments, &a->catalog);
-    hash_catalog(&arguments, &b->catalog);
-    rsd_status status = operation_agree(&c.operation, match_tensors(&c), arguments);
+    rsd_status status = match_tensors(&c);
+    status = operation_agree(&c.operation, status, hash_comparing(&c));
     if (!status)
         status = operation_run(&c.operation, &call);
     if (!status)

@@ -99,8 +99,16 @@ static rsd_status digest_open_job(void *context, const struct batch_job *job,
                                   struct transfer *transfer)
 {
     struct digesting *d = context;
-    return transfer_open_whole(transfer, d->checkpoint, digest_tensor(d, job->id), digest_block,
+    size_t tensor = digest_tensor(d, job->id);
+    return transfer_open_whole(transfer, d->checkpoint, tensor,
+                               d->checkpoint->catalog.tensors[tensor].dtype, digest_block,
                                &d->digests.list[job->id], d->operation.tile_limit);
+}
+
+/* For reading ahead. */
+static size_t whole_digest_tensor(void *context, const struct batch_job *job)
+{
+    return digest_tensor(context, job->id);
 }
 
 /* Each rank: reads its part of the tensors, and adds the remainders of its bytes. */
@@ -108,7 +116,9 @@ static rsd_status digest_jobs(void *context)
 {
     struct digesting *d = context;
     const struct catalog *catalog = &d->checkpoint->catalog;
-    struct batch batch = {.open = digest_open_job,
+    struct batch batch = {.from = d->checkpoint,
+                          .whole_tensor = whole_digest_tensor,
+                          .open = digest_open_job,
                           .check_records = true,
                           .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),
                           .context = d};

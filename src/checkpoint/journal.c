@@ -57,11 +57,18 @@ static rsd_status append_text(const struct store_output *dest, struct text *text
     return status;
 }
 
-rsd_status journal_start(const struct store_output *dest, const char *source, const char *target)
+/* Appends what a run that goes on must find. */
+static rsd_status append_note(struct store_output *dest, struct text *text)
+{
+    TRY(append_text(dest, text));
+    return store_sync_journal(dest);
+}
+
+rsd_status journal_start(struct store_output *dest, const char *source, const char *target)
 {
     struct text text = {0};
     text_add(&text, "reshard-journal 1\nsource %s\ntarget %s\n", source, target);
-    return append_text(dest, &text);
+    return append_note(dest, &text);
 }
 
 static void add_extent_line(struct text *text, const char *kind, size_t index,
@@ -71,8 +78,7 @@ static void add_extent_line(struct text *text, const char *kind, size_t index,
              (unsigned long long)extent->nbytes);
 }
 
-rsd_status journal_add_file(const struct store_output *dest, const struct writer *writer,
-                            uint32_t file)
+rsd_status journal_add_file(struct store_output *dest, const struct writer *writer, uint32_t file)
 {
     const struct manifest *manifest = writer->manifest;
     const struct catalog *catalog = &manifest->catalog;
@@ -85,7 +91,7 @@ rsd_status journal_add_file(const struct store_output *dest, const struct writer
             add_extent_line(&text, "value", i, &catalog->values[i].extent);
     text_add(&text, "file %lu %llu\n", (unsigned long)file,
              (unsigned long long)manifest->files[file].nbytes);
-    return append_text(dest, &text);
+    return append_note(dest, &text);
 }
 
 rsd_status journal_add_items(const struct store_output *dest, const size_t *extents, size_t n)
@@ -96,11 +102,11 @@ rsd_status journal_add_items(const struct store_output *dest, const size_t *exte
     return append_text(dest, &text);
 }
 
-rsd_status journal_redo_file(const struct store_output *dest, uint32_t file)
+rsd_status journal_redo_file(struct store_output *dest, uint32_t file)
 {
     struct text text = {0};
     text_add(&text, "redo %lu\n", (unsigned long)file);
-    TRY(append_text(dest, &text));
+    TRY(append_note(dest, &text));
     return fsync(dest->journal_fd) == 0 ? RSD_OK : fail_in_journal(dest);
 }
 
@@ -155,6 +161,8 @@ typedef rsd_status visit_journal(const struct store_output *dest, const char *na
 static rsd_status visit_journals(const struct store_output *dest, visit_journal *visit)
 {
     static const char prefix[] = JOURNAL_NAME ".";
+    if (!dest->store->ops->random_write)
+        return RSD_OK; /* the store has taken them itself */
     struct store_listing listing;
     rsd_status status = store_list(dest->store, "", &listing);
     if (status)
@@ -282,12 +290,30 @@ static void take_entry(struct writer *writer, const char *line)
     }
 }
 
+/* Items whose bytes the store has are complete, whatever was noted. What is around them is written anew. */
+static void find_written_items(struct writer *writer, uint32_t file)
+{
+    const struct catalog *catalog = &writer->manifest->catalog;
+    for (size_t i = 0; i < catalog->nextents; i++) {
+        const struct extent *extent = &catalog->extents[i];
+        if (extent->file != file)
+            continue;
+        bool there = store_has(writer->store, file, extent->offset, extent->nbytes);
+        writer->manifest->items[i].done = there;
+        writer->files[file].left -= there;
+    }
+}
+
 /* Continues a file that is not complete, if it is long enough for all of its items that are. */
 static void check_items(struct writer *writer, uint32_t file)
 {
     const struct catalog *catalog = &writer->manifest->catalog;
     uint64_t end = 0, nbytes;
     size_t n = 0;
+    if (!writer->store->ops->random_write) {
+        find_written_items(writer, file);
+        return;
+    }
     for (size_t i = 0; i < catalog->nextents; i++)
         if (catalog->extents[i].file == file && writer->manifest->items[i].done) {
             uint64_t item_end = catalog->extents[i].offset + catalog->extents[i].nbytes;
@@ -322,9 +348,11 @@ static void check_file(struct writer *writer, uint32_t index)
         store_stat(writer->store, index, &nbytes, NULL) == RSD_OK && nbytes == file->noted_nbytes;
     if (file->done)
         about->nbytes = file->noted_nbytes;
+    else if (!writer->store->ops->random_write)
+        check_items(writer, index);
 }
 
-rsd_status journal_resume(const struct store_output *dest, const char *source, const char *target,
+rsd_status journal_resume(struct store_output *dest, const char *source, const char *target,
                           struct writer *writer)
 {
     char *text, *end;

@@ -148,12 +148,26 @@ static rsd_status load_open_job(void *context, const struct batch_job *job,
     return transfer_open_files(transfer, loading->checkpoint, loading->operation.tile_limit);
 }
 
+/* A tensor of which all is loaded, for reading ahead. */
+static size_t whole_load_tensor(void *context, const struct batch_job *job)
+{
+    const struct loading *loading = context;
+    const struct catalog *catalog = &loading->checkpoint->catalog;
+    const struct transfer *transfer = &loading->transfers[job->id];
+    bool waits = transfer->nsinks > 0; /* it was not opened yet */
+    return waits && job->of >= tensor_nbytes(catalog, &catalog->tensors[transfer->tensor])
+               ? transfer->tensor
+               : SIZE_MAX;
+}
+
 static rsd_status load_jobs(void *context)
 {
     struct loading *loading = context;
     rsd_report *report = &loading->operation.report;
     const struct catalog *catalog = &loading->checkpoint->catalog;
     struct batch batch = {.jobs = loading->jobs,
+                          .from = loading->checkpoint,
+                          .whole_tensor = whole_load_tensor,
                           .open = load_open_job,
                           .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),
                           .context = loading};

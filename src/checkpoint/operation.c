@@ -161,6 +161,7 @@ static rsd_status take_report(const struct payload *payload, size_t *at, rsd_rep
     sum->nfiles_written += one.nfiles_written;
     sum->nbytes_memory = max_i64(sum->nbytes_memory, one.nbytes_memory);
     sum->nleft_out = max_i64(sum->nleft_out, one.nleft_out);
+    sum->nbytes_shared += one.nbytes_shared;
     sum->seconds = one.seconds > sum->seconds ? one.seconds : sum->seconds;
     return RSD_OK;
 }
@@ -231,7 +232,7 @@ static int note_progress(void *context, const rsd_progress *progress)
 /* Returns how many threads may have streams of so many bytes open; 0: as many as there are. */
 static int32_t count_threads(const struct operation *operation, size_t stream_nbytes)
 {
-    int64_t all = operation->io.max_nbytes > 0 ? operation->io.max_nbytes : (int64_t)256 << 20;
+    int64_t all = operation->io.max_nbytes > 0 ? operation->io.max_nbytes : DEFAULT_MAX_NBYTES;
     int64_t most = pool_nthreads(operation->io.pool);
     return stream_nbytes ? (int32_t)clamp_i64(all / (int64_t)stream_nbytes, 1, most) : 0;
 }

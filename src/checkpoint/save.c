@@ -114,14 +114,15 @@ static rsd_status open_save_output(void *context)
     struct output_options options = {.mode = OUTPUT_REPLACE,
                                      .overwrite = save->overwrite,
                                      .journal = JOURNAL_NAME,
-                                     .list_owned = checkpoint_list_owned};
+                                     .list_owned = checkpoint_list_owned,
+                                     .storage = save->operation.io.storage};
     return store_open_output(save->path, &options, &save->dest);
 }
 
 static rsd_status write_own_files(void *context)
 {
     rsd_async_save *save = context;
-    struct output_options join = {.mode = OUTPUT_JOIN};
+    struct output_options join = {.mode = OUTPUT_JOIN, .storage = save->operation.io.storage};
     if (save->operation.rank > 0)
         TRY(store_open_output(save->path, &join, &save->dest));
     TRY(writer_open(&save->writer, &save->items.manifest, save->dest, NULL, save->items.only));

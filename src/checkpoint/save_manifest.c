@@ -116,6 +116,7 @@ static rsd_status make_saved_manifest(struct manifest *manifest,
     if (options->nvalues < 0)
         return fail(RSD_EINVAL, "invalid number of values %lld", (long long)options->nvalues);
     TRY(manifest_start(manifest, RSD_FORMAT_DCP, options->compress));
+    manifest->aligned = !options->torch_places;
     TRY(dedup_count_ranks(input.ntargets, input.targets, &input.nranks));
     TRY(manifest_add_files(manifest, (size_t)input.nranks));
     TRY(dedup_add_tensors(manifest, &input, &value_ranks));

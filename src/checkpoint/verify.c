@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { OVERLAPPING_PAIRS = 1 << 13 }; /* that are compared, besides one for each box */
+
 enum finding_kind { FINDING_COVERAGE, FINDING_BOX, FINDING_VALUE };
 
 struct finding {
@@ -61,6 +63,7 @@ static rsd_status add_finding(struct verifying *v, uint64_t kind, uint64_t index
 static rsd_status find_holes(struct verifying *v)
 {
     const struct catalog *catalog = &v->checkpoint->catalog;
+    uint64_t pairs_left = OVERLAPPING_PAIRS + catalog->nextents;
     for (size_t i = 0; i < catalog->ntensors && !v->stopped; i++) {
         rsd_status status = tensor_check_coverage(catalog, i);
         if (status == RSD_EMISMATCH || status == RSD_ELIMIT) {
@@ -69,7 +72,7 @@ static rsd_status find_holes(struct verifying *v)
         } else {
             TRY(status);
         }
-        status = overlaps_check(v->checkpoint, i, v->operation.tile_limit);
+        status = overlaps_check(v->checkpoint, i, v->operation.tile_limit, &pairs_left);
         TRY(status == RSD_EFORMAT ? add_finding(v, FINDING_COVERAGE, i) : status);
     }
     return v->stopped;
@@ -92,6 +95,16 @@ static rsd_status verify_open_job(void *context, const struct batch_job *job,
     return transfer_open_box(transfer, v->checkpoint, box, v->operation.tile_limit);
 }
 
+/* The tensor of which a job reads the first box, for reading ahead: the others follow. */
+static size_t whole_verify_tensor(void *context, const struct batch_job *job)
+{
+    const struct verifying *v = context;
+    const struct catalog *catalog = &v->checkpoint->catalog;
+    size_t tensor = tensor_of_extent(catalog, job->id);
+    bool first = job->id == catalog->tensors[tensor].first_extent;
+    return first && v->operation.nranks == 1 ? tensor : SIZE_MAX;
+}
+
 static bool verify_forgive(void *context, const struct batch_job *job, rsd_status status)
 {
     struct verifying *v = context;
@@ -104,7 +117,9 @@ static bool verify_forgive(void *context, const struct batch_job *job, rsd_statu
 static rsd_status read_boxes(struct verifying *v)
 {
     const struct catalog *catalog = &v->checkpoint->catalog;
-    struct batch batch = {.open = verify_open_job,
+    struct batch batch = {.from = v->checkpoint,
+                          .whole_tensor = whole_verify_tensor,
+                          .open = verify_open_job,
                           .forgive = verify_forgive,
                           .check_records = true,
                           .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),

@@ -23,7 +23,9 @@ static rsd_status add_file_name(struct writer *writer, const struct manifest_fil
     char name[4200];
     uint32_t index;
     int n = snprintf(name, sizeof name, "%s%s", file->name,
-                     writer->manifest->format->writer->suffix_until_complete);
+                     writer->store->ops->random_write
+                         ? writer->manifest->format->writer->suffix_until_complete
+                         : ""); /* it appears when it is complete */
     return store_add_file(writer->store, (struct slice){name, (size_t)n}, &index);
 }
 
@@ -51,6 +53,8 @@ void writer_close(struct writer *writer)
 {
     for (size_t i = 0; writer->files && i < writer->manifest->nfiles; i++)
         zstd_writer_close(writer->files[i].zstd);
+    if (writer->dest)
+        writer_drop_cloned(writer);
     mem_free(writer->files);
     mem_free(writer->pending);
     writer->files = NULL;
@@ -205,8 +209,10 @@ static rsd_status complete_file(struct writer *writer, uint32_t file)
     rsd_status status = RSD_OK;
     if (about->header.n)
         status = write_bytes(writer, file, 0, about->header.data, about->header.n);
-    if (!status && !writer->unsynced)
-        status = store_sync(writer->store, file);
+    if (!status)
+        status =
+            store_end_file(writer->store, file,
+                           writer->manifest->compress ? writer->files[file].end : about->nbytes);
     if (status)
         return store_fail_in(writer->store, file, status);
     pthread_mutex_lock(&writer->lock);
@@ -338,7 +344,13 @@ static rsd_status write_frame(struct writer *writer, size_t tensor, size_t box,
         if (!status)
             status = finish_stream(writer, extent);
     } else {
+        static const char zeros[ALIGNED_NBYTES];
         uint64_t end = extent->offset + extent->nbytes;
+        size_t index = writer->manifest->catalog.tensors[tensor].first_extent + box;
+        size_t gap = (size_t)writer->manifest->items[index].gap;
+        if (!status && gap > 0 &&
+            !writer->store->ops->random_write) /* a part waits for all its bytes */
+            status = store_write(writer->store, extent->file, extent->offset - gap, zeros, gap);
         if (!status)
             status = write_bytes(writer, extent->file, extent->offset, head.data, head.n);
         if (!status)
@@ -409,6 +421,17 @@ static rsd_status write_rows(struct writer *writer, const struct sink *sink, con
     return RSD_OK;
 }
 
+/* Writes what of a block is not shared with the input. */
+static rsd_status write_uncloned(struct writer *writer, size_t extent, uint64_t at,
+                                 const char *block, size_t n)
+{
+    uint32_t file = writer->manifest->catalog.extents[extent].file;
+    uint64_t begin = at, end = at + n;
+    for (uint64_t some; (some = writer_find_uncloned(writer, extent, &at, end)) > 0; at += some)
+        TRY(write_bytes(writer, file, at, block + (at - begin), (size_t)some));
+    return RSD_OK;
+}
+
 /* Writes a block of a box to its item. It is the function of the sinks of writer_begin_item. */
 static rsd_status write_block(const struct sink *sink, struct scratch *scratch, const int64_t *lo,
                               const int64_t *len, const char *block)
@@ -428,7 +451,8 @@ static rsd_status write_block(const struct sink *sink, struct scratch *scratch, 
     else if (item->at)
         status = write_rows(writer, sink, lo, len, block);
     else
-        status = write_bytes(writer, extent->file, extent->offset + item->head + at, block, nbytes);
+        status =
+            write_uncloned(writer, sink->index, extent->offset + item->head + at, block, nbytes);
     return fail_in_item(writer, extent->file, sink->name, status);
 }
 

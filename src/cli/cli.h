@@ -71,7 +71,9 @@ enum {
     INPUT_UNSTACK,
     INPUT_VOCAB_SIZE,
     INPUT_FROM,
-    INPUT_FROM_MESH
+    INPUT_FROM_MESH,
+    INPUT_NAMES,
+    INPUT_HEADS
 };
 /* clang-format off */
 #define INPUT_OPTIONS                                                                              \
@@ -81,19 +83,22 @@ enum {
     {"unstack", no_argument, NULL, INPUT_UNSTACK},                                                 \
     {"vocab-size", required_argument, NULL, INPUT_VOCAB_SIZE},                                     \
     {"from", required_argument, NULL, INPUT_FROM},                                                 \
-    {"from-mesh", required_argument, NULL, INPUT_FROM_MESH}
+    {"from-mesh", required_argument, NULL, INPUT_FROM_MESH},                                       \
+    {"names", required_argument, NULL, INPUT_NAMES},                                              \
+    {"heads", required_argument, NULL, INPUT_HEADS}
 /* clang-format on */
 #define INPUT_HELP(space)                                                                          \
     "  --follow-links" space "Follow links that lead out of a checkpoint\n"                        \
-    "  --as-is       " space "Read one rank's file of several by itself, with the parts it has\n"  \
-    "  --take-rank-0 " space "Take the lowest rank's copy where copies of a tensor differ\n"       \
+    "  --as-is       " space "Read one rank's file of several by itself\n"                         \
+    "  --take-rank-0 " space "Take the lowest rank's copy where copies differ\n"                   \
     "  --dtype model " space "Read DeepSpeed's parameters in the model's dtype. Default: fp32\n"   \
-    "  --unstack     " space "Read Megatron's stacked layers as one tensor per layer\n"            \
+    "  --unstack     " space "Read Megatron's stacked layers one by one\n"                         \
     "  --vocab-size N" space "Read N rows of Megatron's padded vocabulary. Default: all\n"         \
     "  --from 'RE=P' " space "Join parts of tensors whose whole name matches RE: S(0), S(1), R,\n" \
     "                " space "or Megatron's gated. May be repeated\n"                              \
-    "  --from-mesh M " space "Read one file per rank of the mesh M, cut as --from says. Default\n" \
-    "                " space "for other tensors: R, copies that must be equal\n"
+    "  --from-mesh M " space "Read one file per rank of the mesh M, cut as --from says, else R\n"  \
+    "  --names MAP   " space "Read tensors under other names; see reshard names\n"                 \
+    "  --heads N[,K] " space "Heads, and heads of keys, for --names\n"
 bool input_take_option(int option);
 
 /* Opens a checkpoint, and prints the notes about it unless `quiet`. Returns EXIT_YES or an exit code. */
@@ -106,8 +111,44 @@ typedef bool input_needs(const void *context, const rsd_tensor_info *tensor,
 int input_check_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
                       input_needs *needs, const void *context);
 
+/* ---- urls.c: paths that are URLs ---- */
+
+bool urls_is_url(const char *path);
+
+/* Removes the options that all verbs have for URLs. Returns GO_ON or an exit code. */
+int urls_take_options(const char *verb, int *argc, char **argv);
+
+/* If one of two paths is a URL, half of the memory is for data on its way. Returns what is left. */
+int64_t urls_limit_memory(const char *one, const char *other, int64_t max_nbytes);
+
+/* The storage for a path; NULL: it is a local one, and no other was a URL. */
+rsd_status urls_open_storage(const char *path, rsd_storage **storage);
+
+/* Whether something went over the network, and what. */
+bool urls_have_traffic(rsd_traffic *traffic);
+void urls_end(void);
 /* Says that links of all inputs may lead out of their directories. */
 void input_follow_links(void);
+
+/* ---- name_filter.c: --only and --rename ---- */
+
+/* The tensors that --only selects, and their new names. Starts as {0}, which selects all. */
+struct name_filter {
+    rsd_rules *rules; /* NULL: neither option was passed */
+    const char *text; /* of the last --only; NULL: none */
+};
+
+/* Adds a rule of ONLY or RENAME. Returns GO_ON or an exit code. */
+int name_filter_add(struct name_filter *filter, const char *verb, rsd_rule kind, const char *text);
+bool name_filter_selects(const struct name_filter *filter, const char *name);
+
+/* Writes the numbers of the selected tensors to `tensors`, which may be NULL, and returns how many they are. */
+int64_t name_filter_list(const struct name_filter *filter, const rsd_checkpoint *checkpoint,
+                         int64_t *tensors);
+
+/* Says that nothing is selected. Returns the exit code. */
+int name_filter_fail(const struct name_filter *filter, const char *verb);
+void name_filter_drop(struct name_filter *filter);
 
 /* ---- out_file.c: files that are written ---- */
 
@@ -125,6 +166,50 @@ bool out_file_open(struct out_file *file, const char *path, bool replace);
  * not at its path. */
 bool out_file_close(struct out_file *file, bool complete);
 
+/* ---- slice.c ---- */
+
+/* A slice of a tensor. */
+struct tensor_slice {
+    const char *name; /* of the checkpoint */
+    rsd_dtype dtype;  /* of the result */
+    rsd_box box;
+    int32_t ndim; /* of the result, which lacks the dims of which one index is selected */
+    int64_t shape[RSD_MAX_DIMS];
+};
+
+/* Parses a slice of a tensor. Returns NULL, or what is wrong with the text. */
+const char *slice_parse(const char *text, const rsd_tensor_info *tensor,
+                        struct tensor_slice *slice);
+
+/* ---- npz.c: files of NumPy ---- */
+
+enum { NPY_HEADER_NBYTES = RSD_MAX_DIMS * 22 + 256 };
+
+struct npy_array {
+    rsd_dtype dtype; /* one that npy_dtype has */
+    int32_t ndim;
+    int64_t shape[RSD_MAX_DIMS];
+    void *bytes; /* dense and row-major */
+    size_t nbytes;
+};
+
+const char *npy_dtype(rsd_dtype dtype); /* NULL: NumPy does not have it */
+bool npy_write(FILE *out, const struct npy_array *array);
+
+/* An archive that is being written. Starts as {0}. */
+struct npz {
+    struct npz_member {
+        char *name;
+        uint64_t offset, nbytes;
+        uint32_t crc;
+    } * members;
+    size_t n;
+    uint64_t nbytes; /* of what was written */
+};
+bool npz_add(struct npz *npz, FILE *out, const char *name, const struct npy_array *array);
+void npz_finish(struct npz *npz, FILE *out); /* errors are those of the stream */
+void npz_drop(struct npz *npz);
+
 /* ---- cli_text.c: numbers and texts ---- */
 
 /* Parses an integer in [least, most]. */
@@ -137,6 +222,13 @@ bool cli_parse_size(const char *text, int64_t *nbytes);
 const char *cli_size_text(int64_t nbytes);                                        /* "1.93 GB" */
 const char *cli_tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape); /* "f32[4,8]" */
 const char *cli_plain_text(const char *text); /* without control characters and invalid UTF-8 */
+
+/* Returns whether a text ends in a suffix and is longer than it. */
+bool cli_has_suffix(const char *text, const char *suffix);
+
+/* Prints a plain text, and blanks up to a width in characters. */
+void cli_print_padded(FILE *out, const char *text, int width);
+int cli_text_width(const char *text); /* of a plain text, in characters */
 
 /* The first names of a list, for one message about all of them: "a, b, c, ...". Starts as {0}. */
 struct name_sample {
@@ -181,7 +273,8 @@ struct conversion {
     bool has_mesh;
     const char *needs_mesh; /* an option that was given and needs --mesh; NULL: none */
     rsd_convert_options convert;
-    rsd_io io; /* of convert and of --verify */
+    rsd_io io;      /* of convert and of --verify */
+    rsd_dtype cast; /* 0: none */
     const char *config_from;
     bool all, json, quiet, verify;
     long long threads;
@@ -194,6 +287,28 @@ struct conversion {
 
 int conversion_run(struct conversion *conversion); /* returns the exit code */
 
+/* ---- report.c ---- */
+
+/* Notes on standard error which tensors and values the output does not have, and which were not cast. */
+void report_notes(const struct conversion *request, const rsd_checkpoint *in);
+
+/* Prints the report as text or JSON, unless --quiet was passed. */
+void report_print(const struct conversion *request, rsd_format in, const rsd_report *report);
+
+/* After a dry run: EXIT_CANNOT if the output is known to need more space than there is. */
+int report_check_space(const struct conversion *request, const rsd_report *report);
+
+/* ---- side_files.c ---- */
+
+/* Finds the configs and tokenizers that are copied along. Returns GO_ON or an exit code. */
+int side_files_find(struct conversion *request, const rsd_checkpoint *in);
+
+/* Notes what transformers will miss in the output of merge. */
+void side_files_note_missing(const struct conversion *request);
+
+/* Copies those in subdirectories of --config-from, when the output is in its place. Returns the exit code. */
+int side_files_copy_below(const struct conversion *request);
+
 /* ---- one file per command ---- */
 
 int command_plan(int argc, char **argv);
@@ -205,6 +320,8 @@ int command_verify(int argc, char **argv);
 int command_diff(int argc, char **argv);
 int command_digest(int argc, char **argv);
 int command_extract(int argc, char **argv);
+int command_names(int argc, char **argv);
+int command_uploads(int argc, char **argv);
 
 int command_plan_checkpoint(int argc, char **argv);
 
@@ -217,12 +334,20 @@ bool cli_has_option(const struct option *options, const char *argument);
 
 /* ---- draw.c: pictures in the terminal ---- */
 
-/* The bytes between ranks, as a square matrix: rows send, columns receive. */
+/* The bytes from ranks or files to ranks, as a matrix: rows send, columns receive. If there are too many, a row
+ * or column stands for a group. */
 struct traffic {
-    int64_t group, nrows; /* ranks per row, and rows */
-    double *moved, *kept,
-        most; /* bytes between ranks, bytes that stay on a rank, and the most moved */
+    int64_t nsenders, row_group, nrows;
+    int64_t nreceivers, column_group, ncolumns;
+    double *moved, *kept;         /* by row and column; bytes that stay on a rank are kept */
+    double most;                  /* the most that one square moves */
+    const char *const *row_names; /* of files; NULL: ranks */
 };
+
+/* Allocates a matrix for at most so many rows and columns. */
+void draw_open_traffic(struct traffic *traffic, int64_t nsenders, int64_t nreceivers,
+                       int64_t most_rows);
+void draw_add_traffic(struct traffic *traffic, int64_t from, int64_t to, double nbytes, bool kept);
 rsd_status draw_count_traffic(const rsd_plan *plan, int64_t most_rows, struct traffic *traffic);
 void draw_free_traffic(struct traffic *traffic);
 rsd_status draw_traffic(FILE *out, const rsd_plan *plan);
@@ -234,10 +359,18 @@ rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t tenso
 rsd_status draw_choose_dims(const rsd_checkpoint *checkpoint, int64_t tensor, int32_t *down,
                             int32_t *across);
 
-/* ---- page.c: the same pictures as files ---- */
+/* ---- page_traffic.c, page_boxes.c: pictures as files ---- */
 
 rsd_status page_write_traffic(const char *path, bool html, const rsd_plan *plan);
-rsd_status page_write_boxes(const char *path, bool html, const rsd_checkpoint *checkpoint,
-                            int64_t tensor);
+
+/* What ranks read of the files of a checkpoint. */
+rsd_status page_write_reads(const char *path, bool html, const struct traffic *traffic,
+                            const char *checkpoint, const char *totals);
+
+/* The file of each box of a tensor, and what each file contains. */
+rsd_status page_write_boxes(const char *path, bool html, const char *checkpoint_path,
+                            const rsd_checkpoint *checkpoint, int64_t tensor);
+rsd_status page_write_checkpoint(const char *path, bool html, const char *checkpoint_path,
+                                 const rsd_checkpoint *checkpoint);
 
 #endif

@@ -127,6 +127,26 @@ const char *cli_plain_text(const char *text)
     return *out;
 }
 
+bool cli_has_suffix(const char *text, const char *suffix)
+{
+    size_t n = strlen(text), m = strlen(suffix);
+    return n > m && strcmp(text + n - m, suffix) == 0;
+}
+
+int cli_text_width(const char *text)
+{
+    int width = 0;
+    for (; *text; text++)
+        width += ((unsigned char)*text & 0xc0) != 0x80;
+    return width;
+}
+
+void cli_print_padded(FILE *out, const char *text, int width)
+{
+    int blanks = width - cli_text_width(text);
+    fprintf(out, "%s%*s", text, blanks > 0 ? blanks : 0, "");
+}
+
 void cli_print_json_string(FILE *out, const char *text)
 {
     fputc('"', out);

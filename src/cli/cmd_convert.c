@@ -12,13 +12,19 @@
     "  --strip-prefix TEXT   Remove TEXT from the start of names. May be repeated\n"               \
     "  --cast DTYPE          Convert floating-point tensors to bf16, f16, f32 or "                 \
     "f64\n" INPUT_HELP(                                                                            \
-        "        ") "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MiB\n"             \
+        "        ") "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MB\n"              \
                     "  --threads N           Use N threads. Default: one per core, at most 16\n"   \
                     "  --dry-run             Report what would be done; write nothing\n"           \
                     "  --resume              Continue a run that was stopped\n"                    \
                     "  --verify              Read the result again and compare it with IN\n"       \
                     "  --force               Replace an existing checkpoint; keep other files "    \
                     "of its directory\n"                                                           \
+                    "  --reflink WHEN        Share extents with IN: auto, always or never. "       \
+                    "Default: auto\n"                                                              \
+                    "  --unchecked           Do not read shared data of safetensors output to "    \
+                    "check its CRCs\n"                                                             \
+                    "  --torch-places        Place data as torch does, not at multiples of 4 "     \
+                    "KiB\n"                                                                        \
                     "  --json                Print the report as one JSON object\n"                \
                     "  -q, --quiet           Print no progress, notes or report\n"                 \
                     "  -h, --help            Print this help\n"
@@ -31,6 +37,10 @@
     "  --rules FILE          Read such rules from FILE, one 'RE PLACES' per line\n"                \
     "  --preset NAME         Apply built-in rules: fsdp, hsdp, llama-tp or replicate\n"            \
     "  --default PLACES      Shard tensors that no rule matches. Default: report an error\n"
+
+#define CONFIG_HELP                                                                                \
+    "  --config-from DIR     Copy configs, tokenizer files and README from DIR, with its\n"        \
+    "                        subdirectories. Default: IN, IN/huggingface, or beside IN\n"
 
 #define FORMAT_HELP                                                                                \
     "  --format FORMAT       Write dcp, safetensors or torch.save. Default: by the name of OUT,\n" \
@@ -64,18 +74,16 @@ static const char merge_help[] =
     "  reshard merge step-1000/ hf/ --max-shard-size 5GB\n"
     "\n"
     "  --max-shard-size SIZE Limit files to SIZE. Default: 5GB\n"
-    "  --all                 Write every tensor under its own name\n"
-    "  --config-from DIR     Copy configs and tokenizer files from DIR. Default: IN, or\n"
-    "                        IN/huggingface\n" COMMON_HELP;
+    "  --all                 Write every tensor under its own name\n" CONFIG_HELP COMMON_HELP;
 
 static const char split_help[] =
     "usage: reshard split [options] IN OUT\n"
     "\n"
     "Write one safetensors file per rank, with every tensor or shard that the rank needs.\n"
-    "Replicated tensors are in every file.\n"
+    "Replicated tensors are in every file. Configs and tokenizer files are copied.\n"
     "\n"
     "  reshard split hf/ tp4/ --mesh tp=4 --preset llama-tp\n"
-    "\n" TARGET_HELP COMMON_HELP;
+    "\n" TARGET_HELP CONFIG_HELP COMMON_HELP;
 
 const char plan_help[] =
     "usage: reshard plan [options] 'PROBLEM'\n"
@@ -132,7 +140,10 @@ enum {
     FORCE,
     JSON,
     ALL,
-    CONFIG_FROM
+    CONFIG_FROM,
+    REFLINK,
+    UNCHECKED,
+    TORCH_PLACES
 };
 
 const struct option conversion_options[] = {
@@ -158,6 +169,9 @@ const struct option conversion_options[] = {
     {"json", no_argument, NULL, JSON},
     {"all", no_argument, NULL, ALL},
     {"config-from", required_argument, NULL, CONFIG_FROM},
+    {"reflink", required_argument, NULL, REFLINK},
+    {"unchecked", no_argument, NULL, UNCHECKED},
+    {"torch-places", no_argument, NULL, TORCH_PLACES},
     INPUT_OPTIONS,
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
@@ -180,8 +194,9 @@ static unsigned verbs_of_option(int option)
     case MAX_SHARD_SIZE:
         return 1u << CONVERT | 1u << MERGE | 1u << PLAN;
     case ALL:
-    case CONFIG_FROM:
         return 1u << MERGE;
+    case CONFIG_FROM:
+        return 1u << MERGE | 1u << SPLIT;
     default:
         return 0;
     }
@@ -203,6 +218,19 @@ static int take_format(struct conversion *request, const char *text)
     return GO_ON;
 }
 
+static int take_reflink(struct conversion *request, const char *text)
+{
+    static const char *const names[] = {[RSD_REFLINK_AUTO] = "auto",
+                                        [RSD_REFLINK_ALWAYS] = "always",
+                                        [RSD_REFLINK_NEVER] = "never"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, names[i]) == 0) {
+            request->convert.reflink = (rsd_reflink)i;
+            return GO_ON;
+        }
+    return cli_fail(request->verb, EXIT_USAGE, "--reflink %s must be auto, always or never", text);
+}
+
 static int take_compression(struct conversion *request, const char *text)
 {
     long long level = 3;
@@ -219,9 +247,14 @@ static int take_compression(struct conversion *request, const char *text)
 static int take_size(const struct conversion *request, const char *option, const char *text,
                      int64_t *nbytes)
 {
+    long long number;
+    if (cli_parse_number(text, 1, 999, &number))
+        return cli_fail(request->verb, EXIT_USAGE,
+                        "%s %s means %lld byte%s; add a unit: %sGB, or %sB if that is meant",
+                        option, text, number, number == 1 ? "" : "s", text, text);
     return cli_parse_size(text, nbytes)
                ? GO_ON
-               : cli_fail(request->verb, EXIT_USAGE, "%s %s must be a size such as 5GB or 256MiB",
+               : cli_fail(request->verb, EXIT_USAGE, "%s %s must be a size such as 5GB or 256MB",
                           option, text);
 }
 
@@ -244,6 +277,7 @@ static int take_cast(struct conversion *request, const char *text)
     if (rsd_dtype_parse(text, &dtype) ||
         (dtype != RSD_BF16 && dtype != RSD_F16 && dtype != RSD_F32 && dtype != RSD_F64))
         return cli_fail(request->verb, EXIT_USAGE, "--cast %s must be bf16, f16, f32 or f64", text);
+    request->cast = dtype;
     return take_rule(request, rsd_rules_add(request->rules, RSD_RULE_CAST, text));
 }
 
@@ -285,6 +319,12 @@ static int take_flag(struct conversion *request, int option)
         break;
     case ALL:
         request->all = true;
+        break;
+    case UNCHECKED:
+        request->convert.unchecked = 1;
+        break;
+    case TORCH_PLACES:
+        request->convert.torch_places = 1;
         break;
     default:
         request->quiet = true;
@@ -329,6 +369,8 @@ static int take_option(struct conversion *request, int option, const char *value
         return take_size(request, "--max-memory", value, &request->io.max_nbytes);
     case THREADS:
         return take_threads(request, value);
+    case REFLINK:
+        return take_reflink(request, value);
     case CONFIG_FROM:
         request->config_from = value;
         return GO_ON;

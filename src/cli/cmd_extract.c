@@ -1,4 +1,4 @@
-/* cmd_extract.c - `reshard extract`: writes one tensor, or a slice of it, as a .npy file or as raw bytes. */
+/* cmd_extract.c - `reshard extract`: writes tensors, or slices of them, as files of NumPy or as raw bytes. */
 #include "cli.h"
 
 #include <errno.h>
@@ -8,36 +8,73 @@
 #include <unistd.h>
 
 static const char extract_help[] =
-    "usage: reshard extract [options] CHECKPOINT TENSOR OUT\n"
+    "usage: reshard extract [options] CHECKPOINT TENSOR... OUT\n"
+    "       reshard extract [options] CHECKPOINT OUT --only REGEX\n"
     "\n"
     "Write one tensor to a .npy file, or its raw bytes to any other file; - is standard output.\n"
+    "Write several tensors to one .npz file, or to a directory with one .npy file each.\n"
     "Only the files and bytes of the slice are read.\n"
     "\n"
     "  reshard extract ckpt/ model.embed.weight embed.npy --slice '[0:10, :]'\n"
+    "  reshard extract ckpt/ norms.npz --only 'norm[.]weight$'\n"
     "\n"
-    "  --slice '[A:B, ...]'  Select one range or index per dim; : selects all. Default: all\n"
-    "  --cast DTYPE          Convert to DTYPE. NumPy has no bf16: use --cast f32\n"
+    "  --only REGEX          Select tensors whose name contains a match. May be repeated\n"
+    "  --slice '[A:B, ...]'  Select a range or an index of each dim, as in NumPy: '[:, -1]',\n"
+    "                        '[..., 10:]'. Default: all\n"
+    "  --cast DTYPE          Convert to DTYPE; of several tensors, the floating-point ones.\n"
+    "                        NumPy has no bf16: use --cast f32\n"
     "  --raw                 Write raw bytes in row-major order, also to a .npy file\n"
-    "  --force               Replace an existing file\n" INPUT_HELP(
+    "  --force               Replace existing files\n" INPUT_HELP(
         "        ") "  -h, --help            Print this help\n";
 
 struct extraction {
-    const char *path, *tensor, *out, *slice;
+    const char *path, *out, *slice;
+    char **names; /* of tensors on the command line */
+    int nnames;
     rsd_dtype cast;
     bool raw, force;
+    struct name_filter only;
+
+    rsd_checkpoint *checkpoint;
+    struct tensor_slice *slices;
+    size_t n;
+    bool many; /* OUT is an archive or a directory */
+    bool npz;
 };
 
-enum { SLICE = 256, CAST, RAW, FORCE };
+enum { SLICE = 256, ONLY, CAST, RAW, FORCE };
 
 static const struct option extract_options[] = {
-    {"slice", required_argument, NULL, SLICE},
-    {"cast", required_argument, NULL, CAST},
-    {"raw", no_argument, NULL, RAW},
-    {"force", no_argument, NULL, FORCE},
-    INPUT_OPTIONS,
-    {"help", no_argument, NULL, 'h'},
-    {NULL, 0, NULL, 0},
+    {"slice", required_argument, NULL, SLICE}, {"only", required_argument, NULL, ONLY},
+    {"cast", required_argument, NULL, CAST},   {"raw", no_argument, NULL, RAW},
+    {"force", no_argument, NULL, FORCE},       INPUT_OPTIONS,
+    {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
 };
+
+/* Takes CHECKPOINT, the names of tensors and OUT. Returns GO_ON or an exit code. */
+static int take_arguments(struct extraction *request, int argc, char **argv)
+{
+    bool by_name = !request->only.rules;
+    if (by_name ? argc < 3 : argc != 2)
+        return cli_fail("extract", EXIT_USAGE, "%s are needed; see reshard extract --help",
+                        by_name ? "CHECKPOINT, TENSOR and OUT" : "with --only, CHECKPOINT and OUT");
+    request->path = argv[0];
+    request->names = argv + 1;
+    request->nnames = argc - 2;
+    request->out = argv[argc - 1];
+    request->npz = cli_has_suffix(request->out, ".npz");
+    request->many = request->npz || request->nnames != 1;
+    if (request->many && request->raw && request->npz)
+        return cli_fail("extract", EXIT_USAGE, "--raw excludes an OUT that ends in .npz");
+    if (request->many && strcmp(request->out, "-") == 0)
+        return cli_fail("extract", EXIT_USAGE, "standard output takes one tensor only");
+    if (request->many && !request->npz &&
+        (cli_has_suffix(request->out, ".npy") || cli_has_suffix(request->out, ".bin")))
+        return cli_fail("extract", EXIT_USAGE,
+                        "%s would be a directory for several tensors; end OUT in .npz for one file",
+                        request->out);
+    return GO_ON;
+}
 
 static int read_extract_options(int argc, char **argv, struct extraction *request)
 {
@@ -48,6 +85,10 @@ static int read_extract_options(int argc, char **argv, struct extraction *reques
             return cli_show_help(extract_help);
         case SLICE:
             request->slice = optarg;
+            break;
+        case ONLY:
+            if (name_filter_add(&request->only, "extract", RSD_RULE_ONLY, optarg) != GO_ON)
+                return EXIT_USAGE;
             break;
         case CAST:
             if (rsd_dtype_parse(optarg, &request->cast))
@@ -64,205 +105,209 @@ static int read_extract_options(int argc, char **argv, struct extraction *reques
                 break;
             return cli_fail_option("extract", option, argv);
         }
-    if (argc - optind != 3)
-        return cli_fail("extract", EXIT_USAGE,
-                        "CHECKPOINT, TENSOR and OUT are needed; see reshard extract --help");
-    request->path = argv[optind];
-    request->tensor = argv[optind + 1];
-    request->out = argv[optind + 2];
-    return GO_ON;
+    return take_arguments(request, argc - optind, argv + optind);
 }
 
-/* ---- the slice ---- */
+/* ---- what is selected ---- */
 
-static bool parse_slice_range(const char **at, int64_t extent, int64_t *lo, int64_t *len)
+static bool is_plain_float(rsd_dtype dtype)
 {
-    char *end;
-    long long first = 0, last = extent;
-    *at += strspn(*at, " ");
-    if (**at != ':') {
-        first = strtoll(*at, &end, 10);
-        if (end == *at)
-            return false;
-        *at = end;
-    }
-    *at += strspn(*at, " ");
-    if (**at == ':') {
-        ++*at;
-        *at += strspn(*at, " ");
-        if (**at && **at != ',' && **at != ']') {
-            last = strtoll(*at, &end, 10);
-            if (end == *at)
-                return false;
-            *at = end;
-        }
-    } else if (first >= extent) {
-        return false;
-    } else {
-        last = first + 1;
-    }
-    *at += strspn(*at, " ");
-    *lo = first;
-    *len = last - first;
-    return first >= 0 && last >= first && last <= extent;
+    return dtype == RSD_F64 || dtype == RSD_F32 || dtype == RSD_F16 || dtype == RSD_BF16;
 }
 
-static bool parse_slice(const char *text, const rsd_tensor_info *tensor, rsd_box *box)
+/* Returns the dtype that a tensor is written in. */
+static rsd_dtype choose_written_dtype(const struct extraction *request, rsd_dtype stored)
 {
-    const char *at = text + (*text == '[');
-    box->ndim = tensor->ndim;
-    for (int32_t d = 0; d < tensor->ndim; d++) {
-        if (d > 0 && *at++ != ',')
-            return false;
-        if (!parse_slice_range(&at, tensor->shape[d], &box->lo[d], &box->len[d]))
-            return false;
-    }
-    return *at == (*text == '[' ? ']' : '\0');
+    bool casts = request->cast && (!request->many || is_plain_float(stored));
+    return casts ? request->cast : stored;
 }
 
-/* ---- the file ---- */
-
-static const char *npy_dtype(rsd_dtype dtype)
+static bool writes_npy(const struct extraction *request)
 {
-    switch (dtype) {
-    case RSD_F64:
-        return "<f8";
-    case RSD_F32:
-        return "<f4";
-    case RSD_F16:
-        return "<f2";
-    case RSD_I64:
-        return "<i8";
-    case RSD_I32:
-        return "<i4";
-    case RSD_I16:
-        return "<i2";
-    case RSD_I8:
-        return "|i1";
-    case RSD_U64:
-        return "<u8";
-    case RSD_U32:
-        return "<u4";
-    case RSD_U16:
-        return "<u2";
-    case RSD_U8:
-        return "|u1";
-    case RSD_BOOL:
-        return "|b1";
-    case RSD_C64:
-        return "<c8";
-    case RSD_C128:
-        return "<c16";
-    default:
-        return NULL;
-    }
+    return !request->raw && (request->many || cli_has_suffix(request->out, ".npy"));
 }
 
-static void write_npy_header(FILE *out, const char *dtype, const rsd_box *box)
+static size_t count_slice_elements(const struct tensor_slice *slice)
 {
-    char shape[RSD_MAX_DIMS * 22 + 4] = "", header[RSD_MAX_DIMS * 22 + 128];
-    size_t at = 0;
-    for (int32_t d = 0; d < box->ndim; d++)
-        at += (size_t)snprintf(shape + at, sizeof shape - at, "%lld, ", (long long)box->len[d]);
-    size_t n =
-        (size_t)snprintf(header, sizeof header,
-                         "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype, shape);
-    size_t padded = (10 + n + 1 + 63) / 64 * 64 - 10;
-    fwrite("\x93NUMPY\x01\x00", 1, 8, out);
-    fputc((int)(padded & 255), out);
-    fputc((int)(padded >> 8), out);
-    fprintf(out, "%s%*s\n", header, (int)(padded - n - 1), "");
+    size_t n = 1;
+    for (int32_t d = 0; d < slice->box.ndim; d++)
+        n *= (size_t)slice->box.len[d]; /* fits, as the bytes of the whole tensor do */
+    return n;
 }
 
-static int write_array(const struct extraction *request, rsd_dtype dtype, const rsd_box *box,
-                       const void *bytes, size_t nbytes)
+static int add_slice(struct extraction *request, int64_t index)
 {
-    bool to_stdout = strcmp(request->out, "-") == 0;
-    size_t length = strlen(request->out);
-    bool npy = !request->raw && length > 4 && strcmp(request->out + length - 4, ".npy") == 0;
-    if (npy && !npy_dtype(dtype))
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    if (rsd_checkpoint_tensor(request->checkpoint, index, &tensor))
+        return cli_fail_status("extract", RSD_EINVAL);
+    struct tensor_slice *slice = &request->slices[request->n++];
+    const char *problem = slice_parse(request->slice ? request->slice : "", &tensor, slice);
+    if (problem)
+        return cli_fail("extract", EXIT_USAGE, "--slice '%s' of %s %s: %s", request->slice,
+                        tensor.name, cli_tensor_text(tensor.dtype, tensor.ndim, tensor.shape),
+                        problem);
+    if (tensor.nbytes && !count_slice_elements(slice))
+        cli_note("extract", "--slice '%s' selects nothing of %s %s", request->slice, tensor.name,
+                 cli_tensor_text(tensor.dtype, tensor.ndim, tensor.shape));
+    slice->dtype = choose_written_dtype(request, tensor.dtype);
+    if (writes_npy(request) && !npy_dtype(slice->dtype))
         return cli_fail("extract", EXIT_CANNOT,
-                        "NumPy has no %s: convert with --cast f32, or write bytes with --raw",
-                        rsd_dtype_name(dtype));
-    struct out_file file = {.stream = stdout};
-    struct stat found;
-    if (!to_stdout && !request->force && lstat(request->out, &found) == 0)
-        return cli_fail("extract", EXIT_CANNOT, "%s already exists; use --force to replace it",
-                        request->out);
-    bool fine = to_stdout || out_file_open(&file, request->out, request->force);
-    if (fine && npy)
-        write_npy_header(file.stream, npy_dtype(dtype), box);
-    fine = fine && fwrite(bytes, 1, nbytes, file.stream) == nbytes;
-    if (!to_stdout)
-        fine = out_file_close(&file, fine);
-    return fine ? EXIT_YES : cli_fail("extract", EXIT_IO, "%s: %s", request->out, strerror(errno));
+                        "%s: NumPy has no %s: convert with --cast f32, or write bytes with --raw",
+                        tensor.name, rsd_dtype_name(slice->dtype));
+    return EXIT_YES;
 }
 
-/* ---- the tensor ---- */
-
-/* A slice of a tensor. */
-struct tensor_slice {
-    const char *name;
-    rsd_box box;
-};
+/* Finds the tensors of the command line, or of --only. */
+static int select_slices(struct extraction *request)
+{
+    const rsd_checkpoint *checkpoint = request->checkpoint;
+    size_t most = (size_t)(request->nnames + rsd_checkpoint_ntensors(checkpoint));
+    int64_t *tensors = cli_need_memory(calloc(most + 1, sizeof *tensors));
+    int64_t n = request->only.rules ? name_filter_list(&request->only, checkpoint, tensors)
+                                    : request->nnames;
+    request->slices = cli_need_memory(calloc((size_t)n + 1, sizeof *request->slices));
+    int code = request->only.rules && !n ? name_filter_fail(&request->only, "extract") : EXIT_YES;
+    for (int i = 0; i < request->nnames && !code; i++)
+        if (rsd_checkpoint_find(checkpoint, request->names[i], &tensors[i]))
+            code = cli_fail("extract", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
+    for (int64_t i = 0; i < n && !code; i++)
+        code = add_slice(request, tensors[i]);
+    free(tensors);
+    return code;
+}
 
 static bool needs_slice_extent(const void *context, const rsd_tensor_info *tensor,
                                const rsd_extent *extent)
 {
-    const struct tensor_slice *slice = context;
-    const rsd_box *a = &slice->box, *b = &extent->box;
-    if (strcmp(tensor->name, slice->name) != 0)
-        return false;
-    for (int32_t d = 0; d < a->ndim; d++)
-        if (a->lo[d] >= b->lo[d] + b->len[d] || b->lo[d] >= a->lo[d] + a->len[d] || !a->len[d] ||
-            !b->len[d])
-            return false;
-    return true;
+    const struct extraction *request = context;
+    for (size_t i = 0; i < request->n; i++)
+        if (request->slices[i].name == tensor->name &&
+            rsd_box_overlaps(&request->slices[i].box, &extent->box))
+            return true;
+    return false;
 }
 
-static int load_and_write(const struct extraction *request, rsd_checkpoint *checkpoint,
-                          const rsd_tensor_info *tensor, const rsd_box *box)
+/* ---- writing ---- */
+
+static int fail_written(const char *path)
 {
-    rsd_dtype dtype = request->cast ? request->cast : tensor->dtype;
-    size_t nbytes = rsd_dtype_nbytes(dtype);
-    for (int32_t d = 0; d < box->ndim; d++)
-        nbytes *= (size_t)box->len[d]; /* fits, as the bytes of the whole tensor do */
+    return cli_fail("extract", EXIT_IO, "%s: %s", path, strerror(errno));
+}
+
+/* Reads a slice. The caller frees its bytes, also after a failure. */
+static int read_slice(const struct extraction *request, const struct tensor_slice *slice,
+                      struct npy_array *array)
+{
+    size_t nbytes = rsd_dtype_nbytes(slice->dtype) * count_slice_elements(slice);
     void *bytes = cli_need_memory(malloc(nbytes + 1));
-    rsd_status status = rsd_read(checkpoint, tensor->name, box, dtype, bytes, nbytes);
-    int code = status ? cli_fail_status("extract", status)
-                      : write_array(request, dtype, box, bytes, nbytes);
-    free(bytes);
+    *array = (struct npy_array){
+        .dtype = slice->dtype, .ndim = slice->ndim, .bytes = bytes, .nbytes = nbytes};
+    memcpy(array->shape, slice->shape, sizeof array->shape);
+    rsd_status status =
+        rsd_read(request->checkpoint, slice->name, &slice->box, slice->dtype, bytes, nbytes);
+    return cli_fail_status("extract", status);
+}
+
+static bool write_npy_or_bytes(const struct extraction *request, FILE *out,
+                               const struct npy_array *array)
+{
+    return writes_npy(request) ? npy_write(out, array)
+                               : fwrite(array->bytes, 1, array->nbytes, out) == array->nbytes;
+}
+
+/* Writes one slice to a file of its own; "-" is standard output. */
+static int write_slice_file(const struct extraction *request, const struct tensor_slice *slice,
+                            const char *path)
+{
+    struct npy_array array;
+    struct out_file file = {.stream = stdout};
+    int code = read_slice(request, slice, &array);
+    bool to_stdout = strcmp(path, "-") == 0;
+    if (!code) {
+        bool fine = to_stdout || out_file_open(&file, path, request->force);
+        fine = fine && write_npy_or_bytes(request, file.stream, &array);
+        if (!to_stdout)
+            fine = out_file_close(&file, fine);
+        code = fine ? EXIT_YES : fail_written(path);
+    }
+    free(array.bytes);
     return code;
 }
 
-static int extract_tensor(const struct extraction *request, rsd_checkpoint *checkpoint)
+static int write_archive(const struct extraction *request)
 {
-    int64_t index;
-    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-    struct tensor_slice slice = {.name = request->tensor};
-    if (rsd_checkpoint_find(checkpoint, request->tensor, &index) ||
-        rsd_checkpoint_tensor(checkpoint, index, &tensor))
-        return cli_fail("extract", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
-    slice.box.ndim = tensor.ndim;
-    memcpy(slice.box.len, tensor.shape, sizeof slice.box.len);
-    if (request->slice && !parse_slice(request->slice, &tensor, &slice.box))
-        return cli_fail("extract", EXIT_USAGE, "--slice '%s' is not a slice of %s", request->slice,
-                        cli_tensor_text(tensor.dtype, tensor.ndim, tensor.shape));
-    int code = input_check_files("extract", request->path, checkpoint, needs_slice_extent, &slice);
-    return code ? code : load_and_write(request, checkpoint, &tensor, &slice.box);
+    struct out_file file;
+    struct npz npz = {0};
+    bool fine = out_file_open(&file, request->out, request->force);
+    int code = EXIT_YES;
+    for (size_t i = 0; i < request->n && fine && !code; i++) {
+        struct npy_array array;
+        code = read_slice(request, &request->slices[i], &array);
+        fine = !code && npz_add(&npz, file.stream, request->slices[i].name, &array);
+        free(array.bytes);
+    }
+    if (fine && !code)
+        npz_finish(&npz, file.stream);
+    fine = out_file_close(&file, fine && !code);
+    npz_drop(&npz);
+    return code ? code : fine ? EXIT_YES : fail_written(request->out);
+}
+
+/* Returns the file of a tensor. Names cannot lead out of the directory. */
+static char *make_file_name(const struct extraction *request, const char *name)
+{
+    char *file = cli_need_memory(malloc(3 * strlen(name) + 1)), *end = file;
+    for (const char *c = name; *c; c++)
+        if (*c == '/' || *c == '%' || (unsigned char)*c < 0x20 || (*c == '.' && c == name))
+            end += sprintf(end, "%%%02X", (unsigned char)*c);
+        else
+            *end++ = *c;
+    *end = '\0';
+    char *path = cli_new_text("%s/%s%s", request->out, file, request->raw ? ".bin" : ".npy");
+    free(file);
+    return path;
+}
+
+static int write_directory(const struct extraction *request)
+{
+    int code = EXIT_YES;
+    if (mkdir(request->out, 0777) != 0 && !(errno == EEXIST && request->force))
+        return fail_written(request->out);
+    for (size_t i = 0; i < request->n && !code; i++) {
+        char *path = make_file_name(request, request->slices[i].name);
+        code = write_slice_file(request, &request->slices[i], path);
+        free(path);
+    }
+    return code;
+}
+
+static int write_slices(const struct extraction *request)
+{
+    struct stat found;
+    if (strcmp(request->out, "-") != 0 && !request->force && lstat(request->out, &found) == 0)
+        return cli_fail("extract", EXIT_CANNOT, "%s already exists; use --force to replace it",
+                        request->out);
+    if (!request->many)
+        return write_slice_file(request, &request->slices[0], request->out);
+    return request->npz ? write_archive(request) : write_directory(request);
 }
 
 int command_extract(int argc, char **argv)
 {
-    struct extraction request = {.path = "", .tensor = "", .out = ""};
-    rsd_checkpoint *checkpoint;
+    struct extraction request = {0};
     int code = read_extract_options(argc, argv, &request);
-    if (code != GO_ON)
-        return code;
-    code = input_open("extract", request.path, false, &checkpoint);
-    if (code)
-        return code;
-    code = extract_tensor(&request, checkpoint);
-    rsd_checkpoint_close(checkpoint);
+    if (code == GO_ON) {
+        code = input_open("extract", request.path, false, &request.checkpoint);
+        if (!code)
+            code = select_slices(&request);
+        if (!code)
+            code = input_check_files("extract", request.path, request.checkpoint,
+                                     needs_slice_extent, &request);
+        if (!code)
+            code = write_slices(&request);
+        rsd_checkpoint_close(request.checkpoint);
+    }
+    free(request.slices);
+    name_filter_drop(&request.only);
     return code;
 }

@@ -12,26 +12,26 @@ static const char inspect_help[] =
     "\n"
     "  --json            Print one JSON object: format, tensors with their boxes, and values; or\n"
     "                    TENSOR only\n"
+    "  --only REGEX      Select tensors and values whose name contains a match. May be repeated\n"
     "  --tree            Print names as a tree\n"
-    "  --svg FILE        With TENSOR: write a picture of its boxes to FILE as SVG\n"
-    "  --html FILE       With TENSOR: write that picture to FILE as an HTML page\n" INPUT_HELP(
+    "  --svg FILE        Write a picture to FILE as SVG: what each file contains, or the boxes of\n"
+    "                    TENSOR\n"
+    "  --html FILE       Write that picture and a table to FILE as an HTML page\n" INPUT_HELP(
         "    ") "  -h, --help        Print this help\n";
 
 struct inspection {
     const char *path, *tensor, *svg, *html;
     bool json, tree;
+    struct name_filter only;
 };
 
-enum { JSON = 256, TREE, SVG, HTML };
+enum { JSON = 256, ONLY, TREE, SVG, HTML };
 
 static const struct option inspect_options[] = {
-    {"json", no_argument, NULL, JSON},
-    {"tree", no_argument, NULL, TREE},
-    {"svg", required_argument, NULL, SVG},
-    {"html", required_argument, NULL, HTML},
-    INPUT_OPTIONS,
-    {"help", no_argument, NULL, 'h'},
-    {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, JSON},       {"only", required_argument, NULL, ONLY},
+    {"tree", no_argument, NULL, TREE},       {"svg", required_argument, NULL, SVG},
+    {"html", required_argument, NULL, HTML}, INPUT_OPTIONS,
+    {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
 };
 
 static int read_inspect_options(int argc, char **argv, struct inspection *request)
@@ -43,6 +43,10 @@ static int read_inspect_options(int argc, char **argv, struct inspection *reques
             return cli_show_help(inspect_help);
         case JSON:
             request->json = true;
+            break;
+        case ONLY:
+            if (name_filter_add(&request->only, "inspect", RSD_RULE_ONLY, optarg) != GO_ON)
+                return EXIT_USAGE;
             break;
         case TREE:
             request->tree = true;
@@ -65,8 +69,10 @@ static int read_inspect_options(int argc, char **argv, struct inspection *reques
     request->tensor = argc - optind == 2 ? argv[optind + 1] : NULL;
     if (request->tree && (request->json || request->tensor))
         return cli_fail("inspect", EXIT_USAGE, "--tree excludes --json and TENSOR");
-    if ((request->svg || request->html) && !request->tensor)
-        return cli_fail("inspect", EXIT_USAGE, "--svg and --html need TENSOR");
+    if (request->only.rules && request->tensor)
+        return cli_fail("inspect", EXIT_USAGE, "--only excludes TENSOR");
+    if ((request->svg || request->html) && request->only.rules)
+        return cli_fail("inspect", EXIT_USAGE, "--svg and --html exclude --only");
     return GO_ON;
 }
 
@@ -84,6 +90,21 @@ static rsd_extent need_extent(const rsd_checkpoint *checkpoint, int64_t tensor, 
     if (rsd_checkpoint_box(checkpoint, tensor, index, &stored))
         exit(cli_fail_status("inspect", RSD_EINVAL));
     return stored;
+}
+
+/* The tensors that are listed, and the widths of columns. */
+struct listing {
+    const struct inspection *request;
+    rsd_checkpoint *checkpoint;
+    int64_t *tensors;
+    size_t n;
+    int name_width, tensor_width;
+};
+
+static bool lists_value(const struct listing *listing, int64_t index)
+{
+    return name_filter_selects(&listing->request->only,
+                               rsd_checkpoint_value_name(listing->checkpoint, index));
 }
 
 /* ---- JSON ---- */
@@ -118,20 +139,23 @@ static void print_json_tensor(const rsd_checkpoint *checkpoint, int64_t index)
     printf("]}");
 }
 
-static int print_json_listing(rsd_checkpoint *checkpoint)
+static int print_json_listing(const struct listing *listing)
 {
+    rsd_checkpoint *checkpoint = listing->checkpoint;
     printf("{\"format\": \"%s\", \"tensors\": [",
            rsd_format_name(rsd_checkpoint_format(checkpoint)));
-    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
+    for (size_t i = 0; i < listing->n; i++) {
         printf("%s\n  ", i ? "," : "");
-        print_json_tensor(checkpoint, i);
+        print_json_tensor(checkpoint, listing->tensors[i]);
     }
     printf("],\n \"values\": [");
-    for (int64_t i = 0; i < rsd_checkpoint_nvalues(checkpoint); i++) {
+    for (int64_t i = 0, n = 0; i < rsd_checkpoint_nvalues(checkpoint); i++) {
         char *json = NULL;
+        if (!lists_value(listing, i))
+            continue;
         if (rsd_checkpoint_value(checkpoint, i, &json))
             json = NULL; /* Listed without its value: `verify` reports what is wrong with it. */
-        printf("%s\n  {\"name\": ", i ? "," : "");
+        printf("%s\n  {\"name\": ", n++ ? "," : "");
         cli_print_json_string(stdout, rsd_checkpoint_value_name(checkpoint, i));
         if (json)
             printf(", \"value\": %s", json);
@@ -144,31 +168,84 @@ static int print_json_listing(rsd_checkpoint *checkpoint)
 
 /* ---- text ---- */
 
-static int64_t sum_nbytes(const rsd_checkpoint *checkpoint)
+/* Names that are wider than this have a line of their own. */
+enum { LEAST_NAME_WIDTH = 44, MOST_NAME_WIDTH = 100, LEAST_TENSOR_WIDTH = 24, MAX_TREE_DEPTH = 64 };
+
+static void widen_column(int *width, int needed, int most)
 {
-    int64_t total = 0; /* a file may claim more than any disk has */
-    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++)
-        if (__builtin_add_overflow(total, need_tensor(checkpoint, i).nbytes, &total))
-            return INT64_MAX;
-    return total;
+    if (needed > *width && needed <= most)
+        *width = needed;
 }
 
-static void print_totals(const struct inspection *request, const rsd_checkpoint *checkpoint)
+/* Counts the parts of a name that are printed above it in a tree, and finds its last part. */
+static int find_tree_leaf(const char **name)
 {
-    printf("%s: %s, %lld tensors of %s in %lld file%s", cli_plain_text(request->path),
-           rsd_format_name(rsd_checkpoint_format(checkpoint)),
-           (long long)rsd_checkpoint_ntensors(checkpoint), cli_size_text(sum_nbytes(checkpoint)),
-           (long long)rsd_checkpoint_nfiles(checkpoint),
+    int depth = 0;
+    for (const char *dot; depth < MAX_TREE_DEPTH && (dot = strchr(*name, '.')); depth++)
+        *name = dot + 1;
+    return depth;
+}
+
+static void measure_columns(struct listing *listing)
+{
+    listing->name_width = LEAST_NAME_WIDTH;
+    listing->tensor_width = LEAST_TENSOR_WIDTH;
+    for (size_t i = 0; i < listing->n; i++) {
+        rsd_tensor_info tensor = need_tensor(listing->checkpoint, listing->tensors[i]);
+        const char *name = tensor.name;
+        int indent = listing->request->tree ? 2 * find_tree_leaf(&name) : 0;
+        widen_column(&listing->name_width, indent + cli_text_width(cli_plain_text(name)),
+                     MOST_NAME_WIDTH);
+        widen_column(&listing->tensor_width,
+                     (int)strlen(cli_tensor_text(tensor.dtype, tensor.ndim, tensor.shape)),
+                     MOST_NAME_WIDTH);
+    }
+    for (int64_t i = 0; i < rsd_checkpoint_nvalues(listing->checkpoint); i++)
+        if (!listing->request->tensor && lists_value(listing, i))
+            widen_column(
+                &listing->name_width,
+                cli_text_width(cli_plain_text(rsd_checkpoint_value_name(listing->checkpoint, i))),
+                MOST_NAME_WIDTH);
+}
+
+static void print_totals(const struct listing *listing)
+{
+    const rsd_checkpoint *checkpoint = listing->checkpoint;
+    int64_t total = 0; /* a file may claim more than any disk has */
+    for (size_t i = 0; i < listing->n; i++)
+        if (__builtin_add_overflow(total, need_tensor(checkpoint, listing->tensors[i]).nbytes,
+                                   &total))
+            total = INT64_MAX;
+    int64_t nvalues = 0;
+    for (int64_t i = 0; i < rsd_checkpoint_nvalues(checkpoint); i++)
+        nvalues += lists_value(listing, i);
+    printf("%s: %s, ", cli_plain_text(listing->request->path),
+           rsd_format_name(rsd_checkpoint_format(checkpoint)));
+    if (listing->request->only.rules)
+        printf("%zu of ", listing->n);
+    printf("%lld tensors of %s in %lld file%s", (long long)rsd_checkpoint_ntensors(checkpoint),
+           cli_size_text(total), (long long)rsd_checkpoint_nfiles(checkpoint),
            rsd_checkpoint_nfiles(checkpoint) == 1 ? "" : "s");
-    if (rsd_checkpoint_nvalues(checkpoint))
-        printf(", %lld values", (long long)rsd_checkpoint_nvalues(checkpoint));
+    if (nvalues)
+        printf(", %lld value%s", (long long)nvalues, nvalues == 1 ? "" : "s");
     printf("\n\n");
 }
 
-static void print_tensor_line(const rsd_tensor_info *tensor, int indent, const char *name)
+/* Prints a name with blanks up to the next column. */
+static void print_name_column(const struct listing *listing, int indent, const char *name)
 {
-    int width = 44 - indent;
-    printf("%*s%-*s  %-24s %10s", indent, "", width > 0 ? width : 0, cli_plain_text(name),
+    printf("%*s", indent, "");
+    cli_print_padded(stdout, name, listing->name_width - indent);
+    if (indent + cli_text_width(name) > listing->name_width)
+        printf("\n%*s", listing->name_width, "");
+    printf("  ");
+}
+
+static void print_tensor_line(const struct listing *listing, const rsd_tensor_info *tensor,
+                              int indent, const char *name)
+{
+    print_name_column(listing, indent, cli_plain_text(name));
+    printf("%-*s %10s", listing->tensor_width,
            cli_tensor_text(tensor->dtype, tensor->ndim, tensor->shape),
            cli_size_text(tensor->nbytes));
     if (tensor->nboxes != 1)
@@ -185,11 +262,12 @@ static void print_start_of_text(const char *text)
     printf("%.*s%s\n", n, text, text[n] ? "..." : "");
 }
 
-static void print_value_line(rsd_checkpoint *checkpoint, int64_t index)
+static void print_value_line(const struct listing *listing, int64_t index)
 {
     char *json = NULL;
-    rsd_status status = rsd_checkpoint_value(checkpoint, index, &json);
-    printf("%-44s  ", cli_plain_text(rsd_checkpoint_value_name(checkpoint, index)));
+    rsd_status status = rsd_checkpoint_value(listing->checkpoint, index, &json);
+    print_name_column(listing, 0,
+                      cli_plain_text(rsd_checkpoint_value_name(listing->checkpoint, index)));
     if (status)
         printf("unreadable: %s\n", cli_plain_text(rsd_error()));
     else if (!json)
@@ -235,16 +313,14 @@ static int by_name_parts(const void *a, const void *b)
     }
 }
 
-enum { MAX_TREE_DEPTH = 64 }; /* what is deeper is printed in one line */
-
 /* Leading parts that a name has in common with the one before it are not printed again. */
-static void print_name_tree(const rsd_checkpoint *checkpoint)
+static void print_name_tree(const struct listing *listing)
 {
     const char *before = "";
-    size_t n = (size_t)rsd_checkpoint_ntensors(checkpoint);
+    size_t n = listing->n;
     rsd_tensor_info *tensors = cli_need_memory(calloc(n + 1, sizeof *tensors));
     for (size_t i = 0; i < n; i++)
-        tensors[i] = need_tensor(checkpoint, (int64_t)i);
+        tensors[i] = need_tensor(listing->checkpoint, listing->tensors[i]);
     if (n > 1)
         qsort(tensors, n, sizeof *tensors, by_name_parts);
     for (size_t i = 0; i < n; i++) {
@@ -256,41 +332,76 @@ static void print_name_tree(const rsd_checkpoint *checkpoint)
             depth++;
         for (; depth < MAX_TREE_DEPTH && (dot = strchr(at, '.')); at = dot + 1, depth++)
             print_tree_node(2 * depth, at, (int)(dot - at));
-        print_tensor_line(&tensor, 2 * depth, at);
+        print_tensor_line(listing, &tensor, 2 * depth, at);
         before = tensor.name;
     }
     free(tensors);
 }
 
-static int print_text_listing(const struct inspection *request, rsd_checkpoint *checkpoint)
+static int print_text_listing(struct listing *listing)
 {
-    print_totals(request, checkpoint);
-    if (request->tree)
-        print_name_tree(checkpoint);
-    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint) && !request->tree; i++) {
-        rsd_tensor_info tensor = need_tensor(checkpoint, i);
-        print_tensor_line(&tensor, 0, tensor.name);
+    measure_columns(listing);
+    print_totals(listing);
+    if (listing->request->tree)
+        print_name_tree(listing);
+    for (size_t i = 0; i < listing->n && !listing->request->tree; i++) {
+        rsd_tensor_info tensor = need_tensor(listing->checkpoint, listing->tensors[i]);
+        print_tensor_line(listing, &tensor, 0, tensor.name);
     }
-    if (rsd_checkpoint_nvalues(checkpoint))
-        printf("\n");
-    for (int64_t i = 0; i < rsd_checkpoint_nvalues(checkpoint); i++)
-        print_value_line(checkpoint, i);
+    for (int64_t i = 0, n = 0; i < rsd_checkpoint_nvalues(listing->checkpoint); i++)
+        if (lists_value(listing, i)) {
+            printf("%s", n++ || !listing->n ? "" : "\n");
+            print_value_line(listing, i);
+        }
     return EXIT_YES;
+}
+
+static rsd_status write_checkpoint_pages(const struct inspection *request,
+                                         const rsd_checkpoint *checkpoint)
+{
+    rsd_status status = RSD_OK;
+    if (request->svg)
+        status = page_write_checkpoint(request->svg, false, request->path, checkpoint);
+    if (!status && request->html)
+        status = page_write_checkpoint(request->html, true, request->path, checkpoint);
+    return status;
+}
+
+static int list_checkpoint(const struct inspection *request, rsd_checkpoint *checkpoint)
+{
+    struct listing listing = {.request = request, .checkpoint = checkpoint};
+    listing.tensors = cli_need_memory(
+        calloc((size_t)rsd_checkpoint_ntensors(checkpoint) + 1, sizeof *listing.tensors));
+    listing.n = (size_t)name_filter_list(&request->only, checkpoint, listing.tensors);
+    int64_t nvalues = 0;
+    for (int64_t i = 0; i < rsd_checkpoint_nvalues(checkpoint); i++)
+        nvalues += lists_value(&listing, i);
+    int code;
+    if (request->only.rules && !listing.n && !nvalues)
+        code = cli_fail("inspect", EXIT_CANNOT, "--only '%s' matches no tensor and no value",
+                        request->only.text);
+    else if (write_checkpoint_pages(request, checkpoint))
+        code = cli_fail_status("inspect", RSD_EINVAL);
+    else
+        code = request->json ? print_json_listing(&listing) : print_text_listing(&listing);
+    free(listing.tensors);
+    return code;
 }
 
 /* ---- one tensor ---- */
 
-static int inspect_tensor(const struct inspection *request, const rsd_checkpoint *checkpoint)
+static int inspect_tensor(const struct inspection *request, rsd_checkpoint *checkpoint)
 {
     int64_t index;
+    struct listing listing = {.request = request, .checkpoint = checkpoint, .n = 1};
     rsd_status status = rsd_checkpoint_find(checkpoint, request->tensor, &index);
     if (status)
         return cli_fail("inspect", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
     rsd_tensor_info tensor = need_tensor(checkpoint, index);
     if (request->svg)
-        status = page_write_boxes(request->svg, false, checkpoint, index);
+        status = page_write_boxes(request->svg, false, request->path, checkpoint, index);
     if (!status && request->html)
-        status = page_write_boxes(request->html, true, checkpoint, index);
+        status = page_write_boxes(request->html, true, request->path, checkpoint, index);
     if (status)
         return cli_fail_status("inspect", status);
     if (request->json) {
@@ -298,7 +409,9 @@ static int inspect_tensor(const struct inspection *request, const rsd_checkpoint
         putchar('\n');
         return EXIT_YES;
     }
-    print_tensor_line(&tensor, 0, tensor.name);
+    listing.tensors = &index;
+    measure_columns(&listing);
+    print_tensor_line(&listing, &tensor, 0, tensor.name);
     for (int64_t i = 0; i < tensor.nboxes && i < 64; i++) {
         rsd_extent stored = need_extent(checkpoint, index, i);
         const char *file = rsd_checkpoint_file(checkpoint, stored.file);
@@ -317,18 +430,15 @@ static int inspect_tensor(const struct inspection *request, const rsd_checkpoint
 int command_inspect(int argc, char **argv)
 {
     struct inspection request = {0};
-    rsd_checkpoint *checkpoint;
+    rsd_checkpoint *checkpoint = NULL;
     int code = read_inspect_options(argc, argv, &request);
-    if (code != GO_ON)
-        return code;
-    code = input_open("inspect", request.path, false, &checkpoint);
-    if (code)
-        return code;
-    if (request.tensor)
-        code = inspect_tensor(&request, checkpoint);
-    else
-        code = request.json ? print_json_listing(checkpoint)
-                            : print_text_listing(&request, checkpoint);
-    rsd_checkpoint_close(checkpoint);
+    if (code == GO_ON) {
+        code = input_open("inspect", request.path, false, &checkpoint);
+        if (!code)
+            code = request.tensor ? inspect_tensor(&request, checkpoint)
+                                  : list_checkpoint(&request, checkpoint);
+        rsd_checkpoint_close(checkpoint);
+    }
+    name_filter_drop(&request.only);
     return code;
 }

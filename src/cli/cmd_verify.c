@@ -1,18 +1,20 @@
 /* cmd_verify.c - `reshard verify`, `diff` and `digest`: reads checkpoints, and compares or checks them. */
 #include "cli.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define COMMON_HELP                                                                                \
     INPUT_HELP("       ")                                                                          \
     "  --json               Print one JSON object\n"                                               \
-    "  --max-memory SIZE    Limit buffers to SIZE. Default: 256MiB\n"                              \
+    "  --max-memory SIZE    Limit buffers to SIZE. Default: 256MB\n"                               \
     "  --threads N          Use N threads. Default: one per core, at most 16\n"                    \
     "  -q, --quiet          Print no progress and no summary\n"                                    \
     "  -h, --help           Print this help\n"
 
-#define ONLY_HELP "  --only REGEX         Select tensors whose name contains a match\n"
+#define ONLY_HELP                                                                                  \
+    "  --only REGEX         Select tensors whose name contains a match. May be repeated\n"
 
 static const char verify_help[] =
     "usage: reshard verify [options] CHECKPOINT\n"
@@ -29,7 +31,13 @@ static const char diff_help[] =
     "tensor\n"
     "that differs, print the first element that differs, with both values. Exit status: 0 all are\n"
     "equal, 1 some differ.\n"
-    "\n" ONLY_HELP COMMON_HELP;
+    "\n"
+    "  --rtol X             Take floating-point elements as equal if |a - b| <= atol + rtol * "
+    "|b|,\n"
+    "                       also between dtypes. Default: 0\n"
+    "  --atol X             See --rtol. Default: 0\n"
+    "  --rename 's/A/B/'    Replace A by B in names of the first checkpoint. May be "
+    "repeated\n" ONLY_HELP COMMON_HELP;
 
 static const char digest_help[] =
     "usage: reshard digest [options] CHECKPOINT\n"
@@ -43,8 +51,8 @@ struct verification {
     const char *paths[2];
     rsd_checkpoint *checkpoints[2];
     bool json, quiet;
-    rsd_rules *only;       /* NULL: all tensors */
-    const char *only_text; /* of --only */
+    struct name_filter only; /* and what --rename does to names */
+    double rtol, atol;
     rsd_io io;
     struct progress_line progress;
     long long threads;
@@ -61,27 +69,37 @@ struct verify_verb {
     int (*run)(struct verification *request);
 };
 
-enum { JSON = 256, MAX_MEMORY, THREADS, ONLY };
+enum { JSON = 256, MAX_MEMORY, THREADS, ONLY, RENAME, RTOL, ATOL };
 
 static const struct option verify_options[] = {
     {"json", no_argument, NULL, JSON},
     {"max-memory", required_argument, NULL, MAX_MEMORY},
     {"threads", required_argument, NULL, THREADS},
     {"only", required_argument, NULL, ONLY},
+    {"rename", required_argument, NULL, RENAME},
+    {"rtol", required_argument, NULL, RTOL},
+    {"atol", required_argument, NULL, ATOL},
     INPUT_OPTIONS,
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
 
-static int take_only(struct verification *request, const char *text)
+static int take_tolerance(const char *verb, const char *option, double *value)
 {
-    rsd_rules_free(request->only);
-    request->only = NULL;
-    request->only_text = text;
-    if (rsd_rules_new(NULL, &request->only) || rsd_rules_add(request->only, RSD_RULE_ONLY, text))
-        return cli_fail(request->verb->name, EXIT_USAGE, "%s", rsd_error());
-    return GO_ON;
+    char *end;
+    *value = strtod(optarg, &end);
+    return end != optarg && !*end && *value >= 0 && *value < HUGE_VAL
+               ? GO_ON
+               : cli_fail(verb, EXIT_USAGE, "%s %s must be a number that is not negative", option,
+                          optarg);
+}
+
+/* Returns whether the verb has an option. */
+static bool has_verify_option(const struct verify_verb *verb, int option)
+{
+    bool diff = verb->npaths == 2, verify = verb->help == verify_help;
+    return option == ONLY ? !verify : option < RENAME || option > ATOL || diff;
 }
 
 /* Returns GO_ON or an exit code. */
@@ -98,14 +116,17 @@ static int take_verify_option(struct verification *request, int option, char **a
         request->json = true;
         return GO_ON;
     case ONLY:
-        return request->verb->help == verify_help
-                   ? cli_fail(verb, EXIT_USAGE,
-                              "option --only is not valid for 'verify'; see reshard verify --help")
-                   : take_only(request, optarg);
+        return name_filter_add(&request->only, verb, RSD_RULE_ONLY, optarg);
+    case RENAME:
+        return name_filter_add(&request->only, verb, RSD_RULE_RENAME, optarg);
+    case RTOL:
+        return take_tolerance(verb, "--rtol", &request->rtol);
+    case ATOL:
+        return take_tolerance(verb, "--atol", &request->atol);
     case MAX_MEMORY:
         return cli_parse_size(optarg, &request->io.max_nbytes)
                    ? GO_ON
-                   : cli_fail(verb, EXIT_USAGE, "--max-memory %s must be a size such as 256MiB",
+                   : cli_fail(verb, EXIT_USAGE, "--max-memory %s must be a size such as 256MB",
                               optarg);
     case THREADS:
         return cli_parse_number(optarg, 1, 4096, &request->threads)
@@ -121,7 +142,12 @@ static int read_verify_options(int argc, char **argv, struct verification *reque
     const char *verb = request->verb->name;
     int npaths = request->verb->npaths;
     opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, ":hq", verify_options, NULL)) != -1;) {
+    for (int option, index = 0;
+         (option = getopt_long(argc, argv, ":hq", verify_options, &index)) != -1;) {
+        if (!has_verify_option(request->verb, option))
+            return cli_fail(verb, EXIT_USAGE,
+                            "option --%s is not valid for '%s'; see reshard %s --help",
+                            verify_options[index].name, verb, verb);
         int code = take_verify_option(request, option, argv);
         if (code != GO_ON)
             return code;
@@ -137,35 +163,15 @@ static int read_verify_options(int argc, char **argv, struct verification *reque
 
 /* ---- selection ---- */
 
-static bool is_selected(const struct verification *request, const char *name)
-{
-    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor, .name = name};
-    rsd_tensor_target target = {.struct_nbytes = sizeof target};
-    return !request->only ||
-           (rsd_rules_map(request->only, &tensor, &target) == RSD_OK && target.keep);
-}
-
-static int64_t count_selected(const struct verification *request, const rsd_checkpoint *checkpoint)
-{
-    int64_t n = 0;
-    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        n += rsd_checkpoint_tensor(checkpoint, i, &tensor) == RSD_OK &&
-             is_selected(request, tensor.name);
-    }
-    return n;
-}
-
 /* Fails if --only selects nothing: success would be taken for an answer about the tensors that were meant. */
 static int check_selection(const struct verification *request)
 {
-    if (!request->only)
+    if (!request->only.text)
         return EXIT_YES;
     for (int i = 0; i < request->verb->npaths; i++)
-        if (count_selected(request, request->checkpoints[i]))
+        if (name_filter_list(&request->only, request->checkpoints[i], NULL))
             return EXIT_YES;
-    return cli_fail(request->verb->name, EXIT_CANNOT, "--only '%s' matches no tensor",
-                    request->only_text);
+    return name_filter_fail(&request->only, request->verb->name);
 }
 
 /* Fails if a selected tensor cannot be read: an answer about the others would be taken for one about all. */
@@ -175,7 +181,7 @@ static int check_readable(const struct verification *request)
         const rsd_checkpoint *checkpoint = request->checkpoints[i];
         for (int64_t k = 0, index; k < rsd_checkpoint_nvalues(checkpoint); k++) {
             const char *name = rsd_checkpoint_value_name(checkpoint, k);
-            if (is_selected(request, name) &&
+            if (name_filter_selects(&request->only, name) &&
                 rsd_checkpoint_find(checkpoint, name, &index) == RSD_EUNSUPPORTED)
                 return cli_fail(request->verb->name, EXIT_CANNOT, "%s: %s", request->paths[i],
                                 rsd_error());
@@ -240,7 +246,7 @@ static rsd_status print_difference(void *context, const char *name, rsd_differen
                                         "dtype", "shape",     "element"};
     struct verification *request = context;
     progress_end(&request->progress);
-    if (!is_selected(request, name))
+    if (!name_filter_selects(&request->only, name))
         return RSD_OK;
     if (request->json) {
         fprintf(request->list, "%s{\"name\": ", request->nlisted ? ",\n  " : "\n  ");
@@ -260,15 +266,24 @@ static int run_diff(struct verification *request)
     rsd_checkpoint *a = request->checkpoints[0], *b = request->checkpoints[1];
     int64_t ndiffer = 0;
     rsd_report report = {.struct_nbytes = sizeof report};
-    rsd_status status = rsd_diff(a, b, &request->io, print_difference, request, &ndiffer, &report);
+    rsd_diff_options options = {.struct_nbytes = sizeof options,
+                                .rtol = request->rtol,
+                                .atol = request->atol,
+                                .map = request->only.rules ? rsd_rules_map : NULL,
+                                .map_context = request->only.rules,
+                                .io = &request->io};
+    rsd_status status = rsd_diff(a, b, &options, print_difference, request, &ndiffer, &report);
     progress_end(&request->progress);
     if (status)
         return cli_fail_status("diff", status);
-    long long ntensors = request->only ? count_selected(request, a) : report.ntensors;
+    long long ntensors =
+        request->only.text ? name_filter_list(&request->only, a, NULL) : report.ntensors;
     if (request->json)
         printf("{\"differences\": [%s], \"tensors\": %lld}\n", finish_list(request), ntensors);
     if (request->nlisted == 0 && !request->json && !request->quiet)
-        fprintf(stderr, "%lld tensor%s equal in both\n", ntensors, ntensors == 1 ? " is" : "s are");
+        fprintf(stderr, "%lld tensor%s equal in both%s\n", ntensors,
+                ntensors == 1 ? " is" : "s are",
+                request->rtol > 0 || request->atol > 0 ? ", within the tolerance" : "");
     return request->nlisted ? EXIT_NO : EXIT_YES;
 }
 
@@ -301,17 +316,15 @@ static void print_digests(const struct digest_line *lines, size_t n, bool json)
 static int run_digest(struct verification *request)
 {
     rsd_checkpoint *checkpoint = request->checkpoints[0];
-    size_t all = (size_t)rsd_checkpoint_ntensors(checkpoint), n = 0;
+    size_t all = (size_t)rsd_checkpoint_ntensors(checkpoint);
     int64_t *tensors = cli_need_memory(calloc(all + 1, sizeof *tensors));
     struct digest_line *lines = cli_need_memory(calloc(all + 1, sizeof *lines));
     char(*digests)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(all + 1, sizeof *digests));
-    for (size_t i = 0; i < all; i++) {
+    size_t n = (size_t)name_filter_list(&request->only, checkpoint, tensors);
+    for (size_t i = 0; i < n; i++) {
         rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        if (rsd_checkpoint_tensor(checkpoint, (int64_t)i, &tensor) == RSD_OK &&
-            is_selected(request, tensor.name)) {
-            lines[n].name = tensor.name;
-            tensors[n++] = (int64_t)i;
-        }
+        if (rsd_checkpoint_tensor(checkpoint, tensors[i], &tensor) == RSD_OK)
+            lines[i].name = tensor.name;
     }
     rsd_status status = rsd_digest(checkpoint, (int64_t)n, tensors, &request->io, digests, NULL);
     progress_end(&request->progress);
@@ -346,6 +359,9 @@ static int open_inputs(struct verification *request)
     request->io.on_progress = progress_report;
     request->io.context = &request->progress;
     request->io.transport = ranks_transport();
+    request->io.max_nbytes =
+        urls_limit_memory(request->paths[0], request->verb->npaths > 1 ? request->paths[1] : "",
+                          request->io.max_nbytes);
     int code = cli_fail_status(verb, rsd_pool_new((int32_t)request->threads, &request->io.pool));
     for (int i = 0; i < request->verb->npaths && !code; i++)
         code = input_open(verb, request->paths[i], request->quiet, &request->checkpoints[i]);
@@ -370,7 +386,7 @@ static int run_verify_verb(const struct verify_verb *verb, int argc, char **argv
     rsd_checkpoint_close(request.checkpoints[0]);
     rsd_checkpoint_close(request.checkpoints[1]);
     rsd_pool_free(request.io.pool);
-    rsd_rules_free(request.only);
+    name_filter_drop(&request.only);
     fclose(request.list);
     free(request.list_text);
     return code;

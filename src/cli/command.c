@@ -22,7 +22,10 @@ static const struct command commands[] = {
     {"verify", command_verify, true, "Read a checkpoint and report damaged or missing data"},
     {"diff", command_diff, true, "Compare the tensors of two checkpoints"},
     {"digest", command_digest, true, "Print a digest of each tensor"},
-    {"extract", command_extract, false, "Write one tensor, or a slice of it, to a file"},
+    {"extract", command_extract, false, "Write tensors, or slices of them, to files"},
+    {"names", command_names, false, "Print the maps of tensor names that --names knows"},
+    {"uploads", command_uploads, false,
+     "List and remove uploads that killed runs left in a bucket"},
 };
 
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
@@ -136,6 +139,13 @@ static int show_verbs(FILE *out, int code)
         if (commands[i].collective || !ranks_transport())
             fprintf(out, "  %-10s %s\n", commands[i].verb, commands[i].summary);
     fputs("\n"
+          "A path may be s3://BUCKET/PREFIX, or https://HOST/PATH for reading. All verbs take "
+          "then:\n\n"
+          "  --endpoint-url URL  The S3 service. Default: AWS_ENDPOINT_URL, or Amazon's\n"
+          "  --region REGION     Default: AWS_REGION, or that of the profile\n"
+          "  --profile PROFILE   Of the shared credentials file. Default: AWS_PROFILE\n"
+          "  --ca-bundle FILE    Trust the certificates in FILE. Default: AWS_CA_BUNDLE\n"
+          "  --no-sign-request   Read without credentials\n\n"
           "Run 'reshard VERB --help' for the options of a verb, 'reshard --version' for the "
           "version.\n\n"
           "Exit status: 0 success; 1 damage or a difference found; 2 invalid command line;\n"
@@ -198,7 +208,10 @@ static int run_verb(int argc, char **argv)
             return show_version();
         if (ranks_transport() && !command->collective)
             return cli_fail(verb, EXIT_USAGE, "runs in one process only: use 'reshard %s'", verb);
-        return command->run(argc - 1, argv + 1);
+        argc--;
+        argv++;
+        int code = urls_take_options(verb, &argc, argv);
+        return code == GO_ON ? command->run(argc, argv) : code;
     }
     return cli_fail(NULL, EXIT_USAGE, "unknown verb '%s'; see reshard --help", verb);
 }
@@ -207,6 +220,7 @@ int command_main(int argc, char **argv, const rsd_transport *transport)
 {
     ranks_start(transport);
     int code = ranks_exit(run_verb(argc, argv));
+    urls_end();
     if (fflush(stdout) != 0 || ferror(stdout)) {
         if (errno != EPIPE)
             cli_fail(NULL, EXIT_IO, "standard output: %s", strerror(errno));

@@ -13,6 +13,30 @@
 
 enum { MOST_RANK_ROWS = 32, NSHADES = 5, MOST_PIECES = 20000000 };
 
+void draw_open_traffic(struct traffic *traffic, int64_t nsenders, int64_t nreceivers,
+                       int64_t most_rows)
+{
+    *traffic = (struct traffic){.nsenders = nsenders, .nreceivers = nreceivers};
+    traffic->row_group = nsenders > most_rows ? (nsenders + most_rows - 1) / most_rows : 1;
+    traffic->column_group = nreceivers > most_rows ? (nreceivers + most_rows - 1) / most_rows : 1;
+    traffic->nrows = (nsenders + traffic->row_group - 1) / traffic->row_group;
+    traffic->ncolumns = (nreceivers + traffic->column_group - 1) / traffic->column_group;
+    size_t n = (size_t)(traffic->nrows * traffic->ncolumns) + 1;
+    traffic->moved = cli_need_memory(calloc(n, sizeof *traffic->moved));
+    traffic->kept = cli_need_memory(calloc(n, sizeof *traffic->kept));
+}
+
+void draw_add_traffic(struct traffic *traffic, int64_t from, int64_t to, double nbytes, bool kept)
+{
+    int64_t square = from / traffic->row_group * traffic->ncolumns + to / traffic->column_group;
+    if (kept) {
+        traffic->kept[square] += nbytes;
+        return;
+    }
+    traffic->moved[square] += nbytes;
+    traffic->most = traffic->moved[square] > traffic->most ? traffic->moved[square] : traffic->most;
+}
+
 rsd_status draw_count_traffic(const rsd_plan *plan, int64_t most_rows, struct traffic *traffic)
 {
     int64_t src = rsd_layout_world(rsd_plan_src(plan)), dst = rsd_layout_world(rsd_plan_dst(plan));
@@ -22,18 +46,10 @@ rsd_status draw_count_traffic(const rsd_plan *plan, int64_t most_rows, struct tr
     rsd_status status = rsd_plan_walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor);
     if (status)
         return status;
-    traffic->group = (nranks + most_rows - 1) / most_rows;
-    traffic->nrows = (nranks + traffic->group - 1) / traffic->group;
-    size_t n = (size_t)(traffic->nrows * traffic->nrows);
-    traffic->moved = cli_need_memory(calloc(n, sizeof *traffic->moved));
-    traffic->kept = cli_need_memory(calloc(n, sizeof *traffic->kept));
-    while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
-        int64_t square = piece->from / traffic->group * traffic->nrows + piece->to / traffic->group;
-        (piece->from == piece->to ? traffic->kept : traffic->moved)[square] +=
-            (double)piece->nbytes;
-    }
-    for (size_t i = 0; i < n; i++)
-        traffic->most = traffic->moved[i] > traffic->most ? traffic->moved[i] : traffic->most;
+    draw_open_traffic(traffic, nranks, nranks, most_rows);
+    while (!(status = rsd_cursor_next(cursor, &piece)) && piece)
+        draw_add_traffic(traffic, piece->from, piece->to, (double)piece->nbytes,
+                         piece->from == piece->to);
     rsd_cursor_free(cursor);
     return status;
 }
@@ -65,15 +81,15 @@ static void print_traffic(FILE *out, const struct traffic *traffic)
 {
     fprintf(out, "\ntraffic: rows send, columns receive, %s stays on its rank\n",
             has_utf8() ? "\u25c7" : "o");
-    if (traffic->group > 1)
-        fprintf(out, "one square stands for %lld x %lld ranks\n", (long long)traffic->group,
-                (long long)traffic->group);
+    if (traffic->row_group > 1)
+        fprintf(out, "one square stands for %lld x %lld ranks\n", (long long)traffic->row_group,
+                (long long)traffic->row_group);
     fprintf(out, "%11s", "");
     for (int64_t to = 0; to < traffic->nrows; to++)
         fprintf(out, "%-2lld", (long long)(to % 10));
     fputc('\n', out);
     for (int64_t from = 0; from < traffic->nrows; from++) {
-        fprintf(out, "%10lld ", (long long)(from * traffic->group));
+        fprintf(out, "%10lld ", (long long)(from * traffic->row_group));
         for (int64_t to = 0; to < traffic->nrows; to++)
             fputs(choose_shade(traffic, from * traffic->nrows + to), out);
         fputc('\n', out);

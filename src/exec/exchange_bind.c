@@ -12,7 +12,7 @@
 #include <stdlib.h>
 
 enum { MIN_CHUNK_NBYTES = 4096, MAX_CHUNK_NBYTES = 4 << 20, TEXT_NCHARS = 120 };
-static const int64_t default_budget = (int64_t)256 << 20;
+static const int64_t default_budget = DEFAULT_MAX_NBYTES;
 
 /* ---- channels ---- */
 

@@ -14,7 +14,7 @@
 #include <assert.h>
 #include <stdio.h>
 
-enum { PLANS_KEPT = 32, DEFAULT_MAX_NBYTES = 16 << 20, STASH_ERROR_NCHARS = 200 };
+enum { PLANS_KEPT = 32, STASH_MAX_NBYTES = 16 << 20, STASH_ERROR_NCHARS = 200 };
 
 struct stash_entry {
     int64_t id;
@@ -70,7 +70,7 @@ rsd_status rsd_stash_new(const rsd_transport *given, const rsd_stash_options *op
     rsd_status checked =
         options_copy("rsd_stash_options", options, &made->options, sizeof made->options);
     if (made->options.max_nbytes <= 0)
-        made->options.max_nbytes = DEFAULT_MAX_NBYTES;
+        made->options.max_nbytes = STASH_MAX_NBYTES;
     rsd_status status =
         peer_open(&transport, checked ? 0 : made->options.timeout, TAG_STASH, &made->peer);
     if (!status)

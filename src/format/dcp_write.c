@@ -309,7 +309,8 @@ static void dcp_name_file(const struct manifest *manifest, size_t file, size_t n
     snprintf(name, FILE_NAME_NCHARS, "__%zu_0.distcp", file);
 }
 
-/* Places values first in their file, then tensors. */
+/* Places values first in their file, then tensors. Where an item begins, the metadata says, so that there may be
+ * gaps. */
 static rsd_status dcp_place(struct manifest *manifest)
 {
     struct catalog *catalog = &manifest->catalog;
@@ -330,7 +331,10 @@ static rsd_status dcp_place(struct manifest *manifest)
             struct manifest_file *file = &manifest->files[extent->file];
             TRY(manifest_item_nbytes(manifest, t, box, &manifest->items[i].head, &extent->nbytes));
             extent->offset = file->nbytes;
-            file->nbytes += extent->nbytes;
+            if (manifest->aligned && extent->nbytes >= ALIGNED_LEAST) /* a gap before it */
+                manifest->items[i].gap = -(file->nbytes + manifest->items[i].head) % ALIGNED_NBYTES;
+            extent->offset += manifest->items[i].gap;
+            file->nbytes = extent->offset + extent->nbytes;
             file->nitems++;
         }
     return RSD_OK;

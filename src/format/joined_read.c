@@ -16,6 +16,7 @@ struct part_file {
 
 struct joined_reader {
     struct store *store;
+    rsd_storage *storage;
     const rsd_mesh *mesh;
     struct part_file *files;
     size_t nfiles;
@@ -31,7 +32,7 @@ static rsd_status open_part(struct joined_reader *reader, const char *path, cons
     const char *file;
     rsd_open_options options = {.struct_nbytes = sizeof options, .as_is = 1};
     TRY(store_add_file(reader->store, (struct slice){name, strlen(name)}, &part->file));
-    TRY(store_open(path, &part->checkpoint.store, &file));
+    TRY(store_open(path, reader->storage, &part->checkpoint.store, &file));
     rsd_status status = store_listing_add(&listing, "", name, false);
     if (!status)
         status = format_open(&part->checkpoint, path, &listing, true, &options);
@@ -204,6 +205,7 @@ rsd_status format_open_joined(rsd_checkpoint *checkpoint, const struct store_lis
                               joined_places *places, void *context)
 {
     struct joined_reader reader = {.store = checkpoint->store,
+                                   .storage = options->storage,
                                    .mesh = mesh,
                                    .parts = {.catalog = &checkpoint->catalog,
                                              .store = checkpoint->store,

@@ -164,6 +164,31 @@ static rsd_status add_header_entry(struct text *out, const struct array_place *p
 }
 
 /* Makes the header of a file, and sets the offsets of its items and its length. */
+static bool is_aligned(const struct manifest *manifest, const struct file_places *places)
+{
+    bool large = false;
+    for (size_t i = 0; i < places->n; i++)
+        large = large || array_nbytes(&places->list[i]) >= ALIGNED_LEAST;
+    return manifest->aligned && large;
+}
+
+/* Puts arrays of whole blocks first. There are no gaps in the format, so others would shift all that follow. */
+static rsd_status order_places(struct file_places *places)
+{
+    size_t n = 0;
+    struct array_place *list = mem_new(places->n, sizeof *list);
+    if (!list)
+        return RSD_ENOMEM;
+    for (int rest = 0; rest < 2; rest++)
+        for (size_t i = 0; i < places->n; i++)
+            if ((array_nbytes(&places->list[i]) % ALIGNED_NBYTES != 0) == (rest == 1))
+                list[n++] = places->list[i];
+    if (n)
+        memcpy(places->list, list, n * sizeof *list);
+    mem_free(list);
+    return RSD_OK;
+}
+
 static rsd_status make_header(struct manifest *manifest, struct manifest_file *file,
                               const struct file_places *places)
 {
@@ -188,7 +213,8 @@ static rsd_status make_header(struct manifest *manifest, struct manifest_file *f
         at += nbytes;
     }
     text_add(&text, "}");
-    while (text.length % ALIGNMENT && !text.failed)
+    uint64_t alignment = is_aligned(manifest, places) ? ALIGNED_NBYTES : ALIGNMENT;
+    while ((text.length + 8) % alignment && !text.failed)
         text_add(&text, " ");
     if (!status && text.length > MAX_HEADER_NBYTES)
         status = fail(RSD_ELIMIT, "%s: header of %zu bytes exceeds the limit of %d bytes",
@@ -273,8 +299,12 @@ static rsd_status safetensors_place(struct manifest *manifest)
         if (ats)
             ats += catalog->tensors[t].nboxes * (size_t)catalog->tensors[t].ndim;
     }
-    for (size_t i = 0; i < manifest->nfiles && !status; i++)
-        status = make_header(manifest, &manifest->files[i], &places[i]);
+    for (size_t i = 0; i < manifest->nfiles && !status; i++) {
+        if (is_aligned(manifest, &places[i]))
+            status = order_places(&places[i]);
+        if (!status)
+            status = make_header(manifest, &manifest->files[i], &places[i]);
+    }
     for (size_t i = 0; places && i < manifest->nfiles; i++)
         mem_free(places[i].list);
     mem_free(places);
@@ -297,7 +327,8 @@ static void safetensors_name_file(const struct manifest *manifest, size_t file, 
     else if (manifest->files_of == FILES_OF_HOLDERS)
         snprintf(name, FILE_NAME_NCHARS, "rank-%05zu-of-%05zu.safetensors", file, nfiles);
     else if (nfiles == 1)
-        snprintf(name, FILE_NAME_NCHARS, "model.safetensors");
+        snprintf(name, FILE_NAME_NCHARS, "%smodel.safetensors",
+                 manifest->adapter ? "adapter_" : "");
     else
         snprintf(name, FILE_NAME_NCHARS, "model-%05zu-of-%05zu.safetensors", file + 1, nfiles);
 }

@@ -5,14 +5,14 @@
 
 static void add_size(struct text *text, int64_t nbytes)
 {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
     double value = (double)nbytes;
     int unit = 0;
-    while (value >= 1024 && unit < 6) {
-        value /= 1024;
+    while (value >= 999.5 && unit < 6) {
+        value /= 1000;
         unit++;
     }
-    text_add(text, unit && value < 100 ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    text_add(text, unit ? "%.3g %s" : "%.0f %s", value, units[unit]);
 }
 
 /* ---- pairs of ranks ---- */

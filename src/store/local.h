@@ -4,15 +4,87 @@
 
 #include "store.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct stat;
+
 /* ---- local_file.c ---- */
 
 extern const struct store_ops local_store;
+
+enum { LOCAL_NSLOTS = 4 };
+
+/* An open descriptor. A file has several, because the kernel reads ahead for each of them: one for each
+ * run of reads in which the next begins where the last ended. */
+struct local_slot {
+    int fd; /* -1: not open */
+    int nusers;
+    uint64_t next; /* where the last read or write ended */
+    uint64_t used_at;
+};
+
+struct local_file {
+    bool known; /* its size and version below were read */
+    uint64_t nbytes;
+    int64_t version; /* time of the last change of its bytes, in nanoseconds */
+    int64_t changed; /* time of the last change of any kind, which no user can set back */
+    _Atomic uint64_t unflushed;
+    struct local_slot slots[LOCAL_NSLOTS];
+};
+
+/* A slot that has an open descriptor. */
+struct open_slot {
+    uint32_t file;
+    int slot;
+};
+
+struct local_directory {
+    struct store base;
+    int fd;
+    bool named;           /* file 0 is the one that the user named, which may be a link */
+    pthread_mutex_t lock; /* for what follows, and for slots and sizes of files */
+    pthread_cond_t unpinned;
+    struct local_file *files;
+    size_t files_capacity;
+    struct open_slot *open; /* so that one of many files is found without a look at all */
+    size_t nopen, open_capacity;
+    size_t max_open;
+    uint64_t clock;
+};
+
+struct local_directory *local_directory_of(struct store *store);
+
+/* Opens a file for n bytes from an offset on, and keeps it open until local_unpin_slot. */
+rsd_status local_pin_slot(struct store *store, uint32_t index, uint64_t offset, uint64_t n,
+                          struct local_slot **slot);
+void local_unpin_slot(struct store *store, struct local_slot *slot);
+
+/* Fails with the text of an error number, or of errno. */
+rsd_status local_fail_open(int error);
+rsd_status local_fail_errno(void);
+
+/* Fails unless the file is a regular file with one name. */
+rsd_status local_check_own(const struct stat *found);
 
 /* Opens the directory at a path of n bytes; an empty path is the current directory. */
 rsd_status local_open_directory(const char *path, size_t n, struct store **out);
 
 /* Makes a store of an open directory; the path is for messages. The store owns fd, also on failure. */
 rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct store **out);
+
+/* ---- local_write.c: functions of store_ops ---- */
+
+rsd_status local_create(struct store *store, uint32_t index, uint64_t kept, uint64_t nbytes);
+rsd_status local_write(struct store *store, uint32_t index, uint64_t offset, const void *data,
+                       size_t n);
+rsd_status local_clone(struct store *store, uint32_t index, uint64_t offset, struct store *from,
+                       uint32_t from_index, uint64_t from_offset, uint64_t n);
+rsd_status local_sync(struct store *store, uint32_t index);
+rsd_status local_sync_names(struct store *store);
+rsd_status local_put(struct store *store, const char *name, const void *data, size_t n);
+rsd_status local_rename(struct store *store, const char *from, const char *to);
+rsd_status local_remove(struct store *store, const char *name);
 
 /* ---- local_link.c ---- */
 

@@ -1,4 +1,4 @@
-/* local_file.c - the files of a directory, read and written in place.
+/* local_file.c - the files of a directory, opened and read.
  *
  * Files are opened when they are needed, and closed when too many are open. Names come from inside other
  * files, so store_check_name keeps them inside the directory. A link may not lead out of it (local_link.c).
@@ -11,61 +11,19 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
 #include <unistd.h>
 
-enum { NSLOTS = 4, FLUSH_NBYTES = 32 << 20 };
-
-/* An open descriptor. A file has several, because the kernel reads ahead for each of them: one for each
- * run of reads in which the next begins where the last ended. */
-struct local_slot {
-    int fd; /* -1: not open */
-    int nusers;
-    uint64_t next; /* where the last read or write ended */
-    uint64_t used_at;
-};
-
-struct local_file {
-    bool known; /* its size and version below were read */
-    uint64_t nbytes;
-    int64_t version; /* time of the last change of its bytes, in nanoseconds */
-    int64_t changed; /* time of the last change of any kind, which no user can set back */
-    _Atomic uint64_t unflushed;
-    struct local_slot slots[NSLOTS];
-};
-
-/* A slot that has an open descriptor. */
-struct open_slot {
-    uint32_t file;
-    int slot;
-};
-
-struct local_directory {
-    struct store base;
-    int fd;
-    bool named;           /* file 0 is the one that the user named, which may be a link */
-    pthread_mutex_t lock; /* for what follows, and for slots and sizes of files */
-    pthread_cond_t unpinned;
-    struct local_file *files;
-    size_t files_capacity;
-    struct open_slot *open; /* so that one of many files is found without a look at all */
-    size_t nopen, open_capacity;
-    size_t max_open;
-    uint64_t clock;
-};
-
-static struct local_directory *directory_of(struct store *store)
+struct local_directory *local_directory_of(struct store *store)
 {
     return (struct local_directory *)(void *)store;
 }
 
-static rsd_status fail_open(int error)
+rsd_status local_fail_open(int error)
 {
     if (error == EXDEV)
         return fail(RSD_EFORMAT, "link leads out of the checkpoint; not followed unless links are "
@@ -73,7 +31,7 @@ static rsd_status fail_open(int error)
     return fail(error == ENOENT ? RSD_ENOENT : RSD_EIO, "%s", strerror(error));
 }
 
-static rsd_status fail_errno(void)
+rsd_status local_fail_errno(void)
 {
     return fail(RSD_EIO, "%s", strerror(errno));
 }
@@ -109,20 +67,22 @@ rsd_status local_open_directory(const char *path, size_t n, struct store **out)
     int fd = open(n ? copy : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     rsd_status status = RSD_OK;
     if (fd < 0) {
-        status = fail_open(errno);
+        status = local_fail_open(errno);
         status = fail_in(status, "%s: ", copy);
     }
     mem_free(copy);
     return status ? status : local_adopt_directory(fd, path, n, out);
 }
 
-static rsd_status local_open(const char *path, struct store **store, const char **file)
+static rsd_status local_open(const char *path, rsd_storage *storage, struct store **store,
+                             const char **file)
 {
+    (void)storage;
     struct stat found;
     const char *slash = strrchr(path, '/');
     *file = NULL;
     if (stat(path, &found) != 0) {
-        rsd_status status = fail_open(errno);
+        rsd_status status = local_fail_open(errno);
         return fail_in(status, "%s: ", path);
     }
     if (S_ISDIR(found.st_mode))
@@ -130,16 +90,16 @@ static rsd_status local_open(const char *path, struct store **store, const char 
     if (!S_ISREG(found.st_mode))
         return fail(RSD_EFORMAT, "%s is neither a regular file nor a directory", path);
     TRY(local_open_directory(path, slash ? (size_t)(slash - path) + (slash == path) : 0, store));
-    directory_of(*store)->named = true;
+    local_directory_of(*store)->named = true;
     *file = slash ? slash + 1 : path;
     return RSD_OK;
 }
 
 static void local_close(struct store *store)
 {
-    struct local_directory *directory = directory_of(store);
+    struct local_directory *directory = local_directory_of(store);
     for (size_t i = 0; i < store->names.n; i++)
-        for (int k = 0; k < NSLOTS; k++)
+        for (int k = 0; k < LOCAL_NSLOTS; k++)
             if (directory->files[i].slots[k].fd >= 0)
                 close(directory->files[i].slots[k].fd);
     mem_free(directory->files);
@@ -152,11 +112,11 @@ static void local_close(struct store *store)
 
 static rsd_status local_add(struct store *store)
 {
-    struct local_directory *directory = directory_of(store);
+    struct local_directory *directory = local_directory_of(store);
     TRY(GROW(directory->files, directory->files_capacity, store->names.n + 1));
     struct local_file *file = &directory->files[store->names.n];
     *file = (struct local_file){0};
-    for (int k = 0; k < NSLOTS; k++)
+    for (int k = 0; k < LOCAL_NSLOTS; k++)
         file->slots[k].fd = -1;
     return RSD_OK;
 }
@@ -181,10 +141,10 @@ static bool is_directory(int fd, const struct dirent *entry)
 
 static rsd_status local_list(struct store *store, const char *name, struct store_listing *out)
 {
-    int fd = open_reading(directory_of(store), *name ? name : ".", O_DIRECTORY, false);
+    int fd = open_reading(local_directory_of(store), *name ? name : ".", O_DIRECTORY, false);
     DIR *stream = fd < 0 ? NULL : fdopendir(fd);
     if (!stream) {
-        rsd_status status = fail_open(errno);
+        rsd_status status = local_fail_open(errno);
         if (fd >= 0)
             close(fd);
         return status;
@@ -242,7 +202,7 @@ static rsd_status check_version(struct local_file *file, const struct stat *foun
 }
 
 /* Checks that a file to be written is a regular file with no other name. */
-static rsd_status check_own(const struct stat *found)
+rsd_status local_check_own(const struct stat *found)
 {
     if (S_ISREG(found->st_mode) && found->st_nlink == 1)
         return RSD_OK;
@@ -273,12 +233,13 @@ static rsd_status open_slot(struct local_directory *directory, uint32_t index,
     TRY(GROW(directory->open, directory->open_capacity, directory->nopen + 1));
     int fd = open_file(directory, index);
     if (fd < 0)
-        return fail_open(errno);
+        return local_fail_open(errno);
     rsd_status status = RSD_OK;
     if (fstat(fd, &found) != 0)
-        status = fail_errno();
+        status = local_fail_errno();
     else
-        status = writable ? check_own(&found) : check_version(&directory->files[index], &found);
+        status =
+            writable ? local_check_own(&found) : check_version(&directory->files[index], &found);
     if (!status && !writable)
         posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     if (status) {
@@ -295,7 +256,7 @@ static rsd_status open_slot(struct local_directory *directory, uint32_t index,
 static struct local_slot *choose_slot(struct local_file *file, uint64_t offset)
 {
     struct local_slot *best = NULL;
-    for (int k = 0; k < NSLOTS; k++) {
+    for (int k = 0; k < LOCAL_NSLOTS; k++) {
         struct local_slot *slot = &file->slots[k];
         if (slot->fd >= 0 && slot->next == offset)
             return slot;
@@ -308,7 +269,7 @@ static struct local_slot *choose_slot(struct local_file *file, uint64_t offset)
 
 static struct local_slot *find_open_slot(struct local_file *file)
 {
-    for (int k = 0; k < NSLOTS; k++)
+    for (int k = 0; k < LOCAL_NSLOTS; k++)
         if (file->slots[k].fd >= 0)
             return &file->slots[k];
     return NULL;
@@ -335,11 +296,10 @@ static rsd_status take_slot(struct local_directory *directory, uint32_t index, u
     }
 }
 
-/* Opens a file for n bytes from an offset on, and keeps it open until unpin_slot. */
-static rsd_status pin_slot(struct store *store, uint32_t index, uint64_t offset, uint64_t n,
-                           struct local_slot **out)
+rsd_status local_pin_slot(struct store *store, uint32_t index, uint64_t offset, uint64_t n,
+                          struct local_slot **out)
 {
-    struct local_directory *directory = directory_of(store);
+    struct local_directory *directory = local_directory_of(store);
     struct local_slot *slot;
     pthread_mutex_lock(&directory->lock);
     rsd_status status = take_slot(directory, index, offset, &slot);
@@ -355,9 +315,9 @@ static rsd_status pin_slot(struct store *store, uint32_t index, uint64_t offset,
     return status;
 }
 
-static void unpin_slot(struct store *store, struct local_slot *slot)
+void local_unpin_slot(struct store *store, struct local_slot *slot)
 {
-    struct local_directory *directory = directory_of(store);
+    struct local_directory *directory = local_directory_of(store);
     pthread_mutex_lock(&directory->lock);
     if (--slot->nusers == 0)
         pthread_cond_signal(&directory->unpinned);
@@ -372,11 +332,11 @@ static rsd_status stat_file(struct local_directory *directory, uint32_t index, s
     const char *name = store_file_name(&directory->base, index);
     int result = fstatat(directory->fd, name, found, AT_SYMLINK_NOFOLLOW);
     if (directory->base.writable || (result == 0 && S_ISREG(found->st_mode) && !strchr(name, '/')))
-        return result == 0 ? RSD_OK : fail_open(errno);
+        return result == 0 ? RSD_OK : local_fail_open(errno);
     int fd = open_file(directory, index);
     if (fd < 0)
-        return fail_open(errno);
-    rsd_status status = fstat(fd, found) == 0 ? RSD_OK : fail_errno();
+        return local_fail_open(errno);
+    rsd_status status = fstat(fd, found) == 0 ? RSD_OK : local_fail_errno();
     close(fd);
     return status;
 }
@@ -384,7 +344,7 @@ static rsd_status stat_file(struct local_directory *directory, uint32_t index, s
 static rsd_status local_stat(struct store *store, uint32_t index, uint64_t *nbytes,
                              int64_t *version)
 {
-    struct local_directory *directory = directory_of(store);
+    struct local_directory *directory = local_directory_of(store);
     struct local_file *file = &directory->files[index];
     struct stat found;
     rsd_status status = RSD_OK;
@@ -425,10 +385,10 @@ static rsd_status read_all(int fd, uint64_t offset, char *out, size_t n)
 /* Checks a file that was read once more: bytes of two versions must not come together. */
 static rsd_status check_unchanged(struct store *store, uint32_t index, int fd)
 {
-    struct local_directory *directory = directory_of(store);
+    struct local_directory *directory = local_directory_of(store);
     struct stat found;
     if (fstat(fd, &found) != 0)
-        return fail_errno();
+        return local_fail_errno();
     pthread_mutex_lock(&directory->lock);
     rsd_status status = check_version(&directory->files[index], &found);
     pthread_mutex_unlock(&directory->lock);
@@ -439,145 +399,16 @@ static rsd_status local_read(struct store *store, uint32_t index, uint64_t offse
                              size_t n)
 {
     struct local_slot *slot;
-    TRY(pin_slot(store, index, offset, n, &slot));
+    TRY(local_pin_slot(store, index, offset, n, &slot));
     rsd_status status = read_all(slot->fd, offset, out, n);
     if (!status && !store->writable)
         status = check_unchanged(store, index, slot->fd);
-    unpin_slot(store, slot);
+    local_unpin_slot(store, slot);
     return status;
 }
 
-/* ---- writing ---- */
-
-/* Reserves space on a disk, so that a full one is noticed early and the file lies in one piece. A file in
- * memory would only have its pages filled twice. */
-static rsd_status reserve_space(int fd, uint64_t nbytes)
-{
-    struct statfs system;
-    if (nbytes == 0 || fstatfs(fd, &system) != 0 || system.f_type == TMPFS_MAGIC)
-        return RSD_OK;
-    if (fallocate(fd, 0, 0, (off_t)nbytes) != 0 && (errno == ENOSPC || errno == EFBIG))
-        return fail(RSD_EIO, "cannot reserve %llu bytes: %s", (unsigned long long)nbytes,
-                    strerror(errno));
-    return RSD_OK;
-}
-
-/* Cuts a file to its first bytes, which must exist. */
-static rsd_status cut_file(int fd, uint64_t kept)
-{
-    struct stat found;
-    if (fstat(fd, &found) != 0)
-        return fail_errno();
-    TRY(check_own(&found));
-    if ((uint64_t)found.st_size < kept)
-        return fail(RSD_EMISMATCH, "file has %lld bytes, fewer than the %llu to be kept",
-                    (long long)found.st_size, (unsigned long long)kept);
-    return ftruncate(fd, (off_t)kept) == 0 ? RSD_OK : fail_errno();
-}
-
-/* Makes a new file, in the place of any other of its name. Returns -1 and sets errno on failure. */
-static int make_file(int directory_fd, const char *name)
-{
-    if (unlinkat(directory_fd, name, 0) != 0 && errno != ENOENT)
-        return -1;
-    return openat(directory_fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-}
-
-static rsd_status local_create(struct store *store, uint32_t index, uint64_t kept, uint64_t nbytes)
-{
-    int directory = directory_of(store)->fd;
-    const char *name = store_file_name(store, index);
-    int fd = kept ? openat(directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
-                  : make_file(directory, name);
-    if (fd < 0)
-        return fail_errno();
-    rsd_status status = kept ? cut_file(fd, kept) : RSD_OK;
-    if (!status)
-        status = reserve_space(fd, nbytes);
-    if (close(fd) != 0 && !status)
-        status = fail_errno();
-    return status;
-}
-
-static rsd_status write_all(int fd, uint64_t offset, const char *data, size_t n)
-{
-    while (n > 0) {
-        ssize_t some = pwrite(fd, data, n, (off_t)offset);
-        if (some < 0 && errno == EINTR)
-            continue;
-        if (some <= 0)
-            return fail(RSD_EIO, "byte %llu: %s", (unsigned long long)offset,
-                        some < 0 ? strerror(errno) : "no byte was written");
-        data += some;
-        offset += (uint64_t)some;
-        n -= (size_t)some;
-    }
-    return RSD_OK;
-}
-
-static rsd_status local_write(struct store *store, uint32_t index, uint64_t offset,
-                              const void *data, size_t n)
-{
-    struct local_file *file = &directory_of(store)->files[index];
-    struct local_slot *slot;
-    TRY(pin_slot(store, index, offset, n, &slot));
-    rsd_status status = write_all(slot->fd, offset, data, n);
-    if (!status && !store->unsynced && atomic_fetch_add(&file->unflushed, n) + n >= FLUSH_NBYTES) {
-        /* The disk starts now, so that store_sync waits less. */
-        sync_file_range(slot->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
-        atomic_store(&file->unflushed, 0);
-    }
-    unpin_slot(store, slot);
-    return status;
-}
-
-static rsd_status local_sync(struct store *store, uint32_t index)
-{
-    struct local_slot *slot;
-    TRY(pin_slot(store, index, 0, 0, &slot));
-    rsd_status status = fsync(slot->fd) == 0 ? RSD_OK : fail_errno();
-    unpin_slot(store, slot);
-    return status;
-}
-
-static rsd_status local_sync_names(struct store *store)
-{
-    if (fsync(directory_of(store)->fd) == 0)
-        return RSD_OK;
-    return fail(RSD_EIO, "%s: %s", store->path, strerror(errno));
-}
-
-/* Writes under another name first, so that no reader sees a part of the file. */
-static rsd_status local_put(struct store *store, const char *name, const void *data, size_t n)
-{
-    int directory = directory_of(store)->fd;
-    char temporary[256];
-    snprintf(temporary, sizeof temporary, "%s.tmp", name);
-    int fd = make_file(directory, temporary);
-    if (fd < 0)
-        return fail_errno();
-    rsd_status status = write_all(fd, 0, data, n);
-    if (!status && fsync(fd) != 0)
-        status = fail_errno();
-    if (close(fd) != 0 && !status)
-        status = fail_errno();
-    if (!status && (renameat(directory, temporary, directory, name) != 0 || fsync(directory) != 0))
-        status = fail_errno();
-    return status;
-}
-
-static rsd_status local_rename(struct store *store, const char *from, const char *to)
-{
-    int fd = directory_of(store)->fd;
-    return renameat(fd, from, fd, to) == 0 ? RSD_OK : fail_errno();
-}
-
-static rsd_status local_remove(struct store *store, const char *name)
-{
-    return unlinkat(directory_of(store)->fd, name, 0) == 0 ? RSD_OK : fail_open(errno);
-}
-
-const struct store_ops local_store = {.open = local_open,
+const struct store_ops local_store = {.random_write = true,
+                                      .open = local_open,
                                       .close = local_close,
                                       .add = local_add,
                                       .list = local_list,
@@ -585,6 +416,7 @@ const struct store_ops local_store = {.open = local_open,
                                       .read = local_read,
                                       .create = local_create,
                                       .write = local_write,
+                                      .clone = local_clone,
                                       .sync = local_sync,
                                       .sync_names = local_sync_names,
                                       .put = local_put,

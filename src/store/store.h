@@ -23,6 +23,8 @@ struct store {
     const struct store_ops *ops;
     char *path;             /* of the directory, for messages */
     struct name_list names; /* of the files, by number */
+    bool *counted; /* by file: the budget of the call that opens the checkpoint knows its length */
+    size_t counted_capacity;
     bool writable;     /* its files are written; sizes are not checked against an earlier one */
     bool unsynced;     /* no caller waits until the bytes are on disk */
     bool follow_links; /* links may lead out of the directory */
@@ -49,16 +51,27 @@ struct store_output;
 /* One row per kind of store; the scheme of the path selects it. Functions may run in several threads at
  * once, but for open, close and add. */
 struct store_ops {
+    bool random_write;  /* files may be written by several processes, and read back */
     const char *scheme; /* "s3" for paths that begin with s3://; NULL: of the local store */
-    rsd_status (*open)(const char *path, struct store **store, const char **file);
+    rsd_status (*open)(const char *path, rsd_storage *storage, struct store **store,
+                       const char **file);
     void (*close)(struct store *store);
     rsd_status (*add)(struct store *store); /* prepares one more file */
     rsd_status (*list)(struct store *store, const char *directory, struct store_listing *out);
     rsd_status (*stat)(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
     rsd_status (*read)(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
+    /* NULL: reading ahead is of no use. */
+    void (*prefetch)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
+    void (*start_prefetch)(struct store *store);
+    void (*release)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
     rsd_status (*create)(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
     rsd_status (*write)(struct store *store, uint32_t file, uint64_t offset, const void *data,
                         size_t n);
+    /* Lets a file share bytes of a file of another store of this kind. EUNSUPPORTED: they cannot. */
+    rsd_status (*clone)(struct store *store, uint32_t file, uint64_t offset, struct store *from,
+                        uint32_t from_file, uint64_t from_offset, uint64_t n);
+    rsd_status (*end_file)(struct store *store, uint32_t file, uint64_t nbytes);
+    bool (*has)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
     rsd_status (*sync)(struct store *store, uint32_t file);
     rsd_status (*sync_names)(struct store *store);
     rsd_status (*put)(struct store *store, const char *name, const void *data, size_t n);
@@ -67,13 +80,16 @@ struct store_ops {
     rsd_status (*open_output)(const char *path, const struct output_options *options,
                               struct store_output **output);
     rsd_status (*check_output)(const char *path, const struct output_options *options);
+    rsd_status (*sync_journal)(struct store_output *output);
     rsd_status (*commit)(struct store_output *output);
     void (*close_output)(struct store_output *output, bool keep);
 };
 
 /* Opens the directory at a path. If a file is there, opens the directory that the file is in, and *file is
- * its name there, a part of `path`; else *file is NULL. ENOENT: nothing is there. */
-rsd_status store_open(const char *path, struct store **store, const char **file);
+ * its name there, a part of `path`; else *file is NULL. ENOENT: nothing is there. storage: for URLs; may be
+ * NULL. */
+rsd_status store_open(const char *path, rsd_storage *storage, struct store **store,
+                      const char **file);
 void store_close(struct store *store); /* accepts NULL */
 
 /* Lists a directory of the store; "" is the store itself. The caller drops the listing. What the store
@@ -100,6 +116,16 @@ rsd_status store_stat(struct store *store, uint32_t file, uint64_t *nbytes, int6
 /* Reads n bytes, all of them. EFORMAT: the file has fewer. EIO: it changed since it was first opened. */
 rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
 
+/* Says that bytes will be read soon, that all such bytes are told for now, and that bytes will not be read
+ * again: a store far away requests them ahead, and keeps them until then. All may be ignored. */
+void store_prefetch(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
+void store_start_prefetch(struct store *store);
+void store_release(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
+static inline bool store_can_prefetch(const struct store *store)
+{
+    return store->ops->prefetch != NULL;
+}
+
 /* Returns EFORMAT unless a file has these bytes; unless nbytes has them. */
 rsd_status store_check_range(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
 rsd_status store_check_bounds(uint64_t offset, uint64_t n, uint64_t nbytes);
@@ -119,7 +145,17 @@ rsd_status store_range_read(void *range, uint64_t offset, void *out, size_t n);
 rsd_status store_create(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
 rsd_status store_write(struct store *store, uint32_t file, uint64_t offset, const void *data,
                        size_t n);
+/* Lets a file share the bytes of another one: offsets and n are multiples of 4096. EUNSUPPORTED: the file
+ * system cannot. */
+rsd_status store_clone(struct store *store, uint32_t file, uint64_t offset, struct store *from,
+                       uint32_t from_file, uint64_t from_offset, uint64_t n);
 rsd_status store_sync(struct store *store, uint32_t file);
+
+/* Says that a file of so many bytes is written, and syncs it unless the store is `unsynced`. */
+rsd_status store_end_file(struct store *store, uint32_t file, uint64_t nbytes);
+
+/* Whether an earlier run has written bytes of a file, for stores that know. */
+bool store_has(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
 rsd_status store_sync_names(struct store *store);
 
 /* These take a file by its name, and name it in an error. store_put writes a whole file, which appears in
@@ -143,7 +179,8 @@ enum output_mode {
 };
 
 /* Lists the files that belong to a checkpoint at a path. Fails if there is none. */
-typedef rsd_status store_list_owned(const char *path, struct name_list *owned);
+typedef rsd_status store_list_owned(const char *path, rsd_storage *storage,
+                                    struct name_list *owned);
 
 struct output_options {
     enum output_mode mode;
@@ -153,6 +190,9 @@ struct output_options {
      * locked, except to join. NULL: none, to join or in place. The text must outlive the output. */
     const char *journal;
     store_list_owned *list_owned;
+    rsd_storage *storage; /* for URLs; may be NULL */
+    uint64_t nbytes;      /* that a new output is known to need; 0: not known */
+    bool may_share;       /* files may share extents with others and then need less */
 };
 
 /* An output that is being written. It appears at its path in one step, when it is committed. */
@@ -169,6 +209,9 @@ rsd_status store_open_output(const char *path, const struct output_options *opti
 
 /* Says whether an output could be opened, and changes nothing. */
 rsd_status store_check_output(const char *path, const struct output_options *options);
+
+/* Brings the journal to where a run that goes on will find it. */
+rsd_status store_sync_journal(struct store_output *output);
 
 /* Puts the output at its path. Every file must be on disk. */
 rsd_status store_commit(struct store_output *output);

@@ -1,10 +1,12 @@
 /* stores.c - the table of stores, and what all of them have in common. */
 #include "local.h"
+#include "remote.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-static const struct store_ops *const stores[] = {&local_store, NULL};
+static const struct store_ops *const stores[] = {&local_store, &s3_store, &https_store, &http_store,
+                                                 NULL};
 
 /* ---- names ---- */
 
@@ -56,9 +58,10 @@ static const struct store_ops *find_store(const char *path)
     return &local_store;
 }
 
-rsd_status store_open(const char *path, struct store **store, const char **file)
+rsd_status store_open(const char *path, rsd_storage *storage, struct store **store,
+                      const char **file)
 {
-    return find_store(path)->open(path, store, file);
+    return find_store(path)->open(path, storage, store, file);
 }
 
 void store_close(struct store *store)
@@ -66,9 +69,11 @@ void store_close(struct store *store)
     if (!store)
         return;
     char *path = store->path;
+    bool *counted = store->counted;
     struct name_list names = store->names;
     store->ops->close(store);
     mem_free(path);
+    mem_free(counted);
     name_list_drop(&names);
 }
 
@@ -160,10 +165,46 @@ rsd_status store_check_range(struct store *store, uint32_t file, uint64_t offset
     return store_check_bounds(offset, n, nbytes);
 }
 
+/* Says how long a file is, before it is read for the first time. */
+static rsd_status count_file(struct store *store, uint32_t file)
+{
+    uint64_t nbytes;
+    size_t known = store->counted_capacity;
+    TRY(GROW(store->counted, store->counted_capacity, (size_t)file + 1));
+    for (size_t i = known; i < store->counted_capacity; i++)
+        store->counted[i] = false;
+    if (store->counted[file])
+        return RSD_OK;
+    TRY(store_stat(store, file, &nbytes, NULL));
+    store->counted[file] = true;
+    budget_add_file(nbytes);
+    return RSD_OK;
+}
+
 rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n)
 {
+    if (budget_counts_files())
+        TRY(count_file(store, file));
     budget_add_input(n);
     return store->ops->read(store, file, offset, out, n);
+}
+
+void store_prefetch(struct store *store, uint32_t file, uint64_t offset, uint64_t n)
+{
+    if (store->ops->prefetch && n > 0)
+        store->ops->prefetch(store, file, offset, n);
+}
+
+void store_start_prefetch(struct store *store)
+{
+    if (store->ops->start_prefetch)
+        store->ops->start_prefetch(store);
+}
+
+void store_release(struct store *store, uint32_t file, uint64_t offset, uint64_t n)
+{
+    if (store->ops->release && n > 0)
+        store->ops->release(store, file, offset, n);
 }
 
 rsd_status store_range_read(void *context, uint64_t offset, void *out, size_t n)
@@ -203,9 +244,29 @@ rsd_status store_write(struct store *store, uint32_t file, uint64_t offset, cons
     return store->ops->write(store, file, offset, data, n);
 }
 
+rsd_status store_clone(struct store *store, uint32_t file, uint64_t offset, struct store *from,
+                       uint32_t from_file, uint64_t from_offset, uint64_t n)
+{
+    if (!store->ops->clone || from->ops != store->ops)
+        return fail(RSD_EUNSUPPORTED, "%s and %s cannot share extents", from->path, store->path);
+    return store->ops->clone(store, file, offset, from, from_file, from_offset, n);
+}
+
 rsd_status store_sync(struct store *store, uint32_t file)
 {
     return store->ops->sync(store, file);
+}
+
+rsd_status store_end_file(struct store *store, uint32_t file, uint64_t nbytes)
+{
+    if (store->ops->end_file)
+        return store->ops->end_file(store, file, nbytes);
+    return store->unsynced ? RSD_OK : store->ops->sync(store, file);
+}
+
+bool store_has(struct store *store, uint32_t file, uint64_t offset, uint64_t n)
+{
+    return store->ops->has && store->ops->has(store, file, offset, n);
 }
 
 rsd_status store_sync_names(struct store *store)
@@ -233,12 +294,23 @@ rsd_status store_remove(struct store *store, const char *name)
 rsd_status store_open_output(const char *path, const struct output_options *options,
                              struct store_output **output)
 {
-    return find_store(path)->open_output(path, options, output);
+    const struct store_ops *ops = find_store(path);
+    if (!ops->open_output)
+        return fail(RSD_EUNSUPPORTED, "%s: %s:// is for reading only", path, ops->scheme);
+    return ops->open_output(path, options, output);
 }
 
 rsd_status store_check_output(const char *path, const struct output_options *options)
 {
-    return find_store(path)->check_output(path, options);
+    const struct store_ops *ops = find_store(path);
+    if (!ops->check_output)
+        return fail(RSD_EUNSUPPORTED, "%s: %s:// is for reading only", path, ops->scheme);
+    return ops->check_output(path, options);
+}
+
+rsd_status store_sync_journal(struct store_output *output)
+{
+    return output->ops->sync_journal ? output->ops->sync_journal(output) : RSD_OK;
 }
 
 rsd_status store_commit(struct store_output *output)

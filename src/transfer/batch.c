@@ -31,7 +31,8 @@ struct open_transfer {
 
 struct job_queue {
     pthread_mutex_t lock;
-    size_t next, end; /* jobs */
+    size_t next, end;  /* jobs */
+    size_t prefetched; /* jobs before it are */
     struct open_transfer *current;
     int32_t nworkers; /* under the lock of the batch, like done */
     bool done;
@@ -53,7 +54,7 @@ struct batch_state {
 uint64_t batch_tile_limit(int64_t max_nbytes, const rsd_pool *pool)
 {
     /* Each thread has buffers for what it reads, what it writes, and perhaps a cast and a kept record. */
-    int64_t all = max_nbytes > 0 ? max_nbytes : (int64_t)256 << 20;
+    int64_t all = max_nbytes > 0 ? max_nbytes : DEFAULT_MAX_NBYTES;
     return (uint64_t)max_i64(all / pool_nthreads(pool) / 5, 1);
 }
 
@@ -135,8 +136,10 @@ static rsd_status check_records(const struct batch *batch, struct transfer *tran
 {
     for (size_t i = 0; i < transfer->nsources && batch->check_records; i++) {
         struct source *source = &transfer->sources[i];
-        bool summed = source->checkable && (!whole || source->crc_nbytes == source->array.nbytes);
-        if (source->memory || !source->wanted || !source->array.has_crc || summed)
+        bool summed = source->checkable &&
+                      (!whole || source->ended || source->crc_nbytes == source->array.nbytes);
+        if (source->memory || source->unchecked || !source->wanted || !source->array.has_crc ||
+            summed)
             continue;
         rsd_status status = record_set_check(batch->records, source);
         if (status)
@@ -180,6 +183,7 @@ static rsd_status open_transfer(struct batch_state *s, struct open_transfer *ope
         open->next = batch_job_tile(job, job->from, transfer->ntiles);
         open->end = batch_job_tile(job, job->to, transfer->ntiles);
     }
+    prefetch_tiles(transfer, open->next, open->end);
     atomic_init(&open->left, open->end - open->next);
     return RSD_OK;
 }
@@ -194,6 +198,7 @@ static rsd_status open_next_transfer(struct batch_state *s, struct job_queue *qu
         struct open_transfer *open = mem_new(1, sizeof *open);
         if (!open)
             return RSD_ENOMEM;
+        prefetch_jobs(s->batch, queue->next, queue->end, &queue->prefetched);
         open->job = &s->batch->jobs.list[queue->next++];
         rsd_status status = open_transfer(s, open);
         if (status) {

@@ -34,6 +34,18 @@ static rsd_status fail_in_source(const struct source *source, rsd_status status)
                          fail_in(status, "%.300s: ", source->name));
 }
 
+/* What is around the bytes of an item is not read again; a stream is released when it is closed. */
+static void release_frame(const struct source *source, const struct extent *extent)
+{
+    const struct stored_array *array = &source->array;
+    uint64_t end = extent->offset + extent->nbytes, last = array->offset + array->nbytes;
+    struct store *store = source->checkpoint->store;
+    if (array->stream || array->offset < extent->offset || last > end)
+        return;
+    store_release(store, source->file, extent->offset, array->offset - extent->offset);
+    store_release(store, source->file, last, end - last);
+}
+
 rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t index, size_t box)
 {
     const struct catalog *catalog = &checkpoint->catalog;
@@ -52,6 +64,7 @@ rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t
     if (status)
         return fail_in_source(source, status);
     source->checkable = source->array.has_crc && covers_record(source);
+    release_frame(source, &catalog->extents[tensor->first_extent + box]);
     pthread_mutex_init(&source->lock, NULL);
     pthread_mutex_init(&source->keeping, NULL);
     return RSD_OK;
@@ -70,8 +83,18 @@ void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, cons
     pthread_mutex_init(&source->keeping, NULL);
 }
 
+static void release_extent(const struct source *source)
+{
+    const struct catalog *catalog = &source->checkpoint->catalog;
+    const struct extent *extent =
+        &catalog->extents[catalog->tensors[source->tensor].first_extent + source->box];
+    store_release(source->checkpoint->store, extent->file, extent->offset, extent->nbytes);
+}
+
 void source_close(struct source *source)
 {
+    if (source->checkpoint && source->array.stream)
+        release_extent(source);
     stored_stream_close(source->stream);
     mem_free(source->kept);
     pthread_mutex_destroy(&source->lock);
@@ -95,6 +118,7 @@ static rsd_status end_stream(struct source *source)
     bool has_crc = false;
     if (source->checkable)
         status = source->stream->end(source->stream, &has_crc, &source->array.crc);
+    source->ended = source->checkable && !status;
     if (!status && has_crc) {
         source->crc_sum = source->stream_crc;
         source->crc_nbytes = source->stream_at;
@@ -121,8 +145,7 @@ static rsd_status read_stream(struct source *source, uint64_t at, char *out, siz
     if (!source->stream || at < source->stream_at) {
         stats->nbytes_decoded_again += source->stream_at;
         close_stream(source);
-        TRY(checkpoint->format->open_stream(checkpoint, source->tensor, source->box,
-                                            &source->stream));
+        TRY(format_open_stream(checkpoint, source->tensor, source->box, &source->stream));
         source->stream_at = source->stream_crc = 0;
     }
     while (source->stream_at < at) {
@@ -145,6 +168,7 @@ static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size
         return RSD_OK;
     }
     TRY(store_read(source->checkpoint->store, source->file, source->array.offset + at, out, n));
+    store_release(source->checkpoint->store, source->file, source->array.offset + at, n);
     if (!source->checkable)
         return RSD_OK;
     uint64_t part =
@@ -240,6 +264,29 @@ static uint64_t region_loops(const struct source *source, const int64_t *lo, con
     *loops = box_loops(source->ndim, len, source->element_nbytes, source->array.strides, packed);
     return (uint64_t)(source->array.base +
                       box_offset(source->ndim, lo, source->lo, source->array.strides));
+}
+
+bool source_find_run(const struct source *source, const int64_t *lo, const int64_t *len,
+                     uint64_t *at, uint64_t *n)
+{
+    struct loops loops;
+    if (source->memory || source->array.stream)
+        return false;
+    *at = region_loops(source, lo, len, &loops);
+    *n = loops.run;
+    return loops.n == 0;
+}
+
+void source_prefetch(struct source *source, const int64_t *lo, const int64_t *len)
+{
+    struct store *store = source->checkpoint->store;
+    struct loops loops;
+    int64_t index[MAX_LOOPS] = {0}, to = 0, from = (int64_t)region_loops(source, lo, len, &loops);
+    if (source->array.stream || source_runs_across(source)) /* read whole, or by columns */
+        return;
+    do
+        store_prefetch(store, source->file, source->array.offset + (uint64_t)from, loops.run);
+    while (loops_next(&loops, index, &from, &to));
 }
 
 static rsd_status read_rows(struct source *source, uint64_t at, const struct loops *loops,

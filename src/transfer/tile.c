@@ -71,7 +71,9 @@ static rsd_status find_parts(struct tile *tile)
     struct scratch *scratch = tile->scratch;
     struct box_tree_search search = {0};
     size_t n = 0, ndim = (size_t)transfer->ndim;
-    for (int64_t i; (i = box_tree_next(&transfer->tree, &search, tile->lo, tile->len)) >= 0; n++) {
+    for (int64_t i; (i = box_tree_next(&transfer->tree, &search, tile->lo, tile->len)) >= 0;) {
+        if (transfer->pieces[i].done)
+            continue;
         TRY(GROW(scratch->parts, scratch->parts_capacity, n + 1));
         struct tile_part *part = &scratch->parts[n];
         const int64_t *lo = transfer->piece_lo + (size_t)i * ndim;
@@ -79,6 +81,7 @@ static rsd_status find_parts(struct tile *tile)
                                    .sink = transfer->pieces[i].sink};
         box_overlap(transfer->ndim, tile->lo, tile->len, lo, transfer->piece_len + (size_t)i * ndim,
                     part->lo, part->len);
+        n++;
     }
     tile->parts = scratch->parts;
     tile->nparts = n;

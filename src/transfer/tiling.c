@@ -34,7 +34,7 @@ static rsd_status add_piece(struct transfer *transfer, const rsd_piece *piece)
     TRY(GROW(transfer->piece_lo, transfer->lo_capacity, (n + 1) * ndim + 1));
     TRY(GROW(transfer->piece_len, transfer->len_capacity, (n + 1) * ndim + 1));
     transfer->pieces[n] =
-        (struct transfer_piece){(size_t)piece->from_array, (size_t)piece->to_array};
+        (struct transfer_piece){(size_t)piece->from_array, (size_t)piece->to_array, false};
     copy_i64s(transfer->piece_lo + n * ndim, piece->box.lo, transfer->ndim);
     copy_i64s(transfer->piece_len + n * ndim, piece->box.len, transfer->ndim);
     transfer->npieces++;
@@ -115,7 +115,7 @@ static void choose_tiles(struct transfer *transfer, uint64_t max_nbytes)
         transfer->ntiles *= ceil_div(transfer->len[d], transfer->tile[d]);
 }
 
-static void tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len)
+void transfer_tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len)
 {
     for (int32_t d = transfer->ndim - 1; d >= 0; d--) {
         int64_t count = ceil_div(transfer->len[d], transfer->tile[d]), i = index % count;
@@ -274,12 +274,12 @@ rsd_status transfer_open_files(struct transfer *transfer, rsd_checkpoint *checkp
 }
 
 rsd_status transfer_open_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t index,
-                               sink_take *take, void *context, uint64_t max_nbytes)
+                               rsd_dtype dtype, sink_take *take, void *context, uint64_t max_nbytes)
 {
     const struct catalog *catalog = &checkpoint->catalog;
     const struct stored_tensor *tensor = &catalog->tensors[index];
     struct sink sink = {.kind = SINK_BLOCKS,
-                        .dtype = tensor->dtype,
+                        .dtype = dtype,
                         .ndim = tensor->ndim,
                         .take = take,
                         .context = context};
@@ -338,7 +338,7 @@ rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
                              struct scratch *scratch, struct io_stats *stats)
 {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
-    tile_box(transfer, index, lo, len);
+    transfer_tile_box(transfer, index, lo, len);
     return transfer_run_box(transfer, lo, len, scratch, stats);
 }
 

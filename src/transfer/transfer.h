@@ -32,6 +32,7 @@ struct source {
     struct stored_array array;                   /* where its bytes are; in memory, the strides */
     bool checkable;                              /* its CRC-32 can be compared */
     bool checked;    /* its record was read whole elsewhere, and its CRC-32 is right */
+    bool unchecked;  /* the caller does not want its record to be read only for its CRC-32 */
     uint64_t wanted; /* bytes of the box that the transfer reads */
 
     pthread_mutex_t lock;         /* protects the next line */
@@ -41,6 +42,7 @@ struct source {
 
     struct stored_stream *stream; /* while it is read, by one thread */
     uint64_t stream_at, stream_crc;
+    bool ended;         /* the stream was read to its end, and what is behind it was checked */
     uint64_t delivered; /* bytes of the box that were read from the stream */
 };
 
@@ -53,6 +55,13 @@ void source_close(struct source *source);
 /* Reads a region of a box in a file, packed row by row. Records of up to max_kept bytes may be kept whole. */
 rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
                        uint64_t max_kept, struct io_stats *stats);
+
+/* Tells the store which bytes of a region will be read. */
+void source_prefetch(struct source *source, const int64_t *lo, const int64_t *len);
+
+/* Whether a region is one run of bytes in the record, and where. */
+bool source_find_run(const struct source *source, const int64_t *lo, const int64_t *len,
+                     uint64_t *at, uint64_t *n);
 
 /* When everything is read: EFORMAT if the CRC-32 is wrong. Counts what could not be checked. The second adds
  * the file and the tensor to the error. */
@@ -117,6 +126,7 @@ static inline uint64_t sink_offset(const struct sink *sink, const int64_t *lo)
 
 struct transfer_piece {
     size_t source, sink;
+    bool done; /* it is where it belongs already */
 };
 
 struct transfer {
@@ -162,10 +172,12 @@ rsd_status transfer_open_box(struct transfer *transfer, rsd_checkpoint *checkpoi
 rsd_status transfer_open_memory(struct transfer *transfer, const char *memory,
                                 const int64_t *strides, uint64_t max_nbytes);
 
-/* All of the above for a whole tensor that goes to one sink. */
+/* All of the above for a whole tensor that goes to one sink, converted to a dtype. */
 rsd_status transfer_open_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
-                               sink_take *take, void *context, uint64_t max_nbytes);
+                               rsd_dtype dtype, sink_take *take, void *context,
+                               uint64_t max_nbytes);
 
+void transfer_tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len);
 rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
                              struct scratch *scratch, struct io_stats *stats);
 
@@ -304,6 +316,9 @@ struct batch {
     struct job_list jobs; /* of the caller; the run sorts them */
     size_t nqueues;       /* 0: any order, in one queue per thread */
     bool one_per_queue;   /* at most one thread works on a queue */
+    /* For reading ahead: the tensor of `from` that a job reads whole, or SIZE_MAX. from: NULL: not used. */
+    rsd_checkpoint *from;
+    size_t (*whole_tensor)(void *context, const struct batch_job *job);
     rsd_status (*open)(void *context, const struct batch_job *job, struct transfer *transfer);
     /* Called when all tiles of a job are done and its sources are checked. NULL: nothing to do. */
     rsd_status (*close)(void *context, const struct batch_job *job, struct transfer *transfer);
@@ -327,5 +342,14 @@ rsd_status batch_run(struct batch *batch);
 
 /* Returns how many bytes a tile may have, if buffers of all threads may have max_nbytes. */
 uint64_t batch_tile_limit(int64_t max_nbytes, const rsd_pool *pool);
+
+/* ---- prefetch.c: what is read ahead ---- */
+
+/* Tells the store what the jobs from `job` to `end` will read, as far ahead as is of use. *next: the first of
+ * which it was not told. */
+void prefetch_jobs(const struct batch *batch, size_t job, size_t end, size_t *next);
+
+/* The same of tiles [first, end) of a transfer. */
+void prefetch_tiles(const struct transfer *transfer, int64_t first, int64_t end);
 
 #endif

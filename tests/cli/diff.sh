@@ -28,6 +28,20 @@ reshard convert "$in" d -q --exclude '^optim' --cast bf16 --rename 's/pos/positi
 try diff a d --only '^model'
 reshard extract a model.up.bias bias.npy
 try diff a d --json --only pos
+echo "# tolerances and names"
+reshard convert "$in" e -q --cast bf16 --only '^model' --rename 's/^model[.]/m./'
+try diff a e --only '^model' --rename 's/^model[.]/m./' --rtol 0.01
+try diff a e --only '^model' --rename 's/^model[.]/m./' --atol 1e-2 --json
+try diff a e --only '^model' --rename 's/^model[.]/m./' --rtol 1e-4
+try diff a e --only up.bias --rename 's/^model[.]/m./'
+try diff e a --only up.bias --rename 's/^m[.]/model./' --rtol 1
+try diff a c --rtol 1e30
+try diff a b --rtol 0
+try diff a b --rtol -1
+try diff a b --atol x
+try diff a b --rename x
+try digest a --rtol 1
+try verify a --rename 's/a/b/'
 echo "# what cannot be compared"
 try diff a b --only nosuch
 try digest a --only nosuch

@@ -18,7 +18,21 @@ reshard inspect "$in" --json model.up.bias | tee got.json
 json < got.json
 try inspect "$in" model.up.bias --svg one.svg --html one.html --json
 ls
+echo "# selected tensors and values"
+try inspect "$in" --only 'up[.]weight' --only lr
+try inspect "$in" --tree --only up
+reshard inspect "$in" --only 'up[.]bias$' --json
+try inspect "$in" --only params
+echo "# long names stay in columns"
+long=$(printf 'a%.0s' 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30)
+reshard convert "$in" long -q --only model --rename "s/up/$long.up/" --rename "s/down/$long.$long.$long.$long.down/" --format dcp
+try inspect long
+try inspect long --tree
+rm -r long
 echo "# what cannot be done"
+try inspect "$in" --only nosuch
+try inspect "$in" --only '('
+try inspect "$in" model.up.bias --only up
 try inspect
 try inspect a b c
 try inspect "$in" nosuch
@@ -27,7 +41,7 @@ try inspect nosuch
 try inspect nosuch --json
 try inspect .
 try inspect /dev/null
-try inspect "$in" --svg x.svg
+try inspect "$in" --svg x.svg --only up
 try inspect "$in" --tree --json
 try inspect "$in" --tree model.up.bias
 try inspect "$in" --frob

@@ -55,7 +55,7 @@ class Large(unittest.TestCase):
         """an item of more than 4 GiB that torch reads"""
         whole, after = large(), truth("after", (5, 4))
         with worlds.Folder() as folder:
-            reshard.save(folder("x"), {"large": whole, "after": after})
+            reshard.save(folder("x"), {"large": whole, "after": after}, torch_places=True)
             self.rows(folder("x"))
             state = {"after": filled((5, 4), torch.float32)}
             dcp.load(state, checkpoint_id=folder("x"), no_dist=True)

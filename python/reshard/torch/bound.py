@@ -304,7 +304,8 @@ def _leave(key: Hashable) -> None:
 
 def release() -> None:
     """Frees everything that is cached between calls: bound plans, groups that were created for them, and memory of
-    results. Local, but all ranks must call it. After a process group is destroyed, its cache is freed without this call."""
+    results. Local, but all ranks must call it. After a process group is destroyed, its cache is freed without this
+    call."""
     for key in list(_homes):
         _leave(key)
     _of_ranks.clear()

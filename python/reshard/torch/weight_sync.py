@@ -25,7 +25,7 @@ from .bound import Home, home_of
 from .weight_names import (Layouts, Matching, Part, Rename, Tensors, address_of, combined, described, exchanged,
                            local_tensor, matched, renamed)
 
-DEFAULT_NBYTES = 256 << 20
+DEFAULT_NBYTES = 256_000_000
 _FLOATS = {"f64", "f32", "f16", "bf16"}
 Box = Tuple[Tuple[int, ...], Tuple[int, ...]]  # lo and len
 
@@ -192,7 +192,7 @@ class WeightSync:
     allow_unused    ignores sources without a target
     allow_tied      permits names of one side that share memory
     max_nbytes      limit of the memory for converted elements, and of that for messages, of this rank, such as "1GB";
-                    256 MiB by default
+                    256 MB by default
     timeout         seconds without progress after which a call fails; 0: 300"""
 
     def __init__(self, source: Optional[Tensors], target: Optional[Tensors], *, group: Optional[Any] = None,

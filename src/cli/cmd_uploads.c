@@ -1,0 +1,47 @@
+/* cmd_uploads.c - lists and removes uploads that a killed run has left in a bucket. */
+#include "cli.h"
+
+static const char uploads_help[] =
+    "usage: reshard uploads [options] s3://BUCKET/PREFIX\n\n"
+    "List uploads below PREFIX that were begun and not finished, such as those of killed runs.\n"
+    "The bucket keeps their parts until the run is resumed or they are removed.\n\n"
+    "  --remove             Remove them. Do not do so while a run is at work below PREFIX\n"
+    "  -h, --help           Show this help\n";
+
+enum { REMOVE = 1000 };
+static const struct option uploads_options[] = {
+    {"remove", no_argument, NULL, REMOVE}, {"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
+
+static rsd_status print_upload(void *context, const char *path, const char *begun,
+                               const char *identifier)
+{
+    (void)context, (void)identifier;
+    printf("%-24s  %s\n", cli_plain_text(begun), cli_plain_text(path));
+    return RSD_OK;
+}
+
+int command_uploads(int argc, char **argv)
+{
+    rsd_storage *storage;
+    bool remove = false;
+    int64_t n = 0;
+    optind = 0;
+    opterr = 0;
+    for (int option; (option = getopt_long(argc, argv, ":h", uploads_options, NULL)) != -1;) {
+        if (option == 'h')
+            return cli_show_help(uploads_help);
+        if (option != REMOVE)
+            return cli_fail_option("uploads", option, argv);
+        remove = true;
+    }
+    if (argc - optind != 1)
+        return cli_fail("uploads", EXIT_USAGE, "expected one path; see reshard uploads --help");
+    const char *path = argv[optind];
+    rsd_status status = urls_open_storage(path, &storage);
+    if (!status)
+        status = rsd_storage_uploads(storage, path, remove, print_upload, NULL, &n);
+    if (status)
+        return cli_fail_status("uploads", status);
+    printf("%lld upload%s%s\n", (long long)n, n == 1 ? "" : "s", remove ? " removed" : "");
+    return EXIT_YES;
+}

@@ -1,0 +1,47 @@
+/* name_filter.c - --only and --rename of verbs that have no other rules. */
+#include "cli.h"
+
+int name_filter_add(struct name_filter *filter, const char *verb, rsd_rule kind, const char *text)
+{
+    if (!filter->rules && rsd_rules_new(NULL, &filter->rules))
+        return cli_fail_status(verb, RSD_ENOMEM);
+    if (rsd_rules_add(filter->rules, kind, text))
+        return cli_fail(verb, EXIT_USAGE, "%s", rsd_error());
+    if (kind == RSD_RULE_ONLY)
+        filter->text = text;
+    return GO_ON;
+}
+
+bool name_filter_selects(const struct name_filter *filter, const char *name)
+{
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor, .name = name};
+    rsd_tensor_target target = {.struct_nbytes = sizeof target};
+    return !filter->rules ||
+           (rsd_rules_map(filter->rules, &tensor, &target) == RSD_OK && target.keep);
+}
+
+int64_t name_filter_list(const struct name_filter *filter, const rsd_checkpoint *checkpoint,
+                         int64_t *tensors)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
+        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+        if (rsd_checkpoint_tensor(checkpoint, i, &tensor) == RSD_OK &&
+            name_filter_selects(filter, tensor.name)) {
+            if (tensors)
+                tensors[n] = i;
+            n++;
+        }
+    }
+    return n;
+}
+
+int name_filter_fail(const struct name_filter *filter, const char *verb)
+{
+    return cli_fail(verb, EXIT_CANNOT, "--only '%s' matches no tensor", filter->text);
+}
+
+void name_filter_drop(struct name_filter *filter)
+{
+    rsd_rules_free(filter->rules);
+}

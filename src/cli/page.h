@@ -1,0 +1,47 @@
+/* page.h - pictures as files, private to cli: the frame of a page, and texts and scales in SVG. */
+#ifndef PAGE_H
+#define PAGE_H
+
+#include "cli.h"
+
+enum { PAGE_LINE = 18 }; /* the height of a line of text */
+
+typedef rsd_status page_print(FILE *out, const void *context);
+
+/* What a page shows. */
+struct page_content {
+    char *title;
+    page_print *svg;   /* prints the picture */
+    page_print *table; /* prints what an HTML page has below the picture; NULL: nothing */
+    const void *context;
+};
+
+/* Writes a page as SVG or HTML. The title is freed. */
+rsd_status page_write(const char *path, bool html, const struct page_content *content);
+
+/* Start and end the picture. The first line is the title. */
+void page_start_svg(FILE *out, int width, int height, const char *title);
+void page_end_svg(FILE *out);
+
+/* Prints text without markup, or a whole text element with these attributes. */
+void page_print_xml(FILE *out, const char *text);
+void page_print_text(FILE *out, double x, double y, const char *attributes, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+
+/* Prints a rectangle that shows a text under the pointer. */
+void page_print_rect(FILE *out, const double box[4], const char *attributes, const char *text);
+
+/* Returns a name of at most so many characters, in quotes if it was made shorter. The caller frees it. */
+char *page_shorten(const char *name, int most);
+
+/* Returns the width of a text in pixels, about. */
+int page_text_width(const char *text);
+
+/* Prints marks and numbers along an axis from 0 to `extent`, `length` pixels long. */
+void page_print_axis(FILE *out, double x, double y, double length, bool down, int64_t extent,
+                     bool is_size);
+
+/* The colour of the i-th of several kinds. */
+int page_hue(int64_t index);
+
+#endif

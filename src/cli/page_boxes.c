@@ -1,0 +1,487 @@
+/* page_boxes.c - pictures of a checkpoint: the file of each box of a tensor, and what each file contains. */
+#include "page.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LEFT = 76,
+    TOP = 88,
+    WIDTH = 640,
+    LEAST_HEIGHT = 120,
+    MOST_HEIGHT = 640,
+    MOST_NAME = 44,   /* characters of a file in a legend */
+    MOST_LEGEND = 32, /* files */
+    MOST_GROUPS = 8,  /* colours of names */
+    BAR = 22,         /* the height of the bar of a file */
+    MOST_BARS = 64,
+    MOST_PARTS = 20000 /* boxes that are shown one by one */
+};
+
+/* The files that are shown, in the order of the numbers in their names. */
+struct file_list {
+    const rsd_checkpoint *checkpoint;
+    struct listed_file {
+        const char *name;
+        int64_t file, nbytes, nboxes;
+    } * list;
+    size_t n;
+    int64_t *position; /* in the list, by file */
+    int64_t nbytes;    /* of all files */
+};
+
+static int by_file_name(const void *a, const void *b)
+{
+    return strverscmp(((const struct listed_file *)a)->name, ((const struct listed_file *)b)->name);
+}
+
+/* Lists the files that have boxes of one tensor, or of all (-1). */
+static void list_files(struct file_list *files, const rsd_checkpoint *checkpoint, int64_t tensor)
+{
+    int64_t nfiles = rsd_checkpoint_nfiles(checkpoint);
+    files->checkpoint = checkpoint;
+    files->list = cli_need_memory(calloc((size_t)nfiles + 1, sizeof *files->list));
+    files->position = cli_need_memory(calloc((size_t)nfiles + 1, sizeof *files->position));
+    for (int64_t i = 0; i < nfiles; i++)
+        files->list[i] = (struct listed_file){rsd_checkpoint_file(checkpoint, i), i, 0, 0};
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
+        rsd_tensor_info info = {.struct_nbytes = sizeof info};
+        if ((tensor >= 0 && i != tensor) || rsd_checkpoint_tensor(checkpoint, i, &info))
+            continue;
+        for (int64_t k = 0; k < info.nboxes; k++) {
+            rsd_extent stored = {.struct_nbytes = sizeof stored};
+            if (rsd_checkpoint_box(checkpoint, i, k, &stored) || stored.file < 0)
+                continue;
+            files->list[stored.file].nboxes++;
+            files->list[stored.file].nbytes += (int64_t)stored.nbytes;
+            files->nbytes += (int64_t)stored.nbytes;
+        }
+    }
+    for (int64_t i = 0; i < nfiles; i++)
+        if (files->list[i].nboxes)
+            files->list[files->n++] = files->list[i];
+    qsort(files->list, files->n, sizeof *files->list, by_file_name);
+    for (size_t i = 0; i < files->n; i++)
+        files->position[files->list[i].file] = (int64_t)i;
+}
+
+static void drop_file_list(struct file_list *files)
+{
+    free(files->list);
+    free(files->position);
+}
+
+/* ---- one tensor ---- */
+
+struct tensor_page {
+    const char *path;
+    rsd_tensor_info info;
+    int64_t tensor;
+    struct file_list files;
+    int32_t down, across; /* dims; -1: none */
+    double height;
+};
+
+static char *print_box_text(const rsd_box *box)
+{
+    char *text = cli_new_text("[");
+    for (int32_t d = 0; d < box->ndim; d++) {
+        char *longer = cli_new_text("%s%s%lld:%lld", text, d ? ", " : "", (long long)box->lo[d],
+                                    (long long)(box->lo[d] + box->len[d]));
+        free(text);
+        text = longer;
+    }
+    char *closed = cli_new_text("%s]", text);
+    free(text);
+    return closed;
+}
+
+static void print_tensor_box(FILE *out, const struct tensor_page *page, const rsd_extent *stored)
+{
+    double box[4] = {LEFT, TOP, WIDTH, page->height};
+    const int64_t *shape = page->info.shape;
+    if (page->across >= 0) {
+        box[0] += WIDTH * (double)stored->box.lo[page->across] / (double)shape[page->across];
+        box[2] = WIDTH * (double)stored->box.len[page->across] / (double)shape[page->across];
+    }
+    if (page->down >= 0) {
+        box[1] += page->height * (double)stored->box.lo[page->down] / (double)shape[page->down];
+        box[3] = page->height * (double)stored->box.len[page->down] / (double)shape[page->down];
+    }
+    const char *file = rsd_checkpoint_file(page->files.checkpoint, stored->file);
+    char *where = print_box_text(&stored->box);
+    char *text = cli_new_text("%s in %s, %s", where, file ? file : "no file",
+                              cli_size_text((int64_t)stored->nbytes));
+    char *fill = cli_new_text(
+        "fill=\"hsl(%d,60%%,72%%)\" fill-opacity=\"0.85\" stroke=\"#444\" stroke-width=\"0.5\"",
+        file ? page_hue(page->files.position[stored->file]) : 0);
+    page_print_rect(out, box, fill, text);
+    char *label = file ? page_shorten(file, 24) : cli_new_text("no file");
+    if (page_text_width(label) + 8 < box[2] && box[3] > 16)
+        page_print_text(
+            out, box[0] + box[2] / 2, box[1] + box[3] / 2 + 4,
+            "class=\"dark\" fill=\"#222\" text-anchor=\"middle\" pointer-events=\"none\"", "%s",
+            label);
+    free(where);
+    free(text);
+    free(fill);
+    free(label);
+}
+
+static void print_tensor_axes(FILE *out, const struct tensor_page *page)
+{
+    double bottom = TOP + page->height;
+    if (page->across >= 0) {
+        page_print_axis(out, LEFT, bottom, WIDTH, false, page->info.shape[page->across], false);
+        page_print_text(out, LEFT + WIDTH / 2.0, bottom + 36,
+                        "text-anchor=\"middle\" font-weight=\"bold\"", "dim %d", (int)page->across);
+    }
+    if (page->down >= 0) {
+        page_print_axis(out, LEFT, TOP, page->height, true, page->info.shape[page->down], false);
+        fprintf(out,
+                "<text transform=\"translate(20 %.1f) rotate(-90)\" text-anchor=\"middle\" "
+                "font-weight=\"bold\">dim %d</text>\n",
+                TOP + page->height / 2, (int)page->down);
+    }
+}
+
+static void print_file_legend(FILE *out, const struct tensor_page *page, double x)
+{
+    const struct file_list *files = &page->files;
+    size_t shown = files->n < MOST_LEGEND ? files->n : MOST_LEGEND;
+    for (size_t i = 0; i < shown; i++) {
+        double y = TOP + PAGE_LINE * (double)i;
+        double box[4] = {x, y, 14, 12};
+        char *fill = cli_new_text("fill=\"hsl(%d,60%%,72%%)\" stroke=\"#444\" stroke-width=\"0.5\"",
+                                  page_hue((int64_t)i));
+        char *name = page_shorten(files->list[i].name, MOST_NAME);
+        page_print_rect(out, box, fill, files->list[i].name);
+        page_print_text(out, x + 22, y + 11, "", "%s", name);
+        page_print_text(out, x + 30 + page_text_width(name), y + 11, "opacity=\"0.7\"", "%s",
+                        cli_size_text(files->list[i].nbytes));
+        free(fill);
+        free(name);
+    }
+    if (shown < files->n)
+        page_print_text(out, x + 22, TOP + PAGE_LINE * (double)shown + 11, "", "... and %zu more",
+                        files->n - shown);
+}
+
+static rsd_status print_tensor_svg(FILE *out, const void *context)
+{
+    const struct tensor_page *page = context;
+    const rsd_tensor_info *info = &page->info;
+    rsd_status status = RSD_OK;
+    size_t nlines = page->files.n < MOST_LEGEND ? page->files.n : MOST_LEGEND + 1;
+    double legend = TOP + PAGE_LINE * (double)nlines, bottom = TOP + page->height + 48;
+    char *name = page_shorten(info->name, 110);
+    int width = LEFT + WIDTH + 32;
+    for (size_t i = 0; i < page->files.n && i < MOST_LEGEND; i++) {
+        char *file = page_shorten(page->files.list[i].name, MOST_NAME);
+        int needed = LEFT + WIDTH + 130 + page_text_width(file);
+        width = needed > width ? needed : width;
+        free(file);
+    }
+    page_start_svg(out, width, (int)((legend > bottom ? legend : bottom) + 16), name);
+    free(name);
+    char *path = page_shorten(page->path, 80);
+    page_print_text(out, 16, 44, "", "%s, %s in %lld box%s of %zu file%s of %s",
+                    cli_tensor_text(info->dtype, info->ndim, info->shape),
+                    cli_size_text(info->nbytes), (long long)info->nboxes,
+                    info->nboxes == 1 ? "" : "es", page->files.n, page->files.n == 1 ? "" : "s",
+                    path);
+    free(path);
+    if (info->ndim > 2)
+        page_print_text(out, 16, 44 + PAGE_LINE, "opacity=\"0.7\"",
+                        "dims %d and %d of %d are shown; boxes that differ in others lie on each "
+                        "other",
+                        (int)page->down, (int)page->across, (int)info->ndim);
+    double frame[4] = {LEFT, TOP, WIDTH, page->height};
+    page_print_rect(out, frame, "fill=\"#8881\" stroke=\"#888\"", NULL);
+    for (int64_t i = 0; i < info->nboxes && i < MOST_PARTS && !status && info->nbytes; i++) {
+        rsd_extent stored = {.struct_nbytes = sizeof stored};
+        status = rsd_checkpoint_box(page->files.checkpoint, page->tensor, i, &stored);
+        if (!status)
+            print_tensor_box(out, page, &stored);
+    }
+    print_tensor_axes(out, page);
+    print_file_legend(out, page, LEFT + WIDTH + 24);
+    page_end_svg(out);
+    return status;
+}
+
+static rsd_status print_box_table(FILE *out, const void *context)
+{
+    const struct tensor_page *page = context;
+    rsd_status status = RSD_OK;
+    fputs("<table><tr><th>box</th><th class=\"text\">file</th><th>byte</th><th>size</th></tr>\n",
+          out);
+    for (int64_t i = 0; i < page->info.nboxes && i < MOST_PARTS && !status; i++) {
+        rsd_extent stored = {.struct_nbytes = sizeof stored};
+        status = rsd_checkpoint_box(page->files.checkpoint, page->tensor, i, &stored);
+        const char *file = rsd_checkpoint_file(page->files.checkpoint, stored.file);
+        char *where = print_box_text(&stored.box);
+        fprintf(out, "<tr><td>%s</td><td class=\"text\">", where);
+        page_print_xml(out, file ? cli_plain_text(file) : "no file");
+        fprintf(out, "</td><td>%llu</td><td>%s</td></tr>\n", (unsigned long long)stored.offset,
+                cli_size_text((int64_t)stored.nbytes));
+        free(where);
+    }
+    fputs("</table>\n", out);
+    return status;
+}
+
+rsd_status page_write_boxes(const char *path, bool html, const char *checkpoint_path,
+                            const rsd_checkpoint *checkpoint, int64_t tensor)
+{
+    struct tensor_page page = {.path = checkpoint_path,
+                               .info.struct_nbytes = sizeof page.info,
+                               .tensor = tensor,
+                               .height = LEAST_HEIGHT};
+    rsd_status status = rsd_checkpoint_tensor(checkpoint, tensor, &page.info);
+    if (!status)
+        status = draw_choose_dims(checkpoint, tensor, &page.down, &page.across);
+    if (status)
+        return status;
+    if (page.down >= 0 && page.info.nbytes > 0)
+        page.height =
+            WIDTH * (double)page.info.shape[page.down] / (double)page.info.shape[page.across];
+    page.height = page.height < LEAST_HEIGHT  ? LEAST_HEIGHT
+                  : page.height > MOST_HEIGHT ? MOST_HEIGHT
+                                              : page.height;
+    list_files(&page.files, checkpoint, tensor);
+    status = page_write(path, html,
+                        &(struct page_content){.title = cli_new_text("%s", page.info.name),
+                                               .svg = print_tensor_svg,
+                                               .table = print_box_table,
+                                               .context = &page});
+    drop_file_list(&page.files);
+    return status;
+}
+
+/* ---- a checkpoint ---- */
+
+/* The tensors whose names begin with the same part. */
+struct name_group {
+    char *name;
+    int64_t nbytes, ntensors;
+};
+
+struct checkpoint_page {
+    const char *path;
+    const rsd_checkpoint *checkpoint;
+    struct file_list files;
+    size_t common; /* bytes that all names begin with */
+    struct name_group groups[MOST_GROUPS + 1];
+    size_t ngroups;
+    int64_t nbytes, nboxes;
+};
+
+/* Finds the parts that all names begin with. */
+static size_t find_common_start(const rsd_checkpoint *checkpoint)
+{
+    rsd_tensor_info first = {.struct_nbytes = sizeof first}, other = first;
+    if (rsd_checkpoint_ntensors(checkpoint) < 2 || rsd_checkpoint_tensor(checkpoint, 0, &first))
+        return 0;
+    size_t common = strlen(first.name);
+    for (int64_t i = 1; i < rsd_checkpoint_ntensors(checkpoint); i++) {
+        size_t n = 0;
+        if (rsd_checkpoint_tensor(checkpoint, i, &other))
+            continue;
+        while (n < common && first.name[n] == other.name[n])
+            n++;
+        common = n;
+    }
+    while (common > 0 && first.name[common - 1] != '.')
+        common--;
+    return common;
+}
+
+/* Returns the group of a name. What has no group of its own is in the last one. */
+static size_t find_name_group(struct checkpoint_page *page, const char *name)
+{
+    size_t n = strlen(name) > page->common ? page->common : 0;
+    n += strcspn(name + n, ".");
+    for (size_t i = 0; i < page->ngroups && i < MOST_GROUPS; i++)
+        if (strlen(page->groups[i].name) == n && strncmp(page->groups[i].name, name, n) == 0)
+            return i;
+    if (page->ngroups < MOST_GROUPS) {
+        page->groups[page->ngroups].name = cli_new_text("%.*s", (int)n, name);
+        return page->ngroups++;
+    }
+    if (page->ngroups == MOST_GROUPS)
+        page->groups[page->ngroups++].name = cli_new_text("other names");
+    return MOST_GROUPS;
+}
+
+static void group_names(struct checkpoint_page *page)
+{
+    page->common = find_common_start(page->checkpoint);
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(page->checkpoint); i++) {
+        rsd_tensor_info info = {.struct_nbytes = sizeof info};
+        if (rsd_checkpoint_tensor(page->checkpoint, i, &info))
+            continue;
+        struct name_group *group = &page->groups[find_name_group(page, info.name)];
+        group->ntensors++;
+        if (__builtin_add_overflow(group->nbytes, info.nbytes, &group->nbytes) ||
+            __builtin_add_overflow(page->nbytes, info.nbytes, &page->nbytes))
+            group->nbytes = page->nbytes = INT64_MAX;
+        page->nboxes += info.nboxes;
+    }
+}
+
+/* Prints the parts of the bars, tensor by tensor. */
+static void print_bar_parts(FILE *out, struct checkpoint_page *page, double x, double scale)
+{
+    double *at = cli_need_memory(calloc(page->files.n + 1, sizeof *at));
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(page->checkpoint); i++) {
+        rsd_tensor_info info = {.struct_nbytes = sizeof info};
+        if (rsd_checkpoint_tensor(page->checkpoint, i, &info))
+            continue;
+        size_t group = find_name_group(page, info.name);
+        for (int64_t k = 0; k < info.nboxes; k++) {
+            rsd_extent stored = {.struct_nbytes = sizeof stored};
+            if (rsd_checkpoint_box(page->checkpoint, i, k, &stored) || stored.file < 0)
+                continue;
+            size_t bar = (size_t)page->files.position[stored.file];
+            double box[4] = {x + at[bar], TOP + 24 + BAR * (double)bar,
+                             scale * (double)stored.nbytes, BAR - 4};
+            at[bar] += box[2];
+            if (bar >= MOST_BARS)
+                continue;
+            char *where = print_box_text(&stored.box);
+            char *text = cli_new_text("%s %s of %s, %s", info.name, where,
+                                      cli_tensor_text(info.dtype, info.ndim, info.shape),
+                                      cli_size_text((int64_t)stored.nbytes));
+            char *fill = cli_new_text("fill=\"hsl(%d,60%%,68%%)\" stroke=\"#fff\" "
+                                      "stroke-width=\"%.1f\"",
+                                      page_hue((int64_t)group), box[2] > 3 ? 0.5 : 0.0);
+            page_print_rect(out, box, fill, text);
+            free(where);
+            free(text);
+            free(fill);
+        }
+    }
+    free(at);
+}
+
+/* Prints one bar per file, where the parts are too many to be shown. */
+static void print_whole_bars(FILE *out, const struct checkpoint_page *page, double x, double scale)
+{
+    for (size_t i = 0; i < page->files.n && i < MOST_BARS; i++) {
+        double box[4] = {x, TOP + 24 + BAR * (double)i, scale * (double)page->files.list[i].nbytes,
+                         BAR - 4};
+        char *text = cli_new_text("%s: %lld boxes, %s", page->files.list[i].name,
+                                  (long long)page->files.list[i].nboxes,
+                                  cli_size_text(page->files.list[i].nbytes));
+        page_print_rect(out, box, "fill=\"hsl(210,60%,68%)\" stroke=\"#fff\" stroke-width=\"0.5\"",
+                        text);
+        free(text);
+    }
+}
+
+static void print_group_legend(FILE *out, const struct checkpoint_page *page)
+{
+    double x = 16;
+    for (size_t i = 0; i < page->ngroups; i++) {
+        char *name = page_shorten(page->groups[i].name, 28);
+        char *text = cli_new_text(
+            "%s: %lld tensor%s, %s", name, (long long)page->groups[i].ntensors,
+            page->groups[i].ntensors == 1 ? "" : "s", cli_size_text(page->groups[i].nbytes));
+        size_t line = i / 3, column = i % 3;
+        double box[4] = {16 + 300 * (double)column, 56 + PAGE_LINE * (double)line, 14, 12};
+        char *fill = cli_new_text("fill=\"hsl(%d,60%%,68%%)\"", page_hue((int64_t)i));
+        x = box[0];
+        page_print_rect(out, box, fill, NULL);
+        page_print_text(out, x + 20, box[1] + 11, "", "%s", text);
+        free(name);
+        free(text);
+        free(fill);
+    }
+}
+
+static rsd_status print_checkpoint_svg(FILE *out, const void *context)
+{
+    struct checkpoint_page page = *(const struct checkpoint_page *)context;
+    size_t shown = page.files.n < MOST_BARS ? page.files.n : MOST_BARS;
+    int64_t most = 1;
+    int widest = 40;
+    for (size_t i = 0; i < shown; i++) {
+        char *name = page_shorten(page.files.list[i].name, MOST_NAME);
+        int width = page_text_width(name);
+        widest = width > widest ? width : widest;
+        most = page.files.list[i].nbytes > most ? page.files.list[i].nbytes : most;
+        free(name);
+    }
+    double x = 24 + widest, bottom = TOP + 24 + BAR * (double)shown;
+    bool parts = page.nboxes <= MOST_PARTS;
+    char *name = page_shorten(page.path, 110);
+    page_start_svg(out, (int)x + WIDTH + 100, (int)bottom + 64, name);
+    free(name);
+    page_print_text(out, 16, 44, "", "%s, %lld tensor%s of %s in %zu file%s with %s",
+                    rsd_format_name(rsd_checkpoint_format(page.checkpoint)),
+                    (long long)rsd_checkpoint_ntensors(page.checkpoint),
+                    rsd_checkpoint_ntensors(page.checkpoint) == 1 ? "" : "s",
+                    cli_size_text(page.nbytes), page.files.n, page.files.n == 1 ? "" : "s",
+                    cli_size_text(page.files.nbytes));
+    if (parts)
+        print_group_legend(out, &page);
+    double scale = WIDTH / (double)most;
+    for (size_t i = 0; i < shown; i++) {
+        double y = TOP + 24 + BAR * (double)i + 14;
+        char *file = page_shorten(page.files.list[i].name, MOST_NAME);
+        page_print_text(out, x - 8, y, "text-anchor=\"end\"", "%s", file);
+        page_print_text(out, x + scale * (double)page.files.list[i].nbytes + 8, y,
+                        "opacity=\"0.7\"", "%s", cli_size_text(page.files.list[i].nbytes));
+        free(file);
+    }
+    if (parts)
+        print_bar_parts(out, &page, x, scale);
+    else
+        print_whole_bars(out, &page, x, scale);
+    page_print_axis(out, x, bottom, WIDTH, false, most, true);
+    page_print_text(out, x + WIDTH / 2.0, bottom + 36,
+                    "text-anchor=\"middle\" font-weight=\"bold\"", "bytes of the file");
+    if (shown < page.files.n)
+        page_print_text(out, 16, bottom + 36, "", "... and %zu more files", page.files.n - shown);
+    page_end_svg(out);
+    return RSD_OK;
+}
+
+static rsd_status print_tensor_table(FILE *out, const void *context)
+{
+    const struct checkpoint_page *page = context;
+    fputs("<table><tr><th>tensor</th><th class=\"text\">dtype and shape</th><th>size</th>"
+          "<th>boxes</th></tr>\n",
+          out);
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(page->checkpoint); i++) {
+        rsd_tensor_info info = {.struct_nbytes = sizeof info};
+        rsd_status status = rsd_checkpoint_tensor(page->checkpoint, i, &info);
+        if (status)
+            return status;
+        fputs("<tr><td>", out);
+        page_print_xml(out, cli_plain_text(info.name));
+        fprintf(out, "</td><td class=\"text\">%s</td><td>%s</td><td>%lld</td></tr>\n",
+                cli_tensor_text(info.dtype, info.ndim, info.shape), cli_size_text(info.nbytes),
+                (long long)info.nboxes);
+    }
+    fputs("</table>\n", out);
+    return RSD_OK;
+}
+
+rsd_status page_write_checkpoint(const char *path, bool html, const char *checkpoint_path,
+                                 const rsd_checkpoint *checkpoint)
+{
+    struct checkpoint_page page = {.path = checkpoint_path, .checkpoint = checkpoint};
+    list_files(&page.files, checkpoint, -1);
+    group_names(&page);
+    rsd_status status = page_write(path, html,
+                                   &(struct page_content){.title = cli_new_text("%s", page.path),
+                                                          .svg = print_checkpoint_svg,
+                                                          .table = print_tensor_table,
+                                                          .context = &page});
+    for (size_t i = 0; i < page.ngroups; i++)
+        free(page.groups[i].name);
+    drop_file_list(&page.files);
+    return status;
+}

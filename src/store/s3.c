@@ -1,0 +1,328 @@
+/* s3.c - the files of a bucket of S3: their URLs, and listings.
+ *
+ *     s3://BUCKET/a/b      the object a/b, or else all objects that begin with a/b/
+ */
+#include "s3.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MAX_PAGES = 10000, MAX_ENTRIES = 1000000, MAX_PAGE_NBYTES = 16 << 20, PAGE_ATTEMPTS = 3 };
+
+/* ---- requests ---- */
+
+static bool is_bucket_name(const char *name, size_t n)
+{
+    bool fine = n >= 1 && n <= 255;
+    for (size_t i = 0; i < n && fine; i++)
+        fine = (name[i] >= 'a' && name[i] <= 'z') || (name[i] >= 'A' && name[i] <= 'Z') ||
+               (name[i] >= '0' && name[i] <= '9') || strchr(".-_", name[i]);
+    return fine;
+}
+
+static rsd_status set_s3_base(const rsd_storage *storage, const char *bucket, bool in_path,
+                              char **base)
+{
+    struct text text = {0};
+    const char *endpoint = storage->endpoint;
+    if (endpoint && !in_path) {
+        const char *host = strstr(endpoint, "://") + 3;
+        text_add(&text, "%.*s%s.%s", (int)(host - endpoint), endpoint, bucket, host);
+    } else if (endpoint)
+        text_add(&text, "%s", endpoint);
+    else
+        text_add(&text, "https://%s%ss3.%s.amazonaws.com", in_path ? "" : bucket,
+                 in_path ? "" : ".", storage->region);
+    return text_take(&text, base);
+}
+
+rsd_status s3_set_request(struct remote_store *store, const char *key, const char *query,
+                          struct http_request *request)
+{
+    const rsd_storage *storage = store->storage;
+    bool in_path = storage->path_style == 1 ||
+                   (storage->path_style == 0 && (storage->endpoint || strchr(store->bucket, '.')));
+    struct text path = {0};
+    request->storage = store->storage;
+    request->sign = true;
+    TRY(set_s3_base(storage, store->bucket, in_path, &request->base));
+    text_add(&path, "/");
+    if (in_path)
+        text_add(&path, "%s%s", store->bucket, *key ? "/" : "");
+    url_add_encoded(&path, key, strlen(key), true);
+    TRY(text_take(&path, &request->path));
+    request->query = mem_copy(query, strlen(query) + 1, 1);
+    return request->query ? RSD_OK : RSD_ENOMEM;
+}
+
+rsd_status s3_key(const struct remote_store *store, const char *name, char **key)
+{
+    struct text text = {0};
+    text_add(&text, "%s%s", store->prefix, name);
+    return text_take(&text, key);
+}
+
+static rsd_status set_file_request(struct remote_store *store, const char *name,
+                                   struct http_request *request)
+{
+    char *key;
+    TRY(s3_key(store, name, &key));
+    rsd_status status = s3_set_request(store, key, "", request);
+    rsd_free(key);
+    return status;
+}
+
+const struct remote_kind s3_kind = {.set_request = set_file_request};
+
+/* ---- listings ---- */
+
+rsd_status s3_load_document(struct remote_store *store, const char *key, const char *query,
+                            const char *root, s3_take_element *take, void *context)
+{
+    rsd_status status = RSD_OK;
+    for (int attempt = 1; attempt <= PAGE_ATTEMPTS; attempt++) {
+        struct http_request request = {.method = "GET", .limit = MAX_PAGE_NBYTES};
+        status = s3_set_request(store, key, query, &request);
+        if (!status)
+            status = http_run(&request);
+        if (!status) {
+            status = s3_parse_document(&request.document, root, NULL, NULL);
+            char encoding[8] = "";
+            xml_find_text(request.document.data, request.document.n, "EncodingType", encoding,
+                          sizeof encoding);
+            if (!status) /* it is whole: only now is anything of it used */
+                status = take(context, "EncodingType", false, encoding);
+            if (!status) {
+                status = s3_parse_document(&request.document, root, take, context);
+                attempt = PAGE_ATTEMPTS;
+            }
+        } else
+            attempt = PAGE_ATTEMPTS;
+        http_request_drop(&request);
+        if (!status)
+            return RSD_OK;
+    }
+    return status;
+}
+
+rsd_status s3_parse_document(const struct bytes *document, const char *root, s3_take_element *take,
+                             void *context)
+{
+    struct xml_reader reader = {.at = (const char *)document->data,
+                                .end = (const char *)document->data + document->n};
+    rsd_status status = RSD_OK;
+    enum xml_step step = document->n ? XML_NEXT : XML_BROKEN;
+    bool first = true;
+    while (!status && step == XML_NEXT && (step = xml_read_next(&reader)) == XML_NEXT) {
+        if (first && (!reader.entered || strncmp(reader.name, root, strlen(root)) != 0))
+            status = fail(RSD_EIO, "the service sent <%s> instead of <%s>", reader.name, root);
+        else if (take)
+            status = take(context, reader.name, reader.entered,
+                          reader.text.chars ? reader.text.chars : "");
+        first = false;
+    }
+    if (!status && (step == XML_BROKEN || first))
+        status = fail(RSD_EIO, "the service sent a document that is cut off or not XML");
+    xml_reader_drop(&reader);
+    return status;
+}
+
+/* A page of a listing while it is read. */
+struct s3_page {
+    struct remote_store *store;
+    const char *directory;
+    const char *prefix; /* of all keys */
+    struct store_listing *out;
+    bool truncated, encoded;
+    char *token;
+    char *key, *etag; /* of the element at hand */
+    unsigned long long nbytes;
+};
+
+/* The name of a key below the prefix; NULL: it is not one that is listed. */
+static const char *name_below(const struct s3_page *page, char *key)
+{
+    size_t n = strlen(page->prefix);
+    if ((page->encoded && !url_decode(key)) || strncmp(key, page->prefix, n) != 0)
+        return NULL;
+    size_t m = strlen(key + n);
+    if (m > 0 && key[n + m - 1] == '/')
+        key[n + --m] = '\0';
+    return m > 0 && !strchr(key + n, '/') ? key + n : NULL;
+}
+
+static rsd_status add_object(struct s3_page *page, bool directory)
+{
+    const char *name = page->key ? name_below(page, page->key) : NULL;
+    if (!name)
+        return RSD_OK;
+    if (page->out->n >= MAX_ENTRIES)
+        return fail(RSD_ELIMIT, "more than %d objects", MAX_ENTRIES);
+    TRY(store_listing_add(page->out, page->directory, name, directory));
+    if (directory || !page->etag)
+        return RSD_OK;
+    const char *full = page->out->entries[page->out->n - 1].name;
+    return remote_note_file(page->store, full, page->nbytes, page->etag);
+}
+
+static rsd_status keep_text(char **out, const char *text)
+{
+    mem_free(*out);
+    *out = mem_copy(text, strlen(text) + 1, 1);
+    return *out ? RSD_OK : RSD_ENOMEM;
+}
+
+static rsd_status take_list_element(void *context, const char *name, bool entered, const char *text)
+{
+    struct s3_page *page = context;
+    bool object = strcmp(name, "Contents") == 0, prefixes = strcmp(name, "CommonPrefixes") == 0;
+    if (entered && (object || prefixes)) {
+        mem_free(page->key);
+        mem_free(page->etag);
+        page->key = page->etag = NULL;
+        page->nbytes = 0;
+    }
+    if (entered)
+        return RSD_OK;
+    if (object || prefixes)
+        return add_object(page, prefixes);
+    if (strcmp(name, "Key") == 0 || strcmp(name, "Prefix") == 0)
+        return keep_text(&page->key, text);
+    if (strcmp(name, "EncodingType") == 0)
+        page->encoded = strcmp(text, "url") == 0;
+    if (strcmp(name, "ETag") == 0)
+        return strlen(text) < MAX_ETAG ? keep_text(&page->etag, text) : RSD_OK;
+    if (strcmp(name, "Size") == 0) {
+        char *end;
+        page->nbytes = strtoull(text, &end, 10);
+        if (*text < '0' || *text > '9' || *end || page->nbytes > INT64_MAX)
+            return fail(RSD_EIO, "the service lists an object of invalid size");
+    } else if (strcmp(name, "IsTruncated") == 0)
+        page->truncated = strcmp(text, "true") == 0;
+    else if (strcmp(name, "NextContinuationToken") == 0)
+        return keep_text(&page->token, text);
+    return RSD_OK;
+}
+
+static rsd_status load_page(struct s3_page *page)
+{
+    struct text query = {0};
+    char *chars;
+    if (page->token) {
+        text_add(&query, "continuation-token=");
+        url_add_encoded(&query, page->token, strlen(page->token), false);
+        text_add(&query, "&");
+    }
+    text_add(&query, "delimiter=%%2F&encoding-type=url&list-type=2&prefix=");
+    url_add_encoded(&query, page->prefix, strlen(page->prefix), false);
+    TRY(text_take(&query, &chars));
+    mem_free(page->token);
+    page->token = NULL;
+    page->truncated = false;
+    rsd_status status =
+        s3_load_document(page->store, "", chars, "ListBucketResult", take_list_element, page);
+    rsd_free(chars);
+    if (!status && page->truncated && (!page->token || !*page->token))
+        status = fail(RSD_EIO, "the service cuts the listing off and does not say how to go on");
+    return status;
+}
+
+static rsd_status load_pages(struct s3_page *page)
+{
+    struct hash before = {0};
+    for (int n = 0; n < MAX_PAGES; n++) {
+        struct hash now;
+        TRY(load_page(page));
+        if (!page->truncated)
+            return RSD_OK;
+        hash_start(&now, "token");
+        hash_string(&now, page->token);
+        if (now.a == before.a && now.b == before.b)
+            return fail(RSD_EIO, "the service repeats a page of the listing");
+        before = now;
+    }
+    return fail(RSD_ELIMIT, "the listing has more than %d pages", MAX_PAGES);
+}
+
+rsd_status s3_list(struct store *base, const char *directory, struct store_listing *out)
+{
+    struct remote_store *store = (struct remote_store *)(void *)base;
+    struct text prefix = {0};
+    char *chars;
+    text_add(&prefix, "%s%s%s", store->prefix, directory, *directory ? "/" : "");
+    TRY(text_take(&prefix, &chars));
+    struct s3_page page = {.store = store, .directory = directory, .prefix = chars, .out = out};
+    rsd_status status = load_pages(&page);
+    if (!status && out->n == 0)
+        status = fail(RSD_ENOENT, "no object is below it");
+    rsd_free(chars);
+    mem_free(page.token);
+    mem_free(page.key);
+    mem_free(page.etag);
+    return status;
+}
+
+/* ---- opening ---- */
+
+rsd_status s3_open_prefix(const char *path, size_t n, rsd_storage *storage,
+                          struct remote_store **out)
+{
+    const char *bucket = path + strlen("s3://");
+    size_t nbucket = strcspn(bucket, "/");
+    while (n > 0 && path[n - 1] == '/')
+        n--;
+    if (!is_bucket_name(bucket, nbucket))
+        return fail(RSD_EINVAL, "'%s' has no valid bucket name; expected s3://BUCKET/PREFIX", path);
+    size_t skipped = strlen("s3://") + nbucket + 1;
+    size_t nprefix = n > skipped ? n - skipped : 0;
+    struct text shown = {0}, prefix = {0};
+    char *text;
+    struct remote_store *store;
+    text_add(&shown, "%.*s", (int)(n > skipped ? n : skipped - 1), path);
+    TRY(text_take(&shown, &text));
+    rsd_status status = remote_open(&s3_store, &s3_kind, storage, text, &store);
+    rsd_free(text);
+    TRY(status);
+    text_add(&prefix, "%.*s%s", (int)nprefix, path + skipped - (nprefix == 0), nprefix ? "/" : "");
+    if (nprefix == 0)
+        prefix.length = 0;
+    store->bucket = mem_new(nbucket + 1, 1);
+    status = text_take(&prefix, &store->prefix);
+    if (!status && store->bucket) {
+        memcpy(store->bucket, bucket, nbucket);
+        *out = store;
+        return RSD_OK;
+    }
+    store_close(&store->base);
+    return status ? status : RSD_ENOMEM;
+}
+
+rsd_status s3_open(const char *path, rsd_storage *storage, struct store **out, const char **file)
+{
+    size_t n = strlen(path);
+    const char *slash = strrchr(path, '/');
+    struct remote_store *store;
+    struct http_answer answer;
+    *file = NULL;
+    bool is_key = slash > strchr(path + strlen("s3://"), '/') - 1 && slash[1] &&
+                  strchr(path + strlen("s3://"), '/');
+    if (is_key) { /* it may be an object */
+        TRY(s3_open_prefix(path, (size_t)(slash - path), storage, &store));
+        rsd_status status = remote_head(store, slash + 1, &answer);
+        if (!status)
+            status = remote_note_file(store, slash + 1, answer.length, answer.etag);
+        if (!status) {
+            *out = &store->base;
+            *file = slash + 1;
+            return RSD_OK;
+        }
+        /* HEAD is not told why it is refused, and an object that does not exist may be refused too. */
+        bool denied = strstr(rsd_error(), "status 403") || strstr(rsd_error(), "status 400");
+        store_close(&store->base);
+        if (status != RSD_ENOENT && !denied)
+            return fail_in(status, "%s: ", path);
+    }
+    TRY(s3_open_prefix(path, n, storage, &store));
+    *out = &store->base;
+    return RSD_OK;
+}

@@ -1,0 +1,118 @@
+/* s3.h - buckets of S3. Private to store. */
+#ifndef S3_H
+#define S3_H
+
+#include "remote.h"
+
+/* ---- s3.c ---- */
+
+extern const struct remote_kind s3_kind;
+
+rsd_status s3_open(const char *path, rsd_storage *storage, struct store **out, const char **file);
+
+/* Opens what is below a path of n bytes. */
+rsd_status s3_open_prefix(const char *path, size_t n, rsd_storage *storage,
+                          struct remote_store **out);
+
+/* Prepares a request for a key ("": the bucket), with a query that is encoded and sorted. */
+rsd_status s3_set_request(struct remote_store *store, const char *key, const char *query,
+                          struct http_request *request);
+rsd_status s3_key(const struct remote_store *store, const char *name,
+                  char **key); /* for rsd_free */
+
+/* Called for each element that is entered or left, with its text when it is left. EncodingType comes first. */
+typedef rsd_status s3_take_element(void *context, const char *name, bool entered, const char *text);
+
+/* Reads a document whose root begins with this name: services differ in the rest. It is checked whole before anything is taken. */
+rsd_status s3_load_document(struct remote_store *store, const char *key, const char *query,
+                            const char *root, s3_take_element *take, void *context);
+rsd_status s3_parse_document(const struct bytes *document, const char *root, s3_take_element *take,
+                             void *context);
+
+rsd_status s3_list(struct store *store, const char *directory, struct store_listing *out);
+
+/* ---- s3_upload.c, s3_complete.c: files that are written ---- */
+
+struct s3_span {
+    uint64_t lo, hi; /* in the part */
+};
+
+struct s3_part {
+    struct s3_uploads *uploads;
+    struct s3_upload *upload;
+    size_t number; /* from 1 on */
+    uint64_t begin, nbytes, reserved;
+    char *data;            /* NULL: not written yet, or uploaded */
+    struct s3_span *spans; /* what is written, sorted */
+    size_t nspans, spans_capacity;
+    int nwriters;
+    bool started, uploaded;
+    bool has_sha256;
+    unsigned char sha256[SHA256_NBYTES];
+    char etag[MAX_ETAG];
+    struct http_request request;
+};
+
+struct s3_upload {
+    char *key, *id;        /* key: NULL: not prepared; id: NULL: not begun */
+    uint64_t nbytes;       /* 0: not known before the end */
+    uint64_t end;          /* when it has ended: its length */
+    bool ended, completed; /* all parts are there; they are an object */
+    bool foreign;          /* begun by another process of this run */
+    struct s3_part **parts;
+    size_t nparts, parts_capacity;
+    int nactive;
+    rsd_status status; /* of the first part that failed */
+    char error[600];
+};
+
+/* The uploads of an output, by the numbers of its files. */
+struct s3_uploads {
+    struct remote_store *remote;
+    char run[40];   /* tells the objects of this run from others */
+    bool in_place;  /* each file becomes an object when it has ended */
+    char *only_key; /* of an output that is one file; else NULL */
+    /* Sets the key of a file, and what an earlier run has uploaded of it. */
+    rsd_status (*prepare)(void *context, uint32_t file);
+    /* Called when an upload has begun, and when it has ended. */
+    rsd_status (*note_upload)(void *context, const struct s3_upload *upload);
+    void *context;
+    pthread_mutex_t lock; /* for parts */
+    pthread_cond_t changed;
+    _Atomic int nactive;
+    struct s3_upload **files;
+    size_t files_capacity;
+};
+
+rsd_status s3_create(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
+rsd_status s3_write(struct store *store, uint32_t file, uint64_t offset, const void *data,
+                    size_t n);
+rsd_status s3_end_file(struct store *store, uint32_t file, uint64_t nbytes);
+rsd_status s3_sync(struct store *store, uint32_t file);
+bool s3_has(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
+rsd_status s3_stat_output(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
+void s3_forget_parts(struct s3_upload *upload);
+
+/* Learns which parts of an upload of an earlier run are there. ENOENT: the service does not know it. */
+rsd_status s3_adopt_upload(struct s3_uploads *uploads, struct s3_upload *upload);
+/* Whether the run has completed the file already. ENOENT: it has not. */
+rsd_status s3_find_completed(struct s3_uploads *uploads, struct s3_upload *upload);
+rsd_status s3_complete_upload(struct s3_uploads *uploads, struct s3_upload *upload);
+void s3_abort_upload(struct s3_uploads *uploads, const struct s3_upload *upload);
+rsd_status s3_remove_upload(struct remote_store *remote, const char *key, const char *id);
+
+/* The hash and the bytes of a body, which must stay. */
+rsd_status s3_set_body(struct http_request *request, const void *data, size_t n);
+
+/* Small objects. EEXIST: one is there, and only_new is set. */
+rsd_status s3_put_object(struct remote_store *remote, const char *key, const void *data, size_t n,
+                         const char *run, bool only_new);
+rsd_status s3_load_object(struct remote_store *remote, const char *key, size_t limit,
+                          struct bytes *out, char run[40]);
+rsd_status s3_remove_object(struct remote_store *remote, const char *key);
+
+/* ---- s3_output.c ---- */
+
+/* The row of the table is there. */
+
+#endif

@@ -1,0 +1,137 @@
+/* s3_uploads.c - uploads that nobody ended: those of killed runs stay in the bucket until they are removed. */
+#include "s3.h"
+
+enum { MAX_PAGES = 1000 };
+
+/* A page of uploads, and all that were found. */
+struct upload_page {
+    struct name_list keys, ids, begun;
+    char key[2048], id[1100], time[64]; /* of the element at hand */
+    char key_marker[4096], id_marker[1100];
+    bool truncated, encoded;
+};
+
+static void keep_short(char *out, size_t out_nbytes, const char *text)
+{
+    size_t n = strlen(text);
+    out[0] = '\0';
+    if (n < out_nbytes)
+        memcpy(out, text, n + 1);
+}
+
+static rsd_status add_upload_found(struct upload_page *page)
+{
+    if (!page->key[0] || !page->id[0] || (page->encoded && !url_decode(page->key)))
+        return fail(RSD_EIO, "the service lists an invalid upload");
+    TRY(name_list_add(&page->keys, (struct slice){page->key, strlen(page->key)}));
+    TRY(name_list_add(&page->ids, (struct slice){page->id, strlen(page->id)}));
+    return name_list_add(&page->begun, (struct slice){page->time, strlen(page->time)});
+}
+
+static rsd_status take_upload_element(void *context, const char *name, bool entered,
+                                      const char *text)
+{
+    struct upload_page *page = context;
+    if (entered) {
+        if (strcmp(name, "Upload") == 0)
+            page->key[0] = page->id[0] = page->time[0] = '\0';
+        return RSD_OK;
+    }
+    if (strcmp(name, "Upload") == 0)
+        return add_upload_found(page);
+    if (strcmp(name, "EncodingType") == 0)
+        page->encoded = strcmp(text, "url") == 0;
+    else if (strcmp(name, "IsTruncated") == 0)
+        page->truncated = strcmp(text, "true") == 0;
+    else if (strcmp(name, "Key") == 0)
+        keep_short(page->key, sizeof page->key, text);
+    else if (strcmp(name, "UploadId") == 0)
+        keep_short(page->id, sizeof page->id, text);
+    else if (strcmp(name, "Initiated") == 0)
+        keep_short(page->time, sizeof page->time, text);
+    else if (strcmp(name, "NextKeyMarker") == 0)
+        keep_short(page->key_marker, sizeof page->key_marker, text);
+    else if (strcmp(name, "NextUploadIdMarker") == 0)
+        keep_short(page->id_marker, sizeof page->id_marker, text);
+    return RSD_OK;
+}
+
+static rsd_status load_upload_page(struct remote_store *store, struct upload_page *page)
+{
+    struct text query = {0};
+    char *chars;
+    text_add(&query, "encoding-type=url&");
+    if (page->key_marker[0]) {
+        text_add(&query, "key-marker=");
+        if (page->encoded && !url_decode(page->key_marker))
+            return fail(RSD_EIO, "the service lists an invalid upload");
+        url_add_encoded(&query, page->key_marker, strlen(page->key_marker), false);
+        text_add(&query, "&");
+    }
+    text_add(&query, "prefix=");
+    url_add_encoded(&query, store->prefix, strlen(store->prefix), false);
+    if (page->id_marker[0]) {
+        text_add(&query, "&upload-id-marker=");
+        url_add_encoded(&query, page->id_marker, strlen(page->id_marker), false);
+    }
+    text_add(&query, "&uploads=");
+    TRY(text_take(&query, &chars));
+    page->truncated = false;
+    rsd_status status =
+        s3_load_document(store, "", chars, "ListMultipartUploads", take_upload_element, page);
+    rsd_free(chars);
+    return status;
+}
+
+static rsd_status tell_upload(struct remote_store *store, const struct upload_page *page, size_t i,
+                              bool remove, rsd_on_upload *on_upload, void *context)
+{
+    struct text path = {0};
+    char *chars;
+    const char *key = page->keys.list[i].bytes, *id = page->ids.list[i].bytes;
+    text_add(&path, "s3://%s/%s", store->bucket, key);
+    TRY(text_take(&path, &chars));
+    rsd_status status = RSD_OK;
+    if (on_upload)
+        status = on_upload(context, chars, page->begun.list[i].bytes, id);
+    if (!status && remove) {
+        status = s3_remove_upload(store, key, id);
+        status = status ? fail_in(status, "%s: ", chars) : RSD_OK;
+    }
+    rsd_free(chars);
+    return status;
+}
+
+rsd_status rsd_storage_uploads(rsd_storage *storage, const char *path, int32_t remove,
+                               rsd_on_upload *on_upload, void *context, int64_t *nuploads)
+{
+    struct remote_store *store;
+    struct upload_page *page = mem_new(1, sizeof *page);
+    if (!page)
+        return RSD_ENOMEM;
+    rsd_status status = RSD_OK;
+    if (strncmp(path, "s3://", 5) != 0)
+        status = fail(RSD_EINVAL, "'%s' does not begin with s3://", path);
+    else
+        status = s3_open_prefix(path, strlen(path), storage, &store);
+    if (!status) {
+        int npages = 0;
+        do
+            status = load_upload_page(store, page);
+        while (!status && page->truncated && ++npages < MAX_PAGES);
+        if (status)
+            status = fail_in(status, "%s: ", path);
+        else if (page->truncated)
+            status = fail(RSD_ELIMIT, "%s: the listing has more than %d pages", path, MAX_PAGES);
+        for (size_t i = 0; i < page->keys.n && !status; i++)
+            status = tell_upload(store, page, i, remove != 0, on_upload, context);
+        store_close(&store->base);
+    }
+    if (!status && nuploads)
+        *nuploads = (int64_t)page->keys.n;
+    name_list_drop(&page->keys);
+    name_list_drop(&page->ids);
+    name_list_drop(&page->begun);
+    mem_free(page);
+    return status;
+}
