@@ -289,7 +289,7 @@ DEVICE void gpu_reduce_words(const struct gpu_element *element, gpu_u32 dtype)
 {
     const struct gpu_sum *sum = element->sum;
     int two = gpu_nbytes(dtype) == 4;
-    gpu_u64 result[GPU_MAX_PARTS];
+    float result[GPU_MAX_PARTS];
     gpu_u64 parts[GPU_MAX_PARTS];
     gpu_u64 first[GPU_TERMS_AT_ONCE];
     gpu_u64 second[GPU_TERMS_AT_ONCE];
@@ -303,16 +303,16 @@ DEVICE void gpu_reduce_words(const struct gpu_element *element, gpu_u32 dtype)
         for (gpu_u32 t = 0; t < GPU_TERMS_AT_ONCE; t++)
             if (base + t < sum->nterms) {
                 gpu_split_words(dtype, first[t], second[t], parts);
-                for (int i = 0; i < GPU_MAX_PARTS; i++)
-                    result[i] = base + t == 0
-                                    ? parts[i]
-                                    : gpu_combine_part(dtype, GPU_SUM, result[i], parts[i]);
+                for (int i = 0; i < GPU_MAX_PARTS; i++) {
+                    float part = gpu_float_of((gpu_u32)parts[i]);
+                    result[i] = base + t == 0 ? part : result[i] + part;
+                }
             }
     }
     gpu_u32 nbits = 8 * gpu_nbytes(dtype);
     gpu_u64 *out = (gpu_u64 *)gpu_element_result(element);
     for (int i = 0; i < GPU_MAX_PARTS; i++)
-        parts[i] = gpu_reduced_part(dtype, sum->divisor, result[i]);
+        parts[i] = gpu_reduced_part(dtype, sum->divisor, gpu_float_bits(result[i]));
     gpu_u64 low = parts[0] | parts[1] << nbits;
     gpu_u64 high = parts[2] | parts[3] << nbits;
     out[0] = two ? low : low | high << 32;
