@@ -340,7 +340,8 @@ def checksums():
 def values():
     two = archive(record("archive/data.pkl", pickle(num(2))), record("archive/version", b"3\n"))
     dcp("dcp_value_twice", [("v", obj("BytesStorageMetadata"))], [
-        (index("v"), info(length=len(VALUE))), (index("v"), info(offset=len(VALUE), length=len(two)))], data=VALUE + two)
+        (index("v"), info(length=len(VALUE))), (index("v"), info(offset=len(VALUE), length=len(two)))],
+        data=VALUE + two)
     for name, damaged in dict(good_part=DATA, part_damaged=DATA[:28] + b"xxxx").items():
         write(f"{name}.pt", saved(state(w=tensor(shape=(1, 4))), data=damaged,
                                   data_says=dict(crc=zlib.crc32(DATA))))
