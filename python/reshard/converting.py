@@ -76,8 +76,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
         if reflink not in _REFLINKS:
             raise InvalidError(f"reflink={reflink!r} must be 'auto', 'always' or 'never'")
         if format is None:
-            safe = os.fspath(out).endswith(".safetensors") or checkpoint.format != "dcp"
-            torch_file = os.fspath(out).endswith((".pt", ".pth", ".bin"))
+            safe = os.fsdecode(out).endswith(".safetensors") or checkpoint.format != "dcp"
+            torch_file = os.fsdecode(out).endswith((".pt", ".pth", ".bin"))
             format = "torch.save" if torch_file else "safetensors" if safe else "dcp"
         if format not in ("dcp", "safetensors", "torch.save"):
             raise InvalidError(f"format={format!r} cannot be written; use 'dcp', 'safetensors' or 'torch.save'")
