@@ -340,7 +340,12 @@ def checksums():
 def values():
     two = archive(record("archive/data.pkl", pickle(num(2))), record("archive/version", b"3\n"))
     dcp("dcp_value_twice", [("v", obj("BytesStorageMetadata"))], [
-        (index("v"), info(length=len(VALUE))), (index("v"), info(offset=len(VALUE), length=len(two)))], data=VALUE + two)
+        (index("v"), info(length=len(VALUE))), (index("v"), info(offset=len(VALUE), length=len(two)))],
+        data=VALUE + two)
+    other = saved(tensor(), data=DATA[::-1])
+    dcp("dcp_box_overlap_differs", [("w", meta((3, 4), (((0, 0), (2, 4)), ((1, 0), (2, 4)))))], [
+        (index("w", (0, 0)), info(length=len(ITEM))), (index("w", (1, 0)), info(offset=len(ITEM), length=len(other)))],
+        data=ITEM + other)
     for name, damaged in dict(good_part=DATA, part_damaged=DATA[:28] + b"xxxx").items():
         write(f"{name}.pt", saved(state(w=tensor(shape=(1, 4))), data=damaged,
                                   data_says=dict(crc=zlib.crc32(DATA))))
