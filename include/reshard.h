@@ -283,8 +283,7 @@ typedef enum rsd_reduce {
 const char *rsd_reduce_name(rsd_reduce reduce);
 rsd_status rsd_reduce_parse(const char *name, rsd_reduce *reduce);
 
-/* What one mesh axis does to a tensor. Fields that a kind does not use are ignored. A negative dim counts
- * from the end. */
+/* What one mesh axis does to a tensor. Fields that a kind does not use are ignored. A negative dim is from the end. */
 typedef struct rsd_placement {
     rsd_kind kind;
     int32_t dim;

@@ -80,6 +80,11 @@ typedef struct rsd_open_options {
      * of the ranks and the places of the tensors. Files are in the order of the numbers in their names.
      * NULL: files say it. */
     struct rsd_rules *from;
+    /* Tensors under other names: the name of a built-in map, or the path of a file of one. Fused tensors are
+     * split, or put together. docs/names.md describes it. NULL: as stored. */
+    const char *names;
+    /* names: attention heads, and those of keys and values. 0: as the checkpoint says. */
+    int64_t nheads, nkv_heads;
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
@@ -87,6 +92,9 @@ typedef struct rsd_open_options {
 rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options,
                                rsd_checkpoint **checkpoint);
 void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
+
+/* Returns the name of a built-in map of names, and its text if `text` is not NULL; NULL if the index is invalid. */
+const char *rsd_name_map(int64_t index, const char **text);
 
 /* Returns the format that was detected. */
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint);
@@ -161,7 +169,7 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
 
 /* The progress of a call, reported about once per megabyte and at the end. Calls come one at a time,
  * from any thread. A callback that does not return 0 cancels the call, which then fails with ECANCELLED.
- * The work waits for the callback. */
+ * The thread that calls it does not work meanwhile; the others do. */
 typedef struct rsd_progress {
     size_t struct_nbytes;
     int64_t nbytes_done, nbytes_total; /* of tensors, as wide as they are read */
@@ -333,11 +341,12 @@ typedef struct rsd_convert_options {
     int32_t torch_places;
     rsd_check_output *check; /* NULL: the output is not checked */
     void *check_context;
+    int32_t adapter; /* 1: whole tensors are in one file, named as PEFT names that of an adapter */
 } rsd_convert_options;
 
 /* options and report may be NULL. A path that ends in .safetensors is one file, and for torch.save one that ends
- * in .pt, .pth or .bin. EEXIST: the path exists, or an earlier run left its staging directory. ECANCELLED, EIO
- * and ENOENT keep what is complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
+ * in .pt, .pth or .bin. EEXIST: the path exists, or an earlier run left its staging directory. ELIMIT: the file
+ * system has less space than the output is known to need. ECANCELLED, EIO and ENOENT keep what is complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report);
 

@@ -32,13 +32,19 @@ convert_to() { exits "$1" convert "$golden" "$2" --mesh 6 --preset fsdp "$3"; }
 mkdir disk
 if mount -t tmpfs -o size=128k tmpfs disk 2> /dev/null; then
     mounted=1
-    check "a full disk exits with 5" convert_to 5 disk/out --json
+    check "too little space exits with 3" convert_to 3 disk/out --json
+    check "the error names the space" reports "but its file system has 131072 free"
+    check "nothing was begun" gone disk/out.reshard-part
+    check "standard output is empty" nothing printed
+    check "a dry run with too little space exits with 3" convert_to 3 disk/out --dry-run
+    check "its error names the space" reports "but its file system has 131 kB free"
+    mount -o remount,size=44k disk
+    check "a disk that fills up exits with 5" convert_to 5 disk/out --compress=zstd
     check "the error names the cause" reports "No space left on device"
     check "a note says how to continue" reports "disk/out.reshard-part; continue with --resume"
-    check "standard output is empty" nothing printed
     check "the output does not exist" gone disk/out
     mount -o remount,size=2m disk
-    check "with more space --resume completes it" convert_to 0 disk/out --resume
+    check "with more space --resume completes it" exits 0 convert "$golden" disk/out --mesh 6 --preset fsdp --compress zstd --resume
     check "the tensors are the same" exits 0 diff "$golden" disk/out
     mount -o remount,size=1100k disk
     head -c 2000000 /dev/zero > disk/fill 2> /dev/null

@@ -79,6 +79,9 @@ if has doxygen; then
         "1 found" "the HTML has a search box that knows the functions"
 fi
 
+statuses=$(sed -n 's/^    RSD_\(E[A-Z]*\) = .*/## \1/p' "$tree/include/reshard.h")
+check "$(grep -x '## E[A-Z]*' "$tree/docs/errors.md" | sort)" "$(echo "$statuses" | sort)" "errors.md describes every status"
+
 run_app() { LD_LIBRARY_PATH=$lib "$work/app" "$@" 2>&1; }
 problem='f32[8,6] : 4:S0 -> 2x2:S0,S1'
 moved="48 elements on 4 ranks -> 48 elements on 4 ranks: 0 are wrong"
@@ -114,9 +117,10 @@ fi
 build_with_cmake() {
     rm -rf "$work/cmake" "$work/app"
     cmake -S "$tree/tests/install" -B "$work/cmake" -DLANGUAGE="$1" -DSOURCE="$tree/examples/$2" -DLIBRARY="$3" \
-        -DCOMPONENTS="${4-}" -DCMAKE_PREFIX_PATH="$prefix" > "$work/log" 2>&1 &&
+        -DWANTED="$wanted" -DCOMPONENTS="${4-}" -DCMAKE_PREFIX_PATH="$prefix" > "$work/log" 2>&1 &&
         cmake --build "$work/cmake" >> "$work/log" 2>&1 && mv "$work/cmake/app" "$work/app" || sed 's/^/# /' "$work/log"
 }
+wanted=$(sed -n 's/^#define RSD_VERSION  *"\([0-9]*[.][0-9]*\)[.].*/\1/p' "$tree/include/reshard.h")
 if has cmake; then
     build_with_cmake C move.c reshard::reshard reshard
     check "$(run_app "$problem")" "$moved" "a C program, with CMake"
@@ -136,6 +140,9 @@ if has cmake; then
     fi
     build_with_cmake C move.c reshard::reshard wrong > /dev/null
     check "$(grep -c 'unknown component wrong' "$work/log")" 1 "CMake: an unknown component is refused"
+    wanted=${wanted%.*}.$((${wanted#*.} - 1))
+    build_with_cmake C move.c reshard::reshard > /dev/null
+    check "$(grep -c "compatible with requested version \"$wanted\"" "$work/log")" 1 "CMake: another minor version is refused"
 else
     skip "programs with CMake" "cmake is not installed"
 fi

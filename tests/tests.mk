@@ -16,6 +16,7 @@ ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))
 
 LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
 LINK_stash_faults := $(LINK_faults)
+LINK_move := -Wl,--wrap=dlopen
 LINK_rules := $(LINK_faults)
 LINK_limits := $(addprefix -Wl$(comma)--wrap=,fallocate fstatfs ZSTD_decompressStream)
 LINK_collective_stops := -Wl,--wrap=pwrite

@@ -25,6 +25,11 @@ rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct store
 rsd_status checkpoint_open_staged(const struct store_output *output, const char *file,
                                   rsd_checkpoint **checkpoint);
 
+/* ---- names_apply.c ---- */
+
+/* Derives the tensors of a checkpoint under the names of the other column of a map, as rsd_open_options.names says. */
+rsd_status names_apply(rsd_checkpoint *checkpoint, const rsd_open_options *options);
+
 /* ---- overlaps.c ---- */
 
 /* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there, or if

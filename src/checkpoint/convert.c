@@ -213,6 +213,17 @@ static rsd_status copy_side_file(const struct conversion_run *c, const char *pat
 
 /* ---- the steps ---- */
 
+/* Returns the bytes that the files need; 0: that is not known before they are compressed. */
+static uint64_t count_output_nbytes(const struct conversion_run *c)
+{
+    uint64_t nbytes = 0;
+    for (size_t i = 0; i < c->manifest.nfiles && !c->manifest.compress; i++)
+        nbytes = nbytes > UINT64_MAX - c->manifest.files[i].nbytes
+                     ? UINT64_MAX
+                     : nbytes + c->manifest.files[i].nbytes;
+    return nbytes;
+}
+
 static struct output_options make_output_options(const struct conversion_run *c)
 {
     return (struct output_options){.mode = c->options.resume ? OUTPUT_RESUME : OUTPUT_NEW,
@@ -220,7 +231,9 @@ static struct output_options make_output_options(const struct conversion_run *c)
                                    .one_file = c->one_file,
                                    .journal = JOURNAL_NAME,
                                    .list_owned = checkpoint_list_owned,
-                                   .storage = c->operation.io.storage};
+                                   .storage = c->operation.io.storage,
+                                   .nbytes = count_output_nbytes(c),
+                                   .may_share = c->options.reflink != RSD_REFLINK_NEVER};
 }
 
 /* Rank 0: creates the output, or finds what an earlier run left in it. */

@@ -185,6 +185,8 @@ static rsd_status copy_values(struct conversion_run *c, const int32_t *ranks)
         struct manifest_value *out = &c->manifest.values[next];
         struct extent extent = {.kind = EXTENT_ITEM, .file = (uint32_t)ranks[next]};
         bool writable;
+        if (value->beside)
+            continue;
         rsd_status status = make_value(c, value, out, &writable);
         if (status) {
             bytes_drop(&out->item); /* it does not belong to a value yet */
@@ -236,7 +238,8 @@ static rsd_status add_targets(struct conversion_run *c, struct target_list *targ
     c->source_of = mem_new(targets->n, sizeof *c->source_of);
     if (!c->source_of)
         return RSD_ENOMEM;
-    size_t nfiles = whole ? fill_files(targets, c->options.max_shard_nbytes) : (size_t)nranks;
+    int64_t max_shard_nbytes = c->options.adapter ? 0 : c->options.max_shard_nbytes;
+    size_t nfiles = whole ? fill_files(targets, max_shard_nbytes) : (size_t)nranks;
     TRY(manifest_add_files(&c->manifest, nfiles));
     if (writer->wide_first && targets->n > 1)
         qsort(targets->list, targets->n, sizeof *targets->list, by_width_and_name);
@@ -359,6 +362,7 @@ rsd_status convert_prepare(struct conversion_run *c)
     TRY(format_check_claims(c->in));
     TRY(manifest_start(&c->manifest, format, c->options.compress));
     c->manifest.aligned = !c->options.torch_places;
+    c->manifest.adapter = c->options.adapter != 0;
     TRY(c->manifest.format->writer->check(&c->options, c->one_file));
     rsd_status status = list_targets(c, &targets);
     if (!status)

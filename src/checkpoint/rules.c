@@ -196,7 +196,7 @@ static rsd_status add_rule_line(rsd_rules *rules, const char *path, int number, 
     return status == RSD_EINVAL ? fail_in(status, "%s:%d: ", path, number) : status;
 }
 
-static rsd_status read_rules_file(const char *path, struct bytes *out)
+rsd_status rules_read_file(const char *path, struct bytes *out)
 {
     char block[4096];
     FILE *file = fopen(path, "r");
@@ -213,7 +213,7 @@ static rsd_status read_rules_file(const char *path, struct bytes *out)
 rsd_status rsd_rules_add_file(rsd_rules *rules, const char *path)
 {
     struct bytes content = {0};
-    rsd_status status = read_rules_file(path, &content);
+    rsd_status status = rules_read_file(path, &content);
     char *line = (char *)content.data;
     for (int number = 1; !status && line; number++) {
         char *end = strchr(line, '\n');

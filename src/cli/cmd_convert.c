@@ -38,6 +38,10 @@
     "  --preset NAME         Apply built-in rules: fsdp, hsdp, llama-tp or replicate\n"            \
     "  --default PLACES      Shard tensors that no rule matches. Default: report an error\n"
 
+#define CONFIG_HELP                                                                                \
+    "  --config-from DIR     Copy configs, tokenizer files and README from DIR, with its\n"        \
+    "                        subdirectories. Default: IN, IN/huggingface, or beside IN\n"
+
 #define FORMAT_HELP                                                                                \
     "  --format FORMAT       Write dcp, safetensors or torch.save. Default: by the name of OUT,\n" \
     "                        else as IN\n"
@@ -70,18 +74,16 @@ static const char merge_help[] =
     "  reshard merge step-1000/ hf/ --max-shard-size 5GB\n"
     "\n"
     "  --max-shard-size SIZE Limit files to SIZE. Default: 5GB\n"
-    "  --all                 Write every tensor under its own name\n"
-    "  --config-from DIR     Copy configs and tokenizer files from DIR. Default: IN, or\n"
-    "                        IN/huggingface\n" COMMON_HELP;
+    "  --all                 Write every tensor under its own name\n" CONFIG_HELP COMMON_HELP;
 
 static const char split_help[] =
     "usage: reshard split [options] IN OUT\n"
     "\n"
     "Write one safetensors file per rank, with every tensor or shard that the rank needs.\n"
-    "Replicated tensors are in every file.\n"
+    "Replicated tensors are in every file. Configs and tokenizer files are copied.\n"
     "\n"
     "  reshard split hf/ tp4/ --mesh tp=4 --preset llama-tp\n"
-    "\n" TARGET_HELP COMMON_HELP;
+    "\n" TARGET_HELP CONFIG_HELP COMMON_HELP;
 
 const char plan_help[] =
     "usage: reshard plan [options] 'PROBLEM'\n"
@@ -192,8 +194,9 @@ static unsigned verbs_of_option(int option)
     case MAX_SHARD_SIZE:
         return 1u << CONVERT | 1u << MERGE | 1u << PLAN;
     case ALL:
-    case CONFIG_FROM:
         return 1u << MERGE;
+    case CONFIG_FROM:
+        return 1u << MERGE | 1u << SPLIT;
     default:
         return 0;
     }
@@ -244,6 +247,11 @@ static int take_compression(struct conversion *request, const char *text)
 static int take_size(const struct conversion *request, const char *option, const char *text,
                      int64_t *nbytes)
 {
+    long long number;
+    if (cli_parse_number(text, 1, 999, &number))
+        return cli_fail(request->verb, EXIT_USAGE,
+                        "%s %s means %lld byte%s; add a unit: %sGB, or %sB if that is meant",
+                        option, text, number, number == 1 ? "" : "s", text, text);
     return cli_parse_size(text, nbytes)
                ? GO_ON
                : cli_fail(request->verb, EXIT_USAGE, "%s %s must be a size such as 5GB or 256MB",
@@ -269,6 +277,7 @@ static int take_cast(struct conversion *request, const char *text)
     if (rsd_dtype_parse(text, &dtype) ||
         (dtype != RSD_BF16 && dtype != RSD_F16 && dtype != RSD_F32 && dtype != RSD_F64))
         return cli_fail(request->verb, EXIT_USAGE, "--cast %s must be bf16, f16, f32 or f64", text);
+    request->cast = dtype;
     return take_rule(request, rsd_rules_add(request->rules, RSD_RULE_CAST, text));
 }
 

@@ -1,30 +1,49 @@
 /* conversion.c - runs what convert, merge, split and plan of a checkpoint request, and prints the report. */
 #include "cli.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 
-enum { MERGE_SHARD_GB = 5, DEFAULT_MEMORY_MB = 256 };
+enum { MERGE_SHARD_GB = 5 };
 
 /* ---- what each verb means ---- */
 
-static bool ends_in(const char *text, const char *suffix)
+static bool names_torch_file(const char *path)
 {
-    size_t n = strlen(text), m = strlen(suffix);
-    return n > m && strcmp(text + n - m, suffix) == 0;
+    return cli_has_suffix(path, ".pt") || cli_has_suffix(path, ".pth") ||
+           cli_has_suffix(path, ".bin");
+}
+
+/* Fails if OUT is named like a file of another format, which readers would take it for. */
+static int check_output_name(const struct conversion *request)
+{
+    const char *out = request->out;
+    bool torch_file = names_torch_file(out), safetensors = cli_has_suffix(out, ".safetensors");
+    rsd_format format = request->convert.format;
+    bool fits = (!torch_file || format == RSD_FORMAT_TORCH_SAVE) &&
+                (!safetensors || format == RSD_FORMAT_SAFETENSORS);
+    if (request->kind == SPLIT)
+        fits = !torch_file && !safetensors;
+    if (strcmp(out, "-") == 0)
+        return cli_fail(request->verb, EXIT_USAGE,
+                        "OUT '-' is not a path, and a checkpoint cannot be written to standard "
+                        "output; write ./- if a directory of this name is meant");
+    if (fits || request->kind == PLAN)
+        return GO_ON;
+    return cli_fail(request->verb, EXIT_USAGE,
+                    "OUT %s is named like a %s file, but %s output is a %s; choose another name%s",
+                    out, torch_file ? "torch.save" : "safetensors", rsd_format_name(format),
+                    format == RSD_FORMAT_TORCH_SAVE ? "torch.save file" : "directory",
+                    request->kind == CONVERT ? " or --format" : "");
 }
 
 /* Sets the output format and the options that the verb implies. Returns GO_ON or an exit code. */
 static int set_format_and_limits(struct conversion *request, rsd_format in)
 {
     rsd_convert_options *convert = &request->convert;
-    bool torch_file = ends_in(request->out, ".pt") || ends_in(request->out, ".pth") ||
-                      ends_in(request->out, ".bin");
-    bool one_file = ends_in(request->out, ".safetensors") || torch_file;
+    bool torch_file = names_torch_file(request->out);
+    bool one_file = cli_has_suffix(request->out, ".safetensors") || torch_file;
     if (request->kind == PLAN)
         convert->dry = 1;
     if (request->kind == SPLIT)
@@ -41,247 +60,7 @@ static int set_format_and_limits(struct conversion *request, rsd_format in)
     if (convert->max_shard_nbytes && (convert->format == RSD_FORMAT_DCP || request->has_mesh))
         return cli_fail(request->verb, EXIT_USAGE,
                         "--max-shard-size applies to output of whole tensors only, not to DCP");
-    return GO_ON;
-}
-
-/* Whether a file is copied along with the weights: config.json, tokenizer.json, tokenizer.model and others. */
-static bool is_side_file(const char *name)
-{
-    static const char *const suffixes[] = {".json", ".model",    ".txt", ".jinja",
-                                           ".py",   ".tiktoken", NULL};
-    if (name[0] == '.' || name[0] == '_' || strcmp(name, "commit_success.txt") == 0 ||
-        ends_in(name, ".index.json") || strstr(name, "reshard-"))
-        return false;
-    if (strcmp(name, "metadata.json") == 0 || strncmp(name, "latest_", 7) == 0 ||
-        strcmp(name, "zero_to_fp32.py") == 0)
-        return false; /* of Megatron and DeepSpeed: it says how IN is stored */
-    for (const char *const *suffix = suffixes; *suffix; suffix++)
-        if (ends_in(name, *suffix))
-            return true;
-    return false;
-}
-
-static int by_path(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-/* Returns the directory that configs are copied from: IN, or the one that verl puts into it. */
-static char *find_config_directory(const struct conversion *request)
-{
-    struct stat about;
-    char *beside = cli_new_text("%s/huggingface", request->in);
-    bool found = !request->config_from && stat(beside, &about) == 0 && S_ISDIR(about.st_mode);
-    if (found)
-        return beside;
-    free(beside);
-    return cli_new_text("%s", request->config_from ? request->config_from : request->in);
-}
-
-/* Takes a path over. One that is not a file is left out. */
-static void add_side_file(struct conversion *request, char *path)
-{
-    struct stat about;
-    if (stat(path, &about) != 0 || !S_ISREG(about.st_mode)) {
-        free(path);
-        return;
-    }
-    request->side_files = cli_need_memory(
-        realloc(request->side_files, (request->nside_files + 1) * sizeof *request->side_files));
-    request->side_files[request->nside_files++] = path;
-    request->convert.side_files = (const char *const *)request->side_files;
-    request->convert.nside_files = (int64_t)request->nside_files;
-}
-
-/* Megatron reads a DCP only with its own two files beside .metadata. */
-static void find_megatron_files(struct conversion *request, const rsd_checkpoint *in)
-{
-    for (int64_t i = 0; i < rsd_checkpoint_nfiles(in); i++) {
-        const char *file = rsd_checkpoint_file(in, i), *slash = strrchr(file, '/');
-        int n = slash ? (int)(slash + 1 - file) : 0;
-        if (strcmp(file + n, ".metadata") != 0)
-            continue;
-        add_side_file(request, cli_new_text("%s/%.*scommon.pt", request->in, n, file));
-        if (request->nside_files > 0)
-            add_side_file(request, cli_new_text("%s/%.*smetadata.json", request->in, n, file));
-        return;
-    }
-}
-
-static int list_side_files(struct conversion *request, const char *directory)
-{
-    if (ends_in(request->out, ".safetensors") || ends_in(request->out, ".pt") ||
-        ends_in(request->out, ".pth") || ends_in(request->out, ".bin"))
-        return !request->config_from ? GO_ON
-                                     : cli_fail("merge", EXIT_USAGE,
-                                                "--config-from needs an OUT that is a directory");
-    DIR *entries = opendir(directory);
-    if (!entries && request->config_from)
-        return cli_fail("merge", EXIT_USAGE, "--config-from %s: %s", directory, strerror(errno));
-    if (!entries)
-        return GO_ON; /* IN is one file. */
-    for (struct dirent *entry; (entry = readdir(entries));)
-        if (is_side_file(entry->d_name))
-            add_side_file(request, cli_new_text("%s/%s", directory, entry->d_name));
-    closedir(entries);
-    if (request->nside_files > 1)
-        qsort(request->side_files, request->nside_files, sizeof *request->side_files, by_path);
-    return GO_ON;
-}
-
-static int find_side_files(struct conversion *request)
-{
-    char *directory = find_config_directory(request);
-    int code = list_side_files(request, directory);
-    free(directory);
-    return code;
-}
-
-/* ---- reports ---- */
-
-/* Returns the free space of the nearest directory above a path that exists. */
-static int64_t find_free_space(const char *path)
-{
-    struct statvfs about;
-    char *above = cli_new_text("%s", path);
-    while (statvfs(*above ? above : ".", &about) != 0) {
-        char *slash = strrchr(above, '/');
-        if (!*above || strcmp(above, "/") == 0) {
-            free(above);
-            return 0;
-        }
-        *(!slash ? above : slash == above ? slash + 1 : slash) = '\0';
-    }
-    free(above);
-    return (int64_t)(about.f_bavail * about.f_frsize);
-}
-
-static int64_t memory_limit(const struct conversion *request)
-{
-    return request->io.max_nbytes ? request->io.max_nbytes : DEFAULT_MEMORY_MB * (int64_t)1000000;
-}
-
-static void print_json_report(const struct conversion *request, rsd_format in,
-                              const rsd_report *report)
-{
-    rsd_traffic traffic;
-    printf("{\"verb\": \"%s\", \"in\": ", request->verb);
-    cli_print_json_string(stdout, request->in);
-    printf(", \"out\": ");
-    cli_print_json_string(stdout, request->out);
-    printf(
-        ", \"from\": \"%s\", \"to\": \"%s\", \"dry_run\": %s, \"tensors\": %lld, \"files\": %lld, "
-        "\"bytes\": {\"needed\": %lld, \"read\": %lld, \"written\": %lld, \"unchecked\": %lld, "
-        "\"decoded_again\": %lld}, \"left_out\": %lld, ",
-        rsd_format_name(in), rsd_format_name(request->convert.format),
-        request->convert.dry ? "true" : "false", (long long)report->ntensors,
-        (long long)report->nfiles_written, (long long)report->nbytes_needed,
-        (long long)report->nbytes_read, (long long)report->nbytes_written,
-        (long long)report->nbytes_unchecked, (long long)report->nbytes_decoded_again,
-        (long long)report->nleft_out);
-    if (request->convert.dry)
-        printf("\"memory_limit\": %lld, \"free\": %lld", (long long)memory_limit(request),
-               (long long)find_free_space(request->out));
-    else
-        printf("\"memory\": %lld, \"seconds\": %.3f", (long long)report->nbytes_memory,
-               report->seconds);
-    if (!request->convert.dry && request->verify)
-        printf(", \"verified\": %lld", (long long)request->nverified);
-    if (report->nbytes_shared)
-        printf(", \"shared\": %lld", (long long)report->nbytes_shared);
-    if (urls_have_traffic(&traffic))
-        printf(", \"network\": {\"received\": %lld, \"sent\": %lld, \"requests\": %lld, "
-               "\"retries\": %lld}",
-               (long long)traffic.nbytes_received, (long long)traffic.nbytes_sent,
-               (long long)traffic.nrequests, (long long)traffic.nretries);
-    printf("}\n");
-}
-
-static void print_read_line(const rsd_report *report, bool dry)
-{
-    printf("%-8s %s", "read", cli_size_text(report->nbytes_read));
-    if (!dry && report->nbytes_unchecked >= report->nbytes_read)
-        printf(", without CRCs");
-    else if (!dry && report->nbytes_unchecked)
-        printf(", CRCs checked but for %s without CRCs or read in part",
-               cli_size_text(report->nbytes_unchecked));
-    else if (!dry)
-        printf(", CRCs checked");
-    printf("\n");
-}
-
-static void print_network_line(void)
-{
-    rsd_traffic traffic;
-    if (urls_have_traffic(&traffic))
-        printf("%-8s %s received, %s sent in %lld requests, %lld of them repeated\n", "network",
-               cli_size_text(traffic.nbytes_received), cli_size_text(traffic.nbytes_sent),
-               (long long)traffic.nrequests, (long long)traffic.nretries);
-}
-
-static void print_text_report(const struct conversion *request, rsd_format in,
-                              const rsd_report *report)
-{
-    bool dry = request->convert.dry;
-    printf("%-8s %s, %s\n", "from", cli_plain_text(request->in), rsd_format_name(in));
-    if (request->kind != PLAN)
-        printf("%-8s %s, %s\n", "to", cli_plain_text(request->out),
-               rsd_format_name(request->convert.format));
-    else
-        printf("%-8s %s\n", "to", rsd_format_name(request->convert.format));
-    printf("%-8s %lld", "tensors", (long long)report->ntensors);
-    if (report->nleft_out)
-        printf(", %lld tensors and values left out", (long long)report->nleft_out);
-    printf("\n");
-    print_read_line(report, dry);
-    printf("%-8s %s in %lld file%s%s\n", "written", cli_size_text(report->nbytes_written),
-           (long long)report->nfiles_written, report->nfiles_written == 1 ? "" : "s",
-           dry && request->convert.compress ? ", less when compressed" : "");
-    if (dry) {
-        printf("%-8s buffers of at most %s\n", "memory", cli_size_text(memory_limit(request)));
-        printf("%-8s %s needed, %s free\n", "space", cli_size_text(report->nbytes_written),
-               cli_size_text(find_free_space(request->out)));
-        return;
-    }
-    if (report->nbytes_shared)
-        printf("%-8s %s with %s\n", "shared", cli_size_text(report->nbytes_shared),
-               cli_plain_text(request->in));
-    print_network_line();
-    printf("%-8s buffers of %s\n", "memory", cli_size_text(report->nbytes_memory));
-    printf("%-8s %.2f s, %s/s\n", "time", report->seconds,
-           cli_size_text((int64_t)((double)(report->nbytes_written + report->nbytes_shared) /
-                                   (report->seconds > 0 ? report->seconds : 1))));
-    if (request->verify)
-        printf("%-8s %lld tensors: equal digests in both\n", "verified",
-               (long long)request->nverified);
-}
-
-static void print_left_out(const struct conversion *request, const char *what,
-                           struct name_sample *names)
-{
-    if (names->n)
-        cli_note(request->verb, "%lld %s%s left out: %s", (long long)names->n, what,
-                 names->n == 1 ? "" : "s", names->names);
-    free(names->names);
-}
-
-/* Notes on standard error which tensors and values the output does not have. */
-static void note_left_out(const struct conversion *request, const rsd_checkpoint *in)
-{
-    struct name_sample tensors = {0}, values = {0};
-    for (int64_t i = 0; i < rsd_checkpoint_ntensors(in); i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        rsd_tensor_target target = {.struct_nbytes = sizeof target, .keep = 1};
-        if (rsd_checkpoint_tensor(in, i, &tensor) == RSD_OK &&
-            rsd_rules_map(request->rules, &tensor, &target) == RSD_OK && !target.keep)
-            name_sample_add(&tensors, tensor.name);
-        rsd_layout_free(target.layout);
-    }
-    if (request->convert.format != RSD_FORMAT_DCP)
-        for (int64_t i = 0; i < rsd_checkpoint_nvalues(in); i++)
-            name_sample_add(&values, rsd_checkpoint_value_name(in, i));
-    print_left_out(request, "tensor", &tensors);
-    print_left_out(request, "value", &values);
+    return check_output_name(request);
 }
 
 /* ---- verification ---- */
@@ -293,68 +72,33 @@ static rsd_status print_output_finding(void *context, const char *text)
     return RSD_OK;
 }
 
-/* Tensors whose dtype the conversion did not change: their indices in the input and in the output. */
-struct tensor_pairs {
-    int64_t *in, *out;
-    size_t n;
-};
-
-/* Lists the tensors of the input that the output has with the same dtype, and their indices in both. */
-static rsd_status pair_tensors(struct conversion *request, rsd_checkpoint *in, rsd_checkpoint *out,
-                               struct tensor_pairs *pairs)
+static rsd_status note_changed_tensor(void *context, const char *name, rsd_difference difference,
+                                      const char *text)
 {
-    int64_t ntensors = rsd_checkpoint_ntensors(in);
-    pairs->in = cli_need_memory(calloc((size_t)ntensors + 1, sizeof *pairs->in));
-    pairs->out = cli_need_memory(calloc((size_t)ntensors + 1, sizeof *pairs->out));
-    rsd_status status = RSD_OK;
-    for (int64_t i = 0, index; !status && i < ntensors; i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor}, other = tensor;
-        rsd_tensor_target target = {.struct_nbytes = sizeof target, .keep = 1};
-        status = rsd_checkpoint_tensor(in, i, &tensor);
-        if (!status)
-            status = rsd_rules_map(request->rules, &tensor, &target);
-        rsd_layout_free(target.layout);
-        if (status || !target.keep)
-            continue;
-        status = rsd_checkpoint_find(out, target.name, &index);
-        if (!status)
-            status = rsd_checkpoint_tensor(out, index, &other);
-        if (status || other.dtype != tensor.dtype)
-            continue;
-        pairs->in[pairs->n] = i;
-        pairs->out[pairs->n++] = index;
-    }
-    return status;
+    (void)difference;
+    (void)text;
+    name_sample_add(context, name);
+    return RSD_OK;
 }
 
-/* Compares the digests of input and output. Returns EXIT_YES or an exit code. */
-static rsd_status compare_digests(struct conversion *request, rsd_checkpoint *out)
+/* Compares the output with the input, under the names and in the dtypes that the rules chose. */
+static rsd_status compare_with_input(struct conversion *request, rsd_checkpoint *out)
 {
-    struct tensor_pairs pairs = {0};
     struct name_sample changed = {0};
-    rsd_status status = pair_tensors(request, request->input, out, &pairs);
-    char(*a)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *a));
-    char(*b)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(pairs.n + 1, sizeof *b));
-    if (!status)
-        status = rsd_digest(request->input, (int64_t)pairs.n, pairs.in, &request->io, a, NULL);
-    if (!status)
-        status = rsd_digest(out, (int64_t)pairs.n, pairs.out, &request->io, b, NULL);
-    for (size_t i = 0; i < pairs.n && !status; i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        status = rsd_checkpoint_tensor(out, pairs.out[i], &tensor);
-        request->nverified++;
-        if (!status && strcmp(a[i], b[i]) != 0)
-            name_sample_add(&changed, tensor.name);
-    }
-    if (!status && changed.n)
+    int64_t n = 0;
+    rsd_report report = {.struct_nbytes = sizeof report};
+    rsd_diff_options options = {.struct_nbytes = sizeof options,
+                                .map = rsd_rules_map,
+                                .map_context = request->rules,
+                                .io = &request->io};
+    rsd_status status =
+        rsd_diff(request->input, out, &options, note_changed_tensor, &changed, &n, &report);
+    request->nverified = report.ntensors;
+    if (!status && n)
         request->verify_code =
             cli_fail(request->verb, EXIT_NO, "%s: %lld tensors differ from %s: %s", request->out,
-                     (long long)changed.n, request->in, changed.names);
+                     (long long)n, request->in, changed.names);
     free(changed.names);
-    free(a);
-    free(b);
-    free(pairs.in);
-    free(pairs.out);
     return status;
 }
 
@@ -371,7 +115,7 @@ static rsd_status verify_output(void *context, rsd_checkpoint *out)
     rsd_status status =
         rsd_verify(out, &request->io, print_output_finding, request, &nfindings, NULL);
     if (!status)
-        status = compare_digests(request, out);
+        status = compare_with_input(request, out);
     progress_end(&progress);
     request->io.context = before;
     if (!status && nfindings)
@@ -437,12 +181,11 @@ static int convert_and_report(struct conversion *request, rsd_checkpoint *in)
     if (status)
         return explain_stop(request, status);
     if (request->kind != PLAN && !request->quiet)
-        note_left_out(request, in);
-    if (request->json)
-        print_json_report(request, rsd_checkpoint_format(in), &report);
-    else if (!request->quiet || request->convert.dry)
-        print_text_report(request, rsd_checkpoint_format(in), &report);
-    return EXIT_YES;
+        report_notes(request, in);
+    report_print(request, rsd_checkpoint_format(in), &report);
+    if (request->convert.dry)
+        return report_check_space(request, &report);
+    return side_files_copy_below(request);
 }
 
 /* --verify compares with the input, which must still exist then. */
@@ -482,7 +225,7 @@ static int check_rules(struct conversion *request, rsd_checkpoint *in)
 int conversion_run(struct conversion *request)
 {
     rsd_checkpoint *in;
-    const char *out = request->out ? request->out : "";
+    const char *out = request->out;
     request->io.max_nbytes = urls_limit_memory(request->in, out, request->io.max_nbytes);
     int code = input_open(request->verb, request->in, request->quiet, &in);
     if (!code)
@@ -494,11 +237,9 @@ int conversion_run(struct conversion *request)
     if (code == GO_ON)
         code = check_verify(request);
     if (code == GO_ON)
+        code = side_files_find(request, in);
+    if (code == GO_ON)
         code = check_rules(request, in);
-    if (code == GO_ON && request->kind == MERGE)
-        code = find_side_files(request);
-    if (code == GO_ON && request->kind == CONVERT && request->convert.format == RSD_FORMAT_DCP)
-        find_megatron_files(request, in);
     if (code == GO_ON)
         code = input_check_files(request->verb, request->in, in, NULL, NULL);
     if (!code)

@@ -327,7 +327,8 @@ static void safetensors_name_file(const struct manifest *manifest, size_t file, 
     else if (manifest->files_of == FILES_OF_HOLDERS)
         snprintf(name, FILE_NAME_NCHARS, "rank-%05zu-of-%05zu.safetensors", file, nfiles);
     else if (nfiles == 1)
-        snprintf(name, FILE_NAME_NCHARS, "model.safetensors");
+        snprintf(name, FILE_NAME_NCHARS, "%smodel.safetensors",
+                 manifest->adapter ? "adapter_" : "");
     else
         snprintf(name, FILE_NAME_NCHARS, "model-%05zu-of-%05zu.safetensors", file + 1, nfiles);
 }

@@ -248,9 +248,8 @@ static rsd_status torch_save_check(const rsd_convert_options *options, bool one_
 static void torch_save_name_file(const struct manifest *manifest, size_t file, size_t nfiles,
                                  char name[FILE_NAME_NCHARS])
 {
-    (void)manifest;
     if (nfiles == 1)
-        snprintf(name, FILE_NAME_NCHARS, "pytorch_model.bin");
+        snprintf(name, FILE_NAME_NCHARS, "%s_model.bin", manifest->adapter ? "adapter" : "pytorch");
     else
         snprintf(name, FILE_NAME_NCHARS, "pytorch_model-%05zu-of-%05zu.bin", file + 1, nfiles);
 }

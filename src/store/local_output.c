@@ -28,6 +28,8 @@
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 /* ---- paths ---- */
@@ -95,9 +97,40 @@ static rsd_status open_parent(struct local_output *output)
     memcpy(parent, output->nparent ? output->base.path : ".",
            output->nparent ? output->nparent : 1);
     output->parent_fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    rsd_status status = output->parent_fd >= 0 ? RSD_OK : local_fail_at(output->staging);
+    rsd_status status = RSD_OK;
+    if (output->parent_fd < 0 && errno == ENOENT)
+        status = fail(RSD_EIO, "%s: the directory %.*s does not exist; create it first",
+                      output->base.path, (int)output->nparent - 1, parent);
+    else if (output->parent_fd < 0)
+        status = local_fail_at(output->staging);
     mem_free(parent);
     return status;
+}
+
+/* Whether files of a file system can share extents: btrfs, XFS, bcachefs. */
+static bool can_share_extents(int directory_fd)
+{
+    struct statfs about;
+    if (fstatfs(directory_fd, &about) != 0)
+        return true;
+    return about.f_type == 0x9123683e || about.f_type == 0x58465342 || about.f_type == 0xca451a4e;
+}
+
+/* Fails if a new output is known to need more bytes than are free. */
+static rsd_status check_space(const struct local_output *output)
+{
+    const struct output_options *options = &output->options;
+    struct statvfs about;
+    if (options->mode != OUTPUT_NEW || !options->nbytes ||
+        (options->may_share && can_share_extents(output->parent_fd)) ||
+        fstatvfs(output->parent_fd, &about) != 0 || about.f_flag & ST_RDONLY)
+        return RSD_OK;
+    uint64_t available = (uint64_t)about.f_bavail * about.f_frsize;
+    return options->nbytes <= available
+               ? RSD_OK
+               : fail(RSD_ELIMIT, "%s needs %llu bytes, but its file system has %llu free",
+                      output->base.path, (unsigned long long)options->nbytes,
+                      (unsigned long long)available);
 }
 
 /* ---- entries of a directory ---- */
@@ -300,6 +333,7 @@ static rsd_status open_staging(struct local_output *output, const char *path)
     if (mode != OUTPUT_JOIN) {
         TRY(local_recover(output));
         TRY(check_path(output));
+        TRY(check_space(output));
     }
     return make_staging(output);
 }

@@ -197,6 +197,8 @@ struct output_options {
     const char *journal;
     store_list_owned *list_owned;
     rsd_storage *storage; /* for URLs; may be NULL */
+    uint64_t nbytes;      /* that a new output is known to need; 0: not known */
+    bool may_share;       /* files may share extents with others and then need less */
 };
 
 /* An output that is being written. It appears at its path in one step, when it is committed. */

@@ -42,6 +42,7 @@ struct source {
 
     struct stored_stream *stream; /* while it is read, by one thread */
     uint64_t stream_at, stream_crc;
+    bool ended;         /* the stream was read to its end, and what is behind it was checked */
     uint64_t delivered; /* bytes of the box that were read from the stream */
 };
 

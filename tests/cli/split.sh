@@ -13,6 +13,13 @@ for rank in 0 1 2 3; do
     try verify alone
     rm -r alone
 done
+cp -r "$in" hf
+echo '{}' > hf/config.json
+try split hf with_config --mesh 2 --preset fsdp -q
+ls with_config
+try split "$in" from_config --mesh 2 --preset fsdp -q --config-from hf
+ls from_config
+rm -r hf with_config from_config
 try merge tp whole -q
 try convert "$in" model -q --only '^model' --strip-prefix model. --format safetensors
 try diff model whole

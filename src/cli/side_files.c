@@ -1,0 +1,322 @@
+/* side_files.c - configs and tokenizers that go with the weights, so that transformers and PEFT load the result.
+ *
+ * They are looked for in the directory of --config-from; else in IN, in IN/huggingface, where verl puts them, and
+ * beside IN. Files of subdirectories are copied when the output is in its place.
+ */
+#include "cli.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { MAX_SIDE_NBYTES = 1 << 26, MAX_SIDE_DEPTH = 2 };
+
+static bool is_model_card(const char *name)
+{
+    return cli_has_suffix(name, ".md") || strncmp(name, "LICENSE", 7) == 0 ||
+           strncmp(name, "NOTICE", 6) == 0;
+}
+
+/* Whether a file is copied along with the weights: config.json, tokenizer.json, tokenizer.model and others. */
+static bool is_side_file(const char *name)
+{
+    static const char *const suffixes[] = {".json", ".model",    ".txt", ".jinja",
+                                           ".py",   ".tiktoken", NULL};
+    if (name[0] == '.' || name[0] == '_' || strcmp(name, "commit_success.txt") == 0 ||
+        cli_has_suffix(name, ".index.json") || strstr(name, "reshard-"))
+        return false;
+    if (strcmp(name, "metadata.json") == 0 || strncmp(name, "latest_", 7) == 0 ||
+        strcmp(name, "zero_to_fp32.py") == 0)
+        return false; /* of Megatron and DeepSpeed: it says how IN is stored */
+    for (const char *const *suffix = suffixes; *suffix; suffix++)
+        if (cli_has_suffix(name, *suffix))
+            return true;
+    return false;
+}
+
+/* Whether a file has one of the names of transformers and PEFT for such files. Others beside IN are not its own. */
+static bool is_known_side_file(const char *name)
+{
+    static const char *const names[] = {"config.json",
+                                        "generation_config.json",
+                                        "adapter_config.json",
+                                        "tokenizer.json",
+                                        "tokenizer.model",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "added_tokens.json",
+                                        "chat_template.json",
+                                        "chat_template.jinja",
+                                        "vocab.json",
+                                        "vocab.txt",
+                                        "merges.txt",
+                                        "spiece.model",
+                                        "preprocessor_config.json",
+                                        "processor_config.json",
+                                        NULL};
+    for (const char *const *known = names; *known; known++)
+        if (strcmp(name, *known) == 0)
+            return true;
+    return false;
+}
+
+static bool has_file(const char *directory, const char *name)
+{
+    struct stat about;
+    char *path = cli_new_text("%s/%s", directory, name);
+    bool found = stat(path, &about) == 0;
+    free(path);
+    return found;
+}
+
+static bool has_config(const char *directory)
+{
+    return has_file(directory, "config.json") || has_file(directory, "adapter_config.json");
+}
+
+/* Returns the directory that a path is in. The caller frees it. */
+static char *find_parent(const char *path)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    while (n > 0 && path[n - 1] != '/')
+        n--;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    return n ? cli_new_text("%.*s", (int)n, path) : cli_new_text(".");
+}
+
+/* Returns the directory that configs are copied from, which the caller frees. *beside: it is not IN, and only
+ * files with known names are taken. */
+static char *find_config_directory(const struct conversion *request, bool *beside)
+{
+    *beside = false;
+    if (request->config_from)
+        return cli_new_text("%s", request->config_from);
+    char *huggingface = cli_new_text("%s/huggingface", request->in);
+    if (has_file(huggingface, "."))
+        return huggingface;
+    free(huggingface);
+    char *parent = find_parent(request->in);
+    if (!has_config(request->in) && !strstr(request->in, "://") && has_config(parent)) {
+        *beside = true;
+        return parent;
+    }
+    char *beside_huggingface = cli_new_text("%s/huggingface", parent);
+    free(parent);
+    if (!has_config(request->in) && has_config(beside_huggingface)) {
+        *beside = true;
+        return beside_huggingface;
+    }
+    free(beside_huggingface);
+    return cli_new_text("%s", request->in);
+}
+
+/* Takes a path over. One that is not a file is left out. */
+static void add_side_file(struct conversion *request, char *path)
+{
+    struct stat about;
+    if (stat(path, &about) != 0 || !S_ISREG(about.st_mode)) {
+        free(path);
+        return;
+    }
+    request->side_files = cli_need_memory(
+        realloc(request->side_files, (request->nside_files + 1) * sizeof *request->side_files));
+    request->side_files[request->nside_files++] = path;
+    request->convert.side_files = (const char *const *)request->side_files;
+    request->convert.nside_files = (int64_t)request->nside_files;
+}
+
+/* Megatron reads a DCP only with its own two files beside .metadata. */
+static void find_megatron_files(struct conversion *request, const rsd_checkpoint *in)
+{
+    for (int64_t i = 0; i < rsd_checkpoint_nfiles(in); i++) {
+        const char *file = rsd_checkpoint_file(in, i), *slash = strrchr(file, '/');
+        int n = slash ? (int)(slash + 1 - file) : 0;
+        if (strcmp(file + n, ".metadata") != 0)
+            continue;
+        add_side_file(request, cli_new_text("%s/%.*scommon.pt", request->in, n, file));
+        if (request->nside_files > 0)
+            add_side_file(request, cli_new_text("%s/%.*smetadata.json", request->in, n, file));
+        return;
+    }
+}
+
+static int by_path(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static bool names_one_file(const char *out)
+{
+    return cli_has_suffix(out, ".safetensors") || cli_has_suffix(out, ".pt") ||
+           cli_has_suffix(out, ".pth") || cli_has_suffix(out, ".bin");
+}
+
+/* Adds the files of a directory. Returns GO_ON or an exit code. */
+static int list_side_files(struct conversion *request, const char *directory, bool beside)
+{
+    DIR *entries = opendir(directory);
+    if (!entries && request->config_from)
+        return cli_fail(request->verb, EXIT_USAGE, "--config-from %s: %s", directory,
+                        strerror(errno));
+    if (!entries)
+        return GO_ON; /* IN is one file. */
+    for (struct dirent *entry; (entry = readdir(entries));)
+        if (beside ? is_known_side_file(entry->d_name)
+                   : is_side_file(entry->d_name) ||
+                         (request->config_from && is_model_card(entry->d_name)))
+            add_side_file(request, cli_new_text("%s/%s", directory, entry->d_name));
+    closedir(entries);
+    if (request->nside_files > 1)
+        qsort(request->side_files, request->nside_files, sizeof *request->side_files, by_path);
+    if (beside && request->nside_files && !request->quiet)
+        cli_note(request->verb, "configs are copied from %s", directory);
+    return GO_ON;
+}
+
+static bool copies_side_file(const struct conversion *request, const char *name)
+{
+    for (size_t i = 0; i < request->nside_files; i++) {
+        const char *slash = strrchr(request->side_files[i], '/');
+        if (strcmp(slash ? slash + 1 : request->side_files[i], name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* An adapter keeps the names of PEFT for its file and its tensors. Returns GO_ON or an exit code. */
+static int keep_adapter_names(struct conversion *request)
+{
+    bool adapter = copies_side_file(request, "adapter_config.json") &&
+                   !copies_side_file(request, "config.json");
+    if (!adapter || request->kind != MERGE)
+        return GO_ON;
+    request->convert.adapter = 1;
+    if (request->all)
+        return GO_ON;
+    rsd_status status =
+        rsd_rules_add(request->rules, RSD_RULE_RENAME, "s/[.](lora_[A-Za-z_]+)[.]default/.\\1/");
+    return status ? cli_fail_status(request->verb, status) : GO_ON;
+}
+
+int side_files_find(struct conversion *request, const rsd_checkpoint *in)
+{
+    if (request->kind == CONVERT && request->convert.format == RSD_FORMAT_DCP)
+        find_megatron_files(request, in);
+    if (request->kind != MERGE && request->kind != SPLIT)
+        return GO_ON;
+    if (names_one_file(request->out))
+        return !request->config_from ? GO_ON
+                                     : cli_fail(request->verb, EXIT_USAGE,
+                                                "--config-from needs an OUT that is a directory");
+    bool beside;
+    char *directory = find_config_directory(request, &beside);
+    int code = list_side_files(request, directory, beside);
+    free(directory);
+    return code == GO_ON ? keep_adapter_names(request) : code;
+}
+
+void side_files_note_missing(const struct conversion *request)
+{
+    if (request->kind != MERGE || names_one_file(request->out) ||
+        copies_side_file(request, "config.json") ||
+        copies_side_file(request, "adapter_config.json"))
+        return;
+    cli_note(request->verb,
+             "%s has no config.json, without which transformers builds a default model; copy that "
+             "of the model with --config-from DIR",
+             request->out);
+}
+
+/* ---- subdirectories ---- */
+
+/* Makes a directory below OUT, and those above it. */
+static int make_directories(const struct conversion *request, const char *path)
+{
+    char *copy = cli_new_text("%s", path);
+    int code = EXIT_YES;
+    for (char *at = copy + strlen(request->out); !code && at; at = strchr(at + 1, '/')) {
+        char *end = strchr(at + 1, '/');
+        if (end)
+            *end = '\0';
+        if (mkdir(copy, 0777) != 0 && errno != EEXIST)
+            code = cli_fail(request->verb, EXIT_IO, "%s: %s", copy, strerror(errno));
+        if (end)
+            *end = '/';
+    }
+    free(copy);
+    return code;
+}
+
+/* Copies one file. Returns EXIT_YES or an exit code. */
+static int copy_file(const struct conversion *request, const char *from, const char *to)
+{
+    struct out_file file;
+    char block[1 << 14];
+    FILE *in = fopen(from, "rb");
+    if (!in)
+        return cli_fail(request->verb, EXIT_IO, "%s: %s", from, strerror(errno));
+    bool fine = out_file_open(&file, to, true);
+    for (size_t n; fine && (n = fread(block, 1, sizeof block, in)) > 0;)
+        fine = fwrite(block, 1, n, file.stream) == n;
+    fine = fine && !ferror(in);
+    fine = out_file_close(&file, fine);
+    int error = errno;
+    fclose(in);
+    return fine ? EXIT_YES : cli_fail(request->verb, EXIT_IO, "%s: %s", to, strerror(error));
+}
+
+static int copy_directory(const struct conversion *request, const char *from, const char *to,
+                          int depth);
+
+/* Copies what an entry is: a file of the right name and size, or a directory with such files. */
+static int copy_entry(const struct conversion *request, const char *from, const char *to,
+                      const char *name, int depth)
+{
+    struct stat about;
+    int code = EXIT_YES;
+    char *source = cli_new_text("%s/%s", from, name), *target = cli_new_text("%s/%s", to, name);
+    bool known = stat(source, &about) == 0;
+    if (known && S_ISDIR(about.st_mode) && depth < MAX_SIDE_DEPTH)
+        code = copy_directory(request, source, target, depth + 1);
+    else if (known && S_ISREG(about.st_mode) && depth > 0 && about.st_size <= MAX_SIDE_NBYTES &&
+             (is_side_file(name) || is_model_card(name))) {
+        code = make_directories(request, to);
+        if (!code)
+            code = copy_file(request, source, target);
+    }
+    free(source);
+    free(target);
+    return code;
+}
+
+static int copy_directory(const struct conversion *request, const char *from, const char *to,
+                          int depth)
+{
+    DIR *entries = opendir(from);
+    int code = EXIT_YES;
+    if (!entries)
+        return cli_fail(request->verb, EXIT_IO, "%s: %s", from, strerror(errno));
+    for (struct dirent *entry; !code && (entry = readdir(entries));)
+        if (entry->d_name[0] != '.')
+            code = copy_entry(request, from, to, entry->d_name, depth);
+    closedir(entries);
+    return code;
+}
+
+int side_files_copy_below(const struct conversion *request)
+{
+    const rsd_transport *transport = ranks_transport();
+    if (!request->config_from || (transport && transport->rank > 0))
+        return EXIT_YES;
+    if (!strstr(request->out, "://"))
+        return copy_directory(request, request->config_from, request->out, 0);
+    if (!request->quiet)
+        cli_note(request->verb, "subdirectories of %s are not copied to a URL",
+                 request->config_from);
+    return EXIT_YES;
+}
