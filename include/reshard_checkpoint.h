@@ -477,7 +477,8 @@ void rsd_rules_free(rsd_rules *rules); /* accepts NULL */
 /* The ranks to write for. Without a mesh, tensors stay whole. The mesh is shared. */
 rsd_status rsd_rules_set_mesh(rsd_rules *rules, const rsd_mesh *mesh);
 
-/* Built-in placement rules, tried after all others: fsdp, hsdp, llama-tp or replicate. */
+/* Built-in placement rules, tried after all others: fsdp, hsdp, llama-tp, qwen-tp, moe-tp, gpt2-tp, bert-tp or
+ * replicate. fsdp+llama-tp and so on also shard over the axes that are not for tensors. */
 rsd_status rsd_rules_set_preset(rsd_rules *rules, const char *name);
 
 /* The text of a rule. An expression of PLACE and CAST must match the whole name in the checkpoint; one of
@@ -493,10 +494,13 @@ typedef enum rsd_rule {
     RSD_RULE_CAST = 7,         /* DTYPE of all floating-point tensors, or EXPRESSION=DTYPE */
     RSD_RULE_PART = 8,         /* KEY: if the state dict has it, keep only what is below it, and
                                 * remove "KEY." from names */
-    RSD_RULE_MODEL = 9         /* "": keep only the model of what a trainer wrote, under the names
+    RSD_RULE_MODEL = 9,        /* "": keep only the model of what a trainer wrote, under the names
                                 * that it has without the trainer and without wrappers. If it cannot
                                 * be told which part that is, rsd_rules_check fails with EINVAL,
                                 * unless rules of ONLY or STRIP_PREFIX choose */
+    RSD_RULE_CONFIG = 10,  /* PATH of the config.json of the model: presets do not cut its heads */
+    RSD_RULE_KV_HEADS = 11 /* "replicate": presets let ranks share a KV head, if there are more
+                                * ranks than KV heads. Else such a mesh is a problem */
 } rsd_rule;
 
 /* EINVAL: the text is not valid for this kind of rule. */

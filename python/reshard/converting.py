@@ -82,7 +82,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
     """
     with opened(source, storage) as checkpoint:
         if format is None:
-            safe = os.fspath(out).endswith(".safetensors") or checkpoint.format != "dcp"
+            safe = os.fsdecode(out).endswith(".safetensors") or checkpoint.format != "dcp"
             torch_file = os.fspath(out).endswith((".pt", ".pth", ".bin"))
             format = "torch.save" if torch_file else "safetensors" if safe else "dcp"
         if format not in ("dcp", "safetensors", "torch.save", "fsdp"):

@@ -167,10 +167,11 @@ struct manifest_item {
     uint64_t gap;         /* zeros before the item, less than ALIGNED_NBYTES */
     _Atomic uint64_t crc; /* of the bytes that were written so far, raw */
     unsigned char first[8];
-    bool done;           /* complete, and known to be on disk */
-    bool split;          /* several ranks write it, and rank 0 completes it */
-    size_t at;           /* into `places` if its array has other boxes too; else 0 */
-    const int64_t *form; /* shape and strides that the item states, if not those of its box */
+    _Atomic bool reserved; /* space for it is reserved: its first block was read */
+    bool done;             /* complete, and known to be on disk */
+    bool split;            /* several ranks write it, and rank 0 completes it */
+    size_t at;             /* into `places` if its array has other boxes too; else 0 */
+    const int64_t *form;   /* shape and strides that the item states, if not those of its box */
 };
 
 struct manifest_value {
@@ -377,6 +378,16 @@ rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t
 /* Opens a record that format_locate called a stream, at its first byte. */
 rsd_status format_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                               struct stored_stream **stream);
+
+/* ---- wrong_file.c ---- */
+
+/* If a file of the store is known to be something else than a part of a checkpoint, says so instead of the error
+ * that it had. */
+rsd_status format_explain_failure(struct store *store, rsd_status status);
+
+/* Fails if a directory has data files of DCP, which need a .metadata. */
+rsd_status format_fail_without_metadata(const struct store *store,
+                                        const struct store_listing *listing);
 
 /* Returns EFORMAT if the tensors claim far more bytes than the files can have. To read them all would take
  * time out of proportion to the files. */
