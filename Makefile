@@ -7,13 +7,18 @@
 # make bench        prints results beside the limits of this machine
 # make bench-torch  prints results beside those of PyTorch
 # make fuzz         fuzzes every parser for FUZZ_SECONDS each
-# make install      installs to PREFIX (/usr/local); supports DESTDIR
+# make docs         builds the reference of the C interface: HTML and manual pages in build/docs
+# make wheel        builds a wheel with the command in build/wheel, for any Linux with the same or a newer C library
+# make abi-check    compares the libraries with the interface of the last release
+# make install      installs to PREFIX (/usr/local) and LIBDIR (PREFIX/lib); supports DESTDIR; make uninstall removes it
 #
+# As root, targets other than all, install and uninstall install missing Debian packages and print their names.
 # V=1 shows every command. ZSTD=no builds without support for compressed checkpoints, MPI=no without libreshard_mpi.
 
 VERSION := $(shell sed -n 's/^.define RSD_VERSION  *"\(.*\)"/\1/p' include/reshard.h)
 SOVERSION := 1
 PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
 OBJCOPY ?= objcopy
 BUILD := build
 Q := $(if $(V),,@)
@@ -36,7 +41,11 @@ ALL_CPPFLAGS += -DRSD_HAVE_ZSTD=1
 ALL_LDLIBS += -lzstd
 endif
 
-.PHONY: all demo test lint bench fuzz install clean
+# Whether tools/need.sh may install packages: not for make, make install and single files.
+MAY_INSTALL := $(filter demo test% lint bench% fuzz docs wheel abi-%,$(MAKECMDGOALS))
+export MAY_INSTALL
+
+.PHONY: all demo test lint bench fuzz install uninstall clean
 .DELETE_ON_ERROR:
 all: $(BUILD)/libreshard.a $(BUILD)/libreshard.so $(BUILD)/reshard
 
@@ -75,24 +84,20 @@ $(BUILD)/reshard: $(CLI_OBJ) $(BUILD)/libreshard.a
 
 include src/mpi/mpi.mk
 
-install: all $(MPI_INSTALL)
-	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(PREFIX)/lib/pkgconfig"
-	install -m 755 $(BUILD)/reshard "$(DESTDIR)$(PREFIX)/bin/"
-	install -m 644 $(HEADERS) "$(DESTDIR)$(PREFIX)/include/"
-	install -m 644 $(BUILD)/libreshard.a "$(DESTDIR)$(PREFIX)/lib/"
-	install -m 755 $(BUILD)/libreshard.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/"
-	$(Q)ln -sf libreshard.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard.so.$(SOVERSION)"
-	$(Q)ln -sf libreshard.so.$(SOVERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard.so"
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@LIBS@|$(ALL_LDLIBS)|' tools/reshard.pc.in > $(BUILD)/reshard.pc
-	install -m 644 $(BUILD)/reshard.pc "$(DESTDIR)$(PREFIX)/lib/pkgconfig/"
-	install -d "$(DESTDIR)$(PREFIX)/share/doc/reshard"
-	install -m 644 README.md LICENSE docs/*.md "$(DESTDIR)$(PREFIX)/share/doc/reshard/"
-	install -d "$(DESTDIR)$(PREFIX)/share/man/man1" "$(DESTDIR)$(PREFIX)/share/zsh/site-functions" \
-	    "$(DESTDIR)$(PREFIX)/share/bash-completion/completions"
-	install -m 644 man/reshard.1 "$(DESTDIR)$(PREFIX)/share/man/man1/"
-	install -m 644 completion/reshard.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/reshard"
-	install -m 644 completion/_reshard "$(DESTDIR)$(PREFIX)/share/zsh/site-functions/"
-	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ] && command -v ldconfig >/dev/null; then ldconfig; fi
+install uninstall: export LIBS := $(ALL_LDLIBS)
+install uninstall: export DESTDIR := $(DESTDIR)
+install uninstall: export PREFIX := $(PREFIX)
+install uninstall: export LIBDIR := $(LIBDIR)
+install uninstall: export BUILD := $(BUILD)
+install uninstall: export VERSION := $(VERSION)
+install uninstall: export SOVERSION := $(SOVERSION)
+install uninstall: export HEADERS := $(HEADERS)
+install uninstall: export MPI_FOUND := $(MPI_FOUND)
+install: all
+	@tools/install.sh install
+
+uninstall:
+	@tools/install.sh uninstall
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(filter-out %_mpi.c,$(sort $(wildcard examples/*.c))))
 
@@ -114,11 +119,31 @@ $(BUILD)/examples/%: $(BUILD)/obj/examples/%.o $(BUILD)/libreshard.a
 
 include fuzz/fuzz.mk
 include tests/tests.mk
+include tools/wheel.mk
 include tests/torch/torch.mk
 include tests/s3/s3.mk
 include tests/cuda/cuda.mk
 include bench/bench.mk
 include tests/mpi/mpi_tests.mk
+
+.PHONY: docs
+docs:
+	@tools/need.sh doxygen:doxygen python3:python3
+	@rm -rf $(BUILD)/docs
+	@mkdir -p $(BUILD)/docs
+	$(Q)(cat tools/docs/Doxyfile; echo "PROJECT_NUMBER = $(VERSION)"; echo "INPUT = include"; \
+	    echo "OUTPUT_DIRECTORY = $(BUILD)/docs") | doxygen -
+	@echo "  docs  $(BUILD)/docs/html/index.html, $(BUILD)/docs/man/man3"
+
+# The interface of the last release is in tools/abi. abi-record replaces it; docs/versions.md says when.
+.PHONY: abi-check abi-record
+abi-check: all
+	@tools/need.sh abidiff:abigail-tools readelf:binutils
+	@tools/abi.sh check $(BUILD)
+
+abi-record: all
+	@tools/need.sh abidw:abigail-tools
+	@tools/abi.sh record $(BUILD)
 
 demo: all $(EXAMPLES) $(CPP_EXAMPLE)
 	@tools/demo.sh $(BUILD)

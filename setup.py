@@ -1,6 +1,6 @@
-"""Builds the package: the C library is compiled into it, with a C compiler and nothing else.
+"""Builds the package: the C library and the command are compiled into it, with a C compiler and nothing else.
 
-What pyproject.toml cannot say is here: how the library is compiled, where its headers go, and that the wheel
+What pyproject.toml cannot say is here: how they are compiled, where the headers go, and that the wheel
 is for any Python 3 of one platform. CC, CFLAGS and LDFLAGS are obeyed; zstd is used if a program that needs
 it can be built, and RESHARD_ZSTD=no does without.
 """
@@ -21,7 +21,9 @@ from setuptools.command.build_py import build_py
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HEADERS = sorted(glob.glob(os.path.join(HERE, "include", "*.h")))
-NOT_IN_IT = ("cli", "mpi")  # the command, and what needs MPI's headers
+MODULES = [path for path in sorted(glob.glob(os.path.join(HERE, "src", "*")))
+           if os.path.basename(path) not in ("cli", "mpi")]  # the command, and what needs MPI's headers
+COMMAND = os.path.join(HERE, "src", "cli")
 
 
 def read(path):
@@ -74,18 +76,16 @@ def functions():
     return sorted(module.Header(map(read, ours)).functions)
 
 
-def build_library(objects, out):
-    """Compiles the modules and links them into one shared library."""
-    modules = [module for module in sorted(glob.glob(os.path.join(HERE, "src", "*")))
-               if os.path.basename(module) not in NOT_IN_IT]
-    sources = [path for module in modules for path in sorted(glob.glob(os.path.join(module, "*.c")))]
-    compressed = zstd()
+def build_program(objects, library, command):
+    """Compiles the modules, and links them into a shared library and into the command."""
+    linked = zstd()
     flags = ["-std=c11", "-ffp-contract=off", "-O2", "-DNDEBUG", "-fPIC", "-D_GNU_SOURCE",
-             "-I" + os.path.join(HERE, "include"), *(flag for module in modules for flag in ("-iquote", module))]
-    flags += ["-DRSD_HAVE_ZSTD=1"] if compressed else []
+             "-I" + os.path.join(HERE, "include"),
+             *(flag for module in (*MODULES, COMMAND) for flag in ("-iquote", module))]
+    flags += ["-DRSD_HAVE_ZSTD=1"] if linked else []
     flags += given("CFLAGS")
-    os.makedirs(objects, exist_ok=True)
-    os.makedirs(os.path.dirname(out), exist_ok=True)
+    for directory in (objects, os.path.dirname(library), os.path.dirname(command)):
+        os.makedirs(directory, exist_ok=True)
 
     def compiled(source):
         made = os.path.join(objects, os.path.relpath(source, HERE).replace(os.sep, "-")[:-2] + ".o")
@@ -93,28 +93,33 @@ def build_library(objects, out):
         return made
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made = list(pool.map(compiled, sources))
+        parts, verbs = ([*pool.map(compiled, [source for module in modules
+                                              for source in sorted(glob.glob(os.path.join(module, "*.c")))])]
+                        for modules in (MODULES, [COMMAND]))
     shown = os.path.join(objects, "reshard.map")
     with open(shown, "w", encoding="ascii") as file:
-        file.write("RESHARD_0 { global: " + " ".join(name + ";" for name in functions()) + " local: *; };\n")
-    # The name by which libreshard_mpi asks for it.
-    subprocess.run(compiler() + ["-shared", "-Wl,-soname,libreshard.so.0", "-o", out, *made,
-                                 "-Wl,--version-script=" + shown, "-Wl,-z,defs", *given("LDFLAGS"),
-                                 *(compressed or []), "-lpthread", "-ldl"], check=True)
+        names = " ".join(name + ";" for name in functions())
+        file.write(f"RESHARD_{SOVERSION} {{ global: {names} local: *; }};\n")
+    libraries = [*given("LDFLAGS"), *(linked or []), "-lpthread", "-ldl"]
+    # The soname is the one by which libreshard_mpi asks for the library.
+    subprocess.run(compiler() + ["-shared", "-s", f"-Wl,-soname,libreshard.so.{SOVERSION}", "-o", library, *parts,
+                                 "-Wl,--version-script=" + shown, "-Wl,-z,defs", *libraries], check=True)
+    subprocess.run(compiler() + ["-s", "-o", command, *verbs, *parts, *libraries], check=True)
 
 
 class BuildPackage(build_py):
-    """The package, with the library and its headers in it."""
+    """The package, with the library, its headers and the command in it."""
 
     def run(self):
         shutil.rmtree(os.path.join(self.build_lib, "reshard"), ignore_errors=True)  # what an older tree had
         super().run()
         objects = os.path.join(self.get_finalized_command("build").build_temp, "reshard")
         if self.editable_mode:  # the package finds it there, after what make built
-            build_library(objects, os.path.join(HERE, "build", "python", "libreshard.so"))
+            made = os.path.join(HERE, "build", "python")
+            build_program(objects, os.path.join(made, "libreshard.so"), os.path.join(made, "reshard"))
             return
         package = os.path.join(self.build_lib, "reshard")
-        build_library(objects, os.path.join(package, "libreshard.so"))
+        build_program(objects, os.path.join(package, "libreshard.so"), os.path.join(package, "bin", "reshard"))
         os.makedirs(os.path.join(package, "include"), exist_ok=True)
         for path in HEADERS:
             shutil.copy(path, os.path.join(package, "include"))
@@ -134,6 +139,7 @@ class WithLibrary(Distribution):
         return True
 
 
+SOVERSION = re.search(r"^SOVERSION := (\d+)$", read(os.path.join(HERE, "Makefile")), re.M).group(1)
 VERSION = re.search(r'#define RSD_VERSION\s+"(.*?)"', read(os.path.join(HERE, "include/reshard.h"))).group(1)
 setup(version=VERSION, distclass=WithLibrary,
       cmdclass={"build_py": BuildPackage, "bdist_wheel": Wheel},

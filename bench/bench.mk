@@ -51,3 +51,15 @@ bench-torch: $(BUILD)/libreshard.so $(BUILD)/venv/ready
 	@for name in $(sort $(wildcard bench/bench_torch_*.py)); do \
 	    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/python RESHARD_LIB=$(CURDIR)/$(BUILD)/libreshard.so \
 	        $(TORCH_PYTHON) $$name || exit 1; done
+
+# Checkpoints of trainers beside their own tools. ORBAX_PYTHON and DEEPSPEED_PYTHON name Pythons that have them.
+.PHONY: bench-trainers
+bench-trainers: $(BUILD)/reshard $(BUILD)/venv/ready
+	@PYTHONDONTWRITEBYTECODE=1 $(TORCH_PYTHON) bench/bench_trainers.py $(BUILD)/reshard
+
+# Reading and writing s3:// beside as many curls at once.
+.PHONY: bench-s3
+bench-s3: $(BUILD)/libreshard.so $(BUILD)/venv-s3/ready
+	@tools/need.sh curl:curl
+	@PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/python RESHARD_LIB=$(CURDIR)/$(BUILD)/libreshard.so \
+	    $(S3_PYTHON) bench/bench_storage.py

@@ -11,7 +11,8 @@ _reshard_tensors()
 
 _reshard_options()
 {
-    local input="--follow-links --as-is --take-rank-0 --dtype --unstack --vocab-size --from --from-mesh"
+    local input="--follow-links --as-is --take-rank-0 --dtype --unstack --vocab-size --from --from-mesh
+        --names --heads"
     local target="--mesh --place --rules --preset --replicate-kv-heads --default"
     local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run --estimate
         --resume --verify --force --reflink --unchecked --torch-places --json --quiet --help $input"
@@ -26,17 +27,19 @@ _reshard_options()
     diff) echo "--rtol --atol --rename --only --json --max-memory --threads --quiet --help $input" ;;
     digest) echo "--only --json --max-memory --threads --quiet --help $input" ;;
     extract) echo "--slice --only --cast --raw --force --help $input" ;;
+    names) echo "--help" ;;
     uploads) echo "--remove --help" ;;
     esac
 }
 
 _reshard()
 {
-    local verbs="inspect plan convert merge split verify diff digest extract uploads"
+    local verbs="inspect plan convert merge split verify diff digest extract names uploads"
     [[ ${COMP_WORDS[0]} == *reshard-mpi ]] && verbs="convert merge split verify diff digest"
     local takes=" --from-mesh --format --mesh --place --rules --preset --default --compress --max-shard-size --only
         --exclude --rename --strip-prefix --cast --max-memory --threads --config-from --svg --html --rank
-        --ranks-per-node --slice --rtol --atol --dtype --vocab-size --from --endpoint-url --region --profile --ca-bundle --reflink "
+        --ranks-per-node --slice --rtol --atol --dtype --vocab-size --from --names --heads --endpoint-url --region
+        --profile --ca-bundle --reflink "
     local urls="--endpoint-url --region --profile --ca-bundle --no-sign-request"
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local i count=0 checkpoint=
@@ -53,6 +56,7 @@ _reshard()
     --compress) mapfile -t COMPREPLY < <(compgen -W "none zstd" -- "$current") ;;
     --dtype) mapfile -t COMPREPLY < <(compgen -W "model" -- "$current") ;;
     --cast) mapfile -t COMPREPLY < <(compgen -W "bf16 f16 f32 f64" -- "$current") ;;
+    --names) mapfile -t COMPREPLY < <(compgen -f -W "megatron-llama fused-llama" -- "$current") ;;
     --reflink) mapfile -t COMPREPLY < <(compgen -W "auto always never" -- "$current") ;;
     --config-from) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
     --rules | --svg | --html | --ca-bundle) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
@@ -73,6 +77,10 @@ _reshard()
             ;;
         esac
     done
+    if [[ $verb == names ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "megatron-llama fused-llama" -- "$current")
+        return
+    fi
     if [[ $count == 1 && ($verb == inspect || $verb == extract) ]]; then
         local names
         names=$(_reshard_tensors "${COMP_WORDS[0]}" "${checkpoint/#\~\//$HOME/}")

@@ -56,31 +56,22 @@ extern "C" {
 
 /* ---- 1. Errors and versions ------------------------------------------------------------------ */
 
-/* Errors are grouped by their cause: the caller, the machine, the data, or another rank. */
+/* Errors are grouped by their cause: 1 to 5 the caller, 10 to 12 the machine, 20 and 21 the data, 30 and 31
+ * another rank. */
 typedef enum rsd_status {
     RSD_OK = 0,
-
-    /* The caller: an invalid argument; arguments that do not match each other, or a source that lacks data; a
-     * value beyond a limit; an output that exists; a call that was cancelled. */
-    RSD_EINVAL = 1,
-    RSD_EMISMATCH = 2,
-    RSD_ELIMIT = 3,
-    RSD_EEXIST = 4,
-    RSD_ECANCELLED = 5,
-
-    /* The machine: no memory; a read or write that failed; a file that does not exist. */
-    RSD_ENOMEM = 10,
-    RSD_EIO = 11,
-    RSD_ENOENT = 12,
-
-    /* The data: a file that violates its format; valid data that this library does not support, such as the
-     * minimum of complex numbers. */
-    RSD_EFORMAT = 20,
-    RSD_EUNSUPPORTED = 21,
-
-    /* Another rank: it failed or terminated; it did not respond in time. */
-    RSD_EPEER = 30,
-    RSD_ETIMEOUT = 31
+    RSD_EINVAL = 1,        /* an invalid argument */
+    RSD_EMISMATCH = 2,     /* arguments that do not match each other, or a source that lacks data */
+    RSD_ELIMIT = 3,        /* a value beyond a limit */
+    RSD_EEXIST = 4,        /* an output that exists */
+    RSD_ECANCELLED = 5,    /* a call that was cancelled */
+    RSD_ENOMEM = 10,       /* no memory */
+    RSD_EIO = 11,          /* a read or write that failed */
+    RSD_ENOENT = 12,       /* a file that does not exist */
+    RSD_EFORMAT = 20,      /* a file that violates its format */
+    RSD_EUNSUPPORTED = 21, /* valid, but not supported, such as the minimum of complex numbers */
+    RSD_EPEER = 30,        /* a rank that failed or terminated */
+    RSD_ETIMEOUT = 31      /* a rank that did not respond in time */
 } rsd_status;
 
 /* Returns "EINVAL", "ENOMEM", ..., or "OK" for 0. Never returns NULL. */
@@ -93,8 +84,8 @@ const char *rsd_error(void);
 
 /* The version of this header, as text and as 10000 * major + 100 * minor + patch. rsd_version returns the
  * version of the library that runs. */
-#define RSD_VERSION        "0.1.0"
-#define RSD_VERSION_NUMBER 100
+#define RSD_VERSION        "0.2.0"
+#define RSD_VERSION_NUMBER 200
 const char *rsd_version(void);
 
 /* Frees text or a list that a call returned through a pointer. Accepts NULL. */
@@ -129,6 +120,8 @@ rsd_status rsd_layout_parse(const char *text, rsd_layout **layout);
 
 /* Creates both layouts of a problem, such as "f32[8,8] : 4:S0 -> 2x2:S0,S1". */
 rsd_status rsd_problem_parse(const char *text, rsd_layout **src, rsd_layout **dst);
+
+/* Frees a layout. Accepts NULL. */
 void rsd_layout_free(rsd_layout *layout);
 
 /* An array: the local memory of one rank, or of one explicit box. */
@@ -169,8 +162,8 @@ typedef enum rsd_dtype {
 } rsd_dtype;
 /* clang-format on */
 
-/* Return the name in the notation, such as "f32" (NULL if the dtype is invalid), the bytes of one element (0
- * if it is invalid), and the dtype of a name (EINVAL if it is unknown). */
+/* Return the name in the notation, such as "f32" (NULL if the dtype is invalid), the bytes of one element (0 if it is
+ * invalid), and the dtype of a name, also of PyTorch's and NumPy's, such as "float32" (EINVAL if it is unknown). */
 const char *rsd_dtype_name(rsd_dtype dtype);
 size_t rsd_dtype_nbytes(rsd_dtype dtype);
 rsd_status rsd_dtype_parse(const char *name, rsd_dtype *dtype);
@@ -257,6 +250,7 @@ rsd_status rsd_mesh_new(int32_t naxes, const int64_t *counts, const char *const 
 rsd_mesh *rsd_mesh_share(const rsd_mesh *mesh); /* as rsd_layout_share */
 void rsd_mesh_free(rsd_mesh *mesh);
 
+/* Return the number of axes of a mesh, the count and the name of one axis, and the number of ranks. */
 int32_t rsd_mesh_naxes(const rsd_mesh *mesh);
 int64_t rsd_mesh_count(const rsd_mesh *mesh, int32_t axis);    /* 0 if the axis does not exist */
 const char *rsd_mesh_name(const rsd_mesh *mesh, int32_t axis); /* NULL if the axis has no name */
@@ -285,11 +279,11 @@ typedef enum rsd_reduce {
 } rsd_reduce;
 /* clang-format on */
 
-/* Returns "sum", "avg", ..., or NULL if the reduction is invalid. */
+/* Return "sum", "avg", ... (NULL if the reduction is invalid), and the reduction of such a name, "mean" or "prod". */
 const char *rsd_reduce_name(rsd_reduce reduce);
+rsd_status rsd_reduce_parse(const char *name, rsd_reduce *reduce);
 
-/* What one mesh axis does to a tensor. Fields that a kind does not use are ignored. A negative dim counts
- * from the end. */
+/* What one mesh axis does to a tensor. Fields that a kind does not use are ignored. A negative dim is from the end. */
 typedef struct rsd_placement {
     rsd_kind kind;
     int32_t dim;
@@ -328,6 +322,7 @@ rsd_status rsd_layout_new_chunks(rsd_dtype dtype, int32_t ndim, const int64_t *s
 
 /* -- queries -- */
 
+/* Return the dtype of a layout, its number of dims, its global shape, and its ranks. */
 rsd_dtype rsd_layout_dtype(const rsd_layout *layout);
 int32_t rsd_layout_ndim(const rsd_layout *layout);
 const int64_t *rsd_layout_shape(const rsd_layout *layout); /* valid as long as the layout */
@@ -486,6 +481,7 @@ typedef struct rsd_rank_totals {
     int64_t nbytes_src, nbytes_dst; /* of its arrays; their sum is its peak memory */
 } rsd_rank_totals;
 
+/* Returns the totals of one rank. */
 rsd_status rsd_plan_rank_totals(const rsd_plan *plan, int32_t rank, rsd_rank_totals *totals);
 
 /* One piece of a plan. Only the first box.ndim entries of lists are used. */

@@ -80,6 +80,11 @@ typedef struct rsd_open_options {
      * of the ranks and the places of the tensors. Files are in the order of the numbers in their names.
      * NULL: files say it. */
     struct rsd_rules *from;
+    /* Tensors under other names: the name of a built-in map, or the path of a file of one. Fused tensors are
+     * split, or put together. docs/names.md describes it. NULL: as stored. */
+    const char *names;
+    /* names: attention heads, and those of keys and values. 0: as the checkpoint says. */
+    int64_t nheads, nkv_heads;
 } rsd_open_options;
 
 /* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
@@ -88,6 +93,10 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options
                                rsd_checkpoint **checkpoint);
 void rsd_checkpoint_close(rsd_checkpoint *checkpoint); /* accepts NULL */
 
+/* Returns the name of a built-in map of names, and its text if `text` is not NULL; NULL if the index is invalid. */
+const char *rsd_name_map(int64_t index, const char **text);
+
+/* Returns the format that was detected. */
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint);
 
 /* A tensor of a checkpoint. Since 0.2. */
@@ -132,6 +141,7 @@ typedef struct rsd_extent {
     const char *transforms;
 } rsd_extent;
 
+/* Returns one of the nboxes stored boxes of a tensor. */
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
                               rsd_extent *extent);
 
@@ -159,7 +169,7 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
 
 /* The progress of a call, reported about once per megabyte and at the end. Calls come one at a time,
  * from any thread. A callback that does not return 0 cancels the call, which then fails with ECANCELLED.
- * The work waits for the callback. */
+ * The thread that calls it does not work meanwhile; the others do. */
 typedef struct rsd_progress {
     size_t struct_nbytes;
     int64_t nbytes_done, nbytes_total; /* of tensors, as wide as they are read */

@@ -103,6 +103,10 @@ typedef struct rsd_items_options {
     int32_t compress;     /* 0: no; else the level of zstd, for each item; one thread compresses */
     int32_t sync;         /* 1: wait until the file is on disk */
     const rsd_io *io;     /* without a transport */
+
+    /* 1: a tensor is only its elements, row-major, as in safetensors. The name of the file gets the suffix .part, as
+     * that of every safetensors file that is not complete: the caller renames it. */
+    int32_t plain;
 } rsd_items_options;
 
 /* Writes items to one data file, one behind the other. Item i is at byte places[2 * i] of the file, in

@@ -139,6 +139,7 @@ const char *rsd_exec_describe(const rsd_exec *exec);
  * 0.2. */
 typedef struct rsd_thread_group rsd_thread_group;
 
+/* Creates a group of nranks ranks, returns the transport of one rank, and frees the group. */
 rsd_status rsd_thread_group_new(int32_t nranks, rsd_thread_group **group);
 rsd_status rsd_thread_group_transport(rsd_thread_group *group, int32_t rank,
                                       rsd_transport *transport);

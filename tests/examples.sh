@@ -19,6 +19,12 @@ check() {
 got=$("$examples/move" 'f32[97,31] : 4:S0 -> 2x3:S1,S0' 2>&1)
 check "$got" "3007 elements on 4 ranks -> 3007 elements on 6 ranks: 0 are wrong" "move"
 
+got=$("$examples/move" 'f32[9,4] : { 0:9,0:1 | 0:9,1:2 ; 0:9,2:4 } -> 3 ranks=5,1,3:S0' 2>&1)
+check "$got" "36 elements on 2 ranks -> 36 elements on 3 ranks: 0 are wrong" "move, with ranks that have two arrays, or none"
+
+got=$("$examples/sockets" 'f32[301,47] : 4:S0 -> 2x2:S1,S0' 2>&1)
+check "$got" "4 processes: 0 elements are wrong" "sockets"
+
 if [ -n "${CPP_EXAMPLE-}" ]; then
     got=$("$CPP_EXAMPLE" 'f32[8,6] : 4:S0 -> 2x2:S0,S1' 1 2>&1)
     check "$got" "rank 1 before: [2,6], 48 bytes
@@ -51,6 +57,14 @@ got=$("$examples/load_slice" fused model.model.layers.0.self_attn.qkv_proj.weigh
     'tp=4 : S(0;128,64,64)' 3 2>&1)
 check "${got%, digest*}" "rank 3 has bf16[64,128]: 16384 bytes, 16384 read" "load_slice of a fused weight"
 
+got=$("$examples/export_weights" ckpt served 4 2>&1)
+check "$got" "39 tensors, 2010096 bytes in 4 files, 119 left out" "export_weights"
+"$reshard" merge -q ckpt model --cast bf16 2> /dev/null
+"$reshard" diff -q served model
+check $? 0 "its output has the tensors of merge"
+got=$("$examples/export_weights" ckpt served 4 2>&1)
+check "$got" "EEXIST: served already exists; set overwrite to replace it" "export_weights to a path that exists"
+
 "$examples/mlp" > output 2>&1
 check $? 0 "mlp"
 got=$(sed -n '2,$p' output)
@@ -62,11 +76,15 @@ check "$got" "losses and gradients with and without it: the same, to the last bi
 if [ -n "${MPI_EXAMPLES-}" ] && command -v mpirun > /dev/null; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
         OMPI_MCA_mpi_yield_when_idle=1
-    mpirun -np 4 "$MPI_EXAMPLES" > mpi_output 2> mpi_warnings
+    mpirun -np 4 "$MPI_EXAMPLES/mlp_mpi" > mpi_output 2> mpi_warnings
     check "$(cat mpi_output)" "$(cat output)" "mlp_mpi prints the same"
+    got=$(mpirun -np 6 "$MPI_EXAMPLES/redistribute_mpi" 'f64[24,30,8] : 2x3:S0,S1 -> 4:S2' 2> /dev/null)
+    check "$got" "5760 elements, 38400 bytes between ranks: 0 elements are wrong" "redistribute_mpi, 6 ranks to 4"
+    got=$(mpirun -np 6 "$MPI_EXAMPLES/scalapack_mpi" 37 53  2 3 4 5  3 1 1 7 2> /dev/null)
+    check "$got" "37x53 elements on a grid of 3x1: 0 are wrong" "scalapack_mpi, 2x3 processes to 3x1"
 else
     n=$((n + 1))
-    echo "ok $n - mlp_mpi # SKIP there is no MPI here"
+    echo "ok $n - examples with MPI # SKIP MPI is not installed"
 fi
 
 echo "1..$n"

@@ -45,11 +45,16 @@ report "pieces of more than 2^31 bytes"
 
 # good RANKS SCENARIO HOW: at least this number of ranks must print "good"
 good() {
-    wanted=$1 scenario=$2 how=$3
-    timeout 120 mpirun --enable-recovery -np 4 "$MPI_TESTS/test_mpi_faults" "$scenario" "$how" >"$out" 2>&1
+    wanted=$1 scenario=$2 how=$3 program=test_mpi_faults
+    [ "$how" = gpu ] && program=test_mpi_gpu
+    timeout 120 mpirun --enable-recovery -np 4 "$MPI_TESTS/$program" "$scenario" "$how" >"$out" 2>&1
     [ "$(grep -c '^good' "$out")" -ge "$wanted" ]
     report "$scenario, $how"
 }
+good 4 moved gpu
+good 3 killed gpu
+good 4 no_memory gpu
+good 4 sticky gpu
 for how in messages shared; do
     good 4 other_plan $how
     good 4 bad_argument $how

@@ -140,7 +140,8 @@ static void check_find(void)
     for (int i = 0; i < 9; i++)
         copies[i].first_tile = 3 * i;
     for (int tile = 0; tile < 30; tile++)
-        CHECK(gpu_find_copy(copies, 9, tile) == (gpu_u32)(tile / 3 < 8 ? tile / 3 : 8));
+        CHECK(gpu_find_entry(copies, sizeof *copies, 9, tile) ==
+              (gpu_u32)(tile / 3 < 8 ? tile / 3 : 8));
 }
 
 /* ---- values ---- */
@@ -176,14 +177,20 @@ static void check_casts(struct random *random)
         }
 }
 
-static void check_reduction(struct random *random, rsd_dtype dtype, rsd_reduce reduce)
+/* With several neighbours at once where a dtype has them, and arrays at any address. */
+static void check_reduction(struct random *random, rsd_dtype dtype, rsd_reduce reduce, int turn)
 {
     enum { N = 64, NTERMS = 5 };
-    static _Alignas(16) char terms[NTERMS][N * 16], expected[N * 16], got[N * 16];
+    static _Alignas(16) char space[NTERMS + 1][N * 16 + 16], expected[N * 16];
+    char *terms[NTERMS + 1], *got;
     size_t nbytes = rsd_dtype_nbytes(dtype);
-    for (int t = 0; t < NTERMS; t++)
-        for (size_t i = 0; i < sizeof terms[t]; i++)
-            terms[t][i] = (char)random_next(random);
+    gpu_u32 neighbours = turn % 2 && dtype != RSD_C64 && dtype != RSD_C128 ? GPU_MAX_PARTS : 1;
+    for (int t = 0; t <= NTERMS; t++) {
+        terms[t] = space[t] + (turn % 4 < 2 ? 0 : random_next(random) % 16);
+        for (size_t i = 0; i < sizeof space[t]; i++)
+            space[t][i] = (char)random_next(random);
+    }
+    got = terms[NTERMS];
     struct reduction reduction = {dtype, reduce, reduce == RSD_REDUCE_AVG ? NTERMS : 1, NTERMS};
     struct accumulators sums;
     reduce_first(&reduction, &sums, N, terms[0], (int64_t)nbytes);
@@ -198,23 +205,30 @@ static void check_reduction(struct random *random, rsd_dtype dtype, rsd_reduce r
                           .nloops = 1,
                           .nterms = NTERMS,
                           .dtype = (gpu_u32)dtype,
-                          .reduce = (gpu_u32)reduce};
+                          .reduce = (gpu_u32)reduce,
+                          .neighbours = neighbours};
     gpu_i64 stride = (gpu_i64)nbytes;
     struct gpu_term list[NTERMS];
-    gpu_u64 arrays[NTERMS + 1];
+    gpu_u64 arrays[NTERMS + 1], bases[GPU_NBASES + 1];
     for (gpu_u32 t = 0; t < NTERMS; t++) {
         list[t] = (struct gpu_term){.src = t};
         arrays[t] = (gpu_u64)(uintptr_t)terms[t];
     }
     arrays[NTERMS] = (gpu_u64)(uintptr_t)got;
-    struct gpu_element element = {
-        .sum = &sum, .loops = &loop, .terms = list, .strides = &stride, .arrays = arrays};
-    for (int i = 0; i < N; i++) {
+    struct gpu_element element = {.sum = &sum,
+                                  .loops = &loop,
+                                  .terms = list,
+                                  .strides = &stride,
+                                  .arrays = arrays,
+                                  .bases = bases};
+    for (gpu_u32 i = 0; i <= GPU_NBASES; i++)
+        bases[i] = gpu_base_of(&element, i);
+    for (int i = 0; i < N; i += (int)neighbours) {
         gpu_element_start(&element, i);
         gpu_reduce_element(&element);
     }
-    CHECK(memcmp(got, expected, N * nbytes) == 0, "%s %s", rsd_dtype_name(dtype),
-          rsd_reduce_name(reduce));
+    CHECK(memcmp(got, expected, N * nbytes) == 0, "%s %s, %u at once", rsd_dtype_name(dtype),
+          rsd_reduce_name(reduce), neighbours);
 }
 
 int main(void)
@@ -233,6 +247,6 @@ int main(void)
     for (rsd_dtype dtype = RSD_F64; dtype <= RSD_C128; dtype++)
         for (rsd_reduce reduce = RSD_REDUCE_SUM; reduce <= RSD_REDUCE_BXOR; reduce++)
             for (int i = 0; i < 20 && dtype_reduces(dtype, reduce); i++)
-                check_reduction(&random, dtype, reduce);
+                check_reduction(&random, dtype, reduce, i);
     return tap_end();
 }

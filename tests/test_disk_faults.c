@@ -126,7 +126,7 @@ int __wrap_renameat2(int a, const char *from, int b, const char *to, unsigned fl
 
 /* ---- what is tried ---- */
 
-static char source[256], target[300], part[300];
+static char source[256], target[300], part[300], names[300];
 static rsd_convert_options options;
 
 static rsd_status choose_rows(void *context, const rsd_tensor_info *tensor,
@@ -176,7 +176,13 @@ static rsd_status prove(void)
 static rsd_status open_only(void)
 {
     rsd_checkpoint *checkpoint;
-    const rsd_open_options all = {.struct_nbytes = sizeof all, .unstack = 1, .vocab_size = 3};
+    bool megatron = strstr(source, "mcore") != NULL;
+    const rsd_open_options all = {.struct_nbytes = sizeof all,
+                                  .unstack = megatron,
+                                  .vocab_size = megatron ? 3 : 0,
+                                  .names = megatron ? names : NULL,
+                                  .nheads = 4,
+                                  .nkv_heads = 2};
     rsd_status status = rsd_checkpoint_open(source, &all, &checkpoint);
     if (!status)
         rsd_checkpoint_close(checkpoint);
@@ -193,6 +199,18 @@ static bool target_is_whole(void)
     rsd_checkpoint_close(a);
     rsd_checkpoint_close(b);
     return whole;
+}
+
+/* Writes a map of names that splits a tensor. */
+static void write_names(const char *folder)
+{
+    snprintf(names, sizeof names, "%s/names", folder);
+    FILE *file = fopen(names, "w");
+    CHECK(file &&
+          fputs("decoder.layers.*.self_attention.linear_qkv.weight h.*.{q,k,v} qkv\n** **\n",
+                file) >= 0);
+    if (file)
+        fclose(file);
 }
 
 /* Fails the nth call of a kind until none fails. */
@@ -350,6 +368,7 @@ int main(void)
                 every_failure((enum kind)kind, prove, false);
         }
     journal_in_short_reads();
+    write_names(folder);
     static const char *const opened[] = {"ds_z1", "ds_z3",         "ds_universal_z3",
                                          "ds_z0", "mcore_dist_tp", "mcore_legacy_tp_pp"};
     for (size_t i = 0; i < sizeof opened / sizeof *opened; i++)

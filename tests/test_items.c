@@ -142,6 +142,38 @@ static void kept_strides(void)
     free(both);
 }
 
+/* A plain item is its elements, row-major, behind bytes of the caller. */
+static void plain_elements(void)
+{
+    static const int64_t turned[2] = {1, ROWS};
+    uint64_t places[6];
+    size_t n = 0;
+    rsd_item items[3] = {{.struct_nbytes = sizeof *items, .data = "header", .nbytes = 6},
+                         {.struct_nbytes = sizeof *items,
+                          .dtype = RSD_F32,
+                          .ndim = 2,
+                          .shape = shape,
+                          .strides = turned,
+                          .data = across},
+                         {.struct_nbytes = sizeof *items,
+                          .dtype = RSD_U8,
+                          .ndim = 1,
+                          .shape = length,
+                          .data = lines}};
+    rsd_items_options options = {.struct_nbytes = sizeof options, .plain = 1};
+    OK(rsd_dcp_write_items(path_in(folder, "plain"), 3, items, &options, places, NULL));
+    CHECK(!is_there(path_in(folder, "plain")), "a file that is not complete");
+    char *bytes = read_whole(path_in(folder, "plain.part"), &n);
+    CHECK(n == 6 + sizeof plain + ROWS && places[2] == 6 && places[4] == 6 + sizeof plain);
+    CHECK(bytes && memcmp(bytes, "header", 6) == 0);
+    CHECK(bytes && memcmp(bytes + 6, plain, sizeof plain) == 0, "the order of its dims");
+    CHECK(bytes && memcmp(bytes + 6 + sizeof plain, lines, ROWS) == 0);
+    free(bytes);
+    options.compress = 3;
+    CHECK(rsd_dcp_write_items(path_in(folder, "plain"), 3, items, &options, places, NULL) ==
+          RSD_EINVAL);
+}
+
 static void refused(void)
 {
     static const int64_t negative[2] = {3, -1};
@@ -209,6 +241,8 @@ int main(void)
     as_saved(3, pool);
     CASE("an array with dims in another order is written without a copy");
     kept_strides();
+    CASE("plain items are elements in the order of dims");
+    plain_elements();
     CASE("invalid arguments are refused");
     refused();
     CASE("one metadata file selects the content of a directory");

@@ -251,6 +251,38 @@ static void random_problems(rsd_pool *pool, int count)
     }
 }
 
+/* The library calls dlopen through this. */
+static int ndlopen;
+void *__real_dlopen(const char *file, int mode);
+void *__wrap_dlopen(const char *file, int mode);
+void *__wrap_dlopen(const char *file, int mode)
+{
+    ndlopen++;
+    return __real_dlopen(file, mode);
+}
+
+/* A small move takes less than a microsecond, and a search for a library that is not there takes thirty. */
+static void search_once(void)
+{
+    rsd_layout *a, *b;
+    rsd_plan *plan;
+    rsd_exec *exec;
+    float src[4] = {1, 2, 3, 4}, dst[4] = {0};
+    CASE("runs do not search for CUDA each time");
+    OK(rsd_problem_parse("f32[4] : 1:R -> 1:S0", &a, &b));
+    OK(rsd_plan_new(a, b, NULL, &plan));
+    OK(rsd_bind_threads(plan, NULL, &exec));
+    OK(rsd_exec_run(exec, (const void *[]){src}, (void *[]){dst}));
+    ndlopen = 0;
+    for (int i = 0; i < 10; i++)
+        OK(rsd_exec_run(exec, (const void *[]){src}, (void *[]){dst}));
+    CHECK(ndlopen == 0 && dst[3] == 4);
+    rsd_exec_free(exec);
+    rsd_plan_free(plan);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+}
+
 int main(int argc, char **argv)
 {
     int count = argc > 1 ? atoi(argv[1]) : 20000;
@@ -261,6 +293,7 @@ int main(int argc, char **argv)
     many_tensors(pool);
     many_tensors(NULL);
     one_call();
+    search_once();
     wrong_strides();
     pool_outlived();
     forked(pool);

@@ -90,12 +90,13 @@ static void place_tensors(void)
     OK(rsd_rules_add(rules, RSD_RULE_DEFAULT, "S0,S0"));
     OK(rsd_rules_add(rules, RSD_RULE_DEFAULT, "Replicate,R"));
     OK(rsd_rules_add(rules, RSD_RULE_PLACE, "model[.]up[.]weight=R,Colwise"));
+    OK(rsd_rules_add(rules, RSD_RULE_PLACE, "model[.]up[.](b|c=)ias=R,Shard(dim=0)"));
     OK(rsd_rules_add(rules, RSD_RULE_PLACE, "model.*weight=[dp.TP, -]"));
     OK(rsd_rules_add(rules, RSD_RULE_PLACE, ".*down[.]weight[.]exp_avg_sq=S(1),R"));
     OK(rsd_rules_check(rules, checkpoint, NULL, NULL, NULL));
     MAPS(rules, "model.up.weight", "model.up.weight f32 @ dp=2,TP=2 : R,S(0)");
     MAPS(rules, "model.down.weight", "model.down.weight f32 @ dp=2,TP=2 : S(0),S(0)");
-    MAPS(rules, "model.up.bias", "model.up.bias f32 @ dp=2,TP=2 : R,R");
+    MAPS(rules, "model.up.bias", "model.up.bias f32 @ dp=2,TP=2 : R,S(0)");
     MAPS(rules, "optim.state.up.weight.exp_avg",
          "optim.state.up.weight.exp_avg f32 @ dp=2,TP=2 : R,S(0)");
     MAPS(rules, "optim.state.up.weight.step", "optim.state.up.weight.step f32 @ dp=2,TP=2 : R,R");

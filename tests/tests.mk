@@ -9,35 +9,40 @@ TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gat
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
          tests/cli.sh tests/costly.sh tests/terminal.sh tests/file_systems.sh tests/completion.sh tests/examples.sh \
          tests/reflink.sh \
-         tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
+         tests/install.sh tests/abi.sh tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
          $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 
 ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))
 
 LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
 LINK_stash_faults := $(LINK_faults)
+LINK_move := -Wl,--wrap=dlopen
 LINK_rules := $(LINK_faults)
 LINK_collective_stops := -Wl,--wrap=pwrite
 LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread pwrite fsync rename renameat renameat2)
 
-.PHONY: test test-ready test-mpi-ready test-all
+.PHONY: test test-ready test-mpi-ready test-tools-ready test-all
 test-ready:
 	@tools/need.sh prove:perl
 
 # A second make, since variables of the first do not know packages that test-ready installed.
-test: test-ready test-mpi-ready
+test: test-ready test-mpi-ready test-tools-ready
 	@$(MAKE) --no-print-directory test-all
 
 test-mpi-ready:
 	@[ "$(MPI)" = no ] || tools/need.sh $(MPICC):libopenmpi-dev mpirun:openmpi-bin ip:iproute2 || \
 	    echo "MPI is not installed; its tests are skipped"
 
+# Without these, the tests that use them are skipped.
+test-tools-ready:
+	@tools/need.sh cmake:cmake pkg-config:pkg-config man:man-db abidiff:abigail-tools doxygen:doxygen || echo "some tests are skipped"
+
 test-all: all $(filter $(BUILD)/%,$(TESTS)) $(BUILD)/asan/reshard $(ASAN_EXAMPLES) $(CPP_EXAMPLE) $(MPI_EXAMPLES)
-	TSAN_OPTIONS=halt_on_error=1 EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
+	TSAN_OPTIONS=halt_on_error=1 BUILD_DIR="$(CURDIR)/$(BUILD)" EXAMPLES="$(CURDIR)/$(BUILD)/asan/examples" \
 	    CPP_EXAMPLE="$(addprefix $(CURDIR)/,$(CPP_EXAMPLE))" \
 	    RESHARD="$(CURDIR)/$(BUILD)/asan/reshard" PLAIN_RESHARD="$(CURDIR)/$(BUILD)/reshard" RESHARD_MPI="$(CURDIR)/$(BUILD)/reshard-mpi" \
 	    MPI_TESTS="$(if $(MPI_FOUND),$(CURDIR)/$(BUILD)/asan/mpi)" \
-	    MPI_EXAMPLES="$(addprefix $(CURDIR)/,$(MPI_EXAMPLES))" \
+	    MPI_EXAMPLES="$(if $(MPI_FOUND),$(CURDIR)/$(BUILD)/examples)" \
 	    prove --timer --failures -j2 $(if $(V),-v) $(TESTS)
 
 $(BUILD)/asan/test_%: $(BUILD)/asan/tests/test_%.o $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))

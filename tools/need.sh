@@ -1,6 +1,7 @@
 #!/bin/sh
-# need.sh COMMAND:PACKAGE ...   installs the Debian packages of missing commands, and prints their names. Without root,
-# prints the command to run and exits 1. A COMMAND with a slash is a file that must exist.
+# need.sh COMMAND:PACKAGE ...   exits 0 if the commands exist. If some do not, prints their Debian packages, and installs
+# them if MAY_INSTALL is set and the user is root. Otherwise prints the command to run and exits 1. A COMMAND with a slash
+# is a file that must exist.
 set -eu
 missing=
 for pair in "$@"; do
@@ -11,7 +12,7 @@ for pair in "$@"; do
     esac
 done
 [ -n "$missing" ] || exit 0
-if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+if [ -z "${MAY_INSTALL-}" ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
     echo "packages are missing; run: apt-get install --no-install-recommends$missing" >&2
     exit 1
 fi

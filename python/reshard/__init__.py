@@ -7,7 +7,7 @@
 from ._c import lib as _lib
 from .carry import Arena, Exec, Pool, bind, reshard
 from .checkpoint import Checkpoint, LazyTensor, Stored, open
-from .converting import convert, merge
+from .converting import convert, merge, split
 from .errors import (CancelledError, Error, ExistsError, FileError, FormatError, InvalidError, LimitError,
                      MismatchError, MissingError, MissingFileError, OutOfMemoryError, PeerError,
                      TimedOutError, UnsupportedError)
@@ -28,6 +28,6 @@ __all__ = [
     "FormatError", "LocalBox", "InvalidError", "Layout", "LazyTensor", "LimitError", "Local", "merge",
     "Mesh", "MismatchError", "MissingError", "MissingFileError", "OPAQUE", "open", "OutOfMemoryError",
     "Partial", "PeerError", "Piece", "Placement", "Plan", "Pool", "problem", "Reduction",
-    "Replicate", "Report", "reshard", "save", "save_start", "Saving", "Segmented", "Shard", "Storage",
+    "Replicate", "Report", "reshard", "save", "save_start", "Saving", "Segmented", "Shard", "split", "Storage",
     "Stored", "Strided", "TimedOutError", "Traffic", "Transport", "UnsupportedError", "Upload", "verify",
 ]

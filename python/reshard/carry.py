@@ -84,7 +84,7 @@ class Arena(_c.Handle):
         return memoryview(block).cast("B")
 
     def empty(self, shape: Sequence[int], dtype: Any, *, like: str = "numpy") -> Any:
-        """Returns a new array in the arena, with unspecified values."""
+        """Returns a new array in the arena, of the kind `like`, with unspecified values."""
         one = dtypes.dtype(dtype)
         return frameworks.over(self.alloc(one.nbytes * math.prod(shape)), shape, one, like)
 
@@ -272,8 +272,9 @@ def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None
          names: Optional[Sequence[str]] = None) -> Exec:
     """Binds one plan or several to threads, or to a transport between processes.
 
-    src and dst are arrays with the same strides as those of the runs. Without them, arrays are dense. With a
-    transport the call is collective, and has these options:
+    src and dst are arrays with the same strides as those of the runs. Without them, arrays are dense. `pool` is a Pool
+    or a number of threads; by default one thread per CPU of the process. With a transport the call is collective, and
+    has these options:
 
     max_nbytes  of buffers for messages; 0: 256 MB
     timeout     seconds without progress after which a call fails; 0: 300
@@ -313,5 +314,6 @@ def reshard(src_layout: Union[str, Layout], dst_layout: Union[str, Layout], src:
 
     `src` lists them in the order of `src_layout.arrays()` (by ascending rank), or is a dict from ranks to arrays.
     `dst` has the same form; it is written and returned. Without `dst`, new arrays are returned, of the same kind as
-    the first of `src`, or of the kind `like`: "numpy", "torch", "raw" or "memoryview"."""
+    the first of `src`, or of the kind `like`: "auto", "numpy", "torch", "raw" or "memoryview". `pool` is a Pool or a
+    number of threads."""
     return run(Plan(src_layout, dst_layout), src, dst, pool=pool, like=like)

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as C
+import itertools
 import json
 import os
 import threading
+from html import escape
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from . import _c, dtypes, frameworks, local, memory, states
+from . import _c, dtypes, frameworks, local, memory, opening, pictures, states
 from ._c import Address, Int64
 from .carry import AnyPool
 from .errors import InvalidError, MismatchError, MissingError, UnsupportedError
-from .layout import Layout
+from .layout import AnyMesh, Layout, Mesh
 from .local import Local, Progress, Report
 from .slicing import Reading, Selection
 from .states import OPAQUE
-from .storage import Storage, handle_for
+from .storage import Storage, handle_for, is_url
 from .transport import AnyTransport
 
 FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.save": _c.FORMAT_TORCH_SAVE,
@@ -84,6 +86,10 @@ class LazyTensor:
     def __repr__(self) -> str:
         return f"<{self.name}: {self.dtype}{list(self.shape)} in {self.nboxes} boxes>"
 
+    def _repr_svg_(self) -> Optional[str]:
+        """A picture for notebooks: the file of each box, as `reshard inspect --svg` draws it."""
+        return self._checkpoint._picture(self.name)
+
     @property
     def layout(self) -> Layout:
         """The layout in the files: explicit boxes, where the rank is the number of the file."""
@@ -110,9 +116,14 @@ class LazyTensor:
 
     def read(self, index: Any = ..., *, like: Optional[str] = None, dtype: Any = None, out: Any = None,
              pool: AnyPool = None) -> Any:
-        """Returns the part that an index selects, in a new array of the kind `like`: "numpy", "torch", "raw" or
-        "memoryview". With `dtype`, converts it. With `out`, reads it into that array; the index must not have
-        steps."""
+        """Returns the part that an index selects, in a new array.
+
+        like    kind of the array: "auto", "numpy", "torch", "raw" or "memoryview". Default: that of the checkpoint.
+                "auto" is a NumPy array if NumPy or ml_dtypes has the dtype (bfloat16 and float8 need ml_dtypes), else a
+                torch tensor if torch is installed, else "raw": unsigned integers with the same bits
+        dtype   converts the elements to it
+        out     reads into this array instead; the index must not have steps
+        pool    a Pool or a number of threads. Default: one thread per CPU of the process"""
         self._checkpoint.handle  # a closed checkpoint is an error, also for an empty selection
         selection = Selection(index, self.shape)
         if out is not None:
@@ -162,6 +173,8 @@ class LazyTensor:
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
         if copy is False:
             raise ValueError(f"{self.name} is in a file and must be read first")
+        if dtype is not None and self._dtype.numpy is None:  # without NumPy's own dtype, it is converted
+            return self.read(like="numpy", dtype=dtype)
         array = self.read(like="numpy")
         return array if dtype is None else array.astype(dtype, copy=False)
 
@@ -229,32 +242,68 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
-    """The tensors of a checkpoint by name, in the order of the file. Several threads may use one."""
+    """The tensors of a checkpoint by name, in the order of the file. Several threads may use one.
+
+    `reshard.open` makes one and describes its keywords: like, format, metadata, as_is, take_rank_0, model_dtype,
+    unstack, vocab_size, from_rules, from_mesh, follow_links, storage."""
 
     _free = "rsd_checkpoint_close"
 
-    def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",
+    def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "auto",
                  format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
                  take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
-                 vocab_size: int = 0, from_rules: Sequence[str] = (),
+                 vocab_size: int = 0, from_rules: Sequence[str] = (), from_mesh: AnyMesh = None,
+                 names: Union[str, "os.PathLike[str]", None] = None, heads: Union[int, Tuple[int, int]] = 0,
                  follow_links: bool = False, storage: Optional[Storage] = None) -> None:
         self.path, self.like = os.fspath(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"unknown format {format!r}; formats are {' '.join(FORMATS)}")
         handle = Address()
+        nheads, nkv_heads = (heads, 0) if isinstance(heads, int) else heads
         rules = [rule.encode() for rule in from_rules]
-        _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(_c.OpenOptions(
+        options = _c.OpenOptions(
             format=0 if format is None else FORMATS[format],
             metadata=None if metadata is None else _c.path_bytes(metadata), follow_links=follow_links, as_is=as_is,
             take_rank_0=take_rank_0, model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size,
-            nfrom_rules=len(rules), from_rules=(_c.Text * max(1, len(rules)))(*rules),
-            storage=handle_for(self.path, storage))), C.byref(handle))
+            nheads=nheads, nkv_heads=nkv_heads, names=None if names is None else _c.path_bytes(names),
+            storage=handle_for(self.path, storage))
+        if from_mesh is None:
+            options.nfrom_rules, options.from_rules = len(rules), (_c.Text * max(1, len(rules)))(*rules)
+            _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(options), C.byref(handle))
+        else:
+            with opening.rank_rules(Mesh.of_any(from_mesh), rules) as made:
+                setattr(options, "from", made)
+                _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(options), C.byref(handle))
         self._handle = handle.value
+        self._set_up()
+        if format is None and metadata is None and storage is None:
+            flags = {"--as-is": as_is, "--take-rank-0": take_rank_0, "--unstack": unstack,
+                     "--follow-links": follow_links}
+            values = {"--dtype": "model" if model_dtype else None, "--vocab-size": vocab_size or None,
+                      "--from-mesh": None if from_mesh is None else Mesh.of_any(from_mesh),
+                      "--names": None if names is None else os.fspath(names),
+                      "--heads": f"{nheads},{nkv_heads}" if nkv_heads else nheads or None}
+            self._words = opening.command_words(flags, values, from_rules)
+
+    @classmethod
+    @contextlib.contextmanager
+    def borrowed(cls, handle: int, path: str) -> "Iterator[Checkpoint]":
+        """Yields a checkpoint that the library has opened and will close."""
+        made = cls.__new__(cls)
+        made.path, made.like, made._handle = path, "numpy", handle
+        made._set_up()
+        try:
+            yield made
+        finally:
+            made._handle = None
+
+    def _set_up(self) -> None:
         self._lock, self._nusers = threading.Lock(), 0
         self._later: Optional[int] = None
         self._names: Optional[List[str]] = None
         self._files: Optional[List[str]] = None
         self._values: Optional[_Values] = None
+        self._words: Optional[List[str]] = None  # the same options for the command; None: it does not have them
 
     def close(self) -> None:
         """Closes the checkpoint, after reads of other threads are complete. Its tensors cannot be read any more."""
@@ -375,15 +424,45 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
             return f"<checkpoint {self.path}, closed>"
         return f"<checkpoint {self.path}: {self.format}, {len(self)} tensors>"
 
+    def _picture(self, *names: str) -> Optional[str]:
+        """Returns the picture of the command for the checkpoint, or for a tensor."""
+        if self._handle is None or self._words is None:
+            return None
+        return pictures.of_command("inspect", *self._words, "--", os.path.abspath(self.path)
+                                   if not is_url(self.path) else self.path, *names)
+
+    def _repr_svg_(self) -> Optional[str]:
+        """A picture for notebooks: what each file contains, as `reshard inspect --svg` draws it."""
+        return self._picture()
+
+    def _repr_html_(self) -> str:
+        """The picture and the tensors, for notebooks."""
+        if self._handle is None:
+            return pictures.page(None, f"<p>{escape(repr(self))}</p>")
+        tensors = [self[name] for name in itertools.islice(self, pictures.MOST_ROWS)]
+        rows = [(one.name, f"{one.dtype}{list(one.shape)}", one.nbytes, one.nboxes) for one in tensors]
+        return pictures.page(self._repr_svg_(), f"<p>{escape(repr(self)[1:-1])}</p>",
+                             pictures.table(("tensor", "dtype and shape", "bytes", "boxes"), rows, len(self)))
+
     # -- loading --
 
     def load(self, state: Any, *, layouts: Optional[Mapping[str, Union[str, Layout]]] = None,
              rank: Optional[int] = None, strict: bool = True, cast: bool = False,
-             pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-             progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
-             timeout: float = 0.0) -> Report:
+             pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
+             max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
+             transport: Optional[AnyTransport] = None, timeout: float = 0.0) -> Report:
         """Fills the arrays of a state dict, nested or with dotted names, and replaces its values; or fills a list
         of `Local`.
+
+        layouts     layouts of tensors that are not whole, by name
+        rank        the rank whose arrays the state has. Default: all, or that of the transport
+        strict      False: entries that the checkpoint lacks stay unchanged
+        cast        True: elements are converted to the dtypes of the arrays
+        pool, threads   a Pool or a number of threads. Default: one thread per CPU of the process
+        max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MiB
+        progress    called with the bytes done and the bytes in total; an exception stops the work
+        transport   the ranks that load together
+        timeout     seconds without a heartbeat after which a rank counts as lost. Default: 300
 
         A tensor is whole, unless `layouts` has its name. Then the state has the list of the arrays of `rank` in
         that layout (of all ranks, if it is None), or a single array. The checkpoint must contain everything in the
@@ -410,9 +489,10 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         if opaque and strict:
             raise UnsupportedError(f"values that are not plain cannot be loaded: {_listed(opaque)}; "
                                    "strict=False leaves these entries unchanged")
-        report = self._load([one.struct(writable=True, cast=cast) for one in tensors], pool,
-                            missing=not strict, cast=cast, max_nbytes=max_nbytes, progress=progress,
-                            transport=transport, timeout=timeout)
+        report = self._load([one.struct(writable=True, cast=cast) for one in tensors],
+                            local.either("pool", pool, "threads", threads), missing=not strict, cast=cast,
+                            max_nbytes=local.either("max_nbytes", max_nbytes, "max_memory", max_memory),
+                            progress=progress, transport=transport, timeout=timeout)
         for name, value in found.items():
             if value is not OPAQUE:
                 states.put(values[name], name, value)
@@ -455,7 +535,9 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     def state_dict(self, *, like: Optional[str] = None, nested: bool = True,
                    pool: AnyPool = None) -> Dict[str, Any]:
-        """Reads everything. Returns the state dict that was saved, nested if the paths are known."""
+        """Reads everything. Returns the state dict that was saved, nested if the paths are known. `like` is the kind of
+        the arrays, by default that of the checkpoint; `nested=False` returns names with dots; `pool` is a Pool or a
+        number of threads."""
         like = frameworks.check(self.like if like is None else like)
         tensors = {name: self[name] for name in self}
         leaves: Dict[str, Any] = {name: frameworks.empty(one.shape, one.dtype, like)
@@ -473,26 +555,35 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         return states.unflatten(leaves, paths)
 
 
-def open(path: Union[str, "os.PathLike[str]"], *, like: str = "numpy",  # noqa: A001 (reshard.open)
+def open(path: Union[str, "os.PathLike[str]"], *, like: str = "auto",  # noqa: A001 (reshard.open)
          format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
          take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
-         vocab_size: int = 0, from_rules: Sequence[str] = (), follow_links: bool = False,
-         storage: Optional[Storage] = None) -> Checkpoint:
+         vocab_size: int = 0, from_rules: Sequence[str] = (), from_mesh: AnyMesh = None,
+         names: Union[str, "os.PathLike[str]", None] = None, heads: Union[int, Tuple[int, int]] = 0,
+         follow_links: bool = False, storage: Optional[Storage] = None) -> Checkpoint:
     """Opens a checkpoint: a directory of DCP or safetensors, a torch.save file, the per-rank files of verl, SkyRL and
-    FSDP, or a directory of DeepSpeed, Megatron or Orbax.
+    FSDP, or a directory of DeepSpeed, Megatron or Orbax. Pickles are parsed as data, and nothing in a file is executed.
+    The path may be s3://BUCKET/PREFIX or https://HOST/PATH.
 
-    The format is detected, unless `format` names it. Arrays are of the kind `like`: "numpy", "torch", "raw" or
-    "memoryview". Pickles are parsed as data, and nothing in a file is executed. `metadata` names the metadata file
-    to use, such as "__3.metadata" of a rank that saved without collectives. `as_is` opens one rank's file of several
-    by itself, with the parts that it has. `take_rank_0` takes the lowest rank's copy where copies of a tensor differ,
-    which is an error otherwise.
-
-    `model_dtype` reads DeepSpeed's parameters as the model file has them, not in fp32. `unstack` reads Megatron's
-    stacked layers as one tensor per layer, and `vocab_size` so many rows of its padded vocabulary. `from_rules` has
-    rules "RE=S(1)" that say how its tensor-parallel ranks cut parameters that the library does not know.
-
-    The path may be s3://BUCKET/PREFIX or https://HOST/PATH. `storage` has its credentials and limits. Default:
-    those of the environment."""
+    like        kind of the arrays: "auto" (NumPy, ml_dtypes for bfloat16 and float8 if it is installed, else torch,
+                else the bits), "numpy", "torch", "raw" or "memoryview"
+    format      "dcp", "safetensors", "torch.save", "fsdp", "deepspeed", "megatron" or "orbax". Default: detected
+    metadata    the metadata file to use, such as "__3.metadata" of a rank that saved without collectives
+    as_is       open one rank's file of several by itself, with the parts that it has
+    take_rank_0 take the lowest rank's copy where copies of a tensor differ, which is an error otherwise
+    model_dtype read DeepSpeed's parameters as the model file has them, not in fp32
+    unstack     read Megatron's stacked layers as one tensor per layer
+    vocab_size  number of rows of Megatron's padded vocabulary. Default: all
+    from_rules  rules "RE=S(1)" that say how tensor-parallel ranks of Megatron cut parameters that the library does not
+                know, or with `from_mesh` how ranks cut tensors
+    from_mesh   the mesh of a directory with one file per rank, which do not say how tensors are cut. Tensors that no
+                rule matches are copies
+    names       read tensors under other names: a map such as "megatron-llama", or the path of a file of one (see
+                docs/names.md)
+    heads       number of attention heads, or a pair with that of keys and values, if the checkpoint does not say
+    follow_links    follow links that lead out of the directory
+    storage     credentials and limits of a URL. Default: those of the environment
+    """
     return Checkpoint(path, like=like, format=format, metadata=metadata, as_is=as_is, take_rank_0=take_rank_0,
                       model_dtype=model_dtype, unstack=unstack, vocab_size=vocab_size, from_rules=from_rules,
-                      follow_links=follow_links, storage=storage)
+                      from_mesh=from_mesh, names=names, heads=heads, follow_links=follow_links, storage=storage)

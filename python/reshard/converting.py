@@ -3,18 +3,19 @@
     convert("step-1000", "step-1000.dp6", mesh="6", preset="fsdp")            8 ranks to 6
     convert("hf", "tp4", format="dcp", mesh="tp=4", place={r".*q_proj.*": "S(0)", ".*": "R"})
     merge("step-1000", "hf")                                                  safetensors for transformers
+    split("hf", "tp4", mesh="tp=4", preset="llama-tp")                        one file per rank
 """
 from __future__ import annotations
 
 import ctypes as C
 import os
-from typing import Any, List, Optional, Sequence, Union
+from typing import List, Optional, Sequence, Union
 
 from . import _c, local
 from .carry import AnyPool
-from .checkpoint import FORMATS
+from .checkpoint import FORMATS, Checkpoint
 from .errors import InvalidError
-from .layout import Mesh
+from .layout import AnyMesh
 from .local import Progress, Report
 from .proving import Source, opened
 from .rules import Cast, Names, Place, Places, Rename, Rules
@@ -26,32 +27,36 @@ _REFLINKS = {"auto": _c.REFLINK_AUTO, "always": _c.REFLINK_ALWAYS, "never": _c.R
 _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 
 
-def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
-            mesh: Union[str, int, Mesh, None] = None, place: Optional[Place] = None,
-            preset: Optional[str] = None, default: Optional[Places] = None, part: Optional[str] = "",
-            only: Optional[Names] = None, exclude: Optional[Names] = None, rename: Optional[Rename] = None,
-            cast: Optional[Cast] = None, max_shard_size: Union[str, int] = 0,
-            compress: Union[str, int, bool, None] = None, every_replica: bool = False, nranks: int = 0,
-            side_files: Sequence[Pathlike] = (), overwrite: bool = False, resume: bool = False,
-            dry_run: bool = False, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-            progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
-            timeout: float = 0.0, storage: Optional[Storage] = None, reflink: str = "auto",
-            unchecked: bool = False, torch_places: bool = False) -> Report:
-    """Writes a checkpoint in another format or layout.
+def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh: AnyMesh = None,
+            place: Optional[Place] = None, rules: Optional[Pathlike] = None, preset: Optional[str] = None,
+            default: Optional[Places] = None, part: Optional[str] = "", only: Optional[Names] = None,
+            exclude: Optional[Names] = None, rename: Optional[Rename] = None,
+            strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
+            max_shard_size: Union[str, int] = 0, compress: Union[str, int, bool, None] = None,
+            every_replica: bool = False, nranks: int = 0, side_files: Sequence[Pathlike] = (), overwrite: bool = False,
+            force: bool = False, resume: bool = False, dry_run: bool = False, verify: bool = False,
+            pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
+            max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
+            transport: Optional[AnyTransport] = None, timeout: float = 0.0, storage: Optional[Storage] = None,
+            reflink: str = "auto", unchecked: bool = False, torch_places: bool = False) -> Report:
+    """Writes a checkpoint in another format or layout. `source` is a path, or an open Checkpoint, for which
+    `reshard.open` has more options.
 
     format      "dcp", "safetensors" or "torch.save". Default: torch.save if `out` ends in .pt, .pth or .bin,
                 safetensors if it ends in .safetensors or the source is not DCP, else DCP
-    mesh        the ranks to write for: 8, "2x4" or "dp=2,tp=4". Default: tensors stay whole
+    mesh        the ranks to write for: 8, "2x4", "dp=2,tp=4" or {"dp": 2, "tp": 4}. Default: tensors stay whole
     place       how tensors are sharded: placements of all ("S(0)"); a dict of expressions that match whole names
                 and placements, of which the first match applies; or a function of the tensor that returns
                 placements, a Layout, or None (whole)
-    preset      "fsdp", "hsdp", "llama-tp" or "replicate"; `place` comes first
+    rules       a file of such rules, one expression and its placements per line; `place` comes first
+    preset      "fsdp", "hsdp", "llama-tp" or "replicate"; `place` and `rules` come first
     default     placements of tensors that nothing matches. Default: such a tensor is an error
     part        a key of a nested state dict: keep only tensors below it, and remove it from their names. None:
                 keep only the model of what a trainer wrote, under the names that it has without the trainer
     only        keep tensors whose name contains a match: an expression or several, or a function of the tensor
     exclude     leave out tensors, given in the same ways
     rename      a dict of expressions and replacements, or a function of the name
+    strip_prefix    a text, or several, to remove from the start of names
     cast        a dtype of all floating-point tensors; a dict of expressions that match whole names and dtypes;
                 or a function of the tensor
     max_shard_size  size limit of a safetensors file with whole tensors, such as "5GB"
@@ -59,10 +64,13 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
     every_replica   write one safetensors file per rank, with everything that rank holds
     nranks      number of ranks to make DCP files for. Default: as many as the layouts have
     side_files  files to copy into the directory, such as a config
-    overwrite   replace an existing checkpoint
+    overwrite, force    replace an existing checkpoint; two words for one option
     resume      continue a run of the same kind that was stopped
     dry_run     check everything and report what would be done, but write nothing
-    max_nbytes  limit of the buffers. Default: 256 MB
+    verify      read the result again before it appears at its path, and compare it with the source
+    pool        a Pool, or a number of threads. Default: one thread per CPU of the process
+    threads     the same as a number, as in the command
+    max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MB
     progress    called with the bytes done and the bytes in total; an exception stops the conversion
     transport   the ranks that convert together: each makes the same call, reads and writes a part, and rank 0
                 publishes. Default: this process alone
@@ -73,49 +81,103 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None,
     torch_places    place data as torch does, not at multiples of 4 KiB
     """
     with opened(source, storage) as checkpoint:
-        if reflink not in _REFLINKS:
-            raise InvalidError(f"reflink={reflink!r} must be 'auto', 'always' or 'never'")
         if format is None:
             safe = os.fspath(out).endswith(".safetensors") or checkpoint.format != "dcp"
             torch_file = os.fspath(out).endswith((".pt", ".pth", ".bin"))
             format = "torch.save" if torch_file else "safetensors" if safe else "dcp"
         if format not in ("dcp", "safetensors", "torch.save"):
             raise InvalidError(f"format={format!r} cannot be written; use 'dcp', 'safetensors' or 'torch.save'")
+        if reflink not in _REFLINKS:
+            raise InvalidError(f"reflink={reflink!r} must be 'auto', 'always' or 'never'")
         if max_shard_size and (format == "dcp" or mesh is not None):
             raise InvalidError("max_shard_size applies to output of whole tensors only, not to DCP")
-        rules = Rules(checkpoint, mesh=mesh, place=place, preset=preset, default=default, only=only,
-                      exclude=exclude, rename=rename, cast=cast, part=part)
-        rules.check()
-        call = local.Call(progress, pool, max_nbytes, transport, timeout)
+        made = Rules(checkpoint, mesh=mesh, place=place, file=rules, preset=preset, default=default, only=only,
+                     exclude=exclude, rename=rename, strip_prefix=strip_prefix, cast=cast, part=part)
+        made.check()
+        call = local.Call(progress, local.either("pool", pool, "threads", threads),
+                          local.either("max_nbytes", max_nbytes, "max_memory", max_memory), transport, timeout)
         call.io.contents.storage = handle_for(os.fspath(out), storage)
         files = [_c.path_bytes(path) for path in side_files]
         options = _c.ConvertOptions(
             format=FORMATS[format], max_shard_nbytes=local.size(max_shard_size), nranks=nranks,
-            every_replica=every_replica, compress=compress_level(compress), overwrite=overwrite, resume=resume,
+            every_replica=every_replica, compress=compress_level(compress), overwrite=overwrite or force, resume=resume,
             dry=dry_run, nside_files=len(files), side_files=(_c.Text * max(1, len(files)))(*files),
-            map=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), map_context=rules.handle, io=call.io,
+            map=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), map_context=made.handle, io=call.io,
             reflink=_REFLINKS[reflink], unchecked=unchecked, torch_places=torch_places)
-        with rules.kept:
+        if verify:
+            options.check = call.kept.callback(_c.CheckOutput, made.compare(call.io))
+        with made.kept:
             return call(_c.lib.rsd_convert, checkpoint.handle, _c.path_bytes(out), C.byref(options))
 
 
-def merge(source: Source, out: Pathlike, *, everything: bool = False, config_from: Optional[Pathlike] = None,
-          max_shard_size: Union[str, int, None] = None, **options: Any) -> Report:
+def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool = False,  # noqa: A002 (the command's)
+          config_from: Optional[Pathlike] = None, max_shard_size: Union[str, int, None] = None,
+          only: Optional[Names] = None, exclude: Optional[Names] = None, rename: Optional[Rename] = None,
+          strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None, overwrite: bool = False,
+          force: bool = False, resume: bool = False, dry_run: bool = False, verify: bool = False, pool: AnyPool = None,
+          threads: Optional[int] = None, max_nbytes: Union[str, int] = 0, max_memory: Union[str, int] = 0,
+          progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None, timeout: float = 0.0,
+          storage: Optional[Storage] = None, reflink: str = "auto", unchecked: bool = False,
+          torch_places: bool = False) -> Report:
     """Writes whole tensors as safetensors that transformers loads: a directory, or one file if `out` ends in
-    .safetensors. A file has at most `max_shard_size` bytes. Default: 5GB.
+    .safetensors.
 
-    Only the model of what a trainer wrote is written, under the names that it has without the trainer, unless
-    `everything` is true. Configs and tokenizers are copied from the directory of the source, from `huggingface`
-    in it, or from `config_from`. The other options are those of `convert`."""
+    all, everything write every tensor under its own name; two words for one option. Default: only the model of what
+                    a trainer wrote, under the names that it has without the trainer
+    config_from     directory to copy configs and tokenizers from. Default: that of the source, or `huggingface` in it
+    max_shard_size  size limit of a file. Default: 5GB
+
+    The other keywords are those of `convert`: only, exclude, rename, strip_prefix, cast, overwrite, force, resume,
+    dry_run, verify, pool, threads, max_nbytes, max_memory, progress, transport, timeout, storage, reflink, unchecked,
+    torch_places."""
     one_file = os.fspath(out).endswith(".safetensors")
     if max_shard_size is None:
         max_shard_size = 0 if one_file else "5GB"
-    with opened(source, options.get("storage")) as checkpoint:
-        directory = os.fspath(config_from) if config_from is not None else checkpoint.path
-        beside = os.path.join(directory, "huggingface")
-        directory = beside if config_from is None and os.path.isdir(beside) else directory
-        return convert(checkpoint, out, format="safetensors", part="" if everything else None,
-                       side_files=[] if one_file else _side_files(directory), max_shard_size=max_shard_size, **options)
+    with opened(source, storage) as checkpoint:
+        return convert(
+            checkpoint, out, format="safetensors", part="" if all or everything else None,
+            side_files=[] if one_file else _configs(checkpoint, config_from), max_shard_size=max_shard_size, only=only,
+            exclude=exclude, rename=rename, strip_prefix=strip_prefix, cast=cast, overwrite=overwrite, force=force,
+            resume=resume, dry_run=dry_run, verify=verify, pool=pool, threads=threads, max_nbytes=max_nbytes,
+            max_memory=max_memory, progress=progress, transport=transport, timeout=timeout, storage=storage,
+            reflink=reflink, unchecked=unchecked, torch_places=torch_places)
+
+
+def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optional[Place] = None,
+          rules: Optional[Pathlike] = None, preset: Optional[str] = None, default: Optional[Places] = None,
+          config_from: Optional[Pathlike] = None, only: Optional[Names] = None, exclude: Optional[Names] = None,
+          rename: Optional[Rename] = None, strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
+          overwrite: bool = False, force: bool = False, resume: bool = False, dry_run: bool = False,
+          verify: bool = False, pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
+          max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
+          transport: Optional[AnyTransport] = None, timeout: float = 0.0, storage: Optional[Storage] = None,
+          reflink: str = "auto", unchecked: bool = False, torch_places: bool = False) -> Report:
+    """Writes one safetensors file per rank of a mesh, rank-00000-of-00004.safetensors and so on, with every tensor or
+    shard that the rank needs. Replicated tensors are in every file.
+
+    mesh            the ranks to write for: 8, "2x4", "dp=2,tp=4" or {"dp": 2, "tp": 4}
+    config_from     directory to copy configs and tokenizers from. Default: that of the source, or `huggingface` in it
+
+    The other keywords are those of `convert`: place, rules, preset, default, only, exclude, rename, strip_prefix, cast,
+    overwrite, force, resume, dry_run, verify, pool, threads, max_nbytes, max_memory, progress, transport, timeout,
+    storage, reflink, unchecked, torch_places."""
+    if mesh is None:
+        raise InvalidError("split needs a mesh, such as mesh='tp=4'")
+    with opened(source, storage) as checkpoint:
+        return convert(
+            checkpoint, out, format="safetensors", every_replica=True, mesh=mesh, place=place, rules=rules,
+            preset=preset, default=default, side_files=_configs(checkpoint, config_from), only=only, exclude=exclude,
+            rename=rename, strip_prefix=strip_prefix, cast=cast, overwrite=overwrite, force=force, resume=resume,
+            dry_run=dry_run, verify=verify, pool=pool, threads=threads, max_nbytes=max_nbytes, max_memory=max_memory,
+            progress=progress, transport=transport, timeout=timeout, storage=storage, reflink=reflink,
+            unchecked=unchecked, torch_places=torch_places)
+
+
+def _configs(checkpoint: Checkpoint, config_from: Optional[Pathlike]) -> List[str]:
+    """Returns the files to copy beside the weights."""
+    directory = os.fspath(config_from) if config_from is not None else checkpoint.path
+    beside = os.path.join(directory, "huggingface")
+    return _side_files(beside if config_from is None and os.path.isdir(beside) else directory)
 
 
 def _side_files(directory: str) -> List[str]:

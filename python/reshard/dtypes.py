@@ -85,7 +85,8 @@ def _find(what: Any) -> Dtype:
                 return _BY_WORD[made.name]
             raise UnsupportedError(f"dtype {made.name} of NumPy is not supported"
                                    + ("" if made.isnative else " in the other byte order"))
-    raise InvalidError(f"unknown dtype {word!r}; dtypes are {' '.join(DTYPES)}")
+    _c.lib.rsd_dtype_parse(word.encode(), C.byref(C.c_int()))  # which raises an error with the nearest name
+    raise InvalidError(f"unknown dtype {word!r}")
 
 
 def numpy_dtype(one: Dtype, raw: bool = False) -> Any:

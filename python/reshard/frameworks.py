@@ -1,5 +1,7 @@
 """New arrays for results, of the requested framework. A framework is imported when it is needed.
 
+    "auto"          "numpy" if NumPy or ml_dtypes has the dtype, else "torch" if torch is installed and has it, else
+                    "raw"; "memoryview" without NumPy
     "numpy"         NumPy arrays; dtypes that NumPy does not have need ml_dtypes, or are refused
     "torch"         torch tensors, on the CPU unless a device is stated
     "raw"           NumPy arrays, dtypes that NumPy does not have as unsigned integers of the same bits
@@ -7,6 +9,8 @@
 """
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import itertools
 import math
 import sys
@@ -15,7 +19,7 @@ from typing import Any, Mapping, Sequence, Tuple
 from . import dtypes
 from .errors import InvalidError
 
-LIKES = ("numpy", "torch", "raw", "memoryview")
+LIKES = ("auto", "numpy", "torch", "raw", "memoryview")
 
 
 def check(like: str) -> str:
@@ -23,6 +27,24 @@ def check(like: str) -> str:
     if like not in LIKES:
         raise InvalidError(f"unknown kind of array {like!r}; kinds are {' '.join(LIKES)}")
     return like
+
+
+def usable(like: str, dtype: Any) -> str:
+    """Returns the kind of arrays for a dtype: `like`, or what "auto" stands for."""
+    if check(like) != "auto":
+        return like
+    one = dtypes.dtype(dtype)
+    if not _is_installed("numpy"):
+        return "memoryview"
+    if one.numpy is not None or _is_installed("ml_dtypes") and hasattr(importlib.import_module("ml_dtypes"), one.torch):
+        return "numpy"
+    return "torch" if _is_installed("torch") and hasattr(importlib.import_module("torch"), one.torch) else "raw"
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    return importlib.util.find_spec(name) is not None
 
 
 def _first(arrays: Any) -> Any:
@@ -54,7 +76,8 @@ def like_of(arrays: Any) -> str:
 def empty(shape: Sequence[int], dtype: Any, like: str, device: Any = None) -> Any:
     """Returns a new dense array with unspecified values. `device` is for torch."""
     one = dtypes.dtype(dtype)
-    if check(like) == "torch":
+    like = usable(like, one)
+    if like == "torch":
         import torch
         return torch.empty(tuple(shape), dtype=dtypes.torch_dtype(one), device=device)
     if like == "memoryview":
@@ -66,7 +89,8 @@ def empty(shape: Sequence[int], dtype: Any, like: str, device: Any = None) -> An
 def over(flat: memoryview, shape: Sequence[int], dtype: Any, like: str) -> Any:
     """Returns an array over existing memory of the right size."""
     one = dtypes.dtype(dtype)
-    if check(like) == "memoryview":
+    like = usable(like, one)
+    if like == "memoryview":
         return _cast(flat, shape, one)
     if not flat.nbytes:
         return empty(shape, dtype, like)
@@ -77,8 +101,13 @@ def over(flat: memoryview, shape: Sequence[int], dtype: Any, like: str) -> Any:
     return numpy.frombuffer(flat, dtypes.numpy_dtype(one, raw=like == "raw")).reshape(tuple(shape))
 
 
+def _format(one: dtypes.Dtype) -> Any:
+    """Returns the format of an element. Memoryviews have no f16 before Python 3.12, so it is its bits there."""
+    return "H" if one.format == "e" and sys.version_info < (3, 12) else one.format
+
+
 def _cast(flat: memoryview, shape: Sequence[int], one: dtypes.Dtype) -> memoryview:
-    letter: Any = one.format
+    letter = _format(one)
     extents = list(shape)
     if len(letter) > 1:  # memoryviews have no complex numbers, so they have one more dim of two halves
         letter, extents = letter[1:], extents + [2]
@@ -91,6 +120,7 @@ def finished(array: Any, whole: Sequence[int], index: Tuple[slice, ...], shape: 
              like: str) -> Any:
     """Returns array[index] as a dense array, for slices with positive or negative steps. `whole` is the shape of the
     array."""
+    like = usable(like, dtype)
     stepped = any(one.step not in (None, 1) for one in index)
     if like == "memoryview":
         flat = _picked(array.cast("B"), whole, index, dtypes.dtype(dtype)) if stepped else array.cast("B")
@@ -108,7 +138,7 @@ def finished(array: Any, whole: Sequence[int], index: Tuple[slice, ...], shape: 
 
 def _picked(flat: memoryview, whole: Sequence[int], index: Tuple[slice, ...], one: dtypes.Dtype) -> memoryview:
     """Returns the bytes of array[index], row by row, since memoryviews support steps in one dim only."""
-    letter: Any = one.format[-1]
+    letter = _format(one)[-1]
     parts = len(one.format)  # of an element: complex numbers are pairs
     taken = [range(extent)[cut] for extent, cut in zip(whole, index)]
     out = memoryview(bytearray(one.nbytes * math.prod(map(len, taken))))

@@ -9,22 +9,31 @@ Layouts are immutable. Any number of threads may use them.
 from __future__ import annotations
 
 import ctypes as C
-from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from . import _c, dtypes
+from . import _c, dtypes, pictures
 from ._c import Int32, Int64, Address
 from .errors import InvalidError
 
 
 class Mesh(_c.Handle):
-    """An n-dimensional array of ranks with named axes: Mesh("dp=2,tp=4"), Mesh("2x2 ranks=4-7")."""
+    """An n-dimensional array of ranks with named axes: Mesh("dp=2,tp=4"), Mesh("2x2 ranks=4-7"), Mesh(8)."""
 
     _free = "rsd_mesh_free"
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: Union[str, int]) -> None:
         handle = Address()
-        _c.lib.rsd_mesh_parse(text.encode(), C.byref(handle))
+        _c.lib.rsd_mesh_parse(str(text).encode(), C.byref(handle))
         self._handle = handle.value
+
+    @classmethod
+    def of_any(cls, mesh: "Union[Mesh, str, int, Sequence[int], Mapping[str, int]]") -> "Mesh":
+        """Returns the mesh for an argument `mesh`: a Mesh, 8, "2x4", (2, 4), "dp=2,tp=4" or {"dp": 2, "tp": 4}."""
+        if isinstance(mesh, Mesh):
+            return mesh
+        if isinstance(mesh, Mapping):
+            return cls.of(list(mesh.values()), list(mesh))
+        return cls(mesh) if isinstance(mesh, (str, int)) else cls.of(mesh)
 
     @classmethod
     def of(cls, counts: Sequence[int], names: Optional[Sequence[Optional[str]]] = None,
@@ -96,6 +105,9 @@ class Mesh(_c.Handle):
         return found.value
 
 
+AnyMesh = Union[Mesh, str, int, Sequence[int], Mapping[str, int], None]
+
+
 class Placement(NamedTuple):
     """What one mesh axis does to a tensor. Created by Shard, Replicate and the functions below."""
 
@@ -128,11 +140,11 @@ def Replicate() -> Placement:  # noqa: N802
 
 
 def Partial(reduce: str = "sum") -> Placement:  # noqa: N802
-    """P(reduce): the value is the reduction over the axis."""
-    for number in range(_c.REDUCE_BXOR + 1):
-        if _c.lib.rsd_reduce_name(number).decode() == reduce:
-            return Placement(_c.PARTIAL, 0, number)
-    raise InvalidError(f"unknown reduction {reduce!r}")
+    """P(reduce): the value is the reduction over the axis: "sum", "avg" or "mean", "min", "max", "product", "band",
+    "bor", "bxor"."""
+    number = C.c_int()
+    _c.lib.rsd_reduce_parse(reduce.encode(), C.byref(number))
+    return Placement(_c.PARTIAL, 0, number.value)
 
 
 def Balanced(dim: int) -> Placement:  # noqa: N802
@@ -208,10 +220,11 @@ class Layout(_c.Handle):
     # -- creation --
 
     @classmethod
-    def on(cls, dtype: Any, shape: Sequence[int], mesh: Union[str, Mesh], placements: Placements) -> "Layout":
+    def on(cls, dtype: Any, shape: Sequence[int],
+           mesh: Union[Mesh, str, int, Sequence[int], Mapping[str, int]], placements: Placements) -> "Layout":
         """Creates a layout from one placement per mesh axis, applied left to right, or from text: "S0,R" or
-        "[tp.dp, -]"."""
-        mesh = Mesh(mesh) if isinstance(mesh, str) else mesh
+        "[tp.dp, -]". The mesh is a Mesh, 8, "2x4", (2, 4), "dp=2,tp=4" or {"dp": 2, "tp": 4}."""
+        mesh = Mesh.of_any(mesh)
         handle, number = Address(), dtypes.dtype(dtype).number
         if isinstance(placements, str):
             _c.lib.rsd_layout_parse_on(number, len(shape), _c.ints(shape), mesh.handle, placements.encode(),
@@ -227,10 +240,11 @@ class Layout(_c.Handle):
         return cls._of(handle)
 
     @classmethod
-    def by_dim(cls, dtype: Any, shape: Sequence[int], mesh: Union[str, Mesh],
+    def by_dim(cls, dtype: Any, shape: Sequence[int],
+               mesh: Union[Mesh, str, int, Sequence[int], Mapping[str, int]],
                axes: Sequence[Sequence[Union[int, str]]]) -> "Layout":
         """Creates a layout from the mesh axes that cut each dim, in order, as numbers or names, as in JAX."""
-        mesh = Mesh(mesh) if isinstance(mesh, str) else mesh
+        mesh = Mesh.of_any(mesh)
         if len(axes) != len(shape):
             raise InvalidError(f"got axes for {len(axes)} dims, but the tensor has {len(shape)}")
         names, flat = mesh.names, []
@@ -408,6 +422,10 @@ class Layout(_c.Handle):
                 _c.MISSES: "misses"}[found.kind]
         box = (tuple(found.box.lo[:n]), tuple(found.box.len[:n])) if word in ("unevenly", "misses") else None
         return Check(word, found.copies, box)
+
+    def _repr_svg_(self) -> Optional[str]:
+        """A picture for notebooks: which ranks hold which elements. None for more than 4096 arrays."""
+        return pictures.of_layout(self)
 
     def of_dtype(self, dtype: Any) -> "Layout":
         """Returns the same layout with another dtype."""

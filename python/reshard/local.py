@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 from . import _c, dtypes, memory
 from .carry import AnyPool, Pool, flat_strides, in_order, see_all
+from .errors import InvalidError
 from .layout import Layout
 from .transport import AnyTransport
 
@@ -15,6 +16,13 @@ from .transport import AnyTransport
 Progress = Callable[[int, int], Any]
 
 Size = Union[str, int, None]  # bytes: a number, or a text such as "256MB"
+
+
+def either(one: str, a: Any, other: str, b: Any) -> Any:
+    """Returns the value of two keywords that have one meaning. InvalidError if both are passed."""
+    if a and b and a != b:
+        raise InvalidError(f"{one} and {other} have one meaning: pass one of them")
+    return a or b
 
 
 class Report:
@@ -96,13 +104,13 @@ class Local:
 
     @classmethod
     def whole(cls, name: str, array: Any, *, path: Optional[Sequence[Union[str, int]]] = None) -> "Local":
-        """Returns a whole tensor with the dtype and shape of one array."""
+        """Returns a whole tensor with the dtype and shape of one array. `path` is its path in a nested state dict."""
         seen = memory.see(array, name)
         return cls(name, Layout.whole(seen.dtype, seen.shape), [seen], 0, path=path)
 
     def struct(self, *, writable: bool, cast: bool = False) -> Any:
-        """Returns the rsd_tensor, after its memory is checked, and keeps alive what it points to. With `cast` the
-        arrays may have another dtype than the layout, which is the same for all."""
+        """Returns the rsd_tensor, after its memory is checked, and keeps alive what it points to. With `writable` it
+        must be. With `cast` the arrays may have another dtype than the layout, which is the same for all."""
         layout, wanted = self.layout, self.layout.arrays(self.rank)
         given = in_order(self.arrays, wanted, self.name)
         seen = see_all(given, wanted, layout.dtype, self.name, writable, cast)

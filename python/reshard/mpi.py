@@ -7,20 +7,36 @@
     bound = reshard.bind(plan, transport=transport)
     bound.run(src, dst)                                  the arrays of this rank
 
-The library for MPI is libreshard_mpi, which make builds and installs where mpicc is found. It is searched in
-RESHARD_MPI_LIB, beside this file, in the tree of this file, and where the system searches.
+The library for MPI is libreshard_mpi, which make builds and `make install` installs where mpicc is found. No wheel has
+it, since it belongs to one MPI. RESHARD_MPI_LIB names it, or its directory. Without that variable it is searched in
+the source tree of this file, where the system searches (LD_LIBRARY_PATH, ldconfig), in lib of the environment of
+this Python, and in /usr/local/lib.
 """
 from __future__ import annotations
 
 import ctypes as C
 import os
 import re
-from typing import Any, Optional
+import sys
+from typing import Any, List, Optional
 
 from . import _c
 from .transport import AnyTransport
 
+_NAME = "libreshard_mpi.so.1"
 _functions: Optional[_c.Functions] = None
+
+
+def _candidates() -> List[str]:
+    """Returns the paths that may be the library, in the order in which they are tried."""
+    named = os.environ.get("RESHARD_MPI_LIB")
+    if named:
+        return [os.path.join(named, _NAME) if os.path.isdir(named) else named]
+    try:
+        return [_c.shared_object("libreshard_mpi", "RESHARD_MPI_LIB")]
+    except ImportError:
+        return [_NAME, *(os.path.join(place, _NAME) for place in
+                         (os.path.join(sys.prefix, "lib"), "/usr/local/lib", "/usr/local/lib64"))]
 
 
 def _load() -> _c.Functions:
@@ -30,15 +46,16 @@ def _load() -> _c.Functions:
         text = _c.read(os.path.join(os.path.dirname(_c.header_paths[0]), "reshard_mpi.h"))
         # Functions that take an MPI_Comm cannot be called from Python.
         _c.header.add(re.sub(r"^\w+ rsd_\w+\([^;]*MPI_Comm[^;]*\);", "", text, flags=re.M))
-        try:
-            path = _c.shared_object("libreshard_mpi", "RESHARD_MPI_LIB")
-        except ImportError:
-            path = "libreshard_mpi.so.1"
-        try:
-            _functions = _c.Functions(path, _c.header)
-        except OSError as error:
-            raise ImportError(f"reshard.mpi: {error}: build it with make where mpicc is found, or set "
-                              "RESHARD_MPI_LIB to its path") from None
+        errors: List[str] = []
+        for path in _candidates():
+            try:
+                _functions = _c.Functions(path, _c.header)
+                break
+            except OSError as error:
+                errors.append(str(error))
+        else:
+            raise ImportError(f"reshard.mpi: {'; '.join(errors)}: build and install the C library where mpicc is "
+                              "found, or set RESHARD_MPI_LIB to the path of libreshard_mpi.so")
     return _functions
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import ctypes as C
 import json
+from html import escape
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple, Union
 
-from . import _c
+from . import _c, pictures
 from ._c import Int32, Int64, Address
 from .layout import Layout, problem
 
@@ -157,11 +158,12 @@ class Plan(_c.Handle):
             _c.lib.rsd_cursor_free(cursor)
 
     def explain(self, *, pairs: bool = False, ranks: bool = False) -> str:
-        """Describes the plan as text: what moves, and the lower bound."""
+        """Describes the plan as text: what moves, and the lower bound. With `pairs`, adds the bytes between every two
+        ranks; with `ranks`, the totals of every rank."""
         return self._explain(0, pairs, ranks)
 
     def as_dict(self, *, pairs: bool = False, ranks: bool = False) -> Dict[str, Any]:
-        """Returns the same as a dict. docs/json.md lists its keys."""
+        """Returns the same as a dict, also with `pairs` and `ranks`. docs/json.md lists its keys."""
         found: Dict[str, Any] = json.loads(self._explain(_c.EXPLAIN_JSON, pairs, ranks))
         return found
 
@@ -171,7 +173,16 @@ class Plan(_c.Handle):
         _c.lib.rsd_plan_explain(self.handle, flags, C.byref(text))
         return _c.taken(text) or ""
 
-    def run(self, src: Any, dst: Any = None, **options: Any) -> Any:
-        """Moves the arrays of all ranks, which are in this process; see `reshard.reshard`."""
+    def _repr_svg_(self) -> Optional[str]:
+        """A picture for notebooks: the bytes from each rank to each, as `reshard plan --svg` draws it."""
+        return pictures.of_command("plan", str(self), "--no-picture")
+
+    def _repr_html_(self) -> str:
+        """The picture and the numbers, for notebooks."""
+        return pictures.page(self._repr_svg_(), f"<pre>{escape(self.explain())}</pre>")
+
+    def run(self, src: Any, dst: Any = None, *, pool: Any = None, like: Optional[str] = None) -> Any:
+        """Moves the arrays of all ranks, which are in this process, to `dst` or to new arrays of the kind `like`; see
+        `reshard.reshard`. `pool` is a Pool or a number of threads."""
         from .carry import run
-        return run(self, src, dst, **options)
+        return run(self, src, dst, pool=pool, like=like)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes as C
 import os
+import re
 import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
 
@@ -14,7 +15,7 @@ from ._c import Int64
 from .carry import AnyPool, run
 from .checkpoint import Checkpoint, open as open_checkpoint
 from .layout import Layout
-from .local import Progress
+from .local import Progress, Size
 from .plan import Plan
 from .storage import Storage
 from .transport import AnyTransport
@@ -42,14 +43,33 @@ class Difference(NamedTuple):
     text: str
 
 
-def digest(source: Source, names: Optional[Sequence[str]] = None, *, pool: AnyPool = None,
-           max_nbytes: Union[str, int] = 0, progress: Optional[Progress] = None,
-           transport: Optional[AnyTransport] = None, timeout: float = 0.0) -> Dict[str, str]:
+def _call(progress: Optional[Progress], pool: AnyPool, threads: Optional[int], max_nbytes: Size, max_memory: Size,
+          transport: Optional[AnyTransport], timeout: float) -> local.Call:
+    return local.Call(progress, local.either("pool", pool, "threads", threads),
+                      local.either("max_nbytes", max_nbytes, "max_memory", max_memory), transport, timeout)
+
+
+def digest(source: Source, names: Optional[Sequence[str]] = None, *, only: Optional[str] = None,
+           pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
+           max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
+           transport: Optional[AnyTransport] = None, timeout: float = 0.0,
+           storage: Optional[Storage] = None) -> Dict[str, str]:
     """Returns the digests of tensors, 32 hexadecimal digits each. They do not depend on layout, format and byte
-    order. They detect accidental changes, not attacks."""
-    with opened(source) as checkpoint:
+    order. They detect accidental changes, not attacks.
+
+    names       tensors. Default: all
+    only        an expression: only tensors whose name contains a match
+    pool, threads   a Pool or a number of threads. Default: one thread per CPU of the process
+    max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MiB
+    progress    called with the bytes done and the bytes in total; an exception stops the work
+    transport   the ranks that read together: each reads a part, and all return the same
+    timeout     seconds without a heartbeat after which a rank counts as lost. Default: 300
+    storage     credentials and limits of s3:// and https:// paths. Default: those of the environment"""
+    with opened(source, storage) as checkpoint:
         chosen = list(checkpoint) if names is None else list(names)
-        call, n = local.Call(progress, pool, max_nbytes, transport, timeout), _c.DIGEST_NCHARS
+        chosen = [name for name in chosen if only is None or re.search(only, name)]
+        call = _call(progress, pool, threads, max_nbytes, max_memory, transport, timeout)
+        n = _c.DIGEST_NCHARS
         indices = _c.ints([checkpoint[name]._index for name in chosen])
         block = C.create_string_buffer(n * max(1, len(chosen)))
         if chosen:
@@ -73,13 +93,16 @@ def digest_array(array: Any) -> str:
     return text.value.decode()
 
 
-def diff(a: Source, b: Source, *, rtol: float = 0.0, atol: float = 0.0, pool: AnyPool = None,
-         max_nbytes: Union[str, int] = 0, progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
-         timeout: float = 0.0) -> List[Difference]:
+def diff(a: Source, b: Source, *, only: Optional[str] = None, rtol: float = 0.0, atol: float = 0.0,
+         pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
+         max_memory: Union[str, int] = 0, progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
+         timeout: float = 0.0, storage: Optional[Storage] = None) -> List[Difference]:
     """Compares all tensors of two checkpoints, in any formats. Returns an empty list if all are the same.
 
     With `rtol` or `atol`, floating-point and complex elements are the same if |a - b| <= atol + rtol * |b|, also
-    between dtypes. Else elements are compared bit by bit."""
+    between dtypes. Else elements are compared bit by bit. `only` is an expression: tensors whose name contains no
+    match are not reported. The other keywords are those of `digest`: pool, threads, max_nbytes, max_memory, progress,
+    transport, timeout, storage."""
     words = {_c.ONLY_IN_A: "only_in_a", _c.ONLY_IN_B: "only_in_b", _c.OTHER_DTYPE: "dtype",
              _c.OTHER_SHAPE: "shape", _c.OTHER_ELEMENT: "element"}
     found: List[Difference] = []
@@ -87,26 +110,28 @@ def diff(a: Source, b: Source, *, rtol: float = 0.0, atol: float = 0.0, pool: An
     def told(_: Any, name: bytes, kind: int, text: bytes) -> None:
         found.append(Difference(name.decode(), words[kind], text.decode(errors="replace")))
 
-    with opened(a) as one, opened(b) as other:
-        call, count = local.Call(progress, pool, max_nbytes, transport, timeout), Int64()
+    with opened(a, storage) as one, opened(b, storage) as other:
+        call, count = _call(progress, pool, threads, max_nbytes, max_memory, transport, timeout), Int64()
         options = _c.DiffOptions(rtol=rtol, atol=atol, io=call.io)
         call(_c.lib.rsd_diff, one.handle, other.handle, C.byref(options),
              call.kept.callback(_c.OnDifference, told), None, C.byref(count))
-    return found
+    return [one for one in found if only is None or re.search(only, one.name)]
 
 
-def verify(source: Source, *, pool: AnyPool = None, max_nbytes: Union[str, int] = 0,
-           progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
-           timeout: float = 0.0) -> List[str]:
+def verify(source: Source, *, pool: AnyPool = None, threads: Optional[int] = None,
+           max_nbytes: Union[str, int] = 0, max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
+           transport: Optional[AnyTransport] = None, timeout: float = 0.0,
+           storage: Optional[Storage] = None) -> List[str]:
     """Reads everything, and checks sizes, offsets, coverage and CRCs. Each finding is one line with the file, the
-    tensor and, if known, the byte. Returns an empty list if there is no damage."""
+    tensor and, if known, the byte. Returns an empty list if there is no damage. The keywords are those of `digest`:
+    pool, threads, max_nbytes, max_memory, progress, transport, timeout, storage."""
     found: List[str] = []
 
     def told(_: Any, text: bytes) -> None:
         found.append(text.decode(errors="replace"))
 
-    with opened(source) as checkpoint:
-        call, count = local.Call(progress, pool, max_nbytes, transport, timeout), Int64()
+    with opened(source, storage) as checkpoint:
+        call, count = _call(progress, pool, threads, max_nbytes, max_memory, transport, timeout), Int64()
         call(_c.lib.rsd_verify, checkpoint.handle, call.io, call.kept.callback(_c.OnFinding, told), None,
              C.byref(count))
     return found

@@ -12,8 +12,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from . import _c, dtypes
 from .checkpoint import Checkpoint, LazyTensor
 from .errors import InvalidError, MismatchError
-from .layout import Layout, Mesh, Placement
+from .layout import AnyMesh, Layout, Mesh, Placement
 
+COMPARED_NBYTES = 64 << 20  # of a converted tensor, at a time
 Places = Union[str, Sequence[Placement]]
 Place = Union[Places, Mapping[str, Places], Callable[[LazyTensor], Union[None, Places, Layout]]]
 Names = Union[str, Sequence[str], Callable[[LazyTensor], bool]]
@@ -26,14 +27,14 @@ class Rules(_c.Handle):
 
     _free = "rsd_rules_free"
 
-    def __init__(self, checkpoint: Checkpoint, *, mesh: Union[str, int, Mesh, None], place: Optional[Place],
+    def __init__(self, checkpoint: Checkpoint, *, mesh: AnyMesh, place: Optional[Place], file: Any,
                  preset: Optional[str], default: Optional[Places], only: Optional[Names],
-                 exclude: Optional[Names], rename: Optional[Rename], cast: Optional[Cast],
-                 part: Optional[str] = "") -> None:
-        if mesh is None and not (place is None and preset is None and default is None):
-            raise InvalidError("place, preset and default need a mesh, such as mesh='dp=2,tp=4'")
+                 exclude: Optional[Names], rename: Optional[Rename], strip_prefix: Union[str, Sequence[str]],
+                 cast: Optional[Cast], part: Optional[str]) -> None:
+        if mesh is None and not (place is None and file is None and preset is None and default is None):
+            raise InvalidError("place, rules, preset and default need a mesh, such as mesh='dp=2,tp=4'")
         self.checkpoint, self.kept, self._rename = checkpoint, _c.Kept(), rename
-        self._mesh: Any = Mesh(str(mesh)) if isinstance(mesh, (str, int)) else mesh
+        self._mesh: Any = None if mesh is None else Mesh.of_any(mesh)
         # Functions are called by _decide; everything else is a rule of the library.
         self._only, self._exclude, self._place, self._cast = functions = [
             one if callable(one) and not isinstance(one, type) else None for one in (only, exclude, place, cast)]
@@ -50,6 +51,8 @@ class Rules(_c.Handle):
                 _c.lib.rsd_rules_set_preset(self.handle, preset.encode())
             for pattern, places in _pairs(place, ".*"):
                 self._add(_c.RULE_PLACE, f"{pattern}={_text(places)}")
+            if file is not None:
+                _c.lib.rsd_rules_add_file(self.handle, _c.path_bytes(file))
             for _, places in _pairs(default):
                 self._add(_c.RULE_DEFAULT, _text(places))
         for pattern, dtype in [] if self._cast else _pairs(cast):
@@ -57,6 +60,8 @@ class Rules(_c.Handle):
         for kind, names in ((_c.RULE_ONLY, only), (_c.RULE_EXCLUDE, exclude)):
             for name in [names] if isinstance(names, str) else [] if names is None or callable(names) else names:
                 self._add(kind, name)
+        for text in [strip_prefix] if isinstance(strip_prefix, str) else strip_prefix:
+            self._add(_c.RULE_STRIP_PREFIX, text)
         if part is None:
             self._add(_c.RULE_MODEL, "")
         elif part:
@@ -74,6 +79,42 @@ class Rules(_c.Handle):
             _c.lib.rsd_rules_check(self.handle, self.checkpoint.handle, told, None, None)
         if problems:
             raise MismatchError("; ".join(problems))
+
+    def compare(self, io: Any) -> Callable[[Any, Any], Optional[int]]:
+        """Returns a function that verifies an output and compares it with the checkpoint, before it is published."""
+        def check(_: Any, out: Any) -> Optional[int]:
+            with Checkpoint.borrowed(out, "the output") as output:
+                findings: List[str] = []
+                told = self.kept.callback(_c.OnFinding, lambda _, text: findings.append(text.decode(errors="replace")))
+                _c.lib.rsd_verify(output.handle, io, told, None, C.byref(_c.Int64()), None)
+                findings += self._differences(output, io)
+            if not findings:
+                return None
+            more = f" and {len(findings) - 1} more findings" if len(findings) > 1 else ""
+            return int(_c.lib.rsd_set_error(_c.EFORMAT, f"{findings[0]}{more}".encode()))
+        return check
+
+    def _differences(self, output: Checkpoint, io: Any) -> List[str]:
+        """Compares the tensors of the output with those that they come from, converted to their dtype."""
+        same: List[Tuple[LazyTensor, LazyTensor]] = []
+        found = []
+        for name in self.checkpoint:
+            tensor, about = self.checkpoint[name], _c.TensorInfo()
+            target = _c.TensorTarget(keep=1)
+            _c.lib.rsd_checkpoint_tensor(self.checkpoint.handle, tensor._index, C.byref(about))
+            _c.lib.rsd_rules_map(self.handle, C.byref(about), C.byref(target))
+            _c.lib.rsd_layout_free(target.layout)
+            if not target.keep:
+                continue
+            other = output[target.name.decode()]
+            if other.dtype == tensor.dtype:
+                same.append((tensor, other))
+            elif not _equal_values(tensor, other):
+                found.append(f"{other.name} differs from {name}, converted to {other.dtype}")
+        digests = [_digests(checkpoint, [pair[side] for pair in same], io)
+                   for side, checkpoint in enumerate((self.checkpoint, output))]
+        return found + [f"{other.name} differs from {tensor.name}" for (tensor, other), a, b in zip(same, *digests)
+                        if a != b]
 
     def _decide(self, _: Any, tensor: Any, target: Any) -> Optional[int]:
         name, made = tensor.contents.name.decode(), target.contents
@@ -98,12 +139,31 @@ class Rules(_c.Handle):
         for pattern, replacement in [] if callable(self._rename) else _pairs(self._rename):
             name = re.sub(pattern, replacement, name, count=1)
         dtype = self._cast(tensor) if self._cast else None
-        layout = self._place(tensor) if self._place else None
+        layout: Any = self._place(tensor) if self._place else None
         if layout is not None and not isinstance(layout, Layout):
             handle = _c.Address()
             _c.lib.rsd_rules_layout(self._mesh.handle, about, _text(layout).encode(), C.byref(handle))
             layout = Layout._of(handle)
         return True, name.encode(), None if dtype is None else dtypes.dtype(dtype).number, layout
+
+
+def _digests(checkpoint: Checkpoint, tensors: Sequence[LazyTensor], io: Any) -> List[bytes]:
+    block, n = C.create_string_buffer(_c.DIGEST_NCHARS * max(1, len(tensors))), _c.DIGEST_NCHARS
+    _c.lib.rsd_digest(checkpoint.handle, len(tensors), _c.ints([one._index for one in tensors]), io, block, None)
+    return [block.raw[n * i:n * i + n] for i in range(len(tensors))]
+
+
+def _equal_values(tensor: LazyTensor, other: LazyTensor) -> bool:
+    """Returns whether a tensor has the elements of another one, converted to its dtype. Reads some rows at a time."""
+    if tensor.shape != other.shape or not tensor.ndim:
+        return tensor.shape == other.shape and _bytes(tensor, ..., other.dtype) == _bytes(other, ..., other.dtype)
+    rows = max(1, COMPARED_NBYTES * max(1, len(tensor)) // max(1, tensor.nbytes))
+    return all(_bytes(tensor, slice(at, at + rows), other.dtype) == _bytes(other, slice(at, at + rows), other.dtype)
+               for at in range(0, len(tensor), rows))
+
+
+def _bytes(tensor: LazyTensor, index: Any, dtype: str) -> bytes:
+    return bytes(tensor.read(index, dtype=dtype, like="memoryview"))
 
 
 def _match(_: Any, expression: bytes, whole: int, name: bytes, matches: Any) -> None:

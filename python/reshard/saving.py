@@ -10,7 +10,7 @@ import ctypes as C
 import os
 import re
 from collections.abc import Mapping as MappingBase
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _c, local, memory, states
 from ._c import Address
@@ -100,11 +100,12 @@ class _Request:
                                       C.byref(self.options))
 
 
-def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nranks: int = 0,
-         overwrite: bool = False, compress: Union[str, int, bool, None] = None, to_lowest_rank: bool = False,
-         pool: AnyPool = None, max_nbytes: Union[str, int] = 0, progress: Optional[Progress] = None,
-         values: Sequence[Tuple[Any, ...]] = (), transport: Optional[AnyTransport] = None,
-         timeout: float = 0.0, storage: Optional[Storage] = None, torch_places: bool = False) -> Report:
+def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nranks: int = 0, overwrite: bool = False,
+         force: bool = False, compress: Union[str, int, bool, None] = None, to_lowest_rank: bool = False,
+         pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
+         max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
+         values: Sequence[Tuple[Any, ...]] = (), transport: Optional[AnyTransport] = None, timeout: float = 0.0,
+         storage: Optional[Storage] = None, torch_places: bool = False) -> Report:
     """Saves a state dict, nested or with dotted names, or a list of `Local`, as torch saves it: a directory with
     .metadata and __R_0.distcp for each rank R.
 
@@ -113,18 +114,28 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nrank
 
     With a `transport` the call is collective: every rank passes its own arrays. A tensor without a layout is whole
     on every rank. Rank 0 publishes when all have written; if one rank fails, all raise its error and nothing is
-    published. `timeout` is in seconds without a heartbeat of a rank; 0: 300.
+    published.
 
-    `nranks` is the number of ranks to write files for; 0: as many as the layouts name. `values` are more of what
-    is not a tensor, as (name, value) or (name, value, path in a nested dict). `compress` is "zstd" or
-    "zstd:LEVEL"; `overwrite` replaces an existing checkpoint, which stays readable until the new one is
-    complete; in a bucket, until all of the new one is uploaded.
-
-    `storage` has the credentials and limits of an s3:// path. Default: those of the environment. With
-    `torch_places`, data files are torch's to the byte. Otherwise large tensors begin at multiples of 4 KiB, so that
-    later conversions can share them."""
-    request = _Request(path, state, layouts, nranks, overwrite, compress, to_lowest_rank, pool, max_nbytes,
-                       progress, values, transport, timeout, storage, torch_places)
+    layouts     layouts of tensors that are not whole, by name
+    nranks      number of ranks to write files for. Default: as many as the layouts name
+    overwrite, force    replace an existing checkpoint, which stays readable until the new one is complete; in a
+                bucket, until all of the new one is uploaded. Two words for one option
+    compress    "zstd" or "zstd:LEVEL". Default: none
+    to_lowest_rank  the lowest rank writes what several ranks have. Default: it is divided among them
+    pool, threads   a Pool or a number of threads. Default: one thread per CPU of the process
+    max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MiB
+    progress    called with the bytes done and the bytes in total; an exception stops the work
+    values      more of what is not a tensor, as (name, value) or (name, value, path in a nested dict)
+    transport   the ranks that save together. Default: this process alone
+    timeout     seconds without a heartbeat after which a rank counts as lost. Default: 300
+    storage     credentials and limits of an s3:// path. Default: those of the environment
+    torch_places    data files are torch's to the byte. Default: large tensors begin at multiples of 4 KiB, so that
+                later conversions can share them
+    """
+    request = _Request(path, state, layouts, nranks, overwrite or force, compress, to_lowest_rank,
+                       local.either("pool", pool, "threads", threads),
+                       local.either("max_nbytes", max_nbytes, "max_memory", max_memory), progress, values, transport,
+                       timeout, storage, torch_places)
     return request.call(_c.lib.rsd_save, *request.args)
 
 
@@ -154,13 +165,20 @@ class Saving:
                 pass
 
 
-def save_start(path: Pathlike, state: Any, **options: Any) -> Saving:
-    """The same as `save` in two parts: returns when everything is copied, and the arrays may change again. With a
-    `transport`, all ranks call `wait` too."""
-    every: Dict[str, Any] = dict(layouts=None, nranks=0, overwrite=False, compress=None, to_lowest_rank=False,
-                                 pool=None, max_nbytes=0, progress=None, values=(), transport=None, timeout=0.0,
-                                 storage=None, torch_places=False)
-    strange = [name for name in options if name not in every]
-    if strange:
-        raise TypeError(f"save_start() got an unexpected keyword argument {strange[0]!r}")
-    return Saving(_Request(path, state, **{**every, **options}))
+def save_start(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nranks: int = 0,
+               overwrite: bool = False, force: bool = False, compress: Union[str, int, bool, None] = None,
+               to_lowest_rank: bool = False, pool: AnyPool = None, threads: Optional[int] = None,
+               max_nbytes: Union[str, int] = 0, max_memory: Union[str, int] = 0,
+               progress: Optional[Progress] = None, values: Sequence[Tuple[Any, ...]] = (),
+               transport: Optional[AnyTransport] = None, timeout: float = 0.0, storage: Optional[Storage] = None,
+               torch_places: bool = False) -> Saving:
+    """The same as `save` in two parts: returns when everything is copied, and the arrays may change again. `wait` of
+    the result publishes. With a `transport`, all ranks call `wait` too.
+
+    The keywords are those of `save`: layouts, nranks, overwrite, force, compress, to_lowest_rank, pool, threads,
+    max_nbytes, max_memory, progress, values, transport, timeout, storage, torch_places."""
+    request = _Request(path, state, layouts, nranks, overwrite or force, compress, to_lowest_rank,
+                       local.either("pool", pool, "threads", threads),
+                       local.either("max_nbytes", max_nbytes, "max_memory", max_memory), progress, values, transport,
+                       timeout, storage, torch_places)
+    return Saving(request)

@@ -143,6 +143,14 @@ struct slice {
 };
 bool slice_is(struct slice slice, const char *text);
 
+/* Returns EINVAL: the error names what is unknown, and the word that was probably meant, or else all words. A word
+ * was probably meant if at most a third of its characters differ, ignoring case. */
+rsd_status text_unknown(const char *what, const char *text, size_t nwords,
+                        const char *const *words);
+
+/* Returns the last equals sign that is not in parentheses, as in "EXPRESSION=Shard(dim=0)", or NULL. */
+const char *text_find_equals(const char *text);
+
 /* Bytes that grow. Initialize with {0}. After a failure `failed` is set, and further additions do nothing. */
 struct bytes {
     unsigned char *data;
@@ -163,8 +171,10 @@ typedef rsd_status read_at(void *context, uint64_t offset, void *out, size_t n);
 
 /* The work that a file may still cause. */
 struct budget {
-    int64_t steps, memory;   /* that are left; a step is some ten nanoseconds, memory is in bytes */
-    int64_t spare;           /* steps at the start */
+    int64_t steps, memory; /* that are left; a step is some ten nanoseconds, memory is in bytes */
+    int64_t spare;         /* steps at the start */
+    int64_t input_left;    /* bytes that may still be read and add to it, if of_files */
+    bool of_files; /* a file adds to it as often as twice its length, however often it is read */
     bool exceeded, reported; /* reported: budget_fail has set the error */
     struct budget *outer;
 };
@@ -172,19 +182,23 @@ struct budget {
 enum { START_STEPS = 1 << 22, STEP_NBYTES = 16 }; /* one step copies or compares so many bytes */
 
 /* Starts a budget for this thread, in place of any other until its end. spare_steps may be taken besides
- * those for the bytes that are read. */
-void budget_begin(struct budget *budget, int64_t spare_steps);
+ * those for the bytes that are read. With of_files, bytes count that are in files which budget_add_file
+ * has announced, and twice at most. */
+void budget_begin(struct budget *budget, int64_t spare_steps, bool of_files);
 
 /* Ends the budget. Returns EFORMAT if it was exceeded, else the status. *spare_steps, if not NULL, is what
  * is left of the spare steps. */
 rsd_status budget_end(struct budget *budget, rsd_status status, int64_t *spare_steps);
 
-void budget_add_input(uint64_t nbytes); /* says that bytes of the file were read */
+void budget_add_input(uint64_t nbytes); /* says that bytes of a file are read in one call */
+void budget_add_file(uint64_t nbytes);  /* says that a file of this length is read */
+bool budget_counts_files(void);         /* whether the budget of this thread wants to know */
 
 /* Take from the budget of this thread. Return false if there is not enough left, true if no budget was
  * started. A caller that gets false may stop with any result. */
 bool budget_take(uint64_t nsteps);
 bool budget_take_memory(uint64_t nbytes);
+void budget_return_memory(uint64_t nbytes); /* that was taken, and is freed */
 
 static inline bool budget_take_text(size_t nbytes)
 {
@@ -213,6 +227,10 @@ void hash_text(struct hash hash, char hex[RSD_DIGEST_NCHARS]);
 
 /* Returns whether values of the dtype can be combined by the reduction. */
 bool dtype_reduces(rsd_dtype dtype, rsd_reduce reduce);
+
+/* The names in torch, such as "float32". They return NULL for an invalid dtype, and 0 for an unknown name. */
+const char *dtype_to_torch(rsd_dtype dtype);
+rsd_dtype dtype_from_torch(struct slice name);
 
 /* ---- 16-bit floats: conversion to f32 is exact, conversion from f32 rounds to nearest even ----
  *

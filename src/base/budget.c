@@ -7,7 +7,8 @@
  */
 #include "base.h"
 
-enum { STEPS_PER_BYTE = 40, MEMORY_PER_BYTE = 24, START_MEMORY = 16 << 20 };
+enum { STEPS_PER_BYTE = 20, READS_PER_BYTE = 2, MEMORY_PER_BYTE = 24, START_MEMORY = 16 << 20 };
+enum { READ_STEPS = 64, READ_STEP_NBYTES = 128 }; /* of one read, and of its bytes */
 
 static _Thread_local struct budget *current __attribute__((tls_model("initial-exec")));
 
@@ -17,11 +18,25 @@ static int64_t add_clamped(int64_t sum, uint64_t nbytes, int64_t factor)
     return add_i64(sum, more, &sum) ? sum : INT64_MAX;
 }
 
-void budget_begin(struct budget *budget, int64_t spare_steps)
+void budget_begin(struct budget *budget, int64_t spare_steps, bool of_files)
 {
-    *budget = (struct budget){
-        .steps = spare_steps, .spare = spare_steps, .memory = START_MEMORY, .outer = current};
+    *budget = (struct budget){.steps = spare_steps,
+                              .spare = spare_steps,
+                              .memory = START_MEMORY,
+                              .of_files = of_files,
+                              .outer = current};
     current = budget;
+}
+
+bool budget_counts_files(void)
+{
+    return current && current->of_files;
+}
+
+void budget_add_file(uint64_t nbytes)
+{
+    if (budget_counts_files())
+        current->input_left = add_clamped(current->input_left, nbytes, READS_PER_BYTE);
 }
 
 void budget_add_input(uint64_t nbytes)
@@ -29,6 +44,10 @@ void budget_add_input(uint64_t nbytes)
     struct budget *budget = current;
     if (!budget)
         return;
+    budget_take(READ_STEPS + nbytes / READ_STEP_NBYTES);
+    if (budget->of_files && nbytes > (uint64_t)budget->input_left)
+        nbytes = (uint64_t)budget->input_left;
+    budget->input_left -= budget->of_files ? (int64_t)nbytes : 0;
     budget->steps = add_clamped(budget->steps, nbytes, STEPS_PER_BYTE);
     budget->memory = add_clamped(budget->memory, nbytes, MEMORY_PER_BYTE);
 }
@@ -59,6 +78,12 @@ bool budget_take_memory(uint64_t nbytes)
     return true;
 }
 
+void budget_return_memory(uint64_t nbytes)
+{
+    if (current)
+        current->memory = add_clamped(current->memory, nbytes, 1);
+}
+
 rsd_status budget_fail(void)
 {
     if (current)
@@ -73,7 +98,7 @@ rsd_status budget_end(struct budget *budget, rsd_status status, int64_t *spare_s
     current = budget->outer;
     if (spare_steps)
         *spare_steps = min_i64(budget->spare, budget->exceeded ? 0 : budget->steps);
-    bool fatal = status == RSD_ENOMEM || status == RSD_EIO || status == RSD_ENOENT;
+    bool fatal = status == RSD_EIO || status == RSD_ENOENT;
     if (!budget->exceeded || fatal || (budget->reported && status == RSD_EFORMAT))
         return status; /* an error that was reported names the file */
     return budget_fail();

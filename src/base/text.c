@@ -1,11 +1,23 @@
-/* text.c - text and bytes that grow, for output without a fixed length. */
+/* text.c - text and bytes that grow, for output without a fixed length, and words that users type. */
 #include "base.h"
 
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+
+enum { FORMAT_STEPS = 6 }; /* of one call of vsnprintf */
+
+/* Grows a list of characters or bytes, at most to twice what is needed, and takes that from the budget. */
+static bool grow_chars(void *list, size_t *capacity, size_t need)
+{
+    return (need <= *capacity || budget_take_memory(2 * (uint64_t)need - *capacity)) &&
+           mem_grow(list, capacity, need, 1) == RSD_OK;
+}
 
 void text_add(struct text *text, const char *format, ...)
 {
+    text->failed = text->failed || !budget_take(FORMAT_STEPS);
     if (text->failed)
         return;
     for (;;) {
@@ -19,7 +31,8 @@ void text_add(struct text *text, const char *format, ...)
             text->length += (size_t)length;
             return;
         }
-        if (length < 0 || GROW(text->chars, text->capacity, text->length + (size_t)length + 1)) {
+        if (length < 0 ||
+            !grow_chars(&text->chars, &text->capacity, text->length + (size_t)length + 1)) {
             text->failed = true;
             return;
         }
@@ -40,6 +53,7 @@ rsd_status text_take(struct text *text, char **chars)
 
 void text_drop(struct text *text)
 {
+    budget_return_memory(text->capacity);
     mem_free(text->chars);
     *text = (struct text){0};
 }
@@ -49,11 +63,71 @@ bool slice_is(struct slice slice, const char *text)
     return slice.nbytes == strlen(text) && memcmp(slice.bytes, text, slice.nbytes) == 0;
 }
 
+enum {
+    MAX_WORD = 40,   /* characters that are compared */
+    MAX_LISTED = 22, /* words in an error */
+};
+
+/* Returns the number of characters to insert, remove or replace that turn one text into the other. */
+static size_t count_edits(const char *a, const char *b)
+{
+    size_t row[MAX_WORD + 1], na = strnlen(a, MAX_WORD), nb = strnlen(b, MAX_WORD);
+    for (size_t j = 0; j <= nb; j++)
+        row[j] = j;
+    for (size_t i = 1; i <= na; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= nb; j++) {
+            bool same = tolower((unsigned char)a[i - 1]) == tolower((unsigned char)b[j - 1]);
+            size_t replaced = diagonal + !same;
+            size_t other = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
+            diagonal = row[j];
+            row[j] = replaced < other ? replaced : other;
+        }
+    }
+    return row[nb];
+}
+
+rsd_status text_unknown(const char *what, const char *text, size_t nwords, const char *const *words)
+{
+    const char *nearest = NULL;
+    size_t fewest = SIZE_MAX;
+    struct text list = {0};
+    for (size_t i = 0; i < nwords; i++) {
+        size_t edits = count_edits(text, words[i]);
+        if (edits < fewest && 3 * edits <= strlen(words[i])) {
+            nearest = words[i];
+            fewest = edits;
+        }
+        if (i < MAX_LISTED)
+            text_add(&list, "%s%s", i ? ", " : "", words[i]);
+    }
+    if (nearest)
+        error_set("unknown %s '%.40s'; did you mean '%s'?", what, text, nearest);
+    else if (nwords && !list.failed)
+        error_set("unknown %s '%.40s'; use one of %s", what, text, list.chars);
+    else
+        error_set("unknown %s '%.40s'", what, text);
+    text_drop(&list);
+    return RSD_EINVAL;
+}
+
+const char *text_find_equals(const char *text)
+{
+    int depth = 0;
+    for (const char *c = text + strlen(text); c-- > text;) {
+        depth += (*c == ')') - (*c == '(');
+        if (*c == '=' && depth <= 0)
+            return c;
+    }
+    return NULL;
+}
+
 void bytes_put(struct bytes *out, const void *data, size_t n)
 {
     if (out->failed)
         return;
-    if (GROW(out->data, out->capacity, out->n + n)) {
+    if (!budget_take_text(n) || !grow_chars(&out->data, &out->capacity, out->n + n)) {
         out->failed = true;
         return;
     }
@@ -77,6 +151,7 @@ void bytes_put_number(struct bytes *out, uint64_t value, int nbytes)
 
 void bytes_drop(struct bytes *bytes)
 {
+    budget_return_memory(bytes->capacity);
     mem_free(bytes->data);
     *bytes = (struct bytes){0};
 }

@@ -33,7 +33,11 @@ static rsd_status open_files(rsd_checkpoint *checkpoint, const char *path, const
     else
         status = format_open(checkpoint, path, &listing, file != NULL, options);
     store_listing_drop(&listing);
-    return status;
+    TRY(status);
+    status = format_derive_tensors(checkpoint, options);
+    if (!status && options->names)
+        status = names_apply(checkpoint, options);
+    return status ? fail_in(status, "%s: ", path) : RSD_OK;
 }
 
 /* Opens the files of a store within a budget, which is in proportion to what is read of them. */
@@ -43,7 +47,7 @@ static rsd_status open_within_budget(rsd_checkpoint *checkpoint, const char *pat
     struct budget budget;
     checkpoint->spare_steps = START_STEPS;
     checkpoint->store->follow_links = options->follow_links != 0;
-    budget_begin(&budget, START_STEPS);
+    budget_begin(&budget, START_STEPS, true);
     rsd_status status =
         budget_end(&budget, open_files(checkpoint, path, file, options, staged), NULL);
     if (budget.exceeded && !budget.reported && status == RSD_EFORMAT)
@@ -97,6 +101,7 @@ void rsd_checkpoint_close(rsd_checkpoint *checkpoint)
         return;
     store_close(checkpoint->store);
     item_cache_close(checkpoint->items);
+    derive_drop(checkpoint->derivation);
     catalog_drop(&checkpoint->catalog);
     mem_free(checkpoint);
 }

@@ -25,10 +25,17 @@ rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct store
 rsd_status checkpoint_open_staged(const struct store_output *output, const char *file,
                                   rsd_checkpoint **checkpoint);
 
+/* ---- names_apply.c ---- */
+
+/* Derives the tensors of a checkpoint under the names of the other column of a map, as rsd_open_options.names says. */
+rsd_status names_apply(rsd_checkpoint *checkpoint, const rsd_open_options *options);
+
 /* ---- overlaps.c ---- */
 
-/* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there. */
-rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t tile_limit);
+/* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there, or if
+ * more pairs of boxes overlap in part than *pairs_left, which is counted down. */
+rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t tile_limit,
+                          uint64_t *pairs_left);
 
 /* ---- checkpoint.c ---- */
 

@@ -185,6 +185,8 @@ static rsd_status copy_values(struct conversion_run *c, const int32_t *ranks)
         struct manifest_value *out = &c->manifest.values[next];
         struct extent extent = {.kind = EXTENT_ITEM, .file = (uint32_t)ranks[next]};
         bool writable;
+        if (value->beside)
+            continue;
         rsd_status status = make_value(c, value, out, &writable);
         if (status)
             return fail_in(status, "%s: ", value->name);

@@ -8,13 +8,12 @@
 
 #include <stdlib.h>
 
-enum { MAX_PAIRS = 1 << 14 };
-
 struct overlap_search {
     rsd_checkpoint *checkpoint;
     size_t tensor;
     uint64_t tile_limit;
-    size_t *order; /* numbers of boxes, sorted by their coordinates */
+    uint64_t *pairs_left; /* that may still be compared, in all tensors */
+    size_t *order;        /* numbers of boxes, sorted by their coordinates */
     size_t ndistinct;
     size_t *distinct; /* the first box of each kind */
     char *bytes[2];
@@ -171,18 +170,18 @@ static rsd_status check_copies(struct overlap_search *search)
 static rsd_status check_overlapping(struct overlap_search *search, const struct box_tree *tree)
 {
     const struct stored_tensor *tensor = searched_tensor(search);
-    size_t npairs = 0;
     for (size_t i = 0; i < search->ndistinct; i++) {
         const int64_t *lo = box_coordinates(search, search->distinct[i]);
         struct box_tree_search tree_search = {0};
         for (int64_t k; (k = box_tree_next(tree, &tree_search, lo, lo + tensor->ndim)) >= 0;) {
             if ((size_t)k == i)
                 continue;
-            if (++npairs > 2 * MAX_PAIRS)
+            if (*search->pairs_left == 0)
                 return fail(RSD_EFORMAT,
-                            "%s: %.300s: more than %d pairs of boxes overlap; they were not all "
+                            "%s: %.300s: too many boxes overlap in part; they were not all "
                             "compared",
-                            search->checkpoint->store->path, tensor->name, (int)MAX_PAIRS);
+                            search->checkpoint->store->path, tensor->name);
+            --*search->pairs_left;
             if ((size_t)k > i)
                 TRY(check_pair(search, search->distinct[i], search->distinct[k]));
         }
@@ -211,12 +210,14 @@ static rsd_status check_distinct(struct overlap_search *search)
     return status;
 }
 
-rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t index, uint64_t tile_limit)
+rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t index, uint64_t tile_limit,
+                          uint64_t *pairs_left)
 {
     const struct stored_tensor *tensor = &checkpoint->catalog.tensors[index];
     size_t element_nbytes = rsd_dtype_nbytes(tensor->dtype);
     struct overlap_search search = {.checkpoint = checkpoint,
                                     .tensor = index,
+                                    .pairs_left = pairs_left,
                                     .tile_limit = tile_limit > 1 << 20 ? 1 << 20 : tile_limit};
     if (tensor->nboxes < 2)
         return RSD_OK;

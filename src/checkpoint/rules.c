@@ -6,7 +6,6 @@
  */
 #include "rules.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 
@@ -57,31 +56,6 @@ rsd_status rsd_rules_set_preset(rsd_rules *rules, const char *name)
     return preset_find(name, &rules->preset, &rules->with_fsdp);
 }
 
-/* Replaces the names that parallel styles have in PyTorch by placements. In brackets there are no
- * placements: a mesh axis may be named as an alias. */
-static rsd_status expand_aliases(const char *placements, char **expanded)
-{
-    static const struct {
-        const char *alias, *placement;
-    } aliases[] = {{"colwise", "S(0)"}, {"rowwise", "S(1)"}, {"replicate", "R"}};
-    struct text text = {0};
-    bool by_axis = placements[strspn(placements, " ")] != '[';
-    for (const char *c = placements; *c;) {
-        const char *placement = NULL;
-        size_t n = 0;
-        while (isalnum((unsigned char)c[n]))
-            n++;
-        for (size_t i = 0; i < sizeof aliases / sizeof *aliases && by_axis; i++)
-            if (strlen(aliases[i].alias) == n && strncasecmp(c, aliases[i].alias, n) == 0)
-                placement = aliases[i].placement;
-        n = n ? n : 1;
-        text_add(&text, "%.*s", placement ? (int)strlen(placement) : (int)n,
-                 placement ? placement : c);
-        c += n;
-    }
-    return text_take(&text, expanded);
-}
-
 /* Takes over what the rule owns, also on failure. */
 static rsd_status insert_rule(rsd_rules *rules, struct rule *rule)
 {
@@ -112,7 +86,8 @@ rsd_status rules_add_place(rsd_rules *rules, enum rule_source source, const char
     struct text origin = {0};
     bool posix = source == FROM_PRESET || !rules->options.match;
     TRY(expression_open(&rule.expression, expression, true, posix));
-    rsd_status status = expand_aliases(placements, &rule.value);
+    rule.value = mem_copy(placements, strlen(placements) + 1, 1);
+    rsd_status status = rule.value ? RSD_OK : RSD_ENOMEM;
     text_add(&origin, "%s '%s'", label, rule.expression.text);
     if (!status)
         status = text_take(&origin, &rule.origin);
@@ -123,10 +98,10 @@ rsd_status rules_add_place(rsd_rules *rules, enum rule_source source, const char
     return status;
 }
 
-/* Splits EXPRESSION=VALUE at its last equals sign; *value is NULL if one of the three is missing. */
+/* Splits EXPRESSION=VALUE at the last equals sign that is not in parentheses; *value is NULL if one of the three is missing. */
 static struct slice split_at_equals(const char *text, const char **value)
 {
-    const char *equals = strrchr(text, '=');
+    const char *equals = text_find_equals(text);
     *value = equals && equals > text && equals[1] ? equals + 1 : NULL;
     return (struct slice){text, equals ? (size_t)(equals - text) : 0};
 }
@@ -168,7 +143,9 @@ rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text)
     case RSD_RULE_PLACE:
         return make_place(rules, text);
     case RSD_RULE_DEFAULT:
-        TRY(expand_aliases(text, &rule.value));
+        rule.value = mem_copy(text, strlen(text) + 1, 1);
+        if (!rule.value)
+            return RSD_ENOMEM;
         break;
     case RSD_RULE_ONLY:
     case RSD_RULE_EXCLUDE:
@@ -225,7 +202,7 @@ static rsd_status add_rule_line(rsd_rules *rules, const char *path, int number, 
     return status == RSD_EINVAL ? fail_in(status, "%s:%d: ", path, number) : status;
 }
 
-static rsd_status read_rules_file(const char *path, struct bytes *out)
+rsd_status rules_read_file(const char *path, struct bytes *out)
 {
     char block[4096];
     FILE *file = fopen(path, "r");
@@ -242,7 +219,7 @@ static rsd_status read_rules_file(const char *path, struct bytes *out)
 rsd_status rsd_rules_add_file(rsd_rules *rules, const char *path)
 {
     struct bytes content = {0};
-    rsd_status status = read_rules_file(path, &content);
+    rsd_status status = rules_read_file(path, &content);
     char *line = (char *)content.data;
     for (int number = 1; !status && line; number++) {
         char *end = strchr(line, '\n');
@@ -473,11 +450,7 @@ static rsd_status make_layout(rsd_rules *rules, const rsd_tensor_info *tensor, r
 rsd_status rsd_rules_layout(const rsd_mesh *mesh, const rsd_tensor_info *tensor,
                             const char *placements, rsd_layout **layout)
 {
-    char *expanded;
-    TRY(expand_aliases(placements, &expanded));
-    rsd_status status = parse_tensor_placements(mesh, tensor, expanded, layout);
-    mem_free(expanded);
-    return status;
+    return parse_tensor_placements(mesh, tensor, placements, layout);
 }
 
 rsd_status rules_map_tensor(rsd_rules *rules, const rsd_tensor_info *tensor,

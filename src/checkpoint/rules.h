@@ -99,6 +99,9 @@ rsd_status rules_open_joined(rsd_checkpoint *checkpoint, const struct store_list
 rsd_status rules_add_place(rsd_rules *rules, enum rule_source source, const char *label,
                            struct slice expression, const char *placements);
 
+/* Reads a file of text of the user, with a NUL behind it. */
+rsd_status rules_read_file(const char *path, struct bytes *out);
+
 /* ---- rules_model.c: the model in what trainers write ---- */
 
 /* Finds the model. EINVAL: it cannot be told which part it is, and the rules do not choose tensors themselves;

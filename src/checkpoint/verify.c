@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { OVERLAPPING_PAIRS = 1 << 13 }; /* that are compared, besides one for each box */
+
 enum finding_kind { FINDING_COVERAGE, FINDING_BOX, FINDING_VALUE };
 
 struct finding {
@@ -61,6 +63,7 @@ static rsd_status add_finding(struct verifying *v, uint64_t kind, uint64_t index
 static rsd_status find_holes(struct verifying *v)
 {
     const struct catalog *catalog = &v->checkpoint->catalog;
+    uint64_t pairs_left = OVERLAPPING_PAIRS + catalog->nextents;
     for (size_t i = 0; i < catalog->ntensors && !v->stopped; i++) {
         rsd_status status = tensor_check_coverage(catalog, i);
         if (status == RSD_EMISMATCH || status == RSD_ELIMIT) {
@@ -69,7 +72,7 @@ static rsd_status find_holes(struct verifying *v)
         } else {
             TRY(status);
         }
-        status = overlaps_check(v->checkpoint, i, v->operation.tile_limit);
+        status = overlaps_check(v->checkpoint, i, v->operation.tile_limit, &pairs_left);
         TRY(status == RSD_EFORMAT ? add_finding(v, FINDING_COVERAGE, i) : status);
     }
     return v->stopped;

@@ -4,7 +4,7 @@
  *
  * It is a save of one file: a manifest with an offset for each item, and its memory. A tensor whose dims have
  * another order in memory is written as the dense array that it is, and its item states the shape and strides that
- * it had.
+ * it had. Plain items are the elements of safetensors, whose header the caller passes as bytes.
  */
 #include "checkpoint.h"
 
@@ -74,7 +74,7 @@ static rsd_status add_bytes_item(struct item_list *list, const rsd_item *item, s
     return RSD_OK;
 }
 
-/* Adds a tensor. If its memory is dense in some order of dims, it is written in that order, with its strides. */
+/* Adds a tensor. If its memory is dense in some order of dims, an item of torch.save has that order, and its strides. */
 static rsd_status add_tensor_item(struct item_list *list, const rsd_item *item, struct slice name)
 {
     struct manifest *manifest = &list->items.manifest;
@@ -87,7 +87,9 @@ static rsd_status add_tensor_item(struct item_list *list, const rsd_item *item, 
     int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(item->dtype);
     int32_t order[RSD_MAX_DIMS] = {0}, n = item->ndim;
     bool empty = box_volume(n, item->shape) == 0;
-    bool dense = item->strides && !empty && find_dense_order(n, item->shape, item->strides, order);
+    bool framed = manifest->format->writer->frame != NULL; /* else there is no place for strides */
+    bool dense =
+        framed && item->strides && !empty && find_dense_order(n, item->shape, item->strides, order);
     for (int32_t d = 0; d < n; d++)
         shape[d] = item->shape[dense ? order[d] : d];
     for (int32_t d = n - 1; d >= 0 && !empty; d--) {
@@ -97,7 +99,7 @@ static rsd_status add_tensor_item(struct item_list *list, const rsd_item *item, 
     memory->memory = item->data;
     TRY(catalog_add_tensor(catalog, name, item->dtype, n, shape));
     TRY(catalog_add_box(catalog, zeros, shape, extent));
-    if (dense || (item->strides && empty)) {
+    if (dense || (framed && item->strides && empty)) {
         int64_t *form = list->forms + list->nforms;
         copy_i64s(form, item->shape, n);
         copy_i64s(form + n, item->strides, n);
@@ -185,8 +187,12 @@ static rsd_status write_items(struct operation *operation, struct item_list *lis
         return fail(RSD_EINVAL, "rsd_dcp_write_items does not take a transport");
     if (n < 0)
         return fail(RSD_EINVAL, "invalid number of items %lld", (long long)n);
+    if (options->plain && options->compress)
+        return fail(RSD_EINVAL, "plain items cannot be compressed");
     TRY(store_check_name((struct slice){name, strlen(name)}));
-    TRY(manifest_start(&list->items.manifest, RSD_FORMAT_DCP, options->compress));
+    TRY(manifest_start(&list->items.manifest,
+                       options->plain ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP,
+                       options->compress));
     TRY(list_items(list, (size_t)n, items, name, options->offset));
     size_t directory_n = slash == path ? 1 : slash ? (size_t)(slash - path) : 0;
     char *directory = mem_new(directory_n + 1, 1);

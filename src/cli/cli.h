@@ -71,7 +71,9 @@ enum {
     INPUT_UNSTACK,
     INPUT_VOCAB_SIZE,
     INPUT_FROM,
-    INPUT_FROM_MESH
+    INPUT_FROM_MESH,
+    INPUT_NAMES,
+    INPUT_HEADS
 };
 /* clang-format off */
 #define INPUT_OPTIONS                                                                              \
@@ -81,19 +83,22 @@ enum {
     {"unstack", no_argument, NULL, INPUT_UNSTACK},                                                 \
     {"vocab-size", required_argument, NULL, INPUT_VOCAB_SIZE},                                     \
     {"from", required_argument, NULL, INPUT_FROM},                                                 \
-    {"from-mesh", required_argument, NULL, INPUT_FROM_MESH}
+    {"from-mesh", required_argument, NULL, INPUT_FROM_MESH},                                       \
+    {"names", required_argument, NULL, INPUT_NAMES},                                              \
+    {"heads", required_argument, NULL, INPUT_HEADS}
 /* clang-format on */
 #define INPUT_HELP(space)                                                                          \
     "  --follow-links" space "Follow links that lead out of a checkpoint\n"                        \
-    "  --as-is       " space "Read one rank's file of several by itself, with the parts it has\n"  \
-    "  --take-rank-0 " space "Take the lowest rank's copy where copies of a tensor differ\n"       \
+    "  --as-is       " space "Read one rank's file of several by itself\n"                         \
+    "  --take-rank-0 " space "Take the lowest rank's copy where copies differ\n"                   \
     "  --dtype model " space "Read DeepSpeed's parameters in the model's dtype. Default: fp32\n"   \
-    "  --unstack     " space "Read Megatron's stacked layers as one tensor per layer\n"            \
+    "  --unstack     " space "Read Megatron's stacked layers one by one\n"                         \
     "  --vocab-size N" space "Read N rows of Megatron's padded vocabulary. Default: all\n"         \
     "  --from 'RE=P' " space "Join parts of tensors whose whole name matches RE: S(0), S(1), R,\n" \
     "                " space "or Megatron's gated. May be repeated\n"                              \
-    "  --from-mesh M " space "Read one file per rank of the mesh M, cut as --from says. Default\n" \
-    "                " space "for other tensors: R, copies that must be equal\n"
+    "  --from-mesh M " space "Read one file per rank of the mesh M, cut as --from says, else R\n"  \
+    "  --names MAP   " space "Read tensors under other names; see reshard names\n"                 \
+    "  --heads N[,K] " space "Heads, and heads of keys, for --names\n"
 bool input_take_option(int option);
 
 /* Opens a checkpoint, and prints the notes about it unless `quiet`. Returns EXIT_YES or an exit code. */
@@ -359,6 +364,7 @@ int command_verify(int argc, char **argv);
 int command_diff(int argc, char **argv);
 int command_digest(int argc, char **argv);
 int command_extract(int argc, char **argv);
+int command_names(int argc, char **argv);
 int command_uploads(int argc, char **argv);
 
 int command_plan_checkpoint(int argc, char **argv);

@@ -23,6 +23,7 @@ static const struct command commands[] = {
     {"diff", command_diff, true, "Compare the tensors of two checkpoints"},
     {"digest", command_digest, true, "Print a digest of each tensor"},
     {"extract", command_extract, false, "Write tensors, or slices of them, to files"},
+    {"names", command_names, false, "Print the maps of tensor names that --names knows"},
     {"uploads", command_uploads, false,
      "List and remove uploads that killed runs left in a bucket"},
 };

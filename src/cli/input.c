@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -19,6 +20,20 @@ static const char **input_rules; /* of --from */
 static const char *input_mesh;   /* of --from-mesh */
 static char *invalid_input;      /* what is wrong with an option; NULL: nothing */
 
+/* Takes the attention heads, and those of keys and values. */
+static void take_heads(const char *value)
+{
+    long long heads = 0, keys = 0;
+    int end = 0;
+    bool both = sscanf(value, "%lld,%lld%n", &heads, &keys, &end) == 2 && !value[end];
+    if (!both && cli_parse_number(value, 1, INT_MAX, &heads))
+        keys = heads;
+    if (heads < 1 || keys < 1 || heads > INT_MAX || keys > heads)
+        invalid_input = cli_new_text("--heads %s must be N or N,K, such as 32,8", value);
+    input_options.nheads = heads;
+    input_options.nkv_heads = keys;
+}
+
 /* Takes an option with a value. An invalid value is reported when a checkpoint is opened. */
 static void take_input_value(int option, const char *value)
 {
@@ -30,6 +45,8 @@ static void take_input_value(int option, const char *value)
         invalid_input = cli_new_text("--vocab-size %s must be a number of at least 1", value);
     if (option == INPUT_VOCAB_SIZE)
         input_options.vocab_size = number;
+    if (option == INPUT_HEADS)
+        take_heads(value);
     if (option == INPUT_FROM) {
         size_t n = (size_t)input_options.nfrom_rules++;
         input_rules = cli_need_memory(realloc(input_rules, (n + 1) * sizeof *input_rules));
@@ -53,7 +70,11 @@ bool input_take_option(int option)
     case INPUT_FROM_MESH:
         input_mesh = optarg;
         return true;
+    case INPUT_NAMES:
+        input_options.names = optarg;
+        return true;
     case INPUT_DTYPE:
+    case INPUT_HEADS:
     case INPUT_VOCAB_SIZE:
     case INPUT_FROM:
         take_input_value(option, optarg);

@@ -117,7 +117,7 @@ static void print_text_report(const struct conversion *request, rsd_format in,
     print_network_line();
     printf("%-8s buffers of %s\n", "memory", cli_size_text(report->nbytes_memory));
     printf("%-8s %.2f s, %s/s\n", "time", report->seconds,
-           cli_size_text((int64_t)((double)report->nbytes_written /
+           cli_size_text((int64_t)((double)(report->nbytes_written + report->nbytes_shared) /
                                    (report->seconds > 0 ? report->seconds : 1))));
     if (request->verify)
         printf("%-8s %lld tensors: equal in both%s\n", "verified", (long long)request->nverified,

@@ -12,6 +12,7 @@
 #include "json.h"
 
 #include <errno.h>
+#include <float.h>
 #include <locale.h>
 #include <math.h>
 #include <stdio.h>
@@ -373,8 +374,9 @@ rsd_status json_skip(struct json *j)
 void json_add_string(struct text *text, const char *string, size_t nbytes)
 {
     size_t run = 0, at = 0; /* characters that need no escape, from run to at */
+    text->failed = text->failed || !budget_take_text(nbytes);
     text_add(text, "\"");
-    while (at < nbytes) {
+    while (at < nbytes && !text->failed) {
         unsigned char c = (unsigned char)string[at];
         size_t length = utf8_length((const unsigned char *)string + at, nbytes - at);
         if (c >= 0x20 && c != '"' && c != '\\' && c != 0x7f && length > 0) {
@@ -391,6 +393,23 @@ void json_add_string(struct text *text, const char *string, size_t nbytes)
     text_add(text, "%.*s\"", (int)(at - run), string + run);
 }
 
+/* Returns how many digits the shortest decimal has that reads as the value. If 15 digits read as it, this is
+ * their number without zeros at the end: no two decimals of 15 digits read as one normal number. */
+static int shortest_precision(double value)
+{
+    char digits[40];
+    for (int precision = isnormal(value) ? DBL_DIG : 1; precision < DBL_DECIMAL_DIG; precision++) {
+        snprintf(digits, sizeof digits, "%.*e", precision - 1, value);
+        if (strtod(digits, NULL) != value)
+            continue;
+        const char *end = strchr(digits, 'e');
+        while (precision > 1 && *--end == '0')
+            precision--;
+        return precision;
+    }
+    return DBL_DECIMAL_DIG;
+}
+
 void json_add_float(struct text *out, double value)
 {
     char digits[40];
@@ -398,12 +417,6 @@ void json_add_float(struct text *out, double value)
         text_add(out, "\"%s\"", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
         return;
     }
-    for (int precision = 1; precision <= 17;
-         precision++) { /* the shortest that reads as the same value */
-        double back;
-        snprintf(digits, sizeof digits, "%.*g", precision, value);
-        if (sscanf(digits, "%lf", &back) == 1 && back == value)
-            break;
-    }
+    snprintf(digits, sizeof digits, "%.*g", shortest_precision(value), value);
     text_add(out, "%s%s", digits, strpbrk(digits, ".e") ? "" : ".0");
 }

@@ -16,8 +16,8 @@
 #include <string.h>
 
 enum { MAX_DEPTH = 64, MAX_NODES = 1 << 20, MAX_DIGIT_BYTES = 256 };
-enum { MAX_GROWTH = 8, START_NBYTES = 1 << 16 };    /* bytes written for each byte of nodes */
-enum { FLOAT_STEPS = 256, SUBNORMAL_STEPS = 1024 }; /* to print a float */
+enum { MAX_GROWTH = 8, START_NBYTES = 1 << 16 };   /* bytes written for each byte of nodes */
+enum { FLOAT_STEPS = 128, SUBNORMAL_STEPS = 512 }; /* to print a float */
 
 struct plain_writer {
     const struct pickle_tree *tree;
@@ -34,13 +34,12 @@ static struct plain_writer start_writer(const struct pickle_tree *tree)
         .tree = tree, .left = MAX_NODES, .limit = START_NBYTES + nbytes * MAX_GROWTH};
 }
 
-enum { MAX_ESCAPED = 6, NODE_NBYTES = 8 }; /* \u0001; what is written for a node besides its text */
+enum { MAX_ESCAPED = 6 }; /* \u0001 */
 
-/* Returns whether a text of n bytes may be added to what is `written`, and takes it from the budget. */
+/* Returns whether a text of n bytes may be added to what is `written`. */
 static bool may_grow(const struct plain_writer *w, size_t written, size_t n)
 {
-    return written <= w->limit && n <= w->limit - written && budget_take(1 + n / STEP_NBYTES) &&
-           budget_take_memory(NODE_NBYTES + n);
+    return written <= w->limit && n <= w->limit - written && budget_take(1);
 }
 
 /* An OrderedDict, or an instance of any class that was given entries as a dict is. */
@@ -191,11 +190,25 @@ static bool add_json_list(struct plain_writer *w, pickle_node list, int depth)
     return true;
 }
 
+/* Adds bytes as hex digits. */
+static void add_hex(struct text *out, const unsigned char *bytes, size_t n)
+{
+    static const char digits[] = "0123456789abcdef";
+    char hex[128];
+    for (size_t i = 0, at = 0; i < n; i++) {
+        hex[at++] = digits[bytes[i] >> 4];
+        hex[at++] = digits[bytes[i] & 15];
+        if (at == sizeof hex || i + 1 == n) {
+            text_add(out, "%.*s", (int)at, hex);
+            at = 0;
+        }
+    }
+}
+
 static void add_json_bytes(struct text *out, const unsigned char *bytes, size_t n)
 {
     text_add(out, "{\"bytes\": \"");
-    for (size_t i = 0; i < n; i++)
-        text_add(out, "%02x", bytes[i]);
+    add_hex(out, bytes, n);
     text_add(out, "\"}");
 }
 
@@ -210,7 +223,7 @@ static bool add_json_latin1(struct text *out, struct slice text)
         unsigned char c = (unsigned char)text.bytes[i];
         if (c >= 0xc2) /* two bytes of UTF-8, which were checked */
             c = (unsigned char)((c & 3) << 6 | (text.bytes[++i] & 0x3f));
-        text_add(out, "%02x", c);
+        add_hex(out, &c, 1);
     }
     text_add(out, "\"}");
     return true;

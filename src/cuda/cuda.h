@@ -141,9 +141,12 @@ struct cuda_piece_list {
     uint64_t offset;
 };
 
-/* EIO, EUNSUPPORTED: memory that cannot be shared, such as that of a pool. */
+/* EIO, EUNSUPPORTED: memory that cannot be shared, such as that of a pool. Pieces may keep memory allocated, until
+ * each is passed to cuda_unexport once. No process may still want to map them then. */
 rsd_status cuda_export(struct cuda_device *device, const void *address, size_t nbytes,
                        struct cuda_piece_list *list);
+void cuda_unexport(const struct cuda_piece *pieces, size_t n);
+/* Frees the list only. */
 void cuda_piece_list_drop(struct cuda_piece_list *list);
 
 /* Maps the pieces of another process's range for kernels of a device. */

@@ -7,6 +7,7 @@
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -14,7 +15,8 @@ static struct {
     pthread_mutex_t lock;
     _Atomic(const struct driver *) ready; /* NULL until everything below is set */
     struct driver table;
-    pid_t pid; /* that initialised it */
+    pid_t pid;                          /* that initialised it */
+    _Atomic unsigned long long nloaded; /* libraries when the driver was last searched */
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static const char library[] = "libcuda.so.1";
@@ -48,10 +50,24 @@ static rsd_status load_driver(int flags)
     return RSD_OK;
 }
 
+/* Sets *nloaded to the number of libraries that the process has loaded so far, and ends the walk. */
+static int note_loads(struct dl_phdr_info *info, size_t nbytes, void *nloaded)
+{
+    (void)nbytes;
+    *(unsigned long long *)nloaded = info->dlpi_adds;
+    return 1;
+}
+
+/* A run asks each time, and dlopen searches the file system for a library that is not loaded. So it is called only
+ * if the process has loaded a library since the last call. */
 const struct driver *driver_if_loaded(void)
 {
+    unsigned long long nloaded = 0;
     if (process.ready)
         return process.ready;
+    dl_iterate_phdr(note_loads, &nloaded);
+    if (nloaded == process.nloaded)
+        return NULL;
     pthread_mutex_lock(&process.lock);
     if (!process.ready) {
         void *loaded = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
@@ -59,6 +75,7 @@ const struct driver *driver_if_loaded(void)
             load_driver(0);
             dlclose(loaded);
         }
+        process.nloaded = nloaded;
     }
     pthread_mutex_unlock(&process.lock);
     return process.ready;

@@ -26,20 +26,21 @@ struct gpu_loop {
  * A copy counts bytes, and `align` is the largest power of two up to 16 that divides the run, the
  * strides, the offsets, begin and end. A cast counts elements. */
 struct gpu_copy {
+    gpu_i64 first_tile; /* in all tables the first member */
     gpu_i64 src_offset, dst_offset;
     gpu_i64 run, begin, end;
-    gpu_i64 first_tile;
     gpu_u32 src, dst;
     gpu_u32 first_loop, nloops;
     gpu_u32 align, from, to, unused;
 };
 
-/* Elements [begin, end) of loops, each combined from nterms terms in their order. */
+/* Elements [begin, end) of loops, each combined from nterms terms in their order. `neighbours` elements of the
+ * innermost loop are contiguous in the result and in all terms; this number divides the count of the loop. */
 struct gpu_sum {
-    gpu_i64 dst_offset, begin, end, divisor;
     gpu_i64 first_tile;
+    gpu_i64 dst_offset, begin, end, divisor;
     gpu_u32 dst, first_loop, nloops, first_term, nterms;
-    gpu_u32 dtype, reduce, unused;
+    gpu_u32 dtype, reduce, neighbours;
 };
 
 /* A term: an array, and the strides of its loops in a list of their own. */
@@ -48,7 +49,7 @@ struct gpu_term {
     gpu_u32 src, first_stride;
 };
 
-enum { GPU_COPY_TILE = 65536, GPU_CAST_TILE = 16384, GPU_SUM_TILE = 4096, GPU_MAX_LOOPS = 33 };
+enum { GPU_COPY_TILE = 65536, GPU_CAST_TILE = 16384, GPU_SUM_TILE = 8192, GPU_MAX_LOOPS = 33 };
 
 /* ---- index arithmetic ---- */
 
@@ -110,28 +111,14 @@ DEVICE void gpu_tile_unit(const struct gpu_tile *tile, const struct gpu_loop *lo
     *dst = to;
 }
 
-/* The last entry of an ascending list of first tiles that is at most `tile`. */
-DEVICE gpu_u32 gpu_find_copy(const struct gpu_copy *copies, gpu_u32 n, gpu_i64 tile)
+/* The last of n entries of a table whose first tile is at most `tile`. */
+DEVICE gpu_u32 gpu_find_entry(const void *table, gpu_u64 entry_nbytes, gpu_u32 n, gpu_i64 tile)
 {
     gpu_u32 lo = 0;
     gpu_u32 hi = n - 1;
     while (lo < hi) {
         gpu_u32 middle = lo + (hi - lo + 1) / 2;
-        if (copies[middle].first_tile <= tile)
-            lo = middle;
-        else
-            hi = middle - 1;
-    }
-    return lo;
-}
-
-DEVICE gpu_u32 gpu_find_sum(const struct gpu_sum *sums, gpu_u32 n, gpu_i64 tile)
-{
-    gpu_u32 lo = 0;
-    gpu_u32 hi = n - 1;
-    while (lo < hi) {
-        gpu_u32 middle = lo + (hi - lo + 1) / 2;
-        if (sums[middle].first_tile <= tile)
+        if (*(const gpu_i64 *)((const char *)table + middle * entry_nbytes) <= tile)
             lo = middle;
         else
             hi = middle - 1;

@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) rsd_copy(const gpu_copy *co
     __shared__ gpu_copy copy;
     for (gpu_i64 number = blockIdx.x; number < ntiles; number += gridDim.x) {
         if (threadIdx.x == 0) {
-            copy = copies[gpu_find_copy(copies, ncopies, number)];
+            copy = copies[gpu_find_entry(copies, sizeof *copies, ncopies, number)];
             gpu_u32 word = gpu_word(arrays[copy.src], arrays[copy.dst], copy.align);
             gpu_copy_tile(&copy, all_loops, number - copy.first_tile, word, word, &tile);
         }
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(256) rsd_cast(const gpu_copy *copie
     __shared__ gpu_copy copy;
     for (gpu_i64 number = blockIdx.x; number < ntiles; number += gridDim.x) {
         if (threadIdx.x == 0) {
-            copy = copies[gpu_find_copy(copies, ncopies, number)];
+            copy = copies[gpu_find_entry(copies, sizeof *copies, ncopies, number)];
             gpu_copy_tile(&copy, all_loops, number - copy.first_tile, gpu_nbytes(copy.from),
                           gpu_nbytes(copy.to), &tile);
         }
@@ -148,19 +148,28 @@ extern "C" __global__ void __launch_bounds__(256) rsd_reduce(const gpu_sum *sums
                                                              const gpu_i64 *strides,
                                                              const gpu_u64 *arrays, gpu_i64 ntiles)
 {
+    __shared__ gpu_u64 bases[GPU_NBASES + 1];
+    gpu_i64 outer[GPU_MAX_LOOPS];
     for (gpu_i64 number = blockIdx.x; number < ntiles; number += gridDim.x) {
         gpu_element element;
-        element.sum = sums + gpu_find_sum(sums, nsums, number);
+        element.sum = sums + gpu_find_entry(sums, sizeof *sums, nsums, number);
         element.loops = loops;
         element.terms = terms;
         element.strides = strides;
         element.arrays = arrays;
+        element.bases = bases;
+        element.outer = outer;
+        for (gpu_u32 i = threadIdx.x; i <= GPU_NBASES; i += blockDim.x)
+            bases[i] = gpu_base_of(&element, i);
+        __syncthreads();
         gpu_i64 first = element.sum->begin + (number - element.sum->first_tile) * GPU_SUM_TILE;
         gpu_i64 end = first + GPU_SUM_TILE < element.sum->end ? first + GPU_SUM_TILE : element.sum->end;
-        for (gpu_i64 i = first + threadIdx.x; i < end; i += blockDim.x) {
+        gpu_u32 neighbours = element.sum->neighbours;
+        for (gpu_i64 i = first + threadIdx.x * neighbours; i < end; i += blockDim.x * neighbours) {
             gpu_element_start(&element, i);
             gpu_reduce_element(&element);
         }
+        __syncthreads();
     }
 }
 
@@ -256,16 +265,7 @@ extern "C" __global__ void __launch_bounds__(1024) rsd_digest(const gpu_digest *
     __syncthreads();
     gpu_i64 nwarps = (gpu_i64)gridDim.x * (blockDim.x / 32);
     for (gpu_i64 tile = blockIdx.x + (gpu_i64)(threadIdx.x / 32) * gridDim.x; tile < ntiles; tile += nwarps) {
-        gpu_u32 lo = 0;
-        gpu_u32 hi = ndigests - 1;
-        while (lo < hi) {
-            gpu_u32 middle = lo + (hi - lo + 1) / 2;
-            if (digests[middle].first_tile <= tile)
-                lo = middle;
-            else
-                hi = middle - 1;
-        }
-        const gpu_digest &digest = digests[lo];
+        const gpu_digest &digest = digests[gpu_find_entry(digests, sizeof *digests, ndigests, tile)];
         const char *array = (const char *)arrays[digest.array];
         gpu_i64 number = tile - digest.first_tile;
         gpu_i64 at;

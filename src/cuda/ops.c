@@ -103,6 +103,16 @@ rsd_status cuda_ops_add_cast(struct cuda_ops *ops, const struct cuda_copy *cast,
     return RSD_OK;
 }
 
+/* Returns how many neighbours a thread combines at once: several if they are contiguous in the result. */
+static uint32_t count_neighbours(const struct cuda_sum *sum)
+{
+    const struct loop *inner = sum->nloops ? &sum->loops[sum->nloops - 1] : NULL;
+    rsd_dtype dtype = sum->reduction.dtype;
+    bool contiguous = inner && inner->dst_stride == (int64_t)rsd_dtype_nbytes(dtype) &&
+                      inner->count % GPU_MAX_PARTS == 0;
+    return contiguous && dtype != RSD_C64 && dtype != RSD_C128 ? GPU_MAX_PARTS : 1;
+}
+
 rsd_status cuda_ops_add_sum(struct cuda_ops *ops, const struct cuda_sum *sum)
 {
     int64_t nelements = 1;
@@ -118,7 +128,8 @@ rsd_status cuda_ops_add_sum(struct cuda_ops *ops, const struct cuda_sum *sum)
                                              .first_term = (gpu_u32)ops->nterms,
                                              .nterms = (gpu_u32)sum->reduction.nterms,
                                              .dtype = (gpu_u32)sum->reduction.dtype,
-                                             .reduce = (gpu_u32)sum->reduction.reduce};
+                                             .reduce = (gpu_u32)sum->reduction.reduce,
+                                             .neighbours = count_neighbours(sum)};
     TRY(add_loops(ops, sum->loops, sum->nloops));
     ops->nsums++;
     return RSD_OK;
@@ -133,5 +144,8 @@ rsd_status cuda_ops_add_term(struct cuda_ops *ops, uint32_t src, int64_t offset,
         (struct gpu_term){.offset = offset, .src = src, .first_stride = (gpu_u32)ops->nstrides};
     for (int32_t i = 0; i < nstrides; i++)
         ops->strides[ops->nstrides++] = strides[i];
+    struct gpu_sum *sum = &ops->sums[ops->nsums - 1];
+    if (nstrides > 0 && strides[nstrides - 1] != (int64_t)rsd_dtype_nbytes((rsd_dtype)sum->dtype))
+        sum->neighbours = 1;
     return check_counts(ops);
 }

@@ -15,8 +15,8 @@ enum { GPU_DIGEST_SEGMENT = 65536, GPU_DIGEST_ROWS = 1024, GPU_SHORT_RUN = 512 }
  * whole tensor, row-major; `after` bytes follow the first row there. Short rows go in groups of the
  * innermost loop. */
 struct gpu_digest {
-    gpu_i64 offset, run, nrows, after;
     gpu_i64 first_tile;
+    gpu_i64 offset, run, nrows, after;
     gpu_u32 array, first_loop, nloops, result;
 };
 

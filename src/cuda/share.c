@@ -27,15 +27,17 @@ enum {
 
 /* ---- exporting ---- */
 
-/* Pieces that were exported as descriptors, so that each is exported once. */
+/* Pieces that are exported as descriptors, each once. A descriptor keeps its memory allocated, so it is closed when
+ * no list names it any more. */
 struct exported {
     uint64_t id;
+    size_t nlists;
     int fd;
 };
 
 static struct {
     pthread_mutex_t lock;
-    struct exported *list;
+    struct exported *list; /* by id, ascending */
     size_t n, capacity;
 } exports = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -48,17 +50,48 @@ static rsd_status export_descriptor(const struct driver *cu, cu_address base, in
     return driver_check(result, "cuMemExportToShareableHandle");
 }
 
-static rsd_status find_descriptor(const struct driver *cu, cu_address base, uint64_t id, int *fd)
+/* Returns the index of the first exported piece with at least this id. Requires the lock. */
+static size_t find_exported(uint64_t id)
 {
-    for (size_t i = 0; i < exports.n; i++)
-        if (exports.list[i].id == id) {
-            *fd = exports.list[i].fd;
-            return RSD_OK;
-        }
-    TRY(GROW(exports.list, exports.capacity, exports.n + 1));
-    TRY(export_descriptor(cu, base, fd));
-    exports.list[exports.n++] = (struct exported){id, *fd};
+    size_t lo = 0, hi = exports.n;
+    while (lo < hi) {
+        size_t middle = lo + (hi - lo) / 2;
+        if (exports.list[middle].id < id)
+            lo = middle + 1;
+        else
+            hi = middle;
+    }
+    return lo;
+}
+
+/* Returns the descriptor of a piece, which one more list names. Requires the lock. */
+static rsd_status use_descriptor(const struct driver *cu, cu_address base, uint64_t id, int *fd)
+{
+    size_t at = find_exported(id);
+    if (at == exports.n || exports.list[at].id != id) {
+        TRY(GROW(exports.list, exports.capacity, exports.n + 1));
+        TRY(export_descriptor(cu, base, fd));
+        memmove(exports.list + at + 1, exports.list + at,
+                (exports.n++ - at) * sizeof *exports.list);
+        exports.list[at] = (struct exported){.id = id, .fd = *fd};
+    }
+    exports.list[at].nlists++;
+    *fd = exports.list[at].fd;
     return RSD_OK;
+}
+
+void cuda_unexport(const struct cuda_piece *pieces, size_t n)
+{
+    pthread_mutex_lock(&exports.lock);
+    for (size_t i = 0; i < n; i++) {
+        size_t at = pieces[i].fd < 0 ? exports.n : find_exported(pieces[i].id);
+        if (at == exports.n || exports.list[at].id != pieces[i].id || --exports.list[at].nlists)
+            continue;
+        close(exports.list[at].fd);
+        memmove(exports.list + at, exports.list + at + 1,
+                (--exports.n - at) * sizeof *exports.list);
+    }
+    pthread_mutex_unlock(&exports.lock);
 }
 
 /* The mapping that has an address. */
@@ -83,15 +116,15 @@ static rsd_status export_pieces(const struct driver *cu, cu_address address, siz
         cu_address base;
         size_t length;
         struct cuda_piece piece = {.pid = getpid()};
+        TRY(GROW(list->list, list->capacity, list->n + 1));
         TRY(find_mapping(cu, at, &base, &length, &piece.id));
         pthread_mutex_lock(&exports.lock);
-        rsd_status status = find_descriptor(cu, base, piece.id, &piece.fd);
+        rsd_status status = use_descriptor(cu, base, piece.id, &piece.fd);
         pthread_mutex_unlock(&exports.lock);
         TRY(status);
         piece.nbytes = length;
         if (at == address)
             list->offset = address - base;
-        TRY(GROW(list->list, list->capacity, list->n + 1));
         list->list[list->n++] = piece;
         at = base + length;
     }
@@ -128,6 +161,10 @@ rsd_status cuda_export(struct cuda_device *device, const void *address, size_t n
     list->n = 0;
     rsd_status status = export_range(device->cu, (cu_address)(uintptr_t)address, nbytes, list);
     device_leave(device);
+    if (status) {
+        cuda_unexport(list->list, list->n);
+        list->n = 0;
+    }
     return status;
 }
 

@@ -67,79 +67,24 @@ DEVICE double gpu_quiet_double(double value)
     return value != value ? gpu_double_of(0x7ff8000000000000ull) : value;
 }
 
-/* Where the terms of one element lie. */
-struct gpu_element {
-    const struct gpu_sum *sum;
-    const struct gpu_loop *loops;
-    const struct gpu_term *terms;
-    const gpu_i64 *strides;
-    const gpu_u64 *arrays;
-    gpu_i64 index[GPU_MAX_LOOPS];
-};
+/* ---- parts ----
+ *
+ * A thread combines the parts of several elements at once, which are contiguous: of several neighbouring real
+ * numbers, or the two of a complex one. While they are combined, a part of a small float is a float, and one of an
+ * integer has 64 bits. */
 
-DEVICE void gpu_element_start(struct gpu_element *element, gpu_i64 number)
+enum { GPU_MAX_PARTS = 4, GPU_TERMS_AT_ONCE = 4 };
+
+DEVICE gpu_u32 gpu_part_dtype(gpu_u32 dtype)
 {
-    const struct gpu_loop *loops = element->loops + element->sum->first_loop;
-    for (gpu_u32 i = element->sum->nloops; i-- > 0;) {
-        gpu_i64 next = number / loops[i].count;
-        element->index[i] = number - next * loops[i].count;
-        number = next;
-    }
+    return dtype == GPU_C64 ? GPU_F32 : dtype == GPU_C128 ? GPU_F64 : dtype;
 }
 
-DEVICE const char *gpu_element_term(const struct gpu_element *element, gpu_u32 number)
-{
-    const struct gpu_term *term = &element->terms[element->sum->first_term + number];
-    const gpu_i64 *strides = element->strides + term->first_stride;
-    gpu_i64 at = term->offset;
-    for (gpu_u32 i = 0; i < element->sum->nloops; i++)
-        at += element->index[i] * strides[i];
-    return (const char *)(element->arrays[term->src] + (gpu_u64)at);
-}
-
-DEVICE char *gpu_element_result(const struct gpu_element *element)
-{
-    const struct gpu_loop *loops = element->loops + element->sum->first_loop;
-    gpu_i64 at = element->sum->dst_offset;
-    for (gpu_u32 i = 0; i < element->sum->nloops; i++)
-        at += element->index[i] * loops[i].dst_stride;
-    return (char *)(element->arrays[element->sum->dst] + (gpu_u64)at);
-}
-
-DEVICE void gpu_reduce_small_float(const struct gpu_element *element)
-{
-    const struct gpu_sum *sum = element->sum;
-    gpu_u32 nbytes = gpu_nbytes(sum->dtype);
-    float result = gpu_small_float(sum->dtype, gpu_load_bits(gpu_element_term(element, 0), nbytes));
-    for (gpu_u32 i = 1; i < sum->nterms; i++)
-        result = gpu_combine_float(
-            sum->reduce, result,
-            gpu_small_float(sum->dtype, gpu_load_bits(gpu_element_term(element, i), nbytes)));
-    if (sum->divisor > 1)
-        result /= (float)sum->divisor;
-    result = gpu_quiet_float(result);
-    gpu_store_bits(gpu_element_result(element), nbytes,
-                   sum->dtype == GPU_F16    ? gpu_to_f16(result)
-                   : sum->dtype == GPU_BF16 ? gpu_to_bf16(result)
-                                            : gpu_float_bits(result));
-}
-
-DEVICE void gpu_reduce_double(const struct gpu_element *element)
-{
-    const struct gpu_sum *sum = element->sum;
-    double result = gpu_double_of(gpu_load_bits(gpu_element_term(element, 0), 8));
-    for (gpu_u32 i = 1; i < sum->nterms; i++)
-        result = gpu_combine_double(sum->reduce, result,
-                                    gpu_double_of(gpu_load_bits(gpu_element_term(element, i), 8)));
-    if (sum->divisor > 1)
-        result /= (double)sum->divisor;
-    gpu_store_bits(gpu_element_result(element), 8, gpu_double_bits(gpu_quiet_double(result)));
-}
-
-DEVICE gpu_u64 gpu_load_integer(gpu_u32 dtype, const char *at)
+DEVICE gpu_u64 gpu_part_of(gpu_u32 dtype, gpu_u64 bits)
 {
     gpu_u32 nbytes = gpu_nbytes(dtype);
-    gpu_u64 bits = gpu_load_bits(at, nbytes);
+    if (gpu_class(dtype) == 1)
+        return dtype == GPU_F64 ? bits : gpu_float_bits(gpu_small_float(dtype, bits));
     if (dtype == GPU_BOOL)
         return bits != 0;
     if (gpu_class(dtype) == 2 && nbytes < 8 && bits >> (8 * nbytes - 1))
@@ -147,86 +92,212 @@ DEVICE gpu_u64 gpu_load_integer(gpu_u32 dtype, const char *at)
     return bits;
 }
 
-DEVICE void gpu_reduce_integer(const struct gpu_element *element)
+/* Whether four parts of up to 4 bytes can be moved as words. */
+DEVICE int gpu_has_words(gpu_u32 nbytes, gpu_u32 nparts, const char *at)
 {
-    const struct gpu_sum *sum = element->sum;
-    int is_signed = gpu_class(sum->dtype) == 2;
-    gpu_u32 reduce = sum->dtype == GPU_BOOL && sum->reduce == GPU_SUM ? GPU_BOR : sum->reduce;
-    gpu_u64 result = gpu_load_integer(sum->dtype, gpu_element_term(element, 0));
-    for (gpu_u32 i = 1; i < sum->nterms; i++)
-        result = gpu_combine_integer(reduce, is_signed, result,
-                                     gpu_load_integer(sum->dtype, gpu_element_term(element, i)));
-    if (sum->divisor > 1)
-        result = is_signed ? (gpu_u64)((gpu_i64)result / sum->divisor) : result / (gpu_u64)sum->divisor;
-    gpu_store_bits(gpu_element_result(element), gpu_nbytes(sum->dtype), result);
+    return nparts == GPU_MAX_PARTS && nbytes < 8 && ((gpu_u64)at & (nbytes == 1 ? 3 : 7)) == 0;
 }
 
-DEVICE void gpu_reduce_complex_float(const struct gpu_element *element)
+DEVICE void gpu_load_parts(gpu_u32 dtype, gpu_u32 nparts, const char *at, gpu_u64 *parts)
 {
-    const struct gpu_sum *sum = element->sum;
-    const char *term = gpu_element_term(element, 0);
-    float re = gpu_float_of((gpu_u32)gpu_load_bits(term, 4));
-    float im = gpu_float_of((gpu_u32)gpu_load_bits(term + 4, 4));
-    for (gpu_u32 i = 1; i < sum->nterms; i++) {
-        term = gpu_element_term(element, i);
-        float a = gpu_float_of((gpu_u32)gpu_load_bits(term, 4));
-        float b = gpu_float_of((gpu_u32)gpu_load_bits(term + 4, 4));
-        float c = re;
-        re = sum->reduce == GPU_PRODUCT ? c * a - im * b : c + a;
-        im = sum->reduce == GPU_PRODUCT ? c * b + im * a : im + b;
+    gpu_u32 nbytes = gpu_nbytes(dtype);
+    gpu_u64 bits[GPU_MAX_PARTS] = {0};
+    if (gpu_has_words(nbytes, nparts, at)) {
+        gpu_u64 first = gpu_load_bits(at, nbytes == 1 ? 4 : 8);
+        gpu_u64 second = nbytes == 4 ? gpu_load_bits(at + 8, 8) : nbytes == 2 ? first >> 32 : first >> 16;
+        gpu_u64 mask = ((gpu_u64)1 << 8 * nbytes) - 1;
+        bits[0] = first & mask;
+        bits[1] = first >> 8 * nbytes & mask;
+        bits[2] = second & mask;
+        bits[3] = second >> 8 * nbytes & mask;
+    } else {
+        for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
+            if (i < nparts)
+                bits[i] = gpu_load_bits(at + i * nbytes, nbytes);
     }
-    if (sum->divisor > 1) {
-        re /= (float)sum->divisor;
-        im /= (float)sum->divisor;
-    }
-    char *out = gpu_element_result(element);
-    gpu_store_bits(out, 4, gpu_float_bits(gpu_quiet_float(re)));
-    gpu_store_bits(out + 4, 4, gpu_float_bits(gpu_quiet_float(im)));
+    for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
+        parts[i] = gpu_part_of(dtype, bits[i]);
 }
 
-DEVICE void gpu_reduce_complex_double(const struct gpu_element *element)
+DEVICE gpu_u64 gpu_combine_part(gpu_u32 dtype, gpu_u32 reduce, gpu_u64 a, gpu_u64 v)
 {
-    const struct gpu_sum *sum = element->sum;
-    const char *term = gpu_element_term(element, 0);
-    double re = gpu_double_of(gpu_load_bits(term, 8));
-    double im = gpu_double_of(gpu_load_bits(term + 8, 8));
-    for (gpu_u32 i = 1; i < sum->nterms; i++) {
-        term = gpu_element_term(element, i);
-        double a = gpu_double_of(gpu_load_bits(term, 8));
-        double b = gpu_double_of(gpu_load_bits(term + 8, 8));
-        double c = re;
-        re = sum->reduce == GPU_PRODUCT ? c * a - im * b : c + a;
-        im = sum->reduce == GPU_PRODUCT ? c * b + im * a : im + b;
-    }
-    if (sum->divisor > 1) {
-        re /= (double)sum->divisor;
-        im /= (double)sum->divisor;
-    }
-    char *out = gpu_element_result(element);
-    gpu_store_bits(out, 8, gpu_double_bits(gpu_quiet_double(re)));
-    gpu_store_bits(out + 8, 8, gpu_double_bits(gpu_quiet_double(im)));
+    if (dtype == GPU_F64)
+        return gpu_double_bits(gpu_combine_double(reduce, gpu_double_of(a), gpu_double_of(v)));
+    if (gpu_class(dtype) == 1)
+        return gpu_float_bits(gpu_combine_float(reduce, gpu_float_of((gpu_u32)a), gpu_float_of((gpu_u32)v)));
+    if (dtype == GPU_BOOL && reduce == GPU_SUM)
+        reduce = GPU_BOR;
+    return gpu_combine_integer(reduce, gpu_class(dtype) == 2, a, v);
 }
 
+DEVICE void gpu_multiply_complex(gpu_u32 dtype, gpu_u64 *a, const gpu_u64 *v)
+{
+    if (dtype == GPU_F64) {
+        double re = gpu_double_of(a[0]);
+        double im = gpu_double_of(a[1]);
+        a[0] = gpu_double_bits(re * gpu_double_of(v[0]) - im * gpu_double_of(v[1]));
+        a[1] = gpu_double_bits(re * gpu_double_of(v[1]) + im * gpu_double_of(v[0]));
+    } else {
+        float re = gpu_float_of((gpu_u32)a[0]);
+        float im = gpu_float_of((gpu_u32)a[1]);
+        a[0] = gpu_float_bits(re * gpu_float_of((gpu_u32)v[0]) - im * gpu_float_of((gpu_u32)v[1]));
+        a[1] = gpu_float_bits(re * gpu_float_of((gpu_u32)v[1]) + im * gpu_float_of((gpu_u32)v[0]));
+    }
+}
+
+/* The bits of the result of a part. */
+DEVICE gpu_u64 gpu_reduced_part(gpu_u32 dtype, gpu_i64 divisor, gpu_u64 part)
+{
+    if (dtype == GPU_F64) {
+        double value = gpu_double_of(part);
+        return gpu_double_bits(gpu_quiet_double(divisor > 1 ? value / (double)divisor : value));
+    }
+    if (gpu_class(dtype) == 1) {
+        float value = gpu_float_of((gpu_u32)part);
+        value = gpu_quiet_float(divisor > 1 ? value / (float)divisor : value);
+        return dtype == GPU_F16    ? gpu_to_f16(value)
+               : dtype == GPU_BF16 ? gpu_to_bf16(value)
+                                   : gpu_float_bits(value);
+    }
+    if (divisor <= 1)
+        return part;
+    return gpu_class(dtype) == 2 ? (gpu_u64)((gpu_i64)part / divisor) : part / (gpu_u64)divisor;
+}
+
+/* Stores the results of parts, as words where their address allows it. */
+DEVICE void gpu_store_parts(gpu_u32 dtype, gpu_u32 nparts, gpu_i64 divisor, const gpu_u64 *parts, char *out)
+{
+    gpu_u32 nbytes = gpu_nbytes(dtype);
+    gpu_u64 mask = nbytes == 8 ? ~(gpu_u64)0 : ((gpu_u64)1 << 8 * nbytes) - 1;
+    gpu_u64 bits[GPU_MAX_PARTS];
+    for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
+        bits[i] = gpu_reduced_part(dtype, divisor, parts[i]) & mask;
+    if (gpu_has_words(nbytes, nparts, out)) {
+        gpu_u64 first = bits[0] | bits[1] << 8 * nbytes;
+        gpu_u64 second = bits[2] | bits[3] << 8 * nbytes;
+        if (nbytes == 4)
+            gpu_store_bits(out + 8, 8, second);
+        gpu_store_bits(out, nbytes == 1 ? 4 : 8, nbytes == 4 ? first : first | second << 16 * nbytes);
+        return;
+    }
+    for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
+        if (i < nparts)
+            gpu_store_bits(out + i * nbytes, nbytes, bits[i]);
+}
+
+/* ---- elements ---- */
+
+/* Where the terms of some neighbouring elements lie. */
+struct gpu_element {
+    const struct gpu_sum *sum;
+    const struct gpu_loop *loops;
+    const struct gpu_term *terms;
+    const gpu_i64 *strides;
+    const gpu_u64 *arrays;
+    const gpu_u64 *bases; /* of the first terms, and at last of the result: `arrays` may be in host memory */
+    gpu_i64 inner;        /* the index of the innermost loop */
+    gpu_i64 *outer;       /* those of the others */
+};
+
+enum { GPU_NBASES = 255 };
+
+DEVICE gpu_u64 gpu_term_base(const struct gpu_element *element, gpu_u32 number)
+{
+    const struct gpu_term *term = &element->terms[element->sum->first_term + number];
+    return element->arrays[term->src] + (gpu_u64)term->offset;
+}
+
+/* What bases[number] is, for terms and for GPU_NBASES. */
+DEVICE gpu_u64 gpu_base_of(const struct gpu_element *element, gpu_u32 number)
+{
+    if (number == GPU_NBASES)
+        return element->arrays[element->sum->dst] + (gpu_u64)element->sum->dst_offset;
+    return number < element->sum->nterms ? gpu_term_base(element, number) : 0;
+}
+
+DEVICE gpu_i64 gpu_quotient(gpu_i64 value, gpu_i64 divisor)
+{
+    if ((value | divisor) <= 0xffffffffll)
+        return (gpu_u32)value / (gpu_u32)divisor;
+    return value / divisor;
+}
+
+DEVICE void gpu_element_start(struct gpu_element *element, gpu_i64 number)
+{
+    const struct gpu_loop *loops = element->loops + element->sum->first_loop;
+    gpu_u32 n = element->sum->nloops;
+    element->inner = number;
+    if (n < 2)
+        return;
+    number = gpu_quotient(number, loops[n - 1].count);
+    element->inner -= number * loops[n - 1].count;
+    for (gpu_u32 i = n - 1; i-- > 0;) {
+        gpu_i64 next = gpu_quotient(number, loops[i].count);
+        element->outer[i] = number - next * loops[i].count;
+        number = next;
+    }
+}
+
+DEVICE const char *gpu_element_term(const struct gpu_element *element, gpu_u32 number)
+{
+    const gpu_i64 *strides =
+        element->strides + element->terms[element->sum->first_term + number].first_stride;
+    gpu_u32 n = element->sum->nloops;
+    gpu_u64 at = number < GPU_NBASES ? element->bases[number] : gpu_term_base(element, number);
+    if (n > 0)
+        at += (gpu_u64)(element->inner * strides[n - 1]);
+    for (gpu_u32 i = 0; i + 1 < n; i++)
+        at += (gpu_u64)(element->outer[i] * strides[i]);
+    return (const char *)at;
+}
+
+DEVICE char *gpu_element_result(const struct gpu_element *element)
+{
+    const struct gpu_loop *loops = element->loops + element->sum->first_loop;
+    gpu_u32 n = element->sum->nloops;
+    gpu_u64 at = element->bases[GPU_NBASES];
+    if (n > 0)
+        at += (gpu_u64)(element->inner * loops[n - 1].dst_stride);
+    for (gpu_u32 i = 0; i + 1 < n; i++)
+        at += (gpu_u64)(element->outer[i] * loops[i].dst_stride);
+    return (char *)at;
+}
+
+/* Combines the terms of neighbouring elements in their order. Some terms are loaded at once. */
+DEVICE void gpu_reduce_parts(const struct gpu_element *element, gpu_u32 dtype, gpu_u32 nparts)
+{
+    const struct gpu_sum *sum = element->sum;
+    int multiplies = nparts == 2 && sum->reduce == GPU_PRODUCT;
+    gpu_u64 result[GPU_MAX_PARTS] = {0};
+    gpu_u64 parts[GPU_TERMS_AT_ONCE][GPU_MAX_PARTS];
+    for (gpu_u32 first = 0; first < sum->nterms; first += GPU_TERMS_AT_ONCE) {
+        for (gpu_u32 t = 0; t < GPU_TERMS_AT_ONCE; t++)
+            if (first + t < sum->nterms)
+                gpu_load_parts(dtype, nparts, gpu_element_term(element, first + t), parts[t]);
+        for (gpu_u32 t = 0; t < GPU_TERMS_AT_ONCE; t++) {
+            if (first + t >= sum->nterms)
+                continue;
+            if (first + t > 0 && multiplies)
+                gpu_multiply_complex(dtype, result, parts[t]);
+            for (gpu_u32 i = 0; i < GPU_MAX_PARTS && !(first + t > 0 && multiplies); i++)
+                result[i] = first + t == 0 ? parts[t][i]
+                                           : gpu_combine_part(dtype, sum->reduce, result[i], parts[t][i]);
+        }
+    }
+    gpu_store_parts(dtype, nparts, sum->divisor, result, gpu_element_result(element));
+}
+
+/* Common dtypes are constants of their calls, so that their code is short. */
 DEVICE void gpu_reduce_element(const struct gpu_element *element)
 {
-    switch (element->sum->dtype) {
-    case GPU_F64:
-        gpu_reduce_double(element);
-        return;
-    case GPU_F32:
-    case GPU_F16:
-    case GPU_BF16:
-        gpu_reduce_small_float(element);
-        return;
-    case GPU_C64:
-        gpu_reduce_complex_float(element);
-        return;
-    case GPU_C128:
-        gpu_reduce_complex_double(element);
-        return;
-    default:
-        gpu_reduce_integer(element);
-    }
+    gpu_u32 dtype = element->sum->dtype;
+    if (element->sum->neighbours == GPU_MAX_PARTS && dtype == GPU_F32)
+        gpu_reduce_parts(element, GPU_F32, GPU_MAX_PARTS);
+    else if (element->sum->neighbours == GPU_MAX_PARTS && dtype == GPU_BF16)
+        gpu_reduce_parts(element, GPU_BF16, GPU_MAX_PARTS);
+    else
+        gpu_reduce_parts(element, gpu_part_dtype(dtype),
+                         dtype == GPU_C64 || dtype == GPU_C128 ? 2 : element->sum->neighbours);
 }
 
 )

@@ -45,7 +45,6 @@ static bool is_device_memory(const struct cuda_place *place)
 static rsd_status list_exports(struct device_exports *exports, const struct device_arrays *arrays,
                                const struct run_arrays *run)
 {
-    exports->npieces = 0;
     for (int64_t i = 0; i < run->nsrc + run->ndst; i++) {
         struct array_export *one = &exports->list[i];
         const struct array_span *span =
@@ -64,6 +63,8 @@ static rsd_status list_exports(struct device_exports *exports, const struct devi
             status = GROW(exports->pieces, exports->pieces_capacity, exports->npieces + pieces.n);
             for (size_t k = 0; k < pieces.n && !status; k++)
                 exports->pieces[exports->npieces++] = pieces.list[k];
+            if (status)
+                cuda_unexport(pieces.list, pieces.n);
             one->npieces = status ? 0 : pieces.n;
             one->offset = pieces.offset;
         }
@@ -105,9 +106,15 @@ rsd_status device_export_arrays(struct exchange *x, const struct device_arrays *
         exports->list = mem_new((size_t)narrays, sizeof *exports->list);
     if (!exports->list)
         return RSD_ENOMEM;
+    struct cuda_piece *before = exports->pieces;
+    size_t nbefore = exports->npieces;
+    exports->pieces = NULL;
+    exports->npieces = exports->pieces_capacity = 0;
     rsd_status status = list_exports(exports, arrays, &x->arrays);
     if (!status)
         status = publish_exports(x, exports);
+    cuda_unexport(before, nbefore); /* after those of this run, which are often the same */
+    mem_free(before);
     if (status) { /* the next run tries again */
         mem_free(exports->list);
         exports->list = NULL;
@@ -123,6 +130,7 @@ bool device_exports_array(const struct device_exports *exports, int64_t number)
 void device_exports_drop(struct device_exports *exports)
 {
     shared_segment_drop(&exports->segment);
+    cuda_unexport(exports->pieces, exports->npieces);
     mem_free(exports->list);
     mem_free(exports->pieces);
     *exports = (struct device_exports){0};

@@ -319,6 +319,8 @@ rsd_status catalog_boxes_layout(rsd_dtype dtype, int32_t ndim, const int64_t *sh
     if (!ranks)
         return RSD_ENOMEM;
     rsd_status status = rsd_layout_new_boxes(dtype, ndim, shape, (int64_t)n, ranks, lo, len, out);
+    if (!status)
+        (*out)->from_file = true;
     mem_free(ranks);
     return status;
 }
@@ -339,6 +341,8 @@ rsd_status catalog_tensor_layout(const struct catalog *catalog, const struct sto
     if (!status)
         status = rsd_layout_new_boxes(tensor->dtype, tensor->ndim, tensor_shape(catalog, tensor),
                                       (int64_t)n, ranks, lo, len, out);
+    if (!status)
+        (*out)->from_file = true;
     mem_free(ranks);
     mem_free(lo);
     mem_free(len);

@@ -15,7 +15,7 @@ struct copy_pair {
     uint32_t files[2];
     const struct stored_array *arrays[2];
     int32_t ndim; /* of the index: the dims behind it are inside a run */
-    const int64_t *len;
+    int64_t len[RSD_MAX_DIMS], strides[2][RSD_MAX_DIMS]; /* in the order of comparing */
     uint64_t run_nbytes;
 };
 
@@ -26,14 +26,30 @@ static bool same_record(const struct stored_array *a, const struct stored_array 
            memcmp(a->strides, b->strides, (size_t)ndim * sizeof *a->strides) == 0;
 }
 
+/* Puts dims with small strides last, so that both copies are read from their first byte to their last. */
+static void sort_dims(struct copy_pair *pair, int32_t ndim, const int64_t *len)
+{
+    for (int32_t i = 0; i < ndim; i++) {
+        int64_t stride = pair->arrays[0]->strides[i];
+        int32_t at = i;
+        for (; at > 0 && pair->strides[0][at - 1] < stride; at--) {
+            pair->len[at] = pair->len[at - 1];
+            pair->strides[0][at] = pair->strides[0][at - 1];
+            pair->strides[1][at] = pair->strides[1][at - 1];
+        }
+        pair->strides[0][at] = stride;
+        pair->strides[1][at] = pair->arrays[1]->strides[i];
+        pair->len[at] = stride || pair->strides[1][at] ? len[i] : 1; /* 0: all have one element */
+    }
+}
+
 /* Takes the last dims into a run, as long as both copies have them in one piece. */
 static void find_run(struct copy_pair *pair, int32_t ndim, size_t element_nbytes)
 {
     int64_t stride = (int64_t)element_nbytes;
     for (pair->ndim = ndim; pair->ndim > 0; pair->ndim--) {
         int32_t d = pair->ndim - 1;
-        if (pair->len[d] > 1 &&
-            (pair->arrays[0]->strides[d] != stride || pair->arrays[1]->strides[d] != stride))
+        if (pair->len[d] > 1 && (pair->strides[0][d] != stride || pair->strides[1][d] != stride))
             break;
         stride *= pair->len[d];
     }
@@ -46,7 +62,7 @@ static rsd_status read_copy(const struct copy_pair *pair, int side, const int64_
     const struct stored_array *array = pair->arrays[side];
     int64_t offset = array->base;
     for (int32_t d = 0; d < pair->ndim; d++)
-        offset += index[d] * array->strides[d];
+        offset += index[d] * pair->strides[side][d];
     rsd_status status =
         store_read(pair->store, pair->files[side], array->offset + (uint64_t)offset + at, out, n);
     return status ? store_fail_in(pair->store, pair->files[side], status) : RSD_OK;
@@ -80,8 +96,7 @@ rsd_status copies_compare(struct store *store, rsd_dtype dtype, int32_t ndim, co
                           const uint32_t files[2], const struct stored_array *a,
                           const struct stored_array *b, bool *equal)
 {
-    struct copy_pair pair = {
-        .store = store, .files = {files[0], files[1]}, .arrays = {a, b}, .len = len};
+    struct copy_pair pair = {.store = store, .files = {files[0], files[1]}, .arrays = {a, b}};
     int64_t index[RSD_MAX_DIMS] = {0};
     *equal = true;
     if (same_record(a, b, ndim) || box_is_empty(ndim, len))
@@ -91,6 +106,7 @@ rsd_status copies_compare(struct store *store, rsd_dtype dtype, int32_t ndim, co
     char *blocks = mem_new(2, BLOCK_NBYTES);
     if (!blocks)
         return RSD_ENOMEM;
+    sort_dims(&pair, ndim, len);
     find_run(&pair, ndim, rsd_dtype_nbytes(dtype));
     rsd_status status;
     do

@@ -16,11 +16,9 @@ static rsd_status check_stored(const struct stored_tensor *tensor, const int64_t
     if (view->dtype != tensor->dtype)
         return fail(RSD_EFORMAT, "dtype is %s in the item, but %s in the metadata",
                     rsd_dtype_name(view->dtype), rsd_dtype_name(tensor->dtype));
-    int32_t first = tensor->unstacked ? 1 : 0;
-    bool same = view->ndim == tensor->ndim + first && (!first || view->shape[0] == 1);
+    bool same = view->ndim == tensor->ndim;
     for (int32_t d = 0; d < tensor->ndim && same; d++)
-        same = view->shape[first + d] == len[d] ||
-               (d == 0 && tensor->rows_cut && view->shape[first] > len[0]);
+        same = view->shape[d] == len[d];
     if (!same)
         return fail(RSD_EFORMAT, "shape is %s in the item, but %s in the metadata",
                     shape_text(view->ndim, view->shape, stored),
@@ -68,19 +66,10 @@ static rsd_status open_item(const rsd_checkpoint *checkpoint, size_t index, size
         TRY(torch_item_open_stream(store, extent, &view, array, stream));
     else
         TRY(locate_plain(checkpoint, extent, tensor->name, &view, array));
-    const int64_t *len = tensor_box_len(catalog, tensor, box);
-    rsd_status status = check_stored(tensor, len, &view);
-    if (status) {
+    rsd_status status = check_stored(tensor, tensor_box_len(catalog, tensor, box), &view);
+    if (status)
         stored_stream_close(*stream);
-        return status;
-    }
-    for (int32_t d = 0; d < tensor->ndim && tensor->unstacked; d++)
-        array->strides[d] = array->strides[d + 1];
-    if (tensor->unstacked && tensor->ndim < RSD_MAX_DIMS)
-        array->strides[tensor->ndim] = 0;
-    if (tensor->rows_cut && tensor->ndim > 0 && len[0] == 1)
-        array->strides[0] = 0;
-    return RSD_OK;
+    return status;
 }
 
 /* A stream is closed again: many boxes may wait, each would have its window, and one is read at a time. */

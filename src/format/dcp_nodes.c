@@ -58,7 +58,7 @@ rsd_status metadata_take_transforms(const struct pickle_tree *tree, pickle_node 
         struct slice name = pickle_text(tree, item);
         TRY(metadata_check(pickle_kind(tree, item) == NODE_STRING,
                            "name of a transform is not a string"));
-        if (!budget_take_text(name.nbytes) || !budget_take_memory(name.nbytes))
+        if (!budget_take_text(name.nbytes))
             return budget_fail();
         text_add(names, names->length ? ", " : "[");
         json_add_string(names, name.bytes, name.nbytes);

@@ -510,8 +510,7 @@ static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t fi
     return status ? store_fail_in(reader->store, file, status) : RSD_OK;
 }
 
-rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *catalog,
-                         const rsd_open_options *options)
+rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *catalog)
 {
     struct metadata_reader reader = {.catalog = catalog, .store = store};
     uint32_t n = (uint32_t)store->names.n - first;
@@ -531,7 +530,7 @@ rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *ca
     if (status && parsed)
         status = store_fail_in(store, first, status);
     if (!status && pickle_kind(&reader.parts[0].tree, reader.parts[0].planner) != NODE_DICT)
-        status = megatron_finish_stacks(store, first, catalog, options);
+        status = megatron_read_common(store, first, catalog);
     for (size_t i = 0; i < reader.nparts; i++)
         pickle_tree_drop(&reader.parts[i].tree);
     mem_free(reader.parts);
@@ -548,5 +547,6 @@ rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *ca
 
 rsd_status dcp_open(struct store *store, struct catalog *catalog, const rsd_open_options *options)
 {
-    return dcp_open_from(store, 0, catalog, options);
+    (void)options;
+    return dcp_open_from(store, 0, catalog);
 }

@@ -150,10 +150,8 @@ static rsd_status add_rank_tensor(struct torch_visit *visit, pickle_node c)
     }
     struct slice short_name = {name, strlen(name)};
     TRY(rank_tensor_read(visit->file, c, reader->rank, &reader->mesh, &tensor));
-    rsd_status status = torch_visit_reserve(
-        visit, full.nbytes + sizeof(struct joint_tensor) +
-                   tensor.nboxes * (sizeof(struct joint_box) + sizeof(struct stored_array)));
-    if (!status && !string_map_find(&reader->parts.names, short_name, &known))
+    rsd_status status = RSD_OK;
+    if (!string_map_find(&reader->parts.names, short_name, &known))
         status = find_path(visit, name, &path);
     if (!status)
         status =

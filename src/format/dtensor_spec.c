@@ -4,16 +4,13 @@
  *     ShardedTensor  a list of shards, each with its offsets and sizes
  *     Tensor         all of it
  *
- * A device mesh is pickled in three ways. Up to torch 2.8 it has its ranks as a tensor of its shape. Later it
- * has a list of ranks and a layout, whose axes are shapes and strides in that list. The coordinates that the
- * file claims for its rank must be those that the mesh has for it. The local tensor must have the shape that
- * mesh, placements and coordinates demand.
+ * The local tensor must have the shape that mesh, placements and coordinates demand.
  */
 #include "dtensor.h"
 
 #include <string.h>
 
-enum { MAX_MESH_RANKS = 1 << 17, MAX_SPANS = 1 << 20, MAX_AXIS_PARTS = 16 };
+enum { MAX_SPANS = 1 << 20 };
 
 static const char DISTRIBUTED[] = "torch.distributed.";
 
@@ -56,25 +53,6 @@ static pickle_node find_in_state(const struct pickle_tree *tree, pickle_node sta
     return found;
 }
 
-/* Takes the numbers of a list or tuple, each from 0 to MAX_EXTENT. Returns their number, or -1. */
-static int32_t take_numbers(const struct pickle_tree *tree, pickle_node c, int32_t most,
-                            int64_t *out)
-{
-    bool tuple = pickle_kind(tree, c) == NODE_TUPLE;
-    struct pickle_walk walk = pickle_walk(tree, c);
-    pickle_node item;
-    int32_t n = 0;
-    if (!tuple && pickle_kind(tree, c) != NODE_LIST)
-        return -1;
-    while (tuple ? (uint32_t)n < pickle_count(tree, c) : pickle_walk_next(&walk, &item)) {
-        pickle_node one = tuple ? pickle_item(tree, c, (uint32_t)n) : item;
-        if (n == most || !pickle_as_i64(tree, one, &out[n]) || out[n] < 0 || out[n] > MAX_EXTENT)
-            return -1;
-        n++;
-    }
-    return n;
-}
-
 /* Takes the dtype and the shape of the whole tensor from the arguments of the wrapper. */
 static rsd_status take_wrapped_type(const struct pickle_tree *tree, pickle_node args,
                                     struct rank_tensor *out)
@@ -91,7 +69,7 @@ static rsd_status take_wrapped_type(const struct pickle_tree *tree, pickle_node 
     if (pickle_kind(tree, shape) == NODE_TUPLE && pickle_count(tree, shape) > RSD_MAX_DIMS)
         return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d",
                     pickle_count(tree, shape), (int)RSD_MAX_DIMS);
-    out->ndim = take_numbers(tree, shape, RSD_MAX_DIMS, out->shape);
+    out->ndim = dtensor_take_numbers(tree, shape, RSD_MAX_DIMS, out->shape);
     return out->ndim < 0 ? fail(RSD_EFORMAT, "shape of the distributed tensor is invalid") : RSD_OK;
 }
 
@@ -111,204 +89,6 @@ static rsd_status add_rank_box(struct rank_tensor *tensor, size_t *capacity, con
 static bool same_shape(int32_t ndim, const int64_t *a, int32_t mdim, const int64_t *b)
 {
     return ndim == mdim && memcmp(a, b, (size_t)ndim * sizeof *a) == 0;
-}
-
-/* ---- meshes ---- */
-
-/* One axis of a mesh as shapes and strides in the list of ranks; an axis that was flattened has several. */
-struct mesh_axis {
-    int32_t n;
-    int64_t shape[MAX_AXIS_PARTS], stride[MAX_AXIS_PARTS];
-};
-
-/* Takes a number, or a tuple of numbers. */
-static int32_t take_axis_numbers(const struct pickle_tree *tree, pickle_node c, int64_t *out)
-{
-    if (pickle_as_i64(tree, c, out))
-        return *out >= 0 && *out <= MAX_EXTENT ? 1 : -1;
-    return take_numbers(tree, c, MAX_AXIS_PARTS, out);
-}
-
-static bool take_axis(const struct pickle_tree *tree, pickle_node shape, pickle_node stride,
-                      struct mesh_axis *out)
-{
-    out->n = take_axis_numbers(tree, shape, out->shape);
-    return out->n >= 0 && take_axis_numbers(tree, stride, out->stride) == out->n;
-}
-
-static pickle_node item_or_self(const struct pickle_tree *tree, pickle_node c, uint32_t i)
-{
-    bool tuple = pickle_kind(tree, c) == NODE_TUPLE;
-    if (!tuple)
-        return i == 0 ? c : PICKLE_NONE;
-    return i < pickle_count(tree, c) ? pickle_item(tree, c, i) : PICKLE_NONE;
-}
-
-/* Takes the axes of a layout: axes with shape and stride each, or a shape and a stride of all. */
-static int32_t take_layout_axes(const struct pickle_tree *tree, pickle_node layout,
-                                struct mesh_axis axes[RSD_MAX_AXES])
-{
-    pickle_node list = pickle_attribute(tree, layout, "axes"),
-                shape = pickle_attribute(tree, layout, "shape"),
-                stride = pickle_attribute(tree, layout, "stride");
-    bool split = pickle_kind(tree, list) == NODE_TUPLE;
-    uint32_t n = split ? pickle_count(tree, list) : pickle_count(tree, shape);
-    if (!split && pickle_kind(tree, shape) != NODE_TUPLE)
-        n = 1;
-    if (n > RSD_MAX_AXES)
-        return -1;
-    for (uint32_t i = 0; i < n; i++) {
-        pickle_node one = split ? pickle_item(tree, list, i) : PICKLE_NONE;
-        if (!take_axis(
-                tree, split ? pickle_attribute(tree, one, "shape") : item_or_self(tree, shape, i),
-                split ? pickle_attribute(tree, one, "stride") : item_or_self(tree, stride, i),
-                &axes[i]))
-            return -1;
-    }
-    return (int32_t)n;
-}
-
-static rsd_status fail_mesh(const char *what)
-{
-    return fail(RSD_EFORMAT, "device mesh %s", what);
-}
-
-/* Looks for a rank in the bytes of a record: *index is its place in row-major order of the view. */
-static bool search_rank(const struct torch_view *view, const struct stored_array *array,
-                        const unsigned char *record, int64_t n, int64_t rank, int64_t *index)
-{
-    size_t width = rsd_dtype_nbytes(view->dtype);
-    int64_t at[RSD_MAX_DIMS] = {0};
-    for (*index = 0; *index < n; ++*index) {
-        const unsigned char *bytes = record + array->base;
-        uint64_t value = 0;
-        for (int32_t d = 0; d < view->ndim; d++)
-            bytes += at[d] * array->strides[d];
-        for (size_t k = 0; k < width; k++)
-            value |= (uint64_t)bytes[k] << 8 * k;
-        if (value == (uint64_t)rank)
-            return true;
-        for (int32_t d = view->ndim - 1; d >= 0 && ++at[d] == view->shape[d]; d--)
-            at[d] = 0;
-    }
-    return false;
-}
-
-/* Finds a rank among the ranks of a mesh. */
-static rsd_status find_mesh_rank(struct torch_file *file, pickle_node tensor, int64_t rank,
-                                 struct torch_view *view, int64_t *index, bool *found)
-{
-    struct stored_array array;
-    int64_t n = 1;
-    TRY(torch_file_find_tensor(file, tensor, view, &array));
-    if ((view->dtype != RSD_I32 && view->dtype != RSD_I64) || file->big_endian)
-        return fail_mesh("has ranks that are not int32 or int64, little-endian");
-    for (int32_t d = 0; d < view->ndim; d++)
-        if (!mul_i64(n, view->shape[d], &n) || n > MAX_MESH_RANKS ||
-            array.nbytes > MAX_MESH_RANKS * sizeof(int64_t))
-            return fail_mesh("has too many ranks");
-    unsigned char *record = mem_new((size_t)array.nbytes + 1, 1);
-    if (!record)
-        return RSD_ENOMEM;
-    rsd_status status =
-        store_read(file->range.store, file->range.file, array.offset, record, (size_t)array.nbytes);
-    if (!status)
-        *found = search_rank(view, &array, record, n, rank, index);
-    mem_free(record);
-    return status;
-}
-
-/* Up to torch 2.8: a tensor of ranks has the shape of the mesh. */
-static rsd_status read_rank_tensor(struct torch_file *file, pickle_node tensor, int64_t rank,
-                                   struct rank_mesh *out)
-{
-    struct torch_view view;
-    int64_t index = 0;
-    TRY(find_mesh_rank(file, tensor, rank, &view, &index, &out->member));
-    if (view.ndim > RSD_MAX_AXES)
-        return fail_mesh("has too many axes");
-    out->naxes = view.ndim;
-    for (int32_t a = view.ndim - 1; a >= 0; a--) {
-        out->counts[a] = view.shape[a];
-        out->coordinates[a] = view.shape[a] ? index % view.shape[a] : 0;
-        index = view.shape[a] ? index / view.shape[a] : 0;
-    }
-    return RSD_OK;
-}
-
-/* Later: a layout has shapes and strides in a list of ranks. */
-static rsd_status read_mesh_layout(struct torch_file *file, pickle_node layout, pickle_node ranks,
-                                   int64_t rank, struct rank_mesh *out)
-{
-    struct mesh_axis axes[RSD_MAX_AXES] = {{0}};
-    struct torch_view view;
-    int64_t index = 0;
-    out->naxes = take_layout_axes(&file->tree, layout, axes);
-    if (out->naxes < 0)
-        return fail_mesh("has an invalid layout");
-    if (!torch_view_is_tensor(&file->tree, ranks))
-        return fail_mesh("has no ranks");
-    TRY(find_mesh_rank(file, ranks, rank, &view, &index, &out->member));
-    for (int32_t a = 0; a < out->naxes; a++) {
-        out->counts[a] = 1;
-        out->coordinates[a] = 0;
-        for (int32_t i = 0; i < axes[a].n; i++) {
-            int64_t count = axes[a].shape[i], stride = axes[a].stride[i];
-            if (count < 1 || stride < 1 || !mul_i64(out->counts[a], count, &out->counts[a]) ||
-                out->counts[a] > MAX_MESH_RANKS)
-                return fail_mesh("has an invalid layout");
-            out->coordinates[a] = out->coordinates[a] * count + index / stride % count;
-        }
-    }
-    return RSD_OK;
-}
-
-/* Compares the coordinates that the file claims with those of the mesh. None: the rank is not in it. */
-static rsd_status check_coordinates(const struct pickle_tree *tree, pickle_node mesh, int64_t rank,
-                                    struct rank_mesh *out)
-{
-    pickle_node claimed = pickle_attribute(tree, mesh, "_coordinate_on_dim");
-    int64_t coordinates[RSD_MAX_AXES];
-    if (claimed == PICKLE_ABSENT)
-        return RSD_OK;
-    if (claimed == PICKLE_NONE) {
-        out->member = false;
-        return RSD_OK;
-    }
-    int32_t n = take_numbers(tree, claimed, RSD_MAX_AXES, coordinates);
-    if (n != out->naxes || !out->member ||
-        memcmp(coordinates, out->coordinates, (size_t)n * sizeof *coordinates) != 0)
-        return fail(RSD_EMISMATCH,
-                    "coordinates in the device mesh are not those of rank %lld; the file belongs "
-                    "to another rank",
-                    (long long)rank);
-    return RSD_OK;
-}
-
-/* Finds a mesh among those that were read, or reads it. */
-static rsd_status read_mesh(struct torch_file *file, pickle_node mesh, int64_t rank,
-                            struct mesh_cache *cache, const struct rank_mesh **found)
-{
-    const struct pickle_tree *tree = &file->tree;
-    struct rank_mesh out = {.node = mesh, .known = true};
-    for (size_t i = 0; i < MESH_CACHE_N; i++) {
-        *found = &cache->meshes[i];
-        if (cache->meshes[i].known && cache->meshes[i].node == mesh)
-            return RSD_OK;
-    }
-    pickle_node ranks = pickle_attribute(tree, mesh, "mesh"),
-                layout = pickle_attribute(tree, mesh, "_layout");
-    if (layout != PICKLE_ABSENT)
-        TRY(read_mesh_layout(file, layout, pickle_attribute(tree, mesh, "_rank_map"), rank, &out));
-    else if (torch_view_is_tensor(tree, ranks))
-        TRY(read_rank_tensor(file, ranks, rank, &out));
-    else
-        return fail_mesh("has neither ranks nor a layout");
-    TRY(check_coordinates(tree, mesh, rank, &out));
-    *found = &cache->meshes[cache->next];
-    cache->meshes[cache->next] = out;
-    cache->next = (cache->next + 1) % MESH_CACHE_N;
-    return RSD_OK;
 }
 
 /* ---- placements ---- */
@@ -368,7 +148,7 @@ static rsd_status take_cut_order(const struct pickle_tree *tree, pickle_node ord
         if (pickle_kind(tree, pair) != NODE_TUPLE || pickle_count(tree, pair) != 2 ||
             !pickle_as_i64(tree, pickle_item(tree, pair, 0), &dim) || dim <= last || dim >= ndim)
             return fail(RSD_EFORMAT, "shard_order is invalid");
-        int32_t n = take_numbers(tree, pickle_item(tree, pair, 1), RSD_MAX_AXES, axes);
+        int32_t n = dtensor_take_numbers(tree, pickle_item(tree, pair, 1), RSD_MAX_AXES, axes);
         for (int32_t k = 0; k < n; k++) {
             if (axes[k] >= naxes || placements[axes[k]].kind != RSD_SHARD ||
                 placements[axes[k]].dim != dim || total == naxes)
@@ -402,7 +182,7 @@ static rsd_status make_spec_layout(const struct pickle_tree *tree, pickle_node s
     TRY(take_cut_order(tree, pickle_attribute(tree, spec, "shard_order"), in->naxes, placements,
                        tensor->ndim, &order));
     if (in->naxes < 1)
-        return fail_mesh("has no axes");
+        return dtensor_fail_mesh("has no axes");
     TRY(rsd_mesh_new(in->naxes, in->counts, NULL, NULL, &mesh));
     rsd_status status =
         order.other
@@ -433,6 +213,9 @@ static rsd_status add_local_boxes(const rsd_layout *layout, int64_t position,
         if (!mul_i64(nspans, max_i64(cuts_nspans_bound(&layout->cuts[d]), 1), &nspans) ||
             nspans > MAX_SPANS)
             return fail(RSD_ELIMIT, "tensor is cut into more than %d boxes", (int)MAX_SPANS);
+    if (!budget_take((uint64_t)nspans) ||
+        !budget_take_memory((uint64_t)nspans * (sizeof *shards + sizeof *out->boxes)))
+        return budget_fail();
     TRY(rsd_layout_boxes(layout, (int32_t)position, &shards, &nshards));
     rsd_status status = RSD_OK;
     for (int64_t i = 0; i < nshards && !status; i++) {
@@ -442,6 +225,7 @@ static rsd_status add_local_boxes(const rsd_layout *layout, int64_t position,
         status = add_rank_box(out, &capacity, shards[i].box.lo, shards[i].box.len, &one);
     }
     rsd_free(shards);
+    budget_return_memory((uint64_t)nspans * (sizeof *shards + sizeof *out->boxes));
     return status;
 }
 
@@ -456,7 +240,7 @@ static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64
     rsd_layout *layout;
     const struct rank_mesh *mesh;
     int64_t position = 0, all = 1;
-    TRY(read_mesh(file, pickle_attribute(tree, spec, "mesh"), rank, cache, &mesh));
+    TRY(dtensor_read_mesh(file, pickle_attribute(tree, spec, "mesh"), rank, cache, &mesh));
     if (!mesh->member)
         return RSD_OK;
     if (!torch_view_is_tensor(tree, local))
@@ -468,7 +252,7 @@ static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64
     out->place = array.offset + (uint64_t)array.base;
     for (int32_t a = 0; a < mesh->naxes; a++) {
         if (!mul_i64(all, mesh->counts[a], &all) || all > MAX_MESH_RANKS)
-            return fail_mesh("has too many ranks");
+            return dtensor_fail_mesh("has too many ranks");
         position = position * mesh->counts[a] + mesh->coordinates[a];
     }
     TRY(make_spec_layout(tree, spec, mesh, out, &layout));
@@ -488,10 +272,10 @@ static rsd_status add_shard(struct torch_file *file, pickle_node shard, struct r
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     struct torch_view view;
     struct stored_array array;
-    if (take_numbers(tree, pickle_attribute(tree, meta, "shard_offsets"), RSD_MAX_DIMS, lo) !=
-            out->ndim ||
-        take_numbers(tree, pickle_attribute(tree, meta, "shard_sizes"), RSD_MAX_DIMS, len) !=
-            out->ndim)
+    if (dtensor_take_numbers(tree, pickle_attribute(tree, meta, "shard_offsets"), RSD_MAX_DIMS,
+                             lo) != out->ndim ||
+        dtensor_take_numbers(tree, pickle_attribute(tree, meta, "shard_sizes"), RSD_MAX_DIMS,
+                             len) != out->ndim)
         return fail(RSD_EFORMAT, "shard has invalid offsets or sizes");
     if (!torch_view_is_tensor(tree, tensor))
         return fail(RSD_EUNSUPPORTED, "shard is not a plain tensor");

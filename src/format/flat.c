@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+enum { SORT_STEPS = 32 }; /* to sort one run among many */
+
 rsd_status flat_set_find_state(struct flat_set *set, struct slice key, uint32_t *state)
 {
     for (size_t i = 0; i < set->keys.n; i++) {
@@ -46,6 +48,8 @@ rsd_status flat_set_add_run(struct flat_set *set, uint32_t state, uint32_t group
     if (!is_dense_view(&view))
         return fail(RSD_EUNSUPPORTED, "elements of a flat tensor are not in row-major order");
     struct catalog *catalog = set->catalog;
+    if (!budget_take_memory(sizeof array + sizeof *set->runs))
+        return budget_fail();
     TRY(GROW(catalog->arrays, catalog->arrays_capacity, catalog->narrays + 1));
     TRY(GROW(set->runs, set->runs_capacity, set->nruns + 1));
     set->runs[set->nruns++] = (struct flat_run){.state = state,
@@ -126,7 +130,9 @@ rsd_status flat_read_scalar(struct torch_file *file, uint32_t index, pickle_node
 
 static rsd_status add_flat_scalar(struct flat_set *set, uint32_t state, uint32_t group, char *json)
 {
-    rsd_status status = GROW(set->scalars, set->scalars_capacity, set->nscalars + 1);
+    rsd_status status = budget_take_memory(sizeof *set->scalars) ? RSD_OK : budget_fail();
+    if (!status)
+        status = GROW(set->scalars, set->scalars_capacity, set->nscalars + 1);
     if (status) {
         rsd_free(json);
         return status;
@@ -173,6 +179,8 @@ static int compare_runs(const void *a, const void *b)
 
 rsd_status flat_set_finish(struct flat_set *set)
 {
+    if (!budget_take(set->nruns * SORT_STEPS))
+        return budget_fail();
     if (set->nruns > 1)
         qsort(set->runs, set->nruns, sizeof *set->runs, compare_runs);
     for (size_t i = 1; i < set->nruns; i++)

@@ -56,8 +56,6 @@ struct stored_tensor {
     size_t shape, boxes; /* into coordinates: the shape; lo and len of each box in turn */
     size_t first_extent, nboxes;
     const char *path; /* in a nested state dict, as JSON; NULL: not known */
-    bool unstacked;   /* items have one more dim in front, of one index */
-    bool rows_cut;    /* items may have more rows than their boxes */
 };
 
 struct stored_value {
@@ -65,6 +63,7 @@ struct stored_value {
     struct extent extent;
     char *json;          /* of a plain value without an extent; else NULL */
     struct bytes pickle; /* likewise */
+    bool beside;         /* in a file beside the checkpoint, which is copied as it is */
     const char *refused; /* a tensor that cannot be read: why; NULL: a value */
 };
 
@@ -87,6 +86,7 @@ struct catalog {
     struct stored_array *arrays;          /* of extents of EXTENT_ARRAY */
     struct stored_transforms *transforms; /* lists with an unknown one */
     const char *save_id;                  /* that the writer assigned to the save; NULL: none */
+    bool megatron;                        /* Megatron wrote the checkpoint */
     const char **notes;                   /* what a user should know of what was read */
     char **names;                         /* blocks of names */
     char *next_name;
@@ -254,6 +254,7 @@ struct rsd_checkpoint {
     _Atomic int64_t spare_steps;   /* of the budgets of its values */
     _Atomic bool values_plausible; /* format_check_values has accepted them */
     struct item_cache *items;
+    struct derivation *derivation; /* of derived tensors; NULL: the catalog is that of the files */
 };
 
 /* What was parsed of items that many tensors may refer to. */
@@ -354,6 +355,10 @@ rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
                        const struct store_listing *listing, bool one_file,
                        const rsd_open_options *options);
 
+/* Derives the tensors that the options ask for: single layers, and a vocabulary without its padding. EINVAL: the
+ * format has none of them. */
+rsd_status format_derive_tensors(rsd_checkpoint *checkpoint, const rsd_open_options *options);
+
 /* Says how a tensor of the first file is placed on the mesh. Called first with SIZE_MAX, for all of them. */
 typedef rsd_status joined_places(void *context, const rsd_checkpoint *first, size_t tensor,
                                  rsd_placement *placements);
@@ -367,6 +372,10 @@ rsd_status format_open_joined(rsd_checkpoint *checkpoint, const struct store_lis
 /* As in struct format. EFORMAT: no file is known to hold the bytes of the box. */
 rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                          struct stored_array *array);
+
+/* Opens a record that format_locate called a stream, at its first byte. */
+rsd_status format_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                              struct stored_stream **stream);
 
 /* ---- wrong_file.c ---- */
 
@@ -382,6 +391,32 @@ rsd_status format_fail_without_metadata(const struct store *store,
  * time out of proportion to the files. */
 rsd_status format_check_claims(const rsd_checkpoint *checkpoint);
 rsd_status format_check_values(rsd_checkpoint *checkpoint); /* likewise of the items of values */
+
+/* ---- derive.c: tensors that consist of regions of stored ones ---- */
+
+/* Moves the catalog of a checkpoint into the stored checkpoint inside, and starts one without tensors. Values and
+ * notes stay. Tensors are added with catalog_add_tensor, and their boxes with the functions below. */
+rsd_status derive_start(rsd_checkpoint *checkpoint);
+const struct catalog *derive_stored(const rsd_checkpoint *checkpoint);
+void derive_drop(struct derivation *derivation); /* accepts NULL */
+
+/* A region of a stored tensor, and where it begins in the derived tensor. */
+struct derived_region {
+    size_t tensor;
+    int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS], to[RSD_MAX_DIMS]; /* by dim of the stored tensor */
+    int32_t front; /* dims that the derived tensor has more in front: -1, 0 or 1 */
+    int64_t index; /* front 1: the index of the region there */
+};
+
+/* Adds the boxes of a region to the last tensor. */
+rsd_status derive_add_region(rsd_checkpoint *checkpoint, const struct derived_region *region);
+rsd_status derive_add_zeros(rsd_checkpoint *checkpoint, const int64_t *lo, const int64_t *len);
+
+/* As format_locate and format_open_stream, for a derived tensor. */
+rsd_status derive_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                         struct stored_array *array);
+rsd_status derive_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                              struct stored_stream **stream);
 
 /* ---- torch_names.c ---- */
 

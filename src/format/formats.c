@@ -192,6 +192,19 @@ rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
     return status ? fail_in(status, "%s: ", path) : RSD_OK;
 }
 
+rsd_status format_derive_tensors(rsd_checkpoint *checkpoint, const rsd_open_options *options)
+{
+    bool megatron = checkpoint->catalog.megatron;
+    if (megatron && (options->unstack || options->vocab_size || options->names))
+        return megatron_change_tensors(checkpoint, options);
+    if (options->unstack)
+        return fail(RSD_EINVAL, "unstack (--unstack) applies to checkpoints of Megatron only");
+    if (options->vocab_size && !options->names)
+        return fail(RSD_EINVAL, "vocab_size (--vocab-size) applies to checkpoints of Megatron, or "
+                                "with names (--names)");
+    return RSD_OK;
+}
+
 /* ---- where bytes are ---- */
 
 rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t index, size_t box,
@@ -204,7 +217,16 @@ rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t index, size_t 
         return fail(RSD_EFORMAT, "no file is known to have the bytes of %s",
                     box_text(tensor->ndim, tensor_box_lo(catalog, tensor, box),
                              tensor_box_len(catalog, tensor, box), text));
-    return checkpoint->format->locate(checkpoint, index, box, array);
+    return checkpoint->derivation ? derive_locate(checkpoint, index, box, array)
+                                  : checkpoint->format->locate(checkpoint, index, box, array);
+}
+
+rsd_status format_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
+                              struct stored_stream **stream)
+{
+    return checkpoint->derivation
+               ? derive_open_stream(checkpoint, tensor, box, stream)
+               : checkpoint->format->open_stream(checkpoint, tensor, box, stream);
 }
 
 /* ---- what is claimed ---- */

@@ -1,15 +1,15 @@
 /* key_list.c - the keys of a checkpoint: those of a database, or the names of the files in a directory.
  *
  * Keys are short in a database, where each shares its first bytes with the one before it. So what is made
- * of them is limited in proportion to the bytes that were read.
+ * of them is taken from the budget of the call.
  */
 #include "orbax.h"
 
-enum { START_NBYTES = 1 << 19, MAX_LEVELS = 32, MAX_ENTRIES = 1 << 22 };
+enum { MAX_LEVELS = 32, MAX_ENTRIES = 1 << 22 };
 
 void key_list_start(struct key_list *keys, struct store *store, const char *directory)
 {
-    *keys = (struct key_list){.store = store, .directory = directory, .nbytes_left = START_NBYTES};
+    *keys = (struct key_list){.store = store, .directory = directory};
 }
 
 void key_list_drop(struct key_list *keys)
@@ -20,18 +20,10 @@ void key_list_drop(struct key_list *keys)
     *keys = (struct key_list){0};
 }
 
-rsd_status key_list_reserve(struct key_list *keys, uint64_t nbytes)
-{
-    if (nbytes > keys->nbytes_left)
-        return fail(RSD_ELIMIT,
-                    "keys and values are out of proportion to the files that have them");
-    keys->nbytes_left -= nbytes;
-    return RSD_OK;
-}
-
 rsd_status key_list_add(struct key_list *keys, struct slice key, const struct stored_key *value)
 {
-    TRY(key_list_reserve(keys, key.nbytes + sizeof *value));
+    if (!budget_take_memory(sizeof *value))
+        return budget_fail();
     TRY(GROW(keys->list, keys->capacity, keys->n + 1));
     struct stored_key *added = &keys->list[keys->n];
     *added = *value;
@@ -75,7 +67,6 @@ static rsd_status add_directory(struct key_list *keys, const char *directory, si
     for (size_t i = 0; i < listing.n && !status; i++) {
         const struct store_entry *entry = &listing.entries[i];
         struct slice key = {entry->name + skip, strlen(entry->name) - skip};
-        keys->nbytes_left += key.nbytes + sizeof(struct stored_key);
         if (entry->directory)
             status = add_directory(keys, entry->name, skip, level + 1);
         else if (keys->n < MAX_ENTRIES)

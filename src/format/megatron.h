@@ -31,6 +31,12 @@ void megatron_rules_close(struct megatron_rules *rules);
 /* Finds the rule of a parameter: one of the caller by the whole name, or one of the table by the end. */
 struct megatron_rule megatron_rules_find(const struct megatron_rules *rules, const char *name);
 
+/* ---- megatron_values.c ---- */
+
+/* Adds the values of a file to its catalog. ranks: each rank has such a file, so what differs between them is left
+ * out. optimizer: such state was found elsewhere. */
+rsd_status megatron_add_values(struct torch_visit *visit, bool ranks, bool optimizer);
+
 /* ---- megatron_files.c: the ranks of a checkpoint ---- */
 
 #define MEGATRON_TAG "latest_checkpointed_iteration.txt"

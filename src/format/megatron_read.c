@@ -240,6 +240,8 @@ static rsd_status make_whole_name(struct megatron_reader *reader, struct slice *
         if (!stack ||
             number >= stack->counts[reader->chunk * reader->nstages + reader->file->stage])
             return fail(RSD_EFORMAT, "the first rank of this stage has no such layer");
+        if (!budget_take((uint64_t)(reader->chunk * reader->nstages) / STEP_NBYTES))
+            return budget_fail();
         number += layers_before(reader, stack, reader->chunk, reader->file->stage);
         TRY(renumber_name(text, capacity, name, begin, end, number));
     }
@@ -372,7 +374,6 @@ static rsd_status add_megatron_tensor(struct torch_visit *visit, pickle_node c)
     if (!torch_view_is_tensor(&visit->file->tree, c))
         return fail(RSD_EUNSUPPORTED, "tensor is distributed; only plain ones are supported");
     TRY(make_whole_name(reader, &name, text, sizeof text));
-    TRY(torch_visit_reserve(visit, sizeof(struct joint_box) + sizeof(struct joint_tensor)));
     TRY(torch_file_find_tensor(visit->file, c, &view, &array));
     struct rank_tensor tensor = {.dtype = view.dtype, .ndim = view.ndim, .boxes = boxes};
     copy_i64s(tensor.shape, view.shape, view.ndim);
@@ -424,44 +425,6 @@ static rsd_status visit_chunks(struct megatron_reader *reader, struct torch_visi
     return reader->chunk > 0 ? RSD_OK : fail(RSD_EFORMAT, "file has neither 'model' nor 'model0'");
 }
 
-/* Adds the values of the first file. Random numbers and optimizers of single ranks are left out. */
-static rsd_status add_file_values(struct megatron_reader *reader, struct torch_visit *visit)
-{
-    const struct pickle_tree *tree = &visit->file->tree;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, visit->file->root));
-    pickle_node key, value;
-    int64_t number;
-    bool optimizer = reader->files.distributed_optimizer, random = false;
-    visit->on_tensor = NULL;
-    visit->on_value = NULL;
-    while (pickle_walk_next_pair(&walk, &key, &value)) {
-        char text[TORCH_MAX_NAME_NBYTES];
-        struct slice name = pickle_text(tree, key);
-        snprintf(text, sizeof text, "%.*s", (int)(name.nbytes < 100 ? name.nbytes : 100),
-                 name.bytes);
-        bool rng = strcmp(text, "rng_state") == 0;
-        bool state = strcmp(text, "optimizer") == 0 && value != PICKLE_NONE;
-        random = random || rng;
-        optimizer = optimizer || state;
-        if (pickle_kind(tree, key) != NODE_STRING || rng || state || strcmp(text, "model") == 0 ||
-            name_has_form(text, "model#", &number))
-            continue;
-        if (strcmp(text, "args") == 0 && pickle_kind(tree, value) == NODE_OBJECT)
-            value = pickle_part(tree, value, NODE_STATE);
-        TRY(torch_visit_enter(visit, name, false));
-        TRY(torch_visit_run(visit, value));
-        torch_visit_leave(visit);
-    }
-    if (random)
-        TRY(catalog_add_note(reader->catalog,
-                             "the states of random numbers were not read: each rank has its own"));
-    if (optimizer)
-        TRY(catalog_add_note(reader->catalog,
-                             "the optimizer state was not read: Megatron's format torch numbers "
-                             "parameters and does not name them"));
-    return RSD_OK;
-}
-
 static rsd_status read_rank(struct megatron_reader *reader, size_t number, read_chunk *start,
                             bool values)
 {
@@ -477,7 +440,7 @@ static rsd_status read_rank(struct megatron_reader *reader, size_t number, read_
         if (!status)
             status = visit_chunks(reader, &visit);
         if (!status && values)
-            status = add_file_values(reader, &visit);
+            status = megatron_add_values(&visit, true, reader->files.distributed_optimizer);
         torch_visit_end(&visit);
         torch_file_close(&file);
     }
@@ -537,9 +500,10 @@ static rsd_status megatron_open(struct store *store, struct catalog *catalog,
     if (!status)
         status = megatron_find_files(store, &reader.files);
     if (!status && reader.files.metadata != UINT32_MAX)
-        status = dcp_open_from(store, reader.files.metadata, catalog, options);
-    else if (!status && !(status = read_ranks(&reader)))
-        status = megatron_cut_vocabulary(catalog, options);
+        status = dcp_open_from(store, reader.files.metadata, catalog);
+    else if (!status)
+        status = read_ranks(&reader);
+    catalog->megatron = true;
     megatron_rules_close(&reader.rules);
     megatron_files_drop(&reader.files);
     rank_parts_drop(&reader.parts);

@@ -65,15 +65,16 @@ struct user_rule {
     struct megatron_rule rule;
 };
 
-/* Parses S(1), R, gated or gated(1). */
+/* Parses S(1), R, gated or gated(1), or the words of PyTorch. */
 static bool parse_rule(const char *text, struct megatron_rule *rule)
 {
     int64_t dim = 0;
     *rule = (struct megatron_rule){.join = JOIN_COPIES};
-    if (strcmp(text, "R") == 0)
+    if (strcmp(text, "R") == 0 || strcmp(text, "Replicate()") == 0)
         return true;
     bool gated = strcmp(text, "gated") == 0 || name_has_form(text, "gated(#)", &dim);
-    if (!gated && !name_has_form(text, "S(#)", &dim))
+    if (!gated && !name_has_form(text, "S(#)", &dim) && !name_has_form(text, "Shard(#)", &dim) &&
+        !name_has_form(text, "Shard(dim=#)", &dim))
         return false;
     *rule = (struct megatron_rule){gated ? JOIN_GATED : JOIN_PARTS, (int32_t)dim};
     return dim < RSD_MAX_DIMS;
@@ -81,7 +82,7 @@ static bool parse_rule(const char *text, struct megatron_rule *rule)
 
 static rsd_status compile_rule(const char *text, struct user_rule *rule)
 {
-    const char *equals = strrchr(text, '=');
+    const char *equals = text_find_equals(text);
     struct text pattern = {0};
     char *chars, reason[256];
     if (!equals || equals == text || !parse_rule(equals + 1, &rule->rule))

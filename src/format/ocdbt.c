@@ -51,12 +51,13 @@ static rsd_status find_file(struct ocdbt_reader *reader, struct slice prefix,
         *file = (uint32_t)number;
         return RSD_OK;
     }
-    TRY(key_list_reserve(reader->keys, name.nbytes));
     TRY(store_add_file(reader->keys->store, name, file));
     return string_map_add(&reader->files, reader->keys->store->names.list[*file], *file);
 }
 
 /* ---- nodes ---- */
+
+enum { NCOLUMNS = 7 };
 
 /* A node while it is read. The columns have n entries each. */
 struct tree_node {
@@ -78,6 +79,8 @@ static void drop_node(struct tree_node *node)
     bytes_drop(&node->inherited);
     bytes_drop(&node->key);
     file_table_drop(&node->table);
+    if (node->columns)
+        budget_return_memory(NCOLUMNS * node->n * sizeof *node->columns);
     mem_free(node->columns);
 }
 
@@ -91,7 +94,6 @@ static rsd_status load_node(struct ocdbt_reader *reader, const struct node_refer
         return fail(RSD_ELIMIT, "node of %llu bytes exceeds the limit of %d",
                     (unsigned long long)at->nbytes, (int)MAX_BODY_NBYTES);
     TRY(key_list_use(reader->keys, at->file, at->nbytes));
-    reader->keys->nbytes_left += at->nbytes * MAX_BODY_GROWTH;
     unsigned char *frame = mem_new((size_t)at->nbytes, 1);
     if (!frame)
         return RSD_ENOMEM;
@@ -111,7 +113,9 @@ static rsd_status take_key_columns(struct tree_node *node)
     size_t n = node->n;
     if (n == 0)
         return body_fail(body, "node has no entries");
-    node->columns = mem_new(7 * n, sizeof *node->columns);
+    if (!budget_take_memory(NCOLUMNS * n * sizeof *node->columns))
+        return budget_fail();
+    node->columns = mem_new(NCOLUMNS * n, sizeof *node->columns);
     if (!node->columns)
         return RSD_ENOMEM;
     node->shared = node->columns;
@@ -155,12 +159,12 @@ static rsd_status take_leaf_columns(struct tree_node *node)
     return RSD_OK;
 }
 
-static rsd_status parse_node(struct ocdbt_reader *reader, unsigned height, struct tree_node *node)
+static rsd_status parse_node(unsigned height, struct tree_node *node)
 {
     TRY(body_take_byte(&node->body, &node->height));
     if (node->height != height)
         return body_fail(&node->body, "height of the node is not that of its place in the tree");
-    TRY(file_table_take(&node->body, reader->keys, &node->table));
+    TRY(file_table_take(&node->body, &node->table));
     TRY(take_key_columns(node));
     return height > 0 ? take_inner_columns(node) : take_leaf_columns(node);
 }
@@ -200,7 +204,6 @@ static rsd_status add_leaf_entry(struct ocdbt_reader *reader, struct tree_node *
     } else {
         struct slice inside;
         TRY(body_take_slice(&node->body, node->lengths[i], &inside));
-        TRY(key_list_reserve(reader->keys, inside.nbytes));
         TRY(catalog_add_name(reader->catalog, inside, &value.memory));
     }
     return key_list_add(reader->keys, key, &value);
@@ -280,7 +283,7 @@ static rsd_status visit_tree(struct ocdbt_reader *reader, const struct node_refe
     if (!status)
         status = load_node(reader, at, node);
     if (!status)
-        status = parse_node(reader, height, node);
+        status = parse_node(height, node);
     status = status ? fail_in_node(reader, at, status) : visit_entries(reader, node, at);
     drop_node(node);
     mem_free(node);
@@ -336,7 +339,7 @@ static rsd_status read_manifest(struct ocdbt_reader *reader, struct frame_body *
     struct file_table table = {0};
     uint64_t file = 0, nkeys = 0;
     TRY(take_settings(body));
-    rsd_status status = file_table_take(body, reader->keys, &table);
+    rsd_status status = file_table_take(body, &table);
     if (!status)
         status = take_last_version(body, height, &file, &root->offset, &root->nbytes, &nkeys);
     *empty = !status && nkeys == 0;
@@ -362,7 +365,6 @@ static rsd_status read_database(struct ocdbt_reader *reader, uint32_t manifest)
     rsd_status status = store_load(reader->keys->store, manifest, MAX_BODY_NBYTES, &frame, &n);
     if (!status)
         status = frame_open((unsigned char *)frame, n, MANIFEST_MAGIC, &body);
-    reader->keys->nbytes_left += (uint64_t)n * MAX_BODY_GROWTH;
     if (!status)
         status = read_manifest(reader, &body, &root, &height, &prefix, &empty);
     if (status)

@@ -36,8 +36,7 @@ struct file_table {
     size_t n;
     struct bytes texts;
 };
-rsd_status file_table_take(struct frame_body *body, struct key_list *keys,
-                           struct file_table *table);
+rsd_status file_table_take(struct frame_body *body, struct file_table *table);
 void file_table_drop(struct file_table *table);
 
 /* Adds bytes to a text. They may be NULL if they are none, from which memcpy must not copy. */

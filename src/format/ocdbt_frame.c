@@ -147,14 +147,15 @@ rsd_status frame_open(unsigned char *frame, size_t n, uint32_t magic, struct fra
 
 void file_table_drop(struct file_table *table)
 {
+    if (table->paths)
+        budget_return_memory(table->n * sizeof *table->paths);
     mem_free(table->paths);
     bytes_drop(&table->texts);
 }
 
 /* Each path shares its first bytes with the path before it. */
 static rsd_status join_paths(struct frame_body *body, const uint64_t *shared,
-                             const uint64_t *suffix, const uint64_t *base, struct key_list *keys,
-                             struct file_table *table)
+                             const uint64_t *suffix, const uint64_t *base, struct file_table *table)
 {
     for (size_t i = 0; i < table->n; i++) {
         struct table_path *path = &table->paths[i];
@@ -168,7 +169,6 @@ static rsd_status join_paths(struct frame_body *body, const uint64_t *shared,
             (struct table_path){table->texts.n, (size_t)(shared[i] + suffix[i]), (size_t)base[i]};
         if (base[i] > path->nbytes)
             return body_fail(body, "base of a path is longer than the path");
-        TRY(key_list_reserve(keys, path->nbytes));
         size_t n = 0;
         ocdbt_append_bytes(text, &n, table->texts.data + before->text, (size_t)shared[i]);
         ocdbt_append_bytes(text, &n, rest.bytes, rest.nbytes);
@@ -179,10 +179,13 @@ static rsd_status join_paths(struct frame_body *body, const uint64_t *shared,
     return RSD_OK;
 }
 
-rsd_status file_table_take(struct frame_body *body, struct key_list *keys, struct file_table *table)
+rsd_status file_table_take(struct frame_body *body, struct file_table *table)
 {
     TRY(body_take_count(body, &table->n));
     size_t n = table->n;
+    const uint64_t columns_nbytes = (3 * n + 1) * sizeof(uint64_t);
+    if (!budget_take_memory(columns_nbytes + n * sizeof *table->paths))
+        return budget_fail();
     uint64_t *columns = mem_new(3 * n + 1, sizeof *columns);
     table->paths = mem_new(n, sizeof *table->paths);
     rsd_status status = columns && table->paths ? RSD_OK : RSD_ENOMEM;
@@ -193,7 +196,8 @@ rsd_status file_table_take(struct frame_body *body, struct key_list *keys, struc
     if (!status)
         status = body_take_column(body, 2 * n, columns + n);
     if (!status)
-        status = join_paths(body, columns, columns + n, columns + 2 * n, keys, table);
+        status = join_paths(body, columns, columns + n, columns + 2 * n, table);
     mem_free(columns);
+    budget_return_memory(columns_nbytes);
     return status;
 }

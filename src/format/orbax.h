@@ -25,16 +25,12 @@ struct key_list {
     struct stored_key *list;
     size_t n, capacity;
     struct bytes texts;
-    uint64_t nbytes_left; /* that may still be made of the files that were read */
-    uint64_t *used;       /* by file: bytes that were read of it */
+    uint64_t *used; /* by file: bytes that were read of it */
     size_t used_capacity;
 };
 
 void key_list_start(struct key_list *keys, struct store *store, const char *directory);
 void key_list_drop(struct key_list *keys);
-
-/* Returns ELIMIT if more is made of files than is in proportion to their length. */
-rsd_status key_list_reserve(struct key_list *keys, uint64_t nbytes);
 
 /* Counts the bytes that are read of a file while the checkpoint is opened. Returns EFORMAT if they are more
  * than the file has: something refers to the same bytes again and again. */

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { SORT_STEPS = 32 }; /* to sort one box among many */
+
 static rsd_status add_joint_coordinates(struct rank_parts *parts, const int64_t *values, int32_t n)
 {
     TRY(GROW(parts->coordinates, parts->coordinates_capacity, parts->ncoordinates + (size_t)n + 1));
@@ -75,6 +77,9 @@ rsd_status rank_parts_add(struct rank_parts *parts, struct slice name, const cha
     joint->nranks++;
     for (size_t i = 0; i < tensor->nboxes; i++) {
         const struct rank_box *box = &tensor->boxes[i];
+        if (!budget_take_memory(sizeof *parts->boxes +
+                                2 * (size_t)tensor->ndim * sizeof *parts->coordinates))
+            return budget_fail();
         TRY(GROW(parts->boxes, parts->boxes_capacity, parts->nboxes + 1));
         parts->boxes[parts->nboxes] = (struct joint_box){.tensor = index,
                                                          .rank = (int32_t)rank,
@@ -191,6 +196,8 @@ static rsd_status finish_joint_tensor(struct rank_parts *parts, size_t index,
 rsd_status rank_parts_finish(struct rank_parts *parts, size_t *hole, char box[BOX_TEXT_NCHARS])
 {
     *hole = SIZE_MAX;
+    if (!budget_take(parts->nboxes * SORT_STEPS))
+        return budget_fail();
     if (parts->nboxes > 1)
         qsort_r(parts->boxes, parts->nboxes, sizeof *parts->boxes, by_tensor_and_box, parts);
     for (size_t i = 0, at = 0; i < parts->ntensors; i++) {

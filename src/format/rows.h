@@ -56,8 +56,7 @@ rsd_status copies_compare(struct store *store, rsd_dtype dtype, int32_t ndim, co
 rsd_status dcp_open(struct store *store, struct catalog *catalog, const rsd_open_options *options);
 
 /* The same, for the files from `first` on. Data files are in the directory of the first of them. */
-rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *catalog,
-                         const rsd_open_options *options);
+rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *catalog);
 
 /* ---- dcp_item.c ---- */
 
@@ -66,15 +65,16 @@ rsd_status dcp_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t bo
 rsd_status dcp_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                            struct stored_stream **stream);
 
+/* ---- megatron_values.c ---- */
+
+/* Finds out whether Megatron wrote a DCP, and adds the values of its common.pt, which is beside the metadata. */
+rsd_status megatron_read_common(struct store *store, uint32_t metadata, struct catalog *catalog);
+
 /* ---- megatron_stacks.c ---- */
 
-/* Changes the tensors of a DCP that Megatron wrote, as the options ask for it: stacked layers become tensors of
- * their own, and the vocabulary loses its padding. Does nothing for any other DCP. */
-rsd_status megatron_finish_stacks(struct store *store, uint32_t metadata, struct catalog *catalog,
-                                  const rsd_open_options *options);
-
-/* Cuts rows of embeddings and output layers, as the options ask for it. */
-rsd_status megatron_cut_vocabulary(struct catalog *catalog, const rsd_open_options *options);
+/* Derives the tensors of a checkpoint of Megatron that the options ask for: stacked layers become tensors of their
+ * own, and the vocabulary loses its padding. */
+rsd_status megatron_change_tensors(rsd_checkpoint *checkpoint, const rsd_open_options *options);
 
 /* ---- values.c ---- */
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 enum { MAX_SEARCH_DEPTH = 400 };
+enum { FIND_STEPS = 32 }; /* to read the call that makes a tensor, and to find its record */
 
 /* ---- archives ---- */
 
@@ -82,19 +83,19 @@ static rsd_status add_element_size(const struct pickle_tree *tree, pickle_node i
 
 /* Finds the size of the elements of each storage, by key. It is in the references to the storage only. */
 static rsd_status find_element_sizes(const struct pickle_tree *tree, pickle_node c, int depth,
-                                     uint64_t *nodes_left, struct string_map *sizes)
+                                     struct string_map *sizes)
 {
     enum pickle_kind kind = pickle_kind(tree, c);
-    if (depth > MAX_SEARCH_DEPTH || *nodes_left == 0)
+    if (depth > MAX_SEARCH_DEPTH)
         return RSD_OK;
-    --*nodes_left;
+    if (!budget_take(1))
+        return budget_fail();
     if (kind == NODE_PERSISTENT)
         return add_element_size(tree, pickle_part(tree, c, NODE_WHAT), sizes);
     if (kind == NODE_CALL || kind == NODE_OBJECT) {
         static const enum pickle_part parts[] = {NODE_ARGS, NODE_STATE, NODE_ITEMS};
         for (int i = 0; i < 3; i++)
-            TRY(find_element_sizes(tree, pickle_part(tree, c, parts[i]), depth + 1, nodes_left,
-                                   sizes));
+            TRY(find_element_sizes(tree, pickle_part(tree, c, parts[i]), depth + 1, sizes));
         return RSD_OK;
     }
     bool tuple = kind == NODE_TUPLE;
@@ -103,8 +104,7 @@ static rsd_status find_element_sizes(const struct pickle_tree *tree, pickle_node
     if (!tuple && kind != NODE_LIST && kind != NODE_DICT)
         return RSD_OK;
     for (uint32_t i = 0; tuple ? i < pickle_count(tree, c) : pickle_walk_next(&walk, &item); i++)
-        TRY(find_element_sizes(tree, tuple ? pickle_item(tree, c, i) : item, depth + 1, nodes_left,
-                               sizes));
+        TRY(find_element_sizes(tree, tuple ? pickle_item(tree, c, i) : item, depth + 1, sizes));
     return RSD_OK;
 }
 
@@ -160,8 +160,7 @@ static rsd_status load_pickles(struct torch_file *file, uint64_t nbytes)
                     &used));
     range->offset += used;
     file->pickle_nbytes = range->offset;
-    uint64_t nodes_left = torch_file_max_visits(file);
-    rsd_status status = find_element_sizes(&file->tree, file->root, 0, &nodes_left, &sizes);
+    rsd_status status = find_element_sizes(&file->tree, file->root, 0, &sizes);
     if (!status)
         status = place_storages(file, keys, nbytes, &sizes);
     string_map_drop(&sizes);
@@ -222,6 +221,8 @@ rsd_status torch_file_find_tensor(struct torch_file *file, pickle_node tensor,
                                   struct torch_view *view, struct stored_array *array)
 {
     *array = (struct stored_array){.big_endian = file->big_endian};
+    if (!budget_take(FIND_STEPS))
+        return budget_fail();
     TRY(torch_view_read(&file->tree, tensor, view));
     TRY(find_storage(file, view->key, array));
     TRY(torch_view_check(view, array->nbytes));

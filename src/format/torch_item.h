@@ -8,10 +8,8 @@
 /* ---- torch_names.c ---- */
 
 /* Return 0 for a name that is not a dtype, and NULL for a dtype that has no such name. */
-rsd_dtype dtype_from_torch(struct slice name);
 rsd_dtype dtype_from_storage(struct slice name);
 rsd_dtype dtype_from_safetensors(struct slice name);
-const char *dtype_to_torch(rsd_dtype dtype);
 const char *dtype_to_storage(rsd_dtype dtype);
 const char *dtype_to_safetensors(rsd_dtype dtype);
 
@@ -90,12 +88,6 @@ void torch_file_close(struct torch_file *file);
 rsd_status torch_file_find_tensor(struct torch_file *file, pickle_node tensor,
                                   struct torch_view *view, struct stored_array *array);
 
-/* Returns how many nodes a reader may visit. A short pickle can refer to one node very often. */
-static inline uint64_t torch_file_max_visits(const struct torch_file *file)
-{
-    return (1 << 18) + 8 * file->pickle_nbytes;
-}
-
 /* ---- torch_tree.c: what is nested in a file ---- */
 
 enum { TORCH_MAX_NAME_NBYTES = 2000 };
@@ -118,8 +110,6 @@ struct torch_visit {
     void *context;
 
     /* Private to torch_tree.c. */
-    uint64_t nodes_left;              /* that may still be visited */
-    uint64_t nbytes_left;             /* that may still be made of them */
     char name[TORCH_MAX_NAME_NBYTES]; /* of the current node, with a zero behind it */
     size_t name_nbytes, nsteps, ncontainers;
     struct torch_step steps[TORCH_MAX_DEPTH + 1];
@@ -135,12 +125,11 @@ void torch_visit_end(struct torch_visit *visit);
 rsd_status torch_visit_enter(struct torch_visit *visit, struct slice part, bool number);
 void torch_visit_leave(struct torch_visit *visit);
 
-/* Visits a node and what is below it. May be called several times; the limits are those of all calls
- * together. */
+/* Visits a node and what is below it. */
 rsd_status torch_visit_run(struct torch_visit *visit, pickle_node c);
 
 /* For functions that are called: the name of the current node (in which a key may have put a zero), and what
- * is done without them. torch_visit_reserve limits what is made of a short pickle. */
+ * is done without them. */
 struct slice torch_visit_name(const struct torch_visit *visit);
 rsd_status torch_visit_path(struct torch_visit *visit, const char **out); /* JSON, in the catalog */
 rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c);
@@ -151,7 +140,6 @@ rsd_status torch_visit_add_json(struct torch_visit *visit, char *json);
 
 /* Adds a tensor that cannot be read, for the reason of the last error. */
 rsd_status torch_visit_add_refused(struct torch_visit *visit);
-rsd_status torch_visit_reserve(struct torch_visit *visit, uint64_t nbytes);
 
 /* ---- torch_item_write.c ---- */
 

@@ -1,4 +1,4 @@
-/* torch_names.c - the names of dtypes in files (torch's, those of its storage classes, and safetensors'), and what
+/* torch_names.c - the names of dtypes in files (those of torch's storage classes, and safetensors'), and what
  * wrappers add to the names of parameters. */
 #include "torch_item.h"
 
@@ -6,41 +6,33 @@
 
 static const struct {
     rsd_dtype dtype;
-    const char *torch, *storage, *safetensors; /* NULL: there is none */
+    const char *storage, *safetensors; /* NULL: there is none */
 } names[] = {
-    {RSD_F64, "float64", "DoubleStorage", "F64"},
-    {RSD_F32, "float32", "FloatStorage", "F32"},
-    {RSD_F16, "float16", "HalfStorage", "F16"},
-    {RSD_BF16, "bfloat16", "BFloat16Storage", "BF16"},
-    {RSD_F8E4M3, "float8_e4m3fn", NULL, "F8_E4M3"},
-    {RSD_F8E5M2, "float8_e5m2", NULL, "F8_E5M2"},
-    {RSD_I64, "int64", "LongStorage", "I64"},
-    {RSD_I32, "int32", "IntStorage", "I32"},
-    {RSD_I16, "int16", "ShortStorage", "I16"},
-    {RSD_I8, "int8", "CharStorage", "I8"},
-    {RSD_U64, "uint64", NULL, "U64"},
-    {RSD_U32, "uint32", NULL, "U32"},
-    {RSD_U16, "uint16", NULL, "U16"},
-    {RSD_U8, "uint8", "ByteStorage", "U8"},
-    {RSD_BOOL, "bool", "BoolStorage", "BOOL"},
-    {RSD_C64, "complex64", "ComplexFloatStorage", "C64"},
-    {RSD_C128, "complex128", "ComplexDoubleStorage", NULL},
-    {RSD_F8E4M3FNUZ, "float8_e4m3fnuz", NULL, "F8_E4M3FNUZ"},
-    {RSD_F8E5M2FNUZ, "float8_e5m2fnuz", NULL, "F8_E5M2FNUZ"},
-    {RSD_F8E8M0, "float8_e8m0fnu", NULL, "F8_E8M0"},
-    {RSD_F4X2, "float4_e2m1fn_x2", NULL, "F4"},
-    {RSD_C32, "complex32", NULL, NULL},
+    {RSD_F64, "DoubleStorage", "F64"},
+    {RSD_F32, "FloatStorage", "F32"},
+    {RSD_F16, "HalfStorage", "F16"},
+    {RSD_BF16, "BFloat16Storage", "BF16"},
+    {RSD_F8E4M3, NULL, "F8_E4M3"},
+    {RSD_F8E5M2, NULL, "F8_E5M2"},
+    {RSD_I64, "LongStorage", "I64"},
+    {RSD_I32, "IntStorage", "I32"},
+    {RSD_I16, "ShortStorage", "I16"},
+    {RSD_I8, "CharStorage", "I8"},
+    {RSD_U64, NULL, "U64"},
+    {RSD_U32, NULL, "U32"},
+    {RSD_U16, NULL, "U16"},
+    {RSD_U8, "ByteStorage", "U8"},
+    {RSD_BOOL, "BoolStorage", "BOOL"},
+    {RSD_C64, "ComplexFloatStorage", "C64"},
+    {RSD_C128, "ComplexDoubleStorage", NULL},
+    {RSD_F8E4M3FNUZ, NULL, "F8_E4M3FNUZ"},
+    {RSD_F8E5M2FNUZ, NULL, "F8_E5M2FNUZ"},
+    {RSD_F8E8M0, NULL, "F8_E8M0"},
+    {RSD_F4X2, NULL, "F4"},
+    {RSD_C32, NULL, NULL},
 };
 
 enum { NNAMES = sizeof names / sizeof *names };
-
-rsd_dtype dtype_from_torch(struct slice name)
-{
-    for (size_t i = 0; i < NNAMES; i++)
-        if (slice_is(name, names[i].torch))
-            return names[i].dtype;
-    return (rsd_dtype)0;
-}
 
 rsd_dtype dtype_from_storage(struct slice name)
 {
@@ -56,11 +48,6 @@ rsd_dtype dtype_from_safetensors(struct slice name)
         if (names[i].safetensors && slice_is(name, names[i].safetensors))
             return names[i].dtype;
     return (rsd_dtype)0;
-}
-
-const char *dtype_to_torch(rsd_dtype dtype)
-{
-    return names[dtype - 1].torch;
 }
 
 const char *dtype_to_storage(rsd_dtype dtype)

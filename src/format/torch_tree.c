@@ -7,8 +7,8 @@
  *     modules of torch.nn           by the names that their state dicts have
  *     other objects                 by attribute, if a tensor is in them
  *
- * Anything else is a value. A node that is referred to several times is visited as often, so the visits are
- * limited by the length of the pickle. A node that contains itself is a value there.
+ * Anything else is a value. A node that is referred to several times is visited as often, as far as the
+ * budget of the call goes. A node that contains itself is a value there.
  */
 #include "rows.h"
 #include "torch_item.h"
@@ -16,30 +16,19 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_GROWTH = 64, START_NBYTES = 1 << 18, MAX_SEARCH_DEPTH = 400 };
+enum { MAX_SEARCH_DEPTH = 400 };
+enum { VISIT_STEPS = 4 }; /* of one node, besides its name */
 
 void torch_visit_start(struct torch_visit *visit, struct torch_file *file, struct catalog *catalog,
                        uint32_t index)
 {
-    *visit = (struct torch_visit){.file = file,
-                                  .catalog = catalog,
-                                  .index = index,
-                                  .nodes_left = torch_file_max_visits(file),
-                                  .nbytes_left = START_NBYTES + file->pickle_nbytes * MAX_GROWTH};
+    *visit = (struct torch_visit){.file = file, .catalog = catalog, .index = index};
 }
 
 void torch_visit_end(struct torch_visit *visit)
 {
     mem_free(visit->without_tensor);
     visit->without_tensor = NULL;
-}
-
-rsd_status torch_visit_reserve(struct torch_visit *visit, uint64_t nbytes)
-{
-    if (nbytes > visit->nbytes_left)
-        return fail(RSD_EFORMAT, "values are more than 64 times as long as their pickle");
-    visit->nbytes_left -= nbytes;
-    return RSD_OK;
 }
 
 /* ---- tensors ---- */
@@ -63,11 +52,7 @@ rsd_status torch_visit_path(struct torch_visit *visit, const char **out)
     }
     text_add(&text, "]");
     TRY(text_take(&text, &json));
-    rsd_status status = budget_take_text(strlen(json)) ? RSD_OK : budget_fail();
-    if (!status)
-        status = torch_visit_reserve(visit, strlen(json));
-    if (!status)
-        status = catalog_copy_text(visit->catalog, json, out);
+    rsd_status status = catalog_copy_text(visit->catalog, json, out);
     rsd_free(json);
     return status;
 }
@@ -83,7 +68,6 @@ rsd_status torch_visit_add_refused(struct torch_visit *visit)
     char reason[300];
     const char *kept;
     snprintf(reason, sizeof reason, "%s", rsd_error());
-    TRY(torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_value)));
     TRY(catalog_copy_text(catalog, reason, &kept));
     TRY(catalog_add_value(catalog, torch_visit_name(visit), (struct extent){.kind = EXTENT_NONE},
                           NULL));
@@ -98,8 +82,6 @@ rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c)
     struct catalog *catalog = visit->catalog;
     struct torch_view view;
     struct stored_array array;
-    TRY(torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_array) +
-                                       sizeof(struct stored_tensor)));
     rsd_status status = torch_file_find_tensor(visit->file, c, &view, &array);
     if (status == RSD_EUNSUPPORTED)
         return torch_visit_add_refused(visit);
@@ -121,9 +103,6 @@ rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c)
     if (!status)
         status = pickle_to_plain_pickle(&visit->file->tree, c, &pickle, &plain);
     if (!status)
-        status = torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_value) +
-                                                pickle.n + (json ? strlen(json) : 0));
-    if (!status)
         status = catalog_add_value(catalog, torch_visit_name(visit),
                                    (struct extent){.kind = EXTENT_NONE}, json);
     if (status) {
@@ -143,9 +122,6 @@ rsd_status torch_visit_add_json(struct torch_visit *visit, char *json)
     struct catalog *catalog = visit->catalog;
     struct bytes pickle = {0};
     rsd_status status = pickle_write_json(json, &pickle);
-    if (!status)
-        status = torch_visit_reserve(visit, visit->name_nbytes + sizeof(struct stored_value) +
-                                                pickle.n + strlen(json));
     if (!status)
         status = catalog_add_value(catalog, torch_visit_name(visit),
                                    (struct extent){.kind = EXTENT_NONE}, json);
@@ -181,7 +157,7 @@ static bool next_part(struct node_parts *parts, pickle_node *out)
         if (at >= pickle_count(tree, parts->node))
             return false;
         *out = pickle_item(tree, parts->node, at);
-        return true;
+        return budget_take(1);
     }
     if (kind == NODE_LIST || kind == NODE_DICT) {
         if (at == 0)
@@ -252,9 +228,8 @@ static bool has_parts(struct torch_visit *visit, pickle_node c, int depth)
     pickle_node one;
     while (next_part(&parts, &one)) {
         enum pickle_kind kind = pickle_kind(tree, one);
-        if (visit->nodes_left == 0 || depth > TORCH_MAX_DEPTH)
+        if (depth > TORCH_MAX_DEPTH)
             return false;
-        visit->nodes_left--;
         if (is_any_tensor(tree, one) || pickle_is_dict(tree, one) ||
             ((kind == NODE_LIST || kind == NODE_TUPLE) && has_parts(visit, one, depth + 1)))
             return true;
@@ -551,10 +526,8 @@ static rsd_status visit_node(struct torch_visit *visit, pickle_node c, size_t le
     enum pickle_kind kind = pickle_kind(tree, c);
     bool contains =
         kind == NODE_DICT || kind == NODE_LIST || kind == NODE_TUPLE || is_instance_node(kind);
-    if (visit->nodes_left == 0)
-        return fail(RSD_EFORMAT, "%.300s: too many values for the length of the pickle",
-                    visit->name);
-    visit->nodes_left--;
+    if (!budget_take(VISIT_STEPS + length / STEP_NBYTES))
+        return fail_in(budget_fail(), "%.300s: ", visit->name);
     if (!contains || is_any_tensor(tree, c) || is_on_path(visit, c))
         return visit_leaf(visit, c, length);
     if (visit->ncontainers == sizeof visit->containers / sizeof *visit->containers)

@@ -24,8 +24,6 @@ static rsd_status decompress_value(struct zstd_reader *zstd, uint64_t stored, st
                                                            : (uint64_t)MAX_VALUE_NBYTES;
     for (size_t n = sizeof block; n == sizeof block;) {
         TRY(zstd_reader_read_some(zstd, block, &n));
-        if (!budget_take_text(n) || !budget_take_memory(n))
-            return budget_fail();
         bytes_put(out, block, n);
         if (out->failed)
             return RSD_ENOMEM;
@@ -140,7 +138,7 @@ static rsd_status check_value_item(const rsd_checkpoint *checkpoint,
  * besides the work for the bytes that they read. */
 static void begin_value(rsd_checkpoint *checkpoint, struct budget *budget)
 {
-    budget_begin(budget, atomic_load(&checkpoint->spare_steps));
+    budget_begin(budget, atomic_load(&checkpoint->spare_steps), false);
 }
 
 static rsd_status end_value(rsd_checkpoint *checkpoint, struct budget *budget, rsd_status status)

@@ -12,19 +12,10 @@ struct partition_file {
     struct zero_reader *reader;
     struct torch_file file;
     uint32_t index, rank;
-    pickle_node states;  /* optimizer_state_dict */
-    uint32_t nvectors;   /* groups, or sub-groups of stage 3 */
-    int64_t *ids;        /* by group: its number in the state of the optimizer */
-    uint64_t nodes_left; /* that may still be visited */
+    pickle_node states; /* optimizer_state_dict */
+    uint32_t nvectors;  /* groups, or sub-groups of stage 3 */
+    int64_t *ids;       /* by group: its number in the state of the optimizer */
 };
-
-static rsd_status count_visit(struct partition_file *part)
-{
-    if (part->nodes_left == 0)
-        return fail(RSD_EFORMAT, "too many states for the length of the pickle");
-    part->nodes_left--;
-    return RSD_OK;
-}
 
 /* ---- one rank ---- */
 
@@ -35,7 +26,6 @@ static rsd_status add_master_runs(struct partition_file *part, pickle_node list)
     pickle_node tensor;
     uint32_t group = 0;
     for (; pickle_walk_next(&walk, &tensor); group++) {
-        TRY(count_visit(part));
         if (!torch_view_is_tensor(&part->file.tree, tensor))
             return fail(RSD_EUNSUPPORTED, "fp32 vector of group %u is not a tensor", group);
         TRY(flat_set_add_run(&part->reader->trained.set, 0, group, part->rank, &part->file,
@@ -52,7 +42,6 @@ static rsd_status add_group_states(struct partition_file *part, uint32_t group, 
     pickle_node key, value;
     while (pickle_is_dict(tree, states) && pickle_walk_next_pair(&walk, &key, &value)) {
         struct slice name = pickle_text(tree, key);
-        TRY(count_visit(part));
         if (pickle_kind(tree, key) != NODE_STRING || name.nbytes == 0)
             return fail(RSD_EFORMAT, "optimizer state has a key that is not a name");
         rsd_status status = flat_set_add_state(&part->reader->trained.set, name, group, part->rank,
@@ -93,11 +82,11 @@ static rsd_status find_state_group(struct partition_file *part, int64_t id, uint
         *group = (uint32_t)id;
         return RSD_OK;
     }
-    for (*group = 0; *group < part->nvectors; ++*group) {
-        TRY(count_visit(part));
+    if (!budget_take(part->nvectors))
+        return budget_fail();
+    for (*group = 0; *group < part->nvectors; ++*group)
         if (part->ids[*group] == id)
             return RSD_OK;
-    }
     return fail(RSD_EFORMAT, "optimizer has state %lld, which belongs to no group", (long long)id);
 }
 
@@ -110,15 +99,12 @@ static rsd_status add_optimizer_states(struct partition_file *part, pickle_node 
     int64_t id;
     if (pickle_kind(tree, optimizer) == NODE_LIST) {
         struct pickle_walk list = pickle_walk(tree, optimizer);
-        for (; pickle_walk_next(&list, &value) && group < part->nvectors; group++) {
-            TRY(count_visit(part));
+        for (; pickle_walk_next(&list, &value) && group < part->nvectors; group++)
             TRY(add_group_states(part, group, value));
-        }
         return RSD_OK;
     }
     struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, states));
     while (pickle_is_dict(tree, states) && pickle_walk_next_pair(&walk, &key, &value)) {
-        TRY(count_visit(part));
         if (!pickle_as_i64(tree, key, &id))
             return fail(RSD_EFORMAT, "optimizer state has a key that is not a number");
         TRY(find_state_group(part, id, &group));
@@ -182,7 +168,6 @@ static rsd_status read_paddings(struct partition_file *part)
         return RSD_OK;
     for (uint32_t group = 0; pickle_walk_next(&walk, &list); group++) {
         struct pickle_walk items = pickle_walk(tree, list);
-        TRY(count_visit(part));
         for (; i < reader->trained.n && reader->trained.params[i].group == group; i++) {
             int64_t padding = -1;
             if (pickle_kind(tree, list) != NODE_LIST || !pickle_walk_next(&items, &item) ||
@@ -237,7 +222,6 @@ rsd_status zero_read_partitions(struct zero_reader *reader)
             .reader = reader, .index = reader->files.optim[rank], .rank = rank};
         rsd_status status = torch_file_open(&part.file, reader->store, part.index);
         if (!status) {
-            part.nodes_left = torch_file_max_visits(&part.file);
             status = read_partition(&part, &nvectors);
             torch_file_close(&part.file);
         }

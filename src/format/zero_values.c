@@ -19,6 +19,8 @@ rsd_status zero_visit(struct torch_visit *visit, pickle_node node, const char *p
 
 /* ---- optimizer states ---- */
 
+enum { FIND_STEPS = 4 }; /* to find the vectors of a parameter */
+
 /* Writes "optimizer.state.NAME.KEY". */
 static rsd_status make_state_name(struct slice param, struct slice key, char *name, size_t capacity,
                                   struct slice *out)
@@ -38,6 +40,8 @@ static rsd_status add_state_tensors(struct zero_reader *reader)
     struct slice name;
     for (size_t i = 0; i < list->n; i++)
         for (uint32_t state = 1; state < list->set.keys.n; state++) {
+            if (!budget_take(FIND_STEPS))
+                return budget_fail();
             const struct flat_run *runs = zero_find_runs(list, &list->params[i], state);
             if (!runs)
                 continue;
@@ -72,6 +76,8 @@ static rsd_status add_other_vectors(struct zero_reader *reader)
 static rsd_status add_scalar_value(struct catalog *catalog, struct slice name, const char *json)
 {
     struct bytes pickle = {0};
+    if (!budget_take_text(strlen(json)) || !budget_take_memory(strlen(json)))
+        return budget_fail();
     char *copy = mem_copy(json, strlen(json) + 1, 1);
     if (!copy)
         return RSD_ENOMEM;
@@ -138,12 +144,8 @@ static rsd_status add_param_names(struct torch_visit *visit, pickle_node ids)
     int64_t id;
     text_add(&text, "[");
     while (pickle_walk_next(&walk, &item) && pickle_as_i64(tree, item, &id))
-        for (size_t i = first_of_group(list, id); i < list->n && list->params[i].group == id; i++) {
-            rsd_status status = torch_visit_reserve(visit, list->params[i].name.nbytes + 4);
-            if (status) {
-                text_drop(&text);
-                return status;
-            }
+        for (size_t i = first_of_group(list, id);
+             i < list->n && list->params[i].group == id && !text.failed; i++) {
             text_add(&text, "%s", text.length > 1 ? ", " : "");
             json_add_string(&text, list->params[i].name.bytes, list->params[i].name.nbytes);
         }

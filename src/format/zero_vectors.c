@@ -65,7 +65,7 @@ static rsd_status place_cut_params(struct zero_list *list, uint32_t nvectors)
 
 /* ---- checking ---- */
 
-enum { VECTOR_TEXT_NCHARS = 400 };
+enum { VECTOR_TEXT_NCHARS = 400, FIND_STEPS = 4 };
 
 /* Writes "exp_avg of group 0", or the name of a parameter that has a vector of its own. Returns text. */
 static const char *vector_text(const struct zero_list *list, const struct flat_run *run,
@@ -161,6 +161,8 @@ static rsd_status check_group(const struct zero_reader *reader, uint32_t group, 
     const struct zero_list *list = &reader->trained;
     for (uint32_t state = 0; state < list->set.keys.n; state++) {
         size_t n;
+        if (!budget_take(FIND_STEPS))
+            return budget_fail();
         const struct flat_run *runs = flat_set_find_runs(&list->set, state, group, &n);
         if (n == 0)
             continue;

@@ -170,6 +170,8 @@ struct group_cutter {
     int64_t ncompares;  /* how many more comparisons are allowed */
 };
 
+enum { FILE_COMPARES = 256 }; /* for each box of a file */
+
 static rsd_status fail_on_overlaps(void)
 {
     return fail(RSD_ELIMIT, "explicit boxes overlap in too many ways to be planned");
@@ -306,14 +308,15 @@ static rsd_status find_overlapping(struct group_cutter *cutter)
 }
 
 /* Replaces groups of equal boxes by groups that do not overlap. */
-static rsd_status cut_overlaps(struct box_groups *groups)
+static rsd_status cut_overlaps(struct box_groups *groups, bool from_file)
 {
+    const int64_t file_compares = FILE_COMPARES * (groups->first_holder[groups->ngroups] + 16);
     struct box_groups cut = {.ndim = groups->ndim};
     struct group_builder builder = {.groups = &cut};
     struct group_cutter cutter = {.whole = groups,
                                   .max_groups =
                                       64 * groups->first_holder[groups->ngroups] + (1 << 22),
-                                  .ncompares = (int64_t)1 << 31};
+                                  .ncompares = from_file ? file_compares : (int64_t)1 << 31};
     rsd_status status = RSD_OK;
     for (cutter.group = 0; cutter.group < groups->ngroups && !status; cutter.group++) {
         status = find_overlapping(&cutter);
@@ -343,7 +346,7 @@ rsd_status box_groups_build(struct box_groups *groups, const rsd_layout *layout,
             box_tree_build(&groups->tree, groups->ndim, groups->ngroups, groups->lo, groups->len);
     int64_t a, b;
     if (!status && disjoint && box_tree_any_overlap(&groups->tree, &a, &b))
-        status = cut_overlaps(groups);
+        status = cut_overlaps(groups, layout->from_file);
     if (status)
         box_groups_drop(groups);
     return status;

@@ -175,6 +175,7 @@ struct rsd_layout {
     int64_t *box_lo, *box_len; /* nboxes * ndim each */
     int64_t *places;           /* of each box, its index in the caller's list; NULL: the same */
     int32_t *place_ranks;      /* ranks in the order of the caller; NULL if places is */
+    bool from_file;            /* a file has the boxes, so they may overlap in few ways only */
 };
 
 /* Checks dtype and shape, and creates a layout that has nothing else yet. */
@@ -255,6 +256,11 @@ rsd_status scan_number(struct parser *p, const char *what, int64_t *value);
 /* Reads a name of letters, digits and underscores. Returns false if no name comes next, or a longer one. */
 enum { NAME_NCHARS = 64 };
 bool scan_name(struct parser *p, char out[NAME_NCHARS]);
+
+/* ---- parse_placement.c ---- */
+
+/* Reads a placement of a tensor with ndim dims. *list has its segments; the caller frees it, also on failure. */
+rsd_status placement_parse(struct parser *p, int32_t ndim, rsd_placement *out, int64_t **list);
 
 /* ---- box_tree.c: finds boxes by their position ---- */
 

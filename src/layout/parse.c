@@ -7,19 +7,20 @@
  *     mesh       = axis { ("x" | ",") axis } [ "ranks=" item { "," item } ]
  *     axis       = [ name "=" ] count
  *     item       = number [ "-" number ]
- *     placements = placement { "," placement } | "[" cuts { "," cuts } "]"
+ *     placements = placement { "," placement } | the same in "[]" or "()" | "[" cuts { "," cuts } "]"
  *     cuts       = "-" | axis { "." axis }                    axis names or numbers
  *     placement  = ( "S" | "B" ) ( dim | "(" dim ")" ) | "S(" dim ";" extent { "," extent } ")"
- *                | "_S(" dim "," factor ")" | "C(" dim "," block ")" | "R" | "P" [ "(" op ")" ]
+ *                | "_S(" dim "," factor ")" | "C(" dim "," block ")" | "R" [ "()" ] | "P" [ "(" [ op ] ")" ]
  *     group      = [ box { ";" box } ]
  *     box        = range { "," range }                        range = lo ":" hi | ":"
  *
- * Spaces are ignored. Every error names the column where it was detected. Memory is proportional to the
+ * Words of PyTorch stand for the letters: Shard(dim=0) is S(0). Spaces are ignored. Every error names the column where it was detected. Memory is proportional to the
  * length of the text, except for lists of ranks, which have a limit.
  */
 #include "layout.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { MAX_LISTED_RANKS = 1 << 24 };
@@ -34,11 +35,15 @@ struct parsed_tensor {
 
 static rsd_status parse_tensor(struct parser *p, struct parsed_tensor *out)
 {
-    char dtype[NAME_NCHARS];
+    char name[NAME_NCHARS], word[NAME_NCHARS], dtype[2 * NAME_NCHARS];
     scan_spaces(p);
     const char *begin = p->at;
-    if (!scan_name(p, dtype))
+    if (!scan_name(p, name))
         return scan_expected(p, "a dtype");
+    bool dotted = scan_take(p, "."); /* torch.float32 */
+    if (dotted && !scan_name(p, word))
+        return scan_expected(p, "a dtype");
+    snprintf(dtype, sizeof dtype, "%s%s%s", name, dotted ? "." : "", dotted ? word : "");
     TRY(scan_at(p, begin, rsd_dtype_parse(dtype, &out->dtype)));
     TRY(scan_need(p, "[", "'['"));
     out->ndim = 0;
@@ -157,111 +162,6 @@ static rsd_status parse_mesh(struct parser *p, rsd_mesh **out)
 
 /* ---- placements ---- */
 
-static rsd_status parse_dim(struct parser *p, const struct parsed_tensor *tensor, int32_t *out)
-{
-    scan_spaces(p);
-    const char *begin = p->at;
-    bool from_end = scan_take(p, "-");
-    int64_t value;
-    TRY(scan_number(p, "a dim", &value));
-    if (from_end ? value < 1 || value > tensor->ndim : value >= tensor->ndim)
-        return fail(RSD_EINVAL, "column %d: dim %s%lld out of range: the tensor has %d dims",
-                    scan_column(p, begin), from_end ? "-" : "", (long long)value,
-                    (int)tensor->ndim);
-    *out = (int32_t)(from_end ? tensor->ndim - value : value);
-    return RSD_OK;
-}
-
-/* Reads the segments of S(d;...) into *list, which the caller frees, also on failure. */
-static rsd_status parse_segments(struct parser *p, rsd_placement *out, int64_t **list)
-{
-    size_t capacity = 0;
-    do {
-        if (out->nsegments == RSD_MAX_SEGMENTS)
-            return fail(RSD_ELIMIT, "column %d: the shard has more than %d segments",
-                        scan_column(p, p->at), (int)RSD_MAX_SEGMENTS);
-        TRY(GROW(*list, capacity, (size_t)out->nsegments + 1));
-        TRY(scan_number(p, "the length of a segment", &(*list)[out->nsegments++]));
-    } while (scan_take(p, ","));
-    out->segments = *list;
-    return RSD_OK;
-}
-
-static rsd_status parse_shard(struct parser *p, const struct parsed_tensor *tensor,
-                              rsd_placement *out, int64_t **list)
-{
-    if (!scan_take(p, "("))
-        return parse_dim(p, tensor, &out->dim);
-    TRY(parse_dim(p, tensor, &out->dim));
-    if (out->kind == RSD_SHARD && scan_take(p, ";")) {
-        out->kind = RSD_SEGMENTED;
-        TRY(parse_segments(p, out, list));
-    }
-    return scan_need(p, ")", "')'");
-}
-
-/* Parses the rest of _S(dim,factor) or C(dim,block). */
-static rsd_status parse_with_factor(struct parser *p, const struct parsed_tensor *tensor,
-                                    rsd_placement *out)
-{
-    TRY(scan_need(p, "(", "'('"));
-    TRY(parse_dim(p, tensor, &out->dim));
-    TRY(scan_need(p, ",", "','"));
-    scan_spaces(p);
-    const char *begin = p->at;
-    TRY(scan_number(p, out->kind == RSD_CYCLIC ? "a block" : "a split factor", &out->factor));
-    if (out->factor < 1)
-        return fail(RSD_EINVAL, "column %d: %s is 0, but must be at least 1", scan_column(p, begin),
-                    out->kind == RSD_CYCLIC ? "block" : "split factor");
-    return scan_need(p, ")", "')'");
-}
-
-static rsd_status parse_partial(struct parser *p, rsd_placement *out)
-{
-    if (!scan_take(p, "("))
-        return RSD_OK;
-    char op[NAME_NCHARS];
-    scan_spaces(p);
-    const char *begin = p->at;
-    if (!scan_name(p, op))
-        return scan_expected(p, "a reduction");
-    for (int i = 0; i <= RSD_REDUCE_BXOR; i++)
-        if (strcmp(op, rsd_reduce_name((rsd_reduce)i)) == 0) {
-            out->reduce = (rsd_reduce)i;
-            return scan_need(p, ")", "')'");
-        }
-    return fail(RSD_EINVAL, "column %d: unknown reduction '%s'", scan_column(p, begin), op);
-}
-
-static rsd_status parse_placement(struct parser *p, const struct parsed_tensor *tensor,
-                                  rsd_placement *out, int64_t **list)
-{
-    *out = (rsd_placement){0};
-    if (scan_take(p, "_S")) {
-        out->kind = RSD_STRIDED;
-        return parse_with_factor(p, tensor, out);
-    }
-    if (scan_take(p, "C")) {
-        out->kind = RSD_CYCLIC;
-        return parse_with_factor(p, tensor, out);
-    }
-    if (scan_take(p, "S")) {
-        out->kind = RSD_SHARD;
-        return parse_shard(p, tensor, out, list);
-    }
-    if (scan_take(p, "B")) {
-        out->kind = RSD_BALANCED;
-        return parse_shard(p, tensor, out, list);
-    }
-    if (scan_take(p, "R"))
-        return RSD_OK;
-    if (scan_take(p, "P")) {
-        out->kind = RSD_PARTIAL;
-        return parse_partial(p, out);
-    }
-    return scan_expected(p, "a placement: S, B, _S, C, R or P");
-}
-
 static rsd_status parse_axis_placements(struct parser *p, const struct parsed_tensor *tensor,
                                         const rsd_mesh *mesh, rsd_layout **out)
 {
@@ -276,7 +176,7 @@ static rsd_status parse_axis_placements(struct parser *p, const struct parsed_te
             status = fail(RSD_EINVAL, "column %d: more placements than mesh axes (%d)",
                           scan_column(p, p->at), (int)mesh->naxes);
         else
-            status = parse_placement(p, tensor, &placements[n], &lists[n]);
+            status = placement_parse(p, tensor->ndim, &placements[n], &lists[n]);
         n++;
     } while (!status && scan_take(p, ","));
     if (!status && n < mesh->naxes)
@@ -297,12 +197,18 @@ static rsd_status parse_axis_reference(struct parser *p, const rsd_mesh *mesh, i
     const char *begin = p->at;
     char label[NAME_NCHARS];
     if (scan_name(p, label)) {
-        for (int32_t a = 0; a < mesh->naxes; a++)
-            if (mesh->names[a] && strcmp(mesh->names[a], label) == 0) {
+        const char *names[RSD_MAX_AXES];
+        size_t n = 0;
+        for (int32_t a = 0; a < mesh->naxes; a++) {
+            if (!mesh->names[a])
+                continue;
+            if (strcmp(mesh->names[a], label) == 0) {
                 *out = a;
                 return RSD_OK;
             }
-        return fail(RSD_EINVAL, "column %d: unknown mesh axis '%s'", scan_column(p, begin), label);
+            names[n++] = mesh->names[a];
+        }
+        return scan_at(p, begin, text_unknown("mesh axis", label, n, names));
     }
     int64_t value;
     TRY(scan_number(p, "'-' or a mesh axis", &value));
@@ -455,11 +361,29 @@ static rsd_status parse_explicit_side(struct parser *p, const struct parsed_tens
 
 /* ---- layouts and problems ---- */
 
+/* Parses placements by axis, which may be in brackets as in Python, or the axes of each dim in brackets. Only
+ * placements have parentheses. */
 static rsd_status parse_placements(struct parser *p, const struct parsed_tensor *tensor,
                                    const rsd_mesh *mesh, rsd_layout **out)
 {
-    return scan_take(p, "[") ? parse_dim_axes(p, tensor, mesh, out)
-                             : parse_axis_placements(p, tensor, mesh, out);
+    char word[NAME_NCHARS];
+    const char *close = scan_take(p, "(") ? ")" : NULL;
+    if (!close && scan_take(p, "[")) {
+        const char *begin = p->at;
+        bool placements = scan_name(p, word) && scan_peek(p, "(");
+        p->at = begin;
+        if (!placements)
+            return parse_dim_axes(p, tensor, mesh, out);
+        close = "]";
+    }
+    rsd_layout *layout = NULL;
+    TRY(parse_axis_placements(p, tensor, mesh, &layout));
+    if (close && !scan_take(p, close)) {
+        rsd_layout_free(layout);
+        return scan_expected(p, *close == ')' ? "',' or ')'" : "',' or ']'");
+    }
+    *out = layout;
+    return RSD_OK;
 }
 
 static rsd_status parse_side(struct parser *p, const struct parsed_tensor *tensor, rsd_layout **out)
@@ -501,7 +425,8 @@ rsd_status rsd_layout_parse(const char *text, rsd_layout **out)
     struct parsed_tensor whole = {0};
     rsd_layout *layout = NULL;
     TRY(parse_tensor(&p, &whole));
-    TRY(scan_need(&p, "@", "'@' between the tensor and its layout"));
+    TRY(scan_need(&p, "@",
+                  "'@' between the tensor and its layout (':' is for a problem of two layouts)"));
     TRY(parse_side(&p, &whole, &layout));
     rsd_status status = parse_end(&p);
     if (status)
@@ -536,7 +461,7 @@ rsd_status rsd_problem_parse(const char *text, rsd_layout **src, rsd_layout **ds
     struct parsed_tensor whole = {0};
     rsd_layout *from = NULL, *to = NULL;
     TRY(parse_tensor(&p, &whole));
-    TRY(scan_need(&p, ":", "':' between the tensor and its two layouts"));
+    TRY(scan_need(&p, ":", "':' between the tensor and its two layouts ('@' is for one layout)"));
     TRY(parse_side(&p, &whole, &from));
     rsd_status status = scan_need(&p, "->", "'->' between the two layouts");
     if (!status)

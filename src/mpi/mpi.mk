@@ -4,7 +4,6 @@ MPICC ?= mpicc
 MPI_FOUND := $(if $(filter no,$(MPI)),,$(shell command -v $(MPICC) 2>/dev/null))
 MPI_SRC := src/mpi/transport_mpi.c
 MPI_OBJ := $(call objects,mpi,$(MPI_SRC))
-MPI_INSTALL := $(if $(MPI_FOUND),install-mpi)
 
 # The compiler wrapper of either MPI calls this compiler.
 export OMPI_CC := $(CC)
@@ -53,16 +52,3 @@ $(BUILD)/mpi/src/mpi/launch.o: ALL_CPPFLAGS += -iquote src/cli
 $(BUILD)/reshard-mpi: $(MPI_COMMAND_OBJ) $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard.a
 	@echo "  link  $@"
 	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
-
-.PHONY: install-mpi
-install-mpi: all
-	install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(PREFIX)/lib/pkgconfig"
-	install -d "$(DESTDIR)$(PREFIX)/bin"
-	install -m 755 $(BUILD)/reshard-mpi "$(DESTDIR)$(PREFIX)/bin/"
-	install -m 644 include/reshard_mpi.h "$(DESTDIR)$(PREFIX)/include/"
-	install -m 644 $(BUILD)/libreshard_mpi.a "$(DESTDIR)$(PREFIX)/lib/"
-	install -m 755 $(BUILD)/libreshard_mpi.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/"
-	$(Q)ln -sf libreshard_mpi.so.$(VERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard_mpi.so.$(SOVERSION)"
-	$(Q)ln -sf libreshard_mpi.so.$(SOVERSION) "$(DESTDIR)$(PREFIX)/lib/libreshard_mpi.so"
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' tools/reshard_mpi.pc.in > $(BUILD)/reshard_mpi.pc
-	install -m 644 $(BUILD)/reshard_mpi.pc "$(DESTDIR)$(PREFIX)/lib/pkgconfig/"

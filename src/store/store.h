@@ -23,6 +23,8 @@ struct store {
     const struct store_ops *ops;
     char *path;             /* of the directory, for messages */
     struct name_list names; /* of the files, by number */
+    bool *counted; /* by file: the budget of the call that opens the checkpoint knows its length */
+    size_t counted_capacity;
     bool writable;     /* its files are written; sizes are not checked against an earlier one */
     bool unsynced;     /* no caller waits until the bytes are on disk */
     bool follow_links; /* links may lead out of the directory */

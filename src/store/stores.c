@@ -69,9 +69,11 @@ void store_close(struct store *store)
     if (!store)
         return;
     char *path = store->path;
+    bool *counted = store->counted;
     struct name_list names = store->names;
     store->ops->close(store);
     mem_free(path);
+    mem_free(counted);
     name_list_drop(&names);
 }
 
@@ -163,8 +165,26 @@ rsd_status store_check_range(struct store *store, uint32_t file, uint64_t offset
     return store_check_bounds(offset, n, nbytes);
 }
 
+/* Says how long a file is, before it is read for the first time. */
+static rsd_status count_file(struct store *store, uint32_t file)
+{
+    uint64_t nbytes;
+    size_t known = store->counted_capacity;
+    TRY(GROW(store->counted, store->counted_capacity, (size_t)file + 1));
+    for (size_t i = known; i < store->counted_capacity; i++)
+        store->counted[i] = false;
+    if (store->counted[file])
+        return RSD_OK;
+    TRY(store_stat(store, file, &nbytes, NULL));
+    store->counted[file] = true;
+    budget_add_file(nbytes);
+    return RSD_OK;
+}
+
 rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n)
 {
+    if (budget_counts_files())
+        TRY(count_file(store, file));
     budget_add_input(n);
     return store->ops->read(store, file, offset, out, n);
 }

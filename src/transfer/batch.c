@@ -48,6 +48,7 @@ struct batch_state {
     _Atomic bool stopped;
     _Atomic int64_t nbytes_done;
     _Atomic int64_t nbytes_reported; /* in the last report of progress */
+    pthread_mutex_t reporting;
 };
 
 uint64_t batch_tile_limit(int64_t max_nbytes, const rsd_pool *pool)
@@ -94,7 +95,8 @@ static bool is_report_due(struct batch_state *s)
            done - atomic_load(&s->nbytes_reported) >= PROGRESS_NBYTES;
 }
 
-/* Calls on_progress, at most once per megabyte and at the end. */
+/* Calls on_progress, at most once per megabyte and at the end. A thread does not wait for the report of another
+ * one, which may take longer than a tile: it reports after its next tile. */
 static void report_batch_progress(struct batch_state *s, bool at_end)
 {
     const struct batch *batch = s->batch;
@@ -102,13 +104,14 @@ static void report_batch_progress(struct batch_state *s, bool at_end)
         return;
     rsd_progress progress = {.struct_nbytes = sizeof progress, .nbytes_total = batch->nbytes_total};
     int answer = 0;
-    pthread_mutex_lock(&s->lock);
+    if (pthread_mutex_trylock(&s->reporting))
+        return;
     if (at_end || is_report_due(s)) { /* another thread may have reported it */
         progress.nbytes_done = min_i64(atomic_load(&s->nbytes_done), batch->nbytes_total);
         atomic_store(&s->nbytes_reported, progress.nbytes_done);
         answer = batch->on_progress(batch->progress_context, &progress);
     }
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->reporting);
     if (answer)
         stop_batch(s, fail(RSD_ECANCELLED, "stopped after %lld of %lld bytes",
                            (long long)progress.nbytes_done, (long long)progress.nbytes_total));
@@ -133,8 +136,10 @@ static rsd_status check_records(const struct batch *batch, struct transfer *tran
 {
     for (size_t i = 0; i < transfer->nsources && batch->check_records; i++) {
         struct source *source = &transfer->sources[i];
-        bool summed = source->checkable && (!whole || source->crc_nbytes == source->array.nbytes);
-        if (source->memory || source->unchecked || !source->wanted || !source->array.has_crc || summed)
+        bool summed = source->checkable &&
+                      (!whole || source->ended || source->crc_nbytes == source->array.nbytes);
+        if (source->memory || source->unchecked || !source->wanted || !source->array.has_crc ||
+            summed)
             continue;
         rsd_status status = record_set_check(batch->records, source);
         if (status)
@@ -372,6 +377,7 @@ rsd_status batch_run(struct batch *batch)
     struct batch_state s = {.batch = batch};
     TRY(open_queues(&s));
     pthread_mutex_init(&s.lock, NULL);
+    pthread_mutex_init(&s.reporting, NULL);
     int32_t nthreads = pool_nthreads(batch->pool);
     if (batch->max_threads > 0 && batch->max_threads < nthreads)
         nthreads = batch->max_threads;
@@ -384,6 +390,7 @@ rsd_status batch_run(struct batch *batch)
     if (s.status)
         error_set("%s", s.message ? s.message : "no memory for a message");
     mem_free(s.message);
+    pthread_mutex_destroy(&s.reporting);
     pthread_mutex_destroy(&s.lock);
     return s.status;
 }

@@ -89,7 +89,7 @@ static rsd_status check_record(const struct source *source, bool *has_crc)
     char *block = mem_new(BLOCK_NBYTES, 1);
     rsd_status status = block ? RSD_OK : RSD_ENOMEM;
     if (!status && source->array.stream)
-        status = checkpoint->format->open_stream(checkpoint, source->tensor, source->box, &stream);
+        status = format_open_stream(checkpoint, source->tensor, source->box, &stream);
     if (!status)
         status = read_record(source, stream, block, &raw);
     *has_crc = true;

@@ -118,6 +118,7 @@ static rsd_status end_stream(struct source *source)
     bool has_crc = false;
     if (source->checkable)
         status = source->stream->end(source->stream, &has_crc, &source->array.crc);
+    source->ended = source->checkable && !status;
     if (!status && has_crc) {
         source->crc_sum = source->stream_crc;
         source->crc_nbytes = source->stream_at;
@@ -144,8 +145,7 @@ static rsd_status read_stream(struct source *source, uint64_t at, char *out, siz
     if (!source->stream || at < source->stream_at) {
         stats->nbytes_decoded_again += source->stream_at;
         close_stream(source);
-        TRY(checkpoint->format->open_stream(checkpoint, source->tensor, source->box,
-                                            &source->stream));
+        TRY(format_open_stream(checkpoint, source->tensor, source->box, &source->stream));
         source->stream_at = source->stream_crc = 0;
     }
     while (source->stream_at < at) {

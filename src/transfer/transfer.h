@@ -42,6 +42,7 @@ struct source {
 
     struct stored_stream *stream; /* while it is read, by one thread */
     uint64_t stream_at, stream_crc;
+    bool ended;         /* the stream was read to its end, and what is behind it was checked */
     uint64_t delivered; /* bytes of the box that were read from the stream */
 };
 
@@ -173,7 +174,8 @@ rsd_status transfer_open_memory(struct transfer *transfer, const char *memory,
 
 /* All of the above for a whole tensor that goes to one sink, converted to a dtype. */
 rsd_status transfer_open_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
-                               rsd_dtype dtype, sink_take *take, void *context, uint64_t max_nbytes);
+                               rsd_dtype dtype, sink_take *take, void *context,
+                               uint64_t max_nbytes);
 
 void transfer_tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len);
 rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,

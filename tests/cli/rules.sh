@@ -13,6 +13,7 @@ cuts --mesh 2x2 --place 'model[.]up[.]weight=S0,S1' --default R,R
 cuts --mesh dp=2,tp=2 --place '.*weight=[dp, -]' --place '.*=[tp]' --exclude norm
 cuts --mesh dp=2,tp=2 --place '.*weight=[tp.dp, -]' --default '[-]' --exclude norm.weight --only 'model[.]|up.weight'
 cuts --mesh tp=2 --place '.*up.weight=colwise' --place '.*down.weight=rowwise' --default replicate
+cuts --mesh tp=2 --place '.*up.weight=Shard(0)' --place '.*down.weight=[Shard(dim=1)]' --default 'Replicate()'
 cuts --mesh x=2,max=1 --default 'R,R'
 echo "# --place is asked before the file, wherever it stands; the first line that matches wins"
 cat > rules <<'EOF'

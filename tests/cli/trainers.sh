@@ -21,3 +21,17 @@ ls -A dcp
 mkdir root && cp -r dcp root/iter_0000005 && echo 5 > root/latest_checkpointed_iteration.txt
 try diff root $GOLDEN/mcore_dist_tp_pp/ckpt
 try digest $GOLDEN/ds_z0/ckpt --only count
+try names
+try names fused-llama
+try names none
+try names a b
+printf '%s\n' 'decoder.layers.*.self_attention.linear_qkv.weight h.*.{q,k,v}.weight qkv' '** **' > mine
+try inspect $GOLDEN/mcore_legacy_tp/ckpt h.1.k.weight --names mine --heads 4,2
+try merge $GOLDEN/mcore_legacy_tp/ckpt named --names mine --heads 4,2 --verify -q
+try extract named h.1.k.weight k.npy
+try inspect $GOLDEN/mcore_legacy_tp/ckpt h.1.k.weight --names mine
+try inspect $GOLDEN/mcore_legacy_tp/ckpt --names mine --heads 2,4
+try inspect $GOLDEN/mcore_legacy_tp/ckpt --names megatron-llama
+try inspect $GOLDEN/mcore_legacy_tp/ckpt --names missing
+try inspect $GOLDEN/ds_z1/ckpt --unstack
+try inspect $GOLDEN/ds_z1/ckpt --vocab-size 3

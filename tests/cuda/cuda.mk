@@ -5,7 +5,7 @@ CUDA_PYTHON := python3
 
 .PHONY: test-cuda
 test-cuda: $(BUILD)/asan/test_device $(BUILD)/asan/test_device_files $(BUILD)/libreshard.so \
-           $(if $(MPI_FOUND),$(BUILD)/asan/mpi/test_mpi)
+           $(if $(MPI_FOUND),$(BUILD)/asan/mpi/test_mpi $(BUILD)/asan/mpi/test_mpi_gpu)
 	@prove --timer tests/cuda/gpu.sh
 	@$(CUDA_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
 	    { echo "the tests of CUDA tensors are skipped: $(CUDA_PYTHON) has no torch that finds a GPU"; exit 0; } && \

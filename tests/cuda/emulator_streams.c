@@ -50,7 +50,8 @@ static void run_copy(const uint64_t *p)
     gpu_i64 ntiles = (gpu_i64)p[4];
     for (gpu_i64 number = 0; number < ntiles && !emulator_failed; number++) {
         struct gpu_tile tile;
-        const struct gpu_copy *copy = &copies[gpu_find_copy(copies, (gpu_u32)p[1], number)];
+        const struct gpu_copy *copy =
+            &copies[gpu_find_entry(copies, sizeof *copies, (gpu_u32)p[1], number)];
         const struct gpu_loop *loops = all + copy->first_loop;
         gpu_u64 src = arrays[copy->src], dst = arrays[copy->dst];
         bool cast = copy->from != 0;
@@ -76,21 +77,27 @@ static void run_copy(const uint64_t *p)
 static void run_sums(const uint64_t *p)
 {
     const struct gpu_sum *sums = PARAMETER(const struct gpu_sum *, 0);
-    gpu_u64 *arrays = PARAMETER(gpu_u64 *, 5), shadows[4096];
+    gpu_u64 *arrays = PARAMETER(gpu_u64 *, 5), shadows[4096], bases[GPU_NBASES + 1];
+    gpu_i64 outer[GPU_MAX_LOOPS];
     struct gpu_element element = {.loops = PARAMETER(const struct gpu_loop *, 2),
                                   .terms = PARAMETER(const struct gpu_term *, 3),
                                   .strides = PARAMETER(const gpu_i64 *, 4),
-                                  .arrays = shadows};
+                                  .arrays = shadows,
+                                  .bases = bases,
+                                  .outer = outer};
     for (gpu_i64 number = 0; number < (gpu_i64)p[6] && !emulator_failed; number++) {
-        element.sum = sums + gpu_find_sum(sums, (gpu_u32)p[1], number);
+        element.sum = sums + gpu_find_entry(sums, sizeof *sums, (gpu_u32)p[1], number);
         gpu_i64 first = element.sum->begin + (number - element.sum->first_tile) * GPU_SUM_TILE;
         shadows[element.sum->dst] = (gpu_u64)(uintptr_t)memory_for_kernel(arrays[element.sum->dst]);
         for (gpu_u32 t = 0; t < element.sum->nterms; t++) {
             gpu_u32 src = element.terms[element.sum->first_term + t].src;
             shadows[src] = (gpu_u64)(uintptr_t)memory_for_kernel(arrays[src]);
         }
+        for (gpu_u32 i = 0; i <= GPU_NBASES; i++)
+            bases[i] = gpu_base_of(&element, i);
         for (gpu_i64 i = first;
-             i < first + GPU_SUM_TILE && i < element.sum->end && !emulator_failed; i++) {
+             i < first + GPU_SUM_TILE && i < element.sum->end && !emulator_failed;
+             i += element.sum->neighbours) {
             gpu_element_start(&element, i);
             gpu_reduce_element(&element);
         }
@@ -176,6 +183,8 @@ static void run_first(struct stream *stream)
     stream->first = task->next;
     if (!task->next)
         stream->last = NULL;
+    if (task->kind == LAUNCH && getenv("EMULATED_LAUNCH_FAILS"))
+        emulator_failed = ILLEGAL_ADDRESS;
     if (task->kind == LAUNCH && !emulator_failed)
         task->code->run(task->parameters);
     else if (task->kind == RECORD)

@@ -32,5 +32,13 @@ for n in 1 2 4; do
     [ -x "$build/asan/mpi/test_mpi" ] || break
     try "every case on $n processes" timeout 300 mpirun -np $n "$build/asan/mpi/test_mpi" gpu
 done
+# At least 3 of 4 ranks print "good": rank 1 is killed in one scenario.
+good() {
+    [ "$(timeout 120 mpirun --enable-recovery -np 4 "$build/asan/mpi/test_mpi_gpu" "$1" | tee /dev/stderr | grep -c '^good')" -ge "$2" ]
+}
+for scenario in moved:4 killed:3; do
+    [ -x "$build/asan/mpi/test_mpi_gpu" ] || break
+    try "device memory that is ${scenario%:*}" good "${scenario%:*}" "${scenario#*:}"
+done
 echo "1..$number"
 exit $failed

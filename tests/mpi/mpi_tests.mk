@@ -14,7 +14,7 @@ $(BUILD)/asan/mpi/%: $(BUILD)/asan/mpi/tests/mpi/%.o $(call objects,asan/mpi,$(M
                      $(call objects,asan,$(TEST_HELPERS) $(LIB_SRC))
 	@echo "  link  $@"
 	$(Q)$(MPICC) $(SAN_asan) $(LINK_$*) -o $@ $(filter %.o,$^) $(ALL_LDLIBS) $(LDLIBS) -lm
-$(BUILD)/asan/mpi/test_mpi: $(EMULATOR)
+$(BUILD)/asan/mpi/test_mpi $(BUILD)/asan/mpi/test_mpi_gpu: $(EMULATOR)
 
 ifneq ($(MPI_FOUND),)
 test-all: $(MPI_TESTS)

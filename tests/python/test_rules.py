@@ -1,4 +1,5 @@
 """Conversions in Python: rules, presets, names, casts, shards, cancellation and verification."""
+import glob
 import json
 import os
 import re
@@ -98,6 +99,73 @@ class Rules(unittest.TestCase):
         out = self.out()
         reshard.convert(self.path, out, mesh=2, place=lambda tensor: "Replicate" if tensor.ndim < 2 else "rowwise")
         self.assertEqual(self.layouts(out)["model.layers.0.o_proj.weight"], (2, (6, 4)))
+
+    def test_words_of_the_command(self):
+        """force, all, threads, max_memory, rules, strip_prefix and split mean what they do in the command"""
+        out = self.out()
+        reshard.merge(self.path, out, all=True, threads=2, max_memory="1MB")
+        with self.assertRaises(reshard.ExistsError):
+            reshard.merge(self.path, out)
+        report = reshard.merge(self.path, out, force=True, strip_prefix="layers.", verify=True)
+        self.assertGreater(report.nbytes_written, 0)
+        with reshard.open(out) as checkpoint:
+            self.assertIn("0.q_proj.weight", checkpoint)
+        with self.assertRaisesRegex(reshard.InvalidError, "max_nbytes and max_memory"):
+            reshard.merge(self.path, out, force=True, max_memory=1 << 20, max_nbytes=1 << 21)
+        with self.assertRaisesRegex(reshard.InvalidError, "pool and threads"):
+            reshard.digest(self.path, pool=1, threads=2)
+        rules = os.path.join(self.made, "rules")
+        with open(rules, "w") as file:
+            file.write(".*q_proj.*  Shard(0)\n.*  Replicate()\n")
+        for options, words in (({"preset": "llama-tp"}, ["--preset", "llama-tp"]),
+                               ({"rules": rules}, ["--rules", rules])):
+            ours, theirs = self.out("ours"), os.path.join(self.made, "theirs")
+            reshard.split(self.path, ours, mesh={"tp": 2}, **options)
+            subprocess.run([RESHARD, "split", "-q", self.path, theirs, "--mesh", "tp=2", *words], check=True)
+            self.assertEqual(reshard.digest(ours), reshard.digest(theirs))
+            self.assertEqual(self.layouts(ours), self.layouts(theirs))
+            self.assertIn("config.json", os.listdir(ours))
+        with self.assertRaisesRegex(reshard.InvalidError, "split needs a mesh"):
+            reshard.split(self.path, self.out())
+        state = {"w": np.ones(3)}
+        reshard.save(self.out("s"), state)
+        reshard.save_start(os.path.join(self.made, "s"), state, force=True, threads=1, max_memory="1MB").wait()
+        with reshard.open(os.path.join(self.made, "s")) as checkpoint:
+            checkpoint.load(state, threads=1, max_memory="1MB")
+        self.assertEqual(list(reshard.digest(self.path, only="q_proj.weight$")),
+                         [f"model.layers.{i}.q_proj.weight" for i in range(2)])
+
+    def test_meshes(self):
+        """a mesh is a number, a text, a tuple or a dict"""
+        same = [reshard.Layout.on("f32", (8, 8), mesh, "S0,S1") for mesh in ("2x4", (2, 4), [2, 4])]
+        self.assertEqual(len(set(map(str, same))), 1)
+        self.assertEqual(reshard.Layout.on("f32", (8,), 8, "S0"), reshard.Layout("f32[8] @ 8 : S0"))
+        self.assertEqual(str(reshard.Layout.by_dim("f32", (8,), {"dp": 2, "tp": 4}, [["tp"]]).mesh), "dp=2,tp=4")
+        out = self.out()
+        reshard.convert(self.path, out, mesh=4, preset="fsdp")
+        with reshard.open(out) as checkpoint:
+            self.assertEqual(checkpoint["model.embed_tokens.weight"].nboxes, 4)
+
+    def test_verified(self):
+        """verify compares what was written, also after a cast, and a difference leaves nothing"""
+        out = self.out()
+        reshard.convert(self.path, out, mesh=2, preset="fsdp", cast="bf16", verify=True)
+        self.assertTrue(os.path.exists(out))
+        times = []
+
+        def damaged(done, total):  # a byte of what was written, before it appears at its path
+            for path in glob.glob(os.path.join(self.made, "bad*", "**", "model*"), recursive=True):
+                if done == total and self.made not in times:
+                    times.append(self.made)
+                    with open(path, "r+b") as file:
+                        file.seek(-1, os.SEEK_END)
+                        file.write(b"\xff")
+
+        for options, words in (({}, "differs from"), ({"cast": "f16"}, "converted to f16")):
+            with self.assertRaisesRegex(reshard.FormatError, words):
+                reshard.convert(self.path, self.out("bad"), format="safetensors", progress=damaged, verify=True,
+                                only="^model", **options)
+            self.assertFalse(os.path.exists(os.path.join(self.made, "bad")))
 
     def test_functions_fail(self):
         """a function is called once per tensor; its ValueErrors are collected, other exceptions are raised"""

@@ -1,12 +1,15 @@
 """Tensors of a checkpoint, sliced as NumPy slices arrays, reading only what is needed."""
+import importlib.util
 import json
 import os
 import random
 import struct
+import sys
 import tempfile
 import threading
 import unittest
 from typing import Mapping
+from unittest import mock
 
 import numpy as np
 import reshard
@@ -214,13 +217,36 @@ class Slices(unittest.TestCase):
             if torch is not None:
                 self.assertEqual((tensor.torch().dtype, tensor.torch().tolist()), (torch.bfloat16, [1, 2, -3]))
                 self.assertEqual(tensor.read(dtype=torch.float16, like="torch").dtype, torch.float16)
-            try:
-                import ml_dtypes
-                self.assertEqual(tensor[:].dtype, ml_dtypes.bfloat16)
-            except ImportError:
+            with mock.patch.dict(sys.modules, {"ml_dtypes": None}):
                 with self.assertRaises(reshard.UnsupportedError) as raised:
-                    tensor[:]
+                    tensor.read(like="numpy")
                 self.assertIn('like="raw"', str(raised.exception))
+
+    def test_usable(self):
+        """a slice is an array of ml_dtypes if it is installed, else a torch tensor, else its bits"""
+        path = os.path.join(self.folder.name, "small.safetensors")
+        write_safetensors(path, {"b": ("BF16", np.array([0x3F80, 0x4000, 0xC040], "u2")),
+                                 "e": ("F8_E4M3", np.array([0x38, 0xB8], "u1")), "f": ("F32", np.ones(2, "f4"))})
+        without = {"ml_dtypes": None}
+        with reshard.open(path) as checkpoint:
+            self.assertIsInstance(checkpoint["f"][:1], np.ndarray)
+            self.assertEqual(np.asarray(checkpoint["b"], dtype="f4").tolist(), [1, 2, -3])
+            if importlib.util.find_spec("ml_dtypes"):
+                for name, values in (("b", [1, 2, -3]), ("e", [1, -1])):
+                    self.assertIsInstance(checkpoint[name][:], np.ndarray)
+                    self.assertEqual(checkpoint[name][:].astype("f4").tolist(), values)
+                    self.assertEqual(checkpoint[name][::-1].astype("f4").tolist(), values[::-1])
+            if torch is not None:
+                with mock.patch.dict(sys.modules, without):
+                    self.assertEqual(checkpoint["b"][1:].tolist(), [2, -3])
+                    self.assertEqual(checkpoint["e"][:].dtype, torch.float8_e4m3fn)
+                    self.assertEqual(checkpoint.state_dict()["b"].dtype, torch.bfloat16)
+            with mock.patch.dict(sys.modules, {**without, "torch": None}):
+                self.assertEqual((checkpoint["b"][:].dtype, checkpoint["e"][1:].dtype), (np.uint16, np.uint8))
+                self.assertEqual(checkpoint["b"][1:].tolist(), [0x4000, 0xC040])
+            with mock.patch.dict(sys.modules, {**without, "numpy": None}):
+                self.assertEqual(checkpoint["f"][:].tolist(), [1, 1])
+                self.assertIsInstance(checkpoint["f"][:], memoryview)
 
     def test_opening(self):
         """errors of open have the cause"""

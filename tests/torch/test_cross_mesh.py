@@ -11,6 +11,7 @@ from torch.distributed.tensor import Partial, distribute_tensor, init_device_mes
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
+import reshard
 import reshard.torch as rt
 import tap
 import worlds
@@ -71,6 +72,19 @@ def one_rank():
         if mesh.get_coordinate() is not None:
             assert same(ours.to_local(), theirs.to_local())
             assert same(rt.full_tensor(ours), theirs.full_tensor())
+    # Torch's own keyword: a coordinate on every axis, or None for the parts of each rank's own tensor.
+    for mesh, source in itertools.product(meshes, (0, 1, None)):
+        mine, placements = number((6, 5), dist.get_rank()), [S0, S1][:mesh.ndim]
+        ours = rt.distribute_tensor(mine, mesh, placements, src_data_rank=source)
+        theirs = distribute_tensor(mine, mesh, placements, src_data_rank=source)
+        if mesh.get_coordinate() is not None:
+            assert same(ours.to_local(), theirs.to_local()), (mesh, source)
+    for options in ({"src_data_rank": 2}, {"src_rank": 0, "src_data_rank": 1}, {"src_rank": 99}):
+        try:
+            rt.distribute_tensor(mine, meshes[1], [S0, S1], **options)
+        except reshard.InvalidError:
+            continue
+        raise AssertionError(f"{options} is taken")
     mesh = meshes[1]
     for word in ("sum", "avg", "max"):
         placements = [Partial(word), S0]

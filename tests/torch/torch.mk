@@ -11,10 +11,17 @@ PYTHON_TESTS := $(sort $(wildcard tests/python/test_*.py))
 .PHONY: test-torch test-python
 test-torch: python_tests := $(PYTHON_TESTS) $(TORCH_TESTS)
 test-python: python_tests := $(PYTHON_TESTS)
-test-torch test-python: test-ready all $(BUILD)/venv/ready
-	PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/python:$(CURDIR)/tests/torch CC="$(CC)" \
+test-torch test-python: test-ready all $(BUILD)/venv/ready $(BUILD)/examples/make_checkpoint test-wheel-ready
+	PYTHONDONTWRITEBYTECODE=1 BUILD_DIR=$(CURDIR)/$(BUILD) PYTHONPATH=$(CURDIR)/python:$(CURDIR)/tests/torch CC="$(CC)" \
 	    RESHARD_LIB=$(CURDIR)/$(BUILD)/libreshard.so \
 	    prove --timer --failures --directives -j2 $(if $(V),-v) --exec $(TORCH_PYTHON) $(python_tests)
+
+# Builds the wheel, if its tools can be installed. Otherwise its test is skipped.
+.PHONY: test-wheel-ready
+test-wheel-ready: $(BUILD)/venv/ready
+	@$(MAKE) --no-print-directory $(WHEEL_VENV)/ready || echo "auditwheel cannot be installed: its test will be skipped"
+	@rm -rf $(BUILD)/wheel
+	@[ ! -e $(WHEEL_VENV)/ready ] || $(MAKE) --no-print-directory wheel
 
 $(BUILD)/venv/ready: $(TORCH_NEEDS)
 	@rm -rf $(@D)

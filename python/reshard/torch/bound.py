@@ -21,6 +21,7 @@ from ..errors import Error, InvalidError, MismatchError
 from ..plan import Plan
 from .layouts import mesh_ranks
 from .group import Group, check_initialized, forget_groups, has_host, is_made, made_group, ranks_of
+from .results import empty, free_kept
 
 MAX_PLANS = 256
 MAX_NBYTES = 1 << 29  # buffers for messages, of all plans of one group
@@ -85,24 +86,6 @@ class Bound:
         for one in self.pieces:
             given = src[one.from_array - from_first] if not one.from_destination else dst[one.from_array - to_first]
             _part(dst[one.to_array - to_first], one.to_at, one.len).copy_(_part(given, one.from_at, one.len))
-
-
-_HUGE = 1 << 21
-_MADV_HUGEPAGE = 14
-_madvise = getattr(C.CDLL(None), "madvise", None)
-
-
-def empty(shape: Sequence[int], dtype: torch.dtype, device: Optional[torch.device] = None) -> torch.Tensor:
-    """Returns a new tensor. A large one in memory of the host uses huge pages if possible, since allocating small
-    pages takes longer than filling them."""
-    made = torch.empty(tuple(shape), dtype=dtype, device=device)
-    if made.device.type != "cpu":
-        return made
-    first = -(-made.data_ptr() // _HUGE) * _HUGE
-    length = (made.data_ptr() + made.numel() * made.element_size() - first) // _HUGE * _HUGE
-    if length > 0 and _madvise is not None:
-        _madvise(C.c_void_p(first), C.c_size_t(length), _MADV_HUGEPAGE)  # advice: it may be ignored
-    return made
 
 
 def _part(tensor: torch.Tensor, at: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
@@ -320,12 +303,14 @@ def _leave(key: Hashable) -> None:
 
 
 def release() -> None:
-    """Frees everything that is cached between calls: bound plans, and groups that were created for them. Local, but
-    all ranks must call it. After a process group is destroyed, its cache is freed without this call."""
+    """Frees everything that is cached between calls: bound plans, groups that were created for them, and memory of
+    results. Local, but all ranks must call it. After a process group is destroyed, its cache is freed without this
+    call."""
     for key in list(_homes):
         _leave(key)
     _of_ranks.clear()
     forget_groups()
+    free_kept()
 
 
 atexit.register(release)

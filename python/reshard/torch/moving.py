@@ -263,7 +263,8 @@ def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional
                  backward_dtype: Optional[torch.dtype] = None) -> Any:
     """Collective in the ranks of both meshes. Returns `x` in another layout, as `x.redistribute` with the same
     arguments, but between any two layouts and meshes. Differentiable, for any placements of the gradient. With
-    `async_op` the local tensor of the result is waited for at its first use, as in torch.
+    `async_op` the local tensor of the result is waited for at its first use, as in torch. `forward_dtype` and
+    `backward_dtype` are those of the result and of its gradient.
 
     Tensors in memory of CUDA devices are moved there, in the order of the current stream. Without `async_op` the
     call returns when all data has arrived. It also works under torch.compile, and in FakeTensor and LocalTensor modes.
@@ -336,10 +337,15 @@ def _with_grad(x: Any, mesh: Any) -> Any:
 
 
 def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Optional[Sequence[Any]] = None,
-                      src_rank: Optional[int] = None) -> Any:
-    """Collective in the ranks of the mesh and `src_rank`, a rank of the world: the tensor that this rank has
-    becomes a DTensor. The first rank of the mesh is the one by default, as in torch. The others pass a
-    tensor of the same shape and dtype whose values are ignored, such as torch.empty(..., device="meta").
+                      src_rank: Optional[int] = None, *, src_data_rank: Optional[int] = 0) -> Any:
+    """Collective in the ranks of the mesh and of the source, whose tensor becomes a DTensor. The others pass a tensor
+    of the same shape and dtype whose values are ignored, such as torch.empty(..., device="meta").
+
+    device_mesh     the mesh of the result
+    placements      one per mesh axis. Default: replicated
+    src_rank        the source as a rank of the world, also outside of the mesh. Default: see src_data_rank
+    src_data_rank   the source as in torch: the rank that has this coordinate on every mesh axis. Default: 0, the first
+                    rank of the mesh. None: every rank of the mesh takes its part of its own tensor
 
     A Partial placement gets its terms as in torch: a sum is divided among the ranks, and average, minimum
     and maximum have the value itself."""
@@ -349,28 +355,44 @@ def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Option
         raise InvalidError("distribute_tensor needs a leaf tensor")
     made = _mesh_and_placements(device_mesh, placements, tensor.ndim)
     ranks, me = mesh_ranks(device_mesh), dist.get_rank()
-    origin = ranks[0] if src_rank is None else src_rank
-    if not 0 <= origin < dist.get_world_size():
-        raise InvalidError(f"src_rank {origin} out of range: the world has {dist.get_world_size()} ranks")
+    origin = _origin(device_mesh, src_rank, src_data_rank)
     whole = tuple(dt.Replicate() if one.is_partial() else one for one in made)
     shape, dtype = tuple(tensor.shape), tensor.dtype
     local = _nothing(tensor.ndim, dtype, device_mesh.device_type)
-    everybody = union(ranks, [origin])
+    everybody = ranks if origin is None else union(ranks, [origin])
     if me in everybody:
         home = home_of_ranks(everybody, (device_mesh,))
         key = ("distribute", origin, mesh_key(device_mesh), whole, shape, dtype)
 
         def make() -> Plan:
-            return Plan(Layout.whole(dtype, shape, home.numbers[origin]),
-                             layout_on(dtype, shape, device_mesh, whole, home.numbers))
+            source = Layout.whole(dtype, shape, home.numbers[me if origin is None else origin])
+            if origin is None:  # all ranks have it
+                everywhere = [dt.Replicate()] * device_mesh.ndim
+                source = layout_on(dtype, shape, device_mesh, everywhere, home.numbers)
+            return Plan(source, layout_on(dtype, shape, device_mesh, whole, home.numbers))
 
         device = _device(device_mesh, tensor.device)
-        found = home.run(key, make, [waited(tensor)] if me == origin else [], direct_device(device))
+        found = home.run(key, make, [waited(tensor)] if origin in (me, None) else [], direct_device(device))
         if found:
             local = _terms(found[0], made, device_mesh).to(device)
     x = _outside(DTensor.from_local(local, device_mesh, made, run_check=False, shape=tensor.shape,
                                     stride=_dense(tensor.shape)))
     return x.requires_grad_(tensor.requires_grad)
+
+
+def _origin(mesh: Any, src_rank: Optional[int], src_data_rank: Optional[int]) -> Optional[int]:
+    """Returns the rank of the world that has the tensor to distribute, or None if each rank has it."""
+    if src_rank is not None:
+        if src_data_rank != 0:
+            raise InvalidError("src_rank and src_data_rank exclude each other: pass one of them")
+        if not 0 <= src_rank < dist.get_world_size():
+            raise InvalidError(f"src_rank {src_rank} out of range: the world has {dist.get_world_size()} ranks")
+        return src_rank
+    if src_data_rank is None:
+        return None
+    if not all(0 <= src_data_rank < count for count in mesh.shape):
+        raise InvalidError(f"src_data_rank {src_data_rank} out of range: the mesh has the axes {list(mesh.shape)}")
+    return int(mesh.mesh[(src_data_rank,) * mesh.ndim])
 
 
 def _dense(shape: Sequence[int]) -> Tuple[int, ...]:
@@ -391,7 +413,8 @@ def full_tensor(x: Any, dst_rank: Optional[int] = None, *,
                 grad_placements: Optional[Sequence[Any]] = None) -> Optional[torch.Tensor]:
     """Collective in the ranks of the mesh. Returns the whole tensor on every rank of the mesh, as
     `x.full_tensor()`, which is differentiable. With `dst_rank`, a rank of the world, returns it on that rank
-    only, and None on the others, which is not differentiable."""
+    only, and None on the others, which is not differentiable. `grad_placements` are those of the gradient, as in
+    torch."""
     if dst_rank is None:
         whole = redistribute(x, x.device_mesh, [dt.Replicate()] * x.device_mesh.ndim)
         gathered: torch.Tensor = whole.to_local(grad_placements=grad_placements)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Dict, Iterable, List, NamedTuple, Optional, Se
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
@@ -58,13 +58,21 @@ def _in_place(target: torch.Tensor, stored: torch.dtype) -> bool:
     return target.dtype == stored or (target.dtype in _FLOATS and stored in _FLOATS)
 
 
+def check_file_system(storage: Any) -> None:
+    """Raises UnsupportedError if the file system of a reader or writer was replaced: the library opens files itself."""
+    if type(storage.fs) is not FileSystem:
+        raise UnsupportedError(f"{type(storage).__name__} opens files itself, and does not use the file system "
+                               f"{type(storage.fs).__name__}; use the reader or writer of torch with it")
+
+
 class Reader(FileSystemReader):
     """Reads a checkpoint for dcp.load: a directory that torch or this package saved, safetensors, or a file of
     torch.save.
 
     `path` and `_extension_registry` are those of FileSystemReader of torch. In contrast to it, a part of a tensor
     that no file has is an error, and so is a wrong CRC-32. Nothing in .metadata is executed. Several extensions are
-    undone in the reverse order of the writer. `pool` is a number of threads, or a reshard.Pool."""
+    undone in the reverse order of the writer. `pool` is a number of threads, or a reshard.Pool. Another file system in
+    `fs` is refused, because the library opens the files."""
 
     def __init__(self, path: Any, _extension_registry: Any = None, *, pool: AnyPool = None) -> None:
         if _extension_registry is None:
@@ -92,26 +100,23 @@ class Reader(FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Returns the metadata of all ranks, or with rank=R that of one rank that saved without collectives."""
-        rank = kwargs.get("rank")
-        path = os.path.join(self.path, self._metadata_name(rank))
-        self._of_rank, self._opened = rank, None
-        if os.path.lexists(path):
-            self._opened = Checkpoint(self.path, metadata=self._metadata_name(rank))
-            found = metadata_.of_checkpoint(self._opened)
-        else:
-            found = self._metadata_of_others(path, rank)
+        self._of_rank, self._opened = kwargs.get("rank"), None
+        found = metadata_.of_checkpoint(self._checkpoint())
         if found.storage_meta is None:
             found.storage_meta = StorageMeta()
         found.storage_meta.load_id = self.load_id
         return found
 
-    def _metadata_of_others(self, path: str, rank: Optional[int]) -> Metadata:
-        """Returns the metadata of a checkpoint in another format."""
-        if rank is None and os.path.exists(self.path):
+    def _open_checkpoint(self) -> Checkpoint:
+        """Opens a checkpoint of DCP with its metadata, or one in another format."""
+        name = self._metadata_name(self._of_rank)
+        path = os.path.join(self.path, name)
+        if os.path.lexists(path):
+            return Checkpoint(self.path, metadata=name)
+        if self._of_rank is None and os.path.exists(self.path):
             opened = Checkpoint(self.path)
             if opened.format != "dcp":
-                self._opened = opened
-                return metadata_.of_checkpoint(opened)
+                return opened
         raise MissingFileError(f"{path}: no such file")
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any,
@@ -121,7 +126,8 @@ class Reader(FileSystemReader):
 
     def _checkpoint(self) -> Checkpoint:
         if self._opened is None:
-            self._opened = Checkpoint(self.path, metadata=self._metadata_name(self._of_rank))
+            check_file_system(self)
+            self._opened = self._open_checkpoint()
         return self._opened
 
     # -- reading --

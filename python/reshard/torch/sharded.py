@@ -70,17 +70,17 @@ def _device(shard: ShardMetadata) -> torch.device:
     return device
 
 
-def reshard(sharded_tensor: Any, spec: Any, process_group: Optional[Any] = None) -> Any:
-    """Collective in the process group, by default that of the tensor. Moves the shards of a ShardedTensor to
-    another ChunkShardingSpec or EnumerableShardingSpec, and returns the same ShardedTensor. A rank may have any
-    number of shards before and after. Ranks are those of the world. Devices of the spec ("rank:0/cuda:0") stay
-    unchanged. Differentiable in the local shards."""
+def reshard(sharded_tensor: Any, resharding_spec: Any, process_group: Optional[Any] = None) -> Any:
+    """Collective in `process_group`, by default that of the tensor. Moves the shards of a ShardedTensor to
+    `resharding_spec`, a ChunkShardingSpec or EnumerableShardingSpec, and returns the same ShardedTensor. A rank may
+    have any number of shards before and after. Ranks are those of the world. Devices of the spec ("rank:0/cuda:0")
+    stay unchanged. Differentiable in the local shards."""
     if not is_sharded(sharded_tensor):
         raise InvalidError(f"a {type(sharded_tensor).__name__} is not a ShardedTensor")
     st, metadata = sharded_tensor, sharded_tensor.metadata()
     group = process_group if process_group is not None else st._process_group
     home = home_of(group)
-    shards = new_metadata(spec, metadata.size, metadata.tensor_properties)
+    shards = new_metadata(resharding_spec, metadata.size, metadata.tensor_properties)
     for one in (*metadata.shards_metadata, *shards):
         if rank_of(one.placement) not in home.numbers:
             raise InvalidError(f"the shard at {list(one.shard_offsets)} is on {one.placement}, but rank "
@@ -92,7 +92,7 @@ def reshard(sharded_tensor: Any, spec: Any, process_group: Optional[Any] = None)
     made = _move(home, src, dst, local, own)
     st._local_shards = [Shard(tensor=tensor, metadata=one) for tensor, one in zip(made, own)]
     st._metadata.shards_metadata = shards
-    st._sharding_spec = spec
+    st._sharding_spec = resharding_spec
     return st
 
 

@@ -32,6 +32,7 @@ from ..checkpoint import Checkpoint
 from ..errors import Error, InvalidError, MismatchError, UnsupportedError
 from ..memory import is_direct
 from ..saving import compress_level
+from .reader import check_file_system
 from .staging import Stage
 from .threads import pool_of
 
@@ -42,7 +43,7 @@ _NUMBERED = re.compile(rb"__\d+_(\d{1,18})-\d+\.distcp")  # the same in a pickle
 _RANK_METADATA = re.compile(r"__\d+\.metadata$")
 
 
-class _Data(NamedTuple):
+class Data(NamedTuple):
     """An item to write: a tensor in memory, or bytes."""
 
     item: WriteItem
@@ -122,13 +123,43 @@ def _known(tensor: torch.Tensor) -> Optional[dtypes.Dtype]:
         return None
 
 
+def item_struct(one: Data) -> Any:
+    """Returns an item for the library, which keeps its memory."""
+    name = one.item.index.fqn.encode()
+    if one.tensor is None:
+        return bytes_struct(name, one.data or b"")
+    known = _known(one.tensor)
+    assert known is not None
+    made = _c.Item(name=name, dtype=known.number, ndim=one.tensor.ndim, shape=_c.ints(one.tensor.shape),
+                   strides=_c.ints(one.tensor.stride()), data=one.tensor.data_ptr() or None)
+    made.kept = one.tensor
+    return made
+
+
+def bytes_struct(name: bytes, data: bytes) -> Any:
+    """Returns an item that is written as it is."""
+    kept = C.create_string_buffer(data, len(data) or 1)
+    made = _c.Item(name=name, data=C.cast(kept, C.c_void_p), nbytes=len(data))
+    made.kept = kept
+    return made
+
+
+def write_items(path: str, items: Sequence[Any], pool: Pool, stream: Any, **options: Any) -> List[Tuple[int, int]]:
+    """Writes items to a file, one behind the other. Returns their offsets and lengths."""
+    call, places = local.Call(pool=pool, stream=stream), (C.c_uint64 * max(1, 2 * len(items)))()
+    call(_c.lib.rsd_dcp_write_items, _c.path_bytes(path), len(items), _c.packed(_c.Item, items),
+         C.byref(_c.ItemsOptions(io=call.io, **options)), places)
+    return [(places[2 * i], places[2 * i + 1]) for i in range(len(items))]
+
+
 class Writer(FileSystemWriter):
     """Writes a checkpoint for dcp.save and dcp.async_save.
 
     It has the keywords of FileSystemWriter of torch, including `_extensions`. `compress` is "zstd" or "zstd:LEVEL",
     which needs no other package, and is equal to `_extensions=[ZStandard()]`. `pool` is a number of threads, or a
     reshard.Pool; the number of files is `thread_count`. An older checkpoint stays readable until the new one is
-    complete. Then its files are removed."""
+    complete. Then its files are removed. Another file system in `fs` is refused, because the library writes the
+    files."""
 
     def __init__(self, path: Any, single_file_per_rank: bool = True, sync_files: bool = True,
                  thread_count: int = 1, per_thread_copy_ahead: int = 10_000_000,
@@ -176,6 +207,11 @@ class Writer(FileSystemWriter):
         return self._stage.copied(state_dict)
 
     # -- planning --
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Creates the directory."""
+        check_file_system(self)
+        return super().prepare_local_plan(plan)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[List[WriteResult]]":
         """Writes the items that a plan assigns to this rank."""
@@ -244,9 +280,9 @@ class Writer(FileSystemWriter):
                 offset = at + nbytes
         return results
 
-    def _batches(self, planner: SavePlanner, items: Sequence[WriteItem]) -> Iterator[Tuple[List[_Data], bool]]:
+    def _batches(self, planner: SavePlanner, items: Sequence[WriteItem]) -> Iterator[Tuple[List[Data], bool]]:
         """Yields batches of items, and whether it is the last one: all at once, unless tensors must be copied."""
-        batch: List[_Data] = []
+        batch: List[Data] = []
         nbytes = 0
         for number, item in enumerate(items):
             one, copied = self._resolved(planner, item)
@@ -258,13 +294,13 @@ class Writer(FileSystemWriter):
         yield batch, True
 
     @staticmethod
-    def _resolved(planner: SavePlanner, item: WriteItem) -> Tuple[_Data, int]:
+    def _resolved(planner: SavePlanner, item: WriteItem) -> Tuple[Data, int]:
         """Returns the data of an item, and the number of bytes that were copied for it."""
         found = planner.resolve_data(item)
         if item.type == WriteItemType.BYTE_IO:
             if not isinstance(found, io.BytesIO):
                 raise InvalidError(f"{item.index.fqn}: the planner returned a {type(found).__name__}, not bytes")
-            return _Data(item, None, found.getvalue()), 0
+            return Data(item, None, found.getvalue()), 0
         if not isinstance(found, torch.Tensor):
             raise InvalidError(f"{item.index.fqn}: the planner returned a {type(found).__name__}, not a tensor")
         _check_size(item, found)
@@ -274,32 +310,14 @@ class Writer(FileSystemWriter):
         if not (_known(tensor) and tensor.is_contiguous() and tensor.numel()):
             tensor = _alone(tensor)  # else it is contiguous, and is written without a copy
         if not _known(tensor):
-            return _Data(item, None, _saved(tensor)), 0
-        return _Data(item, tensor, None), 0 if tensor.data_ptr() == found.data_ptr() else tensor.nbytes
+            return Data(item, None, _saved(tensor)), 0
+        return Data(item, tensor, None), 0 if tensor.data_ptr() == found.data_ptr() else tensor.nbytes
 
-    def _write_batch(self, pool: Pool, path: str, data: Sequence[_Data], offset: int,
+    def _write_batch(self, pool: Pool, path: str, data: Sequence[Data], offset: int,
                      last: bool) -> List[Tuple[int, int]]:
-        structs = []
-        for one in data:
-            name = one.item.index.fqn.encode()
-            if one.tensor is None:
-                held = C.create_string_buffer(one.data or b"", len(one.data or b"") or 1)
-                made = _c.Item(name=name, data=C.cast(held, C.c_void_p), nbytes=len(one.data or b""))
-                made.kept = held
-            else:
-                known = _known(one.tensor)
-                assert known is not None
-                made = _c.Item(name=name, dtype=known.number, ndim=one.tensor.ndim,
-                               shape=_c.ints(one.tensor.shape), strides=_c.ints(one.tensor.stride()),
-                               data=one.tensor.data_ptr() or None)
-                made.kept = one.tensor
-            structs.append(made)
         stream = memory.ordered(memory.cuda_device(one.tensor) for one in data if one.tensor is not None)
-        call, places = local.Call(pool=pool, stream=stream), (C.c_uint64 * max(1, 2 * len(data)))()
-        options = _c.ItemsOptions(offset=offset, compress=self._level, sync=self.sync_files and last, io=call.io)
-        call(_c.lib.rsd_dcp_write_items, _c.path_bytes(path), len(data), _c.packed(_c.Item, structs),
-             C.byref(options), places)
-        return [(places[2 * i], places[2 * i + 1]) for i in range(len(data))]
+        return write_items(path, [item_struct(one) for one in data], pool, stream,
+                           offset=offset, compress=self._level, sync=self.sync_files and last)
 
     def _write_streams(self, planner: SavePlanner, name: str, path: str,
                        items: Sequence[WriteItem]) -> List[WriteResult]:

@@ -1,6 +1,6 @@
 """Reading and writing through s3:// beside as many curls at once, against one server of this machine.
 
-    PYTHONPATH=python RESHARD_LIB=build/libreshard.so python3 bench/storage.py [MB]
+    make bench-s3
 
 The server keeps objects in memory and does no more than the protocol needs; it and its clients share the machine.
 """
@@ -124,8 +124,12 @@ def measure(url, nbytes, njobs):
         part = os.path.join(here, "part")
         with open(part, "wb") as file:
             file.write(bytes(each))
-        puts = [["-T", part, f"{url}/b/curl/{i}"] for i in range(njobs)]
-        limit = timed(f"write: {njobs} curls", nbytes, lambda: curls(puts))
+        puts = [["-T", part, f"{url}/b/curl?uploadId=u&partNumber={i + 1}"] for i in range(njobs)]
+
+        def upload():
+            curls(puts)
+            curls([["-d", "", f"{url}/b/curl?uploadId=u"]])
+        limit = timed(f"write: {njobs} curls", nbytes, upload)
         ours = timed("write: rsd_save", nbytes, lambda: reshard.save(
             "s3://b/x", state, storage=used, overwrite=True, pool=2))
         print(f"{'':28} {limit / ours:6.2f} x\n")

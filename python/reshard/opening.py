@@ -1,0 +1,30 @@
+"""Options with which a checkpoint is opened, as the library and as the command take them."""
+import contextlib
+import ctypes as C
+from typing import Any, Dict, Iterator, List, Sequence
+
+from . import _c
+from ._c import Address
+from .layout import Mesh
+
+
+@contextlib.contextmanager
+def rank_rules(mesh: Mesh, rules: Sequence[bytes]) -> Iterator[Any]:
+    """Yields the rules of a directory with one file per rank of a mesh. Tensors that no rule matches are copies."""
+    handle = Address()
+    _c.lib.rsd_rules_new(None, C.byref(handle))
+    try:
+        _c.lib.rsd_rules_set_mesh(handle, mesh.handle)
+        for rule in rules:
+            _c.lib.rsd_rules_add(handle, _c.RULE_PLACE, rule)
+        _c.lib.rsd_rules_add(handle, _c.RULE_DEFAULT, ",".join("R" * mesh.naxes).encode())
+        yield handle
+    finally:
+        _c.lib.rsd_rules_free(handle)
+
+
+def command_words(flags: Dict[str, bool], values: Dict[str, Any], rules: Sequence[str]) -> List[str]:
+    """Returns options of the command: flags that are set, options whose value is not None, and rules of --from."""
+    words = [word for word, is_set in flags.items() if is_set]
+    words += [text for word, value in values.items() if value is not None for text in (word, str(value))]
+    return words + [word for rule in rules for word in ("--from", rule)]

@@ -1,0 +1,37 @@
+/* cmd_names.c - the verb names: prints the built-in maps of tensor names, for a user who wants to change one. */
+#include "cli.h"
+
+#include <string.h>
+
+static const char names_help[] = "usage: reshard names [MAP]\n"
+                                 "\n"
+                                 "List the built-in maps of tensor names, or print one. --names of "
+                                 "other verbs takes the name of\n"
+                                 "a map, or a file with the text of one.\n"
+                                 "\n"
+                                 "  reshard names megatron-llama > mine.names\n"
+                                 "  reshard merge iter_0000500 hf/ --names mine.names\n"
+                                 "\n"
+                                 "  -h, --help            Print this help\n";
+
+int command_names(int argc, char **argv)
+{
+    static const struct option options[] = {{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
+    const char *name, *text = NULL;
+    opterr = 0;
+    for (int option; (option = getopt_long(argc, argv, ":h", options, NULL)) != -1;)
+        return option == 'h' ? cli_show_help(names_help) : cli_fail_option("names", option, argv);
+    if (argc - optind > 1)
+        return cli_fail("names", EXIT_USAGE,
+                        "at most one MAP is allowed; see reshard names --help");
+    for (int64_t i = 0; (name = rsd_name_map(i, &text)); i++) {
+        if (optind == argc)
+            puts(name);
+        else if (strcmp(name, argv[optind]) == 0)
+            return fputs(text, stdout) < 0 ? EXIT_IO : EXIT_YES;
+    }
+    return optind == argc
+               ? EXIT_YES
+               : cli_fail("names", EXIT_USAGE, "unknown map '%s'; 'reshard names' lists the maps",
+                          argv[optind]);
+}
