@@ -325,6 +325,10 @@ class Proofs(unittest.TestCase):
                          {"w": "element", "u": "only_in_b", "v": "dtype"})
         self.assertIn("23", found["w"].text)
         self.assertIn("-1", found["w"].text)
+        near = {one.name: one.kind for one in reshard.diff(self.path, self.path + "2", atol=24)}
+        self.assertNotIn("w", near)
+        with self.assertRaises(reshard.InvalidError):
+            reshard.diff(self.path, self.path, rtol=-1)
 
     def test_verify(self):
         """damage is found, with the file and the tensor"""
