@@ -459,7 +459,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         strict      False: entries that the checkpoint lacks stay unchanged
         cast        True: elements are converted to the dtypes of the arrays
         pool, threads   a Pool or a number of threads. Default: one thread per CPU of the process
-        max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MiB
+        max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MB
         progress    called with the bytes done and the bytes in total; an exception stops the work
         transport   the ranks that load together
         timeout     seconds without a heartbeat after which a rank counts as lost. Default: 300

@@ -60,7 +60,7 @@ def digest(source: Source, names: Optional[Sequence[str]] = None, *, only: Optio
     names       tensors. Default: all
     only        an expression: only tensors whose name contains a match
     pool, threads   a Pool or a number of threads. Default: one thread per CPU of the process
-    max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MiB
+    max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MB
     progress    called with the bytes done and the bytes in total; an exception stops the work
     transport   the ranks that read together: each reads a part, and all return the same
     timeout     seconds without a heartbeat after which a rank counts as lost. Default: 300
