@@ -67,7 +67,7 @@ typedef struct rsd_storage_options {
                                * there is an endpoint, or if the bucket's name has a dot */
     int32_t max_requests; /* at a time; 0: 32 */
     int32_t max_attempts; /* per request; 0: 8 */
-    int64_t max_nbytes;   /* for data read ahead and parts being uploaded; 0: 256 MiB */
+    int64_t max_nbytes;   /* for data read ahead and parts being uploaded; 0: 256 MB */
     double timeout;       /* seconds without data; 0: 30 */
 } rsd_storage_options;
 

@@ -49,7 +49,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
                 and placements, of which the first match applies; or a function of the tensor that returns
                 placements, a Layout, or None (whole)
     rules       a file of such rules, one expression and its placements per line; `place` comes first
-    preset      "fsdp", "hsdp", "llama-tp" or "replicate"; `place` and `rules` come first
+    preset      "fsdp", "hsdp", "llama-tp", "qwen-tp", "moe-tp", "gpt2-tp", "bert-tp", "replicate", or "fsdp+llama-tp"
+                and so on for both; `place` and `rules` come first
     default     placements of tensors that nothing matches. Default: such a tensor is an error
     part        a key of a nested state dict: keep only tensors below it, and remove it from their names. None:
                 keep only the model of what a trainer wrote, under the names that it has without the trainer

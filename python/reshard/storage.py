@@ -53,7 +53,7 @@ class Storage(_c.Handle):
     style         where the bucket's name is: "path" or "host". Default: "path" if there is an endpoint
     max_requests  at a time. Default: 32
     max_attempts  of one request. Default: 8
-    max_nbytes    for data read ahead and parts being uploaded. Default: 256 MiB
+    max_nbytes    for data read ahead and parts being uploaded. Default: 256 MB
     timeout       seconds without data. Default: 30
     """
 

@@ -48,7 +48,7 @@ static rsd_status copy_options(rsd_storage *storage, const rsd_storage_options *
     storage->path_style = options->path_style;
     storage->max_requests = options->max_requests ? options->max_requests : 32;
     storage->max_attempts = options->max_attempts ? options->max_attempts : 8;
-    storage->max_nbytes = options->max_nbytes ? (uint64_t)options->max_nbytes : (uint64_t)256 << 20;
+    storage->max_nbytes = options->max_nbytes ? (uint64_t)options->max_nbytes : DEFAULT_MAX_NBYTES;
     storage->timeout = options->timeout > 0 ? options->timeout : 30;
     if (options->max_requests < 0 || options->max_requests > 1000 || options->max_attempts < 0 ||
         options->max_nbytes < 0 || options->path_style < 0 || options->path_style > 2)

@@ -330,6 +330,10 @@ class Proofs(unittest.TestCase):
         swapped = {"u": "w", "w": "u"}  # which have the same elements
         path = self.path + "2"
         self.assertEqual(reshard.diff(path, path, rename=lambda name: swapped.get(name, name)), [])
+        near = {one.name: one.kind for one in reshard.diff(self.path, self.path + "2", atol=24)}
+        self.assertEqual(near, {"w": "element", "u": "only_in_b"})  # integers have no tolerance
+        with self.assertRaises(reshard.InvalidError):
+            reshard.diff(self.path, self.path, rtol=-1)
 
     def test_verify(self):
         """damage is found, with the file and the tensor"""
