@@ -13,8 +13,8 @@ _reshard_options()
 {
     local input="--follow-links --as-is --take-rank-0 --dtype --unstack --vocab-size --from --from-mesh
         --names --heads"
-    local target="--mesh --place --rules --preset --default"
-    local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run
+    local target="--mesh --place --rules --preset --replicate-kv-heads --default"
+    local common="--only --exclude --rename --strip-prefix --cast --max-memory --threads --dry-run --estimate
         --resume --verify --force --reflink --unchecked --torch-places --json --quiet --help $input"
     case $1 in
     inspect) echo "--json --only --tree --svg --html --help $input" ;;
@@ -51,8 +51,8 @@ _reshard()
         return
     fi
     case $before in
-    --format) mapfile -t COMPREPLY < <(compgen -W "dcp safetensors torch.save" -- "$current") ;;
-    --preset) mapfile -t COMPREPLY < <(compgen -W "fsdp hsdp llama-tp replicate" -- "$current") ;;
+    --format) mapfile -t COMPREPLY < <(compgen -W "dcp safetensors torch.save fsdp" -- "$current") ;;
+    --preset) mapfile -t COMPREPLY < <(compgen -W "fsdp hsdp llama-tp qwen-tp moe-tp gpt2-tp bert-tp fsdp+llama-tp fsdp+qwen-tp fsdp+moe-tp fsdp+gpt2-tp fsdp+bert-tp replicate" -- "$current") ;;
     --compress) mapfile -t COMPREPLY < <(compgen -W "none zstd" -- "$current") ;;
     --dtype) mapfile -t COMPREPLY < <(compgen -W "model" -- "$current") ;;
     --cast) mapfile -t COMPREPLY < <(compgen -W "bf16 f16 f32 f64" -- "$current") ;;

@@ -287,9 +287,9 @@ rsd_status rsd_save_wait(rsd_async_save *save, rsd_report *report);
 
 /* ---- 6.5 Converting ---------------------------------------------------------------------------
  *
- * A conversion writes any format that can be read as DCP, safetensors or torch.save, within a memory limit.
- * DCP and safetensors have any layout, torch.save has whole tensors. A conversion that was stopped (by a full
- * disk, by a signal) can be resumed.
+ * A conversion writes any format that can be read as DCP, safetensors, torch.save or the files of FSDP, within a
+ * memory limit. DCP and safetensors have any layout, torch.save has whole tensors. FSDP has one file per rank of a
+ * mesh of one axis, with the model only. A conversion that was stopped (by a full disk, by a signal) can be resumed.
  */
 
 /* What becomes of a tensor. Before the call: keep is 1, name and dtype are the tensor's own, layout is NULL.
@@ -320,7 +320,7 @@ typedef rsd_status rsd_check_output(void *context, rsd_checkpoint *output);
 
 typedef struct rsd_convert_options {
     size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
-    rsd_format format;        /* 0: safetensors. RSD_FORMAT_FSDP cannot be written */
+    rsd_format format;        /* 0: safetensors. DEEPSPEED, MEGATRON and ORBAX cannot be written */
     int64_t max_shard_nbytes; /* whole tensors: limit of a file; 0: all in one file */
     int64_t nranks;           /* DCP: to write files for; 0: as many as the layouts name */
     int32_t every_replica;    /* safetensors: one file per rank, with all that the rank holds */
@@ -477,7 +477,8 @@ void rsd_rules_free(rsd_rules *rules); /* accepts NULL */
 /* The ranks to write for. Without a mesh, tensors stay whole. The mesh is shared. */
 rsd_status rsd_rules_set_mesh(rsd_rules *rules, const rsd_mesh *mesh);
 
-/* Built-in placement rules, tried after all others: fsdp, hsdp, llama-tp or replicate. */
+/* Built-in placement rules, tried after all others: fsdp, hsdp, llama-tp, qwen-tp, moe-tp, gpt2-tp, bert-tp or
+ * replicate. fsdp+llama-tp and so on also shard over the axes that are not for tensors. */
 rsd_status rsd_rules_set_preset(rsd_rules *rules, const char *name);
 
 /* The text of a rule. An expression of PLACE and CAST must match the whole name in the checkpoint; one of
@@ -493,10 +494,13 @@ typedef enum rsd_rule {
     RSD_RULE_CAST = 7,         /* DTYPE of all floating-point tensors, or EXPRESSION=DTYPE */
     RSD_RULE_PART = 8,         /* KEY: if the state dict has it, keep only what is below it, and
                                 * remove "KEY." from names */
-    RSD_RULE_MODEL = 9         /* "": keep only the model of what a trainer wrote, under the names
+    RSD_RULE_MODEL = 9,        /* "": keep only the model of what a trainer wrote, under the names
                                 * that it has without the trainer and without wrappers. If it cannot
                                 * be told which part that is, rsd_rules_check fails with EINVAL,
                                 * unless rules of ONLY or STRIP_PREFIX choose */
+    RSD_RULE_CONFIG = 10,  /* PATH of the config.json of the model: presets do not cut its heads */
+    RSD_RULE_KV_HEADS = 11 /* "replicate": presets let ranks share a KV head, if there are more
+                                * ranks than KV heads. Else such a mesh is a problem */
 } rsd_rule;
 
 /* EINVAL: the text is not valid for this kind of rule. */

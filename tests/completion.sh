@@ -67,11 +67,13 @@ help=$(reshard --help | grep -o -- "^ *--[a-z-]*" | grep -o -- "--.*" | sort -u)
 same "options for URLs" "$help" "$(sed -n 's/.*local urls="\(.*\)"/\1/p' completion/reshard.bash | tr " " "\n" | sort -u)"
 all="$all $help"
 same "options of the manual page" "$(echo $all --version | tr ' ' '\n' | sort -u)" "$manual"
-presets=$(reshard convert a b --preset none 2>&1 | sed 's/.*presets are //; s/,//g')
+presets=$(reshard convert a b --preset none 2>&1 | sed 's/.*presets are //; s/;.*//; s/,//g')
+plain() { echo "$*" | sed 's/fsdp+[^ ]* //g'; } # fsdp+NAME is offered for each NAME with -tp
 COMP_WORDS=(reshard convert --preset "") COMP_CWORD=3
 _reshard
-same "presets in bash" "$presets" "${COMPREPLY[*]}"
-same "presets in zsh" "$presets" "$(sed -n 's/.*:preset:(\(.*\)).*/\1/p' completion/_reshard)"
-same "presets in help" "$presets" "$(reshard convert --help | sed -n 's/.*built-in rules: //p' | sed 's/,//g; s/ or / /')"
+same "presets in bash" "$presets" "$(plain "${COMPREPLY[@]}")"
+same "presets in zsh" "$presets" "$(plain "$(sed -n 's/.*:preset:(\(.*\)).*/\1/p' completion/_reshard)")"
+same "presets in help" "$presets" "$(reshard convert --help | sed -n '/built-in rules: /,/;/p' | tr '\n' ' ' |
+    sed 's/.*built-in rules: //; s/;.*//; s/,//g; s/ or / /' | tr -s ' ')"
 echo "1..$n"
 exit $failed

@@ -179,6 +179,17 @@ static void reads(void)
     OK(rsd_read(checkpoint, "w", &column, RSD_F64, got, sizeof got));
     CHECK(got[0] == 2 && got[1] == 5, "%g %g", got[0], got[1]);
     FAILS(RSD_EMISMATCH, "no such tensor", rsd_read(checkpoint, "v", NULL, 0, got, sizeof got));
+    rsd_tensor missing[5];
+    static const char *const names[5] = {"w", "model.w", "x", "y", "z"};
+    for (int i = 0; i < 5; i++) {
+        missing[i] = tensor;
+        missing[i].name = names[i];
+    }
+    FAILS(RSD_EMISMATCH,
+          "4 tensors are missing in the checkpoint: model.w, x, y, ...; names here lack model.",
+          rsd_load(checkpoint, 5, missing, NULL, NULL));
+    FAILS(RSD_EMISMATCH, "model.w: the checkpoint has no such tensor; names here lack model.",
+          rsd_load(checkpoint, 2, missing, NULL, NULL));
     FAILS(RSD_EINVAL, "8 are needed", rsd_read(checkpoint, "w", &column, 0, got, sizeof got));
     FAILS(RSD_EINVAL, "dtype", rsd_read(checkpoint, "w", &column, (rsd_dtype)99, got, 16));
     FAILS(RSD_EUNSUPPORTED, "f8e4m3", rsd_read(checkpoint, "w", &column, RSD_F8E4M3, got, 2));

@@ -129,7 +129,7 @@ static void place_tensors(void)
     OK(rsd_rules_check(rules, checkpoint, NULL, NULL, NULL));
     MAPS(rules, "model.norm.weight", "model.norm.weight f32 @ 4 : S(0)");
     rsd_rules_free(rules);
-    FAILS(RSD_EINVAL, "fsdp, hsdp, llama-tp, replicate",
+    FAILS(RSD_EINVAL, "fsdp, hsdp, llama-tp, qwen-tp, moe-tp, gpt2-tp, bert-tp, replicate",
           rsd_rules_set_preset(rules = new_rules("2", NULL), "tpu"));
     OK(rsd_rules_set_preset(rules, "hsdp"));
     FAILS(RSD_EINVAL, "two axes", rsd_rules_check(rules, checkpoint, NULL, NULL, NULL));
@@ -235,7 +235,11 @@ static void report_problems(void)
     rules = new_rules("2", NULL);
     OK(rsd_rules_add(rules, RSD_RULE_DEFAULT, "R"));
     OK(rsd_rules_add(rules, RSD_RULE_PLACE, "up=S(0)"));
-    check_says(rules, "place 'up' matches no tensor\n", "");
+    check_says(rules,
+               "place 'up' matches no tensor: it must match the whole name, and matches a part of "
+               "8, such as "
+               "model.up.weight; write '.*up.*'\n",
+               "");
     rules = new_rules(NULL, NULL);
     OK(rsd_rules_add(rules, RSD_RULE_ONLY, "nosuch"));
     check_says(rules, "the rules leave no tensor to write\n", "");

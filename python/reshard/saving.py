@@ -123,7 +123,7 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nrank
     compress    "zstd" or "zstd:LEVEL". Default: none
     to_lowest_rank  the lowest rank writes what several ranks have. Default: it is divided among them
     pool, threads   a Pool or a number of threads. Default: one thread per CPU of the process
-    max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MiB
+    max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MB
     progress    called with the bytes done and the bytes in total; an exception stops the work
     values      more of what is not a tensor, as (name, value) or (name, value, path in a nested dict)
     transport   the ranks that save together. Default: this process alone

@@ -1,6 +1,7 @@
 /* checkpoint.c - opens a checkpoint, and answers what is in it. */
 #include "rules.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- opening ---- */
@@ -219,14 +220,39 @@ rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index
     return RSD_OK;
 }
 
+/* Returns whether a name is `longer` without something in front that ends in a dot. */
+static bool is_end_of_name(const char *longer, const char *name)
+{
+    size_t n = strlen(longer), m = strlen(name);
+    return n > m + 1 && longer[n - m - 1] == '.' && strcmp(longer + n - m, name) == 0;
+}
+
+rsd_status catalog_explain_missing(const struct catalog *catalog, const char *name)
+{
+    char error[2048];
+    snprintf(error, sizeof error, "%s", rsd_error());
+    for (size_t i = 0; i < catalog->ntensors; i++) {
+        const char *stored = catalog->tensors[i].name;
+        if (is_end_of_name(stored, name))
+            return fail(RSD_EMISMATCH, "%s; names here begin with %.*s", error,
+                        (int)(strlen(stored) - strlen(name)), stored);
+        if (is_end_of_name(name, stored))
+            return fail(RSD_EMISMATCH, "%s; names here lack %.*s", error,
+                        (int)(strlen(name) - strlen(stored)), name);
+    }
+    return RSD_EMISMATCH;
+}
+
 rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index)
 {
     size_t found = catalog_find_tensor(&checkpoint->catalog, name);
     size_t value = found == SIZE_MAX ? catalog_find_value(&checkpoint->catalog, name) : SIZE_MAX;
     if (value != SIZE_MAX && checkpoint->catalog.values[value].refused)
         return fail(RSD_EUNSUPPORTED, "%s: %s", name, checkpoint->catalog.values[value].refused);
-    if (found == SIZE_MAX)
-        return fail(RSD_EMISMATCH, "%s: the checkpoint has no such tensor", name);
+    if (found == SIZE_MAX) {
+        error_set("%s: the checkpoint has no such tensor", name);
+        return catalog_explain_missing(&checkpoint->catalog, name);
+    }
     *index = (int64_t)found;
     return RSD_OK;
 }

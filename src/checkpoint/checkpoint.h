@@ -39,6 +39,10 @@ rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t ti
 
 /* ---- checkpoint.c ---- */
 
+/* Adds to the error about a missing tensor what names have in the checkpoint, if only a start differs. Returns
+ * EMISMATCH. */
+rsd_status catalog_explain_missing(const struct catalog *catalog, const char *name);
+
 /* Adds the file and the name of a value, or of a tensor, to the last error. */
 rsd_status checkpoint_fail_in(const rsd_checkpoint *checkpoint, uint32_t file, const char *name,
                               rsd_status status);

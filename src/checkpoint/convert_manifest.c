@@ -364,6 +364,8 @@ rsd_status convert_prepare(struct conversion_run *c)
     c->manifest.aligned = !c->options.torch_places;
     c->manifest.adapter = c->options.adapter != 0;
     TRY(c->manifest.format->writer->check(&c->options, c->one_file));
+    if (c->manifest.format->writer->every_rank)
+        c->options.every_replica = 1;
     rsd_status status = list_targets(c, &targets);
     if (!status)
         status = add_targets(c, &targets);

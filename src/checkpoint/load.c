@@ -44,6 +44,38 @@ static rsd_status check_target(const struct loading *loading, const struct store
     return RSD_OK;
 }
 
+/* Fails with the number and the first names of all tensors that the checkpoint lacks. */
+static rsd_status fail_missing(const struct catalog *catalog, const rsd_tensor *given, size_t n)
+{
+    enum { MOST_MISSING = 3 };
+    struct text names = {0};
+    const char *first = "";
+    size_t nmissing = 0;
+    rsd_status status = RSD_OK;
+    for (size_t i = 0; i < n && !status; i++) {
+        rsd_tensor tensor;
+        status = arrays_take_tensor(given, (int64_t)i, &tensor);
+        if (status || catalog_find_tensor(catalog, tensor.name) != SIZE_MAX)
+            continue;
+        first = nmissing ? first : tensor.name;
+        if (nmissing++ < MOST_MISSING)
+            text_add(&names, "%s%s", nmissing > 1 ? ", " : "", tensor.name);
+    }
+    if (!status && names.failed)
+        status = fail(RSD_ENOMEM, "no memory for a message");
+    if (status) {
+        text_drop(&names);
+        return status;
+    }
+    if (nmissing == 1)
+        error_set("%s: the checkpoint has no such tensor", first);
+    else
+        error_set("%zu tensors are missing in the checkpoint: %s%s", nmissing, names.chars,
+                  nmissing > MOST_MISSING ? ", ..." : "");
+    text_drop(&names);
+    return catalog_explain_missing(catalog, first);
+}
+
 /* Finds the stored tensor of each tensor of the caller, and checks it. */
 static rsd_status find_targets(struct loading *loading, const rsd_tensor *given, size_t n)
 {
@@ -54,11 +86,9 @@ static rsd_status find_targets(struct loading *loading, const rsd_tensor *given,
         size_t stored = catalog_find_tensor(catalog, tensor->name);
         if (stored == SIZE_MAX && loading->options.allow_missing)
             continue;
-        rsd_status status = RSD_OK;
         if (stored == SIZE_MAX)
-            status = fail(RSD_EMISMATCH, "the checkpoint has no such tensor");
-        else
-            status = check_target(loading, &catalog->tensors[stored], tensor->layout);
+            return fail_missing(catalog, given, n);
+        rsd_status status = check_target(loading, &catalog->tensors[stored], tensor->layout);
         if (status)
             return fail_in(status, "%s: ", tensor->name);
         loading->targets[loading->ntargets++] = (struct load_target){stored, i};

@@ -53,7 +53,7 @@ rsd_status rsd_rules_set_mesh(rsd_rules *rules, const rsd_mesh *mesh)
 
 rsd_status rsd_rules_set_preset(rsd_rules *rules, const char *name)
 {
-    return preset_find(name, &rules->preset);
+    return preset_find(name, &rules->preset, &rules->with_fsdp);
 }
 
 /* Takes over what the rule owns, also on failure. */
@@ -162,6 +162,12 @@ rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text)
     case RSD_RULE_RENAME:
         TRY(make_rename(text, &rule));
         break;
+    case RSD_RULE_CONFIG:
+        return heads_read_config(rules, text);
+    case RSD_RULE_KV_HEADS:
+        rules->replicate_kv = strcmp(text, "replicate") == 0;
+        return rules->replicate_kv ? RSD_OK
+                                   : fail(RSD_EINVAL, "KV heads '%s' must be replicate", text);
     case RSD_RULE_CAST:
         TRY(make_cast(rules, text, &rule));
         break;
@@ -425,11 +431,19 @@ static rsd_status make_layout(rsd_rules *rules, const rsd_tensor_info *tensor, r
     struct rule *rule;
     TRY(choose_place(rules, tensor, &rule));
     if (!rule && tensor->ndim > 0)
-        return fail(RSD_EINVAL, "no rule matches; add a rule or a default");
+        return fail(RSD_EINVAL, RULES_NO_MATCH);
     if (rule)
         rule->used = true;
-    rsd_status status =
-        parse_tensor_placements(rules->mesh, tensor, rule ? rule->value : "", layout);
+    if (rule && rule->heads) {
+        *layout = NULL;
+        rsd_status status = heads_make_layout(rules, rule, tensor, layout);
+        if (status || *layout)
+            return status;
+    }
+    char *expanded = NULL;
+    TRY(heads_expand_segments(rule ? rule->value : "", tensor, &expanded));
+    rsd_status status = parse_tensor_placements(rules->mesh, tensor, expanded, layout);
+    mem_free(expanded);
     return status && rule && rule->origin ? fail_in(status, "%s: ", rule->origin) : status;
 }
 

@@ -33,6 +33,9 @@ rsd_status substitution_apply(const struct expression *expression, const char *r
 
 enum rule_source { FROM_CALLER, FROM_FILE, FROM_PRESET };
 
+/* The attention heads that a dim of a parameter consists of. */
+enum rule_heads { NO_HEADS, QUERY_HEADS, KV_HEADS };
+
 struct rule {
     rsd_rule kind;
     enum rule_source source;
@@ -40,8 +43,10 @@ struct rule {
     char *value;  /* placements, a prefix, a replacement or a key */
     char *origin; /* of placements: names the rule in messages */
     rsd_dtype dtype;
-    bool everywhere; /* RENAME: replace all matches */
-    bool used;       /* PLACE: decided the layout of a tensor */
+    bool everywhere;       /* RENAME: replace all matches */
+    bool used;             /* PLACE: decided the layout of a tensor */
+    enum rule_heads heads; /* PLACE of a preset: what it must not cut, */
+    int32_t axis;          /* over this axis; -1: over none */
 };
 
 struct parameter_index {
@@ -63,7 +68,10 @@ struct rsd_rules {
     rsd_rules_options options;
     rsd_mesh *mesh;
     const struct preset *preset;
-    struct rule *list; /* by source; in the order in which they were added */
+    bool with_fsdp;            /* the preset also shards over axes that are not for tensors */
+    int64_t nheads, nkv_heads; /* of the config; 0: not known */
+    bool replicate_kv;         /* ranks may share a KV head */
+    struct rule *list;         /* by source; in the order in which they were added */
     size_t n, capacity;
 
     const rsd_checkpoint *checkpoint; /* of the last check; NULL: none yet */
@@ -72,6 +80,9 @@ struct rsd_rules {
     struct model_part model; /* likewise, for MODEL */
     char *name;              /* of the last tensor that was mapped */
 };
+
+/* The error of a tensor for which there is no rule. */
+#define RULES_NO_MATCH "no rule matches; add a rule or a default"
 
 /* As rsd_rules_map, but errors do not name the tensor. */
 rsd_status rules_map_tensor(rsd_rules *rules, const rsd_tensor_info *tensor,
@@ -107,11 +118,29 @@ void model_part_drop(struct model_part *part);
 
 /* ---- rules_presets.c ---- */
 
-rsd_status preset_find(const char *name, const struct preset **preset);
+/* Finds NAME or fsdp+NAME. */
+rsd_status preset_find(const char *name, const struct preset **preset, bool *with_fsdp);
 const char *preset_name(const struct preset *preset);
 
 /* Adds the rules of a preset, with placements for the mesh of the rules. EINVAL: the mesh does not fit. */
 rsd_status preset_add_rules(const struct preset *preset, rsd_rules *rules);
+
+/* Adds the names of presets that have a rule for each of these names. */
+rsd_status preset_list_fitting(const struct name_list *names, const rsd_mesh *mesh,
+                               struct text *text);
+
+/* ---- rules_heads.c: attention heads are not cut ---- */
+
+/* Reads the numbers of heads of a config.json. */
+rsd_status heads_read_config(rsd_rules *rules, const char *path);
+
+/* Makes the layout of a tensor whose rule has heads. *layout stays NULL if the placements do not cut a head. */
+rsd_status heads_make_layout(const rsd_rules *rules, const struct rule *rule,
+                             const rsd_tensor_info *tensor, rsd_layout **layout);
+
+/* Replaces segments such as S(1;=3) by their lengths in a tensor. The caller frees the text. */
+rsd_status heads_expand_segments(const char *placements, const rsd_tensor_info *tensor,
+                                 char **expanded);
 
 /* ---- rules_state.c: optimizer state follows its parameter ---- */
 

@@ -97,6 +97,30 @@ static rsd_status check_tensor(struct rules_check *check, int64_t index)
     return status;
 }
 
+/* Adds the presets that have a rule for every tensor that is kept and is not optimizer state. */
+static rsd_status suggest_presets(const struct rules_check *check, struct text *text)
+{
+    const rsd_rules *rules = check->rules;
+    const struct catalog *catalog = &rules->checkpoint->catalog;
+    struct name_list names = {0};
+    struct text fitting = {0};
+    rsd_status status = RSD_OK;
+    int64_t parameter;
+    for (size_t i = 0; i < catalog->ntensors && !status; i++) {
+        const char *name = catalog->tensors[i].name;
+        if (check->kept[i] && catalog->tensors[i].ndim > 0 &&
+            !parameter_index_find(&rules->parameters, name, &parameter))
+            status = name_list_add(&names, (struct slice){name, strlen(name)});
+    }
+    if (!status)
+        status = preset_list_fitting(&names, rules->mesh, &fitting);
+    if (!status && fitting.chars && fitting.chars[0])
+        text_add(text, ", or one of the presets for these names: %s", fitting.chars);
+    text_drop(&fitting);
+    name_list_drop(&names);
+    return status;
+}
+
 /* Sends one message for each reason, with the number of tensors and the first names. */
 static rsd_status report_failed_tensors(struct rules_check *check)
 {
@@ -107,6 +131,8 @@ static rsd_status report_failed_tensors(struct rules_check *check)
             return fail(RSD_ENOMEM, "no memory for text");
         text_add(&text, "%lld of %lld tensors (%s): %s", (long long)failed->n,
                  (long long)check->nkept, failed->names.chars, failed->reason);
+        if (strcmp(failed->reason, RULES_NO_MATCH) == 0)
+            TRY(suggest_presets(check, &text));
         TRY(send_message(check, true, &text));
     }
     if (!check->nothers)
@@ -128,6 +154,34 @@ static rsd_status matches_kept_tensor(const struct rules_check *check, const str
     return RSD_OK;
 }
 
+/* Adds what to do with a rule that matches only a part of names, as that of ONLY may. */
+static rsd_status explain_part_match(const struct rules_check *check, const struct rule *rule,
+                                     struct text *text)
+{
+    const struct catalog *catalog = &check->rules->checkpoint->catalog;
+    struct expression part;
+    size_t n = 0;
+    const char *first = NULL;
+    TRY(expression_open(&part, (struct slice){rule->expression.text, strlen(rule->expression.text)},
+                        false, rule->expression.posix));
+    rsd_status status = RSD_OK;
+    for (size_t i = 0; i < catalog->ntensors && !status; i++) {
+        bool matches = false;
+        if (check->kept[i])
+            status =
+                expression_match(&part, &check->rules->options, catalog->tensors[i].name, &matches);
+        n += matches;
+        first = matches && !first ? catalog->tensors[i].name : first;
+    }
+    if (n)
+        text_add(text,
+                 ": it must match the whole name, and matches a part of %zu, such as %s; "
+                 "write '.*%s.*'",
+                 n, first, rule->expression.text);
+    expression_drop(&part);
+    return status;
+}
+
 /* A rule of the caller that matches nothing is likely misspelled; files and presets serve many models. */
 static rsd_status report_unused_rules(struct rules_check *check)
 {
@@ -140,6 +194,11 @@ static rsd_status report_unused_rules(struct rules_check *check)
         TRY(matches_kept_tensor(check, rule, &matches));
         text_add(&text, "%s %s", rule->origin,
                  matches ? "has no effect: earlier rules match first" : "matches no tensor");
+        rsd_status status = matches ? RSD_OK : explain_part_match(check, rule, &text);
+        if (status) {
+            text_drop(&text);
+            return status;
+        }
         TRY(send_message(check, !matches && rule->source == FROM_CALLER, &text));
     }
     return RSD_OK;

@@ -263,6 +263,16 @@ void progress_end(struct progress_line *progress);
 
 /* ---- conversion.c: convert, merge, split and plan of a checkpoint ---- */
 
+/* The bytes from ranks or files to ranks, as a matrix: rows send, columns receive. If there are too many, a row
+ * or column stands for a group. */
+struct traffic {
+    int64_t nsenders, row_group, nrows;
+    int64_t nreceivers, column_group, ncolumns;
+    double *moved, *kept;         /* by row and column; bytes that stay on a rank are kept */
+    double most;                  /* the most that one square moves */
+    const char *const *row_names; /* of files; NULL: ranks */
+};
+
 enum conversion_kind { CONVERT, MERGE, SPLIT, PLAN };
 
 struct conversion {
@@ -276,6 +286,9 @@ struct conversion {
     rsd_io io;      /* of convert and of --verify */
     rsd_dtype cast; /* 0: none */
     const char *config_from;
+    const char *svg, *html; /* PLAN */
+    bool ranks;             /* PLAN: what each rank holds and reads */
+    bool estimate;          /* PLAN and --dry-run: measure, and estimate the time */
     bool all, json, quiet, verify;
     long long threads;
     int64_t nverified;
@@ -287,21 +300,52 @@ struct conversion {
 
 int conversion_run(struct conversion *conversion); /* returns the exit code */
 
+/* ---- rank_loads.c ---- */
+
+/* What the ranks of a target layout hold, and read of the files of a checkpoint. Starts as {0}. */
+struct rank_loads {
+    int64_t nranks, nfiles;
+    struct rank_load {
+        int64_t ntensors, nmemory, nread, nfiles;
+    } * list;
+    unsigned char *marks; /* one bit per rank and file: the rank reads the file */
+    const char **names;   /* of files that have tensors */
+    int64_t *rows;        /* by file of the checkpoint: its index in the names */
+    struct traffic traffic;
+};
+
+/* Each returns EXIT_YES or an exit code. rank_loads_draw writes the pictures that were requested. */
+int rank_loads_count(struct rank_loads *loads, const struct conversion *request,
+                     const rsd_checkpoint *in);
+int rank_loads_draw(const struct rank_loads *loads, const struct conversion *request);
+void rank_loads_print(const struct rank_loads *loads, bool json);
+void rank_loads_drop(struct rank_loads *loads);
+
 /* ---- report.c ---- */
 
 /* Notes on standard error which tensors and values the output does not have, and which were not cast. */
 void report_notes(const struct conversion *request, const rsd_checkpoint *in);
 
-/* Prints the report as text or JSON, unless --quiet was passed. */
-void report_print(const struct conversion *request, rsd_format in, const rsd_report *report);
+/* Prints the report as text or JSON, unless --quiet was passed. Returns EXIT_YES or an exit code. */
+int report_print(const struct conversion *request, const rsd_checkpoint *in,
+                 const rsd_report *report, const struct rank_loads *loads);
 
 /* After a dry run: EXIT_CANNOT if the output is known to need more space than there is. */
 int report_check_space(const struct conversion *request, const rsd_report *report);
+
+/* ---- estimate.c ---- */
+
+/* Measures the source and the target for about a second, and prints how long a run would take. */
+int estimate_print(const struct conversion *request, const rsd_checkpoint *in,
+                   const rsd_report *report);
 
 /* ---- side_files.c ---- */
 
 /* Finds the configs and tokenizers that are copied along. Returns GO_ON or an exit code. */
 int side_files_find(struct conversion *request, const rsd_checkpoint *in);
+
+/* Returns the config.json of the model, which the caller frees; NULL: none is found. */
+char *side_files_find_config(const struct conversion *request);
 
 /* Notes what transformers will miss in the output of merge. */
 void side_files_note_missing(const struct conversion *request);
@@ -327,22 +371,12 @@ int command_plan_checkpoint(int argc, char **argv);
 
 /* The options of both uses of plan. An option of the other use has its own error message. */
 extern const struct option conversion_options[], problem_options[];
-extern const char plan_help[];
+int cli_show_plan_help(void);
 
 /* Returns whether an argument is one of the long options. */
 bool cli_has_option(const struct option *options, const char *argument);
 
 /* ---- draw.c: pictures in the terminal ---- */
-
-/* The bytes from ranks or files to ranks, as a matrix: rows send, columns receive. If there are too many, a row
- * or column stands for a group. */
-struct traffic {
-    int64_t nsenders, row_group, nrows;
-    int64_t nreceivers, column_group, ncolumns;
-    double *moved, *kept;         /* by row and column; bytes that stay on a rank are kept */
-    double most;                  /* the most that one square moves */
-    const char *const *row_names; /* of files; NULL: ranks */
-};
 
 /* Allocates a matrix for at most so many rows and columns. */
 void draw_open_traffic(struct traffic *traffic, int64_t nsenders, int64_t nreceivers,

@@ -15,6 +15,8 @@
         "        ") "  --max-memory SIZE     Limit buffers to SIZE. Default: 256MB\n"              \
                     "  --threads N           Use N threads. Default: one per core, at most 16\n"   \
                     "  --dry-run             Report what would be done; write nothing\n"           \
+                    "  --estimate            With --dry-run and plan: measure both ends, and "     \
+                    "estimate the time\n"                                                          \
                     "  --resume              Continue a run that was stopped\n"                    \
                     "  --verify              Read the result again and compare it with IN\n"       \
                     "  --force               Replace an existing checkpoint; keep other files "    \
@@ -35,7 +37,9 @@
     "                        axis (S(0), S(1), R, colwise, rowwise, S(0;32,8,8)), or the axes\n"   \
     "                        of each dim ([tp, -]). May be repeated\n"                             \
     "  --rules FILE          Read such rules from FILE, one 'RE PLACES' per line\n"                \
-    "  --preset NAME         Apply built-in rules: fsdp, hsdp, llama-tp or replicate\n"            \
+    "  --preset NAME         Apply built-in rules: fsdp, hsdp, llama-tp, qwen-tp, moe-tp,\n"       \
+    "                        gpt2-tp, bert-tp or replicate; fsdp+llama-tp and so on for both\n"    \
+    "  --replicate-kv-heads  Let ranks share a KV head, if there are more ranks than KV heads\n"   \
     "  --default PLACES      Shard tensors that no rule matches. Default: report an error\n"
 
 #define CONFIG_HELP                                                                                \
@@ -43,7 +47,7 @@
     "                        subdirectories. Default: IN, IN/huggingface, or beside IN\n"
 
 #define FORMAT_HELP                                                                                \
-    "  --format FORMAT       Write dcp, safetensors or torch.save. Default: by the name of OUT,\n" \
+    "  --format FORMAT       Write dcp, safetensors, torch.save or fsdp. Default: by OUT,\n"       \
     "                        else as IN\n"
 #define COMPRESS_HELP                                                                              \
     "  --compress zstd[:N]   Compress DCP files, N from 1 to 19. Default: none; N is 3\n"
@@ -85,9 +89,9 @@ static const char split_help[] =
     "  reshard split hf/ tp4/ --mesh tp=4 --preset llama-tp\n"
     "\n" TARGET_HELP CONFIG_HELP COMMON_HELP;
 
-const char plan_help[] =
+static const char plan_help[] =
     "usage: reshard plan [options] 'PROBLEM'\n"
-    "       reshard plan [options] CHECKPOINT\n"
+    "       reshard plan [options] CHECKPOINT [OUT]\n"
     "\n"
     "Report what a move between two layouts would do: bytes, messages, the traffic between ranks,\n"
     "and the lower bound. Nothing is moved. A PROBLEM names a tensor and two layouts:\n"
@@ -95,9 +99,9 @@ const char plan_help[] =
     "  reshard plan 'f32[4096,4096] : 2x4:S0,S1 -> 8:S1'\n"
     "\n"
     "For a CHECKPOINT, report what 'reshard convert' would do with the same options: files, bytes\n"
-    "and memory. No tensor data is read:\n"
+    "and memory, and what each rank holds and reads. No tensor data is read:\n"
     "\n"
-    "  reshard plan ckpt/ --format dcp --mesh 8 --preset fsdp\n"
+    "  reshard plan ckpt/ --format dcp --mesh 8 --preset fsdp --ranks\n"
     "\n"
     "Options with a PROBLEM:\n"
     "  --json                Print one JSON object\n"
@@ -110,9 +114,20 @@ const char plan_help[] =
     "  --svg FILE            Write the picture to FILE as SVG\n"
     "  --html FILE           Write the picture to FILE as an HTML page that shows the numbers\n"
     "  -h, --help            Print this help\n"
-    "\n"
-    "Options with a CHECKPOINT:\n" FORMAT_HELP TARGET_HELP COMPRESS_HELP SHARD_SIZE_HELP
-        COMMON_HELP;
+    "\n";
+
+static const char plan_checkpoint_help[] =
+    "Options with a CHECKPOINT:\n"
+    "  --ranks               Add what each rank of MESH holds and reads: bytes and files\n"
+    "  --svg FILE            Write a picture of what each rank reads of each file as SVG\n"
+    "  --html FILE           Write that picture as an HTML page\n" FORMAT_HELP TARGET_HELP
+        COMPRESS_HELP SHARD_SIZE_HELP COMMON_HELP;
+
+int cli_show_plan_help(void)
+{
+    cli_show_help(plan_help);
+    return cli_show_help(plan_checkpoint_help);
+}
 
 static const char *const verb_names[] = {"convert", "merge", "split", "plan"};
 
@@ -125,6 +140,7 @@ enum {
     RULES,
     PRESET,
     DEFAULT,
+    REPLICATE_KV_HEADS,
     COMPRESS,
     MAX_SHARD_SIZE,
     ONLY,
@@ -140,6 +156,10 @@ enum {
     FORCE,
     JSON,
     ALL,
+    RANKS,
+    ESTIMATE,
+    SVG,
+    HTML,
     CONFIG_FROM,
     REFLINK,
     UNCHECKED,
@@ -153,6 +173,7 @@ const struct option conversion_options[] = {
     {"rules", required_argument, NULL, RULES},
     {"preset", required_argument, NULL, PRESET},
     {"default", required_argument, NULL, DEFAULT},
+    {"replicate-kv-heads", no_argument, NULL, REPLICATE_KV_HEADS},
     {"compress", required_argument, NULL, COMPRESS},
     {"max-shard-size", required_argument, NULL, MAX_SHARD_SIZE},
     {"only", required_argument, NULL, ONLY},
@@ -168,10 +189,18 @@ const struct option conversion_options[] = {
     {"force", no_argument, NULL, FORCE},
     {"json", no_argument, NULL, JSON},
     {"all", no_argument, NULL, ALL},
+    {"ranks", no_argument, NULL, RANKS},
+    {"estimate", no_argument, NULL, ESTIMATE},
+    {"svg", required_argument, NULL, SVG},
+    {"html", required_argument, NULL, HTML},
     {"config-from", required_argument, NULL, CONFIG_FROM},
     {"reflink", required_argument, NULL, REFLINK},
     {"unchecked", no_argument, NULL, UNCHECKED},
     {"torch-places", no_argument, NULL, TORCH_PLACES},
+    /* Python's words for the same. */
+    {"overwrite", no_argument, NULL, FORCE},
+    {"everything", no_argument, NULL, ALL},
+    {"max-nbytes", required_argument, NULL, MAX_MEMORY},
     INPUT_OPTIONS,
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
@@ -190,11 +219,16 @@ static unsigned verbs_of_option(int option)
     case RULES:
     case PRESET:
     case DEFAULT:
+    case REPLICATE_KV_HEADS:
         return 1u << CONVERT | 1u << SPLIT | 1u << PLAN;
     case MAX_SHARD_SIZE:
         return 1u << CONVERT | 1u << MERGE | 1u << PLAN;
     case ALL:
         return 1u << MERGE;
+    case RANKS:
+    case SVG:
+    case HTML:
+        return 1u << PLAN;
     case CONFIG_FROM:
         return 1u << MERGE | 1u << SPLIT;
     default:
@@ -212,9 +246,11 @@ static int take_format(struct conversion *request, const char *text)
         request->convert.format = RSD_FORMAT_SAFETENSORS;
     else if (strcasecmp(text, "torch.save") == 0)
         request->convert.format = RSD_FORMAT_TORCH_SAVE;
+    else if (strcasecmp(text, "fsdp") == 0)
+        request->convert.format = RSD_FORMAT_FSDP;
     else
         return cli_fail(request->verb, EXIT_USAGE,
-                        "--format %s must be dcp, safetensors or torch.save", text);
+                        "--format %s must be dcp, safetensors, torch.save or fsdp", text);
     return GO_ON;
 }
 
@@ -320,6 +356,12 @@ static int take_flag(struct conversion *request, int option)
     case ALL:
         request->all = true;
         break;
+    case RANKS:
+        request->ranks = true;
+        break;
+    case ESTIMATE:
+        request->estimate = true;
+        break;
     case UNCHECKED:
         request->convert.unchecked = 1;
         break;
@@ -351,6 +393,8 @@ static int take_option(struct conversion *request, int option, const char *value
     case DEFAULT:
         return take_placement_rule(request, "--default",
                                    rsd_rules_add(rules, RSD_RULE_DEFAULT, value));
+    case REPLICATE_KV_HEADS:
+        return take_rule(request, rsd_rules_add(rules, RSD_RULE_KV_HEADS, "replicate"));
     case ONLY:
         return take_rule(request, rsd_rules_add(rules, RSD_RULE_ONLY, value));
     case EXCLUDE:
@@ -374,6 +418,12 @@ static int take_option(struct conversion *request, int option, const char *value
     case CONFIG_FROM:
         request->config_from = value;
         return GO_ON;
+    case SVG:
+        request->svg = value;
+        return GO_ON;
+    case HTML:
+        request->html = value;
+        return GO_ON;
     default:
         return input_take_option(option) ? GO_ON : take_flag(request, option);
     }
@@ -382,18 +432,23 @@ static int take_option(struct conversion *request, int option, const char *value
 /* Reads the command line into the request. Returns GO_ON or an exit code. */
 static int read_conversion_options(int argc, char **argv, struct conversion *request)
 {
-    static const char *const helps[] = {convert_help, merge_help, split_help, plan_help};
+    static const char *const helps[] = {convert_help, merge_help, split_help};
     const char *verb = request->verb;
     opterr = 0;
     for (int option, index = 0;
          (option = getopt_long(argc, argv, ":hq", conversion_options, &index)) != -1;) {
         if (option == 'h')
-            return cli_show_help(helps[request->kind]);
+            return request->kind == PLAN ? cli_show_plan_help()
+                                         : cli_show_help(helps[request->kind]);
         if (option == '?' && !optopt && request->kind == PLAN &&
             cli_has_option(problem_options, argv[optind - 1]))
             return cli_fail(verb, EXIT_USAGE,
                             "option %s needs a PROBLEM, not a checkpoint; see reshard plan --help",
                             argv[optind - 1]);
+        if (option == RANKS && strcmp(argv[optind - 1], "--rank") == 0)
+            return cli_fail(verb, EXIT_USAGE,
+                            "option --rank needs a PROBLEM, not a checkpoint; see reshard plan "
+                            "--help");
         if (option == '?' || option == ':')
             return cli_fail_option(verb, option, argv);
         if (verbs_of_option(option) && !(verbs_of_option(option) & 1u << request->kind))
@@ -404,14 +459,16 @@ static int read_conversion_options(int argc, char **argv, struct conversion *req
         if (code != GO_ON)
             return code;
     }
-    int needed = request->kind == PLAN ? 1 : 2;
-    if (argc - optind != needed)
+    int least = request->kind == PLAN ? 1 : 2;
+    if (argc - optind < least || argc - optind > 2)
         return cli_fail(verb, EXIT_USAGE, "%s; see reshard %s --help",
-                        needed == 1 ? "one checkpoint is needed" : "IN and OUT are needed", verb);
+                        least == 1 ? "one checkpoint is needed" : "IN and OUT are needed", verb);
     request->in = argv[optind];
-    request->out = needed == 2 ? argv[optind + 1] : "OUT";
+    request->out = argc - optind == 2 ? argv[optind + 1] : "OUT";
     if (request->needs_mesh && !request->has_mesh)
         return cli_fail(verb, EXIT_USAGE, "%s needs --mesh", request->needs_mesh);
+    if (request->estimate && request->kind != PLAN && !request->convert.dry)
+        return cli_fail(verb, EXIT_USAGE, "--estimate needs --dry-run");
     if (request->kind == SPLIT && !request->has_mesh)
         return cli_fail(verb, EXIT_USAGE, "--mesh is needed, such as --mesh tp=4");
     return request->kind == MERGE && !request->all

@@ -36,7 +36,7 @@ static int take_problem_option(int option, char **argv, struct plan_request *req
 {
     switch (option) {
     case 'h':
-        return cli_show_help(plan_help);
+        return cli_show_plan_help();
     case JSON:
         request->json = true;
         request->flags |= RSD_EXPLAIN_JSON;

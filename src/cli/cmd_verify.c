@@ -57,7 +57,9 @@ struct verification {
     struct progress_line progress;
     long long threads;
     int64_t nlisted; /* findings or differences */
-    FILE *list;      /* of them as JSON, which is printed when the list is complete */
+    struct folded_findings *folded;
+    size_t nfolded;
+    FILE *list; /* of them as JSON, which is printed when the list is complete */
     char *list_text;
     size_t list_nbytes;
 };
@@ -74,6 +76,7 @@ enum { JSON = 256, MAX_MEMORY, THREADS, ONLY, RENAME, RTOL, ATOL };
 static const struct option verify_options[] = {
     {"json", no_argument, NULL, JSON},
     {"max-memory", required_argument, NULL, MAX_MEMORY},
+    {"max-nbytes", required_argument, NULL, MAX_MEMORY}, /* Python's word */
     {"threads", required_argument, NULL, THREADS},
     {"only", required_argument, NULL, ONLY},
     {"rename", required_argument, NULL, RENAME},
@@ -198,6 +201,81 @@ static const char *finish_list(struct verification *request)
 
 /* ---- verify ---- */
 
+/* Findings of one file that have one cause: the file does not exist, or ends too early. */
+struct folded_findings {
+    char *file, *cause, *text; /* the text of the first of them */
+    struct name_sample names;  /* of the tensors and values */
+};
+
+/* Splits "FILE: NAME: CAUSE", if the cause is one of the whole file. The cause of a file that is cut short is its
+ * length. Returns false otherwise. */
+static bool split_finding(const char *text, char **file, char **name, char **cause)
+{
+    static const char missing[] = "No such file or directory",
+                      short_file[] = " exceed the file of ";
+    const char *first = strstr(text, ": "), *last = NULL;
+    for (const char *at = first; at; at = strstr(at + 1, ": "))
+        last = at;
+    const char *length = last ? strstr(last, short_file) : NULL;
+    if (!first || first == last || (strcmp(last + 2, missing) != 0 && !length))
+        return false;
+    *file = cli_new_text("%.*s", (int)(first - text), text);
+    *name = cli_new_text("%.*s", (int)(last - first - 2), first + 2);
+    *cause = cli_new_text("%s", length ? length + strlen(short_file) : last + 2);
+    return true;
+}
+
+static void fold_finding(struct verification *request, const char *text)
+{
+    char *file = NULL, *name = NULL, *cause = NULL;
+    size_t i = 0;
+    if (!split_finding(text, &file, &name, &cause)) {
+        printf("%s\n", cli_plain_text(text));
+        return;
+    }
+    while (i < request->nfolded && (strcmp(request->folded[i].file, file) != 0 ||
+                                    strcmp(request->folded[i].cause, cause) != 0))
+        i++;
+    if (i == request->nfolded) {
+        request->folded =
+            cli_need_memory(realloc(request->folded, (i + 1) * sizeof *request->folded));
+        request->folded[request->nfolded++] =
+            (struct folded_findings){.text = cli_new_text("%s", text)};
+        request->folded[i].file = file;
+        request->folded[i].cause = cause;
+        file = cause = NULL;
+    }
+    name_sample_add(&request->folded[i].names, name);
+    free(file);
+    free(cause);
+    free(name);
+}
+
+/* Prints the findings that were folded, each with the number of tensors and values that it concerns. */
+static void print_folded_findings(struct verification *request)
+{
+    for (size_t i = 0; i < request->nfolded; i++) {
+        struct folded_findings *folded = &request->folded[i];
+        bool is_short = folded->cause[0] >= '0' && folded->cause[0] <= '9';
+        if (folded->names.n == 1)
+            printf("%s\n", cli_plain_text(folded->text));
+        else if (is_short)
+            printf("%s: the file is cut short, at %s: %lld tensors and values lie behind: %s\n",
+                   cli_plain_text(folded->file), folded->cause, (long long)folded->names.n,
+                   cli_plain_text(folded->names.names));
+        else
+            printf("%s: %s: %lld tensors and values: %s\n", cli_plain_text(folded->file),
+                   folded->cause, (long long)folded->names.n, cli_plain_text(folded->names.names));
+        free(folded->file);
+        free(folded->cause);
+        free(folded->text);
+        free(folded->names.names);
+    }
+    free(request->folded);
+    request->folded = NULL;
+    request->nfolded = 0;
+}
+
 static rsd_status print_finding(void *context, const char *text)
 {
     struct verification *request = context;
@@ -206,7 +284,7 @@ static rsd_status print_finding(void *context, const char *text)
         fprintf(request->list, request->nlisted ? ",\n  " : "\n  ");
         cli_print_json_string(request->list, text);
     } else {
-        printf("%s\n", cli_plain_text(text));
+        fold_finding(request, text);
     }
     request->nlisted++;
     return RSD_OK;
@@ -219,6 +297,7 @@ static int run_verify(struct verification *request)
     rsd_status status =
         rsd_verify(request->checkpoints[0], &request->io, print_finding, request, &n, &report);
     progress_end(&request->progress);
+    print_folded_findings(request);
     if (status)
         return cli_fail_status("verify", status);
     if (request->json)

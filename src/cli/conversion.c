@@ -182,10 +182,19 @@ static int convert_and_report(struct conversion *request, rsd_checkpoint *in)
         return explain_stop(request, status);
     if (request->kind != PLAN && !request->quiet)
         report_notes(request, in);
-    report_print(request, rsd_checkpoint_format(in), &report);
-    if (request->convert.dry)
-        return report_check_space(request, &report);
-    return side_files_copy_below(request);
+    struct rank_loads loads = {0};
+    int code = EXIT_YES;
+    if (request->ranks || request->svg || request->html)
+        code = rank_loads_count(&loads, request, in);
+    if (!code && loads.list)
+        code = rank_loads_draw(&loads, request);
+    if (!code)
+        code = report_print(request, in, &report, &loads);
+    rank_loads_drop(&loads);
+    if (code)
+        return code;
+    return request->convert.dry ? report_check_space(request, &report)
+                                : side_files_copy_below(request);
 }
 
 /* --verify compares with the input, which must still exist then. */
@@ -216,6 +225,10 @@ static rsd_status print_rule_message(void *context, int32_t is_problem, const ch
 static int check_rules(struct conversion *request, rsd_checkpoint *in)
 {
     int64_t nproblems = 0;
+    char *config = request->has_mesh ? side_files_find_config(request) : NULL;
+    if (config && rsd_rules_add(request->rules, RSD_RULE_CONFIG, config) && !request->quiet)
+        cli_note(request->verb, "the number of heads is not known: %s", rsd_error());
+    free(config);
     rsd_status status =
         rsd_rules_check(request->rules, in, print_rule_message, request, &nproblems);
     return status ? cli_fail_status(request->verb, status) : nproblems ? EXIT_CANNOT : GO_ON;

@@ -63,7 +63,6 @@ static void print_json_report(const struct conversion *request, rsd_format in,
                "\"retries\": %lld}",
                (long long)traffic.nbytes_received, (long long)traffic.nbytes_sent,
                (long long)traffic.nrequests, (long long)traffic.nretries);
-    printf("}\n");
 }
 
 static void print_read_line(const rsd_report *report, bool dry)
@@ -180,12 +179,22 @@ void report_notes(const struct conversion *request, const rsd_checkpoint *in)
     side_files_note_missing(request);
 }
 
-void report_print(const struct conversion *request, rsd_format in, const rsd_report *report)
+int report_print(const struct conversion *request, const rsd_checkpoint *in,
+                 const rsd_report *report, const struct rank_loads *loads)
 {
+    bool printed = request->json || !request->quiet || request->convert.dry;
+    rsd_format format = rsd_checkpoint_format(in);
+    int code = EXIT_YES;
     if (request->json)
-        print_json_report(request, in, report);
-    else if (!request->quiet || request->convert.dry)
-        print_text_report(request, in, report);
+        print_json_report(request, format, report);
+    else if (printed)
+        print_text_report(request, format, report);
+    if (request->estimate && request->convert.dry)
+        code = estimate_print(request, in, report);
+    if (loads->list && request->ranks && printed)
+        rank_loads_print(loads, request->json);
+    printf("%s", request->json ? "}\n" : "");
+    return code;
 }
 
 /* Whether files of a file system can share extents: btrfs, XFS, bcachefs. */

@@ -220,6 +220,16 @@ int side_files_find(struct conversion *request, const rsd_checkpoint *in)
     return code == GO_ON ? keep_adapter_names(request) : code;
 }
 
+char *side_files_find_config(const struct conversion *request)
+{
+    bool beside;
+    char *directory = find_config_directory(request, &beside);
+    char *path =
+        has_file(directory, "config.json") ? cli_new_text("%s/config.json", directory) : NULL;
+    free(directory);
+    return path;
+}
+
 void side_files_note_missing(const struct conversion *request)
 {
     if (request->kind != MERGE || names_one_file(request->out) ||

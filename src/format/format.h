@@ -322,6 +322,7 @@ struct format_writer {
     const char *const *file_suffixes;  /* of outputs that are one file; NULL: none */
     bool wide_first;  /* tensors of a file are sorted: the widest elements first, then by name */
     bool fills_files; /* tensors that are not cut fill one file after the other */
+    bool every_rank;  /* one file per rank, with all that the rank has */
 
     /* Returns EINVAL for options that the format cannot follow. one_file: the output is one file. */
     rsd_status (*check)(const rsd_convert_options *options, bool one_file);
@@ -377,6 +378,16 @@ rsd_status format_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t
 /* Opens a record that format_locate called a stream, at its first byte. */
 rsd_status format_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                               struct stored_stream **stream);
+
+/* ---- wrong_file.c ---- */
+
+/* If a file of the store is known to be something else than a part of a checkpoint, says so instead of the error
+ * that it had. */
+rsd_status format_explain_failure(struct store *store, rsd_status status);
+
+/* Fails if a directory has data files of DCP, which need a .metadata. */
+rsd_status format_fail_without_metadata(const struct store *store,
+                                        const struct store_listing *listing);
 
 /* Returns EFORMAT if the tensors claim far more bytes than the files can have. To read them all would take
  * time out of proportion to the files. */

@@ -99,6 +99,7 @@ static rsd_status add_files(struct store *store, const struct store_listing *lis
 static rsd_status fail_without_sign(struct store *store, const struct store_listing *listing)
 {
     const char *path = store->path;
+    TRY(format_fail_without_metadata(store, listing));
     for (size_t i = 0; i < listing->n; i++) {
         const struct store_entry *entry = &listing->entries[i];
         struct store_listing below;
@@ -110,9 +111,11 @@ static rsd_status fail_without_sign(struct store *store, const struct store_list
             return fail(RSD_EFORMAT, "%s is not a checkpoint, but %s/%s is one", path, path,
                         entry->name);
     }
-    return fail(RSD_EFORMAT,
-                "%s is not a checkpoint: found no .metadata, .safetensors or torch.save file",
-                path);
+    return fail(
+        RSD_EFORMAT,
+        "%s is not a checkpoint: found no file of DCP, safetensors, torch.save, FSDP, DeepSpeed, "
+        "Megatron or Orbax",
+        path);
 }
 
 /* ---- opening ---- */
@@ -186,7 +189,7 @@ rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
         status = open_metadata(checkpoint, options);
     else
         status = open_directory_files(checkpoint, listing, options);
-    TRY(status);
+    TRY(format_explain_failure(checkpoint->store, status));
     status = catalog_finish(&checkpoint->catalog);
     return status ? fail_in(status, "%s: ", path) : RSD_OK;
 }

@@ -299,8 +299,9 @@ static rsd_status check_header_coverage(struct header_set *set, size_t first, ui
         at = tensor->end;
     }
     if (at != nbytes)
-        return fail(RSD_EFORMAT, "tensors have %llu bytes; the file has %llu for them",
-                    (unsigned long long)at, (unsigned long long)nbytes);
+        return fail(RSD_EFORMAT, "tensors have %llu bytes; the file has %llu for them%s",
+                    (unsigned long long)at, (unsigned long long)nbytes,
+                    nbytes < at ? "; it is cut short" : "");
     return RSD_OK;
 }
 

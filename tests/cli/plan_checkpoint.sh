@@ -33,7 +33,18 @@ ls -A
 try plan in --mesh 6
 try plan in --mesh 6 --preset fsdp --pieces
 try plan in in --mesh 6
-try plan in --svg x.svg
-try plan in --ranks
+try plan in --svg x.svg --html x.html --mesh 3 --preset fsdp
+grep -o '<text[^>]*>[^<]*' x.svg | sed 's/<text[^>]*>//'
+grep -o '<title>[^<]*' x.svg | head -n 3
+rm x.svg x.html
+try plan in --ranks --mesh 3 --preset fsdp --cast bf16
+reshard plan in --ranks --mesh 3 --preset fsdp --json | tee plan.json
+json < plan.json
 try plan --rank 1 in --mesh 6
 try plan --mesh=6 --preset fsdp --no_picture in
+cp -r "$GOLDEN/fsdp2_adamw/ckpt" full
+reshard plan full out --estimate | sed -n 's/about .* s: /about N s: /; s|[0-9.]* [kMG]B/s|RATE|g; /^estimate/p'
+reshard plan full --estimate --json | grep -c '"estimate": {"seconds": [0-9.]*, "read_rate": [0-9]*, "write_rate": [0-9]*}}$'
+try convert full out --estimate
+try plan full nosuch/out --estimate
+ls -A
