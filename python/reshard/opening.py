@@ -1,4 +1,6 @@
 """Options with which a checkpoint is opened, as the library and as the command take them."""
+from __future__ import annotations
+
 import contextlib
 import ctypes as C
 from typing import Any, Dict, Iterator, List, Sequence
