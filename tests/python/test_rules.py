@@ -276,7 +276,7 @@ class Rules(unittest.TestCase):
                 ({"mesh": "2", "preset": "hsdp"}, reshard.InvalidError, "two axes"),
                 ({"only": "zzz"}, reshard.MismatchError, "no tensor"), ({"cast": "f99"}, reshard.Error, "f99"),
                 ({"rename": lambda name: "same"}, reshard.Error, "same"),
-                ({"format": "fsdp"}, reshard.Error, "fsdp"),
+                ({"format": "orbax"}, reshard.Error, "orbax"),
                 ({"max_shard_size": "5GB"}, reshard.InvalidError, "DCP"),
                 ({"max_shard_size": "5 parsecs", "format": "safetensors"}, ValueError, "parsecs"),
                 ({"compress": "gzip"}, reshard.InvalidError, "gzip")):
