@@ -7,6 +7,7 @@
 # make bench        prints results beside the limits of this machine
 # make bench-torch  prints results beside those of PyTorch
 # make fuzz         fuzzes every parser for FUZZ_SECONDS each
+# make fuzz-coverage  prints which branches of the readers the fuzzers reach
 # make docs         builds the reference of the C interface: HTML and manual pages in build/docs
 # make wheel        builds a wheel with the command in build/wheel, for any Linux with the same or a newer C library
 # make abi-check    compares the libraries with the interface of the last release

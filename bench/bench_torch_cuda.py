@@ -182,13 +182,22 @@ def engine(mesh):
     return made
 
 
+def gathered(x):
+    """Returns the whole tensor. Not by full_tensor: torch 2.11 ends with a segmentation fault there, over gloo with
+    CUDA tensors."""
+    mesh, local = x.device_mesh, x.to_local()
+    parts = [torch.empty_like(local) for _ in range(mesh.size())]
+    dist.all_gather(parts, local, group=mesh.get_group())
+    return torch.cat(parts)
+
+
 def bucketed(source, target, tp, layers):
     """An update as it is common: tensors are gathered one by one, and the engine opens IPC handles of each bucket."""
     me, nsource = dist.get_rank(), dist.get_world_size() - tp.size()
     for layer in range(layers):
         bucket, handles = {}, [None]
         if me < nsource:
-            bucket = {name: source[f"{layer}.{name}"].full_tensor() for name in SHAPES}
+            bucket = {name: gathered(source[f"{layer}.{name}"]) for name in SHAPES}
             torch.cuda.synchronize()
             handles = [{name: reductions.reduce_tensor(one) for name, one in bucket.items()}]
         dist.broadcast_object_list(handles, src=0)
@@ -231,7 +240,6 @@ def weights():
         del a, b
         report(f"weight update, {nbytes / 1e9:.1f} GB, {world - 2} FSDP ranks -> 2 tensor-parallel ranks   ours "
                f"{1e3 * ours:8.2f} ms   one copy {1e3 * copy:8.2f} ms ({ours / copy:.2f} x)   bind {bound:.2f} s")
-    # Last: torch 2.11 may end with a segmentation fault in full_tensor, over gloo with CUDA tensors.
     part = 4
     torch_ = best({"torch": lambda: bucketed(source, target, tp, part)}, 2)["torch"] * LAYERS / part
     if dist.get_rank() == 0:

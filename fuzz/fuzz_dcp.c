@@ -5,6 +5,7 @@
  */
 #include "crc.h"
 #include "opened.h"
+#include "pickle_mutator.h"
 #include "torch_item.h"
 
 #include <fcntl.h>
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t n, size_t capacity, unsigned seed);
 
 static char folder[64];
 
@@ -98,4 +100,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         rsd_checkpoint_close(checkpoint);
     }
     return 0;
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t n, size_t capacity, unsigned seed)
+{
+    return seed % 8 ? mutate_pickle(data, n, capacity, seed / 8)
+                    : LLVMFuzzerMutate(data, n, capacity);
 }

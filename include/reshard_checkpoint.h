@@ -287,9 +287,9 @@ rsd_status rsd_save_wait(rsd_async_save *save, rsd_report *report);
 
 /* ---- 6.5 Converting ---------------------------------------------------------------------------
  *
- * A conversion writes any format that can be read as DCP, safetensors or torch.save, within a memory limit.
- * DCP and safetensors have any layout, torch.save has whole tensors. A conversion that was stopped (by a full
- * disk, by a signal) can be resumed.
+ * A conversion writes any format that can be read as DCP, safetensors, torch.save or the files of FSDP, within a
+ * memory limit. DCP and safetensors have any layout, torch.save has whole tensors. FSDP has one file per rank of a
+ * mesh of one axis, with the model only. A conversion that was stopped (by a full disk, by a signal) can be resumed.
  */
 
 /* What becomes of a tensor. Before the call: keep is 1, name and dtype are the tensor's own, layout is NULL.
@@ -320,7 +320,7 @@ typedef rsd_status rsd_check_output(void *context, rsd_checkpoint *output);
 
 typedef struct rsd_convert_options {
     size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
-    rsd_format format;        /* 0: safetensors. RSD_FORMAT_FSDP cannot be written */
+    rsd_format format;        /* 0: safetensors. DEEPSPEED, MEGATRON and ORBAX cannot be written */
     int64_t max_shard_nbytes; /* whole tensors: limit of a file; 0: all in one file */
     int64_t nranks;           /* DCP: to write files for; 0: as many as the layouts name */
     int32_t every_replica;    /* safetensors: one file per rank, with all that the rank holds */

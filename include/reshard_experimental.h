@@ -115,6 +115,18 @@ rsd_status rsd_dcp_write_items(const char *path, int64_t nitems, const rsd_item 
                                const rsd_items_options *options, uint64_t *places,
                                rsd_report *report);
 
+/* One name in a directory. Any status but RSD_OK ends the listing, and the call returns it. */
+typedef rsd_status rsd_on_name(void *context, const char *name);
+
+/* Lists the names in a directory, or the objects below s3://BUCKET/PREFIX, which need not exist. storage is for URLs and
+ * may be NULL. */
+rsd_status rsd_dcp_list_files(const char *path, struct rsd_storage *storage, rsd_on_name *on_name,
+                              void *context);
+
+/* Removes files of a directory, or objects. Files that do not exist are ignored. */
+rsd_status rsd_dcp_remove_files(const char *path, struct rsd_storage *storage, int64_t nnames,
+                                const char *const *names);
+
 #ifdef __cplusplus
 }
 #endif

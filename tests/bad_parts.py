@@ -127,10 +127,11 @@ def saved(body, *more, pickle_says=None, data_says=None, data=DATA, **says):
                    record("archive/version", b"3\n"), *more, **says)
 
 
-def streamed(body, name="archive/data/0", crc=None, pickle_crc=None, method=0):
+def streamed(body, name="archive/data/0", crc=None, pickle_crc=None, method=0, order=None):
     """The start of an archive as it comes out of a stream: CRCs stand behind the records."""
     out = b""
-    for n, content, said in ("archive/data.pkl", pickle(body), pickle_crc), (name, DATA, crc):
+    between = [("archive/byteorder", order, None)] if order else []
+    for n, content, said in ("archive/data.pkl", pickle(body), pickle_crc), *between, (name, DATA, crc):
         said = zlib.crc32(content) if said is None else said
         out += struct.pack("<4s5HIIIHH", b"PK\3\4", 0, 0x0808, method, 0, 0, 0, 0, 0, len(n), 0) + n.encode()
         out += content + struct.pack("<4sIII", b"PK\7\x08", said, len(content), len(content))

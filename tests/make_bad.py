@@ -17,7 +17,7 @@ from bad_parts import (
     about, archive, call, chunk, compressed, dcp, dct, glob, index, info, legacy, lst, meta, metadata, num,
     obj, pickle, pieces, place, placed, mesh, layout_mesh, dtensor, sharded, ranks, record, safe, saved,
     shards, state, storage, streamed, tensor, text, tup, value, write, zstd, DATA, FALSE, FOLDER, GOOD,
-    ITEM, NONE, ONE, STREAM, SYSTEM, TRUE, ZSTD,
+    ITEM, NONE, ONE, STREAM, SYSTEM, TRUE, VALUE, ZSTD,
 )
 
 
@@ -151,6 +151,8 @@ def transforms():
 
 
 def zstd_streams():
+    compressed("zstd_byteorder", streamed(tensor(), order=b"middle"))
+    compressed("zstd_byteorder_big", streamed(tensor(), order=b"big"))
     dcp("zstd_is_none", data=b"x" * 300, transforms=ZSTD)
     dcp("zstd_truncated", data=zstd(STREAM)[:300], transforms=ZSTD)
     dcp("zstd_empty", data=b"", transforms=ZSTD)
@@ -336,6 +338,13 @@ def checksums():
 
 
 def values():
+    two = archive(record("archive/data.pkl", pickle(num(2))), record("archive/version", b"3\n"))
+    dcp("dcp_value_twice", [("v", obj("BytesStorageMetadata"))], [
+        (index("v"), info(length=len(VALUE))), (index("v"), info(offset=len(VALUE), length=len(two)))],
+        data=VALUE + two)
+    for name, damaged in dict(good_part=DATA, part_damaged=DATA[:28] + b"xxxx").items():
+        write(f"{name}.pt", saved(state(w=tensor(shape=(1, 4))), data=damaged,
+                                  data_says=dict(crc=zlib.crc32(DATA))))
     value("value_beyond", length=10**6)
     value("value_2_40", length=2**40)
     value("value_200_mb", length=200 * 2**20)

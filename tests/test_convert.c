@@ -304,7 +304,7 @@ static void choices(void)
     }
     options.map = choose_one_name;
     FAILS(RSD_EINVAL, "two tensors", rsd_convert(in, in_folder("doubled"), &options, NULL));
-    options = (rsd_convert_options){.struct_nbytes = sizeof options, .format = RSD_FORMAT_FSDP};
+    options = (rsd_convert_options){.struct_nbytes = sizeof options, .format = RSD_FORMAT_ORBAX};
     FAILS(RSD_EUNSUPPORTED, "cannot be written",
           rsd_convert(in, in_folder("doubled"), &options, NULL));
     options = (rsd_convert_options){.struct_nbytes = sizeof options, .compress = 3};

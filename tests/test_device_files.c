@@ -6,6 +6,8 @@
 #include "tap.h"
 #include "workers.h"
 
+#include "reshard_experimental.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -96,6 +98,38 @@ static void save_kinds(struct problem *problems, const char *expected, bool back
     CHECK(same_folders(path, expected), "background %d, compress %d", background, compress);
     for (int i = 0; i < NPROBLEMS; i++)
         gpu_memory_free(&there[i]);
+}
+
+/* Plain items have the elements of an array in any memory, also if its dims have another order there. */
+static void write_plain_items(rsd_pool *pool)
+{
+    enum { NROWS = 210, NCOLUMNS = 130 };
+    static const int64_t shape[2] = {NROWS, NCOLUMNS}, turned[2] = {1, NROWS};
+    static float rows[NROWS][NCOLUMNS], columns[NCOLUMNS][NROWS];
+    for (int i = 0; i < NROWS; i++)
+        for (int k = 0; k < NCOLUMNS; k++)
+            rows[i][k] = columns[k][i] = (float)(i * 1000 + k);
+    for (int kind = 0; kind < NGPU_KINDS; kind++) {
+        char *memory = gpu_new((enum gpu_kind)kind, sizeof columns);
+        rsd_io io = {.struct_nbytes = sizeof io, .pool = pool, .max_nbytes = 1 << 16};
+        rsd_items_options options = {.struct_nbytes = sizeof options, .plain = 1, .io = &io};
+        rsd_item items[2] = {{.struct_nbytes = sizeof *items, .data = "head", .nbytes = 4},
+                             {.struct_nbytes = sizeof *items,
+                              .dtype = RSD_F32,
+                              .ndim = 2,
+                              .shape = shape,
+                              .strides = turned,
+                              .data = memory}};
+        uint64_t places[4];
+        size_t n = 0;
+        gpu_put((enum gpu_kind)kind, memory, columns, sizeof columns);
+        OK(rsd_dcp_write_items(path_in(folder, "plain"), 2, items, &options, places, NULL));
+        char *bytes = read_whole(path_in(folder, "plain.part"), &n);
+        CHECK(bytes && n == 4 + sizeof rows && memcmp(bytes + 4, rows, sizeof rows) == 0, "kind %d",
+              kind);
+        free(bytes);
+        gpu_free((enum gpu_kind)kind, memory);
+    }
 }
 
 /* ---- loading ---- */
@@ -225,6 +259,9 @@ int main(int argc, char **argv)
         digest_kinds(problems, checkpoint);
         rsd_checkpoint_close(checkpoint);
     }
+    CASE("plain items of any memory");
+    write_plain_items(NULL);
+    write_plain_items(pool);
     drop_problems(problems);
     rsd_pool_free(pool);
     folder_remove(folder);

@@ -5,6 +5,7 @@
 #include "reshard_experimental.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 
 enum { ROWS = 300, COLUMNS = 70, NITEMS = 5 };
 
@@ -209,6 +210,38 @@ static void refused(void)
           RSD_EIO);
 }
 
+static rsd_status count_name(void *context, const char *name)
+{
+    int *counts = context;
+    counts[0]++;
+    counts[1] += strcmp(name, "kept") == 0;
+    return counts[0] == 100 ? RSD_ECANCELLED : RSD_OK;
+}
+
+/* The files of a directory are listed without directories, and removed by name. */
+static void listed_files(void)
+{
+    static const char *const names[] = {"gone", "never there"}, *const outside[] = {"../x"};
+    char path[512], below[512];
+    int counts[2] = {0};
+    uint64_t places[2];
+    rsd_item item = {.struct_nbytes = sizeof item, .data = "x", .nbytes = 1};
+    snprintf(path, sizeof path, "%s", path_in(folder, "listed"));
+    OK(rsd_dcp_list_files(path, NULL, count_name, counts));
+    CHECK(counts[0] == 0, "a directory that does not exist");
+    snprintf(below, sizeof below, "%s", path_in(path, "below"));
+    CHECK(mkdir(path, 0777) == 0 && mkdir(below, 0777) == 0);
+    OK(rsd_dcp_write_items(path_in(path, "kept"), 1, &item, NULL, places, NULL));
+    OK(rsd_dcp_write_items(path_in(path, "gone"), 1, &item, NULL, places, NULL));
+    OK(rsd_dcp_remove_files(path, NULL, 2, names));
+    OK(rsd_dcp_list_files(path, NULL, count_name, counts));
+    CHECK(counts[0] == 1 && counts[1] == 1);
+    CHECK(rsd_dcp_remove_files(path, NULL, 1, outside) != RSD_OK);
+    counts[0] = 99;
+    CHECK(rsd_dcp_list_files(path, NULL, count_name, counts) == RSD_ECANCELLED);
+    CHECK(rsd_dcp_list_files(path_in(path, "kept"), NULL, count_name, counts) == RSD_EINVAL);
+}
+
 static void one_metadata(void)
 {
     char path[512];
@@ -245,6 +278,8 @@ int main(void)
     plain_elements();
     CASE("invalid arguments are refused");
     refused();
+    CASE("files of a directory are listed and removed");
+    listed_files();
     CASE("one metadata file selects the content of a directory");
     one_metadata();
     rsd_pool_free(pool);

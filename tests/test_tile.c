@@ -43,7 +43,8 @@ static rsd_status add_pieces(struct transfer *transfer)
         size_t pair = (i * 7919) % n;
         const struct source *source = &transfer->sources[pair % transfer->nsources];
         const struct sink *sink = &transfer->sinks[pair / transfer->nsources];
-        transfer->pieces[i] = (struct transfer_piece){pair % transfer->nsources, sink->index};
+        transfer->pieces[i] =
+            (struct transfer_piece){.source = pair % transfer->nsources, .sink = sink->index};
         box_overlap(2, source->lo, source->len, sink->lo, sink->len, transfer->piece_lo + 2 * i,
                     transfer->piece_len + 2 * i);
     }

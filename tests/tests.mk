@@ -18,6 +18,7 @@ LINK_faults := -Wl,--wrap=calloc,--wrap=realloc
 LINK_stash_faults := $(LINK_faults)
 LINK_move := -Wl,--wrap=dlopen
 LINK_rules := $(LINK_faults)
+LINK_limits := $(addprefix -Wl$(comma)--wrap=,fallocate fstatfs ZSTD_decompressStream)
 LINK_collective_stops := -Wl,--wrap=pwrite
 LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread pwrite fsync rename renameat renameat2)
 

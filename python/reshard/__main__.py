@@ -7,21 +7,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import List
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_TREE = os.path.dirname(os.path.dirname(_HERE))
+from ._command import find, places
 
 
 def command() -> str:
-    """Returns the path of the command."""
-    tried: List[str] = [os.path.join(_HERE, "bin", "reshard")]
-    if os.path.exists(os.path.join(_TREE, "include", "reshard.h")):
-        tried += [os.path.join(_TREE, "build", place, "reshard") for place in ("", "python")]
-    for path in tried:
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
-    sys.exit(f"reshard: no command at {' nor at '.join(tried)}: install the package, or run make")
+    """Returns the path of the command, or ends the process with an error."""
+    return find() or sys.exit(f"reshard: no command at {' nor at '.join(places())}: install the package, or run make")
 
 
 def main() -> None:

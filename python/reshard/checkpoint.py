@@ -245,7 +245,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     """The tensors of a checkpoint by name, in the order of the file. Several threads may use one.
 
     `reshard.open` makes one and describes its keywords: like, format, metadata, as_is, take_rank_0, model_dtype,
-    unstack, vocab_size, from_rules, from_mesh, follow_links, storage."""
+    unstack, vocab_size, from_rules, from_mesh, names, heads, follow_links, storage."""
 
     _free = "rsd_checkpoint_close"
 
@@ -275,7 +275,12 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
                 setattr(options, "from", made)
                 _c.lib.rsd_checkpoint_open(_c.path_bytes(path), C.byref(options), C.byref(handle))
         self._handle = handle.value
-        self._set_up()
+        self._lock, self._nusers = threading.Lock(), 0
+        self._later: Optional[int] = None
+        self._names: Optional[List[str]] = None
+        self._files: Optional[List[str]] = None
+        self._values: Optional[_Values] = None
+        self._words: Optional[List[str]] = None  # the same options for the command; None: it does not have them
         if format is None and metadata is None and storage is None:
             flags = {"--as-is": as_is, "--take-rank-0": take_rank_0, "--unstack": unstack,
                      "--follow-links": follow_links}
@@ -284,26 +289,6 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
                       "--names": None if names is None else os.fspath(names),
                       "--heads": f"{nheads},{nkv_heads}" if nkv_heads else nheads or None}
             self._words = opening.command_words(flags, values, from_rules)
-
-    @classmethod
-    @contextlib.contextmanager
-    def borrowed(cls, handle: int, path: str) -> "Iterator[Checkpoint]":
-        """Yields a checkpoint that the library has opened and will close."""
-        made = cls.__new__(cls)
-        made.path, made.like, made._handle = path, "numpy", handle
-        made._set_up()
-        try:
-            yield made
-        finally:
-            made._handle = None
-
-    def _set_up(self) -> None:
-        self._lock, self._nusers = threading.Lock(), 0
-        self._later: Optional[int] = None
-        self._names: Optional[List[str]] = None
-        self._files: Optional[List[str]] = None
-        self._values: Optional[_Values] = None
-        self._words: Optional[List[str]] = None  # the same options for the command; None: it does not have them
 
     def close(self) -> None:
         """Closes the checkpoint, after reads of other threads are complete. Its tensors cannot be read any more."""
@@ -441,8 +426,9 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
             return pictures.page(None, f"<p>{escape(repr(self))}</p>")
         tensors = [self[name] for name in itertools.islice(self, pictures.MOST_ROWS)]
         rows = [(one.name, f"{one.dtype}{list(one.shape)}", one.nbytes, one.nboxes) for one in tensors]
-        return pictures.page(self._repr_svg_(), f"<p>{escape(repr(self)[1:-1])}</p>",
-                             pictures.table(("tensor", "dtype and shape", "bytes", "boxes"), rows, len(self)))
+        listed = pictures.table(("tensor", "dtype and shape", "bytes", "boxes"), rows, len(self))
+        summary = f"<summary>{escape(repr(self)[1:-1])}</summary>"
+        return pictures.page(self._repr_svg_(), f"<details>{summary}{listed}</details>")
 
     # -- loading --
 

@@ -42,7 +42,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
     """Writes a checkpoint in another format or layout. `source` is a path, or an open Checkpoint, for which
     `reshard.open` has more options.
 
-    format      "dcp", "safetensors" or "torch.save". Default: torch.save if `out` ends in .pt, .pth or .bin,
+    format      "dcp", "safetensors", "torch.save" or "fsdp". Default: torch.save if `out` ends in .pt, .pth or .bin,
                 safetensors if it ends in .safetensors or the source is not DCP, else DCP
     mesh        the ranks to write for: 8, "2x4", "dp=2,tp=4" or {"dp": 2, "tp": 4}. Default: tensors stay whole
     place       how tensors are sharded: placements of all ("S(0)"); a dict of expressions that match whole names
@@ -83,11 +83,11 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
     """
     with opened(source, storage) as checkpoint:
         if format is None:
-            safe = os.fspath(out).endswith(".safetensors") or checkpoint.format != "dcp"
+            safe = os.fsdecode(out).endswith(".safetensors") or checkpoint.format != "dcp"
             torch_file = os.fspath(out).endswith((".pt", ".pth", ".bin"))
             format = "torch.save" if torch_file else "safetensors" if safe else "dcp"
-        if format not in ("dcp", "safetensors", "torch.save"):
-            raise InvalidError(f"format={format!r} cannot be written; use 'dcp', 'safetensors' or 'torch.save'")
+        if format not in ("dcp", "safetensors", "torch.save", "fsdp"):
+            raise InvalidError(f"format={format!r} cannot be written; use 'dcp', 'safetensors', 'torch.save' or 'fsdp'")
         if reflink not in _REFLINKS:
             raise InvalidError(f"reflink={reflink!r} must be 'auto', 'always' or 'never'")
         if max_shard_size and (format == "dcp" or mesh is not None):

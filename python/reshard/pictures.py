@@ -12,7 +12,7 @@ import tempfile
 from html import escape
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from . import _c
+from ._command import find
 
 MOST_BOXES = 4096
 MOST_ROWS = 100  # of a table
@@ -22,10 +22,7 @@ _LEFT, _TOP, _WIDTH, _LEAST, _MOST = 64, 56, 560, 90, 560  # pixels
 
 def _command() -> Optional[str]:
     """Returns the command of the package, of the source tree, or of the PATH."""
-    tried = [os.path.join(_c._HERE, "bin", "reshard")]
-    if os.path.exists(os.path.join(_c._TREE, "include", "reshard.h")):
-        tried += [os.path.join(_c._TREE, "build", place, "reshard") for place in ("", "python")]
-    return next((path for path in tried if os.access(path, os.X_OK)), shutil.which("reshard"))
+    return find() or shutil.which("reshard")
 
 
 def of_command(verb: str, *words: str) -> Optional[str]:

@@ -13,10 +13,11 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Un
 from . import _c, local, memory
 from ._c import Int64
 from .carry import AnyPool, run
-from .checkpoint import Checkpoint, open as open_checkpoint
+from .checkpoint import Checkpoint, LazyTensor, open as open_checkpoint
 from .layout import Layout
 from .local import Progress, Size
 from .plan import Plan
+from .rules import Cast, Names, Rename, Rules
 from .storage import Storage
 from .transport import AnyTransport
 
@@ -93,16 +94,27 @@ def digest_array(array: Any) -> str:
     return text.value.decode()
 
 
-def diff(a: Source, b: Source, *, only: Optional[str] = None, rtol: float = 0.0, atol: float = 0.0,
+def _matches(names: Names, tensor: LazyTensor) -> bool:
+    """Returns whether `only` or `exclude` of a conversion matches a tensor."""
+    if callable(names):
+        return bool(names(tensor))
+    return any(re.search(one, tensor.name) for one in ([names] if isinstance(names, str) else names))
+
+
+def diff(a: Source, b: Source, *, rtol: float = 0.0, atol: float = 0.0, only: Optional[Names] = None,
+         exclude: Optional[Names] = None, rename: Optional[Rename] = None, cast: Optional[Cast] = None,
          pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
-         max_memory: Union[str, int] = 0, progress: Optional[Progress] = None, transport: Optional[AnyTransport] = None,
-         timeout: float = 0.0, storage: Optional[Storage] = None) -> List[Difference]:
+         max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
+         transport: Optional[AnyTransport] = None, timeout: float = 0.0,
+         storage: Optional[Storage] = None) -> List[Difference]:
     """Compares all tensors of two checkpoints, in any formats. Returns an empty list if all are the same.
 
     With `rtol` or `atol`, floating-point and complex elements are the same if |a - b| <= atol + rtol * |b|, also
-    between dtypes. Else elements are compared bit by bit. `only` is an expression: tensors whose name contains no
-    match are not reported. The other keywords are those of `digest`: pool, threads, max_nbytes, max_memory, progress,
-    transport, timeout, storage."""
+    between dtypes. Else elements are compared bit by bit.
+
+    `only`, `exclude`, `rename` and `cast` are those of `convert`, and apply to `a` before it is compared:
+    {r"^model\\.": ""} compares model.w of `a` with w of `b`. The other keywords are those of `digest`: pool, threads,
+    max_nbytes, max_memory, progress, transport, timeout, storage."""
     words = {_c.ONLY_IN_A: "only_in_a", _c.ONLY_IN_B: "only_in_b", _c.OTHER_DTYPE: "dtype",
              _c.OTHER_SHAPE: "shape", _c.OTHER_ELEMENT: "element"}
     found: List[Difference] = []
@@ -112,10 +124,13 @@ def diff(a: Source, b: Source, *, only: Optional[str] = None, rtol: float = 0.0,
 
     with opened(a, storage) as one, opened(b, storage) as other:
         call, count = _call(progress, pool, threads, max_nbytes, max_memory, transport, timeout), Int64()
-        options = _c.DiffOptions(rtol=rtol, atol=atol, io=call.io)
-        call(_c.lib.rsd_diff, one.handle, other.handle, C.byref(options),
-             call.kept.callback(_c.OnDifference, told), None, C.byref(count))
-    return [one for one in found if only is None or re.search(only, one.name)]
+        rules = Rules(one, only=only, exclude=exclude, rename=rename, cast=cast)
+        options = rules.diff_options(call.io, rtol=rtol, atol=atol)
+        with rules.kept:
+            call(_c.lib.rsd_diff, one.handle, other.handle, C.byref(options),
+                 call.kept.callback(_c.OnDifference, told), None, C.byref(count))
+        return [one for one in found if one.kind != "only_in_b" or (only is None or _matches(only, other[one.name]))
+                and not (exclude is not None and _matches(exclude, other[one.name]))]
 
 
 def verify(source: Source, *, pool: AnyPool = None, threads: Optional[int] = None,

@@ -14,7 +14,6 @@ from .checkpoint import Checkpoint, LazyTensor
 from .errors import InvalidError, MismatchError
 from .layout import AnyMesh, Layout, Mesh, Placement
 
-COMPARED_NBYTES = 64 << 20  # of a converted tensor, at a time
 Places = Union[str, Sequence[Placement]]
 Place = Union[Places, Mapping[str, Places], Callable[[LazyTensor], Union[None, Places, Layout]]]
 Names = Union[str, Sequence[str], Callable[[LazyTensor], bool]]
@@ -27,10 +26,11 @@ class Rules(_c.Handle):
 
     _free = "rsd_rules_free"
 
-    def __init__(self, checkpoint: Checkpoint, *, mesh: AnyMesh, place: Optional[Place], file: Any,
-                 preset: Optional[str], default: Optional[Places], only: Optional[Names],
-                 exclude: Optional[Names], rename: Optional[Rename], strip_prefix: Union[str, Sequence[str]],
-                 cast: Optional[Cast], part: Optional[str]) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, mesh: AnyMesh = None, place: Optional[Place] = None, file: Any = None,
+                 preset: Optional[str] = None, default: Optional[Places] = None, only: Optional[Names] = None,
+                 exclude: Optional[Names] = None, rename: Optional[Rename] = None,
+                 strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
+                 part: Optional[str] = "") -> None:
         if mesh is None and not (place is None and file is None and preset is None and default is None):
             raise InvalidError("place, rules, preset and default need a mesh, such as mesh='dp=2,tp=4'")
         self.checkpoint, self.kept, self._rename = checkpoint, _c.Kept(), rename
@@ -83,38 +83,22 @@ class Rules(_c.Handle):
     def compare(self, io: Any) -> Callable[[Any, Any], Optional[int]]:
         """Returns a function that verifies an output and compares it with the checkpoint, before it is published."""
         def check(_: Any, out: Any) -> Optional[int]:
-            with Checkpoint.borrowed(out, "the output") as output:
-                findings: List[str] = []
-                told = self.kept.callback(_c.OnFinding, lambda _, text: findings.append(text.decode(errors="replace")))
-                _c.lib.rsd_verify(output.handle, io, told, None, C.byref(_c.Int64()), None)
-                findings += self._differences(output, io)
-            if not findings:
+            found: List[str] = []
+            told = self.kept.callback(_c.OnFinding, lambda _, text: found.append(text.decode(errors="replace")))
+            differs = self.kept.callback(_c.OnDifference, lambda _, name, kind, text: found.append(
+                f"the output differs from the source: {name.decode()}: {text.decode(errors='replace')}"))
+            _c.lib.rsd_verify(out, io, told, None, C.byref(_c.Int64()), None)
+            _c.lib.rsd_diff(self.checkpoint.handle, out, C.byref(self.diff_options(io)), differs, None,
+                            C.byref(_c.Int64()), None)
+            if not found:
                 return None
-            more = f" and {len(findings) - 1} more findings" if len(findings) > 1 else ""
-            return int(_c.lib.rsd_set_error(_c.EFORMAT, f"{findings[0]}{more}".encode()))
+            more = f" and {len(found) - 1} more findings" if len(found) > 1 else ""
+            return int(_c.lib.rsd_set_error(_c.EFORMAT, f"{found[0]}{more}".encode()))
         return check
 
-    def _differences(self, output: Checkpoint, io: Any) -> List[str]:
-        """Compares the tensors of the output with those that they come from, converted to their dtype."""
-        same: List[Tuple[LazyTensor, LazyTensor]] = []
-        found = []
-        for name in self.checkpoint:
-            tensor, about = self.checkpoint[name], _c.TensorInfo()
-            target = _c.TensorTarget(keep=1)
-            _c.lib.rsd_checkpoint_tensor(self.checkpoint.handle, tensor._index, C.byref(about))
-            _c.lib.rsd_rules_map(self.handle, C.byref(about), C.byref(target))
-            _c.lib.rsd_layout_free(target.layout)
-            if not target.keep:
-                continue
-            other = output[target.name.decode()]
-            if other.dtype == tensor.dtype:
-                same.append((tensor, other))
-            elif not _equal_values(tensor, other):
-                found.append(f"{other.name} differs from {name}, converted to {other.dtype}")
-        digests = [_digests(checkpoint, [pair[side] for pair in same], io)
-                   for side, checkpoint in enumerate((self.checkpoint, output))]
-        return found + [f"{other.name} differs from {tensor.name}" for (tensor, other), a, b in zip(same, *digests)
-                        if a != b]
+    def diff_options(self, io: Any, **options: Any) -> Any:
+        """Returns the options of a comparison of the checkpoint with what the rules make of it."""
+        return _c.DiffOptions(map=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), map_context=self.handle, io=io, **options)
 
     def _decide(self, _: Any, tensor: Any, target: Any) -> Optional[int]:
         name, made = tensor.contents.name.decode(), target.contents
@@ -145,25 +129,6 @@ class Rules(_c.Handle):
             _c.lib.rsd_rules_layout(self._mesh.handle, about, _text(layout).encode(), C.byref(handle))
             layout = Layout._of(handle)
         return True, name.encode(), None if dtype is None else dtypes.dtype(dtype).number, layout
-
-
-def _digests(checkpoint: Checkpoint, tensors: Sequence[LazyTensor], io: Any) -> List[bytes]:
-    block, n = C.create_string_buffer(_c.DIGEST_NCHARS * max(1, len(tensors))), _c.DIGEST_NCHARS
-    _c.lib.rsd_digest(checkpoint.handle, len(tensors), _c.ints([one._index for one in tensors]), io, block, None)
-    return [block.raw[n * i:n * i + n] for i in range(len(tensors))]
-
-
-def _equal_values(tensor: LazyTensor, other: LazyTensor) -> bool:
-    """Returns whether a tensor has the elements of another one, converted to its dtype. Reads some rows at a time."""
-    if tensor.shape != other.shape or not tensor.ndim:
-        return tensor.shape == other.shape and _bytes(tensor, ..., other.dtype) == _bytes(other, ..., other.dtype)
-    rows = max(1, COMPARED_NBYTES * max(1, len(tensor)) // max(1, tensor.nbytes))
-    return all(_bytes(tensor, slice(at, at + rows), other.dtype) == _bytes(other, slice(at, at + rows), other.dtype)
-               for at in range(0, len(tensor), rows))
-
-
-def _bytes(tensor: LazyTensor, index: Any, dtype: str) -> bytes:
-    return bytes(tensor.read(index, dtype=dtype, like="memoryview"))
 
 
 def _match(_: Any, expression: bytes, whole: int, name: bytes, matches: Any) -> None:

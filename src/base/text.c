@@ -71,7 +71,7 @@ enum {
 /* Returns the number of characters to insert, remove or replace that turn one text into the other. */
 static size_t count_edits(const char *a, const char *b)
 {
-    size_t row[MAX_WORD + 1], na = strnlen(a, MAX_WORD), nb = strnlen(b, MAX_WORD);
+    size_t row[MAX_WORD + 1] = {0}, na = strnlen(a, MAX_WORD), nb = strnlen(b, MAX_WORD);
     for (size_t j = 0; j <= nb; j++)
         row[j] = j;
     for (size_t i = 1; i <= na; i++) {

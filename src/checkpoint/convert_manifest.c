@@ -166,7 +166,7 @@ static rsd_status make_value(struct conversion_run *c, const struct stored_value
     }
     TRY(catalog_check_transforms(&c->in->catalog, &value->extent));
     if (value->extent.nzstd && !c->manifest.compress)
-        return c->in->format->read_item(c->in, value, &out->item);
+        return value_read_item(c->in, value, &out->item);
     out->from = value;
     return RSD_OK;
 }
@@ -188,15 +188,17 @@ static rsd_status copy_values(struct conversion_run *c, const int32_t *ranks)
         if (value->beside)
             continue;
         rsd_status status = make_value(c, value, out, &writable);
-        if (status)
+        if (status) {
+            bytes_drop(&out->item); /* it does not belong to a value yet */
             return fail_in(status, "%s: ", value->name);
+        }
         c->nleft_out += !writable;
         if (!writable)
             continue;
         status = catalog_add_value(catalog, (struct slice){value->name, strlen(value->name)},
                                    extent, NULL);
         if (status) {
-            bytes_drop(&out->item); /* it does not belong to a value yet */
+            bytes_drop(&out->item);
             return status;
         }
         TRY(catalog_copy_text(catalog, value->path, &catalog->values[next].path));
@@ -362,6 +364,8 @@ rsd_status convert_prepare(struct conversion_run *c)
     c->manifest.aligned = !c->options.torch_places;
     c->manifest.adapter = c->options.adapter != 0;
     TRY(c->manifest.format->writer->check(&c->options, c->one_file));
+    if (c->manifest.format->writer->every_rank)
+        c->options.every_replica = 1;
     rsd_status status = list_targets(c, &targets);
     if (!status)
         status = add_targets(c, &targets);

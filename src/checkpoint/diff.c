@@ -165,6 +165,7 @@ static rsd_status diff_close_job(void *context, const struct batch_job *job,
     struct transfer *other = &c->list[job->id].other;
     struct io_stats stats = {0}; /* what could not be checked is counted once, for a */
     (void)transfer;
+    TRY(transfer_check_records(other, &c->operation.records, batch_job_is_whole(job)));
     TRY(batch_job_is_whole(job) ? transfer_check_sources(other, &stats)
                                 : partial_crcs_add(&c->operation.partial_crcs, job, 1, other));
     transfer_drop(other);
@@ -289,6 +290,7 @@ static rsd_status diff_jobs(void *context)
     rsd_report *report = &c->operation.report;
     struct batch batch = {.open = diff_open_job,
                           .close = diff_close_job,
+                          .check_records = true,
                           .stream_nbytes = zstd_reader_memory(catalog_max_layers(&c->a->catalog)) +
                                            zstd_reader_memory(catalog_max_layers(&c->b->catalog)),
                           .context = c};
@@ -365,14 +367,19 @@ static void describe_element(const struct comparing *c, const struct compared *c
         text_add(out, " in other bits");
 }
 
+static const char *stored_shape_text(const struct catalog *catalog, size_t index,
+                                     char text[SHAPE_TEXT_NCHARS])
+{
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    return shape_text(tensor->ndim, tensor_shape(catalog, tensor), text);
+}
+
 /* Adds the text of a difference. */
 static rsd_status describe_difference(const struct comparing *c, const struct compared *compared,
                                       struct text *out)
 {
     const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
     char one[SHAPE_TEXT_NCHARS], other[SHAPE_TEXT_NCHARS];
-    const struct stored_tensor *in_a = &a->tensors[compared->a == SIZE_MAX ? 0 : compared->a];
-    const struct stored_tensor *in_b = &b->tensors[compared->b == SIZE_MAX ? 0 : compared->b];
     switch (compared->difference) {
     case RSD_ONLY_IN_A:
         text_add(out, "only in the first");
@@ -381,11 +388,12 @@ static rsd_status describe_difference(const struct comparing *c, const struct co
         text_add(out, "only in the second");
         break;
     case RSD_OTHER_DTYPE:
-        text_add(out, "dtype %s and %s", rsd_dtype_name(in_a->dtype), rsd_dtype_name(in_b->dtype));
+        text_add(out, "dtype %s and %s", rsd_dtype_name(a->tensors[compared->a].dtype),
+                 rsd_dtype_name(b->tensors[compared->b].dtype));
         break;
     case RSD_OTHER_SHAPE:
-        text_add(out, "shape %s and %s", shape_text(in_a->ndim, tensor_shape(a, in_a), one),
-                 shape_text(in_b->ndim, tensor_shape(b, in_b), other));
+        text_add(out, "shape %s and %s", stored_shape_text(a, compared->a, one),
+                 stored_shape_text(b, compared->b, other));
         break;
     default:
         describe_element(c, compared, out);

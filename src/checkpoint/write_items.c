@@ -220,3 +220,43 @@ rsd_status rsd_dcp_write_items(const char *path, int64_t n, const rsd_item *item
     mem_free(list.extent_of);
     return operation_close(&operation, status, report);
 }
+
+/* ---- files ---- */
+
+rsd_status rsd_dcp_list_files(const char *path, rsd_storage *storage, rsd_on_name *on_name,
+                              void *context)
+{
+    struct store *store = NULL;
+    struct store_listing listing = {0};
+    const char *file = NULL;
+    rsd_status status = store_open(path, storage, &store, &file);
+    if (status == RSD_ENOENT)
+        return RSD_OK;
+    if (!status && file)
+        status = fail(RSD_EINVAL, "%s is a file, not a directory", path);
+    if (!status)
+        status = store_list(store, "", &listing);
+    for (size_t i = 0; i < listing.n && !status; i++)
+        if (!listing.entries[i].directory)
+            status = on_name(context, listing.entries[i].name);
+    store_listing_drop(&listing);
+    store_close(store);
+    return status == RSD_ENOENT ? RSD_OK : status;
+}
+
+rsd_status rsd_dcp_remove_files(const char *path, rsd_storage *storage, int64_t nnames,
+                                const char *const *names)
+{
+    struct output_options options = {.mode = OUTPUT_IN_PLACE, .storage = storage};
+    struct store_output *output;
+    TRY(store_open_output(path, &options, &output));
+    rsd_status status = RSD_OK;
+    for (int64_t i = 0; i < nnames && !status; i++) {
+        status = store_check_name((struct slice){names[i], strlen(names[i])});
+        if (!status)
+            status = store_remove(output->store, names[i]);
+        status = status == RSD_ENOENT ? RSD_OK : status;
+    }
+    store_close_output(output, true);
+    return status;
+}

@@ -421,6 +421,19 @@ static rsd_status write_rows(struct writer *writer, const struct sink *sink, con
     return RSD_OK;
 }
 
+/* Reserves space for an item when its first block was read: before that, the input only claims its length. */
+static rsd_status reserve_item(struct writer *writer, size_t index)
+{
+    const struct extent *extent = &writer->manifest->catalog.extents[index];
+    struct manifest_item *item = &writer->manifest->items[index];
+    uint64_t at = extent->offset, end = extent->offset + extent->nbytes;
+    if (writer->manifest->compress || atomic_exchange(&item->reserved, true))
+        return RSD_OK;
+    for (uint64_t some; (some = writer_find_uncloned(writer, index, &at, end)) > 0; at += some)
+        TRY(store_reserve(writer->store, extent->file, at, some));
+    return RSD_OK;
+}
+
 /* Writes what of a block is not shared with the input. */
 static rsd_status write_uncloned(struct writer *writer, size_t extent, uint64_t at,
                                  const char *block, size_t n)
@@ -445,7 +458,9 @@ static rsd_status write_block(const struct sink *sink, struct scratch *scratch, 
     (void)scratch;
     if (manifest->format->writer->frame)
         add_item_crc(item, at, block, nbytes, sink_nbytes(sink, sink->len));
-    rsd_status status;
+    rsd_status status = reserve_item(writer, sink->index);
+    if (status)
+        return fail_in_item(writer, extent->file, sink->name, status);
     if (manifest->compress)
         status = zstd_writer_put(writer->files[extent->file].zstd, block, nbytes);
     else if (item->at)

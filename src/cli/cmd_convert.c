@@ -47,7 +47,7 @@
     "                        subdirectories. Default: IN, IN/huggingface, or beside IN\n"
 
 #define FORMAT_HELP                                                                                \
-    "  --format FORMAT       Write dcp, safetensors or torch.save. Default: by the name of OUT,\n" \
+    "  --format FORMAT       Write dcp, safetensors, torch.save or fsdp. Default: by OUT,\n"       \
     "                        else as IN\n"
 #define COMPRESS_HELP                                                                              \
     "  --compress zstd[:N]   Compress DCP files, N from 1 to 19. Default: none; N is 3\n"
@@ -197,6 +197,10 @@ const struct option conversion_options[] = {
     {"reflink", required_argument, NULL, REFLINK},
     {"unchecked", no_argument, NULL, UNCHECKED},
     {"torch-places", no_argument, NULL, TORCH_PLACES},
+    /* Python's words for the same. */
+    {"overwrite", no_argument, NULL, FORCE},
+    {"everything", no_argument, NULL, ALL},
+    {"max-nbytes", required_argument, NULL, MAX_MEMORY},
     INPUT_OPTIONS,
     {"quiet", no_argument, NULL, 'q'},
     {"help", no_argument, NULL, 'h'},
@@ -242,9 +246,11 @@ static int take_format(struct conversion *request, const char *text)
         request->convert.format = RSD_FORMAT_SAFETENSORS;
     else if (strcasecmp(text, "torch.save") == 0)
         request->convert.format = RSD_FORMAT_TORCH_SAVE;
+    else if (strcasecmp(text, "fsdp") == 0)
+        request->convert.format = RSD_FORMAT_FSDP;
     else
         return cli_fail(request->verb, EXIT_USAGE,
-                        "--format %s must be dcp, safetensors or torch.save", text);
+                        "--format %s must be dcp, safetensors, torch.save or fsdp", text);
     return GO_ON;
 }
 

@@ -45,10 +45,15 @@ struct extraction {
 enum { SLICE = 256, ONLY, CAST, RAW, FORCE };
 
 static const struct option extract_options[] = {
-    {"slice", required_argument, NULL, SLICE}, {"only", required_argument, NULL, ONLY},
-    {"cast", required_argument, NULL, CAST},   {"raw", no_argument, NULL, RAW},
-    {"force", no_argument, NULL, FORCE},       INPUT_OPTIONS,
-    {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
+    {"slice", required_argument, NULL, SLICE},
+    {"only", required_argument, NULL, ONLY},
+    {"cast", required_argument, NULL, CAST},
+    {"raw", no_argument, NULL, RAW},
+    {"force", no_argument, NULL, FORCE},
+    {"overwrite", no_argument, NULL, FORCE},
+    INPUT_OPTIONS,
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
 };
 
 /* Takes CHECKPOINT, the names of tensors and OUT. Returns GO_ON or an exit code. */

@@ -76,6 +76,7 @@ enum { JSON = 256, MAX_MEMORY, THREADS, ONLY, RENAME, RTOL, ATOL };
 static const struct option verify_options[] = {
     {"json", no_argument, NULL, JSON},
     {"max-memory", required_argument, NULL, MAX_MEMORY},
+    {"max-nbytes", required_argument, NULL, MAX_MEMORY}, /* Python's word */
     {"threads", required_argument, NULL, THREADS},
     {"only", required_argument, NULL, ONLY},
     {"rename", required_argument, NULL, RENAME},

@@ -11,7 +11,8 @@
 
 #define CODE(...) #__VA_ARGS__ "\n"
 
-static const char prelude[] = "#define DEVICE static __device__ __forceinline__\n";
+static const char prelude[] = "#define DEVICE static __device__ __forceinline__\n"
+                              "#define CALLED static __device__ __noinline__\n";
 
 static const char index_text[] =
 #include "index_code.h"
@@ -151,8 +152,9 @@ extern "C" __global__ void __launch_bounds__(256) rsd_reduce(const gpu_sum *sums
     __shared__ gpu_u64 bases[GPU_NBASES + 1];
     gpu_i64 outer[GPU_MAX_LOOPS];
     for (gpu_i64 number = blockIdx.x; number < ntiles; number += gridDim.x) {
+        const gpu_sum sum = sums[gpu_find_entry(sums, sizeof *sums, nsums, number)];
         gpu_element element;
-        element.sum = sums + gpu_find_entry(sums, sizeof *sums, nsums, number);
+        element.sum = &sum;
         element.loops = loops;
         element.terms = terms;
         element.strides = strides;
@@ -162,10 +164,9 @@ extern "C" __global__ void __launch_bounds__(256) rsd_reduce(const gpu_sum *sums
         for (gpu_u32 i = threadIdx.x; i <= GPU_NBASES; i += blockDim.x)
             bases[i] = gpu_base_of(&element, i);
         __syncthreads();
-        gpu_i64 first = element.sum->begin + (number - element.sum->first_tile) * GPU_SUM_TILE;
-        gpu_i64 end = first + GPU_SUM_TILE < element.sum->end ? first + GPU_SUM_TILE : element.sum->end;
-        gpu_u32 neighbours = element.sum->neighbours;
-        for (gpu_i64 i = first + threadIdx.x * neighbours; i < end; i += blockDim.x * neighbours) {
+        gpu_i64 first = sum.begin + (number - sum.first_tile) * GPU_SUM_TILE;
+        gpu_i64 end = first + GPU_SUM_TILE < sum.end ? first + GPU_SUM_TILE : sum.end;
+        for (gpu_i64 i = first + threadIdx.x * sum.neighbours; i < end; i += blockDim.x * sum.neighbours) {
             gpu_element_start(&element, i);
             gpu_reduce_element(&element);
         }

@@ -92,31 +92,15 @@ DEVICE gpu_u64 gpu_part_of(gpu_u32 dtype, gpu_u64 bits)
     return bits;
 }
 
-/* Whether four parts of up to 4 bytes can be moved as words. */
-DEVICE int gpu_has_words(gpu_u32 nbytes, gpu_u32 nparts, const char *at)
+/* Four parts of 2 or 4 bytes, of which `first` and `second` have two each. */
+DEVICE void gpu_split_words(gpu_u32 dtype, gpu_u64 first, gpu_u64 second, gpu_u64 *parts)
 {
-    return nparts == GPU_MAX_PARTS && nbytes < 8 && ((gpu_u64)at & (nbytes == 1 ? 3 : 7)) == 0;
-}
-
-DEVICE void gpu_load_parts(gpu_u32 dtype, gpu_u32 nparts, const char *at, gpu_u64 *parts)
-{
-    gpu_u32 nbytes = gpu_nbytes(dtype);
-    gpu_u64 bits[GPU_MAX_PARTS] = {0};
-    if (gpu_has_words(nbytes, nparts, at)) {
-        gpu_u64 first = gpu_load_bits(at, nbytes == 1 ? 4 : 8);
-        gpu_u64 second = nbytes == 4 ? gpu_load_bits(at + 8, 8) : nbytes == 2 ? first >> 32 : first >> 16;
-        gpu_u64 mask = ((gpu_u64)1 << 8 * nbytes) - 1;
-        bits[0] = first & mask;
-        bits[1] = first >> 8 * nbytes & mask;
-        bits[2] = second & mask;
-        bits[3] = second >> 8 * nbytes & mask;
-    } else {
-        for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
-            if (i < nparts)
-                bits[i] = gpu_load_bits(at + i * nbytes, nbytes);
-    }
-    for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
-        parts[i] = gpu_part_of(dtype, bits[i]);
+    gpu_u32 nbits = 8 * gpu_nbytes(dtype);
+    gpu_u64 mask = ((gpu_u64)1 << nbits) - 1;
+    parts[0] = gpu_part_of(dtype, first & mask);
+    parts[1] = gpu_part_of(dtype, first >> nbits & mask);
+    parts[2] = gpu_part_of(dtype, second & mask);
+    parts[3] = gpu_part_of(dtype, second >> nbits & mask);
 }
 
 DEVICE gpu_u64 gpu_combine_part(gpu_u32 dtype, gpu_u32 reduce, gpu_u64 a, gpu_u64 v)
@@ -164,27 +148,6 @@ DEVICE gpu_u64 gpu_reduced_part(gpu_u32 dtype, gpu_i64 divisor, gpu_u64 part)
     return gpu_class(dtype) == 2 ? (gpu_u64)((gpu_i64)part / divisor) : part / (gpu_u64)divisor;
 }
 
-/* Stores the results of parts, as words where their address allows it. */
-DEVICE void gpu_store_parts(gpu_u32 dtype, gpu_u32 nparts, gpu_i64 divisor, const gpu_u64 *parts, char *out)
-{
-    gpu_u32 nbytes = gpu_nbytes(dtype);
-    gpu_u64 mask = nbytes == 8 ? ~(gpu_u64)0 : ((gpu_u64)1 << 8 * nbytes) - 1;
-    gpu_u64 bits[GPU_MAX_PARTS];
-    for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
-        bits[i] = gpu_reduced_part(dtype, divisor, parts[i]) & mask;
-    if (gpu_has_words(nbytes, nparts, out)) {
-        gpu_u64 first = bits[0] | bits[1] << 8 * nbytes;
-        gpu_u64 second = bits[2] | bits[3] << 8 * nbytes;
-        if (nbytes == 4)
-            gpu_store_bits(out + 8, 8, second);
-        gpu_store_bits(out, nbytes == 1 ? 4 : 8, nbytes == 4 ? first : first | second << 16 * nbytes);
-        return;
-    }
-    for (gpu_u32 i = 0; i < GPU_MAX_PARTS; i++)
-        if (i < nparts)
-            gpu_store_bits(out + i * nbytes, nbytes, bits[i]);
-}
-
 /* ---- elements ---- */
 
 /* Where the terms of some neighbouring elements lie. */
@@ -196,6 +159,7 @@ struct gpu_element {
     const gpu_u64 *arrays;
     const gpu_u64 *bases; /* of the first terms, and at last of the result: `arrays` may be in host memory */
     gpu_i64 inner;        /* the index of the innermost loop */
+    gpu_i64 inner_offset; /* its offset where neighbours are contiguous */
     gpu_i64 *outer;       /* those of the others */
 };
 
@@ -222,7 +186,8 @@ DEVICE gpu_i64 gpu_quotient(gpu_i64 value, gpu_i64 divisor)
     return value / divisor;
 }
 
-DEVICE void gpu_element_start(struct gpu_element *element, gpu_i64 number)
+/* Sets the indices of an element. */
+DEVICE void gpu_element_index(struct gpu_element *element, gpu_i64 number)
 {
     const struct gpu_loop *loops = element->loops + element->sum->first_loop;
     gpu_u32 n = element->sum->nloops;
@@ -238,16 +203,33 @@ DEVICE void gpu_element_start(struct gpu_element *element, gpu_i64 number)
     }
 }
 
+DEVICE void gpu_element_start(struct gpu_element *element, gpu_i64 number)
+{
+    gpu_element_index(element, number);
+    element->inner_offset = element->inner * gpu_nbytes(element->sum->dtype);
+}
+
+/* The sum of n products; called, not compiled into each caller, as what is rare. */
+CALLED gpu_u64 gpu_outer_offset(const gpu_i64 *outer, const gpu_i64 *strides, gpu_u32 n)
+{
+    gpu_u64 at = 0;
+    for (gpu_u32 i = 0; i < n; i++)
+        at += (gpu_u64)(outer[i] * strides[i]);
+    return at;
+}
+
 DEVICE const char *gpu_element_term(const struct gpu_element *element, gpu_u32 number)
 {
-    const gpu_i64 *strides =
-        element->strides + element->terms[element->sum->first_term + number].first_stride;
-    gpu_u32 n = element->sum->nloops;
+    const struct gpu_sum *sum = element->sum;
     gpu_u64 at = number < GPU_NBASES ? element->bases[number] : gpu_term_base(element, number);
-    if (n > 0)
-        at += (gpu_u64)(element->inner * strides[n - 1]);
-    for (gpu_u32 i = 0; i + 1 < n; i++)
-        at += (gpu_u64)(element->outer[i] * strides[i]);
+    if (sum->nloops == 0)
+        return (const char *)at;
+    if (sum->nloops == 1 && sum->neighbours > 1) /* without a look at the tables */
+        return (const char *)(at + (gpu_u64)element->inner_offset);
+    const gpu_i64 *strides = element->strides + element->terms[sum->first_term + number].first_stride;
+    at += (gpu_u64)(element->inner * strides[sum->nloops - 1]);
+    if (sum->nloops > 1)
+        at += gpu_outer_offset(element->outer, strides, sum->nloops - 1);
     return (const char *)at;
 }
 
@@ -263,41 +245,91 @@ DEVICE char *gpu_element_result(const struct gpu_element *element)
     return (char *)at;
 }
 
-/* Combines the terms of neighbouring elements in their order. Some terms are loaded at once. */
-DEVICE void gpu_reduce_parts(const struct gpu_element *element, gpu_u32 dtype, gpu_u32 nparts)
+/* Combines the terms of neighbouring elements, or of one, in their order. The arguments are values, so that those
+ * of the caller stay in registers. */
+CALLED void gpu_reduce_parts(struct gpu_element given, struct gpu_sum given_sum)
 {
-    const struct gpu_sum *sum = element->sum;
-    int multiplies = nparts == 2 && sum->reduce == GPU_PRODUCT;
-    gpu_u64 result[GPU_MAX_PARTS] = {0};
-    gpu_u64 parts[GPU_TERMS_AT_ONCE][GPU_MAX_PARTS];
-    for (gpu_u32 first = 0; first < sum->nterms; first += GPU_TERMS_AT_ONCE) {
-        for (gpu_u32 t = 0; t < GPU_TERMS_AT_ONCE; t++)
-            if (first + t < sum->nterms)
-                gpu_load_parts(dtype, nparts, gpu_element_term(element, first + t), parts[t]);
-        for (gpu_u32 t = 0; t < GPU_TERMS_AT_ONCE; t++) {
-            if (first + t >= sum->nterms)
-                continue;
-            if (first + t > 0 && multiplies)
-                gpu_multiply_complex(dtype, result, parts[t]);
-            for (gpu_u32 i = 0; i < GPU_MAX_PARTS && !(first + t > 0 && multiplies); i++)
-                result[i] = first + t == 0 ? parts[t][i]
-                                           : gpu_combine_part(dtype, sum->reduce, result[i], parts[t][i]);
+    const struct gpu_element *element = &given;
+    const struct gpu_sum *sum = given.sum = &given_sum;
+    gpu_u32 dtype = gpu_part_dtype(sum->dtype);
+    gpu_u32 nbytes = gpu_nbytes(dtype);
+    gpu_u32 nparts = dtype == sum->dtype ? sum->neighbours : 2;
+    int multiplies = dtype != sum->dtype && sum->reduce == GPU_PRODUCT;
+    gpu_u64 result[GPU_MAX_PARTS];
+    gpu_u64 parts[GPU_MAX_PARTS];
+    for (gpu_u32 t = 0; t < sum->nterms; t++) {
+        const char *term = gpu_element_term(element, t);
+        for (gpu_u32 i = 0; i < nparts; i++) {
+            parts[i] = gpu_part_of(dtype, gpu_load_bits(term + i * nbytes, nbytes));
+            if (t == 0)
+                result[i] = parts[i];
+            else if (!multiplies)
+                result[i] = gpu_combine_part(dtype, sum->reduce, result[i], parts[i]);
         }
+        if (t > 0 && multiplies)
+            gpu_multiply_complex(dtype, result, parts);
     }
-    gpu_store_parts(dtype, nparts, sum->divisor, result, gpu_element_result(element));
+    char *out = gpu_element_result(element);
+    for (gpu_u32 i = 0; i < nparts; i++)
+        gpu_store_bits(out + i * nbytes, nbytes, gpu_reduced_part(dtype, sum->divisor, result[i]));
 }
 
-/* Common dtypes are constants of their calls, so that their code is short. */
+/* Whether four neighbours of 2 or 4 bytes are whole words of 8 bytes in the result and in all terms. */
+DEVICE int gpu_has_words(const struct gpu_element *element)
+{
+    gpu_u64 bits = (gpu_u64)gpu_element_result(element);
+    for (gpu_u32 t = 0; t < element->sum->nterms; t++)
+        bits |= (gpu_u64)gpu_element_term(element, t);
+    return element->sum->neighbours == GPU_MAX_PARTS && (bits & 7) == 0;
+}
+
+/* The same as gpu_reduce_parts for sums and averages of such neighbours, with several loads at once. The dtype is a
+ * constant of each call, so that its code is short. */
+DEVICE void gpu_reduce_words(const struct gpu_element *element, gpu_u32 dtype)
+{
+    const struct gpu_sum *sum = element->sum;
+    int two = gpu_nbytes(dtype) == 4;
+    float result[GPU_MAX_PARTS];
+    gpu_u64 parts[GPU_MAX_PARTS];
+    gpu_u64 first[GPU_TERMS_AT_ONCE];
+    gpu_u64 second[GPU_TERMS_AT_ONCE];
+    for (gpu_u32 base = 0; base < sum->nterms; base += GPU_TERMS_AT_ONCE) {
+        for (gpu_u32 t = 0; t < GPU_TERMS_AT_ONCE; t++)
+            if (base + t < sum->nterms) {
+                const gpu_u64 *words = (const gpu_u64 *)gpu_element_term(element, base + t);
+                first[t] = words[0];
+                second[t] = two ? words[1] : first[t] >> 32;
+            }
+        for (gpu_u32 t = 0; t < GPU_TERMS_AT_ONCE; t++)
+            if (base + t < sum->nterms) {
+                gpu_split_words(dtype, first[t], second[t], parts);
+                for (int i = 0; i < GPU_MAX_PARTS; i++) {
+                    float part = gpu_float_of((gpu_u32)parts[i]);
+                    result[i] = base + t == 0 ? part : result[i] + part;
+                }
+            }
+    }
+    gpu_u32 nbits = 8 * gpu_nbytes(dtype);
+    gpu_u64 *out = (gpu_u64 *)gpu_element_result(element);
+    for (int i = 0; i < GPU_MAX_PARTS; i++)
+        parts[i] = gpu_reduced_part(dtype, sum->divisor, gpu_float_bits(result[i]));
+    gpu_u64 low = parts[0] | parts[1] << nbits;
+    gpu_u64 high = parts[2] | parts[3] << nbits;
+    out[0] = two ? low : low | high << 32;
+    if (two)
+        out[1] = high;
+}
+
 DEVICE void gpu_reduce_element(const struct gpu_element *element)
 {
     gpu_u32 dtype = element->sum->dtype;
-    if (element->sum->neighbours == GPU_MAX_PARTS && dtype == GPU_F32)
-        gpu_reduce_parts(element, GPU_F32, GPU_MAX_PARTS);
-    else if (element->sum->neighbours == GPU_MAX_PARTS && dtype == GPU_BF16)
-        gpu_reduce_parts(element, GPU_BF16, GPU_MAX_PARTS);
+    int wide = (dtype == GPU_F32 || dtype == GPU_BF16) && element->sum->reduce <= GPU_AVG && gpu_has_words(element);
+    if (wide && dtype == GPU_F32)
+        gpu_reduce_words(element, GPU_F32);
+    else if (wide)
+        gpu_reduce_words(element, GPU_BF16);
     else
-        gpu_reduce_parts(element, gpu_part_dtype(dtype),
-                         dtype == GPU_C64 || dtype == GPU_C128 ? 2 : element->sum->neighbours);
+        gpu_reduce_parts(*element, *element->sum);
 }
 
 )

@@ -5,6 +5,7 @@
 #include "cuda.h"
 
 #define DEVICE    static inline __attribute__((unused))
+#define CALLED    DEVICE
 #define CODE(...) __VA_ARGS__
 #include "index_code.h"
 #include "value_code.h"
@@ -13,6 +14,7 @@
 
 #include "remainder_code.h"
 #undef CODE
+#undef CALLED
 #undef DEVICE
 
 #endif

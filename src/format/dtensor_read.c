@@ -369,4 +369,5 @@ const struct format format_dtensor = {.id = RSD_FORMAT_FSDP,
                                       .name = "fsdp",
                                       .probe = dtensor_probe,
                                       .open = dtensor_open,
-                                      .locate = catalog_locate};
+                                      .locate = catalog_locate,
+                                      .writer = &dtensor_writer};

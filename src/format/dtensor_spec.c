@@ -170,7 +170,7 @@ static rsd_status make_spec_layout(const struct pickle_tree *tree, pickle_node s
                                    rsd_layout **layout)
 {
     pickle_node list = pickle_attribute(tree, spec, "placements");
-    rsd_placement placements[RSD_MAX_AXES];
+    rsd_placement placements[RSD_MAX_AXES] = {{0}};
     struct cut_order order;
     rsd_mesh *mesh;
     if (pickle_kind(tree, list) != NODE_TUPLE || pickle_count(tree, list) != (uint32_t)in->naxes)

@@ -206,7 +206,7 @@ const struct flat_run *flat_set_find_runs(const struct flat_set *set, uint32_t s
     while (lo + *n < set->nruns && set->runs[lo + *n].state == state &&
            set->runs[lo + *n].group == group)
         ++*n;
-    return set->runs + lo;
+    return *n ? set->runs + lo : NULL;
 }
 
 rsd_status flat_set_add_ranges(const struct flat_set *set, const struct flat_run *runs, int64_t at,

@@ -167,10 +167,11 @@ struct manifest_item {
     uint64_t gap;         /* zeros before the item, less than ALIGNED_NBYTES */
     _Atomic uint64_t crc; /* of the bytes that were written so far, raw */
     unsigned char first[8];
-    bool done;           /* complete, and known to be on disk */
-    bool split;          /* several ranks write it, and rank 0 completes it */
-    size_t at;           /* into `places` if its array has other boxes too; else 0 */
-    const int64_t *form; /* shape and strides that the item states, if not those of its box */
+    _Atomic bool reserved; /* space for it is reserved: its first block was read */
+    bool done;             /* complete, and known to be on disk */
+    bool split;            /* several ranks write it, and rank 0 completes it */
+    size_t at;             /* into `places` if its array has other boxes too; else 0 */
+    const int64_t *form;   /* shape and strides that the item states, if not those of its box */
 };
 
 struct manifest_value {
@@ -321,6 +322,7 @@ struct format_writer {
     const char *const *file_suffixes;  /* of outputs that are one file; NULL: none */
     bool wide_first;  /* tensors of a file are sorted: the widest elements first, then by name */
     bool fills_files; /* tensors that are not cut fill one file after the other */
+    bool every_rank;  /* one file per rank, with all that the rank has */
 
     /* Returns EINVAL for options that the format cannot follow. one_file: the output is one file. */
     rsd_status (*check)(const rsd_convert_options *options, bool one_file);

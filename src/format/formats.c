@@ -111,9 +111,11 @@ static rsd_status fail_without_sign(struct store *store, const struct store_list
             return fail(RSD_EFORMAT, "%s is not a checkpoint, but %s/%s is one", path, path,
                         entry->name);
     }
-    return fail(RSD_EFORMAT,
-                "%s is not a checkpoint: found no .metadata, .safetensors or torch.save file",
-                path);
+    return fail(
+        RSD_EFORMAT,
+        "%s is not a checkpoint: found no file of DCP, safetensors, torch.save, FSDP, DeepSpeed, "
+        "Megatron or Orbax",
+        path);
 }
 
 /* ---- opening ---- */

@@ -148,11 +148,8 @@ static rsd_status derive_layers(struct stack_change *change, size_t index)
     if (nlayers > (int64_t)tensor->nboxes)
         return fail(RSD_EFORMAT, "%.300s: %lld layers are in %zu boxes", tensor->name,
                     (long long)nlayers, tensor->nboxes);
-    for (int64_t i = 0; i < nlayers; i++) {
-        if (!budget_take(tensor->nboxes))
-            return budget_fail();
+    for (int64_t i = 0; i < nlayers; i++)
         TRY(derive_layer(change, index, i));
-    }
     return RSD_OK;
 }
 

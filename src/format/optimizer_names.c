@@ -316,8 +316,5 @@ rsd_status optimizer_add_names(const struct dtensor_reader *reader, struct torch
     }
     text_add(&text, text.length ? "]" : "[]");
     TRY(text_take(&text, &json));
-    rsd_status status = torch_visit_add_json(visit, json);
-    if (status)
-        rsd_free(json);
-    return status;
+    return torch_visit_add_json(visit, json);
 }

@@ -206,7 +206,8 @@ rsd_status rank_parts_finish(struct rank_parts *parts, size_t *hole, char box[BO
         char text[BOX_TEXT_NCHARS];
         while (at + n < parts->nboxes && parts->boxes[at + n].tensor == i)
             n++;
-        rsd_status status = finish_joint_tensor(parts, i, parts->boxes + at, n, &covered, text);
+        rsd_status status =
+            finish_joint_tensor(parts, i, n ? parts->boxes + at : NULL, n, &covered, text);
         if (status)
             return fail_in(status, "%.300s: ", parts->tensors[i].name.bytes);
         if (!covered && *hole == SIZE_MAX) {

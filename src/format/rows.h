@@ -6,7 +6,7 @@
 
 extern const struct format format_dcp, format_safetensors, format_torch_save, format_dtensor,
     format_zero, format_megatron, format_orbax;
-extern const struct format_writer dcp_writer, safetensors_writer, torch_save_writer;
+extern const struct format_writer dcp_writer, safetensors_writer, torch_save_writer, dtensor_writer;
 
 /* How sure a format is that a file belongs to it. The best sign in a directory decides. */
 enum sureness {

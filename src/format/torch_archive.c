@@ -87,7 +87,8 @@ void archive_add_descriptor(struct archive_writer *archive, uint32_t crc)
     archive_fold_id(archive, crc);
 }
 
-static void put_record(struct archive_writer *archive, const char *name, const void *data, size_t n)
+void archive_add_record(struct archive_writer *archive, const char *name, const void *data,
+                        size_t n)
 {
     archive_add_header(archive, name, n);
     bytes_put(archive->out, data, n);
@@ -142,16 +143,16 @@ static void put_archive_directory(struct archive_writer *archive)
 void archive_add_last(struct archive_writer *archive, const char *names_id)
 {
     char id[41];
-    put_record(archive, "archive/version", "3\n", 2);
+    archive_add_record(archive, "archive/version", "3\n", 2);
     snprintf(id, sizeof id, "%s%020llu", names_id, (unsigned long long)archive->id);
-    put_record(archive, "archive/.data/serialization_id", id, 40);
+    archive_add_record(archive, "archive/.data/serialization_id", id, 40);
     put_archive_directory(archive);
 }
 
 void archive_add_first(struct archive_writer *archive, const struct bytes *pickle)
 {
-    put_record(archive, "archive/data.pkl", pickle->data, pickle->n);
-    put_record(archive, "archive/.format_version", "1", 1);
-    put_record(archive, "archive/.storage_alignment", "64", 2);
-    put_record(archive, "archive/byteorder", "little", 6);
+    archive_add_record(archive, "archive/data.pkl", pickle->data, pickle->n);
+    archive_add_record(archive, "archive/.format_version", "1", 1);
+    archive_add_record(archive, "archive/.storage_alignment", "64", 2);
+    archive_add_record(archive, "archive/byteorder", "little", 6);
 }

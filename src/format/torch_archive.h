@@ -12,7 +12,7 @@ struct archive_entry {
     uint32_t crc;
 };
 
-/* Starts with `out`, the offset of `out` in the archive, and entries for all records, six besides storages. */
+/* Starts with `out`, the offset of `out` in the archive, and entries for all records, seven besides storages. */
 struct archive_writer {
     struct bytes *out;
     uint64_t base;
@@ -25,6 +25,10 @@ struct archive_writer {
  * not depend on the CRC. */
 void archive_add_header(struct archive_writer *archive, const char *name, uint64_t nbytes);
 void archive_add_descriptor(struct archive_writer *archive, uint32_t crc);
+
+/* Adds a whole record. */
+void archive_add_record(struct archive_writer *archive, const char *name, const void *data,
+                        size_t n);
 
 /* Add the records before all storages, and those behind them with the directory. names_id is the part of the
  * serialization id that torch makes from the names of the records. */

@@ -135,7 +135,7 @@ rsd_status torch_visit_path(struct torch_visit *visit, const char **out); /* JSO
 rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c);
 rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c);
 
-/* Adds a value that is JSON, which it takes over on success. */
+/* Adds a value that is JSON, which it takes over, also on failure. */
 rsd_status torch_visit_add_json(struct torch_visit *visit, char *json);
 
 /* Adds a tensor that cannot be read, for the reason of the last error. */

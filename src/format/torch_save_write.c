@@ -6,15 +6,14 @@
  * storage and is written last: it takes them from the descriptors, which may be another rank's, or those of a
  * run that was stopped. torch.load reads the files with weights_only=True.
  */
-#include "rows.h"
-#include "torch_archive.h"
+#include "torch_saved.h"
 
 #include "crc.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { SMALL_NRECORDS = 6, DESCRIPTOR_CRC = 4 };
+enum { SMALL_NRECORDS = 7, DESCRIPTOR_CRC = 4 };
 
 /* ---- the pickle ---- */
 
@@ -23,7 +22,7 @@ static void put_saved_text(struct bytes *out, const char *text)
     pickle_write_text(out, (struct slice){text, strlen(text)});
 }
 
-static void put_saved_tuple(struct bytes *out, int32_t n, const int64_t *values)
+void saved_put_tuple(struct bytes *out, int32_t n, const int64_t *values)
 {
     pickle_write_op(out, "(");
     for (int32_t i = 0; i < n; i++)
@@ -31,54 +30,77 @@ static void put_saved_tuple(struct bytes *out, int32_t n, const int64_t *values)
     pickle_write_op(out, "t");
 }
 
-/* Writes the call that makes a tensor of a whole storage, whose key is a number. */
-static void put_saved_tensor(struct bytes *out, const struct catalog *catalog,
-                             const struct stored_tensor *tensor, size_t key)
+void saved_put_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                      const char *key)
 {
-    const int64_t *shape = tensor_shape(catalog, tensor);
-    int64_t strides[RSD_MAX_DIMS], stride = 1, volume = box_volume(tensor->ndim, shape);
-    const char *storage = dtype_to_storage(tensor->dtype);
-    char digits[24];
-    for (int32_t d = tensor->ndim - 1; d >= 0; d--) {
+    int64_t strides[RSD_MAX_DIMS], stride = 1, volume = box_volume(ndim, shape);
+    const char *storage = dtype_to_storage(dtype);
+    for (int32_t d = ndim - 1; d >= 0; d--) {
         strides[d] = stride;
         stride *= max_i64(shape[d], 1);
     }
-    snprintf(digits, sizeof digits, "%zu", key);
     pickle_write_global(out, "torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
     pickle_write_op(out, "((");
     put_saved_text(out, "storage");
     pickle_write_global(out, storage ? "torch" : "torch.storage",
                         storage ? storage : "UntypedStorage");
-    put_saved_text(out, digits);
+    put_saved_text(out, key);
     put_saved_text(out, "cpu");
-    pickle_write_int(out, storage ? volume : volume * (int64_t)rsd_dtype_nbytes(tensor->dtype));
+    pickle_write_int(out, storage ? volume : volume * (int64_t)rsd_dtype_nbytes(dtype));
     pickle_write_op(out, "tQ");
     pickle_write_int(out, 0);
-    put_saved_tuple(out, tensor->ndim, shape);
-    put_saved_tuple(out, tensor->ndim, strides);
+    saved_put_tuple(out, ndim, shape);
+    saved_put_tuple(out, ndim, strides);
     pickle_write_op(out, "\x89");
     pickle_write_global(out, "collections", "OrderedDict");
     pickle_write_op(out, ")R");
     if (!storage)
-        pickle_write_global(out, "torch", dtype_to_torch(tensor->dtype));
+        pickle_write_global(out, "torch", dtype_to_torch(dtype));
     pickle_write_op(out, "tR");
 }
 
-static bool is_in_file(const struct catalog *catalog, size_t tensor, size_t file)
+/* Returns the box of a tensor that is in a file; SIZE_MAX: none. The boxes of a tensor are in the order of files. */
+static size_t find_saved_box(const struct manifest *manifest, size_t tensor, size_t file)
 {
+    const struct catalog *catalog = &manifest->catalog;
     const struct stored_tensor *one = &catalog->tensors[tensor];
-    return one->nboxes > 0 && catalog->extents[one->first_extent].file == file;
+    size_t box = manifest->files_of == FILES_OF_HOLDERS ? file : 0;
+    bool there = box < one->nboxes && catalog->extents[one->first_extent + box].file == file;
+    return there ? box : SIZE_MAX;
 }
 
-static void put_saved_dict(struct bytes *out, const struct catalog *catalog, size_t file)
+/* Writes the dict of a file. */
+static rsd_status put_saved_dict(const struct manifest *manifest, size_t file, struct bytes *out)
 {
+    const struct catalog *catalog = &manifest->catalog;
+    if (manifest->files_of == FILES_OF_HOLDERS)
+        return dtensor_put_dict(manifest, file, out);
     bytes_put(out, "\x80\x02}(", 4);
-    for (size_t t = 0; t < catalog->ntensors; t++)
-        if (is_in_file(catalog, t, file)) {
-            put_saved_text(out, catalog->tensors[t].name);
-            put_saved_tensor(out, catalog, &catalog->tensors[t], t);
-        }
+    for (size_t t = 0; t < catalog->ntensors; t++) {
+        const struct stored_tensor *tensor = &catalog->tensors[t];
+        char key[24];
+        if (find_saved_box(manifest, t, file) == SIZE_MAX)
+            continue;
+        snprintf(key, sizeof key, "%zu", t);
+        put_saved_text(out, tensor->name);
+        saved_put_tensor(out, tensor->dtype, tensor->ndim, tensor_shape(catalog, tensor), key);
+    }
     bytes_put(out, "u.", 2);
+    return out->failed ? RSD_ENOMEM : RSD_OK;
+}
+
+/* Adds the records before the storages of a file. */
+static rsd_status add_first_records(const struct manifest *manifest, size_t file,
+                                    struct archive_writer *archive)
+{
+    struct bytes pickle = {0};
+    rsd_status status = put_saved_dict(manifest, file, &pickle);
+    if (!status)
+        archive_add_first(archive, &pickle);
+    bytes_drop(&pickle);
+    if (!status && manifest->files_of == FILES_OF_HOLDERS)
+        status = dtensor_add_mesh(manifest, archive);
+    return status ? status : archive->out->failed ? RSD_ENOMEM : RSD_OK;
 }
 
 /* ---- places ---- */
@@ -88,8 +110,8 @@ static void name_storage(size_t tensor, char name[ARCHIVE_NAME_NCHARS])
     snprintf(name, ARCHIVE_NAME_NCHARS, "archive/data/%zu", tensor);
 }
 
-static rsd_status torch_save_frame(const struct manifest *manifest, size_t index, size_t box,
-                                   struct bytes *head, struct bytes *tail)
+rsd_status saved_frame(const struct manifest *manifest, size_t index, size_t box,
+                       struct bytes *head, struct bytes *tail)
 {
     const struct catalog *catalog = &manifest->catalog;
     const struct stored_tensor *tensor = &catalog->tensors[index];
@@ -112,31 +134,30 @@ static rsd_status make_end(const struct manifest *manifest, size_t file, uint64_
                            const uint32_t *crcs, struct bytes *out)
 {
     const struct catalog *catalog = &manifest->catalog;
-    struct bytes skipped = {0}, pickle = {0};
+    struct bytes skipped = {0};
     struct archive_entry *entries =
         mem_new(manifest->files[file].nitems + SMALL_NRECORDS, sizeof *entries);
     struct archive_writer archive = {.out = &skipped, .entries = entries};
-    if (!entries)
-        return RSD_ENOMEM;
-    put_saved_dict(&pickle, catalog, file);
-    archive_add_first(&archive, &pickle); /* as they are in the header of the file */
-    for (size_t t = 0; t < catalog->ntensors; t++) {
+    rsd_status status = entries ? add_first_records(manifest, file, &archive) : RSD_ENOMEM;
+    for (size_t t = 0; t < catalog->ntensors && !status; t++) {
         const struct stored_tensor *tensor = &catalog->tensors[t];
+        size_t box = find_saved_box(manifest, t, file);
         char name[ARCHIVE_NAME_NCHARS];
-        if (!is_in_file(catalog, t, file))
+        if (box == SIZE_MAX)
             continue;
         skipped.n = 0;
-        archive.base = catalog->extents[tensor->first_extent].offset;
+        archive.base = catalog->extents[tensor->first_extent + box].offset;
         name_storage(t, name);
-        archive_add_header(&archive, name, (uint64_t)tensor_nbytes(catalog, tensor));
+        archive_add_header(&archive, name, box_nbytes(catalog, tensor, box));
         archive_add_descriptor(&archive, crcs ? crcs[t] : 0);
     }
     archive.out = out;
     archive.base = at;
-    archive_add_last(&archive, "00000000000000000000");
-    rsd_status status = skipped.failed || pickle.failed || out->failed ? RSD_ENOMEM : RSD_OK;
+    if (!status)
+        archive_add_last(&archive, "00000000000000000000");
+    if (!status && (skipped.failed || out->failed))
+        status = RSD_ENOMEM;
     bytes_drop(&skipped);
-    bytes_drop(&pickle);
     mem_free(entries);
     return status;
 }
@@ -145,20 +166,18 @@ static rsd_status place_file(struct manifest *manifest, size_t index)
 {
     struct manifest_file *file = &manifest->files[index];
     struct catalog *catalog = &manifest->catalog;
-    struct bytes pickle = {0}, end = {0};
+    struct bytes end = {0};
     struct archive_entry entries[SMALL_NRECORDS];
     struct archive_writer archive = {.out = &file->header, .entries = entries};
-    put_saved_dict(&pickle, catalog, index);
-    archive_add_first(&archive, &pickle);
-    rsd_status status = pickle.failed || file->header.failed ? RSD_ENOMEM : RSD_OK;
-    bytes_drop(&pickle);
+    rsd_status status = add_first_records(manifest, index, &archive);
     file->nbytes = file->header.n;
     for (size_t t = 0; t < catalog->ntensors && !status; t++) {
-        size_t extent = catalog->tensors[t].first_extent;
-        if (!is_in_file(catalog, t, index))
+        size_t box = find_saved_box(manifest, t, index);
+        if (box == SIZE_MAX)
             continue;
+        size_t extent = catalog->tensors[t].first_extent + box;
         catalog->extents[extent].offset = file->nbytes;
-        status = manifest_item_nbytes(manifest, t, 0, &manifest->items[extent].head,
+        status = manifest_item_nbytes(manifest, t, box, &manifest->items[extent].head,
                                       &catalog->extents[extent].nbytes);
         file->nbytes += catalog->extents[extent].nbytes;
         file->nitems++;
@@ -170,10 +189,8 @@ static rsd_status place_file(struct manifest *manifest, size_t index)
     return status;
 }
 
-static rsd_status torch_save_place(struct manifest *manifest)
+rsd_status saved_place_files(struct manifest *manifest)
 {
-    if (manifest->files_of != FILES_OF_TENSORS)
-        return fail(RSD_EINVAL, "torch.save output has whole tensors only; leave out the mesh");
     for (size_t i = 0; i < manifest->nfiles; i++)
         TRY(place_file(manifest, i));
     return RSD_OK;
@@ -188,12 +205,12 @@ static rsd_status read_crcs(const struct manifest *manifest, struct store *store
     const struct catalog *catalog = &manifest->catalog;
     for (size_t t = 0; t < catalog->ntensors; t++) {
         const struct stored_tensor *tensor = &catalog->tensors[t];
-        const struct extent *extent = &catalog->extents[tensor->first_extent];
+        size_t box = find_saved_box(manifest, t, file), extent = tensor->first_extent + box;
         unsigned char bytes[4];
-        if (!is_in_file(catalog, t, file) || tensor_nbytes(catalog, tensor) == 0)
+        if (box == SIZE_MAX || box_nbytes(catalog, tensor, box) == 0)
             continue;
-        uint64_t at = extent->offset + manifest->items[tensor->first_extent].head +
-                      (uint64_t)tensor_nbytes(catalog, tensor) + DESCRIPTOR_CRC;
+        uint64_t at = catalog->extents[extent].offset + manifest->items[extent].head +
+                      box_nbytes(catalog, tensor, box) + DESCRIPTOR_CRC;
         TRY(store_read(store, file, at, bytes, sizeof bytes));
         crcs[t] = (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
                   (uint32_t)bytes[3] << 24;
@@ -207,9 +224,11 @@ static rsd_status write_end(const struct manifest *manifest, struct store *store
     const struct catalog *catalog = &manifest->catalog;
     struct bytes end = {0};
     uint64_t at = manifest->files[file].header.n;
-    for (size_t t = 0; t < catalog->ntensors; t++)
-        if (is_in_file(catalog, t, file))
-            at += catalog->extents[catalog->tensors[t].first_extent].nbytes;
+    for (size_t t = 0; t < catalog->ntensors; t++) {
+        size_t box = find_saved_box(manifest, t, file);
+        if (box != SIZE_MAX)
+            at += catalog->extents[catalog->tensors[t].first_extent + box].nbytes;
+    }
     TRY(read_crcs(manifest, store, file, crcs));
     rsd_status status = make_end(manifest, file, at, crcs, &end);
     if (!status)
@@ -220,7 +239,7 @@ static rsd_status write_end(const struct manifest *manifest, struct store *store
     return status;
 }
 
-static rsd_status torch_save_finish(const struct manifest *manifest, struct store *store)
+rsd_status saved_finish_files(const struct manifest *manifest, struct store *store)
 {
     uint32_t *crcs = mem_new(manifest->catalog.ntensors, sizeof *crcs);
     rsd_status status = crcs ? RSD_OK : RSD_ENOMEM;
@@ -230,11 +249,23 @@ static rsd_status torch_save_finish(const struct manifest *manifest, struct stor
             status = store_fail_in(store, file, status);
     }
     mem_free(crcs);
-    TRY(status);
+    return status;
+}
+
+static rsd_status torch_save_finish(const struct manifest *manifest, struct store *store)
+{
+    TRY(saved_finish_files(manifest, store));
     return manifest->nfiles > 1 ? index_write(manifest, store, torch_save_writer.marker) : RSD_OK;
 }
 
 /* ---- the writer ---- */
+
+static rsd_status torch_save_place(struct manifest *manifest)
+{
+    if (manifest->files_of != FILES_OF_TENSORS)
+        return fail(RSD_EINVAL, "torch.save output has whole tensors only; leave out the mesh");
+    return saved_place_files(manifest);
+}
 
 static rsd_status torch_save_check(const rsd_convert_options *options, bool one_file)
 {
@@ -263,5 +294,5 @@ const struct format_writer torch_save_writer = {.marker = "pytorch_model.bin.ind
                                                 .check = torch_save_check,
                                                 .name_file = torch_save_name_file,
                                                 .place = torch_save_place,
-                                                .frame = torch_save_frame,
+                                                .frame = saved_frame,
                                                 .finish = torch_save_finish};

@@ -126,6 +126,7 @@ rsd_status torch_visit_add_json(struct torch_visit *visit, char *json)
         status = catalog_add_value(catalog, torch_visit_name(visit),
                                    (struct extent){.kind = EXTENT_NONE}, json);
     if (status) {
+        mem_free(json);
         bytes_drop(&pickle);
         return status;
     }

@@ -76,6 +76,7 @@ rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct stor
 /* ---- local_write.c: functions of store_ops ---- */
 
 rsd_status local_create(struct store *store, uint32_t index, uint64_t kept, uint64_t nbytes);
+rsd_status local_reserve(struct store *store, uint32_t index, uint64_t offset, uint64_t nbytes);
 rsd_status local_write(struct store *store, uint32_t index, uint64_t offset, const void *data,
                        size_t n);
 rsd_status local_clone(struct store *store, uint32_t index, uint64_t offset, struct store *from,

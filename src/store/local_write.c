@@ -14,17 +14,28 @@
 
 enum { FLUSH_NBYTES = 32 << 20 };
 
-/* Reserves space on a disk, so that a full one is noticed early and the file lies in one piece. A file in
- * memory would only have its pages filled twice. */
-static rsd_status reserve_space(int fd, uint64_t nbytes)
+/* A file in memory would only have its pages filled twice. */
+static rsd_status reserve_space(int fd, uint64_t offset, uint64_t nbytes)
 {
     struct statfs system;
     if (nbytes == 0 || fstatfs(fd, &system) != 0 || system.f_type == TMPFS_MAGIC)
         return RSD_OK;
-    if (fallocate(fd, 0, 0, (off_t)nbytes) != 0 && (errno == ENOSPC || errno == EFBIG))
+    if (fallocate(fd, 0, (off_t)offset, (off_t)nbytes) != 0 && (errno == ENOSPC || errno == EFBIG))
         return fail(RSD_EIO, "cannot reserve %llu bytes: %s", (unsigned long long)nbytes,
                     strerror(errno));
     return RSD_OK;
+}
+
+rsd_status local_reserve(struct store *store, uint32_t index, uint64_t offset, uint64_t nbytes)
+{
+    int fd = openat(local_directory_of(store)->fd, store_file_name(store, index),
+                    O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return local_fail_errno();
+    rsd_status status = reserve_space(fd, offset, nbytes);
+    if (close(fd) != 0 && !status)
+        status = local_fail_errno();
+    return status;
 }
 
 /* Cuts a file to its first bytes, which must exist. */
@@ -50,6 +61,7 @@ static int make_file(int directory_fd, const char *name)
 
 rsd_status local_create(struct store *store, uint32_t index, uint64_t kept, uint64_t nbytes)
 {
+    (void)nbytes;
     int directory = local_directory_of(store)->fd;
     const char *name = store_file_name(store, index);
     int fd = kept ? openat(directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
@@ -57,8 +69,6 @@ rsd_status local_create(struct store *store, uint32_t index, uint64_t kept, uint
     if (fd < 0)
         return local_fail_errno();
     rsd_status status = kept ? cut_file(fd, kept) : RSD_OK;
-    if (!status)
-        status = reserve_space(fd, nbytes);
     if (close(fd) != 0 && !status)
         status = local_fail_errno();
     return status;

@@ -65,6 +65,8 @@ struct store_ops {
     void (*start_prefetch)(struct store *store);
     void (*release)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
     rsd_status (*create)(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
+    /* NULL: the store need not reserve space */
+    rsd_status (*reserve)(struct store *store, uint32_t file, uint64_t offset, uint64_t nbytes);
     rsd_status (*write)(struct store *store, uint32_t file, uint64_t offset, const void *data,
                         size_t n);
     /* Lets a file share bytes of a file of another store of this kind. EUNSUPPORTED: they cannot. */
@@ -141,8 +143,12 @@ struct store_range {
 };
 rsd_status store_range_read(void *range, uint64_t offset, void *out, size_t n);
 
-/* Creates a file and reserves nbytes. If `kept` is not 0 the file must exist, and keeps its first bytes. */
+/* Creates a file, which will have nbytes. If `kept` is not 0 the file must exist, and keeps its first bytes. */
 rsd_status store_create(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
+
+/* Reserves space for bytes that are about to be written, so that a full disk is noticed before that, and the
+ * bytes lie in one piece. EIO: there is not enough. */
+rsd_status store_reserve(struct store *store, uint32_t file, uint64_t offset, uint64_t nbytes);
 rsd_status store_write(struct store *store, uint32_t file, uint64_t offset, const void *data,
                        size_t n);
 /* Lets a file share the bytes of another one: offsets and n are multiples of 4096. EUNSUPPORTED: the file

@@ -238,6 +238,11 @@ rsd_status store_create(struct store *store, uint32_t file, uint64_t kept, uint6
     return store->ops->create(store, file, kept, nbytes);
 }
 
+rsd_status store_reserve(struct store *store, uint32_t file, uint64_t offset, uint64_t nbytes)
+{
+    return store->ops->reserve ? store->ops->reserve(store, file, offset, nbytes) : RSD_OK;
+}
+
 rsd_status store_write(struct store *store, uint32_t file, uint64_t offset, const void *data,
                        size_t n)
 {

@@ -131,17 +131,16 @@ static void drop_open_transfer(struct open_transfer *open)
     mem_free(open);
 }
 
-/* Checks the records that were not read whole. Those of which other ranks read a part are added up. */
-static rsd_status check_records(const struct batch *batch, struct transfer *transfer, bool whole)
+rsd_status transfer_check_records(struct transfer *transfer, struct record_set *records, bool whole)
 {
-    for (size_t i = 0; i < transfer->nsources && batch->check_records; i++) {
+    for (size_t i = 0; i < transfer->nsources; i++) {
         struct source *source = &transfer->sources[i];
         bool summed = source->checkable &&
                       (!whole || source->ended || source->crc_nbytes == source->array.nbytes);
         if (source->memory || source->unchecked || !source->wanted || !source->array.has_crc ||
             summed)
             continue;
-        rsd_status status = record_set_check(batch->records, source);
+        rsd_status status = record_set_check(records, source);
         if (status)
             return store_fail_in(source->checkpoint->store, source->file,
                                  fail_in(status, "%.300s: ", source->name));
@@ -153,7 +152,8 @@ static rsd_status check_records(const struct batch *batch, struct transfer *tran
 static rsd_status end_transfer(const struct batch *batch, struct open_transfer *open,
                                struct io_stats *stats)
 {
-    TRY(check_records(batch, &open->transfer, batch_job_is_whole(open->job)));
+    if (batch->check_records)
+        TRY(transfer_check_records(&open->transfer, batch->records, batch_job_is_whole(open->job)));
     TRY(batch_job_is_whole(open->job)
             ? transfer_check_sources(&open->transfer, stats)
             : partial_crcs_add(batch->partial_crcs, open->job, 0, &open->transfer));

@@ -39,7 +39,7 @@ static uint64_t record_offset(const struct source *source)
 static rsd_status find_record(struct record_set *set, const struct source *source, bool *found,
                               size_t *state)
 {
-    const uint64_t key[2] = {source->file, record_offset(source)};
+    const uint64_t key[3] = {(uintptr_t)source->checkpoint, source->file, record_offset(source)};
     rsd_status status = RSD_OK;
     struct slice name = {(const char *)key, sizeof key};
     pthread_mutex_lock(&set->lock);
@@ -56,7 +56,7 @@ static rsd_status find_record(struct record_set *set, const struct source *sourc
 
 static rsd_status note_without_crc(struct record_set *set, const struct source *source)
 {
-    const uint64_t key[2] = {source->file, record_offset(source)};
+    const uint64_t key[3] = {(uintptr_t)source->checkpoint, source->file, record_offset(source)};
     pthread_mutex_lock(&set->lock);
     rsd_status status = string_map_add(&set->map, (struct slice){(const char *)key, sizeof key},
                                        RECORD_LACKS_CRC); /* it is there, so its name is kept */

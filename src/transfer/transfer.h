@@ -84,6 +84,12 @@ void record_set_close(struct record_set *set);
 /* Reads the whole record of a source and checks its CRC-32, unless the set has it. EFORMAT: it is wrong. */
 rsd_status record_set_check(struct record_set *set, struct source *source);
 
+/* Checks the records of a transfer that were not read whole. Those of which other ranks read a part are added
+ * up: `whole` is false if they do. */
+struct transfer;
+rsd_status transfer_check_records(struct transfer *transfer, struct record_set *records,
+                                  bool whole);
+
 /* ---- tiling.c: one tensor from its sources to its sinks ---- */
 
 enum sink_kind { SINK_MEMORY, SINK_BLOCKS, SINK_DISCARD };

@@ -19,3 +19,10 @@ cat got.json
 # A conversion keeps the names.
 try convert x.safetensors dcp --format dcp -q
 try diff x.safetensors dcp
+echo "# what has no width, or turns text, is escaped on the terminal too"
+header='{"f\u202eabc":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"g\u200bh\u2066i\ufeffj":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}'
+header=$header$(printf '%*s' $(((8 - ${#header} % 8) % 8)) '')
+printf "\\$(printf %03o $((${#header} % 256)))\\$(printf %03o $((${#header} / 256)))\0\0\0\0\0\0%s12" "$header" > y.safetensors
+try inspect y.safetensors
+try inspect --tree y.safetensors
+try extract y.safetensors "$(printf 'no\342\200\256such')" z.npy

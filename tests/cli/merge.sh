@@ -77,6 +77,8 @@ try merge "$in" one --force -q --cast bf16
 ls one
 try inspect one/model.safetensors
 try merge "$in" hf --force
+try merge "$in" one --overwrite --everything --max-nbytes 1MB -q
+try verify one --max-nbytes 1MB -q
 echo "# nothing is written if it cannot be whole"
 rm run/__2_0.distcp
 try merge run x

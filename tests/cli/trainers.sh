@@ -35,3 +35,8 @@ try inspect $GOLDEN/mcore_legacy_tp/ckpt --names megatron-llama
 try inspect $GOLDEN/mcore_legacy_tp/ckpt --names missing
 try inspect $GOLDEN/ds_z1/ckpt --unstack
 try inspect $GOLDEN/ds_z1/ckpt --vocab-size 3
+try convert $GOLDEN/ds_z1/ckpt ranks --format fsdp --mesh 3 --default 'S(0)' --exclude '^optimizer|scale|count' --verify -q
+ls -A ranks
+try diff ranks fp32 --only 'layers.0.up'
+try convert $GOLDEN/ds_z1/ckpt none --format fsdp
+try convert $GOLDEN/ds_z1/ckpt none --format fsdp --mesh 2x2 --default 'S(0),S(1)' --only 'up.weight$' --exclude '^optimizer'

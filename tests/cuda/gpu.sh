@@ -28,6 +28,15 @@ try() {
 
 try "every case in one process" "$build/asan/test_device"
 try "checkpoints and digests" "$build/asan/test_device_files"
+sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+if [ -x "$sanitizer" ] && [ -x "$build/test_device" ]; then
+    for tool in memcheck racecheck; do
+        try "every case in one process under $tool" timeout 300 "$sanitizer" --tool $tool --report-api-errors no \
+            --target-processes application-only --error-exitcode 9 "$build/test_device"
+    done
+else
+    echo "# compute-sanitizer is not installed, so it is not run"
+fi
 for n in 1 2 4; do
     [ -x "$build/asan/mpi/test_mpi" ] || break
     try "every case on $n processes" timeout 300 mpirun -np $n "$build/asan/mpi/test_mpi" gpu

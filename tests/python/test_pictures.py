@@ -60,9 +60,9 @@ class Pictures(unittest.TestCase):
                 self.assertIn("&lt;b&gt;&amp;w", html)
                 self.assertNotIn("<b>", html)
                 self.assertIn("f32[8, 8]", html)
-                svg = checkpoint["<b>&w"]._repr_svg_()
-                texts(svg)
-                self.assertIn("__3_0.distcp", svg)
+                for svg in (checkpoint["<b>&w"]._repr_svg_(), checkpoint._repr_svg_()):
+                    self.assertTrue(texts(svg))
+                    self.assertIn("__3_0.distcp", svg)
             self.assertIn("closed", checkpoint._repr_html_())
             self.assertIsNone(checkpoint._repr_svg_())
             with reshard.open(path, format="dcp") as checkpoint:  # an option that the command does not have

@@ -40,6 +40,17 @@ class States(unittest.TestCase):
         else:
             self.assertEqual((type(a), a), (type(b), b))
 
+    def test_nul_in_paths(self):
+        """A NUL would end the path there: what is behind it would be ignored."""
+        reshard.save(self.path, state())
+        ours = reshard.open(self.path)
+        for use in (lambda path: reshard.open(path), lambda path: reshard.save(path, state()),
+                    lambda path: reshard.convert(ours, path), lambda path: reshard.open(self.path, metadata=path)):
+            for path in (self.path + "\0.x", os.fsencode(self.path) + b"\0"):
+                with self.assertRaisesRegex(ValueError, "contains NUL"):
+                    use(path)
+        self.assertEqual(os.listdir(os.path.dirname(self.path)), ["x"])
+
     def test_round_trip(self):
         """a nested state is restored, into existing memory and read as a whole"""
         report = reshard.save(self.path, state())

@@ -8,7 +8,7 @@ S3_TESTS := $(sort $(wildcard tests/s3/test_*.py))
 test-s3: test-ready all $(BUILD)/asan/reshard $(BUILD)/venv-s3/ready
 	PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/python:$(CURDIR)/tests/torch:$(CURDIR)/tests/s3 \
 	    RESHARD_LIB=$(CURDIR)/$(BUILD)/libreshard.so RESHARD=$(CURDIR)/$(BUILD)/asan/reshard \
-	    RESHARD_MPI=$(CURDIR)/$(BUILD)/reshard-mpi \
+	    RESHARD_MPI=$(CURDIR)/$(BUILD)/reshard-mpi TORCH_PYTHON=$(CURDIR)/$(TORCH_PYTHON) \
 	    prove --timer --failures --directives -j2 $(if $(V),-v) --exec $(S3_PYTHON) $(S3_TESTS)
 
 $(BUILD)/venv-s3/ready: tests/s3/requirements.txt

@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 
 import tap
 import worlds
-from reshard.torch import LoadPlanner, Reader, Writer
+from reshard.torch import HuggingFaceStorageReader, HuggingFaceStorageWriter, LoadPlanner, Reader, Writer
 from tensors import DTYPES, same, truth
 
 
@@ -42,6 +42,21 @@ class DcpCuda(unittest.TestCase):
                     for name, one in got.items():
                         right = state[name]
                         self.assertTrue(one == right if name == "step" else same(one.cpu(), right.cpu()), name)
+
+    def test_hugging_face(self):
+        """safetensors from the GPU and to it, with the elements of torch's files"""
+        state = {name: one for name, one in self.state().items() if isinstance(one, torch.Tensor)
+                 and one.is_contiguous() and one.dtype not in (torch.complex32, torch.complex128)}
+        with worlds.Folder() as folder:
+            for number, writer in enumerate((dcp.HuggingFaceStorageWriter, HuggingFaceStorageWriter)):
+                dcp.save(state, storage_writer=writer(folder(str(number))), no_dist=True)
+            for reader, path in ((HuggingFaceStorageReader, "0"), (HuggingFaceStorageReader, "1"),
+                                 (dcp.HuggingFaceStorageReader, "1")):
+                for device in ("cpu", "cuda"):
+                    got = self.blank(state, device)
+                    dcp.load(got, storage_reader=reader(folder(path)), no_dist=True)
+                    for name, one in got.items():
+                        self.assertTrue(same(one.cpu(), state[name].cpu()), (name, reader, path))
 
     def test_in_background(self):
         """async_save copies before it returns"""

@@ -28,7 +28,9 @@ from ..carry import AnyPool
 from ..checkpoint import Checkpoint
 from ..converting import convert
 from ..errors import ExistsError, InvalidError, MissingError, MissingFileError, UnsupportedError
-from .reader import Reader, check_file_system
+from ..storage import Storage, is_url
+from .places import check_file_system
+from .reader import Reader
 from .threads import pool_of
 from .writer import Data, Writer, bytes_struct, item_struct, write_items
 
@@ -149,6 +151,9 @@ class HuggingFaceStorageWriter(Writer):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Creates the directory. ExistsError if a reader would take other files in it for a part of this save."""
         check_file_system(self)
+        if is_url(self.consolidated_output_path or self.path):
+            raise UnsupportedError(f"{self.path}: Hugging Face storage is written to directories only; for a bucket, "
+                                   "use Writer and then reshard.merge")
         self.fs.mkdir(self.path)
         self._check_directory(os.fspath(self.path), _SHARD if self.save_distributed else _WHOLE)
         if self.consolidated_output_path is not None and self.save_distributed:
@@ -215,7 +220,7 @@ class HuggingFaceStorageWriter(Writer):
         arrays.sort(key=lambda one: _ORDER[one.dtype], reverse=True)
         stream = memory.ordered(memory.cuda_device(one.data.tensor) for one in arrays if one.data.tensor is not None)
         structs = [bytes_struct(b"header", _header(arrays)), *(item_struct(one.data) for one in arrays)]
-        places = write_items(os.path.join(self.path, name), structs, pool_of(self._pool), stream, plain=1,
+        places = write_items(os.path.join(self.path, name), structs, pool_of(self._pool), stream, None, plain=1,
                              sync=self.sync_files)
         made = {id(one.data.item): WriteResult(index=one.data.item.index, size_in_bytes=nbytes,
                                                storage_data=_StorageInfo(name, at, nbytes))
@@ -299,15 +304,17 @@ class HuggingFaceStorageWriter(Writer):
 
 class HuggingFaceStorageReader(Reader):
     """Reads safetensors for dcp.load, with the keywords of torch's HuggingFaceStorageReader: `path` is a directory of
-    whole tensors or of shards, and `thread_count` the number of threads. `pool` is a reshard.Pool, or a number of
-    threads, instead of thread_count.
+    whole tensors or of shards, or a URL, and `thread_count` the number of threads. `pool` is a reshard.Pool, or a
+    number of threads, instead of thread_count. `storage` has the credentials and limits of a URL; default: those of the
+    environment.
 
     In contrast to torch, the files of an index are read and no others, and a part of a tensor that no file has is an
     error."""
 
-    def __init__(self, path: Any, thread_count: int = 1, *, pool: AnyPool = None) -> None:
-        super().__init__(path, pool=thread_count if pool is None else pool)
+    def __init__(self, path: Any, thread_count: int = 1, *, pool: AnyPool = None,
+                 storage: Optional[Storage] = None) -> None:
+        super().__init__(path, pool=thread_count if pool is None else pool, storage=storage)
         self.thread_count = thread_count
 
     def _open_checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.path, format="safetensors")
+        return Checkpoint(self.path, format="safetensors", storage=self._storage)

@@ -9,7 +9,7 @@ Two forms are known, those of torch's reader:
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
@@ -18,6 +18,7 @@ from torch.futures import Future
 
 from ..carry import AnyPool
 from ..errors import InvalidError, MismatchError, UnsupportedError
+from ..storage import Storage
 from .boxes import check_filled
 from .hf_storage import HuggingFaceStorageReader
 from .threads import pool_of
@@ -42,13 +43,14 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
     target_dtype    dtype that weights are computed in. They are then converted to that of the state
     block_size      rows and columns of the blocks of NAME.weight that have a common scale
     pool            a reshard.Pool, or a number of threads, instead of thread_count
+    storage         credentials and limits of a URL. Default: those of the environment
 
     In contrast to torch, no index is needed, weights and scales may be sharded, and scales that do not fit the weight
     are an error. MXFP4 tensors may have any number of dims before their groups."""
 
     def __init__(self, path: Any, thread_count: int = 1, target_dtype: torch.dtype = torch.float32,
-                 block_size: int = 128, *, pool: AnyPool = None) -> None:
-        super().__init__(path, thread_count, pool=pool)
+                 block_size: int = 128, *, pool: AnyPool = None, storage: Optional[Storage] = None) -> None:
+        super().__init__(path, thread_count, pool=pool, storage=storage)
         if block_size < 1:
             raise InvalidError(f"block_size={block_size} must be 1 or more")
         self.target_dtype, self.block_size = target_dtype, block_size

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Dict, Iterable, List, NamedTuple, Optional, Se
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
@@ -28,8 +28,10 @@ from ..errors import FormatError, LimitError, MismatchError, MissingFileError, U
 from ..layout import Layout
 from ..memory import cuda_device, is_direct
 from ..states import OPAQUE
+from ..storage import Storage, is_url
 from . import metadata as metadata_
 from .boxes import check_filled
+from .places import UrlFileSystem, check_file_system, file_system
 from .threads import pool_of
 
 # Tensors that cannot be read in place are read into buffers of at most this size.
@@ -58,35 +60,44 @@ def _in_place(target: torch.Tensor, stored: torch.dtype) -> bool:
     return target.dtype == stored or (target.dtype in _FLOATS and stored in _FLOATS)
 
 
-def check_file_system(storage: Any) -> None:
-    """Raises UnsupportedError if the file system of a reader or writer was replaced: the library opens files itself."""
-    if type(storage.fs) is not FileSystem:
-        raise UnsupportedError(f"{type(storage).__name__} opens files itself, and does not use the file system "
-                               f"{type(storage.fs).__name__}; use the reader or writer of torch with it")
-
-
 class Reader(FileSystemReader):
     """Reads a checkpoint for dcp.load: a directory that torch or this package saved, safetensors, or a file of
-    torch.save.
+    torch.save. The path may be s3://BUCKET/PREFIX or https://HOST/PATH.
 
     `path` and `_extension_registry` are those of FileSystemReader of torch. In contrast to it, a part of a tensor
     that no file has is an error, and so is a wrong CRC-32. Nothing in .metadata is executed. Several extensions are
-    undone in the reverse order of the writer. `pool` is a number of threads, or a reshard.Pool. Another file system in
-    `fs` is refused, because the library opens the files."""
+    undone in the reverse order of the writer. `pool` is a number of threads, or a reshard.Pool. `storage` has the
+    credentials and limits of a URL; default: those of the environment. Another file system in `fs` is refused, because
+    the library opens the files."""
 
-    def __init__(self, path: Any, _extension_registry: Any = None, *, pool: AnyPool = None) -> None:
+    def __init__(self, path: Any, _extension_registry: Any = None, *, pool: AnyPool = None,
+                 storage: Optional[Storage] = None) -> None:
         if _extension_registry is None:
             super().__init__(path)
         else:
             super().__init__(path, _extension_registry)
-        self._pool = pool
+        self._pool, self._storage = pool, storage
+        self._take_path(path)
         self._metadata: Optional[Metadata] = None
         self._opened: Optional[Checkpoint] = None
         self._of_rank: Optional[int] = None  # the rank whose metadata is used; None: that of all
 
+    def _take_path(self, path: Any) -> None:
+        if is_url(path) or isinstance(self.fs, UrlFileSystem):
+            self.fs = file_system(path, self._storage)
+            self.path = self.fs.init_path(path)
+
     def reset(self, checkpoint_id: Any = None) -> None:
+        """Starts another load, from another path if `checkpoint_id` is one."""
         super().reset(checkpoint_id)
+        if checkpoint_id:
+            self._take_path(checkpoint_id)
         self._metadata, self._opened, self._of_rank = None, None, None
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Returns whether a path can be read from."""
+        return is_url(checkpoint_id) or FileSystemReader.validate_checkpoint_id(checkpoint_id)
 
     def __getstate__(self) -> Dict[str, Any]:
         state = dict(self.__dict__, _opened=None)
@@ -110,6 +121,8 @@ class Reader(FileSystemReader):
     def _open_checkpoint(self) -> Checkpoint:
         """Opens a checkpoint of DCP with its metadata, or one in another format."""
         name = self._metadata_name(self._of_rank)
+        if is_url(self.path):
+            return Checkpoint(self.path, metadata=None if self._of_rank is None else name, storage=self._storage)
         path = os.path.join(self.path, name)
         if os.path.lexists(path):
             return Checkpoint(self.path, metadata=name)
@@ -261,11 +274,13 @@ class Reader(FileSystemReader):
         """Returns the bytes that torch.save wrote for an object."""
         if self._opened is not None and self._opened.format != "dcp":
             return self._plain_value(self._opened, index.fqn)
-        if getattr(place, "transform_descriptors", None) and self._is_ours(place):
+        if is_url(self.path) or getattr(place, "transform_descriptors", None) and self._is_ours(place):
             try:
                 return self._checkpoint().plain_values.item(index.fqn) or b""
             except LimitError:
-                pass  # objects with tensors in them are larger than values
+                if is_url(self.path):
+                    raise
+                # objects with tensors in them are larger than values
         return self._decoded(index)
 
     @staticmethod
@@ -302,6 +317,9 @@ class Reader(FileSystemReader):
     def _slice(self, index: Any) -> bytes:
         place = self.storage_data[index]
         name = os.fspath(place.relative_path)
+        if is_url(self.path):
+            raise UnsupportedError(f"{self.path}: {index.fqn} was written through an extension, or as an object that "
+                                   "only torch reads; copy the checkpoint to a directory first")
         if os.path.isabs(name) or any(part in ("", ".", "..") for part in name.split("/")):
             raise FormatError(f"{self.path}: {name!r} leads out of the directory")
         path = os.path.join(self.path, name)

@@ -9,6 +9,7 @@ have other names, and .metadata is replaced in one step.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes as C
 import inspect
 import io
@@ -32,7 +33,8 @@ from ..checkpoint import Checkpoint
 from ..errors import Error, InvalidError, MismatchError, UnsupportedError
 from ..memory import is_direct
 from ..saving import compress_level
-from .reader import check_file_system
+from ..storage import Storage, handle_for, is_url
+from .places import UrlFileSystem, check_file_system, file_system, list_files, remove_files
 from .staging import Stage
 from .threads import pool_of
 
@@ -144,9 +146,11 @@ def bytes_struct(name: bytes, data: bytes) -> Any:
     return made
 
 
-def write_items(path: str, items: Sequence[Any], pool: Pool, stream: Any, **options: Any) -> List[Tuple[int, int]]:
+def write_items(path: str, items: Sequence[Any], pool: AnyPool, stream: Any, storage: Optional[Storage],
+                **options: Any) -> List[Tuple[int, int]]:
     """Writes items to a file, one behind the other. Returns their offsets and lengths."""
     call, places = local.Call(pool=pool, stream=stream), (C.c_uint64 * max(1, 2 * len(items)))()
+    call.io.contents.storage = handle_for(path, storage)
     call(_c.lib.rsd_dcp_write_items, _c.path_bytes(path), len(items), _c.packed(_c.Item, items),
          C.byref(_c.ItemsOptions(io=call.io, **options)), places)
     return [(places[2 * i], places[2 * i + 1]) for i in range(len(items))]
@@ -158,14 +162,16 @@ class Writer(FileSystemWriter):
     It has the keywords of FileSystemWriter of torch, including `_extensions`. `compress` is "zstd" or "zstd:LEVEL",
     which needs no other package, and is equal to `_extensions=[ZStandard()]`. `pool` is a number of threads, or a
     reshard.Pool; the number of files is `thread_count`. An older checkpoint stays readable until the new one is
-    complete. Then its files are removed. Another file system in `fs` is refused, because the library writes the
-    files."""
+    complete. Then its files are removed.
+
+    The path may be s3://BUCKET/PREFIX. `storage` has its credentials and limits; default: those of the environment.
+    Another file system in `fs` is refused, because the library writes the files."""
 
     def __init__(self, path: Any, single_file_per_rank: bool = True, sync_files: bool = True,
                  thread_count: int = 1, per_thread_copy_ahead: int = 10_000_000,
                  cache_staged_state_dict: bool = False, overwrite: bool = True, _extensions: Any = None,
                  serialization_format: Any = None, *, compress: Union[str, int, bool, None] = None,
-                 pool: AnyPool = None) -> None:
+                 pool: AnyPool = None, storage: Optional[Storage] = None) -> None:
         options: Dict[str, Any] = dict(
             single_file_per_rank=single_file_per_rank, sync_files=sync_files, thread_count=thread_count,
             per_thread_copy_ahead=per_thread_copy_ahead, cache_staged_state_dict=cache_staged_state_dict,
@@ -180,7 +186,8 @@ class Writer(FileSystemWriter):
         if strange:
             raise UnsupportedError(f"torch {torch.__version__} has no {strange[0]}")
         super().__init__(path, **{name: value for name, value in options.items() if name in taken})
-        self._pool = pool
+        self._pool, self._storage = pool, storage
+        self._take_path(path)
         self._names = [one.get_descriptor() for one in reversed(_extensions or ())]
         self._level = compress_level(compress)
         self._safetensors = getattr(serialization_format, "value", "torch_save") == "safetensors"
@@ -200,6 +207,23 @@ class Writer(FileSystemWriter):
         state = dict(self.__dict__)  # for async_save in a process
         state["_pool"] = state["_pool"].nthreads if isinstance(state["_pool"], Pool) else state["_pool"]
         return state
+
+    def _take_path(self, path: Any) -> None:
+        if is_url(path) or isinstance(self.fs, UrlFileSystem):
+            self.fs = file_system(path, self._storage)
+            self.path = self.fs.init_path(path)
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Starts another save, to another path if `checkpoint_id` is one."""
+        super().reset(checkpoint_id)
+        if checkpoint_id:
+            self._take_path(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Returns whether a path can be written to."""
+        return (is_url(checkpoint_id) and checkpoint_id.startswith("s3:")) or \
+            FileSystemWriter.validate_checkpoint_id(checkpoint_id)
 
     def stage(self, state_dict: Any) -> Any:
         """Returns a copy of a state dict for async_save, including CPU tensors, DTensors and ShardedTensors."""
@@ -247,12 +271,15 @@ class Writer(FileSystemWriter):
     def _free_prefix(self, prefix: str) -> str:
         """Returns a prefix for data files that no existing checkpoint has, nor had one that a reader may still have
         open. Saves are numbered: one more than the save that they replace, which is the same on all ranks."""
-        names = os.listdir(self.path)
+        names = list_files(os.fspath(self.path), self._storage)
         if ".metadata" not in names and not any(map(_RANK_METADATA.match, names)):
             return prefix
         numbers = [int(found.group(2) or 0) for found in map(_DATA_FILE.match, names)
                    if found and found.string.startswith(prefix)]
-        if self._metadata_name() in names:
+        if self._metadata_name() in names and is_url(self.path):
+            before = self._files_of(os.fspath(self.path), self._metadata_name())
+            numbers += [0, *(int(found.group(2) or 0) for found in map(_DATA_FILE.match, before) if found)]
+        elif self._metadata_name() in names:
             with open(os.path.join(self.path, self._metadata_name()), "rb") as file:
                 numbers += [0, *(int(found.group(1)) for found in _NUMBERED.finditer(file.read()))]
         return f"{prefix}{max(numbers) + 1}-" if numbers else prefix
@@ -288,7 +315,8 @@ class Writer(FileSystemWriter):
             one, copied = self._resolved(planner, item)
             batch.append(one)
             nbytes += copied
-            if nbytes >= STAGED_NBYTES and number < len(items) - 1:
+            # An object is written in one call.
+            if nbytes >= STAGED_NBYTES and number < len(items) - 1 and not is_url(self.path):
                 yield batch, False
                 batch, nbytes = [], 0
         yield batch, True
@@ -316,14 +344,14 @@ class Writer(FileSystemWriter):
     def _write_batch(self, pool: Pool, path: str, data: Sequence[Data], offset: int,
                      last: bool) -> List[Tuple[int, int]]:
         stream = memory.ordered(memory.cuda_device(one.tensor) for one in data if one.tensor is not None)
-        return write_items(path, [item_struct(one) for one in data], pool, stream,
-                           offset=offset, compress=self._level, sync=self.sync_files and last)
+        return write_items(path, [item_struct(one) for one in data], pool, stream, self._storage,
+                           offset=offset, compress=self._level, sync=is_url(path) or (self.sync_files and last))
 
     def _write_streams(self, planner: SavePlanner, name: str, path: str,
                        items: Sequence[WriteItem]) -> List[WriteResult]:
         """Writes items through extensions, or as safetensors, one after the other, in Python."""
         results = []
-        with open(path, "wb") as file:
+        with self._new_file(path) as file:
             for item in items:
                 found, offset = planner.resolve_data(item), file.tell()
                 stream: Any = file
@@ -340,10 +368,21 @@ class Writer(FileSystemWriter):
                 if stream is not file:
                     stream.close()
                 results.append(self._result(item, name, offset, file.tell() - offset))
+        return results
+
+    @contextlib.contextmanager
+    def _new_file(self, path: str) -> Iterator[Any]:
+        """Yields a new file to write to. An object is kept in memory until it is complete."""
+        if is_url(path):
+            made = io.BytesIO()
+            yield made
+            write_items(path, [bytes_struct(b"file", made.getvalue())], None, None, self._storage, sync=1)
+            return
+        with open(path, "wb") as file:
+            yield file
             if self.sync_files:
                 file.flush()
                 os.fsync(file.fileno())
-        return results
 
     def _result(self, item: WriteItem, name: str, offset: int, nbytes: int) -> WriteResult:
         place = _StorageInfo(name, offset, nbytes)
@@ -360,55 +399,52 @@ class Writer(FileSystemWriter):
         metadata.storage_data = {one.index: one.storage_data for ranks in results for one in ranks}
         metadata.storage_meta = self.storage_meta()
         name, folder = self._metadata_name(), os.fspath(self.path)
-        partial = os.path.join(folder, name + ".tmp")
-        with open(partial, "wb") as file:
-            pickle.dump(metadata, file)
-            if self.sync_files:
-                file.flush()
-                os.fsync(file.fileno())
-        self._sync_folder(folder)
         before = self._files_of(folder, name)
-        os.replace(partial, os.path.join(folder, name))
+        if is_url(folder):  # an object is replaced in one step
+            with self._new_file(os.path.join(folder, name)) as file:
+                pickle.dump(metadata, file)
+        else:
+            partial = os.path.join(folder, name + ".tmp")
+            with self._new_file(partial) as file:
+                pickle.dump(metadata, file)
+            self._sync_folder(folder)
+            os.replace(partial, os.path.join(folder, name))
         self._sync_folder(folder)
         self._remove_old(folder, name, before, metadata)
 
     def _sync_folder(self, folder: str) -> None:
-        if self.sync_files:
+        if self.sync_files and not is_url(folder):
             number = os.open(folder, os.O_RDONLY)
             try:
                 os.fsync(number)
             finally:
                 os.close(number)
 
-    @staticmethod
-    def _files_of(folder: str, name: str) -> List[str]:
+    def _files_of(self, folder: str, name: str) -> List[str]:
         """Returns the data files of an existing checkpoint, or none if its metadata cannot be read."""
-        path = os.path.join(folder, name)
-        if not os.path.exists(path):
+        if not is_url(folder) and not os.path.exists(os.path.join(folder, name)):
             return []
         try:
-            with Checkpoint(folder, metadata=name) as found:
+            with Checkpoint(folder, metadata=name, storage=self._storage) as found:
                 return [one for one in found.files if one != name]
         except (Error, OSError):
             return []
 
-    @staticmethod
-    def _remove_old(folder: str, name: str, before: Sequence[str], metadata: Metadata) -> None:
-        """Returns the data files of the replaced checkpoint, and those that a stopped save left. Files that other
-        metadata may refer to are not included."""
-        names = os.listdir(folder)
+    def _remove_old(self, folder: str, name: str, before: Sequence[str], metadata: Metadata) -> None:
+        """Removes the data files of the replaced checkpoint, and those that a stopped save left. Files that other
+        metadata may refer to stay."""
+        names = list_files(folder, self._storage)
         others = [one for one in names if one != name and (one == ".metadata" or _RANK_METADATA.match(one))]
         old = set(before)
         if not others:
             old |= set(names)
         kept = {place.relative_path for place in metadata.storage_data.values()}
         for other in others:
-            kept |= set(Writer._files_of(folder, other))
+            kept |= set(self._files_of(folder, other))
         rank = name[2:-len(".metadata")] if name != ".metadata" else None
-        for one in sorted(old - kept):
-            match = _DATA_FILE.match(one)
-            if match and one in names and (rank is None or match.group(1) == rank):
-                os.unlink(os.path.join(folder, one))
+        matches = [(one, _DATA_FILE.match(one)) for one in sorted(old - kept) if one in names]
+        remove_files(folder, self._storage, [one for one, match in matches
+                                             if match and (rank is None or match.group(1) == rank)])
 
 
 def _as_safetensors(item: WriteItem, tensor: torch.Tensor) -> bytes:

@@ -1,0 +1,77 @@
+"""Where checkpoints of torch.distributed.checkpoint are: a directory, or s3://BUCKET/PREFIX."""
+from __future__ import annotations
+
+import os
+from typing import Any, List, Optional, Sequence
+
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+from .. import _c
+from ..errors import UnsupportedError
+from ..storage import Storage, handle_for, is_url
+
+
+class UrlFileSystem(FileSystem):
+    """What FileSystem of torch is for directories, for URLs: names are joined, and nothing has to be created."""
+
+    def __init__(self, storage: Optional[Storage] = None) -> None:
+        self.storage = storage
+
+    def __reduce__(self) -> Any:
+        if self.storage is not None:
+            raise TypeError("a reshard.Storage cannot be sent to another process; set the AWS_... variables instead")
+        return UrlFileSystem, ()
+
+    def init_path(self, path: Any) -> str:
+        """Returns the URL as it is."""
+        return os.fspath(path)
+
+    def concat_path(self, path: Any, suffix: str) -> str:
+        """Returns the URL of a name below another one."""
+        return f"{os.fspath(path).rstrip('/')}/{suffix}"
+
+    def mkdir(self, path: Any) -> None:
+        """Does nothing: a bucket has no directories."""
+
+    def exists(self, path: Any) -> bool:
+        """Returns whether an object exists."""
+        directory, _, name = os.fspath(path).rpartition("/")
+        return name in self.ls(directory)
+
+    def rm_file(self, path: Any) -> None:
+        """Removes an object."""
+        directory, _, name = os.fspath(path).rpartition("/")
+        remove_files(directory, self.storage, [name])
+
+    def ls(self, path: Any) -> List[str]:
+        """Returns the names of the objects below a URL."""
+        return list_files(os.fspath(path), self.storage)
+
+
+def file_system(path: Any, storage: Optional[Storage]) -> FileSystem:
+    """Returns the file system of a path."""
+    return UrlFileSystem(storage) if is_url(path) else FileSystem()
+
+
+def check_file_system(storage: Any) -> None:
+    """Raises UnsupportedError if the file system of a reader or writer was replaced: the library opens files itself."""
+    if type(storage.fs) not in (FileSystem, UrlFileSystem):
+        raise UnsupportedError(f"{type(storage).__name__} opens files itself, and does not use the file system "
+                               f"{type(storage.fs).__name__}; use the reader or writer of torch with it")
+
+
+def list_files(path: str, storage: Optional[Storage] = None) -> List[str]:
+    """Returns the names of the files in a directory, or of the objects below a URL. They need not exist."""
+    found: List[str] = []
+    kept = _c.Kept()
+    with kept:
+        _c.lib.rsd_dcp_list_files(_c.path_bytes(path), handle_for(path, storage), kept.callback(
+            _c.OnName, lambda _, name: found.append(os.fsdecode(name))), None)
+    return found
+
+
+def remove_files(path: str, storage: Optional[Storage], names: Sequence[str]) -> None:
+    """Removes files of a directory, or objects. Those that do not exist are ignored."""
+    texts = [os.fsencode(name) for name in names]
+    _c.lib.rsd_dcp_remove_files(_c.path_bytes(path), handle_for(path, storage), len(texts),
+                                (_c.Text * max(1, len(texts)))(*texts))

@@ -1,0 +1,27 @@
+/* torch_saved.h - files of torch.save that are written tensor by tensor. Private to format. */
+#ifndef TORCH_SAVED_H
+#define TORCH_SAVED_H
+
+#include "rows.h"
+#include "torch_archive.h"
+
+/* ---- torch_save_write.c ---- */
+
+/* Write a tuple of numbers; and the call that makes a tensor of a whole storage. */
+void saved_put_tuple(struct bytes *out, int32_t n, const int64_t *values);
+void saved_put_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                      const char *key);
+
+/* Of both writers of such files. The last one writes the ends of all files. */
+rsd_status saved_place_files(struct manifest *manifest);
+rsd_status saved_frame(const struct manifest *manifest, size_t tensor, size_t box,
+                       struct bytes *head, struct bytes *tail);
+rsd_status saved_finish_files(const struct manifest *manifest, struct store *store);
+
+/* ---- dtensor_write.c ---- */
+
+/* Write the pickle of one rank's file; and the record with the ranks of its mesh. */
+rsd_status dtensor_put_dict(const struct manifest *manifest, size_t file, struct bytes *out);
+rsd_status dtensor_add_mesh(const struct manifest *manifest, struct archive_writer *archive);
+
+#endif

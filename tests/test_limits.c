@@ -1,0 +1,173 @@
+/* test_limits.c - what a process runs out of, and what a file only claims: open files, memory inside zstd, space on the
+ * disk, records of which a part is read, names that hide what they are.
+ *
+ * The linker redirects some calls to this file (--wrap), so the library needs no hook. */
+#include "conversions.h"
+#include "truth.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/resource.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+#include <zstd.h>
+#include <zstd_errors.h>
+
+static char folder[256];
+
+static const char *in_folder(const char *name)
+{
+    static char paths[4][400];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
+    return path;
+}
+
+/* ---- calls that are redirected ---- */
+
+static uint64_t nreserved; /* bytes */
+static bool zstd_fails;
+
+int __wrap_fallocate(int fd, int mode, off_t offset, off_t n);
+int __wrap_fallocate(int fd, int mode, off_t offset, off_t n)
+{
+    (void)fd, (void)mode, (void)offset;
+    nreserved += (uint64_t)n;
+    return 0;
+}
+
+/* Nothing is in memory: there, no space is reserved. */
+int __wrap_fstatfs(int fd, struct statfs *about);
+int __wrap_fstatfs(int fd, struct statfs *about)
+{
+    (void)fd;
+    *about = (struct statfs){.f_type = EXT4_SUPER_MAGIC};
+    return 0;
+}
+
+size_t __real_ZSTD_decompressStream(ZSTD_DStream *stream, ZSTD_outBuffer *to, ZSTD_inBuffer *from);
+size_t __wrap_ZSTD_decompressStream(ZSTD_DStream *stream, ZSTD_outBuffer *to, ZSTD_inBuffer *from);
+size_t __wrap_ZSTD_decompressStream(ZSTD_DStream *stream, ZSTD_outBuffer *to, ZSTD_inBuffer *from)
+{
+    return zstd_fails ? (size_t)-ZSTD_error_memory_allocation
+                      : __real_ZSTD_decompressStream(stream, to, from);
+}
+
+/* ---- the cases ---- */
+
+static void few_open_files(void)
+{
+    CASE("hundreds of files are read and written where 40 may be open");
+    struct rlimit before, few;
+    rsd_convert_options options = {.struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP};
+    conversion_make_large(in_folder("many"), 300, 300);
+    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    few = before;
+    few.rlim_cur = 40;
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    OK(conversion_run(in_folder("many"), in_folder("out"), &options));
+    conversion_check_same(in_folder("many"), in_folder("out"), NULL);
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    folder_remove(in_folder("many"));
+    folder_remove(in_folder("out"));
+}
+
+static void memory_of_zstd(void)
+{
+    CASE("an allocation that fails inside zstd is ENOMEM, not a damaged file");
+    rsd_checkpoint *checkpoint;
+    char digests[64][RSD_DIGEST_NCHARS];
+    if (!OK(rsd_checkpoint_open(golden_path("zstd", "ckpt"), NULL, &checkpoint)))
+        return;
+    zstd_fails = true;
+    FAILS(RSD_ENOMEM, "zstd stream", rsd_digest(checkpoint, 0, NULL, NULL, digests, NULL));
+    zstd_fails = false;
+    OK(rsd_digest(checkpoint, 0, NULL, NULL, digests, NULL));
+    rsd_checkpoint_close(checkpoint);
+}
+
+/* Cuts the last data file of a checkpoint to a few bytes, so that the items in it do not exist. */
+static void shorten_file(const char *path)
+{
+    CHECK(truncate(path, 100) == 0);
+}
+
+static void space_on_disk(void)
+{
+    CASE("space is reserved for items that were found, not for those that are claimed");
+    rsd_convert_options options = {.struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP};
+    conversion_make_large(in_folder("plain"), 1, 301);
+    nreserved = 0;
+    OK(conversion_run(in_folder("plain"), in_folder("out"), &options));
+    CHECK(nreserved > 6 * 301 * 300 * 4, "%llu bytes were reserved", (unsigned long long)nreserved);
+    folder_remove(in_folder("out"));
+    shorten_file(in_folder("plain/__0_0.distcp"));
+    nreserved = 0;
+    rsd_status status = conversion_run(in_folder("plain"), in_folder("out"), &options);
+    CHECK(status == RSD_EFORMAT && nreserved == 0, "%s, %llu bytes were reserved",
+          rsd_status_name(status), (unsigned long long)nreserved);
+    CHECK(!is_there(in_folder("out")) && conversion_left_nothing(in_folder("out")));
+    folder_remove(in_folder("plain"));
+}
+
+static void parts_of_records(void)
+{
+    CASE("diff checks the records of which it compares a part, on both sides");
+    rsd_checkpoint *good = NULL, *bad = NULL;
+    int64_t ndiffer;
+    if (OK(rsd_checkpoint_open("tests/bad/good_part.pt", NULL, &good)) &&
+        OK(rsd_checkpoint_open("tests/bad/part_damaged.pt", NULL, &bad))) {
+        OK(rsd_diff(good, good, NULL, NULL, NULL, &ndiffer, NULL));
+        FAILS(RSD_EFORMAT, "CRC-32", rsd_diff(good, bad, NULL, NULL, NULL, &ndiffer, NULL));
+        FAILS(RSD_EFORMAT, "CRC-32", rsd_diff(bad, good, NULL, NULL, NULL, &ndiffer, NULL));
+    }
+    rsd_checkpoint_close(good);
+    rsd_checkpoint_close(bad);
+}
+
+static void value_named_twice(void)
+{
+    CASE("of a value that is named twice the last one counts, as in torch");
+    rsd_checkpoint *checkpoint;
+    char *json = NULL;
+    if (!OK(rsd_checkpoint_open("tests/bad/dcp_value_twice", NULL, &checkpoint)))
+        return;
+    OK(rsd_checkpoint_value(checkpoint, 0, &json));
+    CHECK(json && strcmp(json, "2") == 0, "%s", json ? json : "NULL");
+    CHECK(rsd_checkpoint_nvalues(checkpoint) == 1);
+    rsd_free(json);
+    rsd_checkpoint_close(checkpoint);
+}
+
+static void hidden_characters(void)
+{
+    CASE("characters that hide, turn or control text are escaped in messages");
+    static const char *const hidden[] = {
+        "\x1b[31m", "\xe2\x80\xae", "\xe2\x80\x8b", "\xe2\x80\x8f", "\xe2\x81\xa6", "\xef\xbb\xbf",
+        "\xc2\xad", "\xd8\x9c",     "\xc2\x9b",     "\n",           "\x7f"};
+    rsd_checkpoint *checkpoint;
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) {
+        char path[300];
+        snprintf(path, sizeof path, "%s/a%sb", folder, hidden[i]);
+        CHECK(rsd_checkpoint_open(path, NULL, &checkpoint) == RSD_ENOENT);
+        CHECK(!strstr(rsd_error(), hidden[i]) && strstr(rsd_error(), "/a\\") &&
+                  strchr(rsd_error(), 'b'),
+              "%zu: %s", i, rsd_error());
+    }
+    CHECK(rsd_checkpoint_open("\xc3\xa9\xf0\x9f\x98\x80", NULL, &checkpoint) == RSD_ENOENT);
+    CHECK(strstr(rsd_error(), "\xc3\xa9\xf0\x9f\x98\x80") != NULL, "%s", rsd_error());
+}
+
+int main(void)
+{
+    snprintf(folder, sizeof folder, "%s", folder_new("limits"));
+    few_open_files();
+    memory_of_zstd();
+    space_on_disk();
+    parts_of_records();
+    value_named_twice();
+    hidden_characters();
+    folder_remove(folder);
+    return tap_end();
+}
