@@ -152,7 +152,6 @@ def transforms():
 
 def zstd_streams():
     compressed("zstd_byteorder", streamed(tensor(), order=b"middle"))
-    compressed("zstd_byteorder_big", streamed(tensor(), order=b"big"))
     dcp("zstd_is_none", data=b"x" * 300, transforms=ZSTD)
     dcp("zstd_truncated", data=zstd(STREAM)[:300], transforms=ZSTD)
     dcp("zstd_empty", data=b"", transforms=ZSTD)
@@ -342,6 +341,10 @@ def values():
     dcp("dcp_value_twice", [("v", obj("BytesStorageMetadata"))], [
         (index("v"), info(length=len(VALUE))), (index("v"), info(offset=len(VALUE), length=len(two)))],
         data=VALUE + two)
+    other = saved(tensor(), data=DATA[::-1])
+    dcp("dcp_box_overlap_differs", [("u", meta((3, 4), (((0, 0), (2, 4)), ((1, 0), (2, 4)))))], [
+        (index("u", (0, 0)), info(length=len(ITEM))), (index("u", (1, 0)), info(offset=len(ITEM), length=len(other)))],
+        data=ITEM + other)
     for name, damaged in dict(good_part=DATA, part_damaged=DATA[:28] + b"xxxx").items():
         write(f"{name}.pt", saved(state(w=tensor(shape=(1, 4))), data=damaged,
                                   data_says=dict(crc=zlib.crc32(DATA))))

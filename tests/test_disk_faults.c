@@ -344,10 +344,11 @@ int main(void)
                                           "hf_sharded/ckpt",
                                           "verl_model_only/ckpt",
                                           "../bad/good_ocdbt_inner",
-                                          "../bad/zarr_zstd_good"};
-    static const rsd_format formats[] = {RSD_FORMAT_DCP,         RSD_FORMAT_SAFETENSORS,
-                                         RSD_FORMAT_DCP,         RSD_FORMAT_TORCH_SAVE,
-                                         RSD_FORMAT_SAFETENSORS, RSD_FORMAT_DCP};
+                                          "../bad/zarr_zstd_good",
+                                          "torch113/ckpt"};
+    static const rsd_format formats[] = {
+        RSD_FORMAT_DCP,         RSD_FORMAT_SAFETENSORS, RSD_FORMAT_DCP, RSD_FORMAT_TORCH_SAVE,
+        RSD_FORMAT_SAFETENSORS, RSD_FORMAT_DCP,         RSD_FORMAT_FSDP};
     snprintf(folder, sizeof folder, "%s", folder_new("faults"));
     snprintf(target, sizeof target, "%s/target", folder);
     snprintf(part, sizeof part, "%s/target.reshard-part", folder);
@@ -355,12 +356,13 @@ int main(void)
         for (int kind = 0; kind < NKINDS; kind++) {
             snprintf(source, sizeof source, "%s", golden_path(sources[i], ""));
             CASE("%s: every %s fails once", sources[i], kind_names[kind]);
-            options =
-                (rsd_convert_options){.struct_nbytes = sizeof options,
-                                      .format = formats[i],
-                                      .compress = i == 2 ? 1 : 0,
-                                      .overwrite = 1,
-                                      .map = formats[i] == RSD_FORMAT_DCP ? choose_rows : NULL};
+            options = (rsd_convert_options){
+                .struct_nbytes = sizeof options,
+                .format = formats[i],
+                .compress = i == 2 ? 1 : 0,
+                .overwrite = 1,
+                .map = formats[i] == RSD_FORMAT_DCP || formats[i] == RSD_FORMAT_FSDP ? choose_rows
+                                                                                     : NULL};
             every_failure((enum kind)kind, convert, false);
             if (i == 0)
                 every_failure((enum kind)kind, convert, true);

@@ -126,6 +126,48 @@ static void parts_of_records(void)
     rsd_checkpoint_close(bad);
 }
 
+static rsd_status count_overlaps(void *context, const char *text)
+{
+    *(int *)context += strstr(text, "overlap with different bytes") != NULL;
+    return RSD_OK;
+}
+
+static void boxes_that_overlap(void)
+{
+    CASE("verify finds boxes that overlap in part with different bytes");
+    rsd_checkpoint *checkpoint;
+    int64_t nfindings;
+    int n = 0;
+    if (!OK(rsd_checkpoint_open("tests/bad/dcp_box_overlap_differs", NULL, &checkpoint)))
+        return;
+    OK(rsd_verify(checkpoint, NULL, count_overlaps, &n, &nfindings, NULL));
+    CHECK(n == 1 && nfindings == 1, "%d of %lld findings", n, (long long)nfindings);
+    rsd_checkpoint_close(checkpoint);
+}
+
+static void memory_of_buffers(void)
+{
+    CASE("the buffers of all threads stay below the limit");
+    rsd_pool *pool;
+    rsd_report report = {.struct_nbytes = sizeof report};
+    rsd_checkpoint *in = NULL;
+    OK(rsd_pool_new(8, &pool));
+    conversion_make_large(in_folder("plain"), 4, 900);
+    OK(rsd_checkpoint_open(in_folder("plain"), NULL, &in));
+    for (int64_t limit = 64 << 10; limit <= 1 << 20; limit *= 4) {
+        rsd_io io = {.struct_nbytes = sizeof io, .pool = pool, .max_nbytes = limit};
+        rsd_convert_options options = {
+            .struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP, .overwrite = 1, .io = &io};
+        OK(rsd_convert(in, in_folder("out"), &options, &report));
+        CHECK(report.nbytes_memory > 0 && report.nbytes_memory <= limit, "%lld of %lld bytes",
+              (long long)report.nbytes_memory, (long long)limit);
+    }
+    rsd_checkpoint_close(in);
+    rsd_pool_free(pool);
+    folder_remove(in_folder("out"));
+    folder_remove(in_folder("plain"));
+}
+
 static void value_named_twice(void)
 {
     CASE("of a value that is named twice the last one counts, as in torch");
@@ -166,6 +208,8 @@ int main(void)
     memory_of_zstd();
     space_on_disk();
     parts_of_records();
+    boxes_that_overlap();
+    memory_of_buffers();
     value_named_twice();
     hidden_characters();
     folder_remove(folder);

@@ -84,7 +84,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
     with opened(source, storage) as checkpoint:
         if format is None:
             safe = os.fsdecode(out).endswith(".safetensors") or checkpoint.format != "dcp"
-            torch_file = os.fspath(out).endswith((".pt", ".pth", ".bin"))
+            torch_file = os.fsdecode(out).endswith((".pt", ".pth", ".bin"))
             format = "torch.save" if torch_file else "safetensors" if safe else "dcp"
         if format not in ("dcp", "safetensors", "torch.save", "fsdp"):
             raise InvalidError(f"format={format!r} cannot be written; use 'dcp', 'safetensors', 'torch.save' or 'fsdp'")

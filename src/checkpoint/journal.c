@@ -346,10 +346,16 @@ static void check_file(struct writer *writer, uint32_t index)
         store_rename(writer->store, about->name, name);
     file->done =
         store_stat(writer->store, index, &nbytes, NULL) == RSD_OK && nbytes == file->noted_nbytes;
-    if (file->done)
+    if (file->done) {
         about->nbytes = file->noted_nbytes;
-    else if (!writer->store->ops->random_write)
-        check_items(writer, index);
+        return;
+    }
+    /* What a format writes behind the items may be missing. The items were complete. */
+    const struct catalog *catalog = &writer->manifest->catalog;
+    for (size_t i = 0; i < catalog->nextents && !writer->manifest->compress; i++)
+        if (catalog->extents[i].file == index)
+            writer->manifest->items[i].done = true;
+    check_items(writer, index);
 }
 
 rsd_status journal_resume(struct store_output *dest, const char *source, const char *target,

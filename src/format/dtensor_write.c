@@ -229,10 +229,11 @@ rsd_status dtensor_add_mesh(const struct manifest *manifest, struct archive_writ
     struct bytes ranks = {0};
     for (size_t i = 0; i < manifest->nfiles; i++)
         bytes_put_number(&ranks, i, 4);
-    if (!ranks.failed)
+    rsd_status status = ranks.failed ? RSD_ENOMEM : RSD_OK;
+    if (!status)
         archive_add_record(archive, "archive/data/" MESH_KEY, ranks.data, ranks.n);
     bytes_drop(&ranks);
-    return ranks.failed ? RSD_ENOMEM : RSD_OK;
+    return status;
 }
 
 /* ---- the writer ---- */
