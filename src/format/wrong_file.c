@@ -71,7 +71,7 @@ rsd_status format_explain_failure(struct store *store, rsd_status status)
     for (uint32_t file = 0; file < store->names.n && file < MOST_LOOKED_AT; file++) {
         const char *cause = explain_file(store, file);
         if (cause)
-            return store_fail_in(store, file, fail(RSD_EFORMAT, "%s", cause));
+            return store_fail_in(store, file, fail(status, "%s", cause));
     }
     return fail(status, "%s", error);
 }
