@@ -412,7 +412,7 @@ static int shortest_precision(double value)
 
 void json_add_float(struct text *out, double value)
 {
-    char digits[40];
+    char digits[DBL_MAX_10_EXP + 40]; /* more than %g needs, but compilers cannot know that */
     if (isnan(value) || isinf(value)) {
         text_add(out, "\"%s\"", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
         return;
