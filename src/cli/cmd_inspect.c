@@ -223,8 +223,9 @@ static void print_totals(const struct listing *listing)
            rsd_format_name(rsd_checkpoint_format(checkpoint)));
     if (listing->request->only.rules)
         printf("%zu of ", listing->n);
-    printf("%lld tensors of %s in %lld file%s", (long long)rsd_checkpoint_ntensors(checkpoint),
-           cli_size_text(total), (long long)rsd_checkpoint_nfiles(checkpoint),
+    printf("%lld tensor%s of %s in %lld file%s", (long long)rsd_checkpoint_ntensors(checkpoint),
+           rsd_checkpoint_ntensors(checkpoint) == 1 ? "" : "s", cli_size_text(total),
+           (long long)rsd_checkpoint_nfiles(checkpoint),
            rsd_checkpoint_nfiles(checkpoint) == 1 ? "" : "s");
     if (nvalues)
         printf(", %lld value%s", (long long)nvalues, nvalues == 1 ? "" : "s");

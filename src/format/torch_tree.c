@@ -303,6 +303,25 @@ static rsd_status visit_module_child(struct torch_visit *visit, struct slice nam
     return status;
 }
 
+static bool add_key_text(const struct pickle_tree *tree, pickle_node key, int depth,
+                         struct text *text);
+
+/* Adds the items of a list, which is in the call that makes a frozenset. */
+static bool add_list_text(const struct pickle_tree *tree, pickle_node list, int depth,
+                          struct text *text)
+{
+    struct pickle_walk walk = pickle_walk(tree, list);
+    pickle_node item;
+    text_add(text, "[");
+    for (bool first = true; pickle_walk_next(&walk, &item); first = false) {
+        text_add(text, first ? "" : ", ");
+        if (!add_key_text(tree, item, depth, text))
+            return false;
+    }
+    text_add(text, "]");
+    return true;
+}
+
 /* Adds a key as Python writes it: None, 1.5, b'x', ('a', 0). False: it cannot be written. */
 static bool add_key_text(const struct pickle_tree *tree, pickle_node key, int depth,
                          struct text *text)
@@ -337,6 +356,8 @@ static bool add_key_text(const struct pickle_tree *tree, pickle_node key, int de
         }
         text_add(text, pickle_count(tree, key) == 1 ? ",)" : ")");
         return true;
+    case NODE_LIST:
+        return add_list_text(tree, key, depth + 1, text);
     case NODE_GLOBAL:
         text_add(text, "%s", pickle_global_text(tree, key, global));
         return true;
@@ -360,8 +381,8 @@ static rsd_status visit_odd_key(struct torch_visit *visit, pickle_node key, pick
     if (named && n < TORCH_MAX_NAME_NBYTES)
         status = visit_named_node(visit, (struct slice){name, n}, false, value, length);
     else
-        status =
-            fail(RSD_EUNSUPPORTED, "%.300s: key of a dict cannot be written as text", visit->name);
+        status = fail(RSD_EUNSUPPORTED, "%.300s%skey of a dict cannot be written as text",
+                      visit->name, visit->name[0] ? ": " : "");
     rsd_free(name);
     return status;
 }

@@ -113,14 +113,15 @@ class Trainers(unittest.TestCase):
         nested = collections.defaultdict(dict)
         nested["x"][("a", 0)], nested[None]["y"] = torch.ones(1), torch.ones(2)
         state = {"nested": nested, True: torch.ones(3), 1.5: torch.ones(4), Kind.ONE: [torch.ones(5)],
-                 "counter": collections.Counter(a=1), "object": Held()}
+                 frozenset([2]): torch.ones(7), "counter": collections.Counter(a=1), "object": Held()}
         state["self"] = {"w": torch.ones(6), "again": None}
         state["self"]["again"] = state["self"]
         with worlds.Folder() as folder:
             torch.save(state, folder("x.pt"))
             with reshard.open(folder("x.pt")) as checkpoint:
-                self.assertEqual(sorted(tensor.shape[0] for tensor in checkpoint.values()), [1, 2, 3, 3, 4, 5, 6])
-                for name in ("nested.x.('a', 0)", "nested.None.y", "True", "1.5", "object.inner.w", "self.w"):
+                self.assertEqual(sorted(tensor.shape[0] for tensor in checkpoint.values()), [1, 2, 3, 3, 4, 5, 6, 7])
+                for name in ("nested.x.('a', 0)", "nested.None.y", "True", "1.5", "__builtin__.frozenset([2],)",
+                             "object.inner.w", "self.w"):
                     self.assertIn(name, checkpoint)
 
     def test_unreadable(self):
