@@ -48,7 +48,9 @@ static void print_json_report(const struct conversion *request, rsd_format in,
         (long long)report->nbytes_read, (long long)report->nbytes_written,
         (long long)report->nbytes_unchecked, (long long)report->nbytes_decoded_again,
         (long long)report->nleft_out);
-    if (request->convert.dry)
+    if (request->convert.dry && urls_is_url(request->out))
+        printf("\"memory_limit\": %lld, \"free\": null", (long long)memory_limit(request));
+    else if (request->convert.dry)
         printf("\"memory_limit\": %lld, \"free\": %lld", (long long)memory_limit(request),
                (long long)find_free_space(request->out));
     else
@@ -107,8 +109,10 @@ static void print_text_report(const struct conversion *request, rsd_format in,
            dry && request->convert.compress ? ", less when compressed" : "");
     if (dry) {
         printf("%-8s buffers of at most %s\n", "memory", cli_size_text(memory_limit(request)));
-        printf("%-8s %s needed, %s free\n", "space", cli_size_text(report->nbytes_written),
-               cli_size_text(find_free_space(request->out)));
+        printf("%-8s %s needed", "space", cli_size_text(report->nbytes_written));
+        if (!urls_is_url(request->out))
+            printf(", %s free", cli_size_text(find_free_space(request->out)));
+        printf("\n");
         return;
     }
     if (report->nbytes_shared)
@@ -210,7 +214,7 @@ int report_check_space(const struct conversion *request, const rsd_report *repor
     int64_t space = find_free_space(request->out);
     bool unknown =
         request->kind == PLAN || request->convert.compress || request->convert.resume ||
-        strstr(request->out, "://") ||
+        urls_is_url(request->out) ||
         (request->convert.reflink != RSD_REFLINK_NEVER && can_share_extents_at(request->in));
     if (unknown || report->nbytes_written <= space)
         return EXIT_YES;
