@@ -46,7 +46,10 @@ int32_t dtensor_take_numbers(const struct pickle_tree *tree, pickle_node c, int3
 /* Finds a mesh among those that were read, or reads it. */
 rsd_status dtensor_read_mesh(struct torch_file *file, pickle_node mesh, int64_t rank,
                              struct mesh_cache *cache, const struct rank_mesh **found);
-rsd_status dtensor_fail_mesh(const char *what);
+static inline rsd_status dtensor_fail_mesh(const char *what)
+{
+    return fail(RSD_EFORMAT, "device mesh %s", what);
+}
 
 /* ---- dtensor_spec.c ---- */
 

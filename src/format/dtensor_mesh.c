@@ -81,11 +81,6 @@ static int32_t take_layout_axes(const struct pickle_tree *tree, pickle_node layo
     return (int32_t)n;
 }
 
-rsd_status dtensor_fail_mesh(const char *what)
-{
-    return fail(RSD_EFORMAT, "device mesh %s", what);
-}
-
 /* Looks for a rank in the bytes of a record: *index is its place in row-major order of the view. */
 static bool search_rank(const struct torch_view *view, const struct stored_array *array,
                         const unsigned char *record, int64_t n, int64_t rank, int64_t *index)

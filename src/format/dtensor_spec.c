@@ -237,7 +237,7 @@ static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64
                 spec = find_in_state(tree, state, "_spec");
     struct torch_view view;
     struct stored_array array;
-    rsd_layout *layout = NULL;
+    rsd_layout *layout;
     const struct rank_mesh *mesh;
     int64_t position = 0, all = 1;
     TRY(dtensor_read_mesh(file, pickle_attribute(tree, spec, "mesh"), rank, cache, &mesh));
