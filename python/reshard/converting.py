@@ -20,7 +20,7 @@ from .local import Progress, Report
 from .proving import Source, opened
 from .rules import Cast, Names, Place, Places, Rename, Rules
 from .saving import Pathlike, compress_level
-from .storage import Storage, handle_for
+from .storage import Storage, handle_for, is_url
 from .transport import AnyTransport
 
 _REFLINKS = {"auto": _c.REFLINK_AUTO, "always": _c.REFLINK_ALWAYS, "never": _c.REFLINK_NEVER}
@@ -29,8 +29,8 @@ _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 
 def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh: AnyMesh = None,
             place: Optional[Place] = None, rules: Optional[Pathlike] = None, preset: Optional[str] = None,
-            default: Optional[Places] = None, part: Optional[str] = "", only: Optional[Names] = None,
-            exclude: Optional[Names] = None, rename: Optional[Rename] = None,
+            default: Optional[Places] = None, replicate_kv_heads: bool = False, part: Optional[str] = "",
+            only: Optional[Names] = None, exclude: Optional[Names] = None, rename: Optional[Rename] = None,
             strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
             max_shard_size: Union[str, int] = 0, compress: Union[str, int, bool, None] = None,
             every_replica: bool = False, nranks: int = 0, side_files: Sequence[Pathlike] = (), overwrite: bool = False,
@@ -50,7 +50,9 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
                 placements, a Layout, or None (whole)
     rules       a file of such rules, one expression and its placements per line; `place` comes first
     preset      "fsdp", "hsdp", "llama-tp", "qwen-tp", "moe-tp", "gpt2-tp", "bert-tp", "replicate", or "fsdp+llama-tp"
-                and so on for both; `place` and `rules` come first
+                and so on for both; `place` and `rules` come first. Those for tensor parallelism do not cut attention
+                heads, whose numbers are in the config.json of `side_files`, of the source, or beside it
+    replicate_kv_heads  presets let ranks share a KV head, if there are more ranks than KV heads
     default     placements of tensors that nothing matches. Default: such a tensor is an error
     part        a key of a nested state dict: keep only tensors below it, and remove it from their names. None:
                 keep only the model of what a trainer wrote, under the names that it has without the trainer
@@ -93,7 +95,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
         if max_shard_size and (format == "dcp" or mesh is not None):
             raise InvalidError("max_shard_size applies to output of whole tensors only, not to DCP")
         made = Rules(checkpoint, mesh=mesh, place=place, file=rules, preset=preset, default=default, only=only,
-                     exclude=exclude, rename=rename, strip_prefix=strip_prefix, cast=cast, part=part)
+                     exclude=exclude, rename=rename, strip_prefix=strip_prefix, cast=cast, part=part,
+                     config=_config(checkpoint, side_files), replicate_kv_heads=replicate_kv_heads)
         made.check()
         call = local.Call(progress, local.either("pool", pool, "threads", threads),
                           local.either("max_nbytes", max_nbytes, "max_memory", max_memory), transport, timeout)
@@ -146,7 +149,8 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
 
 def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optional[Place] = None,
           rules: Optional[Pathlike] = None, preset: Optional[str] = None, default: Optional[Places] = None,
-          config_from: Optional[Pathlike] = None, only: Optional[Names] = None, exclude: Optional[Names] = None,
+          replicate_kv_heads: bool = False, config_from: Optional[Pathlike] = None, only: Optional[Names] = None,
+          exclude: Optional[Names] = None,
           rename: Optional[Rename] = None, strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
           overwrite: bool = False, force: bool = False, resume: bool = False, dry_run: bool = False,
           verify: bool = False, pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
@@ -159,15 +163,16 @@ def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optiona
     mesh            the ranks to write for: 8, "2x4", "dp=2,tp=4" or {"dp": 2, "tp": 4}
     config_from     directory to copy configs and tokenizers from. Default: that of the source, or `huggingface` in it
 
-    The other keywords are those of `convert`: place, rules, preset, default, only, exclude, rename, strip_prefix, cast,
-    overwrite, force, resume, dry_run, verify, pool, threads, max_nbytes, max_memory, progress, transport, timeout,
-    storage, reflink, unchecked, torch_places."""
+    The other keywords are those of `convert`: place, rules, preset, default, replicate_kv_heads, only, exclude, rename,
+    strip_prefix, cast, overwrite, force, resume, dry_run, verify, pool, threads, max_nbytes, max_memory, progress,
+    transport, timeout, storage, reflink, unchecked, torch_places."""
     if mesh is None:
         raise InvalidError("split needs a mesh, such as mesh='tp=4'")
     with opened(source, storage) as checkpoint:
         return convert(
             checkpoint, out, format="safetensors", every_replica=True, mesh=mesh, place=place, rules=rules,
-            preset=preset, default=default, side_files=_configs(checkpoint, config_from), only=only, exclude=exclude,
+            preset=preset, default=default, replicate_kv_heads=replicate_kv_heads,
+            side_files=_configs(checkpoint, config_from), only=only, exclude=exclude,
             rename=rename, strip_prefix=strip_prefix, cast=cast, overwrite=overwrite, force=force, resume=resume,
             dry_run=dry_run, verify=verify, pool=pool, threads=threads, max_nbytes=max_nbytes, max_memory=max_memory,
             progress=progress, transport=transport, timeout=timeout, storage=storage, reflink=reflink,
@@ -179,6 +184,17 @@ def _configs(checkpoint: Checkpoint, config_from: Optional[Pathlike]) -> List[st
     directory = os.fspath(config_from) if config_from is not None else checkpoint.path
     beside = os.path.join(directory, "huggingface")
     return _side_files(beside if config_from is None and os.path.isdir(beside) else directory)
+
+
+def _config(checkpoint: Checkpoint, side_files: Sequence[Pathlike]) -> Optional[Pathlike]:
+    """Finds the config.json of the model."""
+    if is_url(checkpoint.path):
+        return None
+    directory = checkpoint.path if os.path.isdir(checkpoint.path) else os.path.dirname(checkpoint.path)
+    parent = os.path.dirname(os.path.abspath(directory))
+    beside = [os.path.join(one, inner, "config.json") for one in (directory, parent) for inner in ("", "huggingface")]
+    given = [one for one in side_files if os.path.basename(os.fsdecode(one)) == "config.json"]
+    return next((one for one in (*given, *beside) if os.path.isfile(one)), None)
 
 
 def _side_files(directory: str) -> List[str]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ctypes as C
 import re
+import warnings
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _c, dtypes
 from .checkpoint import Checkpoint, LazyTensor
-from .errors import InvalidError, MismatchError
+from .errors import Error, InvalidError, MismatchError
 from .layout import AnyMesh, Layout, Mesh, Placement
 
 Places = Union[str, Sequence[Placement]]
@@ -30,7 +31,7 @@ class Rules(_c.Handle):
                  preset: Optional[str] = None, default: Optional[Places] = None, only: Optional[Names] = None,
                  exclude: Optional[Names] = None, rename: Optional[Rename] = None,
                  strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
-                 part: Optional[str] = "") -> None:
+                 part: Optional[str] = "", config: Any = None, replicate_kv_heads: bool = False) -> None:
         if mesh is None and not (place is None and file is None and preset is None and default is None):
             raise InvalidError("place, rules, preset and default need a mesh, such as mesh='dp=2,tp=4'")
         self.checkpoint, self.kept, self._rename = checkpoint, _c.Kept(), rename
@@ -49,6 +50,7 @@ class Rules(_c.Handle):
             _c.lib.rsd_rules_set_mesh(self.handle, self._mesh.handle)
             if preset is not None:
                 _c.lib.rsd_rules_set_preset(self.handle, preset.encode())
+                self._set_heads(config, replicate_kv_heads)
             for pattern, places in _pairs(place, ".*"):
                 self._add(_c.RULE_PLACE, f"{pattern}={_text(places)}")
             if file is not None:
@@ -66,6 +68,16 @@ class Rules(_c.Handle):
             self._add(_c.RULE_MODEL, "")
         elif part:
             self._add(_c.RULE_PART, part)
+
+    def _set_heads(self, config: Any, replicate_kv_heads: bool) -> None:
+        """Takes the numbers of attention heads from a config.json. Presets do not cut heads."""
+        if config is not None:
+            try:
+                _c.lib.rsd_rules_add(self.handle, _c.RULE_CONFIG, _c.path_bytes(config))
+            except Error as error:
+                warnings.warn(f"the number of heads is not known: {error}", stacklevel=5)
+        if replicate_kv_heads:
+            self._add(_c.RULE_KV_HEADS, "replicate")
 
     def _add(self, kind: int, text: str) -> None:
         _c.lib.rsd_rules_add(self.handle, kind, text.encode())

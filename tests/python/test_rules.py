@@ -293,6 +293,27 @@ class Rules(unittest.TestCase):
             self.assertEqual(size(text), right)
 
 
+    def test_heads(self):
+        """presets do not cut the heads of config.json, and copy KV heads where that is asked for"""
+        state = {"l.q_proj.weight": np.zeros((24, 24), "f4"),
+                 "l.k_proj.weight": np.arange(192, dtype="f4").reshape(8, 24)}
+        with tempfile.TemporaryDirectory() as work:
+            source, out = os.path.join(work, "m"), os.path.join(work, "out")
+            reshard.save(source, state)
+            with open(os.path.join(source, "config.json"), "w", encoding="utf-8") as file:
+                json.dump({"num_attention_heads": 6, "num_key_value_heads": 2}, file)
+            with self.assertRaisesRegex(reshard.MismatchError, "6 attention heads cannot be divided among 4 ranks"):
+                reshard.convert(source, out, mesh="tp=4", preset="llama-tp")
+            with self.assertRaisesRegex(reshard.MismatchError, "2 KV heads cannot be divided among 6 ranks"):
+                reshard.split(source, out, mesh="tp=6", preset="llama-tp")
+            reshard.split(source, out, mesh="tp=6", preset="llama-tp", replicate_kv_heads=True)
+            self.assertEqual(reshard.diff(source, out), [])
+            with open(os.path.join(source, "config.json"), "w", encoding="utf-8") as file:
+                file.write("{")
+            with self.assertWarnsRegex(UserWarning, "number of heads is not known"):
+                reshard.convert(source, out, mesh="tp=4", preset="llama-tp", force=True)
+
+
 class Proofs(unittest.TestCase):
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
