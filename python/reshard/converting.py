@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes as C
 import os
+import warnings
 from typing import List, Optional, Sequence, Union
 
 from . import _c, local
@@ -33,7 +34,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
             only: Optional[Names] = None, exclude: Optional[Names] = None, rename: Optional[Rename] = None,
             strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
             max_shard_size: Union[str, int] = 0, compress: Union[str, int, bool, None] = None,
-            every_replica: bool = False, nranks: int = 0, side_files: Sequence[Pathlike] = (), overwrite: bool = False,
+            every_replica: bool = False, nranks: int = 0, side_files: Sequence[Pathlike] = (), adapter: bool = False,
+            overwrite: bool = False,
             force: bool = False, resume: bool = False, dry_run: bool = False, verify: bool = False,
             pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
             max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
@@ -67,6 +69,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
     every_replica   write one safetensors file per rank, with everything that rank holds
     nranks      number of ranks to make DCP files for. Default: as many as the layouts have
     side_files  files to copy into the directory, such as a config
+    adapter     write whole tensors to one file, named as PEFT names that of an adapter
     overwrite, force    replace an existing checkpoint; two words for one option
     resume      continue a run of the same kind that was stopped
     dry_run     check everything and report what would be done, but write nothing
@@ -96,7 +99,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
             raise InvalidError("max_shard_size applies to output of whole tensors only, not to DCP")
         made = Rules(checkpoint, mesh=mesh, place=place, file=rules, preset=preset, default=default, only=only,
                      exclude=exclude, rename=rename, strip_prefix=strip_prefix, cast=cast, part=part,
-                     config=_config(checkpoint, side_files), replicate_kv_heads=replicate_kv_heads)
+                     config=_config(checkpoint, side_files), replicate_kv_heads=replicate_kv_heads,
+                     adapter=adapter)
         made.check()
         call = local.Call(progress, local.either("pool", pool, "threads", threads),
                           local.either("max_nbytes", max_nbytes, "max_memory", max_memory), transport, timeout)
@@ -107,7 +111,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
             every_replica=every_replica, compress=compress_level(compress), overwrite=overwrite or force, resume=resume,
             dry=dry_run, nside_files=len(files), side_files=(_c.Text * max(1, len(files)))(*files),
             map=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), map_context=made.handle, io=call.io,
-            reflink=_REFLINKS[reflink], unchecked=unchecked, torch_places=torch_places)
+            adapter=adapter, reflink=_REFLINKS[reflink], unchecked=unchecked, torch_places=torch_places)
         if verify:
             options.check = call.kept.callback(_c.CheckOutput, made.compare(call.io))
         with made.kept:
@@ -128,7 +132,8 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
 
     all, everything write every tensor under its own name; two words for one option. Default: only the model of what
                     a trainer wrote, under the names that it has without the trainer
-    config_from     directory to copy configs and tokenizers from. Default: that of the source, or `huggingface` in it
+    config_from     directory to copy configs and tokenizers from. Default: that of the source, or `huggingface` in it.
+                    With an adapter_config.json the output has the names of PEFT; without a config there is a warning
     max_shard_size  size limit of a file. Default: 5GB
 
     The other keywords are those of `convert`: only, exclude, rename, strip_prefix, cast, overwrite, force, resume,
@@ -138,13 +143,18 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
     if max_shard_size is None:
         max_shard_size = 0 if one_file else "5GB"
     with opened(source, storage) as checkpoint:
+        files = [] if one_file else _configs(checkpoint, config_from)
+        names = {os.path.basename(path) for path in files}
+        if not one_file and not names & {"config.json", "adapter_config.json"}:
+            warnings.warn(f"{os.fsdecode(out)} has no config.json, without which transformers builds a default model; "
+                          "copy that of the model with config_from", stacklevel=2)
         return convert(
-            checkpoint, out, format="safetensors", part="" if all or everything else None,
-            side_files=[] if one_file else _configs(checkpoint, config_from), max_shard_size=max_shard_size, only=only,
-            exclude=exclude, rename=rename, strip_prefix=strip_prefix, cast=cast, overwrite=overwrite, force=force,
-            resume=resume, dry_run=dry_run, verify=verify, pool=pool, threads=threads, max_nbytes=max_nbytes,
-            max_memory=max_memory, progress=progress, transport=transport, timeout=timeout, storage=storage,
-            reflink=reflink, unchecked=unchecked, torch_places=torch_places)
+            checkpoint, out, format="safetensors", part="" if all or everything else None, side_files=files,
+            adapter="adapter_config.json" in names and "config.json" not in names, max_shard_size=max_shard_size,
+            only=only, exclude=exclude, rename=rename, strip_prefix=strip_prefix, cast=cast, overwrite=overwrite,
+            force=force, resume=resume, dry_run=dry_run, verify=verify, pool=pool, threads=threads,
+            max_nbytes=max_nbytes, max_memory=max_memory, progress=progress, transport=transport, timeout=timeout,
+            storage=storage, reflink=reflink, unchecked=unchecked, torch_places=torch_places)
 
 
 def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optional[Place] = None,

@@ -31,7 +31,8 @@ class Rules(_c.Handle):
                  preset: Optional[str] = None, default: Optional[Places] = None, only: Optional[Names] = None,
                  exclude: Optional[Names] = None, rename: Optional[Rename] = None,
                  strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
-                 part: Optional[str] = "", config: Any = None, replicate_kv_heads: bool = False) -> None:
+                 part: Optional[str] = "", config: Any = None, replicate_kv_heads: bool = False,
+                 adapter: bool = False) -> None:
         if mesh is None and not (place is None and file is None and preset is None and default is None):
             raise InvalidError("place, rules, preset and default need a mesh, such as mesh='dp=2,tp=4'")
         self.checkpoint, self.kept, self._rename = checkpoint, _c.Kept(), rename
@@ -64,6 +65,8 @@ class Rules(_c.Handle):
                 self._add(kind, name)
         for text in [strip_prefix] if isinstance(strip_prefix, str) else strip_prefix:
             self._add(_c.RULE_STRIP_PREFIX, text)
+        if adapter and part is None:
+            self._add(_c.RULE_RENAME, r"s/[.](lora_[A-Za-z_]+)[.]default/.\1/")  # as PEFT names them in files
         if part is None:
             self._add(_c.RULE_MODEL, "")
         elif part:

@@ -86,6 +86,7 @@ static rsd_status add_upload(struct store *store)
 {
     struct s3_uploads *uploads = &output_of(store)->uploads;
     TRY(remote_add(store));
+    /* A list of pointers. NOLINTNEXTLINE(bugprone-sizeof-expression) */
     TRY(GROW(uploads->files, uploads->files_capacity, store->names.n + 1));
     uploads->files[store->names.n] = mem_new(1, sizeof **uploads->files);
     return uploads->files[store->names.n] ? RSD_OK : RSD_ENOMEM;

@@ -73,6 +73,7 @@ static size_t count_parts(const struct s3_upload *upload, uint64_t nbytes)
 static rsd_status need_part(struct s3_uploads *uploads, struct s3_upload *upload, size_t index,
                             struct s3_part **out)
 {
+    /* A list of pointers. NOLINTNEXTLINE(bugprone-sizeof-expression) */
     TRY(GROW(upload->parts, upload->parts_capacity, index + 1));
     for (; upload->nparts <= index; upload->nparts++)
         upload->parts[upload->nparts] = NULL;

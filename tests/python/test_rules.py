@@ -314,6 +314,21 @@ class Rules(unittest.TestCase):
                 reshard.convert(source, out, mesh="tp=4", preset="llama-tp", force=True)
 
 
+    def test_adapter(self):
+        """an adapter keeps the names of PEFT, and a merge without a config says so"""
+        with tempfile.TemporaryDirectory() as work:
+            source, out = os.path.join(work, "m"), os.path.join(work, "out")
+            reshard.save(source, {"base_model.model.q.lora_A.default.weight": np.ones((4, 2), "f4")})
+            with self.assertWarnsRegex(UserWarning, "out has no config.json"):
+                reshard.merge(source, out)
+            with open(os.path.join(source, "adapter_config.json"), "w", encoding="utf-8") as file:
+                json.dump({"peft_type": "LORA"}, file)
+            reshard.merge(source, out, force=True)
+            self.assertEqual(sorted(os.listdir(out)), ["adapter_config.json", "adapter_model.safetensors"])
+            with reshard.open(out) as checkpoint:
+                self.assertEqual(list(checkpoint), ["base_model.model.q.lora_A.weight"])
+
+
 class Proofs(unittest.TestCase):
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
