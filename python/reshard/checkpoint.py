@@ -370,7 +370,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     def _find(self, name: str) -> int:
         index = Int64()
         if "\0" in name:
-            raise MissingError(f"there is no tensor {name!r}")
+            raise MissingError(f"{self.path}: the checkpoint has no tensor {name!r}")
         try:
             with self.in_use() as handle:
                 _c.lib.rsd_checkpoint_find(handle, name.encode(), C.byref(index))
