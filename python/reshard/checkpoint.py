@@ -469,7 +469,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         missing = [one.name for one in tensors if one.name not in self]
         missing += [name for name in values if name not in self.plain_values]
         if missing and strict:
-            raise MissingError(f"the checkpoint lacks {_listed(missing)}")
+            raise MissingError(f"the checkpoint lacks {_listed(missing)}{opening.other_prefix(missing[0], self)}")
         found = {name: self.plain_values[name] for name in values if name in self.plain_values}
         opaque = [name for name, value in found.items() if value is OPAQUE]
         if opaque and strict:

@@ -60,7 +60,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
                 keep only the model of what a trainer wrote, under the names that it has without the trainer
     only        keep tensors whose name contains a match: an expression or several, or a function of the tensor
     exclude     leave out tensors, given in the same ways
-    rename      a dict of expressions and replacements, or a function of the name
+    rename      a dict of expressions and replacements, a function of the name, or "s/A/B/" or several of these, as in
+                the command
     strip_prefix    a text, or several, to remove from the start of names
     cast        a dtype of all floating-point tensors; a dict of expressions that match whole names and dtypes;
                 or a function of the tensor

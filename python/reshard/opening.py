@@ -1,9 +1,9 @@
-"""Options with which a checkpoint is opened, as the library and as the command take them."""
+"""Options with which a checkpoint is opened, as the library and as the command take them, and names in errors."""
 from __future__ import annotations
 
 import contextlib
 import ctypes as C
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Sequence
 
 from . import _c
 from ._c import Address
@@ -23,6 +23,16 @@ def rank_rules(mesh: Mesh, rules: Sequence[bytes]) -> Iterator[Any]:
         yield handle
     finally:
         _c.lib.rsd_rules_free(handle)
+
+
+def other_prefix(missing: str, names: Iterable[str]) -> str:
+    """Returns what to add to an error if a name is missing only for what it begins with."""
+    for name in names:
+        if name.endswith("." + missing):
+            return f"; names here begin with {name[:-len(missing)]}"
+        if missing.endswith("." + name):
+            return f"; names here lack {missing[:-len(name)]}"
+    return ""
 
 
 def command_words(flags: Dict[str, bool], values: Dict[str, Any], rules: Sequence[str]) -> List[str]:

@@ -18,7 +18,7 @@ from .layout import AnyMesh, Layout, Mesh, Placement
 Places = Union[str, Sequence[Placement]]
 Place = Union[Places, Mapping[str, Places], Callable[[LazyTensor], Union[None, Places, Layout]]]
 Names = Union[str, Sequence[str], Callable[[LazyTensor], bool]]
-Rename = Union[Mapping[str, str], Callable[[str], str]]
+Rename = Union[str, Sequence[str], Mapping[str, str], Callable[[str], str]]
 Cast = Union[str, Mapping[str, Any], Callable[[LazyTensor], Any]]
 
 
@@ -35,14 +35,18 @@ class Rules(_c.Handle):
                  adapter: bool = False) -> None:
         if mesh is None and not (place is None and file is None and preset is None and default is None):
             raise InvalidError("place, rules, preset and default need a mesh, such as mesh='dp=2,tp=4'")
-        self.checkpoint, self.kept, self._rename = checkpoint, _c.Kept(), rename
+        # Texts such as "s/A/B/" are rules of the library, as in the command.
+        texts = [rename] if isinstance(rename, str) else [] if rename is None or callable(rename) or isinstance(
+            rename, Mapping) else list(rename)
+        self.checkpoint, self.kept = checkpoint, _c.Kept()
+        self._rename = None if texts else rename
         self._mesh: Any = None if mesh is None else Mesh.of_any(mesh)
         # Functions are called by _decide; everything else is a rule of the library.
         self._only, self._exclude, self._place, self._cast = functions = [
             one if callable(one) and not isinstance(one, type) else None for one in (only, exclude, place, cast)]
         self._decided: Dict[str, Tuple[bool, bytes, Optional[int], Optional[Layout]]] = {}
         options = _c.RulesOptions(match=self.kept.callback(_c.MatchName, _match))
-        if rename is not None or any(functions):
+        if self._rename is not None or any(functions):
             options.decide = self.kept.callback(_c.MapTensor, self._decide)
         handle = _c.Address()
         _c.lib.rsd_rules_new(C.byref(options), C.byref(handle))
@@ -63,6 +67,8 @@ class Rules(_c.Handle):
         for kind, names in ((_c.RULE_ONLY, only), (_c.RULE_EXCLUDE, exclude)):
             for name in [names] if isinstance(names, str) else [] if names is None or callable(names) else names:
                 self._add(kind, name)
+        for text in texts:
+            self._add(_c.RULE_RENAME, text)
         for text in [strip_prefix] if isinstance(strip_prefix, str) else strip_prefix:
             self._add(_c.RULE_STRIP_PREFIX, text)
         if adapter and part is None:

@@ -130,7 +130,7 @@ rsd_status heads_make_layout(const rsd_rules *rules, const struct rule *rule,
     return fail(RSD_EINVAL,
                 "%lld %s cannot be divided among %lld ranks; choose a number that divides them%s",
                 (long long)nheads, kind, (long long)count,
-                can_share ? ", or replicate KV heads" : "");
+                can_share ? ", or replicate KV heads (--replicate-kv-heads)" : "");
 }
 
 rsd_status heads_expand_segments(const char *placements, const rsd_tensor_info *tensor,

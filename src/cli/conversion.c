@@ -96,8 +96,8 @@ static rsd_status compare_with_input(struct conversion *request, rsd_checkpoint 
     request->nverified = report.ntensors;
     if (!status && n)
         request->verify_code =
-            cli_fail(request->verb, EXIT_NO, "%s: %lld tensors differ from %s: %s", request->out,
-                     (long long)n, request->in, changed.names);
+            cli_fail(request->verb, EXIT_NO, "%s: %lld tensor%s from %s: %s", request->out,
+                     (long long)n, n == 1 ? " differs" : "s differ", request->in, changed.names);
     free(changed.names);
     return status;
 }

@@ -323,6 +323,12 @@ class Rules(unittest.TestCase):
                 reshard.merge(source, out)
             with open(os.path.join(source, "adapter_config.json"), "w", encoding="utf-8") as file:
                 json.dump({"peft_type": "LORA"}, file)
+            for rename in ("s/^base_model[.](.*)[.]q/\\1.k/", ["s/base_model[.]//", "s/[.]q[.]/.k./"]):
+                reshard.convert(source, out, rename=rename, force=True)
+                with reshard.open(out) as checkpoint:
+                    self.assertEqual(list(checkpoint), ["model.k.lora_A.default.weight"])
+            with self.assertRaises(reshard.InvalidError):
+                reshard.convert(source, out, rename="model", force=True)
             reshard.merge(source, out, force=True)
             self.assertEqual(sorted(os.listdir(out)), ["adapter_config.json", "adapter_model.safetensors"])
             with reshard.open(out) as checkpoint:

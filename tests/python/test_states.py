@@ -186,6 +186,8 @@ class States(unittest.TestCase):
                 checkpoint.load(target)
             self.assertIn("the checkpoint lacks 2 entries: v, ", str(raised.exception))
             self.assertFalse(target["w"].any())
+            with self.assertRaisesRegex(KeyError, "lacks model.w; names here lack model."):
+                checkpoint.load({"model": {"w": target["w"]}})
             checkpoint.load(target, strict=False)
             self.assertTrue((target["w"] == WHOLE).all() and (target["v"] == 1).all())
             self.assertEqual((target["lr"], target["step"]), (5, 1))
