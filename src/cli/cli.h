@@ -226,6 +226,9 @@ const char *cli_plain_text(const char *text); /* without control characters and 
 /* Returns whether a text ends in a suffix and is longer than it. */
 bool cli_has_suffix(const char *text, const char *suffix);
 
+/* Returns the directory that a path is in. The caller frees it. */
+char *cli_parent_path(const char *path);
+
 /* Prints a plain text, and blanks up to a width in characters. */
 void cli_print_padded(FILE *out, const char *text, int width);
 int cli_text_width(const char *text); /* of a plain text, in characters */

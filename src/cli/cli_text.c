@@ -133,6 +133,18 @@ bool cli_has_suffix(const char *text, const char *suffix)
     return n > m && strcmp(text + n - m, suffix) == 0;
 }
 
+char *cli_parent_path(const char *path)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    while (n > 0 && path[n - 1] != '/')
+        n--;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    return n ? cli_new_text("%.*s", (int)n, path) : cli_new_text(".");
+}
+
 int cli_text_width(const char *text)
 {
     int width = 0;

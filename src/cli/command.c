@@ -171,7 +171,6 @@ static void replace_underscores(int argc, char **argv)
                     *c = '-';
 }
 
-/* Runs the verb of the command line. Returns the exit code. */
 /* Takes --follow-links, which all verbs have. Returns the number of arguments that are left. */
 static int take_follow_links(int argc, char **argv)
 {
@@ -188,6 +187,7 @@ static int take_follow_links(int argc, char **argv)
     return n;
 }
 
+/* Runs the verb of the command line. Returns the exit code. */
 static int run_verb(int argc, char **argv)
 {
     if (argc < 2) {

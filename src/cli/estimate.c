@@ -93,25 +93,14 @@ static double measure_writing(const char *directory)
     return rate;
 }
 
-/* Returns the directory that OUT would be in, which the caller frees. */
-static char *find_output_directory(const char *out)
-{
-    size_t n = strlen(out);
-    while (n > 1 && out[n - 1] == '/')
-        n--;
-    while (n > 0 && out[n - 1] != '/')
-        n--;
-    return n ? cli_new_text("%.*s", (int)n, out) : cli_new_text(".");
-}
-
 int estimate_print(const struct conversion *request, const rsd_checkpoint *in,
                    const rsd_report *report)
 {
     struct stat source, target;
-    if (strstr(request->in, "://") || strstr(request->out, "://"))
+    if (urls_is_url(request->in) || urls_is_url(request->out))
         return cli_fail(request->verb, EXIT_CANNOT, "--estimate measures local paths only");
     char *file = find_largest_file(request->in, in);
-    char *directory = find_output_directory(request->out);
+    char *directory = cli_parent_path(request->out);
     double reading = measure_reading(file), writing = 0;
     int code = EXIT_YES;
     if (reading <= 0)

@@ -76,19 +76,6 @@ static bool has_config(const char *directory)
     return has_file(directory, "config.json") || has_file(directory, "adapter_config.json");
 }
 
-/* Returns the directory that a path is in. The caller frees it. */
-static char *find_parent(const char *path)
-{
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    while (n > 0 && path[n - 1] != '/')
-        n--;
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    return n ? cli_new_text("%.*s", (int)n, path) : cli_new_text(".");
-}
-
 /* Returns the directory that configs are copied from, which the caller frees. *beside: it is not IN, and only
  * files with known names are taken. */
 static char *find_config_directory(const struct conversion *request, bool *beside)
@@ -100,8 +87,8 @@ static char *find_config_directory(const struct conversion *request, bool *besid
     if (has_file(huggingface, "."))
         return huggingface;
     free(huggingface);
-    char *parent = find_parent(request->in);
-    if (!has_config(request->in) && !strstr(request->in, "://") && has_config(parent)) {
+    char *parent = cli_parent_path(request->in);
+    if (!has_config(request->in) && !urls_is_url(request->in) && has_config(parent)) {
         *beside = true;
         return parent;
     }
@@ -323,7 +310,7 @@ int side_files_copy_below(const struct conversion *request)
     const rsd_transport *transport = ranks_transport();
     if (!request->config_from || (transport && transport->rank > 0))
         return EXIT_YES;
-    if (!strstr(request->out, "://"))
+    if (!urls_is_url(request->out))
         return copy_directory(request, request->config_from, request->out, 0);
     if (!request->quiet)
         cli_note(request->verb, "subdirectories of %s are not copied to a URL",
