@@ -143,6 +143,10 @@ struct slice {
 };
 bool slice_is(struct slice slice, const char *text);
 
+/* Return a copy with a NUL behind it, or NULL as mem_new. */
+char *text_copy(const char *text);
+char *slice_copy(struct slice slice);
+
 /* Returns EINVAL: the error names what is unknown, and the word that was probably meant, or else all words. A word
  * was probably meant if at most a third of its characters differ, ignoring case. */
 rsd_status text_unknown(const char *what, const char *text, size_t nwords,

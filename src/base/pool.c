@@ -75,6 +75,7 @@ static struct pool_job *find_open_job(rsd_pool *pool)
     return NULL;
 }
 
+/* A thread of the pool: works on one job after the other, until the pool is closed. */
 static void *thread_main(void *context)
 {
     rsd_pool *pool = context;

@@ -16,6 +16,7 @@ static uint64_t rotate_left(uint64_t x, int bits)
     return x << bits | x >> (64 - bits);
 }
 
+/* One round of SipHash over its state. */
 static void sip_round(uint64_t v[4])
 {
     v[0] += v[1];
@@ -29,6 +30,7 @@ static void sip_round(uint64_t v[4])
     v[2] = rotate_left(v[2], 32);
 }
 
+/* Returns the SipHash-1-3 of a name. */
 static uint64_t hash_name(const uint64_t key[2], struct slice name)
 {
     uint64_t v[4] = {key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du,
@@ -81,6 +83,7 @@ static size_t find_slot(const struct string_map_entry *slots, size_t capacity, s
     return slot;
 }
 
+/* Doubles the capacity of the table. The first call chooses the key. */
 static rsd_status grow_map(struct string_map *map)
 {
     size_t capacity = map->capacity ? map->capacity * 2 : 64;

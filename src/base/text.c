@@ -63,6 +63,19 @@ bool slice_is(struct slice slice, const char *text)
     return slice.nbytes == strlen(text) && memcmp(slice.bytes, text, slice.nbytes) == 0;
 }
 
+char *text_copy(const char *text)
+{
+    return slice_copy((struct slice){text, strlen(text)});
+}
+
+char *slice_copy(struct slice slice)
+{
+    char *copy = mem_new(slice.nbytes + 1, 1);
+    if (copy && slice.nbytes)
+        memcpy(copy, slice.bytes, slice.nbytes);
+    return copy;
+}
+
 enum {
     MAX_WORD = 40,   /* characters that are compared */
     MAX_LISTED = 22, /* words in an error */

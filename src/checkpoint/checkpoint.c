@@ -55,6 +55,7 @@ static rsd_status open_within_budget(rsd_checkpoint *checkpoint, const char *pat
     return status;
 }
 
+/* Opens the checkpoint at a path, within a budget of work. `staged`: it is complete and not at its path yet. */
 static rsd_status open_path(const char *path, const rsd_open_options *options, bool staged,
                             rsd_checkpoint **out)
 {
@@ -366,7 +367,7 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
         return status ? checkpoint_fail_in(checkpoint, value->extent.file, value->name, status)
                       : RSD_OK;
     }
-    char *copy = value->json ? mem_copy(value->json, strlen(value->json) + 1, 1) : NULL;
+    char *copy = value->json ? text_copy(value->json) : NULL;
     if (value->json && !copy)
         return RSD_ENOMEM;
     *json = copy;

@@ -120,7 +120,7 @@ static rsd_status run_jobs(struct conversion_run *c)
         status = operation_run_batch(&c->operation, &batch);
     job_list_drop(&batch.jobs);
     if (status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_ENOENT) {
-        char *message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+        char *message = text_copy(rsd_error());
         writer_save_items(&c->writer); /* if this fails, more is written again */
         error_set("%s", message ? message : "no memory for a message");
         mem_free(message);
@@ -164,6 +164,7 @@ static void hash_target(const struct conversion_run *c, struct hash *hash)
         hash_string(hash, c->in->catalog.tensors[c->source_of[i]].name);
 }
 
+/* Starts the journal, or reads that of an earlier run of the same input and output. */
 static rsd_status start_journal(struct conversion_run *c)
 {
     struct hash source, target;

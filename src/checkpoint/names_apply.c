@@ -96,6 +96,7 @@ struct row_runs {
     int64_t n, first, stride, length;
 };
 
+/* Finds the rows of a fused QKV tensor that are queries (part 0), keys (1) or values (2). */
 static rsd_status find_qkv_runs(const struct name_change *change, enum name_kind kind, size_t part,
                                 int64_t rows, struct row_runs *runs)
 {
@@ -270,6 +271,7 @@ static rsd_status join_tensors(const struct name_change *change, const struct na
     return RSD_OK;
 }
 
+/* Derives the tensors that the line of a stored tensor makes of it. EINVAL: no line has its name. */
 static rsd_status derive_named(const struct name_change *change, size_t tensor)
 {
     struct named_line named;
@@ -311,7 +313,7 @@ static rsd_status add_equal_value(struct catalog *catalog, size_t index)
     struct stored_value copy = catalog->values[index];
     copy.pickle = (struct bytes){0};
     bytes_put(&copy.pickle, catalog->values[index].pickle.data, catalog->values[index].pickle.n);
-    copy.json = copy.json ? mem_copy(copy.json, strlen(copy.json) + 1, 1) : NULL;
+    copy.json = copy.json ? text_copy(copy.json) : NULL;
     if (copy.pickle.failed || (catalog->values[index].json && !copy.json)) {
         bytes_drop(&copy.pickle);
         mem_free(copy.json);
@@ -394,6 +396,7 @@ static rsd_status has_column(const struct name_change *change, bool left, const 
     return RSD_OK;
 }
 
+/* Finds which column of the map has the names of the checkpoint. EINVAL: neither has, or both have. */
 static rsd_status choose_direction(struct name_change *change)
 {
     const char *names[2] = {NULL, NULL};

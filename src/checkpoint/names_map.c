@@ -54,6 +54,7 @@ static rsd_status add_parts(struct name_line *line, const char *pattern)
     }
 }
 
+/* Checks that a line has the parts that its kind needs, and as many stars on both sides. */
 static rsd_status check_map_line(const struct name_line *line, size_t least, size_t most)
 {
     size_t nstars = count_stars(line->whole ? line->whole : line->nparts ? line->parts[0] : "");
@@ -74,6 +75,7 @@ static rsd_status check_map_line(const struct name_line *line, size_t least, siz
     return RSD_OK;
 }
 
+/* Fills in a line from its words: the whole, the parts, and perhaps a kind. */
 static rsd_status parse_line(struct name_line *line, char *const words[MAX_WORDS])
 {
     size_t kind = 0;
@@ -87,7 +89,7 @@ static rsd_status parse_line(struct name_line *line, char *const words[MAX_WORDS
     if (strcmp(words[1], "-") != 0)
         TRY(add_parts(line, words[1]));
     if (strcmp(words[0], "-") != 0) {
-        line->whole = mem_copy(words[0], strlen(words[0]) + 1, 1);
+        line->whole = text_copy(words[0]);
         if (!line->whole)
             return RSD_ENOMEM;
     }
@@ -155,6 +157,8 @@ void name_map_close(struct name_map *map)
 
 /* ---- matching ---- */
 
+/* Returns whether a name matches a pattern. * stands for characters without a dot, ** for any; both are captured.
+ * */
 static bool match_pattern(const char *pattern, const char *name, struct slice *captures)
 {
     while (*pattern && *pattern != '*')

@@ -86,7 +86,7 @@ rsd_status rules_add_place(rsd_rules *rules, enum rule_source source, const char
     struct text origin = {0};
     bool posix = source == FROM_PRESET || !rules->options.match;
     TRY(expression_open(&rule.expression, expression, true, posix));
-    rule.value = mem_copy(placements, strlen(placements) + 1, 1);
+    rule.value = text_copy(placements);
     rsd_status status = rule.value ? RSD_OK : RSD_ENOMEM;
     text_add(&origin, "%s '%s'", label, rule.expression.text);
     if (!status)
@@ -143,7 +143,7 @@ rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text)
     case RSD_RULE_PLACE:
         return make_place(rules, text);
     case RSD_RULE_DEFAULT:
-        rule.value = mem_copy(text, strlen(text) + 1, 1);
+        rule.value = text_copy(text);
         if (!rule.value)
             return RSD_ENOMEM;
         break;
@@ -155,7 +155,7 @@ rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text)
     case RSD_RULE_STRIP_PREFIX:
     case RSD_RULE_PART:
     case RSD_RULE_MODEL:
-        rule.value = mem_copy(text, strlen(text) + 1, 1);
+        rule.value = text_copy(text);
         if (!rule.value)
             return RSD_ENOMEM;
         break;
@@ -323,6 +323,7 @@ static rsd_status find_rule(const rsd_rules *rules, rsd_rule kind, enum rule_sou
     return RSD_OK;
 }
 
+/* Returns whether the rules keep a tensor: by the part of the model, then by only, then by exclude. */
 static rsd_status select_tensor(const rsd_rules *rules, const rsd_tensor_info *tensor, bool *keep)
 {
     struct rule *rule;
@@ -342,6 +343,7 @@ static rsd_status select_tensor(const rsd_rules *rules, const rsd_tensor_info *t
     return RSD_OK;
 }
 
+/* Sets rules->name to the new name of a tensor: without its part and one prefix, then renamed. */
 static rsd_status make_kept_name(rsd_rules *rules, const char *name)
 {
     bool stripped = false;
@@ -355,7 +357,7 @@ static rsd_status make_kept_name(rsd_rules *rules, const char *name)
         name += stripped ? n : 0;
     }
     mem_free(rules->name);
-    rules->name = mem_copy(name, strlen(name) + 1, 1);
+    rules->name = text_copy(name);
     if (!rules->name)
         return RSD_ENOMEM;
     for (size_t i = 0; i < rules->n; i++) {
@@ -426,6 +428,7 @@ static rsd_status parse_tensor_placements(const rsd_mesh *mesh, const rsd_tensor
     return status ? fail_in(status, "placements '%s': ", placements) : RSD_OK;
 }
 
+/* Makes the layout of a tensor from the rule that matches it. A scalar needs no rule. */
 static rsd_status make_layout(rsd_rules *rules, const rsd_tensor_info *tensor, rsd_layout **layout)
 {
     struct rule *rule;

@@ -44,7 +44,7 @@ static struct failed_tensors *find_reason(struct rules_check *check)
     if (i == MOST_REASONS)
         return NULL;
     if (i == check->nreasons) {
-        check->failed[i].reason = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+        check->failed[i].reason = text_copy(rsd_error());
         check->nreasons += check->failed[i].reason != NULL;
     }
     return &check->failed[i];
@@ -204,6 +204,7 @@ static rsd_status report_unused_rules(struct rules_check *check)
     return RSD_OK;
 }
 
+/* Applies the rules to all tensors, and reports the tensors that fail, or else the rules that match none. */
 static rsd_status run_check(struct rules_check *check, int64_t ntensors)
 {
     struct text text = {0};

@@ -55,6 +55,7 @@ static bool is_one_of(const char *text, const char *const *words)
     return false;
 }
 
+/* Returns what a key at the top of a checkpoint is, by the names that training programs use. */
 static enum key_role role_of_key(const char *key)
 {
     static const char *const models[] = {"model",       "module",     "state_dict",
@@ -99,6 +100,7 @@ static void drop_keys(struct path_keys *path)
     *path = (struct path_keys){0};
 }
 
+/* Reads one key of a path, a string or a number. Keys beyond the array are counted only. */
 static rsd_status take_path_key(struct json *j, struct path_keys *path)
 {
     struct slice text = {"", 0};
@@ -114,10 +116,9 @@ static rsd_status take_path_key(struct json *j, struct path_keys *path)
                               (size_t)snprintf(digits, sizeof digits, "%lld", (long long)integer)};
     }
     if (path->n < sizeof path->keys / sizeof *path->keys) {
-        char *copy = mem_new(text.nbytes + 1, 1);
+        char *copy = slice_copy(text);
         if (!copy)
             return RSD_ENOMEM;
-        memcpy(copy, text.bytes, text.nbytes);
         path->keys[path->n] = copy;
     }
     path->n++;
@@ -135,7 +136,7 @@ static rsd_status read_path(const char *text, const char *name, struct path_keys
         bool state = strncmp(name, "optim", 5) == 0 && dot &&
                      (strncmp(dot, ".state.", 7) == 0 || strncmp(dot, ".param_groups.", 14) == 0);
         path->n = state ? 2 : 1;
-        path->keys[0] = mem_copy(name, strlen(name) + 1, 1);
+        path->keys[0] = text_copy(name);
         if (path->keys[0] && state)
             path->keys[0][dot - name] = '\0';
         return path->keys[0] ? RSD_OK : RSD_ENOMEM;
@@ -161,6 +162,7 @@ static bool is_below(const struct path_keys *path, const struct model_part *part
 
 /* ---- levels ---- */
 
+/* Counts a tensor below a key of this level. */
 static rsd_status count_key(struct state_level *level, const char *name)
 {
     for (size_t i = 0; i < level->nkeys; i++)
@@ -173,7 +175,7 @@ static rsd_status count_key(struct state_level *level, const char *name)
         return RSD_OK;
     }
     struct state_key *key = &level->keys[level->nkeys];
-    *key = (struct state_key){mem_copy(name, strlen(name) + 1, 1), role_of_key(name), 1};
+    *key = (struct state_key){text_copy(name), role_of_key(name), 1};
     level->nkeys += key->name != NULL;
     return key->name ? RSD_OK : RSD_ENOMEM;
 }
@@ -184,6 +186,7 @@ static bool is_beside(const struct stored_tensor *tensor, const char *key)
     return tensor->ndim == 0 || role_of_key(key) == ROLE_STATE;
 }
 
+/* Lists the keys below a part of the checkpoint, with their tensors, and counts the tensors in the part itself. */
 static rsd_status read_level(const rsd_checkpoint *checkpoint, const struct model_part *part,
                              struct state_level *level)
 {
@@ -237,6 +240,7 @@ static void add_choice(struct text *text, const struct model_part *part, const c
     }
 }
 
+/* Returns EINVAL. The error lists the options that choose each part that may be the model. */
 static rsd_status fail_choice(const struct model_part *part, const struct state_level *level)
 {
     struct text text = {0};
@@ -261,7 +265,7 @@ static rsd_status fail_choice(const struct model_part *part, const struct state_
 /* Goes down to a key of the level. */
 static rsd_status push_part_key(struct model_part *part, const struct state_key *key)
 {
-    part->keys[part->nkeys] = mem_copy(key->name, strlen(key->name) + 1, 1);
+    part->keys[part->nkeys] = text_copy(key->name);
     if (!part->keys[part->nkeys])
         return RSD_ENOMEM;
     part->nkeys++;
@@ -293,6 +297,7 @@ static rsd_status choose_on_level(struct model_part *part, const struct state_le
     return push_part_key(part, nmodels ? model : unknown);
 }
 
+/* Finds the part that is the model, one level after the other. EINVAL: it cannot be told. */
 static rsd_status choose_part(const rsd_checkpoint *checkpoint, struct model_part *part)
 {
     bool down = true;
@@ -336,6 +341,7 @@ static void add_name_start(struct name_starts *starts, const char *name, bool fi
         starts->models = starts->models || strncmp(name + n, *head, strlen(*head)) == 0;
 }
 
+/* Finds how the names of the model's tensors begin. */
 static rsd_status find_name_starts(const rsd_checkpoint *checkpoint, const struct model_part *part,
                                    struct name_starts *starts)
 {
@@ -411,7 +417,7 @@ rsd_status model_part_name(const struct model_part *part, const char *name, char
         if (strncmp(name, part->keys[i], n) == 0 && name[n] == '.' && name[n + 1])
             name += n + 1;
     }
-    char *copy = mem_copy(name, strlen(name) + 1, 1);
+    char *copy = text_copy(name);
     if (!copy)
         return RSD_ENOMEM;
     torch_strip_wrappers(copy);

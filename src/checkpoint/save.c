@@ -149,6 +149,7 @@ static rsd_status commit_save(void *context)
     return store_commit(save->dest);
 }
 
+/* Ends a save, and removes its output unless it was committed. Returns operation_close. */
 static rsd_status drop_save(rsd_async_save *save, rsd_status status, rsd_report *report)
 {
     writer_close(&save->writer);
@@ -194,8 +195,8 @@ static rsd_status copy_array(struct memory_manifest *items, struct scratch *scra
         TRY(tile_device_read_array(scratch, device, tensor->ndim, len, element_nbytes,
                                    memory->memory, memory->strides, to));
     else
-        array_read_box(&scratch->copier, true, tensor->ndim, len, element_nbytes, memory->memory,
-                       memory->strides, to, dense);
+        box_copy(&scratch->copier, true, tensor->ndim, len, element_nbytes, memory->memory,
+                 memory->strides, to, dense);
     memory->memory = to;
     copy_i64s(memory->strides, dense, tensor->ndim);
     *at += (size_t)box_nbytes(catalog, tensor, box);
@@ -231,7 +232,7 @@ static rsd_status prepare_save(rsd_async_save *save, const char *path, int64_t n
 {
     const struct operation *operation = &save->operation;
     save->overwrite = options->overwrite != 0;
-    save->path = mem_copy(path, strlen(path) + 1, 1);
+    save->path = text_copy(path);
     if (!save->path)
         return RSD_ENOMEM;
     save->items.only = operation->nranks > 1 ? operation->rank : -1;
@@ -293,7 +294,7 @@ static void *run_save_thread(void *context)
     rsd_async_save *save = context;
     save->status = write_own_files(save);
     if (save->status)
-        save->message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+        save->message = text_copy(rsd_error());
     return NULL;
 }
 

@@ -120,7 +120,7 @@ static rsd_status add_blob(struct item_cache *cache, struct store *store, uint32
         return status;
     }
     blob->status = status;
-    blob->message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+    blob->message = text_copy(rsd_error());
     struct slice key = {(const char *)blob->key, sizeof blob->key};
     status =
         blob->message ? string_map_add(&cache->files, (struct slice){key.bytes, 8}, 0) : RSD_ENOMEM;
@@ -156,6 +156,7 @@ static bool find_archive(struct item_cache *cache, const uint64_t key[3], struct
     return found;
 }
 
+/* Keeps what was found in an archive, also an error. */
 static rsd_status keep_archive(struct item_cache *cache, const uint64_t key[3],
                                const struct torch_view *view, const struct stored_array *array,
                                rsd_status found)

@@ -28,7 +28,7 @@ rsd_status manifest_start(struct manifest *manifest, rsd_format id, int32_t comp
 rsd_status manifest_add_file(struct manifest *manifest, const char *name)
 {
     TRY(GROW(manifest->files, manifest->files_capacity, manifest->nfiles + 1));
-    char *copy = mem_copy(name, strlen(name) + 1, 1);
+    char *copy = text_copy(name);
     if (!copy)
         return RSD_ENOMEM;
     manifest->files[manifest->nfiles++] = (struct manifest_file){.name = copy};

@@ -21,6 +21,7 @@ static rsd_status fail_tag(const struct store *store, uint32_t file, const char 
                          fail(RSD_EFORMAT, "'%.100s' is neither a number nor release", text));
 }
 
+/* Reads the name of the directory of the last iteration. The caller frees it. */
 static rsd_status read_iteration(struct store *store, uint32_t file, char **directory)
 {
     enum { MAX_TAG_NBYTES = 4096 };
@@ -39,7 +40,7 @@ static rsd_status read_iteration(struct store *store, uint32_t file, char **dire
     mem_free(text);
     if (status)
         return status;
-    *directory = mem_copy(name, strlen(name) + 1, 1);
+    *directory = text_copy(name);
     return *directory ? RSD_OK : RSD_ENOMEM;
 }
 
@@ -75,6 +76,7 @@ bool megatron_is_rank_directory(const char *name)
     return parse_rank_directory(name, numbers) > 0;
 }
 
+/* Adds the file in the directory of one rank. ENOENT: it has none. */
 static rsd_status add_rank_file(struct store *store, struct megatron_files *files,
                                 const struct store_entry *entry, const int32_t numbers[3])
 {
@@ -106,6 +108,7 @@ static rsd_status add_rank_file(struct store *store, struct megatron_files *file
     return status;
 }
 
+/* Adds the files of all ranks, or the metadata of a distributed checkpoint instead. */
 static rsd_status add_rank_files(struct store *store, struct megatron_files *files,
                                  const struct store_listing *listing)
 {

@@ -59,6 +59,7 @@ static int64_t find_number(const struct pickle_tree *tree, pickle_node args, con
     return number > 0 ? number : 0;
 }
 
+/* Reads the numbers of ranks, layers and experts from the arguments that the checkpoint keeps. */
 static rsd_status read_args(struct megatron_reader *reader, const struct torch_file *file)
 {
     static const char *const gates[] = {"swiglu", "gated_linear_unit", "geglu"};
@@ -127,13 +128,10 @@ static rsd_status add_stack(struct megatron_reader *reader, struct slice name,
     if (reader->nstacks == MAX_STACKS)
         return fail(RSD_EUNSUPPORTED, "model has more than %d stacks of layers", (int)MAX_STACKS);
     *stack = &reader->stacks[reader->nstacks];
-    (*stack)->name = mem_new(name.nbytes + 1, 1);
+    (*stack)->name = slice_copy(name);
     (*stack)->counts = mem_new((size_t)(MAX_CHUNKS * reader->nstages), sizeof(int64_t));
     reader->nstacks++;
-    if (!(*stack)->name || !(*stack)->counts)
-        return RSD_ENOMEM;
-    memcpy((*stack)->name, name.bytes, name.nbytes);
-    return RSD_OK;
+    return (*stack)->name && (*stack)->counts ? RSD_OK : RSD_ENOMEM;
 }
 
 /* Counts a layer of the current chunk and stage; called for every tensor of a first rank. */
@@ -331,6 +329,7 @@ static rsd_status cut_rank_tensor(const struct megatron_reader *reader, int32_t 
     return RSD_OK;
 }
 
+/* Finds the boxes of the whole tensor that this rank has, by the rule for its name. */
 static rsd_status join_tensor(struct megatron_reader *reader, struct slice name,
                               const struct torch_view *view, const struct stored_array *array,
                               struct rank_tensor *tensor)
@@ -361,6 +360,7 @@ static bool is_extra_state(struct slice name)
     return has_suffix(name.bytes, "_extra_state");
 }
 
+/* Adds what this rank has of a tensor, under its name in the whole model. */
 static rsd_status add_megatron_tensor(struct torch_visit *visit, pickle_node c)
 {
     struct megatron_reader *reader = visit->context;
@@ -425,6 +425,7 @@ static rsd_status visit_chunks(struct megatron_reader *reader, struct torch_visi
     return reader->chunk > 0 ? RSD_OK : fail(RSD_EFORMAT, "file has neither 'model' nor 'model0'");
 }
 
+/* Reads the file of one rank. `start` prepares the visit; with `values`, what is not a tensor is added too. */
 static rsd_status read_rank(struct megatron_reader *reader, size_t number, read_chunk *start,
                             bool values)
 {
@@ -463,6 +464,7 @@ static rsd_status read_first_args(struct megatron_reader *reader)
     return status ? store_fail_in(reader->store, index, status) : RSD_OK;
 }
 
+/* Reads all ranks, in two passes: the first counts layers, so that the second can number them. */
 static rsd_status read_ranks(struct megatron_reader *reader)
 {
     size_t hole;

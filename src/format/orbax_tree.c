@@ -101,6 +101,7 @@ static rsd_status take_key_steps(struct json *j, struct text *name, struct text 
     }
 }
 
+/* Sets what a leaf of the tree is by the type in its metadata. */
 static void set_tree_kind(struct tree_entry *entry, struct slice type)
 {
     static const struct {
@@ -118,6 +119,7 @@ static void set_tree_kind(struct tree_entry *entry, struct slice type)
         }
 }
 
+/* Reads what a leaf is, and whether Orbax would skip it. */
 static rsd_status take_value_metadata(struct json *j, struct tree_entry *entry)
 {
     struct slice key, type;
@@ -141,6 +143,7 @@ static rsd_status take_value_metadata(struct json *j, struct tree_entry *entry)
     return RSD_OK;
 }
 
+/* Adds a leaf, under the name and the path that were read. */
 static rsd_status add_tree_entry(struct orbax_item *item, struct json *j, struct tree_entry *entry,
                                  struct text *name, struct text *path)
 {
@@ -277,6 +280,7 @@ static rsd_status take_strings(struct orbax_item *item, struct json *j)
     }
 }
 
+/* Adds the values in _strings.json. */
 static rsd_status add_strings(struct orbax_item *item, uint32_t file)
 {
     struct store *store = item->keys.store;
@@ -293,6 +297,7 @@ static rsd_status add_strings(struct orbax_item *item, uint32_t file)
     return status ? store_fail_in(store, file, status) : RSD_OK;
 }
 
+/* Adds a leaf that has no array: an empty container. EFORMAT: its array or text is missing. */
 static rsd_status add_tree_value(struct orbax_item *item, struct tree_entry *entry)
 {
     struct slice name = {entry->name, strlen(entry->name)};
@@ -305,7 +310,7 @@ static rsd_status add_tree_value(struct orbax_item *item, struct tree_entry *ent
     if (name.nbytes == 0) /* the tree itself is empty */
         return RSD_OK;
     if (entry->json) {
-        json = mem_copy(entry->json, strlen(entry->json) + 1, 1);
+        json = text_copy(entry->json);
         if (!json)
             return RSD_ENOMEM;
     }

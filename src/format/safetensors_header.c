@@ -31,6 +31,7 @@ static rsd_status take_extent(struct json *j, int64_t *extent, bool *more)
     return RSD_OK;
 }
 
+/* Reads a list of extents, of a shape or of data_offsets. */
 static rsd_status take_extents_list(struct json *j, int64_t *out, int32_t *n)
 {
     int64_t extent = 0;
@@ -68,6 +69,7 @@ static enum tensor_key header_key(struct slice key)
                                            : UNKNOWN;
 }
 
+/* Reads the entry of a tensor in a header. */
 static rsd_status take_header_tensor(struct json *j, struct header_tensor *tensor)
 {
     int64_t offsets[RSD_MAX_DIMS] = {0};
@@ -107,6 +109,7 @@ static rsd_status take_header_tensor(struct json *j, struct header_tensor *tenso
     return RSD_OK;
 }
 
+/* Adds a tensor of a file. Tensors of several files with one name have one ordinal. */
 static rsd_status add_to_set(struct header_set *set, struct slice name, struct header_tensor tensor)
 {
     bool known = set->places && string_map_find(&set->names, name, &tensor.ordinal);
@@ -235,6 +238,7 @@ struct header_metadata {
     bool present;
 };
 
+/* Reads __metadata__, of which two keys are used. */
 static rsd_status take_metadata(struct json *j, struct header_metadata *metadata)
 {
     struct slice key, value;
@@ -305,6 +309,7 @@ static rsd_status check_header_coverage(struct header_set *set, size_t first, ui
     return RSD_OK;
 }
 
+/* Reads a whole header. */
 static rsd_status take_header(struct header_set *set, struct json *j, uint32_t file,
                               struct header_metadata *metadata)
 {
@@ -319,10 +324,9 @@ static rsd_status take_header(struct header_set *set, struct json *j, uint32_t f
             TRY(take_metadata(j, metadata));
             continue;
         }
-        char *copy = mem_new(name.nbytes + 1, 1); /* the next string overwrites the name */
+        char *copy = slice_copy(name); /* the next string overwrites the name */
         if (!copy)
             return RSD_ENOMEM;
-        memcpy(copy, name.bytes, name.nbytes);
         struct header_tensor tensor = {.file = file};
         rsd_status status = take_header_tensor(j, &tensor);
         if (!status)

@@ -33,6 +33,7 @@ static rsd_status make_state_name(struct slice param, struct slice key, char *na
     return RSD_OK;
 }
 
+/* Adds the optimizer's states of all parameters as tensors. */
 static rsd_status add_state_tensors(struct zero_reader *reader)
 {
     const struct zero_list *list = &reader->trained;
@@ -73,12 +74,13 @@ static rsd_status add_other_vectors(struct zero_reader *reader)
     return RSD_OK;
 }
 
+/* Adds a scalar state as a value. */
 static rsd_status add_scalar_value(struct catalog *catalog, struct slice name, const char *json)
 {
     struct bytes pickle = {0};
     if (!budget_take_text(strlen(json)) || !budget_take_memory(strlen(json)))
         return budget_fail();
-    char *copy = mem_copy(json, strlen(json) + 1, 1);
+    char *copy = text_copy(json);
     if (!copy)
         return RSD_ENOMEM;
     rsd_status status = pickle_write_json(json, &pickle);

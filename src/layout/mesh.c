@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Checks and sets the counts of all axes, and computes their strides. */
 static rsd_status set_axis_counts(rsd_mesh *mesh, const int64_t *counts)
 {
     mesh->nranks = 1;
@@ -37,6 +38,7 @@ static bool is_axis_name(const char *name)
     return true;
 }
 
+/* Checks and copies the names of axes. An axis may have no name. */
 static rsd_status set_axis_names(rsd_mesh *mesh, const char *const *names)
 {
     for (int32_t a = 0; a < mesh->naxes; a++) {
@@ -48,7 +50,7 @@ static rsd_status set_axis_names(rsd_mesh *mesh, const char *const *names)
         for (int32_t b = 0; b < a; b++)
             if (names[b] && strcmp(names[a], names[b]) == 0)
                 return fail(RSD_EINVAL, "two mesh axes have the name '%.40s'", names[a]);
-        mesh->names[a] = mem_copy(names[a], strlen(names[a]) + 1, 1);
+        mesh->names[a] = text_copy(names[a]);
         if (!mesh->names[a])
             return RSD_ENOMEM;
     }

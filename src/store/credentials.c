@@ -39,7 +39,7 @@ static rsd_status fill_option(char **option, const char *value)
     for (const char *at = value; *at; at++)
         if ((unsigned char)*at < ' ' || *at == 0x7f)
             return fail(RSD_EINVAL, "a credential or setting has a control character in it");
-    *option = mem_copy(value, strlen(value) + 1, 1);
+    *option = text_copy(value);
     return *option ? RSD_OK : RSD_ENOMEM;
 }
 
@@ -144,6 +144,7 @@ static rsd_status read_profile(rsd_storage *storage, const char *path, const cha
     return status;
 }
 
+/* Reads a profile from a file in ~/.aws, or from the file that a variable names. A missing file has none. */
 static rsd_status read_shared_file(rsd_storage *storage, const char *const *environment,
                                    const char *variable, const char *name, const char *profile,
                                    bool has_keys, bool *found)
@@ -179,6 +180,7 @@ static bool is_metadata_url(const char *url)
     return false;
 }
 
+/* Finds the service that hands out credentials, of a container or of an instance. None: no source is set. */
 static rsd_status find_metadata(rsd_storage *storage, const char *const *environment)
 {
     const char *relative = find_variable(environment, "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
@@ -291,6 +293,7 @@ static rsd_status replace_text(char **text, const char *value)
     return fill_option(text, value);
 }
 
+/* Takes the keys of an answer of the service, and when they expire. */
 static rsd_status take_credentials(rsd_storage *storage, const char *json)
 {
     char access[256], secret[256], expires[64], *token = mem_new(MAX_METADATA, 1);
@@ -314,6 +317,7 @@ static rsd_status take_credentials(rsd_storage *storage, const char *json)
     return status;
 }
 
+/* Requests credentials from the service of a container, with its token. */
 static rsd_status load_from_container(rsd_storage *storage, struct metadata_body *body)
 {
     char header[5000] = "", *token = NULL;

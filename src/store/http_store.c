@@ -21,13 +21,11 @@ static const char *const file_ends[] = {".safetensors", ".pt", ".pth", ".bin", "
 
 static rsd_status copy_text(const char *from, size_t n, char **to)
 {
-    *to = mem_new(n + 1, 1);
-    if (!*to)
-        return RSD_ENOMEM;
-    memcpy(*to, from, n);
-    return RSD_OK;
+    *to = slice_copy((struct slice){from, n});
+    return *to ? RSD_OK : RSD_ENOMEM;
 }
 
+/* Sets the URL of a file. A URL that names one file is sent as the user wrote it. */
 static rsd_status set_url_request(struct remote_store *store, const char *name,
                                   struct http_request *request)
 {
@@ -56,6 +54,7 @@ static bool ends_like_file(const char *path, size_t n)
     return false;
 }
 
+/* Checks the characters and the host of a URL. */
 static rsd_status check_url(const char *url, const char *host, size_t nhost)
 {
     for (const char *at = url; *at; at++)
@@ -69,6 +68,7 @@ static rsd_status check_url(const char *url, const char *host, size_t nhost)
     return RSD_OK;
 }
 
+/* Opens the directory of a URL. If the URL names a file, sets *file. */
 static rsd_status open_url(const char *url, rsd_storage *storage, struct store **out,
                            const char **file)
 {

@@ -41,14 +41,13 @@ rsd_status local_fail_errno(void)
 rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct store **out)
 {
     struct local_directory *directory = mem_new(1, sizeof *directory);
-    char *copy = mem_new(n + 1, 1);
+    char *copy = slice_copy((struct slice){path, n});
     if (!directory || !copy) {
         mem_free(directory);
         mem_free(copy);
         close(fd);
         return RSD_ENOMEM;
     }
-    memcpy(copy, path, n);
     directory->fd = fd;
     directory->max_open = local_max_open();
     directory->base = (struct store){.ops = &local_store, .path = copy};
@@ -60,10 +59,9 @@ rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct stor
 
 rsd_status local_open_directory(const char *path, size_t n, struct store **out)
 {
-    char *copy = mem_new(n + 1, 1);
+    char *copy = slice_copy((struct slice){path, n});
     if (!copy)
         return RSD_ENOMEM;
-    memcpy(copy, path, n);
     int fd = open(n ? copy : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     rsd_status status = RSD_OK;
     if (fd < 0) {
@@ -74,6 +72,7 @@ rsd_status local_open_directory(const char *path, size_t n, struct store **out)
     return status ? status : local_adopt_directory(fd, path, n, out);
 }
 
+/* Opens a directory, or the directory of a file, and sets *file then. */
 static rsd_status local_open(const char *path, rsd_storage *storage, struct store **store,
                              const char **file)
 {
@@ -139,6 +138,7 @@ static bool is_directory(int fd, const struct dirent *entry)
     return fstatat(fd, entry->d_name, &found, 0) == 0 && S_ISDIR(found.st_mode);
 }
 
+/* Lists a directory below the store; an empty name is the store itself. */
 static rsd_status local_list(struct store *store, const char *name, struct store_listing *out)
 {
     int fd = open_reading(local_directory_of(store), *name ? name : ".", O_DIRECTORY, false);
@@ -225,6 +225,7 @@ static int open_file(struct local_directory *directory, uint32_t index)
     }
 }
 
+/* Opens a file again in one of its slots. EIO: it is not the version that was opened first. */
 static rsd_status open_slot(struct local_directory *directory, uint32_t index,
                             struct local_slot *slot)
 {
@@ -341,6 +342,7 @@ static rsd_status stat_file(struct local_directory *directory, uint32_t index, s
     return status;
 }
 
+/* Returns the length and the version of a file. Those of a file that is read are kept. */
 static rsd_status local_stat(struct store *store, uint32_t index, uint64_t *nbytes,
                              int64_t *version)
 {
@@ -364,6 +366,7 @@ static rsd_status local_stat(struct store *store, uint32_t index, uint64_t *nbyt
     return status;
 }
 
+/* Reads n bytes. EIO: the file has fewer. */
 static rsd_status read_all(int fd, uint64_t offset, char *out, size_t n)
 {
     while (n > 0) {

@@ -69,6 +69,7 @@ const char *local_staging_name(const struct local_output *output)
     return output->staging + output->nparent;
 }
 
+/* Sets the paths of the output and of its staging directory. EINVAL: the last part is empty, . or .. */
 static rsd_status set_paths(struct local_output *output, const char *path)
 {
     size_t n = strlen(path);
@@ -81,14 +82,14 @@ static rsd_status set_paths(struct local_output *output, const char *path)
     if (name.nbytes == 0 || slice_is(name, ".") || slice_is(name, ".."))
         return fail(RSD_EINVAL, "'%s' is not a valid output path", path);
     output->nparent = (size_t)(last - path);
-    output->base.path = mem_new(n + 1, 1);
+    output->base.path = slice_copy((struct slice){path, n});
     if (!output->base.path)
         return RSD_ENOMEM;
-    memcpy(output->base.path, path, n);
     output->staging = local_join(output->base.path, "", STAGING_SUFFIX);
     return output->staging ? RSD_OK : RSD_ENOMEM;
 }
 
+/* Opens the directory in which the output appears. */
 static rsd_status open_parent(struct local_output *output)
 {
     char *parent = mem_new(output->nparent + 2, 1);
@@ -223,6 +224,7 @@ rsd_status local_list_owned(const struct local_output *output, int directory_fd,
 
 /* ---- what is at the path already ---- */
 
+/* Checks that the directory at the path may be replaced: it is empty, or a checkpoint with overwrite set. */
 static rsd_status check_directory(const struct local_output *output)
 {
     const char *path = output->base.path;
@@ -246,6 +248,7 @@ static rsd_status check_directory(const struct local_output *output)
     return status;
 }
 
+/* Checks that the output may appear at its path. */
 static rsd_status check_path(const struct local_output *output)
 {
     const struct output_options *options = &output->options;
@@ -323,6 +326,8 @@ static rsd_status open_in_place(struct local_output *output, const char *path)
     return output->staging_fd >= 0 ? RSD_OK : local_fail_at(path);
 }
 
+/* Opens the staging directory. The process that commits first recovers from earlier runs, and checks path and
+ * space. */
 static rsd_status open_staging(struct local_output *output, const char *path)
 {
     enum output_mode mode = output->options.mode;
@@ -445,6 +450,7 @@ static rsd_status replace_in_steps(const struct local_output *output, int old_fd
     return status;
 }
 
+/* Exchanges the staging directory with an old checkpoint, and removes the old one. */
 static rsd_status replace_directory(struct local_output *output, int old_fd)
 {
     const char *name = local_output_name(output), *staging = local_staging_name(output);
@@ -461,6 +467,7 @@ static rsd_status replace_directory(struct local_output *output, int old_fd)
     return replace_in_steps(output, old_fd);
 }
 
+/* Marks the output as complete, and renames the staging directory to its path. */
 static rsd_status commit_directory(struct local_output *output)
 {
     const char *path = output->base.path, *name = local_output_name(output);
@@ -506,6 +513,7 @@ static rsd_status find_only_file(void *context, int directory_fd, const char *na
     return only->name ? RSD_OK : RSD_ENOMEM;
 }
 
+/* Moves the only file of an output from the staging directory to its path. */
 static rsd_status move_only_file(const struct local_output *output, const char *from)
 {
     const char *name = local_output_name(output);
@@ -519,6 +527,7 @@ static rsd_status move_only_file(const struct local_output *output, const char *
     return moved == 0 ? RSD_OK : local_fail_at(output->base.path);
 }
 
+/* Puts an output of one file at its path, and removes the staging directory. */
 static rsd_status commit_file(const struct local_output *output)
 {
     struct only_file only = {.journal = output->options.journal};

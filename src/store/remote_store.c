@@ -41,7 +41,7 @@ rsd_status remote_open(const struct store_ops *ops, const struct remote_kind *ki
                        rsd_storage *storage, const char *path, struct remote_store **out)
 {
     struct remote_store *store = mem_new(1, sizeof *store);
-    char *copy = mem_copy(path, strlen(path) + 1, 1);
+    char *copy = text_copy(path);
     rsd_status status = store && copy ? storage_use(storage, &store->storage) : RSD_ENOMEM;
     if (status) {
         mem_free(store);
@@ -129,9 +129,8 @@ rsd_status remote_note_file(struct remote_store *store, const char *name, uint64
     if (string_map_find(&store->known_names, (struct slice){name, strlen(name)}, &number))
         return RSD_OK;
     TRY(GROW(store->known, store->known_capacity, store->nknown + 1));
-    struct remote_known known = {.name = mem_copy(name, strlen(name) + 1, 1),
-                                 .etag = mem_copy(etag, strlen(etag) + 1, 1),
-                                 .nbytes = nbytes};
+    struct remote_known known = {
+        .name = text_copy(name), .etag = text_copy(etag), .nbytes = nbytes};
     rsd_status status = known.name && known.etag ? RSD_OK : RSD_ENOMEM;
     if (!status)
         status = string_map_add(&store->known_names, (struct slice){known.name, strlen(name)},
@@ -167,7 +166,7 @@ static rsd_status set_size(struct remote_file *file, uint64_t nbytes, const char
     hash_string(&hash, etag);
     mem_free(file->etag);
     file->etag = NULL;
-    if (*etag && !(file->etag = mem_copy(etag, strlen(etag) + 1, 1)))
+    if (*etag && !(file->etag = text_copy(etag)))
         return RSD_ENOMEM;
     file->nbytes = nbytes;
     file->version = (int64_t)(hash.a >> 1);
@@ -211,6 +210,7 @@ rsd_status remote_stat(struct store *base, uint32_t index, uint64_t *nbytes, int
 
 /* ---- requests ---- */
 
+/* Fills in the request of n bytes of a file, of the version that was opened. */
 static rsd_status prepare_range(struct remote_store *store, uint32_t index, uint64_t offset,
                                 char *out, size_t n, struct http_request *request)
 {
@@ -349,6 +349,7 @@ static uint64_t extend_block(struct remote_block *block, uint64_t offset, uint64
     return taken;
 }
 
+/* Adds a block at a place in the list of its file, and to the blocks that wait to be requested. */
 static rsd_status insert_block(struct remote_store *store, uint32_t file, uint64_t offset,
                                uint64_t nbytes, struct remote_block **at)
 {

@@ -20,6 +20,7 @@ static bool is_bucket_name(const char *name, size_t n)
     return fine;
 }
 
+/* Makes the start of a URL: with the bucket in the host, or without it where it is in the path. */
 static rsd_status set_s3_base(const rsd_storage *storage, const char *bucket, bool in_path,
                               char **base)
 {
@@ -51,7 +52,7 @@ rsd_status s3_set_request(struct remote_store *store, const char *key, const cha
         text_add(&path, "%s%s", store->bucket, *key ? "/" : "");
     url_add_encoded(&path, key, strlen(key), true);
     TRY(text_take(&path, &request->path));
-    request->query = mem_copy(query, strlen(query) + 1, 1);
+    request->query = text_copy(query);
     return request->query ? RSD_OK : RSD_ENOMEM;
 }
 
@@ -151,6 +152,7 @@ static const char *name_below(const struct s3_page *page, char *key)
     return m > 0 && !strchr(key + n, '/') ? key + n : NULL;
 }
 
+/* Adds the object or prefix that was read to the listing. */
 static rsd_status add_object(struct s3_page *page, bool directory)
 {
     const char *name = page->key ? name_below(page, page->key) : NULL;
@@ -168,10 +170,11 @@ static rsd_status add_object(struct s3_page *page, bool directory)
 static rsd_status keep_text(char **out, const char *text)
 {
     mem_free(*out);
-    *out = mem_copy(text, strlen(text) + 1, 1);
+    *out = text_copy(text);
     return *out ? RSD_OK : RSD_ENOMEM;
 }
 
+/* Takes an element of a ListBucketResult, when it begins and when it ends. */
 static rsd_status take_list_element(void *context, const char *name, bool entered, const char *text)
 {
     struct s3_page *page = context;
@@ -204,6 +207,7 @@ static rsd_status take_list_element(void *context, const char *name, bool entere
     return RSD_OK;
 }
 
+/* Loads one page of a listing, and sets the token of the next. */
 static rsd_status load_page(struct s3_page *page)
 {
     struct text query = {0};
@@ -223,10 +227,11 @@ static rsd_status load_page(struct s3_page *page)
         s3_load_document(page->store, "", chars, "ListBucketResult", take_list_element, page);
     rsd_free(chars);
     if (!status && page->truncated && (!page->token || !*page->token))
-        status = fail(RSD_EIO, "the service cuts the listing off and does not say how to go on");
+        status = fail(RSD_EIO, "the listing is truncated and has no continuation token");
     return status;
 }
 
+/* Loads all pages of a listing. */
 static rsd_status load_pages(struct s3_page *page)
 {
     struct hash before = {0};
@@ -286,10 +291,9 @@ rsd_status s3_open_prefix(const char *path, size_t n, rsd_storage *storage,
     text_add(&prefix, "%.*s%s", (int)nprefix, path + skipped - (nprefix == 0), nprefix ? "/" : "");
     if (nprefix == 0)
         prefix.length = 0;
-    store->bucket = mem_new(nbucket + 1, 1);
+    store->bucket = slice_copy((struct slice){bucket, nbucket});
     status = text_take(&prefix, &store->prefix);
     if (!status && store->bucket) {
-        memcpy(store->bucket, bucket, nbucket);
         *out = store;
         return RSD_OK;
     }

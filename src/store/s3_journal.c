@@ -16,6 +16,7 @@
 enum { MAX_JOURNAL = 1 << 28, QUICK_NOTES = 100 };
 #define NOTE_SECONDS 5.0
 
+/* Reads the journal of this process. The caller frees the text. */
 static rsd_status read_own_journal(const struct s3_output *output, char **text, size_t *n)
 {
     struct stat found;
@@ -93,13 +94,14 @@ struct earlier_upload *s3_journal_find(struct s3_output *output, const char *key
     return NULL;
 }
 
+/* Adds an upload that an earlier run began. */
 static rsd_status add_earlier(struct s3_output *output, const char *id, uint64_t nbytes,
                               const char *key)
 {
     struct earlier_upload one = {.nbytes = nbytes};
     TRY(GROW(output->earlier, output->earlier_capacity, output->nearlier + 1));
-    one.id = mem_copy(id, strlen(id) + 1, 1);
-    one.key = mem_copy(key, strlen(key) + 1, 1);
+    one.id = text_copy(id);
+    one.key = text_copy(key);
     if (one.id && one.key) {
         output->earlier[output->nearlier++] = one;
         return RSD_OK;
@@ -128,6 +130,7 @@ static rsd_status take_journal_line(struct s3_output *output, const char *line)
     return RSD_OK;
 }
 
+/* Takes all complete lines of a journal. */
 static rsd_status take_journal_lines(struct s3_output *output, struct bytes *text)
 {
     rsd_status status = RSD_OK;

@@ -27,7 +27,7 @@ static struct s3_output *output_of(struct store *store)
 
 static rsd_status copy_string(const char *from, char **to)
 {
-    *to = mem_copy(from, strlen(from) + 1, 1);
+    *to = text_copy(from);
     return *to ? RSD_OK : RSD_ENOMEM;
 }
 
@@ -39,6 +39,7 @@ static rsd_status s3_sync_journal(struct store_output *base)
 
 /* ---- opening ---- */
 
+/* Sets the key of a file, before its upload begins. */
 static rsd_status prepare_file(void *context, uint32_t file)
 {
     struct s3_output *output = context;
@@ -92,6 +93,7 @@ static rsd_status add_upload(struct store *store)
     return uploads->files[store->names.n] ? RSD_OK : RSD_ENOMEM;
 }
 
+/* Keeps a small file in memory. It is written when the output is committed. */
 static rsd_status put_later(struct store *store, const char *name, const void *data, size_t n)
 {
     struct s3_output *output = output_of(store);
@@ -282,6 +284,7 @@ static rsd_status open_for_commit(struct s3_output *output)
 
 static void s3_close_output(struct store_output *base, bool keep);
 
+/* Opens the journal of an output; the process that commits also finds what an earlier run left. */
 static rsd_status start_output(struct s3_output *output, const char *path)
 {
     enum output_mode mode = output->options.mode;
@@ -324,6 +327,7 @@ static rsd_status s3_open_output(const char *path, const struct output_options *
     return RSD_OK;
 }
 
+/* Checks whether an output could be written, without a trace. */
 static rsd_status s3_check_output(const char *path, const struct output_options *options)
 {
     struct s3_output output = {.options = *options, .fd = -1};
@@ -399,6 +403,7 @@ static rsd_status remove_owned(struct s3_output *output)
     return RSD_OK;
 }
 
+/* Writes the small files in the order in which they were put: the metadata comes last. */
 static rsd_status put_small_files(struct s3_output *output)
 {
     for (size_t i = 0; i < output->nputs; i++) {
@@ -414,6 +419,7 @@ static rsd_status put_small_files(struct s3_output *output)
     return RSD_OK;
 }
 
+/* Completes all uploads, then writes the small files, and removes the journal. */
 static rsd_status s3_commit(struct store_output *base)
 {
     struct s3_output *output = (struct s3_output *)(void *)base;
@@ -435,6 +441,7 @@ static rsd_status s3_commit(struct store_output *base)
 
 /* ---- closing ---- */
 
+/* Cancels all parts that are being uploaded, and waits for them. */
 static void cancel_parts(struct s3_uploads *uploads, size_t nfiles)
 {
     pthread_mutex_lock(&uploads->lock);
@@ -498,7 +505,7 @@ static void s3_close_output(struct store_output *base, bool keep)
 {
     struct s3_output *output = (struct s3_output *)(void *)base;
     size_t n = output->remote ? output->remote->base.names.n : 0;
-    char *message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+    char *message = text_copy(rsd_error());
     cancel_parts(&output->uploads, n);
     bool in_place = output->options.mode == OUTPUT_IN_PLACE;
     if (!output->committed && (!keep || in_place)) {

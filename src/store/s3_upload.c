@@ -36,6 +36,7 @@ static uint64_t equal_part_nbytes(uint64_t nbytes)
     return each > PART_NBYTES ? each : PART_NBYTES;
 }
 
+/* Finds where a part begins, and its length. */
 static void find_part_place(const struct s3_upload *upload, size_t index, uint64_t *begin,
                             uint64_t *nbytes)
 {
@@ -93,6 +94,7 @@ static rsd_status need_part(struct s3_uploads *uploads, struct s3_upload *upload
 
 /* ---- which bytes of a part are written ---- */
 
+/* Adds bytes [lo, hi) to those of a part that were written. Spans are kept sorted and apart. */
 static rsd_status add_span(struct s3_part *part, uint64_t lo, uint64_t hi)
 {
     size_t at = 0, end;
@@ -174,6 +176,7 @@ rsd_status s3_set_body(struct http_request *request, const void *data, size_t n)
     return RSD_OK;
 }
 
+/* Fills in the request that uploads a part, with its SHA-256. */
 static rsd_status prepare_part(struct s3_part *part)
 {
     struct remote_store *remote = part->uploads->remote;
@@ -220,6 +223,7 @@ static rsd_status start_part(struct s3_part *part)
     return status;
 }
 
+/* Begins a multipart upload, and notes its identifier in the journal. */
 static rsd_status begin_upload(struct s3_uploads *uploads, struct s3_upload *upload)
 {
     struct http_request request = {.method = "POST", .limit = 1 << 16, .body = ""};
@@ -237,7 +241,7 @@ static rsd_status begin_upload(struct s3_uploads *uploads, struct s3_upload *upl
         if (*at <= ' ' || *at > '~')
             status = fail(RSD_EIO, "the service begins an upload with an invalid identifier");
     TRY(status == RSD_ENOENT ? RSD_EIO : status);
-    upload->id = mem_copy(id, strlen(id) + 1, 1);
+    upload->id = text_copy(id);
     return upload->id ? uploads->note_upload(uploads->context, upload) : RSD_ENOMEM;
 }
 
@@ -435,6 +439,7 @@ struct s3_part_page {
     char marker[32];
 };
 
+/* Takes over a part that an earlier run uploaded, if it has the length that this run needs. */
 static rsd_status adopt_part(struct s3_part_page *page)
 {
     struct s3_part *part;
@@ -453,6 +458,7 @@ static rsd_status adopt_part(struct s3_part_page *page)
     return RSD_OK;
 }
 
+/* Takes an element of a ListPartsResult, when it begins and when it ends. */
 static rsd_status take_part_element(void *context, const char *name, bool entered, const char *text)
 {
     struct s3_part_page *page = context;

@@ -17,7 +17,7 @@ static rsd_status copy_option(const char *name, const char *value, char **out)
         if ((unsigned char)*at < ' ' || *at == 0x7f)
             return fail(RSD_EINVAL, "%s has a control character in it", name);
     mem_free(*out);
-    *out = mem_copy(value, strlen(value) + 1, 1);
+    *out = text_copy(value);
     return *out ? RSD_OK : RSD_ENOMEM;
 }
 
@@ -42,6 +42,8 @@ static rsd_status clean_endpoint(char *endpoint)
     return RSD_OK;
 }
 
+/* Copies and checks the options, with defaults. What they leave open is found in the environment, if they allow
+ * it. */
 static rsd_status copy_options(rsd_storage *storage, const rsd_storage_options *options)
 {
     storage->anonymous = options->anonymous != 0;
@@ -140,6 +142,7 @@ rsd_status rsd_storage_traffic(const rsd_storage *storage, rsd_traffic *traffic)
 
 /* ---- credentials ---- */
 
+/* Lets the function of the caller load new credentials. */
 static rsd_status call_loader(rsd_storage *storage)
 {
     rsd_credentials found = {.struct_nbytes = sizeof found};
@@ -174,6 +177,7 @@ bool storage_expire_credentials(rsd_storage *storage)
     return can;
 }
 
+/* Signs a request with credentials that have not expired. Without credentials it is sent unsigned. */
 static rsd_status sign_locked(struct http_request *request, struct text *lines)
 {
     rsd_storage *storage = request->storage;

@@ -13,10 +13,9 @@ static const struct store_ops *const stores[] = {&local_store, &s3_store, &https
 rsd_status name_list_add(struct name_list *names, struct slice name)
 {
     TRY(GROW(names->list, names->capacity, names->n + 1));
-    char *copy = mem_new(name.nbytes + 1, 1);
+    char *copy = slice_copy(name);
     if (!copy)
         return RSD_ENOMEM;
-    memcpy(copy, name.bytes, name.nbytes);
     names->list[names->n++] = (struct slice){copy, name.nbytes};
     return RSD_OK;
 }

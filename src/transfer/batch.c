@@ -65,7 +65,7 @@ static void stop_batch(struct batch_state *s, rsd_status status)
     pthread_mutex_lock(&s->lock);
     if (!s->status) {
         s->status = status;
-        s->message = mem_copy(rsd_error(), strlen(rsd_error()) + 1, 1);
+        s->message = text_copy(rsd_error());
     }
     pthread_mutex_unlock(&s->lock);
     atomic_store(&s->stopped, true);
