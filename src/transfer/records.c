@@ -64,6 +64,7 @@ static rsd_status note_without_crc(struct record_set *set, const struct source *
     return status;
 }
 
+/* Reads the whole record in blocks, from its stream or from the file. *raw is for crc32_from_raw. */
 static rsd_status read_record(const struct source *source, struct stored_stream *stream,
                               char *block, uint64_t *raw)
 {

@@ -1,7 +1,8 @@
 /* tile.c - one tile of a transfer: reads its part of each source, and passes it to the sinks.
  *
- * A source in memory is used in place. Arrays on a CUDA device are copied by tile_device.c. Bytes that have the same order in a file and in an array are read directly
- * into the array. The others are read into a buffer, source by source, and copied from there.
+ * A source in memory is used in place. Bytes that have the same order in a file and in an array are read directly
+ * into the array. The others are read into a buffer, source by source, and copied from there. Arrays on a CUDA
+ * device are copied by tile_device.c.
  */
 #include "transfer.h"
 
@@ -22,6 +23,7 @@ struct tile {
 
 /* ---- buffers ---- */
 
+/* Makes a buffer at least `need` bytes long. Its contents are lost. */
 static rsd_status reserve_bytes(char **bytes, size_t *capacity, size_t need)
 {
     if (need <= *capacity)
@@ -91,20 +93,6 @@ static rsd_status find_parts(struct tile *tile)
 }
 
 /* ---- arrays of the caller ---- */
-
-void array_read_box(const struct copier *copier, bool stream, int32_t ndim, const int64_t *len,
-                    size_t element_nbytes, const char *array, const int64_t *array_strides,
-                    char *out, const int64_t *strides)
-{
-    box_copy(copier, stream, ndim, len, element_nbytes, array, array_strides, out, strides);
-}
-
-void array_write_box(const struct copier *copier, bool stream, int32_t ndim, const int64_t *len,
-                     size_t element_nbytes, const char *in, const int64_t *strides, char *array,
-                     const int64_t *array_strides)
-{
-    box_copy(copier, stream, ndim, len, element_nbytes, in, strides, array, array_strides);
-}
 
 /* Returns the address of a part in the array of its sink. */
 static char *sink_address(const struct transfer *transfer, const struct tile_part *part)
@@ -267,10 +255,10 @@ static rsd_status gather_parts(const struct tile *tile, const struct tile_part *
             TRY(gather_from_device(tile, &parts[i], strides,
                                    block + box_offset(transfer->ndim, parts[i].lo, lo, strides)));
         else
-            array_read_box(&tile->scratch->copier, false, transfer->ndim, parts[i].len,
-                           transfer->element_nbytes, staged_address(tile, &parts[i]),
-                           staged_of(tile, &parts[i])->strides,
-                           block + box_offset(transfer->ndim, parts[i].lo, lo, strides), strides);
+            box_copy(&tile->scratch->copier, false, transfer->ndim, parts[i].len,
+                     transfer->element_nbytes, staged_address(tile, &parts[i]),
+                     staged_of(tile, &parts[i])->strides,
+                     block + box_offset(transfer->ndim, parts[i].lo, lo, strides), strides);
     return RSD_OK;
 }
 
@@ -332,8 +320,8 @@ static rsd_status fill_array(const struct tile *tile, const struct tile_part *pa
         box_packed_strides(transfer->ndim, part->len, element_nbytes, packed);
         strides = packed;
     }
-    array_write_box(&tile->scratch->copier, transfer->stream, transfer->ndim, part->len,
-                    element_nbytes, from, strides, sink_address(transfer, part), sink->strides);
+    box_copy(&tile->scratch->copier, transfer->stream, transfer->ndim, part->len, element_nbytes,
+             from, strides, sink_address(transfer, part), sink->strides);
     return RSD_OK;
 }
 

@@ -45,6 +45,7 @@ static rsd_status open_tile_device(struct scratch *scratch)
     return scratch->device ? cuda_ops_new(&scratch->device->ops) : RSD_ENOMEM;
 }
 
+/* Returns the queue of this thread on a device, and opens it at its first use. */
 static rsd_status open_device_queue(struct scratch *scratch, int ordinal, struct device_queue **out)
 {
     TRY(open_tile_device(scratch));

@@ -42,6 +42,7 @@ static rsd_status add_piece(struct transfer *transfer, const rsd_piece *piece)
     return RSD_OK;
 }
 
+/* Adds all pieces of a plan. */
 static rsd_status list_pieces(struct transfer *transfer, const rsd_plan *plan)
 {
     rsd_cursor *cursor;

@@ -224,15 +224,6 @@ void scratch_drop(struct scratch *scratch);
 rsd_status transfer_run_box(const struct transfer *transfer, const int64_t *lo, const int64_t *len,
                             struct scratch *scratch, struct io_stats *stats);
 
-/* Copy a box out of an array of the caller in host memory, and into one. Nothing else reads or writes these arrays, except
- * source_read, which reads a file directly into an array of the host. Strides are in bytes. */
-void array_read_box(const struct copier *copier, bool stream, int32_t ndim, const int64_t *len,
-                    size_t element_nbytes, const char *array, const int64_t *array_strides,
-                    char *out, const int64_t *strides);
-void array_write_box(const struct copier *copier, bool stream, int32_t ndim, const int64_t *len,
-                     size_t element_nbytes, const char *in, const int64_t *strides, char *array,
-                     const int64_t *array_strides);
-
 /* ---- tile_device.c: arrays on CUDA devices ---- */
 
 /* Returns whether an address is on a device, which the CPU cannot use, and sets the device. */
