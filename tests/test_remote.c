@@ -33,6 +33,16 @@ static void test_hashes(void)
         sha256_at_level(1, data, n, fast);
         CHECK(memcmp(plain, fast, sizeof plain) == 0, "%zu bytes", n);
     }
+    CASE("SHA-256 of two messages at once is that of each");
+    for (int i = 0; i < 2000; i++) {
+        size_t n[2] = {(size_t)random_below(&r, 300), (size_t)random_below(&r, 300)};
+        const void *const messages[2] = {data + (300 - n[0]), data};
+        unsigned char expected[2][SHA256_NBYTES], found[2][SHA256_NBYTES];
+        for (int k = 0; k < 2; k++)
+            sha256_at_level(0, messages[k], n[k], expected[k]);
+        sha256_of_pair(messages, n, (unsigned char *const[]){found[0], found[1]});
+        CHECK(memcmp(expected, found, sizeof expected) == 0, "%zu and %zu bytes", n[0], n[1]);
+    }
     CASE("HMAC of RFC 4231");
     unsigned char key[131], mac[SHA256_NBYTES];
     char hex[SHA256_NHEX];

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static rsd_status fail_to_allocate(size_t count, size_t element_nbytes)
 {
@@ -16,6 +17,20 @@ void *mem_new(size_t count, size_t element_nbytes)
     void *memory = calloc(count ? count : 1, element_nbytes);
     if (!memory)
         fail_to_allocate(count, element_nbytes);
+    return memory;
+}
+
+void *mem_new_buffer(size_t nbytes)
+{
+    enum { HUGE_NBYTES = 2 << 20 };
+    void *memory = NULL;
+    if (nbytes < HUGE_NBYTES || nbytes % HUGE_NBYTES != 0)
+        return mem_new(nbytes, 1);
+    if (posix_memalign(&memory, HUGE_NBYTES, nbytes) != 0) {
+        fail_to_allocate(nbytes, 1);
+        return NULL;
+    }
+    (void)madvise(memory, nbytes, MADV_HUGEPAGE); /* without it, pages are small */
     return memory;
 }
 

@@ -111,6 +111,9 @@ enum { DEFAULT_MAX_NBYTES = 256000000 };
  * text. */
 void *mem_new(size_t count, size_t element_nbytes);
 
+/* A large buffer, on large pages where that is possible. Its bytes are not set. */
+void *mem_new_buffer(size_t nbytes);
+
 /* Grows a list of `capacity` elements to at least `need`, by doubling. On failure the list is unchanged. */
 #define GROW(list, capacity, need) mem_grow(&(list), &(capacity), (need), sizeof *(list))
 rsd_status mem_grow(void *list, size_t *capacity, size_t need, size_t element_nbytes);

@@ -1,8 +1,11 @@
-/* http_engine.c - many requests at once, on one thread of their own.
+/* http_engine.c - many requests at once, on threads of their own.
  *
  *     http_start --> waiting --> active (at most max_requests) --> done
  *                       ^             |
  *                       +--- again ---+    after a delay that doubles, times a random number
+ *
+ * An engine is a thread with its connections. One engine would be slower than a fast network, so there are two,
+ * which share the limit on requests.
  */
 #include "remote.h"
 
@@ -20,7 +23,8 @@ struct http_engine {
     pthread_t thread;
     pid_t process;
     int max_requests, max_attempts;
-    void *idle[MAX_IDLE]; /* easy handles; of the thread */
+    _Atomic int nrequests; /* that are not finished */
+    void *idle[MAX_IDLE];  /* easy handles; of the thread */
     int nidle;
     uint64_t random;
     struct http_request *active; /* of the thread */
@@ -66,6 +70,7 @@ static void finish_request(struct http_engine *engine, struct http_request *requ
     }
     engine->curl->slist_free_all(request->header_list);
     request->easy = request->header_list = NULL;
+    atomic_fetch_sub(&engine->nrequests, 1);
     if (request->done) {
         request->done(request);
         return;
@@ -232,7 +237,8 @@ static void *run_engine(void *context)
 
 /* ---- starting and stopping ---- */
 
-static rsd_status start_engine(const rsd_storage *storage, struct http_engine **out)
+static rsd_status start_engine(const rsd_storage *storage, int max_requests,
+                               struct http_engine **out)
 {
     const struct curl_library *curl;
     sigset_t all, before;
@@ -243,7 +249,7 @@ static rsd_status start_engine(const rsd_storage *storage, struct http_engine **
     *engine = (struct http_engine){.curl = curl,
                                    .multi = curl->multi_init(),
                                    .process = getpid(),
-                                   .max_requests = storage->max_requests,
+                                   .max_requests = max_requests,
                                    .max_attempts = storage->max_attempts,
                                    .random = (uint64_t)(seconds_now() * 1e9) | 1};
     if (!engine->multi) {
@@ -252,7 +258,7 @@ static rsd_status start_engine(const rsd_storage *storage, struct http_engine **
     }
     engine->random ^= (uint64_t)engine->process << 40;
     engine->waiting_end = &engine->waiting;
-    curl->multi_setopt(engine->multi, CURL_MULTI_MAXCONNECTS, (long)storage->max_requests);
+    curl->multi_setopt(engine->multi, CURL_MULTI_MAXCONNECTS, (long)max_requests);
     pthread_mutex_init(&engine->lock, NULL);
     pthread_cond_init(&engine->finished, NULL);
     /* The program's signals are for its own threads; and OpenSSL may raise SIGPIPE. */
@@ -288,22 +294,39 @@ void http_engine_stop(struct http_engine *engine)
     mem_free(engine);
 }
 
+/* Returns the engine with the fewest requests. The second one is started when the first has several; the storage is
+ * locked. */
+static rsd_status choose_engine(rsd_storage *storage, struct http_engine **chosen)
+{
+    struct http_engine **engines = storage->engines;
+    int half = storage->max_requests / HTTP_NENGINES;
+    if (!engines[0])
+        TRY(start_engine(storage, storage->max_requests - half, &engines[0]));
+    *chosen = engines[0];
+    int load = atomic_load(&engines[0]->nrequests);
+    if (!engines[1] && half > 0 && load >= HTTP_NENGINES)
+        TRY(start_engine(storage, half, &engines[1]));
+    if (engines[1] && atomic_load(&engines[1]->nrequests) < load)
+        *chosen = engines[1];
+    return RSD_OK;
+}
+
 rsd_status http_start(struct http_request *request)
 {
     rsd_storage *storage = request->storage;
-    rsd_status status = RSD_OK;
+    struct http_engine *engine = NULL;
     pthread_mutex_lock(&storage->lock);
-    if (!storage->engine)
-        status = start_engine(storage, &storage->engine);
-    struct http_engine *engine = storage->engine;
+    rsd_status status = choose_engine(storage, &engine);
     pthread_mutex_unlock(&storage->lock);
     if (status)
         return status;
     if (engine->process != getpid())
         return fail(RSD_EINVAL, "the storage was used before this process forked; make another");
+    request->engine = engine;
     request->nattempts = request->nrefreshes = 0;
     request->not_before = 0;
     request->cancelled = request->finished = false;
+    atomic_fetch_add(&engine->nrequests, 1);
     pthread_mutex_lock(&engine->lock);
     append_waiting(engine, request);
     pthread_mutex_unlock(&engine->lock);
@@ -313,7 +336,7 @@ rsd_status http_start(struct http_request *request)
 
 rsd_status http_wait(struct http_request *request)
 {
-    struct http_engine *engine = request->storage->engine;
+    struct http_engine *engine = request->engine;
     pthread_mutex_lock(&engine->lock);
     while (!request->finished)
         pthread_cond_wait(&engine->finished, &engine->lock);
@@ -329,7 +352,7 @@ rsd_status http_run(struct http_request *request)
 
 void http_cancel(struct http_request *request)
 {
-    struct http_engine *engine = request->storage->engine;
+    struct http_engine *engine = request->engine;
     pthread_mutex_lock(&engine->lock);
     request->cancelled = true;
     engine->any_cancelled = true;

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <strings.h>
 
-enum { BLOCK_NBYTES = 8 << 20, JOINED_GAP = 64 << 10, MAX_BLOCKS = 2000 };
+enum { BLOCK_NBYTES = STORAGE_BLOCK_NBYTES, JOINED_GAP = 64 << 10, MAX_BLOCKS = 2000 };
 
 /* Bytes of a file that are requested together. */
 struct remote_block {
@@ -59,9 +59,11 @@ rsd_status remote_open(const struct store_ops *ops, const struct remote_kind *ki
 
 static void drop_block(struct remote_block *block)
 {
-    if (block->data)
-        storage_release(block->store->storage, STORAGE_READS, block->nbytes);
-    mem_free(block->data);
+    rsd_storage *storage = block->store->storage;
+    if (block->data) {
+        storage_free_buffer(storage, block->data, (size_t)block->nbytes);
+        storage_release(storage, STORAGE_READS, block->nbytes);
+    }
     http_request_drop(&block->request);
     mem_free(block);
 }
@@ -90,6 +92,7 @@ void remote_close(struct store *base)
 {
     struct remote_store *store = remote_of(base);
     close_blocks(store);
+    storage_trim(store->storage);
     for (size_t i = 0; i < base->names.n; i++)
         mem_free(store->files[i].etag);
     for (size_t i = 0; i < store->nknown; i++) {
@@ -271,7 +274,7 @@ static void request_block(struct remote_block *block)
 {
     struct remote_store *store = block->store;
     block->requested = true;
-    block->data = mem_new((size_t)block->nbytes, 1);
+    block->data = storage_new_buffer(store->storage, (size_t)block->nbytes);
     rsd_status status = block->data ? prepare_range(store, block->file, block->offset, block->data,
                                                     (size_t)block->nbytes, &block->request)
                                     : RSD_ENOMEM;

@@ -80,6 +80,7 @@ struct s3_uploads {
     pthread_mutex_t lock; /* for parts */
     pthread_cond_t changed;
     _Atomic int nactive;
+    struct s3_part *full; /* waits for another part, to be hashed with it; may be NULL */
     struct s3_upload **files;
     size_t files_capacity;
 };

@@ -7,14 +7,15 @@
  *     known length      parts of equal length, at least 8 MiB, at most 9,500 of them
  *     unknown length    a thousand parts of 8 MiB, a thousand of 16 MiB, and so on
  *
- * Each part is sent with its SHA-256, which the service checks; what it answers is compared.
+ * Each part is sent with its SHA-256, which the service checks; what it answers is compared. Two parts are hashed
+ * at once, in little more time than one: a part that is full waits for another one, if there is memory.
  */
 #include "s3.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { PART_NBYTES = 8 << 20, MAX_PARTS = 9500, PARTS_PER_LENGTH = 1000 };
+enum { PART_NBYTES = STORAGE_BLOCK_NBYTES, MAX_PARTS = 9500, PARTS_PER_LENGTH = 1000 };
 
 static struct s3_upload *upload_of(struct store *store, uint32_t file)
 {
@@ -120,9 +121,11 @@ static bool is_part_full(const struct s3_part *part)
 
 static void drop_part_data(struct s3_part *part)
 {
-    if (part->data)
-        storage_release(part->uploads->remote->storage, STORAGE_WRITES, part->reserved);
-    mem_free(part->data);
+    rsd_storage *storage = part->uploads->remote->storage;
+    if (part->data) {
+        storage_free_buffer(storage, part->data, (size_t)part->reserved);
+        storage_release(storage, STORAGE_WRITES, part->reserved);
+    }
     part->data = NULL;
     http_request_drop(&part->request);
 }
@@ -190,8 +193,6 @@ static rsd_status prepare_part(struct s3_part *part)
     rsd_status status = s3_set_request(remote, part->upload->key, chars, request);
     rsd_free(chars);
     TRY(status);
-    sha256_of(part->data ? part->data : "", (size_t)part->nbytes, part->sha256);
-    part->has_sha256 = true;
     hex_write(part->sha256, sizeof part->sha256, request->body_sha256);
     base64_write(part->sha256, sizeof part->sha256, base64);
     http_set_header(request, "x-amz-checksum-sha256", "%s", base64);
@@ -202,25 +203,73 @@ static rsd_status prepare_part(struct s3_part *part)
     return RSD_OK;
 }
 
-/* Uploads a part, which was marked as started. */
-static rsd_status start_part(struct s3_part *part)
+/* Sends a part that is hashed. A failure is that of its upload. */
+static void send_part(struct s3_part *part)
 {
     struct s3_uploads *uploads = part->uploads;
+    part->has_sha256 = true;
     rsd_status status = prepare_part(part);
-    pthread_mutex_lock(&uploads->lock);
-    part->upload->nactive++;
-    pthread_mutex_unlock(&uploads->lock);
     atomic_fetch_add(&uploads->nactive, 1);
     if (!status)
         status = http_start(&part->request);
-    if (status) {
-        pthread_mutex_lock(&uploads->lock);
-        part->upload->nactive--;
-        atomic_fetch_sub(&uploads->nactive, 1);
-        drop_part_data(part);
-        pthread_mutex_unlock(&uploads->lock);
+    if (!status)
+        return;
+    pthread_mutex_lock(&uploads->lock);
+    note_upload_error(part->upload, status, rsd_error());
+    part->upload->nactive--;
+    atomic_fetch_sub(&uploads->nactive, 1);
+    drop_part_data(part);
+    pthread_cond_broadcast(&uploads->changed);
+    pthread_mutex_unlock(&uploads->lock);
+}
+
+/* Hashes and sends a part, and with it one that waits; either may be NULL. */
+static void hash_and_send(struct s3_part *part, struct s3_part *other)
+{
+    struct s3_part *parts[2] = {part ? part : other, part ? other : NULL};
+    const void *data[2] = {"", ""};
+    size_t nbytes[2] = {0};
+    for (int i = 0; i < 2 && parts[i]; i++) {
+        data[i] = parts[i]->data ? parts[i]->data : "";
+        nbytes[i] = (size_t)parts[i]->nbytes;
     }
-    return status;
+    if (parts[1])
+        sha256_of_pair(data, nbytes, (unsigned char *[]){parts[0]->sha256, parts[1]->sha256});
+    else if (parts[0])
+        sha256_of(data[0], nbytes[0], parts[0]->sha256);
+    for (int i = 0; i < 2 && parts[i]; i++)
+        send_part(parts[i]);
+}
+
+/* Marks a part as one that is uploaded, when all of its bytes are known; uploads are locked. */
+static void claim_part(struct s3_part *part)
+{
+    part->started = true;
+    part->upload->nactive++;
+}
+
+static struct s3_part *take_full_part(struct s3_uploads *uploads)
+{
+    pthread_mutex_lock(&uploads->lock);
+    struct s3_part *part = uploads->full;
+    uploads->full = NULL;
+    pthread_mutex_unlock(&uploads->lock);
+    return part;
+}
+
+/* Uploads a part that was claimed, or lets it wait for another one. */
+static void start_part(struct s3_part *part, bool may_wait)
+{
+    struct s3_uploads *uploads = part->uploads;
+    bool fits =
+        may_wait && storage_can_reserve(uploads->remote->storage, STORAGE_WRITES, part->nbytes);
+    pthread_mutex_lock(&uploads->lock);
+    struct s3_part *other = uploads->full;
+    bool waits = !other && fits;
+    uploads->full = waits ? part : NULL;
+    pthread_mutex_unlock(&uploads->lock);
+    if (!waits)
+        hash_and_send(part, other);
 }
 
 /* Begins a multipart upload, and notes its identifier in the journal. */
@@ -270,17 +319,20 @@ static rsd_status need_part_data(struct s3_uploads *uploads, struct s3_part *par
 {
     if (part->data || part->started)
         return RSD_OK;
+    rsd_storage *storage = uploads->remote->storage;
     pthread_mutex_unlock(&uploads->lock);
-    storage_reserve_wait(uploads->remote->storage, STORAGE_WRITES, part->nbytes, &uploads->nactive);
-    char *data = mem_new((size_t)part->nbytes, 1);
+    if (!storage_can_reserve(storage, STORAGE_WRITES, part->nbytes))
+        hash_and_send(NULL, take_full_part(uploads));
+    storage_reserve_wait(storage, STORAGE_WRITES, part->nbytes, &uploads->nactive);
+    char *data = storage_new_buffer(storage, (size_t)part->nbytes);
     pthread_mutex_lock(&uploads->lock);
     if (data && !part->data && !part->started) {
         part->data = data;
         part->reserved = part->nbytes;
         return RSD_OK;
     }
-    mem_free(data);
-    storage_release(uploads->remote->storage, STORAGE_WRITES, part->nbytes);
+    storage_free_buffer(storage, data, (size_t)part->nbytes);
+    storage_release(storage, STORAGE_WRITES, part->nbytes);
     return data ? RSD_OK : RSD_ENOMEM;
 }
 
@@ -308,10 +360,13 @@ static rsd_status write_part(struct s3_uploads *uploads, struct s3_upload *uploa
             status = add_span(part, at, at + *taken);
         }
         start = !status && !part->started && part->nwriters == 0 && is_part_full(part);
-        part->started = part->started || start;
+        if (start)
+            claim_part(part);
     }
     pthread_mutex_unlock(&uploads->lock);
-    return start && part ? start_part(part) : status;
+    if (start && part)
+        start_part(part, true);
+    return status;
 }
 
 rsd_status s3_write(struct store *store, uint32_t file, uint64_t offset, const void *data, size_t n)
@@ -331,7 +386,19 @@ rsd_status s3_write(struct store *store, uint32_t file, uint64_t offset, const v
     return RSD_OK;
 }
 
-/* Uploads what is left of a part; bytes that nobody wrote are zeros. */
+/* Bytes that nobody wrote are zeros. */
+static void clear_gaps(const struct s3_part *part)
+{
+    uint64_t at = 0;
+    for (size_t i = 0; i <= part->nspans; i++) {
+        uint64_t lo = i < part->nspans ? part->spans[i].lo : part->nbytes;
+        if (lo > at)
+            memset(part->data + at, 0, (size_t)(lo - at));
+        at = i < part->nspans ? part->spans[i].hi : at;
+    }
+}
+
+/* Uploads what is left of a part. */
 static rsd_status flush_part(struct s3_uploads *uploads, struct s3_upload *upload, size_t index,
                              uint64_t nbytes)
 {
@@ -344,10 +411,15 @@ static rsd_status flush_part(struct s3_uploads *uploads, struct s3_upload *uploa
     if (start && part->nbytes > 0)
         status = need_part_data(uploads, part);
     start = start && !status;
-    if (start)
-        part->started = true;
+    if (start) {
+        if (part->nbytes > 0)
+            clear_gaps(part);
+        claim_part(part);
+    }
     pthread_mutex_unlock(&uploads->lock);
-    return start ? start_part(part) : status;
+    if (start)
+        start_part(part, false);
+    return status;
 }
 
 rsd_status s3_end_file(struct store *store, uint32_t file, uint64_t nbytes)
@@ -356,6 +428,7 @@ rsd_status s3_end_file(struct store *store, uint32_t file, uint64_t nbytes)
     struct s3_upload *upload = upload_of(store, file);
     for (size_t i = 0; i < count_parts(upload, nbytes); i++)
         TRY(flush_part(uploads, upload, i, nbytes));
+    hash_and_send(NULL, take_full_part(uploads)); /* it may be of this file */
     pthread_mutex_lock(&uploads->lock);
     while (upload->nactive > 0)
         pthread_cond_wait(&uploads->changed, &uploads->lock);
@@ -417,6 +490,9 @@ void s3_forget_parts(struct s3_upload *upload)
     for (size_t i = 0; i < upload->nparts; i++) {
         if (!upload->parts[i])
             continue;
+        struct s3_uploads *uploads = upload->parts[i]->uploads;
+        if (uploads->full == upload->parts[i])
+            uploads->full = NULL;
         drop_part_data(upload->parts[i]);
         mem_free(upload->parts[i]->spans);
         mem_free(upload->parts[i]);

@@ -79,7 +79,9 @@ static rsd_status copy_options(rsd_storage *storage, const rsd_storage_options *
 
 static void drop_storage(rsd_storage *storage)
 {
-    http_engine_stop(storage->engine);
+    for (int i = 0; i < HTTP_NENGINES; i++)
+        http_engine_stop(storage->engines[i]);
+    storage_trim(storage);
     char *owned[] = {storage->endpoint,           storage->region,
                      storage->bearer_token,       storage->ca_file,
                      storage->proxies[0],         storage->proxies[1],
@@ -239,5 +241,45 @@ void storage_release(rsd_storage *storage, enum storage_use use, uint64_t nbytes
     pthread_mutex_lock(&storage->lock);
     storage->nbytes_used[use] -= nbytes;
     pthread_cond_broadcast(&storage->freed);
+    pthread_mutex_unlock(&storage->lock);
+}
+
+bool storage_can_reserve(rsd_storage *storage, enum storage_use use, uint64_t nbytes)
+{
+    pthread_mutex_lock(&storage->lock);
+    bool fits = fits_limit(storage, use, nbytes);
+    pthread_mutex_unlock(&storage->lock);
+    return fits;
+}
+
+char *storage_new_buffer(rsd_storage *storage, size_t nbytes)
+{
+    char *buffer = NULL;
+    pthread_mutex_lock(&storage->lock);
+    if (nbytes == STORAGE_BLOCK_NBYTES && storage->nkept > 0)
+        buffer = storage->kept[--storage->nkept];
+    pthread_mutex_unlock(&storage->lock);
+    if (buffer)
+        return buffer;
+    storage_trim(storage); /* what is kept is not reserved any more */
+    return mem_new_buffer(nbytes);
+}
+
+void storage_free_buffer(rsd_storage *storage, char *buffer, size_t nbytes)
+{
+    pthread_mutex_lock(&storage->lock);
+    if (buffer && nbytes == STORAGE_BLOCK_NBYTES && storage->nkept < STORAGE_MAX_KEPT) {
+        storage->kept[storage->nkept++] = buffer;
+        buffer = NULL;
+    }
+    pthread_mutex_unlock(&storage->lock);
+    mem_free(buffer);
+}
+
+void storage_trim(rsd_storage *storage)
+{
+    pthread_mutex_lock(&storage->lock);
+    while (storage->nkept > 0)
+        mem_free(storage->kept[--storage->nkept]);
     pthread_mutex_unlock(&storage->lock);
 }
