@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from .. import _c
+from ..carry import AnyPool, Pool
 from ..errors import UnsupportedError
 from ..storage import Storage, handle_for, is_url
 
@@ -51,6 +52,33 @@ class UrlFileSystem(FileSystem):
 def file_system(path: Any, storage: Optional[Storage]) -> FileSystem:
     """Returns the file system of a path."""
     return UrlFileSystem(storage) if is_url(path) else FileSystem()
+
+
+class UrlPaths:
+    """What Reader and Writer add to the classes of torch in the same way: paths that are URLs, and copies for other
+    processes."""
+
+    fs: Any
+    path: Any
+    _pool: AnyPool
+    _storage: Optional[Storage]
+
+    def _take_path(self, path: Any) -> None:
+        """Sets the path and its file system, if it is a URL or the last one was."""
+        if is_url(path) or isinstance(self.fs, UrlFileSystem):
+            self.fs = file_system(path, self._storage)
+            self.path = self.fs.init_path(path)
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Starts another load or save, at another path if `checkpoint_id` is one."""
+        super().reset(checkpoint_id)  # type: ignore[misc]
+        if checkpoint_id:
+            self._take_path(checkpoint_id)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        state = dict(self.__dict__)  # for async_save in a process
+        state["_pool"] = state["_pool"].nthreads if isinstance(state["_pool"], Pool) else state["_pool"]
+        return state
 
 
 def check_file_system(storage: Any) -> None:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from .. import _c, dtypes
-from ..carry import AnyPool, Pool
+from ..carry import AnyPool
 from ..checkpoint import Checkpoint
 from ..errors import FormatError, LimitError, MismatchError, MissingFileError, UnsupportedError
 from ..layout import Layout
@@ -31,7 +31,7 @@ from ..states import OPAQUE
 from ..storage import Storage, is_url
 from . import metadata as metadata_
 from .boxes import check_filled
-from .places import UrlFileSystem, check_file_system, file_system
+from .places import UrlPaths, check_file_system
 from .threads import pool_of
 
 # Tensors that cannot be read in place are read into buffers of at most this size.
@@ -60,7 +60,7 @@ def _in_place(target: torch.Tensor, stored: torch.dtype) -> bool:
     return target.dtype == stored or (target.dtype in _FLOATS and stored in _FLOATS)
 
 
-class Reader(FileSystemReader):
+class Reader(UrlPaths, FileSystemReader):
     """Reads a checkpoint for dcp.load: a directory that torch or this package saved, safetensors, or a file of
     torch.save. The path may be s3://BUCKET/PREFIX or https://HOST/PATH.
 
@@ -82,16 +82,9 @@ class Reader(FileSystemReader):
         self._opened: Optional[Checkpoint] = None
         self._of_rank: Optional[int] = None  # the rank whose metadata is used; None: that of all
 
-    def _take_path(self, path: Any) -> None:
-        if is_url(path) or isinstance(self.fs, UrlFileSystem):
-            self.fs = file_system(path, self._storage)
-            self.path = self.fs.init_path(path)
-
     def reset(self, checkpoint_id: Any = None) -> None:
         """Starts another load, from another path if `checkpoint_id` is one."""
         super().reset(checkpoint_id)
-        if checkpoint_id:
-            self._take_path(checkpoint_id)
         self._metadata, self._opened, self._of_rank = None, None, None
 
     @classmethod
@@ -100,9 +93,7 @@ class Reader(FileSystemReader):
         return is_url(checkpoint_id) or FileSystemReader.validate_checkpoint_id(checkpoint_id)
 
     def __getstate__(self) -> Dict[str, Any]:
-        state = dict(self.__dict__, _opened=None)
-        state["_pool"] = state["_pool"].nthreads if isinstance(state["_pool"], Pool) else state["_pool"]
-        return state
+        return dict(super().__getstate__(), _opened=None)
 
     # -- metadata --
 

@@ -34,7 +34,7 @@ from ..errors import Error, InvalidError, MismatchError, UnsupportedError
 from ..memory import is_direct
 from ..saving import compress_level
 from ..storage import Storage, handle_for, is_url
-from .places import UrlFileSystem, check_file_system, file_system, list_files, remove_files
+from .places import UrlPaths, check_file_system, list_files, remove_files
 from .staging import Stage
 from .threads import pool_of
 
@@ -156,7 +156,7 @@ def write_items(path: str, items: Sequence[Any], pool: AnyPool, stream: Any, sto
     return [(places[2 * i], places[2 * i + 1]) for i in range(len(items))]
 
 
-class Writer(FileSystemWriter):
+class Writer(UrlPaths, FileSystemWriter):
     """Writes a checkpoint for dcp.save and dcp.async_save.
 
     It has the keywords of FileSystemWriter of torch, including `_extensions`. `compress` is "zstd" or "zstd:LEVEL",
@@ -202,22 +202,6 @@ class Writer(FileSystemWriter):
             self._names = ["stream.zstd/1"]
         self._stage = Stage(keep=cache_staged_state_dict)
         self._by_library = not self._safetensors and (self._level > 0 or not self._names)
-
-    def __getstate__(self) -> Dict[str, Any]:
-        state = dict(self.__dict__)  # for async_save in a process
-        state["_pool"] = state["_pool"].nthreads if isinstance(state["_pool"], Pool) else state["_pool"]
-        return state
-
-    def _take_path(self, path: Any) -> None:
-        if is_url(path) or isinstance(self.fs, UrlFileSystem):
-            self.fs = file_system(path, self._storage)
-            self.path = self.fs.init_path(path)
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Starts another save, to another path if `checkpoint_id` is one."""
-        super().reset(checkpoint_id)
-        if checkpoint_id:
-            self._take_path(checkpoint_id)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
