@@ -11,8 +11,13 @@ void *__real_realloc(void *memory, size_t nbytes);
 void *__wrap_calloc(size_t count, size_t nbytes);
 void *__wrap_realloc(void *memory, size_t nbytes);
 
-static long until_failure = -1; /* allocations that still succeed; negative: all */
-static bool failed;
+/* A test of several ranks in one process defines it as _Thread_local. */
+#ifndef FAULTS_OF
+#define FAULTS_OF
+#endif
+
+static FAULTS_OF long until_failure = -1; /* allocations that still succeed; negative: all */
+static FAULTS_OF bool failed;
 
 static bool fails_now(void)
 {

@@ -1,9 +1,25 @@
-/* plans.h - plans from text, for tests. */
+/* plans.h - layouts and plans from text, for tests. */
 #ifndef PLANS_H
 #define PLANS_H
 
 #include "reshard.h"
 #include "tap.h"
+
+static inline rsd_layout *parsed(const char *text)
+{
+    rsd_layout *layout = NULL;
+    CHECK(rsd_layout_parse(text, &layout) == RSD_OK, "%s: %s", text, rsd_error());
+    return layout;
+}
+
+static inline void prints_as(const rsd_layout *layout, const char *canonical)
+{
+    char *text;
+    if (OK(rsd_layout_print(layout, &text))) {
+        CHECK(strcmp(text, canonical) == 0, "'%s' should be '%s'", text, canonical);
+        rsd_free(text);
+    }
+}
 
 static inline bool make(const char *problem, const rsd_plan_options *options, rsd_plan **plan)
 {

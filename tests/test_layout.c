@@ -1,26 +1,11 @@
 /* test_layout.c - layouts: from the notation and from C, queries and coverage. Every element must be where the
  * oracle has it. */
 #include "oracle.h"
+#include "plans.h"
 #include "random.h"
 #include "tap.h"
 
 #include <stdlib.h>
-
-static rsd_layout *parsed(const char *text)
-{
-    rsd_layout *layout = NULL;
-    CHECK(rsd_layout_parse(text, &layout) == RSD_OK, "%s: %s", text, rsd_error());
-    return layout;
-}
-
-static void prints_as(const rsd_layout *layout, const char *canonical)
-{
-    char *text;
-    if (OK(rsd_layout_print(layout, &text))) {
-        CHECK(strcmp(text, canonical) == 0, "'%s' should be '%s'", text, canonical);
-        rsd_free(text);
-    }
-}
 
 /* ---- arrays and boxes ---- */
 

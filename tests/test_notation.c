@@ -1,25 +1,10 @@
 /* test_notation.c - the notation: what is parsed, what is printed, and what errors say. */
 #include "oracle.h"
+#include "plans.h"
 #include "random.h"
 #include "tap.h"
 
 #include <stdlib.h>
-
-static rsd_layout *parsed(const char *text)
-{
-    rsd_layout *layout = NULL;
-    CHECK(rsd_layout_parse(text, &layout) == RSD_OK, "%s: %s", text, rsd_error());
-    return layout;
-}
-
-static void prints_as(const rsd_layout *layout, const char *canonical)
-{
-    char *text;
-    if (OK(rsd_layout_print(layout, &text))) {
-        CHECK(strcmp(text, canonical) == 0, "'%s' should be '%s'", text, canonical);
-        rsd_free(text);
-    }
-}
 
 static void canonical_forms(void)
 {

@@ -1,36 +1,10 @@
 /* test_stash_faults.c - every allocation of one rank fails once: the call fails on all ranks or on none, no rank
  * hangs, and nothing leaks.
- *
- * The linker redirects allocations of the library to this file, so the library needs no hook.
  */
+#define FAULTS_OF _Thread_local
+#include "alloc_faults.h"
 #include "ranks.h"
 #include "reshard_experimental.h"
-
-void *__real_calloc(size_t count, size_t nbytes);
-void *__real_realloc(void *memory, size_t nbytes);
-void *__wrap_calloc(size_t count, size_t nbytes);
-void *__wrap_realloc(void *memory, size_t nbytes);
-
-static _Thread_local long until_failure = -1; /* allocations that still succeed; negative: all */
-static _Thread_local bool failed;
-
-static bool fails_now(void)
-{
-    if (until_failure < 0 || until_failure-- > 0)
-        return false;
-    failed = true;
-    return true;
-}
-
-void *__wrap_calloc(size_t count, size_t nbytes)
-{
-    return fails_now() ? NULL : __real_calloc(count, nbytes);
-}
-
-void *__wrap_realloc(void *memory, size_t nbytes)
-{
-    return fails_now() ? NULL : __real_realloc(memory, nbytes);
-}
 
 enum { NRANKS = 3, ODD = 1, NUMEL = 35 };
 

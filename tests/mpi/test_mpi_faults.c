@@ -5,6 +5,8 @@
  * Rank 1 is the one that fails. Every other rank prints "good" if its results were as expected. */
 #include "reshard_mpi.h"
 
+#include "expect.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -16,8 +18,6 @@
 #include <unistd.h>
 
 enum { BAD = 1 };
-static int rank, nranks;
-static bool good = true;
 static rsd_exchange_options options = {.struct_nbytes = sizeof options, .timeout = 2};
 static const char *const names[] = {"layers.0.weight", "layers.0.bias"};
 static rsd_layout *src_layout[2], *dst_layout[2];
@@ -44,20 +44,7 @@ void *__wrap_realloc(void *old, size_t nbytes)
     return allocations++ == failing ? NULL : __real_realloc(old, nbytes);
 }
 
-/* ---- results ---- */
-
-static void expect(bool holds, const char *what, rsd_status status)
-{
-    if (holds)
-        return;
-    good = false;
-    printf("# rank %d: %s: %s: %s\n", rank, what, rsd_status_name(status), rsd_error());
-}
-
-static bool says(const char *text)
-{
-    return strstr(rsd_error(), text) != NULL;
-}
+/* ---- plans ---- */
 
 static void make_plans(const char *dtype, const char *from)
 {

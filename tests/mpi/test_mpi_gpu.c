@@ -6,6 +6,7 @@
  * RESHARD_GPU=1, else on the emulator. */
 #include "reshard_mpi.h"
 
+#include "expect.h"
 #include "gpu.h"
 #include "oracle.h"
 
@@ -17,26 +18,11 @@
 #include <unistd.h>
 
 enum { BAD = 1 };
-static int rank, nranks;
-static bool good = true;
 static rsd_layout *from, *to;
 static rsd_plan *plan;
 static struct memory src, dst;
 static void *gpu_src, *gpu_dst;
 static enum gpu_kind kind = ON_GPU;
-
-static void expect(bool holds, const char *what, rsd_status status)
-{
-    if (holds)
-        return;
-    good = false;
-    printf("# rank %d: %s: %s: %s\n", rank, what, rsd_status_name(status), rsd_error());
-}
-
-static bool says(const char *text)
-{
-    return strstr(rsd_error(), text) != NULL;
-}
 
 /* ---- arrays ---- */
 

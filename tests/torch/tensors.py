@@ -6,6 +6,7 @@ import itertools
 import zlib
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -155,6 +156,40 @@ class Have:
                        else cut(whole, layout))
         self.arrays = [self.arrays[array.number] for array in self.layout.arrays(rank)]
         self.local = reshard.Local(name, self.layout, self.arrays, rank, path=path)
+
+
+def check_loads(checkpoint, name, whole, targets):
+    """Loads a tensor into each layout that its dims allow, and compares the parts."""
+    for layout in targets:
+        if max((p.dim for p in layout[1] if p != R), default=-1) >= whole.ndim:
+            continue
+        want = Want(name, whole.shape, whole.dtype, layout)
+        checkpoint.load([want.local])
+        for got, right in zip(want.arrays, cut(whole, layout), strict=True):
+            assert same(got, right), f"{name} -> {want.text}"
+
+
+def mesh_state(shapes, mesh):
+    """A DTensor of every shape in every layout of a mesh."""
+    return {name_of(shape, layout): sharded(truth(name_of(shape, layout), shape), layout, Meshes()[mesh])
+            for shape in shapes for layout in layouts(mesh, len(shape))}
+
+
+def check_mesh_loads(shapes, mesh, into, load):
+    """Loads mesh_state(shapes, mesh) into every layout of another mesh, with load(state, number)."""
+    device_mesh = Meshes()[into]
+    for k in range(max(len(layouts(into, len(shape))) for shape in shapes)):
+        state, right = {}, {}
+        for shape in shapes:
+            targets = layouts(into, len(shape))
+            target = targets[k % len(targets)]
+            for layout in layouts(mesh, len(shape)):
+                name = name_of(shape, layout)
+                right[name] = cut(truth(name, shape), target)[dist.get_rank()]
+                state[name] = dtensor(filled(right[name].shape, torch.float32), shape, device_mesh, target[1])
+        load(state, k)
+        for name, part in right.items():
+            assert same(state[name].to_local(), part), name
 
 
 def about(checkpoint):

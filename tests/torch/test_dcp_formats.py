@@ -6,7 +6,6 @@ import os
 import unittest
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
@@ -15,33 +14,21 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 import tap
 import worlds
 from reshard.torch import LoadPlanner, Reader
-from tensors import R, S0, Meshes, cut, dtensor, filled, layouts, name_of, same, sharded, truth
+from tensors import R, S0, Meshes, check_mesh_loads, filled, mesh_state, same, sharded, truth
 
 SHAPES = [(1,), (5,), (4, 4), (7, 6)]
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden")
 
 
 def save_hf(folder, mesh):
-    state = {name_of(shape, layout): sharded(truth(name_of(shape, layout), shape), layout, Meshes()[mesh])
-             for shape in SHAPES for layout in layouts(mesh, len(shape))}
-    dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(folder(str(mesh)), save_distributed=True))
+    dcp.save(mesh_state(SHAPES, mesh),
+             storage_writer=dcp.HuggingFaceStorageWriter(folder(str(mesh)), save_distributed=True))
 
 
 def load_hf(folder, mesh, into):
     """Into every layout of another mesh."""
-    device_mesh = Meshes()[into]
-    for k in range(max(len(layouts(into, len(shape))) for shape in SHAPES)):
-        state, right = {}, {}
-        for shape in SHAPES:
-            targets = layouts(into, len(shape))
-            target = targets[k % len(targets)]
-            for layout in layouts(mesh, len(shape)):
-                name = name_of(shape, layout)
-                right[name] = cut(truth(name, shape), target)[dist.get_rank()]
-                state[name] = dtensor(filled(right[name].shape, torch.float32), shape, device_mesh, target[1])
-        dcp.load(state, storage_reader=Reader(folder(str(mesh))), planner=LoadPlanner() if k % 2 else None)
-        for name, part in right.items():
-            assert same(state[name].to_local(), part), name
+    check_mesh_loads(SHAPES, mesh, into, lambda state, k: dcp.load(
+        state, storage_reader=Reader(folder(str(mesh))), planner=LoadPlanner() if k % 2 else None))
 
 
 def save_rows(folder):

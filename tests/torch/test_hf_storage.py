@@ -17,7 +17,8 @@ import tap
 import worlds
 from reshard.torch import (HuggingFaceStorageReader, HuggingFaceStorageWriter, LoadPlanner,
                            QuantizedHuggingFaceStorageReader, SavePlanner)
-from tensors import R, S0, Meshes, _StridedShard, cut, dtensor, filled, layouts, name_of, same, sharded, truth
+from tensors import (R, S0, Meshes, _StridedShard, check_mesh_loads, cut, dtensor, filled, layouts, mesh_state,
+                     name_of, same, sharded, truth)
 
 SHAPES = [(1,), (5,), (4, 4), (7, 6)]
 INDEX = "model.safetensors.index.json"
@@ -38,30 +39,14 @@ def parsed(path):
     return header, data[8 + n:]
 
 
-def mesh_state(mesh):
-    return {name_of(shape, layout): sharded(truth(name_of(shape, layout), shape), layout, Meshes()[mesh])
-            for shape in SHAPES for layout in layouts(mesh, len(shape))}
-
-
 def save(folder, name, mesh, writer, **options):
-    dcp.save(mesh_state(mesh), storage_writer=writer(folder(name), save_distributed=True, **options))
+    dcp.save(mesh_state(SHAPES, mesh), storage_writer=writer(folder(name), save_distributed=True, **options))
 
 
 def load(folder, name, mesh, into, reader):
     """Into every layout of another mesh."""
-    device_mesh = Meshes()[into]
-    for k in range(max(len(layouts(into, len(shape))) for shape in SHAPES)):
-        state, right = {}, {}
-        for shape in SHAPES:
-            targets = layouts(into, len(shape))
-            target = targets[k % len(targets)]
-            for layout in layouts(mesh, len(shape)):
-                one = name_of(shape, layout)
-                right[one] = cut(truth(one, shape), target)[dist.get_rank()]
-                state[one] = dtensor(filled(right[one].shape, torch.float32), shape, device_mesh, target[1])
-        dcp.load(state, storage_reader=reader(folder(name), thread_count=2))
-        for one, part in right.items():
-            assert same(state[one].to_local(), part), one
+    check_mesh_loads(SHAPES, mesh, into, lambda state, _: dcp.load(
+        state, storage_reader=reader(folder(name), thread_count=2)))
 
 
 def save_async(folder):
@@ -245,7 +230,7 @@ class HfStorage(unittest.TestCase):
 
 
 def save_mapped(folder, name, writer, mapping):
-    dcp.save(mesh_state((2,)), storage_writer=writer(folder(name), mapping, save_distributed=True,
+    dcp.save(mesh_state(SHAPES, (2,)), storage_writer=writer(folder(name), mapping, save_distributed=True,
                                                      enable_consolidation=True, thread_count_consolidation=2))
 
 

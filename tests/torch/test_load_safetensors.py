@@ -11,8 +11,7 @@ import llama
 import reshard
 import tap
 import worlds
-from tensors import (BY_NAME, DTYPES, R, S0, S1, Meshes, Want, about, cut, layouts, meshes, name_of, same,
-                     sharded, truth)
+from tensors import BY_NAME, DTYPES, R, S0, S1, Meshes, about, check_loads, layouts, meshes, name_of, sharded, truth
 
 SHAPES = [(), (1,), (16,), (4, 4), (7, 6), (3, 5, 4)]
 
@@ -48,13 +47,7 @@ class LoadSafetensors(unittest.TestCase):
                              {name: (DTYPES[whole.dtype], tuple(whole.shape))
                               for name, whole in tensors.items()})
             for name, whole in tensors.items():
-                for layout in self.targets:
-                    if max((p.dim for p in layout[1] if p != R), default=-1) >= whole.ndim:
-                        continue
-                    want = Want(name, whole.shape, whole.dtype, layout)
-                    checkpoint.load([want.local])
-                    for got, right in zip(want.arrays, cut(whole, layout), strict=True):
-                        self.assertTrue(same(got, right), f"{name} -> {want.text}")
+                check_loads(checkpoint, name, whole, self.targets)
 
     def test_dtypes(self):
         """a file of the safetensors library, with every dtype that it has"""

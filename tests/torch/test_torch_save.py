@@ -8,7 +8,7 @@ import torch
 import reshard
 import tap
 import worlds
-from tensors import (BY_NAME, DTYPES, R, S0, S1, Want, about, cut, same, truth)
+from tensors import BY_NAME, DTYPES, R, S0, S1, about, check_loads, truth
 
 LAYOUTS = [((1,), (R,)), ((3,), (S0,)), ((2, 2), (S0, S1)), ((2,), (R,))]
 
@@ -31,14 +31,7 @@ class TorchSave(unittest.TestCase):
                              {name: (DTYPES[tensor.dtype], tuple(tensor.shape))
                               for name, tensor in tensors.items()})
             for name, tensor in tensors.items():
-                whole = tensor.contiguous()
-                for layout in LAYOUTS:
-                    if max((p.dim for p in layout[1] if p != R), default=-1) >= whole.ndim:
-                        continue
-                    want = Want(name, whole.shape, whole.dtype, layout)
-                    checkpoint.load([want.local])
-                    for got, right in zip(want.arrays, cut(whole, layout), strict=True):
-                        self.assertTrue(same(got, right), f"{name} -> {want.text}")
+                check_loads(checkpoint, name, tensor.contiguous(), LAYOUTS)
             return dict(checkpoint.plain_values)
 
     def both(self, state, values=None):
