@@ -160,6 +160,7 @@ static int64_t segment_start(const struct cut_path *path, int32_t level, int32_t
     return start;
 }
 
+/* KIND_below, for a dim that consists of segments. */
 static int64_t segmented_below(const struct cut_path *path, int32_t level, int64_t c, int64_t p)
 {
     const struct cut *cut = &path->cuts->cut[level];
@@ -193,6 +194,7 @@ static struct cut_run segmented_at(const struct cut_path *path, int32_t level, i
     return segmented_run(path, level, start, end, (p - start) / chunk);
 }
 
+/* KIND_of, for a dim that consists of segments. */
 static struct cut_run segmented_of(const struct cut_path *path, int32_t level, int64_t c,
                                    int64_t place)
 {
@@ -208,6 +210,7 @@ static struct cut_run segmented_of(const struct cut_path *path, int32_t level, i
 
 /* ---- any kind ---- */
 
+/* Returns how many positions before p coordinate c holds, for any kind of cut. */
 static int64_t any_below(const struct cut_path *path, int32_t level, int64_t c, int64_t p)
 {
     const struct cut *cut = &path->cuts->cut[level];
@@ -226,6 +229,7 @@ static int64_t any_below(const struct cut_path *path, int32_t level, int64_t c, 
     }
 }
 
+/* Returns the run that contains position p, for any kind of cut. */
 static struct cut_run cut_run_at(const struct cut_path *path, int32_t level, int64_t p)
 {
     const struct cut *cut = &path->cuts->cut[level];
@@ -244,6 +248,7 @@ static struct cut_run cut_run_at(const struct cut_path *path, int32_t level, int
     }
 }
 
+/* Returns the run that contains entry `place` of coordinate c's list, for any kind of cut. */
 static struct cut_run cut_run_of(const struct cut_path *path, int32_t level, int64_t c,
                                  int64_t place)
 {

@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 
+/* Checks a box of the caller: its rank, and that it lies in the tensor. An empty box may lie anywhere. */
 static rsd_status check_box(const rsd_layout *layout, int64_t i, int32_t rank, const int64_t *lo,
                             const int64_t *len)
 {

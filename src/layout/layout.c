@@ -119,6 +119,7 @@ static bool cuts_a_dim(rsd_kind kind)
     return kind != RSD_REPLICATE && kind != RSD_PARTIAL;
 }
 
+/* Checks that the segments of a placement add up to the extent of its dim. */
 static rsd_status check_segments(const rsd_layout *layout, const rsd_placement *placement)
 {
     int64_t extent = layout->shape[placement->dim], sum = 0;
@@ -141,6 +142,7 @@ static rsd_status check_segments(const rsd_layout *layout, const rsd_placement *
     return RSD_OK;
 }
 
+/* Checks a placement. A dim that was counted from the end becomes one from the start. */
 static rsd_status check_placement(const rsd_layout *layout, rsd_placement *placement)
 {
     if (placement->kind < RSD_REPLICATE || placement->kind > RSD_PARTIAL)

@@ -33,6 +33,7 @@ struct parsed_tensor {
     int64_t shape[RSD_MAX_DIMS];
 };
 
+/* Reads a dtype and a shape: f32[8,8]. */
 static rsd_status parse_tensor(struct parser *p, struct parsed_tensor *out)
 {
     char name[NAME_NCHARS], word[NAME_NCHARS], dtype[2 * NAME_NCHARS];
@@ -64,6 +65,7 @@ struct rank_range {
     int64_t first, last;
 };
 
+/* Reads ranks: 0-3,8,12-15. The caller frees the list, also on failure. */
 static rsd_status parse_rank_ranges(struct parser *p, struct rank_range **ranges, size_t *count)
 {
     size_t capacity = 0;
@@ -130,6 +132,7 @@ static rsd_status parse_axis(struct parser *p, char label[NAME_NCHARS], int64_t 
     return scan_number(p, "the number of ranks along a mesh axis", count);
 }
 
+/* Reads a mesh: 4, 2x4 or dp=2,tp=4, and perhaps ranks=0-7. */
 static rsd_status parse_mesh(struct parser *p, rsd_mesh **out)
 {
     char labels[RSD_MAX_AXES][NAME_NCHARS];
@@ -162,6 +165,7 @@ static rsd_status parse_mesh(struct parser *p, rsd_mesh **out)
 
 /* ---- placements ---- */
 
+/* Reads one placement per mesh axis: S(0),R. */
 static rsd_status parse_axis_placements(struct parser *p, const struct parsed_tensor *tensor,
                                         const rsd_mesh *mesh, rsd_layout **out)
 {
@@ -191,6 +195,7 @@ static rsd_status parse_axis_placements(struct parser *p, const struct parsed_te
     return status;
 }
 
+/* Reads a mesh axis, by name or number. */
 static rsd_status parse_axis_reference(struct parser *p, const rsd_mesh *mesh, int32_t *out)
 {
     scan_spaces(p);
@@ -219,6 +224,7 @@ static rsd_status parse_axis_reference(struct parser *p, const rsd_mesh *mesh, i
     return RSD_OK;
 }
 
+/* Reads the mesh axes that cut each dim, after the opening bracket: [dp.tp, -]. */
 static rsd_status parse_dim_axes(struct parser *p, const struct parsed_tensor *tensor,
                                  const rsd_mesh *mesh, rsd_layout **out)
 {
@@ -271,6 +277,7 @@ static rsd_status append_box(struct box_list *list, int32_t ndim, int32_t rank, 
     return RSD_OK;
 }
 
+/* Reads a range of one dim: 0:4, or : for all of it. */
 static rsd_status parse_range(struct parser *p, int64_t extent, int64_t *lo, int64_t *len)
 {
     int64_t hi;
@@ -326,6 +333,7 @@ static rsd_status parse_box(struct parser *p, const struct parsed_tensor *tensor
     return append_box(list, tensor->ndim, rank, lo, len);
 }
 
+/* Reads the boxes of all ranks, after the opening brace: boxes of one rank are separated by ;, and ranks by |. */
 static rsd_status parse_box_groups(struct parser *p, const struct parsed_tensor *tensor,
                                    struct box_list *list)
 {
@@ -342,6 +350,7 @@ static rsd_status parse_box_groups(struct parser *p, const struct parsed_tensor 
     return scan_need(p, "}", "',', ';', '|' or '}'");
 }
 
+/* Reads a layout of explicit boxes, after the opening brace. */
 static rsd_status parse_explicit_side(struct parser *p, const struct parsed_tensor *tensor,
                                       rsd_layout **out)
 {
@@ -386,6 +395,7 @@ static rsd_status parse_placements(struct parser *p, const struct parsed_tensor 
     return RSD_OK;
 }
 
+/* Reads a mesh with placements, or explicit boxes. */
 static rsd_status parse_side(struct parser *p, const struct parsed_tensor *tensor, rsd_layout **out)
 {
     if (scan_take(p, "{"))

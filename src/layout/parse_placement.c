@@ -41,6 +41,7 @@ static rsd_status fail_dim(struct parser *p, const char *begin, const char *sign
                 scan_column(p, begin), sign, (long long)dim, (int)ndim);
 }
 
+/* Reads a dim, which may be counted from the end: -1. */
 static rsd_status parse_dim(struct parser *p, int32_t ndim, int32_t *out)
 {
     skip_keyword(p, "dim");
@@ -100,6 +101,7 @@ static rsd_status parse_with_factor(struct parser *p, int32_t ndim, rsd_placemen
     return scan_need(p, ")", "')'");
 }
 
+/* Reads the reduction of a partial placement in parentheses. Without one it is a sum. */
 static rsd_status parse_partial(struct parser *p, rsd_placement *out)
 {
     char op[NAME_NCHARS];

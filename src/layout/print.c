@@ -11,6 +11,7 @@ static void print_tensor(struct text *text, const rsd_layout *layout)
     text_add(text, "]");
 }
 
+/* Writes the ranks of a mesh, as ranges, unless they are 0, 1, 2 and so on. */
 static void print_ranks(struct text *text, const rsd_mesh *mesh)
 {
     if (!mesh->ranks && mesh->base == 0)
@@ -81,6 +82,7 @@ static void print_placement(struct text *text, const rsd_placement *placement)
     }
 }
 
+/* Writes the mesh axes that cut each dim: [dp.tp, -]. */
 static void print_axes_per_dim(struct text *text, const rsd_layout *layout)
 {
     for (int32_t d = 0; d < layout->ndim; d++) {
@@ -115,6 +117,7 @@ static void print_explicit_box(struct text *text, const rsd_layout *layout, int6
                      (long long)(lo[d] + len[d]));
 }
 
+/* Writes the boxes of all ranks: { 0:4 ; 6:8 | 4:6 }. */
 static void print_explicit_boxes(struct text *text, const rsd_layout *layout)
 {
     int64_t box = 0, world = rsd_layout_world(layout);
@@ -130,6 +133,7 @@ static void print_explicit_boxes(struct text *text, const rsd_layout *layout)
     text_add(text, " }");
 }
 
+/* Writes a layout without its dtype and shape. */
 static rsd_status print_layout_side(struct text *text, const rsd_layout *layout)
 {
     if (!layout->mesh) {

@@ -12,6 +12,7 @@
 
 enum number_class { NONE, FLOATS, SIGNED, UNSIGNED, COMPLEXES };
 
+/* Returns what a number of this dtype is; NONE: elements of this dtype are not numbers that can be converted. */
 static enum number_class class_of(rsd_dtype dtype)
 {
     switch (dtype) {
@@ -55,6 +56,7 @@ union wide_number {
     uint64_t u;
 };
 
+/* Returns the element at `in`. Its class says which member is set. */
 static union wide_number load_number(rsd_dtype dtype, const unsigned char *in)
 {
     union wide_number wide = {.u = 0};
@@ -88,6 +90,7 @@ static union wide_number load_number(rsd_dtype dtype, const unsigned char *in)
 
 /* ---- storing one element ---- */
 
+/* Returns the bits of the integer that a float is converted to. */
 static uint64_t float_to_integer(double value, rsd_dtype to)
 {
     int bits = 8 * (int)rsd_dtype_nbytes(to);
@@ -105,6 +108,7 @@ static uint64_t float_to_integer(double value, rsd_dtype to)
     return is_signed ? (uint64_t)(int64_t)value : (uint64_t)value;
 }
 
+/* Writes a number of class `from` to `out` as an element of dtype `to`. */
 static void store_number(rsd_dtype to, unsigned char *out, enum number_class from,
                          union wide_number wide)
 {

@@ -200,6 +200,7 @@ static void copy_rows_across(const struct copier *copier, const struct block *bl
     }
 }
 
+/* Copies rows [first, first + nrows) of a block, with one call of `rows` for each run of the innermost loop. */
 static void copy_rows_in_order(copy_rows_fn *rows, const struct block *block, const char *src,
                                char *dst, int64_t first, int64_t nrows)
 {

@@ -60,6 +60,7 @@ static rsd_status check_available(size_t nbytes)
                 (unsigned long long)available);
 }
 
+/* Allocates, seals and maps a new segment, and writes its first page. */
 static rsd_status fill_segment_file(struct shared_segment *segment, size_t nbytes)
 {
     uint64_t number;
@@ -106,6 +107,7 @@ struct shared_segment_name shared_segment_name(const struct shared_segment *segm
                                         .fd = segment->fd};
 }
 
+/* Maps a segment of another process. EPEER: it is not the one that was announced. */
 static rsd_status check_segment(const struct shared_segment_name *name,
                                 struct shared_segment *segment)
 {

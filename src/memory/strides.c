@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+/* Returns the strides in bytes of an array of a layout without gaps. */
 static void dense_strides(const rsd_layout *layout, int64_t array, bool column_major,
                           int64_t *strides)
 {

@@ -72,6 +72,7 @@ static rsd_status fail_memory(void)
 
 /* ---- messages ---- */
 
+/* Returns a message from the list of unused ones, which grows by blocks. NULL: no memory. */
 static struct mpi_message *new_mpi_message(struct mpi_link *link)
 {
     if (!link->unused) {
@@ -339,6 +340,7 @@ static rsd_status next_tags(MPI_Comm duplicate, int *first)
 
 /* ---- the transport ---- */
 
+/* Frees a link, and its duplicate if this was the last user. Accepts NULL. */
 static void free_link(void *context)
 {
     struct mpi_link *link = context;
@@ -355,6 +357,7 @@ static void free_link(void *context)
     free(link);
 }
 
+/* Fills in a transport over a duplicate of the communicator, with 64 tags of its own. */
 static rsd_status make_transport(MPI_Comm comm, double timeout, rsd_transport *transport)
 {
     int initialized = 0, finalized = 0, first_tag = 0;

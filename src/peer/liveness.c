@@ -50,6 +50,7 @@ static void free_liveness_check(struct liveness_check *check)
     mem_free(check);
 }
 
+/* Returns a check without messages. NULL: no memory. */
 static struct liveness_check *new_liveness_check(size_t nranks)
 {
     struct liveness_check *check = mem_new(1, sizeof *check);
@@ -136,6 +137,7 @@ static void report_dead(struct peer *peer, int32_t dead)
     poll_liveness_check(peer);
 }
 
+/* Cancels the messages of the current check, if there is one. */
 static void end_liveness_check(struct peer *peer)
 {
     struct liveness_check *check = peer->liveness_check;

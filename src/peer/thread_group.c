@@ -42,6 +42,7 @@ struct rsd_thread_group {
 
 /* ---- messages ---- */
 
+/* Returns a message from the list of unused ones of this rank, or a new one. */
 static rsd_status new_message(struct thread_rank *own, struct thread_message **message)
 {
     pthread_mutex_lock(&own->lock);
@@ -75,6 +76,7 @@ static rsd_status check_address(const struct thread_rank *own, int32_t rank, int
     return RSD_OK;
 }
 
+/* The send of the transport: appends the message to the queue of the receiver, which copies the bytes. */
 static rsd_status thread_send(void *context, int32_t to, int32_t tag, const void *data,
                               size_t nbytes, void **request)
 {
@@ -93,6 +95,7 @@ static rsd_status thread_send(void *context, int32_t to, int32_t tag, const void
     return RSD_OK;
 }
 
+/* The recv of the transport: appends the message to the receives of this rank, in the order of calls. */
 static rsd_status thread_recv(void *context, int32_t from, int32_t tag, void *data, size_t nbytes,
                               void **request)
 {

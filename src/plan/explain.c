@@ -35,6 +35,7 @@ static void write_pairs(struct text *text, struct rank_list *senders, int32_t to
     senders->n = 0;
 }
 
+/* Writes the bytes that each pair of ranks exchanges. Pieces come in the order of receivers. */
 static rsd_status explain_pairs(const rsd_plan *plan, struct text *text, bool json)
 {
     struct rank_list senders = {0};
@@ -83,6 +84,7 @@ static int64_t array_rank_or_end(const rsd_layout *layout, int64_t array)
     return array < rsd_layout_narrays(layout) ? layout_array_rank(layout, array) : INT64_MAX;
 }
 
+/* Writes the totals of every rank that has an array, in ascending order. */
 static rsd_status explain_ranks(const rsd_plan *plan, struct text *text, bool json)
 {
     int64_t src = 0, dst = 0, rank;

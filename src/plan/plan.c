@@ -155,6 +155,7 @@ static int64_t world_size(const rsd_plan *plan)
     return max_i64(rsd_layout_world(plan->src), rsd_layout_world(plan->dst));
 }
 
+/* Copies the node map of the options. EINVAL: it does not list all ranks. */
 static rsd_status set_nodes(rsd_plan *plan, const rsd_plan_options *given)
 {
     rsd_plan_options options;

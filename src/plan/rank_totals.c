@@ -232,6 +232,7 @@ static rsd_status count_rank_walked(const rsd_plan *plan, int32_t rank, rsd_rank
 
 /* ---- public functions ---- */
 
+/* Adds the bytes of all arrays of a rank. */
 static rsd_status add_array_nbytes(const rsd_layout *layout, int32_t rank, int64_t *nbytes)
 {
     int64_t first, count;
