@@ -69,6 +69,7 @@ rsd_status json_enter(struct json *j, char bracket)
     return RSD_OK;
 }
 
+/* Moves to the next member of an object or an array. *more is false at its end, which is skipped. */
 static rsd_status next_json_member(struct json *j, char close, bool *more)
 {
     char c = json_peek(j);
@@ -153,6 +154,7 @@ static rsd_status add_scratch(struct json *j, const char *bytes, size_t n)
     return RSD_OK;
 }
 
+/* Reads the four digits of \u0041. */
 static rsd_status take_hex_digits(struct json *j, uint32_t *value)
 {
     *value = 0;
@@ -169,6 +171,7 @@ static rsd_status take_hex_digits(struct json *j, uint32_t *value)
     return RSD_OK;
 }
 
+/* Reads what follows \u, and adds the character as UTF-8. Characters beyond U+FFFF are pairs of escapes. */
 static rsd_status take_unicode_escape(struct json *j)
 {
     uint32_t c, low;
@@ -195,6 +198,7 @@ static rsd_status take_unicode_escape(struct json *j)
     return add_scratch(j, bytes, n);
 }
 
+/* Reads an escape, such as \n, and adds its character. */
 static rsd_status take_escape(struct json *j)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
@@ -280,6 +284,7 @@ static size_t skip_digits(struct json *j)
     return j->at - start;
 }
 
+/* Skips a number. Checks the syntax of JSON, which is stricter than that of strtod. */
 static rsd_status skip_number(struct json *j)
 {
     size_t start = j->at;
@@ -328,6 +333,7 @@ rsd_status json_number(struct json *j, double *value, int64_t *integer, bool *wh
     return RSD_OK;
 }
 
+/* Skips true, false, null or a number. */
 static rsd_status skip_word(struct json *j)
 {
     static const char *const words[] = {"true", "false", "null"};

@@ -229,6 +229,7 @@ static bool add_json_latin1(struct text *out, struct slice text)
     return true;
 }
 
+/* Writes a value. Returns false if it is not plain, or if it is too deep, too long or too much work. */
 static bool add_json_value(struct plain_writer *w, pickle_node c, int depth)
 {
     const struct pickle_tree *tree = w->tree;
@@ -290,6 +291,7 @@ rsd_status pickle_to_json(const struct pickle_tree *tree, pickle_node c, char **
 
 static bool add_pickle_value(struct plain_writer *w, pickle_node c, int depth);
 
+/* Writes an integer, also one of more than 64 bits. Returns false if it has more than 255 bytes. */
 static bool add_pickle_number(struct plain_writer *w, pickle_node c)
 {
     int64_t number;
@@ -355,6 +357,7 @@ static void add_pickle_bytes(struct plain_writer *w, struct slice bytes)
     bytes_drop(&text);
 }
 
+/* Writes a value. Returns false if it is not plain, or if it is too deep, too long or too much work. */
 static bool add_pickle_value(struct plain_writer *w, pickle_node c, int depth)
 {
     const struct pickle_tree *tree = w->tree;

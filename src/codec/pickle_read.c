@@ -39,6 +39,7 @@ static rsd_status fail_pickle(const struct pickle_machine *p, const char *what)
 
 /* ---- the stream ---- */
 
+/* Reads the next bytes of the stream. Requires that all bytes of the buffer were taken. */
 static rsd_status refill_buffer(struct pickle_machine *p)
 {
     p->window_at += p->window_nbytes;
@@ -52,6 +53,7 @@ static rsd_status refill_buffer(struct pickle_machine *p)
     return RSD_OK;
 }
 
+/* Copies the next n bytes of the stream. */
 static rsd_status take_bytes(struct pickle_machine *p, void *out, size_t n)
 {
     char *to = out;
@@ -211,6 +213,7 @@ static rsd_status push_long(struct pickle_machine *p, uint64_t n)
     return push_i64(p, (int64_t)value);
 }
 
+/* Pushes a string or bytes of n bytes, which follow in the stream. */
 static rsd_status push_text(struct pickle_machine *p, enum pickle_kind kind, uint64_t n)
 {
     pickle_node c;
@@ -442,6 +445,7 @@ static rsd_status do_numbered(struct pickle_machine *p, uint8_t opcode, int nbyt
     }
 }
 
+/* Runs one opcode. EFORMAT: it is not among those that checkpoints need. */
 static rsd_status do_opcode(struct pickle_machine *p, uint8_t opcode)
 {
     pickle_node c;
@@ -529,6 +533,7 @@ static rsd_status do_opcode(struct pickle_machine *p, uint8_t opcode)
     }
 }
 
+/* Runs the whole stream: the protocol, then opcodes up to the stop. *root is the value that is left. */
 static rsd_status run_opcodes(struct pickle_machine *p, pickle_node *root)
 {
     uint8_t opcode, protocol;

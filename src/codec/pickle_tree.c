@@ -78,6 +78,7 @@ static rsd_status add_segments(struct pickle_tree *tree, uint64_t nwords)
     return RSD_OK;
 }
 
+/* Adds a node of nwords words to the tree. `count` is the number of its parts or bytes. */
 static rsd_status new_node(struct pickle_tree *tree, enum pickle_kind kind, uint64_t count,
                            uint64_t nwords, pickle_node *out)
 {

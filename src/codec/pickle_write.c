@@ -82,6 +82,7 @@ static void memoize_json(struct json_pickler *pickler)
     pickler->memo++;
 }
 
+/* Writes a number as an int if it is whole, else as a float. */
 static rsd_status write_json_number(struct json_pickler *pickler)
 {
     double value;

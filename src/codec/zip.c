@@ -47,6 +47,8 @@ static bool ends_agree(const struct zip_directory *narrow, const struct zip_dire
            (narrow->count == wide->count || narrow->count == 0xffff);
 }
 
+/* Reads the zip64 end record, which replaces the directory that *out has. `end_at` is where the end record begins.
+ * */
 static rsd_status read_zip64_end(const struct zip *zip, uint64_t end_at, struct zip_directory *out)
 {
     unsigned char locator[LOCATOR], end[END64];
@@ -71,6 +73,7 @@ static rsd_status read_zip64_end(const struct zip *zip, uint64_t end_at, struct 
     return RSD_OK;
 }
 
+/* Finds the directory by the end record, which must be the last bytes of the archive. */
 static rsd_status find_directory(const struct zip *zip, struct zip_directory *out)
 {
     unsigned char end[END], locator[4];
@@ -122,6 +125,7 @@ static rsd_status take_zip64(const unsigned char *extra, size_t n, uint64_t at, 
     return count ? fail_zip(at, "zip64 field is missing") : RSD_OK;
 }
 
+/* Adds the record of the directory entry at *offset, and moves *offset behind the entry. */
 static rsd_status add_zip_record(struct zip *zip, const struct zip_directory *directory,
                                  size_t *offset)
 {
@@ -186,6 +190,7 @@ static int by_record_name(const void *a, const void *b)
     return compare_names(x->record->name, y->record->name);
 }
 
+/* Makes the index of records by name. EFORMAT: two records have the same name. */
 static rsd_status sort_by_name(struct zip *zip)
 {
     zip->by_name = mem_new(zip->nrecords, sizeof *zip->by_name);

@@ -196,6 +196,7 @@ void zstd_writer_close(struct zstd_writer *writer)
     mem_free(writer);
 }
 
+/* Compresses n bytes, and writes what comes out. With ZSTD_e_end, ends the stream. */
 static rsd_status compress_bytes(struct zstd_writer *writer, const void *data, size_t n,
                                  ZSTD_EndDirective end)
 {

@@ -127,6 +127,7 @@ static rsd_status send_buffer(struct exchange *x, struct channel *channel, bool 
     return RSD_OK;
 }
 
+/* Sends the next chunk of a message, without waiting: copies it into a free buffer, and sends that. */
 static rsd_status progress_send(struct exchange *x, struct channel *channel, bool *moved)
 {
     bool was_copying = channel->copying, copied;
@@ -146,6 +147,7 @@ static rsd_status progress_send(struct exchange *x, struct channel *channel, boo
     return copied ? send_buffer(x, channel, moved) : RSD_OK;
 }
 
+/* Posts a receive for each free buffer. */
 static rsd_status post_receives(struct exchange *x, struct channel *channel, bool *moved)
 {
     while (channel->posted.left > 0 && channel->end - channel->first < NBUFFERS) {
@@ -175,6 +177,7 @@ static rsd_status first_arrived(struct exchange *x, struct channel *channel,
     return RSD_OK;
 }
 
+/* Receives the chunks of a message, without waiting, and copies them to their arrays. */
 static rsd_status progress_receive(struct exchange *x, struct channel *channel, bool *moved)
 {
     struct chunk_buffer *buffer;
@@ -237,6 +240,7 @@ static void end_offer(struct exchange *x, struct channel *channel)
     exchange_device_count_packed(x);
 }
 
+/* Writes the next chunk to a ring buffer, without waiting. An offer of device memory has no chunks. */
 static rsd_status write_ring(struct exchange *x, struct channel *channel, bool *moved)
 {
     bool copied;
@@ -346,6 +350,7 @@ static rsd_status begin_reading(struct exchange *x, struct channel *channel)
     return copy_chunk(x, channel, data, next_chunk(x, channel, &channel->here));
 }
 
+/* Reads the next chunk from a ring buffer, or takes an offer of device memory, without waiting. */
 static rsd_status read_ring(struct exchange *x, struct channel *channel, bool *moved)
 {
     bool copied;

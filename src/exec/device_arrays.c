@@ -76,6 +76,7 @@ void device_arrays_drop(struct device_arrays *there)
     *there = (struct device_arrays){0};
 }
 
+/* Lets kernels of this device use the memory of another. EUNSUPPORTED: they cannot. */
 static rsd_status check_access(struct device_arrays *there, int other)
 {
     bool can = true;
@@ -103,6 +104,7 @@ static void add_pages(struct device_arrays *there, const void *address, uint64_t
         last->nbytes = (size_t)(begin + n - last->begin);
 }
 
+/* Pins the pages that were listed. On failure none is pinned. */
 static rsd_status pin_pages(struct device_arrays *there)
 {
     size_t wanted = there->npinned;

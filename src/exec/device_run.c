@@ -54,6 +54,7 @@ static struct array_bases bases_of_process(const void *context, int32_t rank)
     return (struct array_bases){.dst = ((const struct run_arrays *)context)->nsrc};
 }
 
+/* Adds the copies of a stage, and in stage 0 all sums. */
 static rsd_status add_stage_ops(struct cuda_ops *ops, const struct program *program, int32_t stage,
                                 const struct run_arrays *arrays)
 {
@@ -67,6 +68,7 @@ static rsd_status add_stage_ops(struct cuda_ops *ops, const struct program *prog
     return RSD_OK;
 }
 
+/* Makes one device program for each stage that has something to do. */
 static rsd_status translate_program(struct device_run *run, const struct program *program,
                                     const struct run_arrays *arrays)
 {

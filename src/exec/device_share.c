@@ -154,6 +154,7 @@ void device_imports_drop(struct device_imports *imports)
     *imports = (struct device_imports){0};
 }
 
+/* Returns the mapping of these pieces. Maps them if that was not done in an earlier run. */
 static rsd_status find_device_mapping(struct device_imports *imports, struct cuda_device *device,
                                       const struct cuda_piece *pieces, uint64_t npieces,
                                       const struct device_mapping **out)
@@ -212,6 +213,7 @@ static rsd_status import_array(struct device_imports *imports, struct cuda_devic
     return RSD_OK;
 }
 
+/* Maps all arrays in the table of another rank. EPEER: the table is invalid. */
 static rsd_status import_table(struct device_imports *imports, const struct host_rank *host,
                                struct cuda_device *device, char *table, uint64_t capacity)
 {

@@ -196,6 +196,8 @@ static void exchange_progress(rsd_exec *exec)
     }
 }
 
+/* Starts a run. Its status is part of the vote, so a failure of this rank is reported by exchange_wait on all
+ * ranks. */
 static rsd_status exchange_start(rsd_exec *exec, const void *const *src, void *const *dst)
 {
     struct exchange *x = (struct exchange *)exec;
@@ -218,6 +220,7 @@ static rsd_status exchange_start(rsd_exec *exec, const void *const *src, void *c
     return RSD_OK;
 }
 
+/* Progresses a run to its end. After a failure that ranks have not agreed on, the exec can only be freed. */
 static rsd_status exchange_wait(rsd_exec *exec)
 {
     struct exchange *x = (struct exchange *)exec;

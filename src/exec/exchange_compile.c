@@ -423,6 +423,7 @@ static rsd_status add_host_term(struct rank_compiler *c, const struct host_rank 
                             c->dst_strides + to * ndim, array, to + c->dst_base, missing);
 }
 
+/* Adds the direct copies of one plan, and the terms of its sums if all of them are on this host. */
 static rsd_status compile_host_plan(struct rank_compiler *c, size_t *next_term)
 {
     struct exchange *x = c->x;

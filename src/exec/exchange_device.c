@@ -42,6 +42,7 @@ struct exchange_device {
 
 /* ---- life ---- */
 
+/* Releases the memory of other ranks of the host. */
 static void drop_peers(struct exchange *x)
 {
     struct exchange_device *device = x->device;
@@ -109,6 +110,7 @@ static rsd_status pin_buffers(struct exchange *x, struct exchange_device *device
     return RSD_OK;
 }
 
+/* Pins the shared segments of all ranks of the host, in which their ring buffers are. */
 static rsd_status pin_segments(struct exchange *x, struct exchange_device *device)
 {
     if (!x->host)
@@ -190,6 +192,7 @@ static rsd_status queue_program(struct exchange *x, int32_t stage, int32_t sende
 
 /* ---- starting ---- */
 
+/* Makes the device half of an exchange, at its first run with arrays on a device. */
 static rsd_status start_exchange_device(struct exchange *x, int ordinal)
 {
     struct exchange_device *device = x->device = mem_new(1, sizeof *device);
@@ -401,6 +404,7 @@ static void list_addresses(struct exchange *x, const struct channel *channel)
                                : host_rank_array(host, i - host->arrays.nsrc, true);
 }
 
+/* Returns EPEER if a sender has exported no memory for an array that is read. */
 static rsd_status check_addresses(const struct exchange *x, const struct channel *channel)
 {
     const struct exchange_device *device = x->device;

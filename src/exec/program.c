@@ -216,6 +216,7 @@ static rsd_status add_array_families(const struct plan_compiler *c, int64_t arra
     return RSD_OK;
 }
 
+/* Adds the copies of a plan between two meshes, as families of equal pieces. */
 static rsd_status add_families(const struct plan_compiler *c)
 {
     struct overlap overlap = {0};
@@ -375,6 +376,7 @@ rsd_status program_add_term(struct program *program, const rsd_plan *plan, const
     return RSD_OK;
 }
 
+/* Adds all pieces of a plan, one by one. */
 static rsd_status compile_pieces(const struct plan_compiler *c)
 {
     rsd_cursor *cursor;

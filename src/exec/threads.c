@@ -103,6 +103,7 @@ static int64_t sum_nrows(const struct threads_exec *x, const struct sum_op *sum)
     return nrows;
 }
 
+/* Divides the sums into units of about unit_nbytes. */
 static rsd_status add_sum_units(struct threads_exec *x, int64_t unit_nbytes)
 {
     for (int64_t i = 0; i < (int64_t)x->program.nsums; i++) {
@@ -176,6 +177,7 @@ static void wait_for_stage(struct threads_exec *x, int32_t stage)
         sched_yield();
 }
 
+/* Does one unit, after all units of earlier stages. Any thread. */
 static void run_unit(void *context, int64_t index)
 {
     struct threads_exec *x = context;
@@ -280,6 +282,7 @@ static void mark_arrays(struct threads_exec *x)
         dst[x->program.sums[i].dst].used = true;
 }
 
+/* Compiles all plans into one program. */
 static rsd_status bind_plans(struct threads_exec *x, int64_t nplans, const rsd_plan *const *plans,
                              const rsd_bind_options *options)
 {
