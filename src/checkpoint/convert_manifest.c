@@ -92,6 +92,7 @@ static void drop_targets(struct target_list *targets)
     catalog_drop(&targets->names);
 }
 
+/* Lists the tensors that the map function keeps. EUNSUPPORTED: it keeps one that cannot be read. */
 static rsd_status list_targets(struct conversion_run *c, struct target_list *targets)
 {
     size_t n = c->in->catalog.ntensors;

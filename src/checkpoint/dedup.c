@@ -81,6 +81,7 @@ static int by_place(const void *a, const void *b)
     return compare_holders(&x->holder, &y->holder);
 }
 
+/* Adds a box of a tensor, without holders. */
 static rsd_status add_box(struct dedup_state *state, size_t tensor, const rsd_shard *shard)
 {
     size_t ndim = (size_t)shard->box.ndim, n = state->ncoordinates;

@@ -110,6 +110,7 @@ static struct scratch take_scratch(struct comparing *c)
     return scratch;
 }
 
+/* Keeps the buffers of a thread for the next block, and adds what it read. */
 static void return_scratch(struct comparing *c, struct scratch *scratch,
                            const struct io_stats *stats)
 {
@@ -142,6 +143,7 @@ static rsd_status read_other_block(const struct sink *sink, struct scratch *scra
 
 /* ---- tensors ---- */
 
+/* Opens both tensors of a pair. Blocks of a are read by the batch, and those of b when they are compared. */
 static rsd_status diff_open_job(void *context, const struct batch_job *job,
                                 struct transfer *transfer)
 {
@@ -158,6 +160,7 @@ static rsd_status diff_open_job(void *context, const struct batch_job *job,
     return RSD_OK;
 }
 
+/* Checks the CRCs of the tensor of b. The batch checks those of a. */
 static rsd_status diff_close_job(void *context, const struct batch_job *job,
                                  struct transfer *transfer)
 {
@@ -208,6 +211,7 @@ static rsd_difference compare_shapes(const struct comparing *c, struct compared 
     return close || converted == b->dtype ? RSD_SAME : RSD_OTHER_DTYPE;
 }
 
+/* Adds a pair of tensors; SIZE_MAX: that side does not have it. */
 static void add_compared(struct comparing *c, const char *name, size_t a, size_t b,
                          rsd_dtype converted)
 {
@@ -245,6 +249,7 @@ static rsd_status match_tensor(struct comparing *c, size_t index, bool *matched)
     return RSD_OK;
 }
 
+/* Lists all pairs of tensors of one name, and those that only one side has. */
 static rsd_status match_tensors(struct comparing *c)
 {
     const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
@@ -320,6 +325,7 @@ static rsd_status diff_jobs(void *context)
 
 /* ---- reporting differences ---- */
 
+/* Writes an element as a number, or its bits if the dtype has no numbers. `exact`: with all digits of an f64. */
 static void format_number(char *text, size_t capacity, rsd_dtype dtype, const unsigned char *bytes,
                           bool exact)
 {
@@ -347,6 +353,7 @@ static void format_number(char *text, size_t capacity, rsd_dtype dtype, const un
     }
 }
 
+/* Writes the first element that differs: its index, and its value in a and b. */
 static void describe_element(const struct comparing *c, const struct compared *compared,
                              struct text *out)
 {
@@ -401,6 +408,7 @@ static rsd_status describe_difference(const struct comparing *c, const struct co
     return out->failed ? fail(RSD_ENOMEM, "no memory for a message") : RSD_OK;
 }
 
+/* Calls on_difference for each tensor that differs, in order, and counts them. */
 static rsd_status report_differences(struct comparing *c, rsd_on_difference *on_difference,
                                      void *context, int64_t *ndiffer)
 {

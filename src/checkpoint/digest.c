@@ -204,6 +204,7 @@ static rsd_status digest_damaged(void *context, const struct partial_crc *crc, r
 
 /* ---- the call ---- */
 
+/* Checks the tensors of the call, hashes its arguments, and makes the digests. */
 static rsd_status check_tensors(struct digesting *d, struct hash *arguments)
 {
     size_t all = d->checkpoint->catalog.ntensors;

@@ -48,6 +48,7 @@ struct device_rows {
     size_t n, capacity, loops_capacity;
 };
 
+/* Adds the rows of a box in device memory. */
 static rsd_status add_device_box(struct tensor_digests *d, struct device_rows *rows, size_t index,
                                  size_t box)
 {
@@ -85,6 +86,7 @@ static rsd_status digest_device(struct tensor_digests *d, struct device_rows *ro
                                   &d->digests);
 }
 
+/* Digests the boxes on each device that has some. */
 static rsd_status digest_devices(struct tensor_digests *d, const bool *used, int ndevices)
 {
     rsd_status status = RSD_OK;
@@ -100,6 +102,7 @@ static rsd_status digest_devices(struct tensor_digests *d, const bool *used, int
 
 /* ---- boxes in host memory ---- */
 
+/* Digests a box in host memory. */
 static void digest_box(struct tensor_digests *d, size_t index, size_t box)
 {
     const struct catalog *catalog = &d->items.manifest.catalog;
@@ -124,6 +127,7 @@ struct box_digests {
     pthread_mutex_t lock;   /* protects `used` */
 };
 
+/* Digests one extent, if this rank holds it and it is in host memory; else marks its device. Any thread. */
 static void digest_extent(void *context, int64_t extent)
 {
     struct box_digests *all = context;
@@ -170,6 +174,7 @@ static rsd_status take_tensor_sums(void *context, const struct payload *result, 
     return digest_list_replace(&((struct tensor_digests *)context)->digests, result, at);
 }
 
+/* Lists the boxes of all tensors, as a save would. Copies of a box are digested by their lowest rank. */
 static rsd_status list_boxes(struct tensor_digests *d, int64_t n, const rsd_tensor *tensors,
                              struct hash *arguments)
 {
@@ -184,6 +189,7 @@ static rsd_status list_boxes(struct tensor_digests *d, int64_t n, const rsd_tens
     return d->digests.list ? RSD_OK : RSD_ENOMEM;
 }
 
+/* Writes the digests in the order of the caller's list, in which a tensor may occur several times. */
 static rsd_status format_tensor_digests(const struct tensor_digests *d, int64_t n,
                                         const rsd_tensor *given, char (*texts)[RSD_DIGEST_NCHARS])
 {

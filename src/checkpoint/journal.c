@@ -30,6 +30,7 @@ static rsd_status fail_in_journal(const struct store_output *dest)
 
 /* ---- adding ---- */
 
+/* Appends text to the journal, all of it. */
 static rsd_status append_chars(const struct store_output *dest, const char *chars, size_t n)
 {
     while (n > 0) {

@@ -190,6 +190,7 @@ static size_t whole_load_tensor(void *context, const struct batch_job *job)
                : SIZE_MAX;
 }
 
+/* Runs the jobs of this rank. They keep the plans that list_load_jobs made. */
 static rsd_status load_jobs(void *context)
 {
     struct loading *loading = context;

@@ -8,6 +8,7 @@
 
 enum { MAX_CONFIG_NBYTES = 1 << 22 };
 
+/* Reads a value of the checkpoint as a number of heads, unless *count is known already. */
 static rsd_status read_count(rsd_checkpoint *checkpoint, const char *name, int64_t *count)
 {
     size_t index = catalog_find_value(&checkpoint->catalog, name);
@@ -34,6 +35,7 @@ static rsd_status read_megatron_heads(rsd_checkpoint *checkpoint, struct head_co
     return grouped ? read_count(checkpoint, "args.num_query_groups", &heads->keys) : RSD_OK;
 }
 
+/* Reads the numbers of heads in a config.json. Numbers that are known already stay. */
 static rsd_status parse_head_counts(const char *text, size_t n, struct head_counts *heads)
 {
     struct json json;

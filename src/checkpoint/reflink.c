@@ -65,6 +65,7 @@ struct piece_run {
     uint64_t from, to, n;
 };
 
+/* Returns whether a piece is one run of bytes in its source and in its item, and if so where. */
 static bool find_piece_run(const struct writer *writer, struct transfer *transfer, size_t piece,
                            struct piece_run *run)
 {
@@ -108,6 +109,7 @@ static rsd_status copy_ends(struct writer *writer, const struct source *source, 
     return RSD_OK;
 }
 
+/* Shares the whole blocks of a piece with the input. EUNSUPPORTED: the file system does not share them. */
 static rsd_status clone_piece(struct writer *writer, struct transfer *transfer, size_t piece,
                               const struct piece_run *run)
 {

@@ -14,6 +14,7 @@ enum { MAX_CONFIG_NBYTES = 1 << 24 };
 
 /* ---- the config ---- */
 
+/* Reads a file of at most MAX_CONFIG_NBYTES. ENOENT: it does not exist. */
 static rsd_status read_config_file(const char *path, struct bytes *out)
 {
     char block[4096];

@@ -21,6 +21,7 @@ static const char *find_foreign_syntax(const char *text)
     return NULL;
 }
 
+/* Compiles an expression. EINVAL: it is invalid, or has syntax that POSIX expressions lack. */
 static rsd_status compile_regex(struct expression *expression)
 {
     const char *foreign = find_foreign_syntax(expression->text);
@@ -124,6 +125,7 @@ rsd_status substitution_split(const char *text, char **old, char **replacement, 
     return status;
 }
 
+/* Appends a replacement as sed does: & and \0 are the match, \1 to \9 its groups. */
 static void add_replacement(struct text *out, const char *replacement, const char *name,
                             const regmatch_t *groups)
 {

@@ -177,6 +177,7 @@ static void add_fsdp_placement(struct text *text, const rsd_mesh *mesh, int32_t 
         text_add(text, "S(0)");
 }
 
+/* Adds a rule of a preset, with one placement for each axis of the mesh. */
 static rsd_status add_preset_rule(const struct preset *preset, const struct preset_rule *rule,
                                   rsd_rules *rules)
 {

@@ -60,6 +60,7 @@ static rsd_status add_finding(struct verifying *v, uint64_t kind, uint64_t index
 
 /* ---- reading ---- */
 
+/* Reports tensors that boxes do not cover, and boxes that overlap with different bytes. */
 static rsd_status find_holes(struct verifying *v)
 {
     const struct catalog *catalog = &v->checkpoint->catalog;

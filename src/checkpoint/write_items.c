@@ -60,6 +60,7 @@ struct item_list {
     size_t *extent_of; /* by item: its extent; of bytes, the value behind all extents */
 };
 
+/* Adds an item of bytes, which is copied. */
 static rsd_status add_bytes_item(struct item_list *list, const rsd_item *item, struct slice name)
 {
     struct manifest *manifest = &list->items.manifest;
