@@ -280,6 +280,7 @@ static int take_compression(struct conversion *request, const char *text)
     return GO_ON;
 }
 
+/* Takes a size with a unit. A number below 1000 without one is refused, since it is probably meant in GB. */
 static int take_size(const struct conversion *request, const char *option, const char *text,
                      int64_t *nbytes)
 {
@@ -335,6 +336,7 @@ static int take_threads(struct conversion *request, const char *text)
                : cli_fail(request->verb, EXIT_USAGE, "--threads %s must be from 1 to 4096", text);
 }
 
+/* Takes an option without a value. */
 static int take_flag(struct conversion *request, int option)
 {
     switch (option) {

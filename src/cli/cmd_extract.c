@@ -140,6 +140,7 @@ static size_t count_slice_elements(const struct tensor_slice *slice)
     return n;
 }
 
+/* Adds the slice of one tensor, and checks that NumPy has its dtype. */
 static int add_slice(struct extraction *request, int64_t index)
 {
     rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
@@ -239,6 +240,7 @@ static int write_slice_file(const struct extraction *request, const struct tenso
     return code;
 }
 
+/* Writes all slices to one .npz file. */
 static int write_archive(const struct extraction *request)
 {
     struct out_file file;
@@ -273,6 +275,7 @@ static char *make_file_name(const struct extraction *request, const char *name)
     return path;
 }
 
+/* Writes each slice to a file of its own. */
 static int write_directory(const struct extraction *request)
 {
     int code = EXIT_YES;

@@ -186,6 +186,7 @@ static int find_tree_leaf(const char **name)
     return depth;
 }
 
+/* Finds the widths of the columns that fit the names and the shapes. */
 static void measure_columns(struct listing *listing)
 {
     listing->name_width = LEAST_NAME_WIDTH;
@@ -208,6 +209,7 @@ static void measure_columns(struct listing *listing)
                 MOST_NAME_WIDTH);
 }
 
+/* Prints the first line of a listing: format, number of tensors and values, bytes and files. */
 static void print_totals(const struct listing *listing)
 {
     const rsd_checkpoint *checkpoint = listing->checkpoint;

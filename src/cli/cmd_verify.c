@@ -225,6 +225,7 @@ static bool split_finding(const char *text, char **file, char **name, char **cau
     return true;
 }
 
+/* Adds a finding to those of the same file and cause, which are printed as one line. Prints any other at once. */
 static void fold_finding(struct verification *request, const char *text)
 {
     char *file = NULL, *name = NULL, *cause = NULL;

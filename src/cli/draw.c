@@ -141,6 +141,7 @@ static void scale_range(int64_t lo, int64_t len, int64_t extent, int64_t n, int6
     *end = (int64_t)((double)(lo + len) * scale + 0.5);
 }
 
+/* Marks the squares of a picture that a box covers. */
 static void paint_box(struct box_picture *picture, const rsd_tensor_info *tensor,
                       const rsd_extent *stored)
 {

@@ -78,6 +78,7 @@ static double measure_reading(const char *file)
     return rate;
 }
 
+/* Returns the bytes per second that a directory takes, or 0 with errno set. */
 static double measure_writing(const char *directory)
 {
     char *path = cli_new_text("%s/reshard-estimate.%ld", directory, (long)getpid());

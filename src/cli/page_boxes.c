@@ -96,6 +96,7 @@ static char *print_box_text(const rsd_box *box)
     return closed;
 }
 
+/* Draws a box of a tensor in the color of its file, with a label if it fits. */
 static void print_tensor_box(FILE *out, const struct tensor_page *page, const rsd_extent *stored)
 {
     double box[4] = {LEFT, TOP, WIDTH, page->height};
@@ -314,6 +315,7 @@ static size_t find_name_group(struct checkpoint_page *page, const char *name)
     return MOST_GROUPS;
 }
 
+/* Groups the tensors by the start of their names, and adds up their bytes. */
 static void group_names(struct checkpoint_page *page)
 {
     page->common = find_common_start(page->checkpoint);

@@ -42,6 +42,7 @@ static char *name_column(const struct traffic *traffic, int64_t column)
     return name_group(NULL, traffic->column_group, column, traffic->nreceivers);
 }
 
+/* Finds the size of a square and the width of the labels. */
 static void measure_traffic(struct traffic_page *page)
 {
     const struct traffic *traffic = page->traffic;

@@ -96,6 +96,7 @@ static int32_t find_other_command(const struct rank_code *codes, int32_t nranks,
     return -1;
 }
 
+/* Compares the exit codes of all ranks, and returns one for all. `ended`: this rank has done its command. */
 static int compare_codes(const char *verb, int code, bool ended)
 {
     const rsd_transport *t = ranks.transport;

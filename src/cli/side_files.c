@@ -291,6 +291,7 @@ static int copy_entry(const struct conversion *request, const char *from, const 
     return code;
 }
 
+/* Copies all files of a directory but hidden ones, down to a depth. */
 static int copy_directory(const struct conversion *request, const char *from, const char *to,
                           int depth)
 {

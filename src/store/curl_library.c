@@ -31,6 +31,7 @@ static const struct {
                  {"curl_multi_info_read", offsetof(struct curl_library, multi_info_read)},
                  {"curl_multi_cleanup", offsetof(struct curl_library, multi_cleanup)}};
 
+/* Loads libcurl and its functions. On failure `missing` says why. */
 static void load_curl(void)
 {
     static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4", "libcurl.so"};

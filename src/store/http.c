@@ -50,6 +50,7 @@ static void copy_header_value(char *out, size_t out_nbytes, const char *value)
         memcpy(out, value, n + 1);
 }
 
+/* Reads a decimal number below 2^63. *end is behind it. */
 static bool read_number(const char *text, uint64_t *number, const char **end)
 {
     char *stop;
@@ -78,6 +79,7 @@ static void read_content_range(struct http_answer *answer, const char *value)
                         read_number(at, &answer->total, &at) && *at == '\0';
 }
 
+/* Keeps the headers that requests need. */
 static void read_answer_header(struct http_answer *answer, const char *name, const char *value)
 {
     const char *end;
@@ -144,6 +146,7 @@ static bool is_whole_file_unwanted(const struct http_request *request)
             request->answer.length != request->out_nbytes);
 }
 
+/* libcurl calls it with bytes of the answer. Returning fewer than n ends the transfer. */
 static size_t take_body(char *data, size_t one, size_t n, void *context)
 {
     struct http_request *request = context;
@@ -169,6 +172,7 @@ static size_t take_body(char *data, size_t one, size_t n, void *context)
 
 /* ---- sending ---- */
 
+/* Replaces the list of headers by these lines. */
 static rsd_status add_header_lines(struct http_request *request, const struct curl_library *curl,
                                    struct text *lines)
 {
@@ -187,6 +191,7 @@ static rsd_status add_header_lines(struct http_request *request, const struct cu
     return status;
 }
 
+/* Sets all headers of a request, with its signature. */
 static rsd_status set_headers(struct http_request *request, const struct curl_library *curl)
 {
     struct text lines = {0};
@@ -224,6 +229,7 @@ static rsd_status set_url(struct http_request *request, const struct curl_librar
     return code == 0 ? RSD_OK : fail(RSD_EINVAL, "not a URL that libcurl takes");
 }
 
+/* Sets the time-outs: of connecting, and of an answer that is too slow or takes too long. */
 static void set_limits(const struct http_request *request, const struct curl_library *curl)
 {
     const rsd_storage *storage = request->storage;
@@ -311,6 +317,7 @@ static enum http_outcome note_failed(struct http_request *request, rsd_status st
     return outcome;
 }
 
+/* Judges a transfer that libcurl ended with an error code: whether it may be repeated. */
 static enum http_outcome judge_transfer(struct http_request *request,
                                         const struct curl_library *curl, int code)
 {
@@ -343,6 +350,7 @@ static enum http_outcome judge_transfer(struct http_request *request,
     }
 }
 
+/* Checks that a successful answer has the bytes that were requested, of the same version of the file. */
 static enum http_outcome judge_body(struct http_request *request)
 {
     const struct http_answer *answer = &request->answer;
@@ -403,6 +411,7 @@ static bool is_refreshed(struct http_request *request, const char *code)
     return storage_expire_credentials(request->storage);
 }
 
+/* Judges an HTTP status other than success, by the status and the code in the document. */
 static enum http_outcome judge_error(struct http_request *request)
 {
     static const char *const passing[] = {"SlowDown",         "RequestTimeout",

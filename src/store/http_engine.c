@@ -118,6 +118,7 @@ static void repeat_request(struct http_engine *engine, struct http_request *requ
     pthread_mutex_unlock(&engine->lock);
 }
 
+/* Hands a request to libcurl. On failure the request is finished. */
 static void start_attempt(struct http_engine *engine, struct http_request *request)
 {
     if (!request->easy)
@@ -140,6 +141,7 @@ static void start_attempt(struct http_engine *engine, struct http_request *reque
     engine->nactive++;
 }
 
+/* Judges a transfer that is over. The request is repeated later, or finished. */
 static void end_attempt(struct http_engine *engine, struct http_request *request, int curl_code)
 {
     double delay = 0;
@@ -203,6 +205,7 @@ static bool is_stopped(struct http_engine *engine)
     return stop;
 }
 
+/* The thread of the engine: starts, performs and ends requests until it is stopped. */
 static void *run_engine(void *context)
 {
     struct http_engine *engine = context;

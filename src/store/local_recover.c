@@ -133,6 +133,7 @@ static rsd_status open_if_there(const struct local_output *output, const char *n
     return fail(RSD_EIO, "%.*s%s: %s", n, path, name, strerror(errno));
 }
 
+/* Completes or undoes what a stopped run left. `old` is the name that it moved an old checkpoint to. */
 static rsd_status recover_with(const struct local_output *output, const char *old)
 {
     int old_fd, staging_fd = -1;

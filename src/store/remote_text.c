@@ -96,6 +96,7 @@ bool base64_read(const char *chars, unsigned char *bytes, size_t n)
 
 /* ---- times ---- */
 
+/* Returns seconds since 1970, or 0 if a field is out of range. Months count from 0. */
 static int64_t time_from_fields(int year, int month, int day, int hour, int minute, int second)
 {
     struct tm fields = {.tm_year = year - 1900,
@@ -167,6 +168,7 @@ static const char *read_entity(struct xml_reader *reader, const char *at)
     return at + 1;
 }
 
+/* Reads text up to the next tag, with its entities. */
 static enum xml_step read_text(struct xml_reader *reader)
 {
     while (reader->at < reader->end && *reader->at != '<') {

@@ -23,6 +23,7 @@ static void add_escaped(struct text *text, const char *from)
 
 /* ---- completing ---- */
 
+/* Makes the document that completes an upload. EIO: a part is missing, or the lengths do not add up. */
 static rsd_status list_parts(const struct s3_upload *upload, char **body)
 {
     struct text text = {0};
@@ -102,6 +103,7 @@ rsd_status s3_find_completed(struct s3_uploads *uploads, struct s3_upload *uploa
     return RSD_OK;
 }
 
+/* Checks that an object exists with the length of its upload, and is of this run. */
 static rsd_status check_object(struct s3_uploads *uploads, struct s3_upload *upload)
 {
     struct http_answer answer;
@@ -115,6 +117,7 @@ static rsd_status check_object(struct s3_uploads *uploads, struct s3_upload *upl
     return RSD_OK;
 }
 
+/* Requests the completion of an upload, and checks the checksum of the answer. */
 static rsd_status run_completion(struct s3_uploads *uploads, struct s3_upload *upload,
                                  const char *body)
 {

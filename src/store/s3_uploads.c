@@ -28,6 +28,7 @@ static rsd_status add_upload_found(struct upload_page *page)
     return name_list_add(&page->begun, (struct slice){page->time, strlen(page->time)});
 }
 
+/* Takes an element of a ListMultipartUploadsResult, when it begins and when it ends. */
 static rsd_status take_upload_element(void *context, const char *name, bool entered,
                                       const char *text)
 {
@@ -56,6 +57,7 @@ static rsd_status take_upload_element(void *context, const char *name, bool ente
     return RSD_OK;
 }
 
+/* Loads one page of the list of unfinished uploads, and sets the markers of the next. */
 static rsd_status load_upload_page(struct remote_store *store, struct upload_page *page)
 {
     struct text query = {0};
@@ -83,6 +85,7 @@ static rsd_status load_upload_page(struct remote_store *store, struct upload_pag
     return status;
 }
 
+/* Calls on_upload for one unfinished upload, and removes it if that is wanted. */
 static rsd_status tell_upload(struct remote_store *store, const struct upload_page *page, size_t i,
                               bool remove, rsd_on_upload *on_upload, void *context)
 {

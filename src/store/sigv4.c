@@ -23,6 +23,7 @@ static int compare_headers(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
+/* Derives the key of a day, a region and the service from the secret key. */
 static void derive_key(const struct signing_key *key, const char *day,
                        unsigned char derived[SHA256_NBYTES])
 {
