@@ -53,6 +53,7 @@ static rsd_status decode_bytes(struct chunk_stream *chunk, void *out, size_t n)
                        : read_stored(chunk, chunk->at, out, n);
 }
 
+/* The read of the stream: the next n bytes of the elements. */
 static rsd_status read_chunk(struct stored_stream *stream, void *out, size_t n)
 {
     struct chunk_stream *chunk = chunk_of(stream);
@@ -113,6 +114,7 @@ static void close_chunk(struct stored_stream *stream)
     mem_free(chunk);
 }
 
+/* Decodes all of a chunk at once, and checks its CRCs. */
 static rsd_status decode_small(struct chunk_stream *chunk)
 {
     bool has_crc;

@@ -68,6 +68,7 @@ static rsd_status read_copy(const struct copy_pair *pair, int side, const int64_
     return status ? store_fail_in(pair->store, pair->files[side], status) : RSD_OK;
 }
 
+/* Compares one run of both copies, block by block. */
 static rsd_status compare_run(const struct copy_pair *pair, const int64_t *index, char *blocks,
                               bool *equal)
 {

@@ -105,6 +105,7 @@ static rsd_status find_metadata_entries(struct metadata_reader *reader)
 
 /* ---- tensors and values ---- */
 
+/* Adds the boxes of a tensor, whose bytes are not located yet. */
 static rsd_status add_chunks(struct metadata_reader *reader, size_t part, pickle_node chunks,
                              int32_t ndim)
 {
@@ -126,6 +127,7 @@ static rsd_status add_chunks(struct metadata_reader *reader, size_t part, pickle
     return RSD_OK;
 }
 
+/* Reads the dtype and the shape of a tensor. */
 static rsd_status take_metadata_tensor(const struct pickle_tree *tree, pickle_node meta,
                                        rsd_dtype *dtype, int32_t *ndim, int64_t *shape)
 {
@@ -179,6 +181,7 @@ static rsd_status add_metadata_group(struct metadata_reader *reader, struct slic
     return catalog_add_value(reader->catalog, name, (struct extent){.kind = EXTENT_NONE}, NULL);
 }
 
+/* Adds all tensors and values. The entries of one name, one for each part of the metadata, are a group. */
 static rsd_status add_metadata_groups(struct metadata_reader *reader)
 {
     for (size_t i = 0, n; i < reader->nentries; i += n) {
@@ -251,6 +254,7 @@ static rsd_status keep_transforms(struct metadata_reader *reader, struct slice u
     return RSD_OK;
 }
 
+/* Reads how an item is encoded. An unknown transform is kept for the error of a read. */
 static rsd_status take_transforms(struct metadata_reader *reader, const struct pickle_tree *tree,
                                   pickle_node list, struct extent *extent)
 {
@@ -267,6 +271,7 @@ static rsd_status take_transforms(struct metadata_reader *reader, const struct p
     return status;
 }
 
+/* Reads where an item is stored: the file, the offset, the length and the transforms. */
 static rsd_status take_storage_info(struct metadata_reader *reader, const struct pickle_tree *tree,
                                     pickle_node info, struct extent *extent)
 {
@@ -401,6 +406,7 @@ static rsd_status add_storage(struct metadata_reader *reader, size_t part, pickl
                : RSD_OK;
 }
 
+/* Locates the bytes of all boxes and values. */
 static rsd_status add_storages(struct metadata_reader *reader)
 {
     for (size_t part = 0; part < reader->nparts; part++) {

@@ -270,6 +270,7 @@ static rsd_status put_metadata(struct metadata_pickler *p, const struct catalog 
     return p->out->failed ? fail(RSD_ENOMEM, "no memory for the metadata") : RSD_OK;
 }
 
+/* Makes the bytes of .metadata. EUNSUPPORTED: torch lacks a dtype. */
 static rsd_status make_metadata(const struct catalog *catalog, const struct name_list *files,
                                 struct bytes *out)
 {

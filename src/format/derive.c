@@ -74,6 +74,7 @@ void derive_drop(struct derivation *derivation)
 
 /* ---- adding ---- */
 
+/* Adds a box to the current derived tensor. `start` is where it begins in its stored box. */
 static rsd_status add_derived_box(rsd_checkpoint *checkpoint, struct derived_box box,
                                   const int64_t *start, int32_t ndim, const int64_t *lo,
                                   const int64_t *len, struct extent extent)

@@ -24,6 +24,7 @@ enum { MAX_CONFIG_NBYTES = 1 << 20, MOST_MISSING = 8 };
 
 /* ---- the configuration ---- */
 
+/* Reads the version of FSDP and the number of ranks. Other keys are ignored. */
 static rsd_status parse_config(struct json *j, struct dtensor_reader *reader)
 {
     struct slice key;
@@ -46,6 +47,7 @@ static rsd_status parse_config(struct json *j, struct dtensor_reader *reader)
     }
 }
 
+/* Reads fsdp_config.json, if the directory has one. */
 static rsd_status read_config(struct dtensor_reader *reader, const struct store_listing *listing)
 {
     static const char name[] = "fsdp_config.json";
@@ -132,6 +134,7 @@ static rsd_status find_path(struct torch_visit *visit, const char *name, const c
     return status;
 }
 
+/* Adds what this rank's file has of a tensor. The names of wrapping modules are removed. */
 static rsd_status add_rank_tensor(struct torch_visit *visit, pickle_node c)
 {
     struct dtensor_reader *reader = visit->context;
@@ -185,6 +188,7 @@ static rsd_status visit_model(struct dtensor_reader *reader, struct torch_visit 
     return torch_visit_run(visit, file->root);
 }
 
+/* Visits the values of an extra_state file, but the states of random numbers. */
 static rsd_status visit_extra(struct dtensor_reader *reader, struct torch_visit *visit)
 {
     const struct pickle_tree *tree = &visit->file->tree;
@@ -202,6 +206,7 @@ static rsd_status visit_extra(struct dtensor_reader *reader, struct torch_visit 
     return RSD_OK;
 }
 
+/* Reads one file, and visits its tensors and values with `run`. */
 static rsd_status read_rank_file(struct dtensor_reader *reader, uint32_t index, visit_file *run)
 {
     struct torch_file file;
@@ -220,6 +225,7 @@ static rsd_status read_rank_file(struct dtensor_reader *reader, uint32_t index, 
     return status ? store_fail_in(reader->store, index, status) : RSD_OK;
 }
 
+/* Reads the files of all ranks that have one. */
 static rsd_status read_rank_files(struct dtensor_reader *reader, const struct rank_files *files,
                                   visit_file *run)
 {
@@ -299,6 +305,7 @@ static rsd_status check_missing(struct dtensor_reader *reader, const struct rank
 
 /* ---- the row ---- */
 
+/* Reads the model, the optimizer and the extra state of all ranks, and checks that no part is missing. */
 static rsd_status read_all_files(struct dtensor_reader *reader, struct rank_files files[3])
 {
     size_t nmodel, hole;

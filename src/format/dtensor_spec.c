@@ -93,6 +93,7 @@ static bool same_shape(int32_t ndim, const int64_t *a, int32_t mdim, const int64
 
 /* ---- placements ---- */
 
+/* Reads a placement of torch. EUNSUPPORTED: it is not Replicate, Shard or _StridedShard. */
 static rsd_status take_placement(const struct pickle_tree *tree, pickle_node c, int32_t ndim,
                                  rsd_placement *out)
 {
@@ -229,6 +230,7 @@ static rsd_status add_local_boxes(const rsd_layout *layout, int64_t position,
     return status;
 }
 
+/* Reads the boxes that the local part of a DTensor has. A rank outside of its mesh has none. */
 static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64_t rank,
                                struct mesh_cache *cache, struct rank_tensor *out)
 {
@@ -263,6 +265,7 @@ static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64
 
 /* ---- ShardedTensors ---- */
 
+/* Adds a shard of a ShardedTensor, whose tensor must have the sizes of its metadata. */
 static rsd_status add_shard(struct torch_file *file, pickle_node shard, struct rank_tensor *out,
                             size_t *capacity)
 {
@@ -286,6 +289,7 @@ static rsd_status add_shard(struct torch_file *file, pickle_node shard, struct r
     return add_rank_box(out, capacity, lo, len, &array);
 }
 
+/* Reads the local shards of a ShardedTensor. EMISMATCH: another rank saved it. */
 static rsd_status read_sharded_tensor(struct torch_file *file, pickle_node state, int64_t rank,
                                       struct rank_tensor *out)
 {
@@ -307,6 +311,7 @@ static rsd_status read_sharded_tensor(struct torch_file *file, pickle_node state
 
 /* ---- all kinds ---- */
 
+/* Reads a tensor that is not distributed: one box, all of it. */
 static rsd_status read_plain_tensor(struct torch_file *file, pickle_node c, struct rank_tensor *out)
 {
     static const int64_t origin[RSD_MAX_DIMS];

@@ -24,6 +24,7 @@ static void start_object(struct bytes *out, const char *module, const char *name
 
 /* ---- the mesh ---- */
 
+/* Writes the axes of a mesh of one dim. */
 static void put_mesh_axes(struct bytes *out, int64_t nranks)
 {
     static const char module[] = "torch.distributed._mesh_layout";
@@ -97,6 +98,7 @@ static void put_placement(struct bytes *out, int64_t dim)
     pickle_write_op(out, "ubt");
 }
 
+/* Writes the DTensorSpec of a tensor that is sharded along a dim, behind its mesh. */
 static void put_spec(struct bytes *out, const struct stored_tensor *tensor, const int64_t *shape,
                      int64_t dim)
 {

@@ -128,6 +128,7 @@ rsd_status flat_read_scalar(struct torch_file *file, uint32_t index, pickle_node
     return RSD_OK;
 }
 
+/* Adds a scalar of an optimizer's state, and takes its JSON over, also on failure. */
 static rsd_status add_flat_scalar(struct flat_set *set, uint32_t state, uint32_t group, char *json)
 {
     rsd_status status = budget_take_memory(sizeof *set->scalars) ? RSD_OK : budget_fail();

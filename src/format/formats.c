@@ -120,6 +120,7 @@ static rsd_status fail_without_sign(struct store *store, const struct store_list
 
 /* ---- opening ---- */
 
+/* Finds the format of a directory by its files, and opens it. */
 static rsd_status open_directory_files(rsd_checkpoint *checkpoint,
                                        const struct store_listing *listing,
                                        const rsd_open_options *options)
@@ -267,6 +268,7 @@ static void add_item_claim(struct claims *claims, const struct extent *extent,
     last[extent->file] = extent;
 }
 
+/* Adds up the bytes that all tensors and boxes claim to have. */
 static void sum_claims(const rsd_checkpoint *checkpoint, const struct extent **last,
                        struct claims *claims)
 {

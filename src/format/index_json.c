@@ -12,6 +12,7 @@
 
 enum { MAX_INDEX_NBYTES = 1 << 30 };
 
+/* Adds the files that a weight_map names, each once. */
 static rsd_status add_weight_map_files(struct json *j, struct string_map *known,
                                        struct store *store)
 {
@@ -64,6 +65,7 @@ rsd_status index_add_files(struct store *store, uint32_t index)
 
 /* ---- writing ---- */
 
+/* Makes the text of an index: the file of each tensor, and the bytes of all. */
 static rsd_status make_index(const struct manifest *manifest, struct text *out)
 {
     const struct catalog *catalog = &manifest->catalog;

@@ -25,6 +25,7 @@ struct joined_reader {
 
 /* ---- the files ---- */
 
+/* Opens one file by itself, as a checkpoint of its own. */
 static rsd_status open_part(struct joined_reader *reader, const char *path, const char *name)
 {
     struct part_file *part = &reader->files[reader->nfiles++];
@@ -142,6 +143,7 @@ static rsd_status add_joined_part(struct joined_reader *reader, const struct sto
     return status;
 }
 
+/* Adds the tensor that the parts of all files make up under these placements. */
 static rsd_status join_rank_tensor(struct joined_reader *reader, size_t index,
                                    const rsd_placement *placements)
 {
@@ -163,6 +165,7 @@ static rsd_status join_rank_tensor(struct joined_reader *reader, size_t index,
     return status;
 }
 
+/* Joins all tensors. `places` chooses the placements of each. EMISMATCH: a file has a tensor that file 0 lacks. */
 static rsd_status join_rank_tensors(struct joined_reader *reader, joined_places *places,
                                     void *context)
 {

@@ -80,6 +80,7 @@ static bool parse_rule(const char *text, struct megatron_rule *rule)
     return dim < RSD_MAX_DIMS;
 }
 
+/* Compiles a rule of the user: RE=S(0), RE=S(1), RE=R or RE=gated. */
 static rsd_status compile_rule(const char *text, struct user_rule *rule)
 {
     const char *equals = text_find_equals(text);

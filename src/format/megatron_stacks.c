@@ -139,6 +139,7 @@ static rsd_status derive_layer(struct stack_change *change, size_t index, int64_
     return derive_add_region(change->checkpoint, &region);
 }
 
+/* Derives one tensor per layer from a stacked tensor, or the tensor itself from any other. */
 static rsd_status derive_layers(struct stack_change *change, size_t index)
 {
     const struct stored_tensor *tensor = &change->stored->tensors[index];

@@ -78,6 +78,7 @@ static rsd_status read_backend(const char *text, size_t n, bool *megatron)
     return status;
 }
 
+/* Reads the JSON that says which library wrote a distributed checkpoint. */
 static rsd_status load_backend(struct store *store, const char *name, bool *megatron)
 {
     uint32_t file;

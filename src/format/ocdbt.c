@@ -84,6 +84,7 @@ static void drop_node(struct tree_node *node)
     mem_free(node->columns);
 }
 
+/* Reads a node of the tree, and opens its frame. */
 static rsd_status load_node(struct ocdbt_reader *reader, const struct node_reference *at,
                             struct tree_node *node)
 {
@@ -105,6 +106,7 @@ static rsd_status load_node(struct ocdbt_reader *reader, const struct node_refer
     return status;
 }
 
+/* Reads the columns of the keys: how many bytes each shares with the one before it, and what follows. */
 static rsd_status take_key_columns(struct tree_node *node)
 {
     struct frame_body *body = &node->body;
@@ -141,6 +143,7 @@ static rsd_status take_inner_columns(struct tree_node *node)
     return body_skip_column(&node->body, 3 * node->n);            /* statistics */
 }
 
+/* Reads the columns of the values of a leaf. */
 static rsd_status take_leaf_columns(struct tree_node *node)
 {
     struct frame_body *body = &node->body;
@@ -185,6 +188,7 @@ static rsd_status check_key_order(struct ocdbt_reader *reader, struct slice key)
     return last->failed ? RSD_ENOMEM : RSD_OK;
 }
 
+/* Adds a key of a leaf. Its value is in the node itself, or in a file. */
 static rsd_status add_leaf_entry(struct ocdbt_reader *reader, struct tree_node *node, size_t i,
                                  struct slice key, const struct node_reference *at)
 {
@@ -237,6 +241,7 @@ static rsd_status fail_in_node(struct ocdbt_reader *reader, const struct node_re
                          fail_in(status, "node at byte %llu: ", (unsigned long long)at->offset));
 }
 
+/* Adds the key of a leaf, or visits a child of an inner node. */
 static rsd_status visit_entry(struct ocdbt_reader *reader, struct tree_node *node, size_t i,
                               struct slice key, const struct node_reference *at)
 {
@@ -250,6 +255,7 @@ static rsd_status visit_entry(struct ocdbt_reader *reader, struct tree_node *nod
                                           bytes_slice(&node->child_prefix), key);
 }
 
+/* Visits all entries of a node, with their whole keys. */
 static rsd_status visit_entries(struct ocdbt_reader *reader, struct tree_node *node,
                                 const struct node_reference *at)
 {
@@ -271,6 +277,7 @@ static rsd_status visit_entries(struct ocdbt_reader *reader, struct tree_node *n
                : fail_in_node(reader, at, body_fail(&node->body, "unexpected bytes at the end"));
 }
 
+/* Reads a node and all that is below it. `inherited` begins all of its keys. */
 static rsd_status visit_tree(struct ocdbt_reader *reader, const struct node_reference *at,
                              unsigned height, struct slice prefix, struct slice inherited)
 {
@@ -332,6 +339,7 @@ static rsd_status take_last_version(struct frame_body *body, unsigned *height, u
     return RSD_OK;
 }
 
+/* Reads where the root of the last version is. *empty: the database has no keys. */
 static rsd_status read_manifest(struct ocdbt_reader *reader, struct frame_body *body,
                                 struct node_reference *root, unsigned *height, struct bytes *prefix,
                                 bool *empty)
@@ -353,6 +361,7 @@ static rsd_status read_manifest(struct ocdbt_reader *reader, struct frame_body *
     return status;
 }
 
+/* Adds all keys of the database. */
 static rsd_status read_database(struct ocdbt_reader *reader, uint32_t manifest)
 {
     struct frame_body body = {0};

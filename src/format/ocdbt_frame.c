@@ -95,6 +95,7 @@ static rsd_status read_memory(void *context, uint64_t at, void *out, size_t n)
     return RSD_OK;
 }
 
+/* Decompresses a body. ELIMIT: it grows more than any real one does. */
 static rsd_status inflate_body(unsigned char *bytes, size_t n, struct bytes *out)
 {
     struct zstd_reader *zstd;

@@ -80,6 +80,7 @@ struct group_names {
     bool named, counted; /* all have names; the numbers are 0, 1, 2, ... */
 };
 
+/* Takes the numbers and the names of the parameters in one group. */
 static rsd_status take_group_names(struct dtensor_reader *reader, const struct pickle_tree *tree,
                                    pickle_node group, struct group_names *groups)
 {
@@ -126,6 +127,7 @@ struct state_shapes {
     bool match; /* with the parameters of the model, by number */
 };
 
+/* Compares the shapes of one parameter's states with that of the parameter. */
 static rsd_status compare_state_shapes(struct state_shapes *shapes, int64_t number,
                                        pickle_node state)
 {
@@ -171,6 +173,7 @@ static rsd_status read_state_shapes(struct state_shapes *shapes, pickle_node sta
 
 /* ---- deciding ---- */
 
+/* Numbers parameters in the order of the model's tensors. */
 static rsd_status use_model_names(struct dtensor_reader *reader)
 {
     struct optimizer_names *names = &reader->names;
@@ -196,6 +199,7 @@ static bool is_flat_optimizer(const struct dtensor_reader *reader,
     return sharded_model && shapes->nflat > 0 && shapes->nothers == 0 && shapes->nsharded == 0;
 }
 
+/* Decides how the parameters of an optimizer are named: by the file, by the model, or by their numbers. */
 static rsd_status decide_names(struct dtensor_reader *reader, struct torch_file *file,
                                pickle_node states, pickle_node list)
 {
@@ -233,6 +237,7 @@ static rsd_status decide_names(struct dtensor_reader *reader, struct torch_file 
 
 /* ---- visiting ---- */
 
+/* Visits the state of each parameter, under the name of the parameter. */
 static rsd_status visit_states(struct dtensor_reader *reader, struct torch_visit *visit,
                                pickle_node states)
 {

@@ -22,6 +22,7 @@ struct array_reader {
 
 /* ---- metadata ---- */
 
+/* Reads the metadata of an array. *is_array is false for that of a group. */
 static rsd_status read_array_text(struct key_list *keys, size_t index, bool v3,
                                   struct orbax_array *array, bool *is_array)
 {
@@ -215,6 +216,7 @@ static rsd_status read_element(const struct orbax_item *item, unsigned char *out
     return RSD_OK;
 }
 
+/* Writes one element as JSON. */
 static void add_element_json(rsd_dtype dtype, const unsigned char *element, struct text *out)
 {
     uint64_t bits = 0;
@@ -270,6 +272,7 @@ static bool is_plain_scalar(const struct orbax_array *array, const struct tree_e
 
 /* ---- all arrays ---- */
 
+/* Adds all arrays: first their metadata, then their chunks, sorted, then the tensors. */
 static rsd_status add_all_arrays(struct array_reader *reader)
 {
     struct orbax_item *item = reader->item;

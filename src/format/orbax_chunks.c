@@ -202,6 +202,7 @@ static rsd_status add_shard_chunk(struct catalog *catalog, struct orbax_array *a
     return add_chunk_box(catalog, array, key, lo, offset, nbytes);
 }
 
+/* Adds the boxes of a shard: one for each chunk in its index, and fill values for the others. */
 static rsd_status add_orbax_shard(struct catalog *catalog, struct key_list *keys, size_t key,
                                   struct orbax_array *array, const int64_t *origin)
 {
@@ -225,6 +226,7 @@ static rsd_status add_orbax_shard(struct catalog *catalog, struct key_list *keys
 
 /* ---- all boxes ---- */
 
+/* Adds the boxes of a chunk, or of all chunks of a shard. */
 static rsd_status add_key_boxes(struct catalog *catalog, struct key_list *keys,
                                 struct orbax_array *array, const struct chunk_key *chunk,
                                 const int64_t *count)

@@ -21,6 +21,7 @@ struct directory_signs {
     bool tree, manifest, processes, strings, json, step, msgpack;
 };
 
+/* Returns which files of Orbax a directory has. */
 static struct directory_signs find_signs(const struct store_listing *listing)
 {
     struct directory_signs signs = {0};
@@ -58,6 +59,7 @@ static rsd_status check_item_signs(const struct directory_signs *signs)
     return RSD_OK;
 }
 
+/* Adds the tensors and values of an item, of any layout. */
 static rsd_status add_item_files(struct orbax_item *item, const struct directory_signs *signs)
 {
     uint32_t tree = UINT32_MAX, strings = UINT32_MAX;
@@ -194,6 +196,7 @@ static rsd_status add_other_item(struct store *store, struct catalog *catalog,
     return status ? store_fail_in(store, file, status) : RSD_OK;
 }
 
+/* Reads all items of a step. If several are trees, their names begin the names of tensors. */
 static rsd_status read_step(struct store *store, struct catalog *catalog,
                             const struct store_listing *listing)
 {
@@ -215,6 +218,7 @@ static rsd_status read_step(struct store *store, struct catalog *catalog,
     return RSD_OK;
 }
 
+/* Reads an item, a step, or the last step of a directory of steps. */
 static rsd_status read_orbax_directory(struct store *store, struct catalog *catalog,
                                        const struct store_listing *listing)
 {

@@ -6,6 +6,7 @@
 /* More ranks than any job has; a name alone must not make us allocate for them. */
 enum { MAX_RANKS = 1 << 20 };
 
+/* Reads a number below 2^31. Returns false without one. */
 static bool take_decimal(const char **text, int64_t *number)
 {
     int64_t value = 0;
@@ -51,6 +52,7 @@ static rsd_status find_or_add_file(struct store *store, const struct string_map 
     return RSD_OK;
 }
 
+/* Finds the file of each rank by a pattern of names. */
 static rsd_status take_rank_files(struct rank_files *ranks, struct store *store,
                                   const struct store_listing *listing, const char *pattern,
                                   const struct string_map *known)

@@ -23,6 +23,7 @@ static rsd_status add_joint_coordinates(struct rank_parts *parts, const int64_t 
 
 /* ---- adding ---- */
 
+/* Adds a tensor that no rank had before. */
 static rsd_status add_joint_tensor(struct rank_parts *parts, struct slice name, const char *path,
                                    int64_t rank, const struct rank_tensor *tensor, size_t *index)
 {
@@ -42,6 +43,7 @@ static rsd_status add_joint_tensor(struct rank_parts *parts, struct slice name, 
     return RSD_OK;
 }
 
+/* Checks that a rank has the tensor with the dtype and shape of the ranks before it. */
 static rsd_status check_same_tensor(const struct rank_parts *parts,
                                     const struct joint_tensor *joint, int64_t rank,
                                     const struct rank_tensor *tensor)

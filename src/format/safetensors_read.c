@@ -100,6 +100,7 @@ static rsd_status add_tensor_shards(struct header_set *set, const struct header_
     return RSD_OK;
 }
 
+/* Adds each tensor with the shards that all files have of it. */
 static rsd_status add_all_shards(struct header_set *set)
 {
     if (set->n > 1)

@@ -189,6 +189,7 @@ static rsd_status order_places(struct file_places *places)
     return RSD_OK;
 }
 
+/* Makes the header of a file, and sets the offsets of its tensors. Spaces at its end align the data. */
 static rsd_status make_header(struct manifest *manifest, struct manifest_file *file,
                               const struct file_places *places)
 {

@@ -28,6 +28,7 @@ static size_t zip64_nbytes(const struct archive_entry *entry)
     return (size_t)4 + (entry->nbytes >= large ? 16u : 0u) + (entry->header >= large ? 8u : 0u);
 }
 
+/* Writes the extra field of a record whose length or place needs 64 bits. */
 static void put_zip64(struct bytes *out, const struct archive_entry *entry, uint64_t stored)
 {
     size_t n = zip64_nbytes(entry);
@@ -95,6 +96,7 @@ void archive_add_record(struct archive_writer *archive, const char *name, const 
     archive_add_descriptor(archive, crc32_of(data, n));
 }
 
+/* Writes the directory of an archive, and the three records at its end. */
 static void put_archive_directory(struct archive_writer *archive)
 {
     struct bytes *out = archive->out;

@@ -60,6 +60,7 @@ static rsd_status take_view_extents(const struct pickle_tree *tree, pickle_node 
     return RSD_OK;
 }
 
+/* Reads the reference to a storage: its key, its class and its number of elements. */
 static rsd_status take_view_storage(const struct pickle_tree *tree, pickle_node persistent,
                                     struct torch_view *view, pickle_node *class)
 {
@@ -102,6 +103,7 @@ static rsd_status refuse_lazy(const struct pickle_tree *tree, pickle_node metada
     return RSD_OK;
 }
 
+/* Reads the arguments of _rebuild_tensor_v2 or _v3. */
 static rsd_status take_view_args(const struct pickle_tree *tree, pickle_node args, bool v3,
                                  struct torch_view *view)
 {
@@ -263,6 +265,7 @@ struct item_windows {
     unsigned char head_bytes[WINDOW_NBYTES], tail_bytes[WINDOW_NBYTES];
 };
 
+/* Reads from the start or the end of an item in memory, or else from the file. */
 static rsd_status read_windows(void *context, uint64_t at, void *out, size_t n)
 {
     const struct item_windows *item = context;
@@ -320,6 +323,7 @@ rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian)
     return take_byteorder((struct slice){text, strlen(text)}, big_endian);
 }
 
+/* Finds the only tensor of an archive: its view, and where its bytes are. */
 static rsd_status find_item_tensor(struct zip *zip, struct torch_view *view,
                                    struct stored_array *out)
 {
@@ -497,6 +501,7 @@ static bool same_slice(struct slice a, struct slice b)
     return a.nbytes == b.nbytes && memcmp(a.bytes, b.bytes, a.nbytes) == 0;
 }
 
+/* Reads a stream up to the bytes of its tensor. Records before them are small. */
 static rsd_status go_to_tensor(struct archive_stream *start, struct torch_view *view,
                                struct stored_array *array)
 {

@@ -124,6 +124,7 @@ static rsd_status add_file_tensor(struct torch_visit *visit, pickle_node c)
     return torch_visit_add_tensor(visit, c);
 }
 
+/* Adds all tensors and values of a file. */
 static rsd_status add_torch_file(struct store *store, struct catalog *catalog, uint32_t index,
                                  const rsd_open_options *options)
 {

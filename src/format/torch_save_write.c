@@ -162,6 +162,7 @@ static rsd_status make_end(const struct manifest *manifest, size_t file, uint64_
     return status;
 }
 
+/* Places the tensors of a file behind its first records, and computes its length. */
 static rsd_status place_file(struct manifest *manifest, size_t index)
 {
     struct manifest_file *file = &manifest->files[index];
@@ -218,6 +219,7 @@ static rsd_status read_crcs(const struct manifest *manifest, struct store *store
     return RSD_OK;
 }
 
+/* Writes what follows the tensors: the pickle and the directory, with all CRCs. */
 static rsd_status write_end(const struct manifest *manifest, struct store *store, uint32_t file,
                             uint32_t *crcs)
 {

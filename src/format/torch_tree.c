@@ -149,6 +149,7 @@ static bool is_instance_node(enum pickle_kind kind)
     return kind == NODE_CALL || kind == NODE_OBJECT;
 }
 
+/* Returns the next part of a node that may contain a tensor. False: it has no more. */
 static bool next_part(struct node_parts *parts, pickle_node *out)
 {
     const struct pickle_tree *tree = parts->tree;
@@ -369,6 +370,7 @@ static bool add_key_text(const struct pickle_tree *tree, pickle_node key, int de
     }
 }
 
+/* Visits an entry whose key is not a string, under a name as Python would print the key. */
 static rsd_status visit_odd_key(struct torch_visit *visit, pickle_node key, pickle_node value,
                                 size_t length)
 {
@@ -509,6 +511,7 @@ static bool is_on_path(const struct torch_visit *visit, pickle_node c)
     return false;
 }
 
+/* Passes a tensor or a value to the visitor. */
 static rsd_status visit_leaf(struct torch_visit *visit, pickle_node c, size_t length)
 {
     const struct pickle_tree *tree = &visit->file->tree;
@@ -525,6 +528,7 @@ static rsd_status visit_leaf(struct torch_visit *visit, pickle_node c, size_t le
     return status ? fail_in(status, "%.300s: ", visit->name) : RSD_OK;
 }
 
+/* Visits what is in a container. One without a tensor is a value as a whole. */
 static rsd_status visit_container(struct torch_visit *visit, pickle_node c, size_t length)
 {
     const struct pickle_tree *tree = &visit->file->tree;
@@ -542,6 +546,7 @@ static rsd_status visit_container(struct torch_visit *visit, pickle_node c, size
     return found ? visit_object(visit, c, length) : visit_leaf(visit, c, length);
 }
 
+/* Visits a node, and what is below it. A node that contains itself is a value. */
 static rsd_status visit_node(struct torch_visit *visit, pickle_node c, size_t length)
 {
     const struct pickle_tree *tree = &visit->file->tree;

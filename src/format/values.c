@@ -66,6 +66,7 @@ static rsd_status copy_item(void *context, uint64_t at, void *out, size_t n)
     return RSD_OK;
 }
 
+/* Reads the object of an archive as JSON; NULL: it is not plain. */
 static rsd_status read_zip_json(struct zip *zip, char **json)
 {
     struct zip_record *record;
@@ -109,6 +110,7 @@ static rsd_status check_archive(struct zip *zip)
     return RSD_OK;
 }
 
+/* Checks the CRC-32 of each record in the item of a value. */
 static rsd_status check_value_item(const rsd_checkpoint *checkpoint,
                                    const struct stored_value *value)
 {

@@ -126,6 +126,7 @@ static rsd_status check_chunk(const struct zarr_array *array, const int64_t *chu
     return RSD_OK;
 }
 
+/* Checks the shape and the chunks of an array. */
 static rsd_status check_members(const struct zarr_members *members, struct zarr_array *array)
 {
     if (!members->typed || members->nshape < 0 || members->nchunk < 0)
@@ -146,6 +147,7 @@ static rsd_status check_members(const struct zarr_members *members, struct zarr_
 
 /* ---- version 2 ---- */
 
+/* Reads the compressor of version 2. One that is not supported is refused when the array is read. */
 static rsd_status take_compressor(struct json *j, struct zarr_array *array)
 {
     struct slice key, id = {0};
@@ -177,6 +179,7 @@ static rsd_status take_zarr_word(struct json *j, const char *a, const char *b, b
     return *is_b || slice_is(text, a) ? RSD_OK : json_fail(j, "unknown text");
 }
 
+/* Reads a member of .zarray. */
 static rsd_status take_v2_member(struct json *j, struct slice key, struct zarr_members *members,
                                  struct zarr_array *array)
 {
@@ -318,6 +321,7 @@ static rsd_status take_codec(struct json *j, struct codec_chain *chain, bool ins
     return status;
 }
 
+/* Reads a chain of codecs. `inside`: it is that of the chunks of a shard, or of its index. */
 static rsd_status take_codecs(struct json *j, struct codec_chain *chain, bool inside,
                               struct zarr_array *array, struct zarr_members *members)
 {
@@ -382,6 +386,7 @@ static rsd_status take_grid(struct json *j, struct zarr_array *array, struct zar
     return RSD_OK;
 }
 
+/* Reads how the keys of chunks are made from their indices. */
 static rsd_status take_key_encoding(struct json *j, struct zarr_array *array)
 {
     char name[40] = "";
@@ -395,6 +400,7 @@ static rsd_status take_key_encoding(struct json *j, struct zarr_array *array)
     return RSD_OK;
 }
 
+/* Reads a member of zarr.json. */
 static rsd_status take_v3_member(struct json *j, struct slice key, struct zarr_members *members,
                                  struct zarr_array *array)
 {
@@ -423,6 +429,7 @@ static rsd_status take_v3_member(struct json *j, struct slice key, struct zarr_m
 
 /* ---- both ---- */
 
+/* Reads all members. The fill value is only located, since it depends on the dtype. */
 static rsd_status take_members(struct json *j, bool v3, struct zarr_members *members,
                                struct zarr_array *array, bool *is_array)
 {

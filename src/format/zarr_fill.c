@@ -12,6 +12,7 @@ static void put_little(unsigned char *out, uint64_t bits, size_t n)
         out[i] = (unsigned char)(bits >> 8 * i);
 }
 
+/* Writes a float as the bytes of an element. Returns false if the dtype is not one of floats. */
 static bool put_float(rsd_dtype dtype, double value, unsigned char *out)
 {
     uint64_t bits;

@@ -41,6 +41,7 @@ static bool take_rank_number(const char **text, uint32_t *number)
     return n > 0;
 }
 
+/* Returns what a file is by its name: of which rank, and of the model or the optimizer. */
 static struct zero_name parse_zero_name(const char *name)
 {
     struct zero_name out = {0};
@@ -237,6 +238,7 @@ struct tag_listing {
     struct role_files model, rank_model, optim;
 };
 
+/* Sorts the files of a checkpoint by what they have. EUNSUPPORTED: it is of a pipeline or of experts. */
 static rsd_status sort_entries(struct tag_listing *tag, const struct store *store,
                                const struct store_listing *listing)
 {
@@ -261,6 +263,7 @@ static rsd_status sort_entries(struct tag_listing *tag, const struct store *stor
     return RSD_OK;
 }
 
+/* Chooses the files to read. ENOENT: no file has the model. */
 static rsd_status take_entries(struct zero_files *files, struct tag_listing *tag,
                                struct store *store, const struct store_listing *listing)
 {

@@ -12,6 +12,7 @@ pickle_node zero_find_key(const struct pickle_tree *tree, pickle_node dict, cons
                                       : PICKLE_ABSENT;
 }
 
+/* Reads a torch.Size. */
 static rsd_status read_shape(const struct pickle_tree *tree, pickle_node node, int32_t *ndim,
                              int64_t *shape)
 {
@@ -95,6 +96,7 @@ static rsd_status add_shapes(struct zero_reader *reader, struct zero_list *list,
     return RSD_OK;
 }
 
+/* Reads the names and shapes of the trained parameters, group by group. */
 static rsd_status read_param_shapes(struct zero_reader *reader)
 {
     const struct pickle_tree *tree = &reader->model.tree;

@@ -91,6 +91,7 @@ static bool find_place(const struct zero_reader *reader, const struct zero_entry
     return place->numel > 0;
 }
 
+/* Finds where entries of the state dict lie in the flat vectors, to recognize tied parameters. */
 static rsd_status read_places(struct zero_reader *reader, struct shared_names *shared)
 {
     shared->places = mem_new(reader->nentries, sizeof *shared->places);
@@ -109,6 +110,7 @@ static rsd_status read_places(struct zero_reader *reader, struct shared_names *s
     return RSD_OK;
 }
 
+/* Reads the names that share a parameter with another name. */
 static rsd_status read_shared_names(struct zero_reader *reader, struct shared_names *shared)
 {
     const struct pickle_tree *tree = &reader->model.tree;
@@ -189,6 +191,7 @@ static rsd_status add_stored_entry(struct zero_reader *reader, const struct zero
     return zero_visit(visit, entry->node, "", entry->name);
 }
 
+/* Adds one entry of the state dict: from the flat vectors if they have it, else as it is stored. */
 static rsd_status add_entry(struct zero_reader *reader, const struct shared_names *shared,
                             const struct zero_entry *entry, struct torch_visit *visit)
 {
@@ -272,6 +275,7 @@ static rsd_status check_files(const struct zero_reader *reader)
     return RSD_OK;
 }
 
+/* Reads the checkpoint: parameters, then the vectors of all ranks, then tensors and values. */
 static rsd_status read_model(struct zero_reader *reader)
 {
     uint32_t first = reader->files.model[0];

@@ -35,6 +35,7 @@ static rsd_status add_master_runs(struct partition_file *part, pickle_node list)
     return RSD_OK;
 }
 
+/* Adds the optimizer's states of one group. */
 static rsd_status add_group_states(struct partition_file *part, uint32_t group, pickle_node states)
 {
     const struct pickle_tree *tree = &part->file.tree;
@@ -76,6 +77,7 @@ static rsd_status read_state_ids(struct partition_file *part, pickle_node optimi
     return RSD_OK;
 }
 
+/* Finds the group of a state by its id. Usually ids are the numbers of groups. */
 static rsd_status find_state_group(struct partition_file *part, int64_t id, uint32_t *group)
 {
     if (id >= 0 && id < part->nvectors && part->ids[id] == id) {
@@ -138,6 +140,7 @@ static rsd_status read_partition_count(const struct partition_file *part, int64_
     return RSD_OK;
 }
 
+/* Checks that as many ranks have files as have written the checkpoint. */
 static rsd_status check_partition_count(const struct partition_file *part)
 {
     int64_t count, noptim = part->reader->files.noptim;
@@ -181,6 +184,7 @@ static rsd_status read_paddings(struct partition_file *part)
 
 /* ---- all ranks ---- */
 
+/* Reads the vectors and states in the file of one rank, and compares it with that of rank 0. */
 static rsd_status read_partition(struct partition_file *part, uint32_t *nvectors)
 {
     const struct pickle_tree *tree = &part->file.tree;

@@ -76,6 +76,7 @@ static rsd_status add_universal_master(struct zero_reader *reader, struct torch_
     return RSD_OK;
 }
 
+/* Adds one state of a parameter, which must have as many elements. */
 static rsd_status add_universal_state(struct zero_reader *reader, struct torch_file *file,
                                       uint32_t index, const char *base, size_t number)
 {
@@ -113,6 +114,7 @@ static rsd_status add_universal_file(struct zero_reader *reader, const char *dir
     return status ? store_fail_in(reader->store, index, status) : RSD_OK;
 }
 
+/* Adds a parameter and its states, from the files in its directory. */
 static rsd_status add_universal_param(struct zero_reader *reader, const struct store_entry *entry)
 {
     struct store_listing listing;
@@ -140,6 +142,7 @@ static bool is_model_copy(const struct zero_reader *reader, const char *name)
            string_map_find(&reader->entries_by_name, text, &number);
 }
 
+/* Checks that every parameter has a directory with its elements. */
 static rsd_status check_directories(const struct zero_reader *reader)
 {
     for (size_t i = 0; i < reader->trained.n; i++) {
